@@ -1,4 +1,4 @@
-# Recipes of windlass. `just` alone lists them.
+# Recipes of hoistway. `just` alone lists them.
 set shell := ["bash", "-euo", "pipefail", "-c"]
 set positional-arguments
 
@@ -36,9 +36,9 @@ lint-tools: venv
 demo: venv
     {{ quick }} '{{ bin }}/pip' install --quiet . numpy
     test -e .demo/model/model.safetensors || "{{ just_executable() }}" --justfile "{{ justfile() }}" demo-model
-    '{{ bin }}/windlass' inspect .demo/model
-    '{{ bin }}/windlass' load .demo/model --report --verify
-    '{{ bin }}/python' -c 'import windlass; print(windlass.load_file(".demo/model", framework="numpy").report)'
+    '{{ bin }}/hoistway' inspect .demo/model
+    '{{ bin }}/hoistway' load .demo/model --report --verify
+    '{{ bin }}/python' -c 'import hoistway; print(hoistway.load_file(".demo/model", framework="numpy").report)'
 
 [private]
 demo-model:
@@ -51,7 +51,7 @@ test: setup test-rust test-capi test-nixl test-hosts test-python
 
 # Run the Rust tests.
 test-rust *arguments:
-    cargo test --quiet --workspace --exclude windlass-python --all-features "$@"
+    cargo test --quiet --workspace --exclude hoistway-python --all-features "$@"
 
 # Build the Python package and run its tests.
 test-python *arguments:
@@ -72,13 +72,13 @@ test-hosts *arguments: hosts
             '{{ bin }}/pytest' "python/tests/$tests.py" "$@"; \
     done
 
-# Build llama.cpp with and without windlass, and compare what it makes of models that both load.
+# Build llama.cpp with and without hoistway, and compare what it makes of models that both load.
 llama-cpp *arguments: venv capi
     '{{ bin }}/pip' install --quiet -r integrations/llama.cpp/requirements.txt
     '{{ bin }}/pytest' integrations/llama.cpp "$@"
 
 # Needs root for the limit, and builds llama.cpp at first.
-# Run a mixture of experts with less memory than it takes, by mmap and by windlass: tokens a second, and equal tokens.
+# Run a mixture of experts with less memory than it takes, by mmap and by hoistway: tokens a second, and equal tokens.
 demo-moe *arguments: venv capi
     '{{ bin }}/pip' install --quiet -r integrations/llama.cpp/requirements.txt
     OMP_WAIT_POLICY=passive '{{ bin }}/python' integrations/llama.cpp/demo_moe.py "$@"
@@ -87,8 +87,8 @@ demo-moe *arguments: venv capi
 test-nixl *arguments: venv
     '{{ bin }}/pip' install --quiet --no-deps nixl-cu12==1.5.1
     '{{ bin }}/pip' install --quiet numpy 'pytest>=8'
-    {{ quick }} cargo build --quiet --release --package windlass-capi --features windlass-capi/stand-in --package fake-cuda
-    integrations/nixl/build.sh target/release/libwindlass_capi.a target/nixl
+    {{ quick }} cargo build --quiet --release --package hoistway-capi --features hoistway-capi/stand-in --package fake-cuda
+    integrations/nixl/build.sh target/release/libhoistway_capi.a target/nixl
     '{{ bin }}/pytest' integrations/nixl "$@"
 
 # Read blobs of azurite, Azure's own stand-in, which checks signatures. From npm: 60 MB.
@@ -106,8 +106,8 @@ lint: setup lint-tools && advisories
     '{{ bin }}/ruff' check .
     '{{ bin }}/ruff' format --check .
     {{ quick }} '{{ bin }}/maturin' develop --quiet --release --features stand-in
-    '{{ bin }}/mypy' python/windlass
-    '{{ bin }}/python' -m mypy.stubtest windlass._native
+    '{{ bin }}/mypy' python/hoistway
+    '{{ bin }}/python' -m mypy.stubtest hoistway._native
 
 # Look dependencies up in the advisory database, or say that it cannot be reached.
 advisories: lint-tools
@@ -150,35 +150,35 @@ fuzz seconds="600" target="all": venv
 
 # Try so many orders of threads in each model test of the executor and of the store of experts.
 model iterations="20000":
-    WINDLASS_MODEL_ITERATIONS={{ iterations }} cargo test --quiet --package windlass-io --package windlass-experts --lib model
+    HOISTWAY_MODEL_ITERATIONS={{ iterations }} cargo test --quiet --package hoistway-io --package hoistway-experts --lib model
 
 # Keep the executor busy with faults, cancellations and deadlines for so many seconds.
 soak-executor seconds="600":
-    WINDLASS_SOAK_SECONDS={{ seconds }} cargo test --package windlass-io --test executor soak -- --ignored --nocapture
+    HOISTWAY_SOAK_SECONDS={{ seconds }} cargo test --package hoistway-io --test executor soak -- --ignored --nocapture
 
 # Use a store of experts from many threads, with faults, cancellations and a small budget, for so many seconds.
 soak-experts seconds="600":
-    WINDLASS_SOAK_SECONDS={{ seconds }} cargo test --package windlass-experts --test experts soak -- --ignored --nocapture
+    HOISTWAY_SOAK_SECONDS={{ seconds }} cargo test --package hoistway-experts --test experts soak -- --ignored --nocapture
 
 # Those that open files are left out: Miri starts no programs, and opens no file without waiting.
 # Run the pure modules under Miri. Needs a nightly toolchain with the component miri.
 miri:
     for tests in \
-        'windlass -- catalog:: plan:: dtype:: --skip catalog::open:: --skip a_hundred_thousand_tensors_parse' \
-        'windlass-experts -- catalog::names store::tests layers::plan' \
-        'windlass-io -- units:: parallel:: lane::outcome file::write' \
-        'windlass-kv -- format:: key:: namespace:: layout::segments::slots layout::segments::names layout::files::names --skip every_flipped_bit --skip nothing_panics' \
-        'windlass-usrbio -- key:: proto:: mountinfo::'; do \
+        'hoistway -- catalog:: plan:: dtype:: --skip catalog::open:: --skip a_hundred_thousand_tensors_parse' \
+        'hoistway-experts -- catalog::names store::tests layers::plan' \
+        'hoistway-io -- units:: parallel:: lane::outcome file::write' \
+        'hoistway-kv -- format:: key:: namespace:: layout::segments::slots layout::segments::names layout::files::names --skip every_flipped_bit --skip nothing_panics' \
+        'hoistway-usrbio -- key:: proto:: mountinfo::'; do \
         PROPTEST_CASES=8 MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --lib --package $tests; \
     done
-    MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --package windlass-io --test executor -- \
+    MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test --package hoistway-io --test executor -- \
         cancellation:: faults:: order:: --skip overtaken
 
 # All but the tests that leak on purpose. The C library and the Python package are left out: what loads them has no runtime
 # of the sanitizer. The command and kv-torture run only if they are named. Tests of fork start threads in the child, which
 # ends a child of ThreadSanitizer's by default.
 # Run Rust tests under a sanitizer, address or thread, on the stable compiler. Needs the component rust-src.
-sanitize kind="address" packages="windlass windlass-experts windlass-io windlass-kv windlass-usrbio faultfs usrbiod":
+sanitize kind="address" packages="hoistway hoistway-experts hoistway-io hoistway-kv hoistway-usrbio faultfs usrbiod":
     TSAN_OPTIONS="die_after_fork=0:${TSAN_OPTIONS:-}" \
         RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer={{ kind }} -Clink-arg=-rdynamic' cargo test --tests --all-features \
         $(printf -- '--package %s ' {{ packages }}) \
@@ -193,13 +193,13 @@ dist *architectures:
     PATH="$PWD/target/packaging/venv/bin:$PATH" packaging/build.sh "$@"
     target/packaging/venv/bin/python packaging/check.py dist
 
-# Build the C library and install it: headers, libwindlass.so with versioned symbols, libwindlass.a, windlass.pc.
+# Build the C library and install it: headers, libhoistway.so with versioned symbols, libhoistway.a, hoistway.pc.
 capi prefix="dist/capi" libdir="lib":
-    crates/windlass-capi/install.sh '{{ prefix }}' '{{ libdir }}'
+    crates/hoistway-capi/install.sh '{{ prefix }}' '{{ libdir }}'
 
 # Install the C library into a stage, and check what programs find there.
 test-capi:
-    {{ quick }} cargo test --quiet --package windlass-capi --test installed -- --ignored
+    {{ quick }} cargo test --quiet --package hoistway-capi --test installed -- --ignored
 
 # Needs Go 1.19 or later, a C compiler and pkg-config. Not part of `test`, as not every machine has Go.
 # Build the C library into target/capi, vet the Go package, and run its tests with the race detector.
@@ -209,25 +209,25 @@ test-go *arguments:
             echo "test-go needs $tool: apt-get install golang gcc pkg-config, or Go from https://go.dev/dl" >&2; exit 1; }; \
     done
     {{ quick }} "{{ just_executable() }}" --justfile "{{ justfile() }}" capi '{{ justfile_directory() }}/target/capi'
-    cd go/windlass && unformatted=$(gofmt -l .) && test -z "$unformatted" || { echo "gofmt: $unformatted" >&2; exit 1; }
-    cd go/windlass && \
+    cd go/hoistway && unformatted=$(gofmt -l .) && test -z "$unformatted" || { echo "gofmt: $unformatted" >&2; exit 1; }
+    cd go/hoistway && \
         export PKG_CONFIG_PATH='{{ justfile_directory() }}/target/capi/lib/pkgconfig' \
             LD_LIBRARY_PATH='{{ justfile_directory() }}/target/capi/lib' && \
         go vet ./... && go test -race "$@" ./...
 
 # Write the C header anew; after changes of the C ABI.
 capi-header:
-    WINDLASS_UPDATE_HEADER=1 cargo test --quiet --package windlass-capi --test abi the_header
+    HOISTWAY_UPDATE_HEADER=1 cargo test --quiet --package hoistway-capi --test abi the_header
 
 # Write the listings of the crates' public API anew; after changes of it. `test-rust` compares them with the code.
 api:
-    WINDLASS_UPDATE_API=1 cargo test --quiet --package api-listings
+    HOISTWAY_UPDATE_API=1 cargo test --quiet --package api-listings
 
 # Compare the public API with that of a commit by the rules of semantic versioning. Builds its tool at first: minutes.
 semver base="main":
     test -x target/tools/bin/cargo-semver-checks || cargo install --quiet --locked --root target/tools cargo-semver-checks
     PATH="$PWD/target/tools/bin:$PATH" cargo semver-checks --baseline-rev '{{ base }}' \
-        --package windlass --package windlass-experts --package windlass-kv --package windlass-usrbio
+        --package hoistway --package hoistway-experts --package hoistway-kv --package hoistway-usrbio
 
 # Compile the devices' kernels to the PTX and the code objects that are checked in; after changes of kernels.cu.
 kernels: venv
@@ -239,14 +239,14 @@ kernels: venv
 bench *arguments: setup
     '{{ bin }}/pip' install --quiet -r bench/requirements.txt
     '{{ bin }}/pip' install --quiet --force-reinstall --no-deps .
-    cargo build --quiet --release --package windlass-cli
+    cargo build --quiet --release --package hoistway-cli
     '{{ bin }}/python' bench/run.py "$@"
 
 # Needs root and /dev/fuse, and builds llama.cpp at first.
 # Measure this checkout beside another revision, in turn: speed and processor time of each row. Takes 45 minutes.
 bench-compare revision *arguments: setup capi
     '{{ bin }}/pip' install --quiet -r bench/requirements.txt -r integrations/llama.cpp/requirements.txt
-    cargo build --quiet --release --package windlass-cli --package usrbiod --package hf3fs-abi
+    cargo build --quiet --release --package hoistway-cli --package usrbiod --package hf3fs-abi
     "{{ just_executable() }}" --justfile "{{ justfile() }}" bench-build '{{ justfile_directory() }}' bench/data/builds/new
     test -d 'bench/data/builds/{{ revision }}.tree' || \
         git worktree add --quiet --detach 'bench/data/builds/{{ revision }}.tree' '{{ revision }}'
@@ -257,18 +257,18 @@ bench-compare revision *arguments: setup capi
 bench-build tree folder:
     rm -rf '{{ folder }}'
     '{{ bin }}/pip' install --quiet --no-deps --target '{{ folder }}/python' '{{ tree }}'
-    cargo build --quiet --release --manifest-path '{{ tree }}/Cargo.toml' --package windlass --example stream_layers
+    cargo build --quiet --release --manifest-path '{{ tree }}/Cargo.toml' --package hoistway --example stream_layers
     cp '{{ tree }}/target/release/examples/stream_layers' '{{ folder }}/'
-    '{{ tree }}/crates/windlass-capi/install.sh' '{{ folder }}/capi'
+    '{{ tree }}/crates/hoistway-capi/install.sh' '{{ folder }}/capi'
     git -C '{{ tree }}' describe --always --dirty > '{{ folder }}/COMMIT'
 
-# Measure llama.cpp's load of a model with and without windlass; takes ten minutes.
+# Measure llama.cpp's load of a model with and without hoistway; takes ten minutes.
 bench-llama-cpp *arguments: venv capi
     '{{ bin }}/pip' install --quiet -r integrations/llama.cpp/requirements.txt
     '{{ bin }}/python' bench/llama_cpp.py "$@"
 
 # Needs root. Takes ten minutes, and builds llama.cpp at first.
-# Measure a mixture of experts that is larger than memory, by mmap and by windlass, under limits of memory.
+# Measure a mixture of experts that is larger than memory, by mmap and by hoistway, under limits of memory.
 bench-experts *arguments: venv capi
     '{{ bin }}/pip' install --quiet -r integrations/llama.cpp/requirements.txt
     '{{ bin }}/python' bench/experts.py "$@"
@@ -288,7 +288,7 @@ bench-many-tensors *arguments: setup
 # Measure reads from a stand-in of 3FS beside fastsafetensor-3fs-reader. Needs root and /dev/fuse; takes five minutes.
 bench-3fs *arguments: setup
     '{{ bin }}/pip' install --quiet -r bench/requirements.txt
-    cargo build --quiet --release --package usrbiod --package hf3fs-abi --package windlass-cli
+    cargo build --quiet --release --package usrbiod --package hf3fs-abi --package hoistway-cli
     '{{ bin }}/maturin' develop --quiet --release
     '{{ bin }}/python' bench/threefs.py "$@"
 
@@ -302,21 +302,21 @@ torture-kv *arguments: venv
 bench-kv *arguments: setup hosts
     '{{ bin }}/pip' install --quiet -r bench/requirements.txt
     '{{ bin }}/pip' install --quiet --force-reinstall --no-deps .
-    cargo build --quiet --release --package windlass-kv --example latency
+    cargo build --quiet --release --package hoistway-kv --example latency
     '{{ bin }}/python' bench/kv_peers.py bench/data/kv-peers '{{ hosts_at }}'
     PYTHONPATH=bench/data/kv-peers/packages:'{{ hosts_at }}'/vllm:'{{ hosts_at }}'/packages '{{ bin }}/python' bench/kv.py "$@"
 
 # Measure how much of the wait for storage prefetching hides. Takes two minutes.
 bench-layers *arguments: venv
     '{{ bin }}/pip' install --quiet numpy
-    cargo build --quiet --release --package windlass --example stream_layers
+    cargo build --quiet --release --package hoistway --example stream_layers
     '{{ bin }}/python' bench/layers.py "$@"
 
 # Compare with other parsers on the vocabularies that llama.cpp brings, and measure opening them. Downloads 76 MB.
 gguf-vocab *arguments: setup
     test -d bench/data/gguf-vocabularies || "{{ just_executable() }}" --justfile "{{ justfile() }}" gguf-vocab-files
     '{{ bin }}/maturin' develop --quiet --release --features stand-in
-    WINDLASS_GGUF_VOCAB=bench/data/gguf-vocabularies '{{ bin }}/pytest' python/tests/test_gguf_differential.py -k vocabularies
+    HOISTWAY_GGUF_VOCAB=bench/data/gguf-vocabularies '{{ bin }}/pytest' python/tests/test_gguf_differential.py -k vocabularies
     '{{ bin }}/python' bench/gguf_open.py bench/data/gguf-vocabularies "$@"
 
 [private]
@@ -327,7 +327,7 @@ gguf-vocab-files:
         --wildcards '*/models/ggml-vocab-*.gguf'
     mv bench/data/unpacked bench/data/gguf-vocabularies
 
-# Put what `gpu` needs into dist/gpu, to be carried to a machine with a GPU: wheels of windlass and of its peers.
+# Put what `gpu` needs into dist/gpu, to be carried to a machine with a GPU: wheels of hoistway and of its peers.
 gpu-pack *arguments: venv
     rm -rf dist/gpu
     '{{ bin }}/pip' install --quiet maturin==1.16.0

@@ -1,4 +1,4 @@
-"""Two builds of windlass in turn: what a change does to the speed and the processor time of each row.
+"""Two builds of hoistway in turn: what a change does to the speed and the processor time of each row.
 
 Each measurement is a process of its own, as in `run.py`, and both builds run in each round, one directly after the
 other, the first of a round being the second of the next. What counts is the median over rounds of the ratio within a
@@ -171,7 +171,7 @@ def from_3fs(build: Path, files: list[Path], network: tuple[int, int], buffer_mi
 def into_llama_cpp(build: Path, program: Any, weights: Path, case: str) -> dict[str, Any]:
     """One load by llama.cpp with this build's C library."""
     put_into_state([str(weights)], case)
-    library = build / "capi/lib/libwindlass.so"
+    library = build / "capi/lib/libhoistway.so"
     found = llama_cpp.load(llama_cpp.LOADERS[0], weights, {"patched": program}, library)
     return {
         "seconds": found["load_seconds"],

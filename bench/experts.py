@@ -1,4 +1,4 @@
-"""Measures a mixture of experts that is larger than memory: by mmap, as llama.cpp does, and by windlass.
+"""Measures a mixture of experts that is larger than memory: by mmap, as llama.cpp does, and by hoistway.
 
 Every run is a process of its own under a control group's limit of memory, on the processor only. The file is put out
 of the page cache before, ways run in turn, each round beginning with another one, and the drive's limit runs before
@@ -79,7 +79,7 @@ def main() -> None:
     for turn in range(arguments.rounds):
         results = [limit_of_drive(model, shape, depth) for depth in DEPTHS]
         for case in CASES:
-            ways = ["windlass", case.peer]
+            ways = ["hoistway", case.peer]
             for way in ways if turn % 2 == 0 else reversed(ways):
                 put_into_state([str(model)], "cold")
                 results.append(
@@ -96,7 +96,7 @@ def run(case: Case, way: str, stock: build.Build, model: Path, threads: int) -> 
     """One run from a cold file."""
     limit = case.limit_mib << 20 if case.limit_mib else None
     options: dict[str, Any] = {"limit": limit, "tokens": case.tokens, "threads": threads}
-    if way != "windlass":
+    if way != "hoistway":
         return limited.run_stock(stock, model, mode=way, **options)
     everything = model.stat().st_size
     budget = limited.budget_of(limit, model, models.MIDDLE) if limit else everything
@@ -132,7 +132,7 @@ def tables(document: dict[str, Any]) -> str:
         "",
         f"{about['processor']}, {about['cores']} cores, {about['memory_bytes'] / 2**30:.0f} GiB, "
         f"Linux {about['kernel']}, {about['file_system']}, virtual machine: {about['virtual_machine']}. "
-        f"windlass {version}, llama.cpp {document['llama_cpp']}, processor only, without OpenMP and repacking. "
+        f"hoistway {version}, llama.cpp {document['llama_cpp']}, processor only, without OpenMP and repacking. "
         f"{about['date']}. Commit {about['commit']}.",
         "",
         f"A model of {document['bytes'] / 1e6:.0f} MB with random weights: experts of "
@@ -140,12 +140,12 @@ def tables(document: dict[str, Any]) -> str:
         f"Hit rates are those of its routers, not of a trained model's. Threads that compute: {document['threads']}. "
         f"Medians of {rounds} rounds, with the slowest and fastest; a process each, from a file that is not "
         "cached, under a control group's limit, which counts the page cache too. `against` is the median over rounds "
-        "of windlass's tokens a second by the other's in the same round. All ways gave the same logits, bit by bit. "
+        "of hoistway's tokens a second by the other's in the same round. All ways gave the same logits, bit by bit. "
         "Made by `just bench-experts`.",
         "",
         f"Direct reads of an expert's parts at random: {rates} in flight.",
         "",
-        "| limit | windlass tokens/s | other | tokens/s | against | goal | hits | read a token | waiting | peak |",
+        "| limit | hoistway tokens/s | other | tokens/s | against | goal | hits | read a token | waiting | peak |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [row(results, case, drive) for case in CASES]
@@ -153,7 +153,7 @@ def tables(document: dict[str, Any]) -> str:
         "",
         "`read a token` counts the prompt as one token. `waiting` is what was read by the time that the model "
         "waited for experts, and its share of the direct reads above with as many in flight as a layer lacks parts. "
-        "`peak` is windlass's process, all included. Without a limit, the last half of 200 tokens counts, when most "
+        "`peak` is hoistway's process, all included. Without a limit, the last half of 200 tokens counts, when most "
         "experts have been read; `none` is llama.cpp's load into memory.",
     ]
     return "\n".join(lines) + "\n"
@@ -161,7 +161,7 @@ def tables(document: dict[str, Any]) -> str:
 
 def row(results: list[dict[str, Any]], case: Case, drive: dict[int, float]) -> str:
     """One case's row."""
-    own, other = by_round(results, case, "windlass"), by_round(results, case, case.peer)
+    own, other = by_round(results, case, "hoistway"), by_round(results, case, case.peer)
     if any(result.get("killed") for result in (*own.values(), *other.values())):
         return f"| {case.title} | killed | {case.peer} | | | {case.goal}× | | | | |"
     against = median(speed(case, own[turn]) / speed(case, other[turn]) for turn in own)

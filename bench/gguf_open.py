@@ -1,4 +1,4 @@
-"""How long opening a GGUF file takes, and how much memory: windlass, ggml's own parser, and the package `gguf`.
+"""How long opening a GGUF file takes, and how much memory: hoistway, ggml's own parser, and the package `gguf`.
 
 Each measurement is a process that has imported what it needs, and the file is cached. A vocabulary is the hard
 case: its header is the whole file.
@@ -52,7 +52,7 @@ def main() -> None:
     # Not at the top: processes that are measured import no more than they need.
     from host import machine  # noqa: PLC0415
 
-    host = machine(path, ("windlass", "gguf", "pywhispercpp"))
+    host = machine(path, ("hoistway", "gguf", "pywhispercpp"))
     document = {"machine": host, "rounds": arguments.rounds, "results": results}
     (arguments.output / "gguf-open.json").write_text(json.dumps(document, indent=1) + "\n")
     (arguments.output / "gguf-open.md").write_text(report(document))
@@ -65,16 +65,16 @@ def largest_first(paths: Iterable[Path]) -> list[Path]:
     return sorted(files, key=lambda file: -file.stat().st_size)
 
 
-def windlass() -> Callable[[Path], Any]:
+def hoistway() -> Callable[[Path], Any]:
     """Opening, and the mapping of all keys and values; arrays stay in the file."""
-    import windlass  # noqa: PLC0415
+    import hoistway  # noqa: PLC0415
 
-    return lambda path: windlass.open(path, framework="raw").metadata()
+    return lambda path: hoistway.open(path, framework="raw").metadata()
 
 
-def windlass_tokens() -> Callable[[Path], Any]:
+def hoistway_tokens() -> Callable[[Path], Any]:
     """The same, and all tokens as a list of strings."""
-    openly = windlass()
+    openly = hoistway()
 
     def load(path: Path) -> Any:
         values = openly(path)
@@ -104,14 +104,14 @@ def gguf() -> Callable[[Path], Any]:
 
 
 LOADERS: dict[str, Callable[[], Callable[[Path], Any]]] = {
-    "windlass": windlass,
-    "windlass-tokens": windlass_tokens,
+    "hoistway": hoistway,
+    "hoistway-tokens": hoistway_tokens,
     "ggml": ggml,
     "gguf": gguf,
 }
 TITLES = {
-    "windlass": "windlass",
-    "windlass-tokens": "windlass, with a list of all tokens",
+    "hoistway": "hoistway",
+    "hoistway-tokens": "hoistway, with a list of all tokens",
     "ggml": "ggml of pywhispercpp {pywhispercpp}, by ctypes",
     "gguf": "gguf {gguf}",
 }
@@ -143,7 +143,7 @@ def report(document: dict[str, Any]) -> str:
     results = document["results"]
     files = list(dict.fromkeys(result["file"] for result in results))
     largest = [result for result in results if result["file"] == files[0]]
-    ours = [result for result in largest if result["loader"] == "windlass"]
+    ours = [result for result in largest if result["loader"] == "hoistway"]
     seconds, resident = median(ours, "seconds"), median(ours, "rss_bytes")
     reached = "reached" if seconds <= GOAL_SECONDS and resident <= GOAL_BYTES else "missed"
     where = f"{host['processor']}, {host['cores']} processors, Linux {host['kernel']}"

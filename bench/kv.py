@@ -20,9 +20,9 @@ from kv_engines import ENGINES
 
 HERE = Path(__file__).resolve().parent
 LATENCY = HERE.parent / "target" / "release" / "examples" / "latency"
-OURS = "windlass"
+OURS = "hoistway"
 LIMITS = tuple(name for name in ENGINES if name.startswith("drive"))
-PEERS = tuple(name for name in ENGINES if not name.startswith(("windlass", "drive")))
+PEERS = tuple(name for name in ENGINES if not name.startswith(("hoistway", "drive")))
 PHASES = ("store", "load", "scattered")
 TITLES = {"store": "store", "load": "load, as stored", "scattered": "load, scattered"}
 
@@ -196,9 +196,9 @@ def document(results: dict[str, Any]) -> str:
 
 Medians of {rounds} rounds (and their range), each measurement a process; engines in turn, page cache dropped before
 each. Host memory that was touched, eight threads, past the page cache, every byte compared. *As stored* asks for the
-blocks in the order in which they were stored, *scattered* in a random order, 32 in a call. `windlass` is at its
+blocks in the order in which they were stored, *scattered* in a random order, 32 in a call. `hoistway` is at its
 defaults: checksums made and compared, stores on the disk, in groups, before they are found (`batched`);
-`windlass (none)` syncs nothing, as the peers, which make no checksums either. `drive` is plain reads and writes of one
+`hoistway (none)` syncs nothing, as the peers, which make no checksums either. `drive` is plain reads and writes of one
 file by so many threads, the writes synced: what the drive gives for large blocks, while for small ones a ring gets more
 out of it. Made by `just bench-kv`.
 

@@ -59,14 +59,14 @@ def on_threads(work: Callable[..., Any], jobs: Iterable[tuple[Any, ...]]) -> Non
             pass
 
 
-class Windlass:
+class Hoistway:
     """Our store, checksums on, its other options at their defaults but `durability`."""
 
     def __init__(self, root: Path, block_bytes: int, count: int, durability: str = "batched") -> None:
-        import windlass.kv  # noqa: PLC0415
+        import hoistway.kv  # noqa: PLC0415
 
         capacity = max(4 << 30, 3 * block_bytes * count)
-        self._store = windlass.kv.Store(
+        self._store = hoistway.kv.Store(
             root, capacity=capacity, min_free=0, durability=durability, io_threads=THREADS
         )
         self._blocks = self._store.namespace(model="benchmark", dtype="uint8", layout="opaque")
@@ -84,7 +84,7 @@ class Windlass:
     def _wait(ticket: Any) -> None:
         completion = ticket.wait()
         if not completion.ok:
-            raise SystemExit(f"windlass: {set(completion.statuses)}")
+            raise SystemExit(f"hoistway: {set(completion.statuses)}")
 
     def close(self) -> None:
         """Ends it."""
@@ -281,8 +281,8 @@ class Drive:
 
 # Each under the name that results use.
 ENGINES: dict[str, Callable[[Path, int, int], Engine]] = {
-    "windlass": Windlass,
-    "windlass (none)": lambda *arguments: Windlass(*arguments, durability="none"),
+    "hoistway": Hoistway,
+    "hoistway (none)": lambda *arguments: Hoistway(*arguments, durability="none"),
     "vLLM fs": VllmFs,
     "LMCache fs_native": LmcacheFs,
     "LMCache raw_block posix": lambda *arguments: LmcacheRawBlock(*arguments, io_engine="posix"),

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import windlass.kv
+import hoistway.kv
 
 BLOCK_BYTES = 512
 # Blocks of one request, and keys of one lookup.
@@ -29,9 +29,9 @@ def keys_of(start: int, end: int) -> list[bytes]:
     return [hashlib.sha256(str(number).encode()).digest() for number in range(start, end)]
 
 
-def opened(root: Path, count: int) -> tuple[windlass.kv.Store, windlass.kv.Namespace]:
+def opened(root: Path, count: int) -> tuple[hoistway.kv.Store, hoistway.kv.Namespace]:
     """The store, at its defaults."""
-    store = windlass.kv.Store(root, capacity=max(1 << 30, count * 10 << 10), min_free=0)
+    store = hoistway.kv.Store(root, capacity=max(1 << 30, count * 10 << 10), min_free=0)
     return store, store.namespace(model="benchmark", dtype="uint8", layout="opaque")
 
 
@@ -75,7 +75,7 @@ def look_up(root: Path, count: int) -> dict[str, Any]:
 
 
 def microseconds(
-    blocks: windlass.kv.Namespace, lookups: Sequence[Sequence[bytes]], *, expected: bool
+    blocks: hoistway.kv.Namespace, lookups: Sequence[Sequence[bytes]], *, expected: bool
 ) -> float:
     """What a key takes, in lookups of many."""
     started = time.perf_counter()

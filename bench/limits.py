@@ -1,6 +1,6 @@
 """What the hardware allows: direct reads at several depths, and copies in memory. A line of JSON each.
 
-Nothing of windlass runs here: plain `preadv` and numpy copies on threads, which release the interpreter.
+Nothing of hoistway runs here: plain `preadv` and numpy copies on threads, which release the interpreter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures how long llama.cpp takes to load a model: by itself in its three ways, and with windlass.
+"""Measures how long llama.cpp takes to load a model: by itself in its three ways, and with hoistway.
 
 Every load is a process of its own, on the processor only. The file is put into the page cache or out of it before,
 loaders run in turn, each round beginning with another one, and a limit of the hardware runs before each.
@@ -47,7 +47,7 @@ class Loader:
 
 
 LOADERS = (
-    Loader("windlass", "with windlass, `none`", "none", is_ours=True),
+    Loader("hoistway", "with hoistway, `none`", "none", is_ours=True),
     Loader("none", "stock, `none`", "none"),
     Loader("dio", "stock, `dio`", "dio"),
     Loader("mmap", "stock, `mmap`", "mmap"),
@@ -112,9 +112,9 @@ def load(loader: Loader, model: Path, builds: dict[str, Build], library: Path) -
     command = [str(program), "--mode", loader.mode, "--touch", str(fresh), "--tokens", "2"]
     command += ["--threads", str(processor_count()), str(model)]
     done = output(command, environment)
-    if loader.is_ours and ("windlass: read" not in done.stderr or "are left to llama.cpp" in done.stderr):
-        raise SystemExit(f"windlass did not read everything:\n{done.stderr[-2000:]}")
-    version = re.search(r"windlass: version (\S+)", done.stderr)
+    if loader.is_ours and ("hoistway: read" not in done.stderr or "are left to llama.cpp" in done.stderr):
+        raise SystemExit(f"hoistway did not read everything:\n{done.stderr[-2000:]}")
+    version = re.search(r"hoistway: version (\S+)", done.stderr)
     return json.loads(done.stdout) | ({"version": version[1]} if version else {})
 
 
@@ -139,14 +139,14 @@ def tables(document: dict[str, Any]) -> str:
         "",
         f"{about['processor']}, {about['cores']} cores, {about['memory_bytes'] / 2**30:.0f} GiB, "
         f"Linux {about['kernel']}, {about['file_system']}, virtual machine: {about['virtual_machine']}, "
-        f"huge pages: {about['transparent_huge_pages']}. windlass {version}, llama.cpp {document['llama_cpp']}, "
+        f"huge pages: {about['transparent_huge_pages']}. hoistway {version}, llama.cpp {document['llama_cpp']}, "
         f"processor only, without OpenMP and repacking. {about['date']}. Commit {about['commit']}.",
         "",
         f"A mixture of experts of {document['bytes'] / 1e6:.0f} MB. Medians of {rounds} rounds, with the fastest and "
         "slowest; loaders ran in turn, a process each. All loads gave the same logits, bit by bit. `load` ends when "
         "llama.cpp returns the model, `first token` with the logits of a prompt of 8 tokens; a mapped model may "
-        "be read later, as far as the prompt's experts need it. `against windlass` is the median over rounds "
-        "of a loader's seconds by windlass's in the same round. Before its clock starts, each process touches "
+        "be read later, as far as the prompt's experts need it. `against hoistway` is the median over rounds "
+        "of a loader's seconds by hoistway's in the same round. Before its clock starts, each process touches "
         "memory for two models and 1 GiB and gives it back: a virtual machine may have to get it from its host. "
         "llama.cpp is built without `GGML_NATIVE`. Made by `just bench-llama-cpp`.",
     ]
@@ -179,9 +179,9 @@ def limit_line(document: dict[str, Any], case: str) -> str:
 def table(document: dict[str, Any], case: str) -> list[str]:
     """A row for each loader."""
     size = document["bytes"]
-    ours = by_round(document["results"], case, "windlass")
+    ours = by_round(document["results"], case, "hoistway")
     lines = [
-        "| loader | load s | GB/s | against windlass | first token s | against windlass | CPU s |",
+        "| loader | load s | GB/s | against hoistway | first token s | against hoistway | CPU s |",
         "|---|---|---|---|---|---|---|",
     ]
     for loader in LOADERS:
@@ -201,7 +201,7 @@ def table(document: dict[str, Any], case: str) -> list[str]:
 
 def goal(results: list[dict[str, Any]], case: str) -> str:
     """Whether the load is as much faster as it should be."""
-    reached = ratio(by_round(results, case, "none"), by_round(results, case, "windlass"), "load_seconds")
+    reached = ratio(by_round(results, case, "none"), by_round(results, case, "hoistway"), "load_seconds")
     return (
         f"The goal is {GOAL}× against `none`: {'reached' if reached >= GOAL else 'missed'} ({reached:.2f}×)."
     )

@@ -28,13 +28,13 @@ class Loader:
     is_lazy: bool = False
 
 
-def _windlass(**options: Any) -> Callable[[int], Load]:
+def _hoistway(**options: Any) -> Callable[[int], Load]:
     def prepare(touched_bytes: int) -> Load:
+        import hoistway  # noqa: PLC0415
         import torch  # noqa: F401, PLC0415
-        import windlass  # noqa: PLC0415
 
-        pool = windlass.MemoryPool(touched_bytes) if touched_bytes else None
-        return lambda paths: windlass.load_file(paths, pool=pool, **options)
+        pool = hoistway.MemoryPool(touched_bytes) if touched_bytes else None
+        return lambda paths: hoistway.load_file(paths, pool=pool, **options)
 
     return prepare
 
@@ -129,22 +129,22 @@ def _runai_environment(**settings: str) -> dict[str, str]:
 LOADERS = {
     loader.name: loader
     for loader in (
-        Loader("windlass", "windlass", "default (auto)", _windlass(), is_ours=True),
-        Loader("windlass_uring", "windlass", "route io_uring", _windlass(route="io_uring"), is_ours=True),
-        Loader("windlass_threads", "windlass", "route threads", _windlass(route="threads"), is_ours=True),
+        Loader("hoistway", "hoistway", "default (auto)", _hoistway(), is_ours=True),
+        Loader("hoistway_uring", "hoistway", "route io_uring", _hoistway(route="io_uring"), is_ours=True),
+        Loader("hoistway_threads", "hoistway", "route threads", _hoistway(route="threads"), is_ours=True),
         Loader(
-            "windlass_buffered",
-            "windlass",
+            "hoistway_buffered",
+            "hoistway",
             "route threads, direct never",
-            _windlass(route="threads", direct="never"),
+            _hoistway(route="threads", direct="never"),
             is_ours=True,
         ),
-        Loader("windlass_numpy", "windlass", "framework numpy", _windlass(framework="numpy"), is_ours=True),
+        Loader("hoistway_numpy", "hoistway", "framework numpy", _hoistway(framework="numpy"), is_ours=True),
         Loader(
-            "windlass_mapped",
-            "windlass",
+            "hoistway_mapped",
+            "hoistway",
             "route mapped",
-            _windlass(route="mapped"),
+            _hoistway(route="mapped"),
             is_ours=True,
             is_lazy=True,
         ),

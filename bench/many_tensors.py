@@ -55,7 +55,7 @@ def main() -> None:
     # Not at the top: processes that are measured import no more than they need.
     from host import machine  # noqa: PLC0415
 
-    packages = [name for name in ("windlass", "torch", "safetensors", "fastsafetensors") if find_spec(name)]
+    packages = [name for name in ("hoistway", "torch", "safetensors", "fastsafetensors") if find_spec(name)]
     document = {"machine": machine(small, tuple(packages)), "rounds": arguments.rounds, "results": results}
     (arguments.output / "many-tensors.json").write_text(json.dumps(document, indent=1) + "\n")
     (arguments.output / "many-tensors.md").write_text(report(document))
@@ -110,15 +110,15 @@ def make(folder: Path, expert_bytes: int, *, is_sparse: bool) -> None:
 
 def load_file(folder: Path) -> dict[str, float]:
     """Everything at once, and what is asked of a checkpoint besides."""
+    import hoistway  # noqa: PLC0415
     import torch  # noqa: F401, PLC0415
-    import windlass  # noqa: PLC0415
 
     found: dict[str, float] = {}
-    loaded = timed(found, "seconds", lambda: windlass.load_file(folder))
+    loaded = timed(found, "seconds", lambda: hoistway.load_file(folder))
     found["engine_seconds"] = loaded.report.total_seconds
     count = len(loaded)
     del loaded
-    with windlass.open(folder) as checkpoint:
+    with hoistway.open(folder) as checkpoint:
         names = timed(found, "keys_seconds", checkpoint.keys)
         timed(found, "get_shape_seconds", lambda: [checkpoint.get_shape(name) for name in names])
         timed(found, "get_dtype_seconds", lambda: [checkpoint.get_dtype(name) for name in names])
@@ -127,15 +127,15 @@ def load_file(folder: Path) -> dict[str, float]:
 
 def iter_tensors(folder: Path, **options: Any) -> dict[str, float]:
     """One after the other, each dropped."""
+    import hoistway  # noqa: PLC0415
     import torch  # noqa: F401, PLC0415
-    import windlass  # noqa: PLC0415
 
     found: dict[str, float] = {}
     stream = None
 
     def take() -> int:
         nonlocal stream
-        stream = windlass.iter_tensors(folder, **options)
+        stream = hoistway.iter_tensors(folder, **options)
         return sum(1 for _ in stream)
 
     count = timed(found, "seconds", take)
@@ -164,15 +164,15 @@ def fastsafetensors(folder: Path) -> dict[str, float]:
 
 def one_rank(folder: Path) -> dict[str, float]:
     """What one of several ranks loads: its experts, and what all have."""
+    import hoistway  # noqa: PLC0415
     import torch  # noqa: F401, PLC0415
-    import windlass  # noqa: PLC0415
 
     def is_wanted(name: str) -> bool:
         _, _, expert = name.partition(".experts.")
         return not expert or int(expert.split(".", 1)[0]) % RANKS == 3
 
     found: dict[str, float] = {}
-    loaded = timed(found, "seconds", lambda: windlass.load_file(folder, select=is_wanted))
+    loaded = timed(found, "seconds", lambda: hoistway.load_file(folder, select=is_wanted))
     report = loaded.report
     return found | {
         "engine_seconds": report.total_seconds,
@@ -200,9 +200,9 @@ MEASUREMENTS: dict[str, Callable[[Path], dict[str, float]]] = {
     "filter": one_rank,
 }
 TITLES = {
-    "load_file": "windlass, `load_file`",
-    "iter_tensors": "windlass, `iter_tensors`",
-    "bounded": "windlass, `iter_tensors` in file order under 64 MiB",
+    "load_file": "hoistway, `load_file`",
+    "iter_tensors": "hoistway, `iter_tensors`",
+    "bounded": "hoistway, `iter_tensors` in file order under 64 MiB",
     "safetensors": "safetensors {safetensors}, `load_file` of each file (reads no tensor)",
     "fastsafetensors": "fastsafetensors {fastsafetensors}, one process",
 }

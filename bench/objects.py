@@ -23,10 +23,10 @@ ROOT = Path(__file__).parents[1]
 BUCKET = "models"
 
 
-def _windlass(folder: str) -> Iterator[tuple[str, object]]:
-    import windlass  # noqa: PLC0415
+def _hoistway(folder: str) -> Iterator[tuple[str, object]]:
+    import hoistway  # noqa: PLC0415
 
-    yield from windlass.load_file(f"s3://{BUCKET}/{folder}/").items()
+    yield from hoistway.load_file(f"s3://{BUCKET}/{folder}/").items()
 
 
 def _runai(folder: str, names: list[str], concurrency: int) -> Iterator[tuple[str, object]]:
@@ -41,7 +41,7 @@ def _runai(folder: str, names: list[str], concurrency: int) -> Iterator[tuple[st
 
 
 LOADERS = {
-    "windlass": lambda folder, names: _windlass(folder),
+    "hoistway": lambda folder, names: _hoistway(folder),
     "runai, concurrency 4": lambda folder, names: _runai(folder, names, 4),
     "runai, default": lambda folder, names: _runai(folder, names, 8),
     "runai, concurrency 32": lambda folder, names: _runai(folder, names, 32),

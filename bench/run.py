@@ -29,7 +29,7 @@ from loaders import HEAP_ENVIRONMENT, LOADERS, processor_count
 HERE = Path(__file__).resolve().parent
 # Reads of 4 MiB in flight that the device's limit is measured with, one after the other.
 DEPTHS = (8, 4, 16, 2, 32, 64)
-PACKAGES = ("windlass", "safetensors", "fastsafetensors", "runai-model-streamer", "torch", "numpy")
+PACKAGES = ("hoistway", "safetensors", "fastsafetensors", "runai-model-streamer", "torch", "numpy")
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Case:
 
 
 COPYING = (
-    "windlass",
-    "windlass_threads",
+    "hoistway",
+    "hoistway_threads",
     "safetensors_clone",
     "safetensors_pread",
     "fastsafetensors",
@@ -57,11 +57,11 @@ COPYING = (
     "runai_16",
     "runai_buffered",
 )
-SMALL = ("windlass", "windlass_numpy", "safetensors_clone", "safetensors_pread", "fastsafetensors", "runai")
+SMALL = ("hoistway", "hoistway_numpy", "safetensors_clone", "safetensors_pread", "fastsafetensors", "runai")
 HALF = (
-    "windlass",
-    "windlass_uring",
-    "windlass_buffered",
+    "hoistway",
+    "hoistway_uring",
+    "hoistway_buffered",
     "safetensors_clone",
     "fastsafetensors",
     "fastsafetensors_buffered",
@@ -82,7 +82,7 @@ CASES = (
         "large",
         "warm",
         False,
-        ("windlass_mapped", "safetensors_mmap"),
+        ("hoistway_mapped", "safetensors_mmap"),
     ),
     Case("small-cold", "100,000 small tensors, cold, fresh process", "small", "cold", False, SMALL),
     Case("small-warm", "100,000 small tensors, warm, fresh process", "small", "warm", False, SMALL),

@@ -20,9 +20,9 @@ import model
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE.parent / "target" / "release" / "libfake_cuda.so"
 LOAD = """
-import sys, windlass
+import sys, hoistway
 paths, device, route = sys.argv[3:], sys.argv[1], sys.argv[2]
-print(windlass.load_file(paths, device, framework="raw", route=route).report._json)
+print(hoistway.load_file(paths, device, framework="raw", route=route).report._json)
 """
 GOAL = 1.3
 
@@ -33,7 +33,7 @@ def measure(paths: list[str], device: str, route: str) -> dict[str, float]:
         trace = Path(directory) / "trace.jsonl"
         environment = {
             **os.environ,
-            "WINDLASS_CUDA_DRIVER": str(LIBRARY),
+            "HOISTWAY_CUDA_DRIVER": str(LIBRARY),
             "FAKE_CUDA_POISON": "0",
             "FAKE_CUDA_TRACE": str(trace),
         }

@@ -1,4 +1,4 @@
-"""Reads from a stand-in of 3FS: windlass beside fastsafetensor-3fs-reader, with the same memory, in turn.
+"""Reads from a stand-in of 3FS: hoistway beside fastsafetensor-3fs-reader, with the same memory, in turn.
 
 The stand-in is a daemon of this machine that reads a local directory. Its speed says nothing about any 3FS: what is
 measured is what the clients make of it.
@@ -29,7 +29,7 @@ from chart import draw
 
 HERE = Path(__file__).resolve().parent
 BUILT = HERE.parent / "target" / "release"
-READERS = {"windlass": "windlass.compat.threefs", "fastsafetensor-3fs-reader": "fastsafetensor_3fs_reader"}
+READERS = {"hoistway": "hoistway.compat.threefs", "fastsafetensor-3fs-reader": "fastsafetensor_3fs_reader"}
 OURS, PEER = READERS
 MIB = 1 << 20
 GOAL = 1.5
@@ -205,7 +205,7 @@ One process, one call of `read_chunked` for each file, `buffer_size` as given; G
 rounds in turn, a process each; {document["cores"]} cores. Both delivered the files' bytes. The goal is {GOAL} times the
 peer's speed. Made by `just bench-3fs`.
 
-| network | to | buffer | windlass | fastsafetensor-3fs-reader {document["peer_version"]} | at most | ratio |
+| network | to | buffer | hoistway | fastsafetensor-3fs-reader {document["peer_version"]} | at most | ratio |
 |---|---|---|---|---|---|---|
 {chr(10).join(rows)}
 """
@@ -247,9 +247,9 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=HERE / "results")
     arguments = parser.parse_args()
-    for name in ("usrbiod", "libhf3fs_api_shared.so", "windlass"):
+    for name in ("usrbiod", "libhf3fs_api_shared.so", "hoistway"):
         if not (BUILT / name).exists():
-            packages = "--package usrbiod --package hf3fs-abi --package windlass-cli"
+            packages = "--package usrbiod --package hf3fs-abi --package hoistway-cli"
             raise SystemExit(f"{name} is missing: cargo build --release {packages}")
     from importlib.metadata import version  # noqa: PLC0415
 

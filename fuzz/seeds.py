@@ -82,7 +82,7 @@ def main() -> None:
     described = "# route_trace v1\n# n_layer=3 n_expert=8 n_expert_used=2\n# layer=0 expert_bytes=9\n"
     (traces / "csv").write_text("\n".join([described + names, *rows]))
     layers = [{"layer": layer, "experts": 8, "expert_bytes": 9} for layer in range(3)]
-    lines = [{"windlass_trace": 1, "experts_per_token": 2, "layers": layers}]
+    lines = [{"hoistway_trace": 1, "experts_per_token": 2, "layers": layers}]
     lines += [{"step": step, "layer": layer, "experts": [step, 7]} for step in range(3) for layer in range(3)]
     (traces / "json-lines").write_text("\n".join(map(json.dumps, lines)))
     experts = FUZZ / "corpus" / "experts"

@@ -16,19 +16,19 @@ export SOURCE_DATE_EPOCH
 
 build() {
     local arch=$1 target=$1-unknown-linux-gnu
-    local built=$work/target/$target/dist command=windlass-$version-$arch-linux library=libwindlass-$version-$arch-linux
+    local built=$work/target/$target/dist command=hoistway-$version-$arch-linux library=libhoistway-$version-$arch-linux
 
     maturin build --profile dist --zig --target "$target" --compatibility "manylinux_${glibc/./_}" --out dist \
         "${std_flags[@]}"
     # In a directory of its own: cargo would compile all crates anew each time that the other links.
-    cargo zigbuild --profile dist --target "$target.$glibc" --target-dir "$work/target" --package windlass-cli \
-        --package windlass-capi "${std_flags[@]}"
+    cargo zigbuild --profile dist --target "$target.$glibc" --target-dir "$work/target" --package hoistway-cli \
+        --package hoistway-capi "${std_flags[@]}"
 
     mkdir "$work/$command"
-    cp "$built/windlass" LICENSE README.md CHANGELOG.md "$work/$command/"
+    cp "$built/hoistway" LICENSE README.md CHANGELOG.md "$work/$command/"
     # The text is the same for all architectures.
     if [ "$arch" = "$here" ]; then
-        document "$built/windlass"
+        document "$built/hoistway"
     fi
     if [ -d "$work/documented" ]; then
         cp -r "$work/documented/." "$work/$command/"
@@ -36,17 +36,17 @@ build() {
     pack "$command"
 
     BUILT=$built CC="python -m ziglang cc -target $arch-linux-gnu.$glibc" LDFLAGS=-Wl,--strip-all \
-        crates/windlass-capi/install.sh "$work/$library"
+        crates/hoistway-capi/install.sh "$work/$library"
     # The library may be unpacked anywhere.
     sed -i 's|^prefix=.*|prefix=${pcfiledir}/../..|; s|^libdir=.*|libdir=${prefix}/lib|' \
-        "$work/$library/lib/pkgconfig/windlass.pc"
+        "$work/$library/lib/pkgconfig/hoistway.pc"
     cp LICENSE docs/c-abi.md "$work/$library/"
     pack "$library"
 }
 
 # Writes the manual pages and the completions of a command that runs here.
 document() {
-    local name=(bash windlass zsh _windlass fish windlass.fish)
+    local name=(bash hoistway zsh _hoistway fish hoistway.fish)
     mkdir -p "$work/documented/completions"
     "$1" man --directory "$work/documented/man"
     for ((i = 0; i < ${#name[@]}; i += 2)); do
@@ -59,7 +59,7 @@ pack() {
         --owner=0 --group=0 --numeric-owner "$1"
 }
 
-rm -rf "$work"/{windlass-*,libwindlass-*,documented} dist/{*.whl,*.tar.gz,*.cdx.json,SHA256SUMS}
+rm -rf "$work"/{hoistway-*,libhoistway-*,documented} dist/{*.whl,*.tar.gz,*.cdx.json,SHA256SUMS}
 mkdir -p dist "$work"
 architectures=("$@")
 if [ $# = 0 ]; then

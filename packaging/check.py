@@ -90,9 +90,9 @@ def check_wheel(wheel: Path) -> None:
     check(wheel.stat().st_size <= MOST_WHEEL_BYTES, f"{wheel.name} has more than {MOST_WHEEL_BYTES} bytes")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        for end in ("licenses/LICENSE", "entry_points.txt", ".cyclonedx.json", "windlass/py.typed"):
+        for end in ("licenses/LICENSE", "entry_points.txt", ".cyclonedx.json", "hoistway/py.typed"):
             check(any(name.endswith(end) for name in names), f"{wheel.name} lacks {end}: {names}")
-        outside = [name for name in names if not name.startswith(("windlass/", "windlass-"))]
+        outside = [name for name in names if not name.startswith(("hoistway/", "hoistway-"))]
         check(not outside, f"{wheel.name} has files outside the package: {outside}")
         for name in names:
             if name.endswith(".so"):
@@ -156,10 +156,10 @@ def use(path: Path, place: Path, model: Path) -> None:
     if path.suffix == ".whl":
         run([sys.executable, "-m", "venv", target])
         run([target / "bin/pip", "install", "--no-index", "--quiet", path])
-        use_command([target / "bin/windlass"], model)
-        use_command([target / "bin/python", "-m", "windlass"], model)
+        use_command([target / "bin/hoistway"], model)
+        use_command([target / "bin/python", "-m", "hoistway"], model)
         script = (
-            "import sys, windlass; tensors = windlass.load_file(sys.argv[1], framework='raw');"
+            "import sys, hoistway; tensors = hoistway.load_file(sys.argv[1], framework='raw');"
             "assert tensors['a'].tobytes() == bytes(range(256)) * 64; print(tensors.report)"
         )
         run([target / "bin/python", "-c", script, model], cwd=place, env=environment())
@@ -168,26 +168,26 @@ def use(path: Path, place: Path, model: Path) -> None:
         archive.extractall(target, filter="data")
     [root] = target.iterdir()
     if path.name.startswith("lib"):
-        library = ctypes.CDLL(str(root / "lib/libwindlass.so"))
-        library.windlass_version.restype = ctypes.c_char_p
-        check(library.windlass_version().decode() in path.name, f"{path.name} has another version")
+        library = ctypes.CDLL(str(root / "lib/libhoistway.so"))
+        library.hoistway_version.restype = ctypes.c_char_p
+        check(library.hoistway_version().decode() in path.name, f"{path.name} has another version")
     else:
-        use_command([root / "windlass"], model)
+        use_command([root / "hoistway"], model)
 
 
 def use_command(command: Sequence[object], model: Path) -> None:
     """Uses an installed command, and measures how long it takes to start."""
 
-    def windlass(*arguments: object) -> str:
+    def hoistway(*arguments: object) -> str:
         return run([*command, *arguments], cwd=model.parent, env=environment())
 
-    check(windlass("--version").startswith("windlass "), f"{command} does not tell its version")
-    check(len(json.loads(windlass("inspect", "--json", model))["tensors"]) == 1, f"{command} finds no tensor")
-    check("1 tensor" in windlass("load", "--verify", model), f"{command} does not load")
+    check(hoistway("--version").startswith("hoistway "), f"{command} does not tell its version")
+    check(len(json.loads(hoistway("inspect", "--json", model))["tensors"]) == 1, f"{command} finds no tensor")
+    check("1 tensor" in hoistway("load", "--verify", model), f"{command} does not load")
     times = []
     for _ in range(21):
         start = time.perf_counter()
-        windlass("--version")
+        hoistway("--version")
         times.append(time.perf_counter() - start)
     print(
         f"{statistics.median(times) * 1000:8.1f} ms  to start {Path(command[0]).name} {' '.join(command[1:])}"

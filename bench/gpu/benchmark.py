@@ -42,19 +42,19 @@ CASES = (
         "warm",
         "Page cache to GPU",
         "warm",
-        ("windlass", "windlass_staged", "windlass_torch", *PEERS, *BUFFERED_PEERS),
+        ("hoistway", "hoistway_staged", "hoistway_torch", *PEERS, *BUFFERED_PEERS),
         COPIES,
     ),
-    Case("memory", "tmpfs to GPU", "memory", ("windlass", "windlass_torch", *PEERS), COPIES),
+    Case("memory", "tmpfs to GPU", "memory", ("hoistway", "hoistway_torch", *PEERS), COPIES),
     Case(
         "cold",
         "Drive to GPU",
         "cold",
         (
-            "windlass",
-            "windlass_staged",
-            "windlass_gds",
-            "windlass_torch",
+            "hoistway",
+            "hoistway_staged",
+            "hoistway_gds",
+            "hoistway_torch",
             *PEERS,
             "fastsafetensors_gds",
         ),
@@ -113,7 +113,7 @@ class Benchmark:
                 after_round()
 
     def failures(self) -> list[str]:
-        """What windlass did not load, or not rightly."""
+        """What hoistway did not load, or not rightly."""
         found = [
             f"{result['case']}: {result['loader']} delivered other bytes than the files hold"
             for result in self.document["results"]
@@ -123,7 +123,7 @@ class Benchmark:
             found += [
                 f"{case}: {name}: {reason['reason']}"
                 for name, reason in reasons.items()
-                if reason["is_failure"] and name.startswith("windlass")
+                if reason["is_failure"] and name.startswith("hoistway")
             ]
         return found
 
@@ -186,7 +186,7 @@ class Benchmark:
                 self._skip(case, turn, name)
             else:
                 # That a route or a package is missing is no failure, and whatever else a named route says neither.
-                refused = answer["reason"].startswith("RouteUnavailableError") or name == "windlass_gds"
+                refused = answer["reason"].startswith("RouteUnavailableError") or name == "hoistway_gds"
                 self._refuse(case, name, answer["reason"], is_failure=not refused)
         return ready
 
@@ -217,7 +217,7 @@ class Benchmark:
         if limit[0] in self.document["unavailable"][case.name]:
             return
         if limit[0] == "gds" and not self._is_gds_proven():
-            self._refuse(case, "gds", "no load of windlass proved that reads go straight to the device")
+            self._refuse(case, "gds", "no load of hoistway proved that reads go straight to the device")
             return
         if not self._has_time(case, name):
             self._skip(case, turn, name)
@@ -225,8 +225,8 @@ class Benchmark:
         self._put_into_state(case)
         if limit[0] == "cache":
             limit = ("cache", "--threads", str(len(os.sched_getaffinity(0))))
-        if limit[0] == "gds" and "WINDLASS_CUFILE" in os.environ:
-            limit = ("gds", "--library", os.environ["WINDLASS_CUFILE"])
+        if limit[0] == "gds" and "HOISTWAY_CUFILE" in os.environ:
+            limit = ("gds", "--library", os.environ["HOISTWAY_CUFILE"])
         child = Child(self._environment, self._work, "-m", "gpu.limits", *limit, *paths)
         try:
             result = child.answer(min(LOAD_SECONDS, self._deadline.left()))
@@ -239,8 +239,8 @@ class Benchmark:
         self._note(case, turn, {**result, "limit": limit[0], "setting": name})
 
     def _is_gds_proven(self) -> bool:
-        own = [result for result in self.document["results"] if result.get("loader") == "windlass_gds"]
-        return bool(own) and "windlass_gds" not in self.document["unavailable"]["cold"]
+        own = [result for result in self.document["results"] if result.get("loader") == "hoistway_gds"]
+        return bool(own) and "hoistway_gds" not in self.document["unavailable"]["cold"]
 
     def _files(self, case: Case) -> tuple[list[str], str]:
         return self._paths["memory" if case.state == "memory" else "drive"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import hoistway
 import numpy as np
-import windlass
 
 from gpu import files
 from gpu.subject import (
@@ -163,7 +163,7 @@ def slices_of_rows_and_columns(subject: Subject) -> None:
 def lazy_slices(subject: Subject) -> None:
     """`get_slice`, with integers and steps where the tensors are torch's."""
     path = _medium(subject)
-    with windlass.open(path, device=DEVICE, framework=subject.framework) as checkpoint:
+    with hoistway.open(path, device=DEVICE, framework=subject.framework) as checkpoint:
         wanted = files.read(path)["layers.0.weight"]
         part = checkpoint.get_slice("layers.0.weight")[10:200, 7:1000]
         same_bytes(subject.bytes_of(part), wanted.sliced((slice(10, 200), slice(7, 1000))), "slice")
@@ -201,7 +201,7 @@ def conversion(source: str, target: str) -> Check:
 def conversion_that_there_is_not(subject: Subject) -> str | None:
     """To integers."""
     path = _medium(subject)
-    return str(must_raise(windlass.errors.OptionError, lambda: subject.load(path, dtype="int8")))
+    return str(must_raise(hoistway.errors.OptionError, lambda: subject.load(path, dtype="int8")))
 
 
 def _medium(subject: Subject) -> Path:

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import hoistway
 import numpy as np
-import windlass
 
 from gpu import files
 from gpu.driver import device, vendor
@@ -91,7 +91,7 @@ def tensors_outlive_everything(subject: Subject) -> None:
     """The checkpoint closed, other tensors of the load dropped, other memory taken: the rest stays what it is."""
     path = _model(subject)
     name = "layers.3.weight"
-    with windlass.open(path, device=DEVICE, framework=subject.framework) as checkpoint:
+    with hoistway.open(path, device=DEVICE, framework=subject.framework) as checkpoint:
         tensors = checkpoint.load()
         tensor = tensors[name]
         alone = checkpoint.get_tensor(name)
@@ -149,7 +149,7 @@ def tensors_as_they_arrive(subject: Subject) -> None:
     path = _model(subject)
     stored = files.read(path)
     seen = set()
-    with windlass.open(path, device=DEVICE, framework=subject.framework) as checkpoint:
+    with hoistway.open(path, device=DEVICE, framework=subject.framework) as checkpoint:
         for name, tensor in checkpoint:
             subject.must_equal(tensor, stored[name], name)
             seen.add(name)
@@ -161,7 +161,7 @@ def consumer_on_a_side_stream(subject: Subject) -> str:
     path = _model(subject)
     stored = files.read(path)
     copies: dict[str, Any] = {}
-    with windlass.open(path, device=DEVICE, framework="raw") as checkpoint:
+    with hoistway.open(path, device=DEVICE, framework="raw") as checkpoint:
         if subject.torch is not None:
             stream = subject.torch.cuda.Stream()
             with subject.torch.cuda.stream(stream):
@@ -193,10 +193,10 @@ def jax_without_a_copy(subject: Subject) -> str:
     except RuntimeError as error:
         raise SkipError(f"jax does not see the device: {error}") from error
     path = _model(subject)
-    for name, array in windlass.load_file(path, DEVICE, framework="jax").items():
+    for name, array in hoistway.load_file(path, DEVICE, framework="jax").items():
         same_bytes(np.asarray(array).tobytes(), files.read(path)[name].data, name)
     copied = []
-    for name, tensor in windlass.load_file(path, DEVICE, framework="raw", layout="tensor").items():
+    for name, tensor in hoistway.load_file(path, DEVICE, framework="raw", layout="tensor").items():
         address = tensor.data_ptr
         if jax.dlpack.from_dlpack(tensor).unsafe_buffer_pointer() != address:
             copied.append(name)
@@ -210,7 +210,7 @@ def cupy_by_dlpack(subject: Subject) -> None:
     if subject.torch is None:
         raise SkipError("cupy cannot use the device either")
     path = files.write(subject.folder / "cupy.safetensors", {"a": ("F32", [1000, 33]), "b": ("I64", [7])})
-    for name, tensor in windlass.load_file(path, DEVICE, framework="raw").items():
+    for name, tensor in hoistway.load_file(path, DEVICE, framework="raw").items():
         same_bytes(cupy.asnumpy(cupy.from_dlpack(tensor)).tobytes(), files.read(path)[name].data, name)
 
 
@@ -256,7 +256,7 @@ def second_device(subject: Subject) -> None:
 def no_such_device(subject: Subject) -> str:
     """A number that no device has."""
     path = _model(subject)
-    return str(must_raise(windlass.errors.DeviceUnavailableError, lambda: subject.load(path, device(99))))
+    return str(must_raise(hoistway.errors.DeviceUnavailableError, lambda: subject.load(path, device(99))))
 
 
 def truncated_file(subject: Subject) -> str:
@@ -264,12 +264,12 @@ def truncated_file(subject: Subject) -> str:
     content = _model(subject).read_bytes()
     path = subject.folder / "truncated.safetensors"
     path.write_bytes(content[: len(content) // 2])
-    error = must_raise(windlass.errors.TruncatedError, lambda: subject.load(path))
+    error = must_raise(hoistway.errors.TruncatedError, lambda: subject.load(path))
     path.write_bytes(content)
-    with windlass.open(path, device=DEVICE, framework=subject.framework) as checkpoint:
+    with hoistway.open(path, device=DEVICE, framework=subject.framework) as checkpoint:
         os.truncate(path, len(content) // 2)
-        later = must_raise(windlass.WindlassError, checkpoint.load)
-    changed = windlass.errors.TruncatedError, windlass.errors.FileChangedError
+        later = must_raise(hoistway.HoistwayError, checkpoint.load)
+    changed = hoistway.errors.TruncatedError, hoistway.errors.FileChangedError
     assert isinstance(later, changed), f"{type(later).__name__} of a file that became shorter: {later}"
     return f"{error}; {later}"
 
@@ -283,7 +283,7 @@ def more_than_is_free(subject: Subject) -> str:
     ballast = subject.driver.allocate(subject.free_bytes() - 512 * MIB)
     try:
         free, read, started = subject.free_bytes(), _bytes_read(), time.perf_counter()
-        error = must_raise(windlass.errors.MemoryBudgetError, lambda: subject.load(large))
+        error = must_raise(hoistway.errors.MemoryBudgetError, lambda: subject.load(large))
         seconds = time.perf_counter() - started
         gc.collect()
         assert _bytes_read() - read < 16 * MIB, f"{_bytes_read() - read} bytes were read first"

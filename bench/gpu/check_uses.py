@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import windlass
-from windlass import kv
-from windlass.compat import threefs
+import hoistway
+from hoistway import kv
+from hoistway.compat import threefs
 
 from gpu import files
 from gpu.subject import BLOCK, DEVICE, Check, DeviceBytes, SkipError, Subject, on_threads, same_bytes
@@ -130,10 +130,10 @@ def copy_into(route: str) -> Check:
             "one": stored["one"].data,
         }
         targets = {name: subject.device_bytes(len(data)) for name, data in parts.items()}
-        with windlass.open(path, framework="raw") as checkpoint:
+        with hoistway.open(path, framework="raw") as checkpoint:
             try:
                 report = checkpoint.copy_into(targets, slices={"matrix": index}, route=route)
-            except windlass.errors.RouteUnavailableError as error:
+            except hoistway.errors.RouteUnavailableError as error:
                 raise SkipError(str(error)) from error
         for name, data in parts.items():
             same_bytes(targets[name].tobytes(), data, name)
@@ -149,7 +149,7 @@ def copier(name: str) -> Check:
 
     def check(subject: Subject) -> str:
         torch = subject.need_torch()
-        from windlass.compat import fastsafetensors  # noqa: PLC0415  (it needs torch)
+        from hoistway.compat import fastsafetensors  # noqa: PLC0415  (it needs torch)
 
         path = _model(subject)
         files.make_cold([str(path)])
@@ -158,7 +158,7 @@ def copier(name: str) -> Check:
         before = torch.cuda.memory_allocated()
         try:
             buffer = loader.copy_files_to_device()
-        except windlass.errors.RouteUnavailableError as error:
+        except hoistway.errors.RouteUnavailableError as error:
             raise SkipError(str(error)) from error
         finally:
             loader.close()
@@ -175,12 +175,12 @@ def copier(name: str) -> Check:
 
 
 def nccl_with_one_rank(subject: Subject) -> str:
-    """`windlass.distributed` in a group of NCCL's, whose notes and tensors travel by the device."""
+    """`hoistway.distributed` in a group of NCCL's, whose notes and tensors travel by the device."""
     torch = subject.need_torch()
     dist = torch.distributed
     if not (dist.is_available() and dist.is_nccl_available()):
         raise SkipError("torch comes without NCCL")
-    from windlass import distributed  # noqa: PLC0415  (it needs torch)
+    from hoistway import distributed  # noqa: PLC0415  (it needs torch)
 
     path = _model(subject)
     rendezvous = subject.folder / "rendezvous"

@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--torch", action="store_true")
     arguments = parser.parse_args()
     lines = answers()
-    # They need windlass, which the process that starts this one may lack.
+    # They need hoistway, which the process that starts this one may lack.
     from gpu import check_bytes, check_conduct, check_uses  # noqa: PLC0415
     from gpu.subject import SkipError, Subject  # noqa: PLC0415
 

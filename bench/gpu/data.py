@@ -83,7 +83,7 @@ def place(asked: Path | None, default: Path, needed: int) -> Place:
     if os.stat(largest).st_dev == os.stat(default.parent).st_dev or _free_bytes(largest) < needed:
         default.mkdir(exist_ok=True)
         return Place(default, is_ours=False)
-    return Place(Path(tempfile.mkdtemp(prefix="windlass-gpu-", dir=largest)), is_ours=True)
+    return Place(Path(tempfile.mkdtemp(prefix="hoistway-gpu-", dir=largest)), is_ours=True)
 
 
 def copy_in_memory(model_paths: list[str], tiny: str, needed: int) -> tuple[Place | None, str]:
@@ -95,7 +95,7 @@ def copy_in_memory(model_paths: list[str], tiny: str, needed: int) -> tuple[Plac
     roots.sort(key=lambda root: root != "/dev/shm")
     if not roots:
         return None, "no tmpfs has room for the model"
-    folder = Path(tempfile.mkdtemp(prefix="windlass-gpu-", dir=roots[0]))
+    folder = Path(tempfile.mkdtemp(prefix="hoistway-gpu-", dir=roots[0]))
     with ProcessPoolExecutor(SHARDS) as pool:
         list(
             pool.map(

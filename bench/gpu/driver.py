@@ -40,7 +40,7 @@ class Vendor:
 
     title: str
     kind: str
-    """Of its devices, as windlass names it."""
+    """Of its devices, as hoistway names it."""
     dlpack: int
     variable: str
     """The environment variable that names a stand-in of its library."""
@@ -60,7 +60,7 @@ VENDORS = (
         "CUDA",
         "cuda",
         2,
-        "WINDLASS_CUDA_DRIVER",
+        "HOISTWAY_CUDA_DRIVER",
         "libcuda.so.1",
         {
             "init": "cuInit",
@@ -90,7 +90,7 @@ VENDORS = (
         "ROCm",
         "rocm",
         10,
-        "WINDLASS_HIP_DRIVER",
+        "HOISTWAY_HIP_DRIVER",
         "libamdhip64.so",
         {
             "init": "hipInit",
@@ -140,7 +140,7 @@ def vendor() -> Vendor:
 
 
 def device(ordinal: int = 0) -> str:
-    """The device of this number, as windlass names it."""
+    """The device of this number, as hoistway names it."""
     return f"{vendor().kind}:{ordinal}"
 
 

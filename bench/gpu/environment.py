@@ -30,9 +30,9 @@ def installed(stand_in: bool) -> Environment:
 def of_wheels(wheels: Path, work: Path, stand_in: bool) -> Environment:
     """A Python with the wheels of a folder, and everything that this one has."""
     found = sorted(wheels.glob("*.whl"))
-    if not any(wheel.name.startswith("windlass-") for wheel in found):
+    if not any(wheel.name.startswith("hoistway-") for wheel in found):
         raise SystemExit(
-            f"there is no wheel of windlass in {wheels}: run 'just gpu-pack' before, or --installed"
+            f"there is no wheel of hoistway in {wheels}: run 'just gpu-pack' before, or --installed"
         )
     target = work / "venv"
     # Without pip, which not every Python can put into a new one: this one's installs into it.

@@ -1,6 +1,6 @@
 """What the hardware allows: pinned copies to the device, copies from the cache to pinned memory, cuFile.
 
-Nothing of windlass runs here: plain calls of the driver by ctypes, and `preadv` on threads. What the drive gives to
+Nothing of hoistway runs here: plain calls of the driver by ctypes, and `preadv` on threads. What the drive gives to
 direct reads is measured by the host benchmark's `limits.py`. A line of JSON each.
 """
 

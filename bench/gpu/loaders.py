@@ -36,16 +36,16 @@ class Loader:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is windlass."""
-        return self.package == "windlass"
+        """Whether it is hoistway."""
+        return self.package == "hoistway"
 
 
-def _windlass(**options: Any) -> Callable[[bool], Load]:
+def _hoistway(**options: Any) -> Callable[[bool], Load]:
     def prepare(has_torch: bool) -> Load:
-        import windlass  # noqa: PLC0415
+        import hoistway  # noqa: PLC0415
 
         framework = "torch" if has_torch else "raw"
-        return lambda paths: windlass.load_file(paths, device=device(), framework=framework, **options)
+        return lambda paths: hoistway.load_file(paths, device=device(), framework=framework, **options)
 
     return prepare
 
@@ -109,10 +109,10 @@ _QUIET = {"RUNAI_STREAMER_LOG_LEVEL": "ERROR", "RUNAI_STREAMER_LOG_TO_STDERR": "
 LOADERS = {
     loader.name: loader
     for loader in (
-        Loader("windlass", "windlass", "default (auto)", _windlass(), needs_torch=False),
-        Loader("windlass_staged", "windlass", "route staged", _windlass(route="staged"), needs_torch=False),
-        Loader("windlass_gds", "windlass", "route gds", _windlass(route="gds"), needs_torch=False),
-        Loader("windlass_torch", "windlass", "allocator torch", _windlass(allocator="torch")),
+        Loader("hoistway", "hoistway", "default (auto)", _hoistway(), needs_torch=False),
+        Loader("hoistway_staged", "hoistway", "route staged", _hoistway(route="staged"), needs_torch=False),
+        Loader("hoistway_gds", "hoistway", "route gds", _hoistway(route="gds"), needs_torch=False),
+        Loader("hoistway_torch", "hoistway", "allocator torch", _hoistway(allocator="torch")),
         Loader("safetensors", "safetensors", "load_file", _safetensors),
         Loader("fastsafetensors", "fastsafetensors", "nogds", _fastsafetensors(by_gds=False)),
         Loader(

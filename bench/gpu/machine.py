@@ -16,7 +16,7 @@ from gpu.driver import Driver, DriverError, NoGpuError, vendor
 from gpu.process import answers, tell
 
 PACKAGES = (
-    "windlass",
+    "hoistway",
     "numpy",
     "torch",
     "safetensors",
@@ -54,7 +54,7 @@ def main() -> None:
         packages={name: _version(name) for name in PACKAGES},
         gpu=_gpu(),
         torch=_torch(),
-        windlass=_windlass(folders),
+        hoistway=_hoistway(folders),
     )
 
 
@@ -91,11 +91,11 @@ def _torch() -> str | None:
     return None
 
 
-def _windlass(folders: list[str]) -> dict[str, Any]:
+def _hoistway(folders: list[str]) -> dict[str, Any]:
     try:
-        import windlass  # noqa: PLC0415
+        import hoistway  # noqa: PLC0415
 
-        return {"version": windlass.__version__, "doctor": windlass.doctor(*folders)}
+        return {"version": hoistway.__version__, "doctor": hoistway.doctor(*folders)}
     except Exception as error:
         return {"missing": f"{type(error).__name__}: {error}"}
 

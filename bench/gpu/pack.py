@@ -1,4 +1,4 @@
-"""Gathers what a machine with a GPU needs to run the suite without a network: wheels of windlass and its peers."""
+"""Gathers what a machine with a GPU needs to run the suite without a network: wheels of hoistway and its peers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
-    if not list(folder.glob("windlass-*.whl")):
-        print(f"there is no wheel of windlass in {folder}", file=sys.stderr)
+    if not list(folder.glob("hoistway-*.whl")):
+        print(f"there is no wheel of hoistway in {folder}", file=sys.stderr)
         return 1
     download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     download += ["--disable-pip-version-check", "--implementation", "cp", "--python-version", PYTHON]

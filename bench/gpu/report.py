@@ -17,7 +17,7 @@ LIMITS = {
 }
 
 # Whose reports are shown; all of them are in the JSON file.
-REPORTED = ("windlass", "windlass_gds")
+REPORTED = ("hoistway", "hoistway_gds")
 
 
 def markdown(document: dict[str, Any]) -> str:
@@ -77,7 +77,7 @@ def _benchmark(benchmark: dict[str, Any], is_stand_in: bool) -> list[str]:
         lines.append("")
     lines += [
         "Medians of the rounds, with the fastest and slowest. Ratios to limits compare medians; `ours is faster` is",
-        "the median over rounds of a loader's seconds by those of windlass in the same round; a peer counts for the",
+        "the median over rounds of a loader's seconds by those of hoistway in the same round; a peer counts for the",
         "targets at its best setting. Extra host memory is what became resident beyond what was before the first",
         "load, or the staging that the report admits, if that is more; `less available` is by how much the machine's",
         "available memory sank, which also shows pinned memory that is not resident. Extra device memory is what was",
@@ -147,7 +147,7 @@ def _case(benchmark: dict[str, Any], case: str, title: str) -> list[str]:
         if result["case"] == case and result.get("loader") in REPORTED
     }
     if last:
-        lines += ["What windlass reported, each time of the last round:", "", "```"]
+        lines += ["What hoistway reported, each time of the last round:", "", "```"]
         for name, text in last.items():
             lines += [f"{benchmark['loaders'][name]['setting']}: {text}"]
         lines += ["```", ""]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import hoistway
 import numpy as np
-import windlass
 
 from gpu import files
 from gpu.driver import Driver, device, vendor
@@ -120,15 +120,15 @@ class Subject:
         memory.write(b"\xa5" * size if random is None else random.tobytes())
         return memory
 
-    def load(self, path: Path | list[Path], device: str = DEVICE, **options: Any) -> windlass.LoadedTensors:
+    def load(self, path: Path | list[Path], device: str = DEVICE, **options: Any) -> hoistway.LoadedTensors:
         """A load to the device, of torch's tensors if there is torch."""
-        return windlass.load_file(path, device, **{"framework": self.framework, **options})
+        return hoistway.load_file(path, device, **{"framework": self.framework, **options})
 
-    def load_by(self, route: str, path: Path, **options: Any) -> windlass.LoadedTensors:
+    def load_by(self, route: str, path: Path, **options: Any) -> hoistway.LoadedTensors:
         """A load by a named route; where that is refused, so is the check."""
         try:
             return self.load(path, route=route, **options)
-        except windlass.errors.RouteUnavailableError as error:
+        except hoistway.errors.RouteUnavailableError as error:
             raise SkipError(str(error)) from error
 
     def must_hold(self, tensors: Mapping[str, Any], path: Path) -> None:
@@ -143,7 +143,7 @@ class Subject:
     def must_equal(self, tensor: Any, wanted: files.Stored, name: str) -> None:
         """Checks a tensor's type, shape and bytes."""
         shape, dtype = list(wanted.shape), wanted.dtype
-        if self.torch is not None and not isinstance(tensor, windlass.Tensor):
+        if self.torch is not None and not isinstance(tensor, hoistway.Tensor):
             dtype = f"torch.{TORCH_NAMES[dtype]}"
             if wanted.dtype == "F4":
                 shape[-1] //= 2  # Pairs.
@@ -153,7 +153,7 @@ class Subject:
 
     def bytes_of(self, tensor: Any) -> bytes:
         """A tensor's bytes, brought back to the host."""
-        if isinstance(tensor, windlass.Tensor):
+        if isinstance(tensor, hoistway.Tensor):
             return tensor.tobytes()
         if tensor.numel() == 0:
             return b""
@@ -195,7 +195,7 @@ def same_bytes(found: bytes, wanted: bytes, name: str) -> None:
     )
 
 
-def carriers(tensors: windlass.LoadedTensors) -> str:
+def carriers(tensors: hoistway.LoadedTensors) -> str:
     """Which ways the bytes of a load took."""
     ways = tensors.report.carriers
     return ", ".join(f"{way.route} {way.access}{' via ' + way.via if way.via else ''}" for way in ways)

@@ -31,12 +31,12 @@ def main() -> int:
     drivers = [each.variable for each in VENDORS]
     if arguments.stand_in and not any(name in os.environ for name in drivers):
         return no_gpu(
-            f"--stand-in needs the stand-in's library in {' or '.join(drivers)}, and in WINDLASS_CUFILE"
+            f"--stand-in needs the stand-in's library in {' or '.join(drivers)}, and in HOISTWAY_CUFILE"
         )
     if not arguments.stand_in:
-        for name in (*drivers, "WINDLASS_CUFILE"):
+        for name in (*drivers, "HOISTWAY_CUFILE"):
             os.environ.pop(name, None)
-    work = Path(tempfile.mkdtemp(prefix="windlass-gpu-work-"))
+    work = Path(tempfile.mkdtemp(prefix="hoistway-gpu-work-"))
     places: list[Place] = []
     try:
         own = environment.installed(arguments.stand_in)
@@ -55,8 +55,8 @@ def main() -> int:
             f"{gpu['name']}, {gpu['vendor']} {gpu['version']}, {machine['cores']} cores, files in {home.path}",
             flush=True,
         )
-        if "missing" in machine["windlass"]:
-            print(f"windlass cannot be imported: {machine['windlass']['missing']}", file=sys.stderr)
+        if "missing" in machine["hoistway"]:
+            print(f"hoistway cannot be imported: {machine['hoistway']['missing']}", file=sys.stderr)
             return FAILED
         return run(arguments, deadline, own, work, home=home.path, machine=machine)
     finally:
@@ -79,16 +79,16 @@ def parsed() -> argparse.Namespace:
         "--deadline", type=float, default=520, help="seconds, after which nothing new is begun"
     )
     parser.add_argument("--wheels", type=Path, default=WHEELS, help="what 'just gpu-pack' made")
-    parser.add_argument("--installed", action="store_true", help="use the windlass that this Python has")
+    parser.add_argument("--installed", action="store_true", help="use the hoistway that this Python has")
     parser.add_argument(
         "--stand-in",
         action="store_true",
-        help="run on the driver of WINDLASS_CUDA_DRIVER or WINDLASS_HIP_DRIVER",
+        help="run on the driver of HOISTWAY_CUDA_DRIVER or HOISTWAY_HIP_DRIVER",
     )
     arguments = parser.parse_args()
     if arguments.output is None:
         # Results of the stand-in are not to be taken for others.
-        temporary = Path(tempfile.gettempdir()) / "windlass-stand-in"
+        temporary = Path(tempfile.gettempdir()) / "hoistway-stand-in"
         arguments.output = temporary if arguments.stand_in else BENCH / "results"
     return arguments
 

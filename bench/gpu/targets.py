@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 MIB = 1 << 20
-OURS = "windlass"
+OURS = "hoistway"
 
 
 @dataclass(frozen=True)

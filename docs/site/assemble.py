@@ -27,9 +27,9 @@ FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 API = """# Python
 
-What `import windlass` brings. Everything has types, so editors show it too.
+What `import hoistway` brings. Everything has types, so editors show it too.
 
-::: windlass
+::: hoistway
 """
 
 

@@ -3,11 +3,11 @@
 
 use libfuzzer_sys::fuzz_target;
 use std::{collections::HashMap, path::Path};
-use windlass::{
+use hoistway::{
     Catalog,
     catalog::{OpenOptions, gguf::Gguf, safetensors::Header},
 };
-use windlass_experts::{
+use hoistway_experts::{
     Error, ExpertId,
     catalog::{ExpertCatalog, UnitId},
 };

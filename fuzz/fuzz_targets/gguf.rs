@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use std::{cell::Cell, io, path::Path};
-use windlass::{
+use hoistway::{
     Catalog, Dtype,
     catalog::{
         OpenOptions,

@@ -5,7 +5,7 @@ use libfuzzer_sys::fuzz_target;
 use safetensors::SafeTensors;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::fmt;
-use windlass::catalog::safetensors::{Header, HeaderError, header_len};
+use hoistway::catalog::safetensors::{Header, HeaderError, header_len};
 
 fuzz_target!(|input: (u16, &[u8])| {
     let (data_len, text) = input;

@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use std::path::{Component, Path};
-use windlass::catalog::index::Index;
+use hoistway::catalog::index::Index;
 
 fuzz_target!(|text: &[u8]| {
     let Ok(index) = Index::parse(text) else { return };

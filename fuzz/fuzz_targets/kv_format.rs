@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| windlass_kv::fuzzing::parse_everything(bytes));
+fuzz_target!(|bytes: &[u8]| hoistway_kv::fuzzing::parse_everything(bytes));

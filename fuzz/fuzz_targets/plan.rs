@@ -4,7 +4,7 @@
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;
-use windlass::{
+use hoistway::{
     Alignment, Catalog, Dtype,
     catalog::safetensors::Header,
     plan::{

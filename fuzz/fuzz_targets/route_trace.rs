@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use windlass_experts::{
+use hoistway_experts::{
     replay::{Budget, Replay, ReplayOptions},
     trace::{Format, Trace, TraceOptions},
 };

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Adds windlass to a source tree of llama.cpp, llama-cpp-python or Ollama.
+"""Adds hoistway to a source tree of llama.cpp, llama-cpp-python or Ollama.
 
 Needs nothing but Python. A second run changes nothing.
 """
@@ -16,13 +16,13 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 PATCHES = HERE / "patches"
 SOURCES = (
-    HERE / "windlass-weights.cpp",
-    HERE / "windlass-weights.h",
-    HERE.parent.parent / "crates/windlass-capi/include/windlass.h",
+    HERE / "hoistway-weights.cpp",
+    HERE / "hoistway-weights.h",
+    HERE.parent.parent / "crates/hoistway-capi/include/hoistway.h",
 )
 LOADER = "src/llama-model-loader.cpp"
 # After Ollama's own patches, which are applied in the order of their names.
-OLLAMA_PATCH = "005-windlass-weights.patch"
+OLLAMA_PATCH = "005-hoistway-weights.patch"
 
 
 class DoesNotFitError(Exception):
@@ -30,7 +30,7 @@ class DoesNotFitError(Exception):
 
 
 def main() -> int:
-    """Does what the command line says; 0 if the tree has windlass now, or could have it."""
+    """Does what the command line says; 0 if the tree has hoistway now, or could have it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tree", type=Path, help="source tree of llama.cpp, llama-cpp-python or Ollama")
     parser.add_argument("--check", action="store_true", help="only say what would be done")

@@ -19,8 +19,8 @@ ROOT = HERE.parent.parent
 VERSION = "0.3.36"
 DATA = ROOT / "bench/data" / f"llama-cpp-python-{VERSION}"
 # Where `just capi` installs the C library.
-WINDLASS = ROOT / "dist/capi"
-LIBRARY = WINDLASS / "lib/libwindlass.so"
+HOISTWAY = ROOT / "dist/capi"
+LIBRARY = HOISTWAY / "lib/libhoistway.so"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Build:
 
     @property
     def stand_in(self) -> Path:
-        """A library with windlass's functions and plain reads, for what windlass itself does not do."""
+        """A library with hoistway's functions and plain reads, for what hoistway itself does not do."""
         return self.folder / "libstand-in.so"
 
     @property
@@ -63,13 +63,13 @@ def build(patched: bool) -> Build:
     if not LIBRARY.is_file():
         raise SystemExit(f"{LIBRARY} is missing: 'just capi' makes it")
     configure = ["cmake", "-G", "Ninja", "-S", HERE / "test", "-B", folder]
-    quietly([*configure, f"-DLLAMA_SOURCE={source}", f"-DWINDLASS={WINDLASS}"])
+    quietly([*configure, f"-DLLAMA_SOURCE={source}", f"-DHOISTWAY={HOISTWAY}"])
     quietly(["cmake", "--build", folder])
     return Build(folder)
 
 
 def patched_tree() -> Path:
-    """Sources with windlass, as a user makes them."""
+    """Sources with hoistway, as a user makes them."""
     source = tree("patched")
     command = [sys.executable, HERE / "apply.py", source]
     if subprocess.run(command, check=False, capture_output=True).returncode != 0:

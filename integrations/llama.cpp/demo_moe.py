@@ -1,4 +1,4 @@
-"""Makes a mixture of experts, and runs it with less memory than it takes: by mmap, and by windlass."""
+"""Makes a mixture of experts, and runs it with less memory than it takes: by mmap, and by hoistway."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def main() -> None:
         "mmap": lambda: limited.run_stock(
             stock, model, mode="mmap", limit=limit, tokens=arguments.tokens, threads=threads
         ),
-        "windlass": lambda: limited.run_streamed(
+        "hoistway": lambda: limited.run_streamed(
             stock, model, budget=budget, limit=limit, tokens=arguments.tokens, threads=threads
         ),
     }
@@ -60,16 +60,16 @@ def main() -> None:
             f"the first after {result['first_token_seconds']:.2f} s",
             flush=True,
         )
-    stats = results["windlass"]["stats"]
+    stats = results["hoistway"]["stats"]
     print(
-        f"windlass read {stats['bytes_per_token'] / 2**20:.1f} MiB a token, {stats['hit_rate']:.0%} of the experts "
+        f"hoistway read {stats['bytes_per_token'] / 2**20:.1f} MiB a token, {stats['hit_rate']:.0%} of the experts "
         "were in memory."
     )
     if len({(result["hash"], *result["tokens"]) for result in results.values()}) != 1:
         raise SystemExit("the tokens differ")
-    gain = results["windlass"]["tokens_per_second"] / results["mmap"]["tokens_per_second"]
+    gain = results["hoistway"]["tokens_per_second"] / results["mmap"]["tokens_per_second"]
     print(
-        f"windlass is {gain:.1f} times as fast. The {arguments.tokens} tokens are equal, and so are all logits."
+        f"hoistway is {gain:.1f} times as fast. The {arguments.tokens} tokens are equal, and so are all logits."
     )
 
 

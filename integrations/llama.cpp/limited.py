@@ -1,4 +1,4 @@
-"""Runs a mixture of experts by mmap and by windlass, each in a process of its own, under a limit of memory.
+"""Runs a mixture of experts by mmap and by hoistway, each in a process of its own, under a limit of memory.
 
 The limit is that of a control group, which counts what the page cache holds for the process too. That needs root.
 """
@@ -34,7 +34,7 @@ def limit_of(limit_bytes: int | None) -> Iterator[list[str]]:
     if limit_bytes is None:
         yield []
         return
-    name = f"windlass-{os.getpid()}"
+    name = f"hoistway-{os.getpid()}"
     is_unified = (CGROUPS / "cgroup.controllers").exists()
     group = CGROUPS / name if is_unified else CGROUPS / "memory" / name
     try:
@@ -72,7 +72,7 @@ def run_stock(
 def run_streamed(
     stock: Build, model: Path, *, budget: int, limit: int | None, tokens: int, threads: int
 ) -> dict[str, Any]:
-    """Evaluates a model of which windlass reads the experts that are used."""
+    """Evaluates a model of which hoistway reads the experts that are used."""
     command = [stock.stream_experts, "--budget-mib", str(budget / 2**20)]
     return result_of(command, model, limit, tokens, threads)
 

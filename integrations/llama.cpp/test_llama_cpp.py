@@ -1,6 +1,6 @@
 """Loads models with llama.cpp, stock and patched, and compares the logits bit by bit.
 
-`just llama-cpp` runs this, with the C library that `just capi` has made. A stand-in for it serves only where windlass
+`just llama-cpp` runs this, with the C library that `just capi` has made. A stand-in for it serves only where hoistway
 itself would not do what is tested.
 """
 
@@ -32,18 +32,18 @@ class Run:
 
     @property
     def said(self) -> list[str]:
-        """The lines that are windlass's."""
-        return [line for line in self.log.splitlines() if line.startswith("windlass:")]
+        """The lines that are hoistway's."""
+        return [line for line in self.log.splitlines() if line.startswith("hoistway:")]
 
     @property
     def delivered(self) -> int:
-        """How many tensors windlass read, over all batches of the load."""
-        return sum(int(count) for count in re.findall(r"windlass: read (\d+) tensors", self.log))
+        """How many tensors hoistway read, over all batches of the load."""
+        return sum(int(count) for count in re.findall(r"hoistway: read (\d+) tensors", self.log))
 
     @property
     def left(self) -> int:
         """How many of those that it was asked for it did not read."""
-        return sum(int(count) for count in re.findall(r"windlass: (\d+) tensors are left", self.log))
+        return sum(int(count) for count in re.findall(r"hoistway: (\d+) tensors are left", self.log))
 
 
 def run(program: Path, model: Path, *options: str, **environment: str | Path) -> Run:
@@ -121,10 +121,10 @@ class TestLogits:
         assert done.said == []
 
     def test_an_absent_library_is_warned_of_once(self, patched: Build, model: Path, expected: str) -> None:
-        done = run(patched.logits, model, LLAMA_WEIGHT_SOURCE="/nonexistent/libwindlass.so")
+        done = run(patched.logits, model, LLAMA_WEIGHT_SOURCE="/nonexistent/libhoistway.so")
         assert done.result["hash"] == expected
         assert len(done.said) == 1
-        assert "LLAMA_WEIGHT_SOURCE=/nonexistent/libwindlass.so cannot be used" in done.said[0]
+        assert "LLAMA_WEIGHT_SOURCE=/nonexistent/libhoistway.so cannot be used" in done.said[0]
 
     def test_a_library_delivers_every_tensor(
         self, patched: Build, library: Path, model: Path, expected: str
@@ -168,7 +168,7 @@ class TestConduct:
     def test_the_progress_callback_cancels(self, patched: Build, library: Path, part: str) -> None:
         done = run(patched.logits, made("middle"), "--cancel-at", part, LLAMA_WEIGHT_SOURCE=library)
         assert not done.result["loaded"]
-        assert "windlass: version" in done.log
+        assert "hoistway: version" in done.log
 
     @pytest.mark.parametrize("mode", ["mmap", "dio"])
     def test_a_mapped_model_is_left_alone_and_a_direct_one_is_read(
@@ -209,7 +209,7 @@ class TestConduct:
         )
         assert done.result["loaded"]
         assert len(done.said) == 1
-        assert "it has no function windlass_abi_version" in done.said[0]
+        assert "it has no function hoistway_abi_version" in done.said[0]
 
     def test_a_library_that_makes_no_reader_is_warned_of(self, patched: Build, small: Path) -> None:
         without = run(patched.logits, small)
@@ -220,7 +220,7 @@ class TestConduct:
 
 
 class TestDevice:
-    """Weights in the memory of a device, which is the host's here, and whose windlass is the stand-in."""
+    """Weights in the memory of a device, which is the host's here, and whose hoistway is the stand-in."""
 
     def test_the_devices_number_is_found_by_its_bus_id(
         self, stock: Build, patched: Build, small: Path
@@ -235,7 +235,7 @@ class TestDevice:
         )
         assert done.result["hash"] == expected
         # One batch for the host's tensors and one for the device's.
-        assert len(re.findall(r"windlass: read", done.log)) == 2
+        assert len(re.findall(r"hoistway: read", done.log)) == 2
         assert done.delivered == tensors_in(small)
 
     def test_a_device_that_cuda_does_not_know_is_left_to_llama_cpp(
@@ -263,7 +263,7 @@ class TestExample:
 
 
 class TestStreamedExperts:
-    """Models whose experts windlass reads as their routers choose them."""
+    """Models whose experts hoistway reads as their routers choose them."""
 
     @staticmethod
     def failed(stock: Build, model: Path, *options: str) -> str:
@@ -396,7 +396,7 @@ class TestApply:
         loader.write_bytes(loader.read_bytes().replace(b"\n", b"\r\n"))
         assert self.apply(source).returncode == 0
         text = loader.read_bytes()
-        assert b"windlass" in text
+        assert b"hoistway" in text
         assert text.count(b"\n") == text.count(b"\r\n")
 
     def test_a_tree_that_no_patch_fits_is_left_as_it_is(self, source: Path) -> None:
@@ -422,13 +422,13 @@ class TestApply:
         (checkout / "LLAMA_CPP_VERSION").write_text("b10488\n")
         assert self.apply(checkout).returncode == 0
         assert sorted(path.name for path in compat.iterdir()) == [
-            "005-windlass-weights.patch",
+            "005-hoistway-weights.patch",
             "compat.cmake",
-            "windlass-weights.cpp",
-            "windlass-weights.h",
-            "windlass.h",
+            "hoistway-weights.cpp",
+            "hoistway-weights.h",
+            "hoistway.h",
         ]
-        assert "CMakeLists" not in (compat / "005-windlass-weights.patch").read_text()
+        assert "CMakeLists" not in (compat / "005-hoistway-weights.patch").read_text()
         before = self.contents(checkout)
         assert "already in" in self.apply(checkout).stdout
         assert self.contents(checkout) == before
@@ -438,6 +438,6 @@ class TestApply:
         # A tree that is there tells which patch fits, and git applies what was written.
         assert self.apply(checkout, "--llama-cpp", source).returncode == 0
         environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(source.parent)}
-        patch = compat / "005-windlass-weights.patch"
+        patch = compat / "005-hoistway-weights.patch"
         subprocess.run(["git", "apply", patch], check=True, cwd=source, env=environment)
-        assert "windlass_weights" in (source / "src/llama-model-loader.cpp").read_text()
+        assert "hoistway_weights" in (source / "src/llama-model-loader.cpp").read_text()

@@ -22,10 +22,10 @@ bool ends_with(const std::string & text, const std::string & end) {
 
 // What the callback of llama_model_init_from_user collects.
 struct loading {
-    const windlass::Catalog &        catalog;
+    const hoistway::Catalog &        catalog;
     const user_model::place_tensor & place;
     bool                             tied;
-    std::vector<windlass::Read>      reads {};
+    std::vector<hoistway::Read>      reads {};
     std::vector<std::string>         refused {};
 
     // No exception may pass through llama.cpp.
@@ -49,7 +49,7 @@ struct loading {
         } else if (!ggml_backend_buffer_is_host(tensor.buffer)) {
             refused.push_back(name + " lies in memory of a device, which is not filled here");
         } else if (!place || !place(tensor, *stored)) {
-            windlass::Read read = catalog.to_host(*stored, tensor.data);
+            hoistway::Read read = catalog.to_host(*stored, tensor.data);
             read.name = tensor.name;
             reads.push_back(read);
         }
@@ -76,7 +76,7 @@ struct loading {
 };
 
 // Adds a tensor to the metadata, so that llama.cpp creates it with the type that the file has.
-void describe(gguf_context & metadata, ggml_context & context, const char * name, const windlass_tensor & stored) {
+void describe(gguf_context & metadata, ggml_context & context, const char * name, const hoistway_tensor & stored) {
     if (stored.ggml_type < 0 || stored.ggml_type >= GGML_TYPE_COUNT) {
         throw std::runtime_error(std::string(name) + " has the type " + stored.dtype +
                                  ", which this llama.cpp does not know");
@@ -103,21 +103,21 @@ gguf_context_ptr metadata_of(const std::string & path) {
 
 } // namespace
 
-windlass::Catalog open_gguf(const std::string & path) {
+hoistway::Catalog open_gguf(const std::string & path) {
     char magic[4] = {};
     std::ifstream(path, std::ios::binary).read(magic, sizeof magic);
     if (std::memcmp(magic, "GGUF", sizeof magic) != 0) {
         throw std::runtime_error(path + " is no GGUF file");
     }
-    return windlass::Catalog({ path });
+    return hoistway::Catalog({ path });
 }
 
-user_model::user_model(const windlass::Catalog & catalog, const std::string & path,
+user_model::user_model(const hoistway::Catalog & catalog, const std::string & path,
                        const llama_model_params & parameters, const place_tensor & place) {
     const gguf_context_ptr metadata = metadata_of(path);
     const ggml_context_ptr context(
         ggml_init({ (catalog.size() + 1) * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true }));
-    for (const windlass_tensor & stored : catalog) {
+    for (const hoistway_tensor & stored : catalog) {
         if (stored.ggml_type == GGML_TYPE_F64 && stored.dimensions > 1) {
             throw std::runtime_error(std::string(stored.name) + " has the type F64, which llama.cpp cannot multiply with");
         }
@@ -140,5 +140,5 @@ user_model::user_model(const windlass::Catalog & catalog, const std::string & pa
         throw std::runtime_error(std::to_string(load.refused.size()) +
                                  " tensors cannot be loaded in this way; the first: " + load.refused.front());
     }
-    windlass::Reader().submit(load.reads).wait();
+    hoistway::Reader().submit(load.reads).wait();
 }

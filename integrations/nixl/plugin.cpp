@@ -1,10 +1,10 @@
-// A storage back-end of NIXL that keeps objects as blocks of a windlass KV store: an object's name is a block's key.
+// A storage back-end of NIXL that keeps objects as blocks of a hoistway KV store: an object's name is a block's key.
 //
 // It is a thin layer: descriptors become items of the C ABI, whose memory they name, and nothing is copied here.
 // docs/kv/nixl.md says how to use it.
 #include "backend/backend_plugin.h"
 
-#include <windlass.hpp>
+#include <hoistway.hpp>
 
 #include <algorithm>
 #include <charconv>
@@ -15,46 +15,46 @@
 
 namespace {
 
-namespace kv = windlass::kv;
+namespace kv = hoistway::kv;
 
-constexpr const char* PLUGIN_NAME = "WINDLASS";
+constexpr const char* PLUGIN_NAME = "HOISTWAY";
 
-// Members of windlass_kv_options and windlass_kv_description, by the names of the back-end's parameters.
+// Members of hoistway_kv_options and hoistway_kv_description, by the names of the back-end's parameters.
 struct Text {
     const char* name;
-    const char* windlass_kv_options::*option;
-    const char* windlass_kv_description::*field;
+    const char* hoistway_kv_options::*option;
+    const char* hoistway_kv_description::*field;
 };
 constexpr Text TEXTS[] = {
-    {"root", &windlass_kv_options::root, nullptr},
-    {"access", &windlass_kv_options::access, nullptr},
-    {"layout", &windlass_kv_options::layout, nullptr},
-    {"durability", &windlass_kv_options::durability, nullptr},
-    {"eviction", &windlass_kv_options::eviction, nullptr},
-    {"admission", &windlass_kv_options::admission, nullptr},
-    {"route", &windlass_kv_options::route, nullptr},
-    {"direct", &windlass_kv_options::direct, nullptr},
-    {"namespace.model", nullptr, &windlass_kv_description::model},
-    {"namespace.dtype", nullptr, &windlass_kv_description::dtype},
-    {"namespace.layout", nullptr, &windlass_kv_description::layout},
-    {"namespace.key_algorithm", nullptr, &windlass_kv_description::key_algorithm},
-    {"namespace.salt", nullptr, &windlass_kv_description::salt},
+    {"root", &hoistway_kv_options::root, nullptr},
+    {"access", &hoistway_kv_options::access, nullptr},
+    {"layout", &hoistway_kv_options::layout, nullptr},
+    {"durability", &hoistway_kv_options::durability, nullptr},
+    {"eviction", &hoistway_kv_options::eviction, nullptr},
+    {"admission", &hoistway_kv_options::admission, nullptr},
+    {"route", &hoistway_kv_options::route, nullptr},
+    {"direct", &hoistway_kv_options::direct, nullptr},
+    {"namespace.model", nullptr, &hoistway_kv_description::model},
+    {"namespace.dtype", nullptr, &hoistway_kv_description::dtype},
+    {"namespace.layout", nullptr, &hoistway_kv_description::layout},
+    {"namespace.key_algorithm", nullptr, &hoistway_kv_description::key_algorithm},
+    {"namespace.salt", nullptr, &hoistway_kv_description::salt},
 };
 struct Number {
     const char* name;
-    std::uint64_t windlass_kv_options::*option;
-    std::uint64_t windlass_kv_description::*field;
+    std::uint64_t hoistway_kv_options::*option;
+    std::uint64_t hoistway_kv_description::*field;
 };
 constexpr Number NUMBERS[] = {
-    {"capacity_bytes", &windlass_kv_options::capacity_bytes, nullptr},
-    {"min_free_bytes", &windlass_kv_options::min_free_bytes, nullptr},
-    {"segment_bytes", &windlass_kv_options::segment_bytes, nullptr},
-    {"io_threads", &windlass_kv_options::io_threads, nullptr},
-    {"max_in_flight_bytes", &windlass_kv_options::max_in_flight_bytes, nullptr},
-    {"timeout_ms", &windlass_kv_options::timeout_ms, nullptr},
-    {"scrub_bytes_per_second", &windlass_kv_options::scrub_bytes_per_second, nullptr},
-    {"namespace.ttl_ms", nullptr, &windlass_kv_description::ttl_ms},
-    {"namespace.quota_bytes", nullptr, &windlass_kv_description::quota_bytes},
+    {"capacity_bytes", &hoistway_kv_options::capacity_bytes, nullptr},
+    {"min_free_bytes", &hoistway_kv_options::min_free_bytes, nullptr},
+    {"segment_bytes", &hoistway_kv_options::segment_bytes, nullptr},
+    {"io_threads", &hoistway_kv_options::io_threads, nullptr},
+    {"max_in_flight_bytes", &hoistway_kv_options::max_in_flight_bytes, nullptr},
+    {"timeout_ms", &hoistway_kv_options::timeout_ms, nullptr},
+    {"scrub_bytes_per_second", &hoistway_kv_options::scrub_bytes_per_second, nullptr},
+    {"namespace.ttl_ms", nullptr, &hoistway_kv_description::ttl_ms},
+    {"namespace.quota_bytes", nullptr, &hoistway_kv_description::quota_bytes},
 };
 
 // The store and the namespace that the parameters name. Those that are empty are defaults.
@@ -118,21 +118,21 @@ struct Request : nixlBackendReqH {
     std::optional<kv::Ticket> ticket;
 };
 
-nixl_status_t status_of(windlass_status status) {
+nixl_status_t status_of(hoistway_status status) {
     switch (status) {
-    case WINDLASS_OK:
+    case HOISTWAY_OK:
         return NIXL_SUCCESS;
-    case WINDLASS_PENDING:
+    case HOISTWAY_PENDING:
         return NIXL_IN_PROG;
-    case WINDLASS_NOT_FOUND:
+    case HOISTWAY_NOT_FOUND:
         return NIXL_ERR_NOT_FOUND;
-    case WINDLASS_INVALID_ARGUMENT:
+    case HOISTWAY_INVALID_ARGUMENT:
         return NIXL_ERR_MISMATCH;
-    case WINDLASS_REFUSED:
-    case WINDLASS_READ_ONLY:
+    case HOISTWAY_REFUSED:
+    case HOISTWAY_READ_ONLY:
         return NIXL_ERR_NOT_ALLOWED;
-    case WINDLASS_TIMED_OUT:
-    case WINDLASS_CANCELLED:
+    case HOISTWAY_TIMED_OUT:
+    case HOISTWAY_CANCELLED:
         return NIXL_ERR_CANCELED;
     default:
         return NIXL_ERR_BACKEND;
@@ -143,16 +143,16 @@ nixl_status_t status_of(windlass_status status) {
 template <typename Work> nixl_status_t guarded(const char* what, Work&& work) noexcept {
     try {
         return work();
-    } catch (const windlass::Error& error) {
-        std::fprintf(stderr, "windlass: %s: %s\n", what, error.what());
-        return error.status() == WINDLASS_INVALID_ARGUMENT ? NIXL_ERR_INVALID_PARAM : status_of(error.status());
+    } catch (const hoistway::Error& error) {
+        std::fprintf(stderr, "hoistway: %s: %s\n", what, error.what());
+        return error.status() == HOISTWAY_INVALID_ARGUMENT ? NIXL_ERR_INVALID_PARAM : status_of(error.status());
     } catch (const std::exception& error) {
-        std::fprintf(stderr, "windlass: %s: %s\n", what, error.what());
+        std::fprintf(stderr, "hoistway: %s: %s\n", what, error.what());
         return NIXL_ERR_INVALID_PARAM;
     }
 }
 
-windlass_kv_piece piece_of(nixl_mem_t mem, const nixlBasicDesc& memory) {
+hoistway_kv_piece piece_of(nixl_mem_t mem, const nixlBasicDesc& memory) {
     void* address = reinterpret_cast<void*>(memory.addr);
     return mem == VRAM_SEG ? kv::cuda(static_cast<int>(memory.devId), address, memory.len)
                            : kv::host(address, memory.len);
@@ -228,7 +228,7 @@ class Engine final : public nixlBackendEngine {
                        std::make_tuple(first.at(key(right)), remote[right].addr);
             });
             auto request = std::make_unique<Request>(operation);
-            std::vector<windlass_kv_piece> pieces;
+            std::vector<hoistway_kv_piece> pieces;
             std::uint64_t end = 0;
             for (std::size_t place = 0; place < count; ++place) {
                 const nixlMetaDesc &memory = local[order[place]], &object = remote[order[place]];
@@ -276,7 +276,7 @@ class Engine final : public nixlBackendEngine {
 
     nixl_status_t queryMem(const nixl_reg_dlist_t& objects, std::vector<nixl_query_resp_t>& answers) const override {
         return guarded("looking objects up", [&] {
-            std::vector<windlass_kv_key> keys;
+            std::vector<hoistway_kv_key> keys;
             for (int index = 0; index < objects.descCount(); ++index) {
                 keys.push_back(kv::key(objects[index].metaInfo));
             }
@@ -291,8 +291,8 @@ class Engine final : public nixlBackendEngine {
   private:
     // A transfer is in progress until its memory is the caller's again, also after a time-out.
     static nixl_status_t progress(const kv::Ticket& ticket) {
-        const windlass_status status = ticket.poll();
-        if (status == WINDLASS_PENDING || ticket.is_released()) {
+        const hoistway_status status = ticket.poll();
+        if (status == HOISTWAY_PENDING || ticket.is_released()) {
             return status_of(status);
         }
         return guarded("waiting for memory", [&] {
@@ -332,7 +332,7 @@ nixlBackendPlugin plugin = {
     create,
     [](nixlBackendEngine* engine) { delete engine; },
     [] { return PLUGIN_NAME; },
-    windlass_version,
+    hoistway_version,
     parameters,
     Engine::mems,
 };

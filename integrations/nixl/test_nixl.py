@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 TARGET = Path(__file__).parents[2] / "target"
-PLUGIN = TARGET / "nixl/libplugin_WINDLASS.so"
+PLUGIN = TARGET / "nixl/libplugin_HOISTWAY.so"
 DRIVER = TARGET / "release/libfake_cuda.so"
 os.environ["NIXL_PLUGIN_DIR"] = str(PLUGIN.parent)
-os.environ["WINDLASS_CUDA_DRIVER"] = os.environ["WINDLASS_CUFILE"] = str(DRIVER)
+os.environ["HOISTWAY_CUDA_DRIVER"] = os.environ["HOISTWAY_CUFILE"] = str(DRIVER)
 
 from nixl_cu12._api import nixl_agent, nixl_agent_config  # noqa: E402
 
@@ -36,23 +36,23 @@ class Agent:
         self.name = f"agent {directory.name}"
         self.nixl = nixl_agent(self.name, nixl_agent_config(backends=[]))
         defaults = {"root": str(directory), "capacity_bytes": str(64 << 20), "min_free_bytes": "1"}
-        self.nixl.create_backend("WINDLASS", defaults | {"namespace.model": "m@1"} | parameters)
+        self.nixl.create_backend("HOISTWAY", defaults | {"namespace.model": "m@1"} | parameters)
         self.numbers: dict[str, int] = {}
 
     def begin(self, operation: str, places: list[tuple[str, int, np.ndarray]]) -> Any:
         """A transfer between memory and names of objects, from bytes of these on."""
         for key in {key for key, _, _ in places} - self.numbers.keys():
             self.numbers[key] = len(self.numbers) + 1
-            self.nixl.register_memory([(0, 1 << 30, self.numbers[key], key)], "OBJ", ["WINDLASS"])
+            self.nixl.register_memory([(0, 1 << 30, self.numbers[key], key)], "OBJ", ["HOISTWAY"])
         memory = [(array.ctypes.data, array.nbytes, 0) for _, _, array in places]
-        self.nixl.register_memory([(*piece, "") for piece in memory], "DRAM", ["WINDLASS"])
+        self.nixl.register_memory([(*piece, "") for piece in memory], "DRAM", ["HOISTWAY"])
         objects = [(start, array.nbytes, self.numbers[key]) for key, start, array in places]
         return self.nixl.initialize_xfer(
             operation,
             self.nixl.get_xfer_descs(memory, "DRAM"),
             self.nixl.get_xfer_descs(objects, "OBJ"),
             self.name,
-            backends=["WINDLASS"],
+            backends=["HOISTWAY"],
         )
 
     def finish(self, transfer: Any) -> None:
@@ -73,7 +73,7 @@ class Agent:
 
     def found(self, *keys: str) -> list[bool]:
         """Which objects are there."""
-        answers = self.nixl.query_memory([(0, 0, 0, key) for key in keys], "WINDLASS", "OBJ")
+        answers = self.nixl.query_memory([(0, 0, 0, key) for key in keys], "HOISTWAY", "OBJ")
         return [answer is not None for answer in answers]
 
 
@@ -203,8 +203,8 @@ def test_blocks_move_to_and_from_memory_of_a_device(agent: Agent) -> None:
     memory = block(1)
     driver.cuMemcpyHtoD_v2(addresses[0], ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(BLOCK))
     pieces = [(address.value, BLOCK, 1) for address in addresses]
-    agent.nixl.register_memory([(*piece, "") for piece in pieces], "VRAM", ["WINDLASS"])
-    agent.nixl.register_memory([(0, BLOCK, 1, "a")], "OBJ", ["WINDLASS"])
+    agent.nixl.register_memory([(*piece, "") for piece in pieces], "VRAM", ["HOISTWAY"])
+    agent.nixl.register_memory([(0, BLOCK, 1, "a")], "OBJ", ["HOISTWAY"])
     for operation, piece in zip(["WRITE", "READ"], pieces, strict=True):
         local = agent.nixl.get_xfer_descs([piece], "VRAM")
         remote = agent.nixl.get_xfer_descs([(0, BLOCK, 1)], "OBJ")
@@ -218,8 +218,8 @@ def test_memory_of_a_device_that_is_not_there_is_refused(
     agent: Agent, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(Exception, match="BACKEND"):
-        agent.nixl.register_memory([(4096, 4096, 15, "")], "VRAM", ["WINDLASS"])
-    assert "windlass: registering memory" in capfd.readouterr().err
+        agent.nixl.register_memory([(4096, 4096, 15, "")], "VRAM", ["HOISTWAY"])
+    assert "hoistway: registering memory" in capfd.readouterr().err
 
 
 def test_the_program_of_the_documentation_stores_a_block(tmp_path: Path) -> None:
@@ -244,10 +244,10 @@ def test_the_program_of_the_documentation_stores_a_block(tmp_path: Path) -> None
 
 
 def test_nixl_tells_of_the_plug_in(agent: Agent) -> None:
-    assert "WINDLASS" in agent.nixl.get_plugin_list()
-    assert sorted(agent.nixl.get_plugin_mem_types("WINDLASS")) == ["DRAM_SEG", "OBJ_SEG", "VRAM_SEG"]
-    assert {"root", "capacity_bytes", "namespace.model"} <= agent.nixl.get_plugin_params("WINDLASS").keys()
-    assert agent.nixl.get_backend_params("WINDLASS")["namespace.model"] == "m@1"
+    assert "HOISTWAY" in agent.nixl.get_plugin_list()
+    assert sorted(agent.nixl.get_plugin_mem_types("HOISTWAY")) == ["DRAM_SEG", "OBJ_SEG", "VRAM_SEG"]
+    assert {"root", "capacity_bytes", "namespace.model"} <= agent.nixl.get_plugin_params("HOISTWAY").keys()
+    assert agent.nixl.get_backend_params("HOISTWAY")["namespace.model"] == "m@1"
 
 
 def virtual_functions(library: Path, engine: str) -> list[set[str]]:

@@ -1,9 +1,7 @@
 //! Files and headers that are in memory already.
 
 use crate::{error::IntoPython, tensor::Tensor};
-use pyo3::{prelude::*, pybacked::PyBackedBytes, types::PyBytes};
-use std::{borrow::Cow, collections::HashMap, path::PathBuf};
-use windlass::{
+use hoistway::{
     Error,
     cache::NodeCache,
     catalog::{
@@ -12,6 +10,8 @@ use windlass::{
     },
     objects::StoreOptions,
 };
+use pyo3::{prelude::*, pybacked::PyBackedBytes, types::PyBytes};
+use std::{borrow::Cow, collections::HashMap, path::PathBuf};
 
 /// Name, element type, shape, and first and last offset of a tensor of a header.
 type ParsedTensor = (String, Cow<'static, str>, Vec<u64>, (u64, u64));
@@ -21,7 +21,7 @@ type ParsedTensor = (String, Cow<'static, str>, Vec<u64>, (u64, u64));
 pub(crate) fn load_bytes(py: Python<'_>, data: &Bound<'_, PyBytes>) -> PyResult<Vec<Tensor>> {
     let options = OpenOptions::default().lenient(OpenOptions::lenient_from_env().into_python(py)?);
     let bytes = PyBackedBytes::from(data.clone());
-    let tensors = py.detach(|| windlass::load_bytes(bytes, &options)).into_python(py)?;
+    let tensors = py.detach(|| hoistway::load_bytes(bytes, &options)).into_python(py)?;
     Ok(tensors.into_iter().map(Tensor::from).collect())
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn open_options(
     let mut options = StoreOptions::default();
     for (name, value) in store.iter().flatten() {
         // Values may be secret.
-        let invalid = |error: windlass::objects::Error| Error::InvalidOption {
+        let invalid = |error: hoistway::objects::Error| Error::InvalidOption {
             option: "store",
             value: name.clone(),
             reason: error.problem.to_string(),

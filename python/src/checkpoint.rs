@@ -13,6 +13,12 @@ use crate::{
     stoppable,
     tensor::{Tensor, quantized_shape},
 };
+use hoistway::{
+    Route,
+    catalog::{SourceName, Stop},
+    plan::{Plan, PlanOptions, PlannedTensor},
+    verify::Manifest,
+};
 use pyo3::{
     prelude::*,
     types::{PyDict, PyTuple},
@@ -24,25 +30,19 @@ use std::{
     path::PathBuf,
     sync::Arc,
 };
-use windlass::{
-    Route,
-    catalog::{SourceName, Stop},
-    plan::{Plan, PlanOptions, PlannedTensor},
-    verify::Manifest,
-};
 
 /// Name, element type, shape, shape of the bytes of quantised elements, and size in bytes.
 type Planned = (String, Cow<'static, str>, Vec<u64>, Option<Vec<u64>>, u64);
 
 /// A checkpoint with its files open.
-#[pyclass(frozen, module = "windlass")]
+#[pyclass(frozen, module = "hoistway")]
 pub(crate) struct Checkpoint {
-    checkpoint: Arc<windlass::Checkpoint>,
+    checkpoint: Arc<hoistway::Checkpoint>,
 }
 
 impl Checkpoint {
     /// The open files, for what reads them as long as it likes.
-    pub(crate) fn shared(&self) -> Arc<windlass::Checkpoint> {
+    pub(crate) fn shared(&self) -> Arc<hoistway::Checkpoint> {
         self.checkpoint.clone()
     }
 }
@@ -62,7 +62,7 @@ impl Checkpoint {
         let options = open_options(py, lenient, offset, store, cache)?;
         let stop = Stop::default();
         let options = options.stop(stop.clone());
-        let open = || windlass::Checkpoint::open_with(&paths, &options);
+        let open = || hoistway::Checkpoint::open_with(&paths, &options);
         let is_url = |path: &PathBuf| matches!(SourceName::from(path.as_path()), SourceName::Url(_));
         // Only a server is waited for long enough that it matters.
         let checkpoint = match paths.iter().any(is_url) {
@@ -137,7 +137,7 @@ impl Checkpoint {
     fn planned(&self, py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Vec<Planned>> {
         let selection = load_options(py, options)?.selection;
         let catalog = self.checkpoint.catalog();
-        let plan = || -> windlass::Result<Vec<PlannedTensor>> {
+        let plan = || -> hoistway::Result<Vec<PlannedTensor>> {
             let requests = selection.resolve(catalog)?;
             let plan = Plan::new(catalog, &requests, &PlanOptions::default())?;
             let mut planned: Vec<_> = plan.tensors().to_vec();

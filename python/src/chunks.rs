@@ -1,10 +1,17 @@
-//! Reads of parts of files into memory of the caller's, for `windlass.compat.threefs`.
+//! Reads of parts of files into memory of the caller's, for `hoistway.compat.threefs`.
 #![allow(unsafe_code)]
 
 use crate::{
     TICK,
     error::{IntoPython, exception_of},
     interruptible,
+};
+use hoistway::{
+    ByteRange, DeviceId, Error, Route, UsrbioClient,
+    catalog::{header_texts, safetensors::LENGTH_PREFIX_BYTES},
+    device,
+    read::{Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target},
+    route,
 };
 use pyo3::prelude::*;
 use std::{
@@ -15,13 +22,6 @@ use std::{
     path::{Path, PathBuf},
     ptr::NonNull,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
-use windlass::{
-    ByteRange, DeviceId, Error, Route, UsrbioClient,
-    catalog::{header_texts, safetensors::LENGTH_PREFIX_BYTES},
-    device,
-    read::{Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target},
-    route,
 };
 
 /// Longest single read, where as many may be in flight as the buffer has room for. Longer ones keep no network busier,
@@ -34,7 +34,7 @@ const MIN_IN_FLIGHT: u64 = 8;
 const BLOCK_BYTES: u64 = 4096;
 
 /// Reads parts of files, those of one 3FS if there is a mount point. Threads may share it.
-#[pyclass(frozen, module = "windlass")]
+#[pyclass(frozen, module = "hoistway")]
 pub(crate) struct ChunkReader {
     /// Where the one 3FS is mounted that is read from.
     mount: Option<PathBuf>,
@@ -160,7 +160,7 @@ impl ChunkReader {
     }
 
     /// An open file, and who reads it.
-    fn open(&self, path: &Path) -> windlass::Result<(Arc<Reader>, ReadFile)> {
+    fn open(&self, path: &Path) -> hoistway::Result<(Arc<Reader>, ReadFile)> {
         let failed = |source| Error::Io {
             operation: "stat",
             path: path.to_owned(),
@@ -278,7 +278,7 @@ fn options(
     buffer_size: u64,
     client: &str,
     usrbio_directories: Vec<PathBuf>,
-) -> windlass::Result<ReaderOptions> {
+) -> hoistway::Result<ReaderOptions> {
     if buffer_size < BLOCK_BYTES || entries == 0 {
         let (option, value, reason) = match entries {
             0 => ("entries", entries, "a reader needs at least one"),
@@ -299,8 +299,8 @@ fn options(
         .memory_budget_bytes(buffer_size))
 }
 
-fn parse_client(name: &str) -> windlass::Result<UsrbioClient> {
-    let mut options = windlass::LoadOptions::default();
+fn parse_client(name: &str) -> hoistway::Result<UsrbioClient> {
+    let mut options = hoistway::LoadOptions::default();
     options.set("usrbio", name)?;
     Ok(options.usrbio)
 }
@@ -312,7 +312,7 @@ fn requests(
     offset: u64,
     len: u64,
     chunk_size: u64,
-) -> windlass::Result<Vec<ReadRequest>> {
+) -> hoistway::Result<Vec<ReadRequest>> {
     // Chunks of a few bytes would be many.
     let step = if chunk_size == 0 { len } else { chunk_size.max(BLOCK_BYTES) };
     let device = if address == 0 { DeviceId::Cpu } else { device::device_of(address) };

@@ -1,8 +1,8 @@
-//! The command `windlass`, for the package's entry point.
+//! The command `hoistway`, for the package's entry point.
 
+use hoistway_cli::Invocation;
 use pyo3::prelude::*;
 use std::ffi::OsString;
-use windlass_cli::Invocation;
 
 /// Runs the command with these arguments, and returns its exit code. Processes that it starts run `program`. Nothing
 /// looks for Ctrl-C meanwhile: the caller leaves SIGINT to the system.
@@ -10,5 +10,5 @@ use windlass_cli::Invocation;
 pub(crate) fn run_command(py: Python<'_>, program: Vec<OsString>, arguments: Vec<OsString>) -> u8 {
     crate::log::log_as_command();
     let invocation = Invocation { program, arguments };
-    py.detach(|| windlass_cli::run(&invocation))
+    py.detach(|| hoistway_cli::run(&invocation))
 }

@@ -4,9 +4,9 @@
 #![allow(unsafe_code)]
 
 use crate::view::View;
+use hoistway::{DeviceId, Dtype};
 use pyo3::{ffi, prelude::*};
 use std::{any::Any, ffi::CStr, ffi::c_void};
-use windlass::{DeviceId, Dtype};
 
 /// DLPack's name of the tensor's device, such as 1 and 0 for host memory.
 pub(crate) fn device(tensor: &View) -> (i32, i32) {

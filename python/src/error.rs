@@ -1,13 +1,13 @@
-//! Errors as Python exceptions: those of `windlass.errors`, with file, tensor and offset as attributes.
+//! Errors as Python exceptions: those of `hoistway.errors`, with file, tensor and offset as attributes.
 
-use pyo3::{prelude::*, types::PyDict};
-use std::path::PathBuf;
-use windlass::{
+use hoistway::{
     Error,
     catalog::{FormatError, SourceName},
     plan::PlanError,
     save::ContentError,
 };
+use pyo3::{prelude::*, types::PyDict};
+use std::path::PathBuf;
 
 /// Turns an error into the exception that Python code catches.
 pub(crate) trait IntoPython<T> {
@@ -15,13 +15,13 @@ pub(crate) trait IntoPython<T> {
     fn into_python(self, py: Python<'_>) -> PyResult<T>;
 }
 
-impl<T> IntoPython<T> for windlass::Result<T> {
+impl<T> IntoPython<T> for hoistway::Result<T> {
     fn into_python(self, py: Python<'_>) -> PyResult<T> {
         self.map_err(|error| exception_of(py, &error))
     }
 }
 
-impl<T> IntoPython<T> for Result<T, windlass::device::Error> {
+impl<T> IntoPython<T> for Result<T, hoistway::device::Error> {
     fn into_python(self, py: Python<'_>) -> PyResult<T> {
         self.map_err(Error::from).into_python(py)
     }
@@ -152,7 +152,7 @@ fn exception(py: Python<'_>, error: &Error, message: &str) -> PyResult<PyErr> {
         }
         Error::Cancelled => "CancelledError",
         Error::Forked => "ForkedError",
-        _ => "WindlassError",
+        _ => "HoistwayError",
     };
     named(class, py, message, &fields)
 }
@@ -167,13 +167,13 @@ pub(crate) fn unsupported_dtype(py: Python<'_>, message: &str, tensor: &str) -> 
     exception().unwrap_or_else(|broken| broken)
 }
 
-/// An exception of `windlass.errors`, by the name of its class.
+/// An exception of `hoistway.errors`, by the name of its class.
 pub(crate) fn named(
     class: &str,
     py: Python<'_>,
     message: &str,
     fields: &Bound<'_, PyDict>,
 ) -> PyResult<PyErr> {
-    let class = py.import("windlass.errors")?.getattr(class)?;
+    let class = py.import("hoistway.errors")?.getattr(class)?;
     Ok(PyErr::from_value(class.call((message,), Some(fields))?))
 }

@@ -2,24 +2,24 @@
 #![allow(unsafe_code)]
 
 use crate::{error::IntoPython, error::exception_of, report::NativeReport, tick};
+use hoistway::{Checkpoint, DeviceId, Error, FillTarget, Filled, LoadOptions, Order, plan::Selection};
 use pyo3::{exceptions::PyRuntimeError, prelude::*};
 use std::{
     collections::HashMap,
     sync::{Mutex, MutexGuard, PoisonError, TryLockError},
 };
-use windlass::{Checkpoint, DeviceId, Error, FillTarget, Filled, LoadOptions, Order, plan::Selection};
 
 /// Names of tensors, each with the device, address, size and owner of the memory that it goes to.
 pub(crate) type Targets = HashMap<String, (String, u64, u64, Py<PyAny>)>;
 
 /// A load into memory that its caller keeps alive and leaves alone until it has ended.
-#[pyclass(frozen, module = "windlass")]
+#[pyclass(frozen, module = "hoistway")]
 pub(crate) struct Filling {
     state: Mutex<State>,
 }
 
 struct State {
-    filling: windlass::Filling,
+    filling: hoistway::Filling,
     names: Vec<String>,
     /// They keep the memory as long as reads may be under way.
     owners: Vec<Py<PyAny>>,
@@ -36,7 +36,7 @@ impl Filling {
     /// Starts to load what `options` select, which must be the tensors of `targets`.
     ///
     /// # Safety
-    /// As for `windlass::Checkpoint::fill`.
+    /// As for `hoistway::Checkpoint::fill`.
     pub(crate) unsafe fn start(
         py: Python<'_>,
         checkpoint: &Checkpoint,

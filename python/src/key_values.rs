@@ -1,21 +1,21 @@
 //! Keys and values of GGUF files as Python's own. Arrays are read when asked for.
 
 use crate::error::IntoPython;
-use pyo3::{
-    IntoPyObjectExt,
-    prelude::*,
-    types::{PyBytes, PyList},
-};
-use windlass::{
+use hoistway::{
     OpenArray,
     catalog::{
         FileId,
         gguf::{ArrayValues, Value},
     },
 };
+use pyo3::{
+    IntoPyObjectExt,
+    prelude::*,
+    types::{PyBytes, PyList},
+};
 
 /// An array in the header of a GGUF file, which it keeps open, and no other.
-#[pyclass(frozen, module = "windlass._native", name = "Array")]
+#[pyclass(frozen, module = "hoistway._native", name = "Array")]
 pub(crate) struct NativeArray {
     array: OpenArray,
 }
@@ -66,7 +66,7 @@ pub(crate) type KeyValues<'py> = Vec<(String, Bound<'py, PyAny>)>;
 /// Keys and values of all GGUF files, in order; `None` if there is no such file.
 pub(crate) fn key_values<'py>(
     py: Python<'py>,
-    checkpoint: &windlass::Checkpoint,
+    checkpoint: &hoistway::Checkpoint,
 ) -> PyResult<Option<KeyValues<'py>>> {
     let catalog = checkpoint.catalog();
     if catalog.files().iter().all(|file| file.gguf().is_none()) {

@@ -43,7 +43,7 @@ const TICK: Duration = Duration::from_millis(50);
 /// Bytes of the stack of threads that work for Python. `RUST_MIN_STACK` may give others too little.
 const STACK_BYTES: usize = 2 << 20;
 
-/// The native part of windlass; use `windlass` itself.
+/// The native part of hoistway; use `hoistway` itself.
 #[pymodule(gil_used = false)]
 mod _native {
     #[pymodule_export]
@@ -92,7 +92,7 @@ fn tick(patience: Option<f64>) -> Duration {
 /// Does work on another thread while this one looks for Ctrl-C, after which the work is told to break off.
 fn interruptible<T: Send>(
     py: Python<'_>,
-    work: impl FnOnce(&(dyn Fn() -> ControlFlow<()> + Sync)) -> windlass::Result<T> + Send,
+    work: impl FnOnce(&(dyn Fn() -> ControlFlow<()> + Sync)) -> hoistway::Result<T> + Send,
 ) -> PyResult<T> {
     let stopped = AtomicBool::new(false);
     let go_on =
@@ -104,7 +104,7 @@ fn interruptible<T: Send>(
 fn stoppable<T: Send>(
     py: Python<'_>,
     stop: impl Fn(),
-    work: impl FnOnce() -> windlass::Result<T> + Send,
+    work: impl FnOnce() -> hoistway::Result<T> + Send,
 ) -> PyResult<T> {
     let work = Mutex::new(Some(work));
     let take_work = || work.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -137,14 +137,14 @@ fn stoppable<T: Send>(
                     stop();
                 })?,
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(windlass::Error::Internal("the work panicked".into())).into_python(py);
+                    return Err(hoistway::Error::Internal("the work panicked".into())).into_python(py);
                 }
             }
         }
     })
 }
 
-/// Version of windlass.
+/// Version of hoistway.
 #[pyfunction]
 fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
@@ -153,25 +153,25 @@ fn version() -> &'static str {
 /// Looks for the libraries of devices' vendors in this directory too.
 #[pyfunction]
 fn search_libraries_in(directory: std::path::PathBuf) {
-    windlass::device::search_libraries_in(directory);
+    hoistway::device::search_libraries_in(directory);
 }
 
 /// The limits on the memory of this process, as JSON.
 #[pyfunction]
 fn memory_limits(py: Python<'_>) -> PyResult<String> {
-    serde_json::to_string(&py.detach(windlass::memory::limits)).into_python(py)
+    serde_json::to_string(&py.detach(hoistway::memory::limits)).into_python(py)
 }
 
 /// Whether a path lies on a file system that other machines may share.
 #[pyfunction]
 fn is_remote(py: Python<'_>, path: std::path::PathBuf) -> PyResult<bool> {
-    let answer = py.detach(|| windlass::route::is_remote(&std::fs::File::open(path)?));
+    let answer = py.detach(|| hoistway::route::is_remote(&std::fs::File::open(path)?));
     Ok(answer?)
 }
 
 /// What this machine offers a load, as JSON.
 #[pyfunction]
 fn doctor(py: Python<'_>, paths: Vec<std::path::PathBuf>) -> PyResult<String> {
-    let checks = py.detach(|| windlass::doctor::examine(&paths));
+    let checks = py.detach(|| hoistway::doctor::examine(&paths));
     serde_json::to_string(&checks).into_python(py)
 }

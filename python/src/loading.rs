@@ -1,22 +1,22 @@
 //! A load in progress, waited for without holding the interpreter.
 
 use crate::{TICK, error::IntoPython, report::NativeReport, tensor::Tensor, tick};
+use hoistway::{Arrival, Report};
 use pyo3::{exceptions::PyRuntimeError, prelude::*};
 use std::{
     sync::{Mutex, MutexGuard, PoisonError, TryLockError},
     time::Instant,
 };
-use windlass::{Arrival, Report};
 
 /// A load in progress.
-#[pyclass(frozen, module = "windlass")]
+#[pyclass(frozen, module = "hoistway")]
 pub(crate) struct Loading {
     // Python objects are shared between threads; a load has one owner at a time.
     state: Mutex<State>,
 }
 
 enum State {
-    Running(Box<windlass::Loading>),
+    Running(Box<hoistway::Loading>),
     /// Over, with all its memory given back but for the tensors that were handed out.
     Ended(Box<Report>),
 }
@@ -35,7 +35,7 @@ impl State {
 }
 
 impl Loading {
-    pub(crate) fn new(loading: windlass::Loading) -> Self {
+    pub(crate) fn new(loading: hoistway::Loading) -> Self {
         Self { state: Mutex::new(State::Running(Box::new(loading))) }
     }
 
@@ -54,7 +54,7 @@ impl Loading {
     fn with_running<T>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut windlass::Loading) -> PyResult<T>,
+        work: impl FnOnce(&mut hoistway::Loading) -> PyResult<T>,
     ) -> PyResult<T> {
         let mut state = self.lock()?;
         let State::Running(loading) = &mut *state else {
@@ -107,7 +107,7 @@ impl Loading {
                 }
                 if finished {
                     // The same order in every process: code that iterates a dictionary on many ranks relies on it.
-                    tensors.sort_by_key(windlass::Tensor::id);
+                    tensors.sort_by_key(hoistway::Tensor::id);
                     return Ok(tensors.into_iter().map(Tensor::from).collect());
                 }
             }
@@ -153,7 +153,7 @@ impl Drop for Loading {
 }
 
 /// Collects tensors for up to a tick. `true` once there are no more.
-fn drain(loading: &mut windlass::Loading, tensors: &mut Vec<windlass::Tensor>) -> windlass::Result<bool> {
+fn drain(loading: &mut hoistway::Loading, tensors: &mut Vec<hoistway::Tensor>) -> hoistway::Result<bool> {
     let started = Instant::now();
     loop {
         let left = TICK.saturating_sub(started.elapsed());

@@ -1,6 +1,6 @@
 //! Hands events of `tracing` to Python's `logging`.
 //!
-//! An event may come from any thread, which may hold any lock of windlass, so no thread waits for the interpreter here. Events
+//! An event may come from any thread, which may hold any lock of hoistway, so no thread waits for the interpreter here. Events
 //! are queued, and a thread of Python's that exists only while there are any hands them over. `pyo3-log` logs on the thread of
 //! the event, which would wait for the interpreter under such a lock: another thread that holds the interpreter and waits for
 //! the lock would wait for ever.
@@ -42,11 +42,11 @@ static LOG: LazyLock<ArcSwap<Log>> = LazyLock::new(ArcSwap::default);
 /// This process runs the command: its events go to standard error at once.
 static IS_COMMAND: AtomicBool = AtomicBool::new(false);
 
-/// Sends events from now on to `logging`. `directives` are in the form of the variable `WINDLASS_LOG`; without any, what
-/// windlass warns of and informs of is sent. A `ValueError` says which directive has no meaning.
+/// Sends events from now on to `logging`. `directives` are in the form of the variable `HOISTWAY_LOG`; without any, what
+/// hoistway warns of and informs of is sent. A `ValueError` says which directive has no meaning.
 #[pyfunction]
 pub(crate) fn start_log(directives: Option<&str>) -> PyResult<()> {
-    let filter = EnvFilter::try_new(directives.unwrap_or("windlass=info"))
+    let filter = EnvFilter::try_new(directives.unwrap_or("hoistway=info"))
         .map_err(|error| PyValueError::new_err(error.to_string()))?;
     let queue = Queue { least_of_command: if directives.is_some() { Level::TRACE } else { Level::ERROR } };
     // One that was set before stays.
@@ -218,7 +218,7 @@ impl Log {
         drop(state);
         let starter = Arc::clone(log);
         // It waits for the interpreter in the place of the thread that this event came from.
-        let thread = thread::Builder::new().name("windlass-log".into()).stack_size(super::STACK_BYTES);
+        let thread = thread::Builder::new().name("hoistway-log".into()).stack_size(super::STACK_BYTES);
         if thread.spawn(move || starter.start_in_python()).is_err() {
             // The next event tries again.
             log.lock().starters -= 1;
@@ -228,7 +228,7 @@ impl Log {
 
     fn start_in_python(&self) {
         let started = Python::try_attach(|py| {
-            let started = PyModule::import(py, "windlass._logging")?.call_method0("hand_over_soon");
+            let started = PyModule::import(py, "hoistway._logging")?.call_method0("hand_over_soon");
             started.map(drop).inspect_err(|error| error.clone_ref(py).write_unraisable(py, None))
         });
         let mut state = self.lock();

@@ -2,19 +2,19 @@
 #![allow(unsafe_code)]
 
 use crate::error::IntoPython;
-use pyo3::{exceptions::PyTypeError, prelude::*, types::PyDict};
-use std::{io, ops::Range, time::Duration};
-use windlass::{
+use hoistway::{
     DeviceAllocator, Error, LoadOptions, Order, StreamOptions,
     memory::{HugePages, LentMemory},
     plan::{Selection, TensorSlice},
     read::ReaderOptions,
 };
+use pyo3::{exceptions::PyTypeError, prelude::*, types::PyDict};
+use std::{io, ops::Range, time::Duration};
 
 /// Host memory, touched once, that loads take their tensors' memory from.
-#[pyclass(frozen, module = "windlass")]
+#[pyclass(frozen, module = "hoistway")]
 pub(crate) struct MemoryPool {
-    pub(crate) pool: windlass::memory::MemoryPool,
+    pub(crate) pool: hoistway::memory::MemoryPool,
 }
 
 #[pymethods]
@@ -22,7 +22,7 @@ impl MemoryPool {
     #[new]
     fn new(py: Python<'_>, size: &Bound<'_, PyAny>) -> PyResult<Self> {
         let bytes = bytes_of("size", size).into_python(py)?;
-        let pool = py.detach(|| windlass::memory::MemoryPool::new(bytes)).into_python(py)?;
+        let pool = py.detach(|| hoistway::memory::MemoryPool::new(bytes)).into_python(py)?;
         Ok(Self { pool })
     }
 
@@ -44,7 +44,7 @@ impl MemoryPool {
 }
 
 /// Bytes from an int or from text such as `8GiB`.
-pub(crate) fn bytes_of(option: &'static str, size: &Bound<'_, PyAny>) -> windlass::Result<u64> {
+pub(crate) fn bytes_of(option: &'static str, size: &Bound<'_, PyAny>) -> hoistway::Result<u64> {
     let mut options = LoadOptions::default();
     let text = size.str().map(|text| text.to_string()).unwrap_or_default();
     options.set("memory_budget", &text).map_err(|error| match error {
@@ -66,7 +66,7 @@ pub(crate) fn load_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>
     changed(LoadOptions::from_env().into_python(py)?, arguments, py)
 }
 
-/// The same for a load into memory of the caller's: what the environment says of memory of windlass's own is about others.
+/// The same for a load into memory of the caller's: what the environment says of memory of hoistway's own is about others.
 pub(crate) fn fill_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>) -> PyResult<LoadOptions> {
     let LoadOptions { device, layout, rings, huge_pages, numa, populate, .. } = LoadOptions::default();
     let mut options = LoadOptions::from_env().into_python(py)?;
@@ -140,7 +140,7 @@ pub(crate) fn reader_options(
 }
 
 /// A time in seconds that is not negative.
-pub(crate) fn seconds(option: &'static str, seconds: f64) -> windlass::Result<Duration> {
+pub(crate) fn seconds(option: &'static str, seconds: f64) -> hoistway::Result<Duration> {
     Duration::try_from_secs_f64(seconds).map_err(|error| Error::InvalidOption {
         option,
         value: seconds.to_string(),
@@ -149,7 +149,7 @@ pub(crate) fn seconds(option: &'static str, seconds: f64) -> windlass::Result<Du
 }
 
 /// An order by its name.
-pub(crate) fn order_of(name: &str) -> windlass::Result<Order> {
+pub(crate) fn order_of(name: &str) -> hoistway::Result<Order> {
     match name {
         "arrival" => Ok(Order::Arrival),
         "file" => Ok(Order::File),
@@ -161,7 +161,7 @@ pub(crate) fn order_of(name: &str) -> windlass::Result<Order> {
 pub(crate) fn stream_options(
     order: &str,
     max_in_flight: Option<&Bound<'_, PyAny>>,
-) -> windlass::Result<StreamOptions> {
+) -> hoistway::Result<StreamOptions> {
     let order = order_of(order)?;
     let mut options = StreamOptions::default().order(order);
     options.max_in_flight_bytes = max_in_flight.map(|size| bytes_of("max_in_flight", size)).transpose()?;

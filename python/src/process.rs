@@ -79,7 +79,7 @@ pub(crate) fn patiently<T: Send + 'static>(
 ) -> PyResult<T> {
     let (sender, mut receiver) = mpsc::sync_channel(1);
     // After an interrupt no thread receives it.
-    let thread = thread::Builder::new().name("windlass-wait".into()).stack_size(crate::STACK_BYTES);
+    let thread = thread::Builder::new().name("hoistway-wait".into()).stack_size(crate::STACK_BYTES);
     thread.spawn(move || sender.send(work()))?;
     loop {
         // Receivers cannot be shared, so this one is lent to the waits one by one.
@@ -92,7 +92,7 @@ pub(crate) fn patiently<T: Send + 'static>(
             Ok(result) => return Ok(result),
             Err(RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(windlass::Error::Internal("the work panicked".into())).into_python(py);
+                return Err(hoistway::Error::Internal("the work panicked".into())).into_python(py);
             }
         }
     }

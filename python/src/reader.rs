@@ -1,4 +1,4 @@
-//! Reads of named tensors of a checkpoint on request, for `windlass.Reader`.
+//! Reads of named tensors of a checkpoint on request, for `hoistway.Reader`.
 #![allow(unsafe_code)]
 
 use crate::{
@@ -10,6 +10,10 @@ use crate::{
     tick,
     view::{KeptTensor, Place},
 };
+use hoistway::{
+    ByteRange, DeviceId, Dtype, Error,
+    read::{Batch, Priority, ReadRequest, ReaderOptions, Target},
+};
 use pyo3::{prelude::*, types::PyDict};
 use std::{
     sync::{
@@ -18,19 +22,15 @@ use std::{
     },
     time::Instant,
 };
-use windlass::{
-    ByteRange, DeviceId, Dtype, Error,
-    read::{Batch, Priority, ReadRequest, ReaderOptions, Target},
-};
 
 /// Name of a tensor, and the first and last of its rows that are wanted, if not all.
 type Wanted = (String, Option<(u64, u64)>);
 
-/// Reads tensors of a checkpoint. `windlass.Reader` shows it.
-#[pyclass(frozen, module = "windlass._native")]
+/// Reads tensors of a checkpoint. `hoistway.Reader` shows it.
+#[pyclass(frozen, module = "hoistway._native")]
 pub(crate) struct Reader {
-    reader: Owned<Arc<windlass::read::Reader>>,
-    checkpoint: Arc<windlass::Checkpoint>,
+    reader: Owned<Arc<hoistway::read::Reader>>,
+    checkpoint: Arc<hoistway::Checkpoint>,
 }
 
 #[pymethods]
@@ -39,7 +39,7 @@ impl Reader {
     #[pyo3(signature = (checkpoint, **options))]
     fn new(py: Python<'_>, checkpoint: &Checkpoint, options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
         let options = reader_options(ReaderOptions::default(), options, py)?;
-        let reader = py.detach(|| windlass::read::Reader::new(&options)).into_python(py)?;
+        let reader = py.detach(|| hoistway::read::Reader::new(&options)).into_python(py)?;
         Ok(Self { reader: Owned::new(Arc::new(reader)), checkpoint: checkpoint.shared() })
     }
 
@@ -73,7 +73,7 @@ impl Reader {
 }
 
 impl Reader {
-    fn request(&self, name: &str, rows: Option<(u64, u64)>) -> windlass::Result<(ReadRequest, Described)> {
+    fn request(&self, name: &str, rows: Option<(u64, u64)>) -> hoistway::Result<(ReadRequest, Described)> {
         let catalog = self.checkpoint.catalog();
         let id = catalog.find(name).ok_or_else(|| catalog.no_such_tensor(name))?;
         let entry = catalog.tensor(id);
@@ -114,8 +114,8 @@ struct Described {
     shape: Arc<[u64]>,
 }
 
-/// Tensors that are being read. `windlass.Reading` shows it.
-#[pyclass(frozen, module = "windlass._native")]
+/// Tensors that are being read. `hoistway.Reading` shows it.
+#[pyclass(frozen, module = "hoistway._native")]
 pub(crate) struct Reading {
     /// Dropping it cancels what has not begun, and waits for the rest.
     batch: Owned<Batch>,
@@ -225,7 +225,7 @@ impl Reading {
     }
 }
 
-fn priority_of(name: &str) -> windlass::Result<Priority> {
+fn priority_of(name: &str) -> hoistway::Result<Priority> {
     match name {
         "demand" => Ok(Priority::Demand),
         "prefetch" => Ok(Priority::Prefetch),

@@ -3,10 +3,10 @@
 use crate::error::IntoPython;
 use pyo3::prelude::*;
 
-/// What a load did. `windlass.Report` shows it.
-#[pyclass(frozen, module = "windlass._native", name = "Report")]
+/// What a load did. `hoistway.Report` shows it.
+#[pyclass(frozen, module = "hoistway._native", name = "Report")]
 pub(crate) struct NativeReport {
-    pub(crate) report: windlass::Report,
+    pub(crate) report: hoistway::Report,
 }
 
 #[pymethods]

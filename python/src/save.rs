@@ -2,16 +2,16 @@
 #![allow(unsafe_code)]
 
 use crate::{error::IntoPython, interruptible};
+use hoistway::{
+    DeviceId, Dtype, Error,
+    device::Device,
+    save::{DeviceBytes, Encoded, SaveOptions, SaveReport, Sharding, TensorBytes, TensorData},
+};
 use pyo3::{
     prelude::*,
     types::{PyBytes, PyDict},
 };
 use std::{collections::BTreeMap, path::PathBuf, slice};
-use windlass::{
-    DeviceId, Dtype, Error,
-    device::Device,
-    save::{DeviceBytes, Encoded, SaveOptions, SaveReport, Sharding, TensorBytes, TensorData},
-};
 
 /// A tensor as the package describes it, which keeps it alive meanwhile.
 #[derive(FromPyObject)]
@@ -25,7 +25,7 @@ pub(crate) struct Described {
 }
 
 impl Described {
-    fn data(&self) -> windlass::Result<TensorData<'_>> {
+    fn data(&self) -> hoistway::Result<TensorData<'_>> {
         let dtype: Dtype = serde_json::from_value(self.dtype.as_str().into())
             .map_err(|_| Error::Internal(format!("'{}' is not the name of a type", self.dtype)))?;
         let bytes = match self.device.parse::<DeviceId>()? {
@@ -47,7 +47,7 @@ impl Described {
     }
 }
 
-fn data(described: &[Described]) -> windlass::Result<Vec<TensorData<'_>>> {
+fn data(described: &[Described]) -> hoistway::Result<Vec<TensorData<'_>>> {
     described.iter().map(Described::data).collect()
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn save_file(
 ) -> PyResult<(String, String)> {
     let options = save_options(py, options)?;
     let report = interruptible(py, |go_on| {
-        windlass::save::save(&path, &data(&tensors)?, metadata.as_ref(), &options, |_| go_on())
+        hoistway::save::save(&path, &data(&tensors)?, metadata.as_ref(), &options, |_| go_on())
     })?;
     told(py, &report)
 }
@@ -86,7 +86,7 @@ pub(crate) fn save_sharded(
     let report = interruptible(py, |go_on| {
         let tensors = data(&tensors)?;
         let metadata = metadata.as_ref();
-        windlass::save::save_sharded(&directory, &tensors, metadata, &sharding, &options, |_| go_on())
+        hoistway::save::save_sharded(&directory, &tensors, metadata, &sharding, &options, |_| go_on())
     })?;
     told(py, &report)
 }

@@ -5,16 +5,16 @@ use crate::{
     error::{IntoPython, unsupported_dtype},
     view::View,
 };
+use hoistway::{DeviceId, Dtype};
 use pyo3::{
     exceptions::{PyAttributeError, PyBufferError, PyValueError},
     prelude::*,
     types::{PyBytes, PyDict, PyList, PyTuple},
 };
 use std::borrow::Cow;
-use windlass::{DeviceId, Dtype};
 
 /// One tensor in memory. A view of its bytes keeps them alive.
-#[pyclass(frozen, module = "windlass")]
+#[pyclass(frozen, module = "hoistway")]
 pub(crate) struct Tensor {
     pub(crate) tensor: View,
 }
@@ -116,7 +116,7 @@ impl Tensor {
             return Err(PyBufferError::new_err(message));
         }
         if copy == Some(true) {
-            return Err(PyBufferError::new_err("windlass does not copy; copy in the framework"));
+            return Err(PyBufferError::new_err("hoistway does not copy; copy in the framework"));
         }
         let Some(exported) = exported(&self.tensor, max_version) else {
             return Err(PyBufferError::new_err(format!(

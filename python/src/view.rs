@@ -1,18 +1,18 @@
-//! What tensors of windlass's own are in memory: a load's, or bytes that something else keeps.
+//! What tensors of hoistway's own are in memory: a load's, or bytes that something else keeps.
 #![allow(unsafe_code)]
 
-use std::{any::Any, borrow::Cow, ptr, slice, sync::Arc};
-use windlass::{
+use hoistway::{
     DeviceId, Dtype, Result, TensorMemory,
     device::{Device, Error},
 };
-use windlass_device::CopyStream;
+use hoistway_device::CopyStream;
+use std::{any::Any, borrow::Cow, ptr, slice, sync::Arc};
 
 /// A tensor in memory. Clones share the bytes, and keep them.
 #[derive(Clone)]
 pub(crate) enum View {
     /// Of a load.
-    Loaded(windlass::Tensor),
+    Loaded(hoistway::Tensor),
     /// Of a lease, a layer or a read.
     Kept(KeptTensor),
 }
@@ -59,7 +59,7 @@ impl KeptTensor {
     }
 
     fn bytes(&self) -> Result<Cow<'_, [u8]>> {
-        let too_long = |_| windlass::Error::Internal("a tensor is longer than the address space".into());
+        let too_long = |_| hoistway::Error::Internal("a tensor is longer than the address space".into());
         let len = usize::try_from(self.len_bytes).map_err(too_long)?;
         if len == 0 {
             return Ok(Cow::Borrowed(&[]));
@@ -78,8 +78,8 @@ impl KeptTensor {
     }
 }
 
-impl From<windlass::Tensor> for View {
-    fn from(tensor: windlass::Tensor) -> Self {
+impl From<hoistway::Tensor> for View {
+    fn from(tensor: hoistway::Tensor) -> Self {
         Self::Loaded(tensor)
     }
 }

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pytest
-from windlass import kv
+from hoistway import kv
 
 CORPUS = Path(__file__).parents[2] / "testkit" / "corpus"
 # The writer of GGUF files, their corpus and other parsers.
@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).parents[2] / "testkit" / "gguf"))
 
 STAND_IN = Path(__file__).parents[2] / "target" / "release" / "libfake_cuda.so"
 # Named before anything asks for a device. Only a package built with the feature stand-in listens.
-for variable in ("WINDLASS_CUDA_DRIVER", "WINDLASS_CUFILE", "WINDLASS_HIP_DRIVER"):
+for variable in ("HOISTWAY_CUDA_DRIVER", "HOISTWAY_CUFILE", "HOISTWAY_HIP_DRIVER"):
     os.environ[variable] = str(STAND_IN)
 os.environ.setdefault("FAKE_CUDA_CUFILE_MODE", "nvfs")
 
@@ -66,10 +66,10 @@ DAEMON = STAND_IN.with_name("usrbiod")
 
 
 def skip(requirement: str, why: str) -> NoReturn:
-    """Skips the test, or fails it if ``WINDLASS_TEST_REQUIRE`` lists what the machine lacks."""
-    required = os.environ.get("WINDLASS_TEST_REQUIRE", "").split(",")
+    """Skips the test, or fails it if ``HOISTWAY_TEST_REQUIRE`` lists what the machine lacks."""
+    required = os.environ.get("HOISTWAY_TEST_REQUIRE", "").split(",")
     if requirement in map(str.strip, required):
-        pytest.fail(f"lacks {requirement}, which WINDLASS_TEST_REQUIRE requires: {why}")
+        pytest.fail(f"lacks {requirement}, which HOISTWAY_TEST_REQUIRE requires: {why}")
     pytest.skip(f"lacks {requirement}: {why}")
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hoistway
 import numpy as np
 import pytest
 import safetensors.numpy
-import windlass
 from conftest import Daemon
-from windlass.errors import OptionError, RouteUnavailableError, StorageError
+from hoistway.errors import OptionError, RouteUnavailableError, StorageError
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def tensors(daemon: Daemon) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("client", ["native", None])
 def test_a_file_on_a_3fs_arrives_by_usrbio(daemon: Daemon, tensors, route, client) -> None:
     path = daemon.mount / "model.safetensors"
-    loaded = windlass.load_file(path, framework="numpy", route=route, usrbio=client)
+    loaded = hoistway.load_file(path, framework="numpy", route=route, usrbio=client)
     assert loaded.keys() == tensors.keys()
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(loaded[name], tensor)
@@ -36,10 +36,10 @@ def test_a_file_elsewhere_cannot_take_the_route(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     safetensors.numpy.save_file({"a": np.zeros(3)}, path)
     with pytest.raises(RouteUnavailableError, match="not on a 3FS") as caught:
-        windlass.load_file(path, framework="numpy", route="usrbio")
+        hoistway.load_file(path, framework="numpy", route="usrbio")
     assert caught.value.path == path
     with pytest.raises(OptionError, match="usrbio cannot be 'mine': it is one of auto, native, vendor"):
-        windlass.load_file(path, framework="numpy", usrbio="mine")
+        hoistway.load_file(path, framework="numpy", usrbio="mine")
 
 
 def test_an_error_of_the_storage_has_its_number_and_its_place(daemon: Daemon, tensors) -> None:
@@ -47,7 +47,7 @@ def test_an_error_of_the_storage_has_its_number_and_its_place(daemon: Daemon, te
     # The first read is the probe.
     daemon.behave("error_every=3")
     with pytest.raises(StorageError, match="a storage server failed") as caught:
-        windlass.load_file(path, framework="numpy", route="usrbio", usrbio="native", chunk="64KiB")
+        hoistway.load_file(path, framework="numpy", route="usrbio", usrbio="native", chunk="64KiB")
     assert caught.value.errno == 121
     assert caught.value.path == path
     assert caught.value.tensor in tensors

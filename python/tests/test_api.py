@@ -9,12 +9,12 @@ import pickle
 from collections import OrderedDict
 from pathlib import Path
 
+import hoistway
 import numpy as np
 import pytest
 import torch
-import windlass
 from conftest import assert_threads_end, make_cold, same_bytes, thread_count, write_model
-from windlass.errors import (
+from hoistway.errors import (
     MemoryBudgetError,
     OptionError,
     RouteUnavailableError,
@@ -26,20 +26,20 @@ from windlass.errors import (
 
 def test_the_report_accounts_for_every_byte(model: Path) -> None:
     make_cold(model)
-    tensors = windlass.load_file(model)
+    tensors = hoistway.load_file(model)
     report = tensors.report
     assert report.route == "auto"
     assert report.tensors == len(tensors) == 8
     assert sum(carrier.tensor_bytes for carrier in report.carriers) == report.tensor_bytes
     assert report.as_dict()["memory"]["arenas"] == 1
     assert "8 tensors" in str(report)
-    named = windlass.load_file(model, route="threads", direct="never")
+    named = hoistway.load_file(model, route="threads", direct="never")
     assert {(carrier.route, carrier.access) for carrier in named.report.carriers} == {("threads", "buffered")}
 
 
 def test_selections(model: Path) -> None:
     def names(**how) -> set[str]:
-        return set(windlass.load_file(model, **how))
+        return set(hoistway.load_file(model, **how))
 
     assert names(select="layers.*.weight") == {"layers.0.weight", "layers.1.weight"}
     assert names(select=["ids", "scalar"]) == {"ids", "scalar"}
@@ -49,13 +49,13 @@ def test_selections(model: Path) -> None:
     assert names(exclude={"layers.*", "embed"}) == {"ids", "flags", "scalar", "empty"}
     assert len(names(exclude="nothing.*")) == 8
     with pytest.raises(TensorNotFoundError, match=r"did you mean 'embed'") as caught:
-        windlass.load_file(model, select="embedd")
+        hoistway.load_file(model, select="embedd")
     assert isinstance(caught.value, KeyError)
 
 
 def test_slices_in_one_load(model: Path) -> None:
-    whole = windlass.load_file(model)
-    parts = windlass.load_file(
+    whole = hoistway.load_file(model)
+    parts = hoistway.load_file(
         model, slices={"embed": np.s_[10:20, ..., -1], "layers.0.weight": np.s_[:, 100:200:3], "ids": 2}
     )
     assert same_bytes(parts["embed"], whole["embed"][10:20, -1])
@@ -66,7 +66,7 @@ def test_slices_in_one_load(model: Path) -> None:
 
 
 def test_slices_that_do_not_fit(model: Path) -> None:
-    with windlass.open(model) as checkpoint:
+    with hoistway.open(model) as checkpoint:
         part = checkpoint.get_slice("embed")
         assert part.get_shape() == [1000, 64]
         assert part.get_dtype() == "F32"
@@ -94,7 +94,7 @@ def test_slices_that_do_not_fit(model: Path) -> None:
 
 
 def test_one_tensor_at_a_time_and_the_merged_report(model: Path) -> None:
-    checkpoint = windlass.open(model)
+    checkpoint = hoistway.open(model)
     assert checkpoint.report is None
     assert len(checkpoint) == 8
     assert "embed" in checkpoint
@@ -111,15 +111,15 @@ def test_one_tensor_at_a_time_and_the_merged_report(model: Path) -> None:
     with pytest.raises(ValueError, match="closed"):
         checkpoint.keys()
     assert repr(checkpoint) == "Checkpoint(closed)"
-    one = windlass.open(write_model(model.parent / "one.safetensors", {"a": ("U8", [4])}))
+    one = hoistway.open(write_model(model.parent / "one.safetensors", {"a": ("U8", [4])}))
     assert repr(one).startswith("Checkpoint(1 tensor in [")
     one.close()
     assert first.shape == (1000, 64)
 
 
 def test_iteration_gives_every_tensor_once(model: Path) -> None:
-    whole = windlass.load_file(model, framework="numpy")
-    with windlass.open(model, framework="numpy") as checkpoint:
+    whole = hoistway.load_file(model, framework="numpy")
+    with hoistway.open(model, framework="numpy") as checkpoint:
         seen = {}
         for name, tensor in checkpoint:
             assert name not in seen
@@ -133,37 +133,37 @@ def test_iteration_gives_every_tensor_once(model: Path) -> None:
 
 def test_progress_reaches_the_end(model: Path) -> None:
     calls = []
-    tensors = windlass.load_file(model, progress=lambda done, total: calls.append((done, total)))
+    tensors = hoistway.load_file(model, progress=lambda done, total: calls.append((done, total)))
     assert calls[-1] == (tensors.report.tensor_bytes, tensors.report.tensor_bytes)
     assert calls == sorted(calls)
-    windlass.load_file(model, progress=True)
+    hoistway.load_file(model, progress=True)
 
     def failing(_done: int, _total: int) -> None:
         raise RuntimeError("the callback failed")
 
     before = thread_count()
     with pytest.raises(RuntimeError, match="the callback failed"):
-        windlass.load_file(model, progress=failing)
+        hoistway.load_file(model, progress=failing)
     assert_threads_end(before)
 
 
 def test_an_error_that_is_kept_keeps_no_memory(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(32)})
-    pool = windlass.MemoryPool("64MiB")
+    pool = hoistway.MemoryPool("64MiB")
 
     def failing(done: int, _total: int) -> None:
         if done:
             raise RuntimeError("the callback failed")
 
     with pytest.raises(RuntimeError) as kept:
-        windlass.load_file(path, pool=pool, progress=failing, framework="raw")
+        hoistway.load_file(path, pool=pool, progress=failing, framework="raw")
     assert kept.value.__traceback__ is not None
     assert pool.free_bytes == pool.capacity_bytes
 
 
 def test_options_of_a_checkpoint_are_those_of_its_loads(model: Path) -> None:
-    pool = windlass.MemoryPool("64MiB")
-    with windlass.open(model, pool=pool, route="threads", framework="numpy") as checkpoint:
+    pool = hoistway.MemoryPool("64MiB")
+    with hoistway.open(model, pool=pool, route="threads", framework="numpy") as checkpoint:
         tensors = [checkpoint.load(), dict(checkpoint.iter_tensors()), checkpoint.get_tensor("embed")]
         assert pool.free_bytes < pool.capacity_bytes
         assert checkpoint.report.route == "threads"
@@ -172,11 +172,11 @@ def test_options_of_a_checkpoint_are_those_of_its_loads(model: Path) -> None:
     del tensors
     for wrong in ({"rout": "auto"}, {"select": "a*"}, {"progress": True}, {"route": "warp"}):
         with pytest.raises(OptionError):
-            windlass.open(model, **wrong)
+            hoistway.open(model, **wrong)
 
 
 def test_results_can_be_copied_and_pickled(model: Path, tmp_path: Path) -> None:
-    tensors = windlass.load_file(model)
+    tensors = hoistway.load_file(model)
     for copied in (copy.deepcopy(tensors), pickle.loads(pickle.dumps(tensors))):
         assert type(copied) is OrderedDict
         assert all(same_bytes(copied[name], tensor) for name, tensor in tensors.items())
@@ -189,15 +189,15 @@ def test_results_can_be_copied_and_pickled(model: Path, tmp_path: Path) -> None:
 
 def test_paths_that_are_no_text(tmp_path: Path) -> None:
     path = write_model(Path(os.fsdecode(os.fsencode(tmp_path) + b"/m\xff.safetensors")), {"a": ("U8", [9])})
-    tensors = windlass.load_file(path, framework="raw", direct="never")
+    tensors = hoistway.load_file(path, framework="raw", direct="never")
     assert tensors["a"].tobytes() == path.read_bytes()[-9:]
     assert tensors.report.tensors == 1
 
 
 def test_pools_lend_their_memory_and_get_it_back(model: Path) -> None:
-    pool = windlass.MemoryPool("16MiB")
+    pool = hoistway.MemoryPool("16MiB")
     assert pool.capacity_bytes == pool.free_bytes == 16 << 20
-    tensors = windlass.load_file(model, pool=pool)
+    tensors = hoistway.load_file(model, pool=pool)
     assert tensors.report.as_dict()["memory"]["pooled"]
     kept = tensors.pop("ids")
     expected = kept.clone()
@@ -207,7 +207,7 @@ def test_pools_lend_their_memory_and_get_it_back(model: Path) -> None:
     del kept
     assert pool.free_bytes == pool.capacity_bytes
     with pytest.raises(MemoryBudgetError):
-        windlass.load_file(model, pool=windlass.MemoryPool(1))
+        hoistway.load_file(model, pool=hoistway.MemoryPool(1))
 
 
 def test_options_are_checked(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,33 +219,33 @@ def test_options_are_checked(model: Path, monkeypatch: pytest.MonkeyPatch) -> No
         {"chunk": 1000},
     ):
         with pytest.raises((OptionError, SliceError)):
-            windlass.load_file(model, **options)
+            hoistway.load_file(model, **options)
     with pytest.raises(OptionError, match="the options are route, "):
-        windlass.load_file(model, rout="auto")
+        hoistway.load_file(model, rout="auto")
     with pytest.raises(OptionError, match="framework"):
-        windlass.load_file(model, framework="tensorflow")
+        hoistway.load_file(model, framework="tensorflow")
     with pytest.raises(OptionError, match="device"):
-        windlass.load_file(model, "cuda0")
+        hoistway.load_file(model, "cuda0")
     with pytest.raises(MemoryBudgetError) as caught:
-        windlass.load_file(model, memory_budget="1MiB")
+        hoistway.load_file(model, memory_budget="1MiB")
     assert isinstance(caught.value, MemoryError)
-    monkeypatch.setenv("WINDLASS_ROUTE", "threads")
-    assert windlass.load_file(model).report.route == "threads"
-    assert windlass.load_file(model, route="io_uring").report.route == "io_uring"
-    monkeypatch.setenv("WINDLASS_ROUTE", "nonsense")
-    with pytest.raises(OptionError, match="WINDLASS_ROUTE"):
-        windlass.load_file(model)
+    monkeypatch.setenv("HOISTWAY_ROUTE", "threads")
+    assert hoistway.load_file(model).report.route == "threads"
+    assert hoistway.load_file(model, route="io_uring").report.route == "io_uring"
+    monkeypatch.setenv("HOISTWAY_ROUTE", "nonsense")
+    with pytest.raises(OptionError, match="HOISTWAY_ROUTE"):
+        hoistway.load_file(model)
 
 
 def test_named_routes_carry_the_data_or_fail(model: Path) -> None:
     make_cold(model)
     with pytest.raises(RouteUnavailableError) as caught:
-        windlass.load_file(model, route="cached")
+        hoistway.load_file(model, route="cached")
     assert isinstance(caught.value, RuntimeError)
-    mapped = windlass.load_file(model, route="mapped")
+    mapped = hoistway.load_file(model, route="mapped")
     assert mapped.report.carriers[0].route == "mapped"
-    assert same_bytes(mapped["embed"], windlass.load_file(model)["embed"])
-    with windlass.open(model, route="mapped") as checkpoint:
+    assert same_bytes(mapped["embed"], hoistway.load_file(model)["embed"])
+    with hoistway.open(model, route="mapped") as checkpoint:
         assert {name for name, _ in checkpoint} == set(checkpoint.keys())
 
 
@@ -256,20 +256,20 @@ def test_shards_by_index_directory_glob_and_list(tmp_path: Path) -> None:
         )
         for i in range(1, 4)
     ]
-    by_list = windlass.load_file(paths)
+    by_list = hoistway.load_file(paths)
     assert list(by_list) == ["t1", "t2", "t3"]
-    assert list(windlass.load_file(tmp_path)) == ["t1", "t2", "t3"]
-    assert list(windlass.load_file(tmp_path / "*-[23].safetensors")) == ["t2", "t3"]
+    assert list(hoistway.load_file(tmp_path)) == ["t1", "t2", "t3"]
+    assert list(hoistway.load_file(tmp_path / "*-[23].safetensors")) == ["t2", "t3"]
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {f"t{i}": f"model-{i}.safetensors" for i in (1, 3)}}))
-    with windlass.open(tmp_path) as checkpoint:
+    with hoistway.open(tmp_path) as checkpoint:
         assert checkpoint.keys() == ["t1", "t3"]
         assert checkpoint.files() == [str(paths[0]), str(paths[2])]
         assert checkpoint.metadata() == {"shard": "1"}
 
 
 def test_manifest_warm_and_doctor(model: Path) -> None:
-    with windlass.open(model) as checkpoint:
+    with hoistway.open(model) as checkpoint:
         manifest = checkpoint.manifest()
         assert manifest["algorithm"] == "blake3"
         assert set(manifest["tensors"]) == set(checkpoint.keys())
@@ -278,11 +278,11 @@ def test_manifest_warm_and_doctor(model: Path) -> None:
         assert warmed["bytes"] == model.stat().st_size
         # Opening it may have brought some of it in.
         assert 0 < warmed["read_bytes"] <= warmed["bytes"]
-    assert {check["status"] for check in windlass.doctor(model.parent)} <= {"ok", "absent", "slower"}
+    assert {check["status"] for check in hoistway.doctor(model.parent)} <= {"ok", "absent", "slower"}
 
 
 def test_memory_limits_name_the_machine_and_its_control_groups() -> None:
-    limits = windlass.memory_limits()
+    limits = hoistway.memory_limits()
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     machine = next(limit for limit in limits if limit.name == "the machine's free memory")
     assert machine.total_bytes == total
@@ -292,19 +292,19 @@ def test_memory_limits_name_the_machine_and_its_control_groups() -> None:
 def test_types_that_a_framework_lacks(tmp_path: Path) -> None:
     six = write_model(tmp_path / "six.safetensors", {"a": ("F6_E2M3", [4])})
     with pytest.raises(TypeError, match="raw"):
-        windlass.load_file(six)
+        hoistway.load_file(six)
     with pytest.raises(UnsupportedDtypeError, match="raw"):
-        windlass.load_file(six, framework="numpy")
-    raw = windlass.load_file(six, framework="raw")["a"]
+        hoistway.load_file(six, framework="numpy")
+    raw = hoistway.load_file(six, framework="raw")["a"]
     assert (raw.dtype, raw.shape, raw.nbytes) == ("F6_E2M3", (4,), 3)
     assert np.asarray(raw).tobytes() == six.read_bytes()[-3:]
     odd = write_model(tmp_path / "odd.safetensors", {"a": ("F4", [2, 3])})
     with pytest.raises(UnsupportedDtypeError, match="odd"):
-        windlass.load_file(odd)
+        hoistway.load_file(odd)
     even = write_model(tmp_path / "even.safetensors", {"a": ("F4", [4, 8])})
-    with windlass.open(even) as checkpoint:
+    with hoistway.open(even) as checkpoint:
         assert checkpoint.get_slice("a")[::2, 2:6].shape == (2, 2)
         with pytest.raises(SliceError, match="pairs"):
             checkpoint.get_slice("a")[:, ::2]
-    with windlass.open(even, framework="numpy") as checkpoint:
+    with hoistway.open(even, framework="numpy") as checkpoint:
         assert checkpoint.get_slice("a")[:, ::2].shape == (4, 4)

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hoistway
 import numpy as np
 import pytest
-import windlass
-from windlass import kv
-from windlass.distributed._filters import shard_dims, wanted_names
-from windlass.errors import OptionError
+from hoistway import kv
+from hoistway.distributed._filters import shard_dims, wanted_names
+from hoistway.errors import OptionError
 
 
 class PathOfBytes(os.PathLike):
@@ -27,19 +27,19 @@ NO_PATHS = [
     (bytearray(b"m"), "of type bytearray.*os.fsdecode"),
     (memoryview(b"m"), "of type memoryview.*os.fsdecode"),
     (PathOfBytes(), "a path of bytes: pass text, which os.fsdecode"),
-    (io.BytesIO(b"contents"), r"of type BytesIO: pass the name of the file; windlass\.load takes"),
+    (io.BytesIO(b"contents"), r"of type BytesIO: pass the name of the file; hoistway\.load takes"),
     (3, "a path cannot be 3, which is of type int"),
 ]
 
 USERS_OF_PATHS: dict[str, Callable[[Any], Any]] = {
-    "load_file": windlass.load_file,
-    "open": windlass.open,
-    "iter_tensors": lambda path: list(windlass.iter_tensors(path)),
-    "save_file": lambda path: windlass.save_file({"a": np.zeros(1)}, path),
-    "save_sharded": lambda path: windlass.save_sharded({"a": np.zeros(1)}, path),
-    "doctor": windlass.doctor,
+    "load_file": hoistway.load_file,
+    "open": hoistway.open,
+    "iter_tensors": lambda path: list(hoistway.iter_tensors(path)),
+    "save_file": lambda path: hoistway.save_file({"a": np.zeros(1)}, path),
+    "save_sharded": lambda path: hoistway.save_sharded({"a": np.zeros(1)}, path),
+    "doctor": hoistway.doctor,
     "store": lambda root: kv.Store(root, capacity="1GiB"),
-    "in a list": lambda path: windlass.load_file(["m.safetensors", path]),
+    "in a list": lambda path: hoistway.load_file(["m.safetensors", path]),
 }
 
 
@@ -52,12 +52,12 @@ def test_what_is_no_path_is_named_with_what_to_pass(user: str, path: Any, expect
 
 def test_an_open_file_is_no_path(model: Path) -> None:
     with model.open("rb") as file, pytest.raises(TypeError, match="pass the name of the file"):
-        windlass.load_file(file)
+        hoistway.load_file(file)
 
 
 @pytest.mark.parametrize("nothing", [[], (), set()], ids=repr)
 def test_no_paths_at_all_are_an_error(nothing: Any) -> None:
-    for load in (windlass.load_file, windlass.open, windlass.iter_tensors):
+    for load in (hoistway.load_file, hoistway.open, hoistway.iter_tensors):
         with pytest.raises(
             OptionError, match="there is nothing to load: the list of paths is empty"
         ) as caught:
@@ -66,18 +66,18 @@ def test_no_paths_at_all_are_an_error(nothing: Any) -> None:
 
 
 def test_paths_may_be_any_iterable(model: Path) -> None:
-    assert len(windlass.load_file(path for path in (model,))) == 8  # type: ignore[arg-type]
-    assert len(windlass.load_file((str(model),))) == 8
+    assert len(hoistway.load_file(path for path in (model,))) == 8  # type: ignore[arg-type]
+    assert len(hoistway.load_file((str(model),))) == 8
 
 
 def test_a_path_is_no_data(model: Path) -> None:
     for path in (model, str(model)):
-        with pytest.raises(TypeError, match=r"windlass\.load takes the bytes of a file, load_file its path"):
-            windlass.load(path)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"hoistway\.load takes the bytes of a file, load_file its path"):
+            hoistway.load(path)  # type: ignore[arg-type]
 
 
 def test_names_of_tensors_are_text(model: Path) -> None:
-    checkpoint = windlass.open(model)
+    checkpoint = hoistway.open(model)
     wrong = "the name of a tensor cannot be 3, which is of type int: pass text"
     takers: list[Callable[[], Any]] = [
         lambda: checkpoint.get_tensor(3),  # type: ignore[arg-type]
@@ -86,11 +86,11 @@ def test_names_of_tensors_are_text(model: Path) -> None:
         lambda: checkpoint.get_dtype(3),  # type: ignore[arg-type]
         lambda: checkpoint.get_slice(3),  # type: ignore[arg-type]
         lambda: checkpoint.copy_into({3: bytearray(1)}),  # type: ignore[dict-item]
-        lambda: windlass.load_file(model, slices={3: 0}),  # type: ignore[dict-item]
-        lambda: windlass.load_file(model, select=["embed", 3]),  # type: ignore[list-item]
-        lambda: windlass.load_file(model, exclude=["embed", 3]),  # type: ignore[list-item]
-        lambda: windlass.save_file({3: np.zeros(1)}, "m"),  # type: ignore[dict-item]
-        lambda: windlass.save({3: np.zeros(1)}),  # type: ignore[dict-item]
+        lambda: hoistway.load_file(model, slices={3: 0}),  # type: ignore[dict-item]
+        lambda: hoistway.load_file(model, select=["embed", 3]),  # type: ignore[list-item]
+        lambda: hoistway.load_file(model, exclude=["embed", 3]),  # type: ignore[list-item]
+        lambda: hoistway.save_file({3: np.zeros(1)}, "m"),  # type: ignore[dict-item]
+        lambda: hoistway.save({3: np.zeros(1)}),  # type: ignore[dict-item]
         lambda: wanted_names(["a"], [3], None),  # type: ignore[list-item]
         lambda: shard_dims(["a"], [(1,)], {3: 0}),  # type: ignore[dict-item]
     ]
@@ -106,28 +106,28 @@ def test_what_selects_is_a_name_or_a_list(what: str, given: Any, model: Path) ->
     with pytest.raises(
         TypeError, match=f"{what} cannot be {given!r}, which is of type .*: pass the name of a"
     ):
-        windlass.load_file(model, **{what: given})
+        hoistway.load_file(model, **{what: given})
 
 
 def test_metadata_is_text() -> None:
     for metadata in ({"format": 1}, {1: "pt"}, {"format": None}):
         with pytest.raises(TypeError, match=r"metadata cannot hold .*: keys and values are text"):
-            windlass.save({"a": np.zeros(1)}, metadata=metadata)  # type: ignore[arg-type]
+            hoistway.save({"a": np.zeros(1)}, metadata=metadata)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("metadata", [[1], 3, "pt"], ids=repr)
 def test_metadata_is_a_dictionary(metadata: Any) -> None:
     with pytest.raises(TypeError, match=r"metadata cannot be .*: pass a dictionary of text to text"):
-        windlass.save({"a": np.zeros(1)}, metadata=metadata)
+        hoistway.save({"a": np.zeros(1)}, metadata=metadata)
 
 
 @pytest.mark.parametrize("data", [None, 3, io.BytesIO(b"")], ids=["None", "number", "file"])
 def test_load_takes_the_bytes_of_a_file(data: Any) -> None:
     with pytest.raises(TypeError, match=r"data cannot be .*: pass the bytes of a file"):
-        windlass.load(data)
+        hoistway.load(data)
 
 
 def test_long_values_are_cut_short_in_errors() -> None:
     with pytest.raises(TypeError) as caught:
-        windlass.load_file(b"x" * 100_000)  # type: ignore[arg-type]
+        hoistway.load_file(b"x" * 100_000)  # type: ignore[arg-type]
     assert len(str(caught.value)) < 300

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 
+import hoistway
 import numpy as np
 import pytest
-import windlass
 from conftest import write_model
-from windlass import errors
+from hoistway import errors
 
 AZURITE = os.environ.get("AZURITE")
 ACCOUNT = "devstoreaccount1"
@@ -64,18 +64,18 @@ def test_azurite_takes_what_is_signed_and_refuses_another_key(tmp_path: Path, en
     put(endpoint, "/models?restype=container", b"", {})
     blob = {"x-ms-blob-type": "BlockBlob"}
     put(endpoint, "/models/llama/model%20%26%20co.safetensors", path.read_bytes(), blob)
-    store: windlass.StoreOptions = {"endpoint": endpoint, "account": ACCOUNT, "account_key": KEY}
-    expected = windlass.load_file(path, framework="numpy")
+    store: hoistway.StoreOptions = {"endpoint": endpoint, "account": ACCOUNT, "account_key": KEY}
+    expected = hoistway.load_file(path, framework="numpy")
     for url in ("az://models/llama/", "az://models/llama/model & co.safetensors"):
-        loaded = windlass.load_file(url, framework="numpy", store=store)
+        loaded = hoistway.load_file(url, framework="numpy", store=store)
         assert all(
             np.array_equal(loaded[name].view(np.uint8), expected[name].view(np.uint8)) for name in TENSORS
         )
-    with windlass.open("az://models/llama/", framework="numpy", store=store) as checkpoint:
+    with hoistway.open("az://models/llama/", framework="numpy", store=store) as checkpoint:
         put(endpoint, "/models/llama/model%20%26%20co.safetensors", path.read_bytes()[::-1], blob)
         with pytest.raises(errors.FileChangedError):
             checkpoint.get_tensor("a")
     with pytest.raises(PermissionError, match="denies access"):
-        windlass.load_file(
+        hoistway.load_file(
             "az://models/llama/", framework="numpy", store={**store, "account_key": KEY[::-1][2:]}
         )

@@ -1,4 +1,4 @@
-"""The command that the package brings: the one of windlass-cli, in a process of Python's."""
+"""The command that the package brings: the one of hoistway-cli, in a process of Python's."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import hoistway
 import numpy as np
 import pytest
-import windlass
 from conftest import make_cold, write_model
 
-COMMAND = [sys.executable, "-m", "windlass"]
+COMMAND = [sys.executable, "-m", "hoistway"]
 
 
 def command(*arguments: object, **options) -> subprocess.CompletedProcess[bytes]:
@@ -32,7 +32,7 @@ def start_slow_load(directory: Path, **options) -> subprocess.Popen[bytes]:
     path = write_model(directory / "m.safetensors", {"a": ("U8", [256 << 20])})
     make_cold(path)
     slow = {"ROUTE": "threads", "DIRECT": "always", "CHUNK": "4KiB", "THREADS": "1"}
-    environment = os.environ | {f"WINDLASS_{name}": value for name, value in slow.items()}
+    environment = os.environ | {f"HOISTWAY_{name}": value for name, value in slow.items()}
     child = subprocess.Popen(
         [*COMMAND, "load", path],
         stdout=subprocess.PIPE,
@@ -62,17 +62,17 @@ def has_open(child: subprocess.Popen[bytes], path: Path) -> bool:
 def test_the_entry_point_and_the_module_are_the_command() -> None:
     [entry] = [
         entry
-        for entry in importlib.metadata.entry_points(group="console_scripts", name="windlass")
-        if entry.dist is not None and entry.dist.name == "windlass"
+        for entry in importlib.metadata.entry_points(group="console_scripts", name="hoistway")
+        if entry.dist is not None and entry.dist.name == "hoistway"
     ]
-    assert entry.value == "windlass._command:main"
+    assert entry.value == "hoistway._command:main"
     done = command("--version")
-    assert (done.returncode, done.stdout.decode()) == (0, f"windlass {windlass.__version__}\n")
+    assert (done.returncode, done.stdout.decode()) == (0, f"hoistway {hoistway.__version__}\n")
 
 
 def test_results_are_printed(model: Path) -> None:
     inspected = json.loads(command("inspect", "--json", model).stdout)
-    assert {tensor["name"] for tensor in inspected["tensors"]} == set(windlass.open(model).keys())
+    assert {tensor["name"] for tensor in inspected["tensors"]} == set(hoistway.open(model).keys())
     loaded = command("load", model, "--json")
     assert loaded.returncode == 0, loaded.stderr
     assert json.loads(loaded.stdout)

@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+import hoistway
 import numpy as np
 import pytest
 import torch
-import windlass
 from conftest import (
     BITS,
     StandIn,
@@ -23,8 +23,7 @@ from conftest import (
     thread_count,
     write_model,
 )
-from test_differential import reference_tensors
-from windlass.errors import (
+from hoistway.errors import (
     FileChangedError,
     OptionError,
     SliceError,
@@ -33,6 +32,7 @@ from windlass.errors import (
     TruncatedError,
     UnsupportedDtypeError,
 )
+from test_differential import reference_tensors
 
 ROUTES = [
     {},
@@ -76,7 +76,7 @@ def test_targets_of_every_type_hold_what_is_in_the_file(
     targets = empty_like(expected)
     if cold:
         make_cold(every_type)
-    with windlass.iter_tensors(every_type, copy_into=targets, order="file", **options) as stream:
+    with hoistway.iter_tensors(every_type, copy_into=targets, order="file", **options) as stream:
         for name, tensor in stream:
             assert tensor is targets[name]
             assert same_bytes(tensor, expected.pop(name)), name
@@ -91,7 +91,7 @@ def test_targets_of_every_type_hold_what_is_in_the_file(
 
 
 def test_what_has_no_target_is_loaded(model: Path) -> None:
-    expected = windlass.load_file(model)
+    expected = hoistway.load_file(model)
     wanted = {"embed", "ids", "empty", "scalar"}
     asked = []
 
@@ -101,7 +101,7 @@ def test_what_has_no_target_is_loaded(model: Path) -> None:
 
     for order in ("arrival", "file"):
         asked.clear()
-        with windlass.open(model) as checkpoint:
+        with hoistway.open(model) as checkpoint:
             stream = checkpoint.iter_tensors(copy_into=target, order=order, max_in_flight="1MiB")
             given = list(stream)
             names = [name for name, _ in given]
@@ -119,7 +119,7 @@ def test_what_has_no_target_is_loaded(model: Path) -> None:
 def test_nothing_is_allocated_for_what_has_a_target(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {"a": ("U8", [64 << 20])})
     target = np.empty(64 << 20, np.uint8)
-    with windlass.open(path, framework="numpy") as checkpoint:
+    with hoistway.open(path, framework="numpy") as checkpoint:
         report = checkpoint.copy_into({"a": target}).as_dict()
     assert report["memory"]["arena_bytes"] == 0
     assert report["memory"]["staging_bytes"] <= 128 << 20
@@ -143,10 +143,10 @@ def test_nothing_is_allocated_for_what_has_a_target(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gap", ["64KiB", "0B"])
 def test_parts_of_tensors(tmp_path: Path, index: Any, gap: str) -> None:
     path = write_model(tmp_path / "m.safetensors", {"a": ("F32", [1000, 307, 11])}, padding=3)
-    expected = windlass.load_file(path)["a"][index].clone()
+    expected = hoistway.load_file(path)["a"][index].clone()
     target = torch.zeros_like(expected)
     make_cold(path)
-    with windlass.open(path) as checkpoint:
+    with hoistway.open(path) as checkpoint:
         report = checkpoint.copy_into({"a": target}, slices={"a": index}, coalesce_gap=gap)
     assert torch.equal(target.view(torch.int32), expected.view(torch.int32))
     assert sum(carrier.tensor_bytes for carrier in report.carriers) == report.tensor_bytes == expected.nbytes
@@ -156,14 +156,14 @@ def test_columns_of_a_matrix_are_read_as_rows(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {"a": ("U8", [512, 256 << 10])})
     columns = np.s_[:, 64 << 10 : 80 << 10]
     target = np.empty((512, 16 << 10), np.uint8)
-    with windlass.open(path, framework="numpy") as checkpoint:
+    with hoistway.open(path, framework="numpy") as checkpoint:
         report = checkpoint.copy_into({"a": target}, slices={"a": columns})
         assert np.array_equal(target, checkpoint.get_slice("a")[columns])
     assert report.read_bytes <= target.nbytes * 2
 
 
 def test_whatever_can_be_written_is_a_target(model: Path) -> None:
-    expected = windlass.load_file(model, select=["embed", "ids", "flags"])
+    expected = hoistway.load_file(model, select=["embed", "ids", "flags"])
     embed = expected["embed"].numpy().tobytes()
     plain = bytearray(len(embed) + 13)
     targets = {
@@ -174,13 +174,13 @@ def test_whatever_can_be_written_is_a_target(model: Path) -> None:
         "row": torch.empty(2, 1000, 64)[1],
     }
     for kind, target in targets.items():
-        with windlass.open(model) as checkpoint:
+        with hoistway.open(model) as checkpoint:
             checkpoint.copy_into({"embed": target})
         found = target.detach().numpy().tobytes() if isinstance(target, torch.Tensor) else bytes(target)
         assert found == embed, kind
     flags = array.array("B", bytes(17))
     ids = array.array("q", bytes(120))
-    with windlass.open(model) as checkpoint:
+    with hoistway.open(model) as checkpoint:
         checkpoint.copy_into({"flags": flags, "ids": memoryview(ids).cast("B").cast("q", [3, 5])})
     assert flags.tobytes() == expected["flags"].numpy().tobytes()
     assert ids.tobytes() == expected["ids"].numpy().tobytes()
@@ -216,7 +216,7 @@ def bad_targets() -> dict[str, Any]:
 @pytest.mark.parametrize("kind", bad_targets())
 def test_a_target_that_does_not_fit_is_an_error_before_anything_is_read(model: Path, kind: str) -> None:
     ids = torch.zeros(3, 5, dtype=torch.int64)
-    with windlass.open(model) as checkpoint:
+    with hoistway.open(model) as checkpoint:
         with pytest.raises(TargetError, match="embed") as caught:
             checkpoint.iter_tensors(copy_into={"ids": ids, "embed": bad_targets()[kind]})
         assert checkpoint.report is None
@@ -227,7 +227,7 @@ def test_a_target_that_does_not_fit_is_an_error_before_anything_is_read(model: P
 
 def test_requests_that_cannot_be(model: Path, tmp_path: Path) -> None:
     embed = torch.empty(1000, 64)
-    with windlass.open(model) as checkpoint:
+    with hoistway.open(model) as checkpoint:
         with pytest.raises(TensorNotFoundError, match="embedding"):
             checkpoint.copy_into({"embedding": embed})
         with pytest.raises(SliceError, match="step"):
@@ -243,7 +243,7 @@ def test_requests_that_cannot_be(model: Path, tmp_path: Path) -> None:
         given = dict(checkpoint.iter_tensors(copy_into={"ids": bytearray(1)}, select="embed"))
         assert list(given) == ["embed"]
     odd = write_model(tmp_path / "odd.safetensors", {"six": ("F6_E2M3", [4, 4]), "four": ("F4", [2, 3, 2])})
-    with windlass.open(odd) as checkpoint:
+    with hoistway.open(odd) as checkpoint:
         for name in ("six", "four"):
             with pytest.raises(UnsupportedDtypeError, match=name):
                 checkpoint.copy_into({name: np.empty(12, np.uint8)})
@@ -255,7 +255,7 @@ def test_requests_that_cannot_be(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["layers.*", "*", "embe?", "lm_head.weight"])
 def test_what_is_not_the_very_name_of_a_tensor_is_an_error(model: Path, name: str) -> None:
     target = torch.zeros(1000, 64)
-    with windlass.open(model) as checkpoint:
+    with hoistway.open(model) as checkpoint:
         with pytest.raises(TensorNotFoundError):
             checkpoint.copy_into({"embed": target, name: target.clone()})
         with pytest.raises(TensorNotFoundError):
@@ -266,7 +266,7 @@ def test_what_is_not_the_very_name_of_a_tensor_is_an_error(model: Path, name: st
 
 def test_a_target_that_is_none_is_an_error_where_all_must_be_filled(model: Path) -> None:
     target = torch.zeros(1000, 64)
-    with windlass.open(model) as checkpoint:
+    with hoistway.open(model) as checkpoint:
         with pytest.raises(TargetError, match=r"layers\.0\.weight") as caught:
             checkpoint.copy_into({"embed": target, "layers.0.weight": None})
         given = dict(checkpoint.iter_tensors(copy_into={"embed": target, "ids": None}))
@@ -278,7 +278,7 @@ def test_a_target_that_is_none_is_an_error_where_all_must_be_filled(model: Path)
 def test_names_that_look_like_patterns_are_names(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {"a*": ("U8", [9]), "ab": ("U8", [9]), "[x]": ("U8", [5])})
     targets = {"a*": bytearray(9), "[x]": bytearray(5)}
-    with windlass.open(path, framework="numpy") as checkpoint:
+    with hoistway.open(path, framework="numpy") as checkpoint:
         assert checkpoint.copy_into(targets).tensors == 2
         expected = checkpoint.load()
     assert all(bytes(target) == expected[name].tobytes() for name, target in targets.items())
@@ -290,7 +290,7 @@ def test_a_fill_that_cannot_begin_leaves_no_load_behind(tmp_path: Path) -> None:
     before = thread_count()
     shared = np.zeros(4 << 20, np.uint8)
     slow = {"route": "threads", "direct": "always", "chunk": "4KiB", "threads": 1}
-    with windlass.open(path, framework="numpy") as checkpoint:
+    with hoistway.open(path, framework="numpy") as checkpoint:
         with pytest.raises(OptionError, match="overlap") as caught:
             checkpoint.iter_tensors(copy_into={"t0": shared, "t1": shared}, **slow)
         # The traceback is held here.
@@ -301,7 +301,7 @@ def test_a_fill_that_cannot_begin_leaves_no_load_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("pool", windlass.MemoryPool("4KiB")),
+        ("pool", hoistway.MemoryPool("4KiB")),
         ("numa", "99"),
         ("numa", "near_storage"),
         ("layout", "packed"),
@@ -314,7 +314,7 @@ def test_a_fill_that_cannot_begin_leaves_no_load_behind(tmp_path: Path) -> None:
 )
 def test_options_that_mean_nothing_for_targets_are_refused(model: Path, option: str, value: Any) -> None:
     target = torch.zeros(1000, 64)
-    with windlass.open(model) as checkpoint:
+    with hoistway.open(model) as checkpoint:
         with pytest.raises(OptionError, match=f"^{option} cannot be"):
             checkpoint.copy_into({"embed": target}, **{option: value})
         assert checkpoint.report is None
@@ -324,17 +324,17 @@ def test_options_that_mean_nothing_for_targets_are_refused(model: Path, option: 
 def test_options_of_memory_are_about_tensors_without_targets(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = windlass.load_file(model)
+    expected = hoistway.load_file(model)
     target = torch.zeros(1000, 64)
-    pool = windlass.MemoryPool("64MiB")
-    with windlass.open(model) as checkpoint:
+    pool = hoistway.MemoryPool("64MiB")
+    with hoistway.open(model) as checkpoint:
         stream = checkpoint.iter_tensors(copy_into={"embed": target}, pool=pool, layout="packed")
         assert all(same_bytes(tensor, expected[name]) for name, tensor in stream)
         assert stream.report.as_dict()["memory"]["pooled"]
     assert same_bytes(target, expected["embed"])
-    monkeypatch.setenv("WINDLASS_LAYOUT", "packed")
-    monkeypatch.setenv("WINDLASS_RINGS", "2")
-    with windlass.open(model, pool=pool, numa="near_storage") as checkpoint:
+    monkeypatch.setenv("HOISTWAY_LAYOUT", "packed")
+    monkeypatch.setenv("HOISTWAY_RINGS", "2")
+    with hoistway.open(model, pool=pool, numa="near_storage") as checkpoint:
         report = checkpoint.copy_into({"embed": target.zero_()}).as_dict()
         assert not report["memory"]["pooled"]
         assert report["memory"]["layout"] == "file"
@@ -347,7 +347,7 @@ def test_targets_and_others_come_in_the_order_of_arrival(tmp_path: Path) -> None
     path = write_model(tmp_path / "m.safetensors", {**tensors, "small": ("U8", [100])})
     make_cold(path)
     slow = {"route": "threads", "direct": "always", "chunk": "4KiB", "threads": 1}
-    with windlass.iter_tensors(path, framework="numpy", copy_into=targets, **slow) as stream:
+    with hoistway.iter_tensors(path, framework="numpy", copy_into=targets, **slow) as stream:
         names = [name for name, _ in stream]
     assert sorted(names) == sorted([*tensors, "small"])
     assert names.index("small") < names.index("t7")
@@ -359,12 +359,12 @@ def test_parts_of_very_many_runs_take_little_memory(tmp_path: Path) -> None:
         """
         import resource, sys
         import numpy as np
-        import windlass
+        import hoistway
 
         def peak():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
-        target, checkpoint = np.zeros((300_000, 4), np.uint8), windlass.open(sys.argv[1], framework="numpy")
+        target, checkpoint = np.zeros((300_000, 4), np.uint8), hoistway.open(sys.argv[1], framework="numpy")
         expected = checkpoint.get_tensor("a")[:, :4]
         checkpoint.copy_into({"a": target[:9]}, slices={"a": np.s_[:9, :4]}, coalesce_gap=0)
         before = peak()
@@ -386,10 +386,10 @@ def test_quantised_tensors_are_read_as_bytes_of_blocks(tmp_path: Path) -> None:
         if case.errors[False] is not None or not case.tensors:
             continue
         path = case.write(tmp_path / case.name.replace("/", "-"))
-        with windlass.open(path, offset=case.offset) as checkpoint:
+        with hoistway.open(path, offset=case.offset) as checkpoint:
             try:
                 expected = checkpoint.load()
-            except windlass.WindlassError:
+            except hoistway.HoistwayError:
                 continue
             targets = {name: torch.empty_like(tensor) for name, tensor in expected.items()}
             checkpoint.copy_into(targets)
@@ -403,7 +403,7 @@ def test_a_file_that_is_cut_is_an_error_that_warns_of_the_targets(tmp_path: Path
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(8)})
     targets = {f"t{i}": bytearray(1 << 20) for i in range(8)}
     threads = thread_count()
-    with windlass.open(path) as checkpoint:
+    with hoistway.open(path) as checkpoint:
         os.truncate(path, 5 << 20)
         with pytest.raises((TruncatedError, FileChangedError), match="undefined") as caught:
             list(checkpoint.iter_tensors(copy_into=targets, order=order))
@@ -417,7 +417,7 @@ def test_a_stream_that_is_left_lets_its_targets_go(tmp_path: Path) -> None:
     make_cold(path)
     before = thread_count()
     targets = {f"t{i}": bytearray(8 << 20) for i in range(8)}
-    with windlass.iter_tensors(path, copy_into=targets) as stream:
+    with hoistway.iter_tensors(path, copy_into=targets) as stream:
         next(stream)
         with pytest.raises(BufferError):
             targets["t0"].clear()
@@ -425,7 +425,7 @@ def test_a_stream_that_is_left_lets_its_targets_go(tmp_path: Path) -> None:
         target.clear()
     assert_threads_end(before)
     targets = {f"t{i}": bytearray(8 << 20) for i in range(8)}
-    for _ in windlass.iter_tensors(path, copy_into=targets):
+    for _ in hoistway.iter_tensors(path, copy_into=targets):
         break
     del _
     gc.collect()
@@ -438,7 +438,7 @@ def test_a_stream_that_is_left_lets_its_targets_go(tmp_path: Path) -> None:
 class DeviceMemory:
     """Bytes of a device as other libraries show them."""
 
-    def __init__(self, tensor: windlass.Tensor, start: int, size: int) -> None:
+    def __init__(self, tensor: hoistway.Tensor, start: int, size: int) -> None:
         self.tensor, self.start, self.size = tensor, start, size
         self.read_only = False
         self.strides: tuple[int, ...] | None = None
@@ -467,13 +467,13 @@ def test_memory_of_a_device_is_a_target(stand_in: StandIn, tmp_path: Path, devic
     sizes = {"a": 5 << 20, "b": 4097, "c": 0, "d": 1}
     path = write_model(tmp_path / "m.safetensors", {name: ("U8", [size]) for name, size in sizes.items()})
     space = write_model(tmp_path / "space.safetensors", {"space": ("U8", [16 << 20])})
-    memory = windlass.load_file(space, device, framework="raw")["space"]
+    memory = hoistway.load_file(space, device, framework="raw")["space"]
     before = stand_in.count("device_bytes")
     starts = {"a": 3, "b": 6 << 20, "c": 0, "d": (6 << 20) + 4097}
     targets = {name: DeviceMemory(memory, starts[name], size) for name, size in sizes.items()}
-    expected = windlass.load_file(path, framework="raw")
+    expected = hoistway.load_file(path, framework="raw")
     make_cold(path)
-    with windlass.open(path, framework="raw") as checkpoint:
+    with hoistway.open(path, framework="raw") as checkpoint:
         report = checkpoint.copy_into(targets, route=route)
         assert all(target.tobytes() == expected[name].tobytes() for name, target in targets.items())
         past_host = [carrier for carrier in report.carriers if carrier.via is None]
@@ -497,12 +497,12 @@ def test_columns_reach_a_device_in_few_copies(
 ) -> None:
     path = write_model(tmp_path / "m.safetensors", {"a": ("U8", [9001, 16])}, padding=7)
     space = write_model(tmp_path / "space.safetensors", {"space": ("U8", [1 << 20])})
-    memory = windlass.load_file(space, "cuda:0", framework="raw")["space"]
+    memory = hoistway.load_file(space, "cuda:0", framework="raw")["space"]
     before = memory.tobytes()
-    expected = windlass.load_file(path, framework="numpy")["a"][index].tobytes()
+    expected = hoistway.load_file(path, framework="numpy")["a"][index].tobytes()
     columns = DeviceMemory(memory, 5, len(expected))
     make_cold(path)
-    with windlass.open(path, framework="raw") as checkpoint:
+    with hoistway.open(path, framework="raw") as checkpoint:
         report = checkpoint.copy_into({"a": columns}, slices={"a": index}, coalesce_gap=gap, chunk="4KiB")
     assert columns.tobytes() == expected
     # And nothing else was written.

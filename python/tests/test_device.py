@@ -13,19 +13,19 @@ import types
 from pathlib import Path
 from typing import Any, ClassVar
 
+import hoistway
 import numpy as np
 import pytest
 import torch
-import windlass
 from conftest import StandIn, make_cold, run, write_model
-from windlass import _devices, errors
-from windlass.compat.safetensors._target import check_device
+from hoistway import _devices, errors
+from hoistway.compat.safetensors._target import check_device
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 
 
 def test_devices_are_named_as_everywhere(model: Path) -> None:
-    expected = windlass.load_file(model, framework="raw")
+    expected = hoistway.load_file(model, framework="raw")
     for device, name in [
         ("cuda", "cuda:0"),
         ("cuda:1", "cuda:1"),
@@ -37,17 +37,17 @@ def test_devices_are_named_as_everywhere(model: Path) -> None:
         ("rocm:1", "rocm:1"),
         ("hip:1", "rocm:1"),
     ]:
-        tensors = windlass.load_file(model, device, framework="raw")
+        tensors = hoistway.load_file(model, device, framework="raw")
         assert {tensor.device for tensor in tensors.values()} == {name}
         assert all(tensors[key].tobytes() == expected[key].tobytes() for key in expected)
     for wrong in ["gpu", "cuda:x", "mps"]:
         with pytest.raises(errors.OptionError, match="cuda:N"):
-            windlass.load_file(model, wrong)
+            hoistway.load_file(model, wrong)
 
 
 def test_the_report_names_the_way_of_every_byte(model: Path) -> None:
     make_cold(model)
-    tensors = windlass.load_file(model, "cuda:1", framework="raw")
+    tensors = hoistway.load_file(model, "cuda:1", framework="raw")
     report = tensors.report
     assert sum(carrier.tensor_bytes for carrier in report.carriers) == report.tensor_bytes
     assert {(carrier.route in ("gds", "gds-compat"), carrier.via) for carrier in report.carriers} <= {
@@ -61,9 +61,9 @@ def test_the_report_names_the_way_of_every_byte(model: Path) -> None:
 
 
 def test_slices_arrivals_and_single_tensors(model: Path) -> None:
-    with windlass.open(model, framework="numpy") as host:
+    with hoistway.open(model, framework="numpy") as host:
         embed = host["embed"]
-    with windlass.open(model, device="cuda", framework="raw") as checkpoint:
+    with hoistway.open(model, device="cuda", framework="raw") as checkpoint:
         part = checkpoint.load(select="embed", slices={"embed": (slice(10, 20), slice(3, 8))})["embed"]
         assert part.shape == (10, 5)
         assert part.tobytes() == embed[10:20, 3:8].tobytes()
@@ -93,7 +93,7 @@ def dl_tensor(capsule: Any) -> DlTensor:
 
 
 def test_dlpack_says_where_the_tensor_is_and_keeps_its_memory(model: Path, stand_in: StandIn) -> None:
-    tensor = windlass.load_file(model, "cuda:1", framework="raw")["embed"]
+    tensor = hoistway.load_file(model, "cuda:1", framework="raw")["embed"]
     assert tensor.__dlpack_device__() == (2, 1)
     for stream in (None, -1, 1, 2, 12345):
         capsule = tensor.__dlpack__(stream=stream)
@@ -111,8 +111,8 @@ def test_dlpack_says_where_the_tensor_is_and_keeps_its_memory(model: Path, stand
 
 def test_numpy_has_no_device_memory(model: Path) -> None:
     with pytest.raises(errors.OptionError, match="host memory"):
-        windlass.load_file(model, "cuda", framework="numpy")
-    tensor = windlass.load_file(model, "cuda", framework="raw")["embed"]
+        hoistway.load_file(model, "cuda", framework="numpy")
+    tensor = hoistway.load_file(model, "cuda", framework="raw")["embed"]
     with pytest.raises(AttributeError, match="memory of a device"):
         _ = tensor.__array_interface__
     assert "cuda:0" in repr(tensor)
@@ -120,24 +120,24 @@ def test_numpy_has_no_device_memory(model: Path) -> None:
 
 def test_errors_are_typed_and_say_what_to_do(model: Path, stand_in: StandIn) -> None:
     with pytest.raises(errors.DeviceUnavailableError, match="2 devices") as absent:
-        windlass.load_file(model, "cuda:5", framework="raw")
+        hoistway.load_file(model, "cuda:5", framework="raw")
     assert isinstance(absent.value, RuntimeError)
     assert absent.value.device == "cuda:5"
     stand_in.set("FAULTS=copy:1=719")
     with pytest.raises(errors.DeviceError, match="cuda:0") as lost:
-        windlass.load_file(model, "cuda", framework="raw")
+        hoistway.load_file(model, "cuda", framework="raw")
     assert isinstance(lost.value, RuntimeError)
     stand_in.library.fake_cuda_reset()
     stand_in.set("MEMORY_MIB=1")
     with pytest.raises(MemoryError, match="the memory of cuda:0"):
-        windlass.load_file(model, "cuda", framework="raw")
-    for options in ({"route": "mapped"}, {"pool": windlass.MemoryPool("1MiB")}, {"dtype": "int8"}):
+        hoistway.load_file(model, "cuda", framework="raw")
+    for options in ({"route": "mapped"}, {"pool": hoistway.MemoryPool("1MiB")}, {"dtype": "int8"}):
         with pytest.raises(errors.OptionError):
-            windlass.load_file(model, "cuda", framework="raw", **options)
+            hoistway.load_file(model, "cuda", framework="raw", **options)
     for options in ({"route": "gds"}, {"route": "staged"}, {"dtype": torch.float16}):
         with pytest.raises(errors.OptionError, match="cpu"):
-            windlass.load_file(model, **options)
-    with windlass.open(model, framework="raw") as checkpoint:
+            hoistway.load_file(model, **options)
+    with hoistway.open(model, framework="raw") as checkpoint:
         for options in (
             {"device": "cuda"},
             {"allocator": "torch"},
@@ -148,7 +148,7 @@ def test_errors_are_typed_and_say_what_to_do(model: Path, stand_in: StandIn) -> 
             with pytest.raises(errors.OptionError, match="the options are"):
                 next(checkpoint.iter_tensors(**options))
     with pytest.raises(errors.OptionError, match="one of driver, torch"):
-        windlass.load_file(model, "cuda", allocator="numpy")
+        hoistway.load_file(model, "cuda", allocator="numpy")
 
 
 def test_devices_of_torchs_build_for_rocm_are_those_of_rocm(
@@ -163,7 +163,7 @@ def test_devices_of_torchs_build_for_rocm_are_those_of_rocm(
         ("cuda:1", "cuda:1"),
         ("rocm:1", "rocm:1"),
     ]:
-        tensors = windlass.load_file(model, device, framework="raw")
+        tensors = hoistway.load_file(model, device, framework="raw")
         assert {tensor.device for tensor in tensors.values()} == {name}
     assert _devices.to_torch(torch, "rocm:1") == "cuda:1"
     assert _devices.to_torch(torch, "cpu") == "cpu"
@@ -178,10 +178,10 @@ def test_torchs_memory_is_refused_for_devices_that_it_is_not_built_for(
 ) -> None:
     monkeypatch.setattr(torch.version, "hip", None)
     with pytest.raises(errors.OptionError, match="built for cuda"):
-        windlass.load_file(model, "rocm:0", allocator="torch")
+        hoistway.load_file(model, "rocm:0", allocator="torch")
     monkeypatch.setattr(torch.version, "hip", "6.3.42134")
     with pytest.raises(errors.OptionError, match="built for rocm"):
-        windlass.load_file(model, "cuda:0", allocator="torch")
+        hoistway.load_file(model, "cuda:0", allocator="torch")
 
 
 @pytest.mark.parametrize(("hip", "kind"), [("'6.3.42134'", "rocm"), ("None", "cuda")])
@@ -197,11 +197,11 @@ def test_numbers_mean_the_devices_of_the_torch_that_is_installed(
         """
         import sys
         sys.path.insert(0, sys.argv[3])
-        import windlass
-        from windlass.compat.fastsafetensors._devices import Device
-        from windlass.compat.safetensors._target import check_device
+        import hoistway
+        from hoistway.compat.fastsafetensors._devices import Device
+        from hoistway.compat.safetensors._target import check_device
         kind = sys.argv[2]
-        tensors = windlass.load_file(sys.argv[1], 1, framework="raw")
+        tensors = hoistway.load_file(sys.argv[1], 1, framework="raw")
         assert {tensor.device for tensor in tensors.values()} == {f"{kind}:1"}
         assert check_device("cuda:1") == check_device(1) == Device.of("cuda:1").as_own() == f"{kind}:1"
         assert "torch" not in sys.modules
@@ -215,16 +215,16 @@ def test_numbers_mean_the_devices_of_the_torch_that_is_installed(
 
 def test_a_stub_of_torch_is_no_torch(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half imported, it has no devices yet; and a module that a program made has no ``__spec__``."""
-    expected = windlass.load_file(model, framework="raw")["embed"].tobytes()
+    expected = hoistway.load_file(model, framework="raw")["embed"].tobytes()
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     _devices.find_libraries.cache_clear()
     for device in ("cpu", "cuda:1", 1):
-        assert windlass.load_file(model, device, framework="raw")["embed"].tobytes() == expected
+        assert hoistway.load_file(model, device, framework="raw")["embed"].tobytes() == expected
 
 
 def test_managed_memory_of_cuda_is_a_target(model: Path) -> None:
     """DLPack has a type of its own for it."""
-    tensor = windlass.load_file(model, "cuda:1", framework="raw")["embed"]
+    tensor = hoistway.load_file(model, "cuda:1", framework="raw")["embed"]
 
     class Managed:
         """Memory of such a type."""
@@ -240,15 +240,15 @@ def test_managed_memory_of_cuda_is_a_target(model: Path) -> None:
             return (13, 1)
 
     path = write_model(model.parent / "bytes.safetensors", {"bytes": ("U8", [tensor.nbytes])})
-    expected = windlass.load_file(path, framework="raw")["bytes"].tobytes()
-    with windlass.open(path, framework="raw") as checkpoint:
+    expected = hoistway.load_file(path, framework="raw")["bytes"].tobytes()
+    with hoistway.open(path, framework="raw") as checkpoint:
         checkpoint.copy_into({"bytes": Managed()})
     assert tensor.tobytes() == expected
 
 
 def test_tensors_on_rocm_are_shared_as_such(model: Path, stand_in: StandIn) -> None:
-    expected = windlass.load_file(model, framework="raw")["embed"].tobytes()
-    tensor = windlass.load_file(model, "rocm:1", framework="raw")["embed"]
+    expected = hoistway.load_file(model, framework="raw")["embed"].tobytes()
+    tensor = hoistway.load_file(model, "rocm:1", framework="raw")["embed"]
     assert tensor.tobytes() == expected
     assert tensor.__dlpack_device__() == (10, 1)
     for stream in (None, -1, 0, 12345):
@@ -265,12 +265,12 @@ def test_tensors_on_rocm_are_shared_as_such(model: Path, stand_in: StandIn) -> N
 
 def test_a_rocm_device_refuses_what_it_lacks(model: Path, stand_in: StandIn) -> None:
     with pytest.raises(errors.DeviceUnavailableError, match="rocm:0 to rocm:1"):
-        windlass.load_file(model, "rocm:5", framework="raw")
+        hoistway.load_file(model, "rocm:5", framework="raw")
     with pytest.raises(errors.RouteUnavailableError, match="hipFile"):
-        windlass.load_file(model, "rocm", framework="raw", route="gds")
+        hoistway.load_file(model, "rocm", framework="raw", route="gds")
     stand_in.set("HIP_ARCHITECTURE=gfx803")
     with pytest.raises(errors.DeviceUnavailableError, match="converts no elements"):
-        windlass.load_file(model, "rocm", framework="raw", dtype="float32")
+        hoistway.load_file(model, "rocm", framework="raw", dtype="float32")
 
 
 class Lent:
@@ -308,9 +308,9 @@ def test_memory_of_torch_is_used_and_given_back(
         sizes.append(size)
         return address.value, 0, Lent(library, address.value)
 
-    monkeypatch.setattr("windlass._checkpoint.torch_allocator", lambda _device: allocate)
-    expected = windlass.load_file(model, framework="raw")
-    tensors = windlass.load_file(model, "cuda", framework="raw", allocator="torch", layout="tensor")
+    monkeypatch.setattr("hoistway._checkpoint.torch_allocator", lambda _device: allocate)
+    expected = hoistway.load_file(model, framework="raw")
+    tensors = hoistway.load_file(model, "cuda", framework="raw", allocator="torch", layout="tensor")
     assert all(tensors[name].tobytes() == expected[name].tobytes() for name in expected)
     assert Lent.alive == len(sizes) > 1
     del tensors
@@ -319,37 +319,37 @@ def test_memory_of_torch_is_used_and_given_back(
     def refuse(size: int) -> tuple[int, int, Any]:
         raise RuntimeError(f"no {size} bytes are left")
 
-    monkeypatch.setattr("windlass._checkpoint.torch_allocator", lambda _device: refuse)
+    monkeypatch.setattr("hoistway._checkpoint.torch_allocator", lambda _device: refuse)
     with pytest.raises(MemoryError, match="bytes are left"):
-        windlass.load_file(model, "cuda", framework="raw", allocator="torch")
+        hoistway.load_file(model, "cuda", framework="raw", allocator="torch")
 
 
 def test_a_child_of_fork_gets_an_error_and_the_parent_goes_on(model: Path) -> None:
     done = run(
         """
-        import os, sys, windlass
-        tensors = windlass.load_file(sys.argv[1], "cuda", framework="raw")
+        import os, sys, hoistway
+        tensors = hoistway.load_file(sys.argv[1], "cuda", framework="raw")
         expected = tensors["embed"].tobytes()
         child = os.fork()
         if child == 0:
             try:
-                windlass.load_file(sys.argv[1], "cuda", framework="raw")
-            except windlass.errors.DeviceUnavailableError as error:
+                hoistway.load_file(sys.argv[1], "cuda", framework="raw")
+            except hoistway.errors.DeviceUnavailableError as error:
                 assert "fork" in str(error) and "spawn" in str(error), error
             else:
                 os._exit(1)
             try:
                 tensors["embed"].tobytes()
-            except windlass.errors.ForkedError:
+            except hoistway.errors.ForkedError:
                 pass
             else:
                 os._exit(2)
             del tensors
-            assert windlass.load_file(sys.argv[1], framework="raw")["embed"].tobytes() == expected
+            assert hoistway.load_file(sys.argv[1], framework="raw")["embed"].tobytes() == expected
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         assert tensors["embed"].tobytes() == expected
-        windlass.load_file(sys.argv[1], "cuda", framework="raw")
+        hoistway.load_file(sys.argv[1], "cuda", framework="raw")
         """,
         model,
     )
@@ -359,17 +359,17 @@ def test_a_child_of_fork_gets_an_error_and_the_parent_goes_on(model: Path) -> No
 def test_without_a_driver_importing_and_loading_to_the_host_work(model: Path) -> None:
     done = run(
         """
-        import sys, windlass
-        windlass.load_file(sys.argv[1], framework="raw")
+        import sys, hoistway
+        hoistway.load_file(sys.argv[1], framework="raw")
         try:
-            windlass.load_file(sys.argv[1], "cuda", framework="raw")
-        except windlass.errors.DeviceUnavailableError as error:
+            hoistway.load_file(sys.argv[1], "cuda", framework="raw")
+        except hoistway.errors.DeviceUnavailableError as error:
             assert "install NVIDIA's driver" in str(error), error
         else:
             raise SystemExit("no error")
         """,
         model,
-        WINDLASS_CUDA_DRIVER="/nonexistent/libcuda.so.1",
+        HOISTWAY_CUDA_DRIVER="/nonexistent/libcuda.so.1",
     )
     assert done.returncode == 0, done.stderr
 
@@ -377,11 +377,11 @@ def test_without_a_driver_importing_and_loading_to_the_host_work(model: Path) ->
 def test_ctrl_c_ends_a_load_that_waits_for_copies(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [8 << 20]) for i in range(16)})
     script = """
-        import signal, sys, windlass
+        import signal, sys, hoistway
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             print("loading", flush=True)
-            windlass.load_file(sys.argv[1], "cuda", framework="raw")
+            hoistway.load_file(sys.argv[1], "cuda", framework="raw")
         except KeyboardInterrupt:
             print("interrupted", flush=True)
     """
@@ -401,7 +401,7 @@ def test_ctrl_c_ends_a_load_that_waits_for_copies(tmp_path: Path) -> None:
 
 def test_many_loads_in_a_row_leave_nothing(model: Path, stand_in: StandIn) -> None:
     for _ in range(20):
-        windlass.load_file(model, "cuda", framework="raw")
+        hoistway.load_file(model, "cuda", framework="raw")
     assert stand_in.count("leaked") == 0
     assert np.all([stand_in.count(what) == 0 for what in ("streams", "events", "cufile_buffers")])
 
@@ -410,8 +410,8 @@ def test_a_child_of_fork_keeps_its_own_memory_when_it_drops_a_load(tmp_path: Pat
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [4 << 20]) for i in range(24)})
     done = run(
         """
-        import gc, mmap, os, sys, time, windlass
-        checkpoint = windlass.open(sys.argv[1], device="cuda", framework="raw")
+        import gc, mmap, os, sys, time, hoistway
+        checkpoint = hoistway.open(sys.argv[1], device="cuda", framework="raw")
         arriving = checkpoint.iter_tensors(route="staged", layout="packed")
         next(arriving)
         time.sleep(1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import hoistway
 import ml_dtypes
 import numpy as np
 import pytest
 import safetensors
 import torch
-import windlass
 from conftest import BITS, make_cold, same_bytes, write_model
 
 FILES = 300
@@ -83,7 +83,7 @@ def test_every_tensor_is_that_of_the_reference(corpus: list[Path], options: dict
     for path in corpus:
         if "route" in options:
             make_cold(path)
-        ours = windlass.load_file(path, **options)
+        ours = hoistway.load_file(path, **options)
         reference = reference_tensors(path)
         assert ours.keys() == reference.keys()
         for name, tensor in ours.items():
@@ -111,7 +111,7 @@ def test_every_tensor_on_a_device_is_that_of_the_reference(
     corpus: list[Path], options: dict[str, str]
 ) -> None:
     for path in corpus:
-        ours = windlass.load_file(path, device="cuda", framework="raw", **options)
+        ours = hoistway.load_file(path, device="cuda", framework="raw", **options)
         reference = reference_tensors(path)
         assert ours.keys() == reference.keys()
         for name, tensor in ours.items():
@@ -129,7 +129,7 @@ def test_conversions_are_those_of_torch(tmp_path: Path, dtype: torch.dtype) -> N
     # Every second header puts all elements at odd addresses.
     for padding in (0, 1):
         path = write_model(tmp_path / "m.safetensors", tensors, padding=padding)
-        ours = windlass.load_file(path, "cuda", framework="raw", dtype=dtype, chunk="64KiB")
+        ours = hoistway.load_file(path, "cuda", framework="raw", dtype=dtype, chunk="64KiB")
         for name, reference in reference_tensors(path).items():
             expected = reference.to(dtype) if name in sources else reference
             found = torch.frombuffer(bytearray(ours[name].tobytes()), dtype=expected.dtype)
@@ -140,7 +140,7 @@ def test_conversions_are_those_of_torch(tmp_path: Path, dtype: torch.dtype) -> N
 
 def test_names_metadata_and_shapes_are_those_of_the_reference(corpus: list[Path]) -> None:
     for path in corpus:
-        with windlass.open(path) as ours, safetensors.safe_open(path, "pt") as reference:
+        with hoistway.open(path) as ours, safetensors.safe_open(path, "pt") as reference:
             assert sorted(ours.keys()) == reference.keys()
             # Tensors without bytes share their offset with a neighbour: the order among them is free.
             in_order = reference.offset_keys()
@@ -175,7 +175,7 @@ def test_every_slice_is_that_of_the_reference(corpus: list[Path]) -> None:
     compared = 0
     for path in corpus:
         reference = reference_tensors(path)
-        with windlass.open(path) as ours:
+        with hoistway.open(path) as ours:
             for name in ours.keys():  # noqa: SIM118
                 dtype = ours.get_dtype(name)
                 if dtype == "F4":
@@ -193,7 +193,7 @@ def test_every_slice_is_that_of_the_reference(corpus: list[Path]) -> None:
 def test_slices_of_the_reference_itself(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {"a": ("F32", [6, 7, 8]), "b": ("BF16", [40])})
     generator = random.Random(1)
-    with windlass.open(path) as ours, safetensors.safe_open(path, "pt") as reference:
+    with hoistway.open(path) as ours, safetensors.safe_open(path, "pt") as reference:
         for name in ("a", "b"):
             for _ in range(200):
                 index = random_index(generator, ours.get_shape(name), "F32")
@@ -207,7 +207,7 @@ def test_numpy_is_that_of_the_reference(tmp_path: Path, dtype: str) -> None:
     path = write_model(
         tmp_path / "m.safetensors", {"a": (dtype, [3, 4]), "s": (dtype, []), "e": (dtype, [0, 2])}
     )
-    ours = windlass.load_file(path, framework="numpy")
+    ours = hoistway.load_file(path, framework="numpy")
     for name, reference in load_file(path).items():
         assert ours[name].dtype == reference.dtype
         assert ours[name].shape == reference.shape
@@ -217,7 +217,7 @@ def test_numpy_is_that_of_the_reference(tmp_path: Path, dtype: str) -> None:
 
 def test_packed_types_are_sliced_at_bytes(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {"a": ("F4", [4, 6])})
-    with windlass.open(path, framework="numpy") as checkpoint:
+    with hoistway.open(path, framework="numpy") as checkpoint:
         whole = checkpoint.get_tensor("a")
         assert whole.dtype == ml_dtypes.float4_e2m1fn
         packed = np.frombuffer(path.read_bytes()[-12:], np.uint8).reshape(4, 3)
@@ -225,5 +225,5 @@ def test_packed_types_are_sliced_at_bytes(tmp_path: Path) -> None:
         assert (whole.view(np.uint8)[:, 1::2] == packed >> 4).all()
         part = checkpoint.get_slice("a")[1:3, 2:4]
         assert (part.view(np.uint8) == whole[1:3, 2:4].view(np.uint8)).all()
-        with pytest.raises(windlass.errors.SliceError, match="whole bytes"):
+        with pytest.raises(hoistway.errors.SliceError, match="whole bytes"):
             checkpoint.get_slice("a")[:, 1:3]

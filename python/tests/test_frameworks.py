@@ -6,12 +6,12 @@ import gc
 import pickle
 from pathlib import Path
 
+import hoistway
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
-import windlass
 from conftest import BITS, same_bytes, write_model
 
 TORCH = {
@@ -44,7 +44,7 @@ def test_torch_types(tmp_path: Path, dtype: str, shape: list[int]) -> None:
     if BITS[dtype] < 8 and not shape:
         pytest.skip("a packed scalar does not fill a byte")
     path = write_model(tmp_path / "m.safetensors", {"a": (dtype, shape)})
-    tensor = windlass.load_file(path)["a"]
+    tensor = hoistway.load_file(path)["a"]
     assert tensor.dtype == TORCH[dtype]
     assert list(tensor.shape) == ([*shape[:-1], shape[-1] // 2] if dtype == "F4" else shape)
     size = int(np.prod(shape)) * BITS[dtype] // 8
@@ -67,7 +67,7 @@ def test_torch_types(tmp_path: Path, dtype: str, shape: list[int]) -> None:
 )
 def test_numpy_types_of_ml_dtypes(tmp_path: Path, dtype: str, expected: type) -> None:
     path = write_model(tmp_path / "m.safetensors", {"a": (dtype, [2, 4])})
-    array = windlass.load_file(path, framework="numpy")["a"]
+    array = hoistway.load_file(path, framework="numpy")["a"]
     assert array.dtype == expected
     assert array.shape == (2, 4)
     assert array.tobytes() == path.read_bytes()[-array.nbytes :]
@@ -81,8 +81,8 @@ def test_jax_arrays(tmp_path: Path, dtype: str) -> None:
         tmp_path / "m.safetensors", {"a": (dtype, [2, 4]), "e": (dtype, [0]), "s": (dtype, [])}
     )
     with np.errstate(over="ignore"):
-        ours = windlass.load_file(path, framework="jax")
-    arrays = windlass.load_file(path, framework="numpy")
+        ours = hoistway.load_file(path, framework="jax")
+    arrays = hoistway.load_file(path, framework="numpy")
     for name, array in ours.items():
         assert isinstance(array, jax.Array)
         # 64-bit types follow jax's own setting: random bytes overflow its 32 bits.
@@ -94,15 +94,15 @@ def test_jax_arrays(tmp_path: Path, dtype: str) -> None:
 
 
 def test_tensors_outlive_everything_else(model: Path) -> None:
-    tensor = windlass.load_file(model)["layers.0.weight"]
-    array = windlass.load_file(model, framework="numpy")["layers.0.weight"]
-    shared = jax.dlpack.from_dlpack(windlass.load_file(model, framework="raw")["embed"])
+    tensor = hoistway.load_file(model)["layers.0.weight"]
+    array = hoistway.load_file(model, framework="numpy")["layers.0.weight"]
+    shared = jax.dlpack.from_dlpack(hoistway.load_file(model, framework="raw")["embed"])
     expected = tensor.view(torch.uint8).numpy().tobytes(), np.asarray(shared).tobytes()
     view = tensor[100:110]
     del tensor
     gc.collect()
     for _ in range(5):
-        windlass.load_file(model)
+        hoistway.load_file(model)
     row = 1024 * 2
     assert view.view(torch.uint8).numpy().tobytes() == expected[0][100 * row : 110 * row]
     assert array.tobytes() == expected[0]
@@ -112,7 +112,7 @@ def test_tensors_outlive_everything_else(model: Path) -> None:
 def test_tensors_are_private_writable_memory(model: Path) -> None:
     before = model.read_bytes()
     for options in ({}, {"route": "mapped"}):
-        tensors = windlass.load_file(model, **options)
+        tensors = hoistway.load_file(model, **options)
         neighbour = tensors["layers.0.bias"].clone()
         tensors["layers.0.weight"].fill_(1)
         assert same_bytes(tensors["layers.0.bias"], neighbour)
@@ -121,7 +121,7 @@ def test_tensors_are_private_writable_memory(model: Path) -> None:
 
 
 def test_dlpack_is_offered_as_the_standard_says(model: Path) -> None:
-    raw = windlass.load_file(model, framework="raw")["embed"]
+    raw = hoistway.load_file(model, framework="raw")["embed"]
     assert raw.__dlpack_device__() == (1, 0)
     array = np.from_dlpack(raw)
     assert array.ctypes.data == raw.data_ptr
@@ -137,14 +137,14 @@ def test_dlpack_is_offered_as_the_standard_says(model: Path) -> None:
 
 def test_narrow_floats_cross_dlpack_only_to_those_who_know_them(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {"a": ("F8_E4M3", [4])})
-    raw = windlass.load_file(path, framework="raw")["a"]
+    raw = hoistway.load_file(path, framework="raw")["a"]
     with pytest.raises(BufferError):
         raw.__dlpack__()
     raw.__dlpack__(max_version=(1, 1))
 
 
 def test_tensors_can_be_saved_and_pickled(model: Path, tmp_path: Path) -> None:
-    tensors = windlass.load_file(model)
+    tensors = hoistway.load_file(model)
     torch.save(tensors["ids"], tmp_path / "ids.pt")
     assert (tmp_path / "ids.pt").stat().st_size < 10_000, "only the tensor is saved, not its neighbours"
     assert same_bytes(pickle.loads(pickle.dumps(tensors["ids"])), tensors["ids"])

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import corpus
+import hoistway
 import numpy as np
 import pytest
 import torch
-import windlass
 from conftest import GgufCase, gguf_cases, make_cold, run
-from windlass.errors import (
+from hoistway.errors import (
     CheckpointNotFoundError,
     FileChangedError,
     FormatError,
@@ -87,7 +87,7 @@ def test_each_file_is_read_or_refused(tmp_path: Path, case: GgufCase) -> None:
     for lenient, error in case.errors.items():
         if error is not None:
             with pytest.raises((FormatError, CheckpointNotFoundError)) as caught:
-                windlass.load_file(path, framework="raw", lenient=lenient, offset=case.offset)
+                hoistway.load_file(path, framework="raw", lenient=lenient, offset=case.offset)
             assert isinstance(caught.value, CheckpointNotFoundError) == (error == "NotFound")
             assert isinstance(caught.value, TruncatedError) == (error == "Truncated")
             assert Path(caught.value.path).parent == path.parent
@@ -95,11 +95,11 @@ def test_each_file_is_read_or_refused(tmp_path: Path, case: GgufCase) -> None:
             if error in ("Truncated", "Overlap", "Misaligned", "PartialBlock", "Overflow", "RemovedType"):
                 assert caught.value.tensor in ("a", "b", "c", "d", "")
             continue
-        with windlass.open(path, framework="raw", lenient=lenient, offset=case.offset) as checkpoint:
+        with hoistway.open(path, framework="raw", lenient=lenient, offset=case.offset) as checkpoint:
             assert_holds(checkpoint, case)
 
 
-def assert_holds(checkpoint: windlass.Checkpoint, case: GgufCase) -> None:
+def assert_holds(checkpoint: hoistway.Checkpoint, case: GgufCase) -> None:
     if case.tensors is None:
         return
     found = [(name, checkpoint.get_dtype(name), checkpoint.get_shape(name)) for name in checkpoint.keys()]  # noqa: SIM118
@@ -123,7 +123,7 @@ def test_metadata_has_the_values_of_the_file_in_its_order(tmp_path: Path) -> Non
     metadata = [(kind, kind, value) for kind, value in SCALARS.items()]
     metadata += [(name, "array", array) for name, array in (arrays | empty).items()]
     for order in ("<", ">"):
-        with windlass.open(write(tmp_path / "m.gguf", metadata=metadata, order=order)) as checkpoint:
+        with hoistway.open(write(tmp_path / "m.gguf", metadata=metadata, order=order)) as checkpoint:
             found = checkpoint.metadata()
             assert isinstance(found, Mapping)
             assert list(found) == [name for name, *_ in metadata]
@@ -148,7 +148,7 @@ def test_metadata_has_the_values_of_the_file_in_its_order(tmp_path: Path) -> Non
 def test_arrays_are_sequences(tmp_path: Path) -> None:
     metadata = [("numbers", "array", Array("i32", range(100))), ("words", "array", Array("string", "abcdef"))]
     path = write(tmp_path / "m.gguf", metadata=metadata)
-    with windlass.open(path) as checkpoint:
+    with hoistway.open(path) as checkpoint:
         for key, values in (("numbers", list(range(100))), ("words", list("abcdef"))):
             array = checkpoint.metadata()[key]
             assert len(array) == len(values)
@@ -171,7 +171,7 @@ def test_arrays_are_sequences(tmp_path: Path) -> None:
 
 def test_arrays_are_read_when_they_are_looked_at(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", metadata=[(key, "array", Array("u8", [1, 2])) for key in "ab"])
-    checkpoint = windlass.open(path)
+    checkpoint = hoistway.open(path)
     metadata = checkpoint.metadata()
     assert metadata["a"] == [1, 2]
     os.utime(path, ns=(1, 1))
@@ -183,7 +183,7 @@ def test_arrays_are_read_when_they_are_looked_at(tmp_path: Path) -> None:
 
 def test_arrays_outlive_their_checkpoint(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", metadata=[("a", "array", Array("string", ["x", "y"]))])
-    with windlass.open(path) as checkpoint:
+    with hoistway.open(path) as checkpoint:
         array = checkpoint.metadata()["a"]
     assert array == ["x", "y"]
     assert array.byte_strings() == [b"x", b"y"]
@@ -193,7 +193,7 @@ def test_text_that_is_none_is_an_error_when_it_is_read(tmp_path: Path) -> None:
     data = File([("a", "array", Array("string", ["x", b"y\xff"]))]).to_bytes()
     path = tmp_path / "m.gguf"
     path.write_bytes(data)
-    with windlass.open(path) as checkpoint:
+    with hoistway.open(path) as checkpoint:
         array = checkpoint.metadata()["a"]
         assert len(array) == 2
         with pytest.raises(FormatError, match="UTF-8") as caught:
@@ -218,7 +218,7 @@ def test_an_unread_array_keeps_its_own_file_open_and_a_read_one_none(tmp_path: P
         for name in ("a", "b")
     ]
     first, second = (str(path.resolve()) for path in paths)
-    with windlass.open(paths) as checkpoint:
+    with hoistway.open(paths) as checkpoint:
         metadata = checkpoint.metadata()
     array = metadata["a"]
     del metadata
@@ -242,7 +242,7 @@ def test_metadata_pickles_and_copies_with_lists_for_arrays(tmp_path: Path) -> No
             ("nested", "array", Array("array", inner)),
         ],
     )
-    with windlass.open(path, lenient=True) as checkpoint:
+    with hoistway.open(path, lenient=True) as checkpoint:
         metadata = checkpoint.metadata()
     expected = {"name": "x", "tokens": ["a", "ö"], "scores": [0.5, -1.0], "nested": [[1, 2], ["a"]]}
     for copied in (pickle.loads(pickle.dumps(metadata)), copy.deepcopy(metadata)):
@@ -260,7 +260,7 @@ def test_numpy_may_forbid_copies(tmp_path: Path) -> None:
         tmp_path / "m.gguf",
         metadata=[("n", "array", Array("i32", [1, 2])), ("s", "array", Array("string", ["a"]))],
     )
-    with windlass.open(path) as checkpoint:
+    with hoistway.open(path) as checkpoint:
         numbers, strings = checkpoint.metadata()["n"], checkpoint.metadata()["s"]
     assert np.shares_memory(numbers.__array__(copy=False), numbers.numpy())
     assert not np.shares_memory(numbers.__array__(copy=True), numbers.numpy())
@@ -275,14 +275,14 @@ def test_numpy_may_forbid_copies(tmp_path: Path) -> None:
 def test_arrays_in_arrays_are_read_leniently(tmp_path: Path) -> None:
     inner = [Array("u8", [1, 2]), Array("string", ["a"]), Array("f32", [])]
     path = write(tmp_path / "m.gguf", metadata=[("a", "array", Array("array", inner)), ("b", "bool", 2)])
-    with windlass.open(path, lenient=True) as checkpoint:
+    with hoistway.open(path, lenient=True) as checkpoint:
         assert checkpoint.metadata()["a"] == [[1, 2], ["a"], []]
         assert checkpoint.metadata()["b"] is True
 
 
 def test_odd_booleans_are_true_leniently(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", metadata=[("a", "array", Array("bool", [0, 1, 2, 255]))])
-    with windlass.open(path, lenient=True) as checkpoint:
+    with hoistway.open(path, lenient=True) as checkpoint:
         array = checkpoint.metadata()["a"]
         assert array == [False, True, True, True]
         assert array.numpy().view(np.uint8).tolist() == [0, 1, 1, 1]
@@ -291,7 +291,7 @@ def test_odd_booleans_are_true_leniently(tmp_path: Path) -> None:
 def test_threads_may_read_arrays_at_once(tmp_path: Path) -> None:
     values = [f"token {i}" for i in range(20_000)]
     path = write(tmp_path / "m.gguf", metadata=[("a", "array", Array("string", values))])
-    with windlass.open(path) as checkpoint:
+    with hoistway.open(path) as checkpoint:
         metadata = checkpoint.metadata()
         found: list[list[str]] = []
         threads = [threading.Thread(target=lambda: found.append(list(metadata["a"]))) for _ in range(4)]
@@ -305,7 +305,7 @@ def test_threads_may_read_arrays_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax", "raw"])
 def test_every_type_has_its_bytes(every_type: tuple[Path, list[Tensor]], framework: str) -> None:
     path, tensors = every_type
-    with windlass.open(path, framework=framework) as checkpoint:
+    with hoistway.open(path, framework=framework) as checkpoint:
         assert checkpoint.keys() == [tensor.name for tensor in tensors]
         # Without its own 64-bit types, jax warns of numbers that fit no narrower one.
         loaded = checkpoint.load(exclude="[IF]64" if framework == "jax" else None)
@@ -345,7 +345,7 @@ def test_every_route_and_layout_delivers_the_bytes(
 ) -> None:
     path, tensors = every_type
     make_cold(path)
-    loaded = windlass.load_file(path, framework="raw", **options)
+    loaded = hoistway.load_file(path, framework="raw", **options)
     assert {name: tensor.tobytes() for name, tensor in loaded.items()} == {
         tensor.name: tensor.data for tensor in tensors
     }
@@ -357,7 +357,7 @@ def test_every_type_gets_to_a_device(every_type: tuple[Path, list[Tensor]], opti
     path, tensors = every_type
     # A conversion leaves integers and blocks as they are, and refuses F64.
     converts = "dtype" in options
-    loaded = windlass.load_file(path, "cuda", framework="raw", exclude="F64" if converts else None, **options)
+    loaded = hoistway.load_file(path, "cuda", framework="raw", exclude="F64" if converts else None, **options)
     for tensor in tensors:
         if converts and tensor.type in ("F32", "BF16", "F64"):
             assert tensor.name not in loaded or loaded[tensor.name].dtype == "F16"
@@ -369,7 +369,7 @@ def test_every_type_gets_to_a_device(every_type: tuple[Path, list[Tensor]], opti
 
 def test_slices_of_quantised_tensors_end_between_blocks(every_type: tuple[Path, list[Tensor]]) -> None:
     path, tensors = every_type
-    with windlass.open(path, framework="numpy") as checkpoint:
+    with hoistway.open(path, framework="numpy") as checkpoint:
         for tensor in tensors:
             if tensor.type in PLAIN:
                 continue
@@ -396,7 +396,7 @@ def test_slices_of_quantised_tensors_end_between_blocks(every_type: tuple[Path, 
 def test_scalars_and_empty_tensors(tmp_path: Path) -> None:
     tensors = [filled("scalar", [], "F32"), Tensor("empty", [4, 0], "F16"), Tensor("blocks", [3, 0], "Q4_K")]
     path = write(tmp_path / "m.gguf", *tensors, filled("last", [5], "I8"))
-    loaded = windlass.load_file(path, framework="numpy")
+    loaded = hoistway.load_file(path, framework="numpy")
     assert {name: tensor.shape for name, tensor in loaded.items()} == {
         "scalar": (),
         "empty": (4, 0),
@@ -409,20 +409,20 @@ def test_scalars_and_empty_tensors(tmp_path: Path) -> None:
 def test_selections_iteration_and_reports(every_type: tuple[Path, list[Tensor]]) -> None:
     path, tensors = every_type
     names = {tensor.name for tensor in tensors}
-    with windlass.open(path, framework="raw") as checkpoint:
+    with hoistway.open(path, framework="raw") as checkpoint:
         assert set(checkpoint.load(select="IQ*")) == {name for name in names if name.startswith("IQ")}
         assert {name for name, _ in checkpoint} == names
-        whole = windlass.load_file(path, framework="raw").report
+        whole = hoistway.load_file(path, framework="raw").report
         assert whole.tensor_bytes == sum(tensor.size for tensor in tensors)
         assert set(checkpoint.manifest()["tensors"]) == names
         assert checkpoint.warm()["bytes"] == path.stat().st_size
-        with pytest.raises(windlass.errors.TensorNotFoundError, match="did you mean"):
+        with pytest.raises(hoistway.errors.TensorNotFoundError, match="did you mean"):
             checkpoint.get_tensor("Q4_J")
 
 
 def test_types_to_come_are_listed_and_can_be_left_out(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", Tensor("new", [32], 99, data=bytes(64)), filled("old", [8]))
-    with windlass.open(path, framework="numpy") as checkpoint:
+    with hoistway.open(path, framework="numpy") as checkpoint:
         assert checkpoint.keys() == ["new", "old"]
         assert checkpoint.get_shape("new") == [32]
         with pytest.raises(UnsupportedDtypeError, match="99") as caught:
@@ -434,7 +434,7 @@ def test_types_to_come_are_listed_and_can_be_left_out(tmp_path: Path) -> None:
 def test_elements_of_the_other_byte_order_are_refused(tmp_path: Path) -> None:
     tensors = [filled("bytes", [32], "I8"), filled("numbers", [8]), filled("blocks", [32], "Q8_0")]
     path = write(tmp_path / "m.gguf", *tensors, metadata=[("a", "u32", 7)], order=">")
-    with windlass.open(path, framework="numpy") as checkpoint:
+    with hoistway.open(path, framework="numpy") as checkpoint:
         assert checkpoint.metadata()["a"] == 7
         assert checkpoint.get_tensor("bytes").tobytes() == tensors[0].data
         for name in ("numbers", "blocks"):
@@ -462,7 +462,7 @@ def test_any_file_of_a_split_model_stands_for_all(tmp_path: Path) -> None:
     paths, tensors = split_model(tmp_path / "model")
     ways = [*paths, paths, paths[::-1], paths[0].parent, paths[0].parent / "*.gguf"]
     for way in ways:
-        with windlass.open(way, framework="raw") as checkpoint:
+        with hoistway.open(way, framework="raw") as checkpoint:
             assert checkpoint.files() == [str(path) for path in paths]
             assert checkpoint.metadata()["general.name"] == "m"
             loaded = checkpoint.load()
@@ -476,28 +476,28 @@ def test_a_missing_file_of_a_split_model_is_named(tmp_path: Path) -> None:
     paths[1].unlink()
     for path in (paths[0], paths[2], paths[0].parent):
         with pytest.raises(CheckpointNotFoundError, match=paths[1].name):
-            windlass.open(path)
+            hoistway.open(path)
 
 
 def test_directories_hold_one_model(tmp_path: Path) -> None:
     directory = tmp_path / "models"
     one, _ = split_model(directory, "one")
-    assert windlass.open(directory).files() == [str(path) for path in one]
+    assert hoistway.open(directory).files() == [str(path) for path in one]
     write(directory / "two.gguf", filled("a", [1]))
     with pytest.raises(CheckpointNotFoundError, match=r"two\.gguf"):
-        windlass.open(directory)
+        hoistway.open(directory)
 
 
 def test_safetensors_come_first_in_a_directory(tmp_path: Path, model: Path) -> None:
     write(tmp_path / "m.gguf", filled("a", [1]))
-    assert windlass.open(tmp_path).files() == [str(model)]
+    assert hoistway.open(tmp_path).files() == [str(model)]
 
 
 def test_content_says_which_format_it_is(tmp_path: Path, model: Path) -> None:
     path = write(tmp_path / "m.bin", filled("a", [4]))
-    assert windlass.open(path).keys() == ["a"]
+    assert hoistway.open(path).keys() == ["a"]
     renamed = model.rename(tmp_path / "model.gguf")
-    assert "embed" in windlass.open(renamed)
+    assert "embed" in hoistway.open(renamed)
 
 
 def test_embedded_files_and_leniency_by_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,23 +505,23 @@ def test_embedded_files_and_leniency_by_environment(tmp_path: Path, monkeypatch:
     file = File([("general.alignment", "u32", 4)], [tensor], alignment=4)
     path = tmp_path / "m.bin"
     path.write_bytes(b"x" * 4099 + file.to_bytes())
-    loaded = windlass.load_file(path, framework="raw", offset=4099, lenient=True)
+    loaded = hoistway.load_file(path, framework="raw", offset=4099, lenient=True)
     assert loaded["a"].tobytes() == tensor.data
     with pytest.raises(FormatError, match="alignment"):
-        windlass.load_file(path, offset=4099)
-    monkeypatch.setenv("WINDLASS_LENIENT", "true")
-    assert windlass.load_file(path, framework="raw", offset=4099)["a"].tobytes() == tensor.data
+        hoistway.load_file(path, offset=4099)
+    monkeypatch.setenv("HOISTWAY_LENIENT", "true")
+    assert hoistway.load_file(path, framework="raw", offset=4099)["a"].tobytes() == tensor.data
     with pytest.raises(FormatError):
-        windlass.load_file(path, offset=4099, lenient=False)
-    monkeypatch.setenv("WINDLASS_LENIENT", "perhaps")
-    assert "a" in windlass.load_file(path, framework="raw", offset=4099, lenient=True)
-    with pytest.raises(OptionError, match="WINDLASS_LENIENT"):
-        windlass.load_file(path, offset=4099)
+        hoistway.load_file(path, offset=4099, lenient=False)
+    monkeypatch.setenv("HOISTWAY_LENIENT", "perhaps")
+    assert "a" in hoistway.load_file(path, framework="raw", offset=4099, lenient=True)
+    with pytest.raises(OptionError, match="HOISTWAY_LENIENT"):
+        hoistway.load_file(path, offset=4099)
 
 
 def test_files_that_change_after_opening(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", filled("a", [4096, 32], "Q8_0"))
-    checkpoint = windlass.open(path)
+    checkpoint = hoistway.open(path)
     with open(path, "r+b") as file:
         file.truncate(path.stat().st_size - 100)
     with pytest.raises(TruncatedError) as caught:
@@ -540,11 +540,11 @@ def test_files_at_the_limits_are_taken(tmp_path: Path) -> None:
         path.write_bytes(head)
         os.truncate(path, len(head) + count)
         if error is None:
-            with windlass.open(path) as checkpoint:
+            with hoistway.open(path) as checkpoint:
                 assert len(checkpoint.metadata()["a"]) == limit
         else:
             with pytest.raises(error, match=str(limit)):
-                windlass.open(path)
+                hoistway.open(path)
 
 
 def test_lies_cost_no_memory(tmp_path: Path) -> None:
@@ -554,13 +554,13 @@ def test_lies_cost_no_memory(tmp_path: Path) -> None:
     script = """
         import resource, sys
         from pathlib import Path
-        import windlass
+        import hoistway
         def peak():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
         files = sorted(Path(sys.argv[1]).glob("*/*"))
         try:
-            windlass.open(files[0], framework="raw")
-        except windlass.errors.WindlassError:
+            hoistway.open(files[0], framework="raw")
+        except hoistway.errors.HoistwayError:
             pass
         before = peak()
         # Far less than any number in these files asks for.
@@ -570,8 +570,8 @@ def test_lies_cost_no_memory(tmp_path: Path) -> None:
         for file in files:
             for lenient in (False, True):
                 try:
-                    windlass.open(file, framework="raw", lenient=lenient)
-                except windlass.errors.WindlassError:
+                    hoistway.open(file, framework="raw", lenient=lenient)
+                except hoistway.errors.HoistwayError:
                     refused += 1
         print(len(files), refused, peak() - before)
     """
@@ -596,12 +596,12 @@ def test_a_large_vocabulary_is_opened_in_little_memory(tmp_path: Path) -> None:
     assert path.stat().st_size > 10 << 20
     script = """
         import resource, sys
-        import windlass
+        import hoistway
         def peak():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-        windlass.open(sys.argv[2], framework="raw").metadata()
+        hoistway.open(sys.argv[2], framework="raw").metadata()
         before = peak()
-        metadata = windlass.open(sys.argv[1], framework="raw").metadata()
+        metadata = hoistway.open(sys.argv[1], framework="raw").metadata()
         print(peak() - before)
         tokens = metadata["tokenizer.ggml.tokens"]
         print(len(tokens), len(tokens[:]), tokens[-1], sum(metadata["tokenizer.ggml.scores"]))

@@ -1,4 +1,4 @@
-"""Thousands of GGUF files are to windlass what they are to ggml's own parser and to the package `gguf`."""
+"""Thousands of GGUF files are to hoistway what they are to ggml's own parser and to the package `gguf`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import hoistway
 import numpy as np
 import oracles
 import pytest
-import windlass
 from conftest import gguf_cases
 from write import KINDS, TYPES, Array, File, Tensor
 
@@ -22,12 +22,12 @@ NAMES = {kind.number: name for name, kind in TYPES.items()}
 NUMBERS = [kind for kind, (_, code) in KINDS.items() if code]
 # Types that one of the others does not know, or takes for something else.
 UNKNOWN_TO_GGUF = {"Q8_1", "Q2_0"}
-UNKNOWN_TO_GGML = set() if "WINDLASS_GGML_LIBRARY" in os.environ else {"Q2_0"}
-VOCABULARIES = sorted(Path(os.environ.get("WINDLASS_GGUF_VOCAB", "/nonexistent")).glob("*.gguf"))
+UNKNOWN_TO_GGML = set() if "HOISTWAY_GGML_LIBRARY" in os.environ else {"Q2_0"}
+VOCABULARIES = sorted(Path(os.environ.get("HOISTWAY_GGUF_VOCAB", "/nonexistent")).glob("*.gguf"))
 
 needs_ggml = pytest.mark.skipif(
     oracles.ggml_library() is None,
-    reason="there is no ggml: install pywhispercpp, or set WINDLASS_GGML_LIBRARY",
+    reason="there is no ggml: install pywhispercpp, or set HOISTWAY_GGML_LIBRARY",
 )
 ORACLES = [pytest.param("ggml", marks=needs_ggml), "gguf"]
 
@@ -106,14 +106,14 @@ def with_gaps(file: File, seed: int) -> File:
 
 def exact(value: Any) -> Any:
     """A value that is only equal to one of the same bits."""
-    if isinstance(value, (list, windlass.MetadataArray)):
+    if isinstance(value, (list, hoistway.MetadataArray)):
         return [exact(item) for item in value]
     return value.hex() if isinstance(value, float) else value
 
 
 def ours(path: Path, *, is_big_endian: bool = False) -> dict[str, Any]:
-    """What windlass makes of a file: its metadata and its tensors."""
-    with windlass.open(path, framework="raw") as checkpoint:
+    """What hoistway makes of a file: its metadata and its tensors."""
+    with hoistway.open(path, framework="raw") as checkpoint:
         metadata = checkpoint.metadata()
         tensors = {} if is_big_endian else checkpoint.load()
         return {
@@ -125,7 +125,7 @@ def ours(path: Path, *, is_big_endian: bool = False) -> dict[str, Any]:
         }
 
 
-def digest(tensor: windlass.Tensor | None) -> str | None:
+def digest(tensor: hoistway.Tensor | None) -> str | None:
     """What the other parsers' processes compute of a tensor's bytes."""
     return None if tensor is None else hashlib.blake2b(tensor.tobytes(), digest_size=16).hexdigest()
 
@@ -190,7 +190,7 @@ def test_big_endian_files_are_what_they_are_to_the_package(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("oracle", ORACLES)
 def test_verdicts_on_the_corpus_are_those_it_lists(tmp_path: Path, oracle: oracles.Oracle) -> None:
-    if oracle == "ggml" and "WINDLASS_GGML_LIBRARY" in os.environ:
+    if oracle == "ggml" and "HOISTWAY_GGML_LIBRARY" in os.environ:
         pytest.skip("the corpus lists the verdicts of one version of ggml")
     paths, expected = [], []
     for number, case in enumerate(gguf_cases()):
@@ -243,7 +243,7 @@ def test_split_models_of_the_package_are_whole(
     paths = sorted(tmp_path.glob("*.gguf"))
     assert len(paths) > 3
     for path in (paths[0], paths[-1], tmp_path):
-        with windlass.open(path, framework="raw") as checkpoint:
+        with hoistway.open(path, framework="raw") as checkpoint:
             assert checkpoint.files() == [str(path) for path in paths]
             assert checkpoint.metadata()["general.name"] == "split"
             assert checkpoint.metadata()["tokenizer.ggml.tokens"] == ["a", "b"]
@@ -257,14 +257,14 @@ def test_split_models_of_the_package_are_whole(
 
 @needs_ggml
 @pytest.mark.skipif(
-    not VOCABULARIES, reason="WINDLASS_GGUF_VOCAB names no directory of vocabularies: see just gguf-vocab"
+    not VOCABULARIES, reason="HOISTWAY_GGUF_VOCAB names no directory of vocabularies: see just gguf-vocab"
 )
 def test_vocabularies_are_what_they_are_to_ggml() -> None:
     compare("ggml", VOCABULARIES)
 
 
 @pytest.mark.skipif(
-    not VOCABULARIES, reason="WINDLASS_GGUF_VOCAB names no directory of vocabularies: see just gguf-vocab"
+    not VOCABULARIES, reason="HOISTWAY_GGUF_VOCAB names no directory of vocabularies: see just gguf-vocab"
 )
 def test_small_vocabularies_are_what_they_are_to_the_package() -> None:
     compare("gguf", sorted(VOCABULARIES, key=lambda path: path.stat().st_size)[:3])

@@ -11,11 +11,11 @@ import textwrap
 import threading
 from pathlib import Path
 
+import hoistway
 import numpy as np
 import pytest
-import windlass
 from conftest import write_model
-from windlass.errors import ForkedError, MemoryBudgetError, OptionError, StorageError, TensorNotFoundError
+from hoistway.errors import ForkedError, MemoryBudgetError, OptionError, StorageError, TensorNotFoundError
 
 LAYER = 64 << 10
 """Bytes of a layer's tensors."""
@@ -32,12 +32,12 @@ def model(tmp_path: Path) -> Path:
     return write_model(tmp_path / "model.safetensors", tensors)
 
 
-def stream(model: Path, layers: float, **options) -> windlass.LayerStream:
-    return windlass.stream_layers(model, budget=int(layers * SLOT), framework="numpy", **options)
+def stream(model: Path, layers: float, **options) -> hoistway.LayerStream:
+    return hoistway.stream_layers(model, budget=int(layers * SLOT), framework="numpy", **options)
 
 
 def test_passes_deliver_every_layer_in_order(model: Path) -> None:
-    expected = windlass.load_file(model, framework="numpy")
+    expected = hoistway.load_file(model, framework="numpy")
     with stream(model, 2) as layers:
         assert layers.layers == tuple(f"model.layers.{number}" for number in range(4))
         for _ in range(3):
@@ -85,7 +85,7 @@ def test_a_layer_is_given_back_as_the_stream_goes_on(model: Path) -> None:
 
 
 def test_tensors_outlive_the_stream(model: Path) -> None:
-    expected = windlass.load_file(model, framework="numpy")["model.layers.2.down"].tobytes()
+    expected = hoistway.load_file(model, framework="numpy")["model.layers.2.down"].tobytes()
     layers = stream(model, 2, order=["model.layers.2"])
     held = layers.next_layer()["model.layers.2.down"]
     layers.close()
@@ -118,7 +118,7 @@ def test_what_cannot_be_streamed_is_refused(model: Path, tmp_path: Path) -> None
         stream(model, 2).next_layer()["nothing"]
     flat = write_model(tmp_path / "flat.safetensors", {"a": ("U8", [4])})
     with pytest.raises(OptionError, match="count no layers"):
-        windlass.stream_layers(flat, framework="numpy")
+        hoistway.stream_layers(flat, framework="numpy")
 
 
 def test_a_file_that_shrinks_is_an_error(model: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_file_that_shrinks_is_an_error(model: Path) -> None:
     with open(model, "r+b") as file:
         file.truncate(LAYER)
     with pytest.raises(
-        (windlass.errors.FormatError, windlass.errors.FileChangedError, StorageError)
+        (hoistway.errors.FormatError, hoistway.errors.FileChangedError, StorageError)
     ) as caught:
         list(layers)
     assert "layer 'model.layers." in str(caught.value)
@@ -136,10 +136,10 @@ def test_a_file_that_shrinks_is_an_error(model: Path) -> None:
 
 def test_ctrl_c_ends_a_wait_and_leaves_no_error_behind(model: Path) -> None:
     script = """
-        import glob, signal, sys, time, windlass
-        from windlass.errors import MemoryBudgetError
+        import glob, signal, sys, time, hoistway
+        from hoistway.errors import MemoryBudgetError
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        layers = windlass.stream_layers(sys.argv[1], budget=int(sys.argv[2]), framework="numpy", timeout=1)
+        layers = hoistway.stream_layers(sys.argv[1], budget=int(sys.argv[2]), framework="numpy", timeout=1)
         held = layers.next_layer()["model.layers.0.up"]
         print("started", flush=True)
         try:
@@ -154,7 +154,7 @@ def test_ctrl_c_ends_a_wait_and_leaves_no_error_behind(model: Path) -> None:
             for name in glob.glob("/proc/self/task/*/comm"):
                 try:
                     with open(name) as file:
-                        if file.read().strip() == "windlass-wait":
+                        if file.read().strip() == "hoistway-wait":
                             return True
                 except OSError:
                     pass
@@ -181,10 +181,10 @@ def test_ctrl_c_ends_a_wait_and_leaves_no_error_behind(model: Path) -> None:
 
 def test_a_torch_tensor_shows_the_stream(model: Path) -> None:
     torch = pytest.importorskip("torch")
-    layers = windlass.stream_layers(model, budget=3 * SLOT)
+    layers = hoistway.stream_layers(model, budget=3 * SLOT)
     tensor = layers.next_layer()["model.layers.0.down"]
     assert tensor.dtype == torch.bfloat16
-    expected = windlass.load_file(model)["model.layers.0.down"]
+    expected = hoistway.load_file(model)["model.layers.0.down"]
     assert np.array_equal(tensor.view(torch.uint8).numpy(), expected.view(torch.uint8).numpy())
 
 

@@ -8,18 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from windlass import _logging
+from hoistway import _logging
 
 # Cuts a model short after its header was read, so that its load fails.
 FAILING = """
 import logging, os, sys
-import windlass
+import hoistway
 def fail(path):
-    checkpoint = windlass.open(path, framework="numpy")
+    checkpoint = hoistway.open(path, framework="numpy")
     os.truncate(path, os.path.getsize(path) - 1)
     try:
         checkpoint.load()
-    except (windlass.errors.FileChangedError, windlass.errors.TruncatedError):
+    except (hoistway.errors.FileChangedError, hoistway.errors.TruncatedError):
         return
     raise SystemExit("the load did not fail")
 """
@@ -47,26 +47,26 @@ class Printing(logging.Handler):
     def emit(self, record):
         print(record.name, record.levelname, record.threadName, abs(record.created - time.time()) < 60, file=sys.stderr)
         print(record.getMessage(), file=sys.stderr)
-logging.getLogger("windlass").addHandler(Printing())
+logging.getLogger("hoistway").addHandler(Printing())
 fail(sys.argv[1])
 """,
         model,
-        WINDLASS_LOG="debug",
+        HOISTWAY_LOG="debug",
     )
     first, second = text.splitlines()
-    assert first == "windlass.load.job DEBUG windlass-log True"
+    assert first == "hoistway.load.job DEBUG hoistway-log True"
     assert second.startswith("load failed error=")
     assert str(model) in second
 
 
 def test_what_logging_does_not_want_is_left_out(model: Path) -> None:
-    wanted = "logging.getLogger('windlass').setLevel('INFO'); fail(sys.argv[1])"
-    assert "load failed" not in run(wanted, model, WINDLASS_LOG="debug")
+    wanted = "logging.getLogger('hoistway').setLevel('INFO'); fail(sys.argv[1])"
+    assert "load failed" not in run(wanted, model, HOISTWAY_LOG="debug")
 
 
 def test_a_variable_without_meaning_is_named_and_ignored(model: Path) -> None:
-    text = run("fail(sys.argv[1])", model, WINDLASS_LOG="windlass=loud")
-    assert text.startswith("WINDLASS_LOG=windlass=loud is ignored: ")
+    text = run("fail(sys.argv[1])", model, HOISTWAY_LOG="hoistway=loud")
+    assert text.startswith("HOISTWAY_LOG=hoistway=loud is ignored: ")
     assert "load failed" not in text
 
 
@@ -75,23 +75,23 @@ def test_without_the_variable_debugging_is_left_out(model: Path) -> None:
 
 
 def test_records_that_are_queued_at_the_exit_are_written(model: Path) -> None:
-    text = run("logging.basicConfig(level='DEBUG'); fail(sys.argv[1])", model, WINDLASS_LOG="debug")
+    text = run("logging.basicConfig(level='DEBUG'); fail(sys.argv[1])", model, HOISTWAY_LOG="debug")
     assert "load failed" in text
 
 
 def test_the_variable_writes_to_standard_error_without_a_handler(model: Path) -> None:
-    text = run("fail(sys.argv[1])", model, WINDLASS_LOG="debug")
-    assert text.count("DEBUG windlass.load.job: load failed") == 1
+    text = run("fail(sys.argv[1])", model, HOISTWAY_LOG="debug")
+    assert text.count("DEBUG hoistway.load.job: load failed") == 1
 
 
 def test_the_variable_writes_once_beside_handlers_of_the_program(model: Path) -> None:
-    text = run("logging.basicConfig(level='DEBUG'); fail(sys.argv[1])", model, WINDLASS_LOG="debug")
+    text = run("logging.basicConfig(level='DEBUG'); fail(sys.argv[1])", model, HOISTWAY_LOG="debug")
     assert text.count("load failed") == 1
 
 
 def test_the_variable_chooses_parts(model: Path) -> None:
     text = run(
-        "logging.basicConfig(level='DEBUG'); fail(sys.argv[1])", model, WINDLASS_LOG="windlass_kv=debug"
+        "logging.basicConfig(level='DEBUG'); fail(sys.argv[1])", model, HOISTWAY_LOG="hoistway_kv=debug"
     )
     assert "load failed" not in text
 
@@ -106,12 +106,12 @@ fail(sys.argv[1])
 child = os.fork()
 if child == 0:
     fail(sys.argv[1] + ".second")
-    windlass._native.stop_log()
+    hoistway._native.stop_log()
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 """,
         model,
-        WINDLASS_LOG="debug",
+        HOISTWAY_LOG="debug",
     )
     assert text.count("load failed error=") == 2
     assert ".second" in text
@@ -126,14 +126,14 @@ def test_a_handler_that_fails_costs_no_other_record(
                 raise ValueError("a handler of the program's")
             return True
 
-    monkeypatch.setattr(logging.getLogger("windlass.kv"), "handlers", [Failing()])
-    _logging.emit([(30, "windlass_kv", "one", 1.5), (30, "windlass_kv", "two", 1.5)], 0)
+    monkeypatch.setattr(logging.getLogger("hoistway.kv"), "handlers", [Failing()])
+    _logging.emit([(30, "hoistway_kv", "one", 1.5), (30, "hoistway_kv", "two", 1.5)], 0)
     assert "ValueError: a handler of the program's" in capsys.readouterr().err
     assert [record.getMessage() for record in caplog.records] == ["two"]
 
 
 def test_what_came_too_fast_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    _logging.emit([(30, "windlass.kv_like", "one", 1.5)], 7)
+    _logging.emit([(30, "hoistway.kv_like", "one", 1.5)], 7)
     assert [record.getMessage() for record in caplog.records] == [
         "7 events came faster than they could be logged, and are left out",
         "one",
@@ -143,10 +143,10 @@ def test_what_came_too_fast_is_counted(caplog: pytest.LogCaptureFixture) -> None
 @pytest.mark.parametrize(
     ("target", "name"),
     [
-        ("windlass.load.job", "windlass.load.job"),
-        ("windlass_kv.store.events", "windlass.kv.store.events"),
-        ("windlass_io", "windlass.io"),
-        ("rustls.client", "windlass.rustls.client"),
+        ("hoistway.load.job", "hoistway.load.job"),
+        ("hoistway_kv.store.events", "hoistway.kv.store.events"),
+        ("hoistway_io", "hoistway.io"),
+        ("rustls.client", "hoistway.rustls.client"),
     ],
 )
 def test_loggers_lie_below_that_of_the_package(target: str, name: str) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hoistway
 import pytest
-import windlass
 from conftest import header_cases
-from windlass.errors import CheckpointNotFoundError, FormatError, TruncatedError, WindlassError
+from hoistway.errors import CheckpointNotFoundError, FormatError, HoistwayError, TruncatedError
 
 CASES = list(header_cases())
 
@@ -22,11 +22,11 @@ def test_each_file_is_read_or_refused(tmp_path: Path, file: bytes, error: str | 
     path = tmp_path / "case.safetensors"
     path.write_bytes(file)
     if error is None:
-        with windlass.open(path, framework="raw") as checkpoint:
+        with hoistway.open(path, framework="raw") as checkpoint:
             assert len(checkpoint.load()) == len(checkpoint)
         return
     with pytest.raises(FormatError) as caught:
-        windlass.load_file(path)
+        hoistway.load_file(path)
     assert isinstance(caught.value, ValueError)
     assert str(path) in str(caught.value)
     assert Path(caught.value.path) == path
@@ -38,7 +38,7 @@ def test_each_file_is_read_or_refused(tmp_path: Path, file: bytes, error: str | 
 def test_things_that_are_no_checkpoints(tmp_path: Path) -> None:
     for path in (tmp_path / "missing.safetensors", tmp_path, tmp_path / "*.safetensors"):
         with pytest.raises(CheckpointNotFoundError) as caught:
-            windlass.load_file(path)
+            hoistway.load_file(path)
         assert isinstance(caught.value, FileNotFoundError)
     index = tmp_path / "model.safetensors.index.json"
     for text in (
@@ -51,14 +51,14 @@ def test_things_that_are_no_checkpoints(tmp_path: Path) -> None:
     ):
         index.write_text(text)
         with pytest.raises(FormatError):
-            windlass.load_file(index)
+            hoistway.load_file(index)
     index.write_text('{"weight_map": {"a": "missing.safetensors"}}')
     with pytest.raises(CheckpointNotFoundError):
-        windlass.load_file(tmp_path)
+        hoistway.load_file(tmp_path)
 
 
 def test_a_file_cut_after_opening(model: Path) -> None:
-    checkpoint = windlass.open(model)
+    checkpoint = hoistway.open(model)
     with open(model, "r+b") as file:
         file.truncate(model.stat().st_size - 100_000)
     with pytest.raises(TruncatedError) as caught:
@@ -68,19 +68,19 @@ def test_a_file_cut_after_opening(model: Path) -> None:
 
 
 def test_a_file_rewritten_after_opening(model: Path) -> None:
-    checkpoint = windlass.open(model)
+    checkpoint = hoistway.open(model)
     with open(model, "r+b") as file:
         file.seek(-1, 2)
         file.write(b"!")
-    with pytest.raises(windlass.errors.FileChangedError) as caught:
+    with pytest.raises(hoistway.errors.FileChangedError) as caught:
         checkpoint.get_tensor("embed")
     assert isinstance(caught.value, OSError)
 
 
-def test_every_error_is_a_windlass_error() -> None:
-    for name, value in vars(windlass.errors).items():
+def test_every_error_is_a_hoistway_error() -> None:
+    for name, value in vars(hoistway.errors).items():
         if name.endswith("Error"):
-            assert issubclass(value, WindlassError)
+            assert issubclass(value, HoistwayError)
             assert str(value("what happened", path="p", tensor="t", offset=3)) == "what happened"
 
 
@@ -88,7 +88,7 @@ def test_what_is_no_regular_file_is_named_and_not_waited_for(tmp_path: Path) -> 
     for name in ("pipe.safetensors", "pipe.safetensors.index.json"):
         os.mkfifo(tmp_path / name)
         with pytest.raises(FormatError, match=r"a FIFO \(a named pipe\), not a regular file") as caught:
-            windlass.load_file(tmp_path / name)
+            hoistway.load_file(tmp_path / name)
         assert caught.value.path == tmp_path / name
     with pytest.raises(FormatError, match="it is a character device, not a regular file"):
-        windlass.load_file("/dev/null")
+        hoistway.load_file("/dev/null")

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import hoistway
 import numpy as np
 import pytest
-import windlass
 from conftest import STAND_IN, write_model
-from windlass import errors
+from hoistway import errors
 
 OBJECTD = STAND_IN.with_name("objectd")
 TENSORS = {"a": ("F32", [1000, 1003]), "b": ("U8", [5]), "c": ("F16", [2000, 2001])}
@@ -39,7 +39,7 @@ def serving(directory: Path, *arguments: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[windlass.StoreOptions]:
+def store(tmp_path: Path) -> Iterator[hoistway.StoreOptions]:
     """A store with a model in a folder, and a damaged file."""
     folder = tmp_path / "models" / "llama"
     folder.mkdir(parents=True)
@@ -49,11 +49,11 @@ def store(tmp_path: Path) -> Iterator[windlass.StoreOptions]:
         yield {"endpoint": endpoint, "access_key_id": "key", "secret_access_key": "canary"}
 
 
-def test_objects_are_loaded_opened_and_streamed(store: windlass.StoreOptions, tmp_path: Path) -> None:
-    expected = windlass.load_file(tmp_path / "models" / "llama", framework="numpy")
-    loaded = windlass.load_file("s3://models/llama/", framework="numpy", store=store)
-    streamed = windlass.iter_tensors("s3://models/llama/", framework="numpy", store=store)
-    with windlass.open("s3://models/llama/model.safetensors", framework="numpy", store=store) as checkpoint:
+def test_objects_are_loaded_opened_and_streamed(store: hoistway.StoreOptions, tmp_path: Path) -> None:
+    expected = hoistway.load_file(tmp_path / "models" / "llama", framework="numpy")
+    loaded = hoistway.load_file("s3://models/llama/", framework="numpy", store=store)
+    streamed = hoistway.iter_tensors("s3://models/llama/", framework="numpy", store=store)
+    with hoistway.open("s3://models/llama/model.safetensors", framework="numpy", store=store) as checkpoint:
         part = checkpoint.get_slice("a")[7:9]
         assert checkpoint.files() == ["s3://models/llama/model.safetensors"]
     assert np.array_equal(part.view(np.uint8), expected["a"][7:9].view(np.uint8))
@@ -66,55 +66,55 @@ def test_objects_are_loaded_opened_and_streamed(store: windlass.StoreOptions, tm
 
 
 def test_a_second_load_comes_from_the_cache_of_the_node(
-    store: windlass.StoreOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: hoistway.StoreOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = windlass.load_file(tmp_path / "models" / "llama", framework="numpy")
+    expected = hoistway.load_file(tmp_path / "models" / "llama", framework="numpy")
     cache = tmp_path / "cache"
     # However full the drive is.
-    monkeypatch.setenv("WINDLASS_CACHE_BYTES", "1GiB")
-    windlass.load_file("s3://models/llama/", framework="numpy", store=store, cache=cache)
+    monkeypatch.setenv("HOISTWAY_CACHE_BYTES", "1GiB")
+    hoistway.load_file("s3://models/llama/", framework="numpy", store=store, cache=cache)
     # The end of a load waits for writes to the cache, but not for long.
     for _ in range(10):
-        again = windlass.load_file("s3://models/llama/", framework="numpy", store=store, cache=cache)
+        again = hoistway.load_file("s3://models/llama/", framework="numpy", store=store, cache=cache)
         if [carrier.route for carrier in again.report.carriers] == ["node-cache"]:
             break
-    monkeypatch.setenv("WINDLASS_CACHE", str(cache))
-    streamed = windlass.iter_tensors("s3://models/llama/", framework="numpy", store=store, route="node-cache")
+    monkeypatch.setenv("HOISTWAY_CACHE", str(cache))
+    streamed = hoistway.iter_tensors("s3://models/llama/", framework="numpy", store=store, route="node-cache")
     for tensors in (again, dict(streamed)):
         assert {name: tensor.tobytes() for name, tensor in tensors.items()} == {
             name: tensor.tobytes() for name, tensor in expected.items()
         }
     assert [carrier.route for carrier in again.report.carriers] == ["node-cache"]
     with pytest.raises(errors.OptionError, match="cache cannot be"):
-        windlass.load_file("s3://models/llama/", framework="numpy", store=store, cache=tmp_path / "models")
-    monkeypatch.setenv("WINDLASS_CACHE_BYTES", "many")
-    with pytest.raises(errors.OptionError, match="WINDLASS_CACHE_BYTES"):
-        windlass.load_file("s3://models/llama/", framework="numpy", store=store)
+        hoistway.load_file("s3://models/llama/", framework="numpy", store=store, cache=tmp_path / "models")
+    monkeypatch.setenv("HOISTWAY_CACHE_BYTES", "many")
+    with pytest.raises(errors.OptionError, match="HOISTWAY_CACHE_BYTES"):
+        hoistway.load_file("s3://models/llama/", framework="numpy", store=store)
 
 
 def test_the_environment_names_the_store(
-    store: windlass.StoreOptions, monkeypatch: pytest.MonkeyPatch
+    store: hoistway.StoreOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", store["endpoint"])
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
-    assert windlass.load_file("s3://models/llama/", framework="raw").keys() == TENSORS.keys()
+    assert hoistway.load_file("s3://models/llama/", framework="raw").keys() == TENSORS.keys()
 
 
-def test_errors_are_those_of_files_and_hold_no_secret(store: windlass.StoreOptions) -> None:
+def test_errors_are_those_of_files_and_hold_no_secret(store: hoistway.StoreOptions) -> None:
     url = f"{store['endpoint']}/models/none.safetensors?X-Amz-Signature=canary"
     with pytest.raises(FileNotFoundError, match="no such object") as missing:
-        windlass.load_file(url, framework="raw")
+        hoistway.load_file(url, framework="raw")
     with pytest.raises(errors.FormatError) as bad:
-        windlass.load_file("s3://models/bad.safetensors", framework="raw", store=store)
+        hoistway.load_file("s3://models/bad.safetensors", framework="raw", store=store)
     with pytest.raises(errors.OptionError, match="store cannot be 'colour'") as option:
-        windlass.load_file("s3://models/llama/", framework="raw", store={"colour": "canary"})  # type: ignore[typeddict-unknown-key]
+        hoistway.load_file("s3://models/llama/", framework="raw", store={"colour": "canary"})  # type: ignore[typeddict-unknown-key]
     with pytest.raises(errors.RouteUnavailableError) as route:
-        windlass.load_file("s3://models/llama/", framework="raw", store=store, route="cached")
+        hoistway.load_file("s3://models/llama/", framework="raw", store=store, route="cached")
     for error in (missing, bad, option, route):
         assert "canary" not in str(error.value) + repr(error.value)
     with pytest.raises(errors.OptionError, match="pass the URL as text"):
-        windlass.load_file(Path("s3://models/llama"), framework="raw", store=store)
+        hoistway.load_file(Path("s3://models/llama"), framework="raw", store=store)
     assert bad.value.path == "s3://models/bad.safetensors"  # type: ignore[attr-defined]
 
 
@@ -133,9 +133,9 @@ def test_other_stores_have_their_own_urls_and_credentials(
     folder.mkdir(parents=True)
     expected = write_model(folder / "model.safetensors", TENSORS)
     with serving(tmp_path, "", "0", dialect) as endpoint:
-        store: windlass.StoreOptions = {"endpoint": endpoint, **credentials}  # type: ignore[typeddict-item]
-        loaded = windlass.load_file(url, framework="numpy", store=store)
-    same = windlass.load_file(expected, framework="numpy")
+        store: hoistway.StoreOptions = {"endpoint": endpoint, **credentials}  # type: ignore[typeddict-item]
+        loaded = hoistway.load_file(url, framework="numpy", store=store)
+    same = hoistway.load_file(expected, framework="numpy")
     assert {name: tensor.tobytes() for name, tensor in loaded.items()} == {
         name: tensor.tobytes() for name, tensor in same.items()
     }
@@ -152,7 +152,7 @@ def test_a_model_of_the_hub_is_one_commit_and_its_cached_files_are_not_asked_for
     write_model(model / "model-00002-of-00002.safetensors", {"b": TENSORS["b"]})
     weight_map = {"a": first.name, "b": "model-00002-of-00002.safetensors"}
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    expected = windlass.load_file(model, framework="numpy")
+    expected = hoistway.load_file(model, framework="numpy")
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     monkeypatch.setenv("HF_TOKEN", "canary")
     # Tests of other packages set it for the process.
@@ -160,10 +160,10 @@ def test_a_model_of_the_hub_is_one_commit_and_its_cached_files_are_not_asked_for
     with serving(model, "", "0", "hub") as endpoint:
         monkeypatch.setenv("HF_ENDPOINT", endpoint)
         for cached in ({"http"}, {"http", "threads"}):
-            with windlass.open("hf://org/model", framework="numpy", route="auto") as checkpoint:
+            with hoistway.open("hf://org/model", framework="numpy", route="auto") as checkpoint:
                 assert [Path(file).name for file in checkpoint.files()] == list(weight_map.values())
                 assert all(file.startswith(f"hf://org/model@{COMMIT}/") for file in checkpoint.files())
-            loaded = windlass.load_file("hf://org/model", framework="numpy")
+            loaded = hoistway.load_file("hf://org/model", framework="numpy")
             assert {name: tensor.tobytes() for name, tensor in loaded.items()} == {
                 name: tensor.tobytes() for name, tensor in expected.items()
             }
@@ -178,21 +178,21 @@ def test_a_model_of_the_hub_is_one_commit_and_its_cached_files_are_not_asked_for
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (cache / "models--org--model" / "refs").mkdir()
     (cache / "models--org--model" / "refs" / "main").write_text(COMMIT)
-    offline = windlass.load_file(f"hf://org/model/{first.name}", framework="numpy")
+    offline = hoistway.load_file(f"hf://org/model/{first.name}", framework="numpy")
     assert offline["a"].tobytes() == expected["a"].tobytes()
     with pytest.raises(FileNotFoundError, match="HF_HUB_OFFLINE"):
-        windlass.load_file("hf://org/model/model.safetensors.index.json", framework="numpy")
+        hoistway.load_file("hf://org/model/model.safetensors.index.json", framework="numpy")
 
 
 def test_ctrl_c_ends_an_opening_that_waits_for_a_server(tmp_path: Path) -> None:
     write_model(tmp_path / "model.safetensors", TENSORS)
     script = """
-        import os, signal, sys, time, windlass
+        import os, signal, sys, time, hoistway
         signal.signal(signal.SIGINT, signal.default_int_handler)
         threads = len(os.listdir("/proc/self/task"))
         try:
             print("started", flush=True)
-            windlass.open(sys.argv[1], framework="raw")
+            hoistway.open(sys.argv[1], framework="raw")
         except KeyboardInterrupt:
             # A thread that was joined may be listed for a moment more.
             for _ in range(3000):

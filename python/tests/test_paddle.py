@@ -7,14 +7,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import hoistway
+import hoistway.compat.fastsafetensors as fst
+import hoistway.compat.fastsafetensors.saver
 import numpy as np
 import pytest
 import torch
-import windlass
-import windlass.compat.fastsafetensors as fst
-import windlass.compat.fastsafetensors.saver
 from conftest import BITS, write_model
-from windlass import errors
+from hoistway import errors
 
 paddle = pytest.importorskip("paddle", reason="paddlepaddle is not installed")
 
@@ -37,34 +37,34 @@ def model(tmp_path: Path) -> Path:
 
 
 def assert_same(tensors: dict[str, Any], path: Path) -> None:
-    """That tensors of paddle are what windlass itself finds in the file."""
-    expected = windlass.load_file(path, framework="raw")
+    """That tensors of paddle are what hoistway itself finds in the file."""
+    expected = hoistway.load_file(path, framework="raw")
     assert tensors.keys() == expected.keys()
     for name, tensor in tensors.items():
         assert isinstance(tensor, paddle.Tensor)
         assert (
             str(tensor.dtype).removeprefix("paddle.")
-            == windlass._frameworks.ELEMENT_TYPES[name.partition(".")[0]]
+            == hoistway._frameworks.ELEMENT_TYPES[name.partition(".")[0]]
         )
         assert tuple(tensor.shape) == expected[name].shape, name
         assert raw(tensor) == expected[name].tobytes(), name
 
 
 def test_tensors_of_all_types_that_paddle_has(model: Path) -> None:
-    loaded = windlass.load_file(model, framework="paddle")
+    loaded = hoistway.load_file(model, framework="paddle")
     assert_same(loaded, model)
     assert loaded.report.tensor_bytes > 0
-    assert_same(dict(windlass.iter_tensors(model, framework="paddle")), model)
-    assert_same(windlass.load(model.read_bytes(), framework="paddle"), model)
+    assert_same(dict(hoistway.iter_tensors(model, framework="paddle")), model)
+    assert_same(hoistway.load(model.read_bytes(), framework="paddle"), model)
 
 
 def test_tensors_are_not_copied_and_outlive_the_load(model: Path) -> None:
-    with windlass.open(model, framework="raw") as checkpoint:
+    with hoistway.open(model, framework="raw") as checkpoint:
         native = checkpoint.load()
     tensor = paddle.utils.dlpack.from_dlpack(native["F32.0"])
     assert tensor.data_ptr() == native["F32.0"].data_ptr
     expected = raw(tensor)
-    kept = windlass.load_file(model, framework="paddle")["F32.0"]
+    kept = hoistway.load_file(model, framework="paddle")["F32.0"]
     del native
     assert raw(kept) == raw(tensor) == expected
 
@@ -73,7 +73,7 @@ def test_tensors_are_not_copied_and_outlive_the_load(model: Path) -> None:
 def test_types_that_paddle_lacks_are_refused(dtype: str, tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {"odd": (dtype, [8])})
     with pytest.raises(errors.UnsupportedDtypeError, match=f"no type for {dtype}, which tensor 'odd'"):
-        windlass.load_file(path, framework="paddle")
+        hoistway.load_file(path, framework="paddle")
     loader = fst.SafeTensorsFileLoader(None, nogds=True, framework="paddle")
     loader.add_filenames({0: [str(path)]})
     with pytest.raises(errors.UnsupportedDtypeError, match="'odd'"):
@@ -81,12 +81,12 @@ def test_types_that_paddle_lacks_are_refused(dtype: str, tmp_path: Path) -> None
 
 
 def test_tensors_are_saved_as_they_are(model: Path, tmp_path: Path) -> None:
-    loaded = windlass.load_file(model, framework="paddle")
-    windlass.save_file(loaded, tmp_path / "again.safetensors")
-    assert_same(windlass.load_file(tmp_path / "again.safetensors", framework="paddle"), model)
-    assert windlass.load(windlass.save({"a": loaded["F32.0"]}), framework="torch")["a"].shape == (3, 4)
+    loaded = hoistway.load_file(model, framework="paddle")
+    hoistway.save_file(loaded, tmp_path / "again.safetensors")
+    assert_same(hoistway.load_file(tmp_path / "again.safetensors", framework="paddle"), model)
+    assert hoistway.load(hoistway.save({"a": loaded["F32.0"]}), framework="torch")["a"].shape == (3, 4)
     with pytest.raises(errors.OptionError, match="contiguous"):
-        windlass.save({"a": paddle.arange(6).reshape([2, 3]).t()})
+        hoistway.save({"a": paddle.arange(6).reshape([2, 3]).t()})
 
 
 def test_fastsafetensors_loads_for_paddle(model: Path) -> None:
@@ -115,16 +115,16 @@ def test_fastsafetensors_streams_for_paddle(model: Path) -> None:
     loader.close()
     with fst.fastsafe_open(str(model), framework="paddle", nogds=True) as opened:
         assert (
-            raw(opened.get_tensor("I32.0")) == windlass.load_file(model, framework="raw")["I32.0"].tobytes()
+            raw(opened.get_tensor("I32.0")) == hoistway.load_file(model, framework="raw")["I32.0"].tobytes()
         )
 
 
 def test_fastsafetensors_saves_for_paddle(model: Path, tmp_path: Path) -> None:
-    loaded = windlass.load_file(model, framework="paddle")
+    loaded = hoistway.load_file(model, framework="paddle")
     for fill in (None, fst.saver.tensor_fill(framework="paddle")):
         saver = fst.ParallelSaver(num_shards=2, framework="paddle", fill=fill)
         paths = saver.save(loaded, str(tmp_path / "again"))
-        assert_same(windlass.load_file(paths, framework="paddle"), model)
+        assert_same(hoistway.load_file(paths, framework="paddle"), model)
 
 
 def test_several_ranks_are_refused() -> None:
@@ -138,7 +138,7 @@ def test_several_ranks_are_refused() -> None:
 
 def test_values_are_those_of_other_frameworks(tmp_path: Path) -> None:
     values = {"bf16": torch.tensor([1.5, -2.0]).bfloat16(), "f32": torch.tensor([[0.25, 3.0]])}
-    windlass.save_file(values, tmp_path / "m.safetensors")
-    loaded = windlass.load_file(tmp_path / "m.safetensors", framework="paddle")
+    hoistway.save_file(values, tmp_path / "m.safetensors")
+    loaded = hoistway.load_file(tmp_path / "m.safetensors", framework="paddle")
     for name, tensor in values.items():
         assert np.array_equal(loaded[name].cast("float32").numpy(), tensor.float().numpy())

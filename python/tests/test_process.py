@@ -12,17 +12,17 @@ import threading
 import time
 from pathlib import Path
 
+import hoistway
 import numpy as np
 import pytest
-import windlass
 from conftest import assert_threads_end, make_cold, run, thread_count, write_model
 
 
-def test_importing_windlass_imports_no_framework() -> None:
+def test_importing_hoistway_imports_no_framework() -> None:
     done = run(
         """
-        import sys, windlass
-        assert windlass.__version__
+        import sys, hoistway
+        assert hoistway.__version__
         loaded = {"torch", "numpy", "jax", "ml_dtypes", "tqdm"} & set(sys.modules)
         assert not loaded, loaded
         """
@@ -33,15 +33,15 @@ def test_importing_windlass_imports_no_framework() -> None:
 def test_without_torch_the_error_says_what_to_do(model: Path) -> None:
     done = run(
         """
-        import sys, windlass
+        import sys, hoistway
         sys.modules["torch"] = None
         try:
-            windlass.load_file(sys.argv[1])
+            hoistway.load_file(sys.argv[1])
         except ImportError as error:
             assert "framework='numpy'" in str(error)
         else:
             raise SystemExit("no error")
-        print(windlass.load_file(sys.argv[1], framework="numpy")["embed"].shape)
+        print(hoistway.load_file(sys.argv[1], framework="numpy")["embed"].shape)
         """,
         model,
     )
@@ -64,7 +64,7 @@ def test_other_threads_run_during_a_load(tmp_path: Path) -> None:
     thread = threading.Thread(target=count)
     thread.start()
     before = counted
-    windlass.load_file(path, framework="numpy")
+    hoistway.load_file(path, framework="numpy")
     during = counted - before
     loading = False
     thread.join()
@@ -78,22 +78,22 @@ SLOW = 'framework="raw", route="threads", direct="always", chunk="4KiB", threads
 @pytest.mark.parametrize(
     "work",
     [
-        f"windlass.load_file(path, {SLOW})",
-        f"windlass.load_file(path, {SLOW}, progress=lambda done, total: None)",
-        f"list(windlass.open(path, {SLOW}))",
-        "while True: windlass.open(path).manifest()",
-        "while True: windlass.open(path).warm()",
+        f"hoistway.load_file(path, {SLOW})",
+        f"hoistway.load_file(path, {SLOW}, progress=lambda done, total: None)",
+        f"list(hoistway.open(path, {SLOW}))",
+        "while True: hoistway.open(path).manifest()",
+        "while True: hoistway.open(path).warm()",
     ],
 )
 def test_ctrl_c_ends_what_is_under_way(tmp_path: Path, work: str) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(512)})
     make_cold(path)
     script = f"""
-        import os, signal, sys, time, windlass
+        import os, signal, sys, time, hoistway
         # A shell that runs the tests in the background makes them ignore it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         path = sys.argv[1]
-        windlass.open(path)  # Imports torch, which is deaf meanwhile.
+        hoistway.open(path)  # Imports torch, which is deaf meanwhile.
         threads = len(os.listdir("/proc/self/task"))
         print("started", flush=True)
         try:
@@ -107,7 +107,7 @@ def test_ctrl_c_ends_what_is_under_way(tmp_path: Path, work: str) -> None:
             time.sleep(0.01)
         else:
             raise SystemExit("threads of the load are left")
-        print(len(windlass.load_file(path, framework="raw", select="t1")))
+        print(len(hoistway.load_file(path, framework="raw", select="t1")))
         """
     child = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script), path],
@@ -126,13 +126,13 @@ def test_ctrl_c_ends_what_is_under_way(tmp_path: Path, work: str) -> None:
 def test_a_child_of_fork_loads_by_itself(model: Path) -> None:
     done = run(
         """
-        import os, sys, windlass
-        checkpoint = windlass.open(sys.argv[1], framework="numpy")
+        import os, sys, hoistway
+        checkpoint = hoistway.open(sys.argv[1], framework="numpy")
         expected = checkpoint.get_tensor("embed").tobytes()
         child = os.fork()
         if child == 0:
             assert checkpoint.get_tensor("embed").tobytes() == expected
-            assert windlass.load_file(sys.argv[1], framework="numpy")["embed"].tobytes() == expected
+            assert hoistway.load_file(sys.argv[1], framework="numpy")["embed"].tobytes() == expected
             sys.exit(7)
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         """,
@@ -145,14 +145,14 @@ def test_a_load_under_way_is_refused_to_a_child_of_fork(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(16)})
     done = run(
         """
-        import os, sys, windlass
-        iterator = iter(windlass.open(sys.argv[1], framework="raw"))
+        import os, sys, hoistway
+        iterator = iter(hoistway.open(sys.argv[1], framework="raw"))
         next(iterator)
         child = os.fork()
         if child == 0:
             try:
                 list(iterator)
-            except windlass.errors.ForkedError:
+            except hoistway.errors.ForkedError:
                 sys.exit(7)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert len(list(iterator)) == 15
@@ -164,12 +164,12 @@ def test_a_load_under_way_is_refused_to_a_child_of_fork(tmp_path: Path) -> None:
 
 
 def test_many_threads_load_at_once(model: Path) -> None:
-    expected = np.asarray(windlass.load_file(model, framework="raw")["embed"]).tobytes()
+    expected = np.asarray(hoistway.load_file(model, framework="raw")["embed"]).tobytes()
     failures = []
 
     def load() -> None:
         for _ in range(20):
-            if np.asarray(windlass.load_file(model, framework="raw")["embed"]).tobytes() != expected:
+            if np.asarray(hoistway.load_file(model, framework="raw")["embed"]).tobytes() != expected:
                 failures.append("other bytes")
 
     threads = [threading.Thread(target=load) for _ in range(8)]
@@ -184,14 +184,14 @@ def test_loads_leave_nothing_behind(model: Path) -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    windlass.load_file(model, framework="raw")
+    hoistway.load_file(model, framework="raw")
     before = descriptors(), thread_count()
     for _ in range(50):
-        windlass.load_file(model, framework="raw")
-        for _ in windlass.open(model, framework="raw"):
+        hoistway.load_file(model, framework="raw")
+        for _ in hoistway.open(model, framework="raw"):
             break
-        with pytest.raises(windlass.WindlassError):
-            windlass.load_file(model, framework="raw", select="missing")
+        with pytest.raises(hoistway.HoistwayError):
+            hoistway.load_file(model, framework="raw", select="missing")
     assert descriptors() == before[0]
     assert_threads_end(before[1])
 
@@ -203,7 +203,7 @@ def test_a_signal_with_a_handler_does_not_disturb(tmp_path: Path) -> None:
     previous = signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
     try:
-        tensors = windlass.load_file(path, framework="numpy")
+        tensors = hoistway.load_file(path, framework="numpy")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
@@ -214,12 +214,12 @@ def test_a_signal_with_a_handler_does_not_disturb(tmp_path: Path) -> None:
 def test_without_threads_files_are_loaded_and_saved() -> None:
     """A user who may start no thread: the caller's thread does the work."""
     program = """
-import os, pathlib, resource, windlass
+import os, pathlib, resource, hoistway
 
 def load_and_save():
-    loaded = windlass.load_file("model.safetensors", framework="numpy")
-    windlass.save_file(loaded, "copy.safetensors")
-    with windlass.open("copy.safetensors") as copy:
+    loaded = hoistway.load_file("model.safetensors", framework="numpy")
+    hoistway.save_file(loaded, "copy.safetensors")
+    with hoistway.open("copy.safetensors") as copy:
         assert set(copy.manifest()["tensors"]) == set(loaded)
     return loaded
 

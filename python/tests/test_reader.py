@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hoistway
 import numpy as np
 import pytest
-import windlass
 from conftest import write_model
-from windlass.errors import (
+from hoistway.errors import (
     CancelledError,
     ForkedError,
     OptionError,
@@ -20,13 +20,13 @@ from windlass.errors import (
 
 
 @pytest.fixture
-def reader(model: Path) -> windlass.Reader:
-    return windlass.Reader(model, framework="numpy")
+def reader(model: Path) -> hoistway.Reader:
+    return hoistway.Reader(model, framework="numpy")
 
 
 @pytest.fixture
 def expected(model: Path) -> dict[str, np.ndarray]:
-    return windlass.load_file(model, framework="numpy")
+    return hoistway.load_file(model, framework="numpy")
 
 
 def test_tensors_are_read_as_they_are(reader, expected) -> None:
@@ -75,7 +75,7 @@ def test_what_is_prefetched_is_handed_out_once(reader, expected) -> None:
 
 def test_reads_that_are_cancelled_say_so(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{number}": ("U8", [1 << 20]) for number in range(64)})
-    reader = windlass.Reader(
+    reader = hoistway.Reader(
         path, framework="raw", route="threads", direct="always", chunk="4KiB", in_flight=1
     )
     reading = reader.prefetch([f"t{number}" for number in range(64)])
@@ -90,7 +90,7 @@ def test_reads_that_are_cancelled_say_so(tmp_path: Path) -> None:
 
 
 def test_tensors_outlive_the_reader_and_belong_to_the_caller(model, expected) -> None:
-    with windlass.Reader(windlass.open(model), framework="numpy") as reader:
+    with hoistway.Reader(hoistway.open(model), framework="numpy") as reader:
         tensor = reader.read(["embed"])["embed"]
     assert tensor.tobytes() == expected["embed"].tobytes()
     tensor[:] = 0
@@ -104,15 +104,15 @@ def test_what_is_wrong_is_an_error(reader, model) -> None:
     with pytest.raises(OptionError, match="priority"):
         reader.submit(["embed"], priority="urgent")
     with pytest.raises(OptionError, match="in_flight"):
-        windlass.Reader(model, framework="numpy", in_flight=0)
+        hoistway.Reader(model, framework="numpy", in_flight=0)
     with pytest.raises(TypeError, match="'depth'"):
-        windlass.Reader(model, framework="numpy", depth=3)
+        hoistway.Reader(model, framework="numpy", depth=3)
 
 
 def test_a_file_that_shrinks_names_the_tensor(reader, model) -> None:
     with open(model, "r+b") as file:
         file.truncate(4096)
-    with pytest.raises(windlass.WindlassError) as caught:
+    with pytest.raises(hoistway.HoistwayError) as caught:
         reader.read(["layers.1.weight"])
     assert isinstance(caught.value, OSError | ValueError)
     assert caught.value.tensor == "layers.1.weight"

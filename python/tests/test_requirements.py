@@ -14,14 +14,14 @@ REQUIREMENTS = Path(__file__).parents[2] / "testkit" / "requirements"
 
 
 def test_what_is_not_required_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WINDLASS_TEST_REQUIRE", "direct,io_uring")
+    monkeypatch.setenv("HOISTWAY_TEST_REQUIRE", "direct,io_uring")
     with pytest.raises(pytest.skip.Exception, match="lacks fuse: no /dev/fuse"):
         skip("fuse", "no /dev/fuse")
 
 
 def test_what_is_required_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WINDLASS_TEST_REQUIRE", "direct, fuse")
-    with pytest.raises(pytest.fail.Exception, match="lacks fuse, which WINDLASS_TEST_REQUIRE requires"):
+    monkeypatch.setenv("HOISTWAY_TEST_REQUIRE", "direct, fuse")
+    with pytest.raises(pytest.fail.Exception, match="lacks fuse, which HOISTWAY_TEST_REQUIRE requires"):
         skip("fuse", "no /dev/fuse")
 
 

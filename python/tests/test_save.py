@@ -11,6 +11,8 @@ import threading
 import time
 from pathlib import Path
 
+import hoistway
+import hoistway.compat.safetensors.torch as as_reference
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -18,10 +20,8 @@ import pytest
 import safetensors.numpy
 import safetensors.torch
 import torch
-import windlass
-import windlass.compat.safetensors.torch as as_reference
 from conftest import StandIn, run, same_bytes
-from windlass.errors import FormatError, OptionError, StorageError, UnsupportedDtypeError
+from hoistway.errors import FormatError, OptionError, StorageError, UnsupportedDtypeError
 
 TORCH_DTYPES = [
     torch.bool,
@@ -68,12 +68,12 @@ def random_tensors(seed: int) -> dict[str, torch.Tensor]:
 def test_files_of_torch_are_those_of_the_reference(tmp_path: Path, seed: int, metadata) -> None:
     tensors = random_tensors(seed)
     own, reference = tmp_path / "own.safetensors", tmp_path / "reference.safetensors"
-    report = windlass.save_file(tensors, own, metadata=metadata, sync=seed % 2 == 0)
+    report = hoistway.save_file(tensors, own, metadata=metadata, sync=seed % 2 == 0)
     safetensors.torch.save_file(tensors, reference, metadata=metadata)
     assert own.read_bytes() == reference.read_bytes()
-    assert windlass.save(tensors, metadata=metadata) == safetensors.torch.save(tensors, metadata=metadata)
+    assert hoistway.save(tensors, metadata=metadata) == safetensors.torch.save(tensors, metadata=metadata)
     assert report.file_bytes == own.stat().st_size == report.direct_bytes + report.buffered_bytes
-    loaded = windlass.load_file(own)
+    loaded = hoistway.load_file(own)
     assert set(loaded) == set(tensors)
     assert all(same_bytes(loaded[name], tensors[name]) for name in tensors)
 
@@ -87,10 +87,10 @@ def test_files_of_numpy_are_those_of_the_reference(tmp_path: Path) -> None:
         data = generator.integers(0, 2, 6 * dtype.itemsize, np.uint8)
         tensors[f"{dtype.str}.{dtype.name}"] = data.view(dtype).reshape(2, 3)
     tensors["scalar"] = np.array(3.0)
-    windlass.save_file(tensors, tmp_path / "own")
+    hoistway.save_file(tensors, tmp_path / "own")
     safetensors.numpy.save_file(tensors, tmp_path / "reference")
     assert (tmp_path / "own").read_bytes() == (tmp_path / "reference").read_bytes()
-    assert windlass.save(tensors) == safetensors.numpy.save(tensors)
+    assert hoistway.save(tensors) == safetensors.numpy.save(tensors)
 
 
 def test_arrays_of_every_framework_come_back(tmp_path: Path) -> None:
@@ -102,30 +102,30 @@ def test_arrays_of_every_framework_come_back(tmp_path: Path) -> None:
         "torch": torch.nn.Parameter(torch.arange(3.0)),
         "packed": packed,
     }
-    windlass.save_file(tensors, path)
-    arrays = windlass.load_file(path, framework="numpy")
+    hoistway.save_file(tensors, path)
+    arrays = hoistway.load_file(path, framework="numpy")
     assert arrays["jax"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert arrays["packed"].shape == (3, 8)
-    # The same again, from windlass's own tensors and from what numpy has of them.
-    again = [windlass.load_file(path, framework="raw"), arrays]
+    # The same again, from hoistway's own tensors and from what numpy has of them.
+    again = [hoistway.load_file(path, framework="raw"), arrays]
     for loaded in again:
-        assert windlass.save(loaded) == path.read_bytes()
+        assert hoistway.save(loaded) == path.read_bytes()
 
 
 def test_tensors_on_a_device_are_saved(tmp_path: Path, stand_in: StandIn) -> None:
     tensors = random_tensors(3)
-    windlass.save_file(tensors, tmp_path / "host")
-    loaded = windlass.load_file(tmp_path / "host", device="cuda:0", framework="raw")
-    windlass.save_file(loaded, tmp_path / "device")
+    hoistway.save_file(tensors, tmp_path / "host")
+    loaded = hoistway.load_file(tmp_path / "host", device="cuda:0", framework="raw")
+    hoistway.save_file(loaded, tmp_path / "device")
     assert (tmp_path / "device").read_bytes() == (tmp_path / "host").read_bytes()
-    assert windlass.save(loaded) == (tmp_path / "host").read_bytes()
+    assert hoistway.save(loaded) == (tmp_path / "host").read_bytes()
     del loaded
 
 
 def test_alignment_moves_the_data_and_nothing_else(tmp_path: Path) -> None:
     tensors = random_tensors(5)
     for alignment in [16, "4KiB"]:
-        windlass.save_file(tensors, tmp_path / "m", alignment=alignment)
+        hoistway.save_file(tensors, tmp_path / "m", alignment=alignment)
         header = int.from_bytes((tmp_path / "m").read_bytes()[:8], "little")
         assert (header + 8) % (16 if alignment == 16 else 4096) == 0
         loaded = safetensors.torch.load_file(tmp_path / "m")
@@ -134,7 +134,7 @@ def test_alignment_moves_the_data_and_nothing_else(tmp_path: Path) -> None:
 
 def test_shards_and_their_index_load_everywhere(tmp_path: Path) -> None:
     tensors = {f"t{i}": torch.full((1000,), i, dtype=torch.int32) for i in range(5)}
-    report = windlass.save_sharded(
+    report = hoistway.save_sharded(
         tensors, tmp_path / "model", max_shard_size="8KB", metadata={"format": "pt"}
     )
     assert [Path(path).name for path in report.paths] == [
@@ -143,10 +143,10 @@ def test_shards_and_their_index_load_everywhere(tmp_path: Path) -> None:
         "model-00003-of-00003.safetensors",
         "model.safetensors.index.json",
     ]
-    loaded = windlass.load_file(tmp_path / "model")
+    loaded = hoistway.load_file(tmp_path / "model")
     assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
     assert set(safetensors.torch.load_file(report.paths[0])) == {"t0", "t1"}
-    report = windlass.save_sharded(tensors, tmp_path / "model")
+    report = hoistway.save_sharded(tensors, tmp_path / "model")
     assert os.listdir(tmp_path / "model") == ["model.safetensors"]
     assert "5 tensors" in str(report)
     assert report.as_dict()["files"] == 1
@@ -155,8 +155,8 @@ def test_shards_and_their_index_load_everywhere(tmp_path: Path) -> None:
 def test_a_saved_file_keeps_the_mode_of_the_one_it_replaces(tmp_path: Path) -> None:
     tensors, module = {"a": torch.arange(6)}, torch.nn.Linear(3, 2)
     ways = {
-        "one.safetensors": lambda path: windlass.save_file(tensors, path),
-        "model.safetensors": lambda path: windlass.save_sharded(tensors, path.parent),
+        "one.safetensors": lambda path: hoistway.save_file(tensors, path),
+        "model.safetensors": lambda path: hoistway.save_sharded(tensors, path.parent),
         "layer.safetensors": lambda path: as_reference.save_file(tensors, path),
         "module.safetensors": lambda path: as_reference.save_model(module, str(path)),
     }
@@ -176,11 +176,11 @@ def test_a_saved_file_keeps_the_mode_of_the_one_it_replaces(tmp_path: Path) -> N
 
 def test_a_file_is_replaced_while_its_tensors_are_in_use(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
-    windlass.save_file({"a": torch.ones(1 << 20)}, path)
+    hoistway.save_file({"a": torch.ones(1 << 20)}, path)
     mapped = safetensors.torch.load_file(path)
-    windlass.save_file({name: tensor.neg() for name, tensor in mapped.items()}, path)
+    hoistway.save_file({name: tensor.neg() for name, tensor in mapped.items()}, path)
     assert bool((mapped["a"] == 1).all())
-    assert bool((windlass.load_file(path)["a"] == -1).all())
+    assert bool((hoistway.load_file(path)["a"] == -1).all())
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_what_cannot_be_saved_is_named_and_nothing_is_written(
     tmp_path: Path, tensor, error, said: str
 ) -> None:
     with pytest.raises(error, match="tensor 'bad' cannot be saved") as caught:
-        windlass.save_file({"good": torch.ones(2), "bad": tensor()}, tmp_path / "m")
+        hoistway.save_file({"good": torch.ones(2), "bad": tensor()}, tmp_path / "m")
     assert said in str(caught.value)
     assert caught.value.tensor == "bad"
     assert os.listdir(tmp_path) == []
@@ -211,29 +211,29 @@ def test_what_cannot_be_saved_is_named_and_nothing_is_written(
 def test_errors_are_those_that_python_expects(tmp_path: Path) -> None:
     tensors = {"a": np.ones(3)}
     with pytest.raises(FormatError, match="keeps that name") as caught:
-        windlass.save_file({"__metadata__": np.ones(3)}, tmp_path / "m")
+        hoistway.save_file({"__metadata__": np.ones(3)}, tmp_path / "m")
     assert caught.value.tensor == "__metadata__"
     with pytest.raises(OptionError, match="alignment cannot be '7'"):
-        windlass.save_file(tensors, tmp_path / "m", alignment=7)
+        hoistway.save_file(tensors, tmp_path / "m", alignment=7)
     with pytest.raises(OptionError, match="filename"):
-        windlass.save_sharded(tensors, tmp_path, filename="model.bin")
+        hoistway.save_sharded(tensors, tmp_path, filename="model.bin")
     with pytest.raises(OptionError, match="max_shard_size"):
-        windlass.save_sharded(tensors, tmp_path, max_shard_size="big")
+        hoistway.save_sharded(tensors, tmp_path, max_shard_size="big")
     with pytest.raises(TypeError):
-        windlass.save_file(tensors, tmp_path / "m", metadata={"a": 1})
+        hoistway.save_file(tensors, tmp_path / "m", metadata={"a": 1})
     with pytest.raises(StorageError) as storage:
-        windlass.save_file(tensors, tmp_path / "missing" / "m")
+        hoistway.save_file(tensors, tmp_path / "missing" / "m")
     assert isinstance(storage.value, OSError)
     assert os.listdir(tmp_path) == []
 
 
 def test_saving_needs_no_framework_and_imports_none(tmp_path: Path) -> None:
-    windlass.save_file({"a": np.arange(3)}, tmp_path / "from")
+    hoistway.save_file({"a": np.arange(3)}, tmp_path / "from")
     done = run(
         """
-        import sys, windlass
-        loaded = windlass.load_file(sys.argv[1], framework="raw")
-        print(windlass.save_file(loaded, sys.argv[2]))
+        import sys, hoistway
+        loaded = hoistway.load_file(sys.argv[1], framework="raw")
+        print(hoistway.save_file(loaded, sys.argv[2]))
         assert not {"torch", "numpy", "jax", "ml_dtypes"} & set(sys.modules)
         """,
         tmp_path / "from",
@@ -245,10 +245,10 @@ def test_saving_needs_no_framework_and_imports_none(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_a_save_and_the_old_file_stays(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
-    windlass.save_file({"a": np.arange(3)}, path)
+    hoistway.save_file({"a": np.arange(3)}, path)
     old = path.read_bytes()
     script = """
-        import os, signal, sys, numpy, windlass
+        import os, signal, sys, numpy, hoistway
         # A shell that runs the tests in the background makes them ignore it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         # Always the same memory: a save of many gigabytes that needs little.
@@ -256,7 +256,7 @@ def test_ctrl_c_ends_a_save_and_the_old_file_stays(tmp_path: Path) -> None:
         tensors = {f"t{i}": part for i in range(64)}
         print("started", flush=True)
         try:
-            windlass.save_file(tensors, sys.argv[1], threads=1)
+            hoistway.save_file(tensors, sys.argv[1], threads=1)
         except KeyboardInterrupt:
             print("interrupted")
         """
@@ -282,7 +282,7 @@ def test_tensors_that_get_other_memory_during_a_save_are_saved_as_they_were(tmp_
     parameters = {f"p{i}": torch.nn.Parameter(torch.full((16_000,), 1.0)) for i in range(4000)}
     path = tmp_path / "m.safetensors"
     thread = threading.Thread(
-        target=windlass.save_file, args=(parameters, path), kwargs={"sync": False, "threads": 1}
+        target=hoistway.save_file, args=(parameters, path), kwargs={"sync": False, "threads": 1}
     )
     thread.start()
     # The file that it writes shows that the tensors are described.
@@ -295,7 +295,7 @@ def test_tensors_that_get_other_memory_during_a_save_are_saved_as_they_were(tmp_
     thread.join()
     if not still_saving:
         pytest.skip("the save was over before its tensors changed")
-    loaded = windlass.load_file(path)
+    loaded = hoistway.load_file(path)
     assert all(bool((tensor == 1).all()) for tensor in loaded.values())
 
 
@@ -313,7 +313,7 @@ def test_other_threads_run_during_a_save(tmp_path: Path) -> None:
     thread = threading.Thread(target=count)
     thread.start()
     before = counted
-    windlass.save_file({f"t{i}": part for i in range(8)}, tmp_path / "m")
+    hoistway.save_file({f"t{i}": part for i in range(8)}, tmp_path / "m")
     during = counted - before
     saving = False
     thread.join()

@@ -9,10 +9,10 @@ import sys
 import textwrap
 from pathlib import Path
 
+import hoistway
 import pytest
-import windlass
 from conftest import StandIn, assert_threads_end, make_cold, run, same_bytes, thread_count, write_model
-from windlass.errors import FileChangedError, OptionError, TruncatedError, UnsupportedDtypeError
+from hoistway.errors import FileChangedError, OptionError, TruncatedError, UnsupportedDtypeError
 
 MANY = {f"t{number:03}": ("U8", [(1 << 20) + number * 1001]) for number in range(64)}
 
@@ -36,8 +36,8 @@ def assert_as_before(before: tuple[int, int]) -> None:
 @pytest.mark.parametrize("order", ["arrival", "file"])
 @pytest.mark.parametrize("route", ["auto", "io_uring", "threads", "mapped"])
 def test_every_tensor_comes_once_and_whole(many: Path, route: str, order: str, max_in_flight) -> None:
-    expected = windlass.load_file(many, framework="raw")
-    with windlass.iter_tensors(
+    expected = hoistway.load_file(many, framework="raw")
+    with hoistway.iter_tensors(
         many, framework="raw", route=route, order=order, max_in_flight=max_in_flight
     ) as stream:
         given = [(name, tensor.tobytes()) for name, tensor in stream]
@@ -51,11 +51,11 @@ def test_every_tensor_comes_once_and_whole(many: Path, route: str, order: str, m
 @pytest.mark.parametrize("layout", ["file", "packed", "tensor"])
 def test_a_bound_holds_for_every_layout(many: Path, layout: str) -> None:
     make_cold(many)
-    with windlass.open(many) as checkpoint:
+    with hoistway.open(many) as checkpoint:
         stream = checkpoint.iter_tensors(order="file", max_in_flight="4MiB", layout=layout)
         given = dict(stream)
         assert checkpoint.report == stream.report
-    expected = windlass.load_file(many)
+    expected = hoistway.load_file(many)
     assert list(given) == list(expected)
     assert all(same_bytes(given[name], tensor) for name, tensor in expected.items())
 
@@ -68,21 +68,21 @@ def test_dictionaries_are_in_the_order_of_the_file_however_tensors_arrive(many: 
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             file.seek(32 << 20)
             file.read()
-        assert list(windlass.load_file(many, framework="raw")) == list(MANY)
+        assert list(hoistway.load_file(many, framework="raw")) == list(MANY)
 
 
 def test_who_drops_tensors_needs_no_more_memory_than_the_bound(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [4 << 20]) for i in range(96)})
     script = """
-        import sys, resource, windlass
+        import sys, resource, hoistway
 
         def peak():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
         path, order, route, bound = sys.argv[1:]
-        list(windlass.iter_tensors(path, framework="raw", select="t0", route=route))
+        list(hoistway.iter_tensors(path, framework="raw", select="t0", route=route))
         before, taken = peak(), 0
-        for name, tensor in windlass.iter_tensors(
+        for name, tensor in hoistway.iter_tensors(
             path, framework="raw", order=order, route=route, max_in_flight=bound or None
         ):
             taken += tensor.nbytes
@@ -98,7 +98,7 @@ def test_who_drops_tensors_needs_no_more_memory_than_the_bound(tmp_path: Path) -
 
 
 def test_loading_stops_at_the_bound_until_the_next_tensor_is_asked_for(many: Path) -> None:
-    with windlass.iter_tensors(
+    with hoistway.iter_tensors(
         many, framework="raw", order="file", max_in_flight="8MiB", chunk="64KiB"
     ) as stream:
         taken = 0
@@ -112,7 +112,7 @@ def test_loading_stops_at_the_bound_until_the_next_tensor_is_asked_for(many: Pat
 def test_a_tensor_larger_than_the_bound_is_loaded_alone(tmp_path: Path) -> None:
     sizes = {"a": 100_000, "large": 9 << 20, "b": 100_000, "c": 3 << 20}
     path = write_model(tmp_path / "m.safetensors", {name: ("U8", [size]) for name, size in sizes.items()})
-    with windlass.iter_tensors(path, framework="raw", order="file", max_in_flight="1MiB") as stream:
+    with hoistway.iter_tensors(path, framework="raw", order="file", max_in_flight="1MiB") as stream:
         taken = 0
         for name, tensor in stream:
             carried = sum(carrier.tensor_bytes for carrier in stream.report.carriers)
@@ -123,12 +123,12 @@ def test_a_tensor_larger_than_the_bound_is_loaded_alone(tmp_path: Path) -> None:
 
 def test_parts_of_tensors_are_streamed(model: Path) -> None:
     slices = {"embed": (slice(10, 20), slice(1, 63, 2)), "layers.0.weight": 7, "ids": (slice(1, 3),)}
-    whole = windlass.load_file(model)
-    given = dict(windlass.iter_tensors(model, slices=slices, max_in_flight="64KiB", order="file"))
-    assert list(given) == windlass.open(model).keys()
+    whole = hoistway.load_file(model)
+    given = dict(hoistway.iter_tensors(model, slices=slices, max_in_flight="64KiB", order="file"))
+    assert list(given) == hoistway.open(model).keys()
     for name, tensor in whole.items():
         assert same_bytes(given[name], tensor[slices[name]] if name in slices else tensor), name
-    chosen = dict(windlass.iter_tensors(model, select="layers.*", exclude="*.bias"))
+    chosen = dict(hoistway.iter_tensors(model, select="layers.*", exclude="*.bias"))
     assert chosen.keys() == {"layers.0.weight", "layers.1.weight"}
 
 
@@ -138,9 +138,9 @@ def test_a_file_that_is_cut_meanwhile_is_an_error_after_what_was_whole(
 ) -> None:
     path = tmp_path / "cut.safetensors"
     path.write_bytes(many.read_bytes())
-    expected = windlass.load_file(many)
+    expected = hoistway.load_file(many)
     given = {}
-    stream = windlass.iter_tensors(path, order=order, max_in_flight="8MiB")
+    stream = hoistway.iter_tensors(path, order=order, max_in_flight="8MiB")
     given.update([next(stream)])
     os.truncate(path, path.stat().st_size - (20 << 20))
     with pytest.raises((TruncatedError, FileChangedError)) as caught:
@@ -157,7 +157,7 @@ def test_a_file_that_is_cut_meanwhile_is_an_error_after_what_was_whole(
 def test_a_file_that_was_cut_before_gives_nothing(many: Path, tmp_path: Path) -> None:
     path = tmp_path / "cut.safetensors"
     path.write_bytes(many.read_bytes())
-    with windlass.open(path) as checkpoint:
+    with hoistway.open(path) as checkpoint:
         os.truncate(path, path.stat().st_size - (20 << 20))
         before = descriptors_and_threads()
         with pytest.raises((TruncatedError, FileChangedError)):
@@ -174,11 +174,11 @@ def test_a_type_that_the_framework_lacks_is_an_error_after_the_others(tmp_path: 
         "z": ("U8", [4]),
     }
     path = write_model(tmp_path / "m.safetensors", tensors)
-    stream = windlass.iter_tensors(path, framework="numpy", order="file")
+    stream = hoistway.iter_tensors(path, framework="numpy", order="file")
     with pytest.raises(UnsupportedDtypeError, match="six"):
         list(stream)
     assert list(stream) == []
-    stream = windlass.iter_tensors(path, framework="numpy", order="file")
+    stream = hoistway.iter_tensors(path, framework="numpy", order="file")
     assert [next(stream)[0] for _ in range(3)] == ["a", "b", "c"]
 
 
@@ -186,22 +186,22 @@ def test_a_type_that_the_framework_lacks_is_an_error_after_the_others(tmp_path: 
 def test_a_stream_that_is_left_leaves_nothing_behind(many: Path, max_in_flight: str | None) -> None:
     make_cold(many)
     before = descriptors_and_threads()
-    with windlass.iter_tensors(many, max_in_flight=max_in_flight) as stream:
+    with hoistway.iter_tensors(many, max_in_flight=max_in_flight) as stream:
         _, tensor = next(stream)
         copy = tensor.clone()
     assert_as_before(before)
     assert same_bytes(tensor, copy)
     assert list(stream) == []
     stream.close()
-    for _ in windlass.iter_tensors(many, max_in_flight=max_in_flight):
+    for _ in hoistway.iter_tensors(many, max_in_flight=max_in_flight):
         break
     assert_as_before(before)
-    windlass.iter_tensors(many, max_in_flight=max_in_flight)
+    hoistway.iter_tensors(many, max_in_flight=max_in_flight)
     assert_as_before(before)
 
 
 def test_a_stream_outlives_its_checkpoint(many: Path) -> None:
-    with windlass.open(many) as checkpoint:
+    with hoistway.open(many) as checkpoint:
         stream = checkpoint.iter_tensors(order="file", max_in_flight="4MiB")
     assert [name for name, _ in stream] == list(MANY)
 
@@ -215,9 +215,9 @@ def test_bad_options_are_told_at_once(model: Path) -> None:
         {"rout": 1},
     ):
         with pytest.raises(OptionError):
-            windlass.iter_tensors(model, **wrong)
+            hoistway.iter_tensors(model, **wrong)
     with pytest.raises(OptionError):
-        windlass.iter_tensors(model, route="mapped", order="size")
+        hoistway.iter_tensors(model, route="mapped", order="size")
 
 
 @pytest.mark.parametrize("how", ["max_in_flight='2MiB'", "copy_into=lambda *_: bytearray(1 << 20)"])
@@ -225,11 +225,11 @@ def test_ctrl_c_ends_a_stream(tmp_path: Path, how: str) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(256)})
     make_cold(path)
     script = f"""
-        import os, signal, sys, time, windlass
+        import os, signal, sys, time, hoistway
         signal.signal(signal.SIGINT, signal.default_int_handler)
         threads = len(os.listdir("/proc/self/task"))
         slow = dict(route="threads", direct="always", chunk="4KiB", threads=1)
-        stream = windlass.iter_tensors(sys.argv[1], framework="raw", {how}, **slow)
+        stream = hoistway.iter_tensors(sys.argv[1], framework="raw", {how}, **slow)
         try:
             # It may come while the loop is here rather than in the stream.
             with stream:
@@ -259,14 +259,14 @@ def test_ctrl_c_ends_a_stream(tmp_path: Path, how: str) -> None:
 def test_a_child_of_fork_is_told(many: Path) -> None:
     done = run(
         """
-        import os, sys, windlass
-        stream = windlass.iter_tensors(sys.argv[1], framework="raw", order="file", max_in_flight="4MiB")
+        import os, sys, hoistway
+        stream = hoistway.iter_tensors(sys.argv[1], framework="raw", order="file", max_in_flight="4MiB")
         next(stream)
         child = os.fork()
         if child == 0:
             try:
                 next(stream)
-            except windlass.errors.ForkedError:
+            except hoistway.errors.ForkedError:
                 os._exit(7)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
@@ -288,14 +288,14 @@ def test_a_bound_holds_on_a_device(
 ) -> None:
     tensors = {f"t{number:02}": ("BF16", [500 + number, 500]) for number in range(24)}
     path = write_model(tmp_path / "m.safetensors", tensors)
-    expected = windlass.load_file(path, "cuda:0", framework="raw", **options)
+    expected = hoistway.load_file(path, "cuda:0", framework="raw", **options)
     data = {name: tensor.tobytes() for name, tensor in expected.items()}
     del expected
     assert stand_in.count("device_bytes") == 0
     largest = max(map(len, data.values()))
     bound = 6 * largest
     peak, given = 0, []
-    with windlass.iter_tensors(
+    with hoistway.iter_tensors(
         path, "cuda:0", framework="raw", order=order, max_in_flight=bound, **options
     ) as stream:
         scratch = stream.report.as_dict()["device"]["scratch_bytes"]
@@ -314,7 +314,7 @@ def test_a_device_without_room_for_everything_takes_it_bit_by_bit(stand_in: Stan
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(32)})
     stand_in.set("MEMORY_MIB=16")
     taken = 0
-    for _, tensor in windlass.iter_tensors(path, "cuda:0", framework="raw", max_in_flight="4MiB"):
+    for _, tensor in hoistway.iter_tensors(path, "cuda:0", framework="raw", max_in_flight="4MiB"):
         taken += tensor.nbytes
         del tensor
     assert taken == 32 << 20
@@ -337,7 +337,7 @@ def test_a_rank_reads_its_own_experts_and_little_else(tmp_path: Path, ranks: int
 
     make_cold(path)
     given = set()
-    with windlass.iter_tensors(path, framework="raw", select=is_wanted) as stream:
+    with hoistway.iter_tensors(path, framework="raw", select=is_wanted) as stream:
         given.update(name for name, _ in stream)
     assert given == set(filter(is_wanted, tensors))
     report = stream.report

@@ -4,14 +4,14 @@ use std::{env, path::PathBuf};
 
 fn main() {
     let manifest = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
-    let kernels = manifest.join("../../crates/windlass-device/src/driver/kernels.cu");
+    let kernels = manifest.join("../../crates/hoistway-device/src/driver/kernels.cu");
     println!("cargo::rerun-if-changed={}", kernels.display());
     println!("cargo::rerun-if-changed=src/kernels_shim.cpp");
     cc::Build::new()
         .cpp(true)
         .std("c++17")
         .file("src/kernels_shim.cpp")
-        .define("WINDLASS_HOST_KERNELS", None)
+        .define("HOISTWAY_HOST_KERNELS", None)
         .define("KERNELS_SOURCE", Some(format!("\"{}\"", kernels.display()).as_str()))
         .flag("-fno-exceptions")
         .flag("-fno-rtti")
@@ -19,7 +19,7 @@ fn main() {
         .opt_level(2)
         // Nothing of the C++ runtime is used, so nothing of it has to be there.
         .cpp_link_stdlib(None)
-        .compile("windlass_kernels");
+        .compile("hoistway_kernels");
     // Streams are threads, and a thread can't go on in a library that was unloaded.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

@@ -1,6 +1,6 @@
 """Makes the corpus of GGUF files, `testkit/corpus/gguf.json`: good ones, odd ones, and ones that lie.
 
-Run it to write the file again. Each case says what windlass makes of it, strictly and leniently, and what other parsers
+Run it to write the file again. Each case says what hoistway makes of it, strictly and leniently, and what other parsers
 make of it where they differ, and why.
 """
 

@@ -1,4 +1,4 @@
-"""Where other parsers differ from windlass, and why."""
+"""Where other parsers differ from hoistway, and why."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Other parsers of GGUF, each in a process of its own: one that crashes or hangs ends none of the tests.
 
-`ggml` is the parser of llama.cpp, called in the library that a wheel brings or that WINDLASS_GGML_LIBRARY names; `gguf`
+`ggml` is the parser of llama.cpp, called in the library that a wheel brings or that HOISTWAY_GGML_LIBRARY names; `gguf`
 is the Python package. Both give the same plain description of a file, or say that they refuse it.
 """
 
@@ -43,7 +43,7 @@ STRING, ARRAY = 8, 9
 
 def ggml_library() -> Path | None:
     """The library with llama.cpp's parser, if there is one."""
-    if named := os.environ.get("WINDLASS_GGML_LIBRARY"):
+    if named := os.environ.get("HOISTWAY_GGML_LIBRARY"):
         return Path(named)
     try:
         files = metadata.files("pywhispercpp") or []

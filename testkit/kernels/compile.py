@@ -1,4 +1,4 @@
-"""Compiles the device kernels, ``kernels.cu``, to the PTX for NVIDIA's devices that windlass carries.
+"""Compiles the device kernels, ``kernels.cu``, to the PTX for NVIDIA's devices that hoistway carries.
 
 NVRTC does it, from the PyPI package ``nvidia-cuda-nvrtc-cu12``; neither a GPU nor the rest of the toolkit is
 needed. The version is pinned because it decides the version of the PTX: drivers refuse PTX newer than they are,
@@ -20,7 +20,7 @@ from pathlib import Path
 NVRTC_VERSION = "12.0"
 OPTIONS = ["--gpu-architecture=compute_60", "--std=c++17"]
 
-FOLDER = Path(__file__).resolve().parents[2] / "crates/windlass-device/src"
+FOLDER = Path(__file__).resolve().parents[2] / "crates/hoistway-device/src"
 SOURCE = FOLDER / "driver" / "kernels.cu"
 COMPILED = FOLDER / "cuda" / "kernels.ptx"
 

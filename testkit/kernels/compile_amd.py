@@ -1,4 +1,4 @@
-"""Compiles the device kernels, ``kernels.cu``, to the code objects for AMD's devices that windlass carries.
+"""Compiles the device kernels, ``kernels.cu``, to the code objects for AMD's devices that hoistway carries.
 
 The Clang and the linker of the PyPI package ``ziglang`` do it: they have a back end for these devices, and neither ROCm
 nor a GPU is needed. The version is pinned, so that everyone gets the same bytes; ``origin.txt`` beside the code objects
@@ -18,7 +18,7 @@ from pathlib import Path
 
 VERSION = "0.15.2"
 
-SOURCE = Path(__file__).resolve().parents[2] / "crates/windlass-device/src/driver/kernels.cu"
+SOURCE = Path(__file__).resolve().parents[2] / "crates/hoistway-device/src/driver/kernels.cu"
 FOLDER = SOURCE.parents[1] / "hip" / "kernels"
 ORIGIN = FOLDER / "origin.txt"
 LIST = FOLDER.with_suffix(".rs")

@@ -1,7 +1,7 @@
 // The kernels as a shared library that runs them on the CPU, and watches where they read and write.
 
-#define WINDLASS_HOST_KERNELS
-#include "../../crates/windlass-device/src/driver/kernels.cu"
+#define HOISTWAY_HOST_KERNELS
+#include "../../crates/hoistway-device/src/driver/kernels.cu"
 
 #include <cstdint>
 #include <cstring>
@@ -55,7 +55,7 @@ struct Outcome {
 // `read_granularity`. False if there is no kernel of this name.
 extern "C" bool run_kernel(const char* name, const Segment* table, u32 segments, u32 blocks, u32 threads,
                            u32 source_size, u32 destination_size, u32 read_granularity, Outcome* outcome) {
-    void (*const kernel)(u64) = windlass_kernel(name);
+    void (*const kernel)(u64) = hoistway_kernel(name);
     if (kernel == nullptr) return false;
     strays = stored_bytes = 0;
     gridDim = {blocks, segments, 1};

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).resolve().parent
-PTX = HERE.parents[1] / "crates/windlass-device/src/cuda/kernels.ptx"
+PTX = HERE.parents[1] / "crates/hoistway-device/src/cuda/kernels.ptx"
 CODE_OBJECTS = PTX.parents[1] / "hip/kernels"
 
 # Blocks a segment and threads a block: one thread that does all, some that share unevenly, and more than items.
@@ -94,7 +94,7 @@ class Kernels:
 
     def copy(self, segments: Sequence[tuple[int, int, int]], shape: tuple[int, int]) -> None:
         """Copies segments of so many bytes."""
-        outcome = self._run("windlass_copy", segments, shape, 1, 1, 4)
+        outcome = self._run("hoistway_copy", segments, shape, 1, 1, 4)
         self._assert_clean(outcome, sum(count for _, _, count in segments))
 
     def cast(
@@ -102,7 +102,7 @@ class Kernels:
     ) -> None:
         """Casts segments of so many elements."""
         source_size, to_size = (np.dtype(DTYPES[name].bits).itemsize for name in (source, to))
-        outcome = self._run(f"windlass_cast_{source}_{to}", segments, shape, source_size, to_size, 1)
+        outcome = self._run(f"hoistway_cast_{source}_{to}", segments, shape, source_size, to_size, 1)
         self._assert_clean(outcome, sum(count for _, _, count in segments) * to_size)
 
     @staticmethod
@@ -149,18 +149,18 @@ def test_code_objects_belong_to_the_source() -> None:
 @pytest.mark.parametrize("path", sorted(CODE_OBJECTS.glob("*.co")), ids=lambda path: path.stem)
 def test_each_code_object_has_every_kernel(path: Path) -> None:
     """By the symbols of their descriptors, which the runtime looks up."""
-    kernels = set(re.findall(rb"\0(windlass_\w+)\.kd(?=\0)", path.read_bytes()))
-    expected = {"windlass_copy", *(f"windlass_cast_{source}_{to}" for source, to in CASTS)}
+    kernels = set(re.findall(rb"\0(hoistway_\w+)\.kd(?=\0)", path.read_bytes()))
+    expected = {"hoistway_copy", *(f"hoistway_cast_{source}_{to}" for source, to in CASTS)}
     assert {name.decode() for name in kernels} == expected
 
 
 def test_ptx_and_host_have_the_same_kernels(kernels: Kernels) -> None:
     """No kernel is looked up that only one of them has."""
     entries = set(re.findall(r"\.entry (\w+)", PTX.read_text()))
-    assert entries == {"windlass_copy", *(f"windlass_cast_{source}_{to}" for source, to in CASTS)}
+    assert entries == {"hoistway_copy", *(f"hoistway_cast_{source}_{to}" for source, to in CASTS)}
     assert all(kernels.has(name) for name in entries)
     assert not any(
-        kernels.has(name) for name in ("", "windlass_cop", "windlass_copyx", "windlass_cast_f16_f16")
+        kernels.has(name) for name in ("", "hoistway_cop", "hoistway_copyx", "hoistway_cast_f16_f16")
     )
 
 

@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--block-bytes", type=int, default=128 << 10)
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seconds", type=int, default=600, help="of the soak")
-    parser.add_argument("--seed", default="windlass")
+    parser.add_argument("--seed", default="hoistway")
     parser.add_argument("--note", help="what else there is to say, such as what ran beside it")
     parser.add_argument("--directory", type=Path, default=Path("target/torture"))
     parser.add_argument(

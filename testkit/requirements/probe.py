@@ -1,6 +1,6 @@
-"""Prints what this machine has of what tests need, as WINDLASS_TEST_REQUIRE lists it.
+"""Prints what this machine has of what tests need, as HOISTWAY_TEST_REQUIRE lists it.
 
-Asks the kernel, not windlass: what windlass wrongly believes to be missing must fail its tests.
+Asks the kernel, not hoistway: what hoistway wrongly believes to be missing must fail its tests.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def mount(target: Path) -> None:
 def cgroup(_: Path) -> None:
     """Puts a child into a control group that limits memory."""
     for root, name in [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")]:
-        group = Path(root, f"windlass-probe-{os.getpid()}")
+        group = Path(root, f"hoistway-probe-{os.getpid()}")
         try:
             group.mkdir()
         except OSError:

@@ -10,7 +10,7 @@ target=x86_64-pc-windows-gnu
 # Crates that compile C get no compiler: nothing is linked.
 export CC_x86_64_pc_windows_gnu=true AR_x86_64_pc_windows_gnu=true
 arguments=(clippy --quiet --target "$target")
-for crate in windlass-device windlass-io windlass windlass-experts windlass-capi windlass-cli; do
+for crate in hoistway-device hoistway-io hoistway hoistway-experts hoistway-capi hoistway-cli; do
     arguments+=(--package "$crate")
 done
 

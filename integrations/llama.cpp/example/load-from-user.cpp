@@ -15,7 +15,7 @@ int main(int count, char ** arguments) try {
     log_errors_only();
     ggml_backend_load_all();
     const auto start = std::chrono::steady_clock::now();
-    const windlass::Catalog catalog = open_gguf(arguments[1]);
+    const hoistway::Catalog catalog = open_gguf(arguments[1]);
     const user_model model(catalog, arguments[1], llama_model_default_params());
     const double load_seconds = seconds_since(start);
 

@@ -96,7 +96,7 @@ int main(int count, char ** arguments) try {
     getrusage(RUSAGE_SELF, &usage);
     std::printf("{\"load_seconds\": %.6f, %s, \"major_faults\": %ld, \"peak_bytes\": %ld, \"version\": \"%s\", "
                 "\"stats\": %s}\n",
-                load_seconds, as_json(result).c_str(), usage.ru_majflt, usage.ru_maxrss * 1024L, windlass_version(),
+                load_seconds, as_json(result).c_str(), usage.ru_majflt, usage.ru_maxrss * 1024L, hoistway_version(),
                 model.stats().c_str());
     return 0;
 } catch (const std::exception & error) {

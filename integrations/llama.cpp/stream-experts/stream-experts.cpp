@@ -47,11 +47,11 @@ void check_address_space(uint64_t bytes) {
     }
 }
 
-windlass::experts::Options store_options(const options & options) {
+hoistway::experts::Options store_options(const options & options) {
     if (options.budget_bytes == 0) {
         throw std::runtime_error("there is no budget for experts");
     }
-    windlass::experts::Options chosen(options.budget_bytes);
+    hoistway::experts::Options chosen(options.budget_bytes);
     chosen.backing = "host_sparse";
     chosen.policy  = options.policy.empty() ? nullptr : options.policy.c_str();
     return chosen;
@@ -60,8 +60,8 @@ windlass::experts::Options store_options(const options & options) {
 } // namespace
 
 struct model::state {
-    windlass::Catalog                                 catalog;
-    windlass::experts::Store                          store;
+    hoistway::Catalog                                 catalog;
+    hoistway::experts::Store                          store;
     std::function<void(const std::string &)>          log;
     uint64_t                                          budget_bytes;
     uint64_t                                          largest_layer_bytes = 0;
@@ -77,19 +77,19 @@ struct model::state {
         : catalog(open_gguf(path)), store(catalog, store_options(options)), log(options.log),
           budget_bytes(options.budget_bytes) {
         if (!log) {
-            log = [](const std::string & line) { std::fprintf(stderr, "windlass: %s\n", line.c_str()); };
+            log = [](const std::string & line) { std::fprintf(stderr, "hoistway: %s\n", line.c_str()); };
         }
     }
 
     // What batches of so many tokens need of the budget, and which tensors are stacked.
     void plan() {
-        const windlass_experts_model described = store.describe();
+        const hoistway_experts_model described = store.describe();
         if (described.experts == 0) {
             throw std::runtime_error("the model has no experts: load it as it is, or stream its layers");
         }
-        for (const windlass_experts_layer_info & layer : store.layers()) {
+        for (const hoistway_experts_layer_info & layer : store.layers()) {
             const auto parts = store.parts(layer.layer, 0);
-            for (const windlass_part & part : parts) {
+            for (const hoistway_part & part : parts) {
                 stacked.emplace(part.tensor, layer.layer);
             }
             layers.emplace(layer.layer, layer.experts);
@@ -114,7 +114,7 @@ struct model::state {
     }
 
     // Has a stacked tensor lie in the store's address space.
-    bool place(ggml_tensor & tensor, const windlass_tensor & stored) {
+    bool place(ggml_tensor & tensor, const hoistway_tensor & stored) {
         const auto found = stacked.find(stored.name);
         if (found == stacked.end()) {
             return false;
@@ -139,7 +139,7 @@ model::model(const std::string & path, const options & options, const llama_mode
     // A device's host buffer is pinned: all experts would be resident.
     llama_model_params plain = parameters;
     plain.no_host            = true;
-    self->loaded.emplace(self->catalog, path, plain, [this](ggml_tensor & tensor, const windlass_tensor & stored) {
+    self->loaded.emplace(self->catalog, path, plain, [this](ggml_tensor & tensor, const hoistway_tensor & stored) {
         return self->place(tensor, stored);
     });
     if (self->placed.size() != self->stacked.size()) {
@@ -170,7 +170,7 @@ struct context::state {
     const stream_experts::model::state &    owner;
     std::unique_ptr<llama_context, deleter> handle {};
     // The layer whose experts are leased, and the tensor that names them.
-    windlass::experts::Lease lease {};
+    hoistway::experts::Lease lease {};
     uint32_t                 layer = UINT32_MAX;
     const ggml_tensor *      ids   = nullptr;
     std::vector<uint8_t>     bytes {};

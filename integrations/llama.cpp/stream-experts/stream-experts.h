@@ -1,4 +1,4 @@
-// Runs mixtures of experts that are larger than memory with an unpatched llama.cpp: windlass reads the experts that the
+// Runs mixtures of experts that are larger than memory with an unpatched llama.cpp: hoistway reads the experts that the
 // router of a layer chooses, under a budget of memory, before llama.cpp multiplies with them.
 //
 //     stream_experts::options options;
@@ -12,7 +12,7 @@
 #pragma once
 
 #include "user-model.h"
-#include "windlass.hpp"
+#include "hoistway.hpp"
 
 #include "llama.h"
 
@@ -32,7 +32,7 @@ struct options {
     std::function<void(const std::string & line)> log;
 };
 
-// A model without the weights of its experts. Throws std::runtime_error, or windlass::Error.
+// A model without the weights of its experts. Throws std::runtime_error, or hoistway::Error.
 class model {
 public:
     model(const std::string & path, const options & options,
@@ -63,7 +63,7 @@ public:
 
     llama_context * get() const;
 
-    // Calls llama_decode. Throws windlass::Error if experts could not be read: then the logits are no result.
+    // Calls llama_decode. Throws hoistway::Error if experts could not be read: then the logits are no result.
     int32_t decode(const llama_batch & batch);
 
 private:

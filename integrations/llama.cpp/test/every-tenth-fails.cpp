@@ -1,6 +1,6 @@
-// Windlass's functions, passed on to the library that FORWARD_TO names, but for every tenth read: that one writes
+// Hoistway's functions, passed on to the library that FORWARD_TO names, but for every tenth read: that one writes
 // nonsense to a part of its destination and fails.
-#include "windlass.h"
+#include "hoistway.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -10,8 +10,8 @@
 #include <dlfcn.h>
 
 // A read's place in the batch that was passed on.
-struct windlass_batch {
-    windlass_batch *    inner;
+struct hoistway_batch {
+    hoistway_batch *    inner;
     std::vector<size_t> places;
 };
 
@@ -35,34 +35,34 @@ template <typename function> function forward(function, const char * name) {
 
 extern "C" {
 
-uint32_t windlass_abi_version(void) {
-    return FORWARD(windlass_abi_version)();
+uint32_t hoistway_abi_version(void) {
+    return FORWARD(hoistway_abi_version)();
 }
 
-const char * windlass_version(void) {
-    return FORWARD(windlass_version)();
+const char * hoistway_version(void) {
+    return FORWARD(hoistway_version)();
 }
 
-const char * windlass_last_error(void) {
-    return FORWARD(windlass_last_error)();
+const char * hoistway_last_error(void) {
+    return FORWARD(hoistway_last_error)();
 }
 
-void windlass_string_free(char * string) {
-    FORWARD(windlass_string_free)(string);
+void hoistway_string_free(char * string) {
+    FORWARD(hoistway_string_free)(string);
 }
 
-windlass_status windlass_reader_create(const windlass_reader_options * options, windlass_reader ** reader) {
-    return FORWARD(windlass_reader_create)(options, reader);
+hoistway_status hoistway_reader_create(const hoistway_reader_options * options, hoistway_reader ** reader) {
+    return FORWARD(hoistway_reader_create)(options, reader);
 }
 
-void windlass_reader_free(windlass_reader * reader) {
-    FORWARD(windlass_reader_free)(reader);
+void hoistway_reader_free(hoistway_reader * reader) {
+    FORWARD(hoistway_reader_free)(reader);
 }
 
-windlass_status windlass_batch_submit(const windlass_reader * reader, const windlass_read * reads, uint64_t count,
-                                      int32_t priority, windlass_batch ** batch) {
-    auto * created = new windlass_batch { nullptr, {} };
-    std::vector<windlass_read> kept;
+hoistway_status hoistway_batch_submit(const hoistway_reader * reader, const hoistway_read * reads, uint64_t count,
+                                      int32_t priority, hoistway_batch ** batch) {
+    auto * created = new hoistway_batch { nullptr, {} };
+    std::vector<hoistway_read> kept;
     for (uint64_t i = 0; i < count; ++i) {
         if (i % 10 == 0) {
             std::memset(reads[i].destination, 0xa5, reads[i].length / 2);
@@ -72,40 +72,40 @@ windlass_status windlass_batch_submit(const windlass_reader * reader, const wind
             kept.push_back(reads[i]);
         }
     }
-    const windlass_status status =
-        FORWARD(windlass_batch_submit)(reader, kept.data(), kept.size(), priority, &created->inner);
-    if (status != WINDLASS_OK) {
+    const hoistway_status status =
+        FORWARD(hoistway_batch_submit)(reader, kept.data(), kept.size(), priority, &created->inner);
+    if (status != HOISTWAY_OK) {
         delete created;
         return status;
     }
     *batch = created;
-    return WINDLASS_OK;
+    return HOISTWAY_OK;
 }
 
-windlass_status windlass_batch_wait(const windlass_batch * batch, uint64_t timeout_ms, windlass_progress progress,
+hoistway_status hoistway_batch_wait(const hoistway_batch * batch, uint64_t timeout_ms, hoistway_progress progress,
                                     void * context) {
-    const windlass_status status = FORWARD(windlass_batch_wait)(batch->inner, timeout_ms, progress, context);
-    return status == WINDLASS_OK ? WINDLASS_IO : status;
+    const hoistway_status status = FORWARD(hoistway_batch_wait)(batch->inner, timeout_ms, progress, context);
+    return status == HOISTWAY_OK ? HOISTWAY_IO : status;
 }
 
-windlass_status windlass_batch_status(const windlass_batch * batch, uint64_t index) {
+hoistway_status hoistway_batch_status(const hoistway_batch * batch, uint64_t index) {
     const size_t place = batch->places[index];
-    return place == FAILED ? WINDLASS_IO : FORWARD(windlass_batch_status)(batch->inner, place);
+    return place == FAILED ? HOISTWAY_IO : FORWARD(hoistway_batch_status)(batch->inner, place);
 }
 
-windlass_status windlass_batch_error(const windlass_batch * batch, uint64_t index, char ** message) {
+hoistway_status hoistway_batch_error(const hoistway_batch * batch, uint64_t index, char ** message) {
     const size_t place = batch->places[index];
     if (place != FAILED) {
-        return FORWARD(windlass_batch_error)(batch->inner, place, message);
+        return FORWARD(hoistway_batch_error)(batch->inner, place, message);
     }
-    // The other library's own strings are the only ones that its windlass_string_free may get.
+    // The other library's own strings are the only ones that its hoistway_string_free may get.
     *message = nullptr;
-    return WINDLASS_NOT_FOUND;
+    return HOISTWAY_NOT_FOUND;
 }
 
-void windlass_batch_free(windlass_batch * batch) {
+void hoistway_batch_free(hoistway_batch * batch) {
     if (batch) {
-        FORWARD(windlass_batch_free)(batch->inner);
+        FORWARD(hoistway_batch_free)(batch->inner);
         delete batch;
     }
 }

@@ -9,10 +9,10 @@ use std::sync::Arc;
 /// Role, component, tensor, element type, shape and size of a part.
 type Described = (String, String, String, String, Vec<u64>, u64);
 
-/// The experts of a checkpoint and its dense tensors. `windlass.experts.ExpertCatalog` shows it.
-#[pyclass(frozen, module = "windlass._native")]
+/// The experts of a checkpoint and its dense tensors. `hoistway.experts.ExpertCatalog` shows it.
+#[pyclass(frozen, module = "hoistway._native")]
 pub(crate) struct ExpertCatalog {
-    pub(super) catalog: Arc<windlass_experts::catalog::ExpertCatalog>,
+    pub(super) catalog: Arc<hoistway_experts::catalog::ExpertCatalog>,
 }
 
 #[pymethods]
@@ -21,7 +21,7 @@ impl ExpertCatalog {
     #[pyo3(signature = (checkpoint, top_k=None))]
     fn new(py: Python<'_>, checkpoint: &Checkpoint, top_k: Option<u32>) -> PyResult<Self> {
         let checkpoint = checkpoint.shared();
-        let find = || windlass_experts::catalog::ExpertCatalog::of_checkpoint(&checkpoint, top_k);
+        let find = || hoistway_experts::catalog::ExpertCatalog::of_checkpoint(&checkpoint, top_k);
         Ok(Self { catalog: Arc::new(py.detach(find).into_python(py)?) })
     }
 
@@ -36,7 +36,7 @@ impl ExpertCatalog {
                 "demand_bytes": catalog.layer_demand_bytes(layer),
             })
         });
-        let names = |units: &mut dyn Iterator<Item = &windlass_experts::catalog::Unit>| -> Vec<String> {
+        let names = |units: &mut dyn Iterator<Item = &hoistway_experts::catalog::Unit>| -> Vec<String> {
             units.flat_map(|unit| unit.parts()).map(|part| part.tensor.to_string()).collect()
         };
         let facts = json!({
@@ -53,8 +53,8 @@ impl ExpertCatalog {
 
     /// The parts of an expert.
     fn parts(&self, py: Python<'_>, layer: u32, expert: u32) -> PyResult<Vec<Described>> {
-        let unit = self.catalog.expert(windlass_experts::ExpertId { layer, expert }).into_python(py)?;
-        let described = |part: &windlass_experts::catalog::Part| {
+        let unit = self.catalog.expert(hoistway_experts::ExpertId { layer, expert }).into_python(py)?;
+        let described = |part: &hoistway_experts::catalog::Part| {
             (
                 part.role.to_string(),
                 part.component.to_string(),

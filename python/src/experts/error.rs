@@ -1,11 +1,11 @@
-//! Errors of experts, rows and layers as exceptions of `windlass.errors`.
+//! Errors of experts, rows and layers as exceptions of `hoistway.errors`.
 #![forbid(unsafe_code)]
 
 use crate::error::{IntoPython, exception_of, exception_saying, named};
+use hoistway_experts::{Error, policy::PolicyError, policy::ShapeError, trace::TraceError};
 use pyo3::{prelude::*, types::PyDict};
-use windlass_experts::{Error, policy::PolicyError, policy::ShapeError, trace::TraceError};
 
-impl<T> IntoPython<T> for windlass_experts::Result<T> {
+impl<T> IntoPython<T> for hoistway_experts::Result<T> {
     fn into_python(self, py: Python<'_>) -> PyResult<T> {
         self.map_err(|error| match &error {
             Error::Engine(engine) => exception_of(py, engine),
@@ -42,7 +42,7 @@ impl<T> IntoPython<T> for Result<T, TraceError> {
                         fields.set_item("path", name)?;
                         "FormatError"
                     }
-                    _ => "WindlassError",
+                    _ => "HoistwayError",
                 };
                 named(class, py, &error.to_string(), &fields)
             };
@@ -84,7 +84,7 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         Error::TimedOut { .. } => "WaitTimeoutError",
         Error::Closed { .. } => "StoreClosedError",
         Error::InvalidOption { .. } => "OptionError",
-        _ => "WindlassError",
+        _ => "HoistwayError",
     };
     named(class, py, &error.to_string(), &fields)
 }

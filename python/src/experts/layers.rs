@@ -9,16 +9,16 @@ use crate::{
     tensor::Tensor,
     view::{KeptTensor, Place},
 };
-use pyo3::{prelude::*, types::PyDict};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use windlass::{
+use hoistway::{
     DeviceId,
     read::{Reader, ReaderOptions},
 };
-use windlass_experts::layers::{self, Layer, LayerOptions, LayerSpec, LayerTensor};
+use hoistway_experts::layers::{self, Layer, LayerOptions, LayerSpec, LayerTensor};
+use pyo3::{prelude::*, types::PyDict};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Layers of a checkpoint, again and again. `windlass.LayerStream` shows it.
-#[pyclass(frozen, module = "windlass._native")]
+/// Layers of a checkpoint, again and again. `hoistway.LayerStream` shows it.
+#[pyclass(frozen, module = "hoistway._native")]
 pub(crate) struct LayerStream {
     stream: Owned<Arc<Shared>>,
 }
@@ -73,7 +73,7 @@ impl LayerStream {
                     let layer = stream.next_layer()?;
                     *lock(&own.waited_for) = Some(layer);
                 }
-                Ok::<_, windlass_experts::Error>(())
+                Ok::<_, hoistway_experts::Error>(())
             })?;
             // An error goes to the caller whose wait it ended. After an interrupt it goes to none, and the layer is read again.
             waited.into_python(py)?;

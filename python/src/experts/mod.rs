@@ -1,4 +1,4 @@
-//! Models larger than memory, for `windlass.experts` and `windlass.stream_layers`.
+//! Models larger than memory, for `hoistway.experts` and `hoistway.stream_layers`.
 //!
 //! `store` leases experts, `catalog` says which there are, `rows` reads rows of tables, and `layers` streams layers of dense
 //! models.

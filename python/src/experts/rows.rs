@@ -9,20 +9,20 @@ use crate::{
     tensor::Tensor,
     view::{KeptTensor, Place},
 };
-use pyo3::{prelude::*, types::PyDict};
-use std::sync::Arc;
-use windlass::{
+use hoistway::{
     DeviceId, Dtype,
     read::{Reader, ReaderOptions},
 };
+use pyo3::{prelude::*, types::PyDict};
+use std::sync::Arc;
 
 /// Reads of rows of which each may be a few KiB: many at a time hide how long one takes.
 const IN_FLIGHT: usize = 64;
 
-/// A table in a checkpoint. `windlass.experts.Rows` shows it.
-#[pyclass(frozen, module = "windlass._native")]
+/// A table in a checkpoint. `hoistway.experts.Rows` shows it.
+#[pyclass(frozen, module = "hoistway._native")]
 pub(crate) struct Rows {
-    rows: Owned<windlass_experts::rows::Rows>,
+    rows: Owned<hoistway_experts::rows::Rows>,
     name: Arc<str>,
     dtype: Dtype,
     /// The shape of one row.
@@ -43,7 +43,7 @@ impl Rows {
         let checkpoint = checkpoint.shared();
         let open = || {
             let reader = Arc::new(Reader::new(&options)?);
-            windlass_experts::rows::Rows::of_tensor(&reader, &checkpoint, table)
+            hoistway_experts::rows::Rows::of_tensor(&reader, &checkpoint, table)
         };
         let rows = py.detach(open).into_python(py)?;
         let catalog = checkpoint.catalog();
@@ -67,11 +67,11 @@ impl Rows {
     fn gather(&self, py: Python<'_>, rows: Vec<u64>) -> PyResult<Tensor> {
         let table = self.rows.get(py)?.clone();
         let count = rows.len() as u64;
-        let gathered = patiently(py, move || -> windlass_experts::Result<Vec<u8>> {
+        let gathered = patiently(py, move || -> hoistway_experts::Result<Vec<u8>> {
             let gathered = table.gather(&rows)?;
             let mut bytes = Vec::new();
             let len = gathered.iter().map(<[u8]>::len).sum();
-            let no_memory = |_| windlass::Error::Allocation {
+            let no_memory = |_| hoistway::Error::Allocation {
                 bytes: len as u64,
                 kind: "memory for rows",
                 source: std::io::ErrorKind::OutOfMemory.into(),

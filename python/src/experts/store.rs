@@ -11,21 +11,21 @@ use crate::{
     tensor::Tensor,
     view::{KeptTensor, Place},
 };
-use pyo3::{prelude::*, types::PyDict};
-use std::{
-    ops::Range,
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, Instant},
-};
-use windlass::DeviceId;
-use windlass_experts::{
+use hoistway::DeviceId;
+use hoistway_experts::{
     Error, ExpertId,
     backing::Backing,
     catalog::{ExpertCatalog as Catalog, UnitId},
     policy::{self, CatalogShape, PolicyInput, Profile},
     store::{Change, LeasedPart, Store, StoreOptions, Ticket},
     trace::{Trace, TraceOptions},
+};
+use pyo3::{prelude::*, types::PyDict};
+use std::{
+    ops::Range,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 /// What happened to a layer's expert, or to the dense tensor of a name.
@@ -34,8 +34,8 @@ type Event = (String, Option<(u32, u32)>, Option<String>);
 /// The slot of an expert, and role, component and tensor of each of its parts.
 type Leased = (Option<u32>, Vec<(String, String, Tensor)>);
 
-/// A store of experts. `windlass.experts.ExpertStore` shows it.
-#[pyclass(frozen, module = "windlass._native")]
+/// A store of experts. `hoistway.experts.ExpertStore` shows it.
+#[pyclass(frozen, module = "hoistway._native")]
 pub(crate) struct ExpertStore {
     store: Owned<Store>,
     timeout: Duration,
@@ -188,7 +188,7 @@ pub(crate) fn policies() -> Vec<(&'static str, &'static str)> {
 }
 
 /// Experts or dense tensors that are being read, or leased. What shows their bytes keeps it.
-#[pyclass(frozen, module = "windlass._native")]
+#[pyclass(frozen, module = "hoistway._native")]
 pub(crate) struct ExpertTicket {
     ticket: Arc<Owned<Ticket>>,
     /// How long callers wait that do not say so.
@@ -217,7 +217,7 @@ impl ExpertTicket {
         loop {
             let left = timeout.saturating_sub(start.elapsed());
             let until = Instant::now() + left.min(TICK);
-            let wait = || -> windlass_experts::Result<()> {
+            let wait = || -> hoistway_experts::Result<()> {
                 for position in positions.clone() {
                     ticket.wait_one(position, until.saturating_duration_since(Instant::now()))?;
                 }
@@ -313,7 +313,7 @@ fn store_options(
     Ok((options, policy))
 }
 
-fn backing_of(name: Option<&str>, device: DeviceId) -> windlass::Result<Backing> {
+fn backing_of(name: Option<&str>, device: DeviceId) -> hoistway::Result<Backing> {
     let reason = match (name, device.is_host()) {
         (None | Some("host_slots"), true) => return Ok(Backing::HostSlots),
         (Some("host_sparse"), true) => return Ok(Backing::HostSparse),
@@ -325,5 +325,5 @@ fn backing_of(name: Option<&str>, device: DeviceId) -> windlass::Result<Backing>
         _ => "it is one of host_slots, host_sparse, device_slots".into(),
     };
     let value = name.unwrap_or_default().to_owned();
-    Err(windlass::Error::InvalidOption { option: "backing", value, reason })
+    Err(hoistway::Error::InvalidOption { option: "backing", value, reason })
 }

@@ -3,12 +3,12 @@
 
 use super::exported::{Rows, numbers};
 use crate::error::IntoPython;
+use hoistway::DeviceId;
+use hoistway_kv::Piece;
 use pyo3::{exceptions::PyValueError, prelude::*};
-use windlass::DeviceId;
-use windlass_kv::Piece;
 
 /// Memory of several blocks, by the addresses and lengths of their pieces.
-#[pyclass(frozen, module = "windlass.kv", name = "Addresses")]
+#[pyclass(frozen, module = "hoistway.kv", name = "Addresses")]
 pub(crate) struct KvAddresses {
     addresses: Rows,
     sizes: Sizes,

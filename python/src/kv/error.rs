@@ -1,11 +1,11 @@
-//! Errors of the store as exceptions of `windlass.errors`.
+//! Errors of the store as exceptions of `hoistway.errors`.
 #![forbid(unsafe_code)]
 
 use crate::error::{IntoPython, exception_of, named};
+use hoistway_kv::Error;
 use pyo3::{prelude::*, types::PyDict};
-use windlass_kv::Error;
 
-impl<T> IntoPython<T> for windlass_kv::Result<T> {
+impl<T> IntoPython<T> for hoistway_kv::Result<T> {
     fn into_python(self, py: Python<'_>) -> PyResult<T> {
         self.map_err(|error| match error {
             Error::Device(error) => exception_of(py, &error.into()),
@@ -49,7 +49,7 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             "StorageError"
         }
         Error::TimedOut { .. } => "WaitTimeoutError",
-        _ => "WindlassError",
+        _ => "HoistwayError",
     };
     named(class, py, &error.to_string(), &fields)
 }

@@ -6,6 +6,8 @@ use super::{
     exported::{Access, bytes_of, is_buffer},
 };
 use crate::tensor::Tensor;
+use hoistway::DeviceId;
+use hoistway_kv::{KeepAlive, Piece};
 use pyo3::{
     exceptions::{PyBufferError, PyTypeError, PyValueError},
     intern,
@@ -14,8 +16,6 @@ use pyo3::{
     types::{PyDict, PyList, PyTuple, PyType},
 };
 use std::{collections::BTreeSet, sync::Arc};
-use windlass::DeviceId;
-use windlass_kv::{KeepAlive, Piece};
 
 /// The memory of a request.
 pub(super) struct Memory {
@@ -98,7 +98,7 @@ impl Finder<'_> {
                 (Piece::new(DeviceId::Cpu, address, len), owner)
             } else if let Ok(tensor) = object.cast::<Tensor>() {
                 if self.access == Access::Write {
-                    return Err(PyBufferError::new_err("a tensor of windlass's own is read-only"));
+                    return Err(PyBufferError::new_err("a tensor of hoistway's own is read-only"));
                 }
                 let tensor = &tensor.get().tensor;
                 let piece = Piece::new(tensor.device(), tensor.address(), tensor.len_bytes());

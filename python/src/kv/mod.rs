@@ -1,4 +1,4 @@
-//! The store of KV-cache blocks, for `windlass.kv`.
+//! The store of KV-cache blocks, for `hoistway.kv`.
 //!
 //! `store` opens it, `namespace` asks it, `ticket` waits for what was asked. `memory` finds the bytes of buffers,
 //! tensors and addresses, with `exported` for the buffer protocol, and keeps them; `keys` and `options` read the rest.

@@ -12,19 +12,19 @@ use crate::{
     options::seconds,
     process::{Owned, patiently},
 };
+use hoistway_kv::{Error, Fingerprint, Item, Key, Namespace, Notify, PinGuard, Priority, Request};
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
     intern,
     prelude::*,
 };
 use std::sync::{Mutex, PoisonError};
-use windlass_kv::{Error, Fingerprint, Item, Key, Namespace, Notify, PinGuard, Priority, Request};
 
 /// Keys that are looked up in some microseconds.
 const FEW_KEYS: usize = 64;
 
-/// A namespace of an open store. `windlass.kv.Namespace` shows it.
-#[pyclass(frozen, module = "windlass._native")]
+/// A namespace of an open store. `hoistway.kv.Namespace` shows it.
+#[pyclass(frozen, module = "hoistway._native")]
 pub(crate) struct KvNamespace {
     namespace: Owned<Namespace>,
 }
@@ -38,7 +38,7 @@ impl KvNamespace {
         &self,
         py: Python<'_>,
         names: &Bound<'_, PyAny>,
-        ask: impl FnOnce(&Namespace, &[KeyBytes]) -> windlass_kv::Result<T> + Send,
+        ask: impl FnOnce(&Namespace, &[KeyBytes]) -> hoistway_kv::Result<T> + Send,
     ) -> PyResult<T> {
         let namespace = self.namespace.get(py)?;
         let keys = keys(names)?;
@@ -50,7 +50,7 @@ impl KvNamespace {
         &self,
         py: Python<'_>,
         names: &Bound<'_, PyAny>,
-        ask: impl FnOnce(&Namespace, &[KeyBytes]) -> windlass_kv::Result<T> + Send,
+        ask: impl FnOnce(&Namespace, &[KeyBytes]) -> hoistway_kv::Result<T> + Send,
     ) -> PyResult<T> {
         let namespace = self.namespace.get(py)?;
         let keys = keys(names)?;
@@ -183,7 +183,7 @@ fn request(
         .zip(pieces)
         .enumerate()
         .map(|(number, (key, pieces))| Ok(Item::new(Key::new(key.as_ref())?, shards.of(number), pieces)));
-    let items = items.collect::<windlass_kv::Result<_>>().into_python(py)?;
+    let items = items.collect::<hoistway_kv::Result<_>>().into_python(py)?;
     let mut request = Request::new(items, keep);
     request.wait_event = event;
     Ok(request)
@@ -202,7 +202,7 @@ fn with_manner(
     Ok(request)
 }
 
-fn priority_of(name: &str) -> windlass_kv::Result<Priority> {
+fn priority_of(name: &str) -> hoistway_kv::Result<Priority> {
     match name {
         "demand" => Ok(Priority::Demand),
         "prefetch" => Ok(Priority::Prefetch),
@@ -274,7 +274,7 @@ fn event(py: Python<'_>, given: Option<&Bound<'_, PyAny>>, memory: &mut Memory) 
 }
 
 /// Blocks that are neither evicted nor deleted until this is released.
-#[pyclass(frozen, module = "windlass.kv", name = "Pins")]
+#[pyclass(frozen, module = "hoistway.kv", name = "Pins")]
 pub(crate) struct KvPins {
     guard: Owned<Mutex<Option<PinGuard>>>,
     pinned: Vec<bool>,

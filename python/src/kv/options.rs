@@ -5,11 +5,11 @@ use crate::{
     error::IntoPython,
     options::{bytes_of, seconds},
 };
-use pyo3::{exceptions::PyTypeError, prelude::*, types::PyDict};
-use std::{path::PathBuf, str::FromStr};
-use windlass_kv::{
+use hoistway_kv::{
     DirectPath, Error, FarOptions, NamespaceDescription, NamespaceOptions, Rank, StoreOptions,
 };
+use pyo3::{exceptions::PyTypeError, prelude::*, types::PyDict};
+use std::{path::PathBuf, str::FromStr};
 
 /// The options of a store at `root`: defaults, changed by keyword arguments that are not `None`.
 pub(super) fn store_options(

@@ -13,16 +13,16 @@ use crate::{
     options::seconds,
     process::{Owned, patiently},
 };
+use hoistway::DeviceId;
+use hoistway_kv::{Evicted, KeepAlive, Region, Store};
 use pyo3::{
     prelude::*,
     types::{PyDict, PyList},
 };
 use std::{os::fd::AsRawFd, path::PathBuf, ptr};
-use windlass::DeviceId;
-use windlass_kv::{Evicted, KeepAlive, Region, Store};
 
-/// An open store. `windlass.kv.Store` shows it.
-#[pyclass(frozen, module = "windlass._native")]
+/// An open store. `hoistway.kv.Store` shows it.
+#[pyclass(frozen, module = "hoistway._native")]
 pub(crate) struct KvStore {
     store: Owned<Store>,
 }
@@ -163,7 +163,7 @@ impl KvStore {
 }
 
 /// Memory that a store knows ahead.
-#[pyclass(frozen, module = "windlass.kv", name = "Region")]
+#[pyclass(frozen, module = "hoistway.kv", name = "Region")]
 pub(crate) struct KvRegion {
     /// The registrations, then what the memory belongs to: fields of a tuple are dropped in this order.
     memory: Owned<(Vec<Region>, KeepAlive)>,

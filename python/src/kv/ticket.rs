@@ -2,13 +2,13 @@
 #![forbid(unsafe_code)]
 
 use crate::{TICK, error::IntoPython, options::seconds, process::Tied};
+use hoistway::counted;
+use hoistway_kv::{Completion, Error, Ticket};
 use pyo3::prelude::*;
 use std::{collections::BTreeMap, time::Instant};
-use windlass::counted;
-use windlass_kv::{Completion, Error, Ticket};
 
-/// A request under way. `windlass.kv.Ticket` shows it.
-#[pyclass(frozen, module = "windlass._native")]
+/// A request under way. `hoistway.kv.Ticket` shows it.
+#[pyclass(frozen, module = "hoistway._native")]
 pub(crate) struct KvTicket {
     /// Nothing happens when it is dropped: the request goes on.
     ticket: Tied<Ticket>,
@@ -77,7 +77,7 @@ impl KvTicket {
 }
 
 /// How a request ended.
-#[pyclass(frozen, module = "windlass.kv", name = "Completion")]
+#[pyclass(frozen, module = "hoistway.kv", name = "Completion")]
 pub(crate) struct KvCompletion {
     completion: Completion,
 }

@@ -14,11 +14,11 @@ from datetime import timedelta
 from typing import Any
 
 import fastsafetensors
+import hoistway
+import hoistway.compat.fastsafetensors as fst
 import torch
 import torch.distributed as dist
-import windlass
-import windlass.compat.fastsafetensors as fst
-from windlass.errors import DistributedError, SliceError, UnsupportedDtypeError
+from hoistway.errors import DistributedError, SliceError, UnsupportedDtypeError
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -41,7 +41,7 @@ class Case:
         self.group = dist.group.WORLD
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.files = files
-        self.whole = windlass.load_file(files)
+        self.whole = hoistway.load_file(files)
 
     def loader(self, library: Any = fst, **options: Any) -> Any:
         loader = library.SafeTensorsFileLoader(self.group, "cpu", nogds=True, max_threads=2, **options)
@@ -159,7 +159,7 @@ def weights_come_in_the_order_of_the_files(case: Case) -> None:
     )
     weights = list(loader.iterate_weights())
     loader.close()
-    assert [name for name, _ in weights] == windlass.open(case.files).keys()
+    assert [name for name, _ in weights] == hoistway.open(case.files).keys()
     for name, tensor in weights:
         check(tensor, case.whole[name], name)
     assert loader.report is not None

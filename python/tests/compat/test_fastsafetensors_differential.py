@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hoistway
+import hoistway.compat.fastsafetensors as ours
 import pytest
 import torch
-import windlass
-import windlass.compat.fastsafetensors as ours
 from conftest import BITS, header_cases, write_model
 
 theirs = pytest.importorskip("fastsafetensors")
@@ -376,5 +376,5 @@ def test_padding_after_the_data_is_taken_where_it_is_asked_for(tmp_path: Path) -
     files.add_filenames({0: [str(path)]})
     buffer = files.copy_files_to_device()
     assert {name: told(buffer.get_tensor(name)) for name in files.get_keys()} == expected
-    loaded = windlass.load_file(path, lenient=True)
+    loaded = hoistway.load_file(path, lenient=True)
     assert {name: told(tensor) for name, tensor in loaded.items()} == expected

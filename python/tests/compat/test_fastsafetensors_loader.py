@@ -9,12 +9,12 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import hoistway
+import hoistway.compat.fastsafetensors as fst
 import pytest
 import torch
-import windlass
-import windlass.compat.fastsafetensors as fst
 from conftest import BITS, StandIn, run, same_bytes, write_model
-from windlass import errors
+from hoistway import errors
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def descriptors() -> set[str]:
 def test_tensors_are_those_of_the_files(files: list[str]) -> None:
     loader = fst.SafeTensorsFileLoader(None)
     loader.add_filenames({0: files})
-    expected = windlass.load_file(files)
-    assert loader.get_keys() == windlass.open(files).keys()
+    expected = hoistway.load_file(files)
+    assert loader.get_keys() == hoistway.open(files).keys()
     assert loader.report is None
     buffer = loader.copy_files_to_device()
     for name, tensor in expected.items():
@@ -58,7 +58,7 @@ def test_tensors_are_those_of_the_files(files: list[str]) -> None:
         assert loader.get_shape(name) == buffer.get_shape(name) == list(tensor.shape)
     assert buffer.get_filename("a") == files[0]
     assert buffer.get_filename("q") == files[1]
-    assert isinstance(buffer.report, windlass.Report)
+    assert isinstance(buffer.report, hoistway.Report)
     assert buffer.report == loader.report
     assert buffer.report.tensors == len(expected)
 
@@ -66,7 +66,7 @@ def test_tensors_are_those_of_the_files(files: list[str]) -> None:
 def test_reports_are_logged_where_that_is_asked_for(
     files: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level("INFO", logger="windlass")
+    caplog.set_level("INFO", logger="hoistway")
     loaded(files)
     assert not caplog.records
     loaded(files, debug_log=True)
@@ -83,7 +83,7 @@ def test_on_the_host_direct_storage_is_not_asked_for(files: list[str]) -> None:
 
 def test_tensors_outlive_buffer_and_loader(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(8)})
-    expected = {name: tensor.clone() for name, tensor in windlass.load_file(path).items()}
+    expected = {name: tensor.clone() for name, tensor in hoistway.load_file(path).items()}
     loader = fst.SafeTensorsFileLoader(None, nogds=True)
     loader.add_filenames({0: [str(path)]})
     buffer = loader.copy_files_to_device()
@@ -155,14 +155,14 @@ def test_a_filter_reads_only_what_it_keeps(tmp_path: Path) -> None:
 def test_all_types_that_torch_has(dtype: str, tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {"a": (dtype, [3, 8]), "b": (dtype, [2])})
     buffer = loaded([str(path)])
-    for name, tensor in windlass.load_file(path).items():
+    for name, tensor in hoistway.load_file(path).items():
         wrapped = buffer.get_tensor_wrapped(name)
         assert same_bytes(wrapped.get_raw(), tensor) or dtype == "F4"
         assert wrapped.dtype is fst.DType[dtype]
         assert wrapped.get_shape() == buffer.get_shape(name)
         copied = bytearray(wrapped.get_nbytes())
         wrapped.copy_to_buffer(memoryview(copied))
-        assert bytes(copied) == windlass.load_file(path, framework="raw")[name].tobytes()
+        assert bytes(copied) == hoistway.load_file(path, framework="raw")[name].tobytes()
         assert wrapped.clone().contiguous().get_nbytes() == len(copied)
 
 
@@ -184,7 +184,7 @@ def test_types_that_torch_lacks_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_floats_are_narrowed_as_they_are_loaded(files: list[str]) -> None:
-    expected = windlass.load_file(files)
+    expected = hoistway.load_file(files)
     narrow = loaded([files[0]], dtype=fst.DType.F8_E4M3)
     for name in ("a", "layer.experts.0.w"):
         tensor = narrow.get_tensor(name)
@@ -207,7 +207,7 @@ def test_tensors_move_and_change_types_as_they_are_taken(files: list[str]) -> No
 def test_columns_of_several_files_are_joined(files: list[str], tmp_path: Path) -> None:
     other = str(write_model(tmp_path / "zzz.safetensors", {"v": ("F16", [2, 4])}, seed=5))
     buffer = loaded([other, *files])
-    whole = windlass.load_file([*files, other])
+    whole = hoistway.load_file([*files, other])
     joined = buffer.get_multi_cols(["v", "q", "k"], 0)
     assert joined.get_shape() == [10, 4]
     # Of one file in the order of the names, then the next file.
@@ -219,7 +219,7 @@ def test_columns_of_several_types_are_promoted_or_refused(tmp_path: Path) -> Non
     one = str(write_model(tmp_path / "one.safetensors", types))
     two = str(write_model(tmp_path / "two.safetensors", {"F16": ("F16", [2, 4])}))
     buffer = loaded([one, two])
-    whole = windlass.load_file([one, two])
+    whole = hoistway.load_file([one, two])
     for names in (["BF16", "F32"], ["F32", "BF16"], ["U8", "F16"], ["BF16", "F16"]):
         joined = buffer.get_multi_cols(names, 0)
         assert joined.dtype is fst.DType.F32 or names == ["U8", "F16"]
@@ -310,7 +310,7 @@ def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     for call in ("SafeTensorsMetadata.from_file", "LoaderConfig.from_file"):
         # In a process of its own, which ends where the call waits.
-        script = f"import sys, windlass.compat.fastsafetensors as fst; fst.{call}(sys.argv[1])"
+        script = f"import sys, hoistway.compat.fastsafetensors as fst; fst.{call}(sys.argv[1])"
         ended = run(script, fifo, timeout=20)
         assert "it is a FIFO (a named pipe), not a regular file" in ended.stderr
         assert "FormatError" in ended.stderr
@@ -354,7 +354,7 @@ def test_several_ranks_need_a_process_group() -> None:
         fst.SafeTensorsFileLoader(Two())
 
 
-def test_options_of_windlass_are_taken_and_unknown_ones_are_not(files: list[str]) -> None:
+def test_options_of_hoistway_are_taken_and_unknown_ones_are_not(files: list[str]) -> None:
     loader = fst.SafeTensorsFileLoader(None, route="threads", threads=1, direct="never")
     loader.add_filenames({0: files})
     assert loader.copy_files_to_device().report.route == "threads"

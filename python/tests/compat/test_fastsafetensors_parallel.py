@@ -7,14 +7,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import hoistway
+import hoistway.compat.fastsafetensors as fst
 import pytest
 import torch
-import windlass
-import windlass.compat.fastsafetensors as fst
 from conftest import Daemon, run, same_bytes, write_model
-from windlass import errors
-from windlass.compat.fastsafetensors import _copiers, _ignored, _parallel
-from windlass.compat.fastsafetensors._budget import bytes_in_flight
+from hoistway import errors
+from hoistway.compat.fastsafetensors import _copiers, _ignored, _parallel
+from hoistway.compat.fastsafetensors._budget import bytes_in_flight
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def parallel(files: list[str], **options: Any) -> fst.ParallelLoader:
 
 
 def test_weights_come_in_the_order_of_the_files(files: list[str]) -> None:
-    expected = windlass.load_file(files)
+    expected = hoistway.load_file(files)
     loader = parallel(files)
     assert loader.report is None
     weights = list(loader.iterate_weights())
@@ -48,7 +48,7 @@ def test_weights_can_be_iterated_again_and_ended_early(files: list[str]) -> None
     name, tensor = next(weights)
     weights.close()
     assert name == "b.0"
-    assert same_bytes(tensor, windlass.load_file(files)["b.0"])
+    assert same_bytes(tensor, hoistway.load_file(files)["b.0"])
     assert len(list(loader.iterate_weights())) == 8
     loader.close()
     with pytest.raises(ValueError, match="closed"):
@@ -86,7 +86,7 @@ def test_memory_is_bounded_by_the_batch(tmp_path: Path) -> None:
         """
         import resource, sys
         import torch
-        import windlass.compat.fastsafetensors as fst
+        import hoistway.compat.fastsafetensors as fst
 
         def peak():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
@@ -179,7 +179,7 @@ def test_bytes_in_flight_follow_queue_batch_and_budget() -> None:
     with pytest.raises(fst.BudgetInfeasibleError) as infeasible:
         in_flight(device_memory_budget=149)
     assert isinstance(infeasible.value, MemoryError)
-    assert isinstance(infeasible.value, errors.WindlassError)
+    assert isinstance(infeasible.value, errors.HoistwayError)
 
 
 def test_a_file_that_is_cut_short_ends_the_weights(files: list[str]) -> None:
@@ -359,7 +359,7 @@ def test_files_that_are_on_a_3fs_come_by_usrbio(
     daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensors = {f"t{number}": ("F32", [number + 1, 300_000]) for number in range(3)}
-    expected = windlass.load_file(write_model(daemon.root / "model.safetensors", tensors))
+    expected = hoistway.load_file(write_model(daemon.root / "model.safetensors", tensors))
     files = [str(daemon.mount / "model.safetensors")]
     path = tmp_path / "settings.json"
     section = {"mount_point": str(daemon.mount), "buffer_size": 4 << 20}
@@ -409,7 +409,7 @@ def test_experts_agree_with_fastsafetensors() -> None:
 
 
 def test_a_copier_of_ones_own_brings_the_tensors(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("windlass.compat.fastsafetensors._copiers._registered", {})
+    monkeypatch.setattr("hoistway.compat.fastsafetensors._copiers._registered", {})
     asked: list[Any] = []
 
     class Copier:

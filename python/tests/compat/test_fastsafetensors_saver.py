@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import hoistway
+import hoistway.compat.fastsafetensors as fst
+import hoistway.compat.fastsafetensors.saver
 import pytest
 import torch
-import windlass
-import windlass.compat.fastsafetensors as fst
-import windlass.compat.fastsafetensors.saver
 from conftest import same_bytes
-from windlass.compat.fastsafetensors.saver import WriteEntry, per_entry_fill, plain_entry, tensor_fill
+from hoistway.compat.fastsafetensors.saver import WriteEntry, per_entry_fill, plain_entry, tensor_fill
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -34,14 +34,14 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     base = str(tmp_path / "new" / "model")
     paths = fst.ParallelSaver(num_shards=3, num_threads=2).save(tensors(), base, metadata={"format": "pt"})
     assert paths == [f"{base}-{number:05d}-of-00003.safetensors" for number in (1, 2, 3)]
-    loaded = windlass.load_file(paths)
+    loaded = hoistway.load_file(paths)
     assert set(loaded) == set(tensors())
     for name, tensor in tensors().items():
         if name == "f4":
             assert loaded[name].view(torch.uint8).eq(0).all()
         else:
             assert same_bytes(loaded[name], tensor.contiguous()), name
-    largest = [sum(tensor.nbytes for tensor in windlass.load_file(path).values()) for path in paths]
+    largest = [sum(tensor.nbytes for tensor in hoistway.load_file(path).values()) for path in paths]
     assert max(largest) == tensors()["large"].nbytes, "the largest tensor has a file of its own"
 
 
@@ -118,7 +118,7 @@ def test_an_encoder_of_ones_own_writes_what_it_writes_for_fastsafetensors(tmp_pa
     )
     assert seen[0] == seen[1], "called once, with the largest first"
     for path, other in zip(mine, others, strict=True):
-        loaded, expected = windlass.load_file(path), windlass.load_file(other)
+        loaded, expected = hoistway.load_file(path), hoistway.load_file(other)
         assert loaded.keys() == expected.keys()
         assert all(same_bytes(loaded[name], expected[name]) for name in loaded)
         assert fst.SafeTensorsMetadata.from_file(path).metadata["a"] == "b"
@@ -137,7 +137,7 @@ def test_sources_are_given_to_encoders_as_they_are(tmp_path: Path) -> None:
 
     for fill in (per_entry_fill(encode), per_entry_fill(encode, 1), tensor_fill(2), None):
         paths = fst.ParallelSaver(num_shards=1, fill=fill).save(given, str(tmp_path / "m"))
-        loaded = windlass.load_file(paths)
+        loaded = hoistway.load_file(paths)
         assert all(same_bytes(loaded[name], tensor.contiguous()) for name, tensor in given.items())
     assert all(sources[name] is tensor for name, tensor in given.items())
 
@@ -194,7 +194,7 @@ def test_entries_of_tensors_are_saved_with_their_own_type_and_shape(tmp_path: Pa
     entry = plain_entry("a", torch.arange(6, dtype=torch.int32))
     entry.dtype, entry.shape = fst.DType.U8, [4, 6]
     paths = fst.ParallelSaver(num_shards=1).save_entries([entry], str(tmp_path / "m"))
-    loaded = windlass.load_file(paths)["a"]
+    loaded = hoistway.load_file(paths)["a"]
     assert loaded.dtype is torch.uint8
     assert loaded.shape == (4, 6)
     assert loaded.reshape(-1).view(torch.int32).tolist() == list(range(6))

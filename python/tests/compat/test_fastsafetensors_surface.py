@@ -9,8 +9,8 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import hoistway.compat.fastsafetensors as ours
 import pytest
-import windlass.compat.fastsafetensors as ours
 from conftest import run
 
 theirs = pytest.importorskip("fastsafetensors")
@@ -85,10 +85,10 @@ def test_modules_that_cannot_be_changed_find_it_under_the_other_name() -> None:
     done = run(
         """
         import sys
-        import windlass.compat.fastsafetensors
-        sys.modules["fastsafetensors"] = windlass.compat.fastsafetensors
+        import hoistway.compat.fastsafetensors
+        sys.modules["fastsafetensors"] = hoistway.compat.fastsafetensors
         from fastsafetensors import ParallelLoader, SingleGroup, __version__
-        assert ParallelLoader.__module__.startswith("windlass.")
+        assert ParallelLoader.__module__.startswith("hoistway.")
         assert __version__.startswith("0.5")
         """
     )
@@ -118,7 +118,7 @@ def test_importing_imports_no_framework() -> None:
     done = run(
         """
         import sys
-        import windlass.compat.fastsafetensors
+        import hoistway.compat.fastsafetensors
         assert not {"torch", "numpy", "tqdm", "fastsafetensors"} & set(sys.modules)
         """
     )
@@ -164,8 +164,8 @@ def test_modules_are_found_under_the_other_name() -> None:
     done = run(
         """
         import sys
-        import windlass.compat.fastsafetensors
-        sys.modules["fastsafetensors"] = windlass.compat.fastsafetensors
+        import hoistway.compat.fastsafetensors
+        sys.modules["fastsafetensors"] = hoistway.compat.fastsafetensors
         from fastsafetensors.copier.base import CopierInterface, DummyDeviceBuffer
         from fastsafetensors.copier.registry import register_copier_constructor
         from fastsafetensors.cpp import gds_device_buffer, read_buffer
@@ -173,7 +173,7 @@ def test_modules_are_found_under_the_other_name() -> None:
         from fastsafetensors.st_types import Device, DType
         from fastsafetensors.saver import WriteEntry
         assert isinstance(DummyDeviceBuffer(), DummyDeviceBuffer.__mro__[1])
-        assert DType is windlass.compat.fastsafetensors.DType
+        assert DType is hoistway.compat.fastsafetensors.DType
         try:
             from fastsafetensors.cpp import nogds_file_reader
         except ImportError as error:
@@ -192,7 +192,7 @@ def test_modules_are_there_after_the_import_of_the_package() -> None:
     done = run(
         """
         import sys
-        import windlass.compat.fastsafetensors as ours
+        import hoistway.compat.fastsafetensors as ours
         for name in sys.argv[1:]:
             assert getattr(ours, name).__name__ == f"{ours.__name__}.{name}"
         assert not hasattr(ours, "never_there")
@@ -203,7 +203,7 @@ def test_modules_are_there_after_the_import_of_the_package() -> None:
 
 
 def test_buffers_of_cpp_are_what_they_say() -> None:
-    cpp = importlib.import_module("windlass.compat.fastsafetensors.cpp")
+    cpp = importlib.import_module("hoistway.compat.fastsafetensors.cpp")
     memory = ctypes.create_string_buffer(b"some bytes")
     buffer = cpp.gds_device_buffer(ctypes.addressof(memory), 10, False)
     assert cpp.read_buffer(buffer.get_base_address(), buffer.get_length()) == b"some bytes"

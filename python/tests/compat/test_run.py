@@ -1,4 +1,4 @@
-"""Programs that ``windlass.run`` starts load with windlass, without a change of their code."""
+"""Programs that ``hoistway.run`` starts load with hoistway, without a change of their code."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from windlass import run
+from hoistway import run
 
-# A program that knows nothing of windlass.
+# A program that knows nothing of hoistway.
 PROGRAM = """
 import sys
 from safetensors import safe_open
@@ -21,7 +21,7 @@ print(safe_open.__module__, sorted(load_file(sys.argv[1])), type(load_file(sys.a
 
 def start(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "windlass.run", *command],
+        [sys.executable, "-m", "hoistway.run", *command],
         env=dict(os.environ, **environment),
         capture_output=True,
         text=True,
@@ -30,12 +30,12 @@ def start(*command: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_a_program_loads_with_windlass(model: Path, tmp_path: Path) -> None:
+def test_a_program_loads_with_hoistway(model: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     done = start("--", sys.executable, str(program), str(model))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("windlass.")
+    assert done.stdout.startswith("hoistway.")
     assert "layers.0.bias" in done.stdout
     plain = subprocess.run(
         [sys.executable, "-c", "from safetensors import safe_open; print(safe_open.__module__)"],
@@ -43,7 +43,7 @@ def test_a_program_loads_with_windlass(model: Path, tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert not plain.stdout.startswith("windlass.")
+    assert not plain.stdout.startswith("hoistway.")
 
 
 def test_so_do_the_processes_that_it_starts(model: Path) -> None:
@@ -51,31 +51,31 @@ def test_so_do_the_processes_that_it_starts(model: Path) -> None:
     child = f"import subprocess, sys; sys.exit(subprocess.run({command}).returncode)"
     done = start(sys.executable, "-c", child, str(model))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("windlass.")
+    assert done.stdout.startswith("hoistway.")
 
 
 def test_options_come_from_the_environment(model: Path) -> None:
-    done = start("--", sys.executable, "-c", PROGRAM, str(model), WINDLASS_ROUTE="sideways")
+    done = start("--", sys.executable, "-c", PROGRAM, str(model), HOISTWAY_ROUTE="sideways")
     assert done.returncode != 0
     assert "sideways" in done.stderr
-    assert "WINDLASS_ROUTE" in done.stderr
+    assert "HOISTWAY_ROUTE" in done.stderr
 
 
-def test_a_program_without_safetensors_imports_nothing_of_windlass() -> None:
+def test_a_program_without_safetensors_imports_nothing_of_hoistway() -> None:
     done = start(
-        "--", sys.executable, "-c", "import sys; print([name for name in sys.modules if 'windlass' in name])"
+        "--", sys.executable, "-c", "import sys; print([name for name in sys.modules if 'hoistway' in name])"
     )
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_a_program_that_looks_for_safetensors_first_loads_with_windlass(model: Path) -> None:
+def test_a_program_that_looks_for_safetensors_first_loads_with_hoistway(model: Path) -> None:
     """As diffusers does."""
     code = "import importlib.util; importlib.util.find_spec('safetensors')" + PROGRAM
     done = start("--", sys.executable, "-c", code, str(model))
-    assert done.stdout.startswith("windlass."), done.stderr
+    assert done.stdout.startswith("hoistway."), done.stderr
 
 
-def test_a_python_without_windlass_says_so(tmp_path: Path) -> None:
+def test_a_python_without_hoistway_says_so(tmp_path: Path) -> None:
     (tmp_path / "safetensors").mkdir()
     (tmp_path / "safetensors" / "__init__.py").write_text("")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import safetensors"
@@ -88,12 +88,12 @@ def test_a_python_without_windlass_says_so(tmp_path: Path) -> None:
         f"import sys; sys.path.insert(0, {run.HOOK!r}); import sitecustomize; {code}",
     )
     assert done.returncode != 0
-    assert "WINDLASS_SAFETENSORS=1 asks for windlass" in done.stderr
+    assert "HOISTWAY_SAFETENSORS=1 asks for hoistway" in done.stderr
     assert "unset the variable" in done.stderr
 
 
 def test_the_sitecustomize_of_the_user_runs_too(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import os; print(os.environ.get('WINDLASS_SAFETENSORS'))")
+    (tmp_path / "sitecustomize.py").write_text("import os; print(os.environ.get('HOISTWAY_SAFETENSORS'))")
     done = start("--", sys.executable, "-c", "", PYTHONPATH=str(tmp_path))
     # First in the process that becomes the program.
     assert done.stdout == "None\n1\n", done.stderr

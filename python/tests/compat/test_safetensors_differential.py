@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import hoistway.compat.safetensors as drop_in
 import numpy as np
 import pytest
 import safetensors as reference
@@ -18,9 +19,8 @@ import safetensors.flax
 import safetensors.numpy
 import safetensors.torch
 import torch
-import windlass.compat.safetensors as drop_in
 from conftest import BITS, header_cases, write_model
-from windlass.compat.safetensors import torch as drop_in_torch
+from hoistway.compat.safetensors import torch as drop_in_torch
 
 FRAMEWORKS = ("pt", "np")
 BACKENDS = ("mmap", "pread")
@@ -118,7 +118,7 @@ def compare(what: str, mine: Outcome, theirs: Outcome, allowed: str | None = Non
     if allowed is not None and theirs.error is not None and is_handled:
         assert allowed in DIFFERENCES
         return allowed
-    pytest.fail(f"{what}\n  windlass:  {mine!r:.600}\n  reference: {theirs!r:.600}")
+    pytest.fail(f"{what}\n  hoistway:  {mine!r:.600}\n  reference: {theirs!r:.600}")
 
 
 @pytest.fixture(scope="module")

@@ -12,18 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import hoistway
+import hoistway.compat.safetensors as drop_in
+import hoistway.compat.safetensors.flax
+import hoistway.compat.safetensors.numpy
+import hoistway.compat.safetensors.torch
 import numpy as np
 import pytest
 import safetensors
 import torch
-import windlass
-import windlass.compat.safetensors as drop_in
-import windlass.compat.safetensors.flax
-import windlass.compat.safetensors.numpy
-import windlass.compat.safetensors.torch
 from conftest import make_cold, same_bytes, write_model
-from windlass import errors
-from windlass.compat.safetensors import SafetensorError, safe_open
+from hoistway import errors
+from hoistway.compat.safetensors import SafetensorError, safe_open
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_opening_and_looking_reads_no_tensor(wide: Path) -> None:
 )
 def test_only_the_bytes_of_a_slice_are_read(wide: Path, backend: str, index: Any, rows: int) -> None:
     make_cold(wide)
-    whole = windlass.load_file(wide)["w"]
+    whole = hoistway.load_file(wide)["w"]
     make_cold(wide)
     with safe_open(wide, "pt", backend=backend) as file:
         part = file.get_slice("w")[index]
@@ -111,7 +111,7 @@ def test_each_tensor_has_memory_of_its_own(model: Path) -> None:
 
 
 def test_many_threads_read_from_one_file(model: Path) -> None:
-    whole = windlass.load_file(model)
+    whole = hoistway.load_file(model)
     with safe_open(model, "pt") as file, ThreadPoolExecutor(8) as pool:
         names = file.keys() * 20
         for name, tensor in zip(names, pool.map(lambda name: file.get_slice(name)[...], names), strict=True):
@@ -132,7 +132,7 @@ def test_load_file_reports(model: Path) -> None:
 
 
 def test_a_handle_is_read_even_if_its_file_has_no_name_any_more(model: Path) -> None:
-    expected = windlass.load_file(model)["ids"]
+    expected = hoistway.load_file(model)["ids"]
     with model.open("rb") as handle:
         handle.seek(5)
         with drop_in._safe_open_handle(handle, "pt") as file:
@@ -182,7 +182,7 @@ def test_errors_are_of_both_libraries(model: Path, tmp_path: Path) -> None:
 
 
 def test_one_file_and_nothing_else(model: Path) -> None:
-    """windlass itself opens all of these."""
+    """hoistway itself opens all of these."""
     index = model.parent / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"embed": "model.safetensors"}}')
     with pytest.raises(SafetensorError, match="index"):
@@ -209,7 +209,7 @@ def test_a_device_that_is_not_there_is_an_error_that_names_it(model: Path) -> No
 
 def test_f4_comes_in_pairs(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m", {"t": ("F4", [4, 8]), "odd": ("F4", [2, 3])})
-    whole = windlass.load_file(path, select="t", framework="raw")["t"].tobytes()
+    whole = hoistway.load_file(path, select="t", framework="raw")["t"].tobytes()
     pairs = np.frombuffer(whole, np.uint8).reshape(4, 4)
     for backend in ("mmap", "pread"):
         with safe_open(path, "pt", backend=backend) as file:
@@ -223,16 +223,16 @@ def test_f4_comes_in_pairs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tensorflow", "mlx", "paddle"])
-def test_frameworks_that_windlass_lacks_cannot_be_imported(name: str) -> None:
+def test_frameworks_that_hoistway_lacks_cannot_be_imported(name: str) -> None:
     with pytest.raises(ImportError, match=f"no module for {name}"):
-        __import__(f"windlass.compat.safetensors.{name}")
+        __import__(f"hoistway.compat.safetensors.{name}")
 
 
 def test_safetensors_itself_is_not_needed(model: Path) -> None:
     script = """
         import sys
         sys.modules["safetensors"] = None
-        from windlass.compat.safetensors import SafetensorError, safe_open
+        from hoistway.compat.safetensors import SafetensorError, safe_open
         with safe_open(sys.argv[1], "np") as file:
             assert file.get_tensor("ids").shape == (3, 5)
             try:

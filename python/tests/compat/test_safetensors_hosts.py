@@ -9,9 +9,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import hoistway.compat.safetensors as drop_in
 import pytest
 import torch
-import windlass.compat.safetensors as drop_in
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -61,7 +61,7 @@ def assert_same(loaded: torch.nn.Module, model: torch.nn.Module) -> None:
 
 
 def carried(directory: Path) -> dict[str, int]:
-    """Bytes of tensors that windlass loaded from each file of a directory, since it was written."""
+    """Bytes of tensors that hoistway loaded from each file of a directory, since it was written."""
     return {
         Path(path).name: report.tensor_bytes
         for path, report in drop_in.reports()
@@ -78,7 +78,7 @@ def stored(directory: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("shards", ["one file", "several files"])
-@pytest.mark.parametrize("writer", ["safetensors", "windlass"])
+@pytest.mark.parametrize("writer", ["safetensors", "hoistway"])
 @pytest.mark.parametrize("which", [0, 1], ids=["llama", "bert"])
 def test_from_pretrained(
     tmp_path: Path, transformers: ModuleType, which: int, writer: str, shards: str
@@ -88,7 +88,7 @@ def test_from_pretrained(
     if writer == "safetensors":
         model.save_pretrained(tmp_path, max_shard_size=size)
     with drop_in.install() as installation:
-        if writer == "windlass":
+        if writer == "hoistway":
             model.save_pretrained(tmp_path, max_shard_size=size)
         loaded = type(model).from_pretrained(tmp_path, dtype="auto")
         assert installation.passed_on == []
@@ -97,7 +97,7 @@ def test_from_pretrained(
     assert (len(stored(tmp_path)) > 1) == (shards == "several files")
 
 
-def test_what_windlass_saved_safetensors_loads(tmp_path: Path, transformers: ModuleType) -> None:
+def test_what_hoistway_saved_safetensors_loads(tmp_path: Path, transformers: ModuleType) -> None:
     model = models(transformers)[0]
     with drop_in.install():
         model.save_pretrained(tmp_path, max_shard_size="100KB")
@@ -108,7 +108,7 @@ def test_what_windlass_saved_safetensors_loads(tmp_path: Path, transformers: Mod
 def test_from_bytes(tmp_path: Path, transformers: ModuleType, installed: Any) -> None:
     model = models(transformers)[0]
     model.save_pretrained(tmp_path)
-    assert transformers.modeling_utils._safe_load_bytes.__module__.startswith("windlass.")
+    assert transformers.modeling_utils._safe_load_bytes.__module__.startswith("hoistway.")
     assert_same(type(model).from_pretrained(tmp_path, dtype="auto", disable_mmap=True), model)
     assert carried(tmp_path) == {}, "it was loaded from the file and not from its bytes"
 

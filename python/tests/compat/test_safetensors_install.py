@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import hoistway.compat.safetensors as drop_in
+import hoistway.compat.safetensors.torch
 import pytest
 import safetensors
 import safetensors.torch
 import torch
-import windlass.compat.safetensors as drop_in
-import windlass.compat.safetensors.torch
-from windlass.errors import OptionError
+from hoistway.errors import OptionError
 
 ORIGINALS = {
     (module.__name__, name): value
@@ -139,7 +139,7 @@ def test_options_are_those_of_all_loads(model: Path) -> None:
         assert [(carrier.route, carrier.access) for carrier in report.carriers] == [("threads", "buffered")]
         drop_in.install(route="mapped")
         assert safetensors.torch.load_file(model).report.route == "mapped"
-    assert windlass.compat.safetensors.torch.load_file(model).report.route == "auto"
+    assert hoistway.compat.safetensors.torch.load_file(model).report.route == "auto"
     with pytest.raises(OptionError, match="rote"):
         drop_in.install(rote="threads")
     with pytest.raises(OptionError, match="route"):
@@ -147,7 +147,7 @@ def test_options_are_those_of_all_loads(model: Path) -> None:
     assert safetensors.safe_open is ORIGINALS["safetensors", "safe_open"]
 
 
-def test_what_windlass_does_not_know_goes_to_safetensors_and_is_listed(model: Path) -> None:
+def test_what_hoistway_does_not_know_goes_to_safetensors_and_is_listed(model: Path) -> None:
     with drop_in.install() as installation:
         file = safetensors.safe_open(model, "tf")
         assert type(file) is ORIGINALS["safetensors", "safe_open"]
@@ -172,7 +172,7 @@ def test_a_file_that_is_wrong_does_not_go_to_safetensors(tmp_path: Path) -> None
         assert installation.passed_on == before
 
 
-def test_saving_is_windlass_too(tmp_path: Path) -> None:
+def test_saving_is_hoistway_too(tmp_path: Path) -> None:
     with drop_in.install():
         assert is_replaced(safetensors.torch.save_file)
         safetensors.torch.save_file({"a": torch.arange(3)}, tmp_path / "m")

@@ -7,19 +7,19 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import hoistway.compat.safetensors.flax
+import hoistway.compat.safetensors.numpy
+import hoistway.compat.safetensors.torch
 import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
 import safetensors.torch
 import torch
-import windlass.compat.safetensors.flax
-import windlass.compat.safetensors.numpy
-import windlass.compat.safetensors.torch
 from safetensors import SafetensorError
 from test_safetensors_differential import compare, outcome, same
 
-MINE, THEIRS = windlass.compat.safetensors, safetensors
+MINE, THEIRS = hoistway.compat.safetensors, safetensors
 TORCH_TYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32,
     torch.int64, torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.complex64, torch.float8_e4m3fn,

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hoistway.compat.safetensors as drop_in
 import numpy as np
 import pytest
 import safetensors as reference
-import windlass.compat.safetensors as drop_in
 from safetensors import SafetensorError
 from test_safetensors_differential import compare, outcome
 

@@ -25,13 +25,13 @@ FILES = (
 WORDING = "tests/test_pt_comparison.py::TorchTestCase::test_sparse"
 
 CONFTEST = """
-from windlass.compat import safetensors
+from hoistway.compat import safetensors
 
 safetensors.install()
 
 
 def pytest_terminal_summary(terminalreporter):
-    terminalreporter.write_line(f"windlass loaded {len(safetensors.reports())} files")
+    terminalreporter.write_line(f"hoistway loaded {len(safetensors.reports())} files")
 """
 
 
@@ -62,5 +62,5 @@ def test_they_pass(upstream: Path) -> None:
     done = subprocess.run(command, cwd=upstream, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
-    assert "windlass loaded" in done.stdout
-    assert "windlass loaded 0" not in done.stdout
+    assert "hoistway loaded" in done.stdout
+    assert "hoistway loaded 0" not in done.stdout

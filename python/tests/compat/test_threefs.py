@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Daemon, StandIn, write_model
-from windlass.compat import threefs
-from windlass.errors import (
+from hoistway.compat import threefs
+from hoistway.errors import (
     CheckpointNotFoundError,
     FormatError,
+    HoistwayError,
     OptionError,
     RouteUnavailableError,
     StorageError,
-    WindlassError,
 )
 
 SIZE = 5_000_011
@@ -246,7 +246,7 @@ def test_the_death_of_the_daemon_ends_every_read(daemon: Daemon, path) -> None:
         def read() -> None:
             try:
                 reader.read_chunked(path, 0, 0, SIZE)
-            except WindlassError as error:
+            except HoistwayError as error:
                 failed.append(error)
 
         threads = [threading.Thread(target=read) for _ in range(3)]
@@ -255,7 +255,7 @@ def test_the_death_of_the_daemon_ends_every_read(daemon: Daemon, path) -> None:
         daemon.kill()
         for thread in threads:
             thread.join()
-        with pytest.raises(WindlassError):
+        with pytest.raises(HoistwayError):
             reader.read_chunked(path, 0, 0, SIZE)
     assert len(failed) == 3
     assert all(str(error.path) == path for error in failed)
@@ -281,7 +281,7 @@ def test_a_reader_goes_on_once_the_file_system_is_mounted_again(
                 death.join()
             else:
                 daemon.kill()
-            with pytest.raises(WindlassError):
+            with pytest.raises(HoistwayError):
                 reader.read_chunked(path, address(memory), 0, SIZE)
             daemon.start()
         assert reader.read_chunked(path, address(memory), 0, SIZE) == SIZE
@@ -305,7 +305,7 @@ def test_without_a_3fs_there_is_no_reader(
         threefs.create_reader("cpp", mount_point=str(tmp_path))
     assert not threefs.is_available(str(tmp_path))
     assert threefs.extract_mount_point(tmp_path) == ""
-    with caplog.at_level(logging.WARNING, "windlass.compat.threefs"):
+    with caplog.at_level(logging.WARNING, "hoistway.compat.threefs"):
         reader = threefs.create_reader(mount_point=str(tmp_path))
     assert isinstance(reader, threefs.MockFileReader)
     assert "read without USRBIO" in caplog.text

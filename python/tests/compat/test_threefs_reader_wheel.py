@@ -1,4 +1,4 @@
-"""The same programs with fastsafetensor_3fs_reader and with windlass in its place, on the same mount."""
+"""The same programs with fastsafetensor_3fs_reader and with hoistway in its place, on the same mount."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from conftest import STAND_IN, Daemon, run, write_model
 
 LIBRARY = STAND_IN.with_name("libhf3fs_api_shared.so")
-OURS, THEIRS = "windlass.compat.threefs", "fastsafetensor_3fs_reader"
+OURS, THEIRS = "hoistway.compat.threefs", "fastsafetensor_3fs_reader"
 SIZE = 3_000_017
 
 

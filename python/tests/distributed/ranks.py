@@ -19,7 +19,7 @@ import pytest
 
 # One process imports torch; those of the ranks are forked off it, before it has any thread.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "windlass.distributed", "conftest"])
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "hoistway.distributed", "conftest"])
 
 _stores = iter(range(1 << 30))
 

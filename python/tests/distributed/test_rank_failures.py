@@ -15,17 +15,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import hoistway
 import pytest
 import torch
 import torch.distributed as dist
-import windlass
 from conftest import make_cold, write_model
+from hoistway import distributed as wd
+from hoistway.distributed import _catalog, _delivery, _link, _load
+from hoistway.distributed._delivery import Delivery
+from hoistway.distributed._link import Link
+from hoistway.errors import DistributedError
 from ranks import Outcome, attempt, on_ranks, values
-from windlass import distributed as wd
-from windlass.distributed import _catalog, _delivery, _link, _load
-from windlass.distributed._delivery import Delivery
-from windlass.distributed._link import Link
-from windlass.errors import DistributedError
 
 SHORT = 3.0
 """Seconds that ranks wait for each other where one is silent."""
@@ -41,7 +41,7 @@ def in_turn(rank: int, cases: list[list[dict[str, Any]]]) -> list[Outcome]:
     outcomes = []
     for case in cases:
         arguments = dict(case[rank])
-        windlass.__version__ = arguments.pop("version", "1.2.3")
+        hoistway.__version__ = arguments.pop("version", "1.2.3")
         outcomes.append(attempt(lambda arguments=arguments: wd.load_file(**{"timeout": 20, **arguments})))
         total = torch.tensor([rank])
         torch.distributed.all_reduce(total)
@@ -71,7 +71,7 @@ def test_ranks_that_differ_get_one_error_that_says_in_what(tmp_path: Path) -> No
             [{"paths": wide}, {"paths": high}],
             "the tensors of the files: rank 0: 1 with digest .*; rank 1: 1 with",
         ),
-        ([same, same | {"version": "0.0.1"}], "version of windlass: rank 0: 1.2.3; rank 1: 0.0.1"),
+        ([same, same | {"version": "0.0.1"}], "version of hoistway: rank 0: 1.2.3; rank 1: 0.0.1"),
         ([same, same | {"strategy": "share"}], "option strategy: rank 0: auto; rank 1: share"),
         (
             [same, same | {"max_in_flight": "2GiB"}],
@@ -115,7 +115,7 @@ def test_what_fails_alike_on_all_ranks_raises_as_it_would_on_one(tmp_path: Path)
         ({"paths": path, "max_in_flight": "3KiB", "strategy": "share"}, "OptionError"),
         ({"paths": path, "route": "warp"}, "OptionError"),
         ({"paths": path, "timeout": 0}, "OptionError"),
-        ({"paths": exotic}, attempt(lambda: windlass.load_file(exotic)).error),
+        ({"paths": exotic}, attempt(lambda: hoistway.load_file(exotic)).error),
     ]
     for first, second, (case, expected) in zip(
         *values(on_ranks(in_turn, 2, tmp_path, [[case, case] for case, _ in cases])), cases, strict=True
@@ -178,7 +178,7 @@ def failing_strangely(rank: int, path: str) -> list[Outcome]:
 
     def wrong_fields(name: str) -> bool:
         if rank == 1:
-            raise windlass.WindlassError("wrong fields", path=3, tensor=b"t", offset="o")  # type: ignore[arg-type]
+            raise hoistway.HoistwayError("wrong fields", path=3, tensor=b"t", offset="o")  # type: ignore[arg-type]
         return True
 
     dtype = Dtype() if rank == 1 else None
@@ -195,7 +195,7 @@ def test_errors_that_cannot_be_described_are_told_all_the_same(tmp_path: Path) -
         assert (seen.error, seen.rank) == ("DistributedError", 1), seen
         assert seen.seconds < 15
         assert own.cause == seen.kind
-    assert [seen.kind for seen in first[:2]] == ["StrangeError", "WindlassError"]
+    assert [seen.kind for seen in first[:2]] == ["StrangeError", "HoistwayError"]
 
 
 def failing_with_own_copies(rank: int, path: str, copies: list[str]) -> dict[str, Outcome]:
@@ -286,8 +286,8 @@ def under_a_limit(
     rank: int, path: str, control_group: str, available: int, cases: list[Any]
 ) -> list[Outcome]:
     """All ranks are in one control group, which has a limit of its own."""
-    limit = windlass.MemoryLimit(f"the cgroup limit {control_group}", available, available)
-    windlass.memory_limits = lambda: [limit]
+    limit = hoistway.MemoryLimit(f"the cgroup limit {control_group}", available, available)
+    hoistway.memory_limits = lambda: [limit]
     outcomes = []
     for function, strategy in cases:
 
@@ -324,8 +324,8 @@ def test_ranks_under_one_limit_add_up_what_they_allocate(
 
 
 def under_limits_of_their_own(rank: int, path: str, control_groups: list[str]) -> int:
-    limit = windlass.MemoryLimit(f"the cgroup limit {control_groups[rank]}", 30 << 20, 30 << 20)
-    windlass.memory_limits = lambda: [limit]
+    limit = hoistway.MemoryLimit(f"the cgroup limit {control_groups[rank]}", 30 << 20, 30 << 20)
+    hoistway.memory_limits = lambda: [limit]
     return len(wd.load_file(path, strategy="own", timeout=20))
 
 

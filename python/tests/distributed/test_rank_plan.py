@@ -11,19 +11,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import hoistway
 import pytest
-import windlass
 from conftest import write_model
-from windlass import _native
-from windlass import distributed as wd
-from windlass.distributed import _cost, _filters, _memory, _plan, _sizes, _wants
-from windlass.distributed._catalog import Catalog, Element, Entry
-from windlass.distributed._cost import decide, decided_without_measuring, work_of
-from windlass.distributed._link import refusal
-from windlass.distributed._memory import check_memory, needed_bytes
-from windlass.distributed._plan import BUNDLE_BYTES, CUT_BYTES, Plan, make_plan, part_bytes, piece_bytes
-from windlass.distributed._wants import NOTHING, WHOLE, Wants
-from windlass.errors import MemoryBudgetError, OptionError, TensorNotFoundError
+from hoistway import _native
+from hoistway import distributed as wd
+from hoistway.distributed import _cost, _filters, _memory, _plan, _sizes, _wants
+from hoistway.distributed._catalog import Catalog, Element, Entry
+from hoistway.distributed._cost import decide, decided_without_measuring, work_of
+from hoistway.distributed._link import refusal
+from hoistway.distributed._memory import check_memory, needed_bytes
+from hoistway.distributed._plan import BUNDLE_BYTES, CUT_BYTES, Plan, make_plan, part_bytes, piece_bytes
+from hoistway.distributed._wants import NOTHING, WHOLE, Wants
+from hoistway.errors import MemoryBudgetError, OptionError, TensorNotFoundError
 
 
 def catalog_of(*shapes: Sequence[int], nbytes: int = 2) -> Catalog:
@@ -333,7 +333,7 @@ def test_sizes_are_those_of_every_load(size: Any) -> None:
 def test_patterns_that_no_load_takes_are_refused(pattern: str, is_glob: bool, tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {"a": ("U8", [1])})
     for match in (
-        lambda: list(windlass.load_file(path, select=pattern, framework="numpy")),
+        lambda: list(hoistway.load_file(path, select=pattern, framework="numpy")),
         lambda: _filters.wanted_names(["a"], pattern, None),
         lambda: _filters.wanted_names(["a"], None, pattern),
         lambda: _filters.shard_dims(["a"], [(1,)], {pattern: 0}),

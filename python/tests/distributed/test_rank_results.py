@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import hoistway
 import numpy as np
 import pytest
 import torch
-import windlass
 from conftest import BITS, make_cold, same_bytes, write_model
+from hoistway import distributed as wd
+from hoistway.distributed import TensorIterator, _cost
 from ranks import attempt, on_ranks, values
-from windlass import distributed as wd
-from windlass.distributed import TensorIterator, _cost
 from write import File, Tensor
 
 WINDOWS = ["1GiB", "700KiB"]
@@ -66,7 +66,7 @@ def dim_of(name: str, shape: tuple[int, ...]) -> int | None:
 
 
 def compare_with_whole(rank: int, path: str, ranks: int, nodes: int) -> int:
-    with windlass.open(path) as checkpoint:
+    with hoistway.open(path) as checkpoint:
         order = checkpoint.keys()
         whole = checkpoint.load()
     compared = 0
@@ -93,11 +93,11 @@ def compare_with_whole(rank: int, path: str, ranks: int, nodes: int) -> int:
 def test_every_type_and_size_is_cut_as_one_rank_would(ranks: int, nodes: int, tmp_path: Path) -> None:
     path = every_dtype(tmp_path / "m.safetensors")
     compared = values(on_ranks(compare_with_whole, ranks, tmp_path, str(path), ranks, nodes))
-    assert compared == [len(windlass.open(path)) * 8] * ranks
+    assert compared == [len(hoistway.open(path)) * 8] * ranks
 
 
 def gguf_parts(rank: int, path: str) -> None:
-    whole = windlass.load_file(path)
+    whole = hoistway.load_file(path)
     for strategy in STRATEGIES:
         loaded = wd.load_file(path, shards={"rows": 0, "columns": 1}, strategy=strategy, timeout=40)
         halves = {
@@ -121,7 +121,7 @@ def test_quantised_tensors_are_cut_between_blocks(tmp_path: Path) -> None:
 
 def irregular(rank: int, path: str) -> None:
     """Ranks that want different tensors, and different parts of the same one."""
-    whole = windlass.load_file(path)
+    whole = hoistway.load_file(path)
     for strategy in STRATEGIES:
         loaded = wd.load_file(
             path,
@@ -243,7 +243,7 @@ def with_own_messages(rank: int, path: str) -> bool:
         dist.all_reduce(number)
         assert number.item() == 3 * len(taken)
         taken.append((name, tensor))
-    return len(taken) == len(windlass.open(path))
+    return len(taken) == len(hoistway.open(path))
 
 
 def test_between_tensors_the_group_is_the_callers(tmp_path: Path) -> None:
@@ -299,12 +299,12 @@ def test_a_group_may_be_a_part_of_the_ranks(tmp_path: Path) -> None:
 
 def test_without_a_group_the_error_says_what_to_call(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {"t": ("BF16", [9, 8])})
-    with pytest.raises(windlass.errors.OptionError, match="init_process_group"):
+    with pytest.raises(hoistway.errors.OptionError, match="init_process_group"):
         wd.load_file(path)
 
 
 def test_the_iterator_is_one_of_the_packages_types() -> None:
-    assert issubclass(wd.DistributedTensors, windlass.LoadedTensors)
+    assert issubclass(wd.DistributedTensors, hoistway.LoadedTensors)
     assert TensorIterator in (getattr(wd, name) for name in wd.__all__)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import hoistway
 import numpy as np
-import windlass
 from conftest import write_model
 
 LAYERS = (0, 2)
@@ -64,7 +64,7 @@ def expert_bytes(model: Path) -> dict[tuple[int, int], dict[str, bytes]]:
     return found
 
 
-def open_store(model: Path, experts: float, **options) -> windlass.experts.ExpertStore:
+def open_store(model: Path, experts: float, **options) -> hoistway.experts.ExpertStore:
     """A store with room for so many experts."""
     options = {"framework": "raw", **options}
-    return windlass.experts.ExpertStore.open(model, budget=int(experts * SLOT_BYTES), **options)
+    return hoistway.experts.ExpertStore.open(model, budget=int(experts * SLOT_BYTES), **options)

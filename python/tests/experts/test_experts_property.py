@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import hoistway
 import pytest
-import windlass
 from expert_models import EXPERTS, LAYERS, SLOT_BYTES, expert_bytes, open_store, write_experts
 
 ROUNDS = 150
@@ -19,11 +19,11 @@ def digest(parts: dict[str, bytes]) -> str:
     return hashlib.blake2b(b"".join(parts[name] for name in sorted(parts))).hexdigest()
 
 
-def digest_of(tensors: Mapping[str, windlass.Tensor]) -> str:
+def digest_of(tensors: Mapping[str, hoistway.Tensor]) -> str:
     return digest({part: tensor.tobytes() for part, tensor in tensors.items()})
 
 
-def hint(store: windlass.experts.ExpertStore, random_: random.Random, layer: int, experts: list[int]) -> None:
+def hint(store: hoistway.experts.ExpertStore, random_: random.Random, layer: int, experts: list[int]) -> None:
     """Does what leases nothing."""
     match random_.randrange(5):
         case 0:
@@ -50,8 +50,8 @@ def test_random_requests_keep_bytes_and_budget(tmp_path: Path, seed: int) -> Non
         backing=random_.choice(["host_slots", "host_sparse"]),
         policy=random_.choice(["ewma2", "lru", "slru", "lfu", "arc"]),
     )
-    leases: list[windlass.experts.Lease] = []
-    tensors: list[tuple[tuple[int, int], dict[str, windlass.Tensor]]] = []
+    leases: list[hoistway.experts.Lease] = []
+    tensors: list[tuple[tuple[int, int], dict[str, hoistway.Tensor]]] = []
     refused = 0
     for _ in range(ROUNDS):
         layer = random_.choice(LAYERS)
@@ -65,7 +65,7 @@ def test_random_requests_keep_bytes_and_budget(tmp_path: Path, seed: int) -> Non
         else:
             try:
                 lease = store.ensure_async(layer, experts).wait(0.05 if leases or tensors else None)
-            except (windlass.errors.MemoryBudgetError, windlass.errors.WaitTimeoutError):
+            except (hoistway.errors.MemoryBudgetError, hoistway.errors.WaitTimeoutError):
                 assert leases or tensors, "no lease holds the room"
                 refused += 1
                 leases.clear()

@@ -11,9 +11,9 @@ import textwrap
 import threading
 from pathlib import Path
 
+import hoistway
 import numpy as np
 import pytest
-import windlass
 from conftest import run, write_model
 from expert_models import (
     BASE,
@@ -28,7 +28,7 @@ from expert_models import (
     open_store,
     write_experts,
 )
-from windlass.errors import (
+from hoistway.errors import (
     ExpertNotFoundError,
     FormatError,
     MemoryBudgetError,
@@ -36,7 +36,7 @@ from windlass.errors import (
     SliceError,
     TensorNotFoundError,
 )
-from windlass.experts import ExpertCatalog, ExpertStore, ResidencyEvent, Rows, TraceWriter, policies
+from hoistway.experts import ExpertCatalog, ExpertStore, ResidencyEvent, Rows, TraceWriter, policies
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_observed_layers_count_tokens(model: Path) -> None:
 
 def test_dense_tensors_are_leased_by_name(model: Path) -> None:
     store = open_store(model, 8, framework="numpy")
-    expected = windlass.load_file(model, framework="numpy")
+    expected = hoistway.load_file(model, framework="numpy")
     name = "model.embed.weight"
     with store.ensure_tensors(name) as tensors:
         assert np.array_equal(tensors[name].view(np.uint8), expected[name].view(np.uint8))
@@ -261,7 +261,7 @@ def test_a_file_that_shrinks_leases_nothing(model: Path) -> None:
     store.ensure(0, [0]).release()
     with open(model, "r+b") as file:
         file.truncate(1000)
-    with pytest.raises(windlass.WindlassError, match="expert 1 of layer 2") as caught:
+    with pytest.raises(hoistway.HoistwayError, match="expert 1 of layer 2") as caught:
         store.ensure(2, [1])
     assert isinstance(caught.value, OSError | ValueError)
     assert Path(caught.value.path) == model
@@ -292,7 +292,7 @@ def test_policies_are_listed_and_a_profile_is_a_trace(model: Path, tmp_path: Pat
 
 
 def test_rows_are_gathered_in_the_order_in_which_they_are_named(model: Path) -> None:
-    expected = windlass.load_file(model, framework="numpy")["model.embed.weight"].view(np.uint32)
+    expected = hoistway.load_file(model, framework="numpy")["model.embed.weight"].view(np.uint32)
     table = Rows(model, "model.embed.weight", framework="numpy")
     assert len(table) == 33
     assert table.row_bytes == HIDDEN * 4
@@ -334,8 +334,8 @@ def test_threads_share_a_store(model: Path) -> None:
 def test_a_child_of_fork_is_told_and_keeps_its_views(model: Path) -> None:
     done = run(
         """
-        import os, sys, windlass
-        from windlass.experts import ExpertStore
+        import os, sys, hoistway
+        from hoistway.experts import ExpertStore
         store = ExpertStore.open(sys.argv[1], budget="1MiB", framework="numpy")
         lease = store.ensure(0, [1])
         held = lease[1]["gate"]
@@ -345,7 +345,7 @@ def test_a_child_of_fork_is_told_and_keeps_its_views(model: Path) -> None:
             assert held.tobytes() == before
             try:
                 store.ensure(0, [2])
-            except windlass.errors.ForkedError as error:
+            except hoistway.errors.ForkedError as error:
                 assert "open it again" in str(error)
                 del lease, held, store
                 sys.exit(7)
@@ -361,7 +361,7 @@ def test_a_child_of_fork_is_told_and_keeps_its_views(model: Path) -> None:
 def test_ctrl_c_ends_a_wait_for_room(model: Path) -> None:
     script = """
         import signal, sys, threading, time
-        from windlass.experts import ExpertStore
+        from hoistway.experts import ExpertStore
         signal.signal(signal.SIGINT, signal.default_int_handler)
         store = ExpertStore.open(sys.argv[1], budget=70000, framework="raw")
         held = [store.ensure(0, [1]), store.ensure(0, [2])]
@@ -398,7 +398,7 @@ def test_a_closed_store_frees_what_no_tensor_holds(tmp_path: Path) -> None:
     done = run(
         """
         import sys
-        from windlass.experts import ExpertStore
+        from hoistway.experts import ExpertStore
 
         def resident_bytes():
             with open("/proc/self/status") as status:
@@ -428,7 +428,7 @@ def test_tensors_may_end_in_a_thread_without_python(model: Path) -> None:
     done = run(
         """
         import ctypes, sys
-        from windlass.experts import ExpertStore
+        from hoistway.experts import ExpertStore
 
         class Managed(ctypes.Structure):  # DLManagedTensor: a tensor of 48 bytes, the owner, and the deleter.
             _fields_ = [("tensor", ctypes.c_byte * 48), ("owner", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
@@ -469,7 +469,7 @@ def test_leases_may_outlive_the_interpreter(model: Path) -> None:
     done = run(
         """
         import sys, threading
-        from windlass.experts import ExpertStore
+        from hoistway.experts import ExpertStore
         store = ExpertStore.open(sys.argv[1], budget="1MiB", framework="numpy")
         lease = store.ensure(0, [1, 2])
         ticket = store.ensure_async(2, [3, 4])

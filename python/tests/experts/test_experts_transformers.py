@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from windlass.errors import FormatError, OptionError
-from windlass.experts import ExpertStore
+from hoistway.errors import FormatError, OptionError
+from hoistway.experts import ExpertStore
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5")
-from windlass.experts import transformers as streamed  # noqa: E402
+from hoistway.experts import transformers as streamed  # noqa: E402
 
 LAYERS, EXPERTS, TOP_K, TOKENS = 3, 8, 2, 6
 SIZES = {
@@ -155,7 +155,7 @@ def test_a_trace_is_recorded_that_replays(directory: Path, tmp_path: Path) -> No
     assert traces[0].read_text() == traces[1].read_text()
     header, *visits = map(json.loads, traces[0].read_text().splitlines())
     layers = [layer["layer"] for layer in header["layers"]]
-    assert (header["windlass_trace"], header["model"], header["experts_per_token"]) == (1, "tiny", TOP_K)
+    assert (header["hoistway_trace"], header["model"], header["experts_per_token"]) == (1, "tiny", TOP_K)
     assert header["layers"][0]["expert_bytes"] == expert_size(directory)
     # The token that is generated last is not looked at.
     assert len(visits) == 2 * len(layers) * (10 + TOKENS - 1)
@@ -174,14 +174,14 @@ def test_the_command_replays_a_recorded_trace(directory: Path, tmp_path: Path) -
     target = Path(__file__).parents[3] / "target"
     command = next(
         (
-            target / kind / "windlass"
+            target / kind / "hoistway"
             for kind in ("release", "debug")
-            if (target / kind / "windlass").exists()
+            if (target / kind / "hoistway").exists()
         ),
         None,
     )
     if command is None:
-        pytest.skip("the command was not built: cargo build --package windlass-cli")
+        pytest.skip("the command was not built: cargo build --package hoistway-cli")
     trace = tmp_path / "trace.jsonl"
     model = streamed.from_pretrained(directory, budget="16MiB")
     with streamed.record(model, trace):
@@ -218,7 +218,7 @@ def test_other_conversions_of_experts_are_refused(directory: Path, monkeypatch: 
 def test_a_streamed_model_refuses_what_needs_all_experts(directory: Path, tmp_path: Path) -> None:
     model = streamed.from_pretrained(directory, budget="16MiB")
     module = next(iter(streamed.expert_modules(model).values()))
-    visit = streamed._Visit(module._windlass, [0, 1])
+    visit = streamed._Visit(module._hoistway, [0, 1])
     weights = streamed._StandIn(module, visit).down_proj
     assert weights[torch.tensor(1)].shape == weights.shape[1:]
     with pytest.raises(OptionError, match="several experts"):
@@ -235,7 +235,7 @@ def test_a_streamed_model_refuses_what_needs_all_experts(directory: Path, tmp_pa
 def test_what_cannot_be_streamed_is_refused(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="no directory"):
         streamed.from_pretrained(tmp_path / "nothing", budget="16MiB")
-    plain = transformers.AutoModelForCausalLM.from_pretrained(directory, experts_implementation="windlass")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(directory, experts_implementation="hoistway")
     with pytest.raises(OptionError, match="from_pretrained"):
         plain(prompt())
     config = json.loads((directory / "config.json").read_text())

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import OpenStore, StandIn, random_bytes
-from windlass import kv
+from hoistway import kv
 
 
 class DeviceMemory:

@@ -7,12 +7,12 @@ import mmap
 import weakref
 from pathlib import Path
 
+import hoistway
 import numpy as np
 import pytest
 import torch
-import windlass
 from conftest import random_bytes, write_model
-from windlass import kv
+from hoistway import kv
 
 SIZE = 6000
 
@@ -89,9 +89,9 @@ def test_pieces_of_an_array(blocks: kv.Namespace) -> None:
     assert not array[1:3].any()
 
 
-def test_a_tensor_of_windlass_can_be_stored(blocks: kv.Namespace, tmp_path: Path) -> None:
+def test_a_tensor_of_hoistway_can_be_stored(blocks: kv.Namespace, tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {"a": ("BF16", [SIZE // 2])})
-    tensor = windlass.load_file(path, framework="raw")["a"]
+    tensor = hoistway.load_file(path, framework="raw")["a"]
     assert blocks.store(["a"], [tensor]).wait(30).ok
     assert load(blocks, "a") == tensor.tobytes()
     with pytest.raises(BufferError, match="read-only"):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from conftest import OpenStore, random_bytes, run
-from windlass import kv
-from windlass.kv._waiting import PATIENCE
+from hoistway import kv
+from hoistway.kv._waiting import PATIENCE
 
 
 def test_threads_share_a_store(blocks: kv.Namespace) -> None:
@@ -204,7 +204,7 @@ def test_nothing_is_kept_of_a_wait_for_what_was_drained(store: kv.Store, blocks:
 def test_a_child_of_fork_is_refused_the_store(store_root: Path) -> None:
     done = run(
         """
-        import os, sys, windlass.kv as kv
+        import os, sys, hoistway.kv as kv
         store = kv.Store(sys.argv[1], capacity="256MiB", min_free=0)
         blocks = store.namespace(model="test")
         ticket = blocks.store(["a"], [b"x" * 5000])
@@ -243,7 +243,7 @@ def test_a_child_of_fork_is_refused_the_store(store_root: Path) -> None:
 def test_an_interpreter_ends_with_requests_under_way(store_root: Path) -> None:
     done = run(
         """
-        import sys, windlass.kv as kv
+        import sys, hoistway.kv as kv
         store = kv.Store(sys.argv[1], capacity="256MiB", min_free=0)
         blocks = store.namespace(model="test")
         tickets = [blocks.store([str(number)], [bytearray(100_000)]) for number in range(200)]
@@ -259,7 +259,7 @@ def test_neither_torch_nor_numpy_is_needed(store_root: Path) -> None:
         """
         import sys
         sys.modules["torch"] = sys.modules["numpy"] = None
-        import array, asyncio, windlass.kv as kv
+        import array, asyncio, hoistway.kv as kv
         with kv.Store(sys.argv[1], capacity="256MiB", min_free=0) as store:
             blocks = store.namespace(model="test")
             numbers = array.array("d", range(1000))
@@ -277,7 +277,7 @@ def test_neither_torch_nor_numpy_is_needed(store_root: Path) -> None:
 
 
 def test_importing_the_store_imports_no_framework() -> None:
-    done = run("import sys, windlass.kv; assert not {'torch', 'numpy'} & set(sys.modules)")
+    done = run("import sys, hoistway.kv; assert not {'torch', 'numpy'} & set(sys.modules)")
     assert done.returncode == 0, done.stderr
 
 
@@ -286,7 +286,7 @@ def test_processes_share_a_store(store: kv.Store, store_root: Path) -> None:
     assert blocks.store(["ours"], [b"a" * 5000]).wait(30).ok
     done = run(
         """
-        import sys, windlass.kv as kv
+        import sys, hoistway.kv as kv
         with kv.Store(sys.argv[1], capacity="256MiB", min_free=0, segment_bytes="16MiB") as store:
             blocks = store.namespace(model="test")
             store.maintain()

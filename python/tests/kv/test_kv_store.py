@@ -6,10 +6,10 @@ import subprocess
 import time
 from pathlib import Path
 
+import hoistway
 import pytest
-import windlass
 from conftest import SMALL_STORE, OpenStore, random_bytes
-from windlass import errors, kv
+from hoistway import errors, kv
 
 
 def put(blocks: kv.Namespace, *keys: kv.Key, size: int = 1000, **options) -> list[bytearray]:
@@ -51,7 +51,7 @@ def test_a_far_tier_has_what_the_near_one_lacks(tmp_path: Path, policy: str, lay
         completion = blocks.load([b"key"], [found]).wait(30)
         assert (completion.statuses, completion.far_bytes, found) == (["ok"], 1000, stored)
         assert store.stats()["far"]["hits"] == 1
-        assert "\nwindlass_kv_far_hits_total 1\n" in store.metrics()
+        assert "\nhoistway_kv_far_hits_total 1\n" in store.metrics()
         assert store.report()["far"]["policy"] == policy
 
 
@@ -60,7 +60,7 @@ def test_a_store_works_until_the_directory_of_its_far_tier_is_there(tmp_path: Pa
     with kv.Store(tmp_path / "near", **SMALL_STORE, far=far) as store:
         put(store.namespace(model="test"), b"key")
         assert "make the directory" in store.report()["far"]["failure"]
-        assert "\nwindlass_kv_far_up 0\n" in store.metrics()
+        assert "\nhoistway_kv_far_up 0\n" in store.metrics()
         (tmp_path / "far").mkdir()
         deadline = time.monotonic() + 60
         while store.stats()["far"]["written_blocks"] == 0:
@@ -275,7 +275,7 @@ def test_reports(store: kv.Store, blocks: kv.Namespace, store_root: Path) -> Non
     assert sum(own["written_bytes"] for own in report["carriers"]) >= 2000
     metrics = store.metrics()
     assert metrics.strip().endswith("# EOF")
-    assert "windlass_kv_" in metrics
+    assert "hoistway_kv_" in metrics
     assert store.events() == []
     store.maintain()
     assert "store" in repr(store)
@@ -351,7 +351,7 @@ def test_errors_have_types_and_say_what_to_do(store_root: Path, tmp_path: Path) 
         kv.Store(file, capacity="1GiB")
     with pytest.raises(TypeError):
         kv.Store(store_root, capacity="1GiB", colour="red")  # type: ignore[call-arg]
-    assert issubclass(kv.Error, windlass.WindlassError)
+    assert issubclass(kv.Error, hoistway.HoistwayError)
 
 
 def test_options_of_requests_are_checked(blocks: kv.Namespace) -> None:

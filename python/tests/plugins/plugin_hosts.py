@@ -17,8 +17,8 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 
-# What hosts warn of is theirs; what windlass warns of is not.
-HOST_WARNINGS = [pytest.mark.filterwarnings("ignore"), pytest.mark.filterwarnings("error:::windlass")]
+# What hosts warn of is theirs; what hoistway warns of is not.
+HOST_WARNINGS = [pytest.mark.filterwarnings("ignore"), pytest.mark.filterwarnings("error:::hoistway")]
 
 
 def import_host(module: str) -> None:
@@ -49,10 +49,10 @@ def entry_points() -> dict[str, dict[str, str]]:
 
 
 def install(directory: Path) -> None:
-    """Writes what an installation of windlass tells importlib.metadata."""
-    info = directory / "windlass-0.0.0.dist-info"
+    """Writes what an installation of hoistway tells importlib.metadata."""
+    info = directory / "hoistway-0.0.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: windlass\nVersion: 0.0.0\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hoistway\nVersion: 0.0.0\n")
     lines = []
     for group, names in entry_points().items():
         lines += [f"[{group}]", *(f"{name} = {value}" for name, value in names.items())]

@@ -10,13 +10,13 @@ import sys
 
 import pytest
 import torch
+from hoistway.errors import FormatError, OptionError, RouteUnavailableError, TruncatedError
+from hoistway.plugins._weights import Bar, Options, weights
 from plugin_hosts import entry_points, install, logged
 from safetensors.torch import save_file
-from windlass.errors import FormatError, OptionError, RouteUnavailableError, TruncatedError
-from windlass.plugins._weights import Bar, Options, weights
 
 HOSTS = {"vllm.general_plugins": "vllm", "sglang.srt.plugins": "sglang"}
-log = logging.getLogger("windlass.plugins.test")
+log = logging.getLogger("hoistway.plugins.test")
 
 
 def read(files, options=None, *, wanted=lambda _: True, prefix="", shown=False):
@@ -45,9 +45,9 @@ def shards(tmp_path):
 def test_an_installation_has_the_entry_point_that_the_host_looks_for(tmp_path, monkeypatch, group, host):
     install(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    (found,) = (point for point in importlib.metadata.entry_points(group=group) if point.name == "windlass")
-    assert found.value == entry_points()[group]["windlass"]
-    assert found.load() is importlib.import_module(f"windlass.plugins.{host}").register
+    (found,) = (point for point in importlib.metadata.entry_points(group=group) if point.name == "hoistway")
+    assert found.value == entry_points()[group]["hoistway"]
+    assert found.load() is importlib.import_module(f"hoistway.plugins.{host}").register
 
 
 @pytest.mark.parametrize("host", HOSTS.values())
@@ -55,13 +55,13 @@ def test_without_its_host_a_plugin_imports_and_says_that_it_registered_nothing(h
     script = f"""
 import sys
 sys.modules["{host}"] = None
-import windlass.plugins.{host} as plugin
+import hoistway.plugins.{host} as plugin
 plugin.register()
 assert "torch" not in sys.modules
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert "load format 'windlass' is not registered" in ran.stderr
+    assert "load format 'hoistway' is not registered" in ran.stderr
 
 
 def test_a_key_that_is_not_known_is_an_error_that_lists_those_that_are():
@@ -99,7 +99,7 @@ def test_a_line_of_the_log_says_how_they_came(shards):
     with logged(log.name) as lines:
         list(read(shards, Options({"route": "threads", "direct": "never"})))
     (line,) = lines
-    assert line.startswith("windlass: 11 tensors, 22.0 KiB to cpu in ")
+    assert line.startswith("hoistway: 11 tensors, 22.0 KiB to cpu in ")
     assert line.endswith(
         "; threads buffered 100%; refused: direct reads: switched off by the option direct=never"
     )
@@ -109,7 +109,7 @@ def test_what_is_not_wanted_is_not_read(shards):
     with logged(log.name) as lines:
         given = list(read(shards, wanted=lambda name: name.endswith(("1", "3"))))
     assert [name for name, _ in given] == ["layer.1", "layer.3", "layer.11"]
-    assert lines[0].startswith("windlass: 3 tensors, 6.0 KiB")
+    assert lines[0].startswith("hoistway: 3 tensors, 6.0 KiB")
 
 
 def test_an_empty_selection_yields_no_tensors(shards):

@@ -1,4 +1,4 @@
-"""SGLang's own loaders, hooks and models, with windlass reading the weights."""
+"""SGLang's own loaders, hooks and models, with hoistway reading the weights."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from safetensors.torch import save_file
 import_host("sglang.srt.model_loader.loader")
 
 import sglang.srt.plugins  # noqa: E402
+from hoistway.errors import FormatError, OptionError, TruncatedError  # noqa: E402
+from hoistway.plugins.sglang import HOOKED, HoistwayModelLoader, register  # noqa: E402
 from sglang.srt.arg_groups.choices import LOAD_FORMAT_CHOICES  # noqa: E402
 from sglang.srt.configs.device_config import DeviceConfig  # noqa: E402
 from sglang.srt.configs.load_config import LoadConfig  # noqa: E402
@@ -30,11 +32,9 @@ from sglang.srt.model_loader.loader import DefaultModelLoader  # noqa: E402
 from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
 from sglang.srt.runtime_context import get_context, get_model, get_parallel  # noqa: E402
 from transformers import GPT2Config, GPT2LMHeadModel  # noqa: E402
-from windlass.errors import FormatError, OptionError, TruncatedError  # noqa: E402
-from windlass.plugins.sglang import HOOKED, WindlassModelLoader, register  # noqa: E402
 
 pytestmark = HOST_WARNINGS
-LOG = "windlass.plugins.sglang"
+LOG = "hoistway.plugins.sglang"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -108,7 +108,7 @@ class Module(torch.nn.Module):
 
 def load(path, model, **settings):
     """Loads with SGLang's loader for the format, and returns the lines of the log."""
-    loader = get_model_loader(LoadConfig(load_format="windlass", **settings))
+    loader = get_model_loader(LoadConfig(load_format="hoistway", **settings))
     config = SimpleNamespace(
         model_path=str(path), revision=None, hf_config=SimpleNamespace(architectures=["Some"])
     )
@@ -119,20 +119,20 @@ def load(path, model, **settings):
 
 
 def test_sglang_finds_the_format_by_the_entry_point():
-    loader = get_model_loader(LoadConfig(load_format="windlass"))
+    loader = get_model_loader(LoadConfig(load_format="hoistway"))
     assert isinstance(loader, DefaultModelLoader)
-    assert type(loader) is WindlassModelLoader
-    assert LOAD_FORMAT_CHOICES.count("windlass") == 1
+    assert type(loader) is HoistwayModelLoader
+    assert LOAD_FORMAT_CHOICES.count("hoistway") == 1
 
 
 def test_registering_again_changes_nothing():
     register()
-    assert LOAD_FORMAT_CHOICES.count("windlass") == 1
+    assert LOAD_FORMAT_CHOICES.count("hoistway") == 1
     assert len(HookRegistry._hooks[HOOKED]) == 1
 
 
 def test_the_class_itself_is_a_format():
-    assert type(get_model_loader(LoadConfig(load_format=WindlassModelLoader))) is WindlassModelLoader
+    assert type(get_model_loader(LoadConfig(load_format=HoistwayModelLoader))) is HoistwayModelLoader
 
 
 def test_other_formats_are_what_they_were():
@@ -144,10 +144,10 @@ def test_other_formats_are_what_they_were():
 def test_a_real_model_gets_the_same_parameters_as_from_sglangs_own_loader(gpt2, tmp_path):
     expected = load_gpt2(gpt2, "auto", tmp_path / "auto")
     with logged(LOG) as lines:
-        found = load_gpt2(gpt2, "windlass", tmp_path / "windlass")
+        found = load_gpt2(gpt2, "hoistway", tmp_path / "hoistway")
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert lines[0].startswith("windlass: 28 tensors")
+    assert lines[0].startswith("hoistway: 28 tensors")
 
 
 def test_ranks_read_each_byte_once(checkpoint, tmp_path):
@@ -160,8 +160,8 @@ def test_ranks_read_each_byte_once(checkpoint, tmp_path):
         return line
 
     first, second = on_ranks(2, work)
-    assert first.startswith("windlass, rank 0 of 2: 2 tensors, 23.4 KiB to cpu in ")
-    assert second.startswith("windlass, rank 1 of 2: 2 tensors, 23.4 KiB to cpu in ")
+    assert first.startswith("hoistway, rank 0 of 2: 2 tensors, 23.4 KiB to cpu in ")
+    assert second.startswith("hoistway, rank 1 of 2: 2 tensors, 23.4 KiB to cpu in ")
     (wanted, read), (_, also_read) = shared_kib(first), shared_kib(second)
     # A file each, with its header.
     assert min(read, also_read) > wanted / 4
@@ -169,7 +169,7 @@ def test_ranks_read_each_byte_once(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("written", [dict, json.dumps], ids=["dictionary", "text"])
-def test_options_reach_windlass(checkpoint, written):
+def test_options_reach_hoistway(checkpoint, written):
     model = Module()
     extra = written({"route": "threads", "direct": "never"})
     lines = load(checkpoint, model, model_loader_extra_config=extra)
@@ -179,7 +179,7 @@ def test_options_reach_windlass(checkpoint, written):
 
 def test_an_unknown_key_is_an_error_that_lists_the_known():
     with pytest.raises(OptionError, match=r"cannot have 'num_threads': its keys are .*max_in_flight.*route"):
-        get_model_loader(LoadConfig(load_format="windlass", model_loader_extra_config={"num_threads": 8}))
+        get_model_loader(LoadConfig(load_format="hoistway", model_loader_extra_config={"num_threads": 8}))
 
 
 def test_a_way_of_sglangs_own_reading_is_not_ignored(checkpoint):
@@ -215,7 +215,7 @@ def test_a_draft_model_reads_its_own_layer_only(tmp_path):
     lines = load(tmp_path, model, draft_model_idx=2)
     assert set(model.given) == {"model.mtp.layers.0.w", "norm"}
     assert (model.given["model.mtp.layers.0.w"] == 2).all()
-    assert lines[0].startswith("windlass: 2 tensors, 8.0 KiB")
+    assert lines[0].startswith("hoistway: 2 tensors, 8.0 KiB")
 
 
 def test_files_leave_the_page_cache_if_sglang_is_told_so(checkpoint, monkeypatch):
@@ -229,7 +229,7 @@ def test_files_leave_the_page_cache_if_sglang_is_told_so(checkpoint, monkeypatch
 @pytest.mark.parametrize("change", [{"quantization": "modelopt_fp8"}, {"quantization": "auto-round-int8"}])
 def test_a_model_that_has_to_be_quantised_first_is_an_error(checkpoint, change):
     config = SimpleNamespace(model_path=str(checkpoint), _is_already_quantized=lambda: False, **change)
-    loader = get_model_loader(LoadConfig(load_format="windlass"))
+    loader = get_model_loader(LoadConfig(load_format="hoistway"))
     with pytest.raises(OptionError, match="cannot quantise this model"):
         loader.load_model(model_config=config, device_config=DeviceConfig("cpu"))
 

@@ -1,4 +1,4 @@
-"""vLLM's own loaders, configurations and models, with windlass reading the weights."""
+"""vLLM's own loaders, configurations and models, with hoistway reading the weights."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 import_host("vllm.model_executor.model_loader")
 
 import vllm.plugins  # noqa: E402
+from hoistway.errors import FormatError, OptionError, TruncatedError  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 from vllm.config import (  # noqa: E402
     DeviceConfig,
@@ -30,10 +31,9 @@ from vllm.distributed import (  # noqa: E402
     initialize_model_parallel,
 )
 from vllm.model_executor.model_loader import DefaultModelLoader, get_model_loader  # noqa: E402
-from windlass.errors import FormatError, OptionError, TruncatedError  # noqa: E402
 
 pytestmark = HOST_WARNINGS
-LOG = "vllm.plugins.windlass"
+LOG = "vllm.plugins.hoistway"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,7 +105,7 @@ def model_config(path, **changes):
 
 def load(path, model, *, config=None, parallel=None, **settings):
     """Loads with vLLM's loader for the format, and returns the lines of the log."""
-    loader = get_model_loader(LoadConfig(load_format="windlass", use_tqdm_on_load=False, **settings))
+    loader = get_model_loader(LoadConfig(load_format="hoistway", use_tqdm_on_load=False, **settings))
     with set_current_vllm_config(VllmConfig(device_config=DeviceConfig("cpu"))), logged(LOG) as lines:
         if parallel is not None:
             vllm.config.get_current_vllm_config().parallel_config = parallel
@@ -124,28 +124,28 @@ def checkpoint(tmp_path):
 
 
 def test_vllm_finds_the_format_by_the_entry_point():
-    loader = get_model_loader(LoadConfig(load_format="windlass"))
+    loader = get_model_loader(LoadConfig(load_format="hoistway"))
     assert isinstance(loader, DefaultModelLoader)
-    assert type(loader).__module__ == "windlass.plugins._vllm_loader"
+    assert type(loader).__module__ == "hoistway.plugins._vllm_loader"
 
 
 def test_registering_again_changes_nothing():
-    from windlass.plugins.vllm import register  # noqa: PLC0415
+    from hoistway.plugins.vllm import register  # noqa: PLC0415
 
-    loader = type(get_model_loader(LoadConfig(load_format="windlass")))
+    loader = type(get_model_loader(LoadConfig(load_format="hoistway")))
     with logged("vllm.model_executor.model_loader") as lines:
         register()
     assert lines == []
-    assert type(get_model_loader(LoadConfig(load_format="windlass"))) is loader
+    assert type(get_model_loader(LoadConfig(load_format="hoistway"))) is loader
 
 
 def test_a_real_model_gets_the_same_parameters_as_from_vllms_own_loader(llama, tmp_path):
     expected = load_llama(llama, "auto", store=tmp_path / "auto")
     with logged(LOG) as lines:
-        found = load_llama(llama, "windlass", store=tmp_path / "windlass")
+        found = load_llama(llama, "hoistway", store=tmp_path / "hoistway")
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert lines[0].startswith("windlass: 21 tensors")
+    assert lines[0].startswith("hoistway: 21 tensors")
 
 
 @pytest.mark.parametrize("llama", ["shards"], indirect=True)
@@ -155,10 +155,10 @@ def test_ranks_of_a_tensor_parallel_model_read_each_byte_once(llama, tmp_path):
         with logged(LOG) as lines:
             found = load_llama(
                 llama,
-                "windlass",
+                "hoistway",
                 rank=rank,
                 ranks=2,
-                store=tmp_path / "windlass",
+                store=tmp_path / "hoistway",
                 strategy="share",
                 timeout=60,
             )
@@ -166,15 +166,15 @@ def test_ranks_of_a_tensor_parallel_model_read_each_byte_once(llama, tmp_path):
         return lines
 
     (first,), (second,) = on_ranks(2, work)
-    assert first.startswith("windlass, rank 0 of 2: 21 tensors, ")
-    assert second.startswith("windlass, rank 1 of 2: 21 tensors, ")
+    assert first.startswith("hoistway, rank 0 of 2: 21 tensors, ")
+    assert second.startswith("hoistway, rank 1 of 2: 21 tensors, ")
     (wanted, read), (_, also_read) = shared_kib(first), shared_kib(second)
     # Between them they read the files once, with their headers.
     assert min(read, also_read) > wanted / 4
     assert read + also_read < 1.1 * wanted
 
 
-def test_options_reach_windlass_and_vllms_own_key_stays_vllms(checkpoint):
+def test_options_reach_hoistway_and_vllms_own_key_stays_vllms(checkpoint):
     extra = {"route": "threads", "direct": "never", "enable_weights_track": False}
     model = Module()
     lines = load(checkpoint, model, model_loader_extra_config=extra)
@@ -187,7 +187,7 @@ def test_an_unknown_key_is_an_error_that_lists_the_known(key):
     with pytest.raises(
         OptionError, match=rf"cannot have '{key}': its keys are .*enable_weights_track.*route"
     ):
-        get_model_loader(LoadConfig(load_format="windlass", model_loader_extra_config={key: True}))
+        get_model_loader(LoadConfig(load_format="hoistway", model_loader_extra_config={key: True}))
 
 
 def test_a_strategy_of_vllms_own_reading_is_not_ignored(checkpoint):
@@ -216,7 +216,7 @@ def test_weights_that_the_model_does_not_use_are_not_read(checkpoint):
     model = Module(is_unused_checkpoint_weight=lambda name: name == "b")
     lines = load(checkpoint, model)
     assert list(model.given) == ["a"]
-    assert lines[0].startswith("windlass: 1 tensor, 7.8 KiB")
+    assert lines[0].startswith("hoistway: 1 tensor, 7.8 KiB")
 
 
 def test_of_a_model_with_two_halves_the_encoder_is_read_alone(tmp_path):
@@ -251,7 +251,7 @@ def test_experts_of_other_ranks_are_not_read(tmp_path, monkeypatch):
     assert experts == {2, 3}
     # Scales are wanted of all experts.
     assert len(model.given) == 2 + 8 + 1
-    assert lines[0].startswith("windlass: 11 tensors, 32.1 KiB")
+    assert lines[0].startswith("hoistway: 11 tensors, 32.1 KiB")
 
 
 def test_a_repository_is_looked_up_where_vllm_downloads_it_to(checkpoint, tmp_path, monkeypatch):

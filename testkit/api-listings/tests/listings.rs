@@ -4,11 +4,11 @@
 use std::{collections::BTreeSet, env, fs, path::Path, process::Command};
 
 const PUBLISHED: [&str; 5] =
-    ["windlass", "windlass-experts", "windlass-kv", "windlass-objects", "windlass-usrbio"];
+    ["hoistway", "hoistway-experts", "hoistway-kv", "hoistway-objects", "hoistway-usrbio"];
 
 #[test]
 fn listings_are_what_the_code_says() {
-    let is_update = env::var_os("WINDLASS_UPDATE_API").is_some();
+    let is_update = env::var_os("HOISTWAY_UPDATE_API").is_some();
     let mut problems = String::new();
     for package in PUBLISHED {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates").join(package).join("api.txt");

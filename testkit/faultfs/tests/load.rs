@@ -2,9 +2,9 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
 use faultfs::{Behaviour, FaultFs};
+use hoistway::{DirectIo, Error, LoadOptions, Loaded, Result, Route};
 use requirements::{Requirement, skip};
 use std::time::Duration;
-use windlass::{DirectIo, Error, LoadOptions, Loaded, Result, Route};
 
 const NAME: &str = "model.safetensors";
 const TENSORS: usize = 12;
@@ -45,7 +45,7 @@ fn routes() -> Vec<LoadOptions> {
 }
 
 fn load(mounted: &FaultFs, options: &LoadOptions) -> Result<Loaded> {
-    windlass::load(&[mounted.path(NAME)], options)
+    hoistway::load(&[mounted.path(NAME)], options)
 }
 
 fn assert_is_file(loaded: &Loaded, file: &[u8]) {
@@ -144,7 +144,7 @@ fn a_slow_server_can_be_left_at_any_time() {
         Behaviour { delay: Duration::from_millis(5), bypass_cache: true, ..Behaviour::default() },
     );
     for options in routes() {
-        let checkpoint = windlass::Checkpoint::open(&[mounted.path(NAME)]).unwrap();
+        let checkpoint = hoistway::Checkpoint::open(&[mounted.path(NAME)]).unwrap();
         let mut loading = checkpoint.start(&options).unwrap();
         loading.next().unwrap().unwrap();
         drop(loading);

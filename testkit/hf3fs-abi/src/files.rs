@@ -1,5 +1,6 @@
 //! Files: which are on a 3FS, and which transfers may use.
 
+use hoistway_usrbio::{extract_mount_point, is_3fs};
 use std::{
     collections::HashMap,
     ffi::{CStr, c_char, c_int},
@@ -7,7 +8,6 @@ use std::{
     path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
 };
-use windlass_usrbio::{extract_mount_point, is_3fs};
 
 /// A file that was registered.
 pub(crate) struct Registered {

@@ -1,4 +1,4 @@
-//! The C ABI of 3FS's `libhf3fs_api_shared.so`, on windlass's own client: so that what loads the vendor's library can be
+//! The C ABI of 3FS's `libhf3fs_api_shared.so`, on hoistway's own client: so that what loads the vendor's library can be
 //! tested where there is none.
 //!
 //! It keeps the vendor's contract, its traps included: `hf3fs_reg_fd` reports errors by positive numbers, forgets a file
@@ -22,8 +22,8 @@ pub use rings::{
 };
 
 /// The number that a call returns for an error.
-pub(crate) fn negative(error: &windlass_usrbio::Error) -> i32 {
-    use windlass_usrbio::Error;
+pub(crate) fn negative(error: &hoistway_usrbio::Error) -> i32 {
+    use hoistway_usrbio::Error;
     -match error {
         Error::SharedMemoryNamespace { .. } | Error::Invalid(_) => libc::EINVAL,
         Error::ReadOnlyMount { .. } => libc::EROFS,
@@ -43,6 +43,6 @@ pub(crate) unsafe fn mount_point<'a>(point: *const std::ffi::c_char) -> Option<&
     }
     // SAFETY: the caller's promise.
     let point = unsafe { CStr::from_ptr(point) }.to_str().ok()?;
-    let fits = !point.is_empty() && point.len() < windlass_usrbio::parts::abi::MOUNT_POINT_BYTES;
+    let fits = !point.is_empty() && point.len() < hoistway_usrbio::parts::abi::MOUNT_POINT_BYTES;
     fits.then(|| Path::new(point))
 }

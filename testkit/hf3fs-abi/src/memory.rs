@@ -1,6 +1,11 @@
 //! Buffers: made, registered and given back by whichever thread calls.
 
 use crate::{mount_point, negative};
+use hoistway_usrbio::{
+    Key, RingKey,
+    parts::{SharedMemory, abi::Iov, deregister, register},
+    proto,
+};
 use std::{
     collections::HashMap,
     ffi::{c_char, c_int, c_void},
@@ -9,11 +14,6 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 use uuid::Uuid;
-use windlass_usrbio::{
-    Key, RingKey,
-    parts::{SharedMemory, abi::Iov, deregister, register},
-    proto,
-};
 
 /// What a struct of a caller stands for.
 pub(crate) struct Made {

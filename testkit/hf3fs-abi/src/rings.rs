@@ -5,14 +5,7 @@ use crate::{
     memory::{Made, fill, make, write_point},
     mount_point, negative,
 };
-use std::{
-    ffi::{c_char, c_int, c_void},
-    fs,
-    path::Path,
-    sync::{Mutex, PoisonError},
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
-use windlass_usrbio::{
+use hoistway_usrbio::{
     Direction, RingKey, RingPriority,
     parts::{
         RingClient,
@@ -20,6 +13,13 @@ use windlass_usrbio::{
         wait,
     },
     proto::{self, IoArgs, MAX_ENTRIES, ring_bytes},
+};
+use std::{
+    ffi::{c_char, c_int, c_void},
+    fs,
+    path::Path,
+    sync::{Mutex, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 /// The vendor's library looks so often.

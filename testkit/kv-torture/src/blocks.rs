@@ -1,8 +1,8 @@
 //! Blocks whose bytes follow from their number, so that a reader knows what it has to be.
 #![forbid(unsafe_code)]
 
+use hoistway_kv::{Item, KeepAlive, Key, Piece, Request};
 use std::sync::Arc;
-use windlass_kv::{Item, KeepAlive, Key, Piece, Request};
 
 /// What blocks are like.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -48,7 +48,7 @@ impl Shape {
         self,
         number: u64,
         filled: Filled,
-    ) -> windlass_kv::Result<(Request, Vec<Arc<Vec<u8>>>)> {
+    ) -> hoistway_kv::Result<(Request, Vec<Arc<Vec<u8>>>)> {
         let shards = self.shards_of(number);
         let memory: Vec<Arc<Vec<u8>>> = (0..shards)
             .map(|shard| match filled {

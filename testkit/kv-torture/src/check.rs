@@ -6,9 +6,9 @@ use crate::{
     write::{open, options},
 };
 use anyhow::{Context, bail};
+use hoistway_kv::{Durability, Namespace, Status, Store};
 use serde::Serialize;
 use std::{collections::HashSet, path::PathBuf, time::Duration};
-use windlass_kv::{Durability, Namespace, Status, Store};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {

@@ -7,6 +7,7 @@ use crate::{
     write::{open, options},
 };
 use anyhow::{Context, bail, ensure};
+use hoistway_kv::Durability;
 use serde::Serialize;
 use std::{
     fs,
@@ -15,7 +16,6 @@ use std::{
     process::{Command, Stdio},
     time::Duration,
 };
-use windlass_kv::Durability;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {

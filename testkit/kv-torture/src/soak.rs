@@ -9,6 +9,10 @@ use crate::{
     write::{open, options},
 };
 use anyhow::{Context, bail};
+use hoistway_kv::{
+    DropReason, Durability, Error, FarOptions, FarPolicy, Status, Store,
+    fault::{Fault, FaultScript},
+};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -20,10 +24,6 @@ use std::{
     process::{Child, Command, Stdio},
     thread::JoinHandle,
     time::{Duration, Instant},
-};
-use windlass_kv::{
-    DropReason, Durability, Error, FarOptions, FarPolicy, Status, Store,
-    fault::{Fault, FaultScript},
 };
 
 #[derive(clap::Args)]

@@ -3,13 +3,13 @@
 
 use crate::blocks::{Filled, Shape, mix};
 use anyhow::{Context, ensure};
+use hoistway_kv::{
+    Durability, Namespace, NamespaceDescription, NamespaceOptions, Status, Store, StoreOptions, Ticket,
+};
 use std::{
     collections::VecDeque,
     io::Write as _,
     path::{Path, PathBuf},
-};
-use windlass_kv::{
-    Durability, Namespace, NamespaceDescription, NamespaceOptions, Status, Store, StoreOptions, Ticket,
 };
 
 #[derive(clap::Args)]
@@ -45,7 +45,7 @@ pub(crate) fn options(root: &Path, capacity: u64, durability: Durability) -> Sto
 }
 
 /// The store of a trial, and its namespace.
-pub(crate) fn open(options: StoreOptions) -> windlass_kv::Result<(Store, Namespace)> {
+pub(crate) fn open(options: StoreOptions) -> hoistway_kv::Result<(Store, Namespace)> {
     let store = Store::open(options)?;
     let description = NamespaceDescription::default().model("torture");
     let namespace = store.namespace(&description, NamespaceOptions::default())?;

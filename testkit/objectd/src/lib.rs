@@ -290,7 +290,7 @@ impl State {
             Some(Fault::WeakETag) => etag = format!("ETag: W/{}\r\n", object.etag),
             Some(Fault::OtherETag) => etag = "ETag: \"another\"\r\n".into(),
             Some(Fault::Encoded) => extra = "Content-Encoding: gzip\r\n".into(),
-            Some(Fault::NoRange) => extra = "X-Windlass: none\r\n".into(),
+            Some(Fault::NoRange) => extra = "X-Hoistway: none\r\n".into(),
             Some(Fault::Garbage) => return socket.write_all(b"\x00\x01garbage\r\n\r\n"),
             Some(Fault::LongHead) => extra = format!("X-Long: {}\r\n", "a".repeat(200_000)),
             Some(Fault::Stall(time)) => self.wait(time),

@@ -1,5 +1,5 @@
 //! What tests need of a machine. A test that lacks something prints a line and ends, or fails if
-//! `WINDLASS_TEST_REQUIRE` lists what is missing: `fuse,direct,io_uring`.
+//! `HOISTWAY_TEST_REQUIRE` lists what is missing: `fuse,direct,io_uring`.
 
 use std::{
     collections::BTreeSet,
@@ -12,7 +12,7 @@ use std::{
 };
 
 /// The environment variable that lists what must not be missing, separated by commas.
-pub const VARIABLE: &str = "WINDLASS_TEST_REQUIRE";
+pub const VARIABLE: &str = "HOISTWAY_TEST_REQUIRE";
 
 /// Something that a machine may lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,7 +81,7 @@ impl Display for Requirement {
 /// test output. The caller then leaves the test.
 ///
 /// # Panics
-/// If `WINDLASS_TEST_REQUIRE` lists the requirement, or a name that is no requirement.
+/// If `HOISTWAY_TEST_REQUIRE` lists the requirement, or a name that is no requirement.
 #[allow(clippy::panic, reason = "this is how a test fails")]
 #[track_caller]
 pub fn skip(requirement: Requirement, why: impl Display) {

@@ -9,6 +9,10 @@ use crate::{
     registry::Registry,
     served::{Batch, ServedRing},
 };
+use hoistway_usrbio::{
+    Direction, RingPriority,
+    proto::{IoArgs, Sqe},
+};
 use std::{
     collections::VecDeque,
     fs, io,
@@ -21,10 +25,6 @@ use std::{
     },
     thread,
     time::{Duration, Instant},
-};
-use windlass_usrbio::{
-    Direction, RingPriority,
-    proto::{IoArgs, Sqe},
 };
 
 /// Threads that carry out transfers: more than there are processors would only take turns.

@@ -6,6 +6,7 @@ use fuser::{
     IoctlFlags, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
     ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
+use hoistway_usrbio::proto;
 use std::{
     collections::HashMap,
     ffi::{OsStr, OsString},
@@ -22,7 +23,6 @@ use std::{
     },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use windlass_usrbio::proto;
 
 const VIRTUAL: INodeNo = INodeNo(u64::MAX - 1);
 const IOVS: INodeNo = INodeNo(0xffff_ffff_8000_0000);

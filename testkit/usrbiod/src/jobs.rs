@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::served::{Batch, ServedRing};
+use hoistway_usrbio::proto::{IoArgs, Sqe};
 use std::{
     collections::VecDeque,
     sync::{
@@ -10,7 +11,6 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use windlass_usrbio::proto::{IoArgs, Sqe};
 
 /// One transfer, and what is to be done with it at `due`.
 pub(crate) struct Job {

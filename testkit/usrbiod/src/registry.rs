@@ -2,13 +2,13 @@
 
 use crate::{mapping::Mapping, served::ServedRing};
 use fuser::Errno;
+use hoistway_usrbio::Key;
 use std::{
     collections::{BTreeMap, HashMap},
     io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
-use windlass_usrbio::Key;
 
 /// Memory that a client has registered.
 pub(crate) struct Registration {

@@ -2,13 +2,13 @@
 #![allow(unsafe_code)]
 
 use crate::mapping::Mapping;
+use hoistway_usrbio::{
+    RingKey,
+    proto::{Cqe, IoArgs, RingLayout, Sqe},
+};
 use std::{
     collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::SeqCst},
-};
-use windlass_usrbio::{
-    RingKey,
-    proto::{Cqe, IoArgs, RingLayout, Sqe},
 };
 
 /// One ring, and how far the daemon is with it.

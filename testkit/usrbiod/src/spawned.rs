@@ -5,6 +5,7 @@ use crate::{
     control::{BEHAVE, OK, READY, REGISTRATIONS, RESTART, TRANSFERS},
     mounting::unmount,
 };
+use hoistway_usrbio::{RingPriority, proto};
 use rustix::process::{Pid, Signal, kill_process};
 use std::{
     fs,
@@ -13,7 +14,6 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{Mutex, PoisonError},
 };
-use windlass_usrbio::{RingPriority, proto};
 
 /// A daemon in a process of its own. Killed and unmounted when dropped.
 pub struct Spawned {

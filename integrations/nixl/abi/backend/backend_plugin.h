@@ -1,8 +1,8 @@
 // What NIXL 1.5 and a plug-in of it call of each other, as far as plugin.cpp needs it: for machines without NIXL's own
 // headers, such as those that have it from PyPI. Only layouts, and the order of virtual functions, matter here;
 // test_nixl.py compares them with the plug-ins that NIXL comes with. Where NIXL's headers are, build.sh takes those.
-#ifndef WINDLASS_NIXL_ABI_H
-#define WINDLASS_NIXL_ABI_H
+#ifndef HOISTWAY_NIXL_ABI_H
+#define HOISTWAY_NIXL_ABI_H
 
 #include <chrono>
 #include <cstddef>

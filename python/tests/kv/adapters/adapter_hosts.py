@@ -89,7 +89,7 @@ def exported_metrics(text: str, root: Path) -> dict[tuple[str, ...], float]:
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = {name: value for name, value in sample.labels.items() if name != "pid"}
-            if sample.name.startswith("windlass_kv_") and labels.pop("store", str(root)) == str(root):
+            if sample.name.startswith("hoistway_kv_") and labels.pop("store", str(root)) == str(root):
                 found[(sample.name, *sorted(labels.values()))] = sample.value
     return found
 
@@ -110,7 +110,7 @@ def assert_exported(exported: Any, store: Any) -> None:
     exported.update()
     found = exported_metrics(generate_latest().decode(), Path(store.root))
     assert expected.keys() <= found.keys()
-    stored = [key for key in expected if key[0] == "windlass_kv_stored_bytes_total"]
+    stored = [key for key in expected if key[0] == "hoistway_kv_stored_bytes_total"]
     # Others may change in between.
     assert [found[key] for key in stored] == [expected[key] for key in stored]
     assert sum(found[key] for key in stored) > 0

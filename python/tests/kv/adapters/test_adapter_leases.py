@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 from adapter_hosts import INTERRUPTS, SMALL, Held, failing_on_second_call, released_later
-from windlass.errors import MemoryLostError, StorageError
-from windlass.kv import _ending
-from windlass.kv.adapters import _tickets
-from windlass.kv.adapters.lmcache import Client
+from hoistway.errors import MemoryLostError, StorageError
+from hoistway.kv import _ending
+from hoistway.kv.adapters import _tickets
+from hoistway.kv.adapters.lmcache import Client
 
 
 # After an error of a ring or a device that leaves in doubt what it still does, too.

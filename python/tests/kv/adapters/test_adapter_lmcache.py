@@ -28,14 +28,14 @@ from plugin_hosts import HOST_WARNINGS, import_host
 
 import_host("lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter")
 
+from hoistway.errors import OptionError  # noqa: E402
+from hoistway.kv.adapters.lmcache import Client  # noqa: E402
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter  # noqa: E402
 from lmcache.v1.distributed.l2_adapters.config import (  # noqa: E402
     add_l2_adapters_args,
     parse_args_to_l2_adapters_config,
 )
 from prometheus_client import generate_latest  # noqa: E402
-from windlass.errors import OptionError  # noqa: E402
-from windlass.kv.adapters.lmcache import Client  # noqa: E402
 
 pytestmark = HOST_WARNINGS
 
@@ -331,13 +331,13 @@ def test_prometheus_gets_the_stores_metrics(client):
 
 
 def test_metrics_are_exported_now_and_then(tmp_path, monkeypatch):
-    monkeypatch.setattr("windlass.kv.adapters._metrics._EVERY_S", 0.01)
+    monkeypatch.setattr("hoistway.kv.adapters._metrics._EVERY_S", 0.01)
     client = Client(str(tmp_path / "kv"), **SMALL)
 
     def exported() -> dict:
         return exported_metrics(generate_latest().decode(), tmp_path / "kv")
 
-    wait_until(lambda: ("windlass_kv_root_bytes",) in exported())
+    wait_until(lambda: ("hoistway_kv_root_bytes",) in exported())
     client.close()
 
 
@@ -346,7 +346,7 @@ def test_processes_of_a_host_export_their_metrics_together(tmp_path):
     import sys
     from pathlib import Path
     import prometheus_client
-    from windlass.kv.adapters.lmcache import Client
+    from hoistway.kv.adapters.lmcache import Client
 
     client = Client(sys.argv[1], capacity="64MiB", min_free=0)
     client._blocks.store([sys.argv[2]], [bytearray(5000)]).wait(20)
@@ -366,5 +366,5 @@ def test_processes_of_a_host_export_their_metrics_together(tmp_path):
     print(generate_latest(registry).decode())
     """
     found = exported_metrics(run(gather, PROMETHEUS_MULTIPROC_DIR=str(metrics)).stdout, root)
-    (stored,) = [value for name, value in found.items() if name[0] == "windlass_kv_stored_bytes_total"]
+    (stored,) = [value for name, value in found.items() if name[0] == "hoistway_kv_stored_bytes_total"]
     assert stored == 10_000

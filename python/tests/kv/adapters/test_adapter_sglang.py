@@ -27,6 +27,8 @@ from plugin_hosts import HOST_WARNINGS, import_host
 
 import_host("sglang.srt.mem_cache.pool_host.mha")
 
+from hoistway.errors import OptionError, RequestError  # noqa: E402
+from hoistway.kv.adapters.sglang import HiCacheHoistway  # noqa: E402
 from sglang.srt.mem_cache.device_pool_info import (  # noqa: E402
     KVBufferLayout,
     KVBuffers,
@@ -48,8 +50,6 @@ from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost  # noqa: E402
 from sglang.srt.mem_cache.storage import StorageBackendFactory  # noqa: E402
-from windlass.errors import OptionError, RequestError  # noqa: E402
-from windlass.kv.adapters.sglang import HiCacheWindlass  # noqa: E402
 
 pytestmark = HOST_WARNINGS
 
@@ -174,9 +174,9 @@ def opened(
 ) -> Iterator:
     """A backend as SGLang's controller attaches it."""
     extra = {
-        "backend_name": "windlass",
-        "module_path": "windlass.kv.adapters.sglang",
-        "class_name": "HiCacheWindlass",
+        "backend_name": "hoistway",
+        "module_path": "hoistway.kv.adapters.sglang",
+        "class_name": "HiCacheHoistway",
         "interface_v1": int(zero_copy),
         "store": {"root": str(root), **SMALL, **(store or {})},
     }
@@ -194,7 +194,7 @@ def test_documented_configurations_make_backends_of_ours(tmp_path):
         extra, *_ = HybridCacheController.parse_storage_backend_extra_config(json.dumps(example))
         pool = mha_pool()
         backend = StorageBackendFactory.create_backend("dynamic", storage_config(extra), pool)
-        assert type(backend) is HiCacheWindlass
+        assert type(backend) is HiCacheHoistway
         backend.register_mem_pool_host(pool)
         assert backend.batch_set_v1(["a"], indices(0)) == [True]
         assert backend.exists("a")
@@ -521,7 +521,7 @@ def test_pages_of_other_weights_at_the_same_path_are_not_found(tmp_path, monkeyp
     if is_published:
         # As in SGLang's server. Its pools may add to the name.
         model = SimpleNamespace(model_path=str(path), revision=None)
-        monkeypatch.setattr("windlass.kv.adapters.sglang.get_model", lambda: model)
+        monkeypatch.setattr("hoistway.kv.adapters.sglang.get_model", lambda: model)
     name = "llama-unified-token-major" if is_published else str(path)
     pool = mha_pool()
     for seed, expected in ((0, 0), (1, 0), (0, 1)):
@@ -538,8 +538,8 @@ def test_sglang_gets_its_pages_back_when_a_call_is_interrupted(tmp_path, monkeyp
     with opened(tmp_path / "kv", mha_pool()) as ours:
         ticket = Held("cancelled")
         ticket.interrupts = [interrupt()]
-        monkeypatch.setattr("windlass.kv.Namespace.load", lambda *_, **__: ticket)
-        monkeypatch.setattr("windlass.kv.Namespace.store", lambda *_, **__: ticket)
+        monkeypatch.setattr("hoistway.kv.Namespace.load", lambda *_, **__: ticket)
+        monkeypatch.setattr("hoistway.kv.Namespace.store", lambda *_, **__: ticket)
         timer = released_later(ticket)
         with pytest.raises(interrupt):
             getattr(ours, what)(["one"], indices(0))

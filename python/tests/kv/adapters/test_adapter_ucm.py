@@ -32,11 +32,11 @@ from test_kv_device import DeviceMemory
 
 import_host("ucm.store.factory_v1")
 
+from hoistway.errors import OptionError, RequestError, StorageError, StoreClosedError  # noqa: E402
+from hoistway.kv.adapters.ucm import HoistwayStore, HoistwayTask  # noqa: E402
 from ucm.store.factory_v1 import UcmConnectorFactoryV1  # noqa: E402
 from ucm.store.pipeline.errors import StoreNotFoundError, StoreUnhealthyError  # noqa: E402
 from ucm.store.ucmstore_v1 import UcmKVStoreBaseV1  # noqa: E402
-from windlass.errors import OptionError, RequestError, StorageError, StoreClosedError  # noqa: E402
-from windlass.kv.adapters.ucm import WindlassStore, WindlassTask  # noqa: E402
 
 pytestmark = HOST_WARNINGS
 
@@ -57,11 +57,11 @@ class Opened:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.stores: list[WindlassStore] = []
+        self.stores: list[HoistwayStore] = []
 
-    def __call__(self, **changes: Any) -> WindlassStore:
+    def __call__(self, **changes: Any) -> HoistwayStore:
         """As UCM's worker makes it."""
-        own = {**SMALL, **changes.pop("windlass", {})}
+        own = {**SMALL, **changes.pop("hoistway", {})}
         config: dict[str, Any] = {
             "storage_backends": [str(self.root / "kv")],
             "unique_id": "engine",
@@ -73,16 +73,16 @@ class Opened:
             "local_rank_size": 1,
             "share_buffer_enable": False,
             "posix_gc_enable": False,
-            "windlass": own,
+            "hoistway": own,
             **changes,
         }
-        store = UcmConnectorFactoryV1.create_connector("WindlassStore", config, "windlass.kv.adapters.ucm")
-        assert type(store) is WindlassStore
+        store = UcmConnectorFactoryV1.create_connector("HoistwayStore", config, "hoistway.kv.adapters.ucm")
+        assert type(store) is HoistwayStore
         assert isinstance(store, UcmKVStoreBaseV1)
         self.stores.append(store)
         return store
 
-    def scheduler(self, **changes: Any) -> WindlassStore:
+    def scheduler(self, **changes: Any) -> HoistwayStore:
         """As UCM's scheduler makes it: it knows nothing of the tensors."""
         geometry = dict.fromkeys(("tensor_size_list", "shard_size", "block_size", "local_rank_size"))
         return self(device_id=-1, **geometry, **changes)
@@ -124,13 +124,13 @@ def shards_of(ids: list[bytes], shards: int = SHARDS) -> tuple[list[bytes], list
     return [block for block in ids for _ in range(shards)], list(range(shards)) * len(ids)
 
 
-def dump(store: WindlassStore, ids: list[bytes]) -> list[list[torch.Tensor]]:
+def dump(store: HoistwayStore, ids: list[bytes]) -> list[list[torch.Tensor]]:
     rows = tensors(ids)
     store.wait(store.dump(*shards_of(ids), rows))
     return rows
 
 
-def layout_of(store: WindlassStore) -> str:
+def layout_of(store: HoistwayStore) -> str:
     return store._stores[0].report()["layout"]
 
 
@@ -373,7 +373,7 @@ def test_blocks_of_another_shape_are_not_delivered(opened):
     with pytest.raises(StoreNotFoundError, match="mismatch"):
         other.wait(other.load(*shards_of(ids), target))
     assert opened(tensor_layout="mla").lookup(ids) == [False]
-    assert opened(windlass={"namespace": {"dtype": "fp8"}}).lookup(ids) == [False]
+    assert opened(hoistway={"namespace": {"dtype": "fp8"}}).lookup(ids) == [False]
     assert opened().lookup(ids) == [True]
 
 
@@ -381,7 +381,7 @@ def test_blocks_of_other_weights_at_the_same_path_are_not_found(opened):
     path, ids = opened.root / "llama", block_ids(1)
     for seed, expected in ((0, False), (1, False), (0, True)):
         sharded_checkpoint(path, seed)
-        store = opened(windlass={"checkpoint": str(path)})
+        store = opened(hoistway={"checkpoint": str(path)})
         assert store.lookup(ids) == [expected]
         dump(store, ids)
         store.close()
@@ -396,7 +396,7 @@ def test_prometheus_gets_the_metrics_of_all_stores(opened):
 
 
 def test_what_admission_leaves_out_is_no_failure(opened):
-    store = opened(windlass={"admission": "second_touch"})
+    store = opened(hoistway={"admission": "second_touch"})
     ids = block_ids(1)
     dump(store, ids)
     assert store.lookup(ids) == [False]
@@ -407,7 +407,7 @@ def test_what_admission_leaves_out_is_no_failure(opened):
 def test_a_store_for_reading_takes_nothing_and_says_no_error(opened, store):
     old, new = block_ids(2)
     rows = dump(store, [old])
-    reader = opened(windlass={"access": "read"})
+    reader = opened(hoistway={"access": "read"})
     dump(reader, [new])
     assert reader.lookup([old, new]) == [True, False]
     loaded = empty(rows)
@@ -424,7 +424,7 @@ def test_memory_in_doubt_is_an_error_of_the_storage(store):
         lost=lambda: True,
         wait=lambda: SimpleNamespace(statuses=["io:5"]),
     )
-    task = WindlassTask([ticket])
+    task = HoistwayTask([ticket])
     assert store.check(task)
     with pytest.raises(StoreUnhealthyError, match="1 io:5"):
         store.wait(task)
@@ -436,7 +436,7 @@ def test_ucm_gets_its_memory_back_when_a_task_cannot_begin(opened, monkeypatch, 
     store = opened(storage_backends=[str(opened.root / name) for name in ("one", "two")])
     ids = block_ids(20)
     first = Held("cancelled")
-    monkeypatch.setattr("windlass.kv.Namespace.load", failing_on_second_call(first, interrupt))
+    monkeypatch.setattr("hoistway.kv.Namespace.load", failing_on_second_call(first, interrupt))
     timer = released_later(first)
     with pytest.raises(interrupt, match="of the second"):
         store.load(ids, [0] * 20, tensors(ids, 1))
@@ -451,7 +451,7 @@ def test_a_wait_that_is_interrupted_ends_the_task(store, interrupt):
     ticket.interrupts = [interrupt()]
     timer = released_later(ticket)
     with pytest.raises(interrupt):
-        store.wait(WindlassTask([ticket]))
+        store.wait(HoistwayTask([ticket]))
     assert ticket.is_cancelled
     assert ticket.is_released
     timer.join()
@@ -497,7 +497,7 @@ def test_a_request_that_makes_no_sense_is_refused(store):
     ("changes", "message"),
     [
         ({"storage_backends": []}, "storage_backends"),
-        ({"windlass": {"capacty": 1}}, "'capacty' in windlass"),
+        ({"hoistway": {"capacty": 1}}, "'capacty' in hoistway"),
         ({"shard_size": 4096, "block_size": 5000}, "block_size cannot be 5000"),
         ({"use_direct": "maybe"}, "maybe"),
         ({"useDirect": "maybe"}, "maybe"),
@@ -512,7 +512,7 @@ def test_what_cannot_be_is_said_when_the_store_is_made(opened, changes, message)
 
 
 def test_ucms_own_options_are_the_stores(opened):
-    store = opened(posix_capacity_gb=3, timeout_ms=5000, use_direct=False, windlass={"capacity": None})
+    store = opened(posix_capacity_gb=3, timeout_ms=5000, use_direct=False, hoistway={"capacity": None})
     assert store._stores[0].stats()["capacity_bytes"] == 3 << 30
     assert store._stores[0].report()["direct"] == "off"
 
@@ -526,21 +526,21 @@ def test_both_spellings_of_use_direct_are_heard(opened, name, value, mode):
 def test_a_store_without_a_capacity_takes_most_of_its_file_system(opened):
     roots = [str(opened.root / "new" / name) for name in ("one", "two")]
     size = shutil.disk_usage(opened.root).total
-    (one,) = opened(storage_backends=roots[:1], windlass={"capacity": None})._stores
+    (one,) = opened(storage_backends=roots[:1], hoistway={"capacity": None})._stores
     assert one.stats()["capacity_bytes"] == size * 90 // 100
     # UCM's own word for no limit.
-    both = opened(storage_backends=roots, windlass={"capacity": None}, posix_capacity_gb=0)._stores
+    both = opened(storage_backends=roots, hoistway={"capacity": None}, posix_capacity_gb=0)._stores
     assert [store.stats()["capacity_bytes"] for store in both] == [size * 90 // 100 // 2] * 2
 
 
 def test_a_new_store_on_a_file_system_of_the_network_has_files(opened, monkeypatch):
     local = opened(storage_backends=[str(opened.root / "local")])
-    monkeypatch.setattr("windlass._native.is_remote", lambda _path: True)
+    monkeypatch.setattr("hoistway._native.is_remote", lambda _path: True)
     assert layout_of(opened(storage_backends=[str(opened.root / "new")])) == "files"
     assert layout_of(opened(storage_backends=[str(opened.root / "new")])) == "files"
     assert layout_of(opened(storage_backends=[str(opened.root / "local")])) == layout_of(local) == "segments"
     own = {"layout": "segments"}
-    assert layout_of(opened(storage_backends=[str(opened.root / "own")], windlass=own)) == "segments"
+    assert layout_of(opened(storage_backends=[str(opened.root / "own")], hoistway=own)) == "segments"
 
 
 def test_keys_of_ucms_own_stores_have_no_effect_and_are_named(opened, caplog):
@@ -552,7 +552,7 @@ def test_keys_of_ucms_own_stores_have_no_effect_and_are_named(opened, caplog):
 @pytest.mark.parametrize("use_direct", ["off", "prefer"])
 def test_blocks_of_a_device(opened, stand_in, monkeypatch, use_direct):
     """As UCM's connector for vLLM has it: addresses on the device, in buffers that it announces."""
-    monkeypatch.setattr("windlass.kv.adapters.ucm._has_cuda", lambda: True)
+    monkeypatch.setattr("hoistway.kv.adapters.ucm._has_cuda", lambda: True)
     size = SHARD * SHARDS
     memory = DeviceMemory(stand_in.library, 1, size)
     store = opened(

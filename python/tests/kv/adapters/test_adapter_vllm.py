@@ -30,6 +30,8 @@ from plugin_hosts import HOST_WARNINGS, import_host, logged
 
 import_host("vllm.v1.kv_offload.tiering.spec")
 
+from hoistway.errors import MemoryLostError, OptionError, StorageError, StoreClosedError  # noqa: E402
+from hoistway.kv.adapters.vllm import FAILED_BLOCKS, HoistwayTier  # noqa: E402
 from vllm.config import KVTransferConfig  # noqa: E402
 from vllm.v1.kv_offload.base import (  # noqa: E402
     Locality,
@@ -52,8 +54,6 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory  # noqa: E402
 from vllm.v1.kv_offload.tiering.base import TransferJob  # noqa: E402
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec  # noqa: E402
 from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
-from windlass.errors import MemoryLostError, OptionError, StorageError, StoreClosedError  # noqa: E402
-from windlass.kv.adapters.vllm import FAILED_BLOCKS, WindlassTier  # noqa: E402
 
 pytestmark = HOST_WARNINGS
 
@@ -87,7 +87,7 @@ def config_of(extra: dict[str, Any], **changes: Any) -> OffloadingConfig:
         worker_kv_bytes_per_block=CHUNK // parallel.world_size,
         enable_kv_cache_events=changes.pop("events", False),
         extra_config=extra,
-        engine_id=f"windlass-{next(engines)}",
+        engine_id=f"hoistway-{next(engines)}",
         model=OffloadingModelConfig(name="llama", dtype="bfloat16"),
         cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
         parallel=parallel,
@@ -100,7 +100,7 @@ class Engine:
     """vLLM's manager of tiers, and the memory of its first one."""
 
     manager: Any
-    tier: WindlassTier
+    tier: HoistwayTier
     memory: np.ndarray
 
     def step(self) -> None:
@@ -179,8 +179,8 @@ def engine(root: Path, changes: dict[str, Any] | None = None, **tier: Any) -> It
         "cpu_bytes_to_use": CHUNKS * CHUNK,
         "secondary_tiers": [
             {
-                "type": "WindlassTier",
-                "module_path": "windlass.kv.adapters.vllm",
+                "type": "HoistwayTier",
+                "module_path": "hoistway.kv.adapters.vllm",
                 "root_dir": str(root),
                 **SMALL,
                 **tier,
@@ -197,7 +197,7 @@ def opened(config: OffloadingConfig) -> Iterator[Engine]:
     assert type(spec) is TieringOffloadingSpec
     manager = spec.get_manager()
     (tier,) = manager.secondary_tiers
-    assert type(tier) is WindlassTier
+    assert type(tier) is HoistwayTier
     memory = np.asarray(manager.primary_tier.get_kv_memoryview()).view(np.uint8)
     engine = Engine(manager, tier, memory)
     del memory
@@ -390,7 +390,7 @@ def test_a_failure_that_may_pass_leaves_the_chunk(vllm, monkeypatch, status):
     assert vllm.tier.lookup(key_of(1), CONTEXT) is HIT
     assert vllm.load([key_of(1)], [1]).success
     assert (vllm.memory[1] == 9).all()
-    assert vllm.tier.get_stats().reduce()[f"{FAILED_BLOCKS}:('WindlassTier', '{status}')"] == 1
+    assert vllm.tier.get_stats().reduce()[f"{FAILED_BLOCKS}:('HoistwayTier', '{status}')"] == 1
 
 
 def test_a_request_that_finished_before_its_load_failed_leaves_nothing(vllm):
@@ -609,7 +609,7 @@ def test_chunks_of_other_weights_at_the_same_path_are_not_found(tmp_path):
 
 
 def test_a_model_whose_weights_are_not_found_is_a_warning(tmp_path):
-    with logged("vllm.windlass.kv") as messages, engine(tmp_path / "kv"):
+    with logged("vllm.hoistway.kv") as messages, engine(tmp_path / "kv"):
         pass
     assert any("does not depend on the weights: llama is no directory" in message for message in messages)
 
@@ -644,7 +644,7 @@ def test_what_the_user_adds_tells_chunks_apart_too(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"capacty": "1GiB"}, OptionError, "'capacty' in secondary tier WindlassTier means nothing"),
+        ({"capacty": "1GiB"}, OptionError, "'capacty' in secondary tier HoistwayTier means nothing"),
         ({"locality": "here"}, ValueError, "here"),
         ({"durability": "some"}, OptionError, "some"),
         ({"root_dir": "/dev/null/kv"}, OSError, "/dev/null"),
@@ -663,7 +663,7 @@ def test_metrics_are_those_that_vllm_was_told_of(tmp_path):
         assert not vllm.load([key_of(99)], [0]).success
         stats = vllm.tier.get_stats()
         types, values = stats.metric_sections()
-        assert values[FAILED_BLOCKS] == {("WindlassTier", "miss"): 1}
+        assert values[FAILED_BLOCKS] == {("HoistwayTier", "miss"): 1}
         assert isinstance(known[FAILED_BLOCKS], OffloadingCounterMetadata)
         for name, series in values.items():
             for labels in series:

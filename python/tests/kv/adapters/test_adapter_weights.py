@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from adapter_hosts import SMALL, random_bytes, sharded_checkpoint
+from hoistway.errors import OptionError
+from hoistway.kv.adapters import _weights
+from hoistway.kv.adapters.lmcache import Client
 from plugin_hosts import logged
-from windlass.errors import OptionError
-from windlass.kv.adapters import _weights
-from windlass.kv.adapters.lmcache import Client
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -145,6 +145,6 @@ def test_a_checkpoint_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 def test_a_store_that_does_not_know_the_weights_says_so(
     tmp_path: Path, namespace: dict[str, str], warnings: int
 ) -> None:
-    with logged("windlass.kv") as messages:
+    with logged("hoistway.kv") as messages:
         Client(str(tmp_path / "kv"), **SMALL, namespace=namespace).close()
     assert sum("does not depend on the weights" in message for message in messages) == warnings

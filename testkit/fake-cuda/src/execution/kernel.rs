@@ -50,7 +50,7 @@ pub(crate) struct Launch {
 
 unsafe extern "C" {
     /// Of the engine's `kernels.cu`.
-    fn windlass_kernel(name: *const c_char) -> Option<Kernel>;
+    fn hoistway_kernel(name: *const c_char) -> Option<Kernel>;
     /// Of `kernels_shim.cpp`.
     fn fake_cuda_run_kernel(
         kernel: Kernel,
@@ -124,7 +124,7 @@ impl Function {
         }
         let symbol = CString::new(name).map_err(|_| NOT_FOUND)?;
         // SAFETY: compares the NUL-terminated name with those it knows.
-        let kernel = unsafe { windlass_kernel(symbol.as_ptr()) }.ok_or(NOT_FOUND)?;
+        let kernel = unsafe { hoistway_kernel(symbol.as_ptr()) }.ok_or(NOT_FOUND)?;
         let owner = Arc::clone(&of.owner);
         Ok(FUNCTIONS.insert(Arc::new(Function { owner, module, name: name.to_owned(), kernel })))
     }

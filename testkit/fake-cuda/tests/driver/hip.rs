@@ -238,7 +238,7 @@ fn an_error_that_ends_a_device_leaves_others_and_cudas_alone() {
 #[test]
 fn kernels_are_those_of_the_engines_code_objects() {
     let _turn = Turn::take();
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/windlass-device/src/hip/kernels");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/hoistway-device/src/hip/kernels");
     let image = std::fs::read(format!("{folder}/gfx942.co")).unwrap();
     let (mut module, mut function) = (0, 0);
     let load = |module: &mut usize, image: &[u8]| hip!(hipModuleLoadData(place: *mut usize = module, image: *const u8 = image.as_ptr()));
@@ -248,7 +248,7 @@ fn kernels_are_those_of_the_engines_code_objects() {
             place: *mut usize = &mut function, module: usize = module, name: *const i8 = name.as_ptr()
         ))
     };
-    assert_eq!((find(c"windlass_cast_f32_f32"), find(c"windlass_copy")), (500, 0));
+    assert_eq!((find(c"hoistway_cast_f32_f32"), find(c"hoistway_copy")), (500, 0));
     let bytes = pattern(10_000);
     let (from, to, table) = (allocate(bytes.len()), allocate(bytes.len()), allocate(24));
     assert_eq!(to_device(from, &bytes, 0), 0);

@@ -7,7 +7,7 @@ use std::{
 };
 
 fn module(session: &Session) -> usize {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/windlass-device/src/cuda/kernels.ptx");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/hoistway-device/src/cuda/kernels.ptx");
     let ptx = CString::new(fs::read(path).unwrap()).unwrap();
     let mut module = 0;
     assert_eq!(session.cuModuleLoadData(&mut module, ptx.as_ptr()), 0);
@@ -53,7 +53,7 @@ fn segments_are_copied_from_and_to_any_address() {
     let (from, to) = (session.upload(&source), session.allocate(50_000));
     let kernels = session.count("kernels");
     let segments = [[from + 3, to + 5, 20_001], [from + 30_000, to + 30_000, 1], [from, to, 0]];
-    assert_eq!(run(&session, "windlass_copy", &segments), 0);
+    assert_eq!(run(&session, "hoistway_copy", &segments), 0);
     let result = session.download(to, 50_000);
     assert!(result[5..20_006] == source[3..20_004]);
     assert_eq!(
@@ -69,7 +69,7 @@ fn elements_are_cast() {
     let floats: Vec<f32> = (0..1000).map(|number| number as f32 / 7.0 - 70.0).collect();
     let source: Vec<u8> = floats.iter().flat_map(|float| float.to_ne_bytes()).collect();
     let (from, to) = (session.upload(&source), session.allocate(2000));
-    assert_eq!(run(&session, "windlass_cast_f32_bf16", &[[from, to, 1000]]), 0);
+    assert_eq!(run(&session, "hoistway_cast_f32_bf16", &[[from, to, 1000]]), 0);
     for (float, bytes) in floats.iter().zip(session.download(to, 2000).as_chunks::<2>().0) {
         let cast = f32::from_bits(u32::from(u16::from_ne_bytes(*bytes)) << 16);
         assert!((cast - float).abs() <= float.abs() / 256.0, "{float} became {cast}");
@@ -83,19 +83,19 @@ fn all_agreed_kernels_are_there() {
     let casts = ["f32_f16", "f32_bf16", "f16_f32", "f16_bf16", "bf16_f32", "bf16_f16"];
     let small = ["f8e4m3", "f8e5m2"].map(|from| ["f32", "f16", "bf16"].map(|to| format!("{from}_{to}")));
     for cast in casts.map(String::from).iter().chain(small.as_flattened()) {
-        function(&session, module, &format!("windlass_cast_{cast}")).unwrap();
+        function(&session, module, &format!("hoistway_cast_{cast}")).unwrap();
     }
-    assert_eq!(function(&session, module, "windlass_cast_f32_f32"), Err(500));
+    assert_eq!(function(&session, module, "hoistway_cast_f32_f32"), Err(500));
     assert_eq!(session.count("modules"), 1);
     assert_eq!(session.cuModuleUnload(module), 0);
-    assert_eq!(function(&session, module, "windlass_copy"), Err(400));
+    assert_eq!(function(&session, module, "hoistway_copy"), Err(400));
 }
 
 #[test]
 fn kernels_stay_within_allocations() {
     let session = Session::new();
     let (from, to) = (session.allocate(100), session.allocate(99));
-    assert_eq!(run(&session, "windlass_copy", &[[from, to, 100]]), 700);
+    assert_eq!(run(&session, "hoistway_copy", &[[from, to, 100]]), 700);
 }
 
 #[test]
@@ -104,12 +104,12 @@ fn kernels_reach_pinned_memory_and_no_other() {
     let pinned = session.pinned(&pattern(100));
     let pageable = pattern(100);
     let to = session.allocate(100);
-    assert_eq!(run(&session, "windlass_copy", &[[pinned.as_ptr() as u64, to, 100]]), 0);
+    assert_eq!(run(&session, "hoistway_copy", &[[pinned.as_ptr() as u64, to, 100]]), 0);
     assert!(session.download(to, 100) == pinned);
-    assert_eq!(run(&session, "windlass_copy", &[[pageable.as_ptr() as u64, to, 100]]), 700);
+    assert_eq!(run(&session, "hoistway_copy", &[[pageable.as_ptr() as u64, to, 100]]), 700);
     session.fake_cuda_reset();
     session.configure("INTEGRATED=1");
-    assert_eq!(run(&session, "windlass_copy", &[[pageable.as_ptr() as u64, to, 100]]), 0);
+    assert_eq!(run(&session, "hoistway_copy", &[[pageable.as_ptr() as u64, to, 100]]), 0);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn kernels_fail_on_request() {
     let session = Session::new();
     session.configure("FAULTS=kernel:1=719");
     let address = session.allocate(1);
-    assert_eq!(run(&session, "windlass_copy", &[[address, address, 1]]), 719);
+    assert_eq!(run(&session, "hoistway_copy", &[[address, address, 1]]), 719);
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn what_cannot_be_launched_is_refused() {
     assert_eq!(session.cuModuleLoadData(&mut handle, c"\x7fELF".as_ptr()), 200);
     // A module that names no kernels is taken to have them all.
     assert_eq!(session.cuModuleLoadData(&mut handle, c".version 8.0".as_ptr()), 0);
-    let function = function(&session, handle, "windlass_copy").unwrap();
+    let function = function(&session, handle, "hoistway_copy").unwrap();
     for (grid, threads) in [([0, 1], 1), ([1, 65_536], 1), ([1, 1], 1025)] {
         assert_eq!(launch(&session, function, grid, threads, &0, 0), 1);
     }

@@ -2,6 +2,9 @@
 //! each byte with another file's. `CLIENT` is `native`, or the path of the vendor's library. With `again` it says `reading`
 //! once it does, and does not end.
 
+use hoistway_usrbio::{
+    Client, IovOptions, Library, LibrarySearch, Mount, Refused, Result, Ring, RingOptions, Transfer,
+};
 use std::{
     env,
     ffi::OsString,
@@ -11,9 +14,6 @@ use std::{
     path::Path,
     process::ExitCode,
     time::Duration,
-};
-use windlass_usrbio::{
-    Client, IovOptions, Library, LibrarySearch, Mount, Refused, Result, Ring, RingOptions, Transfer,
 };
 
 const SLOT_BYTES: usize = (1 << 20) + 1;
@@ -89,7 +89,7 @@ fn read(path: &Path, expected: &Path, client: &OsString, again: bool) -> Result<
 }
 
 /// The slot, if there is no room for the transfer.
-fn pushed(ring: &mut Ring, transfer: Transfer) -> Result<Option<windlass_usrbio::IovSlot>> {
+fn pushed(ring: &mut Ring, transfer: Transfer) -> Result<Option<hoistway_usrbio::IovSlot>> {
     match ring.push(transfer) {
         Ok(()) => Ok(None),
         Err(Refused::Full(transfer)) => Ok(Some(transfer.slot)),

@@ -6,14 +6,14 @@ use crate::{
     fixture::PATIENCE,
     ways,
 };
-use usrbiod::Options;
-use windlass::{
+use hoistway::{
     Checkpoint, DeviceId, Dtype, FillTarget, Filled, LoadOptions, Loaded, Order, Route, UsrbioClient,
     device::Device,
     plan::{Layout, Selection, TensorSlice},
     route::Access,
 };
-use windlass_device::DirectBuffer;
+use hoistway_device::DirectBuffer;
+use usrbiod::Options;
 
 /// Fails unless all bytes came by USRBIO, past the page cache, and through its memory.
 fn assert_all_by_usrbio(loaded: &Loaded, options: &LoadOptions) {
@@ -55,7 +55,7 @@ fn a_gguf_file_arrives_whole_in_every_layout() {
     for way in ways() {
         for layout in [Layout::File, Layout::Packed, Layout::Tensor] {
             let options = way.clone().layout(layout);
-            let loaded = windlass::load(&[&path], &options).unwrap();
+            let loaded = hoistway::load(&[&path], &options).unwrap();
             assert_is_gguf(&loaded, &tensors);
             assert_all_by_usrbio(&loaded, &options);
         }
@@ -91,7 +91,7 @@ fn slices_are_those_parts() {
         for (rows, columns) in [(100..420u64, 0..4096u64), (0..512, 1024..1040), (0..512, 0..4095)] {
             let slice = TensorSlice::new(vec![rows.clone(), columns.clone()]);
             let selection = Selection::all().select("m").slice("m", slice);
-            let loaded = windlass::load(&[&path], &way.clone().selection(selection)).unwrap();
+            let loaded = hoistway::load(&[&path], &way.clone().selection(selection)).unwrap();
             let part: Vec<u8> = rows
                 .flat_map(|row| {
                     let start = row as usize * 8192;
@@ -178,7 +178,7 @@ fn reads_take_whole_chunks_of_the_file() {
     );
     for device in crate::common::devices() {
         let options = by(Route::Usrbio, UsrbioClient::Native, device);
-        let loaded = windlass::load(&[&path], &options).unwrap();
+        let loaded = hoistway::load(&[&path], &options).unwrap();
         assert_is_file(&loaded, &file);
         let reads: u64 = loaded.report().carriers.iter().map(|own| own.reads).sum();
         // To a device, a last block that is cut short is read by itself.
@@ -205,7 +205,7 @@ fn a_budget_for_memory_makes_do_with_less_of_it() {
     assert!(loaded.report().memory.staging_bytes <= 4 << 20, "{:?}", loaded.report().memory);
     let none = options.memory_budget_bytes(budget - (4 << 20));
     let error = model.load(&none).unwrap_err();
-    assert!(matches!(error, windlass::Error::MemoryBudget { .. }), "{error:?}");
+    assert!(matches!(error, hoistway::Error::MemoryBudget { .. }), "{error:?}");
 }
 
 #[test]
@@ -230,13 +230,13 @@ fn files_on_a_3fs_and_elsewhere_each_go_their_way() {
     for way in ways().into_iter().filter(|way| way.route != Route::Usrbio) {
         for layout in [Layout::File, Layout::Packed] {
             let options = way.clone().layout(layout);
-            let loaded = windlass::load(&[&path, &model.path], &options).unwrap();
+            let loaded = hoistway::load(&[&path, &model.path], &options).unwrap();
             for tensor in loaded.tensors() {
                 let file = if tensor.name() == "other" { &other } else { &model.file };
                 assert!(*tensor.bytes().unwrap() == *expected(file, tensor.name()), "{}", tensor.name());
             }
             let by_usrbio =
-                |own: &windlass::Carrier| if own.route == Route::Usrbio { own.tensor_bytes } else { 0 };
+                |own: &hoistway::Carrier| if own.route == Route::Usrbio { own.tensor_bytes } else { 0 };
             let shared: u64 = loaded.report().carriers.iter().map(by_usrbio).sum();
             assert_eq!(shared, loaded.report().tensor_bytes - (9 << 20), "{}", loaded.report());
         }

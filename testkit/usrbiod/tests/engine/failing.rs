@@ -6,6 +6,12 @@ use crate::{
     fixture::{PATIENCE, eventually},
     reading, ways,
 };
+use hoistway::{
+    Arrival, ByteRange, Checkpoint, DeviceId, Error, LoadOptions, Route, UsrbioClient,
+    plan::Layout,
+    read::{Priority, ReadFile, ReadRequest, Reader, Target},
+    route::fault::{Fault, FaultScript},
+};
 use std::{
     collections::BTreeSet,
     fs,
@@ -17,12 +23,6 @@ use std::{
     time::{Duration, Instant},
 };
 use usrbiod::Faults;
-use windlass::{
-    Arrival, ByteRange, Checkpoint, DeviceId, Error, LoadOptions, Route, UsrbioClient,
-    plan::Layout,
-    read::{Priority, ReadFile, ReadRequest, Reader, Target},
-    route::fault::{Fault, FaultScript},
-};
 
 /// What a process may leave in shared memory.
 pub(crate) fn shared_memory() -> BTreeSet<PathBuf> {
@@ -36,7 +36,7 @@ pub(crate) fn assert_shared_memory_is_gone(before: &BTreeSet<PathBuf>) {
 }
 
 /// Loads in small reads, and checks that nothing is left behind, here and with the daemon.
-fn load(model: &Model, options: &LoadOptions) -> windlass::Result<()> {
+fn load(model: &Model, options: &LoadOptions) -> hoistway::Result<()> {
     let options = options.clone().chunk_bytes(64 << 10);
     let before = (footprint(model, &options), shared_memory());
     let outcome = model.load(&options).map(|loaded| assert_is_file(&loaded, &model.file));

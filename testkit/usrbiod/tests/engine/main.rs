@@ -1,7 +1,7 @@
 //! The engine on a stand-in of 3FS: route `usrbio`, whole loads, both clients, host memory and a stand-in of a device.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
-#[path = "../../../../crates/windlass/tests/common/mod.rs"]
+#[path = "../../../../crates/hoistway/tests/common/mod.rs"]
 mod common;
 mod delivering;
 mod failing;
@@ -13,12 +13,12 @@ mod refusing;
 mod to_device;
 
 use fixture::{Fixture, library_path};
+use hoistway::{DeviceId, LoadOptions, Loaded, Route, UsrbioClient};
 use std::{
     path::PathBuf,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 use usrbiod::Options;
-use windlass::{DeviceId, LoadOptions, Loaded, Route, UsrbioClient};
 
 /// Footprints and the stand-in of a device are the process's: tests that load take turns.
 fn turn() -> MutexGuard<'static, ()> {
@@ -51,8 +51,8 @@ impl Model {
         Some(Self { path: fixture.path("mixed.safetensors"), fixture, file, _turn: turn })
     }
 
-    fn load(&self, options: &LoadOptions) -> windlass::Result<Loaded> {
-        windlass::load(&[&self.path], options)
+    fn load(&self, options: &LoadOptions) -> hoistway::Result<Loaded> {
+        hoistway::load(&[&self.path], options)
     }
 }
 
@@ -65,7 +65,7 @@ fn start_what_stays() {
         let (path, _) = common::mixed_model(disk.path());
         let options = LoadOptions::default().route(Route::GdsCompat).device(device);
         // Where the file system has no direct reads, there is no cuFile either.
-        let _ = windlass::load(&[&path], &options);
+        let _ = hoistway::load(&[&path], &options);
     });
 }
 

@@ -4,6 +4,12 @@ use crate::{
     Model, by,
     fixture::{Fixture, PATIENCE, library_path, pattern},
 };
+use hoistway::{
+    ByteRange, Checkpoint, DeviceId, Error, Route, UsrbioClient,
+    device::Device,
+    read::{Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target},
+};
+use hoistway_device::DirectBuffer;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use std::{
     sync::{Arc, Mutex, mpsc},
@@ -11,12 +17,6 @@ use std::{
     time::Duration,
 };
 use usrbiod::Faults;
-use windlass::{
-    ByteRange, Checkpoint, DeviceId, Error, Route, UsrbioClient,
-    device::Device,
-    read::{Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target},
-};
-use windlass_device::DirectBuffer;
 
 pub(crate) fn options(client: UsrbioClient) -> ReaderOptions {
     ReaderOptions::default()

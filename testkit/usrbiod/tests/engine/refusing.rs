@@ -5,11 +5,11 @@ use crate::{
     common::{assert_is_file, mixed_model},
     fixture::library_path,
 };
+use hoistway::{DeviceId, DirectIo, Error, LoadOptions, Loaded, Route, UsrbioClient, plan::Selection};
 use std::path::PathBuf;
 use usrbiod::{Faults, Options};
-use windlass::{DeviceId, DirectIo, Error, LoadOptions, Loaded, Route, UsrbioClient, plan::Selection};
 
-fn unavailable(result: windlass::Result<Loaded>) -> (PathBuf, String, String) {
+fn unavailable(result: hoistway::Result<Loaded>) -> (PathBuf, String, String) {
     match result.unwrap_err() {
         Error::RouteUnavailable { route: Route::Usrbio, path: Some(path), why } => {
             (path, why.reason, why.fix)
@@ -36,12 +36,12 @@ fn a_file_elsewhere_is_refused_and_auto_has_nothing_to_say() {
     let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let (path, file) = mixed_model(disk.path());
     for device in crate::common::devices() {
-        let named = windlass::load(&[&path], &by(Route::Usrbio, UsrbioClient::Auto, device));
+        let named = hoistway::load(&[&path], &by(Route::Usrbio, UsrbioClient::Auto, device));
         let (at, reason, fix) = unavailable(named);
         assert_eq!((at, fix.as_str()), (path.clone(), "choose route auto"));
         assert!(reason.contains("not on a 3FS"), "{reason}");
     }
-    let loaded = windlass::load(&[&path], &by(Route::Auto, UsrbioClient::Auto, HOST)).unwrap();
+    let loaded = hoistway::load(&[&path], &by(Route::Auto, UsrbioClient::Auto, HOST)).unwrap();
     assert_is_file(&loaded, &file);
     assert!(!loaded.report().to_string().contains("usrbio"), "{}", loaded.report());
 }
@@ -51,10 +51,10 @@ fn one_file_elsewhere_among_those_on_a_3fs_is_named() {
     let Some(model) = Model::start() else { return };
     let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = disk.path().join("other.safetensors");
-    let tensors = [crate::common::tensor("other", windlass::Dtype::U8, &[100])];
+    let tensors = [crate::common::tensor("other", hoistway::Dtype::U8, &[100])];
     crate::common::write_model(&path, &tensors, 0, 1);
     let options = by(Route::Usrbio, UsrbioClient::Native, HOST);
-    assert_eq!(unavailable(windlass::load(&[&model.path, &path], &options)).0, path);
+    assert_eq!(unavailable(hoistway::load(&[&model.path, &path], &options)).0, path);
 }
 
 /// Runs a test again in a process that has not met the vendor's library. `true` in that process.
@@ -136,7 +136,7 @@ fn what_is_asked_of_auto_may_rule_usrbio_out() {
     let selection = Selection::all().select("small.*");
     let loaded = model.load(&options.selection(selection)).unwrap();
     let is_small =
-        |own: &windlass::Refusal| own.what == "usrbio" && own.why.reason.contains("caller's thread");
+        |own: &hoistway::Refusal| own.what == "usrbio" && own.why.reason.contains("caller's thread");
     assert!(loaded.report().refused.iter().any(is_small), "{}", loaded.report());
 
     // POSIX is there where it is asked for.
@@ -152,15 +152,15 @@ fn doctor_says_whether_usrbio_works_on_a_path() {
     }
     let Some(model) = Model::start() else { return };
     let finding = || {
-        let checks = windlass::doctor::examine(&[&model.path]);
+        let checks = hoistway::doctor::examine(&[&model.path]);
         checks.into_iter().find(|check| check.name.ends_with(": usrbio")).unwrap()
     };
     let check = finding();
-    assert_eq!(check.status, windlass::doctor::Status::Ok, "{check:?}");
+    assert_eq!(check.status, hoistway::doctor::Status::Ok, "{check:?}");
     assert!(check.finding.contains("native client"), "{check:?}");
     model.fixture.daemon.behave(Faults { version_ahead: 1, ..Faults::default() }).unwrap();
     model.fixture.daemon.restart().unwrap();
     let check = finding();
-    assert_eq!(check.status, windlass::doctor::Status::Slower, "{check:?}");
+    assert_eq!(check.status, hoistway::doctor::Status::Slower, "{check:?}");
     assert!(check.finding.contains("version"), "{check:?}");
 }

@@ -13,13 +13,13 @@ use crate::{
     fixture::{PATIENCE, eventually, pattern},
     reading,
 };
-use std::{path::PathBuf, thread, time::Duration};
-use usrbiod::Faults;
-use windlass::{
+use hoistway::{
     Error, LoadOptions, Route, UsrbioClient,
     read::{Batch, BatchReport, Priority, ReadFile, Reader, ReaderOptions},
     route::Access,
 };
+use std::{path::PathBuf, thread, time::Duration};
+use usrbiod::Faults;
 
 const LEN: u64 = 1_200_003;
 /// The bytes of the last block, which is cut short.
@@ -140,7 +140,7 @@ fn loads_of_files_on_a_3fs_go_past_the_host_where_that_is_named() {
     let [_, device] = crate::common::devices();
     for route in [Route::Gds, Route::GdsCompat] {
         let options = LoadOptions::default().route(route).device(device);
-        let loaded = windlass::load(&[path], &options).unwrap();
+        let loaded = hoistway::load(&[path], &options).unwrap();
         assert_is_file(&loaded, file);
         let report = loaded.report();
         let past_host = report.carriers.iter().filter(|own| own.route == route && own.via.is_none());

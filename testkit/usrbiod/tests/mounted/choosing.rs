@@ -1,8 +1,8 @@
 //! Which client is used, and why.
 
 use crate::fixture::{Fixture, clients, library_path, search};
+use hoistway_usrbio::{Error, Library, LibrarySearch, Preference, choose, probe};
 use usrbiod::Faults;
-use windlass_usrbio::{Error, Library, LibrarySearch, Preference, choose, probe};
 
 #[test]
 fn a_library_that_works_is_preferred_and_the_native_client_needs_none() {

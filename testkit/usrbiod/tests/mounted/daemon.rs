@@ -1,6 +1,7 @@
 //! A daemon that dies, comes back, forgets or hangs is an error of that name, in time.
 
 use crate::fixture::{Fixture, PATIENCE, Session, clients, eventually, fails_within};
+use hoistway_usrbio::{Client, Error, IovOptions, Mount, RingOptions};
 use std::{
     fs::File,
     path::Path,
@@ -9,7 +10,6 @@ use std::{
     time::Duration,
 };
 use usrbiod::Faults;
-use windlass_usrbio::{Client, Error, IovOptions, Mount, RingOptions};
 
 const STALL: Faults = Faults {
     stall: true,

@@ -1,5 +1,9 @@
 //! A mounted daemon with files, both clients, and reads of a line.
 
+use hoistway_usrbio::{
+    Client, Completion, Error, File as UsrbioFile, IovOptions, IovSlot, Library, LibrarySearch, Mount,
+    Refused, Result, Ring, RingOptions, Transfer,
+};
 use requirements::{Requirement, skip};
 use std::{
     fs::File,
@@ -10,10 +14,6 @@ use std::{
     time::{Duration, Instant},
 };
 use usrbiod::{Options, Spawned};
-use windlass_usrbio::{
-    Client, Completion, Error, File as UsrbioFile, IovOptions, IovSlot, Library, LibrarySearch, Mount,
-    Refused, Result, Ring, RingOptions, Transfer,
-};
 
 /// Longer than anything here takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);

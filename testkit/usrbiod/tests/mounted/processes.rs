@@ -141,7 +141,7 @@ fn a_forked_child_is_told_to_open_the_mount_anew() {
         // SAFETY: the child only makes system calls and ends; no lock of the parent's threads is needed for that.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let told = matches!(mount.check(), Err(windlass_usrbio::Error::Forked { .. }));
+            let told = matches!(mount.check(), Err(hoistway_usrbio::Error::Forked { .. }));
             // SAFETY: ends the child at once, without the parent's destructors.
             unsafe { libc::_exit(i32::from(!told)) };
         }

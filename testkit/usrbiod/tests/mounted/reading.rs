@@ -1,9 +1,9 @@
 //! Right bytes: at odd offsets, out of order, in pieces that come short, from several threads.
 
 use crate::fixture::{Fixture, Session, clients, pattern};
+use hoistway_usrbio::{Error, Refused, RingOptions, RingPriority};
 use std::{fs::File, os::unix::fs::FileExt, time::Duration};
 use usrbiod::Faults;
-use windlass_usrbio::{Error, Refused, RingOptions, RingPriority};
 
 const MIB: usize = 1 << 20;
 

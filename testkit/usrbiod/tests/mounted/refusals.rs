@@ -1,9 +1,9 @@
 //! What cannot be is an error that says what to do.
 
 use crate::fixture::{Fixture, Session, clients};
+use hoistway_usrbio::{Client, Error, IovOptions, Mount, Refused, RingOptions, extract_mount_point};
 use std::path::Path;
 use usrbiod::{Faults, Options};
-use windlass_usrbio::{Client, Error, IovOptions, Mount, Refused, RingOptions, extract_mount_point};
 
 #[test]
 fn a_read_only_mount_cannot_be_registered_with() {

@@ -2,6 +2,7 @@
 #![cfg(target_env = "gnu")]
 
 use crate::fixture::PATIENCE;
+use hoistway_usrbio::parts::wait;
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
@@ -10,7 +11,6 @@ use std::{
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
-use windlass_usrbio::parts::wait;
 
 /// From now on this thread is told that time is over whenever it waits by the clock that can be set.
 fn without_the_clock_of_the_day() {

@@ -1,7 +1,7 @@
 //! Rings that write.
 
 use crate::fixture::{Fixture, Session, clients, pattern};
-use windlass_usrbio::{Direction, Error, Refused, RingOptions};
+use hoistway_usrbio::{Direction, Error, Refused, RingOptions};
 
 #[test]
 fn what_is_written_is_in_the_file() {

@@ -1,0 +1,88 @@
+/* Reads into memory of a CUDA device and of a ROCm device, allocated by the drivers that HOISTWAY_CUDA_DRIVER and
+ * HOISTWAY_HIP_DRIVER name. Usage: device FILE: a checkpoint of at least three tensors. */
+#define _GNU_SOURCE
+#include "check.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef int (*allocate_function)(uint64_t *, size_t);
+typedef int (*to_host_function)(void *, uint64_t, size_t);
+
+static int (*hip_to_host_async)(void *, uint64_t, size_t, void *);
+
+/* Memory that is not pinned has been written when the call returns. */
+static int hip_to_host(void *host, uint64_t device, size_t bytes) {
+    return hip_to_host_async(host, device, bytes, NULL);
+}
+
+static void reads_arrive(const char *path, int target, allocate_function allocate, to_host_function to_host) {
+    hoistway_catalog *catalog = NULL;
+    hoistway_reader *reader = NULL;
+    CHECK(hoistway_catalog_open(&path, 1, NULL, &catalog) == HOISTWAY_OK);
+    CHECK(hoistway_reader_create(NULL, &reader) == HOISTWAY_OK);
+    hoistway_tensor tensor = {.size = sizeof tensor};
+    CHECK(hoistway_catalog_tensor(catalog, 0, &tensor) == HOISTWAY_OK);
+
+    uint64_t address = 0;
+    CHECK(allocate(&address, tensor.bytes + 1) == 0);
+    hoistway_read reads[3] = {0};
+    unsigned char *expected = malloc(tensor.bytes), *found = malloc(tensor.bytes);
+    for (int index = 0; index < 3; index++) {
+        reads[index].size = sizeof reads[index];
+        reads[index].catalog = catalog;
+        reads[index].file = tensor.file;
+        reads[index].fd = -1;
+        reads[index].offset = tensor.offset;
+        reads[index].length = tensor.bytes;
+        reads[index].name = tensor.name;
+    }
+    reads[0].target = target;
+    reads[0].destination = (void *)(uintptr_t)(address + 1);
+    reads[1].destination = expected;
+    /* A device that is not there fails its own read. */
+    reads[2].target = target;
+    reads[2].device = 99;
+    reads[2].destination = (void *)(uintptr_t)address;
+    hoistway_batch *batch = NULL;
+    CHECK(hoistway_batch_submit(reader, reads, 3, HOISTWAY_DEMAND, &batch) == HOISTWAY_OK);
+    CHECK(hoistway_batch_wait(batch, UINT64_MAX, NULL, NULL) == HOISTWAY_DEVICE);
+    CHECK(hoistway_batch_status(batch, 0) == HOISTWAY_OK && hoistway_batch_status(batch, 1) == HOISTWAY_OK);
+    char *report = NULL;
+    CHECK(hoistway_batch_report(batch, &report) == HOISTWAY_OK && strstr(report, "\"via\":\"staged\""));
+    hoistway_string_free(report);
+    CHECK(to_host(found, address + 1, tensor.bytes) == 0);
+    CHECK(memcmp(found, expected, tensor.bytes) == 0);
+    hoistway_batch_free(batch);
+    hoistway_reader_free(reader);
+    hoistway_catalog_free(catalog);
+    free(expected);
+    free(found);
+}
+
+int main(int count, char **arguments) {
+    CHECK(count == 2);
+    void *driver = dlopen(getenv("HOISTWAY_CUDA_DRIVER"), RTLD_NOW);
+    CHECK(driver);
+    int (*init)(unsigned) = (int (*)(unsigned))dlsym(driver, "cuInit");
+    int (*retain)(void **, int) = (int (*)(void **, int))dlsym(driver, "cuDevicePrimaryCtxRetain");
+    int (*set_current)(void *) = (int (*)(void *))dlsym(driver, "cuCtxSetCurrent");
+    allocate_function allocate = (allocate_function)dlsym(driver, "cuMemAlloc_v2");
+    to_host_function to_host = (to_host_function)dlsym(driver, "cuMemcpyDtoH_v2");
+    CHECK(init && retain && set_current && allocate && to_host);
+    void *context = NULL;
+    CHECK(init(0) == 0 && retain(&context, 0) == 0 && set_current(context) == 0);
+    reads_arrive(arguments[1], HOISTWAY_TARGET_CUDA, allocate, to_host);
+
+    driver = dlopen(getenv("HOISTWAY_HIP_DRIVER"), RTLD_NOW);
+    CHECK(driver);
+    init = (int (*)(unsigned))dlsym(driver, "hipInit");
+    allocate = (allocate_function)dlsym(driver, "hipMalloc");
+    hip_to_host_async = (int (*)(void *, uint64_t, size_t, void *))dlsym(driver, "hipMemcpyDtoHAsync");
+    CHECK(init && allocate && hip_to_host_async && init(0) == 0);
+    reads_arrive(arguments[1], HOISTWAY_TARGET_ROCM, allocate, hip_to_host);
+    puts("ok");
+    return 0;
+}

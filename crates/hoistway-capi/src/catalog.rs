@@ -1,0 +1,243 @@
+//! What a checkpoint holds.
+#![allow(unsafe_code)]
+
+use crate::{
+    handle::{self, held},
+    status::{Failure, call, hoistway_status},
+    system, text,
+    versioned::{self, Versioned},
+};
+use hoistway::{Catalog, Checkpoint, catalog::OpenOptions, read::ReadFile};
+use std::{
+    ffi::{CString, c_char},
+    path::Path,
+    slice,
+};
+
+/// What a checkpoint holds: its files and tensors. Its files stay open.
+pub struct hoistway_catalog {
+    checkpoint: Checkpoint,
+    /// Names, types and paths for C, by the number of tensor or file.
+    names: Vec<CString>,
+    dtypes: Vec<CString>,
+    paths: Vec<CString>,
+}
+
+/// How to open a checkpoint.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct hoistway_catalog_options {
+    /// `sizeof(hoistway_catalog_options)`.
+    pub size: u64,
+    /// Where a GGUF that is embedded in another file begins.
+    pub offset: u64,
+    /// Not 0 to take files that break the specification of their format where no harm comes of it.
+    pub lenient: i32,
+    /// 0.
+    pub reserved: i32,
+}
+
+// SAFETY: numbers, of which the first is the size.
+unsafe impl Versioned for hoistway_catalog_options {
+    const NAME: &str = "hoistway_catalog_options";
+    const FIRST_SIZE: usize = 24;
+}
+
+/// One tensor. What it points to lives as long as the catalog.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct hoistway_tensor {
+    /// `sizeof(hoistway_tensor)`, set by the caller; then, as far as members were filled in.
+    pub size: u64,
+    /// Unique in the catalog.
+    pub name: *const c_char,
+    /// Type of its elements, such as "BF16" or "Q4_K".
+    pub dtype: *const c_char,
+    /// The type's number in GGUF; -1 if the file is no GGUF.
+    pub ggml_type: i32,
+    /// Length of `shape`.
+    pub dimensions: u32,
+    /// Elements along each dimension, slowest first: the other way round than in GGUF.
+    pub shape: *const u64,
+    /// The file that holds it.
+    pub path: *const c_char,
+    /// That file's number.
+    pub file: u64,
+    /// Where its bytes begin in the file.
+    pub offset: u64,
+    /// How many these are.
+    pub bytes: u64,
+}
+
+// SAFETY: numbers and pointers, of which the first is the size.
+unsafe impl Versioned for hoistway_tensor {
+    const NAME: &str = "hoistway_tensor";
+    const FIRST_SIZE: usize = 72;
+}
+
+/// Reads the headers behind `count` paths: safetensors and GGUF files, `*.safetensors.index.json`, directories, glob
+/// patterns. A split GGUF is opened by any of its files. `options` may be NULL.
+///
+/// # Safety
+/// `paths` must be `count` strings, `options` NULL or as its size says, `catalog` writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hoistway_catalog_open(
+    paths: *const *const c_char,
+    count: u64,
+    options: *const hoistway_catalog_options,
+    catalog: *mut *mut hoistway_catalog,
+) -> hoistway_status {
+    let open = || {
+        // SAFETY: strings, as the caller says.
+        let paths = unsafe { borrow_paths(paths, count)? };
+        // SAFETY: as the caller says.
+        let options = unsafe { open_options(options)? };
+        Ok(hoistway_catalog::new(Checkpoint::open_with(&paths, &options)?))
+    };
+    // SAFETY: writable, as the caller says.
+    unsafe { handle::make(catalog, open) }
+}
+
+/// Frees a catalog. NULL is fine.
+///
+/// # Safety
+/// `catalog` must come from [`hoistway_catalog_open`], and not be in use nor have been freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hoistway_catalog_free(catalog: *mut hoistway_catalog) {
+    // SAFETY: as the caller says.
+    unsafe { handle::free(catalog) }
+}
+
+/// How many tensors there are; 0 if `catalog` is NULL.
+///
+/// # Safety
+/// `catalog` must be NULL or a live catalog.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hoistway_catalog_tensor_count(catalog: *const hoistway_catalog) -> u64 {
+    // SAFETY: live, as the caller says.
+    unsafe { catalog.as_ref() }.map_or(0, |catalog| catalog.catalog().tensors().len() as u64)
+}
+
+/// The tensor at a position, in the order of the files and of the bytes within each.
+///
+/// # Safety
+/// `catalog` must be a live catalog, `tensor` writable as far as its `size` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hoistway_catalog_tensor(
+    catalog: *const hoistway_catalog,
+    index: u64,
+    tensor: *mut hoistway_tensor,
+) -> hoistway_status {
+    call(|| {
+        // SAFETY: live, as the caller says.
+        let catalog = unsafe { held(catalog, "catalog")? };
+        // SAFETY: writable, as the caller says.
+        unsafe { catalog.tell(usize::try_from(index).unwrap_or(usize::MAX), tensor) }
+    })
+}
+
+/// The tensor of a name.
+///
+/// # Safety
+/// `catalog` must be a live catalog, `name` a string, `tensor` writable as far as its `size` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hoistway_catalog_find(
+    catalog: *const hoistway_catalog,
+    name: *const c_char,
+    tensor: *mut hoistway_tensor,
+) -> hoistway_status {
+    call(|| {
+        // SAFETY: live, as the caller says.
+        let catalog = unsafe { held(catalog, "catalog")? };
+        // SAFETY: a string, as the caller says.
+        let name = unsafe { text::borrow(name, "the name")? }
+            .ok_or_else(|| Failure::argument("there is no name: the pointer is NULL"))?;
+        let id = catalog.catalog().find(name).ok_or_else(|| catalog.catalog().no_such_tensor(name))?;
+        // SAFETY: writable, as the caller says.
+        unsafe { catalog.tell(id.index(), tensor) }
+    })
+}
+
+impl hoistway_catalog {
+    fn new(checkpoint: Checkpoint) -> Self {
+        let catalog = checkpoint.catalog();
+        let names = catalog.tensors().iter().map(|tensor| text::without_nul(&tensor.name)).collect();
+        let dtypes =
+            catalog.tensors().iter().map(|tensor| text::without_nul(&tensor.dtype.to_string())).collect();
+        let path = |path: &Path| CString::new(system::bytes_of(path)).unwrap_or_default();
+        let paths = catalog.files().iter().map(|file| path(file.source.as_path())).collect();
+        Self { checkpoint, names, dtypes, paths }
+    }
+
+    pub(crate) fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    fn catalog(&self) -> &Catalog {
+        self.checkpoint.catalog()
+    }
+
+    /// One of its files, as it was when its header was read.
+    pub(crate) fn file(&self, number: u64) -> Option<ReadFile> {
+        let id = self.catalog().file_ids().nth(usize::try_from(number).ok()?)?;
+        self.checkpoint.read_file(id)
+    }
+
+    /// Describes a tensor to the caller.
+    ///
+    /// # Safety
+    /// `place` must be NULL or writable as far as its `size` says.
+    unsafe fn tell(&self, index: usize, place: *mut hoistway_tensor) -> Result<(), Failure> {
+        if place.is_null() {
+            return Err(Failure::argument("there is no place for the tensor: the pointer is NULL"));
+        }
+        let entry = self.catalog().tensors().get(index).ok_or_else(|| {
+            let count = self.catalog().tensors().len();
+            Failure::not_found(format!("there is no tensor {index}: the catalog has {count}"))
+        })?;
+        let is_gguf = self.catalog().file(entry.file).gguf().is_some();
+        let ggml_type = entry.dtype.ggml_id().filter(|_| is_gguf).and_then(|id| i32::try_from(id).ok());
+        let described = hoistway_tensor {
+            size: 0,
+            name: self.names[index].as_ptr(),
+            dtype: self.dtypes[index].as_ptr(),
+            ggml_type: ggml_type.unwrap_or(-1),
+            dimensions: u32::try_from(entry.shape.len()).unwrap_or(u32::MAX),
+            shape: entry.shape.as_ptr(),
+            path: self.paths[entry.file.index()].as_ptr(),
+            file: entry.file.index() as u64,
+            offset: entry.bytes.start(),
+            bytes: entry.bytes.len(),
+        };
+        // SAFETY: writable, as the caller says.
+        unsafe { versioned::write(place, described, |tensor, size| tensor.size = size) }
+    }
+}
+
+/// # Safety
+/// `options` must be NULL or as its size says.
+unsafe fn open_options(options: *const hoistway_catalog_options) -> Result<OpenOptions, Failure> {
+    if options.is_null() {
+        return Ok(OpenOptions::default());
+    }
+    // SAFETY: readable, as the caller says.
+    let hoistway_catalog_options { offset, lenient, reserved, .. } = unsafe { versioned::read(options)? };
+    if reserved != 0 {
+        return Err(Failure::argument("hoistway_catalog_options.reserved is not 0"));
+    }
+    Ok(OpenOptions::default().lenient(lenient != 0).offset(offset))
+}
+
+/// # Safety
+/// `paths` must be `count` strings that outlive the result.
+unsafe fn borrow_paths<'a>(paths: *const *const c_char, count: u64) -> Result<Vec<&'a Path>, Failure> {
+    if paths.is_null() || count == 0 {
+        return Err(Failure::argument("there is no path to open"));
+    }
+    let count = usize::try_from(count).map_err(|_| Failure::argument("there are too many paths"))?;
+    // SAFETY: as many, as the caller says.
+    let paths = unsafe { slice::from_raw_parts(paths, count) };
+    // SAFETY: strings, as the caller says.
+    let paths = paths.iter().map(|path| unsafe { text::borrow_path(*path) });
+    paths.map(|path| path?.ok_or_else(|| Failure::argument("one of the paths is NULL"))).collect()
+}

@@ -1,0 +1,234 @@
+//! Models larger than memory: stores of experts, rows of tables, layers that stream.
+#![allow(unsafe_code)]
+
+mod control;
+mod describe;
+mod layers;
+mod lease;
+mod rows;
+
+pub use control::*;
+pub use describe::*;
+pub use layers::*;
+pub use lease::*;
+pub use rows::*;
+
+use crate::{
+    handle::{self, held},
+    hoistway_catalog,
+    read::{device_of, timeout},
+    status::{Failure, hoistway_status, status_of},
+    text,
+    versioned::{self, Versioned},
+};
+use ::hoistway_experts::{
+    Error,
+    backing::Backing,
+    catalog::ExpertCatalog,
+    policy::{self, CatalogShape, LayerShape},
+    store::{Store, StoreOptions},
+};
+use describe::Strings;
+use std::{ffi::c_char, sync::Arc, time::Duration};
+
+/// A store of a model's experts and dense tensors, which are read as they are used and evicted when a budget says so.
+pub struct hoistway_experts {
+    store: Store,
+    strings: Arc<Strings>,
+}
+
+/// How to open a store of experts. Strings that are NULL, and numbers that are 0, are defaults.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct hoistway_experts_options {
+    /// `sizeof(hoistway_experts_options)`.
+    pub size: u64,
+    /// "host_slots", "host_sparse" or "device_slots"; NULL is "host_slots".
+    pub backing: *const c_char,
+    /// "ewma2", "lru", "slru", "lfu" or "arc"; NULL is "ewma2".
+    pub policy: *const c_char,
+    /// "auto", "io_uring", "threads", "cached" or "usrbio"; NULL is "auto".
+    pub route: *const c_char,
+    /// Most bytes that resident and arriving experts and tensors take. One request may exceed it by its own demand.
+    /// 0 for 4 GiB.
+    pub budget_bytes: u64,
+    /// With "device_slots", bytes beside the budget for the demand of one request; 0 for that of one token in one layer.
+    pub batch_bytes: u64,
+    /// With "device_slots", bytes of the budget for dense tensors; 0 for an eighth at most.
+    pub dense_bytes: u64,
+    /// Milliseconds that a request waits for room and for reads; 0 for 60,000, `UINT64_MAX` for as long as it takes.
+    pub timeout_ms: u64,
+    /// Changes of residency that are kept for `hoistway_experts_events`.
+    pub events: u64,
+    /// Most bytes of staging memory of its reader; 0 for the default.
+    pub memory_budget_bytes: u64,
+    /// Reads at once; 0 for the default.
+    pub in_flight: u64,
+    /// Experts that a token uses in each layer; 0 for what the headers or `config.json` say.
+    pub experts_per_token: u32,
+    /// With "device_slots", `HOISTWAY_TARGET_CUDA` or `HOISTWAY_TARGET_ROCM`; else 0.
+    pub target: i32,
+    /// Number of the device.
+    pub device: i32,
+    /// 0.
+    pub reserved: u32,
+}
+
+// SAFETY: numbers and pointers, of which the first is the size.
+unsafe impl Versioned for hoistway_experts_options {
+    const NAME: &str = "hoistway_experts_options";
+    const FIRST_SIZE: usize = 104;
+}
+
+/// Opens a store of what a catalog describes, and reads nothing yet. A model without experts has dense tensors alone. The
+/// catalog may be freed. `options` may be NULL.
+///
+/// `HOISTWAY_MEMORY` if the budget does not hold the largest expert; `HOISTWAY_INVALID_FILE` if a tensor is named like an
+/// expert's and is none. In a child of `fork`, requests fail: open a store there.
+///
+/// # Safety
+/// `catalog` must be live, `options` NULL or as its size says, `store` writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hoistway_experts_open(
+    catalog: *const hoistway_catalog,
+    options: *const hoistway_experts_options,
+    store: *mut *mut hoistway_experts,
+) -> hoistway_status {
+    let open = || {
+        // SAFETY: live, as the caller says.
+        let checkpoint = unsafe { held(catalog, "catalog")? }.checkpoint();
+        // SAFETY: as the caller says.
+        let Chosen { policy, experts_per_token, options } = unsafe { chosen(options)? };
+        let catalog = Arc::new(ExpertCatalog::of_checkpoint(checkpoint, experts_per_token)?);
+        let shape = if catalog.experts().is_empty() {
+            // A policy is asked of experts alone, so that of any other model does.
+            CatalogShape::new(1, vec![LayerShape { experts: 1, expert_bytes: 0 }])
+        } else {
+            CatalogShape::try_from(&*catalog)
+        };
+        let shape = shape.map_err(|error| Failure::argument(error.to_string()))?;
+        let policy = policy::by_name(policy.unwrap_or(policy::DEFAULT), &shape)
+            .map_err(|error| Failure::argument(error.to_string()))?;
+        let strings = Arc::new(Strings::of(&catalog));
+        let files = ExpertCatalog::open_files(checkpoint);
+        Ok(hoistway_experts { store: Store::open(catalog, files, policy, &options)?, strings })
+    };
+    // SAFETY: writable, as the caller says.
+    unsafe { handle::make(store, open) }
+}
+
+/// Frees a store, and the memory that no lease holds. Its leases stay valid; each frees its memory when it is freed. NULL is
+/// fine.
+///
+/// # Safety
+/// `store` must come from [`hoistway_experts_open`], and not be in use nor have been freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hoistway_experts_free(store: *mut hoistway_experts) {
+    // SAFETY: as the caller says.
+    unsafe { handle::free(store) }
+}
+
+/// What options say.
+struct Chosen<'a> {
+    policy: Option<&'a str>,
+    experts_per_token: Option<u32>,
+    options: StoreOptions,
+}
+
+/// # Safety
+/// `options` must be NULL or as its size says, and its strings outlive the result.
+unsafe fn chosen<'a>(options: *const hoistway_experts_options) -> Result<Chosen<'a>, Failure> {
+    let mut chosen = StoreOptions::default();
+    if options.is_null() {
+        return Ok(Chosen { policy: None, experts_per_token: None, options: chosen });
+    }
+    // SAFETY: readable, as the caller says.
+    let options = unsafe { versioned::read(options)? };
+    if options.reserved != 0 {
+        return Err(Failure::argument("hoistway_experts_options.reserved is not 0"));
+    }
+    // SAFETY: strings, as the caller says.
+    let (backing, policy, route) = unsafe {
+        (
+            text::borrow(options.backing, "the backing")?,
+            text::borrow(options.policy, "the policy")?,
+            text::borrow(options.route, "the route")?,
+        )
+    };
+    chosen.backing = match backing.unwrap_or("host_slots") {
+        "host_slots" => Backing::HostSlots,
+        "host_sparse" => Backing::HostSparse,
+        "device_slots" => {
+            let device = device_of(options.target, options.device);
+            Backing::DeviceSlots(device.ok_or_else(|| {
+                Failure::argument(format!(
+                    "there is no device {} of target {}",
+                    options.device, options.target
+                ))
+            })?)
+        }
+        other => {
+            let reason = format!(
+                "there is no backing '{other}': it is one of host_slots, host_sparse and device_slots"
+            );
+            return Err(Failure::argument(reason));
+        }
+    };
+    let reader = &mut chosen.reader;
+    if let Some(route) = route {
+        reader.route = route.parse()?;
+    }
+    if options.memory_budget_bytes > 0 {
+        reader.memory_budget_bytes = options.memory_budget_bytes;
+    }
+    if options.in_flight > 0 {
+        reader.in_flight = usize::try_from(options.in_flight).unwrap_or(usize::MAX);
+    }
+    if options.budget_bytes > 0 {
+        chosen.budget_bytes = options.budget_bytes;
+    }
+    if options.timeout_ms > 0 {
+        chosen.timeout = timeout(options.timeout_ms);
+    }
+    chosen.batch_bytes = some(options.batch_bytes);
+    chosen.dense_bytes = some(options.dense_bytes);
+    chosen.events = usize::try_from(options.events).unwrap_or(usize::MAX);
+    let experts_per_token = (options.experts_per_token > 0).then_some(options.experts_per_token);
+    Ok(Chosen { policy, experts_per_token, options: chosen })
+}
+
+/// A number that was set.
+fn some(value: u64) -> Option<u64> {
+    (value > 0).then_some(value)
+}
+
+/// A duration that was set.
+fn some_timeout(milliseconds: u64) -> Option<Duration> {
+    some(milliseconds).map(timeout)
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::new(status_of_experts(&error), error.to_string())
+    }
+}
+
+fn status_of_experts(error: &Error) -> hoistway_status {
+    use hoistway_status::*;
+    match error {
+        Error::Engine(error) => status_of(error),
+        Error::Read { source, .. } => status_of(source.error()),
+        Error::NoMemory { source, .. } => status_of_experts(source),
+        Error::InvalidExperts { .. } | Error::InvalidConfig { .. } => HOISTWAY_INVALID_FILE,
+        Error::InvalidExpert { .. } | Error::InvalidOption { .. } => HOISTWAY_INVALID_ARGUMENT,
+        Error::NoSuchLayer { .. }
+        | Error::NoSuchExpert { .. }
+        | Error::NoSuchTensor { .. }
+        | Error::NoSuchRow { .. } => HOISTWAY_NOT_FOUND,
+        Error::BudgetTooSmall { .. } | Error::BatchTooLarge { .. } => HOISTWAY_MEMORY,
+        Error::NoRoom { .. } => HOISTWAY_REFUSED,
+        Error::TimedOut { .. } => HOISTWAY_TIMED_OUT,
+        Error::Closed { .. } => HOISTWAY_CLOSED,
+        _ => HOISTWAY_INTERNAL,
+    }
+}

@@ -1,0 +1,116 @@
+//! Rows of tables larger than memory.
+#![allow(unsafe_code)]
+
+use crate::{
+    handle::{self, held},
+    hoistway_catalog,
+    read::hoistway_reader,
+    status::{Failure, call, hoistway_status},
+    text,
+};
+use ::hoistway_experts::rows::Rows;
+use std::{
+    ffi::{c_char, c_void},
+    ptr,
+};
+
+/// A table in a file, of rows of equal length, such as an embedding.
+pub struct hoistway_rows {
+    rows: Rows,
+}
+
+/// Opens a tensor as a table: its rows are what lies under each index of its slowest dimension. Rows are small, so give it a
+/// reader with many reads at once, such as 64. The catalog may be freed; the reader ends once its tables are freed too.
+///
+/// # Safety
+/// `reader` and `catalog` must be live, `tensor` a string, `rows` writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hoistway_rows_open(
+    reader: *const hoistway_reader,
+    catalog: *const hoistway_catalog,
+    tensor: *const c_char,
+    rows: *mut *mut hoistway_rows,
+) -> hoistway_status {
+    let open = || {
+        // SAFETY: live and a string, as the caller says.
+        let (reader, catalog, tensor) = unsafe {
+            (
+                held(reader, "reader")?,
+                held(catalog, "catalog")?,
+                text::required(tensor, "name of the tensor")?,
+            )
+        };
+        Ok(hoistway_rows { rows: Rows::of_tensor(reader.shared(), catalog.checkpoint(), tensor)? })
+    };
+    // SAFETY: writable, as the caller says.
+    unsafe { handle::make(rows, open) }
+}
+
+/// Frees a table. NULL is fine.
+///
+/// # Safety
+/// `rows` must come from [`hoistway_rows_open`], and not be in use nor have been freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hoistway_rows_free(rows: *mut hoistway_rows) {
+    // SAFETY: as the caller says.
+    unsafe { handle::free(rows) }
+}
+
+/// Number of rows; 0 if `rows` is NULL.
+///
+/// # Safety
+/// `rows` must be NULL or live.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hoistway_rows_count(rows: *const hoistway_rows) -> u64 {
+    // SAFETY: live, as the caller says.
+    unsafe { rows.as_ref() }.map_or(0, |table| table.rows.len())
+}
+
+/// Bytes of a row; 0 if `rows` is NULL.
+///
+/// # Safety
+/// `rows` must be NULL or live.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hoistway_rows_row_bytes(rows: *const hoistway_rows) -> u64 {
+    // SAFETY: live, as the caller says.
+    unsafe { rows.as_ref() }.map_or(0, |table| table.rows.row_bytes())
+}
+
+/// Reads rows to memory of the host, in the order in which they are named, one after the other. Each is read once however
+/// often it is named, and rows that follow one another are read together. `bytes` must be what the rows take. If the call
+/// fails, the memory is as it was.
+///
+/// # Safety
+/// `rows` must be live, `numbers` be `count` numbers, `destination` writable for `bytes` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hoistway_rows_gather(
+    rows: *const hoistway_rows,
+    numbers: *const u64,
+    count: u64,
+    destination: *mut c_void,
+    bytes: u64,
+) -> hoistway_status {
+    call(|| {
+        // SAFETY: live, and as many, as the caller says.
+        let (table, numbers) = unsafe { (held(rows, "table")?, handle::list(numbers, count, "rows")?) };
+        let needed = count.checked_mul(table.rows.row_bytes());
+        if needed != Some(bytes) || (destination.is_null() && bytes > 0) {
+            let row = table.rows.row_bytes();
+            let reason = format!("there is room for {bytes} bytes: {count} rows take {row} each");
+            return Err(Failure::argument(reason));
+        }
+        let gathered = table.rows.gather(numbers)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let row_bytes = table.rows.row_bytes() as usize;
+        for (place, row) in gathered.iter().enumerate() {
+            // SAFETY: there is room for all rows, as the caller says; a row has `row_bytes` bytes.
+            unsafe {
+                let target = destination.cast::<u8>().add(place * row_bytes);
+                ptr::copy_nonoverlapping(row.as_ptr(), target, row_bytes);
+            }
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,328 @@
+//! What can be typed.
+
+use crate::bench::Bench;
+#[cfg(target_os = "linux")]
+use crate::kv::Kv;
+use crate::moe::Moe;
+use bytesize::ByteSize;
+use clap::{Args, Parser, Subcommand};
+use hoistway::{Checkpoint, cache::NodeCache, catalog::OpenOptions, objects::StoreOptions};
+use std::path::PathBuf;
+
+/// Moves tensors between storage and memory at the speed of the hardware, and reports how.
+#[derive(Debug, Parser)]
+#[command(name = "hoistway", version, max_term_width = 100, after_long_help = EXIT_CODES)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  something else failed
+  2  the command line or an option makes no sense
+  3  a file, a store, a tensor or a pattern's match does not exist
+  4  the data is wrong: invalid, truncated or changed file, different digest, damaged block
+  5  the system refused or failed an operation
+  6  the named route or device cannot be used
+  7  not enough memory
+
+Environment:
+  HOISTWAY_DEVICE, HOISTWAY_ROUTE and so on set the options of load; flags win.
+  HOISTWAY_LENIENT=true opens files as --lenient does; --lenient=false wins over it.
+  HOISTWAY_LOG=debug logs what is refused and what fails as it happens.";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show what a checkpoint holds: its tensors as a tree, their types, shapes and sizes
+    Inspect(Inspect),
+    /// Load a checkpoint into memory and report how
+    Load(Box<Load>),
+    /// Check a checkpoint's structure and digest every tensor
+    Verify(Verify),
+    /// Bring a checkpoint into the page cache, for programs that map it
+    Warm(Warm),
+    /// Look after the node's cache of what comes from stores
+    Cache {
+        /// What to do
+        #[command(subcommand)]
+        what: Cache,
+    },
+    /// Examine this machine: what loads can use, what is missing, how to fix it
+    Doctor(Doctor),
+    /// Measure this machine's storage as hoistway reads it
+    Bench {
+        /// What to measure
+        #[command(subcommand)]
+        what: Bench,
+    },
+    /// Look after a store of KV-cache blocks
+    #[cfg(target_os = "linux")]
+    Kv {
+        /// What to do
+        #[command(subcommand)]
+        what: Kv,
+    },
+    /// Plan for models whose experts do not fit into memory
+    Moe {
+        /// What to do
+        #[command(subcommand)]
+        what: Moe,
+    },
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write those of all subcommands
+    Man {
+        /// Write a page for hoistway and one for each subcommand into this directory
+        #[arg(long, value_name = "DIR")]
+        directory: Option<PathBuf>,
+    },
+}
+
+/// A checkpoint.
+#[derive(Debug, Args)]
+pub(crate) struct Paths {
+    /// Safetensors or GGUF files, *.safetensors.index.json files, directories that hold these, glob patterns, or URLs that
+    /// begin with s3://, gs://, az://, abfs://, hf://, https:// or http:// and end with '/' for a folder. One file of a split
+    /// GGUF model stands for all
+    #[arg(required = true, value_name = "PATH")]
+    pub(crate) paths: Vec<PathBuf>,
+    /// Take files that break the specification where no harm comes of it: safetensors with padding after the last
+    /// tensor, and GGUF
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub(crate) lenient: Option<bool>,
+    /// Byte at which the GGUF begins in each file, where it is embedded in another
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    pub(crate) offset: u64,
+    /// Where the store of a URL is, and who asks: endpoint=URL, region=NAME, path_style=BOOL, profile=NAME,
+    /// credentials_file=PATH, account=NAME, anonymous=BOOL, unpinned=BOOL. Keys and tokens come from the environment or files
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) store: Vec<String>,
+    /// Keep what comes from stores in this directory of a drive of this machine, and read it from there the next time
+    /// [default: HOISTWAY_CACHE]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache: Option<PathBuf>,
+    /// Most bytes of the drive that the cache may take [default: HOISTWAY_CACHE_BYTES, or what leaves a tenth of the drive free]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) cache_bytes: Option<u64>,
+}
+
+impl Paths {
+    /// Opens the checkpoint: flags win over the environment.
+    pub(crate) fn open(&self) -> hoistway::Result<Checkpoint> {
+        Checkpoint::open_with(&self.paths, &self.options()?)
+    }
+
+    /// How the checkpoint is opened.
+    pub(crate) fn options(&self) -> hoistway::Result<OpenOptions> {
+        let lenient = match self.lenient {
+            Some(lenient) => lenient,
+            None => OpenOptions::lenient_from_env()?,
+        };
+        let cache = NodeCache::chosen(self.cache.as_deref(), self.cache_bytes)?;
+        let mut options =
+            OpenOptions::default().lenient(lenient).offset(self.offset).store(self.store_options()?);
+        options.cache = cache;
+        Ok(options)
+    }
+
+    fn store_options(&self) -> hoistway::Result<StoreOptions> {
+        let mut options = StoreOptions::default();
+        for text in &self.store {
+            let (name, value) = text.split_once('=').unwrap_or((text, ""));
+            // The value may be secret.
+            let invalid = |reason: String| hoistway::Error::InvalidOption {
+                option: "store",
+                value: name.to_owned(),
+                reason,
+            };
+            if StoreOptions::SECRETS.contains(&name) {
+                let reason =
+                    "other users can see the command line: give keys by the environment or a profile";
+                return Err(invalid(reason.into()));
+            }
+            options.set(name, value).map_err(|error| invalid(error.problem.to_string()))?;
+        }
+        Ok(options)
+    }
+}
+#[derive(Debug, Args)]
+pub(crate) struct Inspect {
+    #[command(flatten)]
+    pub(crate) paths: Paths,
+    /// Show every tensor, also where numbered neighbours are alike, and the first values of GGUF arrays
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Load {
+    #[command(flatten)]
+    pub(crate) paths: Paths,
+    /// Where tensors go: cpu (the default), cuda or rocm, or cuda:N or rocm:N for the device of that number
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<String>,
+    /// Which way the bytes take: auto (each extent the best way, the default), io_uring, threads (pread), cached
+    /// (copies from the page cache), mapped (nothing is read until it is touched), usrbio (from a 3FS, past the
+    /// kernel), node-cache (what --cache holds) or http (from URLs); to devices also staged (never
+    /// gds), unified (integrated devices use host memory as it is), gds (past the host's memory, proven) or gds-compat (cuFile, however it does it)
+    #[arg(long, value_name = "ROUTE")]
+    pub(crate) route: Option<String>,
+    /// Whether reads go past the page cache: auto (where the file system allows it, the default), always or never
+    #[arg(long, value_name = "WHEN")]
+    pub(crate) direct: Option<String>,
+    /// Who speaks to the daemon of a 3FS: auto (the vendor's library if there is one that works, else hoistway itself,
+    /// the default), native (hoistway itself) or vendor
+    #[arg(long, value_name = "CLIENT")]
+    pub(crate) usrbio: Option<String>,
+    /// Only tensors of this name, or whose names match this glob pattern; may be repeated
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) select: Vec<String>,
+    /// Not the tensors of this name, or whose names match this glob pattern; may be repeated
+    #[arg(long, value_name = "GLOB")]
+    pub(crate) exclude: Vec<String>,
+    /// Convert floats on the device as they arrive: F32, F16 or BF16
+    #[arg(long, value_name = "DTYPE")]
+    pub(crate) dtype: Option<String>,
+    /// How tensors share memory: file (one arena a file, the default; on a device arenas of 64 MiB), packed (one for all, back to back) or tensor
+    /// (one a large tensor)
+    #[arg(long, value_name = "LAYOUT")]
+    pub(crate) layout: Option<String>,
+    /// Compare what was loaded with a second, plain reading of the files
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Compare what was loaded with a manifest that 'hoistway verify --save' wrote
+    #[arg(long, value_name = "MANIFEST")]
+    pub(crate) manifest: Option<PathBuf>,
+    /// Print the whole report rather than its first line
+    #[arg(long)]
+    pub(crate) report: bool,
+    /// Print the report as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) tuning: Tuning,
+}
+
+/// Options that few need.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Tuning")]
+pub(crate) struct Tuning {
+    /// Longest single read, a multiple of 4096 [default: 4MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) chunk: Option<String>,
+    /// Unwanted bytes between two wanted ranges that are read along rather than skipped [default: 64KiB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) coalesce_gap: Option<String>,
+    /// Bytes in flight to one device [default: from 32MiB, 128MiB over a network, as far up as it helps; 32MiB by usrbio]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) in_flight: Option<String>,
+    /// Rings of routes io_uring and usrbio [default: 1, or 2 on larger machines; 2 or 4 from a 3FS to host memory]
+    #[arg(long, value_name = "N")]
+    pub(crate) rings: Option<String>,
+    /// Threads of route threads and of copies from the page cache [default: by cores and bytes in flight]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<String>,
+    /// Kind of pages: transparent (huge pages where there are some, the default), reserved (vm.nr_hugepages) or never
+    /// (small ones)
+    #[arg(long, value_name = "KIND")]
+    pub(crate) huge_pages: Option<String>,
+    /// NUMA node of memory and threads: unbound (the default), near_storage or a number
+    #[arg(long, value_name = "NODE")]
+    pub(crate) numa: Option<String>,
+    /// Most host memory that the load may take, such as 8GiB [default: what the machine and its cgroups have left]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory_budget: Option<String>,
+    /// With route mapped: read everything in at once
+    #[arg(long)]
+    pub(crate) populate: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Verify {
+    #[command(flatten)]
+    pub(crate) paths: Paths,
+    /// Write the digests to this file
+    #[arg(long, value_name = "MANIFEST")]
+    pub(crate) save: Option<PathBuf>,
+    /// Compare with the digests in this file
+    #[arg(long, value_name = "MANIFEST")]
+    pub(crate) against: Option<PathBuf>,
+    /// Print the digests as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Warm {
+    #[command(flatten)]
+    pub(crate) paths: Paths,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Cache {
+    /// Show how much it holds, and how much it may
+    Stat(CacheChoice),
+    /// List what it holds, the entry that was used last first
+    Ls(CacheChoice),
+    /// Compare every block with its checksum, and remove those that are damaged
+    Verify(CacheChoice),
+    /// Evict what was used longest ago, until it takes no more than it may, or than --cache-bytes
+    Gc(CacheChoice),
+    /// Bring a checkpoint into it
+    Warm(CacheWarm),
+}
+
+/// The cache that a command is about.
+#[derive(Debug, Args)]
+pub(crate) struct CacheChoice {
+    /// Directory of the cache [default: HOISTWAY_CACHE]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache: Option<PathBuf>,
+    /// Most bytes of the drive that it may take [default: HOISTWAY_CACHE_BYTES, or what leaves a tenth of the drive free]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) cache_bytes: Option<u64>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CacheWarm {
+    #[command(flatten)]
+    pub(crate) paths: Paths,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Files or directories whose file systems to examine, or URLs whose stores
+    #[arg(value_name = "PATH", default_value = ".")]
+    pub(crate) paths: Vec<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Bytes from text such as `64MiB`.
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    text.parse::<ByteSize>().map(|size| size.as_u64())
+}

@@ -1,0 +1,193 @@
+//! What can be typed after `hoistway bench`.
+
+use super::results::Output;
+use bytesize::ByteSize;
+use clap::{Args, Subcommand, ValueEnum};
+use hoistway::{DeviceId, Error};
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// Measure how fast files can be read by a route, with buffers and chunks of several sizes, by several processes
+    Read(Box<Read>),
+    /// Measure how fast the headers of safetensors files are read, in batches of several sizes, by several threads
+    Headers(Box<Headers>),
+    /// Draw the figure that standard input describes
+    #[command(hide = true)]
+    Chart {
+        /// The SVG file to write
+        output: PathBuf,
+    },
+    /// Read what the command says that started this
+    #[command(hide = true)]
+    Worker,
+}
+
+#[derive(Debug, Args)]
+#[command(after_long_help = READ_NOTES)]
+pub(crate) struct Read {
+    #[command(flatten)]
+    pub(crate) files: Files,
+    /// Which ways the bytes take: auto (copies what the page cache holds, else threads), io_uring, threads, cached or usrbio
+    #[arg(long, value_name = "ROUTES", value_delimiter = ',', default_value = "auto")]
+    pub(crate) route: Vec<String>,
+    /// Whether reads go past the page cache: auto (where the file system allows it, the default), always or never
+    #[arg(long, value_name = "WHEN")]
+    pub(crate) direct: Option<String>,
+    /// Who speaks to the daemon of a 3FS: auto (the default), native or vendor
+    #[arg(long, value_name = "CLIENT")]
+    pub(crate) usrbio: Option<String>,
+    /// Bytes in flight in each process, and of its staging memory; a number without unit counts MiB
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "64", value_parser = size)]
+    pub(crate) buffer_sizes: Vec<u64>,
+    /// Longest single read, a multiple of 4096 up to 1GiB; a number without unit counts MiB
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "8", value_parser = size)]
+    pub(crate) chunk_sizes: Vec<u64>,
+    /// Processes that read at once
+    #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "1")]
+    pub(crate) num_processes: Vec<u16>,
+    /// Forget the bytes where they arrive, rather than bring them to memory of each process
+    #[arg(long)]
+    pub(crate) download_only: bool,
+    /// Copy the bytes on to a device: cuda or rocm, or cuda:N or rocm:N for the device of that number. Each process has one
+    /// chunk there
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", conflicts_with = "download_only")]
+    pub(crate) device: DeviceId,
+    #[command(flatten)]
+    pub(crate) runs: Runs,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+const READ_NOTES: &str = "\
+The bytes of the files are dealt evenly to the processes. Throughput is the bytes of one iteration by the time from its start to the end of the last process, in GB/s (10^9 bytes). \
+Starting processes and opening files is not part of it. What the page cache holds is read from there by routes that go \
+through it; the column 'carriers' says how the bytes came.
+
+Combinations whose chunks are longer than their buffer are left out.
+
+The directory gets benchmark_raw.csv, benchmark_summary.csv and charts.";
+
+/// Arguments of `hoistway bench headers`.
+#[derive(Debug, Args)]
+#[command(after_long_help = HEADERS_NOTES)]
+pub(crate) struct Headers {
+    #[command(flatten)]
+    pub(crate) files: Files,
+    /// Files in one call
+    #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "8,32,128", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) batch_sizes: Vec<u32>,
+    /// Threads that read the headers of one call
+    #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "4,8,16", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) num_threads: Vec<u16>,
+    #[command(flatten)]
+    pub(crate) runs: Runs,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+const HEADERS_NOTES: &str = "\
+An iteration reads the header of each file once, through the page cache, in calls of one batch each, as read_headers_batch \
+of hoistway.compat.threefs does. Files are opened in the iteration. A batch of more files than there are is a batch of all.
+
+The directory gets benchmark_headers_batch_raw.csv, benchmark_headers_batch_summary.csv and a chart.";
+
+/// How often a benchmark measures, and what.
+#[derive(Debug, Args)]
+pub(crate) struct Runs {
+    /// How often to measure each combination
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) iterations: u32,
+    /// How often to read everything before that
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) warmup: u32,
+    /// What to measure: each value of each option with each of the others, or only the first of each
+    #[arg(long, value_enum, default_value_t = Mode::Grid)]
+    pub(crate) mode: Mode,
+}
+
+/// The files that a benchmark reads.
+#[derive(Debug, Args)]
+pub(crate) struct Files {
+    /// Files to read; with --mount-point, names or glob patterns below it [default there: **/*.safetensors]
+    #[arg(required_unless_present = "mount_point", value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// Directory that the paths lie below, such as the mount point of a 3FS
+    #[arg(long, value_name = "DIR")]
+    mount_point: Option<PathBuf>,
+}
+
+impl Files {
+    /// Returns the files, those of a pattern in the order of their names.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] for a path that is not below the mount point, [`Error::NotFound`] if none matches.
+    pub(crate) fn resolve(&self) -> hoistway::Result<Vec<PathBuf>> {
+        let Some(mount_point) = &self.mount_point else { return Ok(self.paths.clone()) };
+        let all = [PathBuf::from("**/*.safetensors")];
+        let patterns = if self.paths.is_empty() { &all[..] } else { &self.paths };
+        let mut files = Vec::new();
+        for pattern in patterns {
+            files.extend(matches(mount_point, pattern)?);
+        }
+        Ok(files)
+    }
+}
+
+/// The files below `mount_point` that match `pattern`.
+fn matches(mount_point: &Path, pattern: &Path) -> hoistway::Result<Vec<PathBuf>> {
+    let below = pattern.strip_prefix(mount_point).unwrap_or(pattern);
+    if below.is_absolute() {
+        let (value, reason) =
+            (mount_point.display().to_string(), format!("{} is not below it", pattern.display()));
+        return Err(Error::InvalidOption { option: "mount-point", value, reason });
+    }
+    let path = mount_point.join(below);
+    if path.is_file() {
+        return Ok(vec![path]);
+    }
+    let not_found = |reason: String| Error::NotFound { path: path.clone(), reason };
+    let (Some(start), Some(below)) = (mount_point.to_str(), below.to_str()) else {
+        return Err(not_found("it is no file, and no pattern, since it is not UTF-8".into()));
+    };
+    let pattern = format!("{}/{below}", glob::Pattern::escape(start));
+    let matches = glob::glob(&pattern).map_err(|error| not_found(format!("not a valid pattern: {error}")))?;
+    let mut found = Vec::new();
+    for path in matches {
+        let path = path.map_err(|error| Error::Io {
+            operation: "list",
+            path: error.path().to_owned(),
+            tensor: None,
+            range: None,
+            source: error.into(),
+        })?;
+        if path.is_file() {
+            found.push(path);
+        }
+    }
+    if found.is_empty() { Err(not_found("no file matches".into())) } else { Ok(found) }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Mode {
+    Grid,
+    Single,
+}
+
+/// Bytes from text such as `64MiB`, or from a number of MiB.
+fn size(text: &str) -> Result<u64, String> {
+    if let Ok(mebibytes) = text.parse::<u64>() {
+        return mebibytes.checked_mul(1 << 20).ok_or_else(|| "it is more than there can be".to_owned());
+    }
+    text.parse::<ByteSize>().map(|size| size.as_u64())
+}
+
+impl Mode {
+    /// What is measured of the values of one option.
+    pub(crate) fn of<T>(self, values: &[T]) -> &[T] {
+        match self {
+            Self::Grid => values,
+            Self::Single => &values[..values.len().min(1)],
+        }
+    }
+}

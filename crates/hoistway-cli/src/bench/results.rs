@@ -1,0 +1,83 @@
+//! Results of a benchmark: where they go, and what is computed of them. `hoistway kv bench` has them too.
+
+use crate::{charts::Figure, failure::Failure, output};
+use clap::Args;
+use serde::Serialize;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Where results go.
+#[derive(Debug, Args)]
+pub(crate) struct Output {
+    /// Write all measurements and their summary (CSV) and charts (SVG) into this directory
+    #[arg(long, value_name = "DIR")]
+    output_dir: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Output {
+    /// Creates the directory. A benchmark that could not write its results fails before it measures.
+    pub(crate) fn prepare(&self) -> Result<(), Failure> {
+        self.output_dir.as_ref().map_or(Ok(()), fs::create_dir_all).map_err(Failure::output)
+    }
+
+    /// Writes `<name>_raw.csv`, `<name>_summary.csv` and the figures into the directory.
+    pub(crate) fn write_files(
+        &self,
+        name: &str,
+        measurements: &[impl Serialize],
+        summaries: &[impl Serialize],
+        figures: Vec<(String, Figure)>,
+    ) -> Result<(), Failure> {
+        let Some(directory) = &self.output_dir else { return Ok(()) };
+        write_rows(&directory.join(format!("{name}_raw.csv")), measurements).map_err(Failure::output)?;
+        write_rows(&directory.join(format!("{name}_summary.csv")), summaries).map_err(Failure::output)?;
+        let write = |(name, figure): (String, Figure)| figure.write(&directory.join(name));
+        figures.into_iter().try_for_each(write).map_err(Failure::output)
+    }
+
+    /// Prints results as JSON, or the table for people.
+    pub(crate) fn print(&self, results: &impl Serialize, table: &str) -> Result<(), Failure> {
+        if self.json { output::write_json(results) } else { output::write_text(table) }
+    }
+}
+
+fn write_rows(path: &Path, rows: &[impl Serialize]) -> Result<(), csv::Error> {
+    let mut table = csv::Writer::from_path(path)?;
+    for row in rows {
+        table.serialize(row)?;
+    }
+    Ok(table.flush()?)
+}
+
+/// Where values lie.
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) mean: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+    /// The standard deviation.
+    pub(crate) deviation: f64,
+}
+
+impl Spread {
+    /// Describes at least one value.
+    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Self {
+        let mut sorted: Vec<f64> = values.into_iter().collect();
+        sorted.sort_by(f64::total_cmp);
+        let count = sorted.len();
+        let mean = sorted.iter().sum::<f64>() / count as f64;
+        let variance = sorted.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count as f64;
+        Self {
+            median: f64::midpoint(sorted[(count - 1) / 2], sorted[count / 2]),
+            mean,
+            min: sorted[0],
+            max: sorted[count - 1],
+            deviation: variance.sqrt(),
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! `hoistway cache`.
+
+use crate::{
+    arguments::{Cache, CacheChoice, CacheWarm},
+    failure::Failure,
+    output,
+};
+use bytesize::ByteSize;
+use hoistway::{
+    Checkpoint, Error, LoadOptions, Report, Route, StreamOptions,
+    cache::{CacheEntry, NodeCache},
+    counted,
+};
+use serde_json::json;
+use std::time::SystemTime;
+
+/// Tensors in memory at a time.
+const IN_FLIGHT_BYTES: u64 = 256 << 20;
+/// Passes over a checkpoint: each brings what the drive was too slow for in the one before.
+const MOST_PASSES: usize = 20;
+
+pub(crate) fn run(what: &Cache) -> Result<(), Failure> {
+    match what {
+        Cache::Stat(choice) => stat(choice),
+        Cache::Ls(choice) => list(choice),
+        Cache::Verify(choice) => verify(choice),
+        Cache::Gc(choice) => collect(choice),
+        Cache::Warm(arguments) => warm(arguments),
+    }
+}
+
+fn missing() -> Error {
+    let reason = "it is missing: name a directory by --cache or HOISTWAY_CACHE";
+    Error::InvalidOption { option: "cache", value: String::new(), reason: reason.into() }
+}
+
+fn opened(choice: &CacheChoice) -> Result<NodeCache, Failure> {
+    Ok(NodeCache::chosen(choice.cache.as_deref(), choice.cache_bytes)?.ok_or_else(missing)?)
+}
+
+fn stat(choice: &CacheChoice) -> Result<(), Failure> {
+    let cache = opened(choice)?;
+    let entries = cache.entries()?;
+    let taken: u64 = entries.iter().map(|own| own.taken_bytes).sum();
+    let most = cache.max_bytes()?;
+    if choice.json {
+        let directory = cache.directory();
+        return output::write_json(
+            &json!({"directory": directory, "objects": entries.len(), "taken_bytes": taken, "max_bytes": most}),
+        );
+    }
+    let objects = counted(entries.len(), "object", "objects");
+    output::write_text(&format!("{objects}, {} of {}", ByteSize(taken), ByteSize(most)))
+}
+
+fn list(choice: &CacheChoice) -> Result<(), Failure> {
+    let entries = opened(choice)?.entries()?;
+    if choice.json {
+        return output::write_json(&entries);
+    }
+    let line = |own: &CacheEntry| {
+        let idle = SystemTime::now().duration_since(own.last_use).unwrap_or_default().as_secs();
+        let (taken, len) = (ByteSize(own.taken_bytes).to_string(), ByteSize(own.len).to_string());
+        format!("{taken:>10} of {len:>10}  used {idle:>8} s ago  {}", own.url)
+    };
+    output::write_text(&entries.iter().map(line).collect::<Vec<_>>().join("\n"))
+}
+
+fn verify(choice: &CacheChoice) -> Result<(), Failure> {
+    let found = opened(choice)?.verify()?;
+    if choice.json {
+        return output::write_json(&found);
+    }
+    let mut text = format!("{} are right", ByteSize(found.bytes));
+    if found.damaged_blocks > 0 {
+        let blocks = counted(found.damaged_blocks, "damaged block was", "damaged blocks were");
+        text += &format!("; {blocks} removed, of {}", found.damaged.join(", "));
+    }
+    output::write_text(&text)
+}
+
+fn collect(choice: &CacheChoice) -> Result<(), Failure> {
+    let done = opened(choice)?.collect(choice.cache_bytes)?;
+    if choice.json {
+        return output::write_json(&done);
+    }
+    let objects = counted(done.entries, "object", "objects");
+    let (evicted, left) = (ByteSize(done.bytes), ByteSize(done.left_bytes));
+    output::write_text(&format!("{objects} evicted, {evicted}; {left} are left"))
+}
+
+/// Loads the checkpoint until all of it comes from the cache.
+fn warm(arguments: &CacheWarm) -> Result<(), Failure> {
+    let options = arguments.paths.options()?;
+    let cache = options.cache.clone().ok_or_else(missing)?;
+    let checkpoint = Checkpoint::open_with(&arguments.paths.paths, &options)?;
+    let (mut before, mut report) = (u64::MAX, pass(&checkpoint, &cache)?);
+    for _ in 1..MOST_PASSES {
+        let rest = from_store(&report);
+        if rest == 0 || rest >= before {
+            break;
+        }
+        before = rest;
+        report = pass(&checkpoint, &cache)?;
+    }
+    let lacking = from_store(&report);
+    if arguments.json {
+        return output::write_json(&json!({
+            "tensor_bytes": report.tensor_bytes, "lacking_bytes": lacking, "notes": report.notes
+        }));
+    }
+    let bytes = ByteSize(report.tensor_bytes);
+    if lacking == 0 {
+        return output::write_text(&format!("all {bytes} are in the cache"));
+    }
+    let notes: String = report.notes.iter().map(|note| format!("\n  note: {note}")).collect();
+    output::write_text(&format!("the cache does not hold {} of {bytes}{notes}", ByteSize(lacking)))
+}
+
+/// Bytes of tensors that came from the store.
+fn from_store(report: &Report) -> u64 {
+    let others = report.carriers.iter().filter(|own| own.route != Route::NodeCache);
+    others.map(|own| own.tensor_bytes).sum()
+}
+
+/// Loads all tensors one after the other, and drops them.
+fn pass(checkpoint: &Checkpoint, cache: &NodeCache) -> Result<Report, Failure> {
+    let stream = StreamOptions::default().max_in_flight_bytes(IN_FLIGHT_BYTES);
+    let mut loading = checkpoint.stream(&LoadOptions::default(), &stream)?;
+    let bar = output::progress_bar(loading.progress().bytes_total);
+    let result: hoistway::Result<()> =
+        loading.by_ref().try_for_each(|tensor| tensor.map(|own| bar.inc(own.len_bytes())));
+    bar.finish_and_clear();
+    result?;
+    cache.flush();
+    Ok(loading.report())
+}

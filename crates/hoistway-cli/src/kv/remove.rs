@@ -1,0 +1,64 @@
+//! `hoistway kv rm`.
+
+use super::arguments;
+use crate::{failure::Failure, output};
+use hoistway_kv::Error;
+
+pub(super) fn run(arguments: &arguments::Remove) -> Result<(), Failure> {
+    let keys = arguments.keys.iter().map(|key| bytes_of(key, arguments)).collect::<Result<Vec<_>, _>>()?;
+    let store = arguments.root.tend(None)?;
+    let namespace = store.existing_namespace(arguments.namespace)?;
+    let removed = if arguments.all { namespace.clear()? } else { namespace.delete(&keys)? };
+    let left = if arguments.all { Vec::new() } else { namespace.lookup(&keys)? };
+    store.close(None)?;
+    let noun = if removed == 1 { "block" } else { "blocks" };
+    output::write_text(&format!("{removed} {noun} removed"))?;
+    match arguments
+        .keys
+        .iter()
+        .zip(left)
+        .filter(|(_, is_left)| *is_left)
+        .map(|(key, _)| key.as_str())
+        .collect::<Vec<_>>()
+    {
+        left if left.is_empty() => Ok(()),
+        left => {
+            let message = format!(
+                "{} stayed: another process has stored that, and alone can remove it",
+                left.join(", ")
+            );
+            Err(Failure::told(message, 1))
+        }
+    }
+}
+
+fn bytes_of(key: &str, arguments: &arguments::Remove) -> Result<Vec<u8>, Error> {
+    if !arguments.hex {
+        return Ok(key.as_bytes().to_vec());
+    }
+    from_hex(key).ok_or_else(|| Error::InvalidOption {
+        option: "key",
+        value: key.to_owned(),
+        reason: "with --hex it is pairs of hexadecimal digits".into(),
+    })
+}
+
+/// Bytes of pairs of hexadecimal digits.
+fn from_hex(digits: &str) -> Option<Vec<u8>> {
+    let value = |digit: u8| char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok());
+    let pairs = digits.as_bytes().chunks(2);
+    pairs.map(|pair| Some(value(*pair.first()?)? << 4 | value(*pair.get(1)?)?)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_hexadecimal() {
+        assert_eq!(from_hex("00fF"), Some(vec![0, 255]));
+        for wrong in ["0", "0g", "+1", "é"] {
+            assert_eq!(from_hex(wrong), None, "{wrong}");
+        }
+    }
+}

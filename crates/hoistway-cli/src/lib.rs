@@ -1,0 +1,101 @@
+//! The `hoistway` command, as its program and the Python package run it. Internal: its interface promises nothing.
+//!
+//! `arguments` says what can be typed; each subcommand has its file; `failure` turns errors into messages and exit
+//! codes. Results go to standard output, everything else to standard error.
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod bench;
+mod cache;
+mod charts;
+mod doctor;
+mod failure;
+mod inspect;
+mod key_values;
+#[cfg(target_os = "linux")]
+mod kv;
+mod load;
+mod moe;
+mod output;
+mod tree;
+mod verify;
+mod warm;
+
+use arguments::{Arguments, Command};
+use clap::{CommandFactory, Parser};
+use failure::Failure;
+use std::{ffi::OsString, thread};
+
+/// Bytes of the stack that a command runs on. That of the first thread may be too short (`ulimit -s`).
+const STACK_BYTES: usize = 2 << 20;
+
+/// The exit code of a command that panicked: that of every program in Rust.
+const PANICKED: u8 = 101;
+
+/// A command line.
+#[derive(Clone, Debug)]
+pub struct Invocation {
+    /// The program that runs this command, with the arguments that select it; empty if not known. Processes that the
+    /// command starts run it too.
+    pub program: Vec<OsString>,
+    /// What follows the name of the command.
+    pub arguments: Vec<OsString>,
+}
+
+/// Runs a command, and returns its exit code. Prints its results, and its errors. What the engine logs is the caller's to show.
+pub fn run(invocation: &Invocation) -> u8 {
+    thread::scope(|scope| {
+        let builder = thread::Builder::new().name("hoistway".into()).stack_size(STACK_BYTES);
+        match builder.spawn_scoped(scope, || run_here(invocation)) {
+            // The hook has printed the panic.
+            Ok(command) => command.join().unwrap_or(PANICKED),
+            // The system gives no thread: this one works.
+            Err(_) => run_here(invocation),
+        }
+    })
+}
+
+fn run_here(invocation: &Invocation) -> u8 {
+    let name = OsString::from("hoistway");
+    let arguments = match Arguments::try_parse_from([&name].into_iter().chain(&invocation.arguments)) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // If nothing listens, the exit code has to do.
+            let _ = error.print();
+            return error.exit_code().try_into().unwrap_or(2);
+        }
+    };
+    match run_command(arguments.command, &invocation.program) {
+        Ok(()) => 0,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run_command(command: Command, program: &[OsString]) -> Result<(), Failure> {
+    match command {
+        Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Load(arguments) => load::run(&arguments),
+        Command::Verify(arguments) => verify::run(&arguments),
+        Command::Warm(arguments) => warm::run(&arguments),
+        Command::Cache { what } => cache::run(&what),
+        Command::Bench { what } => bench::run(&what, program),
+        Command::Doctor(arguments) => doctor::run(&arguments),
+        #[cfg(target_os = "linux")]
+        Command::Kv { what } => kv::run(&what),
+        Command::Moe { what } => moe::run(&what),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Arguments::command(), "hoistway", &mut script);
+            output::write(&script)
+        }
+        Command::Man { directory: Some(directory) } => {
+            std::fs::create_dir_all(&directory).map_err(Failure::output)?;
+            clap_mangen::generate_to(Arguments::command(), directory).map_err(Failure::output)
+        }
+        Command::Man { directory: None } => {
+            let mut page = Vec::new();
+            clap_mangen::Man::new(Arguments::command()).render(&mut page).map_err(Failure::output)?;
+            output::write(&page)
+        }
+    }
+}

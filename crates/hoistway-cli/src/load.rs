@@ -1,0 +1,93 @@
+//! `hoistway load`.
+
+use crate::{arguments, failure::Failure, output};
+use hoistway::{Arrival, Checkpoint, Error, LoadOptions, Loaded, Route, plan::Selection, verify::Manifest};
+use std::time::Duration;
+
+/// Time between two looks at the progress.
+const TICK: Duration = Duration::from_millis(50);
+
+pub(crate) fn run(arguments: &arguments::Load) -> Result<(), Failure> {
+    let options = options(arguments)?;
+    let compares = arguments.verify || arguments.manifest.is_some();
+    if let (Some(dtype), true) = (options.dtype, compares) {
+        return Err(Failure::Hoistway(Error::InvalidOption {
+            option: "dtype",
+            value: dtype.to_string(),
+            reason: "converted elements cannot be compared; leave --verify and --manifest out".into(),
+        }));
+    }
+    let manifest = match &arguments.manifest {
+        Some(path) => Some((path.as_path(), Manifest::read(path)?)),
+        None => None,
+    };
+    let checkpoint = arguments.paths.open()?;
+    let mut loaded = load(&checkpoint, &options)?;
+    if compares {
+        checkpoint.verify(&mut loaded, manifest.as_ref().map(|(path, manifest)| (*path, manifest)))?;
+    }
+    if arguments.json {
+        return output::write_json(loaded.report());
+    }
+    let text = loaded.report().to_string();
+    if arguments.report {
+        return output::write_text(&text);
+    }
+    let verified = text.lines().find(|line| line.trim_start().starts_with("verified"));
+    let shown: Vec<&str> = text.lines().take(1).chain(verified).collect();
+    output::write_text(&shown.join("\n"))
+}
+
+fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> hoistway::Result<Loaded> {
+    if options.route == Route::Mapped {
+        return checkpoint.load(options);
+    }
+    let mut loading = checkpoint.start(options)?;
+    let bar = output::progress_bar(loading.progress().bytes_total);
+    let mut tensors = Vec::new();
+    loop {
+        let arrival = loading.next_within(TICK);
+        bar.set_position(loading.progress().bytes_done);
+        match arrival {
+            Ok(Arrival::Tensor(tensor)) => tensors.push(tensor),
+            Ok(Arrival::Pending) => {}
+            Ok(Arrival::Finished) => break,
+            Err(error) => {
+                bar.finish_and_clear();
+                return Err(error);
+            }
+        }
+    }
+    bar.finish_and_clear();
+    Ok(loading.into_loaded(tensors))
+}
+
+fn options(arguments: &arguments::Load) -> hoistway::Result<LoadOptions> {
+    let mut options = LoadOptions::from_env()?;
+    let tuning = &arguments.tuning;
+    let named = [
+        ("device", &arguments.device),
+        ("dtype", &arguments.dtype),
+        ("route", &arguments.route),
+        ("direct", &arguments.direct),
+        ("usrbio", &arguments.usrbio),
+        ("layout", &arguments.layout),
+        ("chunk", &tuning.chunk),
+        ("coalesce_gap", &tuning.coalesce_gap),
+        ("in_flight", &tuning.in_flight),
+        ("rings", &tuning.rings),
+        ("threads", &tuning.threads),
+        ("huge_pages", &tuning.huge_pages),
+        ("numa", &tuning.numa),
+        ("memory_budget", &tuning.memory_budget),
+    ];
+    for (name, value) in named {
+        if let Some(value) = value {
+            options.set(name, value)?;
+        }
+    }
+    options.populate |= tuning.populate;
+    let selected = arguments.select.iter().fold(Selection::all(), |selection, glob| selection.select(glob));
+    options.selection = arguments.exclude.iter().fold(selected, |selection, glob| selection.exclude(glob));
+    Ok(options)
+}

@@ -1,0 +1,28 @@
+//! The program of the `hoistway` command.
+#![forbid(unsafe_code)]
+
+use hoistway_cli::Invocation;
+use std::{
+    env,
+    io::{self, Write as _},
+    process::ExitCode,
+};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt().with_env_filter(filter()).with_writer(io::stderr).init();
+    let program = env::current_exe().into_iter().map(Into::into).collect();
+    let arguments = env::args_os().skip(1).collect();
+    hoistway_cli::run(&Invocation { program, arguments }).into()
+}
+
+/// What `HOISTWAY_LOG` asks for. A value that has no meaning is named on standard error, and counts as unset.
+fn filter() -> EnvFilter {
+    let Some(wanted) = env::var_os("HOISTWAY_LOG") else { return EnvFilter::default() };
+    let wanted = wanted.to_string_lossy();
+    EnvFilter::try_new(&wanted).unwrap_or_else(|error| {
+        // If nothing listens, there is no one to tell.
+        let _ = writeln!(io::stderr(), "hoistway: HOISTWAY_LOG={wanted} is ignored: {error}");
+        EnvFilter::default()
+    })
+}

@@ -1,0 +1,186 @@
+//! What can be typed after `hoistway moe`.
+
+use crate::arguments::{Paths, size};
+use clap::{Args, Subcommand, ValueEnum, builder::PossibleValuesParser};
+use hoistway_experts::{
+    policy,
+    replay::Budget,
+    trace::{Format, Pattern},
+};
+use std::{num::NonZeroU32, path::PathBuf, time::Duration};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Moe {
+    /// Replay a trace of routing: how many experts a policy finds resident with a budget, and what it has to read
+    Replay(Replay),
+    /// Plan a memory: what of it is left to experts, and how many tokens' experts that holds
+    Plan(Plan),
+    /// Make a trace that no model recorded
+    Generate(Generate),
+}
+
+/// Options about traces.
+#[derive(Debug, Args)]
+pub(super) struct Reading {
+    /// Bytes of an expert, in layers for which the trace does not say, such as 3MiB
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(super) expert_bytes: Option<u64>,
+    /// Tokens of a prompt that go through a layer together
+    #[arg(long, value_name = "N", default_value = "512")]
+    pub(super) prefill_batch: NonZeroU32,
+    /// What the policy static-profile keeps: the experts that this trace chooses most
+    #[arg(long, value_name = "TRACE")]
+    pub(super) profile: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_long_help = replay_notes())]
+pub(crate) struct Replay {
+    /// A trace of routing: CSV or JSON lines
+    #[arg(value_name = "TRACE")]
+    pub(super) trace: PathBuf,
+    /// Room for resident experts: a size such as 8GiB, or a number of token cycles such as 2c; may be repeated
+    #[arg(long, value_name = "BUDGET", value_delimiter = ',', default_value = "0.9c,1.25c,2c,3c,4c,8c")]
+    pub(super) budget: Vec<Budget>,
+    /// What chooses the experts that go; may be repeated [default: all, static-profile if there is a profile]
+    #[arg(long, value_name = "POLICY", value_delimiter = ',', value_parser = PossibleValuesParser::new(policy::names()))]
+    pub(super) policy: Vec<String>,
+    #[command(flatten)]
+    pub(super) reading: Reading,
+    /// What the drive reads in a second, such as 7GB: bounds the tokens a second
+    #[arg(long, value_name = "SIZE", value_parser = rate)]
+    pub(super) drive_rate: Option<u64>,
+    /// Milliseconds that a token takes to compute where no expert is read
+    #[arg(long, value_name = "MS", default_value = "0", value_parser = milliseconds, requires = "drive_rate")]
+    pub(super) compute_ms: Duration,
+    /// Draw hit rates by budget into this SVG file
+    #[arg(long, value_name = "FILE")]
+    pub(super) chart: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+fn replay_notes() -> String {
+    let width = policy::names().map(str::len).max().unwrap_or_default();
+    let described = |name| format!("  {name:width$}  {}\n", policy::about(name).unwrap_or_default());
+    let policies: String = policy::names().map(described).collect();
+    format!(
+        "Policies:\n{policies}\n\
+         A token cycle is what one token uses in all layers together. With less than one, lru finds nothing resident: what \
+         a token leaves is evicted before the next comes. Hit rates, faults and MiB are of the tokens of the answer; the \
+         prompt only fills the memory. 'to belady' is how many points the hit rate is below that of belady.\n\n\
+         With --drive-rate, 'tokens/s' is what reads at that rate and computing allow: if they overlap, and if each waits \
+         for the other.\n\n\
+         A trace is CSV with the columns step, layer, expert, and, if known, turn, phase (0 prompt, 1 answer), weight and \
+         expert_bytes; comments such as '# n_layer=48 n_expert=128 n_expert_used=8' and '# layer=0 expert_bytes=3059712' \
+         describe the model. Or JSON lines, as 'hoistway moe generate --format jsonl' writes them. What is missing from a \
+         trace is not replayed, and said."
+    )
+}
+
+#[derive(Debug, Args)]
+#[command(after_long_help = PLAN_NOTES)]
+pub(crate) struct Plan {
+    #[command(flatten)]
+    pub(super) paths: Paths,
+    /// Memory for weights, such as 16GiB
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(super) memory: u64,
+    /// Experts that a token goes to in each layer [default: what the model says]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(super) experts_per_token: Option<u32>,
+    /// Replay this trace of the model with the budget
+    #[arg(long, value_name = "TRACE")]
+    pub(super) trace: Option<PathBuf>,
+    /// What chooses the experts that go
+    #[arg(long, value_name = "POLICY", default_value = policy::DEFAULT, value_parser = PossibleValuesParser::new(policy::names()))]
+    pub(super) policy: String,
+    #[command(flatten)]
+    pub(super) reading: Reading,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+const PLAN_NOTES: &str = "\
+Only headers are read. What is not of an expert stays resident, and so does room for what one token uses in one layer; the \
+rest of the memory is the budget for experts. Memory for anything else, such as the KV cache, is not counted: leave it out \
+of --memory. A prompt uses more of a layer at once than a token: see 'largest_layer_demand' of 'hoistway moe replay'.
+
+A trace is replayed with as many token cycles as the budget has, so that one of the same model in another quantization \
+will do.";
+
+#[derive(Debug, Args)]
+pub(crate) struct Generate {
+    /// How experts are chosen: uniform, zipf (some more than others), sticky (zipf, and often those of the token before) or
+    /// scan (one after the other)
+    #[arg(value_enum, value_name = "PATTERN")]
+    pub(super) pattern: PatternName,
+    /// The file to write [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    pub(super) output: Option<PathBuf>,
+    /// How to write it: csv or jsonl
+    #[arg(long, value_name = "FORMAT", default_value_t = Format::Csv)]
+    pub(super) format: Format,
+    /// Layers
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub(super) layers: u32,
+    /// Experts of each layer
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(super) experts: u32,
+    /// Experts that a token goes to in each layer
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub(super) experts_per_token: u32,
+    /// Bytes of each expert
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = size)]
+    pub(super) expert_bytes: u64,
+    /// Tokens of the prompt
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(super) prefill: u32,
+    /// Tokens of the answer
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub(super) tokens: u32,
+    /// How unevenly zipf and sticky choose: 0 is even
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub(super) exponent: f64,
+    /// How likely sticky keeps an expert of the token before
+    #[arg(long, value_name = "P", default_value_t = 0.4)]
+    pub(super) stay: f64,
+    /// Where the random numbers begin
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(super) seed: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum PatternName {
+    Uniform,
+    Zipf,
+    Sticky,
+    Scan,
+}
+
+impl Generate {
+    pub(super) fn pattern(&self) -> Pattern {
+        let Self { exponent, stay, .. } = *self;
+        match self.pattern {
+            PatternName::Uniform => Pattern::Uniform,
+            PatternName::Zipf => Pattern::Zipf { exponent },
+            PatternName::Sticky => Pattern::Sticky { stay, exponent },
+            PatternName::Scan => Pattern::Scan,
+        }
+    }
+}
+
+/// Bytes a second from text such as `7GB` or `7GB/s`.
+fn rate(text: &str) -> Result<u64, String> {
+    match size(text.strip_suffix("/s").unwrap_or(text))? {
+        0 => Err("nothing is read at that rate".into()),
+        rate => Ok(rate),
+    }
+}
+
+fn milliseconds(text: &str) -> Result<Duration, String> {
+    let milliseconds: f64 = text.parse().map_err(|error| format!("{error}"))?;
+    Duration::try_from_secs_f64(milliseconds / 1e3).map_err(|error| error.to_string())
+}

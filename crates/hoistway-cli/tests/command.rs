@@ -1,0 +1,703 @@
+//! The command as people and scripts meet it: output, messages, exit codes.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use serde_json::Value;
+use std::{
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+#[path = "../../hoistway/tests/common/gguf.rs"]
+mod gguf;
+
+const LAYERS: usize = 3;
+const LAYER_BYTES: usize = 1 << 20;
+
+/// A model of three alike layers and a tensor with a hostile name; on a disk, so that direct reads work.
+struct Model {
+    directory: tempfile::TempDir,
+    path: PathBuf,
+    data_start: usize,
+}
+
+const HOSTILE: &str = "evil\u{1b}[31m\nname";
+
+impl Model {
+    fn new() -> Self {
+        let mut header = serde_json::Map::new();
+        let mut data = Vec::new();
+        let mut add = |name: &str, dtype: &str, shape: &[usize], bytes: Vec<u8>| {
+            let offsets = [data.len(), data.len() + bytes.len()];
+            let entry = serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": offsets});
+            header.insert(name.into(), entry);
+            data.extend(bytes);
+        };
+        for layer in 0..LAYERS {
+            let bytes = (0..LAYER_BYTES).map(|i| (i % 253) as u8 ^ layer as u8).collect();
+            add(&format!("layers.{layer}.weight"), "BF16", &[LAYER_BYTES / 2 / 64, 64], bytes);
+        }
+        add(HOSTILE, "U8", &[3], vec![1, 2, 3]);
+        header.insert("__metadata__".into(), serde_json::json!({"note": "one\u{7}two"}));
+        let text = Value::Object(header).to_string();
+        let mut file = (text.len() as u64).to_le_bytes().to_vec();
+        file.extend_from_slice(text.as_bytes());
+        let data_start = file.len();
+        file.extend(data);
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let path = directory.path().join("model.safetensors");
+        fs::write(&path, file).unwrap();
+        Self { directory, path, data_start }
+    }
+
+    fn in_directory(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Changes one byte of the data.
+    fn damage(&self) {
+        let mut file = fs::read(&self.path).unwrap();
+        file[self.data_start + LAYER_BYTES + 5] ^= 1;
+        fs::write(&self.path, file).unwrap();
+    }
+}
+
+fn hoistway(arguments: &[&str], path: &Path) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hoistway")).args(arguments).arg(path).output().unwrap()
+}
+
+/// What names the libraries of devices' vendors.
+const DRIVERS: [&str; 3] = ["HOISTWAY_CUDA_DRIVER", "HOISTWAY_CUFILE", "HOISTWAY_HIP_DRIVER"];
+
+/// The same on a machine with devices of CUDA and of ROCm: those of the stand-in driver, with these settings.
+fn hoistway_with_devices(arguments: &[&str], path: &Path, settings: &[(&str, &str)]) -> Output {
+    let stand_in = stand_in();
+    Command::new(env!("CARGO_BIN_EXE_hoistway"))
+        .envs(DRIVERS.map(|variable| (variable, &stand_in)))
+        .envs(settings.iter().copied())
+        .args(arguments)
+        .arg(path)
+        .output()
+        .unwrap()
+}
+
+/// The stand-in driver: Cargo puts it beside the test programs.
+fn stand_in() -> PathBuf {
+    let stand_in = std::env::current_exe().unwrap().parent().unwrap().join("libfake_cuda.so");
+    assert!(stand_in.exists(), "{} was not built", stand_in.display());
+    stand_in
+}
+
+/// Standard output of a command that succeeds and says nothing else.
+fn ok(arguments: &[&str], path: &Path) -> String {
+    let output = hoistway(arguments, path);
+    let complaints = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{arguments:?}: {complaints}");
+    assert_eq!(complaints, "", "{arguments:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json(arguments: &[&str], path: &Path) -> Value {
+    serde_json::from_str(&ok(arguments, path)).unwrap()
+}
+
+/// What a command that fails says, which must be one sentence without output before it.
+fn fails(code: i32, arguments: &[&str], path: &Path) -> String {
+    let output = hoistway(arguments, path);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "", "{arguments:?}");
+    assert!(said.starts_with("hoistway: ") && said.lines().count() == 1, "{said}");
+    said
+}
+
+#[test]
+fn inspect_folds_layers_that_are_alike() {
+    let model = Model::new();
+    let text = ok(&["inspect"], &model.path);
+    assert!(text.contains("0..2") && text.contains("1.0 MiB each"), "{text}");
+    assert!(!text.contains("layers.1"), "{text}");
+    let all = ok(&["inspect", "--all"], &model.path);
+    assert!(!all.contains("0..2") && all.matches("BF16 [8192, 64]").count() == LAYERS, "{all}");
+}
+
+#[test]
+fn inspect_as_json_has_names_offsets_and_metadata_as_they_are() {
+    let model = Model::new();
+    let value = json(&["inspect", "--json"], &model.path);
+    assert_eq!(value["files"][0]["metadata"]["note"], "one\u{7}two");
+    let hostile = value["tensors"].as_array().unwrap().iter().find(|own| own["name"] == HOSTILE).unwrap();
+    assert_eq!(hostile["bytes"], 3);
+    let offset = hostile["file_offset"].as_u64().unwrap() as usize;
+    assert_eq!(fs::read(&model.path).unwrap()[offset..offset + 3], [1, 2, 3]);
+}
+
+#[test]
+fn nothing_in_a_file_gets_control_of_the_terminal() {
+    let model = Model::new();
+    let manifest = model.in_directory("manifest.json");
+    let save = ["verify", "--save", manifest.to_str().unwrap()];
+    for text in [ok(&["inspect", "--all"], &model.path), ok(&save, &model.path)] {
+        assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+        assert!(text.lines().any(|line| line.contains(r"evil\u{1b}[31m\nname")), "{text}");
+    }
+    let escaped = fs::read_to_string(&manifest).unwrap();
+    fs::write(&manifest, escaped.replace("evil", "missing")).unwrap();
+    let output = hoistway(&["verify", "--against", manifest.to_str().unwrap()], &model.path);
+    assert_eq!(output.status.code(), Some(4));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.lines().all(|line| line.starts_with("hoistway: ")), "{said:?}");
+    assert_eq!(said.lines().count(), 3, "{said}");
+}
+
+#[test]
+fn load_says_how_and_stays_quiet_without_a_terminal() {
+    let model = Model::new();
+    let line = ok(&["load"], &model.path);
+    assert!(line.starts_with("4 tensors, 3.0 MiB from 1 file in") && line.lines().count() == 1, "{line}");
+    let report = ok(&["load", "--report", "--verify"], &model.path);
+    assert!(report.contains("verified  4 tensors"), "{report}");
+    let value = json(&["load", "--json", "--route", "threads"], &model.path);
+    assert_eq!(value["route"], "threads");
+    let carriers = value["carriers"].as_array().unwrap();
+    let carried: u64 = carriers.iter().map(|own| own["tensor_bytes"].as_u64().unwrap()).sum();
+    assert_eq!(carried, (LAYERS * LAYER_BYTES + 3) as u64);
+    assert!(carriers.iter().all(|own| own["route"] == "threads"), "{value}");
+}
+
+#[test]
+fn a_terminal_sees_a_bar_that_is_gone_at_the_end() {
+    let model = Model::new();
+    // `script` runs the command with a terminal of its own.
+    let program = env!("CARGO_BIN_EXE_hoistway");
+    let command = format!("{program} verify --json {} > /dev/null", model.path.display());
+    let output = Command::new("script")
+        .args(["--quiet", "--return", "--command", &command, "/dev/null"])
+        .env("TERM", "xterm")
+        .output()
+        .unwrap();
+    let seen = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{seen}");
+    assert!(seen.contains("3.00 MiB"), "{seen:?}");
+    assert!(seen.ends_with("\u{1b}[2K"), "the line is cleared: {seen:?}");
+}
+
+#[test]
+fn load_selects_and_excludes() {
+    let model = Model::new();
+    let value = json(&["load", "--json", "--select", "layers.*", "--exclude", "layers.1.*"], &model.path);
+    assert_eq!(value["tensors"], 2);
+    let said = fails(3, &["load", "--select", "layer.*"], &model.path);
+    assert!(said.contains("layer.*"), "{said}");
+}
+
+#[test]
+fn the_environment_sets_options_and_flags_win() {
+    let model = Model::new();
+    let run = |route: &str, flags: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hoistway"));
+        command.env("HOISTWAY_ROUTE", route).args(["load", "--json"]).args(flags).arg(&model.path);
+        command.output().unwrap()
+    };
+    let route = |output: Output| serde_json::from_slice::<Value>(&output.stdout).unwrap()["route"].clone();
+    assert_eq!(route(run("threads", &[])), "threads");
+    assert_eq!(route(run("threads", &["--route", "auto"])), "auto");
+    let refused = run("warp", &[]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8(refused.stderr).unwrap().contains("HOISTWAY_ROUTE"));
+}
+
+#[test]
+fn exit_codes_tell_what_kind_of_failure_it_was() {
+    let model = Model::new();
+    let said = fails(2, &["load", "--route", "warp"], &model.path);
+    assert!(said.contains("auto, io_uring, threads, cached, mapped"), "{said}");
+    fails(3, &["inspect"], &model.in_directory("nowhere.safetensors"));
+    fails(5, &["load", "--manifest", "/nonexistent/manifest.json"], &model.path);
+    let said = fails(7, &["load", "--memory-budget", "1MiB"], &model.path);
+    assert!(said.contains("MiB"), "{said}");
+
+    let short = model.in_directory("short.safetensors");
+    let file = fs::read(&model.path).unwrap();
+    fs::write(&short, &file[..file.len() - 1]).unwrap();
+    let said = fails(4, &["load"], &short);
+    assert!(said.contains("short.safetensors") && said.contains(r"evil\u{1b}[31m\nname"), "{said}");
+}
+
+#[test]
+fn what_is_not_cached_cannot_be_loaded_from_the_cache_until_it_is_warm() {
+    let model = Model::new();
+    let file = fs::File::open(&model.path).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let said = fails(6, &["load", "--route", "cached"], &model.path);
+    assert!(said.contains("hoistway warm"), "{said}");
+    let warmed = json(&["warm", "--json"], &model.path);
+    assert_eq!(warmed["cached_bytes"], file.metadata().unwrap().len());
+    ok(&["load", "--route", "cached"], &model.path);
+}
+
+#[test]
+fn a_mapped_load_says_that_nothing_was_read() {
+    let model = Model::new();
+    let path = model.in_directory("aligned.safetensors");
+    let header = br#"{"a":{"dtype":"U8","shape":[4096],"data_offsets":[0,4096]}}"#;
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(&path, [&length[..], header, &[7; 4096]].concat()).unwrap();
+    let line = ok(&["load", "--route", "mapped"], &path);
+    assert!(line.starts_with("mapped 1 tensor, 4.0 KiB of 1 file in "), "{line}");
+    assert!(line.ends_with(" s: nothing is read until it is used\n"), "{line}");
+    let line = ok(&["load", "--route", "mapped", "--populate"], &path);
+    assert!(line.starts_with("1 tensor, 4.0 KiB from 1 file in ") && line.ends_with("/s)\n"), "{line}");
+}
+
+#[test]
+fn a_stack_of_64_kib_is_enough() {
+    let model = Model::new();
+    for command in ["load", "inspect", "verify", "doctor", "warm"] {
+        let limited = format!("ulimit -s 64 && exec '{}' {command} \"$1\"", env!("CARGO_BIN_EXE_hoistway"));
+        let output = Command::new("sh").args(["-c", &limited, "sh"]).arg(&model.path).output().unwrap();
+        assert!(output.status.success(), "{command}: {}, {output:?}", output.status);
+    }
+}
+
+#[test]
+fn one_thing_is_not_called_several() {
+    let model = Model::new();
+    let name = json(&["inspect", "--json"], &model.path)["tensors"][0]["name"].as_str().unwrap().to_owned();
+    let report = ok(&["load", "--report", "--verify", "--select", &name], &model.path);
+    for text in ["1 tensor, ", "1 read of ", "verified  1 tensor, "] {
+        assert!(report.contains(text), "{text}: {report}");
+    }
+}
+
+#[test]
+fn a_damaged_tensor_is_found_by_its_digest() {
+    let model = Model::new();
+    let manifest = model.in_directory("manifest.json");
+    let manifest = manifest.to_str().unwrap();
+    ok(&["verify", "--save", manifest], &model.path);
+    assert_eq!(ok(&["verify", "--against", manifest], &model.path), format!("4 tensors match {manifest}\n"));
+    ok(&["load", "--manifest", manifest], &model.path);
+    let more = model.in_directory("more.json");
+    let entry = r#""tensors": {"lost": {"dtype": "U8", "shape": [1], "digest": ""},"#;
+    fs::write(&more, fs::read_to_string(manifest).unwrap().replace(r#""tensors": {"#, entry)).unwrap();
+    let said = fails(4, &["load", "--manifest", more.to_str().unwrap()], &model.path);
+    assert!(said.contains("'lost'"), "{said}");
+
+    model.damage();
+    let output = hoistway(&["verify", "--against", manifest], &model.path);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.contains("'layers.1.weight'") && said.contains("1 difference from"), "{said}");
+    let said = fails(4, &["load", "--manifest", manifest], &model.path);
+    assert!(said.contains("layers.1.weight"), "{said}");
+}
+
+#[test]
+fn a_reader_of_the_output_may_leave() {
+    let model = Model::new();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_hoistway"))
+        .args(["completions", "bash"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(child.wait().unwrap().success(), "{said}");
+    assert_eq!(said, "");
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_hoistway"))
+        .arg("inspect")
+        .arg(&model.path)
+        .stdout(full)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(5));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("cannot write the output"));
+}
+
+#[test]
+fn doctor_examines_the_machine_and_a_path() {
+    let model = Model::new();
+    let checks = json(&["doctor", "--json"], model.directory.path());
+    let names: Vec<_> = checks.as_array().unwrap().iter().map(|own| own["name"].as_str().unwrap()).collect();
+    for expected in ["kernel", "io_uring", "transparent huge pages", "NUMA"] {
+        assert!(names.contains(&expected), "{names:?}");
+    }
+    assert!(names.iter().any(|name| name.ends_with(": direct reads")), "{names:?}");
+    let output = hoistway(&["doctor"], &model.in_directory("nowhere"));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stdout).unwrap().contains("broken  "));
+}
+
+#[test]
+fn a_model_is_loaded_to_a_device_and_the_report_names_the_route_of_every_byte() {
+    let model = Model::new();
+    for (device, name) in [("cuda:1", "cuda:1"), ("rocm:1", "rocm:1"), ("hip", "rocm:0")] {
+        let load = ["load", "--device", device, "--json", "--verify"];
+        let output = hoistway_with_devices(&load, &model.path, &[]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["device"]["device"], name);
+        let carriers = report["carriers"].as_array().unwrap();
+        let moved: u64 = carriers.iter().map(|own| own["tensor_bytes"].as_u64().unwrap()).sum();
+        assert_eq!(moved, report["tensor_bytes"].as_u64().unwrap());
+        assert!(carriers.iter().all(|own| own["via"] == "staged"), "{report}");
+    }
+
+    let load = ["load", "--device", "cuda", "--dtype", "float32", "--report", "--exclude", "evil*"];
+    let text = hoistway_with_devices(&load, &model.path, &[]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("on cuda:0 (Stand-in device 0") && text.contains("converted to F32"), "{text}");
+    assert!(text.contains("not used: gds"), "{text}");
+}
+
+#[test]
+fn devices_that_cannot_be_used_have_their_own_exit_code_and_a_fix() {
+    let model = Model::new();
+    let none = [("HOISTWAY_CUDA_DRIVER", "/nonexistent/libcuda.so.1")];
+    let no_devices = [("FAKE_CUDA_DEVICES", "0")];
+    let old = [("FAKE_CUDA_DRIVER_VERSION", "11040")];
+    let compat = [("FAKE_CUDA_CUFILE_MODE", "compat")];
+    let no_cufile = [("HOISTWAY_CUFILE", "/nonexistent/libcufile.so.0")];
+    let full = [("FAKE_CUDA_MEMORY_MIB", "1")];
+    let lost = [("FAKE_CUDA_FAULTS", "copy:1=719")];
+    let no_hip = [("HOISTWAY_HIP_DRIVER", "/nonexistent/libamdhip64.so")];
+    let other_library = [("HOISTWAY_HIP_DRIVER", "libc.so.6")];
+    let only_unfit = [("HOISTWAY_HIP_DRIVER", "libc.so.6:/nonexistent/libamdhip64.so")];
+    let old_hip = [("FAKE_CUDA_HIP_VERSION", "50731921")];
+    let no_kernels = [("FAKE_CUDA_HIP_ARCHITECTURE", "gfx803")];
+    for (arguments, settings, code, words) in [
+        (&["load", "--device", "cuda"][..], &none[..], 6, "install NVIDIA's driver"),
+        (&["load", "--device", "cuda"], &no_devices, 6, "nvidia-smi"),
+        (&["load", "--device", "cuda"], &old, 6, "CUDA 12.0 or later"),
+        (&["load", "--device", "cuda:7"], &[], 6, "2 devices"),
+        (&["load", "--device", "gpu"], &[], 2, "cuda:N"),
+        (&["load", "--device", "cuda", "--route", "gds"], &compat, 6, "compatibility mode"),
+        (&["load", "--device", "cuda", "--route", "gds"], &no_cufile, 6, "pip install nvidia-cufile"),
+        (&["load", "--device", "cuda", "--route", "gds-compat"], &no_cufile, 6, "pip install nvidia-cufile"),
+        (&["load", "--route", "gds"], &[], 2, "the target is cpu"),
+        (&["load", "--device", "cuda"], &full, 7, "the memory of cuda:0"),
+        (&["load", "--device", "cuda"], &lost, 5, "cuda:0"),
+        (&["load", "--device", "rocm"], &no_hip, 6, "install ROCm 6.0 or later"),
+        (&["load", "--device", "rocm"], &other_library, 6, "has no function hipInit"),
+        (&["load", "--device", "rocm"], &only_unfit, 6, "libc.so.6 has no function hipInit"),
+        (&["load", "--device", "rocm"], &only_unfit, 6, "too old, or a stub; /nonexistent/libamdhip64.so"),
+        (&["load", "--device", "rocm"], &old_hip, 6, "serves HIP 5.7"),
+        (&["load", "--device", "rocm"], &no_devices, 6, "rocminfo"),
+        (&["load", "--device", "hip:7"], &[], 6, "rocm:0 to rocm:1"),
+        (&["load", "--device", "rocm", "--dtype", "float32"], &no_kernels, 6, "converts no elements"),
+        (&["load", "--device", "rocm", "--route", "gds"], &[], 6, "hipFile"),
+        (&["load", "--device", "rocm"], &full, 7, "the memory of rocm:0"),
+        (&["load", "--device", "rocm"], &lost, 5, "rocm:0"),
+    ] {
+        let output = hoistway_with_devices(arguments, &model.path, settings);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?} {settings:?}: {said}");
+        assert!(said.contains(words) && said.lines().count() == 1, "{arguments:?} {settings:?}: {said}");
+    }
+}
+
+#[test]
+fn a_library_that_does_not_serve_is_passed_over_for_the_next() {
+    let model = Model::new();
+    let libraries =
+        std::env::join_paths(["/nonexistent/libamdhip64.so".into(), "libc.so.6".into(), stand_in()]);
+    let libraries = libraries.unwrap().into_string().unwrap();
+    let settings = [("HOISTWAY_HIP_DRIVER", libraries.as_str())];
+    let load = ["load", "--device", "rocm", "--exclude", "evil*"];
+    let output = hoistway_with_devices(&load, &model.path, &settings);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn doctor_examines_devices_and_their_direct_path() {
+    let model = Model::new();
+    let examine = |settings: &[(&str, &str)]| -> Vec<(String, String)> {
+        let output = hoistway_with_devices(&["doctor", "--json"], &model.path, settings);
+        let checks: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let text = |own: &Value, key: &str| own[key].as_str().unwrap().to_owned();
+        checks.as_array().unwrap().iter().map(|own| (text(own, "name"), text(own, "finding"))).collect()
+    };
+    let checks = examine(&[("FAKE_CUDA_CUFILE_MODE", "p2pdma")]);
+    let finding = |name: &str| {
+        let found = checks.iter().find(|(own, _)| own.ends_with(name));
+        &found.unwrap_or_else(|| panic!("{name} is missing: {checks:?}")).1
+    };
+    assert!(finding("CUDA driver").contains("12.8"));
+    assert!(finding("cuda:0").contains("compute capability 9.0"));
+    for name in ["cuda:1 PCIe link", "cuda:1 BAR", "nvidia-fs", "P2PDMA", "cuFile", "NUMA"] {
+        finding(name);
+    }
+    assert!(finding("ROCm driver").contains("HIP 6.3"));
+    assert!(finding("rocm:0").contains("gfx942"));
+    assert!(finding("gds to rocm:1").contains("hipFile"));
+    if !finding("direct reads").contains("not") {
+        assert!(finding("gds to cuda:1").contains("P2PDMA"));
+    }
+    let compat = examine(&[("FAKE_CUDA_CUFILE_MODE", "compat")]);
+    assert!(compat.iter().all(|(name, finding)| !name.contains("gds to") || finding.contains("staged")));
+    let copying = examine(&[("FAKE_CUDA_HIP_ARCHITECTURE", "gfx803")]);
+    assert!(copying.iter().any(|(name, finding)| name == "rocm:1" && finding.contains("copies only")));
+    let none = examine(&[("HOISTWAY_CUDA_DRIVER", "/nonexistent")]);
+    assert!(
+        none.iter()
+            .any(|(name, finding)| name == "CUDA driver" && finding.contains("no load goes to its devices"))
+    );
+}
+
+#[test]
+fn completions_and_manual_pages_know_every_subcommand() {
+    let model = Model::new();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_hoistway")).args(["completions", shell]).output().unwrap();
+        let script = String::from_utf8(output.stdout).unwrap();
+        assert!(script.contains("inspect") && script.contains("doctor"), "{shell}");
+    }
+    let pages = model.in_directory("man");
+    ok(&["man", "--directory"], &pages);
+    for page in ["hoistway.1", "hoistway-load.1", "hoistway-doctor.1"] {
+        let text = fs::read_to_string(pages.join(page)).unwrap();
+        assert!(text.contains(".TH"), "{page}");
+    }
+}
+
+/// A GGUF model of two blocks with a long vocabulary; its data breaks the default alignment.
+fn gguf_model(alignment: u32) -> (tempfile::TempDir, PathBuf) {
+    let tokens: Vec<String> = (0..20_000).map(|i| format!("token-{i}")).collect();
+    let mut writer = gguf::Writer { alignment: alignment.into(), ..gguf::Writer::default() }
+        .key("general.architecture", "llama")
+        .key("general.alignment", gguf::Item::U32(alignment))
+        .key("tokenizer.ggml.tokens", gguf::Item::strings(tokens.iter().map(String::as_str)))
+        .key("template", format!("{}\u{1b}[31m", "long ".repeat(40)).as_str());
+    for block in 0..2 {
+        writer = writer.tensor(&format!("blk.{block}.weight"), &[256, 3], 12, vec![block; 3 * 144]);
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.gguf");
+    fs::write(&path, writer.finish()).unwrap();
+    (directory, path)
+}
+
+#[test]
+fn inspect_shows_what_a_gguf_says_of_itself() {
+    let (_directory, path) = gguf_model(32);
+    let text = ok(&["inspect"], &path);
+    for shown in
+        ["GGUF version 3", "general.architecture: llama", "tokens: [string; 20000]", "0..1.weight", "Q4_K"]
+    {
+        assert!(text.contains(shown), "{text}");
+    }
+    assert!(!text.contains("token-0") && text.contains("... (20"), "{text}");
+    let all = ok(&["inspect", "--all"], &path);
+    assert!(all.contains(r#""token-0","token-1""#) && !all.contains("token-9"), "{all}");
+    assert!(!all.contains('\u{1b}') && all.contains("  1.weight"), "{all}");
+
+    let value = json(&["inspect", "--json"], &path);
+    let file = &value["files"][0];
+    assert_eq!((&file["format"], &file["gguf"]["version"]), (&"gguf".into(), &3.into()));
+    let keys = file["gguf"]["key_values"].as_array().unwrap();
+    assert_eq!(
+        keys[0],
+        serde_json::json!({"key": "general.architecture", "type": "string", "value": "llama"})
+    );
+    assert_eq!((&keys[2]["element"], &keys[2]["len"]), (&"string".into(), &20_000.into()));
+    assert_eq!(value["tensors"][1]["dtype"], "Q4_K");
+    assert_eq!(value["tensors"][1]["shape"], serde_json::json!([3, 256]));
+    let all = json(&["inspect", "--all", "--json"], &path);
+    assert_eq!(all["files"][0]["gguf"]["key_values"][2]["first"][7], "token-7");
+}
+
+#[test]
+fn inspect_writes_numbers_as_they_are_and_nothing_that_hides() {
+    let hidden = "a\u{9b}31m\u{202e}b\u{200b}c\u{2066}d\u{feff}\u{2028}e";
+    let long_key = "k".repeat(300);
+    let writer = gguf::Writer::default()
+        .key("epsilon", gguf::Item::F32(1e-5))
+        .key("scale", gguf::Item::F64(0.1))
+        .key("none", gguf::Item::F32(f32::NAN))
+        .key("endless", gguf::Item::F64(f64::NEG_INFINITY))
+        .key("scores", gguf::Item::Array(6, vec![gguf::Item::F32(0.1), gguf::Item::F32(f32::INFINITY)]))
+        .key(hidden, hidden)
+        .key(&long_key, gguf::Item::U8(1));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.gguf");
+    fs::write(&path, writer.finish()).unwrap();
+
+    let value = json(&["inspect", "--all", "--json"], &path);
+    let values = value["files"][0]["gguf"]["key_values"].as_array().unwrap();
+    let shown: Vec<_> = values.iter().map(|entry| entry["value"].to_string()).collect();
+    assert_eq!(shown[..4], ["0.00001", "0.1", "\"NaN\"", "\"-inf\""]);
+    assert_eq!(values[4]["first"].to_string(), r#"[0.1,"inf"]"#);
+    assert_eq!(values[5]["value"], hidden);
+
+    let text = ok(&["inspect"], &path);
+    assert!(text.is_ascii() && text.contains("\\u{9b}31m\\u{202e}b\\u{200b}c\\u{2066}d\\u{feff}"), "{text}");
+    assert!(!text.contains(&long_key) && text.contains("... (300 bytes): 1"), "{text}");
+    assert!(ok(&["inspect", "--all"], &path).contains(&format!("{long_key}: 1")));
+}
+
+#[test]
+fn gguf_files_load_verify_and_warm() {
+    let (directory, path) = gguf_model(32);
+    let text = ok(&["load", "--verify", "--report"], &path);
+    assert!(text.contains("verified"), "{text}");
+    let digests = ok(&["verify"], &path);
+    assert!(digests.contains("blk.1.weight Q4_K [3, 256]"), "{digests}");
+    assert_eq!(json(&["warm", "--json"], &path)["files"], 1);
+
+    let embedded = directory.path().join("embedded.bin");
+    fs::write(&embedded, [vec![0; 96], fs::read(&path).unwrap()].concat()).unwrap();
+    fails(4, &["verify", "--offset", "95"], &embedded);
+    assert_eq!(ok(&["verify", "--offset", "96"], &embedded), digests);
+}
+
+#[test]
+fn tensors_that_cannot_be_loaded_are_wrong_data() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.gguf");
+    let unknown = gguf::Writer::default().tensor("new", &[32], 97, vec![0; 32]);
+    let big =
+        gguf::Writer { big_endian: true, ..gguf::Writer::default() }.tensor("big", &[8], 0, vec![0; 32]);
+    for (writer, name) in [(unknown, "new"), (big, "big")] {
+        fs::write(&path, writer.finish()).unwrap();
+        ok(&["inspect"], &path);
+        let message = fails(4, &["load"], &path);
+        assert!(message.contains(&format!("tensor '{name}'")), "{message}");
+    }
+}
+
+#[test]
+fn lenient_is_a_flag_and_a_variable() {
+    let (_directory, path) = gguf_model(4);
+    let message = fails(4, &["load"], &path);
+    assert!(message.contains("general.alignment is 4"), "{message}");
+    ok(&["load", "--lenient"], &path);
+    let with = |value: &str, flags: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hoistway"));
+        command.arg("load").args(flags).arg(&path).env("HOISTWAY_LENIENT", value).output().unwrap()
+    };
+    assert!(with("true", &[]).status.success());
+    assert!(with(" True ", &[]).status.success());
+    assert_eq!(with("true", &["--lenient=false"]).status.code(), Some(4));
+    assert!(with("perhaps", &["--lenient"]).status.success());
+    let wrong = with("perhaps", &[]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("HOISTWAY_LENIENT cannot be 'perhaps'"));
+}
+
+#[test]
+fn lenient_takes_safetensors_with_padding() {
+    let model = Model::new();
+    let digests = ok(&["verify"], &model.path);
+    let mut file = fs::read(&model.path).unwrap();
+    file.resize(file.len().next_multiple_of(4096) + 4096, 0);
+    fs::write(&model.path, file).unwrap();
+    let message = fails(4, &["load"], &model.path);
+    assert!(message.contains("open it with lenient"), "{message}");
+    assert_eq!(ok(&["verify", "--lenient"], &model.path), digests);
+}
+
+#[test]
+fn a_log_filter_without_meaning_is_named_and_ignored() {
+    let model = Model::new();
+    let output = Command::new(env!("CARGO_BIN_EXE_hoistway"))
+        .env("HOISTWAY_LOG", "hoistway=loud")
+        .arg("inspect")
+        .arg(&model.path)
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.starts_with("hoistway: HOISTWAY_LOG=hoistway=loud is ignored: "), "{message}");
+}
+
+/// Runs the command against a store, whose keys the environment has.
+fn with_store(server: &objectd::Server, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hoistway"))
+        .envs([
+            ("AWS_ENDPOINT_URL", &*server.url()),
+            ("AWS_ACCESS_KEY_ID", "key"),
+            ("AWS_SECRET_ACCESS_KEY", "canary"),
+        ])
+        .env("HOISTWAY_CACHE_BYTES", "1GiB")
+        .env("HOISTWAY_LOG", "trace")
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn objects_are_inspected_loaded_and_verified_and_nothing_shows_a_secret() {
+    let (model, server) = (Model::new(), objectd::Server::start().unwrap());
+    server.put("models/llama/model.safetensors", &fs::read(&model.path).unwrap());
+    let presigned = format!("{}/models/llama/model.safetensors?X-Amz-Signature=canary", server.url());
+    let endpoint = format!("endpoint={}", server.url());
+    let missing = format!("{presigned}s").replace("model.safetensors", "none.safetensors");
+    for (arguments, code, told) in [
+        (vec!["inspect", "s3://models/llama/"], 0, "0..2.weight"),
+        (vec!["load", "--report", "s3://models/llama/"], 0, "http "),
+        (vec!["load", "--report", "--route", "http", &presigned], 0, "http "),
+        (vec!["load", "--report", "--store", "anonymous=true", "s3://models/llama/"], 0, "http "),
+        (vec!["verify", &presigned], 0, ""),
+        (vec!["load", &missing], 3, "no such object"),
+        (vec!["load", "--route", "io_uring", &presigned], 6, "no file of this machine"),
+        (
+            vec!["load", "--store", "secret_access_key=canary", "s3://models/llama/"],
+            2,
+            "environment or a profile",
+        ),
+        (vec!["load", "--store", "colour=red", "s3://models/llama/"], 2, "no such option"),
+        (vec!["load", "ftp://me:canary@models/llama/?token=canary"], 2, "no source has the scheme"),
+        (
+            vec!["load", "--report", "--store", &endpoint, "--store", "anonymous=true", "gs://models/llama/"],
+            0,
+            "http ",
+        ),
+        (vec!["load", "--store", "token=canary", "hf://org/model"], 2, "environment or a profile"),
+    ] {
+        let output = with_store(&server, &arguments);
+        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
+        assert!(text.contains(told), "{arguments:?}: {text}");
+        assert!(!text.contains("canary"), "{arguments:?}: {text}");
+    }
+    let requests = server.take_requests();
+    assert!(
+        requests.iter().any(|own| own.authorization.is_none())
+            && requests.iter().any(|own| own.authorization.is_some())
+    );
+}
+
+#[test]
+fn the_cache_of_the_node_is_filled_shown_checked_and_emptied() {
+    let (model, server) = (Model::new(), objectd::Server::start().unwrap());
+    server.put("models/llama/model.safetensors", &fs::read(&model.path).unwrap());
+    let directory = model.path.with_file_name("cache");
+    let cache = directory.to_str().unwrap();
+    for (arguments, code, said) in [
+        (vec!["doctor", "s3://models/llama/"], 0, "an access key of the environment"),
+        (vec!["doctor", "s3://models/llama/"], 0, "answers after"),
+        (vec!["doctor", "s3://models/none"], 1, "no such object"),
+        (vec!["cache", "stat"], 2, "name a directory by --cache or HOISTWAY_CACHE"),
+        (vec!["cache", "stat", "--cache", cache], 0, "0 objects, 0 B of"),
+        (vec!["cache", "warm", "--cache", cache, "s3://models/llama/"], 0, "are in the cache"),
+        (vec!["load", "--report", "--cache", cache, "s3://models/llama/"], 0, "node-cache"),
+        (vec!["load", "--route", "node-cache", "--cache", cache, "s3://models/llama/"], 0, "from 1 file"),
+        (vec!["cache", "ls", "--cache", cache], 0, "s3://models/llama/model.safetensors"),
+        (vec!["cache", "ls", "--json", "--cache", cache], 0, "taken_bytes"),
+        (vec!["cache", "verify", "--cache", cache], 0, "are right"),
+        (vec!["cache", "gc", "--cache", cache, "--cache-bytes", "0"], 0, "1 object evicted"),
+        (vec!["load", "--route", "node-cache", "--cache", cache, "s3://models/llama/"], 6, "does not hold"),
+    ] {
+        let output = with_store(&server, &arguments);
+        let text = [&*output.stdout, &*output.stderr].map(String::from_utf8_lossy).concat();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
+        assert!(text.contains(said), "{arguments:?}: {text}");
+    }
+}

@@ -1,0 +1,281 @@
+//! CUDA devices: what NVIDIA's driver has of its own. One build serves machines with and without a GPU: the driver is
+//! found at run time, and a missing one is an error with a reason.
+//!
+//! `cufile` is the library that reads into devices past the host, `machine` what all of it needs. Signatures and numbers,
+//! also those of `driver::table`, are those of NVIDIA's `cuda.h`, CUDA 12.0. A suffix such as `_v2` belongs to the name
+//! under which the library exports a function.
+#![allow(unsafe_code)]
+
+pub(crate) mod cufile;
+mod cufile_error;
+mod descriptor;
+mod machine;
+
+use crate::{
+    DeviceId, Error, Finding, Result, Unavailable,
+    backend::Direct,
+    driver::{
+        Driver, Failed, Slot, Traits, Vendor, Words,
+        device::DriverDevice,
+        library::functions,
+        table::{DeviceHandle, Handle, MEMORY_DEVICE, ResultCode, SUCCESS, Symbols},
+    },
+};
+use cufile::CuFile;
+use libloading::Library;
+use std::{
+    collections::BTreeSet,
+    ffi::{OsString, c_int, c_uint, c_void},
+    ptr,
+    sync::{Mutex, OnceLock, PoisonError},
+};
+
+/// The kind.
+#[derive(Debug)]
+pub(crate) struct Cuda;
+
+/// A CUDA device with its primary context.
+pub(crate) type CudaDevice = DriverDevice<Cuda>;
+
+/// PTX, so that every device from compute capability 6.0 on runs it. It ends with a zero.
+const KERNELS: &str = concat!(include_str!("kernels.ptx"), "\0");
+
+functions! {
+    /// Functions about contexts, attributes, and addresses.
+    returning ResultCode;
+    required {
+        device_attribute = "cuDeviceGetAttribute"(*mut c_int, c_int, DeviceHandle);
+        primary_context_retain = "cuDevicePrimaryCtxRetain"(*mut Handle, DeviceHandle);
+        primary_context_release = "cuDevicePrimaryCtxRelease_v2"(DeviceHandle);
+        context_push = "cuCtxPushCurrent_v2"(Handle);
+        context_pop = "cuCtxPopCurrent_v2"(*mut Handle);
+        pointer_attribute = "cuPointerGetAttribute"(*mut c_void, c_int, u64);
+    }
+    optional {
+        device_luid = "cuDeviceGetLuid"(*mut [u8; 8], *mut c_uint, DeviceHandle);
+    }
+}
+
+/// `CUdevice_attribute`.
+#[derive(Clone, Copy)]
+enum Attribute {
+    Integrated = 18,
+    ComputeMajor = 75,
+    ComputeMinor = 76,
+    PageableMemoryAccess = 88,
+    MemoryPools = 115,
+    GpuDirectRdma = 116,
+}
+
+/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`.
+const POINTER_MEMORY_TYPE: c_int = 2;
+/// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
+const POINTER_DEVICE_ORDINAL: c_int = 9;
+
+impl Vendor for Cuda {
+    type Own = Functions;
+
+    const SYMBOLS: Symbols = Symbols {
+        init: "cuInit",
+        driver_version: "cuDriverGetVersion",
+        error_name: "cuGetErrorName",
+        error_text: "cuGetErrorString",
+        device_count: "cuDeviceGetCount",
+        device: "cuDeviceGet",
+        device_name: "cuDeviceGetName",
+        device_memory: "cuDeviceTotalMem_v2",
+        device_pci: "cuDeviceGetPCIBusId",
+        device_uuid: "cuDeviceGetUuid",
+        synchronize: "cuCtxSynchronize",
+        memory_info: "cuMemGetInfo_v2",
+        allocate: "cuMemAlloc_v2",
+        free: "cuMemFree_v2",
+        host_register: "cuMemHostRegister_v2",
+        host_unregister: "cuMemHostUnregister",
+        stream_create: "cuStreamCreate",
+        stream_destroy: "cuStreamDestroy_v2",
+        stream_synchronize: "cuStreamSynchronize",
+        stream_wait_event: "cuStreamWaitEvent",
+        event_create: "cuEventCreate",
+        event_record: "cuEventRecord",
+        event_query: "cuEventQuery",
+        event_synchronize: "cuEventSynchronize",
+        event_destroy: "cuEventDestroy_v2",
+        copy_to_device: "cuMemcpyHtoDAsync_v2",
+        copy_to_host: "cuMemcpyDtoHAsync_v2",
+        copy_on_device: "cuMemcpyDtoDAsync_v2",
+        copy_2d: "cuMemcpy2DAsync_v2",
+        module_load: "cuModuleLoadData",
+        module_unload: "cuModuleUnload",
+        module_function: "cuModuleGetFunction",
+        launch: "cuLaunchKernel",
+        allocate_async: "cuMemAllocAsync",
+        free_async: "cuMemFreeAsync",
+        exchange_capture_mode: "cuThreadExchangeStreamCaptureMode",
+    };
+    const WORDS: Words = Words {
+        name: "CUDA",
+        install: "install NVIDIA's driver; in a container, run it with the GPU (--gpus all)",
+        update: "install a driver for CUDA 12.0 or later (525 or later)",
+        check: "check that nvidia-smi works",
+        visible: "CUDA_VISIBLE_DEVICES",
+    };
+    /// The first with PTX 8.0, which the kernels are compiled to, and with all functions.
+    const OLDEST_VERSION: i32 = 12_000;
+    /// `kDLCUDA`, and `kDLCUDAManaged`: memory that the driver moves between host and device.
+    const DLPACK_TYPES: &'static [i32] = &[2, 13];
+    const STREAMS_OUTLIVE_HANDLES: bool = true;
+
+    fn id(ordinal: u32) -> DeviceId {
+        DeviceId::Cuda(ordinal)
+    }
+
+    fn slot() -> &'static Slot<Self> {
+        static SLOT: Slot<Cuda> = OnceLock::new();
+        &SLOT
+    }
+
+    /// The name with a version comes first: toolkits ship a stub under the other.
+    fn library_names() -> Vec<OsString> {
+        #[cfg(feature = "stand-in")]
+        if let Some(path) = std::env::var_os("HOISTWAY_CUDA_DRIVER") {
+            return vec![path];
+        }
+        let names: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
+        names.iter().map(OsString::from).collect()
+    }
+
+    fn find(library: &Library) -> Result<Functions, &'static str> {
+        Functions::find(library)
+    }
+
+    fn version_text(version: i32) -> String {
+        format!("CUDA {}", number_text(version))
+    }
+
+    fn fix(code: ResultCode) -> &'static str {
+        match code {
+            3 => {
+                "if CUDA was started before fork(), start workers with the method 'spawn'; else check that nvidia-smi works"
+            }
+            34 => "remove the toolkit's stub library from LD_LIBRARY_PATH",
+            100 => "check that nvidia-smi lists a device; in a container, run it with the GPU (--gpus all)",
+            802 => "start nvidia-fabricmanager",
+            803 | 804 => {
+                "make the driver's library match its kernel module: reboot, or leave out the compatibility library"
+            }
+            _ => "check that nvidia-smi works",
+        }
+    }
+
+    /// A context is of no use any more: its device is gone or has failed, or it was destroyed.
+    ///
+    /// `CUDA_ERROR_DEVICE_UNAVAILABLE` (46) and `CUDA_ERROR_UNKNOWN` (999) are not among these codes. The driver also
+    /// returns them where the context lives and its work goes on.
+    fn ends_work(code: ResultCode) -> bool {
+        // From CUDA_ERROR_ECC_UNCORRECTABLE to CUDA_ERROR_LAUNCH_FAILED.
+        matches!(code, 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719)
+    }
+
+    fn describe(driver: &Driver<Self>, handle: DeviceHandle) -> Result<Traits, Failed> {
+        let attribute = |attribute: Attribute| {
+            let mut value = 0;
+            // SAFETY: writes one integer.
+            let code = unsafe { (driver.own.device_attribute)(&mut value, attribute as c_int, handle) };
+            // Attributes that an older driver does not know are those of features that it does not have.
+            if code == SUCCESS { u32::try_from(value).unwrap_or(0) } else { 0 }
+        };
+        let luid = driver.own.device_luid.and_then(|get| {
+            let (mut luid, mut mask) = ([0; 8], 0);
+            // SAFETY: writes 8 bytes and one integer.
+            let code = unsafe { get(&mut luid, &mut mask, handle) };
+            (code == SUCCESS).then_some(luid)
+        });
+        let (major, minor) = (attribute(Attribute::ComputeMajor), attribute(Attribute::ComputeMinor));
+        Ok(Traits {
+            architecture: format!("compute capability {major}.{minor}"),
+            luid,
+            is_integrated: attribute(Attribute::Integrated) != 0,
+            reads_pageable_memory: attribute(Attribute::PageableMemoryAccess) != 0,
+            has_memory_pools: attribute(Attribute::MemoryPools) != 0,
+            has_gpudirect_rdma: attribute(Attribute::GpuDirectRdma) != 0,
+        })
+    }
+
+    fn kernels(_architecture: &str) -> Option<&'static [u8]> {
+        Some(KERNELS.as_bytes())
+    }
+
+    /// No flags are set: they would be those of frameworks too.
+    fn retain(driver: &Driver<Self>, handle: DeviceHandle) -> Result<Handle, Failed> {
+        let mut context = ptr::null_mut();
+        // SAFETY: writes one handle.
+        let code = unsafe { (driver.own.primary_context_retain)(&mut context, handle) };
+        succeeded("cuDevicePrimaryCtxRetain", code).map(|()| context)
+    }
+
+    fn release(driver: &Driver<Self>, handle: DeviceHandle) {
+        // SAFETY: retained once, released once.
+        unsafe { (driver.own.primary_context_release)(handle) };
+    }
+
+    fn enter(driver: &Driver<Self>, handle: DeviceHandle, context: Handle) -> Result<DeviceHandle, Failed> {
+        // SAFETY: the context is retained.
+        succeeded("cuCtxPushCurrent", unsafe { (driver.own.context_push)(context) }).map(|()| handle)
+    }
+
+    fn leave(driver: &Driver<Self>, _before: DeviceHandle) {
+        let mut popped = ptr::null_mut();
+        // SAFETY: pushed by `enter` on this thread.
+        unsafe { (driver.own.context_pop)(&mut popped) };
+    }
+
+    fn owner_of(driver: &Driver<Self>, address: u64) -> Option<u32> {
+        let (mut memory_type, mut ordinal): (c_uint, c_int) = (0, 0);
+        let ask = driver.own.pointer_attribute;
+        // SAFETY: writes one integer. Any address may be asked about.
+        let code = unsafe { ask((&raw mut memory_type).cast(), POINTER_MEMORY_TYPE, address) };
+        // Memory of the host may be known to CUDA too.
+        if code != SUCCESS || memory_type != MEMORY_DEVICE {
+            return None;
+        }
+        // SAFETY: writes one integer.
+        let code = unsafe { ask((&raw mut ordinal).cast(), POINTER_DEVICE_ORDINAL, address) };
+        u32::try_from(ordinal).ok().filter(|_| code == SUCCESS)
+    }
+
+    fn direct(device: &CudaDevice) -> Result<&dyn Direct, Unavailable> {
+        CuFile::get().map(|_| device as &dyn Direct)
+    }
+
+    fn may_have_direct_path() -> Result<(), Unavailable> {
+        machine::may_have_direct_path()
+    }
+
+    fn examine(devices: Result<usize, Unavailable>) -> Vec<Finding> {
+        machine::examine(devices.map(drop))
+    }
+}
+
+impl CudaDevice {
+    /// Retains the context to the end of the process.
+    fn keep_context(&self) -> Result<(), Error> {
+        static KEPT: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        if !kept.contains(&self.info.ordinal) {
+            let retained = Cuda::retain(self.driver, self.handle);
+            retained.map_err(|failed| self.error("keeping its context", failed))?;
+            kept.insert(self.info.ordinal);
+        }
+        Ok(())
+    }
+}
+
+fn succeeded(function: &'static str, code: ResultCode) -> Result<(), Failed> {
+    if code == SUCCESS { Ok(()) } else { Err((function, code)) }
+}
+
+/// CUDA's version number in its usual form.
+fn number_text(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}

@@ -1,0 +1,284 @@
+//! Devices, whatever their kind.
+#![allow(unsafe_code)]
+
+use crate::{
+    DeviceId, DirectLibrary, Error, PathCounts, Result, Transfer, Unavailable,
+    backend::{Backend, no_conversions},
+    id::kinds,
+    stream,
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+/// What a device is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DeviceInfo {
+    /// Its name in options, reports and messages.
+    pub id: DeviceId,
+    /// Its number among the visible devices of its kind.
+    pub ordinal: u32,
+    /// Its name.
+    pub name: String,
+    /// Bytes of its memory.
+    pub memory_bytes: u64,
+    /// Its place on the PCI bus, such as `0000:3b:00.0`.
+    pub pci: String,
+    /// Its UUID, in hex.
+    pub uuid: String,
+    /// Its locally unique identifier, which other APIs of Windows name it by.
+    pub luid: Option<[u8; 8]>,
+    /// The NUMA node that it hangs off, if the system says.
+    pub numa_node: Option<u32>,
+    /// What its kernels are compiled for, such as `compute capability 9.0` or `gfx942`.
+    pub architecture: String,
+    /// Whether it shares the host's memory rather than having its own.
+    pub is_integrated: bool,
+    /// Whether it reads host memory that is not pinned.
+    pub reads_pageable_memory: bool,
+    /// Whether it allocates in the order of a stream.
+    pub has_memory_pools: bool,
+    /// Whether other devices can read and write its memory.
+    pub has_gpudirect_rdma: bool,
+    /// Whether it runs kernels: copies of many short pieces at once, and conversions.
+    pub has_kernels: bool,
+}
+
+/// An open device.
+pub struct Device {
+    backend: Arc<dyn Backend>,
+}
+
+/// The devices of all kinds that this process sees.
+///
+/// ```
+/// match hoistway_device::devices() {
+///     Ok(devices) => println!("{} devices", devices.len()),
+///     Err(why) => println!("no devices: {why}"),
+/// }
+/// ```
+///
+/// # Errors
+/// Why there are none.
+pub fn devices() -> Result<Vec<DeviceInfo>, Unavailable> {
+    let (mut found, mut missing) = (Vec::new(), None);
+    for (kind, _) in kinds() {
+        match kind.devices() {
+            Ok(devices) => found.extend(devices),
+            Err(why) => _ = missing.get_or_insert(why),
+        }
+    }
+    missing.filter(|_| found.is_empty()).map_or(Ok(found), Err)
+}
+
+/// Something of the machine that devices of a kind need.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What was looked at.
+    pub name: &'static str,
+    /// How it is.
+    pub condition: Condition,
+    /// What was found.
+    pub text: String,
+    /// What would make it better; empty if nothing needs to.
+    pub fix: String,
+}
+
+/// How something of the machine is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// As it should be.
+    Ok,
+    /// Not here, and needed only for what it serves.
+    Absent,
+    /// Not usable although it is here.
+    Slower,
+}
+
+impl Finding {
+    pub(crate) fn ok(name: &'static str, text: impl Into<String>) -> Self {
+        Self { name, condition: Condition::Ok, text: text.into(), fix: String::new() }
+    }
+
+    pub(crate) fn absent(name: &'static str, text: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { name, condition: Condition::Absent, text: text.into(), fix: fix.into() }
+    }
+
+    pub(crate) fn slower(name: &'static str, text: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { name, condition: Condition::Slower, text: text.into(), fix: fix.into() }
+    }
+}
+
+/// Looks at what each kind of devices needs of the machine.
+pub fn examine() -> Vec<Finding> {
+    kinds().flat_map(|(kind, _)| kind.examine()).collect()
+}
+
+/// Checks whether this machine may have a direct path from files to devices of some kind.
+///
+/// # Errors
+/// What the kind that is looked for first lacks.
+pub fn may_have_direct_path() -> Result<(), Unavailable> {
+    let mut first = None;
+    for (kind, _) in kinds() {
+        match kind.may_have_direct_path() {
+            Ok(()) => return Ok(()),
+            Err(why) => _ = first.get_or_insert(why),
+        }
+    }
+    first.map_or(Ok(()), Err)
+}
+
+/// The device whose memory an address is in; [`DeviceId::Cpu`] for every address that is no device's.
+pub fn device_of(address: u64) -> DeviceId {
+    kinds().find_map(|(kind, id)| kind.owner_of(address).map(id)).unwrap_or_default()
+}
+
+impl Device {
+    /// Opens a device, or returns it if it is open.
+    ///
+    /// # Errors
+    /// [`Error::DeviceUnavailable`] if there is no such device; [`Error::Device`] if it does not start.
+    pub fn open(id: DeviceId) -> Result<Arc<Self>> {
+        static OPEN: Mutex<Option<HashMap<DeviceId, Weak<Device>>>> = Mutex::new(None);
+        let Some((kind, ordinal)) = id.kind() else {
+            let why = Unavailable::new(
+                "host memory is no device",
+                format!("name a device, such as {}", DeviceId::first_kind()),
+            );
+            return Err(Error::DeviceUnavailable { device: id.to_string(), why });
+        };
+        // Before the lock, and before a device is found that a parent of this process opened.
+        kind.check().map_err(|why| Error::DeviceUnavailable { device: id.to_string(), why })?;
+        // Kept consistent by every statement, so a panic elsewhere does not spoil it.
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = open.get_or_insert_default();
+        if let Some(device) = open.get(&id).and_then(Weak::upgrade) {
+            return Ok(device);
+        }
+        let device = Arc::new(Self { backend: kind.open(ordinal)? });
+        open.insert(id, Arc::downgrade(&device));
+        Ok(device)
+    }
+
+    /// What it is.
+    pub fn info(&self) -> &DeviceInfo {
+        self.backend.info()
+    }
+
+    /// Its name as a value.
+    pub fn id(&self) -> DeviceId {
+        self.info().id
+    }
+
+    /// Its name in options, reports and messages.
+    pub fn name(&self) -> String {
+        self.id().to_string()
+    }
+
+    /// Bytes of its memory that are free, and that it has in all.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn memory(&self) -> Result<(u64, u64)> {
+        self.backend.memory()
+    }
+
+    /// The error of an operation that needs more of its memory than there is.
+    pub fn too_little_memory(&self, needed: u64, available: u64) -> Error {
+        Error::OutOfMemory { device: self.name(), needed, available }
+    }
+
+    /// Whether tensors in host memory are the device's as they are: it has no memory of its own to copy them to.
+    pub fn shares_host_memory(&self) -> bool {
+        self.info().is_integrated && self.info().reads_pageable_memory
+    }
+
+    /// Waits for all work on the device. `false` if it is not known whether the work has ended.
+    pub fn wait_for_all(&self) -> bool {
+        self.backend.wait_for_all()
+    }
+
+    /// Whether an event of the caller's, as its driver names it, is reached.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    ///
+    /// # Safety
+    /// It must be a live event of this device.
+    pub unsafe fn is_event_reached(&self, event: u64) -> Result<bool> {
+        // SAFETY: passed on.
+        unsafe { self.backend.is_event_reached(event) }
+    }
+
+    /// Fails if it has no direct path to any file. Success is no proof that it has one to a certain file.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_direct(&self) -> Result<(), Unavailable> {
+        self.backend.direct()?.check()
+    }
+
+    /// Checks whether this machine may have a direct path from files to it. Asked before the library for that is opened
+    /// unless the caller insists: opening costs time and memory of the device, and where nothing is prepared for it, some
+    /// versions misbehave.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn may_have_direct_path(&self) -> Result<(), Unavailable> {
+        self.id().kind().map_or(Ok(()), |(kind, _)| kind.may_have_direct_path())
+    }
+
+    /// Fails if there is no library for it that may read files past the host.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_direct_library(&self) -> Result<(), Unavailable> {
+        self.backend.direct().map(drop)
+    }
+
+    /// What people are told of the library that reads files into it past the host.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn direct_library(&self) -> Result<&'static DirectLibrary, Unavailable> {
+        Ok(self.backend.direct()?.library())
+    }
+
+    /// Counts direct reads into it by path, if the library counts them.
+    pub fn direct_reads(&self) -> Option<PathCounts> {
+        self.backend.direct().ok()?.reads()
+    }
+
+    /// Counts direct writes from it by path, if the library counts them.
+    pub fn direct_writes(&self) -> Option<PathCounts> {
+        self.backend.direct().ok()?.writes()
+    }
+
+    /// Bytes of the table that transfers need beside their slot; 0 if they need no kernel.
+    ///
+    /// # Errors
+    /// [`Error::DeviceUnavailable`] if they convert, and the device cannot.
+    pub fn table_bytes(&self, transfers: &[Transfer]) -> Result<u64> {
+        let converts = transfers.iter().any(|transfer| matches!(transfer, Transfer::Converted { .. }));
+        match self.info().has_kernels {
+            true if converts || stream::has_many_short(transfers) => Ok(stream::table_bytes(transfers.len())),
+            false if converts => Err(no_conversions(self.name())),
+            _ => Ok(0),
+        }
+    }
+
+    pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
+        &self.backend
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("info", self.info()).finish_non_exhaustive()
+    }
+}

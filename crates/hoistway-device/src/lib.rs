@@ -1,0 +1,36 @@
+//! Devices that hoistway moves bytes to and from, behind one interface. This crate knows no file and no tensor.
+//!
+//! Internal: other crates of hoistway use it, and its interface promises nothing.
+//!
+//! A [`DeviceId`] names a device, [`Device::open`] opens it. [`DeviceMemory`] and [`Pinned`] are memory, and a
+//! [`CopyStream`] moves bytes between them. `backend` is what a kind of devices implements, `id` the registry of kinds,
+//! and each kind has a module. `driver` is what the kinds share whose devices a vendor's driver serves: `cuda`, which also
+//! has a library for direct reads of files, and `hip`. A toy is for tests.
+#![deny(missing_docs, unsafe_code)]
+
+mod backend;
+mod cuda;
+mod device;
+mod direct;
+mod driver;
+mod error;
+mod hip;
+mod id;
+mod memory;
+mod stream;
+#[cfg(feature = "toy-device")]
+pub mod toy;
+mod transfer;
+mod unavailable;
+
+pub use backend::Address;
+pub use cuda::cufile::RegisteredFile;
+pub use device::{Condition, Device, DeviceInfo, Finding, device_of, devices, examine, may_have_direct_path};
+pub use direct::{DirectBuffer, DirectLibrary, PathCounts};
+pub use driver::library::search_libraries_in;
+pub use error::{DriverError, Error, FREE_MEMORY, Result};
+pub use id::DeviceId;
+pub use memory::{DeviceMemory, Pinned};
+pub use stream::{CopyDirection, CopyError, CopyStream, HostCopy, Scratch, Ticket};
+pub use transfer::{Conversion, Element, Transfer};
+pub use unavailable::Unavailable;

@@ -1,0 +1,101 @@
+//! Memory of devices, and host memory that is pinned for them.
+#![allow(unsafe_code)]
+
+use crate::{Device, Result, backend::Stream};
+use std::sync::Arc;
+
+/// Memory of a device.
+///
+/// It is freed after all work on the device: kernels of the program may still read the last tensor on it. Memory in the
+/// order of a stream is freed after the work of that stream.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    device: Arc<Device>,
+    address: u64,
+    len: u64,
+    /// The stream in whose order it is freed.
+    stream: Option<Arc<dyn Stream>>,
+}
+
+impl DeviceMemory {
+    /// Allocates `len` bytes, aligned to 256. What they hold is arbitrary.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Device`](crate::Error::Device).
+    pub fn new(device: &Arc<Device>, len: u64) -> Result<Self> {
+        let address = device.backend().allocate(len)?;
+        Ok(Self { device: device.clone(), address, len, stream: None })
+    }
+
+    /// Allocates `len` bytes, aligned to 256, in the order of `stream` where the device can do that.
+    pub(crate) fn ordered(device: &Arc<Device>, len: u64, stream: &Arc<dyn Stream>) -> Result<Self> {
+        match stream.allocate(len)? {
+            Some(address) => Ok(Self { device: device.clone(), address, len, stream: Some(stream.clone()) }),
+            None => Self::new(device, len),
+        }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Address of the first byte, for the device and its driver.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // SAFETY: allocated by the same, and freed once. Work of hoistway that uses it has ended or is queued on its
+        // stream, or it would be held.
+        unsafe {
+            match &self.stream {
+                Some(stream) => stream.free(self.address, self.len),
+                None => self.device.backend().free(self.address, self.len),
+            }
+        }
+    }
+}
+
+/// Host memory that a device copies from and to without the driver's help.
+#[derive(Debug)]
+pub struct Pinned {
+    device: Arc<Device>,
+    address: usize,
+}
+
+impl Pinned {
+    /// Pins memory, faulting it in.
+    ///
+    /// # Errors
+    /// [`Error::Allocation`](crate::Error::Allocation) if the system lets no more be pinned;
+    /// [`Error::Device`](crate::Error::Device).
+    ///
+    /// # Safety
+    /// `memory` must stay mapped until the result is dropped.
+    pub unsafe fn new(device: &Arc<Device>, memory: *mut u8, len: usize) -> Result<Self> {
+        // SAFETY: the caller keeps the memory mapped.
+        unsafe { device.backend().pin(memory, len)? };
+        Ok(Self { device: device.clone(), address: memory.expose_provenance() })
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let memory = std::ptr::with_exposed_provenance_mut(self.address);
+        // SAFETY: pinned by `new`, still mapped by its promise, and unpinned once.
+        unsafe { self.device.backend().unpin(memory) };
+    }
+}

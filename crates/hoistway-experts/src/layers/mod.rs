@@ -1,0 +1,325 @@
+//! Layers of dense models larger than memory: they stream in, in the order of use, while others compute.
+//!
+//! [`LayerStream`] goes through the layers again and again. As many as the budget holds stay resident, spread over the pass
+//! so that reading never stops; the next ones are prefetched while one computes. `plan` decides which stay, and which bytes
+//! a layer is. A pass in a fixed order is the worst case of LRU and the best one of a plan: what stays is known.
+#![forbid(unsafe_code)]
+
+mod plan;
+mod room;
+
+pub use plan::{LayerSpec, numbered_layers};
+
+use crate::{Error, ReadFailure, Result};
+use hoistway::{
+    Checkpoint, Dtype,
+    memory::Block,
+    read::{Batch, Priority, ReadFile, ReadRequest, Reader, Target},
+};
+use plan::{LayerPlan, PlannedTensor, Residency};
+use room::{Claim, LayerRoom};
+use serde::Serialize;
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How layers are streamed.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LayerOptions {
+    /// Bytes of all layers in memory: those that stay, those that callers hold, and those that are being read.
+    pub budget_bytes: u64,
+    /// Layers that are read ahead of the one that computes. Fewer if the budget does not hold as many.
+    pub ahead: usize,
+    /// How long a layer waits for room that callers hold.
+    pub timeout: Duration,
+}
+
+hoistway_io::setters! {
+    LayerOptions {
+        budget_bytes: u64,
+        ahead: usize,
+        timeout: Duration,
+    }
+}
+
+impl Default for LayerOptions {
+    fn default() -> Self {
+        Self { budget_bytes: 4 << 30, ahead: 1, timeout: Duration::from_secs(60) }
+    }
+}
+
+/// Layers of a model, one after the other, again and again.
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use hoistway::{Checkpoint, read::{Reader, ReaderOptions}};
+/// use hoistway_experts::layers::{LayerOptions, LayerStream, numbered_layers};
+/// let checkpoint = Checkpoint::open(&["models/llama"])?;
+/// let reader = Arc::new(Reader::new(&ReaderOptions::default())?);
+/// let layers = numbered_layers(checkpoint.catalog());
+/// let mut stream = LayerStream::new(&checkpoint, &reader, &layers, &LayerOptions::default().budget_bytes(8 << 30))?;
+/// for _token in 0..16 {
+///     for layer in stream.pass() {
+///         let layer = layer?;
+///         println!("{}: {} tensors", layer.name(), layer.tensors().len());
+///     }
+/// }
+/// # Ok::<(), hoistway_experts::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct LayerStream {
+    reader: Arc<Reader>,
+    files: Vec<ReadFile>,
+    layers: Vec<Arc<LayerPlan>>,
+    residency: Residency,
+    kept: HashMap<usize, Arc<Resident>>,
+    /// Layers that are being read, in the order of use.
+    pending: VecDeque<PendingLayer>,
+    /// The layer that is next.
+    next: usize,
+    room: Arc<LayerRoom>,
+    timeout: Duration,
+    stats: LayerStats,
+}
+
+/// What a stream of layers has done.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct LayerStats {
+    /// Layers of a pass.
+    pub layers: usize,
+    /// Layers that stay resident.
+    pub kept: usize,
+    /// Layers that are read ahead.
+    pub ahead: usize,
+    /// Layers that were handed out.
+    pub served: u64,
+    /// Bytes of layers that were read.
+    pub bytes_read: u64,
+    /// How long callers waited for layers.
+    pub stall: Duration,
+    /// Bytes in memory at most.
+    pub peak_bytes: u64,
+}
+
+/// A layer that is being read.
+#[derive(Debug)]
+struct PendingLayer {
+    layer: usize,
+    batch: Batch,
+    claim: Claim,
+}
+
+/// A layer in memory.
+#[derive(Debug)]
+struct Resident {
+    plan: Arc<LayerPlan>,
+    /// The bytes of each extent.
+    blocks: Vec<Block>,
+    /// After the bytes: room is free once they are gone.
+    _claim: Claim,
+}
+
+/// A layer whose bytes are in memory as long as it is held.
+#[derive(Clone, Debug)]
+pub struct Layer(Arc<Resident>);
+
+/// A tensor of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerTensor<'a> {
+    tensor: &'a PlannedTensor,
+    bytes: &'a [u8],
+}
+
+impl LayerStream {
+    /// Streams `layers` of a checkpoint. Reads nothing yet.
+    ///
+    /// # Errors
+    /// [`Error::BudgetTooSmall`] if the budget does not hold the largest layer; [`Error::InvalidOption`] if there is no layer,
+    /// or one has no tensor; [`Error::Engine`] if there is no such tensor.
+    pub fn new(
+        checkpoint: &Checkpoint,
+        reader: &Arc<Reader>,
+        layers: &[LayerSpec],
+        options: &LayerOptions,
+    ) -> Result<Self> {
+        let catalog = checkpoint.catalog();
+        let layers = layers.iter().map(|spec| LayerPlan::new(catalog, spec).map(Arc::new));
+        let layers = layers.collect::<Result<Vec<_>>>()?;
+        let residency = Residency::new(&layers, options.budget_bytes, options.ahead)?;
+        let files = catalog.file_ids().filter_map(|file| checkpoint.read_file(file)).collect();
+        let stats = LayerStats {
+            layers: layers.len(),
+            kept: residency.kept(),
+            ahead: residency.ahead,
+            ..LayerStats::default()
+        };
+        Ok(Self {
+            reader: reader.clone(),
+            files,
+            layers,
+            residency,
+            kept: HashMap::new(),
+            pending: VecDeque::new(),
+            next: 0,
+            room: LayerRoom::new(options.budget_bytes),
+            timeout: options.timeout,
+            stats,
+        })
+    }
+
+    /// Goes through the layers that are left of the pass: all of them, unless one before was left early.
+    pub fn pass(&mut self) -> Pass<'_> {
+        Pass { stream: self, is_over: false }
+    }
+
+    /// The next layer, behind the last of which the first comes again. Starts to read the layers after it.
+    ///
+    /// # Errors
+    /// [`Error::Read`]; [`Error::NoRoom`] if callers hold layers until the timeout; [`Error::Engine`]. The layer is next
+    /// again then.
+    pub fn next_layer(&mut self) -> Result<Layer> {
+        let layer = self.next;
+        let resident = match self.kept.get(&layer) {
+            Some(kept) => kept.clone(),
+            None => {
+                let resident = Arc::new(self.read(layer)?);
+                if self.residency.is_kept(layer) {
+                    self.kept.insert(layer, resident.clone());
+                }
+                resident
+            }
+        };
+        let next = (layer + 1) % self.layers.len();
+        self.read_ahead(next)?;
+        self.next = next;
+        self.stats.served += 1;
+        Ok(Layer(resident))
+    }
+
+    /// What it has done.
+    pub fn stats(&self) -> LayerStats {
+        LayerStats { peak_bytes: self.room.peak_bytes(), ..self.stats.clone() }
+    }
+
+    /// Waits for a layer.
+    fn read(&mut self, layer: usize) -> Result<Resident> {
+        let asked = Instant::now();
+        let pending = match self.pending.pop_front() {
+            Some(pending) if pending.layer == layer => pending,
+            other => {
+                // Layers that were prefetched in another order are dropped.
+                drop(other);
+                self.pending.clear();
+                let claim = self.room.claim(self.layers[layer].bytes, self.timeout)?;
+                self.start(layer, claim, Priority::Demand)?
+            }
+        };
+        let PendingLayer { batch, claim, .. } = pending;
+        let is_whole = batch.wait().is_ok();
+        self.stats.stall += asked.elapsed();
+        let plan = self.layers[layer].clone();
+        if !is_whole {
+            let failed = (0..batch.len()).find(|read| batch.status(*read).error().is_some());
+            let source = ReadFailure::of_batch(&batch, failed.unwrap_or_default());
+            return Err(Error::Read { unit: format!("layer '{}'", plan.name), source });
+        }
+        let blocks: Option<Vec<Block>> = (0..batch.len()).map(|read| batch.take(read)).collect();
+        let blocks = blocks.ok_or_else(|| Error::Internal("a read has no memory".into()))?;
+        self.stats.bytes_read += blocks.iter().map(|block| block.len() as u64).sum::<u64>();
+        Ok(Resident { plan, blocks, _claim: claim })
+    }
+
+    /// Starts to read layers from `next` on, as far as there is room.
+    fn read_ahead(&mut self, next: usize) -> Result<()> {
+        let count = self.layers.len();
+        let absent = (0..count).map(|step| (next + step) % count);
+        let absent = absent.filter(|layer| !self.kept.contains_key(layer));
+        // Those that are pending are the first of them, in this order.
+        let wanted: Vec<usize> = absent.take(self.residency.ahead).collect();
+        for layer in wanted.into_iter().skip(self.pending.len()) {
+            let Some(claim) = self.room.try_claim(self.layers[layer].bytes) else { return Ok(()) };
+            let pending = self.start(layer, claim, Priority::Prefetch)?;
+            self.pending.push_back(pending);
+        }
+        Ok(())
+    }
+
+    fn start(&self, layer: usize, claim: Claim, priority: Priority) -> Result<PendingLayer> {
+        let plan = &self.layers[layer];
+        let mut requests = Vec::with_capacity(plan.extents.len());
+        for extent in &plan.extents {
+            let file =
+                self.files.get(extent.file).ok_or_else(|| Error::Internal("a layer has no file".into()))?;
+            let request = ReadRequest::new(file, extent.bytes, Target::memory());
+            requests.push(request.named(plan.name.clone()));
+        }
+        Ok(PendingLayer { layer, batch: self.reader.submit(requests, priority)?, claim })
+    }
+}
+
+/// The layers that are left of one pass.
+#[derive(Debug)]
+pub struct Pass<'a> {
+    stream: &'a mut LayerStream,
+    is_over: bool,
+}
+
+impl Iterator for Pass<'_> {
+    type Item = Result<Layer>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.is_over {
+            return None;
+        }
+        let layer = self.stream.next_layer();
+        self.is_over = layer.is_err() || self.stream.next == 0;
+        Some(layer)
+    }
+}
+
+impl Layer {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.0.plan.name
+    }
+
+    /// Its tensors, in the order in which they were named.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = LayerTensor<'_>> {
+        let Resident { plan, blocks, .. } = &*self.0;
+        plan.tensors.iter().map(move |tensor| {
+            let place = tensor.place.start() as usize..tensor.place.end() as usize;
+            LayerTensor { tensor, bytes: &blocks[tensor.extent][place] }
+        })
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Option<LayerTensor<'_>> {
+        self.tensors().find(|found| found.name() == name)
+    }
+}
+
+impl<'a> LayerTensor<'a> {
+    /// Its name in the checkpoint.
+    pub fn name(self) -> &'a str {
+        &self.tensor.name
+    }
+
+    /// Type of each element.
+    pub fn dtype(self) -> Dtype {
+        self.tensor.dtype
+    }
+
+    /// Elements along each dimension, slowest first.
+    pub fn shape(self) -> &'a [u64] {
+        &self.tensor.shape
+    }
+
+    /// Its bytes.
+    pub fn bytes(self) -> &'a [u8] {
+        self.bytes
+    }
+}

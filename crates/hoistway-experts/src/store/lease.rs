@@ -1,0 +1,253 @@
+//! What callers hold of experts and tensors: tickets while they are read, leases once they are there.
+#![allow(unsafe_code)]
+
+use super::{Shared, ledger::RequestId, monitor::NotReady, reading::Failure};
+use crate::{
+    Error, ExpertId, Result,
+    backing::{UnitRoom, host_view},
+    catalog::{Part, Unit, UnitId},
+};
+use hoistway::DeviceId;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Experts or tensors that are being read. Dropping it gives them up: reads that have not begun do not begin.
+#[derive(Debug)]
+#[must_use = "dropping a ticket cancels its reads"]
+pub struct Ticket {
+    request: Held,
+}
+
+/// Experts or tensors that are resident, and stay where they are until it is dropped.
+#[derive(Debug)]
+#[must_use = "dropping a lease lets its experts be evicted"]
+pub struct Lease {
+    request: Held,
+    /// In the order of the request.
+    rooms: Vec<UnitRoom>,
+}
+
+/// One expert or tensor of a lease.
+#[derive(Clone, Copy, Debug)]
+pub struct LeasedUnit<'a> {
+    unit: &'a Unit,
+    room: &'a UnitRoom,
+}
+
+/// One part of an expert of a lease.
+#[derive(Clone, Copy, Debug)]
+pub struct LeasedPart<'a> {
+    part: &'a Part,
+    room: &'a UnitRoom,
+    position: usize,
+}
+
+/// A request of the ledger, which ends as this is dropped.
+#[derive(Debug)]
+pub(super) struct Held {
+    shared: Arc<Shared>,
+    id: RequestId,
+    /// Positions in the catalog, in the order in which the caller named them.
+    units: Vec<usize>,
+    asked: Instant,
+}
+
+impl Held {
+    pub(super) fn new(shared: Arc<Shared>, id: RequestId, units: Vec<usize>) -> Self {
+        Self { shared, id, units, asked: Instant::now() }
+    }
+
+    fn label(&self, unit: usize) -> String {
+        self.shared.catalog.units().get(unit).map_or_else(String::new, Unit::label)
+    }
+
+    fn error(&self, not_ready: NotReady<Failure>) -> Error {
+        let waited = self.asked.elapsed();
+        match not_ready {
+            NotReady::Loading(unit) => Error::TimedOut { unit: self.label(unit), waited },
+            NotReady::Failed(unit, Failure::Read(source)) => Error::Read { unit: self.label(unit), source },
+            NotReady::Failed(unit, Failure::Memory(error)) => {
+                Error::NoMemory { unit: self.label(unit), source: error }
+            }
+            NotReady::Closed => self.shared.monitor.look(|ledger| self.shared.closed(ledger)),
+            NotReady::NoRoom => {
+                let mut units = self.units.clone();
+                units.sort_unstable();
+                units.dedup();
+                let (needed, leased, budget) = self
+                    .shared
+                    .monitor
+                    .look(|ledger| (ledger.cost_of(units.into_iter()), ledger.pinned(), ledger.budget()));
+                Error::NoRoom { needed, leased, budget, waited }
+            }
+        }
+    }
+
+    fn room(&self, unit: usize) -> Result<UnitRoom> {
+        let room = self.shared.monitor.room(unit);
+        room.ok_or_else(|| Error::Internal(format!("{} is resident and has no room", self.label(unit))))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // In a child of `fork` it pins nothing: the lock may be held by a thread that is not there.
+        if let Ok(monitor) = self.shared.monitor() {
+            monitor.change(|ledger, commands| ledger.release(self.id, commands));
+        }
+    }
+}
+
+impl Ticket {
+    pub(super) fn new(request: Held) -> Self {
+        Self { request }
+    }
+
+    /// Number of experts or tensors.
+    pub fn len(&self) -> usize {
+        self.request.units.len()
+    }
+
+    /// Returns whether it has no expert and no tensor.
+    pub fn is_empty(&self) -> bool {
+        self.request.units.is_empty()
+    }
+
+    /// Whether the expert at this position of the request is resident.
+    pub fn is_ready(&self, position: usize) -> bool {
+        let Self { request } = self;
+        let Some(unit) = request.units.get(position) else { return false };
+        let monitor = request.shared.monitor();
+        monitor.is_ok_and(|monitor| monitor.look(|ledger| ledger.is_leased(request.id, *unit)))
+    }
+
+    /// Waits until the expert at this position of the request is resident, and shows where it lies. Others may still
+    /// be being read.
+    ///
+    /// # Errors
+    /// [`Error::Read`], [`Error::NoRoom`], [`Error::NoMemory`], [`Error::TimedOut`]; [`Error::InvalidOption`] if there is no such position.
+    pub fn wait_one(&self, position: usize, timeout: Duration) -> Result<ReadyUnit<'_>> {
+        let Self { request } = self;
+        let Some(unit) = request.units.get(position).copied() else {
+            let reason = format!("the request has {} experts, counted from 0", request.units.len());
+            return Err(Error::invalid_option("position", position, reason));
+        };
+        let waited = Instant::now();
+        let answer = request.shared.monitor()?.wait_for(request.id, unit, waited.checked_add(timeout));
+        request.shared.note_stall(waited.elapsed());
+        answer.map_err(|not_ready| request.error(not_ready))?;
+        Ok(ReadyUnit { ticket: self, unit, room: request.room(unit)? })
+    }
+
+    /// Waits until all are resident, as long as the store's [`timeout`](super::StoreOptions::timeout).
+    ///
+    /// # Errors
+    /// [`Error::Read`], [`Error::NoRoom`], [`Error::NoMemory`], [`Error::TimedOut`]. Then nothing is leased.
+    pub fn wait(self) -> Result<Lease> {
+        let timeout = self.request.shared.options.timeout;
+        self.wait_within(timeout)
+    }
+
+    /// Like [`wait`](Self::wait), but no longer than `timeout`.
+    ///
+    /// # Errors
+    /// Those of [`wait`](Self::wait).
+    pub fn wait_within(self, timeout: Duration) -> Result<Lease> {
+        let Self { request } = self;
+        let waited = Instant::now();
+        let answer = request.shared.monitor()?.wait(request.id, waited.checked_add(timeout));
+        request.shared.note_stall(waited.elapsed());
+        answer.map_err(|not_ready| request.error(not_ready))?;
+        let rooms = request.units.iter().map(|unit| request.room(*unit)).collect::<Result<_>>()?;
+        Ok(Lease { request, rooms })
+    }
+}
+
+/// One expert of a ticket that is resident, while others may still be being read.
+#[derive(Debug)]
+pub struct ReadyUnit<'a> {
+    ticket: &'a Ticket,
+    unit: usize,
+    room: UnitRoom,
+}
+
+impl ReadyUnit<'_> {
+    /// Returns the expert or tensor, and where it lies.
+    pub fn get(&self) -> LeasedUnit<'_> {
+        LeasedUnit { unit: &self.ticket.request.shared.catalog.units()[self.unit], room: &self.room }
+    }
+}
+
+impl Lease {
+    /// Number of experts or tensors.
+    pub fn len(&self) -> usize {
+        self.rooms.len()
+    }
+
+    /// Returns whether it has no expert and no tensor.
+    pub fn is_empty(&self) -> bool {
+        self.rooms.is_empty()
+    }
+
+    /// The experts or tensors, in the order of the request.
+    pub fn units(&self) -> impl ExactSizeIterator<Item = LeasedUnit<'_>> {
+        let catalog = &self.request.shared.catalog;
+        let units = self.request.units.iter().zip(&self.rooms);
+        units.map(|(unit, room)| LeasedUnit { unit: &catalog.units()[*unit], room })
+    }
+
+    /// The expert or tensor at this position of the request.
+    pub fn get(&self, position: usize) -> Option<LeasedUnit<'_>> {
+        self.units().nth(position)
+    }
+
+    /// An expert of the lease.
+    pub fn expert(&self, id: ExpertId) -> Option<LeasedUnit<'_>> {
+        self.units().find(|leased| leased.unit.id() == UnitId::Expert(id))
+    }
+}
+
+impl<'a> LeasedUnit<'a> {
+    /// Returns the catalog's description of it.
+    pub fn unit(self) -> &'a Unit {
+        self.unit
+    }
+
+    /// The number of the slot that it lies in, if the backing has slots.
+    pub fn slot(self) -> Option<u32> {
+        self.room.slot
+    }
+
+    /// Its parts, in the order of [`Unit::parts`].
+    pub fn parts(self) -> impl ExactSizeIterator<Item = LeasedPart<'a>> {
+        let Self { unit, room } = self;
+        unit.parts().iter().enumerate().map(move |(position, part)| LeasedPart { part, room, position })
+    }
+}
+
+impl<'a> LeasedPart<'a> {
+    /// Returns the catalog's description of it.
+    pub fn part(self) -> &'a Part {
+        self.part
+    }
+
+    /// Returns the device whose memory it lies in.
+    pub fn memory(self) -> DeviceId {
+        self.room.memory
+    }
+
+    /// Address of its first byte.
+    pub fn address(self) -> u64 {
+        self.room.places.get(self.position).map_or(0, |place| place.address)
+    }
+
+    /// Returns its bytes, or `None` if they are not in host memory.
+    pub fn bytes(self) -> Option<&'a [u8]> {
+        let place = self.room.places.get(self.position)?;
+        // SAFETY: the lease or ticket that this was borrowed from has pinned the unit, which was resident: its reads have
+        // delivered all bytes, and its room is not released before.
+        unsafe { host_view::bytes(self.room, place, self.part.bytes.len()) }
+    }
+}

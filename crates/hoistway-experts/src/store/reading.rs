@@ -1,0 +1,193 @@
+//! Reads units by the engine's reader, into the rooms that a backing gives.
+#![allow(unsafe_code)]
+
+use super::{
+    ledger::Ended,
+    monitor::{Io, Notice},
+};
+use crate::{
+    Error, ReadFailure, Result,
+    backing::{UnitMemory, UnitRoom, host_view},
+    catalog::{ExpertCatalog, Unit},
+};
+use hoistway::{
+    ByteRange,
+    read::{Batch, Priority, ReadFile, ReadRequest, ReadStatus, Reader},
+};
+use hoistway_io::parallel::lock;
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// A reader, the files of a catalog, and the memory of its units.
+pub(super) struct ReaderIo {
+    // Before the memory that it fills.
+    reader: Arc<Reader>,
+    files: Vec<ReadFile>,
+    catalog: Arc<ExpertCatalog>,
+    memory: Box<dyn UnitMemory>,
+}
+
+/// The reads of one unit.
+pub(super) struct Load {
+    batch: Batch,
+    /// Whether they go to host memory.
+    is_host: bool,
+}
+
+/// Why a unit could not be read, or got no room.
+#[derive(Clone, Debug)]
+pub(super) enum Failure {
+    Read(ReadFailure),
+    /// The backing's error.
+    Memory(Arc<Error>),
+}
+
+impl ReaderIo {
+    pub(super) fn new(
+        reader: Arc<Reader>,
+        files: Vec<ReadFile>,
+        catalog: Arc<ExpertCatalog>,
+        memory: Box<dyn UnitMemory>,
+    ) -> Self {
+        Self { reader, files, catalog, memory }
+    }
+
+    pub(super) fn reader(&self) -> &Arc<Reader> {
+        &self.reader
+    }
+
+    pub(super) fn memory(&self) -> &dyn UnitMemory {
+        &*self.memory
+    }
+
+    fn unit(&self, unit: usize) -> Result<&Unit> {
+        self.catalog.units().get(unit).ok_or_else(|| Error::Internal(format!("there is no unit {unit}")))
+    }
+
+    /// A request for each part of a unit. `on_end` is called for each.
+    fn requests(
+        &self,
+        unit: usize,
+        room: &UnitRoom,
+        begin_by: Option<Instant>,
+        notice: Notice,
+    ) -> Result<Vec<ReadRequest>> {
+        let parts = self.unit(unit)?.parts();
+        let left = Arc::new((AtomicUsize::new(parts.len()), Mutex::new(Some(notice))));
+        let mut requests = Vec::with_capacity(parts.len());
+        for (part, place) in parts.iter().zip(room.places.iter()) {
+            let file = self.files.get(part.file);
+            let file = file.ok_or_else(|| Error::Internal(format!("there is no file {}", part.file)))?;
+            // SAFETY: the room was reserved for this unit. It is released once the ledger was told that the unit's reads have
+            // ended, or was evicted after that, and nothing is leased before. When the store goes, its loads go first, and
+            // wait for their reads.
+            let target = unsafe { host_view::target(room.memory, place) };
+            let target = target.ok_or_else(|| Error::Internal("a place has no address".into()))?;
+            let left = left.clone();
+            let request =
+                ReadRequest::new(file, place.read, target).named(part.tensor.clone()).on_end(move |_| {
+                    // Acquire and release: the thread that tells the notice has seen the ends of the others.
+                    if left.0.fetch_sub(1, Ordering::AcqRel) == 1
+                        && let Some(notice) = lock(&left.1).take()
+                    {
+                        notice.tell();
+                    }
+                });
+            requests.push(match begin_by {
+                Some(deadline) => request.begin_by(deadline),
+                None => request,
+            });
+        }
+        Ok(requests)
+    }
+}
+
+impl Io for ReaderIo {
+    type Failure = Failure;
+    type Load = Load;
+    type Room = UnitRoom;
+
+    fn reserve(&self, unit: usize, keep_bytes: u64) -> Result<UnitRoom, Failure> {
+        self.memory.reserve(unit, keep_bytes).map_err(|error| Failure::Memory(Arc::new(error)))
+    }
+
+    fn start(
+        &self,
+        unit: usize,
+        room: &UnitRoom,
+        is_demand: bool,
+        begin_by: Option<Instant>,
+        notice: Notice,
+    ) -> Result<Load, Failure> {
+        let requests = self.requests(unit, room, begin_by, notice);
+        let requests = requests.map_err(|error| Failure::Memory(Arc::new(error)))?;
+        let priority = if is_demand { Priority::Demand } else { Priority::Prefetch };
+        let batch = self.reader.submit(requests, priority).map_err(|error| Failure::Read(error.into()))?;
+        Ok(Load { batch, is_host: room.memory.is_host() })
+    }
+
+    fn outcome(&self, Load { batch, is_host }: Load) -> Ended<Failure> {
+        let (mut failed, mut cancelled) = (None, None);
+        for read in 0..batch.len() {
+            // Its end was told a moment ago, or is about to be seen.
+            match batch.wait_read(read, Duration::MAX) {
+                ReadStatus::Delivered => {}
+                ReadStatus::Failed(hoistway::Error::Cancelled) => cancelled = cancelled.or(Some(read)),
+                ReadStatus::Failed(_) | ReadStatus::Pending => failed = failed.or(Some(read)),
+            }
+        }
+        // A read tells the first error of its pieces, behind which that of a copy may hide.
+        let in_doubt = !is_host;
+        let failure = |read| Failure::Read(ReadFailure::of_batch(&batch, read));
+        match (failed, cancelled) {
+            (Some(read), _) => Ended::Failed { failure: failure(read), in_doubt },
+            (None, Some(read)) => Ended::Cancelled { failure: failure(read), in_doubt },
+            (None, None) => Ended::Delivered,
+        }
+    }
+
+    fn cancel(&self, load: &Load) {
+        load.batch.cancel();
+    }
+
+    fn promote(&self, load: &Load) {
+        load.batch.promote();
+    }
+
+    fn release(&self, unit: usize, room: &UnitRoom, in_doubt: bool, keep_bytes: u64) -> bool {
+        self.memory.release(unit, room, in_doubt, keep_bytes)
+    }
+}
+
+/// The length of each file.
+pub(super) fn lens(files: &[ReadFile]) -> Vec<u64> {
+    files.iter().map(ReadFile::len).collect()
+}
+
+/// Fails unless the files are those of the catalog, in its order, and every part lies in its file.
+pub(super) fn check_files(catalog: &ExpertCatalog, files: &[ReadFile]) -> Result<()> {
+    for (position, (file, path)) in files.iter().zip(catalog.files()).enumerate() {
+        if file.path() != path {
+            let (found, path) = (file.path().display(), path.display());
+            let reason = format!("file {position} of the catalog is {path}: give its files in its order");
+            return Err(Error::invalid_option("files", found, reason));
+        }
+    }
+    for part in catalog.units().iter().flat_map(Unit::parts) {
+        let Some(file) = files.get(part.file) else {
+            let reason = format!("the catalog names file {} of {}", part.file, files.len());
+            return Err(Error::invalid_option("files", files.len(), reason));
+        };
+        let (needed, file_len): (ByteRange, u64) = (part.bytes, file.len());
+        if needed.end() > file_len {
+            let (path, tensor) = (file.path().to_owned(), Some(part.tensor.to_string()));
+            return Err(hoistway::Error::Truncated { path, tensor, needed, file_len }.into());
+        }
+    }
+    Ok(())
+}

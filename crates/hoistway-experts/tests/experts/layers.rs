@@ -1,0 +1,182 @@
+//! Layers of a dense model, pass after pass, under budgets of every size.
+
+use crate::kit::{LONG, SHORT, bytes_of, disk, safetensors};
+use hoistway::{
+    Checkpoint, Dtype, Route,
+    read::{Reader, ReaderOptions},
+    route::fault::{Fault, FaultScript},
+};
+use hoistway_experts::{
+    Error,
+    layers::{Layer, LayerOptions, LayerSpec, LayerStream, numbered_layers},
+};
+use std::{fs, sync::Arc};
+
+const LAYERS: usize = 6;
+/// Blocks of a layer, as it lies in memory at most.
+const LAYER_BYTES: u64 = 5 * 4096;
+
+struct Dense {
+    _directory: tempfile::TempDir,
+    path: std::path::PathBuf,
+    checkpoint: Checkpoint,
+    layers: Vec<LayerSpec>,
+}
+
+fn dense() -> Dense {
+    let directory = disk();
+    let path = directory.path().join("model.safetensors");
+    let names: Vec<String> = (0..LAYERS)
+        .flat_map(|layer| ["attn.weight", "mlp.weight"].map(|name| format!("model.layers.{layer}.{name}")))
+        .collect();
+    let mut tensors: Vec<(&str, Dtype, &[u64])> = vec![("model.embed.weight", Dtype::F32, &[100, 3])];
+    for name in &names {
+        tensors.push((name, Dtype::U8, if name.contains("attn") { &[61, 100] } else { &[97, 100] }));
+    }
+    safetensors(&path, &tensors);
+    let checkpoint = Checkpoint::open(&[&path]).unwrap();
+    let layers = numbered_layers(checkpoint.catalog());
+    Dense { _directory: directory, path, checkpoint, layers }
+}
+
+fn open(
+    dense: &Dense,
+    budget: u64,
+    ahead: usize,
+    reader: ReaderOptions,
+) -> hoistway_experts::Result<LayerStream> {
+    open_with(dense, LayerOptions::default().budget_bytes(budget).ahead(ahead).timeout(LONG), reader)
+}
+
+fn open_with(
+    dense: &Dense,
+    options: LayerOptions,
+    reader: ReaderOptions,
+) -> hoistway_experts::Result<LayerStream> {
+    let reader = Arc::new(Reader::new(&reader).unwrap());
+    LayerStream::new(&dense.checkpoint, &reader, &dense.layers, &options)
+}
+
+fn assert_is(layer: &Layer, number: usize) {
+    assert_eq!(layer.name(), format!("model.layers.{number}"));
+    assert_eq!(layer.tensors().len(), 2);
+    for tensor in layer.tensors() {
+        let len = tensor.shape().iter().product();
+        assert!(tensor.bytes() == bytes_of(tensor.name(), len), "{}", tensor.name());
+        assert_eq!(tensor.dtype(), Dtype::U8);
+    }
+    let name = format!("model.layers.{number}.mlp.weight");
+    assert_eq!(layer.tensor(&name).unwrap().shape(), [97, 100]);
+}
+
+#[test]
+fn layers_are_found_by_their_numbers_in_order() {
+    let dense = dense();
+    let names: Vec<&str> = dense.layers.iter().map(|layer| layer.name.as_str()).collect();
+    let expected: Vec<String> = (0..LAYERS).map(|layer| format!("model.layers.{layer}")).collect();
+    assert_eq!(names, expected);
+    assert!(dense.layers.iter().all(|layer| layer.tensors.len() == 2));
+}
+
+#[test]
+fn passes_bring_every_layer_within_any_budget() {
+    let dense = dense();
+    for (layers, ahead, kept) in [(1, 0, 0), (2, 1, 0), (3, 1, 1), (5, 2, 2), (7, 3, 6)] {
+        let mut stream = open(&dense, layers * LAYER_BYTES, ahead, ReaderOptions::default()).unwrap();
+        for pass in 0..3 {
+            let mut seen = 0;
+            for layer in stream.pass() {
+                assert_is(&layer.unwrap(), seen);
+                seen += 1;
+            }
+            assert_eq!(seen, LAYERS, "pass {pass} with a budget of {layers}");
+        }
+        let stats = stream.stats();
+        assert!(stats.kept >= kept && stats.ahead == ahead, "{stats:?} with a budget of {layers}");
+        assert_eq!((stats.layers, stats.served), (LAYERS, 3 * LAYERS as u64));
+        assert!(stats.peak_bytes <= layers * LAYER_BYTES, "{stats:?}");
+        // The first pass reads all, the others what does not stay.
+        let most = (LAYERS + 2 * (LAYERS - stats.kept)) as u64 * LAYER_BYTES;
+        assert!(stats.bytes_read <= most, "{stats:?}");
+    }
+}
+
+#[test]
+fn what_is_read_ahead_shrinks_before_the_budget_is_exceeded() {
+    let dense = dense();
+    let stream = open(&dense, 2 * LAYER_BYTES, 4, ReaderOptions::default()).unwrap();
+    assert_eq!(stream.stats().ahead, 1);
+    let error = open(&dense, 1000, 1, ReaderOptions::default()).unwrap_err();
+    assert!(matches!(error, Error::BudgetTooSmall { budget: 1000, .. }), "{error:?}");
+}
+
+#[test]
+fn a_pass_that_is_left_goes_on_where_it_was() {
+    let dense = dense();
+    let mut stream = open(&dense, 3 * LAYER_BYTES, 1, ReaderOptions::default()).unwrap();
+    assert_is(&stream.pass().next().unwrap().unwrap(), 0);
+    let rest: Vec<Layer> = stream.pass().take(2).map(Result::unwrap).collect();
+    assert_is(&rest[0], 1);
+    assert_is(&rest[1], 2);
+    drop(rest);
+    assert_eq!(stream.pass().map(Result::unwrap).count(), LAYERS - 3);
+    assert_is(&stream.next_layer().unwrap(), 0);
+}
+
+#[test]
+fn layers_that_are_held_end_the_stream_with_an_error_and_not_with_more_memory() {
+    let dense = dense();
+    let options = LayerOptions::default().budget_bytes(2 * LAYER_BYTES).ahead(1).timeout(SHORT);
+    let mut stream = open_with(&dense, options, ReaderOptions::default()).unwrap();
+    let held: Vec<Layer> = (0..2).map(|_| stream.next_layer().unwrap()).collect();
+    let error = stream.next_layer().unwrap_err();
+    assert!(matches!(error, Error::NoRoom { .. }), "{error:?}");
+    assert!(stream.stats().peak_bytes <= 2 * LAYER_BYTES);
+    for (number, layer) in held.iter().enumerate() {
+        assert_is(layer, number);
+    }
+    drop(held);
+    assert_is(&stream.next_layer().unwrap(), 2);
+}
+
+#[test]
+fn a_layer_that_cannot_be_read_is_tried_again_when_asked_again() {
+    let dense = dense();
+    let script = FaultScript::new(|number, _| (number == 2).then_some(Fault::Errno(libc::EIO)));
+    let reader = ReaderOptions::default().route(Route::Threads).in_flight(1).faults(script);
+    let mut stream = open(&dense, 2 * LAYER_BYTES, 1, reader).unwrap();
+    let (mut failures, mut next) = (0, 0);
+    while next < 2 * LAYERS {
+        match stream.next_layer() {
+            Ok(layer) => {
+                assert_is(&layer, next % LAYERS);
+                next += 1;
+            }
+            Err(Error::Read { source, .. }) => {
+                assert_eq!(source.error().errno(), Some(libc::EIO));
+                failures += 1;
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(failures, 1);
+    fs::OpenOptions::new().write(true).open(&dense.path).unwrap().set_len(4096).unwrap();
+    let error = stream.pass().find_map(Result::err).unwrap();
+    assert!(matches!(error, Error::Read { .. }), "{error:?}");
+}
+
+#[test]
+fn what_is_no_layer_is_an_error() {
+    let dense = dense();
+    let reader = Arc::new(Reader::new(&ReaderOptions::default()).unwrap());
+    let options = LayerOptions::default().timeout(LONG);
+    let layer = |tensors: &[&str]| LayerSpec {
+        name: "layer".into(),
+        tensors: tensors.iter().map(ToString::to_string).collect(),
+    };
+    let error =
+        |layers: &[LayerSpec]| LayerStream::new(&dense.checkpoint, &reader, layers, &options).unwrap_err();
+    assert!(matches!(error(&[]), Error::InvalidOption { option: "layers", .. }));
+    assert!(matches!(error(&[layer(&[])]), Error::InvalidOption { option: "layers", .. }));
+    assert!(matches!(error(&[layer(&["nothing"])]), Error::Engine(hoistway::Error::NoSuchTensor { .. })));
+}

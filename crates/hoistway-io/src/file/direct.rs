@@ -1,0 +1,103 @@
+//! Files that are opened past the page cache (`O_DIRECT`), and whether they can be.
+#![forbid(unsafe_code)]
+
+use super::{FileSystem, FileSystemKind};
+use crate::{Alignment, sys};
+use hoistway_device::Unavailable;
+use std::{fs::File, io};
+
+/// The use of a file that is opened past the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileUse {
+    /// Only reading.
+    Read,
+    /// Reading and writing.
+    ReadWrite,
+}
+
+/// A file, opened past the page cache (`O_DIRECT`).
+#[derive(Debug)]
+pub struct DirectFile {
+    /// The file.
+    pub file: File,
+    /// Offsets and lengths of transfers must be multiples of this, at most 4096.
+    pub offset_alignment: u64,
+    /// Addresses of memory must be multiples of this, at most 4096.
+    pub memory_alignment: u64,
+}
+
+/// The alignment that direct transfers need, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectAlignment {
+    /// The alignment of addresses of memory.
+    pub memory: u64,
+    /// The alignment of offsets and lengths. 0 if the file takes no direct transfers.
+    pub offset: u64,
+}
+
+/// The alignment to try where the file system does not report one. A transfer may still be refused; see
+/// [`is_refusal_of_direct`].
+impl Default for DirectAlignment {
+    fn default() -> Self {
+        Self { memory: Alignment::BLOCK.bytes(), offset: Alignment::BLOCK.bytes() }
+    }
+}
+
+/// Opens an open file a second time, past the page cache.
+///
+/// # Errors
+/// Why that cannot be.
+pub fn open_direct(file: &File, file_use: FileUse) -> Result<DirectFile, Unavailable> {
+    let filesystem = FileSystem::of(file)
+        .map_err(|error| Unavailable::new(format!("the file system is not known: {error}"), ""))?;
+    open_on(file, filesystem, file_use)
+}
+
+/// Does what [`open_direct`] does, for a file that lies on `filesystem`.
+pub(super) fn open_on(
+    file: &File,
+    filesystem: FileSystem,
+    file_use: FileUse,
+) -> Result<DirectFile, Unavailable> {
+    if filesystem.kind == FileSystemKind::Memory {
+        let reason = format!("the file lives in memory ({filesystem}), there is nothing to bypass");
+        return Err(Unavailable::new(reason, ""));
+    }
+    let file = sys::files::open_direct(file, filesystem, file_use)?;
+    let DirectAlignment { memory, offset } = sys::files::direct_alignment(&file).unwrap_or_default();
+    let block = Alignment::BLOCK.bytes();
+    if offset == 0 {
+        let reason =
+            format!("{filesystem} supports no direct I/O on this file (encrypted, journaled or inline data)");
+        return Err(Unavailable::new(reason, ""));
+    }
+    if memory > block || offset > block {
+        let needed = memory.max(offset);
+        let reason = format!("{filesystem} needs direct I/O aligned to {needed} bytes, more than {block}");
+        return Err(Unavailable::new(reason, ""));
+    }
+    Ok(DirectFile { file, offset_alignment: offset, memory_alignment: memory })
+}
+
+/// Returns whether an error of a direct transfer means that the file takes none.
+pub fn is_refusal_of_direct(error: &io::Error) -> bool {
+    sys::files::is_refusal_of_direct(error)
+}
+
+/// Why `io_uring` cannot be used for what lies on the file system of `file`, which may be a directory; `None` if it can,
+/// as far as the file system goes.
+///
+/// # Errors
+/// The system's, if it does not say which file system that is.
+pub fn ring_refusal(file: &File) -> io::Result<Option<Unavailable>> {
+    Ok(FileSystem::of(file)?.ring_refusal())
+}
+
+/// Whether `file`, which may be a directory, lies on a file system that other machines may share: one of the network, or a
+/// program's (FUSE).
+///
+/// # Errors
+/// The system's, if it does not say which file system that is.
+pub fn is_remote(file: &File) -> io::Result<bool> {
+    Ok(FileSystem::of(file)?.is_remote())
+}

@@ -1,0 +1,438 @@
+//! Staging slots: the bounded memory through which bytes pass that cannot be read in place.
+#![allow(unsafe_code)]
+
+use super::{Mapping, PageKind};
+use crate::{Error, Result, sys};
+use hoistway_device::{Address, Device, DirectBuffer, Pinned};
+use std::{
+    any::Any,
+    fmt,
+    ptr::NonNull,
+    slice,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// A fixed number of slots of equal size. A slot is free, or a [`Slot`] owns it.
+#[derive(Debug)]
+pub struct Slots {
+    shared: Arc<SlotsInner>,
+}
+
+/// What slots are made of.
+#[derive(Clone, Copy, Debug)]
+pub enum SlotKind<'a> {
+    /// Host memory.
+    Host,
+    /// Host memory that is pinned for a device, slot by slot as they are first used: pinning takes a quarter of a
+    /// millisecond a MiB, and a load that needs few slots should not wait for all. On the node that is given.
+    Pinned(&'a Arc<Device>, Option<u32>),
+    /// Memory of a device that its library reads files into, of at least as many bytes as all slots.
+    Device(&'a Arc<DirectBuffer>),
+    /// Host memory that another process writes to. Pinned as they are first used, if a device copies from them.
+    Shared {
+        /// The memory: as many slots as are made, of the same length.
+        memory: &'a Arc<dyn SharedMemory>,
+        /// The device.
+        device: Option<&'a Arc<Device>>,
+    },
+}
+
+/// Host memory in slots of one length that another process writes to, so that its bytes are copied in and out.
+///
+/// # Safety
+/// The address of an offset up to [`len`](Self::len) is valid for as long as this lives, and so are the bytes before it.
+pub unsafe trait SharedMemory: Any + fmt::Debug + Send + Sync {
+    /// Length in bytes of all slots.
+    fn len(&self) -> usize;
+
+    /// Whether there is no byte.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Address of byte `offset`, at most [`len`](Self::len).
+    fn address(&self, offset: usize) -> NonNull<u8>;
+
+    /// Copies bytes of a slot out, from `offset` on. `false` if they are not in it, or it is lent.
+    fn copy_to(&self, slot: usize, offset: usize, bytes: &mut [u8]) -> bool;
+
+    /// Overwrites bytes of a slot, from `offset` on. `false` if they are not in it, or it is lent.
+    fn copy_from(&self, slot: usize, offset: usize, bytes: &[u8]) -> bool;
+
+    /// Whether a slot is lent to the other process and has not come back.
+    fn is_lent(&self, slot: usize) -> bool;
+}
+
+#[derive(Debug)]
+struct SlotsInner {
+    memory: SlotMemory,
+    slot_bytes: usize,
+    count: usize,
+    free: Mutex<Free>,
+    returned: Condvar,
+    /// Time that threads waited for slots, in nanoseconds.
+    waited: AtomicU64,
+}
+
+#[derive(Debug)]
+enum SlotMemory {
+    Host {
+        // Unpinned before it is unmapped: fields are dropped in this order.
+        pins: Box<[OnceLock<Pinned>]>,
+        device: Option<Arc<Device>>,
+        backing: Backing,
+    },
+    Device(Arc<DirectBuffer>),
+}
+
+/// Where host memory comes from.
+#[derive(Debug)]
+enum Backing {
+    Own(Mapping),
+    Shared(Arc<dyn SharedMemory>),
+}
+
+#[derive(Debug)]
+struct Free {
+    slots: Vec<usize>,
+    /// Slots that will not come back.
+    lost: usize,
+    /// Threads that wait for a slot.
+    waiting: usize,
+    closed: bool,
+}
+
+impl Slots {
+    /// `count` slots of `slot_bytes` each, block-aligned; somewhat longer if whole pages have to be pinned.
+    ///
+    /// # Errors
+    /// [`Error::Allocation`]; [`Error::Internal`] if shared memory is too short.
+    pub fn new(count: usize, slot_bytes: usize, kind: SlotKind<'_>) -> Result<Self> {
+        let slot_bytes = match kind {
+            // Slots are pinned one by one, and pages may be longer than blocks.
+            SlotKind::Pinned(..) => slot_bytes.next_multiple_of(sys::pages::page_size()),
+            SlotKind::Host | SlotKind::Device(_) | SlotKind::Shared { .. } => slot_bytes,
+        };
+        let bytes = count.saturating_mul(slot_bytes);
+        let too_short = |memory| Error::Internal(format!("{memory} is too short for its slots"));
+        let host = |backing, device: Option<&Arc<Device>>| SlotMemory::Host {
+            pins: (0..if device.is_some() { count } else { 0 }).map(|_| OnceLock::new()).collect(),
+            device: device.cloned(),
+            backing,
+        };
+        let memory = match kind {
+            SlotKind::Host => host(Self::own_memory(bytes, None)?, None),
+            SlotKind::Pinned(device, node) => host(Self::own_memory(bytes, node)?, Some(device)),
+            SlotKind::Shared { memory, .. } if memory.len() < bytes => {
+                return Err(too_short("shared memory"));
+            }
+            SlotKind::Shared { memory, device } => host(Backing::Shared(memory.clone()), device),
+            SlotKind::Device(buffer) if buffer.len() < bytes as u64 => {
+                return Err(too_short("a buffer of a device"));
+            }
+            SlotKind::Device(buffer) => SlotMemory::Device(buffer.clone()),
+        };
+        let free = Mutex::new(Free { slots: (0..count).rev().collect(), lost: 0, waiting: 0, closed: false });
+        let (returned, waited) = (Condvar::new(), AtomicU64::new(0));
+        Ok(Self { shared: Arc::new(SlotsInner { memory, slot_bytes, count, free, returned, waited }) })
+    }
+
+    fn own_memory(bytes: usize, node: Option<u32>) -> Result<Backing> {
+        let mut mapping = Mapping::anonymous(bytes, PageKind::TransparentHuge)
+            .map_err(|source| Error::Allocation { bytes: bytes as u64, kind: "staging memory", source })?;
+        // A child of fork has no use for them, and a page that a read is filling must not become a copy.
+        mapping.hide_from_children();
+        if let Some(node) = node {
+            // A refusal costs speed, no bytes.
+            let _ = mapping.prefer(node);
+        }
+        Ok(Backing::Own(mapping))
+    }
+
+    /// Takes a free slot, if there is one now.
+    pub fn try_take(&self) -> Option<Slot> {
+        let index = self.shared.free().slots.pop()?;
+        Some(Slot { shared: self.shared.clone(), index })
+    }
+
+    /// Waits for a free slot and takes it. The caller must not hold slots itself. `None` once [`Slots::close`] was called.
+    pub fn take(&self) -> Option<Slot> {
+        let mut waiting: Option<Instant> = None;
+        let mut free = self.shared.free();
+        loop {
+            if free.closed {
+                return None;
+            }
+            if let Some(index) = free.slots.pop() {
+                if let Some(since) = waiting {
+                    let nanoseconds = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+                    self.shared.waited.fetch_add(nanoseconds, Ordering::Relaxed);
+                }
+                return Some(Slot { shared: self.shared.clone(), index });
+            }
+            waiting.get_or_insert_with(Instant::now);
+            free.waiting += 1;
+            free = self.shared.returned.wait(free).unwrap_or_else(PoisonError::into_inner);
+            free.waiting -= 1;
+        }
+    }
+
+    /// Pins unused slots one after the other, until `count` are pinned or `is_over`. Best effort: [`Slot::pin`] reports why
+    /// one cannot be pinned.
+    pub fn pin_ahead(&self, count: usize, is_over: impl Fn() -> bool) {
+        let SlotMemory::Host { pins, device: Some(_), .. } = &self.shared.memory else { return };
+        while !is_over() && pins.iter().filter(|pin| pin.get().is_some()).count() < count {
+            let slot = {
+                let mut free = self.shared.free();
+                let unused = free.slots.iter().rposition(|&index| pins[index].get().is_none());
+                let Some(index) = unused.filter(|_| !free.closed).map(|position| free.slots.remove(position))
+                else {
+                    return;
+                };
+                Slot { shared: self.shared.clone(), index }
+            };
+            if slot.pin().is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Ends all waits for slots.
+    pub fn close(&self) {
+        self.shared.free().closed = true;
+        self.shared.returned.notify_all();
+    }
+
+    /// Counts a slot that was leaked, as its memory may still be in use. With the last one, all waits for slots end.
+    pub fn give_one_up(&self) {
+        self.shared.lose_one();
+    }
+
+    /// Returns whether all slots were lost.
+    pub fn is_exhausted(&self) -> bool {
+        self.shared.free().lost == self.shared.count
+    }
+
+    /// Returns the memory of all slots, if it is the host's, for a device to pin.
+    pub fn host_memory(&self) -> Option<(NonNull<u8>, usize)> {
+        match &self.shared.memory {
+            SlotMemory::Host { backing, .. } => Some((backing.pointer(0), backing.len())),
+            SlotMemory::Device(_) => None,
+        }
+    }
+
+    /// Returns the bytes of all slots, if they are host memory.
+    pub fn host_bytes(&self) -> u64 {
+        match &self.shared.memory {
+            SlotMemory::Host { backing, .. } => backing.len() as u64,
+            SlotMemory::Device(_) => 0,
+        }
+    }
+
+    /// Returns the bytes of all slots, if they are memory of a device.
+    pub fn device_bytes(&self) -> u64 {
+        match &self.shared.memory {
+            SlotMemory::Host { .. } => 0,
+            SlotMemory::Device(buffer) => buffer.len(),
+        }
+    }
+
+    /// Returns the number of slots.
+    pub fn count(&self) -> usize {
+        self.shared.count
+    }
+
+    /// Returns how long threads have waited for slots.
+    pub fn waited(&self) -> Duration {
+        Duration::from_nanos(self.shared.waited.load(Ordering::Relaxed))
+    }
+}
+
+impl Backing {
+    fn len(&self) -> usize {
+        match self {
+            Self::Own(mapping) => mapping.len(),
+            Self::Shared(memory) => memory.len(),
+        }
+    }
+
+    /// Address of byte `offset`, which is inside.
+    fn pointer(&self, offset: usize) -> NonNull<u8> {
+        match self {
+            Self::Own(mapping) => mapping.pointer(offset),
+            Self::Shared(memory) => {
+                assert!(offset <= memory.len(), "offset {offset} of shared memory of {} bytes", memory.len());
+                memory.address(offset)
+            }
+        }
+    }
+}
+
+impl SlotsInner {
+    fn free(&self) -> MutexGuard<'_, Free> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lose_one(&self) {
+        let mut free = self.free();
+        free.lost += 1;
+        free.closed |= free.lost == self.count;
+        drop(free);
+        self.returned.notify_all();
+    }
+}
+
+/// A slot, which returns to its [`Slots`] when it is dropped.
+#[derive(Debug)]
+pub struct Slot {
+    shared: Arc<SlotsInner>,
+    index: usize,
+}
+
+impl Slot {
+    /// Returns the slot's bytes, if the host can reach them and no other process can; else none. They hold what the slot's
+    /// last owner left.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        let SlotsInner {
+            memory: SlotMemory::Host { backing: Backing::Own(mapping), .. }, slot_bytes, ..
+        } = &*self.shared
+        else {
+            return &mut [];
+        };
+        // SAFETY: each index is in the free list or in one `Slot`, so no other reference to these bytes exists;
+        // the mapping is held by the slot and initialised by the kernel.
+        unsafe { slice::from_raw_parts_mut(mapping.pointer(self.index * slot_bytes).as_ptr(), *slot_bytes) }
+    }
+
+    /// Copies bytes of host memory out, from `offset` on.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if they are not in the slot.
+    pub fn copy_to(&mut self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        let len = bytes.len();
+        let is_copied = match self.shared_backing() {
+            Some(memory) => memory.copy_to(self.index, offset, bytes),
+            None => {
+                let end = offset.checked_add(len);
+                let source = end.and_then(|end| self.as_mut_slice().get(offset..end));
+                source.map(|source| bytes.copy_from_slice(source)).is_some()
+            }
+        };
+        self.check_inside(is_copied, offset, len)
+    }
+
+    /// Overwrites bytes of memory that is shared, from `offset` on.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if they are not in the slot, or it is not shared.
+    pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
+        let is_copied =
+            self.shared_backing().is_some_and(|memory| memory.copy_from(self.index, offset, bytes));
+        self.check_inside(is_copied, offset, bytes.len())
+    }
+
+    fn check_inside(&self, is_copied: bool, offset: usize, len: usize) -> Result<()> {
+        let outside = || Error::Internal(format!("{len} bytes at {offset} are not in a slot"));
+        is_copied.then_some(()).ok_or_else(outside)
+    }
+
+    fn shared_backing(&self) -> Option<&Arc<dyn SharedMemory>> {
+        match &self.shared.memory {
+            SlotMemory::Host { backing: Backing::Shared(memory), .. } => Some(memory),
+            SlotMemory::Host { .. } | SlotMemory::Device(_) => None,
+        }
+    }
+
+    /// The memory that it shares with another process, if that is memory of type `M`.
+    pub fn shared_memory<M: SharedMemory>(&self) -> Option<&M> {
+        let memory: &dyn Any = &**self.shared_backing()?;
+        memory.downcast_ref()
+    }
+
+    /// Returns where its bytes are, for copies to a device.
+    pub fn source(&self) -> Address {
+        let start = self.index * self.shared.slot_bytes;
+        match &self.shared.memory {
+            SlotMemory::Host { backing, .. } => Address::Host(backing.pointer(start).as_ptr()),
+            SlotMemory::Device(buffer) => Address::Device(buffer.address() + start as u64),
+        }
+    }
+
+    /// Returns its number among the slots.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Returns whether its memory is shared with another process.
+    pub fn is_shared(&self) -> bool {
+        self.shared_backing().is_some()
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.shared.slot_bytes
+    }
+
+    /// Whether it has no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Address of its first byte, if that is memory of a device.
+    pub fn device_address(&self) -> Option<u64> {
+        match self.source() {
+            Address::Host(_) => None,
+            Address::Device(address) => Some(address),
+        }
+    }
+
+    /// The buffer of a device that it is a part of, and where it begins there.
+    pub fn direct_buffer(&self) -> Option<(&DirectBuffer, u64)> {
+        match &self.shared.memory {
+            SlotMemory::Host { .. } => None,
+            SlotMemory::Device(buffer) => Some((buffer, (self.index * self.shared.slot_bytes) as u64)),
+        }
+    }
+
+    /// Pins the slot, if its kind is pinned and this is its first use.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn pin(&self) -> Result<()> {
+        let SlotsInner {
+            memory: SlotMemory::Host { pins, device: Some(device), backing }, slot_bytes, ..
+        } = &*self.shared
+        else {
+            return Ok(());
+        };
+        if pins[self.index].get().is_none() {
+            let start = backing.pointer(self.index * slot_bytes).as_ptr();
+            // SAFETY: the memory is unmapped after the pins are dropped.
+            let pinned = unsafe { Pinned::new(device, start, *slot_bytes)? };
+            // Only the slot's owner gets here: no other thread has pinned it in the meantime.
+            let _ = pins[self.index].set(pinned);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // Memory that another process may still write to is never used again.
+        if self.shared_backing().is_some_and(|memory| memory.is_lent(self.index)) {
+            return self.shared.lose_one();
+        }
+        let mut free = self.shared.free();
+        free.slots.push(self.index);
+        let is_awaited = free.waiting > 0;
+        drop(free);
+        // To notify is a system call even if no thread waits.
+        if is_awaited {
+            self.shared.returned.notify_one();
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Helpers for threads: parallel maps, locks, names and stacks.
+#![forbid(unsafe_code)]
+
+use std::{
+    sync::{
+        Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+/// Locks data that every statement leaves consistent, so that a panic in another thread does no harm.
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Bytes of a thread's stack. Set for each, as `RUST_MIN_STACK` may give others too little.
+const STACK_BYTES: usize = 2 << 20;
+
+/// Returns a builder of threads with this name, and a stack that any work fits in.
+pub fn thread_named(name: &str) -> thread::Builder {
+    thread::Builder::new().name(name.into()).stack_size(STACK_BYTES)
+}
+
+/// Calls `work` for each item on up to `threads` threads; answers in the order of the items.
+pub fn map<T: Send, I: Sync>(items: &[I], threads: usize, work: impl Fn(&I) -> T + Sync) -> Vec<T> {
+    if items.len() <= 1 || threads <= 1 {
+        return items.iter().map(work).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let take_some = || {
+        let mut answers = Vec::new();
+        loop {
+            let position = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(position) else {
+                return answers;
+            };
+            answers.push((position, work(item)));
+        }
+    };
+    let mut answers: Vec<(usize, T)> = thread::scope(|scope| {
+        // As many threads as the system gives: this one does what is left.
+        let workers: Vec<_> = (1..items.len().min(threads))
+            .map_while(|_| thread_named("hoistway-map").spawn_scoped(scope, take_some).ok())
+            .collect();
+        let mut answers = take_some();
+        for worker in workers {
+            // A panic is a bug; it goes on in this thread rather than as a missing answer.
+            answers.extend(worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        answers
+    });
+    answers.sort_by_key(|(position, _)| *position);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+/// Returns the number of cores that this process may use. Queried once, as that reads the cgroups.
+pub fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn answers_keep_the_order_of_the_items() {
+        let items: Vec<usize> = (0..1000).collect();
+        assert_eq!(super::map(&items, 7, |item| item * 2), (0..2000).step_by(2).collect::<Vec<_>>());
+        assert!(super::map(&[] as &[usize], 7, |item| *item).is_empty());
+    }
+}

@@ -1,0 +1,454 @@
+//! What is where, in memory: which blocks there are, and which of them go when room is needed. It does no I/O and asks
+//! no clock: time is an argument, in seconds since 1970.
+//!
+//! Blocks are spread over shards by their fingerprints, each under a lock that is held for a moment; whatever goes
+//! over all blocks goes in small steps. Eviction is nevertheless that of one queue: all shards stamp what they put in
+//! their queues from one clock, and the oldest of their fronts is next.
+#![forbid(unsafe_code)]
+
+mod entry;
+mod evict;
+mod eviction;
+mod lane;
+mod node;
+mod quota;
+mod recent;
+mod shard;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use entry::{
+    Candidates, Entry, Existing, Inserted, Lookup, MAX_SLOT_BYTES, Removed, Reuse, Slot, Totals, Want,
+};
+pub(crate) use recent::Recent;
+
+use crate::{Admission, Eviction, Fingerprint};
+use hoistway_io::parallel::{self, lock};
+use node::{Mark, NONE, NodeId};
+use quota::Namespaces;
+use shard::{Rules, Shard};
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// Shards of an index: enough for many threads, few enough to look at the front of each.
+const SHARDS: usize = 64;
+/// Keys that are sorted by shard at a time, so that a lock is taken for several, and their memory is fetched at once.
+const BATCH: usize = 1024;
+/// Keys that are too few to be sorted.
+const FEW: usize = 16;
+/// Blocks that are worth several threads to take them in.
+const MANY: usize = 1 << 14;
+/// Nodes that are looked at under one lock, where all are looked at.
+const STEP: NodeId = 512;
+/// Seconds that must have passed for a second request to be another use, not the same one asking again before it stores.
+const APART_SECONDS: u32 = 60;
+
+/// How an index is made.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct IndexOptions {
+    pub(crate) eviction: Eviction,
+    pub(crate) admission: Admission,
+}
+
+/// The index. Its clones are the same one.
+#[derive(Clone)]
+pub(crate) struct Index {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    shards: Box<[Mutex<Shard>]>,
+    rules: Rules,
+    admission: Admission,
+    /// Slots of removed blocks whose last reader is done.
+    freed: Mutex<Vec<Slot>>,
+}
+
+/// While it lives, the slot of the own block that was found is not used for another. It holds no lock.
+pub(crate) struct ReadHold {
+    shared: Arc<Shared>,
+    shard: usize,
+    /// [`NONE`] for blocks of others, whose slots are not ours to keep.
+    node: NodeId,
+}
+
+impl Index {
+    /// An empty one.
+    pub(crate) fn new(options: IndexOptions) -> Self {
+        Self::with_shards(options, SHARDS)
+    }
+
+    /// `shards`: a power of two, at most [`SHARDS`].
+    fn with_shards(options: IndexOptions, shards: usize) -> Self {
+        let shared = Shared {
+            shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
+            rules: Rules {
+                policy: eviction::policy(options.eviction),
+                namespaces: Namespaces::default(),
+                clock: AtomicU64::new(0),
+            },
+            admission: options.admission,
+            freed: Mutex::default(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Whether a block is there. No use: that is [`Index::touch`].
+    pub(crate) fn contains(&self, fingerprint: &Fingerprint, now: u32) -> bool {
+        let mut shard = self.shared.lock_of(fingerprint);
+        let is_there = shard.contains(fingerprint, now);
+        if !is_there && self.shared.admission == Admission::SecondTouch {
+            shard.miss(fingerprint, now);
+        }
+        is_there
+    }
+
+    /// Whether blocks are there, one answer each; of `found`, as many as there are `blocks` are written.
+    pub(crate) fn contains_many<T>(
+        &self,
+        blocks: &[T],
+        fingerprint: impl Fn(&T) -> &Fingerprint,
+        now: u32,
+        found: &mut [bool],
+    ) {
+        if blocks.len() < FEW {
+            for (block, found) in blocks.iter().zip(found) {
+                *found = self.contains(fingerprint(block), now);
+            }
+            return;
+        }
+        for (blocks, found) in blocks.chunks(BATCH).zip(found.chunks_mut(BATCH)) {
+            let shard_of = |block| self.shared.shard_of(fingerprint(block));
+            // A counting sort by shard. After it, `ends[shard]` is the end of the shard's part of `order`.
+            let mut ends = [0u16; SHARDS + 1];
+            for block in blocks {
+                ends[shard_of(block) + 1] += 1;
+            }
+            for shard in 0..SHARDS {
+                ends[shard + 1] += ends[shard];
+            }
+            let mut order = [0u16; BATCH];
+            for (number, block) in blocks.iter().enumerate() {
+                let end = &mut ends[shard_of(block)];
+                order[usize::from(*end)] = number as u16;
+                *end += 1;
+            }
+            let mut start = 0;
+            let mut candidates = [NONE; BATCH];
+            for (number, shard) in self.shared.shards.iter().enumerate() {
+                let part = &order[start..usize::from(ends[number])];
+                start += part.len();
+                if part.is_empty() {
+                    continue;
+                }
+                let mut shard = lock(shard);
+                let fingerprint = |block: &u16| fingerprint(&blocks[usize::from(*block)]);
+                for (candidate, block) in candidates.iter_mut().zip(part) {
+                    *candidate = shard.candidate(fingerprint(block));
+                }
+                for (candidate, block) in candidates.iter().zip(part) {
+                    let fingerprint = fingerprint(block);
+                    let is_there = shard.contains_candidate(*candidate, fingerprint, now);
+                    if !is_there && self.shared.admission == Admission::SecondTouch {
+                        shard.miss(fingerprint, now);
+                    }
+                    if let Some(found) = found.get_mut(usize::from(*block)) {
+                        *found = is_there;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Finds a block to read it: a use of it.
+    pub(crate) fn get(&self, fingerprint: &Fingerprint, now: u32) -> Lookup {
+        let number = self.shared.shard_of(fingerprint);
+        let mut shard = lock(&self.shared.shards[number]);
+        let Some(id) = shard.find(fingerprint) else {
+            if self.shared.admission == Admission::SecondTouch {
+                shard.miss(fingerprint, now);
+            }
+            return Lookup::Miss;
+        };
+        let entry = shard.entry(id);
+        if entry.is_expired(now) {
+            return Lookup::Expired;
+        }
+        shard.used(&self.shared.rules, id);
+        let node = if entry.is_own() {
+            shard.hold(id);
+            id
+        } else {
+            NONE
+        };
+        Lookup::Found(entry, ReadHold { shared: Arc::clone(&self.shared), shard: number, node })
+    }
+
+    /// What is known of a block, whether its time is over or not. No use, no hold.
+    pub(crate) fn peek(&self, fingerprint: &Fingerprint) -> Option<Entry> {
+        let shard = self.shared.lock_of(fingerprint);
+        shard.find(fingerprint).map(|id| shard.entry(id))
+    }
+
+    /// Changes what the layout knows of a block: flags, slot, sequence and expiry. All else stays as it was. Whether the
+    /// block is there.
+    pub(crate) fn amend(&self, fingerprint: &Fingerprint, change: impl FnOnce(&mut Entry)) -> bool {
+        let mut shard = self.shared.lock_of(fingerprint);
+        let found = shard.find(fingerprint);
+        found.map(|id| shard.amend(id, change)).is_some()
+    }
+
+    /// Takes a block in. A batch that belongs together, such as a prefix, is best inserted from its tail to its head, as
+    /// what comes first also goes first.
+    pub(crate) fn insert(&self, fingerprint: Fingerprint, entry: &Entry, existing: Existing) -> Inserted {
+        let stamp = self.shared.rules.tick();
+        self.shared.lock_of(&fingerprint).insert(&self.shared.rules, fingerprint, entry, existing, stamp)
+    }
+
+    /// Takes in many blocks, oldest first, by several threads. Tells what was replaced.
+    pub(crate) fn fill<T: Sync>(
+        &self,
+        blocks: &[T],
+        entry: impl Fn(&T) -> (Fingerprint, Entry) + Sync,
+    ) -> Vec<Removed> {
+        let rules = &self.shared.rules;
+        let first = rules.clock.fetch_add(blocks.len() as u64, Ordering::Relaxed);
+        let shards = self.shared.shards.len();
+        // Nearly as many for each, and some more.
+        let some = blocks.len() / shards + blocks.len() / shards / 8;
+        let mut of_shards: Vec<_> = (0..shards).map(|_| Vec::with_capacity(some)).collect();
+        for (stamp, block) in (first..).zip(blocks) {
+            of_shards[self.shared.shard_of(&entry(block).0)].push((stamp, block));
+        }
+        let parts: Vec<_> = self.shared.shards.iter().zip(of_shards).collect();
+        let threads = if blocks.len() < MANY { 1 } else { parallel::cores() };
+        let replaced = parallel::map(&parts, threads, |(shard, blocks)| {
+            let mut shard = lock(shard);
+            shard.reserve(blocks.len());
+            let inserted = blocks.iter().map(|(stamp, block)| {
+                let (fingerprint, entry) = entry(block);
+                shard.insert(rules, fingerprint, &entry, Existing::Replace, *stamp)
+            });
+            let replaced = inserted.filter_map(|inserted| match inserted {
+                Inserted::Replaced(removed) => Some(removed),
+                _ => None,
+            });
+            replaced.collect::<Vec<_>>()
+        });
+        replaced.into_iter().flatten().collect()
+    }
+
+    /// Makes a block a miss at once.
+    pub(crate) fn remove(&self, fingerprint: &Fingerprint) -> Option<Removed> {
+        self.remove_if(fingerprint, |_, _| true)
+    }
+
+    /// Makes a block a miss if it is as the caller believes. `is_it` is told the entry, and whether it is pinned.
+    pub(crate) fn remove_if(
+        &self,
+        fingerprint: &Fingerprint,
+        is_it: impl FnOnce(&Entry, bool) -> bool,
+    ) -> Option<Removed> {
+        let mut shard = self.shared.lock_of(fingerprint);
+        let id = shard.find(fingerprint)?;
+        is_it(&shard.entry(id), shard.is_pinned(id)).then(|| shard.remove(id))
+    }
+
+    /// Removes all blocks for which `is_it`, which is told whether they are pinned: a cleared namespace, a segment that
+    /// is given up, what a writer had that is gone. Blocks that come meanwhile may stay.
+    pub(crate) fn remove_all(&self, is_it: impl Fn(&Fingerprint, &Entry, bool) -> bool) -> Vec<Removed> {
+        let mut removed = Vec::new();
+        self.shared.step_through(|shard, ids| {
+            for id in ids {
+                let node = shard.nodes.get(id);
+                if node.is(Mark::Visible) && is_it(&node.fingerprint, &shard.entry(id), node.is(Mark::Pinned))
+                {
+                    removed.push(shard.remove(id));
+                }
+            }
+        });
+        removed
+    }
+
+    /// Forgets what another writer had; says how many blocks that was.
+    pub(crate) fn remove_owner(&self, owner: u16) -> usize {
+        self.remove_all(|_, entry, _| entry.owner == owner).len()
+    }
+
+    /// Counts a use of blocks, given in the order of their prefix: the tail is touched first, and so goes first.
+    pub(crate) fn touch(&self, blocks: &[Fingerprint]) {
+        for fingerprint in blocks.iter().rev() {
+            let mut shard = self.shared.lock_of(fingerprint);
+            if let Some(id) = shard.find(fingerprint) {
+                shard.used(&self.shared.rules, id);
+            }
+        }
+    }
+
+    /// Keeps a block from being evicted or expired until as many unpins, if it is there; says whether it is. If it is
+    /// replaced, or removed and inserted again, it is still pinned.
+    pub(crate) fn pin(&self, fingerprint: &Fingerprint) -> bool {
+        let mut shard = self.shared.lock_of(fingerprint);
+        let found = shard.find(fingerprint);
+        found.map(|id| shard.pin(id)).is_some()
+    }
+
+    /// Undoes a pin.
+    pub(crate) fn unpin(&self, fingerprint: &Fingerprint) {
+        self.shared.lock_of(fingerprint).unpin(&self.shared.rules, fingerprint);
+    }
+
+    /// Removes blocks whose time is over, at most `most` own ones, and tells which. Once a second is often enough.
+    pub(crate) fn expired(&self, now: u32, most: usize) -> Vec<Removed> {
+        let mut removed = Vec::new();
+        for shard in &self.shared.shards {
+            if removed.len() >= most {
+                break;
+            }
+            let left = most - removed.len();
+            lock(shard).expire(now, left, |_, _| true, &mut removed);
+        }
+        removed
+    }
+
+    /// Slots whose block was removed while it was read, and is not any more. Each is told once.
+    pub(crate) fn freed(&self) -> Vec<Slot> {
+        std::mem::take(&mut *lock(&self.shared.freed))
+    }
+
+    /// Whether a block that is offered is worth storing: with [`Admission::SecondTouch`], if it was here lately, was
+    /// offered before, or was asked for a minute ago or longer. Asking again and again before a first store, as
+    /// schedulers do, is one use, not many.
+    pub(crate) fn admit(&self, fingerprint: &Fingerprint, now: u32) -> bool {
+        match self.shared.admission {
+            Admission::Always => true,
+            Admission::SecondTouch => self.shared.lock_of(fingerprint).admit(fingerprint, now, APART_SECONDS),
+        }
+    }
+
+    /// Limits the bytes of the slots of a namespace's own blocks.
+    pub(crate) fn set_quota(&self, namespace: u16, bytes: Option<u64>) {
+        self.shared.rules.namespaces.set_quota(namespace, bytes);
+    }
+
+    /// Bytes of the slots of a namespace's own blocks.
+    #[cfg(test)]
+    pub(crate) fn namespace_bytes(&self, namespace: u16) -> u64 {
+        self.shared.rules.namespaces.used(namespace)
+    }
+
+    /// Bytes that have to go from a namespace before so many more may come.
+    pub(crate) fn quota_excess(&self, namespace: u16, more: u64) -> u64 {
+        self.shared.rules.namespaces.excess(namespace, more)
+    }
+
+    /// How much it has, of a namespace or in all.
+    pub(crate) fn totals(&self, namespace: Option<u16>) -> Totals {
+        let mut totals = Totals::default();
+        for shard in &self.shared.shards {
+            lock(shard).totals(&mut totals, |number| namespace.is_none_or(|wanted| wanted == number));
+        }
+        totals
+    }
+
+    /// Blocks after `cursor`, 0 at first, in an order that stays as it is: what is there all the while is told exactly
+    /// once. At most `most`, which is at least 1. The next cursor, or `None` at the end.
+    pub(crate) fn list(&self, cursor: u64, most: usize, into: &mut Vec<(Fingerprint, Entry)>) -> Option<u64> {
+        let end = into.len().saturating_add(most.max(1));
+        let (mut number, mut first) = ((cursor >> 32) as usize, cursor as NodeId);
+        while let Some(shard) = self.shared.shards.get(number) {
+            let shard = lock(shard);
+            let last = shard.nodes.end().min(first.saturating_add(STEP));
+            for id in first..last {
+                let node = shard.nodes.get(id);
+                if !node.is(Mark::Visible) {
+                    continue;
+                }
+                if into.len() == end {
+                    return Some((number as u64) << 32 | u64::from(id));
+                }
+                into.push((node.fingerprint, shard.entry(id)));
+            }
+            if last == shard.nodes.end() {
+                (number, first) = (number + 1, 0);
+            } else {
+                first = last;
+            }
+        }
+        None
+    }
+
+    /// Tells all blocks. What is there all the while is told exactly once. No lock is held meanwhile.
+    #[cfg(test)]
+    pub(crate) fn for_each(&self, mut tell: impl FnMut(&Fingerprint, &Entry)) {
+        let (mut cursor, mut some) = (Some(0), Vec::with_capacity(STEP as usize));
+        while let Some(from) = cursor {
+            cursor = self.list(from, STEP as usize, &mut some);
+            some.drain(..).for_each(|(fingerprint, entry)| tell(&fingerprint, &entry));
+        }
+    }
+
+    /// Bytes of memory that it takes.
+    pub(crate) fn heap_bytes(&self) -> u64 {
+        let of_shards = self.shared.shards.len() * size_of::<Mutex<Shard>>();
+        let in_shards: usize = self.shared.shards.iter().map(|shard| lock(shard).heap_bytes()).sum();
+        (of_shards + in_shards) as u64
+    }
+}
+
+impl Shared {
+    fn shard_of(&self, fingerprint: &Fingerprint) -> usize {
+        usize::from(fingerprint.as_bytes()[0]) & (self.shards.len() - 1)
+    }
+
+    fn lock_of(&self, fingerprint: &Fingerprint) -> MutexGuard<'_, Shard> {
+        lock(&self.shards[self.shard_of(fingerprint)])
+    }
+
+    /// Goes through all nodes, a few at a time under a lock.
+    fn step_through(&self, mut step: impl FnMut(&mut Shard, std::ops::Range<NodeId>)) {
+        for shard in &self.shards {
+            let mut first = 0;
+            loop {
+                let mut shard = lock(shard);
+                let end = shard.nodes.end();
+                let last = end.min(first + STEP);
+                step(&mut shard, first..last);
+                if last == end {
+                    break;
+                }
+                first = last;
+            }
+        }
+    }
+}
+
+impl Drop for ReadHold {
+    fn drop(&mut self) {
+        if self.node == NONE {
+            return;
+        }
+        let freed = lock(&self.shared.shards[self.shard]).release(self.node);
+        if let Some(slot) = freed {
+            lock(&self.shared.freed).push(slot);
+        }
+    }
+}
+
+impl fmt::Debug for ReadHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadHold").field("shard", &self.shard).field("node", &self.node).finish()
+    }
+}
+
+impl fmt::Debug for Index {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let clock = self.shared.rules.clock.load(Ordering::Relaxed);
+        f.debug_struct("Index").field("totals", &self.totals(None)).field("clock", &clock).finish()
+    }
+}

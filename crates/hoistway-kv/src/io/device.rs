@@ -1,0 +1,483 @@
+//! Bytes in the memory of devices: by way of pinned host memory, or directly where that is proven to go past the host.
+#![allow(unsafe_code)]
+
+use super::{
+    AwaitedEvent, Checksums, Direction, Failure,
+    engine::Refusals,
+    plan::{Content, DevicePieces, Place, Step},
+    staging::{Lease, Staging},
+    transfer::Transfer,
+};
+use crate::{DirectPath, Error, Result, disk::DataFile, format::BLOCK_LEN};
+use hoistway_device::{
+    self as device, CopyDirection, CopyError, CopyStream, Device, DeviceId, DirectBuffer, HostCopy, Pinned,
+    Unavailable,
+};
+use hoistway_io::{direct_path::DirectProof, parallel::lock};
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+    mem::{self, Discriminant},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+/// Host memory that bytes of devices pass through.
+const STAGING_BYTES: u64 = 64 << 20;
+/// What it is given out in: a copy of less costs nearly as much time.
+const STAGING_SLOT_BYTES: usize = 1 << 20;
+/// What refusals and errors call the direct path.
+const GDS: &str = "gds";
+
+/// What all workers that serve devices share.
+#[derive(Debug)]
+pub(super) struct DeviceSide {
+    direct: DirectPath,
+    root: PathBuf,
+    refusals: Arc<Refusals>,
+    state: Mutex<State>,
+    // Unpinned before it is unmapped: after `state`.
+    pool: Mutex<Option<Arc<Staging>>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By kind of devices: each has a driver of its own.
+    pinned: HashMap<Discriminant<DeviceId>, Pinned>,
+    /// Memory that devices move directly.
+    regions: Vec<Arc<DirectBuffer>>,
+    /// What shows, for each device, that they do.
+    proofs: HashMap<DeviceId, Arc<DirectProof>>,
+    /// Devices whose copies are in an unknown state: their contexts are usually gone.
+    in_doubt: HashSet<DeviceId>,
+    /// Devices whose events were asked after.
+    devices: HashMap<DeviceId, Arc<Device>>,
+}
+
+impl DeviceSide {
+    /// # Errors
+    /// [`Error::RouteUnavailable`] if the direct path is required, and this machine cannot have it.
+    pub(super) fn new(direct: DirectPath, root: PathBuf, refusals: Arc<Refusals>) -> Result<Self> {
+        if direct == DirectPath::Require
+            && let Err(why) = device::may_have_direct_path()
+        {
+            return Err(Error::RouteUnavailable { route: GDS.into(), path: root, why });
+        }
+        Ok(Self { direct, root, refusals, state: Mutex::default(), pool: Mutex::new(None) })
+    }
+
+    /// The memory that bytes pass through; not pinned yet.
+    pub(super) fn pool(&self) -> io::Result<Arc<Staging>> {
+        let mut pool = lock(&self.pool);
+        if let Some(pool) = &*pool {
+            return Ok(pool.clone());
+        }
+        let made = Arc::new(Staging::new(STAGING_BYTES, STAGING_SLOT_BYTES)?);
+        Ok(pool.insert(made).clone())
+    }
+
+    /// Makes memory of a device known to the direct path, if it may take that. Otherwise the report says why not.
+    ///
+    /// # Errors
+    /// [`Error::RouteUnavailable`] if the direct path is required, and there is none; the device's error if it cannot be
+    /// used at all.
+    ///
+    /// # Safety
+    /// It must be memory of this device, and stay allocated until the result is dropped.
+    pub(super) unsafe fn register(self: &Arc<Self>, id: DeviceId, address: u64, len: u64) -> Result<Region> {
+        let device = Device::open(id)?;
+        // SAFETY: passed on.
+        let buffer = unsafe { self.register_directly(&device, address, len) };
+        let buffer = match buffer {
+            Ok(buffer) => Some(Arc::new(buffer)),
+            Err(why) if self.direct == DirectPath::Require => return Err(self.unavailable(why)),
+            Err(why) => {
+                self.refusals.add(GDS, &self.root, &why);
+                None
+            }
+        };
+        self.lock().regions.extend(buffer.clone());
+        Ok(Region { side: self.clone(), buffer, process: std::process::id() })
+    }
+
+    /// # Safety
+    /// As for [`DeviceSide::register`].
+    unsafe fn register_directly(
+        &self,
+        device: &Arc<Device>,
+        address: u64,
+        len: u64,
+    ) -> std::result::Result<DirectBuffer, Unavailable> {
+        if self.direct == DirectPath::Off {
+            let reason = "switched off by the option direct=off".into();
+            return Err(Unavailable { reason, fix: String::new() });
+        }
+        device.may_have_direct_path()?;
+        let id = device.id();
+        if !self.lock().proofs.contains_key(&id) {
+            let proof = Arc::new(DirectProof::find(device, &self.root)?);
+            tracing::info!(device = device.name(), proof = proof.text(), "the direct path is proven");
+            self.lock().proofs.insert(id, proof);
+        }
+        // SAFETY: passed on.
+        let buffer = unsafe { DirectBuffer::of_callers(device, address, len) };
+        buffer.map_err(|error| Unavailable { reason: error.to_string(), fix: String::new() })
+    }
+
+    fn unavailable(&self, why: Unavailable) -> Error {
+        Error::RouteUnavailable { route: GDS.into(), path: self.root.clone(), why }
+    }
+
+    /// The region that has all these bytes.
+    fn region_of(&self, id: DeviceId, address: u64, len: u64) -> Option<Arc<DirectBuffer>> {
+        let has = |region: &&Arc<DirectBuffer>| {
+            region.device().id() == id
+                && region.address() <= address
+                && address.checked_add(len).is_some_and(|end| end <= region.address() + region.len())
+        };
+        self.lock().regions.iter().find(has).cloned()
+    }
+
+    /// How a job's pieces on devices are moved.
+    ///
+    /// # Errors
+    /// If they must be moved directly, and cannot.
+    pub(super) fn pieces(
+        &self,
+        job: &Transfer,
+        file: &DataFile,
+    ) -> std::result::Result<DevicePieces, Failure> {
+        let direct = match self.direct {
+            DirectPath::Off => return Ok(DevicePieces::Staged),
+            DirectPath::Prefer | DirectPath::Require => self.can_move(job, file),
+        };
+        match direct {
+            Ok(()) => Ok(DevicePieces::Direct),
+            Err(why) if self.direct == DirectPath::Require => Err(failure(&self.unavailable(why))),
+            Err(why) => {
+                self.refusals.add(GDS, job.file.path(), &why);
+                Ok(DevicePieces::Staged)
+            }
+        }
+    }
+
+    fn can_move(&self, job: &Transfer, file: &DataFile) -> std::result::Result<(), Unavailable> {
+        if job.checksums == Checksums::Require {
+            return Err(Unavailable {
+                reason: "no sync covers the block, so its checksums are compared on the host".into(),
+                fix: "store blocks with durability=batched or durability=sync".into(),
+            });
+        }
+        for piece in job.parts.iter().flat_map(|part| &part.pieces) {
+            if !piece.device.is_host() && self.region_of(piece.device, piece.address, piece.len).is_none() {
+                return Err(Unavailable {
+                    reason: "memory of a device was not registered, or the direct path was given up".into(),
+                    fix: "register it with the store (register_device)".into(),
+                });
+            }
+        }
+        file.registered().map(|_| ()).map_err(Clone::clone)
+    }
+
+    /// Whether an event is reached.
+    ///
+    /// # Errors
+    /// The device's, and [`device::Error::DeviceUnavailable`] if it is unknown whose event it is.
+    ///
+    /// # Safety
+    /// It must be a live event.
+    pub(super) unsafe fn is_reached(&self, event: &AwaitedEvent) -> device::Result<bool> {
+        let id = event.id.ok_or_else(|| {
+            let reason = "the request has memory on devices of several kinds, or of none while the process has \
+                          drivers of several";
+            let fix = "make one request for each kind of devices, or synchronize instead of passing an event";
+            device::Error::DeviceUnavailable {
+                device: "of the event".into(),
+                why: Unavailable { reason: reason.into(), fix: fix.into() },
+            }
+        })?;
+        let device = self.device(id)?;
+        // SAFETY: passed on.
+        Ok(unsafe { device.is_event_reached(event.handle)? })
+    }
+
+    /// A device, which stays open: it is asked after often.
+    fn device(&self, id: DeviceId) -> device::Result<Arc<Device>> {
+        let open = self.lock().devices.get(&id).cloned();
+        if let Some(device) = open {
+            return Ok(device);
+        }
+        let device = Device::open(id)?;
+        self.lock().devices.insert(id, device.clone());
+        Ok(device)
+    }
+
+    /// The direct path is not taken any more for a file.
+    pub(super) fn give_up_file(&self, file: &DataFile, why: &Unavailable) {
+        self.refusals.add(GDS, file.path(), why);
+        file.refuse_registered(why);
+    }
+
+    /// Says that pieces of registered memory go by way of the host for how they lie.
+    pub(super) fn note_unaligned(&self, file: &DataFile) {
+        let reason = format!("pieces of a device's memory do not begin and end at multiples of {BLOCK_LEN}");
+        let fix = format!("align the address and the length of each piece to {BLOCK_LEN} bytes");
+        self.refusals.add(GDS, file.path(), &Unavailable { reason, fix });
+    }
+
+    /// The direct path is not taken any more, for any file.
+    pub(super) fn give_up(&self, path: &Path, why: &Unavailable) {
+        self.refusals.add(GDS, path, why);
+        if self.direct != DirectPath::Require {
+            let regions = mem::take(&mut self.lock().regions);
+            drop(regions);
+        }
+    }
+
+    /// Whether bytes must be moved directly or not at all.
+    pub(super) fn is_required(&self) -> bool {
+        self.direct == DirectPath::Require
+    }
+
+    /// Fails if what was moved directly since the proof was not.
+    pub(super) fn check_kept(&self) -> std::result::Result<(), Unavailable> {
+        let proofs: Vec<Arc<DirectProof>> = self.lock().proofs.values().cloned().collect();
+        proofs.iter().try_for_each(|proof| proof.check_kept())
+    }
+
+    /// What shows that devices move bytes directly.
+    pub(super) fn proofs(&self) -> Vec<String> {
+        self.lock().proofs.iter().map(|(id, proof)| format!("{id}: {}", proof.text())).collect()
+    }
+
+    /// Pins the memory that bytes pass through, once for all devices of a kind.
+    fn pin(&self, device: &Arc<Device>, pool: &Staging) -> Result<(), device::Error> {
+        let mut state = self.lock();
+        let kind = mem::discriminant(&device.id());
+        if let (false, Some((memory, len))) = (state.pinned.contains_key(&kind), pool.slots().host_memory()) {
+            // SAFETY: this has the pool, which stays mapped until it is dropped, after `state`.
+            let pinned = unsafe { Pinned::new(device, memory.as_ptr(), len)? };
+            state.pinned.insert(kind, pinned);
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+}
+
+/// Memory of a device that is known to the direct path as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Region {
+    side: Arc<DeviceSide>,
+    buffer: Option<Arc<DirectBuffer>>,
+    process: u32,
+}
+
+impl Region {
+    /// Whether its bytes go past the host's memory.
+    pub(crate) fn is_direct(&self) -> bool {
+        let is_known = |buffer| self.side.lock().regions.iter().any(|own| Arc::ptr_eq(own, buffer));
+        !self.is_childs() && self.buffer.as_ref().is_some_and(is_known)
+    }
+
+    /// Locks what a thread may hold while another forks.
+    #[cfg(test)]
+    pub(super) fn hold(&self) -> impl Drop + '_ {
+        self.side.lock()
+    }
+
+    /// Whether this is a copy in a child of fork, where locks may be held by threads that it lacks.
+    fn is_childs(&self) -> bool {
+        self.process != std::process::id()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if self.is_childs() {
+            // The memory is known to the parent's driver, which the child must not call.
+            mem::forget((self.side.clone(), self.buffer.take()));
+            return;
+        }
+        if let Some(buffer) = &self.buffer {
+            self.side.lock().regions.retain(|own| !Arc::ptr_eq(own, buffer));
+        }
+    }
+}
+
+/// One worker's queues of copies.
+#[derive(Debug)]
+pub(super) struct DeviceLane {
+    side: Arc<DeviceSide>,
+    pool: Arc<Staging>,
+    queues: HashMap<DeviceId, CopyStream>,
+}
+
+impl DeviceLane {
+    pub(super) fn new(side: Arc<DeviceSide>, pool: Arc<Staging>) -> Self {
+        Self { side, pool, queues: HashMap::new() }
+    }
+
+    pub(super) fn side(&self) -> &DeviceSide {
+        &self.side
+    }
+
+    /// Copies the bounced pieces of a step that are on devices, from them before a write, to them after a read, and
+    /// waits for that.
+    ///
+    /// # Errors
+    /// The device's. If it is unknown whether copies go on, the lease must never be given back.
+    ///
+    /// # Safety
+    /// The pieces must be allocated on their devices, and nothing may use them, or the lease, in a way that copies forbid.
+    pub(super) unsafe fn copy(
+        &mut self,
+        direction: Direction,
+        step: &Step,
+        lease: &Lease,
+    ) -> std::result::Result<(), CopyError> {
+        let direction = match direction {
+            Direction::Read => CopyDirection::ToDevice,
+            Direction::Write => CopyDirection::ToHost,
+        };
+        for (id, copies) in copies(step, lease) {
+            let sure = |error| CopyError { error, is_in_doubt: false };
+            let queue = self.queue(id).map_err(sure)?;
+            // SAFETY: the caller vouches for the pieces; the lease is pinned memory, and ours.
+            if let Err(failed) = unsafe { queue.run(direction, &copies, None) } {
+                if failed.is_in_doubt {
+                    // Else each further copy would lose memory, until none is left for other devices.
+                    self.side.lock().in_doubt.insert(id);
+                    // The memory stays pinned, and mapped.
+                    mem::forget(self.side.clone());
+                }
+                return Err(failed);
+            }
+        }
+        Ok(())
+    }
+
+    fn queue(&mut self, id: DeviceId) -> Result<&CopyStream, device::Error> {
+        if self.side.lock().in_doubt.contains(&id) {
+            let why = Unavailable {
+                reason: "the state of earlier copies is unknown".into(),
+                fix: "open the store in a new process".into(),
+            };
+            return Err(device::Error::DeviceUnavailable { device: id.to_string(), why });
+        }
+        if !self.queues.contains_key(&id) {
+            let device = Device::open(id)?;
+            self.side.pin(&device, &self.pool)?;
+            self.queues.insert(id, CopyStream::new(&device)?);
+        }
+        self.queues.get(&id).ok_or_else(|| device::Error::Internal("a queue is gone".into()))
+    }
+
+    /// Has the library of devices move a step, and says how many bytes that was.
+    ///
+    /// # Errors
+    /// Why it did not move all of them.
+    pub(super) fn move_directly(
+        &self,
+        direction: Direction,
+        step: &Step,
+        file: &DataFile,
+    ) -> std::result::Result<u64, Unavailable> {
+        let handle = file.registered().map_err(Clone::clone)?;
+        let mut offset = step.offset;
+        for piece in pieces(step) {
+            let region = self
+                .side
+                .region_of(piece.id, piece.address, piece.len)
+                .ok_or_else(|| Unavailable::new("memory is not registered any more", ""))?;
+            let failed = |why: &dyn std::fmt::Display| failed(region.device(), why);
+            let end = offset + piece.len;
+            let mut at = piece.address - region.address();
+            while offset < end {
+                let len = (end - offset) as usize;
+                let moved = match direction {
+                    Direction::Read => handle.read_at(&region, at, len, offset),
+                    Direction::Write => handle.write_at(&region, at, len, offset),
+                };
+                match moved {
+                    Ok(0) => return Err(failed(&"nothing was moved")),
+                    Ok(count) => {
+                        let count = (count as u64).min(end - offset);
+                        (offset, at) = (offset + count, at + count);
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(failed(&error)),
+                }
+            }
+        }
+        Ok(step.len)
+    }
+}
+
+fn failed(device: &Device, why: &dyn std::fmt::Display) -> Unavailable {
+    match device.direct_library() {
+        Ok(library) => {
+            Unavailable::new(format!("{} did not move all bytes: {why}", library.name), library.log)
+        }
+        Err(gone) => gone,
+    }
+}
+
+/// An error of the store's as one of a transfer.
+pub(super) fn failure(error: &Error) -> Failure {
+    Failure::Io(io::Error::new(io::ErrorKind::Unsupported, error.to_string()))
+}
+
+/// Memory of a device in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct DevicePiece {
+    id: DeviceId,
+    address: u64,
+    len: u64,
+}
+
+/// The pieces of a step that a device moves, neighbours together.
+fn pieces(step: &Step) -> Vec<DevicePiece> {
+    let mut pieces: Vec<DevicePiece> = Vec::new();
+    for span in &step.spans {
+        let Content::Payload { address, device: id, .. } = span.content else { continue };
+        if id.is_host() {
+            continue;
+        }
+        match pieces.last_mut() {
+            Some(last) if last.id == id && last.address + last.len == address => last.len += span.len,
+            _ => pieces.push(DevicePiece { id, address, len: span.len }),
+        }
+    }
+    pieces
+}
+
+/// The copies that a step needs, by device, in the order of the file; neighbours together.
+fn copies(step: &Step, lease: &Lease) -> Vec<(DeviceId, Vec<HostCopy>)> {
+    let mut all: Vec<(DeviceId, Vec<HostCopy>)> = Vec::new();
+    for span in &step.spans {
+        let Content::Payload { mut address, device: id, .. } = span.content else { continue };
+        if id.is_host() {
+            continue;
+        }
+        let Place::Bounced(at) = span.place else { continue };
+        let place = all.iter().position(|(own, _)| *own == id).unwrap_or_else(|| {
+            all.push((id, Vec::new()));
+            all.len() - 1
+        });
+        let copies = &mut all[place].1;
+        for (host, len) in lease.runs(at, span.len) {
+            let host = host.expose_provenance();
+            match copies.last_mut() {
+                Some(last) if last.host + last.len == host && last.device + last.len as u64 == address => {
+                    last.len += len;
+                }
+                _ => copies.push(HostCopy { host, device: address, len }),
+            }
+            address += len as u64;
+        }
+    }
+    all
+}

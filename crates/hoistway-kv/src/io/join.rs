@@ -1,0 +1,122 @@
+//! Jobs of one request whose bytes are neighbours in a file: they become one transfer, and so one read or write.
+#![forbid(unsafe_code)]
+
+use super::{Header, Job, concerns_devices};
+use crate::{
+    disk::FileRef,
+    format::{BLOCK_LEN, HEADER_LEN},
+};
+use hoistway_io::lane::Direction;
+use std::sync::Arc;
+
+/// Bytes of a file that jobs are joined to. Larger ones gain nothing: a drive takes that much at its full rate.
+const MOST_BYTES: u64 = 1 << 20;
+/// Pieces of memory that jobs are joined to: the system takes 1024, and headers need some.
+const MOST_PIECES: usize = 256;
+/// Bytes between two jobs that are read with them rather than that there are two reads.
+pub(super) const MOST_GAP: u64 = 64 << 10;
+
+/// Bytes of a file, from the first to the last that a job asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Extent {
+    start: u64,
+    end: u64,
+}
+
+impl Extent {
+    /// That of a job, or `None` if it makes no sense.
+    fn of(job: &Job) -> Option<Self> {
+        let header = match job.header {
+            Header::None => None,
+            Header::Read { offset } | Header::Write { offset, .. } => Some((offset, HEADER_LEN as u64)),
+        };
+        let parts = job.parts.iter().map(|part| (part.offset, part.len));
+        let mut extent: Option<Self> = None;
+        for (start, len) in parts.chain(header) {
+            let end = start.checked_add(len)?.checked_next_multiple_of(BLOCK_LEN)?;
+            extent = Some(match extent {
+                Some(own) => Self { start: own.start.min(start), end: own.end.max(end) },
+                None => Self { start, end },
+            });
+        }
+        extent
+    }
+}
+
+/// A job that may be joined with others of its request.
+struct Candidate {
+    extent: Extent,
+    job: Job,
+}
+
+/// The jobs that are to be carried out together. Those that cannot be joined are alone.
+pub(super) fn joined(jobs: Vec<Job>) -> Vec<Vec<Job>> {
+    if jobs.len() < 2 {
+        return jobs.into_iter().map(|job| vec![job]).collect();
+    }
+    let mut groups: Vec<Vec<Job>> = Vec::with_capacity(jobs.len());
+    // The candidates of each request and file, in the order in which these were first seen.
+    let mut of_files: Vec<Vec<Candidate>> = Vec::new();
+    for job in jobs {
+        match Extent::of(&job).filter(|extent| extent.end - extent.start < MOST_BYTES && is_plain(&job)) {
+            None => groups.push(vec![job]),
+            Some(extent) => {
+                let candidate = Candidate { extent, job };
+                let is_alike = |own: &&mut Vec<Candidate>| {
+                    own.last().is_some_and(|last| are_alike(&last.job, &candidate.job))
+                };
+                match of_files.iter_mut().rev().find(is_alike) {
+                    Some(own) => own.push(candidate),
+                    None => of_files.push(vec![candidate]),
+                }
+            }
+        }
+    }
+    for mut candidates in of_files {
+        candidates.sort_by_key(|candidate| candidate.extent.start);
+        let mut run: Option<(Extent, usize)> = None;
+        for Candidate { extent, job } in candidates {
+            let pieces = pieces(&job);
+            let gap = if job.direction == Direction::Read { MOST_GAP } else { 0 };
+            match (&mut run, groups.last_mut()) {
+                (Some((whole, sum)), Some(group))
+                    if extent.start >= whole.end
+                        && extent.start - whole.end <= gap
+                        && extent.end - whole.start <= MOST_BYTES
+                        && *sum + pieces <= MOST_PIECES =>
+                {
+                    (whole.end, *sum) = (extent.end, *sum + pieces);
+                    group.push(job);
+                }
+                _ => {
+                    run = Some((extent, pieces));
+                    groups.push(vec![job]);
+                }
+            }
+        }
+    }
+    groups
+}
+
+fn pieces(job: &Job) -> usize {
+    1 + job.parts.iter().map(|part| part.pieces.len()).sum::<usize>()
+}
+
+/// Whether a job waits for nothing, and has its bytes in a file that stays open and in host memory.
+fn is_plain(job: &Job) -> bool {
+    matches!(job.file, FileRef::Kept(_)) && !concerns_devices(job)
+}
+
+/// Whether jobs differ in nothing but their bytes.
+fn are_alike(one: &Job, other: &Job) -> bool {
+    let is_same_file = match (&one.file, &other.file) {
+        (FileRef::Kept(one), FileRef::Kept(other)) => Arc::ptr_eq(one, other),
+        _ => false,
+    };
+    is_same_file
+        && one.tag == other.tag
+        && one.direction == other.direction
+        && one.priority == other.priority
+        && one.checksums == other.checksums
+        && one.deadline == other.deadline
+}

@@ -1,0 +1,135 @@
+//! Memory of the store's own that unaligned bytes, headers, and bytes of devices pass through: slots of one length, of which a
+//! step has as many as it needs, not necessarily neighbours. The scheduler counts them: a step that was admitted finds its slots.
+#![forbid(unsafe_code)]
+
+use hoistway_device::Address;
+use hoistway_io::memory::{Slot, SlotKind, Slots};
+use std::{
+    io,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+/// The slots.
+#[derive(Debug)]
+pub(super) struct Staging {
+    slots: Slots,
+    slot_len: usize,
+    count: u32,
+    /// Slots that are never given back.
+    lost: AtomicU32,
+}
+
+impl Staging {
+    /// At least one slot, of `slot_len` bytes each: a multiple of [`BLOCK_LEN`](crate::format::BLOCK_LEN).
+    pub(super) fn new(bytes: u64, slot_len: usize) -> io::Result<Self> {
+        let count = bytes.div_ceil(slot_len as u64).max(1);
+        let count = u32::try_from(count).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let slots = Slots::new(count as usize, slot_len, SlotKind::Host).map_err(io::Error::other)?;
+        Ok(Self { slots, slot_len, count, lost: AtomicU32::new(0) })
+    }
+
+    /// Slots, also those that are lost.
+    pub(super) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Bytes of all slots that are not lost.
+    pub(super) fn len(&self) -> u64 {
+        u64::from(self.count.saturating_sub(self.lost.load(Ordering::Relaxed))) * self.slot_len as u64
+    }
+
+    /// All of its memory, for a device to know.
+    pub(super) fn slots(&self) -> &Slots {
+        &self.slots
+    }
+
+    /// Slots for so many bytes.
+    pub(super) fn slots_for(&self, bytes: u64) -> u32 {
+        u32::try_from(bytes.div_ceil(self.slot_len as u64)).unwrap_or(u32::MAX)
+    }
+
+    /// So many slots; `None` if fewer are free.
+    pub(super) fn try_take(&self, count: u32) -> Option<Lease> {
+        let mut slots: Vec<Slot> = (0..count).map_while(|_| self.slots.try_take()).collect();
+        if slots.len() < count as usize {
+            return None;
+        }
+        // Neighbours become one run.
+        slots.sort_unstable_by_key(Slot::index);
+        Some(Lease { slots, slot_len: self.slot_len })
+    }
+
+    /// Slots of a lease are never given back, as a device or the system may go on using them. `count` of them count as lost.
+    pub(super) fn lose(&self, lease: Lease, count: u32) {
+        self.lost.fetch_add(count, Ordering::Relaxed);
+        std::mem::forget(lease);
+    }
+}
+
+/// Some slots, to oneself. They go back when it is dropped.
+#[derive(Debug, Default)]
+pub(super) struct Lease {
+    slots: Vec<Slot>,
+    slot_len: usize,
+}
+
+impl Lease {
+    /// Bytes of its slots.
+    pub(super) fn len(&self) -> u64 {
+        (self.slots.len() * self.slot_len) as u64
+    }
+
+    /// The memory of bytes `start..start + len` of the lease, in as many runs as slots are not neighbours. Bytes past
+    /// its end are left out.
+    pub(super) fn runs(&self, start: u64, len: u64) -> impl Iterator<Item = (*mut u8, usize)> + '_ {
+        let slot_len = self.slot_len.max(1);
+        let (mut position, end) = (start as usize, (start + len) as usize);
+        std::iter::from_fn(move || {
+            let (number, within) = (position / slot_len, position % slot_len);
+            let Address::Host(address) = self.slots.get(number)?.source() else { return None };
+            let neighbours = self.slots[number..].windows(2);
+            let neighbours = neighbours.take_while(|pair| pair[1].index() == pair[0].index() + 1);
+            let reach = slot_len - within + neighbours.count() * slot_len;
+            let count = reach.min(end.checked_sub(position)?);
+            if count == 0 {
+                return None;
+            }
+            position += count;
+            Some((address.wrapping_add(within), count))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leases_are_disjoint_runs_of_whole_slots() {
+        let staging = Staging::new(8 * 4096, 4096).unwrap();
+        let scattered: Vec<Lease> = (0..8).map(|_| staging.try_take(1).unwrap()).collect();
+        assert!(staging.try_take(1).is_none());
+        drop(scattered);
+        let lease = staging.try_take(8).unwrap();
+        let mut bytes: Vec<usize> = Vec::new();
+        for (address, len) in lease.runs(100, 8 * 4096 - 200) {
+            bytes.extend(address.addr()..address.addr() + len);
+        }
+        assert_eq!(bytes.len(), 8 * 4096 - 200);
+        bytes.sort_unstable();
+        bytes.dedup();
+        assert_eq!(bytes.len(), 8 * 4096 - 200);
+        assert_eq!(lease.runs(8 * 4096, 1).count(), 0);
+    }
+
+    #[test]
+    fn lost_slots_are_not_given_out_again() {
+        let staging = Staging::new(4 * 4096, 4096).unwrap();
+        let (kept, lost) = (staging.try_take(2).unwrap(), staging.try_take(2).unwrap());
+        staging.lose(lost, 2);
+        assert_eq!((staging.len(), staging.count()), (2 * 4096, 4));
+        drop(kept);
+        assert!(staging.try_take(3).is_none());
+        assert!(staging.try_take(2).is_some());
+    }
+}

@@ -1,0 +1,539 @@
+//! Transfers from and to devices, on the stand-in driver and its cuFile.
+
+#[path = "../../../../hoistway/tests/common/stand_in.rs"]
+#[allow(unreachable_pub, dead_code, unused_qualifications, missing_docs)]
+mod stand_in;
+
+#[path = "../../../tests/store/device_memory.rs"]
+#[allow(unreachable_pub, unused_qualifications, missing_docs)]
+mod device_memory;
+
+use super::*;
+use crate::{DirectPath, Route};
+use device_memory::{Code, DeviceMemory, in_context};
+use hoistway_device::{CopyDirection, DeviceId};
+use stand_in::{STAND_IN, Turn, Vendor};
+use std::ffi::c_void;
+
+fn parts_of(pieces: Vec<Piece>) -> Vec<Part> {
+    let len = pieces.iter().map(|piece| piece.len).sum();
+    vec![Part { offset: 4096, pieces, len }]
+}
+
+fn direct(root: &Path, route: Route, direct: DirectPath) -> IoOptions {
+    IoOptions { direct, ..options(root, route) }
+}
+
+fn carried(outcome: &Outcome, carrier: Carrier) -> u64 {
+    outcome.carried.iter().filter(|(own, _)| *own == carrier).map(|(_, bytes)| bytes).sum()
+}
+
+#[test]
+fn bytes_of_devices_pass_through_pinned_memory() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    for vendor in Vendor::ALL {
+        for route in ROUTES {
+            let Some(engine) = start(direct(directory.path(), route, DirectPath::Off)) else { continue };
+            let file = new_file(directory.path(), &format!("{vendor:?} {}", route.name()));
+            // Pieces at one distance, as of a paged cache; neighbours; any length; of two devices; of the host.
+            let content = pattern(30 << 20, 5);
+            let (first, second) =
+                (DeviceMemory::of(vendor, 0, &content), DeviceMemory::of(vendor, 1, &content[..100_000]));
+            let mut host = Memory::of(&content[..5000], 3);
+            let rows = (0..64).map(|row| (row * 100_000, 3000));
+            let shapes: Vec<(usize, usize)> = rows
+                .chain([(0, 4096), (4096, 4096), (77, 1), (10_000, 9 << 20), (1 << 20, 20 << 20)])
+                .collect();
+            let pieces = |first: &DeviceMemory, second: &DeviceMemory, host: &mut Memory| {
+                let mut pieces: Vec<Piece> =
+                    shapes.iter().map(|&(start, len)| first.piece(start, len)).collect();
+                pieces.insert(3, second.piece(100, 50_000));
+                pieces.insert(66, host.piece());
+                pieces
+            };
+            let mut expected: Vec<Vec<u8>> =
+                shapes.iter().map(|&(start, len)| content[start..start + len].to_vec()).collect();
+            expected.insert(3, content[100..50_100].to_vec());
+            expected.insert(66, content[..5000].to_vec());
+            let expected = expected.concat();
+
+            let parts = parts_of(pieces(&first, &second, &mut host));
+            let written = run(&engine, |done| job(Direction::Write, &file, parts, done));
+            written.result.unwrap();
+            assert_eq!(written.checksums, [Some(crc_fast::crc32_iscsi(&expected))]);
+            assert!(std::fs::read(file.path()).unwrap()[4096..][..expected.len()] == expected);
+
+            // To places that do not overlap.
+            let target = DeviceMemory::of(vendor, 0, &vec![0xEE; expected.len() + 64]);
+            let mut start = 64;
+            let pieces: Vec<Piece> = [1usize, 4095, 70_000, 1 << 20]
+                .into_iter()
+                .chain([expected.len() - 1 - 4095 - 70_000 - (1 << 20)])
+                .map(|len| {
+                    start += len;
+                    target.piece(start - len, len)
+                })
+                .collect();
+            let read = run(&engine, |done| job(Direction::Read, &file, parts_of(pieces), done));
+            read.result.unwrap();
+            assert_eq!(read.checksums, written.checksums);
+            assert_eq!(read.bounced_bytes, expected.len() as u64);
+            let bytes = target.bytes();
+            assert!(bytes[64..] == expected && bytes[..64] == [0xEE; 64]);
+            drop((engine, first, second, target));
+            stand_in.assert_nothing_left(route.name());
+        }
+    }
+}
+
+/// Memory is pinned for one driver: what another's devices copy from and to is pinned for them, too.
+#[test]
+fn memory_that_bytes_pass_through_is_pinned_for_each_vendor() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
+    let file = new_file(directory.path(), "both");
+    let content = pattern(2 << 20, 5);
+    let memory = Vendor::ALL.map(|vendor| DeviceMemory::of(vendor, 0, &content));
+    let pieces = memory.each_ref().map(|memory| memory.piece(0, content.len()));
+    let written = run(&engine, |done| job(Direction::Write, &file, parts_of(pieces.to_vec()), done));
+    written.result.unwrap();
+    assert!(std::fs::read(file.path()).unwrap()[4096..] == content.repeat(2));
+    for vendor in Vendor::ALL {
+        assert!(vendor.count("pinned_bytes") > 0, "{vendor:?}");
+    }
+    drop((engine, memory));
+    stand_in.assert_nothing_left("both");
+}
+
+/// A driver must not be asked about another's event.
+#[test]
+fn an_event_of_an_unknown_kind_fails_the_job_that_waits_for_it() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
+    let file = new_file(directory.path(), "data");
+    let content = pattern(4096, 3);
+    let memory = Vendor::ALL.map(|vendor| DeviceMemory::of(vendor, 0, &content));
+    let event = Event::after(Vendor::Rocm, &memory[1], &content, Duration::ZERO);
+    let mut host = Memory::of(&content, 3);
+    let of_both = memory.each_ref().map(|memory| memory.piece(0, 4096)).to_vec();
+    // The stand-in is the driver of both kinds in this process.
+    for pieces in [of_both, vec![host.piece()]] {
+        let wait_event = Some(event.handle());
+        let parts = parts_of(pieces);
+        let failed = run(&engine, |done| Job { wait_event, ..job(Direction::Write, &file, parts, done) });
+        match failed.result {
+            Err(Failure::Device(error)) => assert!(error.to_string().contains("several kinds"), "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    drop((event, engine, memory));
+    stand_in.assert_nothing_left("events");
+}
+
+/// An event of device 0, and the stream that reaches it.
+struct Event {
+    vendor: Vendor,
+    stream: *mut c_void,
+    event: *mut c_void,
+}
+
+impl Event {
+    /// One that is reached once `content` has been copied to `memory`, which takes so long. Both must live until then.
+    fn after(vendor: Vendor, memory: &DeviceMemory, content: &[u8], time: Duration) -> Self {
+        let create_stream: unsafe extern "C" fn(*mut *mut c_void, u32) -> Code =
+            STAND_IN.function(vendor.symbol("cuStreamCreate"));
+        let create_event: unsafe extern "C" fn(*mut *mut c_void, u32) -> Code =
+            STAND_IN.function(vendor.symbol("cuEventCreate"));
+        let record: unsafe extern "C" fn(*mut c_void, *mut c_void) -> Code =
+            STAND_IN.function(vendor.symbol("cuEventRecord"));
+        let copy: unsafe extern "C" fn(u64, *const c_void, usize, *mut c_void) -> Code =
+            STAND_IN.function(vendor.symbol("cuMemcpyHtoDAsync_v2"));
+        let (mut stream, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
+        STAND_IN.set(&format!("COPY_LATENCY_US={}", time.as_micros()));
+        // SAFETY: of these signatures in the driver. The caller waits for the copy.
+        in_context(vendor, 0, || unsafe {
+            assert_eq!(create_stream(&mut stream, 1), 0);
+            assert_eq!(create_event(&mut event, 2), 0);
+            assert_eq!(copy(memory.address, content.as_ptr().cast(), content.len(), stream), 0);
+            assert_eq!(record(event, stream), 0);
+        });
+        Self { vendor, stream, event }
+    }
+
+    fn handle(&self) -> u64 {
+        self.event.expose_provenance() as u64
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let destroy_stream: unsafe extern "C" fn(*mut c_void) -> Code =
+            STAND_IN.function(self.vendor.symbol("cuStreamDestroy_v2"));
+        let destroy_event: unsafe extern "C" fn(*mut c_void) -> Code =
+            STAND_IN.function(self.vendor.symbol("cuEventDestroy_v2"));
+        // SAFETY: made by `after`, destroyed once.
+        in_context(self.vendor, 0, || unsafe { (destroy_event(self.event), destroy_stream(self.stream)) });
+    }
+}
+
+#[test]
+fn an_event_is_waited_for_before_memory_is_read() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    for vendor in Vendor::ALL {
+        for registered in [false, true] {
+            let engine = start(direct(directory.path(), Route::Auto, DirectPath::Prefer)).unwrap();
+            let file = new_file(directory.path(), &format!("{vendor:?} {registered}"));
+            let memory = DeviceMemory::of(vendor, 0, &vec![1; 1 << 20]);
+            let region = registered.then(|| {
+                // SAFETY: the memory outlives the region.
+                unsafe { engine.register_device(vendor.device(0), memory.address, 1 << 20) }.unwrap()
+            });
+            let content = pattern(1 << 20, 3);
+            let event = Event::after(vendor, &memory, &content, Duration::from_millis(100));
+            let parts = parts_of(vec![memory.piece(0, 1 << 20)]);
+            let wait_event = Some(event.handle());
+            let written =
+                run(&engine, |done| Job { wait_event, ..job(Direction::Write, &file, parts, done) });
+            written.result.unwrap();
+            stand_in.set("COPY_LATENCY_US=0");
+            assert!(std::fs::read(file.path()).unwrap()[4096..] == content, "registered: {registered}");
+            drop((event, region, engine));
+        }
+    }
+}
+
+#[test]
+fn events_that_are_not_reached_delay_no_other_job() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
+    let file = new_file(directory.path(), "data");
+    let content = pattern(1 << 20, 3);
+    let memory = DeviceMemory::of(Vendor::Cuda, 0, &content);
+    let late = Duration::from_secs(8);
+    let event = Event::after(Vendor::Cuda, &memory, &content, late);
+    let begin = Instant::now();
+    let submit = |tag, priority| {
+        let (done, receiver) = outcome();
+        let parts = parts_of(vec![memory.piece(0, 4096)]);
+        let wait_event = Some(event.handle());
+        engine.submit(vec![Job { tag, priority, wait_event, ..job(Direction::Write, &file, parts, done) }]);
+        receiver
+    };
+    let loads: Vec<_> = (0..16).map(|_| submit(1, Priority::Demand)).collect();
+    let stores: Vec<_> = (0..16).map(|_| submit(2, Priority::Background)).collect();
+    // The stream takes its time from its first look at the copy on.
+    std::thread::sleep(Duration::from_secs(1));
+    stand_in.set("COPY_LATENCY_US=0");
+    let other = DeviceMemory::of(Vendor::Cuda, 0, &content);
+    let parts = vec![Part { offset: 1 << 20, pieces: vec![other.piece(0, 4096)], len: 4096 }];
+    run(&engine, |done| job(Direction::Write, &file, parts, done)).result.unwrap();
+    assert_eq!(engine.cancel(1), 16);
+    for receiver in loads {
+        assert!(matches!(receiver.recv_timeout(PATIENCE).unwrap().result, Err(Failure::Cancelled)));
+    }
+    assert!(begin.elapsed() < late, "it took {:?}", begin.elapsed());
+    assert!(stores.iter().all(|receiver| receiver.try_recv().is_err()));
+    stores.iter().for_each(|receiver| receiver.recv_timeout(PATIENCE).unwrap().result.unwrap());
+    assert!(begin.elapsed() >= late);
+    drop((event, engine, memory, other));
+    stand_in.assert_nothing_left("events");
+}
+
+#[test]
+fn an_event_that_cannot_be_asked_after_fails_the_job_that_waits_for_it() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    for vendor in Vendor::ALL {
+        let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
+        let file = new_file(directory.path(), &format!("{vendor:?}"));
+        let content = pattern(4096, 3);
+        let memory = DeviceMemory::of(vendor, 0, &content);
+        let event = Event::after(vendor, &memory, &content, Duration::ZERO);
+        let write = || {
+            let parts = parts_of(vec![memory.piece(0, 4096)]);
+            let wait_event = Some(event.handle());
+            run(&engine, |done| Job { wait_event, ..job(Direction::Write, &file, parts, done) })
+        };
+        stand_in.set(&vendor.faults("cuEventQuery:1=1"));
+        let failed = write();
+        assert!(matches!(failed.result, Err(Failure::Device(_))) && failed.started.is_none(), "{failed:?}");
+        write().result.unwrap();
+        stand_in.reset();
+        drop((event, engine, memory));
+        stand_in.assert_nothing_left("events");
+    }
+}
+
+#[test]
+fn registered_memory_goes_past_the_host() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    for route in ROUTES {
+        let Some(engine) = start(direct(directory.path(), route, DirectPath::Require)) else { continue };
+        let file = new_file(directory.path(), route.name());
+        if let Err(refused) = file.direct() {
+            skip(Requirement::Direct, refused);
+            return;
+        }
+        let content = pattern(12 << 20, 9);
+        let memory = DeviceMemory::of(Vendor::Cuda, 1, &content);
+        // SAFETY: the memory outlives the region.
+        let region =
+            unsafe { engine.register_device(DeviceId::Cuda(1), memory.address, memory.len as u64) }.unwrap();
+        assert!(region.is_direct());
+        assert!(engine.report().proofs[0].starts_with("cuda:1: cuFile counted a trial write"));
+        let sizes = [10 << 20, 5000, 100];
+        let mut parts = Vec::new();
+        let (mut offset, mut start) = (4096, 0);
+        for len in sizes {
+            parts.push(Part { offset, pieces: vec![memory.piece(start, len)], len: len as u64 });
+            offset += (len as u64).next_multiple_of(4096);
+            start += len.next_multiple_of(4096);
+        }
+        let header = Header::Write { offset: 0, make: Box::new(|_| vec![7; 4096]) };
+        let written =
+            run(&engine, |done| Job { header, ..job(Direction::Write, &file, parts.clone(), done) });
+        written.result.as_ref().unwrap();
+        // What is less than a block does not.
+        assert_eq!(carried(&written, Carrier::Gds), (10 << 20) + 4096);
+        assert_eq!(
+            written.checksums,
+            [None, None, Some(crc_fast::crc32_iscsi(&content[(10 << 20) + 8192..][..100]))]
+        );
+        let on_disk = std::fs::read(file.path()).unwrap();
+        assert!(on_disk[..4096] == [7; 4096] && on_disk[4096..][..10 << 20] == content[..10 << 20]);
+
+        memory.copy(CopyDirection::ToDevice, vec![0u8; 12 << 20].as_ptr().expose_provenance());
+        let header = Header::Read { offset: 0 };
+        let read = run(&engine, |done| Job { header, ..job(Direction::Read, &file, parts, done) });
+        read.result.as_ref().unwrap();
+        assert_eq!(read.header, [7; 4096]);
+        assert_eq!(carried(&read, Carrier::Gds), (10 << 20) + 4096);
+        let bytes = memory.bytes();
+        let mut start = 0;
+        for len in sizes {
+            assert!(bytes[start..start + len] == content[start..start + len]);
+            start += len.next_multiple_of(4096);
+        }
+        let names: Vec<_> =
+            std::fs::read_dir(directory.path()).unwrap().map(|own| own.unwrap().file_name()).collect();
+        assert!(names.iter().all(|name| !name.to_string_lossy().contains("trial")), "{names:?}");
+        drop((region, engine, file, memory));
+        stand_in.assert_nothing_left(route.name());
+    }
+}
+
+#[test]
+fn what_is_not_proven_direct_is_staged_or_refused() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let content = pattern(1 << 20, 2);
+    stand_in.set("CUFILE_THROUGH_HOST=1");
+    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Prefer)).unwrap();
+    let file = new_file(directory.path(), "data");
+    let memory = DeviceMemory::of(Vendor::Cuda, 0, &content);
+    // SAFETY: the memory outlives the region.
+    let region = unsafe { engine.register_device(DeviceId::Cuda(0), memory.address, 1 << 20) }.unwrap();
+    assert!(!region.is_direct());
+    let parts = parts_of(vec![memory.piece(0, 1 << 20)]);
+    let written = run(&engine, |done| job(Direction::Write, &file, parts.clone(), done));
+    written.result.as_ref().unwrap();
+    assert_eq!(carried(&written, Carrier::Gds), 0);
+    assert_eq!(written.checksums, [Some(crc_fast::crc32_iscsi(&content))]);
+    let refused = engine.report().refused;
+    match file.direct() {
+        Ok(_) => assert!(
+            refused.iter().any(|own| own.what == "gds" && own.why.reason.contains("through host")),
+            "{refused:?}"
+        ),
+        Err(refused) => skip(Requirement::Direct, refused),
+    }
+    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Require)).unwrap();
+    // SAFETY: as above.
+    let error = unsafe { engine.register_device(DeviceId::Cuda(0), memory.address, 1 << 20) }.unwrap_err();
+    assert!(matches!(error, crate::Error::RouteUnavailable { .. }), "{error}");
+    let outcome = run(&engine, |done| job(Direction::Write, &file, parts, done));
+    assert!(matches!(outcome.result, Err(Failure::Io(_))), "memory that is not registered: {outcome:?}");
+}
+
+/// An engine with memory that is registered, and a file that was written from it.
+fn on_the_direct_path(
+    root: &Path,
+    way: DirectPath,
+    content: &[u8],
+    check: impl FnOnce(&IoEngine, &DeviceMemory, &Arc<DataFile>),
+) {
+    let engine = start(direct(root, Route::Auto, way)).unwrap();
+    let file = new_file(root, way.name());
+    if let Err(refused) = file.direct() {
+        skip(Requirement::Direct, refused);
+        return;
+    }
+    let memory = DeviceMemory::of(Vendor::Cuda, 0, content);
+    // SAFETY: the memory outlives the region.
+    let region =
+        unsafe { engine.register_device(DeviceId::Cuda(0), memory.address, memory.len as u64) }.unwrap();
+    let parts = parts_of(vec![memory.piece(0, memory.len)]);
+    run(&engine, |done| job(Direction::Write, &file, parts, done)).result.unwrap();
+    memory.copy(CopyDirection::ToDevice, vec![0u8; content.len()].as_ptr().expose_provenance());
+    check(&engine, &memory, &file);
+    drop(region);
+}
+
+#[test]
+fn what_turns_out_to_go_through_the_host_is_not_called_direct() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let content = pattern(1 << 20, 2);
+    for way in [DirectPath::Prefer, DirectPath::Require] {
+        on_the_direct_path(directory.path(), way, &content, |engine, memory, file| {
+            stand_in.set("CUFILE_THROUGH_HOST=1");
+            let parts = parts_of(vec![memory.piece(0, memory.len)]);
+            let read = run(engine, |done| job(Direction::Read, file, parts.clone(), done));
+            assert_eq!(carried(&read, Carrier::Gds), 0);
+            if way == DirectPath::Require {
+                assert!(matches!(read.result, Err(Failure::Io(_))), "{read:?}");
+            } else {
+                read.result.as_ref().unwrap();
+                assert_eq!(carried(&read, Carrier::GdsCompat), 1 << 20);
+                assert!(memory.bytes() == content);
+                assert!(engine.report().refused.iter().any(|own| own.what == "gds"));
+                let read = run(engine, |done| job(Direction::Read, file, parts, done));
+                assert_eq!(carried(&read, Carrier::GdsCompat), 0, "it is given up");
+                assert_eq!(read.checksums, [Some(crc_fast::crc32_iscsi(&content))]);
+            }
+            stand_in.set("CUFILE_THROUGH_HOST=0");
+        });
+    }
+}
+
+#[test]
+fn what_cufile_fails_goes_by_way_of_the_host_if_it_may() {
+    let stand_in = Turn::take();
+    let content = pattern(1 << 20, 2);
+    for fault in ["*=-5", "*=-5011", "*=short:0"] {
+        for way in [DirectPath::Prefer, DirectPath::Require] {
+            let directory = disk();
+            on_the_direct_path(directory.path(), way, &content, |engine, memory, file| {
+                stand_in.set(&format!("CUFILE_READ_FAULTS={fault}"));
+                let parts = parts_of(vec![memory.piece(0, memory.len)]);
+                let read = run(engine, |done| job(Direction::Read, file, parts, done));
+                if way == DirectPath::Require {
+                    assert!(matches!(read.result, Err(Failure::Io(_))), "{fault}: {read:?}");
+                } else {
+                    read.result.unwrap();
+                    assert!(memory.bytes() == content, "{fault}");
+                }
+                stand_in.set("CUFILE_READ_FAULTS=");
+            });
+        }
+    }
+    // What comes short is gone on with.
+    let directory = disk();
+    on_the_direct_path(directory.path(), DirectPath::Require, &content, |engine, memory, file| {
+        stand_in.set("CUFILE_READ_FAULTS=1=short:4096,2=short:8192");
+        let parts = parts_of(vec![memory.piece(0, memory.len)]);
+        let read = run(engine, |done| job(Direction::Read, file, parts, done));
+        read.result.unwrap();
+        assert!(memory.bytes() == content);
+    });
+}
+
+#[test]
+fn faults_of_the_driver_fail_the_transfer_and_leave_nothing() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let content = pattern(3 << 20, 2);
+    let faults = [
+        "cuMemHostRegister_v2:1=2",
+        "cuStreamCreate:1=2",
+        "cuMemcpyDtoHAsync_v2:1=1",
+        "cuEventCreate:1=2",
+        "cuEventSynchronize:1=1",
+        "copy:1=700",
+    ];
+    let cases = Vendor::ALL.into_iter().flat_map(|vendor| faults.map(|fault| (vendor, fault)));
+    for (number, (vendor, fault)) in cases.enumerate() {
+        let memory = DeviceMemory::of(vendor, 0, &content);
+        let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
+        let file = new_file(directory.path(), &number.to_string());
+        let parts = parts_of(vec![memory.piece(0, memory.len)]);
+        stand_in.set(&vendor.faults(fault));
+        let written = run(&engine, |done| job(Direction::Write, &file, parts.clone(), done));
+        stand_in.reset();
+        // An event that cannot be made or waited for is no error: the stream can be waited for too.
+        if fault.starts_with("cuEvent") {
+            written.result.unwrap();
+        } else {
+            assert!(matches!(written.result, Err(Failure::Device(_))), "{vendor:?} {fault}: {written:?}");
+        }
+        run(&engine, |done| job(Direction::Write, &file, parts, done)).result.unwrap();
+        assert!(std::fs::read(file.path()).unwrap()[4096..] == content);
+        drop((engine, file, memory));
+        stand_in.assert_nothing_left(fault);
+    }
+}
+
+#[test]
+fn a_child_of_fork_leaves_registered_memory_alone() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Prefer)).unwrap();
+    let memory = DeviceMemory::of(Vendor::Cuda, 0, &pattern(1 << 20, 2));
+    // SAFETY: the memory outlives the region.
+    let region = unsafe { engine.register_device(DeviceId::Cuda(0), memory.address, 1 << 20) }.unwrap();
+    let is_direct = region.is_direct();
+    let held = region.hold();
+    // SAFETY: the child touches no lock, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: a deadlock ends this process too.
+        unsafe { libc::alarm(20) };
+        let leaves = !region.is_direct();
+        // SAFETY: as if it was dropped; its borrow by `held` means nothing here.
+        drop(unsafe { std::ptr::read(&region) });
+        // SAFETY: ends this process.
+        unsafe { libc::_exit(if leaves { 0 } else { 1 }) };
+    }
+    drop(held);
+    let mut status = 0;
+    // SAFETY: `status` is written.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert_eq!(region.is_direct(), is_direct);
+    drop((region, engine, memory));
+    stand_in.assert_nothing_left("fork");
+}
+
+/// If it is unknown whether copies have ended, their memory is never used again.
+#[test]
+fn memory_in_doubt_is_lost() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    for vendor in Vendor::ALL {
+        let memory = DeviceMemory::of(vendor, 0, &pattern(3 << 20, 2));
+        let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
+        let file = new_file(directory.path(), &format!("{vendor:?}"));
+        let parts = parts_of(vec![memory.piece(0, memory.len)]);
+        let owner: Arc<dyn std::any::Any + Send + Sync> = Arc::new(());
+        let held = Arc::downgrade(&owner);
+        stand_in.set(&vendor.faults("cuEventSynchronize:1=1,cuStreamSynchronize:1=1"));
+        let keep = KeepAlive::new(owner);
+        let written = run(&engine, |done| Job { keep, ..job(Direction::Write, &file, parts.clone(), done) });
+        stand_in.reset();
+        assert!(matches!(written.result, Err(Failure::Lost(_))), "{written:?}");
+        assert!(held.upgrade().is_some(), "the caller's memory is never let go");
+        let again = run(&engine, |done| job(Direction::Write, &file, parts, done));
+        assert!(matches!(again.result, Err(Failure::Device(_))), "more would be lost: {again:?}");
+        let other = DeviceMemory::of(vendor, 1, &pattern(16 << 20, 3));
+        let parts = parts_of(vec![other.piece(0, other.len)]);
+        run(&engine, |done| job(Direction::Write, &file, parts, done)).result.unwrap();
+        drop(engine);
+        assert!(vendor.count("pinned_bytes") > 0, "it stays pinned");
+    }
+}

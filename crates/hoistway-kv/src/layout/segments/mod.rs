@@ -1,0 +1,509 @@
+//! Blocks in large files. Each process that writes has a directory of its own: segments in which blocks of all sizes lie,
+//! a log of what is in them, and checkpoints of that. Which block is where is known in memory; the disk is asked
+//! only for the blocks themselves.
+//!
+//! ```text
+//! <root>/STORE                        superblock; its lock is held by who makes segments or takes over directories
+//! <root>/ns/<namespace>/NAMESPACE.json
+//! <root>/w-<writer>/LEASE             its lock is held by the process that writes this directory
+//! <root>/w-<writer>/seg-NNNNNN.kvs    blocks, each a header and its shards
+//! <root>/w-<writer>/idx-NNNNNN.log    records of what came and went
+//! <root>/w-<writer>/CKPT-a, CKPT-b    what was there when a log began
+//! ```
+#![forbid(unsafe_code)]
+
+mod bury;
+mod checkpoint;
+mod claim;
+mod commit;
+#[cfg(test)]
+mod conformance_tests;
+mod follow;
+mod log;
+#[cfg(test)]
+mod model_tests;
+mod names;
+mod namespaces;
+mod recover;
+mod replay;
+mod room;
+mod root;
+mod segment;
+mod slots;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use super::{Administration, Observed, Sharing, Usage, Verdict, Written};
+use super::{
+    Claim, Found, Layout, Listed, Lookup, NewBlock, Place, Reservation,
+    directory::{self, WriterDirectory, failed},
+    list_blocks,
+};
+use crate::{
+    Error, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions, WriterStats,
+    disk::{Disk, RealDisk, read_full},
+    format::{self, HEADER_LEN, header::BlockHeader, record::ProvenFrom},
+    index::{self, Candidates, Entry, Index, IndexOptions, ReadHold, Want},
+    options::Creation,
+};
+use follow::{Followed, SegmentTable};
+use hoistway_io::parallel::lock;
+use namespaces::Namespaces;
+use recover::WriterOptions;
+use root::{Limits, Root};
+use rustix::process::{Resource, getrlimit, setrlimit};
+use segment::Segment;
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use uuid::Uuid;
+use writer::{COUNT_BITS, Writer, stride_of};
+
+/// Blocks that are counted at a time.
+const PAGE_OF_BLOCKS: usize = 4096;
+
+/// The layout.
+#[derive(Debug)]
+pub(crate) struct Segments {
+    shared: Arc<Shared>,
+    /// `None` if the store was opened for reading only.
+    writer: Option<Arc<Writer>>,
+    followed: Followed,
+    lost_on_recovery: u64,
+    recovery: Duration,
+}
+
+/// What differs from one process, or moment, to the next.
+struct Surroundings {
+    /// The wall clock, in seconds since 1970. Only times of expiry are compared with it.
+    clock: Box<dyn Fn() -> u32 + Send + Sync>,
+    /// Names of new writers.
+    new_id: Box<dyn Fn() -> Uuid + Send + Sync>,
+}
+
+/// What all parts of the layout use.
+struct Shared {
+    disk: Arc<dyn Disk>,
+    root: Root,
+    index: Index,
+    namespaces: Namespaces,
+    segments: RwLock<SegmentTable>,
+    /// Which blocks of each writer were synced.
+    proven_from: RwLock<HashMap<u16, ProvenFrom>>,
+    observed: Observed,
+    /// Bytes of the files of all processes, when that was last looked at.
+    taken: AtomicU64,
+    surroundings: Surroundings,
+}
+
+/// What we know of a block that was found.
+#[derive(Debug)]
+struct FoundToken {
+    fingerprint: Fingerprint,
+    entry: Entry,
+    /// Whose it is: numbers in the index are given to others in time.
+    writer: Uuid,
+    _hold: ReadHold,
+}
+
+impl Segments {
+    /// Opens a store at the root that the options name.
+    pub(crate) fn open(options: &StoreOptions) -> Result<Self> {
+        let surroundings =
+            Surroundings { clock: Box::new(format::now_seconds), new_id: Box::new(Uuid::new_v4) };
+        raise_descriptor_limit();
+        Self::open_on(Arc::new(RealDisk), options, surroundings)
+    }
+
+    fn open_on(disk: Arc<dyn Disk>, options: &StoreOptions, surroundings: Surroundings) -> Result<Self> {
+        let start = Instant::now();
+        let writes = options.access == StoreAccess::ReadWrite;
+        let writer_options = match (writes, options.capacity_bytes) {
+            (true, None) => {
+                return Err(Error::InvalidOption {
+                    option: "capacity_bytes",
+                    value: "none".into(),
+                    reason: "a store that is written to needs a limit".into(),
+                });
+            }
+            (true, Some(capacity)) => Some(WriterOptions {
+                limits: Limits { capacity, min_free: options.min_free_bytes },
+                durability: options.durability,
+                segment_bytes: options.segment_bytes,
+                for_upkeep: options.for_upkeep,
+            }),
+            (false, _) => None,
+        };
+        writer_options.as_ref().map_or(Ok(()), WriterOptions::check)?;
+        let creation = if writes { options.creation } else { Creation::Nothing };
+        let root = Root::open(Arc::clone(&disk), &options.root, creation)?;
+        let (eviction, admission) = (options.eviction, options.admission);
+        let shared = Arc::new(Shared {
+            disk,
+            root,
+            index: Index::new(IndexOptions { eviction, admission }),
+            namespaces: Namespaces::default(),
+            segments: RwLock::default(),
+            proven_from: RwLock::default(),
+            observed: Observed::default(),
+            taken: AtomicU64::new(0),
+            surroundings,
+        });
+        // Our own blocks first: their namespaces keep the numbers that our logs give them.
+        let opened = writer_options.map(|options| Writer::open(Arc::clone(&shared), &options)).transpose()?;
+        let (writer, lost_on_recovery) = opened.map_or((None, 0), |(writer, lost)| (Some(writer), lost));
+        if lost_on_recovery > 0 {
+            let root = shared.root.path.display();
+            shared.observed.damage(
+                0,
+                format!("{lost_on_recovery} blocks or records in {root} were damaged and are lost"),
+            );
+        }
+        let followed = Followed::default();
+        if let Err(error) = followed.follow(&shared, writer.as_ref().map(|writer| writer.id)) {
+            tracing::warn!(%error, "not all blocks of other writers are found");
+        }
+        if writer.is_none()
+            && let Err(error) = shared.count_taken()
+        {
+            tracing::warn!(%error, "it is not known how much room is taken");
+        }
+        Ok(Self { shared, writer, followed, lost_on_recovery, recovery: start.elapsed() })
+    }
+
+    fn writer(&self) -> Result<&Arc<Writer>> {
+        self.writer.as_ref().ok_or_else(|| Error::ReadOnly { path: self.shared.root.path.clone() })
+    }
+
+    /// Whether a block of another writer is still where it was found.
+    fn is_still_there(&self, token: &FoundToken) -> bool {
+        let (writer, sequence) = (token.writer, token.entry.sequence);
+        let has = self.followed.still_has(&self.shared, writer, &token.fingerprint, sequence);
+        has.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the log of another writer cannot be read");
+            false
+        })
+    }
+
+    fn invalidate_token(&self, token: &FoundToken) {
+        if token.entry.is_own() {
+            if let Some(writer) = &self.writer {
+                writer.condemn(&token.fingerprint, token.entry.sequence);
+            }
+        } else {
+            let is_it =
+                |entry: &Entry, _| entry.owner == token.entry.owner && entry.sequence == token.entry.sequence;
+            self.shared.index.remove_if(&token.fingerprint, is_it);
+        }
+        self.shared.observed.corrupt();
+    }
+}
+
+impl Layout for Segments {
+    fn contains(&self, _: NamespaceId, blocks: &[(&[u8], Fingerprint)], found: &mut [bool]) {
+        self.shared.index.contains_many(blocks, |(_, fingerprint)| fingerprint, self.shared.now(), found);
+    }
+
+    fn reserve(&self, block: NewBlock) -> Result<Reservation> {
+        self.writer()?.reserve(block)
+    }
+
+    fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>> {
+        match self.writer() {
+            Ok(writer) => writer.commit(blocks),
+            Err(_) => blocks.iter().map(|_| self.writer().map(|_| ())).collect(),
+        }
+    }
+
+    fn lose(&self, claim: Claim) {
+        claim::lose(claim);
+    }
+
+    fn find(&self, _: NamespaceId, _: &Key, fingerprint: Fingerprint) -> Lookup {
+        let (entry, hold) = match self.shared.index.get(&fingerprint, self.shared.now()) {
+            index::Lookup::Found(entry, hold) => (entry, hold),
+            index::Lookup::Miss => return Lookup::Miss,
+            index::Lookup::Expired => return Lookup::Expired,
+        };
+        let Some(segment) = self.shared.segment(entry.owner, entry.slot.segment) else { return Lookup::Miss };
+        let Some(offset) = segment.head.offset(entry.slot.slot) else { return Lookup::Miss };
+        let place = Place {
+            file: Arc::clone(&segment.data).into(),
+            header: Some(offset),
+            payload: offset + HEADER_LEN as u64,
+            stride: stride_of(&entry),
+            shards: u32::from(entry.flags) + 1,
+        };
+        let (is_held, writer) = (entry.is_own(), segment.head.writer);
+        let is_proven = self.shared.is_proven(&entry);
+        let token = Box::new(FoundToken { fingerprint, entry, writer, _hold: hold });
+        Lookup::Found(Found { place, is_held, is_proven, token })
+    }
+
+    fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict {
+        let Some(token) = found.token.downcast_ref::<FoundToken>() else {
+            return Verdict::Corrupt("it was found by another layout".into());
+        };
+        let is_own = token.entry.is_own();
+        let header = match BlockHeader::parse(header) {
+            Ok(header) => header,
+            // Another process may be writing it just now.
+            Err(_) if !is_own && !self.is_still_there(token) => return Verdict::Moved,
+            Err(why) => return Verdict::Corrupt(format!("its header is damaged: {why}")),
+        };
+        if header.fingerprint != token.fingerprint || header.sequence != token.entry.sequence {
+            // A held place of this writer is not given to another block, so this block was never written.
+            let lost = || Verdict::Corrupt("its place still has another block".into());
+            return if is_own { lost() } else { Verdict::Moved };
+        }
+        if header.key != *key {
+            return Verdict::Moved;
+        }
+        if header.stride != found.place.stride || header.table.0.len() != usize::from(token.entry.flags) + 1 {
+            return Verdict::Corrupt("its header and the index log disagree about its shards".into());
+        }
+        Verdict::Good(header.table)
+    }
+
+    fn invalidate(&self, found: &Found) {
+        if let Some(token) = found.token.downcast_ref::<FoundToken>() {
+            self.invalidate_token(token);
+        }
+    }
+
+    fn touch(&self, blocks: &[Fingerprint]) {
+        self.shared.index.touch(blocks);
+    }
+
+    fn pin(&self, block: Fingerprint) -> bool {
+        self.shared.index.pin(&block)
+    }
+
+    fn unpin(&self, block: Fingerprint) {
+        self.shared.index.unpin(&block);
+    }
+}
+
+impl Administration for Segments {
+    fn open_namespace(&self, id: NamespaceId, description: &str, options: NamespaceOptions) -> Result<()> {
+        let number = self.shared.namespaces.number(id)?;
+        self.shared.namespaces.set_options(id, options);
+        self.shared.index.set_quota(number, options.quota_bytes);
+        match &self.writer {
+            Some(_) => namespaces::describe(&*self.shared.disk, &self.shared.root, id, description),
+            None => Ok(()),
+        }
+    }
+
+    fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
+        namespaces::described(&*self.shared.disk, &self.shared.root)
+    }
+
+    fn delete(&self, namespace: NamespaceId, blocks: &[(&[u8], Fingerprint)]) -> Result<usize> {
+        self.writer()?.delete(namespace, blocks)
+    }
+
+    fn clear(&self, namespace: NamespaceId) -> Result<usize> {
+        self.writer()?.clear(namespace)
+    }
+
+    fn evict(&self, bytes: u64) -> Result<u64> {
+        let want = Want { from: Candidates::Anywhere, bytes };
+        let evicted = self.writer()?.evict(&want)?;
+        Ok(evicted.iter().map(|gone| gone.entry.slot_bytes).sum())
+    }
+
+    fn list(&self, cursor: u64, most: usize, into: &mut Vec<Listed>) -> Option<u64> {
+        let namespace = |number| self.shared.namespaces.id(number);
+        list_blocks(&self.shared.index, cursor, most, into, namespace)
+    }
+
+    fn key_of(&self, block: Fingerprint) -> Result<Option<Key>> {
+        let index::Lookup::Found(entry, hold) = self.shared.index.get(&block, self.shared.now()) else {
+            return Ok(None);
+        };
+        let Some(segment) = self.shared.segment(entry.owner, entry.slot.segment) else { return Ok(None) };
+        let Some(offset) = segment.head.offset(entry.slot.slot) else { return Ok(None) };
+        let mut header = vec![0; HEADER_LEN];
+        let read =
+            read_full(&*segment.file, &mut header, offset).map_err(failed("reading", segment.data.path()))?;
+        let reason = match BlockHeader::parse(&header[..read]) {
+            Ok(header) if header.fingerprint == block => return Ok(Some(header.key)),
+            Ok(_) => "its place has another block".into(),
+            Err(why) => format!("its header is damaged: {why}"),
+        };
+        let token = FoundToken { fingerprint: block, entry, writer: segment.head.writer, _hold: hold };
+        // Another process may have given the place to another block, or may be writing it just now.
+        if !entry.is_own() && !self.is_still_there(&token) {
+            return Ok(None);
+        }
+        self.invalidate_token(&token);
+        Err(Error::DamagedBlock { fingerprint: block, reason })
+    }
+
+    fn maintain(&self) -> Result<()> {
+        let followed = self.follow();
+        let Some(writer) = &self.writer else { return followed.and(self.shared.count_taken()) };
+        writer.check_open()?;
+        let alive = writer.say_alive();
+        // Before room is looked for: a log in doubt takes no tombstones.
+        let checkpoint = writer.replace_log_in_doubt().and_then(|()| writer.checkpoint_if_due());
+        let room = writer.maintain_room();
+        // Those who store such blocks again need not wait.
+        let tombstones = if writer.log.is_in_doubt() { Ok(()) } else { writer.sync_tombstones() };
+        followed.and(alive).and(checkpoint).and(room).and(tombstones)
+    }
+
+    fn usage(&self) -> Usage {
+        let totals = self.shared.index.totals(None);
+        let slots_of = |writer: &Arc<Writer>| {
+            let slots = lock(&writer.slots);
+            let segments = slots.all().filter_map(|segment| segment.head.file_len());
+            segments.sum::<u64>() + writer.log.len()
+        };
+        let allocated_bytes = self.writer.as_ref().map_or(0, slots_of);
+        Usage {
+            blocks: totals.own_blocks + totals.foreign_blocks,
+            payload_bytes: totals.own_payload_bytes + totals.foreign_payload_bytes,
+            allocated_bytes,
+            // Counted now and then; ours may have grown since.
+            root_bytes: self.shared.taken.load(Ordering::Relaxed).max(allocated_bytes),
+            lost_on_recovery: self.lost_on_recovery,
+            recovery: self.recovery,
+            index_bytes: self.shared.index.heap_bytes(),
+            ..self.shared.observed.usage()
+        }
+    }
+
+    fn observed(&self) -> &Observed {
+        &self.shared.observed
+    }
+
+    fn close(&self) -> Result<()> {
+        self.writer.as_ref().map_or(Ok(()), |writer| writer.close())
+    }
+}
+
+impl Sharing for Segments {
+    fn is_still_there(&self, found: &Found) -> bool {
+        let token = found.token.downcast_ref::<FoundToken>();
+        token.is_some_and(|token| token.entry.is_own() || self.is_still_there(token))
+    }
+
+    fn follow(&self) -> Result<()> {
+        self.followed.follow(&self.shared, self.writer.as_ref().map(|writer| writer.id))
+    }
+
+    fn writers(&self) -> Result<Vec<WriterStats>> {
+        let mut owners = self.followed.owners();
+        owners.extend(self.writer.as_ref().map(|writer| (writer.id, 0)));
+        let mut blocks = HashMap::<u16, u64>::new();
+        let (mut cursor, mut some) = (Some(0), Vec::new());
+        while let Some(from) = cursor {
+            cursor = self.shared.index.list(from, PAGE_OF_BLOCKS, &mut some);
+            for (_, entry) in some.drain(..) {
+                *blocks.entry(entry.owner).or_default() += 1;
+            }
+        }
+        let charges = self.shared.root.charges(&Limits { capacity: 0, min_free: 0 })?;
+        // Without it, a writer that opens its directory just now might find it in use.
+        let locked = self.shared.root.lock().ok();
+        let described = |directory: &WriterDirectory| {
+            let is_leased =
+                locked.as_ref().and_then(|locked| self.shared.root.is_leased(&directory.path, locked));
+            let known = directory.describe(&*self.shared.disk, self.shared.now());
+            let owner = owners.get(&directory.id);
+            WriterStats {
+                allocated_bytes: charges.taken_by.get(&directory.id).copied(),
+                blocks: owner.map(|owner| blocks.get(owner).copied().unwrap_or(0)),
+                // A writer that was killed may have said a moment ago that it lives.
+                is_alive: known.is_alive && is_leased != Some(false),
+                ..known
+            }
+        };
+        Ok(self.shared.root.writers()?.iter().map(described).collect())
+    }
+}
+
+impl Shared {
+    /// Counts the bytes that all files take, for a process that has no limits to keep.
+    fn count_taken(&self) -> Result<()> {
+        let charges = self.root.charges(&Limits { capacity: 0, min_free: 0 })?;
+        self.taken.store(charges.taken, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn now(&self) -> u32 {
+        (self.surroundings.clock)()
+    }
+
+    fn segment(&self, owner: u16, number: u32) -> Option<Arc<Segment>> {
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        segments.get(&(owner, number)).cloned()
+    }
+
+    /// Whether a sync covers a block, so that a power cut took none of its bytes.
+    fn is_proven(&self, entry: &Entry) -> bool {
+        let proven_from = self.proven_from.read().unwrap_or_else(PoisonError::into_inner);
+        let of_writer = proven_from.get(&entry.owner).copied().unwrap_or_default();
+        of_writer.covers(entry.sequence >> COUNT_BITS)
+    }
+
+    fn set_proven_from(&self, owner: u16, proven_from: ProvenFrom) {
+        let mut of_writers = self.proven_from.write().unwrap_or_else(PoisonError::into_inner);
+        of_writers.insert(owner, proven_from);
+    }
+
+    fn segments_of(&self, owner: u16) -> Vec<u32> {
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        segments.keys().filter(|(whose, _)| *whose == owner).map(|(_, number)| *number).collect()
+    }
+
+    fn know_segment(&self, owner: u16, segment: &Arc<Segment>) {
+        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        segments.insert((owner, segment.head.number), Arc::clone(segment));
+    }
+
+    fn forget_segment(&self, owner: u16, number: u32) {
+        self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&(owner, number));
+    }
+
+    /// Forgets all that another writer had.
+    fn forget_owner(&self, owner: u16) {
+        self.index.remove_owner(owner);
+        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        segments.retain(|(whose, _), _| *whose != owner);
+        self.proven_from.write().unwrap_or_else(PoisonError::into_inner).remove(&owner);
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("root", &self.root.path).field("index", &self.index).finish()
+    }
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writer").field("directory", &self.directory).field("epoch", &self.epoch).finish()
+    }
+}
+
+/// Lets this process open as many files as it may: segments of all writers are kept open.
+fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return;
+    }
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "the limit of open files stays as it is");
+    }
+}

@@ -1,0 +1,274 @@
+//! A server and its caller: connections that stay open, pace, signatures. All loads of the process share them.
+
+use crate::{
+    Problem, StoreOptions,
+    credentials::Identity,
+    http::{Answer, Connection, IdlePool, Origin, Waiting, send},
+    location::{Kind, Location, Target},
+    pace::{Fault, Pace},
+    per_process::PerProcess,
+    pin::{header, printable},
+    redirect,
+};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request,
+    header::{ACCEPT_ENCODING, LOCATION, RETRY_AFTER, USER_AGENT},
+    request::Parts,
+};
+use std::{
+    collections::HashMap,
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// How long a connection is kept that is not used, and then closed.
+const IDLE: Duration = Duration::from_secs(60);
+/// Connections of a server that are kept.
+const MAX_IDLE: usize = 256;
+/// Clients that are kept.
+const MAX_CLIENTS: usize = 64;
+/// The version of Azure's interface that requests have.
+const AZURE_VERSION: &str = "2021-08-06";
+/// Longest text of an error.
+const MAX_ERROR_BYTES: usize = 64 << 10;
+/// How long a connection may take to be made, over all addresses of the server.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// A server, and who asks it.
+#[derive(Debug)]
+pub(crate) struct Client {
+    kind: Kind,
+    origin: Origin,
+    options: StoreOptions,
+    own: PerProcess<Own>,
+}
+
+/// What each process has of its own.
+#[derive(Debug)]
+struct Own {
+    idle: IdlePool,
+    pace: Pace,
+    identity: Result<Option<Identity>, String>,
+}
+
+type Clients = Mutex<HashMap<(Origin, Kind, StoreOptions), Arc<Client>>>;
+
+impl Client {
+    /// The client for a location. `options` are resolved.
+    pub(crate) fn of(location: &Location, options: &StoreOptions) -> Arc<Self> {
+        let account = location.account.clone().or_else(|| options.account.clone());
+        Self::at(location.origin.clone(), location.kind, StoreOptions { account, ..options.clone() })
+    }
+
+    /// The client for a web server that another one redirects to. It has no credentials.
+    pub(crate) fn of_redirect(origin: Origin) -> Arc<Self> {
+        Self::at(origin, Kind::Web, StoreOptions::default())
+    }
+
+    fn at(origin: Origin, kind: Kind, options: StoreOptions) -> Arc<Self> {
+        static CLIENTS: PerProcess<Clients> = PerProcess::new();
+        let mut clients = lock(CLIENTS.get(Mutex::default));
+        let key = (origin, kind, options);
+        if let Some(client) = clients.get(&key) {
+            return client.clone();
+        }
+        if clients.len() >= MAX_CLIENTS {
+            clients.clear();
+        }
+        let (origin, kind, options) = key.clone();
+        let client = Arc::new(Self { kind, origin, options, own: PerProcess::new() });
+        clients.insert(key, client.clone());
+        client
+    }
+
+    pub(crate) fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    fn own(&self) -> &Own {
+        self.own.get(|| Own {
+            idle: IdlePool::new(MAX_IDLE, IDLE),
+            pace: Pace::new(),
+            identity: Identity::new(self.kind, &self.options).map_err(|problem| problem.to_string()),
+        })
+    }
+
+    pub(crate) fn pace(&self) -> &Pace {
+        &self.own().pace
+    }
+
+    /// Sends a GET, and hands over its answer if it is a success.
+    pub(crate) fn get(
+        &self,
+        target: &Target,
+        headers: &[(HeaderName, String)],
+        waiting: &Waiting<'_>,
+    ) -> Result<Answer, Fault> {
+        let answer = self.ask(target, headers, waiting)?;
+        match answer.status {
+            200..=299 => Ok(answer),
+            _ => Err(self.refusal(answer, waiting)),
+        }
+    }
+
+    /// Sends a GET, and hands over its answer. A connection that the server has closed meanwhile is replaced.
+    pub(crate) fn ask(
+        &self,
+        target: &Target,
+        headers: &[(HeaderName, String)],
+        waiting: &Waiting<'_>,
+    ) -> Result<Answer, Fault> {
+        let request = self.request(target, headers, waiting)?;
+        loop {
+            let connection = self.connection(waiting)?;
+            let is_reused = connection.is_reused;
+            let sent = Instant::now();
+            match send(connection, &request, &[], waiting) {
+                Ok(answer) => {
+                    self.pace().note_first_byte(sent.elapsed());
+                    return Ok(answer);
+                }
+                Err(error) if is_reused && is_closed(&error) => {}
+                Err(error) => return Err(self.fault(error, false, waiting)),
+            }
+        }
+    }
+
+    /// The whole body of an answer.
+    pub(crate) fn body(&self, answer: Answer, most: usize, waiting: &Waiting<'_>) -> Result<Vec<u8>, Fault> {
+        let (body, connection) =
+            answer.into_body(most, waiting).map_err(|error| self.fault(error, false, waiting))?;
+        self.keep(connection);
+        Ok(body)
+    }
+
+    /// Keeps a connection for the next request.
+    pub(crate) fn keep(&self, connection: Option<Connection>) {
+        if let Some(connection) = connection {
+            self.own().idle.keep(connection);
+        }
+    }
+
+    /// What an error of a connection means.
+    pub(crate) fn fault(&self, error: io::Error, progressed: bool, waiting: &Waiting<'_>) -> Fault {
+        if waiting.is_stopped() {
+            return Fault::Final(Problem::Stopped);
+        }
+        let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        if let Some(tls @ (rustls::Error::InvalidCertificate(_) | rustls::Error::AlertReceived(_))) = tls {
+            return Fault::Final(Problem::Tls(format!(
+                "{tls}; a certificate of your own is given by SSL_CERT_FILE"
+            )));
+        }
+        let why = format!("{}: {error}", self.origin.url());
+        Fault::Again { why, progressed, busy: None }
+    }
+
+    fn request(
+        &self,
+        target: &Target,
+        headers: &[(HeaderName, String)],
+        waiting: &Waiting<'_>,
+    ) -> Result<Parts, Problem> {
+        let invalid = |_| Problem::Invalid("the URL or the answer before has what no request can".into());
+        let uri = format!("{}{}", self.origin.url(), target.0);
+        let request = Request::builder().method(Method::GET).uri(uri).body(()).map_err(invalid)?;
+        let mut parts = request.into_parts().0;
+        for (name, value) in headers {
+            let value = HeaderValue::from_str(value).map_err(|error| invalid(error.into()))?;
+            parts.headers.insert(name, value);
+        }
+        if self.kind == Kind::Azure {
+            parts.headers.insert("x-ms-version", HeaderValue::from_static(AZURE_VERSION));
+        }
+        match &self.own().identity {
+            Ok(Some(identity)) => identity.sign(&mut parts, waiting.stop)?,
+            Ok(None) => {}
+            Err(reason) => return Err(Problem::Invalid(reason.clone())),
+        }
+        // They need no signature.
+        parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        let agent = concat!("hoistway/", env!("CARGO_PKG_VERSION"));
+        parts.headers.insert(USER_AGENT, HeaderValue::from_static(agent));
+        Ok(parts)
+    }
+
+    fn connection(&self, waiting: &Waiting<'_>) -> Result<Connection, Fault> {
+        if let Some(connection) = self.own().idle.take() {
+            return Ok(connection);
+        }
+        Connection::open(&self.origin, CONNECT, waiting.stop).map_err(|error| match error.kind() {
+            _ if waiting.is_stopped() => Fault::Final(Problem::Stopped),
+            io::ErrorKind::InvalidData => Fault::Final(Problem::Tls(error.to_string())),
+            _ => {
+                let why = format!("{} cannot be reached: {error}", self.origin.url());
+                Fault::Again { why, progressed: false, busy: None }
+            }
+        })
+    }
+
+    /// What an answer means that is no success.
+    pub(crate) fn refusal(&self, answer: Answer, waiting: &Waiting<'_>) -> Fault {
+        let (status, headers) = (answer.status, answer.headers.clone());
+        let code = match answer.into_body(MAX_ERROR_BYTES, waiting) {
+            Ok((body, connection)) => {
+                self.keep(connection);
+                error_code(&body)
+            }
+            Err(_) => None,
+        };
+        let mut said = format!("status {status}");
+        // The hub has its codes there.
+        let code = code.or_else(|| header(&headers, "x-error-code").map(printable));
+        if let Some(code) = &code {
+            said = format!("{said}, {code}");
+        }
+        if let Some(to) = header(&headers, LOCATION.as_str()).filter(|_| matches!(status, 300..=399)) {
+            said = format!("{said}, to {}", printable(&redirect::redirect_target(to)));
+        }
+        if let Some(region) = header(&headers, "x-amz-bucket-region").filter(|_| status != 404) {
+            said = format!("{said}; the bucket is in region {}", printable(region));
+        }
+        let is_busy = matches!(status, 429 | 503) || code.as_deref() == Some("SlowDown");
+        match status {
+            _ if is_busy || code.as_deref() == Some("RequestTimeout") || matches!(status, 408 | 500..) => {
+                let busy = is_busy.then(|| retry_after(&headers));
+                Fault::Again { why: format!("the server said {said}"), progressed: false, busy }
+            }
+            300..=399 => Fault::Final(Problem::Redirected { said }),
+            401 | 403 => Fault::Final(Problem::Denied { said }),
+            404 => Fault::Final(Problem::NotFound { said }),
+            _ => Fault::Final(Problem::Refused { status, said }),
+        }
+    }
+}
+
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds: u64 = header(headers, RETRY_AFTER.as_str())?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+/// The code of an error of S3, Google and Azure. Its message may hold what was signed.
+fn error_code(body: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(body).ok()?;
+    let (_, rest) = text.split_once("<Code>")?;
+    let (code, _) = rest.split_once("</Code>")?;
+    let is_code = (1..=64).contains(&code.len()) && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    is_code.then(|| code.to_owned())
+}
+
+/// Whether the server has closed a connection that it had kept open.
+fn is_closed(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe
+    )
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,270 @@
+//! Objects of a server that fails on demand: the right bytes, or an error that says why, in bounded time.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+use hoistway_objects::{Error, HEAD_BYTES, Object, Problem, StoreOptions, list};
+use objectd::{Fault, Faults, Server};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+const LEN: usize = HEAD_BYTES + 700_001;
+const CANARY: &str = "canary";
+
+fn bytes(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 7 % 251) as u8).collect()
+}
+
+/// A server with one object.
+fn served() -> (Server, Vec<u8>) {
+    let server = Server::start().unwrap();
+    let bytes = bytes(LEN);
+    server.put("models/llama/a b.gguf", &bytes);
+    (server, bytes)
+}
+
+fn options(server: &Server) -> StoreOptions {
+    let mut options = StoreOptions::default();
+    for (name, value) in [
+        ("endpoint", &*server.url()),
+        ("access_key_id", "key"),
+        ("secret_access_key", CANARY),
+        ("session_token", CANARY),
+    ] {
+        options.set(name, value).unwrap();
+    }
+    options
+}
+
+fn urls(server: &Server) -> [String; 2] {
+    [
+        "s3://models/llama/a b.gguf".into(),
+        format!("{}/models/llama/a%20b.gguf?X-Amz-Signature={CANARY}", server.url()),
+    ]
+}
+
+fn read(object: &Object, offset: u64, len: usize) -> Result<Vec<u8>, Error> {
+    let mut target = vec![0xA5; len];
+    let count = object.read(offset, &mut target, &AtomicBool::new(false))?;
+    target.truncate(count);
+    Ok(target)
+}
+
+fn listed(url: &str, server: &Server) -> Result<Vec<String>, Error> {
+    list(url, &options(server), &AtomicBool::new(false))
+}
+
+/// Nothing that an error or an object shows is secret.
+fn assert_shows_no_secret(shown: &str) {
+    assert!(!shown.contains(CANARY), "{shown}");
+}
+
+#[test]
+fn any_range_is_read_and_each_request_names_the_version() {
+    let (server, bytes) = served();
+    for url in urls(&server) {
+        let (object, head) =
+            Object::open_with_head(&url, &options(&server), &AtomicBool::new(false)).unwrap();
+        assert_eq!((object.len(), object.is_pinned(), &*head), (LEN as u64, true, &bytes[..HEAD_BYTES]));
+        let requests = server.take_requests();
+        assert_eq!(requests.len(), 1, "{requests:?}");
+        assert_eq!(requests[0].range, Some((0, HEAD_BYTES - 1)));
+        for (offset, len) in
+            [(0, 1), (5, 70_000), (LEN - 3, 3), (LEN - 3, 100), (LEN, 5), (LEN + 5, 5), (0, LEN)]
+        {
+            let expected = bytes.get(offset..LEN.min(offset + len)).unwrap_or_default();
+            assert!(read(&object, offset as u64, len).unwrap() == expected, "{len} bytes from {offset}");
+        }
+        let requests = server.take_requests();
+        assert_eq!(requests.len(), 5, "past the end there is nothing to ask for");
+        assert!(requests.iter().all(|own| own.if_match.is_some() && own.method == "GET"));
+        let is_signed = |own: &objectd::Request| {
+            let signature = own.authorization.as_deref().unwrap_or_default();
+            signature.starts_with("AWS4-HMAC-SHA256 Credential=key/")
+        };
+        assert!(requests.iter().all(|own| is_signed(own) == url.starts_with("s3:")), "{requests:?}");
+        assert_shows_no_secret(&format!("{object:?} {}", object.url()));
+    }
+    assert_eq!(server.connections(), 1 + 1, "one connection each, for signed and for other requests");
+}
+
+#[test]
+fn what_may_pass_is_tried_again() {
+    let (server, bytes) = served();
+    let object = Object::open(&urls(&server)[0], &options(&server)).unwrap();
+    for fault in [
+        Fault::Status(500),
+        Fault::Status(503),
+        Fault::Status(429),
+        Fault::Truncate,
+        Fault::Reset,
+        Fault::Garbage,
+        Fault::LongHead,
+        Fault::StallInside(Duration::from_secs(20)),
+        Fault::Stall(Duration::from_secs(20)),
+    ] {
+        server.fail(Faults::every(2, fault));
+        for _ in 0..2 {
+            let begun = Instant::now();
+            let found = read(&object, 5, LEN - 5).unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+            assert!(found == bytes[5..], "{fault:?}");
+            assert!(begun.elapsed() < Duration::from_secs(18), "{fault:?}: {:?}", begun.elapsed());
+        }
+    }
+}
+
+#[test]
+fn a_body_that_is_cut_is_continued_where_it_ended() {
+    let (server, bytes) = served();
+    let object = Object::open(&urls(&server)[0], &options(&server)).unwrap();
+    server.take_requests();
+    server.fail(Faults::every(1, Fault::Truncate));
+    // Each attempt brings half of the rest.
+    assert!(read(&object, 1, 1 << 16).unwrap() == bytes[1..][..1 << 16]);
+    let asked: Vec<_> = server.take_requests().iter().filter_map(|own| own.range).collect();
+    assert_eq!(&asked[..3], [(1, 1 << 16), (1 + (1 << 15), 1 << 16), (1 + (3 << 14), 1 << 16)]);
+}
+
+#[test]
+fn an_answer_that_is_not_the_range_is_an_error() {
+    let (server, _) = served();
+    for url in urls(&server) {
+        server.fail(Faults::default());
+        let object = Object::open(&url, &options(&server)).unwrap();
+        for fault in [
+            Fault::Short,
+            Fault::Shift,
+            Fault::LyingRange,
+            Fault::Whole,
+            Fault::LongBody,
+            Fault::ShortBody,
+            Fault::Encoded,
+            Fault::NoRange,
+        ] {
+            server.fail(Faults::always(fault));
+            let error = read(&object, 50, 1000).unwrap_err();
+            assert!(matches!(error.problem, Problem::WrongAnswer(_)), "{fault:?}: {error:?}");
+            assert_eq!(
+                (error.url.as_str(), error.range.clone()),
+                (object.url(), Some(50..1050)),
+                "{fault:?}"
+            );
+            assert!(error.to_string().contains("bytes 50..1050"), "{error}");
+            assert_shows_no_secret(&format!("{error} {error:?}"));
+        }
+    }
+}
+
+#[test]
+fn refusals_say_what_the_server_said() {
+    let (server, _) = served();
+    let object = Object::open(&urls(&server)[0], &options(&server)).unwrap();
+    server.fail(Faults::always(Fault::Status(403)));
+    let denied = read(&object, 50, 1000).unwrap_err();
+    assert!(
+        matches!(&denied.problem, Problem::Denied { said } if said == "status 403, AccessDenied"),
+        "{denied:?}"
+    );
+    server.fail(Faults::always(Fault::RedirectWithin));
+    let within = read(&object, 50, 1000).unwrap_err();
+    assert!(within.to_string().contains("status 302, Found, to /elsewhere/a)"), "{within}");
+    server.fail(Faults::always(Fault::Redirect));
+    let redirected = read(&object, 50, 1000).unwrap_err();
+    let is_told = matches!(&redirected.problem, Problem::Redirected { said, .. } if said.ends_with("to https://elsewhere.example/a"));
+    assert!(is_told, "{redirected:?}");
+    let missing = Object::open("s3://models/none", &options(&server)).unwrap_err();
+    assert!(matches!(missing.problem, Problem::NotFound { .. }), "{missing:?}");
+    for error in [denied, within, redirected, missing] {
+        assert_shows_no_secret(&format!("{error} {error:?}"));
+    }
+}
+
+#[test]
+fn an_object_that_changed_is_an_error_wherever_it_is_noticed() {
+    for ignores_preconditions in [false, true] {
+        let (server, bytes) = served();
+        for change in ["swapped", "longer", "gone", "other ETag"] {
+            server.fail(Faults::default());
+            server.put("models/llama/a b.gguf", &bytes);
+            let object = Object::open(&urls(&server)[0], &options(&server)).unwrap();
+            let mut faults = Faults { ignores_preconditions, ..Faults::default() };
+            match change {
+                "swapped" => faults = Faults { ignores_preconditions, ..Faults::every(1, Fault::Swap) },
+                "longer" => server.put("models/llama/a b.gguf", &[&*bytes, b"more"].concat()),
+                "gone" => server.remove("models/llama/a b.gguf"),
+                _ => faults = Faults { ignores_preconditions, ..Faults::every(1, Fault::OtherETag) },
+            }
+            server.fail(faults);
+            let error = read(&object, 50, 1000).unwrap_err();
+            assert!(matches!(error.problem, Problem::Changed(_)), "{change}: {error:?}");
+            assert!(object.change().is_some(), "{change}");
+        }
+    }
+}
+
+#[test]
+fn an_object_without_a_strong_etag_is_refused_unless_that_is_asked_for() {
+    for fault in [Fault::NoETag, Fault::WeakETag] {
+        let (server, bytes) = served();
+        server.fail(Faults::always(fault));
+        let error = Object::open(&urls(&server)[0], &options(&server)).unwrap_err();
+        assert!(matches!(error.problem, Problem::NoETag { .. }), "{error:?}");
+        let mut options = options(&server);
+        options.set("unpinned", "true").unwrap();
+        let object = Object::open(&urls(&server)[0], &options).unwrap();
+        assert!(!object.is_pinned());
+        assert!(read(&object, 50, 1000).unwrap() == bytes[50..1050]);
+        server.put("models/llama/a b.gguf", &bytes[..LEN - 1]);
+        assert!(matches!(read(&object, 50, 1000).unwrap_err().problem, Problem::Changed(_)));
+    }
+}
+
+#[test]
+fn a_server_that_never_answers_is_an_error_in_bounded_time() {
+    let (server, _) = served();
+    let object = Object::open(&urls(&server)[0], &options(&server)).unwrap();
+    server.fail(Faults::always(Fault::Status(503)));
+    let begun = Instant::now();
+    let error = read(&object, 50, 1000).unwrap_err();
+    let is_told =
+        matches!(&error.problem, Problem::Unreliable { last, .. } if last.contains("503, SlowDown"));
+    assert!(is_told && begun.elapsed() < Duration::from_secs(60), "{error:?} after {:?}", begun.elapsed());
+}
+
+#[test]
+fn a_read_that_is_stopped_ends_soon_and_leaves_no_connection() {
+    let (server, _) = served();
+    let object = Object::open(&urls(&server)[0], &options(&server)).unwrap();
+    for fault in [Fault::StallInside(Duration::from_secs(60)), Fault::Trickle] {
+        server.fail(Faults::always(fault));
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let reading = scope.spawn(|| object.read(50, &mut [0; 1000], &stop).unwrap_err());
+            thread::sleep(Duration::from_millis(300));
+            stop.store(true, Ordering::Relaxed);
+            let begun = Instant::now();
+            let error = reading.join().unwrap();
+            assert!(matches!(error.problem, Problem::Stopped), "{fault:?}: {error:?}");
+            assert!(begun.elapsed() < Duration::from_secs(15), "{fault:?}: {:?}", begun.elapsed());
+        });
+    }
+}
+
+#[test]
+fn a_folder_is_listed_page_by_page() {
+    let (server, _) = served();
+    for name in ["b.gguf", "c & d.gguf", "e.gguf", "folder/f.gguf"] {
+        server.put(&format!("models/llama/{name}"), b"x");
+    }
+    let names = listed("s3://models/llama/", &server).unwrap();
+    assert_eq!(
+        names,
+        ["a b.gguf", "b.gguf", "c & d.gguf", "e.gguf"].map(|name| format!("s3://models/llama/{name}"))
+    );
+    assert_eq!(listed("s3://models/none/", &server).unwrap(), [""; 0]);
+    server.fail(Faults { endless_listing: true, ..Faults::default() });
+    let error = listed("s3://models/llama/", &server).unwrap_err();
+    assert!(matches!(error.problem, Problem::WrongAnswer(_)), "{error:?}");
+    assert!(matches!(listed("s3://models/llama", &server).unwrap_err().problem, Problem::Invalid(_)));
+}

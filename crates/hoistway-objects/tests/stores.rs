@@ -1,0 +1,246 @@
+//! Google, Azure and the hub of Hugging Face: the right bytes of one version, or an error that says why.
+#![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
+
+use hoistway_objects::{Error, HEAD_BYTES, HubCommits, HubFile, Object, Problem, StoreOptions, list};
+use objectd::{Dialect, Fault, Faults, Server};
+use std::sync::atomic::AtomicBool;
+
+const LEN: usize = HEAD_BYTES + 700_001;
+const CANARY: &str = "canary";
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+const OTHER_COMMIT: &str = "76543210fedcba9876543210fedcba9876543210";
+
+fn bytes(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 7 % 251) as u8).collect()
+}
+
+fn options(pairs: &[(&str, &str)]) -> StoreOptions {
+    let mut options = StoreOptions::default();
+    pairs.iter().for_each(|(name, value)| options.set(name, value).unwrap());
+    options
+}
+
+fn listed(url: &str, options: &StoreOptions) -> Result<Vec<String>, Error> {
+    list(url, options, &AtomicBool::new(false))
+}
+
+fn read(object: &Object, offset: usize, len: usize) -> Result<Vec<u8>, Error> {
+    let mut target = vec![0xA5; len];
+    object.read(offset as u64, &mut target, &AtomicBool::new(false))?;
+    Ok(target)
+}
+
+/// Reads all of an object, by more than one request.
+fn read_all(url: &str, options: &StoreOptions) -> Vec<u8> {
+    let (object, mut found) = Object::open_with_head(url, options, &AtomicBool::new(false)).unwrap();
+    assert!(object.is_pinned());
+    let rest = object.len() as usize - found.len();
+    found.extend(read(&object, found.len(), rest).unwrap());
+    found
+}
+
+#[test]
+fn objects_of_google_are_pinned_by_their_generation() {
+    let server = Server::start().unwrap();
+    server.speak(Dialect::Google);
+    let bytes = bytes(LEN);
+    server.put("models/llama/a b.gguf", &bytes);
+    let options = options(&[("endpoint", &server.url()), ("anonymous", "true")]);
+    let url = "gs://models/llama/a b.gguf";
+    assert_eq!(listed("gs://models/llama/", &options).unwrap(), [url]);
+    // The generation tells the version where there is no ETag, too.
+    for fault in [None, Some(Fault::NoETag), Some(Fault::WeakETag)] {
+        server.fail(Faults { fault, every: 1, ..Faults::default() });
+        server.take_requests();
+        assert!(read_all(url, &options) == bytes);
+        let requests = server.take_requests();
+        assert!(requests[0].if_generation_match.is_none() && requests[0].authorization.is_none());
+        assert!(requests[1..].iter().all(|own| own.if_generation_match.is_some()), "{requests:?}");
+        for ignores_preconditions in [false, true] {
+            let object = Object::open(url, &options).unwrap();
+            server.put("models/llama/a b.gguf", &bytes);
+            server.fail(Faults { fault, every: 1, ignores_preconditions, ..Faults::default() });
+            let error = read(&object, 50, 1000).unwrap_err();
+            assert!(matches!(error.problem, Problem::Changed(_)), "{fault:?}: {error:?}");
+        }
+    }
+}
+
+#[test]
+fn blobs_of_azure_are_read_by_key_by_signature_and_without() {
+    let server = Server::start().unwrap();
+    server.speak(Dialect::Azure);
+    let bytes = bytes(LEN);
+    for name in ["a b.gguf", "b.gguf", "c & d.gguf", "deeper/e.gguf"] {
+        server.put(&format!("account/models/llama/{name}"), &bytes);
+    }
+    let endpoint = format!("{}/account", server.url());
+    let key = [("account", "account"), ("account_key", "Y2FuYXJ5")];
+    let signature = [("sas_token", "?sv=2021-08-06&sig=canary")];
+    for (pairs, how) in [(&key[..], "SharedKey"), (&signature[..], "sig"), (&[("anonymous", "true")], "")] {
+        let options = options(&[&[("endpoint", &*endpoint)], pairs].concat());
+        let names = ["a b.gguf", "b.gguf", "c & d.gguf"].map(|name| format!("az://models/llama/{name}"));
+        assert_eq!(listed("az://models/llama/", &options).unwrap(), names);
+        server.take_requests();
+        assert!(read_all("az://models/llama/a b.gguf", &options) == bytes);
+        for request in server.take_requests() {
+            let authorization = request.authorization.as_deref().unwrap_or_default();
+            assert_eq!(authorization.starts_with("SharedKey account:"), how == "SharedKey", "{request:?}");
+            assert_eq!(request.target.ends_with("?sv=2021-08-06&sig=canary"), how == "sig", "{request:?}");
+        }
+        let object = Object::open("az://models/llama/a b.gguf", &options).unwrap();
+        server.fail(Faults::every(1, Fault::Swap));
+        let changed = read(&object, 50, 1000).unwrap_err();
+        assert!(matches!(changed.problem, Problem::Changed(_)), "{changed:?}");
+        server.fail(Faults::always(Fault::Status(403)));
+        let denied = Object::open("az://models/llama/a b.gguf", &options).unwrap_err();
+        for error in [changed, denied] {
+            assert!(!format!("{error} {error:?} {object:?}").contains(CANARY), "{error:?}");
+        }
+        server.fail(Faults::default());
+        server.put("account/models/llama/a b.gguf", &bytes);
+    }
+}
+
+/// A hub with a model, the server that has its large files, and options for it.
+fn hub() -> (Server, Server, StoreOptions, Vec<u8>) {
+    let (hub, elsewhere, bytes) = (Server::start().unwrap(), Server::start().unwrap(), bytes(LEN));
+    hub.lead_to(&elsewhere);
+    hub.put_model("org/model", COMMIT);
+    hub.put_file("org/model", "config.json", b"{}", false);
+    hub.put_file("org/model", "model.safetensors", &bytes, true);
+    hub.put_file("org/model", "sub/b.safetensors", &bytes, true);
+    hub.require_token(CANARY);
+    let options = options(&[("endpoint", &hub.url()), ("token", CANARY)]);
+    (hub, elsewhere, options, bytes)
+}
+
+#[test]
+fn a_model_is_listed_by_its_commit_and_read_where_the_hub_leads() {
+    let (hub, elsewhere, options, bytes) = hub();
+    let names = ["config.json", "model.safetensors"].map(|name| format!("hf://org/model@{COMMIT}/{name}"));
+    for url in
+        ["hf://org/model", "hf://org/model/", "hf://org/model@main", &format!("hf://org/model@{COMMIT}")]
+    {
+        assert_eq!(listed(url, &options).unwrap(), names, "{url}");
+    }
+    let below = listed("hf://org/model/sub/", &options).unwrap();
+    assert_eq!(below, [format!("hf://org/model@{COMMIT}/sub/b.safetensors")]);
+    let file = HubFile::find("hf://org/model/model.safetensors", &options, &AtomicBool::new(false)).unwrap();
+    assert_eq!(file.url, names[1]);
+    assert!(read_all(&file.url, &options) == bytes);
+    assert_eq!(read_all(&names[0], &options), b"{}");
+    // The token stays with the hub.
+    let requests = elsewhere.take_requests();
+    assert!(!requests.is_empty() && requests.iter().all(|own| own.authorization.is_none()), "{requests:?}");
+    assert!(hub.take_requests().iter().all(|own| own.authorization.is_some()));
+    // What was asked for once is asked of the hub no more.
+    let object = Object::open(&file.url, &options).unwrap();
+    hub.take_requests();
+    assert!(read(&object, 50, 1000).unwrap() == bytes[50..1050]);
+    assert!(hub.take_requests().is_empty());
+}
+
+#[test]
+fn a_url_that_expires_is_renewed_for_the_same_file() {
+    let (hub, elsewhere, options, bytes) = hub();
+    let url = format!("hf://org/model@{COMMIT}/model.safetensors");
+    let object = Object::open(&url, &options).unwrap();
+    for expired_status in [None, Some(400)] {
+        elsewhere.fail(Faults { expired_status, ..Faults::default() });
+        elsewhere.expire();
+        assert!(read(&object, 50, 1000).unwrap() == bytes[50..1050]);
+        assert!(read(&object, 0, LEN).unwrap() == bytes);
+    }
+    // Another file by the same name, or another length than the hub said.
+    elsewhere.expire();
+    let other: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
+    hub.put_file("org/model", "model.safetensors", &other, true);
+    let changed = read(&object, 50, 1000).unwrap_err();
+    assert!(matches!(changed.problem, Problem::Changed(_)), "{changed:?}");
+    hub.fail(Faults { wrong_linked_size: true, ..Faults::default() });
+    let wrong = Object::open(&url, &options).unwrap_err();
+    assert!(
+        matches!(&wrong.problem, Problem::WrongAnswer(text) if text.contains("leads to one of")),
+        "{wrong:?}"
+    );
+    hub.fail(Faults::default());
+    elsewhere.fail(Faults::always(Fault::Status(403)));
+    let denied = Object::open(&url, &options).unwrap_err();
+    assert!(matches!(denied.problem, Problem::Denied { .. }), "{denied:?}");
+    for error in [changed, wrong, denied] {
+        assert!(!format!("{error} {error:?} {object:?}").contains(CANARY), "{error:?}");
+    }
+}
+
+#[test]
+fn an_answer_of_another_commit_is_an_error() {
+    let (hub, _elsewhere, options, _) = hub();
+    hub.fail(Faults { wrong_commit: true, ..Faults::default() });
+    for name in ["model.safetensors", "config.json"] {
+        let error = Object::open(&format!("hf://org/model@{COMMIT}/{name}"), &options).unwrap_err();
+        assert!(
+            matches!(&error.problem, Problem::WrongAnswer(text) if text.contains(COMMIT)),
+            "{name}: {error:?}"
+        );
+    }
+}
+
+#[test]
+fn short_files_that_the_hub_sends_whole_are_read_at_any_place() {
+    let (hub, _elsewhere, options, _) = hub();
+    let bytes = bytes(5000);
+    hub.put_file("org/model", "short.json", &bytes, false);
+    hub.fail(Faults::always(Fault::Whole));
+    let url = format!("hf://org/model@{COMMIT}/short.json");
+    let (object, head) = Object::open_with_head(&url, &options, &AtomicBool::new(false)).unwrap();
+    assert_eq!(head, bytes);
+    for (offset, len) in [(0, 5000), (7, 100), (4999, 1)] {
+        assert_eq!(read(&object, offset, len).unwrap(), bytes[offset..][..len], "{len} bytes from {offset}");
+    }
+    hub.put_file("org/model", "short.json", &bytes[1..], false);
+    let changed = read(&object, 7, 100).unwrap_err();
+    assert!(matches!(changed.problem, Problem::Changed(_)), "{changed:?}");
+}
+
+#[test]
+fn files_of_one_opening_are_of_one_commit() {
+    let (hub, _elsewhere, options, _) = hub();
+    let (stop, mut commits) = (AtomicBool::new(false), HubCommits::default());
+    let first = commits.pin("hf://org/model/config.json", &options, &stop).unwrap();
+    // What `main` is changes in the middle of the opening.
+    hub.put_model("org/model", OTHER_COMMIT);
+    let second = commits.pin("hf://org/model@main/model.safetensors", &options, &stop).unwrap();
+    assert_eq!(
+        [first, second],
+        ["config.json", "model.safetensors"].map(|name| format!("hf://org/model@{COMMIT}/{name}"))
+    );
+    let later = HubCommits::default().pin("hf://org/model", &options, &stop).unwrap();
+    assert_eq!(later, format!("hf://org/model@{OTHER_COMMIT}/"));
+}
+
+#[test]
+fn what_the_hub_does_not_have_is_told_in_its_words() {
+    let (hub, _elsewhere, options, _) = hub();
+    for (url, code) in [("hf://org/none", "RepoNotFound"), ("hf://org/model@none", "RevisionNotFound")] {
+        let error = listed(url, &options).unwrap_err();
+        assert!(matches!(&error.problem, Problem::NotFound { said } if said.contains(code)), "{error:?}");
+    }
+    let missing = Object::open(&format!("hf://org/model@{COMMIT}/none"), &options).unwrap_err();
+    assert!(
+        matches!(&missing.problem, Problem::NotFound { said } if said.contains("EntryNotFound")),
+        "{missing:?}"
+    );
+    let anonymous = self::options(&[("endpoint", &hub.url()), ("anonymous", "true")]);
+    let denied = listed("hf://org/model", &anonymous).unwrap_err();
+    assert!(
+        matches!(&denied.problem, Problem::Denied { said } if said.contains("RepoNotFound")),
+        "{denied:?}"
+    );
+    // A commit replaces another: what was listed is gone, and not mixed.
+    let names = listed("hf://org/model", &options).unwrap();
+    hub.put_model("org/model", OTHER_COMMIT);
+    hub.put_file("org/model", "model.safetensors", b"other", false);
+    let gone = Object::open(&names[1], &options).unwrap_err();
+    assert!(matches!(gone.problem, Problem::NotFound { .. }), "{gone:?}");
+}

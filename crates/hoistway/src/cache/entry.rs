@@ -1,0 +1,496 @@
+//! One object in the cache: its bytes, and the checksums of the blocks that are there.
+#![forbid(unsafe_code)]
+
+use super::{
+    aligned::{AlignedBytes, is_aligned},
+    is_read_only,
+    room::Room,
+    unique,
+};
+use crate::parallel::lock;
+use crc_fast::{CrcAlgorithm, checksum};
+use hoistway_io::{
+    Alignment,
+    file::{
+        FileUse, is_refusal_of_direct, is_transient, open_direct, read_at, read_exact_at, try_lock, unlock,
+        write_all_at,
+    },
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::HashSet,
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, ErrorKind, IoSlice},
+    ops::Range,
+    path::{Path, PathBuf},
+    process,
+    sync::{
+        Mutex, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+/// Bytes of a block.
+pub(super) const BLOCK_BYTES: u64 = 256 << 10;
+/// Bytes of the record of a block in the map: its checksum and its state.
+const RECORD_BYTES: u64 = 16;
+/// The state of a block that is there. Any other is 0, or when the claim of a process that reads the block ends, in
+/// milliseconds of the system's clock.
+const PRESENT: u64 = u64::MAX;
+/// How long a claim lasts: other processes wait so long for one that was killed.
+const CLAIM: Duration = Duration::from_secs(10);
+/// How often a read looks whether another process has brought a block.
+const TICK: Duration = Duration::from_millis(10);
+/// How often the lock of a map is tried, a millisecond each. It is held for two calls of the system.
+const LOCK_ATTEMPTS: u32 = 100;
+
+/// The names of an entry's files.
+pub(super) const DATA: &str = "data";
+const MAP: &str = "map";
+pub(super) const META: &str = "meta.json";
+
+/// What an entry says of its object.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Meta {
+    pub(super) url: String,
+    pub(super) len: u64,
+}
+
+/// An object in the cache. It stays readable as long as it is open, also if it is evicted.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    len: u64,
+    data: File,
+    direct: Option<File>,
+    /// Whether direct reads were refused after all.
+    is_buffered: AtomicBool,
+    map: File,
+    /// A child of `fork` claims nothing: a thread of its parent may hold the lock.
+    process: u32,
+    /// Blocks that this process has claimed, by this entry. Held while the map is locked.
+    claimed: Mutex<HashSet<u64>>,
+    /// Why nothing is written.
+    refused: OnceLock<String>,
+    damaged_blocks: AtomicU64,
+    kept_bytes: AtomicU64,
+    left_out_bytes: AtomicU64,
+}
+
+/// What becomes of a range that is not all there.
+enum Missing {
+    /// It is for the caller to bring the rest.
+    Mine,
+    /// The first block that was missing has come in the meantime.
+    Came,
+    /// Another process is about to bring the first block that is missing.
+    Pending,
+}
+
+impl Entry {
+    /// Opens the entry of an object, which is made if there is none or it makes no sense.
+    pub(super) fn open(room: &Room, key: &str, url: &str, len: u64) -> io::Result<Self> {
+        let folder = room.objects().join(key);
+        for _ in 0..3 {
+            match Self::at(&folder) {
+                Ok(entry) if entry.len == len => {
+                    entry.note_use(&folder);
+                    return Ok(entry);
+                }
+                Ok(_) => room.remove(&folder)?,
+                Err(error) if error.kind() == ErrorKind::NotFound => Self::create(room, &folder, url, len)?,
+                Err(error) if error.kind() == ErrorKind::InvalidData => room.remove(&folder)?,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::Error::other("it is removed as soon as it is made"))
+    }
+
+    /// The entry in a folder.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::InvalidData`] if its files make no sense.
+    pub(super) fn at(folder: &Path) -> io::Result<Self> {
+        let invalid = || io::Error::from(ErrorKind::InvalidData);
+        let Meta { len, .. } =
+            serde_json::from_slice(&fs::read(folder.join(META))?).map_err(|_| invalid())?;
+        let open = |name: &str| -> io::Result<(File, Option<String>)> {
+            let path = folder.join(name);
+            match OpenOptions::new().read(true).write(true).open(&path) {
+                Err(error) if is_read_only(&error) => Ok((File::open(&path)?, Some(error.to_string()))),
+                opened => Ok((opened?, None)),
+            }
+        };
+        // Of a folder that was there a moment ago, a file that is missing was never there.
+        let part = |name: &str| match open(name) {
+            Err(error) if error.kind() == ErrorKind::NotFound && folder.is_dir() => Err(invalid()),
+            opened => opened,
+        };
+        let ((data, data_refusal), (map, map_refusal)) = (part(DATA)?, part(MAP)?);
+        let read_only = data_refusal.or(map_refusal);
+        if data.metadata()?.len() != padded(len) || map.metadata()?.len() != blocks(len) * RECORD_BYTES {
+            return Err(invalid());
+        }
+        match data.try_lock_shared() {
+            // It is about to be evicted, and stays readable here.
+            Ok(()) | Err(TryLockError::WouldBlock) => {}
+            // Without locks it may be evicted while it is used, which loses no bytes.
+            Err(TryLockError::Error(_)) => {}
+        }
+        let file_use = if read_only.is_some() { FileUse::Read } else { FileUse::ReadWrite };
+        let direct = open_direct(&data, file_use).ok().map(|own| own.file);
+        let refused = OnceLock::new();
+        if let Some(reason) = read_only {
+            refused.get_or_init(|| reason);
+        }
+        Ok(Self {
+            len,
+            data,
+            direct,
+            is_buffered: AtomicBool::new(false),
+            map,
+            process: process::id(),
+            claimed: Mutex::default(),
+            refused,
+            damaged_blocks: AtomicU64::new(0),
+            kept_bytes: AtomicU64::new(0),
+            left_out_bytes: AtomicU64::new(0),
+        })
+    }
+
+    /// Makes an entry with no block. Another process may make it at the same time.
+    fn create(room: &Room, folder: &Path, url: &str, len: u64) -> io::Result<()> {
+        let new = unique(&room.temporary());
+        let make = || -> io::Result<()> {
+            fs::create_dir(&new)?;
+            let meta = Meta { url: url.to_owned(), len };
+            fs::write(new.join(META), serde_json::to_vec(&meta)?)?;
+            File::create_new(new.join(DATA))?.set_len(padded(len))?;
+            File::create_new(new.join(MAP))?.set_len(blocks(len) * RECORD_BYTES)
+        };
+        let made = make().and_then(|()| match fs::rename(&new, folder) {
+            Err(error) if folder.is_dir() => {
+                tracing::debug!(%error, "another process has made the entry");
+                Ok(false)
+            }
+            renamed => renamed.map(|()| true),
+        });
+        if !matches!(made, Ok(true)) {
+            let _ = fs::remove_dir_all(&new);
+        }
+        made.map(drop)
+    }
+
+    /// Entries are evicted in the order of their last use.
+    fn note_use(&self, folder: &Path) {
+        // Where that is not allowed, nothing is evicted either.
+        let meta: PathBuf = folder.join(META);
+        let _ =
+            OpenOptions::new().write(true).open(meta).and_then(|file| file.set_modified(SystemTime::now()));
+    }
+
+    /// The reason for which this entry is not written to; `None` while it is.
+    pub(crate) fn refusal(&self) -> Option<&str> {
+        self.refused.get().map(String::as_str)
+    }
+
+    /// Writes nothing from now on.
+    pub(super) fn refuse(&self, why: impl Into<String>) {
+        self.refused.get_or_init(|| why.into());
+    }
+
+    /// Whether blocks are read past the page cache.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.direct.is_some() && !self.is_buffered.load(Ordering::Relaxed)
+    }
+
+    /// Blocks so far whose checksum was wrong, bytes that were kept, and bytes that were not because the drive was slow.
+    pub(crate) fn counts(&self) -> (u64, u64, u64) {
+        let count = |own: &AtomicU64| own.load(Ordering::Relaxed);
+        (count(&self.damaged_blocks), count(&self.kept_bytes), count(&self.left_out_bytes))
+    }
+
+    pub(super) fn note_left_out(&self, bytes: u64) {
+        self.left_out_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The bytes of the block that has the byte at `offset`.
+    pub(crate) fn block_at(&self, offset: u64) -> Range<u64> {
+        let start = offset / BLOCK_BYTES * BLOCK_BYTES;
+        start..self.len.min(start.saturating_add(BLOCK_BYTES))
+    }
+
+    /// The end of the last whole block before `end`.
+    pub(crate) fn whole_end(&self, end: u64) -> u64 {
+        if end >= self.len { self.len } else { end / BLOCK_BYTES * BLOCK_BYTES }
+    }
+
+    /// Blocks of the object.
+    pub(super) fn block_count(&self) -> u64 {
+        blocks(self.len)
+    }
+
+    /// Whether a block is not there and would be kept.
+    pub(crate) fn lacks(&self, offset: u64) -> bool {
+        self.refusal().is_none() && !self.is_present(offset / BLOCK_BYTES)
+    }
+
+    pub(super) fn is_present(&self, block: u64) -> bool {
+        self.records(block..block + 1).first().is_some_and(|own| own.1 == PRESENT)
+    }
+
+    /// Fills `target` with the bytes from `offset` on, and returns how many are there. What another process is about to bring
+    /// is waited for, until `stop` is set or its claim ends; what is missing then is for the caller to bring.
+    pub(crate) fn read_or_claim(&self, offset: u64, target: &mut [u8], stop: &AtomicBool) -> usize {
+        let (mut filled, mut came_at) = (0, None);
+        loop {
+            filled += self.read(offset + filled as u64, &mut target[filled..]);
+            let rest = offset + filled as u64..self.len.min(offset + target.len() as u64);
+            if rest.is_empty() || self.refusal().is_some() {
+                return filled;
+            }
+            match self.claim(rest) {
+                Missing::Pending if !stop.load(Ordering::Relaxed) => thread::sleep(TICK),
+                // One that is said to be there and cannot be read is for the store to bring.
+                Missing::Came if came_at != Some(filled) => came_at = Some(filled),
+                _ => return filled,
+            }
+        }
+    }
+
+    /// Fills `target` with the bytes from `offset` on, as far as their blocks are there and have the right checksums.
+    pub(crate) fn read(&self, offset: u64, target: &mut [u8]) -> usize {
+        let end = self.len.min(offset.saturating_add(target.len() as u64));
+        if offset >= end {
+            return 0;
+        }
+        let first = offset / BLOCK_BYTES;
+        let records = self.records(first..end.div_ceil(BLOCK_BYTES));
+        let there = records.iter().take_while(|own| own.1 == PRESENT).count() as u64;
+        let reach = end.min((first + there) * BLOCK_BYTES);
+        let mut at = offset;
+        while at < reach {
+            let block = self.block_at(at);
+            let place = &mut target[(at - offset) as usize..(reach - offset) as usize];
+            let whole = reach / BLOCK_BYTES * BLOCK_BYTES;
+            let count = if at == block.start && whole > at {
+                let place = &mut place[..(whole - at) as usize];
+                self.read_blocks(at, place, &records[(at / BLOCK_BYTES - first) as usize..])
+            } else {
+                let record = &records[(at / BLOCK_BYTES - first) as usize..][..1];
+                let mut bytes = AlignedBytes::new(padded(block.end - block.start) as usize);
+                let came = self.read_blocks(block.start, bytes.as_mut_slice(), record) as u64;
+                let wanted = at..block.start.saturating_add(came).min(block.end).min(reach);
+                let part = bytes.as_slice().get((at - block.start) as usize..).unwrap_or_default();
+                let len = wanted.end.saturating_sub(wanted.start) as usize;
+                place[..len].copy_from_slice(&part[..len]);
+                len
+            };
+            if count == 0 {
+                break;
+            }
+            at += count as u64;
+        }
+        (at - offset) as usize
+    }
+
+    /// Reads blocks from `offset` on, and returns the bytes of those that are right. The last one of an object is followed by
+    /// zeros.
+    fn read_blocks(&self, offset: u64, place: &mut [u8], records: &[Record]) -> usize {
+        let read = match &self.direct {
+            Some(direct) if self.is_direct() && is_aligned(place) => match read_all(direct, place, offset) {
+                Err(error) if is_refusal_of_direct(&error) => {
+                    self.is_buffered.store(true, Ordering::Relaxed);
+                    read_all(&self.data, place, offset)
+                }
+                read => read,
+            },
+            _ => read_all(&self.data, place, offset),
+        };
+        let came = read.unwrap_or_else(|error| {
+            tracing::debug!(%error, "the cache cannot be read");
+            0
+        });
+        let mut at = 0;
+        for (block, record) in place.chunks(BLOCK_BYTES as usize).zip(records) {
+            let number = (offset + at as u64) / BLOCK_BYTES;
+            let len = (self.len - number * BLOCK_BYTES).min(block.len() as u64) as usize;
+            if at + len > came || checksum_of(&block[..len]) != record.0 {
+                self.damaged_blocks.fetch_add(1, Ordering::Relaxed);
+                self.invalidate(number);
+                break;
+            }
+            at += len;
+        }
+        at
+    }
+
+    /// Writes whole blocks, the first of which is `first`. `bytes` is padded with zeros to a multiple of a sector's bytes.
+    pub(super) fn write(&self, first: u64, bytes: &[u8]) -> io::Result<()> {
+        let (start, mut at) = (first * BLOCK_BYTES, first * BLOCK_BYTES);
+        let file = self.direct.as_ref().filter(|_| self.is_direct() && is_aligned(bytes));
+        let mut write = |file: &File| {
+            at = start;
+            write_all_at(file, &mut [IoSlice::new(bytes)], &mut at, Alignment::BLOCK)
+        };
+        match file.map(&mut write) {
+            Some(Err(error)) if is_refusal_of_direct(&error) => {
+                self.is_buffered.store(true, Ordering::Relaxed);
+                write(&self.data)?;
+            }
+            Some(written) => written?,
+            None => write(&self.data)?,
+        }
+        let len = (self.len - start).min(bytes.len() as u64) as usize;
+        let mut records = Vec::new();
+        for block in bytes[..len].chunks(BLOCK_BYTES as usize) {
+            records.extend_from_slice(&record(checksum_of(block), PRESENT));
+        }
+        // After the bytes: a process that is killed in between leaves a block that is not there.
+        self.put(first, &records)?;
+        let count = records.len() as u64 / RECORD_BYTES;
+        let mut claimed = lock(&self.claimed);
+        claimed.retain(|block| !(first..first + count).contains(block));
+        self.kept_bytes.fetch_add(len as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Gives up claims of blocks that are not kept after all.
+    pub(super) fn release(&self, blocks: Range<u64>) {
+        self.locked(|claimed| {
+            for block in blocks {
+                if claimed.remove(&block) && !self.is_present(block) {
+                    let _ = self.put(block, &record(0, 0));
+                }
+            }
+        });
+    }
+
+    /// Claims the blocks of a range that are missing, unless another process is about to bring the first of them.
+    fn claim(&self, range: Range<u64>) -> Missing {
+        let first = range.start / BLOCK_BYTES;
+        let last = range.end.div_ceil(BLOCK_BYTES);
+        let claimed = self.locked(|own| {
+            let now = now_ms();
+            let ends = now + CLAIM.as_millis() as u64;
+            // A claim that ends later than one can is of a clock that was set since.
+            let is_pending = |block: u64, state: u64| state > now && state <= ends && !own.contains(&block);
+            let records = self.records(first..last);
+            match records.first() {
+                Some(&(_, PRESENT)) => return Missing::Came,
+                Some(&(_, state)) if is_pending(first, state) => return Missing::Pending,
+                _ => {}
+            }
+            let free: Vec<u64> = (first..)
+                .zip(&records)
+                .filter(|(block, own)| own.1 != PRESENT && !is_pending(*block, own.1))
+                .map(|(block, _)| block)
+                .collect();
+            for block in free {
+                if self.put(block, &record(0, ends)).is_ok() {
+                    own.insert(block);
+                }
+            }
+            Missing::Mine
+        });
+        claimed.unwrap_or(Missing::Mine)
+    }
+
+    /// Does something while no other process and no other thread claims blocks. `None` if the lock cannot be had.
+    fn locked<T>(&self, work: impl FnOnce(&mut HashSet<u64>) -> T) -> Option<T> {
+        if self.process != process::id() {
+            return None;
+        }
+        let mut claimed = lock(&self.claimed);
+        for _ in 0..LOCK_ATTEMPTS {
+            match try_lock(&self.map) {
+                Ok(()) => {
+                    let done = work(&mut claimed);
+                    unlock(&self.map);
+                    return Some(done);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    thread::sleep(Duration::from_millis(1))
+                }
+                Err(_) => return None,
+            }
+        }
+        None
+    }
+
+    /// A block is not there any more.
+    fn invalidate(&self, block: u64) {
+        if self.refusal().is_none() {
+            let _ = self.put(block, &record(0, 0));
+        }
+    }
+
+    /// The records of blocks. What cannot be read is not there.
+    fn records(&self, blocks: Range<u64>) -> Vec<Record> {
+        let mut bytes = vec![0; ((blocks.end - blocks.start) * RECORD_BYTES) as usize];
+        if read_exact_at(&self.map, &mut bytes, blocks.start * RECORD_BYTES).is_err() {
+            bytes.fill(0);
+        }
+        let (records, _) = bytes.as_chunks::<{ RECORD_BYTES as usize }>();
+        let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+        records.iter().map(|own| (word(&own[..8]), word(&own[8..]))).collect()
+    }
+
+    fn put(&self, block: u64, records: &[u8]) -> io::Result<()> {
+        let mut at = block * RECORD_BYTES;
+        write_all_at(&self.map, &mut [IoSlice::new(records)], &mut at, Alignment::BYTE)
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if self.process != process::id() {
+            return;
+        }
+        // What was claimed and did not come: no other process need wait for it.
+        let left: Vec<u64> = lock(&self.claimed).iter().copied().collect();
+        left.into_iter().for_each(|block| self.release(block..block + 1));
+    }
+}
+
+/// Checksum and state of a block.
+type Record = (u64, u64);
+
+fn record(sum: u64, state: u64) -> [u8; RECORD_BYTES as usize] {
+    let mut bytes = [0; RECORD_BYTES as usize];
+    bytes[..8].copy_from_slice(&sum.to_le_bytes());
+    bytes[8..].copy_from_slice(&state.to_le_bytes());
+    bytes
+}
+
+fn checksum_of(block: &[u8]) -> u64 {
+    checksum(CrcAlgorithm::Crc64Nvme, block)
+}
+
+fn blocks(len: u64) -> u64 {
+    len.div_ceil(BLOCK_BYTES)
+}
+
+/// The length of the file with the bytes: direct transfers take whole sectors.
+pub(super) fn padded(len: u64) -> u64 {
+    Alignment::BLOCK.up(len).unwrap_or(len)
+}
+
+fn now_ms() -> u64 {
+    UNIX_EPOCH.elapsed().map_or(0, |own| own.as_millis() as u64)
+}
+
+/// Reads until `place` is full or the file ends.
+fn read_all(file: &File, place: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < place.len() {
+        match read_at(file, &mut place[filled..], offset + filled as u64) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if is_transient(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}

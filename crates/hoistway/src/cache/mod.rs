@@ -1,0 +1,247 @@
+//! The node's cache: what was loaded from stores, kept on a drive of this machine and shared by its processes.
+//!
+//! An object is an entry: a sparse file with its bytes, and a map with the checksum of each block that is there. So partial
+//! loads are kept too, and a process that is killed leaves what it had. Nothing is synced: a block whose checksum is wrong is
+//! read from the store again, whatever made it so. The entry of an object is named by its server, its name and its version: an
+//! object that changed has another entry, and two processes that write a block write the same bytes.
+//!
+//! `entry` reads and writes blocks, `writer` writes them behind loads, `room` evicts.
+#![forbid(unsafe_code)]
+
+mod aligned;
+mod entry;
+mod room;
+mod writer;
+
+pub(crate) use entry::Entry;
+pub use room::{CacheEntry, Collected, Verified};
+
+use crate::{Error, Result, environment};
+use hoistway_objects::Object;
+use room::Room;
+use std::{
+    fs,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+use writer::Writer;
+
+/// What the marker of a directory says.
+const FORMAT: &str = "hoistway cache 1\n";
+/// How long the end of a cache waits for what is still to be written.
+const LAST_WRITES: Duration = Duration::from_secs(2);
+
+/// A directory of this machine that keeps what is loaded from stores. Clones are one cache.
+///
+/// ```no_run
+/// use hoistway::{Checkpoint, cache::NodeCache, catalog::OpenOptions};
+/// let cache = NodeCache::open("/nvme/hoistway", Some(500 << 30))?;
+/// let options = OpenOptions::default().cache(cache);
+/// let checkpoint = Checkpoint::open_with(&["s3://models/llama/"], &options)?;
+/// # Ok::<(), hoistway::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct NodeCache(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    room: Arc<Room>,
+    writer: Writer,
+}
+
+/// Options are equal that name the same cache.
+impl PartialEq for NodeCache {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for NodeCache {}
+
+impl NodeCache {
+    /// Opens the cache in a directory, which is made if it is not there. It takes `max_bytes` of the drive at most; by
+    /// default it leaves a tenth of the drive free.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] if the directory has something else in it, or a cache of another version; [`Error::Io`].
+    pub fn open(directory: impl AsRef<Path>, max_bytes: Option<u64>) -> Result<Self> {
+        let root = directory.as_ref();
+        let invalid = |reason: &str| Error::invalid_option("cache", root.display(), reason);
+        let failed = |operation| move |source| io_error(operation, root, source);
+        make_private(root).map_err(failed("create"))?;
+        let marker = root.join("format");
+        if !is_marked(&marker).map_err(failed("open the cache"))? {
+            let mut names =
+                fs::read_dir(root).map_err(failed("list"))?.filter_map(|own| Some(own.ok()?.file_name()));
+            let is_other = names.any(|name| !name.to_string_lossy().starts_with("format"));
+            // Another process may have made the cache in the meantime.
+            if is_other && !is_marked(&marker).map_err(failed("open the cache"))? {
+                return Err(invalid(
+                    "it is not empty, and holds no cache of hoistway; name another directory",
+                ));
+            }
+            mark(root, &marker).map_err(failed("create a cache in"))?;
+        }
+        if fs::read_to_string(&marker).map_err(failed("open the cache"))? != FORMAT {
+            return Err(invalid(
+                "it holds a cache of another version of hoistway; name another directory, or remove this one",
+            ));
+        }
+        let room = Arc::new(Room::new(root, max_bytes));
+        // A cache that was made ready and is not written to has them already.
+        for folder in [room.objects(), room.temporary()] {
+            match make_private(&folder) {
+                Err(error) if !is_read_only(&error) => return Err(failed("create a folder in")(error)),
+                _ => {}
+            }
+        }
+        Ok(Self(Arc::new(Inner { writer: Writer::new(room.clone()), room })))
+    }
+
+    /// Opens the cache in `directory`, or the one that `HOISTWAY_CACHE` names; `None` if neither is there. It takes
+    /// `max_bytes` at most, or what `HOISTWAY_CACHE_BYTES` says.
+    ///
+    /// # Errors
+    /// Those of [`NodeCache::open`], and [`Error::InvalidOption`] if the size is none.
+    pub fn chosen(directory: Option<&Path>, max_bytes: Option<u64>) -> Result<Option<Self>> {
+        let (mut directory, mut most) = (directory.map(Path::to_owned), max_bytes);
+        let variables = [("HOISTWAY_CACHE", "cache"), ("HOISTWAY_CACHE_BYTES", "cache_bytes")];
+        environment::apply(&variables, |option, value| {
+            match option {
+                "cache" if directory.is_none() && !value.is_empty() => directory = Some(value.into()),
+                "cache_bytes" if most.is_none() && !value.is_empty() => {
+                    most = Some(environment::bytes(option, value)?)
+                }
+                _ => {}
+            }
+            Ok(())
+        })?;
+        directory.map(|own| Self::open(own, most)).transpose()
+    }
+
+    /// Returns its directory.
+    pub fn directory(&self) -> &Path {
+        self.0.room.root()
+    }
+
+    /// Returns the bytes that it may take of the drive now.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn max_bytes(&self) -> Result<u64> {
+        let room = &self.0.room;
+        let taken = room.entries()?.iter().map(|own| own.taken_bytes).sum();
+        room.limit(taken).map_err(|source| io_error("look at the space of", room.root(), source))
+    }
+
+    /// Returns what it holds, the entry that was used last first.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn entries(&self) -> Result<Vec<CacheEntry>> {
+        self.0.room.entries()
+    }
+
+    /// Reads every block and compares it with its checksum. Those that are damaged are removed.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn verify(&self) -> Result<Verified> {
+        self.0.room.verify()
+    }
+
+    /// Evicts entries that are not in use, least recently used first, until it takes no more than `max_bytes`, or than it
+    /// may. Removes what interrupted processes left.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn collect(&self, max_bytes: Option<u64>) -> Result<Collected> {
+        self.0.room.collect(max_bytes)
+    }
+
+    /// Waits until all that was loaded is written.
+    pub fn flush(&self) {
+        self.0.writer.flush(None);
+    }
+
+    /// The entry of an object, and why there is none.
+    pub(crate) fn entry(&self, object: &Object) -> std::result::Result<Arc<Entry>, String> {
+        let identity =
+            object.identity().ok_or("nothing that the server says tells its version for certain")?;
+        let key = blake3::hash(identity.as_bytes()).to_hex()[..32].to_owned();
+        let opened = Entry::open(&self.0.room, &key, object.url(), object.len());
+        opened.map(Arc::new).map_err(|error| format!("the entry in the cache cannot be opened: {error}"))
+    }
+
+    /// Keeps the whole blocks of what came from the store. A block that the backlog has no room for is not kept.
+    pub(crate) fn keep(&self, entry: &Arc<Entry>, offset: u64, bytes: &[u8]) {
+        self.0.writer.keep(entry, offset, bytes);
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.writer.flush(Some(LAST_WRITES));
+    }
+}
+
+/// Whether a cache was made here.
+fn is_marked(marker: &Path) -> std::io::Result<bool> {
+    marker.try_exists()
+}
+
+/// Makes the file that says that this is a cache, whole from the start. Another process may have made it.
+fn mark(root: &Path, marker: &Path) -> std::io::Result<()> {
+    let name = unique(root).file_name().map(|name| name.to_string_lossy().into_owned());
+    let new = root.join(format!("format.{}", name.unwrap_or_default()));
+    let mut file = fs::File::create_new(&new)?;
+    let made = std::io::Write::write_all(&mut file, FORMAT.as_bytes()).and_then(|()| {
+        match fs::hard_link(&new, marker) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            // Some file systems have no second names.
+            Err(_) => fs::rename(&new, marker),
+            Ok(()) => Ok(()),
+        }
+    });
+    let _ = fs::remove_file(&new);
+    made
+}
+
+/// Makes a folder that no other user can write to: what lies in it becomes weights. One that is there must be so.
+fn make_private(path: &Path) -> std::io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+        builder.mode(0o700).create(path)?;
+        let (folder, user) = (fs::metadata(path)?, rustix::process::geteuid().as_raw());
+        if ![user, 0].contains(&folder.uid()) || folder.mode() & 0o002 != 0 {
+            return Err(std::io::Error::other(
+                "it belongs to another user, or every user may write to it, who could change what is loaded",
+            ));
+        }
+        Ok(())
+    }
+    #[cfg(not(target_os = "linux"))]
+    builder.create(path)
+}
+
+fn is_read_only(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem)
+}
+
+fn io_error(operation: &'static str, path: &Path, source: std::io::Error) -> Error {
+    Error::Io { operation, path: path.to_owned(), tensor: None, range: None, source }
+}
+
+/// A name that no other process and no other thread makes at the same time.
+fn unique(folder: &Path) -> PathBuf {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let nanoseconds = std::time::UNIX_EPOCH.elapsed().map_or(0, |own| own.as_nanos());
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    folder.join(format!("{}-{nanoseconds}-{number}", std::process::id()))
+}

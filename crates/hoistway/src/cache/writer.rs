@@ -1,0 +1,171 @@
+//! Writes blocks behind loads, by one thread with a bounded backlog.
+#![forbid(unsafe_code)]
+
+use super::{
+    aligned::AlignedBytes,
+    entry::{BLOCK_BYTES, Entry, padded},
+    room::Room,
+};
+use crate::parallel::{lock, thread_named};
+use std::{
+    collections::VecDeque,
+    ops::Range,
+    process,
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// Bytes that wait to be written, at most.
+const BACKLOG_BYTES: u64 = 64 << 20;
+/// Blocks that are written at once.
+const UNIT_BLOCKS: u64 = 8;
+const UNIT_BYTES: usize = (UNIT_BLOCKS * BLOCK_BYTES) as usize;
+
+/// The blocks of one cache that wait to be written. The thread that writes them ends when there are none.
+#[derive(Debug)]
+pub(super) struct Writer {
+    shared: Arc<Shared>,
+    /// A child of `fork` has no thread that writes, and writes nothing.
+    process: u32,
+}
+
+#[derive(Debug)]
+struct Shared {
+    room: Arc<Room>,
+    state: Mutex<State>,
+    drained: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<Blocks>,
+    bytes: u64,
+    is_running: bool,
+    /// Memory of blocks that were written, for whole units: no more of it than the backlog may have.
+    free: Vec<AlignedBytes>,
+}
+
+/// Whole blocks of an entry.
+#[derive(Debug)]
+struct Blocks {
+    entry: Arc<Entry>,
+    blocks: Range<u64>,
+    memory: AlignedBytes,
+    len: u64,
+}
+
+impl Writer {
+    pub(super) fn new(room: Arc<Room>) -> Self {
+        let shared = Shared { room, state: Mutex::default(), drained: Condvar::new() };
+        Self { shared: Arc::new(shared), process: process::id() }
+    }
+
+    /// Keeps the whole blocks of `bytes` that are not there.
+    pub(super) fn keep(&self, entry: &Arc<Entry>, offset: u64, bytes: &[u8]) {
+        if self.process != process::id() {
+            return;
+        }
+        let end = entry.whole_end(offset + bytes.len() as u64);
+        let last = end.div_ceil(BLOCK_BYTES);
+        let mut first = offset.div_ceil(BLOCK_BYTES);
+        while first < last {
+            let blocks = first..last.min(first + UNIT_BLOCKS);
+            first = blocks.end;
+            if entry.refusal().is_some() {
+                entry.release(blocks);
+            } else if !blocks.clone().all(|block| entry.is_present(block)) {
+                let start = blocks.start * BLOCK_BYTES;
+                let part =
+                    &bytes[(start - offset) as usize..(end.min(blocks.end * BLOCK_BYTES) - offset) as usize];
+                if !self.push(entry, &blocks, part) {
+                    entry.note_left_out(part.len() as u64);
+                    entry.release(blocks);
+                }
+            }
+        }
+    }
+
+    /// `false` if the backlog has no room, or the system no thread.
+    fn push(&self, entry: &Arc<Entry>, blocks: &Range<u64>, bytes: &[u8]) -> bool {
+        let len = bytes.len() as u64;
+        let mut state = lock(&self.shared.state);
+        if state.bytes + len > BACKLOG_BYTES {
+            return false;
+        }
+        state.bytes += len;
+        let taken = padded(len) as usize;
+        let free = if taken == UNIT_BYTES { state.free.pop() } else { None };
+        drop(state);
+        let mut memory = free.unwrap_or_else(|| AlignedBytes::new(taken));
+        let place = memory.as_mut_slice();
+        place[..bytes.len()].copy_from_slice(bytes);
+        place[bytes.len()..].fill(0);
+        let mut state = lock(&self.shared.state);
+        if !state.is_running {
+            let shared = self.shared.clone();
+            state.is_running = thread_named("hoistway-cache").spawn(move || shared.write_all()).is_ok();
+        }
+        if !state.is_running {
+            state.bytes -= len;
+            return false;
+        }
+        state.waiting.push_back(Blocks { entry: entry.clone(), blocks: blocks.clone(), memory, len });
+        true
+    }
+
+    /// Waits until all is written, no longer than `timeout`.
+    pub(super) fn flush(&self, timeout: Option<Duration>) {
+        if self.process != process::id() {
+            return;
+        }
+        let until = timeout.map(|own| Instant::now() + own);
+        let mut state = lock(&self.shared.state);
+        while state.is_running {
+            let left =
+                until.map_or(Duration::from_secs(1), |own| own.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return;
+            }
+            state = self.shared.drained.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Shared {
+    /// Writes until nothing waits.
+    fn write_all(&self) {
+        loop {
+            let mut state = lock(&self.state);
+            let Some(next) = state.waiting.pop_front() else {
+                state.is_running = false;
+                state.free.clear();
+                self.drained.notify_all();
+                return;
+            };
+            drop(state);
+            let Blocks { entry, blocks, memory, len } = next;
+            self.write(&entry, blocks, memory.as_slice());
+            drop(entry);
+            let mut state = lock(&self.state);
+            state.bytes -= len;
+            if memory.as_slice().len() == UNIT_BYTES {
+                state.free.push(memory);
+            }
+        }
+    }
+
+    fn write(&self, entry: &Entry, blocks: Range<u64>, bytes: &[u8]) {
+        if entry.refusal().is_none() {
+            let written = match self.room.make(bytes.len() as u64) {
+                Ok(true) => entry.write(blocks.start, bytes).map_err(|error| error.to_string()),
+                Ok(false) => Err("what it holds is in use, and there is no room for more".to_owned()),
+                Err(error) => Err(error.to_string()),
+            };
+            match written {
+                Ok(()) => return,
+                Err(why) => entry.refuse(why),
+            }
+        }
+        entry.release(blocks);
+    }
+}

@@ -1,0 +1,6 @@
+//! Devices: where tensors can live besides host memory, and what fills them.
+
+pub(crate) use hoistway_device::{CopyStream, DeviceMemory, Scratch};
+pub use hoistway_device::{
+    Device, DeviceId, DeviceInfo, DriverError, Error, device_of, devices, search_libraries_in,
+};

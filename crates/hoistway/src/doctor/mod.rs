@@ -1,0 +1,274 @@
+//! What this machine offers a load, what is missing, and how to fix it.
+#![forbid(unsafe_code)]
+
+mod devices;
+#[cfg(feature = "objects")]
+mod objects;
+#[cfg(target_os = "linux")]
+mod threefs;
+
+use crate::{
+    catalog::{OpenFile, SourceName},
+    memory::limits,
+    parallel,
+    route::{Unavailable, probe_ring},
+    source::registry,
+    sys::{block_device, files, machine, numa},
+};
+use bytesize::ByteSize;
+use hoistway_io::{
+    file::{FileSystemKind, Probe},
+    memory::HUGE_PAGE_BYTES,
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::{self, File},
+    path::Path,
+};
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Check {
+    /// What was looked at.
+    pub name: String,
+    /// Whether it is as it should be.
+    pub status: Status,
+    /// What was found.
+    pub finding: String,
+    /// What would make it better; empty if nothing needs to.
+    pub fix: String,
+}
+
+/// Whether something is as it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// As it should be.
+    Ok,
+    /// Not here, and needed only for one purpose.
+    Absent,
+    /// Loads work, but slower than they could.
+    Slower,
+    /// Loads fail.
+    Broken,
+}
+
+/// Looks at the machine, and at the file systems of `paths` or the stores of URLs among them, which are asked for a few
+/// megabytes.
+///
+/// ```
+/// use hoistway::doctor::{Status, examine};
+/// for check in examine(&["."]) {
+///     println!("{:?} {}: {}", check.status, check.name, check.finding);
+/// }
+/// ```
+pub fn examine<P: AsRef<Path>>(paths: &[P]) -> Vec<Check> {
+    let mut checks = system();
+    checks.push(cores());
+    checks.extend(memory_limits());
+    checks.push(numa_nodes());
+    checks.extend(devices::checks());
+    for path in paths {
+        let path = path.as_ref();
+        checks.extend(match SourceName::from(path) {
+            #[cfg(feature = "objects")]
+            SourceName::Url(url) => objects::checks(&url),
+            _ => path_checks(path),
+        });
+    }
+    checks
+}
+
+fn ok(name: &str, finding: impl Into<String>) -> Check {
+    Check { name: name.into(), status: Status::Ok, finding: finding.into(), fix: String::new() }
+}
+
+fn slower(name: &str, finding: impl Into<String>, fix: impl Into<String>) -> Check {
+    Check { name: name.into(), status: Status::Slower, finding: finding.into(), fix: fix.into() }
+}
+
+/// What the system offers.
+fn system() -> Vec<Check> {
+    if cfg!(target_os = "linux") {
+        return vec![
+            kernel(),
+            io_uring(),
+            transparent_huge_pages(),
+            reserved_huge_pages(),
+            locked_memory(),
+            open_files(),
+        ];
+    }
+    vec![ok("system", format!("Windows {}", machine::kernel_release())), io_uring()]
+}
+
+fn kernel() -> Check {
+    let release = machine::kernel_release();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version >= (6, 5) {
+        return ok("kernel", format!("Linux {release}"));
+    }
+    let missing = match version {
+        v if v >= (6, 1) => "cannot say exactly what the page cache holds (cachestat, 6.5)",
+        v if v >= (5, 14) => "also cannot say how direct reads must be aligned (statx, 6.1)",
+        _ => "also cannot fault memory in ahead of reads (MADV_POPULATE_WRITE, 5.14)",
+    };
+    slower("kernel", format!("Linux {release} {missing}"), "use Linux 6.5 or later")
+}
+
+fn io_uring() -> Check {
+    match probe_ring() {
+        Ok(()) => ok("io_uring", "rings can be made"),
+        Err(Unavailable { reason, fix }) => {
+            slower("io_uring", format!("{reason}; threads serve instead"), fix)
+        }
+    }
+}
+
+fn transparent_huge_pages() -> Check {
+    const NAME: &str = "transparent huge pages";
+    let setting = machine::transparent_huge_pages();
+    let chosen = setting.as_deref().unwrap_or("not available");
+    match chosen {
+        "always" | "madvise" => ok(NAME, chosen),
+        _ => slower(
+            NAME,
+            format!("{chosen}: first touch of memory takes 512 times as many page faults"),
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        ),
+    }
+}
+
+fn reserved_huge_pages() -> Check {
+    let free = ByteSize(machine::free_huge_pages() * HUGE_PAGE_BYTES as u64);
+    ok("reserved huge pages", format!("{free} free; only needed for huge_pages=reserved"))
+}
+
+fn locked_memory() -> Check {
+    match machine::locked_memory().current {
+        None => ok("locked memory", "unlimited"),
+        Some(limit) => ok("locked memory", format!("{}; rings of recent kernels need none", ByteSize(limit))),
+    }
+}
+
+fn open_files() -> Check {
+    // A checkpoint file takes two descriptors.
+    const ENOUGH: u64 = 1024;
+    match machine::open_files().current {
+        Some(limit) if limit < ENOUGH => slower(
+            "open files",
+            format!("{limit}: enough for a checkpoint of {} files", limit.saturating_sub(32) / 2),
+            "raise ulimit -n",
+        ),
+        limit => ok("open files", limit.map_or("unlimited".into(), |limit| limit.to_string())),
+    }
+}
+
+fn cores() -> Check {
+    ok("cores", parallel::cores().to_string())
+}
+
+fn memory_limits() -> Vec<Check> {
+    limits()
+        .into_iter()
+        .map(|limit| {
+            let (available, total) = (ByteSize(limit.available_bytes), ByteSize(limit.total_bytes));
+            let finding = format!("{available} of {total} available");
+            ok(&format!("memory: {}", limit.name), finding)
+        })
+        .collect()
+}
+
+fn numa_nodes() -> Check {
+    match numa::nodes().as_slice() {
+        [] | [_] => ok("NUMA", "one node"),
+        nodes => {
+            let listed: Vec<String> =
+                nodes.iter().map(|node| format!("node {} with {} cores", node.id, node.cpus.len())).collect();
+            slower(
+                "NUMA",
+                listed.join(", "),
+                "load with numa=near_storage, or with numa=N for the node of the process that uses the tensors",
+            )
+        }
+    }
+}
+
+/// What the file system of a path offers. Looks at the path itself if it is a file, else at a file in it.
+fn path_checks(path: &Path) -> Vec<Check> {
+    let name = |what: &str| format!("{}: {what}", path.display());
+    let broken = |finding: String, fix: &str| {
+        vec![Check { name: name("access"), status: Status::Broken, finding, fix: fix.into() }]
+    };
+    let file = match open_some_file(path) {
+        Ok(Some(file)) => file,
+        Ok(None) => {
+            let fix = "name a file, or a directory that holds one";
+            return vec![slower(&name("file system"), "not examined: there is no file here", fix)];
+        }
+        Err(error) => {
+            return broken(format!("cannot be opened: {error}"), "check the path and its permissions");
+        }
+    };
+    let open = OpenFile::from_file(file, path).map_err(crate::Error::from);
+    let source = match open.and_then(registry::of_file) {
+        Ok(source) => source,
+        Err(error) => return broken(error.to_string(), ""),
+    };
+    let local = match source.local() {
+        Ok(local) => local,
+        Err(why) => return broken(why.reason, &why.fix),
+    };
+    let filesystem = local.filesystem();
+    let queues = match block_device::queues(local.device()) {
+        0 => String::new(),
+        1 => ", one hardware queue".into(),
+        several => format!(", {several} hardware queues"),
+    };
+    let mut checks = vec![ok(&name("file system"), format!("{filesystem}{queues}"))];
+    checks.push(match local.direct_refusal() {
+        None => ok(&name("direct reads"), "supported"),
+        Some(_) if filesystem.kind == FileSystemKind::Memory => {
+            ok(&name("direct reads"), "not needed: the files are in memory")
+        }
+        Some(Unavailable { reason, fix }) => slower(&name("direct reads"), reason, fix),
+    });
+    checks.push(match local.ring_refusal() {
+        None => ok(&name("io_uring"), "can be used here"),
+        Some(why) => slower(&name("io_uring"), format!("{}; threads serve instead", why.reason), why.fix),
+    });
+    checks.push(match local.probe() {
+        Probe::Cachestat => ok(&name("page cache"), "its contents are known exactly (cachestat)"),
+        Probe::Nowait => ok(&name("page cache"), "its contents are found by sampling (RWF_NOWAIT)"),
+        Probe::None(Unavailable { reason, fix }) => slower(&name("page cache"), reason, fix),
+    });
+    #[cfg(target_os = "linux")]
+    if crate::source::threefs::ThreeFs::of(&source).is_some() {
+        checks.extend(threefs::checks(name, local));
+    }
+    checks.extend(devices::path_checks(&path.display().to_string(), &*source));
+    checks
+}
+
+/// A file to examine a path by. In a directory without files, a nameless new one, if that can be made.
+fn open_some_file(path: &Path) -> std::io::Result<Option<File>> {
+    let kind = fs::metadata(path)?.file_type();
+    if kind.is_file() {
+        return File::open(path).map(Some);
+    }
+    // Opening anything else might wait for ever, as for a pipe.
+    if !kind.is_dir() {
+        return Ok(None);
+    }
+    for entry in fs::read_dir(path)? {
+        let path = entry?.path();
+        if path.is_file()
+            && let Ok(file) = File::open(&path)
+        {
+            return Ok(Some(file));
+        }
+    }
+    Ok(files::create_nameless(path).ok())
+}

@@ -1,0 +1,223 @@
+//! An open checkpoint: its catalog, and its files ready to be read.
+#![forbid(unsafe_code)]
+
+use super::{LoadOptions, Loaded, Loading, OpenArray, StreamOptions, Tensor, loading::Start, mapped};
+use crate::{
+    Catalog, Error, Result, Route,
+    catalog::{FileId, OpenOptions, gguf::ArrayValues},
+    parallel,
+    read::ReadFile,
+    source::{Bytes, Source},
+    verify::{self, Manifest},
+};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// Files that are probed at the same time.
+const PARALLEL_PROBES: usize = 16;
+
+/// A checkpoint with its files open. Loads from it read the very files whose headers were checked, also if others
+/// take their names.
+///
+/// ```no_run
+/// use hoistway::{Checkpoint, LoadOptions, plan::Selection};
+/// let checkpoint = Checkpoint::open(&["models/llama"])?;
+/// let options = LoadOptions::default().selection(Selection::all().select("*.weight"));
+/// let loaded = checkpoint.load(&options)?;
+/// print!("{}", loaded.report());
+/// # Ok::<(), hoistway::Error>(())
+/// ```
+///
+/// A child of `fork` may use the checkpoints and tensors of its parent, and start loads and readers of its own. Loads,
+/// readers and batches that its parent started return [`Error::Forked`](crate::Error::Forked) there: their threads and
+/// their staging memory are the parent's alone. Devices do not work in such a child if the parent has used them.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    catalog: Arc<Catalog>,
+    sources: Arc<[Arc<dyn Source>]>,
+    /// How long opening took, until a report has said so.
+    open_time: Arc<Mutex<Duration>>,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint behind `paths`; see [`Catalog::open`] for what they may be.
+    ///
+    /// # Errors
+    /// Those of [`Catalog::open`].
+    pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Self> {
+        Self::open_with(paths, &OpenOptions::default())
+    }
+
+    /// Like [`Checkpoint::open`], with options.
+    ///
+    /// # Errors
+    /// Those of [`Catalog::open`].
+    pub fn open_with<P: AsRef<Path>>(paths: &[P], options: &OpenOptions) -> Result<Self> {
+        let started = Instant::now();
+        let (catalog, sources) = Catalog::open_sources(paths, options)?;
+        Ok(Self::new(catalog, sources, started))
+    }
+
+    /// A checkpoint whose sources are open.
+    fn new(catalog: Catalog, sources: Vec<Arc<dyn Source>>, started: Instant) -> Self {
+        // What each file can do is found out ahead of loads, side by side.
+        parallel::map(&sources, PARALLEL_PROBES, |source| _ = source.as_local());
+        let open_time = Arc::new(Mutex::new(started.elapsed()));
+        Self { catalog: Arc::new(catalog), sources: sources.into(), open_time }
+    }
+
+    /// What it holds.
+    pub fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
+    pub(super) fn take_open_time(&self) -> Duration {
+        std::mem::take(&mut *self.open_time.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A file of the catalog, for reads by a [`Reader`](crate::read::Reader) rather than by a load. `None` if the file
+    /// is not one of this catalog's.
+    pub fn read_file(&self, file: FileId) -> Option<ReadFile> {
+        self.sources.get(file.index()).cloned().map(ReadFile::from_source)
+    }
+
+    pub(crate) fn sources(&self) -> &[Arc<dyn Source>] {
+        &self.sources
+    }
+
+    pub(crate) fn source(&self, file: FileId) -> &dyn Source {
+        &*self.sources[file.index()]
+    }
+
+    /// An array among the keys and values of a GGUF file, to be read; `None` if `key` is no array there.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] if there is no such file in this checkpoint.
+    pub fn array(&self, file: FileId, key: &str) -> Result<Option<OpenArray>> {
+        let (Some(source), Some(entry)) =
+            (self.sources.get(file.index()), self.catalog.files().get(file.index()))
+        else {
+            let reason = format!("the checkpoint has {} files, counted from 0", self.sources.len());
+            return Err(Error::invalid_option("file", file.index(), reason));
+        };
+        let array = entry.gguf().and_then(|header| header.metadata.get(key)?.as_array());
+        Ok(array.map(|array| OpenArray::new(source.clone(), array.clone())))
+    }
+
+    /// Reads an array among the keys and values of a GGUF file, or `None` if `key` is no array there.
+    ///
+    /// ```no_run
+    /// use hoistway::{Checkpoint, catalog::gguf::ArrayValues};
+    /// let checkpoint = Checkpoint::open(&["model.gguf"])?;
+    /// if let Some(first) = checkpoint.catalog().file_ids().next()
+    ///     && let Some(ArrayValues::String(tokens)) = checkpoint.metadata_array(first, "tokenizer.ggml.tokens")?
+    /// {
+    ///     println!("{} tokens", tokens.len());
+    /// }
+    /// # Ok::<(), hoistway::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::array`] and [`OpenArray::read`].
+    pub fn metadata_array(&self, file: FileId, key: &str) -> Result<Option<ArrayValues>> {
+        self.array(file, key)?.map(|array| array.read()).transpose()
+    }
+
+    /// Compares what `loaded` holds with `manifest` or, without one, with a second, plain reading of the files, and
+    /// adds the outcome to its report.
+    ///
+    /// # Errors
+    /// [`Error::DigestMismatch`](crate::Error::DigestMismatch) names the first tensor that differs;
+    /// [`Error::InvalidManifest`](crate::Error::InvalidManifest) if the manifest lacks a tensor;
+    /// [`Error::InvalidOption`](crate::Error::InvalidOption) if a tensor was loaded in part.
+    pub fn verify(&self, loaded: &mut Loaded, manifest: Option<(&Path, &Manifest)>) -> Result<()> {
+        let report = verify::check(self, loaded, manifest)?;
+        loaded.report_mut().verify = Some(report);
+        Ok(())
+    }
+
+    /// Starts to load, on threads of its own.
+    ///
+    /// Route `mapped` has nothing to do in the background: use [`Checkpoint::load`].
+    ///
+    /// # Errors
+    /// Any [`Error`](crate::Error) that can be known before the first byte moves.
+    pub fn start(&self, options: &LoadOptions) -> Result<Loading> {
+        self.stream(options, &StreamOptions::default())
+    }
+
+    /// Like [`Checkpoint::start`], for callers that take tensors one by one: in the order of the checkpoint, or under a bound
+    /// of memory.
+    ///
+    /// ```no_run
+    /// use hoistway::{Checkpoint, LoadOptions, Order, StreamOptions};
+    /// let checkpoint = Checkpoint::open(&["models/llama"])?;
+    /// let stream = StreamOptions::default().order(Order::File).max_in_flight_bytes(1 << 30);
+    /// for tensor in checkpoint.stream(&LoadOptions::default(), &stream)? {
+    ///     let tensor = tensor?;
+    ///     println!("{}", tensor.name());
+    /// }
+    /// # Ok::<(), hoistway::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::start`].
+    pub fn stream(&self, options: &LoadOptions, stream: &StreamOptions) -> Result<Loading> {
+        let (catalog, sources) = (&self.catalog, &*self.sources);
+        Loading::start(&Start { catalog, sources, options, stream, open_time: self.take_open_time() })
+    }
+
+    /// Loads, and waits for all of it.
+    ///
+    /// # Errors
+    /// Any [`Error`](crate::Error); then nothing is delivered, and all memory, threads and descriptors of this load
+    /// are gone.
+    pub fn load(&self, options: &LoadOptions) -> Result<Loaded> {
+        if options.route.is_mapping() {
+            return mapped::map(&self.catalog, &self.sources, options, self.take_open_time());
+        }
+        self.start(options)?.wait()
+    }
+}
+
+/// Opens the checkpoint behind `paths` and loads from it.
+///
+/// ```no_run
+/// let loaded = hoistway::load(&["model.safetensors"], &hoistway::LoadOptions::default())?;
+/// println!("{:?}", loaded.get("lm_head.weight").map(|tensor| tensor.shape()));
+/// # Ok::<(), hoistway::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`Checkpoint::open`] and [`Checkpoint::load`].
+pub fn load<P: AsRef<Path>>(paths: &[P], options: &LoadOptions) -> Result<Loaded> {
+    Checkpoint::open(paths)?.load(options)
+}
+
+/// The tensors of a file whose bytes are `data`, in the order of the file: copies, which share one arena.
+///
+/// ```
+/// let header = br#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}"#;
+/// let mut file = (header.len() as u64).to_le_bytes().to_vec();
+/// file.extend_from_slice(header);
+/// file.extend_from_slice(&[1, 2]);
+/// let tensors = hoistway::load_bytes(file, &Default::default())?;
+/// assert_eq!(tensors[0].bytes()?, [1, 2].as_slice());
+/// # Ok::<(), hoistway::Error>(())
+/// ```
+///
+/// # Errors
+/// Those that opening the file would have, and those of [`Checkpoint::load`].
+pub fn load_bytes(
+    data: impl AsRef<[u8]> + Send + Sync + 'static,
+    options: &OpenOptions,
+) -> Result<Vec<Tensor>> {
+    let started = Instant::now();
+    let source: Arc<dyn Source> = Arc::new(Bytes::new(data));
+    let catalog = Catalog::of_source(&*source, options)?;
+    let checkpoint = Checkpoint::new(catalog, vec![source], started);
+    Ok(checkpoint.load(&LoadOptions::default().route(Route::Threads))?.into_tensors())
+}

@@ -1,0 +1,226 @@
+//! What a load does with a read that begins, and what it makes of one that came back. The same for every route.
+#![forbid(unsafe_code)]
+
+use super::{
+    job::Job,
+    routes::LoadRoute,
+    serve::{Reads, queue_of},
+};
+use crate::{
+    Alignment, Error, Result,
+    memory::Slot,
+    route::{
+        Access, Buffer, ReadOp, Unavailable,
+        attempt::{self, Read},
+        member::Member,
+    },
+};
+use hoistway_io::{
+    executor::{Charge, Flight, Handler, Next},
+    file::{Residency, is_transient},
+};
+use std::{collections::HashMap, io};
+
+/// Reads by one route, on one thread.
+pub(super) struct Fetcher<'a> {
+    job: &'a Job,
+    number: usize,
+    own: &'a LoadRoute,
+    /// Reads in the lane.
+    in_flight: usize,
+    /// Why the route gives up.
+    refused: Option<Unavailable>,
+}
+
+impl<'a> Fetcher<'a> {
+    pub(super) fn new(job: &'a Job, number: usize) -> Self {
+        Self { job, number, own: &job.routes[number], in_flight: 0, refused: None }
+    }
+
+    /// Why the route gave up, if it did.
+    pub(super) fn into_refused(self) -> Option<Unavailable> {
+        self.refused
+    }
+
+    fn carry(&mut self, mut flight: Flight<Reads>) -> Next<Reads> {
+        if let Err(error) = aim(self.job, &mut flight.content, self.own) {
+            return self.job.fail_read(flight, error);
+        }
+        self.in_flight += 1;
+        Next::Carry(flight)
+    }
+}
+
+impl Handler<Reads> for Fetcher<'_> {
+    fn begin(&mut self, mut flight: Flight<Reads>) -> Next<Reads> {
+        match take_slot(self.job, &mut flight.content, self.own, self.in_flight == 0) {
+            Ok(true) => self.carry(flight),
+            Ok(false) => Next::PutBack(flight),
+            Err(error) => self.job.fail_read(flight, error),
+        }
+    }
+
+    fn settle(&mut self, mut flight: Flight<Reads>, result: io::Result<usize>) -> Next<Reads> {
+        self.in_flight -= 1;
+        let (job, own, op) = (self.job, self.own, &mut flight.content);
+        if let Some(why) = own.member.gives_up(op, &result).filter(|_| job.heir(self.number).is_some()) {
+            self.refused.get_or_insert(why);
+            job.take_back(op, own.member.route());
+            op.buffer.give_slot_back();
+            return Next::GiveUp(flight);
+        }
+        if job.is_stopped() {
+            return job.drop_read(flight);
+        }
+        match attempt::settle(&mut &*job, &*own.member, op, result) {
+            Ok(true) => job.complete(flight),
+            Ok(false) => self.carry(flight),
+            Err(error) => job.fail_read(flight, error),
+        }
+    }
+}
+
+/// Copies what a cache holds, and hands the rest to the routes after it.
+pub(super) struct Copier<'a> {
+    job: &'a Job,
+    number: usize,
+    own: &'a LoadRoute,
+    /// How the routes after it make the reads in the lane, by their extents.
+    cold_access: HashMap<usize, Access>,
+}
+
+impl<'a> Copier<'a> {
+    pub(super) fn new(job: &'a Job, number: usize) -> Self {
+        Self { job, number, own: &job.routes[number], cold_access: HashMap::new() }
+    }
+
+    /// Sends a read that the cache cannot serve to the route after it.
+    fn hand_over(&self, flight: Flight<Reads>) -> Next<Reads> {
+        let (job, op) = (self.job, &flight.content);
+        let name = self.own.member.route();
+        if job.route == name {
+            let error = match job.check_unchanged(op) {
+                Ok(()) => not_cached(job, op, &*self.own.member),
+                Err(changed) => changed,
+            };
+            return job.fail_read(flight, error);
+        }
+        match job.takers[op.extent].from(self.number + 1) {
+            Some(next) => {
+                let charge = Charge::of_bytes(job.extent(op).read.len() - op.progress.filled);
+                Next::HandOver(flight, queue_of(next), charge)
+            }
+            None => {
+                let error = Error::Internal("no route takes what the page cache does not hold".into());
+                job.fail_read(flight, error)
+            }
+        }
+    }
+}
+
+impl Handler<Reads> for Copier<'_> {
+    fn begin(&mut self, mut flight: Flight<Reads>) -> Next<Reads> {
+        let (job, op) = (self.job, &mut flight.content);
+        if self.own.member.holds(&*op.source, job.extent(op).read) == Residency::Cold {
+            return self.hand_over(flight);
+        }
+        match take_slot(job, op, self.own, self.cold_access.is_empty()) {
+            Ok(true) => {}
+            Ok(false) => return Next::PutBack(flight),
+            Err(error) => return job.fail_read(flight, error),
+        }
+        let cold_access = std::mem::replace(&mut op.access, Access::Buffered);
+        match aim(job, op, self.own) {
+            Ok(()) => {
+                self.cold_access.insert(op.extent, cold_access);
+                Next::Carry(flight)
+            }
+            Err(error) => job.fail_read(flight, error),
+        }
+    }
+
+    fn settle(&mut self, mut flight: Flight<Reads>, result: io::Result<usize>) -> Next<Reads> {
+        let (mut job, op) = (self.job, &mut flight.content);
+        let cold_access = self.cold_access.remove(&op.extent).unwrap_or(Access::Direct);
+        op.access = self.own.member.cache_access();
+        if job.is_stopped() {
+            return job.drop_read(flight);
+        }
+        let whole = job.extent(op).read.len();
+        let name = self.own.member.route();
+        let count = match result {
+            Ok(count) => count,
+            Err(error) if job.route == name && !is_transient(&error) => {
+                let error = attempt::failed(&job, &*self.own.member, op, error);
+                return job.fail_read(flight, error);
+            }
+            // The route that reads it from the device will see what is wrong, if anything is.
+            Err(_) => 0,
+        };
+        if count as u64 == whole {
+            op.progress.filled = whole;
+            job.account(op, name, count, 0);
+            return job.complete(flight);
+        }
+        // The cache ends here: the rest is cold. Staged extents start over rather than hold a slot while they wait.
+        if count > 0 {
+            if let Buffer::InPlace(_) = op.buffer {
+                // Direct reads go on at a whole block.
+                op.progress.filled = Alignment::BLOCK.down(count as u64);
+            }
+            job.account(op, name, count, 0);
+        }
+        op.buffer.give_slot_back();
+        op.access = cold_access;
+        self.hand_over(flight)
+    }
+}
+
+impl Buffer {
+    /// Frees the slot of a read that goes by way of one.
+    fn give_slot_back(&mut self) {
+        match self {
+            Self::InPlace(_) => {}
+            Self::Staged { slot, .. } | Self::SharedStaging { slot, .. } => *slot = None,
+        }
+    }
+}
+
+/// Gives a staged read its slot. `false` if none is free and the thread has others to wait for, or the load is over.
+fn take_slot(job: &Job, op: &mut ReadOp, route: &LoadRoute, may_wait: bool) -> Result<bool> {
+    let slots = route.slots().unwrap_or(&job.slots);
+    match &mut op.buffer {
+        Buffer::Staged { slot: slot @ None, .. } | Buffer::SharedStaging { slot: slot @ None, .. } => {
+            *slot = if may_wait { slots.take() } else { slots.try_take() };
+            Ok(slot.as_ref().map(Slot::pin).transpose()?.is_some())
+        }
+        _ => Ok(true),
+    }
+}
+
+/// Points a read at the bytes of its extent that are missing.
+///
+/// # Errors
+/// If there is no memory for them.
+fn aim(job: &Job, op: &mut ReadOp, route: &LoadRoute) -> Result<()> {
+    job.note_reached(op)?;
+    if op.access == Access::Direct
+        && !route.member.reads_any_bytes()
+        && job.route.may_read_buffered(job.direct)
+        && let Some(why) = op.source.direct_refusal().cloned()
+    {
+        // Found out by an earlier read, perhaps of another load.
+        attempt::read_buffered(&job, op, why);
+    }
+    op.aim(job.extent(op).read);
+    Ok(())
+}
+
+/// The error of a load that must read what a cache holds, of a read that it does not hold.
+fn not_cached(job: &Job, op: &ReadOp, member: &dyn Member) -> Error {
+    let offset = job.extent(op).read.start() + op.progress.filled;
+    let tensor = job.name_at(op, offset).map(|tensor| format!(" (tensor '{tensor}')")).unwrap_or_default();
+    let (cache, fix) = member.not_held();
+    let why = Unavailable::new(format!("{cache} does not hold byte {offset}{tensor}"), fix);
+    Error::RouteUnavailable { route: job.route, path: Some(op.source.path().to_owned()), why }
+}

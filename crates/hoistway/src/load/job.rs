@@ -1,0 +1,562 @@
+//! What all threads of one load share, and the two things they tell it: a read ended well, or the load is over.
+#![forbid(unsafe_code)]
+
+use super::{
+    LoadOptions, Tensor, TensorMemory,
+    delivery::Delivery,
+    memory_plan::{MemoryPlan, Sink},
+    routes::{Assigned, LoadRoute, Opening, Room},
+    serve::{self, Reads, Takers, queue_of},
+};
+use crate::{
+    ByteRange, Catalog, DeviceId, Error, Result,
+    memory::{Block, DeviceBlock, Fill, Promise, Slots},
+    parallel::lock,
+    plan::{Extent, Plan, Target},
+    report::{Carrier, Onward, Refusal, Tally},
+    route::{Buffer, DirectIo, ReadOp, Route, attempt::Read},
+    sys::usage::Usage,
+};
+use hoistway_io::executor::{
+    Charge, Flight, Gate, GroupId, Next, Operation, Patience, Reason, Scheduler, Submission, Ticket,
+};
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// One load in progress.
+pub(super) struct Job {
+    pub(super) catalog: Arc<Catalog>,
+    pub(super) plan: Plan,
+    pub(super) route: Route,
+    pub(super) direct: DirectIo,
+    /// Has the reads, with a queue for each route.
+    pub(super) scheduler: Arc<Scheduler<Reads>>,
+    /// What threads do that find no read.
+    pub(super) patience: Patience,
+    /// For each extent, the routes that may read it.
+    pub(super) takers: Box<[Takers]>,
+    /// The group of all reads, once it was submitted.
+    reads: OnceLock<GroupId>,
+    /// How many extents, from the first on, may be read.
+    admitted: AtomicUsize,
+    /// Whether all reads have ended.
+    is_read: AtomicBool,
+    /// Whether the load is over before that.
+    is_stopped: AtomicBool,
+    /// Slots for routes that have none of their own.
+    pub(super) slots: Slots,
+    /// In order of preference.
+    pub(super) routes: Vec<LoadRoute>,
+    sink: Sink,
+    /// Where tensors are said to be.
+    target: DeviceId,
+    state: Mutex<LoadState>,
+    posted: Condvar,
+    /// What was done so far.
+    tally: Mutex<Tally>,
+    tensor_bytes_done: AtomicU64,
+    tensors_done: AtomicUsize,
+    /// Next extent whose memory is not touched ahead of the reads yet.
+    next_to_touch: AtomicUsize,
+    /// The memory that the load may have.
+    promise: Promise,
+    /// For each extent, whether its memory was taken from the promise.
+    touched: Box<[AtomicBool]>,
+    /// For each extent, whether a read has got to it: then its memory is no longer touched ahead.
+    reached: Box<[AtomicBool]>,
+    #[cfg(feature = "fault-injection")]
+    pub(super) faults: Option<crate::route::fault::FaultScript>,
+}
+
+/// What the threads of a load have to say to its owner.
+#[derive(Default)]
+struct LoadState {
+    ready: VecDeque<Tensor>,
+    error: Option<Error>,
+    running: usize,
+    /// When the last thread ended, and what the process had used by then.
+    ended: Option<(Instant, Usage)>,
+}
+
+/// What has happened in a load.
+pub(super) enum LoadEvent {
+    /// These tensors are complete; none if nothing happened in time.
+    Tensors(VecDeque<Tensor>),
+    /// All threads are done, all tensors were handed out.
+    Finished,
+}
+
+impl Job {
+    /// Allocates the memory of `plan` and submits its reads, by routes of which the first are open.
+    pub(super) fn new(
+        catalog: Arc<Catalog>,
+        plan: Plan,
+        mut opening: Opening<'_>,
+        options: &LoadOptions,
+        place: &MemoryPlan<'_>,
+    ) -> Result<Arc<Self>> {
+        let needs = place.needs(&plan)?;
+        let room = Room {
+            threads: place.threads,
+            numa_node: place.memory.numa_node,
+            fresh_bytes: place.fresh_bytes(plan.arena_bytes()),
+            staging_bytes: place.staging_bytes,
+            needs,
+        };
+        opening.ready_first(&plan, &room)?;
+        let (slots, promise) = place.slots(&plan, &needs, &opening, options)?;
+        let (sink, buffers) = place.sink(&plan, &room, &mut opening, options, &slots)?;
+        let Assigned { routes, takers, reads, refused } = opening.assign(&plan, buffers)?;
+        let job = Self {
+            catalog,
+            route: options.route,
+            direct: options.direct,
+            scheduler: serve::scheduler(routes.len()),
+            patience: if place.is_inline { Patience::None } else { Patience::UntilOver },
+            takers,
+            reads: OnceLock::new(),
+            admitted: AtomicUsize::new(place.admitted),
+            is_read: AtomicBool::new(false),
+            is_stopped: AtomicBool::new(false),
+            slots,
+            routes,
+            sink,
+            target: options.device,
+            state: Mutex::default(),
+            posted: Condvar::new(),
+            tally: Mutex::new(Tally { refused, ..Tally::default() }),
+            tensor_bytes_done: AtomicU64::new(0),
+            tensors_done: AtomicUsize::new(0),
+            next_to_touch: AtomicUsize::new(0),
+            promise,
+            touched: plan.extents().iter().map(|_| AtomicBool::new(false)).collect(),
+            reached: plan.extents().iter().map(|_| AtomicBool::new(false)).collect(),
+            #[cfg(feature = "fault-injection")]
+            faults: options.faults.clone(),
+            plan,
+        };
+        let planned = job.plan.tensors().iter().enumerate();
+        let empty = planned.filter(|(_, tensor)| tensor.place.is_empty());
+        let block = || TensorMemory::Host(Arc::new(Block::empty()));
+        job.post(empty.map(|(position, _)| job.tensor(position, block())).collect());
+        let job = Arc::new(job);
+        job.submit(reads)?;
+        Ok(job)
+    }
+
+    /// Hands the reads to the scheduler: all that it will ever have.
+    fn submit(self: &Arc<Self>, reads: Vec<ReadOp>) -> Result<()> {
+        let operation = |op: ReadOp| {
+            let route = self.takers[op.extent].from(0).unwrap_or_default();
+            let charge = Charge::of_bytes(self.extent(&op).read.len());
+            Operation { queue: queue_of(route), charge, order: op.extent as u64, content: op }
+        };
+        let operations = reads.into_iter().map(operation).collect();
+        let gate = match self.admitted.load(Ordering::Relaxed) {
+            usize::MAX => Gate::Open,
+            admitted => Gate::Below(admitted as u64),
+        };
+        let submission = Submission { gate, ..Submission::new(Arc::downgrade(self), operations) };
+        let group = self.scheduler.submit(submission).map_err(|refused| refused.reason.clone())?;
+        self.reads.get_or_init(|| group);
+        self.scheduler.seal();
+        Ok(())
+    }
+
+    /// Lets the reads of the first `extents` begin.
+    pub(super) fn admit(&self, extents: usize) {
+        if let Sink::Device(delivery) = &self.sink
+            && let Err(error) = delivery.admit(&self.plan, extents)
+        {
+            self.fail(error);
+        }
+        self.admitted.fetch_max(extents, Ordering::Relaxed);
+        if let Some(&group) = self.reads.get() {
+            self.scheduler.admit(group, extents as u64);
+        }
+    }
+
+    pub(super) fn extent(&self, op: &ReadOp) -> &Extent {
+        &self.plan.extents()[op.extent]
+    }
+
+    /// What `route` has brought of `op` is of no use: its read begins again.
+    pub(super) fn take_back(&self, op: &mut ReadOp, route: Route) {
+        let extent = self.extent(op);
+        let window = ByteRange::at(extent.read.start(), op.progress.filled).unwrap_or_default();
+        let delivered = self.plan.delivered_bytes(extent, window);
+        self.tensor_bytes_done.fetch_sub(delivered, Ordering::Relaxed);
+        let mut tally = self.tally();
+        if let Some(own) = tally.carriers.iter_mut().find(|own| own.route == route && own.access == op.access)
+        {
+            own.tensor_bytes = own.tensor_bytes.saturating_sub(delivered);
+        }
+        op.begin_again();
+    }
+
+    /// All bytes of a read are there: they become parts of tensors, and tensors that are whole are posted.
+    pub(super) fn complete(&self, flight: Flight<Reads>) -> Next<Reads> {
+        if let Err(error) = (&self).check_unchanged(&flight.content) {
+            return self.fail_read(flight, error);
+        }
+        let (op, ticket) = flight.into_parts();
+        match (&self.sink, op) {
+            (Sink::Host(fills), op) => match self.fill(fills, op) {
+                Ok(()) => ticket.end(Ok(())),
+                Err(error) => self.fail_with(ticket, error),
+            },
+            (
+                Sink::Device(delivery),
+                ReadOp { extent, buffer: Buffer::Staged { slot: Some(slot), .. }, .. },
+            ) => delivery.send(self, extent, slot, ticket),
+            (Sink::Device(_), _) => {
+                self.fail_with(ticket, Error::Internal("an extent for a device has no slot".into()));
+            }
+        }
+        Next::Ended
+    }
+
+    /// Moves the bytes of a read to their places in host memory, as far as they are not there.
+    fn fill(&self, fills: &[Fill], op: ReadOp) -> Result<()> {
+        let extent = &self.plan.extents()[op.extent];
+        let mut tensors = Vec::new();
+        let mut ready = |position, block| {
+            tensors.push(self.tensor(position, TensorMemory::Host(Arc::new(block))));
+        };
+        match op.buffer {
+            Buffer::InPlace(region) => {
+                let Target::InPlace { arena, .. } = extent.target else {
+                    return Err(Error::Internal("a staged extent was read in place".into()));
+                };
+                fills[arena].complete(region, &mut ready)?;
+            }
+            Buffer::SharedStaging { slot, mut region } => {
+                let Target::InPlace { arena, .. } = extent.target else {
+                    return Err(Error::Internal("a staged extent has one place".into()));
+                };
+                let place = region.as_mut_slice().get_mut(..extent.read.len() as usize);
+                let (Some(mut slot), Some(place)) = (slot, place) else {
+                    return Err(Error::Internal("an extent by shared memory has no slot or no place".into()));
+                };
+                slot.copy_to(0, place)?;
+                drop(slot);
+                let delivered = self.plan.delivered_bytes(extent, extent.read);
+                self.tally().staged_bytes += delivered;
+                fills[arena].complete(region, &mut ready)?;
+            }
+            Buffer::Staged { slot, pieces: regions } => {
+                let Some(mut slot) = slot else {
+                    return Err(Error::Internal("a staged extent has no slot".into()));
+                };
+                let mut staged = 0;
+                for (piece, mut region) in self.plan.pieces(extent, extent.read).zip(regions) {
+                    self.promise.touch(piece.place.len(), || self.is_stopped(), || ())?;
+                    let place = region.as_mut_slice();
+                    let mut filled = 0;
+                    for copy in self.plan.copies(extent, piece) {
+                        let from = (copy.source.start() - extent.read.start()) as usize;
+                        let len = copy.source.len() as usize;
+                        slot.copy_to(from, &mut place[filled..filled + len])?;
+                        filled += len;
+                    }
+                    staged += filled as u64;
+                    fills[piece.arena].complete(region, &mut ready)?;
+                }
+                self.tally().staged_bytes += staged;
+            }
+        }
+        self.post(tensors);
+        Ok(())
+    }
+
+    /// The copies of a read to a device are done, which makes the tensors of `blocks` whole.
+    pub(super) fn deliver(&self, extent: &Extent, blocks: Vec<(usize, DeviceBlock)>) {
+        let staged = self.plan.delivered_bytes(extent, extent.read);
+        self.tally().staged_bytes += staged;
+        let memory = |block| TensorMemory::Device(Arc::new(block));
+        self.post(blocks.into_iter().map(|(position, block)| self.tensor(position, memory(block))).collect());
+    }
+
+    fn tensor(&self, position: usize, memory: TensorMemory) -> Tensor {
+        let planned = &self.plan.tensors()[position];
+        Tensor::new(self.catalog.tensor(planned.tensor), planned, self.target, memory)
+    }
+
+    fn post(&self, tensors: Vec<Tensor>) {
+        if !tensors.is_empty() {
+            self.tensors_done.fetch_add(tensors.len(), Ordering::Relaxed);
+            lock(&self.state).ready.extend(tensors);
+            self.posted.notify_all();
+        }
+    }
+
+    /// The load is over. The first reason given is the one that its owner sees.
+    pub(super) fn fail(&self, error: Error) {
+        let mut state = lock(&self.state);
+        let is_first = state.error.is_none() && !self.is_stopped();
+        let text = (is_first && !matches!(error, Error::Cancelled)).then(|| error.to_string());
+        // The caller that cancels a load wants no more of it.
+        let unwanted = if matches!(error, Error::Cancelled) {
+            std::mem::take(&mut state.ready)
+        } else {
+            VecDeque::new()
+        };
+        state.error.get_or_insert(error);
+        drop(state);
+        drop(unwanted);
+        self.is_stopped.store(true, Ordering::Release);
+        if let Some(error) = text {
+            tracing::debug!(error, "load failed");
+        }
+        // Before slots: what finds none returns to its queue, and ends there.
+        self.scheduler.close(Reason::Closed);
+        self.slots.close();
+        self.routes.iter().filter_map(LoadRoute::slots).for_each(Slots::close);
+        if let Sink::Device(delivery) = &self.sink {
+            delivery.stop();
+        }
+        self.posted.notify_all();
+    }
+
+    /// The load is over because of a read.
+    pub(super) fn fail_read(&self, flight: Flight<Reads>, error: Error) -> Next<Reads> {
+        self.fail(error);
+        self.drop_read(flight)
+    }
+
+    /// The load is over because of a read, whose memory is free already.
+    pub(super) fn fail_with(&self, ticket: Ticket<Reads>, error: Error) {
+        self.fail(error);
+        ticket.end(Err(Reason::Cancelled));
+    }
+
+    /// Ends a read of a load that is over.
+    pub(super) fn drop_read(&self, flight: Flight<Reads>) -> Next<Reads> {
+        flight.end(Err(Reason::Cancelled));
+        Next::Ended
+    }
+
+    /// All reads have ended.
+    pub(super) fn reads_ended(&self, result: Result<(), Reason>) {
+        self.is_read.store(true, Ordering::Release);
+        match result {
+            // The thread whose lane failed says why.
+            Ok(()) | Err(Reason::Lost(_)) => {}
+            Err(_) if self.is_stopped() => {}
+            Err(reason) => self.fail(reason.into()),
+        }
+        if let Sink::Device(delivery) = &self.sink {
+            delivery.stop();
+        }
+    }
+
+    /// Whether the load ended before all reads had.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Acquire)
+    }
+
+    /// Whether no further read begins: all have ended, or the load has.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_read.load(Ordering::Acquire) || self.is_stopped()
+    }
+
+    /// The route that makes the reads of one that gives up, if there is one that can make all.
+    pub(super) fn heir(&self, route: usize) -> Option<usize> {
+        let own = self.takers.iter().filter(|takers| takers.has(route));
+        (route + 1..self.routes.len()).find(|&later| own.clone().all(|takers| takers.has(later)))
+    }
+
+    /// Whether a thread of a route will get any read: one that is its own at first, or is as soon as the page cache turns
+    /// out not to hold it.
+    pub(super) fn will_serve(&self, route: usize) -> bool {
+        self.takers.iter().any(|takers| match takers.from(0) {
+            Some(first) if self.routes[first].member.is_cache() => {
+                first == route || takers.from(first + 1) == Some(route)
+            }
+            first => first == Some(route),
+        })
+    }
+
+    /// The way to the device, if one is the target.
+    pub(super) fn delivery(&self) -> Option<&Delivery> {
+        match &self.sink {
+            Sink::Host(_) => None,
+            Sink::Device(delivery) => Some(delivery),
+        }
+    }
+
+    /// What was done so far.
+    pub(super) fn tally(&self) -> MutexGuard<'_, Tally> {
+        lock(&self.tally)
+    }
+
+    /// Faults in the memory of one extent that no read has got to, at least `ahead` extents into the plan.
+    /// `false` if there is none left.
+    pub(super) fn touch_ahead(&self, ahead: usize) -> bool {
+        let position = ahead.saturating_add(self.next_to_touch.fetch_add(1, Ordering::Relaxed));
+        let Some(extent) = self.plan.extents().get(position) else {
+            return false;
+        };
+        if position >= self.admitted.load(Ordering::Relaxed) {
+            return false;
+        }
+        // Memory of an extent that was read may be given back already, and must not be faulted in again.
+        if let (Target::InPlace { arena, room }, Sink::Host(fills)) = (extent.target, &self.sink)
+            && !self.reached[position].load(Ordering::Relaxed)
+        {
+            let touch = || {
+                // It may have been reached while this thread waited.
+                if !self.reached[position].load(Ordering::Relaxed) {
+                    fills[arena].touch(room);
+                }
+            };
+            match self.take_from_promise(position, room, touch) {
+                Ok(true) => {}
+                Ok(false) => touch(),
+                Err(error) => self.fail(error),
+            }
+        }
+        !self.is_over()
+    }
+
+    /// Takes the memory of an extent that is read in place from the promise, once. Calls `touch` where memory is tight, and
+    /// returns whether it did.
+    fn take_from_promise(&self, position: usize, room: ByteRange, touch: impl FnOnce()) -> Result<bool> {
+        if self.touched[position].swap(true, Ordering::Relaxed) {
+            return Ok(false);
+        }
+        self.promise.touch(room.len(), || self.is_stopped(), touch)
+    }
+
+    /// Fails if the route that the caller named has not done what its name promises.
+    pub(super) fn check_kept(&self) -> Result<()> {
+        for route in &self.routes {
+            let Err(why) = route.name_check.check() else { continue };
+            let route = route.member.route();
+            if self.route == route {
+                return Err(Error::RouteUnavailable { route, path: None, why });
+            }
+            self.tally().refuse(Refusal::new(route.name(), None, why));
+        }
+        Ok(())
+    }
+
+    /// A read begins to fill the memory of its extent.
+    ///
+    /// # Errors
+    /// [`Error::MemoryBudget`] if the system has no memory for it any more.
+    pub(super) fn note_reached(&self, op: &ReadOp) -> Result<()> {
+        self.reached[op.extent].store(true, Ordering::Relaxed);
+        match (self.plan.extents()[op.extent].target, &self.sink) {
+            (Target::InPlace { arena, room }, Sink::Host(fills)) => {
+                self.take_from_promise(op.extent, room, || fills[arena].touch(room)).map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A thread of this load begins; it ends when the result is dropped.
+    pub(super) fn enter(self: &Arc<Self>) -> Running {
+        lock(&self.state).running += 1;
+        Running(self.clone())
+    }
+
+    /// The next event. Waits for it, but no longer than `timeout` if there is one.
+    pub(super) fn next_event(&self, timeout: Option<Duration>) -> Result<LoadEvent> {
+        let nothing_new =
+            |state: &mut LoadState| state.ready.is_empty() && state.error.is_none() && state.running > 0;
+        let state = lock(&self.state);
+        let mut state = match timeout {
+            None => self.posted.wait_while(state, nothing_new).unwrap_or_else(PoisonError::into_inner),
+            Some(timeout) => {
+                let waited = self.posted.wait_timeout_while(state, timeout, nothing_new);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        if state.ready.is_empty() {
+            // What was complete before an error is whole.
+            if let Some(error) = state.error.take() {
+                return Err(error);
+            }
+            if state.running == 0 {
+                return Ok(LoadEvent::Finished);
+            }
+        }
+        Ok(LoadEvent::Tensors(std::mem::take(&mut state.ready)))
+    }
+
+    /// When the last thread ended, and what the process had used by then; `None` while one runs.
+    pub(super) fn ended(&self) -> Option<(Instant, Usage)> {
+        let state = lock(&self.state);
+        state.ended.filter(|_| state.running == 0)
+    }
+
+    pub(super) fn tensor_bytes_done(&self) -> u64 {
+        self.tensor_bytes_done.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn tensors_done(&self) -> usize {
+        self.tensors_done.load(Ordering::Relaxed)
+    }
+}
+
+impl Read for &Job {
+    fn chosen(&self) -> (Route, DirectIo) {
+        (self.route, self.direct)
+    }
+
+    fn range(&self, op: &ReadOp) -> ByteRange {
+        self.extent(op).read
+    }
+
+    fn name_at(&self, op: &ReadOp, offset: u64) -> Option<String> {
+        let tensor = self.plan.tensor_at(self.extent(op), offset)?;
+        Some(self.catalog.tensor(tensor).name.to_string())
+    }
+
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        Job::tally(self)
+    }
+
+    fn account(&mut self, op: &ReadOp, route: Route, count: usize, before: u64) {
+        let extent = self.extent(op);
+        let start = extent.read.start();
+        let window = ByteRange::new(start + before, start + op.progress.filled).unwrap_or_default();
+        let delivered = self.plan.delivered_bytes(extent, window);
+        self.tensor_bytes_done.fetch_add(delivered, Ordering::Relaxed);
+        let onward = match (&self.sink, &op.buffer) {
+            (Sink::Device(_), Buffer::Staged { slot: Some(slot), .. }) if slot.device_address().is_none() => {
+                Onward::ToDevice
+            }
+            (Sink::Host(_), _) if self.route.is_unified() => Onward::Unified,
+            _ => Onward::Stay,
+        };
+        let carrier = Carrier::new(route, op.access, onward).of_read(count, delivered);
+        carrier.add_to(&mut self.tally().carriers);
+    }
+}
+
+/// A thread that works on a load. Its end is noticed however it ends.
+pub(super) struct Running(Arc<Job>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail(Error::Internal("a thread of the load panicked".into()));
+        }
+        let mut state = lock(&self.0.state);
+        state.running -= 1;
+        if state.running == 0 {
+            self.0.promise.end();
+            state.ended = Some((Instant::now(), Usage::now()));
+        }
+        drop(state);
+        self.0.posted.notify_all();
+    }
+}

@@ -1,0 +1,520 @@
+//! A load in progress: its threads, its tensors as they become complete, its end.
+#![forbid(unsafe_code)]
+
+use super::{
+    LoadOptions, Loaded, NumaPlacement, Tensor,
+    flow::{Flow, StreamOptions},
+    job::{Job, LoadEvent, Running},
+    memory_plan::MemoryPlan,
+    reporting::{self, Planned},
+    routes::{LoadRoute, Opening},
+    serve,
+    threads::{no_thread, numa_node},
+};
+use crate::{
+    Catalog, DeviceId, Error, Report, Result,
+    device::Device,
+    memory::MemoryRequest,
+    parallel,
+    plan::{Destination, Plan, PlanOptions},
+    report::{Refusal, TimeReport},
+    route::{
+        Unavailable,
+        member::{Landing, ThreadPlan},
+    },
+    source::Source,
+    sys::{numa, threads::run_on, usage::Usage},
+};
+use std::{
+    io,
+    sync::Arc,
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+/// Loads that read no more than this run on the caller's thread: starting others would take longer.
+const INLINE_BYTES: u64 = 1 << 20;
+/// Slots for extents that cannot be read in place, besides one for each thread that copies from the cache.
+const STAGING_SLOTS: usize = 8;
+/// Pinned memory between files and a device, at most.
+const PINNED_BYTES: u64 = 128 << 20;
+/// What a report calls threads that could not be started.
+const THREADS: &str = "threads of the load's own";
+
+/// A load in progress, on threads of its own.
+///
+/// Iterate to get tensors as they become complete, or [`wait`](Loading::wait) for all. Dropping it cancels the
+/// load, waits for reads that the kernel already has, and frees what was not handed out.
+///
+/// ```no_run
+/// let checkpoint = hoistway::Checkpoint::open(&["model.safetensors"])?;
+/// for tensor in checkpoint.start(&hoistway::LoadOptions::default())? {
+///     let tensor = tensor?;
+///     println!("{} {:?}", tensor.name(), tensor.shape());
+/// }
+/// # Ok::<(), hoistway::Error>(())
+/// ```
+pub struct Loading {
+    job: Arc<Job>,
+    threads: Vec<JoinHandle<()>>,
+    process: u32,
+    report: Report,
+    started: Instant,
+    usage: Usage,
+    finished: bool,
+    flow: Flow,
+    /// Until the last read has ended, if the caller's thread makes them all.
+    alone: Option<Running>,
+}
+
+/// How far a load has got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// Bytes of tensors that have arrived.
+    pub bytes_done: u64,
+    /// Bytes of tensors in all.
+    pub bytes_total: u64,
+    /// Tensors that are complete.
+    pub tensors_done: usize,
+    /// Tensors in all.
+    pub tensors_total: usize,
+}
+
+/// What [`Loading::next_within`] found.
+#[derive(Debug)]
+pub enum Arrival {
+    /// A tensor is complete.
+    Tensor(Tensor),
+    /// None became complete in time.
+    Pending,
+    /// All tensors were handed out.
+    Finished,
+}
+
+/// What a load starts from.
+#[derive(Clone, Copy)]
+pub(super) struct Start<'a> {
+    pub(super) catalog: &'a Arc<Catalog>,
+    /// The files by their position in the catalog.
+    pub(super) sources: &'a [Arc<dyn Source>],
+    pub(super) options: &'a LoadOptions,
+    pub(super) stream: &'a StreamOptions,
+    /// How long opening the checkpoint took.
+    pub(super) open_time: Duration,
+}
+
+impl Start<'_> {
+    /// Checks the options, and opens the device that they name.
+    fn device(&self) -> Result<Option<Arc<Device>>> {
+        let options = self.options;
+        options.check()?;
+        if options.route.is_mapping() {
+            let reason = "a mapping has nothing to do in the background: use load rather than start";
+            return Err(Error::invalid_option("route", options.route, reason));
+        }
+        let device = match options.device {
+            DeviceId::Cpu => None,
+            device => Some(Device::open(device)?),
+        };
+        if let (Some(device), true) = (&device, options.route.is_unified())
+            && !device.shares_host_memory()
+        {
+            let why = Unavailable::new(
+                format!("{} ({}) has memory of its own", device.name(), device.info().name),
+                "choose route auto or staged",
+            );
+            return Err(Error::RouteUnavailable { route: options.route, path: None, why });
+        }
+        Ok(device)
+    }
+
+    fn plan_options(&self, chunk_bytes: u64) -> PlanOptions {
+        let mut plan_options = PlanOptions { chunk_bytes, ..self.options.plan_options() };
+        if self.options.route.is_unified() {
+            plan_options.destination = Destination::Host;
+        }
+        self.stream.limit(&mut plan_options);
+        plan_options
+    }
+
+    fn plan(&self, chunk_bytes: u64) -> Result<Plan> {
+        let requests = self.options.selection.resolve(self.catalog)?;
+        Ok(Plan::new(self.catalog, &requests, &self.plan_options(chunk_bytes))?)
+    }
+}
+
+/// What a load does without before it looks at its files.
+///
+/// # Errors
+/// [`Error::RouteUnavailable`] if the route that is named cannot do without it.
+fn refused_before(
+    options: &LoadOptions,
+    copied_to: Option<&Arc<Device>>,
+    no_threads: Option<&io::Error>,
+) -> Result<Vec<Refusal>> {
+    let mut refused = Vec::new();
+    if let Some(error) = no_threads {
+        let why = no_thread(error);
+        if options.route.is_past_host() {
+            return Err(Error::RouteUnavailable { route: options.route, path: None, why });
+        }
+        refused.push(Refusal::new(THREADS, None, why));
+    }
+    if let Some(device) = copied_to.filter(|device| device.shares_host_memory()) {
+        refused.extend(options.route.unified_refusal(device.name()));
+    }
+    Ok(refused)
+}
+
+impl Loading {
+    pub(super) fn start(start: &Start<'_>) -> Result<Self> {
+        match Self::begin(start, None)? {
+            Ok(loading) => Ok(loading),
+            Err(error) => Self::begin(start, Some(&error))?
+                .map_err(|_| Error::Internal("a load without threads asked for some".into())),
+        }
+    }
+
+    /// Starts the load. `no_threads` says why there are none: then the caller's thread does everything. The inner error
+    /// is the system's, which gives no thread.
+    fn begin(start: &Start<'_>, no_threads: Option<&io::Error>) -> Result<io::Result<Self>> {
+        let (started, usage) = (Instant::now(), Usage::now());
+        let Start { catalog, sources, options, stream, open_time } = *start;
+        let device = start.device()?;
+        let copied_to = device.as_ref().filter(|_| !options.route.is_unified());
+        let mut plan = start.plan(options.chunk_bytes)?;
+        let mut flow = Flow::new(&plan, stream);
+        let refused = refused_before(options, copied_to, no_threads)?;
+        let is_small =
+            plan.read_bytes() <= INLINE_BYTES && !options.route.is_past_host() && !flow.is_bounded();
+        let is_inline = is_small || no_threads.is_some();
+        let mut opening = Opening::new(options, sources, copied_to, is_inline, refused);
+        opening.open_first(&plan)?;
+        let chunk_bytes = opening.chunk_bytes();
+        if chunk_bytes != options.chunk_bytes && !is_inline {
+            plan = start.plan(chunk_bytes)?;
+            flow = Flow::new(&plan, stream);
+        }
+        let threads = if is_inline { ThreadPlan::ALONE } else { ThreadPlan::new(&plan, sources, options) };
+        let numa_node = numa_node(sources, options.numa, copied_to)?;
+        let memory = MemoryRequest {
+            pages: options.huge_pages,
+            numa_node,
+            pool: options.pool.clone(),
+            user: device.clone().filter(|_| options.route.is_unified()),
+        };
+        let planned = Planned { catalog, plan: &plan, options, numa_node };
+        let mut report = planned.report(device.as_deref());
+        let (slots, staging_bytes) = match copied_to {
+            None => (STAGING_SLOTS + threads.copiers, u64::MAX),
+            Some(_) => {
+                let most =
+                    options.memory_budget_bytes.map_or(PINNED_BYTES, |budget| budget.min(PINNED_BYTES));
+                (threads.pinned_slots(), most)
+            }
+        };
+        let place = MemoryPlan {
+            memory: &memory,
+            device: copied_to,
+            slots,
+            slot_bytes: plan.slot_bytes(&start.plan_options(chunk_bytes)),
+            staging_bytes,
+            threads: &threads,
+            is_inline,
+            admitted: flow.admitted(),
+            most_bytes: flow.most_bytes(),
+        };
+        let job = Job::new(catalog.clone(), plan, opening, options, &place)?;
+        reporting::add_preparation(&mut report, &job);
+        report.time.open_seconds = open_time.as_secs_f64();
+        report.time.prepare_seconds = started.elapsed().as_secs_f64();
+        let mut loading = Self {
+            job,
+            threads: Vec::new(),
+            process: std::process::id(),
+            report,
+            started,
+            usage,
+            finished: false,
+            flow,
+            alone: None,
+        };
+        if is_inline {
+            loading.alone = Some(loading.job.enter());
+            loading.run_inline();
+        } else {
+            // By default threads stay where the process may run: its owner may have chosen that.
+            let threads_node = numa_node.filter(|_| options.numa != NumaPlacement::Unbound);
+            if let Err(error) = loading.spawn_all(&threads, threads_node) {
+                // Those that started end with the load.
+                return Ok(Err(error));
+            }
+        }
+        Ok(Ok(loading))
+    }
+
+    /// Does everything that may be done now, on this thread.
+    fn run_inline(&mut self) {
+        let job = &self.job;
+        (0..job.routes.len()).for_each(|route| serve::serve(job, route));
+        if !self.flow.is_bounded() || job.is_over() {
+            self.alone = None;
+        }
+    }
+
+    /// Starts the threads, as many as the system gives.
+    ///
+    /// # Errors
+    /// The system's, if it gives none of a kind that the load needs.
+    fn spawn_all(&mut self, threads: &ThreadPlan, numa_node: Option<u32>) -> io::Result<()> {
+        let cpus = numa_node
+            .and_then(|id| numa::nodes().into_iter().find(|node| node.id == id))
+            .map(|node| node.cpus);
+        let (job, depth) = (self.job.clone(), threads.depth.0);
+        let needed: Vec<bool> = (0..job.routes.len()).map(|route| job.will_serve(route)).collect();
+        let is_probing = |(route, needed): (&LoadRoute, &bool)| *needed && route.member.is_cache();
+        let is_probing = job.routes.iter().zip(&needed).any(is_probing);
+        if job.delivery().is_some() {
+            self.spawn(1, "hoistway-device", &cpus, |job| {
+                if let Some(delivery) = job.delivery() {
+                    delivery.serve(job);
+                }
+            })?;
+        }
+        let serve = |loading: &mut Self, is_cache: bool| {
+            for (number, route) in job.routes.iter().enumerate() {
+                if needed[number] && route.member.is_cache() == is_cache {
+                    let work = move |job: &Job| {
+                        serve::serve(job, number);
+                        if is_cache {
+                            serve::touch(job, depth);
+                        }
+                    };
+                    loading.spawn(route.share.threads, route.member.thread_name(), &cpus, work)?;
+                }
+            }
+            io::Result::Ok(())
+        };
+        serve(self, true)?;
+        let has_rings =
+            job.routes.iter().zip(&needed).any(|(route, needed)| *needed && route.share.depth.1 > 1);
+        if job.delivery().is_some() {
+            // Pinning takes time: the first slots are pinned side by side.
+            let past_host = job.routes.iter().any(|route| route.member.landing() == Landing::Device);
+            let first = if past_host && !is_probing { 1 } else { depth + threads.copiers };
+            // Without this thread, reads pin their slots themselves.
+            let _ = self.spawn(1, "hoistway-pin", &cpus, move |job| {
+                for route in &job.routes {
+                    if let Some(slots) = route.slots() {
+                        slots.pin_ahead(route.share.depth.1, || job.is_over());
+                    }
+                }
+                job.slots.pin_ahead(first, || job.is_over());
+            });
+        } else if has_rings && !is_probing {
+            // Without this thread, reads fault their memory in themselves.
+            let touch = move |job: &Job| serve::touch(job, depth);
+            let _ = self.spawn(threads.touchers, "hoistway-touch", &cpus, touch);
+        }
+        serve(self, false)
+    }
+
+    fn spawn(
+        &mut self,
+        count: usize,
+        name: &str,
+        cpus: &Option<Vec<usize>>,
+        work: impl Fn(&Job) + Clone + Send + 'static,
+    ) -> io::Result<()> {
+        for started in 0..count {
+            let (job, work, cpus) = (self.job.clone(), work.clone(), cpus.clone());
+            let running = job.enter();
+            let body = move || {
+                let _running = running;
+                if let Some(cpus) = cpus {
+                    run_on(&cpus);
+                }
+                work(&job);
+            };
+            match parallel::thread_named(name).spawn(body) {
+                Ok(thread) => self.threads.push(thread),
+                Err(error) => {
+                    let why = no_thread(&error);
+                    let what = format!("{THREADS} ({started} of {count} named {name} were started)");
+                    self.job.tally().refuse(Refusal::new(what, None, why));
+                    return if started == 0 { Err(error) } else { Ok(()) };
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The next tensor to become complete, waiting no longer than `timeout`.
+    ///
+    /// # Errors
+    /// Whatever ended the load. After an error there are no more tensors.
+    pub fn next_within(&mut self, timeout: Duration) -> Result<Arrival> {
+        self.advance(Some(timeout))
+    }
+
+    /// The next tensor to hand out that is complete already. Never waits, and never tells of errors.
+    pub fn next_arrived(&mut self) -> Option<Tensor> {
+        if self.process != std::process::id() {
+            return None;
+        }
+        self.flow.release_last();
+        self.flow.take()
+    }
+
+    fn advance(&mut self, timeout: Option<Duration>) -> Result<Arrival> {
+        if self.process != std::process::id() {
+            return Err(Error::Forked);
+        }
+        self.flow.release_last();
+        if self.flow.is_bounded() {
+            self.job.admit(self.flow.admitted());
+        }
+        if self.alone.is_some() {
+            self.run_inline();
+        }
+        if let Some(tensor) = self.flow.take() {
+            return Ok(Arrival::Tensor(tensor));
+        }
+        if self.finished {
+            return Ok(Arrival::Finished);
+        }
+        match self.job.next_event(timeout) {
+            Ok(LoadEvent::Tensors(tensors)) => {
+                self.flow.add(tensors);
+                Ok(self.flow.take().map_or(Arrival::Pending, Arrival::Tensor))
+            }
+            Ok(LoadEvent::Finished) => {
+                self.finish();
+                let (done, total) = (self.job.tensors_done(), self.job.plan.tensors().len());
+                if done < total {
+                    return Err(Error::Internal(format!("{done} of {total} tensors became complete")));
+                }
+                self.job.check_kept()?;
+                Ok(Arrival::Finished)
+            }
+            Err(error) => {
+                self.finish();
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits for all tensors that were not handed out yet.
+    ///
+    /// # Errors
+    /// Whatever ended the load.
+    pub fn wait(mut self) -> Result<Loaded> {
+        let mut tensors = Vec::with_capacity(self.job.plan.tensors().len());
+        loop {
+            match self.advance(None)? {
+                Arrival::Tensor(tensor) => tensors.push(tensor),
+                Arrival::Pending => {}
+                Arrival::Finished => return Ok(self.into_loaded(tensors)),
+            }
+        }
+    }
+
+    /// Puts `tensors`, taken from this load, into the order of the checkpoint and adds the report.
+    pub fn into_loaded(self, tensors: Vec<Tensor>) -> Loaded {
+        let report = self.report();
+        Loaded::new(tensors, report)
+    }
+
+    /// Ends the load early. Tensors that were handed out stay valid.
+    pub fn cancel(&mut self) {
+        // In a child of fork the job's locks may be held by threads that do not exist there.
+        if !self.finished && self.process == std::process::id() {
+            self.flow.clear();
+            self.job.fail(Error::Cancelled);
+        }
+    }
+
+    /// How far the load has got.
+    pub fn progress(&self) -> Progress {
+        Progress {
+            bytes_done: self.job.tensor_bytes_done(),
+            bytes_total: self.report.tensor_bytes,
+            tensors_done: self.job.tensors_done(),
+            tensors_total: self.report.tensors,
+        }
+    }
+
+    /// What the load has done so far; the whole truth once all tensors were handed out. A child of `fork` learns
+    /// only what was planned.
+    pub fn report(&self) -> Report {
+        let mut report = self.report.clone();
+        if self.process != std::process::id() {
+            return report;
+        }
+        reporting::add_progress(&mut report, &self.job);
+        if !self.finished {
+            self.stop_clock(&mut report.time);
+        }
+        report
+    }
+
+    fn stop_clock(&self, time: &mut TimeReport) {
+        // Not until the caller has taken the last tensor: that would time the caller.
+        let (ended, usage) = self.job.ended().unwrap_or_else(|| (Instant::now(), Usage::now()));
+        let seconds = ended.saturating_duration_since(self.started).as_secs_f64();
+        time.transfer_seconds = seconds - time.prepare_seconds;
+        time.total_seconds = time.open_seconds + seconds;
+        time.cpu_seconds = usage.cpu.saturating_sub(self.usage.cpu).as_secs_f64();
+        time.page_faults = usage.page_faults.saturating_sub(self.usage.page_faults);
+    }
+
+    /// Waits for the threads and stops the clock.
+    fn finish(&mut self) {
+        if self.finished {
+            return;
+        }
+        self.alone = None;
+        for thread in self.threads.drain(..) {
+            // A panic was already reported through the job.
+            let _ = thread.join();
+        }
+        let mut time = self.report.time;
+        self.stop_clock(&mut time);
+        self.report.time = time;
+        self.finished = true;
+    }
+}
+
+impl Iterator for Loading {
+    type Item = Result<Tensor>;
+
+    fn next(&mut self) -> Option<Result<Tensor>> {
+        loop {
+            match self.advance(None) {
+                Ok(Arrival::Tensor(tensor)) => return Some(Ok(tensor)),
+                Ok(Arrival::Pending) => {}
+                Ok(Arrival::Finished) => return None,
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+}
+
+impl Drop for Loading {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // A child of fork has neither the threads nor a consistent copy of what they were doing.
+            std::mem::forget(self.threads.drain(..).collect::<Vec<_>>());
+            return;
+        }
+        self.cancel();
+        self.finish();
+    }
+}
+
+impl std::fmt::Debug for Loading {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loading").field("progress", &self.progress()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,102 @@
+//! Where tensors live. `allocate` makes an arena of the kind asked for; `arena` is the contract between those
+//! who write it and those who read it.
+
+mod arena;
+mod borrowed;
+pub(crate) mod budget;
+mod coverage;
+mod device;
+mod pool;
+mod promised;
+
+pub use arena::Block;
+pub(crate) use arena::{Arena, Fill, WriteRegion};
+pub(crate) use borrowed::advise_huge_pages;
+pub use budget::limits;
+pub(crate) use device::{DeviceArena, DeviceFill};
+pub use device::{DeviceBlock, LentMemory};
+pub(crate) use hoistway_io::memory::{Copying, Slot, SlotKind, Slots};
+pub use hoistway_io::sys::limits::MemoryLimit;
+pub use pool::MemoryPool;
+pub(crate) use promised::Promise;
+
+use crate::{Error, Result, device::Device};
+use arena::Backing;
+use borrowed::Borrowed;
+use hoistway_io::memory::{Mapping, PageKind};
+use serde::{Deserialize, Serialize};
+use std::{fs::File, ptr::NonNull, sync::Arc};
+
+/// What pages arenas are made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum HugePages {
+    /// Transparent huge pages, asked for by `madvise`. The kernel gives small pages where it has no huge one.
+    #[default]
+    Transparent,
+    /// The system's reserve (`vm.nr_hugepages`). An error if the reserve is too small.
+    Reserved,
+    /// Small pages only, unless the system's own policy differs.
+    Never,
+}
+
+/// The memory that a load asks for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MemoryRequest {
+    pub(crate) pages: HugePages,
+    pub(crate) numa_node: Option<u32>,
+    pub(crate) pool: Option<MemoryPool>,
+    /// A device that uses the memory as it is.
+    pub(crate) user: Option<Arc<Device>>,
+}
+
+impl MemoryRequest {
+    /// Of `arena_bytes`, those that the machine must find now: a pool has them already, and reserved huge pages
+    /// were set apart.
+    pub(crate) fn fresh_bytes(&self, arena_bytes: u64) -> u64 {
+        if self.pool.is_some() || self.pages == HugePages::Reserved { 0 } else { arena_bytes }
+    }
+}
+
+/// An arena of `len` bytes, zeroed unless it comes from a pool.
+pub(crate) fn allocate(len: u64, request: &MemoryRequest) -> Result<Arc<Arena>> {
+    let len = len as usize;
+    if let Some(pool) = &request.pool {
+        return Ok(Arena::new(Backing::Pooled(pool.take(len)?), len, None));
+    }
+    let (pages, kind) = match request.pages {
+        HugePages::Transparent => (PageKind::TransparentHuge, "memory"),
+        HugePages::Reserved => {
+            (PageKind::ReservedHuge, "reserved huge pages (vm.nr_hugepages says how many there are)")
+        }
+        HugePages::Never => (PageKind::Default, "memory"),
+    };
+    let failed = |kind| move |source| Error::Allocation { bytes: len as u64, kind, source };
+    let mapping = Mapping::anonymous(len, pages).map_err(failed(kind))?;
+    if let Some(node) = request.numa_node {
+        mapping.prefer(node).map_err(failed("memory of that NUMA node"))?;
+    }
+    Ok(Arena::new(Backing::Own(mapping), len, request.user.clone()))
+}
+
+/// An arena of `len` bytes that belong to the caller.
+///
+/// # Safety
+/// The `len` bytes from `start` on must be valid for reads and writes and initialised, and nothing else may use them, as long as a caller
+/// holds a region of the arena.
+#[allow(unsafe_code)]
+pub(crate) unsafe fn borrow(start: NonNull<u8>, len: usize) -> Arc<Arena> {
+    // SAFETY: passed on; an arena asks for no byte past its length.
+    Arena::new(Backing::Borrowed(unsafe { Borrowed::new(start) }), len, None)
+}
+
+/// An arena that is a private view of the first `len` bytes of a file.
+pub(crate) fn map_file(file: &File, len: u64) -> Result<Arc<Arena>> {
+    let mapping = Mapping::of_file(file, len as usize).map_err(|source| Error::Allocation {
+        bytes: len,
+        kind: "address space for a file",
+        source,
+    })?;
+    Ok(Arena::new(Backing::File(mapping), len as usize, None))
+}

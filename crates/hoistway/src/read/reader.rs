@@ -1,0 +1,404 @@
+//! A reader: its threads, and how batches get to them.
+#![forbid(unsafe_code)]
+
+use super::{
+    Batch, Priority, ReadRequest, ReaderOptions,
+    batch::BatchState,
+    device::{DeviceLine, DirectRoute},
+    pieces::{self, Cut, Piece},
+    queue::{ReadOf, Reads},
+    request,
+    worker::Worker,
+};
+use crate::{
+    ByteRange, DeviceId, Error, Result,
+    memory::{self, SlotKind, Slots},
+    parallel::{lock, thread_named},
+    report::{Refusal, add_new},
+    route::{
+        Access, ReadLane, Unavailable,
+        member::{Landing, Member},
+        registry::{self, NotOpened},
+    },
+    source::Source,
+};
+use hoistway_io::executor::{Reason, Scheduler};
+use std::{
+    collections::HashMap,
+    io,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    thread::{self, JoinHandle},
+};
+
+/// Reads byte ranges into memory of the caller's choice, on threads that stay.
+///
+/// Dropping it ends what waits with [`Error::Cancelled`] and waits for what is under way, unless one of its own threads
+/// drops it.
+#[derive(Debug)]
+pub struct Reader {
+    shared: Arc<ReaderShared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Held while the main route is opened.
+    opening: Mutex<()>,
+    next_batch: AtomicU64,
+    process: u32,
+}
+
+/// What the threads of a reader share.
+#[derive(Debug)]
+pub(super) struct ReaderShared {
+    pub(super) options: ReaderOptions,
+    pub(super) scheduler: Arc<Scheduler<Reads>>,
+    /// What copies from the page cache, if the route looks there.
+    pub(super) cached: Option<Arc<dyn Member>>,
+    /// The route that threads read by: at once, or once there was a file for it.
+    main: OnceLock<Arc<dyn Member>>,
+    /// Staging for what cannot be read in place, once that was needed.
+    slots: OnceLock<Slots>,
+    /// Why nothing comes any more.
+    lost: OnceLock<String>,
+    lines: Mutex<HashMap<DeviceId, Arc<DeviceLine>>>,
+}
+
+impl Reader {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`]; [`Error::RouteUnavailable`] if the route that is named cannot run here;
+    /// [`Error::Allocation`]; [`Error::System`] if the system gives no thread. If it gives some, these serve.
+    pub fn new(options: &ReaderOptions) -> Result<Self> {
+        options.check()?;
+        let scheduler = Reads::scheduler(options.in_flight);
+        let (cached, main) = open_routes(options, &[])?;
+        let (lines, lost) = (Mutex::default(), OnceLock::new());
+        let (options, slots) = (options.clone(), OnceLock::new());
+        let shared = ReaderShared { options, scheduler, cached, main: OnceLock::new(), slots, lost, lines };
+        let (threads, opening, next_batch) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
+        let (shared, process) = (Arc::new(shared), std::process::id());
+        let reader = Self { shared, threads, opening, next_batch, process };
+        // A route that needs a file begins with the first.
+        if let Some(main) = main.or_else(|| reader.shared.cached.clone()) {
+            reader.start(main)?;
+            reader.make_host_slots()?;
+        }
+        Ok(reader)
+    }
+
+    /// The options that it was made with.
+    pub fn options(&self) -> &ReaderOptions {
+        &self.shared.options
+    }
+
+    /// Bytes of the host that staging slots have room for. Each is taken as it is first used.
+    pub(crate) fn staging_bytes(&self) -> u64 {
+        self.shared.slots.get().map_or(0, Slots::host_bytes)
+    }
+
+    /// Starts to read. Each request succeeds or fails for itself: what is wrong with one, a range past the end of its
+    /// file for instance, is told by its status.
+    ///
+    /// Reads that are not in [demand](Priority::Demand) take half of the lanes at most, but one at least, so that demand
+    /// finds a lane free.
+    ///
+    /// # Errors
+    /// [`Error::Forked`] in a child of the process that made the reader. Nothing else.
+    pub fn submit(
+        &self,
+        requests: impl IntoIterator<Item = ReadRequest>,
+        priority: Priority,
+    ) -> Result<Batch> {
+        if self.process != std::process::id() {
+            return Err(Error::Forked);
+        }
+        let shared = &self.shared;
+        let (mut reads, mut cuts, mut broken, mut borrowed) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut direct, mut refused) = (Vec::new(), Vec::new());
+        for (number, request) in requests.into_iter().enumerate() {
+            if let request::TargetKind::Host(start) = &request.target.0 {
+                borrowed.extend(ByteRange::at(start.pointer().addr().get() as u64, request.range.len()));
+            }
+            let (source, is_on_device) = (request.file.0.clone(), request.target.0.is_on_device());
+            let usable = self.make_usable(&source, !is_on_device);
+            let line = |device| self.way_to(device, &source, &mut direct, &mut refused);
+            match pieces::cut(request, shared.options.chunk_bytes, usable, line) {
+                Ok(Cut { state, pieces, begin_by }) => {
+                    reads.push(state);
+                    cuts.push((number, pieces, begin_by));
+                }
+                Err(failed) => {
+                    let (state, error) = *failed;
+                    reads.push(state);
+                    broken.push((number, error));
+                }
+            }
+        }
+        if shared.options.huge_pages {
+            memory::advise_huge_pages(borrowed);
+        }
+        let number = self.next_batch.fetch_add(1, Ordering::Relaxed);
+        let chosen = (shared.options.route, shared.options.direct);
+        let state = Arc::new(BatchState::new(number, reads, chosen, priority, direct));
+        let batch = Batch::new(state.clone(), shared.scheduler.clone());
+        for refusal in refused {
+            state.tally().refuse(refusal);
+        }
+        for (read, error) in broken {
+            state.fail(read, error);
+        }
+        for (read, pieces, begin_by) in cuts {
+            if pieces.is_empty() {
+                state.end_empty(read);
+                continue;
+            }
+            let pieces = pieces.into_iter().map(|(wanted, place)| Piece::new(&state, read, wanted, place));
+            let of = ReadOf { batch: state.clone(), read };
+            let submission = Reads::submission(of, pieces.collect(), priority, begin_by);
+            match shared.scheduler.submit(submission) {
+                Ok(group) => _ = state.read(read).group.set(group),
+                Err(refused) => {
+                    let reason = refused.reason.clone();
+                    drop(refused);
+                    state.fail(read, reason.into());
+                }
+            }
+        }
+        Ok(batch)
+    }
+
+    /// The way to a device for reads of a file, and whether it leads past the host: then its route is added to `direct`. Adds
+    /// to `refused` why it does not, if it might.
+    fn way_to(
+        &self,
+        device: DeviceId,
+        source: &Arc<dyn Source>,
+        direct: &mut Vec<Arc<DirectRoute>>,
+        refused: &mut Vec<Refusal>,
+    ) -> Result<(Arc<DeviceLine>, bool)> {
+        let line = self.line(device)?;
+        let is_direct = match line.add_direct(source) {
+            Ok(is_direct) => is_direct,
+            Err(error) if self.shared.options.route.is_past_host() => return Err(error),
+            Err(Error::RouteUnavailable { route, path, why }) => {
+                add_new(refused, [Refusal::new(route.name(), path, why)]);
+                false
+            }
+            Err(error) => {
+                let why = Unavailable::new(error.to_string(), "");
+                let route = line.direct().map(|direct| direct.member.route());
+                add_new(refused, route.map(|route| Refusal::new(route.name(), None, why)));
+                false
+            }
+        };
+        if let Some(own) = line.direct().filter(|_| is_direct)
+            && !direct.iter().any(|known| Arc::ptr_eq(known, own))
+        {
+            direct.push(own.clone());
+        }
+        Ok((line, is_direct))
+    }
+
+    fn line(&self, device: DeviceId) -> Result<Arc<DeviceLine>> {
+        if device.is_host() {
+            let reason = "it has no addresses of its own: give a pointer of the host";
+            return Err(Error::invalid_option("device", device, reason));
+        }
+        let mut lines = lock(&self.shared.lines);
+        if let Some(line) = lines.get(&device) {
+            return Ok(line.clone());
+        }
+        let line = DeviceLine::new(device, &self.shared.options, self.shared.main.get())?;
+        let serving = line.clone();
+        self.spawn("hoistway-device", move |_| serving.serve())?;
+        lines.insert(device, line.clone());
+        Ok(line)
+    }
+
+    /// Makes a file ready for the route that threads read by; with the first one, perhaps that route.
+    fn make_usable(&self, source: &Arc<dyn Source>, is_to_host: bool) -> Result<()> {
+        let options = &self.shared.options;
+        let unavailable =
+            |why| Error::RouteUnavailable { route: options.route, path: Some(source.path().to_owned()), why };
+        if is_to_host && options.route.is_past_host() {
+            let reason = format!("route {} leads to a device, and the target is host memory", options.route);
+            return Err(unavailable(Unavailable::new(reason, "choose route auto")));
+        }
+        let main = match self.shared.main.get() {
+            Some(main) => main,
+            None => self.start_with(source)?,
+        };
+        main.add(source, Access::Direct).map_err(unavailable)?;
+        if is_to_host { self.make_host_slots() } else { Ok(()) }
+    }
+
+    /// Makes the slots for reads to the host, unless they are there.
+    fn make_host_slots(&self) -> Result<()> {
+        let ReaderShared { options, main, slots, .. } = &*self.shared;
+        let _opening = lock(&self.opening);
+        if slots.get().is_none() {
+            let (count, slot_bytes) = (options.slots(), options.chunk_bytes as usize);
+            let made = match main.get().filter(|main| main.landing() == Landing::Shared) {
+                Some(main) => main.slots(count, slot_bytes, None, None)?,
+                None => Slots::new(count, slot_bytes, SlotKind::Host)?,
+            };
+            let _ = slots.set(made);
+        }
+        Ok(())
+    }
+
+    /// Opens the route that `source` is read by.
+    fn start_with(&self, source: &Arc<dyn Source>) -> Result<&Arc<dyn Member>> {
+        let opening = lock(&self.opening);
+        if self.shared.main.get().is_none() {
+            let (_, main) = open_routes(&self.shared.options, &[source])?;
+            self.start(main.ok_or_else(|| Error::Internal("no route reads".into()))?)?;
+        }
+        drop(opening);
+        self.shared.main.get().ok_or_else(|| Error::Internal("no route was started".into()))
+    }
+
+    /// Starts the threads that read by a route, as many as the system gives.
+    ///
+    /// # Errors
+    /// [`Error::RouteUnavailable`] if a thread gets no lane; [`Error::System`] if there is no thread.
+    fn start(&self, main: Arc<dyn Member>) -> Result<()> {
+        let options = &self.shared.options;
+        let in_flight = if main.landing() == Landing::Shared { options.slots() } else { options.in_flight };
+        let (lanes, depth) = main.lanes(in_flight);
+        main.open_lanes(lanes, depth)?;
+        let (tells, hears) = mpsc::channel();
+        for started in 0..lanes {
+            let (told, member) = (tells.clone(), main.clone());
+            let thread = self.spawn(main.thread_name(), move |shared| match member.lane(depth) {
+                Ok(lane) => {
+                    drop(told);
+                    Worker::run(shared, member, lane);
+                }
+                Err(why) => drop(told.send(why)),
+            });
+            match thread {
+                Err(error) if started > 0 => {
+                    tracing::warn!(%error, started, "a reader has fewer threads than lanes");
+                    break;
+                }
+                thread => thread?,
+            }
+        }
+        drop(tells);
+        // Reads that are made one at a time need nothing of the system that it could refuse.
+        if depth > 1
+            && let Ok(why) = hears.recv()
+        {
+            return Err(Error::RouteUnavailable { route: main.route(), path: None, why });
+        }
+        let _ = self.shared.main.set(main);
+        Ok(())
+    }
+
+    fn spawn(&self, name: &str, work: impl FnOnce(&ReaderShared) + Send + 'static) -> Result<()> {
+        let shared = self.shared.clone();
+        let thread = thread_named(name).spawn(move || work(&shared));
+        let thread = thread.map_err(|source| Error::System { operation: "starting a thread", source })?;
+        lock(&self.threads).push(thread);
+        Ok(())
+    }
+}
+
+impl ReaderShared {
+    /// Where reads to the host land that are not made in place.
+    pub(super) fn host_slots(&self) -> Option<&Slots> {
+        self.slots.get()
+    }
+
+    /// Whether an error says that nothing comes any more.
+    pub(super) fn is_lost_by(&self, error: &io::Error) -> bool {
+        self.main.get().is_some_and(|main| main.is_lost(error))
+    }
+
+    /// Nothing comes any more, so nothing may wait for it.
+    pub(super) fn lose(&self, reason: &str) {
+        let _ = self.lost.set(reason.to_owned());
+        if let Some(slots) = self.slots.get() {
+            slots.close();
+        }
+        lock(&self.lines).values().for_each(|line| line.close_slots());
+    }
+
+    /// Why a piece cannot be read any more, if so.
+    pub(super) fn loss(&self, piece: &Piece) -> Option<Error> {
+        let reason = self.lost.get()?.clone();
+        let read = piece.of();
+        let (path, tensor, range) = (read.file.path().to_owned(), read.name(), Some(piece.wanted));
+        Some(Error::Io { operation: "read", path, tensor, range, source: io::Error::other(reason) })
+    }
+
+    pub(super) fn with_faults(&self, lane: Box<ReadLane>) -> Box<ReadLane> {
+        #[cfg(feature = "fault-injection")]
+        if let Some(faults) = &self.options.faults {
+            return faults.wrap(lane);
+        }
+        lane
+    }
+}
+
+/// A route, if there is one.
+type OpenMember = Option<Arc<dyn Member>>;
+
+/// What copies from the page cache, and what reads the rest, if these files or the options say which that is.
+///
+/// # Errors
+/// [`Error::RouteUnavailable`] if the route that is named cannot be.
+fn open_routes(options: &ReaderOptions, files: &[&Arc<dyn Source>]) -> Result<(OpenMember, OpenMember)> {
+    let wanted = options.wanted(None);
+    let (mut cached, mut main) = (None, None);
+    for entry in registry::readers().filter(|entry| entry.landing != Landing::Device) {
+        match (entry.open)(&wanted, files, &[]) {
+            Ok(Some(member)) if member.is_cache() => cached = Some(member),
+            Ok(Some(member)) => main = main.or(Some(member)),
+            Ok(None) => {}
+            Err(NotOpened { path, why }) if wanted.names(entry.route) => {
+                return Err(Error::RouteUnavailable { route: options.route, path, why });
+            }
+            Err(_) => {}
+        }
+    }
+    Ok((cached, main))
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // The threads live in the parent: here, what detaches them may write to memory that has another owner by now.
+            let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::take(threads));
+            return;
+        }
+        self.shared.scheduler.close(Reason::Closed);
+        let lines: Vec<_> = lock(&self.shared.lines).drain().map(|(_, line)| line).collect();
+        let (devices, readers): (Vec<_>, Vec<_>) = lock(&self.threads)
+            .drain(..)
+            .partition(|thread| thread.thread().name() == Some("hoistway-device"));
+        let current = thread::current().id();
+        let is_own = readers.iter().chain(&devices).any(|thread| thread.thread().id() == current);
+        let end = move || {
+            // Those who wait for copies go last: readers may still send some.
+            for thread in readers {
+                let _ = thread.join();
+            }
+            lines.iter().for_each(|line| line.close());
+            for thread in devices {
+                let _ = thread.join();
+            }
+        };
+        if is_own {
+            // It cannot wait for itself. If no thread is to be had, the others end without being waited for.
+            let _ = thread_named("hoistway-end").spawn(end);
+        } else {
+            end();
+        }
+    }
+}

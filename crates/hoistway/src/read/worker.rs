@@ -1,0 +1,617 @@
+//! Drives a lane: takes pieces from the queue, reads them, and sees to it that they get where they belong.
+#![forbid(unsafe_code)]
+
+use super::{
+    batch::ReadState,
+    pieces::{Destination, Piece},
+    queue::{PIECES, Reads, Taken, Work},
+    reader::ReaderShared,
+    request::SinkError,
+};
+use crate::{
+    Alignment, ByteRange, Error, Result,
+    memory::{Slot, WriteRegion},
+    plan::{self, Runs, Transfer},
+    report::{Carrier, Onward, Refusal, Tally},
+    route::{
+        Access, Buffer, DirectIo, Done, ReadLane, ReadOp, Route, Unavailable,
+        attempt::{self, Read},
+        member::{Landing, Member},
+    },
+    source::Source,
+};
+use hoistway_io::{
+    executor::{self, Carried, Flight, InFlightLimit, Next, Patience, Service},
+    file::Residency,
+    lane,
+};
+use std::{
+    borrow::Cow,
+    io,
+    ops::ControlFlow,
+    panic::{self, AssertUnwindSafe},
+    sync::{Arc, MutexGuard},
+};
+
+/// What one thread does with pieces.
+pub(super) struct Worker<'a> {
+    shared: &'a ReaderShared,
+    /// The route that its lane was made for.
+    main: Arc<dyn Member>,
+    /// Copies from the page cache, for routes that look there first.
+    cached: Option<RouteLane>,
+}
+
+/// The lanes of a thread: the one that it was made for, and those of routes past the host.
+struct Lanes<'a> {
+    shared: &'a ReaderShared,
+    // Dropped before what they read: a lane waits for the kernel.
+    lanes: Vec<RouteLane>,
+    /// What they read, by the number that its reads carry.
+    reading: Vec<Option<Carried<Work>>>,
+    /// What could not be given to a lane.
+    refused: Vec<lane::Done<Carried<Work>>>,
+}
+
+/// A lane of a route.
+struct RouteLane {
+    lane: Box<ReadLane>,
+    member: Arc<dyn Member>,
+}
+
+/// A piece that is being read.
+#[derive(Debug)]
+struct Reading {
+    taken: Taken,
+    /// The bytes that are wanted, or the blocks they lie in.
+    range: ByteRange,
+    carriers: Vec<Carrier>,
+    /// What reads it.
+    member: Arc<dyn Member>,
+}
+
+/// The same without the piece, while a lane has it.
+pub(super) struct InLane {
+    /// `None` while a lane of a route has it.
+    op: Option<ReadOp>,
+    range: ByteRange,
+    carriers: Vec<Carrier>,
+    member: Arc<dyn Member>,
+}
+
+impl lane::Lane<Carried<Work>> for Lanes<'_> {
+    fn capacity(&self) -> usize {
+        self.lanes[0].lane.capacity()
+    }
+
+    fn allowed(&self) -> usize {
+        self.lanes[0].lane.allowed()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.lanes.iter().map(|own| own.lane.in_flight()).sum::<usize>() + self.refused.len()
+    }
+
+    fn push(&mut self, mut work: Carried<Work>) {
+        let lane = match &work.content.in_lane {
+            Some(InLane { member, .. }) => self.lane_of(&member.clone()),
+            None => Err(Unavailable::new("nothing was aimed at a piece", "")),
+        };
+        let op = work.content.in_lane.as_mut().and_then(|own| own.op.take());
+        let (Ok(lane), Some(mut op)) = (lane, op) else {
+            let result = Err(io::Error::other("no lane takes the read"));
+            return self.refused.push(lane::Done { op: work, result });
+        };
+        let free = self.reading.iter().position(Option::is_none);
+        let number = free.unwrap_or_else(|| {
+            self.reading.push(None);
+            self.reading.len() - 1
+        });
+        op.extent = number;
+        self.reading[number] = Some(work);
+        self.lanes[lane].lane.push(op);
+    }
+
+    fn submit_and_wait(&mut self, done: &mut Vec<lane::Done<Carried<Work>>>) -> io::Result<()> {
+        done.append(&mut self.refused);
+        let mut ended = Vec::new();
+        for RouteLane { lane, .. } in self.lanes.iter_mut().filter(|own| own.lane.in_flight() > 0) {
+            lane.submit_and_wait(&mut ended)?;
+        }
+        for Done { op, result } in ended {
+            if let Some(mut work) = self.reading.get_mut(op.extent).and_then(Option::take) {
+                if let Some(in_lane) = &mut work.content.in_lane {
+                    in_lane.op = Some(op);
+                }
+                done.push(lane::Done { op: work, result });
+            }
+        }
+        Ok(())
+    }
+}
+impl Lanes<'_> {
+    /// The lane of a member, which is made if it is not there.
+    fn lane_of(&mut self, member: &Arc<dyn Member>) -> std::result::Result<usize, Unavailable> {
+        if let Some(known) = self.lanes.iter().position(|own| Arc::ptr_eq(&own.member, member)) {
+            return Ok(known);
+        }
+        let lane = self.shared.with_faults(member.lane(1)?);
+        self.lanes.push(RouteLane { lane, member: member.clone() });
+        Ok(self.lanes.len() - 1)
+    }
+}
+
+impl executor::Handler<Reads> for Worker<'_> {
+    fn begin(&mut self, flight: Flight<Reads>) -> Next<Reads> {
+        let (taken, _) = Taken::of(flight);
+        self.look(taken)
+    }
+
+    fn settle(&mut self, flight: Flight<Reads>, result: io::Result<usize>) -> Next<Reads> {
+        let (taken, in_lane) = Taken::of(flight);
+        let Some(InLane { op: Some(op), range, carriers, member }) = in_lane else {
+            return taken.fail(Error::Internal("a read was lost on its way to a lane".into()));
+        };
+        self.follow(Reading { taken, range, carriers, member }, op, result)
+    }
+}
+
+impl<'a> Worker<'a> {
+    /// Serves the queue with a lane of `member`, until it is closed.
+    pub(super) fn run(shared: &'a ReaderShared, member: Arc<dyn Member>, lane: Box<ReadLane>) {
+        let cached = shared.cached.clone().and_then(|member| {
+            let lane = shared.with_faults(member.lane(1).ok()?);
+            Some(RouteLane { lane, member })
+        });
+        let limit = InFlightLimit::fixed(lane.capacity());
+        let lanes = vec![RouteLane { lane: shared.with_faults(lane), member: member.clone() }];
+        let lanes = Lanes { shared, lanes, reading: Vec::new(), refused: Vec::new() };
+        let service = Service { queues: &[PIECES], limit, patience: Patience::UntilOver };
+        shared.scheduler.serve(lanes, &mut Self { shared, main: member, cached }, service);
+    }
+
+    /// Starts with a piece: copies what is cached, if the route does that, or aims a read.
+    fn look(&mut self, mut taken: Taken) -> Next<Reads> {
+        let piece = &taken.piece;
+        let source = piece.of().file.0.clone();
+        if let Some(error) = self.shared.loss(piece) {
+            return taken.fail(error);
+        }
+        let access = match self.access(piece, &*source) {
+            Ok(access) => access,
+            Err(error) => return taken.fail(error),
+        };
+        if self.may_be_cached(piece, &source, access) {
+            taken = match self.copy_cached(taken, &source) {
+                ControlFlow::Continue(missed) => missed,
+                ControlFlow::Break(next) => return next,
+            };
+        }
+        if let Some(cached) = self.cached.as_ref().filter(|own| self.is_named(&own.member)) {
+            let error = not_cached(&taken.piece, &*source, &cached.member);
+            return taken.fail(error);
+        }
+        self.aim(taken, source, access)
+    }
+
+    /// Aims a read at a piece, into its place or a slot.
+    fn aim(&mut self, mut taken: Taken, source: Arc<dyn Source>, access: Access) -> Next<Reads> {
+        let wanted = taken.piece.wanted;
+        let blocks = blocks_of(wanted, source.len());
+        let member = direct_member(&taken.piece, blocks).unwrap_or_else(|| self.main.clone());
+        let access = if member.reads_any_bytes() { Access::Direct } else { access };
+        let (is_shared, is_direct) = (member.landing() == Landing::Shared, access == Access::Direct);
+        let may_borrow = !is_shared && !member.may_outlive_lane();
+        let (buffer, range) = match taken.piece.place.take() {
+            Some(Destination::Own(region)) if !is_shared => (Buffer::InPlace(region), blocks),
+            Some(Destination::Borrowed(region))
+                if may_borrow && (!is_direct || is_whole_blocks(region.address() as u64, wanted)) =>
+            {
+                (Buffer::InPlace(region), wanted)
+            }
+            place => {
+                let slot = match self.slot(place.as_ref(), &member, &*source) {
+                    Ok(slot) => slot,
+                    Err(error) => {
+                        drop(place);
+                        return taken.fail(error);
+                    }
+                };
+                let Some(slot) = slot else {
+                    taken.piece.place = place;
+                    return Next::PutBack(taken.into_flight(None));
+                };
+                let is_own = matches!(place, Some(Destination::Own(_)));
+                let pieces = put_aside(&mut taken.piece, place);
+                let range = if is_own || is_direct && !is_shared { blocks } else { wanted };
+                (Buffer::Staged { slot: Some(slot), pieces }, range)
+            }
+        };
+        let mut op = ReadOp::new(0, source, access, buffer);
+        op.aim(range);
+        Reading { taken, range, carriers: Vec::new(), member }.carry(op)
+    }
+
+    /// Whether a piece is read past the page cache.
+    fn access(&self, piece: &Piece, source: &dyn Source) -> Result<Access> {
+        let (access, refusal) = self.shared.options.wanted(None).access(source)?;
+        refusal.into_iter().for_each(|refusal| piece.batch().tally().refuse(refusal));
+        Ok(access)
+    }
+
+    fn is_named(&self, member: &Arc<dyn Member>) -> bool {
+        member.route() == self.shared.options.route
+    }
+
+    /// A slot for a member to read a piece into, whose place this is. `None` if none is free.
+    fn slot(
+        &self,
+        place: Option<&Destination>,
+        member: &Arc<dyn Member>,
+        source: &dyn Source,
+    ) -> Result<Option<Slot>> {
+        match place {
+            Some(Destination::Device { line, .. }) => line.slot(!Arc::ptr_eq(member, &self.main)),
+            _ => self.host_slot(source),
+        }
+    }
+
+    fn host_slot(&self, source: &dyn Source) -> Result<Option<Slot>> {
+        let slots = self.shared.host_slots();
+        let slots = slots.ok_or_else(|| Error::Internal("there are no slots for the host".into()))?;
+        match slots.try_take() {
+            None if slots.is_exhausted() => {
+                let reason = "reads that failed may still arrive in any of its memory";
+                let why = Unavailable::new(reason, "make a new reader");
+                let (route, path) = (self.main.route(), Some(source.path().to_owned()));
+                Err(Error::RouteUnavailable { route, path, why })
+            }
+            slot => Ok(slot),
+        }
+    }
+
+    /// Whether the page cache seems to hold a piece, and the route looks there.
+    fn may_be_cached(&self, piece: &Piece, source: &Arc<dyn Source>, access: Access) -> bool {
+        let Some(RouteLane { member, .. }) = &self.cached else { return false };
+        match member.add(source, access) {
+            Ok(true) => source.residency(piece.wanted) == Residency::Cached,
+            Ok(false) => false,
+            Err(why) => {
+                let path = Some(source.path().to_owned());
+                piece.batch().tally().refuse(Refusal::new(member.route().name(), path, why));
+                false
+            }
+        }
+    }
+
+    /// Copies a piece from the page cache. If that does not hold all of it, the piece comes back.
+    fn copy_cached(&mut self, mut taken: Taken, source: &Arc<dyn Source>) -> ControlFlow<Next<Reads>, Taken> {
+        let wanted = taken.piece.wanted;
+        let (is_own, buffer, range) = match taken.piece.place.take() {
+            // Memory of the reader's has room for all blocks.
+            Some(Destination::Own(region)) => {
+                (true, Buffer::InPlace(region), blocks_of(wanted, source.len()))
+            }
+            Some(Destination::Borrowed(region)) => (false, Buffer::InPlace(region), wanted),
+            place => {
+                let slot = self.slot(place.as_ref(), &self.main, &**source);
+                taken.piece.place = place;
+                match slot {
+                    Ok(Some(slot)) => {
+                        (false, Buffer::Staged { slot: Some(slot), pieces: Vec::new() }, wanted)
+                    }
+                    Ok(None) => return ControlFlow::Break(Next::PutBack(taken.into_flight(None))),
+                    Err(error) => return ControlFlow::Break(taken.fail(error)),
+                }
+            }
+        };
+        let mut op = ReadOp::new(0, source.clone(), Access::Buffered, buffer);
+        op.aim(range);
+        let mut reading = Reading { taken, range, carriers: Vec::new(), member: self.main.clone() };
+        let copied = self.cached.as_mut().and_then(|RouteLane { lane, member }| {
+            let mut done = Vec::with_capacity(1);
+            lane.push(op);
+            lane.submit_and_wait(&mut done).ok()?;
+            done.pop().map(|done| (done, member.route()))
+        });
+        let Some((Done { mut op, result }, route)) = copied else {
+            reading.end(Err(Error::Internal("a copy from the page cache was lost".into())));
+            return ControlFlow::Break(Next::Ended);
+        };
+        // If it failed, the route that reads from the device will see what is wrong, if anything is.
+        let count = result.unwrap_or(0);
+        if count > 0 {
+            op.progress.filled = count as u64;
+            reading.account(&op, route, count, 0);
+        }
+        if op.progress.filled == range.len() {
+            complete(self.shared, reading, op);
+            return ControlFlow::Break(Next::Ended);
+        }
+        let Reading { mut taken, carriers, .. } = reading;
+        // It starts over, so these bytes were read for nothing.
+        taken.piece.batch().account(carriers, 0, false);
+        if let Buffer::InPlace(region) = op.buffer {
+            taken.piece.place =
+                Some(if is_own { Destination::Own(region) } else { Destination::Borrowed(region) });
+        }
+        ControlFlow::Continue(taken)
+    }
+
+    /// What came of a read.
+    fn follow(&mut self, mut reading: Reading, mut op: ReadOp, result: io::Result<usize>) -> Next<Reads> {
+        if result.is_ok()
+            && let Some(error) = self.shared.loss(&reading.taken.piece)
+        {
+            // What came cannot be asked about any more.
+            drop(op);
+            reading.end(Err(error));
+            return Next::Ended;
+        }
+        let member = reading.member.clone();
+        if let Some(why) = member.gives_up(&op, &result) {
+            return hand_over(reading, op, why);
+        }
+        match attempt::settle(&mut reading, &*member, &mut op, result) {
+            Ok(true) => complete(self.shared, reading, op),
+            Ok(false) => {
+                op.aim(reading.range);
+                return reading.carry(op);
+            }
+            Err(error) => {
+                drop(op);
+                fail(self.shared, reading, error);
+            }
+        }
+        Next::Ended
+    }
+}
+
+impl Reading {
+    /// The lane of its member makes an attempt.
+    fn carry(self, op: ReadOp) -> Next<Reads> {
+        let Self { taken, range, carriers, member } = self;
+        Next::Carry(taken.into_flight(Some(InLane { op: Some(op), range, carriers, member })))
+    }
+
+    /// Its memory is not used any more.
+    fn end(self, result: Result<()>) {
+        self.taken.end_carried(self.carriers, 0, result);
+    }
+}
+
+impl Read for Reading {
+    fn chosen(&self) -> (Route, DirectIo) {
+        self.taken.piece.batch().chosen
+    }
+
+    fn range(&self, _: &ReadOp) -> ByteRange {
+        self.range
+    }
+
+    fn name_at(&self, _: &ReadOp, _: u64) -> Option<String> {
+        self.taken.piece.of().name()
+    }
+
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.taken.piece.batch().tally()
+    }
+
+    fn account(&mut self, op: &ReadOp, route: Route, count: usize, before: u64) {
+        let start = self.range.start();
+        let window = ByteRange::new(start + before, start + op.progress.filled).unwrap_or_default();
+        let delivered = window.intersection(self.taken.piece.wanted).unwrap_or_default();
+        let counted = &self.taken.piece.of().counted;
+        let delivered = counted.as_ref().map_or(delivered.len(), |counted| counted.in_window(delivered));
+        let onward = match (&self.taken.piece.place, &op.buffer) {
+            (Some(Destination::Device { .. }), Buffer::Staged { slot: Some(slot), .. })
+                if slot.device_address().is_none() =>
+            {
+                Onward::ToDevice
+            }
+            _ => Onward::Stay,
+        };
+        Carrier::new(route, op.access, onward).of_read(count, delivered).add_to(&mut self.carriers);
+    }
+
+    fn check_unchanged(&self, _: &ReadOp) -> Result<()> {
+        check_unchanged(&self.taken.piece)
+    }
+}
+
+/// A route past the host gives up: the piece waits again, for a lane that reads it otherwise.
+fn hand_over(reading: Reading, op: ReadOp, why: Unavailable) -> Next<Reads> {
+    // Its slot goes back before another is taken.
+    drop(op);
+    let Reading { taken, carriers, member, .. } = reading;
+    let batch = taken.piece.batch();
+    batch.tally().refuse(Refusal::new(member.route().name(), None, why.clone()));
+    batch.account(carriers, 0, false);
+    if let Some(Destination::Device { line, .. }) = &taken.piece.place
+        && let Some(direct) = line.direct()
+    {
+        direct.give_up(why);
+    }
+    let flight = taken.into_flight(None);
+    let charge = flight.ticket().charge();
+    Next::HandOver(flight, PIECES, charge)
+}
+
+/// What reads a piece past the host, if anything does.
+fn direct_member(piece: &Piece, blocks: ByteRange) -> Option<Arc<dyn Member>> {
+    let Some(Destination::Device { line, is_direct: true, .. }) = &piece.place else { return None };
+    let direct = line.direct().filter(|direct| direct.is_open())?;
+    let is_cut_short = direct.member.needs_whole_blocks() && !Alignment::BLOCK.divides(blocks.end());
+    (!is_cut_short).then(|| direct.member.clone())
+}
+
+/// All bytes of a piece were read: they go where they belong.
+fn complete(shared: &ReaderShared, mut reading: Reading, op: ReadOp) {
+    let piece = &mut reading.taken.piece;
+    let changed = match piece.place {
+        // It would have used the bytes by the end of the read.
+        Some(Destination::Sink(_)) => check_unchanged(piece),
+        _ => piece.of().check_first(|| check_unchanged(piece)),
+    };
+    if let Err(error) = changed {
+        drop(op);
+        fail(shared, reading, error);
+        return;
+    }
+    let wanted = piece.wanted;
+    let skip = wanted.start() - reading.range.start();
+    let (mut slot, region) = match op.buffer {
+        Buffer::InPlace(region) => {
+            let result = piece.of().complete(region);
+            reading.end(result);
+            return;
+        }
+        Buffer::Staged { slot: None, .. } | Buffer::SharedStaging { .. } => {
+            reading.end(Err(Error::Internal("a read has no slot".into())));
+            return;
+        }
+        Buffer::Staged { slot: Some(slot), mut pieces } => (slot, pieces.pop()),
+    };
+    let staged_bytes = wanted.len();
+    let result = match (region, piece.place.take()) {
+        (Some(mut region), _) => {
+            // Memory of the reader's own holds whole blocks, all of which were read.
+            let (skip, len) =
+                if piece.of().is_owned { (0, reading.range.len()) } else { (skip, wanted.len()) };
+            let target = region.as_mut_slice().get_mut(..len as usize);
+            let target = target.ok_or_else(|| Error::Internal("a region is too short for its bytes".into()));
+            target
+                .and_then(|target| Ok(slot.copy_to(skip as usize, target)?))
+                .and_then(|()| piece.of().complete(region))
+        }
+        (None, Some(Destination::Device { line, address, .. })) => {
+            match transfers(&mut slot, skip, wanted, piece.of().packed.as_ref()) {
+                Ok(transfers) if !transfers.is_empty() => {
+                    line.send(slot, &transfers, address, reading.taken, reading.carriers);
+                    return;
+                }
+                packed => packed.map(drop),
+            }
+        }
+        (None, Some(Destination::Sink(sink))) => part(&mut slot, skip, wanted.len()).and_then(|bytes| {
+            let bytes = &*bytes;
+            let read = piece.of();
+            let position = wanted.start() - read.range.start();
+            // The panic hook has told what; here it is a refusal like others.
+            panic::catch_unwind(AssertUnwindSafe(|| sink(position, bytes)))
+                .unwrap_or_else(|_| Err("it panicked".into()))
+                .map_err(|source| sink_error(read, wanted, source))
+        }),
+        (None, Some(Destination::Discard)) => Ok(()),
+        (None, _) => Err(Error::Internal("a piece has no place".into())),
+    };
+    drop(slot);
+    reading.taken.end_carried(reading.carriers, staged_bytes, result);
+}
+
+/// How the bytes of `wanted`, which are those of a slot after the first `skip`, get from there to a device: all of them, or
+/// the runs of them that are wanted, which are moved together first if they are in host memory.
+fn transfers(slot: &mut Slot, skip: u64, wanted: ByteRange, packed: Option<&Runs>) -> Result<Vec<Transfer>> {
+    let (before, len) = match packed {
+        None => (0, wanted.len()),
+        Some(runs) if slot.device_address().is_some() => {
+            return Ok(plan::packed(runs, wanted, wanted.start() - skip));
+        }
+        Some(runs) => pack(slot, skip, wanted, runs)?,
+    };
+    let linear = Transfer::Linear { source: skip, arena: 0, destination: before, len };
+    Ok(if len > 0 { vec![linear] } else { Vec::new() })
+}
+
+/// Moves the runs that lie in `wanted`, whose bytes are those of a slot after the first `skip`, together. How many bytes of
+/// runs come before them, and how many they are.
+fn pack(slot: &mut Slot, skip: u64, wanted: ByteRange, runs: &Runs) -> Result<(u64, u64)> {
+    if slot.is_shared() {
+        // Another process can write to it, so nothing else may look at it.
+        let mut bytes = vec![0; wanted.len() as usize];
+        slot.copy_to(skip as usize, &mut bytes)?;
+        let (first, len) = move_together(&mut bytes, wanted, runs);
+        slot.copy_from(skip as usize, &bytes[..len as usize])?;
+        return Ok((first, len));
+    }
+    let bytes = slot.as_mut_slice();
+    let bytes = bytes.get_mut(skip as usize..(skip + wanted.len()) as usize);
+    let bytes = bytes.ok_or_else(|| Error::Internal("a piece does not fit its slot".into()))?;
+    Ok(move_together(bytes, wanted, runs))
+}
+
+fn move_together(bytes: &mut [u8], wanted: ByteRange, runs: &Runs) -> (u64, u64) {
+    let (mut first, mut len) = (None, 0);
+    for (part, before) in runs.within(wanted) {
+        let start = (part.start() - wanted.start()) as usize;
+        bytes.copy_within(start..start + part.len() as usize, len as usize);
+        first.get_or_insert(before);
+        len += part.len();
+    }
+    (first.unwrap_or_default(), len)
+}
+
+/// The `len` bytes of a slot after the first `skip`.
+fn part(slot: &mut Slot, skip: u64, len: u64) -> Result<Cow<'_, [u8]>> {
+    let (start, len) = (skip as usize, len as usize);
+    if slot.is_shared() {
+        // Another process can write to it, so nothing else may look at it.
+        let mut bytes = vec![0; len];
+        slot.copy_to(start, &mut bytes)?;
+        return Ok(bytes.into());
+    }
+    let bytes = start.checked_add(len).and_then(|end| slot.as_mut_slice().get(start..end));
+    bytes.map(Cow::Borrowed).ok_or_else(|| Error::Internal("a piece does not fit its slot".into()))
+}
+
+/// What a read by way of a slot fills in the end, if that is a region; else the place stays the piece's.
+fn put_aside(piece: &mut Piece, place: Option<Destination>) -> Vec<WriteRegion> {
+    match place {
+        Some(Destination::Own(region) | Destination::Borrowed(region)) => vec![region],
+        place => {
+            piece.place = place;
+            Vec::new()
+        }
+    }
+}
+
+/// The blocks that `wanted` lies in, as far as the file goes.
+fn blocks_of(wanted: ByteRange, file_len: u64) -> ByteRange {
+    let block = Alignment::BLOCK;
+    let end = block.up(wanted.end()).unwrap_or(wanted.end()).min(file_len);
+    ByteRange::new(block.down(wanted.start()), end).unwrap_or(wanted)
+}
+
+/// Whether `wanted` can be read directly to `address`, in blocks and with nothing around them.
+fn is_whole_blocks(address: u64, wanted: ByteRange) -> bool {
+    [address, wanted.start(), wanted.end()].iter().all(|place| Alignment::BLOCK.divides(*place))
+}
+
+/// A piece ends with an error, and with it all others, if that says that its route brings nothing any more.
+fn fail(shared: &ReaderShared, reading: Reading, error: Error) {
+    if let Error::Io { source, .. } = &error
+        && shared.is_lost_by(source)
+    {
+        shared.lose(&source.to_string());
+    }
+    reading.end(Err(error));
+}
+
+fn check_unchanged(piece: &Piece) -> Result<()> {
+    let read = piece.of();
+    read.file.0.check_unchanged(piece.wanted, |_| read.name())
+}
+
+/// The error of a route that copies from the page cache where that does not hold a piece.
+fn not_cached(piece: &Piece, source: &dyn Source, member: &Arc<dyn Member>) -> Error {
+    if let Err(changed) = check_unchanged(piece) {
+        return changed;
+    }
+    let reason = format!("the page cache does not hold all of bytes {}", piece.wanted);
+    let why = Unavailable::new(reason, "run 'hoistway warm' first, or choose route auto");
+    Error::RouteUnavailable { route: member.route(), path: Some(source.path().to_owned()), why }
+}
+
+fn sink_error(read: &ReadState, range: ByteRange, source: SinkError) -> Error {
+    Error::Sink { path: read.file.path().to_owned(), tensor: read.name(), range, source }
+}

@@ -1,0 +1,390 @@
+//! What a load did: the route of every byte, and why it was not a better one.
+#![forbid(unsafe_code)]
+
+use crate::{
+    DeviceId, Dtype, counted,
+    memory::HugePages,
+    plan::Layout,
+    route::{Access, Route},
+    verify::VerifyReport,
+};
+use bytesize::ByteSize;
+pub use hoistway_io::Refusal;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// What one load did.
+///
+/// The bytes of [`Report::carriers`] add up to [`Report::tensor_bytes`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// Version of hoistway.
+    pub version: String,
+    /// The route that was asked for.
+    pub route: Route,
+    /// Files that were read.
+    pub files: usize,
+    /// Tensors of the load.
+    pub tensors: usize,
+    /// Bytes of these tensors.
+    pub tensor_bytes: u64,
+    /// Bytes that were read: the tensors, gaps read along, padding to whole blocks, and what was read for nothing.
+    pub read_bytes: u64,
+    /// Bytes of tensors that passed through a staging slot, of the host or of a device, rather than being read in place.
+    pub staged_bytes: u64,
+    /// Which route moved how much.
+    pub carriers: Vec<Carrier>,
+    /// Routes that would have been better, and why they were not used.
+    pub refused: Vec<Refusal>,
+    /// Reads that had to be repeated.
+    pub retries: Retries,
+    /// Memory that the load took.
+    pub memory: MemoryReport,
+    /// What happened on the device, if one was the target.
+    pub device: Option<DeviceReport>,
+    /// Where the time went.
+    pub time: TimeReport,
+    /// How a verification went, if there was one.
+    pub verify: Option<VerifyReport>,
+    /// What else the caller should know.
+    pub notes: Vec<String>,
+}
+
+/// One route's share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Carrier {
+    /// The route.
+    pub route: Route,
+    /// Whether it went past the page cache or through it.
+    pub access: Access,
+    /// The way on to a device: `staged` if by pinned host memory; `None` if the route leads to where the tensors stay.
+    pub via: Option<Route>,
+    /// Bytes of tensors that it delivered, as many as they have in the file.
+    pub tensor_bytes: u64,
+    /// Bytes that it read.
+    pub read_bytes: u64,
+    /// Reads that it made.
+    pub reads: u64,
+}
+
+/// What becomes of bytes once they are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Onward {
+    /// They are where they stay, or are copied there by the side that they are on.
+    Stay,
+    /// They are copied from the host to a device.
+    ToDevice,
+    /// They stay in host memory, which a device uses as it is.
+    Unified,
+}
+
+impl Carrier {
+    /// A share of nothing so far.
+    pub(crate) fn new(route: Route, access: Access, onward: Onward) -> Self {
+        let via = match onward {
+            Onward::Stay => None,
+            Onward::ToDevice => Some(Route::Staged),
+            Onward::Unified => Some(Route::Unified),
+        };
+        Self { route, access, via, tensor_bytes: 0, read_bytes: 0, reads: 0 }
+    }
+
+    /// One read of `read_bytes`, of which `tensor_bytes` are delivered.
+    pub(crate) fn of_read(self, read_bytes: usize, tensor_bytes: u64) -> Self {
+        Self { tensor_bytes, read_bytes: read_bytes as u64, reads: 1, ..self }
+    }
+
+    /// Whether it is the share of the same way.
+    fn is_same_way(&self, other: &Self) -> bool {
+        (self.route, self.access, self.via) == (other.route, other.access, other.via)
+    }
+
+    /// Adds it to the share of the same way, if there is one.
+    pub(crate) fn add_to(self, carriers: &mut Vec<Self>) {
+        match carriers.iter_mut().find(|own| own.is_same_way(&self)) {
+            Some(own) => {
+                own.tensor_bytes += self.tensor_bytes;
+                own.read_bytes += self.read_bytes;
+                own.reads += self.reads;
+            }
+            None => carriers.push(self),
+        }
+    }
+}
+
+/// What the reads of a load or a batch have done so far.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) carriers: Vec<Carrier>,
+    pub(crate) refused: Vec<Refusal>,
+    pub(crate) retries: Retries,
+    pub(crate) staged_bytes: u64,
+}
+
+impl Tally {
+    /// Something better than what will be done is not possible.
+    pub(crate) fn refuse(&mut self, refusal: Refusal) {
+        tracing::debug!(what = refusal.what, why = %refusal.why, "refused");
+        add_new(&mut self.refused, [refusal]);
+    }
+}
+
+/// Reads that had to be repeated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Retries {
+    /// Reads that returned fewer bytes than asked.
+    pub short: u64,
+    /// Reads that were interrupted or told to try again.
+    pub interrupted: u64,
+}
+
+/// Memory that a load took.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct MemoryReport {
+    /// How tensors share memory.
+    pub layout: Layout,
+    /// Arenas that hold them.
+    pub arenas: usize,
+    /// Bytes of these: tensors, gaps, padding.
+    pub arena_bytes: u64,
+    /// Bytes of staging slots, freed when the load ended.
+    pub staging_bytes: u64,
+    /// Kind of pages.
+    pub huge_pages: HugePages,
+    /// Whether the arenas come from a pool of memory that was touched before.
+    pub pooled: bool,
+    /// The NUMA node that was asked for them, if any.
+    pub numa_node: Option<u32>,
+}
+
+/// What happened on the device that a load went to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DeviceReport {
+    /// The device.
+    pub device: DeviceId,
+    /// Its name.
+    pub name: String,
+    /// Its place on the PCI bus.
+    pub pci: String,
+    /// Whether it uses host memory as it is, because it has none of its own.
+    pub unified: bool,
+    /// The type that floats were converted to, if they were.
+    pub dtype: Option<Dtype>,
+    /// Bytes of its memory that hold the tensors: padding included, and converted.
+    pub memory_bytes: u64,
+    /// Bytes of its memory that the load took besides, freed when it ended.
+    pub scratch_bytes: u64,
+    /// Copies and kernels.
+    pub copies: u64,
+    /// Time during which the next copy to end was waited for.
+    pub copy_wait_seconds: f64,
+    /// Time that readers waited for a slot, all of them together: long if copies are slower than reads.
+    pub slot_wait_seconds: f64,
+    /// What proved that the direct path was direct, if it was taken.
+    pub proof: Option<String>,
+}
+
+/// Where the time of a load went, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct TimeReport {
+    /// Finding the files and reading their headers. Counted in the first load from a checkpoint; 0 in later ones.
+    pub open_seconds: f64,
+    /// Planning and allocating address space.
+    pub prepare_seconds: f64,
+    /// From the first read to the end of the last thread.
+    pub transfer_seconds: f64,
+    /// All of these.
+    pub total_seconds: f64,
+    /// CPU time of the whole process meanwhile, user and system.
+    pub cpu_seconds: f64,
+    /// Page faults of the whole process meanwhile.
+    pub page_faults: u64,
+}
+
+impl Report {
+    /// Bytes of tensors per second over the whole load; 0 if nothing was read.
+    pub fn bytes_per_second(&self) -> f64 {
+        if self.is_unread() {
+            return 0.0;
+        }
+        if self.time.total_seconds > 0.0 { self.tensor_bytes as f64 / self.time.total_seconds } else { 0.0 }
+    }
+
+    /// Whether files were mapped, and no byte of them was read.
+    fn is_unread(&self) -> bool {
+        self.route == Route::Mapped && self.read_bytes == 0
+    }
+
+    /// Adds a later load of the same checkpoint: sums what can be summed, and keeps each refusal and note once.
+    pub fn merge(&mut self, later: &Self) {
+        self.files = self.files.max(later.files);
+        self.tensors += later.tensors;
+        self.tensor_bytes += later.tensor_bytes;
+        self.read_bytes += later.read_bytes;
+        self.staged_bytes += later.staged_bytes;
+        later.carriers.iter().for_each(|carrier| carrier.clone().add_to(&mut self.carriers));
+        add_new(&mut self.refused, later.refused.iter().cloned());
+        add_new(&mut self.notes, later.notes.iter().cloned());
+        self.retries.short += later.retries.short;
+        self.retries.interrupted += later.retries.interrupted;
+        self.memory.arenas += later.memory.arenas;
+        self.memory.arena_bytes += later.memory.arena_bytes;
+        self.memory.staging_bytes = self.memory.staging_bytes.max(later.memory.staging_bytes);
+        match (&mut self.device, &later.device) {
+            (Some(own), Some(later)) => {
+                own.memory_bytes += later.memory_bytes;
+                own.scratch_bytes = own.scratch_bytes.max(later.scratch_bytes);
+                own.copies += later.copies;
+                own.copy_wait_seconds += later.copy_wait_seconds;
+                own.slot_wait_seconds += later.slot_wait_seconds;
+                own.proof = own.proof.take().or_else(|| later.proof.clone());
+            }
+            (own @ None, later) => own.clone_from(later),
+            (Some(_), None) => {}
+        }
+        self.time.open_seconds += later.time.open_seconds;
+        self.time.prepare_seconds += later.time.prepare_seconds;
+        self.time.transfer_seconds += later.time.transfer_seconds;
+        self.time.total_seconds += later.time.total_seconds;
+        self.time.cpu_seconds += later.time.cpu_seconds;
+        self.time.page_faults += later.time.page_faults;
+    }
+}
+
+/// The routes that moved `bytes`: a line each. Columns stay in line if some of them lead to a device.
+pub(crate) fn write_carriers(
+    f: &mut fmt::Formatter<'_>,
+    carriers: &[Carrier],
+    bytes: u64,
+    has_device: bool,
+) -> fmt::Result {
+    let (route_width, way_width) = if has_device { (10, 16) } else { (9, 8) };
+    for carrier in carriers {
+        let share = 100.0 * carrier.tensor_bytes as f64 / bytes.max(1) as f64;
+        let way = match carrier.via {
+            Some(via) => format!("{}, {via}", carrier.access),
+            None => carrier.access.to_string(),
+        };
+        writeln!(
+            f,
+            "  {:<route_width$} {way:<way_width$} {:>10} {share:5.1} %  ({} of {} in all)",
+            carrier.route,
+            ByteSize(carrier.tensor_bytes).to_string(),
+            counted(carrier.reads, "read", "reads"),
+            ByteSize(carrier.read_bytes),
+        )?;
+    }
+    Ok(())
+}
+
+/// What was refused: a line for each reason, however many files it holds for.
+pub(crate) fn write_refused(f: &mut fmt::Formatter<'_>, refused: &[Refusal]) -> fmt::Result {
+    let is_alike = |a: &Refusal, b: &Refusal| (&a.what, &a.why) == (&b.what, &b.why);
+    for (position, refusal) in refused.iter().enumerate() {
+        if refused[..position].iter().any(|earlier| is_alike(earlier, refusal)) {
+            continue;
+        }
+        write!(f, "  not used: {}", refusal.what)?;
+        if let Some(path) = &refusal.path {
+            write!(f, " on {}", path.display())?;
+            let others = refused[position + 1..].iter().filter(|later| is_alike(later, refusal)).count();
+            if others > 0 {
+                write!(f, " and {others} more")?;
+            }
+        }
+        writeln!(f, ": {}", refusal.why)?;
+    }
+    Ok(())
+}
+
+/// Adds those that are not there.
+pub(crate) fn add_new<T: PartialEq>(own: &mut Vec<T>, later: impl IntoIterator<Item = T>) {
+    for item in later {
+        if !own.contains(&item) {
+            own.push(item);
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    /// Several lines of text for people.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tensors = counted(self.tensors, "tensor", "tensors");
+        let (files, bytes) = (counted(self.files, "file", "files"), ByteSize(self.tensor_bytes));
+        let seconds = self.time.total_seconds;
+        if self.is_unread() {
+            writeln!(
+                f,
+                "mapped {tensors}, {bytes} of {files} in {seconds:.3} s: nothing is read until it is used"
+            )?;
+        } else {
+            let speed = ByteSize(self.bytes_per_second() as u64);
+            writeln!(f, "{tensors}, {bytes} from {files} in {seconds:.3} s ({speed}/s)")?;
+        }
+        write_carriers(f, &self.carriers, self.tensor_bytes, self.device.is_some())?;
+        write_refused(f, &self.refused)?;
+        if let Some(device) = &self.device {
+            let on = if device.unified { "shared with" } else { "on" };
+            write!(f, "  device    {on} {} ({}, {})", device.device, device.name, device.pci)?;
+            if let Some(dtype) = device.dtype {
+                write!(f, ", converted to {dtype}")?;
+            }
+            write!(f, "; {}", counted(device.copies, "copy", "copies"))?;
+            if device.scratch_bytes > 0 {
+                write!(f, ", scratch {}", ByteSize(device.scratch_bytes))?;
+            }
+            writeln!(
+                f,
+                "; waited {:.3} s for copies, readers {:.3} s for slots (all of them together)",
+                device.copy_wait_seconds, device.slot_wait_seconds
+            )?;
+            if let Some(proof) = &device.proof {
+                writeln!(f, "  proof     {proof}, and none through the host since")?;
+            }
+        }
+        writeln!(
+            f,
+            "  memory    {} in {}{}, staging {}",
+            ByteSize(self.memory.arena_bytes),
+            counted(self.memory.arenas, "arena", "arenas"),
+            if self.memory.pooled { " from the pool" } else { "" },
+            ByteSize(self.memory.staging_bytes),
+        )?;
+        writeln!(
+            f,
+            "  time      open {:.3} s, prepare {:.3} s, transfer {:.3} s; CPU {:.3} s, {}",
+            self.time.open_seconds,
+            self.time.prepare_seconds,
+            self.time.transfer_seconds,
+            self.time.cpu_seconds,
+            counted(self.time.page_faults, "page fault", "page faults"),
+        )?;
+        if self.retries != Retries::default() {
+            writeln!(
+                f,
+                "  retries   {} short, {} interrupted",
+                self.retries.short, self.retries.interrupted
+            )?;
+        }
+        if let Some(verify) = &self.verify {
+            writeln!(
+                f,
+                "  verified  {}, {} against {} in {:.3} s",
+                counted(verify.tensors, "tensor", "tensors"),
+                ByteSize(verify.bytes),
+                verify.against,
+                verify.seconds,
+            )?;
+        }
+        for note in &self.notes {
+            writeln!(f, "  note: {note}")?;
+        }
+        Ok(())
+    }
+}

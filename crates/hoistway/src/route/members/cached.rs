@@ -1,0 +1,65 @@
+//! `cached`: takes files whose pages in the page cache can be seen.
+#![forbid(unsafe_code)]
+
+use crate::{
+    route::{
+        Access, BlockingLane, CachedCopy, DirectIo, ReadLane, Route, Unavailable,
+        member::{Demand, Member, Share, Wanted},
+        registry::NotOpened,
+    },
+    source::Source,
+};
+use hoistway_io::file::Probe;
+use std::sync::Arc;
+
+#[derive(Debug)]
+struct Cached {
+    is_named: bool,
+}
+
+/// Opens it if it is named, or the route chooses and may read from the page cache.
+pub(in crate::route) fn open(
+    wanted: &Wanted<'_>,
+    _: &[&Arc<dyn Source>],
+    _: &[Arc<dyn Member>],
+) -> Result<Option<Arc<dyn Member>>, NotOpened> {
+    let is_named = wanted.route == Route::Cached;
+    if !is_named && !wanted.route.chooses() {
+        return Ok(None);
+    }
+    if !is_named && wanted.direct == DirectIo::Always {
+        return Err(Unavailable::new("switched off by the option direct=always", "").into());
+    }
+    Ok(Some(Arc::new(Cached { is_named })))
+}
+
+impl Member for Cached {
+    fn route(&self) -> Route {
+        Route::Cached
+    }
+
+    fn add(&self, source: &Arc<dyn Source>, access: Access) -> Result<bool, Unavailable> {
+        match source.local()?.probe() {
+            // Buffered reads take what is cached from the cache by themselves.
+            _ if !self.is_named && access == Access::Buffered => Ok(false),
+            Probe::None(why) => Err(why.clone()),
+            Probe::Cachestat | Probe::Nowait => Ok(true),
+        }
+    }
+
+    fn lane(&self, _: usize) -> Result<Box<ReadLane>, Unavailable> {
+        Ok(Box::new(BlockingLane::new(CachedCopy)))
+    }
+
+    fn share(&self, demand: &Demand<'_>) -> Share {
+        Share::blocking(demand.threads.copiers)
+    }
+
+    fn thread_name(&self) -> &'static str {
+        "hoistway-copy"
+    }
+
+    fn is_cache(&self) -> bool {
+        true
+    }
+}

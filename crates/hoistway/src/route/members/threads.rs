@@ -1,0 +1,48 @@
+//! `threads`: takes every file, and what other routes leave.
+#![forbid(unsafe_code)]
+
+use crate::{
+    route::{
+        Access, BlockingLane, ReadLane, Route, SourceRead, Unavailable,
+        member::{Demand, Member, Share, Wanted},
+        registry::NotOpened,
+    },
+    source::Source,
+};
+use std::sync::Arc;
+
+#[derive(Debug)]
+struct Threads;
+
+/// Opens it if it is named, or another route may need it: one that chooses, or one that leaves the ends of files.
+pub(in crate::route) fn open(
+    wanted: &Wanted<'_>,
+    _: &[&Arc<dyn Source>],
+    _: &[Arc<dyn Member>],
+) -> Result<Option<Arc<dyn Member>>, NotOpened> {
+    let route = wanted.route;
+    let is_wanted = route == Route::Threads || route.chooses() || route.is_past_host();
+    Ok(is_wanted.then(|| Arc::new(Threads) as Arc<dyn Member>))
+}
+
+impl Member for Threads {
+    fn route(&self) -> Route {
+        Route::Threads
+    }
+
+    fn add(&self, _: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
+        Ok(true)
+    }
+
+    fn lane(&self, _: usize) -> Result<Box<ReadLane>, Unavailable> {
+        Ok(Box::new(BlockingLane::new(SourceRead)))
+    }
+
+    fn share(&self, demand: &Demand<'_>) -> Share {
+        Share::blocking(demand.threads.pool)
+    }
+
+    fn thread_name(&self) -> &'static str {
+        "hoistway-read"
+    }
+}

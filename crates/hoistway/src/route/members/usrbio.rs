@@ -1,0 +1,187 @@
+//! `usrbio`: takes files on one 3FS, with memory and rings that its daemon shares.
+#![forbid(unsafe_code)]
+
+use crate::{
+    Error,
+    device::Device,
+    memory::{SlotKind, Slots},
+    parallel::lock,
+    report::Refusal,
+    route::{
+        Access, DirectIo, OpenMount, ReadLane, Route, SharedSlots, Unavailable, UsrbioClient, UsrbioFiles,
+        UsrbioLane, host_rings, is_daemon_lost,
+        member::{ALONE, Demand, Landing, Member, Share, Wanted},
+        registry::NotOpened,
+    },
+    source::{Source, threefs::ThreeFs},
+    sys,
+};
+use hoistway_io::memory::SharedMemory;
+use std::{
+    io,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// Bytes in flight: more of them, and copies find them no longer in the processor's cache.
+const IN_FLIGHT_BYTES: u64 = 32 << 20;
+
+#[derive(Debug)]
+struct Usrbio {
+    files: Arc<UsrbioFiles>,
+    /// The longest chunk of the files.
+    chunk_bytes: AtomicU64,
+    /// The rings that no thread has taken.
+    lanes: Mutex<Vec<UsrbioLane>>,
+    is_named: bool,
+    wants_vendor: bool,
+    // Outlives what belongs to it.
+    mount: Arc<OpenMount>,
+}
+
+/// Opens the 3FS that the first file on one lies on, if the route is named or chooses.
+pub(in crate::route) fn open(
+    wanted: &Wanted<'_>,
+    files: &[&Arc<dyn Source>],
+    _: &[Arc<dyn Member>],
+) -> Result<Option<Arc<dyn Member>>, NotOpened> {
+    let is_named = wanted.route == Route::Usrbio;
+    if !is_named && (!wanted.route.chooses() || wanted.copies_on_lanes) {
+        return Ok(None);
+    }
+    if let (true, Some(elsewhere)) = (is_named, files.iter().find(|file| ThreeFs::of(file).is_none())) {
+        return Err(NotOpened { path: Some(elsewhere.path().to_owned()), why: not_on_3fs(elsewhere) });
+    }
+    let Some(first) = files.iter().find_map(|file| ThreeFs::of(file)) else { return Ok(None) };
+    if wanted.direct == DirectIo::Never && !is_named {
+        return Err(Unavailable::new("switched off by the option direct=never", "").into());
+    }
+    if wanted.is_inline && !is_named {
+        return Err(Unavailable::new(ALONE, "").into());
+    }
+    let mount = OpenMount::of(first.file().device(), first.path(), wanted.usrbio, wanted.usrbio_directories)
+        .map_err(|why| NotOpened { path: Some(first.path().to_owned()), why })?;
+    let (files, chunk_bytes, lanes) = (Arc::default(), AtomicU64::new(0), Mutex::default());
+    let wants_vendor = wanted.usrbio == UsrbioClient::Auto;
+    Ok(Some(Arc::new(Usrbio { files, chunk_bytes, lanes, is_named, wants_vendor, mount })))
+}
+
+fn not_on_3fs(source: &Arc<dyn Source>) -> Unavailable {
+    let reason = format!("it lies on {}, and not on a 3FS whose daemon lives", source.medium());
+    Unavailable::new(reason, "choose route auto")
+}
+
+impl Usrbio {
+    fn unavailable(&self, why: Unavailable) -> Error {
+        Error::RouteUnavailable { route: Route::Usrbio, path: Some(self.mount.point().to_owned()), why }
+    }
+}
+
+impl Member for Usrbio {
+    fn route(&self) -> Route {
+        Route::Usrbio
+    }
+
+    fn add(&self, source: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
+        let Some(threefs) = ThreeFs::of(source) else {
+            return if self.is_named { Err(not_on_3fs(source)) } else { Ok(false) };
+        };
+        self.files.add(source, || {
+            threefs.keep_mount(&self.mount);
+            // Asked once: a daemon that hangs does not answer.
+            self.chunk_bytes.fetch_max(threefs.file().preferred_bytes(), Ordering::Relaxed);
+            self.mount.file(threefs)
+        })?;
+        Ok(true)
+    }
+
+    fn lane(&self, depth: usize) -> Result<Box<ReadLane>, Unavailable> {
+        let ready = lock(&self.lanes).pop();
+        Ok(Box::new(ready.map_or_else(|| self.mount.lane(self.files.clone(), depth), Ok)?))
+    }
+
+    fn open_lanes(&self, count: usize, depth: usize) -> crate::Result<()> {
+        let lane = |_| self.mount.lane(self.files.clone(), depth);
+        let lanes = (0..count).map(lane).collect::<Result<_, _>>();
+        *lock(&self.lanes) = lanes.map_err(|why| self.unavailable(why))?;
+        Ok(())
+    }
+
+    fn share(&self, demand: &Demand<'_>) -> Share {
+        let page = sys::pages::page_size() as u64;
+        let longest = demand.longest_bytes;
+        let slot_bytes = longest.checked_next_multiple_of(page).unwrap_or(longest).max(page);
+        let in_flight = demand.in_flight_bytes.unwrap_or(IN_FLIGHT_BYTES).div_ceil(slot_bytes);
+        // To a device one thread starts all copies; to host memory each copies by itself.
+        let by_default = if demand.has_device { 1 } else { host_rings() };
+        let rings = if demand.is_inline { 1 } else { demand.rings.unwrap_or(by_default) };
+        // Beside the reads in flight: to a device as many whose copies are under way, else one that each thread copies.
+        let copied = if demand.has_device { in_flight } else { rings as u64 };
+        let count = (in_flight + copied).min(demand.budget_bytes / slot_bytes).max(1);
+        let slots = usize::try_from(count).unwrap_or(usize::MAX).min(demand.reads).max(1);
+        let threads = rings.min(slots);
+        let depth = usize::try_from(in_flight).unwrap_or(usize::MAX).min(slots).div_ceil(threads).max(1);
+        Share { threads, depth: (depth, depth), slots, slot_bytes }
+    }
+
+    fn lanes(&self, in_flight: usize) -> (usize, usize) {
+        let rings = host_rings().min(in_flight);
+        (rings, in_flight.div_ceil(rings))
+    }
+
+    fn thread_name(&self) -> &'static str {
+        "hoistway-3fs"
+    }
+
+    fn serves_alone(&self) -> Option<Access> {
+        Some(Access::Direct)
+    }
+
+    fn reads_any_bytes(&self) -> bool {
+        true
+    }
+
+    fn landing(&self) -> Landing {
+        Landing::Shared
+    }
+
+    fn slots(
+        &self,
+        count: usize,
+        slot_bytes: usize,
+        device: Option<&Arc<Device>>,
+        numa_node: Option<u32>,
+    ) -> crate::Result<Slots> {
+        // Slots that are pinned one by one begin at pages.
+        let slot_bytes = slot_bytes.next_multiple_of(sys::pages::page_size());
+        let memory = self.mount.memory(count.saturating_mul(slot_bytes), numa_node);
+        let memory = memory.map_err(|why| self.unavailable(why))?;
+        let memory = SharedSlots::new(memory, count, slot_bytes)
+            .ok_or_else(|| Error::Internal("shared memory is too short for its slots".into()))?;
+        let memory: Arc<dyn SharedMemory> = Arc::new(memory);
+        Ok(Slots::new(count, slot_bytes, SlotKind::Shared { memory: &memory, device })?)
+    }
+
+    fn chunk_bytes(&self) -> Option<u64> {
+        Some(self.chunk_bytes.load(Ordering::Relaxed))
+    }
+
+    fn is_lost(&self, error: &io::Error) -> bool {
+        is_daemon_lost(error)
+    }
+
+    fn note(&self) -> Option<String> {
+        Some(format!("usrbio on {} by the {} client", self.mount.point().display(), self.mount.client()))
+    }
+
+    fn refusals(&self) -> Vec<Refusal> {
+        if !self.wants_vendor || self.mount.client() != UsrbioClient::Native {
+            return Vec::new();
+        }
+        let reason = format!("{}; hoistway's own client reads", self.mount.reason());
+        let what = format!("{} by the vendor's library", Route::Usrbio);
+        vec![Refusal::new(what, None, Unavailable::new(reason, ""))]
+    }
+}

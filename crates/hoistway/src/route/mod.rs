@@ -1,0 +1,339 @@
+//! How bytes move from a file to memory.
+//!
+//! `member` is what a route says of itself, `members` has a file for each route, and `registry` lists them. `attempt` decides
+//! what a read asks for next, and `name_check` finds out whether a route has done what its name says. Their lanes are those of
+//! `hoistway-io`, and two of their own: `usrbio`, and direct reads into a device in `gds`, which also proves their path. `threefs` is
+//! the mounts that `usrbio` reads from, and `mounts` opens each once. `absent` stands for what a system that is not Linux
+//! lacks.
+
+#[cfg(not(target_os = "linux"))]
+mod absent;
+pub(crate) mod attempt;
+pub(crate) mod gds;
+pub(crate) mod member;
+mod members;
+#[cfg(target_os = "linux")]
+mod mounts;
+mod name_check;
+#[cfg(feature = "objects")]
+mod object_lane;
+pub(crate) mod registry;
+#[cfg(target_os = "linux")]
+mod shared;
+#[cfg(target_os = "linux")]
+mod threefs;
+pub(crate) mod threefs_client;
+#[cfg(target_os = "linux")]
+mod usrbio;
+
+#[cfg(not(target_os = "linux"))]
+use absent as threefs;
+#[cfg(not(target_os = "linux"))]
+pub(crate) use absent::{errno, probe_ring};
+pub(crate) use gds::DirectRead;
+pub use hoistway_device::Unavailable;
+pub use hoistway_io::file::Access;
+#[doc(hidden)]
+pub use hoistway_io::file::is_remote;
+#[cfg(target_os = "linux")]
+pub(crate) use hoistway_io::lane::UringLane;
+#[cfg(feature = "fault-injection")]
+pub use hoistway_io::lane::fault;
+pub(crate) use hoistway_io::lane::{BlockingLane, BlockingRead, CachedCopy, Lane, Outcome, Progress};
+#[cfg(target_os = "linux")]
+pub(crate) use members::io_uring::probe_ring;
+pub(crate) use name_check::NameCheck;
+#[cfg(target_os = "linux")]
+use shared::SharedSlots;
+#[cfg(target_os = "linux")]
+pub(crate) use threefs::OpenMount;
+pub use threefs::{mount_point_of_3fs, mount_points_of_3fs, probe_3fs};
+pub use threefs_client::Client as UsrbioClient;
+#[cfg(target_os = "linux")]
+pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, host_rings, is_daemon_lost};
+
+use crate::{
+    ByteRange,
+    memory::{Slot, WriteRegion},
+    report::Refusal,
+    source::Source,
+};
+use hoistway_io::lane::{FileRead, Pread, ReadsFile};
+use serde::{Deserialize, Serialize};
+use std::{fmt, io, str::FromStr, sync::Arc};
+
+/// A way for bytes to get from storage to memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Route {
+    /// The best one for each extent: `usrbio` for files on a 3FS; for objects
+    /// `node-cache` for what the node's cache holds, and `http`; of others `cached` for what the page cache holds; for
+    /// the rest `gds` if the target is a device and that is proven, else `io_uring`, or `threads` where that is refused.
+    /// Never `mapped`.
+    #[default]
+    Auto,
+    /// Asynchronous reads through an io_uring, past the page cache.
+    IoUring,
+    /// A pool of threads that call `pread`, past the page cache where the file system allows it.
+    Threads,
+    /// Copies of what the page cache holds. Fails where it does not hold the data.
+    Cached,
+    /// A private mapping of the file: nothing is read until it is touched.
+    Mapped,
+    /// From a 3FS through memory shared with its daemon, past the kernel. Fails for files that lie elsewhere.
+    Usrbio,
+    /// To a device by way of pinned host memory, each extent read the best way: as `auto`, but never `gds`.
+    Staged,
+    /// To host memory that the device uses as it is, because it has none of its own. Fails on other devices.
+    Unified,
+    /// From the drive to a device past the host's memory (GPUDirect Storage). Fails where that cannot be proven.
+    Gds,
+    /// By the device's library for direct reads, by whichever path it takes: also one that goes through host memory.
+    #[serde(rename = "gds-compat")]
+    GdsCompat,
+    /// Copies of what the node's cache holds of objects, from a drive of this machine. Fails where it does not hold the data.
+    #[cfg(feature = "objects")]
+    #[serde(rename = "node-cache")]
+    NodeCache,
+    /// Requests for ranges, on several connections, from an object store or a web server. Fails for files of this machine.
+    #[cfg(feature = "objects")]
+    Http,
+    /// A route of the tests.
+    #[cfg(feature = "fault-injection")]
+    Toy,
+}
+
+impl Route {
+    /// Every route.
+    pub const ALL: &[Self] = &[
+        Self::Auto,
+        Self::IoUring,
+        Self::Threads,
+        Self::Cached,
+        Self::Mapped,
+        Self::Usrbio,
+        Self::Staged,
+        Self::Unified,
+        Self::Gds,
+        Self::GdsCompat,
+        #[cfg(feature = "objects")]
+        Self::NodeCache,
+        #[cfg(feature = "objects")]
+        Self::Http,
+    ];
+
+    /// The name that options, reports and messages use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::IoUring => "io_uring",
+            Self::Threads => "threads",
+            Self::Cached => "cached",
+            Self::Mapped => "mapped",
+            Self::Usrbio => "usrbio",
+            Self::Staged => "staged",
+            Self::Unified => "unified",
+            Self::Gds => "gds",
+            Self::GdsCompat => "gds-compat",
+            #[cfg(feature = "objects")]
+            Self::NodeCache => "node-cache",
+            #[cfg(feature = "objects")]
+            Self::Http => "http",
+            #[cfg(feature = "fault-injection")]
+            Self::Toy => "toy",
+        }
+    }
+
+    /// The route of saves: calls that write, on threads.
+    pub(crate) const OF_SAVES: Self = Self::Threads;
+
+    /// Whether it leaves the way of each extent to be found out.
+    pub(crate) fn chooses(self) -> bool {
+        matches!(self, Self::Auto | Self::Staged | Self::Unified)
+    }
+
+    /// Whether its reads past the page cache may begin and end anywhere, rather than only at blocks.
+    pub(crate) fn reads_any_bytes(self) -> bool {
+        self.is_past_host() || self == Self::Usrbio
+    }
+
+    /// Why host memory is not used as it is by `device`, which could, if that was not asked for or against.
+    pub(crate) fn unified_refusal(self, device: impl fmt::Display) -> Option<Refusal> {
+        if self != Self::Auto {
+            return None;
+        }
+        let reason = format!("memory that {device} does not know of is no place for every kernel");
+        let why = Unavailable::new(reason, "choose route unified, which copies nothing, if yours take it");
+        Some(Refusal::new(Self::Unified.name(), None, why))
+    }
+
+    /// Whether it may read through the page cache where a file system refuses direct reads, which are wanted so.
+    pub(crate) fn may_read_buffered(self, direct: DirectIo) -> bool {
+        direct != DirectIo::Always && self != Self::IoUring && !self.is_past_host()
+    }
+
+    /// Whether it shows files as they lie in the page cache, and reads nothing.
+    pub(crate) fn is_mapping(self) -> bool {
+        registry::maps(self)
+    }
+
+    /// Whether it takes every byte from the page cache.
+    pub(crate) fn is_of_page_cache(self) -> bool {
+        self == Self::Cached || self.is_mapping()
+    }
+
+    /// Whether the device is to use host memory as it is.
+    pub(crate) fn is_unified(self) -> bool {
+        self == Self::Unified
+    }
+
+    /// Whether it leads to a device, and nowhere else.
+    pub(crate) fn leads_to_device(self) -> bool {
+        self.is_past_host() || matches!(self, Self::Staged | Self::Unified)
+    }
+
+    /// Whether it leads to a device past the host.
+    pub(crate) fn is_past_host(self) -> bool {
+        matches!(self, Self::Gds | Self::GdsCompat)
+    }
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Route {
+    type Err = crate::Error;
+
+    fn from_str(name: &str) -> crate::Result<Self> {
+        Self::ALL.iter().copied().find(|route| route.name() == name).ok_or_else(|| {
+            let known: Vec<_> = Self::ALL.iter().map(|route| route.name()).collect();
+            crate::Error::invalid_option("route", name, format!("it is one of {}", known.join(", ")))
+        })
+    }
+}
+
+/// Whether a load, a reader or a save goes past the page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DirectIo {
+    /// Where the file system allows it. Route `io_uring` fails where it does not.
+    #[default]
+    Auto,
+    /// Always, whatever the page cache holds; an error where the file system refuses.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// A read on its way: it owns the memory that it fills, so nothing else can touch that meanwhile.
+#[derive(Debug)]
+pub(crate) struct ReadOp {
+    /// Position of the extent in the plan.
+    pub(crate) extent: usize,
+    pub(crate) source: Arc<dyn Source>,
+    pub(crate) access: Access,
+    pub(crate) buffer: Buffer,
+    pub(crate) progress: Progress,
+}
+
+/// The memory of a [`ReadOp`].
+#[derive(Debug)]
+pub(crate) enum Buffer {
+    /// The final place.
+    InPlace(WriteRegion),
+    /// A slot of memory shared with another process, once one was taken, and the final place of what it will hold.
+    SharedStaging { slot: Option<Slot>, region: WriteRegion },
+    /// A staging slot, once one was taken, and the final places of its pieces.
+    Staged { slot: Option<Slot>, pieces: Vec<WriteRegion> },
+}
+
+impl ReadOp {
+    /// A read of an extent, nothing of which is there yet.
+    pub(crate) fn new(extent: usize, source: Arc<dyn Source>, access: Access, buffer: Buffer) -> Self {
+        Self { extent, source, access, buffer, progress: Progress::default() }
+    }
+
+    /// Nothing of it is there any more.
+    pub(crate) fn begin_again(&mut self) {
+        self.progress = Progress::default();
+    }
+
+    /// Points the next attempt at the bytes of `read` that are missing.
+    pub(crate) fn aim(&mut self, read: ByteRange) {
+        self.progress.aim(read, self.access == Access::Direct);
+    }
+}
+
+impl Buffer {
+    /// The part that an attempt fills.
+    pub(crate) fn target(&mut self, progress: Progress) -> io::Result<&mut [u8]> {
+        let bytes = match self {
+            Self::InPlace(region) => region.as_mut_slice(),
+            Self::Staged { slot: Some(slot), .. } => slot.as_mut_slice(),
+            Self::Staged { slot: None, .. } | Self::SharedStaging { .. } => &mut [],
+        };
+        let end = progress.position.checked_add(progress.len);
+        end.and_then(|end| bytes.get_mut(progress.position..end))
+            .ok_or_else(|| io::Error::other("a read does not fit its buffer"))
+    }
+}
+
+// SAFETY: the operation holds the source, which keeps its files open, and the region or slot that it writes to, which is
+// its alone until it is dropped and does not move with it.
+#[allow(unsafe_code)]
+unsafe impl ReadsFile for ReadOp {
+    fn next_read(&mut self) -> io::Result<FileRead<'_>> {
+        let local = self.source.local().map_err(|why| io::Error::other(why.to_string()))?;
+        let file = match self.access {
+            Access::Direct => local.direct_file()?,
+            Access::Buffered => local.buffered_file(),
+        };
+        let target = self.buffer.target(self.progress)?;
+        Ok(FileRead { file, offset: self.progress.offset, target })
+    }
+}
+
+/// Reads that wait, by any source.
+#[derive(Debug)]
+pub(crate) struct SourceRead;
+
+impl BlockingRead<ReadOp> for SourceRead {
+    fn read(&self, op: &mut ReadOp) -> io::Result<usize> {
+        match op.access {
+            Access::Direct => Pread.read(op),
+            Access::Buffered => op.source.read_at(op.buffer.target(op.progress)?, op.progress.offset),
+        }
+    }
+}
+
+#[cfg(feature = "fault-injection")]
+impl fault::Spoil for ReadOp {
+    fn offset(&self) -> u64 {
+        self.progress.offset
+    }
+
+    fn spoil(&mut self, kept: usize, pattern: u8) {
+        let Progress { position, len, .. } = self.progress;
+        let (start, len) = (position + kept, len.saturating_sub(kept));
+        if let Buffer::SharedStaging { slot: Some(slot), .. } | Buffer::Staged { slot: Some(slot), .. } =
+            &mut self.buffer
+        {
+            // Other memory is overwritten below.
+            let _ = slot.copy_from(start, &vec![pattern; len]);
+        }
+        if let Ok(target) = self.buffer.target(self.progress) {
+            target[kept..].fill(pattern);
+        }
+    }
+}
+
+/// A queue of reads with one owner. They are of 64 KiB and more, so that a call through a table of functions is not worth an
+/// enum.
+pub(crate) type ReadLane = dyn Lane<ReadOp>;
+
+/// A read that ended: how many bytes came, or why none did.
+pub(crate) type Done = hoistway_io::lane::Done<ReadOp>;

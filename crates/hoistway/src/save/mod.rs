@@ -1,0 +1,243 @@
+//! Saving: tensors from memory to safetensors files, whole or not at all.
+//!
+//! [`save`] writes one file, [`save_sharded`] a set with its index. `content` is what can be saved, `plan` turns it into
+//! headers and offsets, `write` moves the bytes into files (`target`) of temporary names (`temp`), and `commit` gives
+//! these their names once all of them are complete. A reader finds the old files or the new ones, also after a crash.
+//!
+//! ```no_run
+//! use hoistway::{Dtype, save::{SaveOptions, TensorBytes, TensorData, save}};
+//! use std::ops::ControlFlow;
+//!
+//! let weight = TensorData::new("weight", Dtype::F32, &[2], TensorBytes::Host(&[0; 8]));
+//! let go_on = |_written| ControlFlow::Continue(());
+//! let report = save("model.safetensors".as_ref(), &[weight], None, &SaveOptions::default(), go_on)?;
+//! print!("{report}");
+//! # Ok::<(), hoistway::Error>(())
+//! ```
+
+mod commit;
+mod content;
+#[cfg(test)]
+mod crash_tests;
+mod folder;
+mod gather;
+mod lock;
+mod options;
+mod plan;
+mod report;
+mod target;
+mod temp;
+mod write;
+
+pub use content::{ContentError, DeviceBytes, TensorBytes, TensorData};
+pub use options::{SaveOptions, Sharding};
+pub use report::SaveReport;
+
+use crate::{
+    Alignment, Error, Result,
+    catalog::{SourceName, safetensors::Metadata},
+    sys::permissions::Permissions,
+};
+use commit::{Commit, ShardNames};
+use folder::Folder;
+use plan::PlannedFile;
+use std::{
+    fs, io,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+use target::Target;
+use write::Writing;
+
+/// Saves `tensors` to one safetensors file, which takes its name when it is complete: until then, and if anything goes
+/// wrong, a file that had the name stays as it is. With [`SaveOptions::sync`] it is on the disk when this returns.
+///
+/// With the default alignment the file has the bytes that the reference implementation writes. If `path` is a symbolic
+/// link, the file that it leads to is replaced, not the link.
+///
+/// The file gets the mode of the file that it replaces, and its owner and group where the process may give these. Where it
+/// may not give the group, the group gets no more than all others. A file that replaces none gets the mode of any new file:
+/// what the process's mask (`umask`) leaves. Until it is complete, only its owner can read it. Access control lists and
+/// extended attributes are not kept; the group of a file with such a list gets no more than all others either.
+///
+/// `go_on` is called with the number of bytes written since the last call, from any thread, until it breaks off; for the
+/// last time before the first name is given. From there on the save completes.
+///
+/// # Errors
+/// [`Error::InvalidOption`], also if `path` is a URL, and [`Error::Content`] before anything is written; [`Error::Io`],
+/// [`Error::RouteUnavailable`] if direct writes were asked for and are refused, [`Error::Device`], [`Error::Cancelled`]. The old file is still there then. [`Error::NotSynced`] if
+/// it was replaced, but that may not be on the disk.
+pub fn save(
+    path: &Path,
+    tensors: &[TensorData<'_>],
+    metadata: Option<&Metadata>,
+    options: &SaveOptions,
+    go_on: impl Fn(u64) -> ControlFlow<()> + Sync,
+) -> Result<SaveReport> {
+    let started = Instant::now();
+    options.check()?;
+    let lens = content::check(tensors)?;
+    let order: Vec<usize> = (0..tensors.len()).collect();
+    let file = PlannedFile::new(tensors, &lens, order, metadata, options.alignment)?;
+    let path = final_path(path)?;
+    let folder = Folder::of_file(&path, options.sync)?;
+    let mut report = SaveReport::new(tensors.len(), options);
+    folder.remove_stale_temps(&mut report.notes);
+    let target = Target::new(file, folder.new_temp()?, path.clone(), options)?;
+    let files = Writing::new(tensors, options, vec![target], &go_on)?.run(&mut report)?;
+    if go_on(0).is_break() {
+        return Err(Error::Cancelled);
+    }
+    let permissions = Permissions::replacing(std::slice::from_ref(&path))?;
+    for temp in files {
+        permissions.give(temp.file(), &path, &mut report.notes);
+        temp.persist(&path)?;
+    }
+    folder.sync_saved(&path)?;
+    report.paths.push(path);
+    report.finish(started);
+    Ok(report)
+}
+
+/// Saves `tensors` to `directory` as shards of at most [`Sharding::max_shard_bytes`] of tensors each, and an index;
+/// as a single file without index if all fit in one. Tensors are given out in order, as Hugging Face does it: one that
+/// is larger than a shard gets a file of its own.
+///
+/// At every instant, also after a crash, the index names files of one save alone, all of them complete: new shards never
+/// take names that exist already (`model-set2-00001-of-00003.safetensors` then, and so on), the index is replaced once
+/// they are in place, and only then are earlier files of that name removed, which [`SaveReport::removed`] lists: shards and
+/// single file of that name alone, and none that an index of another name names. An index that was there stays where other
+/// safetensors files lie beside. Where there was no index but a single file or
+/// complete shards, an index that names these is there meanwhile. A save into a new directory that was interrupted leaves
+/// shards without an index, which [`Catalog::open`](crate::Catalog::open) refuses; the next save removes them.
+///
+/// All files get what every file of the save that they replace allows, its index among them, and the owner and group of the
+/// first; otherwise as in [`save`].
+///
+/// # Errors
+/// Those of [`save`].
+pub fn save_sharded(
+    directory: &Path,
+    tensors: &[TensorData<'_>],
+    metadata: Option<&Metadata>,
+    sharding: &Sharding,
+    options: &SaveOptions,
+    go_on: impl Fn(u64) -> ControlFlow<()> + Sync,
+) -> Result<SaveReport> {
+    let started = Instant::now();
+    options.check()?;
+    sharding.check()?;
+    let lens = content::check(tensors)?;
+    let shards = plan::shards(&lens, sharding.max_shard_bytes);
+    let files = shards
+        .into_iter()
+        .map(|shard| PlannedFile::new(tensors, &lens, shard, metadata, options.alignment))
+        .collect::<Result<Vec<_>, _>>()?;
+    let contents: Vec<Vec<&str>> =
+        files.iter().map(|file| file.tensors().map(|tensor| tensors[tensor].name).collect()).collect();
+    let names = ShardNames::new(&sharding.file_name);
+    let folder = Folder::create(&absolute(directory)?, &sharding.file_name, options.sync)?;
+    let mut report = SaveReport::new(tensors.len(), options);
+    folder.remove_stale_temps(&mut report.notes);
+    let count = files.len();
+    let targets = (1..)
+        .zip(files)
+        .map(|(number, file)| {
+            Target::new(file, folder.new_temp()?, folder.path.join(names.plain(number, count)), options)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let temps = Writing::new(tensors, options, targets, &go_on)?.run(&mut report)?;
+    Commit::begin(&folder, &names, &go_on, &mut report)?.run(
+        temps,
+        &contents,
+        lens.iter().sum(),
+        &mut report,
+    )?;
+    report.finish(started);
+    Ok(report)
+}
+
+/// A safetensors file that is to be in memory.
+#[derive(Debug)]
+pub struct Encoded<'a> {
+    tensors: &'a [TensorData<'a>],
+    file: PlannedFile,
+}
+
+impl<'a> Encoded<'a> {
+    /// The file of these tensors.
+    ///
+    /// # Errors
+    /// [`Error::Content`].
+    pub fn new(tensors: &'a [TensorData<'a>], metadata: Option<&Metadata>) -> Result<Self> {
+        let lens = content::check(tensors)?;
+        let order = (0..tensors.len()).collect();
+        let alignment = SaveOptions::default().alignment;
+        Ok(Self { tensors, file: PlannedFile::new(tensors, &lens, order, metadata, alignment)? })
+    }
+
+    /// Its length in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.file.len()
+    }
+
+    /// Writes it into memory of exactly that length.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] if the memory has another length; [`Error::Device`].
+    pub fn write_to(&self, memory: &mut [u8]) -> Result<()> {
+        if memory.len() as u64 != self.file.len() {
+            let reason = format!("the file has {}", self.file.len());
+            return Err(Error::invalid_option("memory", format!("{} bytes", memory.len()), reason));
+        }
+        let devices = gather::Devices::of(self.tensors)?;
+        devices.gather(&self.file, self.tensors, self.file.range(), memory)
+    }
+}
+
+/// The file that a save to `path` replaces: links are followed, also to where nothing is yet.
+fn final_path(path: &Path) -> Result<PathBuf> {
+    /// As many links in a row as the kernel follows.
+    const MAX_LINKS: usize = 40;
+    let mut path = absolute(path)?;
+    for _ in 0..MAX_LINKS {
+        match fs::symlink_metadata(&path) {
+            Ok(stat) if stat.is_symlink() => {
+                let next = fs::read_link(&path).map_err(|source| io_error("read link", &path, source))?;
+                path = path.parent().unwrap_or(Path::new("/")).join(next);
+            }
+            Ok(stat) if !stat.is_file() => {
+                let source = io::Error::other("it exists and is not a regular file");
+                return Err(io_error("save", &path, source));
+            }
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                return Err(io_error("stat", &path, source));
+            }
+            Ok(_) | Err(_) => return Ok(path),
+        }
+    }
+    let too_many = || io::Error::other("there are too many symbolic links in a row");
+    Err(io_error("follow links", &path, fs::metadata(&path).err().unwrap_or_else(too_many)))
+}
+
+/// The path from the root on, so that a change of the working directory meanwhile changes nothing.
+///
+/// # Errors
+/// [`Error::InvalidOption`] if it is a URL; [`Error::Io`].
+fn absolute(path: &Path) -> Result<PathBuf> {
+    if let SourceName::Url(url) = SourceName::from(path) {
+        return Err(Error::invalid_option("path", url, "files are saved on this machine; give a path of it"));
+    }
+    std::path::absolute(path).map_err(|source| io_error("find", path, source))
+}
+
+fn io_error(operation: &'static str, path: &Path, source: io::Error) -> Error {
+    Error::Io { operation, path: path.to_owned(), tensor: None, range: None, source }
+}
+
+/// Data begins at multiples of this at least: the reference implementation's.
+const LEAST_ALIGNMENT: Alignment = match Alignment::new(8) {
+    Some(alignment) => alignment,
+    None => Alignment::BLOCK,
+};

@@ -1,0 +1,164 @@
+//! What a caller can ask of a save.
+#![forbid(unsafe_code)]
+
+use super::LEAST_ALIGNMENT;
+use crate::{
+    Alignment, DirectIo, Error, Result,
+    environment::{self, bytes, count, named},
+};
+
+/// Widest alignment that a header is padded to: a huge page.
+const MAX_ALIGNMENT: u64 = 2 << 20;
+
+/// How to save. The default is safe, and its files are those of the reference implementation.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SaveOptions {
+    /// Whether writes go past the page cache. `Auto`: where the file system allows it, if the save is synced and large.
+    pub direct: DirectIo,
+    /// Whether the save is on the disk when it returns, so that it survives a loss of power.
+    pub sync: bool,
+    /// The data begins at a multiple of this, and so does the first tensor: headers are padded with blanks. With 4096,
+    /// direct reads find whole blocks. A power of two from 8, the default, to 2 MiB.
+    pub alignment: Alignment,
+    /// Threads that write. Default: by cores. Each has one extent of 4 MiB in hand: what a save needs of memory.
+    pub threads: Option<usize>,
+}
+
+hoistway_io::setters! {
+    SaveOptions {
+        direct: DirectIo,
+        sync: bool,
+        alignment: Alignment,
+        threads: Option<usize>,
+    }
+}
+
+impl Default for SaveOptions {
+    fn default() -> Self {
+        Self { direct: DirectIo::Auto, sync: true, alignment: LEAST_ALIGNMENT, threads: None }
+    }
+}
+
+impl SaveOptions {
+    /// Sets an option by its name, from text.
+    ///
+    /// ```
+    /// use hoistway::{DirectIo, save::SaveOptions};
+    /// let mut options = SaveOptions::default();
+    /// options.set("direct", "never")?;
+    /// options.set("alignment", "4KiB")?;
+    /// assert_eq!(options.direct, DirectIo::Never);
+    /// # Ok::<(), hoistway::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] if there is no such option or it cannot have this value.
+    pub fn set(&mut self, option: &str, value: &str) -> Result<()> {
+        match option {
+            "direct" => self.direct = named("direct", value)?,
+            "sync" => self.sync = environment::boolean("sync", value)?,
+            "alignment" => {
+                let bytes = bytes("alignment", value)?;
+                self.alignment = Alignment::new(bytes).ok_or_else(|| bad_alignment(value))?;
+                self.check()?;
+            }
+            "threads" => self.threads = Some(count("threads", value)?),
+            _ => {
+                let reason = "the options are direct, sync, alignment, threads";
+                return Err(Error::invalid_option("option", option, reason));
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails for numbers that no save can work with.
+    pub(super) fn check(&self) -> Result<()> {
+        if let Some(threads) = self.threads {
+            count("threads", &threads.to_string())?;
+        }
+        if self.alignment < LEAST_ALIGNMENT || self.alignment.bytes() > MAX_ALIGNMENT {
+            return Err(bad_alignment(self.alignment.bytes()));
+        }
+        Ok(())
+    }
+}
+
+fn bad_alignment(value: impl ToString) -> Error {
+    Error::invalid_option("alignment", value, format!("it is a power of two from 8 to {MAX_ALIGNMENT}"))
+}
+
+/// How tensors are given out to files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Sharding {
+    /// Most bytes of tensors in one file, unless it holds a single one.
+    pub max_shard_bytes: u64,
+    /// Name of the file if there is one alone, such as `model.safetensors`: what the names of shards and index are
+    /// made of.
+    pub file_name: String,
+}
+
+hoistway_io::setters! {
+    Sharding {
+        max_shard_bytes: u64,
+        file_name: String,
+    }
+}
+
+impl Default for Sharding {
+    /// Hugging Face's: 5 GB, `model.safetensors`.
+    fn default() -> Self {
+        Self { max_shard_bytes: 5_000_000_000, file_name: "model.safetensors".into() }
+    }
+}
+
+impl Sharding {
+    /// Sets the size of shards from text such as `5GB`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`].
+    pub fn set_max_shard_size(&mut self, value: &str) -> Result<()> {
+        self.max_shard_bytes = bytes("max_shard_size", value)?;
+        self.check()
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        if self.max_shard_bytes == 0 {
+            return Err(Error::invalid_option("max_shard_size", 0, "no tensor fits a shard of no bytes"));
+        }
+        match self.file_name.strip_suffix(".safetensors") {
+            Some(stem) if !stem.is_empty() && !stem.contains(['/', '\0']) => Ok(()),
+            _ => {
+                let reason = "it is a name such as model.safetensors, without folders";
+                Err(Error::invalid_option("filename", &self.file_name, reason))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_values_say_what_is_allowed() {
+        for (option, value, said) in [
+            ("alignment", "4", "power of two from 8"),
+            ("alignment", "24", "power of two from 8"),
+            ("alignment", "4MiB", "power of two from 8"),
+            ("direct", "maybe", "auto"),
+            ("sync", "perhaps", "true or false"),
+            ("threads", "0", "1 to 256"),
+            ("shards", "3", "the options are"),
+        ] {
+            let error = SaveOptions::default().set(option, value).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
+        for name in ["model.bin", ".safetensors", "a/model.safetensors", ""] {
+            let sharding = Sharding { file_name: name.into(), ..Sharding::default() };
+            assert!(sharding.check().is_err(), "{name}");
+        }
+        assert!(Sharding::default().set_max_shard_size("0").is_err());
+    }
+}

@@ -1,0 +1,363 @@
+//! Moves the bytes of planned files onto the disk: extents, on threads, past the page cache where that is possible.
+#![forbid(unsafe_code)]
+
+use super::{
+    SaveOptions, SaveReport,
+    content::{TensorBytes, TensorData},
+    gather::{Devices, host_part, misfit},
+    io_error,
+    plan::Piece,
+    target::{Target, refuse_direct},
+    temp::TempFile,
+};
+use crate::{
+    Alignment, ByteRange, DirectIo, Error, Refusal, Result,
+    memory::{Slot, SlotKind, Slots},
+    parallel::{self, lock},
+    route::Unavailable,
+};
+use hoistway_io::{
+    executor::{
+        Charge, Customer, Flight, Gate, Handler, InFlightLimit, Limits, Next, Operation, Patience, QueueId,
+        QueueOptions, Reason, Scheduler, Service, Submission,
+    },
+    file::{is_refusal_of_direct, write_all_at},
+    lane::NoLane,
+};
+use std::{
+    convert::Infallible,
+    fs::File,
+    io::{self, IoSlice},
+    iter,
+    marker::PhantomData,
+    mem,
+    ops::ControlFlow,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::Instant,
+};
+
+/// Bytes of one write, on a grid of file offsets.
+const EXTENT_BYTES: u64 = 4 << 20;
+
+/// The queue of all that is written.
+const FILES: QueueId = QueueId(0);
+
+/// The writing of all files of a save.
+pub(super) struct Writing<'a> {
+    tensors: &'a [TensorData<'a>],
+    targets: Vec<Target>,
+    options: &'a SaveOptions,
+    go_on: &'a (dyn Fn(u64) -> ControlFlow<()> + Sync),
+    devices: Devices,
+    direct_bytes: AtomicU64,
+    buffered_bytes: AtomicU64,
+    staged_bytes: AtomicU64,
+}
+
+/// What a save has come to. Files are groups: their writes, then their syncs.
+struct Files<'a> {
+    result: Mutex<Result<()>>,
+    targets: PhantomData<&'a Target>,
+}
+
+/// A step in the writing of a file.
+struct Step<'a> {
+    target: &'a Target,
+    /// What is written; `None` stands for the file's sync.
+    extent: Option<ByteRange>,
+}
+
+impl<'a> Customer for Files<'a> {
+    type Operation = Step<'a>;
+    type Group = ();
+    type Event = Infallible;
+    type Error = Error;
+
+    fn ended(&self, (): (), result: Result<()>) {
+        let mut own = lock(&self.result);
+        // What stopped the others is the error to tell of, rather than that they were stopped.
+        if matches!(*own, Ok(()) | Err(Error::Cancelled)) && result.is_err() {
+            *own = result;
+        }
+    }
+}
+
+/// One thread's share of the writing.
+struct Writer<'a> {
+    writing: &'a Writing<'a>,
+    slots: &'a Slots,
+}
+
+impl<'a> Handler<Files<'a>> for Writer<'a> {
+    fn begin(&mut self, flight: Flight<Files<'a>>) -> Next<Files<'a>> {
+        let Step { target, extent } = flight.content;
+        let result = match extent {
+            Some(extent) => self.writing.write(target, extent, self.slots),
+            None => target.temp.sync().map_err(|source| io_error("sync", &target.path, source)),
+        };
+        let (has_failed, scheduler) = (result.is_err(), flight.ticket().scheduler().clone());
+        flight.end(result);
+        if has_failed {
+            scheduler.close(Reason::Closed);
+        }
+        Next::Ended
+    }
+
+    fn settle(&mut self, flight: Flight<Files<'a>>, _: io::Result<usize>) -> Next<Files<'a>> {
+        flight.end(Err(Error::Internal("a save has no lane".into())));
+        Next::Ended
+    }
+}
+
+impl<'a> Writing<'a> {
+    pub(super) fn new(
+        tensors: &'a [TensorData<'a>],
+        options: &'a SaveOptions,
+        targets: Vec<Target>,
+        go_on: &'a (dyn Fn(u64) -> ControlFlow<()> + Sync),
+    ) -> Result<Self> {
+        let devices = Devices::of(tensors)?;
+        let zero = || AtomicU64::new(0);
+        Ok(Self {
+            tensors,
+            targets,
+            options,
+            go_on,
+            devices,
+            direct_bytes: zero(),
+            buffered_bytes: zero(),
+            staged_bytes: zero(),
+        })
+    }
+
+    /// Writes everything, and syncs it if asked to. The files have all their bytes then, but not their names.
+    pub(super) fn run(self, report: &mut SaveReport) -> Result<Vec<TempFile>> {
+        let started = Instant::now();
+        self.write_all()?;
+        self.tell(report);
+        report.write_seconds = started.elapsed().as_secs_f64();
+        Ok(self.targets.into_iter().map(|target| target.temp).collect())
+    }
+
+    fn write_all(&self) -> Result<()> {
+        let files = Files { result: Mutex::new(Ok(())), targets: PhantomData };
+        let scheduler = Scheduler::new(files, Limits::NONE, &[QueueOptions::default()]);
+        let mut steps = 0;
+        for target in &self.targets {
+            let operations = self.steps(target);
+            steps += operations.len();
+            let group = Submission { gate: Gate::Stages, ..Submission::new((), operations) };
+            scheduler.submit(group).map_err(|refused| Error::from(refused.reason.clone()))?;
+        }
+        scheduler.seal();
+        // Writes wait more than they compute, and a few in flight keep a drive busy.
+        let threads = self.options.threads.unwrap_or_else(|| (2 * parallel::cores()).clamp(4, 16));
+        let threads = threads.min(steps);
+        let slots = Slots::new(threads, EXTENT_BYTES as usize, SlotKind::Host)?;
+        let serve = || {
+            let service =
+                Service { queues: &[FILES], limit: InFlightLimit::fixed(1), patience: Patience::UntilOver };
+            scheduler.serve(NoLane::default(), &mut Writer { writing: self, slots: &slots }, service);
+        };
+        thread::scope(|scope| {
+            for _ in 1..threads {
+                // As many as the system gives; this one works in any case.
+                if parallel::thread_named("hoistway-save").spawn_scoped(scope, serve).is_err() {
+                    break;
+                }
+            }
+            serve();
+        });
+        mem::replace(&mut *lock(&scheduler.customer().result), Ok(()))
+    }
+
+    /// The writes of a file, and its sync if one is asked for.
+    fn steps<'s>(&'s self, target: &'s Target) -> Vec<Operation<Step<'s>>> {
+        let writes = extents(target.plan.len()).map(|extent| (0, Some(extent)));
+        let sync = self.options.sync.then_some((1, None));
+        let steps = writes.chain(sync).map(|(order, extent)| Operation {
+            queue: FILES,
+            charge: Charge::of_bytes(extent.map_or(0, ByteRange::len)),
+            order,
+            content: Step { target, extent },
+        });
+        steps.collect()
+    }
+
+    fn tell(&self, report: &mut SaveReport) {
+        report.files = self.targets.len();
+        for target in &self.targets {
+            report.tensor_bytes += target.plan.tensor_bytes();
+            report.file_bytes += target.plan.len();
+            if let Some(why) = target.direct_failed.get().or(target.refused.as_ref()) {
+                let path = Some(target.path.clone());
+                report.refused.push(Refusal::new("direct writes", path, why.clone()));
+            }
+        }
+        report.direct_bytes = self.direct_bytes.load(Ordering::Relaxed);
+        report.buffered_bytes = self.buffered_bytes.load(Ordering::Relaxed);
+        report.staged_bytes = self.staged_bytes.load(Ordering::Relaxed);
+    }
+
+    fn write(&self, target: &Target, extent: ByteRange, slots: &Slots) -> Result<()> {
+        if (self.go_on)(0).is_break() {
+            return Err(Error::Cancelled);
+        }
+        let mut slot = None;
+        let whole_blocks = ByteRange::new(extent.start(), Alignment::BLOCK.down(extent.end()));
+        let mut rest = extent;
+        if let (Some(direct), Some(blocks)) =
+            (target.direct(), whole_blocks.filter(|range| !range.is_empty()))
+            && self.write_direct(target, direct, blocks, extent, slots, &mut slot)?
+        {
+            self.direct_bytes.fetch_add(blocks.len(), Ordering::Relaxed);
+            rest = ByteRange::new(blocks.end(), extent.end()).unwrap_or_default();
+        }
+        if !rest.is_empty() {
+            self.write_buffered(target, rest, extent, slots, &mut slot)?;
+            self.buffered_bytes.fetch_add(rest.len(), Ordering::Relaxed);
+        }
+        if (self.go_on)(extent.len()).is_break() { Err(Error::Cancelled) } else { Ok(()) }
+    }
+
+    /// Writes whole blocks past the page cache; `false` if the file system refuses although it let the file be opened.
+    fn write_direct(
+        &self,
+        target: &Target,
+        direct: &File,
+        blocks: ByteRange,
+        extent: ByteRange,
+        slots: &Slots,
+        slot: &mut Option<Slot>,
+    ) -> Result<bool> {
+        let bytes = match self.aligned_in_memory(target, blocks)? {
+            Some(bytes) => bytes,
+            None => &self.stage(target, extent, slots, slot)?[..blocks.len() as usize],
+        };
+        let mut slices = [IoSlice::new(bytes)];
+        let mut offset = blocks.start();
+        match write_all_at(direct, &mut slices, &mut offset, Alignment::BLOCK) {
+            Ok(()) => Ok(true),
+            Err(error) if is_refusal_of_direct(&error) => {
+                let reason = format!("direct writes were refused: {error}");
+                if self.options.direct == DirectIo::Always {
+                    return Err(refuse_direct(&target.path, &reason));
+                }
+                let _ = target.direct_failed.set(Unavailable::new(reason, ""));
+                Ok(false)
+            }
+            Err(source) => Err(self.failed(target, offset, blocks, source)),
+        }
+    }
+
+    fn write_buffered(
+        &self,
+        target: &Target,
+        range: ByteRange,
+        extent: ByteRange,
+        slots: &Slots,
+        slot: &mut Option<Slot>,
+    ) -> Result<()> {
+        let staged;
+        let mut slices = Vec::new();
+        if slot.is_some() || self.needs_copies(target, range) {
+            staged = self.stage(target, extent, slots, slot)?;
+            let start = (range.start() - extent.start()) as usize;
+            slices.push(IoSlice::new(&staged[start..start + range.len() as usize]));
+        } else {
+            // The kernel copies them together from where they are.
+            for piece in target.plan.pieces(range) {
+                slices.push(IoSlice::new(match piece {
+                    Piece::Header(header) => header,
+                    Piece::Tensor(tensor, part) => match &self.tensors[tensor].bytes {
+                        TensorBytes::Host(bytes) => host_part(bytes, part)?,
+                        TensorBytes::Device(_) => return Err(misfit()),
+                    },
+                }));
+            }
+        }
+        let file = target.temp.file();
+        let mut offset = range.start();
+        write_all_at(file, &mut slices, &mut offset, Alignment::BYTE)
+            .map_err(|source| self.failed(target, offset, range, source))
+    }
+
+    /// A failure at `offset` of the writing of `range`.
+    fn failed(&self, target: &Target, offset: u64, range: ByteRange, source: io::Error) -> Error {
+        let range = ByteRange::new(offset, range.end()).unwrap_or(range);
+        target.error(self.tensors, range, source)
+    }
+
+    /// Bytes of a single tensor that lie in host memory as direct writes need them.
+    fn aligned_in_memory(&self, target: &Target, range: ByteRange) -> Result<Option<&'a [u8]>> {
+        let mut pieces = target.plan.pieces(range);
+        let (Some(Piece::Tensor(tensor, part)), None) = (pieces.next(), pieces.next()) else {
+            return Ok(None);
+        };
+        let TensorBytes::Host(bytes) = self.tensors[tensor].bytes else { return Ok(None) };
+        let bytes = host_part(bytes, part)?;
+        Ok(Some(bytes).filter(|bytes| Alignment::BLOCK.divides(bytes.as_ptr().addr() as u64)))
+    }
+
+    fn needs_copies(&self, target: &Target, range: ByteRange) -> bool {
+        target.plan.pieces(range).any(|piece| match piece {
+            Piece::Header(_) => false,
+            Piece::Tensor(tensor, _) => matches!(self.tensors[tensor].bytes, TensorBytes::Device(_)),
+        })
+    }
+
+    /// The bytes of an extent, put together in a slot, which is filled but once.
+    fn stage<'s>(
+        &self,
+        target: &Target,
+        extent: ByteRange,
+        slots: &Slots,
+        slot: &'s mut Option<Slot>,
+    ) -> Result<&'s [u8]> {
+        let len = extent.len() as usize;
+        let is_new = slot.is_none();
+        if is_new {
+            *slot = slots.take();
+        }
+        let Some(slot) = slot else { return Err(misfit()) };
+        let bytes = slot.as_mut_slice().get_mut(..len).ok_or_else(misfit)?;
+        if is_new {
+            self.devices.gather(&target.plan, self.tensors, extent, bytes)?;
+            self.staged_bytes.fetch_add(extent.len(), Ordering::Relaxed);
+        }
+        Ok(bytes)
+    }
+}
+
+/// The parts that a file of `len` bytes is written in.
+pub(super) fn extents(len: u64) -> impl Iterator<Item = ByteRange> {
+    let mut start = 0;
+    iter::from_fn(move || {
+        let end = len.min(start + EXTENT_BYTES);
+        let extent = ByteRange::new(start, end).filter(|extent| !extent.is_empty());
+        start = end;
+        extent
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_cover_a_file_once() {
+        for len in [1, EXTENT_BYTES - 1, EXTENT_BYTES, EXTENT_BYTES + 1, 3 * EXTENT_BYTES] {
+            let mut end = 0;
+            for extent in extents(len) {
+                assert_eq!(extent.start(), end);
+                assert!(!extent.is_empty() && Alignment::BLOCK.divides(extent.start()));
+                end = extent.end();
+            }
+            assert_eq!(end, len);
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! What a source is called.
+#![forbid(unsafe_code)]
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+/// What a source is called: by the path of a file of this machine, or by a URL.
+///
+/// ```
+/// use std::path::Path;
+/// use hoistway::catalog::SourceName;
+/// let name = SourceName::from(Path::new("models/a.gguf"));
+/// assert!(matches!(&name, SourceName::Path(path) if path.ends_with("a.gguf")));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum SourceName {
+    /// A path of this machine.
+    Path(PathBuf),
+    /// A URL, such as `scheme://host/name`.
+    Url(String),
+}
+
+impl SourceName {
+    /// Returns the path, or the text of the URL: what errors carry, and what opens the source again.
+    pub fn as_path(&self) -> &Path {
+        match self {
+            Self::Path(path) => path,
+            Self::Url(url) => Path::new(url),
+        }
+    }
+
+    /// Whether it is the URL of a web server with a query. Such a URL, which may be signed, names one file: no index of
+    /// others, and no folder.
+    pub(crate) fn has_query(&self) -> bool {
+        match self {
+            Self::Path(_) => false,
+            Self::Url(url) => matches!(scheme_of(url), Some("http" | "https")) && url.contains('?'),
+        }
+    }
+
+    /// The name of `file` in the same folder.
+    pub(crate) fn beside(&self, file: &str) -> PathBuf {
+        match self {
+            Self::Path(path) => path.with_file_name(file),
+            Self::Url(url) => {
+                let folder = url.rfind('/').map_or("", |slash| &url[..=slash]);
+                format!("{folder}{file}").into()
+            }
+        }
+    }
+}
+
+/// A text that begins with a scheme and `://` is a URL.
+impl From<&Path> for SourceName {
+    fn from(name: &Path) -> Self {
+        let url = name.to_str().filter(|text| scheme_of(text).is_some());
+        url.map_or_else(|| Self::Path(name.to_owned()), |url| Self::Url(url.to_owned()))
+    }
+}
+
+impl fmt::Display for SourceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_path().display().fmt(f)
+    }
+}
+
+/// The scheme of a URL. One letter is a drive of Windows.
+pub(super) fn scheme_of(text: &str) -> Option<&str> {
+    let (scheme, _) = text.split_once("://")?;
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+    let begins_well = scheme.starts_with(|first: char| first.is_ascii_alphabetic());
+    (scheme.len() > 1 && begins_well && scheme.bytes().all(is_allowed)).then_some(scheme)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_a_scheme_is_a_url() {
+        for (text, scheme) in [
+            ("s3://bucket/a.gguf", Some("s3")),
+            ("git+http://host", Some("git+http")),
+            ("/models/a.gguf", None),
+            ("models/a://b", None),
+            ("C://a", None),
+            ("://a", None),
+            ("3s://a", None),
+        ] {
+            assert_eq!(scheme_of(text), scheme, "{text}");
+            assert_eq!(matches!(SourceName::from(Path::new(text)), SourceName::Url(_)), scheme.is_some());
+        }
+    }
+
+    #[test]
+    fn a_query_is_one_of_a_web_server() {
+        for (text, expected) in [
+            ("https://host/a?list=/", true),
+            ("http://host/a?b=.json", true),
+            ("https://host/a/", false),
+            ("s3://bucket/what?/", false),
+            ("models/a?", false),
+        ] {
+            assert_eq!(SourceName::from(Path::new(text)).has_query(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn neighbours_lie_in_the_same_folder() {
+        for (name, expected) in [
+            ("models/a.gguf", "models/b.gguf"),
+            ("a.gguf", "b.gguf"),
+            ("toy:///models/a.gguf", "toy:///models/b.gguf"),
+            ("s3://bucket/a.gguf", "s3://bucket/b.gguf"),
+        ] {
+            let beside = SourceName::from(Path::new(name)).beside("b.gguf");
+            assert_eq!(beside.to_str(), Some(expected));
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! An object in a store, or a file of a web server. It is pinned when it is opened: each answer is compared with that version.
+#![forbid(unsafe_code)]
+
+use super::{Extensions, Latency, Source, SourceName};
+use crate::{
+    ByteRange, Error, Result,
+    cache::{Entry, NodeCache},
+    catalog::{OpenOptions, Stop},
+};
+use hoistway_objects::{Object, Problem};
+use std::{
+    any::Any,
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, atomic::AtomicBool},
+};
+
+/// The name that the files of a web server's folder begin with: such folders cannot be listed.
+const INDEX: &str = "model.safetensors.index.json";
+const WHOLE: &str = "model.safetensors";
+/// Bytes that are read at once of a header that goes on past the first answer: twice as many each time.
+const MAX_AHEAD_BYTES: usize = 8 << 20;
+
+/// An object.
+#[derive(Debug)]
+pub(crate) struct ObjectSource {
+    object: Object,
+    ahead: Mutex<Ahead>,
+    /// Ends the reads of its header.
+    stop: Stop,
+    /// The node's cache and the object's entry in it, or why it has none although there is a cache.
+    kept: Option<Result<(NodeCache, Arc<Entry>), String>>,
+    extensions: Extensions,
+}
+
+/// Bytes that came before they were wanted: those of the header.
+#[derive(Default)]
+struct Ahead {
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl std::fmt::Debug for Ahead {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ahead").field("start", &self.start).field("len", &self.bytes.len()).finish()
+    }
+}
+
+/// Opens an object by its URL.
+pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> {
+    let stop = options.stop.clone().unwrap_or_default();
+    let opened = Object::open_with_head(url, &options.store.clone().unwrap_or_default(), stop.flag());
+    let (object, head) = opened.map_err(failed("open"))?;
+    let kept = options.cache.as_ref().map(|cache| Ok((cache.clone(), cache.entry(&object)?)));
+    if let Some(Ok((cache, entry))) = &kept {
+        cache.keep(entry, 0, &head);
+    }
+    let ahead = Mutex::new(Ahead { start: 0, bytes: head });
+    Ok(Arc::new(ObjectSource { object, ahead, stop, kept, extensions: Extensions::default() }))
+}
+
+/// The files in a folder of a store.
+pub(super) fn list(url: &str, options: &OpenOptions) -> Result<Vec<PathBuf>> {
+    let listed = hoistway_objects::list(
+        url,
+        &options.store.clone().unwrap_or_default(),
+        options.stop.clone().unwrap_or_default().flag(),
+    );
+    Ok(listed.map_err(failed("list"))?.into_iter().map(PathBuf::from).collect())
+}
+
+/// The files in a folder of a web server's: its index or its only file.
+pub(super) fn list_web(url: &str, options: &OpenOptions) -> Result<Vec<PathBuf>> {
+    let folder = SourceName::Url(url.to_owned());
+    match open(&format!("{url}{INDEX}"), options) {
+        Ok(_) => Ok(vec![folder.beside(INDEX)]),
+        Err(Error::NotFound { .. }) => Ok(vec![folder.beside(WHOLE)]),
+        Err(error) => Err(error),
+    }
+}
+
+pub(super) fn failed(operation: &'static str) -> impl Fn(hoistway_objects::Error) -> Error {
+    move |error| {
+        let hoistway_objects::Error { url, problem, .. } = error;
+        match problem {
+            Problem::Invalid(reason) => Error::InvalidOption { option: "path", value: url, reason },
+            problem @ Problem::NotFound { .. } => {
+                Error::NotFound { path: url.into(), reason: problem.to_string() }
+            }
+            problem => {
+                let source = io::Error::new(problem.kind(), problem);
+                Error::Io { operation, path: url.into(), tensor: None, range: None, source }
+            }
+        }
+    }
+}
+
+impl ObjectSource {
+    /// The source as an object, if it is one.
+    pub(crate) fn of(source: &Arc<dyn Source>) -> Option<&Self> {
+        let source: &dyn Any = &**source;
+        source.downcast_ref()
+    }
+
+    /// The object.
+    pub(crate) fn object(&self) -> &Object {
+        &self.object
+    }
+
+    /// Its entry in the node's cache.
+    pub(crate) fn entry(&self) -> Option<&Arc<Entry>> {
+        self.kept.as_ref()?.as_ref().ok().map(|(_, entry)| entry)
+    }
+
+    /// Why it is not kept in the node's cache, if there is one.
+    pub(crate) fn uncached(&self) -> Option<&str> {
+        self.kept.as_ref()?.as_ref().err().map(String::as_str)
+    }
+
+    /// Reads what the node's cache holds, until `stop` is set. Returns how many bytes that are.
+    pub(crate) fn read_kept(&self, buffer: &mut [u8], offset: u64, stop: &AtomicBool) -> io::Result<usize> {
+        Ok(self.entry().map_or(0, |entry| entry.read_or_claim(offset, buffer, stop)))
+    }
+
+    /// Reads from the store, until `stop` is set. Returns how many bytes came: fewer at the end alone. Where the range begins
+    /// or ends inside of a block that the node's cache lacks, the whole block is read.
+    pub(crate) fn read(&self, buffer: &mut [u8], offset: u64, stop: &AtomicBool) -> io::Result<usize> {
+        let Some(entry) = self.entry() else { return self.ask(buffer, offset, stop) };
+        let end = self.object.len().min(offset.saturating_add(buffer.len() as u64));
+        let (mut at, whole_end) = (offset, entry.whole_end(end));
+        while at < end {
+            let block = entry.block_at(at);
+            let place = &mut buffer[(at - offset) as usize..(end - offset) as usize];
+            if at == block.start && block.end <= end {
+                let len = (whole_end - at) as usize;
+                self.ask(&mut place[..len], at, stop)?;
+                at = whole_end;
+                continue;
+            }
+            let len = (block.end.min(end) - at) as usize;
+            if entry.lacks(at) {
+                let mut whole = vec![0; (block.end - block.start) as usize];
+                self.ask(&mut whole, block.start, stop)?;
+                place[..len].copy_from_slice(&whole[(at - block.start) as usize..][..len]);
+            } else {
+                self.ask(&mut place[..len], at, stop)?;
+            }
+            at += len as u64;
+        }
+        Ok(end.saturating_sub(offset) as usize)
+    }
+
+    /// Makes one read of the store, and keeps what came.
+    fn ask(&self, buffer: &mut [u8], offset: u64, stop: &AtomicBool) -> io::Result<usize> {
+        // The error of the load has the URL and the range.
+        let read = self.object.read(offset, buffer, stop);
+        let count = read.map_err(|error| io::Error::new(error.problem.kind(), error.problem))?;
+        if let Some(Ok((cache, entry))) = &self.kept {
+            cache.keep(entry, offset, &buffer[..count]);
+        }
+        Ok(count)
+    }
+}
+
+impl Ahead {
+    /// Copies what it has of the bytes from `offset` on.
+    fn copy(&self, buffer: &mut [u8], offset: u64) -> usize {
+        let start = offset.checked_sub(self.start).and_then(|start| usize::try_from(start).ok());
+        let own = start.and_then(|start| self.bytes.get(start..)).unwrap_or_default();
+        let count = own.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&own[..count]);
+        count
+    }
+}
+
+impl Source for ObjectSource {
+    fn path(&self) -> &Path {
+        self.object.url().as_ref()
+    }
+
+    fn len(&self) -> u64 {
+        self.object.len()
+    }
+
+    fn medium(&self) -> &'static str {
+        "an object store"
+    }
+
+    fn latency(&self) -> Latency {
+        Latency::Remote
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        // A reader that finds another at it asks the store: no child of `fork` waits for a thread of its parent.
+        if let Ok(mut ahead) = self.ahead.try_lock() {
+            let count = ahead.copy(buffer, offset);
+            let end = ahead.start + ahead.bytes.len() as u64;
+            if count > 0 || offset != end || end == 0 || buffer.len() >= MAX_AHEAD_BYTES {
+                if count > 0 || buffer.is_empty() {
+                    return Ok(count);
+                }
+            } else {
+                // What reads on where the last bytes ended is a header.
+                let len = (ahead.bytes.len() * 2).clamp(buffer.len(), MAX_AHEAD_BYTES);
+                let mut bytes = vec![0; len];
+                let kept = self.entry().map_or(0, |entry| entry.read(offset, &mut bytes));
+                let count = match kept {
+                    0 => self.ask(&mut bytes, offset, self.stop.flag())?,
+                    kept => kept,
+                };
+                bytes.truncate(count);
+                *ahead = Ahead { start: offset, bytes };
+                return Ok(ahead.copy(buffer, offset));
+            }
+        }
+        self.ask(buffer, offset, self.stop.flag())
+    }
+
+    fn header_was_read(&self) {
+        if let Ok(mut ahead) = self.ahead.try_lock() {
+            *ahead = Ahead::default();
+        }
+    }
+
+    fn check_identity(&self, needed: ByteRange) -> hoistway_io::Result<()> {
+        // Each answer was compared before its bytes were taken.
+        match self.object.change() {
+            None => Ok(()),
+            Some(change) => {
+                let (path, change) = (self.path().to_owned(), change.to_owned());
+                Err(hoistway_io::Error::Changed { path, needed, change })
+            }
+        }
+    }
+
+    fn extensions(&self) -> &Extensions {
+        &self.extensions
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_bytes_are_kept_for_the_header_alone() {
+        let server = objectd::Server::start().unwrap();
+        let bytes: Vec<u8> = (0..3_000_000).map(|at| (at % 251) as u8).collect();
+        server.put("models/a", &bytes);
+        let source = open(&format!("{}/models/a", server.url()), &OpenOptions::default()).unwrap();
+        let kept = || {
+            let any: &dyn Any = &*source;
+            any.downcast_ref::<ObjectSource>().unwrap().ahead.lock().unwrap().bytes.len()
+        };
+        let mut found = vec![0; 2_000_000];
+        source.read_exactly(&mut found, 0, None).unwrap();
+        assert!(found == bytes[..found.len()] && kept() > 0);
+        source.header_was_read();
+        assert_eq!(kept(), 0);
+        source.read_exactly(&mut found, 5, None).unwrap();
+        assert!(found == bytes[5..][..found.len()]);
+    }
+}

@@ -1,0 +1,207 @@
+//! Content digests of tensors, read a second way: plain buffered reads, none of the engine's machinery.
+#![forbid(unsafe_code)]
+
+use crate::{
+    Checkpoint, Dtype, Error, Loaded, Result,
+    catalog::{TensorEntry, TensorId},
+    parallel,
+    source::Source,
+};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, fmt, fs, io, ops::ControlFlow, path::Path, time::Instant};
+
+/// Bytes that are read and hashed at once.
+const STEP_BYTES: usize = 1 << 20;
+
+/// What every tensor of a checkpoint is, down to a digest of its bytes.
+///
+/// Serialises to JSON. Made by [`Manifest::of`], kept beside the files, and compared later, elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// How the digests are made: `blake3`.
+    pub algorithm: String,
+    /// The tensors by name.
+    pub tensors: BTreeMap<String, ManifestEntry>,
+}
+
+/// One tensor of a [`Manifest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManifestEntry {
+    /// Type of each element.
+    pub dtype: Dtype,
+    /// Elements along each dimension.
+    pub shape: Vec<u64>,
+    /// BLAKE3 digest of the bytes, in hex.
+    pub digest: String,
+}
+
+impl fmt::Display for ManifestEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?} {}", self.dtype, self.shape, self.digest)
+    }
+}
+
+/// How a verification went.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct VerifyReport {
+    /// What the loaded bytes were compared with: `second read` or the path of a manifest.
+    pub against: String,
+    /// Tensors that were compared, all of them equal.
+    pub tensors: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+impl Manifest {
+    const ALGORITHM: &str = "blake3";
+
+    /// Reads and digests every tensor of a checkpoint, on all cores. Calls `progress` with bytes done since the
+    /// last call, from any thread, until it breaks off.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Truncated`], [`Error::Changed`] or [`Error::Cancelled`].
+    pub fn of(checkpoint: &Checkpoint, progress: impl Fn(u64) -> ControlFlow<()> + Sync) -> Result<Self> {
+        let ids: Vec<TensorId> = checkpoint.catalog().ids().collect();
+        let entries = parallel::map(&ids, parallel::cores(), |&id| {
+            let entry = checkpoint.catalog().tensor(id);
+            let digest = digest_of_file(checkpoint.source(entry.file), entry, &progress)?;
+            let described = ManifestEntry { dtype: entry.dtype, shape: entry.shape.to_vec(), digest };
+            Ok((entry.name.to_string(), described))
+        });
+        Ok(Self { algorithm: Self::ALGORITHM.into(), tensors: entries.into_iter().collect::<Result<_>>()? })
+    }
+
+    /// Reads a manifest that [`Manifest::write`] wrote.
+    ///
+    /// # Errors
+    /// [`Error::InvalidManifest`]; [`Error::Io`] if it cannot be read.
+    pub fn read(path: &Path) -> Result<Self> {
+        let invalid = |reason: String| Error::InvalidManifest { path: path.to_owned(), reason };
+        let text = fs::read(path).map_err(|source| manifest_io("read", path, source))?;
+        let manifest: Self = serde_json::from_slice(&text)
+            .map_err(|error| invalid(format!("not what 'hoistway verify --save' writes: {error}")))?;
+        if manifest.algorithm != Self::ALGORITHM {
+            return Err(invalid(format!("digests by '{}' are not known", manifest.algorithm)));
+        }
+        Ok(manifest)
+    }
+
+    /// Writes the manifest as JSON.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self).map_err(io::Error::from);
+        let written = text.and_then(|text| fs::write(path, text + "\n"));
+        written.map_err(|source| manifest_io("write", path, source))
+    }
+
+    /// What in `found` differs from this manifest, in words; empty if nothing does.
+    pub fn differences(&self, found: &Self) -> Vec<String> {
+        let mut differences = Vec::new();
+        for (name, expected) in &self.tensors {
+            match found.tensors.get(name) {
+                None => differences.push(format!("tensor '{name}' is missing")),
+                Some(entry) if entry == expected => {}
+                Some(entry) => {
+                    differences.push(format!("tensor '{name}' is {entry}, expected {expected}"));
+                }
+            }
+        }
+        for name in found.tensors.keys().filter(|name| !self.tensors.contains_key(*name)) {
+            differences.push(format!("tensor '{name}' is not in the manifest"));
+        }
+        differences
+    }
+}
+
+fn manifest_io(operation: &'static str, path: &Path, source: io::Error) -> Error {
+    Error::Io { operation, path: path.to_owned(), tensor: None, range: None, source }
+}
+
+/// Compares what `loaded` holds with a manifest or, without one, with a second reading of the files.
+///
+/// # Errors
+/// [`Error::DigestMismatch`] names the first tensor that differs. [`Error::InvalidManifest`] if the manifest does
+/// not have a tensor, or has one that a whole checkpoint lacks; [`Error::InvalidOption`] if a tensor was loaded in
+/// part or converted, which digests cannot tell.
+pub(crate) fn check(
+    checkpoint: &Checkpoint,
+    loaded: &Loaded,
+    manifest: Option<(&Path, &Manifest)>,
+) -> Result<VerifyReport> {
+    let started = Instant::now();
+    let checked = parallel::map(loaded.tensors(), parallel::cores(), |tensor| {
+        let catalog = checkpoint.catalog();
+        let id = catalog.find(tensor.name()).ok_or_else(|| catalog.no_such_tensor(tensor.name()))?;
+        let entry = catalog.tensor(id);
+        if tensor.shape() != &*entry.shape {
+            let reason = "a slice cannot be compared with the digest of the whole tensor";
+            return Err(Error::invalid_option("verify", tensor.name(), reason));
+        }
+        if tensor.dtype() != entry.dtype {
+            let reason = "converted elements cannot be compared with the digest of those in the file";
+            return Err(Error::invalid_option("verify", tensor.name(), reason));
+        }
+        let describe = |digest| ManifestEntry { dtype: entry.dtype, shape: entry.shape.to_vec(), digest };
+        let found = describe(blake3::hash(&tensor.bytes()?).to_hex().to_string());
+        let expected =
+            match manifest {
+                None => describe(digest_of_file(checkpoint.source(entry.file), entry, &|_| {
+                    ControlFlow::Continue(())
+                })?),
+                Some((path, manifest)) => match manifest.tensors.get(tensor.name()) {
+                    Some(expected) => expected.clone(),
+                    None => {
+                        let reason = format!("it has no tensor '{}'", tensor.name());
+                        return Err(Error::InvalidManifest { path: path.to_owned(), reason });
+                    }
+                },
+            };
+        if found == expected {
+            return Ok(tensor.len_bytes());
+        }
+        let path = catalog.file(entry.file).source.as_path().to_owned();
+        let (expected, found) = (expected.to_string(), found.to_string());
+        Err(Error::DigestMismatch { tensor: tensor.name().to_owned(), path, expected, found })
+    });
+    let bytes = checked.into_iter().sum::<Result<u64>>()?;
+    if let Some((path, manifest)) = manifest
+        && loaded.tensors().len() == checkpoint.catalog().tensors().len()
+        && let Some(lost) = manifest.tensors.keys().find(|name| checkpoint.catalog().find(name).is_none())
+    {
+        let reason = format!("it has tensor '{lost}', which the checkpoint lacks");
+        return Err(Error::InvalidManifest { path: path.to_owned(), reason });
+    }
+    Ok(VerifyReport {
+        against: manifest.map_or("second read".into(), |(path, _)| path.display().to_string()),
+        tensors: loaded.tensors().len(),
+        bytes,
+        seconds: started.elapsed().as_secs_f64(),
+    })
+}
+
+fn digest_of_file(
+    source: &dyn Source,
+    entry: &TensorEntry,
+    progress: &impl Fn(u64) -> ControlFlow<()>,
+) -> Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0; STEP_BYTES.min(entry.bytes.len() as usize)];
+    let mut offset = entry.bytes.start();
+    while offset < entry.bytes.end() {
+        let len = buffer.len().min((entry.bytes.end() - offset) as usize);
+        let step = &mut buffer[..len];
+        source.read_exactly(step, offset, Some(&entry.name))?;
+        hasher.update(step);
+        if progress(len as u64).is_break() {
+            return Err(Error::Cancelled);
+        }
+        offset += len as u64;
+    }
+    source.check_unchanged(entry.bytes, |_| Some(entry.name.to_string()))?;
+    Ok(hasher.finalize().to_hex().to_string())
+}

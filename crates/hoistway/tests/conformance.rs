@@ -1,0 +1,570 @@
+//! One suite that every route must pass: the bytes are the file's, whatever is asked and however the file is cached.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
+
+mod common;
+
+use common::{
+    all_devices, assert_is_file, assert_is_gguf, can_read, devices, expected, in_memory, make_cold,
+    make_warm, mixed_gguf, mixed_model, tensor, write_model,
+};
+use hoistway::{
+    Arrival, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded, Route,
+    catalog::FormatError,
+    memory::{HugePages, MemoryPool},
+    plan::{Layout, PlanError, Selection, TensorSlice},
+    route::Access,
+    save::{SaveOptions, Sharding, TensorBytes, TensorData, save_sharded},
+};
+use std::{fs, path::Path};
+
+/// Every way to move bytes to private memory and to a device, with what must carry them on a cold file of a disk.
+fn routes(directory: &Path) -> Vec<(LoadOptions, Route)> {
+    let with = |route, direct| LoadOptions::default().route(route).direct(direct);
+    let on_host: Vec<_> = [
+        (with(Route::Auto, DirectIo::Auto), Route::IoUring),
+        (with(Route::IoUring, DirectIo::Auto), Route::IoUring),
+        (with(Route::IoUring, DirectIo::Never), Route::IoUring),
+        (with(Route::Threads, DirectIo::Always), Route::Threads),
+        (with(Route::Threads, DirectIo::Never), Route::Threads),
+        (with(Route::Auto, DirectIo::Never), Route::Threads),
+        (with(Route::Toy, DirectIo::Auto), Route::Toy),
+        ((with(Route::IoUring, DirectIo::Auto)).rings(3), Route::IoUring),
+        ((with(Route::Threads, DirectIo::Auto)).threads(1), Route::Threads),
+    ]
+    .into_iter()
+    .filter(|(options, _)| can_read(directory, options.route, options.direct))
+    .collect();
+    let [_, device] = devices();
+    let to_device = |(options, carrier): &(LoadOptions, Route)| {
+        // The stand-in's path past the host is what `auto` takes.
+        let past_host = options.route == Route::Auto && options.direct == DirectIo::Auto;
+        (options.clone().device(device), if past_host { Route::Gds } else { *carrier })
+    };
+    let only_to_device = [
+        (Route::Staged, DirectIo::Auto, Route::IoUring),
+        (Route::Gds, DirectIo::Auto, Route::Gds),
+        (Route::GdsCompat, DirectIo::Always, Route::GdsCompat),
+    ]
+    .map(|(route, direct, carrier)| ((with(route, direct)).device(device), carrier));
+    let has_direct = can_read(directory, Route::Threads, DirectIo::Always);
+    let past_host = |(options, _): &(LoadOptions, Route)| has_direct || options.route == Route::Staged;
+    let to_device: Vec<_> =
+        on_host.iter().map(to_device).chain(only_to_device.into_iter().filter(past_host)).collect();
+    on_host.into_iter().chain(to_device).collect()
+}
+
+/// Tests that need a disk put their files here, since `/tmp` may be memory.
+fn disk() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+#[test]
+fn every_route_delivers_the_file_in_every_layout() {
+    let directory = disk();
+    let (safetensors, file) = mixed_model(directory.path());
+    every_route_delivers(directory.path(), &safetensors, |loaded| assert_is_file(loaded, &file));
+}
+
+#[test]
+fn every_route_delivers_a_gguf_in_every_layout() {
+    let directory = disk();
+    let (gguf, tensors) = mixed_gguf(directory.path());
+    every_route_delivers(directory.path(), &gguf, |loaded| {
+        assert_is_gguf(loaded, &tensors);
+        for tensor in loaded.tensors().iter().filter(|tensor| tensor.dtype().block_len() > 1) {
+            let alignment = if tensor.device() == DeviceId::Cpu { tensor.dtype().alignment() } else { 32 };
+            let empty = tensor.len_bytes() == 0;
+            assert!(empty || tensor.address() % alignment == 0, "{} is misaligned", tensor.name());
+        }
+    });
+}
+
+fn every_route_delivers(directory: &Path, path: &Path, assert_is_whole: impl Fn(&Loaded)) {
+    for (options, carrier) in routes(directory) {
+        for layout in [Layout::File, Layout::Packed, Layout::Tensor] {
+            for chunk_bytes in [4096, 64 << 10, 4 << 20] {
+                make_cold(path);
+                let options = options.clone().layout(layout).chunk_bytes(chunk_bytes);
+                let loaded = hoistway::load(&[path], &options).unwrap();
+                assert_is_whole(&loaded);
+                let report = loaded.report();
+                let moved: u64 = report.carriers.iter().map(|carrier| carrier.tensor_bytes).sum();
+                assert_eq!(moved, report.tensor_bytes, "{report:?}");
+                if !matches!(options.route, Route::Auto | Route::Staged) {
+                    // What cuFile cannot serve is listed: a file's last block, if it is not whole.
+                    let is_tail = |own: &hoistway::Carrier| {
+                        matches!(carrier, Route::Gds | Route::GdsCompat)
+                            && own.route == Route::Threads
+                            && own.tensor_bytes < 4096
+                    };
+                    assert!(
+                        report.carriers.iter().all(|own| own.route == carrier || is_tail(own)),
+                        "{report}"
+                    );
+                }
+                if options.direct == DirectIo::Never {
+                    assert!(report.carriers.iter().all(|own| own.access == Access::Buffered), "{report}");
+                }
+                for own in &report.carriers {
+                    let past_host = matches!(own.route, Route::Gds | Route::GdsCompat);
+                    let staged = options.device != DeviceId::Cpu && !past_host;
+                    assert_eq!(own.via, staged.then_some(Route::Staged), "{report}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_warm_file_is_copied_from_the_cache_and_a_cold_one_is_not_cached() {
+    let directory = disk();
+    let (path, file) = mixed_model(directory.path());
+    for device in all_devices() {
+        make_cold(&path);
+        let cold = hoistway::load(&[&path], &LoadOptions::default().device(device)).unwrap();
+        assert_is_file(&cold, &file);
+        let direct = sum(&cold, Route::IoUring) + sum(&cold, Route::Gds);
+        assert!(direct * 10 > cold.report().tensor_bytes * 9, "{}", cold.report());
+
+        make_warm(&path);
+        for route in [Route::Auto, Route::Cached] {
+            let options = LoadOptions::default().route(route).device(device);
+            let warm = hoistway::load(&[&path], &options).unwrap();
+            assert_is_file(&warm, &file);
+            assert_eq!(sum(&warm, Route::Cached), warm.report().tensor_bytes, "{}", warm.report());
+        }
+    }
+}
+
+#[test]
+fn direct_always_goes_past_a_warm_cache_and_says_so() {
+    let directory = disk();
+    if !can_read(directory.path(), Route::Threads, DirectIo::Always) {
+        return;
+    }
+    let (path, file) = mixed_model(directory.path());
+    make_warm(&path);
+    let always = LoadOptions::default().direct(DirectIo::Always);
+    let loaded = hoistway::load(&[&path], &always).unwrap();
+    assert_is_file(&loaded, &file);
+    let report = loaded.report();
+    assert!(report.carriers.iter().all(|own| own.access == Access::Direct), "{report}");
+    assert!(report.refused.iter().any(|own| own.what == "cached"), "{report}");
+    for route in [Route::Cached, Route::Mapped] {
+        let error = hoistway::load(&[&path], &always.clone().route(route)).unwrap_err();
+        assert!(matches!(error, Error::InvalidOption { option: "direct", .. }), "{error:?}");
+    }
+}
+
+#[test]
+fn what_is_no_regular_file_is_refused_by_its_kind() {
+    let directory = disk();
+    let folder = directory.path();
+    for name in ["pipe.safetensors", "pipe.safetensors.index.json", "shard.safetensors"] {
+        assert!(std::process::Command::new("mkfifo").arg(folder.join(name)).status().unwrap().success());
+    }
+    let index = r#"{"weight_map": {"a": "shard.safetensors", "b": "folder.safetensors"}}"#;
+    fs::write(folder.join("model.safetensors.index.json"), index).unwrap();
+    fs::create_dir(folder.join("folder.safetensors")).unwrap();
+    let refused = |path: &Path| match hoistway::load(&[path], &LoadOptions::default()).unwrap_err() {
+        Error::InvalidFile { path, problem: FormatError::NotRegular { kind } } => (path, kind),
+        other => panic!("{other:?}"),
+    };
+    for name in ["pipe.safetensors", "pipe.safetensors.index.json"] {
+        assert_eq!(refused(&folder.join(name)), (folder.join(name), "a FIFO (a named pipe)"));
+    }
+    let (path, kind) = refused(&folder.join("model.safetensors.index.json"));
+    let of_index = [("folder.safetensors", "a directory"), ("shard.safetensors", "a FIFO (a named pipe)")];
+    assert!(of_index.contains(&(path.file_name().unwrap().to_str().unwrap(), kind)), "{path:?} {kind}");
+    assert_eq!(refused(Path::new("/dev/null")).1, "a character device");
+}
+
+/// Reading of a FIFO would wait for a writer.
+#[test]
+fn a_save_beside_an_index_that_is_a_fifo_is_refused() {
+    let directory = disk();
+    let index = directory.path().join("model.safetensors.index.json");
+    assert!(std::process::Command::new("mkfifo").arg(&index).status().unwrap().success());
+    let bytes = TensorBytes::Host(&[0; 4]);
+    let tensor = TensorData::new("a", Dtype::U8, &[4], bytes);
+    let go_on = |_| std::ops::ControlFlow::Continue(());
+    let (sharding, options) = (Sharding::default(), SaveOptions::default());
+    let error = save_sharded(directory.path(), &[tensor], None, &sharding, &options, go_on).unwrap_err();
+    assert!(matches!(&error, Error::InvalidFile { path, .. } if *path == index), "{error:?}");
+}
+
+/// Brings these bytes into the page cache, and only these.
+fn warm_part(path: &Path, start: u64, len: usize) {
+    let file = fs::File::open(path).unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut vec![0; len], start).unwrap();
+}
+
+fn sum(loaded: &Loaded, route: Route) -> u64 {
+    loaded.report().carriers.iter().filter(|own| own.route == route).map(|own| own.tensor_bytes).sum()
+}
+
+#[test]
+fn a_half_cached_file_takes_each_half_by_its_own_route() {
+    let directory = disk();
+    let path = directory.path().join("half.safetensors");
+    let file =
+        write_model(&path, &[tensor("a", Dtype::U8, &[16 << 20]), tensor("b", Dtype::U8, &[16 << 20])], 0, 1);
+    for (device, layout) in
+        all_devices().flat_map(|device| [(device, Layout::File), (device, Layout::Packed)])
+    {
+        let mut reports = String::new();
+        // The system may drop what it has cached at any time: one try in ten has to show it.
+        let shown = (0..10).any(|_| {
+            make_cold(&path);
+            warm_part(&path, 0, file.len() / 2);
+            let options = LoadOptions::default().layout(layout).device(device);
+            let loaded = hoistway::load(&[&path], &options).unwrap();
+            assert_is_file(&loaded, &file);
+            reports += &loaded.report().to_string();
+            let direct = sum(&loaded, Route::IoUring) + sum(&loaded, Route::Gds);
+            // The extents at either end of the cached half may be read as cold: one has bytes that are not cached, and
+            // in the other a plain read has proven the path past the host.
+            sum(&loaded, Route::Cached) >= 8 << 20 && direct >= 8 << 20
+        });
+        assert!(shown, "{reports}");
+    }
+}
+
+#[test]
+fn the_route_cached_fails_on_a_cold_file_and_names_the_tensor() {
+    let directory = disk();
+    let (path, _) = mixed_model(directory.path());
+    make_cold(&path);
+    for device in all_devices() {
+        let options = LoadOptions::default().route(Route::Cached).device(device);
+        match hoistway::load(&[&path], &options).unwrap_err() {
+            Error::RouteUnavailable { route: Route::Cached, path: at, why } => {
+                assert_eq!(at.as_ref(), Some(&path));
+                assert!(why.reason.contains("tensor '") && why.fix.contains("hoistway warm"), "{why}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn memory_file_systems_are_copied_and_direct_reads_refused() {
+    let Some(directory) = in_memory() else { return };
+    let (path, file) = mixed_model(directory.path());
+    for device in all_devices() {
+        let loaded = hoistway::load(&[&path], &LoadOptions::default().device(device)).unwrap();
+        assert_is_file(&loaded, &file);
+        let refused = &loaded.report().refused;
+        assert!(
+            refused.iter().any(|own| own.what == "direct reads" && own.why.reason.contains("tmpfs")),
+            "{refused:?}"
+        );
+        assert_eq!(sum(&loaded, Route::Threads), loaded.report().tensor_bytes);
+    }
+    let [_, device] = devices();
+    for options in [
+        LoadOptions::default().route(Route::Gds).device(device),
+        LoadOptions::default().route(Route::GdsCompat).device(device),
+        LoadOptions::default().route(Route::IoUring),
+        LoadOptions::default().direct(DirectIo::Always),
+        LoadOptions::default().route(Route::Cached),
+    ] {
+        let error = hoistway::load(&[&path], &options).unwrap_err();
+        assert!(matches!(error, Error::RouteUnavailable { .. }), "{error:?}");
+    }
+}
+
+#[test]
+fn mapped_tensors_are_the_file_and_outlive_everything() {
+    let directory = disk();
+    let path = directory.path().join("mapped.safetensors");
+    let tensors =
+        [tensor("a", Dtype::F32, &[100, 100]), tensor("b", Dtype::U8, &[5]), tensor("c", Dtype::F32, &[0])];
+    let (mut aligned, mut misaligned) = (0, 0);
+    // The header's length decides where the floats lie.
+    for padding in 0..4 {
+        let file = write_model(&path, &tensors, padding, 3);
+        for populate in [false, true] {
+            let options = LoadOptions::default().route(Route::Mapped).populate(populate);
+            if (file.len() - 40_005).is_multiple_of(4) {
+                let loaded = hoistway::load(&[&path], &options).unwrap();
+                assert_is_file(&loaded, &file);
+                assert_eq!(sum(&loaded, Route::Mapped), 40_005);
+                let kept = loaded.get("a").unwrap().clone();
+                drop(loaded);
+                assert_eq!(*kept.bytes().unwrap(), *expected(&file, "a"));
+                aligned += 1;
+            } else {
+                match hoistway::load(&[&path], &options).unwrap_err() {
+                    Error::RouteUnavailable { route: Route::Mapped, why, .. } => {
+                        assert!(why.reason.contains("misaligned"), "{why}");
+                    }
+                    other => panic!("{other:?}"),
+                }
+                misaligned += 1;
+            }
+        }
+    }
+    assert_eq!((aligned, misaligned), (2, 6));
+    let start = Checkpoint::open(&[&path]).unwrap().start(&mapped());
+    assert!(matches!(start, Err(Error::InvalidOption { option: "route", .. })), "{start:?}");
+    let pooled = mapped().pool(MemoryPool::new(1).unwrap());
+    let refused = hoistway::load(&[&path], &pooled).unwrap_err();
+    assert!(matches!(refused, Error::InvalidOption { option: "pool", .. }), "{refused:?}");
+}
+
+fn mapped() -> LoadOptions {
+    LoadOptions::default().route(Route::Mapped)
+}
+
+#[test]
+fn numbers_that_no_load_can_work_with_are_refused() {
+    let directory = disk();
+    let (path, _) = mixed_model(directory.path());
+    for options in [
+        LoadOptions::default().threads(0),
+        LoadOptions::default().rings(0),
+        LoadOptions::default().chunk_bytes(1 << 40),
+        LoadOptions::default().chunk_bytes(5000),
+        LoadOptions::default().populate(true),
+    ] {
+        let error = hoistway::load(&[&path], &options).unwrap_err();
+        assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");
+    }
+}
+
+#[test]
+fn files_that_claim_more_than_any_memory_are_refused_before_anything_is_allocated() {
+    let directory = disk();
+    let path = directory.path().join("sparse.safetensors");
+    let bytes = 15u64 << 40;
+    write_model(&path, &[], 0, 1);
+    let text = format!(r#"{{"a":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
+    let mut file = (text.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(text.as_bytes());
+    fs::write(&path, &file).unwrap();
+    let sparse = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    sparse.set_len(file.len() as u64 + bytes).unwrap();
+    let error = hoistway::load(&[&path], &LoadOptions::default()).unwrap_err();
+    assert!(matches!(error, Error::MemoryBudget { .. }), "{error:?}");
+    let fine = LoadOptions::default().chunk_bytes(4096);
+    let error = hoistway::load(&[&path], &fine).unwrap_err();
+    assert!(matches!(error, Error::Plan(PlanError::TooManyReads { .. })), "{error:?}");
+}
+
+/// Memory that a tensor is dropped from stays away, although threads touch memory ahead of the reads.
+#[test]
+fn memory_of_tensors_that_are_dropped_as_they_arrive_does_not_come_back() {
+    let directory = disk();
+    let path = directory.path().join("streamed.safetensors");
+    let tensors: Vec<_> = (0..64).map(|i| tensor(&format!("t{i}"), Dtype::U8, &[4 << 20])).collect();
+    write_model(&path, &tensors, 0, 1);
+    make_warm(&path);
+    let before = resident();
+    let checkpoint = Checkpoint::open(&[&path]).unwrap();
+    let mut loading = checkpoint.start(&LoadOptions::default()).unwrap();
+    for tensor in loading.by_ref() {
+        drop(tensor.unwrap());
+    }
+    let after = resident();
+    assert!(after.saturating_sub(before) < 64 << 20, "{before} → {after}: dropped memory came back");
+}
+
+fn resident() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap().to_owned();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+#[test]
+fn slices_are_those_parts_and_only_their_bytes_are_read() {
+    let directory = disk();
+    let path = directory.path().join("sliced.safetensors");
+    let file =
+        write_model(&path, &[tensor("m", Dtype::U16, &[512, 4096]), tensor("v", Dtype::F32, &[1000])], 0, 5);
+    let whole = expected(&file, "m");
+    let row = 4096 * 2;
+    for (options, _) in routes(directory.path()) {
+        for (ranges, shape) in [
+            (vec![100..200], [100u64, 4096]),
+            (vec![0..512, 1024..1040], [512, 16]),
+            (vec![7..9, 0..4096], [2, 4096]),
+            (vec![511..512, 4095..4096], [1, 1]),
+            (vec![5..5], [0, 4096]),
+        ] {
+            make_cold(&path);
+            let selection = Selection::all().select("m").slice("m", TensorSlice::new(ranges.clone()));
+            let loaded = hoistway::load(&[&path], &options.clone().selection(selection)).unwrap();
+            let tensor = loaded.get("m").unwrap();
+            assert_eq!(tensor.shape(), shape);
+            let columns = ranges.get(1).cloned().unwrap_or(0..4096);
+            let part: Vec<u8> = (ranges[0].start..ranges[0].end)
+                .flat_map(|r| {
+                    let start = r as usize * row;
+                    whole[start + columns.start as usize * 2..start + columns.end as usize * 2].to_vec()
+                })
+                .collect();
+            assert!(*tensor.bytes().unwrap() == *part, "{ranges:?} by {:?}", options.route);
+        }
+    }
+    let selection = Selection::all().select("m").slice("m", TensorSlice::new(vec![0..8]));
+    let loaded = hoistway::load(&[&path], &LoadOptions::default().selection(selection)).unwrap();
+    assert!(loaded.report().read_bytes <= 8 * row as u64 + 8192, "{}", loaded.report());
+}
+
+#[test]
+fn selections_choose_and_unknown_names_are_errors() {
+    let directory = disk();
+    let (path, _) = mixed_model(directory.path());
+    let names = |selection: Selection| -> Vec<String> {
+        let loaded = hoistway::load(&[&path], &LoadOptions::default().selection(selection)).unwrap();
+        loaded.tensors().iter().map(|tensor| tensor.name().to_owned()).collect()
+    };
+    assert_eq!(names(Selection::all().select("scalar").select("od*")), ["scalar", "odd"]);
+    assert_eq!(names(Selection::all().exclude("small.*").exclude("large")).len(), 5);
+    assert_eq!(names(Selection::all().filter(|tensor| tensor.dtype == Dtype::F64)), ["small.F64", "scalar"]);
+    let selection = Selection::all().select("larg");
+    match hoistway::load(&[&path], &LoadOptions::default().selection(selection)).unwrap_err() {
+        Error::NoSuchTensor { pattern, nearest } => {
+            assert_eq!((pattern.as_str(), nearest.as_deref()), ("larg", Some("large")));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn tensors_arrive_one_by_one_and_the_progress_adds_up() {
+    let directory = disk();
+    let (path, file) = mixed_model(directory.path());
+    for device in all_devices() {
+        make_cold(&path);
+        let checkpoint = Checkpoint::open(&[&path]).unwrap();
+        let options = LoadOptions::default().chunk_bytes(4096).device(device);
+        let mut loading = checkpoint.start(&options).unwrap();
+        let mut tensors = Vec::new();
+        while let Arrival::Tensor(tensor) = loading.next_within(std::time::Duration::from_secs(60)).unwrap() {
+            assert!(
+                *tensor.bytes().unwrap() == *expected(&file, tensor.name()),
+                "{} arrived with other bytes",
+                tensor.name()
+            );
+            tensors.push(tensor);
+        }
+        let progress = loading.progress();
+        assert_eq!(progress.bytes_done, progress.bytes_total);
+        assert_eq!(progress.tensors_done, progress.tensors_total);
+        assert_is_file(&loading.into_loaded(tensors), &file);
+    }
+}
+
+#[test]
+fn pooled_and_huge_and_bound_memory_hold_the_same_bytes() {
+    let directory = disk();
+    let (path, file) = mixed_model(directory.path());
+    let pool = MemoryPool::new(64 << 20).unwrap();
+    let pooled = LoadOptions::default().pool(pool.clone());
+    for _ in 0..3 {
+        let loaded = hoistway::load(&[&path], &pooled).unwrap();
+        assert_is_file(&loaded, &file);
+        assert!(pool.free_bytes() < pool.capacity_bytes());
+    }
+    assert_eq!(pool.free_bytes(), pool.capacity_bytes(), "dropped tensors give their memory back");
+    let bound = LoadOptions::default().numa(hoistway::NumaPlacement::Node(0));
+    for options in [bound, LoadOptions::default().huge_pages(HugePages::Never)] {
+        assert_is_file(&hoistway::load(&[&path], &options).unwrap(), &file);
+    }
+    let no_node = LoadOptions::default().numa(hoistway::NumaPlacement::Node(999));
+    assert!(matches!(hoistway::load(&[&path], &no_node), Err(Error::InvalidOption { option: "numa", .. })));
+}
+
+#[test]
+fn a_load_beyond_its_budget_is_refused_before_it_allocates() {
+    let directory = disk();
+    let (path, _) = mixed_model(directory.path());
+    let options = LoadOptions::default().memory_budget_bytes(1 << 20);
+    match hoistway::load(&[&path], &options).unwrap_err() {
+        Error::MemoryBudget { needed, available, limit_name, .. } => {
+            assert!(needed > 8 << 20);
+            assert_eq!(available, 1 << 20);
+            assert_eq!(limit_name, "the memory budget");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn sharded_checkpoints_load_by_index_directory_glob_and_list() {
+    let directory = disk();
+    let shard = |i: usize| directory.path().join(format!("model-{i:05}-of-00003.safetensors"));
+    let mut weight_map = serde_json::Map::new();
+    let mut files = Vec::new();
+    for i in 1..=3 {
+        let name = format!("layers.{i}.weight");
+        files.push((
+            name.clone(),
+            write_model(&shard(i), &[tensor(&name, Dtype::F32, &[i as u64 * 1000])], 0, i as u64),
+        ));
+        weight_map.insert(name, shard(i).file_name().unwrap().to_str().unwrap().into());
+    }
+    let index = directory.path().join("model.safetensors.index.json");
+    let check = |paths: &[&Path]| {
+        for device in all_devices() {
+            let loaded = hoistway::load(paths, &LoadOptions::default().device(device)).unwrap();
+            assert_eq!(loaded.tensors().len(), 3);
+            for (name, file) in &files {
+                assert!(*loaded.get(name).unwrap().bytes().unwrap() == *expected(file, name));
+            }
+            assert_eq!(loaded.report().files, 3);
+        }
+    };
+    check(&[directory.path()]);
+    fs::write(&index, serde_json::json!({ "weight_map": weight_map }).to_string()).unwrap();
+    check(&[directory.path()]);
+    check(&[&index]);
+    check(&[&directory.path().join("model-*.safetensors")]);
+    check(&[&shard(1), &shard(3), &shard(2)]);
+
+    let twice = hoistway::load(&[&shard(1), &shard(1)], &LoadOptions::default()).unwrap_err();
+    assert!(matches!(twice, Error::DuplicateTensor { .. }), "{twice:?}");
+    weight_map.insert("missing".into(), "model-00001-of-00003.safetensors".into());
+    fs::write(&index, serde_json::json!({ "weight_map": weight_map }).to_string()).unwrap();
+    let missing = hoistway::load(&[&index], &LoadOptions::default()).unwrap_err();
+    assert!(
+        matches!(&missing, Error::InvalidIndex { .. }) && missing.to_string().contains("'missing'"),
+        "{missing:?}"
+    );
+    fs::remove_file(shard(2)).unwrap();
+    let gone = hoistway::load(&[&index], &LoadOptions::default()).unwrap_err();
+    assert!(matches!(gone, Error::NotFound { .. }), "{gone:?}");
+}
+
+#[test]
+fn small_loads_report_why_no_ring_was_used() {
+    let directory = disk();
+    let path = directory.path().join("small.safetensors");
+    let file = write_model(&path, &[tensor("a", Dtype::U8, &[900_000])], 0, 1);
+    make_cold(&path);
+    for device in all_devices() {
+        let loaded = hoistway::load(&[&path], &LoadOptions::default().device(device)).unwrap();
+        assert_is_file(&loaded, &file);
+        assert!(loaded.report().refused.iter().any(|own| own.what == "io_uring"), "{}", loaded.report());
+    }
+}
+
+#[test]
+fn memory_of_dropped_tensors_returns_while_others_live() {
+    let directory = disk();
+    let path = directory.path().join("big.safetensors");
+    write_model(&path, &[tensor("small", Dtype::U8, &[1000]), tensor("big", Dtype::U8, &[64 << 20])], 0, 1);
+    let loaded = hoistway::load(&[&path], &LoadOptions::default()).unwrap();
+    let with_all = resident();
+    let small = loaded.get("small").unwrap().clone();
+    drop(loaded);
+    let with_small = resident();
+    assert!(
+        with_all.saturating_sub(with_small) > 48 << 20,
+        "{with_all} → {with_small}: the big tensor stayed"
+    );
+    assert_eq!(small.len_bytes(), 1000);
+}

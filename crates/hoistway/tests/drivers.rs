@@ -1,0 +1,619 @@
+//! What devices of drivers have: pools, kernels, contexts, devices without memory of their own, and each function of the
+//! driver that can fail. On the stand-in, as the driver of each vendor.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
+
+mod common;
+
+use common::{
+    Footprint, TestTensor, assert_is_file, assert_nothing_left, make_cold, make_warm, mixed_model,
+    on_device::{chunky, disk},
+    stand_in::{Turn, Vendor},
+    tensor, write_model,
+};
+use hoistway::{
+    Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Route, TensorMemory,
+    plan::{Layout, Selection, TensorSlice},
+    route::fault::{Fault, FaultScript},
+};
+use hoistway_device::{Device, DeviceMemory};
+use std::{
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+/// Loads to the vendor's first device, by whichever route.
+fn to(vendor: Vendor) -> LoadOptions {
+    LoadOptions::default().device(vendor.device(0))
+}
+
+fn staged(vendor: Vendor) -> LoadOptions {
+    to(vendor).route(Route::Staged)
+}
+
+#[test]
+fn tensors_outlive_everything_and_give_their_memory_back() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let (path, file) = mixed_model(directory.path());
+    for vendor in Vendor::ALL {
+        for pools in [0, 1] {
+            stand_in.set(&format!("POOLS={pools}"));
+            let selection = Selection::all().select("large");
+            let options = staged(vendor).device(vendor.device(1)).dtype(Dtype::F32).selection(selection);
+            let ordered = stand_in.count(&format!("calls.{}", vendor.symbol("cuMemAllocAsync")));
+            drop(hoistway::load(&[&path], &options).unwrap());
+            assert_eq!(
+                stand_in.count(&format!("calls.{}", vendor.symbol("cuMemAllocAsync"))) > ordered,
+                pools == 1
+            );
+            let contexts = stand_in.count("contexts");
+            let checkpoint = Checkpoint::open(&[&path]).unwrap();
+            let loaded = checkpoint.load(&staged(vendor).device(vendor.device(1))).unwrap();
+            drop(checkpoint);
+            assert_is_file(&loaded, &file);
+            let kept = loaded.get("large").unwrap().clone();
+            let expected = kept.bytes().unwrap().into_owned();
+            drop(loaded);
+            assert_eq!(kept.device(), vendor.device(1));
+            assert_eq!(*kept.bytes().unwrap(), *expected);
+            assert!(stand_in.count("device_bytes") > 0);
+            assert_eq!(stand_in.count("pinned_bytes"), 0, "staging is gone when the load is over");
+            drop(kept);
+            assert_eq!(stand_in.leftovers(), []);
+            assert_eq!(stand_in.count("contexts"), contexts, "the context is released too");
+        }
+    }
+}
+
+/// Each fault of the driver, at each place where it can happen: a typed error, and nothing left.
+#[test]
+fn faults_of_the_driver_are_typed_errors_and_leave_nothing() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    // Its conversion makes kernels run, and its pieces scratch memory necessary.
+    let floats = directory.path().join("floats.safetensors");
+    write_model(&floats, &[tensor("f", Dtype::F16, &[3 << 20])], 0, 3);
+    // The memory of a device of the stand-in has a file, which stays.
+    for vendor in Vendor::ALL {
+        drop(hoistway::load(&[&path], &staged(vendor)).unwrap());
+    }
+    let before = Footprint::now();
+    let faults = [
+        ("cuDevicePrimaryCtxRetain:1=2", false),
+        ("cuMemGetInfo_v2:1=999", false),
+        ("cuMemAlloc_v2:2=2", false),
+        ("cuMemAlloc_v2:1=999", false),
+        ("cuMemAllocAsync:1=2", true),
+        ("cuStreamCreate:1=2", false),
+        ("cuMemHostRegister_v2:*=2", false),
+        ("cuMemHostRegister_v2:*=801", false),
+        ("cuEventCreate:3=2", false),
+        ("cuEventRecord:2=700", false),
+        ("cuMemcpyHtoDAsync_v2:3=719", false),
+        ("cuMemcpyHtoDAsync_v2:1=1", false),
+        ("cuEventSynchronize:2=719", false),
+        ("cuCtxPushCurrent_v2:9=201", false),
+        ("copy:1=700", false),
+        ("copy:4=719", false),
+        ("kernel:1=700", true),
+        ("cuModuleLoadData:1=218", true),
+        ("cuModuleGetFunction:3=500", true),
+        ("cuLaunchKernel:1=701", true),
+    ];
+    for vendor in Vendor::ALL {
+        let name = vendor.device(0).to_string();
+        // Codes and functions that the other does not have.
+        let own = match vendor {
+            Vendor::Cuda => &[("copy:*=714", false)][..],
+            Vendor::Rocm => &[
+                ("copy:*=710", false),
+                ("hipSetDevice:1=101", false),
+                ("hipSetDevice:*=999", false),
+                ("hipHostRegister:*=1", false),
+            ],
+        };
+        for (fault, converts) in faults.into_iter().chain(own.iter().copied()) {
+            for warm in [false, true] {
+                let (path, dtype) = if converts { (&floats, Some(Dtype::F32)) } else { (&path, None) };
+                if warm {
+                    make_warm(path)
+                } else {
+                    make_cold(path)
+                }
+                stand_in.reset();
+                stand_in.set("JITTER_US=200");
+                stand_in.set(&vendor.faults(fault));
+                let mut options = staged(vendor).layout(Layout::Tensor);
+                options.dtype = dtype;
+                let error = hoistway::load(&[path], &options).expect_err(fault);
+                match &error {
+                    Error::Device { device, source, .. } => {
+                        assert_eq!(*device, name);
+                        assert!(error.to_string().contains(&name) && source.code > 0, "{error}");
+                    }
+                    Error::MemoryBudget { limit_name, .. } => {
+                        assert!(
+                            fault.starts_with("cuMemAlloc") && limit_name.contains(&name),
+                            "{fault}: {error}"
+                        );
+                    }
+                    Error::Allocation { kind: "pinned memory", .. } => {
+                        assert!(fault.contains("HostRegister"), "{fault}");
+                    }
+                    other => panic!("{fault}: {other:?}"),
+                }
+                assert_nothing_left(&before);
+            }
+        }
+        stand_in.reset();
+        assert_is_file(&hoistway::load(&[&path], &staged(vendor)).unwrap(), &file);
+    }
+}
+
+#[test]
+fn slow_and_reordered_streams_deliver_the_same_bytes() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    for vendor in Vendor::ALL {
+        for settings in
+            [&["COPY_LATENCY_US=2000"][..], &["JITTER_US=2000"], &["COPY_MIB_S=500", "JITTER_US=500"]]
+        {
+            stand_in.reset();
+            for setting in settings {
+                stand_in.set(setting);
+            }
+            for (route, warm) in [(Route::Staged, false), (Route::Staged, true), (Route::Auto, false)] {
+                if warm {
+                    make_warm(&path)
+                } else {
+                    make_cold(&path)
+                }
+                let options = to(vendor).route(route).chunk_bytes(512 << 10);
+                let loaded = hoistway::load(&[&path], &options).unwrap();
+                assert_is_file(&loaded, &file);
+                if route == Route::Staged {
+                    assert!(loaded.report().device.as_ref().unwrap().copy_wait_seconds > 0.0);
+                }
+            }
+        }
+    }
+}
+
+/// Copies begin while files are still being read: the trace of the stand-in says when each ran.
+#[test]
+fn copies_overlap_with_reads() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    for vendor in Vendor::ALL {
+        let trace = directory.path().join(format!("{vendor:?}.jsonl"));
+        stand_in.set(&format!("TRACE={}", trace.display()));
+        stand_in.set("COPY_LATENCY_US=500");
+        let last_read = Arc::new(AtomicU64::new(0));
+        let noted = last_read.clone();
+        let script = FaultScript::new(move |_, _| {
+            noted.fetch_max(monotonic_ns(), Ordering::Relaxed);
+            Some(Fault::Delay(Duration::from_millis(2)))
+        });
+        make_warm(&path);
+        let options = to(vendor)
+            .route(Route::Threads)
+            .direct(DirectIo::Never)
+            .threads(1)
+            .chunk_bytes(1 << 20)
+            .faults(script);
+        assert_is_file(&hoistway::load(&[&path], &options).unwrap(), &file);
+        stand_in.reset();
+        let last_read = last_read.load(Ordering::Relaxed);
+        let lines = fs::read_to_string(&trace).unwrap();
+        let copies: Vec<serde_json::Value> = lines
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .filter(|line: &serde_json::Value| line["op"] == "h2d")
+            .collect();
+        let during = copies.iter().filter(|copy| copy["end_ns"].as_u64().unwrap() < last_read).count();
+        assert!(copies.len() >= 24 && during * 4 >= copies.len(), "{during} of {} copies", copies.len());
+    }
+}
+
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// The next load looks how much memory is free.
+#[test]
+fn memory_for_kernels_is_free_again_when_a_load_has_ended() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let (path, _) = mixed_model(directory.path());
+    for vendor in Vendor::ALL {
+        let options = staged(vendor).dtype(Dtype::F32).selection(Selection::all().select("large"));
+        // What a stream is told to free is freed this much later.
+        stand_in.set("JITTER_US=100000");
+        let loaded = hoistway::load(&[&path], &options).unwrap();
+        let report = loaded.report();
+        let device = report.device.as_ref().unwrap();
+        assert!(device.scratch_bytes > 0, "{report}");
+        assert_eq!(vendor.count("device_bytes"), device.memory_bytes, "{report}");
+        stand_in.reset();
+        drop(loaded);
+        stand_in.assert_nothing_left(&format!("{vendor:?}"));
+    }
+}
+
+#[test]
+fn floats_are_converted_on_the_way_and_other_types_are_not() {
+    let _stand_in = Turn::take();
+    let directory = disk();
+    let path = directory.path().join("floats.safetensors");
+    for vendor in Vendor::ALL {
+        // An odd header puts elements at odd addresses, across the ends of chunks.
+        for padding in [0, 1] {
+            let file = write_model(
+                &path,
+                &[
+                    tensor("b", Dtype::Bf16, &[700, 300]),
+                    tensor("e", Dtype::F8E5M2, &[100_001]),
+                    tensor("f", Dtype::F32, &[5000]),
+                    tensor("i", Dtype::I16, &[77]),
+                    tensor("none", Dtype::F16, &[0]),
+                ],
+                padding,
+                11,
+            );
+            for chunk_bytes in [4096, 4 << 20] {
+                make_cold(&path);
+                let options = to(vendor).dtype(Dtype::F32).chunk_bytes(chunk_bytes);
+                let loaded = hoistway::load(&[&path], &options).unwrap();
+                let floats = |name: &str| -> Vec<u32> {
+                    let tensor = loaded.get(name).unwrap();
+                    assert_eq!(tensor.dtype(), Dtype::F32);
+                    let bytes = tensor.bytes().unwrap();
+                    bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect()
+                };
+                let wide: Vec<u32> = common::expected(&file, "b")
+                    .chunks_exact(2)
+                    .map(|b| u32::from(u16::from_le_bytes(b.try_into().unwrap())) << 16)
+                    .collect();
+                assert_same_floats(&floats("b"), &wide);
+                // e5m2 is the upper half of f16.
+                let narrow: Vec<u32> = common::expected(&file, "e")
+                    .iter()
+                    .map(|&byte| half_to_single(u16::from(byte) << 8).to_bits())
+                    .collect();
+                assert_same_floats(&floats("e"), &narrow);
+                assert_eq!(loaded.get("f").unwrap().bytes().unwrap(), common::expected(&file, "f"));
+                assert_eq!(loaded.get("i").unwrap().dtype(), Dtype::I16);
+                assert_eq!(loaded.get("i").unwrap().bytes().unwrap(), common::expected(&file, "i"));
+                assert_eq!(loaded.get("none").unwrap().dtype(), Dtype::F32);
+                let report = loaded.report();
+                let moved: u64 = report.carriers.iter().map(|own| own.tensor_bytes).sum();
+                assert_eq!(moved, report.tensor_bytes);
+            }
+        }
+        for (device, dtype) in [(DeviceId::Cpu, Dtype::F32), (vendor.device(0), Dtype::I8)] {
+            let options = LoadOptions::default().device(device).dtype(dtype);
+            let error = hoistway::load(&[&path], &options).unwrap_err();
+            assert!(matches!(error, Error::InvalidOption { option: "dtype", .. }), "{error:?}");
+        }
+        write_model(&path, &[tensor("double", Dtype::F64, &[3])], 0, 1);
+        let error = hoistway::load(&[&path], &to(vendor).dtype(Dtype::Bf16)).unwrap_err();
+        assert!(error.to_string().contains("'double'") && error.to_string().contains("F64"), "{error}");
+    }
+}
+
+fn assert_same_floats(found: &[u32], expected: &[u32]) {
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        let (a, b) = (f32::from_bits(*found), f32::from_bits(*expected));
+        assert!(found == expected || (a.is_nan() && b.is_nan()), "{found:#x} is not {expected:#x}");
+    }
+}
+
+fn half_to_single(bits: u16) -> f32 {
+    let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
+    let (exponent, mantissa) = (i32::from(bits >> 10 & 0x1f), f32::from(bits & 0x3ff));
+    match exponent {
+        0 => sign * mantissa * 2f32.powi(-24),
+        31 if mantissa == 0.0 => sign * f32::INFINITY,
+        31 => f32::NAN,
+        _ => sign * (1.0 + mantissa / 1024.0) * 2f32.powi(exponent - 15),
+    }
+}
+
+#[test]
+fn many_small_tensors_of_odd_sizes_take_few_copies() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let path = directory.path().join("small.safetensors");
+    let tensors: Vec<TestTensor> =
+        (0..2000).map(|i| tensor(&format!("t{i}"), Dtype::U8, &[1 + i % 97])).collect();
+    let file = write_model(&path, &tensors, 0, 1);
+    for vendor in Vendor::ALL {
+        let before = stand_in.count("kernels");
+        let loaded = hoistway::load(&[&path], &staged(vendor)).unwrap();
+        let kernels = stand_in.count("kernels") - before;
+        assert_is_file(&loaded, &file);
+        for tensor in loaded.tensors() {
+            assert_eq!(tensor.address() % 16, 0, "{} is misaligned", tensor.name());
+        }
+        assert!((1..10).contains(&kernels), "{kernels} kernels for 2000 tensors");
+    }
+}
+
+/// A strided slice with a conversion makes a segment of each run: its tables count as staging.
+#[test]
+fn tables_of_many_segments_are_part_of_the_budget() {
+    let stand_in = Turn::take();
+    stand_in.set("POISON=0");
+    let directory = disk();
+    let path = directory.path().join("strided.safetensors");
+    let file = write_model(&path, &[tensor("m", Dtype::F8E5M2, &[2 << 20, 2])], 0, 5);
+    for vendor in Vendor::ALL {
+        let selection = Selection::all().slice("m", TensorSlice::new(vec![0..2 << 20, 0..1]));
+        let options = staged(vendor).selection(selection).dtype(Dtype::F16).chunk_bytes(256 << 10);
+        let loaded = hoistway::load(&[&path], &options).unwrap();
+        let report = loaded.report();
+        assert!(report.memory.staging_bytes <= 128 << 20, "{report}");
+        let halves: Vec<u8> =
+            common::expected(&file, "m").chunks_exact(2).flat_map(|pair| [0, pair[0]]).collect();
+        let found = loaded.get("m").unwrap().bytes().unwrap().into_owned();
+        let is_nan = |half: &[u8]| half[1] & 0x7c == 0x7c && (half[1] & 3 != 0 || half[0] != 0);
+        for (found, expected) in found.chunks_exact(2).zip(halves.chunks_exact(2)) {
+            assert!(found == expected || (is_nan(found) && is_nan(expected)), "{found:?} {expected:?}");
+        }
+    }
+}
+
+#[test]
+fn devices_that_are_not_there_are_errors() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let (path, _) = mixed_model(directory.path());
+    for vendor in Vendor::ALL {
+        let options = LoadOptions::default().device(vendor.device(9));
+        match hoistway::load(&[&path], &options).unwrap_err() {
+            Error::DeviceUnavailable { device, why } => {
+                assert_eq!(device, vendor.device(9).to_string());
+                let variable = match vendor {
+                    Vendor::Cuda => "CUDA_VISIBLE_DEVICES",
+                    Vendor::Rocm => "HIP_VISIBLE_DEVICES",
+                };
+                assert!(why.reason.contains("2 devices") && why.fix.contains(variable), "{why}");
+            }
+            other => panic!("{other:?}"),
+        }
+        for route in [Route::Staged, Route::Gds, Route::GdsCompat] {
+            let on_host = LoadOptions::default().route(route);
+            let error = hoistway::load(&[&path], &on_host).unwrap_err();
+            assert!(matches!(error, Error::InvalidOption { option: "route", .. }), "{error:?}");
+        }
+        let mapped = to(vendor).route(Route::Mapped);
+        assert!(matches!(
+            hoistway::load(&[&path], &mapped),
+            Err(Error::InvalidOption { option: "route", .. })
+        ));
+        assert_eq!(stand_in.leftovers(), []);
+    }
+}
+
+/// A framework's context stays current on its thread, and what it set is not changed.
+#[test]
+fn the_context_of_others_stays_as_it_was() {
+    type Handle = *mut std::ffi::c_void;
+    let stand_in = Turn::take();
+    let directory = disk();
+    let (path, file) = mixed_model(directory.path());
+    let create: unsafe extern "C" fn(*mut Handle, u32, i32) -> i32 = stand_in.function("cuCtxCreate_v2");
+    let current: unsafe extern "C" fn(*mut Handle) -> i32 = stand_in.function("cuCtxGetCurrent");
+    let destroy: unsafe extern "C" fn(Handle) -> i32 = stand_in.function("cuCtxDestroy_v2");
+    let init: unsafe extern "C" fn(u32) -> i32 = stand_in.function("cuInit");
+    let (mut own, mut after): (Handle, Handle) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: functions of the driver, of these types.
+    unsafe {
+        assert_eq!(init(0), 0);
+        assert_eq!(create(&mut own, 0, 1), 0);
+    }
+    let small = Selection::all().select("odd");
+    // The second is small enough to run on this very thread.
+    for selection in [Selection::all(), small] {
+        let loaded = hoistway::load(&[&path], &to(Vendor::Cuda).selection(selection)).unwrap();
+        drop(loaded);
+        // SAFETY: as above.
+        unsafe { assert_eq!(current(&mut after), 0) };
+        assert_eq!(after, own);
+        assert_eq!(stand_in.count("context_depth"), 1);
+    }
+    assert_is_file(&hoistway::load(&[&path], &to(Vendor::Cuda)).unwrap(), &file);
+    // SAFETY: as above; made by this test.
+    unsafe { assert_eq!(destroy(own), 0) };
+}
+
+#[test]
+fn a_device_without_memory_of_its_own_uses_host_memory_as_it_is() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let (path, file) = mixed_model(directory.path());
+    for vendor in Vendor::ALL {
+        stand_in.reset();
+        let synchronized = format!("calls.{}", vendor.symbol("cuCtxSynchronize"));
+        let unified = to(vendor).route(Route::Unified);
+        let error = hoistway::load(&[&path], &unified).unwrap_err();
+        assert!(error.to_string().contains("memory of its own"), "{error}");
+        stand_in.set("INTEGRATED=1");
+        let loaded = hoistway::load(&[&path], &unified).unwrap();
+        assert_is_file(&loaded, &file);
+        let report = loaded.report();
+        let device = report.device.as_ref().unwrap();
+        assert!(device.unified && device.copies == 0 && device.memory_bytes == 0, "{report}");
+        assert!(report.carriers.iter().all(|own| own.via == Some(Route::Unified)), "{report}");
+        for tensor in loaded.tensors() {
+            assert!(matches!(tensor.memory(), TensorMemory::Host(_)) && tensor.device() == vendor.device(0));
+        }
+        let waits = stand_in.count(&synchronized);
+        drop(loaded);
+        assert!(stand_in.count(&synchronized) > waits, "kernels may still read what is dropped");
+        // Others get copies, and `auto` says so.
+        let loaded = hoistway::load(&[&path], &to(vendor)).unwrap();
+        assert!(!loaded.report().device.as_ref().unwrap().unified);
+        assert!(loaded.report().refused.iter().any(|own| own.what == "unified"), "{}", loaded.report());
+        let converted = unified.dtype(Dtype::F32);
+        assert!(matches!(
+            hoistway::load(&[&path], &converted),
+            Err(Error::InvalidOption { option: "route", .. })
+        ));
+    }
+}
+
+/// A thread's device stays as it was, and so does its last error: programs look at it after they have started kernels.
+#[test]
+fn a_threads_device_and_last_error_of_hip_stay_as_they_were() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let (path, file) = mixed_model(directory.path());
+    let init: unsafe extern "C" fn(u32) -> i32 = stand_in.function("hipInit");
+    let set: unsafe extern "C" fn(i32) -> i32 = stand_in.function("hipSetDevice");
+    let current: unsafe extern "C" fn(*mut i32) -> i32 = stand_in.function("hipGetDevice");
+    let last_error: unsafe extern "C" fn() -> i32 = stand_in.function("hipGetLastError");
+    // SAFETY: functions of the runtime, of these types.
+    unsafe {
+        assert_eq!(init(0), 0);
+        assert_eq!(set(1), 0);
+    }
+    let small = || to(Vendor::Rocm).selection(Selection::all().select("odd"));
+    let fails = ["hipMalloc:1=2", "hipMalloc:1=999", "hipHostRegister:*=2", "hipEventCreateWithFlags:1=1"];
+    for fault in [None].into_iter().chain(fails.map(Some)) {
+        stand_in.set(&format!("FAULTS={}", fault.unwrap_or_default()));
+        let loaded = hoistway::load(&[&path], &small());
+        assert_eq!(loaded.is_err(), fault.is_some(), "{fault:?}: {loaded:?}");
+        drop(loaded);
+        // An address of no device.
+        assert_eq!(
+            hoistway::device::device_of(path.as_os_str().as_encoded_bytes().as_ptr() as u64),
+            DeviceId::Cpu
+        );
+        let mut after = -1;
+        // SAFETY: as above.
+        unsafe { assert_eq!((current(&mut after), after, last_error()), (0, 1, 0), "{fault:?}") };
+    }
+    stand_in.reset();
+    assert_is_file(&hoistway::load(&[&path], &to(Vendor::Rocm)).unwrap(), &file);
+    // SAFETY: as above.
+    unsafe { assert_eq!(set(0), 0) };
+}
+
+/// A failure to set a thread's device back is no failure of the call, but other calls of the thread go to that device.
+#[test]
+fn a_threads_device_of_hip_that_cannot_be_set_back_is_warned_of() {
+    let stand_in = Turn::take();
+    let set: unsafe extern "C" fn(i32) -> i32 = stand_in.function("hipSetDevice");
+    let current: unsafe extern "C" fn(*mut i32) -> i32 = stand_in.function("hipGetDevice");
+    let device = Device::open(Vendor::Rocm.device(1)).unwrap();
+    // SAFETY: a function of the runtime, of this type.
+    unsafe { assert_eq!(set(0), 0) };
+    for (fault, warned, expected) in [("", false, 0), ("hipSetDevice:2=999", true, 1)] {
+        stand_in.set(&format!("FAULTS={fault}"));
+        let warnings = Warnings::default();
+        tracing::subscriber::with_default(warnings.clone(), || device.memory().unwrap());
+        assert_eq!(warnings.0.load(Ordering::Relaxed) > 0, warned);
+        stand_in.reset();
+        let mut after = -1;
+        // SAFETY: as above.
+        unsafe { assert_eq!((current(&mut after), after, set(0)), (0, expected, 0)) };
+    }
+}
+
+/// Counts warnings.
+#[derive(Clone, Default)]
+struct Warnings(Arc<AtomicU64>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn an_owner_that_hip_does_not_tell_is_the_host() {
+    let stand_in = Turn::take();
+    let last_error: unsafe extern "C" fn() -> i32 = stand_in.function("hipGetLastError");
+    let device = Device::open(Vendor::Rocm.device(0)).unwrap();
+    let memory = DeviceMemory::new(&device, 1000).unwrap();
+    stand_in.set("FAULTS=hipPointerGetAttributes:1=1");
+    let found = || hoistway::device::device_of(memory.address());
+    assert_eq!((found(), found()), (DeviceId::Cpu, Vendor::Rocm.device(0)));
+    // SAFETY: a function of the runtime, of this type.
+    unsafe { assert_eq!(last_error(), 0) };
+}
+
+#[test]
+fn the_owner_of_memory_is_found_among_the_devices_of_both_vendors() {
+    let stand_in = Turn::take();
+    for id in [0, 1].into_iter().flat_map(|ordinal| Vendor::ALL.map(|vendor| vendor.device(ordinal))) {
+        let device = Device::open(id).unwrap();
+        let memory = DeviceMemory::new(&device, 1000).unwrap();
+        assert_eq!(hoistway::device::device_of(memory.address() + 999), id);
+    }
+    assert_eq!(stand_in.leftovers(), []);
+}
+
+/// Kernels are compiled for some architectures: on others a device only copies, and says that it does not convert.
+#[test]
+fn a_rocm_device_that_no_kernels_are_compiled_for_copies_and_refuses_to_convert() {
+    let stand_in = Turn::take();
+    stand_in.set("HIP_ARCHITECTURE=gfx803");
+    let directory = disk();
+    let path = directory.path().join("small.safetensors");
+    let tensors: Vec<TestTensor> =
+        (0..100).map(|i| tensor(&format!("t{i}"), Dtype::F16, &[1 + i % 7])).collect();
+    let file = write_model(&path, &tensors, 0, 1);
+    let before = stand_in.count("kernels");
+    assert_is_file(&hoistway::load(&[&path], &staged(Vendor::Rocm)).unwrap(), &file);
+    assert_eq!(stand_in.count("kernels"), before);
+    match hoistway::load(&[&path], &staged(Vendor::Rocm).dtype(Dtype::F32)).unwrap_err() {
+        Error::DeviceUnavailable { device, why } => {
+            assert!(device == "rocm:0" && why.reason.contains("converts no elements"), "{why}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// AMD's library for direct reads is not used: the routes say so, and `auto` goes by way of the host.
+#[test]
+fn a_rocm_device_has_no_direct_path() {
+    let _stand_in = Turn::take();
+    let directory = disk();
+    let (path, file) = mixed_model(directory.path());
+    for route in [Route::Gds, Route::GdsCompat] {
+        match hoistway::load(&[&path], &to(Vendor::Rocm).route(route)).unwrap_err() {
+            Error::RouteUnavailable { why, .. } => assert!(why.reason.contains("hipFile"), "{why}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    let loaded = hoistway::load(&[&path], &to(Vendor::Rocm)).unwrap();
+    assert_is_file(&loaded, &file);
+    assert!(loaded.report().carriers.iter().all(|own| own.via == Some(Route::Staged)), "{}", loaded.report());
+}

@@ -1,0 +1,118 @@
+//! Children of `fork`: what began before is their parent's, what they begin is theirs.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
+
+mod common;
+
+use common::{
+    assert_is_file, mixed_model,
+    reading::{Gate, LONG, until},
+};
+use hoistway::{Arrival, Checkpoint, Error, LoadOptions, Route, route::fault::FaultScript};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+/// Runs `work` in a child, and fails unless that ends well and in time.
+fn in_forked_child(work: impl FnOnce()) {
+    // SAFETY: the child runs `work` alone, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let ended_well = catch_unwind(AssertUnwindSafe(work)).is_ok();
+        // SAFETY: ends the child without running what belongs to the parent.
+        unsafe { libc::_exit(if ended_well { 0 } else { 1 }) };
+    }
+    let mut status = -1;
+    until("the child ends", || {
+        // SAFETY: a child of this test, and a place for its status.
+        unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) == child }
+    });
+    assert_eq!(status, 0, "the child failed");
+}
+
+#[test]
+fn a_load_under_way_is_the_parents_and_the_child_loads_by_itself() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (path, file) = mixed_model(directory.path());
+    let checkpoint = Checkpoint::open(&[&path]).unwrap();
+    for route in [Route::Auto, Route::Threads] {
+        let (gate, reads) = (Gate::default(), Arc::new(AtomicUsize::new(0)));
+        let held = {
+            let (gate, reads) = (gate.clone(), reads.clone());
+            FaultScript::new(move |_, _| {
+                reads.fetch_add(1, Ordering::Relaxed);
+                gate.pass();
+                None
+            })
+        };
+        let by_route = LoadOptions::default().route(route).chunk_bytes(64 << 10);
+        let options = by_route.clone().faults(held);
+        let mut loading = checkpoint.start(&options).unwrap();
+        until("a read begins", || reads.load(Ordering::Relaxed) > 0);
+        in_forked_child(|| {
+            let next = loading.next_within(LONG);
+            assert!(matches!(next, Err(Error::Forked)), "{:?}", next.err());
+            assert_eq!(loading.report().tensor_bytes, loading.progress().bytes_total);
+            loading.cancel();
+            assert_is_file(&checkpoint.load(&by_route).unwrap(), &file);
+            assert_is_file(&hoistway::load(&[&path], &by_route).unwrap(), &file);
+        });
+        gate.open();
+        let mut tensors = Vec::new();
+        while let Arrival::Tensor(tensor) = loading.next_within(LONG).unwrap() {
+            tensors.push(tensor);
+        }
+        assert_is_file(&loading.into_loaded(tensors), &file);
+    }
+}
+
+#[test]
+fn a_child_keeps_the_tensors_that_its_parent_drops() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (path, file) = mixed_model(directory.path());
+    let loaded = hoistway::load(&[&path], &LoadOptions::default()).unwrap();
+    let mut ends = [0; 2];
+    // SAFETY: writes two descriptors.
+    assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+    let mut loaded = Some(loaded);
+    // SAFETY: the child reads memory that it has, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let mut byte = 0u8;
+        // SAFETY: one byte, until the parent has dropped its tensors.
+        unsafe { libc::read(ends[0], (&raw mut byte).cast(), 1) };
+        let is_same =
+            catch_unwind(AssertUnwindSafe(|| assert_is_file(loaded.as_ref().unwrap(), &file))).is_ok();
+        drop(loaded.take());
+        // SAFETY: ends the child without running what belongs to the parent.
+        unsafe { libc::_exit(if is_same { 0 } else { 1 }) };
+    }
+    drop(loaded.take());
+    // SAFETY: one byte of a live array.
+    assert_eq!(unsafe { libc::write(ends[1], [1u8].as_ptr().cast(), 1) }, 1);
+    let mut status = -1;
+    until("the child ends", || {
+        // SAFETY: a child of this test, and a place for its status.
+        unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) == child }
+    });
+    assert_eq!(status, 0, "the child has other bytes");
+}
+
+#[test]
+#[cfg(feature = "objects")]
+fn a_child_makes_connections_of_its_own() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (_, file) = mixed_model(directory.path());
+    let server = objectd::Server::start().unwrap();
+    server.put("models/a.safetensors", &file);
+    let checkpoint = Checkpoint::open(&[format!("{}/models/a.safetensors", server.url())]).unwrap();
+    let options = LoadOptions::default().route(Route::Http);
+    assert_is_file(&checkpoint.load(&options).unwrap(), &file);
+    let before = server.connections();
+    in_forked_child(|| assert_is_file(&checkpoint.load(&options).unwrap(), &file));
+    assert!(server.connections() > before, "the child used a connection of its parent");
+    assert_is_file(&checkpoint.load(&options).unwrap(), &file);
+}

@@ -1,0 +1,471 @@
+//! The node's cache: what came from a store comes from the drive the next time, and is right whatever became of the cache.
+#![cfg(all(feature = "objects", unix))]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use common::{assert_is_file, devices, tensor, write_model};
+use hoistway::{
+    Checkpoint, Dtype, Error, LoadOptions, Report, Route, StreamOptions,
+    cache::NodeCache,
+    catalog::OpenOptions,
+    objects::StoreOptions,
+    plan::{Layout, Selection},
+};
+use objectd::{Fault, Faults, Server};
+use requirements::Requirement;
+use std::{
+    env, fs,
+    fs::File,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// More than one read, and an end inside of a block.
+const TENSORS: [(&str, u64); 3] = [("a", 5 << 20), ("b", 3_000_003), ("c", 20 << 20)];
+const URL: &str = "s3://models/llama/model.safetensors";
+
+/// A server with a checkpoint, its bytes, and a folder for caches.
+struct Node {
+    server: Server,
+    folder: tempfile::TempDir,
+    file: Vec<u8>,
+}
+
+impl Node {
+    fn new() -> Self {
+        let (server, folder) = (Server::start().unwrap(), tempfile::tempdir().unwrap());
+        let node = Self { server, folder, file: Vec::new() };
+        let file = node.model(5);
+        node.server.put("models/llama/model.safetensors", &file);
+        Self { file, ..node }
+    }
+
+    /// The bytes of a checkpoint, others for each seed.
+    fn model(&self, seed: u64) -> Vec<u8> {
+        let path = self.folder.path().join("model.safetensors");
+        let tensors: Vec<_> = TENSORS.iter().map(|(name, len)| tensor(name, Dtype::U8, &[*len])).collect();
+        let file = write_model(&path, &tensors, 0, seed);
+        fs::remove_file(path).unwrap();
+        file
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.folder.path().join("cache")
+    }
+
+    fn cache(&self) -> NodeCache {
+        // However full the drive is.
+        NodeCache::open(self.directory(), Some(1 << 30)).unwrap()
+    }
+
+    fn open(&self, cache: NodeCache) -> hoistway::Result<Checkpoint> {
+        open(&self.server.url(), cache)
+    }
+
+    /// A whole load, whose bytes are right.
+    fn load(&self, options: &LoadOptions) -> Report {
+        self.load_of(self.cache(), options)
+    }
+
+    /// A load when all is in the cache. Blocks that the backlog of a slow drive has no room for are kept the next time.
+    fn load_kept(&self, options: &LoadOptions) -> Report {
+        let loads = (0..5).map(|_| self.load(options));
+        let is_kept = |report: &Report| carried(report, Route::NodeCache) == report.tensor_bytes;
+        loads.into_iter().find(is_kept).unwrap_or_else(|| self.load(options))
+    }
+
+    fn load_of(&self, cache: NodeCache, options: &LoadOptions) -> Report {
+        let loaded = self.open(cache.clone()).unwrap().load(options).unwrap();
+        assert_is_file(&loaded, &self.file);
+        // Ends of loads wait for it, but not for long.
+        cache.flush();
+        loaded.report().clone()
+    }
+
+    /// The bytes of the model that are in the cache.
+    fn data(&self) -> PathBuf {
+        let folder = fs::read_dir(self.directory().join("objects")).unwrap().next().unwrap().unwrap().path();
+        folder.join("data")
+    }
+}
+
+fn open(endpoint: &str, cache: NodeCache) -> hoistway::Result<Checkpoint> {
+    let mut store = StoreOptions::default();
+    for (name, value) in [("endpoint", endpoint), ("access_key_id", "key"), ("secret_access_key", "canary")] {
+        store.set(name, value).unwrap();
+    }
+    Checkpoint::open_with(&[URL], &OpenOptions::default().store(store).cache(cache))
+}
+
+/// Bytes of tensors that a route carried.
+fn carried(report: &Report, route: Route) -> u64 {
+    report.carriers.iter().filter(|own| own.route == route).map(|own| own.tensor_bytes).sum()
+}
+
+fn assert_all_by(report: &Report, route: Route) {
+    assert_eq!(carried(report, route), report.tensor_bytes, "{report}");
+}
+
+fn assert_all_counted(report: &Report) {
+    let counted = carried(report, Route::NodeCache) + carried(report, Route::Http);
+    assert_eq!(counted, report.tensor_bytes, "{report}");
+}
+
+/// Bytes that the server was asked for, less those of the openings.
+fn asked_for(server: &Server) -> usize {
+    let ranges = server.take_requests().into_iter().filter_map(|own| own.range);
+    ranges.filter(|(first, _)| *first > 0).map(|(first, last)| last + 1 - first).sum()
+}
+
+fn auto() -> LoadOptions {
+    LoadOptions::default()
+}
+
+#[test]
+fn a_second_load_comes_from_the_drive() {
+    let node = Node::new();
+    let first = node.load(&auto());
+    assert_all_counted(&first);
+    assert!(carried(&first, Route::Http) > first.tensor_bytes / 2, "{first}");
+    assert!(asked_for(&node.server) < node.file.len());
+    for _ in 0..2 {
+        let second = node.load(&auto());
+        assert_all_by(&second, Route::NodeCache);
+        assert_eq!(asked_for(&node.server), 0, "the store was read again");
+    }
+    assert_all_by(&node.load(&auto().route(Route::NodeCache)), Route::NodeCache);
+    // A route that is named carries all.
+    assert_all_by(&node.load(&auto().route(Route::Http)), Route::Http);
+    let entries = node.cache().entries().unwrap();
+    assert_eq!((entries.len(), &*entries[0].url, entries[0].len), (1, URL, node.file.len() as u64));
+    assert!(entries[0].taken_bytes >= entries[0].len);
+}
+
+#[test]
+fn every_device_and_layout_gets_the_bytes_from_the_drive() {
+    for device in devices() {
+        let node = Node::new();
+        for layout in [Layout::File, Layout::Packed, Layout::Tensor] {
+            for chunk_bytes in [64 << 10, 4 << 20] {
+                let options = auto().device(device).layout(layout).chunk_bytes(chunk_bytes);
+                let report = node.load(&options);
+                assert_all_counted(&report);
+                assert_all_by(&node.load_kept(&options), Route::NodeCache);
+            }
+        }
+    }
+}
+
+#[test]
+fn loads_that_wait_for_each_other_end_also_where_they_hold_slots() {
+    for device in devices() {
+        let node = Node::new();
+        let options = auto().device(device).layout(Layout::Packed).chunk_bytes(1 << 20);
+        let begun = Instant::now();
+        thread::scope(|scope| {
+            let loading: Vec<_> = (0..3).map(|_| scope.spawn(|| node.load(&options))).collect();
+            loading.into_iter().for_each(|own| assert_all_counted(&own.join().unwrap()));
+        });
+        // A claim that nothing comes of lasts longer.
+        assert!(begun.elapsed() < Duration::from_secs(9), "{:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn parts_are_kept_and_make_a_whole() {
+    let node = Node::new();
+    for name in ["c", "a"] {
+        let cache = node.cache();
+        let checkpoint = node.open(cache.clone()).unwrap();
+        let loaded = checkpoint.load(&auto().selection(Selection::all().select(name))).unwrap();
+        assert_all_counted(loaded.report());
+        cache.flush();
+    }
+    asked_for(&node.server);
+    let rest = node.load(&auto());
+    assert_all_counted(&rest);
+    assert!(carried(&rest, Route::NodeCache) > 20 << 20, "{rest}");
+    assert!(asked_for(&node.server) < 12 << 20);
+    assert_all_by(&node.load_kept(&auto()), Route::NodeCache);
+}
+
+#[test]
+fn the_route_of_the_cache_fails_where_it_holds_nothing() {
+    let node = Node::new();
+    let error = node.open(node.cache()).unwrap().load(&auto().route(Route::NodeCache)).unwrap_err();
+    assert!(matches!(&error, Error::RouteUnavailable { route: Route::NodeCache, .. }), "{error:?}");
+    assert!(error.to_string().contains("the node's cache does not hold byte"), "{error}");
+}
+
+#[test]
+fn damaged_blocks_come_from_the_store_again() {
+    let node = Node::new();
+    node.load(&auto());
+    for damage in ["a bit", "a hole", "the map"] {
+        let path = node.data();
+        let data = File::options().read(true).write(true).open(&path).unwrap();
+        match damage {
+            "a bit" => {
+                let mut byte = [0];
+                data.read_exact_at(&mut byte, 9_000_000).unwrap();
+                data.write_all_at(&[byte[0] ^ 4], 9_000_000).unwrap();
+            }
+            "a hole" => data.write_all_at(&[0; 4096], 20_000_000 / 4096 * 4096).unwrap(),
+            _ => {
+                let map = File::options().write(true).open(path.with_file_name("map")).unwrap();
+                map.write_all_at(&[7; 3], 16 * 50).unwrap();
+            }
+        }
+        drop(data);
+        let report = node.load(&auto());
+        assert_all_counted(&report);
+        assert!(carried(&report, Route::Http) > 0, "{damage}: {report}");
+        assert!(report.notes.iter().any(|note| note.contains("damaged")), "{damage}: {report}");
+        assert_all_by(&node.load_kept(&auto()), Route::NodeCache);
+    }
+    fs::write(node.data().with_file_name("meta.json"), "{").unwrap();
+    assert_all_counted(&node.load(&auto()));
+    assert_all_by(&node.load_kept(&auto()), Route::NodeCache);
+}
+
+#[test]
+fn verification_finds_what_is_damaged() {
+    let node = Node::new();
+    node.load(&auto());
+    let whole = node.cache().verify().unwrap();
+    assert_eq!((whole.bytes, whole.damaged_blocks), (node.file.len() as u64, 0));
+    File::options().write(true).open(node.data()).unwrap().write_all_at(&[1, 2, 3], 5_000_000).unwrap();
+    let damaged = node.cache().verify().unwrap();
+    assert_eq!((damaged.damaged_blocks, &*damaged.damaged), (1, &[URL.to_owned()][..]));
+    assert_eq!(node.cache().verify().unwrap().damaged_blocks, 0, "it is not there any more");
+}
+
+#[test]
+fn an_object_that_changed_has_another_entry() {
+    let mut node = Node::new();
+    node.load(&auto());
+    node.file = node.model(6);
+    node.server.put("models/llama/model.safetensors", &node.file);
+    let report = node.load(&auto());
+    assert!(carried(&report, Route::Http) > 0, "{report}");
+    assert_all_by(&node.load_kept(&auto()), Route::NodeCache);
+    assert_eq!(node.cache().entries().unwrap().len(), 2);
+    // One that changes while it is loaded is an error, and not mixed with what was kept.
+    let other = node.model(7);
+    let checkpoint = node.open(node.cache()).unwrap();
+    fs::remove_dir_all(node.directory().join("objects")).unwrap();
+    let checkpoint_of_nothing_kept = node.open(node.cache()).unwrap();
+    node.server.put("models/llama/model.safetensors", &other);
+    let error = checkpoint_of_nothing_kept.load(&auto()).unwrap_err();
+    assert!(matches!(error, Error::Changed { .. }), "{error:?}");
+    // What is open stays readable though it is evicted.
+    assert_is_file(&checkpoint.load(&auto()).unwrap(), &node.file);
+}
+
+#[test]
+fn eviction_takes_what_was_used_longest_ago_and_nothing_that_is_in_use() {
+    let node = Node::new();
+    let max_bytes = node.file.len() as u64 * 3 / 2;
+    let cache = || NodeCache::open(node.directory(), Some(max_bytes)).unwrap();
+    node.load_of(cache(), &auto());
+    let other = node.model(8);
+    node.server.put("models/llama/model.safetensors", &other);
+    let second = cache();
+    let loaded = node.open(second.clone()).unwrap().load(&auto()).unwrap();
+    assert_is_file(&loaded, &other);
+    second.flush();
+    let entries = cache().entries().unwrap();
+    assert_eq!(entries.len(), 1, "{entries:?}");
+    assert!(entries[0].taken_bytes <= max_bytes);
+    let open = node.open(cache()).unwrap();
+    assert_eq!(cache().collect(Some(0)).unwrap().entries, 0, "it is in use");
+    drop(open);
+    assert_eq!(cache().collect(Some(0)).unwrap().entries, 1);
+    assert_eq!(cache().entries().unwrap(), []);
+}
+
+#[test]
+fn an_entry_that_goes_during_a_load_loses_no_byte() {
+    let node = Node::new();
+    node.load(&auto());
+    let checkpoint = node.open(node.cache()).unwrap();
+    let stream = StreamOptions::default().max_in_flight_bytes(6 << 20);
+    let whole = safetensors::SafeTensors::deserialize(&node.file).unwrap();
+    let mut seen = 0;
+    for tensor in checkpoint.stream(&auto(), &stream).unwrap() {
+        let tensor = tensor.unwrap();
+        assert!(*tensor.bytes().unwrap() == *whole.tensor(tensor.name()).unwrap().data());
+        if seen == 0 {
+            fs::remove_dir_all(node.directory().join("objects")).unwrap();
+        }
+        seen += 1;
+    }
+    assert_eq!(seen, TENSORS.len());
+}
+
+#[test]
+fn directories_of_something_else_are_refused() {
+    let node = Node::new();
+    drop(node.cache());
+    fs::write(node.directory().join("format"), "hoistway cache 2\n").unwrap();
+    let other = NodeCache::open(node.directory(), None).unwrap_err();
+    assert!(
+        matches!(&other, Error::InvalidOption { reason, .. } if reason.contains("another version")),
+        "{other:?}"
+    );
+    let full = NodeCache::open(env!("CARGO_MANIFEST_DIR"), None).unwrap_err();
+    assert!(matches!(&full, Error::InvalidOption { reason, .. } if reason.contains("not empty")), "{full:?}");
+    let file = node.folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    assert!(matches!(NodeCache::open(file, None).unwrap_err(), Error::Io { .. }));
+}
+
+#[test]
+fn an_object_without_a_certain_version_is_not_kept() {
+    let node = Node::new();
+    node.server.fail(Faults::always(Fault::NoETag));
+    let mut store = StoreOptions::default();
+    for (name, value) in [("endpoint", &*node.server.url()), ("anonymous", "true"), ("unpinned", "true")] {
+        store.set(name, value).unwrap();
+    }
+    let options = OpenOptions::default().store(store).cache(node.cache());
+    let loaded = Checkpoint::open_with(&[URL], &options).unwrap().load(&auto()).unwrap();
+    assert_is_file(&loaded, &node.file);
+    assert!(loaded.report().notes.iter().any(|note| note.contains("is not kept")), "{}", loaded.report());
+    assert_eq!(node.cache().entries().unwrap(), []);
+}
+
+/// What children do. The parent has the server.
+const CHILD: &str = "HOISTWAY_TEST_ENDPOINT";
+
+fn start_child(node: &Node) -> Child {
+    let mut child = Command::new(env::current_exe().unwrap());
+    child.args(["--exact", "child", "--ignored"]).env(CHILD, node.server.url());
+    child.env("HOISTWAY_CACHE", node.directory()).env("HOISTWAY_CACHE_BYTES", "1GiB").spawn().unwrap()
+}
+
+#[test]
+fn a_folder_that_others_may_write_to_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let refused = NodeCache::open(folder.path(), None).unwrap_err();
+    assert!(refused.to_string().contains("every user may write to it"), "{refused}");
+    assert!(fs::read_dir(folder.path()).unwrap().next().is_none());
+}
+
+#[test]
+fn threads_that_open_a_new_cache_at_once_all_get_it() {
+    for _ in 0..50 {
+        let node = tempfile::tempdir().unwrap();
+        let directory = node.path().join("cache");
+        thread::scope(|scope| {
+            let opening: Vec<_> = (0..4).map(|_| scope.spawn(|| NodeCache::open(&directory, None))).collect();
+            opening.into_iter().for_each(|own| drop(own.join().unwrap().unwrap()));
+        });
+        let names = fs::read_dir(&directory).unwrap().map(|own| own.unwrap().file_name());
+        assert!(names.into_iter().all(|name| !name.to_string_lossy().starts_with("format.")));
+    }
+}
+
+#[test]
+#[ignore = "a part of others"]
+fn child() {
+    let cache = NodeCache::chosen(None, None).unwrap().unwrap();
+    open(&env::var(CHILD).unwrap(), cache).unwrap().load(&auto()).unwrap();
+}
+
+#[test]
+fn processes_that_start_at_once_fetch_each_byte_once() {
+    let node = Node::new();
+    node.server.fail(Faults { latency: Duration::from_millis(30), ..Faults::default() });
+    let children: Vec<_> = (0..3).map(|_| start_child(&node)).collect();
+    for mut child in children {
+        assert!(child.wait().unwrap().success());
+    }
+    let asked = asked_for(&node.server);
+    // A request that was too slow is repeated. Without the cache it would be three files.
+    assert!(asked < node.file.len() * 3 / 2, "{asked} bytes of {}", node.file.len());
+    assert_all_by(&node.load_kept(&auto()), Route::NodeCache);
+}
+
+#[test]
+fn a_process_that_is_killed_leaves_what_it_had_and_holds_up_nothing_for_long() {
+    let node = Node::new();
+    let mut kept = 0;
+    for after in [50, 150, 600, 2000] {
+        node.server.fail(Faults { latency: Duration::from_millis(100), ..Faults::default() });
+        let mut child = start_child(&node);
+        thread::sleep(Duration::from_millis(after));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        node.server.fail(Faults::default());
+        let begun = Instant::now();
+        let report = node.load(&auto());
+        assert_all_counted(&report);
+        assert!(begun.elapsed() < Duration::from_secs(25), "{:?}", begun.elapsed());
+        kept += carried(&report, Route::NodeCache);
+        if after != 2000 {
+            fs::remove_dir_all(node.directory()).unwrap();
+        }
+    }
+    assert!(kept > 0, "nothing was left");
+    assert_all_by(&node.load_kept(&auto()), Route::NodeCache);
+}
+
+/// A small file system in memory. `None` if this process may mount none.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(folder: &Path, size: &str) -> Option<Self> {
+        let folder = folder.join("small");
+        fs::create_dir_all(&folder).unwrap();
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", size, "hoistway"]).arg(&folder).output();
+        mounted.is_ok_and(|own| own.status.success()).then_some(Self(folder))
+    }
+
+    fn make_read_only(&self) {
+        let done = Command::new("mount").args(["-o", "remount,ro"]).arg(&self.0).status();
+        assert!(done.unwrap().success());
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+fn noted(loaded: &Report, text: &str) -> bool {
+    loaded.notes.iter().any(|note| note.contains(text))
+}
+
+#[test]
+fn a_full_and_a_read_only_drive_are_told_and_fail_no_load() {
+    let node = Node::new();
+    let Some(small) = Small::mount(node.folder.path(), "size=8m,mode=700") else {
+        return requirements::skip(Requirement::Mount, "mount -t tmpfs is refused");
+    };
+    // By the system's refusal, and by what stays free on a drive.
+    for max_bytes in [Some(1 << 40), None] {
+        let cache = NodeCache::open(&small.0, max_bytes).unwrap();
+        let checkpoint = node.open(cache.clone()).unwrap();
+        assert_is_file(&checkpoint.load(&auto()).unwrap(), &node.file);
+        cache.flush();
+        let again = checkpoint.load(&auto()).unwrap();
+        assert_is_file(&again, &node.file);
+        assert!(noted(again.report(), "is not written to"), "{}", again.report());
+        drop(checkpoint);
+        assert_all_counted(&node.load_of(cache, &auto()));
+    }
+    small.make_read_only();
+    let cache = NodeCache::open(&small.0, None).unwrap();
+    let read_only = node.load_of(cache, &auto());
+    assert_all_counted(&read_only);
+    assert!(noted(&read_only, "is not"), "{read_only}");
+}

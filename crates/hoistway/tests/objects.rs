@@ -1,0 +1,470 @@
+//! Checkpoints in an object store and on a web server: the right bytes or an error that says why, by route `http`.
+#![cfg(feature = "objects")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use common::{
+    assert_is_file, assert_is_gguf,
+    child::{case, forbid, in_child, run_again},
+    devices, mixed_gguf, mixed_model,
+    reading::until,
+    tensor, write_model,
+};
+use hoistway::{
+    Catalog, Checkpoint, Dtype, Error, LoadOptions, Loaded, Order, Route, StreamOptions,
+    catalog::{OpenOptions, SourceName, index::IndexError},
+    objects::StoreOptions,
+    plan::Layout,
+    read::{Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target},
+};
+use objectd::{Fault, Faults, Server};
+use std::{
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+const CANARY: &str = "canary";
+
+fn options(server: &Server) -> OpenOptions {
+    options_for(&server.url())
+}
+
+fn options_for(endpoint: &str) -> OpenOptions {
+    let mut store = StoreOptions::default();
+    for (name, value) in [("endpoint", endpoint), ("access_key_id", "key"), ("secret_access_key", CANARY)] {
+        store.set(name, value).unwrap();
+    }
+    OpenOptions::default().store(store)
+}
+
+/// A server with a file, and its URLs.
+fn serving(path: &Path) -> (Server, [String; 2]) {
+    let server = Server::start().unwrap();
+    let name = path.file_name().unwrap().to_str().unwrap();
+    server.put(&format!("models/llama/{name}"), &fs::read(path).unwrap());
+    let urls = [
+        format!("s3://models/llama/{name}"),
+        format!("{}/models/llama/{name}?X-Amz-Signature={CANARY}", server.url()),
+    ];
+    (server, urls)
+}
+
+fn open(server: &Server, url: &str) -> hoistway::Result<Checkpoint> {
+    Checkpoint::open_with(&[url], &options(server))
+}
+
+/// All bytes came by one route.
+fn assert_carried_by(loaded: &Loaded, route: Route) {
+    let report = loaded.report();
+    let bytes: u64 = report.carriers.iter().map(|own| own.tensor_bytes).sum();
+    assert!(report.carriers.iter().all(|own| own.route == route) && bytes == report.tensor_bytes, "{report}");
+}
+
+fn assert_shows_no_secret(shown: &str) {
+    assert!(!shown.contains(CANARY), "{shown}");
+}
+
+/// Large enough to be read by several requests on threads of the load's own.
+fn large_model(directory: &Path) -> (PathBuf, Vec<u8>) {
+    let path = directory.join("model.safetensors");
+    let tensors = [
+        tensor("a", Dtype::U8, &[5 << 20]),
+        tensor("b", Dtype::F16, &[3, 1_000_003]),
+        tensor("c", Dtype::U8, &[20 << 20]),
+    ];
+    let file = write_model(&path, &tensors, 0, 5);
+    (path, file)
+}
+
+#[test]
+fn every_layout_and_target_gets_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, file) = mixed_model(directory.path());
+    let (gguf_path, tensors) = mixed_gguf(directory.path());
+    let (server, urls) = serving(&path);
+    server.put("models/llama/model.gguf", &fs::read(&gguf_path).unwrap());
+    for url in &urls {
+        let checkpoint = open(&server, url).unwrap();
+        for device in devices() {
+            for route in [Route::Auto, Route::Http, Route::Threads] {
+                for layout in [Layout::File, Layout::Packed, Layout::Tensor] {
+                    for chunk_bytes in [64 << 10, 4 << 20] {
+                        let options = LoadOptions::default()
+                            .route(route)
+                            .device(device)
+                            .layout(layout)
+                            .chunk_bytes(chunk_bytes);
+                        let loaded = checkpoint.load(&options).unwrap();
+                        assert_is_file(&loaded, &file);
+                        assert_carried_by(&loaded, if route == Route::Threads { route } else { Route::Http });
+                        assert_shows_no_secret(&format!("{} {:?}", loaded.report(), loaded.report()));
+                    }
+                }
+            }
+            let stream = StreamOptions::default().order(Order::File).max_in_flight_bytes(8 << 20);
+            let streamed = checkpoint.stream(&LoadOptions::default().device(device), &stream).unwrap();
+            assert_is_file(&streamed.wait().unwrap(), &file);
+        }
+    }
+    let gguf = open(&server, "s3://models/llama/model.gguf").unwrap();
+    for device in devices() {
+        assert_is_gguf(&gguf.load(&LoadOptions::default().device(device)).unwrap(), &tensors);
+    }
+}
+
+#[test]
+fn the_first_answer_brings_the_header_and_connections_stay_open() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, file) = large_model(directory.path());
+    let (server, [url, _]) = serving(&path);
+    let checkpoint = open(&server, &url).unwrap();
+    assert_eq!(server.take_requests().len(), 1);
+    server.fail(Faults { latency: Duration::from_millis(50), ..Faults::default() });
+    let options = LoadOptions::default();
+    assert_is_file(&checkpoint.load(&options).unwrap(), &file);
+    let requests = server.take_requests();
+    let bytes: usize =
+        requests.iter().filter_map(|own| own.range).map(|(first, last)| last + 1 - first).sum();
+    assert!(requests.iter().all(|own| own.if_match.is_some()));
+    // Requests end at whole blocks.
+    let most = file.len() + requests.len() * 4096;
+    assert!(bytes <= most && requests.len() <= 6, "{bytes} bytes for {}: {requests:?}", file.len());
+    let connections = server.connections();
+    assert!(server.most_in_flight() > 1, "requests did not overlap");
+    // Another checkpoint, the same connections.
+    assert_is_file(&open(&server, &url).unwrap().load(&options).unwrap(), &file);
+    assert!(server.connections() <= connections + 3, "{} after {connections}", server.connections());
+}
+
+#[test]
+fn a_load_survives_what_may_pass() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, file) = large_model(directory.path());
+    let (server, [url, _]) = serving(&path);
+    let checkpoint = open(&server, &url).unwrap();
+    for fault in [
+        Fault::Status(503),
+        Fault::Status(429),
+        Fault::Status(500),
+        Fault::Reset,
+        Fault::Truncate,
+        Fault::Garbage,
+        Fault::Stall(Duration::from_secs(30)),
+        Fault::StallInside(Duration::from_secs(30)),
+    ] {
+        for device in devices() {
+            server.fail(Faults::every(6, fault));
+            let begun = Instant::now();
+            let loaded = checkpoint.load(&LoadOptions::default().device(device).chunk_bytes(1 << 20));
+            let loaded = loaded.unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+            assert_is_file(&loaded, &file);
+            assert_carried_by(&loaded, Route::Http);
+            assert!(begun.elapsed() < Duration::from_secs(25), "{fault:?}: {:?}", begun.elapsed());
+        }
+    }
+}
+
+#[test]
+fn a_load_of_what_is_wrong_fails_and_leaves_nothing_behind() {
+    // Of other tests there are threads.
+    if !in_child("a_load_of_what_is_wrong_fails_and_leaves_nothing_behind") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (path, file) = large_model(directory.path());
+    let (server, urls) = serving(&path);
+    for url in &urls {
+        for fault in [
+            Fault::Short,
+            Fault::Shift,
+            Fault::LyingRange,
+            Fault::Whole,
+            Fault::LongBody,
+            Fault::ShortBody,
+            Fault::Encoded,
+            Fault::Redirect,
+            Fault::Status(403),
+            Fault::Swap,
+            Fault::OtherETag,
+        ] {
+            server.put("models/llama/model.safetensors", &file);
+            server.fail(Faults::default());
+            let checkpoint = open(&server, url).unwrap();
+            for ignores_preconditions in [false, true] {
+                server.fail(Faults { ignores_preconditions, ..Faults::every(2, fault) });
+                let begun = Instant::now();
+                let error = checkpoint.load(&LoadOptions::default()).unwrap_err();
+                assert!(begun.elapsed() < Duration::from_secs(20), "{fault:?}: {:?}", begun.elapsed());
+                let is_told = match &error {
+                    Error::Changed { tensor, .. } => {
+                        matches!(fault, Fault::Swap | Fault::OtherETag) && tensor.is_some()
+                    }
+                    Error::Io { path, tensor, range, .. } => {
+                        let is_named = path.to_str().is_some_and(|path| url.starts_with(path));
+                        is_named && tensor.is_some() && range.is_some()
+                    }
+                    _ => false,
+                };
+                assert!(is_told, "{fault:?}: {error:?}");
+                assert_shows_no_secret(&format!("{error} {error:?}"));
+            }
+        }
+    }
+    // One that was joined may be listed for a moment more.
+    #[cfg(target_os = "linux")]
+    until("its threads are gone", || http_threads() == 0);
+}
+
+/// Threads of this process that make requests.
+#[cfg(target_os = "linux")]
+fn http_threads() -> usize {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("comm")).ok());
+    names.filter(|name| name.starts_with("hoistway-http")).count()
+}
+
+#[test]
+fn requests_grow_with_what_they_are_worth_and_are_bounded_by_bytes_in_flight() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, file) = large_model(directory.path());
+    // So long that threads that wait for a processor overlap all the same.
+    for (options, latency_ms, bounds) in [
+        (LoadOptions::default().chunk_bytes(64 << 10), 100, 17..129),
+        (LoadOptions::default().chunk_bytes(64 << 10).in_flight_bytes(256 << 10), 10, 1..5),
+    ] {
+        let (server, [url, _]) = serving(&path);
+        let checkpoint = open(&server, &url).unwrap();
+        server.fail(Faults { latency: Duration::from_millis(latency_ms), ..Faults::default() });
+        assert_is_file(&checkpoint.load(&options).unwrap(), &file);
+        assert!(
+            bounds.contains(&server.most_in_flight()),
+            "{} is not in {bounds:?}",
+            server.most_in_flight()
+        );
+    }
+}
+
+#[test]
+fn a_file_is_taken_or_refused_as_it_is_on_a_disk() {
+    let (server, directory) = (Server::start().unwrap(), tempfile::tempdir().unwrap());
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testkit/corpus/gguf.json");
+    let cases: Vec<serde_json::Value> = serde_json::from_slice(&fs::read(corpus).unwrap()).unwrap();
+    for (number, case) in cases.iter().enumerate() {
+        let folder = directory.path().join(number.to_string());
+        fs::create_dir(&folder).unwrap();
+        for (name, parts) in case["files"].as_object().unwrap() {
+            let bytes: Vec<u8> = parts.as_array().unwrap().iter().flat_map(part).collect();
+            fs::write(folder.join(name), &bytes).unwrap();
+            server.put(&format!("models/{number}/{name}"), &bytes);
+        }
+        let name = case["open"].as_str().unwrap();
+        let (path, url) = (folder.join(name), format!("s3://models/{number}/{name}"));
+        // A server has no range of an empty object, nor its ETag.
+        let lengths = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().metadata().unwrap().len());
+        if lengths.min() == Some(0) {
+            continue;
+        }
+        let offset = case["offset"].as_u64().unwrap_or(0);
+        let here = Catalog::open_with(&[&path], &OpenOptions::default().offset(offset));
+        let there = Catalog::open_with(&[&url], &options(&server).offset(offset));
+        match (here, there) {
+            (Ok(here), Ok(there)) => {
+                assert_eq!(format!("{:?}", here.tensors()), format!("{:?}", there.tensors()))
+            }
+            (Err(here), Err(there)) => {
+                let folder = folder.to_str().unwrap();
+                let here = here.to_string().replace(folder, &format!("s3://models/{number}"));
+                // What is missing is told in other words.
+                let cut = |text: String| text.split(": ").next().unwrap_or_default().to_owned();
+                let is_missing = matches!(there, Error::NotFound { .. });
+                let there = there.to_string();
+                assert!(
+                    here == there || is_missing && cut(here.clone()) == cut(there.clone()),
+                    "{here} != {there}"
+                );
+            }
+            (here, there) => panic!("{}: {here:?} here, {there:?} there", case["name"]),
+        }
+    }
+}
+
+/// A part of a file of the corpus: hexadecimal text, or such text and how often it comes.
+fn part(part: &serde_json::Value) -> Vec<u8> {
+    let (text, times) = match part.as_str() {
+        Some(text) => (text, 1),
+        None => (part[0].as_str().unwrap(), part[1].as_u64().unwrap() as usize),
+    };
+    let bytes: Vec<u8> =
+        (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect();
+    bytes.repeat(times)
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn without_threads_the_caller_asks_itself() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, file) = large_model(directory.path());
+    // The server needs threads, and stays in the parent.
+    let Some(endpoint) = case() else {
+        let (server, _) = serving(&path);
+        return run_again("without_threads_the_caller_asks_itself", &server.url());
+    };
+    let url = "s3://models/llama/model.safetensors";
+    let checkpoint = Checkpoint::open_with(&[url], &options_for(&endpoint)).unwrap();
+    forbid(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN);
+    let loaded = checkpoint.load(&LoadOptions::default()).unwrap();
+    assert_is_file(&loaded, &file);
+    assert_carried_by(&loaded, Route::Http);
+}
+
+#[test]
+fn a_load_that_is_dropped_ends_soon() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, _) = large_model(directory.path());
+    let (server, [url, _]) = serving(&path);
+    let checkpoint = open(&server, &url).unwrap();
+    server.fail(Faults::every(1, Fault::StallInside(Duration::from_secs(60))));
+    let loading = checkpoint.start(&LoadOptions::default()).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let begun = Instant::now();
+    drop(loading);
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_folder_holds_what_a_directory_would() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start().unwrap();
+    for name in ["a", "b"] {
+        let path = directory.path().join(name);
+        let file = write_model(&path, &[tensor(name, Dtype::U8, &[1000])], 0, 5);
+        server.put(&format!("models/sharded/{name}.safetensors"), &file);
+        server.put(&format!("models/plain/{name}.safetensors"), &file);
+        server.put("models/plain/deeper/c.safetensors", &file);
+    }
+    let index = br#"{"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}"#;
+    server.put("models/sharded/model.safetensors.index.json", index);
+    server.put("models/sharded/config.json", b"{}");
+    let names = |url: &str| {
+        let catalog =
+            Catalog::open_with(&[url], &options(&server)).unwrap_or_else(|error| panic!("{url}: {error}"));
+        catalog.files().iter().map(|file| file.source.clone()).collect::<Vec<_>>()
+    };
+    for (folder, base) in [
+        ("sharded/", "s3://models".to_owned()),
+        ("plain/", "s3://models".into()),
+        ("sharded/", format!("{}/models", server.url())),
+    ] {
+        let name = |file: &str| SourceName::Url(format!("{base}/{folder}{file}"));
+        assert_eq!(names(&format!("{base}/{folder}")), [name("a.safetensors"), name("b.safetensors")]);
+    }
+    let none = Catalog::open_with(&["s3://models/none/"], &options(&server)).unwrap_err();
+    assert!(matches!(none, Error::NotFound { .. }), "{none:?}");
+    for name in
+        ["../plain/a.safetensors", "a.safetensors?versionId=5", "%2e%2e/a", "https://else/a.safetensors"]
+    {
+        let index = serde_json::json!({"weight_map": {"a": name}}).to_string();
+        server.put("models/bad/model.safetensors.index.json", index.as_bytes());
+        match Catalog::open_with(&["s3://models/bad/"], &options(&server)).unwrap_err() {
+            Error::InvalidIndex { problem: IndexError::UnsafePath { file, .. }, .. } => {
+                assert_eq!(file, name)
+            }
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_opened_is_told_by_kind_and_without_secrets() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, file) = mixed_model(directory.path());
+    let (server, [url, presigned]) = serving(&path);
+    let missing = open(&server, "s3://models/none.safetensors").unwrap_err();
+    assert!(matches!(missing, Error::NotFound { .. }), "{missing:?}");
+    let option = open(&server, "s3://").unwrap_err();
+    assert!(matches!(option, Error::InvalidOption { option: "path", .. }), "{option:?}");
+    server.fail(Faults::always(Fault::NoETag));
+    let unpinned = open(&server, &presigned).unwrap_err();
+    assert!(unpinned.to_string().contains("unpinned=true"), "{unpinned}");
+    let mut options = options(&server);
+    options.store.as_mut().unwrap().unpinned = true;
+    let loaded =
+        Checkpoint::open_with(&[&presigned], &options).unwrap().load(&LoadOptions::default()).unwrap();
+    assert_is_file(&loaded, &file);
+    assert!(loaded.report().notes.iter().any(|note| note.contains("no strong ETag")), "{}", loaded.report());
+    server.fail(Faults::always(Fault::Whole));
+    let whole = open(&server, &url).unwrap_err();
+    assert!(whole.to_string().contains("status 200 for a range"), "{whole}");
+    let one_file = format!("{}/dl?sig={CANARY}&name=.json", server.url());
+    server.put("dl", b"{}");
+    let one_file = Catalog::open(&[one_file]).unwrap_err();
+    let folder = Catalog::open(&[format!("{}/none?sig={CANARY}&list=/", server.url())]).unwrap_err();
+    assert!(matches!(folder, Error::NotFound { .. }), "{folder:?}");
+    let no_scheme = Catalog::open(&[format!("ftp://me:{CANARY}@host/a?sig={CANARY}")]).unwrap_err();
+    for error in [missing, option, unpinned, whole, one_file, folder, no_scheme] {
+        assert_shows_no_secret(&format!("{error} {error:?}"));
+    }
+    assert_shows_no_secret(&format!("{loaded:?} {:?}", loaded.report()));
+}
+
+#[test]
+fn routes_that_need_a_file_refuse_objects_and_http_refuses_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, _) = large_model(directory.path());
+    let (server, [url, _]) = serving(&path);
+    let checkpoint = open(&server, &url).unwrap();
+    for route in [Route::IoUring, Route::Cached, Route::Usrbio] {
+        match checkpoint.load(&LoadOptions::default().route(route)).unwrap_err() {
+            Error::RouteUnavailable { route: named, why, .. } => {
+                assert_eq!(named, route);
+                let is_told =
+                    why.reason.contains("no file of this machine") || why.reason.contains("not on a 3FS");
+                assert!(is_told, "{why}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    match hoistway::load(&[&path], &LoadOptions::default().route(Route::Http)).unwrap_err() {
+        Error::RouteUnavailable { route: Route::Http, path: Some(found), why } => {
+            assert_eq!(found, path);
+            assert!(why.reason.contains("not in an object store"), "{why}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(checkpoint.warm(|_| ControlFlow::Continue(())), Err(Error::RouteUnavailable { .. })));
+    // Side by side each goes its own way.
+    let local = directory.path().join("local.safetensors");
+    write_model(&local, &[tensor("local", Dtype::U8, &[2 << 20])], 0, 5);
+    let both = Checkpoint::open_with(&[PathBuf::from(&url), local], &options(&server)).unwrap();
+    let loaded = both.load(&LoadOptions::default()).unwrap();
+    let by_http: u64 = loaded
+        .report()
+        .carriers
+        .iter()
+        .filter(|own| own.route == Route::Http)
+        .map(|own| own.tensor_bytes)
+        .sum();
+    assert_eq!(by_http, loaded.report().tensor_bytes - (2 << 20), "{}", loaded.report());
+}
+
+#[test]
+fn a_reader_reads_objects() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, file) = mixed_model(directory.path());
+    let (_server, [_, url]) = serving(&path);
+    let source = ReadFile::open(&url).unwrap();
+    assert_shows_no_secret(&format!("{source:?}"));
+    for route in [Route::Auto, Route::Http, Route::Threads] {
+        let reader = Reader::new(&ReaderOptions::default().route(route)).unwrap();
+        for (start, end) in [(0, file.len() as u64), (5, 10_002), (4096, 4096)] {
+            let wanted = hoistway::ByteRange::new(start, end).unwrap();
+            let request = ReadRequest::new(&source, wanted, Target::memory());
+            let batch = reader.submit(vec![request], Priority::Demand).unwrap();
+            batch.wait().unwrap();
+            assert!(*batch.take(0).unwrap() == file[start as usize..end as usize], "{route}: {wanted}");
+        }
+    }
+}

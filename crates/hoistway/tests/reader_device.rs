@@ -1,0 +1,264 @@
+//! Readers to devices of every kind: any address, faults of the device, what is left there. On the stand-in driver and on
+//! the device that only copies; the suite `reader_faults` reads to both too.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
+
+mod common;
+
+use common::{
+    Footprint, assert_nothing_left,
+    on_device::{Devices, Fault, Played, chunky, disk, start_threads_that_stay},
+    reading::{
+        Kind, LONG, Place, TestFile, assert_all_hold, lanes, no_faults, prepare, range, reader, submit, until,
+    },
+    stand_in::STAND_IN,
+};
+use hoistway::{
+    Carrier, DirectIo, Error, Route,
+    read::{Priority, ReadRequest, Target},
+};
+use std::{thread, time::Duration};
+
+const LEN: u64 = 1_200_003;
+
+/// Ranges of any length at addresses of any kind.
+fn on_device(played: Played) -> Vec<Place> {
+    let ranges = [(0, 1), (4095, 2), (8192, 16384), (70_001, 300_000), (LEN - 77_777, 77_777)];
+    let starts = [0, 1, 4, 511, 4095];
+    ranges
+        .iter()
+        .zip(starts)
+        .map(|(own, start)| Place::new(Kind::Device(played.device(0), start), range(own.0, own.1)))
+        .collect()
+}
+
+#[test]
+fn bytes_arrive_at_any_address_by_every_route() {
+    let devices = Devices::take();
+    let file = TestFile::new(LEN as usize);
+    for played in devices.each() {
+        for (route, direct, warm) in lanes() {
+            for delay in [Duration::ZERO, Duration::from_micros(300)] {
+                played.delay(delay);
+                let _warm = prepare(&file, warm);
+                let (reader, mut places) = (reader(route, direct, no_faults()), on_device(played));
+                let batch = submit(&reader, &file.open(), &mut places, Priority::Demand);
+                batch.wait().unwrap();
+                assert_all_hold(&file, &places, &batch);
+                let report = batch.report();
+                assert_eq!(
+                    (report.delivered_bytes, report.staged_bytes),
+                    (report.bytes, report.bytes),
+                    "{report}"
+                );
+                // Past the host or by pinned memory, and only where the route chooses and the device can.
+                let by_way = |own: &Carrier| own.via == Some(Route::Staged);
+                let may_be_direct = route == Route::Auto && played == Played::Cuda;
+                let past_host = |own: &Carrier| may_be_direct && own.route == Route::Gds && own.via.is_none();
+                assert!(report.carriers.iter().all(|own| by_way(own) || past_host(own)), "{report}");
+                assert!(report.carriers.iter().any(by_way), "the last block of the file at least\n{report}");
+                assert!(report.to_string().contains(", staged "), "{report}");
+            }
+        }
+    }
+}
+
+#[test]
+fn scratch_memory_is_one_chunk_whatever_is_read() {
+    let devices = Devices::take();
+    let file = TestFile::new(LEN as usize);
+    for played in devices.each() {
+        let (before, reader) = (played.device_bytes(), reader(Route::Threads, DirectIo::Auto, no_faults()));
+        for range in [range(0, LEN), range(5, LEN - 7), range(LEN - 1, 1)] {
+            let request = ReadRequest::new(&file.open(), range, Target::scratch(played.device(1)));
+            let batch = reader.submit([request], Priority::Demand).unwrap();
+            batch.wait().unwrap();
+            let report = batch.report();
+            assert_eq!((report.delivered_bytes, report.staged_bytes), (range.len(), range.len()), "{report}");
+            assert!(report.carriers.iter().all(|own| own.via == Some(Route::Staged)), "{report}");
+            assert_eq!(played.device_bytes() - before, reader.options().chunk_bytes);
+        }
+        drop(reader);
+        devices.assert_nothing_left("scratch memory");
+    }
+}
+
+#[test]
+fn a_route_past_the_host_reads_nothing_to_it() {
+    let _devices = Devices::take();
+    let file = TestFile::new(LEN as usize);
+    for route in [Route::Gds, Route::GdsCompat] {
+        let reader = reader(route, DirectIo::Auto, no_faults());
+        let request = ReadRequest::new(&file.open(), range(0, 5000), Target::memory());
+        let batch = reader.submit([request], Priority::Demand).unwrap();
+        let error = batch.wait().unwrap_err();
+        assert!(matches!(error, Error::RouteUnavailable { route: named, .. } if *named == route), "{error}");
+    }
+}
+
+#[test]
+fn a_device_that_does_not_exist_fails_its_read_alone() {
+    let devices = Devices::take();
+    let file = TestFile::new(LEN as usize);
+    let (reader, open) = (reader(Route::Auto, DirectIo::Auto, no_faults()), file.open());
+    for played in devices.each() {
+        // SAFETY: there is no such device, so nothing is written.
+        let nowhere = unsafe { Target::device(played.device(9), 4096) };
+        let kinds = [Kind::Device(played.device(0), 7), Kind::Host(3)];
+        let mut good = kinds.map(|kind| Place::new(kind, range(5, 90_000)));
+        let [device, host] = &mut good;
+        let requests =
+            [device.request(&open), host.request(&open), ReadRequest::new(&open, range(0, 10), nowhere)];
+        let batch = reader.submit(requests, Priority::Prefetch).unwrap();
+        match batch.wait().unwrap_err() {
+            Error::DeviceUnavailable { device, why } => {
+                assert_eq!(*device, played.device(9).to_string());
+                assert!(why.fix.contains("choose another device"), "{why}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_all_hold(&file, &good, &batch);
+        assert_eq!((batch.report().delivered, batch.report().failed), (2, 1));
+    }
+}
+
+/// What a device fails at.
+#[derive(Debug)]
+enum Harm {
+    Any(Fault, Option<u64>),
+    /// A function of a driver, by CUDA's name.
+    Driver(&'static str),
+}
+
+/// Where it happens no read needs to be under way.
+const UNCERTAIN: &str = "cuCtxPushCurrent_v2:9=201";
+
+/// Each fault of the device, at each place where it can happen: reads to it fail with a typed error or deliver, others
+/// deliver, and nothing is left.
+#[test]
+fn faults_of_the_device_fail_reads_to_it_alone_and_leave_nothing() {
+    let devices = Devices::take();
+    let directory = disk();
+    start_threads_that_stay(&chunky(directory.path()).0);
+    let file = TestFile::new(LEN as usize);
+    let faults = [
+        (Fault::MakeStream, Some(1)),
+        (Fault::PinLimit, None),
+        (Fault::PinLimit, Some(2)),
+        (Fault::Pin, None),
+        (Fault::Mark, Some(2)),
+        (Fault::Queue, Some(1)),
+        (Fault::Queue, Some(3)),
+        (Fault::Lose, Some(2)),
+        (Fault::Copy, Some(1)),
+        (Fault::Copy, Some(4)),
+        (Fault::Copy, None),
+    ]
+    .map(|(fault, nth)| Harm::Any(fault, nth));
+    let of_drivers =
+        ["cuEventCreate:3=2", "cuMemcpyHtoDAsync_v2:3=719", UNCERTAIN, "copy:*=710"].map(Harm::Driver);
+    let before = Footprint::now();
+    for played in devices.each() {
+        let own = if played.vendor().is_some() { &of_drivers[..] } else { &[] };
+        for harm in faults.iter().chain(own) {
+            for warm in [false, true] {
+                let _warm = prepare(&file, warm);
+                let mut places = on_device(played);
+                places.push(Place::new(Kind::Memory, range(3, 500_000)));
+                played.delay(Duration::from_micros(200));
+                match (harm, played.vendor()) {
+                    (Harm::Driver(fault), Some(vendor)) => STAND_IN.set(&vendor.faults(fault)),
+                    (Harm::Driver(fault), None) => panic!("{fault} is a driver's"),
+                    (Harm::Any(fault, nth), _) => played.fail(*fault, *nth),
+                }
+                let reader = reader(Route::Staged, DirectIo::Auto, no_faults());
+                let batch = submit(&reader, &file.open(), &mut places, Priority::Demand);
+                let outcome = batch.wait_within(LONG).expect("it ends");
+                assert!(outcome.is_err() || matches!(harm, Harm::Driver(UNCERTAIN)), "{harm:?}");
+                played.reset();
+                let memory = places.pop().unwrap();
+                memory.assert_holds(file.bytes_of(memory.range), &batch, places.len());
+                let mut failed = 0;
+                for read in 0..places.len() {
+                    match batch.status(read).error() {
+                        None => continue,
+                        Some(error @ Error::Device { device, source, .. }) => {
+                            assert!(*device == played.device(0).to_string() && source.code > 0, "{error}");
+                        }
+                        Some(Error::Allocation { kind: "pinned memory", .. }) => {
+                            assert!(matches!(harm, Harm::Any(Fault::PinLimit, _)), "{harm:?}");
+                        }
+                        Some(other) => panic!("{harm:?}: {other:?}"),
+                    }
+                    failed += 1;
+                }
+                let report = batch.report();
+                assert_eq!(
+                    (report.failed, report.delivered),
+                    (failed, places.len() + 1 - failed),
+                    "{report}"
+                );
+                drop(batch);
+                drop(reader);
+                drop(places);
+                assert_nothing_left(&before);
+            }
+        }
+        // The next reader starts afresh.
+        let mut places = on_device(played);
+        let reader = reader(Route::Staged, DirectIo::Auto, no_faults());
+        let batch = submit(&reader, &file.open(), &mut places, Priority::Demand);
+        batch.wait().unwrap();
+        assert_all_hold(&file, &places, &batch);
+    }
+}
+
+#[test]
+fn a_batch_that_is_dropped_waits_for_copies_that_are_under_way() {
+    let devices = Devices::take();
+    let file = TestFile::new(LEN as usize);
+    let _warm = prepare(&file, true);
+    let reader = reader(Route::Auto, DirectIo::Auto, no_faults());
+    for played in devices.each() {
+        played.delay(Duration::from_millis(3));
+        for cancels in [false, true] {
+            let mut place = [Place::new(Kind::Device(played.device(0), 3), range(5, LEN - 5))];
+            let batch = submit(&reader, &file.open(), &mut place, Priority::Demand);
+            until("copies arrive", || batch.bytes_done() > 0);
+            if cancels {
+                batch.cancel();
+                assert!(batch.wait_within(LONG).is_some());
+            }
+            drop(batch);
+            let before = place[0].device_bytes();
+            thread::sleep(Duration::from_millis(30));
+            assert!(place[0].device_bytes() == before, "memory that was given back is written");
+        }
+    }
+}
+
+#[test]
+fn a_reader_that_is_dropped_ends_what_copies_it_has_begun() {
+    let devices = Devices::take();
+    let directory = disk();
+    start_threads_that_stay(&chunky(directory.path()).0);
+    let file = TestFile::new(LEN as usize);
+    let before = Footprint::now();
+    for played in devices.each() {
+        for (route, direct, warm) in lanes() {
+            let _warm = prepare(&file, warm);
+            played.delay(Duration::from_millis(1));
+            let (reader, mut places) = (reader(route, direct, no_faults()), on_device(played));
+            let batch = submit(&reader, &file.open(), &mut places, Priority::Prefetch);
+            until("copies arrive", || batch.bytes_done() > 0);
+            drop(reader);
+            assert_eq!(batch.ended(), batch.len());
+            for (read, place) in places.iter().enumerate() {
+                match batch.status(read).error() {
+                    None => place.assert_holds(file.bytes_of(place.range), &batch, read),
+                    Some(error) => assert!(matches!(error, Error::Cancelled), "{error:?}"),
+                }
+            }
+        }
+    }
+    assert_nothing_left(&before);
+}

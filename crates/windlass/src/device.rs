@@ -1,6 +1,0 @@
-//! Devices: where tensors can live besides host memory, and what fills them.
-
-pub(crate) use windlass_device::{CopyStream, DeviceMemory, Scratch};
-pub use windlass_device::{
-    Device, DeviceId, DeviceInfo, DriverError, Error, device_of, devices, search_libraries_in,
-};

@@ -1,0 +1,200 @@
+//go:build linux && cgo
+
+package hoistway
+
+// #include <hoistway.h>
+import "C"
+
+import (
+	"unsafe"
+)
+
+// Tensor describes a tensor of a checkpoint. It stays valid after the checkpoint is closed.
+type Tensor struct {
+	// Name is unique in the checkpoint.
+	Name string
+	// DType is the type of its elements, such as "BF16" or "Q4_K".
+	DType string
+	// GGMLType is the number of the type in GGUF, or -1 if the file is no GGUF.
+	GGMLType int32
+	// Shape is the number of elements along each dimension, slowest first: the other way round than in GGUF.
+	Shape []uint64
+	// Path is the file that holds it.
+	Path string
+	// File is the number of that file.
+	File uint64
+	// Offset is where its bytes begin in the file.
+	Offset uint64
+	// Bytes is how many these are.
+	Bytes uint64
+}
+
+// Checkpoint is what a checkpoint holds: its files and tensors. Its files stay open until Close.
+type Checkpoint struct {
+	handle  *handle
+	tensors []Tensor
+	// Positions in tensors.
+	byName map[string]int
+}
+
+// Option says how to open a checkpoint.
+type Option func(*openOptions)
+
+type openOptions struct {
+	lenient bool
+	offset  uint64
+}
+
+// Lenient takes files that break the specification of their format where no harm comes of it.
+func Lenient() Option {
+	return func(options *openOptions) { options.lenient = true }
+}
+
+// AtOffset says where a GGUF begins that is embedded in another file.
+func AtOffset(offset uint64) Option {
+	return func(options *openOptions) { options.offset = offset }
+}
+
+// Open reads the headers behind paths: safetensors and GGUF files, *.safetensors.index.json, directories, glob patterns. A
+// split GGUF is opened by any of its files. It reads no tensor.
+func Open(paths []string, options ...Option) (*Checkpoint, error) {
+	var asked openOptions
+	for _, option := range options {
+		option(&asked)
+	}
+	chosen := C.hoistway_catalog_options{
+		size:   C.uint64_t(C.sizeof_hoistway_catalog_options),
+		offset: C.uint64_t(asked.offset),
+	}
+	if asked.lenient {
+		chosen.lenient = 1
+	}
+	names, err := newStrings("the path", paths...)
+	if err != nil {
+		return nil, err
+	}
+	defer names.free()
+	var catalog *C.hoistway_catalog
+	err = call(func() C.hoistway_status {
+		return C.hoistway_catalog_open(names.first(), C.uint64_t(len(names)), &chosen, &catalog)
+	})
+	if err != nil {
+		if failure, ok := err.(*Error); ok && len(paths) == 1 {
+			failure.Path = paths[0]
+		}
+		return nil, err
+	}
+	checkpoint := &Checkpoint{handle: newHandle("checkpoint", unsafe.Pointer(catalog), func(pointer unsafe.Pointer) {
+		C.hoistway_catalog_free((*C.hoistway_catalog)(pointer))
+	})}
+	if err := checkpoint.list(); err != nil {
+		checkpoint.handle.close()
+		return nil, err
+	}
+	return checkpoint, nil
+}
+
+// list copies the descriptions of the tensors.
+func (c *Checkpoint) list() error {
+	pointer, err := c.handle.acquire()
+	if err != nil {
+		return err
+	}
+	defer c.handle.release()
+	catalog := (*C.hoistway_catalog)(pointer)
+	count := uint64(C.hoistway_catalog_tensor_count(catalog))
+	c.tensors = make([]Tensor, 0, count)
+	c.byName = make(map[string]int, count)
+	described := new(C.hoistway_tensor)
+	for index := uint64(0); index < count; index++ {
+		described.size = C.uint64_t(C.sizeof_hoistway_tensor)
+		err := call(func() C.hoistway_status {
+			return C.hoistway_catalog_tensor(catalog, C.uint64_t(index), described)
+		})
+		if err != nil {
+			return err
+		}
+		tensor := Tensor{
+			Name:     C.GoString(described.name),
+			DType:    C.GoString(described.dtype),
+			GGMLType: int32(described.ggml_type),
+			Shape:    shapeOf(&described.shape, described.dimensions),
+			Path:     C.GoString(described.path),
+			File:     uint64(described.file),
+			Offset:   uint64(described.offset),
+			Bytes:    uint64(described.bytes),
+		}
+		if _, taken := c.byName[tensor.Name]; taken {
+			return newError(CodeInvalidFile, "two tensors have the name %q once zero bytes are replaced", tensor.Name)
+		}
+		c.byName[tensor.Name] = len(c.tensors)
+		c.tensors = append(c.tensors, tensor)
+	}
+	return nil
+}
+
+// Tensors returns the tensors in the order of the files and of the bytes within each.
+func (c *Checkpoint) Tensors() []Tensor {
+	tensors := make([]Tensor, len(c.tensors))
+	for index, tensor := range c.tensors {
+		tensors[index] = tensor.copy()
+	}
+	return tensors
+}
+
+// Tensor returns the tensor of a name, or an [Error] with CodeNotFound.
+func (c *Checkpoint) Tensor(name string) (Tensor, error) {
+	index, err := c.find(name)
+	if err != nil {
+		return Tensor{}, err
+	}
+	return c.tensors[index].copy(), nil
+}
+
+// Close closes the files. What was opened from the checkpoint keeps those that it needs.
+func (c *Checkpoint) Close() error {
+	c.held().close()
+	return nil
+}
+
+func (c *Checkpoint) held() *handle {
+	if c == nil {
+		return nil
+	}
+	return c.handle
+}
+
+// find returns the position of a tensor.
+func (c *Checkpoint) find(name string) (int, error) {
+	index, known := c.byName[name]
+	if !known {
+		failure := newError(CodeNotFound, "there is no tensor %q in the checkpoint", name)
+		failure.Tensor = name
+		return 0, failure
+	}
+	return index, nil
+}
+
+// choose returns the positions of the tensors of these names, or of all if names is nil, in the order of the files.
+func (c *Checkpoint) choose(names []string) ([]int, error) {
+	isChosen := make([]bool, len(c.tensors))
+	for _, name := range names {
+		index, err := c.find(name)
+		if err != nil {
+			return nil, err
+		}
+		isChosen[index] = true
+	}
+	var chosen []int
+	for index := range c.tensors {
+		if names == nil || isChosen[index] {
+			chosen = append(chosen, index)
+		}
+	}
+	return chosen, nil
+}
+
+func (t Tensor) copy() Tensor {
+	t.Shape = append([]uint64{}, t.Shape...)
+	return t
+}

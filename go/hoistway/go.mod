@@ -1,0 +1,3 @@
+module hoistway
+
+go 1.19

@@ -1,3 +1,0 @@
-module windlass
-
-go 1.19

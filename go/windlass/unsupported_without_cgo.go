@@ -1,6 +1,0 @@
-//go:build linux && !cgo
-
-package windlass
-
-// This package calls a C library. The build stops here, with the name below as its message.
-var _ = the_Go_package_of_windlass_needs_cgo_set_CGO_ENABLED_to_1_and_install_a_C_compiler

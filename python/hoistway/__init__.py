@@ -1,0 +1,85 @@
+"""hoistway moves tensors from storage to memory at the speed of the hardware, and reports how.
+
+Examples:
+    >>> import hoistway
+    >>> tensors = hoistway.load_file("model.safetensors")  # doctest: +SKIP
+    >>> print(tensors.report)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from typing import Any
+
+from hoistway import _logging, _native, errors
+from hoistway._arguments import path_text
+from hoistway._checkpoint import Checkpoint, LoadedTensors, TensorSlice, load_file
+from hoistway._layers import Layer, LayerStream, stream_layers
+from hoistway._memory import MemoryLimit, memory_limits
+from hoistway._metadata import MetadataArray
+from hoistway._native import MemoryPool, Tensor
+from hoistway._one_shot import iter_tensors, load
+from hoistway._options import LoadOptions, ReaderOptions, StoreOptions
+from hoistway._reader import Reader, Reading
+from hoistway._report import Carrier, Refusal, Report
+from hoistway._save import SaveReport, save, save_file, save_sharded
+from hoistway._stream import TensorStream
+from hoistway.errors import HoistwayError
+
+__version__: str = _native.version()
+
+_logging.start()
+
+open = Checkpoint  # noqa: A001  (the name that people look for, as in gzip.open)
+
+
+def __getattr__(name: str) -> Any:
+    """Subpackages, once they are asked for: some of them need torch."""
+    if name in ("compat", "distributed", "experts", "kv", "plugins"):
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def doctor(*paths: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """What this machine and the file systems of ``paths`` offer, what is missing, and how to fix it."""
+    listed = [path_text(path) for path in paths or (".",)]
+    checks: list[dict[str, Any]] = json.loads(_native.doctor(listed))
+    return checks
+
+
+__all__ = [
+    "Carrier",
+    "Checkpoint",
+    "HoistwayError",
+    "Layer",
+    "LayerStream",
+    "LoadOptions",
+    "LoadedTensors",
+    "MemoryLimit",
+    "MemoryPool",
+    "MetadataArray",
+    "Reader",
+    "ReaderOptions",
+    "Reading",
+    "Refusal",
+    "Report",
+    "SaveReport",
+    "StoreOptions",
+    "Tensor",
+    "TensorSlice",
+    "TensorStream",
+    "__version__",
+    "doctor",
+    "errors",
+    "iter_tensors",
+    "load",
+    "load_file",
+    "memory_limits",
+    "open",
+    "save",
+    "save_file",
+    "save_sharded",
+    "stream_layers",
+]

@@ -1,0 +1,103 @@
+"""Paths and names that callers pass, checked before the engine sees them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hoistway.errors import OptionError
+
+PathType = str | os.PathLike[str]
+
+
+def path_text(path: Any) -> str:
+    """The text of one path; a `TypeError` that says what to pass for anything that is no path.
+
+    >>> path_text("model.safetensors")
+    'model.safetensors'
+    """
+    if isinstance(path, (str, os.PathLike)):
+        text = os.fspath(path)
+        if isinstance(text, str):
+            if not isinstance(path, str) and re.match(r"(s3|https?):[/\\][^/]", text):
+                raise OptionError(
+                    f"a path cannot be {path!r}: a path has one slash where a URL has two; pass the URL as text"
+                )
+            return text
+        raise TypeError(
+            f"a path cannot be {path!r}, a path of bytes: pass text, which os.fsdecode makes of bytes"
+        )
+    if isinstance(path, (bytes, bytearray, memoryview)):
+        raise TypeError(
+            f"a path cannot be {shown(path)}: pass text, which os.fsdecode makes of a path in bytes; "
+            "hoistway.load takes the contents of a file"
+        )
+    if hasattr(path, "read"):
+        raise TypeError(
+            f"a path cannot be {shown(path)}: pass the name of the file; hoistway.load takes its contents"
+        )
+    raise TypeError(f"a path cannot be {shown(path)}: pass text or an os.PathLike such as pathlib.Path")
+
+
+def path_texts(paths: PathType | Sequence[PathType]) -> list[str]:
+    """The texts of one path or of several, of which there is at least one."""
+    if isinstance(paths, (str, os.PathLike)) or not _is_list(paths) or hasattr(paths, "read"):
+        return [path_text(paths)]
+    texts = [path_text(path) for path in paths]
+    if not texts:
+        raise OptionError(
+            f"there is nothing to load: the list of paths is empty, {paths!r}; pass at least one path"
+        )
+    return texts
+
+
+def tensor_name(name: Any) -> str:
+    """The name of one tensor; a `TypeError` for anything but text.
+
+    >>> tensor_name("lm_head.weight")
+    'lm_head.weight'
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a tensor cannot be {shown(name)}: pass text")
+    return name
+
+
+def tensor_names(argument: str, names: Any) -> list[str]:
+    """Names or glob patterns, of which one alone may be given without a list."""
+    if isinstance(names, str):
+        return [names]
+    if not _is_list(names):
+        raise TypeError(
+            f"{argument} cannot be {shown(names)}: pass the name of a tensor, a glob pattern, or a list of these"
+        )
+    return [tensor_name(name) for name in names]
+
+
+def text_by_text(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Metadata of a file: a dictionary of texts, or none."""
+    if metadata is None:
+        return None
+    try:
+        texts = dict(metadata)
+    except (TypeError, ValueError):
+        raise TypeError(f"metadata cannot be {shown(metadata)}: pass a dictionary of text to text") from None
+    for key, value in texts.items():
+        if not (isinstance(key, str) and isinstance(value, str)):
+            raise TypeError(
+                f"metadata cannot hold {shown(key)} with the value {shown(value)}: keys and values are text"
+            )
+    return texts
+
+
+def _is_list(given: Any) -> bool:
+    return isinstance(given, Iterable) and not isinstance(given, (bytes, bytearray, memoryview))
+
+
+def shown(given: Any) -> str:
+    """A value and its type, for an error."""
+    if given is None:
+        return "None"
+    shown = repr(given)
+    return f"{shown if len(shown) <= 60 else shown[:60] + '…'}, which is of type {type(given).__name__}"

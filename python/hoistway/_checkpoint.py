@@ -1,0 +1,598 @@
+"""Loading: `load_file` for all at once, `open` for one tensor, a slice, or one after the other."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from hoistway import _native
+from hoistway._arguments import PathType, path_texts, tensor_name, tensor_names
+from hoistway._devices import find_libraries
+from hoistway._frameworks import (
+    Converter,
+    Framework,
+    check_framework,
+    converter,
+    device_name,
+    is_torch,
+    torch_allocator,
+)
+from hoistway._metadata import read_only
+from hoistway._options import LoadOptions, StoreOptions, store_texts
+from hoistway._report import Report
+from hoistway._slices import Part
+from hoistway._stream import (
+    BATCH,
+    PATIENCE,
+    Mapped,
+    Order,
+    Tensors,
+    TensorStream,
+    as_they_arrive,
+    converted,
+    interleaved,
+)
+from hoistway._targets import CopyInto, Target, Wanted, chosen, filled
+from hoistway._words import counted
+from hoistway.errors import OptionError, TargetError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self, Unpack
+
+    from hoistway._native import Tensor
+
+Progress = Callable[[int, int], object] | bool
+Select = str | Iterable[str] | Callable[[str], bool]
+
+
+class LoadedTensors(dict[str, Any]):
+    """Tensors by name, and the report of how they were loaded."""
+
+    def __init__(self, report: _native.Report) -> None:
+        super().__init__()
+        self._report = report
+
+    @property
+    def report(self) -> Report:
+        """What the load did."""
+        return Report._from_native(self._report)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are plain: the report is about this very load. Ordered dictionaries, because those
+        are what `torch.load` takes for weights.
+        """
+        return OrderedDict, (), None, None, iter(self.items())
+
+
+def load_file(
+    path: PathType | Sequence[PathType],
+    device: Any = None,
+    *,
+    framework: Framework = "torch",
+    select: Select | None = None,
+    exclude: str | Iterable[str] | None = None,
+    slices: Mapping[str, Any] | None = None,
+    progress: Progress = False,
+    pool: _native.MemoryPool | None = None,
+    allocator: Literal["driver", "torch"] = "driver",
+    lenient: bool | None = None,
+    offset: int | None = None,
+    store: StoreOptions | None = None,
+    cache: PathType | None = None,
+    **options: Unpack[LoadOptions],
+) -> LoadedTensors:
+    """Loads a checkpoint into memory.
+
+    Args:
+        path: A safetensors or GGUF file, an index, a directory, a glob pattern, a URL (``s3://``, ``gs://``, ``az://``,
+            ``hf://``, ``https://``; of a folder with ``/`` at its end), or a list of these.
+        device: Where to put the tensors: ``"cpu"``, ``"cuda:1"``, ``"rocm:0"``, a number, or a device of torch's.
+            Default: ``HOISTWAY_DEVICE``, else ``"cpu"``.
+        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``, those of
+            hoistway itself.
+        select: Names or glob patterns of the tensors to load, or a predicate on names. Default: all.
+        exclude: Names or glob patterns of tensors to leave out.
+        slices: For some tensors the part to load, as one would index them.
+        progress: Called with bytes done and bytes in all; ``True`` for a bar by tqdm.
+        pool: Host memory, touched before, to load into.
+        allocator: Whose memory of the device to load into: the ``"driver"``'s, or that of ``"torch"``'s allocator.
+        lenient: Whether to take files that break the specification where no harm comes of it: safetensors files with
+            padding after the last tensor, and GGUF files. Default: ``HOISTWAY_LENIENT``, else not.
+        offset: Byte at which the GGUF begins in each file, where it is embedded in another. Default: 0, the start of
+            the file.
+        store: Where the store of a URL is, and who asks: see `StoreOptions`. Default: what the environment says.
+        cache: Directory on a drive of this machine that keeps what comes from stores, for the next load of any process.
+            Default: ``HOISTWAY_CACHE``, else none. ``HOISTWAY_CACHE_BYTES`` bounds it.
+        options: Those of ``hoistway load``; see `LoadOptions`.
+
+    Returns:
+        A dictionary of tensors in the order of the checkpoint, with the report of the load as its attribute
+        ``report``. Quantised tensors of GGUF files are ``uint8``: their last dimension counts the bytes of its blocks.
+    """
+    with Checkpoint(
+        path,
+        device=device,
+        framework=framework,
+        allocator=allocator,
+        lenient=lenient,
+        offset=offset,
+        store=store,
+        cache=cache,
+    ) as checkpoint:
+        return checkpoint.load(
+            select=select, exclude=exclude, slices=slices, progress=progress, pool=pool, **options
+        )
+
+
+class Checkpoint:
+    """An open checkpoint. Tensors loaded from it stay valid after it is closed.
+
+    Iterating it gives ``(name, tensor)`` in the order in which tensors become complete.
+
+    Args:
+        paths: A safetensors or GGUF file, an index, a directory, a glob pattern, a URL (``s3://``, ``gs://``, ``az://``,
+            ``hf://``, ``https://``; of a folder with ``/`` at its end), or a list of these. One file of a split GGUF
+            model stands for all.
+        device: Where to put tensors: ``"cpu"``, ``"cuda:1"``, ``"rocm:0"``, a number, or a device of torch's.
+        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``.
+        pool: Host memory, touched before, that all loads go into unless they name another.
+        allocator: Whose memory of the device to load into: the ``"driver"``'s, or that of ``"torch"``'s allocator.
+        lenient: Whether to take files that break the specification where no harm comes of it: safetensors files with
+            padding after the last tensor, and GGUF files. Default: ``HOISTWAY_LENIENT``, else not.
+        offset: Byte at which the GGUF begins in each file, where it is embedded in another. Default: 0, the start of
+            the file.
+        store: Where the store of a URL is, and who asks: see `StoreOptions`. Default: what the environment says.
+        cache: Directory on a drive of this machine that keeps what comes from stores, for the next load of any process.
+            Default: ``HOISTWAY_CACHE``, else none. ``HOISTWAY_CACHE_BYTES`` bounds it.
+        options: Options of all loads; see `LoadOptions`. A load's own win.
+    """
+
+    def __init__(
+        self,
+        paths: PathType | Sequence[PathType],
+        *,
+        device: Any = None,
+        framework: Framework = "torch",
+        pool: _native.MemoryPool | None = None,
+        allocator: Literal["driver", "torch"] = "driver",
+        lenient: bool | None = None,
+        offset: int | None = None,
+        store: StoreOptions | None = None,
+        cache: PathType | None = None,
+        **options: Unpack[LoadOptions],
+    ) -> None:
+        chosen = os.environ.get("HOISTWAY_DEVICE", "cpu") if device is None else device
+        name = device_name(chosen, framework)
+        check_framework(framework, name)
+        self._framework = framework, name
+        self._is_torch = is_torch(framework)
+        self._options: dict[str, Any] = {"device": name, "pool": pool, **options}
+        if allocator == "torch" and name == "cpu":
+            raise OptionError(
+                "allocator cannot be 'torch': it gives memory of a device, and the device is 'cpu'"
+            )
+        if allocator == "torch":
+            self._options["allocator"] = torch_allocator(name)
+        elif allocator != "driver":
+            raise OptionError(f"allocator cannot be {allocator!r}: it is one of driver, torch")
+        if name != "cpu":
+            find_libraries()
+        self._options["usrbio_directories"] = usrbio_directories()
+        check_names(options)
+        if offset is not None and not 0 <= offset < 1 << 64:
+            raise OptionError(f"offset cannot be {offset}: it is a number of bytes")
+        _native.check_options(**self._options)
+        self._native: _native.Checkpoint | None = _native.Checkpoint(
+            path_texts(paths),
+            lenient=lenient,
+            offset=offset or 0,
+            store=store_texts(store),
+            cache=None if cache is None else os.fspath(cache),
+        )
+        self._metadata: Mapping[str, Any] | None = None
+        self._report: _native.Report | None = None
+
+    @cached_property
+    def _convert(self) -> Converter:
+        # Not when the checkpoint is opened: looking at it needs no framework.
+        return converter(*self._framework)
+
+    def keys(self) -> list[str]:
+        """Names of the tensors, in the order of the checkpoint."""
+        return self._opened.keys()
+
+    def metadata(self) -> Mapping[str, Any] | None:
+        """What the files say about themselves; ``None`` if that is nothing.
+
+        Of safetensors files a dictionary of texts, their ``__metadata__``. Of GGUF files a read-only mapping of their
+        keys and values, in the order of the file; arrays in it are sequences that are read when they are looked at,
+        see `MetadataArray`. An array that was not read keeps its file open.
+        """
+        if self._metadata is None:
+            metadata, key_values = self._opened.metadata(), self._opened.key_values()
+            if key_values is None:
+                return metadata
+            self._metadata = read_only(key_values, metadata or {})
+        return self._metadata
+
+    def files(self) -> list[str]:
+        """The files, in order."""
+        return self._opened.files()
+
+    def get_shape(self, name: str) -> list[int]:
+        """Shape of a tensor, without loading it: that of its elements, also where they are quantised."""
+        return list(self._info(name)[1])
+
+    def get_dtype(self, name: str) -> str:
+        """Element type of a tensor without loading it, by the name that safetensors or ggml give it."""
+        return self._info(name)[0]
+
+    def get_tensor(self, name: str) -> Any:
+        """Loads one tensor."""
+        self._info(name)
+        return self._load({"select": [name]})[name]
+
+    __getitem__ = get_tensor
+
+    def get_slice(self, name: str) -> TensorSlice:
+        """A tensor that loads what it is indexed with."""
+        dtype, shape, *_ = self._info(name)
+        return TensorSlice(self, name, dtype, list(shape))
+
+    def _part(self, name: str, index: Any) -> Part:
+        dtype, shape, block_len = self._info(name)
+        packing = None
+        if block_len > 1:
+            packing = f"its elements lie in blocks of {block_len}"
+        elif dtype == "F4" and self._is_torch:
+            packing = "torch packs pairs of F4 elements"
+        return Part(name, index, shape, packing)
+
+    def load(
+        self,
+        *,
+        select: Select | None = None,
+        exclude: str | Iterable[str] | None = None,
+        slices: Mapping[str, Any] | None = None,
+        progress: Progress = False,
+        pool: _native.MemoryPool | None = None,
+        **options: Unpack[LoadOptions],
+    ) -> LoadedTensors:
+        """Loads tensors; see `load_file` for the arguments."""
+        request, parts = self._request(select, exclude, slices, pool, options)
+        tensors = self._load(request, progress)
+        for name, part in parts.items():
+            if name in tensors:
+                tensors[name] = part.finish(tensors[name])
+        return tensors
+
+    def iter_tensors(
+        self,
+        *,
+        select: Select | None = None,
+        exclude: str | Iterable[str] | None = None,
+        slices: Mapping[str, Any] | None = None,
+        order: Order = "arrival",
+        max_in_flight: int | str | None = None,
+        copy_into: CopyInto | None = None,
+        pool: _native.MemoryPool | None = None,
+        **options: Unpack[LoadOptions],
+    ) -> TensorStream:
+        """Gives ``(name, tensor)``, one after the other, while the rest is still being loaded.
+
+        Args:
+            select: As in `load_file`.
+            exclude: As in `load_file`.
+            slices: As in `load_file`.
+            order: ``"arrival"``, as tensors become complete, or ``"file"``, that of the checkpoint.
+            max_in_flight: Limits the bytes, a number or text such as ``"1GiB"``, of tensors in flight: loading,
+                loaded and not yet delivered, and the one delivered last. A caller that drops each tensor before the
+                next one stays within this limit, except for the huge pages at the tensors' ends. A tensor that is
+                larger is loaded alone. A pool, or the reserve of huge pages, must have room for all tensors
+                nevertheless. Default: no bound.
+            copy_into: Memory that tensors are read into rather than into memory of their own: a mapping of names, which
+                tensors of the checkpoint must have, to tensors of torch, arrays of numpy, anything that lets its
+                bytes be written, or objects with a CUDA array interface; or a function that is called with name, type
+                and shape of each tensor, and returns such an object or ``None``. Each must be contiguous, of the very
+                type and shape of its tensor, or of the slice of it, and not be used nor resized until it is given.
+                Tensors without one are loaded as ever. Options that say what memory of their own tensors get are
+                about those alone, and errors where all have targets, unless they are the checkpoint's or the
+                environment's. After an error, targets that were not given hold anything. The bound does not count
+                targets.
+            pool: As in `load_file`.
+            options: As in `load_file`.
+
+        Returns:
+            An iterator with the attribute ``report``. Closing it, or leaving it as a context manager, ends the load.
+        """
+        request, parts = self._request(select, exclude, slices, pool, options)
+        if order not in ("arrival", "file"):
+            raise OptionError(f"order cannot be {order!r}: it is one of arrival, file")
+        targets: dict[str, Target] = {}
+        if copy_into is not None:
+            if not callable(copy_into):
+                self._check_existence(copy_into)
+            wanted = self._wanted(request, parts)
+            targets = chosen(copy_into, wanted)
+            rest = [name for name in wanted if name not in targets]
+            request.update(select=rest, exclude=None)
+        if targets and not rest:
+            filling = self._fill(targets, request, order, is_all=True)
+            return TensorStream(filled(filling, targets), [filling], self._note)
+        most = BATCH if max_in_flight is None else 1
+        tensors = self._start(request, order, max_in_flight)
+        if not targets:
+            return TensorStream(converted(tensors, self._convert, parts, most), [tensors], self._note)
+        try:
+            filling = self._fill(targets, request, order, is_all=False)
+        except BaseException:
+            # The traceback would keep it running, and its memory.
+            tensors.cancel()
+            raise
+        patience = PATIENCE if order == "arrival" else None
+        given = filled(filling, targets, patience)
+        others = converted(tensors, self._convert, parts, most, patience)
+        both = (
+            as_they_arrive(given, others)
+            if order == "arrival"
+            else interleaved(given, others, [name in targets for name in wanted])
+        )
+        # What the report says of memory is that of the tensors that get some.
+        return TensorStream(both, [tensors, filling], self._note)
+
+    def copy_into(
+        self,
+        targets: Mapping[str, Any],
+        *,
+        slices: Mapping[str, Any] | None = None,
+        **options: Unpack[LoadOptions],
+    ) -> Report:
+        """Reads tensors into memory of the caller's: all that are named, or an error.
+
+        Args:
+            targets: Names of tensors, no patterns, and where to read each: see `Checkpoint.iter_tensors`.
+            slices: As in `load_file`.
+            options: As in `load_file`, but for the routes ``unified`` and ``mapped``.
+
+        Returns:
+            How it was done.
+        """
+        names = list(targets)
+        self._check_existence(names)
+        for name in names:
+            if targets[name] is None:
+                raise TargetError(f"the target of tensor {name!r} is None", tensor=name)
+        stream = self.iter_tensors(select=names, slices=slices, copy_into=targets, **options)
+        deque(stream, maxlen=0)
+        return stream.report
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return self.iter_tensors()
+
+    def __len__(self) -> int:
+        return len(self._opened)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._opened
+
+    @property
+    def report(self) -> Report | None:
+        """What all loads that were completed did, as one; ``None`` before the first."""
+        return None if self._report is None else Report._from_native(self._report)
+
+    def warm(self) -> dict[str, Any]:
+        """Brings the files into the page cache; returns what ``hoistway warm --json`` prints."""
+        report: dict[str, Any] = json.loads(self._opened.warm())
+        return report
+
+    def manifest(self) -> dict[str, Any]:
+        """BLAKE3 digests of all tensors, read a second, plain way: what ``hoistway verify --json`` prints."""
+        manifest: dict[str, Any] = json.loads(self._opened.manifest())
+        return manifest
+
+    def close(self) -> None:
+        """Closes the files. Tensors that were loaded stay valid.
+
+        The files of mapped tensors, of loads in flight and of unread arrays of `metadata` stay open until these are
+        dropped.
+        """
+        self._native = self._metadata = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._native is None:
+            return "Checkpoint(closed)"
+        return f"Checkpoint({counted(len(self), 'tensor')} in {self.files()})"
+
+    @property
+    def _opened(self) -> _native.Checkpoint:
+        if self._native is None:
+            raise ValueError("this checkpoint is closed")
+        return self._native
+
+    def _request(
+        self,
+        select: Select | None,
+        exclude: str | Iterable[str] | None,
+        slices: Mapping[str, Any] | None,
+        pool: _native.MemoryPool | None,
+        options: LoadOptions,
+    ) -> tuple[dict[str, Any], dict[str, Part]]:
+        """What to ask of the engine, and what is left to do with tensors that are sliced."""
+        check_names(options)
+        parts = {name: self._part(name, index) for name, index in (slices or {}).items()}
+        request = {
+            "select": self._selected(select),
+            "exclude": None if exclude is None else tensor_names("exclude", exclude),
+            "slices": {name: part.ranges for name, part in parts.items()} or None,
+            "pool": pool,
+            **options,
+        }
+        return request, parts
+
+    def _check_existence(self, names: Iterable[str]) -> None:
+        """Fails for what is not the very name of a tensor."""
+        for name in names:
+            self._info(name)
+
+    def _info(self, name: str) -> tuple[str, tuple[int, ...], int]:
+        """Element type and shape of a tensor, and the length of its blocks; an error if there is no such tensor."""
+        return self._opened.info(tensor_name(name))
+
+    def _wanted(self, request: Mapping[str, Any], parts: Mapping[str, Part]) -> dict[str, Wanted]:
+        """What a load would give, by name and in the order of the checkpoint."""
+        selection = {name: request[name] for name in ("select", "exclude", "slices")}
+        wanted = {}
+        for name, dtype, shape, bytes_shape, nbytes in self._opened.planned(**selection):
+            kept = parts[name].kept if name in parts else tuple
+            raw = None if bytes_shape is None else kept(bytes_shape)
+            wanted[name] = Wanted(name, dtype, kept(shape), raw, nbytes)
+        return wanted
+
+    def _start(self, request: Mapping[str, Any], order: Order, max_in_flight: int | str | None) -> Tensors:
+        merged = self._merged(request)
+        # Before anything is read: a missing framework is an error before the load, not after it.
+        _ = self._convert
+        if self._is_mapped(merged):
+            return Mapped(*self._opened.map(**merged))
+        return self._opened.start(order=order, max_in_flight=max_in_flight, **merged)
+
+    def _fill(
+        self, targets: Mapping[str, Target], request: Mapping[str, Any], order: Order, *, is_all: bool
+    ) -> _native.Filling:
+        memories = {name: target.memory for name, target in targets.items()}
+        # Of memory of its own it has only what was asked of this very load, which is refused.
+        own = {name: value for name, value in request.items() if value is not None} if is_all else {}
+        merged = {**_without_own_memory(self._merged(request)), **own, "select": list(targets)}
+        return self._opened.fill(memories, order=order, **merged)
+
+    def _selected(self, select: Select | None) -> list[str] | None:
+        if callable(select):
+            return [name for name in self.keys() if select(name)]
+        return None if select is None else tensor_names("select", select)
+
+    def _is_mapped(self, options: Mapping[str, Any]) -> bool:
+        return (options.get("route") or os.environ.get("HOISTWAY_ROUTE")) == "mapped"
+
+    def _merged(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of one load: its own, else those of the checkpoint."""
+        return {**self._options, **{name: value for name, value in request.items() if value is not None}}
+
+    def _load(self, request: Mapping[str, Any], progress: Progress = False) -> LoadedTensors:
+        options = self._merged(request)
+        # Before anything is read: a missing framework is an error before the load, not after it.
+        convert = self._convert
+        tensors: list[Tensor]
+        if self._is_mapped(options):
+            tensors, native_report = self._opened.map(**options)
+        else:
+            loading = self._opened.start(**options)
+            with _callback(progress, loading) as callback:
+                tensors = loading.wait(callback)
+            native_report = loading.report()
+        loaded = LoadedTensors(native_report)
+        convert(tensors, loaded)
+        self._note(native_report)
+        return loaded
+
+    def _note(self, report: _native.Report) -> None:
+        self._report = report if self._report is None else self._report.merged(report)
+
+
+class TensorSlice:
+    """A tensor that is loaded as far as it is indexed: ``checkpoint.get_slice(name)[2:4, :, -1]``.
+
+    Indices are integers, slices with a positive step, and an ellipsis. Unlike those of lists, slices that
+    leave a dimension are errors: they would hide a wrong shape.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, name: str, dtype: str, shape: list[int]) -> None:
+        self._checkpoint = checkpoint
+        self._name = name
+        self._dtype = dtype
+        self._shape = shape
+
+    def get_shape(self) -> list[int]:
+        """Shape of the whole tensor."""
+        return list(self._shape)
+
+    def get_dtype(self) -> str:
+        """Element type by the name that safetensors or ggml give it."""
+        return self._dtype
+
+    def __getitem__(self, index: Any) -> Any:
+        part = self._checkpoint._part(self._name, index)
+        request = {"select": [self._name], "slices": {self._name: part.ranges}}
+        return part.finish(self._checkpoint._load(request)[self._name])
+
+
+def check_names(options: Mapping[str, Any]) -> None:
+    """Fails for options that no load has. Device and allocator belong to the checkpoint, and to each other."""
+    unknown = set(options) - set(LoadOptions.__annotations__)
+    if unknown:
+        names = ", ".join(LoadOptions.__annotations__)
+        raise OptionError(f"option cannot be {min(unknown)!r}: the options are {names}")
+
+
+_OWN_MEMORY = {"device", "pool", "allocator", "layout", "rings", "numa", "populate"}
+"""Options that say what memory of their own tensors get, and how it is read into."""
+
+
+def _without_own_memory(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that tensors with targets have too."""
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in _OWN_MEMORY and (name, value) != ("huge_pages", "reserved")
+    }
+
+
+@cache
+def usrbio_directories() -> list[str] | None:
+    """Where the vendor's Python package for 3FS keeps its library, if it is installed."""
+    spec = importlib.util.find_spec("hf3fs_py_usrbio")
+    if spec is None:
+        return None
+    packages = list(spec.submodule_search_locations or [])
+    sites = [os.path.dirname(package) for package in packages] or [os.path.dirname(spec.origin or "")]
+    beside = [os.path.join(site, name) for site in sites for name in ("hf3fs_py_usrbio.libs", "")]
+    return beside + [os.path.join(package, name) for package in packages for name in ("lib", "")]
+
+
+@contextmanager
+def _callback(progress: Progress, loading: _native.Loading) -> Iterator[Callable[[int, int], object] | None]:
+    if progress is False:
+        yield None
+        return
+    if progress is not True:
+        yield progress
+        return
+    try:
+        from tqdm.auto import tqdm  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError("progress=True needs tqdm; install it or give a callable") from error
+    _, total = loading.progress()
+    with tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+
+        def update(done: int, _total: int) -> None:
+            bar.update(done - bar.n)
+
+        yield update

@@ -1,0 +1,29 @@
+"""The command ``hoistway``, as the package brings it: that of ``hoistway-cli``, in this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from hoistway import _native
+from hoistway._devices import find_libraries
+
+
+def main() -> int:
+    """Runs the command line of this process, and returns the exit code."""
+    # As in a program without Python: Ctrl-C ends the process at once, unless whatever started it ignores Ctrl-C.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _open_standard_streams()
+    find_libraries()
+    return _native.run_command([sys.executable, "-m", "hoistway"], sys.argv[1:])
+
+
+def _open_standard_streams() -> None:
+    """Opens those that are closed: what is opened next would take their numbers, and be written to."""
+    for stream in range(3):
+        try:
+            os.fstat(stream)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)

@@ -1,0 +1,110 @@
+"""Names of devices. Builds of torch for ROCm call their devices ``cuda``, and so do engines that are built on torch.
+
+Here is what such a name means to hoistway, and how torch calls what hoistway names.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import operator
+import os
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hoistway import _native
+from hoistway.errors import OptionError
+
+_KINDS = {1: "cpu", 2: "cuda", 10: "rocm", 13: "cuda"}
+"""By the numbers that DLPack has for them. The last is managed memory of CUDA's."""
+
+
+def package_directories(name: str) -> list[str]:
+    """Where an installed package is, whether it is imported or not."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:
+        # What is imported under this name says nothing of where it is from.
+        return []
+    return list(spec.submodule_search_locations or []) if spec else []
+
+
+def torch_kind(torch: Any) -> str:
+    """What hoistway calls the devices that a build of torch calls ``cuda``."""
+    return "rocm" if getattr(torch.version, "hip", None) else "cuda"
+
+
+def of_torch(torch: Any, kind: str, ordinal: int) -> str:
+    """A device that torch names, such as ``cuda`` and 1."""
+    return f"{torch_kind(torch) if kind == 'cuda' else kind}:{ordinal}"
+
+
+def of_number(number: Any) -> str:
+    """The device of a number alone: one of those that torch is built for, imported or not; of CUDA's without torch."""
+    torch = sys.modules.get("torch")
+    kind = torch_kind(torch) if hasattr(torch, "version") else _installed_kind()
+    return f"{kind}:{operator.index(number)}"
+
+
+@cache
+def _installed_kind() -> str:
+    """As `torch_kind`, of the torch that is installed, from the file that its version is in."""
+    for directory in package_directories("torch"):
+        try:
+            text = Path(directory, "version.py").read_text()
+        except OSError:
+            continue
+        if re.search(r"^hip\b[^=]*=\s*['\"]", text, re.MULTILINE):
+            return "rocm"
+    return "cuda"
+
+
+def of_torchs_text(kind: str, ordinal: int) -> str:
+    """A device that text names as torch does, where torch's names are understood."""
+    return of_number(ordinal) if kind == "cuda" else f"{kind}:{ordinal}"
+
+
+def of_text(name: str) -> str:
+    """A device that text names, by the name that is written: ``hip`` is understood too."""
+    kind, colon, ordinal = name.partition(":")
+    return "rocm" + colon + ordinal if kind == "hip" else name
+
+
+def of_dlpack(device: tuple[int, int]) -> str | None:
+    """The device that ``__dlpack_device__`` says; ``None`` if hoistway knows no such kind."""
+    kind, ordinal = device
+    name = _KINDS.get(int(kind))
+    return name if name in (None, "cpu") else f"{name}:{int(ordinal)}"
+
+
+def dlpack_kind(name: str) -> int:
+    """DLPack's number of the kind of a device."""
+    kind = name.partition(":")[0]
+    return next(number for number, known in _KINDS.items() if known == kind)
+
+
+def to_torch(torch: Any, name: str) -> str:
+    """What a build of torch calls a device of hoistway's; an error if the build is for other devices."""
+    kind, colon, ordinal = name.partition(":")
+    if kind == "cpu":
+        return name
+    if kind != torch_kind(torch):
+        raise OptionError(
+            f"device {name!r} cannot be used by this torch, which is built for {torch_kind(torch)}: choose one of "
+            "its devices, or install a build for this one"
+        )
+    return "cuda" + colon + ordinal
+
+
+@cache
+def find_libraries() -> None:
+    """Shows the engine where packages of Python keep the libraries of devices' vendors."""
+    packages = {"nvidia": ("cu13/lib", "cufile/lib"), "_rocm_sdk_core": ("lib",)}
+    if of_number(0).startswith("rocm"):
+        packages["torch"] = ("lib",)
+    for package, directories in packages.items():
+        for root in package_directories(package):
+            for directory in directories:
+                _native.search_libraries_in(os.path.join(root, directory))

@@ -1,0 +1,257 @@
+"""Tensors of torch, numpy, jax and paddle over the memory of hoistway's own.
+
+Frameworks are imported when first used; none of them is needed to import hoistway.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from hoistway import _native
+from hoistway._devices import of_number, of_text, to_torch, torch_kind
+from hoistway.errors import OptionError, UnsupportedDtypeError
+
+if TYPE_CHECKING:
+    from hoistway._native import Tensor
+
+Framework = Literal["torch", "pt", "numpy", "np", "jax", "flax", "paddle", "raw"]
+
+_NARROW_TYPES = {
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+}
+
+ELEMENT_TYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "U32": "uint32",
+    "I32": "int32",
+    "F32": "float32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F64": "float64",
+    "C64": "complex64",
+    "F4": "float4_e2m1fn",
+    **_NARROW_TYPES,
+}
+"""What torch, numpy and ml_dtypes call the element types. Only torch packs pairs of F4, and calls them otherwise."""
+
+PADDLE_TYPES = {
+    dtype: name
+    for dtype, name in ELEMENT_TYPES.items()
+    # Paddle takes 16-bit integers without a sign for bfloat16.
+    if dtype not in ("U16", "F4", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0")
+}
+"""What paddle calls the element types that it has."""
+
+Converter = Callable[["Sequence[Tensor]", "dict[str, Any]"], None]
+"""Adds tensors to a dictionary, by name."""
+
+
+def check_framework(framework: str, device: str) -> None:
+    """Whether there is such a framework, for a device; not whether it is installed."""
+    if framework not in _CONVERTERS:
+        raise OptionError(f"framework cannot be {framework!r}: it is one of {', '.join(_CONVERTERS)}")
+    if framework in ("numpy", "np") and device != "cpu":
+        raise OptionError(f"framework 'numpy' has arrays in host memory alone, and the device is {device!r}")
+
+
+def converter(framework: str, device: str = "cpu") -> Converter:
+    """The converter to a framework's tensors, on a device."""
+    check_framework(framework, device)
+    return _CONVERTERS[framework]()
+
+
+def is_torch(framework: str) -> bool:
+    """Whether these are torch's tensors."""
+    return framework in ("torch", "pt")
+
+
+def device_name(device: Any, framework: str) -> str:
+    """A device as hoistway names it, from text, a number, or torch's own."""
+    if hasattr(device, "__index__") and not isinstance(device, bool):
+        return of_number(device)
+    torch: Any = sys.modules.get("torch")
+    name = of_text(str(device))
+    # Half imported, or replaced by a stub, it has no devices.
+    if not all(hasattr(torch, part) for part in ("cuda", "device", "version")):
+        return name
+    # Text names a kind of devices; torch's own devices are those of its build, whatever it calls them.
+    if isinstance(device, torch.device) and device.type == "cuda":
+        name = torch_kind(torch) + name.removeprefix("cuda")
+    if is_torch(framework) and name == torch_kind(torch):
+        # As everywhere in torch, the current one.
+        return f"{name}:{torch.cuda.current_device() if torch.cuda.is_initialized() else 0}"
+    return name
+
+
+def torch_allocator(device: str) -> Callable[[int], tuple[int, int, Any]]:
+    """Memory of torch's own caching allocator, as tensors of bytes."""
+    try:
+        import torch  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError("allocator 'torch' needs torch; install it or leave the allocator out") from error
+
+    on = to_torch(torch, device)
+
+    def allocate(size: int) -> tuple[int, int, Any]:
+        memory = torch.empty(size, dtype=torch.uint8, device=on)
+        return memory.data_ptr(), torch.cuda.current_stream(on).cuda_stream, memory
+
+    return allocate
+
+
+def _to_raw(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:
+    into.update((tensor.name, tensor) for tensor in tensors)
+
+
+@cache
+def _torch() -> Converter:
+    try:
+        import torch  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError(
+            "framework 'torch' needs torch; install it or choose framework='numpy' or 'raw'"
+        ) from error
+    # Types that DLPack carries only in its newest versions or not at all: exported as bytes, viewed as these.
+    names = {**_NARROW_TYPES, "F4": "float4_e2m1fn_x2"}
+    views = {dtype: getattr(torch, name) for dtype, name in names.items() if hasattr(torch, name)}
+
+    def to_torch(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:
+        for tensor in tensors:
+            if tensor.dtype == "F4" and (not tensor.shape or tensor.shape[-1] % 2 != 0):
+                raise UnsupportedDtypeError(
+                    f"torch packs two F4 elements into one, but the last dimension of tensor {tensor.name!r} "
+                    f"of shape {list(tensor.shape)} is odd",
+                    tensor=tensor.name,
+                )
+        _native.to_torch(list(tensors), torch.utils.dlpack.from_dlpack, views, into)
+
+    return to_torch
+
+
+@cache
+def _numpy() -> Converter:
+    try:
+        import numpy as np  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError("framework 'numpy' needs numpy; install it or choose another framework") from error
+    own = set(ELEMENT_TYPES) - {"BF16", "F4", *_NARROW_TYPES}
+    dtypes = {dtype: np.dtype(ELEMENT_TYPES[dtype]) for dtype in own}
+
+    def to_numpy(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:
+        for tensor in tensors:
+            array = (
+                np.asarray(tensor) if tensor.device == "cpu" else np.frombuffer(tensor.tobytes(), np.uint8)
+            )
+            if tensor.bytes_shape is not None:
+                into[tensor.name] = array.reshape(tensor.bytes_shape)
+                continue
+            if tensor.dtype == "F4":
+                array = _unpacked_f4(array)
+            dtype = dtypes.get(tensor.dtype) or _ml_dtype(tensor)
+            into[tensor.name] = array.view(dtype).reshape(tensor.shape)
+
+    return to_numpy
+
+
+def _ml_dtype(tensor: Tensor) -> Any:
+    """The type of ml_dtypes for elements that numpy itself does not know."""
+    try:
+        import ml_dtypes  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError(
+            f"tensor {tensor.name!r} is of type {tensor.dtype}: numpy needs ml_dtypes for that"
+        ) from error
+    dtype = getattr(ml_dtypes, ELEMENT_TYPES.get(tensor.dtype, ""), None)
+    if dtype is None:
+        raise UnsupportedDtypeError(
+            f"numpy has no type for {tensor.dtype}, which tensor {tensor.name!r} is made of; "
+            "load it with framework='raw'",
+            tensor=tensor.name,
+        )
+    return dtype
+
+
+def _unpacked_f4(packed: Any) -> Any:
+    """ml_dtypes keeps each 4-bit element in a byte of its own: a copy, the lower half of each byte first."""
+    import numpy as np  # noqa: PLC0415
+
+    unpacked = np.empty((packed.size, 2), np.uint8)
+    np.bitwise_and(packed, 0x0F, out=unpacked[:, 0])
+    np.right_shift(packed, 4, out=unpacked[:, 1])
+    return unpacked.reshape(-1)
+
+
+@cache
+def _jax() -> Converter:
+    try:
+        import jax  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError("framework 'jax' needs jax; install it or choose another framework") from error
+    shared = {"BOOL", "U8", "I8", "U16", "I16", "F16", "BF16", "U32", "I32", "F32", "C64"}
+    to_numpy = _numpy()
+    host = jax.devices("cpu")[0]
+
+    def to_jax(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:
+        arrays: dict[str, Any] = {}
+        for tensor in tensors:
+            is_shared = tensor.dtype in shared or tensor.bytes_shape is not None
+            if is_shared and tensor.nbytes > 0:
+                into[tensor.name] = jax.dlpack.from_dlpack(tensor)
+            else:
+                # 64-bit types follow jax's own setting, and the narrow floats come through ml_dtypes: copies.
+                to_numpy([tensor], arrays)
+                into[tensor.name] = jax.device_put(arrays.pop(tensor.name), place(tensor))
+
+    def place(tensor: Tensor) -> Any:
+        kind, _, ordinal = tensor.device.partition(":")
+        return host if kind == "cpu" else jax.devices(kind)[int(ordinal)]
+
+    return to_jax
+
+
+@cache
+def _paddle() -> Converter:
+    try:
+        import paddle  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError(
+            "framework 'paddle' needs paddle; install it or choose another framework"
+        ) from error
+    views = {dtype: getattr(paddle, name) for dtype, name in _NARROW_TYPES.items() if dtype in PADDLE_TYPES}
+
+    def to_paddle(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:
+        for tensor in tensors:
+            if tensor.dtype not in PADDLE_TYPES and tensor.bytes_shape is None:
+                raise UnsupportedDtypeError(
+                    f"paddle has no type for {tensor.dtype}, which tensor {tensor.name!r} is made of; "
+                    "load it with framework='raw'",
+                    tensor=tensor.name,
+                )
+        _native.to_torch(list(tensors), paddle.utils.dlpack.from_dlpack, views, into)
+
+    return to_paddle
+
+
+_CONVERTERS: dict[str, Callable[[], Converter]] = {
+    "torch": _torch,
+    "pt": _torch,
+    "numpy": _numpy,
+    "np": _numpy,
+    "jax": _jax,
+    "flax": _jax,
+    "paddle": _paddle,
+    "raw": lambda: _to_raw,
+}

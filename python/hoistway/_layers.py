@@ -1,0 +1,198 @@
+"""Layers of models larger than memory, one after the other, while the next ones are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hoistway import _native
+from hoistway._arguments import PathType, shown
+from hoistway._checkpoint import Checkpoint
+from hoistway._frameworks import Converter, Framework, converter
+from hoistway._options import ReaderOptions, StoreOptions
+from hoistway._reader import opened, reader_options
+from hoistway.errors import OptionError, TensorNotFoundError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self, Unpack
+
+Order = Sequence[str] | Mapping[str, Sequence[str]]
+
+
+def stream_layers(
+    paths: PathType | Sequence[PathType] | Checkpoint,
+    order: Order | None = None,
+    *,
+    budget: int | str = "4GiB",
+    ahead: int = 1,
+    timeout: float = 60.0,
+    framework: Framework = "torch",
+    lenient: bool | None = None,
+    offset: int | None = None,
+    store: StoreOptions | None = None,
+    **options: Unpack[ReaderOptions],
+) -> LayerStream:
+    """Streams the layers of a model that does not fit in memory, in the order of use, again and again.
+
+    >>> layers = hoistway.stream_layers("model.safetensors", budget="8GiB")  # doctest: +SKIP
+    >>> for token in range(16):  # doctest: +SKIP
+    ...     for layer in layers:  # One pass; the next one begins with the first layer again.
+    ...         compute(layer["model.layers.0.mlp.up_proj.weight"])
+
+    As many layers as the budget holds stay in memory; the others are read again in each pass, the next ones while one
+    computes.
+
+    Args:
+        paths: What `hoistway.open` takes, or an open checkpoint.
+        order: Names of layers in the order of use, such as ``model.layers.0``; or a mapping of names of your own to
+            names of tensors, in that order. By default the layers that the names of tensors count, in order.
+            Tensors that are in no layer, such as embeddings, are loaded by `hoistway.load_file`.
+        budget: Bytes of all layers in memory, a number or text such as ``"8GiB"``: those that stay, those that are
+            read ahead, and those whose tensors you hold.
+        ahead: Layers that are read ahead of the one that computes.
+        timeout: Seconds that a layer waits for room that you hold.
+        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``. They show
+            memory of the stream's, so do not write to them.
+        lenient: As in `hoistway.open`.
+        offset: As in `hoistway.open`.
+        store: As in `hoistway.open`.
+        options: See `ReaderOptions`.
+    """
+    checkpoint = opened(paths, lenient, offset, store)
+    layers = _layers(checkpoint, order)
+    native = _native.LayerStream(checkpoint, layers, budget, ahead, timeout, **reader_options(options))
+    return LayerStream(native, [name for name, _ in layers], converter(framework))
+
+
+class Layer(Mapping[str, Any]):
+    """The tensors of a layer by name. They can be asked for until the stream goes on; those that you hold then stay
+    valid, and keep all of the layer in memory.
+    """
+
+    def __init__(self, name: str, tensors: Sequence[_native.Tensor], convert: Converter) -> None:
+        self.name = name
+        """The name of the layer."""
+        self._tensors: dict[str, _native.Tensor] | None = {tensor.name: tensor for tensor in tensors}
+        self._convert = convert
+
+    def __getitem__(self, name: str) -> Any:
+        tensor = self._held.get(name)
+        if tensor is None:
+            raise TensorNotFoundError(f"layer {self.name!r} has no tensor {name!r}", tensor=name)
+        converted: dict[str, Any] = {}
+        self._convert([tensor], converted)
+        return converted.pop(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __repr__(self) -> str:
+        return f"Layer({self.name!r})"
+
+    def _release(self) -> None:
+        self._tensors = None
+
+    @property
+    def _held(self) -> dict[str, _native.Tensor]:
+        if self._tensors is None:
+            raise ValueError(
+                f"layer {self.name!r} was given back when its stream went on: take its tensors before that"
+            )
+        return self._tensors
+
+
+class LayerStream:
+    """Layers of a model, one after the other, again and again. `stream_layers` makes it.
+
+    Iterating it gives the layers that are left of one pass.
+    """
+
+    def __init__(self, native: _native.LayerStream, names: Sequence[str], convert: Converter) -> None:
+        self._native: _native.LayerStream | None = native
+        self._names = tuple(names)
+        self._convert = convert
+        self._next = 0
+        self._current: Layer | None = None
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers, in the order of use."""
+        return self._names
+
+    def next_layer(self) -> Layer:
+        """The next layer, behind the last of which the first comes again. Gives the one before back.
+
+        Raises:
+            MemoryBudgetError: Tensors that you hold take the room until the timeout. The layer is next again then.
+        """
+        if self._native is None:
+            raise ValueError("this stream is closed")
+        self._give_back()
+        name, tensors = self._native.next()
+        self._next = (self._next + 1) % len(self._names)
+        self._current = Layer(name, tensors, self._convert)
+        return self._current
+
+    def __iter__(self) -> Iterator[Layer]:
+        # No name here may hold a layer: the caller decides how long it lives.
+        yield self.next_layer()
+        while self._next != 0:
+            yield self.next_layer()
+
+    def stats(self) -> dict[str, Any]:
+        """What it has done: layers ``kept`` in memory and ``served``, ``bytes_read``, ``peak_bytes``,
+        ``stall_seconds``.
+        """
+        if self._native is None:
+            raise ValueError("this stream is closed")
+        stats: dict[str, Any] = json.loads(self._native.stats())
+        return stats
+
+    def close(self) -> None:
+        """Ends its reads, and gives back all memory that no tensor shows."""
+        self._give_back()
+        self._native = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _give_back(self) -> None:
+        if self._current is not None:
+            self._current._release()
+            self._current = None
+
+
+def _layers(checkpoint: _native.Checkpoint, order: Order | None) -> list[tuple[str, list[str]]]:
+    if isinstance(order, Mapping):
+        return [(name, list(tensors)) for name, tensors in order.items()]
+    if isinstance(order, str) or not isinstance(order, Sequence | None):
+        raise TypeError(f"order cannot be {shown(order)}: pass a list of layers, or their tensors by layer")
+    numbered = _native.numbered_layers(checkpoint)
+    if order is None:
+        if not numbered:
+            raise OptionError(
+                "the names of the tensors count no layers: say with order which tensors each has"
+            )
+        return numbered
+    by_name = dict(numbered)
+    for name in order:
+        if name not in by_name:
+            known = ", ".join(list(by_name)[:3])
+            raise OptionError(
+                f"order cannot have {name!r}: the layers are {known}{' …' * (len(by_name) > 3)}"
+            )
+    return [(name, by_name[name]) for name in order]

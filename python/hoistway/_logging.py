@@ -1,0 +1,99 @@
+"""Events of the engine, as records of the standard library's ``logging``.
+
+Loggers are named after the parts of the engine, below ``hoistway``: ``hoistway.load.job``, ``hoistway.kv.store``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import traceback
+from threading import Thread
+from typing import Any
+
+from hoistway import _native
+
+logger = logging.getLogger("hoistway")
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _Stderr(logging.Handler):
+    """Writes to standard error what ``HOISTWAY_LOG`` asks for, unless the program has handlers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter(FORMAT))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if logging.root.handlers or logger.handlers != [self] or sys.stderr is None:
+            return
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+        except Exception:
+            self.handleError(record)
+
+
+def start() -> None:
+    """Sends the engine's events to ``logging``."""
+    logging.addLevelName(5, "TRACE")
+    wanted = os.environ.get("HOISTWAY_LOG")
+    try:
+        _native.start_log(wanted or None)
+    except ValueError as error:
+        _native.start_log(None)
+        logger.warning("HOISTWAY_LOG=%s is ignored: %s", wanted, error)
+        wanted = None
+    if wanted:
+        # The variable chooses: the logger lets through all that it names.
+        logger.setLevel(1)
+        logger.addHandler(_Stderr())
+    atexit.register(_native.stop_log)
+    os.register_at_fork(
+        before=_native.pause_log, after_in_parent=_native.resume_log, after_in_child=_native.reset_log
+    )
+
+
+def hand_over_soon() -> None:
+    """Called by the engine once events are queued. A handler that never returns keeps no process from its end."""
+    Thread(target=_hand_over, name="hoistway-log", daemon=True).start()
+
+
+def _hand_over() -> None:
+    while (taken := _native.take_log()) is not None:
+        records, dropped = taken
+        emit(records, dropped)
+
+
+def emit(records: list[tuple[int, str, str, float]], dropped: int) -> None:
+    """Logs these events, and how many were left out before them."""
+    if dropped:
+        _log(logger, 30, f"{dropped} events came faster than they could be logged, and are left out")
+    for level, name, text, created in records:
+        times = {"created": created, "msecs": created % 1 * 1000}
+        _log(logging.getLogger(_logger_name(name)), level, text, times)
+
+
+def _log(target: logging.Logger, level: int, text: str, changes: dict[str, Any] | None = None) -> None:
+    if not target.isEnabledFor(level):
+        return
+    record = target.makeRecord(target.name, level, "(hoistway)", 0, text, (), None)
+    vars(record).update(changes or {})
+    try:
+        target.handle(record)
+    except Exception:
+        # A filter or a handler of the program's: the other records are none of its business.
+        if logging.raiseExceptions and sys.stderr is not None:
+            traceback.print_exc()
+
+
+def _logger_name(target: str) -> str:
+    """The logger of a part of the engine, below that of the package."""
+    crate, _, module = target.partition(".")
+    if crate.startswith("hoistway_"):
+        crate = "hoistway." + crate.removeprefix("hoistway_")
+    elif crate != "hoistway":
+        crate = "hoistway." + crate
+    return f"{crate}.{module}" if module else crate

@@ -1,0 +1,110 @@
+"""Whole tasks in one call: stream a checkpoint, and load a file that is in memory already."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from hoistway import _native
+from hoistway._arguments import PathType, shown
+from hoistway._checkpoint import Checkpoint, Select
+from hoistway._frameworks import Framework, converter
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer, Unpack
+
+    from hoistway._options import LoadOptions, StoreOptions
+    from hoistway._stream import Order, TensorStream
+    from hoistway._targets import CopyInto
+
+
+def iter_tensors(
+    paths: PathType | Sequence[PathType],
+    device: Any = None,
+    *,
+    framework: Framework = "torch",
+    select: Select | None = None,
+    exclude: str | Iterable[str] | None = None,
+    slices: Mapping[str, Any] | None = None,
+    order: Order = "arrival",
+    max_in_flight: int | str | None = None,
+    copy_into: CopyInto | None = None,
+    pool: _native.MemoryPool | None = None,
+    allocator: Literal["driver", "torch"] = "driver",
+    lenient: bool | None = None,
+    offset: int | None = None,
+    store: StoreOptions | None = None,
+    cache: PathType | None = None,
+    **options: Unpack[LoadOptions],
+) -> TensorStream:
+    """Opens a checkpoint and gives ``(name, tensor)``, one after the other, while the rest is still being loaded.
+
+    Args:
+        paths: As in `load_file`.
+        device: As in `load_file`.
+        framework: As in `load_file`.
+        select: As in `load_file`.
+        exclude: As in `load_file`.
+        slices: As in `load_file`.
+        order: As in `Checkpoint.iter_tensors`.
+        max_in_flight: As in `Checkpoint.iter_tensors`.
+        copy_into: As in `Checkpoint.iter_tensors`.
+        pool: As in `load_file`.
+        allocator: As in `load_file`.
+        lenient: As in `load_file`.
+        offset: As in `load_file`.
+        store: As in `load_file`.
+        cache: As in `load_file`.
+        options: As in `load_file`.
+
+    Returns:
+        An iterator with the attribute ``report``. After the last tensor, or when it is closed, nothing stays open.
+    """
+    with Checkpoint(
+        paths,
+        device=device,
+        framework=framework,
+        allocator=allocator,
+        lenient=lenient,
+        offset=offset,
+        store=store,
+        cache=cache,
+    ) as checkpoint:
+        return checkpoint.iter_tensors(
+            select=select,
+            exclude=exclude,
+            slices=slices,
+            order=order,
+            max_in_flight=max_in_flight,
+            copy_into=copy_into,
+            pool=pool,
+            **options,
+        )
+
+
+def load(data: Buffer, *, framework: Framework = "torch") -> dict[str, Any]:
+    """Loads a safetensors or GGUF file that is in memory already.
+
+    Args:
+        data: The whole file. Whatever is not ``bytes`` is copied once more on the way.
+        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``, those of
+            hoistway itself.
+
+    Returns:
+        A dictionary of tensors in host memory, in the order of the file. They are copies: the data may go.
+    """
+    convert = converter(framework)
+    if isinstance(data, str | os.PathLike):
+        raise TypeError(
+            f"data cannot be {data!r}: hoistway.load takes the bytes of a file, load_file its path"
+        )
+    try:
+        contents = data if isinstance(data, bytes) else bytes(memoryview(data))
+    except TypeError:
+        raise TypeError(
+            f"data cannot be {shown(data)}: pass the bytes of a file, of an open file those that its read() gives"
+        ) from None
+    tensors: dict[str, Any] = {}
+    convert(_native.load_bytes(contents), tensors)
+    return tensors

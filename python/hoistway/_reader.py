@@ -1,0 +1,245 @@
+"""Reads of named tensors on request: what is needed now, what will be needed next, and what is not needed any more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from hoistway import _native
+from hoistway._arguments import PathType, path_texts, tensor_names
+from hoistway._checkpoint import Checkpoint, usrbio_directories
+from hoistway._frameworks import Converter, Framework, converter
+from hoistway._options import ReaderOptions, StoreOptions, store_texts
+from hoistway._slices import Part
+from hoistway.errors import SliceError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self, Unpack
+
+Priority = Literal["demand", "prefetch", "background"]
+
+
+class Reader:
+    """Reads tensors of a checkpoint on request, on threads that stay.
+
+    >>> with hoistway.Reader("model.safetensors") as reader:  # doctest: +SKIP
+    ...     later = reader.prefetch(["layers.1.weight"])
+    ...     now = reader.read(["layers.0.weight"])
+    ...     then = later.wait()
+
+    Demand is read before what is prefetched, and that before the background. Tensors stay valid after the reader is
+    closed.
+
+    Args:
+        paths: What `hoistway.open` takes, or an open checkpoint.
+        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``.
+        lenient: As in `hoistway.open`.
+        offset: As in `hoistway.open`.
+        store: As in `hoistway.open`.
+        options: See `ReaderOptions`.
+    """
+
+    def __init__(
+        self,
+        paths: PathType | Sequence[PathType] | Checkpoint,
+        *,
+        framework: Framework = "torch",
+        lenient: bool | None = None,
+        offset: int | None = None,
+        store: StoreOptions | None = None,
+        **options: Unpack[ReaderOptions],
+    ) -> None:
+        self._convert = converter(framework)
+        self._is_torch = framework in ("torch", "pt")
+        self._checkpoint = opened(paths, lenient, offset, store)
+        self._native: _native.Reader | None = _native.Reader(self._checkpoint, **reader_options(options))
+
+    def read(
+        self,
+        names: str | Iterable[str],
+        *,
+        slices: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """Reads tensors, and waits for them.
+
+        Args:
+            names: Names of tensors, no patterns.
+            slices: For some of them the part to read, as one would index them: a range of the first dimension.
+            timeout: Seconds to wait, without limit by default. After them the reads are cancelled.
+
+        Returns:
+            The tensors by name, in the order of the names.
+
+        Raises:
+            WaitTimeoutError: They were not read within ``timeout``.
+        """
+        reading = self.submit(names, slices=slices)
+        try:
+            return reading.wait(timeout)
+        except BaseException:
+            # The traceback would keep it running, and its memory.
+            reading.close()
+            raise
+
+    def prefetch(
+        self,
+        names: str | Iterable[str],
+        *,
+        slices: Mapping[str, Any] | None = None,
+        begin_by: float | None = None,
+    ) -> Reading:
+        """Starts to read tensors that will be needed; see `submit`. Waiting for them makes them demand."""
+        return self.submit(names, slices=slices, priority="prefetch", begin_by=begin_by)
+
+    def submit(
+        self,
+        names: str | Iterable[str],
+        *,
+        slices: Mapping[str, Any] | None = None,
+        priority: Priority = "demand",
+        begin_by: float | None = None,
+    ) -> Reading:
+        """Starts to read tensors.
+
+        Args:
+            names: As in `read`.
+            slices: As in `read`.
+            priority: ``"demand"``, ``"prefetch"`` or ``"background"``.
+            begin_by: Seconds after which a read that has not begun is cancelled.
+        """
+        if self._native is None:
+            raise ValueError("this reader is closed")
+        parts: dict[str, Part] = {}
+        wanted: list[tuple[str, tuple[int, int] | None]] = []
+        listed = dict.fromkeys(tensor_names("names", names))
+        for name in listed:
+            if slices is None or name not in slices:
+                wanted.append((name, None))
+                continue
+            parts[name] = self._part(name, slices[name])
+            wanted.append((name, parts[name].ranges[0] if parts[name].ranges else None))
+        for name in slices or {}:
+            if name not in listed:
+                raise SliceError(f"there is a slice of tensor {name!r}, which is not read", tensor=name)
+        return Reading(self._native.submit(wanted, priority, begin_by), self._convert, parts)
+
+    def close(self) -> None:
+        """Ends the reader's threads, unless a reading needs them."""
+        self._native = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _part(self, name: str, index: Any) -> Part:
+        dtype, shape, _ = self._checkpoint.info(name)
+        packing = "torch packs pairs of F4 elements" if dtype == "F4" and self._is_torch else None
+        part = Part(name, index, shape, packing)
+        whole = [(0, size) for size in shape]
+        if part.ranges[1:] != whole[1 : len(part.ranges)]:
+            raise SliceError(
+                f"a reader reads ranges of the first dimension of tensor {name!r}; load other slices by "
+                "Checkpoint.get_slice",
+                tensor=name,
+            )
+        return part
+
+
+class Reading(Iterator[tuple[str, Any]]):
+    """Tensors that are being read. Iterating it gives ``(name, tensor)`` as reads end. Dropping it cancels those that
+    have not begun, and waits for the rest.
+
+    Each tensor is handed out once, by the iteration or by `wait`.
+    """
+
+    def __init__(self, native: _native.Reading, convert: Converter, parts: Mapping[str, Part]) -> None:
+        self._native: _native.Reading | None = native
+        self._convert = convert
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return len(self._opened)
+
+    def __next__(self) -> tuple[str, Any]:
+        tensor = self._opened.next()
+        if tensor is None:
+            raise StopIteration
+        (named,) = self._converted([tensor]).items()
+        return named
+
+    def wait(self, timeout: float | None = None) -> dict[str, Any]:
+        """Waits for all tensors, and returns those that were not handed out, in the order in which they were named.
+
+        Raises:
+            WaitTimeoutError: They were not read within ``timeout`` seconds. They still will be.
+        """
+        return self._converted(self._opened.wait(timeout))
+
+    def done(self) -> bool:
+        """Whether all reads have ended, well or not."""
+        return self._opened.ended() == len(self._opened)
+
+    def progress(self) -> tuple[int, int]:
+        """Bytes that have been read, and bytes in all."""
+        return self._opened.progress()
+
+    def promote(self) -> None:
+        """Makes reads that have not begun demand."""
+        self._opened.promote()
+
+    def cancel(self) -> None:
+        """Ends reads that have not begun: waiting for them raises `CancelledError`. Those under way end as they may."""
+        self._opened.cancel()
+
+    def report(self) -> dict[str, Any]:
+        """What the reads have done so far: the route of every byte, and why it was not a better one."""
+        report: dict[str, Any] = json.loads(self._opened.report())
+        return report
+
+    def close(self) -> None:
+        """Cancels what has not begun, and waits for the rest. Tensors that were handed out stay valid."""
+        self._native = None
+
+    @property
+    def _opened(self) -> _native.Reading:
+        if self._native is None:
+            raise ValueError("this reading is closed")
+        return self._native
+
+    def _converted(self, tensors: Sequence[_native.Tensor]) -> dict[str, Any]:
+        converted: dict[str, Any] = {}
+        self._convert(tensors, converted)
+        for name in self._parts.keys() & converted.keys():
+            converted[name] = self._parts[name].finish(converted[name])
+        return converted
+
+
+def opened(
+    paths: PathType | Sequence[PathType] | Checkpoint,
+    lenient: bool | None = None,
+    offset: int | None = None,
+    store: StoreOptions | None = None,
+) -> _native.Checkpoint:
+    """The open files of a checkpoint that is open, or is opened."""
+    if isinstance(paths, Checkpoint):
+        return paths._opened
+    return _native.Checkpoint(
+        path_texts(paths), lenient=lenient, offset=offset or 0, store=store_texts(store)
+    )
+
+
+def reader_options(options: ReaderOptions) -> dict[str, Any]:
+    """The options of a reader, and where libraries are that it may need."""
+    return {**options, "usrbio_directories": usrbio_directories()}

@@ -1,0 +1,82 @@
+"""Reports as Python objects."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from hoistway import _native
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """One route's share of a load."""
+
+    route: str
+    access: str
+    """``direct`` past the page cache, ``buffered`` through it."""
+    via: str | None
+    """The way on to a device: ``staged`` if by pinned host memory."""
+    tensor_bytes: int
+    read_bytes: int
+    reads: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Something better that was not possible, and why."""
+
+    what: str
+    path: str | None
+    reason: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a load did: the route of every byte, and why it was not a better one.
+
+    ``str(report)`` is for people; ``report.as_dict()`` has everything.
+    """
+
+    route: str
+    """The route that was asked for."""
+    files: int
+    tensors: int
+    tensor_bytes: int
+    read_bytes: int
+    staged_bytes: int
+    carriers: tuple[Carrier, ...]
+    refused: tuple[Refusal, ...]
+    notes: tuple[str, ...]
+    total_seconds: float
+    _json: str = field(repr=False, compare=False)
+    _text: str = field(repr=False, compare=False)
+
+    @classmethod
+    def _from_native(cls, native: _native.Report) -> Report:
+        text = native.json()
+        values: dict[str, Any] = json.loads(text)
+        return cls(
+            route=values["route"],
+            files=values["files"],
+            tensors=values["tensors"],
+            tensor_bytes=values["tensor_bytes"],
+            read_bytes=values["read_bytes"],
+            staged_bytes=values["staged_bytes"],
+            carriers=tuple(Carrier(**carrier) for carrier in values["carriers"]),
+            refused=tuple(Refusal(**refusal) for refusal in values["refused"]),
+            notes=tuple(values["notes"]),
+            total_seconds=values["time"]["total_seconds"],
+            _json=text,
+            _text=native.text().rstrip("\n"),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as ``hoistway load --json`` prints it."""
+        values: dict[str, Any] = json.loads(self._json)
+        return values
+
+    def __str__(self) -> str:
+        return self._text

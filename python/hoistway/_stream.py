@@ -1,0 +1,206 @@
+"""Streams: tensors one after the other, while the rest is still being loaded."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from hoistway._report import Report
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from hoistway import _native
+    from hoistway._frameworks import Converter
+    from hoistway._slices import Part
+
+Order = Literal["arrival", "file"]
+
+BATCH = 256
+"""Tensors that are converted at once, at most, where nothing bounds how many are in memory."""
+
+PATIENCE = 0.001
+"""Seconds that one of two loads is waited for before a look at the other."""
+
+PENDING: tuple[str, Any] = ("", None)
+"""What iterators with patience give, this very object, where there is no tensor yet."""
+
+
+class Source(Protocol):
+    """A load, or whatever else gives tensors to a stream."""
+
+    def cancel(self) -> None:
+        """Ends it early, and waits for its threads."""
+
+    def report(self) -> _native.Report:
+        """What was done."""
+
+
+class Tensors(Source, Protocol):
+    """A source of tensors."""
+
+    def next(self, most: int, patience: float | None = None) -> Sequence[_native.Tensor] | None:
+        """At least one tensor and at most so many; none once there are no more. ``None`` where patience ran out."""
+
+
+class Mapped:
+    """Tensors that are mapped already."""
+
+    def __init__(self, tensors: Sequence[_native.Tensor], report: _native.Report) -> None:
+        self._tensors = deque(tensors)
+        self._report = report
+
+    def next(self, most: int, patience: float | None = None) -> list[_native.Tensor]:
+        """The next tensors of the checkpoint."""
+        return [self._tensors.popleft() for _ in range(min(most, len(self._tensors)))]
+
+    def cancel(self) -> None:
+        """Lets the mapping go."""
+        self._tensors.clear()
+
+    def report(self) -> _native.Report:
+        """How they were mapped."""
+        return self._report
+
+
+class TensorStream(Iterator[tuple[str, Any]]):
+    """Gives ``(name, tensor)`` for each tensor of a load, and has the `report` of it.
+
+    Closing it early, as a context manager does, ends the load and waits for its threads. Tensors that were given
+    stay valid. After an error there are no more tensors.
+    """
+
+    def __init__(
+        self,
+        tensors: Generator[tuple[str, Any], None, None],
+        sources: Sequence[Source],
+        note: Callable[[_native.Report], None],
+    ) -> None:
+        self._sources = sources
+        # No method of this object: a cycle would keep a load that was left until the next collection.
+        self._tensors = _until_end(tensors, sources, note)
+
+    def __next__(self) -> tuple[str, Any]:
+        return next(self._tensors)
+
+    @property
+    def report(self) -> Report:
+        """What the load has done so far; the whole truth after the last tensor."""
+        return Report._from_native(_merged(self._sources))
+
+    def close(self) -> None:
+        """Ends the load, if it has not ended by itself."""
+        self._tensors.close()
+        for source in self._sources:
+            source.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _until_end(
+    tensors: Generator[tuple[str, Any], None, None],
+    sources: Sequence[Source],
+    note: Callable[[_native.Report], None],
+) -> Generator[tuple[str, Any], None, None]:
+    try:
+        yield from tensors
+        note(_merged(sources))
+    finally:
+        for source in sources:
+            source.cancel()
+
+
+def _merged(sources: Sequence[Source]) -> _native.Report:
+    first, *others = [source.report() for source in sources]
+    for report in others:
+        first = first.merged(report)
+    return first
+
+
+def converted(
+    source: Tensors,
+    convert: Converter,
+    parts: Mapping[str, Part],
+    most: int,
+    patience: float | None = None,
+) -> Generator[tuple[str, Any], None, None]:
+    """The tensors of a source as those of a framework, at most so many at once."""
+    error: Exception | None = None
+    while error is None:
+        # No name here may hold a delivered tensor: the consumer decides how long it lives.
+        loaded = source.next(most, patience)
+        if loaded is None:
+            yield PENDING
+            continue
+        tensors, error = _converted(loaded, convert, parts)
+        del loaded
+        if not tensors:
+            break
+        while tensors:
+            yield tensors.popleft()
+    if error is not None:
+        raise error
+
+
+def _converted(
+    tensors: Sequence[_native.Tensor], convert: Converter, parts: Mapping[str, Part]
+) -> tuple[deque[tuple[str, Any]], Exception | None]:
+    """Tensors as those of the framework, as far as it can have them, and why not all."""
+    converted: dict[str, Any] = {}
+    failed = None
+    try:
+        convert(tensors, converted)
+    except Exception as error:
+        failed = error
+        # Those before the one that is wrong, where they were refused together.
+        with suppress(Exception):
+            for tensor in tensors:
+                if tensor.name not in converted:
+                    convert([tensor], converted)
+    for name in parts.keys() & converted.keys():
+        converted[name] = parts[name].finish(converted[name])
+    return deque(converted.items()), failed
+
+
+def interleaved(
+    filled: Iterator[tuple[str, Any]],
+    others: Iterator[tuple[str, Any]],
+    is_filled: Sequence[bool],
+) -> Generator[tuple[str, Any], None, None]:
+    """Tensors that are read into targets and others, which are loaded at the same time, in the order of the files."""
+    for is_next in is_filled:
+        yield from islice(filled if is_next else others, 1)
+    # The end of both, which may be an error.
+    yield from filled
+    yield from others
+
+
+def as_they_arrive(*loads: Iterator[tuple[str, Any]]) -> Generator[tuple[str, Any], None, None]:
+    """Tensors of loads that run at the same time. Their iterators must have patience."""
+    running = deque(loads)
+    given: list[tuple[str, Any]] = []
+    while running:
+        load = running.popleft()
+        given.extend(islice(load, 1))
+        if not given:
+            continue
+        running.append(load)
+        # No name here may hold a tensor that was given.
+        if given[0] is PENDING:
+            given.clear()
+        else:
+            yield given.pop()

@@ -1,0 +1,319 @@
+"""`ParallelSaver`: tensors as a given number of files of about the same size."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hoistway._save import Described, describe, save_described
+from hoistway.compat.fastsafetensors._dtypes import DType
+from hoistway.compat.fastsafetensors._framework import TensorBase, framework_of
+from hoistway.errors import FormatError, OptionError, StorageError
+
+# By these their readers tell whether files were saved together.
+_INDEX, _COUNT, _SET = "fst.shard.index", "fst.shard.count", "fst.shard.set"
+# What buffers for encoders begin at multiples of.
+_BUFFER_ALIGNMENT = 4096
+
+
+@dataclass
+class WriteEntry:
+    """A tensor to save."""
+
+    name: str
+    dtype: DType
+    shape: list[int]
+    nbytes: int
+    source: Any = None
+    """What its bytes are made of: a tensor, or whatever a ``fill`` knows."""
+
+
+ShardMetadata = Callable[[Sequence[WriteEntry]], Mapping[str, str]]
+Fill = Callable[[list[tuple[memoryview, WriteEntry]]], object]
+"""Writes the bytes of all entries into their buffers, and keeps none of these."""
+
+
+class ShardSetError(FormatError):
+    """Files are not all those of one save, in their order."""
+
+
+class ParallelSaver:
+    """Saves tensors as files ``BASE-00001-of-00016.safetensors`` and so on, each of which is whole or not there.
+
+    Args:
+        num_shards: How many files.
+        framework: ``"pytorch"`` or ``"paddle"``.
+        num_threads: Threads that write, for all files together.
+        shard_metadata: Text for a file to carry, by what is in it.
+        fill: Writes the bytes of all entries into the buffers that it is called with, the largest first, in place of
+            those of their tensors. The buffers lie in a file without a name beside the files that are saved, which
+            takes as much room as these until they are complete.
+        min_free_bytes: Space that is to be left over.
+        fsync: Whether to wait until all is on the disk.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_shards: int = 16,
+        framework: str = "pytorch",
+        num_threads: int = 8,
+        shard_metadata: ShardMetadata | None = None,
+        fill: Fill | None = None,
+        min_free_bytes: int = 0,
+        fsync: bool = False,
+    ) -> None:
+        framework_of(framework)
+        for name, count in (("num_shards", num_shards), ("num_threads", num_threads)):
+            if count < 1:
+                raise OptionError(f"{name} cannot be {count}: it is at least 1")
+        self.num_shards = num_shards
+        self.framework = framework
+        self.num_threads = num_threads
+        self.shard_metadata = shard_metadata
+        self.fill = fill
+        self.min_free_bytes = min_free_bytes
+        self.fsync = fsync
+
+    def save(
+        self,
+        tensors: Mapping[str, Any],
+        base: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        shard0_metadata: Mapping[str, str] | None = None,
+        header_align: int = 8,
+    ) -> list[str]:
+        """Saves tensors of the framework, or wrapped ones, and returns the names of the files.
+
+        Args:
+            tensors: The tensors, largest of which go to the emptiest file first.
+            base: What names begin with, directories included; these are made.
+            metadata: Text for every file to carry.
+            shard0_metadata: Text for the first file to carry.
+            header_align: The data begins at a multiple of this: a power of two from 8.
+        """
+        entries = [plain_entry(name, tensor, framework=self.framework) for name, tensor in tensors.items()]
+        return self.save_entries(
+            entries, base, metadata=metadata, shard0_metadata=shard0_metadata, header_align=header_align
+        )
+
+    def save_entries(
+        self,
+        entries: Sequence[WriteEntry],
+        base: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        shard0_metadata: Mapping[str, str] | None = None,
+        header_align: int = 8,
+    ) -> list[str]:
+        """Saves entries whose types, shapes and sizes are known, and returns the names of the files.
+
+        Args:
+            entries: What to save. Without ``fill`` their sources are tensors, whose bytes are written.
+            base: As for `save`, like all others.
+            metadata: Text for every file to carry.
+            shard0_metadata: Text for the first file to carry.
+            header_align: The data begins at a multiple of this.
+        """
+        _check(entries)
+        shards: list[list[WriteEntry]] = [[] for _ in range(self.num_shards)]
+        filled = [0] * self.num_shards
+        for entry in sorted(entries, key=lambda entry: -entry.nbytes):
+            emptiest = filled.index(min(filled))
+            shards[emptiest].append(entry)
+            filled[emptiest] += entry.nbytes
+        texts = self._texts(shards, metadata or {}, shard0_metadata or {})
+        directory = os.path.dirname(os.path.abspath(base))
+        self._check_space(directory, sum(filled) * (1 if self.fill is None else 2))
+        paths = shard_paths(base, self.num_shards)
+        if self.fill is None:
+            described = {entry.name: _described(entry, self.framework) for entry in entries}
+            self._write(shards, paths, texts, described, header_align)
+        else:
+            with _filled(entries, self.fill, directory) as described:
+                self._write(shards, paths, texts, described, header_align)
+        return paths
+
+    def _write(
+        self,
+        shards: Sequence[Sequence[WriteEntry]],
+        paths: Sequence[str],
+        texts: Sequence[Mapping[str, str]],
+        described: Mapping[str, Described],
+        alignment: int,
+    ) -> None:
+        at_once = min(self.num_threads, len(paths))
+
+        def write_shard(number: int) -> None:
+            save_described(
+                [described[entry.name] for entry in shards[number]],
+                paths[number],
+                texts[number],
+                sync=self.fsync,
+                alignment=alignment,
+                threads=max(1, self.num_threads // at_once),
+            )
+
+        with ThreadPoolExecutor(at_once) as pool:
+            list(pool.map(write_shard, range(len(paths))))
+
+    def _texts(
+        self, shards: Sequence[Sequence[WriteEntry]], metadata: Mapping[str, str], first: Mapping[str, str]
+    ) -> list[dict[str, str]]:
+        together = uuid.uuid4().hex
+        texts = []
+        for number, shard in enumerate(shards):
+            extra = {} if self.shard_metadata is None else dict(self.shard_metadata(tuple(shard)))
+            own = {_INDEX: str(number), _COUNT: str(len(shards)), _SET: together}
+            if own.keys() & extra.keys():
+                raise OptionError(
+                    f"shard_metadata cannot have {min(own.keys() & extra.keys())!r}: it is set here"
+                )
+            texts.append({**metadata, **(first if number == 0 else {}), **own, **extra})
+        return texts
+
+    def _check_space(self, directory: str, needed: int) -> None:
+        os.makedirs(directory, exist_ok=True)
+        free = shutil.disk_usage(directory).free
+        if free < needed + self.min_free_bytes:
+            raise StorageError(
+                f"{directory} has {free} bytes left, too few for {needed} bytes of tensors and the "
+                f"{self.min_free_bytes} bytes that are to be left over",
+                path=directory,
+            )
+
+
+def plain_entry(name: str, tensor: Any, *, framework: str = "pytorch") -> WriteEntry:
+    """Returns the entry of a tensor as it is."""
+    wrapped = _wrapped(tensor, framework)
+    return WriteEntry(name, wrapped.dtype, wrapped.get_shape(), wrapped.get_nbytes(), tensor)
+
+
+def shard_paths(base: str, num_shards: int) -> list[str]:
+    """Returns the names of that many files of one save."""
+    if num_shards < 1:
+        raise OptionError(f"num_shards cannot be {num_shards}: it is at least 1")
+    return [f"{base}-{number:05d}-of-{num_shards:05d}.safetensors" for number in range(1, num_shards + 1)]
+
+
+def per_entry_fill(fn: Callable[[memoryview, WriteEntry], object], num_threads: int = 8) -> Fill:
+    """Returns a ``fill`` that calls a function with each buffer and its entry, on that many threads."""
+    if num_threads < 1:
+        raise OptionError(f"num_threads cannot be {num_threads}: it is at least 1")
+
+    def fill(work: list[tuple[memoryview, WriteEntry]]) -> None:
+        with ThreadPoolExecutor(num_threads) as pool:
+            list(pool.map(lambda pair: fn(*pair), work))
+
+    return fill
+
+
+def tensor_fill(num_threads: int = 8, *, framework: str = "pytorch") -> Fill:
+    """Returns a ``fill`` that writes the tensors that are the entries' sources."""
+
+    def copy(buffer: memoryview, entry: WriteEntry) -> None:
+        _wrapped(entry.source, framework).copy_to_buffer(buffer)
+
+    return per_entry_fill(copy, num_threads)
+
+
+def validate_shard_set(metas: Sequence[Any]) -> None:
+    """Fails unless these are the headers of all files of one save, in their order."""
+    if not metas:
+        raise ShardSetError("there are no files")
+    sets = set()
+    for number, meta in enumerate(metas):
+        texts = meta.metadata if isinstance(meta.metadata, dict) else {}
+        found = texts.get(_INDEX), texts.get(_COUNT)
+        if found != (str(number), str(len(metas))):
+            index, count = found
+            raise ShardSetError(
+                f"{meta.src}: is file {index} of {count} of a save, not {number} of {len(metas)}",
+                path=meta.src,
+            )
+        sets.add(texts.get(_SET))
+    if len(sets) != 1 or None in sets:
+        raise ShardSetError(f"the files are of several saves: {', '.join(sorted(map(str, sets)))}")
+
+
+def _wrapped(tensor: Any, framework: str) -> TensorBase:
+    if isinstance(tensor, TensorBase):
+        return tensor
+    wrapped: TensorBase = framework_of(framework).wrap_tensor(tensor)
+    return wrapped
+
+
+def _check(entries: Sequence[WriteEntry]) -> None:
+    """Fails before anything is written, if entries are not what files can hold together."""
+    names: set[str] = set()
+    for entry in entries:
+        if entry.name in names:
+            raise OptionError(
+                f"tensor {entry.name!r} cannot be saved: the name is given twice", tensor=entry.name
+            )
+        names.add(entry.name)
+        if entry.dtype is DType.AUTO:
+            raise OptionError(f"tensor {entry.name!r} cannot be saved: AUTO is no type", tensor=entry.name)
+        needed = entry.dtype.bits
+        for size in entry.shape:
+            needed *= size
+        if min(entry.shape, default=0) < 0 or needed != entry.nbytes * 8:
+            raise OptionError(
+                f"tensor {entry.name!r} cannot be saved: type {entry.dtype.value} and shape {entry.shape} do not make "
+                f"{entry.nbytes} bytes",
+                tensor=entry.name,
+            )
+
+
+def _described(entry: WriteEntry, framework: str) -> Described:
+    """The bytes of an entry's tensor, with the entry's type and shape."""
+    tensor = _wrapped(entry.source, framework).detach().contiguous()
+    described = describe(entry.name, tensor.get_raw())
+    return described._replace(dtype=entry.dtype.value, shape=tuple(entry.shape))
+
+
+@contextmanager
+def _filled(entries: Sequence[WriteEntry], fill: Fill, directory: str) -> Iterator[dict[str, Described]]:
+    """The bytes that a ``fill`` writes for entries, in a file that is gone afterwards."""
+    offsets: dict[str, int] = {}
+    length = 0
+    for entry in entries:
+        offsets[entry.name] = length
+        length += -(-entry.nbytes // _BUFFER_ALIGNMENT) * _BUFFER_ALIGNMENT
+    with tempfile.TemporaryFile(dir=directory) as file:
+        # Of a page that the file system has no room for, a write to memory kills the process.
+        os.posix_fallocate(file.fileno(), 0, max(length, 1))
+        with mmap.mmap(file.fileno(), max(length, 1)) as memory, memoryview(memory) as view:
+            work = [
+                (view[offsets[entry.name] : offsets[entry.name] + entry.nbytes], entry)
+                for entry in sorted(entries, key=lambda entry: -entry.nbytes)
+            ]
+            try:
+                fill(work)
+            finally:
+                for buffer, _ in work:
+                    buffer.release()
+            # The mapping outlives what is yielded, so nothing else has to keep it.
+            address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+            yield {
+                entry.name: Described(
+                    entry.name,
+                    entry.dtype.value,
+                    tuple(entry.shape),
+                    address + offsets[entry.name],
+                    entry.nbytes,
+                    "cpu",
+                    None,
+                )
+                for entry in entries
+            }

@@ -1,0 +1,57 @@
+"""What the last files that went through the drop-in were loaded by."""
+
+from __future__ import annotations
+
+from collections import deque
+from threading import Lock
+from typing import NamedTuple
+
+from hoistway import _native
+from hoistway._report import Report
+
+_REMEMBERED = 64
+
+
+class FileReport(NamedTuple):
+    """What all loads from one opened file did."""
+
+    path: str
+    report: Report
+
+
+class Account:
+    """Adds up the loads from one opened file, also those of several threads at once."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._lock = Lock()
+        self._native: _native.Report | None = None
+        _recent.append(self)
+
+    def add(self, report: _native.Report) -> None:
+        """Counts a load that was completed."""
+        with self._lock:
+            self._native = report if self._native is None else self._native.merged(report)
+
+    @property
+    def report(self) -> Report | None:
+        """What the loads did, as one; ``None`` before the first."""
+        native = self._native
+        return None if native is None else Report._from_native(native)
+
+
+_recent: deque[Account] = deque(maxlen=_REMEMBERED)
+
+
+def reports() -> list[FileReport]:
+    """How the last files that were opened came, as far as anything was loaded from them, oldest first."""
+    return [
+        FileReport(account.path, report)
+        for account in list(_recent)
+        if (report := account.report) is not None
+    ]
+
+
+def last_report() -> Report | None:
+    """How the last of these files came; ``None`` if there is none."""
+    return next((report for account in reversed(list(_recent)) if (report := account.report)), None)

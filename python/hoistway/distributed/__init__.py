@@ -1,0 +1,23 @@
+"""Loading on many ranks together, over `torch.distributed`.
+
+>>> import hoistway.distributed as wd
+>>> tensors = wd.load_file("models/llama", shards={"*.q_proj.weight": 0, "*.o_proj.weight": 1})  # doctest: +SKIP
+>>> print(tensors.report)  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from hoistway.distributed._filters import expert_parallel, pipeline_range, tensor_parallel
+from hoistway.distributed._load import DistributedTensors, TensorIterator, iter_tensors, load_file
+from hoistway.distributed._report import DistributedReport
+
+__all__ = [
+    "DistributedReport",
+    "DistributedTensors",
+    "TensorIterator",
+    "expert_parallel",
+    "iter_tensors",
+    "load_file",
+    "pipeline_range",
+    "tensor_parallel",
+]

@@ -1,0 +1,153 @@
+"""What a checkpoint holds, as planning needs it: plain data, equal on every rank that opened the same files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from hoistway._checkpoint import Checkpoint
+
+
+class Entry(NamedTuple):
+    """A tensor. Scalars have one dimension here, so that every tensor has rows."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    unit: int
+    """Elements along the last dimension that cannot be told apart: those of a block, or of a byte."""
+    is_scalar: bool
+    row_dim: int
+    """The dimension whose parts are contiguous: the first that is longer than one."""
+
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return self.shape[self.row_dim]
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether any number of rows can be read by themselves."""
+        return self.rows > 1 and (self.unit == 1 or self.row_dim < len(self.shape) - 1)
+
+
+class File(NamedTuple):
+    """A file of the checkpoint."""
+
+    name: str
+    """Without directories, in which ranks may differ."""
+    nbytes: int
+    identity: tuple[str, int, int, int]
+    """Where it really is, and what tells it from any other that was there: device, number, time of change."""
+
+
+class Element(NamedTuple):
+    """How loaded tensors hold the elements of a type."""
+
+    torch_dtype: Any
+    nbytes: int
+    per: int
+    """Elements in ``nbytes`` bytes."""
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """The tensors in the order of the checkpoint, and the files."""
+
+    entries: tuple[Entry, ...]
+    elements: Mapping[str, Element]
+    files: tuple[File, ...]
+
+    def bytes_shape(self, tensor: int, dim: int | None = None, size: int = 0) -> tuple[int, ...]:
+        """Shape of a tensor's bytes, or of a part that has ``size`` elements along ``dim``."""
+        entry = self.entries[tensor]
+        element = self.elements[entry.dtype]
+        shape = list(entry.shape)
+        if dim is not None:
+            shape[dim] = size
+        shape[-1] = shape[-1] * element.nbytes // element.per
+        return tuple(shape)
+
+    def bytes_along(self, tensor: int, dim: int, elements: int) -> int:
+        """Elements along a dimension, counted as `bytes_shape` counts that dimension."""
+        entry = self.entries[tensor]
+        if dim < len(entry.shape) - 1:
+            return elements
+        element = self.elements[entry.dtype]
+        return elements * element.nbytes // element.per
+
+    @cached_property
+    def whole_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shape of each tensor's bytes."""
+        return tuple(self.bytes_shape(tensor) for tensor in range(len(self.entries)))
+
+    @cached_property
+    def nbytes(self) -> tuple[int, ...]:
+        """Bytes of each tensor."""
+        return tuple(map(prod, self.whole_shapes))
+
+    @cached_property
+    def digest(self) -> str:
+        """Of names, types and shapes."""
+        digest = hashlib.sha256()
+        for entry in self.entries:
+            digest.update(f"{entry.name!r} {entry.dtype} {entry.is_scalar or entry.shape}\n".encode())
+        return digest.hexdigest()
+
+
+def read_catalog(checkpoint: Checkpoint) -> Catalog:
+    """The catalog of an open checkpoint."""
+    entries = tuple(_entry(name, *checkpoint._opened.info(name)) for name in checkpoint._opened.keys())  # noqa: SIM118
+    return Catalog(entries, _elements(checkpoint, entries), tuple(map(_file, checkpoint.files())))
+
+
+def _file(path: str) -> File:
+    status = os.stat(path)
+    identity = os.path.realpath(path), status.st_dev, status.st_ino, status.st_mtime_ns
+    return File(os.path.basename(path), status.st_size, identity)
+
+
+def _entry(name: str, dtype: str, shape: tuple[int, ...], block_len: int) -> Entry:
+    unit = 2 if dtype == "F4" else block_len
+    row_dim = next((dim for dim, size in enumerate(shape) if size > 1), max(len(shape) - 1, 0))
+    return Entry(name, dtype, tuple(shape) or (1,), unit, not shape, row_dim)
+
+
+def _elements(checkpoint: Checkpoint, entries: Sequence[Entry]) -> dict[str, Element]:
+    """How the framework holds each type, learnt by loading as good as nothing of one tensor of each."""
+    samples: dict[str, Entry] = {}
+    for entry in entries:
+        known = samples.get(entry.dtype)
+        if known is None or _worth(entry) > _worth(known):
+            samples[entry.dtype] = entry
+    slices = {entry.name: _sample(entry) for entry in samples.values() if not entry.is_scalar}
+    if not samples:
+        return {}
+    tensors = checkpoint.load(select=[entry.name for entry in samples.values()], slices=slices)
+    elements = {}
+    for dtype, entry in samples.items():
+        tensor = tensors[entry.name]
+        size = tensor.element_size()
+        is_sampled = entry.unit > 1 and entry.shape[-1] >= entry.unit
+        elements[dtype] = (
+            Element(tensor.dtype, tensor.shape[-1] * size, entry.unit)
+            if is_sampled
+            else Element(tensor.dtype, size, 1)
+        )
+    return elements
+
+
+def _worth(entry: Entry) -> tuple[bool, bool]:
+    """Of which tensor the least must be read to learn of its type."""
+    return entry.shape[-1] >= entry.unit, len(entry.shape) > 1
+
+
+def _sample(entry: Entry) -> tuple[slice, ...]:
+    last = entry.unit if entry.unit > 1 and entry.shape[-1] >= entry.unit else 0
+    return (*(slice(0, 0) for _ in entry.shape[:-1]), slice(0, last))

@@ -1,0 +1,43 @@
+"""Sizes as people write them, and as they read them."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+from hoistway.errors import OptionError
+
+_UNITS = {
+    "": 1,
+    **{prefix: 1000**power for power, prefix in enumerate("kmgtpe", start=1)},
+    **{f"{prefix}i": 1024**power for power, prefix in enumerate("kmgtpe", start=1)},
+}
+
+
+def size_in_bytes(option: str, size: int | str) -> int:
+    """A number of bytes, from a number or from text such as ``"64MiB"``, by the rule of every load.
+
+    >>> size_in_bytes("max_in_flight", "1.5 GiB")
+    1610612736
+    """
+    # Fractions need a unit: without one, the engine takes whole numbers only.
+    found = re.fullmatch(r"(\d+)|(\d+\.?\d*|\.\d+)\s*([kmgtpe]i?b?|b)", str(size).lower(), re.ASCII)
+    if found is None or isinstance(size, bool) or not isinstance(size, int | str):
+        raise OptionError(f"{option} cannot be {size!r}: it is a size such as 4194304, '4MiB' or '8GB'")
+    nbytes = int(found[1]) if found[1] else int(Decimal(found[2]) * _UNITS[found[3].removesuffix("b")])
+    if nbytes >= 1 << 64:
+        raise OptionError(f"{option} cannot be {size!r}: that is more than a number of 64 bits holds")
+    return nbytes
+
+
+def in_words(count: float) -> str:
+    """Bytes for people.
+
+    >>> in_words(1536 << 20)
+    '1.5 GiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

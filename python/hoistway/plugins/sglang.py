@@ -1,0 +1,49 @@
+"""SGLang's plug-in: `--load-format hoistway` loads the weights by hoistway."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from hoistway.plugins._weights import LOAD_FORMAT
+
+# Of the dataclass: it turns the name of a format into a member of an enumeration, which has none for formats of others.
+HOOKED = "sglang.srt.configs.load_config.LoadConfig.__post_init__"
+
+
+@cache
+def register() -> None:
+    """Tells SGLang of the load format; SGLang calls it in each of its processes, by the entry point."""
+    try:
+        from sglang.srt.arg_groups.choices import LOAD_FORMAT_CHOICES, add_load_format_choices  # noqa: PLC0415
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
+    except ImportError as error:
+        logging.getLogger(__name__).warning(
+            "hoistway does not know this version of SGLang; load format %r is not registered: %s",
+            LOAD_FORMAT,
+            error,
+        )
+        return
+    if LOAD_FORMAT not in LOAD_FORMAT_CHOICES:
+        add_load_format_choices([LOAD_FORMAT])
+    HookRegistry.register(HOOKED, name_to_class, HookType.AROUND)
+
+
+def name_to_class(post_init: Callable[..., None], config: Any, *arguments: Any) -> None:
+    """Puts the class where the format's name stands: SGLang makes its loader of a class that it finds there."""
+    if isinstance(config.load_format, str) and config.load_format.lower() == LOAD_FORMAT:
+        from hoistway.plugins._sglang_loader import HoistwayModelLoader  # noqa: PLC0415
+
+        config.load_format = HoistwayModelLoader
+    post_init(config, *arguments)
+
+
+def __getattr__(name: str) -> Any:
+    # For the Python API: Engine(load_format=HoistwayModelLoader); not before SGLang is there.
+    if name == "HoistwayModelLoader":
+        from hoistway.plugins._sglang_loader import HoistwayModelLoader  # noqa: PLC0415
+
+        return HoistwayModelLoader
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

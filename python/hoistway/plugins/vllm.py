@@ -1,0 +1,35 @@
+"""vLLM's plug-in: `vllm serve MODEL --load-format hoistway` loads the weights by hoistway."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+from hoistway.plugins._weights import LOAD_FORMAT
+
+
+@cache
+def register() -> None:
+    """Tells vLLM of the load format; vLLM calls it in each of its processes, by the entry point."""
+    try:
+        from vllm.model_executor.model_loader import register_model_loader  # noqa: PLC0415
+
+        from hoistway.plugins._vllm_loader import HoistwayModelLoader  # noqa: PLC0415
+    except (ImportError, AttributeError) as error:
+        logging.getLogger("vllm.plugins.hoistway").warning(
+            "hoistway does not know this version of vLLM (%s); load format %r is not registered: %s",
+            _version(),
+            LOAD_FORMAT,
+            error,
+        )
+        return
+    register_model_loader(LOAD_FORMAT)(HoistwayModelLoader)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
+
+    try:
+        return version("vllm")
+    except PackageNotFoundError:
+        return "not installed"

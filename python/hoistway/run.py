@@ -1,0 +1,55 @@
+"""Runs a program with hoistway in the place of safetensors: ``python -m hoistway.run -- python generate.py``.
+
+The program and the Python processes that it starts use the drop-in `hoistway.compat.safetensors`, without a change of
+their code. Options come from the environment, such as ``HOISTWAY_ROUTE=io_uring``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+HOOK = str(Path(__file__).parent / "_hook")
+
+USAGE = """usage: python -m hoistway.run -- COMMAND [ARGUMENT ...]
+
+Runs COMMAND with hoistway in the place of safetensors, for instance
+
+    python -m hoistway.run -- python generate.py
+    python -m hoistway.run -- accelerate launch train.py
+
+HOISTWAY_ROUTE and the like set the options of loads."""
+
+
+def environment() -> dict[str, str]:
+    """The variables that make Python processes use the drop-in, added to those of this process."""
+    added = dict(os.environ, HOISTWAY_SAFETENSORS="1")
+    paths = [path for path in added.get("PYTHONPATH", "").split(os.pathsep) if path and path != HOOK]
+    added["PYTHONPATH"] = os.pathsep.join([HOOK, *paths])
+    return added
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Becomes the program; does not return."""
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(USAGE)
+        raise SystemExit(0)
+    command = arguments[1:] if arguments[:1] == ["--"] else arguments
+    if not command:
+        raise SystemExit(USAGE)
+    # As in a program that Python did not start.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(command[0], command, environment())
+    except OSError as error:
+        raise SystemExit(f"hoistway.run: '{command[0]}' cannot be run: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,7 +1,0 @@
-"""Loaded files: what `fastsafetensors.file_buffer` has."""
-
-from __future__ import annotations
-
-from windlass.compat.fastsafetensors._files_buffer import FilesBufferOnDevice
-
-__all__ = ["FilesBufferOnDevice"]

@@ -1,8 +1,0 @@
-"""Loaders of files: what programs import of `fastsafetensors.loader`."""
-
-from __future__ import annotations
-
-from windlass.compat.fastsafetensors._loader import SafeTensorsFileLoader
-from windlass.compat.fastsafetensors._open import fastsafe_open
-
-__all__ = ["SafeTensorsFileLoader", "fastsafe_open"]

@@ -1,7 +1,0 @@
-"""`ParallelLoader`, as `fastsafetensors.parallel_loader` has it."""
-
-from __future__ import annotations
-
-from windlass.compat.fastsafetensors._parallel import ParallelLoader
-
-__all__ = ["ParallelLoader"]

@@ -1,8 +1,0 @@
-"""Element types and devices: what `fastsafetensors.st_types` has."""
-
-from __future__ import annotations
-
-from windlass.compat.fastsafetensors._devices import Device, DeviceType
-from windlass.compat.fastsafetensors._dtypes import DTYPE_SIZES, DType
-
-__all__ = ["DTYPE_SIZES", "DType", "Device", "DeviceType"]

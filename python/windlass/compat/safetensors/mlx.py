@@ -1,5 +1,0 @@
-"""Not offered: `safetensors.mlx` loads and saves tensors of mlx."""
-
-from windlass.compat.safetensors._errors import no_module
-
-raise no_module("mlx")

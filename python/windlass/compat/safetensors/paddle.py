@@ -1,5 +1,0 @@
-"""Not offered: `safetensors.paddle` loads and saves tensors of paddle."""
-
-from windlass.compat.safetensors._errors import no_module
-
-raise no_module("paddle")

@@ -1,5 +1,0 @@
-"""Not offered: `safetensors.tensorflow` loads and saves tensors of tensorflow."""
-
-from windlass.compat.safetensors._errors import no_module
-
-raise no_module("tensorflow")
