@@ -308,6 +308,14 @@ fn an_entry_that_goes_during_a_load_loses_no_byte() {
 }
 
 #[test]
+fn a_cache_made_under_the_former_name_is_used() {
+    let node = Node::new();
+    drop(node.cache());
+    fs::write(node.directory().join("format"), "windlass cache 1\n").unwrap();
+    NodeCache::open(node.directory(), None).unwrap();
+}
+
+#[test]
 fn directories_of_something_else_are_refused() {
     let node = Node::new();
     drop(node.cache());

@@ -15,6 +15,8 @@ use std::io::{self, BufRead, Write};
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Header {
+    /// The version of the format. Traces from before the project's renaming have its former name.
+    #[serde(alias = "windlass_trace")]
     hoistway_trace: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     model: Option<String>,

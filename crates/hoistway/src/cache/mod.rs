@@ -30,6 +30,8 @@ use writer::Writer;
 
 /// What the marker of a directory says.
 const FORMAT: &str = "hoistway cache 1\n";
+/// The same format, as marked by versions from before the project's renaming.
+const FORMER_FORMAT: &str = "windlass cache 1\n";
 /// How long the end of a cache waits for what is still to be written.
 const LAST_WRITES: Duration = Duration::from_secs(2);
 
@@ -84,7 +86,8 @@ impl NodeCache {
             }
             mark(root, &marker).map_err(failed("create a cache in"))?;
         }
-        if fs::read_to_string(&marker).map_err(failed("open the cache"))? != FORMAT {
+        let format = fs::read_to_string(&marker).map_err(failed("open the cache"))?;
+        if ![FORMAT, FORMER_FORMAT].contains(&format.as_str()) {
             return Err(invalid(
                 "it holds a cache of another version of hoistway; name another directory, or remove this one",
             ));

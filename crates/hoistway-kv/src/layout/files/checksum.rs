@@ -15,6 +15,8 @@ use zerocopy::{
 };
 
 pub(super) const ATTRIBUTE: &str = "user.hoistway.crc32c";
+/// The attribute's name in files from before the project's renaming.
+pub(super) const FORMER_ATTRIBUTE: &str = "user.windlass.crc32c";
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -39,9 +41,11 @@ pub(super) fn write(file: &File, checksum: u32) -> io::Result<()> {
 
 /// Returns the checksum of a file; `None` if the file has none, or has been written to since it was recorded.
 pub(super) fn read(path: &Path, metadata: &Metadata) -> Option<u32> {
-    let mut bytes = [0; size_of::<Raw>()];
-    let len = lgetxattr(path, ATTRIBUTE, &mut bytes).ok()?;
-    let raw = Raw::read_from_bytes(bytes.get(..len)?).ok()?;
-    let modified = (raw.modified_seconds.get(), i64::from(raw.modified_nanoseconds.get()));
-    (modified == (metadata.mtime(), metadata.mtime_nsec())).then_some(raw.checksum.get())
+    [ATTRIBUTE, FORMER_ATTRIBUTE].into_iter().find_map(|attribute| {
+        let mut bytes = [0; size_of::<Raw>()];
+        let len = lgetxattr(path, attribute, &mut bytes).ok()?;
+        let raw = Raw::read_from_bytes(bytes.get(..len)?).ok()?;
+        let modified = (raw.modified_seconds.get(), i64::from(raw.modified_nanoseconds.get()));
+        (modified == (metadata.mtime(), metadata.mtime_nsec())).then_some(raw.checksum.get())
+    })
 }

@@ -381,6 +381,22 @@ fn a_checksum_counts_for_the_bytes_that_it_was_written_for() {
 }
 
 #[test]
+fn a_checksum_under_the_former_name_counts() {
+    let bench = bench();
+    let (namespace, key) = (bare(bench.layout()), vllm_key(b'a'));
+    let shards = [bytes("a", 8192)];
+    assert_eq!(store(bench.layout(), &block(namespace, &key, &shards), &shards), Stored::Committed);
+    let path = bench.options.root.join(VLLM_FILE);
+    let mut value = [0; 16];
+    rustix::fs::lgetxattr(&path, checksum::ATTRIBUTE, &mut value).unwrap();
+    let file = fs::File::open(&path).unwrap();
+    rustix::fs::fremovexattr(&file, checksum::ATTRIBUTE).unwrap();
+    assert_eq!(checksum::read(&path, &path.metadata().unwrap()), None);
+    rustix::fs::fsetxattr(&file, checksum::FORMER_ATTRIBUTE, &value, rustix::fs::XattrFlags::empty()).unwrap();
+    assert!(checksum::read(&path, &path.metadata().unwrap()).is_some());
+}
+
+#[test]
 fn keys_that_vllm_has_none_of_are_refused() {
     let bench = bench();
     let namespace = bare(bench.layout());
