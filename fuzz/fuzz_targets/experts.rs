@@ -1,8 +1,6 @@
 //! Catalogs of experts from headers: no panic, every byte of every tensor in one unit, and layers that hold together.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use std::{collections::HashMap, path::Path};
 use hoistway::{
     Catalog,
     catalog::{OpenOptions, gguf::Gguf, safetensors::Header},
@@ -11,6 +9,8 @@ use hoistway_experts::{
     Error, ExpertId,
     catalog::{ExpertCatalog, UnitId},
 };
+use libfuzzer_sys::fuzz_target;
+use std::{collections::HashMap, path::Path};
 
 fuzz_target!(|input: (bool, u16, &[u8])| {
     let (is_gguf, data_len, header) = input;

@@ -1,8 +1,6 @@
 //! GGUF headers: no panic, no reading of what is not there, and tensors that are apart and inside the file.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use std::{cell::Cell, io, path::Path};
 use hoistway::{
     Catalog, Dtype,
     catalog::{
@@ -11,6 +9,8 @@ use hoistway::{
     },
     plan::{Plan, PlanError, PlanOptions, TensorRequest},
 };
+use libfuzzer_sys::fuzz_target;
+use std::{cell::Cell, io, path::Path};
 
 /// A source that counts what is read of it.
 struct Counted<'a> {

@@ -1,11 +1,11 @@
 //! Headers: no panic, and the same answer as the reference crate but for names that come twice.
 #![no_main]
 
+use hoistway::catalog::safetensors::{Header, HeaderError, header_len};
 use libfuzzer_sys::fuzz_target;
 use safetensors::SafeTensors;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::fmt;
-use hoistway::catalog::safetensors::{Header, HeaderError, header_len};
 
 fuzz_target!(|input: (u16, &[u8])| {
     let (data_len, text) = input;

@@ -1,9 +1,9 @@
 //! Indexes: no panic, and no file outside the index's folder.
 #![no_main]
 
+use hoistway::catalog::index::Index;
 use libfuzzer_sys::fuzz_target;
 use std::path::{Component, Path};
-use hoistway::catalog::index::Index;
 
 fuzz_target!(|text: &[u8]| {
     let Ok(index) = Index::parse(text) else { return };

@@ -2,8 +2,6 @@
 #![no_main]
 
 use arbitrary::Arbitrary;
-use libfuzzer_sys::fuzz_target;
-use std::path::Path;
 use hoistway::{
     Alignment, Catalog, Dtype,
     catalog::safetensors::Header,
@@ -11,6 +9,8 @@ use hoistway::{
         Cast, Destination, Layout, Plan, PlanError, PlanOptions, Target, TensorRequest, TensorSlice, Transfer,
     },
 };
+use libfuzzer_sys::fuzz_target;
+use std::path::Path;
 
 const MAX_TENSOR_BYTES: u64 = 1 << 16;
 

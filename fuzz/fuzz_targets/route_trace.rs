@@ -1,11 +1,11 @@
 //! Traces of routing: no panic, no expert that the model does not have, and what is taken is read again as it was written.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
 use hoistway_experts::{
     replay::{Budget, Replay, ReplayOptions},
     trace::{Format, Trace, TraceOptions},
 };
+use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     let options = TraceOptions { expert_bytes: Some(1 << 20) };

@@ -352,7 +352,7 @@ mod tests {
             for own in signing {
                 assert!(matches!(own.join().unwrap(), Err(Problem::Stopped)));
             }
-            assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
         });
     }
 

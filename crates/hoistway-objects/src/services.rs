@@ -172,7 +172,7 @@ mod tests {
             let begun = Instant::now();
             stop.store(true, Ordering::Relaxed);
             assert!(asking.join().unwrap(), "an answer came from nowhere");
-            assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
             drop(socket);
         });
     }

@@ -55,7 +55,10 @@ fn objects_of_google_are_pinned_by_their_generation() {
         assert!(read_all(url, &options) == bytes);
         let requests = server.take_requests();
         assert!(requests[0].if_generation_match.is_none() && requests[0].authorization.is_none());
-        assert!(requests[1..].iter().all(|own| own.if_generation_match.is_some()), "{requests:?}");
+        // The first may be repeated, on a busy machine.
+        let is_pinned = |own: &objectd::Request| own.if_generation_match.is_some();
+        let is_first = |own: &objectd::Request| own.range == requests[0].range;
+        assert!(requests.iter().all(|own| is_pinned(own) != is_first(own)), "{requests:?}");
         for ignores_preconditions in [false, true] {
             let object = Object::open(url, &options).unwrap();
             server.put("models/llama/a b.gguf", &bytes);

@@ -106,11 +106,11 @@ fn reads_that_never_end_are_given_up() {
     let stall_limit = Duration::from_millis(300);
     let mut peer =
         Peer::new(&RingOptions { depth: 2, stall_limit, farewell: Duration::ZERO, ..RingOptions::default() });
-    peer.push(0, 10).unwrap();
     let start = Instant::now();
-    let error = peer.ring.wait(Duration::from_secs(20), &mut Vec::new()).unwrap_err();
+    peer.push(0, 10).unwrap();
+    let error = peer.ring.wait(Duration::from_secs(600), &mut Vec::new()).unwrap_err();
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
-    assert!(start.elapsed() >= stall_limit && start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() >= stall_limit && start.elapsed() < Duration::from_secs(60));
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod common;
 
 use common::{
     all_devices, assert_is_file, assert_is_gguf, can_read, devices, expected, in_memory, make_cold,
-    make_warm, mixed_gguf, mixed_model, tensor, write_model,
+    make_warm, mixed_gguf, mixed_model, reading::Warm, tensor, write_model,
 };
 use hoistway::{
     Arrival, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded, Route,
@@ -126,7 +126,7 @@ fn a_warm_file_is_copied_from_the_cache_and_a_cold_one_is_not_cached() {
         let direct = sum(&cold, Route::IoUring) + sum(&cold, Route::Gds);
         assert!(direct * 10 > cold.report().tensor_bytes * 9, "{}", cold.report());
 
-        make_warm(&path);
+        let _warm = Warm::make(&path);
         for route in [Route::Auto, Route::Cached] {
             let options = LoadOptions::default().route(route).device(device);
             let warm = hoistway::load(&[&path], &options).unwrap();

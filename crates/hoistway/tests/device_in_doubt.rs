@@ -110,13 +110,14 @@ fn a_stream_whose_work_may_be_in_flight_stays_and_is_not_waited_for() {
     let streams = || STAND_IN.count("streams");
     for played in devices.each().filter(|played| *played == Played::Rocm) {
         // Waits that fail: of an event of a long copy; and of the stream itself, where the copies have ended.
-        const LATENCY: Duration = Duration::from_secs(5);
+        const LATENCY: Duration = Duration::from_secs(600);
         let (before, begin) = (streams(), Instant::now());
         STAND_IN.set(&format!("COPY_LATENCY_US={}", LATENCY.as_micros()));
         STAND_IN.set("FAULTS=hipEventSynchronize:*=900");
         assert!(hoistway::load(&[&path], &played.staged()).is_err());
-        assert!(begin.elapsed() < LATENCY, "it took {:?}", begin.elapsed());
+        assert!(begin.elapsed() < LATENCY / 2, "it took {:?}", begin.elapsed());
         assert!(streams() > before);
+        // The copy ends.
         STAND_IN.reset();
         assert!(Device::open(played.device(0)).unwrap().wait_for_all());
 

@@ -4,8 +4,10 @@
 mod common;
 
 use common::{
-    Footprint, assert_is_file, assert_nothing_left, can_read, devices, make_cold, make_warm, mixed_model,
+    Footprint, assert_is_file, assert_nothing_left, can_read, devices, let_file_time_pass, make_cold,
+    make_warm, mixed_model,
     on_device::{ROCM, TOY},
+    reading::Warm,
     tensor, write_model,
 };
 use hoistway::{
@@ -141,6 +143,7 @@ fn bytes_that_are_copied_for_nothing_are_counted() {
         return;
     }
     let [_, device] = devices();
+    let _warm = Warm::make(&model.path);
     let options = LoadOptions::default().route(Route::Staged).device(device).chunk_bytes(64 << 10);
     let report = |fault: Option<Fault>| {
         let script = FaultScript::new(move |number, _| fault.clone().filter(|_| number == 0));
@@ -285,6 +288,7 @@ fn a_file_rewritten_while_it_is_read_is_noticed() {
     let _turn = turn();
     for (options, warm) in lanes() {
         let model = model();
+        let_file_time_pass(&model.path);
         let (path, written) = (model.path.clone(), AtomicBool::new(false));
         let script = FaultScript::new(move |number, _| {
             if number == 3 && !written.swap(true, Ordering::Relaxed) {
@@ -304,7 +308,7 @@ fn a_file_rewritten_with_its_modification_time_set_back_is_noticed() {
     let _turn = turn();
     for (options, warm) in lanes() {
         let model = model();
-        std::thread::sleep(Duration::from_millis(20));
+        let_file_time_pass(&model.path);
         let modified = fs::metadata(&model.path).unwrap().modified().unwrap();
         let (path, written) = (model.path.clone(), AtomicBool::new(false));
         let script = FaultScript::new(move |number, _| {
@@ -320,7 +324,7 @@ fn a_file_rewritten_with_its_modification_time_set_back_is_noticed() {
     }
     let model = model();
     let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
-    std::thread::sleep(Duration::from_millis(20));
+    let_file_time_pass(&model.path);
     let modified = fs::metadata(&model.path).unwrap().modified().unwrap();
     let file = fs::OpenOptions::new().write(true).open(&model.path).unwrap();
     file.write_at(b"other bytes", 2 << 20).unwrap();
@@ -336,7 +340,7 @@ fn a_file_replaced_while_it_is_read_is_read_to_its_end() {
     let _turn = turn();
     for (options, warm) in lanes() {
         let model = model();
-        std::thread::sleep(Duration::from_millis(20));
+        let_file_time_pass(&model.path);
         let (path, replaced) = (model.path.clone(), AtomicBool::new(false));
         let script = FaultScript::new(move |number, _| {
             if number == 3 && !replaced.swap(true, Ordering::Relaxed) {

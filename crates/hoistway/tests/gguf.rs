@@ -6,7 +6,7 @@ mod common;
 use common::{
     GgufTensor, all_devices, assert_is_gguf, devices,
     gguf::{Item, Writer},
-    gguf_tensor, mixed_gguf, tensor, write_gguf, write_model,
+    gguf_tensor, let_file_time_pass, mixed_gguf, tensor, write_gguf, write_model,
 };
 use hoistway::{
     Catalog, Checkpoint, Dtype, Error, GgmlType, LoadOptions, Loaded, Route,
@@ -359,7 +359,7 @@ fn arrays_of_a_file_that_changed_are_errors() {
     let file = checkpoint.catalog().file_ids().next().unwrap();
     assert_eq!(checkpoint.metadata_array(file, "tokens").unwrap(), Some(ArrayValues::String(tokens)));
     let open = fs::OpenOptions::new().write(true).open(&path).unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    let_file_time_pass(&path);
     open.write_all_at(&[0xFF; 64], 200).unwrap();
     let changed = checkpoint.metadata_array(file, "tokens").unwrap_err();
     assert!(matches!(changed, Error::Changed { .. }), "{changed:?}");

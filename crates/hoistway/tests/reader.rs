@@ -203,10 +203,19 @@ fn what_has_not_begun_is_cancelled_and_what_is_under_way_ends() {
 
 #[test]
 fn a_read_that_has_not_begun_by_its_deadline_is_cancelled() {
-    let (file, gate) = (TestFile::new(1 << 20), Gate::default());
+    let file = TestFile::new(1 << 20);
+    // On a busy machine the first read may not begin within the shortest of these.
+    let begins_in_time = |patience| first_begins_and_second_is_late(&file, patience);
+    assert!([300, 3_000, 30_000].map(Duration::from_millis).into_iter().any(begins_in_time));
+}
+
+/// Reads two blocks that are to begin within `patience` and two that have more time, by one lane that is held up for that
+/// long. Returns `false` if not even the first began in time.
+fn first_begins_and_second_is_late(file: &TestFile, patience: Duration) -> bool {
+    let gate = Gate::default();
     let (reader, order) = slow_reader(1, &gate);
     let (open, mut places) = (file.open(), blocks(0..4));
-    let (soon, late) = (Instant::now() + Duration::from_millis(300), Instant::now() + LONG);
+    let (soon, late) = (Instant::now() + patience, Instant::now() + patience + LONG);
     let deadlines = [Some(soon), Some(soon), Some(late), None];
     let requests = places.iter_mut().zip(deadlines).map(|(place, deadline)| {
         let request = place.request(&open);
@@ -217,13 +226,17 @@ fn a_read_that_has_not_begun_by_its_deadline_is_cancelled() {
     });
     let batch = reader.submit(requests, Priority::Demand).unwrap();
     until("the first read begins", || !order.lock().unwrap().is_empty());
-    thread::sleep(Duration::from_millis(350));
+    let is_first_in_time = block_numbers(&order) == [0];
+    thread::sleep(soon.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
     gate.open();
     assert!(matches!(batch.wait(), Err(Error::Cancelled)));
-    assert_eq!(block_numbers(&order), [0, 2, 3], "the first had begun");
-    for (read, is_read) in [true, false, true, true].into_iter().enumerate() {
-        assert_eq!(batch.status(read).error().is_none(), is_read);
+    if is_first_in_time {
+        assert_eq!(block_numbers(&order), [0, 2, 3], "the first had begun");
+        for (read, is_read) in [true, false, true, true].into_iter().enumerate() {
+            assert_eq!(batch.status(read).error().is_none(), is_read);
+        }
     }
+    is_first_in_time
 }
 
 #[test]
@@ -258,7 +271,8 @@ fn a_batch_that_is_dropped_leaves_the_callers_memory_alone() {
 fn a_reader_that_is_dropped_ends_its_batches() {
     let file = TestFile::new(1 << 20);
     for route in [Route::Threads, Route::IoUring] {
-        let slow = FaultScript::new(|_, _| Some(Fault::Delay(Duration::from_millis(2))));
+        // So slow that no batch ends before the reader is dropped.
+        let slow = FaultScript::new(|_, _| Some(Fault::Delay(Duration::from_millis(200))));
         let options =
             ReaderOptions::default().route(route).in_flight(2).chunk_bytes(4096).faults(slow.clone());
         let Ok(reader) = Reader::new(&options) else { continue };

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{
-    Footprint, assert_nothing_left, in_memory, make_cold,
+    Footprint, assert_nothing_left, in_memory, let_file_time_pass, make_cold,
     on_device::{CUDA, Played, ROCM, TOY},
     reading::{
         Kind, LONG, Place, TestFile, assert_all_hold, lanes, no_faults, open_reader, places, prepare, range,
@@ -257,7 +257,7 @@ fn a_file_cut_or_rewritten_while_it_is_read_is_noticed() {
         for change in [Change::Cut, Change::Rewrite, Change::HiddenRewrite] {
             let file = TestFile::new(LEN as usize);
             let _warm = prepare(&file, warm);
-            std::thread::sleep(Duration::from_millis(20));
+            let_file_time_pass(&file.path);
             let modified = fs::metadata(&file.path).unwrap().modified().unwrap();
             let (path, done) = (file.path.clone(), AtomicBool::new(false));
             let script = FaultScript::new(move |number, _| {

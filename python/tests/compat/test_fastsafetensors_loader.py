@@ -362,17 +362,26 @@ def test_options_of_hoistway_are_taken_and_unknown_ones_are_not(files: list[str]
         fst.SafeTensorsFileLoader(None, use_shm=True)
 
 
-def test_direct_storage_that_is_not_there_is_an_error_which_names_it(
-    tmp_path: Path, stand_in: StandIn
-) -> None:
-    path = str(write_model(tmp_path / "m.safetensors", {"a": ("U8", [1 << 20])}))
-    stand_in.set("CUFILE_MODE=compat")
-    loader = fst.SafeTensorsFileLoader(None, "cuda:0", allocator="driver")
-    loader.add_filenames({0: [path]})
-    with pytest.raises(RuntimeError, match="gds") as refused:
-        loader.copy_files_to_device()
-    assert isinstance(refused.value, errors.RouteUnavailableError)
-    # Before the first tensor, as those who try again without it expect.
-    parallel = fst.ParallelLoader(None, [path], device="cuda:0", use_tqdm_on_load=False, allocator="driver")
-    with pytest.raises(RuntimeError, match="gds"):
-        next(parallel.iterate_weights())
+def test_direct_storage_that_is_not_there_is_an_error_which_names_it(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {"a": ("U8", [1 << 20])})
+    script = """
+        import sys
+        import pytest
+        from hoistway import errors
+        from hoistway.compat import fastsafetensors as fst
+
+        loader = fst.SafeTensorsFileLoader(None, "cuda:0", allocator="driver")
+        loader.add_filenames({0: [sys.argv[1]]})
+        with pytest.raises(RuntimeError, match="gds") as refused:
+            loader.copy_files_to_device()
+        assert isinstance(refused.value, errors.RouteUnavailableError)
+        # Before the first tensor, as those who try again without it expect.
+        parallel = fst.ParallelLoader(
+            None, [sys.argv[1]], device="cuda:0", use_tqdm_on_load=False, allocator="driver"
+        )
+        with pytest.raises(RuntimeError, match="gds"):
+            next(parallel.iterate_weights())
+        """
+    # A process of its own: the proof of a direct path holds for as long as a process lives.
+    done = run(script, path, FAKE_CUDA_CUFILE_MODE="compat")
+    assert done.returncode == 0, done.stderr

@@ -124,7 +124,6 @@ def test_random_descriptions_make_the_same_files(tmp_path: Path) -> None:
      [("a", GOOD)], {"a": {**GOOD, "shape": [1 << 40, 1 << 40]}}, {"a": {**GOOD, "data_len": 23}},
      {"a": {**GOOD, "dtype": "float4_e2m1fn_x2", "shape": [], "data_len": 1}},
      {"a": {**GOOD, "shape": [0], "data_ptr": 0, "data_len": 0}}],
-    ids=str,
 )  # fmt: skip
 def test_what_can_be_serialized(tensors: Any) -> None:
     def serialized(library: Any) -> bytes:

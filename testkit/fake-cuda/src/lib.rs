@@ -39,7 +39,8 @@
 //!
 //! ```c
 //! int fake_cuda_configure(const char *key_and_value);  // "KEY=VALUE"; 0, or 1 if it makes no sense
-//! void fake_cuda_reset(void);                          // back to the environment; heals all contexts
+//! void fake_cuda_reset(void);                          // back to the environment; heals all contexts, and ends
+//!                                                      // what COPY_LATENCY_US and COPY_MIB_S make copies wait for
 //! uint64_t fake_cuda_count(const char *name);          // UINT64_MAX for a name that means nothing
 //! ```
 //!

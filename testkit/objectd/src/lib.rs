@@ -222,10 +222,13 @@ impl State {
         }
         let fault = faults.next(request.range, &mut lock(&self.faults).1);
         if let Some(Fault::Swap) = fault {
-            let swapped =
-                lock(&self.objects).get(&path).map(|own| own.bytes.iter().map(|byte| !byte).collect());
+            // Held until the object is swapped: once `fail` has said something else, no object changes any more.
+            let now = lock(&self.faults);
+            let objects = lock(&self.objects);
+            let swapped = objects.get(&path).filter(|_| now.0.fault == fault);
+            let swapped: Option<Vec<u8>> = swapped.map(|own| own.bytes.iter().map(|byte| !byte).collect());
+            drop(objects);
             if let Some(bytes) = swapped {
-                let bytes: Vec<u8> = bytes;
                 let etag = format!("\"swapped-{}\"", bytes.len());
                 self.put(&path, bytes, etag);
             }

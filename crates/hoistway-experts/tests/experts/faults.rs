@@ -1,6 +1,6 @@
 //! Faults of files and drives under a store: a lease has the right bytes, or there is none.
 
-use crate::kit::{EXPERTS, LAYERS, Model, budget_of, scripted, until};
+use crate::kit::{EXPERTS, LAYERS, Model, budget_of, let_file_time_pass, scripted, until};
 use hoistway::{Route, route::fault::Fault};
 use hoistway_experts::{Error, ExpertId, backing::Backing};
 use std::{
@@ -122,8 +122,7 @@ fn a_file_that_changes_under_the_store_is_found_out() {
     let model = Model::new();
     let store = model.store(&budget_of(4));
     drop(store.ensure(0, &[0]).unwrap());
-    // Clocks of file systems tick slowly.
-    thread::sleep(std::time::Duration::from_millis(30));
+    let_file_time_pass(&model.path);
     let place = model.catalog.expert(ExpertId { layer: 0, expert: 1 }).unwrap().parts()[0].bytes;
     let file = fs::OpenOptions::new().write(true).open(&model.path).unwrap();
     file.write_all_at(&[1, 2, 3], place.start()).unwrap();

@@ -15,6 +15,8 @@ use hoistway_experts::{
 use std::{
     collections::VecDeque,
     fs,
+    io::Write,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
@@ -188,6 +190,20 @@ pub(crate) fn scripted(
     let script = FaultScript::new(decide);
     let reader = ReaderOptions::default().huge_pages(false).faults(script.clone());
     (options.reader(reader), script)
+}
+
+/// Waits until a change of the file would move its times: the clock of a file system is coarse.
+pub(crate) fn let_file_time_pass(path: &Path) {
+    let change_time = |file: &fs::File| {
+        let stat = file.metadata().unwrap();
+        (stat.ctime(), stat.ctime_nsec())
+    };
+    let own = change_time(&fs::File::open(path).unwrap());
+    let mut probe = tempfile::tempfile_in(path.parent().unwrap()).unwrap();
+    until("the clock of the file system", || {
+        probe.write_all(b".").unwrap();
+        change_time(&probe) > own
+    });
 }
 
 /// Waits until something holds.

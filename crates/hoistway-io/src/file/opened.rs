@@ -131,16 +131,24 @@ mod tests {
         std::fs::write(&path, [7; 64]).unwrap();
         let open_file = OpenFile::open(&path).unwrap();
         let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
-        tick();
+        tick(&open_file);
         let writer = File::options().write(true).open(&path).unwrap();
         change(&path);
         writer.set_modified(modified).unwrap();
         open_file.check_unchanged(ByteRange::default())
     }
 
-    /// Waits until the clock of the file system's times has moved.
-    fn tick() {
-        std::thread::sleep(std::time::Duration::from_millis(20));
+    /// Waits until a change of a file would move its times: the clock of a file system is coarse.
+    fn tick(open_file: &OpenFile) {
+        let changed = |file: &File| FileIdentity::of(file).unwrap().changed_ns;
+        let own = changed(&open_file.file);
+        let mut probe = tempfile::tempfile_in(open_file.path.parent().unwrap()).unwrap();
+        let begin = std::time::Instant::now();
+        while changed(&probe) <= own {
+            assert!(begin.elapsed().as_secs() < 60, "the clock of the file system stands still");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            probe.write_all(b".").unwrap();
+        }
     }
 
     fn rewrite(path: &Path) {
@@ -197,12 +205,12 @@ mod tests {
             let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
             let open_file = OpenFile::open(&path).unwrap();
             let writer = File::options().write(true).open(&path).unwrap();
-            tick();
+            tick(&open_file);
             change(&path);
             for _ in 0..2 {
                 open_file.check_unchanged(ByteRange::default()).expect(what);
             }
-            tick();
+            tick(&open_file);
             (&writer).write_all(&[8; 64]).unwrap();
             writer.set_modified(modified).unwrap();
             let found = open_file.check_unchanged(ByteRange::default());

@@ -280,7 +280,7 @@ fn a_watcher_ends_with_the_last_group_of_a_sealed_scheduler() {
             executor.join();
             tell.send(()).unwrap();
         });
-        assert_eq!(told.recv_timeout(PATIENCE / 10), Ok(()), "a thread goes on");
+        assert_eq!(told.recv_timeout(PATIENCE), Ok(()), "a thread goes on");
     }
 }
 

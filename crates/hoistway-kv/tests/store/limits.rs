@@ -108,16 +108,21 @@ fn blocks_go_when_their_time_is_over() {
     let root = tempfile::tempdir().unwrap();
     let store = Store::open(options(&root)).unwrap();
     let lasting = namespace(&store);
-    let short = NamespaceOptions::default().ttl(Duration::from_secs(1));
-    let fleeting = store.namespace(&model("fleeting"), short).unwrap();
+    let fleeting = |seconds| {
+        let options = NamespaceOptions::default().ttl(Duration::from_secs(seconds));
+        store.namespace(&model("fleeting"), options).unwrap()
+    };
     put(&lasting, "a", SHAPE);
-    put(&fleeting, "a", SHAPE);
-    assert_eq!(fleeting.lookup(&["a"]).unwrap(), [true]);
+    put(&fleeting(3600), "later", SHAPE);
+    put(&fleeting(1), "a", SHAPE);
+    let fleeting = fleeting(3600);
     eventually("its time is over", || fleeting.lookup(&["a"]).unwrap() == [false]);
     assert!(matches!(get_status(&fleeting, "a", SHAPE), Status::Expired | Status::Miss));
     assert_eq!(get_status(&lasting, "a", SHAPE), Status::Ok);
     put(&fleeting, "a", SHAPE);
-    assert_eq!(get_status(&fleeting, "a", SHAPE), Status::Ok);
+    for name in ["a", "later"] {
+        assert_eq!(get_status(&fleeting, name, SHAPE), Status::Ok, "{name}: its time is not over");
+    }
 }
 
 #[test]

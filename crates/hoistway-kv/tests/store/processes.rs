@@ -11,6 +11,8 @@ use tempfile::TempDir;
 
 const SHAPE: Shape = Shape { shards: 2, len: 30_000, skew: 0, pieces: 1 };
 const LARGE: Shape = Shape::of(1, 1 << 20);
+/// Blocks in a flood: many more than any test waits for, and fewer than need others to go.
+pub(crate) const FLOOD: usize = 300;
 /// Large blocks in a burst.
 const BURST: usize = 128;
 /// Names what a process of these tests works on.
@@ -104,7 +106,7 @@ fn child() {
                 assert!(tickets.iter().all(|ticket| end(ticket).is_ok()));
                 println!("answer: stored");
             }
-            // As many as it can until it is killed.
+            // Until it is killed.
             "flood" => flood(&blocks, name),
             other => panic!("{other}"),
         }
@@ -113,7 +115,7 @@ fn child() {
 }
 
 fn flood(blocks: &Namespace, name: &str) {
-    for number in 0.. {
+    for number in 0..FLOOD {
         let _ = begin_store(blocks, &format!("{name} {number}"), SHAPE, 0..2).wait(LONG);
         println!("answer: {number}");
     }

@@ -73,7 +73,7 @@ fn slowest(blocks: &Namespace, stores: &str) -> Duration {
 #[test]
 fn the_near_tier_is_as_fast_whatever_the_far_one_does() {
     /// Far longer than the near tier takes, and less than one wait for the far one.
-    const LIMIT: Duration = Duration::from_secs(8);
+    const LIMIT: Duration = Duration::from_secs(60);
     each_far_layout(|tiers, far| {
         let far = far.policy(FarPolicy::WriteBack).timeout(LIMIT * 2).lookup_timeout(LIMIT * 2);
         let store = tiers.open("near", far);
@@ -112,8 +112,13 @@ fn the_near_tier_is_as_fast_whatever_the_far_one_does() {
         eventually("the backlog is written", || far_stats(&store).backlog_blocks == 0);
         store.close(LONG).unwrap();
         let far = tiers.open_far();
-        let names = ["both", "stall 0", "error 50", "gone 50", "full 0"];
-        assert_eq!(namespace(&far).lookup(&names).unwrap(), [true, true, true, true, false]);
+        let blocks = namespace(&far);
+        let names = ["both", "stall 0", "gone 50", "full 0"];
+        assert_eq!(blocks.lookup(&names).unwrap(), [true, true, true, false]);
+        // Some were given up: those that met more errors than a block may.
+        let errors: Vec<String> = (0..60).step_by(10).map(|number| format!("error {number}")).collect();
+        let written = blocks.lookup(&errors).unwrap().into_iter().filter(|is_there| *is_there).count();
+        assert!(written as u64 + unwritten >= 6, "{written} of 6, and {unwritten} were given up");
     });
 }
 
@@ -121,7 +126,7 @@ fn the_near_tier_is_as_fast_whatever_the_far_one_does() {
 #[test]
 fn the_near_tier_waits_for_no_call_of_the_file_system_below_the_far_one() {
     /// Far longer than all waits for the far tier that a step may have.
-    const LIMIT: Duration = Duration::from_secs(8);
+    const LIMIT: Duration = Duration::from_secs(60);
     fn in_time<T>(what: &str, step: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
         let result = step();
@@ -131,12 +136,15 @@ fn the_near_tier_waits_for_no_call_of_the_file_system_below_the_far_one() {
     }
     for policy in [FarPolicy::WriteBack, FarPolicy::WriteThrough] {
         each_far_layout(|tiers, far| {
+            let store = tiers.open("near", far.clone());
+            for name in ["both", "kept"] {
+                assert_eq!(end(&begin_store(&namespace(&store), name, SHAPE, 0..2)).far_missing, 0);
+            }
+            store.close(LONG).unwrap();
             let far = far.policy(policy).timeout(TIMEOUT).lookup_timeout(TIMEOUT);
             let store = tiers.open("near", far.clone());
             let blocks = namespace(&store);
-            put(&blocks, "both", SHAPE);
-            put(&blocks, "kept", SHAPE);
-            eventually("they are written", || far_stats(&store).written_blocks == 2);
+            eventually("the far tier is open", || far_stats(&store).is_up);
 
             let gate = Gate::new();
             let calls = HangingCalls::below(tiers.path("far"));
@@ -158,7 +166,7 @@ fn the_near_tier_waits_for_no_call_of_the_file_system_below_the_far_one() {
             }
             let removed = in_time("a deletion", || blocks.delete(&["both"]));
             assert!(matches!(removed, Err(Error::FarUnavailable { .. })), "{removed:?}");
-            assert!(calls.came() > 0);
+            eventually("calls hang", || calls.came() > 0);
             let other = in_time("another opening", || tiers.open("other", far.clone()));
             in_time("a store", || put(&namespace(&other), "stuck", SHAPE));
             let timeout = Some(Duration::from_millis(500));
@@ -185,6 +193,7 @@ fn statistics_do_not_wait_for_the_log_of_the_far_tier() {
     let tiers = Tiers::new();
     let store = tiers.open("near", tiers.far(LayoutKind::Segments).timeout(TIMEOUT));
     let blocks = namespace(&store);
+    eventually("the far tier is open", || far_stats(&store).is_up);
     put(&blocks, "before", SHAPE);
     let below = |folder: &Path| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     let writers: Vec<PathBuf> = below(&tiers.path("far"));
@@ -192,12 +201,17 @@ fn statistics_do_not_wait_for_the_log_of_the_far_tier() {
         writers.iter().filter(|path| path.is_dir()).flat_map(|path| -> Vec<_> { below(path) }).collect();
     let is_log = |path: &&PathBuf| path.extension().is_some_and(|extension| extension == "log");
     let calls = HangingCalls::below(files.iter().find(is_log).unwrap());
-    put(&blocks, "stuck", SHAPE);
-    eventually("the log is written to", || calls.came() > 0);
+    let mut number = 0;
+    // Of one that the far tier takes too long to store, it may write no record.
+    eventually("the log is written to", || {
+        number += 1;
+        put(&blocks, &format!("stuck {number}"), SHAPE);
+        calls.came() > 0
+    });
     let (send, receive) = mpsc::channel();
     let asked = store.clone();
     thread::spawn(move || drop(send.send(asked.stats().unwrap())));
-    let stats = receive.recv_timeout(Duration::from_secs(8)).expect("they wait");
+    let stats = receive.recv_timeout(LONG.unwrap()).expect("they wait");
     assert!(stats.far.unwrap().store.is_none());
     drop(calls);
     eventually("they are there again", || far_stats(&store).store.is_some());
@@ -240,7 +254,7 @@ fn a_far_tier_that_never_lets_go_takes_no_more_than_its_share() {
     eventually("no third store is opened", || {
         number += 1;
         put(&blocks, &format!("block {number}"), SHAPE);
-        failure().contains("has not ended reads and writes")
+        far_stats(&store).outages == 2 && failure().contains("has not ended reads and writes")
     });
     thread::sleep(Duration::from_secs(2));
     assert_eq!(far_stats(&store).outages, 2);
@@ -261,10 +275,11 @@ fn failures_of_the_near_tier_are_not_the_far_ones() {
     let store = Store::open(near).unwrap();
     let blocks = namespace(&store);
     failing.set(|operation| operation.is_write.then_some(Fault::Errno(libc::EIO)));
-    for count in 1..=5 {
+    // A load while the block is being promoted begins no promotion.
+    eventually("it is not promoted", || {
         assert_eq!(get_status(&blocks, "far", SHAPE), Status::Ok);
-        eventually("it is not promoted", || far_stats(&store).unpromoted_blocks == count);
-    }
+        far_stats(&store).unpromoted_blocks >= 5
+    });
     let stats = far_stats(&store);
     assert_eq!((stats.failures, stats.outages, stats.is_up), (0, 0, true), "{stats:?}");
 }
@@ -272,18 +287,18 @@ fn failures_of_the_near_tier_are_not_the_far_ones() {
 /// What the far tier has under way when it is given up is taken up again, or ends as if it had taken too long.
 #[test]
 fn what_is_under_way_when_the_far_tier_goes_is_not_lost() {
-    const LATE: Duration = Duration::from_secs(5);
     each_far_layout(|tiers, far| {
         put(&namespace(&tiers.open("other", far.clone())), "far", SHAPE);
         let store = tiers.open("near", far.policy(FarPolicy::WriteBack).timeout(LONG.unwrap()));
         let blocks = namespace(&store);
         eventually("it is found", || blocks.lookup(&["far"]).unwrap() == [true]);
         let begun = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
-        let of_script = begun.clone();
+        let gate = Gate::new();
+        let (of_script, hang) = (begun.clone(), gate.clone());
         tiers.script.set(move |operation| {
             let is_payload = operation.len > 4096;
             of_script[usize::from(operation.is_write)].fetch_or(is_payload, Ordering::Relaxed);
-            is_payload.then_some(Fault::Delay(LATE))
+            is_payload.then(|| Fault::Hang(hang.clone()))
         });
         put(&blocks, "near", SHAPE);
         let (late, _) = begin_load(&blocks, "far", SHAPE, 0..2, |_| {});
@@ -293,6 +308,7 @@ fn what_is_under_way_when_the_far_tier_goes_is_not_lost() {
         assert_eq!(late.wait(LONG).unwrap().items, [Status::TimedOut; 2]);
         tiers.script.clear();
         fs::rename(tiers.path("aside"), tiers.path("far")).unwrap();
+        gate.open();
         // By the store that was given up, which goes on until it is closed, or by the next.
         eventually("it is written", || far_stats(&store).backlog_blocks == 0);
         assert_eq!(far_stats(&store).unwritten_blocks, 0);
@@ -316,7 +332,7 @@ fn a_store_that_took_too_long_is_not_flushed_for_ever() {
     assert_eq!(ticket.wait(LONG).unwrap().items, [Status::TimedOut; 2]);
     slow.clear();
     gate.open();
-    store.flush(Some(Duration::from_secs(20))).unwrap();
+    store.flush(LONG).unwrap();
     eventually("the memory is given back", || ticket.is_released());
 }
 

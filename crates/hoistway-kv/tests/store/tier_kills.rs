@@ -6,7 +6,7 @@
 use crate::{
     common::*,
     damage,
-    processes::{CHILD, Other},
+    processes::{CHILD, FLOOD, Other},
 };
 use hoistway_kv::{
     FarPolicy, LayoutKind, Status, Store,
@@ -58,9 +58,9 @@ fn child() {
                 eventually("it is written", || far_stats(&store).written_blocks > 0);
                 println!("answer: written");
             }
-            // As many as it can until it is killed.
+            // Until it is killed.
             "flood" => {
-                for number in 0.. {
+                for number in 0..FLOOD {
                     let completion = end(&begin_store(&blocks, &format!("{name} {number}"), SHAPE, 0..2));
                     assert!(completion.is_ok() && completion.far_missing == 0, "{completion:?}");
                     println!("answer: {number}");

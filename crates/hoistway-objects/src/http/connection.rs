@@ -289,12 +289,13 @@ mod tests {
         let error = Connection::open(&origin, short, &stop).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
         thread::scope(|scope| {
-            let opening = scope.spawn(|| Connection::open(&origin, Duration::from_secs(30), &stop));
+            let opening = scope.spawn(|| Connection::open(&origin, Duration::from_secs(600), &stop));
             thread::sleep(short);
             stop.store(true, Ordering::Relaxed);
             let begun = Instant::now();
-            assert!(opening.join().unwrap().is_err());
-            assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+            let error = opening.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::Interrupted, "{error}");
+            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
         });
     }
 
@@ -333,7 +334,7 @@ mod tests {
             let begun = Instant::now();
             let error = sending.join().unwrap().unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::Interrupted, "{error}");
-            assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
         });
         server.join().unwrap();
     }
@@ -349,6 +350,6 @@ mod tests {
         };
         let error = waiting.repeat::<()>(Duration::from_millis(200), trickle).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
-        assert!(begun.elapsed() < Duration::from_secs(5));
+        assert!(begun.elapsed() < Duration::from_secs(60));
     }
 }

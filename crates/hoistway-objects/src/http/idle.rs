@@ -102,19 +102,32 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let origin =
             Origin { is_tls: false, host: "127.0.0.1".into(), port: listener.local_addr().unwrap().port() };
-        let connection = Connection::open(&origin, Duration::from_secs(5), &AtomicBool::new(false)).unwrap();
+        let connection = Connection::open(&origin, LONG, &AtomicBool::new(false)).unwrap();
         (connection, listener.accept().unwrap().0)
+    }
+
+    /// Longer than anything here takes.
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+        let until = Instant::now() + LONG;
+        while !is_so() {
+            assert!(Instant::now() < until, "{what}");
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     #[test]
     fn connections_close_in_time_without_another_request() {
-        let pool = IdlePool::new(2, Duration::from_millis(200));
+        let keep_for = Duration::from_millis(200);
+        let pool = IdlePool::new(2, keep_for);
         for _ in 0..2 {
             let (connection, mut server) = connected();
+            let kept = Instant::now();
             pool.keep(connection);
-            assert!(pool.0.lock().is_watched);
-            server.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            server.set_read_timeout(Some(LONG)).unwrap();
             assert_eq!(server.read(&mut [0]).unwrap(), 0, "the connection is still open");
+            assert!(kept.elapsed() >= keep_for, "no thread would have closed it in time");
         }
     }
 
@@ -134,28 +147,25 @@ mod tests {
         let pool = IdlePool::new(2, Duration::from_millis(100));
         let (connection, _server) = connected();
         pool.keep(connection);
-        let until = Instant::now() + Duration::from_secs(60);
-        while pool.0.lock().is_watched {
-            assert!(Instant::now() < until, "the thread stays");
-            thread::sleep(Duration::from_millis(10));
-        }
+        wait_until("the thread stays", || !pool.0.lock().is_watched);
     }
 
     #[test]
     fn only_quiet_connections_are_used_again() {
         let pool = IdlePool::new(2, Duration::from_secs(60));
         let (quiet, _server) = connected();
-        let (closed, server) = connected();
+        let (mut closed, server) = connected();
         drop(server);
+        wait_until("the end does not arrive", || !closed.is_quiet());
         pool.keep(quiet);
         pool.keep(closed);
         pool.keep(connected().0);
         assert_eq!(pool.0.lock().connections.len(), 2, "no more than the pool may have");
-        let (talked_to, mut server) = connected();
+        let (mut talked_to, mut server) = connected();
         assert!(pool.take().is_some() && pool.take().is_none());
-        pool.keep(talked_to);
         server.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
-        thread::sleep(Duration::from_millis(50));
+        wait_until("the answer does not arrive", || !talked_to.is_quiet());
+        pool.keep(talked_to);
         assert!(pool.take().is_none(), "an answer to no request would be the answer to the next");
     }
 }

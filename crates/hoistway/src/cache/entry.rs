@@ -39,8 +39,8 @@ const RECORD_BYTES: u64 = 16;
 /// The state of a block that is there. Any other is 0, or when the claim of a process that reads the block ends, in
 /// milliseconds of the system's clock.
 const PRESENT: u64 = u64::MAX;
-/// How long a claim lasts: other processes wait so long for one that was killed.
-const CLAIM: Duration = Duration::from_secs(10);
+/// How long a claim lasts, in milliseconds: other processes wait so long for one that was killed. Tests change it.
+static CLAIM_MS: AtomicU64 = AtomicU64::new(10_000);
 /// How often a read looks whether another process has brought a block.
 const TICK: Duration = Duration::from_millis(10);
 /// How often the lock of a map is tried, a millisecond each. It is held for two calls of the system.
@@ -373,7 +373,7 @@ impl Entry {
         let last = range.end.div_ceil(BLOCK_BYTES);
         let claimed = self.locked(|own| {
             let now = now_ms();
-            let ends = now + CLAIM.as_millis() as u64;
+            let ends = now + CLAIM_MS.load(Ordering::Relaxed);
             // A claim that ends later than one can is of a clock that was set since.
             let is_pending = |block: u64, state: u64| state > now && state <= ends && !own.contains(&block);
             let records = self.records(first..last);
@@ -475,6 +475,12 @@ fn blocks(len: u64) -> u64 {
 /// The length of the file with the bytes: direct transfers take whole sectors.
 pub(super) fn padded(len: u64) -> u64 {
     Alignment::BLOCK.up(len).unwrap_or(len)
+}
+
+/// Sets how long claims of this process last.
+#[cfg(feature = "fault-injection")]
+pub(super) fn set_claim_time(time: Duration) {
+    CLAIM_MS.store(time.as_millis() as u64, Ordering::Relaxed);
 }
 
 fn now_ms() -> u64 {

@@ -164,6 +164,12 @@ impl NodeCache {
         self.0.room.collect(max_bytes)
     }
 
+    /// Sets how long a block of a cache is waited for that this process has claimed and does not bring. For tests.
+    #[cfg(feature = "fault-injection")]
+    pub fn set_claim_time(time: Duration) {
+        entry::set_claim_time(time);
+    }
+
     /// Waits until all that was loaded is written.
     pub fn flush(&self) {
         self.0.writer.flush(None);

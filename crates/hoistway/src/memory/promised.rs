@@ -214,18 +214,18 @@ impl Turn {
     /// Waits for the turn, but not for long. `None` if it cannot be had.
     fn take(limit: &Path) -> Option<Self> {
         let file = File::open(limit).ok()?;
-        wait_while_taken(|| try_lock(&file)).then_some(Self(file))
+        wait_while_taken(TURN_LIMIT, || try_lock(&file)).then_some(Self(file))
     }
 }
 
-/// Calls `lock` until it succeeds. `false` if another process keeps the lock for too long, or if the system has no locks
-/// for this file: waiting would help none of the many touches of a load then.
-fn wait_while_taken(mut lock: impl FnMut() -> io::Result<()>) -> bool {
+/// Calls `lock` until it succeeds. `false` if another process keeps the lock for longer than `limit`, or if the system has
+/// no locks for this file: waiting would help none of the many touches of a load then.
+fn wait_while_taken(limit: Duration, mut lock: impl FnMut() -> io::Result<()>) -> bool {
     let began = Instant::now();
     loop {
         match lock() {
             Ok(()) => return true,
-            Err(error) if is_transient(&error) && began.elapsed() <= TURN_LIMIT => {
+            Err(error) if is_transient(&error) && began.elapsed() <= limit => {
                 thread::sleep(TURN_PAUSE);
             }
             Err(_) => return false,
@@ -249,16 +249,17 @@ mod tests {
     fn a_turn_is_waited_for_only_while_another_has_it() {
         let mut taken =
             [Err(ErrorKind::WouldBlock.into()), Err(ErrorKind::Interrupted.into()), Ok(())].into_iter();
-        assert!(wait_while_taken(|| taken.next().unwrap()));
+        let long = Duration::from_secs(60);
+        assert!(wait_while_taken(long, || taken.next().unwrap()));
         for refused in [ErrorKind::Unsupported, ErrorKind::PermissionDenied, ErrorKind::Other] {
             let mut calls = 0;
-            let is_locked = wait_while_taken(|| {
+            let is_locked = wait_while_taken(long, || {
                 calls += 1;
                 Err(refused.into())
             });
             assert_eq!((is_locked, calls), (false, 1), "{refused}");
         }
-        assert!(!wait_while_taken(|| Err(ErrorKind::WouldBlock.into())));
+        assert!(!wait_while_taken(TURN_LIMIT, || Err(ErrorKind::WouldBlock.into())));
     }
 
     #[test]

@@ -20,6 +20,8 @@ use hoistway::{DeviceId, DirectIo, Dtype, Loaded, Route};
 use requirements::{Requirement, skip};
 use std::{
     fs,
+    io::Write,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
@@ -171,7 +173,6 @@ pub struct Footprint {
 
 impl Footprint {
     pub fn now() -> Self {
-        let count = |path: &str| fs::read_dir(path).unwrap().count();
         let (mut arena_kib, mut size) = (0, 0);
         for line in fs::read_to_string("/proc/self/smaps").unwrap().lines() {
             if let Some(kib) = line.strip_prefix("Size:") {
@@ -188,7 +189,7 @@ impl Footprint {
             let name = fs::read_to_string(thread.as_ref().unwrap().path().join("comm")).unwrap_or_default();
             ["hoistway", "iou-", "fake-cuda"].iter().any(|prefix| name.starts_with(prefix))
         });
-        Self { descriptors: count("/proc/self/fd"), threads: threads.count(), arena_kib }
+        Self { descriptors: open_descriptors().len(), threads: threads.count(), arena_kib }
     }
 
     fn exceeds(&self, before: &Self) -> bool {
@@ -196,6 +197,15 @@ impl Footprint {
             || self.threads > before.threads
             || self.arena_kib > before.arena_kib
     }
+}
+
+/// What the descriptors of this process lead to, without the memory that the stand-in driver keeps once it was used.
+fn open_descriptors() -> Vec<PathBuf> {
+    let links = fs::read_dir("/proc/self/fd").unwrap();
+    links
+        .filter_map(|link| fs::read_link(link.ok()?.path()).ok())
+        .filter(|own| !own.to_string_lossy().starts_with("/memfd:fake-cuda"))
+        .collect()
 }
 
 /// Everywhere that tensors can go to. Devices are those of the stand-in.
@@ -212,12 +222,16 @@ pub fn all_devices() -> impl Iterator<Item = DeviceId> {
 /// Fails unless this process comes to have no more than it had `before`. A thread that was joined may still be listed for a
 /// moment: now, and also when it was counted before.
 pub fn assert_nothing_left(before: &Footprint) {
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let deadline = std::time::Instant::now() + reading::LONG;
     while Footprint::now().exceeds(before) && std::time::Instant::now() < deadline {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     let now = Footprint::now();
-    assert!(!now.exceeds(before), "something was left behind: {before:?} became {now:?}");
+    assert!(
+        !now.exceeds(before),
+        "something was left behind: {before:?} became {now:?}; open are {:?}",
+        open_descriptors()
+    );
     assert_eq!(stand_in::STAND_IN.leftovers(), [], "something was left on the device");
     assert_eq!(hoistway_device::toy::in_use(), (0, 0), "something was left on the device that only copies");
 }
@@ -226,7 +240,8 @@ pub fn assert_nothing_left(before: &Footprint) {
 /// file system may lack direct reads: what remains is tested all the same, unless both are required.
 #[track_caller]
 pub fn can_read(directory: &Path, route: Route, direct: DirectIo) -> bool {
-    let path = directory.join("probe.safetensors");
+    let folder = tempfile::tempdir_in(directory).unwrap();
+    let path = folder.path().join("probe.safetensors");
     write_model(&path, &[tensor("probe", Dtype::U8, &[2 << 20])], 0, 1);
     let options = hoistway::LoadOptions::default().route(route).direct(direct);
     match hoistway::load(&[&path], &options) {
@@ -254,12 +269,30 @@ pub fn in_memory() -> Option<tempfile::TempDir> {
 
 /// Drops a file from the page cache.
 pub fn make_cold(path: &Path) {
-    let file = fs::File::open(path).unwrap();
-    file.sync_all().unwrap();
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    drop_from_cache(&fs::File::open(path).unwrap());
 }
 
-/// Brings a file into the page cache.
+/// Drops an open file from the page cache.
+pub fn drop_from_cache(file: &fs::File) {
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
+
+/// Waits until a change of the file would move its times: the clock of a file system is coarse.
+pub fn let_file_time_pass(path: &Path) {
+    let change_time = |file: &fs::File| {
+        let stat = file.metadata().unwrap();
+        (stat.ctime(), stat.ctime_nsec())
+    };
+    let own = change_time(&fs::File::open(path).unwrap());
+    let mut probe = tempfile::tempfile_in(path.parent().unwrap()).unwrap();
+    reading::until("the clock of the file system moves on", || {
+        probe.write_all(b".").unwrap();
+        change_time(&probe) > own
+    });
+}
+
+/// Brings a file into the page cache. What asserts that it is still there holds a [`Warm`](reading::Warm) beside.
 pub fn make_warm(path: &Path) {
     fs::read(path).unwrap();
 }

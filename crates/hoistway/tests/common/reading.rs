@@ -65,7 +65,7 @@ impl TestFile {
     }
 }
 
-/// A file in the page cache. Pages that are mapped stay there, whatever else happens on the machine.
+/// A file in the page cache. Pages that are mapped and locked stay there, whatever else happens on the machine.
 pub struct Warm {
     start: *mut std::ffi::c_void,
     len: usize,
@@ -77,8 +77,11 @@ impl Warm {
         let len = file.metadata().unwrap().len() as usize;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: a new mapping at an address of the kernel's choice, which nothing reads.
-        let start = unsafe { mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, &file, 0) };
-        Self { start: start.unwrap(), len }
+        let start = unsafe { mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, &file, 0) }.unwrap();
+        // A limit on locked memory may forbid it. Mapped pages are the last that the system evicts.
+        // SAFETY: the mapping from above, of this length.
+        let _ = unsafe { mm::mlock(start, len) };
+        Self { start, len }
     }
 }
 

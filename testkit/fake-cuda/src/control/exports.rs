@@ -26,7 +26,7 @@ unsafe extern "C" fn fake_cuda_configure(text: *const c_char) -> Code {
     if control().set(key.trim(), value.trim()).is_ok() { SUCCESS } else { INVALID_VALUE }
 }
 
-/// Goes back to what the environment says, and makes all contexts usable again.
+/// Goes back to what the environment says, and makes all contexts usable again. Copies that are under way wait no longer.
 #[unsafe(no_mangle)]
 extern "C" fn fake_cuda_reset() {
     if !gate::is_forked() {

@@ -10,7 +10,8 @@ use faults::{Faults, ReadFault};
 use settings::{Settings, Unacceptable};
 use std::{
     io::Write,
-    sync::{LazyLock, PoisonError, RwLock},
+    sync::{Condvar, LazyLock, Mutex, PoisonError, RwLock},
+    time::Duration,
 };
 use trace::Trace;
 
@@ -21,6 +22,9 @@ pub(crate) struct Control {
     environment: Vec<(String, String)>,
     environment_is_sound: bool,
     settings: RwLock<Settings>,
+    /// How often everything was reset.
+    resets: Mutex<u64>,
+    was_reset: Condvar,
     pub(crate) faults: Faults<i32>,
     pub(crate) read_faults: Faults<ReadFault>,
     pub(crate) trace: Trace,
@@ -47,6 +51,8 @@ impl Control {
             environment,
             environment_is_sound: true,
             settings: RwLock::default(),
+            resets: Mutex::default(),
+            was_reset: Condvar::new(),
             faults: Faults::default(),
             read_faults: Faults::default(),
             trace: Trace::default(),
@@ -79,6 +85,18 @@ impl Control {
         let _ = self.trace.redirect("");
         *self.settings.write().unwrap_or_else(PoisonError::into_inner) = Settings::default();
         self.apply_environment();
+        *self.resets.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.was_reset.notify_all();
+    }
+
+    /// Waits as long as the settings say that it takes to move so many bytes. A reset ends the wait.
+    pub(crate) fn wait_for_transfer(&self, bytes: u64) {
+        // The settings are read under the lock, so that the wait sees the reset that changes them.
+        let resets = self.resets.lock().unwrap_or_else(PoisonError::into_inner);
+        let (before, time) = (*resets, settings().transfer_time(bytes));
+        if time > Duration::ZERO {
+            drop(self.was_reset.wait_timeout_while(resets, time, |resets| *resets == before));
+        }
     }
 
     fn apply_environment(&self) -> bool {

@@ -12,7 +12,6 @@ use crate::{
         control,
         counters::{CUFILE_READS, CUFILE_WRITES},
         faults::{READ, ReadFault},
-        settings,
     },
     execution::stream::Jitter,
 };
@@ -24,7 +23,6 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    thread,
     time::Instant,
 };
 
@@ -146,7 +144,7 @@ impl Transfer {
         }
         // Checked for what was asked, even if less is read.
         let target = self.target().map_err(Failure::Cufile)?;
-        thread::sleep(settings().transfer_time(size));
+        control().wait_for_transfer(size);
         let moved = match (self.direction, self.file.is_direct) {
             (Direction::Read, false) => read_buffered(self.file.fd, &target, size, file_offset),
             (Direction::Read, true) => read_direct(self.file.fd, &target, size, file_offset),

@@ -2,11 +2,10 @@
 
 use super::context::Owner;
 use crate::{
-    control::settings,
+    control::control,
     memory::{device, host},
     status::{Code, ILLEGAL_ADDRESS},
 };
-use std::thread;
 
 /// Rows of bytes to copy. One row has no pitch to speak of.
 pub(crate) struct Copy {
@@ -60,10 +59,7 @@ impl Copy {
     /// Takes the time that the settings say. The bytes move at its end: so a source that is changed too early
     /// is seen changed.
     pub(super) fn delay(&self) {
-        let time = settings().transfer_time(self.bytes());
-        if !time.is_zero() {
-            thread::sleep(time);
-        }
+        control().wait_for_transfer(self.bytes());
     }
 
     pub(super) fn run(&self, owner: &Owner) -> Result<(), Code> {

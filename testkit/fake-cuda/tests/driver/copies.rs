@@ -152,6 +152,8 @@ fn rows_that_cannot_be_are_refused() {
 #[test]
 fn a_trace_tells_when_copies_ran() {
     let path = std::env::temp_dir().join(format!("fake-cuda-trace-{}", process::id()));
+    // The trace appends: a test that was killed may have left such a file.
+    let _ = fs::remove_file(&path);
     let session = Session::configured(&[&format!("TRACE={}", path.display()), "COPY_LATENCY_US=2000"]);
     let stream = session.stream();
     let source = session.pinned(&[1; 1000]);

@@ -1,7 +1,7 @@
 //! cuFile: opening, properties, reads and writes.
 
 use crate::{
-    fixture::{Driver, Session, pattern},
+    fixture::{Driver, ENDLESS, Session, comes_to_hold, pattern},
     library::CufileStatus,
 };
 use std::{
@@ -197,11 +197,10 @@ fn many_threads_read_and_write_at_once() {
     const THREADS: usize = 64;
     const BLOCK: usize = 10_000;
     for flags in [0, libc::O_DIRECT] {
-        let fixture = Fixture::new(&["COPY_LATENCY_US=50000", "JITTER_US=1000"], flags);
+        let fixture = Fixture::new(&[ENDLESS, "JITTER_US=1000"], flags);
         let address = fixture.session.allocate(THREADS * BLOCK);
         let counts = || ["cufile_reads", "cufile_writes"].map(|name| fixture.session.count(name));
         let before = counts();
-        let begin = Instant::now();
         thread::scope(|scope| {
             for number in 0..THREADS {
                 let fixture = &fixture;
@@ -216,10 +215,11 @@ fn many_threads_read_and_write_at_once() {
                     assert_eq!(written, BLOCK as isize);
                 });
             }
+            // No call ends before the reset.
+            let is_parallel = comes_to_hold(|| counts()[0] == before[0] + THREADS as u64);
+            fixture.session.fake_cuda_reset();
+            assert!(is_parallel, "one call waits for another");
         });
-        let elapsed = begin.elapsed();
-        assert!(elapsed >= Duration::from_millis(100), "{elapsed:?}: each call has its latency");
-        assert!(elapsed < Duration::from_secs(2), "{elapsed:?}: one call after the other takes over six");
         assert_eq!(counts(), before.map(|count| count + THREADS as u64));
         let blocks = &fixture.bytes[..THREADS * BLOCK];
         let swapped: Vec<_> = blocks.rchunks(BLOCK).flatten().copied().collect();
@@ -245,14 +245,18 @@ fn each_call_has_its_delay() {
     fixture.session.configure("JITTER_US=10000");
     assert!(time_of(10, 1) >= Duration::from_millis(20), "a fifth of what is to be expected");
     fixture.session.configure("JITTER_US=0");
+    fixture.session.configure("COPY_LATENCY_US=20000");
+    assert!(time_of(1, 1) >= Duration::from_millis(40));
     let closing = thread::scope(|scope| {
-        fixture.session.configure("COPY_LATENCY_US=200000");
+        fixture.session.configure(ENDLESS);
         let reads = fixture.session.count("cufile_reads");
         scope.spawn(|| fixture.read(address, 1, 0, 0));
         while fixture.session.count("cufile_reads") == reads {
             thread::yield_now();
         }
-        fixture.session.cuFileDriverClose_v2()
+        let closing = fixture.session.cuFileDriverClose_v2();
+        fixture.session.fake_cuda_reset();
+        closing
     });
     assert_eq!(closing, error(5006), "a call is under way");
 }

@@ -6,7 +6,12 @@ use std::{
     ops::Deref,
     ptr,
     sync::{Mutex, MutexGuard, PoisonError, mpsc},
+    thread,
+    time::{Duration, Instant},
 };
+
+/// A latency of copies that outlasts every test. A reset ends it.
+pub(crate) const ENDLESS: &str = "COPY_LATENCY_US=600000000";
 
 /// Tests take turns: what is set is the process's.
 pub(crate) static ALONE: Mutex<()> = Mutex::new(());
@@ -39,7 +44,7 @@ impl Deref for Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         self.fake_cuda_reset();
-        if !std::thread::panicking() {
+        if !thread::panicking() {
             for name in ["contexts", "context_depth", "device_bytes", "pinned_bytes", "streams", "events"] {
                 assert_eq!(self.count(name), 0, "{name}");
             }
@@ -149,6 +154,18 @@ impl Drop for Session {
 
 /// Keeps a stream waiting.
 pub(crate) struct Gate(#[expect(dead_code, reason = "held to be dropped")] mpsc::Sender<()>);
+
+/// Waits until something holds. Returns `false` if it does not within a minute.
+pub(crate) fn comes_to_hold(mut holds: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
 
 /// Bytes in which no stretch repeats soon.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {

@@ -1,6 +1,9 @@
 //! The runtime of HIP: what it shares with CUDA's driver, and where it differs.
 
-use crate::{fixture::pattern, library::library};
+use crate::{
+    fixture::{ENDLESS, pattern},
+    library::library,
+};
 use std::{
     ffi::c_void,
     ptr,
@@ -150,15 +153,15 @@ fn a_stream_that_is_destroyed_forgets_its_work() {
     let memory: *const u8 = pinned.as_ptr();
     assert_eq!(hip!(hipHostRegister(address: *const u8 = memory, bytes: usize = 4096, flags: u32 = 1)), 0);
     let (address, stream) = (allocate(4096), stream());
-    library().configure("COPY_LATENCY_US=100000");
+    library().configure(ENDLESS);
     // The first is under way, or has not begun either.
     for _ in 0..2 {
         assert_eq!(to_device(address, &[0; 1], stream), 0);
     }
     assert_eq!(to_device(address, &pinned, stream), 0);
     assert_eq!(hip!(hipStreamDestroy(stream: usize = stream)), 0);
-    assert_eq!(hip!(hipDeviceSynchronize()), 0);
     library().fake_cuda_reset();
+    assert_eq!(hip!(hipDeviceSynchronize()), 0);
     assert!(read(address + 1, 4095).iter().all(|byte| *byte == 0xA5));
     free(address);
     assert_eq!(hip!(hipHostUnregister(address: *const u8 = memory)), 0);

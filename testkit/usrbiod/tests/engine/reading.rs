@@ -18,14 +18,16 @@ use std::{
 };
 use usrbiod::Faults;
 
+pub(crate) const IN_FLIGHT: usize = 6;
+
 pub(crate) fn options(client: UsrbioClient) -> ReaderOptions {
     ReaderOptions::default()
         .route(Route::Usrbio)
         .usrbio(client)
         .usrbio_directories(vec![library_path().parent().unwrap().to_owned()])
-        .in_flight(6)
+        .in_flight(IN_FLIGHT)
         .chunk_bytes(64 << 10)
-        .memory_budget_bytes(6 * (64 << 10))
+        .memory_budget_bytes(IN_FLIGHT as u64 * (64 << 10))
 }
 
 #[test]

@@ -16,9 +16,17 @@ use crate::{
 use hoistway::{
     Error, LoadOptions, Route, UsrbioClient,
     read::{Batch, BatchReport, Priority, ReadFile, Reader, ReaderOptions},
-    route::Access,
+    route::{Access, fault::FaultScript},
 };
-use std::{path::PathBuf, thread, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 use usrbiod::Faults;
 
 const LEN: u64 = 1_200_003;
@@ -231,12 +239,22 @@ fn a_daemon_that_dies_ends_all_reads_and_the_next_serves() {
         let before = (shared_memory(), STAND_IN.leftovers());
         let delay = Duration::from_millis(5);
         setup.model.fixture.daemon.behave(Faults { delay, ..Faults::default() }).unwrap();
-        let reader = Reader::new(&options).unwrap();
+        // However late the daemon dies, most of the reads are left.
+        let is_dead = Arc::new(AtomicBool::new(false));
+        let gate = is_dead.clone();
+        let script = FaultScript::new(move |number, _| {
+            if number >= 24 {
+                until("the daemon is dead", || gate.load(Ordering::Relaxed));
+            }
+            None
+        });
+        let reader = Reader::new(&options.clone().faults(script)).unwrap();
         let mut places: Vec<Place> =
             (0..8).map(|start| Place::new(Kind::Device(CUDA, start), range(start as u64, LEN - 8))).collect();
         let batch = submit(&reader, &setup.open(), &mut places, Priority::Demand);
         until("copies arrive", || batch.bytes_done() > 0);
         setup.model.fixture.daemon.kill().unwrap();
+        is_dead.store(true, Ordering::Relaxed);
         let outcome = batch.wait_within(PATIENCE).expect("it ends");
         let error = outcome.expect_err(&format!("{options:?}")).to_string();
         assert!(error.contains(&*setup.path.to_string_lossy()), "{error}");

@@ -27,8 +27,8 @@ const STALL: Faults = Faults {
     version_ahead: 0,
 };
 
-/// Far longer than it takes to find out, and far shorter than reads may take by default.
-const SOON: Duration = Duration::from_secs(10);
+/// Far longer than it takes to find out, and no longer than reads may take by default.
+const SOON: Duration = PATIENCE;
 
 /// One read is under way, and does not end.
 fn reading(fixture: &Fixture, client: Client, options: &RingOptions) -> Session {
@@ -127,7 +127,7 @@ fn closing_a_file_does_not_wait_for_a_daemon_that_hangs() {
             drop(file);
             dropped.send(())
         });
-        let outcome = hears.recv_timeout(PATIENCE / 2);
+        let outcome = hears.recv_timeout(PATIENCE);
         fixture.daemon.resume().unwrap();
         outcome.expect("dropping a file waits for the daemon");
         mount.settle().unwrap();

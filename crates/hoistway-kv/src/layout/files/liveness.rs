@@ -30,8 +30,11 @@ pub(super) enum Liveness {
 }
 
 /// The leases of other writers, as they were last read.
-#[derive(Debug, Default)]
-pub(super) struct Watch(Mutex<HashMap<PathBuf, Seen>>);
+#[derive(Debug)]
+pub(super) struct Watch {
+    seen: Mutex<HashMap<PathBuf, Seen>>,
+    clock: fn() -> Instant,
+}
 
 #[derive(Debug)]
 struct Seen {
@@ -43,6 +46,10 @@ struct Seen {
 }
 
 impl Watch {
+    pub(super) fn new(clock: fn() -> Instant) -> Self {
+        Self { seen: Mutex::default(), clock }
+    }
+
     /// Judges the writer of a directory. One that shares no locks with this host is dead once its lease has not changed
     /// for `silence`. One whose lease the system cannot read counts as living. `makes_leases`: whether a directory without a lease gets
     /// one, to be locked while another process might tidy up, too; a reader writes nothing.
@@ -94,13 +101,13 @@ impl Watch {
 
     /// Forgets writers whose directories are gone.
     pub(super) fn retain(&self, directories: &[PathBuf]) {
-        lock(&self.0).retain(|directory, _| directories.contains(directory));
+        lock(&self.seen).retain(|directory, _| directories.contains(directory));
     }
 
     /// Whether a lease has changed since it was first read, and for how long it has not.
     fn note(&self, directory: &Path, lease: &[u8]) -> (bool, Duration) {
-        let now = Instant::now();
-        let mut watched = lock(&self.0);
+        let now = (self.clock)();
+        let mut watched = lock(&self.seen);
         let seen = watched.entry(directory.to_owned()).or_insert_with(|| Seen {
             lease: lease.to_owned(),
             has_changed: false,

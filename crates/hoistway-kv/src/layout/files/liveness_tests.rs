@@ -18,6 +18,7 @@ use crate::{
     },
 };
 use std::{
+    cell::Cell,
     fs,
     path::{Path, PathBuf},
     thread,
@@ -76,27 +77,33 @@ fn here(bench: &Bench) -> LockDomain {
     writer::lock_domain(&bench.options.root)
 }
 
+thread_local! {
+    /// The time of a layout that the thread looks after.
+    static NOW: Cell<Instant> = Cell::new(Instant::now());
+}
+
 #[test]
 fn a_writer_whose_lease_changes_lives_whatever_the_clocks_say() {
     let bench = bench();
     let ghost = Ghost::new(&bench.options.root, ELSEWHERE);
     ghost.say(1, 0);
     let silence = Duration::from_secs(2);
-    let layout = open(&bench.options, silence);
-    let begin = Instant::now();
-    for beat in 2.. {
-        ghost.say(beat, 0);
+    let timing = Timing { silence, clock: || NOW.get(), ..HASTY };
+    let layout = Files::open_timed(&bench.options, timing).unwrap();
+    let pass = |time| {
+        NOW.set(NOW.get() + time);
         layout.maintain().unwrap();
-        assert!(ghost.lease().exists(), "after {:?}", begin.elapsed());
+    };
+    for beat in 2..10 {
+        ghost.say(beat, 0);
+        pass(silence * 3 / 4);
+        assert!(ghost.lease().exists(), "after beat {beat}");
         assert!(layout.writers().unwrap().iter().all(|writer| writer.is_alive));
-        if begin.elapsed() > 2 * silence {
-            break;
-        }
-        thread::sleep(Duration::from_millis(20));
     }
-    let begin = Instant::now();
+    pass(silence - Duration::from_millis(1));
+    assert!(ghost.lease().exists());
+    pass(Duration::from_millis(1));
     eventually(&layout, "the end of a writer", || !ghost.directory.exists());
-    assert!(begin.elapsed() >= silence / 2, "{:?}", begin.elapsed());
 }
 
 #[test]

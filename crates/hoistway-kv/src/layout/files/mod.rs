@@ -76,6 +76,8 @@ struct Timing {
     silence: Duration,
     /// That a block is not there is believed for so long.
     absence: Duration,
+    /// Measures the silence.
+    clock: fn() -> Instant,
 }
 
 impl Default for Timing {
@@ -86,6 +88,7 @@ impl Default for Timing {
             follow: Duration::from_secs(1),
             silence: Duration::from_secs(600),
             absence: Duration::from_millis(200),
+            clock: Instant::now,
         }
     }
 }
@@ -172,7 +175,7 @@ impl Files {
             absent: Mutex::default(),
             damaged: Mutex::default(),
             peers: Peers::default(),
-            watch: Watch::default(),
+            watch: Watch::new(timing.clock),
             lock_domain,
             unsynced,
             told_of_checksums: Once::new(),

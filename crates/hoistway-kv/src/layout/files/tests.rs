@@ -18,7 +18,7 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 conformance!(|options| Ok(Box::new(Files::open(options)?)));
@@ -34,6 +34,7 @@ pub(super) const HASTY: Timing = Timing {
     follow: Duration::ZERO,
     silence: Duration::ZERO,
     absence: Duration::ZERO,
+    clock: Instant::now,
 };
 
 pub(super) fn hasty(options: &StoreOptions) -> Files {
@@ -392,7 +393,8 @@ fn a_checksum_under_the_former_name_counts() {
     let file = fs::File::open(&path).unwrap();
     rustix::fs::fremovexattr(&file, checksum::ATTRIBUTE).unwrap();
     assert_eq!(checksum::read(&path, &path.metadata().unwrap()), None);
-    rustix::fs::fsetxattr(&file, checksum::FORMER_ATTRIBUTE, &value, rustix::fs::XattrFlags::empty()).unwrap();
+    rustix::fs::fsetxattr(&file, checksum::FORMER_ATTRIBUTE, &value, rustix::fs::XattrFlags::empty())
+        .unwrap();
     assert!(checksum::read(&path, &path.metadata().unwrap()).is_some());
 }
 

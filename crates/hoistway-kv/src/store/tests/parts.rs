@@ -32,6 +32,8 @@ pub(super) struct Slots {
     pub(super) on_reserve: Mutex<Option<Hook>>,
     /// Called before a block is found.
     pub(super) on_find: Mutex<Option<Hook>>,
+    /// Called before a block is committed.
+    pub(super) on_commit: Mutex<Option<Hook>>,
     find_waits: bool,
     observed: Observed,
 }
@@ -92,6 +94,7 @@ impl Slots {
             state: Arc::new(Mutex::new(state)),
             on_reserve: Mutex::default(),
             on_find: Mutex::default(),
+            on_commit: Mutex::default(),
             find_waits,
             observed: Observed::default(),
         }
@@ -156,6 +159,9 @@ impl Layout for Slots {
     }
 
     fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>> {
+        if let Some(hook) = &mut *lock(&self.on_commit) {
+            blocks.iter().for_each(|block| hook(&block.claim.block.key));
+        }
         let mut state = lock(&self.state);
         if state.commits_fail {
             drop(state);
@@ -323,6 +329,8 @@ struct Queue {
     refuses: bool,
     /// How many transfers were submitted together, time after time.
     submitted: Vec<usize>,
+    /// How many transfers the thread has ended.
+    ended: usize,
 }
 
 impl OneThread {
@@ -355,6 +363,16 @@ impl Shared {
     /// How many transfers were submitted together since this was last asked for.
     pub(super) fn submitted(&self) -> Vec<usize> {
         std::mem::take(&mut lock(&self.state).submitted)
+    }
+
+    /// How many transfers wait for the thread.
+    pub(super) fn waiting(&self) -> usize {
+        lock(&self.state).jobs.len()
+    }
+
+    /// How many transfers the thread has ended.
+    pub(super) fn ended(&self) -> usize {
+        lock(&self.state).ended
     }
 
     pub(super) fn refuse(&self) {
@@ -397,6 +415,7 @@ impl Shared {
                 execute(job, failure);
             }
             state = lock(&self.state);
+            state.ended += 1;
         }
     }
 }

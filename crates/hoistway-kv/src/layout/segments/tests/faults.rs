@@ -262,7 +262,7 @@ fn who_condemns_a_block_does_not_wait_for_a_log_that_changes() {
             store.invalidate(&found);
             done.send(()).unwrap();
         });
-        let ended = wait.recv_timeout(Duration::from_secs(10));
+        let ended = wait.recv_timeout(Duration::from_secs(60));
         drop(alone);
         ended.unwrap();
     });
