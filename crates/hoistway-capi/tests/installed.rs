@@ -25,9 +25,10 @@ fn install() -> (tempfile::TempDir, PathBuf) {
     (stage, prefix)
 }
 
-/// Builds the library for release: a minute, so only on demand (`just test-capi`).
+/// Installs the library of the folder that `BUILT` names, or builds it for release first (`just test-capi`,
+/// `just test-capi-release`).
 #[test]
-#[ignore = "builds the library for release"]
+#[ignore = "may build the library for release: just test-capi"]
 fn programs_find_and_use_what_is_installed() {
     let (stage, prefix) = install();
     let library = prefix.join("lib64");

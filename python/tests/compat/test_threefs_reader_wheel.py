@@ -22,7 +22,7 @@ def _needs_their_wheel() -> None:
     if importlib.util.find_spec(THEIRS) is None:
         pytest.skip("fastsafetensor-3fs-reader is not installed")
     if not LIBRARY.exists():
-        pytest.skip("the stand-in of its library was not built: cargo build --release --package hf3fs-abi")
+        pytest.skip("the stand-in of its library was not built: just test-python builds it")
 
 
 @pytest.fixture
