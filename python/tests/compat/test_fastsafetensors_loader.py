@@ -13,7 +13,7 @@ import hoistway
 import hoistway.compat.fastsafetensors as fst
 import pytest
 import torch
-from conftest import BITS, StandIn, run, same_bytes, write_model
+from conftest import BITS, run, same_bytes, write_model
 from hoistway import errors
 
 
