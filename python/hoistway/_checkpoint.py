@@ -38,7 +38,7 @@ from hoistway._stream import (
     converted,
     interleaved,
 )
-from hoistway._targets import CopyInto, Target, Wanted, chosen, filled
+from hoistway._targets import CopyInto, Target, Wanted, chosen, filled, mark_as_written
 from hoistway._words import counted
 from hoistway.errors import OptionError, TargetError
 
@@ -303,10 +303,10 @@ class Checkpoint:
                 bytes be written, or objects with a CUDA array interface; or a function that is called with name, type
                 and shape of each tensor, and returns such an object or ``None``. Each must be contiguous, of the very
                 type and shape of its tensor, or of the slice of it, and not be used nor resized until it is given.
-                Tensors without one are loaded as ever. Options that say what memory of their own tensors get are
-                about those alone, and errors where all have targets, unless they are the checkpoint's or the
-                environment's. After an error, targets that were not given hold anything. The bound does not count
-                targets.
+                Tensors without one are loaded as ever. Autograd sees a tensor of torch as changed in place. Options
+                that say what memory of their own tensors get are about those alone, and errors where all have targets,
+                unless they are the checkpoint's or the environment's. After an error, targets that were not given hold
+                anything. The bound does not count targets.
             pool: As in `load_file`.
             options: As in `load_file`.
 
@@ -482,7 +482,9 @@ class Checkpoint:
         # Of memory of its own it has only what was asked of this very load, which is refused.
         own = {name: value for name, value in request.items() if value is not None} if is_all else {}
         merged = {**_without_own_memory(self._merged(request)), **own, "select": list(targets)}
-        return self._opened.fill(memories, order=order, **merged)
+        filling = self._opened.fill(memories, order=order, **merged)
+        mark_as_written(targets)
+        return filling
 
     def _selected(self, select: Select | None) -> list[str] | None:
         if callable(select):

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from hoistway import _native
 from hoistway._arguments import path_text, tensor_name, text_by_text
+from hoistway._backing import numpy_shortfall, torch_shortfall
 from hoistway._frameworks import device_name
 from hoistway._report import Refusal
 from hoistway.errors import OptionError, UnsupportedDtypeError
@@ -119,6 +120,8 @@ def save_file(
 
     The file keeps mode, owner and group of the file that it replaces, as far as the process may give these. A new file
     gets the mode of any new file of the process (``umask``).
+
+    A tensor whose memory is gone, as its storage or array was resized or freed, is an error, and nothing is written.
 
     Other threads must not change tensors meanwhile: the file would hold some of the old values and some of the new.
     Above all they must not move their memory, by torch's ``resize_`` of a tensor or its storage or by numpy's
@@ -266,6 +269,8 @@ def _describe_torch(name: str, tensor: Any) -> Described:
             raise _refusal(name, "a scalar of type float4_e2m1fn_x2 holds two elements; give it a dimension")
         shape = (*shape[:-1], 2 * shape[-1])
     nbytes = tensor.numel() * tensor.element_size()
+    if shortfall := torch_shortfall(tensor):
+        raise _refusal(name, shortfall)
     # Its storage, so that the memory stays when the tensor is given other memory; and first, so that the address
     # is not older.
     storage = tensor.untyped_storage()
@@ -282,6 +287,8 @@ def _describe_numpy(name: str, array: Any) -> Described:
         raise _refusal(name, "it is not contiguous; save numpy.ascontiguousarray(array)")
     dtype = _dtype(name, array.dtype.name)
     shape = array.shape
+    if shortfall := numpy_shortfall(array):
+        raise _refusal(name, shortfall)
     if not array.dtype.isnative:
         array = array.byteswap()
     if dtype == "F4":
@@ -293,13 +300,17 @@ def _describe_numpy(name: str, array: Any) -> Described:
 
 
 def _describe_paddle(name: str, tensor: Any) -> Described:
-    if not tensor.place.is_cpu_place():
-        raise _refusal(name, f"it is in {tensor.place}; save tensor.cpu()")
     dtype = _dtype(name, str(tensor.dtype).removeprefix("paddle."))
     nbytes = math.prod(tensor.shape) * tensor.element_size()
+    if nbytes and not tensor._is_initialized():
+        raise _refusal(name, "its memory was cleared")
+    if not tensor.place.is_cpu_place():
+        raise _refusal(name, f"it is in {tensor.place}; save tensor.cpu()")
     # Paddle says of tensors without elements that they are not contiguous.
     if nbytes and not tensor.is_contiguous():
         raise _refusal(name, "it is not contiguous; save tensor.contiguous()")
+    if nbytes and tensor._offset() + nbytes > tensor._holder_size():
+        raise _refusal(name, f"it needs {nbytes} bytes, more than its memory has")
     address = tensor.data_ptr() if nbytes else 0
     return Described(name, dtype, tuple(tensor.shape), address, nbytes, "cpu", tensor)
 
@@ -307,6 +318,8 @@ def _describe_paddle(name: str, tensor: Any) -> Described:
 def _jax_on_host(name: str, array: Any) -> Any:
     import numpy as np  # noqa: PLC0415
 
+    if array.is_deleted():
+        raise _refusal(name, "its memory was deleted, or donated to a computation")
     if not array.is_fully_addressable or any(device.platform != "cpu" for device in array.devices()):
         raise _refusal(name, "it is not in the memory of this host; save jax.device_get(array)")
     return np.asarray(array)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hoistway._backing import buffer_shortfall, numpy_shortfall, torch_shortfall
 from hoistway._devices import of_dlpack, of_torch
 from hoistway._frameworks import ELEMENT_TYPES
 from hoistway._stream import PENDING
@@ -74,6 +75,15 @@ def memory_of(target: Any, wanted: Wanted) -> Memory:
     return _memory_of_buffer(target, wanted)
 
 
+def mark_as_written(targets: Mapping[str, Target]) -> None:
+    """Has autograd see tensors of torch as changed in place, as their ``copy_`` does."""
+    torch = sys.modules.get("torch")
+    for target in targets.values():
+        # Tensors of inference have no version.
+        if torch is not None and isinstance(target.given, torch.Tensor) and not target.given.is_inference():
+            torch.autograd.graph.increment_version(target.given)
+
+
 def filled(
     filling: _native.Filling, targets: Mapping[str, Target], patience: float | None = None
 ) -> Generator[tuple[str, Any], None, None]:
@@ -114,6 +124,7 @@ def _memory_of_torch(torch: Any, target: Any, wanted: Wanted) -> Memory:
     _check_shape(wanted, target.shape, shape)
     if not target.is_contiguous() or target.is_conj() or target.is_neg():
         raise _refused(wanted, "is not contiguous")
+    _check_backing(wanted, torch_shortfall(target))
     device = "cpu" if kind == "cpu" else of_torch(torch, kind, target.device.index)
     # Its storage, so that the memory stays when the tensor is given other memory.
     return Memory(device, target.data_ptr(), wanted.nbytes, target.untyped_storage())
@@ -130,6 +141,7 @@ def _memory_of_numpy(target: Any, wanted: Wanted) -> Memory:
         raise _refused(wanted, "is not contiguous")
     if not target.flags.writeable:
         raise _refused(wanted, "is read-only")
+    _check_backing(wanted, numpy_shortfall(target))
     return Memory("cpu", target.ctypes.data, target.nbytes, target)
 
 
@@ -167,7 +179,9 @@ def _memory_of_buffer(target: Any, wanted: Wanted) -> Memory:
         return Memory("cpu", 0, 0, view)
     # Holds the buffer, so that a bytearray cannot be resized meanwhile.
     first = ctypes.c_char.from_buffer(view)
-    return Memory("cpu", ctypes.addressof(first), view.nbytes, (view, first))
+    address = ctypes.addressof(first)
+    _check_backing(wanted, buffer_shortfall(view, address))
+    return Memory("cpu", address, view.nbytes, (view, first))
 
 
 _FORMATS = {
@@ -208,6 +222,11 @@ def _check_type(wanted: Wanted, found: object, expected: object) -> None:
 def _check_shape(wanted: Wanted, found: Sequence[int], expected: Sequence[int]) -> None:
     if tuple(found) != tuple(expected):
         raise _refused(wanted, f"is of shape {list(found)}, not {list(expected)}")
+
+
+def _check_backing(wanted: Wanted, shortfall: str | None) -> None:
+    if shortfall is not None:
+        raise _refused(wanted, f"has no memory for it: {shortfall}")
 
 
 def _refused(wanted: Wanted, why: str) -> TargetError:

@@ -126,6 +126,53 @@ def test_nothing_is_allocated_for_what_has_a_target(tmp_path: Path) -> None:
     assert target.tobytes() == path.read_bytes()[-target.nbytes :]
 
 
+def gone_targets() -> dict[str, Any]:
+    """Targets for 1000 bytes whose memory has fewer."""
+    tensor = torch.zeros(1000, dtype=torch.uint8)
+    tensor.untyped_storage().resize_(999)
+    array = np.zeros(1010, np.uint8)
+    view = array[10:]
+    array.resize(20, refcheck=False)
+    strided = np.lib.stride_tricks.as_strided(np.zeros(10, np.uint8), (1000,))
+    return {"torch": tensor, "numpy": view, "strided": strided, "buffer": memoryview(strided)}
+
+
+@pytest.mark.parametrize("kind", gone_targets())
+def test_nothing_is_read_into_memory_that_is_gone(tmp_path: Path, kind: str) -> None:
+    path = write_model(tmp_path / "m.safetensors", {"a": ("U8", [1000])})
+    with hoistway.open(path) as checkpoint:
+        with pytest.raises(TargetError, match="has no memory for it") as caught:
+            checkpoint.copy_into({"a": gone_targets()[kind]})
+        assert caught.value.tensor == "a"
+        assert checkpoint.report is None
+
+
+def test_autograd_sees_what_is_read_into_a_tensor(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {"a": ("F32", [4]), "b": ("F32", [4])})
+    # By every way to name targets, also through a view of the tensor.
+    for targets in (lambda a: {"a": a}, lambda a: {"a": a.view(2, 2).view(4)}, lambda a: {"a": a.detach()}):
+        weight, factor = torch.ones(4), torch.ones(4, requires_grad=True)
+        product = (weight * factor).sum()
+        with hoistway.open(path) as checkpoint:
+            checkpoint.copy_into(targets(weight))
+        assert weight._version == 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
+    weight = torch.ones(4)
+    stream = hoistway.iter_tensors(path, copy_into=lambda name, *_: weight if name == "a" else None)
+    assert weight._version == 1
+    assert dict(stream)["a"] is weight
+    # Nothing is written, so nothing changes.
+    with pytest.raises(TargetError):
+        hoistway.iter_tensors(path, copy_into={"a": weight.double()})
+    assert weight._version == 1
+    with torch.inference_mode():
+        inferred = torch.ones(4)
+    with hoistway.open(path) as checkpoint:
+        checkpoint.copy_into({"a": inferred})
+        assert same_bytes(inferred, checkpoint.get_tensor("a"))
+
+
 @pytest.mark.parametrize(
     "index",
     [

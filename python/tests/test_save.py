@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import hoistway
 import hoistway.compat.safetensors.torch as as_reference
@@ -206,6 +208,87 @@ def test_what_cannot_be_saved_is_named_and_nothing_is_written(
     assert said in str(caught.value)
     assert caught.value.tensor == "bad"
     assert os.listdir(tmp_path) == []
+
+
+def cut(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    """A tensor whose storage has fewer bytes than it needs."""
+    tensor.untyped_storage().resize_(size)
+    return tensor
+
+
+def resized_below_its_view() -> np.ndarray:
+    array = np.zeros(1000)
+    view = array[10:]
+    array.resize(20, refcheck=False)
+    return view
+
+
+def cleared() -> Any:
+    paddle = pytest.importorskip("paddle")
+    tensor = paddle.zeros([10])
+    tensor._clear_data()
+    return tensor
+
+
+def deleted() -> Any:
+    array = jnp.zeros(10)
+    array.delete()
+    return array
+
+
+GONE = {
+    "cut": lambda: cut(torch.zeros(1000), 400),
+    "freed": lambda: cut(torch.zeros(1000), 0),
+    "offset": lambda: cut(torch.zeros(1000)[500:], 3999),
+    "two_dimensions": lambda: cut(torch.zeros(100, 10), 3999),
+    "parameter": lambda: cut(torch.nn.Parameter(torch.zeros(1000)), 400),
+    "one_byte": lambda: cut(torch.zeros(1000, dtype=torch.uint8), 999),
+    "resized": resized_below_its_view,
+    "part_of_resized": lambda: resized_below_its_view().reshape(10, 99)[5],
+    "strided_past_the_end": lambda: np.lib.stride_tricks.as_strided(np.zeros(10), (1000,)),
+    "past_the_end_of_bytes": lambda: np.lib.stride_tricks.as_strided(np.frombuffer(b"0123", "u1"), (1000,)),
+    "cleared": cleared,
+    "deleted": deleted,
+}
+"""Tensors whose memory is not there."""
+
+
+@pytest.mark.parametrize("kind", GONE)
+def test_memory_that_is_gone_is_not_saved(tmp_path: Path, kind: str) -> None:
+    gone = GONE[kind]()
+    tensors = {"good": torch.ones(2), "gone": gone}
+    for save in (hoistway.save, lambda tensors: hoistway.save_file(tensors, tmp_path / "m")):
+        with pytest.raises(OptionError, match="tensor 'gone' cannot be saved") as caught:
+            save(tensors)
+        assert caught.value.tensor == "gone"
+    with pytest.raises(OptionError, match="tensor 'gone' cannot be saved"):
+        hoistway.save_sharded(tensors, tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_views_of_memory_that_is_there_are_saved() -> None:
+    """What is a view of a part, or of what another library owns, is no view of what is gone."""
+    tensor = torch.arange(1000.0)
+    grown = torch.arange(4.0)
+    grown.untyped_storage().resize_(4000)
+    array = np.arange(1000.0)
+    tensors = {
+        "rows": tensor.view(10, 100)[3:7],
+        "last": tensor[999:],
+        "none": cut(torch.zeros(10), 0)[:0],
+        "grown": grown,
+        "array": array[3:],
+        "of_array": torch.from_numpy(array[5:]),
+        "of_torch": tensor.numpy()[7:],
+        "of_jax": np.asarray(jnp.arange(7.0)),
+        "of_bytes": np.frombuffer(bytearray(b"01234567"), np.uint32)[1:],
+        "of_view": np.asarray(memoryview(array)[2:]),
+        "of_map": np.frombuffer(mmap.mmap(-1, 4096), np.uint16)[9:],
+        "strided": np.lib.stride_tricks.as_strided(array, (10, 10), (80, 8)),
+        "swapped": array[::-1][::-1][:3],
+        "record": np.zeros(3, [("a", "f4"), ("b", "f4")]).view("f4"),
+    }
+    assert len(safetensors.torch.load(hoistway.save(tensors))) == len(tensors)
 
 
 def test_errors_are_those_that_python_expects(tmp_path: Path) -> None:

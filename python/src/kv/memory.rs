@@ -41,7 +41,7 @@ impl Memory {
             memory.items.extend(addresses.get().blocks());
             memory.owners.push(buffers.clone().unbind());
         } else {
-            let finder = Finder { torch: torch_tensor(buffers.py())?, access };
+            let finder = Finder::new(buffers.py(), access)?;
             for (number, buffer) in buffers.try_iter()?.enumerate() {
                 let buffer = buffer?;
                 let mut pieces = Vec::with_capacity(1);
@@ -81,35 +81,49 @@ impl Memory {
 struct Finder<'py> {
     /// The class of torch's tensors, if the process has imported torch: else there are none.
     torch: Option<Bound<'py, PyAny>>,
+    /// The class of numpy's arrays, likewise.
+    numpy: Option<Bound<'py, PyAny>>,
     access: Access,
 }
 
-impl Finder<'_> {
+impl<'py> Finder<'py> {
+    fn new(py: Python<'py>, access: Access) -> PyResult<Self> {
+        // Half imported, they have no such class yet.
+        let class = |module: &str, name: &str| -> PyResult<_> {
+            modules(py)?.call_method1("get", (module,))?.getattr_opt(name)
+        };
+        Ok(Self { torch: class("torch", "Tensor")?, numpy: class("numpy", "ndarray")?, access })
+    }
     fn add(&self, object: &Bound<'_, PyAny>, pieces: &mut Vec<Piece>, memory: &mut Memory) -> PyResult<()> {
-        let (piece, owner) =
-            if self.torch.as_ref().is_some_and(|class| object.is_instance(class).unwrap_or(false)) {
-                let (piece, owner) = torch_memory(object)?;
-                if !piece.device.is_host() {
-                    memory.torch_devices.insert(piece.device.dlpack().1);
-                }
-                (piece, owner)
-            } else if is_buffer(object) {
-                let (address, len, owner) = bytes_of(object, self.access)?;
-                (Piece::new(DeviceId::Cpu, address, len), owner)
-            } else if let Ok(tensor) = object.cast::<Tensor>() {
-                if self.access == Access::Write {
-                    return Err(PyBufferError::new_err("a tensor of hoistway's own is read-only"));
-                }
-                let tensor = &tensor.get().tensor;
-                let piece = Piece::new(tensor.device(), tensor.address(), tensor.len_bytes());
-                (piece, object.clone().unbind())
-            } else if let Some(interface) = object.getattr_opt("__cuda_array_interface__")? {
-                (self.cuda_array(object, &interface)?, object.clone().unbind())
-            } else {
-                let kind = object.get_type().qualname()?;
-                let message = format!("an object of type {kind} is neither a buffer nor a tensor");
-                return Err(PyTypeError::new_err(message));
-            };
+        let is_a = |class: Option<&Bound<'_, PyAny>>| {
+            class.is_some_and(|class| object.is_instance(class).unwrap_or(false))
+        };
+        let (piece, owner) = if is_a(self.torch.as_ref()) {
+            let (piece, owner) = torch_memory(object)?;
+            if !piece.device.is_host() {
+                memory.torch_devices.insert(piece.device.dlpack().1);
+            }
+            (piece, owner)
+        } else if is_buffer(object) {
+            if is_a(self.numpy.as_ref()) {
+                check_backing(object)?;
+            }
+            let (address, len, owner) = bytes_of(object, self.access)?;
+            (Piece::new(DeviceId::Cpu, address, len), owner)
+        } else if let Ok(tensor) = object.cast::<Tensor>() {
+            if self.access == Access::Write {
+                return Err(PyBufferError::new_err("a tensor of hoistway's own is read-only"));
+            }
+            let tensor = &tensor.get().tensor;
+            let piece = Piece::new(tensor.device(), tensor.address(), tensor.len_bytes());
+            (piece, object.clone().unbind())
+        } else if let Some(interface) = object.getattr_opt("__cuda_array_interface__")? {
+            (self.cuda_array(object, &interface)?, object.clone().unbind())
+        } else {
+            let kind = object.get_type().qualname()?;
+            let message = format!("an object of type {kind} is neither a buffer nor a tensor");
+            return Err(PyTypeError::new_err(message));
+        };
         if piece.len > 0 && piece.address == 0 {
             let kind = object.get_type().qualname()?;
             return Err(PyValueError::new_err(format!("a {kind} has no memory that holds its values")));
@@ -167,7 +181,16 @@ fn torch_memory(tensor: &Bound<'_, PyAny>) -> PyResult<(Piece, Py<PyAny>)> {
         "cuda" => dlpack_device(&tensor.call_method0(intern!(py, "__dlpack_device__"))?)?,
         _ => return Err(PyBufferError::new_err(format!("the tensor is on device {device}"))),
     };
-    let len = tensor.getattr(intern!(py, "nbytes"))?.extract()?;
+    let len: u64 = tensor.getattr(intern!(py, "nbytes"))?.extract()?;
+    let offset: u64 = tensor.call_method0(intern!(py, "storage_offset"))?.extract()?;
+    let item_len: u64 = tensor.getattr(intern!(py, "itemsize"))?.extract()?;
+    let found: u64 = owner.call_method0(intern!(py, "nbytes"))?.extract()?;
+    let needed = offset.checked_mul(item_len).and_then(|start| start.checked_add(len));
+    if len > 0 && needed.is_none_or(|needed| needed > found) {
+        return Err(PyBufferError::new_err(format!(
+            "the tensor's storage has {found} bytes, fewer than the tensor needs: it was resized or freed"
+        )));
+    }
     let address = if len == 0 { 0 } else { tensor.call_method0(intern!(py, "data_ptr"))?.extract()? };
     Ok((Piece::new(device, address, len), owner.unbind()))
 }
@@ -181,13 +204,25 @@ fn dlpack_device(told: &Bound<'_, PyAny>) -> PyResult<DeviceId> {
         .ok_or_else(|| PyBufferError::new_err(format!("it is on device {kind}:{ordinal} of DLPack's")))
 }
 
-fn torch_tensor(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
+/// The modules that the process has imported.
+fn modules(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
     static MODULES: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let modules =
         MODULES.get_or_try_init(py, || Ok::<_, PyErr>(py.import("sys")?.getattr("modules")?.unbind()))?;
-    let torch = modules.bind(py).call_method1(intern!(py, "get"), (intern!(py, "torch"),))?;
-    // Half imported, it has no class of tensors yet.
-    torch.getattr_opt(intern!(py, "Tensor"))
+    Ok(modules.bind(py))
+}
+
+/// Fails if an array of numpy is a view of more memory than there is.
+fn check_backing(array: &Bound<'_, PyAny>) -> PyResult<()> {
+    static SHORTFALL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let py = array.py();
+    let shortfall = SHORTFALL.get_or_try_init(py, || {
+        Ok::<_, PyErr>(py.import("hoistway._backing")?.getattr("numpy_shortfall")?.unbind())
+    })?;
+    match shortfall.bind(py).call1((array,))?.extract::<Option<String>>()? {
+        Some(problem) => Err(PyBufferError::new_err(problem)),
+        None => Ok(()),
+    }
 }
 
 /// The same error with the number of the buffer in it.

@@ -58,6 +58,29 @@ def random_numpy(generator: random.Random) -> dict[str, np.ndarray]:
     return tensors
 
 
+def test_memory_that_is_gone_is_not_saved(tmp_path: Path) -> None:
+    """What is wrong is found before anything reads the memory, also to put it in the order of files."""
+    module = torch.nn.Linear(30, 30)
+    module.weight.untyped_storage().resize_(40)
+    transposed = torch.zeros(30, 30).T
+    transposed.untyped_storage().resize_(40)
+    array = np.zeros((30, 30), ">f4")
+    view = array[1:].T
+    array.resize((3, 3), refcheck=False)
+    path = tmp_path / "m.safetensors"
+    for save, gone in [
+        (MINE.torch.save_file, {"weight": module.weight}),
+        (MINE.torch.save_file, {"weight": transposed}),
+        (MINE.numpy.save_file, {"weight": view}),
+        (MINE.torch.save_model, module),
+    ]:
+        with pytest.raises(SafetensorError, match="tensor 'weight' cannot be saved") as caught:
+            save(gone, path)
+        assert isinstance(caught.value, ValueError)
+        assert caught.value.tensor == "weight"
+    assert not path.exists()
+
+
 def test_torch_bytes_are_the_same(tmp_path: Path) -> None:
     generator = random.Random(7)
     for round_number in range(300):

@@ -63,6 +63,19 @@ def test_everything_with_bytes_can_be_loaded_into(blocks: kv.Namespace) -> None:
     anonymous.close()
 
 
+def test_memory_that_is_gone_is_neither_stored_nor_loaded_into(blocks: kv.Namespace) -> None:
+    tensor = torch.zeros(SIZE, dtype=torch.uint8)[SIZE // 2 :]
+    tensor.untyped_storage().resize_(SIZE - 1)
+    array = np.zeros(SIZE, np.uint8)
+    view = array[1:]
+    array.resize(100, refcheck=False)
+    for gone in (tensor, view):
+        with pytest.raises(BufferError, match=r"buffer 1: .* resized"):
+            blocks.store(["a", "b"], [bytes(10), gone])
+        with pytest.raises(BufferError, match=r"buffer 1: .* resized"):
+            blocks.load(["a", "b"], [bytearray(10), gone])
+
+
 def test_pages_are_gathered_and_scattered(blocks: kv.Namespace) -> None:
     # Two layers of keys and values, paged: a block's pieces lie far from each other.
     cache = torch.randn(2, 2, 8, 16, 4, dtype=torch.float32)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import hoistway
-from hoistway.compat.safetensors._errors import file_name, translated
+from hoistway.compat.safetensors._errors import file_name, safetensor_error, translated
+from hoistway.errors import OptionError
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -47,3 +48,10 @@ def check_text(tensors: Mapping[str, Any], metadata: Any) -> None:
     for text in texts:
         if not isinstance(text, str):
             raise TypeError(f"names of tensors and metadata are text, not {text!r}")
+
+
+def check_backing(tensors: Mapping[str, Any], shortfall: Callable[[Any], str | None]) -> None:
+    """Fails if the memory of a tensor is gone, before anything reads it."""
+    for name, tensor in tensors.items():
+        if problem := shortfall(tensor):
+            raise safetensor_error(OptionError, f"tensor {name!r} cannot be saved: {problem}", tensor=name)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hoistway.compat.safetensors._bytes import load_bytes, save_bytes, write_file
+from hoistway._backing import numpy_shortfall
+from hoistway.compat.safetensors._bytes import check_backing, load_bytes, save_bytes, write_file
 from hoistway.compat.safetensors._errors import SafetensorError
 from hoistway.compat.safetensors._safe_open import safe_open
 
@@ -49,6 +50,7 @@ def _checked(tensors: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[A
         if not isinstance(array, np.ndarray):
             # What the reference library fails with, which asks anything for the attributes of an array.
             raise AttributeError(f"array {name!r} is no array of numpy's but of {type(array)}")
+        check_backing({name: array}, numpy_shortfall)
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
         checked[name] = np.asarray(little, order="C")
     return checked

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hoistway.compat.safetensors._bytes import load_bytes, save_bytes, write_file
+from hoistway._backing import torch_shortfall
+from hoistway.compat.safetensors._bytes import check_backing, load_bytes, save_bytes, write_file
 from hoistway.compat.safetensors._errors import SafetensorError
 from hoistway.compat.safetensors._safe_open import safe_open
 
@@ -58,6 +59,8 @@ def save_model(
             error if not.
     """
     state = dict(model.state_dict())
+    strided = {name: tensor for name, tensor in state.items() if tensor.layout == torch.strided}
+    check_backing(strided, torch_shortfall)
     aliases = {alias: kept for kept, removed in _remove_duplicate_names(state).items() for alias in removed}
     for alias in aliases:
         del state[alias]
@@ -124,6 +127,7 @@ def _checked(tensors: Any) -> dict[str, torch.Tensor]:
             raise ValueError(f"Key `{name}` is invalid, expected torch.Tensor but received {type(tensor)}")
     if sparse := [name for name, tensor in tensors.items() if tensor.layout != torch.strided]:
         raise ValueError(f"tensors {sparse} are sparse, which files cannot hold: save their `.to_dense()`")
+    check_backing(tensors, torch_shortfall)
     if shared := [sorted(names) for names in _find_shared_tensors(tensors) if len(names) > 1]:
         raise RuntimeError(
             f"Some tensors share memory: {shared}. A file would hold it more than once, and what is loaded from it "
