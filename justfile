@@ -36,6 +36,12 @@ venv:
     test -x '{{ bin }}/uv' || '{{ bin }}/pip' install --quiet uv==0.13.9
 
 [private]
+rust:
+    @needed="$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)" && found="$(cargo --version | cut -d ' ' -f 2)" && \
+        printf '%s\n' "$needed" "$found" | sort --check=quiet --version-sort || \
+        { echo "The build needs Rust $needed or later: install it from https://rustup.rs" >&2; exit 1; }
+
+[private]
 lint-tools: venv
     {{ install }} -r requirements-lint.txt
 
@@ -63,7 +69,7 @@ prepare: setup hosts build
 # Each crate once, in one profile and with one set of features: for the Rust tests, the Python package, the stand-ins, and
 # the C library.
 [private]
-build: venv
+build: venv rust
     cargo build --quiet --workspace --all-features --lib --bins --examples --tests
 
 # The Python package in place, as maturin would install it, of what `build` has built.
@@ -168,7 +174,7 @@ test-again quiet="10" loaded="10": prepare develop
     PATH='{{ bin }}':"$PATH" testkit/check/steps.sh --keep-going \
         $(yes test | head -n '{{ quiet }}') $(yes test-under-load | head -n '{{ loaded }}')
 
-# Takes three hours on two cores. Needs root, npm, Go, Miri, and 40 GB; a recipe whose tool is missing is listed as failed.
+# Takes many hours on two cores; the fuzzing alone takes 80 minutes. Needs root, npm, Go, Miri, and 40 GB; a recipe whose tool is missing is listed as failed.
 # Run what .ci/run runs and all that only a release needs, and end with a table of results.
 release-check:
     PATH='{{ bin }}':"$PATH" testkit/check/steps.sh --keep-going \
