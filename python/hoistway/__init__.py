@@ -13,7 +13,7 @@ import json
 import os
 from typing import Any
 
-from hoistway import _logging, _native, errors
+from hoistway import _logging, _native, _totals, errors
 from hoistway._arguments import path_text
 from hoistway._checkpoint import Checkpoint, LoadedTensors, TensorSlice, load_file
 from hoistway._layers import Layer, LayerStream, stream_layers
@@ -31,6 +31,7 @@ from hoistway.errors import HoistwayError
 __version__: str = _native.version()
 
 _logging.start()
+_totals.start()
 
 open = Checkpoint  # noqa: A001  (the name that people look for, as in gzip.open)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hoistway.errors import OptionError
+from hoistway.errors import ArgumentError, OptionError
 
 PathType = str | os.PathLike[str]
 
@@ -26,19 +26,19 @@ def path_text(path: Any) -> str:
                     f"a path cannot be {path!r}: a path has one slash where a URL has two; pass the URL as text"
                 )
             return text
-        raise TypeError(
+        raise ArgumentError(
             f"a path cannot be {path!r}, a path of bytes: pass text, which os.fsdecode makes of bytes"
         )
     if isinstance(path, (bytes, bytearray, memoryview)):
-        raise TypeError(
+        raise ArgumentError(
             f"a path cannot be {shown(path)}: pass text, which os.fsdecode makes of a path in bytes; "
             "hoistway.load takes the contents of a file"
         )
     if hasattr(path, "read"):
-        raise TypeError(
+        raise ArgumentError(
             f"a path cannot be {shown(path)}: pass the name of the file; hoistway.load takes its contents"
         )
-    raise TypeError(f"a path cannot be {shown(path)}: pass text or an os.PathLike such as pathlib.Path")
+    raise ArgumentError(f"a path cannot be {shown(path)}: pass text or an os.PathLike such as pathlib.Path")
 
 
 def path_texts(paths: PathType | Sequence[PathType]) -> list[str]:
@@ -60,7 +60,7 @@ def tensor_name(name: Any) -> str:
     'lm_head.weight'
     """
     if not isinstance(name, str):
-        raise TypeError(f"the name of a tensor cannot be {shown(name)}: pass text")
+        raise ArgumentError(f"the name of a tensor cannot be {shown(name)}: pass text")
     return name
 
 
@@ -69,7 +69,7 @@ def tensor_names(argument: str, names: Any) -> list[str]:
     if isinstance(names, str):
         return [names]
     if not _is_list(names):
-        raise TypeError(
+        raise ArgumentError(
             f"{argument} cannot be {shown(names)}: pass the name of a tensor, a glob pattern, or a list of these"
         )
     return [tensor_name(name) for name in names]
@@ -82,10 +82,12 @@ def text_by_text(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
     try:
         texts = dict(metadata)
     except (TypeError, ValueError):
-        raise TypeError(f"metadata cannot be {shown(metadata)}: pass a dictionary of text to text") from None
+        raise ArgumentError(
+            f"metadata cannot be {shown(metadata)}: pass a dictionary of text to text"
+        ) from None
     for key, value in texts.items():
         if not (isinstance(key, str) and isinstance(value, str)):
-            raise TypeError(
+            raise ArgumentError(
                 f"metadata cannot hold {shown(key)} with the value {shown(value)}: keys and values are text"
             )
     return texts

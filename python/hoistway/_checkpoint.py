@@ -8,10 +8,11 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from hoistway import _native
+from hoistway import _native, _totals
 from hoistway._arguments import PathType, path_texts, tensor_name, tensor_names
 from hoistway._devices import find_libraries
 from hoistway._frameworks import (
@@ -40,7 +41,7 @@ from hoistway._stream import (
 )
 from hoistway._targets import CopyInto, Target, Wanted, chosen, filled, mark_as_written
 from hoistway._words import counted
-from hoistway.errors import OptionError, TargetError
+from hoistway.errors import ClosedError, MissingPackageError, OptionError, TargetError, UnknownOptionError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -425,7 +426,7 @@ class Checkpoint:
     @property
     def _opened(self) -> _native.Checkpoint:
         if self._native is None:
-            raise ValueError("this checkpoint is closed")
+            raise ClosedError("this checkpoint is closed")
         return self._native
 
     def _request(
@@ -506,8 +507,12 @@ class Checkpoint:
         if self._is_mapped(options):
             tensors, native_report = self._opened.map(**options)
         else:
+            if progress is True:
+                # Importing it takes long enough to falsify the rate.
+                _bars()
             loading = self._opened.start(**options)
-            with _callback(progress, loading) as callback:
+            _, total = loading.progress()
+            with _callback(progress, total) as callback:
                 tensors = loading.wait(callback)
             native_report = loading.report()
         loaded = LoadedTensors(native_report)
@@ -516,6 +521,7 @@ class Checkpoint:
         return loaded
 
     def _note(self, report: _native.Report) -> None:
+        _totals.note(report, is_first=self._report is None)
         self._report = report if self._report is None else self._report.merged(report)
 
 
@@ -548,11 +554,27 @@ class TensorSlice:
 
 def check_names(options: Mapping[str, Any]) -> None:
     """Fails for options that no load has. Device and allocator belong to the checkpoint, and to each other."""
-    unknown = set(options) - set(LoadOptions.__annotations__)
-    if unknown:
-        names = ", ".join(LoadOptions.__annotations__)
-        raise OptionError(f"option cannot be {min(unknown)!r}: the options are {names}")
+    names = list(LoadOptions.__annotations__)
+    for unknown in sorted(set(options) - set(names)):
+        if unknown in _ELSEWHERE:
+            hint = _ELSEWHERE[unknown]
+        elif nearest := get_close_matches(unknown, names, n=1):
+            hint = f"did you mean {nearest[0]!r}?"
+        else:
+            hint = "it has no such option"
+        raise UnknownOptionError(f"option cannot be {unknown!r}: {hint} (the options are {', '.join(names)})")
 
+
+_ELSEWHERE = {
+    "allocator": "the allocator is chosen where the checkpoint is opened",
+    "copy_into": "memory to read into is passed to iter_tensors",
+    "device": "the device is chosen where the checkpoint is opened",
+    "framework": "the framework is chosen where the checkpoint is opened",
+    "max_in_flight": "only iter_tensors, which streams, has this limit; in_flight limits the reads of a load",
+    "order": "only iter_tensors, which streams, has an order",
+    "progress": "load_file and Checkpoint.load show progress",
+}
+"""What other calls take."""
 
 _OWN_MEMORY = {"device", "pool", "allocator", "layout", "rings", "numa", "populate"}
 """Options that say what memory of their own tensors get, and how it is read into."""
@@ -580,21 +602,26 @@ def usrbio_directories() -> list[str] | None:
 
 
 @contextmanager
-def _callback(progress: Progress, loading: _native.Loading) -> Iterator[Callable[[int, int], object] | None]:
+def _callback(progress: Progress, total: int) -> Iterator[Callable[[int, int], object] | None]:
+    """What a load reports its progress to; a bar by tqdm for `True`."""
     if progress is False:
         yield None
         return
     if progress is not True:
         yield progress
         return
-    try:
-        from tqdm.auto import tqdm  # noqa: PLC0415
-    except ImportError as error:
-        raise ImportError("progress=True needs tqdm; install it or give a callable") from error
-    _, total = loading.progress()
-    with tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+    with _bars()(total=total, unit="B", unit_scale=True, unit_divisor=1000) as bar:
 
         def update(done: int, _total: int) -> None:
             bar.update(done - bar.n)
 
         yield update
+
+
+@cache
+def _bars() -> Any:
+    try:
+        from tqdm.auto import tqdm  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingPackageError("progress=True needs tqdm; install it or give a callable") from error
+    return tqdm

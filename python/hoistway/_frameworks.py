@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hoistway import _native
 from hoistway._devices import of_number, of_text, to_torch, torch_kind
-from hoistway.errors import OptionError, UnsupportedDtypeError
+from hoistway.errors import MissingPackageError, OptionError, UnsupportedDtypeError
 
 if TYPE_CHECKING:
     from hoistway._native import Tensor
@@ -101,7 +101,9 @@ def torch_allocator(device: str) -> Callable[[int], tuple[int, int, Any]]:
     try:
         import torch  # noqa: PLC0415
     except ImportError as error:
-        raise ImportError("allocator 'torch' needs torch; install it or leave the allocator out") from error
+        raise MissingPackageError(
+            "allocator 'torch' needs torch; install it or leave the allocator out"
+        ) from error
 
     on = to_torch(torch, device)
 
@@ -121,7 +123,7 @@ def _torch() -> Converter:
     try:
         import torch  # noqa: PLC0415
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackageError(
             "framework 'torch' needs torch; install it or choose framework='numpy' or 'raw'"
         ) from error
     # Types that DLPack carries only in its newest versions or not at all: exported as bytes, viewed as these.
@@ -146,7 +148,9 @@ def _numpy() -> Converter:
     try:
         import numpy as np  # noqa: PLC0415
     except ImportError as error:
-        raise ImportError("framework 'numpy' needs numpy; install it or choose another framework") from error
+        raise MissingPackageError(
+            "framework 'numpy' needs numpy; install it or choose another framework"
+        ) from error
     own = set(ELEMENT_TYPES) - {"BF16", "F4", *_NARROW_TYPES}
     dtypes = {dtype: np.dtype(ELEMENT_TYPES[dtype]) for dtype in own}
 
@@ -171,7 +175,7 @@ def _ml_dtype(tensor: Tensor) -> Any:
     try:
         import ml_dtypes  # noqa: PLC0415
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackageError(
             f"tensor {tensor.name!r} is of type {tensor.dtype}: numpy needs ml_dtypes for that"
         ) from error
     dtype = getattr(ml_dtypes, ELEMENT_TYPES.get(tensor.dtype, ""), None)
@@ -199,7 +203,9 @@ def _jax() -> Converter:
     try:
         import jax  # noqa: PLC0415
     except ImportError as error:
-        raise ImportError("framework 'jax' needs jax; install it or choose another framework") from error
+        raise MissingPackageError(
+            "framework 'jax' needs jax; install it or choose another framework"
+        ) from error
     shared = {"BOOL", "U8", "I8", "U16", "I16", "F16", "BF16", "U32", "I32", "F32", "C64"}
     to_numpy = _numpy()
     host = jax.devices("cpu")[0]
@@ -227,7 +233,7 @@ def _paddle() -> Converter:
     try:
         import paddle  # noqa: PLC0415
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackageError(
             "framework 'paddle' needs paddle; install it or choose another framework"
         ) from error
     views = {dtype: getattr(paddle, name) for dtype, name in _NARROW_TYPES.items() if dtype in PADDLE_TYPES}

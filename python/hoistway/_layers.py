@@ -12,7 +12,7 @@ from hoistway._checkpoint import Checkpoint
 from hoistway._frameworks import Converter, Framework, converter
 from hoistway._options import ReaderOptions, StoreOptions
 from hoistway._reader import opened, reader_options
-from hoistway.errors import OptionError, TensorNotFoundError
+from hoistway.errors import ArgumentError, ClosedError, OptionError, TensorNotFoundError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -101,7 +101,7 @@ class Layer(Mapping[str, Any]):
     @property
     def _held(self) -> dict[str, _native.Tensor]:
         if self._tensors is None:
-            raise ValueError(
+            raise ClosedError(
                 f"layer {self.name!r} was given back when its stream went on: take its tensors before that"
             )
         return self._tensors
@@ -132,7 +132,7 @@ class LayerStream:
             MemoryBudgetError: Tensors that you hold take the room until the timeout. The layer is next again then.
         """
         if self._native is None:
-            raise ValueError("this stream is closed")
+            raise ClosedError("this stream is closed")
         self._give_back()
         name, tensors = self._native.next()
         self._next = (self._next + 1) % len(self._names)
@@ -150,7 +150,7 @@ class LayerStream:
         ``stall_seconds``.
         """
         if self._native is None:
-            raise ValueError("this stream is closed")
+            raise ClosedError("this stream is closed")
         stats: dict[str, Any] = json.loads(self._native.stats())
         return stats
 
@@ -180,7 +180,9 @@ def _layers(checkpoint: _native.Checkpoint, order: Order | None) -> list[tuple[s
     if isinstance(order, Mapping):
         return [(name, list(tensors)) for name, tensors in order.items()]
     if isinstance(order, str) or not isinstance(order, Sequence | None):
-        raise TypeError(f"order cannot be {shown(order)}: pass a list of layers, or their tensors by layer")
+        raise ArgumentError(
+            f"order cannot be {shown(order)}: pass a list of layers, or their tensors by layer"
+        )
     numbered = _native.numbered_layers(checkpoint)
     if order is None:
         if not numbered:

@@ -10,6 +10,7 @@ from hoistway import _native
 from hoistway._arguments import PathType, shown
 from hoistway._checkpoint import Checkpoint, Select
 from hoistway._frameworks import Framework, converter
+from hoistway.errors import ArgumentError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Unpack
@@ -96,13 +97,13 @@ def load(data: Buffer, *, framework: Framework = "torch") -> dict[str, Any]:
     """
     convert = converter(framework)
     if isinstance(data, str | os.PathLike):
-        raise TypeError(
+        raise ArgumentError(
             f"data cannot be {data!r}: hoistway.load takes the bytes of a file, load_file its path"
         )
     try:
         contents = data if isinstance(data, bytes) else bytes(memoryview(data))
     except TypeError:
-        raise TypeError(
+        raise ArgumentError(
             f"data cannot be {shown(data)}: pass the bytes of a file, of an open file those that its read() gives"
         ) from None
     tensors: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from hoistway._checkpoint import Checkpoint, usrbio_directories
 from hoistway._frameworks import Converter, Framework, converter
 from hoistway._options import ReaderOptions, StoreOptions, store_texts
 from hoistway._slices import Part
-from hoistway.errors import SliceError
+from hoistway.errors import ClosedError, SliceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,7 +113,7 @@ class Reader:
             begin_by: Seconds after which a read that has not begun is cancelled.
         """
         if self._native is None:
-            raise ValueError("this reader is closed")
+            raise ClosedError("this reader is closed")
         parts: dict[str, Part] = {}
         wanted: list[tuple[str, tuple[int, int] | None]] = []
         listed = dict.fromkeys(tensor_names("names", names))
@@ -215,7 +215,7 @@ class Reading(Iterator[tuple[str, Any]]):
     @property
     def _opened(self) -> _native.Reading:
         if self._native is None:
-            raise ValueError("this reading is closed")
+            raise ClosedError("this reading is closed")
         return self._native
 
     def _converted(self, tensors: Sequence[_native.Tensor]) -> dict[str, Any]:

@@ -10,3 +10,29 @@ def counted(count: int, noun: str) -> str:
     ('1 tensor', '2 tensors')
     """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def in_words(count: float) -> str:
+    """Bytes for people.
+
+    >>> in_words(1536 << 20)
+    '1.5 GiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def rate_in_words(bytes_per_second: float) -> str:
+    """A rate for people, in powers of ten as drives and networks state it.
+
+    >>> rate_in_words(4_390_000_000)
+    '4.39 GB/s'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if bytes_per_second < 1000:
+            return f"{bytes_per_second:.2f} {unit}/s"
+        bytes_per_second /= 1000
+    return f"{bytes_per_second:.2f} TB/s"

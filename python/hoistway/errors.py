@@ -108,8 +108,25 @@ class SliceError(HoistwayError, IndexError):
     """A slice does not fit its tensor, or a table has no such row."""
 
 
+class ArgumentError(HoistwayError, TypeError):
+    """An argument is not of a type that the call takes."""
+
+
+# What ImportError calls `path` is no path-like object, and is never set here.
+class MissingPackageError(HoistwayError, ImportError):  # type: ignore[misc]
+    """A package that the call needs is not installed."""
+
+
+class ClosedError(HoistwayError, ValueError):
+    """A checkpoint, reader, stream or lease was used after it was closed or released."""
+
+
 class OptionError(HoistwayError, ValueError):
     """An option has a value that means nothing."""
+
+
+class UnknownOptionError(OptionError, TypeError):
+    """There is no option of this name."""
 
 
 class TargetError(HoistwayError, ValueError):

@@ -1,4 +1,4 @@
-"""Runs a program with hoistway in the place of safetensors: ``python -m hoistway.run -- python generate.py``.
+"""Runs a program with hoistway in the place of safetensors: ``python -m hoistway.run -- generate.py``.
 
 The program and the Python processes that it starts use the drop-in `hoistway.compat.safetensors`, without a change of
 their code. Options come from the environment, such as ``HOISTWAY_ROUTE=io_uring``.
@@ -7,6 +7,7 @@ their code. Options come from the environment, such as ``HOISTWAY_ROUTE=io_uring
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -14,14 +15,15 @@ from typing import NoReturn
 
 HOOK = str(Path(__file__).parent / "_hook")
 
-USAGE = """usage: python -m hoistway.run -- COMMAND [ARGUMENT ...]
+USAGE = """usage: python -m hoistway.run [--report] -- COMMAND [ARGUMENT ...]
 
 Runs COMMAND with hoistway in the place of safetensors, for instance
 
-    python -m hoistway.run -- python generate.py
-    python -m hoistway.run -- accelerate launch train.py
+    python -m hoistway.run -- generate.py
+    python -m hoistway.run --report -- accelerate launch train.py
 
-HOISTWAY_ROUTE and the like set the options of loads."""
+A script is run by this Python. With --report, each process that loads says on standard error, as it ends, how much it
+loaded, how fast, and by which routes. HOISTWAY_ROUTE and the like set the options of loads."""
 
 
 def environment() -> dict[str, str]:
@@ -37,16 +39,22 @@ def main(arguments: list[str]) -> NoReturn:
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE)
         raise SystemExit(0)
+    variables = environment()
+    if arguments[:1] == ["--report"]:
+        variables["HOISTWAY_REPORT"] = "1"
+        arguments = arguments[1:]
     command = arguments[1:] if arguments[:1] == ["--"] else arguments
     if not command:
         raise SystemExit(USAGE)
+    if command[0].endswith(".py") and shutil.which(command[0]) is None:
+        command = [sys.executable, *command]
     # As in a program that Python did not start.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        os.execvpe(command[0], command, environment())
+        os.execvpe(command[0], command, variables)
     except OSError as error:
         raise SystemExit(f"hoistway.run: '{command[0]}' cannot be run: {error.strerror}") from None
 

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import pickle
+import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -14,8 +15,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import assert_threads_end, make_cold, same_bytes, thread_count, write_model
+from hoistway import _checkpoint
 from hoistway.errors import (
+    ClosedError,
     MemoryBudgetError,
+    MissingPackageError,
     OptionError,
     RouteUnavailableError,
     SliceError,
@@ -222,6 +226,10 @@ def test_options_are_checked(model: Path, monkeypatch: pytest.MonkeyPatch) -> No
             hoistway.load_file(model, **options)
     with pytest.raises(OptionError, match="the options are route, "):
         hoistway.load_file(model, rout="auto")
+    with pytest.raises(TypeError, match="did you mean 'coalesce_gap'"):
+        hoistway.load_file(model, coalescegap="1MiB")
+    with pytest.raises(OptionError, match="only iter_tensors"):
+        hoistway.load_file(model, max_in_flight="1GiB")
     with pytest.raises(OptionError, match="framework"):
         hoistway.load_file(model, framework="tensorflow")
     with pytest.raises(OptionError, match="device"):
@@ -235,6 +243,32 @@ def test_options_are_checked(model: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("HOISTWAY_ROUTE", "nonsense")
     with pytest.raises(OptionError, match="HOISTWAY_ROUTE"):
         hoistway.load_file(model)
+
+
+def test_what_is_closed_says_so(model: Path) -> None:
+    checkpoint = hoistway.open(model)
+    checkpoint.close()
+    for use in (checkpoint.keys, checkpoint.load, lambda: next(iter(checkpoint))):
+        with pytest.raises(ClosedError, match="this checkpoint is closed") as caught:
+            use()
+        assert isinstance(caught.value, ValueError)
+
+
+def test_a_missing_package_says_what_to_do(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    _checkpoint._bars.cache_clear()
+    with pytest.raises(MissingPackageError, match="needs tqdm; install it") as caught:
+        hoistway.load_file(model, progress=True)
+    assert isinstance(caught.value, ImportError)
+
+
+def test_a_copy_of_what_is_cached_names_the_mapping(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "large.safetensors", {"a": ("U8", [17 << 20])})
+    hint = "route 'mapped' would use them there"
+    assert hint in str(hoistway.load_file(path, route="cached", framework="numpy").report)
+    pool = hoistway.MemoryPool("20MiB")
+    assert hint not in str(hoistway.load_file(path, route="cached", framework="numpy", pool=pool).report)
+    assert hint not in str(hoistway.load_file(path, route="threads", framework="numpy").report)
 
 
 def test_named_routes_carry_the_data_or_fail(model: Path) -> None:

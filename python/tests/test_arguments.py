@@ -46,8 +46,9 @@ USERS_OF_PATHS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("user", USERS_OF_PATHS)
 @pytest.mark.parametrize(("path", "expected"), NO_PATHS, ids=[type(path).__name__ for path, _ in NO_PATHS])
 def test_what_is_no_path_is_named_with_what_to_pass(user: str, path: Any, expected: str) -> None:
-    with pytest.raises(TypeError, match=expected):
+    with pytest.raises(TypeError, match=expected) as caught:
         USERS_OF_PATHS[user](path)
+    assert isinstance(caught.value, hoistway.HoistwayError)
 
 
 def test_an_open_file_is_no_path(model: Path) -> None:

@@ -60,6 +60,6 @@ pub(crate) fn progress_bar(total_bytes: u64) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::with_draw_target(Some(total_bytes), ProgressDrawTarget::stderr());
-    let template = "{bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
+    let template = "{bar:30} {binary_bytes}/{binary_total_bytes} {decimal_bytes_per_sec} {eta}";
     bar.with_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

@@ -207,6 +207,11 @@ pub struct TimeReport {
     pub page_faults: u64,
 }
 
+/// Writes a rate as drives and networks state it: in powers of ten.
+pub(crate) fn shown_rate(bytes_per_second: f64) -> String {
+    format!("{:.2}/s", ByteSize(bytes_per_second as u64).display().si())
+}
+
 impl Report {
     /// Bytes of tensors per second over the whole load; 0 if nothing was read.
     pub fn bytes_per_second(&self) -> f64 {
@@ -214,6 +219,16 @@ impl Report {
             return 0.0;
         }
         if self.time.total_seconds > 0.0 { self.tensor_bytes as f64 / self.time.total_seconds } else { 0.0 }
+    }
+
+    /// Whether a mapping would have given the same bytes at once: nearly all were cached, and are of a size that matters.
+    fn is_copied_from_cache(&self) -> bool {
+        let cached = self.carriers.iter().filter(|carrier| carrier.route == Route::Cached);
+        let cached_bytes: u64 = cached.map(|carrier| carrier.tensor_bytes).sum();
+        self.device.is_none()
+            && !self.memory.pooled
+            && self.tensor_bytes >= 16 << 20
+            && cached_bytes >= self.tensor_bytes / 10 * 9
     }
 
     /// Whether files were mapped, and no byte of them was read.
@@ -324,8 +339,8 @@ impl fmt::Display for Report {
                 "mapped {tensors}, {bytes} of {files} in {seconds:.3} s: nothing is read until it is used"
             )?;
         } else {
-            let speed = ByteSize(self.bytes_per_second() as u64);
-            writeln!(f, "{tensors}, {bytes} from {files} in {seconds:.3} s ({speed}/s)")?;
+            let rate = shown_rate(self.bytes_per_second());
+            writeln!(f, "{tensors}, {bytes} from {files} in {seconds:.3} s ({rate})")?;
         }
         write_carriers(f, &self.carriers, self.tensor_bytes, self.device.is_some())?;
         write_refused(f, &self.refused)?;
@@ -384,6 +399,12 @@ impl fmt::Display for Report {
         }
         for note in &self.notes {
             writeln!(f, "  note: {note}")?;
+        }
+        if self.is_copied_from_cache() {
+            writeln!(
+                f,
+                "  note: the page cache had these bytes; route 'mapped' would use them there, without a copy"
+            )?;
         }
         Ok(())
     }

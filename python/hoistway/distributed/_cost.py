@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hoistway._words import in_words, rate_in_words
 from hoistway.distributed._catalog import Catalog
 from hoistway.distributed._plan import OVERLAP_STEPS, is_shared, part_bytes
 from hoistway.distributed._report import Strategy
-from hoistway.distributed._sizes import in_words
 from hoistway.distributed._wants import NOTHING, WHOLE, Wants
 
 SMALL_BYTES = 64 << 20
@@ -93,9 +93,9 @@ def decide(
     # All but the first step's reading is while something is passed on.
     share = max(reading, passing) + min(reading, passing) / OVERLAP_STEPS
     reasons = (
-        f"own: {in_words(max(work.own_bytes))} a rank at {in_words(min(storage_rates))}/s, {own:.2f} s",
+        f"own: {in_words(max(work.own_bytes))} a rank at {rate_in_words(min(storage_rates))}, {own:.2f} s",
         f"share: {in_words(max(work.node_bytes))} a node read in {reading:.2f} s and passed on in {passing:.2f} s "
-        f"at {in_words(min(link_rates))}/s, which overlap: {share:.2f} s",
+        f"at {rate_in_words(min(link_rates))}, which overlap: {share:.2f} s",
     )
     return Decision("own" if own <= share else "share", reasons, {"own": own, "share": share})
 

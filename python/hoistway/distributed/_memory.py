@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import hoistway
+from hoistway._words import in_words
 from hoistway.distributed._catalog import Catalog
 from hoistway.distributed._plan import Plan, part_bytes, piece_bytes
-from hoistway.distributed._sizes import in_words
 from hoistway.distributed._wants import Wants
 from hoistway.errors import MemoryBudgetError
 

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from hoistway._report import Refusal, Report
-from hoistway._words import counted
-from hoistway.distributed._sizes import in_words
+from hoistway._words import counted, in_words
 
 Strategy = Literal["own", "share"]
 

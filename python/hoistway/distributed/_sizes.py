@@ -1,4 +1,4 @@
-"""Sizes as people write them, and as they read them."""
+"""Sizes as people write them."""
 
 from __future__ import annotations
 
@@ -28,16 +28,3 @@ def size_in_bytes(option: str, size: int | str) -> int:
     if nbytes >= 1 << 64:
         raise OptionError(f"{option} cannot be {size!r}: that is more than a number of 64 bits holds")
     return nbytes
-
-
-def in_words(count: float) -> str:
-    """Bytes for people.
-
-    >>> in_words(1536 << 20)
-    '1.5 GiB'
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoistway import _native
 from hoistway._frameworks import Converter
-from hoistway.errors import ExpertNotFoundError, TensorNotFoundError
+from hoistway.errors import ClosedError, ExpertNotFoundError, TensorNotFoundError
 from hoistway.experts._catalog import part_name
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Ticket:
     @property
     def _held(self) -> _native.ExpertTicket:
         if self._native is None:
-            raise ValueError("this ticket was released")
+            raise ClosedError("this ticket was released")
         return self._native
 
     def _position(self, expert: int) -> int:
@@ -167,7 +167,7 @@ class Lease(Mapping[int, LeasedExpert]):
     @property
     def _held(self) -> dict[int, LeasedExpert]:
         if self._experts is None:
-            raise ValueError("this lease was released")
+            raise ClosedError("this lease was released")
         return self._experts
 
 
@@ -206,7 +206,7 @@ class LeasedTensors(Mapping[str, Any]):
     @property
     def _held(self) -> dict[str, Any]:
         if self._tensors is None:
-            raise ValueError("this lease was released")
+            raise ClosedError("this lease was released")
         return self._tensors
 
 

@@ -15,6 +15,7 @@ from hoistway._devices import find_libraries
 from hoistway._frameworks import Converter, Framework, check_framework, converter, device_name
 from hoistway._options import ReaderOptions, StoreOptions
 from hoistway._reader import opened, reader_options
+from hoistway.errors import ClosedError
 from hoistway.experts._catalog import ExpertCatalog
 from hoistway.experts._lease import Lease, LeasedTensors, Ticket, leased_tensors
 
@@ -234,7 +235,7 @@ class ExpertStore:
     @property
     def _opened(self) -> _native.ExpertStore:
         if self._native is None:
-            raise ValueError("this store is closed")
+            raise ClosedError("this store is closed")
         return self._native
 
 

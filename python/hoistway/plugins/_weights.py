@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from hoistway import distributed
 from hoistway._checkpoint import Checkpoint
 from hoistway._options import LoadOptions
-from hoistway._report import Carrier, Refusal, Report
-from hoistway._words import counted
+from hoistway._report import Refusal, Report
+from hoistway._words import counted, in_words, rate_in_words
 from hoistway.distributed import DistributedReport
-from hoistway.distributed._sizes import in_words
 from hoistway.errors import FormatError, OptionError
 
 if TYPE_CHECKING:
@@ -125,24 +124,19 @@ def describe(report: Report | DistributedReport, device: str) -> str:
     reads: Report | None
     if isinstance(report, Report):
         who, reads, seconds = "hoistway", report, report.total_seconds
-        how = f"{in_words(report.tensor_bytes / max(seconds, 1e-9))}/s"
+        how = rate_in_words(report.tensor_bytes / max(seconds, 1e-9))
     else:
         who, reads, seconds = f"hoistway, rank {report.rank} of {report.ranks}", report.reads, report.seconds
         how = f"{report.strategy}, {in_words(report.read_bytes)} read, {in_words(report.received_bytes)} received"
     moved = f"{counted(report.tensors, 'tensor')}, {in_words(report.tensor_bytes)}"
     line = f"{who}: {moved} to {device} in {seconds:.2f} s ({how})"
     if reads is not None and reads.carriers:
-        line += "; " + ", ".join(_share_of(carrier, reads) for carrier in reads.carriers)
+        line += f"; {reads.shares()}"
     refused = (*report.refused, *(reads.refused if reads is not None and reads is not report else ()))
     if refused:
         # One for each file, often.
         line += "; refused: " + "; ".join(dict.fromkeys(map(_in_words, refused)))
     return line
-
-
-def _share_of(carrier: Carrier, report: Report) -> str:
-    way = " ".join(word for word in (carrier.route, carrier.access, carrier.via) if word)
-    return f"{way} {carrier.tensor_bytes / max(report.tensor_bytes, 1):.0%}"
 
 
 def _in_words(refusal: Refusal) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import hoistway
 import pytest
 from hoistway import run
 
@@ -44,6 +46,32 @@ def test_a_program_loads_with_hoistway(model: Path, tmp_path: Path) -> None:
         check=True,
     )
     assert not plain.stdout.startswith("hoistway.")
+
+
+def test_a_script_is_run_by_this_python(model: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = start("--", str(program), str(model))
+    assert done.stdout.startswith("hoistway."), done.stderr
+    program.write_text("#!/bin/sh\necho a shell\n")
+    program.chmod(0o755)
+    assert start("--", str(program)).stdout == "a shell\n"
+
+
+def test_a_report_says_how_all_files_came(model: Path) -> None:
+    plain = start("--", sys.executable, "-c", PROGRAM, str(model))
+    assert "hoistway:" not in plain.stderr
+    done = start("--report", "--", sys.executable, "-c", PROGRAM, str(model), HOISTWAY_ROUTE="threads")
+    assert done.returncode == 0, done.stderr
+    # The program loads its file twice.
+    count = 2 * len(hoistway.open(model).keys())
+    assert re.search(
+        rf"^hoistway: {count} tensors, .*iB from 2 files in \d+\.\d\d s of loading \(.*B/s\): threads \w+ 100%$",
+        done.stderr,
+        re.MULTILINE,
+    ), done.stderr
+    nothing = start("--report", sys.executable, "-c", "import hoistway")
+    assert nothing.stderr == "hoistway: no checkpoint was loaded\n"
 
 
 def test_so_do_the_processes_that_it_starts(model: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import hoistway
 import pytest
 from conftest import write_model
-from hoistway import _native
+from hoistway import _native, _words
 from hoistway import distributed as wd
 from hoistway.distributed import _cost, _filters, _memory, _plan, _sizes, _wants
 from hoistway.distributed._catalog import Catalog, Element, Entry
@@ -346,7 +346,9 @@ def test_patterns_that_no_load_takes_are_refused(pattern: str, is_glob: bool, tm
                 match()
 
 
-@pytest.mark.parametrize("module", [_filters, _sizes, _wants, _plan], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [_filters, _sizes, _wants, _plan, _words], ids=lambda module: module.__name__
+)
 def test_examples_in_docstrings_hold(module) -> None:
     assert doctest.testmod(module).failed == 0
 

@@ -43,8 +43,21 @@ pub(super) fn resolve(path: &Path, options: &OpenOptions) -> Result<FileSet> {
     match pattern {
         // A name that exists means itself, whatever characters it has.
         Some(pattern) if !is_url && !path.exists() => resolve_glob(path, pattern),
+        None if !is_url && is_like_hub_id(path) && !path.exists() => {
+            let reason = format!("no such file; a model of the hub is written hf://{}", path.display());
+            Err(Error::NotFound { path: path.to_owned(), reason })
+        }
         _ => Ok(FileSet { files: vec![path.to_owned()], index: None }),
     }
+}
+
+/// Whether a path has the form of a hub's model, `organisation/name`, and not that of a file.
+fn is_like_hub_id(path: &Path) -> bool {
+    let formats = ["safetensors", "gguf", "json"];
+    let is_file = path.extension().is_some_and(|extension| formats.iter().any(|format| extension == *format));
+    let is_part = |part: &str| part.starts_with(|c: char| c.is_ascii_alphanumeric());
+    let parts = path.to_str().and_then(|text| text.split_once('/'));
+    !is_file && parts.is_some_and(|(owner, name)| is_part(owner) && is_part(name) && !name.contains('/'))
 }
 
 /// What a directory holds.
@@ -171,6 +184,25 @@ fn io_error(operation: &'static str, path: &Path, source: std::io::Error) -> Err
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_hub_id_without_its_scheme_is_told_how_to_be_written() {
+        for (path, is_told) in [
+            ("meta-llama/Llama-3.1-8B", true),
+            ("models/llama.safetensors", false),
+            ("a/b/c", false),
+            ("./a", false),
+            ("/a", false),
+            ("a", false),
+        ] {
+            let told = match resolve(Path::new(path), &OpenOptions::default()) {
+                Err(Error::NotFound { reason, .. }) => reason.ends_with(&format!("written hf://{path}")),
+                Ok(_) => false,
+                Err(other) => panic!("{other:?}"),
+            };
+            assert_eq!(told, is_told, "{path}");
+        }
+    }
 
     #[test]
     fn what_is_no_pattern_is_told_with_what_to_write() {

@@ -4,7 +4,7 @@
 use super::Priority;
 use crate::{
     counted,
-    report::{Carrier, Refusal, Retries, add_new, write_carriers, write_refused},
+    report::{Carrier, Refusal, Retries, add_new, shown_rate, write_carriers, write_refused},
     route::Route,
 };
 use bytesize::ByteSize;
@@ -77,12 +77,12 @@ impl fmt::Display for BatchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{} of {} delivered {} in {:.3} s, {}/s; {} failed",
+            "{} of {} delivered {} in {:.3} s, {}; {} failed",
             self.delivered,
             counted(self.reads, "read", "reads"),
             ByteSize(self.delivered_bytes),
             self.seconds,
-            ByteSize(self.bytes_per_second() as u64),
+            shown_rate(self.bytes_per_second()),
             self.failed,
         )?;
         let has_device = self.carriers.iter().any(|carrier| carrier.via.is_some());

@@ -4,7 +4,7 @@
 use super::SaveOptions;
 use crate::{
     counted,
-    report::{Refusal, write_refused},
+    report::{Refusal, shown_rate, write_refused},
 };
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize, Serializer};
@@ -89,12 +89,12 @@ impl fmt::Display for SaveReport {
         let per_second = self.file_bytes as f64 / self.total_seconds.max(1e-9);
         writeln!(
             f,
-            "{}, {} to {} in {:.3} s ({}/s), {}",
+            "{}, {} to {} in {:.3} s ({}), {}",
             counted(self.tensors, "tensor", "tensors"),
             ByteSize(self.tensor_bytes),
             counted(self.files, "file", "files"),
             self.total_seconds,
-            ByteSize(per_second as u64),
+            shown_rate(per_second),
             if self.synced { "synced" } else { "not synced" },
         )?;
         for (access, bytes) in [("direct", self.direct_bytes), ("buffered", self.buffered_bytes)] {

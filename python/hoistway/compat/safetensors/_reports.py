@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections import deque
 from threading import Lock
 from typing import NamedTuple
 
 from hoistway import _native
 from hoistway._report import Report
+from hoistway._words import in_words, rate_in_words
+
+logger = logging.getLogger("hoistway.files")
 
 _REMEMBERED = 64
 
@@ -32,6 +37,17 @@ class Account:
         """Counts a load that was completed."""
         with self._lock:
             self._native = report if self._native is None else self._native.merged(report)
+
+    def close(self) -> None:
+        """Logs how the file came, once nothing more is read from it."""
+        if sys.is_finalizing() or not logger.isEnabledFor(logging.INFO):
+            return
+        if report := self.report:
+            rate = rate_in_words(report.tensor_bytes / max(report.total_seconds, 1e-9))
+            size = in_words(report.tensor_bytes)
+            logger.info(
+                "%s: %s in %.3f s (%s): %s", self.path, size, report.total_seconds, rate, report.shares()
+            )
 
     @property
     def report(self) -> Report | None:

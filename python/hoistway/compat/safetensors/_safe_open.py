@@ -160,6 +160,11 @@ class _File:
             raise safetensor_error(FormatError, f"{path} is a GGUF file, not one of safetensors", path=path)
         self._account = Account(path)
 
+    def __del__(self) -> None:
+        # A file that could not be opened has none.
+        if (account := getattr(self, "_account", None)) is not None:
+            account.close()
+
     def check(self, name: Any) -> None:
         """Whether there is a tensor of this name."""
         if not isinstance(name, str):
