@@ -33,6 +33,35 @@ Environment:
   HOISTWAY_LENIENT=true opens files as --lenient does; --lenient=false wins over it.
   HOISTWAY_LOG=debug logs what is refused and what fails as it happens.";
 
+/// Heading of the options that say how a checkpoint is opened.
+const OPENING: &str = "Opening";
+
+const INSPECT_EXAMPLES: &str = "\
+Examples:
+  hoistway inspect models/llama
+  hoistway inspect --all model.gguf";
+
+const LOAD_EXAMPLES: &str = "\
+Examples:
+  hoistway load models/llama --report
+  hoistway load model.safetensors --device cuda --route gds --report
+  hoistway load s3://models/llama/ --cache /var/cache/hoistway --json
+  hoistway load --help   # all options, with those of tuning";
+
+const VERIFY_EXAMPLES: &str = "\
+Examples:
+  hoistway verify models/llama --save llama.json
+  hoistway verify models/llama --against llama.json";
+
+const WARM_EXAMPLES: &str = "\
+Examples:
+  hoistway warm models/llama";
+
+const DOCTOR_EXAMPLES: &str = "\
+Examples:
+  hoistway doctor
+  hoistway doctor /mnt/nvme s3://models/llama/";
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Show what a checkpoint holds: its tensors as a tree, their types, shapes and sizes
@@ -86,15 +115,19 @@ pub(crate) enum Command {
 /// A checkpoint.
 #[derive(Debug, Args)]
 pub(crate) struct Paths {
+    /// Files, directories, indexes, glob patterns or URLs
+    ///
     /// Safetensors or GGUF files, *.safetensors.index.json files, directories that hold these, glob patterns, or URLs that
     /// begin with s3://, gs://, az://, abfs://, hf://, https:// or http:// and end with '/' for a folder. One file of a split
     /// GGUF model stands for all
     #[arg(required = true, value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
-    /// Take files that break the specification where no harm comes of it: safetensors with padding after the last
-    /// tensor, and GGUF
+    /// Take files that break the specification where that is harmless
+    ///
+    /// These are safetensors files with padding after the last tensor, and GGUF files
     #[arg(
         long,
+        help_heading = OPENING,
         value_name = "BOOL",
         num_args = 0..=1,
         require_equals = true,
@@ -102,18 +135,22 @@ pub(crate) struct Paths {
     )]
     pub(crate) lenient: Option<bool>,
     /// Byte at which the GGUF begins in each file, where it is embedded in another
-    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    #[arg(long, help_heading = OPENING, value_name = "BYTES", default_value_t = 0)]
     pub(crate) offset: u64,
-    /// Where the store of a URL is, and who asks: endpoint=URL, region=NAME, path_style=BOOL, profile=NAME,
-    /// credentials_file=PATH, account=NAME, anonymous=BOOL, unpinned=BOOL. Keys and tokens come from the environment or files
-    #[arg(long, value_name = "NAME=VALUE")]
+    /// Where the store of a URL is, and who asks, such as endpoint=URL
+    ///
+    /// Names are endpoint=URL, region=NAME, path_style=BOOL, profile=NAME, credentials_file=PATH, account=NAME, anonymous=BOOL
+    /// and unpinned=BOOL. Keys and tokens come from the environment or files
+    #[arg(long, help_heading = OPENING, value_name = "NAME=VALUE")]
     pub(crate) store: Vec<String>,
-    /// Keep what comes from stores in this directory of a drive of this machine, and read it from there the next time
-    /// [default: HOISTWAY_CACHE]
-    #[arg(long, value_name = "DIR")]
+    /// Keep what comes from stores in this directory, for the next load [default: HOISTWAY_CACHE]
+    ///
+    /// It lies on a drive of this machine
+    #[arg(long, help_heading = OPENING, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
-    /// Most bytes of the drive that the cache may take [default: HOISTWAY_CACHE_BYTES, or what leaves a tenth of the drive free]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    /// Most bytes of the drive that the cache may take
+    /// [default: HOISTWAY_CACHE_BYTES, or what leaves a tenth of the drive free]
+    #[arg(long, help_heading = OPENING, value_name = "SIZE", value_parser = size)]
     pub(crate) cache_bytes: Option<u64>,
 }
 
@@ -157,6 +194,7 @@ impl Paths {
     }
 }
 #[derive(Debug, Args)]
+#[command(after_help = INSPECT_EXAMPLES)]
 pub(crate) struct Inspect {
     #[command(flatten)]
     pub(crate) paths: Paths,
@@ -169,50 +207,57 @@ pub(crate) struct Inspect {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = LOAD_EXAMPLES)]
 pub(crate) struct Load {
     #[command(flatten)]
     pub(crate) paths: Paths,
-    /// Where tensors go: cpu (the default), cuda or rocm, or cuda:N or rocm:N for the device of that number
+    /// Where tensors go: cpu (the default), cuda, rocm, or cuda:N, rocm:N
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<String>,
-    /// Which way the bytes take: auto (each extent the best way, the default), io_uring, threads (pread), cached
-    /// (copies from the page cache), mapped (nothing is read until it is touched), usrbio (from a 3FS, past the
-    /// kernel), node-cache (what --cache holds) or http (from URLs); to devices also staged (never
-    /// gds), unified (integrated devices use host memory as it is), gds (past the host's memory, proven) or gds-compat (cuFile, however it does it)
+    /// Which way the bytes take: auto (the default), io_uring, threads, cached, mapped, gds, …
+    ///
+    /// Routes to host memory are auto (each extent the best way), io_uring, threads (pread), cached (copies from the page cache),
+    /// mapped (nothing is read until it is touched), usrbio (from a 3FS, past the kernel), node-cache (what --cache holds) and
+    /// http (from URLs). Devices also have staged (never gds), unified (integrated devices use host memory as it is), gds (past
+    /// the host's memory, proven) and gds-compat (cuFile, however it does it)
     #[arg(long, value_name = "ROUTE")]
     pub(crate) route: Option<String>,
-    /// Whether reads go past the page cache: auto (where the file system allows it, the default), always or never
-    #[arg(long, value_name = "WHEN")]
-    pub(crate) direct: Option<String>,
-    /// Who speaks to the daemon of a 3FS: auto (the vendor's library if there is one that works, else hoistway itself,
-    /// the default), native (hoistway itself) or vendor
-    #[arg(long, value_name = "CLIENT")]
-    pub(crate) usrbio: Option<String>,
-    /// Only tensors of this name, or whose names match this glob pattern; may be repeated
+    /// Only tensors whose names match this glob pattern; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) select: Vec<String>,
-    /// Not the tensors of this name, or whose names match this glob pattern; may be repeated
+    /// Not the tensors whose names match this glob pattern; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<String>,
     /// Convert floats on the device as they arrive: F32, F16 or BF16
     #[arg(long, value_name = "DTYPE")]
     pub(crate) dtype: Option<String>,
-    /// How tensors share memory: file (one arena a file, the default; on a device arenas of 64 MiB), packed (one for all, back to back) or tensor
-    /// (one a large tensor)
-    #[arg(long, value_name = "LAYOUT")]
-    pub(crate) layout: Option<String>,
-    /// Compare what was loaded with a second, plain reading of the files
-    #[arg(long)]
-    pub(crate) verify: bool,
-    /// Compare what was loaded with a manifest that 'hoistway verify --save' wrote
-    #[arg(long, value_name = "MANIFEST")]
-    pub(crate) manifest: Option<PathBuf>,
     /// Print the whole report rather than its first line
     #[arg(long)]
     pub(crate) report: bool,
     /// Print the report as JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Compare what was loaded with a second, plain reading of the files
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Compare what was loaded with a manifest of 'hoistway verify --save'
+    #[arg(long, value_name = "MANIFEST")]
+    pub(crate) manifest: Option<PathBuf>,
+    /// Whether reads go past the page cache: auto (the default), always or never
+    ///
+    /// With auto they do where the file system allows it
+    #[arg(long, value_name = "WHEN")]
+    pub(crate) direct: Option<String>,
+    /// Client of the 3FS daemon: auto (the default), native or vendor
+    ///
+    /// With auto it is the vendor's library if there is one that works, else hoistway's own
+    #[arg(long, value_name = "CLIENT")]
+    pub(crate) usrbio: Option<String>,
+    /// How tensors share memory: file (the default), packed or tensor
+    ///
+    /// One allocation holds the tensors of a file (on a device, of 64 MiB), all of them back to back, or one large tensor
+    #[arg(long, value_name = "LAYOUT")]
+    pub(crate) layout: Option<String>,
     #[command(flatten)]
     pub(crate) tuning: Tuning,
 }
@@ -222,36 +267,37 @@ pub(crate) struct Load {
 #[command(next_help_heading = "Tuning")]
 pub(crate) struct Tuning {
     /// Longest single read, a multiple of 4096 [default: 4MiB]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, hide_short_help = true, value_name = "SIZE")]
     pub(crate) chunk: Option<String>,
     /// Unwanted bytes between two wanted ranges that are read along rather than skipped [default: 64KiB]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, hide_short_help = true, value_name = "SIZE")]
     pub(crate) coalesce_gap: Option<String>,
     /// Bytes in flight to one device [default: from 32MiB, 128MiB over a network, as far up as it helps; 32MiB by usrbio]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, hide_short_help = true, value_name = "SIZE")]
     pub(crate) in_flight: Option<String>,
     /// Rings of routes io_uring and usrbio [default: 1, or 2 on larger machines; 2 or 4 from a 3FS to host memory]
-    #[arg(long, value_name = "N")]
+    #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) rings: Option<String>,
     /// Threads of route threads and of copies from the page cache [default: by cores and bytes in flight]
-    #[arg(long, value_name = "N")]
+    #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) threads: Option<String>,
     /// Kind of pages: transparent (huge pages where there are some, the default), reserved (vm.nr_hugepages) or never
     /// (small ones)
-    #[arg(long, value_name = "KIND")]
+    #[arg(long, hide_short_help = true, value_name = "KIND")]
     pub(crate) huge_pages: Option<String>,
     /// NUMA node of memory and threads: unbound (the default), near_storage or a number
-    #[arg(long, value_name = "NODE")]
+    #[arg(long, hide_short_help = true, value_name = "NODE")]
     pub(crate) numa: Option<String>,
     /// Most host memory that the load may take, such as 8GiB [default: what the machine and its cgroups have left]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, hide_short_help = true, value_name = "SIZE")]
     pub(crate) memory_budget: Option<String>,
     /// With route mapped: read everything in at once
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(crate) populate: bool,
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = VERIFY_EXAMPLES)]
 pub(crate) struct Verify {
     #[command(flatten)]
     pub(crate) paths: Paths,
@@ -267,6 +313,7 @@ pub(crate) struct Verify {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = WARM_EXAMPLES)]
 pub(crate) struct Warm {
     #[command(flatten)]
     pub(crate) paths: Paths,
@@ -313,6 +360,7 @@ pub(crate) struct CacheWarm {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = DOCTOR_EXAMPLES)]
 pub(crate) struct Doctor {
     /// Files or directories whose file systems to examine, or URLs whose stores
     #[arg(value_name = "PATH", default_value = ".")]
