@@ -66,6 +66,9 @@ pub(crate) trait Disk: fmt::Debug + Send + Sync {
     /// Names in a directory are on the disk as they are.
     fn sync_directory(&self, path: &Path) -> io::Result<()>;
 
+    /// The number of the file system that a path is on.
+    fn file_system(&self, path: &Path) -> io::Result<u64>;
+
     /// What is free on the file system of a path.
     fn free_space(&self, path: &Path) -> io::Result<Space>;
 
@@ -96,6 +99,9 @@ pub(crate) trait DiskFile: fmt::Debug + Send + Sync {
     fn allocate(&self, len: u64, extend: Extend) -> io::Result<()>;
 
     fn len(&self) -> io::Result<u64>;
+
+    /// Whether a path names this very file, not another one or none.
+    fn is_named(&self, path: &Path) -> io::Result<bool>;
 
     /// Locks the file against other openings of it, in this process or others, until this one is dropped. Whether that
     /// was possible at once. A child of `fork` does not keep the lock.
@@ -160,12 +166,8 @@ pub(crate) fn write_full(file: &dyn DiskFile, bytes: &[u8], offset: u64) -> io::
     Ok(())
 }
 
-/// Writes a file that is there whole or not at all, and on the disk when this returns.
-pub(crate) fn replace_file(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()> {
-    write_whole(disk, &temporary_name(path), path, bytes, |from, to| disk.rename(from, to))
-}
-
-/// Writes a temporary file that gets its name by `rename` when it is whole; on the disk when this returns.
+/// Writes a file that is there whole or not at all: it has a temporary name, and gets its own by `rename`. On the disk when
+/// this returns.
 pub(crate) fn write_whole(
     disk: &dyn Disk,
     temporary: &Path,

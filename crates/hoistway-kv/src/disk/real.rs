@@ -3,7 +3,7 @@
 
 use super::{
     DataFile, Disk, DiskFile, Extend, FileAccess, Listing, before_call, before_call_to, expect_directory,
-    open_regular,
+    metadata, open_regular,
 };
 use crate::fork::NotInChildren;
 use hoistway_io::{
@@ -99,6 +99,10 @@ impl Disk for RealDisk {
         folders::open(path)?.sync_all()
     }
 
+    fn file_system(&self, path: &Path) -> io::Result<u64> {
+        Ok(metadata(path)?.dev())
+    }
+
     fn free_space(&self, path: &Path) -> io::Result<Space> {
         before_call(path);
         files::space(path)
@@ -179,6 +183,17 @@ impl DiskFile for RealFile {
         Ok(self.call().metadata()?.len())
     }
 
+    fn is_named(&self, path: &Path) -> io::Result<bool> {
+        let named = match metadata(path) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                return Ok(false);
+            }
+            named => named?,
+        };
+        let own = self.file().metadata()?;
+        Ok((own.dev(), own.ino()) == (named.dev(), named.ino()))
+    }
+
     fn try_lock(&self) -> io::Result<bool> {
         let mut own = self.own_lock();
         if own.is_some() {
@@ -217,7 +232,7 @@ impl Drop for RealFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disk::{read_full, replace_file, write_full};
+    use crate::disk::{read_full, write_full};
 
     #[test]
     fn files_are_for_their_owner_alone() {
@@ -245,8 +260,8 @@ mod tests {
     fn new_names_replace_nothing() {
         let root = tempfile::tempdir().unwrap();
         let (first, second) = (root.path().join("first"), root.path().join("second"));
-        replace_file(&RealDisk, &first, b"1").unwrap();
-        replace_file(&RealDisk, &second, b"2").unwrap();
+        std::fs::write(&first, b"1").unwrap();
+        std::fs::write(&second, b"2").unwrap();
         let refused = RealDisk.rename_new(&first, &second).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(std::fs::read(&second).unwrap(), b"2");

@@ -184,6 +184,8 @@ struct State {
     /// What names were since their directory was synced, oldest first.
     unsynced_names: BTreeMap<PathBuf, Vec<Option<Named>>>,
     capacity: u64,
+    /// The number of the file system that all paths are on.
+    file_system: u64,
     faults: Vec<Fault>,
     /// Operations that are still done before the power is cut.
     left: u64,
@@ -211,6 +213,7 @@ impl SimulatedDisk {
             names,
             unsynced_names: BTreeMap::new(),
             capacity,
+            file_system: 1,
             faults: Vec::new(),
             left: u64::MAX,
             done: 0,
@@ -235,6 +238,21 @@ impl SimulatedDisk {
 
     pub(crate) fn set_capacity(&self, bytes: u64) {
         self.state().capacity = bytes;
+    }
+
+    /// Removes all that lies below a directory. Open files live on, as those of a process do.
+    pub(crate) fn empty(&self, directory: &Path) {
+        let mut state = self.state();
+        let below = |path: &Path| path != directory && path.starts_with(directory);
+        state.names.retain(|path, _| !below(path));
+        state.durable_names.retain(|path, _| !below(path));
+        state.unsynced_names.retain(|path, _| !below(path));
+    }
+
+    /// Unmounts the file system: its directory is empty, and another file system's.
+    pub(crate) fn unmount(&self, directory: &Path) {
+        self.empty(directory);
+        self.state().file_system += 1;
     }
 
     /// Cuts the power after so many more operations that change something.
@@ -523,6 +541,14 @@ impl Disk for SimulatedDisk {
         Ok(())
     }
 
+    fn file_system(&self, path: &Path) -> io::Result<u64> {
+        let state = self.state();
+        match state.names.contains_key(path) {
+            true => Ok(state.file_system),
+            false => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
     fn free_space(&self, _: &Path) -> io::Result<Space> {
         let state = self.state();
         Ok(Space { total_bytes: state.capacity, free_bytes: state.capacity.saturating_sub(state.used()) })
@@ -613,6 +639,10 @@ impl DiskFile for SimulatedFile {
 
     fn len(&self) -> io::Result<u64> {
         Ok(self.disk.state().inodes[&self.id].current.len() as u64)
+    }
+
+    fn is_named(&self, path: &Path) -> io::Result<bool> {
+        Ok(self.disk.state().file(path).is_ok_and(|id| id == self.id))
     }
 
     fn try_lock(&self) -> io::Result<bool> {

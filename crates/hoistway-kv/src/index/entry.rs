@@ -132,6 +132,27 @@ pub(crate) struct Totals {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentWorth {
     pub(crate) segment: u32,
-    pub(crate) blocks: u64,
+    /// What its blocks are worth, by their bytes.
+    pub(crate) worth: u64,
+    /// Whether it has blocks that are pinned or read.
+    pub(crate) is_in_use: bool,
+}
+
+/// An own block, and where it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PlacedBlock {
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) sequence: u64,
+    pub(crate) slot: Slot,
     pub(crate) slot_bytes: u64,
+}
+
+/// Whether a block should stay if its place is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Heat {
+    /// It is pinned or read.
+    InUse,
+    /// The policy would keep it.
+    Hot,
+    Cold,
 }

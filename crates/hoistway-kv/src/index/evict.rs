@@ -2,16 +2,16 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Index,
-    entry::{Candidates, Removed, SegmentWorth, Want},
+    Entry, Existing, Index, Inserted, ReadHold,
+    entry::{Candidates, Heat, PlacedBlock, Removed, SegmentWorth, Want},
     eviction::{MAX_USES, Queue},
     lock,
-    node::{LaneId, Mark},
+    node::{LaneId, Mark, Node},
 };
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
 };
 
 /// The front of a queue: when its first block came there, and whose it is.
@@ -64,7 +64,7 @@ impl Index {
             }
             let before = removed.len();
             let mut shard = lock(shard);
-            let may_go = |entry: &super::Entry, node: &super::node::Node| {
+            let may_go = |entry: &Entry, node: &Node| {
                 let is_in = match from {
                     Candidates::Anywhere => true,
                     Candidates::Namespace(namespace) => entry.namespace == namespace,
@@ -150,20 +150,16 @@ impl Index {
         fronts
     }
 
-    /// The own segment whose blocks are worth least, by their bytes, of those for which `may_go`. One with blocks that are
-    /// pinned or read is not considered, nor is one without blocks, which the index does not know.
-    pub(crate) fn coldest_segment(&self, may_go: impl Fn(u32) -> bool) -> Option<SegmentWorth> {
+    /// The segments with own blocks, the ones that are worth least by their bytes first. A segment without blocks is not
+    /// among them. Looks at all blocks.
+    pub(crate) fn survey(&self) -> Vec<SegmentWorth> {
         #[derive(Default)]
         struct Sum {
             worth: u128,
-            blocks: u64,
             slot_bytes: u64,
             is_in_use: bool,
         }
-        let fronts = self.fronts(Candidates::Anywhere, None);
-        let oldest =
-            fronts.heaps.iter().filter_map(|heap| heap.peek()).map(|Reverse((stamp, ..))| *stamp).min()?;
-        let span = self.shared.rules.clock.load(Ordering::Relaxed).saturating_sub(oldest).max(1);
+        let ages = self.ages();
         let mut segments = HashMap::<u32, Sum>::new();
         self.shared.step_through(|shard, ids| {
             for id in ids {
@@ -177,18 +173,114 @@ impl Index {
                 }
                 let sum = segments.entry(node.slot().segment).or_default();
                 sum.is_in_use |= node.is(Mark::Pinned);
-                let recency = node.stamp().saturating_sub(oldest).min(span) * 1000 / span;
-                let worth = self.shared.rules.policy.worth(node.queue(), node.uses(), recency);
+                let worth = self.shared.rules.policy.worth(node.queue(), node.uses(), ages.recency(node));
                 sum.worth += u128::from(worth) * u128::from(node.slot_bytes());
-                sum.blocks += 1;
                 sum.slot_bytes += node.slot_bytes();
             }
         });
-        let candidates = segments.into_iter().filter(|(segment, sum)| !sum.is_in_use && may_go(*segment));
         // By bytes of blocks, not in all: one that was just made is as good as what it has got so far.
-        let density = |sum: &Sum| sum.worth / u128::from(sum.slot_bytes.max(1));
-        let (segment, sum) = candidates.min_by_key(|(segment, sum)| (density(sum), *segment))?;
-        Some(SegmentWorth { segment, blocks: sum.blocks, slot_bytes: sum.slot_bytes })
+        let density = |sum: &Sum| (sum.worth / u128::from(sum.slot_bytes.max(1))) as u64;
+        let worth = |(segment, sum): (u32, Sum)| SegmentWorth {
+            segment,
+            worth: density(&sum),
+            is_in_use: sum.is_in_use,
+        };
+        let mut worths: Vec<_> = segments.into_iter().map(worth).collect();
+        worths.sort_unstable_by_key(|worth| (worth.worth, worth.segment));
+        worths
+    }
+
+    /// The own blocks in segments for which `is_it`, by their places. Looks at all blocks.
+    pub(crate) fn placed(&self, is_it: impl Fn(u32) -> bool) -> Vec<PlacedBlock> {
+        let mut placed = Vec::new();
+        self.shared.step_through(|shard, ids| {
+            for id in ids {
+                let node = shard.nodes.get(id);
+                if node.is(Mark::Visible) && shard.is_own(id) && is_it(node.slot().segment) {
+                    placed.push(PlacedBlock {
+                        fingerprint: node.fingerprint,
+                        sequence: node.sequence(),
+                        slot: node.slot(),
+                        slot_bytes: node.slot_bytes(),
+                    });
+                }
+            }
+        });
+        placed.sort_unstable_by_key(|block| block.slot);
+        placed
+    }
+
+    /// Whether blocks should stay, `None` for those that are gone.
+    pub(crate) fn heat(&self, blocks: &[PlacedBlock]) -> Vec<Option<Heat>> {
+        let ages = self.ages();
+        let heat = |block: &PlacedBlock| {
+            let shard = self.shared.lock_of(&block.fingerprint);
+            let node = shard.nodes.get(shard.find_placed(block)?);
+            Some(if node.is(Mark::Pinned) || node.is(Mark::Held) {
+                Heat::InUse
+            } else if self.shared.rules.policy.is_hot(node.queue(), node.uses(), ages.recency(node)) {
+                Heat::Hot
+            } else {
+                Heat::Cold
+            })
+        };
+        blocks.iter().map(heat).collect()
+    }
+
+    /// Evicts these blocks, unless they are pinned or read, whatever the policy says of them.
+    pub(crate) fn evict_placed(&self, blocks: &[PlacedBlock]) -> Vec<Removed> {
+        let evict = |block: &PlacedBlock| {
+            let mut shard = self.shared.lock_of(&block.fingerprint);
+            let id = shard.find_placed(block)?;
+            let node = shard.nodes.get(id);
+            let may_go = !node.is(Mark::Pinned) && !node.is(Mark::Held);
+            may_go.then(|| shard.evict(id))
+        };
+        blocks.iter().filter_map(evict).collect()
+    }
+
+    /// Holds a block as a reader does, which is no use of it.
+    pub(crate) fn hold(&self, block: &PlacedBlock) -> Option<(Entry, ReadHold)> {
+        let number = self.shared.shard_of(&block.fingerprint);
+        let mut shard = lock(&self.shared.shards[number]);
+        let node = shard.find_placed(block)?;
+        shard.hold(node);
+        Some((shard.entry(node), ReadHold { shared: Arc::clone(&self.shared), shard: number, node }))
+    }
+
+    /// Gives a block another place, and takes a use from it, as the policy does with what it lets stay. The block as it
+    /// was before; `None` if it is gone.
+    pub(crate) fn relocate(&self, block: &PlacedBlock, entry: &Entry) -> Option<Removed> {
+        let rules = &self.shared.rules;
+        let stamp = rules.tick();
+        let mut shard = self.shared.lock_of(&block.fingerprint);
+        let node = *shard.nodes.get(shard.find_placed(block)?);
+        let inserted = shard.insert(rules, block.fingerprint, entry, Existing::Replace, stamp);
+        let Inserted::Replaced(removed) = inserted else { return None };
+        shard.inherit(rules, &node);
+        Some(removed)
+    }
+
+    fn ages(&self) -> Ages {
+        let fronts = self.fronts(Candidates::Anywhere, None);
+        let newest = self.shared.rules.clock.load(Ordering::Relaxed);
+        let oldest =
+            fronts.heaps.iter().filter_map(|heap| heap.peek()).map(|Reverse((stamp, ..))| *stamp).min();
+        let oldest = oldest.unwrap_or(newest);
+        Ages { oldest, span: newest.saturating_sub(oldest).max(1) }
+    }
+}
+
+/// The stamps of the blocks that may be evicted.
+struct Ages {
+    oldest: u64,
+    span: u64,
+}
+
+impl Ages {
+    /// 0 for what has been in its queue for the longest time, 1000 for what has just come.
+    fn recency(&self, node: &Node) -> u64 {
+        node.stamp().saturating_sub(self.oldest).min(self.span) * 1000 / self.span
     }
 }
 

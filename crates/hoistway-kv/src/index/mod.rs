@@ -18,7 +18,8 @@ mod shard;
 mod tests;
 
 pub(crate) use entry::{
-    Candidates, Entry, Existing, Inserted, Lookup, MAX_SLOT_BYTES, Removed, Reuse, Slot, Totals, Want,
+    Candidates, Entry, Existing, Heat, Inserted, Lookup, MAX_SLOT_BYTES, PlacedBlock, Removed, Reuse, Slot,
+    Totals, Want,
 };
 pub(crate) use recent::Recent;
 

@@ -114,6 +114,10 @@ impl Node {
         self.expires = entry.expires;
     }
 
+    pub(super) fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
     pub(super) fn slot(&self) -> Slot {
         self.slot
     }

@@ -39,6 +39,11 @@ impl<V: Copy> Recent<V> {
         self.members.insert_unique(spread(tag), (tag, value), |member| spread(member.0));
     }
 
+    /// Forgets all.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
     /// Its value, if it is a member.
     pub(crate) fn get(&self, fingerprint: &Fingerprint) -> Option<V> {
         let tag = fingerprint.tag();

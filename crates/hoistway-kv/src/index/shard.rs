@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    entry::{Entry, Existing, Inserted, Removed, Reuse, Slot, Totals},
+    entry::{Entry, Existing, Inserted, PlacedBlock, Removed, Reuse, Slot, Totals},
     eviction::{Fate, OnUse, Policy, Queue},
     lane::{LaneKey, Lanes},
     node::{Mark, NONE, Node, NodeId, Nodes},
@@ -101,6 +101,13 @@ impl Shard {
         let node = self.nodes.get(id);
         let key = self.lanes.get(node.lane()).key;
         node.entry(key.owner, key.namespace, key.class)
+    }
+
+    /// The node of an own block that lies where it was.
+    pub(super) fn find_placed(&self, block: &PlacedBlock) -> Option<NodeId> {
+        let id = self.find(&block.fingerprint)?;
+        let node = self.nodes.get(id);
+        (node.sequence() == block.sequence && node.slot() == block.slot && self.is_own(id)).then_some(id)
     }
 
     pub(super) fn is_own(&self, id: NodeId) -> bool {
@@ -244,6 +251,30 @@ impl Shard {
         }
     }
 
+    /// Makes a block a miss, and remembers it if nothing speaks for it yet.
+    pub(super) fn evict(&mut self, id: NodeId) -> Removed {
+        let is_remembered = self.nodes.get(id).queue() == Queue::Probation;
+        let removed = self.remove(id);
+        if is_remembered {
+            let most = (self.table.len() / 2).max(LEAST_REMEMBERED);
+            self.ghosts.insert(&removed.fingerprint, (), most);
+        }
+        removed
+    }
+
+    /// A block has taken the place of another copy: it is as hot as that was, but for one use.
+    pub(super) fn inherit(&mut self, rules: &Rules, before: &Node) {
+        let Some(id) = self.find(&before.fingerprint) else { return };
+        let (queue, uses) = rules.policy.carried(before.queue(), before.uses());
+        self.nodes.get_mut(id).set_uses(uses);
+        if self.nodes.get(id).is(Mark::Linked) {
+            self.lanes.unlink(&mut self.nodes, id);
+            self.lanes.link(&mut self.nodes, id, queue, rules.tick());
+        } else {
+            self.nodes.get_mut(id).set_queue(queue);
+        }
+    }
+
     /// Decides about the block at the front of a queue: the removed block, or `None` if it has gone to the back of one.
     pub(super) fn examine(&mut self, rules: &Rules, id: NodeId) -> Option<Removed> {
         let node = self.nodes.get_mut(id);
@@ -255,12 +286,7 @@ impl Shard {
             }
             Fate::Evict | Fate::EvictAndRemember if is_held => queue,
             Fate::Evict => return Some(self.remove(id)),
-            Fate::EvictAndRemember => {
-                let removed = self.remove(id);
-                let most = (self.table.len() / 2).max(LEAST_REMEMBERED);
-                self.ghosts.insert(&removed.fingerprint, (), most);
-                return Some(removed);
-            }
+            Fate::EvictAndRemember => return Some(self.evict(id)),
         };
         self.lanes.unlink(&mut self.nodes, id);
         self.lanes.link(&mut self.nodes, id, kept_in, rules.tick());

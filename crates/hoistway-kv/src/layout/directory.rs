@@ -103,6 +103,16 @@ pub(super) fn expect(disk: &dyn Disk, root: &Path, layout: LayoutKind) -> Result
     }
 }
 
+/// An error if a store's path is on another file system than before: the store's was unmounted, and the disk below its
+/// mount is not what it may fill.
+pub(super) fn expect_file_system(disk: &dyn Disk, root: &Path, before: u64) -> Result<()> {
+    if root.ancestors().find_map(|path| disk.file_system(path).ok()) == Some(before) {
+        return Ok(());
+    }
+    let unmounted = io::Error::other("it is on another file system than before: mount the store's again");
+    Err(failed("opening", root)(unmounted))
+}
+
 /// The directory of a namespace.
 pub(super) fn of_namespace(root: &Path, id: NamespaceId) -> PathBuf {
     root.join(NAMESPACES).join(id.to_string())

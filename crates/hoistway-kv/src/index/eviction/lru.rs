@@ -22,6 +22,14 @@ impl Policy for Lru {
         Fate::Evict
     }
 
+    fn is_hot(&self, _queue: Queue, _uses: u8, recency: u64) -> bool {
+        recency >= 500
+    }
+
+    fn carried(&self, queue: Queue, uses: u8) -> (Queue, u8) {
+        (queue, uses)
+    }
+
     fn worth(&self, _queue: Queue, _uses: u8, recency: u64) -> u64 {
         recency
     }

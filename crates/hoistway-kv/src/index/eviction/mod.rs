@@ -54,6 +54,12 @@ pub(super) trait Policy: Send + Sync {
     /// What becomes of a block at the front of its queue.
     fn decide(&self, queue: Queue, uses: u8) -> Fate;
 
+    /// Whether a block should stay if its place is needed.
+    fn is_hot(&self, queue: Queue, uses: u8, recency: u64) -> bool;
+
+    /// The queue and the uses of a block that stayed when its place was needed.
+    fn carried(&self, queue: Queue, uses: u8) -> (Queue, u8);
+
     /// What a block is worth to be kept, where `recency` is 0 for what has been in its queue for the longest time, and
     /// 1000 for what has just come.
     fn worth(&self, queue: Queue, uses: u8, recency: u64) -> u64;

@@ -32,6 +32,14 @@ impl Policy for S3Fifo {
         }
     }
 
+    fn is_hot(&self, _queue: Queue, uses: u8, _recency: u64) -> bool {
+        uses > 0
+    }
+
+    fn carried(&self, _queue: Queue, uses: u8) -> (Queue, u8) {
+        (Queue::Protected, uses.saturating_sub(1))
+    }
+
     fn worth(&self, queue: Queue, uses: u8, recency: u64) -> u64 {
         let rounds = u64::from(uses) + u64::from(queue == Queue::Protected);
         rounds * 1000 + recency

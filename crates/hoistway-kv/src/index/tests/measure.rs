@@ -84,8 +84,8 @@ fn times() {
         asked.chunks(100).for_each(|batch| index.touch(batch));
         each("touch", BLOCKS, started);
         let started = Instant::now();
-        black_box(index.coldest_segment(|_| true));
-        each("coldest_segment, all", 1, started);
+        black_box(index.survey());
+        each("survey", 1, started);
         let started = Instant::now();
         let want = Want { from: Candidates::Anywhere, bytes: 64 * (64 << 10) };
         for _ in 0..1000 {

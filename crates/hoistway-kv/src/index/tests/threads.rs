@@ -67,7 +67,7 @@ fn run(eviction: Eviction) {
                         1 if index.pin(&fingerprint(key)) => index.unpin(&fingerprint(key)),
                         2 => index.touch(&[key, key / 2].map(fingerprint)),
                         3 => {
-                            index.coldest_segment(|_| true);
+                            index.survey();
                         }
                         _ => {}
                     }

@@ -24,13 +24,20 @@ pub(super) const UNKNOWN_SHARDS: Slot = Slot { segment: 0, slot: 0 };
 /// Which file it is: numbers of inodes are given to others again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileId {
+    device: u64,
     inode: u64,
     modified: (i64, i64),
 }
 
 impl FileId {
     pub(super) fn of(metadata: &Metadata) -> Self {
-        Self { inode: metadata.ino(), modified: (metadata.mtime(), metadata.mtime_nsec()) }
+        let modified = (metadata.mtime(), metadata.mtime_nsec());
+        Self { device: metadata.dev(), inode: metadata.ino(), modified }
+    }
+
+    /// The number of its file system.
+    pub(super) fn device(&self) -> u64 {
+        self.device
     }
 }
 

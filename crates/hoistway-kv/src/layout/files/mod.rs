@@ -11,6 +11,7 @@ mod checksum;
 mod claim;
 mod commit;
 mod find;
+mod heal;
 mod liveness;
 #[cfg(test)]
 mod liveness_tests;
@@ -42,6 +43,7 @@ use crate::{
     disk::RealDisk,
     format::{PAGE, lease::LockDomain, now_seconds},
     index::{Entry, Index, IndexOptions, Recent},
+    options::Creation,
 };
 use find::FileId;
 use hoistway_io::parallel::lock;
@@ -106,7 +108,13 @@ pub(crate) struct Files {
 #[derive(Debug)]
 struct Shared {
     root: PathBuf,
+    /// The file that `STORE` was.
+    superblock: Mutex<FileId>,
+    /// What may be made if it is not there any more.
+    creation: Creation,
     disk: RealDisk,
+    /// What others are told of the durability.
+    written: Option<Durability>,
     durability: Durability,
     timing: Timing,
     index: Index,
@@ -162,9 +170,15 @@ impl Files {
         let room = Room::new(options, writer.is_some())?;
         let index = Index::new(IndexOptions { eviction: options.eviction, admission: options.admission });
         let lock_domain = writer::lock_domain(&root);
+        let superblock = heal::superblock(&root)?.ok_or_else(|| {
+            failed("opening", &root.join(names::SUPERBLOCK))(std::io::ErrorKind::NotFound.into())
+        })?;
         let mut shared = Shared {
             root,
+            superblock: Mutex::new(superblock),
+            creation: options.creation,
             disk,
+            written,
             durability: options.durability,
             timing,
             index,
@@ -377,6 +391,7 @@ impl Shared {
     }
 
     fn maintain(&self) -> Result<()> {
+        self.heal()?;
         if self.writer.is_some() {
             self.restart_writer()?;
             self.sweep();

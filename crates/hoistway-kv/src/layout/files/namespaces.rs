@@ -71,6 +71,12 @@ impl Namespace {
         is_known.load(Ordering::Relaxed)
     }
 
+    /// Its directory was removed, with what it said.
+    pub(super) fn forget_files(&self) {
+        self.expiring.1.store(false, Ordering::Relaxed);
+        lock(&self.keys).clear();
+    }
+
     /// Says that some blocks expire, before there is one.
     pub(super) fn mark_expiring(&self, disk: &RealDisk, writer: &Writer) -> Result<()> {
         if !self.tree.is_bare() && !self.has_expiring() {

@@ -501,3 +501,28 @@ fn a_file_system_without_attributes_is_told_of_once() {
     let notices = bench.layout().observed().take_notices();
     assert!(matches!(&*notices, [one] if one.kind == EventKind::NoChecksums), "{notices:?}");
 }
+
+#[test]
+fn a_store_whose_directory_is_emptied_goes_on_and_says_so_once() {
+    let bench = bench();
+    let layout = bench.layout();
+    let shards = |key: &str| [bytes(key, 64 << 10)];
+    let put = |key: &str| store(layout, &block(bench.namespace, key, &shards(key)), &shards(key));
+    assert_eq!(put("a"), Stored::Committed);
+    for entry in fs::read_dir(&bench.options.root).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.unwrap();
+    }
+    layout.maintain().unwrap();
+    assert!(!contains(layout, bench.namespace, "a"));
+    assert_eq!(put("b"), Stored::Committed);
+    layout.maintain().unwrap();
+    let notices = layout.observed().take_notices();
+    let restarted = notices.iter().filter(|notice| notice.kind == EventKind::WriterRestarted).count();
+    assert_eq!(restarted, 1, "{notices:?}");
+    assert_eq!(layout.observed().take_evicted().blocks.len(), 1);
+    let again = Files::open(&bench.options).unwrap();
+    open_namespace(&again, "model", NamespaceOptions::default());
+    assert_eq!(load(&again, bench.namespace, "b"), Loaded::Shards(shards("b").to_vec()));
+    assert_eq!(again.namespaces().unwrap().len(), 1);
+}

@@ -25,18 +25,25 @@ impl Unsynced {
     pub(super) fn open(disk: &RealDisk, root: &Path, written: Option<Durability>) -> Result<Self> {
         let unsynced = Self { path: root.join(names::UNSYNCED), is_there: AtomicBool::new(false) };
         unsynced.look();
-        if written == Some(Durability::None) {
-            match disk.open(&unsynced.path, FileAccess::CreateNew) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                    return Err(failed("making", &unsynced.path)(error));
-                }
-                _ => {}
-            }
-            // Also if it was there: its maker may not have synced it yet.
-            disk.sync_directory(root).map_err(failed("syncing", root))?;
-            unsynced.is_there.store(true, Ordering::Release);
-        }
+        unsynced.note(disk, root, written)?;
         Ok(unsynced)
+    }
+
+    /// Notes it for others if this process writes without syncs; on the disk when this returns.
+    pub(super) fn note(&self, disk: &RealDisk, root: &Path, written: Option<Durability>) -> Result<()> {
+        if written != Some(Durability::None) {
+            return Ok(());
+        }
+        match disk.open(&self.path, FileAccess::CreateNew) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(failed("making", &self.path)(error));
+            }
+            _ => {}
+        }
+        // Also if it was there: its maker may not have synced it yet.
+        disk.sync_directory(root).map_err(failed("syncing", root))?;
+        self.is_there.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// Looks whether another process has noted it meanwhile.

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Fingerprint, NamespaceId, Result,
-    disk::{Disk, create_over, temporary_name, write_full},
+    disk::{Disk, FileAccess, create_over, temporary_name, write_full},
     format::{
         BLOCK_LEN,
         checkpoint::{CheckpointHead, HEAD_LEN},
@@ -144,6 +144,18 @@ impl Writer {
         self.shared.disk.sync_directory(directory).map_err(failed("syncing", directory))
     }
 
+    /// Whether the newest checkpoint is where it was written to, if there is one.
+    pub(super) fn has_checkpoint(&self) -> Result<bool> {
+        let generation = lock(&self.checkpoints).generation;
+        let path = self.directory.join(names::checkpoint(generation));
+        match self.shared.disk.open(&path, FileAccess::Read) {
+            _ if generation == 0 => Ok(true),
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(failed("opening", &path)(error)),
+        }
+    }
+
     fn write_checkpoint(&self, generation: u64, start: Start) -> Result<()> {
         let path = self.directory.join(names::checkpoint(generation));
         let temporary = temporary_name(&path);
@@ -242,7 +254,7 @@ pub(super) fn remove_logs(
     Ok(())
 }
 
-fn record_of(fingerprint: Fingerprint, entry: &Entry) -> BlockRecord {
+pub(super) fn record_of(fingerprint: Fingerprint, entry: &Entry) -> BlockRecord {
     BlockRecord {
         fingerprint,
         namespace: entry.namespace,

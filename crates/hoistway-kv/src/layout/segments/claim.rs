@@ -59,7 +59,7 @@ impl Writer {
         if !self.shared.index.admit(&block.fingerprint, now) {
             return Ok(Reservation::Dropped(DropReason::NotAdmitted));
         }
-        if self.log.is_in_doubt() {
+        if self.log.is_in_doubt() || self.is_gone.load(Ordering::Acquire) {
             // Nothing could be committed; and places of blocks whose commit failed may not be used again yet.
             return Ok(Reservation::Dropped(DropReason::NoRoom));
         }

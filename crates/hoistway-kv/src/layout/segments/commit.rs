@@ -28,7 +28,7 @@ impl Writer {
         let mut results: Vec<Result<()>> = Vec::with_capacity(blocks.len());
         let mut good: Vec<Ready> = Vec::with_capacity(blocks.len());
         for (number, written) in blocks.into_iter().enumerate() {
-            match self.check_open().and_then(|()| Ready::new(written, number)) {
+            match self.check_open().and_then(|()| Ready::new(self, written, number)) {
                 Ok(block) => {
                     good.push(block);
                     results.push(Ok(()));
@@ -54,24 +54,40 @@ impl Writer {
             good.iter().any(|block| unsynced.contains_key(&block.record.fingerprint))
         };
         let sync = if is_again { Sync::Now } else { self.sync_mode() };
-        if let Err(error) = self.log.append(&changes, sync) {
-            for mut block in good {
-                results[block.number] = Err(again(&error));
-                // Its record may be on the disk: until a tombstone is there, the slot stays as it is.
-                block.token.end = ClaimEnd::Used;
-                self.bury_later(block.record.fingerprint, &own_entry(&block.record), Reuse::Now);
+        let there = self.log.append(&changes, sync).and_then(|()| {
+            let segments: BTreeMap<_, _> =
+                good.iter().map(|block| (block.record.segment, &block.token.segment)).collect();
+            self.check_there(segments.into_values())
+        });
+        let missing = match there {
+            Ok(missing) => missing,
+            Err(error) => {
+                for block in good {
+                    results[block.number] = Err(again(&error));
+                    self.withdraw(block);
+                }
+                return results;
             }
-            return results;
-        }
+        };
         lock(&self.logged).extend(namespaces);
         // Backwards: what comes first in a prefix is to go last.
         for block in good.into_iter().rev() {
             let number = block.number;
-            if let Err(error) = self.publish(block) {
+            if missing.contains(&block.record.segment) {
+                let path = block.token.segment.data.path();
+                results[number] = Err(failed("looking for", path)(std::io::ErrorKind::NotFound.into()));
+                self.withdraw(block);
+            } else if let Err(error) = self.publish(block) {
                 results[number] = Err(error);
             }
         }
         results
+    }
+
+    /// Gives up a block whose record may be on the disk: until a tombstone is there, the slot stays as it is.
+    fn withdraw(&self, mut block: Ready) {
+        block.token.end = ClaimEnd::Used;
+        self.bury_later(block.record.fingerprint, &own_entry(&block.record), Reuse::Now);
     }
 
     /// Waits until the data of blocks is on the disk, where it has to be. Those where that fails are answered.
@@ -160,12 +176,16 @@ struct Ready {
 }
 
 impl Ready {
-    fn new(written: Written, number: usize) -> Result<Self> {
+    fn new(writer: &Writer, written: Written, number: usize) -> Result<Self> {
         let token: Box<Token> = written
             .claim
             .token
             .downcast()
             .map_err(|_| Error::Internal("a claim of another layout".into()))?;
+        if !std::ptr::eq(&*token.writer, writer) {
+            let path = &token.writer.directory;
+            return Err(failed("looking for", path)(std::io::ErrorKind::NotFound.into()));
+        }
         let shards = &written.table.0;
         if shards.len() != usize::from(token.shards) || shards.iter().any(|shard| shard.len > token.stride) {
             return Err(Error::Internal("a block has other shards than were claimed".into()));

@@ -129,7 +129,11 @@ impl Followed {
     /// Looks for writers that came or went, and reads what all of them have written.
     pub(super) fn follow(&self, shared: &Shared, own: Option<Uuid>) -> Result<()> {
         let _changing = lock(&self.changing);
-        let mut directories = shared.root.writers()?;
+        let mut directories = match shared.root.writers() {
+            // The store's directory was removed, and theirs with it.
+            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Vec::new(),
+            writers => writers?,
+        };
         directories.retain(|directory| Some(directory.id) != own);
         let is_gone = |known: &mut Known| !directories.iter().any(|directory| directory.id == known.id);
         let gone: Vec<Known> = self.change().extract_if(.., is_gone).collect();

@@ -182,6 +182,24 @@ impl Log {
         Ok(end)
     }
 
+    /// The path of its file, if that names it no more. It is then in doubt.
+    pub(super) fn missing(&self) -> Result<Option<PathBuf>> {
+        let (file, path) = {
+            let state = lock(&self.state);
+            (Arc::clone(&state.file), state.path.clone())
+        };
+        if file.is_named(&path).map_err(failed("asking for", &path))? {
+            return Ok(None);
+        }
+        let mut state = lock(&self.state);
+        // Another log may have taken its place in the meantime.
+        if state.path != path {
+            return Ok(None);
+        }
+        state.is_in_doubt = true;
+        Ok(Some(path))
+    }
+
     /// Takes no more records until it is replaced.
     pub(super) fn doubt(&self) {
         lock(&self.state).is_in_doubt = true;

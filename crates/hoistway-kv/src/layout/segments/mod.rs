@@ -30,6 +30,7 @@ mod room;
 mod root;
 mod segment;
 mod slots;
+mod sweep;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -41,7 +42,8 @@ use super::{
     list_blocks,
 };
 use crate::{
-    Error, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions, WriterStats,
+    Error, EventKind, Fingerprint, Key, NamespaceId, NamespaceOptions, Result, StoreAccess, StoreOptions,
+    WriterStats,
     disk::{Disk, RealDisk, read_full},
     format::{self, HEADER_LEN, header::BlockHeader, record::ProvenFrom},
     index::{self, Candidates, Entry, Index, IndexOptions, ReadHold, Want},
@@ -51,7 +53,7 @@ use follow::{Followed, SegmentTable};
 use hoistway_io::parallel::lock;
 use namespaces::Namespaces;
 use recover::WriterOptions;
-use root::{Limits, Root};
+use root::{Limits, Monotonic, Root};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use segment::Segment;
 use std::{
@@ -73,17 +75,28 @@ const PAGE_OF_BLOCKS: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Segments {
     shared: Arc<Shared>,
-    /// `None` if the store was opened for reading only.
-    writer: Option<Arc<Writer>>,
+    /// What this process writes, and with which options; `None` if the store was opened for reading only.
+    own: Option<Own>,
     followed: Followed,
     lost_on_recovery: u64,
     recovery: Duration,
+}
+
+/// What a process that writes has.
+#[derive(Debug)]
+struct Own {
+    options: WriterOptions,
+    creation: Creation,
+    /// Another one takes its place when the store's directory is emptied or replaced.
+    writer: RwLock<Arc<Writer>>,
 }
 
 /// What differs from one process, or moment, to the next.
 struct Surroundings {
     /// The wall clock, in seconds since 1970. Only times of expiry are compared with it.
     clock: Box<dyn Fn() -> u32 + Send + Sync>,
+    /// The monotonic clock.
+    monotonic: Monotonic,
     /// Names of new writers.
     new_id: Box<dyn Fn() -> Uuid + Send + Sync>,
 }
@@ -116,8 +129,12 @@ struct FoundToken {
 impl Segments {
     /// Opens a store at the root that the options name.
     pub(crate) fn open(options: &StoreOptions) -> Result<Self> {
-        let surroundings =
-            Surroundings { clock: Box::new(format::now_seconds), new_id: Box::new(Uuid::new_v4) };
+        let start = Instant::now();
+        let surroundings = Surroundings {
+            clock: Box::new(format::now_seconds),
+            monotonic: Arc::new(move || start.elapsed()),
+            new_id: Box::new(Uuid::new_v4),
+        };
         raise_descriptor_limit();
         Self::open_on(Arc::new(RealDisk), options, surroundings)
     }
@@ -143,7 +160,7 @@ impl Segments {
         };
         writer_options.as_ref().map_or(Ok(()), WriterOptions::check)?;
         let creation = if writes { options.creation } else { Creation::Nothing };
-        let root = Root::open(Arc::clone(&disk), &options.root, creation)?;
+        let root = Root::open(Arc::clone(&disk), &options.root, creation, surroundings.monotonic.clone())?;
         let (eviction, admission) = (options.eviction, options.admission);
         let shared = Arc::new(Shared {
             disk,
@@ -157,8 +174,12 @@ impl Segments {
             surroundings,
         });
         // Our own blocks first: their namespaces keep the numbers that our logs give them.
-        let opened = writer_options.map(|options| Writer::open(Arc::clone(&shared), &options)).transpose()?;
-        let (writer, lost_on_recovery) = opened.map_or((None, 0), |(writer, lost)| (Some(writer), lost));
+        let open = |options: WriterOptions| -> Result<_> {
+            let (writer, lost) = Writer::open(Arc::clone(&shared), &options)?;
+            Ok((Own { options, creation, writer: RwLock::new(writer) }, lost))
+        };
+        let opened = writer_options.map(open).transpose()?;
+        let (own, lost_on_recovery) = opened.map_or((None, 0), |(own, lost)| (Some(own), lost));
         if lost_on_recovery > 0 {
             let root = shared.root.path.display();
             shared.observed.damage(
@@ -167,19 +188,54 @@ impl Segments {
             );
         }
         let followed = Followed::default();
-        if let Err(error) = followed.follow(&shared, writer.as_ref().map(|writer| writer.id)) {
+        if let Err(error) = followed.follow(&shared, own.as_ref().map(|own| own.writer().id)) {
             tracing::warn!(%error, "not all blocks of other writers are found");
         }
-        if writer.is_none()
+        if own.is_none()
             && let Err(error) = shared.count_taken()
         {
             tracing::warn!(%error, "it is not known how much room is taken");
         }
-        Ok(Self { shared, writer, followed, lost_on_recovery, recovery: start.elapsed() })
+        Ok(Self { shared, own, followed, lost_on_recovery, recovery: start.elapsed() })
     }
 
-    fn writer(&self) -> Result<&Arc<Writer>> {
-        self.writer.as_ref().ok_or_else(|| Error::ReadOnly { path: self.shared.root.path.clone() })
+    fn writer(&self) -> Result<Arc<Writer>> {
+        self.own().ok_or_else(|| Error::ReadOnly { path: self.shared.root.path.clone() })
+    }
+
+    /// What this process writes, if it may.
+    fn own(&self) -> Option<Arc<Writer>> {
+        self.own.as_ref().map(Own::writer)
+    }
+
+    /// Goes on in a new directory if the one of this process was removed, or the store's was replaced. All its blocks are
+    /// gone with it. Fails, and is tried again, where no store may be made.
+    fn heal(&self) -> Result<()> {
+        let Some(own) = &self.own else { return Ok(()) };
+        let writer = own.writer();
+        if writer.is_there()? {
+            return writer.heal();
+        }
+        let shared = &self.shared;
+        writer.is_gone.store(true, Ordering::Release);
+        let gone = shared.index.remove_all(|_, entry, _| entry.is_own());
+        shared.observed.evicted(&gone);
+        shared.segments_of(0).into_iter().for_each(|number| shared.forget_segment(0, number));
+        if !shared.root.is_there()? {
+            shared.root.open_again(own.creation)?;
+        }
+        let restarted = Writer::restart(Arc::clone(shared), &own.options, &writer)?;
+        let reason = format!(
+            "{} was removed or replaced, and {} blocks with it; this process goes on in {}",
+            writer.directory.display(),
+            gone.len(),
+            restarted.directory.display()
+        );
+        *own.writer.write().unwrap_or_else(PoisonError::into_inner) = restarted;
+        shared.observed.note(EventKind::WriterRestarted, reason);
+        shared.namespaces.opened().into_iter().try_for_each(|(id, description)| {
+            namespaces::describe(&*shared.disk, &shared.root, id, &description)
+        })
     }
 
     /// Whether a block of another writer is still where it was found.
@@ -194,7 +250,7 @@ impl Segments {
 
     fn invalidate_token(&self, token: &FoundToken) {
         if token.entry.is_own() {
-            if let Some(writer) = &self.writer {
+            if let Some(writer) = self.own() {
                 writer.condemn(&token.fingerprint, token.entry.sequence);
             }
         } else {
@@ -203,6 +259,12 @@ impl Segments {
             self.shared.index.remove_if(&token.fingerprint, is_it);
         }
         self.shared.observed.corrupt();
+    }
+}
+
+impl Own {
+    fn writer(&self) -> Arc<Writer> {
+        Arc::clone(&self.writer.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -296,10 +358,12 @@ impl Administration for Segments {
         let number = self.shared.namespaces.number(id)?;
         self.shared.namespaces.set_options(id, options);
         self.shared.index.set_quota(number, options.quota_bytes);
-        match &self.writer {
-            Some(_) => namespaces::describe(&*self.shared.disk, &self.shared.root, id, description),
-            None => Ok(()),
+        if self.own.is_none() {
+            return Ok(());
         }
+        namespaces::describe(&*self.shared.disk, &self.shared.root, id, description)?;
+        self.shared.namespaces.set_description(id, description);
+        Ok(())
     }
 
     fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
@@ -349,13 +413,16 @@ impl Administration for Segments {
     }
 
     fn maintain(&self) -> Result<()> {
+        let Some(own) = &self.own else { return self.follow().and(self.shared.count_taken()) };
+        own.writer().check_open()?;
+        self.heal()?;
         let followed = self.follow();
-        let Some(writer) = &self.writer else { return followed.and(self.shared.count_taken()) };
-        writer.check_open()?;
+        let writer = own.writer();
         let alive = writer.say_alive();
         // Before room is looked for: a log in doubt takes no tombstones.
         let checkpoint = writer.replace_log_in_doubt().and_then(|()| writer.checkpoint_if_due());
         let room = writer.maintain_room();
+        writer.prepare_sweep();
         // Those who store such blocks again need not wait.
         let tombstones = if writer.log.is_in_doubt() { Ok(()) } else { writer.sync_tombstones() };
         followed.and(alive).and(checkpoint).and(room).and(tombstones)
@@ -363,12 +430,12 @@ impl Administration for Segments {
 
     fn usage(&self) -> Usage {
         let totals = self.shared.index.totals(None);
-        let slots_of = |writer: &Arc<Writer>| {
+        let slots_of = |writer: Arc<Writer>| {
             let slots = lock(&writer.slots);
             let segments = slots.all().filter_map(|segment| segment.head.file_len());
             segments.sum::<u64>() + writer.log.len()
         };
-        let allocated_bytes = self.writer.as_ref().map_or(0, slots_of);
+        let allocated_bytes = self.own().map_or(0, slots_of);
         Usage {
             blocks: totals.own_blocks + totals.foreign_blocks,
             payload_bytes: totals.own_payload_bytes + totals.foreign_payload_bytes,
@@ -387,7 +454,7 @@ impl Administration for Segments {
     }
 
     fn close(&self) -> Result<()> {
-        self.writer.as_ref().map_or(Ok(()), |writer| writer.close())
+        self.own().map_or(Ok(()), |writer| writer.close())
     }
 }
 
@@ -398,12 +465,12 @@ impl Sharing for Segments {
     }
 
     fn follow(&self) -> Result<()> {
-        self.followed.follow(&self.shared, self.writer.as_ref().map(|writer| writer.id))
+        self.followed.follow(&self.shared, self.own().map(|writer| writer.id))
     }
 
     fn writers(&self) -> Result<Vec<WriterStats>> {
         let mut owners = self.followed.owners();
-        owners.extend(self.writer.as_ref().map(|writer| (writer.id, 0)));
+        owners.extend(self.own().map(|writer| (writer.id, 0)));
         let mut blocks = HashMap::<u16, u64>::new();
         let (mut cursor, mut some) = (Some(0), Vec::new());
         while let Some(from) = cursor {
@@ -413,8 +480,8 @@ impl Sharing for Segments {
             }
         }
         let charges = self.shared.root.charges(&Limits { capacity: 0, min_free: 0 })?;
-        // Without it, a writer that opens its directory just now might find it in use.
-        let locked = self.shared.root.lock().ok();
+        // Without it, a writer that opens its directory just now might find it in use. It is not waited for.
+        let locked = self.shared.root.try_lock().ok().flatten();
         let described = |directory: &WriterDirectory| {
             let is_leased =
                 locked.as_ref().and_then(|locked| self.shared.root.is_leased(&directory.path, locked));

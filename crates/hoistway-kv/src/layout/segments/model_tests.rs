@@ -136,6 +136,7 @@ impl Model {
         let ids = std::sync::Mutex::new(self.dice.clone());
         let surroundings = Surroundings {
             clock: Box::new(|| 1000),
+            monotonic: Arc::new(|| Duration::ZERO),
             new_id: Box::new(move || {
                 let mut ids = lock(&ids);
                 Uuid::from_u64_pair(ids.next(), ids.next())
@@ -170,7 +171,7 @@ impl Model {
             18 if self.dice.one_in(5) => {
                 // Those who follow may lag over several of them.
                 for _ in 0..=self.dice.below(4) {
-                    let _ = self.process(number).writer.as_ref().unwrap().checkpoint();
+                    let _ = self.process(number).writer().unwrap().checkpoint();
                 }
             }
             18 if self.dice.one_in(8) => drop(self.process(number).clear(namespace(key))),
@@ -399,7 +400,7 @@ impl Model {
         self.disk.end_faults();
         let process = self.process(number);
         process.maintain().unwrap_or_else(|error| panic!("{error} {}", self.about()));
-        let used = lock(&process.writer.as_ref().unwrap().slots).used();
+        let used = lock(&process.writer().unwrap().slots).used();
         let bytes = process.shared.index.totals(None).own_slot_bytes;
         assert_eq!(used * 4096, bytes, "room leaks {}", self.about());
     }

@@ -4,12 +4,13 @@
 use super::{directory, failed, root::Root};
 use crate::{
     Error, NamespaceId, NamespaceOptions, Result,
-    disk::{Disk, replace_file},
+    disk::{Disk, TEMPORARY, write_whole},
 };
 use std::{
     collections::HashMap,
     sync::{PoisonError, RwLock},
 };
+use uuid::Uuid;
 
 /// Namespaces by number.
 #[derive(Debug, Default)]
@@ -21,6 +22,8 @@ struct Table {
     ids: Vec<Option<NamespaceId>>,
     numbers: HashMap<NamespaceId, u16>,
     options: HashMap<NamespaceId, NamespaceOptions>,
+    /// Of those that this process opened to write.
+    descriptions: HashMap<NamespaceId, String>,
 }
 
 impl Namespaces {
@@ -69,6 +72,17 @@ impl Namespaces {
         self.0.write().unwrap_or_else(PoisonError::into_inner).options.insert(id, options);
     }
 
+    pub(super) fn set_description(&self, id: NamespaceId, description: &str) {
+        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        table.descriptions.insert(id, description.to_owned());
+    }
+
+    /// Those that this process opened to write, with their descriptions.
+    pub(super) fn opened(&self) -> Vec<(NamespaceId, String)> {
+        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        table.descriptions.iter().map(|(id, description)| (*id, description.clone())).collect()
+    }
+
     pub(super) fn options(&self, id: NamespaceId) -> NamespaceOptions {
         let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
         table.options.get(&id).copied().unwrap_or_default()
@@ -78,9 +92,10 @@ impl Namespaces {
 /// Writes a description down, unless it is there.
 pub(super) fn describe(disk: &dyn Disk, root: &Root, id: NamespaceId, description: &str) -> Result<()> {
     directory::describe(disk, &root.path, id, description, |path, bytes| {
-        // Other processes open the same namespace at the same moment, and give the temporary file the same name.
-        let _locked = root.lock()?;
-        replace_file(disk, path, bytes).map_err(failed("writing to", path))
+        // Other processes open the same namespace at the same moment, and none waits for another.
+        let temporary = path.with_file_name(format!("{}{TEMPORARY}", Uuid::new_v4()));
+        write_whole(disk, &temporary, path, bytes, |from, to| disk.rename(from, to))
+            .map_err(failed("writing to", path))
     })
 }
 

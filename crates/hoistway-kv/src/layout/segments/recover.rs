@@ -107,8 +107,27 @@ impl Writer {
                 }
             }
         };
+        let (writer, lost) = Self::of(shared, options, recovered)?;
+        Ok((writer, lost + unusable.len() as u64))
+    }
+
+    /// What a process goes on with whose directory is gone. Its numbers go on, so that none of the blocks that are still
+    /// read, or come to be committed, is taken for another one.
+    pub(super) fn restart(shared: Arc<Shared>, options: &WriterOptions, before: &Self) -> Result<Arc<Self>> {
+        let (directory, lease) = make_directory(&shared)?;
+        let mut recovered = Recovered::read(&shared, options, directory, lease)?;
+        let next_segment = before.next_segment.load(Ordering::Acquire);
+        recovered.replayed.next_segment = u32::try_from(next_segment).unwrap_or(u32::MAX);
+        let (writer, _) = Self::of(shared, options, recovered)?;
+        let count = before.next_sequence.load(Ordering::Relaxed) & ((1 << COUNT_BITS) - 1);
+        writer.next_sequence.fetch_add(count, Ordering::Relaxed);
+        Ok(writer)
+    }
+
+    fn of(shared: Arc<Shared>, options: &WriterOptions, recovered: Recovered) -> Result<(Arc<Self>, u64)> {
         let Recovered { directory, lease, epoch, proven_from, replayed, segments, order, lost, start, log } =
             recovered;
+        let limits = options.limits;
         shared.set_proven_from(0, proven_from);
         let next_segment = replayed.next_segment.max(segments.highest.saturating_add(1));
         replayed.namespaces.iter().for_each(|(number, id)| shared.namespaces.adopt(*number, *id));
@@ -149,11 +168,13 @@ impl Writer {
             slots: Mutex::new(slots),
             pending: Mutex::new(Pending::default()),
             logged: Mutex::new(replayed.namespaces.keys().copied().collect()),
+            is_gone: AtomicBool::new(false),
             unburied: Mutex::default(),
             unsynced_tombstones: Mutex::default(),
             publishing: RwLock::default(),
             checkpoints: Mutex::new(checkpoints),
             making_room: Mutex::default(),
+            sweep: Mutex::default(),
             has_blocks_without_sums: AtomicBool::new(has_blocks_without_sums),
             is_full: AtomicBool::new(false),
             has_told_of_room: AtomicBool::new(false),
@@ -177,7 +198,7 @@ impl Writer {
             }
         }
         writer.say_alive()?;
-        Ok((Arc::new(writer), lost + unusable.len() as u64))
+        Ok((Arc::new(writer), lost))
     }
 
     /// Writes down that this process lives, and what it would like.
@@ -316,7 +337,11 @@ fn adopt(
     limits: &Limits,
     unusable: &mut HashSet<Uuid>,
 ) -> Result<Option<(WriterDirectory, Box<dyn DiskFile>)>> {
-    let locked = shared.root.lock()?;
+    // Where it is not to be had, what others have left is followed instead of adopted.
+    let locked = match shared.root.lock() {
+        Err(Error::TimedOut { .. }) => return Ok(None),
+        locked => locked?,
+    };
     shared.root.sweep(&locked)?;
     // What the others have left goes, where room is needed.
     let charges = shared.root.charges(limits)?.of_writers;
@@ -340,13 +365,22 @@ fn adopt(
 
 /// A new directory, and its lease.
 fn make_directory(shared: &Shared) -> Result<(WriterDirectory, Box<dyn DiskFile>)> {
-    let locked = shared.root.lock()?;
+    // Another process may hold it for long. One that takes directories over just now may make the lease of this one, and
+    // lock it, before this process does: then this opening fails.
+    let _locked = match shared.root.lock() {
+        Err(Error::TimedOut { .. }) => None,
+        locked => Some(locked?),
+    };
     let id = (shared.surroundings.new_id)();
     let directory = WriterDirectory::new(&shared.root.path, id);
     let path = &directory.path;
     shared.disk.create_directory(path).map_err(failed("making", path))?;
-    let lease = shared.root.try_lease(path, &locked)?;
-    let lease = lease.ok_or_else(|| Error::Internal(format!("another process holds {}", path.display())))?;
+    let lease_path = path.join(names::LEASE);
+    let lease =
+        shared.disk.open(&lease_path, FileAccess::CreateNew).map_err(failed("making", &lease_path))?;
+    if !lease.try_lock().map_err(failed("locking", &lease_path))? {
+        return Err(Error::Internal(format!("another process holds {}", path.display())));
+    }
     shared.disk.sync_directory(path).map_err(failed("syncing", path))?;
     let root = &shared.root.path;
     shared.disk.sync_directory(root).map_err(failed("syncing", root))?;

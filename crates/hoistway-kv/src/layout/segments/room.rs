@@ -10,7 +10,7 @@ use super::{
     writer::Writer,
 };
 use crate::{
-    Error, EventKind, Fingerprint, Result,
+    Error, EventKind, Result,
     disk::{FileAccess, write_full},
     format::{
         BLOCK_LEN,
@@ -19,7 +19,7 @@ use crate::{
     index::{Candidates, Entry, Slot, Want},
 };
 use std::{
-    collections::HashSet,
+    collections::{HashSet, VecDeque},
     io,
     sync::{Arc, Mutex, atomic::Ordering},
     time::Duration,
@@ -60,8 +60,8 @@ const EVICTED_BYTES: u64 = 64 << 20;
 const EVICTED_PART: u64 = 64;
 /// Pages of the shortest segment: any block but an empty one takes more than one.
 const LEAST_PAGES: u64 = 2;
-/// Attempts to make room for a block that leave it to the policy which blocks go.
-const BY_POLICY: usize = 2;
+/// Part of our room that is free in pieces before blocks go by place.
+const SCATTERED_PART: u64 = 32;
 
 /// Most times that room is made for one block, while others of this process are faster to use it.
 const MOST_ATTEMPTS: usize = 16;
@@ -89,7 +89,7 @@ impl Writer {
                 tracing::debug!(%error, "blocks of a request do not lie together");
             }
         }
-        for attempt in 0..MOST_ATTEMPTS {
+        for _ in 0..MOST_ATTEMPTS {
             // Another thread may have made room in the meantime.
             if let Some(taken) = take() {
                 return Ok(Some(taken));
@@ -97,12 +97,11 @@ impl Writer {
             if self.log.is_in_doubt() {
                 return Ok(None);
             }
-            match self.make_room(bytes, attempt) {
+            match self.make_room(bytes) {
                 Ok(true) => {}
                 Ok(false) => break,
-                // Nothing can be evicted: tombstones cannot be written, or the process that holds the lock is stopped.
-                // The store is then as good as full.
-                Err(error) if is_full(&error) || matches!(error, Error::TimedOut { .. }) => {
+                // Nothing can be evicted, as tombstones cannot be written. The store is then as good as full.
+                Err(error) if is_full(&error) => {
                     tracing::warn!(%error, "no room for blocks");
                     break;
                 }
@@ -112,30 +111,44 @@ impl Writer {
         Ok(take())
     }
 
-    /// Tries to make room for a block of `bytes` bytes. Returns whether more is free; it may not be in one piece. The
-    /// first attempts evict by the policy, later ones where the fewest bytes have to go.
-    fn make_room(&self, bytes: u64, attempt: usize) -> Result<bool> {
+    /// Tries to make room for a block of `bytes` bytes. Returns whether more is free; it may not be in one piece. Evicts by
+    /// the policy while little is free, and by place once what is free is in pieces that are too short.
+    fn make_room(&self, bytes: u64) -> Result<bool> {
         let collected = self.collect();
         if lock(&self.slots).has_room(bytes) || self.allocate(bytes)? {
             return Ok(true);
         }
         collected?;
         let is_too_short = lock(&self.slots).are_too_short(bytes);
-        let may_go = |number| is_too_short || lock(&self.slots).is_outdated(number);
-        if self.take_over(bytes, may_go)? {
+        if is_too_short || bytes > self.segment_bytes.saturating_sub(HEAD_LEN) {
+            return self.make_room_for_large(bytes);
+        }
+        if self.take_over(bytes, |number| lock(&self.slots).is_outdated(number))? {
             return Ok(true);
         }
-        if is_too_short {
-            return Ok(false);
-        }
-        if attempt < BY_POLICY {
-            let before = lock(&self.slots).free();
+        let (free, total) = {
+            let slots = lock(&self.slots);
+            (slots.free() * BLOCK_LEN, slots.total() * BLOCK_LEN)
+        };
+        if free < (total / SCATTERED_PART).max(bytes) {
             self.evict_some(bytes)?;
-            if lock(&self.slots).free() > before {
+            let slots = lock(&self.slots);
+            if slots.has_room(bytes) {
                 return Ok(true);
             }
         }
-        self.clear_run(bytes, attempt.saturating_sub(BY_POLICY))
+        self.clear_place(bytes)
+    }
+
+    /// Tries to make room for a block that is larger than a usual segment: what is worth least goes, be it the blocks of a
+    /// segment that is long enough, or several short segments.
+    fn make_room_for_large(&self, bytes: u64) -> Result<bool> {
+        let coldest = self.by_worth(|_| true).first().copied();
+        let is_long = coldest.is_some_and(|number| lock(&self.slots).long_enough(number, bytes).is_some());
+        match coldest.filter(|_| is_long) {
+            Some(number) => self.clear_place_in(number, bytes),
+            None => self.take_over(bytes, |_| true),
+        }
     }
 
     /// Whether blocks that come together would not lie together, although little room is free.
@@ -148,32 +161,14 @@ impl Writer {
     }
 
     /// Evicts one batch of blocks, of at least `bytes` bytes.
-    fn evict_some(&self, bytes: u64) -> Result<()> {
+    pub(super) fn evict_some(&self, bytes: u64) -> Result<()> {
         let bytes = self.bytes_at_a_time().max(bytes);
         self.evict(&Want { from: Candidates::Anywhere, bytes }).map(drop)
     }
 
     /// Returns the bytes of one batch of evictions.
-    fn bytes_at_a_time(&self) -> u64 {
+    pub(super) fn bytes_at_a_time(&self) -> u64 {
         (lock(&self.slots).total() * BLOCK_LEN / EVICTED_PART).min(EVICTED_BYTES)
-    }
-
-    /// Evicts the blocks of a run of slots that holds `bytes` bytes. `rank` counts such runs from the one with the fewest
-    /// used slots. Returns whether there is such a run.
-    fn clear_run(&self, bytes: u64, rank: usize) -> Result<bool> {
-        let Some((run, len)) = lock(&self.slots).emptiest(bytes, rank) else { return Ok(false) };
-        let lies_there = |entry: &Entry| {
-            let end = u64::from(entry.slot.slot) + entry.slot_bytes.div_ceil(BLOCK_LEN);
-            let is_there = entry.slot.slot < run.slot + len && u64::from(run.slot) < end;
-            entry.is_own() && entry.slot.segment == run.segment && is_there
-        };
-        self.bury(|| {
-            let is_it = |_: &Fingerprint, entry: &Entry, is_pinned: bool| !is_pinned && lies_there(entry);
-            let gone = self.shared.index.remove_all(is_it);
-            self.shared.observed.evicted(&gone);
-            gone
-        })?;
-        Ok(true)
     }
 
     /// Removes segments for which `may_go` until a new one for a block of `bytes` bytes fits. Returns whether it does.
@@ -188,12 +183,14 @@ impl Writer {
         if self.is_refused.load(Ordering::Acquire) || !lock(&self.slots).draining().is_empty() {
             return Ok(false);
         }
-        if self.least_useful(&may_go).is_none() {
+        let mut going: VecDeque<u32> = self.by_worth(&may_go).into();
+        going.truncate(MOST_GIVEN_UP);
+        if going.is_empty() {
             return Ok(false);
         }
         let Some(new) = self.new_segment(bytes, self.segment_bytes)? else { return Ok(false) };
         // Until the new one is there: others would take the room.
-        let locked = self.shared.root.lock()?;
+        let Some(locked) = self.lock_root()? else { return Ok(false) };
         let charges = self.shared.root.charges(&self.limits)?;
         if !charges.is_current || self.is_too_much(charges.total)? {
             // There would not be room for another. What is too much goes in time.
@@ -201,8 +198,21 @@ impl Writer {
         }
         let own = charges.of_writers.get(&self.id).copied().unwrap_or(0);
         let mut given = Given { own_before: own, bytes: 0 };
-        for _ in 0..MOST_GIVEN_UP {
-            let Some(number) = self.least_useful(&may_go) else { break };
+        // None goes in vain.
+        let charge_of = |number: &u32| {
+            self.shared
+                .segment(0, *number)
+                .and_then(|segment| Limits::segment_bytes(&segment.head))
+                .unwrap_or(0)
+        };
+        let gained = going.iter().map(charge_of).fold(0, u64::saturating_add);
+        if charges.total.saturating_sub(gained).saturating_add(new.charge) > self.limits.capacity {
+            return Ok(false);
+        }
+        while let Some(number) = going.pop_front() {
+            if !lock(&self.slots).may_give(number) {
+                continue;
+            }
             let len = self.shared.segment(0, number).and_then(|segment| segment.head.file_len());
             self.give_up(number)?;
             if lock(&self.slots).has(number) {
@@ -224,13 +234,21 @@ impl Writer {
         Ok(false)
     }
 
-    /// Returns the segment whose removal loses least, of those that can be removed at once and for which `may_go`.
-    fn least_useful(&self, may_go: impl Fn(u32) -> bool) -> Option<u32> {
-        let unused = lock(&self.slots).unused();
-        unused.filter(|number| may_go(*number)).or_else(|| {
-            let may_go = |number| may_go(number) && lock(&self.slots).may_give(number);
-            self.shared.index.coldest_segment(may_go).map(|worth| worth.segment)
-        })
+    /// Returns the segment whose removal loses least, of those that can be removed at once.
+    fn least_useful(&self) -> Option<u32> {
+        self.by_worth(|_| true).first().copied()
+    }
+
+    /// Returns the segments that can be removed at once and for which `may_go`, those first whose removal loses least.
+    fn by_worth(&self, may_go: impl Fn(u32) -> bool) -> Vec<u32> {
+        let survey = self.shared.index.survey();
+        let slots = lock(&self.slots);
+        let unused = slots.unused().into_iter();
+        let used = survey.into_iter().filter(|worth| !worth.is_in_use).map(|worth| worth.segment);
+        let segments = unused.chain(used).filter(|number| slots.may_give(*number));
+        let segments: Vec<u32> = segments.collect();
+        drop(slots);
+        segments.into_iter().filter(|number| may_go(*number)).collect()
     }
 
     /// Removes a segment with all its blocks, once their last reader and writer are done.
@@ -293,7 +311,7 @@ impl Writer {
             return Ok(false);
         }
         let Some(usual) = self.new_segment(bytes, self.segment_bytes)? else { return Ok(false) };
-        let locked = self.shared.root.lock()?;
+        let Some(locked) = self.lock_root()? else { return Ok(false) };
         let found = loop {
             let charges = self.charges()?;
             let mut len = self.segment_bytes;
@@ -324,6 +342,17 @@ impl Writer {
             self.has_told_of_room.store(false, Ordering::Release);
         }
         Ok(is_made)
+    }
+
+    /// Takes the lock of the store. `None` if another process keeps it: the room that there is has to do.
+    fn lock_root(&self) -> Result<Option<RootLock<'_>>> {
+        match self.shared.root.lock() {
+            Err(error @ Error::TimedOut { .. }) => {
+                tracing::debug!(%error, "no segment is made");
+                Ok(None)
+            }
+            locked => locked.map(Some),
+        }
     }
 
     /// Notes once that blocks cannot be stored, because there is no room for a first segment.
@@ -517,7 +546,7 @@ impl Writer {
         if let Some(error) = full {
             // The log has no room for what is gone. A segment can go without it.
             if is_full(&error)
-                && let Some(number) = self.least_useful(|_| true)
+                && let Some(number) = self.least_useful()
             {
                 self.give_up(number)?;
             }
@@ -537,7 +566,8 @@ impl Writer {
         if !self.is_too_much(charges.total)? && !root.writers()?.iter().any(is_wanted) {
             return Ok(());
         }
-        let locked = root.lock()?;
+        // Stores wait for this thread, which waits for no other process.
+        let Some(locked) = root.try_lock()? else { return Ok(()) };
         // Another process may have given up a segment in the meantime.
         let charges = root.charges(&self.limits)?;
         let own = charges.of_writers.get(&self.id).copied().unwrap_or(0);
@@ -549,7 +579,7 @@ impl Writer {
         if must_give
             && lock(&self.slots).draining().is_empty()
             && !self.reclaim(&locked)?
-            && let Some(number) = self.least_useful(|_| true)
+            && let Some(number) = self.least_useful()
         {
             self.give_up(number)?;
             // What was given up is not taken back at once.

@@ -17,16 +17,18 @@ use std::{
     collections::{HashMap, HashSet},
     fmt, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, TryLockError},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 use uuid::Uuid;
 
 /// Time between two looks for the lock.
 const TICK: Duration = Duration::from_millis(1);
 /// Longest time to wait for the lock, which is held for moments.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
+const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
+/// After a wait in vain, the lock is tried, but not waited for, for this long.
+const LOCK_PAUSE: Duration = Duration::from_secs(30);
 /// Bytes of checkpoints and logs for each block: two checkpoints and one that is being written, and logs that are as long
 /// as two checkpoints, and somewhat longer.
 const RECORDS_PER_BLOCK: u64 = 6;
@@ -57,11 +59,18 @@ impl Limits {
 }
 
 /// The root of a store.
-#[derive(Debug)]
 pub(super) struct Root {
     pub(super) path: PathBuf,
     disk: Arc<dyn Disk>,
-    superblock: Mutex<Box<dyn DiskFile>>,
+    /// `STORE`, whose lock is the store's.
+    superblock: Mutex<Arc<dyn DiskFile>>,
+    /// The file system that the store was opened on.
+    file_system: u64,
+    /// Held by the thread of this process that has the lock.
+    locking: Mutex<()>,
+    /// Until when the lock is not waited for.
+    no_wait_until: Mutex<Duration>,
+    clock: Monotonic,
     /// Heads of segments that were read once; they never change.
     heads: Mutex<HashMap<(Uuid, u32), SegmentHead>>,
     /// What each writer's files took when its directory was last listed.
@@ -70,8 +79,14 @@ pub(super) struct Root {
     warned: Mutex<HashSet<PathBuf>>,
 }
 
+/// The monotonic clock.
+pub(super) type Monotonic = Arc<dyn Fn() -> Duration + Send + Sync>;
+
 /// The lock of a store's root. While it lives, no other thread or process allocates room or takes over directories.
-pub(super) struct RootLock<'a>(MutexGuard<'a, Box<dyn DiskFile>>);
+pub(super) struct RootLock<'a> {
+    file: Arc<dyn DiskFile>,
+    _alone: MutexGuard<'a, ()>,
+}
 
 /// Bytes that are taken.
 #[derive(Clone, Debug, Default)]
@@ -111,39 +126,79 @@ impl Files {
 
 impl Root {
     /// Opens a store; makes one where there is none, as far as `creation` allows it.
-    pub(super) fn open(disk: Arc<dyn Disk>, path: &Path, creation: Creation) -> Result<Self> {
-        directory::create(&*disk, path, LayoutKind::Segments, creation)?;
-        directory::expect(&*disk, path, LayoutKind::Segments)?;
-        let file = path.join(names::SUPERBLOCK);
-        let superblock = Mutex::new(disk.open(&file, FileAccess::Read).map_err(failed("opening", &file))?);
+    pub(super) fn open(
+        disk: Arc<dyn Disk>,
+        path: &Path,
+        creation: Creation,
+        clock: Monotonic,
+    ) -> Result<Self> {
+        let superblock = Mutex::new(open_superblock(&*disk, path, creation)?);
+        let file_system = disk.file_system(path).map_err(failed("asking for the file system of", path))?;
         Ok(Self {
             path: path.to_owned(),
             disk,
             superblock,
+            file_system,
+            locking: Mutex::default(),
+            no_wait_until: Mutex::default(),
+            clock,
             heads: Mutex::default(),
             counted: Mutex::default(),
             warned: Mutex::default(),
         })
     }
 
-    /// Waits for the lock.
+    /// Whether the store's path still names the directory that was opened.
+    pub(super) fn is_there(&self) -> Result<bool> {
+        let path = self.path.join(names::SUPERBLOCK);
+        lock(&self.superblock).is_named(&path).map_err(failed("asking for", &path))
+    }
+
+    /// Opens what the store's path names by now, and makes a store there as far as `creation` allows it, on the same file
+    /// system as before.
+    pub(super) fn open_again(&self, creation: Creation) -> Result<()> {
+        directory::expect_file_system(&*self.disk, &self.path, self.file_system)?;
+        *lock(&self.superblock) = open_superblock(&*self.disk, &self.path, creation)?;
+        lock(&self.heads).clear();
+        lock(&self.counted).clear();
+        Ok(())
+    }
+
+    /// Waits for the lock, but not for long, nor again soon after a wait in vain.
     pub(super) fn lock(&self) -> Result<RootLock<'_>> {
-        let file = lock(&self.superblock);
-        let start = Instant::now();
+        let begin = (self.clock)();
+        let waits = begin >= *lock(&self.no_wait_until);
         loop {
-            let path = || self.path.join(names::SUPERBLOCK);
-            if file.try_lock().map_err(|error| failed("locking", &path())(error))? {
-                return Ok(RootLock(file));
+            if let Some(locked) = self.try_lock()? {
+                return Ok(locked);
             }
-            if start.elapsed() > LOCK_TIMEOUT {
-                let waited_ms = start.elapsed().as_millis();
+            let now = (self.clock)();
+            let waited = now.saturating_sub(begin);
+            if !waits || waited >= LOCK_TIMEOUT {
+                if waits {
+                    *lock(&self.no_wait_until) = now + LOCK_PAUSE;
+                }
                 return Err(Error::TimedOut {
                     what: "waiting for the lock of the store's file STORE",
-                    waited_ms,
+                    waited_ms: waited.as_millis(),
                 });
             }
             thread::sleep(TICK);
         }
+    }
+
+    /// Takes the lock if it is free.
+    pub(super) fn try_lock(&self) -> Result<Option<RootLock<'_>>> {
+        let alone = match self.locking.try_lock() {
+            Ok(alone) => alone,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(None),
+        };
+        let file = Arc::clone(&lock(&self.superblock));
+        let is_locked = file.try_lock();
+        let is_locked =
+            is_locked.map_err(|error| failed("locking", &self.path.join(names::SUPERBLOCK))(error))?;
+        Ok(is_locked.then_some(RootLock { file, _alone: alone }))
     }
 
     /// Directories of all writers, living or dead, in the order of their names.
@@ -271,6 +326,14 @@ impl Root {
 impl Drop for RootLock<'_> {
     fn drop(&mut self) {
         // If that fails, the file is closed before long.
-        let _ = self.0.unlock();
+        let _ = self.file.unlock();
     }
+}
+
+/// Opens `STORE`, after it was made where it is not there, as far as `creation` allows it.
+fn open_superblock(disk: &dyn Disk, root: &Path, creation: Creation) -> Result<Arc<dyn DiskFile>> {
+    directory::create(disk, root, LayoutKind::Segments, creation)?;
+    directory::expect(disk, root, LayoutKind::Segments)?;
+    let file = root.join(names::SUPERBLOCK);
+    Ok(Arc::from(disk.open(&file, FileAccess::Read).map_err(failed("opening", &file))?))
 }

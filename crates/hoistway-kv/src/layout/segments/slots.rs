@@ -8,8 +8,12 @@ use super::segment::Segment;
 use crate::{format::BLOCK_LEN, index::Slot};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    ops::Range,
     sync::Arc,
 };
+
+/// Free runs that are looked at for a block that has to leave its place.
+const MOST_RUNS: usize = 64;
 
 /// All room.
 #[derive(Debug, Default)]
@@ -134,8 +138,15 @@ impl Slots {
     /// A place for a block of so many bytes that as many follow: behind the one before it, if possible.
     pub(super) fn take(&mut self, bytes: u64, following: u64) -> Option<(Arc<Segment>, Slot)> {
         let (segment, slot) = self.choose(bytes, following)?;
+        let needed = self.segments.get(&segment)?.segment.head.slots_of(bytes);
+        let taken = self.take_at(segment, slot, needed)?;
+        self.next = Some(Slot { segment, slot: slot + needed });
+        Some(taken)
+    }
+
+    /// Takes the first slots of a free run.
+    fn take_at(&mut self, segment: u32, slot: u32, needed: u32) -> Option<(Arc<Segment>, Slot)> {
         let own = self.segments.get_mut(&segment)?;
-        let needed = own.segment.head.slots_of(bytes);
         let len = own.free.remove(&slot)?;
         self.runs.remove(&(len, segment, slot));
         if len > needed {
@@ -147,7 +158,6 @@ impl Slots {
         own.claimed += needed;
         own.blocks += 1;
         self.blocks += 1;
-        self.next = Some(Slot { segment, slot: slot + needed });
         Some((Arc::clone(&own.segment), Slot { segment, slot }))
     }
 
@@ -227,6 +237,9 @@ impl Slots {
 
     /// Notes that the last reader of a run is done. The run may be retired already, or later.
     pub(super) fn unread(&mut self, slot: Slot) {
+        if !self.has(slot.segment) {
+            return;
+        }
         match self.retired.get_mut(&slot) {
             Some((_, waiting)) => {
                 waiting.for_readers = false;
@@ -264,19 +277,33 @@ impl Slots {
         self.total
     }
 
-    /// Where least has to go for a run that has room for so many bytes: of the emptiest place of each segment, the one of
-    /// this rank, by its first slot and those behind it.
-    pub(super) fn emptiest(&self, bytes: u64, rank: usize) -> Option<(Slot, u32)> {
-        let places =
-            self.segments.iter().filter(|(_, own)| own.takes_blocks()).filter_map(|(number, own)| {
-                let needed = own.segment.head.slots_of(bytes);
-                let (used, slot) = own.emptiest(needed)?;
-                Some((used, *number, slot, needed))
-            });
-        let mut places: Vec<_> = places.collect();
-        places.sort_unstable();
-        let (_, segment, slot, needed) = *places.get(rank)?;
-        Some((Slot { segment, slot }, needed))
+    /// A segment that gives out room, and is long enough for a block of so many bytes.
+    pub(super) fn long_enough(&self, number: u32, bytes: u64) -> Option<&Arc<Segment>> {
+        let own = self.segments.get(&number).filter(|own| own.takes_blocks())?;
+        own.segment.head.extent(0, bytes).map(|_| &own.segment)
+    }
+
+    /// The free run that a slot is in: its first slot and its length.
+    pub(super) fn free_run(&self, slot: Slot) -> Option<(u32, u32)> {
+        let own = self.segments.get(&slot.segment)?;
+        let (start, len) = own.free.range(..=slot.slot).next_back()?;
+        (slot.slot < start + len).then_some((*start, *len))
+    }
+
+    /// A place for a block that has to leave a stretch of a segment: in the shortest run outside of it that has room.
+    pub(super) fn take_outside(
+        &mut self,
+        bytes: u64,
+        stretch: (u32, &Range<u32>),
+    ) -> Option<(Arc<Segment>, Slot)> {
+        let longest = self.runs.last()?;
+        let needed = self.segments.get(&longest.1)?.segment.head.slots_of(bytes);
+        let is_outside = |(len, segment, slot): &&(u32, u32, u32)| {
+            *segment != stretch.0 || *slot >= stretch.1.end || slot + len <= stretch.1.start
+        };
+        let (_, segment, slot) =
+            self.runs.range((needed, 0, 0)..).take(MOST_RUNS).find(is_outside).copied()?;
+        self.take_at(segment, slot, needed)
     }
 
     /// Gives out no more room of a segment.
@@ -321,10 +348,10 @@ impl Slots {
         draining.map(|(number, _)| *number).collect()
     }
 
-    /// A segment without blocks.
-    pub(super) fn unused(&self) -> Option<u32> {
-        let unused = self.segments.iter().find(|(_, own)| own.used == 0 && !own.is_draining);
-        unused.map(|(number, _)| *number)
+    /// Segments without blocks.
+    pub(super) fn unused(&self) -> Vec<u32> {
+        let unused = self.segments.iter().filter(|(_, own)| own.used == 0 && !own.is_draining);
+        unused.map(|(number, _)| *number).collect()
     }
 
     /// Whether a draining segment has no readers and no writers. Lost runs, and runs that only wait for tombstones, may
@@ -368,26 +395,6 @@ impl Slots {
 impl OwnSegment {
     fn takes_blocks(&self) -> bool {
         !self.is_draining && self.segment.head.is_paged()
-    }
-
-    /// Of the runs of so many slots that begin where a free one does, the one with fewest that are not free: how many, and
-    /// its first slot.
-    fn emptiest(&self, needed: u32) -> Option<(u32, u32)> {
-        let last = self.segment.head.slots.checked_sub(needed)?;
-        let mut behind = self.free.iter().peekable();
-        let mut free = 0;
-        let places = self.free.iter().map(|(start, len)| (*start, *len)).map(move |(start, len)| {
-            while let Some((_, more)) =
-                behind.next_if(|(other, _)| u64::from(**other) < u64::from(start) + u64::from(needed))
-            {
-                free += more;
-            }
-            // What the last of them has beyond the end is too much, which only makes a good place better.
-            let used = needed.saturating_sub(free);
-            free -= len;
-            (used, start.min(last))
-        });
-        places.min().or(Some((needed, 0)))
     }
 }
 

@@ -16,12 +16,16 @@ use super::{
     bury::Unburied,
     checkpoint::Checkpoints,
     claim::Pending,
+    failed, lock,
     log::{Log, Sync},
+    names,
     root::Limits,
+    segment::Segment,
     slots::Slots,
+    sweep::Sweep,
 };
 use crate::{
-    Durability, Error, Fingerprint, Result,
+    Durability, Error, EventKind, Fingerprint, Result,
     disk::DiskFile,
     format::{
         BLOCK_LEN, HEADER_LEN,
@@ -31,7 +35,8 @@ use crate::{
 };
 use std::{
     collections::{HashMap, HashSet},
-    path::PathBuf,
+    io,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -69,6 +74,8 @@ pub(super) struct Writer {
     pub(super) pending: Mutex<Pending>,
     /// Namespaces that the log or the checkpoint before it has.
     pub(super) logged: Mutex<HashSet<u16>>,
+    /// Whether its directory is not where it was: nothing that is written there is found again.
+    pub(super) is_gone: AtomicBool,
     /// Blocks that are gone, but not for the disk.
     pub(super) unburied: Mutex<Vec<Unburied>>,
     /// Blocks that are gone, but whose tombstones may not be on the disk. None is stored again before that. With the number
@@ -78,6 +85,7 @@ pub(super) struct Writer {
     pub(super) publishing: RwLock<()>,
     pub(super) checkpoints: Mutex<Checkpoints>,
     pub(super) making_room: Mutex<()>,
+    pub(super) sweep: Mutex<Sweep>,
     /// Whether a block without checksums was ever here.
     pub(super) has_blocks_without_sums: AtomicBool,
     /// Whether there was no room for another segment when this was last looked at.
@@ -100,6 +108,67 @@ impl Writer {
         let is_needed =
             self.durability != Durability::None || self.has_blocks_without_sums.load(Ordering::Acquire);
         if is_needed { Sync::Now } else { Sync::Later }
+    }
+
+    /// Whether its directory is where it was.
+    pub(super) fn is_there(&self) -> Result<bool> {
+        let path = self.directory.join(names::LEASE);
+        let has_lease = self.lease.is_named(&path).map_err(failed("asking for", &path))?;
+        Ok(has_lease && self.shared.root.is_there()?)
+    }
+
+    /// Checks, after a group was written, that it is where it is looked for: an error if its directory or its log is not.
+    /// Returns segments that are not.
+    pub(super) fn check_there<'a>(
+        &self,
+        segments: impl IntoIterator<Item = &'a Arc<Segment>>,
+    ) -> Result<HashSet<u32>> {
+        let gone = |path: &Path| failed("looking for", path)(io::ErrorKind::NotFound.into());
+        let path = self.directory.join(names::LEASE);
+        if !self.lease.is_named(&path).map_err(failed("asking for", &path))? {
+            self.is_gone.store(true, Ordering::Release);
+            return Err(gone(&path));
+        }
+        if let Some(path) = self.log.missing()? {
+            return Err(gone(&path));
+        }
+        let mut missing = HashSet::new();
+        for segment in segments {
+            let path = segment.data.path();
+            if !segment.file.is_named(path).map_err(failed("asking for", path))? {
+                missing.insert(segment.head.number);
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Sees to what was removed of its directory: blocks go with their segments, a log or checkpoint is written anew.
+    pub(super) fn heal(&self) -> Result<()> {
+        let segments: Vec<_> = lock(&self.slots).all().cloned().collect();
+        let missing = match self.check_there(&segments) {
+            // The log is in doubt, and is replaced.
+            Err(error) if !self.log.is_in_doubt() => return Err(error),
+            missing => missing.unwrap_or_default(),
+        };
+        if !missing.is_empty() {
+            let is_it = |entry: &Entry| entry.is_own() && missing.contains(&entry.slot.segment);
+            let gone = self.shared.index.remove_all(|_, entry, _| is_it(entry));
+            self.shared.observed.evicted(&gone);
+            for number in &missing {
+                lock(&self.slots).remove(*number);
+                self.shared.forget_segment(0, *number);
+            }
+            lock(&self.unburied).retain(|gone| !missing.contains(&gone.slot.segment));
+            let directory = self.directory.display();
+            let (count, blocks) = (missing.len(), gone.len());
+            let reason =
+                format!("{count} segments in {directory} were removed, and {blocks} blocks with them");
+            self.shared.observed.note(EventKind::DamagedLog, reason);
+        }
+        if !self.has_checkpoint()? && !self.log.is_in_doubt() {
+            self.checkpoint()?;
+        }
+        Ok(())
     }
 
     pub(super) fn check_open(&self) -> Result<()> {

@@ -7,7 +7,7 @@ fn a_head_that_promises_more_than_there_can_be_is_not_believed() {
     let bench = Bench::new();
     let store = bench.open();
     bench.put_all(&store, &["a"]);
-    let writer = store.writer.as_ref().unwrap().id;
+    let writer = store.writer().unwrap().id;
     drop(store);
     let segment = bench.file("seg-");
     let slots = u32::MAX;
@@ -61,7 +61,7 @@ fn a_torn_record_at_the_end_of_a_log_is_no_damage() {
 fn a_damaged_checkpoint_is_made_good_by_the_one_before_it() {
     let bench = Bench::new();
     let store = bench.open();
-    let checkpoint = || store.writer.as_ref().unwrap().checkpoint().unwrap();
+    let checkpoint = || store.writer().unwrap().checkpoint().unwrap();
     bench.put_all(&store, &["a"]);
     checkpoint();
     bench.put_all(&store, &["b"]);
@@ -190,7 +190,7 @@ fn blocks_that_no_sync_covers_are_known_from_the_others() {
     assert!(is_proven(&store, "synced") && is_proven(&store, "closed"));
     bench.put_all(&store, &["killed"]);
     // A checkpoint says it, too.
-    store.writer.as_ref().unwrap().checkpoint().unwrap();
+    store.writer().unwrap().checkpoint().unwrap();
     drop(store);
     bench.options.durability = Durability::Batched;
     let store = bench.open();
@@ -209,7 +209,7 @@ fn what_an_older_version_wrote_is_not_known_to_be_synced() {
     let bench = Bench::new();
     let store = bench.open();
     bench.put_all(&store, &["a"]);
-    let writer = store.writer.as_ref().unwrap();
+    let writer = store.writer().unwrap();
     let change = format::record::Change::Head {
         writer: writer.id,
         log: 1,

@@ -72,7 +72,7 @@ fn a_place_whose_commit_failed_is_not_used_again_before_its_tombstone() {
     let bench = Bench::new();
     let store = bench.open();
     bench.put_all(&store, &["a"]);
-    let free = || lock(&store.writer.as_ref().unwrap().slots).free();
+    let free = || lock(&store.writer().unwrap().slots).free();
     let before = free();
     bench.fail(Operation::Sync, "idx-", 1, Errno::IO);
     assert!(bench.put(&store, "b").is_err());
@@ -86,7 +86,7 @@ fn a_place_whose_commit_failed_is_not_used_again_before_its_tombstone() {
 fn a_checkpoint_that_fails_is_tried_again_before_the_next_log_is_long() {
     let bench = Bench::new();
     let store = bench.open();
-    let writer = store.writer.as_ref().unwrap();
+    let writer = store.writer().unwrap();
     let mut number = 0;
     while writer.log.len() <= writer.limits.least_log() {
         bench.put(&store, &format!("key {number}")).unwrap();
@@ -103,7 +103,7 @@ fn a_checkpoint_that_fails_is_tried_again_before_the_next_log_is_long() {
 fn checkpoints_that_fail_again_and_again_leave_few_files() {
     let bench = Bench::new();
     let store = bench.open();
-    let writer = store.writer.as_ref().unwrap();
+    let writer = store.writer().unwrap();
     bench.put_all(&store, &["a"]);
     bench.fail(Operation::Rename, "CKPT", 8, Errno::NOSPC);
     (0..4).for_each(|_| assert!(writer.checkpoint().is_err()));
@@ -209,7 +209,7 @@ fn what_is_deleted_while_its_segment_goes_does_not_come_back() {
     bench.put_all(&store, &["read", "gone"]);
     let found = bench.find(&store, "read").unwrap();
     let segment = found.token.downcast_ref::<FoundToken>().unwrap().entry.slot.segment;
-    let writer = store.writer.as_ref().unwrap();
+    let writer = store.writer().unwrap();
     lock(&writer.slots).drain(segment);
     writer.finish_draining().unwrap();
     assert_eq!(bench.files("seg-").len(), 1, "the segment has a reader");
@@ -257,7 +257,8 @@ fn who_condemns_a_block_does_not_wait_for_a_log_that_changes() {
     let found = bench.find(&store, "a").unwrap();
     let (done, wait) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
-        let alone = store.writer.as_ref().unwrap().publishing.write().unwrap();
+        let writer = store.writer().unwrap();
+        let alone = writer.publishing.write().unwrap();
         scope.spawn(|| {
             store.invalidate(&found);
             done.send(()).unwrap();
@@ -340,7 +341,7 @@ fn tombstones_are_noted_until_their_sync_has_ended() {
     bench.options.durability = Durability::None;
     let store = bench.open();
     bench.put_all(&store, &["a"]);
-    let writer = store.writer.as_ref().unwrap();
+    let writer = store.writer().unwrap();
     let is_noted = || lock(&writer.unsynced_tombstones).contains_key(&fingerprint("a"));
     let syncing = lock(&writer.log.syncing);
     assert!(store.evict(1).unwrap() > 0);

@@ -2,7 +2,9 @@
 
 mod capacity;
 mod damage;
+mod emptied;
 mod faults;
+mod locks;
 mod planted;
 mod processes;
 mod room;
@@ -28,6 +30,8 @@ struct Bench {
     disk: SimulatedDisk,
     options: StoreOptions,
     now: Arc<AtomicU32>,
+    /// Milliseconds of the monotonic clock, which goes on by one whenever it is asked.
+    elapsed: Arc<AtomicU64>,
     ids: Arc<AtomicU64>,
 }
 
@@ -42,14 +46,16 @@ impl Bench {
             disk: SimulatedDisk::new(7, 64 << 20),
             options,
             now: Arc::new(AtomicU32::new(1000)),
+            elapsed: Arc::new(AtomicU64::new(1)),
             ids: Arc::new(AtomicU64::new(1)),
         }
     }
 
     fn try_open(&self) -> Result<Segments> {
-        let (now, ids) = (Arc::clone(&self.now), Arc::clone(&self.ids));
+        let (now, elapsed, ids) = (Arc::clone(&self.now), Arc::clone(&self.elapsed), Arc::clone(&self.ids));
         let surroundings = Surroundings {
             clock: Box::new(move || now.load(Ordering::Relaxed)),
+            monotonic: Arc::new(move || Duration::from_millis(elapsed.fetch_add(1, Ordering::Relaxed))),
             new_id: Box::new(move || Uuid::from_u128(ids.fetch_add(1, Ordering::Relaxed).into())),
         };
         let store = Segments::open_on(Arc::new(self.disk.clone()), &self.options, surroundings)?;
@@ -86,9 +92,14 @@ impl Bench {
         let shard = Shard { len: bytes.len() as u64, checksum: Some(checksum(bytes)) };
         let table = ShardTable(vec![shard]);
         let path = claim.place.file.path();
-        self.disk.write(path, claim.place.payload, bytes).unwrap();
         let header = claim.header(&table);
-        self.disk.write(path, claim.place.header.unwrap(), &header).unwrap();
+        for (offset, bytes) in [(claim.place.payload, bytes), (claim.place.header.unwrap(), &header)] {
+            match self.disk.write(path, offset, bytes) {
+                // The file that is written to is open, whatever has become of its name.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                written => written.unwrap(),
+            }
+        }
         Written { claim, table }
     }
 
@@ -101,6 +112,17 @@ impl Bench {
         let written = self.write(claim, &content(key, len));
         store.commit(vec![written]).pop().unwrap()?;
         Ok(Put::Done)
+    }
+
+    /// Stores a block whose bytes nobody looks at.
+    fn put_hollow(&self, store: &Segments, key: &str, len: usize) {
+        let Reservation::Claimed(claim) = self.reserve_len(store, key, len).unwrap() else {
+            panic!("no room for {key}")
+        };
+        let table = ShardTable(vec![Shard { len: len as u64, checksum: Some(0) }]);
+        let header = claim.header(&table);
+        self.disk.write(claim.place.file.path(), claim.place.header.unwrap(), &header).unwrap();
+        store.commit(vec![Written { claim, table }]).pop().unwrap().unwrap();
     }
 
     fn put(&self, store: &Segments, key: &str) -> Result<Put> {

@@ -52,7 +52,7 @@ fn fifo(path: &Path) {
 }
 
 fn directory(store: &Segments) -> PathBuf {
-    store.writer.as_ref().unwrap().directory.clone()
+    store.writer().unwrap().directory.clone()
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn lengths_that_files_claim_reserve_nothing() {
     let store = open(root.path());
     put(&store, "a");
     let own = directory(&store);
-    let writer = store.writer.as_ref().unwrap().id;
+    let writer = store.writer().unwrap().id;
     drop(store);
     let sparse = |name: &str| {
         let file = fs::File::options().write(true).create(true).truncate(false).open(own.join(name)).unwrap();

@@ -107,7 +107,7 @@ fn what_others_remove_is_not_found_any_more() {
     assert_eq!(bench.found(&reader, &["b", "c"]), [true, true]);
     // Through a change of logs, twice.
     for key in ["d", "e"] {
-        writer.writer.as_ref().unwrap().checkpoint().unwrap();
+        writer.writer().unwrap().checkpoint().unwrap();
         bench.put_all(&writer, &[key]);
     }
     reader.maintain().unwrap();
@@ -124,7 +124,7 @@ fn who_lags_over_several_logs_reads_the_directory_anew() {
     assert_eq!(writer.delete(NAMESPACE, &blocks).unwrap(), 1);
     // The log that the reader is at goes, and the one that followed it.
     for key in ["c", "d", "e"] {
-        writer.writer.as_ref().unwrap().checkpoint().unwrap();
+        writer.writer().unwrap().checkpoint().unwrap();
         bench.put_all(&writer, &[key]);
     }
     reader.maintain().unwrap();
@@ -139,7 +139,7 @@ fn a_log_that_could_not_be_made_leaves_no_gap_for_those_who_follow() {
         let (writer, reader) = (bench.open(), bench.open());
         bench.put_all(&writer, &["a"]);
         reader.maintain().unwrap();
-        let checkpoint = || writer.writer.as_ref().unwrap().checkpoint();
+        let checkpoint = || writer.writer().unwrap().checkpoint();
         bench.fail(operation, "idx-", 1, Errno::IO);
         assert!(checkpoint().is_err());
         checkpoint().unwrap();
@@ -157,7 +157,7 @@ fn a_log_that_goes_while_a_directory_is_read_hides_nothing() {
     let bench = Bench::new();
     let writer = bench.open();
     bench.put_all(&writer, &["a"]);
-    writer.writer.as_ref().unwrap().checkpoint().unwrap();
+    writer.writer().unwrap().checkpoint().unwrap();
     let blocks = [(b"a".as_slice(), fingerprint("a"))];
     assert_eq!(writer.delete(NAMESPACE, &blocks).unwrap(), 1);
     bench.put_all(&writer, &["b"]);
@@ -227,7 +227,7 @@ fn nothing_is_there_of_a_writer_whose_number_another_has() {
     bench.put_all(&first, &["a"]);
     reader.maintain().unwrap();
     let found = bench.find(&reader, "a").unwrap();
-    let directory = first.writer.as_ref().unwrap().directory.clone();
+    let directory = first.writer().unwrap().directory.clone();
     drop(first);
     for file in bench.disk.list(&directory).unwrap() {
         bench.disk.remove(&directory.join(file.name)).unwrap();
@@ -291,7 +291,7 @@ fn a_directory_that_cannot_be_read_is_not_read_again_and_again() {
     for number in 0..50 {
         assert_eq!(bench.put(&writer, &format!("key {number}")).unwrap(), Put::Done);
     }
-    writer.writer.as_ref().unwrap().checkpoint().unwrap();
+    writer.writer().unwrap().checkpoint().unwrap();
     bench.put_all(&writer, &["a"]);
     bench.fail(Operation::Open, "idx-", u32::MAX, Errno::ACCESS);
     let reader = reader_of(&bench);

@@ -101,7 +101,7 @@ fn the_dead_neither_want_nor_share() {
         poor.maintain().unwrap();
     }
     drop(poor);
-    let writer = rich.writer.as_ref().unwrap();
+    let writer = rich.writer().unwrap();
     let others = writer.others(&rich.shared.root.lock().unwrap()).unwrap();
     assert_eq!((others.writers, others.wanted), (1, 0));
     let before = rich.usage().blocks;
@@ -177,7 +177,7 @@ fn lost_places_and_pinned_blocks_do_not_keep_segments_from_going() {
         let found = bench.find(&store, key).unwrap();
         found.token.downcast_ref::<FoundToken>().unwrap().entry.slot.segment
     };
-    let writer = store.writer.as_ref().unwrap();
+    let writer = store.writer().unwrap();
     lock(&writer.slots).drain(segment_of("a"));
     writer.finish_draining().unwrap();
     assert!(bench.files("seg-").is_empty());
@@ -242,7 +242,7 @@ fn while_a_segment_that_was_given_up_is_read_no_other_is() {
     for number in 0..100 {
         bench.put(&store, &format!("small {number}")).unwrap();
     }
-    lock(&store.writer.as_ref().unwrap().slots).drain(segment);
+    lock(&store.writer().unwrap().slots).drain(segment);
     let before = bench.files("seg-").len();
     for number in 0..3 {
         let put = bench.put_len(&store, &format!("large {number}"), 12 * LEN).unwrap();
@@ -261,7 +261,7 @@ fn a_directory_that_cannot_be_listed_takes_what_it_took() {
     for number in 0..100 {
         bench.put(&first, &format!("first {number}")).unwrap();
     }
-    let directory = first.writer.as_ref().unwrap().directory.to_string_lossy().into_owned();
+    let directory = first.writer().unwrap().directory.to_string_lossy().into_owned();
     let name: &'static str = Box::leak(directory.into_boxed_str());
     let put_many = |store: &Segments| {
         for number in 0..100 {
@@ -308,4 +308,98 @@ fn a_lack_of_room_for_a_first_segment_is_told_once() {
     let store = bench.open();
     bench.put_all(&store, &["a"]);
     assert!(store.observed().take_notices().is_empty());
+}
+
+/// Stores blocks of mixed sizes, every second one of which is used twice, until five times the capacity was written.
+/// Returns the payload that is there at the end.
+fn fill_mixed(bench: &Bench, store: &Segments, lens: &[usize]) -> u64 {
+    let capacity = bench.options.capacity_bytes.unwrap();
+    let mut dice = Dice(7);
+    let (mut written, mut number) = (0, 0);
+    while written < 5 * capacity {
+        let len = lens[dice.below(lens.len() as u64) as usize];
+        let key = format!("{number}");
+        bench.put_hollow(store, &key, len);
+        if number % 2 == 0 {
+            store.touch(&[fingerprint(&key), fingerprint(&key)]);
+        }
+        (written, number) = (written + len as u64, number + 1);
+        if number % 16 == 0 {
+            store.maintain().unwrap();
+        }
+    }
+    store.usage().payload_bytes
+}
+
+#[test]
+fn a_full_store_of_mixed_sizes_keeps_most_of_its_capacity_as_payload() {
+    const CAPACITY: u64 = 256 << 20;
+    const KIB: usize = 1 << 10;
+    let mixes: [&[usize]; 5] = [
+        &[64 * KIB],
+        &[16 * KIB, 160 * KIB],
+        &[160 * KIB, 640 * KIB],
+        &[64 * KIB, 1024 * KIB],
+        &[15 * KIB, 1024 * KIB],
+    ];
+    for lens in mixes {
+        let mut bench = Bench::new();
+        bench.disk = SimulatedDisk::new(7, 1 << 30);
+        bench.options.capacity_bytes = Some(CAPACITY);
+        bench.options.segment_bytes = None;
+        let store = bench.open();
+        let payload = fill_mixed(&bench, &store, lens);
+        let share = payload as f64 / CAPACITY as f64;
+        assert!(share >= 0.85, "{lens:?}: {share:.3}");
+        assert!(bench.disk.most_used() <= CAPACITY);
+    }
+}
+
+#[test]
+fn hot_blocks_stay_when_their_place_is_needed_for_larger_ones() {
+    let mut bench = Bench::new();
+    bench.disk = SimulatedDisk::new(7, 1 << 30);
+    bench.options.capacity_bytes = Some(32 << 20);
+    bench.options.segment_bytes = None;
+    let store = bench.open();
+    let hot: Vec<String> = (0..64).map(|number| format!("hot {number}")).collect();
+    for key in &hot {
+        assert_eq!(bench.put_len(&store, key, 16 << 10).unwrap(), Put::Done);
+    }
+    for number in 0..400 {
+        for key in &hot {
+            store.touch(&[fingerprint(key)]);
+        }
+        let len = if number % 2 == 0 { 256 << 10 } else { 60 << 10 };
+        assert_eq!(bench.put_len(&store, &format!("{number}"), len).unwrap(), Put::Done);
+    }
+    let kept = hot.iter().filter(|key| bench.has(&store, key)).count();
+    assert!(kept >= 60, "{kept} of 64");
+    drop(store);
+    let store = bench.open();
+    let after = hot.iter().filter(|key| bench.has(&store, key)).count();
+    assert_eq!(after, kept);
+    assert_eq!(store.usage().lost_on_recovery, 0);
+}
+
+#[test]
+fn large_blocks_get_the_room_of_small_ones_that_are_older() {
+    let mut bench = Bench::new();
+    bench.disk = SimulatedDisk::new(7, 1 << 30);
+    bench.options.capacity_bytes = Some(32 << 20);
+    bench.options.segment_bytes = None;
+    let store = bench.open();
+    for number in 0..250 {
+        bench.put_hollow(&store, &format!("small {number}"), 124 << 10);
+    }
+    for number in 0..8 {
+        bench.put_hollow(&store, &format!("large {number}"), 6 << 20);
+        store.maintain().unwrap();
+    }
+    let has = |number: &i32| bench.find(&store, &format!("large {number}")).is_some();
+    let large = (0..8).filter(has).count();
+    assert!(large >= 4, "{large} large blocks");
+    assert!(has(&7));
+    let payload = store.usage().payload_bytes;
+    assert!(payload >= (32 << 20) * 3 / 4, "{payload}");
 }

@@ -94,10 +94,10 @@ fn an_old_store_is_read_and_its_segments_give_way_to_new_ones() {
     drop(store);
     let store = open(root.path());
     check_all(&store);
-    let old = lock(&store.writer.as_ref().unwrap().slots).all().filter(|old| !old.head.is_paged()).count();
+    let old = lock(&store.writer().unwrap().slots).all().filter(|old| !old.head.is_paged()).count();
     assert_eq!(old, 5);
     fill(&store);
-    assert!(lock(&store.writer.as_ref().unwrap().slots).all().all(|segment| segment.head.is_paged()));
+    assert!(lock(&store.writer().unwrap().slots).all().all(|segment| segment.head.is_paged()));
     assert!(store.usage().root_bytes <= 1 << 20);
 }
 

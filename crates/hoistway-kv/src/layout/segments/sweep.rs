@@ -1,0 +1,301 @@
+//! Room by place, where sizes are mixed: a stretch of a segment is emptied as a whole, so that what is free is in one piece.
+//! Blocks that the policy would keep are carried over to pieces that are too short for others.
+//!
+//! A hand goes through the segments that are worth least. Which blocks lie there is looked up once for several segments, by
+//! the housekeeping where there are many blocks.
+#![forbid(unsafe_code)]
+
+use super::{
+    checkpoint::record_of,
+    failed, lock,
+    segment::Segment,
+    slots::{ClaimEnd, Waiting},
+    writer::{WITHOUT_SUMS, Writer},
+};
+use crate::{
+    Error, Result,
+    disk::{read_full, write_full},
+    format::{BLOCK_LEN, HEADER_LEN, header::BlockHeader, record::Change},
+    index::{Entry, Heat, PlacedBlock, Reuse, Slot},
+};
+use std::{
+    collections::{BTreeMap, HashSet, VecDeque},
+    io,
+    ops::Range,
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+/// Blocks that are looked through while a store waits.
+const FEW_BLOCKS: u64 = 1 << 18;
+/// Part of the segments whose blocks are looked up at a time.
+const SEGMENTS_PART: usize = 16;
+/// Stretches that are tried for a block.
+const MOST_STRETCHES: usize = 16;
+/// Bytes that are copied at a time.
+const CHUNK: usize = 1 << 20;
+
+/// The segments that the hand goes through next.
+#[derive(Debug, Default)]
+pub(super) struct Sweep {
+    regions: VecDeque<Region>,
+    /// Whether there are none, and a store needs some.
+    is_wanted: AtomicBool,
+}
+
+/// A segment, and where the hand is in it.
+#[derive(Debug)]
+struct Region {
+    segment: u32,
+    hand: u32,
+    /// Its blocks when they were looked up, by their places. Those that have gone since are told by the index.
+    blocks: Vec<PlacedBlock>,
+}
+
+/// Part of a segment that is to be emptied, and the blocks in it.
+struct Stretch {
+    segment: u32,
+    slots: Range<u32>,
+    blocks: Vec<PlacedBlock>,
+}
+
+/// A block that was copied to another place.
+struct Moved {
+    block: PlacedBlock,
+    entry: Entry,
+    segment: Arc<Segment>,
+    /// Syncs of the segment that had failed before anything was copied to it.
+    failures: u64,
+}
+
+impl Writer {
+    /// Empties stretches of segments until there is room for a block of `bytes` bytes. Returns whether there is.
+    pub(super) fn clear_place(&self, bytes: u64) -> Result<bool> {
+        let mut sweep = lock(&self.sweep);
+        for _ in 0..MOST_STRETCHES {
+            let Some(stretch) = self.next_stretch(&mut sweep, bytes) else { break };
+            self.empty(&stretch)?;
+            if lock(&self.slots).has_room(bytes) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// As [`Writer::clear_place`] in this segment alone.
+    pub(super) fn clear_place_in(&self, segment: u32, bytes: u64) -> Result<bool> {
+        let blocks = self.shared.index.placed(|other| other == segment);
+        let mut region = Region { segment, hand: 0, blocks };
+        while let Some(stretch) = self.stretch(&mut region, bytes) {
+            self.empty(&stretch)?;
+            if lock(&self.slots).has_room(bytes) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Looks up what goes next, if a store has asked for it.
+    pub(super) fn prepare_sweep(&self) {
+        if lock(&self.sweep).is_wanted.swap(false, Ordering::AcqRel) {
+            let regions = self.coldest_regions();
+            lock(&self.sweep).regions = regions;
+        }
+    }
+
+    fn next_stretch(&self, sweep: &mut Sweep, bytes: u64) -> Option<Stretch> {
+        loop {
+            if sweep.regions.is_empty() {
+                if self.shared.index.totals(None).own_blocks > FEW_BLOCKS {
+                    sweep.is_wanted.store(true, Ordering::Release);
+                    return None;
+                }
+                sweep.regions = self.coldest_regions();
+            }
+            let region = sweep.regions.front_mut()?;
+            if let Some(stretch) = self.stretch(region, bytes) {
+                return Some(stretch);
+            }
+            sweep.regions.pop_front();
+        }
+    }
+
+    fn coldest_regions(&self) -> VecDeque<Region> {
+        let survey = self.shared.index.survey();
+        let most = survey.len().div_ceil(SEGMENTS_PART).max(1);
+        let order: Vec<u32> = survey.into_iter().map(|worth| worth.segment).take(most).collect();
+        let chosen: HashSet<u32> = order.iter().copied().collect();
+        let mut blocks = BTreeMap::<u32, Vec<PlacedBlock>>::new();
+        for block in self.shared.index.placed(|segment| chosen.contains(&segment)) {
+            blocks.entry(block.slot.segment).or_default().push(block);
+        }
+        let region =
+            |segment| Region { segment, hand: 0, blocks: blocks.remove(&segment).unwrap_or_default() };
+        order.into_iter().map(region).collect()
+    }
+
+    /// The next stretch of a segment that holds a block of `bytes` bytes, and in which no block is in use.
+    fn stretch(&self, region: &mut Region, bytes: u64) -> Option<Stretch> {
+        let Region { segment, hand, blocks } = region;
+        let segment = *segment;
+        let least = bytes.max(self.bytes_of_stretch());
+        let (needed, last) = {
+            let slots = lock(&self.slots);
+            let head = slots.long_enough(segment, bytes)?.head;
+            let needed = head.slots_of(least.min(u64::from(head.slots) * BLOCK_LEN));
+            // What is free before the hand is of use, too.
+            if let Some((start, _)) = slots.free_run(Slot { segment, slot: *hand }) {
+                *hand = start;
+            }
+            (needed, head.slots)
+        };
+        'stretch: loop {
+            let slots = *hand..hand.checked_add(needed).filter(|end| *end <= last)?;
+            let lies_there = |block: &&PlacedBlock| {
+                let end = u64::from(block.slot.slot) + block.slot_bytes.div_ceil(BLOCK_LEN);
+                block.slot.slot < slots.end && u64::from(slots.start) < end
+            };
+            let found: Vec<PlacedBlock> = blocks.iter().filter(lies_there).copied().collect();
+            for (block, heat) in found.iter().zip(self.shared.index.heat(&found)) {
+                if heat == Some(Heat::InUse) {
+                    *hand = block.slot.slot + block.slot_bytes.div_ceil(BLOCK_LEN) as u32;
+                    continue 'stretch;
+                }
+            }
+            *hand = slots.end;
+            return Some(Stretch { segment, slots, blocks: found });
+        }
+    }
+
+    /// Bytes of a stretch, so that tombstones of several blocks share a sync.
+    fn bytes_of_stretch(&self) -> u64 {
+        self.bytes_at_a_time() / 2
+    }
+
+    /// Has the blocks of a stretch go, the hot ones to other places.
+    fn empty(&self, stretch: &Stretch) -> Result<()> {
+        let heats = self.shared.index.heat(&stretch.blocks);
+        let hot = stretch.blocks.iter().zip(heats).filter(|(_, heat)| *heat == Some(Heat::Hot));
+        let hot: Vec<PlacedBlock> = hot.map(|(block, _)| *block).collect();
+        if let Err(error) = self.carry_over(&hot, stretch) {
+            tracing::debug!(%error, "hot blocks go with the others");
+        }
+        self.bury(|| {
+            let gone = self.shared.index.evict_placed(&stretch.blocks);
+            self.shared.observed.evicted(&gone);
+            gone
+        })
+        .map(drop)
+    }
+
+    /// Copies blocks to pieces of room outside of a stretch, as far as there are any.
+    fn carry_over(&self, blocks: &[PlacedBlock], stretch: &Stretch) -> Result<()> {
+        let mut moved = Vec::new();
+        for block in blocks {
+            let Some((entry, hold)) = self.shared.index.hold(block) else { continue };
+            // Nothing would tell whether its copy is whole.
+            if entry.class == WITHOUT_SUMS {
+                continue;
+            }
+            let taken = lock(&self.slots).take_outside(entry.slot_bytes, (stretch.segment, &stretch.slots));
+            let Some((segment, slot)) = taken else { continue };
+            let failures = segment.failures();
+            let sequence = self.next_sequence.fetch_add(1, Ordering::Relaxed);
+            let copy = Entry { slot, sequence, ..entry };
+            if let Err(error) = self.copy(block, &copy, &segment) {
+                lock(&self.slots).end_claim(slot, copy.slot_bytes, ClaimEnd::Unused);
+                tracing::debug!(%error, "a block is not carried over");
+                continue;
+            }
+            drop(hold);
+            moved.push(Moved { block: *block, entry: copy, segment, failures });
+        }
+        self.sync_moved(&mut moved);
+        if moved.is_empty() {
+            return Ok(());
+        }
+        // Alone, so that none of them is removed or replaced between its record and its new place.
+        let _alone = self.publishing.write().unwrap_or_else(PoisonError::into_inner);
+        let index = &self.shared.index;
+        let (there, gone): (Vec<Moved>, Vec<Moved>) = moved.into_iter().partition(|moved| {
+            matches!(index.heat(&[moved.block]).first(), Some(Some(Heat::Hot | Heat::Cold)))
+        });
+        for moved in gone {
+            lock(&self.slots).end_claim(moved.entry.slot, moved.entry.slot_bytes, ClaimEnd::Unused);
+        }
+        let commits: Vec<Change> = there
+            .iter()
+            .map(|moved| Change::Commit(record_of(moved.block.fingerprint, &moved.entry)))
+            .collect();
+        let appended = self.log.append(&commits, self.sync_mode());
+        for Moved { block, entry, .. } in there {
+            lock(&self.slots).end_claim(entry.slot, entry.slot_bytes, ClaimEnd::Used);
+            let relocated = if appended.is_ok() { index.relocate(&block, &entry) } else { None };
+            match relocated {
+                // Its tombstone is the record of the copy.
+                Some(before) => {
+                    let for_readers = before.reuse == Reuse::Later;
+                    let waiting = Waiting { for_tombstone: false, for_readers };
+                    lock(&self.slots).retire(before.entry.slot, before.entry.slot_bytes, waiting);
+                }
+                // The record may be on the disk.
+                None => self.bury_later(block.fingerprint, &entry, Reuse::Now),
+            }
+        }
+        appended
+    }
+
+    /// Copies the bytes of a block, under the header of its new place.
+    fn copy(&self, block: &PlacedBlock, copy: &Entry, to: &Segment) -> Result<()> {
+        let source = self.shared.segment(0, block.slot.segment);
+        let offsets = source.as_ref().and_then(|source| source.head.offset(block.slot.slot));
+        let (Some(source), Some(from), Some(into)) = (source, offsets, to.head.offset(copy.slot.slot)) else {
+            return Err(Error::Internal(format!("{:?} is in no segment", block.slot)));
+        };
+        let reading = |error| failed("reading", source.data.path())(error);
+        let writing = |error| failed("writing to", to.data.path())(error);
+        let cut_short = || io::Error::from(io::ErrorKind::UnexpectedEof);
+        let mut header = vec![0; HEADER_LEN];
+        read_full(&*source.file, &mut header, from).map_err(reading)?;
+        let header = BlockHeader::parse(&header)
+            .ok()
+            .filter(|header| header.fingerprint == block.fingerprint && header.sequence == block.sequence)
+            .and_then(|header| BlockHeader { sequence: copy.sequence, ..header }.to_bytes().ok())
+            .ok_or_else(|| reading(io::Error::other("the header of a block is damaged")))?;
+        write_full(&*to.file, &header, into).map_err(writing)?;
+        let mut chunk = vec![0; CHUNK];
+        let mut done = HEADER_LEN as u64;
+        while done < block.slot_bytes {
+            let len = usize::try_from(block.slot_bytes - done).map_or(CHUNK, |left| left.min(CHUNK));
+            let read = read_full(&*source.file, &mut chunk[..len], from + done).map_err(reading)?;
+            if read < len {
+                return Err(reading(cut_short()));
+            }
+            write_full(&*to.file, &chunk[..len], into + done).map_err(writing)?;
+            done += len as u64;
+        }
+        Ok(())
+    }
+
+    /// Brings copies to the disk where that is promised. Those where that fails are given up.
+    fn sync_moved(&self, moved: &mut Vec<Moved>) {
+        if self.durability == crate::Durability::None {
+            return;
+        }
+        let segments: BTreeMap<u32, Arc<Segment>> =
+            moved.iter().map(|moved| (moved.entry.slot.segment, Arc::clone(&moved.segment))).collect();
+        let failed: HashSet<u32> = segments
+            .iter()
+            .filter(|(_, segment)| segment.sync().is_err())
+            .map(|(number, _)| *number)
+            .collect();
+        let is_lost = |moved: &mut Moved| {
+            failed.contains(&moved.entry.slot.segment) || moved.segment.failures() != moved.failures
+        };
+        for lost in moved.extract_if(.., is_lost) {
+            lock(&self.slots).end_claim(lost.entry.slot, lost.entry.slot_bytes, ClaimEnd::Unused);
+        }
+    }
+}
