@@ -33,7 +33,8 @@ pub struct NamespaceDescription {
     pub context_parallel: Option<Rank>,
     /// How the engine makes keys of tokens.
     pub key_algorithm: String,
-    /// A tenant's secret: hashed, never written down. Blocks of different salts are not found by one another.
+    /// A tenant's secret: hashed, never written down. Blocks of different salts are not found by one another. This keeps
+    /// processes apart that behave; it keeps nobody out who can read the store's directory, and a short salt can be guessed.
     #[serde(skip_serializing_if = "String::is_empty", serialize_with = "hashed")]
     pub salt: String,
     /// Whatever else tells blocks apart, by name.

@@ -7,6 +7,7 @@ pub(crate) mod checkpoint;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 pub(crate) mod header;
+pub(crate) mod heat;
 pub(crate) mod lease;
 pub(crate) mod record;
 pub(crate) mod segment;

@@ -151,6 +151,8 @@ impl Lanes {
         lane.payload_bytes += node.payload_len();
         if lane.key.is_own() {
             lane.namespace.own_bytes.fetch_add(node.slot_bytes(), Ordering::Relaxed);
+        } else {
+            lane.namespace.enter(lane.key.owner, node.slot_bytes());
         }
     }
 
@@ -163,6 +165,8 @@ impl Lanes {
         lane.payload_bytes -= node.payload_len();
         if lane.key.is_own() {
             lane.namespace.own_bytes.fetch_sub(node.slot_bytes(), Ordering::Relaxed);
+        } else {
+            lane.namespace.leave(lane.key.owner, node.slot_bytes());
         }
         if lane.blocks == 0 {
             self.by_key.remove(&lane.key);

@@ -276,19 +276,20 @@ impl Index {
         removed
     }
 
-    /// Forgets what another writer had; says how many blocks that was.
-    pub(crate) fn remove_owner(&self, owner: u16) -> usize {
-        self.remove_all(|_, entry, _| entry.owner == owner).len()
-    }
-
-    /// Counts a use of blocks, given in the order of their prefix: the tail is touched first, and so goes first.
-    pub(crate) fn touch(&self, blocks: &[Fingerprint]) {
+    /// Counts a use of blocks, given in the order of their prefix: the tail is touched first, and so goes first. Returns
+    /// those that are others'.
+    pub(crate) fn touch(&self, blocks: &[Fingerprint]) -> Vec<Fingerprint> {
+        let mut foreign = Vec::new();
         for fingerprint in blocks.iter().rev() {
             let mut shard = self.shared.lock_of(fingerprint);
             if let Some(id) = shard.find(fingerprint) {
                 shard.used(&self.shared.rules, id);
+                if !shard.is_own(id) {
+                    foreign.push(*fingerprint);
+                }
             }
         }
+        foreign
     }
 
     /// Keeps a block from being evicted or expired until as many unpins, if it is there; says whether it is. If it is

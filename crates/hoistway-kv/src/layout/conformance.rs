@@ -143,6 +143,7 @@ pub(crate) fn block(namespace: NamespaceId, key: &str, shards: &[Vec<u8>]) -> Ne
         shard_len: shards.iter().map(Vec::len).max().unwrap() as u64,
         expires: None,
         following: 0,
+        is_partial: false,
     }
 }
 

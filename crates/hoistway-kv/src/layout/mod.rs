@@ -12,6 +12,7 @@ mod directory;
 mod files;
 mod observed;
 mod segments;
+mod steady;
 mod trust;
 
 pub(crate) use observed::{Notice, Observed};
@@ -92,6 +93,8 @@ pub(crate) struct NewBlock {
     /// Bytes of the blocks of the same request that come after it: those that are loaded together lie together, where
     /// there is room for that.
     pub(crate) following: u64,
+    /// Whether shards of it are to come with other requests, if they come.
+    pub(crate) is_partial: bool,
 }
 
 impl NewBlock {

@@ -211,26 +211,21 @@ impl Assembly {
         lock(&self.progress).commit()
     }
 
-    /// Shards could not be written, or were not: they are missing again. Whether the block was given up, as it has none.
-    pub(crate) fn failed(&self, shards: impl IntoIterator<Item = u32>) -> bool {
+    /// Shards could not be written, or were not: they are missing again. The claim of the block if it is given up, as it has
+    /// none: its place is to be given back before another request can claim the block.
+    pub(crate) fn failed(&self, shards: impl IntoIterator<Item = u32>) -> Option<Claim> {
         let mut progress = lock(&self.progress);
         for shard in shards {
             progress.shards[shard as usize] = ShardState::Missing;
         }
         progress.gather();
         let has_none = progress.shards.iter().all(|state| *state == ShardState::Missing);
-        if has_none {
-            progress.abandon();
-        }
-        has_none
+        if has_none { progress.give_up() } else { None }
     }
 
     /// Its place is not to be used any more. The claim, if it still has it.
     pub(crate) fn lose(&self) -> Option<Claim> {
-        match mem::replace(&mut lock(&self.progress).phase, Phase::Abandoned) {
-            Phase::Gathering(claim) | Phase::Completing(claim) => Some(claim),
-            Phase::Committing | Phase::Abandoned => None,
-        }
+        lock(&self.progress).give_up()
     }
 
     fn abandon_if(&self, age: Duration) -> bool {
@@ -239,7 +234,7 @@ impl Assembly {
             && progress.touched.elapsed() >= age
             && !progress.shards.contains(&ShardState::Writing);
         if is_stale {
-            progress.abandon();
+            drop(progress.give_up());
         }
         is_stale
     }
@@ -260,9 +255,12 @@ impl Progress {
         };
     }
 
-    /// Gives the place back before another request can claim the block.
-    fn abandon(&mut self) {
-        self.phase = Phase::Abandoned;
+    /// The claim, if it still has it.
+    fn give_up(&mut self) -> Option<Claim> {
+        match mem::replace(&mut self.phase, Phase::Abandoned) {
+            Phase::Gathering(claim) | Phase::Completing(claim) => Some(claim),
+            Phase::Committing | Phase::Abandoned => None,
+        }
     }
 
     fn commit(&mut self) -> Progressed {

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     Error, EventKind, Key, NamespaceId, Result, Stats, Status, StoreAccess, StoreOptions,
+    index::Recent,
     io::{Direction, Failure, Job, Outcome, Transfers},
     layout::{Layout, Notice},
     metrics::Metrics,
@@ -43,6 +44,8 @@ pub(crate) struct Core {
     /// Blocks of stores that were taken, and may come to be committed.
     pub(crate) coming: AtomicUsize,
     pub(crate) assemblies: Assemblies,
+    /// Blocks that the drive failed to give.
+    pub(crate) unreadable: Mutex<Recent<()>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Events,
     /// What reports warn of.

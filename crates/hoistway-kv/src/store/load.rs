@@ -15,7 +15,11 @@ use crate::{
     metrics::NamespaceCounters,
     ticket::{Lease, Settled, TicketState},
 };
+use hoistway_io::parallel::lock;
 use std::{io::ErrorKind, sync::Arc, time::Instant};
+
+/// Blocks that a drive failed to give, which are remembered.
+const MOST_UNREADABLE: usize = 4096;
 
 /// What loads of one request have in common.
 pub(crate) struct LoadOptions {
@@ -291,6 +295,12 @@ impl BlockLoad {
             Err(Failure::Cancelled) => self.end(Status::Cancelled, started),
             // It was removed before its file was opened.
             Err(Failure::Io(error)) if error.kind() == ErrorKind::NotFound => self.end(Status::Miss, started),
+            Err(Failure::Io(error)) if self.is_given_up(&error) => {
+                let path = self.found.place.file.path().display();
+                let reason = format!("reading {path} failed again: {error}");
+                self.condemn(reason);
+                self.end(Status::Io(libc::EIO), started);
+            }
             Err(failure) => {
                 let reason = format!("reading {}: {failure}", self.found.place.file.path().display());
                 match failure {
@@ -308,6 +318,18 @@ impl BlockLoad {
                 }
             }
         }
+    }
+
+    /// Whether the drive fails to give the block for the second time: a cache is better without it. A file system over a
+    /// network may fail for a while.
+    fn is_given_up(&self, error: &std::io::Error) -> bool {
+        if error.raw_os_error() != Some(libc::EIO) || self.core.layout.find_waits() {
+            return false;
+        }
+        let mut unreadable = lock(&self.core.unreadable);
+        let is_second = unreadable.get(&self.fingerprint).is_some();
+        unreadable.insert(&self.fingerprint, (), MOST_UNREADABLE);
+        is_second && self.is_still_there()
     }
 
     fn judge(&self, table: &ShardTable, computed: &[Option<u32>]) -> Vec<Judged> {

@@ -147,6 +147,7 @@ impl Store {
             finder: Finder::default(),
             coming: AtomicUsize::new(0),
             assemblies: Assemblies::default(),
+            unreadable: Mutex::default(),
             metrics,
             events: Events::default(),
             warnings: Mutex::default(),

@@ -14,7 +14,7 @@ use crate::{
     DropReason, Error, EventKind, KeepAlive, NamespaceId, Priority, Status,
     format::{HEADER_LEN, Shard},
     io::{Checksums, Direction, Failure, Header, Job, MakeHeader, Outcome},
-    layout::{NewBlock, Reservation, Written},
+    layout::{Claim, NewBlock, Reservation, Written},
     metrics::NamespaceCounters,
     ticket::{Settled, TicketState},
 };
@@ -181,6 +181,7 @@ fn reserve(
         shard_len: options.shard_len,
         expires: options.expires,
         following: following.saturating_mul(block_bytes),
+        is_partial: group.items.len() < options.shards as usize,
     };
     match core.layout.reserve(block) {
         Ok(Reservation::Claimed(claim)) => {
@@ -213,6 +214,12 @@ fn status_of_errno(number: i32) -> Status {
         libc::ENOSPC | libc::EDQUOT => Status::Dropped(DropReason::NoRoom),
         number => Status::Io(number),
     }
+}
+
+/// Whether a write failed as the disk has no good place there, or no place at all: the next write would fail, too.
+fn is_bad_place(failure: &Failure) -> bool {
+    let errnos = [libc::EIO, libc::ENOSPC, libc::EDQUOT];
+    matches!(failure, Failure::Io(error) if errnos.iter().any(|errno| error.raw_os_error() == Some(*errno)))
 }
 
 /// Some shards of a block, on their way to its place.
@@ -385,11 +392,26 @@ impl ShardWrite {
             let settled: Vec<_> = self.items.iter().map(|item| item.settled(status)).collect();
             return self.options.ticket.settle(settled, started);
         }
-        self.failed(status, started);
+        if is_bad_place(&failure) {
+            self.failed_at_bad_place(status, started)
+        } else {
+            self.failed(status, started)
+        }
     }
 
     fn failed(self, status: Status, started: Option<Instant>) {
-        if self.assembly.failed(self.items.iter().map(|item| item.shard)) {
+        self.give_up(status, started, drop);
+    }
+
+    /// As [`ShardWrite::failed`]; no other block gets the place.
+    fn failed_at_bad_place(self, status: Status, started: Option<Instant>) {
+        let layout = self.core.layout.clone();
+        self.give_up(status, started, |claim| layout.lose(claim));
+    }
+
+    fn give_up(self, status: Status, started: Option<Instant>, leave: impl FnOnce(Claim)) {
+        if let Some(claim) = self.assembly.failed(self.items.iter().map(|item| item.shard)) {
+            leave(claim);
             self.core.assemblies.remove(&self.assembly);
         }
         let settled: Vec<_> = self.items.iter().map(|item| item.settled(status)).collect();

@@ -32,7 +32,7 @@ fn each_route(test: impl Fn(&Store, &Script)) {
 fn an_error_of_the_system_says_nothing_of_the_block() {
     each_route(|store, script| {
         let blocks = namespace(store);
-        for errno in [libc::EIO, libc::ENOMEM, libc::EROFS] {
+        for errno in [libc::EBUSY, libc::ENOMEM, libc::EROFS] {
             script.set(move |_| Some(Fault::Errno(errno)));
             assert_eq!(get_status(&blocks, "there", SHAPE), Status::Io(errno));
             script.clear();
@@ -185,4 +185,49 @@ fn closing_does_not_wait_for_a_hung_disk_without_end() {
         store.close(Some(Duration::ZERO)).unwrap();
         assert_eq!(opener.join().unwrap().items, [Status::Cancelled; 2]);
     });
+}
+
+#[test]
+fn a_block_that_the_drive_fails_to_give_twice_is_given_up() {
+    each_route(|store, script| {
+        let blocks = namespace(store);
+        script.set(move |operation| (!operation.is_write).then_some(Fault::Errno(libc::EIO)));
+        assert_eq!(get_status(&blocks, "there", SHAPE), Status::Io(libc::EIO));
+        assert!(blocks.lookup(&["there"]).unwrap()[0], "it may have been a hiccup");
+        assert_eq!(get_status(&blocks, "there", SHAPE), Status::Io(libc::EIO));
+        assert!(!blocks.lookup(&["there"]).unwrap()[0]);
+        script.clear();
+        put(&blocks, "there", SHAPE);
+        assert_eq!(get_status(&blocks, "there", SHAPE), Status::Ok);
+    });
+}
+
+#[test]
+fn a_bad_place_of_a_full_store_costs_one_store() {
+    let root = tempfile::tempdir().unwrap();
+    let script = Script::default();
+    let options = options(&root).capacity_bytes(16 << 20).faults(script.faults());
+    let store = Store::open(options).unwrap();
+    let blocks = namespace(&store);
+    for number in 0..150 {
+        put(&blocks, &format!("{number}"), SHAPE);
+    }
+    let bad = Arc::new(std::sync::Mutex::new(None));
+    let place = bad.clone();
+    script.set(move |operation| {
+        if !operation.is_write {
+            return None;
+        }
+        let here = (operation.path.to_owned(), operation.offset);
+        let mut bad = place.lock().unwrap();
+        let bad = bad.get_or_insert(here.clone());
+        (*bad == here).then_some(Fault::Errno(libc::EIO))
+    });
+    let failed: Vec<bool> = (0..20)
+        .map(|number| {
+            let stored = end(&begin_store(&blocks, &format!("new {number}"), SHAPE, 0..2)).items;
+            stored.iter().any(|status| *status != Status::Ok)
+        })
+        .collect();
+    assert_eq!(failed.iter().filter(|failed| **failed).count(), 1, "{failed:?}");
 }

@@ -101,6 +101,22 @@ impl Model {
         own.map(|(entry, _)| entry.slot_bytes).sum()
     }
 
+    /// What is too much of a namespace, of which all owners that have blocks share the quota.
+    fn excess(&self, namespace: u16) -> u64 {
+        let mut others = BTreeMap::<u16, u64>::new();
+        for (entry, _) in self.blocks.values() {
+            if !entry.is_own() && entry.namespace == namespace {
+                *others.entry(entry.owner).or_default() += entry.slot_bytes;
+            }
+        }
+        let quota = self.quotas[usize::from(namespace)];
+        if quota == u64::MAX {
+            return 0;
+        }
+        let left = quota.saturating_sub(others.values().sum());
+        self.namespace_bytes(namespace).saturating_sub(left.max(quota / (others.len() as u64 + 1)))
+    }
+
     /// Takes out what the index says it has evicted, and checks that a plain policy does the same.
     fn evict(&mut self, want: &Want, now: u32, said: &[Removed]) {
         let is_wanted = |entry: &Entry| match want.from {
@@ -140,8 +156,7 @@ impl Model {
         let mut goes = Vec::new();
         if !matches!(want.from, Candidates::Namespace(_)) {
             for namespace in 0..3 {
-                let mut excess =
-                    self.namespace_bytes(namespace).saturating_sub(self.quotas[usize::from(namespace)]);
+                let mut excess = self.excess(namespace);
                 let mut steps = None;
                 while rest > 0 && excess > 0 {
                     let is_candidate = |entry: &Entry| is_wanted(entry) && entry.namespace == namespace;
@@ -412,7 +427,10 @@ impl Pair {
                     self.model.blocks.iter().filter(|(_, (entry, _))| entry.owner == owner).collect();
                 let theirs: Vec<_> = theirs.into_iter().map(|(key, _)| *key).collect();
                 theirs.iter().for_each(|key| assert!(self.model.remove(key)));
-                assert_eq!(self.index.remove_owner(owner), before - self.model.blocks.len());
+                assert_eq!(
+                    self.index.remove_all(|_, entry, _| entry.owner == owner).len(),
+                    before - self.model.blocks.len()
+                );
             }
             Operation::Clear(namespace) => {
                 let removed = self.index.remove_all(|_, entry, is_pinned| {

@@ -31,6 +31,7 @@ mod tests;
 mod unsynced;
 mod writer;
 
+use super::steady::Steady;
 use super::{
     Administration, Found, Layout, Listed, Lookup, NewBlock, Observed, Reservation, Sharing, Usage, Verdict,
     Written,
@@ -108,6 +109,8 @@ pub(crate) struct Files {
 #[derive(Debug)]
 struct Shared {
     root: PathBuf,
+    /// When it was opened.
+    started: Instant,
     /// The file that `STORE` was.
     superblock: Mutex<FileId>,
     /// What may be made if it is not there any more.
@@ -144,6 +147,8 @@ struct Shared {
     scanning: Mutex<()>,
     followed: Mutex<Option<Instant>>,
     observed: Observed,
+    /// The time by which expired blocks are deleted.
+    steady: Steady,
     /// Numbers of what this process has learned of, or written.
     next: AtomicU64,
     recovery: Duration,
@@ -175,6 +180,7 @@ impl Files {
         })?;
         let mut shared = Shared {
             root,
+            started: (timing.clock)(),
             superblock: Mutex::new(superblock),
             creation: options.creation,
             disk,
@@ -199,9 +205,11 @@ impl Files {
             scanning: Mutex::default(),
             followed: Mutex::default(),
             observed: Observed::default(),
+            steady: Steady::default(),
             next: AtomicU64::new(1),
             recovery: Duration::ZERO,
         };
+        shared.steady_now();
         shared.read_namespaces()?;
         shared.scan_all()?;
         shared.follow()?;
@@ -244,7 +252,8 @@ impl Layout for Files {
     }
 
     fn touch(&self, blocks: &[Fingerprint]) {
-        self.shared.index.touch(blocks);
+        // All that there are may be evicted by each process: none has to tell another.
+        drop(self.shared.index.touch(blocks));
     }
 
     fn pin(&self, block: Fingerprint) -> bool {
@@ -367,6 +376,11 @@ impl Shared {
         }
         let described = directory::described(&self.disk, &self.root)?;
         ownership::expect(&self.disk, &self.root, &tree, id, &described)
+    }
+
+    /// The time by which expired blocks are deleted.
+    fn steady_now(&self) -> u32 {
+        self.steady.now(now_seconds(), (self.timing.clock)().saturating_duration_since(self.started))
     }
 
     fn number(&self) -> u64 {

@@ -5,7 +5,7 @@ use super::{Shared, lock, namespaces::Namespace};
 use crate::{
     DropReason, Error, Result, StoreOptions,
     disk::Disk,
-    format::{PAGE, lease::Account, now_seconds},
+    format::{PAGE, lease::Account},
     index::{Candidates, Removed, Want},
 };
 use std::{
@@ -272,7 +272,7 @@ impl Shared {
     /// Until their files are gone, blocks that were evicted count as if they were being written.
     fn unlink_evicted(&self, want: Want) -> u64 {
         let mut bytes = self.room.lock();
-        let removed = self.index.evict(&want, now_seconds());
+        let removed = self.index.evict(&want, self.steady_now());
         let going = removed.iter().fold(0_u64, |sum, removed| sum.saturating_add(removed.entry.slot_bytes));
         bytes.under_way = bytes.under_way.saturating_add(going);
         drop(bytes);
@@ -296,7 +296,7 @@ impl Shared {
 
     /// Removes blocks whose time is over.
     pub(super) fn expire(&self) {
-        for removed in self.index.expired(now_seconds(), MOST_EXPIRED) {
+        for removed in self.index.expired(self.steady_now(), MOST_EXPIRED) {
             if self.unlink(&removed) {
                 self.observed.expired(&[removed]);
             }

@@ -21,7 +21,7 @@ impl Writer {
     /// Evicts blocks; how many went.
     pub(super) fn evict(&self, want: &Want) -> Result<Vec<Removed>> {
         self.bury(|| {
-            let evicted = self.shared.index.evict(want, self.shared.now());
+            let evicted = self.shared.index.evict(want, self.shared.steady_now());
             self.shared.observed.evicted(&evicted);
             evicted
         })
@@ -67,6 +67,7 @@ impl Writer {
         if let Some(gone) = self.shared.index.remove_if(fingerprint, is_it) {
             self.retire_unburied(&gone.entry, gone.reuse);
             unburied.push(Unburied { fingerprint: *fingerprint, sequence, slot: gone.entry.slot });
+            self.shared.gone(&[gone]);
         }
     }
 
@@ -79,6 +80,7 @@ impl Writer {
         if removed.is_empty() {
             return Ok(removed);
         }
+        self.shared.gone(&removed);
         let tombstone = |gone: &Removed| Change::Tombstone {
             fingerprint: gone.fingerprint,
             sequence: gone.entry.sequence,

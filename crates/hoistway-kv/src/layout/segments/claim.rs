@@ -14,12 +14,17 @@ use std::{
     time::Duration,
 };
 
+/// Part of the capacity that blocks may take which lack shards.
+const PARTIAL_PART: u64 = 16;
+
 /// Blocks that are being written.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     pub(super) blocks: HashSet<Fingerprint>,
     /// Bytes of each namespace.
     pub(super) bytes: HashMap<u16, u64>,
+    /// Bytes of blocks that may lack shards for long.
+    partial_bytes: u64,
 }
 
 /// What we know of a claim.
@@ -35,6 +40,7 @@ pub(super) struct Token {
     pub(super) stride: u64,
     pub(super) shards: u16,
     pub(super) expires: u32,
+    is_partial: bool,
     pub(super) end: ClaimEnd,
 }
 
@@ -63,6 +69,9 @@ impl Writer {
             // Nothing could be committed; and places of blocks whose commit failed may not be used again yet.
             return Ok(Reservation::Dropped(DropReason::NoRoom));
         }
+        if block.is_partial && !self.may_be_partial(bytes) {
+            return Ok(Reservation::Dropped(DropReason::NoRoom));
+        }
         if !self.make_quota(namespace, bytes)? {
             return Ok(Reservation::Dropped(DropReason::Quota));
         }
@@ -73,7 +82,11 @@ impl Writer {
             return Err(Error::Internal(format!("{slot:?} is not in its segment")));
         };
         turn.hand_over();
-        *lock(&self.pending).bytes.entry(namespace).or_default() += bytes;
+        {
+            let mut pending = lock(&self.pending);
+            *pending.bytes.entry(namespace).or_default() += bytes;
+            pending.partial_bytes += if block.is_partial { bytes } else { 0 };
+        }
         let expires = self.expiry(&block, now);
         block.expires = format::expiry_time(expires);
         let token = Token {
@@ -86,6 +99,7 @@ impl Writer {
             stride: shape.stride,
             shards: shape.shards,
             expires,
+            is_partial: block.is_partial,
             end: ClaimEnd::Unused,
             segment,
         };
@@ -112,6 +126,12 @@ impl Writer {
         let ttl = self.shared.namespaces.options(block.namespace).ttl;
         let of_namespace = ttl.map_or(0, |ttl| now.saturating_add(seconds(ttl)));
         [own, of_namespace].into_iter().filter(|seconds| *seconds != 0).min().unwrap_or(0)
+    }
+
+    /// Whether so many bytes more may wait for shards that may never come.
+    fn may_be_partial(&self, bytes: u64) -> bool {
+        let partial = lock(&self.pending).partial_bytes;
+        partial == 0 || partial.saturating_add(bytes) <= self.limits.capacity / PARTIAL_PART
     }
 
     /// Whether a namespace may have so many bytes more, after as much has gone as can.
@@ -149,6 +169,9 @@ impl Drop for Token {
         lock(&self.writer.slots).end_claim(self.slot, self.bytes(), self.end);
         let mut pending = lock(&self.writer.pending);
         pending.blocks.remove(&self.fingerprint);
+        if self.is_partial {
+            pending.partial_bytes = pending.partial_bytes.saturating_sub(self.bytes());
+        }
         if let Some(bytes) = pending.bytes.get_mut(&self.namespace) {
             *bytes = bytes.saturating_sub(self.bytes());
         }

@@ -143,7 +143,8 @@ impl Writer {
                 let waiting = Waiting { for_tombstone: false, for_readers };
                 lock(&self.slots).retire(removed.entry.slot, removed.entry.slot_bytes, waiting);
             }
-            Inserted::New | Inserted::Replaced(_) | Inserted::Kept(_) => {}
+            Inserted::Replaced(other) => self.shared.hidden.hide(other.fingerprint, other.entry),
+            Inserted::New | Inserted::Kept(_) => {}
             Inserted::Refused => {
                 self.bury_later(record.fingerprint, &entry, Reuse::Now);
                 return Err(Error::InvalidRequest("there are too many namespaces for the index".into()));

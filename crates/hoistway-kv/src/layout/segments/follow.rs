@@ -13,7 +13,7 @@ use crate::{
     Error, Fingerprint, NamespaceId, Result,
     disk::{Disk, DiskFile, FileAccess, read_full},
     format::record::{BlockRecord, Change, ProvenFrom, RECORD_LEN, Record},
-    index::{Entry, Existing},
+    index::{Entry, Existing, Inserted},
 };
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -300,9 +300,11 @@ impl Follower {
             let place = blocks.binary_search_by_key(&sequence, |block| block.sequence);
             place.is_ok_and(|place| blocks[place].fingerprint == *fingerprint)
         };
-        shared.index.remove_all(|fingerprint, entry, _| {
+        let gone = shared.index.remove_all(|fingerprint, entry, _| {
             entry.owner == self.owner && !is_there(fingerprint, entry.sequence)
         });
+        shared.hidden.forget_all(|entry| entry.owner == self.owner);
+        shared.gone(&gone);
         self.absent.clear();
         self.waiting.clear();
         self.hole = None;
@@ -391,7 +393,9 @@ impl Follower {
         }
         // A record that is missing may have said that the place of one of these has another block.
         let owner = self.owner;
-        shared.index.remove_all(|_, entry, _| entry.owner == owner && entry.class == WITHOUT_SUMS);
+        let is_it = |entry: &Entry| entry.owner == owner && entry.class == WITHOUT_SUMS;
+        shared.hidden.forget_all(is_it);
+        shared.gone(&shared.index.remove_all(|_, entry, _| is_it(entry)));
         let path = self.directory.path.display();
         shared.observed.damage(
             records,
@@ -409,7 +413,9 @@ impl Follower {
             Change::Tombstone { fingerprint, sequence } => {
                 let owner = self.owner;
                 let is_it = |entry: &Entry, _| entry.owner == owner && entry.sequence <= *sequence;
-                shared.index.remove_if(fingerprint, is_it);
+                shared.hidden.forget(fingerprint, owner, *sequence);
+                let gone = shared.index.remove_if(fingerprint, is_it);
+                shared.gone(gone.as_slice());
                 if self.waiting.get(fingerprint).is_some_and(|known| known.sequence <= *sequence) {
                     self.waiting.remove(fingerprint);
                 }
@@ -424,6 +430,7 @@ impl Follower {
         // Whatever becomes of this one, those before it are gone.
         let is_older = |known: &Entry, _| known.owner == owner && known.sequence < block.sequence;
         shared.index.remove_if(&block.fingerprint, is_older);
+        shared.hidden.forget(&block.fingerprint, owner, block.sequence);
         if self.waiting.get(&block.fingerprint).is_some_and(|known| known.sequence < block.sequence) {
             self.waiting.remove(&block.fingerprint);
         }
@@ -443,7 +450,10 @@ impl Follower {
         }
         if shared.segment(self.owner, block.segment).is_some_and(|segment| segment.may_have(block)) {
             let entry = entry_of(block, self.owner, shared.namespaces.number(namespace)?);
-            shared.index.insert(block.fingerprint, &entry, Existing::Keep);
+            match shared.index.insert(block.fingerprint, &entry, Existing::Keep) {
+                Inserted::Kept(known) if known.owner != owner => shared.hidden.hide(block.fingerprint, entry),
+                _ => {}
+            }
         }
         Ok(())
     }
@@ -517,7 +527,9 @@ impl Follower {
             return Ok(());
         }
         let owner = self.owner;
-        shared.index.remove_all(|_, entry, _| entry.owner == owner && gone.contains(&entry.slot.segment));
+        let is_it = |entry: &Entry| entry.owner == owner && gone.contains(&entry.slot.segment);
+        shared.hidden.forget_all(is_it);
+        shared.gone(&shared.index.remove_all(|_, entry, _| is_it(entry)));
         gone.iter().for_each(|number| shared.forget_segment(owner, *number));
         Ok(())
     }

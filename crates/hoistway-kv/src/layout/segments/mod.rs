@@ -9,6 +9,7 @@
 //! <root>/w-<writer>/seg-NNNNNN.kvs    blocks, each a header and its shards
 //! <root>/w-<writer>/idx-NNNNNN.log    records of what came and went
 //! <root>/w-<writer>/CKPT-a, CKPT-b    what was there when a log began
+//! <root>/w-<writer>/HEAT              blocks of others that this process uses
 //! ```
 #![forbid(unsafe_code)]
 
@@ -19,6 +20,8 @@ mod commit;
 #[cfg(test)]
 mod conformance_tests;
 mod follow;
+mod heat;
+mod hidden;
 mod log;
 #[cfg(test)]
 mod model_tests;
@@ -35,6 +38,7 @@ mod sweep;
 mod tests;
 mod writer;
 
+use super::steady::Steady;
 use super::{Administration, Observed, Sharing, Usage, Verdict, Written};
 use super::{
     Claim, Found, Layout, Listed, Lookup, NewBlock, Place, Reservation,
@@ -50,6 +54,8 @@ use crate::{
     options::Creation,
 };
 use follow::{Followed, SegmentTable};
+use heat::Heat;
+use hidden::Hidden;
 use hoistway_io::parallel::lock;
 use namespaces::Namespaces;
 use recover::WriterOptions;
@@ -111,6 +117,12 @@ struct Shared {
     /// Which blocks of each writer were synced.
     proven_from: RwLock<HashMap<u16, ProvenFrom>>,
     observed: Observed,
+    /// Copies of blocks that are found elsewhere.
+    hidden: Hidden,
+    /// Use of blocks across processes.
+    heat: Heat,
+    /// The time by which expired blocks are deleted.
+    steady: Steady,
     /// Bytes of the files of all processes, when that was last looked at.
     taken: AtomicU64,
     surroundings: Surroundings,
@@ -170,9 +182,13 @@ impl Segments {
             segments: RwLock::default(),
             proven_from: RwLock::default(),
             observed: Observed::default(),
+            hidden: Hidden::default(),
+            heat: Heat::default(),
+            steady: Steady::default(),
             taken: AtomicU64::new(0),
             surroundings,
         });
+        shared.steady_now();
         // Our own blocks first: their namespaces keep the numbers that our logs give them.
         let open = |options: WriterOptions| -> Result<_> {
             let (writer, lost) = Writer::open(Arc::clone(&shared), &options)?;
@@ -220,6 +236,7 @@ impl Segments {
         writer.is_gone.store(true, Ordering::Release);
         let gone = shared.index.remove_all(|_, entry, _| entry.is_own());
         shared.observed.evicted(&gone);
+        shared.gone(&gone);
         shared.segments_of(0).into_iter().for_each(|number| shared.forget_segment(0, number));
         if !shared.root.is_there()? {
             shared.root.open_again(own.creation)?;
@@ -256,7 +273,8 @@ impl Segments {
         } else {
             let is_it =
                 |entry: &Entry, _| entry.owner == token.entry.owner && entry.sequence == token.entry.sequence;
-            self.shared.index.remove_if(&token.fingerprint, is_it);
+            let gone = self.shared.index.remove_if(&token.fingerprint, is_it);
+            self.shared.gone(gone.as_slice());
         }
         self.shared.observed.corrupt();
     }
@@ -341,7 +359,10 @@ impl Layout for Segments {
     }
 
     fn touch(&self, blocks: &[Fingerprint]) {
-        self.shared.index.touch(blocks);
+        let foreign = self.shared.index.touch(blocks);
+        if self.own.is_some() {
+            self.shared.heat.used(foreign);
+        }
     }
 
     fn pin(&self, block: Fingerprint) -> bool {
@@ -421,11 +442,12 @@ impl Administration for Segments {
         let alive = writer.say_alive();
         // Before room is looked for: a log in doubt takes no tombstones.
         let checkpoint = writer.replace_log_in_doubt().and_then(|()| writer.checkpoint_if_due());
+        let heat = writer.share_heat();
         let room = writer.maintain_room();
         writer.prepare_sweep();
         // Those who store such blocks again need not wait.
         let tombstones = if writer.log.is_in_doubt() { Ok(()) } else { writer.sync_tombstones() };
-        followed.and(alive).and(checkpoint).and(room).and(tombstones)
+        followed.and(alive).and(checkpoint).and(heat).and(room).and(tombstones)
     }
 
     fn usage(&self) -> Usage {
@@ -511,6 +533,11 @@ impl Shared {
         (self.surroundings.clock)()
     }
 
+    /// The time by which expired blocks are deleted.
+    fn steady_now(&self) -> u32 {
+        self.steady.now(self.now(), (self.surroundings.monotonic)())
+    }
+
     fn segment(&self, owner: u16, number: u32) -> Option<Arc<Segment>> {
         let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
         segments.get(&(owner, number)).cloned()
@@ -542,9 +569,15 @@ impl Shared {
         self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&(owner, number));
     }
 
+    /// Blocks are not found any more where they were: other copies of them may be.
+    fn gone(&self, gone: &[index::Removed]) {
+        self.hidden.reveal(&self.index, gone);
+    }
+
     /// Forgets all that another writer had.
     fn forget_owner(&self, owner: u16) {
-        self.index.remove_owner(owner);
+        self.hidden.forget_all(|entry| entry.owner == owner);
+        self.gone(&self.index.remove_all(|_, entry, _| entry.owner == owner));
         let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
         segments.retain(|(whose, _), _| *whose != owner);
         self.proven_from.write().unwrap_or_else(PoisonError::into_inner).remove(&owner);

@@ -228,6 +228,7 @@ impl Model {
             shard_len: version.longest(),
             expires: None,
             following: 0,
+            is_partial: false,
         };
         if let Ok(Reservation::Claimed(claim)) = self.process(number).reserve(block) {
             let has_sums = self.without_sums == 0 || !self.dice.one_in(self.without_sums);

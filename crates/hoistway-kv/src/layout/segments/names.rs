@@ -5,6 +5,9 @@ use crate::disk::TEMPORARY;
 
 pub(super) use crate::layout::directory::{LEASE, NAMESPACES, SUPERBLOCK};
 
+/// Which blocks of others a process has used.
+pub(super) const HEAT: &str = "HEAT";
+
 /// Checkpoints of even generations, and of odd ones.
 pub(super) const CHECKPOINTS: [&str; 2] = ["CKPT-a", "CKPT-b"];
 

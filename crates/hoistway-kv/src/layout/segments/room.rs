@@ -137,7 +137,13 @@ impl Writer {
                 return Ok(true);
             }
         }
-        self.clear_place(bytes)
+        if self.clear_place(bytes)? {
+            return Ok(true);
+        }
+        // What is in use leaves no stretch. Single blocks may do.
+        let before = lock(&self.slots).free();
+        self.evict_some(bytes)?;
+        Ok(lock(&self.slots).free() > before)
     }
 
     /// Tries to make room for a block that is larger than a usual segment: what is worth least goes, be it the blocks of a
@@ -534,12 +540,16 @@ impl Writer {
         self.is_full.store(false, Ordering::Release);
         self.is_refused.store(false, Ordering::Release);
         let collected = self.collect();
-        let now = self.shared.now();
+        let now = self.shared.steady_now();
         let buried = self.bury(|| {
             let expired = self.shared.index.expired(now, 4096);
             self.shared.observed.expired(&expired);
             expired
         });
+        {
+            let mut slots = lock(&self.slots);
+            slots.worn().into_iter().for_each(|number| slots.drain(number));
+        }
         self.finish_draining()?;
         let kept = self.keep_limits();
         let full = [collected, buried.map(drop)].into_iter().find_map(Result::err);

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     Error, LayoutKind, Result,
     disk::{Disk, DiskFile, FileAccess, Listing, TEMPORARY},
-    format::{PAGE, record::RECORD_LEN, segment::SegmentHead},
+    format::{PAGE, heat::HeatFile, record::RECORD_LEN, segment::SegmentHead},
     layout::directory::{self, WriterDirectory},
     options::Creation,
 };
@@ -48,7 +48,15 @@ impl Limits {
 
     /// Bytes that a writer's directory takes besides its segments, at least.
     pub(super) fn writer_bytes(&self) -> u64 {
-        4 * self.least_log() + 8 * PAGE as u64
+        4 * self.least_log() + 8 * PAGE as u64 + HeatFile::len(self.heat_blocks()) as u64
+    }
+
+    /// Most blocks that a heat file tells of.
+    pub(super) const MOST_HEAT: usize = 8192;
+
+    /// Blocks that the heat file of a writer tells of at a time.
+    pub(super) fn heat_blocks(&self) -> usize {
+        usize::try_from(self.capacity >> 16).unwrap_or(usize::MAX).clamp(64, Self::MOST_HEAT)
     }
 
     /// Bytes that come with a segment: its own, and those of what is written about its blocks.

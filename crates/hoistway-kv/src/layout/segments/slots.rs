@@ -12,6 +12,8 @@ use std::{
     sync::Arc,
 };
 
+/// Part of the slots of a segment that may be lost before it is given up.
+const WORN_PART: u32 = 8;
 /// Free runs that are looked at for a block that has to leave its place.
 const MOST_RUNS: usize = 64;
 
@@ -346,6 +348,13 @@ impl Slots {
     pub(super) fn draining(&self) -> Vec<u32> {
         let draining = self.segments.iter().filter(|(_, segment)| segment.is_draining);
         draining.map(|(number, _)| *number).collect()
+    }
+
+    /// Segments of which too much is lost to be kept.
+    pub(super) fn worn(&self) -> Vec<u32> {
+        let is_worn = |own: &OwnSegment| !own.is_draining && own.lost > own.segment.head.slots / WORN_PART;
+        let worn = self.segments.iter().filter(|(_, own)| is_worn(own));
+        worn.map(|(number, _)| *number).collect()
     }
 
     /// Segments without blocks.

@@ -106,8 +106,13 @@ impl Writer {
     }
 
     fn next_stretch(&self, sweep: &mut Sweep, bytes: u64) -> Option<Stretch> {
+        let mut has_looked = false;
         loop {
             if sweep.regions.is_empty() {
+                if std::mem::replace(&mut has_looked, true) {
+                    // All that is there is in use.
+                    return None;
+                }
                 if self.shared.index.totals(None).own_blocks > FEW_BLOCKS {
                     sweep.is_wanted.store(true, Ordering::Release);
                     return None;
@@ -141,7 +146,7 @@ impl Writer {
         let Region { segment, hand, blocks } = region;
         let segment = *segment;
         let least = bytes.max(self.bytes_of_stretch());
-        let (needed, last) = {
+        let (mut needed, least, last) = {
             let slots = lock(&self.slots);
             let head = slots.long_enough(segment, bytes)?.head;
             let needed = head.slots_of(least.min(u64::from(head.slots) * BLOCK_LEN));
@@ -149,7 +154,7 @@ impl Writer {
             if let Some((start, _)) = slots.free_run(Slot { segment, slot: *hand }) {
                 *hand = start;
             }
-            (needed, head.slots)
+            (needed, head.slots_of(bytes), head.slots)
         };
         'stretch: loop {
             let slots = *hand..hand.checked_add(needed).filter(|end| *end <= last)?;
@@ -160,6 +165,7 @@ impl Writer {
             let found: Vec<PlacedBlock> = blocks.iter().filter(lies_there).copied().collect();
             for (block, heat) in found.iter().zip(self.shared.index.heat(&found)) {
                 if heat == Some(Heat::InUse) {
+                    needed = least;
                     *hand = block.slot.slot + block.slot_bytes.div_ceil(BLOCK_LEN) as u32;
                     continue 'stretch;
                 }

@@ -154,6 +154,7 @@ impl Writer {
             let is_it = |entry: &Entry| entry.is_own() && missing.contains(&entry.slot.segment);
             let gone = self.shared.index.remove_all(|_, entry, _| is_it(entry));
             self.shared.observed.evicted(&gone);
+            self.shared.gone(&gone);
             for number in &missing {
                 lock(&self.slots).remove(*number);
                 self.shared.forget_segment(0, *number);

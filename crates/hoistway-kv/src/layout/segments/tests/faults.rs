@@ -196,6 +196,14 @@ fn clocks_that_jump_end_blocks_early_or_late_and_nothing_else() {
         assert_eq!(bench.found(&store, &["stays", "ends"]), [true, is_there], "at {now}");
     }
     store.maintain().unwrap();
+    bench.now.store(1059, Ordering::Relaxed);
+    store.maintain().unwrap();
+    assert_eq!(store.usage().expired_blocks, 0, "a jump that is taken back deletes nothing");
+    assert_eq!(bench.found(&store, &["stays", "ends"]), [true, true]);
+    bench.now.store(u32::MAX, Ordering::Relaxed);
+    store.maintain().unwrap();
+    bench.elapsed.fetch_add(601_000, Ordering::Relaxed);
+    store.maintain().unwrap();
     assert_eq!(store.usage().expired_blocks, 1);
     bench.now.store(1, Ordering::Relaxed);
     assert_eq!(bench.found(&store, &["stays", "ends"]), [true, false]);

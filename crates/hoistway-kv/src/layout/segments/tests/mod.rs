@@ -85,6 +85,7 @@ impl Bench {
             shard_len: len as u64,
             expires: None,
             following: (others * (len.next_multiple_of(4096) + HEADER_LEN)) as u64,
+            is_partial: false,
         })
     }
 

@@ -35,6 +35,7 @@ fn put(store: &Segments, key: &str) {
         shard_len: 4096,
         expires: None,
         following: 0,
+        is_partial: false,
     };
     let Reservation::Claimed(claim) = store.reserve(block).unwrap() else { panic!() };
     let table = ShardTable(vec![Shard { len: 4096, checksum: Some(0) }]);

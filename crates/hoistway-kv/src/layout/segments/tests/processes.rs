@@ -396,3 +396,99 @@ fn a_writer_without_its_lease_does_not_write() {
     assert_eq!(alive(&second).into_iter().filter(|is_alive| *is_alive).count(), 1);
     assert_eq!(second.writers().unwrap()[0].durability, Some(Durability::Sync));
 }
+
+#[test]
+fn blocks_that_another_process_uses_stay() {
+    let bench = Bench::new();
+    let (owner, user) = (bench.open(), bench.open());
+    let hot: Vec<String> = (0..8).map(|number| format!("hot {number}")).collect();
+    hot.iter().for_each(|key| assert_eq!(bench.put(&owner, key).unwrap(), Put::Done));
+    user.maintain().unwrap();
+    for number in 0..300 {
+        assert_eq!(bench.put(&owner, &format!("{number}")).unwrap(), Put::Done);
+        if number % 10 == 0 {
+            user.touch(&hot.iter().map(|key| fingerprint(key)).collect::<Vec<_>>());
+            bench.elapsed.fetch_add(1000, Ordering::Relaxed);
+            user.maintain().unwrap();
+            owner.maintain().unwrap();
+        }
+    }
+    let kept = hot.iter().filter(|key| bench.has(&owner, key)).count();
+    assert_eq!(kept, 8);
+    assert!(bench.disk.most_used() <= bench.options.capacity_bytes.unwrap());
+}
+
+#[test]
+fn a_torn_heat_file_is_passed_over() {
+    let bench = Bench::new();
+    let (owner, user) = (bench.open(), bench.open());
+    bench.put_all(&owner, &["a"]);
+    user.maintain().unwrap();
+    user.touch(&[fingerprint("a")]);
+    bench.elapsed.fetch_add(1000, Ordering::Relaxed);
+    user.maintain().unwrap();
+    bench.disk.flip(&bench.file("HEAT"), 8 * 70);
+    bench.elapsed.fetch_add(1000, Ordering::Relaxed);
+    owner.maintain().unwrap();
+    assert!(bench.has(&owner, "a"));
+    drop((owner, user));
+    bench.open().maintain().unwrap();
+}
+
+#[test]
+fn a_copy_is_found_when_the_other_one_goes() {
+    let bench = Bench::new();
+    let (first, second) = (bench.open(), bench.open());
+    bench.put_all(&first, &["a", "b"]);
+    // Both have stored them before either has heard of the other's.
+    for key in ["a", "b"] {
+        let claim = match bench.reserve(&second, key) {
+            Ok(Reservation::Claimed(claim)) => claim,
+            other => panic!("{other:?}"),
+        };
+        let written = bench.write(claim, &content(key, LEN));
+        store_all(&second, written);
+    }
+    first.maintain().unwrap();
+    second.maintain().unwrap();
+    let delete = |store: &Segments, key: &str| {
+        store.delete(NAMESPACE, &[(key.as_bytes(), fingerprint(key))]).unwrap();
+    };
+    delete(&first, "a");
+    assert!(bench.has(&first, "a"), "the second's");
+    delete(&second, "b");
+    assert!(bench.has(&second, "b"), "the first's");
+    first.maintain().unwrap();
+    second.maintain().unwrap();
+    assert_eq!(bench.found(&first, &["a", "b"]), [true, true]);
+    assert_eq!(bench.found(&second, &["a", "b"]), [true, true]);
+    delete(&second, "a");
+    first.maintain().unwrap();
+    assert!(!bench.has(&first, "a"));
+}
+
+fn store_all(store: &Segments, written: Written) {
+    store.commit(vec![written]).pop().unwrap().unwrap();
+}
+
+#[test]
+fn a_quota_holds_for_all_processes_together() {
+    let bench = Bench::new();
+    let stores = [(); 3].map(|()| bench.open());
+    const QUOTA: u64 = 240 << 10;
+    for store in &stores {
+        let options = NamespaceOptions { quota_bytes: Some(QUOTA), ttl: None };
+        store.open_namespace(NAMESPACE, "{}", options).unwrap();
+    }
+    for number in 0..60 {
+        for (place, store) in stores.iter().enumerate() {
+            assert_eq!(bench.put(store, &format!("{place} {number}")).unwrap(), Put::Done);
+        }
+        stores.iter().for_each(|store| store.maintain().unwrap());
+    }
+    stores.iter().for_each(|store| store.maintain().unwrap());
+    let totals: Vec<u64> =
+        stores.iter().map(|store| store.shared.index.totals(None).own_slot_bytes).collect();
+    assert!(totals.iter().sum::<u64>() <= QUOTA, "{totals:?}");
+    assert!(totals.iter().all(|bytes| *bytes >= QUOTA / 4), "each has its part: {totals:?}");
+}

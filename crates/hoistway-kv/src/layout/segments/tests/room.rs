@@ -403,3 +403,58 @@ fn large_blocks_get_the_room_of_small_ones_that_are_older() {
     let payload = store.usage().payload_bytes;
     assert!(payload >= (32 << 20) * 3 / 4, "{payload}");
 }
+
+#[test]
+fn blocks_that_lack_shards_take_a_part_of_the_capacity_and_evict_no_more() {
+    let bench = Bench::new();
+    let store = bench.open();
+    for number in 0..60 {
+        bench.put_all(&store, &[&format!("{number}")]);
+    }
+    let before = store.usage().blocks;
+    let partial = |key: &str| {
+        store.reserve(NewBlock {
+            namespace: NAMESPACE,
+            key: Key::new(key.as_bytes()).unwrap(),
+            fingerprint: fingerprint(key),
+            shards: 10,
+            shard_len: 8 << 10,
+            expires: None,
+            following: 0,
+            is_partial: true,
+        })
+    };
+    let first = partial("first").unwrap();
+    assert!(matches!(first, Reservation::Claimed(_)));
+    let after_first = store.usage().blocks;
+    for number in 0..5 {
+        let refused = partial(&format!("partial {number}")).unwrap();
+        assert!(matches!(refused, Reservation::Dropped(DropReason::NoRoom)), "{refused:?}");
+    }
+    assert_eq!(store.usage().blocks, after_first);
+    assert!(before - after_first <= 8, "{before} blocks, then {after_first}");
+    drop(first);
+    assert!(matches!(partial("again").unwrap(), Reservation::Claimed(_)));
+}
+
+#[test]
+fn a_place_that_failed_is_not_chosen_again_and_its_segment_goes_in_time() {
+    let bench = Bench::new();
+    let store = bench.open();
+    for number in 0..100 {
+        bench.put_all(&store, &[&format!("{number}")]);
+    }
+    let mut places = Vec::new();
+    for number in 0..20 {
+        let Reservation::Claimed(claim) = bench.reserve(&store, &format!("bad {number}")).unwrap() else {
+            panic!("no room for {number}")
+        };
+        let place = (claim.place.file.path().to_owned(), claim.place.payload);
+        assert!(!places.contains(&place), "{place:?}");
+        places.push(place);
+        store.lose(claim);
+        store.maintain().unwrap();
+    }
+    assert!(store.usage().blocks > 30);
+    bench.put_all(&store, &["good"]);
+}

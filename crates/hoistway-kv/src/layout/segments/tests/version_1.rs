@@ -75,6 +75,7 @@ fn fill(store: &Segments) {
             shard_len: 4096 * (1 + number % 5),
             expires: None,
             following: 0,
+            is_partial: false,
         };
         let Reservation::Claimed(claim) = store.reserve(block).unwrap() else { panic!("{key}") };
         let table = ShardTable(vec![Shard { len: 4096, checksum: Some(0) }]);
