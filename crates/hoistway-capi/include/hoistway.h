@@ -492,7 +492,8 @@ typedef struct {
   uint32_t context_ranks;
   // Milliseconds that a block is kept after it was stored, at most; 0 for no limit. No part of the identity.
   uint64_t ttl_ms;
-  // Most bytes of storage that this process's blocks of the namespace take; 0 for no limit. No part of the identity.
+  // Most bytes of storage that the blocks of the namespace take, of all processes together; 0 for no limit. No part of
+  // the identity.
   uint64_t quota_bytes;
 } hoistway_kv_description;
 

@@ -160,7 +160,7 @@ impl FromStr for NamespaceId {
 pub struct NamespaceOptions {
     /// How long a block is kept after it was stored, at most.
     pub ttl: Option<Duration>,
-    /// Most bytes of storage that this process's blocks of the namespace take, with headers.
+    /// Most bytes of storage that the blocks of the namespace take, of all processes together, with headers.
     pub quota_bytes: Option<u64>,
 }
 

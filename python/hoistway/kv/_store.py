@@ -144,7 +144,7 @@ class Store:
                 behave, and keeps nobody out who can read the directory.
             other: Whatever else tells blocks apart, by name.
             ttl: Seconds that a block is kept after it was stored, at most.
-            quota: Most bytes of storage that this process's blocks of the namespace take.
+            quota: Most bytes of storage that the blocks of the namespace take, of all processes together.
         """
         native = self._native.namespace(
             model=model,

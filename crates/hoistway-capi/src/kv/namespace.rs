@@ -64,7 +64,8 @@ pub struct hoistway_kv_description {
     pub context_ranks: u32,
     /// Milliseconds that a block is kept after it was stored, at most; 0 for no limit. No part of the identity.
     pub ttl_ms: u64,
-    /// Most bytes of storage that this process's blocks of the namespace take; 0 for no limit. No part of the identity.
+    /// Most bytes of storage that the blocks of the namespace take, of all processes together; 0 for no limit. No part of
+    /// the identity.
     pub quota_bytes: u64,
 }
 
