@@ -15,8 +15,14 @@ pub enum Fault {
     Truncate,
     /// The connection is reset in the middle of the body.
     Reset,
-    /// A shorter range than was asked for, and a head that says so.
+    /// A shorter range than was asked for, and a head that says so: a part that RFC 9110 (15.3.7) allows.
     Short,
+    /// The range in chunks, without a length.
+    Chunked,
+    /// The range without a length: it ends with the connection.
+    UntilClose,
+    /// Chunks that hold more than the range.
+    LongChunks,
     /// A range that begins or ends a byte early, and a head that says so.
     Shift,
     /// A head that gives another range than the body has.
@@ -47,6 +53,9 @@ pub enum Fault {
     StallInside(Duration),
     /// A byte at a time, with pauses that are shorter than any patience.
     Trickle,
+    /// For each of these requests another one of the faults that may pass, or none, as a number generator says that begins with
+    /// this seed.
+    Random(u64),
     /// From now on another object of the same length under the same name.
     Swap,
 }
@@ -85,12 +94,54 @@ impl Faults {
         Self { fault: Some(fault), every: 1, ..Self::default() }
     }
 
+    /// Has each request fail that is not for the first byte of an object, by faults that may pass, in an order that the seed
+    /// tells.
+    pub fn random(seed: u64) -> Self {
+        Self { fault: Some(Fault::Random(seed)), every: 1, ..Self::default() }
+    }
+
     /// What goes wrong with the next request, after so many that might have failed.
     pub(crate) fn next(&self, range: Option<(usize, usize)>, seen: &mut usize) -> Option<Fault> {
         if range.is_none_or(|(first, _)| first == 0 && self.spares_first) {
             return None;
         }
         *seen += 1;
-        self.fault.filter(|_| seen.is_multiple_of(self.every.max(1)))
+        match self.fault.filter(|_| seen.is_multiple_of(self.every.max(1))) {
+            Some(Fault::Random(seed)) => chosen(seed, *seen as u64),
+            fault => fault,
+        }
     }
+}
+
+/// Longer than any client waits.
+const ENDLESS: Duration = Duration::from_secs(600);
+/// One in so many requests fails at random.
+const RANDOM_PART: u64 = 6;
+
+/// The fault of one request among those of a seed.
+fn chosen(seed: u64, number: u64) -> Option<Fault> {
+    // SplitMix64.
+    let mut mixed = seed.wrapping_add(number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^= mixed >> 31;
+    if !mixed.is_multiple_of(RANDOM_PART) {
+        return None;
+    }
+    let faults = [
+        Fault::Status(500),
+        Fault::Status(503),
+        Fault::Status(429),
+        Fault::Truncate,
+        Fault::Reset,
+        Fault::Garbage,
+        Fault::Short,
+        Fault::Chunked,
+        Fault::UntilClose,
+        Fault::StallInside(ENDLESS),
+        Fault::Stall(ENDLESS),
+        Fault::Trickle,
+    ];
+    let at = (mixed / RANDOM_PART) as usize % faults.len();
+    Some(faults[at])
 }

@@ -45,12 +45,20 @@ struct State {
     most_in_flight: AtomicUsize,
     in_flight: AtomicUsize,
     is_over: AtomicBool,
+    /// How often connections were forgotten. Older ones are dead: what comes on them is not answered.
+    forgotten: AtomicUsize,
+    /// Requests that came on dead connections.
+    to_the_dead: AtomicUsize,
+    /// Whether it closes every connection at once, as while a program restarts behind a balancer.
+    is_away: AtomicBool,
     dialect: Mutex<Dialect>,
     generations: AtomicUsize,
     models: Mutex<BTreeMap<String, hub::Model>>,
     /// Where the hub leads to, and the token that it demands.
     leads_to: Mutex<Option<(String, Arc<State>)>>,
     token: Mutex<Option<String>>,
+    /// Where requests for a path are redirected to: a server and a path.
+    redirects: Mutex<BTreeMap<String, (String, String, Arc<State>)>>,
     /// How many signatures have expired of those by which a hub leads here.
     expired: AtomicUsize,
 }
@@ -108,6 +116,9 @@ impl Server {
                     return;
                 }
                 let (Ok(socket), own, tls) = (socket, own.clone(), tls.clone()) else { continue };
+                if own.is_away.load(Ordering::Relaxed) {
+                    continue;
+                }
                 own.opened.fetch_add(1, Ordering::Relaxed);
                 // Without a thread the connection is closed; those that are open go on.
                 let _ = thread::Builder::new().spawn(move || own.serve(socket, tls.as_ref()));
@@ -130,6 +141,12 @@ impl Server {
     pub fn put(&self, path: &str, bytes: &[u8]) {
         let etag = format!("\"{}\"", &blake3::hash(bytes).to_hex()[..32]);
         self.state.put(path, bytes.to_vec(), etag);
+    }
+
+    /// Puts an object with an ETag of the caller's. A path with a query, such as `get?file=1`, is of requests with that query
+    /// alone.
+    pub fn put_tagged(&self, path: &str, bytes: &[u8], etag: &str) {
+        self.state.put(path, bytes.to_vec(), etag.to_owned());
     }
 
     /// Removes an object.
@@ -157,6 +174,33 @@ impl Server {
         self.state.most_in_flight.load(Ordering::Relaxed)
     }
 
+    /// Has it redirect requests for a path to an object of another server's. [`Server::expire`] of that one has the URL that it
+    /// gave expire.
+    pub fn redirect(&self, path: &str, elsewhere: &Server, target: &str) {
+        let to = (elsewhere.url(), target.to_owned(), elsewhere.state.clone());
+        lock(&self.state.redirects).insert(path.to_owned(), to);
+    }
+
+    /// Has the network forget the connections that are open: they stay so, and nothing comes on them any more.
+    pub fn forget_connections(&self) {
+        self.state.forgotten.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many requests came on connections that were forgotten.
+    pub fn requests_to_the_dead(&self) -> usize {
+        self.state.to_the_dead.load(Ordering::Relaxed)
+    }
+
+    /// Goes away, or comes back. What is open is closed, and so is what is opened while it is away.
+    pub fn go_away(&self, is_away: bool) {
+        self.state.is_away.store(is_away, Ordering::Relaxed);
+        if is_away {
+            for socket in lock(&self.state.connections).iter() {
+                let _ = socket.shutdown(Shutdown::Both);
+            }
+        }
+    }
+
     /// Connections that are open.
     pub fn open_connections(&self) -> usize {
         lock(&self.state.connections).len()
@@ -181,8 +225,12 @@ impl State {
             lock(&self.connections).push(own);
         }
         let Ok(mut socket) = Stream::new(socket, tls) else { return };
-        let mut buffer = Vec::new();
+        let (mut buffer, forgotten) = (Vec::new(), self.forgotten.load(Ordering::Relaxed));
         while let Ok(Some(request)) = Request::read(&mut socket, &mut buffer) {
+            if self.forgotten.load(Ordering::Relaxed) != forgotten {
+                self.to_the_dead.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
             let now = self.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
             self.most_in_flight.fetch_max(now, Ordering::Relaxed);
             let answered = self.answer(&mut socket, &request);
@@ -220,6 +268,11 @@ impl State {
                 _ => refuse(socket, "403 Forbidden", "AccessDenied", ""),
             };
         }
+        if let Some((url, target, state)) = lock(&self.redirects).get(&path) {
+            let number = state.expired.load(Ordering::Relaxed);
+            let to = format!("Location: {url}/{target}?sig=canary&number={number}\r\n");
+            return refuse(socket, "302 Found", "Found", &to);
+        }
         let fault = faults.next(request.range, &mut lock(&self.faults).1);
         if let Some(Fault::Swap) = fault {
             // Held until the object is swapped: once `fail` has said something else, no object changes any more.
@@ -233,9 +286,11 @@ impl State {
                 self.put(&path, bytes, etag);
             }
         }
-        let Some(object) = lock(&self.objects).get(&path).cloned() else {
-            return refuse(socket, "404 Not Found", "NoSuchKey", "");
+        let object = {
+            let objects = lock(&self.objects);
+            objects.get(&format!("{path}?{query}")).or_else(|| objects.get(&path)).cloned()
         };
+        let Some(object) = object else { return refuse(socket, "404 Not Found", "NoSuchKey", "") };
         let is_other = request.if_match.as_ref().is_some_and(|wanted| *wanted != object.etag)
             || request.if_generation_match.as_ref().is_some_and(|own| *own != object.generation.to_string());
         if is_other && !faults.ignores_preconditions {
@@ -307,8 +362,13 @@ impl State {
             extra += &format!("X-Repo-Commit: {}\r\n", if is_wrong { hub::OTHER_COMMIT } else { commit });
         }
         let length = length.unwrap_or(end - start);
+        let framing = match fault {
+            Some(Fault::Chunked | Fault::LongChunks) => "Transfer-Encoding: chunked\r\n".to_owned(),
+            Some(Fault::UntilClose) => "Connection: close\r\n".into(),
+            _ => format!("Content-Length: {length}\r\n"),
+        };
         let mut head = format!(
-            "HTTP/1.1 {status}\r\nContent-Length: {length}\r\n{etag}{extra}Last-Modified: Sun, 22 Nov 2026 00:00:00 GMT\r\n"
+            "HTTP/1.1 {status}\r\n{framing}{etag}{extra}Last-Modified: Sun, 22 Nov 2026 00:00:00 GMT\r\n"
         );
         if status.starts_with("206") && !matches!(fault, Some(Fault::NoRange)) {
             let shown =
@@ -327,6 +387,20 @@ impl State {
                 // What was sent and not read makes the system send a reset.
                 socket.shutdown()?;
                 Err(io::ErrorKind::ConnectionReset.into())
+            }
+            Some(Fault::Chunked | Fault::LongChunks) => {
+                for part in object.bytes[start..end].chunks(50_001) {
+                    write!(socket, "{:x}\r\n", part.len())?;
+                    socket.write_all(part)?;
+                    socket.write_all(b"\r\n")?;
+                }
+                let more: &[u8] = if fault == Some(Fault::LongChunks) { b"1\r\nx\r\n" } else { b"" };
+                socket.write_all(&[more, b"0\r\n\r\n"].concat())
+            }
+            Some(Fault::UntilClose) => {
+                socket.write_all(&object.bytes[start..end])?;
+                // Ends after what was sent has arrived: the client closes, too.
+                Err(io::ErrorKind::ConnectionAborted.into())
             }
             Some(Fault::Trickle) => object.bytes[start..end].iter().try_for_each(|byte| {
                 self.wait(Duration::from_millis(20));

@@ -50,11 +50,42 @@ impl Request {
         });
         Self {
             method: request.method.unwrap_or_default().to_owned(),
-            target: request.path.unwrap_or_default().to_owned(),
+            target: origin_form(request.path.unwrap_or_default()),
             range,
             if_match: find("if-match"),
             if_generation_match: find("x-goog-if-generation-match"),
             authorization: find("authorization"),
+        }
+    }
+}
+
+/// Path and query of a request target, also of one in absolute form, as clients send to proxies and servers have to take (RFC
+/// 9112, 3.2.2).
+fn origin_form(target: &str) -> String {
+    let Some((scheme, rest)) = target.split_once("://") else { return target.to_owned() };
+    if !matches!(scheme, "http" | "https") || target.starts_with('/') {
+        return target.to_owned();
+    }
+    match rest.find(['/', '?']) {
+        Some(at) if rest[at..].starts_with('/') => rest[at..].to_owned(),
+        Some(at) => format!("/{}", &rest[at..]),
+        None => "/".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_in_absolute_form_names_the_same_object() {
+        for (target, expected) in [
+            ("/a?b=http://c/d", "/a?b=http://c/d"),
+            ("http://host:80/a/b?c", "/a/b?c"),
+            ("https://host", "/"),
+            ("http://host?a=1", "/?a=1"),
+        ] {
+            assert_eq!(origin_form(target), expected);
         }
     }
 }
