@@ -178,7 +178,8 @@ test-again quiet="10" loaded="10": prepare develop
 # Run what .ci/run runs and all that only a release needs, and end with a table of results.
 release-check:
     PATH='{{ bin }}':"$PATH" testkit/check/steps.sh --keep-going \
-        lint check-windows test docs 'fuzz 600' model 'soak-executor 600' 'soak-experts 600' miri test-capi-release \
+        lint check-windows test docs 'fuzz 600' model 'soak-executor 600' 'soak-experts 600' 'soak-objects 1000' miri \
+        test-capi-release \
         'sanitize address' 'sanitize thread' torture-kv azurite test-go llama-cpp gguf-vocab dist semver gpu-pack
 
 # Rewrite sources in the project's format.
@@ -203,6 +204,10 @@ model iterations="20000":
 # Keep the executor busy with faults, cancellations and deadlines for so many seconds.
 soak-executor seconds="600":
     HOISTWAY_SOAK_SECONDS={{ seconds }} cargo test --package hoistway-io --test executor soak -- --ignored --nocapture
+
+# Load so many times from object stores that reset, stall, trickle, restart and forget connections at random.
+soak-objects loads="1000":
+    HOISTWAY_SOAK_LOADS={{ loads }} cargo test --package hoistway --all-features --test objects soak -- --nocapture
 
 # Use a store of experts from many threads, with faults, cancellations and a small budget, for so many seconds.
 soak-experts seconds="600":

@@ -90,7 +90,8 @@ class StoreOptions(TypedDict, total=False):
     path_style: bool
     """Whether the bucket is a part of the path rather than of the host's name. Default: with an endpoint."""
     profile: str
-    """Profile of the shared AWS files. Default: ``AWS_PROFILE``, else ``default``."""
+    """Profile of the shared AWS files. Default: ``AWS_PROFILE``, ``AWS_DEFAULT_PROFILE``, else
+    ``default``."""
     access_key_id: str
     """Key that signs. Default: ``AWS_ACCESS_KEY_ID`` and so on, the profile, or the machine's role."""
     secret_access_key: str
@@ -112,6 +113,8 @@ class StoreOptions(TypedDict, total=False):
     """Whether requests carry no credentials."""
     unpinned: bool
     """Whether objects without a strong ETag are taken; their length and date are compared instead."""
+    allow_http: bool
+    """Whether tokens are sent to ``http://`` servers other than this machine."""
 
 
 def store_texts(store: StoreOptions | None) -> dict[str, str] | None:

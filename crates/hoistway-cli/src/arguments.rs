@@ -139,8 +139,8 @@ pub(crate) struct Paths {
     pub(crate) offset: u64,
     /// Where the store of a URL is, and who asks, such as endpoint=URL
     ///
-    /// Names are endpoint=URL, region=NAME, path_style=BOOL, profile=NAME, credentials_file=PATH, account=NAME, anonymous=BOOL
-    /// and unpinned=BOOL. Keys and tokens come from the environment or files
+    /// Names are endpoint=URL, region=NAME, path_style=BOOL, profile=NAME, credentials_file=PATH, account=NAME, anonymous=BOOL,
+    /// unpinned=BOOL and allow_http=BOOL. Keys and tokens come from the environment or files
     #[arg(long, help_heading = OPENING, value_name = "NAME=VALUE")]
     pub(crate) store: Vec<String>,
     /// Keep what comes from stores in this directory, for the next load [default: HOISTWAY_CACHE]

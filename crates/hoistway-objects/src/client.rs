@@ -3,11 +3,13 @@
 use crate::{
     Problem, StoreOptions,
     credentials::Identity,
-    http::{Answer, Connection, IdlePool, Origin, Waiting, send},
+    http::{Answer, Connection, IdlePool, Network, Origin, Pending, Roots, TooSlow, Waiting, have_input},
     location::{Kind, Location, Target},
-    pace::{Fault, Pace},
+    options::aws_roots,
+    pace::{Again, Fault, Pace},
     per_process::PerProcess,
     pin::{header, printable},
+    policy::Failure,
     redirect,
 };
 use http::{
@@ -34,6 +36,8 @@ const AZURE_VERSION: &str = "2021-08-06";
 const MAX_ERROR_BYTES: usize = 64 << 10;
 /// How long a connection may take to be made, over all addresses of the server.
 const CONNECT: Duration = Duration::from_secs(5);
+/// The same for the second of two requests for the same bytes: meanwhile the first is not looked at.
+const HEDGE_CONNECT: Duration = Duration::from_secs(1);
 
 /// A server, and who asks it.
 #[derive(Debug)]
@@ -41,6 +45,8 @@ pub(crate) struct Client {
     kind: Kind,
     origin: Origin,
     options: StoreOptions,
+    /// Whether it lies outside of this machine's network.
+    is_outside: bool,
     own: PerProcess<Own>,
 }
 
@@ -49,35 +55,37 @@ pub(crate) struct Client {
 struct Own {
     idle: IdlePool,
     pace: Pace,
+    network: Network,
     identity: Result<Option<Identity>, String>,
 }
 
-type Clients = Mutex<HashMap<(Origin, Kind, StoreOptions), Arc<Client>>>;
+type Clients = Mutex<HashMap<(Origin, Kind, StoreOptions, bool), Arc<Client>>>;
 
 impl Client {
     /// The client for a location. `options` are resolved.
     pub(crate) fn of(location: &Location, options: &StoreOptions) -> Arc<Self> {
         let account = location.account.clone().or_else(|| options.account.clone());
-        Self::at(location.origin.clone(), location.kind, StoreOptions { account, ..options.clone() })
+        Self::at(location.origin.clone(), location.kind, StoreOptions { account, ..options.clone() }, false)
     }
 
-    /// The client for a web server that another one redirects to. It has no credentials.
-    pub(crate) fn of_redirect(origin: Origin) -> Arc<Self> {
-        Self::at(origin, Kind::Web, StoreOptions::default())
+    /// The client for a web server that another one redirects to. It has no credentials. One that `is_outside` is refused if
+    /// its name leads into this machine's network.
+    pub(crate) fn of_redirect(origin: Origin, is_outside: bool) -> Arc<Self> {
+        Self::at(origin, Kind::Web, StoreOptions::default(), is_outside)
     }
 
-    fn at(origin: Origin, kind: Kind, options: StoreOptions) -> Arc<Self> {
+    fn at(origin: Origin, kind: Kind, options: StoreOptions, is_outside: bool) -> Arc<Self> {
         static CLIENTS: PerProcess<Clients> = PerProcess::new();
         let mut clients = lock(CLIENTS.get(Mutex::default));
-        let key = (origin, kind, options);
+        let key = (origin, kind, options, is_outside);
         if let Some(client) = clients.get(&key) {
             return client.clone();
         }
         if clients.len() >= MAX_CLIENTS {
             clients.clear();
         }
-        let (origin, kind, options) = key.clone();
-        let client = Arc::new(Self { kind, origin, options, own: PerProcess::new() });
+        let (origin, kind, options, is_outside) = key.clone();
+        let client = Arc::new(Self { kind, origin, options, is_outside, own: PerProcess::new() });
         clients.insert(key, client.clone());
         client
     }
@@ -90,7 +98,12 @@ impl Client {
         self.own.get(|| Own {
             idle: IdlePool::new(MAX_IDLE, IDLE),
             pace: Pace::new(),
-            identity: Identity::new(self.kind, &self.options).map_err(|problem| problem.to_string()),
+            network: Network {
+                roots: if self.kind == Kind::S3 { aws_roots() } else { Roots::Machine },
+                is_outside: self.is_outside,
+            },
+            identity: Identity::new(self.kind, &self.origin, &self.options)
+                .map_err(|problem| problem.to_string()),
         })
     }
 
@@ -112,7 +125,8 @@ impl Client {
         }
     }
 
-    /// Sends a GET, and hands over its answer. A connection that the server has closed meanwhile is replaced.
+    /// Sends a GET, and hands over its answer. One that is slow to come at the end of a load is asked for on a second
+    /// connection too, and the first answer is taken.
     pub(crate) fn ask(
         &self,
         target: &Target,
@@ -120,25 +134,88 @@ impl Client {
         waiting: &Waiting<'_>,
     ) -> Result<Answer, Fault> {
         let request = self.request(target, headers, waiting)?;
-        loop {
-            let connection = self.connection(waiting)?;
-            let is_reused = connection.is_reused;
-            let sent = Instant::now();
-            match send(connection, &request, &[], waiting) {
-                Ok(answer) => {
-                    self.pace().note_first_byte(sent.elapsed());
-                    return Ok(answer);
+        let begun = Instant::now();
+        let connection = self.connection(waiting)?;
+        let was_reused = connection.is_reused;
+        let answer = Pending::send(connection, &request, &[], waiting)
+            .and_then(|pending| self.first_of(pending, &request, waiting));
+        match answer {
+            Ok((answer, sent)) => {
+                self.pace().note_first_byte(sent.elapsed());
+                Ok(answer)
+            }
+            Err(error) => {
+                if was_reused && error.kind() == io::ErrorKind::TimedOut {
+                    // The network has forgotten it, and those that were kept as long.
+                    self.own().idle.forget(begun);
                 }
-                Err(error) if is_reused && is_closed(&error) => {}
-                Err(error) => return Err(self.fault(error, false, waiting)),
+                Err(self.fault(error, was_reused, 0, waiting))
             }
         }
     }
 
+    /// The answer to a request, and when that was sent: of the request itself, or of a second one.
+    fn first_of(
+        &self,
+        mut first: Pending,
+        request: &Parts,
+        waiting: &Waiting<'_>,
+    ) -> io::Result<(Answer, Instant)> {
+        let hedge_after = self.pace().hedge_after().filter(|after| *after < waiting.patience);
+        let (mut permit, mut second) = (None, None::<Pending>);
+        loop {
+            if permit.is_none() && hedge_after.is_some_and(|after| first.sent().elapsed() >= after) {
+                permit = self.pace().hedge();
+                second = permit.as_ref().and_then(|_| self.second(request, waiting));
+            }
+            let Some(other) = second.take() else {
+                let sent = first.sent();
+                match first.advance(waiting)? {
+                    Ok(answer) => return Ok((answer, sent)),
+                    Err(pending) => first = pending,
+                }
+                continue;
+            };
+            if waiting.is_stopped() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            let [has_first, has_second] = have_input(first.connection(), other.connection());
+            if has_second {
+                let sent = other.sent();
+                match other.advance(waiting) {
+                    Ok(Ok(answer)) => return Ok((answer, sent)),
+                    Ok(Err(pending)) => second = Some(pending),
+                    // The first one may still come.
+                    Err(_) => {}
+                }
+            } else {
+                second = Some(other);
+            }
+            if has_first || first.sent().elapsed() >= waiting.patience {
+                let sent = first.sent();
+                match (first.advance(waiting), second.take()) {
+                    (Ok(Ok(answer)), _) => return Ok((answer, sent)),
+                    (Ok(Err(pending)), other) => (first, second) = (pending, other),
+                    // The second one takes its place.
+                    (Err(_), Some(other)) => first = other,
+                    (Err(error), None) => return Err(error),
+                }
+            }
+        }
+    }
+
+    /// A second request on a connection of its own, if that can be had soon.
+    fn second(&self, request: &Parts, waiting: &Waiting<'_>) -> Option<Pending> {
+        let connection =
+            Connection::open(&self.origin, &self.own().network, HEDGE_CONNECT, waiting.stop).ok()?;
+        Pending::send(connection, request, &[], waiting).ok()
+    }
+
     /// The whole body of an answer.
     pub(crate) fn body(&self, answer: Answer, most: usize, waiting: &Waiting<'_>) -> Result<Vec<u8>, Fault> {
+        let was_reused = answer.was_reused();
         let (body, connection) =
-            answer.into_body(most, waiting).map_err(|error| self.fault(error, false, waiting))?;
+            answer.into_body(most, waiting).map_err(|error| self.fault(error, was_reused, 0, waiting))?;
         self.keep(connection);
         Ok(body)
     }
@@ -150,19 +227,30 @@ impl Client {
         }
     }
 
-    /// What an error of a connection means.
-    pub(crate) fn fault(&self, error: io::Error, progressed: bool, waiting: &Waiting<'_>) -> Fault {
+    /// What an error of a connection means, after so many bytes of a body.
+    pub(crate) fn fault(
+        &self,
+        error: io::Error,
+        was_reused: bool,
+        bytes: usize,
+        waiting: &Waiting<'_>,
+    ) -> Fault {
         if waiting.is_stopped() {
             return Fault::Final(Problem::Stopped);
         }
-        let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        let inner = error.get_ref();
+        let tls = inner.and_then(|inner| inner.downcast_ref::<rustls::Error>());
         if let Some(tls @ (rustls::Error::InvalidCertificate(_) | rustls::Error::AlertReceived(_))) = tls {
             return Fault::Final(Problem::Tls(format!(
                 "{tls}; a certificate of your own is given by SSL_CERT_FILE"
             )));
         }
-        let why = format!("{}: {error}", self.origin.url());
-        Fault::Again { why, progressed, busy: None }
+        let failure = match error.kind() {
+            io::ErrorKind::TimedOut if inner.is_some_and(|inner| inner.is::<TooSlow>()) => Failure::Slow,
+            io::ErrorKind::TimedOut => Failure::Silent,
+            _ => Failure::Broken,
+        };
+        Fault::Again(Again { failure, why: format!("{}: {error}", self.origin.url()), was_reused, bytes })
     }
 
     fn request(
@@ -195,15 +283,21 @@ impl Client {
     }
 
     fn connection(&self, waiting: &Waiting<'_>) -> Result<Connection, Fault> {
-        if let Some(connection) = self.own().idle.take() {
+        if !waiting.is_new
+            && let Some(connection) = self.own().idle.take()
+        {
             return Ok(connection);
         }
-        Connection::open(&self.origin, CONNECT, waiting.stop).map_err(|error| match error.kind() {
-            _ if waiting.is_stopped() => Fault::Final(Problem::Stopped),
-            io::ErrorKind::InvalidData => Fault::Final(Problem::Tls(error.to_string())),
-            _ => {
-                let why = format!("{} cannot be reached: {error}", self.origin.url());
-                Fault::Again { why, progressed: false, busy: None }
+        let patience = CONNECT.min(waiting.patience);
+        Connection::open(&self.origin, &self.own().network, patience, waiting.stop).map_err(|error| {
+            match error.kind() {
+                _ if waiting.is_stopped() => Fault::Final(Problem::Stopped),
+                io::ErrorKind::InvalidData => Fault::Final(Problem::Tls(error.to_string())),
+                io::ErrorKind::InvalidInput => Fault::Final(Problem::Invalid(error.to_string())),
+                _ => {
+                    let why = format!("{} cannot be reached: {error}", self.origin.url());
+                    Fault::Again(Again { failure: Failure::Unreached, why, was_reused: false, bytes: 0 })
+                }
             }
         })
     }
@@ -233,8 +327,9 @@ impl Client {
         let is_busy = matches!(status, 429 | 503) || code.as_deref() == Some("SlowDown");
         match status {
             _ if is_busy || code.as_deref() == Some("RequestTimeout") || matches!(status, 408 | 500..) => {
-                let busy = is_busy.then(|| retry_after(&headers));
-                Fault::Again { why: format!("the server said {said}"), progressed: false, busy }
+                let failure = if is_busy { Failure::Busy(retry_after(&headers)) } else { Failure::Refused };
+                let why = format!("the server said {said}");
+                Fault::Again(Again { failure, why, was_reused: false, bytes: 0 })
             }
             300..=399 => Fault::Final(Problem::Redirected { said }),
             401 | 403 => Fault::Final(Problem::Denied { said }),
@@ -256,17 +351,6 @@ fn error_code(body: &[u8]) -> Option<String> {
     let (code, _) = rest.split_once("</Code>")?;
     let is_code = (1..=64).contains(&code.len()) && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
     is_code.then(|| code.to_owned())
-}
-
-/// Whether the server has closed a connection that it had kept open.
-fn is_closed(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::UnexpectedEof
-            | io::ErrorKind::ConnectionReset
-            | io::ErrorKind::ConnectionAborted
-            | io::ErrorKind::BrokenPipe
-    )
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -2,14 +2,16 @@
 
 use crate::{
     Problem, StoreOptions,
-    http::TICK,
+    http::{Origin, TICK},
     location::{Kind, region},
     services::{Files, Services, block_on},
 };
 use http::{HeaderValue, header::AUTHORIZATION, request::Parts};
 use reqsign_aws_v4 as aws;
 use reqsign_azure_storage as azure;
-use reqsign_core::{Context, OsEnv, ProvideCredential, ProvideCredentialChain, Signer, SigningCredential};
+use reqsign_core::{
+    Context, OsEnv, ProvideCredential, ProvideCredentialChain, Signer, SigningCredential, time::Timestamp,
+};
 use reqsign_google as google;
 use std::{
     sync::{
@@ -31,6 +33,7 @@ pub(crate) struct Identity {
     scheme: Scheme,
     /// What to say where there are no credentials.
     missing: String,
+    services: Services,
     turns: Mutex<Turns>,
     next_turn: Condvar,
 }
@@ -66,15 +69,35 @@ impl Identity {
     ///
     /// # Errors
     /// [`Problem::Invalid`] if an option is missing.
-    pub(crate) fn new(kind: Kind, options: &StoreOptions) -> Result<Option<Self>, Problem> {
-        let context = Context::new().with_env(OsEnv).with_file_read(Files).with_http_send(Services);
-        Self::within(context, kind, options)
+    pub(crate) fn new(kind: Kind, origin: &Origin, options: &StoreOptions) -> Result<Option<Self>, Problem> {
+        let services = Services::default();
+        let context = Context::new().with_env(OsEnv).with_file_read(Files).with_http_send(services.clone());
+        Self::within(context, services, kind, origin, options)
     }
 
     /// The same, of another environment.
-    fn within(context: Context, kind: Kind, options: &StoreOptions) -> Result<Option<Self>, Problem> {
+    fn within(
+        context: Context,
+        services: Services,
+        kind: Kind,
+        origin: &Origin,
+        options: &StoreOptions,
+    ) -> Result<Option<Self>, Problem> {
         if options.anonymous {
             return Ok(None);
+        }
+        let bears_token = match kind {
+            Kind::Web | Kind::S3 => false,
+            Kind::Azure => options.account_key.is_none(),
+            Kind::Google => true,
+            Kind::Hub => options.token.is_some(),
+        };
+        if bears_token && !options.allow_http && !origin.is_tls && !origin.is_this_machine() {
+            return Err(Problem::Invalid(format!(
+                "a token would go to {}, where everyone on the way can read it: use https://, or the store option \
+                 anonymous=true or allow_http=true",
+                origin.url()
+            )));
         }
         let (scheme, missing) = match kind {
             Kind::Web => return Ok(None),
@@ -89,7 +112,7 @@ impl Identity {
                 (Scheme::Token(value), String::new())
             }
         };
-        Ok(Some(Self { scheme, missing, turns: Mutex::default(), next_turn: Condvar::new() }))
+        Ok(Some(Self { scheme, missing, services, turns: Mutex::default(), next_turn: Condvar::new() }))
     }
 
     /// Signs a request. May ask a service for credentials, and waits for it. Ends soon after `stop` is set.
@@ -111,7 +134,12 @@ impl Identity {
         request: &mut Parts,
         stop: &AtomicBool,
     ) -> Result<(), Problem> {
-        let missing = || Problem::Credentials(self.missing.clone());
+        let missing = || {
+            Problem::Credentials(match self.services.refusal() {
+                Some(refusal) => format!("the service that gives credentials has none: {refusal}"),
+                None => self.missing.clone(),
+            })
+        };
         let _turn = self.turn(stop)?;
         if self.lock().failed.is_some_and(|since| since.elapsed() < FAILED_FOR) {
             return Err(missing());
@@ -175,7 +203,8 @@ fn s3(context: Context, options: &StoreOptions) -> (Scheme, String) {
             }
         }
     };
-    (Scheme::S3(Signer::new(context, chain, aws::RequestSigner::new("s3", region(options)))), missing)
+    let signer = aws::RequestSigner::new("s3", region(options));
+    (Scheme::S3(Signer::new(context, Kept::new(chain), signer)), missing)
 }
 
 fn google(context: Context, options: &StoreOptions) -> (Scheme, String) {
@@ -202,7 +231,7 @@ fn google(context: Context, options: &StoreOptions) -> (Scheme, String) {
         }
     };
     let signer = google::RequestSigner::new("storage").with_scope(GOOGLE_SCOPE);
-    (Scheme::Google(Signer::new(context, Tokens(chain), signer)), missing)
+    (Scheme::Google(Signer::new(context, Kept::new(Tokens(chain)), signer)), missing)
 }
 
 /// Exchanges the key of a service account for a token that many requests have. The signer itself would ask for one for each
@@ -220,6 +249,54 @@ impl ProvideCredential for Tokens {
                 exchange.with_scope(GOOGLE_SCOPE).provide_credential(context).await
             }
             found => Ok(found),
+        }
+    }
+}
+
+/// Keeps credentials that are still valid where a service gives no new ones: it is asked a while before they expire.
+#[derive(Debug)]
+struct Kept<P: ProvideCredential> {
+    provider: P,
+    last: Mutex<Option<Last<P::Credential>>>,
+}
+
+#[derive(Clone, Debug)]
+struct Last<C> {
+    credential: C,
+    /// When no new ones came.
+    failed: Option<Instant>,
+}
+
+impl<P: ProvideCredential> Kept<P> {
+    fn new(provider: P) -> Self {
+        Self { provider, last: Mutex::new(None) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Last<P::Credential>>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<P: ProvideCredential<Credential: SigningCredential>> ProvideCredential for Kept<P> {
+    type Credential = P::Credential;
+
+    async fn provide_credential(&self, context: &Context) -> reqsign_core::Result<Option<Self::Credential>> {
+        let last = self.lock().clone().filter(|own| own.credential.is_valid_at(Timestamp::now()));
+        if let Some(Last { credential, failed: Some(failed) }) = &last
+            && failed.elapsed() < FAILED_FOR
+        {
+            return Ok(Some(credential.clone()));
+        }
+        match (self.provider.provide_credential(context).await, last) {
+            (Ok(Some(credential)), _) => {
+                *self.lock() = Some(Last { credential: credential.clone(), failed: None });
+                Ok(Some(credential))
+            }
+            (_, Some(Last { credential, .. })) => {
+                *self.lock() = Some(Last { credential: credential.clone(), failed: Some(Instant::now()) });
+                Ok(Some(credential))
+            }
+            (failed, None) => failed,
         }
     }
 }
@@ -249,7 +326,7 @@ fn azure(context: Context, options: &StoreOptions) -> Result<(Scheme, String), P
     let missing = "no valid credentials for Azure were found: set AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, or \
                    AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET, or the store option anonymous=true for a \
                    public container";
-    Ok((Scheme::Azure(Signer::new(context, chain, azure::RequestSigner::new())), missing.into()))
+    Ok((Scheme::Azure(Signer::new(context, Kept::new(chain), azure::RequestSigner::new())), missing.into()))
 }
 
 #[cfg(test)]
@@ -265,6 +342,7 @@ mod tests {
     };
     use std::{
         collections::HashMap,
+        io::{Read, Write},
         net::TcpListener,
         sync::{Arc, atomic::AtomicUsize},
         thread,
@@ -296,7 +374,8 @@ mod tests {
             .with_env(StaticEnv { home_dir: None, envs })
             .with_file_read(Files)
             .with_http_send(service.clone());
-        let identity = Identity::within(context, kind, options).unwrap().unwrap();
+        let identity =
+            Identity::within(context, Services::default(), kind, &local(), options).unwrap().unwrap();
         let sign = || {
             let request = Request::get("http://127.0.0.1/bucket/key").body(()).unwrap();
             let mut parts = request.into_parts().0;
@@ -312,6 +391,39 @@ mod tests {
             StoreOptions { endpoint: Some("http://127.0.0.1".into()), ..StoreOptions::default() };
         change(&mut options);
         options
+    }
+
+    fn local() -> Origin {
+        Origin { is_tls: false, host: "127.0.0.1".into(), port: 80 }
+    }
+
+    #[test]
+    fn tokens_are_not_sent_without_encryption_unless_that_is_asked_for() {
+        let plain = Origin { is_tls: false, host: "store.example".into(), port: 80 };
+        let token = || Some("canary".to_owned().into());
+        let hub = elsewhere(|own| own.token = token());
+        let azure = elsewhere(|own| own.sas_token = token());
+        let google = elsewhere(|_| ());
+        for (kind, options) in [(Kind::Hub, hub), (Kind::Azure, azure), (Kind::Google, google)] {
+            let problem = Identity::new(kind, &plain, &options).unwrap_err();
+            assert!(
+                matches!(&problem, Problem::Invalid(text) if text.contains("allow_http") && !text.contains("canary")),
+                "{problem:?}"
+            );
+            let encrypted = Origin { is_tls: true, ..plain.clone() };
+            assert!(Identity::new(kind, &encrypted, &options).is_ok());
+            assert!(Identity::new(kind, &local(), &options).is_ok());
+            let allowed = StoreOptions { allow_http: true, ..options };
+            assert!(Identity::new(kind, &plain, &allowed).is_ok());
+        }
+        // Signatures of S3 and of a key of Azure's are of one request.
+        let key = elsewhere(|own| {
+            own.account = Some("mine".into());
+            own.account_key = token();
+        });
+        assert!(Identity::new(Kind::Azure, &plain, &key).is_ok());
+        assert!(Identity::new(Kind::S3, &plain, &elsewhere(|_| ())).is_ok());
+        assert!(Identity::new(Kind::Hub, &plain, &elsewhere(|_| ())).is_ok(), "without a token");
     }
 
     fn authorization(parts: &Parts) -> &str {
@@ -336,8 +448,10 @@ mod tests {
         let context = Context::new()
             .with_env(StaticEnv { home_dir: None, envs })
             .with_file_read(Files)
-            .with_http_send(Services);
-        let identity = Identity::within(context, Kind::S3, &elsewhere(|_| ())).unwrap().unwrap();
+            .with_http_send(Services::default());
+        let identity = Identity::within(context, Services::default(), Kind::S3, &local(), &elsewhere(|_| ()))
+            .unwrap()
+            .unwrap();
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
             let sign = || {
@@ -354,6 +468,68 @@ mod tests {
             }
             assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
         });
+    }
+
+    /// A service of a role that gives these answers in turn, and the last for ever: status and how long its keys are valid.
+    fn role_service(answers: &'static [(u16, i64)]) -> (Identity, Arc<AtomicUsize>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let role = format!("http://{}/role", listener.local_addr().unwrap());
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = asked.clone();
+        thread::spawn(move || {
+            for socket in listener.incoming() {
+                let Ok(mut socket) = socket else { return };
+                let number = count.fetch_add(1, Ordering::Relaxed);
+                let (status, seconds) = answers[number.min(answers.len() - 1)];
+                let _ = socket.read(&mut [0; 4096]);
+                let until = Timestamp::now() + Duration::from_secs(seconds.unsigned_abs());
+                let body = format!(
+                    "{{\"AccessKeyId\":\"key-{number}\",\"SecretAccessKey\":\"canary\",\"Token\":\"canary\",\
+                     \"Expiration\":\"{}\"}}",
+                    until.format_rfc3339_zulu()
+                );
+                let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n", body.len());
+                let _ = socket.write_all((head + &body).as_bytes());
+            }
+        });
+        let envs = [("AWS_CONTAINER_CREDENTIALS_FULL_URI".to_owned(), role)].into();
+        let services = Services::default();
+        let context = Context::new()
+            .with_env(StaticEnv { home_dir: None, envs })
+            .with_file_read(Files)
+            .with_http_send(services.clone());
+        let identity =
+            Identity::within(context, services, Kind::S3, &local(), &elsewhere(|_| ())).unwrap().unwrap();
+        (identity, asked)
+    }
+
+    fn sign_once(identity: &Identity) -> Result<String, Problem> {
+        let mut parts = Request::get("http://127.0.0.1/a").body(()).unwrap().into_parts().0;
+        identity.sign(&mut parts, &AtomicBool::new(false)).map(|()| authorization(&parts).to_owned())
+    }
+
+    #[test]
+    fn a_service_that_fails_once_ends_no_load() {
+        // Keys that are renewed before they expire, and the service fails when they are.
+        let (identity, asked) = role_service(&[(200, 100), (403, 0)]);
+        for _ in 0..5 {
+            assert!(sign_once(&identity).unwrap().contains("Credential=key-0/"));
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 2, "it is not asked by each request");
+        // What may pass is tried again at once.
+        let (identity, _) = role_service(&[(503, 0), (429, 0), (200, 3600)]);
+        assert!(sign_once(&identity).unwrap().contains("Credential=key-2/"));
+    }
+
+    #[test]
+    fn a_service_that_refuses_is_named_with_its_status() {
+        let (identity, _) = role_service(&[(403, 0)]);
+        let problem = sign_once(&identity).unwrap_err();
+        assert!(
+            matches!(&problem, Problem::Credentials(text) if text.contains("answered with status 403")
+                && text.contains("http://127.0.0.1:") && !text.contains("canary")),
+            "{problem:?}"
+        );
     }
 
     #[test]
@@ -424,6 +600,6 @@ mod tests {
         let (parts, asked) = signed(Kind::Azure, &elsewhere(|_| ()), &pod, (200, token));
         assert_eq!((authorization(&parts.unwrap()), asked), ("Bearer of-the-workload", 1));
         let without = elsewhere(|own| own.account_key = Some("Y2FuYXJ5".to_owned().into()));
-        assert!(matches!(Identity::new(Kind::Azure, &without), Err(Problem::Invalid(_))));
+        assert!(matches!(Identity::new(Kind::Azure, &local(), &without), Err(Problem::Invalid(_))));
     }
 }

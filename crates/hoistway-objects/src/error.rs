@@ -48,7 +48,8 @@ pub enum Problem {
     WrongAnswer(String),
     /// The server redirects to another place.
     #[error(
-        "the server redirects ({said}), and redirects are not followed; give the URL that it redirects to"
+        "the server redirects ({said}), and this redirect is not followed; give the URL that it leads to, or for a model on the \
+         hub hf://org/model"
     )]
     Redirected {
         /// What the server said.

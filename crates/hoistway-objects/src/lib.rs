@@ -15,6 +15,7 @@
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
+mod aws_files;
 mod client;
 mod credentials;
 mod error;
@@ -29,8 +30,10 @@ mod options;
 mod pace;
 mod per_process;
 mod pin;
+mod policy;
 mod redirect;
 mod services;
+mod signature;
 
 /// What the fuzz target reaches. No part of the interface.
 #[cfg(fuzzing)]

@@ -46,44 +46,6 @@ pub(crate) struct Location {
 #[derive(Clone)]
 pub(crate) struct Target(pub(crate) String);
 
-/// Parameters of a query that sign a request, and name no object. Those that begin so are of a signature too.
-const SIGNATURES: &[&str] = &[
-    "awsaccesskeyid",
-    "expires",
-    "googleaccessid",
-    "key-pair-id",
-    "policy",
-    "se",
-    "sig",
-    "signature",
-    "sip",
-    "ske",
-    "skoid",
-    "sks",
-    "skt",
-    "sktid",
-    "skv",
-    "sp",
-    "spr",
-    "sr",
-    "st",
-    "sv",
-];
-const SIGNATURE_PREFIXES: &[&str] = &["x-amz-", "x-goog-"];
-
-impl Target {
-    /// Path and query without what signs the request.
-    pub(crate) fn unsigned(&self) -> String {
-        let (path, query) = self.0.split_once('?').unwrap_or((&self.0, ""));
-        let names_object = |pair: &&str| {
-            let name = pair.split('=').next().unwrap_or_default().to_ascii_lowercase();
-            !SIGNATURES.contains(&&*name) && !SIGNATURE_PREFIXES.iter().any(|own| name.starts_with(own))
-        };
-        let query: Vec<_> = query.split('&').filter(|pair| !pair.is_empty()).filter(names_object).collect();
-        format!("{path}?{}", query.join("&"))
-    }
-}
-
 impl std::fmt::Debug for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Target(..)")
@@ -147,6 +109,11 @@ impl Location {
         match kind {
             Kind::Web => {
                 let (origin, target) = web(url)?;
+                if let Some(file) = hub_file_of_page(&origin, &target) {
+                    return Err(Problem::Invalid(format!(
+                        "the URL is that of a page of the hub; the file is {file}"
+                    )));
+                }
                 Ok(Self::of_file(kind, shown(url), origin, Target(target)))
             }
             Kind::S3 => Self::in_s3(url, rest, options),
@@ -257,6 +224,20 @@ impl Location {
     }
 }
 
+/// The URL of the file that a page of the hub shows: `https://huggingface.co/org/model/blob/main/file`.
+fn hub_file_of_page(origin: &Origin, target: &str) -> Option<String> {
+    if origin.host != "huggingface.co" {
+        return None;
+    }
+    let mut parts = target.split(['?', '#']).next()?.trim_start_matches('/').splitn(5, '/');
+    match [(); 5].map(|()| parts.next()) {
+        [Some(org), Some(model), Some("blob"), Some(revision), Some(file)] => {
+            Some(format!("hf://{org}/{model}@{revision}/{file}"))
+        }
+        _ => None,
+    }
+}
+
 /// The account and the suffix of a host of Azure's.
 fn azure_host(host: &str) -> Option<(&str, &'static str)> {
     let (account, rest) = host.split_once('.')?;
@@ -265,6 +246,11 @@ fn azure_host(host: &str) -> Option<(&str, &'static str)> {
         !account.is_empty() && account.bytes().all(|own| own.is_ascii_alphanumeric() || own == b'-');
     let suffix = AZURE_SUFFIXES.iter().find(|own| **own == suffix).filter(|_| is_account)?;
     Some((account, suffix))
+}
+
+/// Whether a host is that of an account of Azure.
+pub(crate) fn is_azure_host(host: &str) -> bool {
+    azure_host(&host.to_ascii_lowercase()).is_some()
 }
 
 fn bucket_and_key<'a>(rest: &'a str, scheme: &str) -> Result<(&'a str, &'a str), Problem> {
@@ -343,7 +329,9 @@ pub(crate) fn web(url: &str) -> Result<(Origin, String), Problem> {
         Some(port) => port.parse().map_err(|_| invalid("there is a port that is none"))?,
     };
     let target = uri.path_and_query().map_or("/", |target| target.as_str());
-    Ok((Origin { is_tls, host: authority.host().to_owned(), port }, target.to_owned()))
+    // A query may follow the host at once.
+    let slash = if target.starts_with('/') { "" } else { "/" };
+    Ok((Origin { is_tls, host: authority.host().to_owned(), port }, format!("{slash}{target}")))
 }
 
 #[cfg(test)]
@@ -378,6 +366,11 @@ mod tests {
         let dotted = found("s3://my.models/a", |options| options.region = Some("eu-west-1".into()));
         assert_eq!(dotted, pair("https://s3.eu-west-1.amazonaws.com", "/my.models/a"));
         assert_eq!(found("https://host/a?b=c/d#e", |_| ()), pair("https://host", "/a?b=c/d"));
+        assert_eq!(found("https://host?x=1", |_| ()), pair("https://host", "/?x=1"));
+        assert_eq!(found("https://host", |_| ()), pair("https://host", "/"));
+        let page = "https://huggingface.co/org/model/blob/main/sub/a.gguf";
+        let problem = Location::parse(page, &StoreOptions::default()).unwrap_err().to_string();
+        assert!(problem.contains("hf://org/model@main/sub/a.gguf"), "{problem}");
         let google = pair("https://storage.googleapis.com", "/models/a%3Fb");
         assert_eq!(found("gs://models/a?b", |_| ()), google);
         assert_eq!(found("gs://models/a", endpoint), pair("http://store:9000", "/models/a"));
@@ -430,18 +423,6 @@ mod tests {
         assert!(Location::parse(url, &token).is_ok());
         token = StoreOptions { account: None, endpoint: Some("https://mine.example".into()), ..token };
         assert!(Location::parse(url, &token).is_ok());
-    }
-
-    #[test]
-    fn signatures_are_no_part_of_what_is_named() {
-        for (target, unsigned) in [
-            ("/a", "/a?"),
-            ("/a?X-Amz-Signature=5&versionId=b&x-amz-date=7", "/a?versionId=b"),
-            ("/a?id=5&sig=c&sv=2021&se=8", "/a?id=5"),
-            ("/a?id=6", "/a?id=6"),
-        ] {
-            assert_eq!(Target(target.into()).unsigned(), unsigned);
-        }
     }
 
     #[test]

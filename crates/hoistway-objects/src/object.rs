@@ -5,17 +5,21 @@ use crate::{
     client::Client,
     http::{Answer, Waiting},
     location::{Kind, Location},
-    pace::Fault,
+    pace::{Again, Fault},
     pin::{Part, Pin, Tag},
+    policy::Failure,
     redirect::{self, Followed, Linked, Place},
+    signature::unsigned,
 };
 use http::{
     HeaderName,
     header::{IF_MATCH, RANGE},
 };
 use std::{
+    io,
     ops::Range,
     sync::{Arc, OnceLock, RwLock, atomic::AtomicBool},
+    time::Duration,
 };
 
 /// The header by which requests to Google name a generation.
@@ -24,18 +28,13 @@ const IF_GENERATION_MATCH: HeaderName = HeaderName::from_static("x-goog-if-gener
 /// Bytes that the first request asks for: the header of most checkpoints is among them.
 pub const HEAD_BYTES: usize = 1 << 20;
 
-/// Bytes of an attempt that are progress, or the part of those that are left that is. Less would let a server keep a read
-/// waiting for ever.
-const PROGRESS_BYTES: usize = 64 << 10;
-const PROGRESS_PART: usize = 4;
-
 /// An object that was opened. Bytes are read of the version that it had then, or not at all.
 #[derive(Debug)]
 pub struct Object {
     location: Location,
     client: Arc<Client>,
     pin: Pin,
-    /// What the hub said of the file, and where it led to.
+    /// What the hub or a web server said of the file, and where it led to.
     linked: Option<(Linked, RwLock<Arc<Place>>)>,
     changed: OnceLock<String>,
 }
@@ -52,7 +51,7 @@ impl Object {
         let options = options.resolved(kind, variable).map_err(failed)?;
         let location = Location::parse(url, &options).map_err(failed)?;
         let client = Client::of(&location, &options);
-        let First { pin, head, linked } =
+        let First { pin, mut head, linked } =
             client.pace().persist(stop, |waiting| first(&client, &location, waiting)).map_err(failed)?;
         let linked = linked.map(|(linked, place)| (linked, RwLock::new(Arc::new(place))));
         let object = Self { location, client, pin, linked, changed: OnceLock::new() };
@@ -60,6 +59,10 @@ impl Object {
             let said = date.as_ref().map_or("and no date", |_| "but a date");
             return Err(failed(Problem::NoETag { said: said.into() }));
         }
+        // The server may have sent less than was asked for.
+        let (came, expected) = (head.len(), object.len().min(HEAD_BYTES as u64) as usize);
+        head.resize(expected, 0);
+        object.read(came as u64, &mut head[came..], stop)?;
         Ok((object, head))
     }
 
@@ -87,6 +90,18 @@ impl Object {
         self.client.origin().url()
     }
 
+    /// Returns how long its server takes for the first byte of an answer, of late.
+    pub fn first_byte(&self) -> Option<Duration> {
+        self.data_client().pace().first_byte()
+    }
+
+    /// The client of the server that has the bytes.
+    fn data_client(&self) -> Arc<Client> {
+        // A child of `fork` waits for no thread of its parent that may hold it.
+        let place = self.linked.as_ref().and_then(|(_, place)| Some(place.try_read().ok()?.client.clone()));
+        place.unwrap_or_else(|| self.client.clone())
+    }
+
     /// Returns whether an ETag, a generation or a commit tells its version, rather than length and date.
     pub fn is_pinned(&self) -> bool {
         matches!(self.pin.tag, Tag::Strong(_))
@@ -94,8 +109,9 @@ impl Object {
             || self.location.commit.is_some()
     }
 
-    /// Returns what names this version of the object and no other: its server, its path there, and its ETag, generation or
-    /// commit. It holds no signature. `None` if only length and date tell the version.
+    /// Returns what names this version of the object and no other: its server, its path and query there, and its ETag,
+    /// generation or commit. Parameters are left out only where they are a complete signature of a known scheme. `None` if
+    /// only length and date tell the version.
     pub fn identity(&self) -> Option<String> {
         let version = match (&self.location.commit, self.pin.generation(), &self.pin.tag) {
             (Some(commit), ..) => commit,
@@ -103,7 +119,8 @@ impl Object {
             (None, None, Tag::Strong(etag)) => etag,
             (None, None, Tag::Date(_)) => return None,
         };
-        let (server, path, len) = (self.server(), self.location.target.unsigned(), self.len());
+        let path = unsigned(&self.location.origin.host, &self.location.target.0);
+        let (server, len) = (self.server(), self.len());
         Some(format!("{server}\n{path}\n{version}\n{len}"))
     }
 
@@ -125,18 +142,11 @@ impl Object {
         if target.is_empty() {
             return Ok(0);
         }
-        let read = self.client.pace().persist(stop, |waiting| {
+        let client = self.data_client();
+        let read = client.pace().persist(stop, |waiting| {
             let before = filled;
-            let enough = PROGRESS_BYTES.min((len - before).div_ceil(PROGRESS_PART));
-            let start = offset + before as u64;
-            let range = start..offset + target.len() as u64;
-            let result = self.attempt(range, &mut target[before..], &mut filled, waiting);
-            result.map_err(|fault| match fault {
-                Fault::Again { why, busy, .. } => {
-                    Fault::Again { why, busy, progressed: filled - before >= enough }
-                }
-                fault => fault,
-            })
+            let range = offset + before as u64..offset + target.len() as u64;
+            self.attempt(range, &mut target[before..], &mut filled, waiting)
         });
         read.map_err(|problem| {
             if let Problem::Changed(change) = &problem {
@@ -169,10 +179,10 @@ impl Object {
             }
             Some((linked, place)) => self.linked_answer(linked, place, &headers, waiting)?,
         };
-        if let Some(len) = whole_len(self.location.kind, &answer) {
-            self.pin.check(&Part::whole(&answer.headers, len)?.pin)?;
-            let mut whole = vec![0; len as usize];
-            body(&client, answer, &mut whole, &mut 0, waiting)?;
+        if answer.status == 200 {
+            let headers = answer.headers.clone();
+            let whole = whole(&client, answer, waiting)?;
+            self.pin.check(&Part::whole(&headers, whole.len() as u64)?.pin)?;
             // The range lies in the object, whose length was compared.
             target.copy_from_slice(&whole[range.start as usize..range.end as usize]);
             *filled += target.len();
@@ -180,15 +190,18 @@ impl Object {
         }
         let part = part_of(&answer)?;
         self.pin.check(&part.pin)?;
-        if part.range != range {
-            let Range { start, end } = part.range;
-            let what = format!("206 with bytes {start}..{end} for bytes {}..{}", range.start, range.end);
-            return Err(Problem::WrongAnswer(what).into());
+        part.begins(&range)?;
+        let len = (part.range.end - range.start) as usize;
+        body(&client, answer, &mut target[..len], filled, waiting)?;
+        if part.range.end == range.end {
+            return Ok(());
         }
-        body(&client, answer, target, filled, waiting)
+        let why = format!("the server sent bytes up to {} of those up to {}", part.range.end, range.end);
+        Err(Fault::Again(Again { failure: Failure::Part, why, was_reused: false, bytes: len }))
     }
 
-    /// The answer from where the hub led to. If that is not valid any more, the hub is asked again, for the same version.
+    /// The answer from where the hub or a web server led to. If that is not valid any more, it is asked again, for the same
+    /// version.
     fn linked_answer(
         &self,
         linked: &Linked,
@@ -201,7 +214,9 @@ impl Object {
         if let Some(own) = &known {
             match own.client.get(&own.target, headers, waiting) {
                 Ok(answer) => return Ok((own.client.clone(), answer)),
-                Err(Fault::Final(problem)) if own.was_redirected && is_expired(&problem) => {}
+                Err(Fault::Final(problem))
+                    if is_expired(&problem)
+                        && (own.was_redirected || own.target.0 != self.location.target.0) => {}
                 Err(fault) => return Err(as_change(fault)),
             }
         }
@@ -235,51 +250,75 @@ fn first(client: &Arc<Client>, location: &Location, waiting: &Waiting<'_>) -> Re
         fault => fault,
     };
     let (client, answer, linked) = match location.kind {
-        Kind::Hub => {
+        Kind::Hub | Kind::Web => {
             let followed = redirect::follow(client, &location.target, &headers, waiting).map_err(empty)?;
             let Followed { answer, place, linked } = followed;
-            (place.client.clone(), answer, Some((linked, place)))
+            let is_there = Arc::ptr_eq(&place.client, client) && place.target.0 == location.target.0;
+            let linked = (location.kind == Kind::Hub || !is_there).then(|| (linked, place.clone()));
+            (place.client, answer, linked)
         }
         _ => (client.clone(), client.get(&location.target, &headers, waiting).map_err(empty)?, None),
     };
-    let part = match whole_len(location.kind, &answer) {
-        Some(len) => Part::whole(&answer.headers, len)?,
-        None => part_of(&answer)?,
+    let checked = |len: u64| match &linked {
+        Some((linked, _)) => {
+            linked.check_commit(location.commit.as_deref()).and_then(|()| linked.check_len(len))
+        }
+        None => Ok(()),
     };
-    if let Some((linked, _)) = &linked {
-        linked.check_commit(location.commit.as_deref())?;
-        linked.check_len(part.pin.len)?;
+    if answer.status == 200 {
+        let headers = answer.headers.clone();
+        let head = whole(&client, answer, waiting)?;
+        let part = Part::whole(&headers, head.len() as u64)?;
+        checked(part.pin.len)?;
+        return Ok(First { pin: part.pin, head, linked });
     }
-    let expected = part.pin.len.min(HEAD_BYTES as u64);
-    if part.range != (0..expected) {
-        let Range { start, end } = part.range;
-        return Err(
-            Problem::WrongAnswer(format!("206 with bytes {start}..{end} for bytes 0..{expected}")).into()
-        );
+    let part = part_of(&answer)?;
+    checked(part.pin.len)?;
+    part.begins(&(0..part.pin.len.min(HEAD_BYTES as u64)))?;
+    let (mut head, mut came) = (vec![0; part.range.end as usize], 0);
+    let read = body(&client, answer, &mut head, &mut came, waiting);
+    match read {
+        // The rest is asked for by what is known of the object now.
+        Err(Fault::Again(_)) if came > 0 => head.truncate(came),
+        read => read?,
     }
-    let mut head = vec![0; expected as usize];
-    body(&client, answer, &mut head, &mut 0, waiting)?;
     Ok(First { pin: part.pin, head, linked })
 }
 
-/// The length of a file that an answer has whole, though a range of it was asked for: the hub sends short files so.
-fn whole_len(kind: Kind, answer: &Answer) -> Option<u64> {
-    let len = answer.len().filter(|len| (1..=HEAD_BYTES as u64).contains(len))?;
-    (kind == Kind::Hub && answer.status == 200).then_some(len)
+/// A file that an answer has whole, though a range of it was asked for: as small ones come of some servers.
+fn whole(client: &Client, answer: Answer, waiting: &Waiting<'_>) -> Result<Vec<u8>, Fault> {
+    let too_long =
+        || Problem::WrongAnswer("status 200 for a range: the server sends whole objects alone".into());
+    if answer.len().is_some_and(|len| len > HEAD_BYTES as u64) {
+        return Err(too_long().into());
+    }
+    // Where the connection ends, so may have the body too early.
+    if answer.len().is_none() && answer.ends_with_connection() {
+        return Err(Problem::WrongAnswer("status 200 for a range, and no length".into()).into());
+    }
+    let bytes = client.body(answer, HEAD_BYTES, waiting).map_err(|fault| match fault {
+        Fault::Again(Again { why, .. }) if why.ends_with("the body is too long") => too_long().into(),
+        fault => fault,
+    })?;
+    match bytes.is_empty() {
+        true => Err(Problem::Invalid("the object is empty".into()).into()),
+        false => Ok(bytes),
+    }
 }
 
 /// What an answer to a request for a range says of its body.
 fn part_of(answer: &Answer) -> Result<Part, Problem> {
     if answer.status != 206 {
-        let what = format!("status {} for a range: the server sends whole objects alone", answer.status);
-        return Err(Problem::WrongAnswer(what));
+        return Err(Problem::WrongAnswer(format!("status {} for a range", answer.status)));
     }
     let part = Part::of(&answer.headers)?;
     let expected = part.range.end - part.range.start;
+    // Without a length the body is chunked, or ends with the connection. How long it is shows when it was read.
     match answer.len() {
-        Some(len) if len == expected => Ok(part),
-        Some(len) => Err(Problem::WrongAnswer(format!("206 of {expected} bytes with a body of {len}"))),
-        None => Err(Problem::WrongAnswer("206 without Content-Length".into())),
+        Some(len) if len != expected => {
+            Err(Problem::WrongAnswer(format!("206 of {expected} bytes with a body of {len}")))
+        }
+        _ => Ok(part),
     }
 }
 
@@ -291,11 +330,18 @@ fn body(
     filled: &mut usize,
     waiting: &Waiting<'_>,
 ) -> Result<(), Fault> {
-    let mut came = 0;
-    let result = answer.read_into(target, &mut came, waiting);
-    *filled += came;
-    client.keep(result.map_err(|error| client.fault(error, came > 0, waiting))?);
-    Ok(())
+    let (mut came, was_reused) = (0, answer.was_reused());
+    let is_chunked = answer.len().is_none() && !answer.ends_with_connection();
+    match answer.read_into(target, &mut came, waiting) {
+        Err(error) if is_chunked && error.kind() == io::ErrorKind::InvalidData => {
+            Err(Problem::WrongAnswer(error.to_string()).into())
+        }
+        result => {
+            *filled += came;
+            client.keep(result.map_err(|error| client.fault(error, was_reused, came, waiting))?);
+            Ok(())
+        }
+    }
 }
 
 /// Whether a refusal may mean that a signed URL has expired: servers have different statuses for that.

@@ -1,6 +1,6 @@
 //! Where a store is, and who asks.
 
-use crate::{Error, Problem, hub, location::Kind, shown};
+use crate::{Error, Problem, aws_files::Profile, http::Roots, hub, location::Kind, shown};
 use std::fmt;
 
 /// What tells a store and its caller. What is not set comes from the environment, as the stores' own tools have it.
@@ -8,15 +8,16 @@ use std::fmt;
 #[non_exhaustive]
 pub struct StoreOptions {
     /// URL of the server, such as `https://storage.example:9000`. Default: for S3 `AWS_ENDPOINT_URL_S3`,
-    /// `AWS_ENDPOINT_URL`, else AWS; for the hub `HF_ENDPOINT`; else the store's own. For Azure it includes the account, if
+    /// `AWS_ENDPOINT_URL`, that of the profile in the shared AWS files, else AWS; for the hub `HF_ENDPOINT`; else the store's own. For Azure it includes the account, if
     /// that is a part of the path.
     pub endpoint: Option<String>,
-    /// Region of the bucket. Default: `AWS_REGION`, `AWS_DEFAULT_REGION`, else `us-east-1`.
+    /// Region of the bucket. Default: `AWS_REGION`, `AWS_DEFAULT_REGION`, that of the profile, else `us-east-1`.
     pub region: Option<String>,
     /// Whether the bucket is a part of the path rather than of the host's name. Default: with an endpoint, or where the
     /// name of the bucket has a dot.
     pub path_style: Option<bool>,
-    /// Profile of the shared AWS files that has the credentials. Default: `AWS_PROFILE`, else `default`.
+    /// Profile of the shared AWS files that has the credentials. Default: `AWS_PROFILE`, `AWS_DEFAULT_PROFILE`, else
+    /// `default`.
     pub profile: Option<String>,
     /// Credentials of S3. Default: those of the environment, of the profile, or of the machine's role.
     pub access_key: Option<AccessKey>,
@@ -35,6 +36,8 @@ pub struct StoreOptions {
     pub anonymous: bool,
     /// Takes objects without a strong ETag. Then length and date tell whether an object is another.
     pub unpinned: bool,
+    /// Sends tokens to `http://` servers that are not this machine, where everyone on the way can read them.
+    pub allow_http: bool,
 }
 
 /// A key that signs requests. Its `Debug` shows no secret.
@@ -93,6 +96,7 @@ impl fmt::Debug for StoreOptions {
             .field("token", &self.token)
             .field("anonymous", &self.anonymous)
             .field("unpinned", &self.unpinned)
+            .field("allow_http", &self.allow_http)
             .finish()
     }
 }
@@ -114,6 +118,7 @@ impl StoreOptions {
         "token",
         "anonymous",
         "unpinned",
+        "allow_http",
     ];
 
     /// Names of the options whose values are secrets.
@@ -156,6 +161,7 @@ impl StoreOptions {
             "token" => self.token = Some(Secret(text())),
             "anonymous" => self.anonymous = boolean()?,
             "unpinned" => self.unpinned = boolean()?,
+            "allow_http" => self.allow_http = boolean()?,
             _ => {
                 return Err(invalid(format!(
                     "there is no such option; it is one of {}",
@@ -178,18 +184,28 @@ impl StoreOptions {
         let first =
             |names: &[&str]| names.iter().find_map(|name| variable(name).filter(|text| !text.is_empty()));
         let own = self.clone();
-        let Self { anonymous, unpinned, endpoint, .. } = own;
-        let base = Self { anonymous, unpinned, ..Self::default() };
+        let Self { anonymous, unpinned, allow_http, endpoint, .. } = own;
+        let base = Self { anonymous, unpinned, allow_http, ..Self::default() };
         let resolved = match kind {
             Kind::Web => base,
-            Kind::S3 => Self {
-                endpoint: endpoint.or_else(|| first(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"])),
-                region: own.region.or_else(|| first(&["AWS_REGION", "AWS_DEFAULT_REGION"])),
-                path_style: own.path_style,
-                access_key: self.s3_key(first)?,
-                profile: own.profile.or_else(|| first(&["AWS_PROFILE"])),
-                ..base
-            },
+            Kind::S3 => {
+                let profile = own.profile.or_else(|| first(&["AWS_PROFILE", "AWS_DEFAULT_PROFILE"]));
+                let found = Profile::find(profile.as_deref().unwrap_or("default"), &variable);
+                let is_ignored = first(&["AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"])
+                    .is_some_and(|text| text.eq_ignore_ascii_case("true"));
+                let configured = || first(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]).or(found.endpoint);
+                Self {
+                    endpoint: endpoint.or_else(|| configured().filter(|_| !is_ignored)),
+                    region: own
+                        .region
+                        .or_else(|| first(&["AWS_REGION", "AWS_DEFAULT_REGION"]))
+                        .or(found.region),
+                    path_style: own.path_style,
+                    access_key: self.s3_key(first)?,
+                    profile,
+                    ..base
+                }
+            }
             Kind::Google => {
                 let named = || first(&["GOOGLE_APPLICATION_CREDENTIALS"]);
                 Self { endpoint, credentials_file: own.credentials_file.or_else(named), ..base }
@@ -287,6 +303,15 @@ impl StoreOptions {
     }
 }
 
+/// The roots that servers of S3 have: those of `AWS_CA_BUNDLE`, if that is set.
+pub(crate) fn aws_roots() -> Roots {
+    let bundle = std::env::var("AWS_CA_BUNDLE").ok().filter(|path| !path.is_empty());
+    bundle.map_or(Roots::Machine, |path| match (path.strip_prefix("~/"), std::env::var("HOME")) {
+        (Some(below), Ok(home)) => Roots::File(format!("{home}/{below}")),
+        _ => Roots::File(path),
+    })
+}
+
 fn invalid<T>(reason: &str) -> Result<T, Problem> {
     Err(Problem::Invalid(reason.into()))
 }
@@ -328,6 +353,30 @@ mod tests {
         let own = with(&[("account", "mine"), ("account_key", "canary")]);
         let resolved = own.resolved(Kind::Azure, environment).unwrap();
         assert_eq!((resolved.account.as_deref(), resolved.sas_token), (Some("mine"), None));
+    }
+
+    #[test]
+    fn region_and_endpoint_come_from_the_profile_last() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config");
+        std::fs::write(&path, "[profile mine]\nregion = eu-west-3\nendpoint_url = http://mine:9000\n")
+            .unwrap();
+        let with = |more: &'static [(&'static str, &'static str)]| {
+            let path = path.to_string_lossy().into_owned();
+            move |name: &str| match name {
+                "AWS_CONFIG_FILE" => Some(path.clone()),
+                _ => more.iter().find(|(own, _)| *own == name).map(|(_, value)| (*value).to_owned()),
+            }
+        };
+        let profile = &[("AWS_DEFAULT_PROFILE", "mine")];
+        let found = StoreOptions::default().resolved(Kind::S3, with(profile)).unwrap();
+        assert_eq!(found.endpoint.as_deref(), Some("http://mine:9000"));
+        assert_eq!((found.region.as_deref(), found.profile.as_deref()), (Some("eu-west-3"), Some("mine")));
+        let more = &[("AWS_PROFILE", "mine"), ("AWS_ENDPOINT_URL", "http://b"), ("AWS_REGION", "r")];
+        let found = StoreOptions::default().resolved(Kind::S3, with(more)).unwrap();
+        assert_eq!((found.endpoint.as_deref(), found.region.as_deref()), (Some("http://b"), Some("r")));
+        let ignored = &[("AWS_PROFILE", "mine"), ("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")];
+        assert_eq!(StoreOptions::default().resolved(Kind::S3, with(ignored)).unwrap().endpoint, None);
     }
 
     #[test]

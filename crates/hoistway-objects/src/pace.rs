@@ -1,8 +1,9 @@
-//! How many requests a server gets at once, how long it is waited for, and how often what failed is tried again.
+//! How many requests a server gets at once, and how often what failed is tried again: carries out what the policy says.
 
 use crate::{
     Problem,
     http::{TICK, Waiting},
+    policy::{Action, Failure, InFlightLimit, Limit, MeanSpeed, PROGRESS_BYTES, Retry, STALL},
 };
 use std::{
     sync::{
@@ -13,48 +14,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Requests in flight, at most.
-const MOST: f64 = 256.0;
-/// How many more requests a server that was too busy gets each second.
-const REGAINED: f64 = 1.0;
-/// Least time between two halvings.
-const HALVED_EVERY: Duration = Duration::from_millis(500);
-/// Failed attempts that are tried again, at first and at most, and what an answer and a second add.
-const RETRIES: f64 = 100.0;
-const RETRIES_PER_ANSWER: f64 = 0.2;
-const RETRIES_PER_SECOND: f64 = 1.0;
-/// How many times the mean time to the first byte an answer may take, and the bounds of that.
-const PATIENCE_FACTOR: f64 = 8.0;
-const LEAST_PATIENCE: Duration = Duration::from_secs(1);
-const MOST_PATIENCE: Duration = Duration::from_secs(10);
-/// How long an attempt after failed ones waits: twice as long after each.
-const LAST_PATIENCE: Duration = Duration::from_secs(30);
-/// Failed attempts in a row without a byte.
-const MOST_ATTEMPTS: u32 = 10;
-/// Time without a byte: no pause goes on after it, and no attempt begins.
-const STALL: Duration = Duration::from_secs(60);
-/// Pauses between attempts: a random part of a span that doubles.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-
 /// What is known of a server.
 #[derive(Debug)]
 pub(crate) struct Pace {
     state: Mutex<State>,
     freed: Condvar,
+    mean_speed: MeanSpeed,
 }
 
 #[derive(Debug)]
 struct State {
-    in_flight: u32,
-    /// Requests in flight, as of `since`.
-    limit: f64,
-    since: Instant,
-    /// Failed attempts that may be tried again, as of `counted`.
-    retries: f64,
-    counted: Instant,
-    /// Mean time to the first byte, in seconds.
-    first_byte: Option<f64>,
+    in_flight: InFlightLimit,
+    /// Mean time to the first byte.
+    first_byte: Option<Duration>,
 }
 
 /// Why an attempt brought less than all.
@@ -63,13 +35,18 @@ pub(crate) enum Fault {
     /// Another attempt would not help.
     Final(Problem),
     /// Another attempt may help.
-    Again {
-        why: String,
-        /// Whether some bytes came.
-        progressed: bool,
-        /// Whether the server is too busy, and how long it wants to be left alone.
-        busy: Option<Option<Duration>>,
-    },
+    Again(Again),
+}
+
+/// An attempt that may be made again.
+#[derive(Debug)]
+pub(crate) struct Again {
+    pub(crate) failure: Failure,
+    pub(crate) why: String,
+    /// Whether its connection had carried another answer.
+    pub(crate) was_reused: bool,
+    /// Bytes that came all the same.
+    pub(crate) bytes: usize,
 }
 
 impl From<Problem> for Fault {
@@ -84,17 +61,15 @@ pub(crate) struct Permit<'a>(&'a Pace);
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        self.0.lock().in_flight -= 1;
+        self.0.lock().in_flight.end();
         self.0.freed.notify_one();
     }
 }
 
 impl Pace {
     pub(crate) fn new() -> Self {
-        let now = Instant::now();
-        let state =
-            State { in_flight: 0, limit: MOST, since: now, retries: RETRIES, counted: now, first_byte: None };
-        Self { state: Mutex::new(state), freed: Condvar::new() }
+        let state = State { in_flight: InFlightLimit::new(Instant::now()), first_byte: None };
+        Self { state: Mutex::new(state), freed: Condvar::new(), mean_speed: MeanSpeed::default() }
     }
 
     /// Tries until an attempt succeeds, or trying again is of no use.
@@ -103,87 +78,84 @@ impl Pace {
         stop: &AtomicBool,
         mut attempt: impl FnMut(&Waiting<'_>) -> Result<T, Fault>,
     ) -> Result<T, Problem> {
-        let (mut attempts, mut since) = (0, Instant::now());
+        let mut retry = Retry::new(Instant::now(), self.lock().first_byte.is_some());
+        let mut last = String::new();
         loop {
-            let permit = self.enter(stop)?;
-            let patience = self.patience().saturating_mul(1 << attempts).min(LAST_PATIENCE);
-            let result = attempt(&Waiting { stop, patience });
+            let asked = Instant::now();
+            let permit = self.enter(stop, &last)?;
+            let now = Instant::now();
+            retry.waited(now - asked);
+            let terms = retry.terms(now, self.lock().first_byte);
+            let waiting = Waiting {
+                stop,
+                patience: terms.patience,
+                is_new: terms.is_new,
+                mean_speed: &self.mean_speed,
+            };
+            let result = attempt(&waiting);
             drop(permit);
-            let (why, progressed, busy) = match result {
+            let now = Instant::now();
+            let Again { failure, why, was_reused, bytes } = match result {
                 Ok(done) => {
-                    self.lock().add_retries(RETRIES_PER_ANSWER);
+                    self.lock().in_flight.succeeded(now);
                     return Ok(done);
                 }
                 Err(Fault::Final(problem)) => return Err(problem),
-                Err(Fault::Again { why, progressed, busy }) => (why, progressed, busy),
+                Err(Fault::Again(again)) => again,
             };
-            if progressed {
-                (attempts, since) = (0, Instant::now());
+            let action = retry.failed(failure, was_reused, bytes as u64, now, fastrand::f64());
+            if !was_reused {
+                self.lock().in_flight.failed(failure, bytes as u64, now);
             }
-            attempts += 1;
-            let may_retry = self.note_failure(busy.is_some());
-            if attempts >= MOST_ATTEMPTS || since.elapsed() >= STALL {
-                return Err(Problem::Unreliable { attempts, last: why });
+            last = why;
+            match action {
+                Action::Ask => {}
+                Action::AskAfter(pause) => sleep(pause, stop)?,
+                Action::GiveUp(limit) => {
+                    let attempts = retry.failures();
+                    return Err(Problem::Unreliable { attempts, last: format!("{last}; {}", told(limit)) });
+                }
             }
-            if !may_retry {
-                let last = format!("{why}; of late so many requests failed that this one is not repeated");
-                return Err(Problem::Unreliable { attempts, last });
-            }
-            let span = FIRST_PAUSE.saturating_mul(1 << attempts.min(10)).min(LONGEST_PAUSE);
-            let pause = span.mul_f64(fastrand::f64()).max(busy.flatten().unwrap_or_default());
-            if pause >= STALL.saturating_sub(since.elapsed()) {
-                let last = format!("{why}; the next attempt would begin after too long without a byte");
-                return Err(Problem::Unreliable { attempts, last });
-            }
-            sleep(pause, stop)?;
         }
     }
 
-    /// How long the server may take for its next byte.
-    fn patience(&self) -> Duration {
-        let mean = self.lock().first_byte;
-        mean.map_or(MOST_PATIENCE, |mean| {
-            Duration::from_secs_f64(mean * PATIENCE_FACTOR).clamp(LEAST_PATIENCE, MOST_PATIENCE)
-        })
+    /// How long a request that ends a load is waited for before it is asked a second time.
+    pub(crate) fn hedge_after(&self) -> Option<Duration> {
+        InFlightLimit::hedge_after(self.lock().first_byte)
+    }
+
+    /// Leave to ask a second time, if the request is among the last of a load.
+    pub(crate) fn hedge(&self) -> Option<Permit<'_>> {
+        self.lock().in_flight.begin_hedge(Instant::now()).then(|| Permit(self))
+    }
+
+    /// How long the server takes for its first byte, of late.
+    pub(crate) fn first_byte(&self) -> Option<Duration> {
+        self.lock().first_byte
     }
 
     /// Notes how long the server took for its first byte.
     pub(crate) fn note_first_byte(&self, took: Duration) {
         let mut state = self.lock();
-        let took = took.as_secs_f64();
-        state.first_byte = Some(state.first_byte.map_or(took, |mean| mean * 0.9 + took * 0.1));
+        state.first_byte = Some(state.first_byte.map_or(took, |mean| mean.mul_f64(0.9) + took.mul_f64(0.1)));
     }
 
-    /// Waits until there may be one more request.
-    fn enter(&self, stop: &AtomicBool) -> Result<Permit<'_>, Problem> {
+    /// Waits until there may be one more request. `last` says why the last one failed.
+    fn enter(&self, stop: &AtomicBool, last: &str) -> Result<Permit<'_>, Problem> {
+        let begun = Instant::now();
         let mut state = self.lock();
-        while f64::from(state.in_flight) >= state.limit_at(Instant::now()) {
+        while !state.in_flight.begin(Instant::now()) {
             if stop.load(Ordering::Relaxed) {
                 return Err(Problem::Stopped);
             }
+            if begun.elapsed() >= STALL && state.in_flight.is_away(Instant::now()) {
+                let last = if last.is_empty() { "other requests to the server failed" } else { last };
+                let told = told(Limit::Time(STALL));
+                return Err(Problem::Unreliable { attempts: 0, last: format!("{last}; {told}") });
+            }
             state = self.freed.wait_timeout(state, TICK).unwrap_or_else(PoisonError::into_inner).0;
         }
-        state.in_flight += 1;
         Ok(Permit(self))
-    }
-
-    /// Notes that an attempt failed. Returns whether one more may be made.
-    fn note_failure(&self, is_busy: bool) -> bool {
-        let (mut state, now) = (self.lock(), Instant::now());
-        if is_busy && (state.limit >= MOST || now.duration_since(state.since) >= HALVED_EVERY) {
-            // This one request has ended already.
-            let in_flight = f64::from(state.in_flight + 1);
-            state.limit = (state.limit_at(now).min(in_flight) / 2.0).max(1.0);
-            state.since = now;
-        }
-        let since = now.saturating_duration_since(state.counted);
-        state.counted = now;
-        state.add_retries(since.as_secs_f64() * RETRIES_PER_SECOND);
-        let may_retry = state.retries >= 1.0;
-        if may_retry {
-            state.retries -= 1.0;
-        }
-        may_retry
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -191,13 +163,16 @@ impl Pace {
     }
 }
 
-impl State {
-    fn add_retries(&mut self, retries: f64) {
-        self.retries = (self.retries + retries).min(RETRIES);
-    }
-
-    fn limit_at(&self, now: Instant) -> f64 {
-        (self.limit + now.duration_since(self.since).as_secs_f64() * REGAINED).min(MOST)
+/// What a read ran into, as an error says it.
+fn told(limit: Limit) -> String {
+    match limit {
+        Limit::Time(time) => {
+            format!("less than {} KiB came in {} s", PROGRESS_BYTES >> 10, time.as_secs())
+        }
+        Limit::Refusals(count) => format!("the server answered so {count} times in a row"),
+        Limit::LeftAlone(time) => {
+            format!("it wants to be asked again after {} s, which is too long", time.as_secs())
+        }
     }
 }
 
@@ -212,51 +187,5 @@ fn sleep(pause: Duration, stop: &AtomicBool) -> Result<(), Problem> {
             return Ok(());
         }
         thread::sleep(left.min(TICK));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_busy_server_gets_fewer_requests_and_then_more_again() {
-        let pace = Pace::new();
-        let stop = AtomicBool::new(false);
-        // So many that the limit is below them for 49 seconds.
-        let permits: Vec<_> = (0..99).map(|_| pace.enter(&stop).unwrap()).collect();
-        pace.note_failure(true);
-        let (limit, since) = {
-            let state = pace.lock();
-            (state.limit, state.since)
-        };
-        assert!((limit - 50.0).abs() < 0.1, "{limit}");
-        let later = since + Duration::from_secs(3);
-        assert!((pace.lock().limit_at(later) - 53.0).abs() < 0.1);
-        stop.store(true, Ordering::Relaxed);
-        assert!(matches!(pace.enter(&stop), Err(Problem::Stopped)));
-        drop(permits);
-        assert!(pace.enter(&stop).is_ok());
-    }
-
-    #[test]
-    fn a_server_that_wants_to_be_left_alone_for_long_is_not_waited_for() {
-        let (pace, begun, mut attempts) = (Pace::new(), Instant::now(), 0);
-        let failed: Result<(), _> = pace.persist(&AtomicBool::new(false), |_| {
-            attempts += 1;
-            let busy = Some(Some(Duration::from_secs(3600)));
-            Err(Fault::Again { why: "the server said status 503".into(), progressed: true, busy })
-        });
-        assert!(matches!(failed, Err(Problem::Unreliable { attempts: 1, .. })), "{failed:?}");
-        assert!(attempts == 1 && begun.elapsed() < Duration::from_secs(60));
-    }
-
-    #[test]
-    fn retries_have_a_budget() {
-        let (begun, pace) = (Instant::now(), Pace::new());
-        let retries = (0..).take_while(|_| pace.note_failure(false)).count();
-        // Each second adds one.
-        let added = begun.elapsed().as_secs() as usize;
-        assert!((100..=100 + added).contains(&retries), "{retries} in {added} s");
     }
 }

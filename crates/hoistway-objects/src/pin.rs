@@ -44,6 +44,16 @@ impl Part {
         Ok(Self { range, pin: Pin::of(headers, len)? })
     }
 
+    /// Fails unless it begins as `range` does, and has no more: a server may send a shorter part than was asked for.
+    pub(crate) fn begins(&self, range: &Range<u64>) -> Result<(), Problem> {
+        let Range { start, end } = self.range;
+        if start == range.start && end <= range.end {
+            return Ok(());
+        }
+        let what = format!("206 with bytes {start}..{end} for bytes {}..{}", range.start, range.end);
+        Err(Problem::WrongAnswer(what))
+    }
+
     /// Reads the head of a `200` that has all `len` bytes.
     ///
     /// # Errors

@@ -1,17 +1,18 @@
-//! Where the hub leads to for the bytes of a file, and what it says of them.
+//! Where the hub or a web server leads to for the bytes of a file, and what it says of them.
 
 use crate::{
     Problem,
     client::Client,
-    http::{Answer, Origin, Waiting},
+    http::{Answer, Origin, Waiting, addresses, is_of_this_network},
     location::{Target, web},
     pace::Fault,
     pin::{header, printable},
 };
 use http::{HeaderMap, HeaderName, header::LOCATION};
 use std::{
-    net::{IpAddr, Ipv4Addr},
-    sync::Arc,
+    net::IpAddr,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
 };
 
 /// Redirects that are followed.
@@ -20,7 +21,7 @@ const MOST: usize = 5;
 const MAX_REDIRECT_BYTES: usize = 64 << 10;
 
 /// Where the bytes of a file are.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) client: Arc<Client>,
     pub(crate) target: Target,
@@ -92,7 +93,7 @@ impl Linked {
     }
 }
 
-/// Sends a GET to the hub, and to where it leads. Its token is sent to no other server.
+/// Sends a GET to the hub or a web server, and to where it leads. The hub's token is sent to no other server.
 pub(crate) fn follow(
     hub: &Arc<Client>,
     target: &Target,
@@ -114,16 +115,16 @@ pub(crate) fn follow(
         let Some(location) = header(&answer.headers, LOCATION.as_str()) else {
             return Err(place.client.refusal(answer, waiting));
         };
-        let (asked, next) = (place.client.clone(), next(place, location)?);
+        let (asked, next) = (place.client.clone(), next(place, location, waiting.stop)?);
         place = next;
         // What the body says is of no interest, and its connection serves the next request.
         let _ = asked.body(answer, MAX_REDIRECT_BYTES, waiting);
     }
-    Err(Problem::WrongAnswer(format!("the hub redirects more than {MOST} times")).into())
+    Err(Problem::WrongAnswer(format!("the server redirects more than {MOST} times")).into())
 }
 
 /// Where a redirect leads.
-fn next(place: Place, location: &str) -> Result<Place, Problem> {
+fn next(place: Place, location: &str, stop: &AtomicBool) -> Result<Place, Problem> {
     let refused = |why: &str| {
         let to = printable(&redirect_target(location));
         Err(Problem::Redirected { said: format!("to {to}, {why}") })
@@ -140,10 +141,11 @@ fn next(place: Place, location: &str) -> Result<Place, Problem> {
     if from.is_tls && !origin.is_tls {
         return refused("without encryption");
     }
-    if is_of_this_network(&origin) && !is_of_this_network(from) {
+    let is_outside = is_elsewhere(from, stop);
+    if is_outside && is_named_of_this_network(&origin) {
         return refused("a machine of this network");
     }
-    Ok(Place { client: Client::of_redirect(origin), target, was_redirected: true })
+    Ok(Place { client: Client::of_redirect(origin, is_outside), target, was_redirected: true })
 }
 
 /// Where a redirect leads, without what may be secret: it is a URL, or the path of one on the same server.
@@ -155,23 +157,26 @@ pub(crate) fn redirect_target(location: &str) -> String {
     }
 }
 
-/// Whether a server is this machine or one beside it, which no server elsewhere has a reason to lead to.
-fn is_of_this_network(origin: &Origin) -> bool {
+/// How long the look-up of a name may take that was asked a moment ago.
+const LOOK_UP: Duration = Duration::from_secs(5);
+
+/// Whether a server lies outside of this machine's network, by its name and by its addresses.
+fn is_elsewhere(origin: &Origin, stop: &AtomicBool) -> bool {
+    let host = origin.host.trim_start_matches('[').trim_end_matches(']');
+    // A proxy may know a name that this machine does not.
+    let addresses = || addresses(host, origin.port, LOOK_UP, stop).unwrap_or_default();
+    !is_named_of_this_network(origin) && !addresses().iter().any(|own| is_of_this_network(own.ip()))
+}
+
+/// Whether the name of a server is an address of this network, or this machine's.
+fn is_named_of_this_network(origin: &Origin) -> bool {
     let host = origin.host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.');
     let host = host.to_ascii_lowercase();
-    let is_own =
-        |own: Ipv4Addr| own.is_loopback() || own.is_private() || own.is_link_local() || own.octets()[0] == 0;
-    match host.parse::<IpAddr>().map(|own| own.to_canonical()) {
-        Ok(IpAddr::V4(own)) => is_own(own),
-        Ok(IpAddr::V6(own)) => {
-            own.is_loopback() || own.is_unique_local() || own.is_unicast_link_local() || own.is_unspecified()
-        }
+    host.parse::<IpAddr>().map(is_of_this_network).unwrap_or_else(|_| {
         // The system takes short and hexadecimal numbers for addresses too: no name ends with a number.
-        Err(_) => {
-            let last = host.rsplit('.').next().unwrap_or_default();
-            last == "localhost" || last.starts_with("0x") || last.bytes().all(|own| own.is_ascii_digit())
-        }
-    }
+        let last = host.rsplit('.').next().unwrap_or_default();
+        last == "localhost" || last.starts_with("0x") || last.bytes().all(|own| own.is_ascii_digit())
+    })
 }
 
 #[cfg(test)]
@@ -180,7 +185,7 @@ mod tests {
 
     fn from(url: &str) -> Place {
         let (origin, target) = web(url).unwrap();
-        Place { client: Client::of_redirect(origin), target: Target(target), was_redirected: false }
+        Place { client: Client::of_redirect(origin, false), target: Target(target), was_redirected: false }
     }
 
     #[test]
@@ -191,7 +196,7 @@ mod tests {
             ("https://hub.example/b", "https://hub.example /b", false),
             ("https://cdn.example/b?sig=canary", "https://cdn.example /b?sig=canary", true),
         ] {
-            let place = next(from(hub), location).unwrap();
+            let place = next(from(hub), location, &AtomicBool::new(true)).unwrap();
             let found = format!("{} {}", place.client.origin().url(), place.target.0);
             assert_eq!((found.as_str(), place.was_redirected), (expected, was_redirected));
         }
@@ -208,17 +213,19 @@ mod tests {
             "https://localhost./b",
             "https://127.0.0.1./b",
             "https://10.0.0.1/b",
+            "https://100.64.0.1/b",
+            "https://[64:ff9b::10.0.0.1]/b",
             "https://me:canary@cdn.example/b",
             "//cdn.example/b?sig=canary",
             "ftp://cdn.example/b?sig=canary",
         ] {
-            let problem = next(from(hub), location).unwrap_err();
+            let problem = next(from(hub), location, &AtomicBool::new(true)).unwrap_err();
             assert!(
                 matches!(&problem, Problem::Redirected { said } if !said.contains("canary")),
                 "{problem:?}"
             );
         }
-        assert!(next(from("http://127.0.0.1:80/a"), "http://127.0.0.1:81/b").is_ok());
+        assert!(next(from("http://127.0.0.1:80/a"), "http://127.0.0.1:81/b", &AtomicBool::new(true)).is_ok());
     }
 
     #[test]

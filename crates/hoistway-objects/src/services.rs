@@ -1,6 +1,13 @@
-//! Services that give credentials, and the files that have some. A caller that stops does not wait for a service.
+//! Services that give credentials, and the files that have some. A caller that stops does not wait for a service. Services
+//! are asked by the same policy as stores.
 
-use crate::http::{Connection, Origin, TICK, Waiting, send};
+use crate::{
+    Problem,
+    http::{Answer, Connection, Network, Origin, Roots, TICK, Waiting, send},
+    options::aws_roots,
+    pace::{Again, Fault, Pace},
+    policy::Failure,
+};
 use bytes::Bytes;
 use http::{Request, Response};
 use reqsign_core::{Error, FileRead, HttpSend, Result};
@@ -17,9 +24,10 @@ use std::{
 
 /// Longest answer of a service.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
-/// How long a service is waited for; and one of the machine itself, which is there or not.
-const PATIENCE: Duration = Duration::from_secs(10);
-const METADATA_PATIENCE: Duration = Duration::from_secs(1);
+/// How long the service of the machine itself is waited for, which is there or not.
+const METADATA_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a connection to another service may take.
+const CONNECT: Duration = Duration::from_secs(5);
 const METADATA_HOSTS: &[&str] = &["169.254.169.254", "metadata.google.internal"];
 
 /// Runs a future on this thread. Returns `None` soon after `stop` is set.
@@ -53,25 +61,61 @@ pub(crate) struct Files;
 
 impl FileRead for Files {
     async fn file_read(&self, path: &str) -> Result<Vec<u8>> {
-        std::fs::read(path).map_err(failed)
+        std::fs::read(path).map_err(|error| Error::unexpected(error.to_string()))
     }
 }
 
 /// Asks services that give credentials.
-#[derive(Debug)]
-pub(crate) struct Services;
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Services {
+    /// What a service said last, if it gave no credentials.
+    refusal: Arc<Mutex<Option<String>>>,
+}
+
+impl Services {
+    /// What a service said last in place of credentials. It holds nothing of the answer but its status.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note(&self, refusal: Option<String>) {
+        *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = refusal;
+    }
+}
 
 impl HttpSend for Services {
     async fn http_send(&self, request: Request<Bytes>) -> Result<Response<Bytes>> {
         let question = Arc::new(Question::default());
         let own = question.clone();
-        // Name servers have a patience of their own, which no flag ends: so the caller does not wait itself. The thread ends
-        // soon after the caller has stopped, or when the name server answers.
+        // The caller does not wait itself, and so ends as soon as it is stopped. The thread ends soon after.
         let thread = thread::Builder::new().name("hoistway-credentials".into());
+        let origin = origin_of(&request);
         let body = move || own.answer(ask(request, &own.stop));
-        thread.spawn(body).map_err(failed)?;
-        Asked(question).await
+        thread.spawn(body).map_err(|error| Error::unexpected(error.to_string()))?;
+        match Asked(question).await {
+            Ok(response) => {
+                let status = response.status();
+                self.note(
+                    (!status.is_success())
+                        .then(|| format!("{} answered with status {}", origin.url(), status.as_u16())),
+                );
+                Ok(response)
+            }
+            Err(problem) => {
+                // The service of a machine is not there on most.
+                let is_missing = METADATA_HOSTS.contains(&&*origin.host);
+                self.note((!is_missing).then(|| format!("{} did not answer: {problem}", origin.url())));
+                Err(Error::unexpected(problem.to_string()))
+            }
+        }
     }
+}
+
+fn origin_of(request: &Request<Bytes>) -> Origin {
+    let uri = request.uri();
+    let is_tls = uri.scheme_str() == Some("https");
+    let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
+    Origin { is_tls, host: uri.host().unwrap_or_default().to_owned(), port }
 }
 
 /// A request to a service, and its answer once that is there.
@@ -84,7 +128,7 @@ struct Question {
 /// The answer to a question, and what wakes the thread that waits for it.
 #[derive(Default)]
 struct Waited {
-    answer: Option<Result<Response<Bytes>>>,
+    answer: Option<std::result::Result<Response<Bytes>, Problem>>,
     waker: Option<Waker>,
 }
 
@@ -92,7 +136,7 @@ struct Waited {
 struct Asked(Arc<Question>);
 
 impl Question {
-    fn answer(&self, answer: Result<Response<Bytes>>) {
+    fn answer(&self, answer: std::result::Result<Response<Bytes>, Problem>) {
         let waker = {
             let mut state = self.lock();
             state.answer = Some(answer);
@@ -109,7 +153,7 @@ impl Question {
 }
 
 impl Future for Asked {
-    type Output = Result<Response<Bytes>>;
+    type Output = std::result::Result<Response<Bytes>, Problem>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.0.lock();
@@ -129,26 +173,53 @@ impl Drop for Asked {
     }
 }
 
-/// Sends a request, and waits for the whole answer.
-fn ask(request: Request<Bytes>, stop: &AtomicBool) -> Result<Response<Bytes>> {
+/// Sends a request, and waits for the whole answer. Tries again what may pass; an answer of another status than success is
+/// given back if it does not.
+fn ask(request: Request<Bytes>, stop: &AtomicBool) -> std::result::Result<Response<Bytes>, Problem> {
+    let origin = origin_of(&request);
+    let is_metadata = METADATA_HOSTS.contains(&&*origin.host);
     let (parts, body) = request.into_parts();
-    let host = parts.uri.host().unwrap_or_default().to_owned();
-    let is_tls = parts.uri.scheme_str() == Some("https");
-    let patience = if METADATA_HOSTS.contains(&&*host) { METADATA_PATIENCE } else { PATIENCE };
-    let port = parts.uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
-    let waiting = Waiting { stop, patience };
-    let connection = Connection::open(&Origin { is_tls, host, port }, patience, stop).map_err(failed)?;
-    let answer = send(connection, &parts, &body, &waiting).map_err(failed)?;
+    let roots = if origin.host.contains("amazonaws.com") { aws_roots() } else { Roots::Machine };
+    let network = Network { roots, is_outside: false };
+    let mut refused = None;
+    let answered = Pace::new().persist(stop, |waiting| {
+        let patience = if is_metadata { METADATA_PATIENCE } else { waiting.patience };
+        let waiting = Waiting { patience, ..*waiting };
+        let again = |failure: Failure, error: std::io::Error| {
+            let why = format!("{}: {error}", origin.url());
+            match failure {
+                _ if waiting.is_stopped() => Problem::Stopped.into(),
+                // It is not there.
+                Failure::Unreached if is_metadata => Problem::Credentials(why).into(),
+                _ => Fault::Again(Again { failure, why, was_reused: false, bytes: 0 }),
+            }
+        };
+        let connection = Connection::open(&origin, &network, CONNECT.min(patience), stop)
+            .map_err(|error| again(Failure::Unreached, error))?;
+        let answer =
+            send(connection, &parts, &body, &waiting).map_err(|error| again(Failure::Silent, error))?;
+        let status = answer.status;
+        let response = response(answer, &waiting).map_err(|error| again(Failure::Broken, error))?;
+        if matches!(status, 429 | 500..) {
+            let why = format!("{} answered with status {status}", origin.url());
+            refused = Some(response);
+            return Err(Fault::Again(Again { failure: Failure::Refused, why, was_reused: false, bytes: 0 }));
+        }
+        Ok(response)
+    });
+    match (answered, refused) {
+        (Err(Problem::Unreliable { .. }), Some(refused)) => Ok(refused),
+        (answered, _) => answered,
+    }
+}
+
+fn response(answer: Answer, waiting: &Waiting<'_>) -> std::io::Result<Response<Bytes>> {
     let mut response = Response::builder().status(answer.status);
     for (name, value) in &answer.headers {
         response = response.header(name, value);
     }
-    let (body, _) = answer.into_body(MAX_ANSWER_BYTES, &waiting).map_err(failed)?;
-    response.body(body.into()).map_err(|error| Error::unexpected(error.to_string()))
-}
-
-fn failed(error: std::io::Error) -> Error {
-    Error::unexpected(error.to_string())
+    let (body, _) = answer.into_body(MAX_ANSWER_BYTES, waiting)?;
+    response.body(body.into()).map_err(std::io::Error::other)
 }
 
 #[cfg(test)]
@@ -164,7 +235,7 @@ mod tests {
         thread::scope(|scope| {
             let asking = scope.spawn(|| {
                 let request = Request::get(url).body(Bytes::new()).unwrap();
-                block_on(Services.http_send(request), &stop).is_none()
+                block_on(Services::default().http_send(request), &stop).is_none()
             });
             // The connection stays open, and silent.
             let socket = listener.accept().unwrap().0;

@@ -3,7 +3,17 @@
 
 use hoistway_objects::{Object, Problem, StoreOptions};
 use objectd::{Fault, Faults, Server};
-use std::{process::Command, sync::atomic::AtomicBool, time::Duration};
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 
 /// Roots are read once in a process: each case has its own.
 const CASE: &str = "HOISTWAY_TEST_CASE";
@@ -11,22 +21,41 @@ const CASE: &str = "HOISTWAY_TEST_CASE";
 #[test]
 fn a_server_is_trusted_if_its_root_is() {
     let Ok(case) = std::env::var(CASE) else {
-        for case in ["trusted", "unknown"] {
+        let proxy = Proxy::start();
+        for case in ["trusted", "unknown", "bundle", "bundle of another", "proxy"] {
             let mut child = Command::new(std::env::current_exe().unwrap());
             child.args(["--exact", "a_server_is_trusted_if_its_root_is"]).env(CASE, case);
-            if case == "trusted" {
-                child.env("SSL_CERT_FILE", Server::ROOT);
+            for name in ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"] {
+                child.env_remove(name);
+            }
+            match case {
+                "trusted" => drop(child.env("SSL_CERT_FILE", Server::ROOT)),
+                "bundle" => drop(child.env("AWS_CA_BUNDLE", Server::ROOT)),
+                // It counts for AWS alone.
+                "bundle of another" => drop(child.env("AWS_CA_BUNDLE", Server::ROOT)),
+                "proxy" => {
+                    let url = format!("http://me:canary@{}", proxy.address);
+                    child.env("SSL_CERT_FILE", Server::ROOT).env("HTTPS_PROXY", url);
+                }
+                _ => {}
             }
             let output = child.output().unwrap();
             assert!(output.status.success(), "{case}: {}", String::from_utf8_lossy(&output.stdout));
         }
+        assert!(proxy.tunnels.load(Ordering::Relaxed) > 0, "no connection went through the proxy");
         return;
     };
     let server = Server::start_tls().unwrap();
     let bytes: Vec<u8> = (0..3_000_001).map(|at| (at % 251) as u8).collect();
     server.put("models/a", &bytes);
-    let opened = Object::open(&format!("{}/models/a", server.url()), &StoreOptions::default());
-    if case == "unknown" {
+    let mut options = StoreOptions::default();
+    let url = if case == "bundle" { "s3://models/a".into() } else { format!("{}/models/a", server.url()) };
+    if case == "bundle" {
+        options.set("endpoint", &server.url()).unwrap();
+        options.set("anonymous", "true").unwrap();
+    }
+    let opened = Object::open(&url, &options);
+    if matches!(&*case, "unknown" | "bundle of another") {
         assert!(
             matches!(opened, Err(hoistway_objects::Error { problem: Problem::Tls(_), .. })),
             "{opened:?}"
@@ -42,4 +71,49 @@ fn a_server_is_trusted_if_its_root_is() {
             assert!(found == bytes[offset..], "{fault:?}");
         }
     }
+}
+
+/// A proxy that makes tunnels for one user.
+struct Proxy {
+    address: SocketAddr,
+    tunnels: Arc<AtomicUsize>,
+}
+
+impl Proxy {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, tunnels) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+        let count = tunnels.clone();
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let count = count.clone();
+                thread::spawn(move || tunnel(client, &count));
+            }
+        });
+        Self { address, tunnels }
+    }
+}
+
+fn tunnel(mut client: TcpStream, count: &AtomicUsize) -> Option<()> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        client.read_exact(&mut byte).ok()?;
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8(head).ok()?;
+    let target = head.strip_prefix("CONNECT ")?.split(' ').next()?;
+    if !head.contains("Proxy-Authorization: Basic bWU6Y2FuYXJ5\r\n") {
+        return client.write_all(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n").ok();
+    }
+    let mut server = TcpStream::connect(target).ok()?;
+    client.write_all(b"HTTP/1.1 200 Connected\r\n\r\n").ok()?;
+    count.fetch_add(1, Ordering::Relaxed);
+    let (mut from, mut to) = (client.try_clone().ok()?, server.try_clone().ok()?);
+    thread::spawn(move || {
+        let _ = std::io::copy(&mut from, &mut to);
+        let _ = to.shutdown(std::net::Shutdown::Both);
+    });
+    let _ = std::io::copy(&mut server, &mut client);
+    client.shutdown(std::net::Shutdown::Both).ok()
 }

@@ -273,6 +273,51 @@ fn an_object_that_changed_has_another_entry() {
 }
 
 #[test]
+fn files_that_a_server_names_and_versions_alike_have_entries_of_their_own() {
+    let node = Node::new();
+    let (first, second) = (node.model(5), node.model(6));
+    let cache = node.cache();
+    // As a program answers that names its release in place of the file, by a parameter that signatures have too.
+    for name in ["st", "policy", "sv", "Expires", "sig"] {
+        for (number, file) in [(1, &first), (2, &second)] {
+            node.server.put_tagged(&format!("get?{name}={number}"), file, "\"release-7\"");
+        }
+        for (number, file) in [(1, &first), (2, &second), (1, &first)] {
+            let url = format!("{}/get?{name}={number}", node.server.url());
+            let options = OpenOptions::default().cache(cache.clone());
+            let loaded = Checkpoint::open_with(&[url], &options).unwrap().load(&auto()).unwrap();
+            assert_is_file(&loaded, file);
+            cache.flush();
+        }
+    }
+    // Where a signature hides what is named, the first bytes tell the files apart.
+    let signature = "Expires=1&Key-Pair-Id=k&Signature=0123456789abcdef";
+    for (number, file) in [(1, &first), (2, &second)] {
+        node.server.put_tagged(&format!("get?{signature}{number}"), file, "\"release-7\"");
+        let url = format!("{}/get?{signature}{number}", node.server.url());
+        let options = OpenOptions::default().cache(cache.clone());
+        let loaded = Checkpoint::open_with(&[url], &options).unwrap().load(&auto()).unwrap();
+        assert_is_file(&loaded, file);
+        cache.flush();
+    }
+}
+
+#[test]
+fn a_signature_that_rotates_keeps_its_entry() {
+    let node = Node::new();
+    node.server.put_tagged("get", &node.file, "\"release-7\"");
+    let cache = node.cache();
+    for number in 0..3 {
+        let signature = format!("OSSAccessKeyId=k&Expires={number}&Signature=0123456789abcdef{number}");
+        let url = format!("{}/get?{signature}", node.server.url());
+        let options = OpenOptions::default().cache(cache.clone());
+        Checkpoint::open_with(&[url], &options).unwrap().load(&auto()).unwrap();
+        cache.flush();
+        assert_eq!(cache.entries().unwrap().len(), 1, "signature {number}");
+    }
+}
+
+#[test]
 fn eviction_takes_what_was_used_longest_ago_and_nothing_that_is_in_use() {
     let node = Node::new();
     let max_bytes = node.file.len() as u64 * 3 / 2;

@@ -13,19 +13,23 @@ use common::{
 };
 use hoistway::{
     Catalog, Checkpoint, Dtype, Error, LoadOptions, Loaded, Order, Route, StreamOptions,
+    cache::NodeCache,
     catalog::{OpenOptions, SourceName, index::IndexError},
     objects::StoreOptions,
     plan::Layout,
     read::{Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target},
 };
-use objectd::{Fault, Faults, Server};
+use objectd::{Dialect, Fault, Faults, Server};
 use std::{
     fs,
     ops::ControlFlow,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const CANARY: &str = "canary";
 /// How long a server stalls that does not answer any more.
 const ENDLESS: Duration = Duration::from_secs(600);
@@ -156,6 +160,9 @@ fn a_load_survives_what_may_pass() {
         Fault::Reset,
         Fault::Truncate,
         Fault::Garbage,
+        Fault::Short,
+        Fault::Chunked,
+        Fault::UntilClose,
         Fault::Stall(ENDLESS),
         Fault::StallInside(ENDLESS),
     ] {
@@ -182,7 +189,6 @@ fn a_load_of_what_is_wrong_fails_and_leaves_nothing_behind() {
     let (server, urls) = serving(&path);
     for url in &urls {
         for fault in [
-            Fault::Short,
             Fault::Shift,
             Fault::LyingRange,
             Fault::Whole,
@@ -227,7 +233,124 @@ fn a_load_of_what_is_wrong_fails_and_leaves_nothing_behind() {
 fn http_threads() -> usize {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("comm")).ok());
-    names.filter(|name| name.starts_with("hoistway-http")).count()
+    let is_of_loads = |name: &String| {
+        ["hoistway-http", "hoistway-names", "hoistway-creden"].iter().any(|own| name.starts_with(own))
+    };
+    names.filter(is_of_loads).count()
+}
+
+/// Descriptors of this process that are no connections: those are kept for the next load.
+#[cfg(target_os = "linux")]
+fn file_descriptors() -> usize {
+    let entries = fs::read_dir("/proc/self/fd").unwrap();
+    let targets = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    targets.filter(|target| !target.to_string_lossy().starts_with("socket:")).count()
+}
+
+/// Loads over servers of every scheme that reset, stall, trickle, refuse, send parts, restart and forget connections at
+/// random. `HOISTWAY_SOAK_LOADS` says how many: `just soak-objects`.
+#[test]
+fn soak_of_loads_over_servers_that_fail_at_random() {
+    if !in_child("soak_of_loads_over_servers_that_fail_at_random") {
+        return;
+    }
+    let number = |name: &str, default| std::env::var(name).map_or(default, |text| text.parse().unwrap());
+    let (loads, seed) = (number("HOISTWAY_SOAK_LOADS", 10), number("HOISTWAY_SOAK_SEED", 5));
+    let directory = tempfile::tempdir().unwrap();
+    let (_, file) = large_model(directory.path());
+    let servers: Vec<_> = (0..4).map(|_| Server::start().unwrap()).collect();
+    let [plain, google, azure, hub] = &servers[..] else { unreachable!() };
+    google.speak(Dialect::Google);
+    azure.speak(Dialect::Azure);
+    plain.put("models/a.safetensors", &file);
+    google.put("models/a.safetensors", &file);
+    azure.put("account/models/a.safetensors", &file);
+    hub.put_model("org/model", COMMIT);
+    hub.put_file("org/model", "a.safetensors", &file, false);
+    let stores = [
+        ("s3://models/a.safetensors".to_owned(), plain.url()),
+        (format!("{}/models/a.safetensors", plain.url()), plain.url()),
+        ("gs://models/a.safetensors".into(), google.url()),
+        ("az://models/a.safetensors".into(), format!("{}/account", azure.url())),
+        (format!("hf://org/model@{COMMIT}/a.safetensors"), hub.url()),
+    ];
+    let cache = NodeCache::open(directory.path().join("cache"), Some(1 << 30)).unwrap();
+    #[cfg(target_os = "linux")]
+    let before = file_descriptors();
+    let (next, failed, is_over) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    for (at, server) in servers.iter().enumerate() {
+        server.fail(Faults { spares_first: at % 2 == 0, ..Faults::random(seed + at as u64) });
+    }
+    // Each request of 1 MiB brings a quarter of it in each minute, or the load fails.
+    let bound = Duration::from_secs(60 * 5 * 30);
+    let one = |number: u64| {
+        let (url, endpoint) = &stores[number as usize % stores.len()];
+        let mut store = StoreOptions::default();
+        for (name, value) in [("endpoint", &**endpoint), ("anonymous", "true")] {
+            store.set(name, value).unwrap();
+        }
+        let mut options = OpenOptions::default().store(store);
+        if number % 3 == 2 {
+            options = options.cache(cache.clone());
+        }
+        let begun = Instant::now();
+        let loaded = Checkpoint::open_with(&[url], &options)
+            .and_then(|checkpoint| checkpoint.load(&LoadOptions::default().chunk_bytes(1 << 20)));
+        assert!(begun.elapsed() < bound, "{url} took {:?}", begun.elapsed());
+        match loaded {
+            Ok(loaded) => assert_is_file(&loaded, &file),
+            Err(error) => {
+                let told = error.to_string();
+                assert!(told.contains("KiB came in") || told.contains("times in a row"), "{url}: {error:?}");
+                failed.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        let disturbing = scope.spawn(|| {
+            for number in 0.. {
+                thread::sleep(Duration::from_millis(700));
+                if is_over.load(Ordering::Relaxed) {
+                    return;
+                }
+                let server = &servers[number % servers.len()];
+                match number % 3 {
+                    0 => server.forget_connections(),
+                    _ => {
+                        server.go_away(true);
+                        thread::sleep(Duration::from_secs(number as u64 % 4));
+                        server.go_away(false);
+                    }
+                }
+            }
+        });
+        let loading: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    while let number = next.fetch_add(1, Ordering::Relaxed)
+                        && number < loads
+                    {
+                        one(number);
+                    }
+                })
+            })
+            .collect();
+        let ends: Vec<_> = loading.into_iter().map(thread::ScopedJoinHandle::join).collect();
+        is_over.store(true, Ordering::Relaxed);
+        disturbing.join().unwrap();
+        ends.into_iter().for_each(|end| end.unwrap());
+    });
+    let failed = failed.into_inner();
+    assert!(failed <= loads / 10, "{failed} of {loads} loads failed");
+    cache.flush();
+    #[cfg(target_os = "linux")]
+    {
+        until("their threads are gone", || http_threads() == 0);
+        until("their descriptors are closed", || file_descriptors() <= before);
+    }
+    let temporary = directory.path().join("cache/temporary");
+    assert_eq!(fs::read_dir(temporary).map_or(0, Iterator::count), 0, "temporary files are left");
+    assert_eq!(cache.verify().unwrap().damaged_blocks, 0);
 }
 
 #[test]
@@ -249,6 +372,18 @@ fn requests_grow_with_what_they_are_worth_and_are_bounded_by_bytes_in_flight() {
             server.most_in_flight()
         );
     }
+}
+
+#[test]
+fn a_load_from_a_far_server_begins_with_many_requests() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, file) = large_model(directory.path());
+    let (server, [url, _]) = serving(&path);
+    server.fail(Faults { latency: Duration::from_millis(300), ..Faults::default() });
+    let checkpoint = open(&server, &url).unwrap();
+    // As many as there are, before any of them is answered.
+    assert_is_file(&checkpoint.load(&LoadOptions::default().chunk_bytes(512 << 10)).unwrap(), &file);
+    assert!(server.most_in_flight() > 32, "{}", server.most_in_flight());
 }
 
 #[test]
@@ -338,7 +473,7 @@ fn a_load_that_is_dropped_ends_soon() {
     let loading = checkpoint.start(&LoadOptions::default()).unwrap();
     until("requests are under way", || !server.take_requests().is_empty());
     // By then most answers have begun. The test holds for requests without an answer too.
-    std::thread::sleep(latency + Duration::from_millis(300));
+    thread::sleep(latency + Duration::from_millis(300));
     let begun = Instant::now();
     drop(loading);
     assert!(begun.elapsed() < LONG, "{:?}", begun.elapsed());

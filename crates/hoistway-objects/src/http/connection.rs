@@ -1,13 +1,16 @@
 //! A connection, plain or encrypted, whose reads can be stopped.
 
-use rustls::{ClientConfig, ClientConnection, RootCertStore, Stream, pki_types::ServerName};
+use super::{
+    names::{addresses, is_of_this_network},
+    proxy::{self, Proxy},
+    tls::{self, Roots},
+};
+use crate::policy::MeanSpeed;
+use rustls::{ClientConnection, Stream, pki_types::ServerName};
 use std::{
     io::{self, Read, Write},
-    net::{SocketAddr, TcpStream, ToSocketAddrs},
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
-    },
+    net::{IpAddr, SocketAddr, TcpStream},
+    sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
@@ -15,6 +18,8 @@ use std::{
 pub(crate) const TICK: Duration = Duration::from_millis(100);
 /// How long a record of TLS, which has up to 16 KiB, or a handshake may take. No body may be slower either.
 const RECORD_IN: Duration = Duration::from_secs(20);
+/// Longest answer of a proxy to the request for a tunnel.
+const MAX_PROXY_HEAD_BYTES: usize = 16 << 10;
 
 /// A server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -24,12 +29,24 @@ pub(crate) struct Origin {
     pub(crate) port: u16,
 }
 
+/// What connections to a server may be.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Network {
+    pub(crate) roots: Roots,
+    /// Whether it lies outside of this machine's network, and an address within is refused: a server there led to it.
+    pub(crate) is_outside: bool,
+}
+
 /// How long a thread waits, and what ends that.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting<'a> {
     pub(crate) stop: &'a AtomicBool,
     /// Time without a byte.
     pub(crate) patience: Duration,
+    /// Whether it needs a new connection.
+    pub(crate) is_new: bool,
+    /// How fast the bodies of the server come.
+    pub(crate) mean_speed: &'a MeanSpeed,
 }
 
 /// A connection to an origin.
@@ -51,6 +68,13 @@ impl Origin {
             (true, _) => format!("https://{host}:{port}"),
             (false, _) => format!("http://{host}:{port}"),
         }
+    }
+
+    /// Whether it is this machine by its name.
+    pub(crate) fn is_this_machine(&self) -> bool {
+        let host = self.host.trim_start_matches('[').trim_end_matches(']');
+        host.eq_ignore_ascii_case("localhost")
+            || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
     }
 }
 
@@ -96,28 +120,35 @@ impl Waiting<'_> {
 }
 
 impl Connection {
-    /// Connects within `patience`, which all addresses of the server share, unless the caller stops it. Names are looked up
-    /// by the system, which has its own patience.
-    pub(crate) fn open(origin: &Origin, patience: Duration, stop: &AtomicBool) -> io::Result<Self> {
-        let host = origin.host.trim_start_matches('[').trim_end_matches(']');
-        let mut addresses: Vec<SocketAddr> = (host, origin.port).to_socket_addrs()?.collect();
-        // Connections spread over the addresses of a server.
-        fastrand::shuffle(&mut addresses);
-        let mut last = io::Error::new(io::ErrorKind::NotFound, "its name has no address");
+    /// Connects within `patience`, which the look-up of the name and all addresses of the server share, unless the caller
+    /// stops it.
+    pub(crate) fn open(
+        origin: &Origin,
+        network: &Network,
+        patience: Duration,
+        stop: &AtomicBool,
+    ) -> io::Result<Self> {
         let until = Instant::now() + patience;
-        let socket = addresses.iter().enumerate().find_map(|(at, address)| {
-            let left = u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
-            let share = until.saturating_duration_since(Instant::now()) / left;
-            connect(address, share, stop).map_err(|error| last = error).ok()
-        });
-        let socket = socket.ok_or(last)?;
+        let host = origin.host.trim_start_matches('[').trim_end_matches(']');
+        let proxy = proxy::of(origin)?;
+        let mut socket = match &proxy {
+            None => connect_to(host, origin.port, network.is_outside, until, stop)?,
+            Some(proxy) => connect_to(&proxy.host, proxy.port, false, until, stop).map_err(|error| {
+                io::Error::new(error.kind(), format!("the proxy {}:{}: {error}", proxy.host, proxy.port))
+            })?,
+        };
         socket.set_nodelay(true)?;
         socket.set_read_timeout(Some(TICK))?;
         socket.set_write_timeout(Some(TICK))?;
+        if let Some(proxy) = &proxy {
+            tunnel(&mut socket, proxy, origin, until, stop)?;
+        }
         let tls = match origin.is_tls {
             true => {
                 let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
-                Some(Box::new(ClientConnection::new(tls_config()?, name).map_err(io::Error::other)?))
+                Some(Box::new(
+                    ClientConnection::new(tls::config(&network.roots)?, name).map_err(io::Error::other)?,
+                ))
             }
             false => None,
         };
@@ -148,6 +179,27 @@ impl Connection {
         })
     }
 
+    /// Reads what has come, or waits a tick for it. Returns `None` if nothing came, and 0 at the end.
+    pub(crate) fn read_soon(&mut self, target: &mut [u8]) -> io::Result<Option<usize>> {
+        let mut came = false;
+        let read = match &mut self.tls {
+            None => self.socket.read(target),
+            Some(tls) => Stream::new(&mut **tls, &mut ReadOnce { socket: &mut self.socket, came: &mut came })
+                .read(target),
+        };
+        match read {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+                ) =>
+            {
+                Ok(None)
+            }
+            read => read.map(Some),
+        }
+    }
+
     pub(crate) fn write_all(&mut self, mut bytes: &[u8], waiting: &Waiting<'_>) -> io::Result<()> {
         while !bytes.is_empty() {
             let count = waiting.repeat(RECORD_IN, |came| match &mut self.tls {
@@ -166,6 +218,23 @@ impl Connection {
             Some(tls) => Stream::new(&mut **tls, &mut ReadOnce { socket: &mut self.socket, came }).flush(),
         })
     }
+}
+
+/// Which of two connections have something to read. Waits a tick for it.
+#[cfg(target_os = "linux")]
+pub(crate) fn have_input(one: &Connection, other: &Connection) -> [bool; 2] {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
+    let mut sockets = [&one.socket, &other.socket].map(|own| PollFd::new(own, PollFlags::IN));
+    // Nothing is ready where it fails, and the caller's patience ends.
+    let _ = poll(&mut sockets, Some(&tick));
+    sockets.map(|own| !own.revents().is_empty())
+}
+
+/// Which of two connections have something to read. Each of them waits a tick for it.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn have_input(_: &Connection, _: &Connection) -> [bool; 2] {
+    [true; 2]
 }
 
 /// A socket that a TLS session reads once. A session reads on as long as bytes come that end no record and no handshake, and
@@ -193,6 +262,76 @@ impl Write for ReadOnce<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.socket.flush()
+    }
+}
+
+/// Connects to one of the addresses of a name until a time, unless the caller stops it.
+fn connect_to(
+    host: &str,
+    port: u16,
+    is_outside: bool,
+    until: Instant,
+    stop: &AtomicBool,
+) -> io::Result<TcpStream> {
+    let left = || until.saturating_duration_since(Instant::now());
+    let mut addresses = addresses(host, port, left(), stop)?;
+    if is_outside && addresses.iter().any(|own| is_of_this_network(own.ip())) {
+        let reason = format!("a redirect leads to {host}, a machine of this network");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+    }
+    // Connections spread over the addresses of a server.
+    fastrand::shuffle(&mut addresses);
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "its name has no address");
+    let socket = addresses.iter().enumerate().find_map(|(at, address)| {
+        let share = left() / u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
+        connect(address, share, stop).map_err(|error| last = error).ok()
+    });
+    socket.ok_or(last)
+}
+
+/// Has a proxy connect to a server.
+fn tunnel(
+    socket: &mut TcpStream,
+    proxy: &Proxy,
+    origin: &Origin,
+    until: Instant,
+    stop: &AtomicBool,
+) -> io::Result<()> {
+    let name = format!("the proxy {}:{}", proxy.host, proxy.port);
+    socket.write_all(proxy.request(origin).as_bytes())?;
+    let mut head = Vec::new();
+    // A byte at a time: what follows the head is of the server's.
+    while !head.ends_with(b"\r\n\r\n") {
+        if stop.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        if Instant::now() >= until || head.len() >= MAX_PROXY_HEAD_BYTES {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, format!("{name} did not answer in time")));
+        }
+        let mut byte = [0];
+        match socket.read(&mut byte) {
+            Ok(0) => return Err(io::Error::other(format!("{name} closed the connection"))),
+            Ok(_) => head.push(byte[0]),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+                ) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let line = String::from_utf8_lossy(line);
+    let status = line.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok());
+    match status {
+        Some(200..=299) => Ok(()),
+        Some(status) => {
+            let reason = format!("{name} refused to connect to {}: status {status}", origin.host);
+            // Another attempt helps where the proxy could not reach the server.
+            let kind = if status >= 500 { io::ErrorKind::Other } else { io::ErrorKind::InvalidInput };
+            Err(io::Error::new(kind, reason))
+        }
+        None => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{name} speaks no HTTP"))),
     }
 }
 
@@ -242,32 +381,12 @@ fn connect(address: &SocketAddr, patience: Duration, _: &AtomicBool) -> io::Resu
     TcpStream::connect_timeout(address, patience.max(Duration::from_millis(1)))
 }
 
-/// The trusted roots of this machine: those of `SSL_CERT_FILE`, if that is set.
-fn tls_config() -> io::Result<Arc<ClientConfig>> {
-    static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
-    if let Some(config) = CONFIG.get() {
-        return Ok(config.clone());
-    }
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    if roots.is_empty() {
-        let reason =
-            "this machine has no trusted root certificates; install ca-certificates, or set SSL_CERT_FILE";
-        return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(io::Error::other)?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(CONFIG.get_or_init(|| Arc::new(config)).clone())
-}
-
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
     use rustix::net::{AddressFamily, SocketType, bind, getsockname, listen, socket};
+    use rustls::{ClientConfig, RootCertStore};
+    use std::sync::Arc;
     use std::{
         net::{Ipv4Addr, TcpListener},
         thread,
@@ -286,10 +405,11 @@ mod tests {
         assert!(taken.len() < 16, "the queue has no end");
         let origin = Origin { is_tls: false, host: "127.0.0.1".into(), port: address.port() };
         let stop = AtomicBool::new(false);
-        let error = Connection::open(&origin, short, &stop).unwrap_err();
+        let error = Connection::open(&origin, &Network::default(), short, &stop).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
         thread::scope(|scope| {
-            let opening = scope.spawn(|| Connection::open(&origin, Duration::from_secs(600), &stop));
+            let opening = scope
+                .spawn(|| Connection::open(&origin, &Network::default(), Duration::from_secs(600), &stop));
             thread::sleep(short);
             stop.store(true, Ordering::Relaxed);
             let begun = Instant::now();
@@ -297,6 +417,17 @@ mod tests {
             assert_eq!(error.kind(), io::ErrorKind::Interrupted, "{error}");
             assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
         });
+    }
+
+    #[test]
+    fn a_name_that_leads_into_this_network_is_refused_where_it_must_lie_outside() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let origin = Origin { is_tls: false, host: "localhost".into(), port };
+        let network = Network { is_outside: true, ..Network::default() };
+        let long = Duration::from_secs(60);
+        let error = Connection::open(&origin, &network, long, &AtomicBool::new(false)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");
     }
 
     #[test]
@@ -319,9 +450,14 @@ mod tests {
         let socket = TcpStream::connect(address).unwrap();
         socket.set_read_timeout(Some(TICK)).unwrap();
         let mut connection = Connection { socket, tls: Some(Box::new(tls)), is_reused: false };
-        let stop = AtomicBool::new(false);
+        let (stop, mean_speed) = (AtomicBool::new(false), MeanSpeed::default());
         thread::scope(|scope| {
-            let waiting = Waiting { stop: &stop, patience: Duration::from_secs(30) };
+            let waiting = Waiting {
+                stop: &stop,
+                patience: Duration::from_secs(30),
+                is_new: false,
+                mean_speed: &mean_speed,
+            };
             let sending = scope.spawn(move || {
                 // What is written waits for the end of the handshake.
                 let written = connection.write_all(b"GET", &waiting);
@@ -342,7 +478,13 @@ mod tests {
     #[test]
     fn bytes_that_come_without_a_result_have_a_limit() {
         let (stop, begun) = (AtomicBool::new(false), Instant::now());
-        let waiting = Waiting { stop: &stop, patience: Duration::from_secs(30) };
+        let mean_speed = MeanSpeed::default();
+        let waiting = Waiting {
+            stop: &stop,
+            patience: Duration::from_secs(30),
+            is_new: false,
+            mean_speed: &mean_speed,
+        };
         let trickle = |came: &mut bool| {
             thread::sleep(Duration::from_millis(10));
             *came = true;

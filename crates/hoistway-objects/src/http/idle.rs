@@ -45,6 +45,11 @@ impl IdlePool {
         }
     }
 
+    /// Closes the connections that were kept before a time: one of them was dead.
+    pub(crate) fn forget(&self, before: Instant) {
+        self.0.lock().connections.retain(|(_, since)| *since >= before);
+    }
+
     /// Keeps a connection for the next request. Closes it if no thread can be had that would close it in time.
     pub(crate) fn keep(&self, connection: Connection) {
         let mut state = self.0.lock();
@@ -91,7 +96,7 @@ fn watch(pool: &Weak<Pool>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::Origin;
+    use crate::http::{Network, Origin};
     use std::{
         io::{Read, Write},
         net::{TcpListener, TcpStream},
@@ -102,7 +107,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let origin =
             Origin { is_tls: false, host: "127.0.0.1".into(), port: listener.local_addr().unwrap().port() };
-        let connection = Connection::open(&origin, LONG, &AtomicBool::new(false)).unwrap();
+        let connection =
+            Connection::open(&origin, &Network::default(), LONG, &AtomicBool::new(false)).unwrap();
         (connection, listener.accept().unwrap().0)
     }
 

@@ -3,9 +3,14 @@
 mod answer;
 mod connection;
 mod idle;
+mod names;
+mod proxy;
+mod tls;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use answer::head;
-pub(crate) use answer::{Answer, send};
-pub(crate) use connection::{Connection, Origin, TICK, Waiting};
+pub(crate) use answer::{Answer, Pending, TooSlow, send};
+pub(crate) use connection::{Connection, Network, Origin, TICK, Waiting, have_input};
 pub(crate) use idle::IdlePool;
+pub(crate) use names::{addresses, is_of_this_network};
+pub(crate) use tls::Roots;

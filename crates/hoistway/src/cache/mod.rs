@@ -175,10 +175,12 @@ impl NodeCache {
         self.0.writer.flush(None);
     }
 
-    /// The entry of an object, and why there is none.
-    pub(crate) fn entry(&self, object: &Object) -> std::result::Result<Arc<Entry>, String> {
+    /// The entry of an object that begins with `head`, and why there is none. Two objects that a server names and versions
+    /// alike have two entries if their first bytes differ.
+    pub(crate) fn entry(&self, object: &Object, head: &[u8]) -> std::result::Result<Arc<Entry>, String> {
         let identity =
             object.identity().ok_or("nothing that the server says tells its version for certain")?;
+        let identity = format!("{identity}\n{}", blake3::hash(head).to_hex());
         let key = blake3::hash(identity.as_bytes()).to_hex()[..32].to_owned();
         let opened = Entry::open(&self.0.room, &key, object.url(), object.len());
         opened.map(Arc::new).map_err(|error| format!("the entry in the cache cannot be opened: {error}"))

@@ -111,6 +111,8 @@ impl Lane<ReadOp> for ObjectLane {
         if self.in_flight == 0 {
             return Ok(());
         }
+        // Other lanes may have put theirs there.
+        let before = done.len();
         match self.ended.recv_timeout(TICK) {
             Ok(first) => done.extend([first].into_iter().chain(self.ended.try_iter())),
             Err(RecvTimeoutError::Timeout) => {}
@@ -118,7 +120,7 @@ impl Lane<ReadOp> for ObjectLane {
                 return Err(io::Error::other("the threads of the lane are gone"));
             }
         }
-        self.in_flight -= done.len();
+        self.in_flight -= done.len() - before;
         Ok(())
     }
 }
@@ -136,7 +138,26 @@ impl Drop for ObjectLane {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::{Access, Buffer},
+        *,
+    };
+
+    #[test]
+    fn what_other_lanes_brought_is_not_counted() {
+        let source: Arc<dyn crate::source::Source> = Arc::new(crate::source::Bytes::new(Vec::new()));
+        let op = || {
+            let buffer = Buffer::Staged { slot: None, pieces: Vec::new() };
+            ReadOp::new(0, source.clone(), Access::Buffered, buffer)
+        };
+        let mut lane = ObjectLane::new("hoistway-test", 2, |_, _, _, _| Ok(0));
+        let mut done = vec![Done { op: op(), result: Ok(0) }, Done { op: op(), result: Ok(0) }];
+        lane.push(op());
+        while lane.in_flight() > 0 {
+            lane.submit_and_wait(&mut done).unwrap();
+        }
+        assert_eq!(done.len(), 3);
+    }
 
     #[test]
     fn a_read_that_panics_is_an_error_of_that_read() {

@@ -51,7 +51,7 @@ pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> 
     let stop = options.stop.clone().unwrap_or_default();
     let opened = Object::open_with_head(url, &options.store.clone().unwrap_or_default(), stop.flag());
     let (object, head) = opened.map_err(failed("open"))?;
-    let kept = options.cache.as_ref().map(|cache| Ok((cache.clone(), cache.entry(&object)?)));
+    let kept = options.cache.as_ref().map(|cache| Ok((cache.clone(), cache.entry(&object, &head)?)));
     if let Some(Ok((cache, entry))) = &kept {
         cache.keep(entry, 0, &head);
     }

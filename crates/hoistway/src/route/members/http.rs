@@ -12,12 +12,16 @@ use crate::{
     source::{Source, objects::ObjectSource},
 };
 use bytesize::ByteSize;
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 /// Bytes of a request: longer ones lose less to the wait for the first byte.
 const REQUEST_BYTES: u64 = 8 << 20;
 /// Requests in flight, at first and at most.
 const DEPTH: (usize, usize) = (16, 128);
+/// Requests in flight at first where the server takes as long as [`FAR`] for its first byte: its connections are slow to speed
+/// up, and a load would be over before it had tried more of them.
+const FAR_DEPTH: usize = 64;
+const FAR: Duration = Duration::from_millis(5);
 /// Requests in flight of a load on the caller's thread.
 const INLINE_DEPTH: usize = 8;
 
@@ -25,6 +29,8 @@ const INLINE_DEPTH: usize = 8;
 struct Http {
     is_named: bool,
     has_device: bool,
+    /// Requests in flight at first.
+    first_depth: usize,
     notes: Vec<String>,
     /// The entries of its objects in the node's cache.
     entries: Vec<Arc<Entry>>,
@@ -47,6 +53,7 @@ pub(in crate::route) fn open(
     let servers: BTreeSet<_> = objects.iter().map(|own| own.object().server()).collect();
     let mut notes: Vec<_> = servers.iter().map(|server| format!("objects came from {server}")).collect();
     let entries = objects.iter().filter_map(|own| own.entry().cloned()).collect();
+    let first_bytes: Vec<_> = objects.iter().map(|own| own.object().first_byte()).collect();
     for object in objects {
         if let Some(why) = object.uncached() {
             notes.push(format!("{} is not kept in the node's cache: {why}", object.object().url()));
@@ -56,7 +63,10 @@ pub(in crate::route) fn open(
             notes.push(format!("{url} has no strong ETag: its length and date were compared instead"));
         }
     }
-    Ok(Some(Arc::new(Http { is_named, has_device: wanted.device.is_some(), notes, entries })))
+    let is_far = first_bytes.into_iter().flatten().any(|time| time >= FAR);
+    let first_depth = if is_far { FAR_DEPTH } else { DEPTH.0 };
+    let has_device = wanted.device.is_some();
+    Ok(Some(Arc::new(Http { is_named, has_device, first_depth, notes, entries })))
 }
 
 impl Member for Http {
@@ -87,7 +97,7 @@ impl Member for Http {
         let (first, most) = match chosen {
             _ if demand.is_inline => (INLINE_DEPTH, INLINE_DEPTH),
             Some(depth) => (depth, depth),
-            None => DEPTH,
+            None => (self.first_depth, DEPTH.1),
         };
         let most = most.min(demand.reads).clamp(1, DEPTH.1);
         Share { threads: 1, depth: (first.clamp(1, most), most), slots: 0, slot_bytes: 0 }
