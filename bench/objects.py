@@ -1,9 +1,9 @@
 """Loads from an object store beside runai-model-streamer[s3]: `python bench/objects.py FOLDER` with safetensors files.
 
-A server of this repository (testkit/objectd) has the files in memory, and waits `--latency` before each answer. Each
-load is a new process that has touched as much memory as it will need; loaders run in turn, and each load is compared
-with the files. Prints a table of medians. Not a part of `just bench`: it needs `pip install
-runai-model-streamer[s3]==0.17.0` and `cargo build --release --package objectd`.
+A server of this repository (testkit/objectd) has the files in memory, waits `--latency` before each answer, and sends
+`--rate` on a connection. Each load is a new process that has touched as much memory as it will need; loaders run in
+turn, and each load is compared with the files. Prints a table of medians. Not a part of `just bench`: it needs `pip
+install runai-model-streamer[s3]==0.17.0` and `cargo build --release --package objectd`.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--latency", type=int, default=0, help="milliseconds before each answer")
+    parser.add_argument("--rate", type=int, default=0, help="MB/s of one connection; 0: as fast as it can")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     files = arguments.folder.resolve()
@@ -90,7 +91,14 @@ def main() -> None:
         measure(*arguments.measure, files)
         return
     server = subprocess.Popen(
-        [ROOT / "target/release/objectd", files, f"{BUCKET}/{files.name}/", str(arguments.latency)],
+        [
+            ROOT / "target/release/objectd",
+            files,
+            f"{BUCKET}/{files.name}/",
+            str(arguments.latency),
+            "s3",
+            str(arguments.rate),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

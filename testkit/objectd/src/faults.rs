@@ -71,6 +71,8 @@ pub struct Faults {
     pub spares_first: bool,
     /// Wait before each answer.
     pub latency: Duration,
+    /// Bytes that one connection sends in a second, at most.
+    pub bytes_per_second: Option<u64>,
     /// Whether `If-Match` is ignored.
     pub ignores_preconditions: bool,
     /// Whether a hub gives another length than the file has that it leads to.

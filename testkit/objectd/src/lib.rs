@@ -22,7 +22,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use stream::Stream;
 
@@ -58,10 +58,13 @@ struct State {
     leads_to: Mutex<Option<(String, Arc<State>)>>,
     token: Mutex<Option<String>>,
     /// Where requests for a path are redirected to: a server and a path.
-    redirects: Mutex<BTreeMap<String, (String, String, Arc<State>)>>,
+    redirects: Mutex<BTreeMap<String, Redirect>>,
     /// How many signatures have expired of those by which a hub leads here.
     expired: AtomicUsize,
 }
+
+/// Where a redirect leads: the URL of a server, a path there, and that server.
+type Redirect = (String, String, Arc<State>);
 
 /// Whose headers and listings a server has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -411,7 +414,10 @@ impl State {
                 self.wait(time);
                 socket.write_all(&object.bytes[middle..end])
             }
-            _ => socket.write_all(&object.bytes[start..end.min(start + length)]),
+            _ => {
+                let rate = lock(&self.faults).0.bytes_per_second;
+                paced(socket, &object.bytes[start..end.min(start + length)], rate)
+            }
         }
     }
 
@@ -425,6 +431,19 @@ impl State {
             thread::sleep(tick);
         }
     }
+}
+
+/// Writes no more bytes a second than a connection may.
+fn paced(socket: &mut Stream, bytes: &[u8], bytes_per_second: Option<u64>) -> io::Result<()> {
+    let Some(rate) = bytes_per_second.filter(|rate| *rate > 0) else { return socket.write_all(bytes) };
+    let (begun, mut sent) = (Instant::now(), 0);
+    for part in bytes.chunks(256 << 10) {
+        socket.write_all(part)?;
+        sent += part.len();
+        let due = Duration::from_secs_f64(sent as f64 / rate as f64);
+        thread::sleep(due.saturating_sub(begun.elapsed()));
+    }
+    Ok(())
 }
 
 fn refuse(socket: &mut Stream, status: &str, code: &str, headers: &str) -> io::Result<()> {

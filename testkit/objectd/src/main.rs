@@ -1,6 +1,7 @@
-//! Serves the files of a directory as objects: `objectd DIRECTORY [PREFIX] [LATENCY_MS] [DIALECT]`. Their names begin with the
-//! prefix, `bucket/folder/` for instance. The dialect is `s3`, `google`, `azure`, or `hub`: then they are the files of the
-//! model `org/model`, and safetensors lie on a second server. Prints its URL, and ends with its input.
+//! Serves the files of a directory as objects: `objectd DIRECTORY [PREFIX] [LATENCY_MS] [DIALECT] [MB_PER_SECOND]`, the last
+//! of each connection. Their names begin with the prefix, `bucket/folder/` for instance. The dialect is `s3`, `google`,
+//! `azure`, or `hub`: then they are the files of the model `org/model`, and safetensors lie on a second server. Prints its URL,
+//! and ends with its input.
 #![allow(clippy::print_stdout)]
 
 use objectd::{Dialect, Faults, Server};
@@ -17,7 +18,9 @@ fn main() -> io::Result<()> {
     let latency =
         arguments.get(2).and_then(|text| text.parse().ok()).map_or(Duration::ZERO, Duration::from_millis);
     let server = Server::start()?;
-    server.fail(Faults { latency, ..Faults::default() });
+    let megabytes: Option<u64> = arguments.get(4).and_then(|text| text.parse().ok());
+    let bytes_per_second = megabytes.map(|rate| rate.saturating_mul(1_000_000));
+    server.fail(Faults { latency, bytes_per_second, ..Faults::default() });
     let elsewhere = Server::start()?;
     let is_hub = match arguments.get(3).map(String::as_str) {
         Some("google") => {
