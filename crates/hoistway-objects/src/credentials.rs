@@ -101,9 +101,9 @@ impl Identity {
         }
         let (scheme, missing) = match kind {
             Kind::Web => return Ok(None),
-            Kind::S3 => s3(context, options),
-            Kind::Google => google(context, options),
-            Kind::Azure => azure(context, options)?,
+            Kind::S3 => s3(context, &services, options),
+            Kind::Google => google(context, &services, options),
+            Kind::Azure => azure(context, &services, options)?,
             Kind::Hub => {
                 let Some(token) = &options.token else { return Ok(None) };
                 let invalid = |_| Problem::Invalid("the hub's token has characters that no token has".into());
@@ -168,7 +168,7 @@ impl Identity {
     }
 }
 
-fn s3(context: Context, options: &StoreOptions) -> (Scheme, String) {
+fn s3(context: Context, services: &Services, options: &StoreOptions) -> (Scheme, String) {
     let mut chain = ProvideCredentialChain::new();
     let mut missing =
         "no valid credentials for S3 were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or \
@@ -204,10 +204,10 @@ fn s3(context: Context, options: &StoreOptions) -> (Scheme, String) {
         }
     };
     let signer = aws::RequestSigner::new("s3", region(options));
-    (Scheme::S3(Signer::new(context, Kept::new(chain), signer)), missing)
+    (Scheme::S3(Signer::new(context, Kept::new(chain, services), signer)), missing)
 }
 
-fn google(context: Context, options: &StoreOptions) -> (Scheme, String) {
+fn google(context: Context, services: &Services, options: &StoreOptions) -> (Scheme, String) {
     let (chain, missing) = match &options.credentials_file {
         Some(path) => {
             let file = google::FileCredentialProvider::new(path).with_scope(GOOGLE_SCOPE);
@@ -231,7 +231,7 @@ fn google(context: Context, options: &StoreOptions) -> (Scheme, String) {
         }
     };
     let signer = google::RequestSigner::new("storage").with_scope(GOOGLE_SCOPE);
-    (Scheme::Google(Signer::new(context, Kept::new(Tokens(chain)), signer)), missing)
+    (Scheme::Google(Signer::new(context, Kept::new(Tokens(chain), services), signer)), missing)
 }
 
 /// Exchanges the key of a service account for a token that many requests have. The signer itself would ask for one for each
@@ -257,6 +257,7 @@ impl ProvideCredential for Tokens {
 #[derive(Debug)]
 struct Kept<P: ProvideCredential> {
     provider: P,
+    services: Services,
     last: Mutex<Option<Last<P::Credential>>>,
 }
 
@@ -268,8 +269,8 @@ struct Last<C> {
 }
 
 impl<P: ProvideCredential> Kept<P> {
-    fn new(provider: P) -> Self {
-        Self { provider, last: Mutex::new(None) }
+    fn new(provider: P, services: &Services) -> Self {
+        Self { provider, services: services.clone(), last: Mutex::new(None) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Last<P::Credential>>> {
@@ -287,6 +288,7 @@ impl<P: ProvideCredential<Credential: SigningCredential>> ProvideCredential for 
         {
             return Ok(Some(credential.clone()));
         }
+        self.services.set_early(last.is_some());
         match (self.provider.provide_credential(context).await, last) {
             (Ok(Some(credential)), _) => {
                 *self.lock() = Some(Last { credential: credential.clone(), failed: None });
@@ -301,7 +303,7 @@ impl<P: ProvideCredential<Credential: SigningCredential>> ProvideCredential for 
     }
 }
 
-fn azure(context: Context, options: &StoreOptions) -> Result<(Scheme, String), Problem> {
+fn azure(context: Context, services: &Services, options: &StoreOptions) -> Result<(Scheme, String), Problem> {
     let mut chain = ProvideCredentialChain::new();
     chain = match (&options.account_key, &options.sas_token) {
         (Some(key), _) => {
@@ -326,7 +328,10 @@ fn azure(context: Context, options: &StoreOptions) -> Result<(Scheme, String), P
     let missing = "no valid credentials for Azure were found: set AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, or \
                    AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET, or the store option anonymous=true for a \
                    public container";
-    Ok((Scheme::Azure(Signer::new(context, Kept::new(chain), azure::RequestSigner::new())), missing.into()))
+    Ok((
+        Scheme::Azure(Signer::new(context, Kept::new(chain, services), azure::RequestSigner::new())),
+        missing.into(),
+    ))
 }
 
 #[cfg(test)]
@@ -511,7 +516,7 @@ mod tests {
     #[test]
     fn a_service_that_fails_once_ends_no_load() {
         // Keys that are renewed before they expire, and the service fails when they are.
-        let (identity, asked) = role_service(&[(200, 100), (403, 0)]);
+        let (identity, asked) = role_service(&[(200, 100), (503, 0)]);
         for _ in 0..5 {
             assert!(sign_once(&identity).unwrap().contains("Credential=key-0/"));
         }

@@ -73,7 +73,7 @@ pub enum Problem {
         said: String,
     },
     /// Repeated attempts failed.
-    #[error("{attempts} attempts in a row brought nothing, the last because {last}")]
+    #[error("{attempts} attempts failed, the last because {last}")]
     Unreliable {
         /// How many.
         attempts: u32,

@@ -112,7 +112,7 @@ impl Pace {
                 Action::Ask => {}
                 Action::AskAfter(pause) => sleep(pause, stop)?,
                 Action::GiveUp(limit) => {
-                    let attempts = retry.failures();
+                    let attempts = retry.attempts();
                     return Err(Problem::Unreliable { attempts, last: format!("{last}; {}", told(limit)) });
                 }
             }

@@ -81,6 +81,8 @@ pub(crate) struct Retry {
     /// When the last [`PROGRESS_BYTES`] were complete, and the bytes since.
     since: Instant,
     bytes: u64,
+    /// Attempts that failed since.
+    attempts: u32,
     /// Attempts in a row that brought nothing; of these, errors that the server answered with, and silent ones.
     failures: u32,
     refusals: u32,
@@ -93,7 +95,16 @@ pub(crate) struct Retry {
 
 impl Retry {
     pub(crate) fn new(now: Instant, is_known: bool) -> Self {
-        Self { since: now, bytes: 0, failures: 0, refusals: 0, silent: 0, is_after_failure: false, is_known }
+        Self {
+            since: now,
+            bytes: 0,
+            attempts: 0,
+            failures: 0,
+            refusals: 0,
+            silent: 0,
+            is_after_failure: false,
+            is_known,
+        }
     }
 
     /// Time that passed while the read waited for its turn does not count.
@@ -101,9 +112,9 @@ impl Retry {
         self.since += time;
     }
 
-    /// How many attempts in a row brought nothing.
-    pub(crate) fn failures(&self) -> u32 {
-        self.failures
+    /// How many attempts failed since there was progress.
+    pub(crate) fn attempts(&self) -> u32 {
+        self.attempts
     }
 
     /// How an attempt that begins now is made. `first_byte` is the mean time to the first byte of an answer.
@@ -131,8 +142,9 @@ impl Retry {
     ) -> Action {
         self.bytes += bytes;
         if self.bytes >= PROGRESS_BYTES {
-            (self.since, self.bytes) = (now, 0);
+            (self.since, self.bytes, self.attempts) = (now, 0, 0);
         }
+        self.attempts += u32::from(failure != Failure::Part);
         if bytes > 0 {
             (self.failures, self.refusals, self.silent) = (0, 0, 0);
         }
@@ -141,7 +153,6 @@ impl Retry {
         let most = if self.is_known { STALL } else { UNREACHED };
         let left = most.saturating_sub(now.saturating_duration_since(self.since));
         if left.is_zero() {
-            self.failures += u32::from(bytes == 0);
             return Action::GiveUp(Limit::Time(most));
         }
         // What was kept may have died meanwhile, which tells nothing of the server.

@@ -24,8 +24,8 @@ use std::{
 
 /// Longest answer of a service.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
-/// How long the service of the machine itself is waited for, which is there or not.
-const METADATA_PATIENCE: Duration = Duration::from_secs(2);
+/// How long the service of the machine itself is waited for, which is there or not, and one that is asked early.
+const SHORT_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a connection to another service may take.
 const CONNECT: Duration = Duration::from_secs(5);
 const METADATA_HOSTS: &[&str] = &["169.254.169.254", "metadata.google.internal"];
@@ -70,12 +70,19 @@ impl FileRead for Files {
 pub(crate) struct Services {
     /// What a service said last, if it gave no credentials.
     refusal: Arc<Mutex<Option<String>>>,
+    /// Whether what the caller has is still valid: then a service is asked once, and soon.
+    is_early: Arc<AtomicBool>,
 }
 
 impl Services {
     /// What a service said last in place of credentials. It holds nothing of the answer but its status.
     pub(crate) fn refusal(&self) -> Option<String> {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Says whether what the caller has is still valid.
+    pub(crate) fn set_early(&self, is_early: bool) {
+        self.is_early.store(is_early, Ordering::Relaxed);
     }
 
     fn note(&self, refusal: Option<String>) {
@@ -90,7 +97,8 @@ impl HttpSend for Services {
         // The caller does not wait itself, and so ends as soon as it is stopped. The thread ends soon after.
         let thread = thread::Builder::new().name("hoistway-credentials".into());
         let origin = origin_of(&request);
-        let body = move || own.answer(ask(request, &own.stop));
+        let is_early = self.is_early.load(Ordering::Relaxed);
+        let body = move || own.answer(ask(request, is_early, &own.stop));
         thread.spawn(body).map_err(|error| Error::unexpected(error.to_string()))?;
         match Asked(question).await {
             Ok(response) => {
@@ -173,9 +181,13 @@ impl Drop for Asked {
     }
 }
 
-/// Sends a request, and waits for the whole answer. Tries again what may pass; an answer of another status than success is
-/// given back if it does not.
-fn ask(request: Request<Bytes>, stop: &AtomicBool) -> std::result::Result<Response<Bytes>, Problem> {
+/// Sends a request, and waits for the whole answer. Tries again what may pass, unless it `is_early`; an answer of another status
+/// than success is given back if it does not pass.
+fn ask(
+    request: Request<Bytes>,
+    is_early: bool,
+    stop: &AtomicBool,
+) -> std::result::Result<Response<Bytes>, Problem> {
     let origin = origin_of(&request);
     let is_metadata = METADATA_HOSTS.contains(&&*origin.host);
     let (parts, body) = request.into_parts();
@@ -183,7 +195,7 @@ fn ask(request: Request<Bytes>, stop: &AtomicBool) -> std::result::Result<Respon
     let network = Network { roots, is_outside: false };
     let mut refused = None;
     let answered = Pace::new().persist(stop, |waiting| {
-        let patience = if is_metadata { METADATA_PATIENCE } else { waiting.patience };
+        let patience = if is_metadata || is_early { SHORT_PATIENCE } else { waiting.patience };
         let waiting = Waiting { patience, ..*waiting };
         let again = |failure: Failure, error: std::io::Error| {
             let why = format!("{}: {error}", origin.url());
@@ -191,6 +203,7 @@ fn ask(request: Request<Bytes>, stop: &AtomicBool) -> std::result::Result<Respon
                 _ if waiting.is_stopped() => Problem::Stopped.into(),
                 // It is not there.
                 Failure::Unreached if is_metadata => Problem::Credentials(why).into(),
+                _ if is_early => Problem::Credentials(why).into(),
                 _ => Fault::Again(Again { failure, why, was_reused: false, bytes: 0 }),
             }
         };
@@ -200,7 +213,7 @@ fn ask(request: Request<Bytes>, stop: &AtomicBool) -> std::result::Result<Respon
             send(connection, &parts, &body, &waiting).map_err(|error| again(Failure::Silent, error))?;
         let status = answer.status;
         let response = response(answer, &waiting).map_err(|error| again(Failure::Broken, error))?;
-        if matches!(status, 429 | 500..) {
+        if matches!(status, 429 | 500..) && !is_early {
             let why = format!("{} answered with status {status}", origin.url());
             refused = Some(response);
             return Err(Fault::Again(Again { failure: Failure::Refused, why, was_reused: false, bytes: 0 }));

@@ -379,7 +379,7 @@ fn a_load_from_a_far_server_begins_with_many_requests() {
     let directory = tempfile::tempdir().unwrap();
     let (path, file) = large_model(directory.path());
     let (server, [url, _]) = serving(&path);
-    server.fail(Faults { latency: Duration::from_millis(300), ..Faults::default() });
+    server.fail(Faults { latency: Duration::from_secs(1), ..Faults::default() });
     let checkpoint = open(&server, &url).unwrap();
     // As many as there are, before any of them is answered.
     assert_is_file(&checkpoint.load(&LoadOptions::default().chunk_bytes(512 << 10)).unwrap(), &file);
