@@ -83,10 +83,11 @@ class StoreOptions(TypedDict, total=False):
     """Where the object store of a URL is, and who asks. What is left out comes from the environment."""
 
     endpoint: str
-    """URL of the server. Default: ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL`` for ``s3://``, ``HF_ENDPOINT`` for
-    ``hf://``, else the store's own."""
+    """URL of the server. Default: ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL`` and that of the profile for ``s3://``,
+    ``HF_ENDPOINT`` for ``hf://``, else the store's own."""
     region: str
-    """Region of the bucket. Default: ``AWS_REGION``, ``AWS_DEFAULT_REGION``, else ``us-east-1``."""
+    """Region of the bucket. Default: ``AWS_REGION``, ``AWS_DEFAULT_REGION``, that of the profile, else
+    ``us-east-1``."""
     path_style: bool
     """Whether the bucket is a part of the path rather than of the host's name. Default: with an endpoint."""
     profile: str
