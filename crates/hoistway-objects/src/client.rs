@@ -180,7 +180,7 @@ impl Client {
                 return Err(io::ErrorKind::Interrupted.into());
             }
             let [has_first, has_second] = have_input(first.connection(), other.connection());
-            if has_second {
+            if has_second || other.has_begun() {
                 let sent = other.sent();
                 match other.advance(waiting) {
                     Ok(Ok(answer)) => return Ok((answer, sent)),
@@ -191,7 +191,7 @@ impl Client {
             } else {
                 second = Some(other);
             }
-            if has_first || first.sent().elapsed() >= waiting.patience {
+            if has_first || first.has_begun() || first.sent().elapsed() >= waiting.patience {
                 let sent = first.sent();
                 match (first.advance(waiting), second.take()) {
                     (Ok(Ok(answer)), _) => return Ok((answer, sent)),
@@ -208,7 +208,8 @@ impl Client {
     fn second(&self, request: &Parts, waiting: &Waiting<'_>) -> Option<Pending> {
         let connection =
             Connection::open(&self.origin, &self.own().network, HEDGE_CONNECT, waiting.stop).ok()?;
-        Pending::send(connection, request, &[], waiting).ok()
+        // A handshake too: meanwhile the first one is not looked at.
+        Pending::send(connection, request, &[], &Waiting { patience: HEDGE_CONNECT, ..*waiting }).ok()
     }
 
     /// The whole body of an answer.

@@ -144,6 +144,7 @@ impl Identity {
         if self.lock().failed.is_some_and(|since| since.elapsed() < FAILED_FOR) {
             return Err(missing());
         }
+        self.services.forget();
         let signed = block_on(signer.sign(request, None), stop).ok_or(Problem::Stopped)?;
         self.lock().failed = signed.is_err().then(Instant::now);
         // The error's text may hold answers of services.

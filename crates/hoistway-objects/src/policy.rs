@@ -323,6 +323,8 @@ impl MeanSpeed {
 /// How fast one body comes.
 #[derive(Clone, Debug)]
 pub(crate) struct Speed {
+    /// When the head had come.
+    begun: Instant,
     /// Bytes of the second that began at this time.
     second: (u64, Instant),
     /// Bytes of the last [`LEAST_BYTES_IN`].
@@ -331,9 +333,9 @@ pub(crate) struct Speed {
 }
 
 impl Speed {
-    /// Of a body whose request was sent at `now`.
+    /// Of a body whose head came at `now`: how long the server took to answer says nothing of its speed.
     pub(crate) fn new(now: Instant) -> Self {
-        Self { second: (0, now), least: (0, now), slow_seconds: 0 }
+        Self { begun: now, second: (0, now), least: (0, now), slow_seconds: 0 }
     }
 
     /// Notes that bytes came by `now`.
@@ -362,7 +364,8 @@ impl Speed {
             self.slow_seconds = 0;
             return Ok(());
         }
-        self.slow_seconds = self.slow_seconds.saturating_add(passed.as_secs() as u32);
+        // A pause counts once, however long: the caller's patience ends it.
+        self.slow_seconds += 1;
         if self.slow_seconds < SLOW_SECONDS {
             return Ok(());
         }
@@ -372,7 +375,7 @@ impl Speed {
     /// Notes the end of a body that has come since its request was sent.
     pub(crate) fn ended(&self, bytes: u64, sent: Instant, now: Instant, mean: &MeanSpeed) {
         // Shorter ones say more of the wait than of the speed.
-        if bytes >= PROGRESS_BYTES && self.second.1 == sent {
+        if bytes >= PROGRESS_BYTES && self.second.1 == self.begun {
             mean.add(bytes, now.saturating_duration_since(sent));
         }
     }
@@ -599,6 +602,10 @@ mod tests {
         let mut speed = Speed::new(begun);
         (1..100).for_each(|second| speed.came(10_000, at(second), &slow).unwrap());
         // However slow others are, there is a floor.
+        let mut paused = Speed::new(begun);
+        paused.came(1000, at(10), &fast).unwrap();
+        paused.came(1 << 30, at(11), &fast).unwrap();
+
         let mut floor = Speed::new(begun);
         let given_up = (1..100).find(|second| floor.came(1000, at(*second), &MeanSpeed::default()).is_err());
         assert_eq!(given_up, Some(20));

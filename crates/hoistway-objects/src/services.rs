@@ -85,6 +85,11 @@ impl Services {
         self.is_early.store(is_early, Ordering::Relaxed);
     }
 
+    /// Forgets what an earlier question led to.
+    pub(crate) fn forget(&self) {
+        self.note(None);
+    }
+
     fn note(&self, refusal: Option<String>) {
         *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = refusal;
     }
@@ -112,7 +117,9 @@ impl HttpSend for Services {
             Err(problem) => {
                 // The service of a machine is not there on most.
                 let is_missing = METADATA_HOSTS.contains(&&*origin.host);
-                self.note((!is_missing).then(|| format!("{} did not answer: {problem}", origin.url())));
+                if !is_missing {
+                    self.note(Some(format!("{} did not answer: {problem}", origin.url())));
+                }
                 Err(Error::unexpected(problem.to_string()))
             }
         }

@@ -35,6 +35,8 @@ pub(crate) struct Answer {
     stays_open: bool,
     sent: Instant,
     speed: Speed,
+    /// Why the body is given up: told once the bytes that came are counted.
+    too_slow: Option<TooSlow>,
 }
 
 /// How the end of a body is told.
@@ -55,6 +57,7 @@ enum Framing {
 pub(crate) struct Pending {
     connection: Connection,
     early: Vec<u8>,
+    has_begun: bool,
     sent: Instant,
     /// When the last byte came.
     last: Instant,
@@ -90,11 +93,16 @@ impl Pending {
     ) -> io::Result<Self> {
         connection.write_all(&head_of(request, body), waiting)?;
         let sent = Instant::now();
-        Ok(Self { connection, early: Vec::new(), sent, last: sent })
+        Ok(Self { connection, early: Vec::new(), has_begun: false, sent, last: sent })
     }
 
     pub(crate) fn connection(&self) -> &Connection {
         &self.connection
+    }
+
+    /// Whether some of the answer has come. The rest may be there too, decrypted.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.has_begun
     }
 
     /// When it was sent.
@@ -112,7 +120,7 @@ impl Pending {
         }
         let before = self.early.len();
         // A head that comes byte by byte, or after any number of provisional ones, has no more time than another.
-        if before > 0 && self.sent.elapsed() >= waiting.patience {
+        if self.has_begun && self.sent.elapsed() >= waiting.patience {
             return Err(timed_out(format!(
                 "the answer's head was not complete after {:.1} s",
                 self.sent.elapsed().as_secs_f64()
@@ -133,7 +141,7 @@ impl Pending {
             Some(0) => {
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection"));
             }
-            Some(_) => self.last = Instant::now(),
+            Some(_) => (self.has_begun, self.last) = (true, Instant::now()),
         }
         while let Some((status, headers, end)) = parsed(&self.early)? {
             if status < 200 {
@@ -145,7 +153,7 @@ impl Pending {
                 headers.get(CONNECTION).is_some_and(|own| own.as_bytes().eq_ignore_ascii_case(b"close"));
             let stays_open = !closes && framing != Framing::Close;
             let Self { connection, early, sent, .. } = self;
-            let (speed, early_start) = (Speed::new(sent), end);
+            let (speed, early_start) = (Speed::new(Instant::now()), end);
             return Ok(Ok(Answer {
                 status,
                 headers,
@@ -157,6 +165,7 @@ impl Pending {
                 stays_open,
                 sent,
                 speed,
+                too_slow: None,
             }));
         }
         Ok(Err(self))
@@ -419,9 +428,12 @@ impl Answer {
     }
 
     fn receive(&mut self, target: &mut [u8], waiting: &Waiting<'_>) -> io::Result<usize> {
+        if let Some(reason) = self.too_slow.take() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, reason));
+        }
         let count = self.connection.read(target, waiting)?;
         let noted = self.speed.came(count as u64, Instant::now(), waiting.mean_speed);
-        noted.map_err(|reason| io::Error::new(io::ErrorKind::TimedOut, TooSlow(reason)))?;
+        self.too_slow = noted.err().map(TooSlow);
         Ok(count)
     }
 }
@@ -506,6 +518,30 @@ mod tests {
         ] {
             assert_eq!(body_of(wrong).unwrap_err().kind(), io::ErrorKind::InvalidData);
         }
+    }
+
+    #[test]
+    fn provisional_answers_that_keep_coming_are_waited_for_no_longer_than_others() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let origin = Origin { is_tls: false, host: "127.0.0.1".into(), port };
+        let server = thread::spawn(move || {
+            let mut socket = listener.accept().unwrap().0;
+            let _ = socket.read(&mut [0; 4096]);
+            // Until the client has left.
+            while socket.write_all(b"HTTP/1.1 102 Processing\r\n\r\n").is_ok() {
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let (stop, mean_speed) = (AtomicBool::new(false), MeanSpeed::default());
+        let patience = Duration::from_secs(1);
+        let waiting = Waiting { stop: &stop, patience, is_new: false, mean_speed: &mean_speed };
+        let connection =
+            Connection::open(&origin, &Network::default(), Duration::from_secs(60), &stop).unwrap();
+        let request = ::http::Request::get("http://127.0.0.1/").body(()).unwrap().into_parts().0;
+        let error = send(connection, &request, &[], &waiting).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        server.join().unwrap();
     }
 
     #[test]
