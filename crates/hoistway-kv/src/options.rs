@@ -243,7 +243,7 @@ pub struct StoreOptions {
     pub route: Route,
     /// Whether devices are read from and written to directly.
     pub direct: DirectPath,
-    /// Threads that move bytes. Default: one for each CPU, at most 4; 8 for the route `threads`.
+    /// Threads that move bytes. Default: 4; 8 for the route `threads`.
     pub io_threads: Option<usize>,
     /// Most bytes of transfers that are under way; more are queued. Stores are refused as busy, each as a whole, if those
     /// before it leave no room in as many bytes; one that is larger goes alone. So are requests to load, but by their

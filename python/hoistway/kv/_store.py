@@ -66,7 +66,7 @@ class Store:
             route: How bytes move between host memory and files. A route that is named and cannot be used is an error.
             direct: Whether devices are read and written past the host's memory: ``"prefer"``, where that is proven
                 to work; ``"require"`` or True, else it is an error; ``"off"`` or False, never.
-            io_threads: Threads that move bytes. By default one for each CPU, at most 4.
+            io_threads: Threads that move bytes. By default 4; 8 with route `threads`.
             max_in_flight: Most bytes of transfers under way. Further loads wait. A store is taken whole, and waits too,
                 unless those before it leave it no room: then it is dropped as busy. A larger one goes alone. So
                 is a request to load that has more than 65,536 blocks with those before it.

@@ -29,15 +29,14 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, mpsc},
-    thread,
 };
 
 /// Memory of our own for bytes that are not aligned.
 pub(crate) const DEFAULT_BOUNCE_BYTES: u64 = 64 << 20;
 /// What it is given out in.
 const SLOT_BYTES: usize = 64 << 10;
-/// Most threads with rings by default: one serves many requests.
-const MAX_RINGS: usize = 4;
+/// Threads with rings by default, also where there are fewer CPUs: each sums bytes while others wait for the drive.
+const DEFAULT_RINGS: usize = 4;
 /// Threads of route `threads` by default: each makes one request at a time.
 const DEFAULT_THREADS: usize = 8;
 const MAX_THREADS: usize = 256;
@@ -165,8 +164,7 @@ impl IoEngine {
         let side = Arc::new(DeviceSide::new(options.direct, options.root.clone(), refusals.clone())?);
         let staging =
             Arc::new(Staging::new(options.bounce_bytes, SLOT_BYTES).map_err(failed("getting memory for"))?);
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let default = if route == Route::IoUring { cores.min(MAX_RINGS) } else { DEFAULT_THREADS };
+        let default = if route == Route::IoUring { DEFAULT_RINGS } else { DEFAULT_THREADS };
         let workers = options.threads.unwrap_or(default).clamp(1, MAX_THREADS);
         let bounce_bytes = staging.len();
         let hosts = Group::start(&options, route, workers, staging, None, &refusals)?;

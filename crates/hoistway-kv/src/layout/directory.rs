@@ -31,8 +31,10 @@ pub(super) const DESCRIPTION: &str = "NAMESPACE.json";
 pub(super) const LEASE: &str = "LEASE";
 pub(super) const WRITER_PREFIX: &str = "w-";
 
-/// Longest description of a namespace.
+/// Longest description of a namespace that is read.
 const MAX_DESCRIPTION_LEN: usize = 1 << 20;
+/// Longest description of a namespace that is written.
+const MAX_NEW_DESCRIPTION_LEN: usize = 64 << 10;
 /// Seconds that a writer is taken to live after it last wrote its lease.
 const SILENCE_S: u64 = 60;
 
@@ -164,10 +166,6 @@ pub(super) fn describe(
     description: &str,
     write: impl FnOnce(&Path, &[u8]) -> Result<()>,
 ) -> Result<()> {
-    if description.len() > MAX_DESCRIPTION_LEN {
-        let problem = format!("the description of namespace {id} is longer than 1 MiB");
-        return Err(Error::InvalidRequest(problem));
-    }
     let directory = of_namespace(root, id);
     let path = directory.join(DESCRIPTION);
     match disk.read_file(&path, MAX_DESCRIPTION_LEN + 1) {
@@ -175,12 +173,33 @@ pub(super) fn describe(
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("reading", &path)(error)),
         _ => {}
     }
+    if description.len() > MAX_NEW_DESCRIPTION_LEN {
+        let problem = format!("the description of namespace {id} is longer than 64 KiB");
+        return Err(Error::InvalidRequest(problem));
+    }
     let all = root.join(NAMESPACES);
     for (directory, parent) in [(&*all, root), (&directory, &all)] {
         disk.create_directory(directory).map_err(failed("making", directory))?;
         disk.sync_directory(parent).map_err(failed("syncing", parent))?;
     }
     write(&path, description.as_bytes())
+}
+
+/// Removes the description of a namespace, and its directory if nothing else is in there.
+pub(super) fn remove_description(disk: &dyn Disk, root: &Path, id: NamespaceId) -> Result<()> {
+    let directory = of_namespace(root, id);
+    let listing = match disk.list(&directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        listing => listing.map_err(failed("listing", &directory))?,
+    };
+    for file in listing.iter().filter(|file| file.name == DESCRIPTION || file.name.ends_with(TEMPORARY)) {
+        let path = directory.join(&file.name);
+        disk.remove(&path).map_err(failed("removing", &path))?;
+    }
+    // Another process may be describing it anew just now.
+    let _ = disk.remove_directory(&directory);
+    let all = root.join(NAMESPACES);
+    disk.sync_directory(&all).map_err(failed("syncing", &all))
 }
 
 /// The directory of a writer.

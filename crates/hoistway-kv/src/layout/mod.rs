@@ -308,6 +308,12 @@ pub(crate) trait Administration: Send + Sync {
     /// Makes a namespace known: its description is written down, its limits hold from now on.
     fn open_namespace(&self, id: NamespaceId, description: &str, options: NamespaceOptions) -> Result<()>;
 
+    /// Forgets a namespace that is not open any more in this process, and its description, if it has no blocks and is not
+    /// in use. Returns whether it did.
+    fn close_namespace(&self, _: NamespaceId) -> Result<bool> {
+        Ok(false)
+    }
+
     /// The namespaces that there are, with their descriptions.
     fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>>;
 

@@ -9,7 +9,7 @@ use super::{
     placement::StoreTask,
 };
 use crate::{
-    Error, EventKind, Key, NamespaceId, Result, Stats, Status, StoreAccess, StoreOptions,
+    Error, EventKind, Key, NamespaceId, NamespaceOptions, Result, Stats, Status, StoreAccess, StoreOptions,
     index::Recent,
     io::{Direction, Failure, Job, Outcome, Transfers},
     layout::{Layout, Notice},
@@ -20,7 +20,7 @@ use crossbeam_channel::Sender;
 use hoistway_io::parallel::lock;
 use std::{
     cell::RefCell,
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     io::ErrorKind,
     path::Path,
     sync::{
@@ -48,6 +48,8 @@ pub(crate) struct Core {
     pub(crate) unreadable: Mutex<Recent<()>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Events,
+    /// Options of namespaces, which their handles hold, too.
+    pub(crate) namespaces: Mutex<HashMap<NamespaceId, Arc<Mutex<NamespaceOptions>>>>,
     /// What reports warn of.
     pub(crate) warnings: Mutex<Vec<String>>,
     pub(crate) placement: Sender<Message<StoreTask>>,
@@ -219,6 +221,25 @@ impl Core {
         };
         self.metrics.count_into(&mut stats);
         stats
+    }
+
+    /// Lets the layout forget namespaces of which there are no handles any more.
+    pub(crate) fn close_namespaces(&self) -> Result<()> {
+        let mut namespaces = lock(&self.namespaces);
+        let mut closed = Ok(());
+        namespaces.retain(|id, options| {
+            // A handle is made with the lock held.
+            if Arc::strong_count(options) > 1 {
+                return true;
+            }
+            let forgotten = self.layout.close_namespace(*id);
+            let is_open = !matches!(forgotten, Ok(true));
+            if let Err(error) = forgotten {
+                closed = Err(error);
+            }
+            is_open
+        });
+        closed
     }
 
     /// Makes events of what the layout has noticed.

@@ -11,7 +11,7 @@ use std::{
 
 /// Time between rounds: what others wrote is found after so long.
 const ROUND: Duration = Duration::from_millis(100);
-/// Time between looks at blocks that lack shards.
+/// Time between looks at blocks that lack shards, and at namespaces that are not open any more.
 const PARTIAL_ROUND: Duration = Duration::from_millis(500);
 
 /// Ends the rounds.
@@ -43,7 +43,9 @@ pub(crate) fn run(core: &Arc<Core>, bell: &Bell) {
     let mut partial = Instant::now();
     let mut failing = false;
     while !bell.wait(ROUND) {
-        match core.layout.maintain() {
+        let is_round = partial.elapsed() >= PARTIAL_ROUND;
+        let closed = if is_round { core.close_namespaces() } else { Ok(()) };
+        match core.layout.maintain().and(closed) {
             Ok(()) => failing = false,
             // Once for each time that it begins to fail.
             Err(error) if !failing => {
@@ -53,7 +55,7 @@ pub(crate) fn run(core: &Arc<Core>, bell: &Bell) {
             Err(_) => {}
         }
         core.note_notices();
-        if partial.elapsed() >= PARTIAL_ROUND {
+        if is_round {
             partial = Instant::now();
             abandon(core);
         }

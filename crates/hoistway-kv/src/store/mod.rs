@@ -46,7 +46,6 @@ use crate::{
 };
 use hoistway_io::parallel::lock;
 use std::{
-    collections::HashMap,
     fmt,
     ops::ControlFlow,
     os::fd::BorrowedFd,
@@ -101,7 +100,6 @@ pub struct Store {
 pub(crate) struct Inner {
     core: Arc<Core>,
     threads: Running,
-    namespaces: Mutex<HashMap<NamespaceId, Arc<Mutex<NamespaceOptions>>>>,
     tier: Option<Arc<Tier>>,
 }
 
@@ -151,6 +149,7 @@ impl Store {
             metrics,
             events: Events::default(),
             warnings: Mutex::default(),
+            namespaces: Mutex::default(),
             placement,
             commits,
             transfers: RwLock::new(Some(transfers)),
@@ -161,7 +160,7 @@ impl Store {
         });
         core.note_notices();
         let threads = Running::new(Threads::start(&core, places, groups)?);
-        let mut inner = Inner { tier: None, core, threads, namespaces: Mutex::default() };
+        let mut inner = Inner { tier: None, core, threads };
         // An error from here on closes what has been opened.
         if let Some(far) = inner.core.options.far.clone() {
             inner.tier = Some(Tier::start(&inner.core, &far)?);
@@ -197,9 +196,9 @@ impl Store {
         options: NamespaceOptions,
     ) -> Result<Namespace> {
         self.core().check_open()?;
+        // From here on it is open, so that no thread closes it.
+        let shared = lock(&self.core().namespaces).entry(id).or_default().clone();
         self.core().layout.open_namespace(id, description, options)?;
-        let mut namespaces = lock(&self.inner.namespaces);
-        let shared = namespaces.entry(id).or_default().clone();
         *lock(&shared) = options;
         Ok(self.with_far(Namespace::new(&self.inner, id, shared), description))
     }
@@ -215,7 +214,7 @@ impl Store {
                 self.root().display()
             )));
         };
-        let shared = lock(&self.inner.namespaces).entry(id).or_default().clone();
+        let shared = lock(&self.core().namespaces).entry(id).or_default().clone();
         let options = *lock(&shared);
         self.core().layout.open_namespace(id, &description, options)?;
         Ok(self.with_far(Namespace::new(&self.inner, id, shared), &description))
@@ -330,7 +329,8 @@ impl Store {
     /// [`Error::Io`], [`Error::Closed`].
     pub fn maintain_now(&self) -> Result<()> {
         self.core().check_open()?;
-        let maintained = self.core().layout.maintain();
+        let closed = self.core().close_namespaces();
+        let maintained = self.core().layout.maintain().and(closed);
         self.core().note_notices();
         maintained
     }

@@ -10,7 +10,7 @@ use crate::{
 };
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
@@ -53,6 +53,7 @@ impl Writer {
         if bytes > self.largest_block.min(MAX_SLOT_BYTES) {
             return Ok(Reservation::Dropped(DropReason::TooLarge));
         }
+        let _numbering = self.shared.numbering.read().unwrap_or_else(PoisonError::into_inner);
         let namespace = self.shared.namespaces.number(block.namespace)?;
         let now = self.shared.now();
         let mut turn = Turn::of(self, block.fingerprint);
@@ -126,6 +127,11 @@ impl Writer {
         let ttl = self.shared.namespaces.options(block.namespace).ttl;
         let of_namespace = ttl.map_or(0, |ttl| now.saturating_add(seconds(ttl)));
         [own, of_namespace].into_iter().filter(|seconds| *seconds != 0).min().unwrap_or(0)
+    }
+
+    /// Whether blocks of a namespace are being written.
+    pub(super) fn has_pending(&self, namespace: u16) -> bool {
+        lock(&self.pending).bytes.get(&namespace).is_some_and(|bytes| *bytes > 0)
     }
 
     /// Whether so many bytes more may wait for shards that may never come.

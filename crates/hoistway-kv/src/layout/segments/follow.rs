@@ -449,6 +449,7 @@ impl Follower {
             }
         }
         if shared.segment(self.owner, block.segment).is_some_and(|segment| segment.may_have(block)) {
+            let _numbering = shared.numbering.read().unwrap_or_else(PoisonError::into_inner);
             let entry = entry_of(block, self.owner, shared.namespaces.number(namespace)?);
             match shared.index.insert(block.fingerprint, &entry, Existing::Keep) {
                 Inserted::Kept(known) if known.owner != owner => shared.hidden.hide(block.fingerprint, entry),

@@ -74,6 +74,8 @@ use std::{
 use uuid::Uuid;
 use writer::{COUNT_BITS, Writer, stride_of};
 
+/// Part of the capacity that descriptions of namespaces may take.
+const NAMESPACES_PART: u64 = 4;
 /// Blocks that are counted at a time.
 const PAGE_OF_BLOCKS: usize = 4096;
 
@@ -113,6 +115,8 @@ struct Shared {
     root: Root,
     index: Index,
     namespaces: Namespaces,
+    /// Held by many from taking a namespace's number to having a block of it, and by one who gives numbers back.
+    numbering: RwLock<()>,
     segments: RwLock<SegmentTable>,
     /// Which blocks of each writer were synced.
     proven_from: RwLock<HashMap<u16, ProvenFrom>>,
@@ -179,6 +183,7 @@ impl Segments {
             root,
             index: Index::new(IndexOptions { eviction, admission }),
             namespaces: Namespaces::default(),
+            numbering: RwLock::default(),
             segments: RwLock::default(),
             proven_from: RwLock::default(),
             observed: Observed::default(),
@@ -211,6 +216,16 @@ impl Segments {
             && let Err(error) = shared.count_taken()
         {
             tracing::warn!(%error, "it is not known how much room is taken");
+        }
+        if let Some(own) = &own {
+            // Numbers that no block needs any more are for others.
+            for (number, id) in shared.namespaces.all() {
+                let totals = shared.index.totals(Some(number));
+                if totals.own_blocks + totals.foreign_blocks == 0 {
+                    shared.namespaces.forget(id);
+                    lock(&own.writer().logged).remove(&number);
+                }
+            }
         }
         Ok(Self { shared, own, followed, lost_on_recovery, recovery: start.elapsed() })
     }
@@ -263,6 +278,33 @@ impl Segments {
             tracing::warn!(%error, "the log of another writer cannot be read");
             false
         })
+    }
+
+    /// An error if one more description would leave too little of the capacity to blocks.
+    fn expect_room_for(&self, id: NamespaceId, description: &str) -> Result<()> {
+        let Some(own) = &self.own else { return Ok(()) };
+        let limits = own.options.limits;
+        if own.options.for_upkeep || self.shared.root.is_described(id) {
+            return Ok(());
+        }
+        let taken = self.shared.root.charges(&limits)?.namespaces;
+        let most = limits.capacity / NAMESPACES_PART;
+        if self.shared.root.is_described(id) || taken.saturating_add(description.len() as u64) <= most {
+            return Ok(());
+        }
+        Err(Error::InvalidRequest(format!(
+            "the descriptions of the namespaces of {} take {taken} bytes, and may take {most}: those of namespaces without \
+             blocks go once no process has them open",
+            self.shared.root.path.display()
+        )))
+    }
+
+    /// Describes open namespaces again whose descriptions were removed by a process that did not have them open.
+    fn describe_again(&self) -> Result<()> {
+        let shared = &self.shared;
+        let mut gone =
+            shared.namespaces.opened().into_iter().filter(|(id, _)| !shared.root.is_described(*id));
+        gone.try_for_each(|(id, text)| namespaces::describe(&*shared.disk, &shared.root, id, &text))
     }
 
     fn invalidate_token(&self, token: &FoundToken) {
@@ -382,9 +424,28 @@ impl Administration for Segments {
         if self.own.is_none() {
             return Ok(());
         }
+        self.expect_room_for(id, description)?;
         namespaces::describe(&*self.shared.disk, &self.shared.root, id, description)?;
         self.shared.namespaces.set_description(id, description);
         Ok(())
+    }
+
+    fn close_namespace(&self, id: NamespaceId) -> Result<bool> {
+        let shared = &self.shared;
+        let (Some(writer), Some(number)) = (self.own(), shared.namespaces.known(id)) else {
+            return Ok(false);
+        };
+        // Those who have got its number rely on it until they have a block of it.
+        let Ok(_alone) = shared.numbering.try_write() else { return Ok(false) };
+        let totals = shared.index.totals(Some(number));
+        if totals.own_blocks + totals.foreign_blocks > 0 || writer.has_pending(number) {
+            return Ok(false);
+        }
+        shared.namespaces.forget(id);
+        shared.index.set_quota(number, None);
+        lock(&writer.logged).remove(&number);
+        directory::remove_description(&*shared.disk, &shared.root.path, id)?;
+        Ok(true)
     }
 
     fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>> {
@@ -445,9 +506,10 @@ impl Administration for Segments {
         let heat = writer.share_heat();
         let room = writer.maintain_room();
         writer.prepare_sweep();
+        let described = self.describe_again();
         // Those who store such blocks again need not wait.
         let tombstones = if writer.log.is_in_doubt() { Ok(()) } else { writer.sync_tombstones() };
-        followed.and(alive).and(checkpoint).and(heat).and(room).and(tombstones)
+        followed.and(alive).and(checkpoint).and(heat).and(room).and(described).and(tombstones)
     }
 
     fn usage(&self) -> Usage {

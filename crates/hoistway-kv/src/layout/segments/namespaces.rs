@@ -18,7 +18,7 @@ pub(super) struct Namespaces(RwLock<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
-    /// By number. A number that was found in no log has no namespace.
+    /// By number. One that is free, or was found in no log, has no namespace.
     ids: Vec<Option<NamespaceId>>,
     numbers: HashMap<NamespaceId, u16>,
     options: HashMap<NamespaceId, NamespaceOptions>,
@@ -36,11 +36,26 @@ impl Namespaces {
         if let Some(number) = table.numbers.get(&id) {
             return Ok(*number);
         }
-        let number = u16::try_from(table.ids.len())
-            .map_err(|_| Error::InvalidRequest("a store has at most 65536 namespaces".into()))?;
-        table.ids.push(Some(id));
+        let free = table.ids.iter().position(Option::is_none).unwrap_or(table.ids.len());
+        let number = u16::try_from(free).map_err(|_| {
+            Error::InvalidRequest("a store has at most 65536 namespaces that have blocks or are open".into())
+        })?;
+        if free == table.ids.len() {
+            table.ids.push(None);
+        }
+        table.ids[free] = Some(id);
         table.numbers.insert(id, number);
         Ok(number)
+    }
+
+    /// Gives the number of a namespace back, which has no blocks. Returns what it was.
+    pub(super) fn forget(&self, id: NamespaceId) -> Option<u16> {
+        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        table.options.remove(&id);
+        table.descriptions.remove(&id);
+        let number = table.numbers.remove(&id)?;
+        table.ids[usize::from(number)] = None;
+        Some(number)
     }
 
     /// Takes in a number that a log of ours gave.

@@ -7,10 +7,10 @@ use super::{
     segment::read_head,
 };
 use crate::{
-    Error, LayoutKind, Result,
+    Error, LayoutKind, NamespaceId, Result,
     disk::{Disk, DiskFile, FileAccess, Listing, TEMPORARY},
     format::{PAGE, heat::HeatFile, record::RECORD_LEN, segment::SegmentHead},
-    layout::directory::{self, WriterDirectory},
+    layout::directory::{self, DESCRIPTION, WriterDirectory},
     options::Creation,
 };
 use std::{
@@ -83,6 +83,8 @@ pub(super) struct Root {
     heads: Mutex<HashMap<(Uuid, u32), SegmentHead>>,
     /// What each writer's files took when its directory was last listed.
     counted: Mutex<HashMap<Uuid, Files>>,
+    /// Bytes of the descriptions of namespaces, which never change, by their directories.
+    described: Mutex<HashMap<String, u64>>,
     /// Directories of which it has been said that something is wrong with them.
     warned: Mutex<HashSet<PathBuf>>,
 }
@@ -103,6 +105,8 @@ pub(super) struct Charges {
     pub(super) of_writers: HashMap<Uuid, u64>,
     /// Of each writer: what its files take now.
     pub(super) taken_by: HashMap<Uuid, u64>,
+    /// What the descriptions of namespaces take.
+    pub(super) namespaces: u64,
     /// What all files take now.
     pub(super) taken: u64,
     /// All that is reserved.
@@ -152,6 +156,7 @@ impl Root {
             clock,
             heads: Mutex::default(),
             counted: Mutex::default(),
+            described: Mutex::default(),
             warned: Mutex::default(),
         })
     }
@@ -233,8 +238,8 @@ impl Root {
     pub(super) fn charges(&self, limits: &Limits) -> Result<Charges> {
         let mut charges = Charges { is_current: true, ..Charges::default() };
         // The superblock, and what namespaces there are.
-        let namespaces = self.disk.list(&self.path.join(names::NAMESPACES)).map_or(0, |list| list.len());
-        charges.taken = (2 + 2 * namespaces as u64) * PAGE as u64;
+        charges.namespaces = self.described_bytes();
+        charges.taken = 2 * PAGE as u64 + charges.namespaces;
         charges.total = charges.taken;
         let writers = self.writers()?;
         let mut counted = lock(&self.counted);
@@ -265,6 +270,31 @@ impl Root {
         }
         lock(&self.heads).retain(|(writer, _), _| counted.contains_key(writer));
         Ok(charges)
+    }
+
+    /// Bytes of all descriptions of namespaces, with their directories.
+    fn described_bytes(&self) -> u64 {
+        let all = self.path.join(names::NAMESPACES);
+        let Ok(listing) = self.disk.list(&all) else { return 0 };
+        let mut described = lock(&self.described);
+        described.retain(|name, _| listing.iter().any(|entry| entry.name == *name));
+        for entry in &listing {
+            if described.contains_key(&entry.name) {
+                continue;
+            }
+            let files = self.disk.list(&all.join(&entry.name)).unwrap_or_default();
+            let bytes = files.iter().fold(PAGE as u64, |sum, file| sum.saturating_add(file.allocated));
+            // One that is being described is looked at again.
+            if files.iter().any(|file| file.name == DESCRIPTION) {
+                described.insert(entry.name.clone(), bytes);
+            }
+        }
+        described.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
+
+    /// Whether a namespace was described when that was last looked at.
+    pub(super) fn is_described(&self, id: NamespaceId) -> bool {
+        lock(&self.described).contains_key(&id.to_string())
     }
 
     /// What the files of a directory take.

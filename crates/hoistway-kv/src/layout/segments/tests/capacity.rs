@@ -96,3 +96,101 @@ fn blocks_of_many_sizes_fill_the_capacity() {
     let dozens: Vec<usize> = (1..=48).map(|size| 20 * size).collect();
     check(4 * GIB, &dozens, 1, 3);
 }
+
+fn description(number: u32, len: usize) -> (NamespaceId, String) {
+    let text = format!("{{\"other\":{{\"{number}\":\"{}\"}}}}", "x".repeat(len));
+    (NamespaceId::of_description(&text), text)
+}
+
+#[test]
+fn descriptions_of_namespaces_count_and_are_bounded() {
+    let mut bench = Bench::new();
+    bench.options.capacity_bytes = Some(4 << 20);
+    let store = bench.open();
+    let open = |number, len| {
+        let (id, text) = description(number, len);
+        store.open_namespace(id, &text, NamespaceOptions::default())
+    };
+    assert!(matches!(open(0, 1 << 20), Err(Error::InvalidRequest(_))), "it is too long");
+    let opened = (1..150).filter(|number| open(*number, 60 << 10).is_ok()).count();
+    assert!((10..20).contains(&opened), "{opened}");
+    assert!(bench.disk.used() <= 4 << 20);
+    for number in 0..200 {
+        bench.put_all(&store, &[&format!("{number}")]);
+        store.maintain().unwrap();
+    }
+    assert!(bench.disk.most_used() <= 4 << 20, "{}", bench.disk.most_used());
+    assert!(store.usage().root_bytes >= opened as u64 * (60 << 10));
+}
+
+#[test]
+fn a_namespace_goes_with_its_last_block_and_its_number_is_used_again() {
+    let bench = Bench::new();
+    let store = bench.open();
+    let other = bench.open();
+    let (first, text) = description(1, 10);
+    let key = Key::new(b"key").unwrap();
+    let put = |id: NamespaceId| {
+        let block = NewBlock {
+            namespace: id,
+            key: key.clone(),
+            fingerprint: Fingerprint::of(id, b"key"),
+            shards: 1,
+            shard_len: LEN as u64,
+            expires: None,
+            following: 0,
+            is_partial: false,
+        };
+        let Reservation::Claimed(claim) = store.reserve(block).unwrap() else { panic!() };
+        let written = bench.write(claim, &content("key", LEN));
+        store.commit(vec![written]).pop().unwrap().unwrap();
+    };
+    store.open_namespace(first, &text, NamespaceOptions::default()).unwrap();
+    let number = store.shared.namespaces.known(first).unwrap();
+    put(first);
+    assert!(!store.close_namespace(first).unwrap(), "it has a block");
+    store.clear(first).unwrap();
+    assert!(store.close_namespace(first).unwrap());
+    assert_eq!(store.namespaces().unwrap(), []);
+    let (second, text) = description(2, 10);
+    store.open_namespace(second, &text, NamespaceOptions::default()).unwrap();
+    assert_eq!(store.shared.namespaces.known(second), Some(number));
+    put(second);
+    other.maintain().unwrap();
+    let found = |store: &Segments| {
+        [first, second]
+            .map(|id| matches!(store.find(id, &key, Fingerprint::of(id, b"key")), Lookup::Found(_)))
+    };
+    assert_eq!(found(&other), [false, true]);
+    let of_second = other.shared.namespaces.known(second).unwrap();
+    assert_eq!(other.shared.index.totals(Some(of_second)).foreign_blocks, 1);
+    drop((store, other));
+    let store = bench.open();
+    assert_eq!(found(&store), [false, true]);
+    assert_eq!(store.clear(second).unwrap(), 1);
+}
+
+#[test]
+fn an_open_namespace_that_another_process_forgets_is_described_again() {
+    let bench = Bench::new();
+    let (one, two) = (bench.open(), bench.open());
+    let (id, text) = description(1, 10);
+    for store in [&one, &two] {
+        store.open_namespace(id, &text, NamespaceOptions::default()).unwrap();
+    }
+    assert!(one.close_namespace(id).unwrap());
+    two.maintain().unwrap();
+    assert_eq!(two.namespaces().unwrap(), [(id, text)]);
+}
+
+#[test]
+fn more_namespaces_than_there_are_numbers_are_opened_one_after_the_other() {
+    let namespaces = Namespaces::default();
+    for number in 0..200_000_u32 {
+        let mut id = [0; 16];
+        id[..4].copy_from_slice(&number.to_le_bytes());
+        let id = NamespaceId(id);
+        assert_eq!(namespaces.number(id).unwrap(), 0);
+        assert_eq!(namespaces.forget(id), Some(0));
+    }
+}
