@@ -174,6 +174,15 @@ enum Named {
     Directory,
 }
 
+/// What a test does at a moment of its choice.
+struct Hook(Option<Box<dyn FnOnce() + Send>>);
+
+impl std::fmt::Debug for Hook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Hook").field(&self.0.is_some()).finish()
+    }
+}
+
 #[derive(Debug)]
 struct State {
     inodes: BTreeMap<FileId, Inode>,
@@ -187,6 +196,8 @@ struct State {
     /// The number of the file system that all paths are on.
     file_system: u64,
     faults: Vec<Fault>,
+    /// What happens during the next sync.
+    during_sync: Hook,
     /// Operations that are still done before the power is cut.
     left: u64,
     done: u64,
@@ -215,6 +226,7 @@ impl SimulatedDisk {
             capacity,
             file_system: 1,
             faults: Vec::new(),
+            during_sync: Hook(None),
             left: u64::MAX,
             done: 0,
             dice: Dice(seed),
@@ -230,6 +242,11 @@ impl SimulatedDisk {
 
     pub(crate) fn script(&self, fault: Fault) {
         self.state().faults.push(fault);
+    }
+
+    /// Does this during the next sync, after what it syncs was settled.
+    pub(crate) fn during_next_sync(&self, act: impl FnOnce() + Send + 'static) {
+        self.state().during_sync = Hook(Some(Box::new(act)));
     }
 
     pub(crate) fn end_faults(&self) {
@@ -598,8 +615,8 @@ impl DiskFile for SimulatedFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        let mut state = self.disk.state();
-        let state = &mut *state;
+        let mut locked = self.disk.state();
+        let state = &mut *locked;
         let has_power = state.left > 0;
         let begun = state.begin(Operation::Sync, &self.path);
         let inode = state.inodes.get_mut(&self.id).unwrap();
@@ -611,6 +628,11 @@ impl DiskFile for SimulatedFile {
                 }
                 return Err(error);
             }
+        }
+        let during = state.during_sync.0.take();
+        drop(locked);
+        if let Some(act) = during {
+            act();
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::{
         Administration, Layout, Lookup, Reservation,
         conformance::{
             Bench, CAPACITY, Loaded, Stored, block, bytes, conformance, contains, eventually, load, on_disk,
-            open_namespace, store,
+            open_namespace, store, write,
         },
     },
 };
@@ -202,7 +202,7 @@ fn the_first_of_two_writers_wins() {
         Stored::Committed
     );
     let Reservation::Claimed(claim) = first_claim else { return };
-    let written = crate::layout::conformance::write(claim, &first_shards);
+    let written = write(claim, &first_shards);
     bench.layout().commit(vec![written]).pop().unwrap().unwrap();
     for layout in [bench.layout(), &second] {
         assert_eq!(load(layout, bench.namespace, "a"), Loaded::Shards(second_shards.to_vec()));
@@ -442,7 +442,7 @@ fn what_has_the_name_and_is_no_file_is_an_error() {
     else {
         panic!("it was deleted")
     };
-    let written = crate::layout::conformance::write(claim, &shards);
+    let written = write(claim, &shards);
     bench.layout().commit(vec![written]).pop().unwrap().unwrap_err();
     assert!(!bench.contains("a"));
 }
@@ -525,4 +525,29 @@ fn a_store_whose_directory_is_emptied_goes_on_and_says_so_once() {
     open_namespace(&again, "model", NamespaceOptions::default());
     assert_eq!(load(&again, bench.namespace, "b"), Loaded::Shards(shards("b").to_vec()));
     assert_eq!(again.namespaces().unwrap().len(), 1);
+}
+
+#[test]
+fn a_block_has_its_name_only_once_its_bytes_are_on_the_disk() {
+    let open =
+        |options: &StoreOptions| -> crate::Result<Box<dyn Layout>> { Ok(Box::new(Files::open(options)?)) };
+    let bench = Bench::with(open, |options| options.durability = Durability::Batched);
+    let is_refused = std::thread::scope(|scope| {
+        // A filter of system calls stays with its thread.
+        let stores = scope.spawn(|| {
+            let refuse = SeccompAction::Errno(libc::EIO as u32);
+            let calls = [(libc::SYS_fdatasync, Vec::new())].into();
+            let arch = std::env::consts::ARCH.try_into().unwrap();
+            let filter = SeccompFilter::new(calls, SeccompAction::Allow, refuse, arch).unwrap();
+            seccompiler::apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
+            let shards = [bytes("a", 5000)];
+            let reserved = bench.layout().reserve(block(bench.namespace, "a", &shards)).unwrap();
+            let Reservation::Claimed(claim) = reserved else { panic!("{reserved:?}") };
+            bench.layout().commit(vec![write(claim, &shards)]).pop().unwrap().is_err()
+        });
+        stores.join().unwrap()
+    });
+    assert!(is_refused);
+    assert!(!bench.contains("a"));
+    assert_eq!(bench.store("a", &[bytes("a", 5000)]), Stored::Committed);
 }

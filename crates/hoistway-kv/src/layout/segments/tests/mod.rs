@@ -5,6 +5,7 @@ mod damage;
 mod emptied;
 mod faults;
 mod locks;
+mod order;
 mod planted;
 mod processes;
 mod room;
