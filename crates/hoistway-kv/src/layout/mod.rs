@@ -273,6 +273,13 @@ pub(crate) trait Layout: Administration + Sharing {
     /// A place for a block. May evict others, and wait for the disk to know that.
     fn reserve(&self, block: NewBlock) -> Result<Reservation>;
 
+    /// Brings the bytes of blocks to the disk where the durability asks for that before they are committed; one answer
+    /// each. Those of the next blocks may be synced while others are committed. A block that was not prepared is synced by
+    /// [`Layout::commit`].
+    fn prepare(&self, blocks: &mut [Written]) -> Vec<Result<()>> {
+        blocks.iter().map(|_| Ok(())).collect()
+    }
+
     /// Makes blocks visible, as durably as the store's [`Durability`](crate::Durability) asks for: data, then index.
     /// One answer each; the group shares its syncs. An error leaves the block invisible and its place unused.
     fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>>;

@@ -1,27 +1,17 @@
 //! Blocks that are whole become visible, in groups that share their syncs.
 #![forbid(unsafe_code)]
 
-use super::{
-    Assembly, Core,
-    core::Message,
-    placement::{Coming, status_of},
-    requests::StoreUnderWay,
-};
+use super::{Assembly, Core, core::Message, placement::status_of, requests::StoreUnderWay};
 use crate::{
-    Durability, EventKind, Status,
+    EventKind, Result, Status,
     layout::Written,
     metrics::NamespaceCounters,
     ticket::{Settled, TicketState},
 };
-use crossbeam_channel::Receiver;
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::{Duration, Instant},
-};
+use crossbeam_channel::{Receiver, Sender};
+use std::{sync::Arc, time::Instant};
 
-/// How long a group waits for more blocks, where the durability does not ask for each block to be synced at once.
-const LONGEST_GATHERING: Duration = Duration::from_millis(5);
-/// Bytes after which a group waits no longer.
+/// Bytes after which a group has no more blocks.
 const LARGEST_GROUP: u64 = 64 << 20;
 
 /// A block that was written, with its header.
@@ -31,7 +21,6 @@ pub(crate) struct CommitTask {
     pub(crate) counters: Arc<NamespaceCounters>,
     pub(crate) waiter: Waiter,
     pub(crate) under_way: Arc<StoreUnderWay>,
-    pub(crate) coming: Coming,
 }
 
 /// The items that end with the block.
@@ -41,70 +30,102 @@ pub(crate) struct Waiter {
     pub(crate) started: Option<Instant>,
 }
 
-/// Commits blocks until it is told to stop.
-pub(crate) fn run(core: &Arc<Core>, tasks: &Receiver<Message<CommitTask>>) {
-    let gathering = match core.options.durability {
-        Durability::Batched => LONGEST_GATHERING,
-        // What comes during a commit makes the next group.
-        Durability::None | Durability::Sync => Duration::ZERO,
-    };
+/// Brings the bytes of blocks to the disk until it is told to stop, and hands groups on to be committed. What comes during
+/// a sync makes the next group, whose bytes are synced while the one before it is written to the log.
+pub(crate) fn prepare(core: &Arc<Core>, tasks: &Receiver<Message<CommitTask>>, prepared: &Sender<Group>) {
     while let Ok(Message::Task(first)) = tasks.recv() {
-        let end = Instant::now() + gathering;
         let mut bytes = len_bytes(&first);
         let mut group = vec![first];
         let mut stops = false;
         while bytes < LARGEST_GROUP && !stops {
-            // Where no other block is under way, none will come that could share the sync.
-            let is_alone = core.coming.load(Ordering::Relaxed) <= group.len();
-            let end = if is_alone { Instant::now() } else { end };
-            let next = match end.saturating_duration_since(Instant::now()) {
-                Duration::ZERO => tasks.try_recv().ok(),
-                left => tasks.recv_timeout(left).ok(),
-            };
-            match next {
-                Some(Message::Task(task)) => {
+            match tasks.try_recv() {
+                Ok(Message::Task(task)) => {
                     bytes = bytes.saturating_add(len_bytes(&task));
                     group.push(task);
                 }
-                Some(Message::Stop) => stops = true,
-                None => break,
+                Ok(Message::Stop) => stops = true,
+                Err(_) => break,
             }
         }
-        commit(core, group);
+        let group = sync(core, group);
+        // If the thread that commits has ended, the store is closed, and has ended the requests.
+        let _ = prepared.send(group);
         if stops {
             return;
         }
     }
 }
 
+/// Commits groups until there are no more.
+pub(crate) fn run(core: &Arc<Core>, groups: &Receiver<Group>) {
+    groups.iter().for_each(|group| commit(core, group));
+}
+
+/// Blocks whose bytes are on the disk where that is promised, and the end of the others.
+pub(crate) struct Group {
+    blocks: Vec<Written>,
+    rest: Vec<Committing>,
+}
+
+/// What is known of a block that is being committed.
+struct Committing {
+    assembly: Arc<Assembly>,
+    counters: Arc<NamespaceCounters>,
+    waiter: Waiter,
+    under_way: Arc<StoreUnderWay>,
+}
+
+fn sync(core: &Core, tasks: Vec<CommitTask>) -> Group {
+    let (mut blocks, mut rest) = (Vec::with_capacity(tasks.len()), Vec::with_capacity(tasks.len()));
+    for CommitTask { written, assembly, counters, waiter, under_way } in tasks {
+        blocks.push(written);
+        rest.push(Committing { assembly, counters, waiter, under_way });
+    }
+    let results = core.layout.prepare(&mut blocks);
+    let mut group = Group { blocks: Vec::with_capacity(blocks.len()), rest: Vec::with_capacity(rest.len()) };
+    for ((written, committing), result) in blocks.into_iter().zip(rest).zip(results) {
+        match result {
+            Ok(()) => {
+                group.blocks.push(written);
+                group.rest.push(committing);
+            }
+            Err(error) => {
+                drop(written);
+                committing.end(core, Err(error));
+            }
+        }
+    }
+    group
+}
+
 fn len_bytes(task: &CommitTask) -> u64 {
     task.written.table.0.iter().fold(0, |sum, shard| sum.saturating_add(shard.len))
 }
 
-fn commit(core: &Arc<Core>, group: Vec<CommitTask>) {
-    let (blocks, rest): (Vec<_>, Vec<_>) = group
-        .into_iter()
-        .map(|CommitTask { written, assembly, counters, waiter, under_way, coming }| {
-            (written, (assembly, counters, waiter, under_way, coming))
-        })
-        .unzip();
-    let mut results = core.layout.commit(blocks).into_iter();
+fn commit(core: &Core, Group { blocks, rest }: Group) {
+    if blocks.is_empty() {
+        return;
+    }
+    let results = core.layout.commit(blocks);
     core.metrics.commits.inc();
-    for (assembly, counters, waiter, under_way, coming) in rest {
+    for (committing, result) in rest.into_iter().zip(results) {
+        committing.end(core, result);
+    }
+}
+
+impl Committing {
+    fn end(self, core: &Core, result: Result<()>) {
+        let Self { assembly, counters, waiter, under_way } = self;
         // It is found now, or its place is free.
         core.assemblies.remove(&assembly);
         let Waiter { ticket, mut settled, started } = waiter;
-        match results.next() {
-            Some(Ok(())) => {
-                counters.stored_blocks.inc();
-            }
-            Some(Err(error)) => {
+        match result {
+            Ok(()) => _ = counters.stored_blocks.inc(),
+            Err(error) => {
                 fail(&mut settled, status_of(&error));
                 core.note_block(EventKind::StoreFailed, assembly.namespace, &assembly.key, error.to_string());
             }
-            None => fail(&mut settled, Status::Io(libc::EIO)),
         }
-        drop(coming);
         ticket.settle(settled, started);
         drop(under_way);
     }

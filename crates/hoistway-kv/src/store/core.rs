@@ -25,7 +25,7 @@ use std::{
     path::Path,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
 };
 
@@ -41,8 +41,6 @@ pub(crate) struct Core {
     pub(crate) gate: Gate,
     /// Of use where finding blocks may wait.
     pub(crate) finder: Finder,
-    /// Blocks of stores that were taken, and may come to be committed.
-    pub(crate) coming: AtomicUsize,
     pub(crate) assemblies: Assemblies,
     /// Blocks that the drive failed to give.
     pub(crate) unreadable: Mutex<Recent<()>>,

@@ -50,10 +50,7 @@ use std::{
     ops::ControlFlow,
     os::fd::BorrowedFd,
     path::Path,
-    sync::{
-        Arc, Mutex, RwLock,
-        atomic::{AtomicBool, AtomicUsize},
-    },
+    sync::{Arc, Mutex, RwLock, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -143,7 +140,6 @@ impl Store {
             requests: Arc::new(Requests::new(metrics.clone())?),
             gate: Gate::new(options.max_in_flight_bytes),
             finder: Finder::default(),
-            coming: AtomicUsize::new(0),
             assemblies: Assemblies::default(),
             unreadable: Mutex::default(),
             metrics,

@@ -49,38 +49,22 @@ pub(crate) struct StoreTask {
     pub(crate) groups: VecDeque<(Taken, Group)>,
 }
 
-/// Part of a store that was taken.
+/// Part of a store that was taken. Counts for the gate until it has been written, or is given up.
 pub(crate) struct Taken {
-    room: Room,
-    coming: Coming,
+    core: Arc<Core>,
+    charge: Charge,
 }
 
 impl Taken {
     /// Of a store that [`Gate::take_store`](super::Gate::take_store) has taken.
     pub(crate) fn new(core: &Arc<Core>, charge: Charge) -> Self {
-        core.coming.fetch_add(1, Ordering::Relaxed);
-        Self { room: Room { core: core.clone(), charge }, coming: Coming(core.clone()) }
+        Self { core: core.clone(), charge }
     }
 }
 
-/// Counts for the gate until it has been written, or is given up.
-struct Room {
-    core: Arc<Core>,
-    charge: Charge,
-}
-
-impl Drop for Room {
+impl Drop for Taken {
     fn drop(&mut self) {
         self.core.gate.store_ended(self.charge);
-    }
-}
-
-/// May come to be committed, as long as this lives.
-pub(crate) struct Coming(Arc<Core>);
-
-impl Drop for Coming {
-    fn drop(&mut self) {
-        self.0.coming.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -229,7 +213,6 @@ struct ShardWrite {
     assembly: Arc<Assembly>,
     items: Vec<GroupItem>,
     part: Share,
-    coming: Coming,
 }
 
 fn write(
@@ -241,18 +224,16 @@ fn write(
     part: Share,
 ) -> Option<(Charge, Waiting)> {
     let ticket = &options.ticket;
-    let Taken { room, coming } = taken;
-    let mut write =
-        ShardWrite { core: core.clone(), options: options.clone(), assembly, items, part, coming };
+    let mut write = ShardWrite { core: core.clone(), options: options.clone(), assembly, items, part };
     let place = write.assembly.place().clone();
     let parts: Option<Vec<_>> = write.items.iter_mut().map(|item| item.take_part(&place)).collect();
     let (Some(parts), Some(lease)) = (parts, ticket.lease()) else {
         // The request has ended meanwhile; or the place is not what was asked for, which the layout would have to answer for.
-        drop(room);
+        drop(taken);
         write.failed(Status::Mismatch, None);
         return None;
     };
-    let charge = room.charge;
+    let charge = taken.charge;
     let header = match (part, place.header) {
         (Share::Last, Some(offset)) => Header::Write { offset, make: write.make_header() },
         _ => Header::None,
@@ -271,7 +252,7 @@ fn write(
         keep: KeepAlive::new(lease),
         done: Box::new(move |outcome| {
             // First, so that who learns of the end finds room for more.
-            drop(room);
+            drop(taken);
             write.core.left(charge);
             write.core.note_outcome(Direction::Write, &outcome);
             write.options.ticket.transferred(&outcome);
@@ -360,7 +341,6 @@ impl ShardWrite {
             counters: self.options.counters.clone(),
             waiter: Waiter { ticket: self.options.ticket.clone(), settled, started },
             under_way: self.options.under_way.clone(),
-            coming: self.coming,
         };
         // If the commit thread has ended, the store is closed, and has ended the request.
         let _ = self.core.commits.send(Message::Task(task));

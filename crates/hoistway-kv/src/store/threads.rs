@@ -31,6 +31,8 @@ const LOST: &str = "a ring or a device failed, and may write to its files until 
 
 pub(crate) struct Threads {
     placement: Thread,
+    /// Syncs the bytes of blocks.
+    prepare: Thread,
     commit: Thread,
     deadlines: Thread,
     /// Only where finding blocks may wait.
@@ -74,7 +76,10 @@ impl Threads {
             let core = core.clone();
             move || run(&core)
         };
-        let (placing, committing, keeping) = (core.clone(), core.clone(), (core.clone(), bell.clone()));
+        let (placing, preparing, committing) = (core.clone(), core.clone(), core.clone());
+        let keeping = (core.clone(), bell.clone());
+        // One group waits, so that the next one gathers meanwhile.
+        let (prepared, groups_to_commit) = crossbeam_channel::bounded(1);
         // Who only reads owns no blocks.
         let scrubs = core.options.scrub_bytes_per_second > 0 && core.check_writable().is_ok();
         let scrubbing = scrubs.then(|| (core.clone(), bell.clone()));
@@ -86,7 +91,12 @@ impl Threads {
         let start = || -> Result<Self> {
             Ok(Self {
                 placement: Thread::start("hoistway-kv-place", move || placement::run(&placing, &places))?,
-                commit: Thread::start("hoistway-kv-commit", move || commit::run(&committing, &groups))?,
+                prepare: Thread::start("hoistway-kv-sync", move || {
+                    commit::prepare(&preparing, &groups, &prepared);
+                })?,
+                commit: Thread::start("hoistway-kv-commit", move || {
+                    commit::run(&committing, &groups_to_commit);
+                })?,
                 deadlines: Thread::start("hoistway-kv-clock", with(|core| core.requests.watch_deadlines()))?,
                 finder: finding.map(|find| Thread::start("hoistway-kv-find", find)).transpose()?,
                 housekeeping: Thread::start("hoistway-kv-house", move || {
@@ -231,7 +241,7 @@ impl Threads {
             ended &= drop_by(transfers, deadline);
         }
         let _ = core.commits.send(Message::Stop);
-        ended &= self.commit.ends_by(deadline);
+        ended &= self.prepare.ends_by(deadline) & self.commit.ends_by(deadline);
         core.requests.close();
         ended & self.deadlines.ends_by(deadline)
     }

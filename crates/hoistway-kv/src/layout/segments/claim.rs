@@ -41,6 +41,8 @@ pub(super) struct Token {
     pub(super) shards: u16,
     pub(super) expires: u32,
     is_partial: bool,
+    /// Whether its bytes are on the disk.
+    pub(super) is_synced: bool,
     pub(super) end: ClaimEnd,
 }
 
@@ -101,6 +103,7 @@ impl Writer {
             shards: shape.shards,
             expires,
             is_partial: block.is_partial,
+            is_synced: false,
             end: ClaimEnd::Unused,
             segment,
         };

@@ -5,6 +5,7 @@ use super::{
     claim::Token,
     failed, lock,
     log::Sync,
+    segment::Segment,
     slots::{ClaimEnd, Waiting},
     writer::{Writer, own_entry},
 };
@@ -24,19 +25,18 @@ use std::{
 
 impl Writer {
     /// Makes blocks visible; one answer each.
-    pub(super) fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>> {
-        let mut results: Vec<Result<()>> = Vec::with_capacity(blocks.len());
+    pub(super) fn commit(&self, mut blocks: Vec<Written>) -> Vec<Result<()>> {
+        let mut results = self.prepare(&mut blocks);
         let mut good: Vec<Ready> = Vec::with_capacity(blocks.len());
         for (number, written) in blocks.into_iter().enumerate() {
+            if results[number].is_err() {
+                continue;
+            }
             match self.check_open().and_then(|()| Ready::new(self, written, number)) {
-                Ok(block) => {
-                    good.push(block);
-                    results.push(Ok(()));
-                }
-                Err(error) => results.push(Err(error)),
+                Ok(block) => good.push(block),
+                Err(error) => results[number] = Err(error),
             }
         }
-        self.sync_data(&mut good, &mut results);
         if good.is_empty() {
             return results;
         }
@@ -90,30 +90,43 @@ impl Writer {
         self.bury_later(block.record.fingerprint, &own_entry(&block.record), Reuse::Now);
     }
 
-    /// Waits until the data of blocks is on the disk, where it has to be. Those where that fails are answered.
-    fn sync_data(&self, good: &mut Vec<Ready>, results: &mut [Result<()>]) {
-        let mut segments = BTreeMap::new();
-        for block in good.iter() {
-            if self.durability != Durability::None || block.record.sums == Sums::Some {
-                segments.entry(block.record.segment).or_insert_with(|| Arc::clone(&block.token.segment));
-            }
-        }
+    /// Waits until the data of blocks is on the disk, where it has to be before they are committed; one answer each.
+    pub(super) fn prepare(&self, blocks: &mut [Written]) -> Vec<Result<()>> {
+        let mut tokens: Vec<Option<(&mut Token, bool)>> = blocks
+            .iter_mut()
+            .map(|block| {
+                let has_sums = block.table.0.iter().all(|shard| shard.checksum.is_some());
+                block.claim.token.downcast_mut().map(|token| (token, has_sums))
+            })
+            .collect();
+        let is_needed = |has_sums: bool| self.durability != Durability::None || !has_sums;
+        let segments: BTreeMap<u32, Arc<Segment>> = tokens
+            .iter()
+            .flatten()
+            .filter(|(token, has_sums)| is_needed(*has_sums) && !token.is_synced)
+            .map(|(token, _)| (token.slot.segment, Arc::clone(&token.segment)))
+            .collect();
         let mut failures = HashMap::new();
-        for (number, segment) in segments {
+        for (number, segment) in &segments {
             if let Err(error) = segment.sync() {
-                failures.insert(number, failed("syncing", segment.data.path())(error));
+                failures.insert(*number, failed("syncing", segment.data.path())(error));
             }
         }
-        good.retain(|block| {
-            let segment = &block.token.segment;
-            if let Some(error) = failures.get(&block.record.segment) {
-                results[block.number] = Err(again(error));
-            } else if segment.failures() != block.token.failures {
-                let lost = std::io::Error::other("an earlier sync failed, and may have lost this block");
-                results[block.number] = Err(failed("syncing", segment.data.path())(lost));
+        let answer = |token: &mut Option<(&mut Token, bool)>| {
+            let Some((token, _)) = token.as_mut().filter(|(token, _)| !token.is_synced) else {
+                return Ok(());
+            };
+            if let Some(error) = failures.get(&token.slot.segment) {
+                return Err(again(error));
             }
-            results[block.number].is_ok()
-        });
+            if token.segment.failures() != token.failures {
+                let lost = std::io::Error::other("an earlier sync failed, and may have lost this block");
+                return Err(failed("syncing", token.segment.data.path())(lost));
+            }
+            token.is_synced = segments.contains_key(&token.slot.segment);
+            Ok(())
+        };
+        tokens.iter_mut().map(answer).collect()
     }
 
     /// Namespaces of blocks that the log does not know yet.

@@ -337,6 +337,13 @@ impl Layout for Segments {
         self.writer()?.reserve(block)
     }
 
+    fn prepare(&self, blocks: &mut [Written]) -> Vec<Result<()>> {
+        match self.own() {
+            Some(writer) => writer.prepare(blocks),
+            None => blocks.iter().map(|_| Ok(())).collect(),
+        }
+    }
+
     fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>> {
         match self.writer() {
             Ok(writer) => writer.commit(blocks),
