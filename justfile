@@ -364,6 +364,16 @@ bench-kv *arguments: setup hosts
     '{{ bin }}/python' bench/kv_peers.py bench/data/kv-peers '{{ hosts_at }}'
     PYTHONPATH=bench/data/kv-peers/packages:'{{ hosts_at }}'/vllm:'{{ hosts_at }}'/packages '{{ bin }}/python' bench/kv.py "$@"
 
+# Measure the KV store full, with raw writes and reads beside it. Takes half an hour.
+bench-kv-full directory *arguments: setup
+    {{ install }} -r bench/requirements.txt
+    {{ install }} --reinstall --no-deps .
+    '{{ bin }}/python' bench/kv_full.py "{{ directory }}" "$@"
+
+# Count the lines of code of every crate.
+lines:
+    @python3 testkit/lines/count.py
+
 # Measure how much of the wait for storage prefetching hides. Takes two minutes.
 bench-layers *arguments: venv
     {{ install }} numpy

@@ -59,10 +59,10 @@ named! {
         /// Nothing: blocks may be lost, and are then missing. Wrong bytes are never delivered. In layout
         /// [`Files`](LayoutKind::Files), a key that was deleted and stored again may have its older bytes.
         None = "none",
-        /// What was acknowledged stays: a block is found, and its store ends, once it is on the disk. Blocks that come
-        /// within a few milliseconds of one another wait for the disk together.
+        /// What was acknowledged stays: a block is found, and its store ends, once it is on the disk. Blocks that come while
+        /// others are synced share the next sync.
         Batched = "batched",
-        /// As `batched`, but no block waits for others to come.
+        /// As `batched`.
         Sync = "sync",
     }
 }
