@@ -57,8 +57,8 @@ class Store:
                 ``"files"``, a file each, for file systems that others read too.
             durability: What a completed store means after a power cut: ``"none"``, the block may be missing, and in
                 layout ``"files"`` a key that was deleted and stored again may have its older bytes;
-                ``"batched"``, it is on the disk, and blocks wait a few milliseconds for each other to share that;
-                ``"sync"``, the same without the wait.
+                ``"batched"``, it is on the disk, and blocks that come while others are synced share the next sync;
+                ``"sync"``, the same.
             eviction: Which block goes first when room is needed.
             admission: ``"second_touch"`` stores what was stored or asked for before, and spares the drive the rest.
             segment_bytes: Size of a segment. By default 1 GiB, less for small capacities.

@@ -123,8 +123,7 @@ pub(crate) struct Bench {
     /// How blocks lie in files: segments (in slots of large files) or files (one each)
     #[arg(long, value_name = "LAYOUT", default_value_t)]
     pub(super) layout: LayoutKind,
-    /// What a completed store means: none, batched (it is on the disk, in groups of a few milliseconds) or sync (without
-    /// that wait)
+    /// What a completed store means: none, batched (it is on the disk, in groups that share syncs) or sync (the same)
     #[arg(long, value_name = "WHAT", default_value_t)]
     pub(super) durability: Durability,
     /// How bytes move: auto, io_uring or threads
