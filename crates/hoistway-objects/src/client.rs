@@ -90,6 +90,11 @@ impl Client {
         client
     }
 
+    /// Whether a server outside of this machine's network led to it.
+    pub(crate) fn is_outside(&self) -> bool {
+        self.is_outside
+    }
+
     pub(crate) fn origin(&self) -> &Origin {
         &self.origin
     }
@@ -142,6 +147,10 @@ impl Client {
         match answer {
             Ok((answer, sent)) => {
                 self.pace().note_first_byte(sent.elapsed());
+                if was_reused && !answer.was_reused() {
+                    // The second request was faster: the connection of the first may be dead, and those kept as long.
+                    self.own().idle.forget(begun);
+                }
                 Ok(answer)
             }
             Err(error) => {

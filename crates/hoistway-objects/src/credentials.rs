@@ -10,12 +10,13 @@ use http::{HeaderValue, header::AUTHORIZATION, request::Parts};
 use reqsign_aws_v4 as aws;
 use reqsign_azure_storage as azure;
 use reqsign_core::{
-    Context, OsEnv, ProvideCredential, ProvideCredentialChain, Signer, SigningCredential, time::Timestamp,
+    Context, OsEnv, ProvideCredential, ProvideCredentialChain, ProvideCredentialDyn, Signer,
+    SigningCredential, time::Timestamp,
 };
 use reqsign_google as google;
 use std::{
     sync::{
-        Condvar, Mutex, MutexGuard, PoisonError,
+        Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -170,7 +171,7 @@ impl Identity {
 }
 
 fn s3(context: Context, services: &Services, options: &StoreOptions) -> (Scheme, String) {
-    let mut chain = ProvideCredentialChain::new();
+    let mut chain = Chain::new();
     let mut missing =
         "no valid credentials for S3 were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or \
                        AWS_PROFILE, or the store option anonymous=true for a public bucket"
@@ -254,6 +255,43 @@ impl ProvideCredential for Tokens {
     }
 }
 
+/// Asks one provider after the other until one has credentials, and from then on that one alone: where it gives no new ones, the
+/// next would be another caller.
+#[derive(Debug)]
+struct Chain<C: Send + Sync + Unpin + 'static> {
+    providers: Vec<Box<dyn ProvideCredentialDyn<Credential = C>>>,
+    chosen: OnceLock<usize>,
+}
+
+impl<C: Send + Sync + Unpin + 'static> Chain<C> {
+    fn new() -> Self {
+        Self { providers: Vec::new(), chosen: OnceLock::new() }
+    }
+
+    fn push(mut self, provider: impl ProvideCredential<Credential = C>) -> Self {
+        self.providers.push(Box::new(provider));
+        self
+    }
+}
+
+impl<C: std::fmt::Debug + Send + Sync + Unpin + 'static> ProvideCredential for Chain<C> {
+    type Credential = C;
+
+    async fn provide_credential(&self, context: &Context) -> reqsign_core::Result<Option<C>> {
+        if let Some(provider) = self.chosen.get().and_then(|chosen| self.providers.get(*chosen)) {
+            return provider.provide_credential_dyn(context).await;
+        }
+        for (at, provider) in self.providers.iter().enumerate() {
+            // One that fails is none that has credentials.
+            if let Ok(Some(credential)) = provider.provide_credential_dyn(context).await {
+                let _ = self.chosen.set(at);
+                return Ok(Some(credential));
+            }
+        }
+        Ok(None)
+    }
+}
+
 /// Keeps credentials that are still valid where a service gives no new ones: it is asked a while before they expire.
 #[derive(Debug)]
 struct Kept<P: ProvideCredential> {
@@ -305,7 +343,7 @@ impl<P: ProvideCredential<Credential: SigningCredential>> ProvideCredential for 
 }
 
 fn azure(context: Context, services: &Services, options: &StoreOptions) -> Result<(Scheme, String), Problem> {
-    let mut chain = ProvideCredentialChain::new();
+    let mut chain = Chain::new();
     chain = match (&options.account_key, &options.sas_token) {
         (Some(key), _) => {
             let Some(account) = &options.account else {
@@ -525,6 +563,31 @@ mod tests {
         // What may pass is tried again at once.
         let (identity, _) = role_service(&[(503, 0), (429, 0), (200, 3600)]);
         assert!(sign_once(&identity).unwrap().contains("Credential=key-2/"));
+    }
+
+    /// Has credentials the first so many times, and then fails.
+    #[derive(Debug)]
+    struct Times(&'static str, AtomicUsize);
+
+    impl ProvideCredential for Times {
+        type Credential = &'static str;
+
+        async fn provide_credential(&self, _: &Context) -> reqsign_core::Result<Option<&'static str>> {
+            let left = self.1.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+            left.map(|_| Some(self.0)).map_err(|_| reqsign_core::Error::unexpected("none"))
+        }
+    }
+
+    #[test]
+    fn a_provider_that_fails_later_is_not_replaced_by_another_caller() {
+        let stop = AtomicBool::new(false);
+        let chain = Chain::new()
+            .push(Times("none", AtomicUsize::new(0)))
+            .push(Times("pod", AtomicUsize::new(1)))
+            .push(Times("machine", AtomicUsize::new(9)));
+        let ask = || block_on(chain.provide_credential(&Context::new()), &stop).unwrap();
+        assert_eq!(ask().unwrap(), Some("pod"));
+        assert!(ask().is_err(), "the role of the machine is another caller");
     }
 
     #[test]

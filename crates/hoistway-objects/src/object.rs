@@ -333,7 +333,12 @@ fn body(
     let (mut came, len, was_reused) = (0, target.len(), answer.was_reused());
     let is_chunked = answer.len().is_none() && !answer.ends_with_connection();
     match answer.read_into(target, &mut came, waiting) {
-        Err(error) if is_chunked && error.kind() == io::ErrorKind::InvalidData => {
+        // What TLS cannot decrypt is of the connection, not of the chunks.
+        Err(error)
+            if is_chunked
+                && error.kind() == io::ErrorKind::InvalidData
+                && !error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) =>
+        {
             Err(Problem::WrongAnswer(error.to_string()).into())
         }
         // Only the end of the chunks is missing: to ask for the rest would be to ask for nothing.

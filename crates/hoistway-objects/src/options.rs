@@ -8,7 +8,8 @@ use std::fmt;
 #[non_exhaustive]
 pub struct StoreOptions {
     /// URL of the server, such as `https://storage.example:9000`. Default: for S3 `AWS_ENDPOINT_URL_S3`,
-    /// `AWS_ENDPOINT_URL`, that of the profile in the shared AWS files, else AWS; for the hub `HF_ENDPOINT`; else the store's own. For Azure it includes the account, if
+    /// `AWS_ENDPOINT_URL`, that of the profile in the shared AWS files, else AWS; for the hub `HF_ENDPOINT`; else the
+    /// store's own. For Azure it includes the account, if
     /// that is a part of the path.
     pub endpoint: Option<String>,
     /// Region of the bucket. Default: `AWS_REGION`, `AWS_DEFAULT_REGION`, that of the profile, else `us-east-1`.

@@ -201,6 +201,8 @@ pub(crate) struct InFlightLimit {
     /// As of `since`.
     limit: f64,
     since: Instant,
+    /// When it was halved.
+    halved: Option<Instant>,
     /// Up to here each answer adds a request.
     threshold: f64,
     /// The most in flight of late.
@@ -216,6 +218,7 @@ impl InFlightLimit {
             in_flight: 0,
             limit: MOST,
             since: now,
+            halved: None,
             threshold: MOST,
             peak: (0, now),
             hedges: HEDGES,
@@ -258,13 +261,14 @@ impl InFlightLimit {
         self.failing_since.get_or_insert(now);
         let is_busy = matches!(failure, Failure::Busy(_));
         let is_away = matches!(failure, Failure::Unreached | Failure::Broken | Failure::Silent);
-        let may_halve = self.limit >= MOST || now.saturating_duration_since(self.since) >= HALVED_EVERY;
+        let may_halve =
+            self.halved.is_none_or(|halved| now.saturating_duration_since(halved) >= HALVED_EVERY);
         if !(is_busy || is_away) || !may_halve {
             return;
         }
         // This one request has ended already.
         let before = self.limit_at(now).min(f64::from(self.in_flight + 1));
-        (self.limit, self.since) = ((before / 2.0).max(1.0), now);
+        (self.limit, self.since, self.halved) = ((before / 2.0).max(1.0), now, Some(now));
         self.threshold = if is_busy { self.limit } else { self.threshold.min(MOST).max(before) };
     }
 
@@ -564,6 +568,15 @@ mod tests {
         assert!(!busy.begin(now));
         (0..100).for_each(|_| busy.succeeded(now));
         assert!(busy.limit_at(now) < 52.0, "{busy:?}");
+        // Answers meanwhile do not put off that a busy server gets half.
+        let later = now + HALVED_EVERY;
+        let mut restarted = InFlightLimit::new(now);
+        (0..100).for_each(|_| assert!(restarted.begin(now)));
+        restarted.failed(Failure::Broken, 0, now);
+        restarted.succeeded(later);
+        let before = restarted.limit_at(later);
+        restarted.failed(Failure::Busy(None), 0, later);
+        assert!(restarted.limit_at(later) < before * 0.6, "{restarted:?}");
         let mut away = InFlightLimit::new(now);
         (0..100).for_each(|_| assert!(away.begin(now)));
         away.failed(Failure::Broken, 0, now);

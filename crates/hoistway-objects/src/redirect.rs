@@ -141,7 +141,8 @@ fn next(place: Place, location: &str, stop: &AtomicBool) -> Result<Place, Proble
     if from.is_tls && !origin.is_tls {
         return refused("without encryption");
     }
-    let is_outside = is_elsewhere(from, stop);
+    // Once outside, always: a later answer of a name server brings nobody back in.
+    let is_outside = place.client.is_outside() || is_elsewhere(from, stop);
     if is_outside && is_named_of_this_network(&origin) {
         return refused("a machine of this network");
     }

@@ -209,7 +209,7 @@ fn ask(
             match failure {
                 _ if waiting.is_stopped() => Problem::Stopped.into(),
                 // It is not there.
-                Failure::Unreached if is_metadata => Problem::Credentials(why).into(),
+                Failure::Unreached | Failure::Silent if is_metadata => Problem::Credentials(why).into(),
                 _ if is_early => Problem::Credentials(why).into(),
                 _ => Fault::Again(Again { failure, why, was_reused: false, bytes: 0 }),
             }

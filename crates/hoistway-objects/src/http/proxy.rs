@@ -108,7 +108,9 @@ impl Proxy {
         if host.is_empty() {
             return Err("it names no host".into());
         }
-        let credentials = user.map(|user| STANDARD.encode(percent_decode_str(user).collect::<Vec<u8>>()));
+        // A user without a password has an empty one.
+        let user = user.map(|user| if user.contains(':') { user.to_owned() } else { format!("{user}:") });
+        let credentials = user.map(|user| STANDARD.encode(percent_decode_str(&user).collect::<Vec<u8>>()));
         Ok(Self { host: bare(host).to_owned(), port, credentials })
     }
 
@@ -147,6 +149,8 @@ mod tests {
         );
         let short = within(&hub, with(&[("ALL_PROXY", "proxy:8080")])).unwrap().unwrap();
         assert_eq!((short.host.as_str(), short.port, short.credentials), ("proxy", 8080, None));
+        let user = Proxy::parse("http://me@proxy").unwrap();
+        assert_eq!(user.credentials, Proxy::parse("http://me:@proxy").unwrap().credentials);
         assert_eq!(within(&hub, with(&[("HTTPS_PROXY", " ")])).unwrap(), None);
         assert_eq!(within(&origin(false, "store", 80), with(&[("ALL_PROXY", "proxy")])).unwrap(), None);
         for wrong in ["socks5://proxy", "https://proxy", "http://", "http://proxy:x"] {
