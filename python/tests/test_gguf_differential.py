@@ -268,3 +268,26 @@ def test_vocabularies_are_what_they_are_to_ggml() -> None:
 )
 def test_small_vocabularies_are_what_they_are_to_the_package() -> None:
     compare("gguf", sorted(VOCABULARIES, key=lambda path: path.stat().st_size)[:3])
+
+
+def test_the_package_gguf_makes_floats_of_what_is_loaded(tmp_path: Path) -> None:
+    """As README says: quantised tensors as they are, bfloat16 by its bytes."""
+    path = tmp_path / "m.gguf"
+    data = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    kinds = ["F32", "F16", "BF16", "Q8_0", "Q4_0"]
+    writer = gguf.GGUFWriter(path, "test")
+    for kind in kinds:
+        number = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(kind, gguf.quants.quantize(data, number), raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    loaded = hoistway.load_file(path, framework="numpy")
+    for kind in kinds:
+        seen = loaded[kind].view(np.uint8) if kind == "BF16" else loaded[kind]
+        floats = gguf.quants.dequantize(seen, gguf.GGMLQuantizationType[kind])
+        assert floats.shape == data.shape
+        assert np.abs(floats - data).max() < 0.5
+        if kind == "BF16":
+            assert np.array_equal(floats, loaded[kind].astype(np.float32))

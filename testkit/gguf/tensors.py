@@ -77,7 +77,9 @@ def _names() -> Iterator[Case]:
 
     yield case("a tensor without a name", named(""))
     yield case("a name of 63 bytes", named("n" * 63))
-    yield case("a name of 64 bytes", named("n" * 64), "LongName", lenient=None)
+    yield case("a name of 64 bytes", named("n" * 64))
+    yield case("a name of 255 bytes", named("n" * 255))
+    yield case("a name of 256 bytes", named("n" * 256), "LongName", lenient=None)
     yield case("a name of 1000 bytes", named("n" * 1000), "LongName", lenient=None)
     yield case("a name of 65536 bytes", named("n" * 65536), "TooMany")
     for length in (2**20, 2**63, 2**64 - 1):

@@ -540,6 +540,66 @@ fn sharded_checkpoints_load_by_index_directory_glob_and_list() {
 }
 
 #[test]
+fn hidden_files_are_no_shards() {
+    let directory = disk();
+    let file = write_model(&directory.path().join("m.safetensors"), &[tensor("a", Dtype::U8, &[100])], 0, 1);
+    // What macOS leaves beside files on file systems of others.
+    for name in ["._m.safetensors", "._model.safetensors.index.json", ".n.safetensors", "._m.gguf"] {
+        fs::write(directory.path().join(name), b"\0\x05\x16\x07\0\x02\0\0Mac OS X        ").unwrap();
+    }
+    let check = |path: &Path| {
+        let loaded =
+            hoistway::load(&[path], &LoadOptions::default()).unwrap_or_else(|error| panic!("{error}"));
+        assert_is_file(&loaded, &file);
+    };
+    check(directory.path());
+    for pattern in ["*.safetensors", "?m.safetensors*", "*", "[.m]*.safetensors"] {
+        match hoistway::load(&[&directory.path().join(pattern)], &LoadOptions::default()) {
+            Ok(loaded) => assert_is_file(&loaded, &file),
+            // What matches hidden files alone matches nothing.
+            Err(Error::NotFound { reason, .. }) if pattern.starts_with('?') => {
+                assert!(reason.contains("hidden"), "{reason}");
+            }
+            Err(other) => panic!("{pattern}: {other:?}"),
+        }
+    }
+    // What is named is meant.
+    let hidden = directory.path().join(".cache");
+    fs::create_dir(&hidden).unwrap();
+    fs::rename(directory.path().join("m.safetensors"), hidden.join(".m.safetensors")).unwrap();
+    check(&hidden.join(".m.safetensors"));
+    check(&hidden.join(".*.safetensors"));
+    let none = hoistway::load(&[&hidden], &LoadOptions::default()).unwrap_err();
+    assert!(matches!(&none, Error::NotFound { reason, .. } if reason.contains("hidden")), "{none:?}");
+}
+
+#[test]
+fn an_index_that_is_older_than_the_single_file_beside_it_is_called_that() {
+    let directory = disk();
+    let single = directory.path().join("model.safetensors");
+    let file = write_model(&single, &[tensor("a", Dtype::U8, &[100])], 0, 1);
+    let index = directory.path().join("model.safetensors.index.json");
+    let write_index = |name: &str| {
+        fs::write(&index, serde_json::json!({"weight_map": {"a": name}}).to_string()).unwrap();
+    };
+    write_index("model-00001-of-00002.safetensors");
+    match hoistway::load(&[directory.path()], &LoadOptions::default()).unwrap_err() {
+        Error::NotFound { path, reason } => {
+            assert_eq!(path, directory.path());
+            for told in ["model-00001-of-00002.safetensors", "older than model.safetensors", "by its name"] {
+                assert!(reason.contains(told), "{reason}");
+            }
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_is_file(&hoistway::load(&[&single], &LoadOptions::default()).unwrap(), &file);
+    for name in ["model.safetensors", "./model.safetensors"] {
+        write_index(name);
+        assert_is_file(&hoistway::load(&[directory.path()], &LoadOptions::default()).unwrap(), &file);
+    }
+}
+
+#[test]
 fn small_loads_report_why_no_ring_was_used() {
     let directory = disk();
     let path = directory.path().join("small.safetensors");

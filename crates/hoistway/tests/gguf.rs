@@ -195,6 +195,8 @@ fn a_directory_is_its_one_model() {
     let first = directory.path().join("a.gguf");
     let tensors = write_gguf(&first, &[("a", F32, &[3])]);
     assert_is_gguf(&load(directory.path()).unwrap(), &tensors);
+    fs::write(directory.path().join("._a.gguf"), b"\0\x05\x16\x07").unwrap();
+    assert_is_gguf(&load(directory.path()).unwrap(), &tensors);
     write_gguf(&directory.path().join("b.gguf"), &[("b", F32, &[3])]);
     match load(directory.path()) {
         Err(Error::NotFound { reason, .. }) => assert!(reason.contains("a.gguf, b.gguf"), "{reason}"),
@@ -203,6 +205,18 @@ fn a_directory_is_its_one_model() {
     // Safetensors come first, as they always did.
     write_model(&directory.path().join("c.safetensors"), &[tensor("c", Dtype::U8, &[1])], 0, 1);
     assert_eq!(load(directory.path()).unwrap().tensors()[0].name(), "c");
+}
+
+#[test]
+fn long_names_are_taken_and_noted() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("sd.gguf");
+    let long = "conditioner.embedders.0.transformer.text_model.encoder.layers.0.layer_norm1.weight";
+    let tensors = write_gguf(&path, &[("short", F32, &[3]), (long, F32, &[3])]);
+    assert_is_gguf(&load(&path).unwrap(), &tensors);
+    let catalog = Catalog::open(&[&path]).unwrap();
+    let [note] = catalog.notes() else { panic!("{:?}", catalog.notes()) };
+    assert!(note.contains("63 bytes") && note.contains("1 tensor of"), "{note}");
 }
 
 #[test]

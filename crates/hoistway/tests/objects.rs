@@ -489,6 +489,7 @@ fn a_folder_holds_what_a_directory_would() {
         server.put(&format!("models/sharded/{name}.safetensors"), &file);
         server.put(&format!("models/plain/{name}.safetensors"), &file);
         server.put("models/plain/deeper/c.safetensors", &file);
+        server.put(&format!("models/plain/._{name}.safetensors"), b"\0\x05\x16\x07");
     }
     let index = br#"{"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}"#;
     server.put("models/sharded/model.safetensors.index.json", index);

@@ -152,6 +152,7 @@ fn matches(mount_point: &Path, pattern: &Path) -> hoistway::Result<Vec<PathBuf>>
     };
     let pattern = format!("{}/{below}", glob::Pattern::escape(start));
     let matches = glob::glob(&pattern).map_err(|error| not_found(format!("not a valid pattern: {error}")))?;
+    let names_hidden = has_hidden_part(Path::new(below));
     let mut found = Vec::new();
     for path in matches {
         let path = path.map_err(|error| Error::Io {
@@ -161,11 +162,17 @@ fn matches(mount_point: &Path, pattern: &Path) -> hoistway::Result<Vec<PathBuf>>
             range: None,
             source: error.into(),
         })?;
-        if path.is_file() {
+        let is_hidden = path.strip_prefix(mount_point).is_ok_and(has_hidden_part);
+        if path.is_file() && (names_hidden || !is_hidden) {
             found.push(path);
         }
     }
     if found.is_empty() { Err(not_found("no file matches".into())) } else { Ok(found) }
+}
+
+/// Whether a file or a folder in a path is hidden.
+fn has_hidden_part(path: &Path) -> bool {
+    path.iter().any(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -2,8 +2,8 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Catalog, FileEntry, FileHeader, SourceName, TensorEntry, TensorId, file_id, format::Located, index,
-    tensor_id,
+    Catalog, FileEntry, FileFormat, FileHeader, SourceName, TensorEntry, TensorId, file_id, format::Located,
+    gguf::GGML_NAME_BYTES, index, tensor_id,
 };
 use crate::{Error, Result, counted};
 use std::{collections::HashMap, path::Path, sync::Arc};
@@ -60,6 +60,15 @@ impl Builder {
                 });
             }
             self.tensors.push(TensorEntry { name, dtype, shape: shape.into(), file, bytes });
+        }
+        let added = &self.tensors[first_tensor.index()..];
+        let long = added.iter().filter(|tensor| tensor.name.len() > GGML_NAME_BYTES).count();
+        if long > 0 && matches!(format, FileFormat::Gguf(_)) {
+            self.notes.push(format!(
+                "names of more than {GGML_NAME_BYTES} bytes, which llama.cpp refuses and stable-diffusion.cpp writes: {} of {}",
+                counted(long, "tensor", "tensors"),
+                path.display()
+            ));
         }
         if unlisted > 0 {
             self.notes.push(format!(

@@ -9,8 +9,9 @@ use super::{
 };
 use crate::{Error, Result, source::registry};
 use std::{
+    collections::HashSet,
     fs,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 /// The index that is meant where there are several.
@@ -71,7 +72,7 @@ fn resolve_directory(directory: &Path, entries: Vec<PathBuf>, options: &OpenOpti
     let mut files = Vec::new();
     let mut ggufs = Vec::new();
     let mut indexes = Vec::new();
-    for path in entries {
+    for path in entries.into_iter().filter(|path| !is_hidden(path)) {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if name.ends_with(".safetensors.index.json") {
             indexes.push(path);
@@ -92,10 +93,10 @@ fn resolve_directory(directory: &Path, entries: Vec<PathBuf>, options: &OpenOpti
             }
             Ok(FileSet { files, index: None })
         }
-        [only] => resolve_index(only, options),
+        [only] => resolve_index_of(directory, only, &files, options),
         several => {
             match several.iter().find(|path| path.file_name().is_some_and(|name| name == STANDARD_INDEX)) {
-                Some(standard) => resolve_index(standard, options),
+                Some(standard) => resolve_index_of(directory, standard, &files, options),
                 None => Err(Error::NotFound {
                     path: directory.to_owned(),
                     reason: format!("the directory holds {} indexes; name the one to load", several.len()),
@@ -105,12 +106,53 @@ fn resolve_directory(directory: &Path, entries: Vec<PathBuf>, options: &OpenOpti
     }
 }
 
+/// Whether a listing leaves this out, as shells do: programs put files of their own beside others under such names, as macOS
+/// does on file systems of other systems (`._model.safetensors`).
+fn is_hidden(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+}
+
+/// How many names in a path, or a pattern of paths, are those of hidden files and folders.
+fn hidden_parts(path: &Path) -> usize {
+    let is_name = |part: &Component<'_>| matches!(part, Component::Normal(_));
+    path.components().filter(|part| is_name(part) && is_hidden(part.as_ref())).count()
+}
+
+/// The files that the index of a directory names. `files` are those that the directory holds.
+fn resolve_index_of(
+    directory: &Path,
+    index: &Path,
+    files: &[PathBuf],
+    options: &OpenOptions,
+) -> Result<FileSet> {
+    let set = resolve_index(index, options)?;
+    let name_of = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let index_name = name_of(index).unwrap_or_default();
+    let single = index_name.strip_suffix(".index.json").unwrap_or_default();
+    let held: HashSet<_> = files.iter().filter_map(|file| name_of(file)).collect();
+    let named = set.index.iter().flat_map(|(_, index)| index.files());
+    // What lies in a folder below the directory is not listed.
+    let missing = named.clone().find(|file| !file.contains('/') && !held.contains(*file));
+    // Programs that save a model whole leave the index of its former shards.
+    match missing {
+        Some(missing) if held.contains(single) && !named.clone().any(|file| file == single) => {
+            let reason = format!(
+                "its index {index_name} names {missing}, which is not there; the index may be older than {single}: load that \
+                 file by its name, or remove the index"
+            );
+            Err(Error::NotFound { path: directory.to_owned(), reason })
+        }
+        _ => Ok(set),
+    }
+}
+
 /// The GGUF files of a directory, if they are one model.
 fn only_model(directory: &Path, mut files: Vec<PathBuf>) -> Result<FileSet> {
     files.sort();
     let not_found = |reason| Error::NotFound { path: directory.to_owned(), reason };
     let Some((first, others)) = files.split_first() else {
-        return Err(not_found("the directory holds no *.safetensors and no *.gguf file".into()));
+        let reason = "the directory holds no *.safetensors and no *.gguf file; hidden ones do not count";
+        return Err(not_found(reason.into()));
     };
     let is_one_model = match split::Name::of(first) {
         None => others.is_empty(),
@@ -131,18 +173,22 @@ fn only_model(directory: &Path, mut files: Vec<PathBuf>) -> Result<FileSet> {
 fn resolve_glob(path: &Path, pattern: &str) -> Result<FileSet> {
     let not_found = |reason: String| Error::NotFound { path: path.to_owned(), reason };
     let matches = glob::glob(pattern).map_err(|error| not_found(explain(&error)))?;
+    let hidden_in_pattern = hidden_parts(Path::new(pattern));
     let mut files = Vec::new();
     for entry in matches {
         let file = entry.map_err(|error| {
             let path = error.path().to_owned();
             io_error("list", &path, error.into())
         })?;
-        if file.is_file() {
+        // `*` and the like match no dot at the start of a name.
+        if file.is_file() && hidden_parts(&file) <= hidden_in_pattern {
             files.push(file);
         }
     }
     if files.is_empty() {
-        return Err(not_found("no file matches this pattern".into()));
+        return Err(not_found(
+            "no file matches this pattern; hidden ones match patterns with their dot".into(),
+        ));
     }
     Ok(FileSet { files, index: None })
 }

@@ -82,15 +82,11 @@ impl Index {
         if weight_map.is_empty() {
             return Err(IndexError::Empty);
         }
-        for (tensor, file) in &weight_map {
-            let path = Path::new(file);
-            let is_inside = path.components().all(|part| matches!(part, Component::Normal(_)));
-            let is_url = matches!(SourceName::from(path), SourceName::Url(_));
-            if file.is_empty() || !is_inside || is_url || file.contains('\0') {
-                return Err(IndexError::UnsafePath { tensor: tensor.clone(), file: file.clone() });
-            }
-        }
-        Ok(Self { weight_map })
+        let plain = |(tensor, file): (String, String)| match plain_name(&file) {
+            Some(name) => Ok((tensor, name)),
+            None => Err(IndexError::UnsafePath { tensor, file }),
+        };
+        Ok(Self { weight_map: weight_map.into_iter().map(plain).collect::<Result<_, _>>()? })
     }
 
     /// Fails if a name means something else in a URL than in a path, and may so lead out of the folder.
@@ -109,6 +105,23 @@ impl Index {
         let files: BTreeSet<&str> = self.weight_map.values().map(String::as_str).collect();
         files.into_iter().collect()
     }
+}
+
+/// The name of a file below the folder of its index without what means nothing, such as `./`; `None` if it is no such file.
+fn plain_name(file: &str) -> Option<String> {
+    let path = Path::new(file);
+    if file.contains('\0') || matches!(SourceName::from(path), SourceName::Url(_)) {
+        return None;
+    }
+    let mut parts = Vec::new();
+    for part in path.components() {
+        match part {
+            Component::Normal(part) => parts.push(part.to_str()?),
+            Component::CurDir => {}
+            _ => return None,
+        }
+    }
+    (!parts.is_empty()).then(|| parts.join("/"))
 }
 
 #[derive(serde::Deserialize)]
@@ -151,16 +164,32 @@ mod tests {
 
     #[test]
     fn paths_that_leave_the_folder_are_refused() {
-        for file in
-            ["../model.safetensors", "/etc/passwd", "a/../../b", "", ".", "a\0b", "s3://bucket/a.safetensors"]
-        {
+        for file in [
+            "../model.safetensors",
+            "/etc/passwd",
+            "a/../../b",
+            "",
+            ".",
+            "./",
+            "./..",
+            "a\0b",
+            "s3://bucket/a.safetensors",
+        ] {
             let text = serde_json::json!({"weight_map": {"a": file}}).to_string();
             assert!(
                 matches!(Index::parse(text.as_bytes()), Err(IndexError::UnsafePath { .. })),
                 "{file:?} was taken"
             );
         }
-        assert!(Index::parse(br#"{"weight_map": {"a": "sub/model.safetensors"}}"#).is_ok());
+        for (file, name) in [
+            ("sub/model.safetensors", "sub/model.safetensors"),
+            ("./model.safetensors", "model.safetensors"),
+            ("./sub/.//model.safetensors", "sub/model.safetensors"),
+            (".hidden", ".hidden"),
+        ] {
+            let text = serde_json::json!({"weight_map": {"a": file}}).to_string();
+            assert_eq!(Index::parse(text.as_bytes()).unwrap().files(), [name], "{file}");
+        }
     }
 
     #[test]

@@ -365,7 +365,11 @@ impl<'a> Commit<'a> {
     /// Whether tensors lie in the folder that no save of this name put there.
     fn has_others_files(&self) -> bool {
         entries(self.folder).any(|name| {
-            name.ends_with(".safetensors") && name != self.names.single && !self.is_own_shard(&name)
+            // Loads of the directory leave hidden files out.
+            name.ends_with(".safetensors")
+                && !name.starts_with('.')
+                && name != self.names.single
+                && !self.is_own_shard(&name)
         })
     }
 

@@ -42,15 +42,18 @@ def find(model: str, revision: str | None = None) -> tuple[list[Path], str]:
         path = snapshot
     weights: list[Path] = []
     for ending in _ENDINGS:
-        weights = [file for file in sorted(path.glob(f"*{ending}")) if file.is_file()]
+        weights = _shown(path, f"*{ending}")
         if weights:
             break
     else:
         return [], f"{path} has no weights"
-    described = [
-        file for file in (path / "config.json", *sorted(path.glob("*.index.json"))) if file.is_file()
-    ]
+    described = [*_shown(path, "config.json"), *_shown(path, "*.index.json")]
     return [*described, *weights], note
+
+
+def _shown(folder: Path, pattern: str) -> list[Path]:
+    """Files that match, without hidden ones: those are no part of a checkpoint."""
+    return [file for file in sorted(folder.glob(pattern)) if not file.name.startswith(".") and file.is_file()]
 
 
 def digest(files: Sequence[Path]) -> str:

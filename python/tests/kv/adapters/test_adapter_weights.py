@@ -42,6 +42,13 @@ def replaced_in(path: Path, old: str, new: str) -> None:
     path.write_bytes(path.read_bytes().replace(old.encode(), new.encode()))
 
 
+def test_hidden_files_are_no_part_of_a_checkpoint(checkpoint: Path) -> None:
+    before = identity(checkpoint)
+    for name in ("._model-00001-of-00003.safetensors", "._model.safetensors.index.json"):
+        (checkpoint / name).write_bytes(b"\0\x05\x16\x07")
+    assert identity(checkpoint) == before
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -34,8 +34,10 @@ pub const MAGIC: [u8; 4] = *b"GGUF";
 pub const MAX_STRING_BYTES: u64 = 16 << 20;
 /// Longest key, in bytes.
 pub const MAX_KEY_BYTES: u64 = 65_535;
-/// Longest tensor name, in bytes, unless lenient: what ggml has room for.
-pub const MAX_NAME_BYTES: u64 = 63;
+/// Longest tensor name, in bytes, unless lenient: what stable-diffusion.cpp can be built to have room for.
+pub const MAX_NAME_BYTES: u64 = 255;
+/// Longest tensor name that ggml itself has room for.
+pub(super) const GGML_NAME_BYTES: usize = 63;
 /// Elements of one array, at most.
 pub const MAX_ARRAY_LEN: u64 = 64 << 20;
 /// Arrays inside an array, all levels together, at most; such arrays are read only if lenient.
