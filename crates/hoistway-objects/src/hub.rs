@@ -270,33 +270,72 @@ fn is_relative(path: &str) -> bool {
 
 /// The folder of the hub's cache.
 fn cache(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
-    let set = |name: &str| variable(name).filter(|text| !text.is_empty()).map(PathBuf::from);
-    set("HF_HUB_CACHE")
-        .or_else(|| set("HUGGINGFACE_HUB_CACHE"))
+    path(&variable, "HF_HUB_CACHE")
+        .or_else(|| path(&variable, "HUGGINGFACE_HUB_CACHE"))
         .or_else(|| Some(home(&variable)?.join("hub")))
 }
 
 /// The folder of what the hub's tools keep.
 fn home(variable: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
-    let set = |name: &str| variable(name).filter(|text| !text.is_empty()).map(PathBuf::from);
-    set("HF_HOME")
-        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("huggingface")))
-        .or_else(|| Some(set("HOME")?.join(".cache/huggingface")))
+    path(variable, "HF_HOME")
+        .or_else(|| Some(path(variable, "XDG_CACHE_HOME")?.join("huggingface")))
+        .or_else(|| Some(path(variable, "HOME")?.join(".cache/huggingface")))
+}
+
+/// The path that a variable has, with what Python's `expanduser` and `expandvars` put in the place of `~` and `$NAME`.
+fn path(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Option<PathBuf> {
+    let text = set(variable, name)?;
+    let text = match text.strip_prefix('~') {
+        Some(rest) if rest.is_empty() || rest.starts_with('/') => {
+            format!("{}{rest}", set(variable, "HOME").unwrap_or_else(|| "~".into()))
+        }
+        _ => text,
+    };
+    let mut parts = text.split('$');
+    let mut expanded = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let is_of_name = |own: char| own.is_ascii_alphanumeric() || own == '_';
+        let (name, rest) = match part.strip_prefix('{').and_then(|own| own.split_once('}')) {
+            Some(braced) => braced,
+            None => part.split_at(part.find(|own| !is_of_name(own)).unwrap_or(part.len())),
+        };
+        match variable(name) {
+            Some(value) => expanded.extend([&value, rest]),
+            None => expanded.extend(["$", part]),
+        }
+    }
+    Some(expanded.into())
+}
+
+fn set(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Option<String> {
+    variable(name).filter(|text| !text.is_empty())
 }
 
 fn is_offline(variable: impl Fn(&str) -> Option<String>) -> bool {
-    let value = variable("HF_HUB_OFFLINE").unwrap_or_default().to_ascii_uppercase();
-    matches!(value.as_str(), "1" | "ON" | "YES" | "TRUE")
+    let offline = set(&variable, "HF_HUB_OFFLINE").or_else(|| set(&variable, "TRANSFORMERS_OFFLINE"));
+    is_true(offline)
+}
+
+fn is_true(value: Option<String>) -> bool {
+    matches!(value.unwrap_or_default().to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE")
 }
 
 /// The token of this machine's user, as the hub's tools find it.
 pub(crate) fn token(variable: &impl Fn(&str) -> Option<String>) -> Option<String> {
-    let set = |name: &str| variable(name).filter(|text| !text.is_empty());
-    let from_file = || {
-        let path = set("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(home(variable)?.join("token")))?;
-        Some(fs::read_to_string(path).ok()?.trim().to_owned())
+    if is_true(variable("HF_HUB_DISABLE_IMPLICIT_TOKEN")) {
+        return None;
+    }
+    // Secrets that are files often end in a line feed.
+    let clean = |token: String| {
+        let token = token.replace(['\r', '\n'], "").trim().to_owned();
+        (!token.is_empty()).then_some(token)
     };
-    set("HF_TOKEN").or_else(from_file).filter(|token| !token.is_empty())
+    let from_file = || {
+        let path = path(variable, "HF_TOKEN_PATH").or_else(|| Some(home(variable)?.join("token")))?;
+        clean(fs::read_to_string(path).ok()?)
+    };
+    let of_variable = set(variable, "HF_TOKEN").or_else(|| set(variable, "HUGGING_FACE_HUB_TOKEN"));
+    of_variable.and_then(clean).or_else(from_file)
 }
 
 #[cfg(test)]
@@ -353,12 +392,50 @@ mod tests {
             (of(&[("HF_HOME", "/b"), ("HOME", "/c")]), Some("/b/hub")),
             (of(&[("XDG_CACHE_HOME", "/x"), ("HOME", "/c")]), Some("/x/huggingface/hub")),
             (of(&[("HOME", "/c")]), Some("/c/.cache/huggingface/hub")),
+            (of(&[("HF_HUB_CACHE", "~/hub"), ("HOME", "/c")]), Some("/c/hub")),
+            (of(&[("HF_HOME", "~"), ("HOME", "/c")]), Some("/c/hub")),
+            (of(&[("HF_HOME", "~other/x"), ("HOME", "/c")]), Some("~other/x/hub")),
+            (of(&[("HF_HOME", "$HOME/x"), ("HOME", "/c")]), Some("/c/x/hub")),
+            (of(&[("HUGGINGFACE_HUB_CACHE", "/a/${B}_$C$D"), ("B", "b"), ("C", "c")]), Some("/a/b_c$D")),
+            (of(&[("XDG_CACHE_HOME", "$HOME/x"), ("HOME", "/c")]), Some("/c/x/huggingface/hub")),
             (of(&[]), None),
         ] {
             assert_eq!(cache(variables), expected.map(PathBuf::from));
         }
         assert_eq!(token(&of(&[("HF_TOKEN", "canary")])).as_deref(), Some("canary"));
         assert_eq!(token(&of(&[("HF_HOME", "/nowhere")])), None);
-        assert!(is_offline(of(&[("HF_HUB_OFFLINE", "true")])) && !is_offline(of(&[("HF_HUB_OFFLINE", "0")])));
+        for (variables, is_offline_by_them) in [
+            (of(&[("HF_HUB_OFFLINE", "true")]), true),
+            (of(&[("HF_HUB_OFFLINE", "0")]), false),
+            (of(&[("TRANSFORMERS_OFFLINE", "1")]), true),
+            (of(&[("HF_HUB_OFFLINE", ""), ("TRANSFORMERS_OFFLINE", "1")]), true),
+            (of(&[("HF_HUB_OFFLINE", "0"), ("TRANSFORMERS_OFFLINE", "1")]), false),
+        ] {
+            assert_eq!(is_offline(variables), is_offline_by_them);
+        }
+    }
+
+    #[test]
+    fn tokens_are_cleaned_and_sent_as_the_hubs_tools_do() {
+        let home = tempfile::tempdir().unwrap();
+        fs::write(home.path().join("token"), "of\r\na file \n").unwrap();
+        let home = home.path().to_str().unwrap();
+        for (variables, expected) in [
+            (vec![("HF_TOKEN", "canary\n")], Some("canary")),
+            (vec![("HF_TOKEN", " canary "), ("HUGGING_FACE_HUB_TOKEN", "old")], Some("canary")),
+            (vec![("HF_TOKEN", ""), ("HUGGING_FACE_HUB_TOKEN", "old\r\n")], Some("old")),
+            (
+                vec![("HF_TOKEN", " \n"), ("HUGGING_FACE_HUB_TOKEN", "old"), ("HF_HOME", home)],
+                Some("ofa file"),
+            ),
+            (vec![("HF_TOKEN_PATH", "~/token"), ("HOME", home)], Some("ofa file")),
+            (vec![("HF_TOKEN", "canary"), ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")], None),
+            (vec![("HF_HUB_DISABLE_IMPLICIT_TOKEN", "yes"), ("HF_HOME", home)], None),
+        ] {
+            let of = |name: &str| {
+                variables.iter().find(|(own, _)| *own == name).map(|(_, value)| (*value).to_owned())
+            };
+            assert_eq!(token(&of).as_deref(), expected, "{variables:?}");
+        }
     }
 }

@@ -4,7 +4,10 @@
 use crate::{Error, Result};
 use bytesize::ByteSize;
 use serde::Deserialize;
-use std::str::FromStr;
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 /// Calls `set` with the name of the option and the value of each variable that is set.
 ///
@@ -25,6 +28,15 @@ pub(crate) fn apply(
         })?;
     }
     Ok(())
+}
+
+/// A path with the home directory in the place of a `~` at its start, as shells have it. Settings do not go through a shell.
+pub(crate) fn with_home(path: &Path) -> PathBuf {
+    let below = path.strip_prefix("~").ok();
+    match below.zip(std::env::home_dir()) {
+        Some((below, home)) => home.join(below),
+        None => path.to_owned(),
+    }
 }
 
 /// `true` or `false`, in any case.

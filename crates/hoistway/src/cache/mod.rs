@@ -121,7 +121,7 @@ impl NodeCache {
             }
             Ok(())
         })?;
-        directory.map(|own| Self::open(own, most)).transpose()
+        directory.map(|own| Self::open(environment::with_home(&own), most)).transpose()
     }
 
     /// Returns its directory.
