@@ -7,6 +7,7 @@ their code. Options come from the environment, such as ``HOISTWAY_ROUTE=io_uring
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -34,6 +35,27 @@ def environment() -> dict[str, str]:
     return added
 
 
+def _isolating_flag(command: list[str]) -> str | None:
+    """The flag of a Python in the command, itself or behind such as ``env``, by which it ignores the environment."""
+    is_python = re.compile(r"python[0-9.]*").fullmatch
+    start = next((at for at, word in enumerate(command) if is_python(os.path.basename(word))), len(command))
+    words = iter(command[start + 1 :])
+    for word in words:
+        if not word.startswith("-") or word.startswith("--") or word == "-":
+            return None
+        for letter in word[1:]:
+            if letter in "IE":
+                return f"-{letter}"
+            # What follows is the flag's own.
+            if letter in "cm":
+                return None
+            if letter in "WX":
+                if word.endswith(letter):
+                    next(words, None)
+                break
+    return None
+
+
 def main(arguments: list[str]) -> NoReturn:
     """Becomes the program; does not return."""
     if arguments[:1] in (["-h"], ["--help"]):
@@ -48,6 +70,12 @@ def main(arguments: list[str]) -> NoReturn:
         raise SystemExit(USAGE)
     if command[0].endswith(".py") and shutil.which(command[0]) is None:
         command = [sys.executable, *command]
+    if flag := _isolating_flag(command):
+        print(
+            f"hoistway.run: {flag} makes Python ignore PYTHONPATH, by which hoistway takes the place of safetensors, "
+            "so the program loads by safetensors: leave the flag out, or call install() of hoistway.compat.safetensors",
+            file=sys.stderr,
+        )
     # As in a program that Python did not start.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import hoistway
@@ -80,6 +81,44 @@ def test_so_do_the_processes_that_it_starts(model: Path) -> None:
     done = start(sys.executable, "-c", child, str(model))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("hoistway.")
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag"),
+    [
+        (["-I"], "-I"),
+        (["-E"], "-E"),
+        (["-sIu"], "-I"),
+        (["-W", "ignore", "-Xutf8", "-BE"], "-E"),
+        (["-X", "IE", "-B"], None),
+        (["-XI"], None),
+        (["-u"], None),
+    ],
+)
+def test_a_python_that_ignores_the_environment_is_told_of(flags: list[str], flag: str | None) -> None:
+    done = start("--", "env", sys.executable, *flags, "-c", "print('-I', '-E')", "-I")
+    assert done.stdout == "-I -E\n"
+    if flag is None:
+        assert not done.stderr
+    else:
+        assert f"hoistway.run: {flag} makes Python ignore PYTHONPATH" in done.stderr
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_functions_reach_the_processes_of_a_pool(model: Path, method: str) -> None:
+    # With nothing but safetensors in it, as programs are written.
+    program = """
+        import multiprocessing, sys
+        from concurrent.futures import ProcessPoolExecutor
+        from safetensors.numpy import load_file
+        context = multiprocessing.get_context(sys.argv[1])
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            loaded, = pool.map(load_file, sys.argv[2:])
+        # What hoistway loads is pickled as this.
+        print(type(loaded).__name__, "layers.0.bias" in loaded)
+        """
+    done = start("--", sys.executable, "-c", textwrap.dedent(program), method, str(model))
+    assert done.stdout == "OrderedDict True\n", done.stderr
 
 
 def test_options_come_from_the_environment(model: Path) -> None:

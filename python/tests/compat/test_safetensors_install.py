@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,8 +13,10 @@ import hoistway.compat.safetensors as drop_in
 import hoistway.compat.safetensors.torch
 import pytest
 import safetensors
+import safetensors.numpy
 import safetensors.torch
 import torch
+from conftest import run, write_model
 from hoistway.errors import OptionError
 
 ORIGINALS = {
@@ -46,6 +49,45 @@ def host(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def is_replaced(function: object) -> bool:
     return function is not None and function not in ORIGINALS.values()
+
+
+def test_functions_are_pickled_by_reference(model: Path) -> None:
+    names = [
+        (module, name)
+        for module in (safetensors.torch, safetensors.numpy)
+        for name in ("load_file", "load", "save_file", "save", "load_model", "save_model")
+        if hasattr(module, name)
+    ]
+    assert len(names) == 10
+    with drop_in.install():
+        for module, name in names:
+            function = getattr(module, name)
+            assert is_replaced(function)
+            assert pickle.loads(pickle.dumps(function)) is function
+        pickled = pickle.dumps(safetensors.torch.load_file)
+    # As in a process without it, where the name has the function of safetensors.
+    assert pickle.loads(pickled) is safetensors.torch.load_file
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_pools_of_processes_take_functions(tmp_path: Path, method: str) -> None:
+    # Processes that are started anew load by safetensors itself, whose numpy has no bfloat16.
+    path = write_model(tmp_path / "m.safetensors", {"a": ("F32", [3])})
+    done = run(
+        """
+        import multiprocessing, sys
+        from concurrent.futures import ProcessPoolExecutor
+        import hoistway.compat.safetensors, safetensors.numpy
+        hoistway.compat.safetensors.install()
+        context = multiprocessing.get_context(sys.argv[1])
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            loaded, = pool.map(safetensors.numpy.load_file, sys.argv[2:])
+        print(list(loaded))
+        """,
+        method,
+        path,
+    )
+    assert done.stdout == "['a']\n", done.stderr
 
 
 def test_names_are_replaced_where_they_were_bound_and_where_they_come_from(

@@ -155,6 +155,8 @@ def _or_original(ours: Callable[..., Any], original: Callable[..., Any], name: s
             _passed_on.append(PassedOn(name, str(reason)))
             return original(*arguments, **keywords)
 
+    # Pickles name a function by its module, where this one stands for that of safetensors.
+    function.__module__ = original.__module__
     return function
 
 
