@@ -22,7 +22,9 @@ from hoistway._frameworks import (
     converter,
     device_name,
     is_torch,
+    no_package,
     torch_allocator,
+    types_without_package,
 )
 from hoistway._metadata import read_only
 from hoistway._options import LoadOptions, StoreOptions, store_texts
@@ -468,10 +470,21 @@ class Checkpoint:
             wanted[name] = Wanted(name, dtype, kept(shape), raw, nbytes)
         return wanted
 
+    def _check_packages(self, request: Mapping[str, Any]) -> None:
+        """Fails if a tensor of the load is of a type that the framework needs a package for which is missing."""
+        lacking = types_without_package(self._framework[0])
+        if not lacking:
+            return
+        selection = {name: request.get(name) for name in ("select", "exclude", "slices")}
+        for name, dtype, *_ in self._opened.planned(**selection):
+            if dtype in lacking:
+                raise no_package(name, dtype)
+
     def _start(self, request: Mapping[str, Any], order: Order, max_in_flight: int | str | None) -> Tensors:
         merged = self._merged(request)
         # Before anything is read: a missing framework is an error before the load, not after it.
         _ = self._convert
+        self._check_packages(request)
         if self._is_mapped(merged):
             return Mapped(*self._opened.map(**merged))
         return self._opened.start(order=order, max_in_flight=max_in_flight, **merged)
@@ -503,6 +516,7 @@ class Checkpoint:
         options = self._merged(request)
         # Before anything is read: a missing framework is an error before the load, not after it.
         convert = self._convert
+        self._check_packages(request)
         tensors: list[Tensor]
         if self._is_mapped(options):
             tensors, native_report = self._opened.map(**options)

@@ -5,8 +5,9 @@ Frameworks are imported when first used; none of them is needed to import hoistw
 
 from __future__ import annotations
 
+import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -170,14 +171,26 @@ def _numpy() -> Converter:
     return to_numpy
 
 
+def types_without_package(framework: str) -> Collection[str]:
+    """Element types that the framework has by a package which is not installed."""
+    if framework not in ("numpy", "np") or importlib.util.find_spec("ml_dtypes"):
+        return ()
+    return ("BF16", "F4", *_NARROW_TYPES)
+
+
+def no_package(name: str, dtype: str) -> MissingPackageError:
+    """The error of a tensor whose type numpy has by a package that is not installed."""
+    return MissingPackageError(
+        f"tensor {name!r} is of type {dtype}: numpy needs ml_dtypes for that; install it, or choose another framework"
+    )
+
+
 def _ml_dtype(tensor: Tensor) -> Any:
     """The type of ml_dtypes for elements that numpy itself does not know."""
     try:
         import ml_dtypes  # noqa: PLC0415
     except ImportError as error:
-        raise MissingPackageError(
-            f"tensor {tensor.name!r} is of type {tensor.dtype}: numpy needs ml_dtypes for that"
-        ) from error
+        raise no_package(tensor.name, tensor.dtype) from error
     dtype = getattr(ml_dtypes, ELEMENT_TYPES.get(tensor.dtype, ""), None)
     if dtype is None:
         raise UnsupportedDtypeError(

@@ -233,7 +233,17 @@ class Described(NamedTuple):
 
 
 def _describe_all(tensors: Mapping[str, Any]) -> list[Described]:
-    return [describe(tensor_name(name), tensor) for name, tensor in tensors.items()]
+    return [describe(_written_name(name), tensor) for name, tensor in tensors.items()]
+
+
+def _written_name(name: Any) -> str:
+    """The name of a tensor that a file can hold."""
+    text = tensor_name(name)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _refusal(text, "its name has half of a surrogate pair, which UTF-8 cannot hold") from None
+    return text
 
 
 def describe(name: str, tensor: Any) -> Described:

@@ -68,6 +68,10 @@ class StorageError(HoistwayError, OSError):
         self.errno = errno
 
 
+class StoragePermissionError(StorageError, PermissionError):
+    """The operating system or a store does not let this process read or write the file."""
+
+
 class RouteUnavailableError(HoistwayError, RuntimeError):
     """The route that was named cannot carry the data."""
 

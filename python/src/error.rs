@@ -91,21 +91,21 @@ fn exception(py: Python<'_>, error: &Error, message: &str) -> PyResult<PyErr> {
             fields.set_item("tensor", tensor)?;
             "FileChangedError"
         }
-        Error::Io { path, tensor, range, .. } => {
+        Error::Io { path, tensor, range, source, .. } => {
             set_path(path)?;
             fields.set_item("tensor", tensor)?;
             fields.set_item("offset", range.map(|range| range.start()))?;
             fields.set_item("errno", error.errno())?;
-            "StorageError"
+            storage_class(source)
         }
-        Error::System { .. } => {
+        Error::System { source, .. } => {
             fields.set_item("errno", error.errno())?;
-            "StorageError"
+            storage_class(source)
         }
         Error::NotSynced { path, source } => {
             set_path(path)?;
             fields.set_item("errno", source.raw_os_error())?;
-            "StorageError"
+            storage_class(source)
         }
         Error::RouteUnavailable { path, .. } => {
             path.as_ref().map(set_path).transpose()?;
@@ -155,6 +155,14 @@ fn exception(py: Python<'_>, error: &Error, message: &str) -> PyResult<PyErr> {
         _ => "HoistwayError",
     };
     named(class, py, message, &fields)
+}
+
+/// The class of an error of the system's or of a store's.
+fn storage_class(source: &std::io::Error) -> &'static str {
+    match source.kind() {
+        std::io::ErrorKind::PermissionDenied => "StoragePermissionError",
+        _ => "StorageError",
+    }
 }
 
 /// The exception for a tensor whose type a framework lacks.

@@ -14,7 +14,7 @@ import hoistway
 import numpy as np
 import pytest
 import torch
-from conftest import assert_threads_end, make_cold, same_bytes, thread_count, write_model
+from conftest import assert_threads_end, make_cold, run, same_bytes, thread_count, write_model
 from hoistway import _checkpoint
 from hoistway.errors import (
     ClosedError,
@@ -342,3 +342,52 @@ def test_types_that_a_framework_lacks(tmp_path: Path) -> None:
             checkpoint.get_slice("a")[:, ::2]
     with hoistway.open(even, framework="numpy") as checkpoint:
         assert checkpoint.get_slice("a")[:, ::2].shape == (4, 4)
+
+
+def test_a_file_without_permission_is_a_permission_error(model: Path) -> None:
+    done = run(
+        """
+        import errno, os, sys
+        import hoistway, hoistway.compat.safetensors
+        path = sys.argv[1]
+        os.chmod(path, 0)
+        os.chmod(os.path.dirname(path), 0o500)
+        if os.getuid() == 0:
+            os.setuid(65534)
+        tensors = hoistway.load(hoistway.save({}), framework="raw")
+        for start in (
+            lambda: hoistway.load_file(path, framework="raw"),
+            lambda: hoistway.save_file(tensors, path + "2"),
+            lambda: hoistway.compat.safetensors.safe_open(path, "np"),
+        ):
+            try:
+                start()
+            except PermissionError as error:
+                print(isinstance(error, hoistway.errors.StorageError), error.errno == errno.EACCES)
+        """,
+        model,
+    )
+    model.parent.chmod(0o700)
+    assert done.stdout.splitlines() == ["True True"] * 3, done.stderr
+
+
+def test_a_tilde_in_a_path_of_ours_is_the_home(model: Path, tmp_path: Path) -> None:
+    home, folder = tmp_path / "home", tmp_path / "folder"
+    home.mkdir()
+    folder.mkdir()
+    done = run(
+        """
+        import os, sys
+        import hoistway
+        os.chdir(sys.argv[2])
+        hoistway.open(sys.argv[1], cache="~/argument").close()
+        hoistway.open(sys.argv[1]).close()
+        """,
+        model,
+        folder,
+        HOME=str(home),
+        HOISTWAY_CACHE="~/variable",
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir(home)) == ["argument", "variable"]
+    assert os.listdir(folder) == []

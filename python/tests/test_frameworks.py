@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from conftest import BITS, same_bytes, write_model
+from conftest import BITS, run, same_bytes, write_model
 
 TORCH = {
     "BOOL": torch.bool,
@@ -148,3 +148,27 @@ def test_tensors_can_be_saved_and_pickled(model: Path, tmp_path: Path) -> None:
     torch.save(tensors["ids"], tmp_path / "ids.pt")
     assert (tmp_path / "ids.pt").stat().st_size < 10_000, "only the tensor is saved, not its neighbours"
     assert same_bytes(pickle.loads(pickle.dumps(tensors["ids"])), tensors["ids"])
+
+
+def test_a_package_that_is_missing_is_told_before_anything_is_read(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {"a": ("F32", [100]), "b": ("BF16", [100])})
+    done = run(
+        """
+        import sys
+        sys.modules["ml_dtypes"] = None
+        import hoistway
+        path, read = sys.argv[1], []
+        def load(**options):
+            return hoistway.load_file(path, framework="numpy", progress=lambda done, _: read.append(done), **options)
+        for start in (load, lambda: hoistway.iter_tensors(path, framework="numpy")):
+            try:
+                start()
+            except ImportError as error:
+                print(error, read)
+        # What is left out needs nothing.
+        print(list(load(exclude="b")), len(dict(hoistway.iter_tensors(path, framework="numpy", select="a"))))
+        """,
+        path,
+    )
+    told = "tensor 'b' is of type BF16: numpy needs ml_dtypes for that; install it, or choose another framework []"
+    assert done.stdout.splitlines() == [told, told, "['a'] 1"], done.stderr

@@ -310,6 +310,14 @@ def test_errors_are_those_that_python_expects(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_a_name_that_is_no_text_is_called_that(tmp_path: Path) -> None:
+    for save in (hoistway.save_file, lambda tensors, path: hoistway.save_sharded(tensors, path.parent)):
+        with pytest.raises(OptionError, match="half of a surrogate pair") as caught:
+            save({"\ud800": np.ones(3)}, tmp_path / "m")
+        assert caught.value.tensor == "\ud800"
+    assert os.listdir(tmp_path) == []
+
+
 def test_saving_needs_no_framework_and_imports_none(tmp_path: Path) -> None:
     hoistway.save_file({"a": np.arange(3)}, tmp_path / "from")
     done = run(

@@ -19,6 +19,7 @@ from hoistway.errors import (
     HoistwayError,
     SliceError,
     StorageError,
+    StoragePermissionError,
     TensorNotFoundError,
 )
 
@@ -213,7 +214,9 @@ def _check_file(path: str) -> None:
     try:
         is_directory = stat.S_ISDIR(os.stat(path).st_mode)
     except PermissionError as error:
-        raise adopt(StorageError(f"{path}: {error.strerror}", path=path, errno=error.errno)) from None
+        raise adopt(
+            StoragePermissionError(f"{path}: {error.strerror}", path=path, errno=error.errno)
+        ) from None
     except (OSError, ValueError):
         raise CheckpointNotFoundError(f"No such file or directory: {path}", path=path) from None
     if is_directory:

@@ -171,7 +171,7 @@ def _find_shared_tensors(tensors: Mapping[str, torch.Tensor]) -> list[set[str]]:
 
 
 def _overlapping(tensors: Mapping[str, torch.Tensor], names: Iterable[str]) -> list[set[str]]:
-    spans = sorted((*_span(tensors[name]), name) for name in names)
+    spans = sorted((tensors[name].data_ptr(), _end_ptr(tensors[name]), name) for name in names)
     groups: list[set[str]] = []
     end = 0
     for start, stop, name in spans:
@@ -183,11 +183,11 @@ def _overlapping(tensors: Mapping[str, torch.Tensor], names: Iterable[str]) -> l
     return groups
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte of a tensor, and the one after its last."""
+def _end_ptr(tensor: torch.Tensor) -> int:
+    """Where the byte after a tensor's last one is."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     length = 0 if tensor.numel() == 0 else (last + 1) * tensor.element_size()
-    return tensor.data_ptr(), tensor.data_ptr() + length
+    return tensor.data_ptr() + length
 
 
 def _is_complete(tensor: torch.Tensor) -> bool:
