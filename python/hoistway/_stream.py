@@ -91,7 +91,11 @@ class TensorStream(Iterator[tuple[str, Any]]):
     @property
     def report(self) -> Report:
         """What the load has done so far; the whole truth after the last tensor."""
-        return Report._from_native(_merged(self._sources))
+        return Report._from_native(self.native_report())
+
+    def native_report(self) -> _native.Report:
+        """The same, to be merged with others."""
+        return _merged(self._sources)
 
     def close(self) -> None:
         """Ends the load, if it has not ended by itself."""

@@ -42,6 +42,85 @@ def test_weights_come_in_the_order_of_the_files(files: list[str]) -> None:
     assert all(same_bytes(tensor, expected[name]) for name, tensor in weights)
 
 
+def test_a_name_in_several_files_comes_from_each(tmp_path: Path) -> None:
+    paths = [
+        str(
+            write_model(
+                tmp_path / f"{seed}.safetensors", {"x": ("F32", [256]), f"y{seed}": ("U8", [9])}, seed=seed
+            )
+        )
+        for seed in range(3)
+    ]
+    of_each = [hoistway.load_file(path) for path in paths]
+
+    def weights(**options: Any) -> list[tuple[str, torch.Tensor]]:
+        loader = parallel(paths, **options)
+        for _ in range(2):
+            given = list(loader.iterate_weights())
+        assert loader.report.tensors == len(given)
+        assert loader.report.tensor_bytes == sum(tensor.nbytes for _, tensor in given)
+        loader.close()
+        with pytest.raises(ValueError, match="closed"):
+            next(loader.iterate_weights())
+        return given
+
+    given = weights(queue_size=-1)
+    assert [name for name, _ in given] == ["x", "y0", "x", "y1", "x", "y2"]
+    expected = [tensor for loaded in of_each for tensor in loaded.values()]
+    assert all(same_bytes(tensor, other) for (_, tensor), other in zip(given, expected, strict=True))
+    theirs = pytest.importorskip("fastsafetensors")
+    others = theirs.ParallelLoader(None, paths, use_tqdm_on_load=False, nogds=True, framework="pytorch")
+    assert sorted(name for name, _ in others.iterate_weights()) == sorted(name for name, _ in given)
+    others.close()
+    # Also where the filter drops the very name.
+    given = weights(tensor_filter=lambda name: name != "x")
+    assert [name for name, _ in given] == ["y0", "y1", "y2"]
+    # What is wrong for another reason stays wrong.
+    Path(paths[1]).write_bytes(b"\0" * 8)
+    with pytest.raises(errors.FormatError, match=r"1\.safetensors"):
+        parallel(paths)
+
+
+def test_ranges_of_copiers_are_checked(files: list[str]) -> None:
+    base = pytest.importorskip("fastsafetensors.copier.base")
+    framework = fst.frameworks.get_framework_op("pytorch")
+    metadata = fst.SafeTensorsMetadata.from_file(files[0], framework)
+    first, last = metadata.header_length, metadata.size_bytes
+
+    class Copier(fst.copier.base.CopierInterface):
+        def submit_io(self, *_arguments: Any) -> Any: ...
+
+        def wait_io(self, *_arguments: Any, **_keywords: Any) -> Any: ...
+
+    copier = Copier()
+    copier.metadata = metadata
+    for ranges, is_valid in [
+        (None, True),
+        ([], True),
+        ([(first, last)], True),
+        ([(first, first + 4), (first + 4, last)], True),
+        ([[first, first + 4]], True),
+        ([(0, last)], False),
+        ([(first, last + 1)], False),
+        ([(first, first)], False),
+        ([(first + 4, first)], False),
+        ([(first + 4, last), (first, first + 4)], False),
+        ([(first, first + 8), (first + 4, last)], False),
+        ([(first, True)], False),
+        ([(float(first), last)], False),
+        ([first], False),
+        ([(first, last, last)], False),
+    ]:
+        outcomes = []
+        for check in (copier.set_byte_ranges, lambda ranges: base.validated_byte_ranges(metadata, ranges)):
+            try:
+                check(ranges)
+                outcomes.append(True)
+            except ValueError:
+                outcomes.append(False)
+        assert outcomes == [is_valid, is_valid], ranges
+
+
 def test_weights_can_be_iterated_again_and_ended_early(files: list[str]) -> None:
     loader = parallel(files)
     weights = loader.iterate_weights()
@@ -75,7 +154,7 @@ def test_several_ranks_load_to_what_torch_means_by_cuda(
     monkeypatch.setattr(_parallel.distributed, "iter_tensors", lambda *_, **options: asked.update(options))
     for version, name in (("6.3.42134", "rocm:0"), (None, "cuda:0")):
         monkeypatch.setattr(torch.version, "hip", version)
-        loader._started()
+        loader._of_all_ranks()
         assert asked["device"] == name
     loader.close()
 

@@ -174,7 +174,7 @@ def test_an_encoder_that_fails_leaves_nothing(tmp_path: Path) -> None:
         ([("a", "AUTO", [2], 4)], "AUTO"),
         ([("a", "I16", [2], 5)], "do not make 5 bytes"),
         ([("a", "I16", [-2], -4)], "do not make"),
-        ([("a", "F4", [3], 1)], "do not make"),
+        ([("a", "F4", [4], 1)], "do not make"),
     ],
 )
 def test_entries_that_no_file_can_hold_are_refused_before_anything_is_written(
@@ -198,3 +198,68 @@ def test_entries_of_tensors_are_saved_with_their_own_type_and_shape(tmp_path: Pa
     assert loaded.dtype is torch.uint8
     assert loaded.shape == (4, 6)
     assert loaded.reshape(-1).view(torch.int32).tolist() == list(range(6))
+
+
+def test_entries_are_saved_in_one_call_or_by_a_plan(tmp_path: Path) -> None:
+    entries = [plain_entry(name, tensor) for name, tensor in tensors().items()]
+    by_call = fst.saver.save_sharded(entries, str(tmp_path / "call"), num_shards=2, metadata={"a": "b"})
+    plans = fst.saver.plan_shards(
+        entries,
+        fst.saver.shard_paths(str(tmp_path / "plan"), 2),
+        metadata={"a": "b"},
+        shard_metadata=lambda entries: {"count": str(len(entries))},
+        header_align=64,
+    )
+    assert not list(tmp_path.glob("plan*"))
+    assert sum(plan.total_bytes for plan in plans) == sum(entry.nbytes for entry in entries)
+    by_plan = fst.saver.write_shards(plans, tensor_fill())
+    assert by_plan == [plan.path for plan in plans]
+    for paths in (by_call, by_plan):
+        loaded = hoistway.load_file(paths, framework="raw")
+        assert {name: tensor.tobytes() for name, tensor in loaded.items()} == {
+            name: bytes(tensor.contiguous().flatten().view(torch.uint8).tolist())
+            if tensor.numel() and tensor.dim()
+            else tensor.numpy().tobytes()
+            for name, tensor in tensors().items()
+        }
+    header = int.from_bytes(Path(by_plan[0]).read_bytes()[:8], "little")
+    assert (header + 8) % 64 == 0
+    with hoistway.open(by_plan[1]) as checkpoint:
+        texts = checkpoint.metadata()
+        assert texts["a"] == "b"
+        assert texts["count"] == str(len(checkpoint))
+    assert fst.saver.write_shards([], tensor_fill()) == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        (WriteEntry("w", fst.DType.F4, [2, 3], 3), "even last dimension"),
+        (WriteEntry("w", fst.DType.F4, [], 0), "even last dimension"),
+        (WriteEntry("__metadata__", fst.DType.F32, [1], 4), "keep that name"),
+    ],
+)
+def test_entries_that_files_cannot_hold_are_refused(tmp_path: Path, entry: WriteEntry, told: str) -> None:
+    saver = pytest.importorskip("fastsafetensors.saver")
+    types = pytest.importorskip("fastsafetensors.st_types")
+    theirs = saver.WriteEntry(entry.name, types.DType(entry.dtype.value), entry.shape, entry.nbytes)
+    for fill in (None, lambda work: None):
+        with pytest.raises(ValueError, match=told):
+            fst.saver.save_sharded([entry], str(tmp_path / "m"), fill=fill)
+    with pytest.raises(ValueError, match=r"F4|reserved"):
+        saver.save_sharded([theirs], str(tmp_path / "m"))
+    assert not os.listdir(tmp_path)
+
+
+def test_what_is_asked_for_is_named_in_its_own_words(tmp_path: Path) -> None:
+    base = str(tmp_path / "m")
+    with pytest.raises(ValueError, match="'w' cannot be saved: it has no source"):
+        fst.saver.save_sharded([WriteEntry("w", fst.DType.F32, [1], 4)], base)
+    for alignment in (-8, 0, 4, 24, 4 << 20):
+        with pytest.raises(ValueError, match=f"header_align cannot be {alignment}: it is a power of two"):
+            fst.saver.save_sharded([], base, header_align=alignment)
+    with pytest.raises(ValueError, match="metadata cannot have 'a'"):
+        fst.saver.save_sharded([], base, metadata={"a": 1})
+    with pytest.raises(ValueError, match="paths cannot be"):
+        fst.saver.plan_shards([], [base, os.path.join(tmp_path, ".", "m")])
+    assert not os.listdir(tmp_path)

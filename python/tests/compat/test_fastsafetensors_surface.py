@@ -11,7 +11,7 @@ from typing import Any
 
 import hoistway.compat.fastsafetensors as ours
 import pytest
-from conftest import run
+from conftest import run, write_model
 
 theirs = pytest.importorskip("fastsafetensors")
 
@@ -207,3 +207,21 @@ def test_buffers_of_cpp_are_what_they_say() -> None:
     memory = ctypes.create_string_buffer(b"some bytes")
     buffer = cpp.gds_device_buffer(ctypes.addressof(memory), 10, False)
     assert cpp.read_buffer(buffer.get_base_address(), buffer.get_length()) == b"some bytes"
+
+
+def test_names_of_the_readme_are_there(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {"a": ("F32", [3])})
+    loader = ours.SafeTensorsFileLoader(None, "cpu")
+    loader.add_filenames({0: [str(path)]})
+    assert loader.copy_file_to_device().get_tensor("a").shape == (3,)
+    path.write_bytes(path.read_bytes() + b"more")
+    with ours.fastsafe_open(str(path), lenient=True) as file:
+        assert file.get_keys() == file.keys() == ["a"]
+    with pytest.raises(ValueError, match="lenient"):
+        ours.fastsafe_open(str(path))
+
+
+@pytest.mark.parametrize("name", ["dstorage", "fgds", "gds", "nogds", "threefs", "unified"])
+def test_modules_of_copiers_say_what_to_use(name: str) -> None:
+    with pytest.raises(ImportError, match=rf"no fastsafetensors\.copier\.{name}: .* copier_type="):
+        importlib.import_module(f"hoistway.compat.fastsafetensors.copier.{name}")

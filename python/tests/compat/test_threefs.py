@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Daemon, StandIn, write_model
+from conftest import DAEMON, Daemon, StandIn, run, write_model
 from hoistway.compat import threefs
 from hoistway.errors import (
     CheckpointNotFoundError,
@@ -311,6 +311,19 @@ def test_without_a_3fs_there_is_no_reader(
     assert "read without USRBIO" in caplog.text
 
 
+def test_an_empty_mount_point_is_called_that(tmp_path: Path) -> None:
+    # What extract_mount_point gives for a path elsewhere.
+    assert threefs.extract_mount_point(tmp_path) == ""
+    for make in (
+        threefs.ThreeFSFileReader,
+        lambda mount_point: threefs.create_reader("cpp", mount_point=mount_point),
+    ):
+        with pytest.raises(RouteUnavailableError, match="the mount point is empty: extract_mount_point"):
+            make("")
+    reader = threefs.create_reader("auto", mount_point="")
+    assert isinstance(reader, threefs.MockFileReader)
+
+
 def test_what_is_available_is_what_answers(daemon: Daemon, path, monkeypatch) -> None:
     monkeypatch.delenv("THREEFS_MOUNT_POINT", raising=False)
     monkeypatch.delenv("FASTSAFETENSORS_BACKEND", raising=False)
@@ -340,3 +353,20 @@ def test_the_vendors_library_is_found_where_programs_put_it(tmp_path: Path, monk
     library = tmp_path / "libhf3fs_api_shared.so.1"
     library.touch()
     assert threefs.get_hf3fs_lib_path() == str(library)
+
+
+def test_the_vendors_library_that_is_loaded_is_named(tmp_path: Path) -> None:
+    library = DAEMON.with_name("libhf3fs_api_shared.so")
+    done = run(
+        """
+        import ctypes, sys
+        from hoistway.compat import threefs
+        print(threefs.get_hf3fs_lib_path())
+        ctypes.CDLL(sys.argv[1])
+        print(threefs.get_hf3fs_lib_path())
+        """,
+        library,
+        HF3FS_LIB_DIR=str(tmp_path),
+        LD_LIBRARY_PATH="",
+    )
+    assert done.stdout.splitlines() == ["None", str(library.resolve())], done.stderr

@@ -6,6 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
+def absent_copier(name: str) -> ImportError:
+    """The error of importing the module of a copier of the peer's."""
+    return ImportError(
+        f"hoistway has no fastsafetensors.copier.{name}: what its copiers do is done by the engine; name one as "
+        "copier_type= of a loader, or register one of your own",
+        name=f"fastsafetensors.copier.{name}",
+    )
+
+
 def absent(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
     """A ``__getattr__`` of a module: an `ImportError` for these names, with the reason that each has."""
 

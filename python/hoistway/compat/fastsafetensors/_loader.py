@@ -208,6 +208,9 @@ class SafeTensorsFileLoader:
             report=self._report,
         )
 
+    # The name that the README of fastsafetensors has.
+    copy_file_to_device = copy_files_to_device
+
     def reset(self) -> None:
         """Forgets all files."""
         self.frames = {}

@@ -22,6 +22,7 @@ class fastsafe_open:  # noqa: N801  (the name that people look for)
         debug_log: Whether to log reports as information.
         max_copy_block_size: For registered copiers.
         use_fgds: An error if true.
+        lenient: Whether to take files with bytes after the last tensor.
     """
 
     def __init__(  # noqa: PLR0917  (the parameters are the interface's)
@@ -34,9 +35,18 @@ class fastsafe_open:  # noqa: N801  (the name that people look for)
         debug_log: bool = False,
         max_copy_block_size: int = 16 << 30,
         use_fgds: bool = False,
+        *,
+        lenient: bool | None = None,
     ) -> None:
+        options: dict[str, Any] = {} if lenient is None else {"lenient": lenient}
         self.loader = SafeTensorsFileLoader(
-            pg, device, nogds=nogds, debug_log=debug_log, framework=framework, use_fgds=use_fgds
+            pg,
+            device,
+            nogds=nogds,
+            debug_log=debug_log,
+            framework=framework,
+            use_fgds=use_fgds,
+            **options,
         )
         by_rank = filenames if isinstance(filenames, dict) else {0: _listed(filenames)}
         self.loader.add_filenames(by_rank)
@@ -54,6 +64,8 @@ class fastsafe_open:  # noqa: N801  (the name that people look for)
     def keys(self) -> list[str]:
         """Names of the tensors."""
         return list(self.fb.key_to_rank_lidx)
+
+    get_keys = keys
 
     def get_tensor(self, name: str) -> Any:
         """A tensor, which stays valid as long as someone holds it."""

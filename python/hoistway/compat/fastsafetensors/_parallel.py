@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
-from hoistway import Checkpoint, distributed
+from hoistway import Checkpoint, Report, _native, distributed
 from hoistway.compat.fastsafetensors._budget import bytes_in_flight
 from hoistway.compat.fastsafetensors._config import LoaderConfig, check_producers, load_config
 from hoistway.compat.fastsafetensors._dtypes import DType
@@ -17,7 +18,7 @@ from hoistway.compat.fastsafetensors._loader import SafeTensorsFileLoader
 from hoistway.distributed._agreement import confer
 from hoistway.distributed._link import Link
 from hoistway.distributed._load import SECONDS
-from hoistway.errors import OptionError
+from hoistway.errors import FormatError, OptionError
 
 Predicate = Callable[[str], bool]
 _T = TypeVar("_T")
@@ -138,7 +139,7 @@ class ParallelLoader:
         self._report: Any = None
         self.loader.set_tensor_filter(tensor_filter)
         self._timeout = timeout
-        self._checkpoint, self._names, self._in_flight = self._agreed(
+        self._checkpoints, self._names, self._in_flight = self._agreed(
             lambda: self._opened(
                 queue_size=queue_size,
                 max_batch_bytes=max_batch_bytes,
@@ -167,16 +168,35 @@ class ParallelLoader:
 
     def close(self) -> None:
         """Closes the files. Tensors that were given stay valid."""
-        self._checkpoint.close()
+        for checkpoint in self._checkpoints:
+            checkpoint.close()
         self.loader.close()
 
-    def _opened(self, **bounds: Any) -> tuple[Checkpoint, list[str], int]:
+    def _opened(self, **bounds: Any) -> tuple[list[Checkpoint], list[str], int]:
         """The files, the names of what is wanted of them, and the bytes to have on their way."""
-        checkpoint = self.loader.open(self.hf_weights_files)
-        names = checkpoint.keys()
-        if self._keep is not None:
-            names = list(filter(self._keep, names))
-        return checkpoint, names, bytes_in_flight({name: _size(checkpoint, name) for name in names}, **bounds)
+        checkpoints = self._opened_files()
+        names: list[str] = []
+        sizes: dict[str, int] = {}
+        for checkpoint in checkpoints:
+            for name in filter(self._keep, checkpoint.keys()) if self._keep else checkpoint.keys():
+                names.append(name)
+                sizes[name] = max(sizes.get(name, 0), _size(checkpoint, name))
+        return checkpoints, names, bytes_in_flight(sizes, **bounds)
+
+    def _opened_files(self) -> list[Checkpoint]:
+        """All files as one checkpoint, or each as one of its own, where several have a tensor of one name."""
+        try:
+            return [self.loader.open(self.hf_weights_files)]
+        except FormatError as error:
+            if self.loader.pg.size() > 1 or len(self.hf_weights_files) < 2:
+                raise
+            apart = [self.loader.open([path]) for path in self.hf_weights_files]
+            counts: Counter[str] = Counter()
+            for checkpoint in apart:
+                counts.update(checkpoint.keys())
+            if max(counts.values(), default=1) == 1:
+                raise error
+            return apart
 
     def _agreed(self, prepare: Callable[[], _T]) -> _T:
         """What is prepared; fails on all ranks if that fails on one: the others would wait for it."""
@@ -192,17 +212,26 @@ class ParallelLoader:
         return prepared
 
     def _stream(self) -> Generator[tuple[str, Any], None, None]:
-        with self._started() as stream:
-            try:
-                yield from stream
-            finally:
-                self._report = stream.report
-
-    def _started(self) -> Any:
-        if self.loader.pg.size() == 1:
-            return self._checkpoint.iter_tensors(
+        if self.loader.pg.size() > 1:
+            with closing(self._of_all_ranks()) as stream:
+                try:
+                    yield from stream
+                finally:
+                    self._report = stream.report
+            return
+        before: _native.Report | None = None
+        for checkpoint in self._checkpoints:
+            with checkpoint.iter_tensors(
                 select=self._keep, order="file", max_in_flight=self._in_flight
-            )
+            ) as stream:
+                try:
+                    yield from stream
+                finally:
+                    so_far = stream.native_report()
+                    before = so_far if before is None else before.merged(so_far)
+                    self._report = Report._from_native(before)
+
+    def _of_all_ranks(self) -> Any:
         return distributed.iter_tensors(
             self.hf_weights_files,
             group=self._group,

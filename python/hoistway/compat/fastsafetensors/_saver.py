@@ -23,6 +23,9 @@ from hoistway.errors import FormatError, OptionError, StorageError
 _INDEX, _COUNT, _SET = "fst.shard.index", "fst.shard.count", "fst.shard.set"
 # What buffers for encoders begin at multiples of.
 _BUFFER_ALIGNMENT = 4096
+# What the data of files begins at multiples of, at most.
+_WIDEST = 2 << 20
+_THREADS = 8
 
 
 @dataclass
@@ -46,6 +49,22 @@ class ShardSetError(FormatError):
     """Files are not all those of one save, in their order."""
 
 
+@dataclass
+class ShardPlan:
+    """A file to write. Where tensors lie in it, the engine says as it writes."""
+
+    path: str
+    entries: list[WriteEntry]
+    metadata: dict[str, str]
+    """Text for the file to carry."""
+    header_align: int = 8
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(entry.nbytes for entry in self.entries)
+
+
 class ParallelSaver:
     """Saves tensors as files ``BASE-00001-of-00016.safetensors`` and so on, each of which is whole or not there.
 
@@ -66,7 +85,7 @@ class ParallelSaver:
         *,
         num_shards: int = 16,
         framework: str = "pytorch",
-        num_threads: int = 8,
+        num_threads: int = _THREADS,
         shard_metadata: ShardMetadata | None = None,
         fill: Fill | None = None,
         min_free_bytes: int = 0,
@@ -100,7 +119,7 @@ class ParallelSaver:
             base: What names begin with, directories included; these are made.
             metadata: Text for every file to carry.
             shard0_metadata: Text for the first file to carry.
-            header_align: The data begins at a multiple of this: a power of two from 8.
+            header_align: The data begins at a multiple of this: a power of two from 8 to 2 MiB.
         """
         entries = [plain_entry(name, tensor, framework=self.framework) for name, tensor in tensors.items()]
         return self.save_entries(
@@ -125,70 +144,153 @@ class ParallelSaver:
             shard0_metadata: Text for the first file to carry.
             header_align: The data begins at a multiple of this.
         """
-        _check(entries)
-        shards: list[list[WriteEntry]] = [[] for _ in range(self.num_shards)]
-        filled = [0] * self.num_shards
-        for entry in sorted(entries, key=lambda entry: -entry.nbytes):
-            emptiest = filled.index(min(filled))
-            shards[emptiest].append(entry)
-            filled[emptiest] += entry.nbytes
-        texts = self._texts(shards, metadata or {}, shard0_metadata or {})
-        directory = os.path.dirname(os.path.abspath(base))
-        self._check_space(directory, sum(filled) * (1 if self.fill is None else 2))
-        paths = shard_paths(base, self.num_shards)
-        if self.fill is None:
-            described = {entry.name: _described(entry, self.framework) for entry in entries}
-            self._write(shards, paths, texts, described, header_align)
-        else:
-            with _filled(entries, self.fill, directory) as described:
-                self._write(shards, paths, texts, described, header_align)
-        return paths
+        plans = plan_shards(
+            entries,
+            shard_paths(base, self.num_shards),
+            metadata=metadata,
+            shard0_metadata=shard0_metadata,
+            shard_metadata=self.shard_metadata,
+            header_align=header_align,
+        )
+        if self.fill is not None:
+            return _filled_shards(plans, self.fill, self.min_free_bytes, self.fsync, self.num_threads)
+        _check_sources(entries)
+        _check_space(plans, self.min_free_bytes, copies=1)
+        described = {entry.name: _described(entry, self.framework) for entry in entries}
+        return _write(plans, described, self.fsync, self.num_threads)
 
-    def _write(
-        self,
-        shards: Sequence[Sequence[WriteEntry]],
-        paths: Sequence[str],
-        texts: Sequence[Mapping[str, str]],
-        described: Mapping[str, Described],
-        alignment: int,
-    ) -> None:
-        at_once = min(self.num_threads, len(paths))
 
-        def write_shard(number: int) -> None:
-            save_described(
-                [described[entry.name] for entry in shards[number]],
-                paths[number],
-                texts[number],
-                sync=self.fsync,
-                alignment=alignment,
-                threads=max(1, self.num_threads // at_once),
+def save_sharded(
+    entries: Sequence[WriteEntry],
+    base: str,
+    *,
+    num_shards: int = 16,
+    fill: Fill | None = None,
+    framework: str = "pytorch",
+    min_free_bytes: int = 0,
+    fsync: bool = False,
+    metadata: Mapping[str, str] | None = None,
+    shard0_metadata: Mapping[str, str] | None = None,
+    shard_metadata: ShardMetadata | None = None,
+    header_align: int = 8,
+) -> list[str]:
+    """Saves entries in one call, as `ParallelSaver.save_entries` does, and returns the names of the files."""
+    saver = ParallelSaver(
+        num_shards=num_shards,
+        framework=framework,
+        shard_metadata=shard_metadata,
+        fill=fill,
+        min_free_bytes=min_free_bytes,
+        fsync=fsync,
+    )
+    return saver.save_entries(
+        entries, base, metadata=metadata, shard0_metadata=shard0_metadata, header_align=header_align
+    )
+
+
+def plan_shards(
+    entries: Sequence[WriteEntry],
+    paths: Sequence[str],
+    *,
+    metadata: Mapping[str, str] | None = None,
+    shard0_metadata: Mapping[str, str] | None = None,
+    shard_metadata: ShardMetadata | None = None,
+    header_align: int = 8,
+) -> list[ShardPlan]:
+    """Shares entries out to files, the largest first and to the emptiest file. Writes nothing.
+
+    Args:
+        entries: What to save.
+        paths: The files.
+        metadata: As for `ParallelSaver.save`.
+        shard0_metadata: As for `ParallelSaver.save`.
+        shard_metadata: As for `ParallelSaver`.
+        header_align: As for `ParallelSaver.save`.
+    """
+    if not paths or len(set(map(os.path.abspath, paths))) != len(paths):
+        raise OptionError(f"paths cannot be {list(paths)}: there is at least one, and each once")
+    if not (8 <= header_align <= _WIDEST and header_align.bit_count() == 1):
+        raise OptionError(f"header_align cannot be {header_align}: it is a power of two from 8 to {_WIDEST}")
+    _check(entries)
+    shards: list[list[WriteEntry]] = [[] for _ in paths]
+    filled = [0] * len(paths)
+    for entry in sorted(entries, key=lambda entry: -entry.nbytes):
+        emptiest = filled.index(min(filled))
+        shards[emptiest].append(entry)
+        filled[emptiest] += entry.nbytes
+    together = uuid.uuid4().hex
+    plans = []
+    for number, (path, shard) in enumerate(zip(paths, shards, strict=True)):
+        extra = {} if shard_metadata is None else dict(shard_metadata(tuple(shard)))
+        own = {_INDEX: str(number), _COUNT: str(len(paths)), _SET: together}
+        if own.keys() & extra.keys():
+            raise OptionError(
+                f"shard_metadata cannot have {min(own.keys() & extra.keys())!r}: it is set here"
             )
+        first = shard0_metadata if number == 0 else None
+        texts = {**(metadata or {}), **(first or {}), **own, **extra}
+        for key, value in texts.items():
+            if not (isinstance(key, str) and isinstance(value, str)):
+                raise OptionError(f"metadata cannot have {key!r} with the value {value!r}: both are text")
+        plans.append(ShardPlan(path, shard, texts, header_align))
+    return plans
 
-        with ThreadPoolExecutor(at_once) as pool:
-            list(pool.map(write_shard, range(len(paths))))
 
-    def _texts(
-        self, shards: Sequence[Sequence[WriteEntry]], metadata: Mapping[str, str], first: Mapping[str, str]
-    ) -> list[dict[str, str]]:
-        together = uuid.uuid4().hex
-        texts = []
-        for number, shard in enumerate(shards):
-            extra = {} if self.shard_metadata is None else dict(self.shard_metadata(tuple(shard)))
-            own = {_INDEX: str(number), _COUNT: str(len(shards)), _SET: together}
-            if own.keys() & extra.keys():
-                raise OptionError(
-                    f"shard_metadata cannot have {min(own.keys() & extra.keys())!r}: it is set here"
-                )
-            texts.append({**metadata, **(first if number == 0 else {}), **own, **extra})
-        return texts
+def write_shards(
+    plans: Sequence[ShardPlan], fill: Fill, *, min_free_bytes: int = 0, fsync: bool = False
+) -> list[str]:
+    """Writes planned files with what ``fill`` writes into the buffers of their entries, and returns their names.
 
-    def _check_space(self, directory: str, needed: int) -> None:
+    Args:
+        plans: What `plan_shards` gave.
+        fill: As for `ParallelSaver`, like all others.
+        min_free_bytes: Space that is to be left over.
+        fsync: Whether to wait until all is on the disk.
+    """
+    return _filled_shards(plans, fill, min_free_bytes, fsync, _THREADS)
+
+
+def _filled_shards(
+    plans: Sequence[ShardPlan], fill: Fill, min_free_bytes: int, fsync: bool, threads: int
+) -> list[str]:
+    if not plans:
+        return []
+    # The buffers take as much room as the files.
+    _check_space(plans, min_free_bytes, copies=2)
+    entries = [entry for plan in plans for entry in plan.entries]
+    with _filled(entries, fill, os.path.dirname(os.path.abspath(plans[0].path))) as described:
+        return _write(plans, described, fsync, threads)
+
+
+def _write(
+    plans: Sequence[ShardPlan], described: Mapping[str, Described], fsync: bool, threads: int
+) -> list[str]:
+    at_once = min(threads, len(plans))
+
+    def write_shard(plan: ShardPlan) -> None:
+        save_described(
+            [described[entry.name] for entry in plan.entries],
+            plan.path,
+            plan.metadata,
+            sync=fsync,
+            alignment=plan.header_align,
+            threads=max(1, threads // at_once),
+        )
+
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(write_shard, plans))
+    return [plan.path for plan in plans]
+
+
+def _check_space(plans: Sequence[ShardPlan], min_free_bytes: int, copies: int) -> None:
+    needed = copies * sum(plan.total_bytes for plan in plans)
+    for directory in {os.path.dirname(os.path.abspath(plan.path)) for plan in plans}:
         os.makedirs(directory, exist_ok=True)
         free = shutil.disk_usage(directory).free
-        if free < needed + self.min_free_bytes:
+        if free < needed + min_free_bytes:
             raise StorageError(
                 f"{directory} has {free} bytes left, too few for {needed} bytes of tensors and the "
-                f"{self.min_free_bytes} bytes that are to be left over",
+                f"{min_free_bytes} bytes that are to be left over",
                 path=directory,
             )
 
@@ -262,8 +364,17 @@ def _check(entries: Sequence[WriteEntry]) -> None:
                 f"tensor {entry.name!r} cannot be saved: the name is given twice", tensor=entry.name
             )
         names.add(entry.name)
+        if entry.name == "__metadata__":
+            raise OptionError(
+                "tensor '__metadata__' cannot be saved: files keep that name", tensor=entry.name
+            )
         if entry.dtype is DType.AUTO:
             raise OptionError(f"tensor {entry.name!r} cannot be saved: AUTO is no type", tensor=entry.name)
+        if entry.dtype is DType.F4 and (not entry.shape or entry.shape[-1] % 2):
+            raise OptionError(
+                f"tensor {entry.name!r} cannot be saved: F4 needs an even last dimension, not {entry.shape}",
+                tensor=entry.name,
+            )
         needed = entry.dtype.bits
         for size in entry.shape:
             needed *= size
@@ -271,6 +382,15 @@ def _check(entries: Sequence[WriteEntry]) -> None:
             raise OptionError(
                 f"tensor {entry.name!r} cannot be saved: type {entry.dtype.value} and shape {entry.shape} do not make "
                 f"{entry.nbytes} bytes",
+                tensor=entry.name,
+            )
+
+
+def _check_sources(entries: Sequence[WriteEntry]) -> None:
+    for entry in entries:
+        if entry.source is None:
+            raise OptionError(
+                f"tensor {entry.name!r} cannot be saved: it has no source; give one, or a fill",
                 tensor=entry.name,
             )
 

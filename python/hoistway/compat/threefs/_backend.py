@@ -72,7 +72,7 @@ def extract_mount_point(path: str | os.PathLike[str]) -> str:
     """Where the 3FS is mounted that a path lies on; empty if it lies elsewhere.
 
     Raises:
-        hoistway.errors.CheckpointNotFoundError: There is nothing at the path.
+        hoistway.errors.CheckpointNotFoundError: There is nothing at the path, so that nothing tells where it would lie.
     """
     try:
         return os.fspath(_native.mount_point_of_3fs(os.fspath(path)))
@@ -81,7 +81,9 @@ def extract_mount_point(path: str | os.PathLike[str]) -> str:
 
 
 def get_hf3fs_lib_path() -> str | None:
-    """Where the vendor's library is, if there is one. It is not loaded for that, and not needed."""
+    """The vendor's library that this process has loaded, else one that it would find. None is needed."""
+    if loaded := _loaded_library():
+        return loaded
     named = os.environ.get("HF3FS_LIB_DIR", "")
     listed = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     for directory in [named, *listed, *(usrbio_directories() or [])]:
@@ -91,6 +93,13 @@ def get_hf3fs_lib_path() -> str | None:
             if found:
                 return str(found[0])
     return None
+
+
+def _loaded_library() -> str | None:
+    # Address, permissions, offset, device, inode, path.
+    mappings = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
+    paths = (mapping.split(maxsplit=5)[-1] for mapping in mappings)
+    return next((path for path in paths if os.path.basename(path).startswith(_LIBRARY)), None)
 
 
 def _forced() -> str:

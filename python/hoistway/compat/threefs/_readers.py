@@ -11,6 +11,7 @@ from typing import Any
 from hoistway import _native
 from hoistway._checkpoint import usrbio_directories
 from hoistway.compat.threefs._interface import FileReaderInterface
+from hoistway.errors import RouteUnavailableError
 
 DEFAULT_BUFFER_BYTES = 64 << 20
 
@@ -105,6 +106,11 @@ class ThreeFSFileReader(_Reader):
         client: str = "auto",
         **_options: Any,
     ) -> None:
+        if not os.fspath(mount_point):
+            raise RouteUnavailableError(
+                "the mount point is empty: extract_mount_point gives that of a path which lies on no 3FS; name the "
+                "directory that a 3FS is mounted at, or read files elsewhere by MockFileReader"
+            )
         directories = usrbio_directories() or []
         point = os.fspath(mount_point)
         native = _native.ChunkReader(point, entries, buffer_size, client, directories)
