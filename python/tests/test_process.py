@@ -101,7 +101,7 @@ def test_ctrl_c_ends_what_is_under_way(tmp_path: Path, work: str) -> None:
         except KeyboardInterrupt:
             print("interrupted")
         # A thread that was joined may be listed for a moment more.
-        for _ in range(200):
+        for _ in range(3000):
             if len(os.listdir("/proc/self/task")) <= threads:
                 break
             time.sleep(0.01)

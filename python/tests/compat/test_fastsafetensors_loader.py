@@ -122,7 +122,8 @@ def test_no_descriptor_is_left_open(files: list[str]) -> None:
             opened.get_tensor("a")
         with pytest.raises(errors.CheckpointNotFoundError):
             loader.add_filenames({0: [*files, "absent.safetensors"]})
-    assert descriptors() == before
+    # Those that other tests left may be closed meanwhile.
+    assert descriptors() <= before
 
 
 def test_a_filter_reads_only_what_it_keeps(tmp_path: Path) -> None:
@@ -311,7 +312,7 @@ def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     for call in ("SafeTensorsMetadata.from_file", "LoaderConfig.from_file"):
         # In a process of its own, which ends where the call waits.
         script = f"import sys, hoistway.compat.fastsafetensors as fst; fst.{call}(sys.argv[1])"
-        ended = run(script, fifo, timeout=20)
+        ended = run(script, fifo)
         assert "it is a FIFO (a named pipe), not a regular file" in ended.stderr
         assert "FormatError" in ended.stderr
     path = tmp_path / "m.safetensors"
