@@ -109,6 +109,11 @@ impl Writer {
         if sync == Sync::Now {
             return self.log.append(tombstones, sync);
         }
+        self.append_unsynced(tombstones).map(drop)
+    }
+
+    /// Writes tombstones, and does not wait for the disk. Returns the number of a record after them.
+    fn append_unsynced(&self, tombstones: &[Change]) -> Result<u64> {
         let note = |end: u64| {
             lock(&self.unsynced_tombstones).extend(tombstones.iter().filter_map(
                 |tombstone| match tombstone {
@@ -119,9 +124,47 @@ impl Writer {
         };
         // Before they are written: a commit of the same block must not overtake the note.
         note(u64::MAX);
-        self.log.append(tombstones, sync)?;
-        note(self.log.next_record());
-        Ok(())
+        self.log.append(tombstones, Sync::Later)?;
+        let end = self.log.next_record();
+        note(end);
+        Ok(end)
+    }
+
+    /// Evicts blocks before their room is needed. Their places are free once a sync of the log, such as that of the next
+    /// commit, covers their tombstones.
+    pub(super) fn evict_before_need(&self, want: &Want) -> Result<()> {
+        let _publishing = self.publishing.read().unwrap_or_else(PoisonError::into_inner);
+        let removed = self.shared.index.evict(want, self.shared.steady_now());
+        self.shared.observed.evicted(&removed);
+        self.shared.gone(&removed);
+        let tombstone = |gone: &Removed| Change::Tombstone {
+            fingerprint: gone.fingerprint,
+            sequence: gone.entry.sequence,
+        };
+        let tombstones: Vec<Change> = removed.iter().map(tombstone).collect();
+        match self.append_unsynced(&tombstones) {
+            Ok(end) => {
+                // Before they wait for the sync, which may have ended by then.
+                removed.iter().for_each(|gone| self.retire_unburied(&gone.entry, gone.reuse));
+                lock(&self.releasing).extend(removed.iter().map(|gone| (end, gone.entry.slot)));
+                Ok(())
+            }
+            Err(error) => {
+                removed.iter().for_each(|gone| self.bury_later(gone.fingerprint, &gone.entry, gone.reuse));
+                Err(error)
+            }
+        }
+    }
+
+    /// Frees the places of blocks that were evicted ahead, as far as a sync covers their tombstones.
+    pub(super) fn release_synced(&self) {
+        let synced = self.log.synced();
+        let mut releasing = lock(&self.releasing);
+        let count = releasing.partition_point(|(end, _)| *end <= synced);
+        let free: Vec<Slot> = releasing.drain(..count).map(|(_, slot)| slot).collect();
+        drop(releasing);
+        let mut slots = lock(&self.slots);
+        free.into_iter().for_each(|slot| slots.buried(slot));
     }
 
     /// Waits until tombstones are on the disk, if any may not be.
@@ -132,6 +175,7 @@ impl Writer {
         // They stay noted while the disk is waited for: others rely on them meanwhile.
         let end = self.log.sync_all()?;
         lock(&self.unsynced_tombstones).retain(|_, record| *record > end);
+        self.release_synced();
         Ok(())
     }
 
@@ -148,6 +192,7 @@ impl Writer {
 
     /// Frees what can be freed by now: slots that are not read any more, and those whose tombstones were missing.
     pub(super) fn collect(&self) -> Result<()> {
+        self.release_synced();
         for slot in self.shared.index.freed() {
             lock(&self.slots).unread(slot);
         }

@@ -70,6 +70,7 @@ impl Writer {
             }
         };
         lock(&self.logged).extend(namespaces);
+        self.release_synced();
         // Backwards: what comes first in a prefix is to go last.
         for block in good.into_iter().rev() {
             let number = block.number;

@@ -175,6 +175,11 @@ impl Log {
         lock(&self.state).next_record
     }
 
+    /// All records before this one are on the disk.
+    pub(super) fn synced(&self) -> u64 {
+        lock(&self.state).synced
+    }
+
     /// Syncs all records that were appended. Returns the number of the record after them.
     pub(super) fn sync_all(&self) -> Result<u64> {
         let end = self.next_record();

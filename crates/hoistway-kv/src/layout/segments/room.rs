@@ -3,6 +3,7 @@
 
 use super::{
     WriterDirectory, failed, lock,
+    log::Sync,
     names::{self, WriterFile},
     root::{Charges, Limits, RootLock},
     segment::Segment,
@@ -50,6 +51,8 @@ struct Given {
     bytes: u64,
 }
 
+/// Time between attempts to make a segment ahead where there was no room for it.
+const SPARE_PAUSE: Duration = Duration::from_secs(1);
 /// A request for room expires after this long.
 const SILENCE: Duration = Duration::from_secs(60);
 /// Limit of the segments that are removed for a larger one.
@@ -78,6 +81,7 @@ impl Writer {
         if !self.is_scattered(bytes, following)
             && let Some(taken) = take()
         {
+            self.evict_early();
             return Ok(Some(taken));
         }
         let _one = lock(&self.making_room);
@@ -119,6 +123,13 @@ impl Writer {
             return Ok(true);
         }
         collected?;
+        if !lock(&self.releasing).is_empty() {
+            self.log.sync_all()?;
+            self.release_synced();
+            if lock(&self.slots).has_room(bytes) {
+                return Ok(true);
+            }
+        }
         let is_too_short = lock(&self.slots).are_too_short(bytes);
         if is_too_short || bytes > self.segment_bytes.saturating_sub(HEAD_LEN) {
             return self.make_room_for_large(bytes);
@@ -155,6 +166,28 @@ impl Writer {
             Some(number) => self.clear_place_in(number, bytes),
             None => self.take_over(bytes, |_| true),
         }
+    }
+
+    /// Evicts before there is no room left, where that costs a sync: the next commit has one anyway.
+    fn evict_early(&self) {
+        if !self.was_full.load(Ordering::Acquire) || self.sync_mode() == Sync::Later {
+            return;
+        }
+        let ahead = self.bytes_at_a_time();
+        let free = lock(&self.slots).free() * BLOCK_LEN;
+        if free >= ahead / 2 || !lock(&self.releasing).is_empty() || !self.are_small(ahead) {
+            return;
+        }
+        let want = Want { from: Candidates::Anywhere, bytes: ahead - free };
+        if let Err(error) = self.evict_before_need(&want) {
+            tracing::debug!(%error, "blocks are evicted when their room is needed");
+        }
+    }
+
+    /// Whether blocks are so small that some can go ahead: a few large ones stay until their room is needed.
+    fn are_small(&self, ahead: u64) -> bool {
+        let totals = self.shared.index.totals(None);
+        totals.own_slot_bytes <= totals.own_blocks.saturating_mul(ahead)
     }
 
     /// Whether blocks that come together would not lie together, although little room is free.
@@ -343,6 +376,7 @@ impl Writer {
             }
         };
         let is_made = found.map_or(Ok(false), |new| self.make_segment(&new))?;
+        self.was_full.store(!is_made, Ordering::Release);
         if is_made {
             self.wanted.store(0, Ordering::Release);
             self.has_told_of_room.store(false, Ordering::Release);
@@ -564,7 +598,33 @@ impl Writer {
         }
         kept?;
         self.keep_quotas()?;
-        self.evict_ahead()
+        self.evict_ahead()?;
+        self.make_spare()
+    }
+
+    /// Makes a segment before it is needed, while blocks are stored and there is room for it, so that no store waits for the
+    /// disk and for the lock of the store.
+    fn make_spare(&self) -> Result<()> {
+        let now = (self.shared.surroundings.monotonic)();
+        let stored = self.next_sequence.load(Ordering::Relaxed);
+        let mut spare = lock(&self.spare);
+        let is_idle = std::mem::replace(&mut spare.1, stored) == stored;
+        let (free, total) = {
+            let slots = lock(&self.slots);
+            (slots.free() * BLOCK_LEN, slots.total())
+        };
+        if is_idle || now < spare.0 || total == 0 || free >= self.segment_bytes / 2 {
+            return Ok(());
+        }
+        spare.0 = now + SPARE_PAUSE;
+        let Some(new) = self.new_segment(0, self.segment_bytes)? else { return Ok(()) };
+        let Some(locked) = self.shared.root.try_lock()? else { return Ok(()) };
+        let charges = self.charges()?;
+        if !charges.is_partial && self.has_room(&charges, &new, &Given::default(), &locked)? {
+            self.make_segment(&new)?;
+            spare.0 = now;
+        }
+        Ok(())
     }
 
     /// Gives up a segment if there is less room than there was, or if others have less than their share; one of a writer
@@ -612,10 +672,7 @@ impl Writer {
     fn evict_ahead(&self) -> Result<()> {
         let ahead = self.bytes_at_a_time();
         let free = lock(&self.slots).free() * BLOCK_LEN;
-        let totals = self.shared.index.totals(None);
-        // A few large blocks stay until their room is needed.
-        let are_small = totals.own_slot_bytes <= totals.own_blocks.saturating_mul(ahead);
-        if free < ahead / 2 && are_small && !self.allocate(0)? {
+        if free < ahead / 2 && self.are_small(ahead) && !self.allocate(0)? {
             self.evict(&Want { from: Candidates::Anywhere, bytes: ahead - free })?;
         }
         Ok(())

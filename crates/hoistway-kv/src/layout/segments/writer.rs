@@ -34,13 +34,14 @@ use crate::{
     index::{Entry, Slot},
 };
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, VecDeque},
     io,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 use uuid::Uuid;
 
@@ -81,6 +82,9 @@ pub(super) struct Writer {
     /// Blocks that are gone, but whose tombstones may not be on the disk. None is stored again before that. With the number
     /// of a record after the tombstone; `u64::MAX` until it is written.
     pub(super) unsynced_tombstones: Mutex<HashMap<Fingerprint, u64>>,
+    /// Places of blocks that were evicted ahead, each with the number of a record after its tombstone: it is free once that is
+    /// on the disk. In the order of the records.
+    pub(super) releasing: Mutex<VecDeque<(u64, Slot)>>,
     /// Held by many from writing records to showing what they say, and by one who changes logs.
     pub(super) publishing: RwLock<()>,
     pub(super) checkpoints: Mutex<Checkpoints>,
@@ -90,6 +94,10 @@ pub(super) struct Writer {
     pub(super) has_blocks_without_sums: AtomicBool,
     /// Whether there was no room for another segment when this was last looked at.
     pub(super) is_full: AtomicBool,
+    /// Whether there was no room when a segment was last needed.
+    pub(super) was_full: AtomicBool,
+    /// When a segment is made ahead at the earliest, and the blocks that had places when that was last looked at.
+    pub(super) spare: Mutex<(Duration, u64)>,
     /// Whether it has been told that there is no room for a first segment.
     pub(super) has_told_of_room: AtomicBool,
     /// Whether the disk refused a segment although others had been given up for it. Until room is looked after again, no

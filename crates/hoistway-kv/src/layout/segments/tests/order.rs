@@ -195,3 +195,40 @@ fn blocks_that_gave_way_stay_away_once_their_places_have_others() {
         }
     }
 }
+
+#[test]
+fn places_of_blocks_that_went_ahead_are_free_once_a_commit_has_synced() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a", "b"]);
+    let writer = store.writer().unwrap();
+    let free = || lock(&writer.slots).free();
+    let before = free();
+    writer.evict_before_need(&Want { from: Candidates::Anywhere, bytes: 1 }).unwrap();
+    writer.release_synced();
+    assert_eq!(free(), before, "its tombstone is not on the disk");
+    // It takes as many slots as the one that went.
+    bench.put_all(&store, &["c"]);
+    assert_eq!(free(), before);
+    drop(writer);
+    drop(store);
+    bench.disk.crash();
+    let there = bench.found(&bench.open(), &["a", "b", "c"]);
+    assert_eq!(there.iter().filter(|found| **found).count(), 2, "{there:?}");
+}
+
+#[test]
+fn a_segment_is_made_before_it_is_needed_while_blocks_are_stored() {
+    let bench = Bench::new();
+    let store = bench.open();
+    for number in 0..7 {
+        bench.put_all(&store, &[&format!("{number}")]);
+    }
+    assert_eq!(bench.files("seg-").len(), 1);
+    store.maintain().unwrap();
+    assert_eq!(bench.files("seg-").len(), 2);
+    for _ in 0..3 {
+        store.maintain().unwrap();
+    }
+    assert_eq!(bench.files("seg-").len(), 2, "nothing is stored");
+}
