@@ -16,6 +16,9 @@ const NVIDIA_FS: &str = "/proc/driver/nvidia-fs";
 /// # Errors
 /// What is missing.
 pub(super) fn may_have_direct_path() -> Result<(), Unavailable> {
+    if cfg!(not(target_os = "linux")) {
+        return Err(Unavailable::new("GPUDirect Storage is of Linux", "use route staged"));
+    }
     if Path::new(NVIDIA_FS).exists() || cufile::is_stand_in() {
         return Ok(());
     }
@@ -58,6 +61,7 @@ pub(super) fn examine(devices: Result<(), Unavailable>) -> Vec<Finding> {
     };
     let mut findings = vec![Finding::ok(DRIVER, format!("serves {version}"))];
     match devices {
+        Ok(()) if cfg!(not(target_os = "linux")) => {}
         Ok(()) => findings.extend([examine_nvidia_fs(), examine_p2pdma(), examine_cufile()]),
         Err(Unavailable { reason, fix }) => {
             findings.push(Finding::slower("CUDA devices", reason, fix));

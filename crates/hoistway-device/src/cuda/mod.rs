@@ -115,7 +115,11 @@ impl Vendor for Cuda {
     };
     const WORDS: Words = Words {
         name: "CUDA",
-        install: "install NVIDIA's driver; in a container, run it with the GPU (--gpus all)",
+        install: if cfg!(windows) {
+            "install NVIDIA's driver"
+        } else {
+            "install NVIDIA's driver; in a container, run it with the GPU (--gpus all)"
+        },
         update: "install a driver for CUDA 12.0 or later (525 or later)",
         check: "check that nvidia-smi works",
         visible: "CUDA_VISIBLE_DEVICES",
@@ -159,6 +163,7 @@ impl Vendor for Cuda {
                 "if CUDA was started before fork(), start workers with the method 'spawn'; else check that nvidia-smi works"
             }
             34 => "remove the toolkit's stub library from LD_LIBRARY_PATH",
+            100 if cfg!(windows) => "check that nvidia-smi lists a device",
             100 => "check that nvidia-smi lists a device; in a container, run it with the GPU (--gpus all)",
             802 => "start nvidia-fabricmanager",
             803 | 804 => {

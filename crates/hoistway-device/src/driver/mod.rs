@@ -186,7 +186,11 @@ impl<V: Vendor> Driver<V> {
             let library = match library::open(&path) {
                 Ok(library) => library,
                 Err(error) => {
-                    absent.push(library::reason(&error));
+                    let reason = library::reason(&error);
+                    // Windows does not name the library.
+                    if !absent.contains(&reason) {
+                        absent.push(reason);
+                    }
                     continue;
                 }
             };

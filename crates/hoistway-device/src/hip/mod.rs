@@ -127,9 +127,13 @@ impl Vendor for Hip {
     };
     const WORDS: Words = Words {
         name: "ROCm",
-        install: "install ROCm 6.0 or later; in a container, run it with --device=/dev/kfd --device=/dev/dri",
+        install: if cfg!(windows) {
+            "install AMD's driver, or the HIP SDK 6.0 or later"
+        } else {
+            "install ROCm 6.0 or later; in a container, run it with --device=/dev/kfd --device=/dev/dri"
+        },
         update: "install ROCm 6.0 or later",
-        check: "check that rocminfo lists it",
+        check: if cfg!(windows) { "check that hipInfo lists it" } else { "check that rocminfo lists it" },
         visible: "HIP_VISIBLE_DEVICES",
     };
     /// The first with the layouts below.
@@ -181,11 +185,13 @@ impl Vendor for Hip {
             3 => {
                 "if ROCm was started before fork(), start workers with the method 'spawn'; else check that rocminfo works"
             }
+            100 if cfg!(windows) => "check that hipInfo lists a device",
             35 => "install the amdgpu driver that this version of ROCm needs",
             100 => {
                 "check that rocminfo lists a device, and that this user may open /dev/kfd and /dev/dri/renderD*; in a \
                  container, run it with --device=/dev/kfd --device=/dev/dri"
             }
+            _ if cfg!(windows) => "check that hipInfo works",
             _ => "check that rocminfo works",
         }
     }

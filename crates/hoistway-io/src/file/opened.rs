@@ -4,7 +4,7 @@
 use super::FileIdentity;
 use crate::{ByteRange, Error, Result, parallel, sys};
 use std::{
-    fs::{File, FileType},
+    fs::File,
     io,
     path::{Path, PathBuf},
     sync::Mutex,
@@ -43,8 +43,8 @@ impl OpenFile {
     /// [`Error::NotFound`]; [`Error::NotRegular`]; [`Error::Io`].
     pub fn open(path: &Path) -> Result<Self> {
         // Before it is opened: opening a device may do something.
-        let stat = std::fs::metadata(path).map_err(|source| Error::opening(path, source))?;
-        check_regular(stat.file_type(), path)?;
+        let found = sys::files::irregular_path(path).map_err(|source| Error::opening(path, source))?;
+        check_regular(found, path)?;
         let file = sys::files::open_without_waiting(path).map_err(|source| Error::opening(path, source))?;
         Self::from_file(file, path)
     }
@@ -55,7 +55,7 @@ impl OpenFile {
     /// [`Error::NotRegular`]; [`Error::Io`].
     pub fn from_file(file: File, path: &Path) -> Result<Self> {
         let stat = |source| Error::Io { operation: "stat", path: path.to_owned(), range: None, source };
-        check_regular(file.metadata().map_err(stat)?.file_type(), path)?;
+        check_regular(sys::files::irregular(&file).map_err(stat)?, path)?;
         let identity = FileIdentity::of(&file).map_err(stat)?;
         let names = Mutex::new(Names::of(&file, identity));
         Ok(Self { path: path.to_owned(), file, identity, names })
@@ -110,13 +110,8 @@ impl OpenFile {
     }
 }
 
-fn check_regular(file_type: FileType, path: &Path) -> Result<()> {
-    let kind = match file_type {
-        regular if regular.is_file() => return Ok(()),
-        other if other.is_dir() => "a directory",
-        other => sys::files::kind(other),
-    };
-    Err(Error::NotRegular { path: path.to_owned(), kind })
+fn check_regular(irregular: Option<&'static str>, path: &Path) -> Result<()> {
+    irregular.map_or(Ok(()), |kind| Err(Error::NotRegular { path: path.to_owned(), kind }))
 }
 
 #[cfg(test)]

@@ -44,9 +44,7 @@ impl Probe {
     pub fn find(file: &File) -> Self {
         // The copy itself is by RWF_NOWAIT, whatever is asked before it.
         if let Err(error) = is_page_cached(file, 0) {
-            let reason =
-                format!("its file system cannot say what the page cache holds (RWF_NOWAIT: {error})");
-            return Self::None(Unavailable::new(reason, ""));
+            return Self::None(files::no_residency(&error));
         }
         let page = ByteRange::at(0, page_bytes()).unwrap_or_default();
         if files::cached_pages(file, page).is_ok() {

@@ -6,8 +6,8 @@ use crate::kit::{
 };
 use hoistway_io::{
     executor::{
-        Charge, Executor, Flight, Handler, InFlightLimit, Limits, Next, Patience, QueueOptions, Reason,
-        Scheduler, Served, Service, Whose,
+        Charge, Executor, Flight, Handler, InFlightLimit, Limits, Next, Patience, QueueOptions, Scheduler,
+        Served, Service,
     },
     lane::NoLane,
 };
@@ -316,48 +316,52 @@ fn many_threads_serve_many_submitters() {
     assert_eq!(ended.strong_count(), 0, "a thread lives on");
 }
 
-#[test]
 #[cfg(unix)]
-fn a_child_of_fork_learns_that_it_is_one() {
-    let scheduler = Kit::scheduler(Limits::NONE, &queues());
-    let (executor, pace) = (Executor::new(scheduler.clone()), Arc::new(Pace::default()));
-    spawn(&executor, &[FIRST], Memory::paced(1, &pace));
-    let kit = scheduler.customer();
-    let group = submit(&scheduler, kit.group(0, FIRST, &[&[Act::Move], &[Act::Move]]));
-    pace.wait_for_waits(1);
-    let submission = kit.group(1, FIRST, &[&[]]);
-    let (own, of_child) = (Some((executor, scheduler.clone())), scheduler.clone());
-    let mut own = own;
-    let code = in_child(|| {
-        let scheduler = of_child;
-        let refused = scheduler.submit(submission).is_err_and(|refused| refused.reason == Reason::Forked);
-        scheduler.promote(Whose::Group(group));
-        scheduler.close(Reason::Closed);
-        let is_idle = scheduler.cancel(Whose::Group(group)) == Default::default()
-            && matches!(serve_inline(&scheduler, &[FIRST], 1), Served::Over)
-            && scheduler.figures().groups == 0;
-        drop((own.take(), scheduler));
-        i32::from(!(refused && is_idle))
-    });
-    assert_eq!(code, 0);
-    pace.permit(2);
-}
+mod fork {
+    use super::*;
+    use hoistway_io::executor::{Reason, Whose};
 
-/// Runs `work` in a child of `fork`, and returns its exit code.
-#[cfg(unix)]
-fn in_child(work: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child allocates nothing that a thread of the parent may hold a lock of, but for the allocator, whose
-    // locks `fork` of the C library takes; it ends by `_exit`.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(101);
-        // SAFETY: it ends the child, and nothing else.
-        unsafe { libc::_exit(code) };
+    #[test]
+    fn a_child_of_fork_learns_that_it_is_one() {
+        let scheduler = Kit::scheduler(Limits::NONE, &queues());
+        let (executor, pace) = (Executor::new(scheduler.clone()), Arc::new(Pace::default()));
+        spawn(&executor, &[FIRST], Memory::paced(1, &pace));
+        let kit = scheduler.customer();
+        let group = submit(&scheduler, kit.group(0, FIRST, &[&[Act::Move], &[Act::Move]]));
+        pace.wait_for_waits(1);
+        let submission = kit.group(1, FIRST, &[&[]]);
+        let (own, of_child) = (Some((executor, scheduler.clone())), scheduler.clone());
+        let mut own = own;
+        let code = in_child(|| {
+            let scheduler = of_child;
+            let refused = scheduler.submit(submission).is_err_and(|refused| refused.reason == Reason::Forked);
+            scheduler.promote(Whose::Group(group));
+            scheduler.close(Reason::Closed);
+            let is_idle = scheduler.cancel(Whose::Group(group)) == Default::default()
+                && matches!(serve_inline(&scheduler, &[FIRST], 1), Served::Over)
+                && scheduler.figures().groups == 0;
+            drop((own.take(), scheduler));
+            i32::from(!(refused && is_idle))
+        });
+        assert_eq!(code, 0);
+        pace.permit(2);
     }
-    assert!(child > 0, "fork failed");
-    let mut status = 0;
-    // SAFETY: `status` is written once, by our own child's end.
-    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-    assert!(libc::WIFEXITED(status), "the child was killed");
-    libc::WEXITSTATUS(status)
+
+    /// Runs `work` in a child of `fork`, and returns its exit code.
+    fn in_child(work: impl FnOnce() -> i32) -> i32 {
+        // SAFETY: the child allocates nothing that a thread of the parent may hold a lock of, but for the allocator, whose
+        // locks `fork` of the C library takes; it ends by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(101);
+            // SAFETY: it ends the child, and nothing else.
+            unsafe { libc::_exit(code) };
+        }
+        assert!(child > 0, "fork failed");
+        let mut status = 0;
+        // SAFETY: `status` is written once, by our own child's end.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status), "the child was killed");
+        libc::WEXITSTATUS(status)
+    }
 }

@@ -100,7 +100,7 @@ fn system() -> Vec<Check> {
             open_files(),
         ];
     }
-    vec![ok("system", format!("Windows {}", machine::kernel_release())), io_uring()]
+    vec![ok("system", format!("Windows {}", machine::kernel_release()))]
 }
 
 fn kernel() -> Check {
@@ -235,10 +235,12 @@ fn path_checks(path: &Path) -> Vec<Check> {
         }
         Some(Unavailable { reason, fix }) => slower(&name("direct reads"), reason, fix),
     });
-    checks.push(match local.ring_refusal() {
-        None => ok(&name("io_uring"), "can be used here"),
-        Some(why) => slower(&name("io_uring"), format!("{}; threads serve instead", why.reason), why.fix),
-    });
+    if cfg!(target_os = "linux") {
+        checks.push(match local.ring_refusal() {
+            None => ok(&name("io_uring"), "can be used here"),
+            Some(why) => slower(&name("io_uring"), format!("{}; threads serve instead", why.reason), why.fix),
+        });
+    }
     checks.push(match local.probe() {
         Probe::Cachestat => ok(&name("page cache"), "its contents are known exactly (cachestat)"),
         Probe::Nowait => ok(&name("page cache"), "its contents are found by sampling (RWF_NOWAIT)"),

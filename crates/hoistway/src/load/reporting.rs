@@ -43,7 +43,8 @@ impl Planned<'_> {
                 arenas: plan.arenas().len(),
                 arena_bytes: plan.arena_bytes(),
                 staging_bytes: 0,
-                huge_pages: if options.pool.is_some() { HugePages::Transparent } else { options.huge_pages },
+                huge_pages: if options.pool.is_some() { HugePages::Transparent } else { options.huge_pages }
+                    .on_this_system(),
                 pooled: options.pool.is_some(),
                 // A pool's memory lies where it was touched.
                 numa_node: numa_node.filter(|_| options.pool.is_none()),
@@ -71,7 +72,8 @@ impl Planned<'_> {
     pub(super) fn report_without_memory(&self, device: Option<&Device>) -> Report {
         let mut report = self.report(device);
         let memory = &mut report.memory;
-        (memory.arenas, memory.arena_bytes, memory.huge_pages) = (0, 0, self.options.huge_pages);
+        (memory.arenas, memory.arena_bytes) = (0, 0);
+        memory.huge_pages = self.options.huge_pages.on_this_system();
         if let Some(device) = &mut report.device {
             (device.unified, device.memory_bytes) = (false, 0);
         }

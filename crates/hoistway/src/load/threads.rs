@@ -79,7 +79,11 @@ impl ThreadPlan {
 
 /// Why the system starts no thread, and what to do.
 pub(super) fn no_thread(error: &io::Error) -> Unavailable {
-    let fix = "raise ulimit -u or the control group's pids.max, or allow clone and clone3 in the container's seccomp profile";
+    let fix = if cfg!(windows) {
+        "free memory, or raise the limits of the job that the process belongs to"
+    } else {
+        "raise ulimit -u or the control group's pids.max, or allow clone and clone3 in the container's seccomp profile"
+    };
     Unavailable::new(format!("the system starts no thread: {error}"), fix)
 }
 

@@ -32,13 +32,21 @@ use std::{fs::File, ptr::NonNull, sync::Arc};
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum HugePages {
-    /// Transparent huge pages, asked for by `madvise`. The kernel gives small pages where it has no huge one.
+    /// Transparent huge pages, asked for by `madvise`. The kernel gives small pages where it has no huge one. Windows has
+    /// none.
     #[default]
     Transparent,
-    /// The system's reserve (`vm.nr_hugepages`). An error if the reserve is too small.
+    /// The system's reserve (`vm.nr_hugepages`), large pages on Windows. An error if there are too few.
     Reserved,
     /// Small pages only, unless the system's own policy differs.
     Never,
+}
+
+impl HugePages {
+    /// What the system makes of the request.
+    pub(crate) fn on_this_system(self) -> Self {
+        if self == Self::Transparent && cfg!(not(target_os = "linux")) { Self::Never } else { self }
+    }
 }
 
 /// The memory that a load asks for.
@@ -67,6 +75,10 @@ pub(crate) fn allocate(len: u64, request: &MemoryRequest) -> Result<Arc<Arena>> 
     }
     let (pages, kind) = match request.pages {
         HugePages::Transparent => (PageKind::TransparentHuge, "memory"),
+        HugePages::Reserved if cfg!(windows) => (
+            PageKind::ReservedHuge,
+            "large pages (they need the right to lock pages in memory, and contiguous memory)",
+        ),
         HugePages::Reserved => {
             (PageKind::ReservedHuge, "reserved huge pages (vm.nr_hugepages says how many there are)")
         }

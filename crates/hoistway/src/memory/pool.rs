@@ -9,6 +9,7 @@ use bytesize::ByteSize;
 use hoistway_io::memory::{HUGE_PAGE_BYTES, Mapping, PageKind};
 use std::{
     collections::BTreeMap,
+    io::ErrorKind,
     ptr::NonNull,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -51,8 +52,10 @@ impl MemoryPool {
         let failed = |source| Error::Allocation { bytes: rounded, kind: "pooled memory", source };
         let mut mapping = Mapping::anonymous(len, PageKind::TransparentHuge).map_err(failed)?;
         match touch(&mapping) {
-            // Before Linux 5.14.
-            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => mapping.fill_with_zeros(),
+            // Before Linux 5.14, and on systems without such a call.
+            Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => {
+                mapping.fill_with_zeros();
+            }
             touched => touched.map_err(failed)?,
         }
         let free = if len > 0 { BTreeMap::from([(0, len)]) } else { BTreeMap::new() };

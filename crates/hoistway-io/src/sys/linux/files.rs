@@ -12,7 +12,7 @@ use rustix::{
     io::{Errno, ReadWriteFlags},
 };
 use std::{
-    fs::{File, FileType, TryLockError},
+    fs::{self, File, FileType, TryLockError},
     io::{self, IoSlice, IoSliceMut},
     os::{
         fd::AsRawFd,
@@ -117,15 +117,32 @@ pub fn identity(file: &File) -> io::Result<FileIdentity> {
     })
 }
 
-/// Describes a file that is neither a regular one nor a directory.
-pub fn kind(file_type: FileType) -> &'static str {
-    match file_type {
+/// Describes what a path leads to, if it is no regular file.
+///
+/// # Errors
+/// The system's.
+pub fn irregular_path(path: &Path) -> io::Result<Option<&'static str>> {
+    fs::metadata(path).map(|stat| kind(stat.file_type()))
+}
+
+/// Describes an open file, if it is no regular one.
+///
+/// # Errors
+/// The system's.
+pub fn irregular(file: &File) -> io::Result<Option<&'static str>> {
+    file.metadata().map(|stat| kind(stat.file_type()))
+}
+
+fn kind(file_type: FileType) -> Option<&'static str> {
+    Some(match file_type {
+        regular if regular.is_file() => return None,
+        other if other.is_dir() => "a directory",
         other if other.is_fifo() => "a FIFO (a named pipe)",
         other if other.is_socket() => "a socket",
         other if other.is_char_device() => "a character device",
         other if other.is_block_device() => "a block device",
         _ => "something else",
-    }
+    })
 }
 
 /// Returns the length of transfers that the file system prefers; 0 if it does not say.
@@ -240,6 +257,12 @@ pub fn read_cached_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Says why nothing is known about what the cache holds of a file, after [`read_cached_at`] has failed.
+pub fn no_residency(error: &io::Error) -> Unavailable {
+    let reason = format!("its file system cannot say what the page cache holds (RWF_NOWAIT: {error})");
+    Unavailable::new(reason, "")
 }
 
 /// Makes a file `len` bytes long, on blocks that nothing else can take any more where the file system can promise that.

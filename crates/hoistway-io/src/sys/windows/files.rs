@@ -10,7 +10,7 @@ use crate::{
 use hoistway_device::Unavailable;
 use std::{
     ffi::{OsString, c_void},
-    fs::{File, FileType, OpenOptions},
+    fs::{File, OpenOptions},
     io::{self, IoSlice},
     os::windows::{
         ffi::OsStringExt,
@@ -27,18 +27,19 @@ use windows_sys::{
     },
     Win32::{
         Foundation::{
-            ERROR_INVALID_FUNCTION, ERROR_INVALID_PARAMETER, ERROR_IO_PENDING, ERROR_LOCK_VIOLATION,
-            ERROR_NOT_SUPPORTED, ERROR_TOO_MANY_OPEN_FILES, GENERIC_READ, GENERIC_WRITE,
-            INVALID_HANDLE_VALUE,
+            ERROR_CALL_NOT_IMPLEMENTED, ERROR_INVALID_FUNCTION, ERROR_INVALID_PARAMETER, ERROR_IO_PENDING,
+            ERROR_LOCK_VIOLATION, ERROR_NOT_SUPPORTED, ERROR_TOO_MANY_OPEN_FILES, GENERIC_READ,
+            GENERIC_WRITE, INVALID_HANDLE_VALUE,
         },
         Storage::FileSystem::{
-            DELETE, FILE_ALLOCATION_INFO, FILE_BASIC_INFO, FILE_FLAG_DELETE_ON_CLOSE, FILE_FLAG_NO_BUFFERING,
-            FILE_ID_INFO, FILE_INFO_BY_HANDLE_CLASS, FILE_REMOTE_PROTOCOL_INFO, FILE_SHARE_DELETE,
-            FILE_SHARE_READ, FILE_SHARE_WRITE, FILE_STANDARD_INFO, FILE_STORAGE_INFO, FileAllocationInfo,
-            FileBasicInfo, FileIdInfo, FileRemoteProtocolInfo, FileStandardInfo, FileStorageInfo,
-            GetDiskFreeSpaceExW, GetFileInformationByHandleEx, GetFinalPathNameByHandleW,
-            GetVolumeInformationByHandleW, LOCKFILE_EXCLUSIVE_LOCK, LOCKFILE_FAIL_IMMEDIATELY, LockFileEx,
-            ReOpenFile, SetFileInformationByHandle, UnlockFileEx,
+            DELETE, FILE_ALLOCATION_INFO, FILE_BASIC_INFO, FILE_FLAG_BACKUP_SEMANTICS,
+            FILE_FLAG_DELETE_ON_CLOSE, FILE_FLAG_NO_BUFFERING, FILE_ID_INFO, FILE_INFO_BY_HANDLE_CLASS,
+            FILE_REMOTE_PROTOCOL_INFO, FILE_SHARE_DELETE, FILE_SHARE_READ, FILE_SHARE_WRITE,
+            FILE_STANDARD_INFO, FILE_STORAGE_INFO, FILE_TYPE_CHAR, FILE_TYPE_DISK, FILE_TYPE_PIPE,
+            FileAllocationInfo, FileBasicInfo, FileIdInfo, FileRemoteProtocolInfo, FileStandardInfo,
+            FileStorageInfo, GetDiskFreeSpaceExW, GetFileInformationByHandleEx, GetFileType,
+            GetFinalPathNameByHandleW, GetVolumeInformationByHandleW, LOCKFILE_EXCLUSIVE_LOCK,
+            LOCKFILE_FAIL_IMMEDIATELY, LockFileEx, ReOpenFile, SetFileInformationByHandle, UnlockFileEx,
         },
         System::IO::{IO_STATUS_BLOCK, OVERLAPPED, OVERLAPPED_0, OVERLAPPED_0_0},
     },
@@ -165,9 +166,28 @@ pub fn identity(file: &File) -> io::Result<FileIdentity> {
     })
 }
 
-/// What a file is that is neither a regular one nor a directory.
-pub fn kind(_file_type: FileType) -> &'static str {
-    "something else"
+/// What a path leads to that is no regular file: `NUL` and `CON` are devices. `None` if it is one.
+///
+/// # Errors
+/// The system's.
+pub fn irregular_path(path: &Path) -> io::Result<Option<&'static str>> {
+    // Devices answer no question about files, and may refuse to be opened for reading.
+    let flags = FILE_FLAG_BACKUP_SEMANTICS;
+    irregular(&OpenOptions::new().access_mode(0).custom_flags(flags).open(path)?)
+}
+
+/// What an open file is, if it is no regular one.
+///
+/// # Errors
+/// The system's.
+pub fn irregular(file: &File) -> io::Result<Option<&'static str>> {
+    // SAFETY: the handle is open during the call.
+    Ok(match unsafe { GetFileType(file.as_raw_handle()) } {
+        FILE_TYPE_DISK => file.metadata()?.is_dir().then_some("a directory"),
+        FILE_TYPE_CHAR => Some("a device"),
+        FILE_TYPE_PIPE => Some("a pipe"),
+        _ => Some("something else"),
+    })
 }
 
 /// The length of transfers that the file system likes best; 0: it does not say.
@@ -280,6 +300,11 @@ pub fn read_cached_at(_file: &File, _bytes: &mut [u8], _offset: u64) -> io::Resu
     Err(io::ErrorKind::Unsupported.into())
 }
 
+/// Says why nothing is known about what the cache holds of a file.
+pub fn no_residency(_error: &io::Error) -> Unavailable {
+    Unavailable::new("Windows does not say what its cache holds of a file", "")
+}
+
 /// Makes a file `len` bytes long, on blocks that nothing else can take any more where the file system can promise that.
 ///
 /// # Errors
@@ -299,7 +324,11 @@ pub fn allocate(file: &File, len: u64) -> io::Result<()> {
     };
     if is_allocated == 0 {
         let error = io::Error::last_os_error();
-        if !matches!(code(&error), Some(ERROR_INVALID_FUNCTION | ERROR_NOT_SUPPORTED)) {
+        // Setting the length takes the blocks, and says if there are too few.
+        if !matches!(
+            code(&error),
+            Some(ERROR_INVALID_FUNCTION | ERROR_NOT_SUPPORTED | ERROR_CALL_NOT_IMPLEMENTED)
+        ) {
             return Err(error);
         }
     }

@@ -132,15 +132,8 @@ mod tests {
     fn names_tell_those_of_their_siblings() {
         let path = Path::new("models/a-b-00002-of-00003.gguf");
         let siblings = Part { number: 1, count: 3 }.siblings(path).unwrap();
-        let names: Vec<_> = siblings.iter().map(|path| path.to_str().unwrap()).collect();
-        assert_eq!(
-            names,
-            [
-                "models/a-b-00001-of-00003.gguf",
-                "models/a-b-00002-of-00003.gguf",
-                "models/a-b-00003-of-00003.gguf"
-            ]
-        );
+        let expected = [1, 2, 3].map(|number| format!("models/a-b-0000{number}-of-00003.gguf"));
+        assert_eq!(siblings, expected.map(PathBuf::from));
     }
 
     #[test]
