@@ -153,6 +153,15 @@ advisories: lint-tools
 check-windows:
     testkit/windows/check.sh
 
+# Needs root and Debian's apt. Takes five minutes and 2.5 GB, in ~/.cache/hoistway/windows.
+# Set up what windows-test runs in: a Debian of its own with Wine 10 and mingw. Installs nothing.
+windows-setup:
+    testkit/windows/setup.sh
+
+# Run tests and the command for Windows under Wine, after windows-setup. Arguments choose tests by name.
+windows-test *arguments:
+    testkit/windows/test.sh "$@"
+
 # Build the site of the documentation in target/docs/site. A link that leads nowhere is an error.
 docs: (site "build")
 

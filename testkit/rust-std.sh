@@ -19,15 +19,21 @@ find_std() {
     test -d "$__CARGO_TESTS_ONLY_SRC_ROOT" || unpack_debian "rust-src=$release*"
 }
 
+# Tests need more than the library itself.
 has_std() {
-    compgen -G "$(rustc --print target-libdir --target "$1")/libstd-*" >/dev/null
+    compgen -G "$(rustc --print target-libdir --target "$1")/libtest-*" >/dev/null
+}
+
+# Where this machine gets its packages from; nothing on a machine without apt.
+debian_mirror() {
+    sed -n 's/^URIs: *//p; s/^deb .*\(http[^ ]*\) .*/\1/p' /etc/apt/sources.list.d/debian.sources \
+        /etc/apt/sources.list 2>/dev/null | head -1
 }
 
 # Unpacks packages of Debian below debian_at.
 unpack_debian() (
     keyring=/usr/share/keyrings/debian-archive-keyring.gpg
-    mirror=$(sed -n 's/^URIs: *//p; s/^deb .*\(http[^ ]*\) .*/\1/p' /etc/apt/sources.list.d/debian.sources \
-        /etc/apt/sources.list 2>/dev/null | head -1)
+    mirror=$(debian_mirror)
     test -n "$mirror" && mkdir -p "$debian_at"/{cache/archives/partial,lists/partial,state} && cd "$debian_at" &&
         touch status || exit
     for suite in trixie-backports "$(. /etc/os-release && echo "$VERSION_CODENAME")"; do

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Builds tests and the command for Windows and runs them under Wine, in what setup.sh has made. With arguments, runs only the
+# tests whose names contain them.
+#
+# Wine is not Windows: it serves transfers of a handle side by side where Windows does not, and takes any address, offset and
+# length where a handle without a cache needs whole sectors. Debug builds assert the latter. No speed is measured here.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+source testkit/rust-std.sh
+source testkit/windows/root.sh
+
+test -d "$windows_root" || { echo "run 'just windows-setup' first" >&2; exit 1; }
+test "$(id -u)" = 0 || { echo 'windows-test needs root, for mounts' >&2; exit 1; }
+find_std "$windows_target"
+# There is no network where it is built.
+cargo fetch --quiet --locked --target "$windows_target"
+
+# Test programs that compile for Windows; the others need fork, FUSE, /proc or the stand-in of a driver.
+packages=(--package hoistway-io --package hoistway --lib)
+for program in executor lanes slots system headers gguf_corpus; do
+    packages+=(--test "$program")
+done
+# One thread a core: the server of Wine is one for all.
+in_windows_root 3600 cargo test --quiet --locked "${std_flags[@]}" --target "$windows_target" --no-fail-fast \
+    "${packages[@]}" -- --test-threads 2 "$@"
+
+if (($# == 0)); then
+    cargo build --quiet --package hoistway-cli --all-features
+    in_windows_root 3600 cargo build --quiet --locked "${std_flags[@]}" --target "$windows_target" --package hoistway-cli
+    models=(target/windows/generated)
+    python3 testkit/windows/checkpoint.py "${models[0]}"
+    test -e .demo/model/model.safetensors && models+=(.demo/model)
+    for model in "${models[@]}"; do
+        # What the bytes are is found out on Linux.
+        manifest=target/windows/${model//\//-}.json
+        target/debug/hoistway verify --save "$manifest" "$model" >/dev/null
+        in_windows_root 300 testkit/windows/load.sh "$model" "$manifest"
+    done
+fi
