@@ -133,7 +133,8 @@ fn an_open_file_is_known_by_its_identity_and_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     fs::write(&path, "one").unwrap();
-    let file = files::open_without_waiting(&path).unwrap();
+    let (file, has_writer) = files::open_without_waiting(&path).unwrap();
+    assert!(!has_writer);
     let before = FileIdentity::of(&file).unwrap();
     assert_eq!((before.len(), before.links()), (3, 1));
     assert_eq!(FileIdentity::of(&files::reopen(&file).unwrap()).unwrap(), before);

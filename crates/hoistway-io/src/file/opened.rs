@@ -19,6 +19,7 @@ pub struct OpenFile {
     pub file: File,
     /// Its identity when it was opened.
     pub identity: FileIdentity,
+    has_writer: bool,
     names: Mutex<Names>,
 }
 
@@ -45,8 +46,9 @@ impl OpenFile {
         // Before it is opened: opening a device may do something.
         let found = sys::files::irregular_path(path).map_err(|source| Error::opening(path, source))?;
         check_regular(found, path)?;
-        let file = sys::files::open_without_waiting(path).map_err(|source| Error::opening(path, source))?;
-        Self::from_file(file, path)
+        let (file, has_writer) =
+            sys::files::open_without_waiting(path).map_err(|source| Error::opening(path, source))?;
+        Ok(Self { has_writer, ..Self::from_file(file, path)? })
     }
 
     /// Takes ownership of an open file, which must be a regular one.
@@ -58,7 +60,13 @@ impl OpenFile {
         check_regular(sys::files::irregular(&file).map_err(stat)?, path)?;
         let identity = FileIdentity::of(&file).map_err(stat)?;
         let names = Mutex::new(Names::of(&file, identity));
-        Ok(Self { path: path.to_owned(), file, identity, names })
+        Ok(Self { path: path.to_owned(), file, identity, has_writer: false, names })
+    }
+
+    /// Returns whether a program had it open for writing when it was opened, on a system where a rewrite may not be noticed
+    /// then.
+    pub fn has_writer(&self) -> bool {
+        self.has_writer
     }
 
     /// Fails if the file was replaced or rewritten since it was opened. The error names the bytes that were `needed`.
@@ -124,10 +132,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model.safetensors");
         std::fs::write(&path, [7; 64]).unwrap();
+        // Windows lets no writer in later.
+        let writer = File::options().write(true).open(&path).unwrap();
         let open_file = OpenFile::open(&path).unwrap();
         let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
         tick(&open_file);
-        let writer = File::options().write(true).open(&path).unwrap();
         change(&path);
         writer.set_modified(modified).unwrap();
         open_file.check_unchanged(ByteRange::default())
@@ -157,7 +166,7 @@ mod tests {
         let path = directory.path().join("model.safetensors");
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         // As if it had been a file when `open` looked.
-        let file = sys::files::open_without_waiting(&path).unwrap();
+        let (file, _) = sys::files::open_without_waiting(&path).unwrap();
         let found = OpenFile::from_file(file, &path);
         assert!(matches!(&found, Err(Error::NotRegular { kind, .. }) if kind.contains("FIFO")), "{found:?}");
     }
@@ -198,8 +207,8 @@ mod tests {
             let path = directory.path().join("model.safetensors");
             std::fs::write(&path, [7; 64]).unwrap();
             let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
-            let open_file = OpenFile::open(&path).unwrap();
             let writer = File::options().write(true).open(&path).unwrap();
+            let open_file = OpenFile::open(&path).unwrap();
             tick(&open_file);
             change(&path);
             for _ in 0..2 {

@@ -22,6 +22,11 @@ impl Builder {
         self.files.len()
     }
 
+    /// Adds what reports of loads say.
+    pub(super) fn add_notes(&mut self, notes: impl IntoIterator<Item = String>) {
+        self.notes.extend(notes);
+    }
+
     pub(super) fn add_file(
         &mut self,
         path: &Path,

@@ -158,6 +158,7 @@ impl Catalog {
             let found = open::read_headers(&files, options)?;
             for (source, header) in open::with_siblings(found, &mut split_models, options)? {
                 builder.add_file(source.path(), source.len(), header, index.as_ref())?;
+                builder.add_notes(source.caveat());
                 sources.push(source);
             }
             if let Some((path, index)) = &index {

@@ -222,9 +222,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model.gguf");
         std::fs::write(&path, [b"GGUF".as_slice(), &3u32.to_le_bytes(), &[0; 16]].concat()).unwrap();
+        // Windows lets no writer in later.
+        let mut writer = File::options().append(true).open(&path).unwrap();
         let source = registry::open(&path, &OpenOptions::default()).unwrap();
         assert!(header_of(&*source, &OpenOptions::default()).is_ok());
-        File::options().append(true).open(&path).unwrap().write_all(b"more").unwrap();
+        writer.write_all(b"more").unwrap();
         let found = header_of(&*source, &OpenOptions::default()).unwrap_err();
         assert!(matches!(found, Error::Changed { tensor: None, .. }), "{found:?}");
         std::fs::write(&path, b"{}").unwrap();

@@ -15,11 +15,12 @@ use crate::{
     },
     sys::permissions::Permissions,
 };
+use hoistway_io::file::read_exact_at;
 use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    io::{self, Read, Write},
+    io::{self, Write},
     ops::ControlFlow,
     path::{Path, PathBuf},
 };
@@ -380,13 +381,14 @@ impl<'a> Commit<'a> {
 
 /// The files that the index at `path` names; `None` if there is no index, and no files if it cannot be understood.
 fn read_index(path: &Path) -> Result<Option<BTreeSet<String>>> {
-    let file = match OpenFile::open(path) {
-        Ok(open_file) => open_file.file,
+    let open_file = match OpenFile::open(path) {
+        Ok(open_file) => open_file,
         Err(hoistway_io::Error::NotFound { .. }) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    let mut text = Vec::new();
-    file.take(MAX_INDEX_BYTES + 1).read_to_end(&mut text).map_err(|source| io_error("read", path, source))?;
+    // One byte more than an index may have shows that it is none.
+    let mut text = vec![0; open_file.identity.len().min(MAX_INDEX_BYTES + 1) as usize];
+    read_exact_at(&open_file.file, &mut text, 0).map_err(|source| io_error("read", path, source))?;
     let index = Index::parse(&text);
     let files = index.iter().flat_map(Index::files).map(str::to_owned);
     Ok(Some(files.collect()))

@@ -82,7 +82,7 @@ impl TempFile {
     pub(super) fn persist(mut self, path: &Path) -> Result<()> {
         #[cfg(test)]
         super::crash_tests::step(super::crash_tests::Step::Rename(self.path.clone(), path.to_owned()));
-        fs::rename(&self.path, path).map_err(|source| io_error("rename", path, source))?;
+        folders::rename(&self.path, path).map_err(|source| io_error("rename", path, source))?;
         self.is_named = true;
         Ok(())
     }
@@ -103,7 +103,7 @@ impl TempFile {
 
     /// Takes back the name that [`persist_new`](Self::persist_new) gave it, if it did.
     pub(super) fn take_back(&mut self, path: &Path) {
-        if self.is_named && fs::rename(path, &self.path).is_ok() {
+        if self.is_named && folders::rename(path, &self.path).is_ok() {
             self.is_named = false;
         }
     }

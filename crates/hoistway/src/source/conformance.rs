@@ -56,8 +56,9 @@ static KINDS: &[Kind] = &[
 
 fn of_file(path: &Path, bytes: &[u8], open: fn(&Path) -> crate::Result<Arc<dyn Source>>) -> Opened {
     fs::write(path, bytes).unwrap();
-    let own_path = path.to_owned();
-    let cut = move |len| File::options().write(true).open(&own_path).unwrap().set_len(len).unwrap();
+    // Windows lets no writer in later.
+    let writer = File::options().write(true).open(path).unwrap();
+    let cut = move |len| writer.set_len(len).unwrap();
     (open(path).unwrap(), Box::new(cut))
 }
 

@@ -57,6 +57,15 @@ impl Source for Local {
         self.open.check_unchanged(needed)
     }
 
+    fn caveat(&self) -> Option<String> {
+        let path = self.open.path.display();
+        self.open.has_writer().then(|| {
+            format!(
+                "{path} has a writer, and is read nevertheless: what that writes meanwhile may not be noticed"
+            )
+        })
+    }
+
     fn as_local(&self) -> Option<&LocalFile> {
         Some(self.file())
     }

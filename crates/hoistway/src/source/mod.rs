@@ -57,6 +57,11 @@ pub(crate) trait Source: Any + fmt::Debug + Send + Sync {
     /// [`Io`](hoistway_io::Error::Io).
     fn check_identity(&self, needed: ByteRange) -> hoistway_io::Result<()>;
 
+    /// What keeps a rewrite of it from being noticed for certain, for reports.
+    fn caveat(&self) -> Option<String> {
+        None
+    }
+
     /// The file of this machine that it is, for routes that read by file descriptors. What the file can do is found out by
     /// the first call.
     fn as_local(&self) -> Option<&LocalFile> {

@@ -27,20 +27,21 @@ const STATX_DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
 /// Slices that the kernel takes in one call.
 pub const MAX_SLICES: usize = 1024;
 
-/// Opens a file for reading that may have become a FIFO since it was looked at: that would wait for a writer.
+/// Opens a file for reading that may have become a FIFO since it was looked at: that would wait for a writer. The second value
+/// says whether writers may hide what they do from the file's times: they cannot.
 ///
 /// # Errors
 /// The system's.
-pub fn open_without_waiting(path: &Path) -> io::Result<File> {
+pub fn open_without_waiting(path: &Path) -> io::Result<(File, bool)> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = match rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty()) {
         // A program has a lease of it, which only regular files have, and is given time to let it go.
-        Err(Errno::WOULDBLOCK) => return Ok(rustix::fs::open(path, flags, Mode::empty())?.into()),
+        Err(Errno::WOULDBLOCK) => return Ok((rustix::fs::open(path, flags, Mode::empty())?.into(), false)),
         opened => opened?,
     };
     // Reads wait as usual, also those of rings.
     rustix::fs::fcntl_setfl(&file, OFlags::empty())?;
-    Ok(file.into())
+    Ok((file.into(), false))
 }
 
 /// Opens an open file a second time for reading: the same file for certain, and flags of its own.
@@ -97,7 +98,7 @@ pub fn link(file: &File) -> PathBuf {
 
 /// Returns the path that the system has for an open file; `None` where it does not say.
 pub fn name(file: &File) -> Option<PathBuf> {
-    std::fs::read_link(link(file)).ok()
+    fs::read_link(link(file)).ok()
 }
 
 /// The identity of an open file.
@@ -348,7 +349,7 @@ mod tests {
     #[test]
     fn reads_of_an_opened_file_wait() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let file = open_without_waiting(file.path()).unwrap();
+        let (file, _) = open_without_waiting(file.path()).unwrap();
         assert!(!rustix::fs::fcntl_getfl(&file).unwrap().contains(OFlags::NONBLOCK));
     }
 }

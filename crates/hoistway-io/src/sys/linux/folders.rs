@@ -45,6 +45,14 @@ pub fn create_private(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 
+/// Renames, in place of a file that has the name.
+///
+/// # Errors
+/// The system's.
+pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to)
+}
+
 /// Renames without replacing.
 ///
 /// # Errors

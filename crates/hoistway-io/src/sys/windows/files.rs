@@ -1,7 +1,7 @@
 //! Files: opening, identity, and transfers at a position.
 #![allow(unsafe_code)]
 
-use super::{code, verbatim};
+use super::{code, is_lack, transfer, verbatim};
 pub use crate::sys::common::Space;
 use crate::{
     ByteRange,
@@ -14,7 +14,7 @@ use std::{
     io::{self, IoSlice},
     os::windows::{
         ffi::OsStringExt,
-        fs::{FileExt, OpenOptionsExt},
+        fs::OpenOptionsExt,
         io::{AsRawHandle, FromRawHandle},
     },
     path::{Path, PathBuf},
@@ -27,33 +27,50 @@ use windows_sys::{
     },
     Win32::{
         Foundation::{
-            ERROR_CALL_NOT_IMPLEMENTED, ERROR_INVALID_FUNCTION, ERROR_INVALID_PARAMETER, ERROR_IO_PENDING,
-            ERROR_LOCK_VIOLATION, ERROR_NOT_SUPPORTED, ERROR_TOO_MANY_OPEN_FILES, GENERIC_READ,
-            GENERIC_WRITE, INVALID_HANDLE_VALUE,
+            ERROR_INVALID_FUNCTION, ERROR_INVALID_PARAMETER, ERROR_LOCK_VIOLATION, ERROR_NOT_SUPPORTED,
+            ERROR_SHARING_VIOLATION, ERROR_TOO_MANY_OPEN_FILES, GENERIC_READ, GENERIC_WRITE,
+            INVALID_HANDLE_VALUE,
         },
         Storage::FileSystem::{
-            DELETE, FILE_ALLOCATION_INFO, FILE_BASIC_INFO, FILE_FLAG_BACKUP_SEMANTICS,
-            FILE_FLAG_DELETE_ON_CLOSE, FILE_FLAG_NO_BUFFERING, FILE_ID_INFO, FILE_INFO_BY_HANDLE_CLASS,
-            FILE_REMOTE_PROTOCOL_INFO, FILE_SHARE_DELETE, FILE_SHARE_READ, FILE_SHARE_WRITE,
-            FILE_STANDARD_INFO, FILE_STORAGE_INFO, FILE_TYPE_CHAR, FILE_TYPE_DISK, FILE_TYPE_PIPE,
-            FileAllocationInfo, FileBasicInfo, FileIdInfo, FileRemoteProtocolInfo, FileStandardInfo,
-            FileStorageInfo, GetDiskFreeSpaceExW, GetFileInformationByHandleEx, GetFileType,
-            GetFinalPathNameByHandleW, GetVolumeInformationByHandleW, LOCKFILE_EXCLUSIVE_LOCK,
-            LOCKFILE_FAIL_IMMEDIATELY, LockFileEx, ReOpenFile, SetFileInformationByHandle, UnlockFileEx,
+            BY_HANDLE_FILE_INFORMATION, DELETE, FILE_ALLOCATION_INFO, FILE_BASIC_INFO,
+            FILE_FLAG_BACKUP_SEMANTICS, FILE_FLAG_DELETE_ON_CLOSE, FILE_FLAG_NO_BUFFERING,
+            FILE_FLAG_OVERLAPPED, FILE_ID_INFO, FILE_INFO_BY_HANDLE_CLASS, FILE_REMOTE_PROTOCOL_INFO,
+            FILE_SHARE_DELETE, FILE_SHARE_READ, FILE_SHARE_WRITE, FILE_STANDARD_INFO, FILE_STORAGE_INFO,
+            FILE_TYPE_CHAR, FILE_TYPE_DISK, FILE_TYPE_PIPE, FileAllocationInfo, FileBasicInfo, FileIdInfo,
+            FileRemoteProtocolInfo, FileStandardInfo, FileStorageInfo, GetDiskFreeSpaceExW,
+            GetFileInformationByHandle, GetFileInformationByHandleEx, GetFileType, GetFinalPathNameByHandleW,
+            GetVolumeInformationByHandleW, LOCKFILE_EXCLUSIVE_LOCK, LOCKFILE_FAIL_IMMEDIATELY, LockFileEx,
+            ReOpenFile, SetFileInformationByHandle, UnlockFileEx,
         },
-        System::IO::{IO_STATUS_BLOCK, OVERLAPPED, OVERLAPPED_0, OVERLAPPED_0_0},
+        System::IO::IO_STATUS_BLOCK,
     },
 };
 
 /// Slices that the system takes in one call.
 pub const MAX_SLICES: usize = 1;
 
-/// Opens a file for reading. Pipes have paths of their own here, and no file becomes one.
+/// What others may do with a file meanwhile: read it, and give its name to another.
+const READERS: u32 = FILE_SHARE_READ | FILE_SHARE_DELETE;
+/// The same, and write to it.
+const WRITERS: u32 = READERS | FILE_SHARE_WRITE;
+
+/// Opens a file for reading, for transfers of several threads at once. Pipes have paths of their own here, and no file becomes
+/// one.
+///
+/// No other program can open it for writing meanwhile: the times of a file, which show that it was rewritten, may be late as
+/// long as its writer has it open. If it has a writer already, that may go on, and the second value is `true`.
 ///
 /// # Errors
 /// The system's.
-pub fn open_without_waiting(path: &Path) -> io::Result<File> {
-    File::open(path)
+pub fn open_without_waiting(path: &Path) -> io::Result<(File, bool)> {
+    let open = |share| {
+        let flags = FILE_FLAG_OVERLAPPED;
+        OpenOptions::new().read(true).share_mode(share).custom_flags(flags).open(path)
+    };
+    match open(READERS) {
+        Err(error) if code(&error) == Some(ERROR_SHARING_VIOLATION) => Ok((open(WRITERS)?, true)),
+        opened => Ok((opened?, false)),
+    }
 }
 
 /// Opens an open file a second time for reading: the same file for certain, and flags of its own.
@@ -64,15 +81,30 @@ pub fn reopen(file: &File) -> io::Result<File> {
     reopen_with(file, GENERIC_READ, 0)
 }
 
+/// Opens an open file a second time for reading, past the cache or through it as the first time.
+///
+/// # Errors
+/// The system's.
+pub(super) fn reopen_alike(file: &File) -> io::Result<File> {
+    reopen_with(file, GENERIC_READ, if is_direct(file) { FILE_FLAG_NO_BUFFERING } else { 0 })
+}
+
+/// For transfers of several threads at once.
 fn reopen_with(file: &File, access: u32, flags: u32) -> io::Result<File> {
-    let share = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
-    // SAFETY: the handle is open during the call.
-    let handle = unsafe { ReOpenFile(file.as_raw_handle(), access, share, flags) };
-    if handle == INVALID_HANDLE_VALUE {
-        return Err(io::Error::last_os_error());
+    let open = |share| {
+        // SAFETY: the handle is open during the call.
+        let handle = unsafe { ReOpenFile(file.as_raw_handle(), access, share, flags | FILE_FLAG_OVERLAPPED) };
+        if handle == INVALID_HANDLE_VALUE {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new handle of a file, which has no other owner.
+        Ok(unsafe { File::from_raw_handle(handle) })
+    };
+    match open(READERS) {
+        // It has a writer.
+        Err(error) if code(&error) == Some(ERROR_SHARING_VIOLATION) => open(WRITERS),
+        opened => opened,
     }
-    // SAFETY: a new handle of a file, which has no other owner.
-    Ok(unsafe { File::from_raw_handle(handle) })
 }
 
 /// Whether transfers of this handle go past the cache.
@@ -150,15 +182,13 @@ pub fn name(file: &File) -> Option<PathBuf> {
 /// # Errors
 /// The system's.
 pub fn identity(file: &File) -> io::Result<FileIdentity> {
-    let id: FILE_ID_INFO = information(file)?;
+    let (device, inode) = number(file)?;
     let times: FILE_BASIC_INFO = information(file)?;
     let standard: FILE_STANDARD_INFO = information(file)?;
-    // NTFS has numbers of 64 bits, ReFS of 128, of which it uses few.
-    let number = u128::from_le_bytes(id.FileId.Identifier);
     let in_ns = |time: i64| i128::from(time) * 100;
     Ok(FileIdentity {
-        device: id.VolumeSerialNumber,
-        inode: number as u64 ^ (number >> 64) as u64,
+        device,
+        inode,
         len: u64::try_from(standard.EndOfFile).unwrap_or(0),
         modified_ns: in_ns(times.LastWriteTime),
         changed_ns: in_ns(times.ChangeTime),
@@ -166,14 +196,47 @@ pub fn identity(file: &File) -> io::Result<FileIdentity> {
     })
 }
 
+/// The number of a file's volume, and that of the file on it.
+fn number(file: &File) -> io::Result<(u64, u64)> {
+    match information::<FILE_ID_INFO>(file) {
+        Ok(id) => {
+            // NTFS has numbers of 64 bits, ReFS of 128, of which it uses few.
+            let number = u128::from_le_bytes(id.FileId.Identifier);
+            Ok((id.VolumeSerialNumber, number as u64 ^ (number >> 64) as u64))
+        }
+        // FAT, and servers of an older protocol.
+        Err(error) if is_lack(&error) => {
+            let mut found = BY_HANDLE_FILE_INFORMATION::default();
+            // SAFETY: the handle is open during the call, and the structure outlives it.
+            if unsafe { GetFileInformationByHandle(file.as_raw_handle(), &raw mut found) } == 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let number = u64::from(found.nFileIndexHigh) << 32 | u64::from(found.nFileIndexLow);
+            Ok((found.dwVolumeSerialNumber.into(), number))
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// What a path leads to that is no regular file: `NUL` and `CON` are devices. `None` if it is one.
 ///
 /// # Errors
 /// The system's.
 pub fn irregular_path(path: &Path) -> io::Result<Option<&'static str>> {
-    // Devices answer no question about files, and may refuse to be opened for reading.
+    if is_device(path)? {
+        return Ok(Some("a device"));
+    }
+    // Without access, which a pipe may refuse.
     let flags = FILE_FLAG_BACKUP_SEMANTICS;
     irregular(&OpenOptions::new().access_mode(0).custom_flags(flags).open(path)?)
+}
+
+/// Whether the system takes a path for a device, such as `NUL`: which names these are depends on its version. Opening a device
+/// may do something.
+fn is_device(path: &Path) -> io::Result<bool> {
+    let absolute = std::path::absolute(path)?;
+    let name = absolute.as_os_str().as_encoded_bytes().strip_prefix(br"\\.\");
+    Ok(name.is_some_and(|name| !name.contains(&b'\\')))
 }
 
 /// What an open file is, if it is no regular one.
@@ -198,8 +261,13 @@ pub fn preferred_bytes(_file: &File) -> u64 {
 /// What the file system says of direct transfers, if anything.
 pub fn direct_alignment(direct: &File) -> Option<DirectAlignment> {
     let storage: FILE_STORAGE_INFO = information(direct).ok()?;
-    let sector = u64::from(storage.LogicalBytesPerSector);
-    (sector > 0).then_some(DirectAlignment { memory: sector, offset: sector })
+    in_sectors(storage.LogicalBytesPerSector)
+}
+
+/// The alignment that sectors of this length need; `None` for what is no length of a sector.
+fn in_sectors(bytes: u32) -> Option<DirectAlignment> {
+    let sector = u64::from(bytes);
+    bytes.is_power_of_two().then_some(DirectAlignment { memory: sector, offset: sector })
 }
 
 /// Whether an error of a direct transfer says that the file takes none.
@@ -270,7 +338,7 @@ pub fn space(path: &Path) -> io::Result<Space> {
 /// # Errors
 /// The system's.
 pub fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
-    file.seek_read(bytes, offset)
+    transfer::read(file, bytes, offset)
 }
 
 /// Fills `bytes` from `offset` on.
@@ -325,15 +393,15 @@ pub fn allocate(file: &File, len: u64) -> io::Result<()> {
     if is_allocated == 0 {
         let error = io::Error::last_os_error();
         // Setting the length takes the blocks, and says if there are too few.
-        if !matches!(
-            code(&error),
-            Some(ERROR_INVALID_FUNCTION | ERROR_NOT_SUPPORTED | ERROR_CALL_NOT_IMPLEMENTED)
-        ) {
+        if !is_lack(&error) {
             return Err(error);
         }
     }
     file.set_len(len)
 }
+
+/// What is locked of a file: no file is so long.
+const LOCKED_BYTE: u64 = (i32::MAX as u64) << 32;
 
 /// Locks a file unless another handle has the lock: a byte far behind its end, as the system keeps other handles from
 /// bytes that are locked.
@@ -342,26 +410,18 @@ pub fn allocate(file: &File, len: u64) -> io::Result<()> {
 /// [`WouldBlock`](io::ErrorKind::WouldBlock) if another has it; others where it cannot be locked.
 pub fn try_lock(file: &File) -> io::Result<()> {
     let flags = LOCKFILE_EXCLUSIVE_LOCK | LOCKFILE_FAIL_IMMEDIATELY;
-    let mut place = lock_place();
-    // SAFETY: the handle is open during the call, and the structure outlives it: with this flag it does not wait.
-    if unsafe { LockFileEx(file.as_raw_handle(), flags, 0, 1, 0, &raw mut place) } != 0 {
-        return Ok(());
+    // SAFETY: the handle is open, and the structure is used until the lock is decided on.
+    let lock = |handle, place| unsafe { LockFileEx(handle, flags, 0, 1, 0, place) };
+    match transfer::run(file, LOCKED_BYTE, lock) {
+        Err(error) if code(&error) == Some(ERROR_LOCK_VIOLATION) => Err(io::ErrorKind::WouldBlock.into()),
+        done => done.map(drop),
     }
-    let error = io::Error::last_os_error();
-    let is_taken = matches!(code(&error), Some(ERROR_LOCK_VIOLATION | ERROR_IO_PENDING));
-    Err(if is_taken { io::ErrorKind::WouldBlock.into() } else { error })
 }
 
 /// Unlocks a file. One that was not locked need not be unlocked.
 pub fn unlock(file: &File) {
-    let mut place = lock_place();
-    // SAFETY: the handle is open during the call, which does not wait.
-    unsafe { UnlockFileEx(file.as_raw_handle(), 0, 1, 0, &raw mut place) };
-}
-
-fn lock_place() -> OVERLAPPED {
-    let far = OVERLAPPED_0_0 { Offset: 0, OffsetHigh: i32::MAX.cast_unsigned() };
-    OVERLAPPED { Anonymous: OVERLAPPED_0 { Anonymous: far }, ..Default::default() }
+    // SAFETY: the handle is open, and the structure is used until the lock is gone.
+    let _ = transfer::run(file, LOCKED_BYTE, |handle, place| unsafe { UnlockFileEx(handle, 0, 1, 0, place) });
 }
 
 /// Writes the first of the slices, from `offset` on, and says how many bytes of it.
@@ -369,7 +429,7 @@ fn lock_place() -> OVERLAPPED {
 /// # Errors
 /// The system's.
 pub fn write_vectored_at(file: &File, slices: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
-    slices.iter().find(|slice| !slice.is_empty()).map_or(Ok(0), |slice| file.seek_write(slice, offset))
+    slices.iter().find(|slice| !slice.is_empty()).map_or(Ok(0), |slice| transfer::write(file, slice, offset))
 }
 
 /// Asks that reads bring no neighbours of what they read into the cache: Windows takes that at opening only.
@@ -419,4 +479,68 @@ fn information<T: Information>(file: &File) -> io::Result<T> {
     let is_told =
         unsafe { GetFileInformationByHandleEx(file.as_raw_handle(), T::CLASS, at, size_of::<T>() as u32) };
     if is_told != 0 { Ok(found) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sectors_tell_how_direct_transfers_are_aligned() {
+        let block = |bytes| Some(DirectAlignment { memory: bytes, offset: bytes });
+        assert_eq!([512, 4096].map(in_sectors), [512, 4096].map(block));
+        assert_eq!([0, 520, 4104].map(in_sectors), [None; 3]);
+    }
+
+    #[test]
+    fn no_writer_opens_a_file_that_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, [7; 4096]).unwrap();
+        let write = || OpenOptions::new().write(true).open(&path);
+        let (file, has_writer) = open_without_waiting(&path).unwrap();
+        assert!(!has_writer);
+        let again = reopen_alike(&file).unwrap();
+        assert_eq!(code(&write().unwrap_err()), Some(ERROR_SHARING_VIOLATION));
+        drop(file);
+        assert_eq!(code(&write().unwrap_err()), Some(ERROR_SHARING_VIOLATION));
+        drop(again);
+        let writer = write().unwrap();
+        let (file, has_writer) = open_without_waiting(&path).unwrap();
+        assert!(has_writer);
+        reopen_alike(&file).unwrap();
+        drop((file, writer));
+        // Others may replace it and delete it.
+        let (file, _) = open_without_waiting(&path).unwrap();
+        std::fs::rename(&path, folder.path().join("other")).unwrap();
+        std::fs::remove_file(folder.path().join("other")).unwrap();
+        let mut bytes = [0; 4096];
+        assert_eq!(read_at(&file, &mut bytes, 0).unwrap(), 4096);
+    }
+
+    #[test]
+    fn a_file_that_shares_nothing_is_an_error_with_its_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let _alone = OpenOptions::new().write(true).create_new(true).share_mode(0).open(&path).unwrap();
+        let error = open_without_waiting(&path).unwrap_err();
+        assert_eq!(code(&error), Some(ERROR_SHARING_VIOLATION));
+        assert!(error.to_string().contains("os error 32"), "{error}");
+    }
+
+    #[test]
+    fn a_lock_belongs_to_one_handle() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, [7; 10]).unwrap();
+        let open = || OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        // Such handles, and those for transfers of several threads.
+        for [first, second] in [[open(), open()], [reopen(&open()).unwrap(), reopen(&open()).unwrap()]] {
+            try_lock(&first).unwrap();
+            assert_eq!(try_lock(&second).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            unlock(&first);
+            try_lock(&second).unwrap();
+            unlock(&second);
+        }
+    }
 }

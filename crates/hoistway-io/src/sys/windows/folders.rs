@@ -1,20 +1,30 @@
 //! Folders and the names in them.
 #![allow(unsafe_code)]
 
-use super::{code, verbatim};
+use super::{code, is_lack, verbatim};
 use std::{
     ffi::{OsStr, OsString},
     fs::{File, OpenOptions},
     io,
+    mem::offset_of,
     os::windows::{
         ffi::{OsStrExt, OsStringExt},
         fs::OpenOptionsExt,
+        io::AsRawHandle,
     },
     path::Path,
 };
 use windows_sys::Win32::{
-    Foundation::{ERROR_INVALID_FUNCTION, ERROR_NOT_SUPPORTED, GENERIC_READ, GENERIC_WRITE},
-    Storage::FileSystem::{FILE_FLAG_BACKUP_SEMANTICS, MoveFileExW, WRITE_DAC},
+    Foundation::{
+        ERROR_ACCESS_DENIED, ERROR_INVALID_FUNCTION, ERROR_NOT_SUPPORTED, ERROR_SHARING_VIOLATION,
+        GENERIC_READ, GENERIC_WRITE,
+    },
+    Storage::FileSystem::{
+        DELETE, FILE_FLAG_BACKUP_SEMANTICS, FILE_RENAME_INFO, FILE_RENAME_INFO_0, FileRenameInfoEx,
+        MOVEFILE_REPLACE_EXISTING, MOVEFILE_WRITE_THROUGH, MoveFileExW, SetFileInformationByHandle,
+        WRITE_DAC,
+    },
+    System::WindowsProgramming::{FILE_RENAME_FLAG_POSIX_SEMANTICS, FILE_RENAME_FLAG_REPLACE_IF_EXISTS},
 };
 
 /// Opens a folder, to lock or to sync it.
@@ -48,6 +58,65 @@ pub fn create_private(path: &Path) -> io::Result<File> {
     OpenOptions::new().access_mode(access).write(true).create_new(true).open(path)
 }
 
+/// Renames, in place of a file that has the name. At no moment is there no file of that name. Others may have the old one open
+/// where the file system can do that, as NTFS can from Windows 10 on.
+///
+/// # Errors
+/// The system's.
+pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    match rename_posix(from, to) {
+        // Before Windows 10, on FAT and on network shares.
+        Err(error) if is_lack(&error) => {}
+        done => return done,
+    }
+    let (from, to) = (verbatim(from)?, verbatim(to)?);
+    let flags = MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH;
+    // SAFETY: both paths end with a zero and outlive the call.
+    if unsafe { MoveFileExW(from.as_ptr(), to.as_ptr(), flags) } != 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    if !matches!(code(&error), Some(ERROR_ACCESS_DENIED | ERROR_SHARING_VIOLATION)) {
+        return Err(error);
+    }
+    // ReplaceFileW could do it, but there is no file of that name for a moment.
+    Err(io::Error::new(
+        error.kind(),
+        format!(
+            "{error} Close the programs that have the old file open: this file system replaces none that is open"
+        ),
+    ))
+}
+
+fn rename_posix(from: &Path, to: &Path) -> io::Result<()> {
+    let file = OpenOptions::new().access_mode(DELETE).custom_flags(FILE_FLAG_BACKUP_SEMANTICS).open(from)?;
+    let name = verbatim(to)?;
+    // With the zero at its end, which does not count.
+    let len = size_of_val(&name[..]);
+    let bytes = offset_of!(FILE_RENAME_INFO, FileName) + len;
+    let mut buffer = vec![0u64; bytes.max(size_of::<FILE_RENAME_INFO>()).div_ceil(size_of::<u64>())];
+    let info = FILE_RENAME_INFO {
+        Anonymous: FILE_RENAME_INFO_0 {
+            Flags: FILE_RENAME_FLAG_REPLACE_IF_EXISTS | FILE_RENAME_FLAG_POSIX_SEMANTICS,
+        },
+        FileNameLength: (len - size_of::<u16>()) as u32,
+        ..Default::default()
+    };
+    let place: *mut FILE_RENAME_INFO = buffer.as_mut_ptr().cast();
+    // SAFETY: the buffer is aligned as the structure is, and has room for it and, from its last field on, for the name.
+    unsafe {
+        place.write(info);
+        (&raw mut (*place).FileName).cast::<u16>().copy_from_nonoverlapping(name.as_ptr(), name.len());
+    }
+    let handle = file.as_raw_handle();
+    // SAFETY: the handle is open during the call, which reads the structure of this class and the name in it.
+    if unsafe { SetFileInformationByHandle(handle, FileRenameInfoEx, place.cast(), bytes as u32) } != 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// Renames without replacing.
 ///
 /// # Errors
@@ -65,4 +134,29 @@ pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
 /// As much of a name as `max_bytes` hold; the system counts characters of two bytes, and takes 255 of them.
 pub fn shortened(name: &OsStr, max_bytes: usize) -> OsString {
     OsString::from_wide(&name.encode_wide().take(max_bytes).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::files;
+
+    #[test]
+    fn a_file_that_is_read_can_be_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let long = folder.path().join("n".repeat(120)).join("m".repeat(120));
+        std::fs::create_dir_all(&long).unwrap();
+        let [new, old] = ["new", "\u{6a21}\u{578b} \u{1f388}"].map(|name| long.join(name));
+        std::fs::write(&old, "old").unwrap();
+        std::fs::write(&new, "new").unwrap();
+        let (reader, _) = files::open_without_waiting(&old).unwrap();
+        rename(&new, &old).unwrap();
+        assert_eq!(std::fs::read(&old).unwrap(), b"new");
+        let mut bytes = [0; 3];
+        files::read_exact_at(&reader, &mut bytes, 0).unwrap();
+        assert_eq!(&bytes, b"old");
+        drop(reader);
+        assert_eq!(std::fs::read_dir(&long).unwrap().count(), 1);
+        assert_eq!(rename(&new, &old).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
 }

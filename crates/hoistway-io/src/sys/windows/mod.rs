@@ -8,10 +8,15 @@ pub mod machine;
 pub mod numa;
 pub mod pages;
 pub mod permissions;
+mod privilege;
 pub mod threads;
+mod transfer;
 pub mod usage;
 
 use std::{ffi::OsStr, io, os::windows::ffi::OsStrExt, path::Path};
+use windows_sys::Win32::Foundation::{
+    ERROR_CALL_NOT_IMPLEMENTED, ERROR_INVALID_FUNCTION, ERROR_INVALID_PARAMETER, ERROR_NOT_SUPPORTED,
+};
 
 /// Cores that a processor group has numbers for.
 const CORES_A_GROUP: usize = 64;
@@ -19,6 +24,13 @@ const CORES_A_GROUP: usize = 64;
 /// The system's number of an error.
 fn code(error: &io::Error) -> Option<u32> {
     error.raw_os_error().map(i32::cast_unsigned)
+}
+
+/// Whether an error says that the system or the file system has no such thing.
+fn is_lack(error: &io::Error) -> bool {
+    let numbers =
+        [ERROR_CALL_NOT_IMPLEMENTED, ERROR_INVALID_FUNCTION, ERROR_INVALID_PARAMETER, ERROR_NOT_SUPPORTED];
+    code(error).is_some_and(|number| numbers.contains(&number))
 }
 
 /// A path as the system takes it at any length: absolute, with the prefix that keeps it as it is, and a zero at its end.

@@ -1,6 +1,7 @@
 //! Memory in pages: allocated or mapped, read in ahead of its use, and given back.
 #![allow(unsafe_code)]
 
+use super::privilege;
 use std::{
     ffi::c_void,
     fs::File,
@@ -14,9 +15,10 @@ use windows_sys::Win32::{
     Foundation::CloseHandle,
     System::{
         Memory::{
-            CreateFileMappingW, FILE_MAP_COPY, MEM_COMMIT, MEM_DECOMMIT, MEM_LARGE_PAGES, MEM_RELEASE,
-            MEM_RESERVE, MEMORY_MAPPED_VIEW_ADDRESS, MapViewOfFile, PAGE_READWRITE, PAGE_WRITECOPY,
-            PrefetchVirtualMemory, UnmapViewOfFile, VirtualAlloc, VirtualFree, WIN32_MEMORY_RANGE_ENTRY,
+            CreateFileMappingW, FILE_MAP_COPY, GetLargePageMinimum, MEM_COMMIT, MEM_DECOMMIT,
+            MEM_LARGE_PAGES, MEM_RELEASE, MEM_RESERVE, MEMORY_MAPPED_VIEW_ADDRESS, MapViewOfFile,
+            PAGE_READWRITE, PAGE_WRITECOPY, PrefetchVirtualMemory, UnmapViewOfFile, VirtualAlloc,
+            VirtualFree, WIN32_MEMORY_RANGE_ENTRY,
         },
         SystemInformation::{GetSystemInfo, SYSTEM_INFO},
         Threading::GetCurrentProcess,
@@ -95,8 +97,16 @@ impl Pages {
     /// `len` bytes of large pages, a multiple of [`HUGE_PAGE_BYTES`](crate::memory::HUGE_PAGE_BYTES) and aligned to it.
     ///
     /// # Errors
-    /// The system's, also if the user lacks the right `SeLockMemoryPrivilege`.
+    /// The system's. [`PermissionDenied`](io::ErrorKind::PermissionDenied) if the user lacks the right
+    /// `SeLockMemoryPrivilege`, [`Unsupported`](io::ErrorKind::Unsupported) if the processor has no large pages.
     pub fn reserved_huge(len: usize) -> io::Result<Self> {
+        // SAFETY: takes nothing.
+        let page = unsafe { GetLargePageMinimum() };
+        if page == 0 {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "there are no large pages here"));
+        }
+        let len = len.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?;
+        privilege::enable_large_pages()?;
         Self::allocated(len, MEM_LARGE_PAGES, Kind::Large)
     }
 
