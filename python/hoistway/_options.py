@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict, cast
 RouteName = Literal[
     "auto",
     "io_uring",
+    "overlapped",
     "threads",
     "cached",
     "mapped",
@@ -46,7 +47,7 @@ class LoadOptions(TypedDict, total=False):
     in_flight: int | str | None
     """Bytes in flight to one device."""
     rings: int | None
-    """Rings of routes ``io_uring`` and ``usrbio``."""
+    """Rings of routes ``io_uring`` and ``usrbio``, ports of route ``overlapped``."""
     threads: int | None
     """Threads of route ``threads`` and of copies from the page cache."""
     huge_pages: Literal["transparent", "reserved", "never"] | None
@@ -65,7 +66,9 @@ class ReaderOptions(TypedDict, total=False):
     Sizes are numbers of bytes or text such as ``"64MiB"``.
     """
 
-    route: Literal["auto", "io_uring", "threads", "cached", "usrbio", "staged", "gds", "gds-compat"] | None
+    route: (
+        Literal["auto", "io_uring", "overlapped", "threads", "cached", "usrbio", "staged", "gds", "gds-compat"] | None
+    )
     """Which way the bytes take."""
     direct: Literal["auto", "always", "never"] | None
     """Whether reads go past the page cache."""

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Lints the crates that compile for Windows, for that target. Links nothing and runs nothing.
+# Lints the crates that compile for Windows, for that target, or for the one that is named. Links nothing and runs nothing.
 #
 # Where the standard library is compiled from source, its import libraries are made with Debian's dlltool.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source testkit/rust-std.sh
 
-target=x86_64-pc-windows-gnu
-# Crates that compile C get no compiler: nothing is linked.
-export CC_x86_64_pc_windows_gnu=true AR_x86_64_pc_windows_gnu=true
+target=${1:-x86_64-pc-windows-gnu}
+# Crates that compile C get no compiler: nothing is linked. One that makes an archive of what was compiled looks for the file.
+export "CC_${target//-/_}=true" "AR_${target//-/_}=$PWD/testkit/windows/archive.sh"
 arguments=(clippy --quiet --target "$target")
 for crate in hoistway-device hoistway-io hoistway hoistway-experts hoistway-capi hoistway-cli; do
     arguments+=(--package "$crate")

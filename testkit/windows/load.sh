@@ -18,8 +18,8 @@ load() {
 
 model=$1 manifest=$2
 hoistway --version
-load threads
-for route in threads; do
+load overlapped
+for route in overlapped threads; do
     for direct in auto always never; do
         load "$route" --route "$route" --direct "$direct"
     done

@@ -40,7 +40,7 @@ enter_windows_root='
         mount --bind "$folder" "root$folder"
     done
     exec chroot root env -i \
-        HOME=/root PATH="$cargo/bin:/usr/bin:/bin" XDG_RUNTIME_DIR=/tmp WINEARCH=win64 WINEDEBUG=-all \
+        HOME=/root LANG=C.UTF-8 PATH="$cargo/bin:/usr/bin:/bin" XDG_RUNTIME_DIR=/tmp WINEARCH=win64 WINEDEBUG=-all \
         CARGO_HOME="$cargo" RUSTUP_HOME="$rustup" CARGO_NET_OFFLINE=true CARGO_INCREMENTAL=0 \
         CARGO_TARGET_DIR="$repository/target/windows" CARGO_PROFILE_DEV_DEBUG=false CARGO_PROFILE_DEV_OPT_LEVEL=1 \
         CARGO_TARGET_X86_64_PC_WINDOWS_GNU_LINKER=x86_64-w64-mingw32-gcc \

@@ -17,14 +17,21 @@ cargo fetch --quiet --locked --target "$windows_target"
 
 # Test programs that compile for Windows; the others need fork, FUSE, /proc or the stand-in of a driver.
 packages=(--package hoistway-io --package hoistway --lib)
-for program in executor lanes slots system headers gguf_corpus; do
+for program in executor lanes slots system headers gguf_corpus windows; do
     packages+=(--test "$program")
 done
-# One thread a core: the server of Wine is one for all.
+# What Wine 10 cannot do: replace a file that is open, tell its new name.
+skipped=()
+for test in a_file_that_is_read_can_be_replaced a_save_replaces_a_file_that_is_read other_names_change_no_bytes; do
+    skipped+=(--skip "$test")
+done
+# Two threads: the server of Wine is one for all.
 in_windows_root 3600 cargo test --quiet --locked "${std_flags[@]}" --target "$windows_target" --no-fail-fast \
-    "${packages[@]}" -- --test-threads 2 "$@"
+    "${packages[@]}" -- --test-threads 2 "${skipped[@]}" "$@"
 
 if (($# == 0)); then
+    # What wheels are built for.
+    testkit/windows/check.sh x86_64-pc-windows-msvc
     cargo build --quiet --package hoistway-cli --all-features
     in_windows_root 3600 cargo build --quiet --locked "${std_flags[@]}" --target "$windows_target" --package hoistway-cli
     models=(target/windows/generated)

@@ -216,9 +216,9 @@ pub(crate) struct Load {
     pub(crate) device: Option<String>,
     /// Which way the bytes take: auto (the default), io_uring, threads, cached, mapped, gds, …
     ///
-    /// Routes to host memory are auto (each extent the best way), io_uring, threads (pread), cached (copies from the page cache),
-    /// mapped (nothing is read until it is touched), usrbio (from a 3FS, past the kernel), node-cache (what --cache holds) and
-    /// http (from URLs). Devices also have staged (never gds), unified (integrated devices use host memory as it is), gds (past
+    /// Routes to host memory are auto (each extent the best way), io_uring, overlapped (on Windows), threads (pread), cached (copies
+    /// from the page cache), mapped (nothing is read until it is touched), usrbio (from a 3FS, past the kernel), node-cache
+    /// (what --cache holds) and http (from URLs). Devices also have staged (never gds), unified (integrated devices use host memory as it is), gds (past
     /// the host's memory, proven) and gds-compat (cuFile, however it does it)
     #[arg(long, value_name = "ROUTE")]
     pub(crate) route: Option<String>,
@@ -275,7 +275,8 @@ pub(crate) struct Tuning {
     /// Bytes in flight to one device [default: from 32MiB, 128MiB over a network, as far up as it helps; 32MiB by usrbio]
     #[arg(long, hide_short_help = true, value_name = "SIZE")]
     pub(crate) in_flight: Option<String>,
-    /// Rings of routes io_uring and usrbio [default: 1, or 2 on larger machines; 2 or 4 from a 3FS to host memory]
+    /// Rings of routes io_uring and usrbio, ports of route overlapped [default: 1, or 2 on larger machines; 2 or 4 from a
+    /// 3FS to host memory]
     #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) rings: Option<String>,
     /// Threads of route threads and of copies from the page cache [default: by cores and bytes in flight]

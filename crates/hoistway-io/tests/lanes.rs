@@ -106,15 +106,63 @@ fn a_ring_that_is_dropped_waits_for_its_reads() {
     assert!(ended.recv().is_err(), "an operation is left");
 }
 
+#[test]
+#[cfg(windows)]
+fn a_port_reads_what_it_is_given() {
+    for depth in [1, 3, 8] {
+        check(hoistway_io::lane::PortLane::new(depth).unwrap());
+    }
+}
+
+/// The system writes to their memory: a lane that is dropped must wait for it.
+#[test]
+#[cfg(windows)]
+fn a_port_that_is_dropped_waits_for_its_reads() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(&content()).unwrap();
+    let mut lane = hoistway_io::lane::PortLane::new(4).unwrap();
+    let (dropped, ended) = std::sync::mpsc::channel();
+    for offset in 0..4 {
+        let read = Read { file: file.reopen().unwrap(), offset, memory: vec![0; 1 << 20] };
+        lane.push(Counted { read, _dropped: dropped.clone() });
+    }
+    drop(dropped);
+    drop(lane);
+    assert!(ended.recv().is_err(), "an operation is left");
+}
+
+/// A handle's number is given to another file once it was closed: the port must not read the old one.
+#[test]
+#[cfg(windows)]
+fn a_port_is_not_deceived_by_handles_of_equal_numbers() {
+    use std::os::windows::io::AsRawHandle;
+    let folder = tempfile::tempdir().unwrap();
+    let mut lane = hoistway_io::lane::PortLane::new(1).unwrap();
+    let (mut done, mut numbers) = (Vec::new(), std::collections::HashSet::new());
+    // More files than a port keeps open.
+    for number in 0..100u8 {
+        let path = folder.path().join(number.to_string());
+        std::fs::write(&path, [number; 100]).unwrap();
+        let file = File::open(&path).unwrap();
+        numbers.insert(file.as_raw_handle().addr());
+        lane.push(Read { file, offset: 0, memory: vec![0xEE; 100] });
+        lane.submit_and_wait(&mut done).unwrap();
+        let Done { op, result } = done.pop().unwrap();
+        assert_eq!(result.unwrap(), 100);
+        assert!(op.memory.iter().all(|&byte| byte == number), "{number}");
+    }
+    assert!(numbers.len() < 100, "no number came twice");
+}
+
 /// A read that hangs up when it is dropped.
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 struct Counted {
     read: Read,
     _dropped: std::sync::mpsc::Sender<()>,
 }
 
 // SAFETY: as for `Read`.
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", windows))]
 unsafe impl ReadsFile for Counted {
     fn next_read(&mut self) -> io::Result<FileRead<'_>> {
         self.read.next_read()

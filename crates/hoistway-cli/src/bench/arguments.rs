@@ -28,7 +28,8 @@ pub(crate) enum Bench {
 pub(crate) struct Read {
     #[command(flatten)]
     pub(crate) files: Files,
-    /// Which ways the bytes take: auto (copies what the page cache holds, else threads), io_uring, threads, cached or usrbio
+    /// Which ways the bytes take: auto (copies what the page cache holds, else threads), io_uring, overlapped, threads, cached or
+    /// usrbio
     #[arg(long, value_name = "ROUTES", value_delimiter = ',', default_value = "auto")]
     pub(crate) route: Vec<String>,
     /// Whether reads go past the page cache: auto (where the file system allows it, the default), always or never

@@ -1,4 +1,4 @@
-//! What carries operations: a ring, a pool's thread, a copy from the page cache. One thread owns a lane.
+//! What carries operations: a ring, a completion port, a pool's thread, a copy from the page cache. One thread owns a lane.
 #![deny(unsafe_code)]
 
 mod blocking;
@@ -6,12 +6,16 @@ mod cached;
 #[cfg(feature = "fault-injection")]
 pub mod fault;
 mod outcome;
+#[cfg(windows)]
+mod port;
 #[cfg(target_os = "linux")]
 mod ring;
 
 pub use blocking::{BlockingLane, BlockingRead, Pread};
 pub use cached::CachedCopy;
 pub use outcome::{Outcome, Progress};
+#[cfg(windows)]
+pub use port::PortLane;
 #[cfg(target_os = "linux")]
 pub use ring::{
     UringLane,

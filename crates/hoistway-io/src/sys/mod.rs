@@ -13,6 +13,7 @@
 //! * `pages`: memory that the process gets in pages, empty or as a view of a file.
 //! * `pieces`: transfers of memory in pieces, which the KV store makes on Linux alone.
 //! * `permissions`: the users that may read and write a file.
+//! * `port`: transfers that a completion port tells the end of, on Windows alone.
 //! * `threads`: the cores that a thread runs on.
 //! * `usage`: CPU time and page faults of the process.
 

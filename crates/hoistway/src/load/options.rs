@@ -68,8 +68,8 @@ pub struct LoadOptions {
     /// Bytes in flight to one device. Default: 32 MiB, 128 MiB for network file systems without USRBIO, and more where
     /// rings find that this makes the device faster.
     pub in_flight_bytes: Option<u64>,
-    /// Rings of routes `io_uring` and `usrbio`. Default: one, or two if there are eight cores and the device has several
-    /// queues; to host memory from a 3FS two, or four if there are eight cores.
+    /// Rings of routes `io_uring` and `usrbio`, ports of route `overlapped`. Default: one, or two if there are eight cores and
+    /// the device has several queues; to host memory from a 3FS two, or four if there are eight cores.
     pub rings: Option<usize>,
     /// Threads of route `threads` and of copies from the page cache. Default: by cores and by bytes in flight.
     pub threads: Option<usize>,

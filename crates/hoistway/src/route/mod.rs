@@ -3,10 +3,9 @@
 //! `member` is what a route says of itself, `members` has a file for each route, and `registry` lists them. `attempt` decides
 //! what a read asks for next, and `name_check` finds out whether a route has done what its name says. Their lanes are those of
 //! `hoistway-io`, and two of their own: `usrbio`, and direct reads into a device in `gds`, which also proves their path. `threefs` is
-//! the mounts that `usrbio` reads from, and `mounts` opens each once. `absent` stands for what a system that is not Linux
-//! lacks.
+//! the mounts that `usrbio` reads from, and `mounts` opens each once. `absent` stands for the routes of
+//! other systems.
 
-#[cfg(not(target_os = "linux"))]
 mod absent;
 pub(crate) mod attempt;
 pub(crate) mod gds;
@@ -27,14 +26,16 @@ pub(crate) mod threefs_client;
 mod usrbio;
 
 #[cfg(not(target_os = "linux"))]
-use absent as threefs;
+use absent::linux as threefs;
 #[cfg(not(target_os = "linux"))]
-pub(crate) use absent::{errno, probe_ring};
+pub(crate) use absent::linux::{errno, probe_ring};
 pub(crate) use gds::DirectRead;
 pub use hoistway_device::Unavailable;
 pub use hoistway_io::file::Access;
 #[doc(hidden)]
 pub use hoistway_io::file::is_remote;
+#[cfg(windows)]
+pub(crate) use hoistway_io::lane::PortLane;
 #[cfg(target_os = "linux")]
 pub(crate) use hoistway_io::lane::UringLane;
 #[cfg(feature = "fault-injection")]
@@ -69,12 +70,14 @@ use std::{fmt, io, str::FromStr, sync::Arc};
 pub enum Route {
     /// The best one for each extent: `usrbio` for files on a 3FS; for objects
     /// `node-cache` for what the node's cache holds, and `http`; of others `cached` for what the page cache holds; for
-    /// the rest `gds` if the target is a device and that is proven, else `io_uring`, or `threads` where that is refused.
-    /// Never `mapped`.
+    /// the rest `gds` if the target is a device and that is proven, else `io_uring` or, on Windows, `overlapped`, or `threads`
+    /// where that is refused. Never `mapped`.
     #[default]
     Auto,
     /// Asynchronous reads through an io_uring, past the page cache.
     IoUring,
+    /// Asynchronous reads whose ends a completion port tells, past the cache, on Windows.
+    Overlapped,
     /// A pool of threads that call `pread`, past the page cache where the file system allows it.
     Threads,
     /// Copies of what the page cache holds. Fails where it does not hold the data.
@@ -109,6 +112,7 @@ impl Route {
     pub const ALL: &[Self] = &[
         Self::Auto,
         Self::IoUring,
+        Self::Overlapped,
         Self::Threads,
         Self::Cached,
         Self::Mapped,
@@ -128,6 +132,7 @@ impl Route {
         match self {
             Self::Auto => "auto",
             Self::IoUring => "io_uring",
+            Self::Overlapped => "overlapped",
             Self::Threads => "threads",
             Self::Cached => "cached",
             Self::Mapped => "mapped",
@@ -170,7 +175,9 @@ impl Route {
 
     /// Whether it may read through the page cache where a file system refuses direct reads, which are wanted so.
     pub(crate) fn may_read_buffered(self, direct: DirectIo) -> bool {
-        direct != DirectIo::Always && self != Self::IoUring && !self.is_past_host()
+        direct != DirectIo::Always
+            && !matches!(self, Self::IoUring | Self::Overlapped)
+            && !self.is_past_host()
     }
 
     /// Whether it shows files as they lie in the page cache, and reads nothing.
@@ -220,7 +227,7 @@ impl FromStr for Route {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DirectIo {
-    /// Where the file system allows it. Route `io_uring` fails where it does not.
+    /// Where the file system allows it. Routes `io_uring` and `overlapped` fail where it does not.
     #[default]
     Auto,
     /// Always, whatever the page cache holds; an error where the file system refuses.

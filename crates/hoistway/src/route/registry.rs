@@ -2,7 +2,11 @@
 #![forbid(unsafe_code)]
 
 #[cfg(not(target_os = "linux"))]
-use super::absent::{io_uring, usrbio};
+use super::absent::linux::{io_uring, usrbio};
+#[cfg(not(windows))]
+use super::absent::windows::overlapped;
+#[cfg(windows)]
+use super::members::overlapped;
 #[cfg(feature = "objects")]
 use super::members::{http, node_cache};
 #[cfg(target_os = "linux")]
@@ -82,6 +86,12 @@ static ROUTES: &[Way] = &[
     Way::Reads(Entry { route: Route::Cached, landing: Landing::Any, is_first: false, open: cached::open }),
     Way::Reads(Entry { route: Route::Gds, landing: Landing::Device, is_first: false, open: gds::open }),
     Way::Reads(Entry { route: Route::IoUring, landing: Landing::Any, is_first: false, open: io_uring::open }),
+    Way::Reads(Entry {
+        route: Route::Overlapped,
+        landing: Landing::Any,
+        is_first: false,
+        open: overlapped::open,
+    }),
     Way::Reads(Entry { route: Route::Threads, landing: Landing::Any, is_first: false, open: threads::open }),
     Way::Maps(Route::Mapped),
     #[cfg(feature = "fault-injection")]

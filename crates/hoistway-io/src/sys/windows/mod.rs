@@ -8,6 +8,7 @@ pub mod machine;
 pub mod numa;
 pub mod pages;
 pub mod permissions;
+pub mod port;
 mod privilege;
 pub mod threads;
 mod transfer;

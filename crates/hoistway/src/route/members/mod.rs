@@ -8,6 +8,9 @@ pub(super) mod http;
 pub(super) mod io_uring;
 #[cfg(feature = "objects")]
 pub(super) mod node_cache;
+#[cfg(windows)]
+pub(super) mod overlapped;
+mod queued;
 pub(super) mod threads;
 #[cfg(target_os = "linux")]
 pub(super) mod usrbio;

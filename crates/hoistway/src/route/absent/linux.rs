@@ -1,19 +1,22 @@
-//! The routes of Linux on other systems: refused where they are named, and left out where they are not.
+//! The routes of Linux on other systems.
 #![forbid(unsafe_code)]
 
-use super::{
-    Route, Unavailable, UsrbioClient,
-    member::{Member, Wanted},
-    registry::NotOpened,
+use super::{of, refuse};
+use crate::{
+    route::{
+        Route, Unavailable, UsrbioClient,
+        member::{Member, Wanted},
+        registry::NotOpened,
+    },
+    source::Source,
 };
-use crate::source::Source;
 use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-pub(super) mod io_uring {
+pub(in crate::route) mod io_uring {
     use super::*;
 
     pub(in crate::route) fn open(
@@ -21,11 +24,11 @@ pub(super) mod io_uring {
         _: &[&Arc<dyn Source>],
         _: &[Arc<dyn Member>],
     ) -> Result<Option<Arc<dyn Member>>, NotOpened> {
-        refuse(wanted, Route::IoUring)
+        refuse(wanted, Route::IoUring, "Linux")
     }
 }
 
-pub(super) mod usrbio {
+pub(in crate::route) mod usrbio {
     use super::*;
 
     pub(in crate::route) fn open(
@@ -33,21 +36,13 @@ pub(super) mod usrbio {
         _: &[&Arc<dyn Source>],
         _: &[Arc<dyn Member>],
     ) -> Result<Option<Arc<dyn Member>>, NotOpened> {
-        refuse(wanted, Route::Usrbio)
+        refuse(wanted, Route::Usrbio, "Linux")
     }
-}
-
-fn refuse(wanted: &Wanted<'_>, route: Route) -> Result<Option<Arc<dyn Member>>, NotOpened> {
-    if wanted.names(route) { Err(of_linux(route).into()) } else { Ok(None) }
-}
-
-fn of_linux(route: Route) -> Unavailable {
-    Unavailable::new(format!("{route} is an interface of Linux"), "choose route auto or threads")
 }
 
 /// Why rings cannot be made.
 pub(crate) fn probe_ring() -> Result<(), Unavailable> {
-    Err(of_linux(Route::IoUring))
+    Err(of(Route::IoUring, "Linux"))
 }
 
 /// The system's number behind an error of a read.
@@ -62,7 +57,7 @@ pub(crate) fn errno(error: &io::Error) -> Option<i32> {
 /// none.
 pub fn mount_point_of_3fs(path: &Path) -> crate::Result<PathBuf> {
     std::fs::metadata(path).map_err(|error| hoistway_io::Error::opening(path, error))?;
-    let (route, path, why) = (Route::Usrbio, Some(path.to_owned()), of_linux(Route::Usrbio));
+    let (route, path, why) = (Route::Usrbio, Some(path.to_owned()), of(Route::Usrbio, "Linux"));
     Err(crate::Error::RouteUnavailable { route, path, why })
 }
 
