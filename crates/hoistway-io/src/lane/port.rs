@@ -32,7 +32,7 @@ impl<T> PortLane<T> {
             .map_err(|error| Unavailable::new(format!("no completion port can be made: {error}"), ""))?;
         Ok(Self {
             port,
-            places: (0..depth).map(|_| Place::new()).collect(),
+            places: (0..depth).map(|_| Place::default()).collect(),
             in_flight: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
             rejected: Vec::new(),

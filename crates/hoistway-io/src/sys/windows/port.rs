@@ -55,14 +55,10 @@ unsafe impl Send for PortFile {}
 unsafe impl Sync for PortFile {}
 
 /// What the system knows of a transfer that is in flight. It stays where it is meanwhile.
+#[derive(Default)]
 pub struct Place(UnsafeCell<OVERLAPPED>);
 
 impl Place {
-    /// Returns one that no transfer uses.
-    pub fn new() -> Self {
-        Self(UnsafeCell::default())
-    }
-
     /// Returns its address, which tells transfers from each other.
     pub fn address(&self) -> usize {
         self.0.get().addr()
