@@ -208,6 +208,11 @@ fn files_are_named_below_a_mount_point() {
         write_model(&below(name));
     }
     fs::write(below("a[1]/other.bin"), [0; 4096]).unwrap();
+    // Hidden files and folders are read if a pattern names them.
+    fs::create_dir(below(".hidden")).unwrap();
+    for name in ["a[1]/._one.safetensors", "._top.safetensors", ".hidden/of.safetensors"] {
+        fs::write(below(name), [0; 4096]).unwrap();
+    }
     let point = mount.path().to_str().unwrap();
     let absolute = below("top.safetensors");
     for (patterns, files) in [
@@ -215,6 +220,7 @@ fn files_are_named_below_a_mount_point() {
         (&["a*/*"], 3),
         (&["a[1]/one.safetensors"], 1),
         (&["top.*", "a*/o*.bin"], 2),
+        (&[".hidden/*"], 1),
         (&[absolute.to_str().unwrap()], 1),
     ] {
         let output = hoistway("read")
