@@ -1,8 +1,10 @@
 //! What every call of the driver goes through: forks, faults, and whether there is a context.
 
+use crate::interpreter;
 use crate::{
     control::{control, counters},
     execution::{
+        capture,
         context::{self, Context},
         operation::in_host_function,
     },
@@ -121,6 +123,9 @@ pub(crate) fn admit(name: &'static str) -> Result<(), Code> {
         return Err(NOT_PERMITTED);
     }
     counters::called(name);
+    if interpreter::is_held() {
+        counters::called_under_interpreter(name);
+    }
     match control().faults.strike(name) {
         None => Ok(()),
         Some(code) => {
@@ -138,7 +143,10 @@ pub(crate) fn admit(name: &'static str) -> Result<(), Code> {
 
 fn admit_initialized(name: &'static str) -> Result<(), Code> {
     admit(name)?;
-    if PROCESS.load(Ordering::SeqCst) == 0 { Err(NOT_INITIALIZED) } else { Ok(()) }
+    if PROCESS.load(Ordering::SeqCst) == 0 {
+        return Err(NOT_INITIALIZED);
+    }
+    if capture::is_unsafe(name) { capture::check_unsafe() } else { Ok(()) }
 }
 
 fn code(result: Result<(), Code>) -> Code {

@@ -12,12 +12,15 @@
 //!   outside is error 700. Allocations are full of 0xA5, aligned to no more than the driver promises (512
 //!   bytes, or 256 from a pool), kept apart by unused pages, and their addresses rest for long after they
 //!   were freed. `cuMemFree` first waits for all work on the device.
-//! - **Streams** are threads, with no order between them but by events, not even with the default stream, of
-//!   which each context has one. Pinned sources are read when the stream gets to them, pageable ones at once.
+//! - **Streams** are threads, with no order between them but by events. The default stream, of which each context has one,
+//!   is the legacy one: in order with streams that were made without `CU_STREAM_NON_BLOCKING`. Pinned sources are read when the stream gets to them, pageable ones at once.
 //!   A copy to pageable memory returns when it is done.
 //! - **Errors in a stream** (out of bounds, no longer pinned, or asked for) make the context unusable. From
 //!   then on its calls report the error, copies, kernels and host functions don't run, and whatever ends or
 //!   frees something does so before it reports the error.
+//! - **Captures** make graphs of what is queued on a stream: `cuStreamBeginCapture_v2`, `cuStreamEndCapture`,
+//!   `cuGraphInstantiateWithFlags` and `cuGraphLaunch`. Calls that do not go with one are refused with a code from 900 on, and
+//!   invalidate it: which ones says `execution::capture`. HIP has none.
 //! - **Contexts**: calls without one get 201. A handle of another context gets 400, one that was destroyed
 //!   too. The last release of a primary context destroys what is left in it, and counts it as leaked.
 //! - **A forked child** gets 3 from every call but `cuGetErrorName` and `cuGetErrorString`. A host function
@@ -55,6 +58,7 @@
 //! | `POISON` | 1 | 0 leaves memory as it is, and makes large allocations cheap |
 //! | `COPY_LATENCY_US` | 0 | added to each copy, read and write; the bytes move at its end |
 //! | `COPY_MIB_S` | 0 | speed of each copy, read and write; 0 for no limit |
+//! | `INIT_BLOCKS` | 0 | 1 keeps `cuInit` from returning until this is 0 again |
 //! | `JITTER_US` | 0 | up to so much delay before each operation of a stream and each read and write |
 //! | `DRIVER_VERSION` | 12080 | what `cuDriverGetVersion` says |
 //! | `HIP_VERSION` | 60342134 | what `hipRuntimeGetVersion` says |
@@ -69,7 +73,7 @@
 //! | `CUFILE_THROUGH_HOST` | 0 | 1 makes the statistics count reads as made through host memory, in any mode |
 //! | `CUFILE_READ_FAULTS` | | `nth=-errno`, `nth=-5xxx` or `nth=short:bytes`, by commas |
 //!
-//! Setting faults replaces those set before, and counts from then on, from 1; `*` means every time. A call
+//! Setting faults replaces those set before, and counts from then on, from 1; `*` means every time, `%7` every 7th time. A call
 //! fault makes the n-th call of a function return the code and do nothing; 700 and 719 make the
 //! current context unusable as well. `copy`, `fill` and `kernel` stand for operations that a stream executes:
 //! the n-th does nothing, and its code makes the stream's context unusable. For cuFile's functions, codes
@@ -82,9 +86,9 @@
 //!
 //! What can be counted:
 //!
-//! - what exists: `device_bytes` and `pinned_bytes`, also of one driver's devices (`pinned_bytes.hip`), `streams`, `events`, `modules`, `contexts` (retains of
+//! - what exists: `device_bytes` and `pinned_bytes`, also of one driver's devices (`pinned_bytes.hip`), `streams`, `events`, `modules`, `graphs`, `contexts` (retains of
 //!   primary ones), `context_depth` (of the calling thread's stack), `cufile_handles`, `cufile_buffers`;
-//! - what happened: `copies`, `copied_bytes`, `kernels`, `cufile_reads`, `cufile_writes`, `calls.<function>`,
+//! - what happened: `calls_under_interpreter` (by threads that held Python's interpreter), `copies`, `copied_bytes`, `kernels`, `cufile_reads`, `cufile_writes`, `calls.<function>`,
 //!   and `leaked`: what was destroyed only with its context or with the last `cuFileDriverClose`.
 
 mod control;
@@ -93,6 +97,7 @@ mod driver;
 mod execution;
 mod gate;
 mod hip;
+mod interpreter;
 mod memory;
 mod status;
 mod status_names;

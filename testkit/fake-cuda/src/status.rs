@@ -22,6 +22,12 @@ pub(crate) const HOST_MEMORY_NOT_REGISTERED: Code = 713;
 pub(crate) const LAUNCH_FAILED: Code = 719;
 pub(crate) const NOT_PERMITTED: Code = 800;
 pub(crate) const NOT_SUPPORTED: Code = 801;
+pub(crate) const CAPTURE_UNSUPPORTED: Code = 900;
+pub(crate) const CAPTURE_INVALIDATED: Code = 901;
+pub(crate) const CAPTURE_UNMATCHED: Code = 903;
+pub(crate) const CAPTURE_IMPLICIT: Code = 906;
+pub(crate) const CAPTURED_EVENT: Code = 907;
+pub(crate) const CAPTURE_WRONG_THREAD: Code = 908;
 
 /// Whether an error leaves its context unusable.
 pub(crate) fn is_sticky(code: Code) -> bool {

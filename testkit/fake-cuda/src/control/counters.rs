@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    io::Write,
     sync::{
         LazyLock, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -40,6 +41,17 @@ static CALLS: LazyLock<Mutex<HashMap<&'static str, u64>>> = LazyLock::new(Mutex:
 /// Counts a call of a driver or cuFile function, whatever comes of it.
 pub(crate) fn called(function: &'static str) {
     *CALLS.lock().unwrap_or_else(PoisonError::into_inner).entry(function).or_default() += 1;
+}
+
+/// Calls by threads that held Python's interpreter meanwhile.
+pub(crate) static UNDER_INTERPRETER: Counter = Counter::new();
+
+/// Counts a call by a thread that holds Python's interpreter, and says which the first was.
+pub(crate) fn called_under_interpreter(function: &'static str) {
+    if UNDER_INTERPRETER.get() == 0 {
+        let _ = writeln!(std::io::stderr(), "fake-cuda: {function} was called with the interpreter held");
+    }
+    UNDER_INTERPRETER.add(1);
 }
 
 pub(crate) fn calls_of(function: &str) -> u64 {

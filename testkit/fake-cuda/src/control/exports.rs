@@ -3,7 +3,7 @@
 use super::{control, counters};
 use crate::{
     cufile::{buffer, file::FILES},
-    execution::{context, event::EVENTS, kernel::MODULES, stream::STREAMS},
+    execution::{capture::GRAPHS, context, event::EVENTS, kernel::MODULES, stream::STREAMS},
     gate,
     memory::{device, host},
     status::{Code, INVALID_VALUE, NOT_INITIALIZED, SUCCESS},
@@ -67,6 +67,8 @@ fn count(name: &str) -> Option<u64> {
         "copies" => counters::COPIES.get(),
         "copied_bytes" => counters::COPIED_BYTES.get(),
         "kernels" => counters::KERNELS.get(),
+        "calls_under_interpreter" => counters::UNDER_INTERPRETER.get(),
+        "graphs" => GRAPHS.len(),
         "leaked" => counters::LEAKED.get(),
         "cufile_handles" => FILES.len(),
         "cufile_buffers" => buffer::count(),

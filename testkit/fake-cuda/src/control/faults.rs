@@ -15,8 +15,7 @@ pub(crate) struct Faults<T> {
 
 pub(crate) struct Rule<T> {
     subject: String,
-    /// From 1; every occurrence if absent.
-    nth: Option<u64>,
+    when: When,
     seen: u64,
     outcome: T,
 }
@@ -29,6 +28,24 @@ pub(crate) enum ReadFault {
     Errno(i32),
     /// No more than this many bytes are read.
     Short(u64),
+}
+
+/// At which occurrences, which are counted from 1.
+#[derive(Clone, Copy)]
+enum When {
+    Always,
+    Nth(u64),
+    EveryNth(u64),
+}
+
+impl When {
+    fn is_at(self, occurrence: u64) -> bool {
+        match self {
+            When::Always => true,
+            When::Nth(nth) => occurrence == nth,
+            When::EveryNth(nth) => occurrence.is_multiple_of(nth),
+        }
+    }
 }
 
 impl<T> Default for Faults<T> {
@@ -52,7 +69,7 @@ impl<T: Copy> Faults<T> {
         let mut outcome = None;
         for rule in rules.iter_mut().filter(|rule| rule.subject == subject) {
             rule.seen += 1;
-            if outcome.is_none() && rule.nth.is_none_or(|nth| nth == rule.seen) {
+            if outcome.is_none() && rule.when.is_at(rule.seen) {
                 outcome = Some(rule.outcome);
             }
         }
@@ -66,7 +83,7 @@ pub(crate) fn call_faults(text: &str) -> Result<Vec<Rule<i32>>, Unacceptable> {
         let (subject, rule) = rule.split_once(':').ok_or(Unacceptable)?;
         let (nth, code) = rule.split_once('=').ok_or(Unacceptable)?;
         let outcome = code.parse().ok().filter(|code| *code != 0).ok_or(Unacceptable)?;
-        Ok(Rule { subject: subject.to_owned(), nth: occurrence(nth)?, seen: 0, outcome })
+        Ok(Rule { subject: subject.to_owned(), when: occurrence(nth)?, seen: 0, outcome })
     })
 }
 
@@ -82,7 +99,7 @@ pub(crate) fn read_faults(text: &str) -> Result<Vec<Rule<ReadFault>>, Unacceptab
                 _ => return Err(Unacceptable),
             },
         };
-        Ok(Rule { subject: READ.to_owned(), nth: occurrence(nth)?, seen: 0, outcome })
+        Ok(Rule { subject: READ.to_owned(), when: occurrence(nth)?, seen: 0, outcome })
     })
 }
 
@@ -96,10 +113,12 @@ fn each<T>(
     text.split(',').map(str::trim).filter(|rule| !rule.is_empty()).map(parse).collect()
 }
 
-fn occurrence(nth: &str) -> Result<Option<u64>, Unacceptable> {
-    match nth {
-        "*" => Ok(None),
-        nth => nth.parse().ok().filter(|nth| *nth > 0).map(Some).ok_or(Unacceptable),
+fn occurrence(nth: &str) -> Result<When, Unacceptable> {
+    let number = |text: &str| text.parse().ok().filter(|nth| *nth > 0).ok_or(Unacceptable);
+    match (nth, nth.strip_prefix('%')) {
+        ("*", _) => Ok(When::Always),
+        (_, Some(every)) => Ok(When::EveryNth(number(every)?)),
+        (nth, None) => Ok(When::Nth(number(nth)?)),
     }
 }
 

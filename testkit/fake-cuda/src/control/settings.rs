@@ -22,6 +22,8 @@ pub(crate) struct Settings {
     /// 0 for as fast as the host copies.
     pub(crate) copy_mib_s: u64,
     pub(crate) jitter_us: u64,
+    /// Whether `cuInit` does not return until this is taken back.
+    pub(crate) init_blocks: bool,
     pub(crate) driver_version: i32,
     pub(crate) hip_version: i32,
     /// What HIP calls its devices' architecture.
@@ -60,6 +62,7 @@ impl Default for Settings {
             copy_latency: Duration::ZERO,
             copy_mib_s: 0,
             jitter_us: 0,
+            init_blocks: false,
             driver_version: 12_080,
             hip_version: 60_342_134,
             hip_architecture: "gfx942:sramecc+:xnack-",
@@ -97,6 +100,7 @@ impl Settings {
             "COPY_LATENCY_US" => self.copy_latency = Duration::from_micros(number(value, 1 << 30)?),
             "COPY_MIB_S" => self.copy_mib_s = number(value, 1 << 30)?,
             "JITTER_US" => self.jitter_us = number(value, 1 << 30)?,
+            "INIT_BLOCKS" => self.init_blocks = switch(value)?,
             "DRIVER_VERSION" => self.driver_version = number(value, 1 << 30)? as i32,
             "HIP_VERSION" => self.hip_version = number(value, 1 << 30)? as i32,
             // Settings are copied all the time, and tests change this one rarely.

@@ -2,7 +2,7 @@
 
 use super::{device::ordinal, put};
 use crate::{
-    execution::context,
+    execution::{capture, context},
     gate,
     status::{Code, INVALID_VALUE},
 };
@@ -78,6 +78,7 @@ unsafe extern "C" fn cuCtxGetDevice(device: *mut c_int) -> Code {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuCtxSynchronize() -> Code {
     gate::ending("cuCtxSynchronize", |context| {
+        capture::check_context(&context.owner)?;
         context.owner.synchronize();
         Ok(())
     })

@@ -8,7 +8,7 @@ use crate::{
         operation::Operation,
     },
     gate,
-    status::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_READY},
+    status::{CAPTURED_EVENT, Code, INVALID_HANDLE, INVALID_VALUE, NOT_READY},
 };
 use std::{ffi::c_uint, sync::Arc};
 
@@ -52,6 +52,9 @@ unsafe extern "C" fn cuEventQuery(handle: usize) -> Code {
 
 pub(crate) fn query(handle: usize) -> Result<(), Code> {
     let event = EVENTS.get(handle).ok_or(INVALID_HANDLE)?;
+    if event.is_captured() {
+        return Err(CAPTURED_EVENT);
+    }
     let is_complete = event.is_complete();
     event.owner.health()?;
     if is_complete { Ok(()) } else { Err(NOT_READY) }
@@ -64,6 +67,9 @@ unsafe extern "C" fn cuEventSynchronize(handle: usize) -> Code {
 
 pub(crate) fn synchronize(handle: usize) -> Result<(), Code> {
     let event = EVENTS.get(handle).ok_or(INVALID_HANDLE)?;
+    if event.is_captured() {
+        return Err(CAPTURED_EVENT);
+    }
     event.wait(event.latest());
     event.owner.health()
 }

@@ -3,26 +3,38 @@
 use super::put;
 use crate::{
     execution::{
+        capture::{self, GRAPHS, Mode},
         context::Context,
         event::EVENTS,
         operation::{HostFunction, Operation},
-        stream::{STREAMS, Stream},
+        stream::{Kind, STREAMS, Stream},
     },
     gate,
     status::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_READY, OPERATING_SYSTEM},
 };
 use std::{
-    cell::Cell,
     ffi::{c_int, c_uint, c_void},
-    ops::Range,
     sync::Arc,
 };
 
 /// Up to here, a handle means a default stream: none, the legacy one, and that of each thread.
 const DEFAULT_MAX: usize = 2;
 
-/// The stream of a handle, which must belong to the context.
+/// The stream of a handle, which must belong to the context, for work to be queued.
 pub(crate) fn get(context: &Context, handle: usize) -> Result<Arc<Stream>, Code> {
+    let stream = find(context, handle)?;
+    capture::check_use(&stream)?;
+    Ok(stream)
+}
+
+/// The stream of a handle, to wait for it or ask after it.
+fn to_wait_for(context: &Context, handle: usize) -> Result<Arc<Stream>, Code> {
+    let stream = find(context, handle)?;
+    capture::check_wait(&stream)?;
+    Ok(stream)
+}
+
+fn find(context: &Context, handle: usize) -> Result<Arc<Stream>, Code> {
     if handle <= DEFAULT_MAX {
         return context.default_stream();
     }
@@ -48,7 +60,8 @@ pub(crate) unsafe fn create(context: &Context, place: *mut usize, flags: c_uint)
     if flags & !NON_BLOCKING != 0 || place.is_null() {
         return Err(INVALID_VALUE);
     }
-    let stream = Stream::start(&context.owner).map_err(|_| OPERATING_SYSTEM)?;
+    let kind = if flags & NON_BLOCKING == 0 { Kind::Blocking } else { Kind::NonBlocking };
+    let stream = Stream::start(&context.owner, kind).map_err(|_| OPERATING_SYSTEM)?;
     // SAFETY: the caller promised that the place can be written.
     unsafe { put(place, STREAMS.insert(stream)) }
 }
@@ -65,7 +78,7 @@ unsafe extern "C" fn cuStreamDestroy_v2(handle: usize) -> Code {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamQuery(handle: usize) -> Code {
     gate::in_context("cuStreamQuery", |context| {
-        if !get(context, handle)?.is_idle() {
+        if !to_wait_for(context, handle)?.is_idle() {
             return Err(NOT_READY);
         }
         // Again, since the last operation may have failed in between.
@@ -76,7 +89,7 @@ unsafe extern "C" fn cuStreamQuery(handle: usize) -> Code {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuStreamSynchronize(handle: usize) -> Code {
     gate::ending("cuStreamSynchronize", |context| {
-        get(context, handle)?.synchronize();
+        to_wait_for(context, handle)?.synchronize();
         Ok(())
     })
 }
@@ -94,7 +107,7 @@ pub(crate) fn wait_for_event(context: &Context, handle: usize, event: usize) -> 
     Ok(())
 }
 
-/// Swaps the calling thread's mode of stream capture. Nothing is ever captured here, so that it changes nothing.
+/// Swaps the calling thread's mode of stream capture.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(place: *mut c_int) -> Code {
     // SAFETY: null or the caller's.
@@ -104,18 +117,65 @@ unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(place: *mut c_int) -> Cod
 /// # Safety
 /// `place` is null or can be read and written.
 pub(crate) unsafe fn exchange_capture_mode(place: *mut c_int) -> Result<(), Code> {
-    /// Global, of this thread, and relaxed.
-    const MODES: Range<c_int> = 0..3;
-    thread_local! {
-        static MODE: Cell<c_int> = const { Cell::new(0) };
-    }
     // SAFETY: passed on.
     let place = unsafe { place.as_mut() }.ok_or(INVALID_VALUE)?;
-    if !MODES.contains(place) {
-        return Err(INVALID_VALUE);
-    }
-    *place = MODE.replace(*place);
+    *place = capture::exchange_mode(Mode::of(*place).ok_or(INVALID_VALUE)?) as c_int;
     Ok(())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamBeginCapture_v2(handle: usize, mode: c_int) -> Code {
+    gate::in_context("cuStreamBeginCapture_v2", |context| {
+        capture::begin(find(context, handle)?, Mode::of(mode).ok_or(INVALID_VALUE)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamEndCapture(handle: usize, graph: *mut usize) -> Code {
+    gate::in_context("cuStreamEndCapture", |context| {
+        let ended = capture::end(&find(context, handle)?);
+        // SAFETY: the place is the caller's.
+        unsafe { put(graph, ended.unwrap_or(0))? };
+        ended.map(drop)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuStreamIsCapturing(handle: usize, status: *mut c_int) -> Code {
+    gate::in_context("cuStreamIsCapturing", |context| {
+        let found = capture::status(&find(context, handle)?)?;
+        // SAFETY: the place is the caller's.
+        unsafe { put(status, found) }
+    })
+}
+
+/// A graph is executable as it is.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGraphInstantiateWithFlags(place: *mut usize, graph: usize, _flags: u64) -> Code {
+    gate::in_context("cuGraphInstantiateWithFlags", |_| {
+        let graph = GRAPHS.get(graph).ok_or(INVALID_HANDLE)?;
+        // SAFETY: the place is the caller's.
+        unsafe { put(place, GRAPHS.insert(graph)) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGraphLaunch(graph: usize, handle: usize) -> Code {
+    gate::in_context("cuGraphLaunch", |context| {
+        let graph = GRAPHS.get(graph).ok_or(INVALID_HANDLE)?;
+        graph.launch(&*get(context, handle)?);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGraphDestroy(graph: usize) -> Code {
+    gate::initialized("cuGraphDestroy", || GRAPHS.remove(graph).map(drop).ok_or(INVALID_HANDLE))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuGraphExecDestroy(graph: usize) -> Code {
+    gate::initialized("cuGraphExecDestroy", || GRAPHS.remove(graph).map(drop).ok_or(INVALID_HANDLE))
 }
 
 #[unsafe(no_mangle)]

@@ -2,7 +2,7 @@
 
 use super::{
     event, kernel,
-    stream::{self, Stream},
+    stream::{self, Kind, Stream},
 };
 use crate::{
     control::{counters::LEAKED, settings::DEVICES_MAX},
@@ -99,14 +99,15 @@ impl Owner {
 
     /// Waits for all that was given to the context's streams so far.
     pub(crate) fn synchronize(&self) {
-        let streams: Vec<_> = {
-            let mut streams = self.streams();
-            streams.retain(|stream| stream.strong_count() > 0);
-            streams.iter().filter_map(Weak::upgrade).collect()
-        };
-        for stream in streams {
+        for stream in self.live_streams() {
             stream.synchronize();
         }
+    }
+
+    pub(super) fn live_streams(&self) -> Vec<Arc<Stream>> {
+        let mut streams = self.streams();
+        streams.retain(|stream| stream.strong_count() > 0);
+        streams.iter().filter_map(Weak::upgrade).collect()
     }
 
     pub(super) fn adopt(&self, stream: &Arc<Stream>) {
@@ -126,7 +127,7 @@ impl Context {
     /// The stream that is meant by none.
     pub(crate) fn default_stream(&self) -> Result<Arc<Stream>, Code> {
         if self.default_stream.get().is_none() {
-            let stream = Stream::start(&self.owner).map_err(|_| OPERATING_SYSTEM)?;
+            let stream = Stream::start(&self.owner, Kind::Legacy).map_err(|_| OPERATING_SYSTEM)?;
             if let Err(surplus) = self.default_stream.set(stream) {
                 surplus.close();
             }

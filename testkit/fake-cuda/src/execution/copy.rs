@@ -8,6 +8,7 @@ use crate::{
 };
 
 /// Rows of bytes to copy. One row has no pitch to speak of.
+#[derive(Clone)]
 pub(crate) struct Copy {
     pub(crate) source: Side,
     pub(crate) destination: Side,
@@ -16,12 +17,14 @@ pub(crate) struct Copy {
 }
 
 /// Where the first row begins and how far the next one is.
+#[derive(Clone)]
 pub(crate) struct Side {
     pub(crate) place: Endpoint,
     pub(crate) pitch: usize,
 }
 
 /// Memory that a copy reads or writes when its stream gets to it.
+#[derive(Clone)]
 pub(crate) enum Endpoint {
     /// Of the stream's own device.
     Device(u64),

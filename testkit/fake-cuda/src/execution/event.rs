@@ -21,6 +21,8 @@ struct Generations {
     latest: u64,
     /// Those that no stream has reached yet. A later one, recorded in another stream, may be reached first.
     pending: BTreeSet<u64>,
+    /// The latest that became part of a capture, and has no time.
+    captured: u64,
 }
 
 /// Destroys what a context left behind, and says how many events that were.
@@ -40,6 +42,19 @@ impl Event {
         let latest = generations.latest;
         generations.pending.insert(latest);
         latest
+    }
+
+    /// A generation became part of a capture.
+    pub(super) fn capture(&self, generation: u64) {
+        let mut generations = self.generations();
+        generations.pending.remove(&generation);
+        generations.captured = generation;
+    }
+
+    /// Whether the latest generation is part of a capture.
+    pub(crate) fn is_captured(&self) -> bool {
+        let generations = self.generations();
+        generations.captured == generations.latest && generations.latest > 0
     }
 
     pub(crate) fn pass(&self, generation: u64) {

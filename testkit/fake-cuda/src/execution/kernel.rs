@@ -41,6 +41,7 @@ type Kernel = unsafe extern "C" fn(u64);
 type Reach = unsafe extern "C" fn(u64, *mut u64, *mut u64, *mut *mut u8) -> bool;
 
 /// A kernel to run.
+#[derive(Clone)]
 pub(crate) struct Launch {
     pub(crate) function: Arc<Function>,
     pub(crate) argument: u64,

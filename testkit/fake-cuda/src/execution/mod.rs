@@ -1,5 +1,6 @@
 //! Contexts, and what runs in them: streams, events, copies and kernels.
 
+pub(crate) mod capture;
 pub(crate) mod context;
 pub(crate) mod copy;
 pub(crate) mod event;

@@ -15,6 +15,7 @@ use std::{cell::Cell, ffi::c_void, sync::Arc};
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
 /// One thing for a stream to do.
+#[derive(Clone)]
 pub(crate) enum Operation {
     Copy(Copy),
     Fill { address: u64, value: u8, bytes: u64 },

@@ -1,6 +1,6 @@
 //! Streams: each a thread that executes one operation after another, with no order between streams.
 
-use super::{context::Owner, handles::Table, operation::Operation};
+use super::{capture, context::Owner, event::Event, handles::Table, operation::Operation};
 use crate::control::settings;
 use std::{
     collections::VecDeque,
@@ -21,9 +21,21 @@ pub(crate) struct Stream {
     pub(crate) owner: Arc<Owner>,
     /// Tells streams apart in the trace.
     pub(crate) number: u64,
+    kind: Kind,
     queue: Mutex<Queue>,
     arrived: Condvar,
     finished: Condvar,
+}
+
+/// Which order a stream is in with the legacy default stream of its context.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// It is that stream.
+    Legacy,
+    /// Work on either waits for what was queued before on the other.
+    Blocking,
+    /// None.
+    NonBlocking,
 }
 
 #[derive(Default)]
@@ -47,11 +59,12 @@ pub(crate) fn release_all(owner: &Arc<Owner>) -> u64 {
 }
 
 impl Stream {
-    pub(crate) fn start(owner: &Arc<Owner>) -> io::Result<Arc<Stream>> {
+    pub(crate) fn start(owner: &Arc<Owner>, kind: Kind) -> io::Result<Arc<Stream>> {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let stream = Arc::new(Stream {
             owner: Arc::clone(owner),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            kind,
             queue: Mutex::default(),
             arrived: Condvar::new(),
             finished: Condvar::new(),
@@ -62,11 +75,44 @@ impl Stream {
         Ok(stream)
     }
 
+    pub(crate) fn is_legacy(&self) -> bool {
+        self.kind == Kind::Legacy
+    }
+
+    pub(crate) fn is_blocking(&self) -> bool {
+        self.kind == Kind::Blocking
+    }
+
+    /// Queues an operation, behind those on other streams that it is in order with.
     pub(crate) fn push(&self, operation: Operation) {
+        let Some(operation) = capture::take(self, operation) else { return };
+        let is_ordered_with = |other: &Arc<Stream>| match self.kind {
+            Kind::Legacy => other.is_blocking(),
+            Kind::Blocking => other.is_legacy(),
+            Kind::NonBlocking => false,
+        };
+        if self.kind != Kind::NonBlocking {
+            for other in self.owner.live_streams().into_iter().filter(is_ordered_with) {
+                let event = Event::new(&self.owner);
+                let generation = event.record();
+                if other.append(Operation::Record(Arc::clone(&event), generation)) {
+                    self.append(Operation::Wait(event, generation));
+                }
+            }
+        }
+        self.append(operation);
+    }
+
+    /// Queues an operation, unless the stream has ended.
+    fn append(&self, operation: Operation) -> bool {
         let mut queue = self.queue();
+        if queue.closed && queue.completed == queue.submitted {
+            return false;
+        }
         queue.waiting.push_back(operation);
         queue.submitted += 1;
         self.arrived.notify_one();
+        true
     }
 
     /// Waits for all that was pushed so far.

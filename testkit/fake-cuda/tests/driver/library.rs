@@ -92,6 +92,13 @@ functions! {
     cuEventSynchronize(event: usize) -> i32;
     cuEventDestroy_v2(event: usize) -> i32;
     cuThreadExchangeStreamCaptureMode(mode: *mut i32) -> i32;
+    cuStreamBeginCapture_v2(stream: usize, mode: i32) -> i32;
+    cuStreamEndCapture(stream: usize, graph: *mut usize) -> i32;
+    cuStreamIsCapturing(stream: usize, status: *mut i32) -> i32;
+    cuGraphInstantiateWithFlags(executable: *mut usize, graph: usize, flags: u64) -> i32;
+    cuGraphLaunch(executable: usize, stream: usize) -> i32;
+    cuGraphDestroy(graph: usize) -> i32;
+    cuGraphExecDestroy(executable: usize) -> i32;
     cuLaunchHostFunc(stream: usize, function: HostFunction, argument: *mut c_void) -> i32;
     cuMemcpyHtoDAsync_v2(destination: u64, source: *const u8, bytes: usize, stream: usize) -> i32;
     cuMemcpyDtoHAsync_v2(destination: *mut u8, source: u64, bytes: usize, stream: usize) -> i32;

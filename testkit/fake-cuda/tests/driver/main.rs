@@ -1,6 +1,7 @@
 //! The stand-in, as a program sees it that loads it with dlopen.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod captures;
 mod contexts;
 mod copies;
 mod cufile;
