@@ -73,10 +73,10 @@ def main() -> None:
     arguments = parser.parse_args()
     lines = answers()
     # They need hoistway, which the process that starts this one may lack.
-    from gpu import check_bytes, check_conduct, check_uses  # noqa: PLC0415
+    from gpu import check_beside, check_bytes, check_conduct, check_uses  # noqa: PLC0415
     from gpu.subject import SkipError, Subject  # noqa: PLC0415
 
-    checks = [*check_bytes.CHECKS, *check_conduct.CHECKS, *check_uses.CHECKS]
+    checks = [*check_bytes.CHECKS, *check_conduct.CHECKS, *check_uses.CHECKS, *check_beside.CHECKS]
     subject = Subject(arguments.folder, arguments.torch)
     tell(lines, names=[check.__name__ for check in checks])
     for check in checks[arguments.first :]:

@@ -1,4 +1,8 @@
-"""One measurement in a fresh process: prepares, says so, waits for a line, loads once, and says what it took."""
+"""One measurement in a fresh process: prepares, says so, waits for a line, loads once, and says what it took.
+
+Asked for that, it loads once more, and says how much memory was taken at once meanwhile. To find out takes locks that
+loads need, so no clock runs then.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +55,8 @@ def main() -> None:
         return
     try:
         tell(lines, **measured(load, arguments.paths, device, before))
+        if sys.stdin.readline().strip() == "peaks":
+            tell(lines, **peaks(load, arguments.paths, device, before))
     except Exception as error:
         tell(lines, error=f"{type(error).__name__}: {error}")
     # What lies on the device goes with the process; peers' threads are not waited for.
@@ -68,22 +74,18 @@ def measured(load: Any, paths: list[str], device: Device, before: Memory) -> dic
     device.synchronize()
     used = resource.getrusage(resource.RUSAGE_SELF)
     read = disk_bytes()
-    with polled(device) as lowest:
-        started = time.perf_counter()
-        tensors = load(paths)
-        device.synchronize()
-        seconds = time.perf_counter() - started
+    started = time.perf_counter()
+    tensors = load(paths)
+    device.synchronize()
+    seconds = time.perf_counter() - started
     now = resource.getrusage(resource.RUSAGE_SELF)
     names = [name for name in tensors if not name.startswith("__")]
-    size = sum(os.path.getsize(path) for path in paths)
     result = {
         "seconds": seconds,
         "cpu_seconds": now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime,
         "page_faults": now.ru_minflt + now.ru_majflt - used.ru_minflt - used.ru_majflt,
-        # Both since before the small load, in which some make the buffers that they keep.
+        # Since before the small load, in which some make the buffers that they keep.
         "rss_growth_bytes": status("VmHWM") - before.resident if has_high_water else None,
-        "available_drop_bytes": max(0, before.available - lowest.available),
-        "device_extra_bytes": before.device_free - lowest.device_free - size,
         "disk_bytes": None if read is None else disk_bytes() - read,
         "tensors": len(names),
     }
@@ -93,6 +95,20 @@ def measured(load: Any, paths: list[str], device: Device, before: Memory) -> dic
         result["report_text"] = str(report)
     result["checksum"] = device.checksum({name: tensors[name] for name in names})
     return result
+
+
+def peaks(load: Any, paths: list[str], device: Device, before: Memory) -> dict[str, int]:
+    """What a load takes at once of both memories, since before the small load."""
+    gc.collect()
+    with polled(device) as lowest:
+        tensors = load(paths)
+        device.synchronize()
+    del tensors
+    size = sum(os.path.getsize(path) for path in paths)
+    return {
+        "available_drop_bytes": max(0, before.available - lowest.available),
+        "device_extra_bytes": before.device_free - lowest.device_free - size,
+    }
 
 
 class Device:

@@ -79,7 +79,8 @@ def _benchmark(benchmark: dict[str, Any], is_stand_in: bool) -> list[str]:
         "Medians of the rounds, with the fastest and slowest. Ratios to limits compare medians; `ours is faster` is",
         "the median over rounds of a loader's seconds by those of hoistway in the same round; a peer counts for the",
         "targets at its best setting. Extra host memory is what became resident beyond what was before the first",
-        "load, or the staging that the report admits, if that is more; `less available` is by how much the machine's",
+        "load, or the staging that the report admits, if that is more. The rest is of a load of its own, after that of",
+        "the first round, as to watch it takes locks that loads need: `less available` is by how much the machine's",
         "available memory sank, which also shows pinned memory that is not resident. Extra device memory is what was",
         "taken at once beyond the model. Each load that counts delivered the files' bytes (checksum of all, after the",
         "clock).",
@@ -135,8 +136,8 @@ def _case(benchmark: dict[str, Any], case: str, title: str) -> list[str]:
             f"{median(ratios):.2f}×" if ratios else "",
             f"{median(result['cpu_seconds'] for result in results):.2f}",
             _middle([host_extra_bytes(result) for result in results], MIB, 0),
-            _middle([result["available_drop_bytes"] for result in results], MIB, 0),
-            _middle([result["device_extra_bytes"] for result in results], MIB, 0),
+            _middle([result.get("available_drop_bytes") for result in results], MIB, 0),
+            _middle([result.get("device_extra_bytes") for result in results], MIB, 0),
             _middle([result["disk_bytes"] for result in results], 1e9, 2),
         ]
         lines.append("| " + " | ".join(row) + " |")

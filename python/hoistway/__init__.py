@@ -50,6 +50,15 @@ def doctor(*paths: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return checks
 
 
+def release_devices() -> None:
+    """Lets the devices go that nothing uses any more, with their contexts: they take memory of each device.
+
+    The process keeps a device once it was used, as to open it takes up to half a second. It is opened again when it is
+    needed.
+    """
+    _native.release_devices()
+
+
 __all__ = [
     "Carrier",
     "Checkpoint",
@@ -79,6 +88,7 @@ __all__ = [
     "load_file",
     "memory_limits",
     "open",
+    "release_devices",
     "save",
     "save_file",
     "save_sharded",

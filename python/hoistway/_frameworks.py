@@ -98,7 +98,7 @@ def device_name(device: Any, framework: str) -> str:
 
 
 def torch_allocator(device: str) -> Callable[[int], tuple[int, int, Any]]:
-    """Memory of torch's own caching allocator, as tensors of bytes."""
+    """Memory of torch's own caching allocator, as tensors of bytes, of the stream that is current now."""
     try:
         import torch  # noqa: PLC0415
     except ImportError as error:
@@ -107,10 +107,13 @@ def torch_allocator(device: str) -> Callable[[int], tuple[int, int, Any]]:
         ) from error
 
     on = to_torch(torch, device)
+    stream = torch.cuda.current_stream(on)
 
     def allocate(size: int) -> tuple[int, int, Any]:
-        memory = torch.empty(size, dtype=torch.uint8, device=on)
-        return memory.data_ptr(), torch.cuda.current_stream(on).cuda_stream, memory
+        # On a thread of a load, whose own stream is the default one.
+        with torch.cuda.stream(stream):
+            memory = torch.empty(size, dtype=torch.uint8, device=on)
+        return memory.data_ptr(), stream.cuda_stream, memory
 
     return allocate
 
@@ -127,9 +130,9 @@ def _torch() -> Converter:
         raise MissingPackageError(
             "framework 'torch' needs torch; install it or choose framework='numpy' or 'raw'"
         ) from error
-    # Types that DLPack carries only in its newest versions or not at all: exported as bytes, viewed as these.
-    names = {**_NARROW_TYPES, "F4": "float4_e2m1fn_x2"}
-    views = {dtype: getattr(torch, name) for dtype, name in names.items() if hasattr(torch, name)}
+    # Pairs of F4 are one element of torch's.
+    names = {**ELEMENT_TYPES, "F4": "float4_e2m1fn_x2"}
+    types = {dtype: getattr(torch, name) for dtype, name in names.items() if hasattr(torch, name)}
 
     def to_torch(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:
         for tensor in tensors:
@@ -139,7 +142,7 @@ def _torch() -> Converter:
                     f"of shape {list(tensor.shape)} is odd",
                     tensor=tensor.name,
                 )
-        _native.to_torch(list(tensors), torch.utils.dlpack.from_dlpack, views, into)
+        _native.to_torch(list(tensors), torch.utils.dlpack.from_dlpack, types, True, into)
 
     return to_torch
 
@@ -259,7 +262,7 @@ def _paddle() -> Converter:
                     "load it with framework='raw'",
                     tensor=tensor.name,
                 )
-        _native.to_torch(list(tensors), paddle.utils.dlpack.from_dlpack, views, into)
+        _native.to_torch(list(tensors), paddle.utils.dlpack.from_dlpack, views, False, into)
 
     return to_paddle
 

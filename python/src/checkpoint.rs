@@ -9,6 +9,7 @@ use crate::{
     key_values::{self, KeyValues},
     loading::Loading,
     options::{fill_options, load_options, order_of, stream_options},
+    process::Detached,
     report::NativeReport,
     stoppable,
     tensor::{Tensor, quantized_shape},
@@ -37,13 +38,14 @@ type Planned = (String, Cow<'static, str>, Vec<u64>, Option<Vec<u64>>, u64);
 /// A checkpoint with its files open.
 #[pyclass(frozen, module = "hoistway")]
 pub(crate) struct Checkpoint {
-    checkpoint: Arc<hoistway::Checkpoint>,
+    // Files that a device's library knows are made unknown to it.
+    checkpoint: Detached<Arc<hoistway::Checkpoint>>,
 }
 
 impl Checkpoint {
     /// The open files, for what reads them as long as it likes.
     pub(crate) fn shared(&self) -> Arc<hoistway::Checkpoint> {
-        self.checkpoint.clone()
+        Arc::clone(&self.checkpoint)
     }
 }
 
@@ -69,7 +71,7 @@ impl Checkpoint {
             true => stoppable(py, || stop.stop(), open)?,
             false => py.detach(open).into_python(py)?,
         };
-        Ok(Self { checkpoint: Arc::new(checkpoint) })
+        Ok(Self { checkpoint: Detached::new(Arc::new(checkpoint)) })
     }
 
     /// Names of the tensors, in the order of the checkpoint.

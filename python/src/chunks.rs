@@ -5,6 +5,7 @@ use crate::{
     TICK,
     error::{IntoPython, exception_of},
     interruptible,
+    process::Detached,
 };
 use hoistway::{
     ByteRange, DeviceId, Error, Route, UsrbioClient,
@@ -39,7 +40,7 @@ pub(crate) struct ChunkReader {
     /// Where the one 3FS is mounted that is read from.
     mount: Option<PathBuf>,
     options: ReaderOptions,
-    state: Mutex<State>,
+    state: Detached<Mutex<State>>,
 }
 
 #[derive(Default)]
@@ -78,7 +79,7 @@ impl ChunkReader {
             let probe = || route::probe_3fs(point, options.usrbio, &options.usrbio_directories);
             py.detach(probe).into_python(py)?;
         }
-        Ok(Self { mount: mount_point, options, state: Mutex::default() })
+        Ok(Self { mount: mount_point, options, state: Detached::new(Mutex::default()) })
     }
 
     /// Reads up to `total_length` bytes, fewer only where the file ends, to `dev_ptr`: memory of the host or of a
@@ -315,7 +316,7 @@ fn requests(
 ) -> hoistway::Result<Vec<ReadRequest>> {
     // Chunks of a few bytes would be many.
     let step = if chunk_size == 0 { len } else { chunk_size.max(BLOCK_BYTES) };
-    let device = if address == 0 { DeviceId::Cpu } else { device::device_of(address) };
+    let device = if address == 0 { DeviceId::Cpu } else { device::device_of(address)? };
     let invalid = || Error::InvalidOption {
         option: "dev_ptr",
         value: format!("{address:#x}"),

@@ -3,7 +3,7 @@
 //! Layouts and codes are those of `dlpack.h` 1.1.
 #![allow(unsafe_code)]
 
-use crate::view::View;
+use crate::{process::Detached, view::View};
 use hoistway::{DeviceId, Dtype};
 use pyo3::{ffi, prelude::*};
 use std::{any::Any, ffi::CStr, ffi::c_void};
@@ -121,7 +121,7 @@ impl Exported {
 
 /// What a capsule owns: the memory, and the arrays that its descriptor points to.
 struct Owner {
-    _memory: Box<dyn Any + Send + Sync>,
+    _memory: Detached<Box<dyn Any + Send + Sync>>,
     /// Shape, then strides.
     dimensions: Box<[i64]>,
 }
@@ -147,7 +147,7 @@ pub(crate) fn capsule<'py>(
     }
     let ndim =
         i32::try_from(rank).map_err(|_| pyo3::exceptions::PyBufferError::new_err("too many dimensions"))?;
-    let mut owner = Box::new(Owner { _memory: tensor.owner(), dimensions });
+    let mut owner = Box::new(Owner { _memory: Detached::new(tensor.owner()), dimensions });
     let shape = owner.dimensions.as_mut_ptr();
     let (device_type, device_id) = device(tensor);
     let flags = if tensor.is_read_only() { READ_ONLY } else { 0 };

@@ -1,7 +1,7 @@
 //! Loads into memory that belongs to objects of Python's.
 #![allow(unsafe_code)]
 
-use crate::{error::IntoPython, error::exception_of, report::NativeReport, tick};
+use crate::{error::IntoPython, error::exception_of, process::Detached, report::NativeReport, tick};
 use hoistway::{Checkpoint, DeviceId, Error, FillTarget, Filled, LoadOptions, Order, plan::Selection};
 use pyo3::{exceptions::PyRuntimeError, prelude::*};
 use std::{
@@ -19,7 +19,7 @@ pub(crate) struct Filling {
 }
 
 struct State {
-    filling: hoistway::Filling,
+    filling: Detached<hoistway::Filling>,
     names: Vec<String>,
     /// They keep the memory as long as reads may be under way.
     owners: Vec<Py<PyAny>>,
@@ -60,7 +60,7 @@ impl Filling {
         // SAFETY: passed on.
         let fill = || unsafe { checkpoint.fill(&memory, &options, order) };
         let filling = py.detach(fill).into_python(py)?;
-        Ok(Self { state: Mutex::new(State { filling, names, owners }) })
+        Ok(Self { state: Mutex::new(State { filling: Detached::new(filling), names, owners }) })
     }
 
     fn lock(&self) -> PyResult<MutexGuard<'_, State>> {
@@ -110,8 +110,10 @@ impl Filling {
     }
 
     /// What was done so far.
-    fn report(&self) -> PyResult<NativeReport> {
-        Ok(NativeReport { report: self.lock()?.filling.report() })
+    fn report(&self, py: Python<'_>) -> PyResult<NativeReport> {
+        let mut state = self.lock()?;
+        let filling = &mut *state.filling;
+        Ok(NativeReport { report: py.detach(|| filling.report()) })
     }
 }
 

@@ -31,7 +31,7 @@ use std::{
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
-        mpsc::{self, RecvTimeoutError},
+        mpsc::{self, Receiver, RecvTimeoutError},
     },
     thread,
     time::Duration,
@@ -79,7 +79,7 @@ mod _native {
     #[pymodule_export]
     use super::tensor::{Tensor, to_torch};
     #[pymodule_export]
-    use super::{doctor, is_remote, memory_limits, search_libraries_in, version};
+    use super::{doctor, is_remote, memory_limits, release_devices, search_libraries_in, version};
 }
 
 use crate::error::IntoPython;
@@ -117,31 +117,42 @@ fn stoppable<T: Send>(
                 let _ = sender.send(work());
             }
         });
-        if started.is_err()
-            && let Some(work) = take_work()
-        {
+        let Ok(worker) = started else {
             // The system gives no thread: this one works, and looks for Ctrl-C afterwards.
-            return py.detach(work).into_python(py);
-        }
-        // Receivers cannot be shared, so this one is lent to the waits one by one.
-        let mut receiver = receiver;
-        loop {
-            let (lent, received) = py.detach(move || {
-                let received = receiver.recv_timeout(TICK);
-                (receiver, received)
-            });
-            receiver = lent;
-            match received {
-                Ok(result) => return result.into_python(py),
-                Err(RecvTimeoutError::Timeout) => py.check_signals().inspect_err(|_| {
-                    stop();
-                })?,
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(hoistway::Error::Internal("the work panicked".into())).into_python(py);
-                }
-            }
+            return match take_work() {
+                Some(work) => py.detach(work).into_python(py),
+                None => panicked(py),
+            };
+        };
+        let outcome = wait_for(py, receiver).inspect_err(|_| stop());
+        // Joined here: the scope would wait with the interpreter held, and would panic after a panic.
+        let _ = py.detach(|| worker.join());
+        match outcome? {
+            Some(result) => result.into_python(py),
+            None => panicked(py),
         }
     })
+}
+
+/// Waits for what a thread sends, `None` if it ends without, and looks for Ctrl-C.
+fn wait_for<T: Send>(py: Python<'_>, mut receiver: Receiver<T>) -> PyResult<Option<T>> {
+    loop {
+        // Receivers cannot be shared, so this one is lent to the waits one by one.
+        let (lent, received) = py.detach(move || {
+            let received = receiver.recv_timeout(TICK);
+            (receiver, received)
+        });
+        receiver = lent;
+        match received {
+            Ok(result) => return Ok(Some(result)),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => return Ok(None),
+        }
+    }
+}
+
+fn panicked<T>(py: Python<'_>) -> PyResult<T> {
+    Err(hoistway::Error::Internal("the work panicked".into())).into_python(py)
 }
 
 /// Version of hoistway.
@@ -154,6 +165,12 @@ fn version() -> &'static str {
 #[pyfunction]
 fn search_libraries_in(directory: std::path::PathBuf) {
     hoistway::device::search_libraries_in(directory);
+}
+
+/// Lets the devices go that nothing uses, with their contexts.
+#[pyfunction]
+fn release_devices(py: Python<'_>) {
+    py.detach(hoistway::device::release_devices);
 }
 
 /// The limits on the memory of this process, as JSON.

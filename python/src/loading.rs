@@ -1,6 +1,6 @@
 //! A load in progress, waited for without holding the interpreter.
 
-use crate::{TICK, error::IntoPython, report::NativeReport, tensor::Tensor, tick};
+use crate::{TICK, error::IntoPython, process::Detached, report::NativeReport, tensor::Tensor, tick};
 use hoistway::{Arrival, Report};
 use pyo3::{exceptions::PyRuntimeError, prelude::*};
 use std::{
@@ -26,8 +26,10 @@ impl State {
     fn end(&mut self, py: Python<'_>) {
         if let Self::Running(loading) = self {
             let loading = &mut **loading;
-            py.detach(|| loading.cancel());
-            let report = Box::new(loading.report());
+            let report = Box::new(py.detach(|| {
+                loading.cancel();
+                loading.report()
+            }));
             let ended = std::mem::replace(self, Self::Ended(report));
             py.detach(|| drop(ended));
         }
@@ -93,7 +95,8 @@ impl Loading {
     #[pyo3(signature = (progress=None))]
     fn wait(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<Vec<Tensor>> {
         self.with_running(py, |loading| {
-            let mut tensors = Vec::new();
+            // An interrupt drops them.
+            let mut tensors = Detached::new(Vec::new());
             let mut told = u64::MAX;
             loop {
                 let finished = py.detach(|| drain(loading, &mut tensors)).into_python(py)?;
@@ -108,7 +111,7 @@ impl Loading {
                 if finished {
                     // The same order in every process: code that iterates a dictionary on many ranks relies on it.
                     tensors.sort_by_key(hoistway::Tensor::id);
-                    return Ok(tensors.into_iter().map(Tensor::from).collect());
+                    return Ok(tensors.into_inner().into_iter().map(Tensor::from).collect());
                 }
             }
         })
@@ -132,9 +135,13 @@ impl Loading {
     }
 
     /// What the load did.
-    fn report(&self) -> PyResult<NativeReport> {
-        let report = match &*self.lock()? {
-            State::Running(loading) => loading.report(),
+    fn report(&self, py: Python<'_>) -> PyResult<NativeReport> {
+        let report = match &mut *self.lock()? {
+            // It may ask a device's library what it has counted.
+            State::Running(loading) => {
+                let loading = &mut **loading;
+                py.detach(|| loading.report())
+            }
             State::Ended(report) => (**report).clone(),
         };
         Ok(NativeReport { report })

@@ -1,7 +1,7 @@
 //! Options, memory pools and allocators, as Python hands them over.
 #![allow(unsafe_code)]
 
-use crate::error::IntoPython;
+use crate::{error::IntoPython, process::Attached};
 use hoistway::{
     DeviceAllocator, Error, LoadOptions, Order, StreamOptions,
     memory::{HugePages, LentMemory},
@@ -174,7 +174,7 @@ fn allocator(allocate: Py<PyAny>) -> DeviceAllocator {
         Python::attach(|py| {
             let (address, stream, owner): (u64, usize, Py<PyAny>) =
                 allocate.call1(py, (bytes,))?.extract(py)?;
-            Ok(LentMemory::new(address, stream, Box::new(owner)))
+            Ok(LentMemory::new(address, stream, Box::new(Attached::new(owner))))
         })
         .map_err(|error: PyErr| Error::Allocation {
             bytes,

@@ -1,11 +1,13 @@
 //! What is tied to the process that opened it, and may take a while to end.
 #![allow(unsafe_code)]
 
-use crate::error::{IntoPython, named};
+use crate::error::named;
 use pyo3::{ffi, prelude::*, types::PyDict};
 use std::{
+    mem::ManuallyDrop,
+    ops::{Deref, DerefMut},
     process,
-    sync::mpsc::{self, RecvTimeoutError},
+    sync::mpsc,
     thread,
 };
 
@@ -30,34 +32,82 @@ impl<T> Tied<T> {
     }
 }
 
-/// The same of a part whose end may take a while: the thread that drops it does not hold the interpreter meanwhile, as threads
-/// and transfers may have to end, and locks may be taken. Any thread may drop it, also while the interpreter ends.
-pub(crate) struct Owned<T: Send> {
-    /// `None` in `drop` alone.
-    part: Option<Tied<T>>,
-}
+/// A part whose end may take a while: the thread that drops it does not hold the interpreter meanwhile, as threads,
+/// transfers and devices may have to be waited for, and locks may be taken. Any thread may drop it, also one that holds the
+/// interpreter outside of the calls of this module, and while the interpreter ends.
+pub(crate) struct Detached<T: Send>(ManuallyDrop<T>);
 
-impl<T: Send> Owned<T> {
+impl<T: Send> Detached<T> {
     pub(crate) fn new(part: T) -> Self {
-        Self { part: Some(Tied::new(part)) }
+        Self(ManuallyDrop::new(part))
     }
 
-    /// The part, in the process that it belongs to.
-    pub(crate) fn get(&self, py: Python<'_>) -> PyResult<&T> {
-        match &self.part {
-            Some(part) => part.get(py),
-            None => Err(forked(py).unwrap_or_else(|broken| broken)),
-        }
+    pub(crate) fn into_inner(self) -> T {
+        let mut own = ManuallyDrop::new(self);
+        // SAFETY: taken once, as `own` is not dropped.
+        unsafe { ManuallyDrop::take(&mut own.0) }
     }
 }
 
-impl<T: Send> Drop for Owned<T> {
+impl<T: Send> DerefMut for Detached<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+impl<T: Send> Deref for Detached<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: Send> Drop for Detached<T> {
     fn drop(&mut self) {
-        let part = self.part.take();
+        // SAFETY: taken once, and not used any more.
+        let part = unsafe { ManuallyDrop::take(&mut self.0) };
         if has_interpreter() {
             // Where it cannot attach, the closure is not called and drops the part.
             _ = Python::try_attach(move |py| py.detach(move || drop(part)));
         }
+    }
+}
+
+/// A part that is tied to its process and dropped without the interpreter.
+pub(crate) struct Owned<T: Send>(Detached<Tied<T>>);
+
+impl<T: Send> Owned<T> {
+    pub(crate) fn new(part: T) -> Self {
+        Self(Detached::new(Tied::new(part)))
+    }
+
+    /// The part, in the process that it belongs to.
+    pub(crate) fn get(&self, py: Python<'_>) -> PyResult<&T> {
+        self.0.get(py)
+    }
+}
+
+/// An object of Python's that any thread may drop: it is let go at once. That of `Py` alone would wait for the next call of
+/// this module where a thread holds the interpreter outside of such calls, as those that drop other libraries' tensors do.
+pub(crate) struct Attached(ManuallyDrop<Py<PyAny>>);
+
+impl Attached {
+    pub(crate) fn new(object: Py<PyAny>) -> Self {
+        Self(ManuallyDrop::new(object))
+    }
+
+    pub(crate) fn get(&self) -> &Py<PyAny> {
+        &self.0
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        // SAFETY: taken once, and not used any more.
+        let object = unsafe { ManuallyDrop::take(&mut self.0) };
+        // Where it cannot attach, no interpreter is left to which the object belongs.
+        _ = Python::try_attach(move |_py| drop(object));
     }
 }
 
@@ -77,23 +127,12 @@ pub(crate) fn patiently<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
-    let (sender, mut receiver) = mpsc::sync_channel(1);
+    let (sender, receiver) = mpsc::sync_channel(1);
     // After an interrupt no thread receives it.
     let thread = thread::Builder::new().name("hoistway-wait".into()).stack_size(crate::STACK_BYTES);
     thread.spawn(move || sender.send(work()))?;
-    loop {
-        // Receivers cannot be shared, so this one is lent to the waits one by one.
-        let (lent, received) = py.detach(move || {
-            let received = receiver.recv_timeout(crate::TICK);
-            (receiver, received)
-        });
-        receiver = lent;
-        match received {
-            Ok(result) => return Ok(result),
-            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(hoistway::Error::Internal("the work panicked".into())).into_python(py);
-            }
-        }
+    match crate::wait_for(py, receiver)? {
+        Some(result) => Ok(result),
+        None => crate::panicked(py),
     }
 }

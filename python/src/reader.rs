@@ -5,7 +5,7 @@ use crate::{
     checkpoint::Checkpoint,
     error::{IntoPython, exception_of, named},
     options::{reader_options, seconds},
-    process::Owned,
+    process::{Detached, Owned},
     tensor::Tensor,
     tick,
     view::{KeptTensor, Place},
@@ -30,7 +30,7 @@ type Wanted = (String, Option<(u64, u64)>);
 #[pyclass(frozen, module = "hoistway._native")]
 pub(crate) struct Reader {
     reader: Owned<Arc<hoistway::read::Reader>>,
-    checkpoint: Arc<hoistway::Checkpoint>,
+    checkpoint: Detached<Arc<hoistway::Checkpoint>>,
 }
 
 #[pymethods]
@@ -40,7 +40,7 @@ impl Reader {
     fn new(py: Python<'_>, checkpoint: &Checkpoint, options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
         let options = reader_options(ReaderOptions::default(), options, py)?;
         let reader = py.detach(|| hoistway::read::Reader::new(&options)).into_python(py)?;
-        Ok(Self { reader: Owned::new(Arc::new(reader)), checkpoint: checkpoint.shared() })
+        Ok(Self { reader: Owned::new(Arc::new(reader)), checkpoint: Detached::new(checkpoint.shared()) })
     }
 
     /// Starts to read tensors, with the priority `demand`, `prefetch` or `background`. Those that have not begun after so many
@@ -204,7 +204,8 @@ impl Reading {
 
     /// What the reads did, as JSON.
     fn report(&self, py: Python<'_>) -> PyResult<String> {
-        serde_json::to_string(&self.batch.get(py)?.report()).into_python(py)
+        let batch = self.batch.get(py)?;
+        serde_json::to_string(&py.detach(|| batch.report())).into_python(py)
     }
 }
 

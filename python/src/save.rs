@@ -1,7 +1,7 @@
 //! Saving: tensors as Python hands them over, by the address of their bytes.
 #![allow(unsafe_code)]
 
-use crate::{error::IntoPython, interruptible};
+use crate::{error::IntoPython, interruptible, process::Detached};
 use hoistway::{
     DeviceId, Dtype, Error,
     device::Device,
@@ -98,8 +98,10 @@ pub(crate) fn save_bytes<'py>(
     tensors: Vec<Described>,
     metadata: Option<BTreeMap<String, String>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let tensors = data(&tensors).into_python(py)?;
+    // Dropped without the interpreter, too: it has streams of the devices.
+    let tensors = Detached::new(py.detach(|| data(&tensors)).into_python(py)?);
     let encoded = py.detach(|| Encoded::new(&tensors, metadata.as_ref())).into_python(py)?;
+    let encoded = Detached::new(encoded);
     let len = usize::try_from(encoded.len_bytes())?;
     PyBytes::new_with(py, len, |bytes| py.detach(|| encoded.write_to(bytes)).into_python(py))
 }

@@ -3,25 +3,26 @@
 use crate::{
     dlpack::{self, Exported},
     error::{IntoPython, unsupported_dtype},
+    process::Detached,
     view::View,
 };
 use hoistway::{DeviceId, Dtype};
 use pyo3::{
     exceptions::{PyAttributeError, PyBufferError, PyValueError},
     prelude::*,
-    types::{PyBytes, PyDict, PyList, PyTuple},
+    types::{PyBytes, PyDict, PyList, PySlice, PyTuple},
 };
 use std::borrow::Cow;
 
 /// One tensor in memory. A view of its bytes keeps them alive.
 #[pyclass(frozen, module = "hoistway")]
 pub(crate) struct Tensor {
-    pub(crate) tensor: View,
+    pub(crate) tensor: Detached<View>,
 }
 
 impl<T: Into<View>> From<T> for Tensor {
     fn from(tensor: T) -> Self {
-        Self { tensor: tensor.into() }
+        Self { tensor: Detached::new(tensor.into()) }
     }
 }
 
@@ -136,36 +137,64 @@ impl Tensor {
     }
 }
 
-/// Tensors as `{name: torch.Tensor}`. `views` gives the torch type of each type that DLPack cannot carry.
+/// Tensors as `{name: torch.Tensor}`, or those of a framework that mirrors torch. `types` gives its types by the names of
+/// ours, at least of those that DLPack cannot carry. If `is_lender`, memory that the framework has lent is handed back as views
+/// of what owns it. So it is the framework's own in every way: given back with the last of them, and kept for the streams that
+/// it is recorded for.
 #[pyfunction]
 pub(crate) fn to_torch<'py>(
     py: Python<'py>,
     tensors: &Bound<'py, PyList>,
     from_dlpack: &Bound<'py, PyAny>,
-    views: &Bound<'py, PyDict>,
+    types: &Bound<'py, PyDict>,
+    is_lender: bool,
     into: &Bound<'py, PyDict>,
 ) -> PyResult<()> {
-    let view = pyo3::intern!(py, "view");
     for tensor in tensors {
         let tensor = &tensor.cast::<Tensor>()?.get().tensor;
-        let dtype = tensor.dtype();
-        let converted = match exported(tensor, None) {
-            Some(exported) => from_dlpack.call1((dlpack::capsule(py, tensor, exported, None)?,))?,
-            None => {
-                let Some(torch_dtype) = views.get_item(&*dtype.name())? else {
-                    let message = format!(
-                        "torch has no type for {dtype}, which tensor '{}' is made of; load it with framework='raw'",
-                        tensor.name()
-                    );
-                    return Err(unsupported_dtype(py, &message, tensor.name()));
-                };
+        let exported = exported(tensor, None);
+        let is_bytes = matches!(tensor.dtype(), Dtype::Quantized(_) | Dtype::U8);
+        let dtype = if is_bytes { None } else { types.get_item(&*tensor.dtype().name())? };
+        if exported.is_none() && dtype.is_none() {
+            let message = format!(
+                "torch has no type for {}, which tensor '{}' is made of; load it with framework='raw'",
+                tensor.dtype(),
+                tensor.name()
+            );
+            return Err(unsupported_dtype(py, &message, tensor.name()));
+        }
+        let lent = tensor.lent_by().filter(|_| is_lender && (is_bytes || dtype.is_some()));
+        let converted = match (lent, exported) {
+            (Some((owner, start)), _) => view_of(owner.bind(py), start, tensor, dtype)?,
+            (None, Some(exported)) => from_dlpack.call1((dlpack::capsule(py, tensor, exported, None)?,))?,
+            (None, None) => {
                 let bytes = from_dlpack.call1((dlpack::capsule(py, tensor, bytes_of(tensor), None)?,))?;
-                bytes.call_method1(view, (torch_dtype,))?
+                bytes.call_method1(pyo3::intern!(py, "view"), (dtype,))?
             }
         };
         into.set_item(tensor.name(), converted)?;
     }
     Ok(())
+}
+
+/// A tensor as a view of the bytes that it lies in.
+fn view_of<'py>(
+    owner: &Bound<'py, PyAny>,
+    start: u64,
+    tensor: &View,
+    dtype: Option<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let (py, view) = (owner.py(), pyo3::intern!(owner.py(), "view"));
+    let place =
+        |offset: u64| isize::try_from(offset).map_err(|_| PyBufferError::new_err("memory is too long"));
+    let slice = PySlice::new(py, place(start)?, place(start + tensor.len_bytes())?, 1);
+    let bytes = owner.get_item(slice)?;
+    let elements = match dtype {
+        Some(dtype) => bytes.call_method1(view, (dtype,))?,
+        None => bytes,
+    };
+    let shape = quantized_shape(tensor.dtype(), tensor.shape()).unwrap_or_else(|| shape_of_bytes(tensor));
+    elements.call_method1(view, (PyTuple::new(py, shape)?,))
 }
 
 /// A tensor as DLPack up to `max_version` can carry it: elements, or blocks of elements as bytes.
@@ -186,13 +215,18 @@ pub(crate) fn quantized_shape(dtype: Dtype, shape: &[u64]) -> Option<Vec<u64>> {
     Some(shape)
 }
 
-/// The shape of a tensor's bytes: that of its elements, but for packed ones, whose last dimension shrinks.
+/// The bytes of a tensor.
 fn bytes_of(tensor: &View) -> Exported {
+    Exported::bytes(shape_of_bytes(tensor))
+}
+
+/// The shape of a tensor's elements, but for packed ones, whose last dimension shrinks.
+fn shape_of_bytes(tensor: &View) -> Vec<u64> {
     let mut shape = tensor.shape().to_vec();
     if let Some(last) = shape.last_mut()
         && tensor.dtype() == Dtype::F4
     {
         *last /= 2;
     }
-    Exported::bytes(shape)
+    shape
 }

@@ -1,11 +1,13 @@
 //! What tensors of hoistway's own are in memory: a load's, or bytes that something else keeps.
 #![allow(unsafe_code)]
 
+use crate::process::Attached;
 use hoistway::{
     DeviceId, Dtype, Result, TensorMemory,
     device::{Device, Error},
 };
 use hoistway_device::CopyStream;
+use pyo3::prelude::*;
 use std::{any::Any, borrow::Cow, ptr, slice, sync::Arc};
 
 /// A tensor in memory. Clones share the bytes, and keep them.
@@ -152,6 +154,14 @@ impl View {
             Self::Loaded(tensor) => tensor.bytes(),
             Self::Kept(tensor) => tensor.bytes(),
         }
+    }
+
+    /// The object that owns memory which the package's allocator gave, and where the tensor begins in it.
+    pub(crate) fn lent_by(&self) -> Option<(&Py<PyAny>, u64)> {
+        let Self::Loaded(tensor) = self else { return None };
+        let TensorMemory::Device(block) = tensor.memory() else { return None };
+        let (owner, start) = block.lent_by()?;
+        owner.downcast_ref::<Attached>().map(|owner| (owner.get(), start))
     }
 
     /// What keeps the bytes where they are.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import hoistway
 import numpy as np
 import pytest
 from hoistway import kv
@@ -123,7 +124,8 @@ class StandIn:
         self.library.fake_cuda_count.restype = ctypes.c_uint64
 
     def set(self, setting: str) -> None:
-        """Sets ``KEY=VALUE``."""
+        """Sets ``KEY=VALUE``. Devices that nothing uses are opened anew after that."""
+        hoistway.release_devices()
         assert self.library.fake_cuda_configure(setting.encode()) == 0, setting
 
     def count(self, name: str) -> int:
@@ -136,9 +138,11 @@ def stand_in() -> Iterator[StandIn]:
     """Devices: two of CUDA's and two of ROCm's, of the stand-in driver, which must be empty again after the test."""
     driver = StandIn()
     driver.library.fake_cuda_reset()
+    with_interpreter = driver.count("calls_under_interpreter")
     yield driver
     driver.library.fake_cuda_reset()
     gc.collect()
+    assert driver.count("calls_under_interpreter") == with_interpreter, "other threads stand still meanwhile"
     assert driver.count("device_bytes") == driver.count("pinned_bytes") == driver.count("streams") == 0
 
 

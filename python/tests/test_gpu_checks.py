@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
-from gpu import check_uses
+from gpu import check_beside, check_uses
 from gpu.subject import SkipError, Subject
 
 subject = Subject(Path(sys.argv[2]), has_torch=False)
-for check in check_uses.CHECKS:
+for check in [*check_uses.CHECKS, *check_beside.CHECKS]:
     try:
         check(subject)
         print(check.__name__, "pass")

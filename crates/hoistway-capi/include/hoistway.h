@@ -616,6 +616,10 @@ extern "C" {
 // The `HOISTWAY_ABI_VERSION` that the library was built with.
 uint32_t hoistway_abi_version(void);
 
+// Lets the devices go that nothing uses, with their contexts, which take memory of each. The process keeps a device that it
+// has used, as to open it takes long. It is opened again when it is needed.
+void hoistway_release_devices(void);
+
 // Reads the headers behind `count` paths: safetensors and GGUF files, `*.safetensors.index.json`, directories, glob
 // patterns. A split GGUF is opened by any of its files. `options` may be NULL.
 //
@@ -1217,7 +1221,8 @@ void hoistway_reader_free(hoistway_reader *reader);
 
 // Starts to read. Each read succeeds or fails for itself. This call fails, and starts nothing, if a read makes no sense
 // or its file cannot be opened. `priority` is `HOISTWAY_DEMAND`,
-// `HOISTWAY_PREFETCH` or `HOISTWAY_BACKGROUND`.
+// `HOISTWAY_PREFETCH` or `HOISTWAY_BACKGROUND`. What is written to memory of a device comes after the work that is queued on
+// the legacy default stream of the device by then, and so on every stream that is in order with it.
 //
 // What the caller promises:
 // `reader` must be live; `reads` must be `count` structures as their size says, whose strings live until this returns,

@@ -34,3 +34,10 @@ pub const HOISTWAY_ABI_VERSION: u32 = 1;
 pub extern "C" fn hoistway_abi_version() -> u32 {
     HOISTWAY_ABI_VERSION
 }
+
+/// Lets the devices go that nothing uses, with their contexts, which take memory of each. The process keeps a device that it
+/// has used, as to open it takes long. It is opened again when it is needed.
+#[unsafe(no_mangle)]
+pub extern "C" fn hoistway_release_devices() {
+    hoistway::device::release_devices();
+}

@@ -180,7 +180,8 @@ pub unsafe extern "C" fn hoistway_reader_free(reader: *mut hoistway_reader) {
 
 /// Starts to read. Each read succeeds or fails for itself. This call fails, and starts nothing, if a read makes no sense
 /// or its file cannot be opened. `priority` is `HOISTWAY_DEMAND`,
-/// `HOISTWAY_PREFETCH` or `HOISTWAY_BACKGROUND`.
+/// `HOISTWAY_PREFETCH` or `HOISTWAY_BACKGROUND`. What is written to memory of a device comes after the work that is queued on
+/// the legacy default stream of the device by then, and so on every stream that is in order with it.
 ///
 /// # Safety
 /// `reader` must be live; `reads` must be `count` structures as their size says, whose strings live until this returns,

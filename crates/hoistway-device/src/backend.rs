@@ -2,9 +2,23 @@
 //! [`CopyStream`](crate::CopyStream), which are all that other crates see.
 #![allow(unsafe_code)]
 
-use crate::{Conversion, DeviceInfo, Error, Finding, Result, Unavailable};
+use crate::{Conversion, Device, DeviceInfo, Error, Finding, Result, Unavailable};
 use crate::{CopyDirection, DirectLibrary, PathCounts, RegisteredFile};
-use std::{fmt, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, Weak},
+};
+
+/// The devices of a kind that were opened, by their numbers.
+pub(crate) type Opened = Mutex<BTreeMap<u32, OpenDevice>>;
+
+/// A device that was opened.
+pub(crate) struct OpenDevice {
+    pub(crate) device: Weak<Device>,
+    /// Keeps it although nothing uses it: to make a context takes long.
+    pub(crate) kept: Option<Arc<Device>>,
+}
 
 /// A kind of devices, such as those of one vendor.
 pub(crate) trait Kind: Sync {
@@ -27,14 +41,20 @@ pub(crate) trait Kind: Sync {
     /// [`Error::DeviceUnavailable`] if there is no such device; [`Error::Device`] if it does not start.
     fn open(&self, ordinal: u32) -> Result<Arc<dyn Backend>>;
 
+    /// The devices that were opened. Locked after `check` alone, so that no child of `fork` finds it locked.
+    fn opened(&self) -> &'static Opened;
+
     /// Describes the devices that this process sees.
     ///
     /// # Errors
     /// Why the kind cannot be used here.
     fn devices(&self) -> Result<Vec<DeviceInfo>, Unavailable>;
 
-    /// The number of the device whose memory an address is in.
-    fn owner_of(&self, address: u64) -> Option<u32>;
+    /// The number of the device whose memory an address is in; `None` if it is in no device's.
+    ///
+    /// # Errors
+    /// Why the driver does not say.
+    fn owner_of(&self, address: u64) -> Result<Option<u32>>;
 
     /// Checks whether this machine may have a direct path from files to devices of the kind. Opens no library.
     ///
@@ -57,6 +77,9 @@ pub(crate) trait Kind: Sync {
 pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// What it is, and what it can do.
     fn info(&self) -> &DeviceInfo;
+
+    /// Whether it does nothing more. It may serve again once everything of it is dropped, and it is opened anew.
+    fn is_lost(&self) -> bool;
 
     /// Bytes of its memory that are free, and that it has in all.
     fn memory(&self) -> Result<(u64, u64)>;
@@ -91,6 +114,12 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// Makes a stream, whose work is in no order with that of others.
     fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>>;
 
+    /// An event behind everything queued so far on a stream of the caller's; 0 is the default stream.
+    ///
+    /// # Safety
+    /// It must be a live stream of the device.
+    unsafe fn mark(self: Arc<Self>, stream: usize) -> Result<Box<dyn Event>>;
+
     /// Waits for all work on the device. `false` if it is not known whether the work has ended.
     fn wait_for_all(&self) -> bool;
 
@@ -119,7 +148,6 @@ pub(crate) trait Stream: fmt::Debug + Send + Sync {
     ///
     /// # Safety
     /// What the work names must stay allocated until the work is done, and must not be used in a way that copies forbid.
-    /// Events must live.
     unsafe fn queue(&self, work: &[Work]) -> Result<()>;
 
     /// Makes later work wait for what is queued so far on a stream of the caller's; 0 is the default stream.
@@ -127,6 +155,12 @@ pub(crate) trait Stream: fmt::Debug + Send + Sync {
     /// # Safety
     /// It must be a live stream of the device.
     unsafe fn wait_for(&self, stream: usize) -> Result<()>;
+
+    /// Makes later work wait for an event.
+    ///
+    /// # Safety
+    /// It must be a live event of the device that was recorded.
+    unsafe fn wait_for_event(&self, event: u64) -> Result<()>;
 
     /// An event behind everything queued so far.
     fn mark(&self) -> Result<Box<dyn Event>>;
@@ -156,6 +190,9 @@ pub(crate) trait Event: fmt::Debug + Send {
 
     /// Whether the work is done, or failed.
     fn is_over(&self) -> bool;
+
+    /// As [`Stream::wait_for_event`] takes it.
+    fn handle(&self) -> u64;
 }
 
 /// Reads and writes between files and the memory of a device, past the host's.
@@ -221,8 +258,6 @@ impl Address {
 /// One step of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Work {
-    /// Waits for an event of the caller's.
-    WaitForEvent(u64),
     /// Copies bytes in a row.
     Copy { from: Address, to: Address, len: u64 },
     /// Copies `height` rows of `width` bytes.

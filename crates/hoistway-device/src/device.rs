@@ -3,15 +3,14 @@
 
 use crate::{
     DeviceId, DirectLibrary, Error, PathCounts, Result, Transfer, Unavailable,
-    backend::{Backend, no_conversions},
+    backend::{Backend, OpenDevice, no_conversions},
     id::kinds,
     stream,
 };
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, PoisonError},
 };
 
 /// What a device is.
@@ -134,17 +133,39 @@ pub fn may_have_direct_path() -> Result<(), Unavailable> {
 }
 
 /// The device whose memory an address is in; [`DeviceId::Cpu`] for every address that is no device's.
-pub fn device_of(address: u64) -> DeviceId {
-    kinds().find_map(|(kind, id)| kind.owner_of(address).map(id)).unwrap_or_default()
+///
+/// # Errors
+/// [`Error::Device`] if a driver does not say whether it is memory of its devices.
+pub fn device_of(address: u64) -> Result<DeviceId> {
+    for (kind, id) in kinds() {
+        if let Some(ordinal) = kind.owner_of(address)? {
+            return Ok(id(ordinal));
+        }
+    }
+    Ok(DeviceId::Cpu)
+}
+
+/// Lets the devices go that the process has opened, with their contexts: at once where nothing uses them, else with what
+/// does. They are opened again when they are needed.
+pub fn release_devices() {
+    for (kind, _) in kinds() {
+        // A child of fork has none to release.
+        if !kind.is_in_process() || kind.check().is_err() {
+            continue;
+        }
+        let mut opened = kind.opened().lock().unwrap_or_else(PoisonError::into_inner);
+        let kept: Vec<_> = opened.values_mut().filter_map(|open| open.kept.take()).collect();
+        // What is opened meanwhile waits, and finds it closed.
+        drop(kept);
+    }
 }
 
 impl Device {
-    /// Opens a device, or returns it if it is open.
+    /// Opens a device, or returns it if it is open. The process keeps it until [`release_devices`].
     ///
     /// # Errors
     /// [`Error::DeviceUnavailable`] if there is no such device; [`Error::Device`] if it does not start.
     pub fn open(id: DeviceId) -> Result<Arc<Self>> {
-        static OPEN: Mutex<Option<HashMap<DeviceId, Weak<Device>>>> = Mutex::new(None);
         let Some((kind, ordinal)) = id.kind() else {
             let why = Unavailable::new(
                 "host memory is no device",
@@ -155,13 +176,17 @@ impl Device {
         // Before the lock, and before a device is found that a parent of this process opened.
         kind.check().map_err(|why| Error::DeviceUnavailable { device: id.to_string(), why })?;
         // Kept consistent by every statement, so a panic elsewhere does not spoil it.
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = open.get_or_insert_default();
-        if let Some(device) = open.get(&id).and_then(Weak::upgrade) {
-            return Ok(device);
+        let mut opened = kind.opened().lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = opened.get_mut(&ordinal) {
+            // One that is lost is opened anew as soon as nothing uses it.
+            drop(open.kept.take_if(|kept| kept.backend.is_lost()));
+            if let Some(device) = open.device.upgrade() {
+                open.kept = Some(device.clone()).filter(|device| !device.backend.is_lost());
+                return Ok(device);
+            }
         }
         let device = Arc::new(Self { backend: kind.open(ordinal)? });
-        open.insert(id, Arc::downgrade(&device));
+        opened.insert(ordinal, OpenDevice { device: Arc::downgrade(&device), kept: Some(device.clone()) });
         Ok(device)
     }
 
@@ -201,6 +226,18 @@ impl Device {
     /// Waits for all work on the device. `false` if it is not known whether the work has ended.
     pub fn wait_for_all(&self) -> bool {
         self.backend.wait_for_all()
+    }
+
+    /// Waits for all work on the device.
+    ///
+    /// # Errors
+    /// [`Error::DeviceUnavailable`] if it is not known whether the work has ended. A later wait may tell.
+    pub fn settle(&self) -> Result<()> {
+        if self.wait_for_all() {
+            return Ok(());
+        }
+        let why = Unavailable::new("whether it has ended its earlier work is unknown", "try again");
+        Err(Error::DeviceUnavailable { device: self.name(), why })
     }
 
     /// Whether an event of the caller's, as its driver names it, is reached.

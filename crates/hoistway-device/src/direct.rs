@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    CopyDirection, CopyStream, Device, DeviceMemory, Error, HostCopy, RegisteredFile, Result, backend::Direct,
+    CopyDirection, CopyStream, Device, DeviceMemory, Error, RegisteredFile, Result, backend::Direct,
 };
 use std::{io, sync::Arc};
 
@@ -113,13 +113,8 @@ impl DirectBuffer {
         if bytes.len() as u64 > self.len {
             return Err(Error::Internal(format!("{} bytes for a buffer of {}", bytes.len(), self.len)));
         }
-        let copy =
-            HostCopy { host: bytes.as_ptr().expose_provenance(), device: self.address, len: bytes.len() };
-        let stream = CopyStream::new(&self.device)?;
-        // SAFETY: both sides are as long as the copy, and outlive it: memory that is not pinned is read before the call
-        // that queues the copy returns, so that also a failed wait leaves nothing that reads it.
-        let copied = unsafe { stream.run(CopyDirection::ToDevice, &[copy], None) };
-        copied.map_err(|failed| failed.error)
+        // SAFETY: the buffer has so many bytes; requests that use it are the caller's to order.
+        unsafe { CopyStream::new(&self.device)?.write(self.address, bytes) }
     }
 
     /// Offsets as libraries take them, if the range lies inside the buffer.

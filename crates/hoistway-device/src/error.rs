@@ -73,6 +73,13 @@ pub const FREE_MEMORY: &str = "free memory of the device (torch.cuda.empty_cache
      or use torch's allocator";
 
 impl Error {
+    /// Whether the platform lacks what was asked for, as some do pinning: Windows' subsystem for Linux, and confidential
+    /// computing.
+    pub fn is_unsupported(&self) -> bool {
+        const NOT_SUPPORTED: i32 = 801;
+        matches!(self, Self::Device { source, .. } if source.code == NOT_SUPPORTED)
+    }
+
     /// Whether work of the device may still be in flight although waiting for it ended with this error.
     pub fn leaves_doubt(&self) -> bool {
         match self {

@@ -14,6 +14,8 @@ mod device;
 mod direct;
 mod driver;
 mod error;
+mod fence;
+mod fork;
 mod hip;
 mod id;
 mod memory;
@@ -25,10 +27,14 @@ mod unavailable;
 
 pub use backend::Address;
 pub use cuda::cufile::RegisteredFile;
-pub use device::{Condition, Device, DeviceInfo, Finding, device_of, devices, examine, may_have_direct_path};
+pub use device::{
+    Condition, Device, DeviceInfo, Finding, device_of, devices, examine, may_have_direct_path,
+    release_devices,
+};
 pub use direct::{DirectBuffer, DirectLibrary, PathCounts};
 pub use driver::library::search_libraries_in;
 pub use error::{DriverError, Error, FREE_MEMORY, Result};
+pub use fence::Fence;
 pub use id::DeviceId;
 pub use memory::{DeviceMemory, Pinned};
 pub use stream::{CopyDirection, CopyError, CopyStream, HostCopy, Scratch, Ticket};

@@ -2,13 +2,18 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    Device, DeviceMemory, Error, Result, Transfer,
+    Device, DeviceMemory, Error, Pinned, Result, Transfer,
     backend::{Address, Event, Kernel, Segment, Stream, Work, no_conversions},
 };
-use std::{ptr, sync::Arc};
+use std::{
+    mem, ptr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 /// Pieces of this length are not short.
 const LONG_PIECE_BYTES: u64 = 64 << 10;
+/// Most bytes that are copied at once from or to memory that is not pinned.
+const BOUNCE_BYTES: usize = 4 << 20;
 /// Fewest pieces of one length at one distance that are copied as rows of one matrix.
 const FEWEST_ROWS: usize = 4;
 /// The longest distance of rows that drivers take.
@@ -18,6 +23,8 @@ const MAX_PITCH: usize = i32::MAX as usize;
 /// streams.
 #[derive(Debug)]
 pub struct CopyStream {
+    /// For bytes of the host that are not pinned, if none uses it.
+    bounce: Mutex<Option<Bounce>>,
     stream: Arc<dyn Stream>,
     device: Arc<Device>,
 }
@@ -75,12 +82,17 @@ impl CopyStream {
     /// # Errors
     /// [`Error::Device`].
     pub fn new(device: &Arc<Device>) -> Result<Self> {
-        Ok(Self { stream: device.backend().clone().stream()?, device: device.clone() })
+        let stream = device.backend().clone().stream()?;
+        Ok(Self { bounce: Mutex::default(), stream, device: device.clone() })
     }
 
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    pub(crate) fn stream(&self) -> &dyn Stream {
+        &*self.stream
     }
 
     /// Memory for the work of this stream alone.
@@ -104,22 +116,26 @@ impl CopyStream {
         unsafe { self.stream.wait_for(stream) }
     }
 
-    /// Makes copies, and waits for their end; `after` is an event of the device's, such as a `CUevent`, that must be
-    /// reached before the first begins.
+    /// Makes later copies wait for what is queued so far on the legacy default stream, and so on every stream that is in
+    /// order with it.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn wait_for_default(&self) -> Result<()> {
+        // SAFETY: the default stream lives as long as the device.
+        unsafe { self.wait_for(0) }
+    }
+
+    /// Makes copies, and waits for their end.
     ///
     /// # Errors
     /// [`CopyError`], which says whether copies may be in flight still.
     ///
     /// # Safety
     /// The host's bytes must be pinned, the device's allocated on this device; neither may be freed, nor used by others
-    /// in a way that copies forbid, until this returns. `after` must be a live event.
-    pub unsafe fn run(
-        &self,
-        direction: CopyDirection,
-        copies: &[HostCopy],
-        after: Option<u64>,
-    ) -> Result<(), CopyError> {
-        let mut work: Vec<Work> = after.map(Work::WaitForEvent).into_iter().collect();
+    /// in a way that copies forbid, until this returns.
+    pub unsafe fn run(&self, direction: CopyDirection, copies: &[HostCopy]) -> Result<(), CopyError> {
+        let mut work: Vec<Work> = Vec::new();
         let mut left = copies;
         while let Some(first) = left.first() {
             let rows = rows(left);
@@ -208,16 +224,52 @@ impl CopyStream {
         self.stream.mark().map(Ticket)
     }
 
-    /// Copies bytes of the device, from `address` on, to the host, and waits for them.
+    /// Copies bytes of the device, from `address` on, to the host, and waits for them. They are those that the work queued
+    /// so far on the default stream leaves there.
     ///
     /// # Errors
-    /// [`Error::Device`].
+    /// [`Error::Device`], [`Error::Allocation`].
     pub fn read_back(&self, address: u64, into: &mut [u8]) -> Result<()> {
-        let (to, len) = (Address::Host(into.as_mut_ptr()), into.len() as u64);
-        // SAFETY: `into` is writable, and outlives the copy, which is waited for, also if the wait fails: it is not
-        // pinned, so that the copy is done when `queue` returns.
-        unsafe { self.stream.queue(&[Work::Copy { from: Address::Device(address), to, len }])? };
-        self.synchronize()
+        self.wait_for_default()?;
+        let mut bounce = self.bounce(into.len())?;
+        for (number, chunk) in into.chunks_mut(bounce.memory.len()).enumerate() {
+            let place = address + (number * bounce.memory.len()) as u64;
+            // SAFETY: the device refuses what is none of its memory.
+            bounce = unsafe { bounce.copy(self, CopyDirection::ToHost, place, chunk.len())? };
+            chunk.copy_from_slice(&bounce.memory[..chunk.len()]);
+        }
+        *self.kept_bounce() = Some(bounce);
+        Ok(())
+    }
+
+    /// Copies bytes of the host to the device, and waits for that.
+    ///
+    /// # Errors
+    /// [`Error::Device`], [`Error::Allocation`].
+    ///
+    /// # Safety
+    /// As many bytes must be allocated on this device from `address` on, and not be used by others meanwhile.
+    pub(crate) unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
+        let mut bounce = self.bounce(bytes.len())?;
+        for (number, chunk) in bytes.chunks(bounce.memory.len()).enumerate() {
+            let place = address + (number * bounce.memory.len()) as u64;
+            bounce.memory[..chunk.len()].copy_from_slice(chunk);
+            // SAFETY: passed on.
+            bounce = unsafe { bounce.copy(self, CopyDirection::ToDevice, place, chunk.len())? };
+        }
+        *self.kept_bounce() = Some(bounce);
+        Ok(())
+    }
+
+    /// Pinned memory for `len` bytes, or for as many as go at once.
+    fn bounce(&self, len: usize) -> Result<Bounce> {
+        let len = len.clamp(1, BOUNCE_BYTES);
+        let kept = self.kept_bounce().take().filter(|kept| kept.memory.len() >= len);
+        kept.map_or_else(|| Bounce::new(&self.device, len), Ok)
+    }
+
+    fn kept_bounce(&self) -> MutexGuard<'_, Option<Bounce>> {
+        self.bounce.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for everything queued so far.
@@ -241,6 +293,51 @@ impl Ticket {
     /// Whether the work is done, or failed.
     pub fn is_over(&self) -> bool {
         self.0.is_over()
+    }
+}
+
+/// Pinned memory that bytes pass which lie where a device may not, or may at any later time, reach them.
+#[derive(Debug)]
+struct Bounce {
+    /// Before the memory, which it unpins. `None` where the platform pins none.
+    _pinned: Option<Pinned>,
+    memory: Vec<u8>,
+}
+
+impl Bounce {
+    fn new(device: &Arc<Device>, len: usize) -> Result<Self> {
+        let mut memory = vec![0; len];
+        // SAFETY: the memory is dropped after it, or never.
+        let pinned = match unsafe { Pinned::new(device, memory.as_mut_ptr(), memory.len()) } {
+            Err(error) if error.is_unsupported() => None,
+            pinned => Some(pinned?),
+        };
+        Ok(Self { _pinned: pinned, memory })
+    }
+
+    /// Copies between its first `len` bytes and the device's at `address`. If that may still be going on after an error, the
+    /// memory stays for ever.
+    ///
+    /// # Safety
+    /// The device's bytes are allocated, and are not used by others in a way that copies forbid.
+    unsafe fn copy(
+        mut self,
+        stream: &CopyStream,
+        direction: CopyDirection,
+        address: u64,
+        len: usize,
+    ) -> Result<Self> {
+        let copy = HostCopy { host: self.memory.as_mut_ptr().expose_provenance(), device: address, len };
+        // SAFETY: the host's bytes are pinned and this value's alone; the caller vouches for the device's.
+        match unsafe { stream.run(direction, &[copy]) } {
+            Ok(()) => Ok(self),
+            Err(failed) => {
+                if failed.is_in_doubt {
+                    mem::forget(self);
+                }
+                Err(failed.error)
+            }
+        }
     }
 }
 

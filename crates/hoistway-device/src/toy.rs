@@ -4,7 +4,7 @@
 
 use crate::{
     DeviceId, DeviceInfo, DriverError, Error, Result, Unavailable,
-    backend::{Address, Backend, Event, Kind, Stream, Work},
+    backend::{Address, Backend, Event, Kind, Opened, Stream, Work},
 };
 use std::{
     alloc::{self, Layout},
@@ -143,6 +143,11 @@ pub fn in_use() -> (u64, u64) {
 pub(crate) struct Toy;
 
 impl Kind for Toy {
+    fn opened(&self) -> &'static Opened {
+        static OPENED: Opened = Opened::new(BTreeMap::new());
+        &OPENED
+    }
+
     fn open(&self, ordinal: u32) -> Result<Arc<dyn Backend>> {
         if ordinal >= COUNT {
             let reason = format!("there are {COUNT} toy devices, toy:0 to toy:{}", COUNT - 1);
@@ -158,8 +163,8 @@ impl Kind for Toy {
         Ok(Vec::new())
     }
 
-    fn owner_of(&self, address: u64) -> Option<u32> {
-        State::get().owner_of(address, 1)
+    fn owner_of(&self, address: u64) -> Result<Option<u32>> {
+        Ok(State::get().owner_of(address, 1))
     }
 
     fn dlpack_types(&self) -> &'static [i32] {
@@ -237,6 +242,10 @@ fn layout(len: u64) -> Option<Layout> {
 impl Backend for ToyDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
     }
 
     fn memory(&self) -> Result<(u64, u64)> {
@@ -328,6 +337,10 @@ impl Backend for ToyDevice {
         drop(streams);
         let sender = Mutex::new(Some(sender));
         Ok(Arc::new(ToyStream { device: self, progress, sender, thread: Mutex::new(Some(thread)) }))
+    }
+
+    unsafe fn mark(self: Arc<Self>, _stream: usize) -> Result<Box<dyn Event>> {
+        Err(self.refuse("making an event", "programs have no streams of toy devices"))
     }
 
     fn wait_for_all(&self) -> bool {
@@ -441,10 +454,6 @@ impl ToyStream {
             Work::CopyRows { from, from_pitch, to, to_pitch, width, height } => {
                 (from, from_pitch, to, to_pitch, width, height)
             }
-            Work::WaitForEvent(_) => {
-                let reason = "programs have no events of toy devices";
-                return Err(self.device.refuse("waiting for an event", reason));
-            }
             Work::Run { .. } => return Err(self.device.refuse("starting a kernel", "it has none")),
         };
         let span = |pitch: u64| pitch * height.saturating_sub(1) + width;
@@ -479,6 +488,10 @@ impl Stream for ToyStream {
             0 => Ok(()),
             _ => Err(self.device.refuse("waiting for a stream", "programs have no streams of toy devices")),
         }
+    }
+
+    unsafe fn wait_for_event(&self, _event: u64) -> Result<()> {
+        Err(self.device.refuse("waiting for an event", "programs have no events of toy devices"))
     }
 
     fn mark(&self) -> Result<Box<dyn Event>> {
@@ -530,6 +543,10 @@ impl Event for ToyEvent {
             true => Err(self.device.error("copying to it", "the device is lost", true)),
             false => Ok(()),
         }
+    }
+
+    fn handle(&self) -> u64 {
+        0
     }
 
     fn is_over(&self) -> bool {

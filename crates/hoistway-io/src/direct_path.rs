@@ -38,6 +38,8 @@ pub fn prove<'f>(
 ) -> Result<String, Unavailable> {
     type Known = HashMap<(u64, DeviceId), Verdict>;
     static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
+    // Before the lock: a child of fork whose parent has the library never asks for that.
+    device.check_direct_library()?;
     // Kept consistent by every statement, so a panic elsewhere does not spoil it. Held while probing: the counters
     // below are the process's.
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -156,8 +158,9 @@ impl DirectProof {
     pub fn find(device: &Arc<Device>, directory: &Path) -> Result<Self, Unavailable> {
         // One at a time: the counters are the process's.
         static TURN: Mutex<()> = Mutex::new(());
-        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        // Before the lock: a child of fork whose parent has the library never asks for that.
         device.check_direct()?;
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let scratch = Scratch::new(directory)?;
         let plain = open_direct(&scratch.file, FileUse::ReadWrite)?.file;
         let file = RegisteredFile::register(&plain)?;

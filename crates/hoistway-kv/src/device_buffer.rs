@@ -67,9 +67,8 @@ impl DeviceBuffer {
         // SAFETY: the staging is dropped after it, or never.
         let pinned = unsafe { Pinned::new(device, host, len)? };
         let copy = HostCopy { host: host.expose_provenance(), device: self.address, len };
-        // SAFETY: the host's bytes are pinned and belong to this call, the device's to this buffer alone, and there is no
-        // event.
-        match unsafe { copies.run(direction, &[copy], None) } {
+        // SAFETY: the host's bytes are pinned and belong to this call, the device's to this buffer alone.
+        match unsafe { copies.run(direction, &[copy]) } {
             Ok(()) => {
                 drop(pinned);
                 Ok(staging)

@@ -2,5 +2,6 @@
 
 pub(crate) use hoistway_device::{CopyStream, DeviceMemory, Scratch};
 pub use hoistway_device::{
-    Device, DeviceId, DeviceInfo, DriverError, Error, device_of, devices, search_libraries_in,
+    Device, DeviceId, DeviceInfo, DriverError, Error, Fence, device_of, devices, release_devices,
+    search_libraries_in,
 };

@@ -100,15 +100,15 @@ fn copies_go_both_ways_and_only_to_memory_of_the_device() {
         })
         .collect();
     // SAFETY: all of it is pinned or allocated here, and not used meanwhile.
-    unsafe { stream.run(CopyDirection::ToDevice, &rows, None) }.unwrap();
+    unsafe { stream.run(CopyDirection::ToDevice, &rows) }.unwrap();
     let expected = host.clone();
     host.fill(0);
     // SAFETY: as above.
-    unsafe { stream.run(CopyDirection::ToHost, &rows, None) }.unwrap();
+    unsafe { stream.run(CopyDirection::ToHost, &rows) }.unwrap();
     assert!(host == expected);
     let outside = HostCopy { host: start, device: memory.address() + 4000, len: 128 };
     // SAFETY: refused before anything is copied.
-    let failed = unsafe { stream.run(CopyDirection::ToDevice, &[outside], None) }.unwrap_err();
+    let failed = unsafe { stream.run(CopyDirection::ToDevice, &[outside]) }.unwrap_err();
     assert!(matches!(failed.error, hoistway::device::Error::Device { .. }) && !failed.is_in_doubt);
     drop((pinned, memory));
     assert_eq!(toy::in_use(), (0, 0));

@@ -9,7 +9,7 @@
 #![allow(unsafe_code)]
 
 use super::{
-    CudaDevice,
+    Cuda, CudaDevice,
     cufile_error::{CuFileError, check, explain, outcome},
     descriptor::{self, StandardInput},
     number_text,
@@ -17,7 +17,11 @@ use super::{
 use crate::{
     CopyDirection, DirectLibrary, Error, PathCounts, Result, Unavailable,
     backend::Direct,
-    driver::library::{self, functions},
+    driver::{
+        Driver,
+        library::{self, functions},
+    },
+    fork::Once,
 };
 use libloading::Library;
 use std::{
@@ -25,7 +29,6 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
-    sync::OnceLock,
 };
 
 /// `CUfileError_t`.
@@ -100,21 +103,15 @@ pub(super) struct CuFile {
     /// Such as 1.20; older libraries do not say.
     version: Option<String>,
     path: PathBuf,
-    process: u32,
 }
 
 impl CuFile {
     /// The library, loaded and opened at the first call.
     pub(super) fn get() -> std::result::Result<&'static Self, Unavailable> {
-        static CUFILE: OnceLock<std::result::Result<CuFile, Unavailable>> = OnceLock::new();
-        let cufile = CUFILE.get_or_init(Self::load).as_ref().map_err(Clone::clone)?;
-        if cufile.process != std::process::id() {
-            return Err(Unavailable::new(
-                "cuFile was opened before fork()",
-                "start workers with the method 'spawn'",
-            ));
-        }
-        Ok(cufile)
+        static CUFILE: Once<std::result::Result<CuFile, Unavailable>> = Once::new();
+        let forked =
+            |_| Unavailable::new("cuFile was opened before fork()", "start workers with the method 'spawn'");
+        CUFILE.get_or_make(Self::load).map_err(forked)?.as_ref().map_err(Clone::clone)
     }
 
     /// Whether it says that there is a direct path for some file systems. No proof: see `route::gds`.
@@ -153,13 +150,10 @@ impl CuFile {
         })?;
         // It may have threads, and is meant to stay.
         std::mem::forget(library);
-        let mut cufile = Self {
-            functions,
-            properties: Properties::default(),
-            version: None,
-            path,
-            process: std::process::id(),
-        };
+        let mut cufile = Self { functions, properties: Properties::default(), version: None, path };
+        // To open it allocates and pins.
+        let driver = Driver::<Cuda>::get()?;
+        let _relaxed = driver.relax();
         cufile.configure();
         cufile.open().map_err(|error| {
             let (why, fix) = explain(error.code);

@@ -13,21 +13,21 @@ mod machine;
 
 use crate::{
     DeviceId, Error, Finding, Result, Unavailable,
-    backend::Direct,
+    backend::{Direct, Opened},
     driver::{
         Driver, Failed, Slot, Traits, Vendor, Words,
         device::DriverDevice,
         library::functions,
-        table::{DeviceHandle, Handle, MEMORY_DEVICE, ResultCode, SUCCESS, Symbols},
+        table::{DeviceHandle, Handle, INVALID_VALUE, MEMORY_DEVICE, ResultCode, SUCCESS, Symbols},
     },
 };
 use cufile::CuFile;
 use libloading::Library;
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     ffi::{OsString, c_int, c_uint, c_void},
     ptr,
-    sync::{Mutex, OnceLock, PoisonError},
+    sync::{Mutex, PoisonError},
 };
 
 /// The kind.
@@ -86,7 +86,6 @@ impl Vendor for Cuda {
         device_memory: "cuDeviceTotalMem_v2",
         device_pci: "cuDeviceGetPCIBusId",
         device_uuid: "cuDeviceGetUuid",
-        synchronize: "cuCtxSynchronize",
         memory_info: "cuMemGetInfo_v2",
         allocate: "cuMemAlloc_v2",
         free: "cuMemFree_v2",
@@ -112,6 +111,7 @@ impl Vendor for Cuda {
         allocate_async: "cuMemAllocAsync",
         free_async: "cuMemFreeAsync",
         exchange_capture_mode: "cuThreadExchangeStreamCaptureMode",
+        stream_is_capturing: "cuStreamIsCapturing",
     };
     const WORDS: Words = Words {
         name: "CUDA",
@@ -135,8 +135,13 @@ impl Vendor for Cuda {
     }
 
     fn slot() -> &'static Slot<Self> {
-        static SLOT: Slot<Cuda> = OnceLock::new();
+        static SLOT: Slot<Cuda> = Slot::new();
         &SLOT
+    }
+
+    fn opened() -> &'static Opened {
+        static OPENED: Opened = Opened::new(BTreeMap::new());
+        &OPENED
     }
 
     /// The name with a version comes first: toolkits ship a stub under the other.
@@ -235,18 +240,20 @@ impl Vendor for Cuda {
         unsafe { (driver.own.context_pop)(&mut popped) };
     }
 
-    fn owner_of(driver: &Driver<Self>, address: u64) -> Option<u32> {
+    fn owner_of(driver: &Driver<Self>, address: u64) -> Result<Option<u32>, Failed> {
+        const NAME: &str = "cuPointerGetAttribute";
         let (mut memory_type, mut ordinal): (c_uint, c_int) = (0, 0);
         let ask = driver.own.pointer_attribute;
         // SAFETY: writes one integer. Any address may be asked about.
         let code = unsafe { ask((&raw mut memory_type).cast(), POINTER_MEMORY_TYPE, address) };
         // Memory of the host may be known to CUDA too.
-        if code != SUCCESS || memory_type != MEMORY_DEVICE {
-            return None;
+        if code == INVALID_VALUE || code == SUCCESS && memory_type != MEMORY_DEVICE {
+            return Ok(None);
         }
+        succeeded(NAME, code)?;
         // SAFETY: writes one integer.
-        let code = unsafe { ask((&raw mut ordinal).cast(), POINTER_DEVICE_ORDINAL, address) };
-        u32::try_from(ordinal).ok().filter(|_| code == SUCCESS)
+        succeeded(NAME, unsafe { ask((&raw mut ordinal).cast(), POINTER_DEVICE_ORDINAL, address) })?;
+        Ok(u32::try_from(ordinal).ok())
     }
 
     fn direct(device: &CudaDevice) -> Result<&dyn Direct, Unavailable> {

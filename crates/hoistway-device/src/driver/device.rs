@@ -3,24 +3,25 @@
 #![allow(unsafe_code)]
 
 use super::{
-    Driver, Failed, Vendor,
+    Driver, Failed, Relaxed, Vendor,
     kernels::Kernels,
-    stream::DriverStream,
+    stream::{self, DriverStream},
     table::{
-        CAPTURE_RELAXED, DeviceHandle, DevicePointer, Function, HOST_REGISTER_PORTABLE, Handle, NOT_READY,
-        OUT_OF_MEMORY, ResultCode, SUCCESS,
+        DeviceHandle, DevicePointer, Function, HOST_REGISTER_PORTABLE, Handle, INVALID_CONTEXT, NOT_READY,
+        OUT_OF_MEMORY, ResultCode, SUCCESS, is_not_now,
     },
 };
 use crate::{
     DeviceInfo, DriverError, Error, Finding, Result, Unavailable,
-    backend::{Backend, Direct, Kind, Stream},
+    backend::{Backend, Direct, Event, Kind, Opened, Stream},
 };
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
-    fmt, io,
-    marker::PhantomData,
-    ptr,
-    sync::{Arc, Mutex, OnceLock},
+    fmt, io, ptr,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// A device with its context, if its driver has such, which frameworks use too. The context is retained as long as a
@@ -34,6 +35,10 @@ pub(crate) struct DriverDevice<V: Vendor> {
     pub(super) kernels: OnceLock<Kernels>,
     /// Held while kernels are loaded.
     pub(super) loading: Mutex<()>,
+    /// Whether a call said that the device does nothing more.
+    is_lost: AtomicBool,
+    /// Memory whose release would have shown that all work has ended, but failed.
+    fences: Mutex<Vec<DevicePointer>>,
 }
 
 // SAFETY: the driver's functions may be called from any thread; the handles are not changed after they were made.
@@ -50,6 +55,10 @@ impl<V: Vendor> Kind for V {
         Driver::<V>::is_in_process()
     }
 
+    fn opened(&self) -> &'static Opened {
+        V::opened()
+    }
+
     fn open(&self, ordinal: u32) -> Result<Arc<dyn Backend>> {
         let unavailable = |why| Error::DeviceUnavailable { device: V::id(ordinal).to_string(), why };
         let driver = Driver::<V>::get().map_err(unavailable)?;
@@ -62,6 +71,7 @@ impl<V: Vendor> Kind for V {
 
     fn devices(&self) -> Result<Vec<DeviceInfo>, Unavailable> {
         let driver = Driver::<V>::get()?;
+        let _relaxed = driver.relax();
         let failed = |error: DriverError| Unavailable::new(error.to_string(), V::WORDS.check);
         (0..count(driver).map_err(failed)?)
             .map(|ordinal| describe(driver, ordinal, handle(driver, ordinal)?))
@@ -69,12 +79,29 @@ impl<V: Vendor> Kind for V {
             .map_err(failed)
     }
 
-    fn owner_of(&self, address: u64) -> Option<u32> {
-        // Without the library there is no memory of its devices, and to look for that is no reason to load it.
+    fn owner_of(&self, address: u64) -> Result<Option<u32>> {
+        const ASKING: &str = "asking whose memory an address is in";
+        // Without the library there is no memory of its devices, and to look for that is no reason to load it. A child of
+        // fork has copies of the host's memory alone.
         if !self.is_in_process() {
-            return None;
+            return Ok(None);
         }
-        V::owner_of(Driver::<V>::get().ok()?, address)
+        let Ok(driver) = Driver::<V>::get() else { return Ok(None) };
+        let _relaxed = driver.relax();
+        let owner = match V::owner_of(driver, address) {
+            // Some versions answer only where a context is current.
+            Err((_, INVALID_CONTEXT)) => {
+                let device = match DriverDevice::<V>::start(driver, 0) {
+                    Ok(device) => device,
+                    Err(Problem::Absent(_)) => return Ok(None),
+                    Err(Problem::Driver(error)) => return Err(device_error::<V>(0, ASKING, error)),
+                };
+                let _entered = device.enter()?;
+                V::owner_of(driver, address)
+            }
+            answer => answer,
+        };
+        owner.map_err(|failed| device_error::<V>(0, ASKING, driver.error(failed)))
     }
 
     fn may_have_direct_path(&self) -> Result<(), Unavailable> {
@@ -92,6 +119,7 @@ impl<V: Vendor> Kind for V {
 
 impl<V: Vendor> DriverDevice<V> {
     fn start(driver: &'static Driver<V>, ordinal: u32) -> Result<Self, Problem> {
+        let _relaxed = driver.relax();
         let count = count(driver)?;
         if ordinal >= count {
             return Err(Problem::Absent(count));
@@ -100,8 +128,9 @@ impl<V: Vendor> DriverDevice<V> {
         let info = describe(driver, ordinal, handle)?;
         let uuid = uuid(driver, handle)?;
         let context = V::retain(driver, handle).map_err(|failed| driver.error(failed))?;
-        let (kernels, loading) = (OnceLock::new(), Mutex::new(()));
-        Ok(Self { driver, handle, context, info, uuid, kernels, loading })
+        let (kernels, loading, fences) = (OnceLock::new(), Mutex::new(()), Mutex::default());
+        let is_lost = AtomicBool::new(false);
+        Ok(Self { driver, handle, context, info, uuid, kernels, loading, is_lost, fences })
     }
 
     /// Makes the device current on this thread until the result is dropped; what was current comes back then.
@@ -109,9 +138,10 @@ impl<V: Vendor> DriverDevice<V> {
         if !self.driver.is_usable() {
             return Err(Error::Forked);
         }
+        let relaxed = self.driver.relax();
         let entered = V::enter(self.driver, self.handle, self.context);
         let before = entered.map_err(|failed| self.error("entering its context", failed))?;
-        Ok(Entered { driver: self.driver, before, _this_thread: PhantomData })
+        Ok(Entered { before, relaxed })
     }
 
     /// Allocates memory by a function of the driver.
@@ -119,11 +149,12 @@ impl<V: Vendor> DriverDevice<V> {
         &self,
         function: &'static str,
         len: u64,
-        allocate: impl FnOnce(&mut DevicePointer, usize) -> ResultCode,
+        mut allocate: impl FnMut(&mut DevicePointer, usize) -> ResultCode,
     ) -> Result<u64> {
         let _entered = self.enter()?;
         let mut address = 0;
-        let code = allocate(&mut address, usize::try_from(len.max(1)).unwrap_or(usize::MAX));
+        let bytes = usize::try_from(len.max(1)).unwrap_or(usize::MAX);
+        let code = self.driver.repeat(|| allocate(&mut address, bytes));
         if code == OUT_OF_MEMORY {
             V::forget_error(self.driver);
             let (available, _) = self.memory().unwrap_or_default();
@@ -133,28 +164,17 @@ impl<V: Vendor> DriverDevice<V> {
         Ok(address)
     }
 
-    /// Frees memory by a function of the driver.
-    pub(super) fn free_by(&self, len: u64, free: impl FnOnce() -> ResultCode) {
+    /// Frees memory by a function of the driver, and says whether that is done.
+    pub(super) fn free_by(&self, len: u64, free: impl FnMut() -> ResultCode) -> bool {
         // A child of fork has nothing to free.
-        let Ok(_entered) = self.enter() else { return };
-        // A tensor may be dropped, by a garbage collector say, while another thread captures a graph.
-        let mut mode = CAPTURE_RELAXED;
-        let exchange_mode = self.driver.functions.exchange_capture_mode.as_ref();
-        if let Some(exchange) = exchange_mode {
-            // SAFETY: swaps this thread's mode with that in `mode`.
-            unsafe { (exchange.call)(&mut mode) };
+        let Ok(_entered) = self.enter() else { return true };
+        let code = self.driver.repeat(free);
+        self.forget(code);
+        let is_done = code == SUCCESS || V::ends_work(code);
+        if !is_done {
+            tracing::warn!(bytes = len, code, "memory of a device could not be freed");
         }
-        let code = free();
-        if let Some(exchange) = exchange_mode {
-            // SAFETY: as above.
-            unsafe { (exchange.call)(&mut mode) };
-        }
-        if code != SUCCESS {
-            V::forget_error(self.driver);
-            if !V::ends_work(code) {
-                tracing::warn!(bytes = len, code, "memory of a device could not be freed");
-            }
-        }
+        is_done
     }
 
     /// Whether an event is reached. The caller has made the device current.
@@ -165,11 +185,21 @@ impl<V: Vendor> DriverDevice<V> {
         let query = &self.driver.functions.event_query;
         // SAFETY: passed on.
         let code = unsafe { (query.call)(event) };
-        if code == NOT_READY {
+        if code == NOT_READY || is_not_now(code) {
             V::forget_error(self.driver);
             return Ok(false);
         }
         self.check("asking after an event", query.name, code).map(|()| true)
+    }
+
+    /// Makes a call, and repeats it while the driver refuses it because of a capture.
+    pub(crate) fn call(
+        &self,
+        operation: &'static str,
+        function: &'static str,
+        call: impl FnMut() -> ResultCode,
+    ) -> Result<()> {
+        self.check(operation, function, self.driver.repeat(call))
     }
 
     pub(crate) fn check(
@@ -182,6 +212,7 @@ impl<V: Vendor> DriverDevice<V> {
     }
 
     pub(crate) fn error(&self, operation: &'static str, failed: Failed) -> Error {
+        self.note(failed.1);
         device_error::<V>(self.info.ordinal, operation, self.driver.error(failed))
     }
 }
@@ -191,13 +222,16 @@ impl<V: Vendor> Backend for DriverDevice<V> {
         &self.info
     }
 
+    fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed)
+    }
+
     fn memory(&self) -> Result<(u64, u64)> {
         let _entered = self.enter()?;
         let (mut free, mut total) = (0, 0);
         let ask = &self.driver.functions.memory_info;
         // SAFETY: writes two numbers; the device is current.
-        let code = unsafe { (ask.call)(&mut free, &mut total) };
-        self.check("asking for its memory", ask.name, code)?;
+        self.call("asking for its memory", ask.name, || unsafe { (ask.call)(&mut free, &mut total) })?;
         Ok((free as u64, total as u64))
     }
 
@@ -219,7 +253,8 @@ impl<V: Vendor> Backend for DriverDevice<V> {
         let _entered = self.enter()?;
         let register = &self.driver.functions.host_register;
         // SAFETY: the caller keeps the memory mapped; pinning changes none of its bytes.
-        let code = unsafe { (register.call)(memory.cast(), len, HOST_REGISTER_PORTABLE) };
+        let code =
+            self.driver.repeat(|| unsafe { (register.call)(memory.cast(), len, HOST_REGISTER_PORTABLE) });
         if V::cannot_pin(code) {
             V::forget_error(self.driver);
             let source = io::Error::from(io::ErrorKind::OutOfMemory);
@@ -231,7 +266,8 @@ impl<V: Vendor> Backend for DriverDevice<V> {
     unsafe fn unpin(&self, memory: *mut u8) {
         if let Ok(_entered) = self.enter() {
             // SAFETY: the caller has pinned it, and unpins it once.
-            let code = unsafe { (self.driver.functions.host_unregister.call)(memory.cast()) };
+            let code =
+                self.driver.repeat(|| unsafe { (self.driver.functions.host_unregister.call)(memory.cast()) });
             self.forget(code);
         }
     }
@@ -240,13 +276,27 @@ impl<V: Vendor> Backend for DriverDevice<V> {
         Ok(Arc::new(DriverStream::new(self)?))
     }
 
+    unsafe fn mark(self: Arc<Self>, stream: usize) -> Result<Box<dyn Event>> {
+        // SAFETY: passed on.
+        unsafe { stream::mark(&self, stream) }
+    }
+
+    /// To free memory waits for all work of the device, and goes with captures of others, which a wait for the context
+    /// would invalidate.
     fn wait_for_all(&self) -> bool {
-        // A child of fork has a copy of what the device works on.
-        let Ok(_entered) = self.enter() else { return true };
-        // SAFETY: the device is current.
-        let code = unsafe { (self.driver.functions.synchronize.call)() };
-        self.forget(code);
-        code == SUCCESS || V::ends_work(code)
+        let fences = || self.fences.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = fences().pop();
+        let fence = match before.map_or_else(|| self.allocate(1), Ok) {
+            Ok(fence) => fence,
+            Err(Error::OutOfMemory { .. }) => return false,
+            Err(error) => return !error.leaves_doubt(),
+        };
+        // SAFETY: allocated, and freed once.
+        let is_over = self.free_by(1, || unsafe { (self.driver.functions.free.call)(fence) });
+        if !is_over {
+            fences().push(fence);
+        }
+        is_over
     }
 
     unsafe fn is_event_reached(&self, event: u64) -> Result<bool> {
@@ -261,8 +311,15 @@ impl<V: Vendor> Backend for DriverDevice<V> {
 }
 
 impl<V: Vendor> DriverDevice<V> {
+    fn note(&self, code: ResultCode) {
+        if V::ends_work(code) {
+            self.is_lost.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Takes back what the driver notes of a failed call that is not reported.
     pub(super) fn forget(&self, code: ResultCode) {
+        self.note(code);
         if code != SUCCESS {
             V::forget_error(self.driver);
         }
@@ -275,11 +332,17 @@ impl<V: Vendor> Drop for DriverDevice<V> {
         if !self.driver.is_usable() {
             return;
         }
+        let fences = std::mem::take(self.fences.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for fence in fences {
+            // SAFETY: allocated, and freed once, as those that failed were not freed.
+            self.free_by(1, || unsafe { (self.driver.functions.free.call)(fence) });
+        }
         if let Some(kernels) = self.kernels.take()
             && let Ok(_entered) = self.enter()
         {
             kernels.unload(self);
         }
+        let _relaxed = self.driver.relax();
         // Retained once, released once; everything made in it holds this device.
         V::release(self.driver, self.handle);
     }
@@ -293,16 +356,15 @@ impl<V: Vendor> fmt::Debug for DriverDevice<V> {
 
 /// A device that is current on this thread.
 pub(crate) struct Entered<V: Vendor> {
-    driver: &'static Driver<V>,
     before: DeviceHandle,
-    /// Devices are current on a thread, so this must be dropped on the same.
-    _this_thread: PhantomData<*const ()>,
+    /// Of the same thread, as devices are current on a thread. Dropped after the device is left.
+    relaxed: Relaxed<V>,
 }
 
 impl<V: Vendor> Drop for Entered<V> {
     fn drop(&mut self) {
         // Entered on this thread, and guards are dropped in the opposite order.
-        V::leave(self.driver, self.before);
+        V::leave(self.relaxed.driver, self.before);
     }
 }
 

@@ -39,15 +39,17 @@ impl Kernels {
         };
         let mut kernels = Self { module: ptr::null_mut(), functions: BTreeMap::new() };
         // SAFETY: writes one handle; the image is whole; the caller has made the device current.
-        let code = unsafe { (load.call)(&mut kernels.module, image.as_ptr().cast::<c_void>()) };
-        device.check("loading kernels", load.name, code)?;
+        device.call("loading kernels", load.name, || unsafe {
+            (load.call)(&mut kernels.module, image.as_ptr().cast::<c_void>())
+        })?;
         for kernel in all_kernels() {
             let mut function = ptr::null_mut();
             let found = CString::new(symbol(kernel)).map_err(|error| Error::Internal(error.to_string()));
             let found = found.and_then(|symbol| {
                 // SAFETY: writes one handle; the module is loaded.
-                let code = unsafe { (find.call)(&mut function, kernels.module, symbol.as_ptr()) };
-                device.check("finding a kernel", find.name, code)
+                device.call("finding a kernel", find.name, || unsafe {
+                    (find.call)(&mut function, kernels.module, symbol.as_ptr())
+                })
             });
             if let Err(error) = found {
                 kernels.unload(device);
@@ -61,7 +63,8 @@ impl Kernels {
     /// The caller has made the device current.
     pub(super) fn unload<V: Vendor>(self, device: &DriverDevice<V>) {
         // SAFETY: loaded by `load`, unloaded once, when nothing runs any more.
-        let code = unsafe { (device.driver.functions.module_unload.call)(self.module) };
+        let code =
+            device.driver.repeat(|| unsafe { (device.driver.functions.module_unload.call)(self.module) });
         device.forget(code);
     }
 
@@ -90,7 +93,7 @@ impl Kernels {
             let mut table = table + (first * size_of::<Segment>()) as u64;
             let mut arguments = [(&raw mut table).cast::<c_void>()];
             // SAFETY: the kernel takes one 64-bit argument, which the driver copies before it returns.
-            let code = unsafe {
+            device.call("starting a kernel", launch.name, || unsafe {
                 (launch.call)(
                     function,
                     blocks,
@@ -104,8 +107,7 @@ impl Kernels {
                     arguments.as_mut_ptr(),
                     ptr::null_mut(),
                 )
-            };
-            device.check("starting a kernel", launch.name, code)?;
+            })?;
         }
         Ok(())
     }

@@ -11,18 +11,31 @@ pub(crate) mod library;
 mod stream;
 pub(crate) mod table;
 
-use crate::{DeviceId, DriverError, Finding, Unavailable, backend::Direct};
+use crate::{
+    DeviceId, DriverError, Finding, Unavailable,
+    backend::{Direct, Opened},
+    fork::Once,
+};
 use device::DriverDevice;
 use libloading::Library;
 use std::{
-    ffi::{CStr, OsString, c_char},
+    ffi::{CStr, OsString, c_char, c_int},
     fmt,
-    sync::OnceLock,
+    marker::PhantomData,
+    thread,
+    time::{Duration, Instant},
 };
-use table::{DeviceHandle, Functions, Handle, OUT_OF_MEMORY, ResultCode, SUCCESS, Symbols};
+use table::{
+    CAPTURE_RELAXED, DeviceHandle, Functions, Handle, OUT_OF_MEMORY, ResultCode, SUCCESS, Symbols, is_not_now,
+};
 
 /// Where a vendor's driver is kept once it was looked for.
-pub(crate) type Slot<V> = OnceLock<Result<Driver<V>, Unavailable>>;
+pub(crate) type Slot<V> = Once<Result<Driver<V>, Unavailable>>;
+
+/// How long a call is repeated that the driver refuses because of a capture.
+const NOT_NOW_LIMIT: Duration = Duration::from_secs(10);
+/// Time between two such calls.
+const NOT_NOW_PAUSE: Duration = Duration::from_millis(1);
 
 /// What messages say of a vendor's driver.
 pub(crate) struct Words {
@@ -75,6 +88,9 @@ pub(crate) trait Vendor: fmt::Debug + Sized + Send + Sync + 'static {
     /// The one driver of the process.
     fn slot() -> &'static Slot<Self>;
 
+    /// Its devices that were opened.
+    fn opened() -> &'static Opened;
+
     /// Where to look for the driver's library, best first.
     fn library_names() -> Vec<OsString>;
 
@@ -117,7 +133,7 @@ pub(crate) trait Vendor: fmt::Debug + Sized + Send + Sync + 'static {
     fn leave(driver: &Driver<Self>, before: DeviceHandle);
 
     /// The number of the device whose memory an address is in.
-    fn owner_of(driver: &Driver<Self>, address: u64) -> Option<u32>;
+    fn owner_of(driver: &Driver<Self>, address: u64) -> Result<Option<u32>, Failed>;
 
     /// Reads and writes of files past the host's memory.
     ///
@@ -133,6 +149,20 @@ pub(crate) trait Vendor: fmt::Debug + Sized + Send + Sync + 'static {
 
     /// Looks at what its devices need of the machine; `devices` says whether they can be listed.
     fn examine(devices: Result<usize, Unavailable>) -> Vec<Finding>;
+}
+
+/// While it lives, this thread's calls are no part of what others capture, and do not invalidate that.
+pub(crate) struct Relaxed<V: Vendor> {
+    driver: &'static Driver<V>,
+    before: c_int,
+    /// The mode is a thread's, so this must be dropped on the same.
+    _this_thread: PhantomData<*const ()>,
+}
+
+impl<V: Vendor> Drop for Relaxed<V> {
+    fn drop(&mut self) {
+        self.driver.exchange_capture_mode(&mut self.before);
+    }
 }
 
 /// Why a library that was opened does not serve.
@@ -156,15 +186,48 @@ pub(crate) struct Driver<V: Vendor> {
 impl<V: Vendor> Driver<V> {
     /// The driver, loaded at the first call.
     pub(crate) fn get() -> Result<&'static Self, Unavailable> {
-        let driver = V::slot().get_or_init(Self::load).as_ref().map_err(Clone::clone)?;
-        if driver.is_usable() {
-            return Ok(driver);
+        let forked = || {
+            let name = V::WORDS.name;
+            Unavailable::new(
+                format!("{name} was started before fork(), and a child cannot go on using it"),
+                format!("start workers with the method 'spawn', or load before anything else uses {name}"),
+            )
+        };
+        let made = match V::slot().get_or_make(Self::load) {
+            Ok(made) => made,
+            // What a parent found missing is missing here too.
+            Err(_) => V::slot().get().filter(|made| made.is_err()).ok_or_else(forked)?,
+        };
+        made.as_ref().map_err(Clone::clone)
+    }
+
+    /// Keeps this thread's calls out of what others capture, until the result is dropped.
+    pub(crate) fn relax(&'static self) -> Relaxed<V> {
+        let mut mode = CAPTURE_RELAXED;
+        self.exchange_capture_mode(&mut mode);
+        Relaxed { driver: self, before: mode, _this_thread: PhantomData }
+    }
+
+    fn exchange_capture_mode(&self, mode: &mut c_int) {
+        if let Some(exchange) = &self.functions.exchange_capture_mode {
+            // SAFETY: swaps this thread's mode with that in `mode`.
+            unsafe { (exchange.call)(mode) };
         }
-        let name = V::WORDS.name;
-        Err(Unavailable::new(
-            format!("{name} was started before fork(), and a child cannot go on using it"),
-            format!("start workers with the method 'spawn', or load before anything else uses {name}"),
-        ))
+    }
+
+    /// Repeats a call while the driver refuses it because of a capture, up to a limit.
+    pub(crate) fn repeat(&self, mut call: impl FnMut() -> ResultCode) -> ResultCode {
+        let mut deadline = None;
+        loop {
+            let code = call();
+            if !is_not_now(code)
+                || Instant::now() >= *deadline.get_or_insert_with(|| Instant::now() + NOT_NOW_LIMIT)
+            {
+                return code;
+            }
+            V::forget_error(self);
+            thread::sleep(NOT_NOW_PAUSE);
+        }
     }
 
     /// Whether this process may call the driver.

@@ -4,7 +4,10 @@
 use super::{
     Vendor,
     device::DriverDevice,
-    table::{Copy2d, EVENT_QUIET, Handle, MEMORY_DEVICE, MEMORY_HOST, STREAM_NON_BLOCKING, SUCCESS},
+    table::{
+        CAPTURE_UNSUPPORTED, Copy2d, EVENT_QUIET, Handle, MEMORY_DEVICE, MEMORY_HOST, STREAM_NON_BLOCKING,
+        SUCCESS,
+    },
 };
 use crate::{
     Error, Result,
@@ -40,26 +43,16 @@ impl<V: Vendor> DriverStream<V> {
             let _entered = device.enter()?;
             let create = &device.driver.functions.stream_create;
             // SAFETY: writes one handle; the device is current.
-            let code = unsafe { (create.call)(&mut handle, STREAM_NON_BLOCKING) };
-            device.check("making a stream", create.name, code)?;
+            device.call("making a stream", create.name, || unsafe {
+                (create.call)(&mut handle, STREAM_NON_BLOCKING)
+            })?;
         }
         Ok(Self { device, handle, is_in_doubt: Arc::default() })
     }
 
     /// Records an event on a stream. The caller has made the device current.
     fn record(&self, stream: Handle) -> Result<DriverEvent<V>> {
-        let functions = &self.device.driver.functions;
-        let (create, record) = (&functions.event_create, &functions.event_record);
-        let mut handle = ptr::null_mut();
-        // SAFETY: writes one handle; the device is current.
-        let code = unsafe { (create.call)(&mut handle, EVENT_QUIET) };
-        self.device.check("making an event", create.name, code)?;
-        let event =
-            DriverEvent { device: self.device.clone(), handle, is_stream_in_doubt: self.is_in_doubt.clone() };
-        // SAFETY: both are live and of this device.
-        let code = unsafe { (record.call)(handle, stream) };
-        self.device.check("recording an event", record.name, code)?;
-        Ok(event)
+        DriverEvent::record(&self.device, stream, self.is_in_doubt.clone())
     }
 
     /// Makes later work wait for an event. The caller has made the device current.
@@ -69,8 +62,7 @@ impl<V: Vendor> DriverStream<V> {
     unsafe fn wait_for_event(&self, operation: &'static str, event: Handle) -> Result<()> {
         let wait = &self.device.driver.functions.stream_wait_event;
         // SAFETY: the event lives; the stream is this one.
-        let code = unsafe { (wait.call)(self.handle, event, 0) };
-        self.device.check(operation, wait.name, code)
+        self.device.call(operation, wait.name, || unsafe { (wait.call)(self.handle, event, 0) })
     }
 
     /// # Safety
@@ -78,31 +70,31 @@ impl<V: Vendor> DriverStream<V> {
     unsafe fn queue_one(&self, work: &Work) -> Result<()> {
         let (functions, stream) = (&self.device.driver.functions, self.handle);
         match *work {
-            Work::WaitForEvent(event) => {
-                let event = ptr::with_exposed_provenance_mut::<c_void>(event as usize);
-                // SAFETY: the caller's event lives.
-                unsafe { self.wait_for_event("waiting for an event", event) }
-            }
             Work::Copy { from, to, len } => {
                 let len = len as usize;
                 let (to_device, on_device, to_host) =
                     (&functions.copy_to_device, &functions.copy_on_device, &functions.copy_to_host);
-                // SAFETY: the caller vouches for both sides.
-                let (operation, function, code) = unsafe {
-                    match (from, to) {
-                        (Address::Host(from), Address::Device(to)) => {
-                            ("copying to it", to_device.name, (to_device.call)(to, from.cast(), len, stream))
-                        }
-                        (Address::Device(from), Address::Device(to)) => {
-                            ("copying to it", on_device.name, (on_device.call)(to, from, len, stream))
-                        }
-                        (Address::Device(from), Address::Host(to)) => {
-                            ("copying from it", to_host.name, (to_host.call)(to.cast(), from, len, stream))
-                        }
-                        (Address::Host(_), Address::Host(_)) => return Err(no_device()),
+                match (from, to) {
+                    (Address::Host(from), Address::Device(to)) => {
+                        // SAFETY: the caller vouches for both sides.
+                        self.device.call("copying to it", to_device.name, || unsafe {
+                            (to_device.call)(to, from.cast(), len, stream)
+                        })
                     }
-                };
-                self.device.check(operation, function, code)
+                    (Address::Device(from), Address::Device(to)) => {
+                        // SAFETY: as above.
+                        self.device.call("copying to it", on_device.name, || unsafe {
+                            (on_device.call)(to, from, len, stream)
+                        })
+                    }
+                    (Address::Device(from), Address::Host(to)) => {
+                        // SAFETY: as above.
+                        self.device.call("copying from it", to_host.name, || unsafe {
+                            (to_host.call)(to.cast(), from, len, stream)
+                        })
+                    }
+                    (Address::Host(_), Address::Host(_)) => Err(no_device()),
+                }
             }
             Work::CopyRows { from, from_pitch, to, to_pitch, width, height } => {
                 let (source_type, source_host, source_device) = side(from);
@@ -126,8 +118,8 @@ impl<V: Vendor> DriverStream<V> {
                     height: height as usize,
                 };
                 // SAFETY: the driver copies the description; the caller vouches for the rows.
-                let code = unsafe { (functions.copy_2d.call)(&copy, stream) };
-                self.device.check("copying rows", functions.copy_2d.name, code)
+                let call = || unsafe { (functions.copy_2d.call)(&copy, stream) };
+                self.device.call("copying rows", functions.copy_2d.name, call)
             }
             Work::Run { kernel, table, segments, longest } => {
                 let kernels = self.device.kernels()?;
@@ -159,9 +151,19 @@ impl<V: Vendor> Stream for DriverStream<V> {
 
     unsafe fn wait_for(&self, stream: usize) -> Result<()> {
         let _entered = self.device.enter()?;
-        let event = self.record(ptr::with_exposed_provenance_mut(stream))?;
+        let stream = ptr::with_exposed_provenance_mut(stream);
+        // SAFETY: the caller's stream lives.
+        unsafe { check_not_captured(&self.device, stream)? };
+        let event = self.record(stream)?;
         // SAFETY: the event lives; the wait refers to the record that was just made.
         unsafe { self.wait_for_event("waiting for a stream", event.handle) }
+    }
+
+    unsafe fn wait_for_event(&self, event: u64) -> Result<()> {
+        let _entered = self.device.enter()?;
+        let event = ptr::with_exposed_provenance_mut::<c_void>(event as usize);
+        // SAFETY: passed on.
+        unsafe { DriverStream::wait_for_event(self, "waiting for an event", event) }
     }
 
     fn mark(&self) -> Result<Box<dyn Event>> {
@@ -173,8 +175,9 @@ impl<V: Vendor> Stream for DriverStream<V> {
         let _entered = self.device.enter()?;
         let synchronize = &self.device.driver.functions.stream_synchronize;
         // SAFETY: a live stream of the current device.
-        let code = unsafe { (synchronize.call)(self.handle) };
-        let waited = self.device.check("copying to it", synchronize.name, code);
+        let waited = self
+            .device
+            .call("copying to it", synchronize.name, || unsafe { (synchronize.call)(self.handle) });
         self.is_in_doubt.store(waited.as_ref().is_err_and(Error::leaves_doubt), Ordering::Relaxed);
         waited
     }
@@ -209,7 +212,8 @@ impl<V: Vendor> Drop for DriverStream<V> {
             let mut is_in_doubt = self.is_in_doubt.load(Ordering::Relaxed);
             if !is_in_doubt {
                 // SAFETY: a live stream of the current device.
-                let code = unsafe { (functions.stream_synchronize.call)(self.handle) };
+                let code =
+                    self.device.driver.repeat(|| unsafe { (functions.stream_synchronize.call)(self.handle) });
                 self.device.forget(code);
                 is_in_doubt = code != SUCCESS && !V::ends_work(code);
             }
@@ -219,9 +223,36 @@ impl<V: Vendor> Drop for DriverStream<V> {
             }
         }
         // SAFETY: made by `new`, destroyed once. What is still queued on it goes on.
-        let code = unsafe { (functions.stream_destroy.call)(self.handle) };
+        let code = self.device.driver.repeat(|| unsafe { (functions.stream_destroy.call)(self.handle) });
         self.device.forget(code);
     }
+}
+
+/// An event behind what is queued so far on a stream of the caller's.
+///
+/// # Safety
+/// The stream lives.
+pub(super) unsafe fn mark<V: Vendor>(device: &Arc<DriverDevice<V>>, stream: usize) -> Result<Box<dyn Event>> {
+    let _entered = device.enter()?;
+    let stream = ptr::with_exposed_provenance_mut(stream);
+    // SAFETY: passed on.
+    unsafe { check_not_captured(device, stream)? };
+    Ok(Box::new(DriverEvent::record(device, stream, Arc::default())?))
+}
+
+/// Checks that a stream of the caller's is not captured: what waits for it would become a part of the graph. Waits
+/// while the legacy default stream must not be used. The caller has made the device current.
+///
+/// # Safety
+/// The stream lives.
+unsafe fn check_not_captured<V: Vendor>(device: &DriverDevice<V>, stream: Handle) -> Result<()> {
+    let Some(ask) = &device.driver.functions.stream_is_capturing else { return Ok(()) };
+    const OPERATION: &str = "waiting for a stream";
+    let mut status = 0;
+    // SAFETY: writes one integer; the stream lives.
+    device.call(OPERATION, ask.name, || unsafe { (ask.call)(stream, &mut status) })?;
+    let code = if status == 0 { SUCCESS } else { CAPTURE_UNSUPPORTED };
+    device.check(OPERATION, ask.name, code)
 }
 
 /// An event that was recorded.
@@ -235,17 +266,41 @@ struct DriverEvent<V: Vendor> {
 // SAFETY: an event may be used from any thread.
 unsafe impl<V: Vendor> Send for DriverEvent<V> {}
 
+impl<V: Vendor> DriverEvent<V> {
+    /// Records an event on a stream. The caller has made the device current.
+    fn record(
+        device: &Arc<DriverDevice<V>>,
+        stream: Handle,
+        is_stream_in_doubt: Arc<AtomicBool>,
+    ) -> Result<Self> {
+        let functions = &device.driver.functions;
+        let (create, record) = (&functions.event_create, &functions.event_record);
+        let mut handle = ptr::null_mut();
+        // SAFETY: writes one handle; the device is current.
+        device.call("making an event", create.name, || unsafe { (create.call)(&mut handle, EVENT_QUIET) })?;
+        let event = Self { device: device.clone(), handle, is_stream_in_doubt };
+        // SAFETY: both are live and of this device.
+        device.call("recording an event", record.name, || unsafe { (record.call)(handle, stream) })?;
+        Ok(event)
+    }
+}
+
 impl<V: Vendor> Event for DriverEvent<V> {
     fn wait(&self) -> Result<()> {
         let _entered = self.device.enter()?;
         let synchronize = &self.device.driver.functions.event_synchronize;
         // SAFETY: a live event that was recorded.
-        let code = unsafe { (synchronize.call)(self.handle) };
-        let waited = self.device.check("copying to it", synchronize.name, code);
+        let waited = self
+            .device
+            .call("copying to it", synchronize.name, || unsafe { (synchronize.call)(self.handle) });
         if waited.as_ref().is_err_and(Error::leaves_doubt) {
             self.is_stream_in_doubt.store(true, Ordering::Relaxed);
         }
         waited
+    }
+
+    fn handle(&self) -> u64 {
+        self.handle.expose_provenance() as u64
     }
 
     fn is_over(&self) -> bool {

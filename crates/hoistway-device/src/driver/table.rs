@@ -16,14 +16,25 @@ pub(crate) type ResultCode = c_int;
 
 pub(crate) const SUCCESS: ResultCode = 0;
 pub(crate) const OUT_OF_MEMORY: ResultCode = 2;
+pub(crate) const INVALID_VALUE: ResultCode = 1;
+pub(crate) const INVALID_CONTEXT: ResultCode = 201;
 pub(crate) const NOT_READY: ResultCode = 600;
+/// A stream is captured, which what was asked for does not go with.
+pub(super) const CAPTURE_UNSUPPORTED: ResultCode = 900;
+
+/// Whether a call was refused, with no effect, since it does not go with a capture that is under way.
+pub(crate) fn is_not_now(code: ResultCode) -> bool {
+    /// From `STREAM_CAPTURE_UNSUPPORTED` to `CAPTURED_EVENT`.
+    const CAPTURE_ERRORS: std::ops::RangeInclusive<ResultCode> = 900..=907;
+    CAPTURE_ERRORS.contains(&code)
+}
 
 /// Pinned for every context.
 pub(super) const HOST_REGISTER_PORTABLE: c_uint = 1;
 /// No order with the legacy default stream.
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 /// This thread's calls are no part of what others capture.
-pub(super) const CAPTURE_RELAXED: c_int = 2;
+pub(crate) const CAPTURE_RELAXED: c_int = 2;
 /// Waiting threads sleep, and no times are taken.
 pub(super) const EVENT_QUIET: c_uint = 1 | 2;
 /// A side of a copy of rows is in host memory.
@@ -108,8 +119,6 @@ common_functions! {
         device_memory(*mut usize, DeviceHandle);
         device_pci(*mut c_char, c_int, DeviceHandle);
         device_uuid(*mut [u8; 16], DeviceHandle);
-        /// Waits for all work on the current device.
-        synchronize();
         memory_info(*mut usize, *mut usize);
         allocate(*mut DevicePointer, usize);
         free(DevicePointer);
@@ -139,6 +148,7 @@ common_functions! {
         allocate_async(*mut DevicePointer, usize, Handle);
         free_async(DevicePointer, Handle);
         exchange_capture_mode(*mut c_int);
+        stream_is_capturing(Handle, *mut c_int);
     }
 }
 

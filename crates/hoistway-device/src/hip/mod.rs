@@ -10,21 +10,23 @@ mod machine;
 
 use crate::{
     DeviceId, Finding, Result, Unavailable,
-    backend::Direct,
+    backend::{Direct, Opened},
     driver::{
         Driver, Failed, Slot, Traits, Vendor, Words,
         device::DriverDevice,
         library::{functions, is_loaded, searched_directories},
-        table::{DeviceHandle, Handle, MEMORY_DEVICE, OUT_OF_MEMORY, ResultCode, SUCCESS, Symbols},
+        table::{
+            DeviceHandle, Handle, INVALID_VALUE, MEMORY_DEVICE, OUT_OF_MEMORY, ResultCode, SUCCESS, Symbols,
+        },
     },
 };
 use libloading::Library;
 use std::{
+    collections::BTreeMap,
     ffi::{CStr, OsStr, OsString, c_int, c_uint, c_void},
     mem::offset_of,
     path::PathBuf,
     ptr,
-    sync::OnceLock,
 };
 
 /// The kind.
@@ -98,7 +100,6 @@ impl Vendor for Hip {
         device_memory: "hipDeviceTotalMem",
         device_pci: "hipDeviceGetPCIBusId",
         device_uuid: "hipDeviceGetUuid",
-        synchronize: "hipDeviceSynchronize",
         memory_info: "hipMemGetInfo",
         allocate: "hipMalloc",
         free: "hipFree",
@@ -124,6 +125,7 @@ impl Vendor for Hip {
         allocate_async: "hipMallocAsync",
         free_async: "hipFreeAsync",
         exchange_capture_mode: "hipThreadExchangeStreamCaptureMode",
+        stream_is_capturing: "hipStreamIsCapturing",
     };
     const WORDS: Words = Words {
         name: "ROCm",
@@ -148,8 +150,13 @@ impl Vendor for Hip {
     }
 
     fn slot() -> &'static Slot<Self> {
-        static SLOT: Slot<Hip> = OnceLock::new();
+        static SLOT: Slot<Hip> = Slot::new();
         &SLOT
+    }
+
+    fn opened() -> &'static Opened {
+        static OPENED: Opened = Opened::new(BTreeMap::new());
+        &OPENED
     }
 
     /// What the process has loaded comes first: frameworks bring a runtime of their own, and one runtime knows nothing of
@@ -263,18 +270,20 @@ impl Vendor for Hip {
         }
     }
 
-    fn owner_of(driver: &Driver<Self>, address: u64) -> Option<u32> {
+    fn owner_of(driver: &Driver<Self>, address: u64) -> Result<Option<u32>, Failed> {
         // SAFETY: numbers and pointers, for all of which zero is a value.
         let mut found: PointerAttributes = unsafe { std::mem::zeroed() };
-        let address = ptr::with_exposed_provenance(usize::try_from(address).ok()?);
+        let Ok(address) = usize::try_from(address) else { return Ok(None) };
         // SAFETY: writes the structure. Any address may be asked about.
-        let code = unsafe { (driver.own.pointer_attributes)(&mut found, address) };
-        if code != SUCCESS {
+        let code =
+            unsafe { (driver.own.pointer_attributes)(&mut found, ptr::with_exposed_provenance(address)) };
+        if code == INVALID_VALUE {
             Self::forget_error(driver);
-            return None;
+            return Ok(None);
         }
+        succeeded("hipPointerGetAttributes", code)?;
         // Memory of the host may be known to the runtime too.
-        u32::try_from(found.device).ok().filter(|_| found.memory_type == MEMORY_DEVICE)
+        Ok(u32::try_from(found.device).ok().filter(|_| found.memory_type == MEMORY_DEVICE))
     }
 
     fn direct(_device: &DriverDevice<Self>) -> Result<&dyn Direct, Unavailable> {

@@ -11,11 +11,12 @@ use crate::{
     store::StoreOptions,
 };
 use hoistway::{Alignment, DeviceId};
-use hoistway_device::{Device, DeviceMemory};
-use hoistway_io::parallel::lock;
+use hoistway_device::{Device, DeviceMemory, Fence};
+use hoistway_io::parallel::{lock, thread_named};
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex},
+    thread::JoinHandle,
 };
 
 /// What kernels and copies like tensors to begin at.
@@ -39,14 +40,29 @@ pub(super) struct DeviceSlots {
     /// `None` if there is no slot.
     slab: Option<DeviceMemory>,
     state: Mutex<SlotUse>,
+    freeing: Freeing,
 }
 
 #[derive(Debug, Default)]
 struct SlotUse {
-    free: BTreeSet<u32>,
+    /// Slots that no unit has, and what reads to them come after.
+    free: BTreeMap<u32, Vec<Fence>>,
+    /// What has used units since they were read.
+    uses: HashMap<usize, Uses>,
+    /// What lies behind all work of the device, if nothing waits for it yet.
+    shared: Option<Fence>,
     dense: HashMap<usize, DeviceMemory>,
-    /// Bytes of dense tensors, also of those whose memory was lost.
+    /// Bytes of dense tensors.
     dense_bytes: u64,
+}
+
+/// The work of a device that uses a unit although no lease holds it.
+#[derive(Debug, Default)]
+struct Uses {
+    /// Those that the caller has named.
+    fences: Vec<Fence>,
+    /// Whether leases have ended whose caller named none.
+    has_others: bool,
 }
 
 impl DeviceSlots {
@@ -73,18 +89,63 @@ impl DeviceSlots {
                 DeviceMemory::new(&device, u64::from(slots) * slot_bytes).map_err(hoistway::Error::from)?,
             ),
         };
-        let state = Mutex::new(SlotUse { free: (0..slots).collect(), ..SlotUse::default() });
-        Ok(Self { catalog: catalog.clone(), device, slot_bytes, slots, max_dense_bytes, slab, state })
+        let state = Mutex::new(SlotUse {
+            free: (0..slots).map(|slot| (slot, Vec::new())).collect(),
+            ..SlotUse::default()
+        });
+        let (catalog, freeing) = (catalog.clone(), Freeing::default());
+        Ok(Self { catalog, device, slot_bytes, slots, max_dense_bytes, slab, state, freeing })
     }
 
-    fn room(&self, unit: &Unit, slot: Option<u32>, base: u64) -> Result<UnitRoom> {
+    fn room(&self, unit: &Unit, slot: Option<u32>, base: u64, after: Vec<Fence>) -> Result<UnitRoom> {
         let mut next = base;
         let mut places = Vec::with_capacity(unit.parts().len());
         for part in unit.parts() {
             places.push(Place::exact(next, part.bytes));
             next = add(next, aligned(part.bytes.len())?)?;
         }
-        Ok(UnitRoom { memory: self.device.id(), slot, places: places.into() })
+        Ok(UnitRoom { memory: self.device.id(), slot, places: places.into(), after: Some(after.into()) })
+    }
+
+    /// Memory for a dense tensor. If the device has none, it waits for what is being freed.
+    fn allocate(&self, len: u64) -> Result<DeviceMemory> {
+        let allocate = || DeviceMemory::new(&self.device, len.max(1));
+        let memory = match allocate() {
+            Err(hoistway_device::Error::OutOfMemory { .. }) => {
+                self.freeing.wait();
+                allocate()
+            }
+            other => other,
+        };
+        Ok(memory.map_err(hoistway::Error::from)?)
+    }
+}
+
+/// Threads that free memory of a device, which waits for all work of the device.
+#[derive(Debug, Default)]
+struct Freeing(Mutex<Vec<JoinHandle<()>>>);
+
+impl Freeing {
+    /// Frees memory without a wait.
+    fn free(&self, memory: DeviceMemory) {
+        let mut threads = lock(&self.0);
+        threads.retain(|thread| !thread.is_finished());
+        // Without a thread the closure is dropped, and with it the memory.
+        threads.extend(thread_named("hoistway-free").spawn(move || drop(memory)));
+    }
+
+    /// Waits until all is freed.
+    fn wait(&self) {
+        let threads = std::mem::take(&mut *lock(&self.0));
+        for thread in threads {
+            _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Freeing {
+    fn drop(&mut self) {
+        self.wait();
     }
 }
 
@@ -117,37 +178,54 @@ impl UnitMemory for DeviceSlots {
         let mut state = lock(&self.state);
         if unit >= self.catalog.experts().len() {
             let len = padded_bytes(description)?;
-            let memory = DeviceMemory::new(&self.device, len.max(1)).map_err(hoistway::Error::from)?;
-            let room = self.room(description, None, memory.address())?;
+            let memory = self.allocate(len)?;
+            let room = self.room(description, None, memory.address(), Vec::new())?;
             state.dense.insert(unit, memory);
             state.dense_bytes += len;
             return Ok(room);
         }
-        let (Some(slab), Some(slot)) = (&self.slab, state.free.pop_first()) else {
+        let (Some(slab), Some((slot, after))) = (&self.slab, state.free.pop_first()) else {
             return Err(Error::Internal("all slots are used".into()));
         };
-        self.room(description, Some(slot), slab.address() + u64::from(slot) * self.slot_bytes)
+        self.room(description, Some(slot), slab.address() + u64::from(slot) * self.slot_bytes, after)
     }
 
-    fn release(&self, unit: usize, room: &UnitRoom, _in_doubt: bool, _keep_bytes: u64) -> bool {
-        // Kernels that were queued before the lease was dropped may still read these bytes, and a copy that failed may still
-        // write to them.
-        let is_lost = !self.device.wait_for_all();
+    fn used(&self, unit: usize, fence: Option<&Fence>) {
         let mut state = lock(&self.state);
-        match room.slot {
-            Some(_) if is_lost => {}
-            Some(slot) => _ = state.free.insert(slot),
-            None => {
-                let Some(memory) = state.dense.remove(&unit) else { return !is_lost };
-                if is_lost {
-                    std::mem::forget(memory);
-                } else {
-                    let len = self.cost_bytes(unit);
-                    state.dense_bytes = state.dense_bytes.saturating_sub(len);
-                }
-            }
+        let uses = state.uses.entry(unit).or_default();
+        match fence {
+            Some(fence) => uses.fences.push(fence.clone()),
+            None => uses.has_others = true,
         }
-        !is_lost
+    }
+
+    /// Waits for nothing: kernels that were queued before leases ended may still read these bytes, and a copy that failed may
+    /// still write to them, but what is read to the slot next comes after them.
+    fn release(&self, unit: usize, room: &UnitRoom, in_doubt: bool, _keep_bytes: u64) -> bool {
+        let mut state = lock(&self.state);
+        let Uses { fences: mut after, has_others } = state.uses.remove(&unit).unwrap_or_default();
+        let Some(slot) = room.slot else {
+            if let Some(memory) = state.dense.remove(&unit) {
+                self.freeing.free(memory);
+                let len = self.cost_bytes(unit);
+                state.dense_bytes = state.dense_bytes.saturating_sub(len);
+            }
+            return true;
+        };
+        if in_doubt || has_others {
+            // One wait serves all slots that become free before it begins.
+            let shared = state.shared.take().filter(Fence::covers_now);
+            let fence = shared.unwrap_or_else(|| Fence::of_device(&self.device));
+            state.shared = Some(fence.clone());
+            after = vec![fence];
+        } else if let Some(before) = &room.after
+            && after.is_empty()
+        {
+            // Nothing used what was read, or was to be read.
+            after = before.to_vec();
+        }
+        state.free.insert(slot, after);
+        true
     }
 
     fn held_bytes(&self) -> u64 {

@@ -115,7 +115,7 @@ impl UnitMemory for Opened {
         match places.collect::<Result<Arc<[Place]>>>() {
             Ok(places) => {
                 self.held_bytes.fetch_add(unit.bytes(), Ordering::Relaxed);
-                Ok(UnitRoom { memory: memory.unwrap_or_default(), slot: None, places })
+                Ok(UnitRoom { memory: memory.unwrap_or_default(), slot: None, places, after: None })
             }
             Err(error) => {
                 // The parts before have places that nothing uses.

@@ -119,7 +119,7 @@ impl UnitMemory for HostSlots {
             let places = self.places(description, base)?;
             state.dense_bytes += len;
             state.dense.insert(unit, mapping);
-            return Ok(UnitRoom { memory: DeviceId::Cpu, slot: None, places });
+            return Ok(UnitRoom { memory: DeviceId::Cpu, slot: None, places, after: None });
         }
         let slot = state.touched.first().or_else(|| state.untouched.first()).copied();
         let slot = slot.ok_or_else(|| Error::Internal("all slots are used".into()))?;
@@ -130,7 +130,7 @@ impl UnitMemory for HostSlots {
         state.touched.remove(&slot);
         state.untouched.remove(&slot);
         state.used += 1;
-        Ok(UnitRoom { memory: DeviceId::Cpu, slot: Some(slot), places })
+        Ok(UnitRoom { memory: DeviceId::Cpu, slot: Some(slot), places, after: None })
     }
 
     fn release(&self, unit: usize, room: &UnitRoom, _in_doubt: bool, keep_bytes: u64) -> bool {

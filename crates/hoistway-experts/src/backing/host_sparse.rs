@@ -114,7 +114,7 @@ impl UnitMemory for HostSparse {
             Place::exact(address, bytes)
         };
         let places = ranges.iter().zip(parts.iter().map(|part| part.bytes)).map(place).collect();
-        Ok(UnitRoom { memory: DeviceId::Cpu, slot: None, places })
+        Ok(UnitRoom { memory: DeviceId::Cpu, slot: None, places, after: None })
     }
 
     fn release(&self, unit: usize, _room: &UnitRoom, _in_doubt: bool, _keep_bytes: u64) -> bool {

@@ -20,6 +20,7 @@ use crate::{
 };
 use device_slots::DeviceSlots;
 use hoistway::{Alignment, ByteRange, DeviceId};
+use hoistway_device::Fence;
 use host_slots::HostSlots;
 use host_sparse::HostSparse;
 use std::{fmt, sync::Arc};
@@ -100,6 +101,10 @@ pub(crate) trait UnitMemory: fmt::Debug + Send + Sync {
     /// write to it. Keeps no more than `keep_bytes` of memory that no unit has. Returns `false` if the room is lost.
     fn release(&self, unit: usize, room: &UnitRoom, in_doubt: bool, keep_bytes: u64) -> bool;
 
+    /// A lease of a unit has ended, whose bytes work of the device may still use that comes before `fence`; before anything
+    /// that is queued later, if there is none.
+    fn used(&self, _unit: usize, _fence: Option<&Fence>) {}
+
     /// Gives back memory that no unit has, until it holds no more than `keep_bytes`, if it can.
     fn trim(&self, _keep_bytes: u64) {}
 
@@ -121,6 +126,8 @@ pub(crate) struct UnitRoom {
     pub(crate) slot: Option<u32>,
     /// A place for each part of the unit.
     pub(crate) places: Arc<[Place]>,
+    /// What reads to it come after. `None` for what is queued on the legacy default stream of the device.
+    pub(crate) after: Option<Arc<[Fence]>>,
 }
 
 /// The place of one part.

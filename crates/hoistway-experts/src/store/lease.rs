@@ -8,8 +8,12 @@ use crate::{
     catalog::{Part, Unit, UnitId},
 };
 use hoistway::DeviceId;
+use hoistway_device::{Device, Fence};
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -52,11 +56,16 @@ pub(super) struct Held {
     /// Positions in the catalog, in the order in which the caller named them.
     units: Vec<usize>,
     asked: Instant,
+    /// Whether the caller was shown where they lie, so that work of a device may use them.
+    was_shown: AtomicBool,
+    /// What lies behind that work, if the caller has said.
+    fence: Option<Fence>,
 }
 
 impl Held {
     pub(super) fn new(shared: Arc<Shared>, id: RequestId, units: Vec<usize>) -> Self {
-        Self { shared, id, units, asked: Instant::now() }
+        let (was_shown, fence) = (AtomicBool::new(false), None);
+        Self { shared, id, units, asked: Instant::now(), was_shown, fence }
     }
 
     fn label(&self, unit: usize) -> String {
@@ -86,6 +95,7 @@ impl Held {
     }
 
     fn room(&self, unit: usize) -> Result<UnitRoom> {
+        self.was_shown.store(true, Ordering::Relaxed);
         let room = self.shared.monitor.room(unit);
         room.ok_or_else(|| Error::Internal(format!("{} is resident and has no room", self.label(unit))))
     }
@@ -95,6 +105,11 @@ impl Drop for Held {
     fn drop(&mut self) {
         // In a child of `fork` it pins nothing: the lock may be held by a thread that is not there.
         if let Ok(monitor) = self.shared.monitor() {
+            if *self.was_shown.get_mut() {
+                // Before they may be evicted.
+                let memory = monitor.io().memory();
+                self.units.iter().for_each(|unit| memory.used(*unit, self.fence.as_ref()));
+            }
             monitor.change(|ledger, commands| ledger.release(self.id, commands));
         }
     }
@@ -201,6 +216,25 @@ impl Lease {
     /// The expert or tensor at this position of the request.
     pub fn get(&self, position: usize) -> Option<LeasedUnit<'_>> {
         self.units().nth(position)
+    }
+
+    /// Ends the lease of experts whose last use by the device is queued on `stream`, a handle of the device: 0 is the legacy
+    /// default stream. What is read to their memory next waits on the device for what is queued there so far, and no thread
+    /// of the host does. A lease that is dropped does not say that, so reads to its memory wait for all work of the device.
+    ///
+    /// # Errors
+    /// [`Error::Engine`] if the stream cannot be used, as while it is captured. The lease ends all the same, as if dropped.
+    ///
+    /// # Safety
+    /// It must be a live stream of the device.
+    pub unsafe fn release_behind(mut self, stream: usize) -> Result<()> {
+        let memory = self.rooms.first().map_or(DeviceId::Cpu, |room| room.memory);
+        if !memory.is_host() {
+            // SAFETY: passed on.
+            let fence = Device::open(memory).and_then(|device| unsafe { Fence::of_stream(&device, stream) });
+            self.request.fence = Some(fence.map_err(hoistway::Error::from)?);
+        }
+        Ok(())
     }
 
     /// An expert of the lease.

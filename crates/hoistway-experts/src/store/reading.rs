@@ -98,6 +98,10 @@ impl ReaderIo {
                         notice.tell();
                     }
                 });
+            let request = match &room.after {
+                Some(fences) => request.after(fences.iter().cloned()),
+                None => request,
+            };
             requests.push(match begin_by {
                 Some(deadline) => request.begin_by(deadline),
                 None => request,

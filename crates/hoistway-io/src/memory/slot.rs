@@ -76,6 +76,8 @@ struct SlotsInner {
     returned: Condvar,
     /// Time that threads waited for slots, in nanoseconds.
     waited: AtomicU64,
+    /// Why slots are not pinned that should be.
+    unpinned: OnceLock<String>,
 }
 
 #[derive(Debug)]
@@ -138,7 +140,9 @@ impl Slots {
         };
         let free = Mutex::new(Free { slots: (0..count).rev().collect(), lost: 0, waiting: 0, closed: false });
         let (returned, waited) = (Condvar::new(), AtomicU64::new(0));
-        Ok(Self { shared: Arc::new(SlotsInner { memory, slot_bytes, count, free, returned, waited }) })
+        let unpinned = OnceLock::new();
+        let inner = SlotsInner { memory, slot_bytes, count, free, returned, waited, unpinned };
+        Ok(Self { shared: Arc::new(inner) })
     }
 
     fn own_memory(bytes: usize, node: Option<u32>) -> Result<Backing> {
@@ -215,6 +219,11 @@ impl Slots {
     /// Returns whether all slots were lost.
     pub fn is_exhausted(&self) -> bool {
         self.shared.free().lost == self.shared.count
+    }
+
+    /// Why slots are not pinned that should be: the platform pins no memory.
+    pub fn why_unpinned(&self) -> Option<&str> {
+        self.shared.unpinned.get().map(String::as_str)
     }
 
     /// Returns the memory of all slots, if it is the host's, for a device to pin.
@@ -398,13 +407,16 @@ impl Slot {
         }
     }
 
-    /// Pins the slot, if its kind is pinned and this is its first use.
+    /// Pins the slot, if its kind is pinned and this is its first use. Where the platform pins no memory, it stays as it is.
     ///
     /// # Errors
     /// [`Error::Device`].
     pub fn pin(&self) -> Result<()> {
         let SlotsInner {
-            memory: SlotMemory::Host { pins, device: Some(device), backing }, slot_bytes, ..
+            memory: SlotMemory::Host { pins, device: Some(device), backing },
+            slot_bytes,
+            unpinned,
+            ..
         } = &*self.shared
         else {
             return Ok(());
@@ -412,9 +424,13 @@ impl Slot {
         if pins[self.index].get().is_none() {
             let start = backing.pointer(self.index * slot_bytes).as_ptr();
             // SAFETY: the memory is unmapped after the pins are dropped.
-            let pinned = unsafe { Pinned::new(device, start, *slot_bytes)? };
-            // Only the slot's owner gets here: no other thread has pinned it in the meantime.
-            let _ = pins[self.index].set(pinned);
+            match unsafe { Pinned::new(device, start, *slot_bytes) } {
+                // Only the slot's owner gets here: no other thread has pinned it in the meantime.
+                Ok(pinned) => _ = pins[self.index].set(pinned),
+                // The driver copies by way of memory of its own then.
+                Err(error) if error.is_unsupported() => _ = unpinned.set(error.to_string()),
+                Err(error) => return Err(error.into()),
+            }
         }
         Ok(())
     }

@@ -43,12 +43,13 @@ pub(super) struct DeviceSide {
 #[derive(Debug, Default)]
 struct State {
     /// By kind of devices: each has a driver of its own.
-    pinned: HashMap<Discriminant<DeviceId>, Pinned>,
+    /// `None` where the platform pins no memory.
+    pinned: HashMap<Discriminant<DeviceId>, Option<Pinned>>,
     /// Memory that devices move directly.
     regions: Vec<Arc<DirectBuffer>>,
     /// What shows, for each device, that they do.
     proofs: HashMap<DeviceId, Arc<DirectProof>>,
-    /// Devices whose copies are in an unknown state: their contexts are usually gone.
+    /// Devices whose copies were in an unknown state when they were waited for: they are waited for once more.
     in_doubt: HashSet<DeviceId>,
     /// Devices whose events were asked after.
     devices: HashMap<DeviceId, Arc<Device>>,
@@ -256,7 +257,15 @@ impl DeviceSide {
         let kind = mem::discriminant(&device.id());
         if let (false, Some((memory, len))) = (state.pinned.contains_key(&kind), pool.slots().host_memory()) {
             // SAFETY: this has the pool, which stays mapped until it is dropped, after `state`.
-            let pinned = unsafe { Pinned::new(device, memory.as_ptr(), len)? };
+            let pinned = match unsafe { Pinned::new(device, memory.as_ptr(), len) } {
+                Ok(pinned) => Some(pinned),
+                Err(error) if error.is_unsupported() => {
+                    let why = Unavailable { reason: error.to_string(), fix: String::new() };
+                    self.refusals.add("pinned staging", &self.root, &why);
+                    None
+                }
+                Err(error) => return Err(error),
+            };
             state.pinned.insert(kind, pinned);
         }
         Ok(())
@@ -346,7 +355,7 @@ impl DeviceLane {
             let sure = |error| CopyError { error, is_in_doubt: false };
             let queue = self.queue(id).map_err(sure)?;
             // SAFETY: the caller vouches for the pieces; the lease is pinned memory, and ours.
-            if let Err(failed) = unsafe { queue.run(direction, &copies, None) } {
+            if let Err(failed) = unsafe { queue.run(direction, &copies) } {
                 if failed.is_in_doubt {
                     // Else each further copy would lose memory, until none is left for other devices.
                     self.side.lock().in_doubt.insert(id);
@@ -361,11 +370,9 @@ impl DeviceLane {
 
     fn queue(&mut self, id: DeviceId) -> Result<&CopyStream, device::Error> {
         if self.side.lock().in_doubt.contains(&id) {
-            let why = Unavailable {
-                reason: "the state of earlier copies is unknown".into(),
-                fix: "open the store in a new process".into(),
-            };
-            return Err(device::Error::DeviceUnavailable { device: id.to_string(), why });
+            // Once it has ended, it goes on. What was leaked stays so.
+            Device::open(id)?.settle()?;
+            self.side.lock().in_doubt.remove(&id);
         }
         if !self.queues.contains_key(&id) {
             let device = Device::open(id)?;

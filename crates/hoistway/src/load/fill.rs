@@ -290,9 +290,7 @@ fn devices_of(targets: &[FillTarget]) -> Result<Vec<Arc<Device>>> {
     let ids: BTreeSet<_> = targets.iter().map(|target| target.device).filter(|id| !id.is_host()).collect();
     let devices: Vec<_> = ids.into_iter().map(Device::open).collect::<Result<_, _>>()?;
     for device in &devices {
-        if !device.wait_for_all() {
-            return Err(Error::Internal(format!("{} did not end its work", device.name())));
-        }
+        device.settle()?;
     }
     Ok(devices)
 }

@@ -103,6 +103,11 @@ pub(super) fn add_progress(report: &mut Report, job: &Job) {
     (report.carriers, report.refused) = (carriers, refused);
     (report.retries, report.staged_bytes) = (retries, staged_bytes);
     report.notes.extend(job.routes.iter().flat_map(|route| route.member.last_notes()));
+    let slots = job.routes.iter().filter_map(LoadRoute::slots).chain([&job.slots]);
+    let why_unpinned = slots.filter_map(Slots::why_unpinned).next();
+    report.notes.extend(
+        why_unpinned.map(|why| format!("staging is not pinned, so copies to the device are slow: {why}")),
+    );
     let (Some(device), Some(delivery)) = (&mut report.device, job.delivery()) else { return };
     let slots = || job.routes.iter().filter_map(LoadRoute::slots);
     device.scratch_bytes = delivery.scratch_bytes() + slots().map(Slots::device_bytes).sum::<u64>();

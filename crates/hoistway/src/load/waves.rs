@@ -53,7 +53,9 @@ impl TargetReads {
     }
 
     fn read(&self, number: u64) -> ReadRequest {
-        let read = |range, target| ReadRequest::new(&self.file, range, target).named(self.name.clone());
+        // What was queued on the devices has ended: the load has waited for it.
+        let read =
+            |range, target| ReadRequest::new(&self.file, range, target).named(self.name.clone()).after([]);
         let Some(span) = self.runs.span() else { return read(ByteRange::default(), Target::memory()) };
         match self.device {
             DeviceId::Cpu if self.is_dense => {

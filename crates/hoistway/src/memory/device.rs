@@ -149,6 +149,15 @@ impl DeviceBlock {
         self.arena.address() + self.place.start()
     }
 
+    /// What owns the memory that an allocator of the caller's gave, and where the block begins in it. `None` for memory of
+    /// hoistway's own.
+    pub fn lent_by(&self) -> Option<(&(dyn Any + Send + Sync), u64)> {
+        match &self.arena.memory {
+            DeviceBacking::Own(_) => None,
+            DeviceBacking::Lent { memory, .. } => Some((&*memory.owner, self.place.start())),
+        }
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.place.len()

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     ByteRange, Error, Result,
+    device::Fence,
     memory::{Block, Fill, WriteRegion},
     parallel::lock,
     plan::Runs,
@@ -99,6 +100,8 @@ pub(super) struct ReadState {
     pub(super) counted: Option<Counted>,
     /// Which of its bytes go to the device, if not all.
     pub(super) packed: Option<Runs>,
+    /// What its copies to a device wait for on the thread that queues them.
+    pub(super) fences: Vec<Fence>,
     /// Whether it goes by a route whose name is a promise that its end has to check.
     pub(super) is_promised: bool,
     /// What the scheduler calls it, once it waits there.
@@ -349,6 +352,7 @@ impl ReadState {
             is_owned,
             counted,
             packed,
+            fences: Vec::new(),
             is_promised,
             group,
             was_unchanged,

@@ -4,7 +4,7 @@
 use super::{options::ReaderOptions, queue::Taken};
 use crate::{
     DeviceId, Error, Result,
-    device::{CopyStream, Device, DeviceMemory},
+    device::{CopyStream, Device, DeviceMemory, Fence},
     handoff::Handoff,
     memory::{Copying, Slot, SlotKind, Slots},
     parallel::lock,
@@ -174,6 +174,11 @@ impl DeviceLine {
         Ok(address)
     }
 
+    /// Has later copies wait for a fence that the stream waits for.
+    pub(super) fn come_after(&self, fence: &Fence) -> Result<()> {
+        Ok(fence.order(&self.queue)?)
+    }
+
     /// A free slot, on the device if it is for a read past the host. `None` if none is free.
     pub(super) fn slot(&self, is_direct: bool) -> Result<Option<Slot>> {
         let slots = self.slots(is_direct)?;
@@ -220,6 +225,11 @@ impl DeviceLine {
     ) {
         let is_direct = slot.device_address().is_some();
         let delivery = Delivery { taken, carriers, is_direct };
+        let fences = &delivery.taken.piece.of().fences;
+        if let Err(error) = fences.iter().try_for_each(|fence| fence.order(&self.queue)) {
+            drop(slot);
+            return delivery.end(Err(error.into()));
+        }
         // Few enough at a time that no kernel is needed for them.
         let queued = transfers.chunks(CopyStream::MAX_COPIES).try_for_each(|transfers| {
             // SAFETY: the slot is full and goes into `Copying`, which frees it when the copies are done. The piece ends

@@ -92,7 +92,7 @@ pub(super) fn cut(
     usable: Result<()>,
     line: impl FnOnce(crate::DeviceId) -> Result<(Arc<DeviceLine>, bool)>,
 ) -> std::result::Result<Cut, Box<(ReadState, Error)>> {
-    let ReadRequest { file, range, target, name, on_end, begin_by, counted, packed } = request;
+    let ReadRequest { file, range, target, name, on_end, begin_by, counted, packed, fences } = request;
     let (file_len, path) = (file.len(), file.path().to_owned());
     let is_owned = matches!(target.0, request::TargetKind::Memory);
     let placed = match target.0 {
@@ -147,6 +147,7 @@ pub(super) fn cut(
         Ok((fill, pieces)) => {
             let mut state = ReadState::new(file, range, name, on_end, fill, is_owned);
             (state.counted, state.packed) = (counted, packed);
+            state.fences = fences.into_iter().filter(|fence| !fence.is_queued()).collect();
             state.is_promised = pieces.iter().any(|(_, place)| place.is_direct());
             Ok(Cut { state, pieces, begin_by })
         }

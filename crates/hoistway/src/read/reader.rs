@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     ByteRange, DeviceId, Error, Result,
+    device::Fence,
     memory::{self, SlotKind, Slots},
     parallel::{lock, thread_named},
     report::{Refusal, add_new},
@@ -118,13 +119,26 @@ impl Reader {
         let (mut reads, mut cuts, mut broken, mut borrowed) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut direct, mut refused) = (Vec::new(), Vec::new());
+        // Many requests share one.
+        let mut queued: Vec<(DeviceId, Fence)> = Vec::new();
         for (number, request) in requests.into_iter().enumerate() {
             if let request::TargetKind::Host(start) = &request.target.0 {
                 borrowed.extend(ByteRange::at(start.pointer().addr().get() as u64, request.range.len()));
             }
             let (source, is_on_device) = (request.file.0.clone(), request.target.0.is_on_device());
             let usable = self.make_usable(&source, !is_on_device);
-            let line = |device| self.way_to(device, &source, &mut direct, &mut refused);
+            let fences = request.fences.clone();
+            let line = |device| {
+                let (line, is_direct) = self.way_to(device, &source, &mut direct, &mut refused)?;
+                for fence in fences.into_iter().filter(Fence::is_queued) {
+                    let queued_before = (device, fence);
+                    if !queued.contains(&queued_before) {
+                        line.come_after(&queued_before.1)?;
+                        queued.push(queued_before);
+                    }
+                }
+                Ok((line, is_direct))
+            };
             match pieces::cut(request, shared.options.chunk_bytes, usable, line) {
                 Ok(Cut { state, pieces, begin_by }) => {
                     reads.push(state);

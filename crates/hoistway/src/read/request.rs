@@ -4,6 +4,7 @@
 use crate::{
     ByteRange, DeviceId, Error, Result,
     catalog::{OpenFile, OpenOptions},
+    device::Fence,
     plan::Runs,
     source::{Source, registry},
     sys::files,
@@ -83,13 +84,26 @@ pub struct ReadRequest {
     pub(super) begin_by: Option<Instant>,
     pub(super) counted: Option<Counted>,
     pub(super) packed: Option<Runs>,
+    pub(super) fences: Vec<Fence>,
 }
 
 impl ReadRequest {
     /// The bytes `range` of `file` to `target`: all of them, or an error.
     pub fn new(file: &ReadFile, range: ByteRange, target: Target) -> Self {
         let (name, on_end, begin_by, counted, packed) = (None, None, None, None, None);
-        Self { file: file.clone(), range, target, name, on_end, begin_by, counted, packed }
+        let fences = match target.0 {
+            TargetKind::Device(..) => vec![Fence::of_default_stream()],
+            _ => Vec::new(),
+        };
+        Self { file: file.clone(), range, target, name, on_end, begin_by, counted, packed, fences }
+    }
+
+    /// Has copies to the memory of a device wait for these alone. Without this, they wait for what is queued on the legacy
+    /// default stream of the device by the time that the request is submitted.
+    #[must_use]
+    pub fn after(mut self, fences: impl IntoIterator<Item = Fence>) -> Self {
+        self.fences = fences.into_iter().collect();
+        self
     }
 
     /// Gives it a name for messages, such as that of the tensor.
@@ -216,7 +230,7 @@ impl Target {
     ///
     /// # Safety
     /// As many bytes from `address` on as the request reads must be memory of that device, in its primary context, and
-    /// nothing else may use them until the read has ended; if it ended with [`Error::Device`](crate::Error::Device), until
+    /// nothing but work of the device that the request comes [after](ReadRequest::after) may use them until the read has ended; if it ended with [`Error::Device`](crate::Error::Device), until
     /// the device was waited for besides, since the copy may be under way still.
     pub unsafe fn device(device: DeviceId, address: u64) -> Self {
         Self(TargetKind::Device(device, address))

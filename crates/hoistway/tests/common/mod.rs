@@ -187,7 +187,7 @@ impl Footprint {
         let threads = fs::read_dir("/proc/self/task").unwrap().filter(|thread| {
             // One that has just ended has no name any more.
             let name = fs::read_to_string(thread.as_ref().unwrap().path().join("comm")).unwrap_or_default();
-            ["hoistway", "iou-", "fake-cuda"].iter().any(|prefix| name.starts_with(prefix))
+            ["hoistway", "iou-"].iter().any(|prefix| name.starts_with(prefix))
         });
         Self { descriptors: open_descriptors().len(), threads: threads.count(), arena_kib }
     }

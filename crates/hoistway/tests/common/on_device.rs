@@ -61,14 +61,14 @@ impl Played {
             Fault::AskMemory => ("cuMemGetInfo_v2", 999),
             Fault::Allocate => ("cuMemAlloc_v2", 999),
             Fault::Exhaust => ("cuMemAlloc_v2", 2),
-            Fault::Pin => ("cuMemHostRegister_v2", 801),
+            Fault::Pin => ("cuMemHostRegister_v2", 999),
             Fault::PinLimit => ("cuMemHostRegister_v2", 2),
             Fault::MakeStream => ("cuStreamCreate", 2),
             Fault::Queue => ("cuMemcpyHtoDAsync_v2", 1),
             Fault::Mark => ("cuEventRecord", 700),
             Fault::Copy => ("copy", 719),
             Fault::Lose => ("cuEventSynchronize", 719),
-            Fault::Doubt => ("cuEventSynchronize", 900),
+            Fault::Doubt => ("cuEventSynchronize", 999),
             other => panic!("drivers have no {other:?}"),
         };
         let nth = nth.map_or("*".into(), |nth| nth.to_string());

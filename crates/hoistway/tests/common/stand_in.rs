@@ -32,8 +32,9 @@ impl StandIn {
         Self { library }
     }
 
-    /// Sets `KEY=VALUE`.
+    /// Sets `KEY=VALUE`. Devices that nothing uses are opened anew after that.
     pub fn set(&self, text: &str) {
+        hoistway_device::release_devices();
         let text = CString::new(text).unwrap();
         // SAFETY: of this signature in the stand-in.
         let code = unsafe {
@@ -68,6 +69,7 @@ impl StandIn {
 
     /// What exists on the devices and must be gone when nothing uses them. Contexts that cuFile has met stay.
     pub fn leftovers(&self) -> Vec<(&'static str, u64)> {
+        hoistway_device::release_devices();
         ["device_bytes", "pinned_bytes", "streams", "events", "modules", "cufile_handles", "cufile_buffers"]
             .into_iter()
             .map(|name| (name, self.count(name)))
@@ -108,7 +110,6 @@ impl Vendor {
         }
         match of_cuda {
             "cuCtxPushCurrent_v2" => "hipGetDevice",
-            "cuCtxSynchronize" => "hipDeviceSynchronize",
             "cuDevicePrimaryCtxRetain" => "hipGetDevicePropertiesR0600",
             "cuEventCreate" => "hipEventCreateWithFlags",
             "cuEventDestroy_v2" => "hipEventDestroy",

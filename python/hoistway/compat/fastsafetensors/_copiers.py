@@ -72,7 +72,7 @@ def load_options(
         names = ", ".join([*LoadOptions.__annotations__, *sorted(_OF_CHECKPOINTS)])
         raise OptionError(f"argument cannot be {min(unknown)!r}: further arguments are {names}")
     options = {"route": _route(copier_type, device), "direct": _direct(), "threads": max_threads, **extra}
-    if device.type is not DeviceType.CPU:
+    if device.type is not DeviceType.CPU and options["route"] != "unified":
         # Engines count on the weights' memory coming back to torch.
         options.setdefault("allocator", "torch")
     chosen = {name: value for name, value in options.items() if value is not None}

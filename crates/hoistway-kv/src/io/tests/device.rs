@@ -552,7 +552,7 @@ fn memory_in_doubt_is_lost() {
         assert!(matches!(written.result, Err(Failure::Lost(_))), "{written:?}");
         assert!(held.upgrade().is_some(), "the caller's memory is never let go");
         let again = run(&engine, |done| job(Direction::Write, &file, parts, done));
-        assert!(matches!(again.result, Err(Failure::Device(_))), "more would be lost: {again:?}");
+        again.result.expect("the device has ended its work: it is used again");
         let other = DeviceMemory::of(vendor, 1, &pattern(16 << 20, 3));
         let parts = parts_of(vec![other.piece(0, other.len)]);
         run(&engine, |done| job(Direction::Write, &file, parts, done)).result.unwrap();
