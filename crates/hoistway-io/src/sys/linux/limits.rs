@@ -17,15 +17,16 @@ pub struct LimitSource(Scope);
 #[derive(Clone, Debug)]
 enum Scope {
     Machine,
-    Cgroup(PathBuf, Version),
+    /// A group, and which of its limits.
+    Cgroup(PathBuf, Limit),
 }
 
 /// Returns every limit that applies to this process. Which ones do rarely changes; what they leave always does.
 pub fn sources() -> Vec<LimitSource> {
     let mut sources = vec![LimitSource(Scope::Machine)];
     sources.extend(cgroups(
-        &fs::read_to_string("/proc/self/cgroup").unwrap_or_default(),
-        &fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(),
+        &String::from_utf8_lossy(&fs::read("/proc/self/cgroup").unwrap_or_default()),
+        &String::from_utf8_lossy(&fs::read("/proc/self/mountinfo").unwrap_or_default()),
     ));
     sources
 }
@@ -35,7 +36,7 @@ impl LimitSource {
     pub fn read(&self) -> Option<MemoryLimit> {
         match &self.0 {
             Scope::Machine => machine(&fs::read_to_string(MEMINFO).unwrap_or_default()),
-            Scope::Cgroup(group, version) => group_limit(group, *version),
+            Scope::Cgroup(group, limit) => group_limit(group, limit),
         }
     }
 
@@ -43,7 +44,7 @@ impl LimitSource {
     pub fn file(&self) -> PathBuf {
         match &self.0 {
             Scope::Machine => MEMINFO.into(),
-            Scope::Cgroup(group, version) => group.join(version.limit_file()),
+            Scope::Cgroup(group, limit) => group.join(limit.file),
         }
     }
 }
@@ -84,7 +85,11 @@ fn cgroups(proc_cgroup: &str, mountinfo: &str) -> Vec<LimitSource> {
         let below = path.strip_prefix(&root).or_else(|_| path.strip_prefix("/")).unwrap_or(path);
         let group = mount_point.join(below);
         let ancestors = group.ancestors().take_while(|ancestor| ancestor.starts_with(&mount_point));
-        sources.extend(ancestors.map(|group| LimitSource(Scope::Cgroup(group.to_owned(), version))));
+        let limits = |group: &Path| {
+            let of = |limit| LimitSource(Scope::Cgroup(group.to_owned(), limit));
+            version.limits().iter().map(of).collect::<Vec<_>>()
+        };
+        sources.extend(ancestors.flat_map(limits));
     }
     sources
 }
@@ -96,11 +101,32 @@ enum Version {
     V2,
 }
 
+/// The files that say what a group may use and what it does.
+#[derive(Clone, Copy, Debug)]
+struct Limit {
+    file: &'static str,
+    usage_file: &'static str,
+    /// Lines of `memory.stat` whose bytes the kernel frees when it needs room.
+    reclaimable: [&'static str; 2],
+}
+
 impl Version {
-    fn limit_file(self) -> &'static str {
+    fn limits(self) -> &'static [Limit] {
+        const V1: Limit = Limit {
+            file: "memory.limit_in_bytes",
+            usage_file: "memory.usage_in_bytes",
+            reclaimable: ["total_inactive_file", "total_active_file"],
+        };
+        const MAX: Limit = Limit {
+            file: "memory.max",
+            usage_file: "memory.current",
+            reclaimable: ["inactive_file", "active_file"],
+        };
+        // The kernel slows a group above this one down until it hardly moves.
+        const HIGH: Limit = Limit { file: "memory.high", ..MAX };
         match self {
-            Self::V1 => "memory.limit_in_bytes",
-            Self::V2 => "memory.max",
+            Self::V1 => &[V1],
+            Self::V2 => &[MAX, HIGH],
         }
     }
 }
@@ -118,28 +144,44 @@ fn cgroup_mount(mountinfo: &str, version: Version) -> Option<(PathBuf, PathBuf)>
         };
         let mut fields = before.split(' ').skip(3);
         let (root, mount_point) = (fields.next()?, fields.next()?);
-        wanted.then(|| (PathBuf::from(mount_point), PathBuf::from(root)))
+        wanted.then(|| (unescaped(mount_point), unescaped(root)))
     })
 }
 
-fn group_limit(group: &Path, version: Version) -> Option<MemoryLimit> {
-    let limit_file = version.limit_file();
-    let (usage_file, reclaimable_keys) = match version {
-        Version::V1 => ("memory.usage_in_bytes", ["total_inactive_file", "total_active_file"]),
-        Version::V2 => ("memory.current", ["inactive_file", "active_file"]),
-    };
+/// A path of `mountinfo`, where blanks, line feeds and backslashes are a backslash and three octal digits.
+fn unescaped(field: &str) -> PathBuf {
+    let mut path = String::new();
+    let mut rest = field;
+    while let Some((before, after)) = rest.split_once('\\') {
+        path.push_str(before);
+        match after.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) if byte.is_ascii() => {
+                path.push(byte.into());
+                rest = &after[3..];
+            }
+            _ => {
+                path.push('\\');
+                rest = after;
+            }
+        }
+    }
+    path.push_str(rest);
+    path.into()
+}
+
+fn group_limit(group: &Path, limit: &Limit) -> Option<MemoryLimit> {
     // "max" in version 2 is no number; version 1 writes a number near 2^63 for the same.
-    let total = read_number::<u64>(group.join(limit_file)).filter(|&total| total < 1 << 60)?;
-    let used: u64 = read_number(group.join(usage_file))?;
+    let total = read_number::<u64>(group.join(limit.file)).filter(|&total| total < 1 << 60)?;
+    let used: u64 = read_number(group.join(limit.usage_file))?;
     let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
     let reclaimable: u64 = stat
         .lines()
         .filter_map(|line| line.split_once(' '))
-        .filter(|(key, _)| reclaimable_keys.contains(key))
+        .filter(|(key, _)| limit.reclaimable.contains(key))
         .filter_map(|(_, value)| value.trim().parse::<u64>().ok())
         .sum();
     Some(MemoryLimit {
-        name: format!("the cgroup limit {}", group.join(limit_file).display()),
+        name: format!("the cgroup limit {}", group.join(limit.file).display()),
         available_bytes: total.saturating_sub(used.saturating_sub(reclaimable)),
         total_bytes: total,
     })
@@ -166,7 +208,7 @@ mod tests {
             fs::create_dir_all(mount.join("pod/app")).unwrap();
             mount
         };
-        let (v1, v2) = (mount("v1"), mount("v2"));
+        let (v1, v2) = (mount("v1"), mount("v 2"));
         let write = |path: PathBuf, text: &str| fs::write(path, text).unwrap();
         write(v1.join("pod/memory.limit_in_bytes"), "1000\n");
         write(v1.join("pod/memory.usage_in_bytes"), "700\n");
@@ -175,14 +217,17 @@ mod tests {
         write(v2.join("pod/app/memory.max"), "500\n");
         write(v2.join("pod/app/memory.current"), "100\n");
         write(v2.join("pod/memory.max"), "max\n");
+        write(v2.join("pod/memory.high"), "300\n");
+        write(v2.join("pod/memory.current"), "250\n");
         let mountinfo = format!(
             "30 25 0:26 / {} rw - cgroup cgroup rw,memory\n31 25 0:27 /kube {} rw shared:1 - cgroup2 cgroup2 rw\n",
             v1.display(),
-            v2.display()
+            v2.display().to_string().replace(' ', "\\040")
         );
         let found = cgroups("4:cpu,cpuacct:/\n5:memory:/pod/app\n0::/kube/pod/app\n", &mountinfo);
         let found: Vec<MemoryLimit> = found.iter().filter_map(LimitSource::read).collect();
         let available: Vec<u64> = found.iter().map(|limit| limit.available_bytes).collect();
-        assert_eq!(available, [500, 400], "{found:?}");
+        assert_eq!(available, [500, 400, 50], "{found:?}");
+        assert!(found[2].name.ends_with("memory.high"), "{found:?}");
     }
 }
