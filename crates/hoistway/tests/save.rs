@@ -21,7 +21,11 @@ use std::{
     os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink},
     path::{Path, PathBuf},
     process::Command,
-    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
+    sync::{
+        Mutex, OnceLock,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 fn disk() -> tempfile::TempDir {
@@ -226,6 +230,40 @@ fn a_link_with_the_name_of_a_temporary_file_is_left_alone() {
     assert_eq!(report.notes, [] as [String; 0]);
     assert!(fs::symlink_metadata(temp(1)).is_ok() && !temp(2).exists());
     assert_eq!(fs::read(&victim).unwrap(), b"another's");
+}
+
+#[test]
+fn what_killed_saves_of_any_name_left_is_removed_and_what_is_being_saved_stays() {
+    for is_sharded in [false, true] {
+        let directory = disk();
+        let file = |name: &str| {
+            let path = directory.path().join(name);
+            fs::write(&path, "bytes").unwrap();
+            path
+        };
+        let left = [
+            file(".step-1.safetensors.hoistway-0123456789abcdef.tmp"),
+            file(".step-2.safetensors.index.json.hoistway-0000000000000000.tmp"),
+        ];
+        let others = [
+            file("step-1.safetensors.hoistway-0123456789abcdef.tmp"),
+            file(".step-1.safetensors.hoistway-0123456789abcde.tmp"),
+            file(".step-1.safetensors.hoistway-0123456789abcdeg.tmp"),
+            file(".0123456789abcdef.tmp"),
+        ];
+        // The lock is what tells a file that is being written.
+        let written = file(".step-3.safetensors.hoistway-0123456789abcdef.tmp");
+        let _writer = locked(&written);
+        let tensors = [owned("a", Dtype::U8, &[16], 0)];
+        if is_sharded {
+            save_shards(directory.path(), &tensors, 1 << 20).unwrap();
+        } else {
+            save_to(&directory.path().join("step-4.safetensors"), &tensors, &SaveOptions::default()).unwrap();
+        }
+        assert!(left.iter().all(|path| !path.exists()), "{:?}", names(directory.path()));
+        assert!(others.iter().all(|path| path.exists()), "{:?}", names(directory.path()));
+        assert!(written.exists(), "{:?}", names(directory.path()));
+    }
 }
 
 #[test]
@@ -661,6 +699,29 @@ fn a_save_that_waits_for_another_can_be_cancelled() {
     let result = save_sharded(directory.path(), &data(&tensors), None, &shards_of(5000), &options, stop);
     assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
     assert!(names(directory.path()).is_empty());
+}
+
+#[test]
+fn a_save_that_waits_long_for_a_lock_says_who_holds_it() {
+    let directory = disk();
+    let holder = Mutex::new(Some(locked(directory.path())));
+    let tensors = [owned("a", Dtype::U8, &[1000], 1)];
+    let (calls, waiting_since, late_calls) = (AtomicUsize::new(0), OnceLock::new(), AtomicUsize::new(0));
+    let go_on = |_| {
+        // It is waiting by the tenth call: a single extent is done after two. Then it looks at its wait between calls.
+        if calls.fetch_add(1, Ordering::Relaxed) >= 10
+            && waiting_since.get_or_init(Instant::now).elapsed() > Duration::from_millis(1100)
+            && late_calls.fetch_add(1, Ordering::Relaxed) > 0
+        {
+            *holder.lock().unwrap() = None;
+        }
+        ControlFlow::Continue(())
+    };
+    let options = SaveOptions::default();
+    let saved = save_sharded(directory.path(), &data(&tensors), None, &shards_of(5000), &options, go_on);
+    let notes = saved.unwrap().notes;
+    let own = format!("process {} (", std::process::id());
+    assert!(notes.iter().any(|note| note.contains("waited") && note.contains(&own)), "{notes:?}");
 }
 
 #[test]

@@ -104,7 +104,7 @@ impl<'a> Commit<'a> {
         go_on: impl Fn(u64) -> ControlFlow<()>,
         report: &mut SaveReport,
     ) -> Result<Self> {
-        let lock = match FolderLock::wait(folder, go_on)? {
+        let lock = match FolderLock::wait(folder, go_on, &mut report.notes)? {
             Ok(lock) => Some(lock),
             Err(error) => {
                 let note = "the folder cannot be locked, so saves to it at the same time are not kept apart";

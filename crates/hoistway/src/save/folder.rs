@@ -3,11 +3,20 @@
 
 use super::{io_error, temp, temp::TempFile};
 use crate::{Error, Result, sys::folders};
+use hoistway_io::file::is_remote;
 use std::{
+    cell::LazyCell,
     ffi::{OsStr, OsString},
     fs, io,
     path::{Path, PathBuf},
+    time::Duration,
 };
+
+/// What stands in the names of temporary files between the name of the file and a random number.
+const TEMP_MARK: &str = ".hoistway-";
+/// On file systems of a network, where a lock may not reach other machines, a temporary file of another name that was not
+/// written to for so long has no writer.
+const REMOTE_AGE: Duration = Duration::from_secs(3600);
 
 /// Bytes of a file's own name that the name of its temporary files has: there is a limit of 255.
 const MAX_NAME_BYTES: usize = 200;
@@ -48,7 +57,7 @@ impl Folder {
     fn new(path: &Path, name: &OsStr, sync: bool) -> Self {
         let mut temp_prefix = OsString::from(".");
         temp_prefix.push(folders::shortened(name, MAX_NAME_BYTES));
-        temp_prefix.push(".hoistway-");
+        temp_prefix.push(TEMP_MARK);
         Self { path: path.to_owned(), temp_prefix, sync }
     }
 
@@ -66,19 +75,23 @@ impl Folder {
         })
     }
 
-    /// Removes what saves of the same name left behind that were killed. Notes what may be such a file and stays.
+    /// Removes what saves to the folder left behind that were killed, whatever they saved. Notes what may be such a file and
+    /// stays.
     pub(super) fn remove_stale_temps(&self, notes: &mut Vec<String>) {
+        let is_remote = || folders::open(&self.path).and_then(|folder| is_remote(&folder)).unwrap_or(true);
+        let is_remote = LazyCell::new(is_remote);
         // A folder that cannot be listed does not hinder the save.
         for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            let random = name
-                .as_encoded_bytes()
-                .strip_prefix(self.temp_prefix.as_encoded_bytes())
-                .and_then(|rest| rest.strip_suffix(b".tmp"));
-            let is_random = |random: &[u8]| random.len() == 16 && random.iter().all(u8::is_ascii_hexdigit);
+            let Some(prefix) = temp_prefix_of(name.as_encoded_bytes()) else { continue };
+            let is_own = prefix == self.temp_prefix.as_encoded_bytes();
+            let is_old = || {
+                let written = entry.metadata().and_then(|own| own.modified()).ok();
+                written.and_then(|own| own.elapsed().ok()).is_some_and(|age| age >= REMOTE_AGE)
+            };
             // A link is none of a save, and would have another file opened.
-            if random.is_some_and(is_random)
-                && entry.file_type().is_ok_and(|kind| kind.is_file())
+            if entry.file_type().is_ok_and(|kind| kind.is_file())
+                && (is_own || !*is_remote || is_old())
                 && let Err(error) = temp::remove_if_stale(&entry.path())
             {
                 let path = entry.path();
@@ -106,4 +119,11 @@ impl Folder {
         super::crash_tests::step(super::crash_tests::Step::SyncFolder(self.path.clone()));
         folders::sync(&self.path)
     }
+}
+
+/// What the name of a temporary file begins with, before its random number; `None` if the name is of no such file.
+fn temp_prefix_of(name: &[u8]) -> Option<&[u8]> {
+    let (prefix, random) = name.strip_suffix(b".tmp")?.split_last_chunk::<16>()?;
+    let is_temp = name.starts_with(b".") && prefix.ends_with(TEMP_MARK.as_bytes());
+    (is_temp && random.iter().all(u8::is_ascii_hexdigit)).then_some(prefix)
 }

@@ -112,7 +112,7 @@ impl TempFile {
 impl Drop for TempFile {
     fn drop(&mut self) {
         if !self.is_named {
-            // What stays is removed by the next save of the name.
+            // What stays is removed by the next save to the folder.
             let _ = fs::remove_file(&self.path);
         }
         unlock(&self.file);

@@ -25,6 +25,24 @@ pub fn open(path: &Path) -> io::Result<File> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
 
+/// Returns the process that holds a lock of a file or folder; `None` if the system does not tell, as on file systems of a
+/// network.
+pub fn lock_holder(file: &File) -> Option<String> {
+    let stat = rustix::fs::fstat(file).ok()?;
+    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    let place = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
+    // number: FLOCK ADVISORY WRITE process place start end
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    let held = |line: &str| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        (fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&&*place))
+            .then(|| fields[4].parse::<u32>().ok())?
+    };
+    let process = locks.lines().find_map(held)?;
+    let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+    Some(format!("process {process} ({})", name.trim()))
+}
+
 /// Makes the names in a folder durable.
 ///
 /// # Errors

@@ -37,6 +37,11 @@ pub fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().access_mode(access).custom_flags(FILE_FLAG_BACKUP_SEMANTICS).open(path)
 }
 
+/// Returns the process that holds a lock of a file; `None` here, where the system does not tell.
+pub fn lock_holder(_: &File) -> Option<String> {
+    None
+}
+
 /// Makes the names in a folder durable.
 ///
 /// # Errors
