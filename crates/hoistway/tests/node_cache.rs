@@ -418,6 +418,148 @@ fn a_folder_that_others_may_write_to_is_refused() {
 }
 
 #[test]
+fn a_folder_that_its_group_may_write_to_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    set(folder.path(), 0o775);
+    let refused = NodeCache::open(folder.path(), None).unwrap_err().to_string();
+    assert!(refused.contains("its group may write to it") && refused.contains("chmod go-w"), "{refused}");
+    set(folder.path(), 0o755);
+    NodeCache::open(folder.path(), None).unwrap();
+    // Also the folders in it.
+    set(&folder.path().join("objects"), 0o770);
+    let refused = NodeCache::open(folder.path(), None).unwrap_err().to_string();
+    assert!(refused.contains("objects"), "{refused}");
+}
+
+#[test]
+fn entries_are_for_this_user_alone_whatever_the_mask() {
+    use std::os::unix::fs::PermissionsExt;
+    if env::var_os(CHILD).is_none() {
+        // The mask is the whole process's.
+        let node = Node::new();
+        let mut child = Command::new("sh");
+        child.args(["-c", "umask 0; exec \"$0\" --exact entries_are_for_this_user_alone_whatever_the_mask"]);
+        child.arg(env::current_exe().unwrap()).env(CHILD, node.server.url());
+        child.env("HOISTWAY_CACHE", node.directory()).env("HOISTWAY_CACHE_BYTES", "1GiB");
+        assert!(child.status().unwrap().success());
+        let entry = node.data().parent().unwrap().to_owned();
+        assert_eq!(fs::metadata(entry).unwrap().permissions().mode() & 0o777, 0o700);
+        return;
+    }
+    child();
+}
+
+#[test]
+fn a_marker_that_a_power_cut_emptied_is_made_again() {
+    let node = Node::new();
+    node.load(&auto());
+    for damaged in [&b""[..], &[0; 17]] {
+        fs::write(node.directory().join("format"), damaged).unwrap();
+        assert_all_by(&node.load_kept(&auto()), Route::NodeCache);
+        assert_eq!(fs::read(node.directory().join("format")).unwrap(), b"hoistway cache 1\n");
+    }
+    // Beside files of something else, an empty file says nothing.
+    fs::write(node.directory().join("format"), "").unwrap();
+    fs::write(node.directory().join("weights"), "").unwrap();
+    let refused = NodeCache::open(node.directory(), None).unwrap_err();
+    assert!(refused.to_string().contains("not empty"), "{refused}");
+}
+
+/// What a report says of an entry whose lock another process has.
+const LOCKED: &str = "not written to: another process holds the lock";
+
+/// Locks the bytes of the model's entry, as a process does that looks whether it may be evicted.
+fn lock_out(node: &Node) -> File {
+    let data = File::open(node.data()).unwrap();
+    data.lock().unwrap();
+    data
+}
+
+#[test]
+fn an_entry_that_is_opened_while_another_process_looks_at_it_is_not_evicted() {
+    let node = Node::new();
+    node.load(&auto());
+    let open = loop {
+        let looking = lock_out(&node);
+        let open = thread::scope(|scope| {
+            let opening = scope.spawn(|| node.open(node.cache()).unwrap());
+            // Time to try the lock, which cannot be had yet.
+            thread::sleep(Duration::from_millis(100));
+            drop(looking);
+            opening.join().unwrap()
+        });
+        // One that had no turn for a second gives the lock up, and says so.
+        if !open.load(&auto()).unwrap().report().to_string().contains(LOCKED) {
+            break open;
+        }
+    };
+    assert_eq!(node.cache().collect(Some(0)).unwrap().entries, 0, "it is in use");
+    assert_is_file(&open.load(&auto()).unwrap(), &node.file);
+}
+
+#[test]
+fn an_entry_that_cannot_be_locked_is_read_and_not_written() {
+    let node = Node::new();
+    let cache = node.cache();
+    let checkpoint = node.open(cache.clone()).unwrap();
+    checkpoint.load(&auto().selection(Selection::all().select("a"))).unwrap();
+    cache.flush();
+    drop((checkpoint, cache));
+    let _lock = lock_out(&node);
+    let report = node.load(&auto());
+    assert!(carried(&report, Route::NodeCache) > 0 && carried(&report, Route::Http) > 0, "{report}");
+    assert!(report.to_string().contains(LOCKED), "{report}");
+}
+
+#[test]
+fn an_entry_that_was_removed_is_not_written_to() {
+    let node = Node::new();
+    let cache = node.cache();
+    let checkpoint = node.open(cache.clone()).unwrap();
+    cache.flush();
+    let data = File::open(node.data()).unwrap();
+    let taken = || std::os::unix::fs::MetadataExt::blocks(&data.metadata().unwrap());
+    let before = taken();
+    fs::remove_dir_all(node.directory().join("objects")).unwrap();
+    let loaded = checkpoint.load(&auto()).unwrap();
+    assert_is_file(&loaded, &node.file);
+    cache.flush();
+    assert_eq!(taken(), before);
+    let notes = checkpoint.load(&auto()).unwrap().report().to_string();
+    assert!(notes.contains("its entry was removed"), "{notes}");
+}
+
+#[test]
+fn a_load_that_fails_gives_its_claims_back_at_once() {
+    // A claim that nothing comes of lasts longer than any of the loads.
+    const CLAIM: Duration = Duration::from_secs(300);
+    NodeCache::set_claim_time(CLAIM);
+    let node = Node::new();
+    let (cache, begun) = (node.cache(), Instant::now());
+    let failed = node.open(cache.clone()).unwrap();
+    node.server.fail(Faults::always(Fault::Status(403)));
+    failed.load(&auto()).unwrap_err();
+    node.server.fail(Faults::default());
+    // The checkpoint of the load that failed is still open.
+    assert_all_counted(&node.load(&auto()));
+    // One that is cancelled while its reads wait for the server.
+    drop((failed, cache));
+    fs::remove_dir_all(node.directory()).unwrap();
+    let cancelled = node.open(node.cache()).unwrap();
+    asked_for(&node.server);
+    node.server.fail(Faults::always(Fault::Stall(LONG)));
+    let mut loading = cancelled.start(&auto()).unwrap();
+    until("its reads are on their way", || asked_for(&node.server) > 0);
+    loading.cancel();
+    drop(loading);
+    node.server.fail(Faults::default());
+    assert_all_counted(&node.load(&auto()));
+    assert!(begun.elapsed() < CLAIM, "{:?}", begun.elapsed());
+}
+
+#[test]
 fn threads_that_open_a_new_cache_at_once_all_get_it() {
     for _ in 0..50 {
         let node = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 
 use super::{
     aligned::{AlignedBytes, is_aligned},
-    is_read_only,
+    is_read_only, private_folders,
     room::Room,
     unique,
 };
@@ -12,24 +12,24 @@ use crc_fast::{CrcAlgorithm, checksum};
 use hoistway_io::{
     Alignment,
     file::{
-        FileUse, is_refusal_of_direct, is_transient, open_direct, read_at, read_exact_at, try_lock, unlock,
-        write_all_at,
+        FileIdentity, FileUse, is_refusal_of_direct, is_transient, open_direct, read_at, read_exact_at,
+        try_lock, unlock, write_all_at,
     },
 };
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::HashSet,
+    collections::HashMap,
     fs::{self, File, OpenOptions, TryLockError},
     io::{self, ErrorKind, IoSlice},
     ops::Range,
     path::{Path, PathBuf},
     process,
     sync::{
-        Mutex, OnceLock,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 /// Bytes of a block.
@@ -45,6 +45,8 @@ static CLAIM_MS: AtomicU64 = AtomicU64::new(10_000);
 const TICK: Duration = Duration::from_millis(10);
 /// How often the lock of a map is tried, a millisecond each. It is held for two calls of the system.
 const LOCK_ATTEMPTS: u32 = 100;
+/// How long an entry that is opened waits for its lock. A process that evicts holds it only while it looks or removes.
+const OPEN_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The names of an entry's files.
 pub(super) const DATA: &str = "data";
@@ -69,8 +71,9 @@ pub(crate) struct Entry {
     map: File,
     /// A child of `fork` claims nothing: a thread of its parent may hold the lock.
     process: u32,
-    /// Blocks that this process has claimed, by this entry. Held while the map is locked.
-    claimed: Mutex<HashSet<u64>>,
+    /// The blocks that this process has claimed, by this entry. Held while the map is locked.
+    claimed: Mutex<HashMap<u64, Owner>>,
+    next_owner: AtomicU64,
     /// Why nothing is written.
     refused: OnceLock<String>,
     damaged_blocks: AtomicU64,
@@ -78,10 +81,33 @@ pub(crate) struct Entry {
     left_out_bytes: AtomicU64,
 }
 
+/// What a claim belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    /// The read with this number.
+    Read(u64),
+    /// The thread that writes behind loads: the bytes have come.
+    Writer,
+}
+
+/// The claims of one read. Dropping them gives back what the writer has not taken over.
+#[derive(Debug)]
+pub(crate) struct Claims {
+    entry: Arc<Entry>,
+    owner: Owner,
+    blocks: Range<u64>,
+}
+
+impl Drop for Claims {
+    fn drop(&mut self) {
+        self.entry.release_of(self.owner, self.blocks.clone());
+    }
+}
+
 /// What becomes of a range that is not all there.
 enum Missing {
-    /// It is for the caller to bring the rest.
-    Mine,
+    /// It is for the caller to bring the rest, whose blocks may be claimed.
+    Mine(Option<Range<u64>>),
     /// The first block that was missing has come in the meantime.
     Came,
     /// Another process is about to bring the first block that is missing.
@@ -132,16 +158,11 @@ impl Entry {
         if data.metadata()?.len() != padded(len) || map.metadata()?.len() != blocks(len) * RECORD_BYTES {
             return Err(invalid());
         }
-        match data.try_lock_shared() {
-            // It is about to be evicted, and stays readable here.
-            Ok(()) | Err(TryLockError::WouldBlock) => {}
-            // Without locks it may be evicted while it is used, which loses no bytes.
-            Err(TryLockError::Error(_)) => {}
-        }
+        let lock_refusal = lock_in_use(&data, folder)?;
         let file_use = if read_only.is_some() { FileUse::Read } else { FileUse::ReadWrite };
         let direct = open_direct(&data, file_use).ok().map(|own| own.file);
         let refused = OnceLock::new();
-        if let Some(reason) = read_only {
+        if let Some(reason) = read_only.or(lock_refusal) {
             refused.get_or_init(|| reason);
         }
         Ok(Self {
@@ -152,6 +173,7 @@ impl Entry {
             map,
             process: process::id(),
             claimed: Mutex::default(),
+            next_owner: AtomicU64::new(0),
             refused,
             damaged_blocks: AtomicU64::new(0),
             kept_bytes: AtomicU64::new(0),
@@ -163,7 +185,7 @@ impl Entry {
     fn create(room: &Room, folder: &Path, url: &str, len: u64) -> io::Result<()> {
         let new = unique(&room.temporary());
         let make = || -> io::Result<()> {
-            fs::create_dir(&new)?;
+            private_folders().create(&new)?;
             let meta = Meta { url: url.to_owned(), len };
             fs::write(new.join(META), serde_json::to_vec(&meta)?)?;
             File::create_new(new.join(DATA))?.set_len(padded(len))?;
@@ -240,21 +262,37 @@ impl Entry {
         self.records(block..block + 1).first().is_some_and(|own| own.1 == PRESENT)
     }
 
+    /// Whether it was evicted or replaced: what is written to it from then on takes room that no process accounts for.
+    pub(super) fn is_removed(&self) -> bool {
+        FileIdentity::of(&self.data).is_ok_and(|own| own.links() == 0)
+    }
+
     /// Fills `target` with the bytes from `offset` on, and returns how many are there. What another process is about to bring
-    /// is waited for, until `stop` is set or its claim ends; what is missing then is for the caller to bring.
-    pub(crate) fn read_or_claim(&self, offset: u64, target: &mut [u8], stop: &AtomicBool) -> usize {
+    /// is waited for, until `stop` is set or its claim ends. What is missing then is for the caller to bring, who keeps the
+    /// claims until the read has ended.
+    pub(crate) fn read_or_claim(
+        self: &Arc<Self>,
+        offset: u64,
+        target: &mut [u8],
+        stop: &AtomicBool,
+    ) -> (usize, Option<Claims>) {
+        let owner = Owner::Read(self.next_owner.fetch_add(1, Ordering::Relaxed));
         let (mut filled, mut came_at) = (0, None);
         loop {
             filled += self.read(offset + filled as u64, &mut target[filled..]);
             let rest = offset + filled as u64..self.len.min(offset + target.len() as u64);
             if rest.is_empty() || self.refusal().is_some() {
-                return filled;
+                return (filled, None);
             }
-            match self.claim(rest) {
+            match self.claim(rest, owner) {
+                Missing::Mine(blocks) => {
+                    let claims = blocks.map(|blocks| Claims { entry: self.clone(), owner, blocks });
+                    return (filled, claims);
+                }
                 Missing::Pending if !stop.load(Ordering::Relaxed) => thread::sleep(TICK),
                 // One that is said to be there and cannot be read is for the store to bring.
                 Missing::Came if came_at != Some(filled) => came_at = Some(filled),
-                _ => return filled,
+                Missing::Pending | Missing::Came => return (filled, None),
             }
         }
     }
@@ -351,31 +389,62 @@ impl Entry {
         self.put(first, &records)?;
         let count = records.len() as u64 / RECORD_BYTES;
         let mut claimed = lock(&self.claimed);
-        claimed.retain(|block| !(first..first + count).contains(block));
+        claimed.retain(|block, _| !(first..first + count).contains(block));
         self.kept_bytes.fetch_add(len as u64, Ordering::Relaxed);
         Ok(())
     }
 
+    /// The bytes of claimed blocks have come: their claims last until they are written.
+    pub(super) fn hand_to_writer(&self, blocks: Range<u64>) {
+        let mut claimed = lock(&self.claimed);
+        for block in blocks {
+            if let Some(owner) = claimed.get_mut(&block) {
+                *owner = Owner::Writer;
+            }
+        }
+    }
+
     /// Gives up claims of blocks that are not kept after all.
     pub(super) fn release(&self, blocks: Range<u64>) {
+        self.release_if(blocks, |_| true);
+    }
+
+    /// Gives up those claims of blocks that still belong to `owner`.
+    fn release_of(&self, owner: Owner, blocks: Range<u64>) {
+        self.release_if(blocks, |own| own == owner);
+    }
+
+    fn release_if(&self, blocks: Range<u64>, is_given_up: impl Fn(Owner) -> bool) {
+        let is_given_up = |claimed: &HashMap<u64, Owner>, block: u64| {
+            claimed.get(&block).is_some_and(|owner| is_given_up(*owner))
+        };
+        if self.process != process::id()
+            || !blocks.clone().any(|block| is_given_up(&lock(&self.claimed), block))
+        {
+            return;
+        }
         self.locked(|claimed| {
             for block in blocks {
-                if claimed.remove(&block) && !self.is_present(block) {
-                    let _ = self.put(block, &record(0, 0));
+                if is_given_up(claimed, block) {
+                    claimed.remove(&block);
+                    if !self.is_present(block) {
+                        let _ = self.put(block, &record(0, 0));
+                    }
                 }
             }
         });
     }
 
     /// Claims the blocks of a range that are missing, unless another process is about to bring the first of them.
-    fn claim(&self, range: Range<u64>) -> Missing {
+    fn claim(&self, range: Range<u64>, owner: Owner) -> Missing {
         let first = range.start / BLOCK_BYTES;
         let last = range.end.div_ceil(BLOCK_BYTES);
         let claimed = self.locked(|own| {
             let now = now_ms();
             let ends = now + CLAIM_MS.load(Ordering::Relaxed);
             // A claim that ends later than one can is of a clock that was set since.
-            let is_pending = |block: u64, state: u64| state > now && state <= ends && !own.contains(&block);
+            let is_pending =
+                |block: u64, state: u64| state > now && state <= ends && !own.contains_key(&block);
             let records = self.records(first..last);
             match records.first() {
                 Some(&(_, PRESENT)) => return Missing::Came,
@@ -389,16 +458,16 @@ impl Entry {
                 .collect();
             for block in free {
                 if self.put(block, &record(0, ends)).is_ok() {
-                    own.insert(block);
+                    own.insert(block, owner);
                 }
             }
-            Missing::Mine
+            Missing::Mine(Some(first..last))
         });
-        claimed.unwrap_or(Missing::Mine)
+        claimed.unwrap_or(Missing::Mine(None))
     }
 
     /// Does something while no other process and no other thread claims blocks. `None` if the lock cannot be had.
-    fn locked<T>(&self, work: impl FnOnce(&mut HashSet<u64>) -> T) -> Option<T> {
+    fn locked<T>(&self, work: impl FnOnce(&mut HashMap<u64, Owner>) -> T) -> Option<T> {
         if self.process != process::id() {
             return None;
         }
@@ -449,8 +518,36 @@ impl Drop for Entry {
             return;
         }
         // What was claimed and did not come: no other process need wait for it.
-        let left: Vec<u64> = lock(&self.claimed).iter().copied().collect();
+        let left: Vec<u64> = lock(&self.claimed).keys().copied().collect();
         left.into_iter().for_each(|block| self.release(block..block + 1));
+    }
+}
+
+/// Locks an entry as one in use, so that it is not evicted. Returns why it can be read and not written, if that is so.
+///
+/// # Errors
+/// [`ErrorKind::NotFound`] if it was evicted in the meantime.
+fn lock_in_use(data: &File, folder: &Path) -> io::Result<Option<String>> {
+    let identity = FileIdentity::of(data)?;
+    let end = Instant::now() + OPEN_PATIENCE;
+    loop {
+        let locked = data.try_lock_shared();
+        // A process that evicts it renames it before it lets the lock go.
+        let named = FileIdentity::of(&File::open(folder.join(DATA))?)?;
+        if (named.device(), named.inode()) != (identity.device(), identity.inode()) {
+            return Err(ErrorKind::NotFound.into());
+        }
+        match locked {
+            Ok(()) => return Ok(None),
+            // Without locks it may be evicted while it is used, which loses no bytes.
+            Err(TryLockError::Error(_)) => return Ok(None),
+            Err(TryLockError::WouldBlock) if Instant::now() < end => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Err(TryLockError::WouldBlock) => {
+                return Ok(Some("another process holds the lock of its entry".to_owned()));
+            }
+        }
     }
 }
 

@@ -13,7 +13,7 @@ mod entry;
 mod room;
 mod writer;
 
-pub(crate) use entry::Entry;
+pub(crate) use entry::{Claims, Entry};
 pub use room::{CacheEntry, Collected, Verified};
 
 use crate::{Error, Result, environment};
@@ -32,6 +32,9 @@ use writer::Writer;
 const FORMAT: &str = "hoistway cache 1\n";
 /// The same format, as marked by versions from before the project's renaming.
 const FORMER_FORMAT: &str = "windlass cache 1\n";
+/// The folders of a cache: its entries, and what is being made or removed.
+const OBJECTS: &str = "objects";
+const TEMPORARY: &str = "temporary";
 /// How long the end of a cache waits for what is still to be written.
 const LAST_WRITES: Duration = Duration::from_secs(2);
 
@@ -74,20 +77,25 @@ impl NodeCache {
         let failed = |operation| move |source| io_error(operation, root, source);
         make_private(root).map_err(failed("create"))?;
         let marker = root.join("format");
-        if !is_marked(&marker).map_err(failed("open the cache"))? {
+        let read = || read_marker(&marker).map_err(failed("open the cache"));
+        let mut format = read()?;
+        if !format.is_written() {
             let mut names =
                 fs::read_dir(root).map_err(failed("list"))?.filter_map(|own| Some(own.ok()?.file_name()));
-            let is_other = names.any(|name| !name.to_string_lossy().starts_with("format"));
+            let is_cache = |name: &str| {
+                name.starts_with("format") || format == Marker::Empty && [OBJECTS, TEMPORARY].contains(&name)
+            };
+            let is_other = names.any(|name| !is_cache(&name.to_string_lossy()));
             // Another process may have made the cache in the meantime.
-            if is_other && !is_marked(&marker).map_err(failed("open the cache"))? {
+            if is_other && !read()?.is_written() {
                 return Err(invalid(
                     "it is not empty, and holds no cache of hoistway; name another directory",
                 ));
             }
             mark(root, &marker).map_err(failed("create a cache in"))?;
+            format = read()?;
         }
-        let format = fs::read_to_string(&marker).map_err(failed("open the cache"))?;
-        if ![FORMAT, FORMER_FORMAT].contains(&format.as_str()) {
+        if !format.is_known() {
             return Err(invalid(
                 "it holds a cache of another version of hoistway; name another directory, or remove this one",
             ));
@@ -198,9 +206,32 @@ impl Drop for Inner {
     }
 }
 
-/// Whether a cache was made here.
-fn is_marked(marker: &Path) -> std::io::Result<bool> {
-    marker.try_exists()
+/// What the file says that marks a cache.
+#[derive(PartialEq, Eq)]
+enum Marker {
+    Missing,
+    /// A power cut leaves it so, if its name came to the disk before its bytes.
+    Empty,
+    Text(String),
+}
+
+impl Marker {
+    fn is_written(&self) -> bool {
+        matches!(self, Self::Text(_))
+    }
+
+    fn is_known(&self) -> bool {
+        matches!(self, Self::Text(text) if [FORMAT, FORMER_FORMAT].contains(&&**text))
+    }
+}
+
+fn read_marker(path: &Path) -> std::io::Result<Marker> {
+    match fs::read_to_string(path) {
+        Ok(text) if text.bytes().all(|byte| byte == 0) => Ok(Marker::Empty),
+        Ok(text) => Ok(Marker::Text(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Marker::Missing),
+        Err(error) => Err(error),
+    }
 }
 
 /// Makes the file that says that this is a cache, whole from the start. Another process may have made it.
@@ -208,13 +239,12 @@ fn mark(root: &Path, marker: &Path) -> std::io::Result<()> {
     let name = unique(root).file_name().map(|name| name.to_string_lossy().into_owned());
     let new = root.join(format!("format.{}", name.unwrap_or_default()));
     let mut file = fs::File::create_new(&new)?;
-    let made = std::io::Write::write_all(&mut file, FORMAT.as_bytes()).and_then(|()| {
-        match fs::hard_link(&new, marker) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-            // Some file systems have no second names.
-            Err(_) => fs::rename(&new, marker),
-            Ok(()) => Ok(()),
-        }
+    let written = std::io::Write::write_all(&mut file, FORMAT.as_bytes()).and_then(|()| file.sync_all());
+    let made = written.and_then(|()| match fs::hard_link(&new, marker) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && read_marker(marker)?.is_written() => Ok(()),
+        // Some file systems have no second names, and an empty marker is replaced.
+        Err(_) => fs::rename(&new, marker),
+        Ok(()) => Ok(()),
     });
     let _ = fs::remove_file(&new);
     made
@@ -222,22 +252,34 @@ fn mark(root: &Path, marker: &Path) -> std::io::Result<()> {
 
 /// Makes a folder that no other user can write to: what lies in it becomes weights. One that is there must be so.
 fn make_private(path: &Path) -> std::io::Result<()> {
-    let mut builder = fs::DirBuilder::new();
-    builder.recursive(true);
+    private_folders().recursive(true).create(path)?;
     #[cfg(target_os = "linux")]
     {
-        use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-        builder.mode(0o700).create(path)?;
+        use std::os::unix::fs::MetadataExt;
         let (folder, user) = (fs::metadata(path)?, rustix::process::geteuid().as_raw());
-        if ![user, 0].contains(&folder.uid()) || folder.mode() & 0o002 != 0 {
-            return Err(std::io::Error::other(
-                "it belongs to another user, or every user may write to it, who could change what is loaded",
+        let refuse = |why: String| Err(std::io::Error::other(why));
+        if ![user, 0].contains(&folder.uid()) {
+            return refuse("it belongs to another user, who could change what is loaded".to_owned());
+        }
+        // The bits of the group stand for an access control list, too.
+        let who =
+            [(0o002, "every user"), (0o020, "its group")].into_iter().find(|own| folder.mode() & own.0 != 0);
+        if let Some((_, who)) = who {
+            return refuse(format!(
+                "{who} may write to it, and could change what is loaded; run 'chmod go-w {}'",
+                path.display()
             ));
         }
-        Ok(())
     }
-    #[cfg(not(target_os = "linux"))]
-    builder.create(path)
+    Ok(())
+}
+
+/// Makes folders for this user alone, whatever the process's mask says.
+fn private_folders() -> fs::DirBuilder {
+    let mut builder = fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder
 }
 
 fn is_read_only(error: &std::io::Error) -> bool {

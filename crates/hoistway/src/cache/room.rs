@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
+    OBJECTS, TEMPORARY,
     entry::{BLOCK_BYTES, DATA, Entry, META, Meta},
     io_error, unique,
 };
@@ -84,12 +85,12 @@ impl Room {
     }
 
     pub(super) fn objects(&self) -> PathBuf {
-        self.root.join("objects")
+        self.root.join(OBJECTS)
     }
 
     /// What is being made or removed.
     pub(super) fn temporary(&self) -> PathBuf {
-        self.root.join("temporary")
+        self.root.join(TEMPORARY)
     }
 
     /// The bytes that entries may take, where they take so many now.
@@ -166,9 +167,8 @@ impl Room {
         while let Some(entry) = entries.pop()
             && (done.left_bytes > most || !entry.is_readable)
         {
-            if is_in_use(&entry.folder) {
-                continue;
-            }
+            // Held until it is gone, so that no process that opens it takes it for one that stays.
+            let Some(_unused) = Unused::lock(&entry.folder) else { continue };
             match self.remove(&entry.folder) {
                 Ok(()) => {
                     done.entries += 1;
@@ -231,15 +231,24 @@ fn unreadable(folder: PathBuf) -> Option<CacheEntry> {
     })
 }
 
-/// Whether a process has an entry open.
-fn is_in_use(folder: &Path) -> bool {
-    let Ok(data) = File::open(folder.join(DATA)) else { return false };
-    match try_lock(&data) {
-        Ok(()) => {
-            unlock(&data);
-            false
+/// The lock of an entry that no process has open. An entry that has no file to lock has none.
+struct Unused(Option<File>);
+
+impl Unused {
+    /// Locks an entry; `None` if a process has it open.
+    fn lock(folder: &Path) -> Option<Self> {
+        let Ok(data) = File::open(folder.join(DATA)) else { return Some(Self(None)) };
+        match try_lock(&data) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+            locked => Some(Self(locked.is_ok().then_some(data))),
         }
-        Err(error) => error.kind() == ErrorKind::WouldBlock,
+    }
+}
+
+impl Drop for Unused {
+    fn drop(&mut self) {
+        // Not only closed: a child of `fork` may have it too.
+        self.0.iter().for_each(unlock);
     }
 }
 

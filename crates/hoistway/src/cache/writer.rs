@@ -93,6 +93,7 @@ impl Writer {
             return false;
         }
         state.bytes += len;
+        entry.hand_to_writer(blocks.clone());
         let taken = padded(len) as usize;
         let free = if taken == UNIT_BYTES { state.free.pop() } else { None };
         drop(state);
@@ -157,6 +158,7 @@ impl Shared {
     fn write(&self, entry: &Entry, blocks: Range<u64>, bytes: &[u8]) {
         if entry.refusal().is_none() {
             let written = match self.room.make(bytes.len() as u64) {
+                Ok(true) if entry.is_removed() => Err("its entry was removed while it was open".to_owned()),
                 Ok(true) => entry.write(blocks.start, bytes).map_err(|error| error.to_string()),
                 Ok(false) => Err("what it holds is in use, and there is no room for more".to_owned()),
                 Err(error) => Err(error.to_string()),

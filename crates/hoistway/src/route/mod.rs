@@ -245,6 +245,9 @@ pub(crate) struct ReadOp {
     pub(crate) access: Access,
     pub(crate) buffer: Buffer,
     pub(crate) progress: Progress,
+    /// What the read has claimed in the node's cache.
+    #[cfg(feature = "objects")]
+    pub(crate) claims: Option<crate::cache::Claims>,
 }
 
 /// The memory of a [`ReadOp`].
@@ -261,7 +264,15 @@ pub(crate) enum Buffer {
 impl ReadOp {
     /// A read of an extent, nothing of which is there yet.
     pub(crate) fn new(extent: usize, source: Arc<dyn Source>, access: Access, buffer: Buffer) -> Self {
-        Self { extent, source, access, buffer, progress: Progress::default() }
+        Self {
+            extent,
+            source,
+            access,
+            buffer,
+            progress: Progress::default(),
+            #[cfg(feature = "objects")]
+            claims: None,
+        }
     }
 
     /// Nothing of it is there any more.

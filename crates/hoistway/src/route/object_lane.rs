@@ -18,8 +18,8 @@ use std::{
 /// How often a lane that waits for its reads lets its owner look whether the load is over.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Fills memory with the bytes of an object from an offset on, until the flag is set. Returns how many came.
-pub(super) type ReadObject = fn(&ObjectSource, &mut [u8], u64, &AtomicBool) -> io::Result<usize>;
+/// Makes a read of an object, until the flag is set. Returns how many bytes came.
+pub(super) type ReadObject = fn(&ObjectSource, &mut ReadOp, &AtomicBool) -> io::Result<usize>;
 
 /// The reads of one thread. Those that are not needed any more end when the lane is dropped: it stops them and
 /// waits for that.
@@ -75,7 +75,7 @@ fn carry_out(read: ReadObject, op: &mut ReadOp, stop: &AtomicBool) -> io::Result
     }
     let source = op.source.clone();
     let object = ObjectSource::of(&source).ok_or_else(|| io::Error::other("it is no object"))?;
-    read(object, op.buffer.target(op.progress)?, op.progress.offset, stop)
+    read(object, op, stop)
 }
 
 impl Lane<ReadOp> for ObjectLane {

@@ -6,6 +6,7 @@ use crate::{
     ByteRange, Error, Result,
     cache::{Entry, NodeCache},
     catalog::{OpenOptions, Stop},
+    route::ReadOp,
 };
 use hoistway_objects::{Object, Problem};
 use std::{
@@ -117,14 +118,24 @@ impl ObjectSource {
         self.kept.as_ref()?.as_ref().err().map(String::as_str)
     }
 
-    /// Reads what the node's cache holds, until `stop` is set. Returns how many bytes that are.
-    pub(crate) fn read_kept(&self, buffer: &mut [u8], offset: u64, stop: &AtomicBool) -> io::Result<usize> {
-        Ok(self.entry().map_or(0, |entry| entry.read_or_claim(offset, buffer, stop)))
+    /// Reads what the node's cache holds, until `stop` is set. Returns how many bytes that are. The read keeps its claims of
+    /// what is missing.
+    pub(crate) fn read_kept(&self, op: &mut ReadOp, stop: &AtomicBool) -> io::Result<usize> {
+        let Some(entry) = self.entry() else { return Ok(0) };
+        let target = op.buffer.target(op.progress)?;
+        let (count, claims) = entry.read_or_claim(op.progress.offset, target, stop);
+        op.claims = claims;
+        Ok(count)
+    }
+
+    /// Reads from the store, until `stop` is set. Returns how many bytes came.
+    pub(crate) fn read_asked(&self, op: &mut ReadOp, stop: &AtomicBool) -> io::Result<usize> {
+        self.read(op.buffer.target(op.progress)?, op.progress.offset, stop)
     }
 
     /// Reads from the store, until `stop` is set. Returns how many bytes came: fewer at the end alone. Where the range begins
     /// or ends inside of a block that the node's cache lacks, the whole block is read.
-    pub(crate) fn read(&self, buffer: &mut [u8], offset: u64, stop: &AtomicBool) -> io::Result<usize> {
+    fn read(&self, buffer: &mut [u8], offset: u64, stop: &AtomicBool) -> io::Result<usize> {
         let Some(entry) = self.entry() else { return self.ask(buffer, offset, stop) };
         let end = self.object.len().min(offset.saturating_add(buffer.len() as u64));
         let (mut at, whole_end) = (offset, entry.whole_end(end));

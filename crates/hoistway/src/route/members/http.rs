@@ -89,7 +89,7 @@ impl Member for Http {
     }
 
     fn lane(&self, depth: usize) -> Result<Box<ReadLane>, Unavailable> {
-        Ok(Box::new(ObjectLane::new(self.thread_name(), depth, ObjectSource::read)))
+        Ok(Box::new(ObjectLane::new(self.thread_name(), depth, ObjectSource::read_asked)))
     }
 
     fn share(&self, demand: &Demand<'_>) -> Share {
