@@ -244,16 +244,20 @@ fn what_killed_saves_of_any_name_left_is_removed_and_what_is_being_saved_stays()
         let left = [
             file(".step-1.safetensors.hoistway-0123456789abcdef.tmp"),
             file(".step-2.safetensors.index.json.hoistway-0000000000000000.tmp"),
+            // Of a set, whose lock is gone.
+            file(".model.safetensors.hoistway-00000000000000aa-12.tmp"),
         ];
         let others = [
             file("step-1.safetensors.hoistway-0123456789abcdef.tmp"),
             file(".step-1.safetensors.hoistway-0123456789abcde.tmp"),
             file(".step-1.safetensors.hoistway-0123456789abcdeg.tmp"),
             file(".0123456789abcdef.tmp"),
+            file(".model.safetensors.hoistway-00000000000000aa-.tmp"),
         ];
         // The lock is what tells a file that is being written.
         let written = file(".step-3.safetensors.hoistway-0123456789abcdef.tmp");
         let _writer = locked(&written);
+        let of_its_set = file(".step-3.safetensors.hoistway-0123456789abcdef-3.tmp");
         let tensors = [owned("a", Dtype::U8, &[16], 0)];
         if is_sharded {
             save_shards(directory.path(), &tensors, 1 << 20).unwrap();
@@ -262,7 +266,7 @@ fn what_killed_saves_of_any_name_left_is_removed_and_what_is_being_saved_stays()
         }
         assert!(left.iter().all(|path| !path.exists()), "{:?}", names(directory.path()));
         assert!(others.iter().all(|path| path.exists()), "{:?}", names(directory.path()));
-        assert!(written.exists(), "{:?}", names(directory.path()));
+        assert!(written.exists() && of_its_set.exists(), "{:?}", names(directory.path()));
     }
 }
 
@@ -685,6 +689,32 @@ fn locked(folder: &Path) -> fs::File {
 }
 
 #[test]
+fn a_save_of_many_shards_has_few_files_open() {
+    if std::env::var_os(CHILD).is_none() {
+        let own = std::env::current_exe().unwrap();
+        let mut child = Command::new("sh");
+        child.args(["-c", "ulimit -n 64; exec \"$0\" --exact a_save_of_many_shards_has_few_files_open"]);
+        assert!(child.arg(own).env(CHILD, "1").status().unwrap().success());
+        return;
+    }
+    let directory = disk();
+    let tensors: Vec<_> = (0..150).map(|at| owned(&format!("t{at}"), Dtype::U8, &[1100], at)).collect();
+    let report = save_shards(directory.path(), &tensors, 1100).unwrap();
+    assert_eq!((report.files, report.paths.len()), (150, 151));
+    for tensor in &tensors {
+        let found = report.paths[..150].iter().find_map(|path| {
+            let file = fs::read(path).unwrap();
+            let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+            tensors.tensor(&tensor.name).ok().map(|own| own.data() == tensor.bytes)
+        });
+        assert_eq!(found, Some(true), "{}", tensor.name);
+    }
+}
+
+/// Set in a child with few descriptors.
+const CHILD: &str = "HOISTWAY_TEST_FEW_FILES";
+
+#[test]
 fn a_save_that_waits_for_another_can_be_cancelled() {
     let directory = disk();
     let _lock = locked(directory.path());
@@ -781,7 +811,7 @@ fn a_process_that_is_forked_off_during_a_save_keeps_no_lock_of_it() {
     let directory = disk();
     let tensors = [owned("a", Dtype::U8, &[1000], 1)];
     let len = reference(&tensors).len() as u64;
-    let (written, child) = (AtomicU64::new(0), std::sync::Mutex::new(None));
+    let (written, child) = (AtomicU64::new(0), Mutex::new(None));
     let fork = |bytes| {
         if written.fetch_add(bytes, Ordering::Relaxed) == len {
             // All is written, and the folder locked.

@@ -133,9 +133,11 @@ impl<'a> Commit<'a> {
         total_size: u64,
         report: &mut SaveReport,
     ) -> Result<()> {
-        for (temp, number) in temps.iter().zip(1..) {
-            let path = self.path(&self.names.plain(number, temps.len()));
-            self.permissions.give(temp.file(), &path, &mut report.notes);
+        let count = temps.len();
+        for (temp, number) in temps.iter_mut().zip(1..) {
+            let path = self.path(&self.names.plain(number, count));
+            self.permissions.give(temp.opened()?, &path, &mut report.notes);
+            temp.close();
         }
         if self.indexed.is_none() {
             self.index_what_is_there(report)?;
@@ -293,16 +295,16 @@ impl<'a> Commit<'a> {
     ) -> Result<TempFile> {
         let path = self.path(&self.names.index());
         let text = IndexText { metadata: IndexMetadata { total_size }, weight_map };
-        let temp = self.folder.new_temp()?;
+        let mut temp = self.folder.new_temp()?;
         let write = || {
             let mut text = serde_json::to_vec_pretty(&text)?;
             text.push(b'\n');
-            let mut file = temp.file();
+            let mut file = temp.file()?;
             file.write_all(&text)?;
             if self.folder.is_synced() { temp.sync() } else { Ok(()) }
         };
         write().map_err(|source| io_error("write", &path, source))?;
-        self.permissions.give(temp.file(), &path, &mut report.notes);
+        self.permissions.give(temp.opened()?, &path, &mut report.notes);
         Ok(temp)
     }
 
@@ -388,7 +390,8 @@ fn read_index(path: &Path) -> Result<Option<BTreeSet<String>>> {
     };
     // One byte more than an index may have shows that it is none.
     let mut text = vec![0; open_file.identity.len().min(MAX_INDEX_BYTES + 1) as usize];
-    read_exact_at(&open_file.file, &mut text, 0).map_err(|source| io_error("read", path, source))?;
+    let read = open_file.file().and_then(|file| read_exact_at(&file, &mut text, 0));
+    read.map_err(|source| io_error("read", path, source))?;
     let index = Index::parse(&text);
     let files = index.iter().flat_map(Index::files).map(str::to_owned);
     Ok(Some(files.collect()))

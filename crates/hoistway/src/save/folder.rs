@@ -1,7 +1,10 @@
 //! The folder that a save goes to: temporary files in it, and its entries on the disk.
 #![forbid(unsafe_code)]
 
-use super::{io_error, temp, temp::TempFile};
+use super::{
+    io_error,
+    temp::{self, TempFile, TempName},
+};
 use crate::{Error, Result, sys::folders};
 use hoistway_io::file::is_remote;
 use std::{
@@ -12,8 +15,6 @@ use std::{
     time::Duration,
 };
 
-/// What stands in the names of temporary files between the name of the file and a random number.
-const TEMP_MARK: &str = ".hoistway-";
 /// On file systems of a network, where a lock may not reach other machines, a temporary file of another name that was not
 /// written to for so long has no writer.
 const REMOTE_AGE: Duration = Duration::from_secs(3600);
@@ -57,7 +58,7 @@ impl Folder {
     fn new(path: &Path, name: &OsStr, sync: bool) -> Self {
         let mut temp_prefix = OsString::from(".");
         temp_prefix.push(folders::shortened(name, MAX_NAME_BYTES));
-        temp_prefix.push(TEMP_MARK);
+        temp_prefix.push(temp::MARK);
         Self { path: path.to_owned(), temp_prefix, sync }
     }
 
@@ -66,11 +67,11 @@ impl Folder {
         self.sync
     }
 
-    /// A new temporary file.
+    /// A new temporary file, which is locked.
     pub(super) fn new_temp(&self) -> Result<TempFile> {
         TempFile::new(|random| {
             let mut name = self.temp_prefix.clone();
-            name.push(format!("{random:016x}.tmp"));
+            name.push(format!("{random:016x}{}", temp::SUFFIX));
             self.path.join(name)
         })
     }
@@ -83,8 +84,8 @@ impl Folder {
         // A folder that cannot be listed does not hinder the save.
         for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            let Some(prefix) = temp_prefix_of(name.as_encoded_bytes()) else { continue };
-            let is_own = prefix == self.temp_prefix.as_encoded_bytes();
+            let Some(name) = TempName::of(&name) else { continue };
+            let is_own = name.prefix == self.temp_prefix.as_encoded_bytes();
             let is_old = || {
                 let written = entry.metadata().and_then(|own| own.modified()).ok();
                 written.and_then(|own| own.elapsed().ok()).is_some_and(|age| age >= REMOTE_AGE)
@@ -119,11 +120,4 @@ impl Folder {
         super::crash_tests::step(super::crash_tests::Step::SyncFolder(self.path.clone()));
         folders::sync(&self.path)
     }
-}
-
-/// What the name of a temporary file begins with, before its random number; `None` if the name is of no such file.
-fn temp_prefix_of(name: &[u8]) -> Option<&[u8]> {
-    let (prefix, random) = name.strip_suffix(b".tmp")?.split_last_chunk::<16>()?;
-    let is_temp = name.starts_with(b".") && prefix.ends_with(TEMP_MARK.as_bytes());
-    (is_temp && random.iter().all(u8::is_ascii_hexdigit)).then_some(prefix)
 }

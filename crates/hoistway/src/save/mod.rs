@@ -42,12 +42,14 @@ use commit::{Commit, ShardNames};
 use folder::Folder;
 use plan::PlannedFile;
 use std::{
+    collections::VecDeque,
     fs, io,
     ops::ControlFlow,
     path::{Path, PathBuf},
     time::Instant,
 };
 use target::Target;
+use temp::TempFile;
 use write::Writing;
 
 /// Saves `tensors` to one safetensors file, which takes its name when it is complete: until then, and if anything goes
@@ -84,14 +86,16 @@ pub fn save(
     let folder = Folder::of_file(&path, options.sync)?;
     let mut report = SaveReport::new(tensors.len(), options);
     folder.remove_stale_temps(&mut report.notes);
-    let target = Target::new(file, folder.new_temp()?, path.clone(), options)?;
+    let mut temp = folder.new_temp()?;
+    temp.allocate(file.len(), &path)?;
+    let target = Target::new(file, temp, path.clone(), options)?;
     let files = Writing::new(tensors, options, vec![target], &go_on)?.run(&mut report)?;
     if go_on(0).is_break() {
         return Err(Error::Cancelled);
     }
     let permissions = Permissions::replacing(std::slice::from_ref(&path))?;
-    for temp in files {
-        permissions.give(temp.file(), &path, &mut report.notes);
+    for mut temp in files {
+        permissions.give(temp.opened()?, &path, &mut report.notes);
         temp.persist(&path)?;
     }
     folder.sync_saved(&path)?;
@@ -141,13 +145,25 @@ pub fn save_sharded(
     let mut report = SaveReport::new(tensors.len(), options);
     folder.remove_stale_temps(&mut report.notes);
     let count = files.len();
-    let targets = (1..)
-        .zip(files)
-        .map(|(number, file)| {
-            Target::new(file, folder.new_temp()?, folder.path.join(names.plain(number, count)), options)
-        })
-        .collect::<Result<Vec<_>>>()?;
-    let temps = Writing::new(tensors, options, targets, &go_on)?.run(&mut report)?;
+    // Dropped last: its lock says that the others have a writer.
+    let set = folder.new_temp()?;
+    let allocate = |(number, file): (usize, PlannedFile)| {
+        let (mut temp, path) = (set.under(number)?, folder.path.join(names.plain(number, count)));
+        temp.allocate(file.len(), &path)?;
+        temp.close();
+        Ok((file, temp, path))
+    };
+    // A disk that is too small is found out before the first write.
+    let mut files = (1..).zip(files).map(allocate).collect::<Result<VecDeque<_>>>()?;
+    let mut temps = Vec::with_capacity(count);
+    while !files.is_empty() {
+        let open = files.drain(..files.len().min(OPEN_FILES));
+        let targets = open.map(|(file, temp, path)| Target::new(file, temp, path, options));
+        let targets = targets.collect::<Result<Vec<_>>>()?;
+        let mut written = Writing::new(tensors, options, targets, &go_on)?.run(&mut report)?;
+        written.iter_mut().for_each(TempFile::close);
+        temps.append(&mut written);
+    }
     Commit::begin(&folder, &names, &go_on, &mut report)?.run(
         temps,
         &contents,
@@ -157,6 +173,9 @@ pub fn save_sharded(
     report.finish(started);
     Ok(report)
 }
+
+/// Files of a set that are written at a time, each by two descriptors.
+const OPEN_FILES: usize = 16;
 
 /// A safetensors file that is to be in memory.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use std::{
 /// Files below this length are not worth the drive's wait.
 const MIN_DIRECT_BYTES: u64 = 1 << 20;
 
-/// One file that is being written.
+/// One file that is being written, and is open.
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) plan: PlannedFile,
@@ -34,12 +34,11 @@ impl Target {
     /// A file of the planned length, without its bytes.
     pub(super) fn new(
         plan: PlannedFile,
-        temp: TempFile,
+        mut temp: TempFile,
         path: PathBuf,
         options: &SaveOptions,
     ) -> Result<Self> {
-        temp.allocate(plan.len(), &path)?;
-        let (direct, refused) = match open_for_direct(&temp, plan.len(), options) {
+        let (direct, refused) = match open_for_direct(temp.opened()?, plan.len(), options) {
             Ok(direct) => (Some(direct), None),
             Err(why) => (None, Some(why)),
         };
@@ -63,7 +62,7 @@ impl Target {
 }
 
 /// A descriptor for direct writes, or why there is to be none.
-fn open_for_direct(temp: &TempFile, len: u64, options: &SaveOptions) -> Result<File, Unavailable> {
+fn open_for_direct(file: &File, len: u64, options: &SaveOptions) -> Result<File, Unavailable> {
     let unwanted = match options.direct {
         DirectIo::Never => Some("they are not wanted".to_owned()),
         DirectIo::Auto if !options.sync => {
@@ -77,7 +76,7 @@ fn open_for_direct(temp: &TempFile, len: u64, options: &SaveOptions) -> Result<F
     if let Some(reason) = unwanted {
         return Err(Unavailable::new(reason, ""));
     }
-    open_direct(temp.file(), FileUse::ReadWrite).map(|direct| direct.file)
+    open_direct(file, FileUse::ReadWrite).map(|direct| direct.file)
 }
 
 /// The error where direct writes were asked for and are refused.

@@ -9,22 +9,28 @@ use crate::{
 use hoistway_io::file::{FileIdentity, try_lock, unlock};
 use std::{
     collections::hash_map::RandomState,
+    ffi::OsStr,
     fs::{self, File, OpenOptions},
     hash::{BuildHasher, Hasher},
     io,
     path::{Path, PathBuf},
 };
 
+/// What stands in the names of temporary files between the name of the file and a random number.
+pub(super) const MARK: &str = ".hoistway-";
+/// What they end with.
+pub(super) const SUFFIX: &str = ".tmp";
 /// Names that are tried before giving up.
 const ATTEMPTS: usize = 100;
 
 /// A new file. Removed when dropped, unless it was given its name.
 ///
 /// It is locked as long as it is being written, so that others can tell it from one whose writer is gone: the lock goes
-/// with the process.
+/// with the process. The files of a set are not locked, and may be closed: the file that they are under is locked for them.
 #[derive(Debug)]
 pub(super) struct TempFile {
-    file: File,
+    /// `None` while it is closed.
+    file: Option<File>,
     path: PathBuf,
     is_named: bool,
 }
@@ -40,14 +46,12 @@ impl TempFile {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(source) => return Err(io_error("create", &path, source)),
             };
-            let temp = Self { file, path, is_named: false };
             // Another process may have removed it as a file without a writer: then it has no name any more.
-            if try_lock(&temp.file).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
-                continue;
-            }
-            let identity =
-                FileIdentity::of(&temp.file).map_err(|source| io_error("stat", &temp.path, source))?;
-            if identity.links() > 0 {
+            let locked = try_lock(&file);
+            let identity = FileIdentity::of(&file).map_err(|source| io_error("stat", &path, source));
+            let temp = Self { file: Some(file), path, is_named: false };
+            if !locked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) && identity?.links() > 0
+            {
                 return Ok(temp);
             }
         }
@@ -55,21 +59,46 @@ impl TempFile {
         Err(io_error("create", &path, io::Error::other("every name that was tried is taken")))
     }
 
-    pub(super) fn file(&self) -> &File {
-        &self.file
+    /// File `number` of a set, whose lock this one is. It is closed.
+    pub(super) fn under(&self, number: usize) -> Result<Self> {
+        // The number goes before the suffix.
+        let mut name = self.path.file_stem().unwrap_or_default().to_owned();
+        name.push(format!("-{number}{SUFFIX}"));
+        let path = self.path.with_file_name(name);
+        folders::create_private(&path).map_err(|source| io_error("create", &path, source))?;
+        Ok(Self { file: None, path, is_named: false })
+    }
+
+    /// The file, while it is open.
+    pub(super) fn file(&self) -> io::Result<&File> {
+        self.file.as_ref().ok_or_else(|| io::Error::other("it is closed"))
+    }
+
+    /// The file, which is opened if it is closed.
+    pub(super) fn opened(&mut self) -> Result<&File> {
+        if self.file.is_none() {
+            let file = OpenOptions::new().read(true).write(true).open(&self.path);
+            self.file = Some(file.map_err(|source| io_error("open", &self.path, source))?);
+        }
+        self.file().map_err(|source| io_error("open", &self.path, source))
+    }
+
+    /// Closes a file of a set.
+    pub(super) fn close(&mut self) {
+        self.file = None;
     }
 
     /// Sees to it that its bytes are on the disk.
     pub(super) fn sync(&self) -> io::Result<()> {
         #[cfg(test)]
         super::crash_tests::step(super::crash_tests::Step::SyncFile(self.path.clone()));
-        self.file.sync_all()
+        self.file()?.sync_all()
     }
 
     /// Makes it `len` bytes long, on blocks that are reserved where the file system can do that.
     /// `shown` is what messages call it.
-    pub(super) fn allocate(&self, len: u64, shown: &Path) -> Result<()> {
-        files::allocate(&self.file, len).map_err(|source| Error::Io {
+    pub(super) fn allocate(&mut self, len: u64, shown: &Path) -> Result<()> {
+        files::allocate(self.opened()?, len).map_err(|source| Error::Io {
             operation: "allocate",
             path: shown.to_owned(),
             tensor: None,
@@ -115,12 +144,27 @@ impl Drop for TempFile {
             // What stays is removed by the next save to the folder.
             let _ = fs::remove_file(&self.path);
         }
-        unlock(&self.file);
+        self.file.iter().for_each(unlock);
     }
 }
 
 /// Removes the file if no process is writing it. An error if that is not known, or the file cannot be removed.
 pub(super) fn remove_if_stale(path: &Path) -> io::Result<()> {
+    if let Some(lock) = lock_of(path) {
+        // Without it, the process that wrote the set is gone, or about to remove this file too.
+        return match OpenOptions::new().read(true).write(true).open(lock).map(|file| (try_lock(&file), file))
+        {
+            Ok((Err(error), _)) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Ok((Err(error), _)) => Err(error),
+            Ok((Ok(()), file)) => {
+                let removed = removed(path);
+                unlock(&file);
+                removed
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => removed(path),
+            Err(error) => Err(error),
+        };
+    }
     // Network file systems lock what is open for writing alone.
     let removed =
         OpenOptions::new().read(true).write(true).open(path).and_then(|file| match try_lock(&file) {
@@ -138,9 +182,70 @@ pub(super) fn remove_if_stale(path: &Path) -> io::Result<()> {
     }
 }
 
+fn removed(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+/// The parts of the name of a temporary file: `.model.safetensors.hoistway-0123456789abcdef.tmp`, of a file of a set
+/// `.model.safetensors.hoistway-0123456789abcdef-7.tmp`.
+pub(super) struct TempName<'a> {
+    /// Up to the random number.
+    pub(super) prefix: &'a [u8],
+    /// The number in the set, and what stands before it.
+    number: &'a [u8],
+}
+
+impl<'a> TempName<'a> {
+    /// `None` if a file is called otherwise.
+    pub(super) fn of(name: &'a OsStr) -> Option<Self> {
+        let stem =
+            name.as_encoded_bytes().strip_suffix(SUFFIX.as_bytes()).filter(|own| own.starts_with(b"."))?;
+        let prefix_len = stem.windows(MARK.len()).rposition(|own| own == MARK.as_bytes())? + MARK.len();
+        let (prefix, rest) = stem.split_at(prefix_len);
+        let (random, number) = rest.split_first_chunk::<16>()?;
+        let is_number = match number {
+            [] => true,
+            [b'-', digits @ ..] => !digits.is_empty() && digits.iter().all(u8::is_ascii_digit),
+            _ => false,
+        };
+        (is_number && random.iter().all(u8::is_ascii_hexdigit)).then_some(Self { prefix, number })
+    }
+}
+
+/// The file that is locked for a file of a set; `None` for one that is locked itself.
+fn lock_of(path: &Path) -> Option<PathBuf> {
+    let name = path.file_name()?;
+    let number = TempName::of(name)?.number;
+    // Names of sets are text.
+    let stem = name.to_str().filter(|_| !number.is_empty())?.strip_suffix(SUFFIX)?;
+    Some(path.with_file_name(format!("{}{SUFFIX}", &stem[..stem.len() - number.len()])))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_set_is_stale_once_its_lock_is_free() {
+        let folder = tempfile::tempdir().unwrap();
+        let name = |end: &str| folder.path().join(format!(".a.hoistway-0123456789012345{end}.tmp"));
+        let lock = TempFile::new(|_| name("")).unwrap();
+        let file = lock.under(7).unwrap();
+        let path = file.path.clone();
+        assert_eq!(path, name("-7"));
+        remove_if_stale(&path).unwrap();
+        assert!(path.exists(), "its lock is held");
+        unlock(lock.file().unwrap());
+        remove_if_stale(&path).unwrap();
+        assert!(!path.exists());
+        drop(lock);
+        fs::write(&path, "of a save that was killed").unwrap();
+        remove_if_stale(&path).unwrap();
+        assert!(!path.exists());
+    }
 
     #[test]
     fn a_name_that_is_taken_is_not_given_again() {

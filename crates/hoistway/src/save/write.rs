@@ -134,12 +134,13 @@ impl<'a> Writing<'a> {
         })
     }
 
-    /// Writes everything, and syncs it if asked to. The files have all their bytes then, but not their names.
+    /// Writes everything, and syncs it if asked to. The files have all their bytes then, but not their names, and those of
+    /// a set are closed.
     pub(super) fn run(self, report: &mut SaveReport) -> Result<Vec<TempFile>> {
         let started = Instant::now();
         self.write_all()?;
         self.tell(report);
-        report.write_seconds = started.elapsed().as_secs_f64();
+        report.write_seconds += started.elapsed().as_secs_f64();
         Ok(self.targets.into_iter().map(|target| target.temp).collect())
     }
 
@@ -189,7 +190,7 @@ impl<'a> Writing<'a> {
     }
 
     fn tell(&self, report: &mut SaveReport) {
-        report.files = self.targets.len();
+        report.files += self.targets.len();
         for target in &self.targets {
             report.tensor_bytes += target.plan.tensor_bytes();
             report.file_bytes += target.plan.len();
@@ -198,9 +199,9 @@ impl<'a> Writing<'a> {
                 report.refused.push(Refusal::new("direct writes", path, why.clone()));
             }
         }
-        report.direct_bytes = self.direct_bytes.load(Ordering::Relaxed);
-        report.buffered_bytes = self.buffered_bytes.load(Ordering::Relaxed);
-        report.staged_bytes = self.staged_bytes.load(Ordering::Relaxed);
+        report.direct_bytes += self.direct_bytes.load(Ordering::Relaxed);
+        report.buffered_bytes += self.buffered_bytes.load(Ordering::Relaxed);
+        report.staged_bytes += self.staged_bytes.load(Ordering::Relaxed);
     }
 
     fn write(&self, target: &Target, extent: ByteRange, slots: &Slots) -> Result<()> {
@@ -280,8 +281,8 @@ impl<'a> Writing<'a> {
                 }));
             }
         }
-        let file = target.temp.file();
         let mut offset = range.start();
+        let file = target.temp.file().map_err(|source| self.failed(target, offset, range, source))?;
         write_all_at(file, &mut slices, &mut offset, Alignment::BYTE)
             .map_err(|source| self.failed(target, offset, range, source))
     }
