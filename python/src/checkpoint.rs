@@ -3,6 +3,7 @@
 
 use crate::{
     bytes::open_options,
+    cancellable,
     error::IntoPython,
     filling::{Filling, Targets},
     interruptible,
@@ -11,12 +12,11 @@ use crate::{
     options::{fill_options, load_options, order_of, stream_options},
     process::Detached,
     report::NativeReport,
-    stoppable,
     tensor::{Tensor, quantized_shape},
 };
 use hoistway::{
-    Route,
-    catalog::{SourceName, Stop},
+    Cancel, Route,
+    catalog::SourceName,
     plan::{Plan, PlanOptions, PlannedTensor},
     verify::Manifest,
 };
@@ -28,6 +28,7 @@ use std::{
     borrow::Cow,
     collections::{BTreeMap, HashMap},
     ffi::OsStr,
+    ops::ControlFlow,
     path::PathBuf,
     sync::Arc,
 };
@@ -62,13 +63,13 @@ impl Checkpoint {
         cache: Option<PathBuf>,
     ) -> PyResult<Self> {
         let options = open_options(py, lenient, offset, store, cache)?;
-        let stop = Stop::default();
-        let options = options.stop(stop.clone());
+        let cancel = Cancel::default();
+        let options = options.stop(cancel.clone());
         let open = || hoistway::Checkpoint::open_with(&paths, &options);
         let is_url = |path: &PathBuf| matches!(SourceName::from(path.as_path()), SourceName::Url(_));
         // Only a server is waited for long enough that it matters.
         let checkpoint = match paths.iter().any(is_url) {
-            true => stoppable(py, || stop.stop(), open)?,
+            true => cancellable(py, &cancel, open)?,
             false => py.detach(open).into_python(py)?,
         };
         Ok(Self { checkpoint: Detached::new(Arc::new(checkpoint)) })
@@ -194,7 +195,9 @@ impl Checkpoint {
 
     /// Digest of each tensor, read a second way, as JSON.
     fn manifest(&self, py: Python<'_>) -> PyResult<String> {
-        let manifest = interruptible(py, |go_on| Manifest::of(&self.checkpoint, |_| go_on()))?;
+        let cancel = Cancel::default();
+        let go_on = |_| ControlFlow::Continue(());
+        let manifest = cancellable(py, &cancel, || Manifest::of_until(&cancel, &self.checkpoint, go_on))?;
         serde_json::to_string(&manifest).into_python(py)
     }
 }

@@ -1,8 +1,8 @@
 //! Keys and values of GGUF files as Python's own. Arrays are read when asked for.
 
-use crate::error::IntoPython;
+use crate::{cancellable, error::IntoPython};
 use hoistway::{
-    OpenArray,
+    Cancel, OpenArray, Result,
     catalog::{
         FileId,
         gguf::{ArrayValues, Value},
@@ -36,12 +36,12 @@ impl NativeArray {
     fn numbers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let len = usize::try_from(self.array.array().bytes().len()).unwrap_or(usize::MAX);
         // Into the object itself, to which no other reference exists yet.
-        PyBytes::new_with(py, len, |buffer| py.detach(|| self.array.read_into(buffer)).into_python(py))
+        PyBytes::new_with(py, len, |buffer| self.read(py, |array| array.read_into(buffer)))
     }
 
     /// All strings as text.
     fn strings<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        match py.detach(|| self.array.read()).into_python(py)? {
+        match self.read(py, OpenArray::read)? {
             ArrayValues::String(strings) => PyList::new(py, strings),
             _ => Ok(PyList::empty(py)),
         }
@@ -49,14 +49,26 @@ impl NativeArray {
 
     /// All strings as bytes.
     fn byte_strings<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let strings = py.detach(|| self.array.byte_strings()).into_python(py)?;
+        let strings = self.read(py, OpenArray::byte_strings)?;
         PyList::new(py, strings.iter().map(|string| PyBytes::new(py, string)))
     }
 
     /// All arrays of an array of arrays.
     fn arrays(&self, py: Python<'_>) -> PyResult<Vec<Self>> {
-        let arrays = py.detach(|| self.array.arrays()).into_python(py)?;
+        let arrays = self.read(py, OpenArray::arrays)?;
         Ok(arrays.into_iter().map(|array| Self { array }).collect())
+    }
+}
+
+impl NativeArray {
+    /// Reads the array, perhaps from a server, until Ctrl-C.
+    fn read<T: Send>(
+        &self,
+        py: Python<'_>,
+        read: impl FnOnce(&OpenArray) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        let cancel = Cancel::default();
+        cancellable(py, &cancel, || read(&self.array.until(&cancel)))
     }
 }
 

@@ -25,12 +25,12 @@ mod save;
 mod tensor;
 mod view;
 
+use hoistway::Cancel;
 use pyo3::prelude::*;
 use std::{
     ops::ControlFlow,
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
         mpsc::{self, Receiver, RecvTimeoutError},
     },
     thread,
@@ -94,16 +94,15 @@ fn interruptible<T: Send>(
     py: Python<'_>,
     work: impl FnOnce(&(dyn Fn() -> ControlFlow<()> + Sync)) -> hoistway::Result<T> + Send,
 ) -> PyResult<T> {
-    let stopped = AtomicBool::new(false);
-    let go_on =
-        || if stopped.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-    stoppable(py, || stopped.store(true, Ordering::Relaxed), || work(&go_on))
+    let cancel = Cancel::default();
+    let go_on = || if cancel.is_cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    cancellable(py, &cancel, || work(&go_on))
 }
 
-/// Does work on another thread while this one looks for Ctrl-C, after which `stop` is called.
-fn stoppable<T: Send>(
+/// Does work on another thread while this one looks for Ctrl-C, which cancels the token that the work has.
+fn cancellable<T: Send>(
     py: Python<'_>,
-    stop: impl Fn(),
+    cancel: &Cancel,
     work: impl FnOnce() -> hoistway::Result<T> + Send,
 ) -> PyResult<T> {
     let work = Mutex::new(Some(work));
@@ -113,7 +112,6 @@ fn stoppable<T: Send>(
         let take_work = &take_work;
         let started = thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, move || {
             if let Some(work) = take_work() {
-                // The receiver is gone after an interrupt.
                 let _ = sender.send(work());
             }
         });
@@ -124,7 +122,7 @@ fn stoppable<T: Send>(
                 None => panicked(py),
             };
         };
-        let outcome = wait_for(py, receiver).inspect_err(|_| stop());
+        let outcome = wait_for(py, receiver).inspect_err(|_| cancel.cancel());
         // Joined here: the scope would wait with the interpreter held, and would panic after a panic.
         let _ = py.detach(|| worker.join());
         match outcome? {

@@ -349,7 +349,8 @@ pub unsafe extern "C" fn hoistway_batch_promote(batch: *const hoistway_batch) ->
     })
 }
 
-/// Reads that have not begun will not; those under way end as they may. Does not wait.
+/// Reads that have not begun will not, and those that wait for a server end soon. Those that the kernel or a device has end
+/// as they may. Does not wait.
 ///
 /// # Safety
 /// `batch` must be live.

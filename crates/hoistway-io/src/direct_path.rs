@@ -72,7 +72,7 @@ fn probe<'f>(
     let library = device.direct_library()?;
     let plain =
         source.direct_file().map_err(|error| failed(library, "a trial read cannot be checked", &error))?;
-    trial_read(device, file, plain, len)
+    trial_read(device, file, &plain, len)
 }
 
 fn failed(library: &DirectLibrary, what: &str, error: &dyn fmt::Display) -> Unavailable {

@@ -6,6 +6,7 @@
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("hoistway runs on 64-bit systems");
 
+pub mod cancel;
 pub mod direct_path;
 mod error;
 pub mod executor;

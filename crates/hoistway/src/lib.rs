@@ -48,7 +48,7 @@ pub use catalog::Catalog;
 pub use device::DeviceId;
 pub use dtype::{Dtype, GgmlType, SizeError};
 pub use error::{Error, Result};
-pub use hoistway_io::{Alignment, ByteRange, counted};
+pub use hoistway_io::{Alignment, ByteRange, cancel::Cancel, counted};
 pub use load::{
     Arrival, Checkpoint, DeviceAllocator, FillTarget, Filled, Filling, LoadOptions, Loaded, Loading,
     NumaPlacement, OpenArray, Order, Progress, StreamOptions, Tensor, TensorMemory, load, load_bytes,

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    Checkpoint, Dtype, Error, Loaded, Result,
+    Cancel, Checkpoint, Dtype, Error, Loaded, Result,
     catalog::{TensorEntry, TensorId},
     parallel,
     source::Source,
@@ -64,10 +64,22 @@ impl Manifest {
     /// # Errors
     /// [`Error::Io`], [`Error::Truncated`], [`Error::Changed`] or [`Error::Cancelled`].
     pub fn of(checkpoint: &Checkpoint, progress: impl Fn(u64) -> ControlFlow<()> + Sync) -> Result<Self> {
+        Self::of_until(&Cancel::default(), checkpoint, progress)
+    }
+
+    /// Like [`Manifest::of`], until `cancel` ends it: also reads that wait for a server.
+    ///
+    /// # Errors
+    /// Those of [`Manifest::of`].
+    pub fn of_until(
+        cancel: &Cancel,
+        checkpoint: &Checkpoint,
+        progress: impl Fn(u64) -> ControlFlow<()> + Sync,
+    ) -> Result<Self> {
         let ids: Vec<TensorId> = checkpoint.catalog().ids().collect();
         let entries = parallel::map(&ids, parallel::cores(), |&id| {
             let entry = checkpoint.catalog().tensor(id);
-            let digest = digest_of_file(checkpoint.source(entry.file), entry, &progress)?;
+            let digest = digest_of_file(checkpoint.source(entry.file), entry, cancel, &progress)?;
             let described = ManifestEntry { dtype: entry.dtype, shape: entry.shape.to_vec(), digest };
             Ok((entry.name.to_string(), described))
         });
@@ -132,6 +144,7 @@ pub(crate) fn check(
     checkpoint: &Checkpoint,
     loaded: &Loaded,
     manifest: Option<(&Path, &Manifest)>,
+    cancel: &Cancel,
 ) -> Result<VerifyReport> {
     let started = Instant::now();
     let checked = parallel::map(loaded.tensors(), parallel::cores(), |tensor| {
@@ -148,19 +161,17 @@ pub(crate) fn check(
         }
         let describe = |digest| ManifestEntry { dtype: entry.dtype, shape: entry.shape.to_vec(), digest };
         let found = describe(blake3::hash(&tensor.bytes()?).to_hex().to_string());
-        let expected =
-            match manifest {
-                None => describe(digest_of_file(checkpoint.source(entry.file), entry, &|_| {
-                    ControlFlow::Continue(())
-                })?),
-                Some((path, manifest)) => match manifest.tensors.get(tensor.name()) {
-                    Some(expected) => expected.clone(),
-                    None => {
-                        let reason = format!("it has no tensor '{}'", tensor.name());
-                        return Err(Error::InvalidManifest { path: path.to_owned(), reason });
-                    }
-                },
-            };
+        let go_on = |_| ControlFlow::Continue(());
+        let expected = match manifest {
+            None => describe(digest_of_file(checkpoint.source(entry.file), entry, cancel, &go_on)?),
+            Some((path, manifest)) => match manifest.tensors.get(tensor.name()) {
+                Some(expected) => expected.clone(),
+                None => {
+                    let reason = format!("it has no tensor '{}'", tensor.name());
+                    return Err(Error::InvalidManifest { path: path.to_owned(), reason });
+                }
+            },
+        };
         if found == expected {
             return Ok(tensor.len_bytes());
         }
@@ -187,6 +198,7 @@ pub(crate) fn check(
 fn digest_of_file(
     source: &dyn Source,
     entry: &TensorEntry,
+    cancel: &Cancel,
     progress: &impl Fn(u64) -> ControlFlow<()>,
 ) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
@@ -195,9 +207,9 @@ fn digest_of_file(
     while offset < entry.bytes.end() {
         let len = buffer.len().min((entry.bytes.end() - offset) as usize);
         let step = &mut buffer[..len];
-        source.read_exactly(step, offset, Some(&entry.name))?;
+        source.read_exactly(step, offset, Some(&entry.name), cancel)?;
         hasher.update(step);
-        if progress(len as u64).is_break() {
+        if progress(len as u64).is_break() || cancel.is_cancelled() {
             return Err(Error::Cancelled);
         }
         offset += len as u64;

@@ -1,7 +1,7 @@
 //! Brings a checkpoint's files into the page cache, for programs that map them.
 #![forbid(unsafe_code)]
 
-use crate::{ByteRange, Checkpoint, Error, Result, Route, parallel, source::Source};
+use crate::{ByteRange, Cancel, Checkpoint, Error, Result, Route, parallel, source::Source};
 use hoistway_io::file::{LocalFile, Probe};
 use serde::{Deserialize, Serialize};
 use std::{ops::ControlFlow, sync::Arc, time::Instant};
@@ -72,10 +72,10 @@ fn read_in(source: &dyn Source, part: ByteRange) -> Result<u64> {
         let len = STEP_BYTES.min((part.end() - offset) as usize);
         let step = ByteRange::at(offset, len as u64).unwrap_or(part);
         offset += len as u64;
-        if local.probe().is_whole(local.buffered_file(), step) {
+        if local.buffered_file().is_ok_and(|file| local.probe().is_whole(&file, step)) {
             continue;
         }
-        source.read_exactly(&mut buffer[..len], step.start(), None)?;
+        source.read_exactly(&mut buffer[..len], step.start(), None, &Cancel::default())?;
         read += len as u64;
     }
     Ok(read)

@@ -1,8 +1,8 @@
 //! A file of this machine: its two descriptors, and what each can do.
 #![forbid(unsafe_code)]
 
-use super::{DirectFile, FileSystem, FileUse, OpenFile, Probe, Residency, direct};
-use crate::{ByteRange, sys};
+use super::{FileSystem, FileUse, Held, OpenFile, Probe, Residency, descriptor::Descriptor, direct};
+use crate::{Alignment, ByteRange, sys};
 use hoistway_device::Unavailable;
 use std::{
     fs::File,
@@ -15,7 +15,8 @@ use std::{
 pub struct LocalFile {
     open: Arc<OpenFile>,
     filesystem: FileSystem,
-    direct: Result<DirectFile, Unavailable>,
+    /// The file for direct reads, once that was asked for.
+    direct: OnceLock<Result<Descriptor, Unavailable>>,
     /// Set when a direct read was refused although opening was not.
     direct_failed: OnceLock<Unavailable>,
     probe: Probe,
@@ -24,9 +25,9 @@ pub struct LocalFile {
 impl LocalFile {
     /// Finds out what can be done with an open file that lies on `filesystem`.
     pub fn new(open: Arc<OpenFile>, filesystem: FileSystem) -> Self {
-        let direct = direct::open_on(&open.file, filesystem, FileUse::Read);
-        let probe = Probe::find(&open.file);
-        Self { open, filesystem, direct, direct_failed: OnceLock::new(), probe }
+        let probe = open.file().map(|file| Probe::find(&file));
+        let probe = probe.unwrap_or_else(|error| Probe::None(Unavailable::new(error.to_string(), "")));
+        Self { open, filesystem, direct: OnceLock::new(), direct_failed: OnceLock::new(), probe }
     }
 
     /// Returns the file system that the file lies on.
@@ -56,44 +57,53 @@ impl LocalFile {
 
     /// Returns the length of reads that the file system prefers.
     pub fn preferred_bytes(&self) -> u64 {
-        sys::files::preferred_bytes(&self.open.file)
+        self.open.file().map_or(Alignment::BLOCK.bytes(), |file| sys::files::preferred_bytes(&file))
     }
 
     /// Returns the bytes that the page cache holds, if that can be known.
     pub fn cached_bytes(&self) -> Option<u64> {
-        self.probe.cached_bytes(&self.open.file, self.len_bytes())
+        self.probe.cached_bytes(&*self.open.file().ok()?, self.len_bytes())
     }
 
     /// Returns what the page cache holds of `range`.
     pub fn residency(&self, range: ByteRange) -> Residency {
-        self.probe.ask(&self.open.file, range)
+        self.open.file().map_or(Residency::Cold, |file| self.probe.ask(&file, range))
     }
 
     /// Returns the file for reads through the page cache.
-    pub fn buffered_file(&self) -> &File {
-        &self.open.file
-    }
-
-    /// Returns the file for direct reads.
     ///
     /// # Errors
-    /// [`Unsupported`](io::ErrorKind::Unsupported) if there is none.
-    pub fn direct_file(&self) -> io::Result<&File> {
-        let direct = self.opened_for_direct();
-        direct.map_err(|why| io::Error::new(io::ErrorKind::Unsupported, why.to_string()))
+    /// The system's, if it was closed and cannot be opened again.
+    pub fn buffered_file(&self) -> io::Result<Held<'_>> {
+        self.open.file()
     }
 
     /// Returns the file for direct reads, even if some were refused.
     ///
     /// # Errors
-    /// Why there is none.
-    pub fn opened_for_direct(&self) -> Result<&File, &Unavailable> {
-        self.direct.as_ref().map(|direct| &direct.file)
+    /// [`Unsupported`](io::ErrorKind::Unsupported) if there is none; the system's, if it was closed and cannot be opened again.
+    pub fn direct_file(&self) -> io::Result<Held<'_>> {
+        let unsupported = |why: &Unavailable| io::Error::new(io::ErrorKind::Unsupported, why.to_string());
+        let direct = self.direct().as_ref().map_err(unsupported)?;
+        direct.held(|| self.open_direct()?.map_err(|why| unsupported(&why)))
+    }
+
+    /// The file for direct reads, which the first call opens.
+    fn direct(&self) -> &Result<Descriptor, Unavailable> {
+        self.direct.get_or_init(|| match self.open_direct() {
+            Ok(direct) => direct.map(Descriptor::new),
+            Err(error) => Err(Unavailable::new(format!("it cannot be opened: {error}"), "")),
+        })
+    }
+
+    fn open_direct(&self) -> io::Result<Result<File, Unavailable>> {
+        let direct = direct::open_on(&*self.open.file()?, self.filesystem, FileUse::Read);
+        Ok(direct.map(|direct| direct.file))
     }
 
     /// Returns why direct reads cannot be used, or `None` if they can.
     pub fn direct_refusal(&self) -> Option<&Unavailable> {
-        self.direct_failed.get().or(self.direct.as_ref().err())
+        self.direct_failed.get().or_else(|| self.direct().as_ref().err())
     }
 
     /// Returns why rings cannot be used, or `None` if they can.

@@ -1,6 +1,7 @@
 //! Files of this machine: opening, identity, file systems, the page cache.
 
 mod access;
+mod descriptor;
 mod direct;
 mod filesystem;
 mod identity;
@@ -10,6 +11,7 @@ mod residency;
 mod write;
 
 pub use access::Access;
+pub use descriptor::Held;
 pub use direct::{
     DirectAlignment, DirectFile, FileUse, is_refusal_of_direct, is_remote, open_direct, ring_refusal,
 };

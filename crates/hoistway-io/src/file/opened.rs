@@ -1,7 +1,10 @@
 //! A file that stays open: it cannot be replaced, and a rewrite is noticed.
 #![forbid(unsafe_code)]
 
-use super::FileIdentity;
+use super::{
+    FileIdentity, Held,
+    descriptor::{Descriptor, explained},
+};
 use crate::{ByteRange, Error, Result, parallel, sys};
 use std::{
     fs::File,
@@ -16,7 +19,7 @@ pub struct OpenFile {
     /// The path that it was opened by.
     pub path: PathBuf,
     /// The file itself, for reads through the page cache.
-    pub file: File,
+    file: Descriptor,
     /// Its identity when it was opened.
     pub identity: FileIdentity,
     has_writer: bool,
@@ -46,9 +49,9 @@ impl OpenFile {
         // Before it is opened: opening a device may do something.
         let found = sys::files::irregular_path(path).map_err(|source| Error::opening(path, source))?;
         check_regular(found, path)?;
-        let (file, has_writer) =
-            sys::files::open_without_waiting(path).map_err(|source| Error::opening(path, source))?;
-        Ok(Self { has_writer, ..Self::from_file(file, path)? })
+        let opened = sys::files::open_without_waiting(path);
+        let (file, has_writer) = opened.map_err(|source| Error::opening(path, explained(source)))?;
+        Ok(Self { has_writer, ..Self::new(file, path, Descriptor::new)? })
     }
 
     /// Takes ownership of an open file, which must be a regular one.
@@ -56,11 +59,15 @@ impl OpenFile {
     /// # Errors
     /// [`Error::NotRegular`]; [`Error::Io`].
     pub fn from_file(file: File, path: &Path) -> Result<Self> {
+        Self::new(file, path, Descriptor::only)
+    }
+
+    fn new(file: File, path: &Path, keep: impl FnOnce(File) -> Descriptor) -> Result<Self> {
         let stat = |source| Error::Io { operation: "stat", path: path.to_owned(), range: None, source };
         check_regular(sys::files::irregular(&file).map_err(stat)?, path)?;
         let identity = FileIdentity::of(&file).map_err(stat)?;
         let names = Mutex::new(Names::of(&file, identity));
-        Ok(Self { path: path.to_owned(), file, identity, has_writer: false, names })
+        Ok(Self { path: path.to_owned(), file: keep(file), identity, has_writer: false, names })
     }
 
     /// Returns whether a program had it open for writing when it was opened, on a system where a rewrite may not be noticed
@@ -69,12 +76,32 @@ impl OpenFile {
         self.has_writer
     }
 
+    /// The file itself, for reads through the page cache. Where a process has very many, it is opened again.
+    ///
+    /// # Errors
+    /// The system's; that another file has its name by now.
+    pub fn file(&self) -> io::Result<Held<'_>> {
+        self.file.held(|| {
+            let file = sys::files::open_without_waiting(&self.path).map_err(explained)?.0;
+            let now = FileIdentity::of(&file)?;
+            if (now.device(), now.inode()) == (self.identity.device(), self.identity.inode()) {
+                return Ok(file);
+            }
+            let reason = "another file has taken its name, and it was closed, as the process may have few files open: \
+                          raise ulimit -n";
+            Err(io::Error::other(reason))
+        })
+    }
+
     /// Fails if the file was replaced or rewritten since it was opened. The error names the bytes that were `needed`.
     ///
     /// # Errors
     /// [`Error::Truncated`]; [`Error::Changed`]; [`Error::Io`].
     pub fn check_unchanged(&self, needed: ByteRange) -> Result<()> {
-        self.check_identity(FileIdentity::of(&self.file), needed)
+        // Also of another file that has its name by now.
+        let open = || Ok(sys::files::open_without_waiting(&self.path).map_err(explained)?.0);
+        let now = self.file.held(open).and_then(|file| FileIdentity::of(&file));
+        self.check_identity(now, needed)
     }
 
     /// Does what [`check_unchanged`](Self::check_unchanged) does, with an identity that the caller has queried.
@@ -103,7 +130,8 @@ impl OpenFile {
         }
         let mut names = parallel::lock(&self.names);
         if names.identity.is_touched(now) {
-            let renamed = Names::of(&self.file, *now);
+            let renamed =
+                self.file().map_or(Names { identity: *now, name: None }, |file| Names::of(&file, *now));
             if renamed.identity.links() != names.identity.links() || renamed.name != names.name {
                 *names = renamed;
                 return None;
@@ -145,7 +173,7 @@ mod tests {
     /// Waits until a change of a file would move its times: the clock of a file system is coarse.
     fn tick(open_file: &OpenFile) {
         let changed = |file: &File| FileIdentity::of(file).unwrap().changed_ns;
-        let own = changed(&open_file.file);
+        let own = changed(&open_file.file().unwrap());
         let mut probe = tempfile::tempfile_in(open_file.path.parent().unwrap()).unwrap();
         let begin = std::time::Instant::now();
         while changed(&probe) <= own {

@@ -7,7 +7,7 @@ use super::{
     room::Room,
     unique,
 };
-use crate::parallel::lock;
+use crate::{Cancel, parallel::lock};
 use crc_fast::{CrcAlgorithm, checksum};
 use hoistway_io::{
     Alignment,
@@ -268,13 +268,13 @@ impl Entry {
     }
 
     /// Fills `target` with the bytes from `offset` on, and returns how many are there. What another process is about to bring
-    /// is waited for, until `stop` is set or its claim ends. What is missing then is for the caller to bring, who keeps the
+    /// is waited for, until `cancel` ends that or its claim ends. What is missing then is for the caller to bring, who keeps the
     /// claims until the read has ended.
     pub(crate) fn read_or_claim(
         self: &Arc<Self>,
         offset: u64,
         target: &mut [u8],
-        stop: &AtomicBool,
+        cancel: &Cancel,
     ) -> (usize, Option<Claims>) {
         let owner = Owner::Read(self.next_owner.fetch_add(1, Ordering::Relaxed));
         let (mut filled, mut came_at) = (0, None);
@@ -289,7 +289,7 @@ impl Entry {
                     let claims = blocks.map(|blocks| Claims { entry: self.clone(), owner, blocks });
                     return (filled, claims);
                 }
-                Missing::Pending if !stop.load(Ordering::Relaxed) => thread::sleep(TICK),
+                Missing::Pending if !cancel.is_cancelled() => thread::sleep(TICK),
                 // One that is said to be there and cannot be read is for the store to bring.
                 Missing::Came if came_at != Some(filled) => came_at = Some(filled),
                 Missing::Pending | Missing::Came => return (filled, None),

@@ -8,7 +8,7 @@ use super::{
     safetensors::{self, Header, HeaderError, LENGTH_PREFIX_BYTES},
 };
 use crate::{
-    ByteRange, Error, Result, parallel,
+    ByteRange, Cancel, Error, Result, parallel,
     source::{Source, registry},
 };
 use std::{
@@ -43,7 +43,7 @@ pub(super) fn read_headers(paths: &[PathBuf], options: &OpenOptions) -> Result<V
 pub fn header_texts(paths: &[PathBuf], threads: usize) -> Result<Vec<(String, u64)>> {
     let read = |path: &PathBuf| {
         let source = registry::open(path, &OpenOptions::default())?;
-        let text = unchanged(&*source, safetensors_text(&*source));
+        let text = unchanged(&*source, safetensors_text(&*source, &Cancel::default()));
         let text = String::from_utf8(text?).map_err(|error| {
             let offset = LENGTH_PREFIX_BYTES + error.utf8_error().valid_up_to() as u64;
             invalid(source.path(), HeaderError::NotUtf8 { offset })
@@ -97,7 +97,7 @@ pub(super) fn with_siblings(
             let path = left_over.display();
             return Err(Error::Internal(format!("{path} is not among the files of its own model")));
         }
-        complete.extend(checked_model(part, in_order)?);
+        complete.extend(checked_model(part, in_order, &options.cancel())?);
     }
     Ok(complete)
 }
@@ -113,11 +113,11 @@ fn read_siblings(missing: &[PathBuf], of: &Path, options: &OpenOptions) -> Resul
 }
 
 /// All files of a split model, in order, if each of them says so.
-fn checked_model(part: Part, model: Vec<Opened>) -> Result<Vec<Opened>> {
+fn checked_model(part: Part, model: Vec<Opened>, cancel: &Cancel) -> Result<Vec<Opened>> {
     let mut tensors = 0;
     for (number, (file, header)) in (0..).zip(&model) {
         let Some(gguf) = header.gguf() else {
-            return Err(gguf_error(&**file, gguf::no_magic(&&**file, 0)));
+            return Err(gguf_error(&**file, gguf::no_magic(&file.until(cancel), 0), cancel));
         };
         part.check_member(&gguf.header, number).map_err(|problem| invalid(file.path(), problem))?;
         tensors += gguf.tensors.len() as u64;
@@ -158,7 +158,9 @@ fn parsed_header(source: &dyn Source, options: &OpenOptions) -> Result<FileHeade
 }
 
 fn read_gguf(source: &dyn Source, options: &OpenOptions) -> Result<FileHeader> {
-    let parsed = Gguf::parse(&source, options).map_err(|problem| gguf_error(source, problem));
+    let cancel = options.cancel();
+    let parsed = Gguf::parse(&source.until(&cancel), options);
+    let parsed = parsed.map_err(|problem| gguf_error(source, problem, &cancel));
     parsed.map(FileHeader::from)
 }
 
@@ -166,29 +168,31 @@ fn read_gguf(source: &dyn Source, options: &OpenOptions) -> Result<FileHeader> {
 fn is_gguf(source: &dyn Source, options: &OpenOptions) -> Result<bool> {
     let mut magic = [0; gguf::MAGIC.len()];
     if options.offset == 0 && source.len() >= magic.len() as u64 {
-        source.read_exactly(&mut magic, 0, None)?;
+        source.read_exactly(&mut magic, 0, None, &options.cancel())?;
     }
     Ok(options.offset > 0 || magic == gguf::MAGIC)
 }
 
 fn read_safetensors(source: &dyn Source, options: &OpenOptions) -> Result<Header> {
-    let text = safetensors_text(source)?;
+    let text = safetensors_text(source, &options.cancel())?;
     Header::parse_with(&text, source.len(), options).map_err(|problem| invalid(source.path(), problem))
 }
 
-fn safetensors_text(source: &dyn Source) -> Result<Vec<u8>> {
+fn safetensors_text(source: &dyn Source, cancel: &Cancel) -> Result<Vec<u8>> {
     let (path, file_len) = (source.path(), source.len());
     if file_len < LENGTH_PREFIX_BYTES {
         return Err(invalid(path, HeaderError::TooShort { file_len }));
     }
     let mut prefix = [0; 8];
-    source.read_exactly(&mut prefix, 0, None)?;
+    source.read_exactly(&mut prefix, 0, None, cancel)?;
     let header_len = safetensors::header_len(prefix, file_len).map_err(|problem| {
         // Text and archives look like a header of many exabytes.
         let mut beginning = [0; 32];
         let len = beginning.len().min(file_len as usize);
-        let what =
-            source.read_exactly(&mut beginning[..len], 0, None).ok().and_then(|()| foreign(&beginning));
+        let what = source
+            .read_exactly(&mut beginning[..len], 0, None, cancel)
+            .ok()
+            .and_then(|()| foreign(&beginning));
         match what {
             Some(what) => invalid(path, FormatError::Foreign { what }),
             None => invalid(path, problem),
@@ -196,7 +200,7 @@ fn safetensors_text(source: &dyn Source) -> Result<Vec<u8>> {
     })?;
     let too_large = |_| invalid(path, HeaderError::TooLarge { header_len });
     let mut text = vec![0; usize::try_from(header_len).map_err(too_large)?];
-    source.read_exactly(&mut text, LENGTH_PREFIX_BYTES, None)?;
+    source.read_exactly(&mut text, LENGTH_PREFIX_BYTES, None, cancel)?;
     Ok(text)
 }
 
@@ -205,8 +209,9 @@ fn invalid(path: &Path, problem: impl Into<FormatError>) -> Error {
 }
 
 /// The error of a GGUF file that could not be used.
-pub(crate) fn gguf_error(of: &dyn Source, problem: GgufError) -> Error {
+pub(crate) fn gguf_error(of: &dyn Source, problem: GgufError, cancel: &Cancel) -> Error {
     match problem {
+        GgufError::Io { .. } if cancel.is_cancelled() => Error::Cancelled,
         GgufError::Io { range, source } => of.read_error(range, None, source),
         problem => invalid(of.path(), problem),
     }

@@ -3,39 +3,12 @@
 
 #[cfg(feature = "objects")]
 use crate::cache::NodeCache;
-use crate::{Result, environment};
+use crate::{Cancel, Result, environment};
 #[cfg(feature = "objects")]
 use hoistway_objects::StoreOptions;
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
 
-/// Ends an opening that waits for a server. Clones of it are one.
-#[derive(Clone, Debug, Default)]
-pub struct Stop(Arc<AtomicBool>);
-
-impl Stop {
-    /// Has the opening fail soon.
-    pub fn stop(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    /// What is set once it is to end.
-    #[cfg(feature = "objects")]
-    pub(crate) fn flag(&self) -> &AtomicBool {
-        &self.0
-    }
-}
-
-/// Options are equal that open the same, whatever ends that.
-impl PartialEq for Stop {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Stop {}
+/// Ends an opening that waits for a server.
+pub type Stop = Cancel;
 
 /// How headers are found and how strictly they are taken.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,6 +42,11 @@ hoistway_io::setters! {
 }
 
 impl OpenOptions {
+    /// What ends the opening.
+    pub(crate) fn cancel(&self) -> Cancel {
+        self.stop.clone().unwrap_or_default()
+    }
+
     /// The defaults, changed by `HOISTWAY_LENIENT` (`true` or `false`), `HOISTWAY_CACHE` and `HOISTWAY_CACHE_BYTES`. An offset
     /// is about one file: no variable sets it.
     ///

@@ -22,7 +22,7 @@ pub(super) fn checks(name: impl Fn(&str) -> String, file: &LocalFile) -> Vec<Che
 
 fn usrbio(name: String, file: &LocalFile) -> Check {
     // Examined through a directory, the file has a path of its own.
-    let Some(path) = files::name(file.buffered_file()) else {
+    let Some(path) = file.buffered_file().ok().and_then(|file| files::name(&file)) else {
         return slower(&name, "not examined: the system does not tell the path of the file", "mount /proc");
     };
     match OpenMount::of(file.device(), &path, UsrbioClient::Auto, &[]) {

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    Result,
+    Cancel, Result,
     catalog::{
         gguf::{Array, ArrayValues, ByteSource, GgufError},
         gguf_error,
@@ -19,11 +19,21 @@ use std::sync::Arc;
 pub struct OpenArray {
     source: Arc<dyn Source>,
     array: Array,
+    cancel: Cancel,
 }
 
 impl OpenArray {
     pub(super) fn new(source: Arc<dyn Source>, array: Array) -> Self {
-        Self { source, array }
+        Self { source, array, cancel: Cancel::default() }
+    }
+
+    /// The same array, whose readings `cancel` ends.
+    pub fn until(&self, cancel: &Cancel) -> Self {
+        Self { cancel: cancel.clone(), ..self.clone() }
+    }
+
+    fn with(&self, array: Array) -> Self {
+        Self { array, ..self.clone() }
     }
 
     /// Its type, length and place.
@@ -33,7 +43,7 @@ impl OpenArray {
 
     /// Its first `len` elements; see [`Array::first`].
     pub fn first(&self, len: u64) -> Self {
-        Self { source: self.source.clone(), array: self.array.first(len) }
+        self.with(self.array.first(len))
     }
 
     /// Reads all elements. Arrays in it are better found by [`arrays`](Self::arrays), which keeps their file.
@@ -68,14 +78,14 @@ impl OpenArray {
     /// [`Error::InvalidFile`](crate::Error::InvalidFile) if the elements are others; [`Error::Io`](crate::Error::Io).
     pub fn arrays(&self) -> Result<Vec<Self>> {
         let arrays = self.checked(|source| self.array.arrays(source))?;
-        Ok(arrays.into_iter().map(|array| Self { source: self.source.clone(), array }).collect())
+        Ok(arrays.into_iter().map(|array| self.with(array)).collect())
     }
 
     fn checked<T>(&self, read: impl FnOnce(&dyn ByteSource) -> Result<T, GgufError>) -> Result<T> {
         let source = &*self.source;
-        let values = read(&source);
+        let values = read(&source.until(&self.cancel));
         // First: what a file says that has changed is no reason for anything.
         source.check_unchanged(self.array.bytes(), |_| None)?;
-        values.map_err(|problem| gguf_error(source, problem))
+        values.map_err(|problem| gguf_error(source, problem, &self.cancel))
     }
 }

@@ -3,7 +3,7 @@
 
 use super::{LoadOptions, Loaded, Loading, OpenArray, StreamOptions, Tensor, loading::Start, mapped};
 use crate::{
-    Catalog, Error, Result, Route,
+    Cancel, Catalog, Error, Result, Route,
     catalog::{FileId, OpenOptions, gguf::ArrayValues},
     parallel,
     read::ReadFile,
@@ -134,7 +134,20 @@ impl Checkpoint {
     /// [`Error::InvalidManifest`](crate::Error::InvalidManifest) if the manifest lacks a tensor;
     /// [`Error::InvalidOption`](crate::Error::InvalidOption) if a tensor was loaded in part.
     pub fn verify(&self, loaded: &mut Loaded, manifest: Option<(&Path, &Manifest)>) -> Result<()> {
-        let report = verify::check(self, loaded, manifest)?;
+        self.verify_until(&Cancel::default(), loaded, manifest)
+    }
+
+    /// Like [`Checkpoint::verify`], until `cancel` ends it: also reads that wait for a server.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::verify`], and [`Error::Cancelled`](crate::Error::Cancelled).
+    pub fn verify_until(
+        &self,
+        cancel: &Cancel,
+        loaded: &mut Loaded,
+        manifest: Option<(&Path, &Manifest)>,
+    ) -> Result<()> {
+        let report = verify::check(self, loaded, manifest, cancel)?;
         loaded.report_mut().verify = Some(report);
         Ok(())
     }

@@ -345,6 +345,7 @@ fn reader_options(options: &LoadOptions, has_device: bool) -> Result<ReaderOptio
         huge_pages: options.huge_pages != HugePages::Never,
         usrbio: options.usrbio,
         usrbio_directories: options.usrbio_directories.clone(),
+        cancel: options.cancel.clone(),
         #[cfg(feature = "fault-injection")]
         faults: options.faults.clone(),
     })

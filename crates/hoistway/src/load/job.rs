@@ -9,7 +9,7 @@ use super::{
     serve::{self, Reads, Takers, queue_of},
 };
 use crate::{
-    ByteRange, Catalog, DeviceId, Error, Result,
+    ByteRange, Cancel, Catalog, DeviceId, Error, Result,
     memory::{Block, DeviceBlock, Fill, Promise, Slots},
     parallel::lock,
     plan::{Extent, Plan, Target},
@@ -17,8 +17,11 @@ use crate::{
     route::{Buffer, DirectIo, ReadOp, Route, attempt::Read},
     sys::usage::Usage,
 };
-use hoistway_io::executor::{
-    Charge, Flight, Gate, GroupId, Next, Operation, Patience, Reason, Scheduler, Submission, Ticket,
+use hoistway_io::{
+    cancel::Registration,
+    executor::{
+        Charge, Flight, Gate, GroupId, Next, Operation, Patience, Reason, Scheduler, Submission, Ticket,
+    },
 };
 use std::{
     collections::VecDeque,
@@ -47,8 +50,10 @@ pub(super) struct Job {
     admitted: AtomicUsize,
     /// Whether all reads have ended.
     is_read: AtomicBool,
-    /// Whether the load is over before that.
-    is_stopped: AtomicBool,
+    /// Cancelled once the load is over before that: by its owner, or because of an error.
+    cancel: Cancel,
+    /// Has the load end when its owner's token is cancelled.
+    on_cancel: OnceLock<Registration>,
     /// Slots for routes that have none of their own.
     pub(super) slots: Slots,
     /// In order of preference.
@@ -101,6 +106,7 @@ impl Job {
         options: &LoadOptions,
         place: &MemoryPlan<'_>,
     ) -> Result<Arc<Self>> {
+        let cancel = options.cancel.as_ref().map_or_else(Cancel::default, Cancel::child);
         let needs = place.needs(&plan)?;
         let room = Room {
             threads: place.threads,
@@ -112,7 +118,7 @@ impl Job {
         opening.ready_first(&plan, &room)?;
         let (slots, promise) = place.slots(&plan, &needs, &opening, options)?;
         let (sink, buffers) = place.sink(&plan, &room, &mut opening, options, &slots)?;
-        let Assigned { routes, takers, reads, refused } = opening.assign(&plan, buffers)?;
+        let Assigned { routes, takers, reads, refused } = opening.assign(&plan, buffers, &cancel)?;
         let job = Self {
             catalog,
             route: options.route,
@@ -123,7 +129,8 @@ impl Job {
             reads: OnceLock::new(),
             admitted: AtomicUsize::new(place.admitted),
             is_read: AtomicBool::new(false),
-            is_stopped: AtomicBool::new(false),
+            cancel,
+            on_cancel: OnceLock::new(),
             slots,
             routes,
             sink,
@@ -146,7 +153,15 @@ impl Job {
         let block = || TensorMemory::Host(Arc::new(Block::empty()));
         job.post(empty.map(|(position, _)| job.tensor(position, block())).collect());
         let job = Arc::new(job);
-        job.submit(reads)?;
+        let weak = Arc::downgrade(&job);
+        let end = move || weak.upgrade().into_iter().for_each(|job| job.fail(Error::Cancelled));
+        if let Some(cancel) = &options.cancel {
+            job.on_cancel.get_or_init(|| cancel.on_cancel(end));
+        }
+        match job.submit(reads) {
+            _ if job.is_stopped() => return Err(Error::Cancelled),
+            submitted => submitted?,
+        }
         Ok(job)
     }
 
@@ -299,7 +314,10 @@ impl Job {
     /// The load is over. The first reason given is the one that its owner sees.
     pub(super) fn fail(&self, error: Error) {
         let mut state = lock(&self.state);
-        let is_first = state.error.is_none() && !self.is_stopped();
+        // What reads end with that their owner has cancelled is no reason.
+        let is_cancelled = state.error.is_none() && self.is_stopped();
+        let error = if is_cancelled { Error::Cancelled } else { error };
+        let is_first = state.error.is_none();
         let text = (is_first && !matches!(error, Error::Cancelled)).then(|| error.to_string());
         // The caller that cancels a load wants no more of it.
         let unwanted = if matches!(error, Error::Cancelled) {
@@ -310,7 +328,7 @@ impl Job {
         state.error.get_or_insert(error);
         drop(state);
         drop(unwanted);
-        self.is_stopped.store(true, Ordering::Release);
+        self.cancel.cancel();
         if let Some(error) = text {
             tracing::debug!(error, "load failed");
         }
@@ -358,7 +376,7 @@ impl Job {
 
     /// Whether the load ended before all reads had.
     pub(super) fn is_stopped(&self) -> bool {
-        self.is_stopped.load(Ordering::Acquire)
+        self.cancel.is_cancelled()
     }
 
     /// Whether no further read begins: all have ended, or the load has.
@@ -483,6 +501,9 @@ impl Job {
             // What was complete before an error is whole.
             if let Some(error) = state.error.take() {
                 return Err(error);
+            }
+            if state.running == 0 && self.is_stopped() {
+                return Err(Error::Cancelled);
             }
             if state.running == 0 {
                 return Ok(LoadEvent::Finished);

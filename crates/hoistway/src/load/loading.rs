@@ -22,7 +22,7 @@ use crate::{
         Unavailable,
         member::{Landing, ThreadPlan},
     },
-    source::Source,
+    source::{Latency, Source},
     sys::{numa, threads::run_on, usage::Usage},
 };
 use std::{
@@ -32,7 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Loads that read no more than this run on the caller's thread: starting others would take longer.
+/// Loads of local files that read no more than this run on the caller's thread: starting others would take longer.
 const INLINE_BYTES: u64 = 1 << 20;
 /// Slots for extents that cannot be read in place, besides one for each thread that copies from the cache.
 const STAGING_SLOTS: usize = 8;
@@ -186,8 +186,12 @@ impl Loading {
         let mut plan = start.plan(options.chunk_bytes)?;
         let mut flow = Flow::new(&plan, stream);
         let refused = refused_before(options, copied_to, no_threads)?;
-        let is_small =
-            plan.read_bytes() <= INLINE_BYTES && !options.route.is_past_host() && !flow.is_bounded();
+        // What waits for a server is left to threads: the caller's could not end it.
+        let waits = plan.extents().iter().any(|own| sources[own.file.index()].latency() == Latency::Remote);
+        let is_small = plan.read_bytes() <= INLINE_BYTES
+            && !waits
+            && !options.route.is_past_host()
+            && !flow.is_bounded();
         let is_inline = is_small || no_threads.is_some();
         let mut opening = Opening::new(options, sources, copied_to, is_inline, refused);
         opening.open_first(&plan)?;

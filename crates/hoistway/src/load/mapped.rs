@@ -76,7 +76,10 @@ fn views(
                 let arena = match &mut arenas[entry.file.index()] {
                     Some(arena) => arena,
                     slot @ None => {
-                        slot.insert(memory::map_file(local.buffered_file(), catalog.file(entry.file).len)?)
+                        let file = local
+                            .buffered_file()
+                            .map_err(|error| source.read_error(bytes, Some(&*entry.name), error))?;
+                        slot.insert(memory::map_file(&file, catalog.file(entry.file).len)?)
                     }
                 };
                 arena.file_block(bytes)?

@@ -4,7 +4,7 @@
 #[cfg(feature = "fault-injection")]
 use crate::route::fault::FaultScript;
 use crate::{
-    Alignment, DeviceId, Dtype, Error, Result,
+    Alignment, Cancel, DeviceId, Dtype, Error, Result,
     environment::{self, bytes, count, named},
     memory::{HugePages, LentMemory, MemoryPool},
     plan::{Cast, Destination, Layout, PlanOptions, Selection},
@@ -85,6 +85,8 @@ pub struct LoadOptions {
     pub memory_budget_bytes: Option<u64>,
     /// With route `mapped`: read everything in at once rather than on first touch.
     pub populate: bool,
+    /// Ends the load early, also while it starts.
+    pub cancel: Option<Cancel>,
     /// Faults to inject into the lanes.
     #[cfg(feature = "fault-injection")]
     pub(crate) faults: Option<FaultScript>,
@@ -111,6 +113,7 @@ hoistway_io::setters! {
         allocator: Option<DeviceAllocator>,
         memory_budget_bytes: Option<u64>,
         populate: bool,
+        cancel: Option<Cancel>,
         #[cfg(feature = "fault-injection")]
         #[doc(hidden)]
         faults: Option<FaultScript>,
@@ -168,6 +171,7 @@ impl Default for LoadOptions {
             allocator: None,
             memory_budget_bytes: None,
             populate: false,
+            cancel: None,
             #[cfg(feature = "fault-injection")]
             faults: None,
         }

@@ -7,7 +7,7 @@ use super::{
     serve::Takers,
 };
 use crate::{
-    Alignment, Error, Result,
+    Alignment, Cancel, Error, Result,
     device::Device,
     memory::{self, Slots},
     plan::{Extent, Plan, PlanOptions},
@@ -173,7 +173,7 @@ impl<'a> Opening<'a> {
     ///
     /// # Errors
     /// [`Error::Internal`] if no route takes an extent.
-    pub(super) fn assign(self, plan: &Plan, buffers: Vec<Buffer>) -> Result<Assigned> {
+    pub(super) fn assign(self, plan: &Plan, buffers: Vec<Buffer>, cancel: &Cancel) -> Result<Assigned> {
         let Self { sources, access, routes, refused, .. } = self;
         let mut reads = Vec::with_capacity(plan.extents().len());
         let mut takers_of = Vec::with_capacity(plan.extents().len());
@@ -191,7 +191,7 @@ impl<'a> Opening<'a> {
             };
             let access = access[file].unwrap_or(Access::Direct);
             takers_of.push(takers);
-            reads.push(ReadOp::new(position, sources[file].clone(), access, buffer));
+            reads.push(ReadOp::new(position, sources[file].clone(), access, buffer, cancel.clone()));
         }
         Ok(Assigned { routes, takers: takers_of.into(), reads, refused })
     }

@@ -19,6 +19,8 @@ const LOCAL_IN_FLIGHT_BYTES: u64 = 32 << 20;
 const REMOTE_IN_FLIGHT_BYTES: u64 = 128 << 20;
 /// How many times as many, at most, where that makes the device faster.
 const IN_FLIGHT_GROWTH: u64 = 8;
+/// Files that are opened for direct reads at the same time.
+const PARALLEL_PROBES: usize = 16;
 /// Reads in one ring, at most.
 const MAX_DEPTH: u64 = 256;
 /// Threads that read into a device, at most.
@@ -45,8 +47,9 @@ impl ThreadPlan {
         let depth = (in_flight / options.chunk_bytes.max(1)).clamp(1, MAX_DEPTH);
         // A number that the caller gave is not second-guessed.
         let max_depth = if options.in_flight_bytes.is_some() { depth } else { depth * IN_FLIGHT_GROWTH };
-        let buffered =
-            options.direct == DirectIo::Never || used.iter().any(|source| source.direct_refusal().is_some());
+        // Found out side by side: on a file system of a network, each takes its time.
+        let refused = parallel::map(&used, PARALLEL_PROBES, |source| source.direct_refusal().is_some());
+        let buffered = options.direct == DirectIo::Never || refused.contains(&true);
         let copiers = cores.min(MAX_COPIERS).max(if cores > 1 { 2 } else { 1 });
         // Blocking direct reads only wait; buffered ones of a local file also copy, on a core each. A few saturate
         // memory, but not while they copy into slots that stay in the processor's cache.

@@ -8,7 +8,7 @@ use super::{
     request::{Counted, OnEnd},
 };
 use crate::{
-    ByteRange, Error, Result,
+    ByteRange, Cancel, Error, Result,
     device::Fence,
     memory::{Block, Fill, WriteRegion},
     parallel::lock,
@@ -16,7 +16,10 @@ use crate::{
     report::{Carrier, Refusal, Tally},
     route::{DirectIo, NameCheck, Route},
 };
-use hoistway_io::executor::{GroupId, Scheduler, Whose};
+use hoistway_io::{
+    cancel::Registration,
+    executor::{GroupId, Scheduler, Whose},
+};
 use std::{
     collections::VecDeque,
     panic::{self, AssertUnwindSafe},
@@ -37,6 +40,8 @@ use std::{
 pub struct Batch {
     state: Arc<BatchState>,
     scheduler: Arc<Scheduler<Reads>>,
+    /// Has reads that wait for a lane end once they are cancelled.
+    _on_cancel: Registration,
 }
 
 /// What a child of `fork` is told of each read.
@@ -72,6 +77,8 @@ impl<'a> ReadStatus<'a> {
 #[derive(Debug)]
 pub(super) struct BatchState {
     pub(super) number: u64,
+    /// Ends its reads.
+    pub(super) cancel: Cancel,
     reads: Box<[ReadState]>,
     /// The route, and the way to read directly, that the caller chose.
     pub(super) chosen: (Route, DirectIo),
@@ -124,7 +131,9 @@ struct Progress {
 
 impl Batch {
     pub(super) fn new(state: Arc<BatchState>, scheduler: Arc<Scheduler<Reads>>) -> Self {
-        Self { state, scheduler }
+        let (tag, waiting) = (Whose::Tag(state.number), scheduler.clone());
+        let on_cancel = state.cancel.on_cancel(move || _ = waiting.cancel(tag));
+        Self { state, scheduler, _on_cancel: on_cancel }
     }
 
     /// Number of reads.
@@ -230,12 +239,13 @@ impl Batch {
         self.promote_if(|progress| progress.ended < self.len(), None);
     }
 
-    /// Reads that have not begun will not, and end with [`Error::Cancelled`]. Those under way end as they may.
+    /// Reads that have not begun will not, and those that wait for a server end soon: with [`Error::Cancelled`]. Those that
+    /// the kernel or a device has end as they may.
     pub fn cancel(&self) {
         if self.is_foreign() {
             return;
         }
-        self.scheduler.cancel(Whose::Tag(self.state.number));
+        self.state.cancel.cancel();
     }
 
     /// What it has done so far. A child of `fork` learns only what was asked for.
@@ -389,6 +399,7 @@ impl ReadState {
 impl BatchState {
     pub(super) fn new(
         number: u64,
+        cancel: Cancel,
         reads: Vec<ReadState>,
         chosen: (Route, DirectIo),
         priority: Priority,
@@ -397,6 +408,7 @@ impl BatchState {
         let progress = Progress { has_ended: vec![false; reads.len()], ..Progress::default() };
         Self {
             number,
+            cancel,
             reads: reads.into(),
             chosen,
             priority: Mutex::new(priority),
@@ -423,6 +435,10 @@ impl BatchState {
     pub(super) fn end(&self, read: usize, result: Result<()>) {
         let state = &self.reads[read];
         // Not for each piece: the daemon of a network's file system is asked, and takes its time.
+        let result = result.map_err(|error| match error {
+            Error::Io { .. } if self.cancel.is_cancelled() => Error::Cancelled,
+            error => error,
+        });
         if let Err(error) = result.and_then(|()| self.check_ended(state)) {
             let _ = state.error.set(Arc::new(error));
         }

@@ -4,7 +4,7 @@
 #[cfg(feature = "fault-injection")]
 use crate::route::fault::FaultScript;
 use crate::{
-    Alignment, Error, Result,
+    Alignment, Cancel, Error, Result,
     device::Device,
     route::{DirectIo, Route, member::Wanted, threefs_client},
 };
@@ -39,6 +39,8 @@ pub struct ReaderOptions {
     pub memory_budget_bytes: u64,
     /// Whether to advise huge pages for the caller's memory before it is written, where 2 MiB of it and more lie together.
     pub huge_pages: bool,
+    /// Ends all reads early.
+    pub cancel: Option<Cancel>,
     /// Faults to inject into the reads.
     #[cfg(feature = "fault-injection")]
     pub(crate) faults: Option<FaultScript>,
@@ -54,6 +56,7 @@ hoistway_io::setters! {
         chunk_bytes: u64,
         memory_budget_bytes: u64,
         huge_pages: bool,
+        cancel: Option<Cancel>,
         #[cfg(feature = "fault-injection")]
         #[doc(hidden)]
         faults: Option<FaultScript>,
@@ -71,6 +74,7 @@ impl Default for ReaderOptions {
             chunk_bytes: 2 << 20,
             memory_budget_bytes: 128 << 20,
             huge_pages: true,
+            cancel: None,
             #[cfg(feature = "fault-injection")]
             faults: None,
         }

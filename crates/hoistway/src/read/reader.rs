@@ -11,7 +11,7 @@ use super::{
     worker::Worker,
 };
 use crate::{
-    ByteRange, DeviceId, Error, Result,
+    ByteRange, Cancel, DeviceId, Error, Result,
     device::Fence,
     memory::{self, SlotKind, Slots},
     parallel::{lock, thread_named},
@@ -46,6 +46,8 @@ pub struct Reader {
     /// Held while the main route is opened.
     opening: Mutex<()>,
     next_batch: AtomicU64,
+    /// Ends all reads.
+    cancel: Cancel,
     process: u32,
 }
 
@@ -76,11 +78,12 @@ impl Reader {
         let scheduler = Reads::scheduler(options.in_flight);
         let (cached, main) = open_routes(options, &[])?;
         let (lines, lost) = (Mutex::default(), OnceLock::new());
+        let cancel = options.cancel.as_ref().map_or_else(Cancel::default, Cancel::child);
         let (options, slots) = (options.clone(), OnceLock::new());
         let shared = ReaderShared { options, scheduler, cached, main: OnceLock::new(), slots, lost, lines };
         let (threads, opening, next_batch) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
         let (shared, process) = (Arc::new(shared), std::process::id());
-        let reader = Self { shared, threads, opening, next_batch, process };
+        let reader = Self { shared, threads, opening, next_batch, cancel, process };
         // A route that needs a file begins with the first.
         if let Some(main) = main.or_else(|| reader.shared.cached.clone()) {
             reader.start(main)?;
@@ -156,7 +159,7 @@ impl Reader {
         }
         let number = self.next_batch.fetch_add(1, Ordering::Relaxed);
         let chosen = (shared.options.route, shared.options.direct);
-        let state = Arc::new(BatchState::new(number, reads, chosen, priority, direct));
+        let state = Arc::new(BatchState::new(number, self.cancel.child(), reads, chosen, priority, direct));
         let batch = Batch::new(state.clone(), shared.scheduler.clone());
         for refusal in refused {
             state.tally().refuse(refusal);
@@ -392,6 +395,7 @@ impl Drop for Reader {
             return;
         }
         self.shared.scheduler.close(Reason::Closed);
+        self.cancel.cancel();
         let lines: Vec<_> = lock(&self.shared.lines).drain().map(|(_, line)| line).collect();
         let (devices, readers): (Vec<_>, Vec<_>) = lock(&self.threads)
             .drain(..)

@@ -174,6 +174,9 @@ impl<'a> Worker<'a> {
     fn look(&mut self, mut taken: Taken) -> Next<Reads> {
         let piece = &taken.piece;
         let source = piece.of().file.0.clone();
+        if piece.batch().cancel.is_cancelled() {
+            return taken.fail(Error::Cancelled);
+        }
         if let Some(error) = self.shared.loss(piece) {
             return taken.fail(error);
         }
@@ -227,7 +230,7 @@ impl<'a> Worker<'a> {
                 (Buffer::Staged { slot: Some(slot), pieces }, range)
             }
         };
-        let mut op = ReadOp::new(0, source, access, buffer);
+        let mut op = ReadOp::new(0, source, access, buffer, taken.piece.batch().cancel.clone());
         op.aim(range);
         Reading { taken, range, carriers: Vec::new(), member }.carry(op)
     }
@@ -305,7 +308,8 @@ impl<'a> Worker<'a> {
                 }
             }
         };
-        let mut op = ReadOp::new(0, source.clone(), Access::Buffered, buffer);
+        let mut op =
+            ReadOp::new(0, source.clone(), Access::Buffered, buffer, taken.piece.batch().cancel.clone());
         op.aim(range);
         let mut reading = Reading { taken, range, carriers: Vec::new(), member: self.main.clone() };
         let copied = self.cached.as_mut().and_then(|RouteLane { lane, member }| {

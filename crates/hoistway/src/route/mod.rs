@@ -54,14 +54,17 @@ pub use threefs_client::Client as UsrbioClient;
 pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, host_rings, is_daemon_lost};
 
 use crate::{
-    ByteRange,
+    ByteRange, Cancel,
     memory::{Slot, WriteRegion},
     report::Refusal,
     source::Source,
 };
-use hoistway_io::lane::{FileRead, Pread, ReadsFile};
+use hoistway_io::{
+    file::Held,
+    lane::{FileRead, Pread, ReadsFile},
+};
 use serde::{Deserialize, Serialize};
-use std::{fmt, io, str::FromStr, sync::Arc};
+use std::{fmt, fs::File, io, str::FromStr, sync::Arc};
 
 /// A way for bytes to get from storage to memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -245,6 +248,10 @@ pub(crate) struct ReadOp {
     pub(crate) access: Access,
     pub(crate) buffer: Buffer,
     pub(crate) progress: Progress,
+    /// The file, if it is open for its reads alone.
+    opened: Option<Arc<File>>,
+    /// Ends it, where it waits for a server.
+    pub(crate) cancel: Cancel,
     /// What the read has claimed in the node's cache.
     #[cfg(feature = "objects")]
     pub(crate) claims: Option<crate::cache::Claims>,
@@ -263,13 +270,21 @@ pub(crate) enum Buffer {
 
 impl ReadOp {
     /// A read of an extent, nothing of which is there yet.
-    pub(crate) fn new(extent: usize, source: Arc<dyn Source>, access: Access, buffer: Buffer) -> Self {
+    pub(crate) fn new(
+        extent: usize,
+        source: Arc<dyn Source>,
+        access: Access,
+        buffer: Buffer,
+        cancel: Cancel,
+    ) -> Self {
         Self {
             extent,
             source,
             access,
             buffer,
             progress: Progress::default(),
+            opened: None,
+            cancel,
             #[cfg(feature = "objects")]
             claims: None,
         }
@@ -300,15 +315,19 @@ impl Buffer {
     }
 }
 
-// SAFETY: the operation holds the source, which keeps its files open, and the region or slot that it writes to, which is
+// SAFETY: the operation holds the source, which keeps its files open, or the open file itself, and the region or slot that it writes to, which is
 // its alone until it is dropped and does not move with it.
 #[allow(unsafe_code)]
 unsafe impl ReadsFile for ReadOp {
     fn next_read(&mut self) -> io::Result<FileRead<'_>> {
         let local = self.source.local().map_err(|why| io::Error::other(why.to_string()))?;
-        let file = match self.access {
+        let held = match self.access {
             Access::Direct => local.direct_file()?,
-            Access::Buffered => local.buffered_file(),
+            Access::Buffered => local.buffered_file()?,
+        };
+        let file = match held {
+            Held::Kept(file) => file,
+            Held::Opened(file) => self.opened.insert(file),
         };
         let target = self.buffer.target(self.progress)?;
         Ok(FileRead { file, offset: self.progress.offset, target })
@@ -323,7 +342,9 @@ impl BlockingRead<ReadOp> for SourceRead {
     fn read(&self, op: &mut ReadOp) -> io::Result<usize> {
         match op.access {
             Access::Direct => Pread.read(op),
-            Access::Buffered => op.source.read_at(op.buffer.target(op.progress)?, op.progress.offset),
+            Access::Buffered => {
+                op.source.read_at(op.buffer.target(op.progress)?, op.progress.offset, &op.cancel)
+            }
         }
     }
 }

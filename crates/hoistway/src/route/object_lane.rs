@@ -7,10 +7,6 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use std::{
     io,
     panic::{self, AssertUnwindSafe},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
     thread::JoinHandle,
     time::Duration,
 };
@@ -18,11 +14,10 @@ use std::{
 /// How often a lane that waits for its reads lets its owner look whether the load is over.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Makes a read of an object, until the flag is set. Returns how many bytes came.
-pub(super) type ReadObject = fn(&ObjectSource, &mut ReadOp, &AtomicBool) -> io::Result<usize>;
+/// Makes a read of an object. Returns how many bytes came.
+pub(super) type ReadObject = fn(&ObjectSource, &mut ReadOp) -> io::Result<usize>;
 
-/// The reads of one thread. Those that are not needed any more end when the lane is dropped: it stops them and
-/// waits for that.
+/// The reads of one thread. Dropping the lane waits for those that are in flight, which end soon once they are cancelled.
 pub(super) struct ObjectLane {
     read: ReadObject,
     /// The name of its threads.
@@ -35,24 +30,32 @@ pub(super) struct ObjectLane {
     waiting: Receiver<ReadOp>,
     ends: Sender<Done>,
     ended: Receiver<Done>,
-    stop: Arc<AtomicBool>,
 }
 
 impl ObjectLane {
     pub(super) fn new(name: &'static str, capacity: usize, read: ReadObject) -> Self {
         let (reads, waiting) = unbounded();
         let (ends, ended) = unbounded();
-        let (threads, stop) = (Vec::new(), Arc::default());
-        Self { read, name, capacity, in_flight: 0, threads, reads: Some(reads), waiting, ends, ended, stop }
+        Self {
+            read,
+            name,
+            capacity,
+            in_flight: 0,
+            threads: Vec::new(),
+            reads: Some(reads),
+            waiting,
+            ends,
+            ended,
+        }
     }
 
     /// Starts a thread that makes one read after the other.
     fn start(&mut self) -> io::Result<()> {
-        let (waiting, ends, stop) = (self.waiting.clone(), self.ends.clone(), self.stop.clone());
+        let (waiting, ends) = (self.waiting.clone(), self.ends.clone());
         let read = self.read;
         let thread = thread_named(self.name).spawn(move || {
             for mut op in waiting {
-                let result = caught(|| carry_out(read, &mut op, &stop));
+                let result = caught(|| carry_out(read, &mut op));
                 if ends.send(Done { op, result }).is_err() {
                     return;
                 }
@@ -69,13 +72,13 @@ fn caught(read: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {
     result.unwrap_or_else(|_| Err(io::Error::other("the read panicked: this is a bug in hoistway")))
 }
 
-fn carry_out(read: ReadObject, op: &mut ReadOp, stop: &AtomicBool) -> io::Result<usize> {
-    if stop.load(Ordering::Relaxed) {
-        return Err(io::Error::other("the load has ended"));
+fn carry_out(read: ReadObject, op: &mut ReadOp) -> io::Result<usize> {
+    if op.cancel.is_cancelled() {
+        return Err(io::Error::other("it was cancelled"));
     }
     let source = op.source.clone();
     let object = ObjectSource::of(&source).ok_or_else(|| io::Error::other("it is no object"))?;
-    read(object, op, stop)
+    read(object, op)
 }
 
 impl Lane<ReadOp> for ObjectLane {
@@ -103,7 +106,7 @@ impl Lane<ReadOp> for ObjectLane {
         if self.threads.is_empty()
             && let Ok(mut op) = self.waiting.try_recv()
         {
-            let result = carry_out(self.read, &mut op, &self.stop);
+            let result = carry_out(self.read, &mut op);
             self.in_flight -= 1;
             done.push(Done { op, result });
             return Ok(());
@@ -127,7 +130,6 @@ impl Lane<ReadOp> for ObjectLane {
 
 impl Drop for ObjectLane {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
         self.reads = None;
         for thread in self.threads.drain(..) {
             // No panic of a read ends it.

@@ -101,7 +101,8 @@ impl OpenMount {
             ));
         }
         // Through the first descriptor rather than the path: the same file for certain.
-        self.mount.open_file(&files::link(file.buffered_file())).map_err(|error| match error {
+        let open = file.buffered_file().map_err(|error| Unavailable::new(error.to_string(), ""))?;
+        self.mount.open_file(&files::link(&open)).map_err(|error| match error {
             // The path would be that of the link.
             Error::System { action, source, .. } => {
                 Unavailable::new(format!("3FS refused to {action}: {source}"), "")

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{Extensions, Source};
-use crate::ByteRange;
+use crate::{ByteRange, Cancel};
 use hoistway_io::Error;
 use std::{fmt, io, path::Path};
 
@@ -36,7 +36,7 @@ impl<T: AsRef<[u8]> + Send + Sync + 'static> Source for Bytes<T> {
         "memory"
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    fn read_at(&self, buffer: &mut [u8], offset: u64, _: &Cancel) -> io::Result<usize> {
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         let left = self.data.as_ref().get(start..).unwrap_or_default();
         let count = left.len().min(buffer.len());

@@ -5,7 +5,7 @@
 use super::threefs::ThreeFs;
 use super::{Source, bytes::Bytes, local::Local, registry};
 use crate::{
-    ByteRange, Error,
+    ByteRange, Cancel, Error,
     catalog::{OpenFile, OpenOptions},
 };
 use hoistway_io::file::FileSystem;
@@ -102,7 +102,10 @@ fn any_bytes_are_read_and_none_past_the_end() {
             let mut found = vec![0xA5; len];
             let mut filled = 0;
             loop {
-                match source.read_at(&mut found[filled..], (start + filled) as u64).unwrap() {
+                match source
+                    .read_at(&mut found[filled..], (start + filled) as u64, &Cancel::default())
+                    .unwrap()
+                {
                     0 => break,
                     count => filled += count,
                 }
@@ -130,7 +133,7 @@ fn a_source_that_stays_as_it_was_is_unchanged() {
 fn a_source_that_was_cut_is_truncated_and_its_error_has_name_and_offset() {
     for_each_kind(|name, source, _, cut| {
         cut(9_000);
-        let read = source.read_exactly(&mut [0; 1_000], 8_500, Some("weight"));
+        let read = source.read_exactly(&mut [0; 1_000], 8_500, Some("weight"), &Cancel::default());
         // The toy has copied its bytes, so that nothing but the check can tell.
         assert_eq!(read.is_ok(), name == "toy", "{name}: {read:?}");
         let needed = range(8_500, 9_500);
@@ -197,7 +200,7 @@ fn what_routes_keep_is_dropped_before_the_file_is_closed() {
     let path = directory.path().join("file");
     fs::write(&path, [1; 100]).unwrap();
     let kinds: &[Make] = &[
-        |open| Arc::new(Local::new(open.clone(), FileSystem::of(&open.file).unwrap())),
+        |open| Arc::new(Local::new(open.clone(), FileSystem::of(&open.file().unwrap()).unwrap())),
         #[cfg(target_os = "linux")]
         |open| Arc::new(ThreeFs::new(open)),
     ];

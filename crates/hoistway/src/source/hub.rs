@@ -4,7 +4,7 @@
 
 use super::{Extensions, Latency, Source, SourceName, objects, registry};
 use crate::{
-    ByteRange, Result,
+    ByteRange, Cancel, Result,
     catalog::{OpenFile, OpenOptions},
 };
 use hoistway_io::file::LocalFile;
@@ -21,9 +21,7 @@ struct Cached {
 /// Opens a file of a model by its URL.
 pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> {
     let store = options.store.clone().unwrap_or_default();
-    match HubFile::find(url, &store, options.stop.clone().unwrap_or_default().flag())
-        .map_err(objects::failed("open"))?
-    {
+    match HubFile::find(url, &store, options.cancel().flag()).map_err(objects::failed("open"))? {
         HubFile { url, cached: None } => objects::open(&url, options),
         HubFile { url, cached: Some(path) } => {
             Ok(Arc::new(Cached { file: registry::of_file(OpenFile::open(&path)?)?, url: url.into() }))
@@ -33,7 +31,7 @@ pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> 
 
 /// Names of one opening, those of models on the hub with their commit.
 pub(super) fn pinned(names: &[&Path], options: &OpenOptions) -> Result<Vec<PathBuf>> {
-    let (store, stop) = (options.store.clone().unwrap_or_default(), options.stop.clone().unwrap_or_default());
+    let (store, stop) = (options.store.clone().unwrap_or_default(), options.cancel());
     let mut commits = HubCommits::default();
     let pin = |name: &&Path| match SourceName::from(*name) {
         SourceName::Url(url) if url.starts_with("hf://") => {
@@ -61,8 +59,8 @@ impl Source for Cached {
         self.file.latency()
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.file.read_at(buffer, offset)
+    fn read_at(&self, buffer: &mut [u8], offset: u64, cancel: &Cancel) -> io::Result<usize> {
+        self.file.read_at(buffer, offset, cancel)
     }
 
     fn check_identity(&self, needed: ByteRange) -> hoistway_io::Result<()> {

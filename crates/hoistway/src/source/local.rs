@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{Extensions, Latency, Source};
-use crate::{ByteRange, catalog::OpenFile};
+use crate::{ByteRange, Cancel, catalog::OpenFile};
 use hoistway_io::file::{FileSystem, LocalFile, read_at};
 use std::{
     io,
@@ -49,8 +49,8 @@ impl Source for Local {
         if self.filesystem.is_remote() { Latency::Remote } else { Latency::Local }
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        read_at(&self.open.file, buffer, offset)
+    fn read_at(&self, buffer: &mut [u8], offset: u64, _: &Cancel) -> io::Result<usize> {
+        read_at(&*self.open.file()?, buffer, offset)
     }
 
     fn check_identity(&self, needed: ByteRange) -> hoistway_io::Result<()> {

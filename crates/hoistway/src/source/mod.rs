@@ -20,7 +20,7 @@ pub(crate) use bytes::Bytes;
 pub(crate) use extensions::Extensions;
 pub use name::SourceName;
 
-use crate::{ByteRange, Error, Result, Route, catalog::gguf::ByteSource};
+use crate::{ByteRange, Cancel, Error, Result, Route, catalog::gguf::ByteSource};
 use hoistway_device::Unavailable;
 use hoistway_io::file::{LocalFile, Residency};
 use std::{any::Any, fmt, io, path::Path, sync::LazyLock};
@@ -41,11 +41,11 @@ pub(crate) trait Source: Any + fmt::Debug + Send + Sync {
         Latency::Local
     }
 
-    /// Reads bytes from `offset` on, and waits for them. Returns how many came: 0 at the end.
+    /// Reads bytes from `offset` on, and waits for them, until `cancel` ends that. Returns how many came: 0 at the end.
     ///
     /// # Errors
     /// The system's.
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
+    fn read_at(&self, buffer: &mut [u8], offset: u64, cancel: &Cancel) -> io::Result<usize>;
 
     /// Frees what was kept for the readers of its header, who are done.
     fn header_was_read(&self) {}
@@ -135,10 +135,24 @@ impl dyn Source + '_ {
     /// Fills `buffer` with the bytes from `offset` on, which are those of `tensor` if it is one's.
     ///
     /// # Errors
-    /// [`Error::Truncated`] or [`Error::Changed`] if that is why they cannot be read; [`Error::Io`].
-    pub(crate) fn read_exactly(&self, buffer: &mut [u8], offset: u64, tensor: Option<&str>) -> Result<()> {
+    /// [`Error::Truncated`] or [`Error::Changed`] if that is why they cannot be read; [`Error::Cancelled`]; [`Error::Io`].
+    pub(crate) fn read_exactly(
+        &self,
+        buffer: &mut [u8],
+        offset: u64,
+        tensor: Option<&str>,
+        cancel: &Cancel,
+    ) -> Result<()> {
         let range = ByteRange::at(offset, buffer.len() as u64).unwrap_or_default();
-        (&self).read_exact_at(buffer, offset).map_err(|error| self.read_error(range, tensor, error))
+        self.until(cancel).read_exact_at(buffer, offset).map_err(|error| match cancel.is_cancelled() {
+            true => Error::Cancelled,
+            false => self.read_error(range, tensor, error),
+        })
+    }
+
+    /// Its bytes, for a reader that `cancel` ends.
+    pub(crate) fn until<'a>(&'a self, cancel: &'a Cancel) -> Until<'a, Self> {
+        Until { source: self, cancel }
     }
 
     /// The error of a failed read of `range`. A source that was cut or rewritten explains it better than the system does.
@@ -157,18 +171,25 @@ impl dyn Source + '_ {
 static NOT_LOCAL: LazyLock<Unavailable> =
     LazyLock::new(|| Unavailable::new("it is no file of this machine", "choose route auto or threads"));
 
-impl ByteSource for &(dyn Source + '_) {
+/// The bytes of a source, until a token ends their reading.
+pub(crate) struct Until<'a, S: ?Sized> {
+    source: &'a S,
+    cancel: &'a Cancel,
+}
+
+impl ByteSource for Until<'_, dyn Source + '_> {
     fn len_bytes(&self) -> io::Result<u64> {
-        Ok(self.len())
+        Ok(self.source.len())
     }
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let mut filled = 0;
         while filled < buffer.len() {
-            match self.read_at(&mut buffer[filled..], offset.saturating_add(filled as u64)) {
+            let at = offset.saturating_add(filled as u64);
+            match self.source.read_at(&mut buffer[filled..], at, self.cancel) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => filled += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted && !self.cancel.is_cancelled() => {}
                 Err(error) => return Err(error),
             }
         }

@@ -3,9 +3,9 @@
 
 use super::{Extensions, Latency, Source, SourceName};
 use crate::{
-    ByteRange, Error, Result,
+    ByteRange, Cancel, Error, Result,
     cache::{Entry, NodeCache},
-    catalog::{OpenOptions, Stop},
+    catalog::OpenOptions,
     route::ReadOp,
 };
 use hoistway_objects::{Object, Problem};
@@ -13,7 +13,7 @@ use std::{
     any::Any,
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, atomic::AtomicBool},
+    sync::{Arc, Mutex},
 };
 
 /// The name that the files of a web server's folder begin with: such folders cannot be listed.
@@ -27,8 +27,6 @@ const MAX_AHEAD_BYTES: usize = 8 << 20;
 pub(crate) struct ObjectSource {
     object: Object,
     ahead: Mutex<Ahead>,
-    /// Ends the reads of its header.
-    stop: Stop,
     /// The node's cache and the object's entry in it, or why it has none although there is a cache.
     kept: Option<Result<(NodeCache, Arc<Entry>), String>>,
     extensions: Extensions,
@@ -49,24 +47,21 @@ impl std::fmt::Debug for Ahead {
 
 /// Opens an object by its URL.
 pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> {
-    let stop = options.stop.clone().unwrap_or_default();
-    let opened = Object::open_with_head(url, &options.store.clone().unwrap_or_default(), stop.flag());
+    let cancel = options.cancel();
+    let opened = Object::open_with_head(url, &options.store.clone().unwrap_or_default(), cancel.flag());
     let (object, head) = opened.map_err(failed("open"))?;
     let kept = options.cache.as_ref().map(|cache| Ok((cache.clone(), cache.entry(&object, &head)?)));
     if let Some(Ok((cache, entry))) = &kept {
         cache.keep(entry, 0, &head);
     }
     let ahead = Mutex::new(Ahead { start: 0, bytes: head });
-    Ok(Arc::new(ObjectSource { object, ahead, stop, kept, extensions: Extensions::default() }))
+    Ok(Arc::new(ObjectSource { object, ahead, kept, extensions: Extensions::default() }))
 }
 
 /// The files in a folder of a store.
 pub(super) fn list(url: &str, options: &OpenOptions) -> Result<Vec<PathBuf>> {
-    let listed = hoistway_objects::list(
-        url,
-        &options.store.clone().unwrap_or_default(),
-        options.stop.clone().unwrap_or_default().flag(),
-    );
+    let listed =
+        hoistway_objects::list(url, &options.store.clone().unwrap_or_default(), options.cancel().flag());
     Ok(listed.map_err(failed("list"))?.into_iter().map(PathBuf::from).collect())
 }
 
@@ -85,6 +80,7 @@ pub(super) fn failed(operation: &'static str) -> impl Fn(hoistway_objects::Error
         let hoistway_objects::Error { url, problem, .. } = error;
         match problem {
             Problem::Invalid(reason) => Error::InvalidOption { option: "path", value: url, reason },
+            Problem::Stopped => Error::Cancelled,
             problem @ Problem::NotFound { .. } => {
                 Error::NotFound { path: url.into(), reason: problem.to_string() }
             }
@@ -118,25 +114,24 @@ impl ObjectSource {
         self.kept.as_ref()?.as_ref().err().map(String::as_str)
     }
 
-    /// Reads what the node's cache holds, until `stop` is set. Returns how many bytes that are. The read keeps its claims of
-    /// what is missing.
-    pub(crate) fn read_kept(&self, op: &mut ReadOp, stop: &AtomicBool) -> io::Result<usize> {
+    /// Reads what the node's cache holds. Returns how many bytes that are. The read keeps its claims of what is missing.
+    pub(crate) fn read_kept(&self, op: &mut ReadOp) -> io::Result<usize> {
         let Some(entry) = self.entry() else { return Ok(0) };
         let target = op.buffer.target(op.progress)?;
-        let (count, claims) = entry.read_or_claim(op.progress.offset, target, stop);
+        let (count, claims) = entry.read_or_claim(op.progress.offset, target, &op.cancel);
         op.claims = claims;
         Ok(count)
     }
 
-    /// Reads from the store, until `stop` is set. Returns how many bytes came.
-    pub(crate) fn read_asked(&self, op: &mut ReadOp, stop: &AtomicBool) -> io::Result<usize> {
-        self.read(op.buffer.target(op.progress)?, op.progress.offset, stop)
+    /// Reads from the store. Returns how many bytes came.
+    pub(crate) fn read_asked(&self, op: &mut ReadOp) -> io::Result<usize> {
+        self.read(op.buffer.target(op.progress)?, op.progress.offset, &op.cancel)
     }
 
-    /// Reads from the store, until `stop` is set. Returns how many bytes came: fewer at the end alone. Where the range begins
+    /// Reads from the store, until `cancel` ends that. Returns how many bytes came: fewer at the end alone. Where the range begins
     /// or ends inside of a block that the node's cache lacks, the whole block is read.
-    fn read(&self, buffer: &mut [u8], offset: u64, stop: &AtomicBool) -> io::Result<usize> {
-        let Some(entry) = self.entry() else { return self.ask(buffer, offset, stop) };
+    fn read(&self, buffer: &mut [u8], offset: u64, cancel: &Cancel) -> io::Result<usize> {
+        let Some(entry) = self.entry() else { return self.ask(buffer, offset, cancel) };
         let end = self.object.len().min(offset.saturating_add(buffer.len() as u64));
         let (mut at, whole_end) = (offset, entry.whole_end(end));
         while at < end {
@@ -144,17 +139,17 @@ impl ObjectSource {
             let place = &mut buffer[(at - offset) as usize..(end - offset) as usize];
             if at == block.start && block.end <= end {
                 let len = (whole_end - at) as usize;
-                self.ask(&mut place[..len], at, stop)?;
+                self.ask(&mut place[..len], at, cancel)?;
                 at = whole_end;
                 continue;
             }
             let len = (block.end.min(end) - at) as usize;
             if entry.lacks(at) {
                 let mut whole = vec![0; (block.end - block.start) as usize];
-                self.ask(&mut whole, block.start, stop)?;
+                self.ask(&mut whole, block.start, cancel)?;
                 place[..len].copy_from_slice(&whole[(at - block.start) as usize..][..len]);
             } else {
-                self.ask(&mut place[..len], at, stop)?;
+                self.ask(&mut place[..len], at, cancel)?;
             }
             at += len as u64;
         }
@@ -162,9 +157,9 @@ impl ObjectSource {
     }
 
     /// Makes one read of the store, and keeps what came.
-    fn ask(&self, buffer: &mut [u8], offset: u64, stop: &AtomicBool) -> io::Result<usize> {
+    fn ask(&self, buffer: &mut [u8], offset: u64, cancel: &Cancel) -> io::Result<usize> {
         // The error of the load has the URL and the range.
-        let read = self.object.read(offset, buffer, stop);
+        let read = self.object.read(offset, buffer, cancel.flag());
         let count = read.map_err(|error| io::Error::new(error.problem.kind(), error.problem))?;
         if let Some(Ok((cache, entry))) = &self.kept {
             cache.keep(entry, offset, &buffer[..count]);
@@ -201,7 +196,7 @@ impl Source for ObjectSource {
         Latency::Remote
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    fn read_at(&self, buffer: &mut [u8], offset: u64, cancel: &Cancel) -> io::Result<usize> {
         // A reader that finds another at it asks the store: no child of `fork` waits for a thread of its parent.
         if let Ok(mut ahead) = self.ahead.try_lock() {
             let count = ahead.copy(buffer, offset);
@@ -216,7 +211,7 @@ impl Source for ObjectSource {
                 let mut bytes = vec![0; len];
                 let kept = self.entry().map_or(0, |entry| entry.read(offset, &mut bytes));
                 let count = match kept {
-                    0 => self.ask(&mut bytes, offset, self.stop.flag())?,
+                    0 => self.ask(&mut bytes, offset, cancel)?,
                     kept => kept,
                 };
                 bytes.truncate(count);
@@ -224,7 +219,7 @@ impl Source for ObjectSource {
                 return Ok(ahead.copy(buffer, offset));
             }
         }
-        self.ask(buffer, offset, self.stop.flag())
+        self.ask(buffer, offset, cancel)
     }
 
     fn header_was_read(&self) {
@@ -264,11 +259,11 @@ mod tests {
             any.downcast_ref::<ObjectSource>().unwrap().ahead.lock().unwrap().bytes.len()
         };
         let mut found = vec![0; 2_000_000];
-        source.read_exactly(&mut found, 0, None).unwrap();
+        source.read_exactly(&mut found, 0, None, &Cancel::default()).unwrap();
         assert!(found == bytes[..found.len()] && kept() > 0);
         source.header_was_read();
         assert_eq!(kept(), 0);
-        source.read_exactly(&mut found, 5, None).unwrap();
+        source.read_exactly(&mut found, 5, None, &Cancel::default()).unwrap();
         assert!(found == bytes[5..][..found.len()]);
     }
 }

@@ -123,7 +123,8 @@ fn scheme(url: &str) -> Result<&'static Scheme> {
 /// # Errors
 /// The system's, if it does not say where the file lies.
 pub(crate) fn of_file(open: OpenFile) -> Result<Arc<dyn Source>> {
-    let filesystem = FileSystem::of(&open.file).map_err(|source| open.io_error("statfs", source))?;
+    let filesystem = open.file().and_then(|file| FileSystem::of(&file));
+    let filesystem = filesystem.map_err(|source| open.io_error("statfs", source))?;
     let open = Arc::new(open);
     let special = FILES.iter().find_map(|take| take(&open, filesystem));
     Ok(special.unwrap_or_else(|| Arc::new(Local::new(open, filesystem))))

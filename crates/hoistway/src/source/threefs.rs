@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::{Extensions, Latency, Source, local::Local};
-use crate::{ByteRange, catalog::OpenFile, route::OpenMount, sys::files};
+use crate::{ByteRange, Cancel, catalog::OpenFile, route::OpenMount, sys::files};
 use hoistway_io::file::{FileIdentity, FileSystem, FileSystemKind, LocalFile};
 use std::{
     any::Any,
@@ -30,7 +30,8 @@ pub(crate) struct ThreeFs {
 /// Takes a file that lies on a 3FS.
 pub(super) fn take(open: &Arc<OpenFile>, filesystem: FileSystem) -> Option<Arc<dyn Source>> {
     // Only FUSE file systems are asked: to others the question may mean something else.
-    let is_3fs = filesystem.kind == FileSystemKind::Fuse && hoistway_usrbio::is_3fs(&open.file);
+    let Ok(file) = open.file() else { return None };
+    let is_3fs = filesystem.kind == FileSystemKind::Fuse && hoistway_usrbio::is_3fs(&*file);
     is_3fs.then(|| Arc::new(ThreeFs::new(open.clone())) as Arc<dyn Source>)
 }
 
@@ -82,14 +83,14 @@ impl Source for ThreeFs {
         self.local.latency()
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.local.read_at(buffer, offset)
+    fn read_at(&self, buffer: &mut [u8], offset: u64, cancel: &Cancel) -> io::Result<usize> {
+        self.local.read_at(buffer, offset, cancel)
     }
 
     fn check_identity(&self, needed: ByteRange) -> hoistway_io::Result<()> {
         let Some(mount) = self.mount() else { return self.local.check_identity(needed) };
         let open = self.local.open.clone();
-        let asked = mount.ask("asking about a file", move || FileIdentity::of(&open.file));
+        let asked = mount.ask("asking about a file", move || FileIdentity::of(&*open.file()?));
         let now = asked.and_then(|identity| identity);
         // What an error of the system means there: that the mount has no daemon any more, if so.
         let explain = |error| if files::is_server_gone(&error) { mount.death(&error) } else { error };

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    ByteRange, Result,
+    ByteRange, Cancel, Result,
     route::{
         Access, Done, Lane, ReadLane, ReadOp, Route, Unavailable,
         member::{Demand, Member, Share, Wanted},
@@ -54,8 +54,8 @@ impl Source for ToySource {
         "a toy"
     }
 
-    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.bytes.read_at(buffer, offset)
+    fn read_at(&self, buffer: &mut [u8], offset: u64, cancel: &Cancel) -> io::Result<usize> {
+        self.bytes.read_at(buffer, offset, cancel)
     }
 
     fn check_identity(&self, needed: ByteRange) -> hoistway_io::Result<()> {
@@ -123,7 +123,7 @@ impl ToyLane {
         let target = op.buffer.target(op.progress)?;
         let half = target.len() / 2 / BLOCK * BLOCK;
         let len = if self.reads.is_multiple_of(3) && half > 0 { half } else { target.len() };
-        op.source.read_at(&mut target[..len], op.progress.offset)
+        op.source.read_at(&mut target[..len], op.progress.offset, &op.cancel)
     }
 }
 

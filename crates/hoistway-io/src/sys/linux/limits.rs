@@ -86,7 +86,7 @@ fn cgroups(proc_cgroup: &str, mountinfo: &str) -> Vec<LimitSource> {
         let group = mount_point.join(below);
         let ancestors = group.ancestors().take_while(|ancestor| ancestor.starts_with(&mount_point));
         let limits = |group: &Path| {
-            let of = |limit| LimitSource(Scope::Cgroup(group.to_owned(), limit));
+            let of = |limit: &Limit| LimitSource(Scope::Cgroup(group.to_owned(), *limit));
             version.limits().iter().map(of).collect::<Vec<_>>()
         };
         sources.extend(ancestors.flat_map(limits));

@@ -3,7 +3,7 @@
 
 use super::read_number;
 pub use crate::sys::common::ProcessLimit;
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, getrlimit, setrlimit};
 use std::fs;
 
 /// The kernel's release, such as `6.8.0-31-generic`.
@@ -30,6 +30,24 @@ pub fn locked_memory() -> ProcessLimit {
 /// Files that this process may have open.
 pub fn open_files() -> ProcessLimit {
     limit(Resource::Nofile)
+}
+
+/// Lets this process have as many files open as it may.
+pub fn raise_open_files() {
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return;
+    }
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "the limit of open files stays as it is");
+    }
+}
+
+/// Returns whether an error means that this process, or the system, has as many files open as it may.
+pub fn is_out_of_descriptors(error: &std::io::Error) -> bool {
+    let codes = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE].map(rustix::io::Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
 
 fn limit(of: Resource) -> ProcessLimit {

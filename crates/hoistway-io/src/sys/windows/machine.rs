@@ -40,3 +40,11 @@ pub fn locked_memory() -> ProcessLimit {
 pub fn open_files() -> ProcessLimit {
     ProcessLimit { current: None, maximum: None }
 }
+
+/// Lets this process have as many files open as it may: it may already.
+pub fn raise_open_files() {}
+
+/// Returns whether an error means that this process has as many files open as it may.
+pub fn is_out_of_descriptors(_: &std::io::Error) -> bool {
+    false
+}

@@ -56,11 +56,10 @@ use crate::{
 use follow::{Followed, SegmentTable};
 use heat::Heat;
 use hidden::Hidden;
-use hoistway_io::parallel::lock;
+use hoistway_io::{parallel::lock, sys};
 use namespaces::Namespaces;
 use recover::WriterOptions;
 use root::{Limits, Monotonic, Root};
-use rustix::process::{Resource, getrlimit, setrlimit};
 use segment::Segment;
 use std::{
     collections::HashMap,
@@ -151,7 +150,8 @@ impl Segments {
             monotonic: Arc::new(move || start.elapsed()),
             new_id: Box::new(Uuid::new_v4),
         };
-        raise_descriptor_limit();
+        // Segments of all writers are kept open.
+        sys::machine::raise_open_files();
         Self::open_on(Arc::new(RealDisk), options, surroundings)
     }
 
@@ -662,17 +662,5 @@ impl fmt::Debug for Shared {
 impl fmt::Debug for Writer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Writer").field("directory", &self.directory).field("epoch", &self.epoch).finish()
-    }
-}
-
-/// Lets this process open as many files as it may: segments of all writers are kept open.
-fn raise_descriptor_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    if limit.current == limit.maximum {
-        return;
-    }
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::debug!(%error, "the limit of open files stays as it is");
     }
 }

@@ -1,0 +1,118 @@
+//! Descriptors of files that are read for long: they stay open as long as the process may have enough of them, and are
+//! opened for their reads alone beyond that.
+#![forbid(unsafe_code)]
+
+use crate::sys::machine;
+use std::{
+    fs::File,
+    io,
+    ops::Deref,
+    sync::{
+        Arc, Mutex, OnceLock, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// The part of the process's descriptors that files keep. Reads in flight and the rest of the program have the others.
+const KEPT_PART: u64 = 4;
+
+/// Descriptors that files keep now.
+static KEPT: AtomicU64 = AtomicU64::new(0);
+
+/// A file that is open.
+#[derive(Debug)]
+pub enum Held<'a> {
+    /// It stays open.
+    Kept(&'a File),
+    /// It is closed once its last user is gone.
+    Opened(Arc<File>),
+}
+
+impl Deref for Held<'_> {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        match self {
+            Self::Kept(file) => file,
+            Self::Opened(file) => file,
+        }
+    }
+}
+
+/// A file that can be opened again.
+#[derive(Debug)]
+pub(super) struct Descriptor {
+    kept: Option<Kept>,
+    /// The file, while some read has it.
+    opened: Mutex<Weak<File>>,
+}
+
+/// A file that stays open, and its part of [`KEPT`].
+#[derive(Debug)]
+struct Kept {
+    file: File,
+    is_counted: bool,
+}
+
+impl Descriptor {
+    /// A file that is closed if the process keeps as many open as it should.
+    pub(super) fn new(file: File) -> Self {
+        let kept = KEPT.fetch_add(1, Ordering::Relaxed);
+        if kept < most_kept() {
+            return Self { kept: Some(Kept { file, is_counted: true }), opened: Mutex::default() };
+        }
+        KEPT.fetch_sub(1, Ordering::Relaxed);
+        Self { kept: None, opened: Mutex::default() }
+    }
+
+    /// A file that cannot be opened again.
+    pub(super) fn only(file: File) -> Self {
+        Self { kept: Some(Kept { file, is_counted: false }), opened: Mutex::default() }
+    }
+
+    /// The file, which `open` opens if it is closed.
+    pub(super) fn held(&self, open: impl FnOnce() -> io::Result<File>) -> io::Result<Held<'_>> {
+        if let Some(kept) = &self.kept {
+            return Ok(Held::Kept(&kept.file));
+        }
+        // A thread that finds another at it opens the file for itself: no child of `fork` waits for a thread of its parent.
+        let mut opened = self.opened.try_lock();
+        if let Ok(opened) = &opened
+            && let Some(file) = opened.upgrade()
+        {
+            return Ok(Held::Opened(file));
+        }
+        let file = Arc::new(open()?);
+        if let Ok(opened) = &mut opened {
+            **opened = Arc::downgrade(&file);
+        }
+        Ok(Held::Opened(file))
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if self.is_counted {
+            KEPT.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// As many descriptors as files may keep. The first call raises the limit of the process to what it may be.
+fn most_kept() -> u64 {
+    static MOST: OnceLock<u64> = OnceLock::new();
+    *MOST.get_or_init(|| {
+        machine::raise_open_files();
+        machine::open_files().current.map_or(u64::MAX, |limit| limit / KEPT_PART)
+    })
+}
+
+/// An error of opening a file, with what helps if the process has too many open.
+pub(super) fn explained(error: io::Error) -> io::Error {
+    if !machine::is_out_of_descriptors(&error) {
+        return error;
+    }
+    let limit = machine::open_files().current.map_or_else(String::new, |limit| format!(" ({limit})"));
+    let reason = format!("{error}: the process has as many files open as it may{limit}; raise ulimit -n");
+    io::Error::new(error.kind(), reason)
+}
