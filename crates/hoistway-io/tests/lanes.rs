@@ -265,3 +265,53 @@ mod pieces {
         assert_eq!(done[0].op.memory.concat(), b"abcd");
     }
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_ring_waits_on_after_signals() {
+    use std::{
+        os::fd::OwnedFd,
+        sync::{
+            atomic::{AtomicUsize, Ordering},
+            mpsc,
+        },
+        thread,
+        time::Duration,
+    };
+    static SIGNALS: AtomicUsize = AtomicUsize::new(0);
+    extern "C" fn count(_: libc::c_int) {
+        SIGNALS.fetch_add(1, Ordering::SeqCst);
+    }
+    // SAFETY: all fields are numbers or sets of bits.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // Without SA_RESTART: the system call ends.
+    action.sa_sigaction = count as *const () as usize;
+    // SAFETY: the action is valid, and its handler only counts.
+    assert_eq!(unsafe { libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) }, 0);
+    let (reader, mut writer) = io::pipe().unwrap();
+    let (tell, told) = mpsc::channel();
+    let waiting = thread::spawn(move || {
+        let mut lane = match hoistway_io::lane::UringLane::new(1) {
+            Ok(lane) => lane,
+            Err(why) => {
+                tell.send(None).unwrap();
+                skip(Requirement::IoUring, why);
+                return None;
+            }
+        };
+        // SAFETY: the calling thread always has a number.
+        tell.send(Some(unsafe { libc::pthread_self() })).unwrap();
+        lane.push(Read { file: OwnedFd::from(reader).into(), offset: 0, memory: vec![0; 5] });
+        let mut done = Vec::new();
+        lane.submit_and_wait(&mut done).unwrap();
+        done.pop().map(|done| (done.result.unwrap(), done.op.memory))
+    });
+    let Some(thread) = told.recv().unwrap() else { return };
+    while SIGNALS.load(Ordering::SeqCst) < 50 && !waiting.is_finished() {
+        // SAFETY: the thread was not joined.
+        unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
+        thread::sleep(Duration::from_millis(1));
+    }
+    writer.write_all(b"bytes").unwrap();
+    assert_eq!(waiting.join().unwrap(), Some((5, b"bytes".to_vec())));
+}

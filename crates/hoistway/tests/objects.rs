@@ -614,3 +614,15 @@ fn a_reader_reads_objects() {
         }
     }
 }
+
+#[test]
+fn what_stands_before_the_last_at_sign_is_not_shown() {
+    for url in [
+        "http://user:word@canary@127.0.0.1:1/a.safetensors",
+        "http://user:canary@127.0.0.1:1/@/a.safetensors",
+    ] {
+        let error = Catalog::open(&[url]).unwrap_err();
+        assert_shows_no_secret(&format!("{error} {error:?}"));
+        assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
+    }
+}

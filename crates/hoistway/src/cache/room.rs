@@ -290,4 +290,25 @@ mod tests {
         assert_eq!(room.collect(None).unwrap().entries, 1);
         assert!(!folder.exists());
     }
+
+    #[test]
+    fn what_was_used_longest_ago_is_evicted_first() {
+        const BYTES: u64 = 64 << 10;
+        let root = tempfile::tempdir().unwrap();
+        let room = Room::new(root.path(), Some(1 << 30));
+        [room.objects(), room.temporary()].iter().for_each(|folder| fs::create_dir(folder).unwrap());
+        for (url, minutes) in [("c", 3), ("a", 1), ("d", 4), ("b", 2)] {
+            drop(Entry::open(&room, url, url, BYTES).unwrap());
+            let folder = room.objects().join(url);
+            fs::write(folder.join(DATA), vec![1; BYTES as usize]).unwrap();
+            let used = SystemTime::now() - Duration::from_secs(60 * minutes);
+            File::options().write(true).open(folder.join(META)).unwrap().set_modified(used).unwrap();
+        }
+        let left = || room.entries().unwrap().into_iter().map(|own| own.url).collect::<Vec<_>>();
+        assert_eq!(left(), ["a", "b", "c", "d"]);
+        for count in [3, 1] {
+            room.collect(Some(count as u64 * BYTES)).unwrap();
+            assert_eq!(left(), ["a", "b", "c"][..count]);
+        }
+    }
 }

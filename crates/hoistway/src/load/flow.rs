@@ -202,3 +202,45 @@ impl Flow {
         self.tensors.partition_point(|expected| expected.tensor < tensor.id())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Checkpoint, LoadOptions,
+        plan::{Layout, PlanOptions, Selection},
+    };
+
+    #[test]
+    fn a_tensor_counts_until_the_next_one_is_asked_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.safetensors");
+        let tensors: Vec<_> = (0..4)
+            .map(|at| {
+                (
+                    format!("t{at}"),
+                    safetensors::tensor::TensorView::new(safetensors::Dtype::U8, vec![4096], &[7; 4096])
+                        .unwrap(),
+                )
+            })
+            .collect();
+        std::fs::write(&path, safetensors::serialize(tensors, None).unwrap()).unwrap();
+        let checkpoint = Checkpoint::open(&[path]).unwrap();
+        let requests = Selection::all().resolve(checkpoint.catalog()).unwrap();
+        let options = PlanOptions {
+            chunk_bytes: 4096,
+            coalesce_gap_bytes: 0,
+            layout: Layout::Tensor,
+            ..PlanOptions::default()
+        };
+        let plan = Plan::new(checkpoint.catalog(), &requests, &options).unwrap();
+        let mut flow = Flow::new(&plan, &StreamOptions::default().max_in_flight_bytes(8192));
+        let before = flow.admitted();
+        assert!(before < plan.extents().len());
+        flow.add(checkpoint.load(&LoadOptions::default()).unwrap().into_tensors().into());
+        let taken = flow.take().unwrap();
+        assert_eq!(flow.admitted(), before, "{} is its owner's", taken.name());
+        flow.release_last();
+        assert!(flow.admitted() > before);
+    }
+}

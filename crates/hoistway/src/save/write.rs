@@ -347,7 +347,33 @@ pub(super) fn extents(len: u64) -> impl Iterator<Item = ByteRange> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::{folder::Folder, plan::PlannedFile},
+        *,
+    };
+    use crate::Dtype;
+
+    #[test]
+    fn a_file_is_synced_in_a_stage_after_its_writes() {
+        let directory = tempfile::tempdir().unwrap();
+        let bytes = vec![0; 3 * EXTENT_BYTES as usize];
+        let shape = [bytes.len() as u64];
+        let tensors = [TensorData::new("a", Dtype::U8, &shape, TensorBytes::Host(&bytes))];
+        let options = SaveOptions::default();
+        let path = directory.path().join("model.safetensors");
+        let folder = Folder::of_file(&path, true).unwrap();
+        let plan = PlannedFile::new(&tensors, &shape, vec![0], None, options.alignment).unwrap();
+        let target = Target::new(plan, folder.new_temp().unwrap(), path, &options).unwrap();
+        let go_on = |_| ControlFlow::Continue(());
+        let writing = Writing::new(&tensors, &options, vec![target], &go_on).unwrap();
+        let steps = writing.steps(&writing.targets[0]);
+        let stage = |is_write: bool| {
+            let own = steps.iter().filter(move |step| step.content.extent.is_some() == is_write);
+            own.map(|step| step.order).collect::<Vec<_>>()
+        };
+        assert_eq!((stage(true).len(), stage(false).len()), (4, 1));
+        assert!(stage(true).iter().all(|own| *own < stage(false)[0]));
+    }
 
     #[test]
     fn extents_cover_a_file_once() {

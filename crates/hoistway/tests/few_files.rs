@@ -1,0 +1,144 @@
+//! Checkpoints of more files than the process may have open, by every route.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use common::{tensor, write_model};
+use hoistway::{
+    Checkpoint, Dtype, Error, LoadOptions, Loaded, Route,
+    read::{Priority, ReadRequest, Reader, ReaderOptions, Target},
+};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+const FILES: usize = 300;
+/// Set in a child with few descriptors.
+const CHILD: &str = "HOISTWAY_TEST_FEW_FILES";
+
+/// Runs a test in a child with such a limit. `false` in the child.
+fn with_limit(test: &str, limit: &str) -> bool {
+    if env::var_os(CHILD).is_some() {
+        return false;
+    }
+    let mut child = Command::new("sh");
+    child.args(["-c", &format!("ulimit {limit}; exec \"$0\" --exact {test}")]);
+    assert!(child.arg(env::current_exe().unwrap()).env(CHILD, "1").status().unwrap().success());
+    true
+}
+
+/// Files with a tensor each, and the bytes of these.
+fn shards(folder: &Path) -> (Vec<PathBuf>, Vec<Vec<u8>>) {
+    let shard = |number: usize| {
+        let path = folder.join(format!("{number:03}.safetensors"));
+        let tensors = [tensor(&format!("t{number:03}"), Dtype::U8, &[5000])];
+        let file = write_model(&path, &tensors, 0, number as u64);
+        let bytes = file[file.len() - 5000..].to_vec();
+        (path, bytes)
+    };
+    (0..FILES).map(shard).unzip()
+}
+
+fn assert_are(loaded: &Loaded, expected: &[Vec<u8>]) {
+    assert_eq!(loaded.tensors().len(), expected.len());
+    for (number, bytes) in expected.iter().enumerate() {
+        let tensor = loaded.get(&format!("t{number:03}")).unwrap();
+        assert!(*tensor.bytes().unwrap() == **bytes, "tensor {number}");
+    }
+}
+
+fn open_files() -> usize {
+    fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn every_route_loads_more_files_than_may_be_open() {
+    if with_limit("every_route_loads_more_files_than_may_be_open", "-n 128") {
+        return;
+    }
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (paths, expected) = shards(directory.path());
+    let checkpoint = Checkpoint::open(&paths).unwrap();
+    // Twice: what a load opened is closed.
+    for _ in 0..2 {
+        for route in [Route::Auto, Route::Threads, Route::Mapped] {
+            let loaded = checkpoint.load(&LoadOptions::default().route(route)).unwrap();
+            assert_are(&loaded, &expected);
+            assert!(open_files() < 100, "{route}: {} files are open", open_files());
+        }
+    }
+    let reader = Reader::new(&ReaderOptions::default()).unwrap();
+    let requests = checkpoint.catalog().tensors().iter().map(|entry| {
+        let file = checkpoint.read_file(entry.file).unwrap();
+        ReadRequest::new(&file, entry.bytes, Target::memory())
+    });
+    let batch = reader.submit(requests, Priority::Demand).unwrap();
+    batch.wait().unwrap();
+    for (number, bytes) in expected.iter().enumerate() {
+        assert!(batch.take(number).unwrap()[..5000] == **bytes, "read {number}");
+    }
+    // Mappings keep no file.
+    let mapped = checkpoint.load(&LoadOptions::default().route(Route::Mapped)).unwrap();
+    drop((batch, reader, checkpoint));
+    assert!(open_files() < 20, "{} files are open", open_files());
+    assert_are(&mapped, &expected);
+}
+
+#[test]
+fn a_file_that_is_replaced_while_it_is_closed_is_an_error() {
+    if with_limit("a_file_that_is_replaced_while_it_is_closed_is_an_error", "-n 128") {
+        return;
+    }
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (paths, _) = shards(directory.path());
+    let checkpoint = Checkpoint::open(&paths).unwrap();
+    let last = paths.last().unwrap();
+    let other = directory.path().join("other");
+    fs::copy(last, &other).unwrap();
+    fs::rename(&other, last).unwrap();
+    for route in [Route::Auto, Route::Threads, Route::Mapped] {
+        let error = checkpoint.load(&LoadOptions::default().route(route)).unwrap_err();
+        assert!(
+            matches!(&error, Error::Changed { path, change, .. } if path == last && change.contains("another file")),
+            "{route}: {error:?}"
+        );
+    }
+    fs::remove_file(last).unwrap();
+    let error = checkpoint.load(&LoadOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("299.safetensors"), "{error}");
+}
+
+#[test]
+fn the_limit_is_raised_to_what_it_may_be() {
+    if with_limit("the_limit_is_raised_to_what_it_may_be", "-S -n 64") {
+        return;
+    }
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (paths, expected) = shards(directory.path());
+    let limits = || {
+        let limits = fs::read_to_string("/proc/self/limits").unwrap();
+        let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap().to_owned();
+        let mut numbers = line.split_whitespace().skip(3).map(|own| own.parse::<u64>().unwrap());
+        (numbers.next().unwrap(), numbers.next().unwrap())
+    };
+    assert_eq!(limits().0, 64);
+    assert_are(&Checkpoint::open(&paths).unwrap().load(&LoadOptions::default()).unwrap(), &expected);
+    let (soft, hard) = limits();
+    assert_eq!(soft, hard);
+}
+
+#[test]
+fn an_error_for_want_of_descriptors_says_what_helps() {
+    if with_limit("an_error_for_want_of_descriptors_says_what_helps", "-n 64") {
+        return;
+    }
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (paths, _) = shards(directory.path());
+    let taken: Vec<_> = std::iter::from_fn(|| fs::File::open("/dev/null").ok()).collect();
+    let error = Checkpoint::open(&paths).unwrap_err();
+    drop(taken);
+    assert!(error.to_string().contains("raise ulimit -n"), "{error}");
+}
