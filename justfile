@@ -206,6 +206,14 @@ fuzz seconds="600" target="all": venv
             -max_total_time={{ seconds }} -max_len=65536 -verbosity=0 -dict=fuzz/tokens.dict; \
     done
 
+# Plant faults in what a branch changes of the crates, one at a time, and list those that their tests do not notice. Takes
+# minutes for each file.
+mutants base="main" *arguments: venv
+    test -x target/tools/bin/cargo-mutants || cargo install --quiet --locked --root target/tools cargo-mutants
+    git diff '{{ base }}'... -- 'crates/*.rs' > target/mutants.diff
+    PATH="$PWD/target/tools/bin:{{ bin }}:$PATH" cargo mutants --in-diff target/mutants.diff --output target \
+        --all-features --test-tool nextest "${@:2}"
+
 # Try so many orders of threads in each model test of the executor and of the store of experts.
 model iterations="20000":
     HOISTWAY_MODEL_ITERATIONS={{ iterations }} cargo test --quiet --package hoistway-io --package hoistway-experts --lib model

@@ -189,8 +189,11 @@ fn ended(
     answer_names();
 }
 
-/// Each call that a token is given to.
-fn calls() -> Vec<(&'static str, fn(&Remote, &Cancel) -> Result<()>)> {
+/// A call that a token is given to.
+type Call = fn(&Remote, &Cancel) -> Result<()>;
+
+/// Each of them, and what it is called.
+fn calls() -> Vec<(&'static str, Call)> {
     fn loads(cancel: &Cancel) -> LoadOptions {
         LoadOptions::default().cancel(cancel.clone())
     }

@@ -494,6 +494,31 @@ fn a_load_beyond_its_budget_is_refused_before_it_allocates() {
 }
 
 #[test]
+fn what_a_load_knows_of_its_reads_is_part_of_its_budget() {
+    let directory = disk();
+    let path = directory.path().join("columns.safetensors");
+    // Rows so far apart that each is a read of its own. All but the header is a hole.
+    let (rows, row) = (20_000, 128 << 10);
+    let header =
+        format!(r#"{{"m":{{"dtype":"U8","shape":[{rows},{row}],"data_offsets":[0,{}]}}}}"#, rows * row);
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+    fs::write(&path, &file).unwrap();
+    let len = file.len() as u64 + rows * row;
+    fs::File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
+    let column = Selection::all().slice("m", TensorSlice::new(vec![0..rows, 0..1]));
+    let options = LoadOptions::default().selection(column).direct(DirectIo::Never);
+    let loaded = hoistway::load(&[&path], &options.clone().memory_budget_bytes(256 << 20)).unwrap();
+    assert!(loaded.get("m").unwrap().bytes().unwrap().iter().all(|&byte| byte == 0));
+    match hoistway::load(&[&path], &options.memory_budget_bytes(4 << 20)).unwrap_err() {
+        Error::MemoryBudget { needed, available, limit_name, .. } => {
+            assert!(needed > 10 << 20 && available <= 4 << 20, "{needed} {available}");
+            assert_eq!(limit_name, "the memory budget");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
 fn sharded_checkpoints_load_by_index_directory_glob_and_list() {
     let directory = disk();
     let shard = |i: usize| directory.path().join(format!("model-{i:05}-of-00003.safetensors"));

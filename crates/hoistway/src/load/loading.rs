@@ -14,7 +14,7 @@ use super::{
 use crate::{
     Catalog, DeviceId, Error, Report, Result,
     device::Device,
-    memory::MemoryRequest,
+    memory::{self, MemoryRequest},
     parallel,
     plan::{Destination, Plan, PlanOptions},
     report::{Refusal, TimeReport},
@@ -140,7 +140,11 @@ impl Start<'_> {
 
     fn plan(&self, chunk_bytes: u64) -> Result<Plan> {
         let requests = self.options.selection.resolve(self.catalog)?;
-        Ok(Plan::new(self.catalog, &requests, &self.plan_options(chunk_bytes))?)
+        let may_make = |reads| {
+            let bytes = memory::budget::bookkeeping_bytes(reads);
+            memory::budget::check(0, bytes, self.options.memory_budget_bytes)
+        };
+        Plan::within(self.catalog, &requests, &self.plan_options(chunk_bytes), may_make)
     }
 }
 

@@ -69,6 +69,8 @@ impl MemoryPlan<'_> {
         let most = self.slots.min(needs.slots_in(self.staging_bytes.saturating_sub(taken)));
         let count = plan.extents().iter().filter(is_staged).count().min(most);
         let staging_bytes = (needs.slot_bytes + needs.table_bytes).saturating_mul(count as u64);
+        let staging_bytes =
+            staging_bytes.saturating_add(memory::budget::bookkeeping_bytes(plan.extents().len() as u64));
         let fresh = self.fresh_bytes(plan.arena_bytes().min(self.most_bytes));
         let budget = options.memory_budget_bytes.map(|budget| budget.saturating_sub(taken));
         let promise = memory::budget::promise(fresh, staging_bytes, budget)?;

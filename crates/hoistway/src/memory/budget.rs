@@ -29,6 +29,16 @@ pub fn limits() -> Vec<MemoryLimit> {
     sources().iter().filter_map(|source| source.read()).map(left).collect()
 }
 
+/// Bytes that a load has for each of its reads besides their memory: the plan, and what its threads know of them.
+const READ_BYTES: u64 = 1024;
+/// Less for all reads is not worth counting.
+const LEAST_COUNTED_BYTES: u64 = 1 << 20;
+
+/// Returns the bytes that a load has for so many reads besides their memory.
+pub(crate) fn bookkeeping_bytes(reads: u64) -> u64 {
+    Some(reads.saturating_mul(READ_BYTES)).filter(|&bytes| bytes >= LEAST_COUNTED_BYTES).unwrap_or(0)
+}
+
 /// Whether `fresh` bytes for tensors and `staging` bytes may be allocated now, under `budget` and under what the
 /// system has left.
 ///

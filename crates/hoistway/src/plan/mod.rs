@@ -211,7 +211,7 @@ fn check_readable(catalog: &Catalog, requests: &[TensorRequest]) -> Result<(), P
 }
 
 /// Sizes come from files, which may lie as far as a sparse file can: no plan may exhaust memory by itself.
-fn check_number_of_reads(wanted: &[layout::Wanted], options: &PlanOptions) -> Result<(), PlanError> {
+fn number_of_reads(wanted: &[layout::Wanted], options: &PlanOptions) -> Result<u64, PlanError> {
     let (mut reads, mut bytes) = (0u64, 0u64);
     for layout::Wanted { runs, .. } in wanted {
         let span = runs.span().map_or(0, |span| span.len());
@@ -223,7 +223,7 @@ fn check_number_of_reads(wanted: &[layout::Wanted], options: &PlanOptions) -> Re
     if reads > MAX_READS {
         return Err(PlanError::TooManyReads { bytes, chunk_bytes: options.chunk_bytes });
     }
-    Ok(())
+    Ok(reads)
 }
 
 /// Which bytes go where.
@@ -339,12 +339,22 @@ impl Plan {
         requests: &[TensorRequest],
         options: &PlanOptions,
     ) -> Result<Self, PlanError> {
+        Self::within(catalog, requests, options, |_| Ok(()))
+    }
+
+    /// Like [`Plan::new`]. `may_make` is asked about the number of reads before memory is taken for them.
+    pub(crate) fn within<E: From<PlanError>>(
+        catalog: &Catalog,
+        requests: &[TensorRequest],
+        options: &PlanOptions,
+        may_make: impl FnOnce(u64) -> Result<(), E>,
+    ) -> Result<Self, E> {
         if options.block.bytes() < MAX_ELEMENT_BYTES {
-            return Err(PlanError::Block { block: options.block.bytes() });
+            return Err(PlanError::Block { block: options.block.bytes() }.into());
         }
         if options.chunk_bytes == 0 || !options.block.divides(options.chunk_bytes) {
             let PlanOptions { chunk_bytes, block, .. } = *options;
-            return Err(PlanError::Chunk { chunk_bytes, block: block.bytes() });
+            return Err(PlanError::Chunk { chunk_bytes, block: block.bytes() }.into());
         }
         check_readable(catalog, requests)?;
         let mut seen = HashSet::with_capacity(requests.len());
@@ -352,7 +362,7 @@ impl Plan {
         for request in requests {
             let entry = catalog.tensor(request.tensor);
             if !seen.insert(request.tensor) {
-                return Err(PlanError::RequestedTwice { tensor: entry.name.to_string() });
+                return Err(PlanError::RequestedTwice { tensor: entry.name.to_string() }.into());
             }
             let not_sliceable = |problem| PlanError::Slice {
                 tensor: entry.name.to_string(),
@@ -376,7 +386,7 @@ impl Plan {
                 cast,
             });
         }
-        check_number_of_reads(&wanted, options)?;
+        may_make(number_of_reads(&wanted, options)?)?;
         let laid_out = layout::lay_out(wanted, options)?;
         let extents = extents::cut(&laid_out, catalog, options)?;
         let layout::LaidOut { arenas, tensors, .. } = laid_out;

@@ -147,12 +147,13 @@ mod tests {
 
     #[test]
     fn what_other_lanes_brought_is_not_counted() {
-        let source: Arc<dyn crate::source::Source> = Arc::new(crate::source::Bytes::new(Vec::new()));
+        let source: std::sync::Arc<dyn crate::source::Source> =
+            std::sync::Arc::new(crate::source::Bytes::new(Vec::new()));
         let op = || {
             let buffer = Buffer::Staged { slot: None, pieces: Vec::new() };
-            ReadOp::new(0, source.clone(), Access::Buffered, buffer)
+            ReadOp::new(0, source.clone(), Access::Buffered, buffer, crate::Cancel::default())
         };
-        let mut lane = ObjectLane::new("hoistway-test", 2, |_, _, _, _| Ok(0));
+        let mut lane = ObjectLane::new("hoistway-test", 2, |_, _| Ok(0));
         let mut done = vec![Done { op: op(), result: Ok(0) }, Done { op: op(), result: Ok(0) }];
         lane.push(op());
         while lane.in_flight() > 0 {
