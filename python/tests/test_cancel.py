@@ -78,7 +78,7 @@ class Server:
             first, last = int(found[1]), min(int(found[2]), len(self.body) - 1)
             part = self.body[first : last + 1]
             head = (
-                f"HTTP/1.1 206 Partial Content\r\nETag: \"one\"\r\nConnection: close\r\n"
+                f'HTTP/1.1 206 Partial Content\r\nETag: "one"\r\nConnection: close\r\n'
                 f"Content-Length: {len(part)}\r\nContent-Range: bytes {first}-{last}/{len(self.body)}\r\n\r\n"
             )
             try:

@@ -1285,7 +1285,8 @@ hoistway_status hoistway_batch_error(const hoistway_batch *batch,
 // `batch` must be live.
 hoistway_status hoistway_batch_promote(const hoistway_batch *batch);
 
-// Reads that have not begun will not; those under way end as they may. Does not wait.
+// Reads that have not begun will not, and those that wait for a server end soon. Those that the kernel or a device has end
+// as they may. Does not wait.
 //
 // What the caller promises:
 // `batch` must be live.

@@ -142,11 +142,17 @@ impl Trouble {
             Self::Trickling => Fault::Trickle,
             Self::NoAddress => {
                 HANGS.store(true, Ordering::SeqCst);
-                // Connections that are open are of no use, so that others are made.
-                Fault::Reset
+                // Other connections are made, once the addresses are forgotten that are known.
+                return server.go_away(true);
             }
         };
         server.fail(Faults::always(fault));
+    }
+
+    fn end(server: &Server) {
+        server.fail(Faults::default());
+        server.go_away(false);
+        answer_names();
     }
 
     /// Waits until a call meets it.
@@ -185,8 +191,7 @@ fn ended(
         });
         assert!(matches!(ended, Err(Error::Cancelled)), "{what}, {trouble:?}: {ended:?}");
     });
-    server.fail(Faults::default());
-    answer_names();
+    Trouble::end(server);
 }
 
 /// A call that a token is given to.
@@ -326,8 +331,7 @@ fn what_is_dropped_or_cancelled_by_itself_ends_too() {
         within(|| drop((other, reader)));
         let loading = remote.checkpoint.start(&LoadOptions::default()).unwrap();
         within(|| drop(loading));
-        remote.server.fail(Faults::default());
-        answer_names();
+        Trouble::end(&remote.server);
     }
 }
 
