@@ -71,6 +71,14 @@ impl Dice {
     }
 }
 
+/// The names of a file system that is not mounted.
+pub(crate) struct Unmounted {
+    names: BTreeMap<PathBuf, Named>,
+    durable_names: BTreeMap<PathBuf, Named>,
+    unsynced_names: BTreeMap<PathBuf, Vec<Option<Named>>>,
+    file_system: u64,
+}
+
 type FileId = u64;
 type Sector = [u8; SECTOR];
 
@@ -267,9 +275,27 @@ impl SimulatedDisk {
     }
 
     /// Unmounts the file system: its directory is empty, and another file system's.
-    pub(crate) fn unmount(&self, directory: &Path) {
+    pub(crate) fn unmount(&self, directory: &Path) -> Unmounted {
+        let unmounted = {
+            let state = self.state();
+            Unmounted {
+                names: state.names.clone(),
+                durable_names: state.durable_names.clone(),
+                unsynced_names: state.unsynced_names.clone(),
+                file_system: state.file_system,
+            }
+        };
         self.empty(directory);
         self.state().file_system += 1;
+        unmounted
+    }
+
+    /// Mounts it again.
+    pub(crate) fn mount(&self, unmounted: Unmounted) {
+        let mut state = self.state();
+        let Unmounted { names, durable_names, unsynced_names, file_system } = unmounted;
+        (state.names, state.durable_names) = (names, durable_names);
+        (state.unsynced_names, state.file_system) = (unsynced_names, file_system);
     }
 
     /// Cuts the power after so many more operations that change something.

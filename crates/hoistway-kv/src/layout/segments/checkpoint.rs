@@ -79,6 +79,10 @@ impl Writer {
     /// Writes a checkpoint, and goes on in a new log.
     pub(super) fn checkpoint(&self) -> Result<()> {
         let mut known = lock(&self.checkpoints);
+        // The index has none of its blocks any more: its log does, and is read again if its directory comes back.
+        if self.is_gone.load(Ordering::Acquire) {
+            return Ok(());
+        }
         let start = {
             let _alone = self.publishing.write().unwrap_or_else(PoisonError::into_inner);
             if self.log.is_in_doubt() {
@@ -108,7 +112,11 @@ impl Writer {
     pub(super) fn replace_log_in_doubt(&self) -> Result<()> {
         let mut known = lock(&self.checkpoints);
         let _alone = self.publishing.write().unwrap_or_else(PoisonError::into_inner);
-        if self.log.is_in_doubt() { self.replace_log(&mut known) } else { Ok(()) }
+        if self.log.is_in_doubt() && !self.is_gone.load(Ordering::Acquire) {
+            self.replace_log(&mut known)
+        } else {
+            Ok(())
+        }
     }
 
     /// Writes a checkpoint of what is certain, and forgets all logs and checkpoints before it: one of them is in doubt.

@@ -15,7 +15,7 @@ use crate::{
         BLOCK_LEN,
         record::{BlockRecord, Change, Sums},
     },
-    index::{Existing, Inserted, Reuse},
+    index::{Inserted, Reuse},
     layout::Written,
 };
 use std::{
@@ -150,15 +150,14 @@ impl Writer {
         let record = &block.record;
         let entry = own_entry(record);
         token.end = ClaimEnd::Used;
-        match self.shared.index.insert(record.fingerprint, &entry, Existing::Replace) {
+        match self.shared.hidden.replace(&self.shared.index, record.fingerprint, &entry) {
             Inserted::Replaced(removed) if removed.entry.is_own() => {
                 // Its tombstone is the record of the block that replaced it.
                 let for_readers = removed.reuse == Reuse::Later;
                 let waiting = Waiting { for_tombstone: false, for_readers };
                 lock(&self.slots).retire(removed.entry.slot, removed.entry.slot_bytes, waiting);
             }
-            Inserted::Replaced(other) => self.shared.hidden.hide(other.fingerprint, other.entry),
-            Inserted::New | Inserted::Kept(_) => {}
+            Inserted::Replaced(_) | Inserted::New | Inserted::Kept(_) => {}
             Inserted::Refused => {
                 self.bury_later(record.fingerprint, &entry, Reuse::Now);
                 return Err(Error::InvalidRequest("there are too many namespaces for the index".into()));

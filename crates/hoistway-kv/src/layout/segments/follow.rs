@@ -13,7 +13,7 @@ use crate::{
     Error, Fingerprint, NamespaceId, Result,
     disk::{Disk, DiskFile, FileAccess, read_full},
     format::record::{BlockRecord, Change, ProvenFrom, RECORD_LEN, Record},
-    index::{Entry, Existing, Inserted},
+    index::Entry,
 };
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -300,11 +300,11 @@ impl Follower {
             let place = blocks.binary_search_by_key(&sequence, |block| block.sequence);
             place.is_ok_and(|place| blocks[place].fingerprint == *fingerprint)
         };
-        let gone = shared.index.remove_all(|fingerprint, entry, _| {
-            entry.owner == self.owner && !is_there(fingerprint, entry.sequence)
-        });
-        shared.hidden.forget_all(|entry| entry.owner == self.owner);
-        shared.gone(&gone);
+        let owner = self.owner;
+        shared.forget_all(
+            |fingerprint, entry| entry.owner == owner && !is_there(fingerprint, entry.sequence),
+            |entry| entry.owner == owner,
+        );
         self.absent.clear();
         self.waiting.clear();
         self.hole = None;
@@ -394,8 +394,7 @@ impl Follower {
         // A record that is missing may have said that the place of one of these has another block.
         let owner = self.owner;
         let is_it = |entry: &Entry| entry.owner == owner && entry.class == WITHOUT_SUMS;
-        shared.hidden.forget_all(is_it);
-        shared.gone(&shared.index.remove_all(|_, entry, _| is_it(entry)));
+        shared.forget_all(|_, entry| is_it(entry), is_it);
         let path = self.directory.path.display();
         shared.observed.damage(
             records,
@@ -412,9 +411,7 @@ impl Follower {
             Change::Commit(block) => self.take_in(shared, block)?,
             Change::Tombstone { fingerprint, sequence } => {
                 let owner = self.owner;
-                let is_it = |entry: &Entry, _| entry.owner == owner && entry.sequence <= *sequence;
-                shared.hidden.forget(fingerprint, owner, *sequence);
-                let gone = shared.index.remove_if(fingerprint, is_it);
+                let gone = shared.hidden.remove(&shared.index, fingerprint, owner, *sequence);
                 shared.gone(gone.as_slice());
                 if self.waiting.get(fingerprint).is_some_and(|known| known.sequence <= *sequence) {
                     self.waiting.remove(fingerprint);
@@ -428,9 +425,9 @@ impl Follower {
     fn take_in(&mut self, shared: &Shared, block: &BlockRecord) -> Result<()> {
         let owner = self.owner;
         // Whatever becomes of this one, those before it are gone.
-        let is_older = |known: &Entry, _| known.owner == owner && known.sequence < block.sequence;
-        shared.index.remove_if(&block.fingerprint, is_older);
-        shared.hidden.forget(&block.fingerprint, owner, block.sequence);
+        if let Some(before) = block.sequence.checked_sub(1) {
+            shared.hidden.remove(&shared.index, &block.fingerprint, owner, before);
+        }
         if self.waiting.get(&block.fingerprint).is_some_and(|known| known.sequence < block.sequence) {
             self.waiting.remove(&block.fingerprint);
         }
@@ -451,10 +448,7 @@ impl Follower {
         if shared.segment(self.owner, block.segment).is_some_and(|segment| segment.may_have(block)) {
             let _numbering = shared.numbering.read().unwrap_or_else(PoisonError::into_inner);
             let entry = entry_of(block, self.owner, shared.namespaces.number(namespace)?);
-            match shared.index.insert(block.fingerprint, &entry, Existing::Keep) {
-                Inserted::Kept(known) if known.owner != owner => shared.hidden.hide(block.fingerprint, entry),
-                _ => {}
-            }
+            shared.hidden.keep(&shared.index, block.fingerprint, &entry);
         }
         Ok(())
     }
@@ -529,8 +523,7 @@ impl Follower {
         }
         let owner = self.owner;
         let is_it = |entry: &Entry| entry.owner == owner && gone.contains(&entry.slot.segment);
-        shared.hidden.forget_all(is_it);
-        shared.gone(&shared.index.remove_all(|_, entry, _| is_it(entry)));
+        shared.forget_all(|_, entry| is_it(entry), is_it);
         gone.iter().for_each(|number| shared.forget_segment(owner, *number));
         Ok(())
     }

@@ -1,5 +1,8 @@
 //! Copies of blocks that are found elsewhere: two processes may store one key. When the copy that is found goes, another one
 //! takes its place.
+//!
+//! What is found and what is hidden change together, under one lock: else a copy whose owner removes it in between would stay, and
+//! be found where another block is by then.
 #![forbid(unsafe_code)]
 
 use super::lock;
@@ -17,21 +20,41 @@ const MOST: usize = 1 << 20;
 pub(super) struct Hidden(Mutex<BTreeMap<(Fingerprint, u16), Entry>>);
 
 impl Hidden {
-    /// Remembers a copy of another owner that is not found.
-    pub(super) fn hide(&self, fingerprint: Fingerprint, entry: Entry) {
+    /// Takes in a block of another owner. If there is another copy, that one stays the one that is found.
+    pub(super) fn keep(&self, index: &Index, fingerprint: Fingerprint, entry: &Entry) {
         let mut hidden = lock(&self.0);
-        if hidden.len() < MOST {
-            hidden.insert((fingerprint, entry.owner), entry);
+        match index.insert(fingerprint, entry, Existing::Keep) {
+            Inserted::Kept(known) if known.owner != entry.owner => hide(&mut hidden, fingerprint, *entry),
+            _ => {}
         }
     }
 
-    /// Forgets an owner's copy of a block, up to this write of it.
-    pub(super) fn forget(&self, fingerprint: &Fingerprint, owner: u16, sequence: u64) {
+    /// Takes in a block of our own, which is the one that is found from now on.
+    pub(super) fn replace(&self, index: &Index, fingerprint: Fingerprint, entry: &Entry) -> Inserted {
+        let mut hidden = lock(&self.0);
+        let inserted = index.insert(fingerprint, entry, Existing::Replace);
+        if let Inserted::Replaced(other) = &inserted
+            && !other.entry.is_own()
+        {
+            hide(&mut hidden, other.fingerprint, other.entry);
+        }
+        inserted
+    }
+
+    /// Forgets an owner's copy of a block, up to this write of it. Returns what is not found any more.
+    pub(super) fn remove(
+        &self,
+        index: &Index,
+        fingerprint: &Fingerprint,
+        owner: u16,
+        sequence: u64,
+    ) -> Option<Removed> {
         let mut hidden = lock(&self.0);
         let key = (*fingerprint, owner);
         if hidden.get(&key).is_some_and(|entry| entry.sequence <= sequence) {
             hidden.remove(&key);
         }
+        index.remove_if(fingerprint, |entry, _| entry.owner == owner && entry.sequence <= sequence)
     }
 
     /// Forgets copies for which `is_it`.
@@ -42,15 +65,18 @@ impl Hidden {
     /// Has other copies found in place of those that are gone.
     pub(super) fn reveal(&self, index: &Index, gone: &[Removed]) {
         for gone in gone {
-            let key = {
-                let hidden = lock(&self.0);
-                let mut copies = hidden.range((gone.fingerprint, 0)..=(gone.fingerprint, u16::MAX));
-                copies.next().map(|(key, entry)| (*key, *entry))
-            };
-            let Some((key, entry)) = key else { continue };
+            let mut hidden = lock(&self.0);
+            let mut copies = hidden.range((gone.fingerprint, 0)..=(gone.fingerprint, u16::MAX));
+            let Some((key, entry)) = copies.next().map(|(key, entry)| (*key, *entry)) else { continue };
             if index.insert(key.0, &entry, Existing::Keep) == Inserted::New {
-                lock(&self.0).remove(&key);
+                hidden.remove(&key);
             }
         }
+    }
+}
+
+fn hide(hidden: &mut BTreeMap<(Fingerprint, u16), Entry>, fingerprint: Fingerprint, entry: Entry) {
+    if hidden.len() < MOST {
+        hidden.insert((fingerprint, entry.owner), entry);
     }
 }

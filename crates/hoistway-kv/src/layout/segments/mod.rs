@@ -240,11 +240,12 @@ impl Segments {
     }
 
     /// Goes on in a new directory if the one of this process was removed, or the store's was replaced. All its blocks are
-    /// gone with it. Fails, and is tried again, where no store may be made.
+    /// gone with it, or found as another's if it comes back. Fails, and is tried again, where no store may be made.
     fn heal(&self) -> Result<()> {
         let Some(own) = &self.own else { return Ok(()) };
         let writer = own.writer();
-        if writer.is_there()? {
+        // Once it was gone, its blocks are not in the index any more: it may not go on where it was.
+        if writer.is_there()? && !writer.is_gone.load(Ordering::Acquire) {
             return writer.heal();
         }
         let shared = &self.shared;
@@ -643,10 +644,22 @@ impl Shared {
         self.hidden.reveal(&self.index, gone);
     }
 
+    /// Forgets blocks of other writers for which `is_it`, and copies for which `is_hidden_it`.
+    fn forget_all(
+        &self,
+        is_it: impl Fn(&Fingerprint, &Entry) -> bool,
+        is_hidden_it: impl Fn(&Entry) -> bool,
+    ) {
+        self.hidden.forget_all(&is_hidden_it);
+        let gone = self.index.remove_all(|fingerprint, entry, _| is_it(fingerprint, entry));
+        // One that was found may have been replaced, and hidden, in between.
+        self.hidden.forget_all(is_hidden_it);
+        self.gone(&gone);
+    }
+
     /// Forgets all that another writer had.
     fn forget_owner(&self, owner: u16) {
-        self.hidden.forget_all(|entry| entry.owner == owner);
-        self.gone(&self.index.remove_all(|_, entry, _| entry.owner == owner));
+        self.forget_all(|_, entry| entry.owner == owner, |entry| entry.owner == owner);
         let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
         segments.retain(|(whose, _), _| *whose != owner);
         self.proven_from.write().unwrap_or_else(PoisonError::into_inner).remove(&owner);

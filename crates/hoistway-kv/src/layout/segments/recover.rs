@@ -249,10 +249,12 @@ impl Writer {
                 self.log.set_proven_from(self.proven_from);
             }
         }
-        self.replace_log_in_doubt()?;
-        self.collect()?;
-        self.checkpoint_at_end()?;
-        self.write_lease(0, 0)?;
+        if !self.is_gone.load(Ordering::Acquire) {
+            self.replace_log_in_doubt()?;
+            self.collect()?;
+            self.checkpoint_at_end()?;
+            self.write_lease(0, 0)?;
+        }
         self.lease.unlock().map_err(failed("unlocking", &self.directory.join(names::LEASE)))
     }
 }

@@ -88,7 +88,9 @@ impl Writer {
     pub(super) fn clear_place_in(&self, segment: u32, bytes: u64) -> Result<bool> {
         let blocks = self.shared.index.placed(|other| other == segment);
         let mut region = Region { segment, hand: 0, blocks };
-        while let Some(stretch) = self.stretch(&mut region, bytes) {
+        // Bounded: what is free may be of no use to the block, and the hand would find it again and again.
+        for _ in 0..MOST_STRETCHES {
+            let Some(stretch) = self.stretch(&mut region, bytes) else { break };
             self.empty(&stretch)?;
             if lock(&self.slots).has_room(bytes) {
                 return Ok(true);
@@ -201,14 +203,19 @@ impl Writer {
         let mut moved = Vec::new();
         for block in blocks {
             let Some((entry, hold)) = self.shared.index.hold(block) else { continue };
-            // Nothing would tell whether its copy is whole.
-            if entry.class == WITHOUT_SUMS {
+            // Nothing would tell whether its copy is whole; or the copy would count as synced, which the block is not.
+            if entry.class == WITHOUT_SUMS || !self.shared.is_proven(&entry) {
+                continue;
+            }
+            // Before it is asked who stores the block again: a store that began before has a lower sequence, and would lose to
+            // the copy.
+            let sequence = self.next_sequence.fetch_add(1, Ordering::Relaxed);
+            if lock(&self.pending).blocks.contains(&block.fingerprint) {
                 continue;
             }
             let taken = lock(&self.slots).take_outside(entry.slot_bytes, (stretch.segment, &stretch.slots));
             let Some((segment, slot)) = taken else { continue };
             let failures = segment.failures();
-            let sequence = self.next_sequence.fetch_add(1, Ordering::Relaxed);
             let copy = Entry { slot, sequence, ..entry };
             if let Err(error) = self.copy(block, &copy, &segment) {
                 lock(&self.slots).end_claim(slot, copy.slot_bytes, ClaimEnd::Unused);

@@ -87,6 +87,34 @@ fn an_unmounted_store_takes_nothing_and_writes_nothing_to_the_disk_below() {
 }
 
 #[test]
+fn a_store_that_is_mounted_again_has_its_blocks_and_takes_more() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    let unmounted = bench.disk.unmount(&bench.options.root);
+    store.maintain().unwrap_err();
+    bench.disk.mount(unmounted);
+    store.maintain().unwrap();
+    store.maintain().unwrap();
+    bench.put_all(&store, &["b"]);
+    assert_eq!(bench.found(&store, &["a", "b"]), [true, true]);
+    drop(store);
+    assert_eq!(bench.found(&bench.open(), &["a", "b"]), [true, true]);
+}
+
+#[test]
+fn a_store_that_is_closed_while_it_is_not_mounted_loses_no_block() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    let unmounted = bench.disk.unmount(&bench.options.root);
+    store.maintain().unwrap_err();
+    bench.disk.mount(unmounted);
+    drop(store);
+    assert_eq!(bench.found(&bench.open(), &["a"]), [true]);
+}
+
+#[test]
 fn removed_files_of_a_writer_cost_their_blocks_alone() {
     for name in ["seg-000001", "idx-", "CKPT-", "STORE", "LEASE"] {
         let bench = Bench::new();
