@@ -177,7 +177,7 @@ pub(crate) fn to_torch<'py>(
     Ok(())
 }
 
-/// A tensor as a view of the bytes that it lies in.
+/// A tensor as a view of the bytes that it lies in. Autograd knows nothing of what it shares with others there.
 fn view_of<'py>(
     owner: &Bound<'py, PyAny>,
     start: u64,
@@ -194,7 +194,7 @@ fn view_of<'py>(
         None => bytes,
     };
     let shape = quantized_shape(tensor.dtype(), tensor.shape()).unwrap_or_else(|| shape_of_bytes(tensor));
-    elements.call_method1(view, (PyTuple::new(py, shape)?,))
+    elements.call_method1(view, (PyTuple::new(py, shape)?,))?.getattr(pyo3::intern!(py, "data"))
 }
 
 /// A tensor as DLPack up to `max_version` can carry it: elements, or blocks of elements as bytes.

@@ -122,6 +122,9 @@ def test_tensors_in_memory_of_torchs_are_views_of_it(
     for name, tensor in tensors.items():
         assert (tensor.dtype, tensor.shape) == (expected[name].dtype, expected[name].shape)
         assert tensor.untyped_storage().data_ptr() in storages
+    # To write to one is nothing that autograd would find in another.
+    tensors["c"].zero_()
+    assert [tensor._version for tensor in tensors.values()].count(0) == len(tensors) - 1
     # What the device holds at their places are their bytes.
     for owner, address in zip(owners, addresses, strict=True):
         owner.copy_(torch.frombuffer(bytearray(work.read(address, len(owner))), dtype=torch.uint8))

@@ -140,7 +140,13 @@ impl<V: Vendor> DriverDevice<V> {
         }
         let relaxed = self.driver.relax();
         let entered = V::enter(self.driver, self.handle, self.context);
-        let before = entered.map_err(|failed| self.error("entering its context", failed))?;
+        let before = entered.map_err(|failed| {
+            if failed.1 == INVALID_CONTEXT {
+                // The program has reset the device.
+                self.is_lost.store(true, Ordering::Relaxed);
+            }
+            self.error("entering its context", failed)
+        })?;
         Ok(Entered { before, relaxed })
     }
 
@@ -166,8 +172,11 @@ impl<V: Vendor> DriverDevice<V> {
 
     /// Frees memory by a function of the driver, and says whether that is done.
     pub(super) fn free_by(&self, len: u64, free: impl FnMut() -> ResultCode) -> bool {
-        // A child of fork has nothing to free.
-        let Ok(_entered) = self.enter() else { return true };
+        let _entered = match self.enter() {
+            Ok(entered) => entered,
+            // A child of fork has nothing to free.
+            Err(error) => return !error.leaves_doubt(),
+        };
         let code = self.driver.repeat(free);
         self.forget(code);
         let is_done = code == SUCCESS || V::ends_work(code);

@@ -22,10 +22,11 @@ pub(crate) const NOT_READY: ResultCode = 600;
 /// A stream is captured, which what was asked for does not go with.
 pub(super) const CAPTURE_UNSUPPORTED: ResultCode = 900;
 
-/// Whether a call was refused, with no effect, since it does not go with a capture that is under way.
+/// Whether a call was refused, with no effect, since it does not go with a capture that is under way. An event that was captured
+/// (907) is not among these: it stays so until it is recorded again.
 pub(crate) fn is_not_now(code: ResultCode) -> bool {
-    /// From `STREAM_CAPTURE_UNSUPPORTED` to `CAPTURED_EVENT`.
-    const CAPTURE_ERRORS: std::ops::RangeInclusive<ResultCode> = 900..=907;
+    /// From `STREAM_CAPTURE_UNSUPPORTED` to `STREAM_CAPTURE_IMPLICIT`.
+    const CAPTURE_ERRORS: std::ops::RangeInclusive<ResultCode> = 900..=906;
     CAPTURE_ERRORS.contains(&code)
 }
 

@@ -28,6 +28,10 @@ const PART_ALIGNMENT: Alignment = match Alignment::new(256) {
 /// The part of the budget that is set apart for dense tensors by default, at most: an eighth.
 const DENSE_SHARE: u64 = 8;
 
+/// Streams whose work on a unit is remembered. For a unit that stays resident and is leased again and again, all work of the
+/// device is waited for in their place.
+const MOST_FENCES: usize = 16;
+
 /// Memory of a device in slots.
 #[derive(Debug)]
 pub(super) struct DeviceSlots {
@@ -194,8 +198,14 @@ impl UnitMemory for DeviceSlots {
         let mut state = lock(&self.state);
         let uses = state.uses.entry(unit).or_default();
         match fence {
-            Some(fence) => uses.fences.push(fence.clone()),
-            None => uses.has_others = true,
+            Some(fence) if !uses.has_others && uses.fences.len() < MOST_FENCES => {
+                uses.fences.push(fence.clone());
+            }
+            _ => {
+                // All work of the device is waited for, that of these streams too.
+                uses.has_others = true;
+                uses.fences.clear();
+            }
         }
     }
 

@@ -24,8 +24,8 @@ impl Devices {
             if tensor.bytes.is_empty() || queues.contains_key(&device) {
                 continue;
             }
-            // What failed in there shows when the bytes are copied.
-            bytes.device.wait_for_all();
+            // Else the file could have values from before that work.
+            bytes.device.settle()?;
             queues.insert(device, CopyStream::new(&bytes.device)?);
         }
         Ok(Self { queues })
