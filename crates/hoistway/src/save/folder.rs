@@ -6,18 +6,13 @@ use super::{
     temp::{self, TempFile, TempName},
 };
 use crate::{Error, Result, sys::folders};
-use hoistway_io::file::is_remote;
+use hoistway_io::file::{FileSystem, FileSystemKind};
 use std::{
     cell::LazyCell,
     ffi::{OsStr, OsString},
     fs, io,
     path::{Path, PathBuf},
-    time::Duration,
 };
-
-/// On file systems of a network, where a lock may not reach other machines, a temporary file of another name that was not
-/// written to for so long has no writer.
-const REMOTE_AGE: Duration = Duration::from_secs(3600);
 
 /// Bytes of a file's own name that the name of its temporary files has: there is a limit of 255.
 const MAX_NAME_BYTES: usize = 200;
@@ -76,23 +71,23 @@ impl Folder {
         })
     }
 
-    /// Removes what saves to the folder left behind that were killed, whatever they saved. Notes what may be such a file and
-    /// stays.
+    /// Removes what saves to the folder left behind that were killed: those of the same name, and others where a lock tells that
+    /// nothing writes to them. Notes what may be such a file and stays.
     pub(super) fn remove_stale_temps(&self, notes: &mut Vec<String>) {
-        let is_remote = || folders::open(&self.path).and_then(|folder| is_remote(&folder)).unwrap_or(true);
-        let is_remote = LazyCell::new(is_remote);
+        // Elsewhere a lock may not reach other machines.
+        let is_local = LazyCell::new(|| {
+            use FileSystemKind::{Local, Memory, Overlay};
+            let found = folders::open(&self.path).and_then(|folder| FileSystem::of(&folder));
+            found.is_ok_and(|found| matches!(found.kind, Local | Memory | Overlay))
+        });
         // A folder that cannot be listed does not hinder the save.
         for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let Some(name) = TempName::of(&name) else { continue };
             let is_own = name.prefix == self.temp_prefix.as_encoded_bytes();
-            let is_old = || {
-                let written = entry.metadata().and_then(|own| own.modified()).ok();
-                written.and_then(|own| own.elapsed().ok()).is_some_and(|age| age >= REMOTE_AGE)
-            };
             // A link is none of a save, and would have another file opened.
             if entry.file_type().is_ok_and(|kind| kind.is_file())
-                && (is_own || !*is_remote || is_old())
+                && (is_own || *is_local)
                 && let Err(error) = temp::remove_if_stale(&entry.path())
             {
                 let path = entry.path();

@@ -150,7 +150,7 @@ impl Drop for TempFile {
 
 /// Removes the file if no process is writing it. An error if that is not known, or the file cannot be removed.
 pub(super) fn remove_if_stale(path: &Path) -> io::Result<()> {
-    if let Some(lock) = lock_of(path) {
+    if let Some(lock) = lock_of(path)? {
         // Without it, the process that wrote the set is gone, or about to remove this file too.
         return match OpenOptions::new().read(true).write(true).open(lock).map(|file| (try_lock(&file), file))
         {
@@ -215,18 +215,32 @@ impl<'a> TempName<'a> {
     }
 }
 
-/// The file that is locked for a file of a set; `None` for one that is locked itself.
-fn lock_of(path: &Path) -> Option<PathBuf> {
-    let name = path.file_name()?;
-    let number = TempName::of(name)?.number;
-    // Names of sets are text.
-    let stem = name.to_str().filter(|_| !number.is_empty())?.strip_suffix(SUFFIX)?;
-    Some(path.with_file_name(format!("{}{SUFFIX}", &stem[..stem.len() - number.len()])))
+/// The file that is locked for a file of a set; `None` for one that is locked itself. An error if it cannot be named.
+fn lock_of(path: &Path) -> io::Result<Option<PathBuf>> {
+    let Some(name) = path.file_name() else { return Ok(None) };
+    let number = match TempName::of(name) {
+        Some(own) if !own.number.is_empty() => own.number,
+        _ => return Ok(None),
+    };
+    let stem = name.to_str().and_then(|name| name.strip_suffix(SUFFIX));
+    let stem = stem.ok_or_else(|| io::Error::other("its name is no text, so its lock is not known"))?;
+    Ok(Some(path.with_file_name(format!("{}{SUFFIX}", &stem[..stem.len() - number.len()]))))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_file_of_a_set_whose_lock_cannot_be_named_stays() {
+        use std::os::unix::ffi::OsStrExt;
+        let folder = tempfile::tempdir().unwrap();
+        let name = std::ffi::OsStr::from_bytes(b".\xe6\xa8.hoistway-0123456789012345-7.tmp");
+        fs::write(folder.path().join(name), "of a save that goes on").unwrap();
+        remove_if_stale(&folder.path().join(name)).unwrap_err();
+        assert!(folder.path().join(name).exists());
+    }
 
     #[test]
     fn a_set_is_stale_once_its_lock_is_free() {

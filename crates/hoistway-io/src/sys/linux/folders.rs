@@ -92,8 +92,10 @@ pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// As much of a name as `max_bytes` hold.
+/// As much of a name as `max_bytes` hold. Text stays text.
 pub fn shortened(name: &OsStr, max_bytes: usize) -> OsString {
-    let bytes = name.as_bytes();
-    OsString::from_vec(bytes[..bytes.len().min(max_bytes)].to_vec())
+    match name.to_str() {
+        Some(text) => text[..text.floor_char_boundary(max_bytes)].into(),
+        None => OsString::from_vec(name.as_bytes().iter().take(max_bytes).copied().collect()),
+    }
 }
