@@ -13,6 +13,10 @@ import sys
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+# Debian 12's Python 3.11.2 has no filters yet.
+SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -92,7 +96,7 @@ def tree(name: str) -> Path:
                 # A .git without its repository makes git complain.
                 if member.name.startswith(inside) and not member.name.endswith("/.git"):
                     member.name = member.name.removeprefix(inside)
-                    archive.extract(member, unpacked, filter="data")
+                    archive.extract(member, unpacked, **SAFELY)
         unpacked.rename(target)
     return target
 

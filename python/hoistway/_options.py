@@ -67,7 +67,10 @@ class ReaderOptions(TypedDict, total=False):
     """
 
     route: (
-        Literal["auto", "io_uring", "overlapped", "threads", "cached", "usrbio", "staged", "gds", "gds-compat"] | None
+        Literal[
+            "auto", "io_uring", "overlapped", "threads", "cached", "usrbio", "staged", "gds", "gds-compat"
+        ]
+        | None
     )
     """Which way the bytes take."""
     direct: Literal["auto", "always", "never"] | None

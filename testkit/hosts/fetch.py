@@ -15,6 +15,10 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path, PurePosixPath
+from typing import Any
+
+# Debian 12's Python 3.11.2 has no filters yet.
+SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 HERE = Path(__file__).parent
 PACKAGES = HERE / "requirements.txt"
@@ -155,7 +159,7 @@ def unpack_vllm(archive: Path, to: Path) -> None:
             path = PurePosixPath(member.name)
             if path.parts[1:2] == ("vllm",) and path.suffix == ".py":
                 member.name = str(PurePosixPath(*path.parts[1:]))
-                sources.extract(member, to, filter="data")
+                sources.extract(member, to, **SAFELY)
     version = f"{version_in(VLLM)}+cpu"
     information = to / f"vllm-{version}.dist-info"
     information.mkdir()
@@ -187,7 +191,7 @@ def unpack_lmcache(archive: Path, sources: Path, to: Path) -> None:
             path = PurePosixPath(member.name)
             if path.parts[1:-1] == folder and path.name in names:
                 member.name = str(PurePosixPath(*path.parts[1:]))
-                files.extract(member, to, filter="data")
+                files.extract(member, to, **SAFELY)
 
 
 def unpack_ucm(archive: Path, to: Path) -> None:

@@ -14,7 +14,11 @@ sizes += [source.randrange(1, 100_000) for _ in range(80)]
 for shard in (1, 2):
     header, end, parts = {}, 0, []
     for number, size in enumerate(sizes[shard - 1 :: 2]):
-        header[f"tensor.{shard}.{number}"] = {"dtype": "U8", "shape": [size], "data_offsets": [end, end + size]}
+        header[f"tensor.{shard}.{number}"] = {
+            "dtype": "U8",
+            "shape": [size],
+            "data_offsets": [end, end + size],
+        }
         parts.append(source.randbytes(size))
         end += size
     text = json.dumps(header).encode()

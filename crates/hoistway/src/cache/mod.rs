@@ -275,11 +275,17 @@ fn make_private(path: &Path) -> std::io::Result<()> {
 }
 
 /// Makes folders for this user alone, whatever the process's mask says.
+#[cfg(unix)]
 fn private_folders() -> fs::DirBuilder {
     let mut builder = fs::DirBuilder::new();
-    #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder
+}
+
+/// Makes folders with the rights that theirs gives them.
+#[cfg(not(unix))]
+fn private_folders() -> fs::DirBuilder {
+    fs::DirBuilder::new()
 }
 
 fn is_read_only(error: &std::io::Error) -> bool {

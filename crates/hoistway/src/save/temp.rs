@@ -236,7 +236,7 @@ mod tests {
     fn a_file_of_a_set_whose_lock_cannot_be_named_stays() {
         use std::os::unix::ffi::OsStrExt;
         let folder = tempfile::tempdir().unwrap();
-        let name = std::ffi::OsStr::from_bytes(b".\xe6\xa8.hoistway-0123456789012345-7.tmp");
+        let name = OsStr::from_bytes(b".\xe6\xa8.hoistway-0123456789012345-7.tmp");
         fs::write(folder.path().join(name), "of a save that goes on").unwrap();
         remove_if_stale(&folder.path().join(name)).unwrap_err();
         assert!(folder.path().join(name).exists());
