@@ -212,7 +212,7 @@ fn the_environment_sets_options_and_flags_win() {
 fn exit_codes_tell_what_kind_of_failure_it_was() {
     let model = Model::new();
     let said = fails(2, &["load", "--route", "warp"], &model.path);
-    assert!(said.contains("auto, io_uring, threads, cached, mapped"), "{said}");
+    assert!(said.contains("auto, io_uring, overlapped, threads, cached, mapped"), "{said}");
     fails(3, &["inspect"], &model.in_directory("nowhere.safetensors"));
     fails(5, &["load", "--manifest", "/nonexistent/manifest.json"], &model.path);
     let said = fails(7, &["load", "--memory-budget", "1MiB"], &model.path);
