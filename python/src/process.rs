@@ -67,11 +67,22 @@ impl<T: Send> Drop for Detached<T> {
     fn drop(&mut self) {
         // SAFETY: taken once, and not used any more.
         let part = unsafe { ManuallyDrop::take(&mut self.0) };
-        if has_interpreter() {
+        if has_interpreter() && holds_interpreter() {
             // Where it cannot attach, the closure is not called and drops the part.
             _ = Python::try_attach(move |py| py.detach(move || drop(part)));
         }
     }
+}
+
+unsafe extern "C" {
+    /// Whether this thread holds the interpreter. Every CPython exports it, though it is not in the stable ABI.
+    safe fn PyGILState_Check() -> std::ffi::c_int;
+}
+
+/// Whether this thread holds the interpreter: what counts the calls of this module cannot tell, as another library may have
+/// let it go within one of them, and drop a tensor of ours.
+fn holds_interpreter() -> bool {
+    PyGILState_Check() == 1
 }
 
 /// A part that is tied to its process and dropped without the interpreter.
@@ -106,8 +117,17 @@ impl Drop for Attached {
     fn drop(&mut self) {
         // SAFETY: taken once, and not used any more.
         let object = unsafe { ManuallyDrop::take(&mut self.0) };
-        // Where it cannot attach, no interpreter is left to which the object belongs.
-        _ = Python::try_attach(move |_py| drop(object));
+        if !has_interpreter() {
+            // A thread that Python does not know. Where it cannot attach, no interpreter is left to which the object belongs.
+            _ = Python::try_attach(move |_py| drop(object));
+            return;
+        }
+        // SAFETY: the interpreter runs. Its own count is asked, not that of this module's calls.
+        let state = unsafe { ffi::PyGILState_Ensure() };
+        // SAFETY: this thread holds the interpreter now; the reference is given up once.
+        unsafe { ffi::Py_DecRef(object.into_ptr()) };
+        // SAFETY: what was returned above.
+        unsafe { ffi::PyGILState_Release(state) };
     }
 }
 

@@ -5,7 +5,7 @@ use crate::{
     common::{assert_is_file, mixed_model},
     fixture::library_path,
 };
-use hoistway::{DeviceId, DirectIo, Error, LoadOptions, Loaded, Route, UsrbioClient, plan::Selection};
+use hoistway::{DeviceId, DirectIo, Error, LoadOptions, Loaded, Route, UsrbioClient};
 use std::path::PathBuf;
 use usrbiod::{Faults, Options};
 
@@ -132,12 +132,6 @@ fn what_is_asked_of_auto_may_rule_usrbio_out() {
     let named = never.route(Route::Usrbio);
     let error = model.load(&named).unwrap_err();
     assert!(matches!(error, Error::InvalidOption { option: "direct", .. }), "{error:?}");
-
-    let selection = Selection::all().select("small.*");
-    let loaded = model.load(&options.selection(selection)).unwrap();
-    let is_small =
-        |own: &hoistway::Refusal| own.what == "usrbio" && own.why.reason.contains("caller's thread");
-    assert!(loaded.report().refused.iter().any(is_small), "{}", loaded.report());
 
     // POSIX is there where it is asked for.
     let threads = model.load(&by(Route::Threads, UsrbioClient::Auto, HOST)).unwrap();
