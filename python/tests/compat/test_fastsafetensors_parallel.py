@@ -149,11 +149,11 @@ def test_several_ranks_load_to_what_torch_means_by_cuda(
     files: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, Any] = {}
+    # Torch has no device here, whose current stream is asked for.
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: None)
     loader = parallel(files, device="cuda:0")
     monkeypatch.setattr(loader.loader, "pg", TwoRanks())
     monkeypatch.setattr(_parallel.distributed, "iter_tensors", lambda *_, **options: asked.update(options))
-    # Torch has no device here, whose current stream is asked for.
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: None)
     for version, name in (("6.3.42134", "rocm:0"), (None, "cuda:0")):
         monkeypatch.setattr(torch.version, "hip", version)
         loader._of_all_ranks()
