@@ -33,8 +33,8 @@ pub struct NamespaceDescription {
     pub context_parallel: Option<Rank>,
     /// How the engine makes keys of tokens.
     pub key_algorithm: String,
-    /// A tenant's secret: hashed, never written down. Blocks of different salts are not found by one another. This keeps
-    /// processes apart that behave; it keeps nobody out who can read the store's directory, and a short salt can be guessed.
+    /// A tenant's secret: hashed, never written down. A process finds only blocks of its own salt. A salt is
+    /// no access control: a process that can read the store's directory can read all blocks, and can guess a short salt.
     #[serde(skip_serializing_if = "String::is_empty", serialize_with = "hashed")]
     pub salt: String,
     /// Whatever else tells blocks apart, by name.

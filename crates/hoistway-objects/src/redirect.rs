@@ -141,7 +141,7 @@ fn next(place: Place, location: &str, stop: &AtomicBool) -> Result<Place, Proble
     if from.is_tls && !origin.is_tls {
         return refused("without encryption");
     }
-    // Once outside, always: a later answer of a name server brings nobody back in.
+    // A chain of redirects that has left this network stays outside, whatever a later look-up of the name answers.
     let is_outside = place.client.is_outside() || is_elsewhere(from, stop);
     if is_outside && is_named_of_this_network(&origin) {
         return refused("a machine of this network");

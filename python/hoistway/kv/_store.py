@@ -140,8 +140,8 @@ class Store:
             pipeline_parallel: The same of ranks that share the layers.
             context_parallel: The same of ranks that share the context.
             key_algorithm: How the engine makes keys of tokens.
-            salt: A tenant's secret. It is hashed, never written down. It keeps the blocks of tenants apart whose
-                processes behave, and keeps nobody out who can read the directory.
+            salt: A tenant's secret. It is hashed, never written down. A process finds only blocks of its own
+                salt. It is no access control: a process that can read the directory can read all blocks.
             other: Whatever else tells blocks apart, by name.
             ttl: Seconds that a block is kept after it was stored, at most.
             quota: Most bytes of storage that the blocks of the namespace take, of all processes together.

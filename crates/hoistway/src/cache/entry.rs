@@ -523,7 +523,7 @@ impl Drop for Entry {
     }
 }
 
-/// Locks an entry as one in use, so that it is not evicted. Returns why it can be read and not written, if that is so.
+/// Locks an entry as one in use, so that it is not evicted. Returns a reason if the entry may be read but not written.
 ///
 /// # Errors
 /// [`ErrorKind::NotFound`] if it was evicted in the meantime.

@@ -116,7 +116,7 @@ impl Bench {
         Ok(Put::Done)
     }
 
-    /// Stores a block whose bytes nobody looks at.
+    /// Stores a block whose bytes the test does not compare.
     fn put_hollow(&self, store: &Segments, key: &str, len: usize) {
         let Reservation::Claimed(claim) = self.reserve_len(store, key, len).unwrap() else {
             panic!("no room for {key}")
