@@ -13,6 +13,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod allocate;
 mod bury;
 mod checkpoint;
 mod claim;
@@ -20,6 +21,7 @@ mod commit;
 #[cfg(test)]
 mod conformance_tests;
 mod follow;
+mod give_up;
 mod heat;
 mod hidden;
 mod log;
@@ -32,6 +34,7 @@ mod replay;
 mod room;
 mod root;
 mod segment;
+mod shares;
 mod slots;
 mod sweep;
 #[cfg(test)]

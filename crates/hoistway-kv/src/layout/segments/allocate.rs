@@ -1,0 +1,177 @@
+//! Segments that are made: when a block needs one, or ahead of that.
+#![forbid(unsafe_code)]
+
+use super::{
+    failed, lock, names,
+    room::is_full,
+    root::{Charges, Limits, RootLock},
+    segment::Segment,
+    shares::Given,
+    slots::Taken,
+    writer::Writer,
+};
+use crate::{
+    Error, EventKind, Result,
+    disk::{Extend, FileAccess, write_full},
+    format::{
+        BLOCK_LEN,
+        segment::{HEAD_LEN, SegmentHead},
+    },
+};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+/// A segment that is to be created.
+pub(super) struct NewSegment {
+    pub(super) head: SegmentHead,
+    pub(super) len: u64,
+    /// Bytes that are counted for it.
+    pub(super) charge: u64,
+}
+
+/// Time between attempts to make a segment ahead where there was no room for it.
+const SPARE_PAUSE: Duration = Duration::from_secs(1);
+/// Pages of the shortest segment: any block but an empty one takes more than one.
+const LEAST_PAGES: u64 = 2;
+
+impl Writer {
+    /// Creates a segment that holds a block of `bytes` bytes, if the store has room for it. Returns whether it did.
+    pub(super) fn allocate(&self, bytes: u64) -> Result<bool> {
+        if self.is_full.load(Ordering::Acquire) {
+            return Ok(false);
+        }
+        let Some(usual) = self.new_segment(bytes, self.segment_bytes)? else { return Ok(false) };
+        let Some(locked) = self.lock_root()? else { return Ok(false) };
+        let found = loop {
+            let charges = self.charges()?;
+            let mut len = self.segment_bytes;
+            let mut found = None;
+            // The last one has what room is left.
+            while !charges.is_partial && found.is_none() && len >= self.least_segment.max(1) {
+                let new = self.new_segment(bytes, len)?;
+                found = match new {
+                    Some(new) if self.has_room(&charges, &new, &Given::default(), &locked)? => Some(new),
+                    _ => None,
+                };
+                len /= 2;
+            }
+            if found.is_some() {
+                break found;
+            }
+            // What is not known to be in the way does not have to go.
+            if !charges.is_current || !self.reclaim(&locked)? {
+                self.is_full.store(true, Ordering::Release);
+                self.tell_of_room(&charges, &usual)?;
+                self.note_want(usual.charge, &locked)?;
+                break None;
+            }
+        };
+        let is_made = found.map_or(Ok(false), |new| self.make_segment(&new))?;
+        self.was_full.store(!is_made, Ordering::Release);
+        if is_made {
+            self.wanted.store(0, Ordering::Release);
+            self.has_told_of_room.store(false, Ordering::Release);
+        }
+        Ok(is_made)
+    }
+
+    /// Makes a segment before it is needed, while blocks are stored and there is room for it, so that no store waits for the
+    /// disk and for the lock of the store.
+    pub(super) fn make_spare(&self) -> Result<()> {
+        let now = (self.shared.surroundings.monotonic)();
+        let stored = self.next_sequence.load(Ordering::Relaxed);
+        let mut spare = lock(&self.spare);
+        let is_idle = std::mem::replace(&mut spare.1, stored) == stored;
+        let (free, total) = {
+            let slots = lock(&self.slots);
+            (slots.free() * BLOCK_LEN, slots.total())
+        };
+        if is_idle || now < spare.0 || total == 0 || free >= self.segment_bytes / 2 {
+            return Ok(());
+        }
+        spare.0 = now + SPARE_PAUSE;
+        let Some(new) = self.new_segment(0, self.segment_bytes)? else { return Ok(()) };
+        let Some(locked) = self.shared.root.try_lock()? else { return Ok(()) };
+        let charges = self.charges()?;
+        if !charges.is_partial && self.has_room(&charges, &new, &Given::default(), &locked)? {
+            self.make_segment(&new)?;
+            spare.0 = now;
+        }
+        Ok(())
+    }
+
+    /// Takes the lock of the store. `None` if another process keeps it: the room that there is has to do.
+    pub(super) fn lock_root(&self) -> Result<Option<RootLock<'_>>> {
+        match self.shared.root.lock() {
+            Err(error @ Error::TimedOut { .. }) => {
+                tracing::debug!(%error, "no segment is made");
+                Ok(None)
+            }
+            locked => locked.map(Some),
+        }
+    }
+
+    /// Notes once that blocks cannot be stored, because there is no room for a first segment.
+    fn tell_of_room(&self, charges: &Charges, new: &NewSegment) -> Result<()> {
+        let has_segments = lock(&self.slots).all().next().is_some();
+        if has_segments || self.has_told_of_room.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let Limits { capacity, min_free } = self.limits;
+        let available = self.shared.root.available()?;
+        self.shared.observed.note(
+            EventKind::NoRoom,
+            format!(
+                "nothing is stored for want of room: a first segment takes {} bytes; of the capacity of {capacity} bytes, \
+                 {} are taken; the file system has {available} bytes free, of which min_free keeps {min_free}",
+                new.charge, charges.total,
+            ),
+        );
+        Ok(())
+    }
+
+    /// Describes the next segment: of `len` bytes, or longer if the block needs that; `None` if no file can be so large.
+    pub(super) fn new_segment(&self, bytes: u64, len: u64) -> Result<Option<NewSegment>> {
+        let number = u32::try_from(self.next_segment.load(Ordering::Acquire))
+            .map_err(|_| Error::Internal("there are no more segments".into()))?;
+        let pages =
+            (len.saturating_sub(HEAD_LEN) / BLOCK_LEN).max(bytes.div_ceil(BLOCK_LEN)).max(LEAST_PAGES);
+        let mean = lock(&self.slots).mean(bytes);
+        let head = SegmentHead::paged(self.id, number, u32::try_from(pages).unwrap_or(u32::MAX), mean);
+        let sizes = head.file_len().zip(Limits::segment_bytes(&head));
+        Ok(sizes.map(|(len, charge)| NewSegment { head, len, charge }))
+    }
+
+    /// Creates a segment for which there is room; `false` if the disk is full all the same.
+    pub(super) fn make_segment(&self, new: &NewSegment) -> Result<bool> {
+        self.next_segment.store(u64::from(new.head.number) + 1, Ordering::Release);
+        match self.create_segment(new.head, new.len) {
+            Ok(segment) => {
+                self.shared.taken.fetch_add(new.len, Ordering::Relaxed);
+                self.shared.know_segment(0, &segment);
+                lock(&self.slots).add(segment, &Taken::none(new.head.slots), 0);
+                Ok(true)
+            }
+            Err(error) => {
+                let path = self.directory.join(names::segment(new.head.number));
+                // What is left counts as taken until the next opening removes it.
+                let _ = self.shared.disk.remove(&path);
+                self.is_full.store(true, Ordering::Release);
+                if is_full(&error) { Ok(false) } else { Err(error) }
+            }
+        }
+    }
+
+    fn create_segment(&self, head: SegmentHead, len: u64) -> Result<Arc<Segment>> {
+        let path = self.directory.join(names::segment(head.number));
+        let disk = &self.shared.disk;
+        let (file, data) = disk.open_data(&path, FileAccess::CreateNew).map_err(failed("making", &path))?;
+        file.allocate(len, Extend::Yes).map_err(failed("making room for", &path))?;
+        write_full(&*file, &head.to_bytes(), 0).map_err(failed("writing to", &path))?;
+        file.sync_data().map_err(failed("syncing", &path))?;
+        disk.sync_directory(&self.directory).map_err(failed("syncing", &self.directory))?;
+        Ok(Segment::new(head, file, data))
+    }
+}
