@@ -92,10 +92,14 @@ impl Room {
         }
     }
 
+    /// Whether there is demand, or was a moment ago.
+    pub(super) fn has_demand(&self) -> bool {
+        self.until_demand_is_forgotten > 0
+    }
+
     /// Limits the bytes of operations that are not demand.
     fn most_rest_bytes(&self) -> u64 {
-        let has_demand = self.until_demand_is_forgotten > 0;
-        let most = if has_demand { self.bound.rest_bytes_beside_demand } else { u64::MAX };
+        let most = if self.has_demand() { self.bound.rest_bytes_beside_demand } else { u64::MAX };
         most.min(self.bound.rest_bytes)
     }
 

@@ -146,6 +146,11 @@ impl<C: Customer> Scheduler<C> {
         self.own(|state| state.closed.is_some()).unwrap_or(true)
     }
 
+    /// Whether demand is in flight, or was a moment ago: then other operations had better be short.
+    pub fn has_demand(&self) -> bool {
+        self.own(|state| state.queues.room().has_demand()).unwrap_or_default()
+    }
+
     /// Returns how much the scheduler has to do and has done. Zeros in a child of `fork`.
     pub fn figures(&self) -> Figures {
         self.own(|state| state.figures()).unwrap_or_default()

@@ -12,7 +12,7 @@ use super::{
     transfer::Transfer,
     worker::{Mover, Party, STAGED, Shared, WAITING, Worker},
 };
-use crate::{DirectPath, Error, Result, Route};
+use crate::{DirectPath, Error, Priority, Result, Route};
 use hoistway_device::{DeviceId, Unavailable};
 use hoistway_io::{
     Refusal,
@@ -46,6 +46,8 @@ const DEVICE_WORKERS: usize = 4;
 const RING_DEPTH: usize = 64;
 /// Bytes of one step.
 pub(super) const STEP_BYTES: u64 = 8 << 20;
+/// Bytes of one step of prefetches and background while there is demand, which waits for what a drive has begun.
+pub(super) const STEP_BYTES_BESIDE_DEMAND: u64 = 256 << 10;
 /// Bytes that one thread's ring has in flight.
 const WINDOW_BYTES: u64 = 16 << 20;
 /// Bytes of prefetches and background that a drive has while there is demand: what it takes about as long for as for one
@@ -265,7 +267,7 @@ fn submit(scheduler: &Arc<Scheduler<Mover>>, jobs: Vec<Job>) {
     let Some(transfer) = Transfer::new(jobs, Arc::downgrade(scheduler)) else { return };
     let operation = executor::Operation {
         queue: WAITING,
-        charge: Charge::of_bytes(transfer.len_bytes().min(STEP_BYTES)),
+        charge: Charge::of_bytes(step_bytes(&transfer, priority, scheduler)),
         order: 0,
         content: Operation::new(&transfer),
     };
@@ -288,6 +290,13 @@ fn submit(scheduler: &Arc<Scheduler<Mover>>, jobs: Vec<Job>) {
             end(&transfer);
         }
     }
+}
+
+/// Bytes that the next step of a transfer may be.
+pub(super) fn step_bytes(transfer: &Transfer, priority: Priority, scheduler: &Scheduler<Mover>) -> u64 {
+    let is_beside_demand = priority != Priority::Demand && scheduler.has_demand();
+    let most = if is_beside_demand { STEP_BYTES_BESIDE_DEMAND } else { STEP_BYTES };
+    transfer.len_bytes().min(most)
 }
 
 /// Ends a transfer. If one of several jobs may have failed it, each is carried out again, alone.

@@ -160,6 +160,79 @@ impl Step {
         step
     }
 
+    /// The same bytes in steps of at most so many bytes, but at least a block. Bytes that no job asks for are left out where a
+    /// step would have no others.
+    pub(super) fn cut_into(self, most: u64) -> Vec<Self> {
+        let most = (most / BLOCK_LEN).max(1) * BLOCK_LEN;
+        let mut steps = Vec::new();
+        let mut current = Self::new(self.offset, self.is_devices);
+        for mut span in self.spans {
+            loop {
+                // From block to block of the file, so that no header is cut.
+                let end = (current.offset / BLOCK_LEN * BLOCK_LEN).saturating_add(most);
+                let room = end - (current.offset + current.len);
+                if span.len < room {
+                    current.push(span);
+                    break;
+                }
+                let (head, tail) = span.split(room);
+                current.push(head);
+                let next = Self::new(end, self.is_devices);
+                steps.push(std::mem::replace(&mut current, next));
+                if tail.len == 0 {
+                    break;
+                }
+                span = tail;
+            }
+        }
+        steps.push(current);
+        steps.retain(|step| step.spans.iter().any(|span| span.content != Content::Padding));
+        steps
+    }
+
+    /// The same bytes in a step for each member, where `member_of` knows those of parts.
+    pub(super) fn cut_by(self, member_of: impl Fn(usize) -> Option<usize>) -> Vec<Self> {
+        self.cut_at(|before, span| match span.content {
+            Content::Header(member) => Some(member),
+            Content::Payload { part, .. } => member_of(part),
+            Content::Padding => before,
+        })
+    }
+
+    /// The same bytes, headers in steps of their own.
+    pub(super) fn without_headers(self) -> Vec<Self> {
+        self.cut_at(|_, span| matches!(span.content, Content::Header(_)))
+    }
+
+    /// Cuts between spans of which `kind` says something else, which is told what it said before.
+    fn cut_at<K: Copy + Default + PartialEq>(self, kind: impl Fn(K, &Span) -> K) -> Vec<Self> {
+        let mut steps: Vec<Self> = Vec::new();
+        let (mut offset, mut before) = (self.offset, K::default());
+        for span in self.spans {
+            let own = kind(before, &span);
+            match steps.last_mut().filter(|_| own == before) {
+                Some(last) => last.push(span),
+                None => {
+                    let mut step = Self::new(offset, self.is_devices);
+                    step.push(span);
+                    steps.push(step);
+                }
+            }
+            (offset, before) = (offset + span.len, own);
+        }
+        steps
+    }
+
+    /// Whether another begins where this one ends.
+    pub(super) fn precedes(&self, other: &Self) -> bool {
+        self.offset + self.len == other.offset && self.is_devices == other.is_devices
+    }
+
+    /// Adds the bytes of a step that begins where this one ends.
+    pub(super) fn append(&mut self, other: Self) {
+        other.spans.into_iter().for_each(|span| self.push(span));
+    }
+
     fn ends_bounced(&self) -> bool {
         matches!(self.spans.last(), Some(Span { place: Place::Bounced(_), .. }))
     }
@@ -434,16 +507,23 @@ mod tests {
             segments in 1usize..8,
             has_header in any::<bool>(),
             gap_blocks in 0u64..3,
+            is_cut in any::<bool>(),
+            cut_blocks in 1u64..10,
         ) {
             let limits =
                 Limits { step_bytes: step_blocks * BLOCK_LEN, segments, bounce_bytes: bounce_blocks * BLOCK_LEN };
             let headers: Vec<_> = has_header.then_some((7, 0)).into_iter().collect();
             let gap = gap_blocks * BLOCK_LEN;
-            let steps = Wanted { headers: &headers, parts: &parts, gap, grid, devices, limits }.steps().unwrap();
+            let mut steps = Wanted { headers: &headers, parts: &parts, gap, grid, devices, limits }.steps().unwrap();
+            let most = cut_blocks * BLOCK_LEN;
+            if is_cut {
+                steps = steps.into_iter().flat_map(|step| step.cut_into(most)).collect();
+                prop_assert!(steps.iter().all(|step| step.len <= most));
+            }
             // No step begins with bytes that were not asked for, unless a limit has cut it.
             let wanted = |step: &Step| step.spans.iter().any(|span| span.content != Content::Padding);
             let is_limited = steps.iter().any(|step| step.len + step.bounced >= limits.step_bytes.min(limits.bounce_bytes));
-            prop_assert!(is_limited || limits.segments < 3 || steps.iter().all(wanted));
+            prop_assert!(is_cut || is_limited || limits.segments < 3 || steps.iter().all(wanted));
 
             let mut reached = vec![0; parts.len()];
             let (mut headers, mut end) = (0, 0);

@@ -12,6 +12,7 @@ use super::{
 use crate::{
     KeepAlive, Priority,
     disk::{DataFile, FileRef},
+    format::HEADER_LEN,
 };
 use hoistway_io::{
     executor::{GroupId, Reason, Scheduler, Whose},
@@ -259,12 +260,18 @@ impl Transfer {
         }
     }
 
-    /// Returns the next step to begin. The step with the header waits until all others are summed: the thread that sums
-    /// the last one begins it.
-    pub(super) fn next_step(&self) -> Option<Step> {
+    /// Returns the next step to begin, of at most so many bytes. The step with the header waits until all others are summed:
+    /// the thread that sums the last one begins it.
+    pub(super) fn next_step(&self, most: u64) -> Option<Step> {
         let mut state = self.state();
         if state.failure.is_some() {
             return None;
+        }
+        if let Some(long) = state.steps.pop_front_if(|step| step.len > most && !step.is_devices) {
+            let (steps, headers) = self.cut(long, most);
+            state.undone += steps.len() + headers.len() - 1;
+            steps.into_iter().rev().for_each(|step| state.steps.push_front(step));
+            state.steps.extend(headers);
         }
         let is_write = self.direction == Direction::Write;
         let waits = |step: &Step| is_write && has_header(step);
@@ -274,6 +281,28 @@ impl Transfer {
         let step = state.steps.pop_front()?;
         state.gathering += usize::from(is_write);
         Some(step)
+    }
+
+    /// Cuts a step into steps of at most so many bytes. Where it is written with headers, these follow the bytes that they
+    /// describe: members stay whole that are short enough, and the headers of others come last.
+    fn cut(&self, step: Step, most: u64) -> (Vec<Step>, Vec<Step>) {
+        if self.direction == Direction::Read || !has_header(&step) {
+            return (step.cut_into(most), Vec::new());
+        }
+        let (mut steps, mut headers): (Vec<Step>, Vec<Step>) = (Vec::new(), Vec::new());
+        for member in step.cut_by(|part| self.members.iter().position(|own| own.parts.contains(&part))) {
+            match steps.last_mut() {
+                Some(last) if last.len + member.len <= most && last.precedes(&member) => last.append(member),
+                _ if member.len <= most + HEADER_LEN as u64 => steps.push(member),
+                _ => {
+                    let (header, payload): (Vec<Step>, Vec<Step>) =
+                        member.without_headers().into_iter().partition(has_header);
+                    headers.extend(header);
+                    steps.extend(payload.into_iter().flat_map(|step| step.cut_into(most)));
+                }
+            }
+        }
+        (steps, headers)
     }
 
     /// A step that was taken has not begun, or is to be done in another way.
@@ -549,7 +578,7 @@ mod tests {
             let steps = transfer.plan(&file, limits, DevicePieces::Staged).unwrap();
             assert_eq!(steps.len(), 2);
             transfer.open(file, None, steps);
-            assert_eq!((0..taken).filter_map(|_| transfer.next_step()).count(), taken);
+            assert_eq!((0..taken).filter_map(|_| transfer.next_step(u64::MAX)).count(), taken);
             (0..completed).for_each(|_| transfer.completed());
             assert!(transfer.left());
             transfer.end();

@@ -4,7 +4,7 @@
 use super::{
     AwaitedEvent, Carrier, Direction, Failure,
     device::{DeviceLane, DeviceSide},
-    engine::{self, Refusals, STEP_BYTES},
+    engine::{self, Refusals, STEP_BYTES, STEP_BYTES_BESIDE_DEMAND},
     memory,
     operation::{Attempted, Operation},
     plan::{DevicePieces, Limits, Step},
@@ -130,6 +130,12 @@ impl From<Failure> for NotOpen {
 
 impl Handler<Mover> for Worker {
     fn begin(&mut self, flight: Flight<Mover>) -> Next<Mover> {
+        let (queue, charge) = (flight.ticket().queue(), flight.ticket().charge());
+        let bytes = next_bytes(&flight);
+        if bytes < charge.bytes {
+            // Demand has come meanwhile.
+            return Next::HandOver(flight, queue, Charge { bytes, ..charge });
+        }
         match self.open(&flight) {
             Ok(file) => self.go_on(flight, &file),
             Err(NotOpen::Later) => Next::PutBack(flight),
@@ -178,7 +184,7 @@ impl Handler<Mover> for Worker {
         }
         if flight.ticket().priority() != Priority::Demand && transfer.has_steps() {
             // What callers wait for goes between two steps.
-            let charge = flight.ticket().charge();
+            let charge = Charge { bytes: next_bytes(&flight), ..flight.ticket().charge() };
             flight.content.lease = Lease::default();
             return Next::HandOver(flight, if charge.slots > 0 { STAGED } else { WAITING }, charge);
         }
@@ -234,7 +240,10 @@ impl Worker {
     fn go_on(&mut self, mut flight: Flight<Mover>, file: &Arc<DataFile>) -> Next<Mover> {
         loop {
             let transfer = flight.content.transfer.clone();
-            let Some(step) = transfer.next_step() else {
+            let is_short = flight.ticket().charge().bytes <= STEP_BYTES_BESIDE_DEMAND;
+            let is_cut = is_short && transfer.len_bytes() > STEP_BYTES_BESIDE_DEMAND;
+            let Some(step) = transfer.next_step(if is_cut { STEP_BYTES_BESIDE_DEMAND } else { u64::MAX })
+            else {
                 transfer.release_helpers();
                 return end(flight);
             };
@@ -369,6 +378,12 @@ impl Worker {
         ticket.lose(Failure::Lost(io::Error::other("a device may still use its memory")));
         Next::Ended
     }
+}
+
+/// Bytes that the next step of an operation may be.
+fn next_bytes(flight: &Flight<Mover>) -> u64 {
+    let ticket = flight.ticket();
+    engine::step_bytes(&flight.content.transfer, ticket.priority(), ticket.scheduler())
 }
 
 /// What helpers are known by: no request has this number.

@@ -286,3 +286,89 @@ fn dropping_an_engine_waits_for_what_has_begun_and_cancels_the_rest() {
         assert!(ended[0]);
     }
 }
+
+#[test]
+fn what_is_not_demand_moves_in_short_steps_while_there_is_demand() {
+    const SHORT: u64 = (256 << 10) + 4096;
+    let directory = disk();
+    for route in ROUTES {
+        let gate = Gate::new();
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let script = {
+            let (gate, written) = (gate.clone(), written.clone());
+            FaultScript::new(move |operation| {
+                if operation.is_write {
+                    written.lock().unwrap().push(operation.len);
+                }
+                (!operation.is_write && operation.offset == 1 << 30).then(|| Fault::Hang(gate.clone()))
+            })
+        };
+        let options =
+            IoOptions { threads: Some(4), faults: Some(script), ..options(directory.path(), route) };
+        let Some(engine) = start(options) else { continue };
+        let file = new_file(directory.path(), route.name());
+        file.buffered().set_len((1 << 30) + 4096).unwrap();
+        let mut memory = Memory::new(4096, 0, 0);
+        let (done, demand) = outcome();
+        engine.submit(vec![job(Direction::Read, &file, vec![part(1 << 30, &mut memory)], done)]);
+        wait_until(|| gate.came() == 1);
+        // Blocks with a header each: one that is long, and neighbours, of which some are longer than a step.
+        let lens = [(8 << 20) - 5000, 64 << 10, 300 << 10, 70_000, 128 << 10, 128 << 10, 4096];
+        let mut offset = 0;
+        let mut blocks: Vec<(u64, Vec<u8>, Memory)> = Vec::new();
+        for (number, len) in lens.into_iter().enumerate() {
+            let content = pattern(len, number as u64);
+            blocks.push((offset, content.clone(), Memory::of(&content, 0)));
+            offset += 4096 + (len as u64).next_multiple_of(4096);
+        }
+        let end = offset;
+        let background = |direction, blocks: &mut [(u64, Vec<u8>, Memory)]| {
+            let (mut jobs, mut ends) = (Vec::new(), Vec::new());
+            for (number, (offset, _, memory)) in blocks.iter_mut().enumerate() {
+                let (done, end) = outcome();
+                let offset = *offset;
+                let header = match direction {
+                    Direction::Read => Header::Read { offset },
+                    Direction::Write => {
+                        let make = move |sums: &[Option<u32>]| format!("{number} {sums:?}").into_bytes();
+                        Header::Write { offset, make: Box::new(make) }
+                    }
+                };
+                let parts = vec![part(offset + 4096, memory)];
+                let priority = Priority::Background;
+                jobs.push(Job { header, priority, ..job(direction, &file, parts, done) });
+                ends.push(end);
+            }
+            engine.submit(jobs);
+            ends.iter().map(|end| end.recv_timeout(PATIENCE).unwrap()).collect::<Vec<_>>()
+        };
+        let outcomes = background(Direction::Write, &mut blocks);
+        for ((_, content, _), outcome) in blocks.iter().zip(&outcomes) {
+            assert!(outcome.result.is_ok(), "{outcome:?}");
+            assert_eq!(outcome.checksums, [Some(crc_fast::crc32_iscsi(content))]);
+        }
+        let longest = written.lock().unwrap().iter().copied().max();
+        assert!(longest.is_some_and(|len| len <= SHORT), "{route}: {longest:?}");
+        assert!(written.lock().unwrap().iter().sum::<u64>() == end, "{route}: each byte once");
+        for (_, content, memory) in &mut blocks {
+            *memory = Memory::new(content.len(), 0, 0);
+        }
+        let outcomes = background(Direction::Read, &mut blocks);
+        for (number, ((_, content, memory), outcome)) in blocks.iter().zip(&outcomes).enumerate() {
+            assert!(outcome.result.is_ok(), "{outcome:?}");
+            assert!(memory.as_slice() == content, "{route}: {number}");
+            let expected = format!("{number} {:?}", [Some(crc_fast::crc32_iscsi(content))]);
+            assert_eq!(outcome.header[..expected.len()], *expected.as_bytes(), "{route}: {number}");
+        }
+        gate.open();
+        demand.recv_timeout(PATIENCE).unwrap().result.unwrap();
+        // After some others have ended, demand is forgotten.
+        for _ in 0..32 {
+            run(&engine, |done| Job { priority: Priority::Background, ..small(&file, 1 << 29, done) });
+        }
+        written.lock().unwrap().clear();
+        background(Direction::Write, &mut blocks);
+        let longest = written.lock().unwrap().iter().copied().max();
+        assert!(longest.is_some_and(|len| len > 4 << 20), "{route}: {longest:?}");
+    }
+}
