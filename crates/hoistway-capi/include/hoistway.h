@@ -430,7 +430,7 @@ typedef struct {
   uint64_t max_in_flight_bytes;
   // Milliseconds that a request may take unless it says otherwise; 0 for as long as it takes.
   uint64_t timeout_ms;
-  // Milliseconds after which a block is given up that does not get all its shards; 0 for ten minutes.
+  // Milliseconds after which a block is given up that lacks shards and has got no further one; 0 for a minute.
   uint64_t partial_timeout_ms;
   // Bytes a second that are read in the background to find damaged blocks.
   uint64_t scrub_bytes_per_second;

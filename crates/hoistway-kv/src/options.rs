@@ -254,7 +254,7 @@ pub struct StoreOptions {
     pub verify: bool,
     /// Time that a load or a store may take unless it says otherwise.
     pub timeout: Option<Duration>,
-    /// Time after which a block is given up that does not get all its shards.
+    /// Time after which a block is given up that lacks shards and has got no further one: it holds room meanwhile.
     pub partial_timeout: Duration,
     /// Bytes a second that are read in the background to find damaged blocks. 0: none.
     pub scrub_bytes_per_second: u64,
@@ -326,7 +326,7 @@ impl StoreOptions {
             max_in_flight_bytes: 256 << 20,
             verify: true,
             timeout: None,
-            partial_timeout: Duration::from_secs(600),
+            partial_timeout: Duration::from_secs(60),
             scrub_bytes_per_second: 0,
             for_upkeep: false,
             far: None,

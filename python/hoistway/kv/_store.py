@@ -42,7 +42,7 @@ class Store:
         max_in_flight: int | str = "256MiB",
         verify: bool = True,
         timeout: float | None = None,
-        partial_timeout: float = 600.0,
+        partial_timeout: float = 60.0,
         scrub_bytes_per_second: int | str = 0,
         far: Mapping[str, Any] | None = None,
     ) -> None:
@@ -73,7 +73,7 @@ class Store:
             verify: Whether checksums are compared when blocks are loaded. Those of blocks that no sync covers, after
                 durability ``"none"``, are always compared.
             timeout: Seconds that a load or a store may take, unless it says otherwise.
-            partial_timeout: Seconds after which a block is given up that does not get all its shards.
+            partial_timeout: Seconds after which a block is given up that lacks shards and has got no further one.
             scrub_bytes_per_second: What is read in the background to find damaged blocks.
             far: A second store behind this one, such as one on a shared file system: ``root`` (a directory that is made
                 by hand: until it is there, this store works alone) and ``capacity``, and

@@ -92,7 +92,7 @@ pub struct hoistway_kv_options {
     pub max_in_flight_bytes: u64,
     /// Milliseconds that a request may take unless it says otherwise; 0 for as long as it takes.
     pub timeout_ms: u64,
-    /// Milliseconds after which a block is given up that does not get all its shards; 0 for ten minutes.
+    /// Milliseconds after which a block is given up that lacks shards and has got no further one; 0 for a minute.
     pub partial_timeout_ms: u64,
     /// Bytes a second that are read in the background to find damaged blocks.
     pub scrub_bytes_per_second: u64,

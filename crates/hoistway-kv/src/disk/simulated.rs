@@ -76,7 +76,8 @@ pub(crate) struct Unmounted {
     names: BTreeMap<PathBuf, Named>,
     durable_names: BTreeMap<PathBuf, Named>,
     unsynced_names: BTreeMap<PathBuf, Vec<Option<Named>>>,
-    file_system: u64,
+    /// The number that it is mounted with.
+    pub(crate) file_system: u64,
 }
 
 type FileId = u64;
@@ -495,7 +496,8 @@ impl Disk for SimulatedDisk {
         };
         let opening = state.next;
         state.next += 1;
-        Ok(Box::new(SimulatedFile { disk: self.clone(), id, opening, path: path.to_owned() }))
+        let file_system = state.file_system;
+        Ok(Box::new(SimulatedFile { disk: self.clone(), id, file_system, opening, path: path.to_owned() }))
     }
 
     fn open_data(&self, path: &Path, access: FileAccess) -> io::Result<(Box<dyn DiskFile>, Arc<DataFile>)> {
@@ -602,6 +604,8 @@ impl Disk for SimulatedDisk {
 struct SimulatedFile {
     disk: SimulatedDisk,
     id: FileId,
+    /// The number of its file system when it was opened.
+    file_system: u64,
     opening: u64,
     path: PathBuf,
 }
@@ -690,7 +694,8 @@ impl DiskFile for SimulatedFile {
     }
 
     fn is_named(&self, path: &Path) -> io::Result<bool> {
-        Ok(self.disk.state().file(path).is_ok_and(|id| id == self.id))
+        let state = self.disk.state();
+        Ok(state.file_system == self.file_system && state.file(path).is_ok_and(|id| id == self.id))
     }
 
     fn try_lock(&self) -> io::Result<bool> {

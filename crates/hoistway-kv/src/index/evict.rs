@@ -129,6 +129,11 @@ impl Index {
         }
     }
 
+    /// Bytes of own blocks that could be evicted: those that are not pinned.
+    pub(crate) fn evictable(&self, from: Candidates) -> u64 {
+        self.fronts(from, None).slot_bytes.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes))
+    }
+
     fn fronts(&self, from: Candidates, namespace: Option<u16>) -> Fronts {
         let mut fronts = Fronts::default();
         for (number, shard) in self.shared.shards.iter().enumerate() {
@@ -237,6 +242,20 @@ impl Index {
             may_go.then(|| shard.evict(id))
         };
         blocks.iter().filter_map(evict).collect()
+    }
+
+    /// Removes these blocks, also those that are read. Returns those that were removed, and those that are pinned, which stay.
+    pub(crate) fn remove_placed(&self, blocks: &[PlacedBlock]) -> (Vec<Removed>, Vec<PlacedBlock>) {
+        let (mut removed, mut pinned) = (Vec::new(), Vec::new());
+        for block in blocks {
+            let mut shard = self.shared.lock_of(&block.fingerprint);
+            match shard.find_placed(block) {
+                Some(id) if shard.is_pinned(id) => pinned.push(*block),
+                Some(id) => removed.push(shard.remove(id)),
+                None => {}
+            }
+        }
+        (removed, pinned)
     }
 
     /// Holds a block as a reader does, which is no use of it.

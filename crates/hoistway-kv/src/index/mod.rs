@@ -29,6 +29,7 @@ use node::{Mark, NONE, NodeId};
 use quota::Namespaces;
 use shard::{Rules, Shard};
 use std::{
+    collections::HashSet,
     fmt,
     sync::{
         Arc, Mutex, MutexGuard,
@@ -68,6 +69,9 @@ struct Shared {
     admission: Admission,
     /// Slots of removed blocks whose last reader is done.
     freed: Mutex<Vec<Slot>>,
+    /// How often all blocks were looked through.
+    #[cfg(test)]
+    walks: AtomicU64,
 }
 
 /// While it lives, the slot of the own block that was found is not used for another. It holds no lock.
@@ -95,6 +99,8 @@ impl Index {
             },
             admission: options.admission,
             freed: Mutex::default(),
+            #[cfg(test)]
+            walks: AtomicU64::new(0),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -349,6 +355,16 @@ impl Index {
         self.shared.rules.namespaces.excess(namespace, more)
     }
 
+    /// Whether any namespace has a quota.
+    pub(crate) fn have_quota(&self) -> bool {
+        self.shared.rules.namespaces.have_quota()
+    }
+
+    /// Notes which owners write no more: they have no part of quotas.
+    pub(crate) fn set_ended(&self, owners: HashSet<u16>) {
+        self.shared.rules.namespaces.set_ended(owners);
+    }
+
     /// How much it has, of a namespace or in all.
     pub(crate) fn totals(&self, namespace: Option<u16>) -> Totals {
         let mut totals = Totals::default();
@@ -395,6 +411,12 @@ impl Index {
         }
     }
 
+    /// How often all blocks were looked through.
+    #[cfg(test)]
+    pub(crate) fn walks(&self) -> u64 {
+        self.shared.walks.load(Ordering::Relaxed)
+    }
+
     /// Bytes of memory that it takes.
     pub(crate) fn heap_bytes(&self) -> u64 {
         let of_shards = self.shared.shards.len() * size_of::<Mutex<Shard>>();
@@ -414,6 +436,8 @@ impl Shared {
 
     /// Goes through all nodes, a few at a time under a lock.
     fn step_through(&self, mut step: impl FnMut(&mut Shard, std::ops::Range<NodeId>)) {
+        #[cfg(test)]
+        self.walks.fetch_add(1, Ordering::Relaxed);
         for shard in &self.shards {
             let mut first = 0;
             loop {

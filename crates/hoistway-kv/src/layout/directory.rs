@@ -85,8 +85,8 @@ pub(super) fn create(disk: &dyn Disk, root: &Path, layout: LayoutKind, creation:
     disk.sync_directory(root).map_err(failed("syncing", root))
 }
 
-/// An error unless there is a store of this layout.
-pub(super) fn expect(disk: &dyn Disk, root: &Path, layout: LayoutKind) -> Result<()> {
+/// Returns what `STORE` says: an error unless there is a store of this layout.
+pub(super) fn expect(disk: &dyn Disk, root: &Path, layout: LayoutKind) -> Result<Superblock> {
     let path = root.join(SUPERBLOCK);
     let no_store = |reason: String| Error::NotAStore { path: root.to_owned(), reason };
     let bytes = disk.read_file(&path, PAGE).map_err(|error| match error.kind() {
@@ -94,7 +94,7 @@ pub(super) fn expect(disk: &dyn Disk, root: &Path, layout: LayoutKind) -> Result
         _ => failed("reading", &path)(error),
     })?;
     match Superblock::parse(&bytes) {
-        Ok(superblock) if superblock.layout == layout => Ok(()),
+        Ok(superblock) if superblock.layout == layout => Ok(superblock),
         Ok(superblock) => Err(Error::InvalidOption {
             option: "layout",
             value: layout.name().into(),
@@ -105,9 +105,13 @@ pub(super) fn expect(disk: &dyn Disk, root: &Path, layout: LayoutKind) -> Result
     }
 }
 
-/// An error if a store's path is on another file system than before: the store's was unmounted, and the disk below its
-/// mount is not what it may fill.
-pub(super) fn expect_file_system(disk: &dyn Disk, root: &Path, before: u64) -> Result<()> {
+/// An error if a store's path has another store, or none, on another file system than before: the store's was unmounted,
+/// and the disk below its mount is not what it may fill. Some file systems have another number whenever they are mounted.
+pub(super) fn expect_place(disk: &dyn Disk, root: &Path, store: Uuid, before: u64) -> Result<()> {
+    let found = disk.read_file(&root.join(SUPERBLOCK), PAGE).ok();
+    if found.and_then(|bytes| Superblock::parse(&bytes).ok()).is_some_and(|found| found.store == store) {
+        return Ok(());
+    }
     if root.ancestors().find_map(|path| disk.file_system(path).ok()) == Some(before) {
         return Ok(());
     }
@@ -219,20 +223,28 @@ impl WriterDirectory {
         read_lease(disk, &self.path)
     }
 
+    /// Whether the writer has said lately that it lives. One that was killed may have said so a moment ago.
+    pub(super) fn says_it_lives(&self, disk: &dyn Disk, now: u32) -> bool {
+        self.lease(disk).is_some_and(|lease| is_alive(&lease, now))
+    }
+
     /// Describes the writer by its lease, which may be missing or damaged.
     pub(super) fn describe(&self, disk: &dyn Disk, now: u32) -> WriterStats {
         let lease = self.lease(disk);
-        let is_alive = |lease: Lease| u64::from(now).saturating_sub(lease.heartbeat) <= SILENCE_S;
         WriterStats {
             id: self.id.to_string(),
             process: lease.map_or(0, |lease| lease.process),
-            is_alive: lease.is_some_and(is_alive),
+            is_alive: lease.is_some_and(|lease| is_alive(&lease, now)),
             durability: lease.and_then(|lease| lease.durability),
             capacity_bytes: lease.map(|lease| lease.capacity).filter(|capacity| *capacity > 0),
             allocated_bytes: None,
             blocks: None,
         }
     }
+}
+
+fn is_alive(lease: &Lease, now: u32) -> bool {
+    u64::from(now).saturating_sub(lease.heartbeat) <= SILENCE_S
 }
 
 /// The lease in a writer's directory; `None` if there is none that can be read.

@@ -284,8 +284,14 @@ pub(crate) trait Layout: Administration + Sharing {
     /// One answer each; the group shares its syncs. An error leaves the block invisible and its place unused.
     fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>>;
 
-    /// Gives up a claim whose place the system may still write to: the place is never given out again. In a layout that
-    /// gives no place out twice, dropping the claim is enough.
+    /// Gives up a claim after a write to its place failed. The place is given out once more; if that write fails too, it is
+    /// never given out again. In a layout that gives no place out twice, dropping the claim is enough.
+    fn fail(&self, claim: Claim) {
+        drop(claim);
+    }
+
+    /// Gives up a claim whose place the system may still write to, or that the drive has declared bad: the place is never
+    /// given out again. In a layout that gives no place out twice, dropping the claim is enough.
     fn lose(&self, claim: Claim) {
         drop(claim);
     }

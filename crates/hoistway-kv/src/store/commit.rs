@@ -120,7 +120,10 @@ impl Committing {
         core.assemblies.remove(&assembly);
         let Waiter { ticket, mut settled, started } = waiter;
         match result {
-            Ok(()) => _ = counters.stored_blocks.inc(),
+            Ok(()) => {
+                core.unreadable.succeeded(&assembly.fingerprint);
+                counters.stored_blocks.inc();
+            }
             Err(error) => {
                 fail(&mut settled, status_of(&error));
                 core.note_block(EventKind::StoreFailed, assembly.namespace, &assembly.key, error.to_string());

@@ -7,10 +7,10 @@ use super::{
     finder::Finder,
     gate::{Charge, Waiting},
     placement::StoreTask,
+    unreadable::Unreadable,
 };
 use crate::{
     Error, EventKind, Key, NamespaceId, NamespaceOptions, Result, Stats, Status, StoreAccess, StoreOptions,
-    index::Recent,
     io::{Direction, Failure, Job, Outcome, Transfers},
     layout::{Layout, Notice},
     metrics::Metrics,
@@ -43,7 +43,7 @@ pub(crate) struct Core {
     pub(crate) finder: Finder,
     pub(crate) assemblies: Assemblies,
     /// Blocks that the drive failed to give.
-    pub(crate) unreadable: Mutex<Recent<()>>,
+    pub(crate) unreadable: Unreadable,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) events: Events,
     /// Options of namespaces, which their handles hold, too.

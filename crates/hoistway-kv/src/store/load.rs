@@ -15,11 +15,7 @@ use crate::{
     metrics::NamespaceCounters,
     ticket::{Lease, Settled, TicketState},
 };
-use hoistway_io::parallel::lock;
 use std::{io::ErrorKind, sync::Arc, time::Instant};
-
-/// Blocks that a drive failed to give, which are remembered.
-const MOST_UNREADABLE: usize = 4096;
 
 /// What loads of one request have in common.
 pub(crate) struct LoadOptions {
@@ -283,7 +279,7 @@ impl BlockLoad {
         self.options.ticket.transferred(&outcome);
         let started = outcome.started;
         match outcome.result {
-            Ok(()) => match self.core.layout.check(&self.found, &self.key, &outcome.header) {
+            Ok(()) => match self.read(&outcome.header) {
                 Verdict::Good(table) => {
                     let judged = self.judge(&table, &outcome.checksums);
                     self.conclude(judged, started);
@@ -320,16 +316,21 @@ impl BlockLoad {
         }
     }
 
+    fn read(&self, header: &[u8]) -> Verdict {
+        self.core.unreadable.succeeded(&self.fingerprint);
+        self.core.layout.check(&self.found, &self.key, header)
+    }
+
     /// Whether the drive fails to give the block for the second time: a cache is better without it. A file system over a
     /// network may fail for a while.
     fn is_given_up(&self, error: &std::io::Error) -> bool {
-        if error.raw_os_error() != Some(libc::EIO) || self.core.layout.find_waits() {
+        // Errors of the drive, of its medium, and of the protection of its sectors.
+        let errnos = [libc::EIO, libc::EREMOTEIO, libc::ENODATA, libc::EILSEQ];
+        let is_drives = errnos.iter().any(|errno| error.raw_os_error() == Some(*errno));
+        if !is_drives || self.core.layout.find_waits() {
             return false;
         }
-        let mut unreadable = lock(&self.core.unreadable);
-        let is_second = unreadable.get(&self.fingerprint).is_some();
-        unreadable.insert(&self.fingerprint, (), MOST_UNREADABLE);
-        is_second && self.is_still_there()
+        self.core.unreadable.failed(&self.fingerprint) && self.is_still_there()
     }
 
     fn judge(&self, table: &ShardTable, computed: &[Option<u32>]) -> Vec<Judged> {

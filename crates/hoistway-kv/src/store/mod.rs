@@ -20,6 +20,7 @@ mod scrub;
 mod tests;
 mod threads;
 mod tier;
+mod unreadable;
 mod verify;
 
 pub use namespace::Namespace;
@@ -35,6 +36,7 @@ use self::{
     requests::Requests,
     threads::{Running, Threads},
     tier::Tier,
+    unreadable::Unreadable,
 };
 use crate::{
     BlockEntry, BlockPage, Completion, Error, Event, Evicted, Fingerprint, Key, NamespaceDescription,
@@ -141,7 +143,7 @@ impl Store {
             gate: Gate::new(options.max_in_flight_bytes),
             finder: Finder::default(),
             assemblies: Assemblies::default(),
-            unreadable: Mutex::default(),
+            unreadable: Unreadable::default(),
             metrics,
             events: Events::default(),
             warnings: Mutex::default(),

@@ -200,10 +200,27 @@ fn status_of_errno(number: i32) -> Status {
     }
 }
 
-/// Whether a write failed as the disk has no good place there, or no place at all: the next write would fail, too.
-fn is_bad_place(failure: &Failure) -> bool {
-    let errnos = [libc::EIO, libc::ENOSPC, libc::EDQUOT];
-    matches!(failure, Failure::Io(error) if errnos.iter().any(|errno| error.raw_os_error() == Some(*errno)))
+/// What the failure of a write says of the place that was written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PlaceFailure {
+    /// Nothing: a full disk, for one, has no room anywhere.
+    None,
+    /// The drive failed. The place may be the reason.
+    Suspected,
+    /// The drive says that the place is bad.
+    Certain,
+}
+
+impl PlaceFailure {
+    fn of(failure: &Failure) -> Self {
+        let Failure::Io(error) = failure else { return Self::None };
+        match error.raw_os_error() {
+            Some(libc::EIO | libc::EREMOTEIO) => Self::Suspected,
+            // An error of the medium, or of the protection of its sectors.
+            Some(libc::ENODATA | libc::EILSEQ) => Self::Certain,
+            _ => Self::None,
+        }
+    }
 }
 
 /// Some shards of a block, on their way to its place.
@@ -372,21 +389,16 @@ impl ShardWrite {
             let settled: Vec<_> = self.items.iter().map(|item| item.settled(status)).collect();
             return self.options.ticket.settle(settled, started);
         }
-        if is_bad_place(&failure) {
-            self.failed_at_bad_place(status, started)
-        } else {
-            self.failed(status, started)
+        let layout = self.core.layout.clone();
+        match PlaceFailure::of(&failure) {
+            PlaceFailure::None => self.failed(status, started),
+            PlaceFailure::Suspected => self.give_up(status, started, |claim| layout.fail(claim)),
+            PlaceFailure::Certain => self.give_up(status, started, |claim| layout.lose(claim)),
         }
     }
 
     fn failed(self, status: Status, started: Option<Instant>) {
         self.give_up(status, started, drop);
-    }
-
-    /// As [`ShardWrite::failed`]; no other block gets the place.
-    fn failed_at_bad_place(self, status: Status, started: Option<Instant>) {
-        let layout = self.core.layout.clone();
-        self.give_up(status, started, |claim| layout.lose(claim));
     }
 
     fn give_up(self, status: Status, started: Option<Instant>, leave: impl FnOnce(Claim)) {

@@ -203,7 +203,7 @@ fn a_block_that_the_drive_fails_to_give_twice_is_given_up() {
 }
 
 #[test]
-fn a_bad_place_of_a_full_store_costs_one_store() {
+fn a_bad_place_of_a_full_store_costs_two_stores_at_most() {
     let root = tempfile::tempdir().unwrap();
     let script = Script::default();
     let options = options(&root).capacity_bytes(16 << 20).faults(script.faults());
@@ -229,5 +229,6 @@ fn a_bad_place_of_a_full_store_costs_one_store() {
             stored.iter().any(|status| *status != Status::Ok)
         })
         .collect();
-    assert_eq!(failed.iter().filter(|failed| **failed).count(), 1, "{failed:?}");
+    let failures = failed.iter().filter(|failed| **failed).count();
+    assert!((1..=2).contains(&failures), "{failed:?}");
 }

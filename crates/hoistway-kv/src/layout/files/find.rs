@@ -21,18 +21,25 @@ use std::{
 /// The slot of an entry says how many shards its block has. 0: the file has not been read yet.
 pub(super) const UNKNOWN_SHARDS: Slot = Slot { segment: 0, slot: 0 };
 
-/// Which file it is: numbers of inodes are given to others again.
+/// Which file it is: numbers of inodes are given to others again, and times of modification are set back by who copies
+/// files. The time of the last change is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileId {
     device: u64,
     inode: u64,
-    modified: (i64, i64),
+    len: u64,
+    changed: (i64, i64),
 }
 
 impl FileId {
     pub(super) fn of(metadata: &Metadata) -> Self {
-        let modified = (metadata.mtime(), metadata.mtime_nsec());
-        Self { device: metadata.dev(), inode: metadata.ino(), modified }
+        let changed = (metadata.ctime(), metadata.ctime_nsec());
+        Self { device: metadata.dev(), inode: metadata.ino(), len: metadata.len(), changed }
+    }
+
+    /// Whether both have the same number, which tells little of when.
+    pub(super) fn is_same_inode(&self, other: &Self) -> bool {
+        (self.device, self.inode) == (other.device, other.inode)
     }
 
     /// The number of its file system.

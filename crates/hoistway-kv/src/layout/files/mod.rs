@@ -111,8 +111,8 @@ struct Shared {
     root: PathBuf,
     /// When it was opened.
     started: Instant,
-    /// The file that `STORE` was.
-    superblock: Mutex<FileId>,
+    /// What the root named when it was opened.
+    opened: Mutex<heal::Opened>,
     /// What may be made if it is not there any more.
     creation: Creation,
     disk: RealDisk,
@@ -175,13 +175,11 @@ impl Files {
         let room = Room::new(options, writer.is_some())?;
         let index = Index::new(IndexOptions { eviction: options.eviction, admission: options.admission });
         let lock_domain = writer::lock_domain(&root);
-        let superblock = heal::superblock(&root)?.ok_or_else(|| {
-            failed("opening", &root.join(names::SUPERBLOCK))(std::io::ErrorKind::NotFound.into())
-        })?;
+        let opened = heal::Opened::at(&disk, &root)?;
         let mut shared = Shared {
             root,
             started: (timing.clock)(),
-            superblock: Mutex::new(superblock),
+            opened: Mutex::new(opened),
             creation: options.creation,
             disk,
             written,

@@ -551,3 +551,42 @@ fn a_block_has_its_name_only_once_its_bytes_are_on_the_disk() {
     assert!(!bench.contains("a"));
     assert_eq!(bench.store("a", &[bytes("a", 5000)]), Stored::Committed);
 }
+
+#[test]
+fn a_file_with_the_old_time_of_another_is_not_taken_for_it() {
+    let bench = bench();
+    let shards = [bytes("a", 5000)];
+    assert_eq!(bench.store("a", &shards), Stored::Committed);
+    let layout = hasty(&bench.options);
+    let fingerprint = Fingerprint::of(bench.namespace, b"a");
+    let path = file_of(&bench, "a");
+    let before = path.metadata().unwrap();
+    let damaged = FileId::of(&before);
+    layout.shared.damaged.lock().unwrap().insert(fingerprint, damaged);
+    layout.shared.index.remove(&fingerprint);
+    assert!(!contains(&layout, bench.namespace, "a"), "it is known to be damaged");
+    // Restored from a copy, with its times, in the place of the one that was damaged.
+    let good = fs::read(&path).unwrap();
+    while FileId::of(&path.metadata().unwrap()) == damaged {
+        fs::write(&path, &good).unwrap();
+        fs::File::open(&path).unwrap().set_modified(before.modified().unwrap()).unwrap();
+    }
+    layout.shared.absent.lock().unwrap().clear();
+    assert!(contains(&layout, bench.namespace, "a"));
+}
+
+#[test]
+fn a_store_whose_superblock_was_touched_is_the_same() {
+    let bench = bench();
+    assert_eq!(bench.store("a", &[bytes("a", 5000)]), Stored::Committed);
+    let superblock = bench.options.root.join(names::SUPERBLOCK);
+    let later = std::time::SystemTime::now() + Duration::from_secs(9);
+    fs::File::open(&superblock).unwrap().set_modified(later).unwrap();
+    bench.layout().maintain().unwrap();
+    assert_eq!(bench.layout().observed().take_notices(), []);
+    assert_eq!(bench.layout().observed().take_evicted().blocks, []);
+    // It is another store if that is what it says.
+    fs::remove_file(&superblock).unwrap();
+    bench.layout().maintain().unwrap();
+    assert_eq!(bench.layout().observed().take_notices().len(), 1);
+}

@@ -75,6 +75,9 @@ impl Writer {
         if block.is_partial && !self.may_be_partial(bytes) {
             return Ok(Reservation::Dropped(DropReason::NoRoom));
         }
+        if !self.may_have_room(bytes) {
+            return Ok(Reservation::Dropped(DropReason::NoRoom));
+        }
         if !self.make_quota(namespace, bytes)? {
             return Ok(Reservation::Dropped(DropReason::Quota));
         }
@@ -143,7 +146,7 @@ impl Writer {
         partial == 0 || partial.saturating_add(bytes) <= self.limits.capacity / PARTIAL_PART
     }
 
-    /// Whether a namespace may have so many bytes more, after as much has gone as can.
+    /// Whether a namespace may have so many bytes more, after as many have gone as must. None go in vain.
     fn make_quota(&self, namespace: u16, bytes: u64) -> Result<bool> {
         let excess = || {
             let pending = lock(&self.pending).bytes.get(&namespace).copied().unwrap_or(0);
@@ -153,16 +156,20 @@ impl Writer {
         if too_many == 0 {
             return Ok(true);
         }
-        let want = Want { from: Candidates::Namespace(namespace), bytes: too_many };
+        let from = Candidates::Namespace(namespace);
+        if too_many > self.shared.index.evictable(from) {
+            return Ok(false);
+        }
+        let want = Want { from, bytes: too_many };
         self.evict(&want)?;
         Ok(excess() == 0)
     }
 }
 
-/// Gives a claim up, but not its slot back.
-pub(super) fn lose(mut claim: Claim) {
+/// Gives a claim up.
+pub(super) fn give_up(mut claim: Claim, end: ClaimEnd) {
     if let Some(token) = claim.token.downcast_mut::<Token>() {
-        token.end = ClaimEnd::Lost;
+        token.end = end;
     }
 }
 

@@ -54,7 +54,7 @@ impl Writer {
             good.iter().any(|block| unsynced.contains_key(&block.record.fingerprint))
         };
         let sync = if is_again { Sync::Now } else { self.sync_mode() };
-        let there = self.log.append(&changes, sync).and_then(|()| {
+        let there = self.check_here().and_then(|()| self.log.append(&changes, sync)).and_then(|()| {
             let segments: BTreeMap<_, _> =
                 good.iter().map(|block| (block.record.segment, &block.token.segment)).collect();
             self.check_there(segments.into_values())

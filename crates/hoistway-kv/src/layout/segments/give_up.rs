@@ -1,10 +1,10 @@
 //! Segments that are given up: for a larger one, because others need the room, or because the disk fails them.
 #![forbid(unsafe_code)]
 
-use super::{failed, lock, names, root::Limits, shares::Given, writer::Writer};
-use crate::{Result, index::Entry};
+use super::{failed, lock, names, root::Limits, shares::Given, sweep::Region, writer::Writer};
+use crate::{Result, index::PlacedBlock};
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::VecDeque,
     io,
     sync::{Mutex, atomic::Ordering},
 };
@@ -25,11 +25,14 @@ impl Writer {
         if self.is_refused.load(Ordering::Acquire) || !lock(&self.slots).draining().is_empty() {
             return Ok(false);
         }
-        let mut going: VecDeque<u32> = self.by_worth(&may_go).into();
-        going.truncate(MOST_GIVEN_UP);
-        if going.is_empty() {
-            return Ok(false);
-        }
+        let mut going = self.take_regions(&may_go);
+        let made = if going.is_empty() { Ok(false) } else { self.take_over_from(&mut going, bytes) };
+        self.keep_regions(going);
+        made
+    }
+
+    /// As [`Writer::take_over`], of the first of these segments.
+    fn take_over_from(&self, going: &mut VecDeque<Region>, bytes: u64) -> Result<bool> {
         let Some(new) = self.new_segment(bytes, self.segment_bytes)? else { return Ok(false) };
         // Until the new one is there: others would take the room.
         let Some(locked) = self.lock_root()? else { return Ok(false) };
@@ -41,9 +44,9 @@ impl Writer {
         let own = charges.of_writers.get(&self.id).copied().unwrap_or(0);
         let mut given = Given { own_before: own, bytes: 0 };
         // None goes in vain.
-        let charge_of = |number: &u32| {
+        let charge_of = |region: &Region| {
             self.shared
-                .segment(0, *number)
+                .segment(0, region.segment)
                 .and_then(|segment| Limits::segment_bytes(&segment.head))
                 .unwrap_or(0)
         };
@@ -51,14 +54,17 @@ impl Writer {
         if charges.total.saturating_sub(gained).saturating_add(new.charge) > self.limits.capacity {
             return Ok(false);
         }
-        while let Some(number) = going.pop_front() {
+        while let Some(region) = going.pop_front() {
+            let number = region.segment;
             if !lock(&self.slots).may_give(number) {
                 continue;
             }
             let len = self.shared.segment(0, number).and_then(|segment| segment.head.file_len());
-            self.give_up(number)?;
+            self.give_up(&region)?;
             if lock(&self.slots).has(number) {
-                // The segment is freed once its last reader is done, if it can be freed.
+                // The segment is freed once its last reader is done, if it can be freed. What was looked up of the others
+                // may be out of date, too.
+                going.clear();
                 break;
             }
             given.bytes = given.bytes.saturating_add(len.unwrap_or(0));
@@ -77,51 +83,86 @@ impl Writer {
     }
 
     /// Removes a segment with all its blocks, once their last reader and writer are done.
-    pub(super) fn give_up(&self, number: u32) -> Result<()> {
-        lock(&self.slots).drain(number);
+    pub(super) fn give_up(&self, region: &Region) -> Result<()> {
+        lock(&self.slots).drain(region.segment);
+        self.empty_draining(&region.blocks);
         self.finish_draining()
     }
 
     /// Returns the segment whose removal loses least, of those that can be removed at once.
-    pub(super) fn least_useful(&self) -> Option<u32> {
-        self.by_worth(|_| true).first().copied()
+    pub(super) fn least_useful(&self) -> Option<Region> {
+        self.take_regions(|_| true).pop_front()
     }
 
-    /// Returns the segments that can be removed at once and for which `may_go`, those first whose removal loses least.
-    fn by_worth(&self, may_go: impl Fn(u32) -> bool) -> Vec<u32> {
+    /// Returns the coldest segment that can be removed at once, if a block of `bytes` bytes has room in it.
+    pub(super) fn coldest_long_enough(&self, bytes: u64) -> Option<Region> {
+        let is_long = |number| lock(&self.slots).long_enough(number, bytes).is_some();
+        let mut regions = self.take_regions(|_| true);
+        let coldest = regions.pop_front_if(|region| is_long(region.segment));
+        self.keep_regions(regions);
+        coldest
+    }
+
+    /// Returns the segments that can be removed at once and for which `may_go`, those first whose removal loses least: some
+    /// of them, with their blocks. Where there are many blocks, the housekeeping looks them up, and there are none until
+    /// then.
+    fn take_regions(&self, may_go: impl Fn(u32) -> bool) -> VecDeque<Region> {
+        let segments: Vec<u32> = lock(&self.slots).all().map(|segment| segment.head.number).collect();
+        if !segments.into_iter().any(&may_go) {
+            return VecDeque::new();
+        }
+        let mut regions = match self.has_few_blocks() {
+            true => self.removable_regions(),
+            false => self.removable_regions_before(),
+        };
+        regions.retain(|region| lock(&self.slots).may_give(region.segment));
+        let (going, rest) = regions.into_iter().partition(|region| may_go(region.segment));
+        self.keep_regions(rest);
+        going
+    }
+
+    /// As [`Writer::take_regions`], by looking at all blocks.
+    pub(super) fn removable_regions(&self) -> VecDeque<Region> {
         let survey = self.shared.index.survey();
-        let slots = lock(&self.slots);
-        let unused = slots.unused().into_iter();
-        let used = survey.into_iter().filter(|worth| !worth.is_in_use).map(|worth| worth.segment);
-        let segments = unused.chain(used).filter(|number| slots.may_give(*number));
-        let segments: Vec<u32> = segments.collect();
-        drop(slots);
-        segments.into_iter().filter(|number| may_go(*number)).collect()
+        let mut segments = lock(&self.slots).unused();
+        segments.extend(survey.into_iter().filter(|worth| !worth.is_in_use).map(|worth| worth.segment));
+        segments.retain(|number| lock(&self.slots).may_give(*number));
+        segments.truncate(MOST_GIVEN_UP);
+        self.regions(&segments)
     }
 
-    /// Removes draining segments that have no readers and no writers left.
-    pub(super) fn finish_draining(&self) -> Result<()> {
+    /// Has the blocks of draining segments go.
+    pub(super) fn empty_draining(&self, blocks: &[PlacedBlock]) {
+        let pinned = Mutex::new(Vec::new());
+        let buried = self.bury(|| {
+            let (gone, stay) = self.shared.index.remove_placed(blocks);
+            lock(&pinned).extend(stay);
+            self.shared.observed.evicted(&gone);
+            gone
+        });
+        if let Err(error) = buried {
+            // Records of a segment that is not there say nothing.
+            tracing::debug!(%error, "blocks go with their segment");
+        }
+        // How long blocks stay pinned is not known, so segments with pinned blocks are kept.
+        let mut slots = lock(&self.slots);
+        lock(&pinned).drain(..).for_each(|block: PlacedBlock| slots.keep(block.slot.segment));
+    }
+
+    /// Looks up the blocks that draining segments have. Looks at all blocks, if there may be any.
+    pub(super) fn blocks_of_draining(&self) -> Vec<PlacedBlock> {
         let with_blocks = lock(&self.slots).draining_with_blocks();
-        if !with_blocks.is_empty() {
-            let is_it = |entry: &Entry| entry.is_own() && with_blocks.contains(&entry.slot.segment);
-            let pinned = Mutex::new(HashSet::new());
-            let buried = self.bury(|| {
-                let gone = self.shared.index.remove_all(|_, entry, is_pinned| {
-                    if is_it(entry) && is_pinned {
-                        lock(&pinned).insert(entry.slot.segment);
-                    }
-                    is_it(entry) && !is_pinned
-                });
-                self.shared.observed.evicted(&gone);
-                gone
-            });
-            if let Err(error) = buried {
-                // Records of a segment that is not there say nothing.
-                tracing::debug!(%error, "blocks go with their segment");
-            }
-            let mut slots = lock(&self.slots);
-            // How long blocks stay pinned is not known, so segments with pinned blocks are kept.
-            lock(&pinned).drain().for_each(|number| slots.keep(number));
+        if with_blocks.is_empty() {
+            return Vec::new();
+        }
+        self.shared.index.placed(|segment| with_blocks.contains(&segment))
+    }
+
+    /// Removes draining segments that have no readers and no writers left. Where there are many blocks, the housekeeping
+    /// has those go first that are still there.
+    pub(super) fn finish_draining(&self) -> Result<()> {
+        if self.has_few_blocks() {
+            self.empty_draining(&self.blocks_of_draining());
         }
         let drained: Vec<u32> = {
             let mut slots = lock(&self.slots);

@@ -80,3 +80,48 @@ fn hide(hidden: &mut BTreeMap<(Fingerprint, u16), Entry>, fingerprint: Fingerpri
         hidden.insert((fingerprint, entry.owner), entry);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::{IndexOptions, Slot};
+    use std::sync::Barrier;
+
+    fn entry(owner: u16, sequence: u64) -> Entry {
+        Entry {
+            owner,
+            namespace: 0,
+            class: 0,
+            flags: 0,
+            slot: Slot { segment: 1, slot: 0 },
+            slot_bytes: 8192,
+            payload_len: 4096,
+            sequence,
+            expires: 0,
+        }
+    }
+
+    /// Another owner's copy comes and goes while our own does: once both have removed theirs, nothing is found.
+    #[test]
+    fn a_copy_that_its_owner_has_removed_is_never_found_again() {
+        let block = Fingerprint([7; 16]);
+        for sequence in 0..2000 {
+            let (index, hidden) = (Index::new(IndexOptions::default()), Hidden::default());
+            let barrier = Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    hidden.keep(&index, block, &entry(1, sequence));
+                    let gone = hidden.remove(&index, &block, 1, sequence);
+                    hidden.reveal(&index, gone.as_slice());
+                });
+                barrier.wait();
+                hidden.replace(&index, block, &entry(0, sequence));
+                let gone = index.remove_if(&block, |entry, _| entry.is_own());
+                hidden.reveal(&index, gone.as_slice());
+            });
+            assert_eq!(index.peek(&block), None, "{sequence}");
+            assert!(lock(&hidden.0).is_empty(), "{sequence}");
+        }
+    }
+}

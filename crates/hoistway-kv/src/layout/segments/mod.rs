@@ -64,11 +64,12 @@ use namespaces::Namespaces;
 use recover::WriterOptions;
 use root::{Limits, Monotonic, Root};
 use segment::Segment;
+use slots::ClaimEnd;
 use std::{
     collections::HashMap,
     fmt,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc, Mutex, PoisonError, RwLock, TryLockError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -78,6 +79,8 @@ use writer::{COUNT_BITS, Writer, stride_of};
 
 /// Part of the capacity that descriptions of namespaces may take.
 const NAMESPACES_PART: u64 = 4;
+/// Blocks that take no time to look through.
+const FEW_BLOCKS: u64 = 1 << 18;
 /// Blocks that are counted at a time.
 const PAGE_OF_BLOCKS: usize = 4096;
 
@@ -99,6 +102,8 @@ struct Own {
     creation: Creation,
     /// Another one takes its place when the store's directory is emptied or replaced.
     writer: RwLock<Arc<Writer>>,
+    /// Held by the thread that looks whether that has happened.
+    healing: Mutex<()>,
 }
 
 /// What differs from one process, or moment, to the next.
@@ -109,6 +114,8 @@ struct Surroundings {
     monotonic: Monotonic,
     /// Names of new writers.
     new_id: Box<dyn Fn() -> Uuid + Send + Sync>,
+    /// Most blocks that are looked through while a store waits.
+    few_blocks: u64,
 }
 
 /// What all parts of the layout use.
@@ -152,6 +159,7 @@ impl Segments {
             clock: Box::new(format::now_seconds),
             monotonic: Arc::new(move || start.elapsed()),
             new_id: Box::new(Uuid::new_v4),
+            few_blocks: FEW_BLOCKS,
         };
         // Segments of all writers are kept open.
         sys::machine::raise_open_files();
@@ -200,7 +208,7 @@ impl Segments {
         // Our own blocks first: their namespaces keep the numbers that our logs give them.
         let open = |options: WriterOptions| -> Result<_> {
             let (writer, lost) = Writer::open(Arc::clone(&shared), &options)?;
-            Ok((Own { options, creation, writer: RwLock::new(writer) }, lost))
+            Ok((Own { options, creation, writer: RwLock::new(writer), healing: Mutex::default() }, lost))
         };
         let opened = writer_options.map(open).transpose()?;
         let (own, lost_on_recovery) = opened.map_or((None, 0), |(own, lost)| (Some(own), lost));
@@ -243,19 +251,21 @@ impl Segments {
     }
 
     /// Goes on in a new directory if the one of this process was removed, or the store's was replaced. All its blocks are
-    /// gone with it, or found as another's if it comes back. Fails, and is tried again, where no store may be made.
-    fn heal(&self) -> Result<()> {
-        let Some(own) = &self.own else { return Ok(()) };
+    /// gone with it, or found as another's if it comes back. Fails, and is tried again, where no store may be made. Does
+    /// nothing while another thread does this.
+    fn heal(&self, own: &Own) -> Result<()> {
+        let _alone = match own.healing.try_lock() {
+            Err(TryLockError::WouldBlock) => return Ok(()),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Ok(alone) => alone,
+        };
         let writer = own.writer();
         // Once it was gone, its blocks are not in the index any more: it may not go on where it was.
         if writer.is_there()? && !writer.is_gone.load(Ordering::Acquire) {
             return writer.heal();
         }
         let shared = &self.shared;
-        writer.is_gone.store(true, Ordering::Release);
-        let gone = shared.index.remove_all(|_, entry, _| entry.is_own());
-        shared.observed.evicted(&gone);
-        shared.gone(&gone);
+        let gone = writer.leave();
         shared.segments_of(0).into_iter().for_each(|number| shared.forget_segment(0, number));
         if !shared.root.is_there()? {
             shared.root.open_again(own.creation)?;
@@ -311,6 +321,19 @@ impl Segments {
         gone.try_for_each(|(id, text)| namespaces::describe(&*shared.disk, &shared.root, id, &text))
     }
 
+    /// Notes which processes have ended, as far as quotas depend on that.
+    fn note_ended(&self) -> Result<()> {
+        let shared = &self.shared;
+        if !shared.index.have_quota() {
+            return Ok(());
+        }
+        let owners = self.followed.owners();
+        let writers = shared.root.writers()?;
+        let ended = writers.iter().filter(|writer| !writer.says_it_lives(&*shared.disk, shared.now()));
+        shared.index.set_ended(ended.filter_map(|writer| owners.get(&writer.id).copied()).collect());
+        Ok(())
+    }
+
     fn invalidate_token(&self, token: &FoundToken) {
         if token.entry.is_own() {
             if let Some(writer) = self.own() {
@@ -355,8 +378,12 @@ impl Layout for Segments {
         }
     }
 
+    fn fail(&self, claim: Claim) {
+        claim::give_up(claim, ClaimEnd::Failed);
+    }
+
     fn lose(&self, claim: Claim) {
-        claim::lose(claim);
+        claim::give_up(claim, ClaimEnd::Lost);
     }
 
     fn find(&self, _: NamespaceId, _: &Key, fingerprint: Fingerprint) -> Lookup {
@@ -508,19 +535,24 @@ impl Administration for Segments {
     fn maintain(&self) -> Result<()> {
         let Some(own) = &self.own else { return self.follow().and(self.shared.count_taken()) };
         own.writer().check_open()?;
-        self.heal()?;
+        self.heal(own)?;
         let followed = self.follow();
         let writer = own.writer();
+        if writer.is_gone.load(Ordering::Acquire) {
+            // Another thread is about to go on elsewhere.
+            return followed;
+        }
         let alive = writer.say_alive();
         // Before room is looked for: a log in doubt takes no tombstones.
         let checkpoint = writer.replace_log_in_doubt().and_then(|()| writer.checkpoint_if_due());
         let heat = writer.share_heat();
+        let ended = self.note_ended();
         let room = writer.maintain_room();
         writer.prepare_sweep();
         let described = self.describe_again();
         // Those who store such blocks again need not wait.
         let tombstones = if writer.log.is_in_doubt() { Ok(()) } else { writer.sync_tombstones() };
-        followed.and(alive).and(checkpoint).and(heat).and(room).and(described).and(tombstones)
+        followed.and(alive).and(checkpoint).and(heat).and(ended).and(room).and(described).and(tombstones)
     }
 
     fn usage(&self) -> Usage {

@@ -133,7 +133,7 @@ impl Model {
         options.min_free_bytes = 0;
         options.durability = self.durability;
         options.segment_bytes = Some(96 << 10);
-        let ids = std::sync::Mutex::new(self.dice.clone());
+        let ids = Mutex::new(self.dice.clone());
         let surroundings = Surroundings {
             clock: Box::new(|| 1000),
             monotonic: Arc::new(|| Duration::ZERO),
@@ -141,6 +141,7 @@ impl Model {
                 let mut ids = lock(&ids);
                 Uuid::from_u64_pair(ids.next(), ids.next())
             }),
+            few_blocks: if self.seed.is_multiple_of(2) { FEW_BLOCKS } else { 0 },
         };
         let segments = Segments::open_on(Arc::new(self.disk.clone()), &options, surroundings)?;
         for key in 0..NAMESPACES {

@@ -28,6 +28,7 @@ use crate::{
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashSet},
+    io,
     sync::{
         Arc, Mutex, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -81,6 +82,8 @@ impl WriterOptions {
     }
 }
 
+/// Directories that are made, one after the other, where other processes take them over at once.
+const MOST_DIRECTORIES: usize = 16;
 /// Bytes of a segment where the options do not say.
 const USUAL_SEGMENT: u64 = 1 << 30;
 /// Part of that which is worth a segment where there is no more room.
@@ -370,26 +373,44 @@ fn adopt(
 
 /// A new directory, and its lease.
 fn make_directory(shared: &Shared) -> Result<(WriterDirectory, Box<dyn DiskFile>)> {
-    // Another process may hold it for long. One that takes directories over just now may make the lease of this one, and
-    // lock it, before this process does: then this opening fails.
-    let _locked = match shared.root.lock() {
+    // Another process may hold it for long.
+    let locked = match shared.root.lock() {
         Err(Error::TimedOut { .. }) => None,
         locked => Some(locked?),
     };
+    for _ in 1..MOST_DIRECTORIES {
+        if let Some(made) = try_make_directory(shared)? {
+            return Ok(made);
+        }
+    }
+    drop(locked);
+    let root = shared.root.path.display();
+    Err(Error::Internal(format!("other processes take over each directory that is made in {root}")))
+}
+
+/// A new directory, and its lease; `None` if a process that has the lock of the root, and takes directories over, was faster
+/// to make that lease, to lock it, or to remove the directory.
+fn try_make_directory(shared: &Shared) -> Result<Option<(WriterDirectory, Box<dyn DiskFile>)>> {
     let id = (shared.surroundings.new_id)();
     let directory = WriterDirectory::new(&shared.root.path, id);
     let path = &directory.path;
     shared.disk.create_directory(path).map_err(failed("making", path))?;
     let lease_path = path.join(names::LEASE);
-    let lease =
-        shared.disk.open(&lease_path, FileAccess::CreateNew).map_err(failed("making", &lease_path))?;
-    if !lease.try_lock().map_err(failed("locking", &lease_path))? {
-        return Err(Error::Internal(format!("another process holds {}", path.display())));
+    let lease = match shared.disk.open(&lease_path, FileAccess::CreateNew) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound) => {
+            return Ok(None);
+        }
+        lease => lease.map_err(failed("making", &lease_path))?,
+    };
+    let is_ours = lease.try_lock().map_err(failed("locking", &lease_path))?
+        && lease.is_named(&lease_path).map_err(failed("asking for", &lease_path))?;
+    if !is_ours {
+        return Ok(None);
     }
     shared.disk.sync_directory(path).map_err(failed("syncing", path))?;
     let root = &shared.root.path;
     shared.disk.sync_directory(root).map_err(failed("syncing", root))?;
-    Ok((directory, lease))
+    Ok(Some((directory, lease)))
 }
 
 /// A segment of ours.

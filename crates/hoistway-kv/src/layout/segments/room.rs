@@ -64,6 +64,15 @@ impl Writer {
         Ok(take())
     }
 
+    /// Whether a block of `bytes` bytes may have room once others have gone.
+    pub(super) fn may_have_room(&self, bytes: u64) -> bool {
+        if !self.is_full.load(Ordering::Acquire) || lock(&self.slots).has_room(bytes) {
+            return true;
+        }
+        let evictable = self.shared.index.evictable(Candidates::Anywhere);
+        (lock(&self.slots).free() * BLOCK_LEN).saturating_add(evictable) >= bytes
+    }
+
     /// Tries to make room for a block of `bytes` bytes. Returns whether more is free; it may not be in one piece. Evicts by
     /// the policy while little is free, and by place once what is free is in pieces that are too short.
     fn make_room(&self, bytes: u64) -> Result<bool> {
@@ -86,6 +95,9 @@ impl Writer {
         if self.take_over(bytes, |number| lock(&self.slots).is_outdated(number))? {
             return Ok(true);
         }
+        if !self.may_clear(bytes) {
+            return Ok(false);
+        }
         let (free, total) = {
             let slots = lock(&self.slots);
             (slots.free() * BLOCK_LEN, slots.total() * BLOCK_LEN)
@@ -100,7 +112,11 @@ impl Writer {
         if self.clear_place(bytes)? {
             return Ok(true);
         }
-        // What is in use leaves no stretch. Single blocks may do.
+        if self.has_few_blocks() {
+            // What is in use leaves no stretch.
+            return Ok(false);
+        }
+        // Until stretches have been looked up, single blocks may do.
         let before = lock(&self.slots).free();
         self.evict_some(bytes)?;
         Ok(lock(&self.slots).free() > before)
@@ -109,10 +125,8 @@ impl Writer {
     /// Tries to make room for a block that is larger than a usual segment: what is worth least goes, be it the blocks of a
     /// segment that is long enough, or several short segments.
     fn make_room_for_large(&self, bytes: u64) -> Result<bool> {
-        let coldest = self.by_worth(|_| true).first().copied();
-        let is_long = coldest.is_some_and(|number| lock(&self.slots).long_enough(number, bytes).is_some());
-        match coldest.filter(|_| is_long) {
-            Some(number) => self.clear_place_in(number, bytes),
+        match self.coldest_long_enough(bytes) {
+            Some(region) => self.clear_place_in(region, bytes),
             None => self.take_over(bytes, |_| true),
         }
     }
@@ -161,6 +175,8 @@ impl Writer {
 
     /// Evicts ahead, so that stores rarely wait for a slot, and keeps the store within its limits.
     pub(super) fn maintain_room(&self) -> Result<()> {
+        // Before others wait for this thread: that looks at all blocks.
+        let draining = self.blocks_of_draining();
         let _one = lock(&self.making_room);
         self.is_full.store(false, Ordering::Release);
         self.is_refused.store(false, Ordering::Release);
@@ -175,15 +191,16 @@ impl Writer {
             let mut slots = lock(&self.slots);
             slots.worn().into_iter().for_each(|number| slots.drain(number));
         }
+        self.empty_draining(&draining);
         self.finish_draining()?;
         let kept = self.keep_limits();
         let full = [collected, buried.map(drop)].into_iter().find_map(Result::err);
         if let Some(error) = full {
             // The log has no room for what is gone. A segment can go without it.
             if is_full(&error)
-                && let Some(number) = self.least_useful()
+                && let Some(region) = self.least_useful()
             {
-                self.give_up(number)?;
+                self.give_up(&region)?;
             }
             return Err(error);
         }

@@ -70,10 +70,7 @@ impl Limits {
 pub(super) struct Root {
     pub(super) path: PathBuf,
     disk: Arc<dyn Disk>,
-    /// `STORE`, whose lock is the store's.
-    superblock: Mutex<Arc<dyn DiskFile>>,
-    /// The file system that the store was opened on.
-    file_system: u64,
+    opened: Mutex<Opened>,
     /// Held by the thread of this process that has the lock.
     locking: Mutex<()>,
     /// Until when the lock is not waited for.
@@ -87,6 +84,17 @@ pub(super) struct Root {
     described: Mutex<HashMap<String, u64>>,
     /// Directories of which it has been said that something is wrong with them.
     warned: Mutex<HashSet<PathBuf>>,
+}
+
+/// What the store's path named when it was opened.
+#[derive(Clone)]
+struct Opened {
+    /// `STORE`, whose lock is the store's.
+    superblock: Arc<dyn DiskFile>,
+    /// Which store it is.
+    store: Uuid,
+    /// The file system that it is on.
+    file_system: u64,
 }
 
 /// The monotonic clock.
@@ -144,13 +152,11 @@ impl Root {
         creation: Creation,
         clock: Monotonic,
     ) -> Result<Self> {
-        let superblock = Mutex::new(open_superblock(&*disk, path, creation)?);
-        let file_system = disk.file_system(path).map_err(failed("asking for the file system of", path))?;
+        let opened = Mutex::new(Opened::open(&*disk, path, creation)?);
         Ok(Self {
             path: path.to_owned(),
             disk,
-            superblock,
-            file_system,
+            opened,
             locking: Mutex::default(),
             no_wait_until: Mutex::default(),
             clock,
@@ -164,14 +170,17 @@ impl Root {
     /// Whether the store's path still names the directory that was opened.
     pub(super) fn is_there(&self) -> Result<bool> {
         let path = self.path.join(names::SUPERBLOCK);
-        lock(&self.superblock).is_named(&path).map_err(failed("asking for", &path))
+        let superblock = lock(&self.opened).superblock.clone();
+        superblock.is_named(&path).map_err(failed("asking for", &path))
     }
 
-    /// Opens what the store's path names by now, and makes a store there as far as `creation` allows it, on the same file
-    /// system as before.
+    /// Opens what the store's path names by now: the same store, which may have been mounted again, or one on the same file
+    /// system as before, which is made as far as `creation` allows it.
     pub(super) fn open_again(&self, creation: Creation) -> Result<()> {
-        directory::expect_file_system(&*self.disk, &self.path, self.file_system)?;
-        *lock(&self.superblock) = open_superblock(&*self.disk, &self.path, creation)?;
+        let Opened { store, file_system, .. } = lock(&self.opened).clone();
+        directory::expect_place(&*self.disk, &self.path, store, file_system)?;
+        let opened = Opened::open(&*self.disk, &self.path, creation)?;
+        *lock(&self.opened) = opened;
         lock(&self.heads).clear();
         lock(&self.counted).clear();
         Ok(())
@@ -207,7 +216,7 @@ impl Root {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Ok(None),
         };
-        let file = Arc::clone(&lock(&self.superblock));
+        let file = lock(&self.opened).superblock.clone();
         let is_locked = file.try_lock();
         let is_locked =
             is_locked.map_err(|error| failed("locking", &self.path.join(names::SUPERBLOCK))(error))?;
@@ -368,10 +377,14 @@ impl Drop for RootLock<'_> {
     }
 }
 
-/// Opens `STORE`, after it was made where it is not there, as far as `creation` allows it.
-fn open_superblock(disk: &dyn Disk, root: &Path, creation: Creation) -> Result<Arc<dyn DiskFile>> {
-    directory::create(disk, root, LayoutKind::Segments, creation)?;
-    directory::expect(disk, root, LayoutKind::Segments)?;
-    let file = root.join(names::SUPERBLOCK);
-    Ok(Arc::from(disk.open(&file, FileAccess::Read).map_err(failed("opening", &file))?))
+impl Opened {
+    /// Opens `STORE`, after it was made where it is not there, as far as `creation` allows it.
+    fn open(disk: &dyn Disk, root: &Path, creation: Creation) -> Result<Self> {
+        directory::create(disk, root, LayoutKind::Segments, creation)?;
+        let store = directory::expect(disk, root, LayoutKind::Segments)?.store;
+        let file = root.join(names::SUPERBLOCK);
+        let superblock = Arc::from(disk.open(&file, FileAccess::Read).map_err(failed("opening", &file))?);
+        let file_system = disk.file_system(root).map_err(failed("asking for the file system of", root))?;
+        Ok(Self { superblock, store, file_system })
+    }
 }

@@ -80,9 +80,9 @@ impl Writer {
         if must_give
             && lock(&self.slots).draining().is_empty()
             && !self.reclaim(&locked)?
-            && let Some(number) = self.least_useful()
+            && let Some(region) = self.least_useful()
         {
-            self.give_up(number)?;
+            self.give_up(&region)?;
             // What was given up is not taken back at once.
             self.is_full.store(true, Ordering::Release);
         }

@@ -52,6 +52,8 @@ struct OwnSegment {
     claimed: u32,
     /// Slots that the system may still write to, whenever. Removing the file does no harm: it lives until then.
     lost: u32,
+    /// Runs of slots to which the last write failed.
+    suspects: Vec<Range<u32>>,
     is_draining: bool,
 }
 
@@ -73,6 +75,8 @@ pub(super) struct Waiting {
 pub(super) enum ClaimEnd {
     /// It may be used again.
     Unused,
+    /// A write to it failed. It may be used again, unless the last write to it failed, too.
+    Failed,
     /// It has a block, or waits for a tombstone.
     Used,
     /// The system may still write to it.
@@ -85,7 +89,16 @@ impl Slots {
         let head = segment.head;
         let free = taken.gaps(head.slots);
         let used = head.slots - free.values().sum::<u32>();
-        let own = OwnSegment { segment, free, used, blocks, claimed: 0, lost: 0, is_draining: true };
+        let own = OwnSegment {
+            segment,
+            free,
+            used,
+            blocks,
+            claimed: 0,
+            lost: 0,
+            suspects: Vec::new(),
+            is_draining: true,
+        };
         self.blocks += u64::from(blocks);
         self.most_blocks += u64::from(head.most_blocks);
         self.segments.insert(head.number, own);
@@ -191,9 +204,15 @@ impl Slots {
         let Some(own) = self.segments.get_mut(&slot.segment) else { return };
         let len = own.segment.head.slots_of(bytes);
         own.claimed = own.claimed.saturating_sub(len);
+        let run = slot.slot..slot.slot + len;
         match end {
             ClaimEnd::Unused => self.give_back(slot, len),
-            ClaimEnd::Used => {}
+            ClaimEnd::Failed if own.forgive(&run) => own.lost += len,
+            ClaimEnd::Failed => {
+                own.suspects.push(run);
+                self.give_back(slot, len);
+            }
+            ClaimEnd::Used => drop(own.forgive(&run)),
             ClaimEnd::Lost => own.lost += len,
         }
     }
@@ -404,6 +423,13 @@ impl Slots {
 impl OwnSegment {
     fn takes_blocks(&self) -> bool {
         !self.is_draining && self.segment.head.is_paged()
+    }
+
+    /// Forgets failures of writes to a run. Returns whether there were any.
+    fn forgive(&mut self, run: &Range<u32>) -> bool {
+        let before = self.suspects.len();
+        self.suspects.retain(|own| own.end <= run.start || run.end <= own.start);
+        self.suspects.len() < before
     }
 }
 

@@ -8,6 +8,7 @@
 use super::{
     checkpoint::record_of,
     failed, lock,
+    room::is_full,
     segment::Segment,
     slots::{ClaimEnd, Waiting},
     writer::{WITHOUT_SUMS, Writer},
@@ -16,20 +17,17 @@ use crate::{
     Error, Result,
     disk::{read_full, write_full},
     format::{BLOCK_LEN, HEADER_LEN, header::BlockHeader, record::Change},
-    index::{Entry, Heat, PlacedBlock, Reuse, Slot},
+    index::{Candidates, Entry, Heat, PlacedBlock, Reuse, Slot},
 };
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
-    io,
+    io, mem,
     ops::Range,
-    sync::{
-        Arc, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, PoisonError, atomic::Ordering},
 };
 
-/// Blocks that are looked through while a store waits.
-const FEW_BLOCKS: u64 = 1 << 18;
+/// Blocks of segments that are kept once they were looked up.
+const MOST_BLOCKS: usize = 1 << 18;
 /// Part of the segments whose blocks are looked up at a time.
 const SEGMENTS_PART: usize = 16;
 /// Stretches that are tried for a block.
@@ -37,21 +35,26 @@ const MOST_STRETCHES: usize = 16;
 /// Bytes that are copied at a time.
 const CHUNK: usize = 1 << 20;
 
-/// The segments that the hand goes through next.
+/// What was looked up of segments.
 #[derive(Debug, Default)]
 pub(super) struct Sweep {
+    /// Those that the hand goes through next.
     regions: VecDeque<Region>,
-    /// Whether there are none, and a store needs some.
-    is_wanted: AtomicBool,
+    /// Those that could be removed, the coldest first.
+    removable: VecDeque<Region>,
+    /// Whether a store has lacked regions that the hand goes through.
+    wants_regions: bool,
+    /// Whether a store has lacked segments to be removed.
+    wants_removable: bool,
 }
 
 /// A segment, and where the hand is in it.
 #[derive(Debug)]
-struct Region {
-    segment: u32,
+pub(super) struct Region {
+    pub(super) segment: u32,
     hand: u32,
     /// Its blocks when they were looked up, by their places. Those that have gone since are told by the index.
-    blocks: Vec<PlacedBlock>,
+    pub(super) blocks: Vec<PlacedBlock>,
 }
 
 /// Part of a segment that is to be emptied, and the blocks in it.
@@ -70,6 +73,9 @@ struct Moved {
     failures: u64,
 }
 
+/// Why a block could not be copied, and what becomes of the place that it was to get.
+type Uncopied = Box<(Error, ClaimEnd)>;
+
 impl Writer {
     /// Empties stretches of segments until there is room for a block of `bytes` bytes. Returns whether there is.
     pub(super) fn clear_place(&self, bytes: u64) -> Result<bool> {
@@ -85,41 +91,83 @@ impl Writer {
     }
 
     /// As [`Writer::clear_place`] in this segment alone.
-    pub(super) fn clear_place_in(&self, segment: u32, bytes: u64) -> Result<bool> {
-        let blocks = self.shared.index.placed(|other| other == segment);
-        let mut region = Region { segment, hand: 0, blocks };
+    pub(super) fn clear_place_in(&self, mut region: Region, bytes: u64) -> Result<bool> {
         // Bounded: what is free may be of no use to the block, and the hand would find it again and again.
         for _ in 0..MOST_STRETCHES {
             let Some(stretch) = self.stretch(&mut region, bytes) else { break };
             self.empty(&stretch)?;
             if lock(&self.slots).has_room(bytes) {
+                // The hand goes on from there.
+                self.keep_regions([region].into());
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// Looks up what goes next, if a store has asked for it.
+    /// Whether a stretch could be emptied for a block of `bytes` bytes: pinned blocks may leave none. Not known where there
+    /// are many blocks.
+    pub(super) fn may_clear(&self, bytes: u64) -> bool {
+        let index = &self.shared.index;
+        let has_pins = index.evictable(Candidates::Anywhere) < index.totals(None).own_slot_bytes;
+        if !has_pins || !self.has_few_blocks() {
+            return true;
+        }
+        let segments: Vec<u32> = lock(&self.slots).all().map(|segment| segment.head.number).collect();
+        self.regions(&segments).iter_mut().any(|region| self.stretch(region, bytes).is_some())
+    }
+
+    /// Whether all blocks may be looked at while a store waits.
+    pub(super) fn has_few_blocks(&self) -> bool {
+        self.shared.index.totals(None).own_blocks <= self.shared.surroundings.few_blocks
+    }
+
+    /// Looks up what goes next, if a store has lacked it.
     pub(super) fn prepare_sweep(&self) {
-        if lock(&self.sweep).is_wanted.swap(false, Ordering::AcqRel) {
-            let regions = self.coldest_regions();
+        let (wants_regions, wants_removable) = {
+            let mut sweep = lock(&self.sweep);
+            (mem::take(&mut sweep.wants_regions), mem::take(&mut sweep.wants_removable))
+        };
+        if wants_regions {
+            let regions = self.coldest_regions(SEGMENTS_PART);
             lock(&self.sweep).regions = regions;
+        }
+        if wants_removable {
+            let removable = self.removable_regions();
+            lock(&self.sweep).removable = removable;
         }
     }
 
+    /// Takes the segments that could be removed when that was last looked up.
+    pub(super) fn removable_regions_before(&self) -> VecDeque<Region> {
+        let mut sweep = lock(&self.sweep);
+        // What has come since it was looked up would be in the way.
+        sweep.wants_removable = true;
+        mem::take(&mut sweep.removable)
+    }
+
+    /// Keeps regions that are of use yet, before those that were looked up, where looking them up takes time.
+    pub(super) fn keep_regions(&self, mut regions: VecDeque<Region>) {
+        if self.has_few_blocks() {
+            return;
+        }
+        let mut sweep = lock(&self.sweep);
+        regions.append(&mut sweep.removable);
+        sweep.removable = regions;
+    }
+
     fn next_stretch(&self, sweep: &mut Sweep, bytes: u64) -> Option<Stretch> {
-        let mut has_looked = false;
+        let mut looks = 0;
         loop {
             if sweep.regions.is_empty() {
-                if std::mem::replace(&mut has_looked, true) {
-                    // All that is there is in use.
+                if !self.has_few_blocks() {
+                    sweep.wants_regions = true;
                     return None;
                 }
-                if self.shared.index.totals(None).own_blocks > FEW_BLOCKS {
-                    sweep.is_wanted.store(true, Ordering::Release);
-                    return None;
-                }
-                sweep.regions = self.coldest_regions();
+                // Where all that is coldest is in use, others may have stretches.
+                let part = [SEGMENTS_PART, 1].get(looks)?;
+                sweep.regions = self.coldest_regions(*part);
+                looks += 1;
             }
             let region = sweep.regions.front_mut()?;
             if let Some(stretch) = self.stretch(region, bytes) {
@@ -129,18 +177,33 @@ impl Writer {
         }
     }
 
-    fn coldest_regions(&self) -> VecDeque<Region> {
+    /// The segments that are worth least: one of so many.
+    fn coldest_regions(&self, part: usize) -> VecDeque<Region> {
         let survey = self.shared.index.survey();
-        let most = survey.len().div_ceil(SEGMENTS_PART).max(1);
+        let most = survey.len().div_ceil(part).max(1);
         let order: Vec<u32> = survey.into_iter().map(|worth| worth.segment).take(most).collect();
-        let chosen: HashSet<u32> = order.iter().copied().collect();
+        self.regions(&order)
+    }
+
+    /// Segments with their blocks: as many of the first as have few blocks together, but at least one.
+    pub(super) fn regions(&self, segments: &[u32]) -> VecDeque<Region> {
+        let chosen: HashSet<u32> = segments.iter().copied().collect();
         let mut blocks = BTreeMap::<u32, Vec<PlacedBlock>>::new();
         for block in self.shared.index.placed(|segment| chosen.contains(&segment)) {
             blocks.entry(block.slot.segment).or_default().push(block);
         }
-        let region =
-            |segment| Region { segment, hand: 0, blocks: blocks.remove(&segment).unwrap_or_default() };
-        order.into_iter().map(region).collect()
+        let mut count = 0;
+        let is_few = |region: &Region| {
+            let is_first = count == 0;
+            count += region.blocks.len();
+            is_first || count <= MOST_BLOCKS
+        };
+        let region = |segment: &u32| Region {
+            segment: *segment,
+            hand: 0,
+            blocks: blocks.remove(segment).unwrap_or_default(),
+        };
+        segments.iter().map(region).take_while(is_few).collect()
     }
 
     /// The next stretch of a segment that holds a block of `bytes` bytes, and in which no block is in use.
@@ -187,9 +250,8 @@ impl Writer {
         let heats = self.shared.index.heat(&stretch.blocks);
         let hot = stretch.blocks.iter().zip(heats).filter(|(_, heat)| *heat == Some(Heat::Hot));
         let hot: Vec<PlacedBlock> = hot.map(|(block, _)| *block).collect();
-        if let Err(error) = self.carry_over(&hot, stretch) {
-            tracing::debug!(%error, "hot blocks go with the others");
-        }
+        // Where the log takes no records, no block goes in vain.
+        self.carry_over(&hot, stretch)?;
         self.bury(|| {
             let gone = self.shared.index.evict_placed(&stretch.blocks);
             self.shared.observed.evicted(&gone);
@@ -217,8 +279,9 @@ impl Writer {
             let Some((segment, slot)) = taken else { continue };
             let failures = segment.failures();
             let copy = Entry { slot, sequence, ..entry };
-            if let Err(error) = self.copy(block, &copy, &segment) {
-                lock(&self.slots).end_claim(slot, copy.slot_bytes, ClaimEnd::Unused);
+            if let Err(uncopied) = self.copy(block, &copy, &segment) {
+                let (error, end) = *uncopied;
+                lock(&self.slots).end_claim(slot, copy.slot_bytes, end);
                 tracing::debug!(%error, "a block is not carried over");
                 continue;
             }
@@ -243,6 +306,14 @@ impl Writer {
             .map(|moved| Change::Commit(record_of(moved.block.fingerprint, &moved.entry)))
             .collect();
         let appended = self.log.append(&commits, self.sync_mode());
+        if appended.is_err() {
+            // The records of the copies may be on the disk, and their tombstones are those of the blocks, too.
+            let blocks: Vec<PlacedBlock> = there.iter().map(|moved| moved.block).collect();
+            let gone = index.evict_placed(&blocks);
+            self.shared.observed.evicted(&gone);
+            self.shared.gone(&gone);
+            gone.iter().for_each(|gone| self.bury_later(gone.fingerprint, &gone.entry, gone.reuse));
+        }
         for Moved { block, entry, .. } in there {
             lock(&self.slots).end_claim(entry.slot, entry.slot_bytes, ClaimEnd::Used);
             let relocated = if appended.is_ok() { index.relocate(&block, &entry) } else { None };
@@ -260,15 +331,20 @@ impl Writer {
         appended
     }
 
-    /// Copies the bytes of a block, under the header of its new place.
-    fn copy(&self, block: &PlacedBlock, copy: &Entry, to: &Segment) -> Result<()> {
+    /// Copies the bytes of a block, under the header of its new place. An error comes with what becomes of that place.
+    fn copy(&self, block: &PlacedBlock, copy: &Entry, to: &Segment) -> Result<(), Uncopied> {
         let source = self.shared.segment(0, block.slot.segment);
         let offsets = source.as_ref().and_then(|source| source.head.offset(block.slot.slot));
         let (Some(source), Some(from), Some(into)) = (source, offsets, to.head.offset(copy.slot.slot)) else {
-            return Err(Error::Internal(format!("{:?} is in no segment", block.slot)));
+            let nowhere = Error::Internal(format!("{:?} is in no segment", block.slot));
+            return Err(Box::new((nowhere, ClaimEnd::Unused)));
         };
-        let reading = |error| failed("reading", source.data.path())(error);
-        let writing = |error| failed("writing to", to.data.path())(error);
+        let reading = |error| Box::new((failed("reading", source.data.path())(error), ClaimEnd::Unused));
+        let writing = |error| {
+            let error = failed("writing to", to.data.path())(error);
+            let end = if is_full(&error) { ClaimEnd::Unused } else { ClaimEnd::Failed };
+            Box::new((error, end))
+        };
         let cut_short = || io::Error::from(io::ErrorKind::UnexpectedEof);
         let mut header = vec![0; HEADER_LEN];
         read_full(&*source.file, &mut header, from).map_err(reading)?;
@@ -308,7 +384,7 @@ impl Writer {
             failed.contains(&moved.entry.slot.segment) || moved.segment.failures() != moved.failures
         };
         for lost in moved.extract_if(.., is_lost) {
-            lock(&self.slots).end_claim(lost.entry.slot, lost.entry.slot_bytes, ClaimEnd::Unused);
+            lock(&self.slots).end_claim(lost.entry.slot, lost.entry.slot_bytes, ClaimEnd::Failed);
         }
     }
 }

@@ -31,14 +31,14 @@ use crate::{
         BLOCK_LEN, HEADER_LEN,
         record::{BlockRecord, ProvenFrom, Sums},
     },
-    index::{Entry, Slot},
+    index::{Entry, Removed, Slot},
 };
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, RwLock,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -125,6 +125,14 @@ impl Writer {
         Ok(has_lease && self.shared.root.is_there()?)
     }
 
+    /// An error once its directory is not where it was: none of its blocks would be found.
+    pub(super) fn check_here(&self) -> Result<()> {
+        match self.is_gone.load(Ordering::Acquire) {
+            true => Err(failed("looking for", &self.directory)(io::ErrorKind::NotFound.into())),
+            false => Ok(()),
+        }
+    }
+
     /// Checks, after a group was written, that it is where it is looked for: an error if its directory or its log is not.
     /// Returns segments that are not.
     pub(super) fn check_there<'a>(
@@ -160,6 +168,8 @@ impl Writer {
         };
         if !missing.is_empty() {
             let is_it = |entry: &Entry| entry.is_own() && missing.contains(&entry.slot.segment);
+            // A commit that has found its segment shows its block first.
+            let _alone = self.publishing.write().unwrap_or_else(PoisonError::into_inner);
             let gone = self.shared.index.remove_all(|_, entry, _| is_it(entry));
             self.shared.observed.evicted(&gone);
             self.shared.gone(&gone);
@@ -178,6 +188,18 @@ impl Writer {
             self.checkpoint()?;
         }
         Ok(())
+    }
+
+    /// Writes no more, since its directory is not where it was, and removes its blocks from the index. Returns them.
+    pub(super) fn leave(&self) -> Vec<Removed> {
+        // A checkpoint that has begun has all blocks. A commit that has begun shows its blocks first; later ones fail.
+        let _checkpoints = lock(&self.checkpoints);
+        let _alone = self.publishing.write().unwrap_or_else(PoisonError::into_inner);
+        self.is_gone.store(true, Ordering::Release);
+        let gone = self.shared.index.remove_all(|_, entry, _| entry.is_own());
+        self.shared.observed.evicted(&gone);
+        self.shared.gone(&gone);
+        gone
     }
 
     pub(super) fn check_open(&self) -> Result<()> {

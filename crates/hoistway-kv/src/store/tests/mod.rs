@@ -243,6 +243,30 @@ fn an_error_of_the_system_does_not_remove_a_block() {
 }
 
 #[test]
+fn a_block_is_given_up_when_the_drive_fails_twice_with_no_success_in_between() {
+    let bench = bench(|_| {});
+    let fail = |errno: i32| {
+        bench.transfers.fail_next(errno);
+        assert!(matches!(bench.get("a", 0), Status::Io(_)));
+    };
+    for errno in [libc::EIO, libc::ENODATA] {
+        bench.put("a");
+        for _ in 0..3 {
+            fail(errno);
+            assert_eq!(bench.get("a", 0), Status::Ok, "it was read since");
+        }
+        fail(errno);
+        assert_eq!(bench.namespace.delete(&["a"]).unwrap(), 1);
+        bench.put("a");
+        fail(errno);
+        assert_eq!(bench.get("a", 0), Status::Ok, "it was stored again");
+        fail(errno);
+        fail(errno);
+        assert_eq!(bench.get("a", 0), Status::Miss);
+    }
+}
+
+#[test]
 fn a_block_that_was_removed_before_its_file_was_opened_is_a_miss_and_no_error() {
     let bench = bench(|_| {});
     bench.put("a");
@@ -255,14 +279,15 @@ fn a_block_that_was_removed_before_its_file_was_opened_is_a_miss_and_no_error() 
 #[test]
 fn a_store_that_fails_can_be_repeated() {
     let bench = bench(|_| {});
-    for (errno, status, free, why) in [
-        (libc::EROFS, Status::Io(libc::EROFS), 4, "the place is given back"),
-        (libc::EIO, Status::Io(libc::EIO), 3, "the place is bad"),
-        (libc::ENOSPC, Status::Dropped(DropReason::NoRoom), 2, "there is no place"),
+    for (errno, status, free, failed, why) in [
+        (libc::EROFS, Status::Io(libc::EROFS), 4, 0, "the place is given back"),
+        (libc::ENOSPC, Status::Dropped(DropReason::NoRoom), 4, 0, "the disk is full, not the place bad"),
+        (libc::EIO, Status::Io(libc::EIO), 4, 1, "the place may be bad"),
+        (libc::ENODATA, Status::Io(libc::ENODATA), 3, 1, "the place is bad"),
     ] {
         bench.transfers.fail_next(errno);
         assert_eq!(end(&bench.store_shard("a", 0, 1).0).items, [status]);
-        assert_eq!(bench.layout.free(), free, "{why}");
+        assert_eq!((bench.layout.free(), lock(&bench.layout.state).failed), (free, failed), "{why}");
     }
     end(&bench.store_shard("b", 0, 2).0);
     bench.transfers.fail_next(libc::EIO);
@@ -614,10 +639,14 @@ fn loads_that_wait_begin_together() {
     let bench = bench(|options| options.max_in_flight_bytes = 16 * SHARD as u64);
     bench.put("a");
     bench.transfers.submitted();
+    // None ends before all others wait.
+    bench.transfers.hold(Some(Direction::Read));
     let memory = Arc::new(vec![0; SHARD]);
     let items = (0..64).map(|_| item("a", 0, &memory)).collect();
     // SAFETY: the request keeps the memory, and the test does not read it before the request ends.
     let ticket = unsafe { bench.namespace.load(request(items, &memory, 1)) }.unwrap();
+    assert_eq!(bench.store.stats().unwrap().queued_loads, 48);
+    bench.transfers.hold(None);
     assert!(end(&ticket).is_ok());
     let submitted = bench.transfers.submitted();
     assert_eq!(submitted.iter().sum::<usize>(), 64);

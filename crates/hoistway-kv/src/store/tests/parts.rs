@@ -51,6 +51,8 @@ pub(super) struct State {
     /// Whether the owner of all places has given them to others since they were found.
     pub(super) has_moved: bool,
     pub(super) condemned: u64,
+    /// Claims that were given up after a write to their places failed.
+    pub(super) failed: u64,
     /// Whether all blocks are another process's.
     pub(super) is_others: bool,
     /// How often blocks were listed.
@@ -176,6 +178,11 @@ impl Layout for Slots {
         }
         drop(state);
         blocks.iter().map(|_| Ok(())).collect()
+    }
+
+    fn fail(&self, claim: Claim) {
+        lock(&self.state).failed += 1;
+        drop(claim);
     }
 
     fn lose(&self, claim: Claim) {

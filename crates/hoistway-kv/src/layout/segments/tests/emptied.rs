@@ -157,3 +157,55 @@ fn readers_forget_what_was_removed_and_find_what_comes() {
     reader.maintain().unwrap();
     assert_eq!(bench.found(&reader, &["a", "b"]), [false, true]);
 }
+
+#[test]
+fn a_store_that_is_mounted_again_under_another_number_is_the_same() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    let mut unmounted = bench.disk.unmount(&bench.options.root);
+    store.maintain().unwrap_err();
+    // As file systems over a network, and btrfs, are.
+    unmounted.file_system = 77;
+    bench.disk.mount(unmounted);
+    store.maintain().unwrap();
+    store.maintain().unwrap();
+    bench.put_all(&store, &["b"]);
+    assert_eq!(bench.found(&store, &["a", "b"]), [true, true]);
+    // It is noticed again when that goes.
+    bench.disk.unmount(&bench.options.root);
+    assert!(store.maintain().unwrap_err().to_string().contains("another file system"));
+    assert!(bench.files("/store/").is_empty());
+}
+
+#[test]
+fn a_block_that_is_committed_after_its_directory_was_gone_is_refused_although_that_is_back() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["a"]);
+    let Reservation::Claimed(claim) = bench.reserve(&store, "b").unwrap() else { panic!() };
+    let written = bench.write(claim, &content("b", LEN));
+    let unmounted = bench.disk.unmount(&bench.options.root);
+    store.maintain().unwrap_err();
+    bench.disk.mount(unmounted);
+    store.commit(vec![written]).pop().unwrap().unwrap_err();
+    let mut found = [false];
+    store.contains(NAMESPACE, &[(b"b", fingerprint("b"))], &mut found);
+    assert_eq!(found, [false], "it could not be read");
+}
+
+#[test]
+fn threads_that_find_their_directory_gone_at_the_same_time_go_on_in_one() {
+    let bench = Bench::new();
+    let store = Arc::new(bench.open());
+    bench.put_all(&store, &["a"]);
+    bench.disk.empty(&bench.options.root);
+    bench.disk.during_next_sync({
+        let store = store.clone();
+        move || store.maintain().unwrap()
+    });
+    store.maintain().unwrap();
+    assert_eq!(bench.files("LEASE").len(), 1);
+    bench.put_all(&store, &["b"]);
+    assert_eq!(bench.found(&store, &["a", "b"]), [false, true]);
+}

@@ -34,6 +34,8 @@ struct Bench {
     /// Milliseconds of the monotonic clock, which goes on by one whenever it is asked.
     elapsed: Arc<AtomicU64>,
     ids: Arc<AtomicU64>,
+    /// Most blocks that are looked through while a store waits.
+    few_blocks: u64,
 }
 
 impl Bench {
@@ -49,6 +51,7 @@ impl Bench {
             now: Arc::new(AtomicU32::new(1000)),
             elapsed: Arc::new(AtomicU64::new(1)),
             ids: Arc::new(AtomicU64::new(1)),
+            few_blocks: FEW_BLOCKS,
         }
     }
 
@@ -58,6 +61,7 @@ impl Bench {
             clock: Box::new(move || now.load(Ordering::Relaxed)),
             monotonic: Arc::new(move || Duration::from_millis(elapsed.fetch_add(1, Ordering::Relaxed))),
             new_id: Box::new(move || Uuid::from_u128(ids.fetch_add(1, Ordering::Relaxed).into())),
+            few_blocks: self.few_blocks,
         };
         let store = Segments::open_on(Arc::new(self.disk.clone()), &self.options, surroundings)?;
         store.open_namespace(NAMESPACE, "{}", NamespaceOptions::default())?;

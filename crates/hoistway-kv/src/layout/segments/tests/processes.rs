@@ -418,21 +418,36 @@ fn blocks_that_another_process_uses_stay() {
     assert!(bench.disk.most_used() <= bench.options.capacity_bytes.unwrap());
 }
 
-#[test]
-fn a_torn_heat_file_is_passed_over() {
-    let bench = Bench::new();
+/// Whether two blocks stay in a full store that another process has used, and has said so in a file that is torn or not.
+fn stay_if_used(is_torn: bool) -> [bool; 2] {
+    let mut bench = Bench::new();
+    // Ten blocks, and no room for a part of another.
+    bench.options.segment_bytes = Some(31 << 12);
     let (owner, user) = (bench.open(), bench.open());
-    bench.put_all(&owner, &["a"]);
+    let used = ["a", "b"];
+    bench.put_all(&owner, &used);
     user.maintain().unwrap();
-    user.touch(&[fingerprint("a")]);
+    user.touch(&used.map(fingerprint));
     bench.elapsed.fetch_add(1000, Ordering::Relaxed);
     user.maintain().unwrap();
-    bench.disk.flip(&bench.file("HEAT"), 8 * 70);
+    if is_torn {
+        // In the first of the two.
+        bench.disk.flip(&bench.file("HEAT"), 8 * 70);
+    }
     bench.elapsed.fetch_add(1000, Ordering::Relaxed);
     owner.maintain().unwrap();
-    assert!(bench.has(&owner, "a"));
-    drop((owner, user));
-    bench.open().maintain().unwrap();
+    let mut number = 0;
+    while owner.usage().evicted_blocks < 20 {
+        assert_eq!(bench.put(&owner, &format!("{number}")).unwrap(), Put::Done);
+        number += 1;
+    }
+    used.map(|key| bench.has(&owner, key))
+}
+
+#[test]
+fn a_torn_heat_file_is_passed_over() {
+    assert_eq!(stay_if_used(false), [true, true]);
+    assert_eq!(stay_if_used(true), [false, false]);
 }
 
 #[test]
@@ -491,4 +506,52 @@ fn a_quota_holds_for_all_processes_together() {
         stores.iter().map(|store| store.shared.index.totals(None).own_slot_bytes).collect();
     assert!(totals.iter().sum::<u64>() <= QUOTA, "{totals:?}");
     assert!(totals.iter().all(|bytes| *bytes >= QUOTA / 4), "each has its part: {totals:?}");
+}
+
+#[test]
+fn processes_that_have_ended_have_no_part_of_a_quota() {
+    const QUOTA: u64 = 240 << 10;
+    let mut bench = Bench::new();
+    bench.options.capacity_bytes = Some(8 << 20);
+    let mut stores = Vec::from([(); 3].map(|()| bench.open()));
+    let options = NamespaceOptions { quota_bytes: Some(QUOTA), ttl: None };
+    let put = |store: &Segments, count: u32, round: &str| {
+        store.open_namespace(NAMESPACE, "{}", options).unwrap();
+        for number in 0..count {
+            store.maintain().unwrap();
+            assert_eq!(bench.put(store, &format!("{round} {number}")).unwrap(), Put::Done);
+        }
+        store.shared.index.totals(None).own_slot_bytes
+    };
+    for (place, store) in stores.iter().enumerate() {
+        put(store, 30, &format!("{place}"));
+    }
+    let left = stores.pop().unwrap();
+    let alive = put(&left, 40, "beside others");
+    assert!(alive <= QUOTA * 2 / 3, "{alive}");
+    // One ends as it should, and one is killed.
+    stores.pop().unwrap().close().unwrap();
+    drop(stores);
+    bench.now.fetch_add(61, Ordering::Relaxed);
+    let alone = put(&left, 40, "alone");
+    assert!(alone > QUOTA * 9 / 10 && alone <= QUOTA, "{alone}");
+}
+
+#[test]
+fn a_directory_that_another_process_takes_over_as_it_is_made_is_made_again() {
+    let bench = Bench::new();
+    drop(bench.open());
+    // The process that has the lock of the root looks whether the writer lives, which has just made its directory.
+    let root = bench.disk.open(&bench.file("STORE"), crate::disk::FileAccess::Read).unwrap();
+    assert!(root.try_lock().unwrap());
+    let id = Uuid::from_u128(bench.ids.load(Ordering::Relaxed).into());
+    let next = WriterDirectory::new(&bench.options.root, id);
+    bench.disk.create_directory(&next.path).unwrap();
+    let path = next.path.join("LEASE");
+    let lease = bench.disk.open(&path, crate::disk::FileAccess::CreateNew).unwrap();
+    assert!(lease.try_lock().unwrap());
+    let store = bench.open();
+    assert_ne!(store.writer().unwrap().directory, next.path);
+    drop(root);
+    bench.put_all(&store, &["a"]);
 }

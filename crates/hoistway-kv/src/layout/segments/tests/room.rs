@@ -458,3 +458,297 @@ fn a_place_that_failed_is_not_chosen_again_and_its_segment_goes_in_time() {
     assert!(store.usage().blocks > 30);
     bench.put_all(&store, &["good"]);
 }
+
+#[test]
+fn a_place_is_given_up_when_two_writes_to_it_fail_one_after_the_other() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["first"]);
+    let slots = store.writer().unwrap();
+    let lost = || {
+        let slots = lock(&slots.slots);
+        slots.total() - slots.used() - slots.free()
+    };
+    let claim = |key: &str| match bench.reserve(&store, key).unwrap() {
+        Reservation::Claimed(claim) => claim,
+        other => panic!("{other:?}"),
+    };
+    let place = |claim: &Claim| (claim.place.file.path().to_owned(), claim.place.payload);
+    let failed = claim("a");
+    let bad = place(&failed);
+    store.fail(failed);
+    assert_eq!(lost(), 0, "the failure may pass");
+    // A store that does not write to it says nothing of it.
+    drop(claim("b"));
+    let again = claim("c");
+    assert_eq!(place(&again), bad);
+    let written = bench.write(again, &content("c", LEN));
+    store.commit(vec![written]).pop().unwrap().unwrap();
+    assert_eq!(store.delete(NAMESPACE, &[(b"c", fingerprint("c"))]).unwrap(), 1);
+    for (failures, expected) in [(1, 0), (2, 3)] {
+        let failed = claim("d");
+        assert_eq!(place(&failed), bad);
+        store.fail(failed);
+        assert_eq!(lost(), expected, "after {failures} failures since it was good");
+    }
+    assert_ne!(place(&claim("e")), bad);
+}
+
+/// A store that is full of blocks, of which so many are pinned.
+fn full_store(bench: &Bench, is_pinned: impl Fn(u32) -> bool) -> Segments {
+    let store = bench.open();
+    (0..100).for_each(|number| assert_eq!(bench.put(&store, &format!("{number}")).unwrap(), Put::Done));
+    for number in (0..100).filter(|number| is_pinned(*number)) {
+        store.pin(fingerprint(&format!("{number}")));
+    }
+    store.maintain().unwrap();
+    // What is free is used.
+    let mut number = 0;
+    while lock(&store.writer().unwrap().slots).has_room(LEN as u64 + 4096) {
+        let key = format!("filler {number}");
+        assert_eq!(bench.put(&store, &key).unwrap(), Put::Done);
+        if is_pinned(number) {
+            store.pin(fingerprint(&key));
+        }
+        number += 1;
+    }
+    store
+}
+
+#[test]
+fn a_store_that_is_refused_evicts_nothing() {
+    let bench = Bench::new();
+    // Pinned blocks leave no stretch.
+    let store = full_store(&bench, |number| number % 4 == 0);
+    let before = store.usage();
+    for number in 0..10 {
+        let put = bench.put_len(&store, &format!("large {number}"), 12 * LEN).unwrap();
+        assert_eq!(put, Put::Dropped(DropReason::NoRoom));
+    }
+    assert_eq!((store.usage().blocks, store.usage().evicted_blocks), (before.blocks, before.evicted_blocks));
+    // But for the pinned ones, there is room for small ones.
+    assert_eq!(bench.put(&store, "small").unwrap(), Put::Done);
+    // All are pinned.
+    let bench = Bench::new();
+    let store = full_store(&bench, |_| true);
+    let before = store.usage();
+    assert_eq!(bench.put(&store, "a").unwrap(), Put::Dropped(DropReason::NoRoom));
+    assert_eq!((store.usage().blocks, store.usage().evicted_blocks), (before.blocks, before.evicted_blocks));
+}
+
+#[test]
+fn a_quota_that_cannot_be_kept_evicts_nothing() {
+    let bench = Bench::new();
+    let store = bench.open();
+    let options = NamespaceOptions { quota_bytes: Some(120 << 10), ttl: None };
+    store.open_namespace(NAMESPACE, "{}", options).unwrap();
+    let keys: Vec<String> = (0..10).map(|number| format!("{number}")).collect();
+    keys.iter().for_each(|key| assert_eq!(bench.put(&store, key).unwrap(), Put::Done));
+    assert_eq!(bench.put_len(&store, "large", 15 * LEN).unwrap(), Put::Dropped(DropReason::Quota));
+    assert_eq!(store.usage().evicted_blocks, 0, "it is larger than the quota");
+    keys[..8].iter().for_each(|key| assert!(store.pin(fingerprint(key))));
+    assert_eq!(bench.put_len(&store, "medium", 4 * LEN).unwrap(), Put::Dropped(DropReason::Quota));
+    assert_eq!(store.usage().evicted_blocks, 0, "too much is pinned");
+    assert_eq!(bench.put(&store, "small").unwrap(), Put::Done);
+    assert_eq!(store.usage().evicted_blocks, 1);
+}
+
+#[test]
+fn a_store_that_waits_looks_through_few_blocks_only() {
+    let mut bench = Bench::new();
+    bench.disk = SimulatedDisk::new(7, 1 << 30);
+    bench.options.capacity_bytes = Some(32 << 20);
+    bench.options.segment_bytes = None;
+    bench.few_blocks = 0;
+    let store = bench.open();
+    for number in 0..250 {
+        bench.put_hollow(&store, &format!("small {number}"), 124 << 10);
+    }
+    let mut done = 0;
+    for number in 0..12 {
+        let before = store.shared.index.walks();
+        let put = bench.put_len(&store, &format!("large {number}"), 6 << 20).unwrap();
+        done += usize::from(put == Put::Done);
+        for small in 0..4 {
+            bench.put_len(&store, &format!("small {number} {small}"), 24 << 10).unwrap();
+        }
+        assert_eq!(store.shared.index.walks(), before, "the housekeeping looks through all blocks");
+        store.maintain().unwrap();
+        store.maintain().unwrap();
+    }
+    assert!(done >= 8, "{done} of 12 large blocks are stored");
+    let found = (0..12).filter(|number| bench.find(&store, &format!("large {number}")).is_some()).count();
+    assert!(found >= 3, "{found}");
+    assert!(bench.disk.most_used() <= 32 << 20);
+}
+
+/// A store with hot blocks in one segment, and room in another. Returns it with that segment's blocks.
+fn with_hot_blocks(bench: &Bench) -> (Segments, Vec<String>, sweep::Region) {
+    let store = bench.open();
+    let hot: Vec<String> = (0..8).map(|number| format!("hot {number}")).collect();
+    // Which is no use of it.
+    let segment_of = |key: &str| store.shared.index.peek(&fingerprint(key)).unwrap().slot.segment;
+    for key in &hot {
+        assert_eq!(bench.put(&store, key).unwrap(), Put::Done);
+    }
+    let first = segment_of("hot 0");
+    // Into another segment, and out of it again.
+    let others: Vec<String> = (0..12).map(|number| format!("other {number}")).collect();
+    for key in &others {
+        assert_eq!(bench.put(&store, key).unwrap(), Put::Done);
+    }
+    for key in others.iter().filter(|key| segment_of(key) != first) {
+        store.delete(NAMESPACE, &[(key.as_bytes(), fingerprint(key))]).unwrap();
+    }
+    let prints: Vec<Fingerprint> = hot.iter().map(|key| fingerprint(key)).collect();
+    (0..4).for_each(|_| store.touch(&prints));
+    let region = store.writer().unwrap().regions(&[first]).pop_front().unwrap();
+    (store, hot, region)
+}
+
+#[test]
+fn blocks_are_moved_out_of_a_stretch_that_is_emptied() {
+    let bench = Bench::new();
+    let (store, hot, region) = with_hot_blocks(&bench);
+    assert!(store.writer().unwrap().clear_place_in(region, 13 * LEN as u64).unwrap());
+    assert!(hot.iter().all(|key| bench.has(&store, key)));
+    drop(store);
+    bench.disk.crash();
+    let store = bench.open();
+    assert!(hot.iter().all(|key| bench.has(&store, key)));
+    assert_eq!(store.usage().lost_on_recovery, 0);
+}
+
+#[test]
+fn a_log_that_fails_while_blocks_are_moved_costs_no_other_blocks() {
+    for seed in 0..8 {
+        let mut bench = Bench::new();
+        bench.disk = SimulatedDisk::new(seed, 64 << 20);
+        let (store, hot, region) = with_hot_blocks(&bench);
+        let contains = |key: &str| {
+            let mut found = [false];
+            store.contains(NAMESPACE, &[(key.as_bytes(), fingerprint(key))], &mut found);
+            found[0]
+        };
+        let cold: Vec<String> =
+            (0..12).map(|number| format!("other {number}")).filter(|key| contains(key)).collect();
+        assert!(!cold.is_empty());
+        bench.fail(Operation::Sync, "idx-", 1, Errno::IO);
+        store.writer().unwrap().clear_place_in(region, 13 * LEN as u64).unwrap_err();
+        assert!(cold.iter().all(|key| contains(key)), "nothing goes in vain");
+        store.maintain().unwrap();
+        bench.put_all(&store, &["after"]);
+        let found = |store: &Segments| -> Vec<bool> {
+            hot.iter().chain(&cold).map(|key| bench.has(store, key)).collect()
+        };
+        let before = found(&store);
+        drop(store);
+        bench.disk.crash();
+        let store = bench.open();
+        assert_eq!(found(&store), before, "seed {seed}: what is found is found after a crash");
+        assert_eq!(store.usage().lost_on_recovery, 0);
+    }
+}
+
+#[test]
+fn places_that_copies_fail_to_get_are_not_tried_again_and_again() {
+    let bench = Bench::new();
+    let (store, _, region) = with_hot_blocks(&bench);
+    bench.fail(Operation::Write, "seg-", u32::MAX, Errno::IO);
+    let writer = store.writer().unwrap();
+    assert!(writer.clear_place_in(region, 13 * LEN as u64).unwrap());
+    bench.disk.end_faults();
+    let slots = lock(&writer.slots);
+    assert!(slots.total() > slots.used() + slots.free(), "places that failed twice are lost");
+}
+
+#[test]
+fn copies_are_synced_only_if_the_blocks_were() {
+    let mut bench = Bench::new();
+    bench.options.durability = Durability::None;
+    let (store, hot, region) = with_hot_blocks(&bench);
+    let segment = region.segment;
+    drop((store, region));
+    // Killed: nothing says that its blocks were synced.
+    bench.options.durability = Durability::Sync;
+    let store = bench.open();
+    bench.put_all(&store, &["proven"]);
+    let all: Vec<&str> = hot.iter().map(String::as_str).chain(["proven"]).collect();
+    let prints: Vec<Fingerprint> = all.iter().map(|key| fingerprint(key)).collect();
+    (0..4).for_each(|_| store.touch(&prints));
+    let is_proven = |key: &str| bench.find(&store, key).map(|found| found.is_proven);
+    assert_eq!((is_proven("hot 0"), is_proven("proven")), (Some(false), Some(true)));
+    let writer = store.writer().unwrap();
+    for number in [segment, segment + 1] {
+        for region in writer.regions(&[number]) {
+            writer.clear_place_in(region, 13 * LEN as u64).unwrap();
+        }
+    }
+    assert!(hot.iter().all(|key| is_proven(key) != Some(true)), "no sync covers them");
+    assert_eq!(is_proven("proven"), Some(true));
+}
+
+#[test]
+fn a_store_that_begins_while_its_older_block_is_moved_is_the_newer_one() {
+    let mut bench = Bench::new();
+    bench.options.segment_bytes = Some(128 << 10);
+    let bench = Arc::new(bench);
+    let store = Arc::new(bench.open());
+    let ttl = NamespaceOptions::default().ttl(Duration::from_secs(60));
+    store.open_namespace(NAMESPACE, "{}", ttl).unwrap();
+    bench.put_all(&store, &["a"]);
+    let found = bench.find(&store, "a").unwrap();
+    let segment = found.token.downcast_ref::<FoundToken>().unwrap().entry.slot.segment;
+    drop(found);
+    store.open_namespace(NAMESPACE, "{}", NamespaceOptions::default()).unwrap();
+    for number in 0..20 {
+        bench.put_all(&store, &[&format!("{number}")]);
+    }
+    (0..4).for_each(|_| store.touch(&[fingerprint("a")]));
+    let writer = store.writer().unwrap();
+    let region = writer.regions(&[segment]).pop_front().unwrap();
+    let newer = content("newer", LEN);
+    let claimed = Arc::new(Mutex::new(None));
+    bench.disk.during_next_sync({
+        let (bench, store, newer, claimed) = (bench.clone(), store.clone(), newer.clone(), claimed.clone());
+        move || {
+            // The older one is expired by now, so that it may be stored again.
+            bench.now.fetch_add(100, Ordering::Relaxed);
+            let Reservation::Claimed(claim) = bench.reserve(&store, "a").unwrap() else { panic!() };
+            *lock(&claimed) = Some(bench.write(claim, &newer));
+        }
+    });
+    writer.clear_place_in(region, 2 * LEN as u64).unwrap();
+    let written = lock(&claimed).take().expect("the copy was synced");
+    store.commit(vec![written]).pop().unwrap().unwrap();
+    drop((writer, store));
+    let store = bench.open();
+    let found = bench.find(&store, "a").expect("the newer one is there");
+    assert_eq!(bench.disk.read(found.place.file.path(), found.place.payload, LEN).unwrap(), newer);
+}
+
+#[test]
+fn a_segment_whose_room_no_block_may_take_is_left_in_time() {
+    let bench = Bench::new();
+    let store = bench.open();
+    // The segment is made for few blocks.
+    assert_eq!(bench.put_len(&store, "large", 12 * LEN).unwrap(), Put::Done);
+    assert_eq!(store.delete(NAMESPACE, &[(b"large", fingerprint("large"))]).unwrap(), 1);
+    let writer = store.writer().unwrap();
+    let mut claims = Vec::new();
+    while lock(&writer.slots).has_room(4096) {
+        let Reservation::Claimed(claim) =
+            bench.reserve_len(&store, &format!("{}", claims.len()), 100).unwrap()
+        else {
+            panic!()
+        };
+        claims.push(claim);
+    }
+    assert!(lock(&writer.slots).free() > 4, "there is room, but records of more blocks have none");
+    let region = writer.regions(&[1]).pop_front().unwrap();
+    let (ended, end) = std::sync::mpsc::channel();
+    let own = writer.clone();
+    std::thread::spawn(move || ended.send(own.clear_place_in(region, 4096)));
+    let made = end.recv_timeout(Duration::from_secs(60)).expect("the hand goes round and round");
+    assert!(!made.unwrap());
+}
