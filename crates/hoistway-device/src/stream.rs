@@ -140,7 +140,7 @@ impl CopyStream {
         while let Some(first) = left.first() {
             let rows = rows(left);
             let count = if rows.count < FEWEST_ROWS { 1 } else { rows.count };
-            work.push(host_copy(direction, first, count, rows.pitch));
+            work.push(host_copy(direction, first, count, &rows));
             left = &left[count..];
         }
         // SAFETY: passed on.
@@ -411,9 +411,9 @@ fn copy_clusters(slot: Address, segments: &[(Kernel, Segment)], scratch: u64, wo
 }
 
 /// A copy of `count` pieces from `first` on, which are rows if there are several.
-fn host_copy(direction: CopyDirection, first: &HostCopy, count: usize, pitch: usize) -> Work {
-    let host = (Address::Host(ptr::with_exposed_provenance_mut(first.host)), first.len as u64);
-    let device = (Address::Device(first.device), pitch as u64);
+fn host_copy(direction: CopyDirection, first: &HostCopy, count: usize, rows: &Rows) -> Work {
+    let host = (Address::Host(ptr::with_exposed_provenance_mut(first.host)), rows.host_pitch as u64);
+    let device = (Address::Device(first.device), rows.pitch as u64);
     let ((from, from_pitch), (to, to_pitch)) = match direction {
         CopyDirection::ToHost => (device, host),
         CopyDirection::ToDevice => (host, device),
@@ -425,28 +425,33 @@ fn host_copy(direction: CopyDirection, first: &HostCopy, count: usize, pitch: us
     }
 }
 
-/// The first of several copies, as rows: of one length, side by side on the host, at one distance on the device.
+/// The first of several copies, as rows: of one length, at one distance on the host, and at one on the device.
 #[derive(Debug, PartialEq, Eq)]
 struct Rows {
     count: usize,
+    host_pitch: usize,
     pitch: usize,
 }
 
+impl Rows {
+    const NONE: Self = Self { count: 1, host_pitch: 0, pitch: 0 };
+}
+
 fn rows(copies: &[HostCopy]) -> Rows {
-    let [first, second, ..] = copies else { return Rows { count: copies.len(), pitch: 0 } };
-    let Some(pitch) = second.device.checked_sub(first.device).and_then(|pitch| usize::try_from(pitch).ok())
-    else {
-        return Rows { count: 1, pitch: 0 };
+    let [first, second, ..] = copies else { return Rows::NONE };
+    let pitch = second.device.checked_sub(first.device).and_then(|pitch| usize::try_from(pitch).ok());
+    let (Some(host_pitch), Some(pitch)) = (second.host.checked_sub(first.host), pitch) else {
+        return Rows::NONE;
     };
-    if pitch < first.len || pitch > MAX_PITCH {
-        return Rows { count: 1, pitch: 0 };
+    if [host_pitch, pitch].iter().any(|pitch| *pitch < first.len || *pitch > MAX_PITCH) {
+        return Rows::NONE;
     }
     let follows = |pair: &&[HostCopy]| {
         pair[1].len == first.len
-            && pair[0].host + first.len == pair[1].host
-            && pair[0].device + pitch as u64 == pair[1].device
+            && pair[0].host.checked_add(host_pitch) == Some(pair[1].host)
+            && pair[0].device.checked_add(pitch as u64) == Some(pair[1].device)
     };
-    Rows { count: 1 + copies.windows(2).take_while(follows).count(), pitch }
+    Rows { count: 1 + copies.windows(2).take_while(follows).count(), host_pitch, pitch }
 }
 
 #[cfg(test)]
@@ -461,7 +466,10 @@ mod tests {
             len: 16,
         };
         let pieces: Vec<HostCopy> = (0..5).map(|row| piece(row, 100)).collect();
-        assert_eq!(rows(&pieces), Rows { count: 5, pitch: 100 });
+        assert_eq!(rows(&pieces), Rows { count: 5, host_pitch: 16, pitch: 100 });
+        let apart: Vec<HostCopy> =
+            (0..5).map(|row| HostCopy { host: 1000 + row * 40, ..piece(row, 16) }).collect();
+        assert_eq!(rows(&apart), Rows { count: 5, host_pitch: 40, pitch: 16 });
         let mut broken = pieces.clone();
         broken[3].device += 1;
         assert_eq!(rows(&broken).count, 3);

@@ -2,8 +2,9 @@
 #![allow(unsafe_code)]
 
 use super::{
-    AwaitedEvent, Checksums, Direction, Failure,
+    AwaitedEvent, Checksums, Direction, Failure, Job,
     engine::Refusals,
+    join::DEVICE_BYTES,
     plan::{Content, DevicePieces, Place, Step},
     staging::{Lease, Staging},
     transfer::Transfer,
@@ -22,10 +23,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-/// Host memory that bytes of devices pass through.
-const STAGING_BYTES: u64 = 64 << 20;
-/// What it is given out in: a copy of less costs nearly as much time.
-const STAGING_SLOT_BYTES: usize = 1 << 20;
+/// Host memory that bytes of devices pass through: 64 MiB at most.
+const STAGING_BYTES: u64 = 60 * DEVICE_BYTES;
+/// What it is given out in, which is what jobs are joined to: a copy of less costs nearly as much time.
+const STAGING_SLOT_BYTES: usize = DEVICE_BYTES as usize;
 /// What refusals and errors call the direct path.
 const GDS: &str = "gds";
 
@@ -160,6 +161,16 @@ impl DeviceSide {
                 Ok(DevicePieces::Staged)
             }
         }
+    }
+
+    /// Whether a device may move bytes of a job itself, as far as that is known before its file is open.
+    pub(super) fn may_move(&self, job: &Job) -> bool {
+        if self.direct == DirectPath::Off || job.checksums == Checksums::Require {
+            return false;
+        }
+        let mut pieces =
+            job.parts.iter().flat_map(|part| &part.pieces).filter(|piece| !piece.device.is_host());
+        pieces.any(|piece| self.region_of(piece.device, piece.address, piece.len).is_some())
     }
 
     fn can_move(&self, job: &Transfer, file: &DataFile) -> std::result::Result<(), Unavailable> {

@@ -177,29 +177,33 @@ impl IoEngine {
 
     /// Queues jobs; each ends by its `done`, whatever happens.
     pub(crate) fn submit(&self, jobs: Vec<Job>) {
-        for jobs in joined(jobs) {
+        for jobs in joined(jobs, |job| self.side.may_move(job)) {
             if self.is_childs() {
                 reject(jobs, Failure::from(executor::Reason::Forked));
             } else if jobs.iter().any(concerns_devices) {
                 match self.devices() {
-                    Ok(scheduler) => submit(&scheduler, jobs),
+                    Ok((scheduler, staging)) => {
+                        let is_direct = jobs.iter().any(|job| self.side.may_move(job));
+                        submit(&scheduler, jobs, Some(&Ours { staging: &staging, is_direct }));
+                    }
                     Err(error) => reject(jobs, Failure::Io(io::Error::other(error.to_string()))),
                 }
             } else {
-                submit(self.hosts.executor.scheduler(), jobs);
+                let ours = Ours { staging: &self.hosts.staging, is_direct: true };
+                submit(self.hosts.executor.scheduler(), jobs, Some(&ours));
             }
         }
     }
 
     /// What serves devices, with threads that are started if they are not. Jobs are submitted once the lock is free: their
     /// ends may submit others.
-    fn devices(&self) -> Result<Arc<Scheduler<Mover>>> {
+    fn devices(&self) -> Result<(Arc<Scheduler<Mover>>, Arc<Staging>)> {
         let mut devices = lock(&self.devices);
         let group = match &mut *devices {
             Some(group) => group,
             none => none.insert(self.start_devices()?),
         };
-        Ok(group.executor.scheduler().clone())
+        Ok((group.executor.scheduler().clone(), group.staging.clone()))
     }
 
     fn start_devices(&self) -> Result<Group> {
@@ -256,8 +260,26 @@ fn reject(jobs: Vec<Job>, failure: Failure) {
     }
 }
 
-/// Queues jobs that are carried out together, unless they were withdrawn.
-fn submit(scheduler: &Arc<Scheduler<Mover>>, jobs: Vec<Job>) {
+/// Memory of ours that jobs may need.
+struct Ours<'a> {
+    staging: &'a Staging,
+    /// Whether devices may move their bytes without it.
+    is_direct: bool,
+}
+
+impl Ours<'_> {
+    /// Slots for the first step of a transfer, which has `bytes` bytes: fewer than it needs at times, which it is given later.
+    fn slots(&self, transfer: &Transfer, bytes: u64) -> u32 {
+        let most = self.staging.slots_for(self.staging.len().min(STEP_BYTES));
+        let headers = transfer.header_bytes();
+        let payload = if self.is_direct { 0 } else { transfer.device_bytes().min(bytes) };
+        self.staging.slots_for(headers.saturating_add(payload)).min(most)
+    }
+}
+
+/// Queues jobs that are carried out together, unless they were withdrawn. They wait for the memory of `ours` that they need
+/// from the beginning, rather than for their turn first.
+fn submit(scheduler: &Arc<Scheduler<Mover>>, jobs: Vec<Job>, ours: Option<&Ours<'_>>) {
     let Some(first) = jobs.first() else { return };
     let withdrawn = first.withdrawn.clone();
     if withdrawn.is_set() {
@@ -265,9 +287,11 @@ fn submit(scheduler: &Arc<Scheduler<Mover>>, jobs: Vec<Job>) {
     }
     let (tag, priority, deadline, event) = (first.tag, first.priority, first.deadline, first.wait_event);
     let Some(transfer) = Transfer::new(jobs, Arc::downgrade(scheduler)) else { return };
+    let bytes = step_bytes(&transfer, priority, scheduler);
+    let slots = ours.map_or(0, |ours| ours.slots(&transfer, bytes));
     let operation = executor::Operation {
-        queue: WAITING,
-        charge: Charge::of_bytes(step_bytes(&transfer, priority, scheduler)),
+        queue: if slots > 0 { STAGED } else { WAITING },
+        charge: Charge { bytes, slots },
         order: 0,
         content: Operation::new(&transfer),
     };
@@ -306,7 +330,7 @@ pub(super) fn end(transfer: &Transfer) {
         return;
     }
     match transfer.scheduler.upgrade() {
-        Some(scheduler) => again.into_iter().for_each(|job| submit(&scheduler, vec![job])),
+        Some(scheduler) => again.into_iter().for_each(|job| submit(&scheduler, vec![job], None)),
         None => reject(again, Failure::Cancelled),
     }
 }
@@ -316,6 +340,7 @@ pub(super) fn end(transfer: &Transfer) {
 #[derive(Debug)]
 struct Group {
     executor: Executor<Mover>,
+    staging: Arc<Staging>,
     workers: usize,
 }
 
@@ -339,7 +364,7 @@ impl Group {
         ];
         let scheduler = Scheduler::new(Mover { side: side.cloned() }, limits, &queues);
         // Threads that have started end when this is dropped, also by an error below.
-        let group = Self { executor: Executor::new(scheduler), workers };
+        let group = Self { executor: Executor::new(scheduler), staging: staging.clone(), workers };
         let shared = Arc::new(Shared { staging, refusals: refusals.clone(), late_files: Arc::default() });
         for number in 0..workers {
             group.start_worker(options, route, number, &shared, side)?;

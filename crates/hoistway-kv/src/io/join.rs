@@ -1,16 +1,19 @@
 //! Jobs of one request whose bytes are neighbours in a file: they become one transfer, and so one read or write.
 #![forbid(unsafe_code)]
 
-use super::{Header, Job, concerns_devices};
+use super::{Header, Job};
 use crate::{
     disk::FileRef,
     format::{BLOCK_LEN, HEADER_LEN},
 };
+use hoistway_device::DeviceId;
 use hoistway_io::lane::Direction;
 use std::sync::Arc;
 
 /// Bytes of a file that jobs are joined to. Larger ones gain nothing: a drive takes that much at its full rate.
 const MOST_BYTES: u64 = 1 << 20;
+/// The same for jobs with memory of devices: 1 MiB, and headers of blocks of 64 KiB. Each transfer costs a copy.
+pub(super) const DEVICE_BYTES: u64 = (1 << 20) + (16 * HEADER_LEN as u64);
 /// Pieces of memory that jobs are joined to: the system takes 1024, and headers need some.
 const MOST_PIECES: usize = 256;
 /// Bytes between two jobs that are read with them rather than that there are two reads.
@@ -49,8 +52,9 @@ struct Candidate {
     job: Job,
 }
 
-/// The jobs that are to be carried out together. Those that cannot be joined are alone.
-pub(super) fn joined(jobs: Vec<Job>) -> Vec<Vec<Job>> {
+/// The jobs that are to be carried out together. Those that cannot be joined are alone, as are those of which `is_direct`
+/// says that a device may move their bytes itself.
+pub(super) fn joined(jobs: Vec<Job>, is_direct: impl Fn(&Job) -> bool) -> Vec<Vec<Job>> {
     if jobs.len() < 2 {
         return jobs.into_iter().map(|job| vec![job]).collect();
     }
@@ -58,7 +62,8 @@ pub(super) fn joined(jobs: Vec<Job>) -> Vec<Vec<Job>> {
     // The candidates of each request and file, in the order in which these were first seen.
     let mut of_files: Vec<Vec<Candidate>> = Vec::new();
     for job in jobs {
-        match Extent::of(&job).filter(|extent| extent.end - extent.start < MOST_BYTES && is_plain(&job)) {
+        let is_short = |extent: &Extent| extent.end - extent.start < most_bytes(&job);
+        match Extent::of(&job).filter(|extent| is_short(extent) && is_kept(&job) && !is_direct(&job)) {
             None => groups.push(vec![job]),
             Some(extent) => {
                 let candidate = Candidate { extent, job };
@@ -82,7 +87,7 @@ pub(super) fn joined(jobs: Vec<Job>) -> Vec<Vec<Job>> {
                 (Some((whole, sum)), Some(group))
                     if extent.start >= whole.end
                         && extent.start - whole.end <= gap
-                        && extent.end - whole.start <= MOST_BYTES
+                        && extent.end - whole.start <= most_bytes(&job)
                         && *sum + pieces <= MOST_PIECES =>
                 {
                     (whole.end, *sum) = (extent.end, *sum + pieces);
@@ -98,13 +103,23 @@ pub(super) fn joined(jobs: Vec<Job>) -> Vec<Vec<Job>> {
     groups
 }
 
+/// Bytes that a job is joined to.
+fn most_bytes(job: &Job) -> u64 {
+    if devices(job).next().is_some() { DEVICE_BYTES } else { MOST_BYTES }
+}
+
 fn pieces(job: &Job) -> usize {
     1 + job.parts.iter().map(|part| part.pieces.len()).sum::<usize>()
 }
 
-/// Whether a job waits for nothing, and has its bytes in a file that stays open and in host memory.
-fn is_plain(job: &Job) -> bool {
-    matches!(job.file, FileRef::Kept(_)) && !concerns_devices(job)
+/// Whether a job has its bytes in a file that stays open.
+fn is_kept(job: &Job) -> bool {
+    matches!(job.file, FileRef::Kept(_))
+}
+
+/// The devices whose memory a job has.
+fn devices(job: &Job) -> impl Iterator<Item = DeviceId> {
+    job.parts.iter().flat_map(|part| &part.pieces).map(|piece| piece.device).filter(|id| !id.is_host())
 }
 
 /// Whether jobs differ in nothing but their bytes.
@@ -113,7 +128,12 @@ fn are_alike(one: &Job, other: &Job) -> bool {
         (FileRef::Kept(one), FileRef::Kept(other)) => Arc::ptr_eq(one, other),
         _ => false,
     };
+    // Who joins whom asks for one device's event and copies.
+    let device = devices(one).next();
     is_same_file
+        && devices(one).chain(devices(other)).all(|id| Some(id) == device)
+        && device.is_some() == devices(other).next().is_some()
+        && one.wait_event == other.wait_event
         && one.tag == other.tag
         && one.direction == other.direction
         && one.priority == other.priority

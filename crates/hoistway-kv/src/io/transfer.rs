@@ -195,6 +195,18 @@ impl Transfer {
         self.parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.len))
     }
 
+    /// Bytes of its headers.
+    pub(super) fn header_bytes(&self) -> u64 {
+        let headers = self.members.iter().filter(|member| member.header != HeaderPlace::None);
+        (headers.count() * HEADER_LEN) as u64
+    }
+
+    /// Bytes of its parts that have pieces on devices.
+    pub(super) fn device_bytes(&self) -> u64 {
+        let has_device = |part: &&Part| part.pieces.iter().any(|piece| !piece.device.is_host());
+        self.parts.iter().filter(has_device).fold(0, |sum: u64, part| sum.saturating_add(part.len))
+    }
+
     /// Its steps, as things stand with its file.
     pub(super) fn plan(
         &self,
@@ -463,7 +475,13 @@ impl Transfer {
             None => Vec::new(),
         };
         let ends = self.members.iter().zip(done).zip(headers).zip(make_headers);
-        if self.members.len() > 1 && matches!(failure, Some(Failure::Io(_) | Failure::Short { .. })) {
+        let may_be_of_one = match &failure {
+            Some(Failure::Io(_) | Failure::Short { .. }) => true,
+            // Where a device could not be asked after its event, the memory must not be used.
+            Some(Failure::Device(_)) => started.is_some(),
+            _ => false,
+        };
+        if self.members.len() > 1 && may_be_of_one {
             let alone = ends.zip(kept).map(|((((member, done), header), make), keep)| {
                 self.job(member, make.unwrap_or_else(|| Box::new(move |_| header)), keep, done)
             });

@@ -560,3 +560,99 @@ fn memory_in_doubt_is_lost() {
         assert!(vendor.count("pinned_bytes") > 0, "it stays pinned");
     }
 }
+
+/// Jobs for `count` blocks of 64 KiB in a row, as of a paged cache, and where they will end.
+fn blocks_of(
+    direction: Direction,
+    file: &Arc<DataFile>,
+    memory: &DeviceMemory,
+    count: usize,
+) -> (Vec<Job>, Vec<mpsc::Receiver<Outcome>>) {
+    let block = |number: usize| {
+        let (done, end) = outcome();
+        let offset = (number * SLOT) as u64;
+        let make: MakeHeader = Box::new(move |sums| format!("{number} {sums:?}").into_bytes());
+        let header = match direction {
+            Direction::Read => Header::Read { offset },
+            Direction::Write => Header::Write { offset, make },
+        };
+        let pieces = vec![memory.piece(number * BLOCK, BLOCK)];
+        let parts = vec![Part { offset: offset + 4096, pieces, len: BLOCK as u64 }];
+        (Job { header, ..job(direction, file, parts, done) }, end)
+    };
+    (0..count).map(block).unzip()
+}
+
+const BLOCK: usize = 64 << 10;
+/// From one block to the next: a header before each.
+const SLOT: usize = BLOCK + 4096;
+
+/// A copy and an event for each MiB, whichever way they go.
+#[test]
+fn blocks_of_a_device_are_joined_as_those_of_the_host_are() {
+    const BLOCKS: usize = 128;
+    let stand_in = Turn::take();
+    let directory = disk();
+    for vendor in Vendor::ALL {
+        for route in ROUTES {
+            let Some(engine) = start(direct(directory.path(), route, DirectPath::Prefer)) else { continue };
+            let file = new_file(directory.path(), &format!("{vendor:?} {}", route.name()));
+            let content = pattern(BLOCKS * BLOCK, 5);
+            let calls = |function: &str| STAND_IN.count(&format!("calls.{}", vendor.symbol(function)));
+            let copies = ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpy2DAsync_v2"];
+            let counts = || [copies.map(calls).iter().sum(), calls("cuEventCreate")];
+            for direction in [Direction::Write, Direction::Read] {
+                let bytes = if direction == Direction::Write { &content } else { &vec![0; content.len()] };
+                let memory = DeviceMemory::of(vendor, 0, bytes);
+                let before = counts();
+                let (jobs, ends) = blocks_of(direction, &file, &memory, BLOCKS);
+                engine.submit(jobs);
+                for (number, end) in ends.iter().enumerate() {
+                    let outcome = end.recv_timeout(PATIENCE).unwrap();
+                    outcome.result.unwrap();
+                    let sums = [Some(crc_fast::crc32_iscsi(&content[number * BLOCK..][..BLOCK]))];
+                    assert_eq!(outcome.checksums, sums, "{number}");
+                    if direction == Direction::Read {
+                        let expected = format!("{number} {sums:?}").into_bytes();
+                        assert_eq!(outcome.header[..expected.len()], expected, "{number}");
+                    }
+                }
+                let most = (BLOCKS * BLOCK) as u64 >> 20;
+                for (before, after) in before.iter().zip(counts()) {
+                    let count = after - before;
+                    assert!((1..=most).contains(&count), "{vendor:?} {direction:?}: {count} for {most} MiB");
+                }
+                assert!(memory.bytes() == content, "{vendor:?} {direction:?}");
+            }
+            drop((engine, file));
+            stand_in.assert_nothing_left(route.name());
+        }
+    }
+}
+
+/// The blocks that were joined with it are moved again, each alone.
+#[test]
+fn a_copy_that_fails_fails_no_other_block() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    for vendor in Vendor::ALL {
+        let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
+        let file = new_file(directory.path(), &format!("{vendor:?}"));
+        let content = pattern(8 * BLOCK, 5);
+        let memory = DeviceMemory::of(vendor, 0, &content);
+        let (jobs, ends) = blocks_of(Direction::Write, &file, &memory, 8);
+        stand_in.set(&vendor.faults("cuMemcpy2DAsync_v2:1=1"));
+        engine.submit(jobs);
+        ends.iter().for_each(|end| end.recv_timeout(PATIENCE).unwrap().result.unwrap());
+        stand_in.reset();
+        let written = std::fs::read(file.path()).unwrap();
+        for number in 0..8 {
+            assert!(
+                written[number * SLOT + 4096..][..BLOCK] == content[number * BLOCK..][..BLOCK],
+                "{number}"
+            );
+        }
+        drop((engine, file, memory));
+        stand_in.assert_nothing_left("a copy");
+    }
+}
