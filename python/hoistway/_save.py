@@ -141,7 +141,7 @@ def save_file(
         sync: Whether to wait until the file is on the disk, so that it survives a loss of power. Without, a crash of
             the program is survived all the same; but after a loss of power the name may lead to a file of the right
             length and wrong bytes, also where the old file was whole, and nothing tells.
-        alignment: The data begins at a multiple of this: a power of two from 8. With 4096, direct reads find whole
+        alignment: The data begins at a multiple of this, itself a multiple of 8. With 4096, direct reads find whole
             blocks when the file is loaded.
         threads: Threads that write. Default: by cores.
 
@@ -233,10 +233,10 @@ class Described(NamedTuple):
 
 
 def _describe_all(tensors: Mapping[str, Any]) -> list[Described]:
-    return [describe(_written_name(name), tensor) for name, tensor in tensors.items()]
+    return [describe(written_name(name), tensor) for name, tensor in tensors.items()]
 
 
-def _written_name(name: Any) -> str:
+def written_name(name: Any) -> str:
     """The name of a tensor that a file can hold."""
     text = tensor_name(name)
     try:

@@ -75,7 +75,7 @@ mod _native {
     #[pymodule_export]
     use super::report::NativeReport;
     #[pymodule_export]
-    use super::save::{save_bytes, save_file, save_sharded};
+    use super::save::{plan_file, save_bytes, save_file, save_sharded};
     #[pymodule_export]
     use super::tensor::{Tensor, to_torch};
     #[pymodule_export]

@@ -5,7 +5,7 @@ use crate::{error::IntoPython, interruptible, process::Detached};
 use hoistway::{
     DeviceId, Dtype, Error,
     device::Device,
-    save::{DeviceBytes, Encoded, SaveOptions, SaveReport, Sharding, TensorBytes, TensorData},
+    save::{DeviceBytes, Encoded, FileLayout, SaveOptions, SaveReport, Sharding, TensorBytes, TensorData},
 };
 use pyo3::{
     prelude::*,
@@ -26,8 +26,7 @@ pub(crate) struct Described {
 
 impl Described {
     fn data(&self) -> hoistway::Result<TensorData<'_>> {
-        let dtype: Dtype = serde_json::from_value(self.dtype.as_str().into())
-            .map_err(|_| Error::Internal(format!("'{}' is not the name of a type", self.dtype)))?;
+        let dtype = dtype_named(&self.dtype)?;
         let bytes = match self.device.parse::<DeviceId>()? {
             DeviceId::Cpu if self.nbytes == 0 => TensorBytes::Host(&[]),
             DeviceId::Cpu => {
@@ -104,6 +103,31 @@ pub(crate) fn save_bytes<'py>(
     let encoded = Detached::new(encoded);
     let len = usize::try_from(encoded.len_bytes())?;
     PyBytes::new_with(py, len, |bytes| py.detach(|| encoded.write_to(bytes)).into_python(py))
+}
+
+/// The header of the file of tensors of these names, types and shapes, where the bytes of each begin and end, and its
+/// length.
+#[pyfunction]
+#[pyo3(signature = (tensors, metadata, **options))]
+pub(crate) fn plan_file<'py>(
+    py: Python<'py>,
+    tensors: Vec<(String, String, Vec<u64>)>,
+    metadata: Option<BTreeMap<String, String>>,
+    options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<(Bound<'py, PyBytes>, Vec<(u64, u64)>, u64)> {
+    let options = save_options(py, options)?;
+    let layout = py.detach(|| {
+        let known = tensors.iter().map(|(name, dtype, shape)| Ok((&**name, dtype_named(dtype)?, &**shape)));
+        FileLayout::new(&known.collect::<hoistway::Result<Vec<_>>>()?, metadata.as_ref(), &options)
+    });
+    let layout = layout.into_python(py)?;
+    let ranges = layout.tensors.iter().map(|range| (range.start(), range.end())).collect();
+    Ok((PyBytes::new(py, &layout.header), ranges, layout.len))
+}
+
+fn dtype_named(name: &str) -> hoistway::Result<Dtype> {
+    serde_json::from_value(name.into())
+        .map_err(|_| Error::Internal(format!("'{name}' is not the name of a type")))
 }
 
 fn save_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>) -> PyResult<SaveOptions> {

@@ -10,8 +10,10 @@ use common::{
     saving::{Owned, assert_is, data, go_on, mixed, names, owned, reference},
 };
 use hoistway::{
-    Alignment, DirectIo, Dtype, Error, LoadOptions, Route,
-    save::{ContentError, Encoded, SaveOptions, SaveReport, Sharding, TensorData, save, save_sharded},
+    DirectIo, Dtype, Error, LoadOptions, Route,
+    save::{
+        ContentError, Encoded, FileLayout, SaveOptions, SaveReport, Sharding, TensorData, save, save_sharded,
+    },
 };
 use requirements::{Requirement, skip};
 use std::{
@@ -103,9 +105,8 @@ fn what_is_saved_loads_back_by_every_route() {
     let directory = disk();
     let tensors = mixed();
     let path = directory.path().join("model.safetensors");
-    for alignment in [8, 64, 4096] {
-        let mut way = SaveOptions::default();
-        way.alignment = Alignment::new(alignment).unwrap();
+    for alignment in [8, 24, 64, 4096, 4 << 20] {
+        let way = SaveOptions::default().alignment(alignment);
         save_to(&path, &tensors, &way).unwrap();
         let catalog = hoistway::Catalog::open(&[&path]).unwrap();
         assert!(catalog.tensors()[0].bytes.start().is_multiple_of(alignment));
@@ -116,6 +117,32 @@ fn what_is_saved_loads_back_by_every_route() {
             }
         }
     }
+}
+
+#[test]
+fn a_layout_is_that_of_the_file_that_is_saved() {
+    let directory = disk();
+    let tensors = mixed();
+    let path = directory.path().join("model.safetensors");
+    let metadata = [("key".to_owned(), "text".to_owned())].into();
+    for alignment in [8, 24, 4096] {
+        let options = SaveOptions::default().alignment(alignment);
+        let data = data(&tensors);
+        save(&path, &data, Some(&metadata), &options, |_| ControlFlow::Continue(())).unwrap();
+        let shapes: Vec<_> = data.iter().map(|tensor| (tensor.name, tensor.dtype, tensor.shape)).collect();
+        let layout = FileLayout::new(&shapes, Some(&metadata), &options).unwrap();
+        let file = fs::read(&path).unwrap();
+        assert_eq!(layout.len, file.len() as u64);
+        assert!(file.starts_with(&layout.header) && layout.header.len() as u64 % alignment == 0);
+        let catalog = hoistway::Catalog::open(&[&path]).unwrap();
+        for (data, range) in data.iter().zip(layout.tensors) {
+            let saved = catalog.tensors().iter().find(|tensor| *tensor.name == *data.name).unwrap();
+            assert!(saved.bytes == range || range.is_empty(), "{}", data.name);
+        }
+    }
+    let twice = [("a", Dtype::U8, &[1][..]); 2];
+    let error = FileLayout::new(&twice, None, &SaveOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("given twice"), "{error}");
 }
 
 #[test]

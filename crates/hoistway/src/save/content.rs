@@ -165,34 +165,43 @@ impl ContentError {
 
 /// The lengths in bytes of tensors that can be saved together.
 pub(super) fn check(tensors: &[TensorData<'_>]) -> Result<Vec<u64>> {
-    let mut names = HashSet::with_capacity(tensors.len());
-    let lens = tensors.iter().map(|tensor| {
-        if !names.insert(tensor.name) {
-            return Err(ContentError::DuplicateName { tensor: tensor.name.to_owned() });
+    let lens = lens(tensors.iter().map(|tensor| (tensor.name, tensor.dtype, tensor.shape)))?;
+    for (&TensorData { name, dtype, shape, ref bytes }, &needed) in tensors.iter().zip(&lens) {
+        let given = bytes.len();
+        if given != needed {
+            let (tensor, shape) = (name.to_owned(), shape.to_vec());
+            return Err(ContentError::WrongLength { tensor, dtype, shape, needed, given }.into());
         }
-        check_one(tensor)
+    }
+    Ok(lens)
+}
+
+/// The lengths in bytes of tensors of these names, types and shapes, which can be saved together.
+pub(super) fn lens<'a>(tensors: impl Iterator<Item = (&'a str, Dtype, &'a [u64])>) -> Result<Vec<u64>> {
+    let mut names = HashSet::new();
+    let lens = tensors.map(|(name, dtype, shape)| {
+        if !names.insert(name) {
+            return Err(ContentError::DuplicateName { tensor: name.to_owned() });
+        }
+        len(name, dtype, shape)
     });
     let lens = lens.collect::<Result<Vec<u64>, _>>().map_err(Error::Content)?;
     lens.iter().try_fold(0u64, |sum, len| sum.checked_add(*len)).ok_or(ContentError::TooLarge)?;
     Ok(lens)
 }
 
-fn check_one(tensor: &TensorData<'_>) -> Result<u64, ContentError> {
-    let (dtype, given) = (tensor.dtype, tensor.bytes.len());
-    let (name, shape) = (|| tensor.name.to_owned(), || tensor.shape.to_vec());
-    if tensor.name == "__metadata__" {
+fn len(name: &str, dtype: Dtype, shape: &[u64]) -> Result<u64, ContentError> {
+    if name == "__metadata__" {
         return Err(ContentError::ReservedName);
     }
     if !dtype.is_of_safetensors() {
-        return Err(ContentError::UnsupportedDtype { tensor: name(), dtype });
+        return Err(ContentError::UnsupportedDtype { tensor: name.to_owned(), dtype });
     }
-    match dtype.size_of(tensor.shape) {
-        Ok(needed) if needed == given => Ok(given),
-        Ok(needed) => Err(ContentError::WrongLength { tensor: name(), dtype, shape: shape(), needed, given }),
-        Err(
-            SizeError::Overflow | SizeError::PartialByte | SizeError::PartialBlock | SizeError::UnknownType,
-        ) => Err(ContentError::NoSize { tensor: name(), dtype, shape: shape() }),
-    }
+    dtype.size_of(shape).map_err(|problem| match problem {
+        SizeError::Overflow | SizeError::PartialByte | SizeError::PartialBlock | SizeError::UnknownType => {
+            ContentError::NoSize { tensor: name.to_owned(), dtype, shape: shape.to_vec() }
+        }
+    })
 }
 
 #[cfg(test)]

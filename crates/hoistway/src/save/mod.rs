@@ -34,7 +34,7 @@ pub use options::{SaveOptions, Sharding};
 pub use report::SaveReport;
 
 use crate::{
-    Alignment, Error, Result,
+    ByteRange, Dtype, Error, Result,
     catalog::{SourceName, safetensors::Metadata},
     sys::permissions::Permissions,
 };
@@ -177,6 +177,41 @@ pub fn save_sharded(
 /// Files of a set that are written at a time, each by two descriptors.
 const OPEN_FILES: usize = 16;
 
+/// Where [`save`] puts what in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FileLayout {
+    /// What the file begins with: the length of its text, the text, and blanks up to the first tensor.
+    pub header: Vec<u8>,
+    /// The bytes of each tensor in the file, in the order in which the tensors were given.
+    pub tensors: Vec<ByteRange>,
+    /// Bytes of the file.
+    pub len: u64,
+}
+
+impl FileLayout {
+    /// Returns the layout of a file that [`save`] makes of tensors of these names, types and shapes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`], [`Error::Content`].
+    pub fn new(
+        tensors: &[(&str, Dtype, &[u64])],
+        metadata: Option<&Metadata>,
+        options: &SaveOptions,
+    ) -> Result<Self> {
+        options.check()?;
+        let lens = content::lens(tensors.iter().copied())?;
+        let without_bytes =
+            |&(name, dtype, shape)| TensorData::new(name, dtype, shape, TensorBytes::Host(&[]));
+        let described: Vec<_> = tensors.iter().map(without_bytes).collect();
+        let all = (0..tensors.len()).collect();
+        let file = PlannedFile::new(&described, &lens, all, metadata, options.alignment)?;
+        let len = file.len();
+        let (header, tensors) = file.into_layout(tensors.len());
+        Ok(Self { header, tensors, len })
+    }
+}
+
 /// A safetensors file that is to be in memory.
 #[derive(Debug)]
 pub struct Encoded<'a> {
@@ -254,9 +289,3 @@ fn absolute(path: &Path) -> Result<PathBuf> {
 fn io_error(operation: &'static str, path: &Path, source: io::Error) -> Error {
     Error::Io { operation, path: path.to_owned(), tensor: None, range: None, source }
 }
-
-/// Data begins at multiples of this at least: the reference implementation's.
-const LEAST_ALIGNMENT: Alignment = match Alignment::new(8) {
-    Some(alignment) => alignment,
-    None => Alignment::BLOCK,
-};

@@ -1,14 +1,14 @@
 //! What a caller can ask of a save.
 #![forbid(unsafe_code)]
 
-use super::LEAST_ALIGNMENT;
 use crate::{
-    Alignment, DirectIo, Error, Result,
+    DirectIo, Error, Result,
+    catalog::safetensors::MAX_HEADER_BYTES,
     environment::{self, bytes, count, named},
 };
 
-/// Widest alignment that a header is padded to: a huge page.
-const MAX_ALIGNMENT: u64 = 2 << 20;
+/// Data begins at multiples of this: the reference implementation's.
+const LEAST_ALIGNMENT: u64 = 8;
 
 /// How to save. The default is safe, and its files are those of the reference implementation.
 #[derive(Clone, Debug)]
@@ -19,8 +19,8 @@ pub struct SaveOptions {
     /// Whether the save is on the disk when it returns, so that it survives a loss of power.
     pub sync: bool,
     /// The data begins at a multiple of this, and so does the first tensor: headers are padded with blanks. With 4096,
-    /// direct reads find whole blocks. A power of two from 8, the default, to 2 MiB.
-    pub alignment: Alignment,
+    /// direct reads find whole blocks. A multiple of 8, the default, up to the longest header that the format allows.
+    pub alignment: u64,
     /// Threads that write. Default: by cores. Each has one extent of 4 MiB in hand: what a save needs of memory.
     pub threads: Option<usize>,
 }
@@ -29,7 +29,7 @@ hoistway_io::setters! {
     SaveOptions {
         direct: DirectIo,
         sync: bool,
-        alignment: Alignment,
+        alignment: u64,
         threads: Option<usize>,
     }
 }
@@ -59,8 +59,7 @@ impl SaveOptions {
             "direct" => self.direct = named("direct", value)?,
             "sync" => self.sync = environment::boolean("sync", value)?,
             "alignment" => {
-                let bytes = bytes("alignment", value)?;
-                self.alignment = Alignment::new(bytes).ok_or_else(|| bad_alignment(value))?;
+                self.alignment = bytes("alignment", value)?;
                 self.check()?;
             }
             "threads" => self.threads = Some(count("threads", value)?),
@@ -77,15 +76,13 @@ impl SaveOptions {
         if let Some(threads) = self.threads {
             count("threads", &threads.to_string())?;
         }
-        if self.alignment < LEAST_ALIGNMENT || self.alignment.bytes() > MAX_ALIGNMENT {
-            return Err(bad_alignment(self.alignment.bytes()));
+        let alignments = LEAST_ALIGNMENT..=MAX_HEADER_BYTES;
+        if !alignments.contains(&self.alignment) || !self.alignment.is_multiple_of(LEAST_ALIGNMENT) {
+            let reason = format!("it is a multiple of {LEAST_ALIGNMENT}, up to {MAX_HEADER_BYTES}");
+            return Err(Error::invalid_option("alignment", self.alignment, reason));
         }
         Ok(())
     }
-}
-
-fn bad_alignment(value: impl ToString) -> Error {
-    Error::invalid_option("alignment", value, format!("it is a power of two from 8 to {MAX_ALIGNMENT}"))
 }
 
 /// How tensors are given out to files.
@@ -144,9 +141,10 @@ mod tests {
     #[test]
     fn bad_values_say_what_is_allowed() {
         for (option, value, said) in [
-            ("alignment", "4", "power of two from 8"),
-            ("alignment", "24", "power of two from 8"),
-            ("alignment", "4MiB", "power of two from 8"),
+            ("alignment", "0", "multiple of 8"),
+            ("alignment", "4", "multiple of 8"),
+            ("alignment", "12", "multiple of 8"),
+            ("alignment", "1GiB", "multiple of 8"),
             ("direct", "maybe", "auto"),
             ("sync", "perhaps", "true or false"),
             ("threads", "0", "1 to 256"),

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hoistway._save import Described, describe, save_described
+from hoistway import _native
+from hoistway._save import Described, describe, save_described, written_name
 from hoistway.compat.fastsafetensors._dtypes import DType
 from hoistway.compat.fastsafetensors._framework import TensorBase, framework_of
 from hoistway.errors import FormatError, OptionError, StorageError
@@ -23,8 +24,7 @@ from hoistway.errors import FormatError, OptionError, StorageError
 _INDEX, _COUNT, _SET = "fst.shard.index", "fst.shard.count", "fst.shard.set"
 # What buffers for encoders begin at multiples of.
 _BUFFER_ALIGNMENT = 4096
-# What the data of files begins at multiples of, at most.
-_WIDEST = 2 << 20
+_LONGEST_HEADER = 100_000_000
 _THREADS = 8
 
 
@@ -51,18 +51,19 @@ class ShardSetError(FormatError):
 
 @dataclass
 class ShardPlan:
-    """A file to write. Where tensors lie in it, the engine says as it writes."""
+    """A file to write."""
 
     path: str
     entries: list[WriteEntry]
+    header: bytes
+    """What the file begins with: the length of its text, the text, and blanks."""
+    offsets: dict[str, tuple[int, int]]
+    """Where the bytes of each tensor begin and end in the file."""
+    total_bytes: int
+    """Bytes of the file."""
     metadata: dict[str, str]
     """Text for the file to carry."""
-    header_align: int = 8
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of its tensors."""
-        return sum(entry.nbytes for entry in self.entries)
+    header_align: int
 
 
 class ParallelSaver:
@@ -119,7 +120,7 @@ class ParallelSaver:
             base: What names begin with, directories included; these are made.
             metadata: Text for every file to carry.
             shard0_metadata: Text for the first file to carry.
-            header_align: The data begins at a multiple of this: a power of two from 8 to 2 MiB.
+            header_align: The data begins at a multiple of this, itself a multiple of 8.
         """
         entries = [plain_entry(name, tensor, framework=self.framework) for name, tensor in tensors.items()]
         return self.save_entries(
@@ -209,8 +210,10 @@ def plan_shards(
     """
     if not paths or len(set(map(os.path.abspath, paths))) != len(paths):
         raise OptionError(f"paths cannot be {list(paths)}: there is at least one, and each once")
-    if not (8 <= header_align <= _WIDEST and header_align.bit_count() == 1):
-        raise OptionError(f"header_align cannot be {header_align}: it is a power of two from 8 to {_WIDEST}")
+    if not 8 <= header_align <= _LONGEST_HEADER or header_align % 8:
+        raise OptionError(
+            f"header_align cannot be {header_align}: it is a multiple of 8, up to {_LONGEST_HEADER}"
+        )
     _check(entries)
     shards: list[list[WriteEntry]] = [[] for _ in paths]
     filled = [0] * len(paths)
@@ -232,8 +235,15 @@ def plan_shards(
         for key, value in texts.items():
             if not (isinstance(key, str) and isinstance(value, str)):
                 raise OptionError(f"metadata cannot have {key!r} with the value {value!r}: both are text")
-        plans.append(ShardPlan(path, shard, texts, header_align))
+        plans.append(_planned(path, shard, texts, header_align))
     return plans
+
+
+def _planned(path: str, entries: list[WriteEntry], texts: dict[str, str], header_align: int) -> ShardPlan:
+    shapes = [(entry.name, entry.dtype.value, entry.shape) for entry in entries]
+    header, ranges, length = _native.plan_file(shapes, texts, alignment=header_align)
+    offsets = dict(zip((entry.name for entry in entries), ranges, strict=True))
+    return ShardPlan(path, entries, header, offsets, length, texts, header_align)
 
 
 def write_shards(
@@ -289,7 +299,7 @@ def _check_space(plans: Sequence[ShardPlan], min_free_bytes: int, copies: int) -
         free = shutil.disk_usage(directory).free
         if free < needed + min_free_bytes:
             raise StorageError(
-                f"{directory} has {free} bytes left, too few for {needed} bytes of tensors and the "
+                f"{directory} has {free} bytes left, too few for the {needed} bytes that the save takes and the "
                 f"{min_free_bytes} bytes that are to be left over",
                 path=directory,
             )
@@ -363,7 +373,7 @@ def _check(entries: Sequence[WriteEntry]) -> None:
             raise OptionError(
                 f"tensor {entry.name!r} cannot be saved: the name is given twice", tensor=entry.name
             )
-        names.add(entry.name)
+        names.add(written_name(entry.name))
         if entry.name == "__metadata__":
             raise OptionError(
                 "tensor '__metadata__' cannot be saved: files keep that name", tensor=entry.name
