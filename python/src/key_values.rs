@@ -61,12 +61,15 @@ impl NativeArray {
 }
 
 impl NativeArray {
-    /// Reads the array, perhaps from a server, until Ctrl-C.
+    /// Reads the array, from a server until Ctrl-C.
     fn read<T: Send>(
         &self,
         py: Python<'_>,
         read: impl FnOnce(&OpenArray) -> Result<T> + Send,
     ) -> PyResult<T> {
+        if !self.array.is_remote() {
+            return py.detach(|| read(&self.array)).into_python(py);
+        }
         let cancel = Cancel::default();
         cancellable(py, &cancel, || read(&self.array.until(&cancel)))
     }

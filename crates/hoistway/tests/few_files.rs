@@ -4,9 +4,10 @@
 
 mod common;
 
-use common::{tensor, write_model};
+use common::{can_read, on_device, stand_in::Turn, tensor, write_model};
 use hoistway::{
-    Checkpoint, Dtype, Error, LoadOptions, Loaded, Route,
+    Checkpoint, DirectIo, Dtype, Error, LoadOptions, Loaded, Route,
+    plan::Selection,
     read::{Priority, ReadRequest, Reader, ReaderOptions, Target},
 };
 use std::{
@@ -50,6 +51,18 @@ fn assert_are(loaded: &Loaded, expected: &[Vec<u8>]) {
     }
 }
 
+fn assert_reads(reader: &Reader, checkpoint: &Checkpoint, expected: &[Vec<u8>]) {
+    let requests = checkpoint.catalog().tensors().iter().map(|entry| {
+        let file = checkpoint.read_file(entry.file).unwrap();
+        ReadRequest::new(&file, entry.bytes, Target::memory())
+    });
+    let batch = reader.submit(requests, Priority::Demand).unwrap();
+    batch.wait().unwrap();
+    for (number, bytes) in expected.iter().enumerate() {
+        assert!(batch.take(number).unwrap()[..5000] == **bytes, "read {number}");
+    }
+}
+
 fn open_files() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
@@ -71,20 +84,82 @@ fn every_route_loads_more_files_than_may_be_open() {
         }
     }
     let reader = Reader::new(&ReaderOptions::default()).unwrap();
-    let requests = checkpoint.catalog().tensors().iter().map(|entry| {
-        let file = checkpoint.read_file(entry.file).unwrap();
-        ReadRequest::new(&file, entry.bytes, Target::memory())
-    });
-    let batch = reader.submit(requests, Priority::Demand).unwrap();
-    batch.wait().unwrap();
-    for (number, bytes) in expected.iter().enumerate() {
-        assert!(batch.take(number).unwrap()[..5000] == **bytes, "read {number}");
-    }
+    assert_reads(&reader, &checkpoint, &expected);
     // Mappings keep no file.
     let mapped = checkpoint.load(&LoadOptions::default().route(Route::Mapped)).unwrap();
-    drop((batch, reader, checkpoint));
+    drop((reader, checkpoint));
     assert!(open_files() < 20, "{} files are open", open_files());
     assert_are(&mapped, &expected);
+}
+
+#[test]
+fn reads_in_flight_leave_descriptors_over() {
+    if with_limit("reads_in_flight_leave_descriptors_over", "-n 128") {
+        return;
+    }
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (paths, expected) = shards(directory.path());
+    let checkpoint = Checkpoint::open(&paths).unwrap();
+    let routes = [Route::IoUring, Route::Threads];
+    for route in routes.into_iter().filter(|&route| can_read(directory.path(), route, DirectIo::Auto)) {
+        let options = LoadOptions::default().route(route).chunk_bytes(64 << 10).in_flight_bytes(16 << 20);
+        assert_are(&checkpoint.load(&options.threads(200)).unwrap(), &expected);
+        let reader = Reader::new(&ReaderOptions::default().route(route).in_flight(256)).unwrap();
+        assert_reads(&reader, &checkpoint, &expected);
+    }
+}
+
+#[test]
+fn relative_paths_hold_when_the_working_directory_changes() {
+    if with_limit("relative_paths_hold_when_the_working_directory_changes", "-n 128") {
+        return;
+    }
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (paths, expected) = shards(directory.path());
+    let names: Vec<_> = paths.iter().map(|path| path.file_name().unwrap()).collect();
+    env::set_current_dir(&directory).unwrap();
+    let checkpoint = Checkpoint::open(&names).unwrap();
+    env::set_current_dir("/").unwrap();
+    for route in [Route::Auto, Route::Threads, Route::Mapped] {
+        assert_are(&checkpoint.load(&LoadOptions::default().route(route)).unwrap(), &expected);
+    }
+    fs::remove_file(paths.last().unwrap()).unwrap();
+    let error = checkpoint.load(&LoadOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("299.safetensors"), "{error}");
+}
+
+#[test]
+fn a_library_of_direct_reads_takes_files_that_do_not_stay_open() {
+    if with_limit("a_library_of_direct_reads_takes_files_that_do_not_stay_open", "-n 200") {
+        return;
+    }
+    let _stand_in = Turn::take();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    if !can_read(directory.path(), Route::Threads, DirectIo::Always) {
+        return;
+    }
+    let (paths, expected) = shards(directory.path());
+    // Of 60 files, each by two descriptors, 25 stay open.
+    let (paths, expected) = (&paths[..60], &expected[..60]);
+    let loaded = hoistway::load(paths, &on_device::to_device().route(Route::Gds)).unwrap();
+    assert_are(&loaded, expected);
+}
+
+#[test]
+fn files_are_opened_once_where_no_read_is_direct() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().join("model.safetensors");
+    write_model(&path, &[tensor("large", Dtype::U8, &[8 << 20]), tensor("small", Dtype::U8, &[9])], 0, 1);
+    let checkpoint = Checkpoint::open(&[&path]).unwrap();
+    let descriptors = || {
+        let links = fs::read_dir("/proc/self/fd").unwrap();
+        let leads_to = |link: &fs::DirEntry| fs::read_link(link.path()).is_ok_and(|own| own == path);
+        links.filter_map(Result::ok).filter(leads_to).count()
+    };
+    let never = LoadOptions::default().direct(DirectIo::Never);
+    drop(checkpoint.load(&never).unwrap());
+    drop(checkpoint.load(&never.selection(Selection::all().select("small"))).unwrap());
+    assert_eq!(descriptors(), 1);
 }
 
 #[test]

@@ -13,7 +13,8 @@ use std::{
     },
 };
 
-/// The part of the process's descriptors that files keep. Reads in flight and the rest of the program have the others.
+/// The part of the process's descriptors that files keep. As many are for the reads in flight of others, and the rest is
+/// for the rest of the program.
 const KEPT_PART: u64 = 4;
 
 /// Descriptors that files keep now.
@@ -105,6 +106,11 @@ fn most_kept() -> u64 {
         machine::raise_open_files();
         machine::open_files().current.map_or(u64::MAX, |limit| limit / KEPT_PART)
     })
+}
+
+/// Returns how many reads may be in flight, as each may have opened its file for itself: at least one.
+pub fn most_reads() -> usize {
+    usize::try_from(most_kept()).unwrap_or(usize::MAX).max(1)
 }
 
 /// An error of opening a file, with what helps if the process has too many open.

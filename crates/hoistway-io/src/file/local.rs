@@ -4,21 +4,19 @@
 use super::{FileSystem, FileUse, Held, OpenFile, Probe, Residency, descriptor::Descriptor, direct};
 use crate::{Alignment, ByteRange, sys};
 use hoistway_device::Unavailable;
-use std::{
-    fs::File,
-    io,
-    sync::{Arc, OnceLock},
-};
+use once_cell::race::OnceBox;
+use std::{fs::File, io, sync::Arc};
 
 /// An open file to read from.
 #[derive(Debug)]
 pub struct LocalFile {
     open: Arc<OpenFile>,
     filesystem: FileSystem,
-    /// The file for direct reads, once that was asked for.
-    direct: OnceLock<Result<Descriptor, Unavailable>>,
+    /// The file for direct reads, once that was asked for. No thread waits for another that opens it: a child of `fork`
+    /// lacks the threads of its parent.
+    direct: OnceBox<Result<Descriptor, Unavailable>>,
     /// Set when a direct read was refused although opening was not.
-    direct_failed: OnceLock<Unavailable>,
+    direct_failed: OnceBox<Unavailable>,
     probe: Probe,
 }
 
@@ -27,7 +25,7 @@ impl LocalFile {
     pub fn new(open: Arc<OpenFile>, filesystem: FileSystem) -> Self {
         let probe = open.file().map(|file| Probe::find(&file));
         let probe = probe.unwrap_or_else(|error| Probe::None(Unavailable::new(error.to_string(), "")));
-        Self { open, filesystem, direct: OnceLock::new(), direct_failed: OnceLock::new(), probe }
+        Self { open, filesystem, direct: OnceBox::new(), direct_failed: OnceBox::new(), probe }
     }
 
     /// Returns the file system that the file lies on.
@@ -88,11 +86,20 @@ impl LocalFile {
         direct.held(|| self.open_direct()?.map_err(|why| unsupported(&why)))
     }
 
-    /// The file for direct reads, which the first call opens.
+    /// The file for direct reads, which the first calls open: the first of them that is done has opened it for all.
     fn direct(&self) -> &Result<Descriptor, Unavailable> {
-        self.direct.get_or_init(|| match self.open_direct() {
-            Ok(direct) => direct.map(Descriptor::new),
-            Err(error) => Err(Unavailable::new(format!("it cannot be opened: {error}"), "")),
+        self.direct_by(|| self.open_direct())
+    }
+
+    fn direct_by(
+        &self,
+        open: impl FnOnce() -> io::Result<Result<File, Unavailable>>,
+    ) -> &Result<Descriptor, Unavailable> {
+        self.direct.get_or_init(|| {
+            Box::new(match open() {
+                Ok(direct) => direct.map(Descriptor::new),
+                Err(error) => Err(Unavailable::new(format!("it cannot be opened: {error}"), "")),
+            })
         })
     }
 
@@ -113,6 +120,26 @@ impl LocalFile {
 
     /// Notes that a direct read was refused: from now on this file is read through the page cache.
     pub fn refuse_direct(&self, why: Unavailable) {
-        let _ = self.direct_failed.set(why);
+        let _ = self.direct_failed.set(Box::new(why));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_opens_a_file_for_direct_reads_is_not_waited_for() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let open = Arc::new(OpenFile::open(file.path()).unwrap());
+        let filesystem = FileSystem::of(&open.file().unwrap()).unwrap();
+        let local = LocalFile::new(open, filesystem);
+        let refused = |why: &str| Ok(Err(Unavailable::new(why, "")));
+        // The second call stands for that of a child that was forked during the first.
+        let first = local.direct_by(|| {
+            assert_eq!(local.direct_by(|| refused("second")).as_ref().unwrap_err().reason, "second");
+            refused("first")
+        });
+        assert_eq!(first.as_ref().unwrap_err().reason, "second");
     }
 }

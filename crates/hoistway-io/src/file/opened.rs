@@ -9,7 +9,7 @@ use crate::{ByteRange, Error, Result, parallel, sys};
 use std::{
     fs::File,
     io,
-    path::{Path, PathBuf},
+    path::{self, Path, PathBuf},
     sync::Mutex,
 };
 
@@ -18,6 +18,8 @@ use std::{
 pub struct OpenFile {
     /// The path that it was opened by.
     pub path: PathBuf,
+    /// The same from the root on: where it is found again once the working directory is another.
+    absolute_path: PathBuf,
     /// The file itself, for reads through the page cache.
     file: Descriptor,
     /// Its identity when it was opened.
@@ -67,7 +69,10 @@ impl OpenFile {
         check_regular(sys::files::irregular(&file).map_err(stat)?, path)?;
         let identity = FileIdentity::of(&file).map_err(stat)?;
         let names = Mutex::new(Names::of(&file, identity));
-        Ok(Self { path: path.to_owned(), file: keep(file), identity, has_writer: false, names })
+        // Without a working directory, a relative path is all there is.
+        let absolute_path = path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let (path, file) = (path.to_owned(), keep(file));
+        Ok(Self { path, absolute_path, file, identity, has_writer: false, names })
     }
 
     /// Returns whether a program had it open for writing when it was opened, on a system where a rewrite may not be noticed
@@ -82,7 +87,7 @@ impl OpenFile {
     /// The system's; that another file has its name by now.
     pub fn file(&self) -> io::Result<Held<'_>> {
         self.file.held(|| {
-            let file = sys::files::open_without_waiting(&self.path).map_err(explained)?.0;
+            let file = self.open_again()?;
             let now = FileIdentity::of(&file)?;
             if (now.device(), now.inode()) == (self.identity.device(), self.identity.inode()) {
                 return Ok(file);
@@ -99,9 +104,12 @@ impl OpenFile {
     /// [`Error::Truncated`]; [`Error::Changed`]; [`Error::Io`].
     pub fn check_unchanged(&self, needed: ByteRange) -> Result<()> {
         // Also of another file that has its name by now.
-        let open = || Ok(sys::files::open_without_waiting(&self.path).map_err(explained)?.0);
-        let now = self.file.held(open).and_then(|file| FileIdentity::of(&file));
+        let now = self.file.held(|| self.open_again()).and_then(|file| FileIdentity::of(&file));
         self.check_identity(now, needed)
+    }
+
+    fn open_again(&self) -> io::Result<File> {
+        Ok(sys::files::open_without_waiting(&self.absolute_path).map_err(explained)?.0)
     }
 
     /// Does what [`check_unchanged`](Self::check_unchanged) does, with an identity that the caller has queried.

@@ -7,7 +7,7 @@ use crate::{
         gguf::{Array, ArrayValues, ByteSource, GgufError},
         gguf_error,
     },
-    source::Source,
+    source::{Latency, Source},
 };
 use std::sync::Arc;
 
@@ -34,6 +34,11 @@ impl OpenArray {
 
     fn with(&self, array: Array) -> Self {
         Self { array, ..self.clone() }
+    }
+
+    /// Whether its readings wait for a server, which may take any time.
+    pub fn is_remote(&self) -> bool {
+        self.source.latency() == Latency::Remote
     }
 
     /// Its type, length and place.

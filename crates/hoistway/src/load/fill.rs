@@ -95,7 +95,7 @@ impl Checkpoint {
         let started = Instant::now();
         let usage = Usage::now();
         let requests: Vec<TensorRequest> = targets.iter().map(|target| target.request.clone()).collect();
-        let plan = Plan::new(self.catalog(), &requests, &LoadOptions::default().plan_options())?;
+        let plan = Plan::without_reads(self.catalog(), &requests, &LoadOptions::default().plan_options())?;
         let mut planned: Vec<&PlannedTensor> = plan.tensors().iter().collect();
         planned.sort_unstable_by_key(|planned| planned.tensor);
         let planned_of = |target: &FillTarget| {

@@ -11,6 +11,7 @@ use crate::{
     source::{Latency, Source},
     sys::{block_device, numa},
 };
+use hoistway_io::file;
 use std::{io, sync::Arc};
 
 /// Bytes in flight that saturate a local drive: bandwidth × loaded latency of a fast NVMe.
@@ -44,12 +45,15 @@ impl ThreadPlan {
         let remote = used.iter().any(|source| source.latency() == Latency::Remote);
         let by_default = if remote { REMOTE_IN_FLIGHT_BYTES } else { LOCAL_IN_FLIGHT_BYTES };
         let in_flight = options.in_flight_bytes.unwrap_or(by_default);
-        let depth = (in_flight / options.chunk_bytes.max(1)).clamp(1, MAX_DEPTH);
+        let most_reads = file::most_reads();
+        let most_depth = MAX_DEPTH.min(most_reads as u64);
+        let depth = (in_flight / options.chunk_bytes.max(1)).clamp(1, most_depth);
         // A number that the caller gave is not second-guessed.
         let max_depth = if options.in_flight_bytes.is_some() { depth } else { depth * IN_FLIGHT_GROWTH };
         // Found out side by side: on a file system of a network, each takes its time.
-        let refused = parallel::map(&used, PARALLEL_PROBES, |source| source.direct_refusal().is_some());
-        let buffered = options.direct == DirectIo::Never || refused.contains(&true);
+        let is_refused = |source: &&Arc<dyn Source>| source.direct_refusal().is_some();
+        let buffered = options.direct == DirectIo::Never
+            || parallel::map(&used, PARALLEL_PROBES, is_refused).contains(&true);
         let copiers = cores.min(MAX_COPIERS).max(if cores > 1 { 2 } else { 1 });
         // Blocking direct reads only wait; buffered ones of a local file also copy, on a core each. A few saturate
         // memory, but not while they copy into slots that stay in the processor's cache.
@@ -61,14 +65,14 @@ impl ThreadPlan {
         let many_queues = used
             .iter()
             .filter_map(|source| source.as_local())
-            .any(|file| block_device::queues(file.device()) > 1);
+            .any(|local| block_device::queues(local.device()) > 1);
         let rings = options.rings.unwrap_or(if cores >= 8 && many_queues { 2 } else { 1 });
         Self {
             copiers: options.threads.unwrap_or(copiers),
             touchers: if options.pool.is_some() { 0 } else { copiers.min(2) },
             rings,
-            depth: ((depth as usize).div_ceil(rings), (max_depth.min(MAX_DEPTH) as usize).div_ceil(rings)),
-            pool: options.threads.unwrap_or(pool),
+            depth: ((depth as usize).div_ceil(rings), (max_depth.min(most_depth) as usize).div_ceil(rings)),
+            pool: options.threads.unwrap_or(pool).min(most_reads),
             direct: (depth as usize).min(MAX_DIRECT),
         }
     }

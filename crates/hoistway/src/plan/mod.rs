@@ -255,6 +255,11 @@ pub struct PlannedTensor {
 }
 
 impl PlannedTensor {
+    /// Its file.
+    pub(crate) fn file(&self) -> FileId {
+        self.file
+    }
+
     /// Its bytes in the file.
     pub(crate) fn runs(&self) -> &Runs {
         &self.runs
@@ -349,6 +354,29 @@ impl Plan {
         options: &PlanOptions,
         may_make: impl FnOnce(u64) -> Result<(), E>,
     ) -> Result<Self, E> {
+        let laid_out = Self::laid_out(catalog, requests, options, may_make)?;
+        let extents = extents::cut(&laid_out, catalog, options)?;
+        let layout::LaidOut { arenas, tensors, .. } = laid_out;
+        Ok(Self { arenas, tensors, extents })
+    }
+
+    /// Like [`Plan::new`], without reads, each of which takes memory: a part of a tensor may be of millions of runs.
+    pub(crate) fn without_reads(
+        catalog: &Catalog,
+        requests: &[TensorRequest],
+        options: &PlanOptions,
+    ) -> Result<Self, PlanError> {
+        let may_make = |_| Ok::<(), PlanError>(());
+        let layout::LaidOut { arenas, tensors, .. } = Self::laid_out(catalog, requests, options, may_make)?;
+        Ok(Self { arenas, tensors, extents: Vec::new() })
+    }
+
+    fn laid_out<E: From<PlanError>>(
+        catalog: &Catalog,
+        requests: &[TensorRequest],
+        options: &PlanOptions,
+        may_make: impl FnOnce(u64) -> Result<(), E>,
+    ) -> Result<layout::LaidOut, E> {
         if options.block.bytes() < MAX_ELEMENT_BYTES {
             return Err(PlanError::Block { block: options.block.bytes() }.into());
         }
@@ -387,10 +415,7 @@ impl Plan {
             });
         }
         may_make(number_of_reads(&wanted, options)?)?;
-        let laid_out = layout::lay_out(wanted, options)?;
-        let extents = extents::cut(&laid_out, catalog, options)?;
-        let layout::LaidOut { arenas, tensors, .. } = laid_out;
-        Ok(Self { arenas, tensors, extents })
+        Ok(layout::lay_out(wanted, options)?)
     }
 
     /// Length of each arena in bytes.

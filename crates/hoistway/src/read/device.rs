@@ -113,7 +113,7 @@ impl Delivery {
 /// Slots for the reads in flight, and what is copied meanwhile, as far as the budget goes.
 fn slot_count(options: &ReaderOptions) -> usize {
     let affordable = usize::try_from(options.memory_budget_bytes / options.chunk_bytes).unwrap_or(usize::MAX);
-    (options.in_flight + COPYING_SLOTS).min(affordable)
+    (options.most_reads() + COPYING_SLOTS).min(affordable)
 }
 
 impl DeviceLine {

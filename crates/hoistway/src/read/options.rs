@@ -9,6 +9,7 @@ use crate::{
     route::{DirectIo, Route, member::Wanted, threefs_client},
 };
 use bytesize::ByteSize;
+use hoistway_io::file;
 use std::{path::PathBuf, sync::Arc};
 
 /// Longest single read.
@@ -133,9 +134,14 @@ impl ReaderOptions {
         }
     }
 
+    /// Reads at once. Where the process may have few files open, they are fewer than was asked for.
+    pub(super) fn most_reads(&self) -> usize {
+        self.in_flight.min(file::most_reads())
+    }
+
     /// Staging slots: one for each read in flight, as far as the budget goes.
     pub(super) fn slots(&self) -> usize {
         let affordable = usize::try_from(self.memory_budget_bytes / self.chunk_bytes).unwrap_or(usize::MAX);
-        self.in_flight.min(affordable)
+        self.most_reads().min(affordable)
     }
 }

@@ -75,7 +75,7 @@ impl Reader {
     /// [`Error::Allocation`]; [`Error::System`] if the system gives no thread. If it gives some, these serve.
     pub fn new(options: &ReaderOptions) -> Result<Self> {
         options.check()?;
-        let scheduler = Reads::scheduler(options.in_flight);
+        let scheduler = Reads::scheduler(options.most_reads());
         let (cached, main) = open_routes(options, &[])?;
         let (lines, lost) = (Mutex::default(), OnceLock::new());
         let cancel = options.cancel.as_ref().map_or_else(Cancel::default, Cancel::child);
@@ -284,7 +284,8 @@ impl Reader {
     /// [`Error::RouteUnavailable`] if a thread gets no lane; [`Error::System`] if there is no thread.
     fn start(&self, main: Arc<dyn Member>) -> Result<()> {
         let options = &self.shared.options;
-        let in_flight = if main.landing() == Landing::Shared { options.slots() } else { options.in_flight };
+        let in_flight =
+            if main.landing() == Landing::Shared { options.slots() } else { options.most_reads() };
         let (lanes, depth) = main.lanes(in_flight);
         main.open_lanes(lanes, depth)?;
         let (tells, hears) = mpsc::channel();

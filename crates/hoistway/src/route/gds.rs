@@ -5,8 +5,8 @@
 use super::{BlockingRead, Buffer, ReadOp, Unavailable};
 use crate::{device::Device, source::Source};
 use hoistway_device::RegisteredFile;
+use hoistway_io::direct_path;
 pub(crate) use hoistway_io::direct_path::{counters_stopped, reads_through_host};
-use hoistway_io::{direct_path, file::Held};
 use std::{
     io,
     sync::{Arc, OnceLock},
@@ -19,10 +19,7 @@ struct Registered(OnceLock<Result<RegisteredFile, Unavailable>>);
 /// The source as the library knows it, which the first call registers, or why the library does not take it.
 pub(super) fn registered(source: &dyn Source) -> Result<&RegisteredFile, Unavailable> {
     let register = || match source.local()?.direct_file() {
-        Ok(Held::Kept(file)) => RegisteredFile::register(file),
-        Ok(Held::Opened(_)) => {
-            Err(Unavailable::new("the process has too many files open", "raise ulimit -n"))
-        }
+        Ok(file) => RegisteredFile::register(&file),
         Err(error) => Err(Unavailable::new(error.to_string(), "")),
     };
     let kept = source.extensions().get::<Registered>();

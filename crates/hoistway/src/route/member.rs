@@ -41,11 +41,13 @@ impl Wanted<'_> {
     /// # Errors
     /// [`Error::RouteUnavailable`] if direct reads are asked for, and refused.
     pub(crate) fn access(&self, source: &dyn Source) -> crate::Result<(Access, Option<Refusal>)> {
+        if self.direct == DirectIo::Never && !self.route.reads_any_bytes() {
+            return Ok((Access::Buffered, None));
+        }
+        // This opens the file for direct reads.
         match (self.direct, source.direct_refusal()) {
-            (_, None) if self.route.reads_any_bytes() => Ok((Access::Direct, None)),
-            (_, Some(_)) if self.route.reads_any_bytes() => Ok((Access::Buffered, None)),
-            (DirectIo::Never, _) => Ok((Access::Buffered, None)),
             (_, None) => Ok((Access::Direct, None)),
+            (_, Some(_)) if self.route.reads_any_bytes() => Ok((Access::Buffered, None)),
             (direct, Some(why)) if !self.route.may_read_buffered(direct) => {
                 Err(no_direct_reads(self.route, source, why))
             }
