@@ -4,6 +4,7 @@ use crate::{
     Model, by,
     common::{assert_is_file, assert_is_gguf, expected, mixed_gguf, tensor, write_model},
     fixture::PATIENCE,
+    reading::without_threads,
     ways,
 };
 use hoistway::{
@@ -13,6 +14,7 @@ use hoistway::{
     route::Access,
 };
 use hoistway_device::DirectBuffer;
+use std::thread;
 use usrbiod::Options;
 
 /// Fails unless all bytes came by USRBIO, past the page cache, and through its memory.
@@ -219,6 +221,30 @@ fn a_small_load_that_names_the_route_takes_it() {
             assert!(*tensor.bytes().unwrap() == *expected(&model.file, tensor.name()), "{}", tensor.name());
         }
     }
+}
+
+#[test]
+fn auto_takes_usrbio_for_a_few_bytes_with_threads_and_without() {
+    let Some(model) = Model::start() else { return };
+    // It keeps the mount open, which has threads of its own.
+    let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
+    let selection = Selection::all().select("small.*").select("scalar");
+    let way = by(Route::Auto, UsrbioClient::Native, DeviceId::Cpu).selection(selection);
+    let load = || {
+        let loaded = checkpoint.load(&way).unwrap();
+        assert_all_by_usrbio(&loaded, &way);
+        assert!(loaded.tensors().len() > 1);
+        for tensor in loaded.tensors() {
+            assert!(*tensor.bytes().unwrap() == *expected(&model.file, tensor.name()), "{}", tensor.name());
+        }
+    };
+    load();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            without_threads();
+            load();
+        });
+    });
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn files_elsewhere_are_refused_and_others_read() {
 }
 
 /// From now on this thread is given no other.
-fn without_threads() {
+pub(crate) fn without_threads() {
     let filter = SeccompFilter::new(
         [(libc::SYS_clone, Vec::new()), (libc::SYS_clone3, Vec::new())].into(),
         SeccompAction::Allow,

@@ -10,7 +10,7 @@ use crate::{
     route::{
         Access, DirectIo, OpenMount, ReadLane, Route, SharedSlots, Unavailable, UsrbioClient, UsrbioFiles,
         UsrbioLane, host_rings, is_daemon_lost,
-        member::{ALONE, Demand, Landing, Member, Share, Wanted},
+        member::{Demand, Landing, Member, Share, Wanted},
         registry::NotOpened,
     },
     source::{Source, threefs::ThreeFs},
@@ -57,9 +57,6 @@ pub(in crate::route) fn open(
     let Some(first) = files.iter().find_map(|file| ThreeFs::of(file)) else { return Ok(None) };
     if wanted.direct == DirectIo::Never && !is_named {
         return Err(Unavailable::new("switched off by the option direct=never", "").into());
-    }
-    if wanted.is_inline && !is_named {
-        return Err(Unavailable::new(ALONE, "").into());
     }
     let mount = OpenMount::of(first.file().device(), first.path(), wanted.usrbio, wanted.usrbio_directories)
         .map_err(|why| NotOpened { path: Some(first.path().to_owned()), why })?;
