@@ -151,7 +151,7 @@ pub struct MemoryReport {
     pub arenas: usize,
     /// Bytes of these: tensors, gaps, padding.
     pub arena_bytes: u64,
-    /// Bytes of staging slots, freed when the load ended.
+    /// Bytes of staging slots, freed when the load ended, and the most that waited at a time for the node's cache.
     pub staging_bytes: u64,
     /// Kind of pages.
     pub huge_pages: HugePages,

@@ -150,6 +150,39 @@ fn a_second_load_comes_from_the_drive() {
 }
 
 #[test]
+fn what_waits_for_the_cache_is_part_of_the_budget() {
+    let node = Node::new();
+    let needed = |options: &LoadOptions| match node.open(node.cache()).unwrap().load(options).unwrap_err() {
+        Error::MemoryBudget { needed, .. } => needed,
+        other => panic!("{other:?}"),
+    };
+    let packed = || auto().layout(Layout::Packed).selection(Selection::all().select("b"));
+    for options in [auto(), packed()] {
+        fs::remove_dir_all(node.directory()).unwrap_or_default();
+        let least = needed(&options.clone().memory_budget_bytes(1 << 20));
+        let load = |budget| {
+            let cache = node.cache();
+            let loaded = node.open(cache.clone()).unwrap();
+            let loaded = loaded.load(&options.clone().memory_budget_bytes(budget)).unwrap();
+            cache.flush();
+            let memory = &loaded.report().memory;
+            assert!(memory.arena_bytes + memory.staging_bytes <= budget, "{}", loaded.report());
+            loaded.report().clone()
+        };
+        // What nothing can wait for comes from the store again, and again.
+        for _ in 0..2 {
+            let report = load(least);
+            // But for its first bytes, which came when it was opened.
+            assert!(carried(&report, Route::NodeCache) <= 1 << 20, "{report}");
+            assert!(noted(&report, "memory_budget leaves no room"), "{report}");
+        }
+        load(least + (64 << 20));
+        let kept = load(least);
+        assert!(carried(&kept, Route::NodeCache) > 1 << 20, "{kept}");
+    }
+}
+
+#[test]
 fn every_device_and_layout_gets_the_bytes_from_the_drive() {
     for device in devices() {
         let node = Node::new();

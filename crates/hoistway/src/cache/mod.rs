@@ -16,7 +16,7 @@ mod writer;
 pub(crate) use entry::{Claims, Entry};
 pub use room::{CacheEntry, Collected, Verified};
 
-use crate::{Error, Result, environment};
+use crate::{Error, Result, environment, memory::Ledger};
 use hoistway_objects::Object;
 use room::Room;
 use std::{
@@ -194,9 +194,10 @@ impl NodeCache {
         opened.map(Arc::new).map_err(|error| format!("the entry in the cache cannot be opened: {error}"))
     }
 
-    /// Keeps the whole blocks of what came from the store. A block that the backlog has no room for is not kept.
-    pub(crate) fn keep(&self, entry: &Arc<Entry>, offset: u64, bytes: &[u8]) {
-        self.0.writer.keep(entry, offset, bytes);
+    /// Keeps the whole blocks of what came from the store. A block is not kept that the backlog has no room for, or the
+    /// `ledger` of the load no memory.
+    pub(crate) fn keep(&self, entry: &Arc<Entry>, offset: u64, bytes: &[u8], ledger: Option<&Arc<Ledger>>) {
+        self.0.writer.keep(entry, offset, bytes, ledger);
     }
 }
 

@@ -6,7 +6,10 @@ use super::{
     entry::{BLOCK_BYTES, Entry, padded},
     room::Room,
 };
-use crate::parallel::{lock, thread_named};
+use crate::{
+    memory::{Grant, Ledger},
+    parallel::{lock, thread_named},
+};
 use std::{
     collections::VecDeque,
     ops::Range,
@@ -52,6 +55,8 @@ struct Blocks {
     blocks: Range<u64>,
     memory: AlignedBytes,
     len: u64,
+    /// What their memory is of.
+    grant: Option<Grant>,
 }
 
 impl Writer {
@@ -61,7 +66,7 @@ impl Writer {
     }
 
     /// Keeps the whole blocks of `bytes` that are not there.
-    pub(super) fn keep(&self, entry: &Arc<Entry>, offset: u64, bytes: &[u8]) {
+    pub(super) fn keep(&self, entry: &Arc<Entry>, offset: u64, bytes: &[u8], ledger: Option<&Arc<Ledger>>) {
         if self.process != process::id() {
             return;
         }
@@ -77,7 +82,7 @@ impl Writer {
                 let start = blocks.start * BLOCK_BYTES;
                 let part =
                     &bytes[(start - offset) as usize..(end.min(blocks.end * BLOCK_BYTES) - offset) as usize];
-                if !self.push(entry, &blocks, part) {
+                if !self.push(entry, &blocks, part, ledger) {
                     entry.note_left_out(part.len() as u64);
                     entry.release(blocks);
                 }
@@ -85,9 +90,20 @@ impl Writer {
         }
     }
 
-    /// `false` if the backlog has no room, or the system no thread.
-    fn push(&self, entry: &Arc<Entry>, blocks: &Range<u64>, bytes: &[u8]) -> bool {
+    /// `false` if the backlog has no room, the load no memory, or the system no thread.
+    fn push(
+        &self,
+        entry: &Arc<Entry>,
+        blocks: &Range<u64>,
+        bytes: &[u8],
+        ledger: Option<&Arc<Ledger>>,
+    ) -> bool {
         let len = bytes.len() as u64;
+        let grant = ledger.map(|ledger| ledger.try_take(padded(len)));
+        if matches!(grant, Some(None)) {
+            return false;
+        }
+        let grant = grant.flatten();
         let mut state = lock(&self.shared.state);
         if state.bytes + len > BACKLOG_BYTES {
             return false;
@@ -110,7 +126,7 @@ impl Writer {
             state.bytes -= len;
             return false;
         }
-        state.waiting.push_back(Blocks { entry: entry.clone(), blocks: blocks.clone(), memory, len });
+        state.waiting.push_back(Blocks { entry: entry.clone(), blocks: blocks.clone(), memory, len, grant });
         true
     }
 
@@ -144,12 +160,13 @@ impl Shared {
                 return;
             };
             drop(state);
-            let Blocks { entry, blocks, memory, len } = next;
+            let Blocks { entry, blocks, memory, len, grant } = next;
             self.write(&entry, blocks, memory.as_slice());
             drop(entry);
             let mut state = lock(&self.state);
             state.bytes -= len;
-            if memory.as_slice().len() == UNIT_BYTES {
+            // What is left of a load's budget is the load's again.
+            if memory.as_slice().len() == UNIT_BYTES && !grant.is_some_and(|grant| grant.is_limited()) {
                 state.free.push(memory);
             }
         }

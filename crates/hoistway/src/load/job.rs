@@ -8,6 +8,8 @@ use super::{
     routes::{Assigned, LoadRoute, Opening, Room},
     serve::{self, Reads, Takers, queue_of},
 };
+#[cfg(feature = "objects")]
+use crate::memory::Ledger;
 use crate::{
     ByteRange, Cancel, Catalog, DeviceId, Error, Result,
     memory::{Block, DeviceBlock, Fill, Promise, Slots},
@@ -71,6 +73,9 @@ pub(super) struct Job {
     next_to_touch: AtomicUsize,
     /// The memory that the load may have.
     promise: Promise,
+    /// What may be taken for the node's cache.
+    #[cfg(feature = "objects")]
+    pub(super) ledger: Arc<Ledger>,
     /// For each extent, whether its memory was taken from the promise.
     touched: Box<[AtomicBool]>,
     /// For each extent, whether a read has got to it: then its memory is no longer touched ahead.
@@ -116,9 +121,15 @@ impl Job {
             needs,
         };
         opening.ready_first(&plan, &room)?;
-        let (slots, promise) = place.slots(&plan, &needs, &opening, options)?;
+        #[cfg_attr(not(feature = "objects"), expect(unused_variables, reason = "nothing takes it"))]
+        let (slots, promise, left_bytes) = place.slots(&plan, &needs, &opening, options)?;
         let (sink, buffers) = place.sink(&plan, &room, &mut opening, options, &slots)?;
-        let Assigned { routes, takers, reads, refused } = opening.assign(&plan, buffers, &cancel)?;
+        #[cfg_attr(not(feature = "objects"), expect(unused_mut, reason = "no ledger is set"))]
+        let Assigned { routes, takers, mut reads, refused } = opening.assign(&plan, buffers, &cancel)?;
+        #[cfg(feature = "objects")]
+        let ledger = Ledger::new(left_bytes);
+        #[cfg(feature = "objects")]
+        reads.iter_mut().for_each(|op| op.ledger = Some(ledger.clone()));
         let job = Self {
             catalog,
             route: options.route,
@@ -142,6 +153,8 @@ impl Job {
             tensors_done: AtomicUsize::new(0),
             next_to_touch: AtomicUsize::new(0),
             promise,
+            #[cfg(feature = "objects")]
+            ledger,
             touched: plan.extents().iter().map(|_| AtomicBool::new(false)).collect(),
             reached: plan.extents().iter().map(|_| AtomicBool::new(false)).collect(),
             #[cfg(feature = "fault-injection")]

@@ -56,14 +56,14 @@ impl MemoryPlan<'_> {
         }
     }
 
-    /// Slots of the load's own, and the memory that it may have besides.
+    /// Slots of the load's own, the memory that it may have besides, and what its budget has left then.
     pub(super) fn slots(
         &self,
         plan: &Plan,
         needs: &Needs,
         opening: &Opening<'_>,
         options: &LoadOptions,
-    ) -> Result<(Slots, Promise)> {
+    ) -> Result<(Slots, Promise, u64)> {
         let taken = opening.host_bytes();
         let is_staged = |extent: &&Extent| extent.target == Target::Staged && opening.needs_host_slot(extent);
         let most = self.slots.min(needs.slots_in(self.staging_bytes.saturating_sub(taken)));
@@ -78,7 +78,8 @@ impl MemoryPlan<'_> {
             None => SlotKind::Host,
             Some(device) => SlotKind::Pinned(device, self.memory.numa_node),
         };
-        Ok((Slots::new(count, needs.slot_bytes as usize, kind)?, promise))
+        let left = budget.map_or(u64::MAX, |budget| budget.saturating_sub(fresh + staging_bytes));
+        Ok((Slots::new(count, needs.slot_bytes as usize, kind)?, promise, left))
     }
 
     /// The memory of the tensors, and for each extent where it is read to. Opens the routes that were not opened before it

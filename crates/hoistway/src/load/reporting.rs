@@ -6,10 +6,10 @@ use crate::{
     Catalog, Report,
     device::Device,
     memory::{HugePages, Slots},
-    plan::Plan,
+    plan::{Plan, PlannedTensor},
     report::{DeviceReport, MemoryReport, Tally, TimeReport},
 };
-use std::cmp::Reverse;
+use std::{cmp::Reverse, collections::BTreeSet};
 
 /// What a report says before the first read.
 pub(super) struct Planned<'a> {
@@ -24,8 +24,8 @@ impl Planned<'_> {
     /// The report of a load into memory of its own, or of a device's that it uses.
     pub(super) fn report(&self, device: Option<&Device>) -> Report {
         let Self { catalog, plan, options, numa_node } = *self;
-        let mut files: Vec<_> = plan.extents().iter().map(|extent| extent.file).collect();
-        files.dedup();
+        let read = plan.tensors().iter().filter(|tensor| !tensor.place.is_empty());
+        let files: BTreeSet<_> = read.map(PlannedTensor::file).collect();
         let is_unified = options.route.is_unified();
         Report {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -102,6 +102,10 @@ pub(super) fn add_progress(report: &mut Report, job: &Job) {
     report.read_bytes = carriers.iter().map(|carrier| carrier.read_bytes).sum();
     (report.carriers, report.refused) = (carriers, refused);
     (report.retries, report.staged_bytes) = (retries, staged_bytes);
+    #[cfg(feature = "objects")]
+    {
+        report.memory.staging_bytes += job.ledger.most_taken_bytes();
+    }
     report.notes.extend(job.routes.iter().flat_map(|route| route.member.last_notes()));
     let slots = job.routes.iter().filter_map(LoadRoute::slots).chain([&job.slots]);
     let why_unpinned = slots.filter_map(Slots::why_unpinned).next();

@@ -6,6 +6,8 @@ mod borrowed;
 pub(crate) mod budget;
 mod coverage;
 mod device;
+#[cfg(feature = "objects")]
+mod ledger;
 mod pool;
 mod promised;
 
@@ -17,6 +19,8 @@ pub(crate) use device::{DeviceArena, DeviceFill};
 pub use device::{DeviceBlock, LentMemory};
 pub(crate) use hoistway_io::memory::{Copying, Slot, SlotKind, Slots};
 pub use hoistway_io::sys::limits::MemoryLimit;
+#[cfg(feature = "objects")]
+pub(crate) use ledger::{Grant, Ledger};
 pub use pool::MemoryPool;
 pub(crate) use promised::Promise;
 

@@ -255,6 +255,9 @@ pub(crate) struct ReadOp {
     /// What the read has claimed in the node's cache.
     #[cfg(feature = "objects")]
     pub(crate) claims: Option<crate::cache::Claims>,
+    /// What its load may take for the node's cache; without one, any number of bytes.
+    #[cfg(feature = "objects")]
+    pub(crate) ledger: Option<Arc<crate::memory::Ledger>>,
 }
 
 /// The memory of a [`ReadOp`].
@@ -287,6 +290,8 @@ impl ReadOp {
             cancel,
             #[cfg(feature = "objects")]
             claims: None,
+            #[cfg(feature = "objects")]
+            ledger: None,
         }
     }
 

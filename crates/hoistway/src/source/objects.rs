@@ -6,6 +6,7 @@ use crate::{
     ByteRange, Cancel, Error, Result,
     cache::{Entry, NodeCache},
     catalog::OpenOptions,
+    memory::{Grant, Ledger},
     route::ReadOp,
 };
 use hoistway_objects::{Object, Problem};
@@ -52,7 +53,7 @@ pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> 
     let (object, head) = opened.map_err(failed("open"))?;
     let kept = options.cache.as_ref().map(|cache| Ok((cache.clone(), cache.entry(&object, &head)?)));
     if let Some(Ok((cache, entry))) = &kept {
-        cache.keep(entry, 0, &head);
+        cache.keep(entry, 0, &head, None);
     }
     let ahead = Mutex::new(Ahead { start: 0, bytes: head });
     Ok(Arc::new(ObjectSource { object, ahead, kept, extensions: Extensions::default() }))
@@ -125,13 +126,19 @@ impl ObjectSource {
 
     /// Reads from the store. Returns how many bytes came.
     pub(crate) fn read_asked(&self, op: &mut ReadOp) -> io::Result<usize> {
-        self.read(op.buffer.target(op.progress)?, op.progress.offset, &op.cancel)
+        self.read(op.buffer.target(op.progress)?, op.progress.offset, &op.cancel, op.ledger.as_ref())
     }
 
     /// Reads from the store, until `cancel` ends that. Returns how many bytes came: fewer at the end alone. Where the range begins
-    /// or ends inside of a block that the node's cache lacks, the whole block is read.
-    fn read(&self, buffer: &mut [u8], offset: u64, cancel: &Cancel) -> io::Result<usize> {
-        let Some(entry) = self.entry() else { return self.ask(buffer, offset, cancel) };
+    /// or ends inside of a block that the node's cache lacks, the whole block is read, if `ledger` has memory for it.
+    fn read(
+        &self,
+        buffer: &mut [u8],
+        offset: u64,
+        cancel: &Cancel,
+        ledger: Option<&Arc<Ledger>>,
+    ) -> io::Result<usize> {
+        let Some(entry) = self.entry() else { return self.ask(buffer, offset, cancel, ledger) };
         let end = self.object.len().min(offset.saturating_add(buffer.len() as u64));
         let (mut at, whole_end) = (offset, entry.whole_end(end));
         while at < end {
@@ -139,17 +146,22 @@ impl ObjectSource {
             let place = &mut buffer[(at - offset) as usize..(end - offset) as usize];
             if at == block.start && block.end <= end {
                 let len = (whole_end - at) as usize;
-                self.ask(&mut place[..len], at, cancel)?;
+                self.ask(&mut place[..len], at, cancel, ledger)?;
                 at = whole_end;
                 continue;
             }
             let len = (block.end.min(end) - at) as usize;
-            if entry.lacks(at) {
-                let mut whole = vec![0; (block.end - block.start) as usize];
-                self.ask(&mut whole, block.start, cancel)?;
-                place[..len].copy_from_slice(&whole[(at - block.start) as usize..][..len]);
-            } else {
-                self.ask(&mut place[..len], at, cancel)?;
+            let block_len = block.end - block.start;
+            // Its memory is freed before that of the next.
+            let memory = entry.lacks(at).then(|| Whole::new(block_len, ledger)).flatten();
+            match memory {
+                Some(mut whole) => {
+                    self.ask(&mut whole.bytes, block.start, cancel, ledger)?;
+                    place[..len].copy_from_slice(&whole.bytes[(at - block.start) as usize..][..len]);
+                }
+                None => {
+                    self.ask(&mut place[..len], at, cancel, ledger)?;
+                }
             }
             at += len as u64;
         }
@@ -157,14 +169,37 @@ impl ObjectSource {
     }
 
     /// Makes one read of the store, and keeps what came.
-    fn ask(&self, buffer: &mut [u8], offset: u64, cancel: &Cancel) -> io::Result<usize> {
+    fn ask(
+        &self,
+        buffer: &mut [u8],
+        offset: u64,
+        cancel: &Cancel,
+        ledger: Option<&Arc<Ledger>>,
+    ) -> io::Result<usize> {
         // The error of the load has the URL and the range.
         let read = self.object.read(offset, buffer, cancel.flag());
         let count = read.map_err(|error| io::Error::new(error.problem.kind(), error.problem))?;
         if let Some(Ok((cache, entry))) = &self.kept {
-            cache.keep(entry, offset, &buffer[..count]);
+            cache.keep(entry, offset, &buffer[..count], ledger);
         }
         Ok(count)
+    }
+}
+
+/// Memory of a block that a read takes a part of.
+struct Whole {
+    bytes: Vec<u8>,
+    _grant: Option<Grant>,
+}
+
+impl Whole {
+    /// `None` if there is not enough memory for it.
+    fn new(len: u64, ledger: Option<&Arc<Ledger>>) -> Option<Self> {
+        let grant = match ledger {
+            Some(ledger) => Some(ledger.try_take(len)?),
+            None => None,
+        };
+        Some(Self { bytes: vec![0; usize::try_from(len).ok()?], _grant: grant })
     }
 }
 
@@ -211,7 +246,7 @@ impl Source for ObjectSource {
                 let mut bytes = vec![0; len];
                 let kept = self.entry().map_or(0, |entry| entry.read(offset, &mut bytes));
                 let count = match kept {
-                    0 => self.ask(&mut bytes, offset, cancel)?,
+                    0 => self.ask(&mut bytes, offset, cancel, None)?,
                     kept => kept,
                 };
                 bytes.truncate(count);
@@ -219,7 +254,7 @@ impl Source for ObjectSource {
                 return Ok(ahead.copy(buffer, offset));
             }
         }
-        self.ask(buffer, offset, cancel)
+        self.ask(buffer, offset, cancel, None)
     }
 
     fn header_was_read(&self) {

@@ -149,7 +149,8 @@ impl Member for Http {
         if left_out > 0 {
             let bytes = ByteSize(left_out);
             notes.push(format!(
-                "{bytes} are not kept in the node's cache: its drive is slower than the store"
+                "{bytes} are not kept in the node's cache: its drive is slower than the store, or memory_budget leaves \
+                 no room for them to wait"
             ));
         }
         notes
