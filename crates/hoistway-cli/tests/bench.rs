@@ -297,6 +297,9 @@ fn what_cannot_be_measured_is_an_error_of_its_own_kind() {
         (&["--route=usrbio"][..], 6, "not on a 3FS"),
         (&["--route=mapped"], 2, "route cannot be 'mapped'"),
         (&["--route=fast"], 2, "route cannot be 'fast'"),
+        (&["--backends=python"], 6, "not on a 3FS"),
+        (&["--backends=fast"], 2, "cpp, python, mock"),
+        (&["--backends=mock", "--route=threads"], 2, "cannot be used with"),
         (&["--chunk-sizes=5000B"], 2, "multiple of 4096"),
         (&["--chunk-sizes=8", "--buffer-sizes=4"], 2, "longer than each of the buffers"),
         (&["--num-processes=0"], 2, "at least one process has to read"),
@@ -343,6 +346,19 @@ fn a_3fs_is_read_by_usrbio_by_several_processes() {
             .map(|own| own["total_bytes_read"].as_u64().unwrap());
         assert_eq!(read.sum::<u64>(), 3 * LENGTHS.iter().sum::<usize>() as u64);
     }
+    let output_dir = files.directory.path().join("results");
+    let arguments =
+        ["--backends=mock,python", "--buffer-sizes=2,4", "--chunk-sizes=1", "--iterations=1", "--output-dir"];
+    let output =
+        bench(&paths, &[&arguments[..], &[output_dir.to_str().unwrap(), "--num-processes=1,2"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let summary = columns(&output_dir.join("benchmark_summary.csv"));
+    assert_eq!(summary.len() - 1, 2 * 2 * 2);
+    for row in &summary[1..] {
+        let way = if row[0] == "python" { "usrbio direct" } else { "threads buffered" };
+        assert!(["mock", "python"].contains(&&*row[0]) && row.contains(&way.into()), "{row:?}");
+    }
+    assert!(output_dir.join("heatmap_python_2procs.svg").exists());
     // The daemon hears of the end of a process a moment later.
     let begin = Instant::now();
     while !daemon.registrations().is_empty() {

@@ -38,6 +38,9 @@ pub(crate) struct Read {
     /// Who speaks to the daemon of a 3FS: auto (the default), native or vendor
     #[arg(long, value_name = "CLIENT")]
     pub(crate) usrbio: Option<String>,
+    /// In place of routes, what benchmark_runner.py of fastsafetensor-3fs-reader calls them
+    #[arg(long, value_enum, value_name = "NAMES", value_delimiter = ',', conflicts_with_all = ["route", "direct", "usrbio"])]
+    pub(crate) backends: Vec<Backend>,
     /// Bytes in flight in each process, and of its staging memory; a number without unit counts MiB
     #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "64", value_parser = size)]
     pub(crate) buffer_sizes: Vec<u64>,
@@ -58,6 +61,17 @@ pub(crate) struct Read {
     pub(crate) runs: Runs,
     #[command(flatten)]
     pub(crate) output: Output,
+}
+
+/// Ways to read by the names of another benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Backend {
+    /// Route usrbio by the vendor's library
+    Cpp,
+    /// Route usrbio by hoistway's own client
+    Python,
+    /// Route threads through the page cache
+    Mock,
 }
 
 const READ_NOTES: &str = "\

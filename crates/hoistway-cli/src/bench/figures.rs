@@ -2,7 +2,7 @@
 
 use super::tables::Summary;
 use crate::charts::{Bar, Bars, Cell, Figure, HeatMap, Line, Lines, Panel, sizes};
-use hoistway::{Route, counted};
+use hoistway::counted;
 
 /// Returns all figures: throughput by each size, of each pair of sizes, and with the best.
 pub(super) fn of(summaries: &[Summary]) -> Vec<(String, Figure)> {
@@ -81,12 +81,12 @@ fn by_both_sizes(own: &[Summary]) -> (String, Figure) {
 
 /// Throughput of each route and number of processes with the best sizes.
 fn by_processes(summaries: &[Summary]) -> Figure {
-    let mut kinds: Vec<(Route, u16)> = summaries.iter().map(kind).collect();
+    let mut kinds: Vec<(&'static str, u16)> = summaries.iter().map(kind).collect();
     kinds.sort_by_key(|(_, count)| *count);
     kinds.dedup();
-    let mut known: Vec<Route> = summaries.iter().map(|own| own.backend).collect();
+    let mut known: Vec<&str> = summaries.iter().map(|own| own.backend).collect();
     known.dedup();
-    let bar = |own: (Route, u16)| {
+    let bar = |own: (&'static str, u16)| {
         let rate = |summary: &&Summary| summary.throughput_gbps_median;
         let all = summaries.iter().filter(|summary| kind(summary) == own);
         let best = all.max_by(|one, other| rate(one).total_cmp(&rate(other)))?;
@@ -108,17 +108,17 @@ fn by_processes(summaries: &[Summary]) -> Figure {
 }
 
 /// What distinguishes lines and bars.
-fn kind(own: &Summary) -> (Route, u16) {
+fn kind(own: &Summary) -> (&'static str, u16) {
     (own.backend, own.num_processes)
 }
 
-fn label((route, count): (Route, u16)) -> String {
+fn label((route, count): (&str, u16)) -> String {
     format!("{route}, {}", counted(count, "process", "processes"))
 }
 
 /// The routes that were measured, for a title.
 fn routes<'a>(summaries: impl Iterator<Item = &'a Summary>) -> String {
-    let mut names: Vec<&str> = summaries.map(|own| own.backend.name()).collect();
+    let mut names: Vec<&str> = summaries.map(|own| own.backend).collect();
     names.dedup();
     names.join(", ")
 }

@@ -14,8 +14,8 @@ mod worker;
 pub(crate) use arguments::Bench;
 
 use crate::{charts::Figure, failure::Failure};
-use arguments::Read;
-use hoistway::{ByteRange, DeviceId, Error, LoadOptions, Route, read::ReadFile};
+use arguments::{Backend, Read};
+use hoistway::{ByteRange, DeviceId, DirectIo, Error, LoadOptions, Route, UsrbioClient, read::ReadFile};
 use std::{
     ffi::OsString,
     io,
@@ -37,7 +37,8 @@ pub(crate) fn run(bench: &Bench, program: &[OsString]) -> Result<(), Failure> {
 /// One combination of what is varied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Combination {
-    route: Route,
+    /// The name of what reads.
+    backend: &'static str,
     device: DeviceId,
     buffer_bytes: u64,
     chunk_bytes: u64,
@@ -45,15 +46,13 @@ struct Combination {
 }
 
 fn read(arguments: &Read, program: &[OsString]) -> Result<(), Failure> {
-    let routes: Vec<LoadOptions> =
-        arguments.route.iter().map(|route| options(arguments, route)).collect::<hoistway::Result<_>>()?;
+    let backends = backends(arguments)?;
     let files =
         arguments.files.resolve()?.into_iter().map(|path| Ok((path.clone(), ReadFile::open(path)?.len())));
     let files: Vec<(PathBuf, u64)> = files.collect::<hoistway::Result<_>>()?;
     let mut combinations = Vec::new();
-    for options in arguments.runs.mode.of(&routes) {
-        combinations
-            .extend(self::combinations(arguments, options.route)?.into_iter().map(|own| (options, own)));
+    for (name, options) in arguments.runs.mode.of(&backends) {
+        combinations.extend(self::combinations(arguments, name)?.into_iter().map(|own| (options, own)));
     }
     arguments.output.prepare()?;
     let mut measurements = Vec::new();
@@ -80,6 +79,24 @@ fn chart(path: &Path) -> Result<(), Failure> {
     figure.write(path).map_err(Failure::output)
 }
 
+/// What reads, by its name.
+fn backends(arguments: &Read) -> hoistway::Result<Vec<(&'static str, LoadOptions)>> {
+    if arguments.backends.is_empty() {
+        let options = arguments.route.iter().map(|route| options(arguments, route));
+        return options.map(|options| options.map(|own| (own.route.name(), own))).collect();
+    }
+    let named = arguments.backends.iter().map(|backend| {
+        let options = LoadOptions::from_env()?;
+        let usrbio = |options: LoadOptions, client| options.route(Route::Usrbio).usrbio(client);
+        Ok(match backend {
+            Backend::Cpp => ("cpp", usrbio(options, UsrbioClient::Vendor)),
+            Backend::Python => ("python", usrbio(options, UsrbioClient::Native)),
+            Backend::Mock => ("mock", options.route(Route::Threads).direct(DirectIo::Never)),
+        })
+    });
+    named.collect()
+}
+
 fn options(arguments: &Read, route: &str) -> hoistway::Result<LoadOptions> {
     let mut options = LoadOptions::from_env()?;
     options.set("route", route)?;
@@ -91,7 +108,7 @@ fn options(arguments: &Read, route: &str) -> hoistway::Result<LoadOptions> {
     Ok(options)
 }
 
-fn combinations(arguments: &Read, route: Route) -> hoistway::Result<Vec<Combination>> {
+fn combinations(arguments: &Read, backend: &'static str) -> hoistway::Result<Vec<Combination>> {
     let Read { buffer_sizes, chunk_sizes, num_processes, runs, device, .. } = arguments;
     let mode = runs.mode;
     let mut combinations = Vec::new();
@@ -103,7 +120,7 @@ fn combinations(arguments: &Read, route: Route) -> hoistway::Result<Vec<Combinat
         for &buffer_bytes in mode.of(buffer_sizes) {
             let chunks = mode.of(chunk_sizes).iter().filter(|&&chunk_bytes| chunk_bytes <= buffer_bytes);
             combinations.extend(chunks.map(|&chunk_bytes| Combination {
-                route,
+                backend,
                 device: *device,
                 buffer_bytes,
                 chunk_bytes,

@@ -2,7 +2,7 @@
 
 use super::{Combination, results::Spread, worker::Reading};
 use bytesize::ByteSize;
-use hoistway::{DeviceId, Route};
+use hoistway::DeviceId;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ type WayBytes = BTreeMap<String, u64>;
 /// What one process did in one iteration. Sizes are in MiB, times in seconds, throughput in 10^9 and 10^6 bytes a second.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Measurement {
-    backend: Route,
+    backend: &'static str,
     buffer_size: f64,
     chunk_size: f64,
     num_processes: u16,
@@ -38,7 +38,7 @@ pub(super) struct Measurement {
 /// What all processes did in all iterations of one combination.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Summary {
-    pub(super) backend: Route,
+    pub(super) backend: &'static str,
     pub(super) buffer_size_mb: f64,
     pub(super) chunk_size_mb: f64,
     pub(super) num_processes: u16,
@@ -71,7 +71,7 @@ impl Measurement {
             *way_bytes.entry(way).or_default() += carrier.tensor_bytes;
         }
         Self {
-            backend: combination.route,
+            backend: combination.backend,
             buffer_size: combination.buffer_bytes as f64 / MEBIBYTE,
             chunk_size: combination.chunk_bytes as f64 / MEBIBYTE,
             num_processes: combination.processes,
@@ -162,15 +162,16 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hoistway::Route;
 
-    fn of(route: Route) -> Combination {
+    fn of(backend: &'static str) -> Combination {
         let (buffer_bytes, chunk_bytes) = (64 << 20, 8 << 20);
-        Combination { route, device: DeviceId::Cpu, buffer_bytes, chunk_bytes, processes: 2 }
+        Combination { backend, device: DeviceId::Cpu, buffer_bytes, chunk_bytes, processes: 2 }
     }
 
     #[test]
     fn a_round_is_as_long_as_its_slowest_process() {
-        let combination = of(Route::Threads);
+        let combination = of("threads");
         let one = |rank, iteration, seconds, round| {
             let reading = Reading { bytes: 500_000_000, seconds, carriers: Vec::new() };
             Measurement::new(combination, rank, iteration, 1, reading, round)
@@ -185,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_summary_has_the_carriers_of_every_process_and_iteration() {
-        let combination = of(Route::Auto);
+        let combination = of("auto");
         let one = |rank, iteration, route, tensor_bytes| {
             let carrier = serde_json::json!({
                 "route": route, "access": "direct", "tensor_bytes": tensor_bytes, "read_bytes": tensor_bytes, "reads": 1

@@ -343,6 +343,10 @@ class HoistwayStore(UcmKVStoreBaseV1):  # type: ignore[misc]
         return [(blocks, some) for blocks, some in zip(self._blocks, places, strict=True) if some]
 
 
+UcmNfsStore = HoistwayStore
+"""The name that configurations for UCM's own store of files have."""
+
+
 @dataclass(frozen=True)
 class _DeviceBuffer:
     """Memory of a device, by its address alone. UCM's connector keeps it as long as it has the store."""
