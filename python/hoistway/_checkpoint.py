@@ -19,10 +19,10 @@ from hoistway._frameworks import (
     Converter,
     Framework,
     check_framework,
+    check_packages,
     converter,
     device_name,
     is_torch,
-    no_package,
     torch_allocator,
     types_without_package,
 )
@@ -476,9 +476,8 @@ class Checkpoint:
         if not lacking:
             return
         selection = {name: request.get(name) for name in ("select", "exclude", "slices")}
-        for name, dtype, *_ in self._opened.planned(**selection):
-            if dtype in lacking:
-                raise no_package(name, dtype)
+        planned = self._opened.planned(**selection)
+        check_packages(((name, dtype) for name, dtype, *_ in planned), lacking)
 
     def _start(self, request: Mapping[str, Any], order: Order, max_in_flight: int | str | None) -> Tensors:
         merged = self._merged(request)

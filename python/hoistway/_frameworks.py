@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -181,8 +181,14 @@ def types_without_package(framework: str) -> Collection[str]:
     return ("BF16", "F4", *_NARROW_TYPES)
 
 
-def no_package(name: str, dtype: str) -> MissingPackageError:
-    """The error of a tensor whose type numpy has by a package that is not installed."""
+def check_packages(tensors: Iterable[tuple[str, str]], lacking: Collection[str]) -> None:
+    """Fails for a tensor, given with its type, of one of the types that the framework lacks a package for."""
+    for name, dtype in tensors if lacking else ():
+        if dtype in lacking:
+            raise _no_package(name, dtype)
+
+
+def _no_package(name: str, dtype: str) -> MissingPackageError:
     return MissingPackageError(
         f"tensor {name!r} is of type {dtype}: numpy needs ml_dtypes for that; install it, or choose another framework"
     )
@@ -193,7 +199,7 @@ def _ml_dtype(tensor: Tensor) -> Any:
     try:
         import ml_dtypes  # noqa: PLC0415
     except ImportError as error:
-        raise no_package(tensor.name, tensor.dtype) from error
+        raise _no_package(tensor.name, tensor.dtype) from error
     dtype = getattr(ml_dtypes, ELEMENT_TYPES.get(tensor.dtype, ""), None)
     if dtype is None:
         raise UnsupportedDtypeError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hoistway import _native
 from hoistway._arguments import PathType, shown
 from hoistway._checkpoint import Checkpoint
-from hoistway._frameworks import Converter, Framework, converter
+from hoistway._frameworks import Converter, Framework, check_packages, converter, types_without_package
 from hoistway._options import ReaderOptions, StoreOptions
 from hoistway._reader import opened, reader_options
 from hoistway.errors import ArgumentError, ClosedError, OptionError, TensorNotFoundError
@@ -63,6 +63,8 @@ def stream_layers(
     """
     checkpoint = opened(paths, lenient, offset, store)
     layers = _layers(checkpoint, order)
+    types = ((name, checkpoint.info(name)[0]) for _, names in layers for name in names)
+    check_packages(types, types_without_package(framework))
     native = _native.LayerStream(checkpoint, layers, budget, ahead, timeout, **reader_options(options))
     return LayerStream(native, [name for name, _ in layers], converter(framework))
 

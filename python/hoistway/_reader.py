@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hoistway import _native
 from hoistway._arguments import PathType, path_texts, tensor_names
 from hoistway._checkpoint import Checkpoint, usrbio_directories
-from hoistway._frameworks import Converter, Framework, converter
+from hoistway._frameworks import Converter, Framework, check_packages, converter, types_without_package
 from hoistway._options import ReaderOptions, StoreOptions, store_texts
 from hoistway._slices import Part
 from hoistway.errors import ClosedError, SliceError
@@ -55,6 +55,7 @@ class Reader:
     ) -> None:
         self._convert = converter(framework)
         self._is_torch = framework in ("torch", "pt")
+        self._lacking = types_without_package(framework)
         self._checkpoint = opened(paths, lenient, offset, store)
         self._native: _native.Reader | None = _native.Reader(self._checkpoint, **reader_options(options))
 
@@ -126,6 +127,8 @@ class Reader:
         for name in slices or {}:
             if name not in listed:
                 raise SliceError(f"there is a slice of tensor {name!r}, which is not read", tensor=name)
+        # Before anything is read.
+        check_packages(((name, self._checkpoint.info(name)[0]) for name in listed), self._lacking)
         return Reading(self._native.submit(wanted, priority, begin_by), self._convert, parts)
 
     def close(self) -> None:

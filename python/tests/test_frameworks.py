@@ -172,3 +172,32 @@ def test_a_package_that_is_missing_is_told_before_anything_is_read(tmp_path: Pat
     )
     told = "tensor 'b' is of type BF16: numpy needs ml_dtypes for that; install it, or choose another framework []"
     assert done.stdout.splitlines() == [told, told, "['a'] 1"], done.stderr
+
+
+def test_readers_tell_of_a_missing_package_before_they_read(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.safetensors", {"a": ("F32", [4, 25]), "b": ("BF16", [4, 25])})
+    done = run(
+        """
+        import sys
+        sys.modules["ml_dtypes"] = None
+        import hoistway
+        from hoistway.experts import Rows
+        path, reader = sys.argv[1], hoistway.Reader(sys.argv[1], framework="numpy")
+        for start in (
+            lambda: reader.prefetch(["a", "b"]),
+            lambda: reader.read("b", slices={"b": slice(0, 1)}),
+            lambda: hoistway.stream_layers(path, {"one": ["a", "b"]}, framework="numpy"),
+            lambda: Rows(path, "b", framework="numpy"),
+        ):
+            try:
+                start()
+            except ImportError as error:
+                print(error)
+        print(list(reader.read("a")), len(Rows(path, "a", framework="numpy")))
+        """,
+        path,
+    )
+    told = (
+        "tensor 'b' is of type BF16: numpy needs ml_dtypes for that; install it, or choose another framework"
+    )
+    assert done.stdout.splitlines() == [told] * 4 + ["['a'] 4"], done.stderr

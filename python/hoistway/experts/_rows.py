@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hoistway import _native
 from hoistway._arguments import PathType, tensor_name
 from hoistway._checkpoint import Checkpoint
-from hoistway._frameworks import Framework, converter
+from hoistway._frameworks import Framework, check_packages, converter, types_without_package
 from hoistway._options import ReaderOptions, StoreOptions
 from hoistway._reader import opened, reader_options
 
@@ -42,7 +42,9 @@ class Rows:
     ) -> None:
         self._convert = converter(framework)
         checkpoint = opened(paths, lenient, offset, store)
-        self._native = _native.Rows(checkpoint, tensor_name(table), **reader_options(options))
+        table = tensor_name(table)
+        check_packages([(table, checkpoint.info(table)[0])], types_without_package(framework))
+        self._native = _native.Rows(checkpoint, table, **reader_options(options))
 
     def __len__(self) -> int:
         """Number of rows."""
