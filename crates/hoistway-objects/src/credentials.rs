@@ -10,8 +10,7 @@ use http::{HeaderValue, header::AUTHORIZATION, request::Parts};
 use reqsign_aws_v4 as aws;
 use reqsign_azure_storage as azure;
 use reqsign_core::{
-    Context, OsEnv, ProvideCredential, ProvideCredentialChain, ProvideCredentialDyn, Signer,
-    SigningCredential, time::Timestamp,
+    Context, OsEnv, ProvideCredential, ProvideCredentialDyn, Signer, SigningCredential, time::Timestamp,
 };
 use reqsign_google as google;
 use std::{
@@ -217,19 +216,19 @@ fn google(context: Context, services: &Services, options: &StoreOptions) -> (Sch
                 "no valid credentials for Google are in {path}, which the store option credentials_file or \
                  GOOGLE_APPLICATION_CREDENTIALS names"
             );
-            (google::DefaultCredentialProvider::with_chain(ProvideCredentialChain::new().push(file)), missing)
+            (Chain::new().push(file), missing)
         }
         None => {
             let machine = google::VmMetadataCredentialProvider::new().with_scope(GOOGLE_SCOPE);
-            let chain = google::DefaultCredentialProvider::builder().no_env();
+            let chain = Chain::new().push(google::WellKnownCredentialProvider::new());
             let chain = match options.endpoint {
-                Some(_) => chain.no_vm_metadata(),
-                None => chain.vm_metadata(machine),
+                Some(_) => chain,
+                None => chain.push(machine),
             };
             let missing = "no valid credentials for Google were found: set GOOGLE_APPLICATION_CREDENTIALS, or sign in by \
                            `gcloud auth application-default login`, or set the store option anonymous=true for a public \
                            bucket";
-            (chain.build(), missing.into())
+            (chain, missing.into())
         }
     };
     let signer = google::RequestSigner::new("storage").with_scope(GOOGLE_SCOPE);
@@ -239,7 +238,7 @@ fn google(context: Context, services: &Services, options: &StoreOptions) -> (Sch
 /// Exchanges the key of a service account for a token that many requests have. The signer itself would ask for one for each
 /// request.
 #[derive(Debug)]
-struct Tokens(google::DefaultCredentialProvider);
+struct Tokens(Chain<google::Credential>);
 
 impl ProvideCredential for Tokens {
     type Credential = google::Credential;
@@ -633,6 +632,49 @@ mod tests {
         let problem = problem.unwrap_err();
         assert!(problem.to_string().contains("/nowhere/account.json"), "{problem}");
         assert_eq!(asked, 0);
+    }
+
+    /// Exchanges the token of a user once, and has one of the machine at all times.
+    #[derive(Clone, Debug, Default)]
+    struct UserThenMachine(Arc<AtomicUsize>);
+
+    impl HttpSend for UserThenMachine {
+        async fn http_send(&self, request: Request<Bytes>) -> reqsign_core::Result<Response<Bytes>> {
+            let is_of_user = request.uri().host() == Some("oauth2.googleapis.com");
+            let (status, name) = match is_of_user {
+                true if self.0.fetch_add(1, Ordering::Relaxed) > 0 => (403, "none"),
+                true => (200, "of-the-user"),
+                false => (200, "of-the-machine"),
+            };
+            let body = format!(r#"{{"access_token": "{name}", "expires_in": 0, "token_type": "Bearer"}}"#);
+            let answer = Response::builder().status(status).body(body.into());
+            answer.map_err(|error| reqsign_core::Error::unexpected(error.to_string()))
+        }
+    }
+
+    #[test]
+    fn a_user_of_google_is_not_replaced_by_the_machine() {
+        let home = tempfile::tempdir().unwrap();
+        let folder = home.path().join(".config/gcloud");
+        std::fs::create_dir_all(&folder).unwrap();
+        let user =
+            r#"{"type": "authorized_user", "client_id": "a", "client_secret": "b", "refresh_token": "c"}"#;
+        std::fs::write(folder.join("application_default_credentials.json"), user).unwrap();
+        let envs = [("HOME".to_owned(), home.path().display().to_string())].into();
+        let service = UserThenMachine::default();
+        let context = Context::new()
+            .with_env(StaticEnv { home_dir: None, envs })
+            .with_file_read(Files)
+            .with_http_send(service.clone());
+        let options = StoreOptions::default();
+        let identity = Identity::within(context, Services::default(), Kind::Google, &local(), &options)
+            .unwrap()
+            .unwrap();
+        let callers = [sign_once(&identity), sign_once(&identity)];
+        assert!(service.0.load(Ordering::Relaxed) > 0, "{callers:?}");
+        for caller in callers {
+            assert!(!caller.is_ok_and(|own| own == "Bearer of-the-machine"));
+        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Addresses of servers. The system's look-up has a patience of its own, which no flag ends: so another thread waits for it.
+//! Addresses of servers. The system's look-up has a patience of its own, which no flag ends: so another thread waits for it,
+//! one for all connections that a load begins with.
 
 use super::TICK;
 use crate::per_process::PerProcess;
@@ -7,20 +8,20 @@ use std::{
     io,
     net::{IpAddr, SocketAddr, ToSocketAddrs},
     sync::{
-        Mutex, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
-        mpsc::{RecvTimeoutError, sync_channel},
     },
     thread,
     time::{Duration, Instant},
 };
 
-/// How long addresses are kept: the connections that a load begins with ask once.
+/// How long addresses are kept, and how long a look-up is joined.
 const KEPT_FOR: Duration = Duration::from_secs(5);
 /// Servers whose addresses are kept.
 const MOST: usize = 64;
 
-type Known = Mutex<HashMap<(String, u16), (Instant, Vec<SocketAddr>)>>;
+/// A server, by its name and port.
+type Server = (String, u16);
 
 /// The addresses of a server. Ends soon after `stop` is set, and after `patience`.
 pub(crate) fn addresses(
@@ -32,26 +33,93 @@ pub(crate) fn addresses(
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
     }
-    static KNOWN: PerProcess<Known> = PerProcess::new();
-    let known = KNOWN.get(Mutex::default);
-    let key = (host.to_owned(), port);
-    let kept = {
-        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|_, (since, _)| since.elapsed() < KEPT_FOR);
-        known.get(&key).map(|(_, addresses)| addresses.clone())
-    };
-    if let Some(addresses) = kept {
-        return Ok(addresses);
+    static NAMES: PerProcess<Names> = PerProcess::new();
+    let look_up = |(host, port): &Server| (&**host, *port).to_socket_addrs().map(Vec::from_iter);
+    NAMES.get(Names::default).find((host.to_owned(), port), patience, stop, look_up)
+}
+
+/// The look-ups of a process that are under way, or ended well a moment ago.
+#[derive(Debug, Default)]
+struct Names(Mutex<HashMap<Server, Arc<LookUp>>>);
+
+/// A look-up, which a thread of its own waits for.
+#[derive(Debug)]
+struct LookUp {
+    since: Instant,
+    /// The addresses, or the error's kind and text.
+    found: Mutex<Option<Result<Vec<SocketAddr>, (io::ErrorKind, String)>>>,
+    ended: Condvar,
+}
+
+impl Names {
+    /// What `look_up` finds, for all callers that ask for the server at about the same time.
+    fn find(
+        &self,
+        server: Server,
+        patience: Duration,
+        stop: &AtomicBool,
+        look_up: impl FnOnce(&Server) -> io::Result<Vec<SocketAddr>> + Send + 'static,
+    ) -> io::Result<Vec<SocketAddr>> {
+        let mut known = lock(&self.0);
+        // Those that failed are made anew.
+        known.retain(|_, own| own.since.elapsed() < KEPT_FOR && !own.has_failed());
+        let own = match known.get(&server) {
+            Some(own) => own.clone(),
+            None => {
+                let own = LookUp::start(server.clone(), look_up)?;
+                if known.len() < MOST {
+                    known.insert(server, own.clone());
+                }
+                own
+            }
+        };
+        drop(known);
+        own.wait(patience, stop)
     }
-    let found = within(patience, stop, {
-        let key = key.clone();
-        move || (&*key.0, key.1).to_socket_addrs().map(Vec::from_iter)
-    })?;
-    let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-    if known.len() < MOST {
-        known.insert(key, (Instant::now(), found.clone()));
+}
+
+impl LookUp {
+    fn start(
+        server: Server,
+        look_up: impl FnOnce(&Server) -> io::Result<Vec<SocketAddr>> + Send + 'static,
+    ) -> io::Result<Arc<Self>> {
+        let own = Arc::new(Self { since: Instant::now(), found: Mutex::default(), ended: Condvar::new() });
+        let told = own.clone();
+        // The callers may have gone when it ends.
+        thread::Builder::new().name("hoistway-names".into()).spawn(move || {
+            let found = look_up(&server).map_err(|error| (error.kind(), error.to_string()));
+            *lock(&told.found) = Some(found);
+            told.ended.notify_all();
+        })?;
+        Ok(own)
     }
-    Ok(found)
+
+    fn has_failed(&self) -> bool {
+        matches!(*lock(&self.found), Some(Err(_)))
+    }
+
+    fn wait(&self, patience: Duration, stop: &AtomicBool) -> io::Result<Vec<SocketAddr>> {
+        let until = Instant::now() + patience;
+        let mut found = lock(&self.found);
+        loop {
+            match &*found {
+                Some(Ok(addresses)) => return Ok(addresses.clone()),
+                Some(Err((kind, error))) => return Err(io::Error::new(*kind, error.clone())),
+                None if stop.load(Ordering::Relaxed) => return Err(io::ErrorKind::Interrupted.into()),
+                None if Instant::now() >= until => {
+                    let reason = format!("its name was not found within {:.1} s", patience.as_secs_f64());
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, reason));
+                }
+                None => {
+                    found = self.ended.wait_timeout(found, TICK).unwrap_or_else(PoisonError::into_inner).0;
+                }
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether an address is that of this machine or of one beside it, which no server elsewhere has a reason to lead to.
@@ -79,53 +147,57 @@ pub(crate) fn is_of_this_network(address: IpAddr) -> bool {
     }
 }
 
-/// What `look_up` returns, which a thread of its own waits for. The thread ends when it has returned.
-fn within<T: Send + 'static>(
-    patience: Duration,
-    stop: &AtomicBool,
-    look_up: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> io::Result<T> {
-    let (answer, answered) = sync_channel(1);
-    let thread = thread::Builder::new().name("hoistway-names".into());
-    // The caller may have gone.
-    thread.spawn(move || drop(answer.send(look_up())))?;
-    let until = Instant::now() + patience;
-    loop {
-        match answered.recv_timeout(TICK) {
-            Ok(found) => return found,
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(io::Error::other("the look-up of its name ended without an answer"));
-            }
-            Err(RecvTimeoutError::Timeout) if stop.load(Ordering::Relaxed) => {
-                return Err(io::ErrorKind::Interrupted.into());
-            }
-            Err(RecvTimeoutError::Timeout) if Instant::now() >= until => {
-                let reason = format!("its name was not found within {:.1} s", patience.as_secs_f64());
-                return Err(io::Error::new(io::ErrorKind::TimedOut, reason));
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Sender, channel};
+
+    fn server() -> Server {
+        ("store.test".to_owned(), 5)
+    }
+
+    /// A look-up that ends as the result is dropped.
+    fn hanging() -> (Sender<()>, impl FnOnce(&Server) -> io::Result<Vec<SocketAddr>> + Send + 'static) {
+        let (release, released) = channel();
+        (release, move |_: &Server| released.recv().map(|()| Vec::new()).map_err(io::Error::other))
+    }
+
+    fn not_asked(_: &Server) -> io::Result<Vec<SocketAddr>> {
+        panic!("another look-up is under way");
+    }
 
     #[test]
     fn a_look_up_that_hangs_holds_up_no_caller_that_stops_or_has_waited_enough() {
-        let (release, released) = channel::<()>();
-        let hang = move || released.recv().map_err(io::Error::other);
-        let stop = AtomicBool::new(false);
-        let short = Duration::from_millis(1);
-        assert_eq!(within(short, &stop, hang).unwrap_err().kind(), io::ErrorKind::TimedOut);
-        drop(release);
-        let (_release, released) = channel::<()>();
-        let hang = move || released.recv().map_err(io::Error::other);
+        let (names, stop, (_release, hang)) = (Names::default(), AtomicBool::new(false), hanging());
+        let error = names.find(server(), Duration::from_millis(1), &stop, hang).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         stop.store(true, Ordering::Relaxed);
-        let error = within(Duration::from_secs(3600), &stop, hang).unwrap_err();
+        let (names, (_release, hang)) = (Names::default(), hanging());
+        let error = names.find(server(), Duration::from_secs(3600), &stop, hang).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+    }
+
+    #[test]
+    fn callers_share_a_look_up_that_is_under_way_and_not_its_failure() {
+        let (names, stop) = (Names::default(), AtomicBool::new(false));
+        // It stays young however long the callers take.
+        let since = Instant::now() + Duration::from_secs(3600);
+        let own = Arc::new(LookUp { since, found: Mutex::default(), ended: Condvar::new() });
+        lock(&names.0).insert(server(), own.clone());
+        let find = || names.find(server(), Duration::from_secs(60), &stop, not_asked);
+        let errors = thread::scope(|scope| {
+            let callers: Vec<_> = (0..8).map(|_| scope.spawn(find)).collect();
+            // This test and the map have it too.
+            while Arc::strong_count(&own) < 2 + 8 {
+                thread::yield_now();
+            }
+            *lock(&own.found) = Some(Err((io::ErrorKind::Other, "no such name".into())));
+            own.ended.notify_all();
+            callers.into_iter().map(|caller| caller.join().unwrap().is_err()).collect::<Vec<_>>()
+        });
+        assert_eq!(errors, [true; 8]);
+        let found = names.find(server(), Duration::from_secs(60), &stop, |_| Ok(Vec::new()));
+        assert_eq!(found.unwrap(), []);
     }
 
     #[test]
