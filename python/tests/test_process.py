@@ -95,8 +95,8 @@ def test_ctrl_c_ends_what_is_under_way(tmp_path: Path, work: str) -> None:
         path = sys.argv[1]
         hoistway.open(path)  # Imports torch, which is deaf meanwhile.
         threads = len(os.listdir("/proc/self/task"))
-        print("started", flush=True)
         try:
+            print("started", flush=True)
             {work}
         except KeyboardInterrupt:
             print("interrupted")

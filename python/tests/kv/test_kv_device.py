@@ -7,6 +7,7 @@ import ctypes
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import OpenStore, StandIn, random_bytes
+from device_work import wait_until
 from hoistway import kv
 
 
@@ -253,8 +255,9 @@ def slow(
         return blocks.load(["a"], [target], **options)
 
     yield start
-    store.close()
+    # Ends what copies wait for.
     stand_in.library.fake_cuda_reset()
+    store.close()
 
 
 def test_a_wait_has_an_end_and_the_request_goes_on(slow: Callable[..., kv.Ticket]) -> None:
@@ -284,50 +287,65 @@ def test_a_request_can_be_given_up(slow: Callable[..., kv.Ticket]) -> None:
         time.sleep(0.01)
 
 
-def test_ctrl_c_ends_a_wait_and_not_the_request(slow: Callable[..., kv.Ticket]) -> None:
+def is_in_wait(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    return frame is not None and frame.f_code is kv.Ticket.wait.__code__
+
+
+def test_ctrl_c_ends_a_wait_and_not_the_request(slow: Callable[..., kv.Ticket], stand_in: StandIn) -> None:
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        wait_until(lambda: is_in_wait(main))
+        os.kill(os.getpid(), signal.SIGINT)
+
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        ticket = slow(2)
-        interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-        interrupt.start()
+        ticket = slow(600)
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
         with pytest.raises(KeyboardInterrupt):
             ticket.wait()
         assert not ticket.done()
+        interrupting.join()
     finally:
         signal.signal(signal.SIGINT, handler)
+    stand_in.library.fake_cuda_reset()
     assert ticket.wait(30).ok
 
 
-def test_other_threads_run_during_a_wait(slow: Callable[..., kv.Ticket]) -> None:
-    counted = 0
-    ticket = slow(1)
+def test_other_threads_run_during_a_wait(slow: Callable[..., kv.Ticket], stand_in: StandIn) -> None:
+    ticket = slow(600)
     waiting = threading.Thread(target=ticket.wait)
     waiting.start()
-    while not ticket.done():
-        counted += 1
+    assert waiting.ident is not None
+    wait_until(lambda: is_in_wait(waiting.ident or 0))
+    for _ in range(20):
+        assert not ticket.done()
         time.sleep(0.001)
+    # The copy ends with this, and the wait with the copy.
+    stand_in.library.fake_cuda_reset()
     waiting.join()
-    assert counted > 20
+    assert ticket.done()
 
 
-def test_an_event_loop_runs_during_a_wait(slow: Callable[..., kv.Ticket]) -> None:
-    async def main(notify: bool) -> int:
-        ticket = slow(0.5, notify=notify)
-        counted = 0
+def test_an_event_loop_runs_during_a_wait(slow: Callable[..., kv.Ticket], stand_in: StandIn) -> None:
+    async def main(notify: bool) -> None:
+        ticket = slow(600, notify=notify)
 
-        async def count() -> None:
-            nonlocal counted
-            while True:
-                counted += 1
+        async def end() -> None:
+            for _ in range(20):
                 await asyncio.sleep(0.001)
+            assert not ticket.done()
+            # The copy ends with this, and the wait with the copy.
+            stand_in.library.fake_cuda_reset()
 
-        counting = asyncio.create_task(count())
+        ending = asyncio.create_task(end())
         assert (await ticket).ok
-        counting.cancel()
-        return counted
+        await ending
 
-    assert asyncio.run(main(True)) > 20
-    assert asyncio.run(main(False)) > 20
+    asyncio.run(main(True))
+    asyncio.run(main(False))
 
 
 def test_the_completion_of_a_wait_that_was_given_up_is_not_kept(
