@@ -265,6 +265,34 @@ impl From<device::Error> for Error {
 }
 
 impl Error {
+    /// The same error, where another owner has this one. What reads do not end with is put in words.
+    pub(crate) fn copied(&self) -> Self {
+        match self {
+            Self::Cancelled => Self::Cancelled,
+            Self::Forked => Self::Forked,
+            Self::Truncated { path, tensor, needed, file_len } => Self::Truncated {
+                path: path.clone(),
+                tensor: tensor.clone(),
+                needed: *needed,
+                file_len: *file_len,
+            },
+            Self::Changed { path, tensor, change } => {
+                Self::Changed { path: path.clone(), tensor: tensor.clone(), change: change.clone() }
+            }
+            Self::Io { operation, path, tensor, range, source } => Self::Io {
+                operation,
+                path: path.clone(),
+                tensor: tensor.clone(),
+                range: *range,
+                source: match source.raw_os_error() {
+                    Some(code) => io::Error::from_raw_os_error(code),
+                    None => io::Error::new(source.kind(), source.to_string()),
+                },
+            },
+            other => Self::Internal(other.to_string()),
+        }
+    }
+
     /// An error of a file that holds tensors. `tensor_at` gives the tensor that has a byte of it.
     pub(crate) fn of_file(error: hoistway_io::Error, tensor_at: impl FnOnce(u64) -> Option<String>) -> Self {
         use hoistway_io::Error as Io;

@@ -15,7 +15,7 @@ use hoistway::{
     route::Access,
     save::{SaveOptions, Sharding, TensorBytes, TensorData, save_sharded},
 };
-use std::{fs, path::Path};
+use std::{fs, os::unix::fs::FileExt, path::Path};
 
 /// Every way to move bytes to private memory and to a device, with what must carry them on a cold file of a disk.
 fn routes(directory: &Path) -> Vec<(LoadOptions, Route)> {
@@ -197,7 +197,7 @@ fn a_save_beside_an_index_that_is_a_fifo_is_refused() {
 fn warm_part(path: &Path, start: u64, len: usize) {
     let file = fs::File::open(path).unwrap();
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
-    std::os::unix::fs::FileExt::read_exact_at(&file, &mut vec![0; len], start).unwrap();
+    file.read_exact_at(&mut vec![0; len], start).unwrap();
 }
 
 fn sum(loaded: &Loaded, route: Route) -> u64 {
@@ -504,11 +504,44 @@ fn what_a_load_knows_of_its_reads_is_part_of_its_budget() {
     let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
     fs::write(&path, &file).unwrap();
     let len = file.len() as u64 + rows * row;
-    fs::File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
+    let writer = fs::File::options().write(true).open(&path).unwrap();
+    writer.set_len(len).unwrap();
+    let mut expected = vec![0; rows as usize];
+    for (number, byte) in expected.iter_mut().enumerate().step_by(37) {
+        *byte = (number % 251) as u8;
+        writer.write_all_at(&[*byte], file.len() as u64 + number as u64 * row).unwrap();
+    }
     let column = Selection::all().slice("m", TensorSlice::new(vec![0..rows, 0..1]));
     let options = LoadOptions::default().selection(column).direct(DirectIo::Never);
-    let loaded = hoistway::load(&[&path], &options.clone().memory_budget_bytes(256 << 20)).unwrap();
-    assert!(loaded.get("m").unwrap().bytes().unwrap().iter().all(|&byte| byte == 0));
+    let load = |budget| hoistway::load(&[&path], &options.clone().memory_budget_bytes(budget)).unwrap();
+    assert!(*load(256 << 20).get("m").unwrap().bytes().unwrap() == *expected);
+    // In waves.
+    let budget = 16 << 20;
+    let loaded = load(budget);
+    assert!(*loaded.get("m").unwrap().bytes().unwrap() == *expected);
+    let report = loaded.report();
+    assert!(report.notes.iter().any(|note| note.contains("waves")), "{report}");
+    assert!(report.memory.arena_bytes + report.memory.staging_bytes <= budget, "{report}");
+    let carried: u64 = report.carriers.iter().map(|own| own.tensor_bytes).sum();
+    assert_eq!((carried, report.tensors, report.files), (rows, 1, 1), "{report}");
+    let checkpoint = Checkpoint::open(&[&path]).unwrap();
+    let in_waves = options.clone().memory_budget_bytes(budget);
+    let mut loading = checkpoint.start(&in_waves).unwrap();
+    loading.cancel();
+    assert!(matches!(loading.find_map(Result::err), Some(Error::Cancelled)));
+    drop(checkpoint.start(&in_waves).unwrap());
+    let mut loading = checkpoint.start(&in_waves).unwrap();
+    writer.set_len(len / 2).unwrap();
+    let error = loading.find_map(Result::err).unwrap();
+    match &error {
+        Error::Truncated { tensor: Some(name), .. } | Error::Changed { tensor: Some(name), .. } => {
+            assert_eq!(name, "m");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(loading.progress().tensors_done, 0);
+    drop(loading);
+    writer.set_len(len).unwrap();
     match hoistway::load(&[&path], &options.memory_budget_bytes(4 << 20)).unwrap_err() {
         Error::MemoryBudget { needed, available, limit_name, .. } => {
             assert!(needed > 10 << 20 && available <= 4 << 20, "{needed} {available}");

@@ -7,11 +7,12 @@ use super::{
     waves::{Ended, TargetReads, Waves},
 };
 use crate::{
-    ByteRange, DeviceId, Error, Report, Result,
+    ByteRange, Catalog, DeviceId, Error, Report, Result,
     device::Device,
     memory::HugePages,
     plan::{Layout, Plan, PlannedTensor, TensorRequest},
-    read::{Reader, ReaderOptions},
+    read::{ReadFile, Reader, ReaderOptions},
+    source::Source,
     sys::usage::Usage,
 };
 use std::{
@@ -60,6 +61,14 @@ pub struct Filling {
     process: u32,
 }
 
+/// Why there is no next target.
+enum Stopped {
+    Cancelled,
+    Forked,
+    /// By the error of this read.
+    By(usize),
+}
+
 /// What [`Filling::next_within`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filled {
@@ -94,6 +103,7 @@ impl Checkpoint {
     ) -> Result<Filling> {
         let started = Instant::now();
         let usage = Usage::now();
+        check(options)?;
         let requests: Vec<TensorRequest> = targets.iter().map(|target| target.request.clone()).collect();
         let plan = Plan::without_reads(self.catalog(), &requests, &LoadOptions::default().plan_options())?;
         let mut planned: Vec<&PlannedTensor> = plan.tensors().iter().collect();
@@ -115,28 +125,14 @@ impl Checkpoint {
         let planned = Planned { catalog: self.catalog(), plan: &plan, options, numa_node: None };
         let mut report = planned.report_without_memory(devices.first().map(|device| &**device));
         report.notes.push("tensors were read into memory of the caller's".into());
-        let mut reads = Vec::with_capacity(targets.len());
-        for target in targets {
-            // SAFETY: the caller's promise.
-            reads.push(unsafe { self.reads_of(target, planned_of(target)?, options)? });
-        }
-        let pending = reads.iter().map(TargetReads::count).collect();
         report.time.open_seconds = self.take_open_time().as_secs_f64();
         report.time.prepare_seconds = started.elapsed().as_secs_f64();
-        let waves = Waves::new(reader, reads)?;
-        report.memory.staging_bytes = waves.staging_bytes();
-        Ok(Filling {
-            waves: Some(waves),
-            devices,
-            order,
-            pending,
-            filled: VecDeque::new(),
-            failed: Vec::new(),
-            told: 0,
-            report,
-            usage,
-            process: std::process::id(),
-        })
+        let planned = targets.iter().map(planned_of).collect::<Result<Vec<_>>>()?;
+        let parts: Vec<_> = targets.iter().zip(planned).collect();
+        let mut filling = Filling::new(order, report, usage);
+        filling.devices = devices;
+        // SAFETY: the caller's promise.
+        unsafe { filling.begin(reader, self.catalog(), self.sources(), &parts, options.coalesce_gap_bytes) }
     }
 
     fn check_size(&self, target: &FillTarget, planned: &PlannedTensor) -> Result<()> {
@@ -169,27 +165,52 @@ impl Checkpoint {
         }
         Ok(())
     }
-
-    /// The reads that fill a target.
-    ///
-    /// # Safety
-    /// As for [`Checkpoint::fill`].
-    unsafe fn reads_of(
-        &self,
-        target: &FillTarget,
-        planned: &PlannedTensor,
-        options: &LoadOptions,
-    ) -> Result<TargetReads> {
-        let entry = self.catalog().tensor(planned.tensor);
-        let file =
-            self.read_file(entry.file).ok_or_else(|| Error::Internal("a tensor has no file".into()))?;
-        let (name, runs) = (entry.name.clone(), planned.runs().clone());
-        // SAFETY: the caller's promise; the target has as many bytes as the runs.
-        Ok(unsafe { TargetReads::new(file, name, target, runs, options.coalesce_gap_bytes) })
-    }
 }
 
 impl Filling {
+    /// A load that has not begun. Its report, which it adds to, is that of a load that began at `usage`.
+    pub(super) fn new(order: Order, report: Report, usage: Usage) -> Self {
+        Self {
+            waves: None,
+            devices: Vec::new(),
+            order,
+            pending: Vec::new(),
+            filled: VecDeque::new(),
+            failed: Vec::new(),
+            told: 0,
+            report,
+            usage,
+            process: std::process::id(),
+        }
+    }
+
+    /// Begins to read, by `reader`, what each target is to hold.
+    ///
+    /// # Safety
+    /// As for [`Checkpoint::fill`]. A target has as many bytes as its tensor's runs.
+    pub(super) unsafe fn begin(
+        mut self,
+        reader: Reader,
+        catalog: &Catalog,
+        sources: &[Arc<dyn Source>],
+        parts: &[(&FillTarget, &PlannedTensor)],
+        coalesce_gap_bytes: u64,
+    ) -> Result<Self> {
+        let reads = parts.iter().map(|(target, planned)| {
+            let entry = catalog.tensor(planned.tensor);
+            let file = ReadFile::from_source(sources[entry.file.index()].clone());
+            let (name, runs) = (entry.name.clone(), planned.runs().clone());
+            // SAFETY: the caller's promise.
+            unsafe { TargetReads::new(file, name, target, runs, coalesce_gap_bytes) }
+        });
+        let reads: Vec<_> = reads.collect();
+        self.pending = reads.iter().map(TargetReads::count).collect();
+        let waves = Waves::new(reader, reads)?;
+        self.report.memory.staging_bytes = waves.staging_bytes();
+        self.waves = Some(waves);
+        Ok(self)
+    }
+
     /// The next target to be filled, waiting no longer than `timeout`.
     ///
     /// # Errors
@@ -198,15 +219,40 @@ impl Filling {
     pub fn next_within(&mut self, timeout: Duration) -> Result<Filled, &Error> {
         static CANCELLED: Error = Error::Cancelled;
         static FORKED: Error = Error::Forked;
+        self.advance(timeout).map_err(|stopped| match stopped {
+            Stopped::Cancelled => &CANCELLED,
+            Stopped::Forked => &FORKED,
+            Stopped::By(read) => {
+                self.waves.as_ref().and_then(|waves| waves.error(read)).unwrap_or(&CANCELLED)
+            }
+        })
+    }
+
+    /// Does what [`Filling::next_within`] does. An error ends the load, and is given away.
+    pub(super) fn next_or_end(&mut self, timeout: Duration) -> Result<Filled> {
+        self.advance(timeout).map_err(|stopped| match stopped {
+            Stopped::Cancelled => Error::Cancelled,
+            Stopped::Forked => Error::Forked,
+            Stopped::By(read) => {
+                let error = self.waves.as_ref().and_then(|waves| waves.shared_error(read));
+                // From then on nothing else has it.
+                self.cancel();
+                let copied = |shared: Arc<Error>| shared.copied();
+                error.map_or(Error::Cancelled, |error| Arc::try_unwrap(error).unwrap_or_else(copied))
+            }
+        })
+    }
+
+    fn advance(&mut self, timeout: Duration) -> Result<Filled, Stopped> {
         if self.process != std::process::id() {
-            return Err(&FORKED);
+            return Err(Stopped::Forked);
         }
         if self.told == self.pending.len() {
             return Ok(Filled::Finished);
         }
         let deadline = Instant::now().checked_add(timeout);
-        let Some(waves) = &mut self.waves else { return Err(&CANCELLED) };
-        let read = loop {
+        let Some(waves) = &mut self.waves else { return Err(Stopped::Cancelled) };
+        loop {
             let next = match self.order {
                 Order::Arrival => self.filled.pop_front(),
                 Order::File => Some(self.told).filter(|&next| self.pending[next] == 0),
@@ -217,7 +263,7 @@ impl Filling {
                 Order::File => self.failed.iter().find(|(target, _)| *target == self.told),
             };
             if let Some((_, read)) = failed {
-                break *read;
+                return Err(Stopped::By(*read));
             }
             if let Some(target) = next {
                 self.told += 1;
@@ -226,7 +272,7 @@ impl Filling {
             let left =
                 deadline.map_or(timeout, |deadline| deadline.saturating_duration_since(Instant::now()));
             // More is asked for in the process alone that began.
-            let Ok(ended) = waves.next_ended(left) else { return Err(&FORKED) };
+            let Ok(ended) = waves.next_ended(left) else { return Err(Stopped::Forked) };
             let Some(Ended { target, failed }) = ended else { return Ok(Filled::Pending) };
             self.pending[target] -= 1;
             if let Some(read) = failed {
@@ -237,8 +283,7 @@ impl Filling {
             {
                 self.filled.push_back(target);
             }
-        };
-        Err(self.waves.as_ref().and_then(|waves| waves.error(read)).unwrap_or(&CANCELLED))
+        }
     }
 
     /// Ends it early, and waits until nothing writes to the targets any more.
@@ -325,8 +370,7 @@ fn check(options: &LoadOptions) -> Result<()> {
 }
 
 /// What a reader is to be told.
-fn reader_options(options: &LoadOptions, has_device: bool) -> Result<ReaderOptions> {
-    check(options)?;
+pub(super) fn reader_options(options: &LoadOptions, has_device: bool) -> Result<ReaderOptions> {
     if !has_device && options.route.leads_to_device() {
         let reason = "it leads to a device, and all targets are host memory".into();
         return Err(Error::InvalidOption { option: "route", value: options.route.to_string(), reason });

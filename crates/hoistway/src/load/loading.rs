@@ -1,14 +1,15 @@
-//! A load in progress: its threads, its tensors as they become complete, its end.
+//! A load that has all its reads from the start: its threads, its tensors as they become complete, its end.
 #![forbid(unsafe_code)]
 
 use super::{
-    LoadOptions, Loaded, NumaPlacement, Tensor,
+    LoadOptions, NumaPlacement, Tensor,
     flow::{Flow, StreamOptions},
     job::{Job, LoadEvent, Running},
     memory_plan::MemoryPlan,
     reporting::{self, Planned},
     routes::{LoadRoute, Opening},
     serve,
+    started::{Arrival, Progress},
     threads::{no_thread, numa_node},
 };
 use crate::{
@@ -41,20 +42,8 @@ const PINNED_BYTES: u64 = 128 << 20;
 /// What a report calls threads that could not be started.
 const THREADS: &str = "threads of the load's own";
 
-/// A load in progress, on threads of its own.
-///
-/// Iterate to get tensors as they become complete, or [`wait`](Loading::wait) for all. Dropping it cancels the
-/// load, waits for reads that the kernel already has, and frees what was not handed out.
-///
-/// ```no_run
-/// let checkpoint = hoistway::Checkpoint::open(&["model.safetensors"])?;
-/// for tensor in checkpoint.start(&hoistway::LoadOptions::default())? {
-///     let tensor = tensor?;
-///     println!("{} {:?}", tensor.name(), tensor.shape());
-/// }
-/// # Ok::<(), hoistway::Error>(())
-/// ```
-pub struct Loading {
+/// A load in progress, by threads of its own that have all its reads.
+pub(super) struct ThreadedLoad {
     job: Arc<Job>,
     threads: Vec<JoinHandle<()>>,
     process: u32,
@@ -65,31 +54,6 @@ pub struct Loading {
     flow: Flow,
     /// Until the last read has ended, if the caller's thread makes them all.
     alone: Option<Running>,
-}
-
-/// How far a load has got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Progress {
-    /// Bytes of tensors that have arrived.
-    pub bytes_done: u64,
-    /// Bytes of tensors in all.
-    pub bytes_total: u64,
-    /// Tensors that are complete.
-    pub tensors_done: usize,
-    /// Tensors in all.
-    pub tensors_total: usize,
-}
-
-/// What [`Loading::next_within`] found.
-#[derive(Debug)]
-pub enum Arrival {
-    /// A tensor is complete.
-    Tensor(Tensor),
-    /// None became complete in time.
-    Pending,
-    /// All tensors were handed out.
-    Finished,
 }
 
 /// What a load starts from.
@@ -129,7 +93,7 @@ impl Start<'_> {
         Ok(device)
     }
 
-    fn plan_options(&self, chunk_bytes: u64) -> PlanOptions {
+    pub(super) fn plan_options(&self, chunk_bytes: u64) -> PlanOptions {
         let mut plan_options = PlanOptions { chunk_bytes, ..self.options.plan_options() };
         if self.options.route.is_unified() {
             plan_options.destination = Destination::Host;
@@ -138,13 +102,27 @@ impl Start<'_> {
         plan_options
     }
 
-    fn plan(&self, chunk_bytes: u64) -> Result<Plan> {
+    fn plan(&self, chunk_bytes: u64) -> Result<Plan, NoLoad> {
         let requests = self.options.selection.resolve(self.catalog)?;
         let may_make = |reads| {
             let bytes = memory::budget::bookkeeping_bytes(reads);
-            memory::budget::check(0, bytes, self.options.memory_budget_bytes)
+            memory::budget::check(0, bytes, self.options.memory_budget_bytes).map_err(NoLoad::TooManyReads)
         };
         Plan::within(self.catalog, &requests, &self.plan_options(chunk_bytes), may_make)
+    }
+}
+
+/// Why there is no load that has all its reads.
+#[derive(Debug)]
+pub(super) enum NoLoad {
+    /// They take more memory than there is. Waves of them may not.
+    TooManyReads(Error),
+    Failed(Error),
+}
+
+impl<E: Into<Error>> From<E> for NoLoad {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
     }
 }
 
@@ -171,18 +149,20 @@ fn refused_before(
     Ok(refused)
 }
 
-impl Loading {
-    pub(super) fn start(start: &Start<'_>) -> Result<Self> {
+impl ThreadedLoad {
+    /// # Errors
+    /// [`NoLoad::TooManyReads`] if knowing all reads takes more memory than there is.
+    pub(super) fn start(start: &Start<'_>) -> Result<Self, NoLoad> {
         match Self::begin(start, None)? {
             Ok(loading) => Ok(loading),
             Err(error) => Self::begin(start, Some(&error))?
-                .map_err(|_| Error::Internal("a load without threads asked for some".into())),
+                .map_err(|_| Error::Internal("a load without threads asked for some".into()).into()),
         }
     }
 
     /// Starts the load. `no_threads` says why there are none: then the caller's thread does everything. The inner error
     /// is the system's, which gives no thread.
-    fn begin(start: &Start<'_>, no_threads: Option<&io::Error>) -> Result<io::Result<Self>> {
+    fn begin(start: &Start<'_>, no_threads: Option<&io::Error>) -> Result<io::Result<Self>, NoLoad> {
         let (started, usage) = (Instant::now(), Usage::now());
         let Start { catalog, sources, options, stream, open_time } = *start;
         let device = start.device()?;
@@ -358,16 +338,8 @@ impl Loading {
         Ok(())
     }
 
-    /// The next tensor to become complete, waiting no longer than `timeout`.
-    ///
-    /// # Errors
-    /// Whatever ended the load. After an error there are no more tensors.
-    pub fn next_within(&mut self, timeout: Duration) -> Result<Arrival> {
-        self.advance(Some(timeout))
-    }
-
     /// The next tensor to hand out that is complete already. Never waits, and never tells of errors.
-    pub fn next_arrived(&mut self) -> Option<Tensor> {
+    pub(super) fn next_arrived(&mut self) -> Option<Tensor> {
         if self.process != std::process::id() {
             return None;
         }
@@ -375,7 +347,8 @@ impl Loading {
         self.flow.take()
     }
 
-    fn advance(&mut self, timeout: Option<Duration>) -> Result<Arrival> {
+    /// The next tensor to become complete, waiting no longer than `timeout`.
+    pub(super) fn advance(&mut self, timeout: Option<Duration>) -> Result<Arrival> {
         if self.process != std::process::id() {
             return Err(Error::Forked);
         }
@@ -413,29 +386,8 @@ impl Loading {
         }
     }
 
-    /// Waits for all tensors that were not handed out yet.
-    ///
-    /// # Errors
-    /// Whatever ended the load.
-    pub fn wait(mut self) -> Result<Loaded> {
-        let mut tensors = Vec::with_capacity(self.job.plan.tensors().len());
-        loop {
-            match self.advance(None)? {
-                Arrival::Tensor(tensor) => tensors.push(tensor),
-                Arrival::Pending => {}
-                Arrival::Finished => return Ok(self.into_loaded(tensors)),
-            }
-        }
-    }
-
-    /// Puts `tensors`, taken from this load, into the order of the checkpoint and adds the report.
-    pub fn into_loaded(self, tensors: Vec<Tensor>) -> Loaded {
-        let report = self.report();
-        Loaded::new(tensors, report)
-    }
-
     /// Ends the load early. Tensors that were handed out stay valid.
-    pub fn cancel(&mut self) {
+    pub(super) fn cancel(&mut self) {
         // In a child of fork the job's locks may be held by threads that do not exist there.
         if !self.finished && self.process == std::process::id() {
             self.flow.clear();
@@ -444,7 +396,7 @@ impl Loading {
     }
 
     /// How far the load has got.
-    pub fn progress(&self) -> Progress {
+    pub(super) fn progress(&self) -> Progress {
         Progress {
             bytes_done: self.job.tensor_bytes_done(),
             bytes_total: self.report.tensor_bytes,
@@ -455,7 +407,7 @@ impl Loading {
 
     /// What the load has done so far; the whole truth once all tensors were handed out. A child of `fork` learns
     /// only what was planned.
-    pub fn report(&self) -> Report {
+    pub(super) fn report(&self) -> Report {
         let mut report = self.report.clone();
         if self.process != std::process::id() {
             return report;
@@ -494,22 +446,7 @@ impl Loading {
     }
 }
 
-impl Iterator for Loading {
-    type Item = Result<Tensor>;
-
-    fn next(&mut self) -> Option<Result<Tensor>> {
-        loop {
-            match self.advance(None) {
-                Ok(Arrival::Tensor(tensor)) => return Some(Ok(tensor)),
-                Ok(Arrival::Pending) => {}
-                Ok(Arrival::Finished) => return None,
-                Err(error) => return Some(Err(error)),
-            }
-        }
-    }
-}
-
-impl Drop for Loading {
+impl Drop for ThreadedLoad {
     fn drop(&mut self) {
         if self.process != std::process::id() {
             // A child of fork has neither the threads nor a consistent copy of what they were doing.
@@ -518,11 +455,5 @@ impl Drop for Loading {
         }
         self.cancel();
         self.finish();
-    }
-}
-
-impl std::fmt::Debug for Loading {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Loading").field("progress", &self.progress()).finish_non_exhaustive()
     }
 }

@@ -154,9 +154,18 @@ pub(super) fn arena_places(plan: &Plan) -> Vec<ArenaPlaces> {
                 .for_each(|piece| places[piece.arena].writes.push(piece.place)),
         }
     }
+    for (places, tensors) in places.iter_mut().zip(tensor_places(plan)) {
+        places.tensors = tensors;
+    }
+    places
+}
+
+/// The tensors in each arena, by their positions in the plan.
+pub(super) fn tensor_places(plan: &Plan) -> Vec<Vec<(usize, ByteRange)>> {
+    let mut places = vec![Vec::new(); plan.arenas().len()];
     for (position, tensor) in plan.tensors().iter().enumerate() {
         if !tensor.place.is_empty() {
-            places[tensor.arena].tensors.push((position, tensor.place));
+            places[tensor.arena].push((position, tensor.place));
         }
     }
     places

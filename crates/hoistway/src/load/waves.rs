@@ -20,6 +20,9 @@ const WAVE_READS: usize = 4096;
 /// Waves at once, so that lanes have work while the next one is made.
 const WAVES: usize = 2;
 
+/// Reads that are known at once.
+pub(super) const MOST_READS: u64 = (WAVE_READS * WAVES) as u64;
+
 /// A target, and the runs of bytes that go there one after the other.
 #[derive(Debug)]
 pub(super) struct TargetReads {
@@ -155,6 +158,11 @@ impl Waves {
     /// Why a read failed that was told last of all, or with others since the first that did.
     pub(super) fn error(&self, read: usize) -> Option<&Error> {
         self.running.front().and_then(|wave| wave.batch.status(read).error())
+    }
+
+    /// The same, to be kept longer than the reads.
+    pub(super) fn shared_error(&self, read: usize) -> Option<Arc<Error>> {
+        self.running.front().and_then(|wave| wave.batch.error(read))
     }
 
     /// What was done so far. `None` if there is nothing to do.

@@ -153,6 +153,11 @@ pub(crate) struct WriteRegion {
 }
 
 impl WriteRegion {
+    /// How many bytes it has.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
     /// Where its first byte will be.
     pub(crate) fn address(&self) -> usize {
         self.arena.pointer(self.start).addr().get()
