@@ -287,6 +287,15 @@ fn dropping_an_engine_waits_for_what_has_begun_and_cancels_the_rest() {
     }
 }
 
+/// Opens a gate when a test ends, however that is.
+struct OpenAtEnd(Gate);
+
+impl Drop for OpenAtEnd {
+    fn drop(&mut self) {
+        self.0.open();
+    }
+}
+
 #[test]
 fn what_is_not_demand_moves_in_short_steps_while_there_is_demand() {
     const SHORT: u64 = (256 << 10) + 4096;
@@ -305,10 +314,12 @@ fn what_is_not_demand_moves_in_short_steps_while_there_is_demand() {
         };
         let options =
             IoOptions { threads: Some(4), faults: Some(script), ..options(directory.path(), route) };
+        let mut memory = Memory::new(4096, 0, 0);
         let Some(engine) = start(options) else { continue };
+        // Before the engine is dropped, which waits for what it has begun.
+        let _open = OpenAtEnd(gate.clone());
         let file = new_file(directory.path(), route.name());
         file.buffered().set_len((1 << 30) + 4096).unwrap();
-        let mut memory = Memory::new(4096, 0, 0);
         let (done, demand) = outcome();
         engine.submit(vec![job(Direction::Read, &file, vec![part(1 << 30, &mut memory)], done)]);
         wait_until(|| gate.came() == 1);
