@@ -147,10 +147,14 @@ impl Room {
         if priority != Priority::Demand {
             self.rest_bytes = self.rest_bytes.wrapping_sub(bytes);
             self.rest_operations -= operations;
-            // While demand is in flight, it is not a moment ago.
-            if self.operations == self.rest_operations {
-                self.until_demand_is_forgotten = self.until_demand_is_forgotten.saturating_sub(1);
-            }
+        }
+    }
+
+    /// Notes that an operation has ended, whose room is given back. One that only waits again has not.
+    pub(super) fn note_end(&mut self, priority: Priority) {
+        // While demand is in flight, it is not a moment ago.
+        if priority != Priority::Demand && self.operations == self.rest_operations {
+            self.until_demand_is_forgotten = self.until_demand_is_forgotten.saturating_sub(1);
         }
     }
 }

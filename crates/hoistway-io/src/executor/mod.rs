@@ -18,7 +18,7 @@
 //!
 //! # What the scheduler decides
 //! * **Order**: the more urgent operation first, then the older. More urgent operations overtake another only a bounded
-//!   number of times ([`Priority::most_overtakings`]), then it is next. This is the only rule against starvation.
+//!   number of times, in operations and in its bytes ([`Priority::most_overtakings`]), then it is next. This is the only rule against starvation.
 //! * **Room**: [`Limits`] bound bytes and operations, of accepted groups and in flight. Part of both is reserved for demand.
 //!   While there is demand, [`Bound::rest_bytes_beside_demand`] bounds the bytes that it may have to wait for in a device.
 //!   [`QueueOptions::slots`] bounds staging slots. If the next operation lacks room, others do not take it.

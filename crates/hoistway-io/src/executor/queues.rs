@@ -1,8 +1,8 @@
 //! Operations that wait, and which of them is next. Pure: no locks, no clock.
 //!
 //! The order, in all queues together: the more urgent first, and of these the one that was submitted first. The one rule
-//! against starvation: an operation is overtaken by more urgent ones at most [`Priority::most_overtakings`] times, then it
-//! is the next. What is next and lacks room keeps others from taking that room.
+//! against starvation: an operation is overtaken by at most [`Priority::most_overtakings`] more urgent ones, or by so many
+//! times its own bytes if they are larger, then it is the next. What is next and lacks room keeps others from taking that room.
 #![forbid(unsafe_code)]
 
 use super::{
@@ -84,8 +84,8 @@ pub(super) enum Chosen<O> {
 struct Queue<O> {
     /// One map for each priority. The operation with the lowest number is the next.
     lines: [BTreeMap<u64, Waiting<O>>; PRIORITIES],
-    /// How many more urgent operations have begun while the first of a line waited.
-    overtaken: [u32; PRIORITIES],
+    /// What has begun while the first of a line waited.
+    overtaken: [Overtaken; PRIORITIES],
     /// Slots that are free, and slots that are not lost.
     slots: Option<(u32, u32)>,
     /// Queues whose operations may be handed over to this one, and this one.
@@ -94,6 +94,23 @@ struct Queue<O> {
     redirected: Option<QueueId>,
     /// Operations that belong to it: held, waiting or begun.
     unended: usize,
+}
+
+/// More urgent operations that have begun while another waited.
+#[derive(Clone, Copy, Debug, Default)]
+struct Overtaken {
+    operations: u32,
+    bytes: u64,
+}
+
+/// What becomes of an operation that frees its room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Freed {
+    /// It waits for room again.
+    Waits,
+    Ended,
+    /// It has ended, and its slots are never free again.
+    Lost,
 }
 
 /// The order in which operations are next, the lowest first.
@@ -124,7 +141,8 @@ pub(super) struct Queues<O> {
 }
 
 impl Priority {
-    /// How many more urgent operations may begin while one of this priority is the first of its queue.
+    /// How many more urgent operations may begin while one of this priority is the first of its queue, or how many times its
+    /// bytes, if they are larger: what moves in short steps has the share of what moves in long ones.
     pub const fn most_overtakings(self) -> u32 {
         match self {
             Self::Demand => 0,
@@ -153,7 +171,7 @@ impl<O> Queues<O> {
         }
         let queues = feeders.into_iter().zip(options).map(|(feeders, options)| Queue {
             lines: Default::default(),
-            overtaken: [0; PRIORITIES],
+            overtaken: Default::default(),
             slots: options.slots.map(|slots| (slots, slots)),
             feeders,
             redirected: None,
@@ -285,12 +303,15 @@ impl<O> Queues<O> {
         matches!(self.choose(served).0, Choice::Begin(_) | Choice::Impossible(_))
     }
 
-    /// Frees the room of an operation. Slots that are lost are never free again.
-    pub(super) fn end(&mut self, position: &Position, is_lost: bool) {
+    /// Frees the room of an operation.
+    pub(super) fn free(&mut self, position: &Position, freed: Freed) {
         let charge = position.charge;
         self.room.give(position.priority, charge.bytes, 1);
+        if freed != Freed::Waits {
+            self.room.note_end(position.priority);
+        }
         if let Some((free, whole)) = &mut self.queue(position.queue).slots {
-            if is_lost {
+            if freed == Freed::Lost {
                 *whole -= charge.slots;
                 self.lost_slots += charge.slots;
             } else {
@@ -365,8 +386,11 @@ impl<O> Queues<O> {
     fn candidate(&self, id: QueueId, priority: Priority) -> Option<Candidate> {
         let queue = &self.queues[usize::from(id.0)];
         let line = priority as usize;
-        let (&number, _) = queue.lines[line].first_key_value()?;
-        let is_due = priority != Priority::Demand && queue.overtaken[line] >= priority.most_overtakings();
+        let (&number, first) = queue.lines[line].first_key_value()?;
+        let (overtaken, most) = (queue.overtaken[line], priority.most_overtakings());
+        let most_bytes = first.charge.bytes.max(1).saturating_mul(u64::from(most));
+        let is_due =
+            priority != Priority::Demand && (overtaken.operations >= most || overtaken.bytes >= most_bytes);
         let class = if is_due { PRIORITIES - 1 - line } else { PRIORITIES + line };
         Some(Candidate { rank: Rank { class, number }, queue: id, priority })
     }
@@ -375,7 +399,7 @@ impl<O> Queues<O> {
         let Candidate { queue: id, priority, .. } = candidate;
         let queue = self.queue(id);
         let (_, Waiting { content, charge, group, index }) = queue.lines[priority as usize].pop_first()?;
-        queue.overtaken[priority as usize] = 0;
+        queue.overtaken[priority as usize] = Overtaken::default();
         if let Some((free, _)) = &mut queue.slots {
             *free -= charge.slots;
         }
@@ -387,7 +411,9 @@ impl<O> Queues<O> {
         for queue in &mut self.queues {
             for lesser in priority as usize + 1..PRIORITIES {
                 if !queue.lines[lesser].is_empty() {
-                    queue.overtaken[lesser] = queue.overtaken[lesser].saturating_add(1);
+                    let overtaken = &mut queue.overtaken[lesser];
+                    overtaken.operations = overtaken.operations.saturating_add(1);
+                    overtaken.bytes = overtaken.bytes.saturating_add(charge.bytes);
                 }
             }
         }

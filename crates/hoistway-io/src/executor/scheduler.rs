@@ -6,7 +6,7 @@ use super::{
     customer::{Customer, Reason},
     flight::Flight,
     operation::{Cancelled, Charge, GroupId, QueueId, Submission, Whose},
-    queues::{Chosen, Position, QueueOptions, QueueSet},
+    queues::{Chosen, Freed, Position, QueueOptions, QueueSet},
     state::{Ended, Figures, Parked, Removed, State},
     sync::{Condvar, Mutex, MutexGuard},
 };
@@ -325,7 +325,7 @@ impl<C: Customer> Scheduler<C> {
         let (content, ticket) = flight.into_parts();
         let position = ticket.defuse();
         let refused = self.change(|state| {
-            state.free(&position, false);
+            state.free(&position, Freed::Waits);
             match held_up.and_then(|worker| state.worker(worker)) {
                 Some(own) => own.hold_up(),
                 // What it held is free, which others may lack.
@@ -342,7 +342,8 @@ impl<C: Customer> Scheduler<C> {
     /// Ends an operation that has begun.
     pub(super) fn end(&self, position: &Position, result: Result<(), C::Error>, is_lost: bool) {
         if !self.is_foreign() {
-            self.finish(position, result, |state| state.free(position, is_lost));
+            let freed = if is_lost { Freed::Lost } else { Freed::Ended };
+            self.finish(position, result, |state| state.free(position, freed));
         }
     }
 

@@ -5,7 +5,7 @@ use super::{
     admission::{Limits, Room, Verdict},
     customer::{Customer, Reason},
     operation::{Cancelled, Charge, Gate, GroupId, Operation, Priority, QueueId, Submission, Whose},
-    queues::{Chosen, Position, QueueOptions, QueueSet, Queues, Waiting},
+    queues::{Chosen, Freed, Position, QueueOptions, QueueSet, Queues, Waiting},
     sync::Condvar,
 };
 use std::{
@@ -396,8 +396,8 @@ impl<C: Customer> State<C> {
     }
 
     /// Frees the room of an operation that has begun.
-    pub(super) fn free(&mut self, position: &Position, is_lost: bool) {
-        self.queues.end(position, is_lost);
+    pub(super) fn free(&mut self, position: &Position, freed: Freed) {
+        self.queues.free(position, freed);
     }
 
     /// Ends an operation that has begun, whose room is free.

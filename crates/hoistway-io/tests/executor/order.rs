@@ -48,6 +48,19 @@ fn an_operation_is_overtaken_a_bounded_number_of_times() {
 }
 
 #[test]
+fn an_operation_in_short_steps_is_overtaken_by_as_many_bytes_as_one_in_long_ones() {
+    let scheduler = Kit::scheduler(Limits::NONE, &one_queue());
+    let kit = scheduler.customer();
+    let mut demand = kit.group(0, FIRST, &[&[][..]; 6400]);
+    demand.operations.iter_mut().for_each(|own| own.charge.bytes = 20);
+    submit(&scheduler, demand);
+    submit(&scheduler, with_priority(kit.group(2, FIRST, &[&[][..]; 100]), Priority::Background));
+    serve_inline(&scheduler, &[FIRST], 1);
+    // 63 bytes are 4 operations of 20.
+    assert_eq!(longest_wait(&lock(&kit.begun), Priority::Background), 4);
+}
+
+#[test]
 fn what_waits_in_another_queue_is_not_starved_of_room() {
     let in_flight = Bound { rest_bytes: 4, ..Bound::new(4, 4) };
     let queues = [QueueOptions::default(), QueueOptions::default()];
@@ -136,6 +149,22 @@ fn little_else_is_in_flight_while_there_is_demand() {
     assert_eq!(in_flight(), 3, "demand that is in flight is not forgotten");
     scheduler.close(Reason::Closed);
     kit.take_kept().into_iter().for_each(|(_, ticket)| ticket.end(Ok(())));
+}
+
+#[test]
+fn steps_of_one_operation_do_not_make_demand_forgotten() {
+    let scheduler = Kit::scheduler(Limits::NONE, &one_queue());
+    let kit = scheduler.customer();
+    let step = Act::HandOver(FIRST, Charge { bytes: 1, slots: 0 });
+    submit(&scheduler, kit.group(0, FIRST, &[&[]]));
+    serve_inline(&scheduler, &[FIRST], 1);
+    submit(&scheduler, with_priority(kit.group(1, FIRST, &[&vec![step; 100]]), Priority::Background));
+    serve_inline(&scheduler, &[FIRST], 1);
+    assert_eq!(kit.end_of(1), Ok(()));
+    assert!(scheduler.has_demand());
+    submit(&scheduler, with_priority(kit.group(2, FIRST, &[&[][..]; 15]), Priority::Background));
+    serve_inline(&scheduler, &[FIRST], 1);
+    assert!(!scheduler.has_demand(), "sixteen operations have ended since");
 }
 
 #[test]

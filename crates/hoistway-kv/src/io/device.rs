@@ -9,7 +9,7 @@ use super::{
     staging::{Lease, Staging},
     transfer::Transfer,
 };
-use crate::{DirectPath, Error, Result, disk::DataFile, format::BLOCK_LEN};
+use crate::{DirectPath, Error, Piece, Result, disk::DataFile, format::BLOCK_LEN};
 use hoistway_device::{
     self as device, CopyDirection, CopyError, CopyStream, Device, DeviceId, DirectBuffer, HostCopy, Pinned,
     Unavailable,
@@ -36,6 +36,8 @@ pub(super) struct DeviceSide {
     direct: DirectPath,
     root: PathBuf,
     refusals: Arc<Refusals>,
+    /// Memory that devices move directly. Locked for a look only, as threads of callers ask; no driver is called meanwhile.
+    regions: Mutex<Vec<Arc<DirectBuffer>>>,
     state: Mutex<State>,
     // Unpinned before it is unmapped: after `state`.
     pool: Mutex<Option<Arc<Staging>>>,
@@ -46,8 +48,6 @@ struct State {
     /// By kind of devices: each has a driver of its own.
     /// `None` where the platform pins no memory.
     pinned: HashMap<Discriminant<DeviceId>, Option<Pinned>>,
-    /// Memory that devices move directly.
-    regions: Vec<Arc<DirectBuffer>>,
     /// What shows, for each device, that they do.
     proofs: HashMap<DeviceId, Arc<DirectProof>>,
     /// Devices whose copies were in an unknown state when they were waited for: they are waited for once more.
@@ -65,7 +65,8 @@ impl DeviceSide {
         {
             return Err(Error::RouteUnavailable { route: GDS.into(), path: root, why });
         }
-        Ok(Self { direct, root, refusals, state: Mutex::default(), pool: Mutex::new(None) })
+        let (regions, state, pool) = (Mutex::default(), Mutex::default(), Mutex::new(None));
+        Ok(Self { direct, root, refusals, regions, state, pool })
     }
 
     /// The memory that bytes pass through; not pinned yet.
@@ -98,7 +99,7 @@ impl DeviceSide {
                 None
             }
         };
-        self.lock().regions.extend(buffer.clone());
+        lock(&self.regions).extend(buffer.clone());
         Ok(Region { side: self.clone(), buffer, process: std::process::id() })
     }
 
@@ -132,12 +133,7 @@ impl DeviceSide {
 
     /// The region that has all these bytes.
     fn region_of(&self, id: DeviceId, address: u64, len: u64) -> Option<Arc<DirectBuffer>> {
-        let has = |region: &&Arc<DirectBuffer>| {
-            region.device().id() == id
-                && region.address() <= address
-                && address.checked_add(len).is_some_and(|end| end <= region.address() + region.len())
-        };
-        self.lock().regions.iter().find(has).cloned()
+        lock(&self.regions).iter().find(|region| has(region, id, address, len)).cloned()
     }
 
     /// How a job's pieces on devices are moved.
@@ -170,7 +166,10 @@ impl DeviceSide {
         }
         let mut pieces =
             job.parts.iter().flat_map(|part| &part.pieces).filter(|piece| !piece.device.is_host());
-        pieces.any(|piece| self.region_of(piece.device, piece.address, piece.len).is_some())
+        let regions = lock(&self.regions);
+        let is_in =
+            |region: &Arc<DirectBuffer>, piece: &Piece| has(region, piece.device, piece.address, piece.len);
+        !regions.is_empty() && pieces.any(|piece| regions.iter().any(|region| is_in(region, piece)))
     }
 
     fn can_move(&self, job: &Transfer, file: &DataFile) -> std::result::Result<(), Unavailable> {
@@ -241,7 +240,7 @@ impl DeviceSide {
     pub(super) fn give_up(&self, path: &Path, why: &Unavailable) {
         self.refusals.add(GDS, path, why);
         if self.direct != DirectPath::Require {
-            let regions = mem::take(&mut self.lock().regions);
+            let regions = mem::take(&mut *lock(&self.regions));
             drop(regions);
         }
     }
@@ -287,6 +286,13 @@ impl DeviceSide {
     }
 }
 
+/// Whether a region has all these bytes.
+fn has(region: &DirectBuffer, id: DeviceId, address: u64, len: u64) -> bool {
+    region.device().id() == id
+        && region.address() <= address
+        && address.checked_add(len).is_some_and(|end| end <= region.address() + region.len())
+}
+
 /// Memory of a device that is known to the direct path as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Region {
@@ -298,14 +304,14 @@ pub(crate) struct Region {
 impl Region {
     /// Whether its bytes go past the host's memory.
     pub(crate) fn is_direct(&self) -> bool {
-        let is_known = |buffer| self.side.lock().regions.iter().any(|own| Arc::ptr_eq(own, buffer));
+        let is_known = |buffer| lock(&self.side.regions).iter().any(|own| Arc::ptr_eq(own, buffer));
         !self.is_childs() && self.buffer.as_ref().is_some_and(is_known)
     }
 
     /// Locks what a thread may hold while another forks.
     #[cfg(test)]
-    pub(super) fn hold(&self) -> impl Drop + '_ {
-        self.side.lock()
+    pub(super) fn hold(&self) -> impl Sized + '_ {
+        (self.side.lock(), lock(&self.side.regions))
     }
 
     /// Whether this is a copy in a child of fork, where locks may be held by threads that it lacks.
@@ -322,7 +328,7 @@ impl Drop for Region {
             return;
         }
         if let Some(buffer) = &self.buffer {
-            self.side.lock().regions.retain(|own| !Arc::ptr_eq(own, buffer));
+            lock(&self.side.regions).retain(|own| !Arc::ptr_eq(own, buffer));
         }
     }
 }

@@ -177,10 +177,12 @@ impl IoEngine {
 
     /// Queues jobs; each ends by its `done`, whatever happens.
     pub(crate) fn submit(&self, jobs: Vec<Job>) {
+        if self.is_childs() {
+            // Before any lock: that of a thread that the parent had would be held for ever.
+            return reject(jobs, Failure::from(executor::Reason::Forked));
+        }
         for jobs in joined(jobs, |job| self.side.may_move(job)) {
-            if self.is_childs() {
-                reject(jobs, Failure::from(executor::Reason::Forked));
-            } else if jobs.iter().any(concerns_devices) {
+            if jobs.iter().any(concerns_devices) {
                 match self.devices() {
                     Ok((scheduler, staging)) => {
                         let is_direct = jobs.iter().any(|job| self.side.may_move(job));

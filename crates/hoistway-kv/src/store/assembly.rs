@@ -5,7 +5,8 @@ use super::group::{Group, GroupItem};
 use crate::{
     Fingerprint, Key, NamespaceId, Status,
     format::{Shard, ShardTable},
-    layout::{Claim, NewBlock, Place, Written},
+    io::Failure,
+    layout::{Claim, Layout, NewBlock, Place, Written},
 };
 use hoistway_io::parallel::lock;
 use std::{
@@ -14,6 +15,38 @@ use std::{
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
+
+/// What the failure of a write says of the place that was written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum PlaceFailure {
+    /// Nothing: a full disk, for one, has no room anywhere.
+    None,
+    /// The drive failed. The place may be the reason.
+    Suspected,
+    /// The drive says that the place is bad.
+    Certain,
+}
+
+impl PlaceFailure {
+    pub(crate) fn of(failure: &Failure) -> Self {
+        let Failure::Io(error) = failure else { return Self::None };
+        match error.raw_os_error() {
+            Some(libc::EIO | libc::EREMOTEIO) => Self::Suspected,
+            // An error of the medium, or of the protection of its sectors.
+            Some(libc::ENODATA | libc::EILSEQ) => Self::Certain,
+            _ => Self::None,
+        }
+    }
+
+    /// Leaves a place of which this is known.
+    pub(crate) fn leave(self, layout: &dyn Layout, claim: Claim) {
+        match self {
+            Self::None => drop(claim),
+            Self::Suspected => layout.fail(claim),
+            Self::Certain => layout.lose(claim),
+        }
+    }
+}
 
 /// Every block that is being written by this process, until it is found or given up.
 #[derive(Default)]
@@ -43,11 +76,15 @@ impl Assemblies {
     }
 
     /// Gives up blocks to which nothing was added for this long.
-    pub(crate) fn abandon_older_than(&self, age: Duration) -> Vec<Arc<Assembly>> {
+    pub(crate) fn abandon_older_than(&self, age: Duration, layout: &dyn Layout) -> Vec<Arc<Assembly>> {
         let all: Vec<_> = lock(&self.blocks).values().cloned().collect();
-        let abandoned: Vec<_> = all.into_iter().filter(|assembly| assembly.abandon_if(age)).collect();
-        abandoned.iter().for_each(|assembly| self.remove(assembly));
-        abandoned
+        let abandon = |assembly: &Arc<Assembly>| {
+            let Some((claim, failure)) = assembly.abandon_if(age) else { return false };
+            failure.leave(layout, claim);
+            self.remove(assembly);
+            true
+        };
+        all.into_iter().filter(abandon).collect()
     }
 }
 
@@ -63,6 +100,8 @@ pub(crate) struct Assembly {
 
 struct Progress {
     phase: Phase,
+    /// The worst that is known of its place.
+    failure: PlaceFailure,
     shards: Vec<ShardState>,
     touched: Instant,
 }
@@ -126,6 +165,7 @@ impl Assembly {
             progress: Mutex::new(Progress {
                 shards: vec![ShardState::Missing; *shards as usize],
                 phase: Phase::Gathering(claim),
+                failure: PlaceFailure::None,
                 touched: Instant::now(),
             }),
         }
@@ -212,9 +252,14 @@ impl Assembly {
     }
 
     /// Shards could not be written, or were not: they are missing again. The claim of the block if it is given up, as it has
-    /// none: its place is to be given back before another request can claim the block.
-    pub(crate) fn failed(&self, shards: impl IntoIterator<Item = u32>) -> Option<Claim> {
+    /// none: its place is to be left, as what is known of it says, before another request can claim the block.
+    pub(crate) fn failed(
+        &self,
+        shards: impl IntoIterator<Item = u32>,
+        failure: PlaceFailure,
+    ) -> Option<(Claim, PlaceFailure)> {
         let mut progress = lock(&self.progress);
+        progress.failure = progress.failure.max(failure);
         for shard in shards {
             progress.shards[shard as usize] = ShardState::Missing;
         }
@@ -224,19 +269,16 @@ impl Assembly {
     }
 
     /// Its place is not to be used any more. The claim, if it still has it.
-    pub(crate) fn lose(&self) -> Option<Claim> {
+    pub(crate) fn lose(&self) -> Option<(Claim, PlaceFailure)> {
         lock(&self.progress).give_up()
     }
 
-    fn abandon_if(&self, age: Duration) -> bool {
+    fn abandon_if(&self, age: Duration) -> Option<(Claim, PlaceFailure)> {
         let mut progress = lock(&self.progress);
         let is_stale = matches!(progress.phase, Phase::Gathering(_))
             && progress.touched.elapsed() >= age
             && !progress.shards.contains(&ShardState::Writing);
-        if is_stale {
-            drop(progress.give_up());
-        }
-        is_stale
+        if is_stale { progress.give_up() } else { None }
     }
 }
 
@@ -255,10 +297,10 @@ impl Progress {
         };
     }
 
-    /// The claim, if it still has it.
-    fn give_up(&mut self) -> Option<Claim> {
+    /// The claim, if it still has it, and what is known of its place.
+    fn give_up(&mut self) -> Option<(Claim, PlaceFailure)> {
         match mem::replace(&mut self.phase, Phase::Abandoned) {
-            Phase::Gathering(claim) | Phase::Completing(claim) => Some(claim),
+            Phase::Gathering(claim) | Phase::Completing(claim) => Some((claim, self.failure)),
             Phase::Committing | Phase::Abandoned => None,
         }
     }

@@ -121,7 +121,7 @@ impl Committing {
         let Waiter { ticket, mut settled, started } = waiter;
         match result {
             Ok(()) => {
-                core.unreadable.succeeded(&assembly.fingerprint);
+                core.unreadable.stored(&assembly.fingerprint);
                 counters.stored_blocks.inc();
             }
             Err(error) => {

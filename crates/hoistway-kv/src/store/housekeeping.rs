@@ -65,7 +65,7 @@ pub(crate) fn run(core: &Arc<Core>, bell: &Bell) {
 /// Gives up blocks that did not get all their shards in time.
 fn abandon(core: &Core) {
     let limit = core.options.partial_timeout;
-    for assembly in core.assemblies.abandon_older_than(limit) {
+    for assembly in core.assemblies.abandon_older_than(limit, &*core.layout) {
         core.metrics.abandoned.inc();
         core.note_block(
             EventKind::Abandoned,

@@ -316,8 +316,12 @@ impl BlockLoad {
         }
     }
 
+    fn shards_read(&self) -> impl Iterator<Item = u32> {
+        self.items.iter().take(self.read_items).map(|item| item.shard)
+    }
+
     fn read(&self, header: &[u8]) -> Verdict {
-        self.core.unreadable.succeeded(&self.fingerprint);
+        self.core.unreadable.read(&self.fingerprint, self.shards_read());
         self.core.layout.check(&self.found, &self.key, header)
     }
 
@@ -330,7 +334,8 @@ impl BlockLoad {
         if !is_drives || self.core.layout.find_waits() {
             return false;
         }
-        self.core.unreadable.failed(&self.fingerprint) && self.is_still_there()
+        let first = self.shards_read().min().unwrap_or_default();
+        self.core.unreadable.failed(&self.fingerprint, first) && self.is_still_there()
     }
 
     fn judge(&self, table: &ShardTable, computed: &[Option<u32>]) -> Vec<Judged> {

@@ -3,7 +3,7 @@
 
 use super::{
     Assembly, Core,
-    assembly::{Joined, Progressed, Share},
+    assembly::{Joined, PlaceFailure, Progressed, Share},
     commit::{CommitTask, Waiter},
     core::Message,
     gate::{Charge, Waiting},
@@ -14,7 +14,7 @@ use crate::{
     DropReason, Error, EventKind, KeepAlive, NamespaceId, Priority, Status,
     format::{HEADER_LEN, Shard},
     io::{Checksums, Direction, Failure, Header, Job, MakeHeader, Outcome},
-    layout::{Claim, NewBlock, Reservation, Written},
+    layout::{NewBlock, Reservation, Written},
     metrics::NamespaceCounters,
     ticket::{Settled, TicketState},
 };
@@ -200,29 +200,6 @@ fn status_of_errno(number: i32) -> Status {
     }
 }
 
-/// What the failure of a write says of the place that was written to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PlaceFailure {
-    /// Nothing: a full disk, for one, has no room anywhere.
-    None,
-    /// The drive failed. The place may be the reason.
-    Suspected,
-    /// The drive says that the place is bad.
-    Certain,
-}
-
-impl PlaceFailure {
-    fn of(failure: &Failure) -> Self {
-        let Failure::Io(error) = failure else { return Self::None };
-        match error.raw_os_error() {
-            Some(libc::EIO | libc::EREMOTEIO) => Self::Suspected,
-            // An error of the medium, or of the protection of its sectors.
-            Some(libc::ENODATA | libc::EILSEQ) => Self::Certain,
-            _ => Self::None,
-        }
-    }
-}
-
 /// Some shards of a block, on their way to its place.
 struct ShardWrite {
     core: Arc<Core>,
@@ -383,27 +360,23 @@ impl ShardWrite {
             // The system may still write there: the place is never used again, and is not given to another process.
             self.core.has_lost.store(true, Ordering::Release);
             self.core.assemblies.remove(&self.assembly);
-            if let Some(claim) = self.assembly.lose() {
+            if let Some((claim, _)) = self.assembly.lose() {
                 self.core.layout.lose(claim);
             }
             let settled: Vec<_> = self.items.iter().map(|item| item.settled(status)).collect();
             return self.options.ticket.settle(settled, started);
         }
-        let layout = self.core.layout.clone();
-        match PlaceFailure::of(&failure) {
-            PlaceFailure::None => self.failed(status, started),
-            PlaceFailure::Suspected => self.give_up(status, started, |claim| layout.fail(claim)),
-            PlaceFailure::Certain => self.give_up(status, started, |claim| layout.lose(claim)),
-        }
+        self.give_up(status, started, PlaceFailure::of(&failure));
     }
 
     fn failed(self, status: Status, started: Option<Instant>) {
-        self.give_up(status, started, drop);
+        self.give_up(status, started, PlaceFailure::None);
     }
 
-    fn give_up(self, status: Status, started: Option<Instant>, leave: impl FnOnce(Claim)) {
-        if let Some(claim) = self.assembly.failed(self.items.iter().map(|item| item.shard)) {
-            leave(claim);
+    fn give_up(self, status: Status, started: Option<Instant>, failure: PlaceFailure) {
+        let shards = self.items.iter().map(|item| item.shard);
+        if let Some((claim, failure)) = self.assembly.failed(shards, failure) {
+            failure.leave(&*self.core.layout, claim);
             self.core.assemblies.remove(&self.assembly);
         }
         let settled: Vec<_> = self.items.iter().map(|item| item.settled(status)).collect();

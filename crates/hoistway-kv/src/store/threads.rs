@@ -151,7 +151,7 @@ impl Inner {
         let ended = running.end(core, Instant::now() + GRACE);
         let has_lost = core.has_lost.load(Ordering::Acquire);
         // What never got all its shards gives back its places.
-        core.assemblies.abandon_older_than(Duration::ZERO);
+        core.assemblies.abandon_older_than(Duration::ZERO, &*core.layout);
         if !ended || has_lost {
             // The system may still write to places of this process, so no other process may take over its directory
             // before this one ends. The process that takes it over finds what is not in the log.

@@ -116,10 +116,9 @@ impl Writer {
             // What is in use leaves no stretch.
             return Ok(false);
         }
-        // Until stretches have been looked up, single blocks may do.
-        let before = lock(&self.slots).free();
+        // Until stretches have been looked up, single blocks may do. Once: what goes in vain is missed.
         self.evict_some(bytes)?;
-        Ok(lock(&self.slots).free() > before)
+        Ok(lock(&self.slots).has_room(bytes))
     }
 
     /// Tries to make room for a block that is larger than a usual segment: what is worth least goes, be it the blocks of a

@@ -267,6 +267,30 @@ fn a_block_is_given_up_when_the_drive_fails_twice_with_no_success_in_between() {
 }
 
 #[test]
+fn a_block_with_an_unreadable_shard_is_given_up_whatever_others_are_read() {
+    let bench = bench(|_| {});
+    for shard in 0..2 {
+        assert_eq!(end(&bench.store_shard("a", shard, 2).0).items, [Status::Ok]);
+    }
+    for _ in 0..2 {
+        assert_eq!(bench.get("a", 0), Status::Ok);
+        bench.transfers.fail_next(libc::EIO);
+        assert!(matches!(bench.get("a", 1), Status::Io(_)));
+    }
+    assert_eq!(bench.get("a", 0), Status::Miss);
+}
+
+#[test]
+fn a_place_that_failed_one_shard_of_several_is_remembered_when_it_is_left() {
+    let bench = bench(|_| {});
+    assert_eq!(end(&bench.store_shard("a", 0, 2).0).items, [Status::Ok]);
+    bench.transfers.fail_next(libc::EIO);
+    assert_eq!(end(&bench.store_shard("a", 1, 2).0).items, [Status::Io(libc::EIO)]);
+    bench.store.close(None).unwrap();
+    assert_eq!(lock(&bench.layout.state).failed, 1);
+}
+
+#[test]
 fn a_block_that_was_removed_before_its_file_was_opened_is_a_miss_and_no_error() {
     let bench = bench(|_| {});
     bench.put("a");
