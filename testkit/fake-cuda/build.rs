@@ -20,6 +20,8 @@ fn main() {
         // Nothing of the C++ runtime is used, so nothing of it has to be there.
         .cpp_link_stdlib(None)
         .compile("hoistway_kernels");
-    // Streams are threads, and a thread can't go on in a library that was unloaded.
-    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    if env::var_os("CARGO_CFG_TARGET_OS").is_some_and(|system| system == "linux") {
+        // Streams are threads, and a thread can't go on in a library that was unloaded.
+        println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    }
 }

@@ -1,6 +1,5 @@
 //! What every call of the driver goes through: forks, faults, and whether there is a context.
 
-use crate::interpreter;
 use crate::{
     control::{control, counters},
     execution::{
@@ -8,18 +7,20 @@ use crate::{
         context::{self, Context},
         operation::in_host_function,
     },
+    interpreter,
     status::{Code, NOT_INITIALIZED, NOT_PERMITTED, SUCCESS, is_sticky},
 };
 use std::{
     cell::Cell,
+    process,
     sync::{
         Arc,
-        atomic::{AtomicI32, Ordering},
+        atomic::{AtomicU32, Ordering},
     },
 };
 
 /// The process that initialized the driver, or 0.
-static PROCESS: AtomicI32 = AtomicI32::new(0);
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// A call that needs nothing.
 pub(crate) fn anyone(name: &'static str, body: impl FnOnce() -> Result<(), Code>) -> Code {
@@ -104,14 +105,14 @@ pub(crate) fn take_hip_error() -> Code {
 
 /// Lets this process, and no child of it, use the driver.
 pub(crate) fn open() {
-    PROCESS.store(pid(), Ordering::SeqCst);
+    PROCESS.store(process::id(), Ordering::SeqCst);
 }
 
 /// Whether this is a child of the process that initialized the driver. There, locks may be held for ever by
 /// threads that don't exist.
 pub(crate) fn is_forked() -> bool {
-    let process = PROCESS.load(Ordering::SeqCst);
-    process != 0 && process != pid()
+    let opened_by = PROCESS.load(Ordering::SeqCst);
+    opened_by != 0 && opened_by != process::id()
 }
 
 /// Counts a call and says whether it may go on.
@@ -151,9 +152,4 @@ fn admit_initialized(name: &'static str) -> Result<(), Code> {
 
 fn code(result: Result<(), Code>) -> Code {
     result.err().unwrap_or(SUCCESS)
-}
-
-fn pid() -> libc::pid_t {
-    // SAFETY: asks for a number.
-    unsafe { libc::getpid() }
 }

@@ -1,7 +1,8 @@
 //! Python's interpreter, if the process has one: whether the calling thread holds its lock.
 
+use crate::system;
 use std::{
-    ffi::{CStr, c_int},
+    ffi::{CStr, c_int, c_void},
     sync::OnceLock,
 };
 
@@ -16,8 +17,7 @@ pub(crate) fn is_held() -> bool {
 }
 
 fn find(name: &CStr) -> Option<Ask> {
-    // SAFETY: looks a name up among the libraries that the process has loaded.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    let found = system::symbol(name);
     // SAFETY: both names are of functions of this type.
-    (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut libc::c_void, Ask>(found) })
+    (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Ask>(found) })
 }

@@ -5,6 +5,9 @@
 //! copies: both must be one library, since cuFile reads into the memory that the driver allocated. Once
 //! loaded it stays.
 //!
+//! On Windows it is the driver `nvcuda.dll`, without cuFile: `fake_cuda.dll` under that name in System32. A device has 64 GiB of
+//! addresses there.
+//!
 //! # What it does
 //!
 //! - **Device memory** lies at addresses that the host can't follow: dereferencing one gives SIGSEGV.
@@ -81,7 +84,7 @@
 //! that is executed.
 //!
 //! A line of the trace is `{"stream":1,"op":"h2d","bytes":4096,"begin_ns":…,"end_ns":…,"device":0}`, in times
-//! of CLOCK_MONOTONIC. `op` is `h2d`, `d2h`, `d2d`, `fill` or the name of a kernel, for which `bytes` are
+//! of CLOCK_MONOTONIC (on Windows, from the first one on). `op` is `h2d`, `d2h`, `d2d`, `fill` or the name of a kernel, for which `bytes` are
 //! those stored.
 //!
 //! What can be counted:
@@ -91,7 +94,10 @@
 //! - what happened: `calls_under_interpreter` (by threads that held Python's interpreter), `copies`, `copied_bytes`, `kernels`, `cufile_reads`, `cufile_writes`, `calls.<function>`,
 //!   and `leaked`: what was destroyed only with its context or with the last `cuFileDriverClose`.
 
+#![cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "cuFile is an interface of Linux"))]
+
 mod control;
+#[cfg(target_os = "linux")]
 mod cufile;
 mod driver;
 mod execution;
@@ -101,3 +107,4 @@ mod interpreter;
 mod memory;
 mod status;
 mod status_names;
+mod system;

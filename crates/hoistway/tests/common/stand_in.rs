@@ -3,6 +3,7 @@
 use hoistway_device::DeviceId;
 use libloading::Library;
 use std::{
+    env::consts::{DLL_PREFIX, DLL_SUFFIX},
     ffi::{CString, c_char, c_int},
     ops::Deref,
     path::PathBuf,
@@ -195,6 +196,7 @@ impl Drop for Turn {
 pub fn path() -> PathBuf {
     let program = std::env::current_exe().unwrap();
     let directory = program.parent().unwrap();
-    let names = [directory.join("libfake_cuda.so"), directory.join("../libfake_cuda.so")];
+    let name = format!("{DLL_PREFIX}fake_cuda{DLL_SUFFIX}");
+    let names = [directory.join(&name), directory.join("..").join(&name)];
     names.into_iter().find(|path| path.exists()).expect("the stand-in was not built beside the tests")
 }

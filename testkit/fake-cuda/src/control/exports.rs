@@ -2,13 +2,15 @@
 
 use super::{control, counters};
 use crate::{
-    cufile::{buffer, file::FILES},
     execution::{capture::GRAPHS, context, event::EVENTS, kernel::MODULES, stream::STREAMS},
     gate,
     memory::{device, host},
     status::{Code, INVALID_VALUE, NOT_INITIALIZED, SUCCESS},
 };
 use std::ffi::{CStr, c_char};
+
+#[cfg(target_os = "linux")]
+use crate::cufile::{buffer, file::FILES};
 
 /// Changes one thing: `KEY=VALUE`. Returns 0, 1 if it makes no sense, or 3 in a forked child.
 ///
@@ -70,8 +72,12 @@ fn count(name: &str) -> Option<u64> {
         "calls_under_interpreter" => counters::UNDER_INTERPRETER.get(),
         "graphs" => GRAPHS.len(),
         "leaked" => counters::LEAKED.get(),
+        #[cfg(target_os = "linux")]
         "cufile_handles" => FILES.len(),
+        #[cfg(target_os = "linux")]
         "cufile_buffers" => buffer::count(),
+        #[cfg(not(target_os = "linux"))]
+        "cufile_handles" | "cufile_buffers" => 0,
         "cufile_reads" => counters::CUFILE_READS.get(),
         "cufile_writes" => counters::CUFILE_WRITES.get(),
         _ => return None,

@@ -11,6 +11,7 @@ pub(crate) mod module;
 pub(crate) mod pointer;
 pub(crate) mod stream;
 
+#[cfg(target_os = "linux")]
 pub(crate) use device::uuid;
 
 use crate::status::{Code, INVALID_VALUE};

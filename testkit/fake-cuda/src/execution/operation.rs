@@ -2,12 +2,10 @@
 
 use super::{context::Owner, copy::Copy, event::Event, kernel::Launch, stream::Stream};
 use crate::{
-    control::{
-        control, counters,
-        trace::{Line, now_ns},
-    },
+    control::{control, counters, trace::Line},
     memory::device,
     status::{Code, ILLEGAL_ADDRESS},
+    system::now_ns,
 };
 use std::{cell::Cell, ffi::c_void, sync::Arc};
 

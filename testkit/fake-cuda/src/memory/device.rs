@@ -133,6 +133,10 @@ impl DeviceMemory {
         let wanted = settings.alignment.max(PAGE);
         let reserved = (stagger + bytes + wanted).next_multiple_of(PAGE) + PAGE;
         let offset = state.free.take(reserved).ok_or(OUT_OF_MEMORY)?;
+        if self.window.provide(offset, reserved).is_err() {
+            state.free.give(offset, reserved);
+            return Err(OUT_OF_MEMORY);
+        }
         let address = self.window.address(offset).next_multiple_of(wanted) + stagger;
         let allocation = Allocation {
             bytes,
@@ -232,8 +236,7 @@ impl DeviceMemory {
     /// Only for addresses that are not in use: before an allocation's is known, or after it was freed.
     fn poison(&self, address: u64, bytes: u64) {
         if let Some(offset) = self.window.offset(address) {
-            // SAFETY: the shadow is mapped for writing over the whole window, in which the reserved range
-            // lies.
+            // SAFETY: the shadow can be written to where it was provided, as in the whole reserved range.
             unsafe { self.window.shadow(offset).write_bytes(POISON, bytes as usize) };
         }
     }

@@ -5,10 +5,10 @@ use crate::{
     status::{
         Code, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY,
     },
+    system,
 };
 use std::{
     collections::BTreeMap,
-    io, ptr,
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
@@ -75,7 +75,8 @@ impl Pinned {
 pub(crate) fn register(owner: &Arc<Owner>, address: usize, bytes: usize) -> Result<(), Code> {
     let end =
         address.checked_add(bytes).filter(|end| address != 0 && *end != address).ok_or(INVALID_VALUE)?;
-    if !is_mapped(address, bytes) {
+    // The driver refuses what it can't pin.
+    if !system::is_mapped(address, bytes) {
         return Err(INVALID_VALUE);
     }
     let mut pinned = pinned_mut();
@@ -98,16 +99,10 @@ pub(crate) fn allocate(owner: &Arc<Owner>, bytes: usize) -> Result<usize, Code> 
     if bytes == 0 {
         return Err(INVALID_VALUE);
     }
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: lets the kernel choose the place, so that no existing mapping is touched.
-    let address = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
-    if address == libc::MAP_FAILED {
-        return Err(OUT_OF_MEMORY);
-    }
+    let address = system::allocate(bytes).map_err(|_| OUT_OF_MEMORY)?;
     let range = Range { bytes, origin: Origin::Allocated, owner: Arc::clone(owner) };
-    pinned_mut().0.insert((owner.driver(), address as usize), range);
-    Ok(address as usize)
+    pinned_mut().0.insert((owner.driver(), address), range);
+    Ok(address)
 }
 
 /// Undoes `allocate` of CUDA's driver, once no copy uses the range.
@@ -138,16 +133,7 @@ fn remove(driver: Driver, address: usize, origin: Origin) -> Option<Range> {
 fn unmap(address: usize, range: &Range) {
     // SAFETY: the range was mapped by `allocate`, is no longer listed, and the caller that frees it promised,
     // as the driver demands, not to use it any more.
-    unsafe { libc::munmap(address as *mut libc::c_void, range.bytes) };
-}
-
-/// The driver refuses what it can't pin.
-fn is_mapped(address: usize, bytes: usize) -> bool {
-    const PAGE: usize = 4096;
-    let start = address / PAGE * PAGE;
-    // SAFETY: MS_ASYNC does nothing but check that the range is mapped.
-    let checked = unsafe { libc::msync(start as *mut libc::c_void, address + bytes - start, libc::MS_ASYNC) };
-    checked == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ENOMEM)
+    unsafe { system::free(address, range.bytes) };
 }
 
 fn pinned_mut() -> RwLockWriteGuard<'static, Pinned> {
