@@ -7,7 +7,7 @@
 
 use super::{SaveReport, folder::Folder, io_error, lock::FolderLock, temp::TempFile};
 use crate::{
-    Catalog, Error, Result,
+    Alignment, Catalog, Error, Result,
     catalog::{
         OpenFile,
         index::{Index, MAX_INDEX_BYTES},
@@ -15,12 +15,12 @@ use crate::{
     },
     sys::permissions::Permissions,
 };
-use hoistway_io::file::read_exact_at;
+use hoistway_io::file::{read_exact_at, write_all_at};
 use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    io::{self, Write},
+    io::{self, IoSlice},
     ops::ControlFlow,
     path::{Path, PathBuf},
 };
@@ -299,8 +299,7 @@ impl<'a> Commit<'a> {
         let write = || {
             let mut text = serde_json::to_vec_pretty(&text)?;
             text.push(b'\n');
-            let mut file = temp.file()?;
-            file.write_all(&text)?;
+            write_all_at(temp.file()?, &mut [IoSlice::new(&text)], &mut 0, Alignment::BYTE)?;
             if self.folder.is_synced() { temp.sync() } else { Ok(()) }
         };
         write().map_err(|source| io_error("write", &path, source))?;

@@ -3,7 +3,7 @@
 
 use super::folder::Folder;
 use crate::{Error, Result, sys::folders};
-use hoistway_io::file::{try_lock, unlock};
+use hoistway_io::file::unlock;
 use std::{
     fs::File,
     io,
@@ -30,34 +30,29 @@ impl FolderLock {
         go_on: impl Fn(u64) -> ControlFlow<()>,
         notes: &mut Vec<String>,
     ) -> Result<io::Result<Self>> {
-        let file = match folders::open(&folder.path) {
-            Ok(file) => file,
-            Err(error) => return Ok(Err(error)),
-        };
         let started = Instant::now();
         let mut holder = None;
         loop {
-            let locked = try_lock(&file);
+            let locked = folders::try_lock(&folder.path).map(Self);
             if go_on(0).is_break() {
-                // A lock is let go with what holds it.
-                drop(locked.map(|()| Self(file)));
                 return Err(Error::Cancelled);
             }
             match locked {
-                Ok(()) => {
+                Ok(lock) => {
                     if let Some(holder) = holder {
                         let seconds = started.elapsed().as_secs_f64();
                         notes.push(format!(
                             "the save waited {seconds:.1} s for the lock of its folder: {holder} held it"
                         ));
                     }
-                    return Ok(Ok(Self(file)));
+                    return Ok(Ok(lock));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(TICK),
                 Err(error) => return Ok(Err(error)),
             }
             if holder.is_none() && started.elapsed() >= PATIENCE {
-                let found = folders::lock_holder(&file).unwrap_or_else(|| "another process".to_owned());
+                let found = folders::open(&folder.path).ok().and_then(|file| folders::lock_holder(&file));
+                let found = found.unwrap_or_else(|| "another process".to_owned());
                 let path = folder.path.display();
                 tracing::warn!("the save waits for the lock of {path}: {found} holds it");
                 holder = Some(found);

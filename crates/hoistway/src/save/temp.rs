@@ -77,7 +77,7 @@ impl TempFile {
     /// The file, which is opened if it is closed.
     pub(super) fn opened(&mut self) -> Result<&File> {
         if self.file.is_none() {
-            let file = OpenOptions::new().read(true).write(true).open(&self.path);
+            let file = folders::open_private(&self.path);
             self.file = Some(file.map_err(|source| io_error("open", &self.path, source))?);
         }
         self.file().map_err(|source| io_error("open", &self.path, source))

@@ -25,6 +25,16 @@ pub fn open(path: &Path) -> io::Result<File> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
 
+/// Locks a folder unless another has the lock. [`unlock`](super::files::unlock) gives it back.
+///
+/// # Errors
+/// [`WouldBlock`](io::ErrorKind::WouldBlock) if another has it; others where it cannot be locked.
+pub fn try_lock(path: &Path) -> io::Result<File> {
+    let folder = open(path)?;
+    super::files::try_lock(&folder)?;
+    Ok(folder)
+}
+
 /// Returns the process that holds a lock of a file or folder; `None` if the system does not tell, as on file systems of a
 /// network.
 pub fn lock_holder(file: &File) -> Option<String> {
@@ -61,6 +71,14 @@ pub fn sync(path: &Path) -> io::Result<()> {
 /// The system's; [`AlreadyExists`](io::ErrorKind::AlreadyExists) if the name is taken.
 pub fn create_private(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Opens a file that [`create_private`] has made, as it was opened then.
+///
+/// # Errors
+/// The system's.
+pub fn open_private(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(path)
 }
 
 /// Renames, in place of a file that has the name.

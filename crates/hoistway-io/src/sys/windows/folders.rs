@@ -20,14 +20,17 @@ use windows_sys::Win32::{
         GENERIC_READ, GENERIC_WRITE,
     },
     Storage::FileSystem::{
-        DELETE, FILE_FLAG_BACKUP_SEMANTICS, FILE_RENAME_INFO, FILE_RENAME_INFO_0, FileRenameInfoEx,
-        MOVEFILE_REPLACE_EXISTING, MOVEFILE_WRITE_THROUGH, MoveFileExW, SetFileInformationByHandle,
-        WRITE_DAC,
+        DELETE, FILE_FLAG_BACKUP_SEMANTICS, FILE_FLAG_DELETE_ON_CLOSE, FILE_FLAG_OVERLAPPED,
+        FILE_RENAME_INFO, FILE_RENAME_INFO_0, FileRenameInfoEx, MOVEFILE_REPLACE_EXISTING,
+        MOVEFILE_WRITE_THROUGH, MoveFileExW, SetFileInformationByHandle, WRITE_DAC,
     },
     System::WindowsProgramming::{FILE_RENAME_FLAG_POSIX_SEMANTICS, FILE_RENAME_FLAG_REPLACE_IF_EXISTS},
 };
 
-/// Opens a folder, to lock or to sync it.
+/// The file that stands for the lock of the folder that it lies in.
+const LOCK: &str = ".hoistway.lock";
+
+/// Opens a folder, to sync it.
 ///
 /// # Errors
 /// The system's.
@@ -35,6 +38,21 @@ pub fn open(path: &Path) -> io::Result<File> {
     // Only what may be written to can be synced.
     let access = GENERIC_READ | GENERIC_WRITE;
     OpenOptions::new().access_mode(access).custom_flags(FILE_FLAG_BACKUP_SEMANTICS).open(path)
+}
+
+/// Locks a folder unless another has the lock: by a file in it, as the system locks no folders. The file is there for as long as one
+/// handle is open, to which no other comes; the system removes it with that, also if the process is killed.
+///
+/// # Errors
+/// [`WouldBlock`](io::ErrorKind::WouldBlock) if another has the lock; others where it cannot be locked.
+pub fn try_lock(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.access_mode(GENERIC_WRITE | DELETE).write(true).create(true).share_mode(0);
+    let file = options.custom_flags(FILE_FLAG_DELETE_ON_CLOSE).open(path.join(LOCK));
+    file.map_err(|error| match code(&error) {
+        Some(ERROR_SHARING_VIOLATION) => io::ErrorKind::WouldBlock.into(),
+        _ => error,
+    })
 }
 
 /// Returns the process that holds a lock of a file; `None` here, where the system does not tell.
@@ -54,13 +72,27 @@ pub fn sync(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes a new file for reading and writing, with the rights that its folder gives. They can be changed later.
+/// Makes a new file for reading and writing, for transfers of several threads at once, with the rights that its folder gives.
+/// They can be changed later.
 ///
 /// # Errors
 /// The system's; [`AlreadyExists`](io::ErrorKind::AlreadyExists) if the name is taken.
 pub fn create_private(path: &Path) -> io::Result<File> {
-    let access = GENERIC_READ | GENERIC_WRITE | WRITE_DAC;
-    OpenOptions::new().access_mode(access).write(true).create_new(true).open(path)
+    private().write(true).create_new(true).open(path)
+}
+
+/// Opens a file that [`create_private`] has made, as it was opened then.
+///
+/// # Errors
+/// The system's.
+pub fn open_private(path: &Path) -> io::Result<File> {
+    private().open(path)
+}
+
+fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.access_mode(GENERIC_READ | GENERIC_WRITE | WRITE_DAC).custom_flags(FILE_FLAG_OVERLAPPED);
+    options
 }
 
 /// Renames, in place of a file that has the name. At no moment is there no file of that name. Others may have the old one open
@@ -145,6 +177,47 @@ pub fn shortened(name: &OsStr, max_bytes: usize) -> OsString {
 mod tests {
     use super::*;
     use crate::sys::files;
+    use std::{io::IoSlice, sync::Barrier, thread};
+
+    /// A handle that is not open for it would refuse the length, or carry out one write after the other.
+    #[test]
+    fn threads_write_by_one_handle_of_a_private_file() {
+        const PART: usize = 1 << 16;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let content: Vec<u8> = (0..8 * PART).map(|at| (at / 5 % 251) as u8).collect();
+        drop(create_private(&path).unwrap());
+        assert_eq!(create_private(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        let (file, barrier) = (open_private(&path).unwrap(), Barrier::new(8));
+        files::allocate(&file, content.len() as u64).unwrap();
+        thread::scope(|scope| {
+            for (part, bytes) in content.chunks(PART).enumerate() {
+                let (file, barrier) = (&file, &barrier);
+                scope.spawn(move || {
+                    barrier.wait();
+                    let (slice, offset) = (IoSlice::new(bytes), (part * PART) as u64);
+                    assert_eq!(files::write_vectored_at(file, &[slice], offset).unwrap(), PART);
+                });
+            }
+        });
+        file.sync_all().unwrap();
+        drop(file);
+        assert!(std::fs::read(&path).unwrap() == content);
+    }
+
+    #[test]
+    fn a_folder_is_locked_by_one_at_a_time_and_nothing_stays_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        for _ in 0..2 {
+            let held = try_lock(folder.path()).unwrap();
+            for _ in 0..2 {
+                assert_eq!(try_lock(folder.path()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            }
+            drop(held);
+            assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        }
+        assert_eq!(try_lock(&folder.path().join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
 
     #[test]
     fn a_file_that_is_read_can_be_replaced() {
