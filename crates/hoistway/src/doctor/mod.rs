@@ -6,6 +6,8 @@ mod devices;
 mod objects;
 #[cfg(target_os = "linux")]
 mod threefs;
+#[cfg(windows)]
+mod windows;
 
 use crate::{
     catalog::{OpenFile, SourceName},
@@ -250,6 +252,8 @@ fn path_checks(path: &Path) -> Vec<Check> {
     if crate::source::threefs::ThreeFs::of(&source).is_some() {
         checks.extend(threefs::checks(name, local));
     }
+    #[cfg(windows)]
+    checks.extend(windows::checks(name, local));
     checks.extend(devices::path_checks(&path.display().to_string(), &*source));
     checks
 }

@@ -270,6 +270,13 @@ fn in_sectors(bytes: u32) -> Option<DirectAlignment> {
     bytes.is_power_of_two().then_some(DirectAlignment { memory: sector, offset: sector })
 }
 
+/// The error of a read that the drive fails.
+#[cfg(feature = "fault-injection")]
+pub const BROKEN: i32 = windows_sys::Win32::Foundation::ERROR_IO_DEVICE.cast_signed();
+/// The error of a direct read of a file that takes none.
+#[cfg(feature = "fault-injection")]
+pub const REFUSED: i32 = ERROR_INVALID_PARAMETER.cast_signed();
+
 /// Whether an error of a direct transfer says that the file takes none.
 pub fn is_refusal_of_direct(error: &io::Error) -> bool {
     matches!(code(error), Some(ERROR_INVALID_PARAMETER | ERROR_NOT_SUPPORTED))
@@ -447,7 +454,7 @@ pub fn cached_pages(_file: &File, _range: ByteRange) -> io::Result<u64> {
 ///
 /// # Safety
 /// It must be the one that the system writes for this class, and made of numbers and flags.
-unsafe trait Information: Default {
+pub(super) unsafe trait Information: Default {
     const CLASS: FILE_INFO_BY_HANDLE_CLASS;
 }
 
@@ -472,7 +479,7 @@ unsafe impl Information for FILE_STORAGE_INFO {
     const CLASS: FILE_INFO_BY_HANDLE_CLASS = FileStorageInfo;
 }
 
-fn information<T: Information>(file: &File) -> io::Result<T> {
+pub(super) fn information<T: Information>(file: &File) -> io::Result<T> {
     let mut found = T::default();
     let at: *mut c_void = (&raw mut found).cast();
     // SAFETY: the handle is open during the call, which writes no more than the structure has room for.

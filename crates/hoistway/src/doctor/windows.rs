@@ -1,0 +1,50 @@
+//! What there is to say of paths on Windows: sectors, BypassIO, and what makes reads of a file slower.
+#![forbid(unsafe_code)]
+
+use super::{Check, Status, ok, slower};
+use crate::sys::block_device::{self, Sectors};
+use hoistway_io::file::LocalFile;
+
+/// Checks of a file. `name` makes the name of a check.
+pub(super) fn checks(name: impl Fn(&str) -> String, file: &LocalFile) -> Vec<Check> {
+    let file = match file.buffered_file() {
+        Ok(file) => file,
+        Err(error) => return vec![slower(&name("sectors"), format!("not examined: {error}"), "")],
+    };
+    let mut checks = vec![sectors(&name("sectors"), block_device::sectors(&file))];
+    checks.push(match block_device::bypass_io(&file) {
+        Ok(Ok(())) => ok(&name("BypassIO"), "can be used here"),
+        Ok(Err(driver)) => absent(name("BypassIO"), format!("a driver is in its way: {driver}")),
+        Err(error) => {
+            absent(name("BypassIO"), format!("this system or file system does not have it: {error}"))
+        }
+    });
+    match block_device::hindrances(&file) {
+        Ok(found) if found.is_empty() => {}
+        Ok(found) => checks.push(slower(
+            &name("attributes"),
+            format!(
+                "the file is {}: Windows carries out its transfers in other ways, and slower",
+                found.join(", ")
+            ),
+            "copy it to a file that is not, on a local NTFS volume",
+        )),
+        Err(error) => checks.push(slower(&name("attributes"), format!("not known: {error}"), "")),
+    }
+    checks
+}
+
+fn sectors(name: &str, found: Option<Sectors>) -> Check {
+    match found {
+        Some(Sectors { logical, physical }) if logical == physical => ok(name, format!("{logical} bytes")),
+        Some(Sectors { logical, physical }) => {
+            ok(name, format!("{logical} bytes, on a drive that has {physical}"))
+        }
+        None => ok(name, "not reported; direct reads are aligned to 4096 bytes"),
+    }
+}
+
+/// It is of use to DirectStorage alone.
+fn absent(name: String, finding: String) -> Check {
+    Check { name, status: Status::Absent, finding, fix: String::new() }
+}
