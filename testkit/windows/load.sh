@@ -29,6 +29,16 @@ for route in overlapped threads; do
 done
 load mapped --route mapped
 load mapped --route mapped --populate
+# To the stand-in of NVIDIA's driver, as a program finds the driver. What else is in this System32 is lost when this ends.
+cp target/windows/x86_64-pc-windows-gnu/debug/fake_cuda.dll ~/.wine/drive_c/windows/system32/nvcuda.dll
+for direct in auto always never; do
+    report=$(hoistway load "$model" --manifest "$manifest" --report --device cuda --route staged --direct "$direct")
+    if ! grep -q ', staged ' <<<"$report" || ! grep -q 'on cuda:0' <<<"$report"; then
+        echo "staged carried nothing to the device: $direct: $report" >&2
+        exit 1
+    fi
+    echo "equal: $model --device cuda --route staged --direct $direct"
+done
 for route in io_uring cached usrbio gds; do
     if hoistway load "$model" --route "$route" >/dev/null 2>&1; then
         echo "route $route should be refused" >&2

@@ -4,8 +4,8 @@
 mod common;
 
 use common::{
-    all_devices, assert_is_file, assert_is_gguf, can_read, devices, expected, in_memory, make_cold,
-    make_warm, mixed_gguf, mixed_model, reading::Warm, tensor, write_model,
+    HAS_DIRECT_PATH, QUEUED, all_devices, assert_is_file, assert_is_gguf, can_read, devices, expected,
+    in_memory, make_cold, make_warm, mixed_gguf, mixed_model, reading::Warm, tensor, write_model,
 };
 use hoistway::{
     Arrival, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded, Route,
@@ -21,14 +21,14 @@ use std::{fs, os::unix::fs::FileExt, path::Path};
 fn routes(directory: &Path) -> Vec<(LoadOptions, Route)> {
     let with = |route, direct| LoadOptions::default().route(route).direct(direct);
     let on_host: Vec<_> = [
-        (with(Route::Auto, DirectIo::Auto), Route::IoUring),
-        (with(Route::IoUring, DirectIo::Auto), Route::IoUring),
-        (with(Route::IoUring, DirectIo::Never), Route::IoUring),
+        (with(Route::Auto, DirectIo::Auto), QUEUED),
+        (with(QUEUED, DirectIo::Auto), QUEUED),
+        (with(QUEUED, DirectIo::Never), QUEUED),
         (with(Route::Threads, DirectIo::Always), Route::Threads),
         (with(Route::Threads, DirectIo::Never), Route::Threads),
         (with(Route::Auto, DirectIo::Never), Route::Threads),
         (with(Route::Toy, DirectIo::Auto), Route::Toy),
-        ((with(Route::IoUring, DirectIo::Auto)).rings(3), Route::IoUring),
+        ((with(QUEUED, DirectIo::Auto)).rings(3), QUEUED),
         ((with(Route::Threads, DirectIo::Auto)).threads(1), Route::Threads),
     ]
     .into_iter()
@@ -37,17 +37,18 @@ fn routes(directory: &Path) -> Vec<(LoadOptions, Route)> {
     let [_, device] = devices();
     let to_device = |(options, carrier): &(LoadOptions, Route)| {
         // The stand-in's path past the host is what `auto` takes.
-        let past_host = options.route == Route::Auto && options.direct == DirectIo::Auto;
+        let past_host = HAS_DIRECT_PATH && options.route == Route::Auto && options.direct == DirectIo::Auto;
         (options.clone().device(device), if past_host { Route::Gds } else { *carrier })
     };
     let only_to_device = [
-        (Route::Staged, DirectIo::Auto, Route::IoUring),
+        (Route::Staged, DirectIo::Auto, QUEUED),
         (Route::Gds, DirectIo::Auto, Route::Gds),
         (Route::GdsCompat, DirectIo::Always, Route::GdsCompat),
     ]
     .map(|(route, direct, carrier)| ((with(route, direct)).device(device), carrier));
     let has_direct = can_read(directory, Route::Threads, DirectIo::Always);
-    let past_host = |(options, _): &(LoadOptions, Route)| has_direct || options.route == Route::Staged;
+    let past_host =
+        |(options, _): &(LoadOptions, Route)| has_direct && HAS_DIRECT_PATH || options.route == Route::Staged;
     let to_device: Vec<_> =
         on_host.iter().map(to_device).chain(only_to_device.into_iter().filter(past_host)).collect();
     on_host.into_iter().chain(to_device).collect()
@@ -116,6 +117,7 @@ fn every_route_delivers(directory: &Path, path: &Path, assert_is_whole: impl Fn(
 }
 
 #[test]
+#[cfg_attr(windows, ignore = "Windows does not say what its cache holds")]
 fn a_warm_file_is_copied_from_the_cache_and_a_cold_one_is_not_cached() {
     let directory = disk();
     let (path, file) = mixed_model(directory.path());
@@ -123,7 +125,7 @@ fn a_warm_file_is_copied_from_the_cache_and_a_cold_one_is_not_cached() {
         make_cold(&path);
         let cold = hoistway::load(&[&path], &LoadOptions::default().device(device)).unwrap();
         assert_is_file(&cold, &file);
-        let direct = sum(&cold, Route::IoUring) + sum(&cold, Route::Gds);
+        let direct = sum(&cold, QUEUED) + sum(&cold, Route::Gds);
         assert!(direct * 10 > cold.report().tensor_bytes * 9, "{}", cold.report());
 
         let _warm = Warm::make(&path);
@@ -137,6 +139,7 @@ fn a_warm_file_is_copied_from_the_cache_and_a_cold_one_is_not_cached() {
 }
 
 #[test]
+#[cfg_attr(windows, ignore = "Windows does not say what its cache holds")]
 fn direct_always_goes_past_a_warm_cache_and_says_so() {
     let directory = disk();
     if !can_read(directory.path(), Route::Threads, DirectIo::Always) {
@@ -157,6 +160,7 @@ fn direct_always_goes_past_a_warm_cache_and_says_so() {
 }
 
 #[test]
+#[cfg_attr(windows, ignore = "of FIFOs; tests/windows.rs has devices")]
 fn what_is_no_regular_file_is_refused_by_its_kind() {
     let directory = disk();
     let folder = directory.path();
@@ -181,6 +185,7 @@ fn what_is_no_regular_file_is_refused_by_its_kind() {
 
 /// Reading of a FIFO would wait for a writer.
 #[test]
+#[cfg_attr(windows, ignore = "of FIFOs")]
 fn a_save_beside_an_index_that_is_a_fifo_is_refused() {
     let directory = disk();
     let index = directory.path().join("model.safetensors.index.json");
@@ -194,6 +199,7 @@ fn a_save_beside_an_index_that_is_a_fifo_is_refused() {
 }
 
 /// Brings these bytes into the page cache, and only these.
+#[cfg(target_os = "linux")]
 fn warm_part(path: &Path, start: u64, len: usize) {
     let file = fs::File::open(path).unwrap();
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
@@ -204,6 +210,7 @@ fn sum(loaded: &Loaded, route: Route) -> u64 {
     loaded.report().carriers.iter().filter(|own| own.route == route).map(|own| own.tensor_bytes).sum()
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 fn a_half_cached_file_takes_each_half_by_its_own_route() {
     let directory = disk();
@@ -232,6 +239,7 @@ fn a_half_cached_file_takes_each_half_by_its_own_route() {
 }
 
 #[test]
+#[cfg_attr(windows, ignore = "Windows does not say what its cache holds")]
 fn the_route_cached_fails_on_a_cold_file_and_names_the_tensor() {
     let directory = disk();
     let (path, _) = mixed_model(directory.path());
@@ -249,6 +257,7 @@ fn the_route_cached_fails_on_a_cold_file_and_names_the_tensor() {
 }
 
 #[test]
+#[cfg_attr(windows, ignore = "Windows has no file system in memory")]
 fn memory_file_systems_are_copied_and_direct_reads_refused() {
     let Some(directory) = in_memory() else { return };
     let (path, file) = mixed_model(directory.path());
@@ -355,6 +364,7 @@ fn files_that_claim_more_than_any_memory_are_refused_before_anything_is_allocate
 
 /// Memory that a tensor is dropped from stays away, although threads touch memory ahead of the reads.
 #[test]
+#[cfg_attr(windows, ignore = "asks /proc what is resident")]
 fn memory_of_tensors_that_are_dropped_as_they_arrive_does_not_come_back() {
     let directory = disk();
     let path = directory.path().join("streamed.safetensors");
@@ -666,11 +676,16 @@ fn small_loads_report_why_no_ring_was_used() {
     for device in all_devices() {
         let loaded = hoistway::load(&[&path], &LoadOptions::default().device(device)).unwrap();
         assert_is_file(&loaded, &file);
-        assert!(loaded.report().refused.iter().any(|own| own.what == "io_uring"), "{}", loaded.report());
+        assert!(
+            loaded.report().refused.iter().any(|own| own.what == QUEUED.to_string()),
+            "{}",
+            loaded.report()
+        );
     }
 }
 
 #[test]
+#[cfg_attr(windows, ignore = "asks /proc what is resident")]
 fn memory_of_dropped_tensors_returns_while_others_live() {
     let directory = disk();
     let path = directory.path().join("big.safetensors");

@@ -45,7 +45,7 @@ fn giving_cufile_up_strands_no_read() {
                 && offset < 20 << 20
                 && failed.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0 =>
             {
-                Some(Fault::Errno(libc::EIO))
+                Some(Fault::Broken)
             }
             1 | 4 => Some(Fault::Short(4096)),
             2 | 5 => Some(Fault::Delay(Duration::from_millis(1))),

@@ -267,7 +267,7 @@ fn giving_cufile_up_strands_no_read() {
         let script = FaultScript::new(move |number, offset| match number % 7 {
             // Not the last block, which is not cuFile's.
             _ if number >= round && offset < 20 << 20 && failed.fetch_add(1, Ordering::Relaxed) == 0 => {
-                Some(Fault::Errno(libc::EIO))
+                Some(Fault::Broken)
             }
             1 | 4 => Some(Fault::Short(4096)),
             2 | 5 => Some(Fault::Delay(Duration::from_millis(1))),

@@ -4,10 +4,11 @@
 mod common;
 
 use common::{
-    Footprint, assert_is_file, assert_nothing_left, can_read, devices, let_file_time_pass, make_cold,
-    make_warm, mixed_model,
+    Footprint, HAS_DIRECT_PATH, QUEUED, assert_is_file, assert_nothing_left, can_read, devices,
+    let_file_time_pass, make_cold, make_warm, mixed_model,
     on_device::{ROCM, TOY},
     reading::Warm,
+    system::write_all_at,
     tensor, write_model,
 };
 use hoistway::{
@@ -17,7 +18,6 @@ use hoistway::{
 };
 use std::{
     fs,
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::{
         Mutex, MutexGuard,
@@ -54,13 +54,16 @@ fn lanes() -> Vec<(LoadOptions, bool)> {
             (Route::Staged, DirectIo::Auto, false),
             (Route::Staged, DirectIo::Auto, true),
             (Route::Gds, DirectIo::Auto, false),
-            (Route::IoUring, DirectIo::Auto, false),
-            (Route::IoUring, DirectIo::Never, false),
+            (QUEUED, DirectIo::Auto, false),
+            (QUEUED, DirectIo::Never, false),
             (Route::Threads, DirectIo::Always, false),
             (Route::Threads, DirectIo::Never, false),
             (Route::Auto, DirectIo::Auto, false),
             (Route::Auto, DirectIo::Auto, true),
         ] {
+            if !HAS_DIRECT_PATH && route == Route::Gds {
+                continue;
+            }
             let only_device = matches!(route, Route::Staged | Route::Gds);
             let (readable_by, directly) =
                 if only_device { (Route::Threads, DirectIo::Always) } else { (route, direct) };
@@ -160,7 +163,7 @@ fn bytes_that_are_copied_for_nothing_are_counted() {
 fn what_a_short_read_spoils_is_read_again() {
     let _turn = turn();
     let model = model();
-    for last in [Fault::Short(0), Fault::Errno(libc::EINVAL)] {
+    for last in [Fault::Short(0), Fault::Refused] {
         let (faults, reads) = ([Fault::Short(5000), Fault::Short(100), last], AtomicU32::new(0));
         let script = FaultScript::new(move |_, offset| {
             let is_there = (1 << 20..(1 << 20) + (64 << 10)).contains(&offset);
@@ -176,8 +179,8 @@ fn interruptions_are_repeated_and_counted() {
     let _turn = turn();
     let model = model();
     for (options, warm) in lanes() {
-        for errno in [libc::EINTR, libc::EAGAIN] {
-            let script = FaultScript::new(move |number, _| (number % 2 == 0).then_some(Fault::Errno(errno)));
+        for fault in [Fault::Interrupted, Fault::Again] {
+            let script = FaultScript::new(move |number, _| (number % 2 == 0).then(|| fault.clone()));
             let loaded = load_with(&model, &options, warm, script).unwrap();
             assert_is_file(&loaded, &model.file);
             if !warm {
@@ -193,13 +196,13 @@ fn an_io_error_in_the_middle_names_file_tensor_and_bytes() {
     let model = model();
     let middle = model.file.len() as u64 / 2;
     for (options, warm) in lanes() {
-        let script = FaultScript::new(move |_, offset| (offset >= middle).then_some(Fault::Errno(libc::EIO)));
+        let script = FaultScript::new(move |_, offset| (offset >= middle).then_some(Fault::Broken));
         match load_with(&model, &options, warm, script).unwrap_err() {
             Error::Io { operation: "read", path, tensor, range, source } => {
                 assert_eq!(path, model.path);
                 assert!(tensor.is_some());
                 assert!(range.unwrap().end() > middle);
-                assert_eq!(source.raw_os_error(), Some(libc::EIO));
+                assert_eq!(source.raw_os_error(), Fault::Broken.errno());
             }
             other => panic!("{other:?}"),
         }
@@ -217,10 +220,10 @@ fn reads_that_never_progress_end_in_an_error() {
             matches!(&error, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::UnexpectedEof),
             "{error:?}"
         );
-        let forever_interrupted = FaultScript::new(|_, _| Some(Fault::Errno(libc::EINTR)));
+        let forever_interrupted = FaultScript::new(|_, _| Some(Fault::Interrupted));
         let error = load_with(&model, &options, warm, forever_interrupted).unwrap_err();
         assert!(
-            matches!(&error, Error::Io { source, .. } if source.raw_os_error() == Some(libc::EINTR)),
+            matches!(&error, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::Interrupted),
             "{error:?}"
         );
     }
@@ -235,8 +238,7 @@ fn direct_reads_refused_midway_fall_back_only_where_allowed() {
     {
         let refusals = AtomicU32::new(0);
         let script = FaultScript::new(move |number, _| {
-            (number >= 5 && refusals.fetch_add(1, Ordering::Relaxed) < 1)
-                .then_some(Fault::Errno(libc::EINVAL))
+            (number >= 5 && refusals.fetch_add(1, Ordering::Relaxed) < 1).then_some(Fault::Refused)
         });
         let outcome = load_with(&model, &options, false, script);
         if matches!(options.route, Route::Auto | Route::Staged) {
@@ -261,6 +263,7 @@ fn direct_reads_refused_midway_fall_back_only_where_allowed() {
 }
 
 #[test]
+#[cfg_attr(windows, ignore = "Windows lets no writer in: see tests/windows.rs")]
 fn a_file_cut_while_it_is_read_names_the_tensor() {
     let _turn = turn();
     for (options, warm) in lanes() {
@@ -284,6 +287,7 @@ fn a_file_cut_while_it_is_read_names_the_tensor() {
 }
 
 #[test]
+#[cfg_attr(windows, ignore = "Windows lets no writer in: see tests/windows.rs")]
 fn a_file_rewritten_while_it_is_read_is_noticed() {
     let _turn = turn();
     for (options, warm) in lanes() {
@@ -293,7 +297,7 @@ fn a_file_rewritten_while_it_is_read_is_noticed() {
         let script = FaultScript::new(move |number, _| {
             if number == 3 && !written.swap(true, Ordering::Relaxed) {
                 let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
-                file.write_at(b"other bytes", 2 << 20).unwrap();
+                write_all_at(&file, b"other bytes", 2 << 20);
             }
             None
         });
@@ -304,6 +308,7 @@ fn a_file_rewritten_while_it_is_read_is_noticed() {
 
 /// As `cp -p` does over a file of the same length and modification time.
 #[test]
+#[cfg_attr(windows, ignore = "Windows lets no writer in: see tests/windows.rs")]
 fn a_file_rewritten_with_its_modification_time_set_back_is_noticed() {
     let _turn = turn();
     for (options, warm) in lanes() {
@@ -314,7 +319,7 @@ fn a_file_rewritten_with_its_modification_time_set_back_is_noticed() {
         let script = FaultScript::new(move |number, _| {
             if number == 3 && !written.swap(true, Ordering::Relaxed) {
                 let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
-                file.write_at(b"other bytes", 2 << 20).unwrap();
+                write_all_at(&file, b"other bytes", 2 << 20);
                 file.set_modified(modified).unwrap();
             }
             None
@@ -327,7 +332,7 @@ fn a_file_rewritten_with_its_modification_time_set_back_is_noticed() {
     let_file_time_pass(&model.path);
     let modified = fs::metadata(&model.path).unwrap().modified().unwrap();
     let file = fs::OpenOptions::new().write(true).open(&model.path).unwrap();
-    file.write_at(b"other bytes", 2 << 20).unwrap();
+    write_all_at(&file, b"other bytes", 2 << 20);
     file.set_modified(modified).unwrap();
     let selection = hoistway::plan::Selection::all().select("odd");
     let options = LoadOptions::default().route(Route::Mapped).selection(selection);
@@ -355,6 +360,7 @@ fn a_file_replaced_while_it_is_read_is_read_to_its_end() {
 }
 
 #[test]
+#[cfg_attr(windows, ignore = "Windows lets no writer in: see tests/windows.rs")]
 fn a_file_cut_or_grown_between_header_and_load_is_noticed() {
     let _turn = turn();
     for (options, _) in lanes() {

@@ -1,6 +1,10 @@
 //! The corpus of GGUF files: each gives the error that it should, or holds the tensors that it should.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "common/corpus.rs"]
+#[allow(dead_code, unreachable_pub, reason = "other tests use the rest")]
+mod corpus;
+
 use hoistway::{
     Catalog, Error,
     catalog::{FormatError, OpenOptions, gguf::Gguf},
@@ -32,36 +36,21 @@ fn options(lenient: bool, offset: u64) -> OpenOptions {
 }
 
 fn corpus() -> Vec<Case> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testkit/corpus/gguf.json");
-    let cases: Vec<Value> = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
-    cases.iter().map(case).collect()
+    corpus::cases("gguf").iter().map(case).collect()
 }
 
 fn case(case: &Value) -> Case {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let strict = text(&case["error"]);
     let lenient = case.get("lenient").map_or_else(|| strict.clone(), text);
-    let files = case["files"].as_object().unwrap();
     Case {
         name: text(&case["name"]).unwrap(),
-        files: files.iter().map(|(name, parts)| (name.clone(), bytes(parts))).collect(),
+        files: corpus::gguf_files(case),
         open: text(&case["open"]).unwrap(),
-        offset: case.get("offset").map_or(0, |offset| offset.as_u64().unwrap()),
+        offset: corpus::gguf_offset(case),
         errors: [strict, lenient],
         tensors: case.get("tensors").map(|list| list.as_array().unwrap().iter().map(tensor).collect()),
     }
-}
-
-fn bytes(parts: &Value) -> Vec<u8> {
-    let part = |part: &Value| match part.as_str() {
-        Some(text) => hex(text),
-        None => hex(part[0].as_str().unwrap()).repeat(part[1].as_u64().unwrap() as usize),
-    };
-    parts.as_array().unwrap().iter().flat_map(part).collect()
-}
-
-fn hex(text: &str) -> Vec<u8> {
-    (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap()).collect()
 }
 
 fn tensor(tensor: &Value) -> Tensor {

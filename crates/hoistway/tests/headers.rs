@@ -1,6 +1,10 @@
 //! The corpus of headers: each gives the error that it should, the reference crate agrees, and nothing crashes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "common/corpus.rs"]
+#[allow(dead_code, unreachable_pub, reason = "other tests use the rest")]
+mod corpus;
+
 use hoistway::{
     Catalog, Error,
     catalog::{FormatError, OpenOptions},
@@ -15,42 +19,14 @@ struct Case {
     reference_accepts: bool,
 }
 
-fn hex(text: &str) -> Vec<u8> {
-    (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap()).collect()
-}
-
-fn header_text(header: &Value) -> String {
-    match header {
-        Value::String(text) => text.clone(),
-        Value::Array(parts) => parts.iter().map(header_text).collect(),
-        part => part["repeat"].as_str().unwrap().repeat(part["times"].as_u64().unwrap() as usize),
-    }
-}
-
 fn corpus() -> Vec<Case> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../testkit/corpus/headers.json");
-    let cases: Vec<Value> = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
-    cases
-        .iter()
-        .map(|case| {
-            let file = match case["file_hex"].as_str() {
-                Some(file) => hex(file),
-                None => {
-                    let header = match case["header_hex"].as_str() {
-                        Some(header) => hex(header),
-                        None => header_text(&case["header"]).into_bytes(),
-                    };
-                    let mut file = (header.len() as u64).to_le_bytes().to_vec();
-                    file.extend(header);
-                    file.resize(file.len() + case["data_bytes"].as_u64().unwrap() as usize, 0);
-                    file
-                }
-            };
-            let error = case["error"].as_str().map(str::to_owned);
-            let reference_accepts = error.is_none() || case["reference"] == "accept";
-            Case { name: case["name"].as_str().unwrap().into(), file, error, reference_accepts }
-        })
-        .collect()
+    let of = |case: &Value| {
+        let error = case["error"].as_str().map(str::to_owned);
+        let reference_accepts = error.is_none() || case["reference"] == "accept";
+        let (name, file) = (case["name"].as_str().unwrap().into(), corpus::safetensors_file(case, |_| 0));
+        Case { name, file, error, reference_accepts }
+    };
+    corpus::cases("headers").iter().map(of).collect()
 }
 
 #[test]

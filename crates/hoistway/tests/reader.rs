@@ -5,7 +5,7 @@
 mod common;
 
 use common::{
-    make_cold,
+    QUEUED, make_cold,
     reading::{
         Gate, Kind, LONG, Place, TestFile, assert_all_hold, no_faults, open_reader, prepare, range, reader,
         submit, until,
@@ -13,11 +13,10 @@ use common::{
 };
 use hoistway::{
     ByteRange, DeviceId, DirectIo, Error, Route,
-    read::{Batch, Priority, ReadFile, ReadRequest, ReadStatus, Reader, ReaderOptions, Target},
+    read::{Batch, Priority, ReadRequest, ReadStatus, Reader, ReaderOptions, Target},
     route::fault::{Fault, FaultScript},
 };
 use std::{
-    os::fd::AsRawFd,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -48,7 +47,7 @@ fn ranges(len: u64) -> Vec<ByteRange> {
 #[test]
 fn every_route_delivers_every_range_to_every_kind_of_memory() {
     let file = TestFile::new(9_000_001);
-    for route in [Route::Auto, Route::Threads, Route::IoUring, Route::Cached] {
+    for route in [Route::Auto, Route::Threads, QUEUED, Route::Cached] {
         for chunk_bytes in [4096 * 16, 1 << 20] {
             let _warm = prepare(&file, route == Route::Cached);
             let options = ReaderOptions::default().route(route).chunk_bytes(chunk_bytes);
@@ -242,7 +241,7 @@ fn first_begins_and_second_is_late(file: &TestFile, patience: Duration) -> bool 
 #[test]
 fn a_batch_that_is_dropped_leaves_the_callers_memory_alone() {
     let file = TestFile::new(4 << 20);
-    for route in [Route::Auto, Route::Threads, Route::IoUring] {
+    for route in [Route::Auto, Route::Threads, QUEUED] {
         make_cold(&file.path);
         let slow = FaultScript::new(|_, _| Some(Fault::Delay(Duration::from_millis(3))));
         let options =
@@ -270,7 +269,7 @@ fn a_batch_that_is_dropped_leaves_the_callers_memory_alone() {
 #[test]
 fn a_reader_that_is_dropped_ends_its_batches() {
     let file = TestFile::new(1 << 20);
-    for route in [Route::Threads, Route::IoUring] {
+    for route in [Route::Threads, QUEUED] {
         // So slow that no batch ends before the reader is dropped.
         let slow = FaultScript::new(|_, _| Some(Fault::Delay(Duration::from_millis(200))));
         let options =
@@ -345,7 +344,7 @@ fn an_empty_batch_has_ended() {
 fn the_end_of_each_read_is_called_once_however_it_ends() {
     let (file, gate) = (TestFile::new(1 << 20), Gate::default());
     let calls = Arc::new(Mutex::new(vec![Vec::new(); 6]));
-    let broken = FaultScript::new(|_, offset| (offset == 3 * BLOCK).then_some(Fault::Errno(libc::EIO)));
+    let broken = FaultScript::new(|_, offset| (offset == 3 * BLOCK).then_some(Fault::Broken));
     let options =
         ReaderOptions::default().route(Route::Threads).direct(DirectIo::Never).in_flight(1).faults(broken);
     let reader = Reader::new(&options).unwrap();
@@ -394,7 +393,7 @@ fn the_end_of_each_read_is_called_once_however_it_ends() {
 #[test]
 fn functions_of_the_caller_that_panic_or_refuse_fail_their_read_alone() {
     let file = TestFile::new(1 << 20);
-    for route in [Route::Threads, Route::IoUring, Route::Auto] {
+    for route in [Route::Threads, QUEUED, Route::Auto] {
         let Ok(reader) = Reader::new(&ReaderOptions::default().route(route).in_flight(1)) else {
             continue;
         };
@@ -494,7 +493,7 @@ fn a_reader_may_be_dropped_by_its_own_thread() {
 #[test]
 fn many_threads_share_a_reader() {
     let file = TestFile::new(3 << 20);
-    for route in [Route::Auto, Route::IoUring] {
+    for route in [Route::Auto, QUEUED] {
         make_cold(&file.path);
         let options = ReaderOptions::default().route(route).in_flight(3).chunk_bytes(64 << 10);
         let Ok(reader) = Reader::new(&options) else { continue };
@@ -570,6 +569,7 @@ fn reports_are_for_reading_and_for_programs() {
 }
 
 /// A child of `fork` has none of the reader's threads: it is told so, and nothing hangs or tears the parent's reads down.
+#[cfg(target_os = "linux")]
 #[test]
 fn a_child_of_fork_is_told_that_no_thread_reads() {
     let (file, gate) = (TestFile::new(1 << 20), Gate::default());
@@ -608,8 +608,10 @@ fn a_child_of_fork_is_told_that_no_thread_reads() {
 }
 
 /// A program with a lease is told that a file is opened, and is given time to let it go.
+#[cfg(target_os = "linux")]
 #[test]
 fn a_file_that_another_program_has_leased_is_waited_for() {
+    use std::os::fd::AsRawFd;
     const F_SETSIG: libc::c_int = 10;
     let file = TestFile::new(1000);
     let holder = std::fs::File::options().read(true).write(true).open(&file.path).unwrap();
@@ -622,7 +624,7 @@ fn a_file_that_another_program_has_leased_is_waited_for() {
     control(F_SETSIG, libc::SIGURG);
     control(libc::F_SETLEASE, libc::F_WRLCK);
     thread::scope(|scope| {
-        let opening = scope.spawn(|| ReadFile::open(&file.path).map(|open| open.len()));
+        let opening = scope.spawn(|| hoistway::read::ReadFile::open(&file.path).map(|open| open.len()));
         thread::sleep(Duration::from_millis(50));
         assert!(!opening.is_finished());
         control(libc::F_SETLEASE, libc::F_UNLCK);

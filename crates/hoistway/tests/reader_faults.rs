@@ -5,13 +5,14 @@
 mod common;
 
 use common::{
-    Footprint, assert_nothing_left, in_memory, let_file_time_pass, make_cold,
+    Footprint, QUEUED, assert_nothing_left, in_memory, let_file_time_pass, make_cold,
     on_device::{CUDA, Played, ROCM, TOY},
     reading::{
         Kind, LONG, Place, TestFile, assert_all_hold, lanes, no_faults, open_reader, places, prepare, range,
         reader, submit, write_file,
     },
     stand_in::Turn,
+    system::write_all_at,
 };
 use hoistway::{
     ByteRange, DirectIo, Error, Route,
@@ -24,7 +25,6 @@ use hoistway::{
 use proptest::prelude::*;
 use std::{
     fs,
-    os::unix::fs::FileExt,
     path::Path,
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
     time::Duration,
@@ -48,8 +48,8 @@ fn a_ring_reads_into_no_memory_of_the_callers() {
     let file = TestFile::new(LEN as usize);
     let whole_blocks = range(8192, 1 << 20);
     for (route, direct) in [
-        (Route::IoUring, DirectIo::Auto),
-        (Route::IoUring, DirectIo::Never),
+        (QUEUED, DirectIo::Auto),
+        (QUEUED, DirectIo::Never),
         (Route::Threads, DirectIo::Auto),
         (Route::Threads, DirectIo::Never),
     ] {
@@ -60,7 +60,7 @@ fn a_ring_reads_into_no_memory_of_the_callers() {
         let batch = reader.submit([place.request(&file.open())], Priority::Demand).unwrap();
         batch.wait().unwrap();
         place.assert_holds(file.bytes_of(whole_blocks), &batch, 0);
-        let staged = if route == Route::IoUring { whole_blocks.len() } else { 0 };
+        let staged = if route == QUEUED { whole_blocks.len() } else { 0 };
         assert_eq!(batch.report().staged_bytes, staged, "{route}, {direct:?}");
     }
 }
@@ -96,9 +96,9 @@ fn what_a_short_read_spoils_is_read_again() {
     let file = TestFile::new(LEN as usize);
     for (route, last) in [
         (Route::Threads, Fault::Short(0)),
-        (Route::Threads, Fault::Errno(libc::EINVAL)),
+        (Route::Threads, Fault::Refused),
         // Only a refusal is an error of a route that is named: the end of a file is read through the page cache.
-        (Route::IoUring, Fault::Short(0)),
+        (QUEUED, Fault::Short(0)),
     ] {
         make_cold(&file.path);
         let faults = [Fault::Short(5000), Fault::Short(100), last];
@@ -122,9 +122,9 @@ fn interruptions_are_repeated_and_counted() {
     let _turn = Turn::take();
     let file = TestFile::new(LEN as usize);
     for (route, direct, warm) in lanes() {
-        for errno in [libc::EINTR, libc::EAGAIN] {
+        for fault in [Fault::Interrupted, Fault::Again] {
             let _warm = prepare(&file, warm);
-            let script = FaultScript::new(move |number, _| scattered(number).then_some(Fault::Errno(errno)));
+            let script = FaultScript::new(move |number, _| scattered(number).then(|| fault.clone()));
             let (reader, mut places) = (reader(route, direct, script), places(&ranges()));
             let batch = submit(&reader, &file.open(), &mut places, Priority::Prefetch);
             batch.wait().unwrap();
@@ -144,7 +144,7 @@ fn one_failing_read_does_not_stop_the_rest() {
     for (route, direct, warm) in lanes() {
         let _warm = prepare(&file, warm);
         let script = FaultScript::new(move |_, offset| {
-            (broken.start()..broken.end()).contains(&offset).then_some(Fault::Errno(libc::EIO))
+            (broken.start()..broken.end()).contains(&offset).then_some(Fault::Broken)
         });
         let (reader, mut places) = (reader(route, direct, script), places(&ranges()));
         let batch = submit(&reader, &file.open(), &mut places, Priority::Demand);
@@ -163,7 +163,7 @@ fn one_failing_read_does_not_stop_the_rest() {
                     assert_eq!(*path, file.path);
                     assert_eq!(*name, format!("{:?} {}", place.kind, place.range));
                     assert!(broken.start() <= lost.start() && lost.end() <= broken.end(), "{lost}");
-                    assert_eq!(source.raw_os_error(), Some(libc::EIO));
+                    assert_eq!(source.raw_os_error(), Fault::Broken.errno());
                 }
                 other => panic!("{other:?}"),
             }
@@ -189,7 +189,7 @@ fn reads_that_never_progress_end_in_an_error() {
         let _warm = prepare(&file, warm);
         for (fault, kind) in [
             (Fault::Short(0), std::io::ErrorKind::UnexpectedEof),
-            (Fault::Errno(libc::EINTR), std::io::ErrorKind::Interrupted),
+            (Fault::Interrupted, std::io::ErrorKind::Interrupted),
         ] {
             let script = FaultScript::new(move |_, _| Some(fault.clone()));
             let (reader, mut places) = (reader(route, direct, script), places(&ranges()[..2]));
@@ -216,7 +216,7 @@ fn refused_direct_reads_fall_back_only_where_allowed() {
         let refusals = AtomicU32::new(0);
         let script = FaultScript::new(move |number, _| {
             let is_first = number >= 2 && refusals.fetch_add(1, Ordering::Relaxed) < 1;
-            is_first.then_some(Fault::Errno(libc::EINVAL))
+            is_first.then_some(Fault::Refused)
         });
         // Opening a file may bring its beginning into the page cache, from where it would be copied.
         let (reader, mut places) = (reader(route, direct, script), places(&ranges()[3..]));
@@ -244,6 +244,7 @@ fn refused_direct_reads_fall_back_only_where_allowed() {
 }
 
 #[test]
+#[cfg_attr(windows, ignore = "Windows lets no writer in: see tests/windows.rs")]
 fn a_file_cut_or_rewritten_while_it_is_read_is_noticed() {
     let _turn = Turn::take();
     #[derive(Clone, Copy, PartialEq)]
@@ -265,7 +266,7 @@ fn a_file_cut_or_rewritten_while_it_is_read_is_noticed() {
                     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
                     match change {
                         Change::Cut => file.set_len(1 << 19).unwrap(),
-                        _ => file.write_all_at(b"other", 1 << 19).unwrap(),
+                        _ => write_all_at(&file, b"other", 1 << 19),
                     }
                     if change == Change::HiddenRewrite {
                         file.set_modified(modified).unwrap();
@@ -299,6 +300,7 @@ fn a_file_cut_or_rewritten_while_it_is_read_is_noticed() {
 }
 
 #[test]
+#[cfg_attr(windows, ignore = "Windows lets no writer in: see tests/windows.rs")]
 fn a_file_that_changed_before_it_is_read_fails_every_read() {
     let _turn = Turn::take();
     for (route, direct, warm) in lanes() {
@@ -415,6 +417,7 @@ fn direct_says_whether_reads_go_past_the_page_cache() {
 }
 
 #[test]
+#[cfg_attr(windows, ignore = "Windows does not say what its cache holds")]
 fn route_cached_refuses_what_the_page_cache_does_not_hold() {
     let _turn = Turn::take();
     let file = TestFile::new(LEN as usize);
@@ -448,7 +451,7 @@ fn readers_leave_nothing_behind() {
         for &(route, direct, warm) in &lanes {
             let _warm = prepare(&file, warm);
             let script = FaultScript::new(move |number, _| match (number as usize + round) % 7 {
-                0 => Some(Fault::Errno(libc::EIO)),
+                0 => Some(Fault::Broken),
                 1 => Some(Fault::Delay(Duration::from_millis(1))),
                 _ => None,
             });
@@ -493,6 +496,7 @@ fn hundreds_of_small_batches_share_a_reader() {
 }
 
 #[test]
+#[cfg_attr(windows, ignore = "asks /proc for the memory of arenas")]
 fn staging_memory_stays_within_the_budget() {
     let _turn = Turn::take();
     let file = TestFile::new(LEN as usize);
@@ -502,7 +506,7 @@ fn staging_memory_stays_within_the_budget() {
     let (chunk_bytes, memory_budget_bytes) = (1 << 20, 8 << 20);
     // Mappings take this much of address space more, to begin at a huge page.
     let slack = 2 << 20;
-    for route in [Route::Auto, Route::IoUring] {
+    for route in [Route::Auto, QUEUED] {
         let options = ReaderOptions::default()
             .route(route)
             .chunk_bytes(chunk_bytes)
@@ -539,8 +543,8 @@ fn case() -> impl Strategy<Value = Case> {
     let fault = prop_oneof![
         4 => Just(None),
         2 => (0..70_000usize).prop_map(|bytes| Some(Fault::Short(bytes))),
-        1 => Just(Some(Fault::Errno(libc::EINTR))),
-        1 => Just(Some(Fault::Errno(libc::EIO))),
+        1 => Just(Some(Fault::Interrupted)),
+        1 => Just(Some(Fault::Broken)),
         1 => Just(Some(Fault::Delay(Duration::from_micros(200)))),
     ];
     let (reads, faults) = (prop::collection::vec(read, 1..8), prop::collection::vec(fault, 1..16));
@@ -568,7 +572,7 @@ fn any_read_ends_in_the_bytes_of_the_file_or_in_an_error() {
         let _warm = prepare(&file, warm);
         // Reads of less than a block, and interruptions, can meet the same read until it gives up.
         let starves = case.faults.iter().any(|fault| matches!(fault, Some(Fault::Short(..4096))));
-        let can_fail = starves || case.faults.iter().any(|fault| matches!(fault, Some(Fault::Errno(_))));
+        let can_fail = starves || case.faults.iter().any(|fault| matches!(fault, Some(Fault::Broken | Fault::Interrupted)));
         let faults = case.faults.clone();
         let options = ReaderOptions::default()
             .route(route)

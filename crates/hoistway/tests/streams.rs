@@ -4,7 +4,8 @@
 mod common;
 
 use common::{
-    Footprint, assert_nothing_left, can_read, devices, expected, make_cold, make_warm, mixed_model,
+    Footprint, HAS_DIRECT_PATH, QUEUED, assert_nothing_left, can_read, devices, expected, make_cold,
+    make_warm, mixed_model,
     on_device::{ROCM, TOY},
 };
 use hoistway::{
@@ -44,7 +45,7 @@ fn lanes() -> Vec<(LoadOptions, bool)> {
     let all = [
         (host, Route::Auto, DirectIo::Auto, true),
         (host, Route::Auto, DirectIo::Auto, false),
-        (host, Route::IoUring, DirectIo::Auto, false),
+        (host, QUEUED, DirectIo::Auto, false),
         (host, Route::Threads, DirectIo::Never, false),
         (host, Route::Toy, DirectIo::Auto, false),
         (device, Route::Toy, DirectIo::Auto, false),
@@ -57,6 +58,9 @@ fn lanes() -> Vec<(LoadOptions, bool)> {
         (toy, Route::Auto, DirectIo::Auto, false),
     ];
     let usable = all.into_iter().filter(|(_, route, direct, _)| {
+        if !HAS_DIRECT_PATH && *route == Route::GdsCompat {
+            return false;
+        }
         let by = if matches!(route, Route::Staged | Route::GdsCompat) { Route::Threads } else { *route };
         can_read(Path::new(env!("CARGO_TARGET_TMPDIR")), by, *direct)
     });
@@ -141,7 +145,7 @@ fn what_was_whole_before_an_error_is_handed_out_first() {
     for (options, warm) in lanes {
         prepare(&model, warm);
         let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
-        let fails = FaultScript::new(move |_, offset| (offset >= middle).then_some(Fault::Errno(libc::EIO)));
+        let fails = FaultScript::new(move |_, offset| (offset >= middle).then_some(Fault::Broken));
         let options = options.faults(fails);
         let stream = StreamOptions::default().order(Order::File).max_in_flight_bytes(200_000);
         let mut loading = checkpoint.stream(&options, &stream).unwrap();
@@ -211,8 +215,7 @@ fn a_fill_that_fails_has_filled_what_it_told_of() {
     let (targets, mut memory) = targets(&Checkpoint::open(&[&model.path]).unwrap());
     // What the first fill advises about the targets stays.
     let mut before = None;
-    for (route, warm) in
-        [(Route::Auto, true), (Route::Auto, false), (Route::IoUring, false), (Route::Threads, false)]
+    for (route, warm) in [(Route::Auto, true), (Route::Auto, false), (QUEUED, false), (Route::Threads, false)]
     {
         if !can_read(Path::new(env!("CARGO_TARGET_TMPDIR")), route, DirectIo::Auto) {
             continue;
@@ -221,8 +224,7 @@ fn a_fill_that_fails_has_filled_what_it_told_of() {
             prepare(&model, warm);
             let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
             memory.iter_mut().for_each(|memory| memory.fill(0xA5));
-            let fails =
-                FaultScript::new(move |_, offset| (offset >= middle).then_some(Fault::Errno(libc::EIO)));
+            let fails = FaultScript::new(move |_, offset| (offset >= middle).then_some(Fault::Broken));
             let options = LoadOptions::default().route(route).faults(fails);
             // SAFETY: `memory` is used by nothing else before a target is told, and outlives the load.
             #[allow(unsafe_code)]
@@ -328,7 +330,7 @@ fn the_first_target_that_failed_is_told() {
     for _ in 0..8 {
         prepare(&model, false);
         let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
-        let fails = FaultScript::new(|_, _| Some(Fault::Errno(libc::EIO)));
+        let fails = FaultScript::new(|_, _| Some(Fault::Broken));
         let options = LoadOptions::default().route(Route::Threads).threads(1).faults(fails);
         // SAFETY: `memory` is used by nothing else and outlives the load.
         #[allow(unsafe_code)]

@@ -9,31 +9,46 @@
 #[allow(dead_code, unreachable_pub, reason = "other tests use the rest")]
 mod saving;
 
+#[path = "common/corpus.rs"]
+#[allow(unreachable_pub)]
+mod corpus;
+
+#[path = "common/stand_in.rs"]
+#[allow(dead_code, unreachable_pub, reason = "other tests use the rest")]
+mod stand_in;
+
 use hoistway::{
-    Carrier, Checkpoint, DirectIo, Error, LoadOptions, Loaded, Route,
+    Carrier, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded, Route,
     catalog::{FormatError, OpenOptions},
-    plan::Layout,
+    plan::{Layout, Selection},
     read::ReadFile,
     route::{
         Access,
         fault::{Fault, FaultScript},
     },
-    save::{SaveOptions, save},
+    save::{SaveOptions, Sharding, save, save_sharded},
 };
-use saving::{Owned, assert_is, data, go_on, mixed, owned, reference};
-use serde_json::Value;
+use saving::{Owned, assert_is, data, go_on, mixed, names, owned, reference};
+use stand_in::Turn;
 use std::{
+    ffi::{c_int, c_void},
     fs::{self, OpenOptions as FileOptions},
     io,
-    os::windows::fs::OpenOptionsExt,
+    ops::ControlFlow,
+    os::windows::fs::{FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
     process::Command,
+    ptr,
+    sync::Mutex,
     time::{Duration, Instant},
 };
 use windows_sys::Win32::{
-    Foundation::{ERROR_SHARING_VIOLATION, ERROR_USER_MAPPED_FILE},
+    Foundation::{ERROR_LOCK_VIOLATION, ERROR_SHARING_VIOLATION, ERROR_USER_MAPPED_FILE},
     System::Threading::{GetCurrentProcess, GetProcessHandleCount},
 };
+
+/// Files that are made beside those of the corpora.
+const GENERATED: u64 = 260;
 
 /// Routes that are named, and carry everything.
 const NAMED: [Route; 3] = [Route::Overlapped, Route::Threads, Route::Mapped];
@@ -121,36 +136,37 @@ fn routes_of_other_systems_are_refused_where_they_are_named() {
     }
 }
 
-/// The files of the corpora that can be loaded, with the offset where they begin.
-fn corpora() -> Vec<(Vec<(String, Vec<u8>)>, String, u64)> {
-    let read = |name: &str| -> Vec<Value> {
-        let path = format!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../testkit/corpus/{}"), name);
-        serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
-    };
-    let hex = |text: &str| -> Vec<u8> {
-        (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
-    };
-    let part = |part: &Value| match part.as_str() {
-        Some(text) => hex(text),
-        None => hex(part[0].as_str().unwrap()).repeat(part[1].as_u64().unwrap() as usize),
-    };
-    let gguf = read("gguf.json").into_iter().map(|case| {
-        let files =
-            case["files"].as_object().unwrap().iter().map(|(name, parts)| {
-                (name.clone(), parts.as_array().unwrap().iter().flat_map(part).collect())
-            });
-        let offset = case.get("offset").map_or(0, |offset| offset.as_u64().unwrap());
-        (files.collect(), case["open"].as_str().unwrap().to_owned(), offset)
+/// Checkpoints of the corpora and generated ones: their files, the one that is opened, and where it begins.
+fn checkpoints() -> Vec<(Vec<(String, Vec<u8>)>, String, u64)> {
+    let gguf = corpus::cases("gguf");
+    let gguf = gguf.iter().map(|case| {
+        (corpus::gguf_files(case), case["open"].as_str().unwrap().to_owned(), corpus::gguf_offset(case))
     });
-    gguf.collect()
+    let alone = |file: Vec<u8>| (vec![("case".to_owned(), file)], "case".to_owned(), 0);
+    let headers = corpus::cases("headers");
+    let headers = headers.iter().map(|case| alone(corpus::safetensors_file(case, |at| (at * 7 + 1) as u8)));
+    // Each type with tensors that end around sectors and blocks, and where these fall at odd offsets.
+    let generated = (0..GENERATED).map(|number| {
+        let dtype = Dtype::ALL[number as usize % Dtype::ALL.len()];
+        let around = [1, 2, 511, 512, 513, 1023, 4095, 4096, 4097, 65_537];
+        let edge = around[number as usize / Dtype::ALL.len() % around.len()];
+        let tensors = [
+            owned("first", dtype, &[8, edge], number as u8),
+            owned("odd", Dtype::U8, &[number + 1], 1),
+            owned("empty", dtype, &[0], 2),
+            owned("last", dtype, &[number % 7 + 1, 8], 3),
+        ];
+        alone(reference(&tensors))
+    });
+    gguf.chain(headers).chain(generated).collect()
 }
 
-/// Each file of the corpora either cannot be opened, or is loaded with the same bytes by each route.
+/// Each checkpoint either cannot be opened, or is loaded with the same bytes by each route.
 #[test]
-fn the_corpora_are_loaded_by_every_route() {
+fn three_hundred_checkpoints_are_loaded_by_every_route() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut opened, mut refused) = (0, 0);
-    for (number, (files, open, offset)) in corpora().into_iter().enumerate() {
+    let (mut loaded_by_all, mut refused) = (0, 0);
+    for (number, (files, open, offset)) in checkpoints().into_iter().enumerate() {
         let folder = folder.path().join(number.to_string());
         fs::create_dir(&folder).unwrap();
         for (name, bytes) in files {
@@ -161,29 +177,126 @@ fn the_corpora_are_loaded_by_every_route() {
             refused += 1;
             continue;
         };
-        opened += 1;
         // Some cannot be loaded whole, such as tensors of big-endian floats.
         let can_be_loaded = checkpoint.load(&by(Route::Threads)).is_ok();
+        let mut routes = 0;
         for route in NAMED {
             let loaded = match checkpoint.load(&by(route)) {
                 Ok(loaded) => loaded,
                 // What would have to be moved is no view of a file.
                 Err(Error::RouteUnavailable { route: Route::Mapped, .. }) => continue,
                 Err(_) if !can_be_loaded => continue,
-                Err(error) => panic!("{open}: {route}: {error}"),
+                Err(error) => panic!("{number}: {open}: {route}: {error}"),
             };
-            assert!(can_be_loaded, "{open}: {route}");
+            assert!(can_be_loaded, "{number}: {open}: {route}");
             for (entry, tensor) in checkpoint.catalog().tensors().iter().zip(loaded.tensors()) {
                 let file = fs::read(checkpoint.catalog().file(entry.file).source.as_path()).unwrap();
                 let range = entry.bytes.start() as usize..entry.bytes.end() as usize;
                 // One without bytes may lie behind the end.
                 let expected = file.get(range).unwrap_or_default();
-                assert!(*tensor.bytes().unwrap() == *expected, "{open}: {} by {route}", entry.name);
+                assert!(*tensor.bytes().unwrap() == *expected, "{number}: {open}: {} by {route}", entry.name);
+            }
+            routes += 1;
+        }
+        loaded_by_all += usize::from(routes == NAMED.len());
+    }
+    assert!(loaded_by_all >= 300 && refused >= 100, "{loaded_by_all} by every route, {refused} refused");
+}
+
+/// Whole, as shards, and in place of what was saved before.
+#[test]
+fn what_is_saved_is_loaded_by_every_route() {
+    let folder = tempfile::tempdir().unwrap();
+    let generations =
+        [mixed(), vec![owned("other", Dtype::U8, &[5 << 20], 9), owned("b", Dtype::F32, &[77], 1)]];
+    for (direct, sync) in [(DirectIo::Auto, true), (DirectIo::Always, true), (DirectIo::Never, false)] {
+        let options = SaveOptions::default().direct(direct).sync(sync);
+        let (file, set) = (folder.path().join("model.safetensors"), folder.path().join("set"));
+        for tensors in &generations {
+            let report = save(&file, &data(tensors), None, &options, go_on).unwrap();
+            assert_eq!(report.direct_bytes == 0, direct == DirectIo::Never, "{report}");
+            assert_eq!(report.notes, [""; 0], "{report}");
+            let sharding = Sharding::default().max_shard_bytes(4 << 20);
+            let report = save_sharded(&set, &data(tensors), None, &sharding, &options, go_on).unwrap();
+            assert!(report.files > 1 && report.notes.is_empty(), "{report}");
+            for route in NAMED {
+                assert_is(&load(&file, &by(route)), tensors);
+                assert_is(&load(&set, &by(route)), tensors);
             }
         }
+        // A save that is stopped leaves the old one, and nothing else.
+        let before = (names(folder.path()), names(&set));
+        let stop = |_| ControlFlow::Break(());
+        let sharding = Sharding::default();
+        for stopped in [
+            save(&file, &data(&generations[0]), None, &options, stop),
+            save_sharded(&set, &data(&generations[0]), None, &sharding, &options, stop),
+        ] {
+            assert!(matches!(stopped, Err(Error::Cancelled)), "{stopped:?}");
+        }
+        assert_eq!((names(folder.path()), names(&set)), before);
+        assert_is(&load(&file, &by(Route::Overlapped)), &generations[1]);
+        assert_is(&load(&set, &by(Route::Overlapped)), &generations[1]);
     }
-    assert!(opened >= 50 && opened + refused >= 200, "{opened} opened, {refused} refused");
 }
+
+/// The stand-in driver's memory is out of the host's reach, so that only its copies bring bytes there.
+#[test]
+fn what_is_read_arrives_on_a_cuda_device() {
+    let turn = Turn::take();
+    let folder = tempfile::tempdir().unwrap();
+    let (path, tensors) = model(folder.path());
+    let device = by(Route::Auto).device(DeviceId::Cuda(0));
+    for (route, direct) in
+        [(Route::Auto, DirectIo::Auto), (Route::Staged, DirectIo::Always), (Route::Staged, DirectIo::Never)]
+    {
+        for (layout, chunk_bytes) in
+            [(Layout::File, 4 << 20), (Layout::Packed, 256 << 10), (Layout::Tensor, 256 << 10)]
+        {
+            let options = device.clone().route(route).direct(direct).layout(layout).chunk_bytes(chunk_bytes);
+            let loaded = load(&path, &options);
+            assert_is(&loaded, &tensors);
+            let report = loaded.report();
+            assert!(report.carriers.iter().all(|own| own.via == Some(Route::Staged)), "{report}");
+        }
+    }
+    // Floats are converted on the device.
+    let selection = Selection::all().select("large");
+    let options = device.clone().route(Route::Staged).dtype(Dtype::F32).selection(selection);
+    let loaded = load(&path, &options);
+    assert_eq!(loaded.get("large").unwrap().dtype(), Dtype::F32);
+    drop(loaded);
+    // A broken read, and a copy that fails.
+    let broken = FaultScript::new(|number, _| (number == 0).then_some(Fault::Broken));
+    let error = hoistway::load(&[&path], &device.clone().faults(broken)).unwrap_err();
+    assert!(matches!(&error, Error::Io { tensor: Some(_), .. }), "{error:?}");
+    turn.set("FAULTS=copy:2=719");
+    let error = hoistway::load(&[&path], &device).unwrap_err();
+    assert!(matches!(&error, Error::Device { .. }), "{error:?}");
+    turn.reset();
+    for route in [Route::Gds, Route::GdsCompat] {
+        let error = hoistway::load(&[&path], &device.clone().route(route)).unwrap_err();
+        let Error::RouteUnavailable { route: refused, why, .. } = error else { panic!("{error:?}") };
+        assert!(refused == route && !why.reason.is_empty(), "{route}: {why}");
+    }
+    // Another library has a context of another device current: it still has when the load ends.
+    let retain: unsafe extern "C" fn(*mut Handle, c_int) -> c_int = turn.function("cuDevicePrimaryCtxRetain");
+    let release: unsafe extern "C" fn(c_int) -> c_int = turn.function("cuDevicePrimaryCtxRelease_v2");
+    let set: unsafe extern "C" fn(Handle) -> c_int = turn.function("cuCtxSetCurrent");
+    let current: unsafe extern "C" fn(*mut Handle) -> c_int = turn.function("cuCtxGetCurrent");
+    let (mut theirs, mut found): (Handle, Handle) = (ptr::null_mut(), ptr::null_mut());
+    // SAFETY: functions of these types, of a driver that is initialised, with places that outlive the calls.
+    unsafe {
+        assert_eq!((retain(&raw mut theirs, 1), set(theirs)), (0, 0));
+        assert_is(&load(&path, &device), &tensors);
+        assert_eq!((current(&raw mut found), found), (0, theirs));
+        assert_eq!((set(ptr::null_mut()), release(1)), (0, 0));
+    }
+    turn.assert_nothing_left("loads to a device");
+}
+
+/// A context, as the driver has it.
+type Handle = *mut c_void;
 
 #[test]
 fn devices_are_no_files() {
@@ -270,7 +383,7 @@ fn a_save_replaces_a_file_that_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let (path, tensors) = model(folder.path());
     let old = Checkpoint::open(&[&path]).unwrap();
-    let new = [owned("other", hoistway::Dtype::U8, &[3 << 20], 9)];
+    let new = [owned("other", Dtype::U8, &[3 << 20], 9)];
     for (direct, threads) in [(DirectIo::Auto, None), (DirectIo::Always, Some(3)), (DirectIo::Never, Some(1))]
     {
         let mut options = SaveOptions::default();
@@ -284,17 +397,164 @@ fn a_save_replaces_a_file_that_is_read() {
     assert_is(&old.load(&by(Route::Threads)).unwrap(), &tensors);
 }
 
+/// A file of one tensor of 8 MiB, read in small parts, so that something can happen meanwhile.
+fn large(folder: &Path) -> (PathBuf, Vec<Owned>) {
+    let (path, tensors) = (folder.join("large.safetensors"), vec![owned("large", Dtype::U8, &[8 << 20], 5)]);
+    fs::write(&path, reference(&tensors)).unwrap();
+    (path, tensors)
+}
+
+/// Loads by a route while `act` is done once, after some reads.
+fn load_during(
+    path: &Path,
+    route: Route,
+    act: impl Fn() + Send + Sync + 'static,
+) -> hoistway::Result<Loaded> {
+    let script = FaultScript::new(move |number, _| {
+        if number == 3 {
+            act();
+        }
+        None
+    });
+    hoistway::load(&[path], &by(route).chunk_bytes(64 << 10).faults(script))
+}
+
+#[test]
+fn a_file_that_its_writer_cuts_short_is_an_error_that_says_where() {
+    let folder = tempfile::tempdir().unwrap();
+    for route in [Route::Overlapped, Route::Threads] {
+        let (path, _) = large(folder.path());
+        let writer = FileOptions::new().write(true).open(&path).unwrap();
+        let cut = writer.try_clone().unwrap();
+        let error = load_during(&path, route, move || cut.set_len(1 << 20).unwrap()).unwrap_err();
+        match &error {
+            Error::Truncated { path: at, needed, file_len, .. } => {
+                assert!(*at == path && *file_len == 1 << 20 && needed.end() > *file_len, "{error}");
+            }
+            // Reads of what is left had ended before the cut.
+            Error::Changed { path: at, .. } => {
+                assert!(*at == path && error.to_string().contains("1048576"), "{error}")
+            }
+            _ => panic!("{error:?}"),
+        }
+        assert!(error.to_string().contains("tensor 'large'"), "{error}");
+    }
+}
+
+#[test]
+fn a_file_that_its_writer_rewrites_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    for route in [Route::Overlapped, Route::Threads] {
+        let (path, _) = large(folder.path());
+        let writer = FileOptions::new().write(true).open(&path).unwrap();
+        // Closed, as NTFS may have the times of an open file late.
+        let (writer, begin) = (Mutex::new(Some(writer)), fs::metadata(&path).unwrap().modified().unwrap());
+        let rewrite = move || {
+            let Some(file) = writer.lock().unwrap().take() else { return };
+            let later = begin + Duration::from_secs(2);
+            assert_eq!(file.seek_write(b"other bytes", 7 << 20).unwrap(), 11);
+            file.set_modified(later).unwrap();
+        };
+        let error = load_during(&path, route, rewrite).unwrap_err();
+        assert!(matches!(&error, Error::Changed { path: at, .. } if *at == path), "{error:?}");
+    }
+}
+
+/// Where another file may take the name of an open one, what was opened is read; Wine refuses that.
+#[test]
+fn a_file_that_is_replaced_meanwhile_is_read_as_it_was_opened() {
+    let folder = tempfile::tempdir().unwrap();
+    for route in [Route::Overlapped, Route::Threads] {
+        let (path, tensors) = large(folder.path());
+        let new = folder.path().join("new");
+        fs::write(&new, "another file").unwrap();
+        let to = path.clone();
+        let replace = move || {
+            if let Err(error) = fs::rename(&new, &to) {
+                assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+            }
+        };
+        assert_is(&load_during(&path, route, replace).unwrap(), &tensors);
+    }
+}
+
+/// Wine forgets a file under its new name: it cannot be opened again, and looks as if it had been rewritten.
+#[test]
+fn a_file_that_gets_another_name_is_read_or_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    for route in NAMED {
+        let (path, tensors) = large(folder.path());
+        let checkpoint = Checkpoint::open(&[&path]).unwrap();
+        fs::rename(&path, folder.path().join("renamed")).unwrap();
+        match checkpoint.load(&by(route)) {
+            Ok(loaded) => assert_is(&loaded, &tensors),
+            Err(Error::Changed { path: at, .. }) => assert_eq!(at, path, "{route}"),
+            Err(error) => assert!(error.to_string().contains("(os error 2)"), "{route}: {error}"),
+        }
+    }
+}
+
+/// Windows fails reads of what another handle has locked; Wine reads it.
+#[test]
+fn a_file_that_is_locked_is_read_or_is_an_error_with_its_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, tensors) = model(folder.path());
+    let owner = FileOptions::new().read(true).write(true).open(&path).unwrap();
+    owner.lock().unwrap();
+    for route in [Route::Overlapped, Route::Threads] {
+        match hoistway::load(&[&path], &by(route)) {
+            Ok(loaded) => assert_is(&loaded, &tensors),
+            Err(Error::Io { path: at, source, .. }) => {
+                let number = source.raw_os_error().map(i32::cast_unsigned);
+                assert_eq!((at, number), (path.clone(), Some(ERROR_LOCK_VIOLATION)), "{route}");
+            }
+            Err(error) => panic!("{route}: {error:?}"),
+        }
+    }
+}
+
+#[test]
+fn holes_of_a_file_are_zeros() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sparse.safetensors");
+    let mut tensors = vec![owned("a", Dtype::U8, &[40 << 20], 0), owned("b", Dtype::U8, &[5000], 3)];
+    tensors[0].bytes.fill(0);
+    let whole = reference(&tensors);
+    let (start, end) = (whole.len() - 5000 - (40 << 20), whole.len() - 5000);
+    let file = fs::File::create(&path).unwrap();
+    let is_last = whole[end..] == tensors[1].bytes[..];
+    assert!(is_last, "the reference puts them in this order");
+    assert_eq!(file.seek_write(&whole[..start], 0).unwrap(), start);
+    assert_eq!(file.seek_write(&whole[end..], end as u64).unwrap(), 5000);
+    drop(file);
+    for route in NAMED {
+        assert_is(&load(&path, &by(route)), &tensors);
+    }
+}
+
+#[test]
+fn a_load_larger_than_its_memory_is_refused_before_it_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, _) = large(folder.path());
+    for route in [Route::Overlapped, Route::Threads] {
+        let error = hoistway::load(&[&path], &by(route).memory_budget_bytes(1 << 20)).unwrap_err();
+        assert!(matches!(error, Error::MemoryBudget { .. }), "{error:?}");
+    }
+    // The limit on what is committed is one of those that a load is compared with.
+    let limits = hoistway::memory::limits();
+    assert!(limits.iter().any(|limit| limit.name.contains("commit")), "{limits:?}");
+}
+
 #[test]
 fn errors_of_reads_by_ports_name_the_tensor_or_are_repeated() {
-    const BROKEN: i32 = 1117;
     let folder = tempfile::tempdir().unwrap();
     let (path, tensors) = model(folder.path());
     let short = FaultScript::new(|number, _| (number % 3 == 0).then_some(Fault::Short(4096)));
     assert_is(&load(&path, &by(Route::Overlapped).faults(short)), &tensors);
-    let broken = FaultScript::new(|number, _| (number == 0).then_some(Fault::Errno(BROKEN)));
+    let broken = FaultScript::new(|number, _| (number == 0).then_some(Fault::Broken));
     let error = hoistway::load(&[&path], &by(Route::Overlapped).faults(broken)).unwrap_err();
     let Error::Io { tensor, source, .. } = &error else { panic!("{error:?}") };
-    assert_eq!(source.raw_os_error(), Some(BROKEN), "{error}");
+    assert_eq!(source.raw_os_error(), Fault::Broken.errno(), "{error}");
     assert!(tensor.is_some(), "{error}");
 }
 
@@ -311,7 +571,7 @@ fn no_handle_is_left() {
 fn counts_handles() {
     let folder = tempfile::tempdir().unwrap();
     let (path, tensors) = model(folder.path());
-    let broken = FaultScript::new(|number, _| (number == 1).then_some(Fault::Errno(1117)));
+    let broken = FaultScript::new(|number, _| (number == 1).then_some(Fault::Broken));
     let everything = || {
         for route in NAMED {
             assert_is(&load(&path, &by(route).chunk_bytes(64 << 10)), &tensors);

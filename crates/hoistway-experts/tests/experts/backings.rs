@@ -91,6 +91,7 @@ fn every_backing_serves_the_same_bytes() {
 }
 
 #[test]
+#[cfg_attr(windows, ignore = "reads pages that were given back, which Windows does not let")]
 fn a_sparse_tensor_has_its_experts_at_their_strides_and_gives_pages_back() {
     let model = Model::new();
     let store = model.store(&budget(20, Backing::HostSparse));
@@ -293,7 +294,7 @@ fn a_slot_is_not_filled_again_before_copies_that_hide_behind_another_error_have_
     let (options, _) = kit::scripted(options, move |_, offset| {
         if (first.start() + (3 << 20)..first.end() - (512 << 10)).contains(&offset) {
             has_failed.store(true, Ordering::Relaxed);
-            return Some(Fault::Errno(libc::EIO));
+            return Some(Fault::Broken);
         }
         kit::until("the failure", || has_failed.load(Ordering::Relaxed));
         Some(Fault::Delay(Duration::from_millis(200)))
@@ -307,7 +308,7 @@ fn a_slot_is_not_filled_again_before_copies_that_hide_behind_another_error_have_
     let error = store.ensure(0, &[0]).unwrap_err();
     toy::reset();
     let Error::Read { source, .. } = &error else { panic!("{error:?}") };
-    assert_eq!(source.error().errno(), Some(libc::EIO), "{error:?}");
+    assert_eq!(source.error().errno(), Fault::Broken.errno(), "{error:?}");
     assert_eq!(store.stats().used_bytes, 0);
     // The same slot.
     let lease = store.ensure(0, &[1]).unwrap();

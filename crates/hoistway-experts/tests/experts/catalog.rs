@@ -357,6 +357,7 @@ fn a_short_header_makes_no_more_experts_than_there_can_be() {
     assert!(error.contains("makes more than 1048576 parts"), "{error}");
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 fn a_config_that_does_not_open_is_an_error() {
     let directory = disk();

@@ -16,7 +16,6 @@ use std::{
     collections::VecDeque,
     fs,
     io::Write,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
@@ -194,10 +193,14 @@ pub(crate) fn scripted(
 
 /// Waits until a change of the file would move its times: the clock of a file system is coarse.
 pub(crate) fn let_file_time_pass(path: &Path) {
+    #[cfg(unix)]
     let change_time = |file: &fs::File| {
+        use std::os::unix::fs::MetadataExt;
         let stat = file.metadata().unwrap();
         (stat.ctime(), stat.ctime_nsec())
     };
+    #[cfg(windows)]
+    let change_time = |file: &fs::File| file.metadata().unwrap().modified().unwrap();
     let own = change_time(&fs::File::open(path).unwrap());
     let mut probe = tempfile::tempfile_in(path.parent().unwrap()).unwrap();
     until("the clock of the file system", || {

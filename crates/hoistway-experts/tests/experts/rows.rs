@@ -97,7 +97,7 @@ fn what_is_no_row_is_an_error() {
 #[test]
 fn a_row_that_cannot_be_read_fails_all_of_the_request() {
     let table = table();
-    let script = FaultScript::new(|number, _| (number == 3).then_some(Fault::Errno(libc::EIO)));
+    let script = FaultScript::new(|number, _| (number == 3).then_some(Fault::Broken));
     let reader = reader(
         ReaderOptions::default()
             .direct(hoistway::DirectIo::Never)
@@ -108,7 +108,7 @@ fn a_row_that_cannot_be_read_fails_all_of_the_request() {
     let wanted: Vec<u64> = (0..20).map(|row| row * 100).collect();
     let error = rows.gather(&wanted).unwrap_err();
     let Error::Read { unit, source } = &error else { panic!("{error:?}") };
-    assert_eq!((unit.as_str(), source.error().errno()), ("table 'table'", Some(libc::EIO)));
+    assert_eq!((unit.as_str(), source.error().errno()), ("table 'table'", Fault::Broken.errno()));
     // The fault is over.
     let gathered = rows.gather(&wanted).unwrap();
     assert!(gathered.iter().zip(&wanted).all(|(found, wanted)| found == row(&table.bytes, *wanted)));

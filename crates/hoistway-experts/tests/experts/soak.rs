@@ -52,9 +52,9 @@ fn round(model: &Model, seed: u64, duration: Duration) -> u64 {
         match random.u64(0..1000) {
             fate if fate >= 5 * faults => None,
             fate => Some(match fate % 5 {
-                0 => Fault::Errno(libc::EIO),
-                1 => Fault::Errno(libc::EINTR),
-                2 => Fault::Errno(libc::EAGAIN),
+                0 => Fault::Broken,
+                1 => Fault::Interrupted,
+                2 => Fault::Again,
                 3 => Fault::Short(random.usize(1..4096)),
                 _ => Fault::Delay(Duration::from_micros(random.u64(0..2000))),
             }),

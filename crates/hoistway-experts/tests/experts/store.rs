@@ -479,6 +479,7 @@ fn a_smaller_budget_has_to_hold_the_largest_tensor_of_a_model_without_experts() 
     assert!(matches!(store.set_budget(100), Err(Error::BudgetTooSmall { .. })));
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 fn a_child_of_fork_is_told_so_and_waits_for_no_lock() {
     let model = Model::new();

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::{Done, Lane};
+use crate::sys::files::{BROKEN, REFUSED};
 use std::{
     io,
     sync::{
@@ -20,10 +21,34 @@ use std::{
 pub enum Fault {
     /// Only this many bytes arrive; 0 looks like the end of the file.
     Short(usize),
-    /// The read fails with this `errno`.
-    Errno(i32),
+    /// The drive fails the read.
+    Broken,
+    /// The read is interrupted before it brings a byte.
+    Interrupted,
+    /// The system asks for another attempt.
+    Again,
+    /// The file system takes no direct reads of the file.
+    Refused,
     /// The read takes this much longer.
     Delay(Duration),
+}
+
+impl Fault {
+    /// Returns the error that the read ends with, if it does.
+    fn error(&self) -> Option<io::Error> {
+        Some(match self {
+            Self::Broken => io::Error::from_raw_os_error(BROKEN),
+            Self::Interrupted => io::ErrorKind::Interrupted.into(),
+            Self::Again => io::ErrorKind::WouldBlock.into(),
+            Self::Refused => io::Error::from_raw_os_error(REFUSED),
+            Self::Short(_) | Self::Delay(_) => return None,
+        })
+    }
+
+    /// Returns the system's number of the error that the read ends with, if it has one.
+    pub fn errno(&self) -> Option<i32> {
+        self.error()?.raw_os_error()
+    }
 }
 
 /// Decides the fault of each read, by its number (counted over all lanes, from 0) and its offset in the file.
@@ -100,14 +125,13 @@ impl<T: Spoil> Lane<T> for FaultyLane<T> {
             let Some(fault) = (self.script.decide)(number, op.offset()) else {
                 continue;
             };
-            let (kept, outcome) = match (&fault, &*result) {
-                (Fault::Delay(time), _) => {
-                    std::thread::sleep(*time);
-                    continue;
-                }
-                (Fault::Short(limit), Ok(count)) => (*count.min(limit), Ok(*count.min(limit))),
-                (Fault::Errno(errno), _) => (0, Err(io::Error::from_raw_os_error(*errno))),
-                (Fault::Short(_), Err(_)) => continue,
+            if let Fault::Delay(time) = fault {
+                std::thread::sleep(time);
+            }
+            let (kept, outcome) = match (fault.error(), &fault, &*result) {
+                (Some(error), ..) => (0, Err(error)),
+                (None, Fault::Short(limit), Ok(count)) => (*count.min(limit), Ok(*count.min(limit))),
+                (None, ..) => continue,
             };
             op.spoil(kept, 0xA5);
             *result = outcome;

@@ -1,8 +1,7 @@
 //! Tests that run in a process of their own, where limits can be set that cannot be taken back.
 #![allow(dead_code, unreachable_pub)]
 
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
-use std::{collections::BTreeMap, process::Command};
+use std::process::Command;
 
 const CHILD: &str = "HOISTWAY_TEST_CHILD";
 
@@ -45,8 +44,11 @@ pub fn is_case(test: &str, case: &str) -> bool {
 }
 
 /// From now on these system calls fail with `errno` in this process, as under a container's seccomp profile.
+#[cfg(target_os = "linux")]
 pub fn forbid(calls: &[i64], errno: i32) {
-    let rules: BTreeMap<i64, Vec<_>> = calls.iter().map(|&call| (call, Vec::new())).collect();
+    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+    let rules: std::collections::BTreeMap<i64, Vec<_>> =
+        calls.iter().map(|&call| (call, Vec::new())).collect();
     let filter = SeccompFilter::new(
         rules,
         SeccompAction::Allow,

@@ -15,15 +15,23 @@ pub mod on_device;
 pub mod reading;
 pub mod saving;
 pub mod stand_in;
+pub mod system;
 
 use hoistway::{DeviceId, DirectIo, Dtype, Loaded, Route};
 use requirements::{Requirement, skip};
 use std::{
     fs,
     io::Write,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
+use system::change_time;
+pub use system::{Footprint, drop_from_cache};
+
+/// The route that keeps many direct reads in flight from one thread on this system.
+pub const QUEUED: Route = if cfg!(windows) { Route::Overlapped } else { Route::IoUring };
+
+/// Whether drives can write to memory of a device here, as far as the system goes.
+pub const HAS_DIRECT_PATH: bool = cfg!(target_os = "linux");
 
 /// One tensor of a test model.
 #[derive(Clone, Debug)]
@@ -161,53 +169,6 @@ pub fn assert_is_gguf(loaded: &Loaded, expected: &[GgufTensor]) {
     }
 }
 
-/// Descriptors, threads and memory mappings of this process: what a load must not leave behind.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Footprint {
-    pub descriptors: usize,
-    /// Threads with a name of the engine's or the kernel's rings': the harness starts and ends others as it likes.
-    pub threads: usize,
-    /// Bytes of mappings that asked for huge pages: arenas, and nothing that libc or Rust map by themselves.
-    pub arena_kib: u64,
-}
-
-impl Footprint {
-    pub fn now() -> Self {
-        let (mut arena_kib, mut size) = (0, 0);
-        for line in fs::read_to_string("/proc/self/smaps").unwrap().lines() {
-            if let Some(kib) = line.strip_prefix("Size:") {
-                size = kib.trim().trim_end_matches(" kB").parse().unwrap();
-            } else if line
-                .strip_prefix("VmFlags:")
-                .is_some_and(|flags| flags.split(' ').any(|flag| flag == "hg"))
-            {
-                arena_kib += size;
-            }
-        }
-        let threads = fs::read_dir("/proc/self/task").unwrap().filter(|thread| {
-            // One that has just ended has no name any more.
-            let name = fs::read_to_string(thread.as_ref().unwrap().path().join("comm")).unwrap_or_default();
-            ["hoistway", "iou-"].iter().any(|prefix| name.starts_with(prefix))
-        });
-        Self { descriptors: open_descriptors().len(), threads: threads.count(), arena_kib }
-    }
-
-    fn exceeds(&self, before: &Self) -> bool {
-        self.descriptors > before.descriptors
-            || self.threads > before.threads
-            || self.arena_kib > before.arena_kib
-    }
-}
-
-/// What the descriptors of this process lead to, without the memory that the stand-in driver keeps once it was used.
-fn open_descriptors() -> Vec<PathBuf> {
-    let links = fs::read_dir("/proc/self/fd").unwrap();
-    links
-        .filter_map(|link| fs::read_link(link.ok()?.path()).ok())
-        .filter(|own| !own.to_string_lossy().starts_with("/memfd:fake-cuda"))
-        .collect()
-}
-
 /// Everywhere that tensors can go to. Devices are those of the stand-in.
 pub fn devices() -> [DeviceId; 2] {
     std::sync::LazyLock::force(&stand_in::STAND_IN);
@@ -230,7 +191,7 @@ pub fn assert_nothing_left(before: &Footprint) {
     assert!(
         !now.exceeds(before),
         "something was left behind: {before:?} became {now:?}; open are {:?}",
-        open_descriptors()
+        system::open_files()
     );
     assert_eq!(stand_in::STAND_IN.leftovers(), [], "something was left on the device");
     assert_eq!(hoistway_device::toy::in_use(), (0, 0), "something was left on the device that only copies");
@@ -264,7 +225,7 @@ pub fn can_read(directory: &Path, route: Route, direct: DirectIo) -> bool {
 /// A folder of a file system in memory, or `None` where there is none.
 #[track_caller]
 pub fn in_memory() -> Option<tempfile::TempDir> {
-    tempfile::tempdir_in("/dev/shm").inspect_err(|error| skip(Requirement::Shm, error)).ok()
+    system::in_memory().inspect_err(|error| skip(Requirement::Shm, error)).ok()
 }
 
 /// Drops a file from the page cache.
@@ -272,18 +233,8 @@ pub fn make_cold(path: &Path) {
     drop_from_cache(&fs::File::open(path).unwrap());
 }
 
-/// Drops an open file from the page cache.
-pub fn drop_from_cache(file: &fs::File) {
-    file.sync_all().unwrap();
-    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
-}
-
 /// Waits until a change of the file would move its times: the clock of a file system is coarse.
 pub fn let_file_time_pass(path: &Path) {
-    let change_time = |file: &fs::File| {
-        let stat = file.metadata().unwrap();
-        (stat.ctime(), stat.ctime_nsec())
-    };
     let own = change_time(&fs::File::open(path).unwrap());
     let mut probe = tempfile::tempfile_in(path.parent().unwrap()).unwrap();
     reading::until("the clock of the file system moves on", || {

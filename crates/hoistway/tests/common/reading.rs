@@ -1,6 +1,8 @@
 //! What tests of readers share: files, every kind of memory to read into, and scripts of faults.
 
+pub use super::system::Warm;
 use super::{
+    QUEUED,
     on_device::{CUDA, ROCM, TOY},
     stand_in::STAND_IN,
 };
@@ -11,7 +13,6 @@ use hoistway::{
 };
 use hoistway_device::{CopyStream, Device, DeviceMemory};
 use requirements::{Requirement, skip};
-use rustix::mm::{self, MapFlags, ProtFlags};
 use std::{
     fs,
     path::Path,
@@ -62,33 +63,6 @@ impl TestFile {
 
     pub fn bytes_of(&self, range: ByteRange) -> &[u8] {
         &self.bytes[range.start() as usize..range.end() as usize]
-    }
-}
-
-/// A file in the page cache. Pages that are mapped and locked stay there, whatever else happens on the machine.
-pub struct Warm {
-    start: *mut std::ffi::c_void,
-    len: usize,
-}
-
-impl Warm {
-    pub fn make(path: &Path) -> Self {
-        let file = fs::File::open(path).unwrap();
-        let len = file.metadata().unwrap().len() as usize;
-        let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: a new mapping at an address of the kernel's choice, which nothing reads.
-        let start = unsafe { mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, &file, 0) }.unwrap();
-        // A limit on locked memory may forbid it. Mapped pages are the last that the system evicts.
-        // SAFETY: the mapping from above, of this length.
-        let _ = unsafe { mm::mlock(start, len) };
-        Self { start, len }
-    }
-}
-
-impl Drop for Warm {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `make`, unmapped once.
-        unsafe { mm::munmap(self.start, self.len) }.unwrap();
     }
 }
 
@@ -294,8 +268,8 @@ pub fn lanes() -> Vec<(Route, DirectIo, bool)> {
         (Route::Threads, DirectIo::Never, false),
         (Route::Toy, DirectIo::Always, false),
         (Route::Threads, DirectIo::Always, false),
-        (Route::IoUring, DirectIo::Auto, false),
-        (Route::IoUring, DirectIo::Never, true),
+        (QUEUED, DirectIo::Auto, false),
+        (QUEUED, DirectIo::Never, true),
     ];
     lanes.retain(|(route, direct, _)| can_read(*route, *direct));
     lanes
@@ -305,7 +279,7 @@ pub fn lanes() -> Vec<(Route, DirectIo, bool)> {
 #[track_caller]
 pub fn open_reader(options: &ReaderOptions) -> Option<Reader> {
     match Reader::new(options) {
-        Err(Error::RouteUnavailable { route: Route::IoUring, why, .. }) => {
+        Err(Error::RouteUnavailable { route: QUEUED, why, .. }) => {
             skip(Requirement::IoUring, why);
             None
         }

@@ -86,7 +86,7 @@ fn short_reads_and_interruptions_of_the_lane_are_gone_on_with() {
     let Some(model) = Model::start() else { return };
     for way in ways() {
         for layout in [Layout::File, Layout::Packed] {
-            for fault in [Fault::Short(1), Fault::Short(5000), Fault::Errno(libc::EINTR)] {
+            for fault in [Fault::Short(1), Fault::Short(5000), Fault::Interrupted] {
                 let script = FaultScript::new(move |number, _| (number % 3 == 0).then(|| fault.clone()));
                 load(&model, &way.clone().layout(layout).faults(script)).unwrap();
             }
@@ -305,10 +305,10 @@ fn an_error_of_one_ring_ends_those_that_wait_for_others() {
         let first = failed.clone();
         first.store(false, Ordering::Relaxed);
         let script = FaultScript::new(move |number, _| {
-            (number > 20 && !first.swap(true, Ordering::Relaxed)).then_some(Fault::Errno(libc::EIO))
+            (number > 20 && !first.swap(true, Ordering::Relaxed)).then_some(Fault::Broken)
         });
         let options = way.rings(4).in_flight_bytes(1 << 20).faults(script);
         let error = load(&model, &options).unwrap_err();
-        assert_eq!(error.errno(), Some(libc::EIO), "{error:?}");
+        assert_eq!(error.errno(), Fault::Broken.errno(), "{error:?}");
     }
 }

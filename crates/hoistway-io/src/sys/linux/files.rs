@@ -160,6 +160,13 @@ pub fn direct_alignment(direct: &File) -> Option<DirectAlignment> {
     })
 }
 
+/// The error of a read that the drive fails.
+#[cfg(feature = "fault-injection")]
+pub const BROKEN: i32 = libc::EIO;
+/// The error of a direct read of a file that takes none.
+#[cfg(feature = "fault-injection")]
+pub const REFUSED: i32 = libc::EINVAL;
+
 /// Returns whether an error of a direct transfer means that the file takes none.
 pub fn is_refusal_of_direct(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
