@@ -1,0 +1,75 @@
+<#
+.SYNOPSIS
+Examines a Windows machine with hoistway and writes one JSON file to send.
+
+.DESCRIPTION
+Runs `doctor`, loads a checkpoint by each route, direct and through the cache, and measures reads by chunk size. Needs nothing but
+hoistway.exe. Nothing is sent and nothing is changed; the file names the paths that were given.
+
+.EXAMPLE
+powershell -ExecutionPolicy Bypass -File windows.ps1 -Model D:\models\llama -Hoistway .\hoistway.exe
+#>
+param(
+    [Parameter(Mandatory = $true)] [string] $Model,
+    [string] $Hoistway = 'hoistway.exe',
+    [string] $Output = 'hoistway-windows.json',
+    # Load to this device too, such as cuda:0.
+    [string] $Device = '',
+    [int] $Repeats = 3
+)
+$ErrorActionPreference = 'Stop'
+[Console]::OutputEncoding = [Text.Encoding]::UTF8
+
+# Runs the command. What it says is kept, also if it fails.
+function Invoke-Hoistway([string[]] $Arguments) {
+    Write-Host "hoistway $($Arguments -join ' ')"
+    # Windows PowerShell makes errors of what a program writes to standard error.
+    $ErrorActionPreference = 'Continue'
+    $lines = & $Hoistway @Arguments 2>&1
+    $code = $LASTEXITCODE
+    $said = ($lines | Where-Object { $_ -isnot [Management.Automation.ErrorRecord] }) -join "`n"
+    $errors = ($lines | Where-Object { $_ -is [Management.Automation.ErrorRecord] }) -join "`n"
+    $result = $null
+    try { $result = $said | ConvertFrom-Json } catch { $errors = "$said`n$errors" }
+    return [ordered]@{ arguments = $Arguments; exit_code = $code; result = $result; errors = $errors }
+}
+
+$loads = @(
+    @('--route', 'auto'),
+    @('--route', 'overlapped', '--direct', 'always'),
+    @('--route', 'overlapped', '--direct', 'never'),
+    @('--route', 'threads', '--direct', 'always'),
+    @('--route', 'threads', '--direct', 'never'),
+    @('--route', 'mapped', '--populate')
+)
+if ($Device) {
+    $loads += , @('--device', $Device, '--route', 'staged', '--direct', 'always')
+    $loads += , @('--device', $Device, '--route', 'staged', '--direct', 'never')
+}
+$system = Get-CimInstance Win32_OperatingSystem
+$report = [ordered]@{
+    version   = (& $Hoistway --version) -join ''
+    system    = "$($system.Caption) $($system.Version)"
+    memory    = $system.TotalVisibleMemorySize
+    processor = (Get-CimInstance Win32_Processor | Select-Object -First 1).Name
+    drives    = @(Get-CimInstance Win32_DiskDrive | ForEach-Object { "$($_.Model) $($_.Size)" })
+    doctor    = Invoke-Hoistway @('doctor', '--json', $Model)
+    loads     = @()
+    reads     = @()
+}
+foreach ($way in $loads) {
+    for ($number = 0; $number -lt $Repeats; $number++) {
+        $report.loads += Invoke-Hoistway (@('load', '--json', $Model) + $way)
+    }
+}
+$files = @($Model)
+if (Test-Path -PathType Container $Model) {
+    $files = @(Get-ChildItem $Model -File | Where-Object { $_.Extension -in '.safetensors', '.gguf' } | ForEach-Object FullName)
+}
+foreach ($route in 'overlapped', 'threads') {
+    $report.reads += Invoke-Hoistway (@('bench', 'read', '--json', '--route', $route, '--direct', 'always',
+            '--buffer-sizes', '256MiB', '--chunk-sizes', '64KiB,256KiB,1MiB,4MiB,16MiB,64MiB') + $files)
+}
+# Without a byte order mark, which few programs expect.
+[IO.File]::WriteAllText((Join-Path (Get-Location) $Output), ($report | ConvertTo-Json -Depth 32), (New-Object Text.UTF8Encoding $false))
+Write-Host "written: $Output"
