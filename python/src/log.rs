@@ -92,9 +92,12 @@ pub(crate) fn stop_log(py: Python<'_>) {
     py.detach(|| LOG.load().stop());
 }
 
+/// Where warnings of misspelt variables come from, which users of the command should see, too.
+const ABOUT_VARIABLES: &str = "hoistway::environment";
+
 /// Queues events.
 struct Queue {
-    /// Of a command. Less important events are not written.
+    /// Of a command. Less important events are not written, but for those about variables.
     least_of_command: Level,
 }
 
@@ -105,7 +108,7 @@ impl<S: Subscriber> Layer<S> for Queue {
         event.record(&mut text);
         let text = text.finish();
         if IS_COMMAND.load(Ordering::Relaxed) {
-            if *metadata.level() <= self.least_of_command {
+            if *metadata.level() <= self.least_of_command || metadata.target() == ABOUT_VARIABLES {
                 // If nothing listens, there is no one to tell.
                 let _ = writeln!(io::stderr(), "{:>5} {}: {text}", metadata.level(), metadata.target());
             }

@@ -18,11 +18,12 @@ fn main() -> ExitCode {
 
 /// What `HOISTWAY_LOG` asks for. A value that has no meaning is named on standard error, and counts as unset.
 fn filter() -> EnvFilter {
-    let Some(wanted) = env::var_os("HOISTWAY_LOG") else { return EnvFilter::default() };
+    let unasked = || EnvFilter::new("error,hoistway::environment=warn");
+    let Some(wanted) = env::var_os("HOISTWAY_LOG") else { return unasked() };
     let wanted = wanted.to_string_lossy();
     EnvFilter::try_new(&wanted).unwrap_or_else(|error| {
         // If nothing listens, there is no one to tell.
         let _ = writeln!(io::stderr(), "hoistway: HOISTWAY_LOG={wanted} is ignored: {error}");
-        EnvFilter::default()
+        unasked()
     })
 }

@@ -209,6 +209,16 @@ fn the_environment_sets_options_and_flags_win() {
 }
 
 #[test]
+fn a_misspelt_variable_is_named() {
+    let model = Model::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hoistway"));
+    let output = command.env("HOISTWAY_ROUT", "threads").arg("load").arg(&model.path).output().unwrap();
+    assert!(output.status.success());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("HOISTWAY_ROUT is not one of hoistway's: is HOISTWAY_ROUTE meant?"), "{said}");
+}
+
+#[test]
 fn exit_codes_tell_what_kind_of_failure_it_was() {
     let model = Model::new();
     let said = fails(2, &["load", "--route", "warp"], &model.path);

@@ -7,7 +7,33 @@ use serde::Deserialize;
 use std::{
     path::{Path, PathBuf},
     str::FromStr,
+    sync::atomic::{AtomicBool, Ordering},
 };
+
+/// All variables for users.
+pub(crate) const KNOWN: [&str; 21] = [
+    "HOISTWAY_CACHE",
+    "HOISTWAY_CACHE_BYTES",
+    "HOISTWAY_CHUNK",
+    "HOISTWAY_COALESCE_GAP",
+    "HOISTWAY_DEVICE",
+    "HOISTWAY_DIRECT",
+    "HOISTWAY_DTYPE",
+    "HOISTWAY_HUGE_PAGES",
+    "HOISTWAY_IN_FLIGHT",
+    "HOISTWAY_LAYOUT",
+    "HOISTWAY_LENIENT",
+    "HOISTWAY_LOG",
+    "HOISTWAY_MEMORY_BUDGET",
+    "HOISTWAY_NUMA",
+    "HOISTWAY_POPULATE",
+    "HOISTWAY_REPORT",
+    "HOISTWAY_RINGS",
+    "HOISTWAY_ROUTE",
+    "HOISTWAY_SAFETENSORS",
+    "HOISTWAY_THREADS",
+    "HOISTWAY_USRBIO",
+];
 
 /// Calls `set` with the name of the option and the value of each variable that is set.
 ///
@@ -17,6 +43,14 @@ pub(crate) fn apply(
     variables: &[(&'static str, &'static str)],
     mut set: impl FnMut(&'static str, &str) -> Result<()>,
 ) -> Result<()> {
+    // No lock, which a child of `fork` could wait for.
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if !WARNED.swap(true, Ordering::Relaxed) {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        for (name, meant) in names.filter_map(|name| meant(&name).map(|meant| (name, meant))) {
+            tracing::warn!("the environment variable {name} is not one of hoistway's: is {meant} meant?");
+        }
+    }
     for &(variable, option) in variables {
         let Some(value) = std::env::var_os(variable) else { continue };
         // What is not text is no value of any option: it is refused as the text that it comes closest to.
@@ -28,6 +62,13 @@ pub(crate) fn apply(
         })?;
     }
     Ok(())
+}
+
+/// The variable that somebody meant who wrote one that is none, but close. Any other may belong to another program.
+fn meant(variable: &str) -> Option<&'static str> {
+    let known = KNOWN.iter().map(|known| (strsim::damerau_levenshtein(variable, known), *known));
+    let (distance, nearest) = known.min()?;
+    matches!(distance, 1 | 2).then_some(nearest)
 }
 
 /// A path with the home directory in the place of a `~` at its start, as shells have it. Settings do not go through a shell.
@@ -71,5 +112,20 @@ pub(crate) fn count(option: &'static str, value: &str) -> Result<usize> {
     match value.parse() {
         Ok(count @ 1..=256) => Ok(count),
         _ => Err(Error::invalid_option(option, value, "it is a number from 1 to 256")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_that_is_nearly_one_of_ours_names_it() {
+        assert_eq!(meant("HOISTWAY_ROUT"), Some("HOISTWAY_ROUTE"));
+        assert_eq!(meant("HOISTWAY_CAHCE_BYTES"), Some("HOISTWAY_CACHE_BYTES"));
+        assert_eq!(meant("HOISTWAY_MEMORYBUDGET"), Some("HOISTWAY_MEMORY_BUDGET"));
+        for other in ["HOISTWAY_ROUTE", "HOISTWAY_VERSION", "HOISTWAY_TEST_REQUIRE", "ROUT"] {
+            assert_eq!(meant(other), None, "{other}");
+        }
     }
 }

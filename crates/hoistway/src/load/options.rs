@@ -380,6 +380,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_variable_is_known_when_others_are_looked_for() {
+        for (variable, _) in VARIABLES {
+            assert!(environment::KNOWN.contains(&variable), "{variable}");
+        }
+    }
+
+    #[test]
     fn every_variable_names_an_option_and_bad_values_say_what_is_allowed() {
         for (_, option) in VARIABLES {
             let error = LoadOptions::default().set(option, "nonsense!").unwrap_err();
