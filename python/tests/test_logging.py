@@ -72,7 +72,9 @@ def test_a_variable_without_meaning_is_named_and_ignored(model: Path) -> None:
 
 def test_a_misspelt_variable_is_named(model: Path) -> None:
     text = run("fail(sys.argv[1])", model, HOISTWAY_ROUT="threads")
-    assert text == "the environment variable HOISTWAY_ROUT is not one of hoistway's: is HOISTWAY_ROUTE meant?\n"
+    assert (
+        text == "the environment variable HOISTWAY_ROUT is not one of hoistway's: is HOISTWAY_ROUTE meant?\n"
+    )
 
 
 def test_without_the_variable_debugging_is_left_out(model: Path) -> None:
