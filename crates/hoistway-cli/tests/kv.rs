@@ -5,11 +5,13 @@ use hoistway_kv::{
     Buffer, BufferItem, Key, Namespace, NamespaceDescription, NamespaceId, NamespaceOptions, Store,
     StoreOptions, TransferOptions,
 };
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -210,7 +212,7 @@ fn a_killed_writer_is_gone_at_once() {
     let begin = std::time::Instant::now();
     while !is_alive() {
         assert!(begin.elapsed() < Duration::from_secs(60), "the writer never begins");
-        std::thread::sleep(Duration::from_millis(20));
+        thread::sleep(Duration::from_millis(20));
     }
     child.kill().unwrap();
     child.wait().unwrap();
@@ -405,6 +407,25 @@ fn bench_measures_beside_the_limit_and_leaves_nothing() {
 }
 
 /// `hoistway kv bench` on a machine with CUDA devices: those of the stand-in driver.
+#[test]
+fn a_bench_that_is_ended_leaves_nothing() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let here = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hoistway"));
+        // More than it gets to.
+        let flags = ["--bytes=4MiB", "--block-sizes=1MiB", "--threads=1", "--iterations=10000"];
+        let mut bench = command.args(["kv", "bench"]).arg(here.path()).args(flags).spawn().unwrap();
+        let is_empty = || fs::read_dir(here.path()).unwrap().next().is_none();
+        while is_empty() {
+            assert_eq!(bench.try_wait().unwrap(), None, "it has ended by itself");
+            thread::yield_now();
+        }
+        kill_process(Pid::from_child(&bench), signal).unwrap();
+        assert_eq!(bench.wait().unwrap().code(), Some(130));
+        assert!(is_empty(), "its files are still there");
+    }
+}
+
 fn bench_with_devices(here: &Path, arguments: &[&str]) -> Output {
     let stand_in = std::env::current_exe().unwrap().with_file_name("libfake_cuda.so");
     assert!(stand_in.exists(), "{} was not built", stand_in.display());

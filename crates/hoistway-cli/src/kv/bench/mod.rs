@@ -1,19 +1,22 @@
 //! `hoistway kv bench`: storing and loading blocks, beside what the drive can do.
 //!
 //! `limit` measures the drive with nothing but reads and writes of one file; `memory` is where blocks are before and after;
-//! `tables` sums up what was measured.
+//! `tables` sums up what was measured; `files` is the directory of all that, which goes with the bench.
 
+mod files;
 mod limit;
 mod memory;
 mod tables;
 
 use super::arguments;
-use crate::failure::Failure;
+use crate::{failure::Failure, output::progress_bar};
+use files::Files;
 use hoistway::DeviceId;
 use hoistway_kv::{
     Buffer, BufferItem, Carrier, DeviceBuffer, Key, Namespace, NamespaceDescription, NamespaceOptions,
     Region, Store, StoreOptions, TransferOptions,
 };
+use indicatif::ProgressBar;
 use limit::{Limit, drop_from_cache};
 use memory::Memory;
 use std::{
@@ -44,11 +47,24 @@ struct Combination {
     device: DeviceId,
 }
 
+impl Combination {
+    /// Bytes of all blocks.
+    fn bytes(&self) -> u64 {
+        self.blocks.saturating_mul(self.block_bytes)
+    }
+}
+
 pub(super) fn run(arguments: &arguments::Bench) -> Result<(), Failure> {
     let combinations = combinations(arguments)?;
     arguments.output.prepare()?;
     fs::create_dir_all(&arguments.directory).map_err(|source| made(&arguments.directory, &source))?;
-    let mut found = Found::default();
+    files::remove_when_interrupted()
+        .map_err(|error| Failure::told(format!("Ctrl-C cannot be waited for: {error}"), 1))?;
+    // Of each combination: stores, cold loads, warm loads.
+    let passes = 3 * u64::from(arguments.iterations);
+    let moved = combinations.iter().map(Combination::bytes);
+    let bar = progress_bar(moved.fold(0, u64::saturating_add).saturating_mul(passes));
+    let mut found = Found { bar, measurements: Vec::new(), refused: BTreeSet::new() };
     for combination in combinations {
         for iteration in 0..arguments.iterations {
             match arguments.device {
@@ -57,7 +73,8 @@ pub(super) fn run(arguments: &arguments::Bench) -> Result<(), Failure> {
             }
         }
     }
-    let Found { measurements, refused } = found;
+    let Found { measurements, refused, bar } = found;
+    bar.finish_and_clear();
     let summaries = tables::summaries(&measurements);
     let figures = vec![("kv_throughput.svg".into(), Summary::figure(&summaries))];
     arguments.output.write_files("kv", &measurements, &summaries, figures)?;
@@ -68,8 +85,8 @@ pub(super) fn run(arguments: &arguments::Bench) -> Result<(), Failure> {
 }
 
 /// What was measured, and what was not possible.
-#[derive(Default)]
 struct Found {
+    bar: ProgressBar,
     measurements: Vec<Measurement>,
     /// Ways that would have been better, and why they were not used.
     refused: BTreeSet<String>,
@@ -102,13 +119,13 @@ fn measure<B: Memory>(
     iteration: u32,
     found: &mut Found,
 ) -> Result<(), Failure> {
-    let below = tempfile::Builder::new().prefix("hoistway-kv-bench-").tempdir_in(&arguments.directory);
-    let directory = below.map_err(|source| made(&arguments.directory, &source))?;
-    let bytes = combination.blocks.saturating_mul(combination.block_bytes);
+    let directory = Files::new(&arguments.directory).map_err(|source| made(&arguments.directory, &source))?;
+    let bytes = combination.bytes();
     let limit = Limit::new(&directory.path().join("limit"), bytes, combination.block_bytes)?;
     let mut add = |operation, (seconds, moved): (f64, Moved), limit| {
         let measured = Measurement::new(operation, combination, iteration, bytes, seconds, limit, &moved);
         found.measurements.push(measured);
+        found.bar.inc(bytes);
     };
     let limit_rate = limit.write()?;
     let root = directory.path().join("store");
