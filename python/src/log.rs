@@ -92,12 +92,12 @@ pub(crate) fn stop_log(py: Python<'_>) {
     py.detach(|| LOG.load().stop());
 }
 
-/// Where warnings of misspelt variables come from, which users of the command should see, too.
-const ABOUT_VARIABLES: &str = "hoistway::environment";
+/// Where warnings come from that users of the command see, too: of misspelt variables, and of servers that do not answer.
+const SHOWN: [&str; 2] = ["hoistway::environment", "hoistway_objects::pace"];
 
 /// Queues events.
 struct Queue {
-    /// Of a command. Less important events are not written, but for those about variables.
+    /// Of a command. Less important events are not written, but those of [`SHOWN`].
     least_of_command: Level,
 }
 
@@ -108,7 +108,7 @@ impl<S: Subscriber> Layer<S> for Queue {
         event.record(&mut text);
         let text = text.finish();
         if IS_COMMAND.load(Ordering::Relaxed) {
-            if *metadata.level() <= self.least_of_command || metadata.target() == ABOUT_VARIABLES {
+            if *metadata.level() <= self.least_of_command || SHOWN.contains(&metadata.target()) {
                 // If nothing listens, there is no one to tell.
                 let _ = writeln!(io::stderr(), "{:>5} {}: {text}", metadata.level(), metadata.target());
             }

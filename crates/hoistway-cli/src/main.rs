@@ -18,7 +18,7 @@ fn main() -> ExitCode {
 
 /// What `HOISTWAY_LOG` asks for. A value that has no meaning is named on standard error, and counts as unset.
 fn filter() -> EnvFilter {
-    let unasked = || EnvFilter::new("error,hoistway::environment=warn");
+    let unasked = || EnvFilter::new("error,hoistway::environment=warn,hoistway_objects::pace=warn");
     let Some(wanted) = env::var_os("HOISTWAY_LOG") else { return unasked() };
     let wanted = wanted.to_string_lossy();
     EnvFilter::try_new(&wanted).unwrap_or_else(|error| {

@@ -4,7 +4,7 @@
 use serde_json::Value;
 use std::{
     fs,
-    io::Read,
+    io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
@@ -216,6 +216,19 @@ fn a_misspelt_variable_is_named() {
     assert!(output.status.success());
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("HOISTWAY_ROUT is not one of hoistway's: is HOISTWAY_ROUTE meant?"), "{said}");
+}
+
+#[test]
+fn a_server_that_refuses_is_told_of_before_it_is_given_up() {
+    // On the port of TCP's multiplexer, which nobody has.
+    let url = "http://127.0.0.1:1/model.safetensors";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hoistway"));
+    let mut running = command.args(["inspect", url]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(running.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    running.kill().unwrap();
+    running.wait().unwrap();
+    assert!(line.contains("cannot be reached") && line.ends_with("; trying again\n"), "{line}");
 }
 
 #[test]

@@ -78,7 +78,9 @@ impl Pace {
         stop: &AtomicBool,
         mut attempt: impl FnMut(&Waiting<'_>) -> Result<T, Fault>,
     ) -> Result<T, Problem> {
-        let mut retry = Retry::new(Instant::now(), self.lock().first_byte.is_some());
+        let is_known = self.lock().first_byte.is_some();
+        let mut retry = Retry::new(Instant::now(), is_known);
+        let mut was_told = false;
         let mut last = String::new();
         loop {
             let asked = Instant::now();
@@ -110,7 +112,14 @@ impl Pace {
             last = why;
             match action {
                 Action::Ask => {}
-                Action::AskAfter(pause) => sleep(pause, stop)?,
+                Action::AskAfter(pause) => {
+                    // A server that has not answered yet may be a mistake: whoever waits for it should know.
+                    if !is_known && !was_told {
+                        tracing::warn!("{last}; trying again");
+                        was_told = true;
+                    }
+                    sleep(pause, stop)?;
+                }
                 Action::GiveUp(limit) => {
                     let attempts = retry.attempts();
                     return Err(Problem::Unreliable { attempts, last: format!("{last}; {}", told(limit)) });
