@@ -21,7 +21,7 @@ pub struct SaveOptions {
     /// The data begins at a multiple of this, and so does the first tensor: headers are padded with blanks. With 4096,
     /// direct reads find whole blocks. A multiple of 8, the default, up to the longest header that the format allows.
     pub alignment: u64,
-    /// Threads that write. Default: by cores. Each has one extent of 4 MiB in hand: what a save needs of memory.
+    /// Threads that write. Default: by cores. A save needs memory for an extent of 4 MiB of each, and for the text of all headers.
     pub threads: Option<usize>,
 }
 

@@ -12,8 +12,10 @@ use std::cmp::Reverse;
 /// One file to be: its header, and where each tensor goes.
 #[derive(Debug)]
 pub(super) struct PlannedFile {
-    /// The length prefix, the text and its padding.
+    /// The length prefix and the text.
     header: Vec<u8>,
+    /// Bytes of these and of the blanks after them.
+    header_len: u64,
     /// In the order of their bytes, empty ones included.
     ranges: Vec<TensorRange>,
     len: u64,
@@ -28,10 +30,13 @@ struct TensorRange {
     range: ByteRange,
 }
 
+/// Blanks of headers. They are made as they are written: a header may be padded to 100 MB, in each of many shards.
+static BLANKS: [u8; 64 << 10] = [b' '; 64 << 10];
+
 /// A part of a file, and what it is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Piece<'a> {
-    /// These bytes of the header.
+    /// These bytes of the header, or some of the blanks after its text.
     Header(&'a [u8]),
     /// These bytes of the tensor of that position.
     Tensor(usize, ByteRange),
@@ -55,15 +60,14 @@ impl PlannedFile {
             end = data.end();
             entries.push((tensor, data));
         }
-        let header = header(tensors, &entries, metadata, alignment)?;
-        let start = header.len() as u64;
+        let (header, start) = header(tensors, &entries, metadata, alignment)?;
         let len = start.checked_add(end).filter(|&len| i64::try_from(len).is_ok());
         let len = len.ok_or(ContentError::TooLarge)?;
         let ranges = entries.into_iter().map(|(tensor, data)| {
             let range = ByteRange::new(start + data.start(), start + data.end()).unwrap_or(data);
             TensorRange { tensor, range }
         });
-        Ok(Self { header, ranges: ranges.collect(), len })
+        Ok(Self { header, header_len: start, ranges: ranges.collect(), len })
     }
 
     /// Its length in bytes.
@@ -83,7 +87,7 @@ impl PlannedFile {
 
     /// Bytes of its tensors.
     pub(super) fn tensor_bytes(&self) -> u64 {
-        self.len - self.header.len() as u64
+        self.len - self.header_len
     }
 
     /// The tensor that byte `offset` belongs to, if it is one's.
@@ -93,7 +97,8 @@ impl PlannedFile {
     }
 
     /// Its header, and where the bytes of each of its `count` tensors go: of all tensors of the save.
-    pub(super) fn into_layout(self, count: usize) -> (Vec<u8>, Vec<ByteRange>) {
+    pub(super) fn into_layout(mut self, count: usize) -> (Vec<u8>, Vec<ByteRange>) {
+        self.header.resize(self.header_len as usize, b' ');
         let mut ranges = vec![ByteRange::default(); count];
         for own in self.ranges {
             ranges[own.tensor] = own.range;
@@ -103,9 +108,13 @@ impl PlannedFile {
 
     /// What the bytes of `range` are made of, in order.
     pub(super) fn pieces(&self, range: ByteRange) -> impl Iterator<Item = Piece<'_>> {
-        let header_end = self.header.len().min(usize::try_from(range.end()).unwrap_or(usize::MAX));
-        let header_start = usize::try_from(range.start()).unwrap_or(usize::MAX).min(header_end);
-        let header = &self.header[header_start..header_end];
+        let text_len = self.header.len() as u64;
+        let text = &self.header[range.start().min(text_len) as usize..range.end().min(text_len) as usize];
+        let blanks = range.start().max(text_len)..range.end().min(self.header_len);
+        let blanks = blanks.step_by(BLANKS.len()).map(move |start| {
+            &BLANKS[..(range.end().min(self.header_len) - start).min(BLANKS.len() as u64) as usize]
+        });
+        let header = (!text.is_empty()).then_some(text).into_iter().chain(blanks).map(Piece::Header);
         let first = self.ranges.partition_point(|own| own.range.end() <= range.start());
         let tensors = self.ranges[first..].iter().take_while(move |own| own.range.start() < range.end());
         let pieces = tensors.filter_map(move |place| {
@@ -113,7 +122,7 @@ impl PlannedFile {
             let start = part.start() - place.range.start();
             Some(Piece::Tensor(place.tensor, ByteRange::at(start, part.len())?))
         });
-        (!header.is_empty()).then_some(Piece::Header(header)).into_iter().chain(pieces)
+        header.chain(pieces)
     }
 }
 
@@ -147,13 +156,14 @@ impl Serialize for Header<'_> {
     }
 }
 
-/// The bytes in front of the data: its length, the text, and blanks up to the alignment.
+/// The bytes in front of the data but for the blanks, which are its length and the text, and how many there are with blanks up
+/// to the alignment.
 fn header(
     tensors: &[TensorData<'_>],
     entries: &[(usize, ByteRange)],
     metadata: Option<&Metadata>,
     alignment: u64,
-) -> Result<Vec<u8>, ContentError> {
+) -> Result<(Vec<u8>, u64), ContentError> {
     let prefix = LENGTH_PREFIX_BYTES as usize;
     let mut header = vec![0; prefix];
     // Writing to memory does not fail, and every key is text.
@@ -164,9 +174,8 @@ fn header(
     if len > MAX_HEADER_BYTES {
         return Err(ContentError::HeaderTooLarge { len });
     }
-    header.resize(padded as usize, b' ');
     header[..prefix].copy_from_slice(&len.to_le_bytes());
-    Ok(header)
+    Ok((header, padded))
 }
 
 /// Gives tensors of these lengths out to files of at most `max_bytes`, in order: the positions in each file.
@@ -319,6 +328,22 @@ mod tests {
             }
             prop_assert_eq!(seen, tensors.len());
         }
+    }
+
+    #[test]
+    fn blanks_after_a_header_take_no_memory() {
+        let tensors = [Owned { name: "a".into(), dtype: Dtype::U8, shape: vec![9], bytes: vec![7; 9] }];
+        let (data, lens) = data(&tensors);
+        let plan = |alignment| PlannedFile::new(&data, &lens, vec![0], None, alignment).unwrap();
+        assert!(plan(MAX_HEADER_BYTES / 8 * 8).header.capacity() < 4096);
+        let file = plan(200_000);
+        for step in [1 << 20, 65_536, 70_001] {
+            let written = written(&file, &tensors, step);
+            assert_eq!((&written[..7], written.len()), (&199_992u64.to_le_bytes()[..7], 200_009));
+            assert!(written[150..200_000].iter().all(|&byte| byte == b' '));
+            assert_eq!(written[200_000..], [7; 9]);
+        }
+        assert_eq!(file.into_layout(1).0.len(), 200_000);
     }
 
     fn safetensors_view(
