@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long addresses are kept, and how long a look-up is joined.
+/// How long addresses are kept once they were found.
 const KEPT_FOR: Duration = Duration::from_secs(5);
 /// Servers whose addresses are kept.
 const MOST: usize = 64;
@@ -45,11 +45,12 @@ struct Names(Mutex<HashMap<Server, Arc<LookUp>>>);
 /// A look-up, which a thread of its own waits for.
 #[derive(Debug)]
 struct LookUp {
-    since: Instant,
-    /// The addresses, or the error's kind and text.
-    found: Mutex<Option<Result<Vec<SocketAddr>, (io::ErrorKind, String)>>>,
+    found: Mutex<Option<Found>>,
     ended: Condvar,
 }
+
+/// The addresses and when they were found, or the error's kind and text.
+type Found = Result<(Vec<SocketAddr>, Instant), (io::ErrorKind, String)>;
 
 impl Names {
     /// What `look_up` finds, for all callers that ask for the server at about the same time.
@@ -61,8 +62,7 @@ impl Names {
         look_up: impl FnOnce(&Server) -> io::Result<Vec<SocketAddr>> + Send + 'static,
     ) -> io::Result<Vec<SocketAddr>> {
         let mut known = lock(&self.0);
-        // Those that failed are made anew.
-        known.retain(|_, own| own.since.elapsed() < KEPT_FOR && !own.has_failed());
+        known.retain(|_, own| own.is_usable());
         let own = match known.get(&server) {
             Some(own) => own.clone(),
             None => {
@@ -83,19 +83,24 @@ impl LookUp {
         server: Server,
         look_up: impl FnOnce(&Server) -> io::Result<Vec<SocketAddr>> + Send + 'static,
     ) -> io::Result<Arc<Self>> {
-        let own = Arc::new(Self { since: Instant::now(), found: Mutex::default(), ended: Condvar::new() });
+        let own = Arc::new(Self { found: Mutex::default(), ended: Condvar::new() });
         let told = own.clone();
         // The callers may have gone when it ends.
         thread::Builder::new().name("hoistway-names".into()).spawn(move || {
             let found = look_up(&server).map_err(|error| (error.kind(), error.to_string()));
-            *lock(&told.found) = Some(found);
+            *lock(&told.found) = Some(found.map(|addresses| (addresses, Instant::now())));
             told.ended.notify_all();
         })?;
         Ok(own)
     }
 
-    fn has_failed(&self) -> bool {
-        matches!(*lock(&self.found), Some(Err(_)))
+    /// Whether it is under way, or has found addresses a moment ago. One that failed is made anew.
+    fn is_usable(&self) -> bool {
+        match &*lock(&self.found) {
+            None => true,
+            Some(Ok((_, at))) => at.elapsed() < KEPT_FOR,
+            Some(Err(_)) => false,
+        }
     }
 
     fn wait(&self, patience: Duration, stop: &AtomicBool) -> io::Result<Vec<SocketAddr>> {
@@ -103,7 +108,7 @@ impl LookUp {
         let mut found = lock(&self.found);
         loop {
             match &*found {
-                Some(Ok(addresses)) => return Ok(addresses.clone()),
+                Some(Ok((addresses, _))) => return Ok(addresses.clone()),
                 Some(Err((kind, error))) => return Err(io::Error::new(*kind, error.clone())),
                 None if stop.load(Ordering::Relaxed) => return Err(io::ErrorKind::Interrupted.into()),
                 None if Instant::now() >= until => {
@@ -180,9 +185,7 @@ mod tests {
     #[test]
     fn callers_share_a_look_up_that_is_under_way_and_not_its_failure() {
         let (names, stop) = (Names::default(), AtomicBool::new(false));
-        // It stays young however long the callers take.
-        let since = Instant::now() + Duration::from_secs(3600);
-        let own = Arc::new(LookUp { since, found: Mutex::default(), ended: Condvar::new() });
+        let own = Arc::new(LookUp { found: Mutex::default(), ended: Condvar::new() });
         lock(&names.0).insert(server(), own.clone());
         let find = || names.find(server(), Duration::from_secs(60), &stop, not_asked);
         let errors = thread::scope(|scope| {
@@ -198,6 +201,24 @@ mod tests {
         assert_eq!(errors, [true; 8]);
         let found = names.find(server(), Duration::from_secs(60), &stop, |_| Ok(Vec::new()));
         assert_eq!(found.unwrap(), []);
+    }
+
+    #[test]
+    fn addresses_are_kept_for_a_while_from_when_they_were_found() {
+        let (names, stop) = (Names::default(), AtomicBool::new(false));
+        let address: SocketAddr = "127.0.0.1:5".parse().unwrap();
+        let found_before = |age: Duration| {
+            let at = Instant::now().checked_sub(age)?;
+            let own = LookUp { found: Mutex::new(Some(Ok((vec![address], at)))), ended: Condvar::new() };
+            lock(&names.0).insert(server(), Arc::new(own));
+            Some(names.find(server(), Duration::from_secs(60), &stop, |_| Ok(Vec::new())).unwrap())
+        };
+        // The clock of a machine may not reach back that far.
+        assert!(found_before(2 * KEPT_FOR).is_none_or(|found| found.is_empty()));
+        let at = Instant::now() + Duration::from_secs(3600);
+        let own = LookUp { found: Mutex::new(Some(Ok((vec![address], at)))), ended: Condvar::new() };
+        lock(&names.0).insert(server(), Arc::new(own));
+        assert_eq!(names.find(server(), Duration::from_secs(60), &stop, not_asked).unwrap(), [address]);
     }
 
     #[test]
