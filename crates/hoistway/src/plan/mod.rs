@@ -354,6 +354,7 @@ impl Plan {
         options: &PlanOptions,
         may_make: impl FnOnce(u64) -> Result<(), E>,
     ) -> Result<Self, E> {
+        let may_make = |wanted: &[layout::Wanted]| may_make(number_of_reads(wanted, options)?);
         let laid_out = Self::laid_out(catalog, requests, options, may_make)?;
         let extents = extents::cut(&laid_out, catalog, options)?;
         let layout::LaidOut { arenas, tensors, .. } = laid_out;
@@ -366,7 +367,7 @@ impl Plan {
         requests: &[TensorRequest],
         options: &PlanOptions,
     ) -> Result<Self, PlanError> {
-        let may_make = |_| Ok::<(), PlanError>(());
+        let may_make = |_: &[layout::Wanted]| Ok::<(), PlanError>(());
         let layout::LaidOut { arenas, tensors, .. } = Self::laid_out(catalog, requests, options, may_make)?;
         Ok(Self { arenas, tensors, extents: Vec::new() })
     }
@@ -375,7 +376,7 @@ impl Plan {
         catalog: &Catalog,
         requests: &[TensorRequest],
         options: &PlanOptions,
-        may_make: impl FnOnce(u64) -> Result<(), E>,
+        may_make: impl FnOnce(&[layout::Wanted]) -> Result<(), E>,
     ) -> Result<layout::LaidOut, E> {
         if options.block.bytes() < MAX_ELEMENT_BYTES {
             return Err(PlanError::Block { block: options.block.bytes() }.into());
@@ -414,7 +415,7 @@ impl Plan {
                 cast,
             });
         }
-        may_make(number_of_reads(&wanted, options)?)?;
+        may_make(&wanted)?;
         Ok(layout::lay_out(wanted, options)?)
     }
 

@@ -396,3 +396,16 @@ fn large_tensors_get_their_own_arena_when_asked() {
     let plan = Plan::new(&catalog, &requests, &options).unwrap();
     assert_eq!(plan.arenas().len(), 3);
 }
+
+#[test]
+fn a_part_of_very_many_runs_needs_no_more_memory_than_others_without_reads() {
+    let rows = MAX_READS + 1;
+    let (catalog, _) = catalog(&[(Dtype::U8, vec![rows, 1 << 20])], 0);
+    let slice = TensorSlice::new(vec![0..rows, 0..1]);
+    let requests = Selection::all().slice("t0", slice).resolve(&catalog).unwrap();
+    let options = PlanOptions::default();
+    let refused = Plan::new(&catalog, &requests, &options).unwrap_err();
+    assert!(matches!(refused, PlanError::TooManyReads { .. }), "{refused}");
+    let plan = Plan::without_reads(&catalog, &requests, &options).unwrap();
+    assert_eq!((plan.tensors().len(), plan.tensor_bytes()), (1, rows));
+}
