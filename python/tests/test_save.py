@@ -396,14 +396,19 @@ def test_other_threads_run_during_a_save(tmp_path: Path) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
 
+    is_over = threading.Event()
+
     def unlock() -> None:
-        while not list(tmp_path.glob(".model*")):
+        while not is_over.is_set() and not list(tmp_path.glob(".model*")):
             time.sleep(0.001)
         fcntl.flock(folder, fcntl.LOCK_UN)
 
-    thread = threading.Thread(target=unlock)
+    thread = threading.Thread(target=unlock, daemon=True)
     thread.start()
-    report = hoistway.save_sharded({"a": np.arange(1000)}, tmp_path)
-    thread.join()
-    os.close(folder)
+    try:
+        report = hoistway.save_sharded({"a": np.arange(1000)}, tmp_path)
+    finally:
+        is_over.set()
+        thread.join()
+        os.close(folder)
     assert Path(report.paths[0]).name == "model.safetensors"
