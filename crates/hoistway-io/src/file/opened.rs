@@ -136,16 +136,24 @@ impl OpenFile {
         if self.identity == *now {
             return None;
         }
+        let known = parallel::lock(&self.names).identity;
+        if !known.is_touched(now) {
+            return known.change(now);
+        }
+        // Before the lock: what the system takes its time for keeps no other thread waiting, and no child of `fork`.
+        let renamed = self.file().map_or(Names { identity: *now, name: None }, |file| Names::of(&file, *now));
         let mut names = parallel::lock(&self.names);
-        if names.identity.is_touched(now) {
-            let renamed =
-                self.file().map_or(Names { identity: *now, name: None }, |file| Names::of(&file, *now));
-            if renamed.identity.links() != names.identity.links() || renamed.name != names.name {
-                *names = renamed;
-                return None;
-            }
+        let is_renamed = renamed.identity.links() != names.identity.links() || renamed.name != names.name;
+        if is_renamed && names.identity.is_touched(now) {
+            *names = renamed;
+            return None;
         }
         names.identity.change(now)
+    }
+
+    /// The path that it was opened by, from the root on: it leads to the same file once the working directory is another.
+    pub fn absolute_path(&self) -> &Path {
+        &self.absolute_path
     }
 
     /// The error of an operation on the file.

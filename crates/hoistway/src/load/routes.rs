@@ -267,17 +267,20 @@ impl<'a> Opening<'a> {
             slot_bytes: (room.needs.slot_bytes, room.needs.table_bytes),
         };
         let share = route.member.share(&demand);
-        if route.member.landing() == Landing::Shared {
-            let bytes = taken.saturating_add(share.slot_bytes.saturating_mul(share.slots as u64));
-            memory::budget::check(room.fresh_bytes, bytes, options.memory_budget_bytes)?;
-        }
-        let slots = match route.member.landing() {
+        let fits = match route.member.landing() {
+            Landing::Any | Landing::Device => Ok(()),
+            Landing::Shared => {
+                let bytes = taken.saturating_add(share.slot_bytes.saturating_mul(share.slots as u64));
+                memory::budget::check(room.fresh_bytes, bytes, options.memory_budget_bytes)
+            }
+        };
+        let slots = fits.and_then(|()| match route.member.landing() {
             Landing::Any => Ok(None),
             Landing::Shared | Landing::Device => route
                 .member
                 .slots(share.slots, share.slot_bytes as usize, self.wanted.device, room.numa_node)
                 .map(Some),
-        };
+        });
         let opened = slots.and_then(|slots| {
             route.member.open_lanes(share.threads, share.depth.1)?;
             Ok(slots)

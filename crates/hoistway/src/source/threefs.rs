@@ -52,6 +52,11 @@ impl ThreeFs {
         self.local.file()
     }
 
+    /// Its path, whatever the working directory is.
+    pub(crate) fn absolute_path(&self) -> &Path {
+        self.local.open.absolute_path()
+    }
+
     /// Keeps a mount open as long as this file: the next load finds it so.
     pub(crate) fn keep_mount(&self, mount: &Arc<OpenMount>) {
         let mut kept = self.mount.write().unwrap_or_else(PoisonError::into_inner);

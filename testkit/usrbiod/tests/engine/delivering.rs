@@ -211,6 +211,38 @@ fn a_budget_for_memory_makes_do_with_less_of_it() {
 }
 
 #[test]
+fn a_load_that_has_no_memory_for_the_route_and_does_not_name_it_goes_without() {
+    let Some(model) = Model::start() else { return };
+    let path = model.fixture.path("plain.safetensors");
+    let tensors = [tensor("a", Dtype::U8, &[9 << 20])];
+    let file = write_model(&model.fixture.behind("plain.safetensors"), &tensors, 0, 5);
+    let options = by(Route::Auto, UsrbioClient::Native, DeviceId::Cpu);
+    let whole = hoistway::load(&[&path], &options).unwrap();
+    assert_all_by_usrbio(&whole, &options);
+    let budget = whole.report().memory.arena_bytes + (64 << 10);
+    drop(whole);
+    let loaded = hoistway::load(&[&path], &options.memory_budget_bytes(budget)).unwrap();
+    assert_is_file(&loaded, &file);
+    let report = loaded.report();
+    assert!(report.carriers.iter().all(|own| own.route != Route::Usrbio), "{report}");
+    let mut refused = report.refused.iter();
+    assert!(refused.any(|own| own.what == "usrbio" && own.why.reason.contains("budget")), "{report}");
+}
+
+#[test]
+fn a_relative_path_holds_when_the_working_directory_changes() {
+    let Some(model) = Model::start() else { return };
+    let before = std::env::current_dir().unwrap();
+    std::env::set_current_dir(model.path.parent().unwrap()).unwrap();
+    let checkpoint = Checkpoint::open(&[model.path.file_name().unwrap()]);
+    std::env::set_current_dir(before).unwrap();
+    let options = by(Route::Usrbio, UsrbioClient::Native, DeviceId::Cpu);
+    let loaded = checkpoint.unwrap().load(&options).unwrap();
+    assert_is_file(&loaded, &model.file);
+    assert_all_by_usrbio(&loaded, &options);
+}
+
+#[test]
 fn a_small_load_that_names_the_route_takes_it() {
     let Some(model) = Model::start() else { return };
     for way in ways().into_iter().filter(|way| way.route == Route::Usrbio) {
@@ -292,7 +324,7 @@ fn a_mount_is_proven_once_and_stays_open_with_its_checkpoint() {
 #[test]
 fn several_threads_load_from_one_mount_at_once() {
     let Some(model) = Model::start() else { return };
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         for way in ways() {
             let model = &model;
             scope.spawn(move || assert_is_file(&model.load(&way).unwrap(), &model.file));

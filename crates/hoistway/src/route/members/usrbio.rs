@@ -58,7 +58,8 @@ pub(in crate::route) fn open(
     if wanted.direct == DirectIo::Never && !is_named {
         return Err(Unavailable::new("switched off by the option direct=never", "").into());
     }
-    let mount = OpenMount::of(first.file().device(), first.path(), wanted.usrbio, wanted.usrbio_directories)
+    let (device, path) = (first.file().device(), first.absolute_path());
+    let mount = OpenMount::of(device, path, wanted.usrbio, wanted.usrbio_directories)
         .map_err(|why| NotOpened { path: Some(first.path().to_owned()), why })?;
     let (files, chunk_bytes, lanes) = (Arc::default(), AtomicU64::new(0), Mutex::default());
     let wants_vendor = wanted.usrbio == UsrbioClient::Auto;
