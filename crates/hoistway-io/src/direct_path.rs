@@ -31,10 +31,10 @@ const PROBE_BYTES: u64 = 1 << 20;
 ///
 /// # Errors
 /// Why there is no proof.
-pub fn prove<'f>(
+pub fn prove(
     device: &Arc<Device>,
     source: &LocalFile,
-    register: impl FnOnce() -> Result<&'f RegisteredFile, Unavailable>,
+    register: impl FnOnce() -> Result<Arc<RegisteredFile>, Unavailable>,
 ) -> Result<String, Unavailable> {
     type Known = HashMap<(u64, DeviceId), Verdict>;
     static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
@@ -57,10 +57,10 @@ pub fn prove<'f>(
 }
 
 /// Reads a little by the device's library, compares the bytes with a plain read, and asks the counters which way they came.
-fn probe<'f>(
+fn probe(
     device: &Arc<Device>,
     source: &LocalFile,
-    register: impl FnOnce() -> Result<&'f RegisteredFile, Unavailable>,
+    register: impl FnOnce() -> Result<Arc<RegisteredFile>, Unavailable>,
 ) -> Result<Verdict, Unavailable> {
     device.check_direct()?;
     let file = register()?;
@@ -72,7 +72,7 @@ fn probe<'f>(
     let library = device.direct_library()?;
     let plain =
         source.direct_file().map_err(|error| failed(library, "a trial read cannot be checked", &error))?;
-    trial_read(device, file, &plain, len)
+    trial_read(device, &file, &plain, len)
 }
 
 fn failed(library: &DirectLibrary, what: &str, error: &dyn fmt::Display) -> Unavailable {

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{can_read, on_device, stand_in::Turn, tensor, write_model};
+use common::{can_read, make_cold, make_warm, on_device, stand_in::Turn, tensor, write_model};
 use hoistway::{
     Checkpoint, DirectIo, Dtype, Error, LoadOptions, Loaded, Route,
     plan::Selection,
@@ -12,6 +12,7 @@ use hoistway::{
 };
 use std::{
     env, fs,
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -33,14 +34,14 @@ fn with_limit(test: &str, limit: &str) -> bool {
 
 /// Files with a tensor each, and the bytes of these.
 fn shards(folder: &Path) -> (Vec<PathBuf>, Vec<Vec<u8>>) {
-    let shard = |number: usize| {
-        let path = folder.join(format!("{number:03}.safetensors"));
-        let tensors = [tensor(&format!("t{number:03}"), Dtype::U8, &[5000])];
-        let file = write_model(&path, &tensors, 0, number as u64);
-        let bytes = file[file.len() - 5000..].to_vec();
-        (path, bytes)
-    };
-    (0..FILES).map(shard).unzip()
+    (0..FILES).map(|number| shard(folder, number, 5000)).unzip()
+}
+
+fn shard(folder: &Path, number: usize, len: usize) -> (PathBuf, Vec<u8>) {
+    let path = folder.join(format!("{number:03}.safetensors"));
+    let tensors = [tensor(&format!("t{number:03}"), Dtype::U8, &[len as u64])];
+    let file = write_model(&path, &tensors, 0, number as u64);
+    (path, file[file.len() - len..].to_vec())
 }
 
 fn assert_are(loaded: &Loaded, expected: &[Vec<u8>]) {
@@ -100,10 +101,14 @@ fn reads_in_flight_leave_descriptors_over() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let (paths, expected) = shards(directory.path());
     let checkpoint = Checkpoint::open(&paths).unwrap();
-    let routes = [Route::IoUring, Route::Threads];
+    let routes = [Route::Auto, Route::Cached, Route::IoUring, Route::Threads];
     for route in routes.into_iter().filter(|&route| can_read(directory.path(), route, DirectIo::Auto)) {
         let options = LoadOptions::default().route(route).chunk_bytes(64 << 10).in_flight_bytes(16 << 20);
-        assert_are(&checkpoint.load(&options.threads(200)).unwrap(), &expected);
+        // What `cached` copies must be there.
+        paths.iter().for_each(|path| make_warm(path));
+        let loaded = checkpoint.load(&options.threads(200)).unwrap();
+        assert_are(&loaded, &expected);
+        assert!(loaded.report().notes.iter().any(|note| note.contains("raise ulimit -n")), "{route}");
         let reader = Reader::new(&ReaderOptions::default().route(route).in_flight(256)).unwrap();
         assert_reads(&reader, &checkpoint, &expected);
     }
@@ -130,7 +135,7 @@ fn relative_paths_hold_when_the_working_directory_changes() {
 
 #[test]
 fn a_library_of_direct_reads_takes_files_that_do_not_stay_open() {
-    if with_limit("a_library_of_direct_reads_takes_files_that_do_not_stay_open", "-n 200") {
+    if with_limit("a_library_of_direct_reads_takes_files_that_do_not_stay_open", "-n 128") {
         return;
     }
     let _stand_in = Turn::take();
@@ -138,11 +143,40 @@ fn a_library_of_direct_reads_takes_files_that_do_not_stay_open() {
     if !can_read(directory.path(), Route::Threads, DirectIo::Always) {
         return;
     }
-    let (paths, expected) = shards(directory.path());
-    // Of 60 files, each by two descriptors, 25 stay open.
-    let (paths, expected) = (&paths[..60], &expected[..60]);
-    let loaded = hoistway::load(paths, &on_device::to_device().route(Route::Gds)).unwrap();
-    assert_are(&loaded, expected);
+    // Files of whole blocks, as the library takes no others.
+    let (first, _) = shard(directory.path(), 0, 5000);
+    let len = 5000 + 4096 - fs::metadata(first).unwrap().len() as usize % 4096;
+    let (paths, expected): (Vec<_>, Vec<_>) =
+        (0..FILES).map(|number| shard(directory.path(), number, len)).unzip();
+    let checkpoint = Checkpoint::open(&paths).unwrap();
+    for route in [Route::Gds, Route::Auto, Route::Gds] {
+        paths.iter().for_each(|path| make_cold(path));
+        let loaded = checkpoint.load(&on_device::to_device().route(route)).unwrap();
+        assert_are(&loaded, &expected);
+        assert!(open_files() < 100, "{route}: {} files are open", open_files());
+        let is_direct = loaded.report().carriers.iter().any(|own| own.route == Route::Gds);
+        assert!(is_direct, "{route}: {}", loaded.report());
+    }
+}
+
+#[test]
+fn reads_that_wait_keep_no_file_open() {
+    if with_limit("reads_that_wait_keep_no_file_open", "-n 128") {
+        return;
+    }
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (paths, expected): (Vec<_>, Vec<_>) =
+        (0..FILES).map(|number| shard(directory.path(), number, 1 << 20)).unzip();
+    let checkpoint = Checkpoint::open(&paths).unwrap();
+    // The page cache holds the first half of each: a copy begins, and hands the rest over.
+    for path in &paths {
+        make_cold(path);
+        let file = fs::File::open(path).unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+        file.read_exact_at(&mut [0; 512 << 10], 0).unwrap();
+    }
+    let loaded = checkpoint.load(&LoadOptions::default().threads(1)).unwrap();
+    assert_are(&loaded, &expected);
 }
 
 #[test]

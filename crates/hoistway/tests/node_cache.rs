@@ -10,7 +10,7 @@ use common::{
     tensor, write_model,
 };
 use hoistway::{
-    Checkpoint, Dtype, Error, LoadOptions, Report, Route, StreamOptions,
+    Checkpoint, DeviceId, Dtype, Error, FillTarget, Filled, LoadOptions, Order, Report, Route, StreamOptions,
     cache::NodeCache,
     catalog::OpenOptions,
     objects::StoreOptions,
@@ -157,7 +157,7 @@ fn what_waits_for_the_cache_is_part_of_the_budget() {
         other => panic!("{other:?}"),
     };
     let packed = || auto().layout(Layout::Packed).selection(Selection::all().select("b"));
-    for options in [auto(), packed()] {
+    for options in [auto(), packed(), auto().route(Route::Threads)] {
         fs::remove_dir_all(node.directory()).unwrap_or_default();
         let least = needed(&options.clone().memory_budget_bytes(1 << 20));
         let load = |budget| {
@@ -177,9 +177,44 @@ fn what_waits_for_the_cache_is_part_of_the_budget() {
             assert!(noted(&report, "memory_budget leaves no room"), "{report}");
         }
         load(least + (64 << 20));
-        let kept = load(least);
-        assert_all_by(&kept, Route::NodeCache);
+        if options.route == Route::Auto {
+            let kept = load(least);
+            assert_all_by(&kept, Route::NodeCache);
+        } else {
+            assert!(node.cache().verify().unwrap().bytes > 2 << 20);
+        }
     }
+}
+
+#[test]
+fn what_a_copy_into_memory_has_wait_for_the_cache_is_part_of_its_budget() {
+    let node = Node::new();
+    let fill = |budget| {
+        let cache = node.cache();
+        let checkpoint = node.open(cache.clone()).unwrap();
+        let mut memory = vec![0u8; TENSORS[2].1 as usize];
+        let catalog = checkpoint.catalog();
+        let request = Selection::all().select("c").resolve(catalog).unwrap().remove(0);
+        let address = memory.as_mut_ptr().expose_provenance() as u64;
+        let target = FillTarget::new(request, DeviceId::Cpu, address, memory.len() as u64);
+        let options = auto().memory_budget_bytes(budget);
+        // SAFETY: the memory outlives the load, and is not looked at before its end.
+        let mut filling = unsafe { checkpoint.fill(&[target], &options, Order::Arrival) }.unwrap();
+        while filling.next_within(LONG).unwrap() != Filled::Finished {}
+        let report = filling.report();
+        drop(filling);
+        cache.flush();
+        let file = safetensors::SafeTensors::deserialize(&node.file).unwrap();
+        assert!(memory == file.tensor("c").unwrap().data());
+        assert!(report.memory.staging_bytes <= budget, "{report}");
+        (report, node.cache().verify().unwrap().bytes)
+    };
+    let (report, kept_bytes) = fill(2 << 20);
+    assert!(noted(&report, "memory_budget leaves no room"), "{report}");
+    // The first bytes came when it was opened.
+    assert!(kept_bytes <= 1 << 20, "{kept_bytes} bytes");
+    let (_, kept_bytes) = fill(128 << 20);
+    assert!(kept_bytes > 2 << 20, "{kept_bytes} bytes");
 }
 
 #[test]

@@ -133,7 +133,7 @@ fn a_layout_is_that_of_the_file_that_is_saved() {
         let layout = FileLayout::new(&shapes, Some(&metadata), &options).unwrap();
         let file = fs::read(&path).unwrap();
         assert_eq!(layout.len, file.len() as u64);
-        assert!(file.starts_with(&layout.header) && layout.header.len() as u64 % alignment == 0);
+        assert!(file.starts_with(&layout.header) && (layout.header.len() as u64).is_multiple_of(alignment));
         let catalog = hoistway::Catalog::open(&[&path]).unwrap();
         for (data, range) in data.iter().zip(layout.tensors) {
             let saved = catalog.tensors().iter().find(|tensor| *tensor.name == *data.name).unwrap();

@@ -29,6 +29,7 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 /// `CUfileError_t`.
@@ -287,7 +288,7 @@ impl Counters {
 pub struct RegisteredFile {
     handle: *mut c_void,
     /// Open as long as it is registered.
-    _file: File,
+    _file: Arc<File>,
 }
 
 // SAFETY: cuFile may be called from any thread, with any handle.
@@ -296,15 +297,24 @@ unsafe impl Send for RegisteredFile {}
 unsafe impl Sync for RegisteredFile {}
 
 impl RegisteredFile {
-    /// Registers a file that was opened with `O_DIRECT`: for reading, writing, or both.
+    /// Registers a file that was opened with `O_DIRECT`: for reading, writing, or both. It gets a descriptor of its own.
     ///
     /// # Errors
     /// Why cuFile cannot be used, or does not take the file.
     pub fn register(file: &File) -> std::result::Result<Self, Unavailable> {
-        let cufile = CuFile::get()?;
+        CuFile::get()?;
         let file = file.try_clone().map_err(|error| {
             Unavailable::new(format!("no file descriptor is left: {error}"), "raise ulimit -n")
         })?;
+        Self::register_shared(Arc::new(file))
+    }
+
+    /// Does what [`register`](Self::register) does by the descriptor of `file`, which must not be registered already.
+    ///
+    /// # Errors
+    /// Why cuFile cannot be used, or does not take the file.
+    pub fn register_shared(file: Arc<File>) -> std::result::Result<Self, Unavailable> {
+        let cufile = CuFile::get()?;
         /// `CU_FILE_HANDLE_TYPE_OPAQUE_FD`.
         const DESCRIPTOR: c_int = 1;
         let mut description = FileDescription {

@@ -8,7 +8,7 @@ use std::{
     io,
     ops::Deref,
     sync::{
-        Arc, Mutex, OnceLock, Weak,
+        Arc, Mutex, Weak,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -24,7 +24,7 @@ static KEPT: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug)]
 pub enum Held<'a> {
     /// It stays open.
-    Kept(&'a File),
+    Kept(&'a Arc<File>),
     /// It is closed once its last user is gone.
     Opened(Arc<File>),
 }
@@ -51,7 +51,7 @@ pub(super) struct Descriptor {
 /// A file that stays open, and its part of [`KEPT`].
 #[derive(Debug)]
 struct Kept {
-    file: File,
+    file: Arc<File>,
     is_counted: bool,
 }
 
@@ -60,7 +60,10 @@ impl Descriptor {
     pub(super) fn new(file: File) -> Self {
         let kept = KEPT.fetch_add(1, Ordering::Relaxed);
         if kept < most_kept() {
-            return Self { kept: Some(Kept { file, is_counted: true }), opened: Mutex::default() };
+            return Self {
+                kept: Some(Kept { file: Arc::new(file), is_counted: true }),
+                opened: Mutex::default(),
+            };
         }
         KEPT.fetch_sub(1, Ordering::Relaxed);
         Self { kept: None, opened: Mutex::default() }
@@ -68,7 +71,7 @@ impl Descriptor {
 
     /// A file that cannot be opened again.
     pub(super) fn only(file: File) -> Self {
-        Self { kept: Some(Kept { file, is_counted: false }), opened: Mutex::default() }
+        Self { kept: Some(Kept { file: Arc::new(file), is_counted: false }), opened: Mutex::default() }
     }
 
     /// The file, which `open` opens if it is closed.
@@ -99,18 +102,24 @@ impl Drop for Kept {
     }
 }
 
-/// As many descriptors as files may keep. The first call raises the limit of the process to what it may be.
+/// As many descriptors as files may keep, at least one. The first calls raise the limit of the process to what it may be: no
+/// child of `fork` waits for a thread of its parent that does.
 fn most_kept() -> u64 {
-    static MOST: OnceLock<u64> = OnceLock::new();
-    *MOST.get_or_init(|| {
-        machine::raise_open_files();
-        machine::open_files().current.map_or(u64::MAX, |limit| limit / KEPT_PART)
-    })
+    static MOST: AtomicU64 = AtomicU64::new(0);
+    match MOST.load(Ordering::Relaxed) {
+        0 => {
+            machine::raise_open_files();
+            let most = machine::open_files().current.map_or(u64::MAX, |limit| limit / KEPT_PART).max(1);
+            MOST.store(most, Ordering::Relaxed);
+            most
+        }
+        most => most,
+    }
 }
 
 /// Returns how many reads may be in flight, as each may have opened its file for itself: at least one.
 pub fn most_reads() -> usize {
-    usize::try_from(most_kept()).unwrap_or(usize::MAX).max(1)
+    usize::try_from(most_kept()).unwrap_or(usize::MAX)
 }
 
 /// An error of opening a file, with what helps if the process has too many open.

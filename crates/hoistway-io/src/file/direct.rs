@@ -1,7 +1,7 @@
 //! Files that are opened past the page cache (`O_DIRECT`), and whether they can be.
 #![forbid(unsafe_code)]
 
-use super::{FileSystem, FileSystemKind};
+use super::{FileSystem, FileSystemKind, descriptor::explained};
 use crate::{Alignment, sys};
 use hoistway_device::Unavailable;
 use std::{fs::File, io};
@@ -50,20 +50,37 @@ impl Default for DirectAlignment {
 pub fn open_direct(file: &File, file_use: FileUse) -> Result<DirectFile, Unavailable> {
     let filesystem = FileSystem::of(file)
         .map_err(|error| Unavailable::new(format!("the file system is not known: {error}"), ""))?;
-    open_on(file, filesystem, file_use)
+    let opened = open_on(file, filesystem, file_use);
+    opened.unwrap_or_else(|error| {
+        Err(Unavailable::new(format!("it cannot be opened past the page cache: {error}"), ""))
+    })
 }
 
 /// Does what [`open_direct`] does, for a file that lies on `filesystem`.
+///
+/// # Errors
+/// That the process has as many files open as it may: later it may have fewer.
 pub(super) fn open_on(
     file: &File,
     filesystem: FileSystem,
     file_use: FileUse,
-) -> Result<DirectFile, Unavailable> {
+) -> io::Result<Result<DirectFile, Unavailable>> {
+    if let Err(why) = check_medium(filesystem) {
+        return Ok(Err(why));
+    }
+    let opened = sys::files::open_direct(file, filesystem, file_use).map_err(explained)?;
+    Ok(opened.and_then(|file| with_alignment(file, filesystem)))
+}
+
+fn check_medium(filesystem: FileSystem) -> Result<(), Unavailable> {
     if filesystem.kind == FileSystemKind::Memory {
         let reason = format!("the file lives in memory ({filesystem}), there is nothing to bypass");
         return Err(Unavailable::new(reason, ""));
     }
-    let file = sys::files::open_direct(file, filesystem, file_use)?;
+    Ok(())
+}
+
+fn with_alignment(file: File, filesystem: FileSystem) -> Result<DirectFile, Unavailable> {
     let DirectAlignment { memory, offset } = sys::files::direct_alignment(&file).unwrap_or_default();
     let block = Alignment::BLOCK.bytes();
     if offset == 0 {

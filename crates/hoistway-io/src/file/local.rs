@@ -82,35 +82,33 @@ impl LocalFile {
     /// [`Unsupported`](io::ErrorKind::Unsupported) if there is none; the system's, if it was closed and cannot be opened again.
     pub fn direct_file(&self) -> io::Result<Held<'_>> {
         let unsupported = |why: &Unavailable| io::Error::new(io::ErrorKind::Unsupported, why.to_string());
-        let direct = self.direct().as_ref().map_err(unsupported)?;
+        let direct = self.direct()?.as_ref().map_err(unsupported)?;
         direct.held(|| self.open_direct()?.map_err(|why| unsupported(&why)))
     }
 
     /// The file for direct reads, which the first calls open: the first of them that is done has opened it for all.
-    fn direct(&self) -> &Result<Descriptor, Unavailable> {
+    ///
+    /// # Errors
+    /// The system's, which may pass: the next call opens the file again.
+    fn direct(&self) -> io::Result<&Result<Descriptor, Unavailable>> {
         self.direct_by(|| self.open_direct())
     }
 
     fn direct_by(
         &self,
         open: impl FnOnce() -> io::Result<Result<File, Unavailable>>,
-    ) -> &Result<Descriptor, Unavailable> {
-        self.direct.get_or_init(|| {
-            Box::new(match open() {
-                Ok(direct) => direct.map(Descriptor::new),
-                Err(error) => Err(Unavailable::new(format!("it cannot be opened: {error}"), "")),
-            })
-        })
+    ) -> io::Result<&Result<Descriptor, Unavailable>> {
+        self.direct.get_or_try_init(|| Ok(Box::new(open()?.map(Descriptor::new))))
     }
 
     fn open_direct(&self) -> io::Result<Result<File, Unavailable>> {
-        let direct = direct::open_on(&*self.open.file()?, self.filesystem, FileUse::Read);
+        let direct = direct::open_on(&*self.open.file()?, self.filesystem, FileUse::Read)?;
         Ok(direct.map(|direct| direct.file))
     }
 
-    /// Returns why direct reads cannot be used, or `None` if they can.
+    /// Returns why direct reads cannot be used, or `None` if they can. Where the file cannot be opened now, reads say why.
     pub fn direct_refusal(&self) -> Option<&Unavailable> {
-        self.direct_failed.get().or_else(|| self.direct().as_ref().err())
+        self.direct_failed.get().or_else(|| self.direct().ok()?.as_ref().err())
     }
 
     /// Returns why rings cannot be used, or `None` if they can.
@@ -135,11 +133,13 @@ mod tests {
         let filesystem = FileSystem::of(&open.file().unwrap()).unwrap();
         let local = LocalFile::new(open, filesystem);
         let refused = |why: &str| Ok(Err(Unavailable::new(why, "")));
+        // What the system lacks for a moment is no refusal.
+        assert!(local.direct_by(|| Err(io::Error::other("no descriptor is left"))).is_err());
         // The second call stands for that of a child that was forked during the first.
         let first = local.direct_by(|| {
-            assert_eq!(local.direct_by(|| refused("second")).as_ref().unwrap_err().reason, "second");
+            assert_eq!(local.direct_by(|| refused("second")).unwrap().as_ref().unwrap_err().reason, "second");
             refused("first")
         });
-        assert_eq!(first.as_ref().unwrap_err().reason, "second");
+        assert_eq!(first.unwrap().as_ref().unwrap_err().reason, "second");
     }
 }

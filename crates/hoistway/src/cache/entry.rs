@@ -227,13 +227,14 @@ impl Entry {
         self.direct.is_some() && !self.is_buffered.load(Ordering::Relaxed)
     }
 
-    /// Blocks so far whose checksum was wrong, bytes that were kept, and bytes that were not because the drive was slow.
+    /// Blocks so far whose checksum was wrong, bytes that were kept, and bytes that were not, for want of memory or because the
+    /// drive was slow.
     pub(crate) fn counts(&self) -> (u64, u64, u64) {
         let count = |own: &AtomicU64| own.load(Ordering::Relaxed);
         (count(&self.damaged_blocks), count(&self.kept_bytes), count(&self.left_out_bytes))
     }
 
-    pub(super) fn note_left_out(&self, bytes: u64) {
+    pub(crate) fn note_left_out(&self, bytes: u64) {
         self.left_out_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 

@@ -73,37 +73,36 @@ impl Writer {
         let end = entry.whole_end(offset + bytes.len() as u64);
         let last = end.div_ceil(BLOCK_BYTES);
         let mut first = offset.div_ceil(BLOCK_BYTES);
+        let len_of = |blocks: &Range<u64>| end.min(blocks.end * BLOCK_BYTES) - blocks.start * BLOCK_BYTES;
         while first < last {
-            let blocks = first..last.min(first + UNIT_BLOCKS);
-            first = blocks.end;
+            let unit = first..last.min(first + UNIT_BLOCKS);
+            first = unit.end;
             if entry.refusal().is_some() {
-                entry.release(blocks);
-            } else if !blocks.clone().all(|block| entry.is_present(block)) {
-                let start = blocks.start * BLOCK_BYTES;
-                let part =
-                    &bytes[(start - offset) as usize..(end.min(blocks.end * BLOCK_BYTES) - offset) as usize];
-                if !self.push(entry, &blocks, part, ledger) {
-                    entry.note_left_out(part.len() as u64);
-                    entry.release(blocks);
+                entry.release(unit);
+            } else if !unit.clone().all(|block| entry.is_present(block)) {
+                // As many of its blocks as the load has memory for.
+                let parts = (unit.start + 1..=unit.end).rev().map(|end| unit.start..end);
+                let mut grants = parts.filter_map(|part| {
+                    let grant = ledger.map(|ledger| ledger.try_take(padded(len_of(&part))));
+                    (!matches!(grant, Some(None))).then(|| (part, grant.flatten()))
+                });
+                let is_kept = grants.next().is_some_and(|(part, grant)| {
+                    first = part.end;
+                    let start = (part.start * BLOCK_BYTES - offset) as usize;
+                    self.push(entry, &part, &bytes[start..start + len_of(&part) as usize], grant)
+                });
+                if !is_kept {
+                    let left_out = unit.start..first;
+                    entry.note_left_out(len_of(&left_out));
+                    entry.release(left_out);
                 }
             }
         }
     }
 
-    /// `false` if the backlog has no room, the load no memory, or the system no thread.
-    fn push(
-        &self,
-        entry: &Arc<Entry>,
-        blocks: &Range<u64>,
-        bytes: &[u8],
-        ledger: Option<&Arc<Ledger>>,
-    ) -> bool {
+    /// `false` if the backlog has no room, or the system no thread.
+    fn push(&self, entry: &Arc<Entry>, blocks: &Range<u64>, bytes: &[u8], grant: Option<Grant>) -> bool {
         let len = bytes.len() as u64;
-        let grant = ledger.map(|ledger| ledger.try_take(padded(len)));
-        if matches!(grant, Some(None)) {
-            return false;
-        }
-        let grant = grant.flatten();
         let mut state = lock(&self.shared.state);
         if state.bytes + len > BACKLOG_BYTES {
             return false;
@@ -165,10 +164,13 @@ impl Shared {
             drop(entry);
             let mut state = lock(&self.state);
             state.bytes -= len;
-            // What is left of a load's budget is the load's again.
-            if memory.as_slice().len() == UNIT_BYTES && !grant.is_some_and(|grant| grant.is_limited()) {
+            // What is left of a load's budget is the load's again, once the memory is free.
+            if memory.as_slice().len() == UNIT_BYTES && !grant.as_ref().is_some_and(Grant::is_limited) {
                 state.free.push(memory);
+            } else {
+                drop(memory);
             }
+            drop(grant);
         }
     }
 

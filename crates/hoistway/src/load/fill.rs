@@ -4,8 +4,11 @@
 use super::{
     Checkpoint, LoadOptions, NumaPlacement, Order,
     reporting::Planned,
+    threads::few_files_note,
     waves::{Ended, TargetReads, Waves},
 };
+#[cfg(feature = "objects")]
+use crate::route::ObjectNotes;
 use crate::{
     ByteRange, Catalog, DeviceId, Error, Report, Result,
     device::Device,
@@ -57,6 +60,8 @@ pub struct Filling {
     /// Targets that were told.
     told: usize,
     report: Report,
+    #[cfg(feature = "objects")]
+    objects: ObjectNotes,
     usage: Usage,
     process: u32,
 }
@@ -179,6 +184,8 @@ impl Filling {
             failed: Vec::new(),
             told: 0,
             report,
+            #[cfg(feature = "objects")]
+            objects: ObjectNotes::default(),
             usage,
             process: std::process::id(),
         }
@@ -205,6 +212,12 @@ impl Filling {
         });
         let reads: Vec<_> = reads.collect();
         self.pending = reads.iter().map(TargetReads::count).collect();
+        self.report.notes.extend(few_files_note(reader.options().in_flight));
+        #[cfg(feature = "objects")]
+        {
+            self.objects = ObjectNotes::of(sources);
+            self.report.notes.extend(self.objects.first.iter().cloned());
+        }
         let waves = Waves::new(reader, reads)?;
         self.report.memory.staging_bytes = waves.staging_bytes();
         self.waves = Some(waves);
@@ -315,6 +328,8 @@ impl Filling {
             device.proof = done.proof;
         }
         report.retries = done.retries;
+        #[cfg(feature = "objects")]
+        report.notes.extend(self.objects.last());
         let (time, now) = (&mut report.time, Usage::now());
         time.transfer_seconds = done.seconds;
         time.total_seconds = time.open_seconds + time.prepare_seconds + done.seconds;

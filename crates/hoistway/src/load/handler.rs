@@ -95,8 +95,9 @@ impl<'a> Copier<'a> {
     }
 
     /// Sends a read that the cache cannot serve to the route after it.
-    fn hand_over(&self, flight: Flight<Reads>) -> Next<Reads> {
-        let (job, op) = (self.job, &flight.content);
+    fn hand_over(&self, mut flight: Flight<Reads>) -> Next<Reads> {
+        let (job, op) = (self.job, &mut flight.content);
+        op.wait();
         let name = self.own.member.route();
         if job.route == name {
             let error = match job.check_unchanged(op) {

@@ -10,7 +10,7 @@ use super::{
     routes::{LoadRoute, Opening},
     serve,
     started::{Arrival, Progress},
-    threads::{no_thread, numa_node},
+    threads::{few_files_note, no_thread, numa_node, reads_asked_for},
 };
 use crate::{
     Catalog, DeviceId, Error, Report, Result,
@@ -215,6 +215,7 @@ impl ThreadedLoad {
         };
         let job = Job::new(catalog.clone(), plan, opening, options, &place)?;
         reporting::add_preparation(&mut report, &job);
+        report.notes.extend(few_files_note(reads_asked_for(options)).filter(|_| !is_inline));
         report.time.open_seconds = open_time.as_secs_f64();
         report.time.prepare_seconds = started.elapsed().as_secs_f64();
         let mut loading = Self {

@@ -48,7 +48,7 @@ impl ThreadPlan {
         let most_reads = file::most_reads();
         let most_depth = MAX_DEPTH.min(most_reads as u64);
         let depth = (in_flight / options.chunk_bytes.max(1)).clamp(1, most_depth);
-        // A number that the caller gave is not second-guessed.
+        // A number that the caller gave does not grow.
         let max_depth = if options.in_flight_bytes.is_some() { depth } else { depth * IN_FLIGHT_GROWTH };
         // Found out side by side: on a file system of a network, each takes its time.
         let is_refused = |source: &&Arc<dyn Source>| source.direct_refusal().is_some();
@@ -68,12 +68,13 @@ impl ThreadPlan {
             .any(|local| block_device::queues(local.device()) > 1);
         let rings = options.rings.unwrap_or(if cores >= 8 && many_queues { 2 } else { 1 });
         Self {
-            copiers: options.threads.unwrap_or(copiers),
+            copiers: options.threads.unwrap_or(copiers).min(most_copiers()),
             touchers: if options.pool.is_some() { 0 } else { copiers.min(2) },
             rings,
             depth: ((depth as usize).div_ceil(rings), (max_depth.min(most_depth) as usize).div_ceil(rings)),
             pool: options.threads.unwrap_or(pool).min(most_reads),
-            direct: (depth as usize).min(MAX_DIRECT),
+            // Each opens its file twice for a moment: for itself, and for the device's library.
+            direct: (depth as usize).min(MAX_DIRECT).min(most_reads.div_ceil(2)),
         }
     }
 
@@ -82,6 +83,29 @@ impl ThreadPlan {
     pub(super) fn pinned_slots(&self) -> usize {
         2 * (self.depth.1 * self.rings).max(self.pool) + self.copiers
     }
+}
+
+/// Threads that copy from the page cache, where the process may have few files open: they read beside those that read what the
+/// cache lacks.
+fn most_copiers() -> usize {
+    file::most_reads().div_ceil(4)
+}
+
+/// The reads in flight that the caller's options ask for.
+pub(super) fn reads_asked_for(options: &LoadOptions) -> usize {
+    let depth = options.in_flight_bytes.map(|bytes| (bytes / options.chunk_bytes.max(1)).min(MAX_DEPTH));
+    options.threads.unwrap_or(0).max(depth.unwrap_or(0) as usize)
+}
+
+/// What a report says where so many reads were asked for, and the process may have too few files open for them.
+pub(super) fn few_files_note(asked_for: usize) -> Option<String> {
+    let most_reads = file::most_reads();
+    (asked_for > most_reads).then(|| {
+        format!(
+            "no more than {most_reads} reads are in flight, fewer than threads or in_flight ask for, as the process may \
+             have few files open: raise ulimit -n"
+        )
+    })
 }
 
 /// Why the system starts no thread, and what to do.

@@ -36,7 +36,8 @@ pub struct ReaderOptions {
     pub in_flight: usize,
     /// Longest single read in bytes; a multiple of 4096 up to 1 GiB.
     pub chunk_bytes: u64,
-    /// Most bytes of staging memory, for the host and for each device. It is taken as it is first used.
+    /// Most bytes of staging memory, for the host and for each device. It is taken as it is first used. What the host's slots
+    /// leave of it is for what waits to be written to the node's cache.
     pub memory_budget_bytes: u64,
     /// Whether to advise huge pages for the caller's memory before it is written, where 2 MiB of it and more lie together.
     pub huge_pages: bool,
@@ -137,6 +138,12 @@ impl ReaderOptions {
     /// Reads at once. Where the process may have few files open, they are fewer than was asked for.
     pub(super) fn most_reads(&self) -> usize {
         self.in_flight.min(file::most_reads())
+    }
+
+    /// Bytes of the budget that staging slots of the host do not take.
+    #[cfg(feature = "objects")]
+    pub(super) fn unstaged_bytes(&self) -> u64 {
+        self.memory_budget_bytes.saturating_sub(self.chunk_bytes.saturating_mul(self.slots() as u64))
     }
 
     /// Staging slots: one for each read in flight, as far as the budget goes.

@@ -10,6 +10,8 @@ use super::{
     request,
     worker::Worker,
 };
+#[cfg(feature = "objects")]
+use crate::memory::Ledger;
 use crate::{
     ByteRange, Cancel, DeviceId, Error, Result,
     device::Fence,
@@ -65,6 +67,9 @@ pub(super) struct ReaderShared {
     /// Why nothing comes any more.
     lost: OnceLock<String>,
     lines: Mutex<HashMap<DeviceId, Arc<DeviceLine>>>,
+    /// What may be taken for the node's cache.
+    #[cfg(feature = "objects")]
+    pub(super) ledger: Arc<Ledger>,
 }
 
 impl Reader {
@@ -79,8 +84,24 @@ impl Reader {
         let (cached, main) = open_routes(options, &[])?;
         let (lines, lost) = (Mutex::default(), OnceLock::new());
         let cancel = options.cancel.as_ref().map_or_else(Cancel::default, Cancel::child);
-        let (options, slots) = (options.clone(), OnceLock::new());
-        let shared = ReaderShared { options, scheduler, cached, main: OnceLock::new(), slots, lost, lines };
+        if options.in_flight > options.most_reads() {
+            tracing::warn!(
+                in_flight = options.most_reads(),
+                "a reader has fewer reads in flight than in_flight asks for, as the process may have few files open: raise \
+                 ulimit -n"
+            );
+        }
+        let shared = ReaderShared {
+            scheduler,
+            cached,
+            main: OnceLock::new(),
+            slots: OnceLock::new(),
+            lost,
+            lines,
+            #[cfg(feature = "objects")]
+            ledger: Ledger::new(options.unstaged_bytes()),
+            options: options.clone(),
+        };
         let (threads, opening, next_batch) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
         let (shared, process) = (Arc::new(shared), std::process::id());
         let reader = Self { shared, threads, opening, next_batch, cancel, process };
@@ -97,9 +118,13 @@ impl Reader {
         &self.shared.options
     }
 
-    /// Bytes of the host that staging slots have room for. Each is taken as it is first used.
+    /// Bytes of the host that staging slots have room for, each of which is taken as it is first used, and the most that have waited
+    /// for the node's cache.
     pub(crate) fn staging_bytes(&self) -> u64 {
-        self.shared.slots.get().map_or(0, Slots::host_bytes)
+        let slots = self.shared.slots.get().map_or(0, Slots::host_bytes);
+        #[cfg(feature = "objects")]
+        let slots = slots + self.shared.ledger.most_taken_bytes();
+        slots
     }
 
     /// Starts to read. Each request succeeds or fails for itself: what is wrong with one, a range past the end of its

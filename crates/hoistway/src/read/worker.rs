@@ -231,6 +231,10 @@ impl<'a> Worker<'a> {
             }
         };
         let mut op = ReadOp::new(0, source, access, buffer, taken.piece.batch().cancel.clone());
+        #[cfg(feature = "objects")]
+        {
+            op.ledger = Some(self.shared.ledger.clone());
+        }
         op.aim(range);
         Reading { taken, range, carriers: Vec::new(), member }.carry(op)
     }

@@ -3,27 +3,41 @@
 #![forbid(unsafe_code)]
 
 use super::{BlockingRead, Buffer, ReadOp, Unavailable};
-use crate::{device::Device, source::Source};
+use crate::{device::Device, parallel::lock, source::Source};
 use hoistway_device::RegisteredFile;
-use hoistway_io::direct_path;
 pub(crate) use hoistway_io::direct_path::{counters_stopped, reads_through_host};
+use hoistway_io::{direct_path, file::Held};
 use std::{
     io,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex},
 };
 
-/// A source as the library knows it, once that was asked for.
+/// A source that stays open as the library knows it, once that was asked for, or why the library does not take it.
 #[derive(Debug, Default)]
-struct Registered(OnceLock<Result<RegisteredFile, Unavailable>>);
+struct Registered(Mutex<Option<Result<Arc<RegisteredFile>, Unavailable>>>);
 
-/// The source as the library knows it, which the first call registers, or why the library does not take it.
-pub(super) fn registered(source: &dyn Source) -> Result<&RegisteredFile, Unavailable> {
-    let register = || match source.local()?.direct_file() {
-        Ok(file) => RegisteredFile::register(&file),
-        Err(error) => Err(Unavailable::new(error.to_string(), "")),
-    };
-    let kept = source.extensions().get::<Registered>();
-    kept.0.get_or_init(register).as_ref().map_err(Clone::clone)
+/// The source as the library knows it: registered by the first call if it stays open, else as long as the result lives. Takes
+/// no descriptor that stays open.
+///
+/// # Errors
+/// Why the library does not take it, or that it cannot be opened now.
+pub(super) fn registered(source: &dyn Source) -> Result<Arc<RegisteredFile>, Unavailable> {
+    let registered = source.extensions().get::<Registered>();
+    let mut registered = lock(&registered.0);
+    if let Some(known) = &*registered {
+        return known.clone();
+    }
+    let file = source.local()?.direct_file().map_err(|error| Unavailable::new(error.to_string(), ""))?;
+    match &file {
+        Held::Kept(file) => {
+            registered.insert(RegisteredFile::register_shared(Arc::clone(file)).map(Arc::new)).clone()
+        }
+        // Another read may have it too, and a descriptor is registered once.
+        Held::Opened(file) => {
+            drop(registered);
+            RegisteredFile::register(file).map(Arc::new)
+        }
+    }
 }
 
 /// What proves that reads of a file into a device take the direct path: found once for each file system and device.

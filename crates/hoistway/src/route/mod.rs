@@ -43,6 +43,8 @@ pub use hoistway_io::lane::fault;
 pub(crate) use hoistway_io::lane::{BlockingLane, BlockingRead, CachedCopy, Lane, Outcome, Progress};
 #[cfg(target_os = "linux")]
 pub(crate) use members::io_uring::probe_ring;
+#[cfg(feature = "objects")]
+pub(crate) use members::object_notes::ObjectNotes;
 pub(crate) use name_check::NameCheck;
 #[cfg(target_os = "linux")]
 use shared::SharedSlots;
@@ -53,6 +55,8 @@ pub use threefs_client::Client as UsrbioClient;
 #[cfg(target_os = "linux")]
 pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, host_rings, is_daemon_lost};
 
+#[cfg(feature = "objects")]
+use crate::source::objects::ObjectSource;
 use crate::{
     ByteRange, Cancel,
     memory::{Slot, WriteRegion},
@@ -298,6 +302,12 @@ impl ReadOp {
     /// Nothing of it is there any more.
     pub(crate) fn begin_again(&mut self) {
         self.progress = Progress::default();
+        self.wait();
+    }
+
+    /// It waits for its next attempt: its file is closed if it is open for its reads alone.
+    pub(crate) fn wait(&mut self) {
+        self.opened = None;
     }
 
     /// Points the next attempt at the bytes of `read` that are missing.
@@ -348,7 +358,12 @@ impl BlockingRead<ReadOp> for SourceRead {
         match op.access {
             Access::Direct => Pread.read(op),
             Access::Buffered => {
-                op.source.read_at(op.buffer.target(op.progress)?, op.progress.offset, &op.cancel)
+                let source = op.source.clone();
+                #[cfg(feature = "objects")]
+                if let Some(object) = ObjectSource::of(&source) {
+                    return object.read_plainly(op);
+                }
+                source.read_at(op.buffer.target(op.progress)?, op.progress.offset, &op.cancel)
             }
         }
     }

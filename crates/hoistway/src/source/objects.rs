@@ -129,6 +129,17 @@ impl ObjectSource {
         self.read(op.buffer.target(op.progress)?, op.progress.offset, &op.cancel, op.ledger.as_ref())
     }
 
+    /// Reads what the read asks for, and no more for the node's cache: from the first bytes, or the store. Returns how many bytes
+    /// came.
+    pub(crate) fn read_plainly(&self, op: &mut ReadOp) -> io::Result<usize> {
+        let (target, offset) = (op.buffer.target(op.progress)?, op.progress.offset);
+        let ahead = self.ahead.try_lock().map_or(0, |ahead| ahead.copy(target, offset));
+        if ahead > 0 {
+            return Ok(ahead);
+        }
+        self.ask(target, offset, &op.cancel, op.ledger.as_ref())
+    }
+
     /// Reads from the store, until `cancel` ends that. Returns how many bytes came: fewer at the end alone. Where the range begins
     /// or ends inside of a block that the node's cache lacks, the whole block is read, if `ledger` has memory for it.
     fn read(
@@ -153,7 +164,11 @@ impl ObjectSource {
             let len = (block.end.min(end) - at) as usize;
             let block_len = block.end - block.start;
             // Its memory is freed before that of the next.
-            let memory = entry.lacks(at).then(|| Whole::new(block_len, ledger)).flatten();
+            let lacks = entry.lacks(at);
+            let memory = lacks.then(|| Whole::new(block_len, ledger)).flatten();
+            if lacks && memory.is_none() {
+                entry.note_left_out(block_len);
+            }
             match memory {
                 Some(mut whole) => {
                     self.ask(&mut whole.bytes, block.start, cancel, ledger)?;

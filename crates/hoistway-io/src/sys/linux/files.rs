@@ -61,25 +61,28 @@ pub fn is_direct(file: &File) -> bool {
 ///
 /// # Errors
 /// Why that cannot be.
-pub fn open_direct(file: &File, filesystem: FileSystem, file_use: FileUse) -> Result<File, Unavailable> {
+pub fn open_direct(
+    file: &File,
+    filesystem: FileSystem,
+    file_use: FileUse,
+) -> io::Result<Result<File, Unavailable>> {
     let mode = match file_use {
         FileUse::Read => OFlags::RDONLY,
         FileUse::ReadWrite => OFlags::RDWR,
     };
     let flags = mode | OFlags::CLOEXEC | OFlags::DIRECT;
-    let direct = rustix::fs::open(link(file), flags, Mode::empty()).map_err(|error| match error {
-        Errno::INVAL | Errno::OPNOTSUPP => {
+    let refused = match rustix::fs::open(link(file), flags, Mode::empty()) {
+        Ok(direct) => return Ok(Ok(direct.into())),
+        Err(error @ (Errno::MFILE | Errno::NFILE)) => return Err(error.into()),
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => {
             Unavailable::new(format!("{filesystem} does not support O_DIRECT for this file"), "")
         }
-        Errno::MFILE | Errno::NFILE => {
-            Unavailable::new("no file descriptor is left for it", "raise ulimit -n")
-        }
-        Errno::NOENT => {
+        Err(Errno::NOENT) => {
             Unavailable::new("/proc is not mounted, so the file cannot be opened again", "mount /proc")
         }
-        error => Unavailable::new(format!("opening with O_DIRECT failed: {error}"), ""),
-    })?;
-    Ok(direct.into())
+        Err(error) => Unavailable::new(format!("opening with O_DIRECT failed: {error}"), ""),
+    };
+    Ok(Err(refused))
 }
 
 /// Makes a file without a name in a folder, for reading and writing.

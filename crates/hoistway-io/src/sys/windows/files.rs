@@ -128,19 +128,27 @@ pub fn is_direct(file: &File) -> bool {
 ///
 /// # Errors
 /// Why that cannot be.
-pub fn open_direct(file: &File, filesystem: FileSystem, file_use: FileUse) -> Result<File, Unavailable> {
+pub fn open_direct(
+    file: &File,
+    filesystem: FileSystem,
+    file_use: FileUse,
+) -> io::Result<Result<File, Unavailable>> {
     let access = match file_use {
         FileUse::Read => GENERIC_READ,
         FileUse::ReadWrite => GENERIC_READ | GENERIC_WRITE,
     };
-    reopen_with(file, access, FILE_FLAG_NO_BUFFERING).map_err(|error| match code(&error) {
-        Some(ERROR_INVALID_PARAMETER | ERROR_INVALID_FUNCTION | ERROR_NOT_SUPPORTED) => Unavailable::new(
-            format!("{filesystem} does not support FILE_FLAG_NO_BUFFERING for this file"),
-            "",
-        ),
-        Some(ERROR_TOO_MANY_OPEN_FILES) => Unavailable::new("no file handle is left for it", ""),
-        _ => Unavailable::new(format!("opening with FILE_FLAG_NO_BUFFERING failed: {error}"), ""),
-    })
+    let error = match reopen_with(file, access, FILE_FLAG_NO_BUFFERING) {
+        Ok(direct) => return Ok(Ok(direct)),
+        Err(error) => error,
+    };
+    let reason = match code(&error) {
+        Some(ERROR_TOO_MANY_OPEN_FILES) => return Err(error),
+        Some(ERROR_INVALID_PARAMETER | ERROR_INVALID_FUNCTION | ERROR_NOT_SUPPORTED) => {
+            format!("{filesystem} does not support FILE_FLAG_NO_BUFFERING for this file")
+        }
+        _ => format!("opening with FILE_FLAG_NO_BUFFERING failed: {error}"),
+    };
+    Ok(Err(Unavailable::new(reason, "")))
 }
 
 /// Makes a file in a folder, for reading and writing, that is deleted when it is closed.

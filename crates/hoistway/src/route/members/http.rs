@@ -1,8 +1,8 @@
 //! `http`: takes objects, each read of which is a request for a range.
 #![forbid(unsafe_code)]
 
+use super::object_notes::ObjectNotes;
 use crate::{
-    cache::Entry,
     route::{
         Access, ReadLane, Route, Unavailable,
         member::{Demand, Member, Share, Wanted},
@@ -11,8 +11,7 @@ use crate::{
     },
     source::{Source, objects::ObjectSource},
 };
-use bytesize::ByteSize;
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 /// Bytes of a request: longer ones lose less to the wait for the first byte.
 const REQUEST_BYTES: u64 = 8 << 20;
@@ -31,9 +30,7 @@ struct Http {
     has_device: bool,
     /// Requests in flight at first.
     first_depth: usize,
-    notes: Vec<String>,
-    /// The entries of its objects in the node's cache.
-    entries: Vec<Arc<Entry>>,
+    notes: ObjectNotes,
 }
 
 /// Opens it for the objects among the files, if it is named or the route chooses.
@@ -50,23 +47,11 @@ pub(in crate::route) fn open(
     if !is_named && objects.is_empty() {
         return Ok(None);
     }
-    let servers: BTreeSet<_> = objects.iter().map(|own| own.object().server()).collect();
-    let mut notes: Vec<_> = servers.iter().map(|server| format!("objects came from {server}")).collect();
-    let entries = objects.iter().filter_map(|own| own.entry().cloned()).collect();
     let first_bytes: Vec<_> = objects.iter().map(|own| own.object().first_byte()).collect();
-    for object in objects {
-        if let Some(why) = object.uncached() {
-            notes.push(format!("{} is not kept in the node's cache: {why}", object.object().url()));
-        }
-        let url = object.object().url();
-        if !object.object().is_pinned() {
-            notes.push(format!("{url} has no strong ETag: its length and date were compared instead"));
-        }
-    }
     let is_far = first_bytes.into_iter().flatten().any(|time| time >= FAR);
     let first_depth = if is_far { FAR_DEPTH } else { DEPTH.0 };
-    let has_device = wanted.device.is_some();
-    Ok(Some(Arc::new(Http { is_named, has_device, first_depth, notes, entries })))
+    let (has_device, notes) = (wanted.device.is_some(), ObjectNotes::of(files.iter().copied()));
+    Ok(Some(Arc::new(Http { is_named, has_device, first_depth, notes })))
 }
 
 impl Member for Http {
@@ -125,34 +110,11 @@ impl Member for Http {
     }
 
     fn note(&self) -> Option<String> {
-        (!self.notes.is_empty()).then(|| self.notes.join("; "))
+        let notes = &self.notes.first;
+        (!notes.is_empty()).then(|| notes.join("; "))
     }
 
     fn last_notes(&self) -> Vec<String> {
-        let (mut damaged, mut kept, mut left_out, mut notes) = (0, 0, 0, Vec::new());
-        for entry in &self.entries {
-            let counts = entry.counts();
-            (damaged, kept, left_out) = (damaged + counts.0, kept + counts.1, left_out + counts.2);
-            if let Some(why) = entry.refusal() {
-                let note = format!("the node's cache is not written to: {why}");
-                if !notes.contains(&note) {
-                    notes.push(note);
-                }
-            }
-        }
-        if damaged > 0 {
-            notes.push(format!("{damaged} blocks in the node's cache were damaged, and came from the store"));
-        }
-        if kept > 0 {
-            notes.push(format!("{} were written to the node's cache so far", ByteSize(kept)));
-        }
-        if left_out > 0 {
-            let bytes = ByteSize(left_out);
-            notes.push(format!(
-                "{bytes} are not kept in the node's cache: its drive is slower than the store, or memory_budget leaves \
-                 no room for them to wait"
-            ));
-        }
-        notes
+        self.notes.last()
     }
 }

@@ -1,4 +1,5 @@
-//! A file for each route that reads: when it is open to loads and readers, and what it asks of them.
+//! A file for each route that reads: when it is open to loads and readers, and what it asks of them. `object_notes` is what those say
+//! that read objects.
 
 pub(super) mod cached;
 pub(super) mod gds;
@@ -8,6 +9,8 @@ pub(super) mod http;
 pub(super) mod io_uring;
 #[cfg(feature = "objects")]
 pub(super) mod node_cache;
+#[cfg(feature = "objects")]
+pub(super) mod object_notes;
 #[cfg(windows)]
 pub(super) mod overlapped;
 mod queued;

@@ -1,6 +1,8 @@
 //! `threads`: takes every file, and what other routes leave.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "objects")]
+use super::object_notes::ObjectNotes;
 use crate::{
     route::{
         Access, BlockingLane, ReadLane, Route, SourceRead, Unavailable,
@@ -12,17 +14,26 @@ use crate::{
 use std::sync::Arc;
 
 #[derive(Debug)]
-struct Threads;
+struct Threads {
+    #[cfg(feature = "objects")]
+    notes: ObjectNotes,
+}
 
 /// Opens it if it is named, or another route may need it: one that chooses, or one that leaves the ends of files.
 pub(in crate::route) fn open(
     wanted: &Wanted<'_>,
-    _: &[&Arc<dyn Source>],
+    files: &[&Arc<dyn Source>],
     _: &[Arc<dyn Member>],
 ) -> Result<Option<Arc<dyn Member>>, NotOpened> {
     let route = wanted.route;
     let is_wanted = route == Route::Threads || route.chooses() || route.is_past_host();
-    Ok(is_wanted.then(|| Arc::new(Threads) as Arc<dyn Member>))
+    #[cfg(not(feature = "objects"))]
+    let _ = files;
+    let member = Threads {
+        #[cfg(feature = "objects")]
+        notes: ObjectNotes::of(files.iter().copied()),
+    };
+    Ok(is_wanted.then(|| Arc::new(member) as Arc<dyn Member>))
 }
 
 impl Member for Threads {
@@ -44,5 +55,16 @@ impl Member for Threads {
 
     fn thread_name(&self) -> &'static str {
         "hoistway-read"
+    }
+
+    #[cfg(feature = "objects")]
+    fn note(&self) -> Option<String> {
+        let notes = &self.notes.first;
+        (!notes.is_empty()).then(|| notes.join("; "))
+    }
+
+    #[cfg(feature = "objects")]
+    fn last_notes(&self) -> Vec<String> {
+        self.notes.last()
     }
 }

@@ -1,0 +1,66 @@
+//! What reports say of objects and of the node's cache, whichever route reads them.
+#![forbid(unsafe_code)]
+
+use crate::{
+    cache::Entry,
+    source::{Source, objects::ObjectSource},
+};
+use bytesize::ByteSize;
+use std::{collections::BTreeSet, sync::Arc};
+
+/// The notes of the objects that a load or a fill reads.
+#[derive(Debug, Default)]
+pub(crate) struct ObjectNotes {
+    /// Those that are known before the first read.
+    pub(crate) first: Vec<String>,
+    /// The entries of the objects in the node's cache.
+    entries: Vec<Arc<Entry>>,
+}
+
+impl ObjectNotes {
+    /// The notes of the objects among these sources.
+    pub(crate) fn of<'a>(sources: impl IntoIterator<Item = &'a Arc<dyn Source>>) -> Self {
+        let objects: Vec<_> = sources.into_iter().filter_map(ObjectSource::of).collect();
+        let servers: BTreeSet<_> = objects.iter().map(|own| own.object().server()).collect();
+        let mut first: Vec<_> = servers.iter().map(|server| format!("objects came from {server}")).collect();
+        for object in &objects {
+            let url = object.object().url();
+            if let Some(why) = object.uncached() {
+                first.push(format!("{url} is not kept in the node's cache: {why}"));
+            }
+            if !object.object().is_pinned() {
+                first.push(format!("{url} has no strong ETag: its length and date were compared instead"));
+            }
+        }
+        Self { first, entries: objects.iter().filter_map(|own| own.entry().cloned()).collect() }
+    }
+
+    /// What can be said once reads have been made.
+    pub(crate) fn last(&self) -> Vec<String> {
+        let (mut damaged, mut kept, mut left_out, mut notes) = (0, 0, 0, Vec::new());
+        for entry in &self.entries {
+            let counts = entry.counts();
+            (damaged, kept, left_out) = (damaged + counts.0, kept + counts.1, left_out + counts.2);
+            if let Some(why) = entry.refusal() {
+                let note = format!("the node's cache is not written to: {why}");
+                if !notes.contains(&note) {
+                    notes.push(note);
+                }
+            }
+        }
+        if damaged > 0 {
+            notes.push(format!("{damaged} blocks in the node's cache were damaged, and came from the store"));
+        }
+        if kept > 0 {
+            notes.push(format!("{} were written to the node's cache so far", ByteSize(kept)));
+        }
+        if left_out > 0 {
+            let bytes = ByteSize(left_out);
+            notes.push(format!(
+                "{bytes} are not kept in the node's cache: its drive is slower than the store, or memory_budget leaves \
+                 no room for them to wait"
+            ));
+        }
+        notes
+    }
+}
