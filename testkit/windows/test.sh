@@ -36,7 +36,7 @@ if (($# == 0)); then
     testkit/windows/check.sh x86_64-pc-windows-msvc
     cargo build --quiet --package hoistway-cli --all-features
     in_windows_root 3600 cargo build --quiet --locked "${std_flags[@]}" --target "$windows_target" \
-        --package hoistway-cli --package fake-cuda
+        --package hoistway-cli --package hoistway-capi --package fake-cuda
     models=(target/windows/generated)
     python3 testkit/windows/checkpoint.py "${models[0]}"
     test -e .demo/model/model.safetensors && models+=(.demo/model)
@@ -46,4 +46,6 @@ if (($# == 0)); then
         target/debug/hoistway verify --save "$manifest" "$model" >/dev/null
         in_windows_root 300 testkit/windows/load.sh "$model" "$manifest"
     done
+    python3 testkit/windows/checkpoint.py target/windows/small 100000
+    in_windows_root 600 testkit/windows/capi.sh target/windows/small/model-1.safetensors
 fi

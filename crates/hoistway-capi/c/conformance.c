@@ -72,20 +72,27 @@ static bool count_calls(void *context, uint64_t bytes_done, uint64_t bytes_total
     return true;
 }
 
+/* A descriptor for direct reads serves too, where the file system has them. Windows has none that libraries share. */
+static int descriptor_of(const char *path) {
+#ifdef _WIN32
+    (void)path;
+    return -1;
+#else
+    int fd = open(path, O_RDONLY | O_DIRECT);
+    return fd < 0 ? open(path, O_RDONLY) : fd;
+#endif
+}
+
 static void check_host_reads(void) {
     uint64_t count = hoistway_catalog_tensor_count(catalog);
     hoistway_read *reads = calloc(count + 1, sizeof *reads);
     int32_t *done = calloc(count + 1, sizeof *done);
-    /* A descriptor for direct reads serves too, where the file system has them. */
-    int fd = open(tensor_at(0).path, O_RDONLY | O_DIRECT);
-    if (fd < 0) {
-        fd = open(tensor_at(0).path, O_RDONLY);
-    }
+    int fd = descriptor_of(tensor_at(0).path);
     for (uint64_t index = 0; index < count; index++) {
         hoistway_tensor tensor = tensor_at(index);
         reads[index] = read_of(&tensor, malloc(tensor.bytes + 1));
         reads[index].done = &done[index];
-        if (index % 3 == 1) { /* by descriptor, which is closed before the reads end */
+        if (index % 3 == 1 && fd >= 0) { /* by descriptor, which is closed before the reads end */
             reads[index].catalog = NULL;
             reads[index].fd = fd;
         } else if (index % 3 == 2) {
@@ -102,7 +109,9 @@ static void check_host_reads(void) {
     reads[count].done = &done[count];
     hoistway_batch *batch = NULL;
     CHECK(hoistway_batch_submit(reader, reads, count + 1, HOISTWAY_PREFETCH, &batch) == HOISTWAY_OK);
-    close(fd);
+    if (fd >= 0) {
+        close(fd);
+    }
     CHECK(hoistway_batch_promote(batch) == HOISTWAY_OK);
     CHECK(hoistway_batch_wait_read(batch, 0, UINT64_MAX) == HOISTWAY_OK);
     int calls = 0;
@@ -330,6 +339,22 @@ static void check_dense_tensors(void) {
     hoistway_experts_free(store);
 }
 
+#ifdef _WIN32
+/* Every function is there, and says that it cannot serve. */
+static void check_kv_is_refused(void) {
+    hoistway_kv *store = (hoistway_kv *)1;
+    hoistway_kv_options options = {.size = sizeof options, .root = "store", .capacity_bytes = 1 << 30};
+    CHECK(hoistway_kv_open(&options, &store) == HOISTWAY_ROUTE_UNAVAILABLE && !store);
+    CHECK(strstr(hoistway_last_error(), "Linux"));
+    CHECK(hoistway_kv_flush(store, 0) == HOISTWAY_ROUTE_UNAVAILABLE && hoistway_kv_event_fd(store) == -1);
+    hoistway_kv_ticket *ticket = (hoistway_kv_ticket *)1;
+    CHECK(hoistway_kv_load(NULL, NULL, 0, HOISTWAY_DEMAND, NULL, &ticket) == HOISTWAY_ROUTE_UNAVAILABLE && !ticket);
+    CHECK(hoistway_kv_ticket_id(ticket) == 0 && hoistway_kv_ticket_is_released(ticket));
+    hoistway_kv_ticket_free(ticket);
+    hoistway_kv_free(store);
+}
+#endif
+
 static void *from_a_thread(void *unused) {
     for (int round = 0; round < 5; round++) {
         check_host_reads();
@@ -344,6 +369,9 @@ int main(int count, char **arguments) {
     CHECK(strlen(hoistway_version()) >= 5);
     check_catalog(arguments[1]);
     check_dense_tensors();
+#ifdef _WIN32
+    check_kv_is_refused();
+#endif
     const char *routes[] = {NULL, "threads", "auto"};
     for (int round = 0; round < 3; round++) {
         hoistway_reader_options options = {.size = sizeof options, .route = routes[round], .in_flight = 4};

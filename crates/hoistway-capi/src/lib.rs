@@ -12,6 +12,8 @@ mod experts;
 mod handle;
 #[cfg(target_os = "linux")]
 mod kv;
+#[cfg(not(target_os = "linux"))]
+mod kv_absent;
 mod read;
 mod status;
 mod system;
