@@ -26,9 +26,11 @@ struct State {
 }
 
 impl State {
-    fn end(&mut self, py: Python<'_>) {
-        py.detach(|| self.filling.cancel());
+    /// Ends it, and lets the owners go once nothing writes to their memory any more.
+    fn end(&mut self, py: Python<'_>) -> Result<(), Error> {
+        py.detach(|| self.filling.cancel())?;
         self.owners.clear();
+        Ok(())
     }
 }
 
@@ -99,14 +101,15 @@ impl Filling {
                 Err(error) => break exception_of(py, error),
             }
         };
-        state.end(py);
+        if let Err(error) = state.end(py) {
+            ended.set_cause(py, Some(exception_of(py, &error)));
+        }
         Err(ended)
     }
 
     /// Cancels the load, and waits until no write to the targets is in flight.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        self.lock()?.end(py);
-        Ok(())
+        self.lock()?.end(py).into_python(py)
     }
 
     /// What was done so far.
@@ -121,6 +124,9 @@ impl Drop for Filling {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         // Reads that end may take a while, and other Python threads should not have to wait for them.
-        Python::attach(|py| state.end(py));
+        if let Err(error) = Python::attach(|py| state.end(py)) {
+            tracing::error!(%error, "memory is leaked, as it is not known whether a device still writes to it");
+            std::mem::forget(std::mem::take(&mut state.owners));
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! [`CopyStream`](crate::CopyStream), which are all that other crates see.
 #![allow(unsafe_code)]
 
-use crate::{Conversion, Device, DeviceInfo, Error, Finding, Result, Unavailable};
+use crate::{Conversion, Device, DeviceInfo, Error, Fate, Finding, Result, Unavailable};
 use crate::{CopyDirection, DirectLibrary, PathCounts, RegisteredFile};
 use std::{
     collections::BTreeMap,
@@ -33,6 +33,11 @@ pub(crate) trait Kind: Sync {
     /// Whether the driver is loaded in this process. Loads nothing.
     fn is_in_process(&self) -> bool {
         false
+    }
+
+    /// Whether this process has started the driver. Starts nothing, and takes no lock.
+    fn is_started(&self) -> bool {
+        true
     }
 
     /// Opens the device of this number.
@@ -90,11 +95,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// [`Error::OutOfMemory`], [`Error::Device`].
     fn allocate(&self, len: u64) -> Result<u64>;
 
-    /// Frees memory after all work of the device that may use it.
+    /// Frees memory after all work of the device that may use it. If it is unknown whether that has ended, the memory stays.
     ///
     /// # Safety
     /// `allocate` has returned the address, and it is freed once.
-    unsafe fn free(&self, address: u64, len: u64);
+    unsafe fn free(&self, address: u64, len: u64) -> Fate;
 
     /// Pins host memory, faulting it in.
     ///
@@ -120,8 +125,8 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// It must be a live stream of the device.
     unsafe fn mark(self: Arc<Self>, stream: usize) -> Result<Box<dyn Event>>;
 
-    /// Waits for all work on the device. `false` if it is not known whether the work has ended.
-    fn wait_for_all(&self) -> bool;
+    /// Waits for all work on the device.
+    fn wait_for_all(&self) -> Fate;
 
     /// Whether an event of the caller's is reached.
     ///
@@ -158,6 +163,9 @@ pub(crate) trait Stream: fmt::Debug + Send + Sync {
 
     /// Makes later work wait for an event.
     ///
+    /// # Errors
+    /// [`Error::Device`], also if the event was recorded in a capture: the stream would become a part of that.
+    ///
     /// # Safety
     /// It must be a live event of the device that was recorded.
     unsafe fn wait_for_event(&self, event: u64) -> Result<()>;
@@ -177,7 +185,9 @@ pub(crate) trait Stream: fmt::Debug + Send + Sync {
     ///
     /// # Safety
     /// `allocate` of this stream has returned the address, and it is freed once.
-    unsafe fn free(&self, _address: u64, _len: u64) {}
+    unsafe fn free(&self, _address: u64, _len: u64) -> Fate {
+        Fate::Done
+    }
 }
 
 /// A place in a stream.
@@ -185,11 +195,14 @@ pub(crate) trait Event: fmt::Debug + Send {
     /// Waits until the work before it is done.
     ///
     /// # Errors
-    /// [`Error::Device`]; [`Error::leaves_doubt`] says whether the work may still be in flight.
+    /// [`Error::Device`].
     fn wait(&self) -> Result<()>;
 
-    /// Whether the work is done, or failed.
-    fn is_over(&self) -> bool;
+    /// Whether the work is done. Waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    fn is_reached(&self) -> Result<bool>;
 
     /// As [`Stream::wait_for_event`] takes it.
     fn handle(&self) -> u64;

@@ -4,6 +4,7 @@
 use crate::{
     DeviceId, DirectLibrary, Error, PathCounts, Result, Transfer, Unavailable,
     backend::{Backend, OpenDevice, no_conversions},
+    fate::Parked,
     id::kinds,
     stream,
 };
@@ -50,6 +51,8 @@ pub struct DeviceInfo {
 /// An open device.
 pub struct Device {
     backend: Arc<dyn Backend>,
+    /// What it may still use of memory that others have let go.
+    parked: Parked,
 }
 
 /// The devices of all kinds that this process sees.
@@ -149,11 +152,15 @@ pub fn device_of(address: u64) -> Result<DeviceId> {
 /// does. They are opened again when they are needed.
 pub fn release_devices() {
     for (kind, _) in kinds() {
-        // A child of fork has none to release.
-        if !kind.is_in_process() || kind.check().is_err() {
+        // Also true in a child of fork, which has none to release.
+        if !kind.is_started() {
             continue;
         }
-        let mut opened = kind.opened().lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = || kind.opened().lock().unwrap_or_else(PoisonError::into_inner);
+        let open: Vec<_> = opened().values().filter_map(|open| open.device.upgrade()).collect();
+        // Parked memory uses its device.
+        open.into_iter().for_each(|device| device.ask_again());
+        let mut opened = opened();
         let kept: Vec<_> = opened.values_mut().filter_map(|open| open.kept.take()).collect();
         // What is opened meanwhile waits, and finds it closed.
         drop(kept);
@@ -182,10 +189,12 @@ impl Device {
             drop(open.kept.take_if(|kept| kept.backend.is_lost()));
             if let Some(device) = open.device.upgrade() {
                 open.kept = Some(device.clone()).filter(|device| !device.backend.is_lost());
+                drop(opened);
+                device.ask_again();
                 return Ok(device);
             }
         }
-        let device = Arc::new(Self { backend: kind.open(ordinal)? });
+        let device = Arc::new(Self { backend: kind.open(ordinal)?, parked: Parked::default() });
         opened.insert(ordinal, OpenDevice { device: Arc::downgrade(&device), kept: Some(device.clone()) });
         Ok(device)
     }
@@ -221,23 +230,6 @@ impl Device {
     /// Whether tensors in host memory are the device's as they are: it has no memory of its own to copy them to.
     pub fn shares_host_memory(&self) -> bool {
         self.info().is_integrated && self.info().reads_pageable_memory
-    }
-
-    /// Waits for all work on the device. `false` if it is not known whether the work has ended.
-    pub fn wait_for_all(&self) -> bool {
-        self.backend.wait_for_all()
-    }
-
-    /// Waits for all work on the device.
-    ///
-    /// # Errors
-    /// [`Error::DeviceUnavailable`] if it is not known whether the work has ended. A later wait may tell.
-    pub fn settle(&self) -> Result<()> {
-        if self.wait_for_all() {
-            return Ok(());
-        }
-        let why = Unavailable::new("whether it has ended its earlier work is unknown", "try again");
-        Err(Error::DeviceUnavailable { device: self.name(), why })
     }
 
     /// Whether an event of the caller's, as its driver names it, is reached.
@@ -307,6 +299,10 @@ impl Device {
             false if converts => Err(no_conversions(self.name())),
             _ => Ok(0),
         }
+    }
+
+    pub(crate) fn parked(&self) -> &Parked {
+        &self.parked
     }
 
     pub(crate) fn backend(&self) -> &Arc<dyn Backend> {

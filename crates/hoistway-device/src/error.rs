@@ -80,8 +80,8 @@ impl Error {
         matches!(self, Self::Device { source, .. } if source.code == NOT_SUPPORTED)
     }
 
-    /// Whether work of the device may still be in flight although waiting for it ended with this error.
-    pub fn leaves_doubt(&self) -> bool {
+    /// Whether work of the device may still be in flight although waiting for it ended with this error: see [`Fate`](crate::Fate).
+    pub(crate) fn leaves_doubt(&self) -> bool {
         match self {
             Self::Device { source, .. } => !source.ends_work,
             // In a child of fork the memory is a copy.

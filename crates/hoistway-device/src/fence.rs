@@ -1,7 +1,7 @@
 //! What copies to memory of the caller's wait for: work that is queued on the device and may still use that memory.
 #![allow(unsafe_code)]
 
-use crate::{CopyStream, Device, Result, backend::Event};
+use crate::{CopyStream, Device, Result, backend::Event, fate};
 use std::{
     fmt,
     sync::{Arc, Mutex, PoisonError},
@@ -42,7 +42,8 @@ impl Fence {
         Ok(Self(Arc::new(Kind::Marked(Mutex::new(event)))))
     }
 
-    /// Lies behind an event of the caller's, as the driver names it.
+    /// Lies behind an event of the caller's, as the driver names it. One that was recorded in a capture is refused where copies
+    /// are asked for.
     ///
     /// # Safety
     /// The event lives until the copies have begun.
@@ -61,6 +62,15 @@ impl Fence {
         match &*self.0 {
             Kind::Device { is_passed, .. } => is_passed.try_lock().is_ok_and(|is_passed| !*is_passed),
             _ => false,
+        }
+    }
+
+    /// Whether what it lies behind is known to have ended. Waits for nothing.
+    pub fn is_passed(&self) -> bool {
+        match &*self.0 {
+            Kind::Default | Kind::OfCaller(_) => false,
+            Kind::Marked(event) => fate::is_over(&**event.lock().unwrap_or_else(PoisonError::into_inner)),
+            Kind::Device { is_passed, .. } => is_passed.try_lock().is_ok_and(|is_passed| *is_passed),
         }
     }
 

@@ -1,7 +1,10 @@
 //! Memory of devices, and host memory that is pinned for them.
 #![allow(unsafe_code)]
 
-use crate::{Device, Result, backend::Stream};
+use crate::{
+    Device, Fate, Result,
+    backend::{Backend, Stream},
+};
 use std::sync::Arc;
 
 /// Memory of a device.
@@ -11,11 +14,21 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct DeviceMemory {
     device: Arc<Device>,
+    allocation: Allocation,
+}
+
+/// What was allocated, and how it is freed.
+#[derive(Debug)]
+struct Allocation {
+    backend: Arc<dyn Backend>,
     address: u64,
     len: u64,
     /// The stream in whose order it is freed.
     stream: Option<Arc<dyn Stream>>,
 }
+
+/// Memory whose release was refused, which this tries once more.
+struct Unfreed(Allocation);
 
 impl DeviceMemory {
     /// Allocates `len` bytes, aligned to 256. What they hold is arbitrary.
@@ -24,13 +37,18 @@ impl DeviceMemory {
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Device`](crate::Error::Device).
     pub fn new(device: &Arc<Device>, len: u64) -> Result<Self> {
         let address = device.backend().allocate(len)?;
-        Ok(Self { device: device.clone(), address, len, stream: None })
+        Ok(Self::of(device, address, len, None))
+    }
+
+    fn of(device: &Arc<Device>, address: u64, len: u64, stream: Option<Arc<dyn Stream>>) -> Self {
+        let backend = device.backend().clone();
+        Self { device: device.clone(), allocation: Allocation { backend, address, len, stream } }
     }
 
     /// Allocates `len` bytes, aligned to 256, in the order of `stream` where the device can do that.
     pub(crate) fn ordered(device: &Arc<Device>, len: u64, stream: &Arc<dyn Stream>) -> Result<Self> {
         match stream.allocate(len)? {
-            Some(address) => Ok(Self { device: device.clone(), address, len, stream: Some(stream.clone()) }),
+            Some(address) => Ok(Self::of(device, address, len, Some(stream.clone()))),
             None => Self::new(device, len),
         }
     }
@@ -42,28 +60,50 @@ impl DeviceMemory {
 
     /// Address of the first byte, for the device and its driver.
     pub fn address(&self) -> u64 {
-        self.address
+        self.allocation.address
     }
 
     /// Length in bytes.
     pub fn len(&self) -> u64 {
-        self.len
+        self.allocation.len
     }
 
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.allocation.len == 0
     }
 }
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: allocated by the same, and freed once. Work of hoistway that uses it has ended or is queued on its
-        // stream, or it would be held.
+        // SAFETY: work of hoistway that uses it has ended or is queued on its stream, or it would be held.
+        if !unsafe { self.allocation.free() }.is_known() {
+            let Allocation { backend, address, len, stream } = &self.allocation;
+            let (backend, stream) = (backend.clone(), stream.clone());
+            let left = Allocation { backend, address: *address, len: *len, stream };
+            self.device.park(None, None, Unfreed(left));
+        }
+    }
+}
+
+impl Drop for Unfreed {
+    fn drop(&mut self) {
+        // SAFETY: it was not freed, and is not used: the device has ended its work.
+        if let Fate::Unknown(error) = unsafe { self.0.free() } {
+            tracing::warn!(bytes = self.0.len, %error, "memory of a device could not be freed");
+        }
+    }
+}
+
+impl Allocation {
+    /// # Safety
+    /// Nothing of hoistway uses it any more, and it was not freed.
+    unsafe fn free(&self) -> Fate {
+        // SAFETY: allocated by the same.
         unsafe {
             match &self.stream {
                 Some(stream) => stream.free(self.address, self.len),
-                None => self.device.backend().free(self.address, self.len),
+                None => self.backend.free(self.address, self.len),
             }
         }
     }

@@ -2,11 +2,13 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    Device, DeviceMemory, Error, Pinned, Result, Transfer,
+    Device, DeviceMemory, Error, Fate, InUse, Pinned, Result, Transfer,
     backend::{Address, Event, Kernel, Segment, Stream, Work, no_conversions},
+    fate,
 };
 use std::{
-    mem, ptr,
+    any::Any,
+    ptr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -31,7 +33,11 @@ pub struct CopyStream {
 
 /// Tells when the work that was queued before it is done.
 #[derive(Debug)]
-pub struct Ticket(Box<dyn Event>);
+pub struct Ticket {
+    event: Box<dyn Event>,
+    stream: Arc<dyn Stream>,
+    device: Arc<Device>,
+}
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,15 +57,6 @@ pub struct HostCopy {
     pub device: u64,
     /// Length in bytes.
     pub len: usize,
-}
-
-/// Why copies failed.
-#[derive(Debug)]
-pub struct CopyError {
-    /// What went wrong.
-    pub error: Error,
-    /// Whether they may be in flight all the same. Then the memory must never be used or freed again.
-    pub is_in_doubt: bool,
 }
 
 /// Memory beside a slot, for what kernels need.
@@ -128,13 +125,11 @@ impl CopyStream {
 
     /// Makes copies, and waits for their end.
     ///
-    /// # Errors
-    /// [`CopyError`], which says whether copies may be in flight still.
-    ///
     /// # Safety
     /// The host's bytes must be pinned, the device's allocated on this device; neither may be freed, nor used by others
-    /// in a way that copies forbid, until this returns.
-    pub unsafe fn run(&self, direction: CopyDirection, copies: &[HostCopy]) -> Result<(), CopyError> {
+    /// in a way that copies forbid, until this returns, nor after that if their fate is unknown: then what owns them is
+    /// to be [parked](Self::park).
+    pub unsafe fn run(&self, direction: CopyDirection, copies: &[HostCopy]) -> Fate {
         let mut work: Vec<Work> = Vec::new();
         let mut left = copies;
         while let Some(first) = left.first() {
@@ -146,9 +141,38 @@ impl CopyStream {
         // SAFETY: passed on.
         let queued = unsafe { self.stream.queue(&work) };
         // What was queued before an error goes on.
-        let waited = self.mark().and_then(|ticket| ticket.wait()).or_else(|_| self.synchronize());
-        let is_in_doubt = waited.as_ref().is_err_and(Error::leaves_doubt);
-        queued.and(waited).map_err(|error| CopyError { error, is_in_doubt })
+        let ended = match self.mark().map(|ticket| ticket.wait()) {
+            Ok(Fate::Done) => Fate::Done,
+            _ => self.synchronize(),
+        };
+        match (ended, queued) {
+            (ended, Ok(())) => ended,
+            (Fate::Unknown(_), Err(error)) => Fate::Unknown(error),
+            (_, Err(error)) => Fate::Failed(error),
+        }
+    }
+
+    /// Keeps memory that copies use which were queued last, until they are over. `queued` is what came of queueing them.
+    ///
+    /// # Errors
+    /// That of `queued`, and [`Error::Device`]. No such copy is under way then, or the memory is parked.
+    pub fn keep<T: Send + 'static>(&self, memory: T, queued: Result<()>) -> Result<InUse<T>> {
+        match queued.and_then(|()| self.mark()) {
+            Ok(ticket) => Ok(InUse::new(ticket, memory)),
+            Err(error) => {
+                // Some of them may be under way.
+                if !self.synchronize().is_known() {
+                    self.park(memory);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Keeps memory that copies of unknown fate use, until the device tells that they have ended.
+    pub fn park(&self, memory: impl Any + Send) {
+        let event = self.stream.mark().ok();
+        self.device.park(Some(self.stream.clone()), event, memory);
     }
 
     /// Queues the transfers of one slot. `addresses` are those of the arenas; `scratch` is needed where
@@ -221,7 +245,8 @@ impl CopyStream {
     /// # Errors
     /// [`Error::Device`].
     pub fn mark(&self) -> Result<Ticket> {
-        self.stream.mark().map(Ticket)
+        let event = self.stream.mark()?;
+        Ok(Ticket { event, stream: self.stream.clone(), device: self.device.clone() })
     }
 
     /// Copies bytes of the device, from `address` on, to the host, and waits for them. They are those that the work queued
@@ -249,7 +274,7 @@ impl CopyStream {
     ///
     /// # Safety
     /// As many bytes must be allocated on this device from `address` on, and not be used by others meanwhile.
-    pub(crate) unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
+    pub unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
         let mut bounce = self.bounce(bytes.len())?;
         for (number, chunk) in bytes.chunks(bounce.memory.len()).enumerate() {
             let place = address + (number * bounce.memory.len()) as u64;
@@ -273,26 +298,25 @@ impl CopyStream {
     }
 
     /// Waits for everything queued so far.
-    ///
-    /// # Errors
-    /// [`Error::Device`].
-    pub fn synchronize(&self) -> Result<()> {
-        self.stream.synchronize()
+    pub fn synchronize(&self) -> Fate {
+        Fate::of(self.stream.synchronize())
     }
 }
 
 impl Ticket {
     /// Waits until the work is done.
-    ///
-    /// # Errors
-    /// [`Error::Device`]; unless it ends the context, the work may still be in flight.
-    pub fn wait(&self) -> Result<()> {
-        self.0.wait()
+    pub fn wait(&self) -> Fate {
+        Fate::of(self.event.wait())
     }
 
     /// Whether the work is done, or failed.
     pub fn is_over(&self) -> bool {
-        self.0.is_over()
+        fate::is_over(&*self.event)
+    }
+
+    /// Keeps memory that the work uses until the device tells that it has ended.
+    pub(crate) fn park(self, memory: impl Any + Send) {
+        self.device.park(Some(self.stream), Some(self.event), memory);
     }
 }
 
@@ -316,7 +340,7 @@ impl Bounce {
     }
 
     /// Copies between its first `len` bytes and the device's at `address`. If that may still be going on after an error, the
-    /// memory stays for ever.
+    /// memory is parked.
     ///
     /// # Safety
     /// The device's bytes are allocated, and are not used by others in a way that copies forbid.
@@ -330,12 +354,11 @@ impl Bounce {
         let copy = HostCopy { host: self.memory.as_mut_ptr().expose_provenance(), device: address, len };
         // SAFETY: the host's bytes are pinned and this value's alone; the caller vouches for the device's.
         match unsafe { stream.run(direction, &[copy]) } {
-            Ok(()) => Ok(self),
-            Err(failed) => {
-                if failed.is_in_doubt {
-                    mem::forget(self);
-                }
-                Err(failed.error)
+            Fate::Done => Ok(self),
+            Fate::Failed(error) => Err(error),
+            Fate::Unknown(error) => {
+                stream.park(self);
+                Err(error)
             }
         }
     }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    DeviceId, DeviceInfo, DriverError, Error, Result, Unavailable,
+    DeviceId, DeviceInfo, DriverError, Error, Fate, Result, Unavailable,
     backend::{Address, Backend, Event, Kind, Opened, Stream, Work},
 };
 use std::{
@@ -60,7 +60,7 @@ pub enum Fault {
     Copy,
     /// Waiting for an event. The device is lost.
     Lose,
-    /// Waiting for an event: it is not known whether the work has ended.
+    /// Waiting for an event or for the device, or asking after an event: it is not known whether the work has ended.
     Doubt,
 }
 
@@ -227,6 +227,11 @@ impl ToyDevice {
         Error::Device { device: self.info.id.to_string(), operation, source }
     }
 
+    fn wait_for_streams(&self) {
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        streams.iter().filter_map(Weak::upgrade).for_each(|stream| stream.wait_for(stream.queued()));
+    }
+
     fn check_inside(&self, address: u64, len: u64) -> Result<()> {
         match State::get().owner_of(address, len) {
             Some(device) if device == self.info.ordinal => Ok(()),
@@ -274,16 +279,17 @@ impl Backend for ToyDevice {
         Ok(address)
     }
 
-    unsafe fn free(&self, address: u64, len: u64) {
-        if self.check_process().is_err() {
-            return;
+    unsafe fn free(&self, address: u64, len: u64) -> Fate {
+        if let Err(forked) = self.check_process() {
+            return Fate::Failed(forked);
         }
-        self.wait_for_all();
+        self.wait_for_streams();
         let was_there = State::get().allocations.remove(&address).is_some();
         if let Some(layout) = layout(len).filter(|_| was_there) {
             // SAFETY: allocated with this layout, and not freed before: it was still noted.
             unsafe { alloc::dealloc(ptr::with_exposed_provenance_mut(address as usize), layout) };
         }
+        Fate::Done
     }
 
     unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<()> {
@@ -343,12 +349,15 @@ impl Backend for ToyDevice {
         Err(self.refuse("making an event", "programs have no streams of toy devices"))
     }
 
-    fn wait_for_all(&self) -> bool {
-        if self.check_process().is_ok() {
-            let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            streams.iter().filter_map(Weak::upgrade).for_each(|stream| stream.wait_for(stream.queued()));
+    fn wait_for_all(&self) -> Fate {
+        if let Err(forked) = self.check_process() {
+            return Fate::Failed(forked);
         }
-        true
+        if State::strikes(Fault::Doubt) {
+            return Fate::Unknown(self.refuse("waiting for it", "a test wants it so"));
+        }
+        self.wait_for_streams();
+        Fate::Done
     }
 
     unsafe fn is_event_reached(&self, _event: u64) -> Result<bool> {
@@ -549,7 +558,11 @@ impl Event for ToyEvent {
         0
     }
 
-    fn is_over(&self) -> bool {
-        self.device.check_process().is_err() || self.progress.is_done(self.batch)
+    fn is_reached(&self) -> Result<bool> {
+        self.device.check_process()?;
+        if State::strikes(Fault::Doubt) {
+            return Err(self.device.refuse("copying to it", "a test wants it so"));
+        }
+        Ok(self.progress.is_done(self.batch))
     }
 }

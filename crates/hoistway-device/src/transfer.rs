@@ -75,6 +75,15 @@ impl Conversion {
     }
 }
 
+impl Transfer {
+    /// The arena.
+    pub const fn arena(&self) -> usize {
+        match *self {
+            Self::Linear { arena, .. } | Self::Pitched { arena, .. } | Self::Converted { arena, .. } => arena,
+        }
+    }
+}
+
 /// A copy from a staging slot to an arena. Offsets in the slot count from its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {

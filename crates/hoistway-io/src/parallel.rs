@@ -15,7 +15,7 @@ pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Bytes of a thread's stack. Set for each, as `RUST_MIN_STACK` may give others too little.
-const STACK_BYTES: usize = 2 << 20;
+pub const STACK_BYTES: usize = 2 << 20;
 
 /// Returns a builder of threads with this name, and a stack that any work fits in.
 pub fn thread_named(name: &str) -> thread::Builder {

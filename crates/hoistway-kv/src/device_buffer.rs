@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "copies and regions are given addresses of memory that is owned here")]
 
 use crate::{Buffer, Piece, Region, Result, Store, buffer::sealed::Piecewise};
-use hoistway_device::{CopyDirection, CopyStream, Device, DeviceId, DeviceMemory, Error, HostCopy, Pinned};
+use hoistway_device::{CopyStream, Device, DeviceId, DeviceMemory, Error};
 use std::sync::Arc;
 
 /// What direct transfers want the addresses of memory to be multiples of.
@@ -42,10 +42,10 @@ impl DeviceBuffer {
     /// # Errors
     /// [`Error::Device`](crate::Error::Device) if the device fails.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        let mut staging = Buffer::zeroed(bytes.len().min(self.len));
-        let len = staging.len();
-        staging.copy_from_slice(&bytes[..len]);
-        self.copy(CopyDirection::ToDevice, staging).map(drop)
+        let bytes = &bytes[..bytes.len().min(self.len)];
+        let copies = CopyStream::new(self.memory.device())?;
+        // SAFETY: they are allocated, and this buffer's alone.
+        Ok(unsafe { copies.write(self.address, bytes) }?)
     }
 
     /// Copies its first `len` bytes, or all of them if there are fewer.
@@ -53,34 +53,10 @@ impl DeviceBuffer {
     /// # Errors
     /// [`Error::Device`](crate::Error::Device) if the device fails.
     pub fn read(&self, len: usize) -> Result<Buffer> {
-        self.copy(CopyDirection::ToHost, Buffer::zeroed(len.min(self.len)))
-    }
-
-    fn copy(&self, direction: CopyDirection, mut staging: Buffer) -> Result<Buffer> {
-        let len = staging.len();
-        if len == 0 {
-            return Ok(staging);
-        }
-        let device = self.memory.device();
-        let copies = CopyStream::new(device)?;
-        let host = staging.as_mut_ptr();
-        // SAFETY: the staging is dropped after it, or never.
-        let pinned = unsafe { Pinned::new(device, host, len)? };
-        let copy = HostCopy { host: host.expose_provenance(), device: self.address, len };
-        // SAFETY: the host's bytes are pinned and belong to this call, the device's to this buffer alone.
-        match unsafe { copies.run(direction, &[copy]) } {
-            Ok(()) => {
-                drop(pinned);
-                Ok(staging)
-            }
-            Err(failed) => {
-                if failed.is_in_doubt {
-                    // The copy may go on for ever.
-                    std::mem::forget((Arc::clone(&self.memory), pinned, staging));
-                }
-                Err(failed.error.into())
-            }
-        }
+        let mut bytes = Buffer::zeroed(len.min(self.len));
+        let copies = CopyStream::new(self.memory.device())?;
+        copies.read_back(self.address, &mut bytes)?;
+        Ok(bytes)
     }
 }
 

@@ -82,8 +82,9 @@ impl Ticket {
         !self.state.is_forked() && self.state.is_released()
     }
 
-    /// Whether it will never be known that the memory is free: a ring or a device failed while it used the memory. The
-    /// memory is kept until the process ends, and [`Ticket::is_released`] never becomes true.
+    /// Whether the memory was not free when the request ended, and may never be: a ring or a device failed while it used the
+    /// memory. It is kept until the process ends, or until the device tells that it has ended its copies. Only then
+    /// [`Ticket::is_released`] becomes true.
     pub fn is_lost(&self) -> bool {
         self.state.is_lost.load(Ordering::Acquire)
     }

@@ -16,6 +16,7 @@ use hoistway::{
     Carrier, DirectIo, Error, Route,
     read::{Priority, ReadRequest, Target},
 };
+use hoistway_device::Device;
 use std::{thread, time::Duration};
 
 const LEN: u64 = 1_200_003;
@@ -67,6 +68,7 @@ fn scratch_memory_is_one_chunk_whatever_is_read() {
     let devices = Devices::take();
     let file = TestFile::new(LEN as usize);
     for played in devices.each() {
+        let open = Device::open(played.device(1)).unwrap();
         let (before, reader) = (played.device_bytes(), reader(Route::Threads, DirectIo::Auto, no_faults()));
         for range in [range(0, LEN), range(5, LEN - 7), range(LEN - 1, 1)] {
             let request = ReadRequest::new(&file.open(), range, Target::scratch(played.device(1)));
@@ -77,7 +79,7 @@ fn scratch_memory_is_one_chunk_whatever_is_read() {
             assert!(report.carriers.iter().all(|own| own.via == Some(Route::Staged)), "{report}");
             assert_eq!(played.device_bytes() - before, reader.options().chunk_bytes);
         }
-        drop(reader);
+        drop((reader, open));
         devices.assert_nothing_left("scratch memory");
     }
 }

@@ -241,7 +241,7 @@ fn a_fill_that_fails_has_filled_what_it_told_of() {
                     }
                 }
             }
-            filling.cancel();
+            filling.cancel().unwrap();
             assert!(!told.is_empty());
             assert!(order == Order::Arrival || told.is_sorted());
             for target in told {

@@ -10,7 +10,7 @@ use common::{
     tensor, write_model,
 };
 use hoistway::{DeviceId, Dtype, Error, LoadOptions, Route, plan::Layout};
-use hoistway_device::{CopyDirection, CopyStream, Device, DeviceMemory, HostCopy, Pinned, toy};
+use hoistway_device::{CopyDirection, CopyStream, Device, DeviceMemory, Fate, HostCopy, Pinned, toy};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const TOY: DeviceId = DeviceId::Toy(1);
@@ -100,16 +100,16 @@ fn copies_go_both_ways_and_only_to_memory_of_the_device() {
         })
         .collect();
     // SAFETY: all of it is pinned or allocated here, and not used meanwhile.
-    unsafe { stream.run(CopyDirection::ToDevice, &rows) }.unwrap();
+    unsafe { stream.run(CopyDirection::ToDevice, &rows) }.result().unwrap();
     let expected = host.clone();
     host.fill(0);
     // SAFETY: as above.
-    unsafe { stream.run(CopyDirection::ToHost, &rows) }.unwrap();
+    unsafe { stream.run(CopyDirection::ToHost, &rows) }.result().unwrap();
     assert!(host == expected);
     let outside = HostCopy { host: start, device: memory.address() + 4000, len: 128 };
     // SAFETY: refused before anything is copied.
-    let failed = unsafe { stream.run(CopyDirection::ToDevice, &[outside]) }.unwrap_err();
-    assert!(matches!(failed.error, hoistway::device::Error::Device { .. }) && !failed.is_in_doubt);
+    let failed = unsafe { stream.run(CopyDirection::ToDevice, &[outside]) };
+    assert!(matches!(failed, Fate::Failed(hoistway::device::Error::Device { .. })), "{failed:?}");
     drop((pinned, memory));
     assert_eq!(toy::in_use(), (0, 0));
 }

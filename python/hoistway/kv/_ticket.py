@@ -65,8 +65,10 @@ class Ticket:
         return self._native.released()
 
     def lost(self) -> bool:
-        """Whether it will stay unknown if its memory is free, because a ring or a device failed while it had it. The
-        memory is kept for as long as the process lives, and must not be used; `released` never becomes true.
+        """Whether its memory was not free when it ended, and may never be, because a ring or a device failed.
+
+        The memory is kept, and must not be used, unless `released` becomes true once the device tells that it has ended
+        its copies.
         """
         return self._native.lost()
 

@@ -25,6 +25,7 @@ pub(crate) const NOT_SUPPORTED: Code = 801;
 pub(crate) const CAPTURE_UNSUPPORTED: Code = 900;
 pub(crate) const CAPTURE_INVALIDATED: Code = 901;
 pub(crate) const CAPTURE_UNMATCHED: Code = 903;
+pub(crate) const CAPTURE_UNJOINED: Code = 904;
 pub(crate) const CAPTURE_IMPLICIT: Code = 906;
 pub(crate) const CAPTURED_EVENT: Code = 907;
 pub(crate) const CAPTURE_WRONG_THREAD: Code = 908;

@@ -12,17 +12,21 @@ use super::{
     },
 };
 use crate::{
-    DeviceInfo, DriverError, Error, Finding, Result, Unavailable,
+    DeviceInfo, DriverError, Error, Fate, Finding, Result, Unavailable,
     backend::{Backend, Direct, Event, Kind, Opened, Stream},
 };
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
     fmt, io, ptr,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
+
+/// How many fences a device keeps. More than one, since another user of the device may take the memory of the last before it
+/// is allocated again.
+const FENCES: usize = 4;
 
 /// A device with its context, if its driver has such, which frameworks use too. The context is retained as long as a
 /// value of this type lives, and never made current beyond a call.
@@ -37,7 +41,8 @@ pub(crate) struct DriverDevice<V: Vendor> {
     pub(super) loading: Mutex<()>,
     /// Whether a call said that the device does nothing more.
     is_lost: AtomicBool,
-    /// Memory whose release would have shown that all work has ended, but failed.
+    /// Memory whose release shows that all work has ended. It is there from the opening on: a device that is full has none when
+    /// it is needed. Locked during a wait.
     fences: Mutex<Vec<DevicePointer>>,
 }
 
@@ -55,6 +60,10 @@ impl<V: Vendor> Kind for V {
         Driver::<V>::is_in_process()
     }
 
+    fn is_started(&self) -> bool {
+        V::slot().get().is_some_and(|made| made.as_ref().is_ok_and(Driver::is_usable))
+    }
+
     fn opened(&self) -> &'static Opened {
         V::opened()
     }
@@ -66,6 +75,7 @@ impl<V: Vendor> Kind for V {
             Problem::Absent(count) => unavailable(absent::<V>(count)),
             Problem::Driver(error) => device_error::<V>(ordinal, "starting the device", error),
         })?;
+        device.keep_fences(&mut device.fences())?;
         Ok(Arc::new(device))
     }
 
@@ -170,20 +180,26 @@ impl<V: Vendor> DriverDevice<V> {
         Ok(address)
     }
 
-    /// Frees memory by a function of the driver, and says whether that is done.
-    pub(super) fn free_by(&self, len: u64, free: impl FnMut() -> ResultCode) -> bool {
-        let _entered = match self.enter() {
-            Ok(entered) => entered,
-            // A child of fork has nothing to free.
-            Err(error) => return !error.leaves_doubt(),
-        };
-        let code = self.driver.repeat(free);
-        self.forget(code);
-        let is_done = code == SUCCESS || V::ends_work(code);
-        if !is_done {
-            tracing::warn!(bytes = len, code, "memory of a device could not be freed");
+    /// Frees memory by a function of the driver.
+    pub(super) fn free_by(&self, function: &'static str, free: impl FnMut() -> ResultCode) -> Fate {
+        // A child of fork has nothing to free.
+        Fate::of(self.enter().and_then(|_entered| self.call("waiting for it", function, free)))
+    }
+
+    fn fences(&self) -> MutexGuard<'_, Vec<DevicePointer>> {
+        self.fences.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Allocates fences as far as they are missing and there is memory.
+    fn keep_fences(&self, fences: &mut Vec<DevicePointer>) -> Result<()> {
+        while fences.len() < FENCES {
+            match self.allocate(1) {
+                Ok(fence) => fences.push(fence),
+                Err(Error::OutOfMemory { .. }) => break,
+                Err(error) => return Err(error),
+            }
         }
-        is_done
+        Ok(())
     }
 
     /// Whether an event is reached. The caller has made the device current.
@@ -253,9 +269,10 @@ impl<V: Vendor> Backend for DriverDevice<V> {
         })
     }
 
-    unsafe fn free(&self, address: u64, len: u64) {
+    unsafe fn free(&self, address: u64, _len: u64) -> Fate {
+        let free = &self.driver.functions.free;
         // SAFETY: allocated on this device and freed once. The call waits for work that uses it.
-        self.free_by(len, || unsafe { (self.driver.functions.free.call)(address) });
+        self.free_by(free.name, || unsafe { (free.call)(address) })
     }
 
     unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<()> {
@@ -292,20 +309,26 @@ impl<V: Vendor> Backend for DriverDevice<V> {
 
     /// To free memory waits for all work of the device, and goes with captures of others, which a wait for the context
     /// would invalidate.
-    fn wait_for_all(&self) -> bool {
-        let fences = || self.fences.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = fences().pop();
-        let fence = match before.map_or_else(|| self.allocate(1), Ok) {
-            Ok(fence) => fence,
-            Err(Error::OutOfMemory { .. }) => return false,
-            Err(error) => return !error.leaves_doubt(),
-        };
-        // SAFETY: allocated, and freed once.
-        let is_over = self.free_by(1, || unsafe { (self.driver.functions.free.call)(fence) });
-        if !is_over {
-            fences().push(fence);
+    fn wait_for_all(&self) -> Fate {
+        if !self.driver.is_usable() {
+            return Fate::Failed(Error::Forked);
         }
-        is_over
+        let mut fences = self.fences();
+        let fence = match fences.pop().map_or_else(|| self.allocate(1), Ok) {
+            Ok(fence) => fence,
+            Err(error @ Error::OutOfMemory { .. }) => return Fate::Unknown(error),
+            Err(error) => return Fate::of(Err(error)),
+        };
+        let free = &self.driver.functions.free;
+        // SAFETY: allocated, and freed once.
+        let fate = self.free_by(free.name, || unsafe { (free.call)(fence) });
+        match &fate {
+            // If there is none now, the next wait looks for it.
+            Fate::Done => _ = self.keep_fences(&mut fences),
+            Fate::Failed(_) => {}
+            Fate::Unknown(_) => fences.push(fence),
+        }
+        fate
     }
 
     unsafe fn is_event_reached(&self, event: u64) -> Result<bool> {
@@ -341,10 +364,11 @@ impl<V: Vendor> Drop for DriverDevice<V> {
         if !self.driver.is_usable() {
             return;
         }
-        let fences = std::mem::take(self.fences.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let fences = std::mem::take(&mut *self.fences());
+        let free = &self.driver.functions.free;
         for fence in fences {
-            // SAFETY: allocated, and freed once, as those that failed were not freed.
-            self.free_by(1, || unsafe { (self.driver.functions.free.call)(fence) });
+            // SAFETY: allocated, and freed once. If it fails, the end of the context frees it.
+            _ = self.free_by(free.name, || unsafe { (free.call)(fence) });
         }
         if let Some(kernels) = self.kernels.take()
             && let Ok(_entered) = self.enter()

@@ -10,25 +10,16 @@ use super::{
     },
 };
 use crate::{
-    Error, Result,
+    Error, Fate, Result,
     backend::{Address, Event, Stream, Work},
 };
-use std::{
-    ffi::c_void,
-    ptr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{ffi::c_void, ptr, sync::Arc};
 
 /// A stream.
 #[derive(Debug)]
 pub(super) struct DriverStream<V: Vendor> {
     device: Arc<DriverDevice<V>>,
     handle: Handle,
-    /// Whether the last wait left it open whether work is in flight.
-    is_in_doubt: Arc<AtomicBool>,
 }
 
 // SAFETY: a stream may be used from any thread, by several at once.
@@ -47,12 +38,7 @@ impl<V: Vendor> DriverStream<V> {
                 (create.call)(&mut handle, STREAM_NON_BLOCKING)
             })?;
         }
-        Ok(Self { device, handle, is_in_doubt: Arc::default() })
-    }
-
-    /// Records an event on a stream. The caller has made the device current.
-    fn record(&self, stream: Handle) -> Result<DriverEvent<V>> {
-        DriverEvent::record(&self.device, stream, self.is_in_doubt.clone())
+        Ok(Self { device, handle })
     }
 
     /// Makes later work wait for an event. The caller has made the device current.
@@ -154,7 +140,7 @@ impl<V: Vendor> Stream for DriverStream<V> {
         let stream = ptr::with_exposed_provenance_mut(stream);
         // SAFETY: the caller's stream lives.
         unsafe { check_not_captured(&self.device, stream)? };
-        let event = self.record(stream)?;
+        let event = DriverEvent::record(&self.device, stream)?;
         // SAFETY: the event lives; the wait refers to the record that was just made.
         unsafe { self.wait_for_event("waiting for a stream", event.handle) }
     }
@@ -162,24 +148,23 @@ impl<V: Vendor> Stream for DriverStream<V> {
     unsafe fn wait_for_event(&self, event: u64) -> Result<()> {
         let _entered = self.device.enter()?;
         let event = ptr::with_exposed_provenance_mut::<c_void>(event as usize);
+        // One that was captured is refused here. To wait for it would make the stream a part of the capture.
+        // SAFETY: passed on.
+        unsafe { self.device.query(event)? };
         // SAFETY: passed on.
         unsafe { DriverStream::wait_for_event(self, "waiting for an event", event) }
     }
 
     fn mark(&self) -> Result<Box<dyn Event>> {
         let _entered = self.device.enter()?;
-        Ok(Box::new(self.record(self.handle)?))
+        Ok(Box::new(DriverEvent::record(&self.device, self.handle)?))
     }
 
     fn synchronize(&self) -> Result<()> {
         let _entered = self.device.enter()?;
         let synchronize = &self.device.driver.functions.stream_synchronize;
         // SAFETY: a live stream of the current device.
-        let waited = self
-            .device
-            .call("copying to it", synchronize.name, || unsafe { (synchronize.call)(self.handle) });
-        self.is_in_doubt.store(waited.as_ref().is_err_and(Error::leaves_doubt), Ordering::Relaxed);
-        waited
+        self.device.call("copying to it", synchronize.name, || unsafe { (synchronize.call)(self.handle) })
     }
 
     fn allocate(&self, len: u64) -> Result<Option<u64>> {
@@ -196,10 +181,10 @@ impl<V: Vendor> Stream for DriverStream<V> {
         Ok(Some(address))
     }
 
-    unsafe fn free(&self, address: u64, len: u64) {
-        let Some(free) = &self.device.driver.functions.free_async else { return };
+    unsafe fn free(&self, address: u64, _len: u64) -> Fate {
+        let Some(free) = &self.device.driver.functions.free_async else { return Fate::Done };
         // SAFETY: allocated on this stream and freed once. All work that uses it was queued before.
-        self.device.free_by(len, || unsafe { (free.call)(address, self.handle) });
+        self.device.free_by(free.name, || unsafe { (free.call)(address, self.handle) })
     }
 }
 
@@ -207,20 +192,10 @@ impl<V: Vendor> Drop for DriverStream<V> {
     fn drop(&mut self) {
         let Ok(_entered) = self.device.enter() else { return };
         let functions = &self.device.driver.functions;
-        if !V::STREAMS_OUTLIVE_HANDLES {
-            // What a failed wait did not tell, another would wait for without limit.
-            let mut is_in_doubt = self.is_in_doubt.load(Ordering::Relaxed);
-            if !is_in_doubt {
-                // SAFETY: a live stream of the current device.
-                let code =
-                    self.device.driver.repeat(|| unsafe { (functions.stream_synchronize.call)(self.handle) });
-                self.device.forget(code);
-                is_in_doubt = code != SUCCESS && !V::ends_work(code);
-            }
-            if is_in_doubt {
-                tracing::warn!(device = %self.device.info.id, "a stream stays: its work may be in flight");
-                return;
-            }
+        // Work of unknown fate keeps its stream, so that this does not wait for such.
+        if !V::STREAMS_OUTLIVE_HANDLES && !Fate::of(self.synchronize()).is_known() {
+            tracing::warn!(device = %self.device.info.id, "a stream stays: its work may be in flight");
+            return;
         }
         // SAFETY: made by `new`, destroyed once. What is still queued on it goes on.
         let code = self.device.driver.repeat(|| unsafe { (functions.stream_destroy.call)(self.handle) });
@@ -237,7 +212,7 @@ pub(super) unsafe fn mark<V: Vendor>(device: &Arc<DriverDevice<V>>, stream: usiz
     let stream = ptr::with_exposed_provenance_mut(stream);
     // SAFETY: passed on.
     unsafe { check_not_captured(device, stream)? };
-    Ok(Box::new(DriverEvent::record(device, stream, Arc::default())?))
+    Ok(Box::new(DriverEvent::record(device, stream)?))
 }
 
 /// Checks that a stream of the caller's is not captured: what waits for it would become a part of the graph. Waits
@@ -260,7 +235,6 @@ unsafe fn check_not_captured<V: Vendor>(device: &DriverDevice<V>, stream: Handle
 struct DriverEvent<V: Vendor> {
     device: Arc<DriverDevice<V>>,
     handle: Handle,
-    is_stream_in_doubt: Arc<AtomicBool>,
 }
 
 // SAFETY: an event may be used from any thread.
@@ -268,17 +242,13 @@ unsafe impl<V: Vendor> Send for DriverEvent<V> {}
 
 impl<V: Vendor> DriverEvent<V> {
     /// Records an event on a stream. The caller has made the device current.
-    fn record(
-        device: &Arc<DriverDevice<V>>,
-        stream: Handle,
-        is_stream_in_doubt: Arc<AtomicBool>,
-    ) -> Result<Self> {
+    fn record(device: &Arc<DriverDevice<V>>, stream: Handle) -> Result<Self> {
         let functions = &device.driver.functions;
         let (create, record) = (&functions.event_create, &functions.event_record);
         let mut handle = ptr::null_mut();
         // SAFETY: writes one handle; the device is current.
         device.call("making an event", create.name, || unsafe { (create.call)(&mut handle, EVENT_QUIET) })?;
-        let event = Self { device: device.clone(), handle, is_stream_in_doubt };
+        let event = Self { device: device.clone(), handle };
         // SAFETY: both are live and of this device.
         device.call("recording an event", record.name, || unsafe { (record.call)(handle, stream) })?;
         Ok(event)
@@ -290,23 +260,17 @@ impl<V: Vendor> Event for DriverEvent<V> {
         let _entered = self.device.enter()?;
         let synchronize = &self.device.driver.functions.event_synchronize;
         // SAFETY: a live event that was recorded.
-        let waited = self
-            .device
-            .call("copying to it", synchronize.name, || unsafe { (synchronize.call)(self.handle) });
-        if waited.as_ref().is_err_and(Error::leaves_doubt) {
-            self.is_stream_in_doubt.store(true, Ordering::Relaxed);
-        }
-        waited
+        self.device.call("copying to it", synchronize.name, || unsafe { (synchronize.call)(self.handle) })
     }
 
     fn handle(&self) -> u64 {
         self.handle.expose_provenance() as u64
     }
 
-    fn is_over(&self) -> bool {
-        let Ok(_entered) = self.device.enter() else { return true };
-        // SAFETY: a live event that was recorded. Work that failed is over too.
-        unsafe { self.device.query(self.handle) }.unwrap_or(true)
+    fn is_reached(&self) -> Result<bool> {
+        let _entered = self.device.enter()?;
+        // SAFETY: a live event that was recorded.
+        unsafe { self.device.query(self.handle) }
     }
 }
 

@@ -4,7 +4,11 @@
 //! dense tensors, and slots take the rest.
 #![forbid(unsafe_code)]
 
-use super::{Place, UnitMemory, UnitRoom, add};
+use super::{
+    Place, UnitMemory, UnitRoom, add,
+    uses::{Use, Uses},
+    waits::Waits,
+};
 use crate::{
     Error, Result,
     catalog::{ExpertCatalog, Unit},
@@ -12,11 +16,10 @@ use crate::{
 };
 use hoistway::{Alignment, DeviceId};
 use hoistway_device::{Device, DeviceMemory, Fence};
-use hoistway_io::parallel::{lock, thread_named};
+use hoistway_io::parallel::lock;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex},
-    thread::JoinHandle,
 };
 
 /// What kernels and copies like tensors to begin at.
@@ -27,10 +30,6 @@ const PART_ALIGNMENT: Alignment = match Alignment::new(256) {
 
 /// The part of the budget that is set apart for dense tensors by default, at most: an eighth.
 const DENSE_SHARE: u64 = 8;
-
-/// Streams whose work on a unit is remembered. For a unit that stays resident and is leased again and again, all work of the
-/// device is waited for in their place.
-const MOST_FENCES: usize = 16;
 
 /// Memory of a device in slots.
 #[derive(Debug)]
@@ -44,7 +43,8 @@ pub(super) struct DeviceSlots {
     /// `None` if there is no slot.
     slab: Option<DeviceMemory>,
     state: Mutex<SlotUse>,
-    freeing: Freeing,
+    /// To free memory waits for all work of the device.
+    freeing: Waits,
 }
 
 #[derive(Debug, Default)]
@@ -52,21 +52,14 @@ struct SlotUse {
     /// Slots that no unit has, and what reads to them come after.
     free: BTreeMap<u32, Vec<Fence>>,
     /// What has used units since they were read.
-    uses: HashMap<usize, Uses>,
+    uses: Uses,
     /// What lies behind all work of the device, if nothing waits for it yet.
     shared: Option<Fence>,
     dense: HashMap<usize, DeviceMemory>,
+    /// Memory that was allocated for dense tensors, or why there is none.
+    prepared: HashMap<usize, Result<DeviceMemory>>,
     /// Bytes of dense tensors.
     dense_bytes: u64,
-}
-
-/// The work of a device that uses a unit although no lease holds it.
-#[derive(Debug, Default)]
-struct Uses {
-    /// Those that the caller has named.
-    fences: Vec<Fence>,
-    /// Whether leases have ended whose caller named none.
-    has_others: bool,
 }
 
 impl DeviceSlots {
@@ -97,7 +90,7 @@ impl DeviceSlots {
             free: (0..slots).map(|slot| (slot, Vec::new())).collect(),
             ..SlotUse::default()
         });
-        let (catalog, freeing) = (catalog.clone(), Freeing::default());
+        let (catalog, freeing) = (catalog.clone(), Waits::default());
         Ok(Self { catalog, device, slot_bytes, slots, max_dense_bytes, slab, state, freeing })
     }
 
@@ -111,8 +104,9 @@ impl DeviceSlots {
         Ok(UnitRoom { memory: self.device.id(), slot, places: places.into(), after: Some(after.into()) })
     }
 
-    /// Memory for a dense tensor. If the device has none, it waits for what is being freed.
-    fn allocate(&self, len: u64) -> Result<DeviceMemory> {
+    /// Memory for a dense tensor. If the device has none, this waits for what is being freed.
+    fn allocate(&self, unit: usize) -> Result<DeviceMemory> {
+        let len = padded_bytes(self.unit(unit)?)?;
         let allocate = || DeviceMemory::new(&self.device, len.max(1));
         let memory = match allocate() {
             Err(hoistway_device::Error::OutOfMemory { .. }) => {
@@ -123,33 +117,9 @@ impl DeviceSlots {
         };
         Ok(memory.map_err(hoistway::Error::from)?)
     }
-}
 
-/// Threads that free memory of a device, which waits for all work of the device.
-#[derive(Debug, Default)]
-struct Freeing(Mutex<Vec<JoinHandle<()>>>);
-
-impl Freeing {
-    /// Frees memory without a wait.
-    fn free(&self, memory: DeviceMemory) {
-        let mut threads = lock(&self.0);
-        threads.retain(|thread| !thread.is_finished());
-        // Without a thread the closure is dropped, and with it the memory.
-        threads.extend(thread_named("hoistway-free").spawn(move || drop(memory)));
-    }
-
-    /// Waits until all is freed.
-    fn wait(&self) {
-        let threads = std::mem::take(&mut *lock(&self.0));
-        for thread in threads {
-            _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Freeing {
-    fn drop(&mut self) {
-        self.wait();
+    fn unit(&self, unit: usize) -> Result<&Unit> {
+        self.catalog.units().get(unit).ok_or_else(|| Error::Internal(format!("there is no unit {unit}")))
     }
 }
 
@@ -176,53 +146,49 @@ impl UnitMemory for DeviceSlots {
         u64::from(self.slots) * self.slot_bytes
     }
 
-    fn reserve(&self, unit: usize, _keep_bytes: u64) -> Result<UnitRoom> {
-        let description = self.catalog.units().get(unit);
-        let description = description.ok_or_else(|| Error::Internal(format!("there is no unit {unit}")))?;
+    fn reserve(&self, unit: usize, _keep_bytes: u64) -> Result<Option<UnitRoom>> {
+        let description = self.unit(unit)?;
         let mut state = lock(&self.state);
         if unit >= self.catalog.experts().len() {
-            let len = padded_bytes(description)?;
-            let memory = self.allocate(len)?;
+            // To allocate may wait for the device.
+            let Some(memory) = state.prepared.remove(&unit) else { return Ok(None) };
+            let memory = memory?;
             let room = self.room(description, None, memory.address(), Vec::new())?;
             state.dense.insert(unit, memory);
-            state.dense_bytes += len;
-            return Ok(room);
+            state.dense_bytes += padded_bytes(description)?;
+            return Ok(Some(room));
         }
         let (Some(slab), Some((slot, after))) = (&self.slab, state.free.pop_first()) else {
             return Err(Error::Internal("all slots are used".into()));
         };
-        self.room(description, Some(slot), slab.address() + u64::from(slot) * self.slot_bytes, after)
+        let base = slab.address() + u64::from(slot) * self.slot_bytes;
+        self.room(description, Some(slot), base, after).map(Some)
+    }
+
+    fn prepare(&self, unit: usize) {
+        let memory = self.allocate(unit);
+        lock(&self.state).prepared.insert(unit, memory);
     }
 
     fn used(&self, unit: usize, fence: Option<&Fence>) {
-        let mut state = lock(&self.state);
-        let uses = state.uses.entry(unit).or_default();
-        match fence {
-            Some(fence) if !uses.has_others && uses.fences.len() < MOST_FENCES => {
-                uses.fences.push(fence.clone());
-            }
-            _ => {
-                // All work of the device is waited for, that of these streams too.
-                uses.has_others = true;
-                uses.fences.clear();
-            }
-        }
+        lock(&self.state).uses.note(unit, fence);
     }
 
-    /// Waits for nothing: kernels that were queued before leases ended may still read these bytes, and a copy that failed may
+    /// Waits for nothing: kernels that were queued before leases ended may still read these bytes, and a copy of unknown fate may
     /// still write to them, but what is read to the slot next comes after them.
-    fn release(&self, unit: usize, room: &UnitRoom, in_doubt: bool, _keep_bytes: u64) -> bool {
+    fn release(&self, unit: usize, room: &UnitRoom, _keep_bytes: u64) -> bool {
         let mut state = lock(&self.state);
-        let Uses { fences: mut after, has_others } = state.uses.remove(&unit).unwrap_or_default();
+        let Use { fences: mut after, has_others } = state.uses.take(unit);
         let Some(slot) = room.slot else {
             if let Some(memory) = state.dense.remove(&unit) {
-                self.freeing.free(memory);
+                // Without a thread the memory is freed here.
+                _ = self.freeing.start(move || drop(memory));
                 let len = self.cost_bytes(unit);
                 state.dense_bytes = state.dense_bytes.saturating_sub(len);
             }
             return true;
         };
-        if in_doubt || has_others {
+        if has_others || self.device.is_in_doubt() {
             // One wait serves all slots that become free before it begins.
             let shared = state.shared.take().filter(Fence::covers_now);
             let fence = shared.unwrap_or_else(|| Fence::of_device(&self.device));

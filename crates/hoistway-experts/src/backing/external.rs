@@ -1,20 +1,30 @@
 //! Memory of the caller's: a place for each part, such as buffers of an inference engine.
 #![allow(unsafe_code)]
 
-use super::{Place, UnitMemory, UnitRoom};
+use super::{
+    Place, UnitMemory, UnitRoom,
+    uses::{Use, Uses},
+    waits::Waits,
+};
 use crate::{
     Error, Result,
     catalog::{ExpertCatalog, Part, Unit},
     error::guarded,
 };
-use hoistway::DeviceId;
+use hoistway::{ByteRange, DeviceId};
+use hoistway_device::{Device, Fence};
+use hoistway_io::parallel::lock;
 use std::{
+    collections::BTreeMap,
     fmt,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
+
+/// Places that were given back are looked through for those whose uses have ended, once there are more than these.
+const MOST_PAST: usize = 64;
 
 /// The place of a part in memory of the caller's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +47,12 @@ pub struct External {
 
 impl External {
     /// `locate` gives the place of a part that is about to be read, or `None` if there is none. `evicted` is told of units
-    /// whose bytes are worth nothing any more, and may give their memory back. It is also told of a unit of which some parts
+    /// whose bytes are worth nothing any more, and may give their memory back; where it is unknown whether a device still copies
+    /// to it, that is once it is known, from a thread of the store. It is also told of a unit of which some parts
     /// got a place and another got none. Neither may call the store.
+    ///
+    /// Reads to a place on a device come after what is queued on the legacy default stream, and after the streams of leases that
+    /// were [released behind](crate::Lease::release_behind) one, whichever unit had the place.
     ///
     /// If `locate` panics, the request fails with [`Error::Panicked`]. If `evicted` panics, the unit's bytes count as used
     /// until the store is dropped.
@@ -55,7 +69,9 @@ impl External {
     }
 
     pub(super) fn open(&self, catalog: &Arc<ExpertCatalog>) -> Opened {
-        Opened { external: self.clone(), catalog: catalog.clone(), held_bytes: AtomicU64::new(0) }
+        let (external, catalog, held_bytes) = (self.clone(), catalog.clone(), AtomicU64::new(0));
+        let inner = Inner { external, catalog, held_bytes, state: Mutex::default() };
+        Opened { waits: Waits::default(), inner: Arc::new(inner) }
     }
 }
 
@@ -68,12 +84,105 @@ impl fmt::Debug for External {
 /// The places of one store's units in memory of the caller's.
 #[derive(Debug)]
 pub(super) struct Opened {
+    /// Threads that wait for devices in doubt.
+    waits: Waits,
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
     external: External,
     catalog: Arc<ExpertCatalog>,
     held_bytes: AtomicU64,
+    state: Mutex<State>,
 }
 
-impl Opened {
+#[derive(Debug, Default)]
+struct State {
+    uses: Uses,
+    /// What uses places that were given back.
+    past: Vec<Past>,
+    /// Rooms of units that a device in doubt may still write to, by unit: they are not given back yet.
+    in_doubt: BTreeMap<usize, UnitRoom>,
+}
+
+/// Work that uses bytes of a device.
+#[derive(Debug)]
+struct Past {
+    memory: DeviceId,
+    addresses: ByteRange,
+    fences: Vec<Fence>,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.waits.wait();
+        let left: Vec<DeviceId> = lock(&self.inner.state).in_doubt.values().map(|room| room.memory).collect();
+        left.into_iter().for_each(|memory| self.inner.give_back_known(memory));
+        for unit in lock(&self.inner.state).in_doubt.keys() {
+            tracing::error!(unit, "a device may still write to memory of a caller whose store has ended");
+        }
+    }
+}
+
+impl State {
+    /// What reads to places on a device come after, which nothing else uses any more.
+    fn take_past(&mut self, memory: DeviceId, places: &[Place]) -> Vec<Fence> {
+        let (mut found, mut left) = (Vec::new(), Vec::new());
+        for past in std::mem::take(&mut self.past) {
+            let overlapping = |place: &&Place| {
+                past.memory == memory && place.addresses().intersection(past.addresses).is_some()
+            };
+            let Some(place) = places.iter().find(overlapping) else {
+                left.push(past);
+                continue;
+            };
+            for fence in &past.fences {
+                if !found.contains(fence) {
+                    found.push(fence.clone());
+                }
+            }
+            if !place.addresses().contains(past.addresses) {
+                left.push(past);
+            }
+        }
+        self.past = left;
+        found
+    }
+
+    fn add_past(&mut self, room: &UnitRoom, fences: &[Fence]) {
+        if self.past.len() > MOST_PAST {
+            self.past.retain(|past| !past.fences.iter().all(Fence::is_passed));
+        }
+        let past = |place: &Place| Past {
+            memory: room.memory,
+            addresses: place.addresses(),
+            fences: fences.to_vec(),
+        };
+        self.past.extend(room.places.iter().map(past));
+    }
+}
+
+impl Inner {
+    /// Gives back what a device in doubt may have written to, once it is known that it does not. Waits for the device.
+    fn give_back_known(&self, memory: DeviceId) {
+        let known = Device::open(memory).and_then(|device| device.settle());
+        if let Err(error) = known {
+            tracing::warn!(%error, "memory of evicted units is given back later");
+            return;
+        }
+        // Locked while the callback runs: the unit gets no other place before it.
+        let mut state = lock(&self.state);
+        let rooms = std::mem::take(&mut state.in_doubt);
+        for (unit, room) in rooms {
+            if room.memory != memory {
+                state.in_doubt.insert(unit, room);
+            } else if let Some(unit) = self.catalog.units().get(unit) {
+                self.give_back(unit);
+            }
+        }
+    }
+
     fn place(&self, unit: &Unit, part: &Part) -> Result<Option<ExternalPlace>> {
         guarded("the callback that locates parts", || (self.external.locate)(unit, part))
     }
@@ -81,21 +190,17 @@ impl Opened {
     /// Tells the caller that a unit's places are not used any more. Returns whether the callback came back.
     fn give_back(&self, unit: &Unit) -> bool {
         let told = guarded("the callback that is told of evicted units", || (self.external.evicted)(unit));
-        if let Err(error) = &told {
-            tracing::error!(%error, unit = unit.label(), "its memory counts as used from now on");
+        match &told {
+            Ok(()) => _ = self.held_bytes.fetch_sub(unit.bytes(), Ordering::Relaxed),
+            Err(error) => {
+                tracing::error!(%error, unit = unit.label(), "its memory counts as used from now on");
+            }
         }
         told.is_ok()
     }
-}
 
-impl UnitMemory for Opened {
-    fn cost_bytes(&self, unit: usize) -> u64 {
-        self.catalog.units().get(unit).map_or(u64::MAX, Unit::bytes)
-    }
-
-    fn reserve(&self, unit: usize, _keep_bytes: u64) -> Result<UnitRoom> {
-        let unit = self.catalog.units().get(unit);
-        let unit = unit.ok_or_else(|| Error::Internal("there is no such unit".into()))?;
+    /// A place for each part of a unit, and whose memory they are in.
+    fn places(&self, unit: &Unit) -> Result<(DeviceId, Arc<[Place]>)> {
         let mut given = false;
         let mut memory = None;
         let places = unit.parts().iter().map(|part| {
@@ -112,37 +217,81 @@ impl UnitMemory for Opened {
             }
             Ok(Place::exact(place.address, part.bytes))
         });
+        // Also of a unit of which only some parts get places.
+        self.held_bytes.fetch_add(unit.bytes(), Ordering::Relaxed);
         match places.collect::<Result<Arc<[Place]>>>() {
-            Ok(places) => {
-                self.held_bytes.fetch_add(unit.bytes(), Ordering::Relaxed);
-                Ok(UnitRoom { memory: memory.unwrap_or_default(), slot: None, places, after: None })
-            }
+            Ok(places) => Ok((memory.unwrap_or_default(), places)),
             Err(error) => {
                 // The parts before have places that nothing uses.
                 if given {
                     self.give_back(unit);
+                } else {
+                    self.held_bytes.fetch_sub(unit.bytes(), Ordering::Relaxed);
                 }
                 Err(error)
             }
         }
     }
+}
 
-    fn release(&self, unit: usize, room: &UnitRoom, in_doubt: bool, _keep_bytes: u64) -> bool {
-        let Some(unit) = self.catalog.units().get(unit) else { return true };
-        if in_doubt && !room.memory.is_host() {
-            let device = hoistway_device::Device::open(room.memory);
-            if !device.is_ok_and(|device| device.wait_for_all()) {
-                return false;
+impl UnitMemory for Opened {
+    fn cost_bytes(&self, unit: usize) -> u64 {
+        self.inner.catalog.units().get(unit).map_or(u64::MAX, Unit::bytes)
+    }
+
+    fn reserve(&self, unit: usize, _keep_bytes: u64) -> Result<Option<UnitRoom>> {
+        let mut state = lock(&self.inner.state);
+        if let Some(mut room) = state.in_doubt.remove(&unit) {
+            let device = Device::open(room.memory).map_err(hoistway::Error::from)?;
+            room.after = Some([Fence::of_device(&device)].into());
+            return Ok(Some(room));
+        }
+        let unit = self.inner.catalog.units().get(unit);
+        let unit = unit.ok_or_else(|| Error::Internal("there is no such unit".into()))?;
+        let (memory, places) = self.inner.places(unit)?;
+        let mut after = state.take_past(memory, &places);
+        if !after.is_empty() {
+            after.push(Fence::of_default_stream());
+        }
+        let after = Some(after).filter(|after| !after.is_empty()).map(Arc::from);
+        Ok(Some(UnitRoom { memory, slot: None, places, after }))
+    }
+
+    fn used(&self, unit: usize, fence: Option<&Fence>) {
+        // The default stream is waited for in any case.
+        if fence.is_some() {
+            lock(&self.inner.state).uses.note(unit, fence);
+        }
+    }
+
+    fn release(&self, unit: usize, room: &UnitRoom, _keep_bytes: u64) -> bool {
+        let mut state = lock(&self.inner.state);
+        let Use { mut fences, has_others } = state.uses.take(unit);
+        if !room.memory.is_host()
+            && let Ok(device) = Device::open(room.memory)
+        {
+            if device.is_in_doubt() {
+                let (inner, memory) = (self.inner.clone(), room.memory);
+                state.in_doubt.insert(unit, room.clone());
+                // Without a thread the next unit that is released tries again.
+                _ = self.waits.start(move || inner.give_back_known(memory));
+                return true;
+            }
+            if has_others {
+                fences.push(Fence::of_device(&device));
+            } else if let (Some(before), true) = (&room.after, fences.is_empty()) {
+                // Nothing that was named used what was read, or was to be read.
+                fences = before.to_vec();
+            }
+            if !fences.is_empty() {
+                state.add_past(room, &fences);
             }
         }
-        let is_free = self.give_back(unit);
-        if is_free {
-            self.held_bytes.fetch_sub(unit.bytes(), Ordering::Relaxed);
-        }
-        is_free
+        drop(state);
+        self.inner.catalog.units().get(unit).is_none_or(|unit| self.inner.give_back(unit))
     }
 
     fn held_bytes(&self) -> u64 {
-        self.held_bytes.load(Ordering::Relaxed)
+        self.inner.held_bytes.load(Ordering::Relaxed)
     }
 }

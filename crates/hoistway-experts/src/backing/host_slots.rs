@@ -106,7 +106,7 @@ impl UnitMemory for HostSlots {
         self.unit(unit).and_then(padded_bytes).unwrap_or(u64::MAX)
     }
 
-    fn reserve(&self, unit: usize, keep_bytes: u64) -> Result<UnitRoom> {
+    fn reserve(&self, unit: usize, keep_bytes: u64) -> Result<Option<UnitRoom>> {
         let description = self.unit(unit)?;
         let mut state = lock(&self.state);
         if unit >= self.catalog.experts().len() {
@@ -119,7 +119,7 @@ impl UnitMemory for HostSlots {
             let places = self.places(description, base)?;
             state.dense_bytes += len;
             state.dense.insert(unit, mapping);
-            return Ok(UnitRoom { memory: DeviceId::Cpu, slot: None, places, after: None });
+            return Ok(Some(UnitRoom { memory: DeviceId::Cpu, slot: None, places, after: None }));
         }
         let slot = state.touched.first().or_else(|| state.untouched.first()).copied();
         let slot = slot.ok_or_else(|| Error::Internal("all slots are used".into()))?;
@@ -130,10 +130,10 @@ impl UnitMemory for HostSlots {
         state.touched.remove(&slot);
         state.untouched.remove(&slot);
         state.used += 1;
-        Ok(UnitRoom { memory: DeviceId::Cpu, slot: Some(slot), places, after: None })
+        Ok(Some(UnitRoom { memory: DeviceId::Cpu, slot: Some(slot), places, after: None }))
     }
 
-    fn release(&self, unit: usize, room: &UnitRoom, _in_doubt: bool, keep_bytes: u64) -> bool {
+    fn release(&self, unit: usize, room: &UnitRoom, keep_bytes: u64) -> bool {
         let mut state = lock(&self.state);
         match room.slot {
             Some(slot) => {

@@ -91,7 +91,7 @@ impl UnitMemory for HostSparse {
         pages.fold(0, |sum, hull| sum.saturating_add(hull.len()))
     }
 
-    fn reserve(&self, unit: usize, _keep_bytes: u64) -> Result<UnitRoom> {
+    fn reserve(&self, unit: usize, _keep_bytes: u64) -> Result<Option<UnitRoom>> {
         let ranges = self.ranges(unit)?;
         let parts = self.catalog.units()[unit].parts();
         for range in &ranges {
@@ -114,10 +114,10 @@ impl UnitMemory for HostSparse {
             Place::exact(address, bytes)
         };
         let places = ranges.iter().zip(parts.iter().map(|part| part.bytes)).map(place).collect();
-        Ok(UnitRoom { memory: DeviceId::Cpu, slot: None, places, after: None })
+        Ok(Some(UnitRoom { memory: DeviceId::Cpu, slot: None, places, after: None }))
     }
 
-    fn release(&self, unit: usize, _room: &UnitRoom, _in_doubt: bool, _keep_bytes: u64) -> bool {
+    fn release(&self, unit: usize, _room: &UnitRoom, _keep_bytes: u64) -> bool {
         let mut pages = lock(&self.pages);
         for range in self.ranges(unit).unwrap_or_default() {
             for page in end_pages(range, self.page) {

@@ -10,8 +10,11 @@ mod external;
 mod host_slots;
 mod host_sparse;
 pub(crate) mod host_view;
+mod uses;
+mod waits;
 
 pub use external::{External, ExternalPlace};
+pub(crate) use waits::Waits;
 
 use crate::{
     Error, Result,
@@ -60,12 +63,12 @@ impl Backing {
         file_lens: &[u64],
         options: &StoreOptions,
         batch_bytes: u64,
-    ) -> Result<Box<dyn UnitMemory>> {
+    ) -> Result<Arc<dyn UnitMemory>> {
         Ok(match self {
-            Self::HostSparse => Box::new(HostSparse::new(catalog)?),
-            Self::HostSlots => Box::new(HostSlots::new(catalog, file_lens)?),
-            Self::DeviceSlots(device) => Box::new(DeviceSlots::new(catalog, *device, options, batch_bytes)?),
-            Self::External(external) => Box::new(external.open(catalog)),
+            Self::HostSparse => Arc::new(HostSparse::new(catalog)?),
+            Self::HostSlots => Arc::new(HostSlots::new(catalog, file_lens)?),
+            Self::DeviceSlots(device) => Arc::new(DeviceSlots::new(catalog, *device, options, batch_bytes)?),
+            Self::External(external) => Arc::new(external.open(catalog)),
         })
     }
 }
@@ -91,15 +94,20 @@ pub(crate) trait UnitMemory: fmt::Debug + Send + Sync {
     }
 
     /// Takes room for a unit that has none. Bytes in it are arbitrary. Gives back memory that no unit has first, if it would
-    /// hold more than `keep_bytes` otherwise.
+    /// hold more than `keep_bytes` otherwise. `None` if the unit has to be [prepared](Self::prepare) first. Called with the
+    /// store locked: waits for no device.
     ///
     /// # Errors
     /// [`Error::Engine`] if there is no memory; [`Error::Internal`] if the unit has room, or too many have.
-    fn reserve(&self, unit: usize, keep_bytes: u64) -> Result<UnitRoom>;
+    fn reserve(&self, unit: usize, keep_bytes: u64) -> Result<Option<UnitRoom>>;
 
-    /// Takes the room of a unit back, which nothing uses any more: no lease and no read. With `in_doubt` a device may still
-    /// write to it. Keeps no more than `keep_bytes` of memory that no unit has. Returns `false` if the room is lost.
-    fn release(&self, unit: usize, room: &UnitRoom, in_doubt: bool, keep_bytes: u64) -> bool;
+    /// Does for a unit what has to be done before it gets room, and may wait for a device. Called without the store's lock.
+    fn prepare(&self, _unit: usize) {}
+
+    /// Takes the room of a unit back, which nothing uses any more: no lease and no read. A device [in doubt](hoistway_device::Device::is_in_doubt)
+    /// may still write to it. Keeps no more than `keep_bytes` of memory that no unit has. Returns `false` if the room is lost.
+    /// Called with the store locked: waits for nothing.
+    fn release(&self, unit: usize, room: &UnitRoom, keep_bytes: u64) -> bool;
 
     /// A lease of a unit has ended, whose bytes work of the device may still use that comes before `fence`; before anything
     /// that is queued later, if there is none.
@@ -145,6 +153,11 @@ impl Place {
     /// A place that holds the bytes of a part and no others.
     fn exact(address: u64, bytes: ByteRange) -> Self {
         Self { address, read: bytes, target: address }
+    }
+
+    /// The addresses that are read to.
+    fn addresses(&self) -> ByteRange {
+        ByteRange::at(self.target, self.read.len()).unwrap_or_default()
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) enum Command {
     /// Make the reads of a unit demand.
     Promote { unit: usize },
     /// Take the room of a unit back.
-    Release { unit: usize, in_doubt: bool },
+    Release { unit: usize },
 }
 
 /// How much may have room at a time.
@@ -80,10 +80,10 @@ pub(super) enum Status<F> {
 pub(super) enum Ended<F> {
     /// All bytes are in their place.
     Delivered,
-    /// A read was cancelled, or did not begin by its deadline. With `in_doubt` a device may still write to the room.
-    Cancelled { failure: F, in_doubt: bool },
-    /// A read failed. With `in_doubt` a device may still write to the room.
-    Failed { failure: F, in_doubt: bool },
+    /// A read was cancelled, or did not begin by its deadline.
+    Cancelled(F),
+    /// A read failed.
+    Failed(F),
 }
 
 /// One unit, as the ledger is told of it.
@@ -104,8 +104,6 @@ struct UnitState {
     pins: u32,
     /// Whether it was prefetched, and not used since.
     is_unused: bool,
-    /// Whether a device may still write to its room.
-    is_in_doubt: bool,
     /// When it was used last, in requests.
     last_used: u64,
 }
@@ -156,14 +154,8 @@ pub(super) struct Ledger<F> {
 impl<F: Clone> Ledger<F> {
     /// `entries` are the experts by layer and number, then the dense tensors.
     pub(super) fn new(entries: Vec<Entry>, policy: Box<dyn Policy>, limits: Limits, events: Events) -> Self {
-        let state = |entry| UnitState {
-            entry,
-            phase: Phase::Absent,
-            pins: 0,
-            is_unused: false,
-            is_in_doubt: false,
-            last_used: 0,
-        };
+        let state =
+            |entry| UnitState { entry, phase: Phase::Absent, pins: 0, is_unused: false, last_used: 0 };
         Self {
             units: entries.into_iter().map(state).collect(),
             policy: GuardedPolicy::new(policy),
@@ -348,20 +340,19 @@ impl<F: Clone> Ledger<F> {
                 }
             }
             // Another request wants it by now, which cancelled nothing and has no deadline.
-            Ended::Cancelled { in_doubt, .. } if pins > 0 && (is_cancelled || has_deadline) => {
-                let state = &mut self.units[unit];
-                state.is_in_doubt |= in_doubt;
-                state.phase = Phase::Loading { is_demand: true, is_cancelled: false, has_deadline: false };
+            Ended::Cancelled(_) if pins > 0 && (is_cancelled || has_deadline) => {
+                self.units[unit].phase =
+                    Phase::Loading { is_demand: true, is_cancelled: false, has_deadline: false };
                 commands.push(Command::Start { unit, is_demand: true, begin_by: None });
                 return;
             }
-            Ended::Cancelled { failure, in_doubt } => {
+            Ended::Cancelled(failure) => {
                 self.counts.dropped_prefetches += u64::from(!is_demand);
-                self.fail(unit, failure, in_doubt, commands);
+                self.fail(unit, failure, commands);
             }
-            Ended::Failed { failure, in_doubt } => {
+            Ended::Failed(failure) => {
                 self.counts.failed_prefetches += u64::from(!is_demand);
-                self.fail(unit, failure, in_doubt, commands);
+                self.fail(unit, failure, commands);
             }
         }
         self.trim(commands);
@@ -628,11 +619,11 @@ impl<F: Clone> Ledger<F> {
         if let Some(expert) = self.units[unit].entry.expert {
             self.policy.remove(expert);
         }
-        self.vacate(unit, false, commands);
+        self.vacate(unit, commands);
     }
 
     /// A unit has no room any more.
-    fn vacate(&mut self, unit: usize, in_doubt: bool, commands: &mut Vec<Command>) {
+    fn vacate(&mut self, unit: usize, commands: &mut Vec<Command>) {
         let state = &mut self.units[unit];
         state.phase = Phase::Absent;
         self.used -= state.entry.cost;
@@ -640,23 +631,22 @@ impl<F: Clone> Ledger<F> {
             Some(_) => self.experts -= 1,
             None => self.dense_bytes -= state.entry.cost,
         }
-        let in_doubt = std::mem::take(&mut state.is_in_doubt) || in_doubt;
         if std::mem::take(&mut state.is_unused) {
             self.unused_bytes -= state.entry.cost;
         }
         self.dense.remove(&(state.last_used, unit));
         self.transient.remove(&unit);
-        commands.push(Command::Release { unit, in_doubt });
+        commands.push(Command::Release { unit });
     }
 
     /// The reads of a unit have failed, and with them all requests that pin it.
-    fn fail(&mut self, unit: usize, failure: F, in_doubt: bool, commands: &mut Vec<Command>) {
+    fn fail(&mut self, unit: usize, failure: F, commands: &mut Vec<Command>) {
         for request in self.requests.values_mut() {
             if request.is_admitted && request.failed.is_none() && request.units.contains(&unit) {
                 request.failed = Some((unit, failure.clone()));
             }
         }
-        self.vacate(unit, in_doubt, commands);
+        self.vacate(unit, commands);
     }
 
     /// Evicts until the budget holds, as far as units are not pinned.

@@ -100,6 +100,7 @@ struct Disk {
 
 #[derive(Default)]
 struct Rooms {
+    prepared: BTreeSet<usize>,
     reserved: BTreeSet<usize>,
     filled: BTreeSet<usize>,
     most: usize,
@@ -147,10 +148,24 @@ impl Io for ToyIo {
     type Load = Arc<ToyLoad>;
     type Room = ();
 
-    fn reserve(&self, unit: usize, _: u64) -> Result<(), &'static str> {
+    /// Every other unit has to be prepared first.
+    fn reserve(&self, unit: usize, _: u64) -> Result<Option<()>, &'static str> {
         let mut rooms = self.0.rooms.lock().unwrap();
+        if unit % 2 == 1 && !rooms.prepared.remove(&unit) {
+            return Ok(None);
+        }
         assert!(rooms.reserved.insert(unit), "{unit} has room already");
         rooms.most = rooms.most.max(rooms.reserved.len());
+        Ok(Some(()))
+    }
+
+    fn prepare(&self, unit: usize, notice: Notice) -> Result<(), &'static str> {
+        let disk = self.0.clone();
+        let prepare = move || {
+            assert!(disk.rooms.lock().unwrap().prepared.insert(unit), "{unit} is prepared already");
+            notice.tell();
+        };
+        drop(thread::spawn(prepare));
         Ok(())
     }
 
@@ -172,8 +187,8 @@ impl Io for ToyIo {
         let end = load.0.lock().unwrap().expect("a load is settled that has not ended");
         match end {
             ToyEnd::Delivered => Ended::Delivered,
-            ToyEnd::Failed => Ended::Failed { failure: "failed", in_doubt: false },
-            ToyEnd::Cancelled => Ended::Cancelled { failure: "cancelled", in_doubt: false },
+            ToyEnd::Failed => Ended::Failed("failed"),
+            ToyEnd::Cancelled => Ended::Cancelled("cancelled"),
         }
     }
 
@@ -190,7 +205,7 @@ impl Io for ToyIo {
 
     fn promote(&self, _: &Arc<ToyLoad>) {}
 
-    fn release(&self, unit: usize, (): &(), _: bool, _: u64) -> bool {
+    fn release(&self, unit: usize, (): &(), _: u64) -> bool {
         let mut rooms = self.0.rooms.lock().unwrap();
         assert!(rooms.reserved.remove(&unit), "{unit} has no room");
         rooms.filled.remove(&unit);

@@ -23,8 +23,12 @@ pub(super) trait Io: Send + Sync {
     /// The memory of one unit.
     type Room: Clone;
 
-    /// Takes room for a unit. Gives back memory that no unit has first, if more than `keep_bytes` were held otherwise.
-    fn reserve(&self, unit: usize, keep_bytes: u64) -> Result<Self::Room, Self::Failure>;
+    /// Takes room for a unit. Gives back memory that no unit has first, if more than `keep_bytes` were held otherwise. `None` if
+    /// the unit has to be prepared first.
+    fn reserve(&self, unit: usize, keep_bytes: u64) -> Result<Option<Self::Room>, Self::Failure>;
+
+    /// Begins to prepare a unit, without a wait. `notice` is told once that is done.
+    fn prepare(&self, unit: usize, notice: Notice) -> Result<(), Self::Failure>;
 
     /// Starts to read a unit into its room. `notice` is told once, when all of its reads have ended; it may be told at once.
     fn start(
@@ -46,10 +50,10 @@ pub(super) trait Io: Send + Sync {
     fn promote(&self, load: &Self::Load);
 
     /// Takes room back. `false` if it is lost.
-    fn release(&self, unit: usize, room: &Self::Room, in_doubt: bool, keep_bytes: u64) -> bool;
+    fn release(&self, unit: usize, room: &Self::Room, keep_bytes: u64) -> bool;
 }
 
-/// What is told when the reads of a unit have ended.
+/// What is told when the reads of a unit have ended, or it is prepared for them.
 #[derive(Debug)]
 pub(super) struct Notice {
     signal: Arc<Signal>,
@@ -78,7 +82,7 @@ struct Signal {
 struct SignalState {
     /// Counts changes.
     epoch: u64,
-    /// Units whose reads have ended, and the number of the load.
+    /// Units whose reads have ended, or that are prepared, and the number of the load.
     ended: Vec<(usize, u64)>,
 }
 
@@ -126,9 +130,17 @@ pub(super) struct Monitor<I: Io> {
 /// What the store's lock guards.
 pub(super) struct StoreState<I: Io> {
     pub(super) ledger: Ledger<I::Failure>,
-    loads: HashMap<usize, (u64, I::Load)>,
+    loads: HashMap<usize, (u64, Loading<I::Load>)>,
     rooms: HashMap<usize, I::Room>,
     next_load: u64,
+}
+
+/// How far the load of a unit is.
+enum Loading<L> {
+    /// The unit is prepared for its reads.
+    Preparing { is_demand: bool, begin_by: Option<Instant>, is_cancelled: bool },
+    /// It is read.
+    Reading(L),
 }
 
 /// Why a request is not ready.
@@ -250,16 +262,29 @@ impl<I: Io> Monitor<I> {
                 }
             }
             for (unit, failure) in failed {
-                let ended = Ended::Failed { failure, in_doubt: false };
-                state.ledger.ended(unit, ended, &mut commands);
+                state.ledger.ended(unit, Ended::Failed(failure), &mut commands);
             }
             for (unit, number) in self.signal.take_ended() {
                 has_changed = true;
-                if state.loads.get(&unit).is_some_and(|(current, _)| *current == number)
-                    && let Some((_, load)) = state.loads.remove(&unit)
-                {
-                    state.ledger.ended(unit, self.io.outcome(load), &mut commands);
+                if state.loads.get(&unit).is_none_or(|(current, _)| *current != number) {
+                    continue;
                 }
+                let ended = match state.loads.remove(&unit) {
+                    Some((_, Loading::Reading(load))) => self.io.outcome(load),
+                    Some((_, Loading::Preparing { is_demand, begin_by, is_cancelled })) => {
+                        match self.start(state, unit, is_demand, begin_by) {
+                            Ok(()) => {
+                                if is_cancelled {
+                                    self.cancel(state, unit);
+                                }
+                                continue;
+                            }
+                            Err(failure) => Ended::Failed(failure),
+                        }
+                    }
+                    None => continue,
+                };
+                state.ledger.ended(unit, ended, &mut commands);
             }
             if commands.is_empty() {
                 break;
@@ -271,42 +296,63 @@ impl<I: Io> Monitor<I> {
     }
 
     fn execute(&self, state: &mut StoreState<I>, command: &Command) -> Result<(), (usize, I::Failure)> {
-        let keep_bytes = state.ledger.keep_bytes();
         match *command {
             Command::Start { unit, is_demand, begin_by } => {
-                let room = match state.rooms.get(&unit) {
-                    Some(room) => room.clone(),
-                    None => {
-                        let room = self.io.reserve(unit, keep_bytes).map_err(|failure| (unit, failure))?;
-                        state.rooms.insert(unit, room.clone());
-                        room
-                    }
-                };
-                let number = state.next_load;
-                state.next_load += 1;
-                let notice = Notice { signal: self.signal.clone(), unit, load: number };
-                let load = self.io.start(unit, &room, is_demand, begin_by, notice);
-                state.loads.insert(unit, (number, load.map_err(|failure| (unit, failure))?));
+                self.start(state, unit, is_demand, begin_by).map_err(|failure| (unit, failure))?;
             }
-            Command::Cancel { unit } => {
-                if let Some((_, load)) = state.loads.get(&unit) {
-                    self.io.cancel(load);
-                }
-            }
-            Command::Promote { unit } => {
-                if let Some((_, load)) = state.loads.get(&unit) {
-                    self.io.promote(load);
-                }
-            }
-            Command::Release { unit, in_doubt } => {
+            Command::Cancel { unit } => self.cancel(state, unit),
+            Command::Promote { unit } => match state.loads.get_mut(&unit) {
+                Some((_, Loading::Reading(load))) => self.io.promote(load),
+                Some((_, Loading::Preparing { is_demand, .. })) => *is_demand = true,
+                None => {}
+            },
+            Command::Release { unit } => {
+                let keep_bytes = state.ledger.keep_bytes();
                 if let Some(room) = state.rooms.remove(&unit)
-                    && !self.io.release(unit, &room, in_doubt, keep_bytes)
+                    && !self.io.release(unit, &room, keep_bytes)
                 {
                     state.ledger.lose(unit);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Reads a unit, or prepares it first.
+    fn start(
+        &self,
+        state: &mut StoreState<I>,
+        unit: usize,
+        is_demand: bool,
+        begin_by: Option<Instant>,
+    ) -> Result<(), I::Failure> {
+        let room = match state.rooms.get(&unit) {
+            Some(room) => Some(room.clone()),
+            None => self.io.reserve(unit, state.ledger.keep_bytes())?,
+        };
+        let number = state.next_load;
+        state.next_load += 1;
+        let notice = Notice { signal: self.signal.clone(), unit, load: number };
+        let loading = match room {
+            Some(room) => {
+                state.rooms.insert(unit, room.clone());
+                Loading::Reading(self.io.start(unit, &room, is_demand, begin_by, notice)?)
+            }
+            None => {
+                self.io.prepare(unit, notice)?;
+                Loading::Preparing { is_demand, begin_by, is_cancelled: false }
+            }
+        };
+        state.loads.insert(unit, (number, loading));
+        Ok(())
+    }
+
+    fn cancel(&self, state: &mut StoreState<I>, unit: usize) {
+        match state.loads.get_mut(&unit) {
+            Some((_, Loading::Reading(load))) => self.io.cancel(load),
+            Some((_, Loading::Preparing { is_cancelled, .. })) => *is_cancelled = true,
+            None => {}
+        }
     }
 }
 

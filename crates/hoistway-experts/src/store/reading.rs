@@ -7,14 +7,14 @@ use super::{
 };
 use crate::{
     Error, ReadFailure, Result,
-    backing::{UnitMemory, UnitRoom, host_view},
+    backing::{UnitMemory, UnitRoom, Waits, host_view},
     catalog::{ExpertCatalog, Unit},
 };
 use hoistway::{
     ByteRange,
     read::{Batch, Priority, ReadFile, ReadRequest, ReadStatus, Reader},
 };
-use hoistway_io::parallel::lock;
+use hoistway_io::parallel::{STACK_BYTES, lock};
 use std::{
     sync::{
         Arc, Mutex,
@@ -29,14 +29,14 @@ pub(super) struct ReaderIo {
     reader: Arc<Reader>,
     files: Vec<ReadFile>,
     catalog: Arc<ExpertCatalog>,
-    memory: Box<dyn UnitMemory>,
+    memory: Arc<dyn UnitMemory>,
+    /// Threads that prepare units, which use the memory.
+    preparing: Waits,
 }
 
 /// The reads of one unit.
 pub(super) struct Load {
     batch: Batch,
-    /// Whether they go to host memory.
-    is_host: bool,
 }
 
 /// Why a unit could not be read, or got no room.
@@ -52,9 +52,9 @@ impl ReaderIo {
         reader: Arc<Reader>,
         files: Vec<ReadFile>,
         catalog: Arc<ExpertCatalog>,
-        memory: Box<dyn UnitMemory>,
+        memory: Arc<dyn UnitMemory>,
     ) -> Self {
-        Self { reader, files, catalog, memory }
+        Self { reader, files, catalog, memory, preparing: Waits::default() }
     }
 
     pub(super) fn reader(&self) -> &Arc<Reader> {
@@ -116,8 +116,23 @@ impl Io for ReaderIo {
     type Load = Load;
     type Room = UnitRoom;
 
-    fn reserve(&self, unit: usize, keep_bytes: u64) -> Result<UnitRoom, Failure> {
+    fn reserve(&self, unit: usize, keep_bytes: u64) -> Result<Option<UnitRoom>, Failure> {
         self.memory.reserve(unit, keep_bytes).map_err(|error| Failure::Memory(Arc::new(error)))
+    }
+
+    fn prepare(&self, unit: usize, notice: Notice) -> Result<(), Failure> {
+        let memory = self.memory.clone();
+        let prepare = move || {
+            memory.prepare(unit);
+            // Whoever is told may drop the store, which then waits for this thread alone.
+            drop(memory);
+            notice.tell();
+        };
+        self.preparing.start(prepare).map_err(|source| {
+            let (bytes, kind) = (STACK_BYTES as u64, "a thread's stack");
+            let error = hoistway::Error::Allocation { bytes, kind, source };
+            Failure::Memory(Arc::new(error.into()))
+        })
     }
 
     fn start(
@@ -132,10 +147,10 @@ impl Io for ReaderIo {
         let requests = requests.map_err(|error| Failure::Memory(Arc::new(error)))?;
         let priority = if is_demand { Priority::Demand } else { Priority::Prefetch };
         let batch = self.reader.submit(requests, priority).map_err(|error| Failure::Read(error.into()))?;
-        Ok(Load { batch, is_host: room.memory.is_host() })
+        Ok(Load { batch })
     }
 
-    fn outcome(&self, Load { batch, is_host }: Load) -> Ended<Failure> {
+    fn outcome(&self, Load { batch }: Load) -> Ended<Failure> {
         let (mut failed, mut cancelled) = (None, None);
         for read in 0..batch.len() {
             // Its end was told a moment ago, or is about to be seen.
@@ -145,12 +160,10 @@ impl Io for ReaderIo {
                 ReadStatus::Failed(_) | ReadStatus::Pending => failed = failed.or(Some(read)),
             }
         }
-        // A read tells the first error of its pieces, behind which that of a copy may hide.
-        let in_doubt = !is_host;
         let failure = |read| Failure::Read(ReadFailure::of_batch(&batch, read));
         match (failed, cancelled) {
-            (Some(read), _) => Ended::Failed { failure: failure(read), in_doubt },
-            (None, Some(read)) => Ended::Cancelled { failure: failure(read), in_doubt },
+            (Some(read), _) => Ended::Failed(failure(read)),
+            (None, Some(read)) => Ended::Cancelled(failure(read)),
             (None, None) => Ended::Delivered,
         }
     }
@@ -163,8 +176,8 @@ impl Io for ReaderIo {
         load.batch.promote();
     }
 
-    fn release(&self, unit: usize, room: &UnitRoom, in_doubt: bool, keep_bytes: u64) -> bool {
-        self.memory.release(unit, room, in_doubt, keep_bytes)
+    fn release(&self, unit: usize, room: &UnitRoom, keep_bytes: u64) -> bool {
+        self.memory.release(unit, room, keep_bytes)
     }
 }
 

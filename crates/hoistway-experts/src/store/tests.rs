@@ -120,14 +120,14 @@ impl Play {
                 Command::Cancel { unit } | Command::Promote { unit } => {
                     assert!(self.loading.contains(&unit), "{unit} is not being read");
                 }
-                Command::Release { unit, in_doubt } => {
+                Command::Release { unit } => {
                     assert!(
                         !self.loading.contains(&unit),
                         "the room of {unit} is taken while it is read into"
                     );
                     assert!(self.rooms.remove(&unit), "{unit} has no room");
                     self.filled.remove(&unit);
-                    if in_doubt && self.loses {
+                    if self.loses {
                         self.ledger.lose(unit);
                         self.lost += self.ledger.cost_of([unit].into_iter());
                     }
@@ -182,8 +182,8 @@ impl Play {
         let Some(unit) = self.loading.iter().nth(number % self.loading.len().max(1)).copied() else { return };
         self.loading.remove(&unit);
         let ended = match how {
-            0 => Ended::Cancelled { failure: "cancelled", in_doubt: number % 2 == 1 },
-            1 => Ended::Failed { failure: "failed", in_doubt: number % 2 == 1 },
+            0 => Ended::Cancelled("cancelled"),
+            1 => Ended::Failed("failed"),
             _ => {
                 self.filled.insert(unit);
                 Ended::Delivered
@@ -359,7 +359,7 @@ fn a_room_that_is_lost_counts_as_used_and_its_slot_is_gone() {
     play.request([2, EXPERTS].into());
     for unit in [2, EXPERTS] {
         play.loading.remove(&unit);
-        let ended = Ended::Failed { failure: "failed", in_doubt: true };
+        let ended = Ended::Failed("failed");
         play.apply(|ledger, commands| ledger.ended(unit, ended, commands));
     }
     play.release(0);
@@ -371,23 +371,6 @@ fn a_room_that_is_lost_counts_as_used_and_its_slot_is_gone() {
     let request = ready(&mut play, &[0, 1]);
     assert_eq!(play.ledger.status(request), Status::Ready);
     assert_eq!(play.ledger.used(), 34 + 21);
-}
-
-#[test]
-fn a_doubt_outlives_the_read_that_follows_it() {
-    let mut play = Play::new(80, EXPERTS);
-    play.request([3].into());
-    play.release(0);
-    play.request([3].into());
-    play.loading.remove(&3);
-    let cancelled = Ended::Cancelled { failure: "cancelled", in_doubt: true };
-    play.apply(|ledger, commands| ledger.ended(3, cancelled, commands));
-    play.end(0, 7);
-    play.release(0);
-    let mut commands = Vec::new();
-    assert_eq!(play.ledger.evict_all(&[3], &mut commands), 1);
-    assert_eq!(commands, [Command::Release { unit: 3, in_doubt: true }]);
-    play.carry_out(commands);
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod gguf;
 mod stand_in;
 
 mod backings;
+mod beside;
 mod catalog;
 mod faults;
 mod kit;

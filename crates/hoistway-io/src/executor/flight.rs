@@ -7,7 +7,10 @@ use super::{
     queues::Position,
     scheduler::Scheduler,
 };
-use std::{mem, sync::Arc};
+use std::{
+    mem,
+    sync::{Arc, Weak},
+};
 
 /// An operation that has begun. If it is dropped, it fails as [abandoned](Reason::Abandoned).
 pub struct Flight<C: Customer> {
@@ -22,6 +25,13 @@ pub struct Ticket<C: Customer> {
     scheduler: Arc<Scheduler<C>>,
     position: Position,
     has_ended: bool,
+}
+
+/// Slots of an operation that was [lost](Ticket::lose).
+pub struct LostSlots<C: Customer> {
+    scheduler: Weak<Scheduler<C>>,
+    queue: QueueId,
+    slots: u32,
 }
 
 impl<C: Customer> Flight<C> {
@@ -58,10 +68,12 @@ impl<C: Customer> Ticket<C> {
         self.finish(result, false);
     }
 
-    /// Fails the operation, whose memory the system or a device may still use and the caller has leaked. Its slots are never
-    /// used again.
-    pub fn lose(mut self, error: C::Error) {
+    /// Fails the operation, whose memory the system or a device may still use and the caller keeps. Its slots are not used
+    /// again, unless the caller gives them back.
+    pub fn lose(mut self, error: C::Error) -> LostSlots<C> {
+        let Position { queue, charge, .. } = self.position;
         self.finish(Err(error), true);
+        LostSlots { scheduler: Arc::downgrade(&self.scheduler), queue, slots: charge.slots }
     }
 
     /// Returns the room that it uses.
@@ -98,6 +110,15 @@ impl<C: Customer> Ticket<C> {
     fn finish(&mut self, result: Result<(), C::Error>, is_lost: bool) {
         if !mem::replace(&mut self.has_ended, true) {
             self.scheduler.end(&self.position, result, is_lost);
+        }
+    }
+}
+
+impl<C: Customer> LostSlots<C> {
+    /// Nothing uses their memory any more.
+    pub fn give_back(self) {
+        if let Some(scheduler) = self.scheduler.upgrade() {
+            scheduler.regain(self.queue, self.slots);
         }
     }
 }

@@ -63,7 +63,7 @@ mod worker;
 
 pub use admission::{Bound, Limits};
 pub use customer::{Customer, Handler, Next, Reason};
-pub use flight::{Flight, Ticket};
+pub use flight::{Flight, LostSlots, Ticket};
 pub use limit::InFlightLimit;
 pub use operation::{Cancelled, Charge, Gate, GroupId, Operation, Priority, QueueId, Submission, Whose};
 pub use queues::QueueOptions;

@@ -303,7 +303,7 @@ impl<O> Queues<O> {
         matches!(self.choose(served).0, Choice::Begin(_) | Choice::Impossible(_))
     }
 
-    /// Frees the room of an operation.
+    /// Frees the room of an operation. Slots that are lost are not free until they are [regained](Self::regain).
     pub(super) fn free(&mut self, position: &Position, freed: Freed) {
         let charge = position.charge;
         self.room.give(position.priority, charge.bytes, 1);
@@ -317,6 +317,15 @@ impl<O> Queues<O> {
             } else {
                 *free += charge.slots;
             }
+        }
+    }
+
+    /// Slots that were lost are free again.
+    pub(super) fn regain(&mut self, queue: QueueId, slots: u32) {
+        if let Some((free, whole)) = &mut self.queue(queue).slots {
+            *free += slots;
+            *whole += slots;
+            self.lost_slots -= slots;
         }
     }
 

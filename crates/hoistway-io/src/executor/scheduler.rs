@@ -347,6 +347,13 @@ impl<C: Customer> Scheduler<C> {
         }
     }
 
+    /// Slots that were lost can be used again.
+    pub(super) fn regain(&self, queue: QueueId, slots: u32) {
+        if !self.is_foreign() {
+            self.change(|state| state.regain(queue, slots));
+        }
+    }
+
     fn finish(&self, position: &Position, result: Result<(), C::Error>, free: impl FnOnce(&mut State<C>)) {
         let (removed, ended) = self.change(|state| {
             free(state);

@@ -400,6 +400,14 @@ impl<C: Customer> State<C> {
         self.queues.free(position, freed);
     }
 
+    /// Slots that were lost can be used again.
+    pub(super) fn regain(&mut self, queue: QueueId, slots: u32) {
+        self.queues.regain(queue, slots);
+        // Threads that found no room look again.
+        self.ends += 1;
+        self.wake(1);
+    }
+
     /// Ends an operation that has begun, whose room is free.
     pub(super) fn forget(&mut self, position: &Position) {
         self.queues.forget(position.queue);

@@ -1,9 +1,7 @@
 //! Host memory that bytes are moved into and out of.
 
-mod copying;
 mod mapping;
 mod slot;
 
-pub use copying::Copying;
 pub use mapping::{HUGE_PAGE_BYTES, Mapping, PageKind};
 pub use slot::{SharedMemory, Slot, SlotKind, Slots};

@@ -211,11 +211,6 @@ impl Slots {
         self.shared.returned.notify_all();
     }
 
-    /// Counts a slot that was leaked, as its memory may still be in use. With the last one, all waits for slots end.
-    pub fn give_one_up(&self) {
-        self.shared.lose_one();
-    }
-
     /// Returns whether all slots were lost.
     pub fn is_exhausted(&self) -> bool {
         self.shared.free().lost == self.shared.count

@@ -2,8 +2,8 @@
 
 use crate::kit::{Act, FIRST, Failure, Kit, SECOND, lock, serve_inline, submit, with_priority};
 use hoistway_io::executor::{
-    Bound, Charge, Gate, GroupId, Limits, Operation, Priority, QueueOptions, Reason, Submission, Ticket,
-    Whose,
+    Bound, Charge, Gate, GroupId, Limits, LostSlots, Operation, Priority, QueueOptions, Reason, Submission,
+    Ticket, Whose,
 };
 use proptest::prelude::*;
 
@@ -86,7 +86,7 @@ proptest! {
                     take(which).into_iter().for_each(|ticket: Ticket<Kit>| ticket.end(result.clone()));
                 }
                 Action::Lose { which } => {
-                    take(which).into_iter().for_each(|ticket| ticket.lose(Failure::Said("lost")));
+                    take(which).into_iter().for_each(|ticket| _ = ticket.lose(Failure::Said("lost")));
                 }
                 Action::Cancel { which } => {
                     pick(which).into_iter().for_each(|group| _ = scheduler.cancel(Whose::Group(group)));
@@ -188,10 +188,16 @@ fn what_needs_more_slots_than_are_left_fails() {
     assert_eq!(kit.end_of(2), Ok(()));
     // A slot that a device may still write to is not used again.
     with_slots(3, 1, &[Act::Keep]);
-    kit.take_kept().into_iter().for_each(|(_, ticket)| ticket.lose(Failure::Said("in doubt")));
+    let lost = kit.take_kept().into_iter().map(|(_, ticket)| ticket.lose(Failure::Said("in doubt")));
+    let lost: Vec<_> = lost.collect();
     assert_eq!(scheduler.figures().lost_slots, 1);
     with_slots(4, 2, &[]);
     assert_eq!(kit.end_of(4), Err(Failure::Reason(Reason::NoMemory)));
     with_slots(5, 1, &[]);
     assert_eq!(kit.end_of(5), Ok(()));
+    // Once it is known that nothing writes to it, it is.
+    lost.into_iter().for_each(LostSlots::give_back);
+    assert_eq!(scheduler.figures().lost_slots, 0);
+    with_slots(6, 2, &[]);
+    assert_eq!(kit.end_of(6), Ok(()));
 }

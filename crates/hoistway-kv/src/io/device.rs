@@ -11,12 +11,13 @@ use super::{
 };
 use crate::{DirectPath, Error, Piece, Result, disk::DataFile, format::BLOCK_LEN};
 use hoistway_device::{
-    self as device, CopyDirection, CopyError, CopyStream, Device, DeviceId, DirectBuffer, HostCopy, Pinned,
+    self as device, CopyDirection, CopyStream, Device, DeviceId, DirectBuffer, Fate, HostCopy, Pinned,
     Unavailable,
 };
 use hoistway_io::{direct_path::DirectProof, parallel::lock};
 use std::{
-    collections::{HashMap, HashSet},
+    any::Any,
+    collections::HashMap,
     io,
     mem::{self, Discriminant},
     path::{Path, PathBuf},
@@ -50,8 +51,6 @@ struct State {
     pinned: HashMap<Discriminant<DeviceId>, Option<Pinned>>,
     /// What shows, for each device, that they do.
     proofs: HashMap<DeviceId, Arc<DirectProof>>,
-    /// Devices whose copies were in an unknown state when they were waited for: they are waited for once more.
-    in_doubt: HashSet<DeviceId>,
     /// Devices whose events were asked after.
     devices: HashMap<DeviceId, Arc<Device>>,
 }
@@ -333,6 +332,15 @@ impl Drop for Region {
     }
 }
 
+/// Copies that were not all made.
+#[derive(Debug)]
+pub(super) struct FailedCopies {
+    /// The device of those that failed.
+    pub(super) device: DeviceId,
+    /// What became of them.
+    pub(super) fate: Fate,
+}
+
 /// One worker's queues of copies.
 #[derive(Debug)]
 pub(super) struct DeviceLane {
@@ -354,7 +362,7 @@ impl DeviceLane {
     /// waits for that.
     ///
     /// # Errors
-    /// The device's. If it is unknown whether copies go on, the lease must never be given back.
+    /// What became of them. If that is unknown, what they use is to be [parked](Self::park).
     ///
     /// # Safety
     /// The pieces must be allocated on their devices, and nothing may use them, or the lease, in a way that copies forbid.
@@ -363,40 +371,43 @@ impl DeviceLane {
         direction: Direction,
         step: &Step,
         lease: &Lease,
-    ) -> std::result::Result<(), CopyError> {
+    ) -> std::result::Result<(), Box<FailedCopies>> {
         let direction = match direction {
             Direction::Read => CopyDirection::ToDevice,
             Direction::Write => CopyDirection::ToHost,
         };
         for (id, copies) in copies(step, lease) {
-            let sure = |error| CopyError { error, is_in_doubt: false };
-            let queue = self.queue(id).map_err(sure)?;
-            // SAFETY: the caller vouches for the pieces; the lease is pinned memory, and ours.
-            if let Err(failed) = unsafe { queue.run(direction, &copies) } {
-                if failed.is_in_doubt {
-                    // Else each further copy would lose memory, until none is left for other devices.
-                    self.side.lock().in_doubt.insert(id);
-                    // The memory stays pinned, and mapped.
-                    mem::forget(self.side.clone());
-                }
-                return Err(failed);
+            let fate = match self.queue(id) {
+                // SAFETY: the caller vouches for the pieces; the lease is pinned memory, and ours.
+                Ok(queue) => unsafe { queue.run(direction, &copies) },
+                Err(error) => Fate::Failed(error),
+            };
+            if !matches!(fate, Fate::Done) {
+                return Err(Box::new(FailedCopies { device: id, fate }));
             }
         }
         Ok(())
     }
 
-    fn queue(&mut self, id: DeviceId) -> Result<&CopyStream, device::Error> {
-        if self.side.lock().in_doubt.contains(&id) {
-            // Once it has ended, it goes on. What was leaked stays so.
-            Device::open(id)?.settle()?;
-            self.side.lock().in_doubt.remove(&id);
+    /// Keeps memory that copies of unknown fate use, with the pool that is pinned for them.
+    pub(super) fn park(&self, id: DeviceId, memory: impl Any + Send) {
+        let memory = (memory, self.side.clone());
+        match self.queues.get(&id) {
+            Some(queue) => queue.park(memory),
+            None => mem::forget(memory),
         }
+    }
+
+    fn queue(&mut self, id: DeviceId) -> Result<&CopyStream, device::Error> {
         if !self.queues.contains_key(&id) {
             let device = Device::open(id)?;
             self.side.pin(&device, &self.pool)?;
             self.queues.insert(id, CopyStream::new(&device)?);
         }
-        self.queues.get(&id).ok_or_else(|| device::Error::Internal("a queue is gone".into()))
+        let queue = self.queues.get(&id).ok_or_else(|| device::Error::Internal("a queue is gone".into()))?;
+        // Else each further copy would set memory aside, until none is left for other devices.
+        queue.device().regain()?;
+        Ok(queue)
     }
 
     /// Has the library of devices move a step, and says how many bytes that was.

@@ -19,7 +19,7 @@ use std::{io, sync::Arc};
 pub(super) struct Operation {
     pub(super) transfer: Arc<Transfer>,
     /// The caller's memory stays until this is dropped.
-    kept: Kept,
+    pub(super) kept: Kept,
     /// The step that it has taken.
     pub(super) step: Option<Step>,
     pub(super) lease: Lease,
@@ -135,11 +135,6 @@ impl Operation {
     pub(super) fn landed(&mut self) -> Option<Step> {
         self.carried = None;
         self.step.take()
-    }
-
-    /// A device may go on using its memory: the caller's is never let go.
-    pub(super) fn leak_kept(&self) {
-        std::mem::forget(self.kept.clone());
     }
 
     /// The file and the memory of the next attempt, for faults.

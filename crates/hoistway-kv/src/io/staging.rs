@@ -6,7 +6,10 @@ use hoistway_device::Address;
 use hoistway_io::memory::{Slot, SlotKind, Slots};
 use std::{
     io,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 /// The slots.
@@ -15,7 +18,7 @@ pub(super) struct Staging {
     slots: Slots,
     slot_len: usize,
     count: u32,
-    /// Slots that are never given back.
+    /// Slots that were set aside.
     lost: AtomicU32,
 }
 
@@ -59,10 +62,24 @@ impl Staging {
         Some(Lease { slots, slot_len: self.slot_len })
     }
 
-    /// Slots of a lease are never given back, as a device or the system may go on using them. `count` of them count as lost.
-    pub(super) fn lose(&self, lease: Lease, count: u32) {
+    /// Sets a lease aside, as a device may go on using its slots. `count` of them count as lost until the result is dropped.
+    pub(super) fn set_aside(self: &Arc<Self>, lease: Lease, count: u32) -> SetAside {
         self.lost.fetch_add(count, Ordering::Relaxed);
-        std::mem::forget(lease);
+        SetAside { _lease: lease, count, staging: self.clone() }
+    }
+}
+
+/// Slots that a device may go on using.
+#[derive(Debug)]
+pub(super) struct SetAside {
+    _lease: Lease,
+    count: u32,
+    staging: Arc<Staging>,
+}
+
+impl Drop for SetAside {
+    fn drop(&mut self) {
+        self.staging.lost.fetch_sub(self.count, Ordering::Relaxed);
     }
 }
 
@@ -123,13 +140,16 @@ mod tests {
     }
 
     #[test]
-    fn lost_slots_are_not_given_out_again() {
-        let staging = Staging::new(4 * 4096, 4096).unwrap();
+    fn slots_that_are_set_aside_are_not_given_out_until_they_come_back() {
+        let staging = Arc::new(Staging::new(4 * 4096, 4096).unwrap());
         let (kept, lost) = (staging.try_take(2).unwrap(), staging.try_take(2).unwrap());
-        staging.lose(lost, 2);
+        let aside = staging.set_aside(lost, 2);
         assert_eq!((staging.len(), staging.count()), (2 * 4096, 4));
         drop(kept);
         assert!(staging.try_take(3).is_none());
         assert!(staging.try_take(2).is_some());
+        drop(aside);
+        assert_eq!(staging.len(), 4 * 4096);
+        assert!(staging.try_take(4).is_some());
     }
 }

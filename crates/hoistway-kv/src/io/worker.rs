@@ -3,7 +3,7 @@
 
 use super::{
     AwaitedEvent, Carrier, Direction, Failure,
-    device::{DeviceLane, DeviceSide},
+    device::{DeviceLane, DeviceSide, FailedCopies},
     engine::{self, Refusals, STEP_BYTES, STEP_BYTES_BESIDE_DEMAND},
     memory,
     operation::{Attempted, Operation},
@@ -12,9 +12,9 @@ use super::{
     transfer::{LateFile, Transfer},
 };
 use crate::{disk::DataFile, format::BLOCK_LEN};
-use hoistway_device::CopyError;
+use hoistway_device::Fate;
 use hoistway_io::{
-    executor::{self, Charge, Customer, Flight, Handler, Next, Priority, QueueId, Submission},
+    executor::{self, Charge, Customer, Flight, Handler, LostSlots, Next, Priority, QueueId, Submission},
     file::Access,
 };
 use std::{
@@ -173,7 +173,7 @@ impl Handler<Mover> for Worker {
                     && !transfer.has_failed()
                     && let Err(failed) = self.deliver(own, &step)
                 {
-                    return self.fail_copy(flight, failed);
+                    return self.fail_copy(flight, *failed);
                 }
                 transfer.completed();
             }
@@ -274,7 +274,7 @@ impl Worker {
                     flight.content.aim(file.clone());
                     Next::Carry(flight)
                 }
-                Err(failed) => self.fail_copy(flight, failed),
+                Err(failed) => self.fail_copy(flight, *failed),
             };
         }
     }
@@ -310,7 +310,7 @@ impl Worker {
     }
 
     /// Fills our part of a step that is to be written.
-    fn prepare(&mut self, own: &mut Operation, step: Step) -> Result<(), CopyError> {
+    fn prepare(&mut self, own: &mut Operation, step: Step) -> Result<(), Box<FailedCopies>> {
         let transfer = own.transfer.clone();
         if transfer.direction == Direction::Write {
             if let Some(devices) = &mut self.devices {
@@ -330,7 +330,7 @@ impl Worker {
     }
 
     /// Gives the caller what a step has read.
-    fn deliver(&mut self, own: &Operation, step: &Step) -> Result<(), CopyError> {
+    fn deliver(&mut self, own: &Operation, step: &Step) -> Result<(), Box<FailedCopies>> {
         let mut sums = own.transfer.empty_sums();
         // SAFETY: the caller's memory is the transfer's until `keep` of the job is dropped; the kernel is done with it and
         // with the lease.
@@ -363,19 +363,24 @@ impl Worker {
         }
     }
 
-    /// A device failed to copy. If it may go on, nothing may use the memory again.
-    fn fail_copy(&self, flight: Flight<Mover>, failed: CopyError) -> Next<Mover> {
-        if !failed.is_in_doubt {
-            flight.content.transfer.fail(Failure::Device(failed.error));
-            return end(flight);
-        }
-        tracing::error!(error = %failed.error, "memory is leaked, since a device may still copy it");
+    /// A device failed to copy. If it may go on, nothing uses the memory until it is known that it has ended.
+    fn fail_copy(&self, flight: Flight<Mover>, FailedCopies { device, fate }: FailedCopies) -> Next<Mover> {
+        let (error, devices) = match (fate, &self.devices) {
+            (Fate::Unknown(error), Some(devices)) => (error, devices),
+            (Fate::Unknown(error) | Fate::Failed(error), _) => {
+                flight.content.transfer.fail(Failure::Device(error));
+                return end(flight);
+            }
+            (Fate::Done, _) => return end(flight),
+        };
         let (mut own, ticket) = flight.into_parts();
-        self.shared.staging.lose(std::mem::take(&mut own.lease), ticket.charge().slots);
-        own.leak_kept();
-        own.transfer.fail(Failure::Lost(io::Error::other(failed.error)));
+        let lease = self.shared.staging.set_aside(std::mem::take(&mut own.lease), ticket.charge().slots);
+        // Before the request ends: the next one asks the device first.
+        devices.park(device, (own.kept.clone(), lease));
+        own.transfer.fail(Failure::Lost(io::Error::other(error)));
         drop(own);
-        ticket.lose(Failure::Lost(io::Error::other("a device may still use its memory")));
+        let slots = ticket.lose(Failure::Lost(io::Error::other("a device may still use its memory")));
+        devices.park(device, GivesBack(Some(slots)));
         Next::Ended
     }
 }
@@ -384,6 +389,17 @@ impl Worker {
 fn next_bytes(flight: &Flight<Mover>) -> u64 {
     let ticket = flight.ticket();
     engine::step_bytes(&flight.content.transfer, ticket.priority(), ticket.scheduler())
+}
+
+/// Gives slots back to the scheduler when it is dropped.
+struct GivesBack(Option<LostSlots<Mover>>);
+
+impl Drop for GivesBack {
+    fn drop(&mut self) {
+        if let Some(slots) = self.0.take() {
+            slots.give_back();
+        }
+    }
 }
 
 /// What helpers are known by: no request has this number.

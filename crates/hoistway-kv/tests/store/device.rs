@@ -328,6 +328,20 @@ fn a_driver_that_fails_fails_the_request_and_leaves_nothing() {
 }
 
 #[test]
+fn buffers_of_a_device_need_no_pinned_memory_where_there_is_none() {
+    let stand_in = Turn::take();
+    for vendor in Vendor::ALL {
+        let mut buffer = DeviceBuffer::allocate(vendor.device(0), 5000, 1).unwrap().remove(0);
+        stand_in.set(&vendor.faults("cuMemHostRegister_v2:*=801"));
+        buffer.write(&bytes_of("a", 0, 5000)).unwrap();
+        assert_eq!(buffer.read(5000).unwrap()[..], bytes_of("a", 0, 5000)[..]);
+        stand_in.reset();
+        drop(buffer);
+        stand_in.assert_nothing_left("buffers");
+    }
+}
+
+#[test]
 fn buffers_of_a_device_are_lent_and_given_back() {
     const LEN: usize = 10_000;
     let stand_in = Turn::take();

@@ -82,7 +82,7 @@ impl DeviceMemory {
         let copy = HostCopy { host, device: self.address, len: self.len };
         let copies = CopyStream::new(&self.device).unwrap();
         // SAFETY: both sides live until this returns.
-        unsafe { copies.run(direction, &[copy]) }.unwrap();
+        unsafe { copies.run(direction, &[copy]) }.result().unwrap();
     }
 
     pub fn piece(&self, start: usize, len: usize) -> Piece {

@@ -9,9 +9,9 @@ use super::{
 };
 use crate::{
     Alignment, ByteRange, Error, Result,
-    device::{CopyStream, Device, DeviceMemory, Scratch},
+    device::{CopyStream, Device, DeviceMemory, InUse, Scratch},
     handoff::Handoff,
-    memory::{Copying, DeviceArena, DeviceBlock, DeviceFill, Slot, SlotKind, Slots},
+    memory::{DeviceArena, DeviceBlock, DeviceFill, Slot, SlotKind, Slots},
     plan::{Plan, Target, Transfer},
 };
 use hoistway_io::executor::Ticket;
@@ -19,7 +19,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, PoisonError, RwLock, RwLockReadGuard,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -79,12 +79,10 @@ pub(super) struct Delivery {
     allocator: Option<DeviceAllocator>,
     /// For each extent, how many arenas it and those before it go to. Empty if all arenas were there from the start.
     arenas_of: Box<[usize]>,
-    scratch: Option<ScratchMemory>,
+    scratch: Option<Arc<ScratchMemory>>,
     queue: CopyStream,
     /// Whether the thread that ends a read also waits for its copies.
     is_inline: bool,
-    /// Whether copies may be under way that cannot be waited for.
-    in_doubt: Arc<AtomicBool>,
     copies: AtomicU64,
     waited: AtomicU64,
 }
@@ -93,10 +91,18 @@ pub(super) struct Delivery {
 #[derive(Debug)]
 struct Queued {
     extent: usize,
-    /// The table and the slot. The table is dropped first: the next user of the slot may need it.
-    copying: Copying<(Option<Slot>, Slot)>,
+    copying: InUse<Copied>,
     // After the slot, which is free when the read ends.
     ticket: Ticket<Reads>,
+}
+
+/// What the copies of one slot use. Fields are dropped in this order: the next user of the slot may need the table.
+#[derive(Debug)]
+struct Copied {
+    table: Option<Slot>,
+    slot: Slot,
+    _scratch: Option<Arc<ScratchMemory>>,
+    _arenas: Vec<Arc<DeviceArena>>,
 }
 
 /// Memory beside the slots, for what kernels work on.
@@ -182,7 +188,7 @@ impl Delivery {
         let arenas_of = arenas_of.collect();
         let scratch = match needs.table_bytes {
             0 => None,
-            _ => Some(ScratchMemory::new(&queue, counts, needs)?),
+            _ => Some(Arc::new(ScratchMemory::new(&queue, counts, needs)?)),
         };
         Ok(Self {
             queued: Handoff::default(),
@@ -193,7 +199,6 @@ impl Delivery {
             scratch,
             queue,
             is_inline,
-            in_doubt: Arc::default(),
             copies: AtomicU64::new(0),
             waited: AtomicU64::new(0),
         })
@@ -254,36 +259,29 @@ impl Delivery {
         self.queued.send(queued);
     }
 
-    fn copy(&self, job: &Job, extent: usize, slot: Slot) -> Result<Copying<(Option<Slot>, Slot)>> {
+    fn copy(&self, job: &Job, extent: usize, slot: Slot) -> Result<InUse<Copied>> {
         let transfers = job.plan.transfers(&job.plan.extents()[extent]);
-        let mut table = match &self.scratch {
+        let table = match &self.scratch {
             Some(scratch) if self.queue.device().table_bytes(&transfers)? > 0 => {
                 Some(scratch.take_table(&slot)?)
             }
             _ => None,
         };
-        let scratch = match (&self.scratch, &mut table) {
-            (Some(scratch), Some(table)) => Some(scratch.beside(&slot, table)),
+        let mut arenas: Vec<usize> = transfers.iter().map(Transfer::arena).collect();
+        arenas.sort_unstable();
+        arenas.dedup();
+        let arenas = arenas.into_iter().filter_map(|arena| self.fills[arena].arena()).collect();
+        let mut copied = Copied { table, slot, _scratch: self.scratch.clone(), _arenas: arenas };
+        let scratch = match (&self.scratch, &mut copied.table) {
+            (Some(scratch), Some(table)) => Some(scratch.beside(&copied.slot, table)),
             _ => None,
         };
-        // SAFETY: the slot is full and goes into `Queued`, which is dropped when the work is done; this delivery holds
-        // scratch and arenas, and drops them last. Each scratch belongs to the owner of its table, and
-        // `DeviceFill` has checked that no two extents write the same place. `check_inside` has seen each transfer.
-        let queued = unsafe { self.queue.transfer(slot.source(), &transfers, &self.addresses(), scratch) };
-        let ticket = queued.and_then(|operations| Ok((operations, self.queue.mark()?)));
-        let (operations, ticket) = match ticket {
-            Ok(ticket) => ticket,
-            Err(error) => {
-                // Some of it may be under way, and reads the slot.
-                if self.queue.synchronize().is_err_and(|error| error.leaves_doubt()) {
-                    self.in_doubt.store(true, Ordering::Relaxed);
-                    std::mem::forget((slot, table));
-                }
-                return Err(error.into());
-            }
-        };
-        self.copies.fetch_add(operations, Ordering::Relaxed);
-        Ok(Copying::new(ticket, (table, slot), self.in_doubt.clone()))
+        let source = copied.slot.source();
+        // SAFETY: the slot is full. What the work uses is kept until it is over. Each scratch belongs to the owner of its
+        // table, and `DeviceFill` has checked that no two extents write the same place. `check_inside` has seen each transfer.
+        let queued = unsafe { self.queue.transfer(source, &transfers, &self.addresses(), scratch) };
+        let queued = queued.map(|operations| _ = self.copies.fetch_add(operations, Ordering::Relaxed));
+        Ok(self.queue.keep(copied, queued)?)
     }
 
     /// Waits for copies, one after the other, until the load is over.
@@ -314,15 +312,15 @@ impl Delivery {
         ticket.end(Ok(()));
     }
 
-    fn wait(&self, copying: &Copying<(Option<Slot>, Slot)>) -> Result<()> {
+    fn wait(&self, copying: &InUse<Copied>) -> Result<()> {
         if !copying.is_over() {
             let since = Instant::now();
-            copying.wait()?;
+            copying.wait().result()?;
             let nanoseconds = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
             self.waited.fetch_add(nanoseconds, Ordering::Relaxed);
         }
         // Also says whether it went well.
-        Ok(copying.wait()?)
+        Ok(copying.wait().result()?)
     }
 }
 
@@ -330,13 +328,11 @@ impl Drop for Delivery {
     fn drop(&mut self) {
         self.queued.close();
         while self.queued.next().is_some() {}
-        if self.in_doubt.load(Ordering::Relaxed) {
-            // What copies may still write to is leaked, whichever allocator lent it.
-            std::mem::forget((std::mem::take(&mut self.fills), self.scratch.take()));
-        } else if self.scratch.take().is_some() {
+        // What copies of unknown fate use is parked.
+        if self.scratch.take().and_then(Arc::into_inner).is_some() {
             // It is freed in the order of the stream. The next load looks how much memory is free, so the device has it
             // back before this load has ended. Copies are done, so that this waits for nothing else.
-            if let Err(error) = self.queue.synchronize() {
+            if let Err(error) = self.queue.synchronize().result() {
                 tracing::warn!(%error, "memory of a load may be freed later");
             }
         }

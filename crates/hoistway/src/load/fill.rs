@@ -45,10 +45,11 @@ impl FillTarget {
     }
 }
 
-/// A load into memory of the caller's. Dropping it cancels it, and waits until nothing writes to that memory any more.
+/// A load into memory of the caller's. Dropping it cancels it, as [`Filling::cancel`] does, whose errors are only logged then.
 #[derive(Debug)]
 pub struct Filling {
     waves: Option<Waves>,
+    /// Those of the targets, until it is known that they write to none.
     devices: Vec<Arc<Device>>,
     order: Order,
     /// For each target, the reads that have not ended.
@@ -94,7 +95,7 @@ impl Checkpoint {
     ///
     /// # Safety
     /// The memory of each target must be valid for reads and writes and initialised, and nothing else may use it, until the
-    /// target was told to be filled, or the result was cancelled or dropped.
+    /// target was told to be filled, or [`Filling::cancel`] has succeeded.
     ///
     /// # Errors
     /// Those of [`Checkpoint::start`] and [`Reader::new`]; [`Error::InvalidOption`] if a target has another size than its
@@ -249,7 +250,7 @@ impl Filling {
             Stopped::By(read) => {
                 let error = self.waves.as_ref().and_then(|waves| waves.shared_error(read));
                 // From then on nothing else has it.
-                self.cancel();
+                self.stop();
                 let copied = |shared: Arc<Error>| shared.copied();
                 error.map_or(Error::Cancelled, |error| Arc::try_unwrap(error).unwrap_or_else(copied))
             }
@@ -300,17 +301,28 @@ impl Filling {
     }
 
     /// Ends it early, and waits until nothing writes to the targets any more.
-    pub fn cancel(&mut self) {
+    ///
+    /// # Errors
+    /// [`Error::DeviceUnavailable`] if it is unknown whether a device still writes to targets. Another call asks it again.
+    pub fn cancel(&mut self) -> Result<()> {
+        self.stop();
+        if self.process != std::process::id() {
+            return Ok(());
+        }
+        // Copies that failed may be under way still.
+        while let Some(device) = self.devices.last() {
+            device.regain()?;
+            self.devices.pop();
+        }
+        Ok(())
+    }
+
+    /// Ends it early, and waits for its reads, and copies as far as devices tell their ends.
+    pub(super) fn stop(&mut self) {
         if self.waves.is_some() && self.process == std::process::id() {
             self.report = self.report();
         }
-        let was_running = self.waves.take().is_some() && self.process == std::process::id();
-        if was_running && self.told < self.pending.len() {
-            // Copies that failed may be under way still.
-            for device in &self.devices {
-                device.wait_for_all();
-            }
-        }
+        self.waves = None;
     }
 
     /// What was done so far.
@@ -341,7 +353,9 @@ impl Filling {
 
 impl Drop for Filling {
     fn drop(&mut self) {
-        self.cancel();
+        if let Err(error) = self.cancel() {
+            tracing::error!(%error, "memory of the caller's may be written to after this");
+        }
     }
 }
 

@@ -150,7 +150,7 @@ impl WaveLoad {
     }
 
     pub(super) fn cancel(&mut self) {
-        self.filling.cancel();
+        self.filling.stop();
     }
 
     pub(super) fn progress(&self) -> Progress {

@@ -38,7 +38,7 @@ pub(super) enum Backing {
     Pooled(PoolPiece),
     File(Mapping),
     Borrowed(Borrowed),
-    /// Leaked.
+    /// Set aside.
     Gone,
 }
 
@@ -99,7 +99,7 @@ impl Arena {
 
     /// Waits for the device that uses the memory, if one does. `false` if it is not known whether it has ended.
     fn is_unused_by_device(&self) -> bool {
-        self.user.as_ref().is_none_or(|device| device.wait_for_all())
+        self.user.as_ref().is_none_or(|device| device.settle().is_ok())
     }
 
     /// A tensor is no longer wanted: pages that hold no other go back to the system.
@@ -137,9 +137,11 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        if self.user.is_some() && !self.is_unused_by_device() {
-            // Leaked: freed memory could be given to another allocation while a kernel still reads it.
-            std::mem::forget(std::mem::replace(&mut self.memory, Backing::Gone));
+        if let Some(device) = &self.user
+            && !self.is_unused_by_device()
+        {
+            // Freed memory could be given to another allocation while a kernel still reads it.
+            device.set_aside(std::mem::replace(&mut self.memory, Backing::Gone));
         }
     }
 }

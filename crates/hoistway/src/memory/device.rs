@@ -116,6 +116,11 @@ impl DeviceFill {
         *lock(&self.arena) = Some(arena);
     }
 
+    /// Its memory, while copies go to it.
+    pub(crate) fn arena(&self) -> Option<Arc<DeviceArena>> {
+        lock(&self.arena).clone()
+    }
+
     /// The copies to `region` are done. Calls `ready` with the tag and block of each tensor that this completes.
     pub(crate) fn complete(&self, region: ByteRange, mut ready: impl FnMut(usize, DeviceBlock)) {
         let mut arena = lock(&self.arena);

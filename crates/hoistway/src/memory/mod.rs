@@ -17,7 +17,7 @@ pub(crate) use borrowed::advise_huge_pages;
 pub use budget::limits;
 pub(crate) use device::{DeviceArena, DeviceFill};
 pub use device::{DeviceBlock, LentMemory};
-pub(crate) use hoistway_io::memory::{Copying, Slot, SlotKind, Slots};
+pub(crate) use hoistway_io::memory::{Slot, SlotKind, Slots};
 pub use hoistway_io::sys::limits::MemoryLimit;
 #[cfg(feature = "objects")]
 pub(crate) use ledger::{Grant, Ledger};

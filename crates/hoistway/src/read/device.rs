@@ -4,9 +4,9 @@
 use super::{options::ReaderOptions, queue::Taken};
 use crate::{
     DeviceId, Error, Result,
-    device::{CopyStream, Device, DeviceMemory, Fence},
+    device::{CopyStream, Device, DeviceMemory, Fence, InUse},
     handoff::Handoff,
-    memory::{Copying, Slot, SlotKind, Slots},
+    memory::{Slot, SlotKind, Slots},
     parallel::lock,
     plan::Transfer,
     report::Carrier,
@@ -17,10 +17,7 @@ use crate::{
     },
     source::Source,
 };
-use std::sync::{
-    Arc, Mutex, OnceLock,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// Slots beside those that reads fill: what is being copied meanwhile.
 const COPYING_SLOTS: usize = 4;
@@ -29,7 +26,7 @@ const COPYING_SLOTS: usize = 4;
 #[derive(Debug)]
 pub(super) struct DeviceLine {
     /// Copies that were queued, oldest first.
-    sent: Handoff<(Copying<Slot>, Delivery)>,
+    sent: Handoff<(InUse<Slot>, Delivery)>,
     slots: Slots,
     /// The route past the host, or why there is none if there might be.
     direct: std::result::Result<Option<Arc<DirectRoute>>, (Route, NotOpened)>,
@@ -38,8 +35,6 @@ pub(super) struct DeviceLine {
     chunk_bytes: u64,
     slot_count: usize,
     queue: CopyStream,
-    /// Whether it is unknown if the copy that was waited for last has ended, so that its slot was given up.
-    in_doubt: Arc<AtomicBool>,
 }
 
 /// A route to a device past the host.
@@ -99,8 +94,6 @@ impl DirectRoute {
 struct Delivery {
     taken: Taken,
     carriers: Vec<Carrier>,
-    /// Whether its slot is on the device.
-    is_direct: bool,
 }
 
 impl Delivery {
@@ -139,7 +132,6 @@ impl DeviceLine {
             scratch: Mutex::default(),
             chunk_bytes: options.chunk_bytes,
             queue: CopyStream::new(&device)?,
-            in_doubt: Arc::default(),
         }))
     }
 
@@ -180,22 +172,24 @@ impl DeviceLine {
     }
 
     /// A free slot, on the device if it is for a read past the host. `None` if none is free.
+    ///
+    /// # Errors
+    /// The device's, also if none is free and copies of unknown fate may have them all.
     pub(super) fn slot(&self, is_direct: bool) -> Result<Option<Slot>> {
         let slots = self.slots(is_direct)?;
-        match slots.try_take() {
-            Some(slot) => {
-                slot.pin()?;
-                Ok(Some(slot))
-            }
-            None if !slots.is_exhausted() => Ok(None),
-            None => Err(Error::DeviceUnavailable {
-                device: self.queue.device().name(),
-                why: Unavailable::new(
-                    "reads and copies whose end is unknown hold all staging memory",
-                    "make a new reader",
-                ),
-            }),
+        let mut slot = slots.try_take();
+        if slot.is_none() && self.queue.device().is_in_doubt() {
+            self.queue.device().regain()?;
+            slot = slots.try_take();
         }
+        if let Some(slot) = &slot {
+            slot.pin()?;
+        } else if slots.is_exhausted() {
+            let reason = "reads that failed may still arrive in any of its staging memory";
+            let why = Unavailable::new(reason, "make a new reader");
+            return Err(Error::DeviceUnavailable { device: self.queue.device().name(), why });
+        }
+        Ok(slot)
     }
 
     fn slots(&self, is_direct: bool) -> Result<&Slots> {
@@ -204,13 +198,6 @@ impl DeviceLine {
         }
         let slots = self.direct().and_then(|direct| direct.slots.get());
         slots.ok_or_else(|| Error::Internal("there are no slots on the device".into()))
-    }
-
-    /// A slot is not used again: the device may still read it.
-    fn give_one_up(&self, is_direct: bool) {
-        if let Ok(slots) = self.slots(is_direct) {
-            slots.give_one_up();
-        }
     }
 
     /// Copies the bytes of a piece, which `carriers` have read, from the slot as `transfers` say, to one arena at `address`;
@@ -223,8 +210,7 @@ impl DeviceLine {
         taken: Taken,
         carriers: Vec<Carrier>,
     ) {
-        let is_direct = slot.device_address().is_some();
-        let delivery = Delivery { taken, carriers, is_direct };
+        let delivery = Delivery { taken, carriers };
         let fences = &delivery.taken.piece.of().fences;
         if let Err(error) = fences.iter().try_for_each(|fence| fence.order(&self.queue)) {
             drop(slot);
@@ -232,34 +218,21 @@ impl DeviceLine {
         }
         // Few enough at a time that no kernel is needed for them.
         let queued = transfers.chunks(CopyStream::MAX_COPIES).try_for_each(|transfers| {
-            // SAFETY: the slot is full and goes into `Copying`, which frees it when the copies are done. The piece ends
-            // only then, and until it does the memory at `address` is this read's alone (`Target::device`).
+            // SAFETY: the slot is full, and kept until the copies are over. The piece ends only then, and until it does the
+            // memory at `address` is this read's alone (`Target::device`).
             unsafe { self.queue.transfer(slot.source(), transfers, &[address], None) }.map(drop)
         });
-        match queued.and_then(|()| self.queue.mark()) {
-            Ok(ticket) => {
-                let copying = Copying::new(ticket, slot, self.in_doubt.clone());
-                self.sent.send((copying, delivery));
-            }
-            Err(error) => {
-                // Some of it may be under way, and reads the slot.
-                if self.queue.synchronize().is_err_and(|error| error.leaves_doubt()) {
-                    std::mem::forget(slot);
-                    self.give_one_up(is_direct);
-                }
-                delivery.end(Err(error.into()));
-            }
+        match self.queue.keep(slot, queued) {
+            Ok(copying) => self.sent.send((copying, delivery)),
+            Err(error) => delivery.end(Err(error.into())),
         }
     }
 
     /// Waits for copies, one after the other, until the line is closed and empty.
     pub(super) fn serve(&self) {
         while let Some((copying, delivery)) = self.sent.next() {
-            let result = copying.wait().map_err(Error::from);
+            let result = copying.wait().result().map_err(Error::from);
             drop(copying);
-            if self.in_doubt.swap(false, Ordering::Relaxed) {
-                self.give_one_up(delivery.is_direct);
-            }
             delivery.end(result);
         }
     }

@@ -102,6 +102,9 @@ unsafe extern "C" fn cuStreamWaitEvent(handle: usize, event: usize, _flags: c_ui
 pub(crate) fn wait_for_event(context: &Context, handle: usize, event: usize) -> Result<(), Code> {
     let stream = get(context, handle)?;
     let event = EVENTS.get(event).ok_or(INVALID_HANDLE)?;
+    if event.is_captured() {
+        return capture::join(&stream, &event);
+    }
     let generation = event.latest();
     stream.push(Operation::Wait(event, generation));
     Ok(())

@@ -4,9 +4,10 @@
 //! from 900 on. Which calls are "potentially unsafe" it does not list: here they are those that allocate, free, pin, load
 //! modules, ask after events, or wait.
 
-use super::{context::Owner, handles::Table, operation::Operation, stream::Stream};
+use super::{context::Owner, event::Event, handles::Table, operation::Operation, stream::Stream};
 use crate::status::{
-    CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_UNMATCHED, CAPTURE_UNSUPPORTED, CAPTURE_WRONG_THREAD, Code,
+    CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_UNJOINED, CAPTURE_UNMATCHED, CAPTURE_UNSUPPORTED,
+    CAPTURE_WRONG_THREAD, CAPTURED_EVENT, Code,
 };
 use std::{
     cell::Cell,
@@ -33,6 +34,8 @@ pub(crate) static GRAPHS: Table<Graph> = Table::new(0x6A00_0000_0000);
 
 struct Capture {
     stream: Arc<Stream>,
+    /// Streams that waited for an event of the capture, and are captured since.
+    joined: Vec<Arc<Stream>>,
     thread: ThreadId,
     mode: Mode,
     is_invalidated: bool,
@@ -65,7 +68,8 @@ pub(crate) fn begin(stream: Arc<Stream>, mode: Mode) -> Result<(), Code> {
         return Err(CAPTURE_UNSUPPORTED);
     }
     let thread = thread::current().id();
-    captures.push(Capture { stream, thread, mode, is_invalidated: false, operations: Vec::new() });
+    let (joined, operations) = (Vec::new(), Vec::new());
+    captures.push(Capture { stream, joined, thread, mode, is_invalidated: false, operations });
     COUNT.store(captures.len(), Ordering::SeqCst);
     Ok(())
 }
@@ -83,7 +87,24 @@ pub(crate) fn end(stream: &Arc<Stream>) -> Result<usize, Code> {
     if capture.is_invalidated {
         return Err(CAPTURE_INVALIDATED);
     }
+    // Nothing joins them back here.
+    if !capture.joined.is_empty() {
+        return Err(CAPTURE_UNJOINED);
+    }
     Ok(GRAPHS.insert(Arc::new(Graph(capture.operations))))
+}
+
+/// Makes a stream a part of the capture that an event was recorded in.
+pub(crate) fn join(stream: &Arc<Stream>, event: &Arc<Event>) -> Result<(), Code> {
+    let is_mark =
+        |operation: &Operation| matches!(operation, Operation::Record(mark, _) if Arc::ptr_eq(mark, event));
+    let mut captures = captures();
+    let capture = captures.iter_mut().find(|capture| capture.operations.iter().any(is_mark));
+    let capture = capture.ok_or(CAPTURED_EVENT)?;
+    if !capture.has(stream) {
+        capture.joined.push(Arc::clone(stream));
+    }
+    Ok(())
 }
 
 /// `CUstreamCaptureStatus` of a stream.
@@ -96,7 +117,7 @@ pub(crate) fn status(stream: &Arc<Stream>) -> Result<i32, Code> {
         let is_implicit = captures.iter().any(|capture| capture.is_ordered_with(stream));
         return if is_implicit { Err(CAPTURE_IMPLICIT) } else { Ok(0) };
     }
-    let capture = captures.iter().find(|capture| Arc::ptr_eq(&capture.stream, stream));
+    let capture = captures.iter().find(|capture| capture.has(stream));
     Ok(capture.map_or(0, |capture| 1 + i32::from(capture.is_invalidated)))
 }
 
@@ -156,7 +177,7 @@ pub(super) fn take(stream: &Stream, operation: Operation) -> Option<Operation> {
         return Some(operation);
     }
     let mut captures = captures();
-    let Some(capture) = captures.iter_mut().find(|capture| std::ptr::eq(&*capture.stream, stream)) else {
+    let Some(capture) = captures.iter_mut().find(|capture| capture.has(stream)) else {
         return Some(operation);
     };
     if let Operation::Record(event, generation) = &operation {
@@ -167,6 +188,10 @@ pub(super) fn take(stream: &Stream, operation: Operation) -> Option<Operation> {
 }
 
 impl Capture {
+    fn has(&self, stream: &Stream) -> bool {
+        std::iter::once(&self.stream).chain(&self.joined).any(|own| std::ptr::eq(&**own, stream))
+    }
+
     fn is_ordered_with(&self, legacy: &Stream) -> bool {
         self.stream.is_blocking() && Arc::ptr_eq(&self.stream.owner, &legacy.owner)
     }

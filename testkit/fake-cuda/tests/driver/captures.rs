@@ -112,6 +112,21 @@ fn the_legacy_stream_is_not_used_while_a_stream_is_captured_that_is_ordered_with
 }
 
 #[test]
+fn a_stream_that_waits_for_a_captured_event_is_captured_too() {
+    let session = Session::new();
+    let (stream, other, event, mut status) = (session.stream(), session.stream(), session.event(), 7);
+    let memory = session.upload(&[0; 4]);
+    begin(&session, stream, GLOBAL);
+    assert_eq!(session.cuEventRecord(event, stream), 0);
+    assert_eq!(session.cuStreamWaitEvent(other, event, 0), 0);
+    assert_eq!((session.cuStreamIsCapturing(other, &mut status), status), (0, 1));
+    assert_eq!(session.cuMemsetD8Async(memory, 1, 4, other), 0);
+    assert_eq!(end(&session, stream), 904, "it was not joined back");
+    assert_eq!(session.download(memory, 4), [0; 4], "it was not done");
+    assert_eq!(session.cuStreamWaitEvent(other, event, 0), 907);
+}
+
+#[test]
 fn another_thread_does_not_end_a_capture() {
     let session = Session::new();
     let stream = session.stream();

@@ -1,0 +1,37 @@
+//! Threads that wait for a device, so that no caller of a store does.
+#![forbid(unsafe_code)]
+
+use hoistway_io::parallel::{lock, thread_named};
+use std::{io, sync::Mutex, thread::JoinHandle};
+
+/// Threads. Dropping this waits for them.
+#[derive(Debug, Default)]
+pub(crate) struct Waits(Mutex<Vec<JoinHandle<()>>>);
+
+impl Waits {
+    /// Calls `work` on a thread of its own.
+    ///
+    /// # Errors
+    /// The system's, if it has no thread. Then `work` is dropped.
+    pub(crate) fn start(&self, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let mut threads = lock(&self.0);
+        threads.retain(|thread| !thread.is_finished());
+        threads.push(thread_named("hoistway-waits").spawn(work)?);
+        Ok(())
+    }
+
+    /// Waits until all that was started is done.
+    pub(crate) fn wait(&self) {
+        let threads = std::mem::take(&mut *lock(&self.0));
+        for thread in threads {
+            // A panic was reported where it happened.
+            _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.wait();
+    }
+}

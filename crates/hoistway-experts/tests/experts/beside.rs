@@ -1,0 +1,182 @@
+//! A program's own work on a device beside a store: what is queued there sees the bytes that it was queued for, and what waits
+//! for it is not the store.
+
+use crate::{
+    kit::{LONG, Model, budget_of, until},
+    stand_in::{STAND_IN, Turn},
+};
+use hoistway::DeviceId;
+use hoistway_device::{Device, DeviceMemory};
+use hoistway_experts::{
+    ExpertId,
+    backing::{Backing, External, ExternalPlace},
+    catalog::{Part, Unit},
+};
+use std::{
+    ffi::c_void,
+    ptr,
+    sync::{Arc, Condvar, Mutex, mpsc},
+    thread,
+};
+
+type Handle = *mut c_void;
+
+/// A stream of the program's on the first device, in no order with the default one, and the context that it is of.
+struct Work {
+    context: Handle,
+    stream: Handle,
+}
+
+/// What a stream waits for.
+type Gate = Arc<(Mutex<bool>, Condvar)>;
+
+impl Work {
+    fn new() -> Self {
+        let retain: unsafe extern "C" fn(*mut Handle, i32) -> i32 =
+            STAND_IN.function("cuDevicePrimaryCtxRetain");
+        let create: unsafe extern "C" fn(*mut Handle, u32) -> i32 = STAND_IN.function("cuStreamCreate");
+        let mut work = Self { context: ptr::null_mut(), stream: ptr::null_mut() };
+        // SAFETY: of these signatures in the driver.
+        unsafe { assert_eq!(retain(&mut work.context, 0), 0) };
+        let mut stream = ptr::null_mut();
+        // SAFETY: as above.
+        work.with(|| unsafe { assert_eq!(create(&mut stream, 1), 0) });
+        work.stream = stream;
+        work
+    }
+
+    /// Calls the driver with the context current.
+    fn with(&self, call: impl FnOnce()) {
+        let push: unsafe extern "C" fn(Handle) -> i32 = STAND_IN.function("cuCtxPushCurrent_v2");
+        let pop: unsafe extern "C" fn(*mut Handle) -> i32 = STAND_IN.function("cuCtxPopCurrent_v2");
+        // SAFETY: of these signatures in the driver.
+        unsafe { assert_eq!(push(self.context), 0) };
+        call();
+        // SAFETY: as above.
+        unsafe { assert_eq!(pop(&mut ptr::null_mut()), 0) };
+    }
+
+    /// Holds the stream up until the gate is opened.
+    fn gate(&self) -> Gate {
+        unsafe extern "C" fn wait(gate: Handle) {
+            // SAFETY: given away below, once.
+            let gate = unsafe { Arc::from_raw(gate.cast::<(Mutex<bool>, Condvar)>().cast_const()) };
+            drop(gate.1.wait_while(gate.0.lock().unwrap(), |is_open| !*is_open).unwrap());
+        }
+        type Function = unsafe extern "C" fn(Handle);
+        let launch: unsafe extern "C" fn(Handle, Function, Handle) -> i32 =
+            STAND_IN.function("cuLaunchHostFunc");
+        let gate = Gate::default();
+        let argument = Arc::into_raw(gate.clone()).cast_mut().cast();
+        // SAFETY: of this signature in the driver.
+        self.with(|| unsafe { assert_eq!(launch(self.stream, wait, argument), 0) });
+        gate
+    }
+
+    /// Queues a copy on the device.
+    fn copy(&self, to: u64, of: u64, len: usize) {
+        let copy: unsafe extern "C" fn(u64, u64, usize, Handle) -> i32 =
+            STAND_IN.function("cuMemcpyDtoDAsync_v2");
+        // SAFETY: of this signature in the driver; the memory outlives the copy.
+        self.with(|| unsafe { assert_eq!(copy(to, of, len, self.stream), 0) });
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        let release: unsafe extern "C" fn(i32) -> i32 = STAND_IN.function("cuDevicePrimaryCtxRelease_v2");
+        let destroy: unsafe extern "C" fn(Handle) -> i32 = STAND_IN.function("cuStreamDestroy_v2");
+        // SAFETY: of these signatures in the driver; made once, given back once.
+        self.with(|| unsafe { assert_eq!(destroy(self.stream), 0) });
+        // SAFETY: as above.
+        unsafe { assert_eq!(release(0), 0) };
+    }
+}
+
+fn open(gate: &Gate) {
+    *gate.0.lock().unwrap() = true;
+    gate.1.notify_all();
+}
+
+/// Places of the caller's on the first device, the same for each expert: one part lies behind the other.
+fn one_place(memory: &Arc<DeviceMemory>) -> Backing {
+    let memory = memory.clone();
+    let locate = move |unit: &Unit, part: &Part| {
+        let before = unit.parts().iter().take_while(|own| own.tensor != part.tensor);
+        let start: u64 = before.map(|own| own.bytes.len().next_multiple_of(256)).sum();
+        Some(ExternalPlace { memory: DeviceId::Cuda(0), address: memory.address() + start })
+    };
+    // SAFETY: the memory lives as long as the closure, and one unit has it at a time.
+    Backing::External(unsafe { External::new(locate, |_| ()) })
+}
+
+#[test]
+fn reads_to_a_place_of_the_callers_come_after_the_stream_that_its_lease_was_released_behind() {
+    let turn = Turn::take();
+    let model = Model::new();
+    let expert = |expert| model.catalog.expert(ExpertId { layer: 0, expert }).unwrap();
+    let bytes: u64 = expert(0).parts().iter().map(|part| part.bytes.len().next_multiple_of(256)).sum();
+    let device = Device::open(DeviceId::Cuda(0)).unwrap();
+    let [memory, earlier] = [(); 2].map(|()| Arc::new(DeviceMemory::new(&device, bytes).unwrap()));
+    let options = budget_of(1).budget_bytes(expert(0).bytes()).batch_bytes(0).backing(one_place(&memory));
+    let store = model.store(&options);
+    let work = Work::new();
+    let mut first = vec![0; expert(0).parts()[0].bytes.len() as usize];
+
+    let lease = store.ensure(0, &[0]).unwrap();
+    model.assert_holds(&lease);
+    let gate = work.gate();
+    work.copy(earlier.address(), memory.address(), first.len());
+    // SAFETY: the stream lives.
+    unsafe { lease.release_behind(work.stream.expose_provenance()) }.unwrap();
+    let copies = || STAND_IN.count("calls.cuMemcpyHtoDAsync_v2");
+    let before = copies();
+    let ticket = store.ensure_async(0, &[1]).unwrap();
+    until("the copies of the next expert", || copies() >= before + expert(1).parts().len() as u64);
+    open(&gate);
+    let lease = ticket.wait().unwrap();
+    model.assert_holds(&lease);
+    device.settle().unwrap();
+    let copies = hoistway_device::CopyStream::new(&device).unwrap();
+    copies.read_back(earlier.address(), &mut first).unwrap();
+    let range = expert(0).parts()[0].bytes;
+    assert!(first == model.bytes[range.start() as usize..range.end() as usize], "it saw the next expert");
+    drop((lease, store, options, work, copies, memory, earlier, device, model));
+    turn.assert_nothing_left("the store");
+}
+
+/// Memory for a dense tensor may have to wait for what is being freed, which waits for the device.
+#[test]
+fn a_dense_tensor_that_waits_for_memory_keeps_no_other_caller_waiting() {
+    let turn = Turn::take();
+    let model = Model::new();
+    let [one, other] = ["blk.0.attn_q.weight", "blk.1.attn_q.weight"];
+    let device = Device::open(DeviceId::Cuda(0)).unwrap();
+    let options = budget_of(2).backing(Backing::DeviceSlots(DeviceId::Cuda(0)));
+    let store = Arc::new(model.store(&options.dense_bytes(6000).batch_bytes(0)));
+    drop(store.ensure_tensors(&[one]).unwrap());
+    // There is none for the second until the first is freed.
+    STAND_IN.set("POISON=0");
+    let full = DeviceMemory::new(&device, device.memory().unwrap().0).unwrap();
+    let work = Work::new();
+    let gate = work.gate();
+    let frees = || STAND_IN.count("calls.cuMemFree_v2");
+    let before = frees();
+    let (sender, answers) = mpsc::channel();
+    let asking = store.clone();
+    let asks = thread::spawn(move || {
+        let ticket = asking.ensure_tensors_async(&[other]).unwrap();
+        until("the first to be freed", || frees() > before);
+        sender.send(asking.is_tensor_resident(other).unwrap()).unwrap();
+        asking.prefetch(0, &[0], None).unwrap();
+        sender.send(asking.is_tensor_resident(one).unwrap()).unwrap();
+        ticket
+    });
+    let answers: Vec<_> = (0..2).map(|_| answers.recv_timeout(LONG)).collect();
+    open(&gate);
+    assert_eq!(answers, [Ok(false), Ok(false)]);
+    let lease = asks.join().unwrap().wait().unwrap();
+    model.assert_holds(&lease);
+    drop((lease, store, work, full, device, model));
+    turn.assert_nothing_left("the store");
+}
