@@ -10,7 +10,7 @@ use crate::{
 use hoistway::{
     ByteRange, DeviceId, Error, Route, UsrbioClient,
     catalog::{header_texts, safetensors::LENGTH_PREFIX_BYTES},
-    device,
+    device::{self, Device, Fence},
     read::{Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target},
     route,
 };
@@ -83,7 +83,10 @@ impl ChunkReader {
     }
 
     /// Reads up to `total_length` bytes, fewer only where the file ends, to `dev_ptr`: memory of the host or of a
-    /// device, or 0 to forget them. No single read is longer than `chunk_size`, unless that is 0.
+    /// device, or 0 to forget them. No single read is longer than `chunk_size`, unless that is 0. Bytes get to a device after
+    /// what is queued on `stream` by now, else on the legacy default stream.
+    #[pyo3(signature = (path, dev_ptr, file_offset, total_length, chunk_size, stream=None))]
+    #[expect(clippy::too_many_arguments, reason = "as Python's method has them")]
     fn read(
         &self,
         py: Python<'_>,
@@ -92,14 +95,17 @@ impl ChunkReader {
         file_offset: u64,
         total_length: u64,
         chunk_size: u64,
+        stream: Option<usize>,
     ) -> PyResult<u64> {
         let (reader, file) = py.detach(|| self.open(&path)).into_python(py)?;
         let len = total_length.min(file.len().saturating_sub(file_offset));
         if len == 0 {
             return Ok(0);
         }
-        let submit =
-            || reader.submit(requests(&file, dev_ptr, file_offset, len, chunk_size)?, Priority::Demand);
+        let submit = || {
+            let requests = requests(&file, dev_ptr, file_offset, len, chunk_size, stream)?;
+            reader.submit(requests, Priority::Demand)
+        };
         let batch = py.detach(submit).into_python(py)?;
         while !py.detach(|| batch.wait_within(TICK).is_some()) {
             if let Err(interrupt) = py.check_signals() {
@@ -313,6 +319,7 @@ fn requests(
     offset: u64,
     len: u64,
     chunk_size: u64,
+    stream: Option<usize>,
 ) -> hoistway::Result<Vec<ReadRequest>> {
     // Chunks of a few bytes would be many.
     let step = if chunk_size == 0 { len } else { chunk_size.max(BLOCK_BYTES) };
@@ -323,6 +330,11 @@ fn requests(
         reason: format!("{len} bytes from there end past 2^64"),
     };
     address.checked_add(len).ok_or_else(invalid)?;
+    let fence = match stream.filter(|_| !device.is_host()) {
+        // SAFETY: the caller of `read_chunked` promises that it is a live stream of the device.
+        Some(stream) => Some(unsafe { Fence::of_stream(&*Device::open(device)?, stream)? }),
+        None => None,
+    };
     let place = |position: u64| match (NonNull::new((address + position) as *mut u8), device) {
         (Some(start), DeviceId::Cpu) if address != 0 => {
             // SAFETY: the caller of `read_chunked` promises that `dev_ptr` is the beginning of so many bytes, used by no
@@ -335,7 +347,11 @@ fn requests(
     };
     let part = |position: u64| {
         let range = ByteRange::at(offset + position, step.min(len - position)).unwrap_or_default();
-        ReadRequest::new(file, range, place(position))
+        let request = ReadRequest::new(file, range, place(position));
+        match &fence {
+            Some(fence) => request.after([fence.clone()]),
+            None => request,
+        }
     };
     Ok((0..len.div_ceil(step)).map(|part_number| part(part_number * step)).collect())
 }

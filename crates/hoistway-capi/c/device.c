@@ -18,7 +18,9 @@ static int hip_to_host(void *host, uint64_t device, size_t bytes) {
     return hip_to_host_async(host, device, bytes, NULL);
 }
 
-static void reads_arrive(const char *path, int target, allocate_function allocate, to_host_function to_host) {
+/* `stream` and `event` come before the first read; they may be NULL. */
+static void reads_arrive(const char *path, int target, allocate_function allocate, to_host_function to_host,
+                         void *stream, void *event) {
     hoistway_catalog *catalog = NULL;
     hoistway_reader *reader = NULL;
     CHECK(hoistway_catalog_open(&path, 1, NULL, &catalog) == HOISTWAY_OK);
@@ -40,6 +42,8 @@ static void reads_arrive(const char *path, int target, allocate_function allocat
         reads[index].name = tensor.name;
     }
     reads[0].target = target;
+    reads[0].stream = stream;
+    reads[0].event = event;
     reads[0].destination = (void *)(uintptr_t)(address + 1);
     reads[1].destination = expected;
     /* A device that is not there fails its own read. */
@@ -74,7 +78,16 @@ int main(int count, char **arguments) {
     CHECK(init && retain && set_current && allocate && to_host);
     void *context = NULL;
     CHECK(init(0) == 0 && retain(&context, 0) == 0 && set_current(context) == 0);
-    reads_arrive(arguments[1], HOISTWAY_TARGET_CUDA, allocate, to_host);
+    reads_arrive(arguments[1], HOISTWAY_TARGET_CUDA, allocate, to_host, NULL, NULL);
+    int (*make_stream)(void **, unsigned) = (int (*)(void **, unsigned))dlsym(driver, "cuStreamCreate");
+    int (*make_event)(void **, unsigned) = (int (*)(void **, unsigned))dlsym(driver, "cuEventCreate");
+    int (*record)(void *, void *) = (int (*)(void *, void *))dlsym(driver, "cuEventRecord");
+    CHECK(make_stream && make_event && record);
+    void *stream = NULL, *event = NULL;
+    CHECK(make_stream(&stream, 1) == 0 && make_event(&event, 2) == 0 && record(event, stream) == 0);
+    reads_arrive(arguments[1], HOISTWAY_TARGET_CUDA, allocate, to_host, stream, NULL);
+    reads_arrive(arguments[1], HOISTWAY_TARGET_CUDA, allocate, to_host, NULL, event);
+    reads_arrive(arguments[1], HOISTWAY_TARGET_CUDA, allocate, to_host, stream, event);
 
     driver = dlopen(getenv("HOISTWAY_HIP_DRIVER"), RTLD_NOW);
     CHECK(driver);
@@ -82,7 +95,7 @@ int main(int count, char **arguments) {
     allocate = (allocate_function)dlsym(driver, "hipMalloc");
     hip_to_host_async = (int (*)(void *, uint64_t, size_t, void *))dlsym(driver, "hipMemcpyDtoHAsync");
     CHECK(init && allocate && hip_to_host_async && init(0) == 0);
-    reads_arrive(arguments[1], HOISTWAY_TARGET_ROCM, allocate, hip_to_host);
+    reads_arrive(arguments[1], HOISTWAY_TARGET_ROCM, allocate, hip_to_host, NULL, NULL);
     puts("ok");
     return 0;
 }

@@ -603,6 +603,12 @@ typedef struct {
   // Set when the read ends, with release order, to 1 plus its status; may be NULL. `hoistway_batch_status` may say
   // `HOISTWAY_PENDING` for a moment longer.
   int32_t *done;
+  // For memory of a device: a stream of it, whose work that is queued by now comes before the read. NULL is the legacy default
+  // stream, unless there is an event. A stream that is being captured is an error.
+  void *stream;
+  // For memory of a device: an event that comes before the read, and lives until that has ended; or NULL. One that was
+  // recorded in a capture fails the read.
+  void *event;
 } hoistway_read;
 
 // Is told how far a batch has got, on the thread that waits for it; `false` cancels the batch. It must return: no
@@ -1221,8 +1227,9 @@ void hoistway_reader_free(hoistway_reader *reader);
 
 // Starts to read. Each read succeeds or fails for itself. This call fails, and starts nothing, if a read makes no sense
 // or its file cannot be opened. `priority` is `HOISTWAY_DEMAND`,
-// `HOISTWAY_PREFETCH` or `HOISTWAY_BACKGROUND`. What is written to memory of a device comes after the work that is queued on
-// the legacy default stream of the device by then, and so on every stream that is in order with it.
+// `HOISTWAY_PREFETCH` or `HOISTWAY_BACKGROUND`. What is written to memory of a device comes after the read's stream and event.
+// Without both it comes after the work that is queued on the legacy default stream of the device by then, and so on every stream
+// that is in order with it.
 //
 // What the caller promises:
 // `reader` must be live; `reads` must be `count` structures as their size says, whose strings live until this returns,

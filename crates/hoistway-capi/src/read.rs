@@ -10,10 +10,11 @@ use crate::{
 };
 use hoistway::{
     ByteRange, DeviceId,
+    device::{Device, Fence},
     read::{Batch, Priority, ReadFile, ReadRequest, ReadStatus, Reader, ReaderOptions, Target},
 };
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     ffi::{c_char, c_void},
     path::{Path, PathBuf},
     ptr::NonNull,
@@ -142,6 +143,12 @@ pub struct hoistway_read {
     /// Set when the read ends, with release order, to 1 plus its status; may be NULL. `hoistway_batch_status` may say
     /// `HOISTWAY_PENDING` for a moment longer.
     pub done: *mut i32,
+    /// For memory of a device: a stream of it, whose work that is queued by now comes before the read. NULL is the legacy default
+    /// stream, unless there is an event. A stream that is being captured is an error.
+    pub stream: *mut c_void,
+    /// For memory of a device: an event that comes before the read, and lives until that has ended; or NULL. One that was
+    /// recorded in a capture fails the read.
+    pub event: *mut c_void,
 }
 
 // SAFETY: numbers, pointers and an optional function, of which the first is the size.
@@ -180,8 +187,9 @@ pub unsafe extern "C" fn hoistway_reader_free(reader: *mut hoistway_reader) {
 
 /// Starts to read. Each read succeeds or fails for itself. This call fails, and starts nothing, if a read makes no sense
 /// or its file cannot be opened. `priority` is `HOISTWAY_DEMAND`,
-/// `HOISTWAY_PREFETCH` or `HOISTWAY_BACKGROUND`. What is written to memory of a device comes after the work that is queued on
-/// the legacy default stream of the device by then, and so on every stream that is in order with it.
+/// `HOISTWAY_PREFETCH` or `HOISTWAY_BACKGROUND`. What is written to memory of a device comes after the read's stream and event.
+/// Without both it comes after the work that is queued on the legacy default stream of the device by then, and so on every stream
+/// that is in order with it.
 ///
 /// # Safety
 /// `reader` must be live; `reads` must be `count` structures as their size says, whose strings live until this returns,
@@ -451,14 +459,19 @@ unsafe fn reader_options(options: *const hoistway_reader_options) -> Result<Read
 /// # Safety
 /// See [`hoistway_batch_submit`].
 unsafe fn requests(reads: *const hoistway_read, count: u64) -> Result<Vec<ReadRequest>, Failure> {
-    let mut files = Files::default();
+    let (mut files, mut fences) = (Files::default(), HashMap::new());
     // SAFETY: passed on.
-    unsafe { versioned::read_all(reads, count, |read, index| request(read, index, &mut files)) }
+    unsafe { versioned::read_all(reads, count, |read, index| request(read, index, &mut files, &mut fences)) }
 }
 
 /// # Safety
 /// See [`hoistway_batch_submit`].
-unsafe fn request(read: &hoistway_read, index: usize, files: &mut Files) -> Result<ReadRequest, Failure> {
+unsafe fn request(
+    read: &hoistway_read,
+    index: usize,
+    files: &mut Files,
+    fences: &mut HashMap<(DeviceId, usize), Fence>,
+) -> Result<ReadRequest, Failure> {
     // Only a label: whatever it is made of.
     // SAFETY: a string, as the caller says.
     let name = unsafe { text::borrow_lossily(read.name) };
@@ -505,6 +518,25 @@ unsafe fn request(read: &hoistway_read, index: usize, files: &mut Files) -> Resu
         (other, _) => return Err(wrong(&format!("there is no target {other}"))),
     };
     let mut request = ReadRequest::new(&file, range, target);
+    if let Some(device) = device_of(read.target, read.device) {
+        let mut after = Vec::new();
+        if !read.stream.is_null() {
+            let stream = read.stream.expose_provenance();
+            let fence = match fences.entry((device, stream)) {
+                Entry::Occupied(known) => known.into_mut(),
+                // SAFETY: a live stream of the device, as the caller says.
+                Entry::Vacant(new) => new.insert(unsafe { stream_fence(device, stream)? }),
+            };
+            after.push(fence.clone());
+        }
+        if !read.event.is_null() {
+            // SAFETY: it lives until the read has ended, as the caller says.
+            after.push(unsafe { Fence::of_event(read.event.expose_provenance() as u64) });
+        }
+        if !after.is_empty() {
+            request = request.after(after);
+        }
+    }
     if let Some(name) = name {
         request = request.named(&*name);
     }
@@ -513,6 +545,16 @@ unsafe fn request(read: &hoistway_read, index: usize, files: &mut Files) -> Resu
         request = request.on_end(move |outcome| done.set(outcome));
     }
     Ok(request)
+}
+
+/// # Safety
+/// It must be a live stream of the device.
+unsafe fn stream_fence(device: DeviceId, stream: usize) -> Result<Fence, Failure> {
+    let fenced = Device::open(device).and_then(|device| {
+        // SAFETY: passed on.
+        unsafe { Fence::of_stream(&device, stream) }
+    });
+    Ok(fenced.map_err(hoistway::Error::from)?)
 }
 
 /// Files of one batch, each opened once.

@@ -23,6 +23,8 @@ class FileReaderInterface(ABC):
         total_length: int,
         chunk_size: int = 0,
         pipelined: bool = False,
+        *,
+        stream: int | None = None,
     ) -> int:
         """Reads part of a file.
 
@@ -34,6 +36,8 @@ class FileReaderInterface(ABC):
             total_length: How many bytes to read.
             chunk_size: Longest single read; 0 leaves it to the reader.
             pipelined: Taken for the sake of programs that give it. Reading and copying always overlap.
+            stream: A stream of the device, as ``torch.cuda.Stream.cuda_stream`` gives it. Bytes get to the device after
+                what is queued there by now. Without it they come after the legacy default stream.
 
         Returns:
             How many bytes were read: fewer than asked for only where the file ends.

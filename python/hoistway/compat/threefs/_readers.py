@@ -56,6 +56,8 @@ class _Reader(FileReaderInterface):
         total_length: int,
         chunk_size: int = 0,
         pipelined: bool = True,
+        *,
+        stream: int | None = None,
     ) -> int:
         """Reads part of a file; see `FileReaderInterface.read_chunked`.
 
@@ -63,7 +65,9 @@ class _Reader(FileReaderInterface):
             hoistway.errors.HoistwayError: What went wrong, with path and offset. What lies at ``dev_ptr`` then is worth
                 nothing.
         """
-        return self._native.read(os.fspath(path), dev_ptr, file_offset, total_length, max(chunk_size, 0))
+        return self._native.read(
+            os.fspath(path), dev_ptr, file_offset, total_length, max(chunk_size, 0), stream
+        )
 
     def read_headers_batch(self, paths: list[str], num_threads: int = 8) -> dict[str, tuple[str, int, int]]:
         """Reads headers; see `FileReaderInterface.read_headers_batch`.
