@@ -189,7 +189,7 @@ test-again quiet="10" loaded="10": prepare develop
 # Run what .ci/run runs and all that only a release needs, and end with a table of results.
 release-check:
     PATH='{{ bin }}':"$PATH" testkit/check/steps.sh --keep-going \
-        lint check-windows test docs 'fuzz 600' model 'soak-executor 600' 'soak-experts 600' 'soak-objects 1000' miri \
+        lint check-windows test docs 'fuzz 600' model 'soak-executor 600' 'soak-experts 600' 'soak-devices 60' 'soak-objects 1000' miri \
         test-capi-release \
         'sanitize address' 'sanitize thread' torture-kv azurite test-go llama-cpp gguf-vocab dist semver gpu-pack
 
@@ -231,6 +231,10 @@ soak-objects loads="1000":
 # Use a store of experts from many threads, with faults, cancellations and a small budget, for so many seconds.
 soak-experts seconds="600":
     HOISTWAY_SOAK_SECONDS={{ seconds }} cargo test --package hoistway-experts --test experts soak -- --ignored --nocapture
+
+# Use a device of the stand-in from four threads, captures among them, while its driver refuses calls, for so many seconds.
+soak-devices seconds="60": develop
+    HOISTWAY_SOAK_SECONDS={{ seconds }} '{{ bin }}/pytest' python/tests/test_device_beside.py --keyword beside_each_other
 
 # Those that open files are left out: Miri starts no programs, and opens no file without waiting.
 # Run the pure modules under Miri. Needs a nightly toolchain with the component miri.

@@ -87,20 +87,66 @@ def experts_on_the_device(subject: Subject) -> str:
 
 
 def reads_come_after_queued_work(subject: Subject) -> None:
-    """A read to memory that queued work still uses, on the default stream and on a side stream in order with it."""
+    """A read to memory that queued work still uses.
+
+    That is on the default stream, on a side stream in order with it, and on a named stream that is in order with none.
+    """
     _need_cuda(subject)
     path = _model(subject)
     with _on_device(subject) as work, _chunks() as reader:
-        for stream in (0, work.stream(BLOCKING)):
+        alone = work.stream(NON_BLOCKING)
+        for stream, named in ((0, None), (work.stream(BLOCKING), None), (alone, alone)):
             target, earlier = work.memory(SIZE, 1), work.memory(SIZE)
             function = HostFunction(lambda _: time.sleep(0.2))
             subject.driver.call("cuLaunchHostFunc", c_void_p(stream), function, None)
             work.copy(earlier, target, stream)
-            assert reader.read(path, target, 0, SIZE, 0) == SIZE
+            assert reader.read(path, target, 0, SIZE, 0, named) == SIZE
             work.synchronize(stream)
             same_bytes(work.bytes_of(earlier), b"\x01" * SIZE, "what was queued before the read")
             same_bytes(work.bytes_of(target), path.read_bytes()[:SIZE], "what was read")
             work.close(stream, target, earlier)
+
+
+def calls_wait_for_streams_in_no_order(subject: Subject) -> None:
+    """A save has what is queued on a stream in no order with the default one, and ``copy_into`` comes after it."""
+    _need_cuda(subject)
+    path, saved = subject.folder / "side.safetensors", subject.folder / "side-saved.safetensors"
+    files.write(path, {"bytes": ("U8", [SIZE])})
+    tensor = hoistway.load_file(path, DEVICE, framework="raw")["bytes"]
+    target = subject.device_bytes(SIZE, seed=3)
+    before = target.tobytes()
+    function = HostFunction(lambda _: time.sleep(0.3))
+    with _on_device(subject) as work:
+        stream, earlier = work.stream(NON_BLOCKING), work.memory(SIZE)
+        subject.driver.call("cuLaunchHostFunc", c_void_p(stream), function, None)
+        work.fill(tensor.data_ptr, 7, stream)
+        hoistway.save_file({"bytes": tensor}, saved)
+        same_bytes(files.read(saved)["bytes"].data, b"\x07" * SIZE, "what was saved")
+        subject.driver.call("cuLaunchHostFunc", c_void_p(stream), function, None)
+        work.copy(earlier, target.address, stream)
+        with hoistway.open(path, framework="raw") as checkpoint:
+            checkpoint.copy_into({"bytes": target})
+        work.synchronize(stream)
+        same_bytes(work.bytes_of(earlier), before, "what was queued before")
+        same_bytes(target.tobytes(), files.read(path)["bytes"].data, "what was copied")
+        work.close(stream, earlier)
+    target.free()
+
+
+def layers_to_the_device(subject: Subject) -> str:
+    """Layers that stream through less memory than they take, each copied to the device while others are read."""
+    path = _model(subject)
+    wanted = files.read(path)
+    room = max(len(stored.data) for stored in wanted.values())
+    memory, copied = subject.device_bytes(room), 0
+    for _ in range(2):
+        for layer in hoistway.stream_layers(path, budget=3 * room, framework="raw"):
+            for name, tensor in layer.items():
+                memory.write(tensor.tobytes())
+                same_bytes(memory.tobytes()[: tensor.nbytes], wanted[name].data, name)
+                copied += 1
+    memory.free()
+    return f"{copied} tensors"
 
 
 def first_use_of_kernels(subject: Subject) -> None:
@@ -292,6 +338,8 @@ CHECKS: list[Check] = [
     others_go_on_while_tensors_are_dropped,
     experts_on_the_device,
     reads_come_after_queued_work,
+    calls_wait_for_streams_in_no_order,
+    layers_to_the_device,
     first_use_of_kernels,
     fork_during_the_first_use,
 ]

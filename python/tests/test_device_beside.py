@@ -198,6 +198,19 @@ def test_no_call_of_the_driver_holds_the_interpreter(tmp_path: Path) -> None:
     )
 
 
+def test_a_call_of_the_driver_that_holds_the_interpreter_is_counted() -> None:
+    """What the tests above rely on: such calls of hoistway's would be seen."""
+    run_beside(
+        """
+        version = ctypes.c_int()
+        assert library.cuDriverGetVersion(ctypes.byref(version)) == 0
+        assert count("calls_under_interpreter") == 0
+        assert ctypes.PyDLL(sys.argv[2]).cuDriverGetVersion(ctypes.byref(version)) == 0
+        assert count("calls_under_interpreter") == 1
+        """
+    )
+
+
 def test_captures_of_another_thread_stay_valid(model: Path, work: Work, tmp_path: Path) -> None:
     expected = hoistway.load_file(model, framework="raw")
     path = write_model(tmp_path / "bytes.safetensors", {"bytes": ("U8", [1 << 16])})
@@ -333,14 +346,14 @@ def test_ctrl_c_leaves_the_interpreter_to_others_while_the_work_ends(model: Path
 def test_reads_to_a_device_come_after_what_is_queued_on_it(
     model: Path, stand_in: StandIn, work: Work
 ) -> None:
-    """On the legacy default stream, and on streams that are in order with it."""
+    """On the legacy default stream, on streams that are in order with it, and on one that is named."""
     size = 1 << 16
-    for stream in (0, work.stream(flags=0)):
+    for stream, named in ((0, None), (0, 0), (work.stream(flags=0), None), (alone := work.stream(), alone)):
         target, earlier = work.memory(size, value=1), work.memory(size)
         gate = work.gate(stream)
         work.copy(earlier, target, size, stream)
         recorded = stand_in.count("calls.cuEventRecord")
-        reader = threading.Thread(target=read_chunk, args=(model, target, size))
+        reader = threading.Thread(target=read_chunk, args=(model, target, size, named))
         reader.start()
         wait_until(lambda recorded=recorded: stand_in.count("calls.cuEventRecord") > recorded)
         gate.open()
@@ -354,12 +367,12 @@ def test_reads_to_a_device_come_after_what_is_queued_on_it(
             work.destroy(stream)
 
 
-def read_chunk(path: Path, address: int, size: int) -> None:
+def read_chunk(path: Path, address: int, size: int, stream: int | None = None) -> None:
     """Reads the beginning of a file to a device."""
     from hoistway import _native  # noqa: PLC0415
 
     reader = _native.ChunkReader(None, 4, 1 << 20, "auto", [])
-    assert reader.read(path, address, 0, size, 0) == size
+    assert reader.read(path, address, 0, size, 0, stream) == size
     reader.close()
 
 
@@ -496,7 +509,10 @@ def test_memory_of_torchs_is_of_the_stream_where_the_checkpoint_is_opened(
 def test_captures_loads_blocks_and_experts_go_on_beside_each_other(  # noqa: PLR0915  (four programs at once)
     model: Path, experts_path: Path, stand_in: StandIn, work: Work, tmp_path: Path
 ) -> None:
-    """While the driver refuses calls now and then because of captures. ``HOISTWAY_SOAK_SECONDS`` makes it longer."""
+    """While the driver refuses calls now and then because of captures, and does not tell the end of some copies.
+
+    What asks again gets the right bytes. ``HOISTWAY_SOAK_SECONDS`` makes it longer: ``just soak-devices``.
+    """
     expected = {name: tensor.tobytes() for name, tensor in hoistway.load_file(model, framework="raw").items()}
     wanted = hoistway.load_file(experts_path, framework="raw")
     calls = (
@@ -506,9 +522,19 @@ def test_captures_loads_blocks_and_experts_go_on_beside_each_other(  # noqa: PLR
         "cuMemHostRegister_v2",
         "cuMemcpyHtoDAsync_v2",
     )
-    stand_in.set("FAULTS=" + ",".join(f"{call}:%{7 + number}=900" for number, call in enumerate(calls)))
+    refused = ",".join(f"{call}:%{7 + number}=900" for number, call in enumerate(calls))
+    stand_in.set(f"FAULTS={refused},cuEventSynchronize:%29=999,cuEventSynchronize:%30=999")
     end = time.monotonic() + float(os.environ.get("HOISTWAY_SOAK_SECONDS", "0"))
     failures: list[BaseException] = []
+
+    def succeed(ask: Callable[[], Any]) -> Any:
+        """Asks again as long as the device does not tell how something ended."""
+        for _ in range(100):
+            with contextlib.suppress(errors.HoistwayError):
+                answer = ask()
+                if getattr(answer, "ok", True):
+                    return answer
+        raise AssertionError("it does not come to succeed")
 
     def repeated(action: Callable[[], None]) -> Callable[[], None]:
         def repeat() -> None:
@@ -535,8 +561,9 @@ def test_captures_loads_blocks_and_experts_go_on_beside_each_other(  # noqa: PLR
         work.free(memory)
 
     def load() -> None:
-        tensors = hoistway.load_file(model, "cuda", framework="raw")
-        assert all(tensors[name].tobytes() == expected[name] for name in expected)
+        tensors = succeed(lambda: hoistway.load_file(model, "cuda", framework="raw"))
+        for name, data in expected.items():
+            assert succeed(tensors[name].tobytes) == data
 
     def keep() -> None:
         work.relax()
@@ -545,20 +572,20 @@ def test_captures_loads_blocks_and_experts_go_on_beside_each_other(  # noqa: PLR
         for value in (4, 5):
             work.fill(address, 1 << 16, value, 0)
             work.synchronize(0)
-            assert blocks.store([f"{value}"], [array]).wait(60).ok
+            succeed(lambda value=value: blocks.store([f"{value}"], [array]).wait(60))
             work.fill(address, 1 << 16, 0, 0)
             work.synchronize(0)
-            assert blocks.load([f"{value}"], [array]).wait(60).ok
+            succeed(lambda value=value: blocks.load([f"{value}"], [array]).wait(60))
             assert work.read(address, 1 << 16) == bytes([value]) * (1 << 16)
             blocks.delete([f"{value}"])
         work.free(address)
 
     def lease() -> None:
         for expert in range(EXPERTS):
-            with leases.ensure(0, [expert]) as lease:
+            with succeed(lambda expert=expert: leases.ensure(0, [expert])) as lease:
                 for tensor in lease[expert].values():
                     data = wanted[tensor.name].tobytes()[expert * PART : (expert + 1) * PART]
-                    assert tensor.tobytes() == data
+                    assert succeed(tensor.tobytes) == data
 
     store = kv.Store(tmp_path / "store", capacity="256MiB", segment_bytes="16MiB", min_free=0)
     blocks = store.namespace(model="test")
@@ -571,6 +598,12 @@ def test_captures_loads_blocks_and_experts_go_on_beside_each_other(  # noqa: PLR
     for thread in threads:
         thread.join()
     stand_in.library.fake_cuda_reset()
+    if not failures:
+        # No store is dead, and no slot lost.
+        last = work.memory(1 << 16)
+        with leases.ensure(0, [0, 1]):
+            assert blocks.store(["last"], [Array(last, 1 << 16)]).wait(60).ok
+        work.free(last)
     leases.close()
     store.close()
     if failures:
