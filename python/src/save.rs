@@ -105,8 +105,10 @@ pub(crate) fn save_bytes<'py>(
     PyBytes::new_with(py, len, |bytes| py.detach(|| encoded.write_to(bytes)).into_python(py))
 }
 
-/// The header of the file of tensors of these names, types and shapes, where the bytes of each begin and end, and its
-/// length.
+/// The header of a file, where the bytes of each tensor begin and end, and the file's length.
+type PlannedFile<'py> = (Bound<'py, PyBytes>, Vec<(u64, u64)>, u64);
+
+/// Plans the file of tensors of these names, types and shapes.
 #[pyfunction]
 #[pyo3(signature = (tensors, metadata, **options))]
 pub(crate) fn plan_file<'py>(
@@ -114,7 +116,7 @@ pub(crate) fn plan_file<'py>(
     tensors: Vec<(String, String, Vec<u64>)>,
     metadata: Option<BTreeMap<String, String>>,
     options: Option<&Bound<'_, PyDict>>,
-) -> PyResult<(Bound<'py, PyBytes>, Vec<(u64, u64)>, u64)> {
+) -> PyResult<PlannedFile<'py>> {
     let options = save_options(py, options)?;
     let layout = py.detach(|| {
         let known = tensors.iter().map(|(name, dtype, shape)| Ok((&**name, dtype_named(dtype)?, &**shape)));
