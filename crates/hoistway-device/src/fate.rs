@@ -158,10 +158,14 @@ impl Device {
         self.parked().count.load(Ordering::Acquire) > 0
     }
 
-    /// Asks whether work has ended whose memory is parked. Waits for nothing.
+    /// Asks whether work has ended whose memory is parked. Waits for no work of hoistway's; to free the memory may wait for
+    /// others'.
     pub fn ask_again(&self) {
         if self.is_in_doubt() {
-            self.parked().take(|item| item.event.as_ref().is_some_and(|event| is_over(&**event)));
+            // One that is lost does nothing more.
+            let is_lost = self.backend().is_lost();
+            let is_reached = |item: &Item| item.event.as_ref().is_some_and(|event| is_over(&**event));
+            self.parked().take(|item| is_lost || is_reached(item));
         }
     }
 

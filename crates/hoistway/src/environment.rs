@@ -4,8 +4,9 @@
 use crate::{Error, Result};
 use bytesize::ByteSize;
 use serde::Deserialize;
+#[cfg(feature = "objects")]
+use std::path::{Path, PathBuf};
 use std::{
-    path::{Path, PathBuf},
     str::FromStr,
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -72,6 +73,7 @@ fn meant(variable: &str) -> Option<&'static str> {
 }
 
 /// A path with the home directory in the place of a `~` at its start, as shells have it. Settings do not go through a shell.
+#[cfg(feature = "objects")]
 pub(crate) fn with_home(path: &Path) -> PathBuf {
     let below = path.strip_prefix("~").ok();
     match below.zip(std::env::home_dir()) {

@@ -152,8 +152,10 @@ impl<V: Vendor> DriverDevice<V> {
         let entered = V::enter(self.driver, self.handle, self.context);
         let before = entered.map_err(|failed| {
             if failed.1 == INVALID_CONTEXT {
-                // The program has reset the device.
+                // The program has reset the device, which ends its work and frees its memory.
                 self.is_lost.store(true, Ordering::Relaxed);
+                let source = DriverError { ends_work: true, ..self.driver.error(failed) };
+                return device_error::<V>(self.info.ordinal, "entering its context", source);
             }
             self.error("entering its context", failed)
         })?;

@@ -15,7 +15,7 @@ use hoistway::{ByteRange, DeviceId};
 use hoistway_device::{Device, Fence};
 use hoistway_io::parallel::lock;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fmt,
     sync::{
         Arc, Mutex,
@@ -52,7 +52,7 @@ impl External {
     /// got a place and another got none. Neither may call the store.
     ///
     /// Reads to a place on a device come after what is queued on the legacy default stream, and after the streams of leases that
-    /// were [released behind](crate::Lease::release_behind) one, whichever unit had the place.
+    /// were [released behind](crate::store::Lease::release_behind) one, whichever unit had the place.
     ///
     /// If `locate` panics, the request fails with [`Error::Panicked`]. If `evicted` panics, the unit's bytes count as used
     /// until the store is dropped.
@@ -103,7 +103,18 @@ struct State {
     /// What uses places that were given back.
     past: Vec<Past>,
     /// Rooms of units that a device in doubt may still write to, by unit: they are not given back yet.
-    in_doubt: BTreeMap<usize, UnitRoom>,
+    in_doubt: BTreeMap<usize, InDoubt>,
+    /// How many were in doubt, ever.
+    doubts: u64,
+    /// Devices that a thread waits for.
+    awaited: BTreeSet<DeviceId>,
+}
+
+#[derive(Debug)]
+struct InDoubt {
+    /// How many were in doubt before it.
+    number: u64,
+    room: UnitRoom,
 }
 
 /// Work that uses bytes of a device.
@@ -117,7 +128,8 @@ struct Past {
 impl Drop for Opened {
     fn drop(&mut self) {
         self.waits.wait();
-        let left: Vec<DeviceId> = lock(&self.inner.state).in_doubt.values().map(|room| room.memory).collect();
+        let left: BTreeSet<DeviceId> =
+            lock(&self.inner.state).in_doubt.values().map(|own| own.room.memory).collect();
         left.into_iter().for_each(|memory| self.inner.give_back_known(memory));
         for unit in lock(&self.inner.state).in_doubt.keys() {
             tracing::error!(unit, "a device may still write to memory of a caller whose store has ended");
@@ -126,6 +138,10 @@ impl Drop for Opened {
 }
 
 impl State {
+    fn has_doubt(&self, memory: DeviceId) -> bool {
+        self.in_doubt.values().any(|own| own.room.memory == memory)
+    }
+
     /// What reads to places on a device come after, which nothing else uses any more.
     fn take_past(&mut self, memory: DeviceId, places: &[Place]) -> Vec<Fence> {
         let (mut found, mut left) = (Vec::new(), Vec::new());
@@ -166,19 +182,25 @@ impl State {
 impl Inner {
     /// Gives back what a device in doubt may have written to, once it is known that it does not. Waits for the device.
     fn give_back_known(&self, memory: DeviceId) {
-        let known = Device::open(memory).and_then(|device| device.settle());
-        if let Err(error) = known {
-            tracing::warn!(%error, "memory of evicted units is given back later");
-            return;
-        }
-        // Locked while the callback runs: the unit gets no other place before it.
-        let mut state = lock(&self.state);
-        let rooms = std::mem::take(&mut state.in_doubt);
-        for (unit, room) in rooms {
-            if room.memory != memory {
-                state.in_doubt.insert(unit, room);
-            } else if let Some(unit) = self.catalog.units().get(unit) {
+        loop {
+            // What comes while this waits may be used by work that it does not wait for.
+            let before = lock(&self.state).doubts;
+            let known = Device::open(memory).and_then(|device| device.settle());
+            // Locked while the callback runs: the unit gets no other place before it.
+            let mut state = lock(&self.state);
+            if let Err(error) = known {
+                tracing::warn!(%error, "memory of evicted units is given back later");
+                state.awaited.remove(&memory);
+                return;
+            }
+            let is_known = |own: &InDoubt| own.room.memory == memory && own.number < before;
+            let rooms = state.in_doubt.extract_if(.., |_, own| is_known(own));
+            for unit in rooms.filter_map(|(unit, _)| self.catalog.units().get(unit)) {
                 self.give_back(unit);
+            }
+            if !state.has_doubt(memory) {
+                state.awaited.remove(&memory);
+                return;
             }
         }
     }
@@ -234,6 +256,18 @@ impl Inner {
     }
 }
 
+impl Opened {
+    /// Has a thread wait for a device in doubt. Without one the next unit that is released tries again.
+    fn wait_for(&self, state: &mut State, memory: DeviceId) {
+        if state.awaited.insert(memory) {
+            let inner = self.inner.clone();
+            if self.waits.start(move || inner.give_back_known(memory)).is_err() {
+                state.awaited.remove(&memory);
+            }
+        }
+    }
+}
+
 impl UnitMemory for Opened {
     fn cost_bytes(&self, unit: usize) -> u64 {
         self.inner.catalog.units().get(unit).map_or(u64::MAX, Unit::bytes)
@@ -241,10 +275,10 @@ impl UnitMemory for Opened {
 
     fn reserve(&self, unit: usize, _keep_bytes: u64) -> Result<Option<UnitRoom>> {
         let mut state = lock(&self.inner.state);
-        if let Some(mut room) = state.in_doubt.remove(&unit) {
-            let device = Device::open(room.memory).map_err(hoistway::Error::from)?;
-            room.after = Some([Fence::of_device(&device)].into());
-            return Ok(Some(room));
+        if let Entry::Occupied(own) = state.in_doubt.entry(unit) {
+            let device = Device::open(own.get().room.memory).map_err(hoistway::Error::from)?;
+            let after = Some([Fence::of_device(&device)].into());
+            return Ok(Some(UnitRoom { after, ..own.remove().room }));
         }
         let unit = self.inner.catalog.units().get(unit);
         let unit = unit.ok_or_else(|| Error::Internal("there is no such unit".into()))?;
@@ -270,11 +304,17 @@ impl UnitMemory for Opened {
         if !room.memory.is_host()
             && let Ok(device) = Device::open(room.memory)
         {
-            if device.is_in_doubt() {
-                let (inner, memory) = (self.inner.clone(), room.memory);
-                state.in_doubt.insert(unit, room.clone());
-                // Without a thread the next unit that is released tries again.
-                _ = self.waits.start(move || inner.give_back_known(memory));
+            let is_in_doubt = device.is_in_doubt();
+            if is_in_doubt {
+                let number = state.doubts;
+                state.doubts += 1;
+                state.in_doubt.insert(unit, InDoubt { number, room: room.clone() });
+            }
+            // Also for others, whose wait did not tell.
+            if state.has_doubt(room.memory) {
+                self.wait_for(&mut state, room.memory);
+            }
+            if is_in_doubt {
                 return true;
             }
             if has_others {
