@@ -35,6 +35,7 @@ __all__ = [
     "numbered_layers",
     "parse_header",
     "pause_log",
+    "plan_file",
     "policies",
     "probe_3fs",
     "release_devices",
