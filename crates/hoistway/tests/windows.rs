@@ -39,7 +39,8 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     ptr,
-    sync::Mutex,
+    sync::{Arc, Barrier, Mutex},
+    thread,
     time::{Duration, Instant},
 };
 use windows_sys::Win32::{
@@ -189,6 +190,9 @@ fn three_hundred_checkpoints_are_loaded_by_every_route() {
                 Err(error) => panic!("{number}: {open}: {route}: {error}"),
             };
             assert!(can_be_loaded, "{number}: {open}: {route}");
+            let expected = checkpoint.catalog().tensors().iter().map(|entry| &*entry.name);
+            let found: Vec<_> = loaded.tensors().iter().map(|tensor| tensor.name()).collect();
+            assert_eq!(found, expected.collect::<Vec<_>>(), "{number}: {open}: {route}");
             for (entry, tensor) in checkpoint.catalog().tensors().iter().zip(loaded.tensors()) {
                 let file = fs::read(checkpoint.catalog().file(entry.file).source.as_path()).unwrap();
                 let range = entry.bytes.start() as usize..entry.bytes.end() as usize;
@@ -238,6 +242,43 @@ fn what_is_saved_is_loaded_by_every_route() {
         assert_is(&load(&file, &by(Route::Overlapped)), &generations[1]);
         assert_is(&load(&set, &by(Route::Overlapped)), &generations[1]);
     }
+}
+
+/// Each waits for the lock of the folder while another names its files, and what stays is one of the checkpoints.
+#[test]
+fn saves_to_one_folder_at_a_time_leave_one_whole_checkpoint() {
+    const SAVES: u8 = 6;
+    let folder = tempfile::tempdir().unwrap();
+    let set = folder.path().join("set");
+    let checkpoints: Vec<Vec<Owned>> = (0..SAVES)
+        .map(|save| (0..4).map(|shard| owned(&format!("{shard}"), Dtype::U8, &[70_000], save * 40)).collect())
+        .collect();
+    let barrier = Barrier::new(SAVES.into());
+    thread::scope(|scope| {
+        for tensors in &checkpoints {
+            let (barrier, set) = (&barrier, &set);
+            scope.spawn(move || {
+                let sharding = Sharding::default().max_shard_bytes(80_000);
+                barrier.wait();
+                for _ in 0..3 {
+                    let report =
+                        save_sharded(set, &data(tensors), None, &sharding, &SaveOptions::default(), go_on)
+                            .unwrap();
+                    assert_eq!(report.files, 4, "{report}");
+                    // A wait of more than a second is noted.
+                    let others = report.notes.iter().filter(|note| !note.contains("the save waited"));
+                    assert_eq!(others.count(), 0, "{report}");
+                }
+            });
+        }
+    });
+    let loaded = load(&set, &by(Route::Threads));
+    let bytes = |tensors: &[Owned]| tensors[0].bytes.clone();
+    let first = loaded.get("0").unwrap().bytes().unwrap().to_vec();
+    let whole = checkpoints.iter().find(|tensors| bytes(tensors) == first).unwrap();
+    assert_is(&loaded, whole);
+    // Its shards and its index.
+    assert_eq!(names(&set).len(), 5, "{:?}", names(&set));
 }
 
 /// The stand-in driver's memory is out of the host's reach, so that only its copies bring bytes there.
@@ -405,18 +446,20 @@ fn large(folder: &Path) -> (PathBuf, Vec<Owned>) {
 }
 
 /// Loads by a route while `act` is done once, after some reads.
-fn load_during(
-    path: &Path,
-    route: Route,
-    act: impl Fn() + Send + Sync + 'static,
-) -> hoistway::Result<Loaded> {
+fn load_during(path: &Path, route: Route, act: impl FnOnce() + Send + 'static) -> hoistway::Result<Loaded> {
+    let act = Arc::new(Mutex::new(Some(act)));
+    let left = act.clone();
     let script = FaultScript::new(move |number, _| {
-        if number == 3 {
+        if number == 3
+            && let Some(act) = left.lock().unwrap().take()
+        {
             act();
         }
         None
     });
-    hoistway::load(&[path], &by(route).chunk_bytes(64 << 10).faults(script))
+    let loaded = hoistway::load(&[path], &by(route).chunk_bytes(64 << 10).faults(script));
+    assert!(act.lock().unwrap().is_none(), "it ended before the fourth read: {loaded:?}");
+    loaded
 }
 
 #[test]
@@ -448,12 +491,11 @@ fn a_file_that_its_writer_rewrites_is_noticed() {
         let (path, _) = large(folder.path());
         let writer = FileOptions::new().write(true).open(&path).unwrap();
         // Closed, as NTFS may have the times of an open file late.
-        let (writer, begin) = (Mutex::new(Some(writer)), fs::metadata(&path).unwrap().modified().unwrap());
+        let begin = fs::metadata(&path).unwrap().modified().unwrap();
         let rewrite = move || {
-            let Some(file) = writer.lock().unwrap().take() else { return };
             let later = begin + Duration::from_secs(2);
-            assert_eq!(file.seek_write(b"other bytes", 7 << 20).unwrap(), 11);
-            file.set_modified(later).unwrap();
+            assert_eq!(writer.seek_write(b"other bytes", 7 << 20).unwrap(), 11);
+            writer.set_modified(later).unwrap();
         };
         let error = load_during(&path, route, rewrite).unwrap_err();
         assert!(matches!(&error, Error::Changed { path: at, .. } if *at == path), "{error:?}");
@@ -591,7 +633,7 @@ fn counts_handles() {
     // The system ends a thread a little after it was joined.
     while handles() > before {
         assert!(begin.elapsed() < Duration::from_secs(60), "{} handles, {before} before", handles());
-        std::thread::yield_now();
+        thread::yield_now();
     }
 }
 

@@ -5,7 +5,7 @@
 //! names them comes first.
 #![forbid(unsafe_code)]
 
-use super::{SaveReport, folder::Folder, io_error, lock::FolderLock, temp::TempFile};
+use super::{SaveReport, folder::Folder, io_error, lock, temp::TempFile};
 use crate::{
     Alignment, Catalog, Error, Result,
     catalog::{
@@ -13,7 +13,7 @@ use crate::{
         index::{Index, MAX_INDEX_BYTES},
         shard_name::{ShardName, incomplete_set},
     },
-    sys::permissions::Permissions,
+    sys::{folders::FolderLock, permissions::Permissions},
 };
 use hoistway_io::file::{read_exact_at, write_all_at};
 use serde::Serialize;
@@ -104,7 +104,7 @@ impl<'a> Commit<'a> {
         go_on: impl Fn(u64) -> ControlFlow<()>,
         report: &mut SaveReport,
     ) -> Result<Self> {
-        let lock = match FolderLock::wait(folder, go_on, &mut report.notes)? {
+        let lock = match lock::wait(folder, go_on, &mut report.notes)? {
             Ok(lock) => Some(lock),
             Err(error) => {
                 let note = "the folder cannot be locked, so saves to it at the same time are not kept apart";

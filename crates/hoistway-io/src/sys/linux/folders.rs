@@ -16,7 +16,7 @@ use std::{
     path::Path,
 };
 
-/// Opens a folder, to lock or to sync it.
+/// Opens a folder.
 ///
 /// # Errors
 /// The system's.
@@ -25,19 +25,40 @@ pub fn open(path: &Path) -> io::Result<File> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
 
-/// Locks a folder unless another has the lock. [`unlock`](super::files::unlock) gives it back.
-///
-/// # Errors
-/// [`WouldBlock`](io::ErrorKind::WouldBlock) if another has it; others where it cannot be locked.
-pub fn try_lock(path: &Path) -> io::Result<File> {
-    let folder = open(path)?;
-    super::files::try_lock(&folder)?;
-    Ok(folder)
+/// The lock of a folder, from a successful [`try_lock`](Self::try_lock) until it is dropped.
+#[derive(Debug)]
+pub struct FolderLock(File);
+
+impl FolderLock {
+    /// The lock of this folder, which is not taken yet. The folder stays open.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn new(path: &Path) -> io::Result<Self> {
+        open(path).map(Self)
+    }
+
+    /// Takes the lock unless another has it.
+    ///
+    /// # Errors
+    /// [`WouldBlock`](io::ErrorKind::WouldBlock) if another has it; others where the folder cannot be locked.
+    pub fn try_lock(&mut self) -> io::Result<()> {
+        super::files::try_lock(&self.0)
+    }
+
+    /// Returns the process that holds the lock; `None` if the system does not tell, as on file systems of a network.
+    pub fn holder(&self) -> Option<String> {
+        lock_holder(&self.0)
+    }
 }
 
-/// Returns the process that holds a lock of a file or folder; `None` if the system does not tell, as on file systems of a
-/// network.
-pub fn lock_holder(file: &File) -> Option<String> {
+impl Drop for FolderLock {
+    fn drop(&mut self) {
+        super::files::unlock(&self.0);
+    }
+}
+
+fn lock_holder(file: &File) -> Option<String> {
     let stat = rustix::fs::fstat(file).ok()?;
     let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
     let place = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);

@@ -109,6 +109,18 @@ fn reopen_with(file: &File, access: u32, flags: u32) -> io::Result<File> {
 
 /// Whether transfers of this handle go past the cache.
 pub fn is_direct(file: &File) -> bool {
+    mode(file).is_some_and(|mode| mode & FILE_NO_INTERMEDIATE_BUFFERING != 0)
+}
+
+/// Whether the system carries out the transfers of this handle one after the other.
+#[cfg(test)]
+pub(super) fn is_synchronous(file: &File) -> bool {
+    use windows_sys::Wdk::Storage::FileSystem::{FILE_SYNCHRONOUS_IO_ALERT, FILE_SYNCHRONOUS_IO_NONALERT};
+    mode(file).unwrap() & (FILE_SYNCHRONOUS_IO_ALERT | FILE_SYNCHRONOUS_IO_NONALERT) != 0
+}
+
+/// The options that a file was opened with; `None` if the system does not say.
+fn mode(file: &File) -> Option<u32> {
     let (mut status, mut mode) = (IO_STATUS_BLOCK::default(), FILE_MODE_INFORMATION::default());
     let len = size_of::<FILE_MODE_INFORMATION>() as u32;
     // SAFETY: the handle is open during the call, and both structures outlive it; `len` is that of the second.
@@ -121,7 +133,7 @@ pub fn is_direct(file: &File) -> bool {
             FileModeInformation,
         )
     };
-    result >= 0 && mode.Mode & FILE_NO_INTERMEDIATE_BUFFERING != 0
+    (result >= 0).then_some(mode.Mode)
 }
 
 /// Opens an open file a second time, past the cache.
@@ -281,6 +293,18 @@ fn in_sectors(bytes: u32) -> Option<DirectAlignment> {
 /// The error of a read that the drive fails.
 #[cfg(feature = "fault-injection")]
 pub const BROKEN: i32 = windows_sys::Win32::Foundation::ERROR_IO_DEVICE.cast_signed();
+/// The error of a transfer that is interrupted: Windows has no number for it.
+#[cfg(feature = "fault-injection")]
+pub fn interrupted() -> io::Error {
+    io::ErrorKind::Interrupted.into()
+}
+/// The error of a transfer that the system asks to be tried again.
+#[cfg(feature = "fault-injection")]
+pub fn again() -> io::Error {
+    transfer::retried(io::Error::from_raw_os_error(
+        windows_sys::Win32::Foundation::ERROR_NO_SYSTEM_RESOURCES.cast_signed(),
+    ))
+}
 /// The error of a direct read of a file that takes none.
 #[cfg(feature = "fault-injection")]
 pub const REFUSED: i32 = ERROR_INVALID_PARAMETER.cast_signed();
