@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{Check, Status, ok, slower};
-use crate::sys::block_device::{self, Sectors};
+use crate::sys::block_device::{self, BypassIo, Sectors};
 use hoistway_io::file::LocalFile;
 
 /// Checks of a file. `name` makes the name of a check.
@@ -13,8 +13,7 @@ pub(super) fn checks(name: impl Fn(&str) -> String, file: &LocalFile) -> Vec<Che
     };
     let mut checks = vec![sectors(&name("sectors"), block_device::sectors(&file))];
     checks.push(match block_device::bypass_io(&file) {
-        Ok(Ok(())) => ok(&name("BypassIO"), "can be used here"),
-        Ok(Err(driver)) => absent(name("BypassIO"), format!("a driver is in its way: {driver}")),
+        Ok(found) => bypass_io(name("BypassIO"), &found),
         Err(error) => {
             absent(name("BypassIO"), format!("this system or file system does not have it: {error}"))
         }
@@ -44,7 +43,39 @@ fn sectors(name: &str, found: Option<Sectors>) -> Check {
     }
 }
 
+fn bypass_io(name: String, found: &BypassIo) -> Check {
+    let driver = if found.has_storage_driver { "supports it" } else { "does not support it" };
+    let filters = if found.blocks_filters { ", and a filter was kept from the volume for it" } else { "" };
+    let more = format!("the driver of the drive {driver}{filters}");
+    match &found.refusal {
+        None => ok(&name, format!("can be used here; {more}")),
+        Some(refusal) => absent(name, format!("a driver is in its way: {refusal}; {more}")),
+    }
+}
+
 /// It is of use to DirectStorage alone.
 fn absent(name: String, finding: String) -> Check {
     Check { name, status: Status::Absent, finding, fix: String::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bypass_io_names_the_driver_in_its_way() {
+        let check = |refusal: Option<&str>, has_storage_driver, blocks_filters| {
+            let refusal = refusal.map(str::to_owned);
+            bypass_io("BypassIO".to_owned(), &BypassIo { refusal, has_storage_driver, blocks_filters })
+        };
+        let usable = check(None, true, false);
+        assert_eq!(usable.finding, "can be used here; the driver of the drive supports it");
+        let refused = check(Some("filter.sys: it encrypts"), false, true);
+        assert!(matches!(refused.status, Status::Absent));
+        assert_eq!(
+            refused.finding,
+            "a driver is in its way: filter.sys: it encrypts; the driver of the drive does not support it, \
+             and a filter was kept from the volume for it"
+        );
+    }
 }

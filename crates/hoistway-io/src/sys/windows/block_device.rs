@@ -12,7 +12,10 @@ use windows_sys::Win32::{
     },
     System::{
         IO::DeviceIoControl,
-        Ioctl::{FS_BPIO_INPUT, FS_BPIO_OP_QUERY, FS_BPIO_OUTPUT, FSCTL_MANAGE_BYPASS_IO},
+        Ioctl::{
+            FS_BPIO_INPUT, FS_BPIO_OP_QUERY, FS_BPIO_OUTPUT, FSBPIO_OUTFL_COMPATIBLE_STORAGE_DRIVER,
+            FSBPIO_OUTFL_FILTER_ATTACH_BLOCKED, FSCTL_MANAGE_BYPASS_IO,
+        },
     },
 };
 
@@ -50,22 +53,36 @@ pub fn sectors(file: &File) -> Option<Sectors> {
 /// # Errors
 /// The system's.
 pub fn hindrances(file: &File) -> io::Result<Vec<&'static str>> {
+    let basic: FILE_BASIC_INFO = files::information(file)?;
+    Ok(hindrances_in(basic.FileAttributes))
+}
+
+fn hindrances_in(attributes: u32) -> Vec<&'static str> {
     const NAMES: [(u32, &str); 4] = [
         (FILE_ATTRIBUTE_COMPRESSED, "compressed"),
         (FILE_ATTRIBUTE_ENCRYPTED, "encrypted"),
         (FILE_ATTRIBUTE_SPARSE_FILE, "sparse"),
         (FILE_ATTRIBUTE_OFFLINE | FILE_ATTRIBUTE_RECALL_ON_DATA_ACCESS, "not stored on this machine"),
     ];
-    let basic: FILE_BASIC_INFO = files::information(file)?;
-    let has = |flags: u32| basic.FileAttributes & flags != 0;
-    Ok(NAMES.iter().filter(|(flags, _)| has(*flags)).map(|(_, name)| *name).collect())
+    NAMES.iter().filter(|(flags, _)| attributes & flags != 0).map(|(_, name)| *name).collect()
 }
 
-/// Whether reads of a file can bypass the file system's filters (BypassIO, Windows 11), or which driver does not let them, and why.
+/// What the system says of BypassIO for a file: reads that bypass the file system's filters, from Windows 11 on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BypassIo {
+    /// The driver that does not let reads bypass it, and why; `None` if they can.
+    pub refusal: Option<String>,
+    /// Whether the driver of the drive is made for it.
+    pub has_storage_driver: bool,
+    /// Whether a filter was kept from the volume, as it would be in the way.
+    pub blocks_filters: bool,
+}
+
+/// Asks whether reads of a file can bypass the file system's filters.
 ///
 /// # Errors
 /// The system's, if it or the file system has no such thing.
-pub fn bypass_io(file: &File) -> io::Result<Result<(), String>> {
+pub fn bypass_io(file: &File) -> io::Result<BypassIo> {
     let input = FS_BPIO_INPUT { Operation: FS_BPIO_OP_QUERY, ..Default::default() };
     let mut output = FS_BPIO_OUTPUT::default();
     let (from, from_len) = ((&raw const input).cast::<c_void>(), size_of::<FS_BPIO_INPUT>() as u32);
@@ -74,24 +91,78 @@ pub fn bypass_io(file: &File) -> io::Result<Result<(), String>> {
     transfer::run(file, 0, |handle, place| unsafe {
         DeviceIoControl(handle, FSCTL_MANAGE_BYPASS_IO, from, from_len, to, to_len, ptr::null_mut(), place)
     })?;
+    Ok(verdict(&output))
+}
+
+fn verdict(output: &FS_BPIO_OUTPUT) -> BypassIo {
     // SAFETY: numbers, which are all zero unless the system has written them.
     let found = unsafe { output.Anonymous.Query };
-    if found.OpStatus.cast_signed() == STATUS_SUCCESS {
-        return Ok(Ok(()));
-    }
-    // Lengths in bytes.
-    let text = |units: &[u16], bytes: u16| {
-        let units = units.get(..usize::from(bytes / 2)).unwrap_or(units);
-        String::from_utf16_lossy(units).trim_end_matches('\0').to_owned()
+    // Lengths in characters.
+    let text = |units: &[u16], len: u16| {
+        let units = units.get(..len.into()).unwrap_or(units);
+        let end = units.iter().position(|&unit| unit == 0).unwrap_or(units.len());
+        String::from_utf16_lossy(&units[..end])
     };
-    let driver = text(&found.FailingDriverName, found.FailingDriverNameLen);
-    let reason = text(&found.FailureReason, found.FailureReasonLen);
-    Ok(Err(format!("{driver}: {reason} (status {:#010x})", found.OpStatus)))
+    let refusal = (found.OpStatus.cast_signed() != STATUS_SUCCESS).then(|| {
+        let driver = text(&found.FailingDriverName, found.FailingDriverNameLen);
+        let reason = text(&found.FailureReason, found.FailureReasonLen);
+        format!("{driver}: {reason} (status {:#010x})", found.OpStatus)
+    });
+    BypassIo {
+        refusal,
+        has_storage_driver: output.OutFlags & FSBPIO_OUTFL_COMPATIBLE_STORAGE_DRIVER != 0,
+        blocks_filters: output.OutFlags & FSBPIO_OUTFL_FILTER_ATTACH_BLOCKED != 0,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use windows_sys::Win32::System::Ioctl::FS_BPIO_RESULTS;
+
+    #[test]
+    fn attributes_are_told_by_name() {
+        assert_eq!(hindrances_in(0x20), [""; 0]);
+        for (attributes, name) in [
+            (0x200, "sparse"),
+            (0x800, "compressed"),
+            (0x1000, "not stored on this machine"),
+            (0x4000, "encrypted"),
+            (0x40_0000, "not stored on this machine"),
+        ] {
+            assert_eq!(hindrances_in(attributes | 0x20), [name]);
+        }
+        assert_eq!(hindrances_in(0xA00), ["compressed", "sparse"]);
+    }
+
+    #[test]
+    fn what_the_system_says_of_bypass_io_is_told_in_full() {
+        let mut output = FS_BPIO_OUTPUT { OutFlags: 8, ..Default::default() };
+        let none = BypassIo { refusal: None, has_storage_driver: true, blocks_filters: false };
+        assert_eq!(verdict(&output), none);
+
+        let mut results = FS_BPIO_RESULTS { OpStatus: 0xC000_00BB, ..Default::default() };
+        let fill = |units: &mut [u16], text: &str| {
+            units.iter_mut().zip(text.encode_utf16()).for_each(|(unit, own)| *unit = own);
+            text.encode_utf16().count() as u16
+        };
+        results.FailingDriverNameLen = fill(&mut results.FailingDriverName, "filter.sys");
+        results.FailureReasonLen = fill(&mut results.FailureReason, "it encrypts");
+        output.OutFlags = 4;
+        let mut refused = |results: FS_BPIO_RESULTS| {
+            output.Anonymous.Query = results;
+            let found = verdict(&output);
+            assert!(!found.has_storage_driver && found.blocks_filters, "{found:?}");
+            found.refusal.unwrap()
+        };
+        assert_eq!(refused(results), "filter.sys: it encrypts (status 0xc00000bb)");
+        // A zero ends a text, and so does the end of its room.
+        results.FailingDriverNameLen = 32;
+        results.FailureReasonLen = u16::MAX;
+        assert_eq!(refused(results), "filter.sys: it encrypts (status 0xc00000bb)");
+        results.FailureReason = [u16::from(b'x'); 128];
+        assert_eq!(refused(results), format!("filter.sys: {} (status 0xc00000bb)", "x".repeat(128)));
+    }
 
     #[test]
     fn a_sparse_file_is_told_from_others() {
@@ -120,7 +191,7 @@ mod tests {
         let path = folder.path().join("file");
         std::fs::write(&path, [7; 4096]).unwrap();
         let file = files::open_without_waiting(&path).unwrap().0;
-        if let Ok(Err(driver)) = bypass_io(&file) {
+        if let Ok(BypassIo { refusal: Some(driver), .. }) = bypass_io(&file) {
             assert!(driver.contains("status 0x"), "{driver}");
         }
         let mut bytes = [0; 4096];
