@@ -96,15 +96,15 @@ fn reads_that_come_short_or_fail_at_random_give_right_bytes_or_errors() {
 }
 
 #[test]
-#[cfg_attr(windows, ignore = "Windows lets no writer in: see hoistway's tests/windows.rs")]
 fn a_file_that_shrinks_is_truncated_and_not_zeros() {
     for backing in backings() {
-        let model = Model::new();
+        let (model, writer) = Model::with_writer();
         let store = model.store(&budget_of(4).backing(backing));
         let kept = store.ensure(0, &[0]).unwrap();
         let last = model.catalog.expert(ExpertId { layer: 2, expert: 7 }).unwrap();
         let end = last.parts()[2].bytes.start() + 5;
-        fs::OpenOptions::new().write(true).open(&model.path).unwrap().set_len(end).unwrap();
+        writer.set_len(end).unwrap();
+        drop(writer);
         for (layer, expert) in [(2, 7), (0, 1)] {
             let error = store.ensure(layer, &[expert]).unwrap_err();
             let Error::Read { source, .. } = &error else { panic!("{error:?}") };
@@ -119,16 +119,15 @@ fn a_file_that_shrinks_is_truncated_and_not_zeros() {
 }
 
 #[test]
-#[cfg_attr(windows, ignore = "Windows lets no writer in: see hoistway's tests/windows.rs")]
 fn a_file_that_changes_under_the_store_is_found_out() {
-    let model = Model::new();
+    let (model, mut file) = Model::with_writer();
     let store = model.store(&budget_of(4));
     drop(store.ensure(0, &[0]).unwrap());
     let_file_time_pass(&model.path);
     let place = model.catalog.expert(ExpertId { layer: 0, expert: 1 }).unwrap().parts()[0].bytes;
-    let mut file = fs::OpenOptions::new().write(true).open(&model.path).unwrap();
     file.seek(SeekFrom::Start(place.start())).unwrap();
     file.write_all(&[1, 2, 3]).unwrap();
+    drop(file);
     let error = store.ensure(0, &[1]).unwrap_err();
     let Error::Read { source, .. } = &error else { panic!("{error:?}") };
     assert!(matches!(source.error(), hoistway::Error::Changed { .. }), "{error:?}");

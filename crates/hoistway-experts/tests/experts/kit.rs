@@ -135,12 +135,19 @@ pub(crate) struct Model {
 
 impl Model {
     pub(crate) fn new() -> Self {
+        Self::with_writer().0
+    }
+
+    /// The model, and its file for writing: opened first, as Windows lets no writer in later. Windows may have the times of the
+    /// file late until it is closed.
+    pub(crate) fn with_writer() -> (Self, fs::File) {
         let directory = disk();
         let path = gguf_model(directory.path());
         let bytes = fs::read(&path).unwrap();
+        let writer = fs::OpenOptions::new().write(true).open(&path).unwrap();
         let checkpoint = Checkpoint::open(&[&path]).unwrap();
         let catalog = Arc::new(ExpertCatalog::of_checkpoint(&checkpoint, None).unwrap());
-        Self { directory, path, bytes, checkpoint, catalog }
+        (Self { directory, path, bytes, checkpoint, catalog }, writer)
     }
 
     pub(crate) fn open(&self, options: &StoreOptions) -> hoistway_experts::Result<Store> {

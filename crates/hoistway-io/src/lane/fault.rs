@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::{Done, Lane};
-use crate::sys::files::{BROKEN, REFUSED};
+use crate::sys::files::{BROKEN, REFUSED, again, interrupted};
 use std::{
     io,
     sync::{
@@ -38,8 +38,8 @@ impl Fault {
     fn error(&self) -> Option<io::Error> {
         Some(match self {
             Self::Broken => io::Error::from_raw_os_error(BROKEN),
-            Self::Interrupted => io::ErrorKind::Interrupted.into(),
-            Self::Again => io::ErrorKind::WouldBlock.into(),
+            Self::Interrupted => interrupted(),
+            Self::Again => again(),
             Self::Refused => io::Error::from_raw_os_error(REFUSED),
             Self::Short(_) | Self::Delay(_) => return None,
         })
@@ -137,5 +137,23 @@ impl<T: Spoil> Lane<T> for FaultyLane<T> {
             *result = outcome;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What callers are told is what the system says, with its number where it has one.
+    #[test]
+    fn faults_are_errors_of_the_system() {
+        let kinds = [Fault::Interrupted, Fault::Again].map(|fault| fault.error().unwrap().kind());
+        assert_eq!(kinds, [io::ErrorKind::Interrupted, io::ErrorKind::WouldBlock]);
+        #[cfg(target_os = "linux")]
+        assert_eq!(
+            [Fault::Interrupted, Fault::Again, Fault::Broken, Fault::Refused].map(|fault| fault.errno()),
+            [libc::EINTR, libc::EAGAIN, libc::EIO, libc::EINVAL].map(Some)
+        );
+        assert!(Fault::Broken.errno().is_some() && Fault::Short(1).errno().is_none());
     }
 }

@@ -166,6 +166,16 @@ pub fn direct_alignment(direct: &File) -> Option<DirectAlignment> {
 /// The error of a read that the drive fails.
 #[cfg(feature = "fault-injection")]
 pub const BROKEN: i32 = libc::EIO;
+/// The error of a transfer that a signal interrupts.
+#[cfg(feature = "fault-injection")]
+pub fn interrupted() -> io::Error {
+    io::Error::from_raw_os_error(libc::EINTR)
+}
+/// The error of a transfer that the system asks to be tried again.
+#[cfg(feature = "fault-injection")]
+pub fn again() -> io::Error {
+    io::Error::from_raw_os_error(libc::EAGAIN)
+}
 /// The error of a direct read of a file that takes none.
 #[cfg(feature = "fault-injection")]
 pub const REFUSED: i32 = libc::EINVAL;
