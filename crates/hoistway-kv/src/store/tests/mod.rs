@@ -361,11 +361,11 @@ fn blocks_of_one_request_share_commits() {
     let bench = bench(|options| options.durability = crate::Durability::Batched);
     let (begin, begun) = std::sync::mpsc::channel();
     let (open, opened) = std::sync::mpsc::channel::<()>();
-    *lock(&bench.layout.on_commit) = Some(Box::new(move |_| {
+    *lock(&bench.layout.on_prepare) = Some(Box::new(move |_| {
         let _ = begin.send(());
         let _ = opened.recv_timeout(LONG.unwrap());
     }));
-    // Its commit takes until the others are written.
+    // Before its commit it waits until the others are written: what comes next waits for that, too.
     let (first, _) = bench.store_shard("a", 0, 1);
     begun.recv_timeout(LONG.unwrap()).unwrap();
     let memory = Arc::new(bytes(0, SHARD));

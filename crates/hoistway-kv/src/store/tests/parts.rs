@@ -32,8 +32,8 @@ pub(super) struct Slots {
     pub(super) on_reserve: Mutex<Option<Hook>>,
     /// Called before a block is found.
     pub(super) on_find: Mutex<Option<Hook>>,
-    /// Called before a block is committed.
-    pub(super) on_commit: Mutex<Option<Hook>>,
+    /// Called before a block is brought to the disk, to be committed.
+    pub(super) on_prepare: Mutex<Option<Hook>>,
     find_waits: bool,
     observed: Observed,
 }
@@ -96,7 +96,7 @@ impl Slots {
             state: Arc::new(Mutex::new(state)),
             on_reserve: Mutex::default(),
             on_find: Mutex::default(),
-            on_commit: Mutex::default(),
+            on_prepare: Mutex::default(),
             find_waits,
             observed: Observed::default(),
         }
@@ -160,10 +160,14 @@ impl Layout for Slots {
         }))
     }
 
-    fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>> {
-        if let Some(hook) = &mut *lock(&self.on_commit) {
+    fn prepare(&self, blocks: &mut [Written]) -> Vec<Result<()>> {
+        if let Some(hook) = &mut *lock(&self.on_prepare) {
             blocks.iter().for_each(|block| hook(&block.claim.block.key));
         }
+        blocks.iter().map(|_| Ok(())).collect()
+    }
+
+    fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>> {
         let mut state = lock(&self.state);
         if state.commits_fail {
             drop(state);
