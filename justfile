@@ -234,7 +234,7 @@ soak-experts seconds="600":
 
 # Use a device of the stand-in from four threads, captures among them, while its driver refuses calls, for so many seconds.
 soak-devices seconds="60": develop
-    HOISTWAY_SOAK_SECONDS={{ seconds }} '{{ bin }}/pytest' python/tests/test_device_beside.py --keyword beside_each_other
+    HOISTWAY_SOAK_SECONDS={{ seconds }} '{{ bin }}/pytest' python/tests/test_device_beside.py -k beside_each_other
 
 # Those that open files are left out: Miri starts no programs, and opens no file without waiting.
 # Run the pure modules under Miri. Needs a nightly toolchain with the component miri.
