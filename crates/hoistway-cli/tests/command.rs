@@ -220,7 +220,7 @@ fn a_misspelt_variable_is_named() {
 
 #[test]
 fn a_server_that_refuses_is_told_of_before_it_is_given_up() {
-    // On the port of TCP's multiplexer, which nobody has.
+    // No server listens on port 1.
     let url = "http://127.0.0.1:1/model.safetensors";
     let mut command = Command::new(env!("CARGO_BIN_EXE_hoistway"));
     let mut running = command.args(["inspect", url]).stderr(Stdio::piped()).spawn().unwrap();

@@ -113,7 +113,7 @@ impl Pace {
             match action {
                 Action::Ask => {}
                 Action::AskAfter(pause) => {
-                    // A server that has not answered yet may be a mistake: whoever waits for it should know.
+                    // The address of a server that never answered may be wrong, so the user is told early.
                     if !is_known && !was_told {
                         tracing::warn!("{last}; trying again");
                         was_told = true;

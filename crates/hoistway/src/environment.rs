@@ -65,7 +65,8 @@ pub(crate) fn apply(
     Ok(())
 }
 
-/// The variable that somebody meant who wrote one that is none, but close. Any other may belong to another program.
+/// The variable of hoistway whose name is closest to a misspelt one. `None` if no name is close: the variable may belong to
+/// another program.
 fn meant(variable: &str) -> Option<&'static str> {
     let known = KNOWN.iter().map(|known| (strsim::damerau_levenshtein(variable, known), *known));
     let (distance, nearest) = known.min()?;

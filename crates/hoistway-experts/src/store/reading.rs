@@ -124,7 +124,7 @@ impl Io for ReaderIo {
         let memory = self.memory.clone();
         let prepare = move || {
             memory.prepare(unit);
-            // Whoever is told may drop the store, which then waits for this thread alone.
+            // The receiver of the notice may drop the store, and the store then waits for this thread only.
             drop(memory);
             notice.tell();
         };

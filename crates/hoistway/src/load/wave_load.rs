@@ -17,7 +17,6 @@ use crate::{
     memory::{self, Block, Fill, MemoryRequest, WriteRegion},
     plan::{Plan, TensorRequest},
     read::Reader,
-    route::Route,
     sys::usage::Usage,
 };
 use std::{
@@ -48,7 +47,7 @@ impl WaveLoad {
     pub(super) fn takes(start: &Start<'_>) -> bool {
         let options = start.options;
         let is_unified = options.route.is_unified();
-        let is_read = options.route != Route::Usrbio && !options.route.leads_to_device();
+        let is_read = !options.route.shares_memory() && !options.route.leads_to_device();
         options.device == DeviceId::Cpu
             && is_read
             && !is_unified
