@@ -387,11 +387,12 @@ bench-kv *arguments: setup hosts
     '{{ bin }}/python' bench/kv_peers.py bench/data/kv-peers '{{ hosts_at }}'
     PYTHONPATH=bench/data/kv-peers/packages:'{{ hosts_at }}'/vllm:'{{ hosts_at }}'/packages '{{ bin }}/python' bench/kv.py "$@"
 
-# Measure the KV store full, with raw writes and reads beside it. Takes half an hour.
+# Measure the KV store full, with raw writes and reads beside it. Takes half an hour. Results go to bench/results.
 bench-kv-full directory *arguments: setup
     {{ install }} -r bench/requirements.txt
     {{ install }} --reinstall --no-deps .
-    '{{ bin }}/python' bench/kv_full.py "{{ directory }}" "$@"
+    cargo build --quiet --release --package hoistway-kv --example raw
+    '{{ bin }}/python' bench/kv_full.py --output bench/results "$@"
 
 # Count the lines of code of every crate.
 lines:

@@ -1,8 +1,8 @@
 """Measures the KV store as a cache is for its whole life: full, on space that the disk has had before.
 
 Each case is a store that is filled once before the clock. Then processes store distinct blocks for some seconds, in
-spans that reach 1, 2 and 4 times the capacity, raw direct writes and reads of the same sizes stand beside them, and
-demand loads are timed alone and beside the stores.
+spans that reach 1, 2 and 4 times the capacity. Direct writes and reads of one file with the same lengths stand beside
+them, and demand loads are timed alone and beside the stores.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import shutil
 import statistics
+import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from host import machine
+from host import HERE, machine
 from kv_engines import BATCH, THREADS, touched
 
-KIB, MIB = 1 << 10, 1 << 20
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 # Bytes of the blocks of a case, which come in turn.
 SIZES: dict[str, tuple[int, ...]] = {
     "64 KiB": (64 * KIB,),
@@ -32,12 +33,19 @@ SIZES: dict[str, tuple[int, ...]] = {
     "8 MiB": (8 * MIB,),
     "mixed": (60 * KIB, MIB, 4 * MIB),
 }
+DURABILITIES = ("none", "batched")
 SPANS = (1, 2, 4)
+# Memory of each thread that stores.
+MEMORY_BYTES = 32 * MIB
 # What demand loads: few blocks, so that they stay.
 HOT_BLOCKS, HOT_BYTES = 64, 64 * KIB
+# A store that has not been filled after this many times the seconds of a span takes no blocks.
+FILL_SPANS = 30
+# Time after which each process knows what the others have stored.
+FOLLOWED_SECONDS = 0.5
 
 
-def opened(root: Path, capacity: int, durability: str) -> Any:
+def opened(root: Path, capacity: int, durability: Any) -> Any:
     """A namespace of the store, and the store."""
     import hoistway.kv  # noqa: PLC0415
 
@@ -46,10 +54,10 @@ def opened(root: Path, capacity: int, durability: str) -> Any:
 
 
 def batches_of(
-    sizes: tuple[int, ...], process: int, first: int, memory: memoryview
+    sizes: tuple[int, ...], prefix: str, memory: memoryview
 ) -> Iterator[tuple[list[str], list[memoryview]]]:
     """Keys that were never stored, and memory for each, some at a time."""
-    number = first
+    number = 0
     while True:
         keys: list[str] = []
         views: list[memoryview] = []
@@ -58,7 +66,7 @@ def batches_of(
             size = sizes[number % len(sizes)]
             if views and offset + size > len(memory):
                 break
-            keys.append(f"{process}/{number}")
+            keys.append(f"{prefix}/{number}")
             views.append(memory[offset : offset + size])
             offset, number = offset + size, number + 1
         yield keys, views
@@ -75,45 +83,61 @@ class Case(NamedTuple):
     seconds: float
 
 
-def store_some(case: Case, process: int, spans: list[int], out: Any) -> None:
-    """Stores until each span's bytes are written or its time is over, and says how fast that went."""
-    store, blocks = opened(case.root, case.capacity, case.durability)
-    memories = [touched(32 * MIB) for _ in range(THREADS)]
-    sizes, lock, written = SIZES[case.sizes], threading.Lock(), 0
+class Stored:
+    """What the threads of a process have stored, and what was refused."""
 
-    def work(thread: int, stop_bytes: int, deadline: float) -> int:
-        nonlocal written
-        refused = 0
-        batches = batches_of(sizes, process * THREADS + thread, written, memories[thread])
-        while time.perf_counter() < deadline:
-            with lock:
-                if written >= stop_bytes:
-                    break
-            keys, views = next(batches)
-            completion = blocks.store(keys, views).wait()
-            refused += sum(status != "ok" for status in completion.statuses)
-            with lock:
-                written += sum(map(len, views))
-        return refused
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.refused: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, statuses: list[str], views: list[memoryview]) -> None:
+        """Counts the blocks of one request."""
+        with self._lock:
+            for status, view in zip(statuses, views, strict=True):
+                if status == "ok":
+                    self.bytes += len(view)
+                else:
+                    self.refused[status] += 1
+
+
+def store_some(case: Case, process: int, spans: list[int], together: Any, out: Any) -> None:
+    """Stores until each span's bytes are accepted or its time is over, and says what was accepted in what time."""
+    store, blocks = opened(case.root, case.capacity, case.durability)
+    memories = [touched(MEMORY_BYTES) for _ in range(THREADS)]
+    batches = [
+        batches_of(SIZES[case.sizes], f"{process}/{thread}", memory) for thread, memory in enumerate(memories)
+    ]
+    total = 0
+
+    def work(thread: int, stored: Stored, most: int, deadline: float) -> None:
+        while stored.bytes < most and time.perf_counter() < deadline:
+            keys, views = next(batches[thread])
+            stored.add(blocks.store(keys, views).wait().statuses, views)
 
     results = []
-    for number, stop_bytes in enumerate(spans):
-        before, started = written, time.perf_counter()
-        # The first one fills the store, however long that takes.
-        deadline = started + case.seconds if number else float("inf")
+    for number, end_bytes in enumerate(spans):
+        together.wait()
+        stored, started = Stored(), time.perf_counter()
+        deadline = started + case.seconds * (1 if number else FILL_SPANS)
         with ThreadPoolExecutor(THREADS) as pool:
-            jobs = [pool.submit(work, thread, stop_bytes, deadline) for thread in range(THREADS)]
-            refused = sum(job.result() for job in jobs)
+            jobs = [
+                pool.submit(work, thread, stored, end_bytes - total, deadline) for thread in range(THREADS)
+            ]
+            for job in jobs:
+                job.result()
         store.flush()
-        took = time.perf_counter() - started
-        stats = store.stats()
-        results.append(
-            {
-                "gb_s": (written - before) / took / 1e9,
-                "refused": refused,
-                "payload_share": stats["payload_bytes"] / case.capacity,
-            }
-        )
+        total += stored.bytes
+        result = {
+            "bytes": stored.bytes,
+            "started": started,
+            "ended": time.perf_counter(),
+            "refused": stored.refused,
+        }
+        together.wait()
+        time.sleep(FOLLOWED_SECONDS)
+        results.append({**result, "payload_share": store.stats()["payload_bytes"] / case.capacity})
+    together.wait()
     store.close()
     out.put(results)
 
@@ -122,10 +146,11 @@ def stores(case: Case) -> list[dict[str, Any]]:
     """The rates of all processes together: of the filling, and of each span after it."""
     shutil.rmtree(case.root, ignore_errors=True)
     context = multiprocessing.get_context("spawn")
-    out = context.Queue()
+    out, together = context.Queue(), context.Barrier(case.processes)
     ends = [case.capacity * (1 + span) // case.processes for span in (0, *SPANS)]
     workers = [
-        context.Process(target=store_some, args=(case, number, ends, out)) for number in range(case.processes)
+        context.Process(target=store_some, args=(case, number, ends, together, out))
+        for number in range(case.processes)
     ]
     for worker in workers:
         worker.start()
@@ -135,39 +160,26 @@ def stores(case: Case) -> list[dict[str, Any]]:
     return [
         {
             "span": span,
-            "gb_s": sum(result["gb_s"] for result in results),
-            "refused": sum(result["refused"] for result in results),
-            "payload_share": max(result["payload_share"] for result in results),
+            "gb_s": sum(result["bytes"] / (result["ended"] - result["started"]) for result in results) / 1e9,
+            "refused": dict(sum((result["refused"] for result in results), Counter[str]())),
+            "payload_share": statistics.median(result["payload_share"] for result in results),
         }
         for span, results in zip(("fill", *SPANS), zip(*each, strict=True), strict=True)
     ]
 
 
-def raw(root: Path, capacity: int, size: int, seconds: float) -> dict[str, float]:
-    """Direct writes and reads of one file that was written once."""
-    root.mkdir(parents=True, exist_ok=True)
-    path = root / "raw"
-    file = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CREAT, 0o600)
-    os.posix_fallocate(file, 0, capacity)
-    memory = touched(size)
-    count = capacity // size
-
-    def run(transfer: Any, deadline: float, thread: int) -> int:
-        moved, number = 0, thread
-        while time.perf_counter() < deadline:
-            moved += transfer(file, [memory], number % count * size)
-            number += THREADS
-        return moved
-
-    rates = {}
-    for what, transfer in (("once", os.pwritev), ("write", os.pwritev), ("read", os.preadv)):
-        started = time.perf_counter()
-        with ThreadPoolExecutor(THREADS) as pool:
-            jobs = [pool.submit(run, transfer, started + seconds, thread) for thread in range(THREADS)]
-            moved = sum(job.result() for job in jobs)
-        rates[what] = moved / (time.perf_counter() - started) / 1e9
-    os.close(file)
-    path.unlink()
+def raw(
+    program: Path, directory: Path, capacity: int, sizes: tuple[int, ...], seconds: float
+) -> dict[str, float]:
+    """Direct writes and reads of one file that was written once, from a ring, in GB/s."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "raw"
+    path.unlink(missing_ok=True)
+    lens = [str(-(-size // 4096) * 4096) for size in sizes]
+    command = [str(program), str(path), str(capacity), str(seconds), *lens]
+    rates: dict[str, float] = json.loads(
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    )
     return rates
 
 
@@ -178,70 +190,160 @@ def demand(root: Path, capacity: int, name: str | None, seconds: float) -> dict[
     memory, hot = touched(HOT_BYTES), [f"hot {number}" for number in range(HOT_BLOCKS)]
     for key in hot:
         blocks.store([key], [memory]).wait()
-    done = threading.Event()
+    done, stored = threading.Event(), Stored()
 
     def fill(thread: int) -> None:
-        own = touched(32 * MIB)
-        for keys, views in batches_of(SIZES[name or ""], thread, 0, own):
-            blocks.store(keys, views).wait()
+        own = touched(MEMORY_BYTES)
+        for keys, views in batches_of(SIZES[name or ""], str(thread), own):
+            stored.add(blocks.store(keys, views).wait().statuses, views)
             if done.is_set():
                 return
 
     threads = [threading.Thread(target=fill, args=(number,)) for number in range(2 if name else 0)]
     for thread in threads:
         thread.start()
-    times, number, end = [], 0, time.perf_counter() + seconds
-    while time.perf_counter() < end:
+    times, misses, number, begin = [], 0, 0, time.perf_counter()
+    while time.perf_counter() < begin + seconds:
         started = time.perf_counter()
-        blocks.load([hot[number % HOT_BLOCKS]], [memory]).wait()
-        times.append((time.perf_counter() - started) * 1e3)
+        completion = blocks.load([hot[number % HOT_BLOCKS]], [memory]).wait()
+        if completion.ok:
+            times.append((time.perf_counter() - started) * 1e3)
+        else:
+            misses += 1
         number += 1
+    gb_s = stored.bytes / (time.perf_counter() - begin) / 1e9
     done.set()
     for thread in threads:
         thread.join()
     store.close()
     cuts = statistics.quantiles(times, n=100)
-    return {"median": statistics.median(times), "p95": cuts[94], "p99": cuts[98]}
+    return {
+        "median_ms": statistics.median(times),
+        "p95_ms": cuts[94],
+        "p99_ms": cuts[98],
+        "misses": misses,
+        "stored_gb_s": gb_s,
+    }
 
 
-def table(results: dict[str, Any]) -> str:
-    """All cases as Markdown."""
+def table_of_stores(results: dict[str, Any]) -> str:
+    """The rates of all cases as Markdown."""
     lines = [
-        "| blocks | durability | processes | 1× | 2× | 4× | payload | refused |",
-        "|---|---|---|---|---|---|---|---|",
+        "| blocks | durability | processes | fill | 1× | 2× | 4× | 4×, of raw | 4×, of none | payload | refused |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
+    last = {
+        (case["sizes"], case["durability"], case["processes"]): case["spans"][-1]["gb_s"]
+        for case in results["stores"]
+    }
     for case in results["stores"]:
-        rates = " | ".join(f"{span['gb_s']:.2f}" for span in case["spans"][1:])
-        last = case["spans"][-1]
+        rates = " | ".join(f"{span['gb_s']:.2f}" for span in case["spans"])
+        end = case["spans"][-1]
+        plain = last.get((case["sizes"], "none", case["processes"]))
+        of_none = f"{end['gb_s'] / plain:.2f}" if plain and case["durability"] != "none" else ""
+        share = min(span["payload_share"] for span in case["spans"][1:])
+        refused = sum((Counter(span["refused"]) for span in case["spans"]), Counter[str]())
+        reasons = ", ".join(f"{count} {status}" for status, count in sorted(refused.items()))
         lines.append(
             f"| {case['sizes']} | {case['durability']} | {case['processes']} | {rates} | "
-            f"{last['payload_share']:.2f} | {sum(span['refused'] for span in case['spans'])} |"
+            f"{end['gb_s'] / results['raw'][case['sizes']]['write']:.2f} | {of_none} | {share:.2f} | {reasons or 0} |"
         )
-    lines += ["", "| raw, 8 threads | write | read |", "|---|---|---|"]
+    return "\n".join(lines)
+
+
+def table_of_raw(results: dict[str, Any]) -> str:
+    """What the drive takes and gives as Markdown."""
+    lines = ["| blocks | first write | write | read |", "|---|---|---|---|"]
     lines += [
-        f"| {size} | {rates['write']:.2f} | {rates['read']:.2f} |" for size, rates in results["raw"].items()
+        f"| {size} | {rates['once']:.2f} | {rates['write']:.2f} | {rates['read']:.2f} |"
+        for size, rates in results["raw"].items()
     ]
-    lines += ["", "| demand loads of 64 KiB, ms | median | p95 | p99 |", "|---|---|---|---|"]
+    return "\n".join(lines)
+
+
+def table_of_demand(results: dict[str, Any]) -> str:
+    """The times of demand loads as Markdown."""
+    lines = [
+        "| | median, ms | p95, ms | p99, ms | p95, × alone | p99, × alone | misses | stored meanwhile, GB/s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    alone = results["demand"]["alone"]
     for beside, times in results["demand"].items():
-        lines.append(f"| {beside} | {times['median']:.2f} | {times['p95']:.2f} | {times['p99']:.2f} |")
-    return "\n".join(lines) + "\n"
+        lines.append(
+            f"| {beside} | {times['median_ms']:.2f} | {times['p95_ms']:.2f} | {times['p99_ms']:.2f} | "
+            f"{times['p95_ms'] / alone['p95_ms']:.1f} | {times['p99_ms'] / alone['p99_ms']:.1f} | {times['misses']} | "
+            f"{times['stored_gb_s']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def document(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    host = results["host"]
+    return f"""# A full KV store
+
+Rates in GB/s of blocks that the store accepted. A store of {results["capacity"] / GIB:g} GiB is filled; then blocks
+that it does not have are stored until 1, 2 and 4 times its capacity were stored after that, or for
+{results["seconds"]:g} s each. Each process has eight threads with {MEMORY_BYTES >> 20} MiB in a request each, and
+ends each span with a flush. *mixed* is blocks of 60 KiB, 1 MiB and 4 MiB in turn. *Payload* is the least part of the
+capacity that bytes of blocks take at the end of a span, *refused* the blocks that were not stored, by their status.
+Made by `just bench-kv-full`.
+
+{host["processor"]}, {host["cores"]} cores, {host["memory_bytes"] >> 30} GiB; {host["kernel"]}, {host["file_system"]};
+virtual: {host["virtual_machine"]}; {host["date"]}, commit {host["commit"]}.
+
+## Stores
+
+{table_of_stores(results)}
+
+## The drive
+
+Direct writes and reads of one file of the same size, from one ring that has up to 32 transfers and 32 MiB in flight.
+The store joins neighbouring blocks into transfers of up to 1 MiB, this does not.
+
+{table_of_raw(results)}
+
+## Demand beside stores
+
+One block of 64 KiB at a time, while two threads store in the background (`batched`).
+
+{table_of_demand(results)}
+"""
+
+
+def bytes_of(text: str) -> int:
+    """A number of bytes such as 4GiB."""
+    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if text.endswith(unit):
+            return int(float(text.removesuffix(unit)) * factor)
+    return int(text)
 
 
 def main() -> None:
-    """Measures what the command line says."""
+    """Measures what the command line says, and writes results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path, help="on the drive to measure; its store is removed")
-    parser.add_argument("--capacity", type=int, default=4 << 30)
+    parser.add_argument("--capacity", type=bytes_of, default=4 * GIB)
     parser.add_argument("--seconds", type=float, default=20, help="longest time of each span")
     parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--durability", nargs="*", choices=DURABILITIES, default=list(DURABILITIES))
     parser.add_argument("--processes", nargs="*", type=int, default=[1, 4])
-    parser.add_argument("--output", type=Path)
+    parser.add_argument(
+        "--raw", type=Path, default=HERE.parent / "target/release/examples/raw", help="program for the drive"
+    )
+    parser.add_argument("--output", type=Path, help="directory for kv-full.json and kv-full.md")
     arguments = parser.parse_args()
     root, capacity, seconds = arguments.directory / "kv-full", arguments.capacity, arguments.seconds
-    results: dict[str, Any] = {"host": machine(arguments.directory, ("hoistway",)), "stores": [], "raw": {}}
+    results: dict[str, Any] = {
+        "host": machine(arguments.directory, ("hoistway",)),
+        "capacity": capacity,
+        "seconds": seconds,
+        "stores": [],
+        "raw": {},
+    }
     for name in arguments.sizes:
-        results["raw"][name] = raw(arguments.directory, capacity, max(SIZES[name]) // 4096 * 4096, seconds)
-        for durability in ("none", "batched"):
+        results["raw"][name] = raw(arguments.raw, arguments.directory, capacity, SIZES[name], seconds)
+        for durability in arguments.durability:
             for processes in arguments.processes:
                 spans = stores(Case(root, capacity, durability, name, processes, seconds))
                 case = {"sizes": name, "durability": durability, "processes": processes, "spans": spans}
@@ -250,9 +352,11 @@ def main() -> None:
     besides = {"alone": None, **{f"beside stores of {name}": name for name in arguments.sizes}}
     results["demand"] = {beside: demand(root, capacity, name, seconds) for beside, name in besides.items()}
     shutil.rmtree(root, ignore_errors=True)
-    print(table(results))
+    text = document(results)
+    print(text)
     if arguments.output:
-        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+        (arguments.output / "kv-full.json").write_text(json.dumps(results, indent=1) + "\n")
+        (arguments.output / "kv-full.md").write_text(text)
 
 
 if __name__ == "__main__":
