@@ -14,8 +14,9 @@ pub struct Request {
     pub items: Vec<Item>,
     /// How many shards each of the blocks has, 1 to 256. Stores only.
     pub shards: u32,
-    /// Bytes of the longest shard of each of the blocks. Stores only. Default: the longest item of the request, which
-    /// fits unless shards of different lengths come in different requests.
+    /// Bytes of the longest shard of each of the blocks. Stores only. Default: for a block of which the request has all
+    /// shards, the longest of them; else the longest item of the request, which fits unless shards of different lengths
+    /// come in different requests.
     pub shard_len: Option<u64>,
     /// Time that it may take. Default: that of the store.
     pub timeout: Option<Duration>,

@@ -28,7 +28,12 @@ use crate::{
     },
     index::Index,
 };
-use std::{any::Any, io, sync::Arc, time::SystemTime};
+use std::{
+    any::Any,
+    io,
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
 use uuid::Uuid;
 
 /// The layout that the options name, or that the store has.
@@ -161,6 +166,19 @@ pub(crate) enum Reservation {
     Dropped(DropReason),
 }
 
+/// The answer to [`Layout::wait_for_room`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RoomWait {
+    /// There may be more room.
+    Changed,
+    /// Blocks of this process are still being written. Once they are, they can be evicted.
+    Writes,
+    /// Other processes have not given up room that this one has asked for.
+    Others,
+    /// No room is about to come.
+    Nothing,
+}
+
 /// A block whose header and shards have been written to its place, but not synced.
 #[derive(Debug)]
 pub(crate) struct Written {
@@ -272,6 +290,17 @@ pub(crate) trait Layout: Administration + Sharing {
 
     /// A place for a block. May evict others, and wait for the disk to know that.
     fn reserve(&self, block: NewBlock) -> Result<Reservation>;
+
+    /// A number that changes whenever there may be more room than before without anything that a caller of
+    /// [`Layout::reserve`] does.
+    fn room_stamp(&self) -> u64 {
+        0
+    }
+
+    /// Waits, at most until then, for the number of [`Layout::room_stamp`] to change from `stamp`, if it is about to.
+    fn wait_for_room(&self, _stamp: u64, _until: Instant) -> RoomWait {
+        RoomWait::Nothing
+    }
 
     /// Brings the bytes of blocks to the disk where the durability asks for that before they are committed; one answer
     /// each. Those of the next blocks may be synced while others are committed. A block that was not prepared is synced by

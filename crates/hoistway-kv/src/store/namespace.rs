@@ -7,14 +7,14 @@ use super::{
     gate::Charge,
     group::{Group, group},
     load::{self, LoadOptions},
-    placement::{self, StoreTask, Taken},
+    placement::{self, Shape, StoreBlock, StoreTask, Taken},
     tier::{Behind, Stored},
     verify,
 };
 use crate::{
     BlockInfo, DropReason, Error, Fingerprint, Item, Key, LayoutKind, NamespaceId, NamespaceOptions,
     Priority, Request, Result, Status, Ticket,
-    format::{BLOCK_LEN, HEADER_LEN, MAX_SHARDS},
+    format::{BLOCK_LEN, MAX_SHARDS},
     metrics::NamespaceCounters,
     ticket::{Kind, TicketOptions, TicketState},
 };
@@ -200,7 +200,7 @@ impl Namespace {
         self.check_writable()?;
         let items = request.items.len();
         let groups = self.group(&mut request)?;
-        let (shard_len, stride) = shape(&request, &groups)?;
+        let shapes = shapes(&request, &groups)?;
         let ttl = [request.ttl, lock(&self.options).ttl].into_iter().flatten().min();
         let (shards, wait_event) = (request.shards, request.wait_event);
         let priority = request.priority.unwrap_or(Priority::Background);
@@ -209,8 +209,6 @@ impl Namespace {
             namespace: self.id,
             counters: self.counters.clone(),
             shards,
-            shard_len,
-            stride,
             expires: ttl.and_then(|ttl| SystemTime::now().checked_add(ttl)),
             priority,
             wait_event,
@@ -223,18 +221,19 @@ impl Namespace {
                 let longest = group.items.iter().map(|item| item.len).max().unwrap_or(0);
                 u64::from(options.shards).saturating_mul(longest)
             };
-            let payload = u64::from(options.shards).saturating_mul(options.stride);
-            let pinned_bytes = payload.saturating_add(HEADER_LEN as u64);
-            let stored =
-                |group: &Group| Stored { key: group.key.clone(), bytes: len_of(group), pinned_bytes };
-            let blocks = groups.iter().map(stored).collect();
+            let stored = |(group, shape): (&Group, &Shape)| Stored {
+                key: group.key.clone(),
+                bytes: len_of(group),
+                pinned_bytes: shape.block_bytes(options.shards),
+            };
+            let blocks = groups.iter().zip(&shapes).map(stored).collect();
             far.set_last_step(&ticket, blocks, options.under_way.clone());
         }
-        let groups = self.admit(groups, &options);
-        if groups.is_empty() {
+        let blocks = self.admit(groups, shapes, &options);
+        if blocks.is_empty() {
             ticket.release();
         } else {
-            let task = StoreTask { options: Arc::new(options), groups };
+            let task = StoreTask { options: Arc::new(options), blocks };
             // If the placement thread has ended, the store is closed, and ends the request.
             let _ = self.core().placement.send(Message::Task(task));
         }
@@ -242,7 +241,12 @@ impl Namespace {
     }
 
     /// Ends what is there already. The rest is taken whole, or refused if others leave it no room.
-    fn admit(&self, groups: Vec<Group>, options: &placement::StoreOptions) -> VecDeque<(Taken, Group)> {
+    fn admit(
+        &self,
+        groups: Vec<Group>,
+        shapes: Vec<Shape>,
+        options: &placement::StoreOptions,
+    ) -> VecDeque<StoreBlock> {
         let core = self.core();
         let blocks: Vec<_> = groups.iter().map(|group| (group.key.as_bytes(), group.fingerprint)).collect();
         let mut found = vec![false; blocks.len()];
@@ -251,11 +255,11 @@ impl Namespace {
             groups.iter().zip(&found).filter(|(_, exists)| !**exists).map(|(group, _)| charge(group));
         let is_taken = core.gate.take_store(charges);
         let (mut admitted, mut settled) = (VecDeque::with_capacity(groups.len()), Vec::new());
-        for (group, exists) in groups.into_iter().zip(found) {
+        for ((group, shape), exists) in groups.into_iter().zip(shapes).zip(found) {
             let status = if exists {
                 Status::Exists
             } else if is_taken {
-                admitted.push_back((Taken::new(core, charge(&group)), group));
+                admitted.push_back(StoreBlock { taken: Taken::new(core, charge(&group)), group, shape });
                 continue;
             } else {
                 Status::Dropped(DropReason::Busy)
@@ -381,25 +385,31 @@ fn charge(group: &Group) -> Charge {
     Charge::of(group.len_bytes())
 }
 
-/// Length of the longest shard of each block, and bytes between their starts.
-fn shape(request: &Request, groups: &[Group]) -> Result<(u64, u64)> {
-    let invalid = |what: String| Err(Error::InvalidRequest(what));
+/// Returns the room that the shards of each block get: unless the request says how long they are, a block whose shards are
+/// all here gets as much as they need, and one that lacks some as much as the longest shard of the request.
+fn shapes(request: &Request, groups: &[Group]) -> Result<Vec<Shape>> {
+    let invalid = |what: String| Error::InvalidRequest(what);
     if !(1..=MAX_SHARDS).contains(&request.shards) {
-        return invalid(format!("blocks of {} shards: they have 1 to {MAX_SHARDS}", request.shards));
+        return Err(invalid(format!("blocks of {} shards: they have 1 to {MAX_SHARDS}", request.shards)));
     }
     let items = || groups.iter().flat_map(|group| group.items.iter().map(move |item| (&group.key, item)));
     let longest = items().map(|(_, item)| item.len).max().unwrap_or(0);
-    let shard_len = request.shard_len.unwrap_or(longest);
-    if longest > shard_len {
-        return invalid(format!("an item of {longest} bytes, but shards of at most {shard_len}"));
+    if let Some(shard_len) = request.shard_len.filter(|shard_len| longest > *shard_len) {
+        return Err(invalid(format!("an item of {longest} bytes, but shards of at most {shard_len}")));
     }
     if let Some((key, item)) = items().find(|(_, item)| item.shard >= request.shards) {
         let shards = request.shards;
-        return invalid(format!("item {} (key {key}): shard {} of {shards}", item.item, item.shard));
+        return Err(invalid(format!("item {} (key {key}): shard {} of {shards}", item.item, item.shard)));
     }
-    let stride = shard_len.checked_next_multiple_of(BLOCK_LEN);
-    match stride.filter(|stride| stride.checked_mul(u64::from(request.shards) + 1).is_some()) {
-        Some(stride) => Ok((shard_len, stride)),
-        None => invalid(format!("{} shards of {shard_len} bytes", request.shards)),
-    }
+    let shape = |group: &Group| {
+        let is_whole = group.items.len() == request.shards as usize;
+        let own = group.items.iter().map(|item| item.len).max().filter(|_| is_whole);
+        let shard_len = request.shard_len.or(own).unwrap_or(longest);
+        let stride = shard_len.checked_next_multiple_of(BLOCK_LEN);
+        stride
+            .filter(|stride| stride.checked_mul(u64::from(request.shards) + 1).is_some())
+            .map(|stride| Shape { shard_len, stride })
+            .ok_or_else(|| invalid(format!("{} shards of {shard_len} bytes", request.shards)))
+    };
+    groups.iter().map(shape).collect()
 }

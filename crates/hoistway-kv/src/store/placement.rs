@@ -14,7 +14,7 @@ use crate::{
     DropReason, Error, EventKind, KeepAlive, NamespaceId, Priority, Status,
     format::{HEADER_LEN, Shard},
     io::{Checksums, Direction, Failure, Header, Job, MakeHeader, Outcome},
-    layout::{NewBlock, Reservation, Written},
+    layout::{NewBlock, Reservation, RoomWait, Written},
     metrics::NamespaceCounters,
     ticket::{Settled, TicketState},
 };
@@ -23,19 +23,25 @@ use std::{
     collections::VecDeque,
     mem,
     sync::{Arc, atomic::Ordering},
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 /// Writes that are handed on together: each time costs locks, and wakes threads.
 const MOST_TOGETHER: usize = 32;
+/// Longest time that a block waits until others of this process are written, whose room it can then have.
+const WRITES_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest time that a block waits for other processes to give up room.
+const OTHERS_TIMEOUT: Duration = Duration::from_secs(1);
+/// After a wait in vain, blocks without room are refused at once for this long.
+const WAIT_PAUSE: Duration = Duration::from_secs(5);
+/// Time between looks whether a request that waits for room has ended.
+const TICK: Duration = Duration::from_millis(20);
 
 /// What the blocks of one request have in common.
 pub(crate) struct StoreOptions {
     pub(crate) namespace: NamespaceId,
     pub(crate) counters: Arc<NamespaceCounters>,
     pub(crate) shards: u32,
-    pub(crate) shard_len: u64,
-    pub(crate) stride: u64,
     pub(crate) expires: Option<SystemTime>,
     pub(crate) priority: Priority,
     pub(crate) wait_event: Option<u64>,
@@ -46,7 +52,30 @@ pub(crate) struct StoreOptions {
 /// A request to store, which the gate has taken.
 pub(crate) struct StoreTask {
     pub(crate) options: Arc<StoreOptions>,
-    pub(crate) groups: VecDeque<(Taken, Group)>,
+    pub(crate) blocks: VecDeque<StoreBlock>,
+}
+
+/// A block of a request to store.
+pub(crate) struct StoreBlock {
+    pub(crate) taken: Taken,
+    pub(crate) group: Group,
+    pub(crate) shape: Shape,
+}
+
+/// The room of the shards of one block.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    /// Bytes of the longest shard.
+    pub(crate) shard_len: u64,
+    /// Bytes between the starts of two shards.
+    pub(crate) stride: u64,
+}
+
+impl Shape {
+    /// Bytes that a block of so many shards takes, with its header.
+    pub(crate) fn block_bytes(&self, shards: u32) -> u64 {
+        self.stride.saturating_mul(shards.into()).saturating_add(HEADER_LEN as u64)
+    }
 }
 
 /// Part of a store that was taken. Counts for the gate until it has been written, or is given up.
@@ -70,22 +99,37 @@ impl Drop for Taken {
 
 /// Places blocks until it is told to stop.
 pub(crate) fn run(core: &Arc<Core>, tasks: &Receiver<Message<StoreTask>>) {
-    while let Ok(Message::Task(StoreTask { options, groups })) = tasks.recv() {
-        let mut writes = Vec::new();
-        let mut following = groups.len() as u64;
-        for (taken, group) in groups {
-            if writes.len() >= MOST_TOGETHER {
-                core.enter(&options.ticket, mem::take(&mut writes));
+    let mut refuses_until = None;
+    while let Ok(Message::Task(StoreTask { options, blocks })) = tasks.recv() {
+        let mut placement =
+            Placement { core, options: &options, writes: Vec::new(), refuses_until: &mut refuses_until };
+        let len_of = |block: &StoreBlock| block.shape.block_bytes(options.shards);
+        let mut following = blocks.iter().map(len_of).fold(0, u64::saturating_add);
+        for block in blocks {
+            if placement.writes.len() >= MOST_TOGETHER {
+                placement.hand_on();
             }
-            following = following.saturating_sub(1);
+            following = following.saturating_sub(len_of(&block));
             if !options.ticket.has_ended() {
-                writes.extend(place(core, &options, taken, group, following));
+                let write = placement.place(block, following);
+                placement.writes.extend(write);
             }
         }
+        let writes = placement.writes;
         // The writes have their own leases. Before they are handed on: who learns of their end finds the memory free.
         options.ticket.release();
         core.enter(&options.ticket, writes);
     }
+}
+
+/// The blocks of one request get their places.
+struct Placement<'a> {
+    core: &'a Arc<Core>,
+    options: &'a Arc<StoreOptions>,
+    /// Of blocks that have places, and are not handed on yet.
+    writes: Vec<(Charge, Waiting)>,
+    /// Until when no block waits for room.
+    refuses_until: &'a mut Option<Instant>,
 }
 
 /// Ends items that are not written.
@@ -110,76 +154,105 @@ pub(crate) fn count_refused(core: &Core, options: &StoreOptions, status: Status)
     }
 }
 
-/// The write of a block's shards, if there is anything to write. So many blocks of the request follow.
-fn place(
-    core: &Arc<Core>,
-    options: &Arc<StoreOptions>,
-    taken: Taken,
-    mut group: Group,
-    following: u64,
-) -> Option<(Charge, Waiting)> {
-    loop {
-        let assembly = match core.assemblies.get(group.fingerprint) {
-            Some(assembly) => assembly,
-            None => match reserve(core, options, &group, following) {
-                Ok(assembly) => assembly,
-                Err(status) => {
-                    drop(taken);
-                    refuse(core, options, group.items.into_iter().map(|item| (item, status)));
-                    return None;
+impl Placement<'_> {
+    /// The write of a block's shards, if there is anything to write. So many bytes of the request's blocks follow.
+    fn place(&mut self, block: StoreBlock, following: u64) -> Option<(Charge, Waiting)> {
+        let (core, options) = (self.core, self.options);
+        let StoreBlock { taken, mut group, shape } = block;
+        loop {
+            let assembly = match core.assemblies.get(group.fingerprint) {
+                Some(assembly) => assembly,
+                None => match self.reserve(&group, shape, following) {
+                    Ok(assembly) => assembly,
+                    Err(status) => {
+                        drop(taken);
+                        refuse(core, options, group.items.into_iter().map(|item| (item, status)));
+                        return None;
+                    }
+                },
+            };
+            match assembly.join(group, options.shards, shape.stride) {
+                Joined::Abandoned(same) => {
+                    core.assemblies.remove(&assembly);
+                    group = same;
                 }
-            },
-        };
-        match assembly.join(group, options.shards, options.stride) {
-            Joined::Abandoned(same) => {
-                core.assemblies.remove(&assembly);
-                group = same;
-            }
-            Joined::Write { items, others, part } => {
-                if items.is_empty() {
-                    drop(taken);
+                Joined::Write { items, others, part } => {
+                    if items.is_empty() {
+                        drop(taken);
+                        refuse(core, options, others);
+                        return None;
+                    }
                     refuse(core, options, others);
-                    return None;
+                    return write(core, options, assembly, taken, items, part);
                 }
-                refuse(core, options, others);
-                return write(core, options, assembly, taken, items, part);
             }
         }
     }
-}
 
-/// Reserves a place for a block that is not being written yet, or returns the status that its items end with.
-fn reserve(
-    core: &Core,
-    options: &StoreOptions,
-    group: &Group,
-    following: u64,
-) -> Result<Arc<Assembly>, Status> {
-    let payload = options.stride.saturating_mul(options.shards.into());
-    let block_bytes = payload.saturating_add(HEADER_LEN as u64);
-    let block = NewBlock {
-        namespace: options.namespace,
-        key: group.key.clone(),
-        fingerprint: group.fingerprint,
-        shards: options.shards,
-        shard_len: options.shard_len,
-        expires: options.expires,
-        following: following.saturating_mul(block_bytes),
-        is_partial: group.items.len() < options.shards as usize,
-    };
-    match core.layout.reserve(block) {
-        Ok(Reservation::Claimed(claim)) => {
-            let assembly = Arc::new(Assembly::new(claim));
-            core.assemblies.insert(group.fingerprint, assembly.clone());
-            Ok(assembly)
+    /// Reserves a place for a block that is not being written yet, or returns the status that its items end with.
+    fn reserve(&mut self, group: &Group, shape: Shape, following: u64) -> Result<Arc<Assembly>, Status> {
+        let (core, options) = (self.core, self.options);
+        let is_partial = group.items.len() < options.shards as usize;
+        let block = || NewBlock {
+            namespace: options.namespace,
+            key: group.key.clone(),
+            fingerprint: group.fingerprint,
+            shards: options.shards,
+            shard_len: shape.shard_len,
+            expires: options.expires,
+            following,
+            is_partial,
+        };
+        let begin = Instant::now();
+        loop {
+            let stamp = core.layout.room_stamp();
+            return match core.layout.reserve(block()) {
+                Ok(Reservation::Claimed(claim)) => {
+                    let assembly = Arc::new(Assembly::new(claim));
+                    core.assemblies.insert(group.fingerprint, assembly.clone());
+                    Ok(assembly)
+                }
+                Ok(Reservation::Exists | Reservation::InFlight) => Err(Status::Exists),
+                Ok(Reservation::Dropped(DropReason::NoRoom))
+                    if !is_partial && self.wait_for_room(stamp, begin) =>
+                {
+                    continue;
+                }
+                Ok(Reservation::Dropped(reason)) => Err(Status::Dropped(reason)),
+                Err(error) => {
+                    let status = status_of(&error);
+                    core.note_block(EventKind::StoreFailed, options.namespace, &group.key, error.to_string());
+                    Err(status)
+                }
+            };
         }
-        Ok(Reservation::Exists | Reservation::InFlight) => Err(Status::Exists),
-        Ok(Reservation::Dropped(reason)) => Err(Status::Dropped(reason)),
-        Err(error) => {
-            let status = status_of(&error);
-            core.note_block(EventKind::StoreFailed, options.namespace, &group.key, error.to_string());
-            Err(status)
+    }
+
+    /// Waits, as a block has since `begin`, until there may be more room than there was when the layout had this stamp. Returns
+    /// whether there may be. Meanwhile no other block gets a place, which has no more room than this one.
+    fn wait_for_room(&mut self, stamp: u64, begin: Instant) -> bool {
+        if self.refuses_until.is_some_and(|until| Instant::now() < until) {
+            return false;
         }
+        // What waits to be handed on may be what has the room.
+        self.hand_on();
+        while !self.options.ticket.has_ended() {
+            let longest = match self.core.layout.wait_for_room(stamp, Instant::now() + TICK) {
+                RoomWait::Changed => return true,
+                RoomWait::Nothing => return false,
+                RoomWait::Writes => WRITES_TIMEOUT,
+                RoomWait::Others => OTHERS_TIMEOUT,
+            };
+            if begin.elapsed() >= longest {
+                *self.refuses_until = Some(Instant::now() + WAIT_PAUSE);
+                return false;
+            }
+        }
+        false
+    }
+
+    fn hand_on(&mut self) {
+        self.core.enter(&self.options.ticket, mem::take(&mut self.writes));
     }
 }
 

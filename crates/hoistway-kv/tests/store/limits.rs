@@ -2,10 +2,10 @@
 
 use crate::common::*;
 use hoistway_kv::{
-    Admission, Durability, Error, Eviction, LayoutKind, NamespaceOptions, Request, Status, Store,
-    StoreAccess, StoreOptions,
+    Admission, Durability, Error, Eviction, Item, KeepAlive, LayoutKind, NamespaceOptions, Request, Status,
+    Store, StoreAccess, StoreOptions,
 };
-use std::{fs, os::unix::fs::MetadataExt, path::Path, time::Duration};
+use std::{fs, os::unix::fs::MetadataExt, path::Path, sync::Arc, time::Duration};
 
 const SHAPE: Shape = Shape::of(1, 256 << 10);
 
@@ -57,6 +57,52 @@ fn stores_beyond_the_capacity_evict_and_never_exceed_it() {
             let left = store.stats().unwrap().blocks;
             assert!((left..=stats.blocks).contains(&there), "{there} of {} to {left}", stats.blocks);
         }
+    }
+}
+
+#[test]
+fn blocks_of_one_request_take_the_room_that_each_needs() {
+    for layout in [LayoutKind::Segments, LayoutKind::Files] {
+        let root = tempfile::tempdir().unwrap();
+        let options = options(&root).capacity_bytes(CAPACITY).layout(layout);
+        let store = Store::open(options).unwrap();
+        let blocks = namespace(&store);
+        // Half of the capacity; with room for the longest in each of them it would be more than all of it.
+        let lens = [60 << 10, 1 << 20, 4 << 20];
+        let sizes = || (0..75).map(|number| (format!("block {number}"), lens[number % 3]));
+        let named: Vec<_> = sizes().collect();
+        for request in named.chunks(9) {
+            let memory: Vec<_> =
+                request.iter().map(|(name, len)| Memory::of(&bytes_of(name, 0, *len), 0)).collect();
+            let item = |((name, _), memory): (&(String, usize), &Arc<Memory>)| {
+                Item::new(key(name), 0, memory.pieces(1))
+            };
+            let items = request.iter().zip(&memory).map(item).collect();
+            let request = Request::new(items, KeepAlive::new(Arc::new(memory)));
+            // SAFETY: the request keeps the memory, and nothing writes to it.
+            let completion = end(&unsafe { blocks.store(request) }.unwrap());
+            assert!(completion.is_ok(), "{completion:?}");
+        }
+        assert_eq!(store.stats().unwrap().evicted_blocks, 0, "{layout}");
+        for (name, len) in sizes() {
+            assert_eq!(get_status(&blocks, &name, Shape::of(1, len)), Status::Ok, "{name}, {layout}");
+        }
+    }
+}
+
+#[test]
+fn one_request_may_have_more_blocks_than_there_is_room_for() {
+    for durability in [Durability::None, Durability::Batched] {
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(small(&root).durability(durability)).unwrap();
+        let blocks = namespace(&store);
+        let memory = Memory::of(&bytes_of("all", 0, SHAPE.len), 0);
+        let item = |number| Item::new(key(&format!("block {number}")), 0, memory.pieces(1));
+        let request = Request::new((0..256).map(item).collect(), KeepAlive::new(memory.clone()));
+        // SAFETY: the request keeps the memory, and nothing writes to it.
+        let completion = end(&unsafe { blocks.store(request) }.unwrap());
+        assert!(completion.is_ok(), "{completion:?}");
+        assert!(store.stats().unwrap().evicted_blocks > 100);
     }
 }
 
@@ -193,7 +239,7 @@ fn what_is_too_large_or_not_allowed_is_refused() {
     assert_eq!(get_status(&seen, "a", SHAPE), Status::Ok);
     assert!(matches!(seen.delete(&["a"]), Err(Error::ReadOnly { .. })));
     // SAFETY: it is refused before anything is read.
-    let refused = unsafe { seen.store(Request::new(Vec::new(), hoistway_kv::KeepAlive::by_caller())) };
+    let refused = unsafe { seen.store(Request::new(Vec::new(), KeepAlive::by_caller())) };
     assert!(matches!(refused, Err(Error::ReadOnly { .. })));
     drop((reader, seen, store, blocks));
 

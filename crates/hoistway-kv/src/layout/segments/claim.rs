@@ -6,12 +6,12 @@ use crate::{
     DropReason, Error, Fingerprint, Result,
     format::{self, HEADER_LEN, MAX_SHARDS, header::MAX_SHARD_LEN, record::MAX_PAYLOAD_LEN},
     index::{Candidates, MAX_SLOT_BYTES, Slot, Want},
-    layout::{Claim, NewBlock, Place, Reservation},
+    layout::{Claim, NewBlock, Place, Reservation, RoomWait},
 };
 use std::{
     collections::{HashMap, HashSet},
     sync::{Arc, PoisonError, atomic::Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Part of the capacity that blocks may take which lack shards.
@@ -25,6 +25,16 @@ pub(super) struct Pending {
     pub(super) bytes: HashMap<u16, u64>,
     /// Bytes of blocks that may lack shards for long.
     partial_bytes: u64,
+    /// How often there may have come to be more room: claims have ended, or room was looked after.
+    room_changes: u64,
+}
+
+impl Pending {
+    /// Bytes of blocks whose writes are under way.
+    fn whole_bytes(&self) -> u64 {
+        let all = self.bytes.values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+        all.saturating_sub(self.partial_bytes)
+    }
 }
 
 /// What we know of a claim.
@@ -126,6 +136,36 @@ impl Writer {
         }))
     }
 
+    /// As [`Layout::room_stamp`](crate::layout::Layout::room_stamp).
+    pub(super) fn room_stamp(&self) -> u64 {
+        lock(&self.pending).room_changes
+    }
+
+    /// As [`Layout::wait_for_room`](crate::layout::Layout::wait_for_room).
+    pub(super) fn wait_for_room(&self, stamp: u64, until: Instant) -> RoomWait {
+        let pending = lock(&self.pending);
+        if pending.room_changes != stamp {
+            return RoomWait::Changed;
+        }
+        let has_asked = self.wanted.load(Ordering::Acquire) > 0;
+        let waits = match pending.whole_bytes() {
+            0 if has_asked => RoomWait::Others,
+            0 => return RoomWait::Nothing,
+            _ => RoomWait::Writes,
+        };
+        let time = until.saturating_duration_since(Instant::now());
+        let is_same = |pending: &mut Pending| pending.room_changes == stamp;
+        let waited = self.room_changed.wait_timeout_while(pending, time, is_same);
+        let (pending, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if pending.room_changes == stamp { waits } else { RoomWait::Changed }
+    }
+
+    /// There may be more room.
+    pub(super) fn note_room(&self) {
+        lock(&self.pending).room_changes += 1;
+        self.room_changed.notify_all();
+    }
+
     /// When a block ends: by its own time, or by that of its namespace.
     fn expiry(&self, block: &NewBlock, now: u32) -> u32 {
         let own = format::expiry_seconds(block.expires);
@@ -191,6 +231,8 @@ impl Drop for Token {
         if let Some(bytes) = pending.bytes.get_mut(&self.namespace) {
             *bytes = bytes.saturating_sub(self.bytes());
         }
+        drop(pending);
+        self.writer.note_room();
     }
 }
 

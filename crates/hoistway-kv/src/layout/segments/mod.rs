@@ -44,7 +44,7 @@ mod writer;
 use super::steady::Steady;
 use super::{Administration, Observed, Sharing, Usage, Verdict, Written};
 use super::{
-    Claim, Found, Layout, Listed, Lookup, NewBlock, Place, Reservation,
+    Claim, Found, Layout, Listed, Lookup, NewBlock, Place, Reservation, RoomWait,
     directory::{self, WriterDirectory, failed},
     list_blocks,
 };
@@ -362,6 +362,14 @@ impl Layout for Segments {
 
     fn reserve(&self, block: NewBlock) -> Result<Reservation> {
         self.writer()?.reserve(block)
+    }
+
+    fn room_stamp(&self) -> u64 {
+        self.own().map_or(0, |writer| writer.room_stamp())
+    }
+
+    fn wait_for_room(&self, stamp: u64, until: Instant) -> RoomWait {
+        self.own().map_or(RoomWait::Nothing, |writer| writer.wait_for_room(stamp, until))
     }
 
     fn prepare(&self, blocks: &mut [Written]) -> Vec<Result<()>> {

@@ -30,7 +30,7 @@ use std::{
     collections::{BTreeMap, HashSet},
     io,
     sync::{
-        Arc, Mutex, RwLock,
+        Arc, Condvar, Mutex, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -170,6 +170,7 @@ impl Writer {
             log,
             slots: Mutex::new(slots),
             pending: Mutex::new(Pending::default()),
+            room_changed: Condvar::new(),
             logged: Mutex::new(replayed.namespaces.keys().copied().collect()),
             is_gone: AtomicBool::new(false),
             unburied: Mutex::default(),

@@ -174,6 +174,12 @@ impl Writer {
 
     /// Evicts ahead, so that stores rarely wait for a slot, and keeps the store within its limits.
     pub(super) fn maintain_room(&self) -> Result<()> {
+        let maintained = self.make_limits_hold();
+        self.note_room();
+        maintained
+    }
+
+    fn make_limits_hold(&self) -> Result<()> {
         // Before others wait for this thread: that looks at all blocks.
         let draining = self.blocks_of_draining();
         let _one = lock(&self.making_room);

@@ -38,7 +38,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Condvar, Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -73,6 +73,8 @@ pub(super) struct Writer {
     pub(super) log: Log,
     pub(super) slots: Mutex<Slots>,
     pub(super) pending: Mutex<Pending>,
+    /// Told when there may be more room. With `pending`.
+    pub(super) room_changed: Condvar,
     /// Namespaces that the log or the checkpoint before it has.
     pub(super) logged: Mutex<HashSet<u16>>,
     /// Whether its directory is not where it was: nothing that is written there is found again.

@@ -68,6 +68,59 @@ fn a_writer_that_has_nothing_gets_its_share() {
     assert!(rich.usage().blocks > 20 && poor.usage().blocks > 20);
 }
 
+/// Reserves places until there are no more.
+fn reserve_all(bench: &Bench, store: &Segments) -> Vec<Claim> {
+    let mut claims = Vec::new();
+    while let Reservation::Claimed(claim) = bench.reserve(store, &format!("claim {}", claims.len())).unwrap()
+    {
+        claims.push(claim);
+    }
+    claims
+}
+
+fn room_wait(store: &Segments, stamp: u64) -> RoomWait {
+    store.wait_for_room(stamp, Instant::now())
+}
+
+#[test]
+fn room_that_blocks_are_written_to_is_waited_for() {
+    let bench = Bench::new();
+    let store = bench.open();
+    assert_eq!(room_wait(&store, store.room_stamp()), RoomWait::Nothing);
+    let mut claims = reserve_all(&bench, &store);
+    let stamp = store.room_stamp();
+    assert_eq!(room_wait(&store, stamp), RoomWait::Writes);
+    let written = bench.write(claims.pop().unwrap(), &content("last", LEN));
+    store.commit(vec![written]).pop().unwrap().unwrap();
+    assert_eq!(room_wait(&store, stamp), RoomWait::Changed);
+    assert!(matches!(bench.reserve(&store, "next").unwrap(), Reservation::Claimed(_)), "one was evicted");
+    drop(claims);
+    for number in 0..300 {
+        let key = format!("pinned {number}");
+        bench.put(&store, &key).unwrap();
+        store.pin(fingerprint(&key));
+    }
+    assert!(matches!(bench.reserve(&store, "more").unwrap(), Reservation::Dropped(DropReason::NoRoom)));
+    assert_eq!(room_wait(&store, store.room_stamp()), RoomWait::Nothing);
+}
+
+#[test]
+fn room_that_others_are_asked_for_is_waited_for() {
+    let bench = Bench::new();
+    let rich = bench.open();
+    for number in 0..200 {
+        bench.put(&rich, &format!("rich {number}")).unwrap();
+    }
+    let poor = bench.open();
+    let stamp = poor.room_stamp();
+    assert_eq!(bench.put(&poor, "first").unwrap(), Put::Dropped(DropReason::NoRoom));
+    assert_eq!(room_wait(&poor, stamp), RoomWait::Others);
+    rich.maintain().unwrap();
+    poor.maintain().unwrap();
+    assert_eq!(room_wait(&poor, stamp), RoomWait::Changed);
+    assert_eq!(bench.put(&poor, "first").unwrap(), Put::Done);
+}
+
 #[test]
 fn the_room_of_dead_writers_is_used() {
     let bench = Bench::new();
