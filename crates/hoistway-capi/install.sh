@@ -19,7 +19,7 @@ to_include=${DESTDIR:-}$prefix/include
 to_lib=${DESTDIR:-}$libdir
 
 if [ -z "${BUILT:-}" ]; then
-    cargo build --quiet --release --manifest-path "$here/Cargo.toml"
+    cargo build --release --manifest-path "$here/Cargo.toml"
 fi
 mkdir -p "$to_include" "$to_lib/pkgconfig"
 cp "$here/include/hoistway.h" "$here/include/hoistway.hpp" "$to_include/"
