@@ -7,7 +7,7 @@ use crate::{
 };
 use bytesize::ByteSize;
 use hoistway::{
-    Checkpoint, Error, LoadOptions, Report, Route, StreamOptions,
+    Checkpoint, LoadOptions, Report, Route, StreamOptions,
     cache::{CacheEntry, NodeCache},
     counted,
 };
@@ -29,9 +29,8 @@ pub(crate) fn run(what: &Cache) -> Result<(), Failure> {
     }
 }
 
-fn missing() -> Error {
-    let reason = "it is missing: name a directory by --cache or HOISTWAY_CACHE";
-    Error::InvalidOption { option: "cache", value: String::new(), reason: reason.into() }
+fn missing() -> Failure {
+    Failure::told("no cache was named: name its directory with --cache or HOISTWAY_CACHE", 2)
 }
 
 fn opened(choice: &CacheChoice) -> Result<NodeCache, Failure> {

@@ -1,6 +1,7 @@
 //! `hoistway load`.
 
 use crate::{arguments, failure::Failure, output};
+use console::Style;
 use hoistway::{Arrival, Checkpoint, Error, LoadOptions, Loaded, Route, plan::Selection, verify::Manifest};
 use std::time::Duration;
 
@@ -31,11 +32,23 @@ pub(crate) fn run(arguments: &arguments::Load) -> Result<(), Failure> {
     }
     let text = loaded.report().to_string();
     if arguments.report {
-        return output::write_text(&text);
+        return output::write_labelled(&text, INDENT, label);
     }
     let verified = text.lines().find(|line| line.trim_start().starts_with("verified"));
     let shown: Vec<&str> = text.lines().take(1).chain(verified).collect();
     output::write_text(&shown.join("\n"))
+}
+
+/// Columns of a report's labels, with the space behind them.
+const INDENT: usize = 12;
+
+fn label(line: &str) -> Option<(usize, Style)> {
+    let trimmed = line.trim_start();
+    if trimmed.len() == line.len() {
+        return Some((line.len(), Style::new().bold()));
+    }
+    let warned = ["not used:", "note:"].into_iter().find(|warned| trimmed.starts_with(warned))?;
+    Some((line.len() - trimmed.len() + warned.len(), Style::new().yellow()))
 }
 
 fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> hoistway::Result<Loaded> {

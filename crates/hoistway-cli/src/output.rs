@@ -1,6 +1,7 @@
 //! Writing results, and showing progress to those who watch.
 
 use crate::failure::Failure;
+use console::{Style, Term, measure_text_width};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::{
     borrow::Cow,
@@ -41,6 +42,41 @@ pub(crate) fn write_text(text: &str) -> Result<(), Failure> {
     write(format!("{}\n", lines.join("\n")).as_bytes())
 }
 
+/// Writes lines for people as [`write_text`] does. A terminal gets them no wider than it is, their continuations `indent`
+/// columns in. `label_of` says how many bytes at the start of a line are its label, and how that looks in colour.
+pub(crate) fn write_labelled(
+    text: &str,
+    indent: usize,
+    label_of: impl Fn(&str) -> Option<(usize, Style)>,
+) -> Result<(), Failure> {
+    let width = Term::stdout().size_checked().map_or(usize::MAX, |(_rows, columns)| columns.into());
+    let mut shown = String::new();
+    for line in text.lines() {
+        let line = wrapped(&printable(line), width, indent);
+        let (label, rest, style) = label_of(&line)
+            .and_then(|(len, style)| Some((line.get(..len)?, line.get(len..)?, style)))
+            .unwrap_or(("", &line, Style::new()));
+        shown += &format!("{}{rest}\n", style.apply_to(label));
+    }
+    write(shown.as_bytes())
+}
+
+/// A line of which none of the parts is wider than `width`, as far as there are spaces to break it at.
+fn wrapped(line: &str, width: usize, indent: usize) -> String {
+    let mut text = String::new();
+    let mut column = 0;
+    for word in line.split_inclusive(' ') {
+        if column > indent && column + measure_text_width(word.trim_end()) > width {
+            text.truncate(text.trim_end().len());
+            text += &format!("\n{:indent$}", "");
+            column = indent;
+        }
+        text += word;
+        column += measure_text_width(word);
+    }
+    text
+}
+
 /// Writes a result to standard output.
 pub(crate) fn write(bytes: &[u8]) -> Result<(), Failure> {
     let mut output = io::stdout().lock();
@@ -62,4 +98,23 @@ pub(crate) fn progress_bar(total_bytes: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total_bytes), ProgressDrawTarget::stderr());
     let template = "{bar:30} {binary_bytes}/{binary_total_bytes} {decimal_bytes_per_sec} {eta}";
     bar.with_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::wrapped;
+
+    #[test]
+    fn long_lines_go_on_below_what_they_explain() {
+        assert_eq!(wrapped("ok      kernel: Linux", 80, 8), "ok      kernel: Linux");
+        assert_eq!(
+            wrapped("slower  io_uring: it is forbidden here", 24, 8),
+            "slower  io_uring: it is\n        forbidden here"
+        );
+    }
+
+    #[test]
+    fn a_word_that_is_wider_than_the_terminal_stays_whole() {
+        assert_eq!(wrapped("ok  /a/long/path is here", 8, 4), "ok  /a/long/path\n    is\n    here");
+    }
 }

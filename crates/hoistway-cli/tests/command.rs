@@ -183,6 +183,35 @@ fn a_terminal_sees_a_bar_that_is_gone_at_the_end() {
     assert!(seen.ends_with("\u{1b}[2K"), "the line is cleared: {seen:?}");
 }
 
+/// What a command writes to a terminal of 80 columns.
+fn on_a_terminal(arguments: &str, variables: &[(&str, &str)]) -> String {
+    let command = format!("stty columns 80 rows 24; {} {arguments}", env!("CARGO_BIN_EXE_hoistway"));
+    let output = Command::new("script")
+        .args(["--quiet", "--return", "--command", &command, "/dev/null"])
+        .env("TERM", "xterm")
+        .env_remove("NO_COLOR")
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_terminal_gets_colours_and_lines_that_fit_it() {
+    let model = Model::new();
+    let folder = model.directory.path().display();
+    let load = format!("load --report --route threads --direct never {}", model.path.display());
+    let (doctor, load) = (on_a_terminal(&format!("doctor {folder}"), &[]), on_a_terminal(&load, &[]));
+    assert!(doctor.contains("\u{1b}[32mok\u{1b}[0m"), "{doctor:?}");
+    assert!(load.contains("\u{1b}[1m4 tensors"), "{load:?}");
+    let plain = on_a_terminal(&format!("doctor {folder}"), &[("NO_COLOR", "1")]);
+    assert!(!plain.contains('\u{1b}'), "{plain:?}");
+    // A path may have more, and is not broken.
+    let is_wide = |line: &&str| line.chars().count() > 80 && line.contains(' ') && !line.contains(".tmp");
+    assert_eq!(plain.lines().find(is_wide), None);
+    assert!(plain.lines().any(|line| line.starts_with("        ")), "{plain}");
+}
+
 #[test]
 fn load_selects_and_excludes() {
     let model = Model::new();
@@ -707,7 +736,7 @@ fn the_cache_of_the_node_is_filled_shown_checked_and_emptied() {
         (vec!["doctor", "s3://models/llama/"], 0, "an access key of the environment"),
         (vec!["doctor", "s3://models/llama/"], 0, "answers after"),
         (vec!["doctor", "s3://models/none"], 1, "no such object"),
-        (vec!["cache", "stat"], 2, "name a directory by --cache or HOISTWAY_CACHE"),
+        (vec!["cache", "stat"], 2, "name its directory with --cache or HOISTWAY_CACHE"),
         (vec!["cache", "stat", "--cache", cache], 0, "0 objects, 0 B of"),
         (vec!["cache", "warm", "--cache", cache, "s3://models/llama/"], 0, "are in the cache"),
         (vec!["load", "--report", "--cache", cache, "s3://models/llama/"], 0, "node-cache"),

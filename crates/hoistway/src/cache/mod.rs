@@ -75,6 +75,9 @@ impl NodeCache {
         let root = directory.as_ref();
         let invalid = |reason: &str| Error::invalid_option("cache", root.display(), reason);
         let failed = |operation| move |source| io_error(operation, root, source);
+        if root.as_os_str().is_empty() {
+            return Err(invalid("name a directory"));
+        }
         make_private(root).map_err(failed("create"))?;
         let marker = root.join("format");
         let read = || read_marker(&marker).map_err(failed("open the cache"));

@@ -44,6 +44,11 @@ impl TempFile {
             let file = match folders::create_private(&path) {
                 Ok(file) => file,
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                // The caller named the folder, and has never heard of the file.
+                Err(source) if source.kind() == io::ErrorKind::NotFound => {
+                    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+                    return Err(io_error("create a file", folder.unwrap_or(Path::new(".")), source));
+                }
                 Err(source) => return Err(io_error("create", &path, source)),
             };
             // Another process may have removed it as a file without a writer: then it has no name any more.
@@ -240,6 +245,13 @@ mod tests {
         fs::write(folder.path().join(name), "of a save that goes on").unwrap();
         remove_if_stale(&folder.path().join(name)).unwrap_err();
         assert!(folder.path().join(name).exists());
+    }
+
+    #[test]
+    fn where_there_is_no_folder_the_error_names_it() {
+        let folder = tempfile::tempdir().unwrap().path().join("none");
+        let error = TempFile::new(|_| folder.join(".a.hoistway-0123456789012345.tmp")).unwrap_err();
+        assert!(matches!(&error, Error::Io { path, .. } if *path == folder), "{error}");
     }
 
     #[test]
