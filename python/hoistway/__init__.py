@@ -9,13 +9,11 @@ Examples:
 from __future__ import annotations
 
 import importlib
-import json
-import os
 from typing import Any
 
 from hoistway import _logging, _native, _totals, errors
-from hoistway._arguments import path_text
 from hoistway._checkpoint import Checkpoint, LoadedTensors, TensorSlice, load_file
+from hoistway._doctor import Checks, doctor
 from hoistway._layers import Layer, LayerStream, stream_layers
 from hoistway._memory import MemoryLimit, memory_limits
 from hoistway._metadata import MetadataArray
@@ -33,21 +31,21 @@ __version__: str = _native.version()
 _logging.start()
 _totals.start()
 
+_SUBPACKAGES = ("compat", "distributed", "experts", "kv", "plugins")
+
 open = Checkpoint  # noqa: A001  (the name that people look for, as in gzip.open)
 
 
 def __getattr__(name: str) -> Any:
     """Subpackages, once they are asked for: some of them need torch."""
-    if name in ("compat", "distributed", "experts", "kv", "plugins"):
+    if name in _SUBPACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def doctor(*paths: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """What this machine and the file systems of ``paths`` offer, what is missing, and how to fix it."""
-    listed = [path_text(path) for path in paths or (".",)]
-    checks: list[dict[str, Any]] = json.loads(_native.doctor(listed))
-    return checks
+def __dir__() -> list[str]:
+    """What is meant for callers."""
+    return sorted([*__all__, *_SUBPACKAGES])
 
 
 def release_devices() -> None:
@@ -62,6 +60,7 @@ def release_devices() -> None:
 __all__ = [
     "Carrier",
     "Checkpoint",
+    "Checks",
     "HoistwayError",
     "Layer",
     "LayerStream",

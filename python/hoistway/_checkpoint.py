@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from hoistway import _native, _totals
 from hoistway._arguments import PathType, path_texts, tensor_name, tensor_names
@@ -18,6 +18,11 @@ from hoistway._devices import find_libraries
 from hoistway._frameworks import (
     Converter,
     Framework,
+    Jax,
+    Numpy,
+    Raw,
+    T,
+    Torch,
     check_framework,
     check_packages,
     converter,
@@ -50,13 +55,15 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, Unpack
 
+    from hoistway._calls import LoadFileArguments, OpenArguments
+    from hoistway._frameworks import JaxArray, NumpyArray, TorchTensor
     from hoistway._native import Tensor
 
 Progress = Callable[[int, int], object] | bool
 Select = str | Iterable[str] | Callable[[str], bool]
 
 
-class LoadedTensors(dict[str, Any]):
+class LoadedTensors(dict[str, T], Generic[T]):
     """Tensors by name, and the report of how they were loaded."""
 
     def __init__(self, report: _native.Report) -> None:
@@ -75,6 +82,46 @@ class LoadedTensors(dict[str, Any]):
         return OrderedDict, (), None, None, iter(self.items())
 
 
+@overload
+def load_file(
+    path: PathType | Sequence[PathType],
+    device: Any = None,
+    *,
+    framework: Torch = ...,
+    **arguments: Unpack[LoadFileArguments],
+) -> LoadedTensors[TorchTensor]: ...
+@overload
+def load_file(
+    path: PathType | Sequence[PathType],
+    device: Any = None,
+    *,
+    framework: Numpy,
+    **arguments: Unpack[LoadFileArguments],
+) -> LoadedTensors[NumpyArray]: ...
+@overload
+def load_file(
+    path: PathType | Sequence[PathType],
+    device: Any = None,
+    *,
+    framework: Jax,
+    **arguments: Unpack[LoadFileArguments],
+) -> LoadedTensors[JaxArray]: ...
+@overload
+def load_file(
+    path: PathType | Sequence[PathType],
+    device: Any = None,
+    *,
+    framework: Raw,
+    **arguments: Unpack[LoadFileArguments],
+) -> LoadedTensors[Tensor]: ...
+@overload
+def load_file(
+    path: PathType | Sequence[PathType],
+    device: Any = None,
+    *,
+    framework: Framework,
+    **arguments: Unpack[LoadFileArguments],
+) -> LoadedTensors[Any]: ...
 def load_file(
     path: PathType | Sequence[PathType],
     device: Any = None,
@@ -91,7 +138,7 @@ def load_file(
     store: StoreOptions | None = None,
     cache: PathType | None = None,
     **options: Unpack[LoadOptions],
-) -> LoadedTensors:
+) -> LoadedTensors[Any]:
     """Loads a checkpoint into memory.
 
     Args:
@@ -135,7 +182,7 @@ def load_file(
         )
 
 
-class Checkpoint:
+class Checkpoint(Generic[T]):
     """An open checkpoint. Tensors loaded from it stay valid after it is closed.
 
     Iterating it gives ``(name, tensor)`` in the order in which tensors become complete.
@@ -158,6 +205,51 @@ class Checkpoint:
         options: Options of all loads; see `LoadOptions`. A load's own win.
     """
 
+    @overload
+    def __init__(
+        self: Checkpoint[TorchTensor],
+        paths: PathType | Sequence[PathType],
+        *,
+        device: Any = None,
+        framework: Torch = ...,
+        **arguments: Unpack[OpenArguments],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Checkpoint[NumpyArray],
+        paths: PathType | Sequence[PathType],
+        *,
+        device: Any = None,
+        framework: Numpy,
+        **arguments: Unpack[OpenArguments],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Checkpoint[JaxArray],
+        paths: PathType | Sequence[PathType],
+        *,
+        device: Any = None,
+        framework: Jax,
+        **arguments: Unpack[OpenArguments],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Checkpoint[Tensor],
+        paths: PathType | Sequence[PathType],
+        *,
+        device: Any = None,
+        framework: Raw,
+        **arguments: Unpack[OpenArguments],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Checkpoint[Any],
+        paths: PathType | Sequence[PathType],
+        *,
+        device: Any = None,
+        framework: Framework,
+        **arguments: Unpack[OpenArguments],
+    ) -> None: ...
     def __init__(
         self,
         paths: PathType | Sequence[PathType],
@@ -238,14 +330,14 @@ class Checkpoint:
         """Element type of a tensor without loading it, by the name that safetensors or ggml give it."""
         return self._info(name)[0]
 
-    def get_tensor(self, name: str) -> Any:
+    def get_tensor(self, name: str) -> T:
         """Loads one tensor."""
         self._info(name)
         return self._load({"select": [name]})[name]
 
     __getitem__ = get_tensor
 
-    def get_slice(self, name: str) -> TensorSlice:
+    def get_slice(self, name: str) -> TensorSlice[T]:
         """A tensor that loads what it is indexed with."""
         dtype, shape, *_ = self._info(name)
         return TensorSlice(self, name, dtype, list(shape))
@@ -268,7 +360,7 @@ class Checkpoint:
         progress: Progress = False,
         pool: _native.MemoryPool | None = None,
         **options: Unpack[LoadOptions],
-    ) -> LoadedTensors:
+    ) -> LoadedTensors[T]:
         """Loads tensors; see `load_file` for the arguments."""
         request, parts = self._request(select, exclude, slices, pool, options)
         tensors = self._load(request, progress)
@@ -288,7 +380,7 @@ class Checkpoint:
         copy_into: CopyInto | None = None,
         pool: _native.MemoryPool | None = None,
         **options: Unpack[LoadOptions],
-    ) -> TensorStream:
+    ) -> TensorStream[T]:
         """Gives ``(name, tensor)``, one after the other, while the rest is still being loaded.
 
         Args:
@@ -377,8 +469,12 @@ class Checkpoint:
         deque(stream, maxlen=0)
         return stream.report
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
+    def __iter__(self) -> Iterator[tuple[str, T]]:
         return self.iter_tensors()
+
+    def items(self) -> TensorStream[T]:
+        """Gives ``(name, tensor)`` in the order of `keys`, while the rest is still being loaded."""
+        return self.iter_tensors(order="file")
 
     def __len__(self) -> int:
         return len(self._opened)
@@ -511,7 +607,7 @@ class Checkpoint:
         """The options of one load: its own, else those of the checkpoint."""
         return {**self._options, **{name: value for name, value in request.items() if value is not None}}
 
-    def _load(self, request: Mapping[str, Any], progress: Progress = False) -> LoadedTensors:
+    def _load(self, request: Mapping[str, Any], progress: Progress = False) -> LoadedTensors[T]:
         options = self._merged(request)
         # Before anything is read: a missing framework is an error before the load, not after it.
         convert = self._convert
@@ -528,7 +624,7 @@ class Checkpoint:
             with _callback(progress, total) as callback:
                 tensors = loading.wait(callback)
             native_report = loading.report()
-        loaded = LoadedTensors(native_report)
+        loaded: LoadedTensors[T] = LoadedTensors(native_report)
         convert(tensors, loaded)
         self._note(native_report)
         return loaded
@@ -538,31 +634,40 @@ class Checkpoint:
         self._report = report if self._report is None else self._report.merged(report)
 
 
-class TensorSlice:
+class TensorSlice(Generic[T]):
     """A tensor that is loaded as far as it is indexed: ``checkpoint.get_slice(name)[2:4, :, -1]``.
 
     Indices are integers, slices with a positive step, and an ellipsis. Unlike those of lists, slices that
     leave a dimension are errors: they would hide a wrong shape.
     """
 
-    def __init__(self, checkpoint: Checkpoint, name: str, dtype: str, shape: list[int]) -> None:
+    def __init__(self, checkpoint: Checkpoint[T], name: str, dtype: str, shape: list[int]) -> None:
         self._checkpoint = checkpoint
         self._name = name
         self._dtype = dtype
         self._shape = shape
 
-    def get_shape(self) -> list[int]:
+    @property
+    def shape(self) -> tuple[int, ...]:
         """Shape of the whole tensor."""
+        return tuple(self._shape)
+
+    def get_shape(self) -> list[int]:
+        """Shape of the whole tensor, as a list."""
         return list(self._shape)
 
     def get_dtype(self) -> str:
         """Element type by the name that safetensors or ggml give it."""
         return self._dtype
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> T:
         part = self._checkpoint._part(self._name, index)
         request = {"select": [self._name], "slices": {self._name: part.ranges}}
-        return part.finish(self._checkpoint._load(request)[self._name])
+        finished: T = part.finish(self._checkpoint._load(request)[self._name])
+        return finished
+
+    def __repr__(self) -> str:
+        return f"TensorSlice({self._name!r}, {self._dtype}, {self._shape})"
 
 
 def check_names(options: Mapping[str, Any]) -> None:

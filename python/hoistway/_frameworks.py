@@ -16,9 +16,28 @@ from hoistway._devices import of_number, of_text, to_torch, torch_kind
 from hoistway.errors import MissingPackageError, OptionError, UnsupportedDtypeError
 
 if TYPE_CHECKING:
+    import jax
+    import numpy as np
+    import torch
+    from typing_extensions import TypeVar
+
     from hoistway._native import Tensor
 
-Framework = Literal["torch", "pt", "numpy", "np", "jax", "flax", "paddle", "raw"]
+    TorchTensor = torch.Tensor
+    NumpyArray = np.ndarray[Any, Any]
+    JaxArray = jax.Array
+    T = TypeVar("T", default=Any)
+else:
+    # Who runs a program has no use for the default.
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+Torch = Literal["torch", "pt"]
+Numpy = Literal["numpy", "np"]
+Jax = Literal["jax", "flax"]
+Raw = Literal["raw"]
+Framework = Torch | Numpy | Jax | Literal["paddle"] | Raw
 
 _NARROW_TYPES = {
     "F8_E4M3": "float8_e4m3fn",

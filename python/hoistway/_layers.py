@@ -12,6 +12,7 @@ from hoistway._checkpoint import Checkpoint
 from hoistway._frameworks import Converter, Framework, check_packages, converter, types_without_package
 from hoistway._options import ReaderOptions, StoreOptions
 from hoistway._reader import opened, reader_options
+from hoistway._words import counted
 from hoistway.errors import ArgumentError, ClosedError, OptionError, TensorNotFoundError
 
 if TYPE_CHECKING:
@@ -171,6 +172,11 @@ class LayerStream:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        if self._native is None:
+            return "LayerStream(closed)"
+        return f"LayerStream({counted(len(self._names), 'layer')})"
 
     def _give_back(self) -> None:
         if self._current is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from hoistway import _native
 from hoistway._arguments import PathType, shown
@@ -15,11 +15,53 @@ from hoistway.errors import ArgumentError
 if TYPE_CHECKING:
     from typing_extensions import Buffer, Unpack
 
+    from hoistway._calls import IterTensorsArguments
+    from hoistway._frameworks import Jax, JaxArray, Numpy, NumpyArray, Raw, Torch, TorchTensor
     from hoistway._options import LoadOptions, StoreOptions
     from hoistway._stream import Order, TensorStream
     from hoistway._targets import CopyInto
 
 
+@overload
+def iter_tensors(
+    paths: PathType | Sequence[PathType],
+    device: Any = None,
+    *,
+    framework: Torch = ...,
+    **arguments: Unpack[IterTensorsArguments],
+) -> TensorStream[TorchTensor]: ...
+@overload
+def iter_tensors(
+    paths: PathType | Sequence[PathType],
+    device: Any = None,
+    *,
+    framework: Numpy,
+    **arguments: Unpack[IterTensorsArguments],
+) -> TensorStream[NumpyArray]: ...
+@overload
+def iter_tensors(
+    paths: PathType | Sequence[PathType],
+    device: Any = None,
+    *,
+    framework: Jax,
+    **arguments: Unpack[IterTensorsArguments],
+) -> TensorStream[JaxArray]: ...
+@overload
+def iter_tensors(
+    paths: PathType | Sequence[PathType],
+    device: Any = None,
+    *,
+    framework: Raw,
+    **arguments: Unpack[IterTensorsArguments],
+) -> TensorStream[_native.Tensor]: ...
+@overload
+def iter_tensors(
+    paths: PathType | Sequence[PathType],
+    device: Any = None,
+    *,
+    framework: Framework,
+    **arguments: Unpack[IterTensorsArguments],
+) -> TensorStream[Any]: ...
 def iter_tensors(
     paths: PathType | Sequence[PathType],
     device: Any = None,
@@ -38,7 +80,7 @@ def iter_tensors(
     store: StoreOptions | None = None,
     cache: PathType | None = None,
     **options: Unpack[LoadOptions],
-) -> TensorStream:
+) -> TensorStream[Any]:
     """Opens a checkpoint and gives ``(name, tensor)``, one after the other, while the rest is still being loaded.
 
     Args:
@@ -84,6 +126,16 @@ def iter_tensors(
         )
 
 
+@overload
+def load(data: Buffer, *, framework: Torch = ...) -> dict[str, TorchTensor]: ...
+@overload
+def load(data: Buffer, *, framework: Numpy) -> dict[str, NumpyArray]: ...
+@overload
+def load(data: Buffer, *, framework: Jax) -> dict[str, JaxArray]: ...
+@overload
+def load(data: Buffer, *, framework: Raw) -> dict[str, _native.Tensor]: ...
+@overload
+def load(data: Buffer, *, framework: Framework) -> dict[str, Any]: ...
 def load(data: Buffer, *, framework: Framework = "torch") -> dict[str, Any]:
     """Loads a safetensors or GGUF file that is in memory already.
 

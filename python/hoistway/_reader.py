@@ -12,6 +12,7 @@ from hoistway._checkpoint import Checkpoint, usrbio_directories
 from hoistway._frameworks import Converter, Framework, check_packages, converter, types_without_package
 from hoistway._options import ReaderOptions, StoreOptions, store_texts
 from hoistway._slices import Part
+from hoistway._words import counted
 from hoistway.errors import ClosedError, SliceError
 
 if TYPE_CHECKING:
@@ -146,6 +147,13 @@ class Reader:
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return (
+            "Reader(closed)"
+            if self._native is None
+            else f"Reader({counted(len(self._checkpoint), 'tensor')})"
+        )
+
     def _part(self, name: str, index: Any) -> Part:
         dtype, shape, _ = self._checkpoint.info(name)
         packing = "torch packs pairs of F4 elements" if dtype == "F4" and self._is_torch else None
@@ -214,6 +222,11 @@ class Reading(Iterator[tuple[str, Any]]):
     def close(self) -> None:
         """Cancels what has not begun, and waits for the rest. Tensors that were handed out stay valid."""
         self._native = None
+
+    def __repr__(self) -> str:
+        if self._native is None:
+            return "Reading(closed)"
+        return f"Reading({self._native.ended()} of {counted(len(self._native), 'tensor')} ended)"
 
     @property
     def _opened(self) -> _native.Reading:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hoistway import _native
+from hoistway._words import preformatted
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Refusal:
     fix: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """What a load did: the route of every byte, and why it was not a better one.
 
@@ -88,3 +89,9 @@ class Report:
 
     def __str__(self) -> str:
         return self._text
+
+    def __repr__(self) -> str:
+        return f"<Report: {self._text.partition(chr(10))[0]}>"
+
+    def _repr_html_(self) -> str:
+        return preformatted(self._text)

@@ -15,6 +15,7 @@ from hoistway._arguments import path_text, tensor_name, text_by_text
 from hoistway._backing import numpy_shortfall, torch_shortfall
 from hoistway._frameworks import device_name
 from hoistway._report import Refusal
+from hoistway._words import preformatted
 from hoistway.errors import OptionError, UnsupportedDtypeError
 
 DTYPES = {
@@ -46,7 +47,7 @@ DTYPES = {
 DirectIo = Literal["auto", "always", "never"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SaveReport:
     """What a save did: how the bytes were written, and why not a better way.
 
@@ -101,12 +102,18 @@ class SaveReport:
     def __str__(self) -> str:
         return self._text
 
+    def __repr__(self) -> str:
+        return f"<SaveReport: {self._text.partition(chr(10))[0]}>"
+
+    def _repr_html_(self) -> str:
+        return preformatted(self._text)
+
 
 def save_file(
     tensors: Mapping[str, Any],
     path: str | os.PathLike[str],
-    *,
     metadata: Mapping[str, str] | None = None,
+    *,
     direct: DirectIo | None = "auto",
     sync: bool = True,
     alignment: int | str = 8,
@@ -214,7 +221,7 @@ def save_sharded(
     )
 
 
-def save(tensors: Mapping[str, Any], *, metadata: Mapping[str, str] | None = None) -> bytes:
+def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
     """The bytes of the file that `save_file` would write."""
     return _native.save_bytes(_describe_all(tensors), text_by_text(metadata))
 

@@ -6,9 +6,11 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol
 
+from hoistway._frameworks import T
 from hoistway._report import Report
+from hoistway._words import counted
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -68,7 +70,7 @@ class Mapped:
         return self._report
 
 
-class TensorStream(Iterator[tuple[str, Any]]):
+class TensorStream(Iterator[tuple[str, T]], Generic[T]):
     """Gives ``(name, tensor)`` for each tensor of a load, and has the `report` of it.
 
     Closing it early, as a context manager does, ends the load and waits for its threads. Tensors that were given
@@ -77,16 +79,29 @@ class TensorStream(Iterator[tuple[str, Any]]):
 
     def __init__(
         self,
-        tensors: Generator[tuple[str, Any], None, None],
+        tensors: Generator[tuple[str, T], None, None],
         sources: Sequence[Source],
         note: Callable[[_native.Report], None],
     ) -> None:
         self._sources = sources
+        self._given = 0
         # No method of this object: a cycle would keep a load that was left until the next collection.
         self._tensors = _until_end(tensors, sources, note)
 
-    def __next__(self) -> tuple[str, Any]:
-        return next(self._tensors)
+    def __next__(self) -> tuple[str, T]:
+        # No name here may hold a tensor that is given.
+        self._given += 1
+        try:
+            return next(self._tensors)
+        except BaseException:
+            self._given -= 1
+            raise
+
+    def __repr__(self) -> str:
+        return f"TensorStream({counted(self._given, 'tensor')} given)"
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
 
     @property
     def report(self) -> Report:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+
 
 def counted(count: int, noun: str) -> str:
     """A number of things.
@@ -23,6 +25,15 @@ def in_words(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def preformatted(text: str) -> str:
+    """Text as a notebook shows it.
+
+    >>> preformatted("a < b")
+    '<pre>a &lt; b</pre>'
+    """
+    return f"<pre>{html.escape(text)}</pre>"
 
 
 def rate_in_words(bytes_per_second: float) -> str:

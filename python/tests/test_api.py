@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import html
 import json
 import os
 import pickle
@@ -67,6 +68,62 @@ def test_slices_in_one_load(model: Path) -> None:
     assert same_bytes(parts["ids"], whole["ids"][2])
     assert same_bytes(parts["flags"], whole["flags"])
     assert parts.report.tensor_bytes < whole.report.tensor_bytes
+
+
+def test_items_are_in_the_order_of_the_checkpoint(model: Path) -> None:
+    with hoistway.open(model) as checkpoint:
+        items = dict(checkpoint.items())
+        assert list(items) == checkpoint.keys()
+        assert same_bytes(items["embed"], checkpoint["embed"])
+
+
+def test_what_is_shown_says_what_it_is(model: Path) -> None:
+    with hoistway.open(model) as checkpoint:
+        part = checkpoint.get_slice("embed")
+        assert repr(part) == "TensorSlice('embed', F32, [1000, 64])"
+        assert part.shape == (1000, 64)
+        stream = checkpoint.iter_tensors()
+        assert repr(stream) == "TensorStream(0 tensors given)"
+        next(stream)
+        assert repr(stream) == "TensorStream(1 tensor given)"
+        assert sum(1 for _ in stream) == 7
+        assert repr(stream) == "TensorStream(8 tensors given)"
+        assert stream._repr_html_() == stream.report._repr_html_()
+        assert repr(stream.report).startswith("<Report: 8 tensors, ")
+    with hoistway.Reader(model) as reader:
+        assert repr(reader) == "Reader(8 tensors)"
+        reading = reader.submit(["ids"])
+        reading.wait()
+        assert repr(reading) == "Reading(1 of 1 tensor ended)"
+    assert repr(reader) == "Reader(closed)"
+
+
+def test_reports_and_checks_show_in_notebooks(model: Path, tmp_path: Path) -> None:
+    tensors = hoistway.load_file(model)
+    saved = hoistway.save_file(tensors, tmp_path / "saved.safetensors")
+    assert repr(saved).startswith("<SaveReport: 8 tensors")
+    for report in (tensors.report, saved):
+        assert report._repr_html_() == f"<pre>{html.escape(str(report))}</pre>"
+    checks = hoistway.doctor(tmp_path)
+    assert str(checks).startswith("ok      kernel: ")
+    assert repr(checks) == str(checks)
+    assert checks._repr_html_().count("<tr>") == 1 + len(checks)
+    assert json.loads(json.dumps(checks)) == checks
+
+
+def test_the_package_lists_what_is_meant_for_callers() -> None:
+    names = dir(hoistway)
+    assert {"load_file", "open", "kv", "experts", "distributed", "errors"} <= set(names)
+    assert [name for name in names if name.startswith("_")] == ["__version__"]
+    assert not {"annotations", "os", "json", "Any"} & set(names)
+
+
+def test_metadata_may_follow_the_path_as_in_safetensors(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    hoistway.save_file({"a": torch.zeros(2)}, path, {"format": "pt"})
+    assert path.read_bytes() == hoistway.save({"a": torch.zeros(2)}, {"format": "pt"})
+    with hoistway.open(path) as checkpoint:
+        assert checkpoint.metadata() == {"format": "pt"}
 
 
 def test_slices_that_do_not_fit(model: Path) -> None:
@@ -369,6 +426,11 @@ def test_a_file_without_permission_is_a_permission_error(model: Path) -> None:
     )
     model.parent.chmod(0o700)
     assert done.stdout.splitlines() == ["True True"] * 3, done.stderr
+
+
+def test_an_empty_path_of_a_cache_is_refused(model: Path) -> None:
+    with pytest.raises(OptionError, match="cache cannot be '': name a directory"):
+        hoistway.open(model, cache="")
 
 
 def test_a_tilde_in_a_path_of_ours_is_the_home(model: Path, tmp_path: Path) -> None:

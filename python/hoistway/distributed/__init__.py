@@ -1,7 +1,7 @@
 """Loading on many ranks together, over `torch.distributed`.
 
->>> import hoistway.distributed as wd
->>> tensors = wd.load_file("models/llama", shards={"*.q_proj.weight": 0, "*.o_proj.weight": 1})  # doctest: +SKIP
+>>> from hoistway import distributed
+>>> tensors = distributed.load_file("models/llama", shards={"*.q_proj.weight": 0})  # doctest: +SKIP
 >>> print(tensors.report)  # doctest: +SKIP
 """
 

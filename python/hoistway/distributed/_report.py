@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from hoistway._report import Refusal, Report
-from hoistway._words import counted, in_words
+from hoistway._words import counted, in_words, preformatted
 
 Strategy = Literal["own", "share"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DistributedReport:
     """What a load by many ranks did.
 
@@ -76,3 +76,9 @@ class DistributedReport:
         if self.reads is not None:
             lines.extend(f"  {line}" for line in str(self.reads).splitlines())
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<DistributedReport: {str(self).partition(chr(10))[0]}>"
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))

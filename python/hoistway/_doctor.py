@@ -1,0 +1,47 @@
+"""What loads can use on this machine."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from typing import Any
+
+from hoistway import _native
+from hoistway._arguments import path_text
+
+
+class Checks(list[dict[str, Any]]):
+    """What was looked at: dictionaries with ``name``, ``status``, ``finding`` and ``fix``.
+
+    ``status`` is ``"ok"``, ``"absent"`` (needed for one purpose only), ``"slower"`` or ``"broken"`` (loads fail).
+    Printed, and in a notebook, they are a table.
+    """
+
+    def __str__(self) -> str:
+        lines = []
+        for check in self:
+            lines.append(f"{check['status']:6}  {check['name']}: {check['finding']}")
+            if check["fix"]:
+                advice = "if wanted" if check["status"] == "absent" else "to fix"
+                lines.append(f"        {advice}: {check['fix']}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            "<tr>"
+            + "".join(
+                f"<td>{html.escape(check[column])}</td>" for column in ("status", "name", "finding", "fix")
+            )
+            + "</tr>"
+            for check in self
+        )
+        return f"<table><tr><th>status</th><th>name</th><th>finding</th><th>fix</th></tr>{rows}</table>"
+
+
+def doctor(*paths: str | os.PathLike[str]) -> Checks:
+    """What this machine and the file systems of ``paths`` offer, what is missing, and how to fix it."""
+    listed = [path_text(path) for path in paths or (".",)]
+    return Checks(json.loads(_native.doctor(listed)))
