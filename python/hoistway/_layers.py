@@ -38,10 +38,11 @@ def stream_layers(
 ) -> LayerStream:
     """Streams the layers of a model that does not fit in memory, in the order of use, again and again.
 
-    >>> layers = hoistway.stream_layers("model.safetensors", budget="8GiB")  # doctest: +SKIP
-    >>> for token in range(16):  # doctest: +SKIP
-    ...     for layer in layers:  # One pass; the next one begins with the first layer again.
-    ...         compute(layer["model.layers.0.mlp.up_proj.weight"])
+    Examples:
+        >>> layers = hoistway.stream_layers("model.safetensors", budget="8GiB")  # doctest: +SKIP
+        >>> for token in range(16):  # doctest: +SKIP
+        ...     for layer in layers:  # One pass; the next one begins with the first layer again.
+        ...         compute(layer["model.layers.0.mlp.up_proj.weight"])
 
     As many layers as the budget holds stay in memory; the others are read again in each pass, the next ones while one
     computes.

@@ -55,29 +55,43 @@ __all__ = [
 
 @final
 class MemoryPool:
+    """Host memory, touched once, that loads take their tensors' memory from."""
+
     def __new__(cls, size: int | str) -> MemoryPool: ...
     @property
-    def capacity_bytes(self) -> int: ...
+    def capacity_bytes(self) -> int:
+        """Size of the pool in bytes."""
     @property
-    def free_bytes(self) -> int: ...
+    def free_bytes(self) -> int:
+        """Bytes that no tensor holds."""
 
 @final
 class Tensor:
+    """One tensor in memory. A view of its bytes keeps them alive."""
+
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its name in the checkpoint."""
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """Its element type, by the name that safetensors or ggml give it."""
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each dimension."""
     @property
-    def bytes_shape(self) -> tuple[int, ...] | None: ...
+    def bytes_shape(self) -> tuple[int, ...] | None:
+        """Shape of the bytes of a quantised tensor: its own, but for the last dimension. `None` for all others."""
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Size in bytes."""
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """Where it is: `cpu`, or a device such as `cuda:0`."""
     @property
-    def data_ptr(self) -> int: ...
-    def tobytes(self) -> bytes: ...
+    def data_ptr(self) -> int:
+        """Address of the first byte, in the memory of its device."""
+    def tobytes(self) -> bytes:
+        """A copy of the bytes in host memory."""
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
@@ -297,50 +311,74 @@ def probe_3fs(path: str | PathLike[str], client: str, directories: list[str]) ->
 
 @final
 class Addresses:
+    """Memory of several blocks, by the addresses and lengths of their pieces."""
+
     def __new__(cls, addresses: Any, sizes: Any, device: Any = None, owner: Any = None) -> Addresses: ...
     def __len__(self) -> int: ...
     @property
-    def owner(self) -> Any: ...
+    def owner(self) -> Any:
+        """What the memory belongs to."""
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """Where the memory is: `cpu`, or a device such as `cuda:0`."""
 
 @final
 class Completion:
+    """How a request ended."""
+
     @property
-    def ticket(self) -> int: ...
+    def ticket(self) -> int:
+        """The number of the ticket."""
     @property
-    def statuses(self) -> list[str]: ...
+    def statuses(self) -> list[str]:
+        """What became of each item, by name."""
     @property
-    def succeeded(self) -> list[bool]: ...
+    def succeeded(self) -> list[bool]:
+        """Whether each item was delivered, or is in the store."""
     @property
-    def ok(self) -> bool: ...
+    def ok(self) -> bool:
+        """Whether all were."""
     @property
-    def bytes(self) -> int: ...
+    def bytes(self) -> int:
+        """Bytes that were delivered or stored."""
     @property
-    def carried(self) -> dict[str, int]: ...
+    def carried(self) -> dict[str, int]:
+        """Bytes that its transfers moved, by the way that they took."""
     @property
-    def far_bytes(self) -> int: ...
+    def far_bytes(self) -> int:
+        """Of `bytes`, those that a load read from the far tier."""
     @property
-    def far_missing(self) -> int: ...
+    def far_missing(self) -> int:
+        """Blocks that a store has not written to the far tier."""
     @property
-    def bounced_bytes(self) -> int: ...
+    def bounced_bytes(self) -> int:
+        """Bytes that went by way of memory of the store's."""
     @property
-    def queued(self) -> float: ...
+    def queued(self) -> float:
+        """Seconds before the first byte moved."""
     @property
-    def moving(self) -> float: ...
+    def moving(self) -> float:
+        """Seconds from then on."""
 
 @final
 class Pins:
+    """Blocks that are neither evicted nor deleted until this is released."""
+
     @property
-    def pinned(self) -> list[bool]: ...
-    def release(self) -> None: ...
+    def pinned(self) -> list[bool]:
+        """Which of the keys are pinned: those of blocks that were there."""
+    def release(self) -> None:
+        """Lets the blocks go. Doing it again does nothing."""
     def __enter__(self) -> Pins: ...
     def __exit__(self, *_exception: object) -> None: ...
 
 @final
 class Region:
+    """Memory that a store knows ahead."""
+
     @property
-    def is_direct(self) -> bool: ...
+    def is_direct(self) -> bool:
+        """Whether its bytes go between the device and the drive past the host's memory."""
 
 @final
 class KvStore:

@@ -27,10 +27,11 @@ Priority = Literal["demand", "prefetch", "background"]
 class Reader:
     """Reads tensors of a checkpoint on request, on threads that stay.
 
-    >>> with hoistway.Reader("model.safetensors") as reader:  # doctest: +SKIP
-    ...     later = reader.prefetch(["layers.1.weight"])
-    ...     now = reader.read(["layers.0.weight"])
-    ...     then = later.wait()
+    Examples:
+        >>> with hoistway.Reader("model.safetensors") as reader:  # doctest: +SKIP
+        ...     later = reader.prefetch(["layers.1.weight"])
+        ...     now = reader.read(["layers.0.weight"])
+        ...     then = later.wait()
 
     Demand is read before what is prefetched, and that before the background. Tensors stay valid after the reader is
     closed.

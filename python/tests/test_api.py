@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import html
 import json
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import assert_threads_end, make_cold, run, same_bytes, thread_count, write_model
-from hoistway import _checkpoint
+from hoistway import _checkpoint, _native
 from hoistway.errors import (
     ClosedError,
     MemoryBudgetError,
@@ -116,6 +117,19 @@ def test_the_package_lists_what_is_meant_for_callers() -> None:
     assert {"load_file", "open", "kv", "experts", "distributed", "errors"} <= set(names)
     assert [name for name in names if name.startswith("_")] == ["__version__"]
     assert not {"annotations", "os", "json", "Any"} & set(names)
+
+
+def test_the_stub_documents_what_is_compiled() -> None:
+    stub = ast.parse(Path(hoistway.__file__).with_name("_native.pyi").read_text())
+    documented = 0
+    for shown in (node for node in stub.body if isinstance(node, ast.ClassDef) and ast.get_docstring(node)):
+        compiled = getattr(_native, shown.name)
+        assert ast.get_docstring(shown) == compiled.__doc__
+        for member in (node for node in shown.body if isinstance(node, ast.FunctionDef)):
+            if text := ast.get_docstring(member):
+                assert text == getattr(compiled, member.name).__doc__, f"{shown.name}.{member.name}"
+                documented += 1
+    assert documented > 0
 
 
 def test_metadata_may_follow_the_path_as_in_safetensors(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Loading on many ranks together, over `torch.distributed`.
 
->>> from hoistway import distributed
->>> tensors = distributed.load_file("models/llama", shards={"*.q_proj.weight": 0})  # doctest: +SKIP
->>> print(tensors.report)  # doctest: +SKIP
+Examples:
+    >>> from hoistway import distributed
+    >>> tensors = distributed.load_file("models/llama", shards={"*.q_proj.weight": 0})  # doctest: +SKIP
+    >>> print(tensors.report)  # doctest: +SKIP
 """
 
 from __future__ import annotations

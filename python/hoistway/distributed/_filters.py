@@ -23,9 +23,10 @@ def tensor_parallel(dims: Mapping[str, int | None]) -> Callable[[str, tuple[int,
     The first that matches decides; tensors that none matches go to every rank whole. A mapping given as ``shards``
     itself is stricter: there, a pattern that matches nothing is an error.
 
-    >>> dim = tensor_parallel({"*.q_proj.weight": 0, "*.o_proj.weight": 1})
-    >>> dim("model.layers.0.self_attn.o_proj.weight", (4096, 4096))
-    1
+    Examples:
+        >>> dim = tensor_parallel({"*.q_proj.weight": 0, "*.o_proj.weight": 1})
+        >>> dim("model.layers.0.self_attn.o_proj.weight", (4096, 4096))
+        1
     """
     patterns = [(_glob(pattern), dim) for pattern, dim in dims.items()]
 
@@ -57,9 +58,10 @@ def expert_parallel(
             ``"round_robin"``: each ``size``-th.
         pattern: The part of a name that holds the number of the expert, as ``{}``.
 
-    >>> keep = expert_parallel(8, rank=1, size=4)
-    >>> keep("model.layers.0.mlp.experts.2.up_proj.weight"), keep("model.layers.0.mlp.experts.4.up_proj.weight")
-    (True, False)
+    Examples:
+        >>> keep = expert_parallel(8, rank=1, size=4)
+        >>> keep("model.layers.0.mlp.experts.2.up_proj.weight"), keep("model.layers.0.mlp.experts.4.up_proj.weight")
+        (True, False)
     """
     number_in = _numbered(pattern)
     if rank is None or size is None:
@@ -91,9 +93,10 @@ def expert_parallel(
 def pipeline_range(start: int, stop: int, *, pattern: str = "model.layers.{}.") -> Callable[[str], bool]:
     """A predicate for ``select``: the layers from ``start`` up to but not including ``stop``, and all that is no layer.
 
-    >>> keep = pipeline_range(0, 16)
-    >>> keep("model.layers.15.mlp.up_proj.weight"), keep("model.layers.16.mlp.up_proj.weight"), keep("lm_head.weight")
-    (True, False, True)
+    Examples:
+        >>> keep = pipeline_range(0, 16)
+        >>> keep("model.layers.15.norm.weight"), keep("model.layers.16.norm.weight"), keep("lm_head.weight")
+        (True, False, True)
     """
     if not 0 <= start <= stop:
         raise OptionError(f"layers cannot be {start} to {stop}")

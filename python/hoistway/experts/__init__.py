@@ -1,10 +1,11 @@
 """Mixture-of-experts models that do not fit in memory: experts come from storage as a router chooses them.
 
->>> from hoistway.experts import ExpertStore
->>> store = ExpertStore.open("models/qwen3-30b-a3b", budget="8GiB")  # doctest: +SKIP
->>> store.observe(0, [(3, 0.6), (17, 0.4)])  # doctest: +SKIP
->>> with store.ensure(0, [3, 17]) as lease:  # doctest: +SKIP
-...     compute(lease[3]["gate"], lease[3]["up"], lease[3]["down"])
+Examples:
+    >>> from hoistway.experts import ExpertStore
+    >>> store = ExpertStore.open("models/qwen3-30b-a3b", budget="8GiB")  # doctest: +SKIP
+    >>> store.observe(0, [(3, 0.6), (17, 0.4)])  # doctest: +SKIP
+    >>> with store.ensure(0, [3, 17]) as lease:  # doctest: +SKIP
+    ...     compute(lease[3]["gate"], lease[3]["up"], lease[3]["down"])
 
 `hoistway.experts.transformers` runs models of transformers this way; `TraceWriter` records what routers choose, for
 ``hoistway moe replay``.

@@ -97,7 +97,8 @@ class ExpertCatalog:
 def part_name(role: str, component: str) -> str:
     """What a part is called: its role, such as ``gate``, with what it holds of it if that is no weight.
 
-    >>> part_name("gate_up", "weight"), part_name("gate_up", "scales")
-    ('gate_up', 'gate_up.scales')
+    Examples:
+        >>> part_name("gate_up", "weight"), part_name("gate_up", "scales")
+        ('gate_up', 'gate_up.scales')
     """
     return role if component in ("", "weight") else f"{role}.{component}"

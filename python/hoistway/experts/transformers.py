@@ -1,9 +1,10 @@
 """Mixture-of-experts models of transformers 5 whose experts do not fit in memory.
 
->>> from hoistway.experts.transformers import from_pretrained
->>> model = from_pretrained("models/qwen3-30b-a3b", budget="8GiB")  # doctest: +SKIP
->>> model.generate(**inputs)  # doctest: +SKIP
->>> print(model.expert_store.stats()["hit_rate"])  # doctest: +SKIP
+Examples:
+    >>> from hoistway.experts.transformers import from_pretrained
+    >>> model = from_pretrained("models/qwen3-30b-a3b", budget="8GiB")  # doctest: +SKIP
+    >>> model.generate(**inputs)  # doctest: +SKIP
+    >>> print(model.expert_store.stats()["hit_rate"])  # doctest: +SKIP
 
 The experts' parameters stay on the meta device. The implementation ``"hoistway"`` of transformers'
 ``ExpertsInterface`` runs the code of the model itself, ``"eager"``, on the experts that a store leases: the results

@@ -1,11 +1,12 @@
 """A store of KV-cache blocks: from host or device memory to storage and back, safe against crashes.
 
->>> import hoistway.kv as kv
->>> with kv.Store("/mnt/nvme/kv", capacity="100GiB") as store:  # doctest: +SKIP
-...     blocks = store.namespace(model="llama@1", dtype="bfloat16", block_tokens=16)
-...     blocks.store([b"tokens 0..16"], [memory]).wait()
-...     if blocks.lookup_prefix([b"tokens 0..16", b"tokens 16..32"]) == 1:
-...         blocks.load([b"tokens 0..16"], [memory]).wait()
+Examples:
+    >>> import hoistway.kv as kv
+    >>> with kv.Store("/mnt/nvme/kv", capacity="100GiB") as store:  # doctest: +SKIP
+    ...     blocks = store.namespace(model="llama@1", dtype="bfloat16", block_tokens=16)
+    ...     blocks.store([b"tokens 0..16"], [memory]).wait()
+    ...     if blocks.lookup_prefix([b"tokens 0..16", b"tokens 16..32"]) == 1:
+    ...         blocks.load([b"tokens 0..16"], [memory]).wait()
 
 Works without torch and numpy; takes the tensors of either, and everything that has the buffer protocol.
 """

@@ -1,6 +1,7 @@
 """The interface of fastsafetensors 0.5, with hoistway behind it.
 
->>> import hoistway.compat.fastsafetensors as fastsafetensors
+Examples:
+    >>> import hoistway.compat.fastsafetensors as fastsafetensors
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """hoistway behind the interface of safetensors.
 
->>> from hoistway.compat.safetensors import safe_open
->>> from hoistway.compat.safetensors.torch import load_file, save_file
->>> import hoistway.compat.safetensors
->>> hoistway.compat.safetensors.install()  # doctest: +SKIP
+Examples:
+    >>> from hoistway.compat.safetensors import safe_open
+    >>> from hoistway.compat.safetensors.torch import load_file, save_file
+    >>> import hoistway.compat.safetensors
+    >>> hoistway.compat.safetensors.install()  # doctest: +SKIP
 """
 
 from hoistway.compat.safetensors._errors import NotCarriedError, SafetensorError
