@@ -206,7 +206,9 @@ docs-serve: (site "serve")
 site command: venv
     {{ install }} -r docs/site/requirements.txt
     '{{ bin }}/python' docs/site/assemble.py target/docs/pages
-    '{{ bin }}/mkdocs' {{ command }} --strict --config-file docs/site/mkdocs.yml
+    HOISTWAY_REPOSITORY="$(git remote get-url origin 2> /dev/null | grep '^https://' || true)" \
+        HOISTWAY_FOOTER="hoistway $(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1) ($(git log -1 --format='%h, %cs')), Apache License 2.0" \
+        '{{ bin }}/mkdocs' {{ command }} --strict --config-file docs/site/mkdocs.yml
 
 # Run the tests while other programs keep every core and the drive busy: none may fail by chance.
 [group('tests')]
