@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from chart import OURS, PEER, draw
+from first_chart import drawn
 
 
 def main() -> None:
@@ -20,10 +21,26 @@ def main() -> None:
 
 
 def write(document: dict[str, Any], output: Path) -> None:
-    """Writes `host.md` and `host.svg`."""
+    """Writes `host.md`, `host.svg`, and `first.svg` of README's first screen."""
     check_checksums(document)
     (output / "host.md").write_text(tables(document))
     chart(document, output / "host.svg")
+    (output / "first.svg").write_text(first_chart(document))
+
+
+def first_chart(document: dict[str, Any], case: str = "cold-fresh") -> str:
+    """One bar for each package: hoistway as it comes, the others at their best setting."""
+    size = document["bytes"][document["models"][case]]
+    rates: dict[str, float] = {}
+    for loader, described in document["loaders"].items():
+        seconds = [result["seconds"] for result in of(document, case, loader=loader)]
+        if seconds and (loader == "hoistway" or not described["is_ours"]):
+            package, rate = described["package"], size / median(seconds) / 1e9
+            rates[package] = max(rate, rates.get(package, 0.0))
+    best_first = dict(sorted(rates.items(), key=lambda named: (named[0] != "hoistway", -named[1])))
+    drive = size / median(limit_seconds(document, case)["device"]) / 1e9
+    title = f"Loading {size / 1e9:.1f} GB from a drive into memory, GB/s"
+    return drawn(title, best_first, ("the drive itself", drive))
 
 
 def check_checksums(document: dict[str, Any]) -> None:
@@ -72,6 +89,8 @@ def tables(document: dict[str, Any]) -> str:
         "`of device` and `of memory` compare the median with that of the limit, which was measured before each loader "
         "of the same case; `ours is faster` is the median over rounds of a loader's seconds by ours in the same round. "
         "All loaders delivered the files' bytes (checksum of all).",
+        "",
+        "![GB/s of each loader in six cases](host.svg)",
         "",
     ]
     for case, about in document["cases"].items():

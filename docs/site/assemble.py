@@ -23,14 +23,36 @@ PAGES = (
     "docs/**/*.md",
 )
 PICTURES = ("bench/results/*.svg",)
-FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^( *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
-API = """# Python
+TABS = re.compile(r"^<!-- tabs -->\n(.*?)^<!-- end of tabs -->$", re.MULTILINE | re.DOTALL)
+TAB = re.compile(r"^\*\*(.+)\*\*$", re.MULTILINE)
+FIRST_CHART = re.compile(r"^!\[[^\]]*\]\((bench/results/first\.svg)\)$", re.MULTILINE)
+# What the pages look like; beside this file.
+LOOK = ("logo.svg", "style.css")
 
-What `import hoistway` brings. Everything has types, so editors show it too.
-
-::: hoistway
-"""
+# In the order of use: a title and what it holds.
+SECTIONS = (
+    ("Load", ["load_file", "LoadedTensors", "iter_tensors", "load"]),
+    ("Open", ["Checkpoint", "TensorSlice", "TensorStream", "Tensor", "MetadataArray"]),
+    ("Options", ["LoadOptions", "StoreOptions", "MemoryPool"]),
+    ("Reports", ["Report", "Carrier", "Refusal"]),
+    ("Save", ["save_file", "save_sharded", "save", "SaveReport"]),
+    ("The machine", ["doctor", "Checks", "memory_limits", "MemoryLimit", "release_devices"]),
+    ("Read on request", ["Reader", "Reading", "ReaderOptions", "stream_layers", "LayerStream", "Layer"]),
+)
+MODULES = (
+    (
+        "Drop-in replacement for safetensors",
+        "hoistway.compat.safetensors",
+        ["install", "uninstall", "Installation", "reports", "last_report"],
+    ),
+    ("Many ranks", "hoistway.distributed", None),
+    ("KV-cache blocks", "hoistway.kv", None),
+    ("Experts larger than memory", "hoistway.experts", None),
+    ("Experts of transformers", "hoistway.experts.transformers", ["from_pretrained", "record"]),
+    ("Errors", "hoistway.errors", None),
+)
 
 
 def main() -> None:
@@ -53,8 +75,32 @@ def main() -> None:
     known = pages | pictures | {PurePosixPath("docs/python-api.md")}
     for page in pages:
         text = (ROOT / page).read_text(encoding="utf-8")
+        if page.match("bench/results/*"):
+            # Room for wide tables.
+            text = f"---\nhide: [toc]\n---\n\n{text}"
         write(target / page, prose(text, page, known, files).encode())
-    write(target / "docs/python-api.md", API.encode())
+    write(target / "docs/python-api.md", reference().encode())
+    for name in LOOK:
+        write(target / "look" / name, (ROOT / "docs/site" / name).read_bytes())
+
+
+def reference() -> str:
+    """The page with the Python package, for mkdocstrings to fill."""
+    lines = ["# Python reference", "", "`hoistway.open` is the class `Checkpoint`.", ""]
+    for title, names in SECTIONS:
+        lines += [f"## {title}", "", *(f"::: hoistway.{name}\n" for name in names)]
+    for title, module, members in MODULES:
+        lines += [
+            f"## {title}: `{module}`",
+            "",
+            f"::: {module}",
+            "    options:",
+            "      show_root_heading: false",
+        ]
+        if members is not None:
+            lines.append(f"      members: {members}")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def matches(file: PurePosixPath, pattern: str) -> bool:
@@ -66,11 +112,28 @@ def matches(file: PurePosixPath, pattern: str) -> bool:
 
 
 def prose(text: str, page: PurePosixPath, known: set[PurePosixPath], files: set[PurePosixPath]) -> str:
-    """Turns links to what is no page into text, outside blocks of code."""
+    """Turns links to what is no page into text, outside blocks of code; and the first screen into the site's."""
+    text = FIRST_CHART.sub(lambda chart: inlined(chart[1]), text)
+    text = TABS.sub(lambda region: tabs(region[1]), text)
     parts = FENCE.split(text)
     for index in range(0, len(parts), 2):
         parts[index] = LINK.sub(lambda link: replaced(link, page, known, files), parts[index])
     return "".join(parts)
+
+
+def inlined(chart: str) -> str:
+    """A chart in the page itself, so that the site's style gives it the page's colours."""
+    svg = re.sub(r"<style>.*?</style>", "", (ROOT / chart).read_text(encoding="utf-8"), flags=re.DOTALL)
+    return f"<figure>{''.join(line.strip() for line in svg.splitlines())}</figure>"
+
+
+def tabs(region: str) -> str:
+    """Tabs, each under its name in bold."""
+    _, *named = TAB.split(region)
+    lines = []
+    for name, content in zip(named[::2], named[1::2], strict=True):
+        lines += [f'=== "{name}"', "", *(f"    {line}".rstrip() for line in content.strip().splitlines()), ""]
+    return "\n".join(lines)
 
 
 def replaced(
