@@ -82,7 +82,7 @@ class MetadataArray(Sequence[Any]):
     def byte_strings(self) -> list[bytes]:
         """All strings as bytes, whether or not they are UTF-8: some vocabularies have tokens that are not."""
         if self._element != "string":
-            raise TypeError(f"an array of elements of type {self._element} is no array of strings")
+            raise TypeError(f"an array of elements of type {self._element} is not an array of strings")
         native = self._native
         return [text.encode() for text in self.tolist()] if native is None else native.byte_strings()
 
@@ -92,7 +92,7 @@ class MetadataArray(Sequence[Any]):
 
         values = self._values
         if not isinstance(values, memoryview):
-            raise TypeError(f"an array of elements of type {self._element} is no array of numbers")
+            raise TypeError(f"an array of elements of type {self._element} is not an array of numbers")
         return np.frombuffer(values, values.format)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:

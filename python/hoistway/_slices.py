@@ -53,7 +53,7 @@ class Part:
                 raise SliceError(f"{item} cannot index {where}: {error}", tensor=name) from error
             start, stop = (bound + size if bound < 0 else bound for bound in (start, stop))
             if not 0 <= start <= size or not 0 <= stop <= size:
-                raise SliceError(f"slice {item.start}:{item.stop} leaves {where}", tensor=name)
+                raise SliceError(f"slice {item.start}:{item.stop} goes beyond {where}", tensor=name)
             self.ranges.append((start, max(start, stop)))
             self._then.append(slice(None, None, step))
         elif hasattr(item, "__index__") and not isinstance(item, bool):

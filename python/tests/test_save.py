@@ -198,7 +198,7 @@ def test_a_file_is_replaced_while_its_tensors_are_in_use(tmp_path: Path) -> None
         (lambda: torch.zeros((), dtype=torch.uint8).view(torch.float4_e2m1fn_x2), OptionError, "scalar"),
         (lambda: np.array(["text"]), UnsupportedDtypeError, "no type str"),
         (lambda: np.zeros(3, ml_dtypes.float4_e2m1fn), OptionError, "whole bytes"),
-        (lambda: [1.0, 2.0], OptionError, "list is no tensor"),
+        (lambda: [1.0, 2.0], OptionError, "list is not a tensor"),
     ],
 )
 def test_what_cannot_be_saved_is_named_and_nothing_is_written(

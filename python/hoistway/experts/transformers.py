@@ -88,7 +88,7 @@ def from_pretrained(
     """
     directory = path_text(path)
     if not os.path.isdir(directory):
-        raise OptionError(f"path cannot be {directory!r}: it is no directory; download the model first")
+        raise OptionError(f"path cannot be {directory!r}: it is not a directory; download the model first")
     config = transformers.AutoConfig.from_pretrained(directory)
     if getattr(config, "quantization_config", None) is not None:
         raise OptionError(

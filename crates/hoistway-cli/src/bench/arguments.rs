@@ -163,7 +163,7 @@ fn matches(mount_point: &Path, pattern: &Path) -> hoistway::Result<Vec<PathBuf>>
     }
     let not_found = |reason: String| Error::NotFound { path: path.clone(), reason };
     let (Some(start), Some(below)) = (mount_point.to_str(), below.to_str()) else {
-        return Err(not_found("it is no file, and no pattern, since it is not UTF-8".into()));
+        return Err(not_found("it is not a file, and not a pattern either, as it is not UTF-8".into()));
     };
     let pattern = format!("{}/{below}", glob::Pattern::escape(start));
     let matches = glob::glob(&pattern).map_err(|error| not_found(format!("not a valid pattern: {error}")))?;

@@ -63,5 +63,5 @@ fn of_config(path: &Path) -> Result<Option<u32>> {
     });
     let Some(value) = found else { return Ok(None) };
     let number = value.as_u64().and_then(|number| u32::try_from(number).ok()).filter(|number| *number > 0);
-    number.map(Some).ok_or_else(|| invalid(format!("{value} is no number of experts")))
+    number.map(Some).ok_or_else(|| invalid(format!("{value} is not a number of experts")))
 }

@@ -139,7 +139,7 @@ pub(super) fn described(disk: &dyn Disk, root: &Path) -> Result<Described> {
             entry.name.parse().ok().filter(|id: &NamespaceId| id.to_string() == entry.name)?;
         let path = all.join(&entry.name);
         if !entry.is_directory {
-            return Some((id, Err(format!("{} is no directory", path.display()))));
+            return Some((id, Err(format!("{} is not a directory", path.display()))));
         }
         let path = path.join(DESCRIPTION);
         match read_description(disk, &path) {
@@ -159,7 +159,7 @@ pub(super) fn read_description(disk: &dyn Disk, path: &Path) -> io::Result<Strin
     if bytes.len() > MAX_DESCRIPTION_LEN {
         return Err(io::Error::other("it is longer than 1 MiB"));
     }
-    String::from_utf8(bytes).map_err(|_| io::Error::other("it is no text"))
+    String::from_utf8(bytes).map_err(|_| io::Error::other("it is not text"))
 }
 
 /// Writes a description down by `write`, where there is none.

@@ -203,7 +203,7 @@ fn explain(error: &glob::PatternError) -> String {
         )
     } else {
         format!(
-            "there is no file of this name, and '**' at character {place} is no pattern; write '*' for any part of a name, \
+            "there is no file of this name, and '**' at character {place} is not a pattern; write '*' for any part of a name, \
              and '**' alone between two '/' for any folders"
         )
     }

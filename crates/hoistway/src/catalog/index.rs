@@ -30,7 +30,7 @@ pub enum IndexError {
         len: u64,
     },
     /// Not JSON, or cut off.
-    #[error("the index is no complete JSON ({0}); copy or download it again")]
+    #[error("the index is not complete JSON ({0}); copy or download it again")]
     Json(#[source] serde_json::Error),
     /// JSON of another form.
     #[error(

@@ -169,7 +169,7 @@ impl dyn Source + '_ {
 }
 
 static NOT_LOCAL: LazyLock<Unavailable> =
-    LazyLock::new(|| Unavailable::new("it is no file of this machine", "choose route auto or threads"));
+    LazyLock::new(|| Unavailable::new("it is not a file of this machine", "choose route auto or threads"));
 
 /// The bytes of a source, until a token ends their reading.
 pub(crate) struct Until<'a, S: ?Sized> {

@@ -45,7 +45,7 @@ class Device:
         except ValueError as error:
             raise ValueError(f"device cannot be {s!r}: it is cpu, cuda or cuda:N") from error
         if colon and not index.isdecimal():
-            raise ValueError(f"device cannot be {s!r}: {index!r} is no number of a device")
+            raise ValueError(f"device cannot be {s!r}: {index!r} is not a number of a device")
         return cls(device_type, int(index) if colon else None)
 
     @classmethod

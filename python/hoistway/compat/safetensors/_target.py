@@ -46,7 +46,7 @@ def check_device(device: Any) -> str:
         raise safetensor_error(OptionError, f"device {device} is invalid")
     is_number = number.isascii() and number.removeprefix("+").isdigit() and int(number) < 1 << 64
     if device != kind and not is_number:
-        raise ValueError(f"device {device} is invalid: {number!r} is no number of a device")
+        raise ValueError(f"device {device} is invalid: {number!r} is not a number of a device")
     if kind in _OTHER_DEVICES:
         raise NotCarriedError(f"hoistway loads to cpu, cuda and rocm, not to device {device!r}")
     return of_torchs_text(kind, int(number or 0))

@@ -49,7 +49,7 @@ def _checked(tensors: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[A
     for name, array in tensors.items():
         if not isinstance(array, np.ndarray):
             # What the reference library fails with, which asks anything for the attributes of an array.
-            raise AttributeError(f"array {name!r} is no array of numpy's but of {type(array)}")
+            raise AttributeError(f"array {name!r} is not an array of numpy's but of {type(array)}")
         check_backing({name: array}, numpy_shortfall)
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
         checked[name] = np.asarray(little, order="C")

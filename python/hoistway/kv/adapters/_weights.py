@@ -105,11 +105,11 @@ def _snapshot(model: str, revision: str | None) -> tuple[Path | None, str]:
     try:
         from huggingface_hub import snapshot_download  # noqa: PLC0415
     except ImportError:
-        return None, f"{model} is no directory, and huggingface_hub is not installed"
+        return None, f"{model} is not a directory, and huggingface_hub is not installed"
     try:
         found = Path(snapshot_download(model, revision=revision, local_files_only=True))
     except (OSError, ValueError) as error:
-        return None, f"{model} is no directory, nor is it in the cache of the Hugging Face hub: {error}"
+        return None, f"{model} is not a directory, nor is it in the cache of the Hugging Face hub: {error}"
     others = sum(1 for _ in found.parent.iterdir()) - 1
     if revision is None and others:
         return (

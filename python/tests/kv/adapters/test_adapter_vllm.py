@@ -611,7 +611,7 @@ def test_chunks_of_other_weights_at_the_same_path_are_not_found(tmp_path):
 def test_a_model_whose_weights_are_not_found_is_a_warning(tmp_path):
     with logged("vllm.hoistway.kv") as messages, engine(tmp_path / "kv"):
         pass
-    assert any("does not depend on the weights: llama is no directory" in message for message in messages)
+    assert any("does not depend on the weights: llama is not a directory" in message for message in messages)
 
 
 def test_chunks_with_one_copy_for_all_ranks_are_exchanged(tmp_path):

@@ -141,7 +141,7 @@ def test_lmcache_finds_no_objects_of_other_weights(checkpoint: Path, tmp_path: P
 
 def test_a_checkpoint_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for path, why in ((tmp_path / "empty", "has no weights"), ("org/nothing", "is no directory")):
+    for path, why in ((tmp_path / "empty", "has no weights"), ("org/nothing", "is not a directory")):
         with pytest.raises(OptionError, match=f"checkpoint cannot be .*{why}"):
             Client(str(tmp_path / "kv"), **SMALL, checkpoint=str(path))
     with pytest.raises(OptionError, match="is the path of the weights, not 3"):

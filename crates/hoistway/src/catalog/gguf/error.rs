@@ -313,7 +313,7 @@ pub enum GgufError {
         file_len: u64,
     },
     /// A key of a split model that does not fit what the others say.
-    #[error("it is no file of a split model of {count}: key '{key}' is {found}, expected {expected}")]
+    #[error("it is not a file of a split model of {count}: key '{key}' is {found}, expected {expected}")]
     Split {
         /// Files of the model, as its name or first file says.
         count: u64,
