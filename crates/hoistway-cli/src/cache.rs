@@ -34,13 +34,13 @@ fn missing() -> Failure {
 }
 
 fn opened(choice: &CacheChoice) -> Result<NodeCache, Failure> {
-    Ok(NodeCache::chosen(choice.cache.as_deref(), choice.cache_bytes)?.ok_or_else(missing)?)
+    NodeCache::chosen(choice.cache.as_deref(), choice.cache_bytes)?.ok_or_else(missing)
 }
 
 fn stat(choice: &CacheChoice) -> Result<(), Failure> {
     let cache = opened(choice)?;
     let entries = cache.entries()?;
-    let taken: u64 = entries.iter().map(|own| own.taken_bytes).sum();
+    let taken: u64 = entries.iter().map(|entry| entry.taken_bytes).sum();
     let most = cache.max_bytes()?;
     if choice.json {
         let directory = cache.directory();
@@ -57,10 +57,10 @@ fn list(choice: &CacheChoice) -> Result<(), Failure> {
     if choice.json {
         return output::write_json(&entries);
     }
-    let line = |own: &CacheEntry| {
-        let idle = SystemTime::now().duration_since(own.last_use).unwrap_or_default().as_secs();
-        let (taken, len) = (ByteSize(own.taken_bytes).to_string(), ByteSize(own.len).to_string());
-        format!("{taken:>10} of {len:>10}  used {idle:>8} s ago  {}", own.url)
+    let line = |entry: &CacheEntry| {
+        let idle = SystemTime::now().duration_since(entry.last_use).unwrap_or_default().as_secs();
+        let (taken, len) = (ByteSize(entry.taken_bytes).to_string(), ByteSize(entry.len).to_string());
+        format!("{taken:>10} of {len:>10}  used {idle:>8} s ago  {}", entry.url)
     };
     output::write_text(&entries.iter().map(line).collect::<Vec<_>>().join("\n"))
 }
@@ -118,8 +118,8 @@ fn warm(arguments: &CacheWarm) -> Result<(), Failure> {
 
 /// Bytes of tensors that came from the store.
 fn from_store(report: &Report) -> u64 {
-    let others = report.carriers.iter().filter(|own| own.route != Route::NodeCache);
-    others.map(|own| own.tensor_bytes).sum()
+    let others = report.carriers.iter().filter(|carrier| carrier.route != Route::NodeCache);
+    others.map(|carrier| carrier.tensor_bytes).sum()
 }
 
 /// Loads all tensors one after the other, and drops them.
@@ -128,7 +128,7 @@ fn pass(checkpoint: &Checkpoint, cache: &NodeCache) -> Result<Report, Failure> {
     let mut loading = checkpoint.stream(&LoadOptions::default(), &stream)?;
     let bar = output::progress_bar(loading.progress().bytes_total);
     let result: hoistway::Result<()> =
-        loading.by_ref().try_for_each(|tensor| tensor.map(|own| bar.inc(own.len_bytes())));
+        loading.by_ref().try_for_each(|tensor| tensor.map(|loaded| bar.inc(loaded.len_bytes())));
     bar.finish_and_clear();
     result?;
     cache.flush();

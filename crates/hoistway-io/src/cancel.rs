@@ -44,7 +44,7 @@ impl Cancel {
     pub fn cancel(&self) {
         // Before the wakers are taken: one that is added later sees it.
         self.0.is_cancelled.store(true, Ordering::SeqCst);
-        let wakers = self.0.lock().map(|mut own| std::mem::take(&mut own.wakers));
+        let wakers = self.0.lock().map(|mut state| std::mem::take(&mut state.wakers));
         wakers.into_iter().flat_map(BTreeMap::into_values).for_each(|wake| wake());
     }
 
@@ -75,11 +75,11 @@ impl Cancel {
     /// Calls `wake` once the token is cancelled, by the thread that cancels it: at once if it is.
     pub fn on_cancel(&self, wake: impl Fn() + Send + Sync + 'static) -> Registration {
         let mut number = None;
-        if let Some(mut own) = self.0.lock() {
-            own.next += 1;
-            let next = own.next;
+        if let Some(mut state) = self.0.lock() {
+            state.next += 1;
+            let next = state.next;
             number = Some(next);
-            own.wakers.insert(next, Box::new(wake));
+            state.wakers.insert(next, Box::new(wake));
         }
         let registration = Registration { of: Arc::downgrade(&self.0), number: number.unwrap_or_default() };
         if self.is_cancelled() {
@@ -110,8 +110,8 @@ impl Default for Inner {
 impl Registration {
     fn take(&self) -> Option<Wake> {
         let of = self.of.upgrade()?;
-        let mut own = of.lock()?;
-        own.wakers.remove(&self.number)
+        let mut state = of.lock()?;
+        state.wakers.remove(&self.number)
     }
 }
 

@@ -103,11 +103,11 @@ impl Carrier {
 
     /// Adds it to the share of the same way, if there is one.
     pub(crate) fn add_to(self, carriers: &mut Vec<Self>) {
-        match carriers.iter_mut().find(|own| own.is_same_way(&self)) {
-            Some(own) => {
-                own.tensor_bytes += self.tensor_bytes;
-                own.read_bytes += self.read_bytes;
-                own.reads += self.reads;
+        match carriers.iter_mut().find(|same| same.is_same_way(&self)) {
+            Some(same) => {
+                same.tensor_bytes += self.tensor_bytes;
+                same.read_bytes += self.read_bytes;
+                same.reads += self.reads;
             }
             None => carriers.push(self),
         }
@@ -252,15 +252,15 @@ impl Report {
         self.memory.arena_bytes += later.memory.arena_bytes;
         self.memory.staging_bytes = self.memory.staging_bytes.max(later.memory.staging_bytes);
         match (&mut self.device, &later.device) {
-            (Some(own), Some(later)) => {
-                own.memory_bytes += later.memory_bytes;
-                own.scratch_bytes = own.scratch_bytes.max(later.scratch_bytes);
-                own.copies += later.copies;
-                own.copy_wait_seconds += later.copy_wait_seconds;
-                own.slot_wait_seconds += later.slot_wait_seconds;
-                own.proof = own.proof.take().or_else(|| later.proof.clone());
+            (Some(device), Some(later)) => {
+                device.memory_bytes += later.memory_bytes;
+                device.scratch_bytes = device.scratch_bytes.max(later.scratch_bytes);
+                device.copies += later.copies;
+                device.copy_wait_seconds += later.copy_wait_seconds;
+                device.slot_wait_seconds += later.slot_wait_seconds;
+                device.proof = device.proof.take().or_else(|| later.proof.clone());
             }
-            (own @ None, later) => own.clone_from(later),
+            (device @ None, later) => device.clone_from(later),
             (Some(_), None) => {}
         }
         self.time.open_seconds += later.time.open_seconds;
@@ -319,10 +319,10 @@ pub(crate) fn write_refused(f: &mut fmt::Formatter<'_>, refused: &[Refusal]) -> 
 }
 
 /// Adds those that are not there.
-pub(crate) fn add_new<T: PartialEq>(own: &mut Vec<T>, later: impl IntoIterator<Item = T>) {
+pub(crate) fn add_new<T: PartialEq>(known: &mut Vec<T>, later: impl IntoIterator<Item = T>) {
     for item in later {
-        if !own.contains(&item) {
-            own.push(item);
+        if !known.contains(&item) {
+            known.push(item);
         }
     }
 }

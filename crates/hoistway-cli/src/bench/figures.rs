@@ -25,27 +25,28 @@ struct Axis {
 const AXES: [Axis; 2] = [
     Axis {
         name: "buffer",
-        across: |own| own.buffer_size_mb,
+        across: |summary| summary.buffer_size_mb,
         other_name: "chunk",
-        other: |own| own.chunk_size_mb,
+        other: |summary| summary.chunk_size_mb,
     },
     Axis {
         name: "chunk",
-        across: |own| own.chunk_size_mb,
+        across: |summary| summary.chunk_size_mb,
         other_name: "buffer",
-        other: |own| own.buffer_size_mb,
+        other: |summary| summary.buffer_size_mb,
     },
 ];
 
 /// Lines of throughput for each route and number of processes: a figure for each value of the other axis.
 fn by_size(axis: &Axis, summaries: &[Summary]) -> Vec<(String, Figure)> {
     let figure = |other: f64| {
-        let own: Vec<&Summary> = summaries.iter().filter(|own| (axis.other)(own) == other).collect();
-        let lines = own.chunk_by(|one, other| kind(one) == kind(other)).map(|own| {
+        let chosen: Vec<&Summary> =
+            summaries.iter().filter(|summary| (axis.other)(summary) == other).collect();
+        let lines = chosen.chunk_by(|one, other| kind(one) == kind(other)).map(|line| {
             let mut points: Vec<_> =
-                own.iter().map(|own| ((axis.across)(own), own.throughput_gbps_median)).collect();
+                line.iter().map(|summary| ((axis.across)(summary), summary.throughput_gbps_median)).collect();
             points.sort_by(|one, other| one.0.total_cmp(&other.0));
-            Line { label: label(kind(own[0])), points }
+            Line { label: label(kind(line[0])), points }
         });
         let lines = Lines {
             title: String::new(),
@@ -54,7 +55,7 @@ fn by_size(axis: &Axis, summaries: &[Summary]) -> Vec<(String, Figure)> {
             lines: lines.collect(),
         };
         let name = format!("throughput_by_{}_{}_{other}MiB.svg", axis.name, axis.other_name);
-        let (routes, by, others) = (routes(own.into_iter()), axis.name, axis.other_name);
+        let (routes, by, others) = (routes(chosen.into_iter()), axis.name, axis.other_name);
         let title = format!("{routes}: throughput by {by} size, {others}s of {other} MiB");
         (name, Figure::of(title, Panel::Lines(lines)))
     };
@@ -62,18 +63,18 @@ fn by_size(axis: &Axis, summaries: &[Summary]) -> Vec<(String, Figure)> {
 }
 
 /// Throughput of each buffer size with each chunk size, for one route and number of processes.
-fn by_both_sizes(own: &[Summary]) -> (String, Figure) {
-    let (route, count) = kind(&own[0]);
-    let cell = |own: &Summary| Cell {
-        across: own.buffer_size_mb,
-        up: own.chunk_size_mb,
-        value: own.throughput_gbps_median,
+fn by_both_sizes(group: &[Summary]) -> (String, Figure) {
+    let (route, count) = kind(&group[0]);
+    let cell = |summary: &Summary| Cell {
+        across: summary.buffer_size_mb,
+        up: summary.chunk_size_mb,
+        value: summary.throughput_gbps_median,
     };
     let map = HeatMap {
         title: String::new(),
         across_name: "buffer size, MiB".into(),
         up_name: "chunk size, MiB".into(),
-        cells: own.iter().map(cell).collect(),
+        cells: group.iter().map(cell).collect(),
     };
     let title = format!("{}: GB/s, median", label((route, count)));
     (format!("heatmap_{route}_{count}procs.svg"), Figure::of(title, Panel::HeatMap(map)))
@@ -84,15 +85,15 @@ fn by_processes(summaries: &[Summary]) -> Figure {
     let mut kinds: Vec<(&'static str, u16)> = summaries.iter().map(kind).collect();
     kinds.sort_by_key(|(_, count)| *count);
     kinds.dedup();
-    let mut known: Vec<&str> = summaries.iter().map(|own| own.backend).collect();
+    let mut known: Vec<&str> = summaries.iter().map(|summary| summary.backend).collect();
     known.dedup();
-    let bar = |own: (&'static str, u16)| {
+    let bar = |bar_kind: (&'static str, u16)| {
         let rate = |summary: &&Summary| summary.throughput_gbps_median;
-        let all = summaries.iter().filter(|summary| kind(summary) == own);
+        let all = summaries.iter().filter(|summary| kind(summary) == bar_kind);
         let best = all.max_by(|one, other| rate(one).total_cmp(&rate(other)))?;
         Some(Bar {
-            label: label(own),
-            series: known.iter().position(|route| *route == own.0).unwrap_or_default(),
+            label: label(bar_kind),
+            series: known.iter().position(|route| *route == bar_kind.0).unwrap_or_default(),
             value: best.throughput_gbps_median,
             range: (best.throughput_gbps_min, best.throughput_gbps_max),
         })
@@ -108,8 +109,8 @@ fn by_processes(summaries: &[Summary]) -> Figure {
 }
 
 /// What distinguishes lines and bars.
-fn kind(own: &Summary) -> (&'static str, u16) {
-    (own.backend, own.num_processes)
+fn kind(summary: &Summary) -> (&'static str, u16) {
+    (summary.backend, summary.num_processes)
 }
 
 fn label((route, count): (&str, u16)) -> String {
@@ -118,7 +119,7 @@ fn label((route, count): (&str, u16)) -> String {
 
 /// The routes that were measured, for a title.
 fn routes<'a>(summaries: impl Iterator<Item = &'a Summary>) -> String {
-    let mut names: Vec<&str> = summaries.map(|own| own.backend).collect();
+    let mut names: Vec<&str> = summaries.map(|summary| summary.backend).collect();
     names.dedup();
     names.join(", ")
 }

@@ -46,11 +46,11 @@ pub(super) fn run(arguments: &Headers) -> Result<(), Failure> {
             for _ in 0..runs.warmup {
                 measure(&files, batch_size, num_threads, 0)?;
             }
-            let own: Vec<Measurement> = (0..runs.iterations)
+            let rounds: Vec<Measurement> = (0..runs.iterations)
                 .map(|iteration| measure(&files, batch_size, num_threads, iteration))
                 .collect::<hoistway::Result<_>>()?;
-            summaries.extend(Summary::of(&own));
-            measurements.extend(own);
+            summaries.extend(Summary::of(&rounds));
+            measurements.extend(rounds);
         }
     }
     let figures = vec![("headers_per_second.svg".into(), figure(&summaries))];
@@ -88,10 +88,10 @@ fn measure(
 
 impl Summary {
     /// Returns `None` for no measurement.
-    fn of(own: &[Measurement]) -> Option<Self> {
-        let &Measurement { batch_size, num_threads, .. } = own.first()?;
-        let rate = Spread::of(own.iter().map(|one| one.headers_per_second));
-        let seconds = Spread::of(own.iter().map(|one| one.wall_time));
+    fn of(rounds: &[Measurement]) -> Option<Self> {
+        let &Measurement { batch_size, num_threads, .. } = rounds.first()?;
+        let rate = Spread::of(rounds.iter().map(|one| one.headers_per_second));
+        let seconds = Spread::of(rounds.iter().map(|one| one.wall_time));
         Some(Self {
             batch_size,
             num_threads,
@@ -102,7 +102,7 @@ impl Summary {
             headers_per_second_std: rate.deviation,
             wall_time_median: seconds.median,
             wall_time_mean: seconds.mean,
-            num_iterations: own.len(),
+            num_iterations: rounds.len(),
         })
     }
 
@@ -112,13 +112,13 @@ impl Summary {
             "{:>10} {:>10} {:>18} {:>20}",
             "batch", "threads", "headers/s (median)", "least to most"
         )];
-        for own in summaries {
+        for summary in summaries {
             lines.push(format!(
                 "{:>10} {:>10} {:>18.0} {:>20}",
-                own.batch_size,
-                own.num_threads,
-                own.headers_per_second_median,
-                format!("{:.0} to {:.0}", own.headers_per_second_min, own.headers_per_second_max),
+                summary.batch_size,
+                summary.num_threads,
+                summary.headers_per_second_median,
+                format!("{:.0} to {:.0}", summary.headers_per_second_min, summary.headers_per_second_max),
             ));
         }
         lines.join("\n")
@@ -127,14 +127,18 @@ impl Summary {
 
 /// Bars of headers a second, one colour for each number of threads.
 fn figure(summaries: &[Summary]) -> Figure {
-    let mut counts: Vec<u16> = summaries.iter().map(|own| own.num_threads).collect();
+    let mut counts: Vec<u16> = summaries.iter().map(|summary| summary.num_threads).collect();
     counts.sort_unstable();
     counts.dedup();
-    let bar = |own: &Summary| Bar {
-        label: format!("batches of {}, {}", own.batch_size, counted(own.num_threads, "thread", "threads")),
-        series: counts.iter().position(|count| *count == own.num_threads).unwrap_or_default(),
-        value: own.headers_per_second_median,
-        range: (own.headers_per_second_min, own.headers_per_second_max),
+    let bar = |summary: &Summary| Bar {
+        label: format!(
+            "batches of {}, {}",
+            summary.batch_size,
+            counted(summary.num_threads, "thread", "threads")
+        ),
+        series: counts.iter().position(|count| *count == summary.num_threads).unwrap_or_default(),
+        value: summary.headers_per_second_median,
+        range: (summary.headers_per_second_min, summary.headers_per_second_max),
     };
     let bars = Bars {
         title: String::new(),

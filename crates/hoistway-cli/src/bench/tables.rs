@@ -106,10 +106,10 @@ fn ways<'a>(counts: impl IntoIterator<Item = &'a WayBytes>) -> String {
 pub(super) fn summaries(measurements: &[Measurement]) -> Vec<Summary> {
     measurements
         .chunk_by(|one, other| one.combination == other.combination)
-        .filter_map(|own| {
-            let first = own.first()?;
+        .filter_map(|group| {
+            let first = group.first()?;
             let rounds: Vec<&[Measurement]> =
-                own.chunk_by(|one, other| one.iteration == other.iteration).collect();
+                group.chunk_by(|one, other| one.iteration == other.iteration).collect();
             let seconds: Vec<f64> = rounds.iter().map(|round| round[0].round_wall_time).collect();
             let bytes = |round: &&[Measurement]| round.iter().map(|one| one.total_bytes_read).sum::<u64>();
             let rates =
@@ -128,7 +128,7 @@ pub(super) fn summaries(measurements: &[Measurement]) -> Vec<Summary> {
                 wall_time_median: wall_time.median,
                 wall_time_mean: wall_time.mean,
                 num_iterations: rounds.len(),
-                carriers: ways(own.iter().map(|one| &one.way_bytes)),
+                carriers: ways(group.iter().map(|one| &one.way_bytes)),
                 device: first.device,
             })
         })
@@ -142,17 +142,17 @@ impl Summary {
             "{:>8} {:>10} {:>10} {:>10} {:>14} {:>18}  {}",
             "route", "processes", "buffer", "chunk", "GB/s (median)", "least to most", "carriers"
         )];
-        for own in summaries {
+        for summary in summaries {
             let size = |mebibytes: f64| ByteSize((mebibytes * MEBIBYTE) as u64).to_string();
             lines.push(format!(
                 "{:>8} {:>10} {:>10} {:>10} {:>14.2} {:>18}  {}",
-                own.backend,
-                own.num_processes,
-                size(own.buffer_size_mb),
-                size(own.chunk_size_mb),
-                own.throughput_gbps_median,
-                format!("{:.2} to {:.2}", own.throughput_gbps_min, own.throughput_gbps_max),
-                own.carriers,
+                summary.backend,
+                summary.num_processes,
+                size(summary.buffer_size_mb),
+                size(summary.chunk_size_mb),
+                summary.throughput_gbps_median,
+                format!("{:.2} to {:.2}", summary.throughput_gbps_min, summary.throughput_gbps_max),
+                summary.carriers,
             ));
         }
         lines.join("\n")

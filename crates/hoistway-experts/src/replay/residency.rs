@@ -78,7 +78,7 @@ impl<'a> Residency<'a> {
     /// Reads an expert, and keeps it if the policy says so.
     fn read(&mut self, id: ExpertId, visit: u32) {
         let bytes = self.shape.expert_bytes(id);
-        let is_full = |own: &Self| own.resident_bytes + bytes > own.budget_bytes;
+        let is_full = |residency: &Self| residency.resident_bytes + bytes > residency.budget_bytes;
         if is_full(self) && !self.policy.admit(id) {
             return;
         }
@@ -127,22 +127,22 @@ mod tests {
             let layers = [3, 4, 2].map(|expert_bytes| LayerShape { experts: 6, expert_bytes });
             let shape = CatalogShape::new(2, layers.to_vec()).unwrap();
             for name in ["ewma2", "lru", "slru", "lfu", "arc"] {
-                let mut own = Residency::new(&shape, by_name(name, &shape).unwrap(), budget);
+                let mut residency = Residency::new(&shape, by_name(name, &shape).unwrap(), budget);
                 let mut reads = 0;
                 for ((layer, experts), number) in visits.iter().zip(1..) {
                     let experts: Vec<_> = experts.iter().map(|&expert| (expert, 1.0)).collect();
                     let (layer, phase) = (*layer, Phase::Decode);
-                    own.visit(&BatchVisit { number, layer, phase, experts: &experts });
+                    residency.visit(&BatchVisit { number, layer, phase, experts: &experts });
                     let ids = (0..3).flat_map(|layer| (0..6).map(move |expert| ExpertId { layer, expert }));
-                    let resident = ids.filter(|id| own.experts[shape.index(*id).unwrap()].is_resident);
+                    let resident = ids.filter(|id| residency.experts[shape.index(*id).unwrap()].is_resident);
                     let bytes: u64 = resident.map(|id| shape.expert_bytes(id)).sum();
-                    prop_assert_eq!(bytes, own.resident_bytes);
-                    prop_assert!(bytes <= budget + own.tally.largest_demand.bytes, "{}", name);
-                    let used: std::collections::BTreeSet<_> = experts.iter().map(|own| own.0).collect();
+                    prop_assert_eq!(bytes, residency.resident_bytes);
+                    prop_assert!(bytes <= budget + residency.tally.largest_demand.bytes, "{}", name);
+                    let used: std::collections::BTreeSet<_> = experts.iter().map(|chosen| chosen.0).collect();
                     reads += used.len() as u64;
                 }
-                prop_assert_eq!(own.tally.lookups, reads);
-                prop_assert!(own.tally.hits + own.tally.cold_misses <= reads);
+                prop_assert_eq!(residency.tally.lookups, reads);
+                prop_assert!(residency.tally.hits + residency.tally.cold_misses <= reads);
             }
         }
     }

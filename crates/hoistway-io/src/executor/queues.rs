@@ -157,14 +157,14 @@ impl<O> Queues<O> {
     pub(super) fn new(options: &[QueueOptions], room: Room) -> Self {
         let count = options.len().min(MAX_QUEUES);
         let mut feeders: Vec<QueueSet> =
-            (0..count).map(|own| QueueSet::default().with(QueueId(own as u8))).collect();
+            (0..count).map(|number| QueueSet::default().with(QueueId(number as u8))).collect();
         // As often as there are queues, so that every path is followed to its end.
         for _ in 0..count {
             for (from, options) in options.iter().enumerate().take(count) {
                 for to in &options.hands_over_to {
                     let all = feeders[from];
-                    if let Some(own) = feeders.get_mut(usize::from(to.0)) {
-                        *own = own.union(all);
+                    if let Some(feeder) = feeders.get_mut(usize::from(to.0)) {
+                        *feeder = feeder.union(all);
                     }
                 }
             }
@@ -216,8 +216,9 @@ impl<O> Queues<O> {
 
     /// Whether no operation can come to these queues any more, if no further ones are submitted.
     pub(super) fn are_over(&self, queues: QueueSet) -> bool {
-        let own = queues.iter().filter_map(|queue| self.queues.get(usize::from(queue.0)));
-        own.filter(|queue| queue.redirected.is_none())
+        let found = queues.iter().filter_map(|queue| self.queues.get(usize::from(queue.0)));
+        found
+            .filter(|queue| queue.redirected.is_none())
             .all(|queue| queue.feeders.iter().all(|feeder| self.queues[usize::from(feeder.0)].unended == 0))
     }
 
@@ -259,9 +260,9 @@ impl<O> Queues<O> {
         }
         let lines = std::mem::take(&mut self.queue(from).lines);
         let (feeders, mut moved) = (self.queue(from).feeders, 0);
-        for (line, own) in lines.into_iter().zip(&mut self.queue(to).lines) {
+        for (line, target) in lines.into_iter().zip(&mut self.queue(to).lines) {
             moved += line.len();
-            own.extend(line);
+            target.extend(line);
         }
         self.queue(from).redirected = Some(to);
         self.queue(from).unended -= moved;
@@ -276,11 +277,11 @@ impl<O> Queues<O> {
 
     /// Returns the queue that serves the operations of this one.
     fn resolve(&self, queue: QueueId) -> QueueId {
-        let mut own = queue;
-        while let Some(next) = self.queues.get(usize::from(own.0)).and_then(|queue| queue.redirected) {
-            own = next;
+        let mut current = queue;
+        while let Some(next) = self.queues.get(usize::from(current.0)).and_then(|queue| queue.redirected) {
+            current = next;
         }
-        own
+        current
     }
 
     /// Begins the next operation of these queues, if one may begin now.
@@ -344,7 +345,7 @@ impl<O> Queues<O> {
                 }
             }
         }
-        candidates[..count].sort_unstable_by_key(|own| own.map(|own| own.rank));
+        candidates[..count].sort_unstable_by_key(|candidate| candidate.map(|candidate| candidate.rank));
         let claim = self.claim.and_then(|claim| self.still_first(claim));
         let mut rest_claim = self.rest_claim.and_then(|claim| self.still_first(claim));
         let mut short_of_slots = QueueSet::default();

@@ -90,23 +90,23 @@ impl<C: Customer> Scheduler<C> {
 
     /// Refuses further groups. Threads end once nothing can come to their queues any more.
     pub fn seal(&self) {
-        self.own(State::seal);
+        self.with_state(State::seal);
     }
 
     /// Raises the gate of a group to `end`, if it is a [`Gate::Below`](super::Gate::Below).
     pub fn admit(&self, group: GroupId, end: u64) {
-        self.own(|state| state.admit(group, end));
+        self.with_state(|state| state.admit(group, end));
     }
 
     /// Makes groups demand, because a caller waits for them.
     pub fn promote(&self, whose: Whose) {
-        self.own(|state| state.promote(whose));
+        self.with_state(|state| state.promote(whose));
     }
 
     /// Removes operations that have not begun: their groups fail. Those that have begun end as they may, and a group of
     /// which all have begun may end well.
     pub fn cancel(&self, whose: Whose) -> Cancelled {
-        let all = self.own(|state| {
+        let all = self.with_state(|state| {
             let groups = state.select(whose).into_iter();
             groups.map(|id| state.cancel(id, Reason::Cancelled)).collect::<Vec<_>>()
         });
@@ -121,19 +121,19 @@ impl<C: Customer> Scheduler<C> {
 
     /// Ends a group with an error, if it has none yet. Operations that have begun end as they may.
     pub fn fail(&self, group: GroupId, error: C::Error) {
-        let removed = self.own(|state| state.fail(group, error));
+        let removed = self.with_state(|state| state.fail(group, error));
         removed.into_iter().for_each(|removed| self.dismiss(removed));
     }
 
     /// Moves the operations of `from`, and those that will come to it, to `to`. Returns `true` for the first call only.
     pub fn redirect(&self, from: QueueId, to: QueueId) -> bool {
-        self.own(|state| state.redirect(from, to)).unwrap_or(false)
+        self.with_state(|state| state.redirect(from, to)).unwrap_or(false)
     }
 
     /// Refuses further groups and removes all operations that have not begun. Threads end once their lanes are empty, or
     /// bring nothing back any more. The first reason stands.
     pub fn close(&self, reason: Reason) {
-        let removed = self.own(|state| {
+        let removed = self.with_state(|state| {
             let reason = state.close(reason);
             let groups = state.all().into_iter();
             groups.map(|id| state.cancel(id, reason.clone()).0).collect::<Vec<_>>()
@@ -143,23 +143,23 @@ impl<C: Customer> Scheduler<C> {
 
     /// Whether it was closed.
     pub fn is_closed(&self) -> bool {
-        self.own(|state| state.closed.is_some()).unwrap_or(true)
+        self.with_state(|state| state.closed.is_some()).unwrap_or(true)
     }
 
     /// Whether demand is in flight, or was a moment ago: then other operations had better be short.
     pub fn has_demand(&self) -> bool {
-        self.own(|state| state.queues.room().has_demand()).unwrap_or_default()
+        self.with_state(|state| state.queues.room().has_demand()).unwrap_or_default()
     }
 
     /// Returns how much the scheduler has to do and has done. Zeros in a child of `fork`.
     pub fn figures(&self) -> Figures {
-        self.own(|state| state.figures()).unwrap_or_default()
+        self.with_state(|state| state.figures()).unwrap_or_default()
     }
 
     /// Fails groups whose deadlines have passed at `now`, and lets groups begin whose events are reached. Returns whether
     /// there were any.
     pub fn look(&self, now: Instant) -> bool {
-        let found = self.own(|state| (state.expired(now), state.events()));
+        let found = self.with_state(|state| (state.expired(now), state.events()));
         let (expired, events) = found.unwrap_or_default();
         let mut is_news = !expired.is_empty();
         self.expire(expired);
@@ -216,7 +216,7 @@ impl<C: Customer> Scheduler<C> {
 
     /// Accepts groups with events from now on, as a thread is about to [watch](Scheduler::watch).
     pub fn expect_watcher(&self) {
-        self.own(|state| state.is_watched = true);
+        self.with_state(|state| state.is_watched = true);
     }
 
     pub(super) fn enlist(&self, serves: QueueSet) -> usize {
@@ -249,12 +249,12 @@ impl<C: Customer> Scheduler<C> {
                 }
             }
             let ends = state.ends;
-            let is_held_up = state.worker(worker).is_some_and(|own| own.is_held_up(ends));
+            let is_held_up = state.worker(worker).is_some_and(|worker_state| worker_state.is_held_up(ends));
             let chosen = if is_held_up { Chosen::Nothing } else { state.begin(serves) };
             match chosen {
                 Chosen::Begun(position, content) => {
-                    if let Some(own) = state.worker(worker) {
-                        own.began_at = ends;
+                    if let Some(worker_state) = state.worker(worker) {
+                        worker_state.began_at = ends;
                     }
                     self.unlock(state);
                     return Some(Flight::begun(self.clone(), position, content));
@@ -287,7 +287,9 @@ impl<C: Customer> Scheduler<C> {
         worker: usize,
         is_held_up: bool,
     ) -> MutexGuard<'a, State<C>> {
-        let Some(condvar) = state.worker(worker).map(|own| own.condvar.clone()) else { return state };
+        let Some(condvar) = state.worker(worker).map(|worker_state| worker_state.condvar.clone()) else {
+            return state;
+        };
         state.park(worker, Parked::Idle(condvar.clone()));
         while state.is_parked(worker) {
             if is_held_up {
@@ -296,8 +298,8 @@ impl<C: Customer> Scheduler<C> {
                 let waited = condvar.wait_timeout(state, pause);
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
                 state.leave(worker);
-                if let Some(own) = state.worker(worker) {
-                    own.held_up_at = None;
+                if let Some(worker_state) = state.worker(worker) {
+                    worker_state.held_up_at = None;
                 }
             } else {
                 state = condvar.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -327,7 +329,7 @@ impl<C: Customer> Scheduler<C> {
         let refused = self.change(|state| {
             state.free(&position, Freed::Waits);
             match held_up.and_then(|worker| state.worker(worker)) {
-                Some(own) => own.hold_up(),
+                Some(worker_state) => worker_state.hold_up(),
                 // What it held is free, which others may lack.
                 None => state.ends += 1,
             }
@@ -399,7 +401,7 @@ impl<C: Customer> Scheduler<C> {
     }
 
     /// Does what [`change`](Self::change) does; nothing in a child of `fork`.
-    fn own<T>(&self, work: impl FnOnce(&mut State<C>) -> T) -> Option<T> {
+    fn with_state<T>(&self, work: impl FnOnce(&mut State<C>) -> T) -> Option<T> {
         (!self.is_foreign()).then(|| self.change(work))
     }
 

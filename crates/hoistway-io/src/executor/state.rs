@@ -231,10 +231,10 @@ impl<C: Customer> State<C> {
     /// Raises the gate of a group that is bounded.
     pub(super) fn admit(&mut self, id: GroupId, end: u64) {
         if let Some(group) = self.groups.get_mut(&id)
-            && let Gate::Below(own) = &mut group.gate
-            && *own < end
+            && let Gate::Below(bound) = &mut group.gate
+            && *bound < end
         {
-            *own = end;
+            *bound = end;
             self.release(id);
         }
     }
@@ -242,7 +242,8 @@ impl<C: Customer> State<C> {
     /// Makes groups demand.
     pub(super) fn promote(&mut self, whose: Whose) {
         for id in self.select(whose) {
-            let Some(group) = self.groups.get_mut(&id).filter(|own| own.priority != Priority::Demand) else {
+            let Some(group) = self.groups.get_mut(&id).filter(|group| group.priority != Priority::Demand)
+            else {
                 continue;
             };
             group.priority = Priority::Demand;
@@ -344,7 +345,7 @@ impl<C: Customer> State<C> {
         if let Some(event) = event
             && let Some(mut groups) = self.awaited.remove(&event)
         {
-            groups.retain(|own| *own != id);
+            groups.retain(|other| *other != id);
             // A clone of a group that still waits: what that of this one kept is free.
             let first = groups.first().and_then(|first| self.groups.get(first)?.event.clone());
             self.awaited.extend(first.map(|event| (event, groups)));
@@ -502,27 +503,27 @@ impl<C: Customer> State<C> {
 
     /// Notes that a thread waits for work.
     pub(super) fn park(&mut self, worker: usize, parked: Parked) {
-        if let Some(own) = self.worker(worker) {
-            own.parked = Some(parked);
+        if let Some(worker_state) = self.worker(worker) {
+            worker_state.parked = Some(parked);
             self.parked.push(worker);
         }
     }
 
     pub(super) fn is_parked(&mut self, worker: usize) -> bool {
-        self.worker(worker).is_some_and(|own| own.parked.is_some())
+        self.worker(worker).is_some_and(|worker_state| worker_state.parked.is_some())
     }
 
     /// Notes that a thread does not wait any more.
     pub(super) fn leave(&mut self, worker: usize) {
-        if let Some(own) = self.worker(worker)
-            && own.parked.take().is_some()
+        if let Some(worker_state) = self.worker(worker)
+            && worker_state.parked.take().is_some()
         {
             self.parked.retain(|parked| *parked != worker);
         }
     }
 
     fn unpark(&mut self, worker: usize) {
-        let parked = self.worker(worker).and_then(|own| own.parked.take());
+        let parked = self.worker(worker).and_then(|worker_state| worker_state.parked.take());
         self.woken.extend(parked);
     }
 

@@ -190,13 +190,13 @@ impl DiskFile for RealFile {
             }
             named => named?,
         };
-        let own = self.file().metadata()?;
-        Ok((own.dev(), own.ino()) == (named.dev(), named.ino()))
+        let opened = self.file().metadata()?;
+        Ok((opened.dev(), opened.ino()) == (named.dev(), named.ino()))
     }
 
     fn try_lock(&self) -> io::Result<bool> {
-        let mut own = self.own_lock();
-        if own.is_some() {
+        let mut lock = self.own_lock();
+        if lock.is_some() {
             return Ok(true);
         }
         // Before it is locked: a child that is made meanwhile does not keep the lock either.
@@ -205,16 +205,16 @@ impl DiskFile for RealFile {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
             locked => {
                 locked?;
-                *own = Some(not_in_children);
+                *lock = Some(not_in_children);
                 Ok(true)
             }
         }
     }
 
     fn unlock(&self) -> io::Result<()> {
-        let mut own = self.own_lock();
+        let mut lock = self.own_lock();
         self.file().unlock()?;
-        *own = None;
+        *lock = None;
         Ok(())
     }
 }

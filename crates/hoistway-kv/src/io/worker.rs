@@ -147,38 +147,38 @@ impl Handler<Mover> for Worker {
     }
 
     fn settle(&mut self, mut flight: Flight<Mover>, result: io::Result<usize>) -> Next<Mover> {
-        let own = &mut flight.content;
-        let transfer = own.transfer.clone();
+        let operation = &mut flight.content;
+        let transfer = operation.transfer.clone();
         let Some(file) = transfer.opened() else { return end(flight) };
-        let carrier = match (self.is_ring, own.access()) {
+        let carrier = match (self.is_ring, operation.access()) {
             (true, Access::Direct) => Carrier::IoUringDirect,
             (true, Access::Buffered) => Carrier::IoUringBuffered,
             (false, Access::Direct) => Carrier::ThreadsDirect,
             (false, Access::Buffered) => Carrier::ThreadsBuffered,
         };
-        let before = own.filled();
+        let before = operation.filled();
         let moved = result.as_ref().map_or(0, |count| *count as u64);
-        match own.attempted(result) {
+        match operation.attempted(result) {
             Attempted::Again => {
-                transfer.account(carrier, own.filled() - before);
-                if let (Access::Buffered, Err(why)) = (own.access(), file.direct()) {
+                transfer.account(carrier, operation.filled() - before);
+                if let (Access::Buffered, Err(why)) = (operation.access(), file.direct()) {
                     self.shared.refusals.add("direct transfers", file.path(), why);
                 }
                 return Next::Carry(flight);
             }
             Attempted::Complete => {
                 transfer.account(carrier, moved);
-                if let Some(step) = own.landed()
+                if let Some(step) = operation.landed()
                     && transfer.direction == Direction::Read
                     && !transfer.has_failed()
-                    && let Err(failed) = self.deliver(own, &step)
+                    && let Err(failed) = self.deliver(operation, &step)
                 {
                     return self.fail_copy(flight, *failed);
                 }
                 transfer.completed();
             }
             Attempted::Failed(failure) => {
-                own.landed();
+                operation.landed();
                 transfer.fail(failure);
             }
         }
@@ -310,36 +310,36 @@ impl Worker {
     }
 
     /// Fills our part of a step that is to be written.
-    fn prepare(&mut self, own: &mut Operation, step: Step) -> Result<(), Box<FailedCopies>> {
-        let transfer = own.transfer.clone();
+    fn prepare(&mut self, operation: &mut Operation, step: Step) -> Result<(), Box<FailedCopies>> {
+        let transfer = operation.transfer.clone();
         if transfer.direction == Direction::Write {
             if let Some(devices) = &mut self.devices {
                 // SAFETY: the submitter of a job keeps its memory valid; this operation holds the lease.
-                unsafe { devices.copy(Direction::Write, &step, &own.lease)? };
+                unsafe { devices.copy(Direction::Write, &step, &operation.lease)? };
             }
             let mut sums = transfer.empty_sums();
             // SAFETY: the caller's memory is left alone until `keep` of the job is dropped, and the lease is ours.
-            unsafe { memory::gather(&step, &own.lease, &mut sums) };
+            unsafe { memory::gather(&step, &operation.lease, &mut sums) };
             for (member, header) in transfer.gathered(&step, sums) {
-                memory::put_header(&step, &own.lease, member, &header);
+                memory::put_header(&step, &operation.lease, member, &header);
             }
         }
         transfer.account_bounced(&step);
-        own.step = Some(step);
+        operation.step = Some(step);
         Ok(())
     }
 
     /// Gives the caller what a step has read.
-    fn deliver(&mut self, own: &Operation, step: &Step) -> Result<(), Box<FailedCopies>> {
-        let mut sums = own.transfer.empty_sums();
+    fn deliver(&mut self, operation: &Operation, step: &Step) -> Result<(), Box<FailedCopies>> {
+        let mut sums = operation.transfer.empty_sums();
         // SAFETY: the caller's memory is the transfer's until `keep` of the job is dropped; the kernel is done with it and
         // with the lease.
-        unsafe { memory::scatter(step, &own.lease, &mut sums) };
-        let headers = step.headers().map(|member| (member, memory::header(step, &own.lease, member)));
-        own.transfer.scattered(sums, headers);
+        unsafe { memory::scatter(step, &operation.lease, &mut sums) };
+        let headers = step.headers().map(|member| (member, memory::header(step, &operation.lease, member)));
+        operation.transfer.scattered(sums, headers);
         match &mut self.devices {
             // SAFETY: the submitter of a job keeps its memory valid, that of devices too.
-            Some(devices) => unsafe { devices.copy(Direction::Read, step, &own.lease) },
+            Some(devices) => unsafe { devices.copy(Direction::Read, step, &operation.lease) },
             None => Ok(()),
         }
     }
@@ -373,12 +373,13 @@ impl Worker {
             }
             (Fate::Done, _) => return end(flight),
         };
-        let (mut own, ticket) = flight.into_parts();
-        let lease = self.shared.staging.set_aside(std::mem::take(&mut own.lease), ticket.charge().slots);
+        let (mut operation, ticket) = flight.into_parts();
+        let lease =
+            self.shared.staging.set_aside(std::mem::take(&mut operation.lease), ticket.charge().slots);
         // Before the request ends: the next one asks the device first.
-        devices.park(device, (own.kept.clone(), lease));
-        own.transfer.fail(Failure::Lost(io::Error::other(error)));
-        drop(own);
+        devices.park(device, (operation.kept.clone(), lease));
+        operation.transfer.fail(Failure::Lost(io::Error::other(error)));
+        drop(operation);
         let slots = ticket.lose(Failure::Lost(io::Error::other("a device may still use its memory")));
         devices.park(device, GivesBack(Some(slots)));
         Next::Ended

@@ -160,7 +160,7 @@ impl Entry {
         }
         let lock_refusal = lock_in_use(&data, folder)?;
         let file_use = if read_only.is_some() { FileUse::Read } else { FileUse::ReadWrite };
-        let direct = open_direct(&data, file_use).ok().map(|own| own.file);
+        let direct = open_direct(&data, file_use).ok().map(|opened| opened.file);
         let refused = OnceLock::new();
         if let Some(reason) = read_only.or(lock_refusal) {
             refused.get_or_init(|| reason);
@@ -230,7 +230,7 @@ impl Entry {
     /// Blocks so far whose checksum was wrong, bytes that were kept, and bytes that were not, for want of memory or because the
     /// drive was slow.
     pub(crate) fn counts(&self) -> (u64, u64, u64) {
-        let count = |own: &AtomicU64| own.load(Ordering::Relaxed);
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (count(&self.damaged_blocks), count(&self.kept_bytes), count(&self.left_out_bytes))
     }
 
@@ -260,12 +260,12 @@ impl Entry {
     }
 
     pub(super) fn is_present(&self, block: u64) -> bool {
-        self.records(block..block + 1).first().is_some_and(|own| own.1 == PRESENT)
+        self.records(block..block + 1).first().is_some_and(|record| record.1 == PRESENT)
     }
 
     /// Whether it was evicted or replaced: what is written to it from then on takes room that no process accounts for.
     pub(super) fn is_removed(&self) -> bool {
-        FileIdentity::of(&self.data).is_ok_and(|own| own.links() == 0)
+        FileIdentity::of(&self.data).is_ok_and(|identity| identity.links() == 0)
     }
 
     /// Fills `target` with the bytes from `offset` on, and returns how many are there. What another process is about to bring
@@ -306,7 +306,7 @@ impl Entry {
         }
         let first = offset / BLOCK_BYTES;
         let records = self.records(first..end.div_ceil(BLOCK_BYTES));
-        let there = records.iter().take_while(|own| own.1 == PRESENT).count() as u64;
+        let there = records.iter().take_while(|record| record.1 == PRESENT).count() as u64;
         let reach = end.min((first + there) * BLOCK_BYTES);
         let mut at = offset;
         while at < reach {
@@ -412,7 +412,7 @@ impl Entry {
 
     /// Gives up those claims of blocks that still belong to `owner`.
     fn release_of(&self, owner: Owner, blocks: Range<u64>) {
-        self.release_if(blocks, |own| own == owner);
+        self.release_if(blocks, |claim| claim == owner);
     }
 
     fn release_if(&self, blocks: Range<u64>, is_given_up: impl Fn(Owner) -> bool) {
@@ -440,12 +440,12 @@ impl Entry {
     fn claim(&self, range: Range<u64>, owner: Owner) -> Missing {
         let first = range.start / BLOCK_BYTES;
         let last = range.end.div_ceil(BLOCK_BYTES);
-        let claimed = self.locked(|own| {
+        let claimed = self.locked(|claims| {
             let now = now_ms();
             let ends = now + CLAIM_MS.load(Ordering::Relaxed);
             // A claim that ends later than one can is of a clock that was set since.
             let is_pending =
-                |block: u64, state: u64| state > now && state <= ends && !own.contains_key(&block);
+                |block: u64, state: u64| state > now && state <= ends && !claims.contains_key(&block);
             let records = self.records(first..last);
             match records.first() {
                 Some(&(_, PRESENT)) => return Missing::Came,
@@ -454,12 +454,12 @@ impl Entry {
             }
             let free: Vec<u64> = (first..)
                 .zip(&records)
-                .filter(|(block, own)| own.1 != PRESENT && !is_pending(*block, own.1))
+                .filter(|(block, record)| record.1 != PRESENT && !is_pending(*block, record.1))
                 .map(|(block, _)| block)
                 .collect();
             for block in free {
                 if self.put(block, &record(0, ends)).is_ok() {
-                    own.insert(block, owner);
+                    claims.insert(block, owner);
                 }
             }
             Missing::Mine(Some(first..last))
@@ -504,7 +504,7 @@ impl Entry {
         }
         let (records, _) = bytes.as_chunks::<{ RECORD_BYTES as usize }>();
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
-        records.iter().map(|own| (word(&own[..8]), word(&own[8..]))).collect()
+        records.iter().map(|record| (word(&record[..8]), word(&record[8..]))).collect()
     }
 
     fn put(&self, block: u64, records: &[u8]) -> io::Result<()> {
@@ -582,7 +582,7 @@ pub(super) fn set_claim_time(time: Duration) {
 }
 
 fn now_ms() -> u64 {
-    UNIX_EPOCH.elapsed().map_or(0, |own| own.as_millis() as u64)
+    UNIX_EPOCH.elapsed().map_or(0, |since| since.as_millis() as u64)
 }
 
 /// Reads until `place` is full or the file ends.

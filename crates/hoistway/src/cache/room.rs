@@ -110,7 +110,7 @@ impl Room {
             return Ok(true);
         }
         let entries = self.entries()?;
-        let taken: u64 = entries.iter().map(|own| own.taken_bytes).sum();
+        let taken: u64 = entries.iter().map(|entry| entry.taken_bytes).sum();
         let limit =
             self.limit(taken).map_err(|source| io_error("look at the space of", &self.root, source))?;
         let ahead = LOOK_EVERY_BYTES.min(limit / LOOK_EVERY_PART).max(bytes);
@@ -130,30 +130,35 @@ impl Room {
         let entry = |folder: PathBuf| -> Option<CacheEntry> {
             let meta = fs::read(folder.join(META)).ok()?;
             let Meta { url, len } = serde_json::from_slice(&meta).ok()?;
-            let last_use = fs::metadata(folder.join(META)).and_then(|own| own.modified()).ok()?;
+            let last_use = fs::metadata(folder.join(META)).and_then(|meta| meta.modified()).ok()?;
             let taken_bytes = taken_bytes(&fs::metadata(folder.join(DATA)).ok()?);
             Some(CacheEntry { url, len, taken_bytes, last_use, folder, is_readable: true })
         };
         let mut entries: Vec<_> = folders
-            .filter_map(|own| {
-                let folder = own.ok()?.path();
+            .filter_map(|listed| {
+                let folder = listed.ok()?.path();
                 entry(folder.clone()).or_else(|| unreadable(folder))
             })
             .collect();
-        entries.sort_by_key(|own| std::cmp::Reverse((own.is_readable, own.last_use)));
+        entries.sort_by_key(|entry| std::cmp::Reverse((entry.is_readable, entry.last_use)));
         Ok(entries)
     }
 
     pub(super) fn collect(&self, max_bytes: Option<u64>) -> Result<Collected> {
-        let left = fs::read_dir(self.temporary()).into_iter().flatten().filter_map(|own| own.ok());
-        for own in left {
-            let age = own.metadata().and_then(|own| own.modified()).ok().and_then(|own| own.elapsed().ok());
+        let left =
+            fs::read_dir(self.temporary()).into_iter().flatten().filter_map(|left_over| left_over.ok());
+        for left_over in left {
+            let age = left_over
+                .metadata()
+                .and_then(|meta| meta.modified())
+                .ok()
+                .and_then(|time| time.elapsed().ok());
             if age.is_some_and(|age| age >= LEFT_BEHIND) {
-                let _ = fs::remove_dir_all(own.path());
+                let _ = fs::remove_dir_all(left_over.path());
             }
         }
         let entries = self.entries()?;
-        let taken = entries.iter().map(|own| own.taken_bytes).sum();
+        let taken = entries.iter().map(|entry| entry.taken_bytes).sum();
         let limit =
             self.limit(taken).map_err(|source| io_error("look at the space of", &self.root, source))?;
         self.evict(entries, max_bytes.unwrap_or(limit))
@@ -162,8 +167,10 @@ impl Room {
     /// Removes entries that are not in use until those that are left take `most` bytes: those that cannot be read, all of
     /// them, and then the least recently used first.
     fn evict(&self, mut entries: Vec<CacheEntry>, most: u64) -> Result<Collected> {
-        let mut done =
-            Collected { left_bytes: entries.iter().map(|own| own.taken_bytes).sum(), ..Collected::default() };
+        let mut done = Collected {
+            left_bytes: entries.iter().map(|entry| entry.taken_bytes).sum(),
+            ..Collected::default()
+        };
         while let Some(entry) = entries.pop()
             && (done.left_bytes > most || !entry.is_readable)
         {
@@ -193,13 +200,13 @@ impl Room {
     pub(super) fn verify(&self) -> Result<Verified> {
         let mut found = Verified::default();
         let mut bytes = vec![0; BLOCK_BYTES as usize];
-        for own in self.entries()? {
-            let entry = match Entry::at(&own.folder) {
+        for listed in self.entries()? {
+            let entry = match Entry::at(&listed.folder) {
                 Ok(entry) => entry,
                 Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidData) => {
                     continue;
                 }
-                Err(source) => return Err(io_error("open", &own.folder, source)),
+                Err(source) => return Err(io_error("open", &listed.folder, source)),
             };
             for block in 0..entry.block_count() {
                 if entry.is_present(block) {
@@ -209,7 +216,7 @@ impl Room {
             let (damaged, ..) = entry.counts();
             if damaged > 0 {
                 found.damaged_blocks += damaged;
-                found.damaged.push(own.url);
+                found.damaged.push(listed.url);
             }
         }
         Ok(found)
@@ -219,13 +226,13 @@ impl Room {
 /// An entry whose description or bytes cannot be read; `None` if it is evicted in the meantime. Entries are renamed into place
 /// whole, so that it is not one that is being made.
 fn unreadable(folder: PathBuf) -> Option<CacheEntry> {
-    let own = fs::metadata(&folder).ok().filter(Metadata::is_dir)?;
+    let meta = fs::metadata(&folder).ok().filter(Metadata::is_dir)?;
     let files = fs::read_dir(&folder).ok()?.filter_map(|file| file.ok()?.metadata().ok());
     Some(CacheEntry {
         url: format!("unreadable entry {}", folder.file_name()?.to_string_lossy()),
         len: 0,
         taken_bytes: files.map(|file| taken_bytes(&file)).sum(),
-        last_use: own.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+        last_use: meta.modified().unwrap_or(SystemTime::UNIX_EPOCH),
         folder,
         is_readable: false,
     })
@@ -304,7 +311,7 @@ mod tests {
             let used = SystemTime::now() - Duration::from_secs(60 * minutes);
             File::options().write(true).open(folder.join(META)).unwrap().set_modified(used).unwrap();
         }
-        let left = || room.entries().unwrap().into_iter().map(|own| own.url).collect::<Vec<_>>();
+        let left = || room.entries().unwrap().into_iter().map(|entry| entry.url).collect::<Vec<_>>();
         assert_eq!(left(), ["a", "b", "c", "d"]);
         for count in [3, 1] {
             room.collect(Some(count as u64 * BYTES)).unwrap();

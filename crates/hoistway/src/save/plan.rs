@@ -82,7 +82,7 @@ impl PlannedFile {
 
     /// The positions of its tensors, in the order of their bytes.
     pub(super) fn tensors(&self) -> impl Iterator<Item = usize> {
-        self.ranges.iter().map(|own| own.tensor)
+        self.ranges.iter().map(|placed| placed.tensor)
     }
 
     /// Bytes of its tensors.
@@ -92,16 +92,16 @@ impl PlannedFile {
 
     /// The tensor that byte `offset` belongs to, if it is one's.
     pub(super) fn tensor_at(&self, offset: u64) -> Option<usize> {
-        let position = self.ranges.partition_point(|own| own.range.end() <= offset);
-        self.ranges.get(position).filter(|own| own.range.start() <= offset).map(|own| own.tensor)
+        let position = self.ranges.partition_point(|placed| placed.range.end() <= offset);
+        self.ranges.get(position).filter(|placed| placed.range.start() <= offset).map(|placed| placed.tensor)
     }
 
     /// Its header, and where the bytes of each of its `count` tensors go: of all tensors of the save.
     pub(super) fn into_layout(mut self, count: usize) -> (Vec<u8>, Vec<ByteRange>) {
         self.header.resize(self.header_len as usize, b' ');
         let mut ranges = vec![ByteRange::default(); count];
-        for own in self.ranges {
-            ranges[own.tensor] = own.range;
+        for placed in self.ranges {
+            ranges[placed.tensor] = placed.range;
         }
         (self.header, ranges)
     }
@@ -115,8 +115,9 @@ impl PlannedFile {
             &BLANKS[..(range.end().min(self.header_len) - start).min(BLANKS.len() as u64) as usize]
         });
         let header = (!text.is_empty()).then_some(text).into_iter().chain(blanks).map(Piece::Header);
-        let first = self.ranges.partition_point(|own| own.range.end() <= range.start());
-        let tensors = self.ranges[first..].iter().take_while(move |own| own.range.start() < range.end());
+        let first = self.ranges.partition_point(|placed| placed.range.end() <= range.start());
+        let tensors =
+            self.ranges[first..].iter().take_while(move |placed| placed.range.start() < range.end());
         let pieces = tensors.filter_map(move |place| {
             let part = place.range.intersection(range)?;
             let start = part.start() - place.range.start();

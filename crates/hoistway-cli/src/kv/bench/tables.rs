@@ -99,11 +99,11 @@ impl Measurement {
 /// Summaries of the combinations, in the order in which they were measured.
 pub(super) fn summaries(measurements: &[Measurement]) -> Vec<Summary> {
     let combinations = measurements.chunk_by(|one, other| one.combination == other.combination);
-    let of_operation = |own: &[Measurement], operation| {
-        let own: Vec<&Measurement> = own.iter().filter(|own| own.operation == operation).collect();
-        let first = own.first()?;
-        let rate = Spread::of(own.iter().map(|own| own.throughput_gbps));
-        let limit = Spread::of(own.iter().map(|own| own.limit_gbps));
+    let of_operation = |group: &[Measurement], operation| {
+        let group: Vec<&Measurement> = group.iter().filter(|one| one.operation == operation).collect();
+        let first = group.first()?;
+        let rate = Spread::of(group.iter().map(|one| one.throughput_gbps));
+        let limit = Spread::of(group.iter().map(|one| one.limit_gbps));
         Some(Summary {
             operation,
             block_bytes: first.block_bytes,
@@ -115,13 +115,15 @@ pub(super) fn summaries(measurements: &[Measurement]) -> Vec<Summary> {
             blocks_per_second_median: rate.median * 1e9 / first.block_bytes.max(1) as f64,
             limit_gbps_median: limit.median,
             share_of_limit: if limit.median > 0.0 { rate.median / limit.median } else { 0.0 },
-            num_iterations: own.len(),
+            num_iterations: group.len(),
             device: first.device,
             routes: first.routes.clone(),
         })
     };
     combinations
-        .flat_map(|own| Operation::ALL.into_iter().filter_map(move |operation| of_operation(own, operation)))
+        .flat_map(|group| {
+            Operation::ALL.into_iter().filter_map(move |operation| of_operation(group, operation))
+        })
         .collect()
 }
 
@@ -132,17 +134,17 @@ impl Summary {
             "{:<12} {:>10} {:>8} {:>14} {:>18} {:>10} {:>9}  routes",
             "", "block", "threads", "GB/s (median)", "least to most", "limit", "of limit"
         )];
-        for own in summaries {
+        for summary in summaries {
             lines.push(format!(
                 "{:<12} {:>10} {:>8} {:>14.2} {:>18} {:>10.2} {:>8.0}%  {}",
-                own.operation.name(),
-                ByteSize(own.block_bytes).to_string(),
-                own.threads,
-                own.throughput_gbps_median,
-                format!("{:.2} to {:.2}", own.throughput_gbps_min, own.throughput_gbps_max),
-                own.limit_gbps_median,
-                own.share_of_limit * 100.0,
-                own.routes,
+                summary.operation.name(),
+                ByteSize(summary.block_bytes).to_string(),
+                summary.threads,
+                summary.throughput_gbps_median,
+                format!("{:.2} to {:.2}", summary.throughput_gbps_min, summary.throughput_gbps_max),
+                summary.limit_gbps_median,
+                summary.share_of_limit * 100.0,
+                summary.routes,
             ));
         }
         lines.join("\n")
@@ -151,11 +153,11 @@ impl Summary {
     /// A panel for each operation: bars of throughput, each above that of its limit.
     pub(super) fn figure(summaries: &[Self]) -> Figure {
         let panel = |operation: Operation| {
-            let own = summaries.iter().filter(|own| own.operation == operation);
+            let shown = summaries.iter().filter(|summary| summary.operation == operation);
             Panel::Bars(Bars {
                 title: operation.name().into(),
                 value_name: "GB/s, median".into(),
-                bars: own.flat_map(Self::bars).collect(),
+                bars: shown.flat_map(Self::bars).collect(),
                 limits: Vec::new(),
             })
         };

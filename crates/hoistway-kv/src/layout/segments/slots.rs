@@ -89,7 +89,7 @@ impl Slots {
         let head = segment.head;
         let free = taken.gaps(head.slots);
         let used = head.slots - free.values().sum::<u32>();
-        let own = OwnSegment {
+        let entry = OwnSegment {
             segment,
             free,
             used,
@@ -101,12 +101,12 @@ impl Slots {
         };
         self.blocks += u64::from(blocks);
         self.most_blocks += u64::from(head.most_blocks);
-        self.segments.insert(head.number, own);
+        self.segments.insert(head.number, entry);
         self.keep(head.number);
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Segment>> {
-        self.segments.values().map(|own| &own.segment)
+        self.segments.values().map(|entry| &entry.segment)
     }
 
     pub(super) fn has(&self, segment: u32) -> bool {
@@ -115,14 +115,14 @@ impl Slots {
 
     /// Whether a segment could be given up at once.
     pub(super) fn may_give(&self, number: u32) -> bool {
-        self.segments.get(&number).is_some_and(|own| !own.is_draining && own.claimed == 0)
+        self.segments.get(&number).is_some_and(|entry| !entry.is_draining && entry.claimed == 0)
     }
 
     /// Whether another segment in place of this one would have room for blocks where this has none: it has no pages, or
     /// was made for larger blocks, so that there may be no more although there is room.
     pub(super) fn is_outdated(&self, number: u32) -> bool {
-        let own = self.segments.get(&number);
-        own.map(|own| own.segment.head).is_some_and(|head| {
+        let entry = self.segments.get(&number);
+        entry.map(|entry| entry.segment.head).is_some_and(|head| {
             let is_crowded = self.blocks >= self.most_blocks;
             !head.is_paged() || (is_crowded && head.slots / head.most_blocks.max(1) > self.mean(0))
         })
@@ -130,14 +130,17 @@ impl Slots {
 
     /// Slots for each of the blocks of a new segment: half as many as a block has now, or this one needs.
     pub(super) fn mean(&self, bytes: u64) -> u32 {
-        let used: u64 = self.segments.values().map(|own| u64::from(own.used)).sum();
+        let used: u64 = self.segments.values().map(|entry| u64::from(entry.used)).sum();
         let mean = used.checked_div(self.blocks).unwrap_or(bytes.div_ceil(BLOCK_LEN));
         u32::try_from(mean / 2).unwrap_or(u32::MAX)
     }
 
     /// Whether no segment is long enough for a block of so many bytes, however empty.
     pub(super) fn are_too_short(&self, bytes: u64) -> bool {
-        !self.segments.values().any(|own| own.takes_blocks() && own.segment.head.extent(0, bytes).is_some())
+        !self
+            .segments
+            .values()
+            .any(|entry| entry.takes_blocks() && entry.segment.head.extent(0, bytes).is_some())
     }
 
     /// Whether there is room for a block of so many bytes.
@@ -161,19 +164,19 @@ impl Slots {
 
     /// Takes the first slots of a free run.
     fn take_at(&mut self, segment: u32, slot: u32, needed: u32) -> Option<(Arc<Segment>, Slot)> {
-        let own = self.segments.get_mut(&segment)?;
-        let len = own.free.remove(&slot)?;
+        let entry = self.segments.get_mut(&segment)?;
+        let len = entry.free.remove(&slot)?;
         self.runs.remove(&(len, segment, slot));
         if len > needed {
-            own.free.insert(slot + needed, len - needed);
+            entry.free.insert(slot + needed, len - needed);
             self.runs.insert((len - needed, segment, slot + needed));
         }
         self.free -= u64::from(needed);
-        own.used += needed;
-        own.claimed += needed;
-        own.blocks += 1;
+        entry.used += needed;
+        entry.claimed += needed;
+        entry.blocks += 1;
         self.blocks += 1;
-        Some((Arc::clone(&own.segment), Slot { segment, slot }))
+        Some((Arc::clone(&entry.segment), Slot { segment, slot }))
     }
 
     /// Where a block goes: where there is room for all that follow, in the shortest run that has it, else behind the one
@@ -187,8 +190,8 @@ impl Slots {
         let head = self.segments.get(&longest.1)?.segment.head;
         let (needed, wished) = (head.slots_of(bytes), head.slots_of(bytes.saturating_add(following)));
         let next = self.next.and_then(|next| {
-            let own = self.segments.get(&next.segment).filter(|own| own.takes_blocks())?;
-            own.free.get(&next.slot).map(|len| (*len, next.segment, next.slot))
+            let entry = self.segments.get(&next.segment).filter(|entry| entry.takes_blocks())?;
+            entry.free.get(&next.slot).map(|len| (*len, next.segment, next.slot))
         });
         let next_for = |len| next.as_ref().filter(|(free, ..)| *free >= len);
         let run_for = |len| self.runs.range((len, 0, 0)..).next();
@@ -201,45 +204,45 @@ impl Slots {
 
     /// The claim of a place has ended.
     pub(super) fn end_claim(&mut self, slot: Slot, bytes: u64, end: ClaimEnd) {
-        let Some(own) = self.segments.get_mut(&slot.segment) else { return };
-        let len = own.segment.head.slots_of(bytes);
-        own.claimed = own.claimed.saturating_sub(len);
+        let Some(entry) = self.segments.get_mut(&slot.segment) else { return };
+        let len = entry.segment.head.slots_of(bytes);
+        entry.claimed = entry.claimed.saturating_sub(len);
         let run = slot.slot..slot.slot + len;
         match end {
             ClaimEnd::Unused => self.give_back(slot, len),
-            ClaimEnd::Failed if own.forgive(&run) => own.lost += len,
+            ClaimEnd::Failed if entry.forgive(&run) => entry.lost += len,
             ClaimEnd::Failed => {
-                own.suspects.push(run);
+                entry.suspects.push(run);
                 self.give_back(slot, len);
             }
-            ClaimEnd::Used => drop(own.forgive(&run)),
-            ClaimEnd::Lost => own.lost += len,
+            ClaimEnd::Used => drop(entry.forgive(&run)),
+            ClaimEnd::Lost => entry.lost += len,
         }
     }
 
     /// A run may be used again.
     fn give_back(&mut self, slot: Slot, mut len: u32) {
-        let Some(own) = self.segments.get_mut(&slot.segment) else { return };
+        let Some(entry) = self.segments.get_mut(&slot.segment) else { return };
         let (number, mut start) = (slot.segment, slot.slot);
-        let takes_blocks = own.takes_blocks();
-        own.used = own.used.saturating_sub(len);
-        own.blocks = own.blocks.saturating_sub(1);
+        let takes_blocks = entry.takes_blocks();
+        entry.used = entry.used.saturating_sub(len);
+        entry.blocks = entry.blocks.saturating_sub(1);
         self.blocks = self.blocks.saturating_sub(1);
         if takes_blocks {
             self.free += u64::from(len);
         }
-        let before = own.free.range(..start).next_back().map(|(start, len)| (*start, *len));
+        let before = entry.free.range(..start).next_back().map(|(start, len)| (*start, *len));
         if let Some((first, length)) = before.filter(|(first, length)| first + length >= start) {
             debug_assert_eq!(first + length, start, "{slot:?} is given back twice");
-            own.free.remove(&first);
+            entry.free.remove(&first);
             self.runs.remove(&(length, number, first));
             (start, len) = (first, length + len);
         }
-        if let Some(length) = own.free.remove(&(start + len)) {
+        if let Some(length) = entry.free.remove(&(start + len)) {
             self.runs.remove(&(length, number, start + len));
             len += length;
         }
-        own.free.insert(start, len);
+        entry.free.insert(start, len);
         if takes_blocks {
             self.runs.insert((len, number, start));
         }
@@ -247,8 +250,8 @@ impl Slots {
 
     /// The block of so many bytes at a place is gone.
     pub(super) fn retire(&mut self, slot: Slot, bytes: u64, mut waiting: Waiting) {
-        let Some(own) = self.segments.get(&slot.segment) else { return };
-        let len = own.segment.head.slots_of(bytes);
+        let Some(entry) = self.segments.get(&slot.segment) else { return };
+        let len = entry.segment.head.slots_of(bytes);
         if waiting.for_readers && self.unread.remove(&slot) {
             waiting.for_readers = false;
         }
@@ -300,14 +303,14 @@ impl Slots {
 
     /// A segment that gives out room, and is long enough for a block of so many bytes.
     pub(super) fn long_enough(&self, number: u32, bytes: u64) -> Option<&Arc<Segment>> {
-        let own = self.segments.get(&number).filter(|own| own.takes_blocks())?;
-        own.segment.head.extent(0, bytes).map(|_| &own.segment)
+        let entry = self.segments.get(&number).filter(|entry| entry.takes_blocks())?;
+        entry.segment.head.extent(0, bytes).map(|_| &entry.segment)
     }
 
     /// The free run that a slot is in: its first slot and its length.
     pub(super) fn free_run(&self, slot: Slot) -> Option<(u32, u32)> {
-        let own = self.segments.get(&slot.segment)?;
-        let (start, len) = own.free.range(..=slot.slot).next_back()?;
+        let entry = self.segments.get(&slot.segment)?;
+        let (start, len) = entry.free.range(..=slot.slot).next_back()?;
         (slot.slot < start + len).then_some((*start, *len))
     }
 
@@ -329,36 +332,36 @@ impl Slots {
 
     /// Gives out no more room of a segment.
     pub(super) fn drain(&mut self, number: u32) {
-        let Some(own) = self.segments.get_mut(&number).filter(|own| !own.is_draining) else { return };
-        if own.takes_blocks() {
-            for (start, len) in &own.free {
+        let Some(entry) = self.segments.get_mut(&number).filter(|entry| !entry.is_draining) else { return };
+        if entry.takes_blocks() {
+            for (start, len) in &entry.free {
                 self.runs.remove(&(*len, number, *start));
                 self.free -= u64::from(*len);
             }
-            self.total -= u64::from(own.segment.head.slots);
+            self.total -= u64::from(entry.segment.head.slots);
         }
-        own.is_draining = true;
+        entry.is_draining = true;
     }
 
     /// Gives out room of a draining segment again.
     pub(super) fn keep(&mut self, number: u32) {
-        let Some(own) = self.segments.get_mut(&number).filter(|own| own.is_draining) else { return };
-        own.is_draining = false;
-        if own.takes_blocks() {
-            for (start, len) in &own.free {
+        let Some(entry) = self.segments.get_mut(&number).filter(|entry| entry.is_draining) else { return };
+        entry.is_draining = false;
+        if entry.takes_blocks() {
+            for (start, len) in &entry.free {
                 self.runs.insert((*len, number, *start));
                 self.free += u64::from(*len);
             }
-            self.total += u64::from(own.segment.head.slots);
+            self.total += u64::from(entry.segment.head.slots);
         }
     }
 
     /// Draining segments that have blocks still, as far as is known without asking the index.
     pub(super) fn draining_with_blocks(&self) -> HashSet<u32> {
-        let draining = self.segments.iter().filter(|(_, own)| own.is_draining);
-        let with_blocks = draining.filter(|(number, own)| {
-            let gone = self.retired_of(**number, |_| true) + own.claimed + own.lost;
-            own.used > gone
+        let draining = self.segments.iter().filter(|(_, entry)| entry.is_draining);
+        let with_blocks = draining.filter(|(number, entry)| {
+            let gone = self.retired_of(**number, |_| true) + entry.claimed + entry.lost;
+            entry.used > gone
         });
         with_blocks.map(|(number, _)| *number).collect()
     }
@@ -371,14 +374,15 @@ impl Slots {
 
     /// Segments of which too much is lost to be kept.
     pub(super) fn worn(&self) -> Vec<u32> {
-        let is_worn = |own: &OwnSegment| !own.is_draining && own.lost > own.segment.head.slots / WORN_PART;
-        let worn = self.segments.iter().filter(|(_, own)| is_worn(own));
+        let is_worn =
+            |entry: &OwnSegment| !entry.is_draining && entry.lost > entry.segment.head.slots / WORN_PART;
+        let worn = self.segments.iter().filter(|(_, entry)| is_worn(entry));
         worn.map(|(number, _)| *number).collect()
     }
 
     /// Segments without blocks.
     pub(super) fn unused(&self) -> Vec<u32> {
-        let unused = self.segments.iter().filter(|(_, own)| own.used == 0 && !own.is_draining);
+        let unused = self.segments.iter().filter(|(_, entry)| entry.used == 0 && !entry.is_draining);
         unused.map(|(number, _)| *number).collect()
     }
 
@@ -386,8 +390,10 @@ impl Slots {
     /// remain.
     pub(super) fn is_drained(&self, number: u32) -> bool {
         let is_unread = |waiting: &Waiting| !waiting.for_readers;
-        let own = self.segments.get(&number);
-        own.is_some_and(|own| own.is_draining && own.used == self.retired_of(number, is_unread) + own.lost)
+        let entry = self.segments.get(&number);
+        entry.is_some_and(|entry| {
+            entry.is_draining && entry.used == self.retired_of(number, is_unread) + entry.lost
+        })
     }
 
     /// Slots of a segment that have no block any more, but cannot be used yet.
@@ -400,9 +406,9 @@ impl Slots {
     /// Forgets a segment.
     pub(super) fn remove(&mut self, number: u32) {
         self.drain(number);
-        if let Some(own) = self.segments.remove(&number) {
-            self.blocks -= u64::from(own.blocks);
-            self.most_blocks -= u64::from(own.segment.head.most_blocks);
+        if let Some(entry) = self.segments.remove(&number) {
+            self.blocks -= u64::from(entry.blocks);
+            self.most_blocks -= u64::from(entry.segment.head.most_blocks);
         }
         self.retired.retain(|slot, _| slot.segment != number);
         self.unread.retain(|slot| slot.segment != number);
@@ -414,7 +420,7 @@ impl Slots {
         let used: u32 = self
             .segments
             .iter()
-            .map(|(number, own)| own.used - own.lost - self.retired_of(*number, |_| true))
+            .map(|(number, entry)| entry.used - entry.lost - self.retired_of(*number, |_| true))
             .sum();
         used.into()
     }
@@ -428,7 +434,7 @@ impl OwnSegment {
     /// Forgets failures of writes to a run. Returns whether there were any.
     fn forgive(&mut self, run: &Range<u32>) -> bool {
         let before = self.suspects.len();
-        self.suspects.retain(|own| own.end <= run.start || run.end <= own.start);
+        self.suspects.retain(|other| other.end <= run.start || run.end <= other.start);
         self.suspects.len() < before
     }
 }
