@@ -56,7 +56,9 @@ def _outside(start: int, stop: int, owner: Any) -> str | None:
     if first <= start and stop <= first + length:
         return None
     kind = type(owner).__name__
-    return f"it is a view that goes beyond the {length} bytes of its {kind}, which may have been resized since"
+    return (
+        f"it is a view that goes beyond the {length} bytes of its {kind}, which may have been resized since"
+    )
 
 
 def _made_of(view: Any) -> Any:

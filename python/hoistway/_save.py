@@ -267,7 +267,9 @@ def describe(name: str, tensor: Any) -> Described:
         return _describe_numpy(name, tensor)
     if (paddle := sys.modules.get("paddle")) is not None and isinstance(tensor, paddle.Tensor):
         return _describe_paddle(name, tensor)
-    raise _refusal(name, f"{type(tensor).__qualname__} is not a tensor of torch, numpy, jax, paddle or hoistway")
+    raise _refusal(
+        name, f"{type(tensor).__qualname__} is not a tensor of torch, numpy, jax, paddle or hoistway"
+    )
 
 
 def _describe_torch(name: str, tensor: Any) -> Described:
