@@ -30,6 +30,13 @@ impl Rest {
     }
 }
 
+/// Blocks that are pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pinned {
+    pub(crate) blocks: u64,
+    pub(crate) slot_bytes: u64,
+}
+
 /// Fronts of the queues that blocks may be taken from.
 #[derive(Default)]
 struct Fronts {
@@ -132,6 +139,16 @@ impl Index {
     /// Bytes of own blocks that could be evicted: those that are not pinned.
     pub(crate) fn evictable(&self, from: Candidates) -> u64 {
         self.fronts(from, None).slot_bytes.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes))
+    }
+
+    /// Own blocks that are pinned.
+    pub(crate) fn pinned(&self) -> Pinned {
+        let (fronts, totals) = (self.fronts(Candidates::Anywhere, None), self.totals(None));
+        let unpinned = fronts.slot_bytes.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+        Pinned {
+            blocks: totals.own_blocks.saturating_sub(fronts.blocks),
+            slot_bytes: totals.own_slot_bytes.saturating_sub(unpinned),
+        }
     }
 
     fn fronts(&self, from: Candidates, namespace: Option<u16>) -> Fronts {

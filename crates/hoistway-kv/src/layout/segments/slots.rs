@@ -291,6 +291,12 @@ impl Slots {
         }
     }
 
+    /// Segments that are long enough for a block of so many bytes, and their slots.
+    pub(super) fn all_long_enough(&self, bytes: u64) -> (u64, u64) {
+        let long = self.segments.keys().filter_map(|number| self.long_enough(*number, bytes));
+        long.fold((0, 0), |(count, slots), segment| (count + 1, slots + u64::from(segment.head.slots)))
+    }
+
     /// Slots that blocks can have.
     pub(super) fn free(&self) -> u64 {
         self.free
@@ -431,11 +437,16 @@ impl OwnSegment {
         !self.is_draining && self.segment.head.is_paged()
     }
 
-    /// Forgets failures of writes to a run. Returns whether there were any.
+    /// Forgets failures of writes to a run, and to no slot beside it. Returns whether there were any.
     fn forgive(&mut self, run: &Range<u32>) -> bool {
-        let before = self.suspects.len();
-        self.suspects.retain(|other| other.end <= run.start || run.end <= other.start);
-        self.suspects.len() < before
+        let mut has_failed = false;
+        for suspect in std::mem::take(&mut self.suspects) {
+            has_failed |= suspect.start < run.end && run.start < suspect.end;
+            let before = suspect.start..suspect.end.min(run.start);
+            let behind = suspect.start.max(run.end)..suspect.end;
+            self.suspects.extend([before, behind].into_iter().filter(|rest| !rest.is_empty()));
+        }
+        has_failed
     }
 }
 

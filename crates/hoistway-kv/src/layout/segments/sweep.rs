@@ -17,7 +17,7 @@ use crate::{
     Error, Result,
     disk::{read_full, write_full},
     format::{BLOCK_LEN, HEADER_LEN, header::BlockHeader, record::Change},
-    index::{Candidates, Entry, Heat, PlacedBlock, Reuse, Slot},
+    index::{Entry, Heat, PlacedBlock, Reuse, Slot},
 };
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
@@ -109,8 +109,14 @@ impl Writer {
     /// are many blocks.
     pub(super) fn may_clear(&self, bytes: u64) -> bool {
         let index = &self.shared.index;
-        let has_pins = index.evictable(Candidates::Anywhere) < index.totals(None).own_slot_bytes;
-        if !has_pins || !self.has_few_blocks() {
+        let pinned = index.pinned();
+        if pinned.blocks == 0 || !self.has_few_blocks() {
+            return true;
+        }
+        // What is pinned leaves so many gaps at most: one of them is as long as all are on average.
+        let (segments, slots) = lock(&self.slots).all_long_enough(bytes);
+        let unpinned = (slots * BLOCK_LEN).saturating_sub(pinned.slot_bytes);
+        if unpinned / (segments + pinned.blocks) >= bytes {
             return true;
         }
         let segments: Vec<u32> = lock(&self.slots).all().map(|segment| segment.head.number).collect();

@@ -547,6 +547,32 @@ fn a_place_is_given_up_when_two_writes_to_it_fail_one_after_the_other() {
     assert_ne!(place(&claim("e")), bad);
 }
 
+#[test]
+fn a_write_to_part_of_a_place_that_failed_says_nothing_of_the_rest() {
+    let bench = Bench::new();
+    let store = bench.open();
+    bench.put_all(&store, &["first"]);
+    let writer = store.writer().unwrap();
+    let lost = || {
+        let slots = lock(&writer.slots);
+        slots.total() - slots.used() - slots.free()
+    };
+    let claim = |key: &str, len| match bench.reserve_len(&store, key, len).unwrap() {
+        Reservation::Claimed(claim) => claim,
+        other => panic!("{other:?}"),
+    };
+    let large = claim("large", 4 * LEN);
+    let place = large.place.payload;
+    store.fail(large);
+    let small = claim("small", LEN);
+    assert_eq!(small.place.payload, place, "the beginning of the place that failed");
+    let written = bench.write(small, &content("small", LEN));
+    store.commit(vec![written]).pop().unwrap().unwrap();
+    // Behind it, in what has failed once.
+    store.fail(claim("next", LEN));
+    assert_eq!(lost(), 3, "two slots of the block, and one of its header");
+}
+
 /// A store that is full of blocks, of which so many are pinned.
 fn full_store(bench: &Bench, is_pinned: impl Fn(u32) -> bool) -> Segments {
     let store = bench.open();
