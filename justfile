@@ -460,7 +460,7 @@ bench-kv *arguments: setup hosts
 bench-kv-full directory *arguments: setup
     {{ install }} -r bench/requirements.txt
     {{ install }} --reinstall --no-deps .
-    cargo build --quiet --release --package hoistway-kv --example raw
+    cargo build --quiet --release --package hoistway-kv --example raw --example latency
     '{{ bin }}/python' bench/kv_full.py --output bench/results "$@"
 
 # Count the lines of code of every crate.

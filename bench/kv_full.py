@@ -37,8 +37,6 @@ DURABILITIES = ("none", "batched")
 SPANS = (1, 2, 4)
 # Memory of each thread that stores.
 MEMORY_BYTES = 32 * MIB
-# What demand loads: few blocks, so that they stay.
-HOT_BLOCKS, HOT_BYTES = 64, 64 * KIB
 # A store that has not been filled after this many times the seconds of a span takes no blocks.
 FILL_SPANS = 30
 # Time after which each process knows what the others have stored.
@@ -183,47 +181,13 @@ def raw(
     return rates
 
 
-def demand(root: Path, capacity: int, name: str | None, seconds: float) -> dict[str, float]:
-    """Milliseconds of demand loads of hot blocks, while blocks of these sizes are stored, or none."""
-    shutil.rmtree(root, ignore_errors=True)
-    store, blocks = opened(root, capacity, "batched")
-    memory, hot = touched(HOT_BYTES), [f"hot {number}" for number in range(HOT_BLOCKS)]
-    for key in hot:
-        blocks.store([key], [memory]).wait()
-    done, stored = threading.Event(), Stored()
-
-    def fill(thread: int) -> None:
-        own = touched(MEMORY_BYTES)
-        for keys, views in batches_of(SIZES[name or ""], str(thread), own):
-            stored.add(blocks.store(keys, views).wait().statuses, views)
-            if done.is_set():
-                return
-
-    threads = [threading.Thread(target=fill, args=(number,)) for number in range(2 if name else 0)]
-    for thread in threads:
-        thread.start()
-    times, misses, number, begin = [], 0, 0, time.perf_counter()
-    while time.perf_counter() < begin + seconds:
-        started = time.perf_counter()
-        completion = blocks.load([hot[number % HOT_BLOCKS]], [memory]).wait()
-        if completion.ok:
-            times.append((time.perf_counter() - started) * 1e3)
-        else:
-            misses += 1
-        number += 1
-    gb_s = stored.bytes / (time.perf_counter() - begin) / 1e9
-    done.set()
-    for thread in threads:
-        thread.join()
-    store.close()
-    cuts = statistics.quantiles(times, n=100)
-    return {
-        "median_ms": statistics.median(times),
-        "p95_ms": cuts[94],
-        "p99_ms": cuts[98],
-        "misses": misses,
-        "stored_gb_s": gb_s,
-    }
+def demand(program: Path, directory: Path, capacity: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Milliseconds of single demand loads in a full store, alone and while blocks of these sizes are stored."""
+    command = [str(program), str(directory), str(capacity), *map(str, sizes)]
+    times: dict[str, Any] = json.loads(
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    )
+    return times
 
 
 def table_of_stores(results: dict[str, Any]) -> str:
@@ -264,16 +228,17 @@ def table_of_raw(results: dict[str, Any]) -> str:
 def table_of_demand(results: dict[str, Any]) -> str:
     """The times of demand loads as Markdown."""
     lines = [
-        "| | median, ms | p95, ms | p99, ms | p95, × alone | p99, × alone | misses | stored meanwhile, GB/s |",
+        "| stores of | | median, ms | p95, ms | p99, ms | p95, × alone | p99, × alone | stored meanwhile, GB/s |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    alone = results["demand"]["alone"]
-    for beside, times in results["demand"].items():
-        lines.append(
-            f"| {beside} | {times['median_ms']:.2f} | {times['p95_ms']:.2f} | {times['p99_ms']:.2f} | "
-            f"{times['p95_ms'] / alone['p95_ms']:.1f} | {times['p99_ms'] / alone['p99_ms']:.1f} | {times['misses']} | "
-            f"{times['stored_gb_s']:.2f} |"
-        )
+    for name, both in results["demand"].items():
+        alone = both["alone"]
+        for what, times in both.items():
+            lines.append(
+                f"| {name} | {what} | {times['median_ms']:.2f} | {times['p95_ms']:.2f} | {times['p99_ms']:.2f} | "
+                f"{times['p95_ms'] / alone['p95_ms']:.1f} | {times['p99_ms'] / alone['p99_ms']:.1f} | "
+                f"{times['stored_gb_per_s']:.2f} |"
+            )
     return "\n".join(lines)
 
 
@@ -305,7 +270,8 @@ The store joins neighbouring blocks into transfers of up to 1 MiB, this does not
 
 ## Demand beside stores
 
-One block of 64 KiB at a time, while two threads store in the background (`batched`).
+From Rust: loads in demand of blocks of 64 KiB at random, one after the other, without and with a thread that stores in
+the background as fast as the store takes it (`batched`, four requests of 8 MiB at a time).
 
 {table_of_demand(results)}
 """
@@ -329,7 +295,7 @@ def main() -> None:
     parser.add_argument("--durability", nargs="*", choices=DURABILITIES, default=list(DURABILITIES))
     parser.add_argument("--processes", nargs="*", type=int, default=[1, 4])
     parser.add_argument(
-        "--raw", type=Path, default=HERE.parent / "target/release/examples/raw", help="program for the drive"
+        "--programs", type=Path, default=HERE.parent / "target/release/examples", help="with raw and latency"
     )
     parser.add_argument("--output", type=Path, help="directory for kv-full.json and kv-full.md")
     arguments = parser.parse_args()
@@ -342,16 +308,20 @@ def main() -> None:
         "raw": {},
     }
     for name in arguments.sizes:
-        results["raw"][name] = raw(arguments.raw, arguments.directory, capacity, SIZES[name], seconds)
+        results["raw"][name] = raw(
+            arguments.programs / "raw", arguments.directory, capacity, SIZES[name], seconds
+        )
         for durability in arguments.durability:
             for processes in arguments.processes:
                 spans = stores(Case(root, capacity, durability, name, processes, seconds))
                 case = {"sizes": name, "durability": durability, "processes": processes, "spans": spans}
                 results["stores"].append(case)
                 print(json.dumps(case), file=sys.stderr)
-    besides = {"alone": None, **{f"beside stores of {name}": name for name in arguments.sizes}}
-    results["demand"] = {beside: demand(root, capacity, name, seconds) for beside, name in besides.items()}
     shutil.rmtree(root, ignore_errors=True)
+    results["demand"] = {
+        name: demand(arguments.programs / "latency", arguments.directory, capacity, SIZES[name])
+        for name in arguments.sizes
+    }
     text = document(results)
     print(text)
     if arguments.output:

@@ -1,10 +1,13 @@
-//! How long a load of one block takes, alone and beside stores: `cargo run --release --example latency -- DIRECTORY`.
-//! Prints a line of JSON. The store is made in a directory of its own below DIRECTORY, and removed.
+//! How long a load of one block takes, alone and beside stores.
+//!
+//! `cargo run --release --example latency -- DIRECTORY [CAPACITY BLOCK_BYTES...]` makes a store in a directory of its own below
+//! DIRECTORY, and removes it. With a capacity, the store is full before anything is measured; blocks of these lengths are
+//! stored in turn, by default of 1 MiB. Prints a line of JSON.
 #![allow(clippy::print_stdout, reason = "an example")]
 
 use hoistway_kv::{
     Item, KeepAlive, Key, Namespace, NamespaceDescription, NamespaceOptions, Piece, Priority, Request,
-    Status, Store, StoreOptions,
+    Status, Store, StoreOptions, Ticket,
 };
 use serde_json::json;
 use std::{
@@ -26,16 +29,24 @@ const LOADED_BYTES: usize = 64 << 10;
 const BLOCKS: usize = 4096;
 const LOADS: usize = 4000;
 const STORED_BYTES: usize = 1 << 20;
-/// Blocks of each request of the stores.
-const BATCH: usize = 8;
+/// Capacity of a store that is not filled.
+const CAPACITY: u64 = 8 << 30;
+/// Bytes of each request of the stores, unless one block has more.
+const BATCH_BYTES: usize = 8 << 20;
 /// Requests that are under way at any time.
 const DEPTH: usize = 4;
 
 fn main() -> Result {
-    let directory = env::args().nth(1).ok_or("the directory of a file system to measure")?;
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let (directory, rest) = arguments.split_first().ok_or("the directory of a file system to measure")?;
+    let capacity = rest.first().map(|bytes| bytes.parse::<u64>()).transpose()?;
+    let mut lens = rest.iter().skip(1).map(|len| len.parse()).collect::<std::result::Result<Vec<_>, _>>()?;
+    if lens.is_empty() {
+        lens.push(STORED_BYTES);
+    }
     let root = format!("{directory}/hoistway-kv-latency-{}", std::process::id());
     let mut options = StoreOptions::new(&root);
-    options.capacity_bytes = Some(8 << 30);
+    options.capacity_bytes = Some(capacity.unwrap_or(CAPACITY));
     options.min_free_bytes = 0;
     let store = Store::open(options)?;
     let namespace = store.namespace(&NamespaceDescription::default(), NamespaceOptions::default())?;
@@ -49,20 +60,25 @@ fn main() -> Result {
     }
     store.flush(None)?;
     let _pins = namespace.pin(&keys)?;
+    let stores = Stores { namespace: &namespace, lens: &lens, stored: AtomicU64::new(0) };
+    if let Some(capacity) = capacity {
+        stores.run(|stored| stored >= capacity)?;
+        store.flush(None)?;
+    }
     let alone = loads(&namespace, &keys)?;
-    let (is_over, stored) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (is_over, before) = (AtomicBool::new(false), stores.stored.load(Ordering::Relaxed));
     let begin = Instant::now();
     let beside = thread::scope(|scope| {
-        let stores = scope.spawn(|| store_until(&namespace, &is_over, &stored));
+        let storing = scope.spawn(|| stores.run(|_| is_over.load(Ordering::Relaxed)));
         let found = loads(&namespace, &keys);
         is_over.store(true, Ordering::Relaxed);
-        stores.join().map_err(|_| "a thread panicked")??;
+        storing.join().map_err(|_| "a thread panicked")??;
         found
     })?;
-    let rate = stored.into_inner() as f64 / begin.elapsed().as_secs_f64() / 1e9;
+    let rate = (stores.stored.load(Ordering::Relaxed) - before) as f64 / begin.elapsed().as_secs_f64() / 1e9;
     let line = |seconds: &[f64], stored: f64| {
         let at = |part: usize| seconds[seconds.len() * part / 100] * 1e3;
-        json!({ "median_ms": at(50), "p99_ms": at(99), "stored_gb_per_s": stored })
+        json!({ "median_ms": at(50), "p95_ms": at(95), "p99_ms": at(99), "stored_gb_per_s": stored })
     };
     println!("{}", json!({ "alone": line(&alone, 0.0), "beside stores": line(&beside, rate) }));
     drop((namespace, store));
@@ -91,34 +107,50 @@ fn loads(namespace: &Namespace, keys: &[Vec<u8>]) -> Result<Vec<f64>> {
     Ok(seconds)
 }
 
-/// Stores blocks in the background as fast as the store takes them.
-fn store_until(namespace: &Namespace, is_over: &AtomicBool, stored: &AtomicU64) -> Result {
-    let memory = Arc::new(vec![1; STORED_BYTES + 4096]);
-    let mut waiting = VecDeque::new();
-    let mut number = 0u64;
-    while !is_over.load(Ordering::Relaxed) {
-        let mut items = Vec::with_capacity(BATCH);
-        for _ in 0..BATCH {
-            items.push(item(format!("stored meanwhile, {number}").as_bytes(), &memory, STORED_BYTES)?);
-            number += 1;
+/// Blocks that are stored in the background as fast as the store takes them.
+struct Stores<'a> {
+    namespace: &'a Namespace,
+    /// Lengths of the blocks, which come in turn.
+    lens: &'a [usize],
+    /// Bytes of the blocks that were stored.
+    stored: AtomicU64,
+}
+
+impl Stores<'_> {
+    /// Stores blocks until the bytes that were stored are enough.
+    fn run(&self, is_enough: impl Fn(u64) -> bool) -> Result {
+        let longest = self.lens.iter().copied().max().unwrap_or(STORED_BYTES);
+        let batch = (BATCH_BYTES * self.lens.len() / self.lens.iter().sum::<usize>().max(1)).clamp(1, 64);
+        let memory = Arc::new(vec![1; longest + 4096]);
+        let start = self.stored.load(Ordering::Relaxed);
+        let mut waiting = VecDeque::new();
+        let mut number = 0;
+        while !is_enough(self.stored.load(Ordering::Relaxed)) {
+            let lens: Vec<usize> =
+                (number..number + batch).map(|at| self.lens[at % self.lens.len()]).collect();
+            let item = |(at, len): (usize, &usize)| {
+                item(format!("stored after {start}, {}", number + at).as_bytes(), &memory, *len)
+            };
+            let items = lens.iter().enumerate().map(item).collect::<Result<_>>()?;
+            number += batch;
+            let mut request = Request::new(items, KeepAlive::new(memory.clone()));
+            request.priority = Some(Priority::Background);
+            // SAFETY: the request keeps the memory, and nothing writes to it before the ticket has ended.
+            waiting.push_back((unsafe { self.namespace.store(request)? }, lens));
+            if waiting.len() >= DEPTH {
+                self.wait_for(waiting.pop_front())?;
+            }
         }
-        let mut request = Request::new(items, KeepAlive::new(memory.clone()));
-        request.priority = Some(Priority::Background);
-        // SAFETY: the request keeps the memory, and nothing writes to it before the ticket has ended.
-        waiting.push_back(unsafe { namespace.store(request)? });
-        if waiting.len() < DEPTH {
-            continue;
-        }
-        if let Some(ticket) = waiting.pop_front() {
-            let completion = ticket.wait(None)?;
-            let count = completion.items.iter().filter(|status| **status == Status::Ok).count();
-            stored.fetch_add((count * STORED_BYTES) as u64, Ordering::Relaxed);
-        }
+        waiting.into_iter().try_for_each(|first| self.wait_for(Some(first)))
     }
-    for ticket in waiting {
-        ticket.wait(None)?;
+
+    fn wait_for(&self, first: Option<(Ticket, Vec<usize>)>) -> Result {
+        let Some((ticket, lens)) = first else { return Ok(()) };
+        let completion = ticket.wait(None)?;
+        let stored = completion.items.iter().zip(&lens).filter(|(status, _)| **status == Status::Ok);
+        self.stored.fetch_add(stored.map(|(_, len)| *len as u64).sum(), Ordering::Relaxed);
+        Ok(())
     }
-    Ok(())
 }
 
 fn item(key: &[u8], memory: &Arc<Vec<u8>>, len: usize) -> Result<Item> {
