@@ -673,10 +673,11 @@ class TensorSlice(Generic[T]):
 def check_names(options: Mapping[str, Any]) -> None:
     """Fails for options that no load has. Device and allocator belong to the checkpoint, and to each other."""
     names = list(LoadOptions.__annotations__)
+    near = [*names, *_ELSEWHERE, *_ARGUMENTS]
     for unknown in sorted(set(options) - set(names)):
         if unknown in _ELSEWHERE:
             hint = _ELSEWHERE[unknown]
-        elif nearest := get_close_matches(unknown, names, n=1):
+        elif nearest := get_close_matches(unknown, near, n=1):
             hint = f"did you mean {nearest[0]!r}?"
         else:
             hint = "it has no such option"
@@ -693,6 +694,9 @@ _ELSEWHERE = {
     "progress": "load_file and Checkpoint.load show progress",
 }
 """What other calls take."""
+
+_ARGUMENTS = ("select", "exclude", "slices", "pool", "lenient", "offset", "store", "cache")
+"""What is not an option, and may be misspelt all the same."""
 
 _OWN_MEMORY = {"device", "pool", "allocator", "layout", "rings", "numa", "populate"}
 """Options that say what memory of their own tensors get, and how it is read into."""

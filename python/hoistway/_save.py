@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from hoistway import _native
-from hoistway._arguments import path_text, tensor_name, text_by_text
+from hoistway._arguments import path_text, shown, tensor_name, text_by_text
 from hoistway._backing import numpy_shortfall, torch_shortfall
 from hoistway._frameworks import device_name
 from hoistway._report import Refusal
 from hoistway._words import preformatted
-from hoistway.errors import OptionError, UnsupportedDtypeError
+from hoistway.errors import ArgumentError, OptionError, UnsupportedDtypeError
 
 DTYPES = {
     "bool": "BOOL",
@@ -240,6 +240,8 @@ class Described(NamedTuple):
 
 
 def _describe_all(tensors: Mapping[str, Any]) -> list[Described]:
+    if not isinstance(tensors, Mapping):
+        raise ArgumentError(f"tensors cannot be {shown(tensors)}: pass a dictionary of tensors by name")
     return [describe(written_name(name), tensor) for name, tensor in tensors.items()]
 
 

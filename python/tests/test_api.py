@@ -299,6 +299,10 @@ def test_options_are_checked(model: Path, monkeypatch: pytest.MonkeyPatch) -> No
         hoistway.load_file(model, rout="auto")
     with pytest.raises(TypeError, match="did you mean 'coalesce_gap'"):
         hoistway.load_file(model, coalescegap="1MiB")
+    with pytest.raises(TypeError, match="did you mean 'framework'"):
+        hoistway.load_file(model, framwork="numpy")
+    with pytest.raises(TypeError, match="did you mean 'select'"):
+        hoistway.load_file(model, selct="*")
     with pytest.raises(OptionError, match="only iter_tensors"):
         hoistway.load_file(model, max_in_flight="1GiB")
     with pytest.raises(OptionError, match="framework"):

@@ -24,7 +24,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from conftest import StandIn, run, same_bytes
-from hoistway.errors import FormatError, OptionError, StorageError, UnsupportedDtypeError
+from hoistway.errors import ArgumentError, FormatError, OptionError, StorageError, UnsupportedDtypeError
 
 TORCH_DTYPES = [
     torch.bool,
@@ -209,6 +209,13 @@ def test_what_cannot_be_saved_is_named_and_nothing_is_written(
     assert said in str(caught.value)
     assert caught.value.tensor == "bad"
     assert os.listdir(tmp_path) == []
+
+
+def test_arguments_in_the_wrong_order_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"tensors cannot be 'm[.]safetensors'.*dictionary of tensors"):
+        hoistway.save_file("m.safetensors", {"a": torch.ones(2)})
+    with pytest.raises(ArgumentError, match="tensors cannot be"):
+        hoistway.save("m.safetensors")
 
 
 def cut(tensor: torch.Tensor, size: int) -> torch.Tensor:
