@@ -62,6 +62,38 @@ Examples:
   hoistway doctor
   hoistway doctor /mnt/nvme s3://models/llama/";
 
+const CACHE_EXAMPLES: &str = "\
+Examples:
+  hoistway cache warm --cache /var/cache/hoistway s3://models/llama/
+  hoistway cache stat --cache /var/cache/hoistway
+  hoistway cache gc --cache /var/cache/hoistway --cache-bytes 200GiB";
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  hoistway bench read 'models/llama/*.safetensors' --route io_uring,threads
+  hoistway bench headers 'models/llama/*.safetensors' --batch-sizes 1,16";
+
+#[cfg(target_os = "linux")]
+const KV_EXAMPLES: &str = "\
+Examples:
+  hoistway kv stat /mnt/nvme/kv
+  hoistway kv verify /mnt/nvme/kv
+  hoistway kv bench /mnt/nvme --block-sizes 64KiB,1MiB";
+
+const MOE_EXAMPLES: &str = "\
+Examples:
+  hoistway moe plan models/qwen3-30b-a3b --memory 16GiB
+  hoistway moe replay trace.jsonl --budget 8GiB,4c
+  hoistway moe generate zipf --output trace.csv";
+
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  hoistway completions bash > ~/.local/share/bash-completion/completions/hoistway";
+
+const MAN_EXAMPLES: &str = "\
+Examples:
+  hoistway man --directory ~/.local/share/man/man1";
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Show what a checkpoint holds: its tensors as a tree, their types, shapes and sizes
@@ -73,6 +105,7 @@ pub(crate) enum Command {
     /// Bring a checkpoint into the page cache, for programs that map it
     Warm(Warm),
     /// Look after the node's cache of what comes from stores
+    #[command(after_help = CACHE_EXAMPLES)]
     Cache {
         /// What to do
         #[command(subcommand)]
@@ -81,6 +114,7 @@ pub(crate) enum Command {
     /// Examine this machine: what loads can use, what is missing, how to fix it
     Doctor(Doctor),
     /// Measure this machine's storage as hoistway reads it
+    #[command(after_help = BENCH_EXAMPLES)]
     Bench {
         /// What to measure
         #[command(subcommand)]
@@ -88,23 +122,27 @@ pub(crate) enum Command {
     },
     /// Look after a store of KV-cache blocks
     #[cfg(target_os = "linux")]
+    #[command(after_help = KV_EXAMPLES)]
     Kv {
         /// What to do
         #[command(subcommand)]
         what: Kv,
     },
     /// Plan for models whose experts do not fit into memory
+    #[command(after_help = MOE_EXAMPLES)]
     Moe {
         /// What to do
         #[command(subcommand)]
         what: Moe,
     },
     /// Print a completion script for a shell
+    #[command(after_help = COMPLETIONS_EXAMPLES)]
     Completions {
         /// The shell
         shell: clap_complete::Shell,
     },
     /// Print the manual page, or write those of all subcommands
+    #[command(after_help = MAN_EXAMPLES)]
     Man {
         /// Write a page for hoistway and one for each subcommand into this directory
         #[arg(long, value_name = "DIR")]
@@ -374,4 +412,30 @@ pub(crate) struct Doctor {
 /// Bytes from text such as `64MiB`.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     text.parse::<ByteSize>().map(|size| size.as_u64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Arguments;
+    use clap::CommandFactory;
+
+    /// The words of a line as a shell parts them, up to what is the shell's own.
+    fn words(line: &str) -> Vec<String> {
+        let before_redirection = line.split(['>', '#']).next().unwrap();
+        before_redirection.split_whitespace().map(|word| word.trim_matches('\'').to_owned()).collect()
+    }
+
+    #[test]
+    fn every_subcommand_has_examples_that_can_be_typed() {
+        let command = Arguments::command();
+        for subcommand in command.get_subcommands() {
+            let help = subcommand.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let examples: Vec<&str> = help.lines().skip(1).map(str::trim).collect();
+            assert!(help.starts_with("Examples:\n") && !examples.is_empty(), "{}", subcommand.get_name());
+            for example in examples.iter().filter(|example| !example.contains("--help")) {
+                let parsed = command.clone().try_get_matches_from(words(example));
+                assert!(parsed.is_ok(), "{example}: {}", parsed.unwrap_err());
+            }
+        }
+    }
 }
