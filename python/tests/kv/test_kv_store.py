@@ -8,7 +8,7 @@ from pathlib import Path
 
 import hoistway
 import pytest
-from conftest import SMALL_STORE, OpenStore, random_bytes
+from conftest import SMALL_STORE, OpenStore, random_bytes, run
 from hoistway import errors, kv
 
 
@@ -74,6 +74,16 @@ def test_an_option_of_the_far_tier_that_is_not_known_is_an_error(tmp_path: Path)
         kv.Store(tmp_path / "near", **SMALL_STORE, far={"root": tmp_path / "far", "rot": 1})
     with pytest.raises(TypeError, match="no 'root'"):
         kv.Store(tmp_path / "near", **SMALL_STORE, far={"capacity": "1GiB"})
+
+
+def test_a_capacity_beyond_the_file_system_is_warned_of(tmp_path: Path) -> None:
+    program = """
+        import hoistway.kv as kv, sys
+        kv.Store(sys.argv[1], capacity="900TiB").close()
+        """
+    done = run(program, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the file system cannot hold the capacity of 989560464998400 bytes" in done.stderr
 
 
 def test_a_completion_says_what_became_of_each_item(blocks: kv.Namespace) -> None:

@@ -41,7 +41,7 @@ use uuid::Uuid;
 /// # Errors
 /// As [`Store::open`](crate::Store::open).
 pub(crate) fn open(options: &StoreOptions) -> Result<(LayoutKind, Arc<dyn Layout>)> {
-    check_min_free(options)?;
+    check_room(options)?;
     let kind = match options.layout {
         Some(kind) => kind,
         None => existing(options)?.unwrap_or_default(),
@@ -53,24 +53,33 @@ pub(crate) fn open(options: &StoreOptions) -> Result<(LayoutKind, Arc<dyn Layout
     Ok((kind, layout))
 }
 
-/// An error if the file system is too small to keep what is to be left free.
-fn check_min_free(options: &StoreOptions) -> Result<()> {
+/// An error if the file system is too small to keep what is to be left free, and a warning if it cannot hold the capacity.
+fn check_room(options: &StoreOptions) -> Result<()> {
     let root = std::path::absolute(&options.root).unwrap_or_else(|_| options.root.clone());
     // The root may have to be made. What is wrong with it is found when it is opened.
     let total =
         root.ancestors().find_map(|path| RealDisk.free_space(path).ok()).map(|space| space.total_bytes);
     let writes = options.access == StoreAccess::ReadWrite && !options.for_upkeep;
-    match total {
-        Some(total) if writes && total <= options.min_free_bytes => Err(Error::InvalidOption {
+    let (Some(total), true) = (total, writes) else { return Ok(()) };
+    let min_free = options.min_free_bytes;
+    if total <= min_free {
+        return Err(Error::InvalidOption {
             option: "min_free_bytes",
-            value: options.min_free_bytes.to_string(),
+            value: min_free.to_string(),
             reason: format!(
                 "nothing could be stored: the file system of {} has {total} bytes in all",
                 options.root.display()
             ),
-        }),
-        _ => Ok(()),
+        });
     }
+    if let Some(capacity) = options.capacity_bytes.filter(|capacity| *capacity > total - min_free) {
+        tracing::warn!(
+            root = %options.root.display(),
+            "the file system cannot hold the capacity of {capacity} bytes: it has {total} bytes, of which min_free \
+             keeps {min_free}; blocks are evicted earlier"
+        );
+    }
+    Ok(())
 }
 
 /// The layout of the store that is there, if there is one. Whatever is wrong with it is found when it is opened.
