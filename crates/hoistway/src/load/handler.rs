@@ -12,7 +12,7 @@ use crate::{
     route::{
         Access, Buffer, ReadOp, Unavailable,
         attempt::{self, Read},
-        member::Member,
+        member::CacheFacts,
     },
 };
 use hoistway_io::{
@@ -85,13 +85,14 @@ pub(super) struct Copier<'a> {
     job: &'a Job,
     number: usize,
     own: &'a LoadRoute,
+    cache: CacheFacts,
     /// How the routes after it make the reads in the lane, by their extents.
     cold_access: HashMap<usize, Access>,
 }
 
 impl<'a> Copier<'a> {
-    pub(super) fn new(job: &'a Job, number: usize) -> Self {
-        Self { job, number, own: &job.routes[number], cold_access: HashMap::new() }
+    pub(super) fn new(job: &'a Job, number: usize, cache: CacheFacts) -> Self {
+        Self { job, number, own: &job.routes[number], cache, cold_access: HashMap::new() }
     }
 
     /// Sends a read that the cache cannot serve to the route after it.
@@ -101,7 +102,7 @@ impl<'a> Copier<'a> {
         let name = self.own.member.route();
         if job.route == name {
             let error = match job.check_unchanged(op) {
-                Ok(()) => not_cached(job, op, &*self.own.member),
+                Ok(()) => not_cached(job, op, &self.cache),
                 Err(changed) => changed,
             };
             return job.fail_read(flight, error);
@@ -122,7 +123,7 @@ impl<'a> Copier<'a> {
 impl Handler<Reads> for Copier<'_> {
     fn begin(&mut self, mut flight: Flight<Reads>) -> Next<Reads> {
         let (job, op) = (self.job, &mut flight.content);
-        if self.own.member.holds(&*op.source, job.extent(op).read) == Residency::Cold {
+        if self.cache.holds(&*op.source, job.extent(op).read) == Residency::Cold {
             return self.hand_over(flight);
         }
         match take_slot(job, op, self.own, self.cold_access.is_empty()) {
@@ -143,7 +144,7 @@ impl Handler<Reads> for Copier<'_> {
     fn settle(&mut self, mut flight: Flight<Reads>, result: io::Result<usize>) -> Next<Reads> {
         let (mut job, op) = (self.job, &mut flight.content);
         let cold_access = self.cold_access.remove(&op.extent).unwrap_or(Access::Direct);
-        op.access = self.own.member.cache_access();
+        op.access = self.cache.access;
         if job.is_stopped() {
             return job.drop_read(flight);
         }
@@ -206,7 +207,7 @@ fn take_slot(job: &Job, op: &mut ReadOp, route: &LoadRoute, may_wait: bool) -> R
 fn aim(job: &Job, op: &mut ReadOp, route: &LoadRoute) -> Result<()> {
     job.note_reached(op)?;
     if op.access == Access::Direct
-        && !route.member.reads_any_bytes()
+        && !route.member.facts().grain.is_any()
         && job.route.may_read_buffered(job.direct)
         && let Some(why) = op.source.direct_refusal().cloned()
     {
@@ -218,10 +219,9 @@ fn aim(job: &Job, op: &mut ReadOp, route: &LoadRoute) -> Result<()> {
 }
 
 /// The error of a load that must read what a cache holds, of a read that it does not hold.
-fn not_cached(job: &Job, op: &ReadOp, member: &dyn Member) -> Error {
+fn not_cached(job: &Job, op: &ReadOp, cache: &CacheFacts) -> Error {
     let offset = job.extent(op).read.start() + op.progress.filled;
     let tensor = job.name_at(op, offset).map(|tensor| format!(" (tensor '{tensor}')")).unwrap_or_default();
-    let (cache, fix) = member.not_held();
-    let why = Unavailable::new(format!("{cache} does not hold byte {offset}{tensor}"), fix);
+    let why = Unavailable::new(format!("{} does not hold byte {offset}{tensor}", cache.name), cache.fix);
     Error::RouteUnavailable { route: job.route, path: Some(op.source.path().to_owned()), why }
 }

@@ -407,7 +407,7 @@ impl Job {
     /// out not to hold it.
     pub(super) fn will_serve(&self, route: usize) -> bool {
         self.takers.iter().any(|takers| match takers.from(0) {
-            Some(first) if self.routes[first].member.is_cache() => {
+            Some(first) if self.routes[first].member.facts().cache.is_some() => {
                 first == route || takers.from(first + 1) == Some(route)
             }
             first => first == Some(route),

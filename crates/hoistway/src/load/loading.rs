@@ -262,7 +262,8 @@ impl ThreadedLoad {
             .map(|node| node.cpus);
         let (job, depth) = (self.job.clone(), threads.depth.0);
         let needed: Vec<bool> = (0..job.routes.len()).map(|route| job.will_serve(route)).collect();
-        let is_probing = |(route, needed): (&LoadRoute, &bool)| *needed && route.member.is_cache();
+        let is_probing =
+            |(route, needed): (&LoadRoute, &bool)| *needed && route.member.facts().cache.is_some();
         let is_probing = job.routes.iter().zip(&needed).any(is_probing);
         if job.delivery().is_some() {
             self.spawn(1, "hoistway-device", &cpus, |job| {
@@ -273,14 +274,14 @@ impl ThreadedLoad {
         }
         let serve = |loading: &mut Self, is_cache: bool| {
             for (number, route) in job.routes.iter().enumerate() {
-                if needed[number] && route.member.is_cache() == is_cache {
+                if needed[number] && route.member.facts().cache.is_some() == is_cache {
                     let work = move |job: &Job| {
                         serve::serve(job, number);
                         if is_cache {
                             serve::touch(job, depth);
                         }
                     };
-                    loading.spawn(route.share.threads, route.member.thread_name(), &cpus, work)?;
+                    loading.spawn(route.share.threads, route.member.facts().thread_name, &cpus, work)?;
                 }
             }
             io::Result::Ok(())
@@ -290,7 +291,7 @@ impl ThreadedLoad {
             job.routes.iter().zip(&needed).any(|(route, needed)| *needed && route.share.depth.1 > 1);
         if job.delivery().is_some() {
             // Pinning takes time: the first slots are pinned side by side.
-            let past_host = job.routes.iter().any(|route| route.member.landing() == Landing::Device);
+            let past_host = job.routes.iter().any(|route| route.member.facts().landing == Landing::Device);
             let first = if past_host && !is_probing { 1 } else { depth + threads.copiers };
             // Without this thread, reads pin their slots themselves.
             let _ = self.spawn(1, "hoistway-pin", &cpus, move |job| {

@@ -8,6 +8,7 @@ use crate::{
     memory::{HugePages, Slots},
     plan::{Plan, PlannedTensor},
     report::{DeviceReport, MemoryReport, Tally, TimeReport},
+    route::member::Stage,
 };
 use std::{cmp::Reverse, collections::BTreeSet};
 
@@ -87,7 +88,7 @@ pub(super) fn add_preparation(report: &mut Report, job: &Job) {
     report.memory.staging_bytes = job.slots.host_bytes()
         + slots().map(Slots::host_bytes).sum::<u64>()
         + job.delivery().map_or(0, |delivery| delivery.pinned_bytes());
-    report.notes.extend(job.routes.iter().filter_map(|route| route.member.note()));
+    report.notes.extend(job.routes.iter().flat_map(|route| route.member.notes(Stage::Open)));
 }
 
 /// Adds what a load has done so far.
@@ -106,7 +107,7 @@ pub(super) fn add_progress(report: &mut Report, job: &Job) {
     {
         report.memory.staging_bytes += job.ledger.most_taken_bytes();
     }
-    report.notes.extend(job.routes.iter().flat_map(|route| route.member.last_notes()));
+    report.notes.extend(job.routes.iter().flat_map(|route| route.member.notes(Stage::Over)));
     let slots = job.routes.iter().filter_map(LoadRoute::slots).chain([&job.slots]);
     let why_unpinned = slots.filter_map(Slots::why_unpinned).next();
     report.notes.extend(

@@ -14,7 +14,7 @@ use crate::{
     report::{Refusal, add_new},
     route::{
         Access, Buffer, DirectIo, NameCheck, ReadOp, Route, Unavailable,
-        member::{Demand, Landing, Member, Share, ThreadPlan, Wanted},
+        member::{Demand, Files, Grain, Landing, Member, Share, ThreadPlan, Wanted},
         registry::{self, Entry, NotOpened},
     },
     source::Source,
@@ -49,7 +49,8 @@ impl LoadRoute {
 
 /// Whether a member that reads these files reads an extent.
 fn takes(member: &dyn Member, files: &[bool], extent: &Extent) -> bool {
-    files[extent.file.index()] && (!member.needs_whole_blocks() || Plan::is_whole_blocks(extent))
+    files[extent.file.index()]
+        && (member.facts().grain != Grain::InWholeBlocks || Plan::is_whole_blocks(extent))
 }
 
 /// The memory and threads that a load has for routes.
@@ -106,7 +107,7 @@ impl<'a> Opening<'a> {
     /// The length of reads: that of the options, made to take whole chunks of the files unless the caller chose it.
     pub(super) fn chunk_bytes(&self) -> u64 {
         let by_default = PlanOptions::default().chunk_bytes;
-        let chunk = self.routes.iter().filter_map(|route| route.member.chunk_bytes()).max();
+        let chunk = self.routes.iter().filter_map(|route| route.member.facts().chunk_bytes).max();
         let whole = chunk.and_then(|chunk| by_default.checked_next_multiple_of(chunk));
         match whole.filter(|&whole| whole <= MAX_CHUNK_BYTES && Alignment::BLOCK.divides(whole)) {
             Some(whole) if self.options.chunk_bytes == by_default => whole,
@@ -133,14 +134,15 @@ impl<'a> Opening<'a> {
     /// Whether an extent will need a slot of the load's own, if it is staged.
     pub(super) fn needs_host_slot(&self, extent: &Extent) -> bool {
         let is_past_host = self.options.route.is_past_host() && Plan::is_whole_blocks(extent);
-        let is_shared = |route: &LoadRoute| route.member.landing() == Landing::Shared && route.takes(extent);
+        let is_shared =
+            |route: &LoadRoute| route.member.facts().landing == Landing::Shared && route.takes(extent);
         !is_past_host && !self.routes.iter().any(is_shared)
     }
 
     /// How many slots of which kind extents come in, of which `own` in host memory are the load's own.
     pub(super) fn slot_counts(&self, own: usize) -> SlotCounts {
         let count = |landing| {
-            let routes = self.routes.iter().filter(|route| route.member.landing() == landing);
+            let routes = self.routes.iter().filter(|route| route.member.facts().landing == landing);
             routes.filter_map(LoadRoute::slots).map(Slots::count).sum()
         };
         let shared: usize = count(Landing::Shared);
@@ -184,7 +186,7 @@ impl<'a> Opening<'a> {
             let first = takers.from(0).map(|first| &routes[first]);
             let first = first.ok_or_else(|| Error::Internal("no route takes an extent".into()))?;
             let buffer = match buffer {
-                Buffer::InPlace(region) if first.member.landing() == Landing::Shared => {
+                Buffer::InPlace(region) if first.member.facts().landing == Landing::Shared => {
                     Buffer::SharedStaging { slot: None, region }
                 }
                 other => other,
@@ -207,7 +209,7 @@ impl<'a> Opening<'a> {
         };
         let mut files = vec![false; self.sources.len()].into_boxed_slice();
         for file in self.files_for(&*member, read, plan) {
-            let access = match member.own_access() {
+            let access = match member.facts().files.access() {
                 Some(access) => access,
                 None => self.access(file)?,
             };
@@ -234,7 +236,7 @@ impl<'a> Opening<'a> {
     /// Those of `files` that a member is asked about, the ones that prove most first. A route that is named must be able
     /// to read also those whose only block is cut short, which it leaves to others.
     fn files_for(&self, member: &dyn Member, mut files: Vec<usize>, plan: &Plan) -> Vec<usize> {
-        if member.needs_whole_blocks() {
+        if member.facts().grain == Grain::InWholeBlocks {
             let whole = self.files_of(plan, true);
             let has_whole_blocks = |file: &usize| whole.binary_search(file).is_ok();
             match self.wanted.names(member.route()) {
@@ -266,16 +268,16 @@ impl<'a> Opening<'a> {
             budget_bytes,
             slot_bytes: (room.needs.slot_bytes, room.needs.table_bytes),
         };
-        let share = route.member.share(&demand);
-        let fits = match route.member.landing() {
-            Landing::Any | Landing::Device => Ok(()),
+        let (share, landing) = (route.member.share(&demand), route.member.facts().landing);
+        let fits = match landing {
+            Landing::Any | Landing::Kept | Landing::Device => Ok(()),
             Landing::Shared => {
                 let bytes = taken.saturating_add(share.slot_bytes.saturating_mul(share.slots as u64));
                 memory::budget::check(room.fresh_bytes, bytes, options.memory_budget_bytes)
             }
         };
-        let slots = fits.and_then(|()| match route.member.landing() {
-            Landing::Any => Ok(None),
+        let slots = fits.and_then(|()| match landing {
+            Landing::Any | Landing::Kept => Ok(None),
             Landing::Shared | Landing::Device => route
                 .member
                 .slots(share.slots, share.slot_bytes as usize, self.wanted.device, room.numa_node)
@@ -314,7 +316,9 @@ impl<'a> Opening<'a> {
     }
 
     fn is_served_alone(&self, file: usize) -> bool {
-        self.routes.iter().any(|route| route.files[file] && route.member.serves_alone().is_some())
+        self.routes
+            .iter()
+            .any(|route| route.files[file] && matches!(route.member.facts().files, Files::Alone(_)))
     }
 
     /// How a file is read by routes that go through the kernel.

@@ -91,21 +91,20 @@ pub(super) fn serve(job: &Job, route: usize) {
     if !matches!(first, Served::GaveUp) {
         return;
     }
-    let (first, most) = own.share.depth;
+    let (facts, (first, most)) = (own.member.facts(), own.share.depth);
     let refused = match own.member.lane(most) {
         Err(why) => Some(why),
         Ok(lane) => {
             let lane = LoadLane { lane: with_faults(job, lane), numbers: HashMap::new() };
-            let limit = match own.member.connects() {
+            let limit = match facts.connects {
                 true => InFlightLimit::by_connections(first, most),
                 false => InFlightLimit::by_throughput(first, most),
             };
             let limit = service(limit);
             let mut fetcher = Fetcher::new(job, route);
-            let served = if own.member.is_cache() {
-                job.scheduler.serve(lane, &mut Copier::new(job, route), limit)
-            } else {
-                job.scheduler.serve(lane, &mut fetcher, limit)
+            let served = match facts.cache {
+                Some(cache) => job.scheduler.serve(lane, &mut Copier::new(job, route, cache), limit),
+                None => job.scheduler.serve(lane, &mut fetcher, limit),
             };
             match served {
                 Served::Over => None,
@@ -117,7 +116,7 @@ pub(super) fn serve(job: &Job, route: usize) {
         }
     };
     let Some(why) = refused else { return };
-    let name = own.member.route();
+    let name = facts.route;
     let Some(heir) = job.heir(route).filter(|_| job.route != name) else {
         return job.fail(Error::RouteUnavailable { route: name, path: None, why });
     };
@@ -129,7 +128,7 @@ pub(super) fn serve(job: &Job, route: usize) {
     thread::scope(|scope| {
         for _ in 1..later.share.threads {
             // As many as the system gives; this one works in any case.
-            let _ = thread_named(later.member.thread_name()).spawn_scoped(scope, || serve(job, heir));
+            let _ = thread_named(later.member.facts().thread_name).spawn_scoped(scope, || serve(job, heir));
         }
         serve(job, heir);
     });

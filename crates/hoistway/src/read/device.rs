@@ -119,7 +119,7 @@ impl DeviceLine {
         let device = Device::open(device)?;
         let (count, slot_bytes) = (slot_count(options), options.chunk_bytes as usize);
         let node = device.info().numa_node;
-        let slots = match main.filter(|main| main.landing() == Landing::Shared) {
+        let slots = match main.filter(|main| main.facts().landing == Landing::Shared) {
             Some(main) => main.slots(count, slot_bytes, Some(&device), node)?,
             None => Slots::new(count, slot_bytes, SlotKind::Pinned(&device, node))?,
         };

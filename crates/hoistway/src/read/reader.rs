@@ -283,7 +283,7 @@ impl Reader {
         let _opening = lock(&self.opening);
         if slots.get().is_none() {
             let (count, slot_bytes) = (options.slots(), options.chunk_bytes as usize);
-            let made = match main.get().filter(|main| main.landing() == Landing::Shared) {
+            let made = match main.get().filter(|main| main.facts().landing == Landing::Shared) {
                 Some(main) => main.slots(count, slot_bytes, None, None)?,
                 None => Slots::new(count, slot_bytes, SlotKind::Host)?,
             };
@@ -310,13 +310,13 @@ impl Reader {
     fn start(&self, main: Arc<dyn Member>) -> Result<()> {
         let options = &self.shared.options;
         let in_flight =
-            if main.landing() == Landing::Shared { options.slots() } else { options.most_reads() };
-        let (lanes, depth) = main.lanes(in_flight);
+            if main.facts().landing == Landing::Shared { options.slots() } else { options.most_reads() };
+        let (lanes, depth) = main.facts().lanes(in_flight);
         main.open_lanes(lanes, depth)?;
         let (tells, hears) = mpsc::channel();
         for started in 0..lanes {
             let (told, member) = (tells.clone(), main.clone());
-            let thread = self.spawn(main.thread_name(), move |shared| match member.lane(depth) {
+            let thread = self.spawn(main.facts().thread_name, move |shared| match member.lane(depth) {
                 Ok(lane) => {
                     drop(told);
                     Worker::run(shared, member, lane);
@@ -400,7 +400,7 @@ fn open_routes(options: &ReaderOptions, files: &[&Arc<dyn Source>]) -> Result<(O
     let (mut cached, mut main) = (None, None);
     for entry in registry::readers().filter(|entry| entry.landing != Landing::Device) {
         match (entry.open)(&wanted, files, &[]) {
-            Ok(Some(member)) if member.is_cache() => cached = Some(member),
+            Ok(Some(member)) if member.facts().cache.is_some() => cached = Some(member),
             Ok(Some(member)) => main = main.or(Some(member)),
             Ok(None) => {}
             Err(NotOpened { path, why }) if wanted.names(entry.route) => {

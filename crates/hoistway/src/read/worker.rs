@@ -16,7 +16,7 @@ use crate::{
     route::{
         Access, Buffer, DirectIo, Done, ReadLane, ReadOp, Route, Unavailable,
         attempt::{self, Read},
-        member::{Landing, Member},
+        member::{Grain, Landing, Member},
     },
     source::Source,
 };
@@ -202,9 +202,10 @@ impl<'a> Worker<'a> {
         let wanted = taken.piece.wanted;
         let blocks = blocks_of(wanted, source.len());
         let member = direct_member(&taken.piece, blocks).unwrap_or_else(|| self.main.clone());
-        let access = if member.reads_any_bytes() { Access::Direct } else { access };
-        let (is_shared, is_direct) = (member.landing() == Landing::Shared, access == Access::Direct);
-        let may_borrow = !is_shared && !member.may_outlive_lane();
+        let facts = member.facts();
+        let access = if facts.grain.is_any() { Access::Direct } else { access };
+        let (is_shared, is_direct) = (facts.landing == Landing::Shared, access == Access::Direct);
+        let may_borrow = !is_shared && facts.landing != Landing::Kept;
         let (buffer, range) = match taken.piece.place.take() {
             Some(Destination::Own(region)) if !is_shared => (Buffer::InPlace(region), blocks),
             Some(Destination::Borrowed(region))
@@ -449,7 +450,8 @@ fn hand_over(reading: Reading, op: ReadOp, why: Unavailable) -> Next<Reads> {
 fn direct_member(piece: &Piece, blocks: ByteRange) -> Option<Arc<dyn Member>> {
     let Some(Destination::Device { line, is_direct: true, .. }) = &piece.place else { return None };
     let direct = line.direct().filter(|direct| direct.is_open())?;
-    let is_cut_short = direct.member.needs_whole_blocks() && !Alignment::BLOCK.divides(blocks.end());
+    let is_cut_short =
+        direct.member.facts().grain == Grain::InWholeBlocks && !Alignment::BLOCK.divides(blocks.end());
     (!is_cut_short).then(|| direct.member.clone())
 }
 

@@ -43,7 +43,7 @@ pub(crate) fn settle(
     result: io::Result<usize>,
 ) -> Result<bool> {
     let (before, count) = (op.progress.filled, result.as_ref().map_or(0, |&count| count));
-    let takes_blocks = op.access == Access::Direct && !member.reads_any_bytes();
+    let takes_blocks = op.access == Access::Direct && !member.facts().grain.is_any();
     let outcome = op.progress.outcome(read.range(op).len(), result, takes_blocks);
     if op.progress.filled > before {
         read.account(op, member.route(), count, before);

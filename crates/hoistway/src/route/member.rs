@@ -1,7 +1,7 @@
 //! What a route says of itself, so that loads and readers use it without knowing it.
 #![forbid(unsafe_code)]
 
-use super::{Access, DirectIo, ReadLane, ReadOp, Route, Unavailable, UsrbioClient};
+use super::{Access, DirectIo, Progress, ReadLane, ReadOp, Route, Unavailable, UsrbioClient};
 use crate::{ByteRange, Error, device::Device, memory::Slots, report::Refusal, source::Source};
 use hoistway_io::file::Residency;
 use std::{fmt, io, path::PathBuf, sync::Arc};
@@ -67,10 +67,130 @@ pub(crate) fn no_direct_reads(route: Route, source: &dyn Source, why: &Unavailab
     Error::RouteUnavailable { route, path: Some(source.path().to_owned()), why }
 }
 
+/// What a route is, in plain data.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    /// What reports call it.
+    pub(crate) route: Route,
+    /// The name of its threads.
+    pub(crate) thread_name: &'static str,
+    /// The memory that its reads fill.
+    pub(crate) landing: Landing,
+    /// How its files are read.
+    pub(crate) files: Files,
+    /// Where its reads begin and end.
+    pub(crate) grain: Grain,
+    /// What it copies from, if it copies what a cache holds and leaves the rest to the routes after it.
+    pub(crate) cache: Option<CacheFacts>,
+    /// Whether each of its reads in flight needs a connection, which takes time to be made.
+    pub(crate) connects: bool,
+    /// The length that its reads should be a multiple of, if it has an opinion. The only fact that changes: with the files
+    /// that are made ready.
+    pub(crate) chunk_bytes: Option<u64>,
+    /// Lanes of a reader, at most. The reads in flight are divided among them.
+    pub(crate) most_lanes: usize,
+}
+
+impl Facts {
+    /// Those of a route whose threads make one read at a time, in blocks, into any memory of the host.
+    pub(crate) const fn of(route: Route, thread_name: &'static str) -> Self {
+        Self {
+            route,
+            thread_name,
+            landing: Landing::Any,
+            files: Files::Asked,
+            grain: Grain::Blocks,
+            cache: None,
+            connects: false,
+            chunk_bytes: None,
+            most_lanes: usize::MAX,
+        }
+    }
+
+    /// How many lanes a reader has for so many reads in flight, and how many reads each holds.
+    pub(crate) fn lanes(&self, in_flight: usize) -> (usize, usize) {
+        let lanes = self.most_lanes.min(in_flight).max(1);
+        (lanes, in_flight.div_ceil(lanes))
+    }
+}
+
+/// How a route's files are read: past the page cache or not.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(
+    not(any(target_os = "linux", feature = "objects")),
+    expect(dead_code, reason = "other routes alone have such files")
+)]
+pub(crate) enum Files {
+    /// As the system allows it for each, which is asked.
+    Asked,
+    /// So, without a question.
+    Own(Access),
+    /// So, and no other route is needed for them, and none may look at them. One whose slots are [shared](Landing::Shared)
+    /// has such files.
+    Alone(Access),
+}
+
+impl Files {
+    /// How they are read, if that is known without asking.
+    pub(crate) fn access(self) -> Option<Access> {
+        match self {
+            Self::Asked => None,
+            Self::Own(access) | Self::Alone(access) => Some(access),
+        }
+    }
+}
+
+/// Where reads of a route past the page cache begin and end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "a route of Linux alone reads any bytes"))]
+pub(crate) enum Grain {
+    /// At blocks.
+    Blocks,
+    /// Anywhere.
+    AnyBytes,
+    /// Anywhere in whole blocks: the last block of a file is left to others if it is cut short.
+    InWholeBlocks,
+}
+
+impl Grain {
+    /// Whether a read begins and ends anywhere, rather than at blocks.
+    pub(crate) fn is_any(self) -> bool {
+        self != Self::Blocks
+    }
+}
+
+/// What a route that is a cache copies from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CacheFacts {
+    /// How it reads what it holds.
+    pub(crate) access: Access,
+    /// Whether the source tells what is held; else only the read does.
+    pub(crate) is_seen: bool,
+    /// What a message calls the place.
+    pub(crate) name: &'static str,
+    /// What to do about bytes that it lacks.
+    pub(crate) fix: &'static str,
+}
+
+impl CacheFacts {
+    /// The page cache of the system.
+    pub(crate) const PAGES: Self = Self {
+        access: Access::Buffered,
+        is_seen: true,
+        name: "the page cache",
+        fix: "run 'hoistway warm' first, or choose route auto",
+    };
+
+    /// What seems to be held of a range.
+    pub(crate) fn holds(&self, source: &dyn Source, range: ByteRange) -> Residency {
+        if self.is_seen { source.residency(range) } else { Residency::Cached }
+    }
+}
+
 /// A route that is open: for one load, or for a reader as long as that lives.
 pub(crate) trait Member: fmt::Debug + Send + Sync {
-    /// What reports call it.
-    fn route(&self) -> Route;
+    /// What it is.
+    fn facts(&self) -> Facts;
 
     /// Makes a file ready, which is read with this access otherwise. `false` if the route leaves the file to others
     /// without a reason worth telling. Does nothing for a file that is ready.
@@ -79,79 +199,8 @@ pub(crate) trait Member: fmt::Debug + Send + Sync {
     /// Why the route cannot read it.
     fn add(&self, source: &Arc<dyn Source>, access: Access) -> Result<bool, Unavailable>;
 
-    /// A queue of up to `depth` reads, for the thread that calls.
-    ///
-    /// # Errors
-    /// Why there is none.
-    fn lane(&self, depth: usize) -> Result<Box<ReadLane>, Unavailable>;
-
     /// How much a load gives it to do at once.
     fn share(&self, demand: &Demand<'_>) -> Share;
-
-    /// Whether each of its reads in flight needs a connection, which takes time to be made.
-    fn connects(&self) -> bool {
-        false
-    }
-
-    /// The name of its threads.
-    fn thread_name(&self) -> &'static str;
-
-    /// Whether it copies what the page cache holds, and leaves the rest to the routes after it.
-    fn is_cache(&self) -> bool {
-        false
-    }
-
-    /// What a cache seems to hold of a range.
-    fn holds(&self, source: &dyn Source, range: ByteRange) -> Residency {
-        source.residency(range)
-    }
-
-    /// How a cache reads what it holds.
-    fn cache_access(&self) -> Access {
-        Access::Buffered
-    }
-
-    /// What a message calls the place that a cache holds bytes in, and what to do about bytes that it lacks.
-    fn not_held(&self) -> (&'static str, &'static str) {
-        ("the page cache", "run 'hoistway warm' first, or choose route auto")
-    }
-
-    /// How the files are read that it takes, if it knows that without asking them.
-    fn own_access(&self) -> Option<Access> {
-        self.serves_alone()
-    }
-
-    /// How it reads its files, if no other route is needed for them, and none may look at them. One whose slots are
-    /// [shared](Landing::Shared) has such a way.
-    fn serves_alone(&self) -> Option<Access> {
-        None
-    }
-
-    /// Whether its reads begin and end anywhere, rather than at blocks where the page cache is bypassed.
-    fn reads_any_bytes(&self) -> bool {
-        false
-    }
-
-    /// Whether it leaves the last block of a file to others if that is cut short.
-    fn needs_whole_blocks(&self) -> bool {
-        false
-    }
-
-    /// The memory that its reads fill.
-    fn landing(&self) -> Landing {
-        Landing::Any
-    }
-
-    /// Whether the system may still write to the memory of its reads when its lane is gone, so that a reader has it read
-    /// into slots rather than memory of the caller's.
-    fn may_outlive_lane(&self) -> bool {
-        false
-    }
-
-    /// How many lanes a reader has for so many reads in flight, and how many reads each holds.
-    fn lanes(&self, in_flight: usize) -> (usize, usize) {
-        (in_flight, 1)
-    }
 
     /// Makes slots of its own memory, pinned for `device` if host memory is copied to one.
     ///
@@ -165,7 +214,7 @@ pub(crate) trait Member: fmt::Debug + Send + Sync {
         numa_node: Option<u32>,
     ) -> crate::Result<Slots> {
         let _ = (count, slot_bytes, device, numa_node);
-        Err(Error::Internal(format!("route {} has no memory of its own", self.route())))
+        Err(Error::Internal(format!("route {} has no memory of its own", self.facts().route)))
     }
 
     /// Sets lanes up ahead of the threads that take them, so that a refusal is known before the first read.
@@ -177,30 +226,21 @@ pub(crate) trait Member: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// The length that its reads should be a multiple of, if it has an opinion.
-    fn chunk_bytes(&self) -> Option<u64> {
-        None
-    }
+    /// A queue of up to `depth` reads, for the thread that calls.
+    ///
+    /// # Errors
+    /// Why there is none.
+    fn lane(&self, depth: usize) -> Result<Box<ReadLane>, Unavailable>;
 
-    /// Why it is given up after a read that ended so, if the routes after it go on.
-    fn gives_up(&self, op: &ReadOp, result: &io::Result<usize>) -> Option<Unavailable> {
-        let _ = (op, result);
-        None
-    }
-
-    /// Whether an error says that it brings nothing any more, and that asking about its files gets no answer.
-    fn is_lost(&self, error: &io::Error) -> bool {
-        let _ = error;
-        false
+    /// What an error of a read that has come so far says of the route.
+    fn verdict(&self, error: &io::Error, progress: Progress) -> Verdict {
+        let _ = (error, progress);
+        Verdict::OfRead
     }
 
     /// What a report says of it.
-    fn note(&self) -> Option<String> {
-        None
-    }
-
-    /// What a report says of it once reads have been made.
-    fn last_notes(&self) -> Vec<String> {
+    fn notes(&self, stage: Stage) -> Vec<String> {
+        let _ = stage;
         Vec::new()
     }
 
@@ -209,29 +249,69 @@ pub(crate) trait Member: fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// What proves that it does what its name promises, if that needs a proof.
-    fn proof(&self) -> Option<String> {
+    /// What shows that it does what its name promises, if that is in question.
+    fn proof(&self) -> Option<&dyn Proof> {
         None
     }
+}
 
-    /// How many of its reads so far were not what its name promises; `None` if that is not known.
-    fn broken(&self) -> Option<u64> {
-        Some(0)
+impl dyn Member + '_ {
+    /// What reports call it.
+    pub(crate) fn route(&self) -> Route {
+        self.facts().route
     }
 
-    /// Fails if it has not done what its name promises since [`Member::broken`] returned `before`.
+    /// Why it is given up after a read that ended so, if the routes after it go on.
+    pub(crate) fn gives_up(&self, op: &ReadOp, result: &io::Result<usize>) -> Option<Unavailable> {
+        match self.verdict(result.as_ref().err()?, op.progress) {
+            Verdict::GiveUp(why) => Some(why),
+            Verdict::OfRead | Verdict::Lost => None,
+        }
+    }
+
+    /// Whether an error says that it brings nothing any more.
+    pub(crate) fn is_lost(&self, error: &io::Error) -> bool {
+        matches!(self.verdict(error, Progress::default()), Verdict::Lost)
+    }
+}
+
+/// What the error of a read says of its route.
+#[derive(Debug)]
+#[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "a route of Linux alone can be lost"))]
+pub(crate) enum Verdict {
+    /// Nothing: it is about the read.
+    OfRead,
+    /// It is given up, for this reason, and the routes after it go on.
+    GiveUp(Unavailable),
+    /// It brings nothing any more, and asking about its files gets no answer.
+    Lost,
+}
+
+/// When a report asks a route for notes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// When it is open.
+    Open,
+    /// When its reads have been made.
+    Over,
+}
+
+/// Watches whether a route does what its name promises.
+pub(crate) trait Proof {
+    /// What proves that it can.
+    fn shown(&self) -> Option<String>;
+
+    /// How many of its reads so far were not what its name promises; `None` if that is not known.
+    fn broken(&self) -> Option<u64>;
+
+    /// Fails if it has not done what its name promises since [`Proof::broken`] returned `before`.
     ///
     /// # Errors
     /// What it did instead.
-    fn check_kept(&self, before: Option<u64>) -> Result<(), Unavailable> {
-        let _ = before;
-        Ok(())
-    }
+    fn check_kept(&self, before: Option<u64>) -> Result<(), Unavailable>;
 
-    /// What reports call it if [`Member::check_kept`] fails.
-    fn route_unless_kept(&self) -> Route {
-        self.route()
-    }
+    /// What reports call it if that fails.
+    fn route_unless_kept(&self) -> Route;
 }
 
 /// The memory that reads of a route fill.
@@ -239,6 +319,9 @@ pub(crate) trait Member: fmt::Debug + Send + Sync {
 pub(crate) enum Landing {
     /// Any memory of the host.
     Any,
+    /// Memory of the host that the system may still write to when a lane is gone, so that a reader has slots for it rather
+    /// than memory of the caller's.
+    Kept,
     /// Slots that another process writes to.
     Shared,
     /// Slots on the device.

@@ -17,7 +17,11 @@ pub(crate) struct NameCheck {
 
 impl NameCheck {
     pub(crate) fn of(member: &Arc<dyn Member>) -> Self {
-        Self { member: member.clone(), broken: member.broken(), kept: OnceLock::new() }
+        Self {
+            member: member.clone(),
+            broken: member.proof().and_then(|proof| proof.broken()),
+            kept: OnceLock::new(),
+        }
     }
 
     /// Fails if the route has done something else, as far as is known: for good after [`NameCheck::check`].
@@ -25,7 +29,7 @@ impl NameCheck {
     /// # Errors
     /// What the route did instead.
     pub(crate) fn look(&self) -> Result<(), Unavailable> {
-        self.kept.get().cloned().unwrap_or_else(|| self.member.check_kept(self.broken))
+        self.kept.get().cloned().unwrap_or_else(|| self.ask())
     }
 
     /// Fails if the route has done something else. Asked when all reads are made; the answer stays.
@@ -33,7 +37,11 @@ impl NameCheck {
     /// # Errors
     /// What the route did instead.
     pub(crate) fn check(&self) -> Result<(), Unavailable> {
-        self.kept.get_or_init(|| self.member.check_kept(self.broken)).clone()
+        self.kept.get_or_init(|| self.ask()).clone()
+    }
+
+    fn ask(&self) -> Result<(), Unavailable> {
+        self.member.proof().map_or(Ok(()), |proof| proof.check_kept(self.broken))
     }
 
     /// Gives the share of the route its true name. Returns what proves it, if it has carried bytes.
@@ -42,11 +50,11 @@ impl NameCheck {
         let mut has_carried = false;
         for own in carriers.iter_mut().filter(|own| own.route == route) {
             has_carried |= own.tensor_bytes > 0;
-            if !is_kept {
+            if let (false, Some(proof)) = (is_kept, self.member.proof()) {
                 // Which reads did is not known: none of them may have its name.
-                own.route = self.member.route_unless_kept();
+                own.route = proof.route_unless_kept();
             }
         }
-        if is_kept && has_carried { self.member.proof() } else { None }
+        if is_kept && has_carried { self.member.proof()?.shown() } else { None }
     }
 }

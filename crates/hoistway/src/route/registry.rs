@@ -90,10 +90,15 @@ static ROUTES: &[Way] = &[
     Way::Reads(Entry { route: Route::Http, landing: Landing::Any, is_first: true, open: http::open }),
     Way::Reads(Entry { route: Route::Cached, landing: Landing::Any, is_first: false, open: cached::open }),
     Way::Reads(Entry { route: Route::Gds, landing: Landing::Device, is_first: false, open: gds::open }),
-    Way::Reads(Entry { route: Route::IoUring, landing: Landing::Any, is_first: false, open: io_uring::open }),
+    Way::Reads(Entry {
+        route: Route::IoUring,
+        landing: Landing::Kept,
+        is_first: false,
+        open: io_uring::open,
+    }),
     Way::Reads(Entry {
         route: Route::Overlapped,
-        landing: Landing::Any,
+        landing: Landing::Kept,
         is_first: false,
         open: overlapped::open,
     }),

@@ -6,7 +6,7 @@ use crate::{
     ByteRange, Cancel, Result,
     route::{
         Access, Done, Lane, ReadLane, ReadOp, Route, Unavailable,
-        member::{Demand, Member, Share, Wanted},
+        member::{Demand, Facts, Member, Share, Wanted},
         registry::NotOpened,
     },
     source::{Bytes, Extensions, Source},
@@ -84,8 +84,8 @@ pub(crate) fn open_route(
 }
 
 impl Member for Toy {
-    fn route(&self) -> Route {
-        Route::Toy
+    fn facts(&self) -> Facts {
+        Facts { most_lanes: 2, ..Facts::of(Route::Toy, "hoistway-toy") }
     }
 
     fn add(&self, _: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
@@ -98,14 +98,6 @@ impl Member for Toy {
 
     fn share(&self, _: &Demand<'_>) -> Share {
         Share { threads: 2, depth: (1, DEPTH), slots: 0, slot_bytes: 0 }
-    }
-
-    fn lanes(&self, in_flight: usize) -> (usize, usize) {
-        (in_flight.div_ceil(DEPTH), in_flight.min(DEPTH))
-    }
-
-    fn thread_name(&self) -> &'static str {
-        "hoistway-toy"
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::{
     route::{
         Access, BlockingLane, CachedCopy, DirectIo, ReadLane, Route, Unavailable,
-        member::{Demand, Member, Share, Wanted},
+        member::{CacheFacts, Demand, Facts, Member, Share, Wanted},
         registry::NotOpened,
     },
     source::Source,
@@ -34,8 +34,8 @@ pub(in crate::route) fn open(
 }
 
 impl Member for Cached {
-    fn route(&self) -> Route {
-        Route::Cached
+    fn facts(&self) -> Facts {
+        Facts { cache: Some(CacheFacts::PAGES), ..Facts::of(Route::Cached, "hoistway-copy") }
     }
 
     fn add(&self, source: &Arc<dyn Source>, access: Access) -> Result<bool, Unavailable> {
@@ -53,13 +53,5 @@ impl Member for Cached {
 
     fn share(&self, demand: &Demand<'_>) -> Share {
         Share::blocking(demand.threads.copiers)
-    }
-
-    fn thread_name(&self) -> &'static str {
-        "hoistway-copy"
-    }
-
-    fn is_cache(&self) -> bool {
-        true
     }
 }

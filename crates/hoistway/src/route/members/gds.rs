@@ -7,8 +7,8 @@ use crate::{
     memory::{SlotKind, Slots},
     parallel::lock,
     route::{
-        Access, BlockingLane, DirectIo, DirectRead, ReadLane, ReadOp, Route, Unavailable, gds,
-        member::{ALONE, Demand, Landing, Member, Share, Wanted},
+        Access, BlockingLane, DirectIo, DirectRead, Progress, ReadLane, Route, Unavailable, gds,
+        member::{ALONE, Demand, Facts, Grain, Landing, Member, Proof, Share, Verdict, Wanted},
         registry::NotOpened,
     },
     source::Source,
@@ -92,8 +92,13 @@ impl Gds {
 }
 
 impl Member for Gds {
-    fn route(&self) -> Route {
-        self.route
+    fn facts(&self) -> Facts {
+        Facts {
+            landing: Landing::Device,
+            // The library would read the rest through the host, without saying so.
+            grain: Grain::InWholeBlocks,
+            ..Facts::of(self.route, "hoistway-ring")
+        }
     }
 
     fn add(&self, source: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
@@ -136,23 +141,6 @@ impl Member for Gds {
         Share { threads, depth: (1, 1), slots, slot_bytes }
     }
 
-    fn thread_name(&self) -> &'static str {
-        "hoistway-ring"
-    }
-
-    fn reads_any_bytes(&self) -> bool {
-        true
-    }
-
-    fn needs_whole_blocks(&self) -> bool {
-        // The library would read the rest through the host, without saying so.
-        true
-    }
-
-    fn landing(&self) -> Landing {
-        Landing::Device
-    }
-
     fn slots(
         &self,
         count: usize,
@@ -170,31 +158,30 @@ impl Member for Gds {
         Ok(Slots::new(count, slot_bytes, SlotKind::Device(&Arc::new(buffer)))?)
     }
 
-    fn gives_up(&self, op: &ReadOp, result: &io::Result<usize>) -> Option<Unavailable> {
-        match result {
-            Err(error) if !self.is_named && (!is_transient(error) || op.progress.is_out_of_patience()) => {
-                Some(Unavailable::new(error.to_string(), "see 'hoistway doctor'"))
-            }
-            _ => None,
+    fn verdict(&self, error: &io::Error, progress: Progress) -> Verdict {
+        if !self.is_named && (!is_transient(error) || progress.is_out_of_patience()) {
+            return Verdict::GiveUp(Unavailable::new(error.to_string(), "see 'hoistway doctor'"));
         }
+        Verdict::OfRead
     }
 
-    fn proof(&self) -> Option<String> {
+    fn proof(&self) -> Option<&dyn Proof> {
+        (self.route == Route::Gds).then_some(self)
+    }
+}
+
+impl Proof for Gds {
+    fn shown(&self) -> Option<String> {
         lock(&self.state).proof.clone()
     }
 
     fn broken(&self) -> Option<u64> {
         // Under the lock: no trial is under way.
         let state = lock(&self.state);
-        let is_promised = self.route == Route::Gds;
-        let counted = is_promised.then(|| gds::reads_through_host(&self.device)).flatten()?;
-        counted.checked_sub(state.trials)
+        gds::reads_through_host(&self.device)?.checked_sub(state.trials)
     }
 
     fn check_kept(&self, before: Option<u64>) -> Result<(), Unavailable> {
-        if self.route != Route::Gds {
-            return Ok(());
-        }
         match (before, self.broken()) {
             (Some(before), Some(now)) if now == before => Ok(()),
             (Some(before), Some(now)) if now > before => Err(Unavailable::new(

@@ -5,7 +5,7 @@ use super::object_notes::ObjectNotes;
 use crate::{
     route::{
         Access, ReadLane, Route, Unavailable,
-        member::{Demand, Member, Share, Wanted},
+        member::{Demand, Facts, Files, Member, Share, Stage, Wanted},
         object_lane::ObjectLane,
         registry::NotOpened,
     },
@@ -13,6 +13,7 @@ use crate::{
 };
 use std::{sync::Arc, time::Duration};
 
+const THREAD: &str = "hoistway-http";
 /// Bytes of a request: longer ones lose less to the wait for the first byte.
 const REQUEST_BYTES: u64 = 8 << 20;
 /// Requests in flight, at first and at most.
@@ -55,8 +56,15 @@ pub(in crate::route) fn open(
 }
 
 impl Member for Http {
-    fn route(&self) -> Route {
-        Route::Http
+    fn facts(&self) -> Facts {
+        Facts {
+            files: Files::Alone(Access::Buffered),
+            connects: true,
+            // A device has its reads in pinned slots, and many of them.
+            chunk_bytes: (!self.has_device).then_some(REQUEST_BYTES),
+            most_lanes: 1,
+            ..Facts::of(Route::Http, THREAD)
+        }
     }
 
     fn add(&self, source: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
@@ -74,7 +82,7 @@ impl Member for Http {
     }
 
     fn lane(&self, depth: usize) -> Result<Box<ReadLane>, Unavailable> {
-        Ok(Box::new(ObjectLane::new(self.thread_name(), depth, ObjectSource::read_asked)))
+        Ok(Box::new(ObjectLane::new(THREAD, depth, ObjectSource::read_asked)))
     }
 
     fn share(&self, demand: &Demand<'_>) -> Share {
@@ -88,33 +96,7 @@ impl Member for Http {
         Share { threads: 1, depth: (first.clamp(1, most), most), slots: 0, slot_bytes: 0 }
     }
 
-    fn lanes(&self, in_flight: usize) -> (usize, usize) {
-        (1, in_flight)
-    }
-
-    fn connects(&self) -> bool {
-        true
-    }
-
-    fn thread_name(&self) -> &'static str {
-        "hoistway-http"
-    }
-
-    fn serves_alone(&self) -> Option<Access> {
-        Some(Access::Buffered)
-    }
-
-    fn chunk_bytes(&self) -> Option<u64> {
-        // A device has its reads in pinned slots, and many of them.
-        (!self.has_device).then_some(REQUEST_BYTES)
-    }
-
-    fn note(&self) -> Option<String> {
-        let notes = &self.notes.first;
-        (!notes.is_empty()).then(|| notes.join("; "))
-    }
-
-    fn last_notes(&self) -> Vec<String> {
-        self.notes.last()
+    fn notes(&self, stage: Stage) -> Vec<String> {
+        self.notes.at(stage)
     }
 }

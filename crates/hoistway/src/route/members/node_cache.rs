@@ -2,20 +2,19 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    ByteRange,
     route::{
         Access, ReadLane, Route, Unavailable,
-        member::{Demand, Member, Share, Wanted},
+        member::{CacheFacts, Demand, Facts, Files, Member, Share, Wanted},
         object_lane::ObjectLane,
         registry::NotOpened,
     },
     source::{Source, objects::ObjectSource},
 };
-use hoistway_io::file::Residency;
 use std::sync::Arc;
 
 /// Reads in flight: fewer than a load has slots, as some wait for what another process is about to bring.
 const DEPTH: usize = 8;
+const THREAD: &str = "hoistway-node";
 const NO_ENTRY: &str = "it has no entry in a cache of this node";
 
 #[derive(Debug)]
@@ -44,8 +43,20 @@ pub(in crate::route) fn open(
 }
 
 impl Member for NodeCache {
-    fn route(&self) -> Route {
-        Route::NodeCache
+    fn facts(&self) -> Facts {
+        // Only the read tells what is held: another process may be about to bring it.
+        let cache = CacheFacts {
+            access: self.access,
+            is_seen: false,
+            name: "the node's cache",
+            fix: "run 'hoistway cache warm' first, or choose route auto",
+        };
+        Facts {
+            files: Files::Own(Access::Buffered),
+            cache: Some(cache),
+            most_lanes: 1,
+            ..Facts::of(Route::NodeCache, THREAD)
+        }
     }
 
     fn add(&self, source: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
@@ -63,40 +74,11 @@ impl Member for NodeCache {
     }
 
     fn lane(&self, depth: usize) -> Result<Box<ReadLane>, Unavailable> {
-        Ok(Box::new(ObjectLane::new(self.thread_name(), depth, ObjectSource::read_kept)))
+        Ok(Box::new(ObjectLane::new(THREAD, depth, ObjectSource::read_kept)))
     }
 
     fn share(&self, demand: &Demand<'_>) -> Share {
         let depth = demand.reads.clamp(1, DEPTH);
         Share { threads: 1, depth: (depth, depth), slots: 0, slot_bytes: 0 }
-    }
-
-    fn lanes(&self, in_flight: usize) -> (usize, usize) {
-        (1, in_flight)
-    }
-
-    fn thread_name(&self) -> &'static str {
-        "hoistway-node"
-    }
-
-    fn is_cache(&self) -> bool {
-        true
-    }
-
-    fn holds(&self, _: &dyn Source, _: ByteRange) -> Residency {
-        // Only the read tells: another process may be about to bring it.
-        Residency::Cached
-    }
-
-    fn cache_access(&self) -> Access {
-        self.access
-    }
-
-    fn own_access(&self) -> Option<Access> {
-        Some(Access::Buffered)
-    }
-
-    fn not_held(&self) -> (&'static str, &'static str) {
-        ("the node's cache", "run 'hoistway cache warm' first, or choose route auto")
     }
 }

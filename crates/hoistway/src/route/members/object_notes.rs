@@ -3,6 +3,7 @@
 
 use crate::{
     cache::Entry,
+    route::member::Stage,
     source::{Source, objects::ObjectSource},
 };
 use bytesize::ByteSize;
@@ -33,6 +34,15 @@ impl ObjectNotes {
             }
         }
         Self { first, entries: objects.iter().filter_map(|own| own.entry().cloned()).collect() }
+    }
+
+    /// What is to be said then.
+    pub(crate) fn at(&self, stage: Stage) -> Vec<String> {
+        match stage {
+            Stage::Open if self.first.is_empty() => Vec::new(),
+            Stage::Open => vec![self.first.join("; ")],
+            Stage::Over => self.last(),
+        }
     }
 
     /// What can be said once reads have been made.

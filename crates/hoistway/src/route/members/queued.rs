@@ -4,7 +4,7 @@
 use crate::{
     route::{
         Access, ReadLane, Route, Unavailable,
-        member::{ALONE, Demand, Landing, Member, Share, Wanted},
+        member::{ALONE, Demand, Facts, Landing, Member, Share, Wanted},
     },
     source::Source,
 };
@@ -38,15 +38,15 @@ pub(super) fn open(
     before: &[Arc<dyn Member>],
 ) -> Option<Arc<dyn Member>> {
     let is_named = wanted.route == kind.route;
-    let is_past_host = before.iter().any(|member| member.landing() == Landing::Device);
+    let is_past_host = before.iter().any(|member| member.facts().landing == Landing::Device);
     let is_chosen = wanted.route.chooses() && !wanted.copies_on_lanes && !is_past_host;
     let is_inline = wanted.is_inline;
     (is_named || is_chosen).then(|| Arc::new(Queued { kind, is_named, is_inline }) as Arc<dyn Member>)
 }
 
 impl Member for Queued {
-    fn route(&self) -> Route {
-        self.kind.route
+    fn facts(&self) -> Facts {
+        Facts { landing: Landing::Kept, most_lanes: 1, ..Facts::of(self.kind.route, self.kind.thread_name) }
     }
 
     fn add(&self, source: &Arc<dyn Source>, access: Access) -> Result<bool, Unavailable> {
@@ -66,18 +66,6 @@ impl Member for Queued {
     fn share(&self, demand: &Demand<'_>) -> Share {
         let depth = if demand.is_inline { (INLINE_DEPTH, INLINE_DEPTH) } else { demand.threads.depth };
         Share { threads: demand.threads.rings, depth, slots: 0, slot_bytes: 0 }
-    }
-
-    fn may_outlive_lane(&self) -> bool {
-        true
-    }
-
-    fn lanes(&self, in_flight: usize) -> (usize, usize) {
-        (1, in_flight)
-    }
-
-    fn thread_name(&self) -> &'static str {
-        self.kind.thread_name
     }
 }
 

@@ -3,10 +3,12 @@
 
 #[cfg(feature = "objects")]
 use super::object_notes::ObjectNotes;
+#[cfg(feature = "objects")]
+use crate::route::member::Stage;
 use crate::{
     route::{
         Access, BlockingLane, ReadLane, Route, SourceRead, Unavailable,
-        member::{Demand, Member, Share, Wanted},
+        member::{Demand, Facts, Member, Share, Wanted},
         registry::NotOpened,
     },
     source::Source,
@@ -37,8 +39,8 @@ pub(in crate::route) fn open(
 }
 
 impl Member for Threads {
-    fn route(&self) -> Route {
-        Route::Threads
+    fn facts(&self) -> Facts {
+        Facts::of(Route::Threads, "hoistway-read")
     }
 
     fn add(&self, _: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
@@ -53,18 +55,8 @@ impl Member for Threads {
         Share::blocking(demand.threads.pool)
     }
 
-    fn thread_name(&self) -> &'static str {
-        "hoistway-read"
-    }
-
     #[cfg(feature = "objects")]
-    fn note(&self) -> Option<String> {
-        let notes = &self.notes.first;
-        (!notes.is_empty()).then(|| notes.join("; "))
-    }
-
-    #[cfg(feature = "objects")]
-    fn last_notes(&self) -> Vec<String> {
-        self.notes.last()
+    fn notes(&self, stage: Stage) -> Vec<String> {
+        self.notes.at(stage)
     }
 }

@@ -8,9 +8,9 @@ use crate::{
     parallel::lock,
     report::Refusal,
     route::{
-        Access, DirectIo, OpenMount, ReadLane, Route, SharedSlots, Unavailable, UsrbioClient, UsrbioFiles,
-        UsrbioLane, host_rings, is_daemon_lost,
-        member::{Demand, Landing, Member, Share, Wanted},
+        Access, DirectIo, OpenMount, Progress, ReadLane, Route, SharedSlots, Unavailable, UsrbioClient,
+        UsrbioFiles, UsrbioLane, host_rings, is_daemon_lost,
+        member::{Demand, Facts, Files, Grain, Landing, Member, Share, Stage, Verdict, Wanted},
         registry::NotOpened,
     },
     source::{Source, threefs::ThreeFs},
@@ -78,8 +78,15 @@ impl Usrbio {
 }
 
 impl Member for Usrbio {
-    fn route(&self) -> Route {
-        Route::Usrbio
+    fn facts(&self) -> Facts {
+        Facts {
+            landing: Landing::Shared,
+            files: Files::Alone(Access::Direct),
+            grain: Grain::AnyBytes,
+            chunk_bytes: Some(self.chunk_bytes.load(Ordering::Relaxed)),
+            most_lanes: host_rings(),
+            ..Facts::of(Route::Usrbio, "hoistway-3fs")
+        }
     }
 
     fn add(&self, source: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
@@ -124,27 +131,6 @@ impl Member for Usrbio {
         Share { threads, depth: (depth, depth), slots, slot_bytes }
     }
 
-    fn lanes(&self, in_flight: usize) -> (usize, usize) {
-        let rings = host_rings().min(in_flight);
-        (rings, in_flight.div_ceil(rings))
-    }
-
-    fn thread_name(&self) -> &'static str {
-        "hoistway-3fs"
-    }
-
-    fn serves_alone(&self) -> Option<Access> {
-        Some(Access::Direct)
-    }
-
-    fn reads_any_bytes(&self) -> bool {
-        true
-    }
-
-    fn landing(&self) -> Landing {
-        Landing::Shared
-    }
-
     fn slots(
         &self,
         count: usize,
@@ -162,16 +148,14 @@ impl Member for Usrbio {
         Ok(Slots::new(count, slot_bytes, SlotKind::Shared { memory: &memory, device })?)
     }
 
-    fn chunk_bytes(&self) -> Option<u64> {
-        Some(self.chunk_bytes.load(Ordering::Relaxed))
+    fn verdict(&self, error: &io::Error, _: Progress) -> Verdict {
+        if is_daemon_lost(error) { Verdict::Lost } else { Verdict::OfRead }
     }
 
-    fn is_lost(&self, error: &io::Error) -> bool {
-        is_daemon_lost(error)
-    }
-
-    fn note(&self) -> Option<String> {
-        Some(format!("usrbio on {} by the {} client", self.mount.point().display(), self.mount.client()))
+    fn notes(&self, stage: Stage) -> Vec<String> {
+        let (point, client) = (self.mount.point().display(), self.mount.client());
+        let note = || format!("usrbio on {point} by the {client} client");
+        (stage == Stage::Open).then(note).into_iter().collect()
     }
 
     fn refusals(&self) -> Vec<Refusal> {
