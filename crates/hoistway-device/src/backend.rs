@@ -101,14 +101,15 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// `allocate` has returned the address, and it is freed once.
     unsafe fn free(&self, address: u64, len: u64) -> Fate;
 
-    /// Pins host memory, faulting it in.
+    /// Pins host memory, faulting it in: for reads by the device alone, if `is_read_only`, as memory must be that cannot be
+    /// written.
     ///
     /// # Errors
     /// [`Error::Allocation`] if the system lets no more be pinned; [`Error::Device`].
     ///
     /// # Safety
     /// The memory must stay mapped until it is unpinned.
-    unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<()>;
+    unsafe fn pin(&self, memory: *mut u8, len: usize, is_read_only: bool) -> Result<()>;
 
     /// Unpins host memory.
     ///

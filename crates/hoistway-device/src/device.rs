@@ -44,6 +44,8 @@ pub struct DeviceInfo {
     pub has_memory_pools: bool,
     /// Whether other devices can read and write its memory.
     pub has_gpudirect_rdma: bool,
+    /// Whether it pins host memory that cannot be written, such as a view of a file.
+    pub pins_read_only: bool,
     /// Whether it runs kernels: copies of many short pieces at once, and conversions.
     pub has_kernels: bool,
 }

@@ -126,8 +126,28 @@ impl Pinned {
     /// # Safety
     /// `memory` must stay mapped until the result is dropped.
     pub unsafe fn new(device: &Arc<Device>, memory: *mut u8, len: usize) -> Result<Self> {
+        // SAFETY: passed on.
+        unsafe { Self::pin(device, memory, len, false) }
+    }
+
+    /// The same for memory that cannot be written, such as a view of a file. Only devices whose
+    /// [`DeviceInfo::pins_read_only`](crate::DeviceInfo::pins_read_only) says so can.
+    ///
+    /// # Errors
+    /// Those of [`Pinned::new`].
+    ///
+    /// # Safety
+    /// That of [`Pinned::new`].
+    pub unsafe fn read_only(device: &Arc<Device>, memory: *mut u8, len: usize) -> Result<Self> {
+        // SAFETY: passed on.
+        unsafe { Self::pin(device, memory, len, true) }
+    }
+
+    /// # Safety
+    /// That of [`Pinned::new`].
+    unsafe fn pin(device: &Arc<Device>, memory: *mut u8, len: usize, is_read_only: bool) -> Result<Self> {
         // SAFETY: the caller keeps the memory mapped.
-        unsafe { device.backend().pin(memory, len)? };
+        unsafe { device.backend().pin(memory, len, is_read_only)? };
         Ok(Self { device: device.clone(), address: memory.expose_provenance() })
     }
 }

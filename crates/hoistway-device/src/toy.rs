@@ -189,6 +189,7 @@ fn describe(ordinal: u32) -> DeviceInfo {
         reads_pageable_memory: false,
         has_memory_pools: false,
         has_gpudirect_rdma: false,
+        pins_read_only: false,
         has_kernels: false,
     }
 }
@@ -292,7 +293,7 @@ impl Backend for ToyDevice {
         Fate::Done
     }
 
-    unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<()> {
+    unsafe fn pin(&self, memory: *mut u8, len: usize, _is_read_only: bool) -> Result<()> {
         self.check("pinning host memory", Fault::Pin)?;
         if State::strikes(Fault::PinLimit) {
             let source = io::ErrorKind::OutOfMemory.into();

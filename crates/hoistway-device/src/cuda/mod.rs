@@ -63,6 +63,7 @@ enum Attribute {
     ComputeMajor = 75,
     ComputeMinor = 76,
     PageableMemoryAccess = 88,
+    ReadOnlyHostRegister = 113,
     MemoryPools = 115,
     GpuDirectRdma = 116,
 }
@@ -209,6 +210,7 @@ impl Vendor for Cuda {
             reads_pageable_memory: attribute(Attribute::PageableMemoryAccess) != 0,
             has_memory_pools: attribute(Attribute::MemoryPools) != 0,
             has_gpudirect_rdma: attribute(Attribute::GpuDirectRdma) != 0,
+            pins_read_only: attribute(Attribute::ReadOnlyHostRegister) != 0,
         })
     }
 

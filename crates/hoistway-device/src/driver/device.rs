@@ -7,8 +7,8 @@ use super::{
     kernels::Kernels,
     stream::{self, DriverStream},
     table::{
-        DeviceHandle, DevicePointer, Function, HOST_REGISTER_PORTABLE, Handle, INVALID_CONTEXT, NOT_READY,
-        OUT_OF_MEMORY, ResultCode, SUCCESS, is_not_now,
+        DeviceHandle, DevicePointer, Function, HOST_REGISTER_PORTABLE, HOST_REGISTER_READ_ONLY, Handle,
+        INVALID_CONTEXT, NOT_READY, OUT_OF_MEMORY, ResultCode, SUCCESS, is_not_now,
     },
 };
 use crate::{
@@ -277,12 +277,12 @@ impl<V: Vendor> Backend for DriverDevice<V> {
         self.free_by(free.name, || unsafe { (free.call)(address) })
     }
 
-    unsafe fn pin(&self, memory: *mut u8, len: usize) -> Result<()> {
+    unsafe fn pin(&self, memory: *mut u8, len: usize, is_read_only: bool) -> Result<()> {
         let _entered = self.enter()?;
         let register = &self.driver.functions.host_register;
+        let flags = HOST_REGISTER_PORTABLE | if is_read_only { HOST_REGISTER_READ_ONLY } else { 0 };
         // SAFETY: the caller keeps the memory mapped; pinning changes none of its bytes.
-        let code =
-            self.driver.repeat(|| unsafe { (register.call)(memory.cast(), len, HOST_REGISTER_PORTABLE) });
+        let code = self.driver.repeat(|| unsafe { (register.call)(memory.cast(), len, flags) });
         if V::cannot_pin(code) {
             V::forget_error(self.driver);
             let source = io::Error::from(io::ErrorKind::OutOfMemory);
@@ -476,6 +476,7 @@ fn describe<V: Vendor>(
         reads_pageable_memory: own.reads_pageable_memory,
         has_memory_pools: own.has_memory_pools,
         has_gpudirect_rdma: own.has_gpudirect_rdma,
+        pins_read_only: own.pins_read_only,
     })
 }
 

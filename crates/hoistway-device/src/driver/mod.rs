@@ -61,6 +61,7 @@ pub(crate) struct Traits {
     pub(crate) reads_pageable_memory: bool,
     pub(crate) has_memory_pools: bool,
     pub(crate) has_gpudirect_rdma: bool,
+    pub(crate) pins_read_only: bool,
 }
 
 /// A call that failed: the function, and what it returned.

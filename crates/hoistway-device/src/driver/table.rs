@@ -32,6 +32,8 @@ pub(crate) fn is_not_now(code: ResultCode) -> bool {
 
 /// Pinned for every context.
 pub(super) const HOST_REGISTER_PORTABLE: c_uint = 1;
+/// `CU_MEMHOSTREGISTER_READ_ONLY`.
+pub(super) const HOST_REGISTER_READ_ONLY: c_uint = 8;
 /// No order with the legacy default stream.
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 /// This thread's calls are no part of what others capture.

@@ -238,6 +238,7 @@ impl Vendor for Hip {
             reads_pageable_memory: properties.pageable_memory_access != 0,
             has_memory_pools: properties.memory_pools != 0,
             has_gpudirect_rdma: properties.gpu_direct_rdma != 0,
+            pins_read_only: false,
         })
     }
 

@@ -30,6 +30,8 @@ pub(crate) struct Settings {
     pub(crate) hip_architecture: &'static str,
     pub(crate) integrated: bool,
     pub(crate) pools: bool,
+    /// Whether it pins memory that cannot be written.
+    pub(crate) pins_read_only: bool,
     pub(crate) cufile_mode: CufileMode,
     pub(crate) cufile_stats: bool,
     pub(crate) cufile_refuses_files: bool,
@@ -68,6 +70,7 @@ impl Default for Settings {
             hip_architecture: "gfx942:sramecc+:xnack-",
             integrated: false,
             pools: true,
+            pins_read_only: true,
             cufile_mode: CufileMode::Compat,
             cufile_stats: true,
             cufile_refuses_files: false,
@@ -109,6 +112,7 @@ impl Settings {
             }
             "INTEGRATED" => self.integrated = switch(value)?,
             "POOLS" => self.pools = switch(value)?,
+            "PINS_READ_ONLY" => self.pins_read_only = switch(value)?,
             "CUFILE_MODE" => self.cufile_mode = mode(value)?,
             "CUFILE_STATS" => self.cufile_stats = switch(value)?,
             "CUFILE_REFUSE_FS" => self.cufile_refuses_files = switch(value)?,

@@ -10,13 +10,14 @@ use std::ffi::c_uint;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemHostRegister_v2(address: usize, bytes: usize, flags: c_uint) -> Code {
+    const READ_ONLY: c_uint = 0x8;
     // PORTABLE, DEVICEMAP, IOMEMORY, READ_ONLY.
-    const FLAGS: c_uint = 0xF;
+    const FLAGS: c_uint = 0x7 | READ_ONLY;
     gate::in_context("cuMemHostRegister_v2", |context| {
         if flags & !FLAGS != 0 {
             return Err(INVALID_VALUE);
         }
-        host::register(&context.owner, address, bytes)
+        host::register(&context.owner, address, bytes, flags & READ_ONLY != 0)
     })
 }
 

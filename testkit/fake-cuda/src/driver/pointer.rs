@@ -80,6 +80,6 @@ pub(crate) fn look_up(driver: Driver, address: u64) -> Option<Known> {
         }
         return Some(Known { memory_type: MEMORY_TYPE_DEVICE, owner, start, bytes });
     }
-    let host::Found { start, bytes, owner } = host::pinned().find(driver, address as usize)?;
+    let host::Found { start, bytes, owner, .. } = host::pinned().find(driver, address as usize)?;
     Some(Known { memory_type: MEMORY_TYPE_HOST, owner, start: start as u64, bytes: bytes as u64 })
 }

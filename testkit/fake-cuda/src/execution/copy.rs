@@ -5,6 +5,7 @@ use crate::{
     control::control,
     memory::{device, host},
     status::{Code, ILLEGAL_ADDRESS},
+    system,
 };
 
 /// Rows of bytes to copy. One row has no pitch to speak of.
@@ -72,13 +73,23 @@ impl Copy {
         let pinned = host::pinned();
         let source = self.resolve(&self.source, owner, &pinned)?;
         let destination = self.resolve(&self.destination, owner, &pinned)?;
+        let is_view = match self.source.place {
+            Endpoint::Pinned(address) => {
+                pinned.find(owner.driver(), address).is_some_and(|found| found.is_view)
+            }
+            _ => false,
+        };
         for row in 0..self.rows {
             // SAFETY: `resolve` found all rows of both sides in memory that is live: allocations stay mapped,
-            // pinned ranges stay while `pinned` is held, and otherwise the caller waits. They may overlap.
+            // pinned ranges stay while `pinned` is held, and otherwise the caller waits. They may overlap. Of a view of a
+            // file no byte is touched.
             unsafe {
                 let from = source.add(row * self.source.pitch);
                 let to = destination.add(row * self.destination.pitch);
-                from.copy_to(to, self.width);
+                match is_view {
+                    true => system::copy_from_view(from, to, self.width),
+                    false => from.copy_to(to, self.width),
+                }
             }
         }
         Ok(())

@@ -189,7 +189,7 @@ extern "C" fn hipHostRegister(address: usize, bytes: usize, flags: c_uint) -> Co
         if flags & !FLAGS != 0 {
             return Err(INVALID_VALUE);
         }
-        host::register(&context.owner, address, bytes)
+        host::register(&context.owner, address, bytes, false)
     })
 }
 

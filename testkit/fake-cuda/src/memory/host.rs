@@ -27,6 +27,8 @@ pub(crate) enum Driver {
 struct Range {
     bytes: usize,
     origin: Origin,
+    /// Whether it may be a view of a file, whose pages go from the view when the file is cut, but not from the device.
+    is_view: bool,
     owner: Arc<Owner>,
 }
 
@@ -40,6 +42,7 @@ enum Origin {
 pub(crate) struct Found {
     pub(crate) start: usize,
     pub(crate) bytes: usize,
+    pub(crate) is_view: bool,
     pub(crate) owner: Arc<Owner>,
 }
 
@@ -57,6 +60,7 @@ impl Pinned {
         (address - start < range.bytes).then(|| Found {
             start: *start,
             bytes: range.bytes,
+            is_view: range.is_view,
             owner: Arc::clone(&range.owner),
         })
     }
@@ -71,12 +75,17 @@ impl Pinned {
     }
 }
 
-/// Pins memory of the program's own.
-pub(crate) fn register(owner: &Arc<Owner>, address: usize, bytes: usize) -> Result<(), Code> {
+/// Pins memory of the program's own, for reads alone or as it is.
+pub(crate) fn register(
+    owner: &Arc<Owner>,
+    address: usize,
+    bytes: usize,
+    is_read_only: bool,
+) -> Result<(), Code> {
     let end =
         address.checked_add(bytes).filter(|end| address != 0 && *end != address).ok_or(INVALID_VALUE)?;
     // The driver refuses what it can't pin.
-    if !system::is_mapped(address, bytes) {
+    if !system::is_mapped(address, bytes) || is_read_only && !system::is_shared_view(address, bytes) {
         return Err(INVALID_VALUE);
     }
     let mut pinned = pinned_mut();
@@ -85,7 +94,8 @@ pub(crate) fn register(owner: &Arc<Owner>, address: usize, bytes: usize) -> Resu
     if pinned.0.range((driver, 0)..(driver, end)).next_back().is_some_and(overlaps) {
         return Err(HOST_MEMORY_ALREADY_REGISTERED);
     }
-    pinned.0.insert((driver, address), Range { bytes, origin: Origin::Registered, owner: Arc::clone(owner) });
+    let (origin, owner) = (Origin::Registered, Arc::clone(owner));
+    pinned.0.insert((driver, address), Range { bytes, origin, is_view: is_read_only, owner });
     Ok(())
 }
 
@@ -100,7 +110,7 @@ pub(crate) fn allocate(owner: &Arc<Owner>, bytes: usize) -> Result<usize, Code> 
         return Err(INVALID_VALUE);
     }
     let address = system::allocate(bytes).map_err(|_| OUT_OF_MEMORY)?;
-    let range = Range { bytes, origin: Origin::Allocated, owner: Arc::clone(owner) };
+    let range = Range { bytes, origin: Origin::Allocated, is_view: false, owner: Arc::clone(owner) };
     pinned_mut().0.insert((owner.driver(), address), range);
     Ok(address)
 }

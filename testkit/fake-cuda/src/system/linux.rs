@@ -76,6 +76,51 @@ pub(crate) fn is_mapped(address: usize, bytes: usize) -> bool {
     checked == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ENOMEM)
 }
 
+/// Whether a range is a part of one shared mapping, all pages of which are there.
+pub(crate) fn is_shared_view(address: usize, bytes: usize) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let is_shared = maps.lines().any(|line| {
+        let mut words = line.split([' ', '-']);
+        let mut number = || usize::from_str_radix(words.next()?, 16).ok();
+        let (Some(start), Some(end)) = (number(), number()) else { return false };
+        let permissions = line.split(' ').nth(1).unwrap_or_default();
+        start <= address && address + bytes <= end && permissions.ends_with('s')
+    });
+    let mut last = 0;
+    is_shared && read_view((address + bytes - 1) as *const u8, &raw mut last, 1) == 1
+}
+
+/// Copies pages of a view of a file. A device has the old bytes of those that were cut off meanwhile; here they are other
+/// ones, which nobody may take for the file's.
+///
+/// # Safety
+/// `to` is good for `bytes` bytes.
+pub(crate) unsafe fn copy_from_view(from: *const u8, to: *mut u8, bytes: usize) {
+    const OLD_BYTE: u8 = 0xDB;
+    let copied = read_view(from, to, bytes);
+    // SAFETY: inside the destination.
+    unsafe { to.add(copied).write_bytes(OLD_BYTE, bytes - copied) };
+}
+
+/// Reads by a call that returns at the end of a file that was cut, where a plain read would kill the process.
+fn read_view(from: *const u8, to: *mut u8, bytes: usize) -> usize {
+    let mut copied = 0;
+    while copied < bytes {
+        // The kernel takes no more at once.
+        let len = (bytes - copied).min(1 << 30);
+        let local = libc::iovec { iov_base: to.wrapping_add(copied).cast(), iov_len: len };
+        let remote = libc::iovec { iov_base: from.wrapping_add(copied).cast_mut().cast(), iov_len: len };
+        // SAFETY: the caller's destination is good for the bytes; the source is only touched by the kernel, which checks it.
+        let count =
+            unsafe { libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
+        match usize::try_from(count) {
+            Ok(count @ 1..) => copied += count,
+            _ => break,
+        }
+    }
+    copied
+}
+
 /// The time by CLOCK_MONOTONIC.
 pub(crate) fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -59,6 +59,20 @@ pub(crate) unsafe fn free(address: usize, _bytes: usize) {
     unsafe { VirtualFree(address as *mut c_void, 0, MEM_RELEASE) };
 }
 
+/// Whether a range can be pinned for reads alone.
+pub(crate) fn is_shared_view(address: usize, bytes: usize) -> bool {
+    is_mapped(address, bytes)
+}
+
+/// Copies pages of a view of a file, which Windows lets nobody cut.
+///
+/// # Safety
+/// Both are good for `bytes` bytes.
+pub(crate) unsafe fn copy_from_view(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { from.copy_to(to, bytes) };
+}
+
 /// Whether all pages of a range are committed and accessible.
 pub(crate) fn is_mapped(address: usize, bytes: usize) -> bool {
     let (mut next, end) = (address, address + bytes);
