@@ -22,7 +22,7 @@ from gpu.subject import (
 )
 
 LARGE_BYTES = (256 << 20) + 3
-ROUTES = ("auto", "staged", "io_uring", "threads", "cached", "gds-compat", "gds")
+ROUTES = ("auto", "staged", "io_uring", "threads", "cached", "pinned-cache", "gds-compat", "gds")
 FLOATS = {"F32": np.uint32, "F16": np.uint16, "BF16": np.uint16, "F8_E4M3": np.uint8, "F8_E5M2": np.uint8}
 TARGETS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -104,7 +104,7 @@ def route(name: str) -> Check:
 
     def check(subject: Subject) -> str | None:
         path = _medium(subject)
-        if name == "cached":
+        if name in ("cached", "pinned-cache"):
             files.make_warm([str(path)])
         else:
             files.make_cold([str(path)])

@@ -11,6 +11,7 @@ RouteName = Literal[
     "overlapped",
     "threads",
     "cached",
+    "pinned-cache",
     "mapped",
     "usrbio",
     "staged",

@@ -6,6 +6,7 @@ use crate::{
     backend::{Backend, OpenDevice, no_conversions},
     fate::Parked,
     id::kinds,
+    leaving::Leaving,
     stream,
 };
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,8 @@ pub struct DeviceInfo {
     pub is_integrated: bool,
     /// Whether it reads host memory that is not pinned.
     pub reads_pageable_memory: bool,
+    /// Whether it reads host memory by the host's own page tables.
+    pub uses_host_page_tables: bool,
     /// Whether it allocates in the order of a stream.
     pub has_memory_pools: bool,
     /// Whether other devices can read and write its memory.
@@ -55,6 +58,7 @@ pub struct Device {
     backend: Arc<dyn Backend>,
     /// What it may still use of memory that others have let go.
     parked: Parked,
+    leaving: Leaving,
 }
 
 /// The devices of all kinds that this process sees.
@@ -160,8 +164,11 @@ pub fn release_devices() {
         }
         let opened = || kind.opened().lock().unwrap_or_else(PoisonError::into_inner);
         let open: Vec<_> = opened().values().filter_map(|open| open.device.upgrade()).collect();
-        // Parked memory uses its device.
-        open.into_iter().for_each(|device| device.ask_again());
+        // Parked memory uses its device, and so does what is being let go.
+        for device in open {
+            device.leaving.wait();
+            device.ask_again();
+        }
         let mut opened = opened();
         let kept: Vec<_> = opened.values_mut().filter_map(|open| open.kept.take()).collect();
         // What is opened meanwhile waits, and finds it closed.
@@ -170,6 +177,12 @@ pub fn release_devices() {
 }
 
 impl Device {
+    /// Drops what the device takes long to let go of, such as much pinned memory, without waiting for it.
+    /// [`release_devices`] does wait.
+    pub fn drop_aside(&self, what: impl Send + 'static) {
+        self.leaving.drop_aside(what);
+    }
+
     /// Opens a device, or returns it if it is open. The process keeps it until [`release_devices`].
     ///
     /// # Errors
@@ -196,7 +209,11 @@ impl Device {
                 return Ok(device);
             }
         }
-        let device = Arc::new(Self { backend: kind.open(ordinal)?, parked: Parked::default() });
+        let device = Arc::new(Self {
+            backend: kind.open(ordinal)?,
+            parked: Parked::default(),
+            leaving: Leaving::default(),
+        });
         opened.insert(ordinal, OpenDevice { device: Arc::downgrade(&device), kept: Some(device.clone()) });
         Ok(device)
     }

@@ -19,6 +19,7 @@ mod fence;
 mod fork;
 mod hip;
 mod id;
+mod leaving;
 mod memory;
 mod stream;
 #[cfg(feature = "toy-device")]

@@ -190,6 +190,7 @@ fn describe(ordinal: u32) -> DeviceInfo {
         has_memory_pools: false,
         has_gpudirect_rdma: false,
         pins_read_only: false,
+        uses_host_page_tables: false,
         has_kernels: false,
     }
 }

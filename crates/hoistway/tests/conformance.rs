@@ -107,8 +107,8 @@ fn every_route_delivers(directory: &Path, path: &Path, assert_is_whole: impl Fn(
                     assert!(report.carriers.iter().all(|own| own.access == Access::Buffered), "{report}");
                 }
                 for own in &report.carriers {
-                    let past_host = matches!(own.route, Route::Gds | Route::GdsCompat);
-                    let staged = options.device != DeviceId::Cpu && !past_host;
+                    let by_device = matches!(own.route, Route::Gds | Route::GdsCompat | Route::PinnedCache);
+                    let staged = options.device != DeviceId::Cpu && !by_device;
                     assert_eq!(own.via, staged.then_some(Route::Staged), "{report}");
                 }
             }
@@ -133,7 +133,8 @@ fn a_warm_file_is_copied_from_the_cache_and_a_cold_one_is_not_cached() {
             let options = LoadOptions::default().route(route).device(device);
             let warm = hoistway::load(&[&path], &options).unwrap();
             assert_is_file(&warm, &file);
-            assert_eq!(sum(&warm, Route::Cached), warm.report().tensor_bytes, "{}", warm.report());
+            assert_eq!(from_page_cache(&warm), warm.report().tensor_bytes, "{}", warm.report());
+            assert!(route == Route::Auto || sum(&warm, Route::PinnedCache) == 0, "{}", warm.report());
         }
     }
 }
@@ -210,6 +211,11 @@ fn sum(loaded: &Loaded, route: Route) -> u64 {
     loaded.report().carriers.iter().filter(|own| own.route == route).map(|own| own.tensor_bytes).sum()
 }
 
+/// Devices that can copy from pages of the page cache do.
+fn from_page_cache(loaded: &Loaded) -> u64 {
+    sum(loaded, Route::Cached) + sum(loaded, Route::PinnedCache)
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_half_cached_file_takes_each_half_by_its_own_route() {
@@ -232,7 +238,7 @@ fn a_half_cached_file_takes_each_half_by_its_own_route() {
             let direct = sum(&loaded, Route::IoUring) + sum(&loaded, Route::Gds);
             // The extents at either end of the cached half may be read as cold: one has bytes that are not cached, and
             // in the other a plain read has proven the path past the host.
-            sum(&loaded, Route::Cached) >= 8 << 20 && direct >= 8 << 20
+            from_page_cache(&loaded) >= 8 << 20 && direct >= 8 << 20
         });
         assert!(shown, "{reports}");
     }

@@ -68,6 +68,7 @@
 //! | `HIP_ARCHITECTURE` | `gfx942:…` | what `hipGetDevicePropertiesR0600` says of each device |
 //! | `INTEGRATED` | 0 | 1 for a device that shares the host's page tables: kernels reach host memory |
 //! | `PINS_READ_ONLY` | 1 | whether devices say that they pin memory that cannot be written |
+//! | `REFUSES_READ_ONLY` | 0 | 1 makes that fail with 801, whatever the device says |
 //! | `POOLS` | 1 | 0 makes `cuMemAllocAsync` and `cuMemFreeAsync` fail with 801, and those of HIP |
 //! | `FAULTS` | | `function:nth=code`, by commas; see below |
 //! | `TRACE` | | file to which each executed copy, fill and kernel appends a line of JSON |

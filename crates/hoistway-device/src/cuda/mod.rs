@@ -63,6 +63,7 @@ enum Attribute {
     ComputeMajor = 75,
     ComputeMinor = 76,
     PageableMemoryAccess = 88,
+    UsesHostPageTables = 100,
     ReadOnlyHostRegister = 113,
     MemoryPools = 115,
     GpuDirectRdma = 116,
@@ -210,6 +211,7 @@ impl Vendor for Cuda {
             reads_pageable_memory: attribute(Attribute::PageableMemoryAccess) != 0,
             has_memory_pools: attribute(Attribute::MemoryPools) != 0,
             has_gpudirect_rdma: attribute(Attribute::GpuDirectRdma) != 0,
+            uses_host_page_tables: attribute(Attribute::UsesHostPageTables) != 0,
             pins_read_only: attribute(Attribute::ReadOnlyHostRegister) != 0,
         })
     }

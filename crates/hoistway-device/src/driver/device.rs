@@ -477,6 +477,7 @@ fn describe<V: Vendor>(
         has_memory_pools: own.has_memory_pools,
         has_gpudirect_rdma: own.has_gpudirect_rdma,
         pins_read_only: own.pins_read_only,
+        uses_host_page_tables: own.uses_host_page_tables,
     })
 }
 

@@ -62,6 +62,7 @@ pub(crate) struct Traits {
     pub(crate) has_memory_pools: bool,
     pub(crate) has_gpudirect_rdma: bool,
     pub(crate) pins_read_only: bool,
+    pub(crate) uses_host_page_tables: bool,
 }
 
 /// A call that failed: the function, and what it returned.

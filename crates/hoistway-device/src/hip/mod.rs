@@ -239,6 +239,7 @@ impl Vendor for Hip {
             has_memory_pools: properties.memory_pools != 0,
             has_gpudirect_rdma: properties.gpu_direct_rdma != 0,
             pins_read_only: false,
+            uses_host_page_tables: false,
         })
     }
 

@@ -2,6 +2,10 @@
 
 mod mapping;
 mod slot;
+#[cfg(target_os = "linux")]
+mod view;
 
 pub use mapping::{HUGE_PAGE_BYTES, Mapping, PageKind};
 pub use slot::{SharedMemory, Slot, SlotKind, Slots};
+#[cfg(target_os = "linux")]
+pub use view::PinnedView;

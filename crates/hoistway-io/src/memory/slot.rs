@@ -1,7 +1,11 @@
 //! Staging slots: the bounded memory through which bytes pass that cannot be read in place.
 #![allow(unsafe_code)]
 
+#[cfg(target_os = "linux")]
+use super::PinnedView;
 use super::{Mapping, PageKind};
+#[cfg(target_os = "linux")]
+use crate::ByteRange;
 use crate::{Error, Result, sys};
 use hoistway_device::{Address, Device, DirectBuffer, Pinned};
 use std::{
@@ -30,6 +34,9 @@ pub enum SlotKind<'a> {
     /// Host memory that is pinned for a device, slot by slot as they are first used: pinning takes a quarter of a
     /// millisecond a MiB, and a load that needs few slots should not wait for all. On the node that is given.
     Pinned(&'a Arc<Device>, Option<u32>),
+    /// No memory of their own: pages of a file, pinned where they lie, once a slot [shows](Slot::show) some.
+    #[cfg(target_os = "linux")]
+    Views,
     /// Memory of a device that its library reads files into, of at least as many bytes as all slots.
     Device(&'a Arc<DirectBuffer>),
     /// Host memory that another process writes to. Pinned as they are first used, if a device copies from them.
@@ -89,6 +96,17 @@ enum SlotMemory {
         backing: Backing,
     },
     Device(Arc<DirectBuffer>),
+    /// What each slot shows.
+    #[cfg(target_os = "linux")]
+    Views(Box<[Mutex<Option<Shown>>]>),
+}
+
+/// Bytes of a view that a slot shows.
+#[cfg(target_os = "linux")]
+#[derive(Debug)]
+struct Shown {
+    view: Arc<PinnedView>,
+    range: ByteRange,
 }
 
 /// Where host memory comes from.
@@ -117,7 +135,7 @@ impl Slots {
         let slot_bytes = match kind {
             // Slots are pinned one by one, and pages may be longer than blocks.
             SlotKind::Pinned(..) => slot_bytes.next_multiple_of(sys::pages::page_size()),
-            SlotKind::Host | SlotKind::Device(_) | SlotKind::Shared { .. } => slot_bytes,
+            _ => slot_bytes,
         };
         let bytes = count.saturating_mul(slot_bytes);
         let too_short = |memory| Error::Internal(format!("{memory} is too short for its slots"));
@@ -137,6 +155,8 @@ impl Slots {
                 return Err(too_short("a buffer of a device"));
             }
             SlotKind::Device(buffer) => SlotMemory::Device(buffer.clone()),
+            #[cfg(target_os = "linux")]
+            SlotKind::Views => SlotMemory::Views((0..count).map(|_| Mutex::default()).collect()),
         };
         let free = Mutex::new(Free { slots: (0..count).rev().collect(), lost: 0, waiting: 0, closed: false });
         let (returned, waited) = (Condvar::new(), AtomicU64::new(0));
@@ -225,7 +245,7 @@ impl Slots {
     pub fn host_memory(&self) -> Option<(NonNull<u8>, usize)> {
         match &self.shared.memory {
             SlotMemory::Host { backing, .. } => Some((backing.pointer(0), backing.len())),
-            SlotMemory::Device(_) => None,
+            _ => None,
         }
     }
 
@@ -233,15 +253,15 @@ impl Slots {
     pub fn host_bytes(&self) -> u64 {
         match &self.shared.memory {
             SlotMemory::Host { backing, .. } => backing.len() as u64,
-            SlotMemory::Device(_) => 0,
+            _ => 0,
         }
     }
 
     /// Returns the bytes of all slots, if they are memory of a device.
     pub fn device_bytes(&self) -> u64 {
         match &self.shared.memory {
-            SlotMemory::Host { .. } => 0,
             SlotMemory::Device(buffer) => buffer.len(),
+            _ => 0,
         }
     }
 
@@ -347,7 +367,7 @@ impl Slot {
     fn shared_backing(&self) -> Option<&Arc<dyn SharedMemory>> {
         match &self.shared.memory {
             SlotMemory::Host { backing: Backing::Shared(memory), .. } => Some(memory),
-            SlotMemory::Host { .. } | SlotMemory::Device(_) => None,
+            _ => None,
         }
     }
 
@@ -363,7 +383,43 @@ impl Slot {
         match &self.shared.memory {
             SlotMemory::Host { backing, .. } => Address::Host(backing.pointer(start).as_ptr()),
             SlotMemory::Device(buffer) => Address::Device(buffer.address() + start as u64),
+            // One that shows nothing is not copied from.
+            #[cfg(target_os = "linux")]
+            SlotMemory::Views(_) => Address::Host(self.shown().unwrap_or(std::ptr::null_mut())),
         }
+    }
+
+    /// Where the bytes begin that it shows, if it does.
+    #[cfg(target_os = "linux")]
+    fn shown(&self) -> Option<*mut u8> {
+        let SlotMemory::Views(places) = &self.shared.memory else { return None };
+        let shown = places[self.index].lock().unwrap_or_else(PoisonError::into_inner);
+        shown.as_ref().and_then(|shown| shown.view.address(shown.range))
+    }
+
+    /// Has it show bytes of a view, until it is free again.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if it has memory of its own, or they are not in the view.
+    #[cfg(target_os = "linux")]
+    pub fn show(&mut self, view: &Arc<PinnedView>, range: ByteRange) -> Result<()> {
+        let SlotMemory::Views(places) = &self.shared.memory else {
+            return Err(Error::Internal("a slot with memory of its own was to show other memory".into()));
+        };
+        if view.address(range).is_none() || range.len() > self.shared.slot_bytes as u64 {
+            return Err(Error::Internal(format!("bytes {range} are not in a view of a file")));
+        }
+        let shown = Shown { view: view.clone(), range };
+        *places[self.index].lock().unwrap_or_else(PoisonError::into_inner) = Some(shown);
+        Ok(())
+    }
+
+    /// Whether its bytes are those of a file itself, which may change until they are copied.
+    pub fn is_view(&self) -> bool {
+        #[cfg(target_os = "linux")]
+        return matches!(self.shared.memory, SlotMemory::Views(_));
+        #[cfg(not(target_os = "linux"))]
+        false
     }
 
     /// Returns its number among the slots.
@@ -397,8 +453,8 @@ impl Slot {
     /// The buffer of a device that it is a part of, and where it begins there.
     pub fn direct_buffer(&self) -> Option<(&DirectBuffer, u64)> {
         match &self.shared.memory {
-            SlotMemory::Host { .. } => None,
             SlotMemory::Device(buffer) => Some((buffer, (self.index * self.shared.slot_bytes) as u64)),
+            _ => None,
         }
     }
 
@@ -436,6 +492,11 @@ impl Drop for Slot {
         // Memory that another process may still write to is never used again.
         if self.shared_backing().is_some_and(|memory| memory.is_lent(self.index)) {
             return self.shared.lose_one();
+        }
+        #[cfg(target_os = "linux")]
+        if let SlotMemory::Views(places) = &self.shared.memory {
+            let shown = places[self.index].lock().unwrap_or_else(PoisonError::into_inner).take();
+            drop(shown);
         }
         let mut free = self.shared.free();
         free.slots.push(self.index);

@@ -13,6 +13,7 @@ use crate::{
     handoff::Handoff,
     memory::{DeviceArena, DeviceBlock, DeviceFill, Slot, SlotKind, Slots},
     plan::{Plan, Target, Transfer},
+    source::Source,
 };
 use hoistway_io::executor::Ticket;
 use std::{
@@ -91,6 +92,8 @@ pub(super) struct Delivery {
 #[derive(Debug)]
 struct Queued {
     extent: usize,
+    /// Whose own pages are copied, if they are not those of a slot.
+    shown: Option<Arc<dyn Source>>,
     copying: InUse<Copied>,
     // After the slot, which is free when the read ends.
     ticket: Ticket<Reads>,
@@ -247,12 +250,20 @@ impl Delivery {
     }
 
     /// Queues the copies of an extent, all of whose bytes are in `slot`. Its read ends when they are done.
-    pub(super) fn send(&self, job: &Job, extent: usize, slot: Slot, ticket: Ticket<Reads>) {
+    pub(super) fn send(
+        &self,
+        job: &Job,
+        extent: usize,
+        slot: Slot,
+        source: Arc<dyn Source>,
+        ticket: Ticket<Reads>,
+    ) {
+        let shown = slot.is_view().then_some(source);
         let copying = match self.copy(job, extent, slot) {
             Ok(copying) => copying,
             Err(error) => return job.fail_with(ticket, error),
         };
-        let queued = Queued { extent, copying, ticket };
+        let queued = Queued { extent, shown, copying, ticket };
         if self.is_inline {
             return self.finish(job, queued);
         }
@@ -297,10 +308,12 @@ impl Delivery {
     }
 
     /// Waits for the copies of an extent, which ends its read.
-    fn finish(&self, job: &Job, Queued { extent, copying, ticket }: Queued) {
+    fn finish(&self, job: &Job, Queued { extent, shown, copying, ticket }: Queued) {
         let waited = self.wait(&copying);
         drop(copying);
-        if let Err(error) = waited {
+        // Pages of a file may have changed until they were copied, which its read does not know.
+        let unchanged = shown.as_ref().map_or(Ok(()), |source| job.check_source(extent, &**source));
+        if let Err(error) = waited.and(unchanged) {
             return job.fail_with(ticket, error);
         }
         let extent = &job.plan.extents()[extent];
@@ -308,7 +321,7 @@ impl Delivery {
         for piece in job.plan.pieces(extent, extent.read) {
             self.fills[piece.arena].complete(piece.place, |position, block| blocks.push((position, block)));
         }
-        job.deliver(extent, blocks);
+        job.deliver(extent, shown.is_none(), blocks);
         ticket.end(Ok(()));
     }
 

@@ -17,6 +17,7 @@ use crate::{
     plan::{Extent, Plan, Target},
     report::{Carrier, Onward, Refusal, Tally},
     route::{Buffer, DirectIo, ReadOp, Route, attempt::Read},
+    source::Source,
     sys::usage::Usage,
 };
 use hoistway_io::{
@@ -214,6 +215,18 @@ impl Job {
         &self.plan.extents()[op.extent]
     }
 
+    /// The name of the tensor that has the byte at `offset` of an extent's file.
+    fn name_in(&self, extent: &Extent, offset: u64) -> Option<String> {
+        let tensor = self.plan.tensor_at(extent, offset)?;
+        Some(self.catalog.tensor(tensor).name.to_string())
+    }
+
+    /// Fails if the source of an extent is no longer what it was when its header was read.
+    pub(super) fn check_source(&self, extent: usize, source: &dyn Source) -> Result<()> {
+        let extent = &self.plan.extents()[extent];
+        source.check_unchanged(extent.read, |offset| self.name_in(extent, offset))
+    }
+
     /// What `route` has brought of `op` is of no use: its read begins again.
     pub(super) fn take_back(&self, op: &mut ReadOp, route: Route) {
         let extent = self.extent(op);
@@ -241,8 +254,8 @@ impl Job {
             },
             (
                 Sink::Device(delivery),
-                ReadOp { extent, buffer: Buffer::Staged { slot: Some(slot), .. }, .. },
-            ) => delivery.send(self, extent, slot, ticket),
+                ReadOp { extent, source, buffer: Buffer::Staged { slot: Some(slot), .. }, .. },
+            ) => delivery.send(self, extent, slot, source, ticket),
             (Sink::Device(_), _) => {
                 self.fail_with(ticket, Error::Internal("an extent for a device has no slot".into()));
             }
@@ -304,9 +317,10 @@ impl Job {
     }
 
     /// The copies of a read to a device are done, which makes the tensors of `blocks` whole.
-    pub(super) fn deliver(&self, extent: &Extent, blocks: Vec<(usize, DeviceBlock)>) {
-        let staged = self.plan.delivered_bytes(extent, extent.read);
-        self.tally().staged_bytes += staged;
+    pub(super) fn deliver(&self, extent: &Extent, is_staged: bool, blocks: Vec<(usize, DeviceBlock)>) {
+        if is_staged {
+            self.tally().staged_bytes += self.plan.delivered_bytes(extent, extent.read);
+        }
         let memory = |block| TensorMemory::Device(Arc::new(block));
         self.post(blocks.into_iter().map(|(position, block)| self.tensor(position, memory(block))).collect());
     }
@@ -406,11 +420,13 @@ impl Job {
     /// Whether a thread of a route will get any read: one that is its own at first, or is as soon as the page cache turns
     /// out not to hold it.
     pub(super) fn will_serve(&self, route: usize) -> bool {
-        self.takers.iter().any(|takers| match takers.from(0) {
-            Some(first) if self.routes[first].member.facts().cache.is_some() => {
-                first == route || takers.from(first + 1) == Some(route)
+        let is_cache = |own: usize| self.routes[own].member.facts().cache.is_some();
+        self.takers.iter().any(|takers| {
+            let mut next = takers.from(0);
+            while let Some(cache) = next.filter(|&own| own < route && is_cache(own)) {
+                next = takers.from(cache + 1);
             }
-            first => first == Some(route),
+            next == Some(route)
         })
     }
 
@@ -550,8 +566,7 @@ impl Read for &Job {
     }
 
     fn name_at(&self, op: &ReadOp, offset: u64) -> Option<String> {
-        let tensor = self.plan.tensor_at(self.extent(op), offset)?;
-        Some(self.catalog.tensor(tensor).name.to_string())
+        self.name_in(self.extent(op), offset)
     }
 
     fn tally(&self) -> MutexGuard<'_, Tally> {
@@ -565,7 +580,9 @@ impl Read for &Job {
         let delivered = self.plan.delivered_bytes(extent, window);
         self.tensor_bytes_done.fetch_add(delivered, Ordering::Relaxed);
         let onward = match (&self.sink, &op.buffer) {
-            (Sink::Device(_), Buffer::Staged { slot: Some(slot), .. }) if slot.device_address().is_none() => {
+            (Sink::Device(_), Buffer::Staged { slot: Some(slot), .. })
+                if slot.device_address().is_none() && !slot.is_view() =>
+            {
                 Onward::ToDevice
             }
             (Sink::Host(_), _) if self.route.is_unified() => Onward::Unified,

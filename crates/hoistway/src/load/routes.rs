@@ -141,12 +141,14 @@ impl<'a> Opening<'a> {
 
     /// How many slots of which kind extents come in, of which `own` in host memory are the load's own.
     pub(super) fn slot_counts(&self, own: usize) -> SlotCounts {
-        let count = |landing| {
+        let count = |landing| -> usize {
             let routes = self.routes.iter().filter(|route| route.member.facts().landing == landing);
             routes.filter_map(LoadRoute::slots).map(Slots::count).sum()
         };
-        let shared: usize = count(Landing::Shared);
-        SlotCounts { host: own + shared, device: count(Landing::Device) }
+        SlotCounts {
+            host: own + count(Landing::Shared) + count(Landing::View),
+            device: count(Landing::Device),
+        }
     }
 
     /// Opens the other routes and makes their memory, after the memory that tensors need.
@@ -270,7 +272,7 @@ impl<'a> Opening<'a> {
         };
         let (share, landing) = (route.member.share(&demand), route.member.facts().landing);
         let fits = match landing {
-            Landing::Any | Landing::Kept | Landing::Device => Ok(()),
+            Landing::Any | Landing::Kept | Landing::View | Landing::Device => Ok(()),
             Landing::Shared => {
                 let bytes = taken.saturating_add(share.slot_bytes.saturating_mul(share.slots as u64));
                 memory::budget::check(room.fresh_bytes, bytes, options.memory_budget_bytes)
@@ -278,7 +280,7 @@ impl<'a> Opening<'a> {
         };
         let slots = fits.and_then(|()| match landing {
             Landing::Any | Landing::Kept => Ok(None),
-            Landing::Shared | Landing::Device => route
+            Landing::Shared | Landing::View | Landing::Device => route
                 .member
                 .slots(share.slots, share.slot_bytes as usize, self.wanted.device, room.numa_node)
                 .map(Some),

@@ -17,6 +17,8 @@ pub(crate) use borrowed::advise_huge_pages;
 pub use budget::limits;
 pub(crate) use device::{DeviceArena, DeviceFill};
 pub use device::{DeviceBlock, LentMemory};
+#[cfg(target_os = "linux")]
+pub(crate) use hoistway_io::memory::PinnedView;
 pub(crate) use hoistway_io::memory::{Slot, SlotKind, Slots};
 pub use hoistway_io::sys::limits::MemoryLimit;
 #[cfg(feature = "objects")]

@@ -92,7 +92,7 @@ impl ReaderOptions {
     pub(super) fn check(&self) -> Result<()> {
         let invalid =
             |option, value: String, reason: String| Err(Error::InvalidOption { option, value, reason });
-        if self.route.is_mapping() || self.route.is_unified() {
+        if self.route.is_mapping() || matches!(self.route, Route::Unified | Route::PinnedCache) {
             let reason =
                 "batches are read by auto, io_uring, overlapped, threads, cached, usrbio, staged, gds or gds-compat"
                     .into();

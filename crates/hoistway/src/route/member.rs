@@ -324,6 +324,8 @@ pub(crate) enum Landing {
     Kept,
     /// Slots that another process writes to.
     Shared,
+    /// Slots that show pages of the file itself.
+    View,
     /// Slots on the device.
     Device,
 }

@@ -76,7 +76,7 @@ use std::{fmt, fs::File, io, str::FromStr, sync::Arc};
 #[non_exhaustive]
 pub enum Route {
     /// The best one for each extent: `usrbio` for files on a 3FS; for objects
-    /// `node-cache` for what the node's cache holds, and `http`; of others `cached` for what the page cache holds; for
+    /// `node-cache` for what the node's cache holds, and `http`; of others `pinned-cache` or `cached` for what the page cache holds; for
     /// the rest `gds` if the target is a device and that is proven, else `io_uring` or, on Windows, `overlapped`, or `threads`
     /// where that is refused. Never `mapped`.
     #[default]
@@ -89,6 +89,9 @@ pub enum Route {
     Threads,
     /// Copies of what the page cache holds. Fails where it does not hold the data.
     Cached,
+    /// To a device from the pages of the page cache, which are pinned where they lie. Fails where it does not hold the data.
+    #[serde(rename = "pinned-cache")]
+    PinnedCache,
     /// A private mapping of the file: nothing is read until it is touched.
     Mapped,
     /// From a 3FS through memory shared with its daemon, past the kernel. Fails for files that lie elsewhere.
@@ -122,6 +125,7 @@ impl Route {
         Self::Overlapped,
         Self::Threads,
         Self::Cached,
+        Self::PinnedCache,
         Self::Mapped,
         Self::Usrbio,
         Self::Staged,
@@ -142,6 +146,7 @@ impl Route {
             Self::Overlapped => "overlapped",
             Self::Threads => "threads",
             Self::Cached => "cached",
+            Self::PinnedCache => "pinned-cache",
             Self::Mapped => "mapped",
             Self::Usrbio => "usrbio",
             Self::Staged => "staged",
@@ -194,7 +199,7 @@ impl Route {
 
     /// Whether it takes every byte from the page cache.
     pub(crate) fn is_of_page_cache(self) -> bool {
-        self == Self::Cached || self.is_mapping()
+        matches!(self, Self::Cached | Self::PinnedCache) || self.is_mapping()
     }
 
     /// Whether the device is to use host memory as it is.
@@ -209,7 +214,7 @@ impl Route {
 
     /// Whether it leads to a device, and nowhere else.
     pub(crate) fn leads_to_device(self) -> bool {
-        self.is_past_host() || matches!(self, Self::Staged | Self::Unified)
+        self.is_past_host() || matches!(self, Self::PinnedCache | Self::Staged | Self::Unified)
     }
 
     /// Whether it leads to a device past the host.

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 #[cfg(not(target_os = "linux"))]
-use super::absent::linux::{io_uring, usrbio};
+use super::absent::linux::{io_uring, pinned_cache, usrbio};
 #[cfg(not(windows))]
 use super::absent::windows::overlapped;
 #[cfg(windows)]
@@ -10,7 +10,7 @@ use super::members::overlapped;
 #[cfg(feature = "objects")]
 use super::members::{http, node_cache};
 #[cfg(target_os = "linux")]
-use super::members::{io_uring, usrbio};
+use super::members::{io_uring, pinned_cache, usrbio};
 use super::{
     Route, Unavailable,
     member::{Landing, Member, Wanted},
@@ -88,6 +88,12 @@ static ROUTES: &[Way] = &[
     }),
     #[cfg(feature = "objects")]
     Way::Reads(Entry { route: Route::Http, landing: Landing::Any, is_first: true, open: http::open }),
+    Way::Reads(Entry {
+        route: Route::PinnedCache,
+        landing: Landing::View,
+        is_first: false,
+        open: pinned_cache::open,
+    }),
     Way::Reads(Entry { route: Route::Cached, landing: Landing::Any, is_first: false, open: cached::open }),
     Way::Reads(Entry { route: Route::Gds, landing: Landing::Device, is_first: false, open: gds::open }),
     Way::Reads(Entry {

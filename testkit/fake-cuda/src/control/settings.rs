@@ -32,6 +32,8 @@ pub(crate) struct Settings {
     pub(crate) pools: bool,
     /// Whether it pins memory that cannot be written.
     pub(crate) pins_read_only: bool,
+    /// Whether it refuses to, whatever it says.
+    pub(crate) refuses_read_only: bool,
     pub(crate) cufile_mode: CufileMode,
     pub(crate) cufile_stats: bool,
     pub(crate) cufile_refuses_files: bool,
@@ -71,6 +73,7 @@ impl Default for Settings {
             integrated: false,
             pools: true,
             pins_read_only: true,
+            refuses_read_only: false,
             cufile_mode: CufileMode::Compat,
             cufile_stats: true,
             cufile_refuses_files: false,
@@ -112,6 +115,7 @@ impl Settings {
             }
             "INTEGRATED" => self.integrated = switch(value)?,
             "POOLS" => self.pools = switch(value)?,
+            "REFUSES_READ_ONLY" => self.refuses_read_only = switch(value)?,
             "PINS_READ_ONLY" => self.pins_read_only = switch(value)?,
             "CUFILE_MODE" => self.cufile_mode = mode(value)?,
             "CUFILE_STATS" => self.cufile_stats = switch(value)?,

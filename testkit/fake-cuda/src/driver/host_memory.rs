@@ -2,9 +2,10 @@
 
 use super::put;
 use crate::{
+    control::settings,
     gate,
     memory::host::{self, Driver},
-    status::{Code, INVALID_VALUE},
+    status::{Code, INVALID_VALUE, NOT_SUPPORTED},
 };
 use std::ffi::c_uint;
 
@@ -17,7 +18,11 @@ unsafe extern "C" fn cuMemHostRegister_v2(address: usize, bytes: usize, flags: c
         if flags & !FLAGS != 0 {
             return Err(INVALID_VALUE);
         }
-        host::register(&context.owner, address, bytes, flags & READ_ONLY != 0)
+        let is_read_only = flags & READ_ONLY != 0;
+        if is_read_only && settings().refuses_read_only {
+            return Err(NOT_SUPPORTED);
+        }
+        host::register(&context.owner, address, bytes, is_read_only)
     })
 }
 

@@ -90,6 +90,19 @@ impl Pages {
         Ok(Self { start: non_null(address)?, len, only_in: None })
     }
 
+    /// A shared view of `len` bytes of `file` from `offset` on, a multiple of the page size, which nobody may write to. The
+    /// processor must not read it either: where the file has shrunk, that kills the process with `SIGBUS`.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn view(file: &File, offset: u64, len: usize) -> io::Result<Self> {
+        let len = len.max(1);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let address =
+            unsafe { mm::mmap(ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, offset)? };
+        Ok(Self { start: non_null(address)?, len, only_in: None })
+    }
+
     /// Address of the first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.start

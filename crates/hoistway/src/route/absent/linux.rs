@@ -28,6 +28,18 @@ pub(in crate::route) mod io_uring {
     }
 }
 
+pub(in crate::route) mod pinned_cache {
+    use super::*;
+
+    pub(in crate::route) fn open(
+        wanted: &Wanted<'_>,
+        _: &[&Arc<dyn Source>],
+        _: &[Arc<dyn Member>],
+    ) -> Result<Option<Arc<dyn Member>>, NotOpened> {
+        refuse(wanted, Route::PinnedCache, "Linux")
+    }
+}
+
 pub(in crate::route) mod usrbio {
     use super::*;
 

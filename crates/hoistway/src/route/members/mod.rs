@@ -13,6 +13,8 @@ pub(super) mod node_cache;
 pub(super) mod object_notes;
 #[cfg(windows)]
 pub(super) mod overlapped;
+#[cfg(target_os = "linux")]
+pub(super) mod pinned_cache;
 mod queued;
 pub(super) mod threads;
 #[cfg(target_os = "linux")]

@@ -1,0 +1,219 @@
+//! Loads to a device from pages of the page cache that are pinned where they lie, on the stand-in driver.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
+
+mod common;
+
+use common::{
+    TestTensor, assert_is_file, make_cold, make_warm,
+    on_device::{Devices, Played, chunky, disk, to_device},
+    reading::until,
+    stand_in::STAND_IN,
+    tensor, write_model,
+};
+use hoistway::{Checkpoint, DirectIo, Dtype, Error, LoadOptions, Loaded, Route};
+use std::{
+    fs::{File, OpenOptions},
+    os::unix::fs::FileExt,
+    path::Path,
+};
+
+fn pinned() -> LoadOptions {
+    to_device().route(Route::PinnedCache)
+}
+
+/// The share of the tensors' bytes that a route has carried.
+fn share(loaded: &Loaded, route: Route) -> f64 {
+    let report = loaded.report();
+    let carried = report.carriers.iter().filter(|own| own.route == route).map(|own| own.tensor_bytes);
+    carried.sum::<u64>() as f64 / report.tensor_bytes as f64
+}
+
+/// Whether the page cache can be seen, and whether pages of files can be pinned.
+fn can_see(path: &Path) -> bool {
+    make_warm(path);
+    match hoistway::load(&[path], &pinned()) {
+        Ok(_) => true,
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            false
+        }
+    }
+}
+
+#[test]
+fn what_is_cached_is_copied_from_where_it_lies() {
+    let devices = Devices::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    make_warm(&path);
+    for options in [to_device(), pinned()] {
+        let loaded = hoistway::load(&[&path], &options).unwrap();
+        assert_is_file(&loaded, &file);
+        assert_eq!(share(&loaded, Route::PinnedCache), 1.0, "{}", loaded.report());
+        assert_eq!(loaded.report().staged_bytes, 0, "{}", loaded.report());
+        assert!(loaded.report().carriers.iter().all(|own| own.via.is_none()), "{}", loaded.report());
+        let notes = &loaded.report().notes;
+        assert!(notes.iter().any(|note| note.contains("were pinned where they lay")), "{notes:?}");
+        drop(loaded);
+        devices.assert_nothing_left("a load from pinned pages");
+    }
+}
+
+#[test]
+fn what_is_not_cached_comes_another_way_or_is_an_error() {
+    let devices = Devices::take();
+    let directory = disk();
+    let path = directory.path().join("large.safetensors");
+    let tensors: Vec<TestTensor> = (0..8).map(|i| tensor(&format!("t{i}"), Dtype::U8, &[8 << 20])).collect();
+    let file = write_model(&path, &tensors, 0, 5);
+    if !can_see(&path) {
+        return;
+    }
+    make_cold(&path);
+    let half = file.len() / 2;
+    File::open(&path).unwrap().read_exact_at(&mut vec![0; half], 0).unwrap();
+    let loaded = hoistway::load(&[&path], &to_device()).unwrap();
+    assert_is_file(&loaded, &file);
+    let by_pages = share(&loaded, Route::PinnedCache);
+    assert!(by_pages > 0.2 && by_pages < 1.0, "{}", loaded.report());
+    make_cold(&path);
+    match hoistway::load(&[&path], &pinned()).unwrap_err() {
+        Error::RouteUnavailable { route: Route::PinnedCache, path: Some(named), why } => {
+            assert_eq!(named, path);
+            assert!(why.reason.contains("the page cache does not hold byte"), "{why}");
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(loaded);
+    devices.assert_nothing_left("a load of a file that is half cached");
+}
+
+#[test]
+fn headers_of_any_length_and_many_small_tensors_arrive() {
+    let devices = Devices::take();
+    let directory = disk();
+    for padding in [0, 1, 7, 4095] {
+        let path = directory.path().join(format!("padded{padding}.safetensors"));
+        let tensors: Vec<TestTensor> =
+            (0..300).map(|i| tensor(&format!("t{i}"), Dtype::U8, &[11_003 + 7 * i])).collect();
+        let file = write_model(&path, &tensors, padding, 9);
+        make_warm(&path);
+        for chunk in [64 << 10, 4 << 20] {
+            let loaded = hoistway::load(&[&path], &pinned().chunk_bytes(chunk)).unwrap();
+            assert_is_file(&loaded, &file);
+        }
+    }
+    devices.assert_nothing_left("loads of small tensors");
+}
+
+#[test]
+fn conversions_read_pinned_pages_too() {
+    let devices = Devices::take();
+    let directory = disk();
+    let path = directory.path().join("floats.safetensors");
+    write_model(&path, &[tensor("a", Dtype::Bf16, &[3 << 20]), tensor("b", Dtype::F32, &[999])], 0, 2);
+    make_warm(&path);
+    let staged = hoistway::load(&[&path], &to_device().route(Route::Staged).dtype(Dtype::F32)).unwrap();
+    let by_pages = hoistway::load(&[&path], &pinned().dtype(Dtype::F32)).unwrap();
+    for name in ["a", "b"] {
+        let bytes = |loaded: &Loaded| loaded.get(name).unwrap().bytes().unwrap().into_owned();
+        assert_eq!(bytes(&staged), bytes(&by_pages), "{name}");
+    }
+    drop((staged, by_pages));
+    devices.assert_nothing_left("conversions from pinned pages");
+}
+
+/// A file that is changed after its pages were pinned, and before they are copied.
+#[test]
+fn files_that_change_before_they_are_copied_are_noticed() {
+    let devices = Devices::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    if !can_see(&path) {
+        return;
+    }
+    type Change = fn(&Path, u64);
+    let cut: Change =
+        |path, len| OpenOptions::new().write(true).open(path).unwrap().set_len(len / 2).unwrap();
+    let overwrite: Change = |path, len| {
+        let file = OpenOptions::new().write(true).open(path).unwrap();
+        file.write_all_at(&[0x11; 4096], len - 8192).unwrap();
+    };
+    let replace: Change = |path, len| {
+        let other = path.with_extension("other");
+        std::fs::write(&other, vec![0x22; len as usize]).unwrap();
+        std::fs::rename(other, path).unwrap();
+    };
+    for (change, what) in [(cut, "cut"), (overwrite, "overwritten"), (replace, "replaced")] {
+        std::fs::write(&path, &file).unwrap();
+        make_warm(&path);
+        common::let_file_time_pass(&path);
+        let checkpoint = Checkpoint::open(&[&path]).unwrap();
+        // No copy ends before this is taken back.
+        STAND_IN.set("COPY_LATENCY_US=60000000");
+        let loading = checkpoint.start(&pinned()).unwrap();
+        until("a copy is queued", || Played::Cuda.pinned_bytes() > 0);
+        change(&path, file.len() as u64);
+        STAND_IN.reset();
+        match (loading.wait(), what) {
+            (Err(Error::Truncated { path: named, .. }), "cut") => assert_eq!(named, path),
+            (Err(Error::Changed { path: named, .. }), "overwritten") => assert_eq!(named, path),
+            // The file that was opened is as it was.
+            (Ok(loaded), "replaced") => assert_is_file(&loaded, &file),
+            (other, _) => panic!("{what}: {other:?}"),
+        }
+        devices.assert_nothing_left(what);
+    }
+}
+
+#[test]
+fn pages_that_cannot_be_pinned_are_staged_and_the_report_says_why() {
+    let devices = Devices::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    if !can_see(&path) {
+        return;
+    }
+    STAND_IN.set("PINS_READ_ONLY=0");
+    let loaded = hoistway::load(&[&path], &to_device()).unwrap();
+    assert_is_file(&loaded, &file);
+    let refused = &loaded.report().refused;
+    let told = refused.iter().find(|refusal| refusal.what == "pinned-cache").expect("a refusal");
+    assert!(told.why.reason.contains("pins no memory that cannot be written"), "{told:?}");
+    assert!(matches!(
+        hoistway::load(&[&path], &pinned()),
+        Err(Error::RouteUnavailable { route: Route::PinnedCache, .. })
+    ));
+    drop(loaded);
+    STAND_IN.reset();
+    // Its file system was tried before.
+    STAND_IN.set("REFUSES_READ_ONLY=1");
+    let loaded = hoistway::load(&[&path], &to_device()).unwrap();
+    assert_is_file(&loaded, &file);
+    assert_eq!(share(&loaded, Route::PinnedCache), 0.0, "{}", loaded.report());
+    let notes = &loaded.report().notes;
+    assert!(notes.iter().any(|note| note.contains("not all of the page cache could be pinned")), "{notes:?}");
+    drop(loaded);
+    devices.assert_nothing_left("loads without pinned pages");
+}
+
+#[test]
+fn it_leads_to_devices_and_from_the_page_cache_alone() {
+    let _devices = Devices::take();
+    let directory = disk();
+    let (path, _) = chunky(directory.path());
+    for (options, option) in [
+        (LoadOptions::default().route(Route::PinnedCache), "route"),
+        (pinned().direct(DirectIo::Always), "direct"),
+    ] {
+        match hoistway::load(&[&path], &options).unwrap_err() {
+            Error::InvalidOption { option: named, .. } => assert_eq!(named, option),
+            other => panic!("{other:?}"),
+        }
+    }
+    let always = hoistway::load(&[&path], &to_device().direct(DirectIo::Always)).unwrap();
+    assert_eq!(share(&always, Route::PinnedCache), 0.0);
+    let rocm = hoistway::load(&[&path], &Played::Rocm.options()).unwrap();
+    assert_eq!(share(&rocm, Route::PinnedCache), 0.0);
+}
