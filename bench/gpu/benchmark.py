@@ -45,7 +45,13 @@ CASES = (
         ("hoistway", "hoistway_staged", "hoistway_torch", *PEERS, *BUFFERED_PEERS),
         COPIES,
     ),
-    Case("memory", "tmpfs to GPU", "memory", ("hoistway", "hoistway_torch", *PEERS), COPIES),
+    Case(
+        "memory",
+        "tmpfs to GPU",
+        "memory",
+        ("hoistway", "hoistway_staged", "hoistway_torch", *PEERS),
+        COPIES,
+    ),
     Case(
         "cold",
         "Drive to GPU",

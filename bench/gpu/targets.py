@@ -122,11 +122,15 @@ def _of_memory(benchmark: dict[str, Any], case: str) -> Line:
 
 
 def host_extra_bytes(result: dict[str, Any]) -> int | None:
-    """Host memory of a load: what became resident, or the staging that our report admits, if that is more."""
+    """Host memory of a load: what became resident, or the staging that our report admits, if that is more. Pages of the
+    page cache that were pinned where they lie become resident too, and are no memory of the load's."""
     if result["rss_growth_bytes"] is None:
         return None
-    admitted = result.get("report", {}).get("memory", {}).get("staging_bytes", 0)
-    return max(result["rss_growth_bytes"], admitted)
+    report = result.get("report", {})
+    admitted = report.get("memory", {}).get("staging_bytes", 0)
+    carriers = report.get("carriers", [])
+    shown = sum(own["read_bytes"] for own in carriers if own["route"] == "pinned-cache")
+    return max(result["rss_growth_bytes"] - shown, admitted)
 
 
 def _verdict(is_reached: bool, by: float) -> str:

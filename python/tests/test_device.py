@@ -50,7 +50,8 @@ def test_the_report_names_the_way_of_every_byte(model: Path) -> None:
     tensors = hoistway.load_file(model, "cuda:1", framework="raw")
     report = tensors.report
     assert sum(carrier.tensor_bytes for carrier in report.carriers) == report.tensor_bytes
-    assert {(carrier.route in ("gds", "gds-compat"), carrier.via) for carrier in report.carriers} <= {
+    by_device = ("gds", "gds-compat", "pinned-cache")
+    assert {(carrier.route in by_device, carrier.via) for carrier in report.carriers} <= {
         (True, None),
         (False, "staged"),
     }
