@@ -123,7 +123,8 @@ def _of_memory(benchmark: dict[str, Any], case: str) -> Line:
 
 def host_extra_bytes(result: dict[str, Any]) -> int | None:
     """Host memory of a load: what became resident, or the staging that our report admits, if that is more. Pages of the
-    page cache that were pinned where they lie become resident too, and are no memory of the load's."""
+    page cache that were pinned where they lie become resident too, and are no memory of the load's.
+    """
     if result["rss_growth_bytes"] is None:
         return None
     report = result.get("report", {})
