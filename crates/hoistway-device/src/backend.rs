@@ -111,11 +111,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// The memory must stay mapped until it is unpinned.
     unsafe fn pin(&self, memory: *mut u8, len: usize, is_read_only: bool) -> Result<()>;
 
-    /// Unpins host memory.
+    /// Unpins host memory. `false` if it may be pinned still, so that its address must not be used for other memory.
     ///
     /// # Safety
     /// `pin` was called with this address, and it is unpinned once.
-    unsafe fn unpin(&self, memory: *mut u8);
+    unsafe fn unpin(&self, memory: *mut u8) -> bool;
 
     /// Makes a stream, whose work is in no order with that of others.
     fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>>;

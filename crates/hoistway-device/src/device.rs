@@ -6,8 +6,7 @@ use crate::{
     backend::{Backend, OpenDevice, no_conversions},
     fate::Parked,
     id::kinds,
-    leaving::Leaving,
-    stream,
+    leaving, stream,
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -58,7 +57,6 @@ pub struct Device {
     backend: Arc<dyn Backend>,
     /// What it may still use of memory that others have let go.
     parked: Parked,
-    leaving: Leaving,
 }
 
 /// The devices of all kinds that this process sees.
@@ -154,9 +152,16 @@ pub fn device_of(address: u64) -> Result<DeviceId> {
     Ok(DeviceId::Cpu)
 }
 
+/// Drops what a device takes long to let go of, such as much pinned memory, on a thread of its own. [`release_devices`] and the
+/// end of the process wait for it, but no longer than ten seconds.
+pub fn drop_aside(what: impl Send + 'static) {
+    leaving::drop_aside(what);
+}
+
 /// Lets the devices go that the process has opened, with their contexts: at once where nothing uses them, else with what
 /// does. They are opened again when they are needed.
 pub fn release_devices() {
+    leaving::wait();
     for (kind, _) in kinds() {
         // Also true in a child of fork, which has none to release.
         if !kind.is_started() {
@@ -164,11 +169,8 @@ pub fn release_devices() {
         }
         let opened = || kind.opened().lock().unwrap_or_else(PoisonError::into_inner);
         let open: Vec<_> = opened().values().filter_map(|open| open.device.upgrade()).collect();
-        // Parked memory uses its device, and so does what is being let go.
-        for device in open {
-            device.leaving.wait();
-            device.ask_again();
-        }
+        // Parked memory uses its device.
+        open.into_iter().for_each(|device| device.ask_again());
         let mut opened = opened();
         let kept: Vec<_> = opened.values_mut().filter_map(|open| open.kept.take()).collect();
         // What is opened meanwhile waits, and finds it closed.
@@ -177,12 +179,6 @@ pub fn release_devices() {
 }
 
 impl Device {
-    /// Drops what the device takes long to let go of, such as much pinned memory, without waiting for it.
-    /// [`release_devices`] does wait.
-    pub fn drop_aside(&self, what: impl Send + 'static) {
-        self.leaving.drop_aside(what);
-    }
-
     /// Opens a device, or returns it if it is open. The process keeps it until [`release_devices`].
     ///
     /// # Errors
@@ -209,11 +205,7 @@ impl Device {
                 return Ok(device);
             }
         }
-        let device = Arc::new(Self {
-            backend: kind.open(ordinal)?,
-            parked: Parked::default(),
-            leaving: Leaving::default(),
-        });
+        let device = Arc::new(Self { backend: kind.open(ordinal)?, parked: Parked::default() });
         opened.insert(ordinal, OpenDevice { device: Arc::downgrade(&device), kept: Some(device.clone()) });
         Ok(device)
     }

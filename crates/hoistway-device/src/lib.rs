@@ -30,7 +30,7 @@ mod unavailable;
 pub use backend::Address;
 pub use cuda::cufile::RegisteredFile;
 pub use device::{
-    Condition, Device, DeviceInfo, Finding, device_of, devices, examine, may_have_direct_path,
+    Condition, Device, DeviceInfo, Finding, device_of, devices, drop_aside, examine, may_have_direct_path,
     release_devices,
 };
 pub use direct::{DirectBuffer, DirectLibrary, PathCounts};

@@ -152,10 +152,22 @@ impl Pinned {
     }
 }
 
+impl Pinned {
+    /// Unpins the memory. `false` if it may be pinned still, so that it must stay mapped.
+    pub fn unpin(self) -> bool {
+        let pinned = std::mem::ManuallyDrop::new(self);
+        // SAFETY: neither is used again: what is left of `pinned` is not dropped.
+        let device = unsafe { std::ptr::read(&pinned.device) };
+        let memory = std::ptr::with_exposed_provenance_mut(pinned.address);
+        // SAFETY: pinned by `new`, still mapped by its promise, and unpinned once.
+        unsafe { device.backend().unpin(memory) }
+    }
+}
+
 impl Drop for Pinned {
     fn drop(&mut self) {
         let memory = std::ptr::with_exposed_provenance_mut(self.address);
         // SAFETY: pinned by `new`, still mapped by its promise, and unpinned once.
-        unsafe { self.device.backend().unpin(memory) };
+        let _ = unsafe { self.device.backend().unpin(memory) };
     }
 }

@@ -310,10 +310,11 @@ impl Backend for ToyDevice {
         Ok(())
     }
 
-    unsafe fn unpin(&self, memory: *mut u8) {
+    unsafe fn unpin(&self, memory: *mut u8) -> bool {
         if self.check_process().is_ok() {
             State::get().pins.remove(&(memory.addr() as u64));
         }
+        true
     }
 
     fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>> {

@@ -50,9 +50,14 @@ fn what_is_cached_is_copied_from_where_it_lies() {
     for options in [to_device(), pinned()] {
         let loaded = hoistway::load(&[&path], &options).unwrap();
         assert_is_file(&loaded, &file);
-        assert_eq!(share(&loaded, Route::PinnedCache), 1.0, "{}", loaded.report());
-        assert_eq!(loaded.report().staged_bytes, 0, "{}", loaded.report());
-        assert!(loaded.report().carriers.iter().all(|own| own.via.is_none()), "{}", loaded.report());
+        // The last read of the file is short, and left to a processor.
+        assert!(share(&loaded, Route::PinnedCache) > 0.99, "{}", loaded.report());
+        let staged = |own: &hoistway::Carrier| own.via == Some(Route::Staged);
+        assert!(
+            loaded.report().carriers.iter().all(|own| staged(own) == (own.route == Route::Cached)),
+            "{}",
+            loaded.report()
+        );
         let notes = &loaded.report().notes;
         assert!(notes.iter().any(|note| note.contains("were pinned where they lay")), "{notes:?}");
         drop(loaded);
@@ -157,7 +162,9 @@ fn files_that_change_before_they_are_copied_are_noticed() {
         change(&path, file.len() as u64);
         STAND_IN.reset();
         match (loading.wait(), what) {
-            (Err(Error::Truncated { path: named, .. }), "cut") => assert_eq!(named, path),
+            (Err(Error::Truncated { path: named, .. } | Error::Changed { path: named, .. }), "cut") => {
+                assert_eq!(named, path);
+            }
             (Err(Error::Changed { path: named, .. }), "overwritten") => assert_eq!(named, path),
             // The file that was opened is as it was.
             (Ok(loaded), "replaced") => assert_is_file(&loaded, &file),
@@ -192,8 +199,9 @@ fn pages_that_cannot_be_pinned_are_staged_and_the_report_says_why() {
     let loaded = hoistway::load(&[&path], &to_device()).unwrap();
     assert_is_file(&loaded, &file);
     assert_eq!(share(&loaded, Route::PinnedCache), 0.0, "{}", loaded.report());
-    let notes = &loaded.report().notes;
-    assert!(notes.iter().any(|note| note.contains("not all of the page cache could be pinned")), "{notes:?}");
+    let told =
+        loaded.report().refused.iter().find(|refusal| refusal.what == "pinned-cache").expect("a refusal");
+    assert!(told.why.reason.contains("pinning host memory"), "{told:?}");
     drop(loaded);
     devices.assert_nothing_left("loads without pinned pages");
 }
@@ -216,4 +224,44 @@ fn it_leads_to_devices_and_from_the_page_cache_alone() {
     assert_eq!(share(&always, Route::PinnedCache), 0.0);
     let rocm = hoistway::load(&[&path], &Played::Rocm.options()).unwrap();
     assert_eq!(share(&rocm, Route::PinnedCache), 0.0);
+}
+
+#[test]
+fn a_load_that_is_cancelled_or_dropped_leaves_nothing_pinned() {
+    let devices = Devices::take();
+    let directory = disk();
+    let (path, _) = chunky(directory.path());
+    if !can_see(&path) {
+        return;
+    }
+    let checkpoint = Checkpoint::open(&[&path]).unwrap();
+    for cancels in [true, false] {
+        STAND_IN.set("COPY_LATENCY_US=60000000");
+        let mut loading = checkpoint.start(&pinned()).unwrap();
+        until("pages are pinned", || Played::Cuda.pinned_bytes() > 0);
+        if cancels {
+            loading.cancel();
+        }
+        STAND_IN.reset();
+        drop(loading);
+        devices.assert_nothing_left("a load that ended early");
+    }
+}
+
+#[test]
+fn bounded_streams_and_small_budgets_take_pinned_pages_too() {
+    let devices = Devices::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    if !can_see(&path) {
+        return;
+    }
+    for budget in [8 << 20, 64 << 20] {
+        let loaded = hoistway::load(&[&path], &pinned().memory_budget_bytes(budget)).unwrap();
+        assert_is_file(&loaded, &file);
+        assert!(loaded.report().memory.staging_bytes <= budget, "{}", loaded.report());
+        let converted = pinned().memory_budget_bytes(budget).dtype(Dtype::F32);
+        assert_is_file(&hoistway::load(&[&path], &converted).unwrap(), &file);
+    }
+    devices.assert_nothing_left("loads within small budgets");
 }

@@ -291,13 +291,14 @@ impl<V: Vendor> Backend for DriverDevice<V> {
         self.check("pinning host memory", register.name, code)
     }
 
-    unsafe fn unpin(&self, memory: *mut u8) {
-        if let Ok(_entered) = self.enter() {
-            // SAFETY: the caller has pinned it, and unpins it once.
-            let code =
-                self.driver.repeat(|| unsafe { (self.driver.functions.host_unregister.call)(memory.cast()) });
-            self.forget(code);
-        }
+    unsafe fn unpin(&self, memory: *mut u8) -> bool {
+        // A context that cannot be entered is gone, and its pins with it.
+        let Ok(_entered) = self.enter() else { return true };
+        // SAFETY: the caller has pinned it, and unpins it once.
+        let code =
+            self.driver.repeat(|| unsafe { (self.driver.functions.host_unregister.call)(memory.cast()) });
+        self.forget(code);
+        !is_not_now(code)
     }
 
     fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>> {

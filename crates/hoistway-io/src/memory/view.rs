@@ -6,27 +6,28 @@ use crate::{
     sys::pages::{Pages, page_size},
 };
 use hoistway_device::{Device, Pinned};
-use std::{fs::File, io, sync::Arc};
+use std::{fs::File, io, mem::ManuallyDrop, sync::Arc};
 
 /// A view of a range of a file that a device can copy from. The processor never reads it, so that a file which is cut
 /// meanwhile does no harm: pinned pages stay, with the bytes that they have.
 #[derive(Debug)]
 pub struct PinnedView {
-    // Unpinned before it is unmapped: fields are dropped in this order.
-    _pinned: Pinned,
-    pages: Pages,
+    /// Until it is dropped.
+    pinned: Option<Pinned>,
+    pages: ManuallyDrop<Pages>,
     /// The bytes of the file that the pages hold.
     range: ByteRange,
 }
 
 impl PinnedView {
-    /// Pins the pages that `range` lies in. What the page cache does not hold is read. The device must
+    /// Pins the pages that `range` lies in. What the page cache does not hold is read: before the device is asked, if
+    /// `reads_ahead`, so that the driver does not wait for storage. The device must
     /// [pin memory that cannot be written](hoistway_device::DeviceInfo::pins_read_only).
     ///
     /// # Errors
-    /// [`Error::Allocation`] if the system gives no mapping, or lets no more be pinned; [`Error::Device`], also if the range
-    /// goes past the end of the file.
-    pub fn new(device: &Arc<Device>, file: &File, range: ByteRange) -> Result<Self> {
+    /// [`Error::Allocation`] if the system gives no mapping or no pages, or lets no more be pinned; [`Error::Device`], also if
+    /// the range goes past the end of the file.
+    pub fn new(device: &Arc<Device>, file: &File, range: ByteRange, reads_ahead: bool) -> Result<Self> {
         let page = page_size() as u64;
         let start = range.start() / page * page;
         let end = range.end().checked_next_multiple_of(page);
@@ -35,10 +36,14 @@ impl PinnedView {
         let len = usize::try_from(range.len()).map_err(|_| too_long())?;
         let no_view =
             |source: io::Error| Error::Allocation { bytes: range.len(), kind: "a view of a file", source };
-        let pages = Pages::view(file, start, len).map_err(no_view)?;
-        // SAFETY: the pages are unmapped after the pin is dropped.
+        let mut pages = Pages::view(file, start, len).map_err(no_view)?;
+        pages.hide_from_children();
+        if reads_ahead {
+            pages.populate_for_reading(0..len).map_err(no_view)?;
+        }
+        // SAFETY: the pages stay mapped until they are unpinned.
         let pinned = unsafe { Pinned::read_only(device, pages.start().as_ptr(), len)? };
-        Ok(Self { _pinned: pinned, pages, range })
+        Ok(Self { pinned: Some(pinned), pages: ManuallyDrop::new(pages), range })
     }
 
     /// Length of its pages in bytes.
@@ -56,5 +61,15 @@ impl PinnedView {
         let is_inside = self.range.start() <= range.start() && range.end() <= self.range.end();
         let skip = usize::try_from(range.start().checked_sub(self.range.start())?).ok()?;
         is_inside.then(|| self.pages.start().as_ptr().wrapping_add(skip))
+    }
+}
+
+impl Drop for PinnedView {
+    fn drop(&mut self) {
+        // Pages that may be pinned still keep their address, so that no other memory gets it.
+        if self.pinned.take().is_none_or(Pinned::unpin) {
+            // SAFETY: dropped once, and not used again.
+            unsafe { ManuallyDrop::drop(&mut self.pages) };
+        }
     }
 }

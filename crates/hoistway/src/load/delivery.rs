@@ -312,8 +312,8 @@ impl Delivery {
         let waited = self.wait(&copying);
         drop(copying);
         // Pages of a file may have changed until they were copied, which its read does not know.
-        let unchanged = shown.as_ref().map_or(Ok(()), |source| job.check_source(extent, &**source));
-        if let Err(error) = waited.and(unchanged) {
+        let unchanged = || shown.as_ref().map_or(Ok(()), |source| job.check_source(extent, &**source));
+        if let Err(error) = waited.and_then(|()| unchanged()) {
             return job.fail_with(ticket, error);
         }
         let extent = &job.plan.extents()[extent];

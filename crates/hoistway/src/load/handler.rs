@@ -9,10 +9,11 @@ use super::{
 use crate::{
     Alignment, Error, Result,
     memory::Slot,
+    report::Refusal,
     route::{
         Access, Buffer, ReadOp, Unavailable,
         attempt::{self, Read},
-        member::CacheFacts,
+        member::{CacheFacts, Landing},
     },
 };
 use hoistway_io::{
@@ -99,21 +100,17 @@ impl<'a> Copier<'a> {
     fn hand_over(&self, mut flight: Flight<Reads>) -> Next<Reads> {
         let (job, op) = (self.job, &mut flight.content);
         op.wait();
-        let name = self.own.member.route();
-        if job.route == name {
-            let error = match job.check_unchanged(op) {
-                Ok(()) => not_cached(job, op, &self.cache),
-                Err(changed) => changed,
-            };
-            return job.fail_read(flight, error);
-        }
-        match job.takers[op.extent].from(self.number + 1) {
+        let next = job.takers[op.extent].from(self.number + 1);
+        match next.filter(|_| job.route != self.own.member.route()) {
             Some(next) => {
                 let charge = Charge::of_bytes(job.extent(op).read.len() - op.progress.filled);
                 Next::HandOver(flight, queue_of(next), charge)
             }
             None => {
-                let error = Error::Internal("no route takes what the page cache does not hold".into());
+                let error = match job.check_unchanged(op) {
+                    Ok(()) => not_cached(job, op, &self.cache),
+                    Err(changed) => changed,
+                };
                 job.fail_read(flight, error)
             }
         }
@@ -157,7 +154,14 @@ impl Handler<Reads> for Copier<'_> {
                 return job.fail_read(flight, error);
             }
             // The route that reads it from the device will see what is wrong, if anything is.
-            Err(_) => 0,
+            Err(error) => {
+                if self.own.member.facts().landing == Landing::View {
+                    // Nothing else tells why these bytes were not copied from where they lie.
+                    let why = Unavailable::new(error.to_string(), "");
+                    job.tally().refuse(Refusal::new(name.name(), None, why));
+                }
+                0
+            }
         };
         if count as u64 == whole {
             op.progress.filled = whole;

@@ -10,7 +10,7 @@ use crate::{
     Alignment, Cancel, Error, Result,
     device::Device,
     memory::{self, Slots},
-    plan::{Extent, Plan, PlanOptions},
+    plan::{Extent, Plan, PlanOptions, Transfer},
     report::{Refusal, add_new},
     route::{
         Access, Buffer, DirectIo, NameCheck, ReadOp, Route, Unavailable,
@@ -42,15 +42,31 @@ impl LoadRoute {
         self.slots.as_ref()
     }
 
-    fn takes(&self, extent: &Extent) -> bool {
-        takes(&*self.member, &self.files, extent)
+    fn takes(&self, plan: &Plan, extent: &Extent) -> bool {
+        takes(&*self.member, &self.files, plan, extent)
     }
 }
 
 /// Whether a member that reads these files reads an extent.
-fn takes(member: &dyn Member, files: &[bool], extent: &Extent) -> bool {
+fn takes(member: &dyn Member, files: &[bool], plan: &Plan, extent: &Extent) -> bool {
+    let facts = member.facts();
     files[extent.file.index()]
-        && (member.facts().grain != Grain::InWholeBlocks || Plan::is_whole_blocks(extent))
+        && (facts.grain != Grain::InWholeBlocks || Plan::is_whole_blocks(extent))
+        && (facts.landing != Landing::View || plan.transfers(extent).iter().all(is_long))
+}
+
+/// Whether a copy is so long that the driver surely leaves it to the device: a processor that copied from pages of a file
+/// would be ended by one that was cut.
+fn is_long(copy: &Transfer) -> bool {
+    /// What drivers copy by themselves is at most this long.
+    const SHORT_BYTES: u64 = 64 << 10;
+    match *copy {
+        Transfer::Linear { len, .. } => len > SHORT_BYTES,
+        Transfer::Pitched { .. } => false,
+        Transfer::Converted { elements, conversion, .. } => {
+            elements.saturating_mul(conversion.from().bytes()) > SHORT_BYTES
+        }
+    }
 }
 
 /// The memory and threads that a load has for routes.
@@ -134,8 +150,9 @@ impl<'a> Opening<'a> {
     /// Whether an extent will need a slot of the load's own, if it is staged.
     pub(super) fn needs_host_slot(&self, extent: &Extent) -> bool {
         let is_past_host = self.options.route.is_past_host() && Plan::is_whole_blocks(extent);
-        let is_shared =
-            |route: &LoadRoute| route.member.facts().landing == Landing::Shared && route.takes(extent);
+        let is_shared = |route: &LoadRoute| {
+            route.member.facts().landing == Landing::Shared && route.files[extent.file.index()]
+        };
         !is_past_host && !self.routes.iter().any(is_shared)
     }
 
@@ -183,7 +200,7 @@ impl<'a> Opening<'a> {
         let mut takers_of = Vec::with_capacity(plan.extents().len());
         for (position, (extent, buffer)) in plan.extents().iter().zip(buffers).enumerate() {
             let file = extent.file.index();
-            let takers = routes.iter().enumerate().filter(|(_, route)| route.takes(extent));
+            let takers = routes.iter().enumerate().filter(|(_, route)| route.takes(plan, extent));
             let takers = Takers::of(takers.map(|(number, _)| number));
             let first = takers.from(0).map(|first| &routes[first]);
             let first = first.ok_or_else(|| Error::Internal("no route takes an extent".into()))?;
@@ -225,7 +242,7 @@ impl<'a> Opening<'a> {
                 Err(why) => self.refuse_route(entry.route, Some(source.path().to_owned()), why)?,
             }
         }
-        let is_used = plan.extents().iter().any(|extent| takes(&*member, &files, extent));
+        let is_used = plan.extents().iter().any(|extent| takes(&*member, &files, plan, extent));
         if is_used && self.routes.len() < Takers::MOST {
             self.refused.extend(member.refusals());
             let share = Share { threads: 0, depth: (1, 1), slots: 0, slot_bytes: 0 };
@@ -253,7 +270,7 @@ impl<'a> Opening<'a> {
     fn make_ready(&mut self, position: usize, plan: &Plan, room: &Room<'_>) -> Result<()> {
         let taken = self.host_bytes();
         let (route, options) = (&mut self.routes[position], self.options);
-        let reads = || plan.extents().iter().filter(|extent| route.takes(extent));
+        let reads = || plan.extents().iter().filter(|extent| route.takes(plan, extent));
         let budget_bytes = match (self.wanted.device, options.memory_budget_bytes) {
             (Some(_), _) => room.staging_bytes.saturating_sub(taken),
             (None, Some(budget)) => budget.saturating_sub(room.fresh_bytes + taken),

@@ -116,10 +116,7 @@ impl Facts {
 
 /// How a route's files are read: past the page cache or not.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(
-    not(any(target_os = "linux", feature = "objects")),
-    expect(dead_code, reason = "other routes alone have such files")
-)]
+#[cfg_attr(not(feature = "objects"), expect(dead_code, reason = "routes to objects alone have some"))]
 pub(crate) enum Files {
     /// As the system allows it for each, which is asked.
     Asked,

@@ -23,7 +23,8 @@ pub(in crate::route) fn open(
     _: &[&Arc<dyn Source>],
     _: &[Arc<dyn Member>],
 ) -> Result<Option<Arc<dyn Member>>, NotOpened> {
-    let is_named = wanted.route == Route::Cached;
+    // What comes in short copies from the page cache is left to it.
+    let is_named = matches!(wanted.route, Route::Cached | Route::PinnedCache);
     if !is_named && !wanted.route.chooses() {
         return Ok(None);
     }

@@ -18,13 +18,13 @@ use crate::{
     source::Source,
 };
 use bytesize::ByteSize;
-use hoistway_io::file::{LocalFile, Probe, Residency};
+use hoistway_io::file::{LocalFile, Probe};
 use std::{
     collections::HashMap,
     io,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc,
     },
     time::Duration,
@@ -34,13 +34,24 @@ use std::{
 const DEPTH: usize = 16;
 /// Reads whose copies are under way besides.
 const COPYING: usize = 32;
+/// All of them, where each needs memory on the device besides.
+const WITH_SCRATCH: usize = 8;
+/// A window is no longer, as the driver lets nobody else in while it pins one.
+const LONGEST_BYTES: u64 = 128 << 20;
 /// Shorter windows take longer to pin than a processor takes to copy them.
 const SHORTEST_BYTES: u64 = 256 << 10;
-/// What may stay pinned, as a part of the machine's memory: pages that are pinned cannot be given up for others.
+/// Windows of a load that stay pinned, at most: each is a mapping, and systems limit their number.
+const MOST_WINDOWS: usize = 1024;
+/// Windows that are let go at once where there are too many.
+const FEW_WINDOWS: usize = 16;
+/// What this process may have pinned, as a part of its memory: pages that are pinned cannot be given up for others.
 const PINNED_SHARE: u64 = 4;
-/// How long the first page of a file system may take to be pinned. Some were reported to hang.
+/// How long the first page of a file system may take to be read and pinned.
 const TRIAL_TIME: Duration = Duration::from_secs(5);
 const FIX: &str = "choose route auto or staged";
+
+/// Bytes of all windows of this process.
+static PINNED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 #[derive(Debug)]
 struct PinnedCache {
@@ -52,14 +63,35 @@ struct PinnedCache {
 struct Windows {
     device: Arc<Device>,
     is_named: bool,
-    /// What may stay pinned at once.
+    /// What may be pinned at once in this process.
     most_bytes: u64,
-    /// Those that are pinned.
-    pinned: Mutex<Vec<Arc<PinnedView>>>,
+    /// Those that are pinned, oldest first.
+    pinned: Mutex<Vec<Window>>,
     /// Bytes of all that were.
     bytes: AtomicU64,
-    /// Why one could not be.
-    refused: OnceLock<String>,
+    /// No more are pinned, as one could not be.
+    has_failed: AtomicBool,
+}
+
+/// A pinned view that the process counts.
+#[derive(Debug)]
+struct Window(Arc<PinnedView>);
+
+impl Window {
+    fn new(view: PinnedView) -> Self {
+        PINNED_BYTES.fetch_add(view.len(), Ordering::Relaxed);
+        Self(Arc::new(view))
+    }
+
+    fn is_used(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        PINNED_BYTES.fetch_sub(self.0.len(), Ordering::Relaxed);
+    }
 }
 
 /// Opens it for a device that can pin what cannot be written, if it is named or the route chooses.
@@ -71,24 +103,24 @@ pub(in crate::route) fn open(
     let is_named = wanted.route == Route::PinnedCache;
     let may_be_chosen = wanted.route == Route::Auto && !wanted.copies_on_lanes;
     let Some(device) = wanted.device.filter(|_| is_named || may_be_chosen) else { return Ok(None) };
-    if !is_named && wanted.direct == DirectIo::Always {
+    if wanted.direct == DirectIo::Always {
         return Err(Unavailable::new("switched off by the option direct=always", "").into());
     }
     if !is_named && wanted.is_inline {
         return Err(Unavailable::new(ALONE, "").into());
     }
-    check(device)?;
+    check(device).map_err(|reason| Unavailable::new(reason, if is_named { FIX } else { "" }))?;
     let memory = memory::limits().iter().map(|limit| limit.total_bytes).min();
     let most_bytes = memory.map_or(u64::MAX, |bytes| bytes / PINNED_SHARE);
     let (device, pinned, bytes) = (device.clone(), Mutex::default(), AtomicU64::new(0));
-    let windows = Windows { device, is_named, most_bytes, pinned, bytes, refused: OnceLock::new() };
+    let windows = Windows { device, is_named, most_bytes, pinned, bytes, has_failed: AtomicBool::new(false) };
     Ok(Some(Arc::new(PinnedCache { windows: Arc::new(windows) })))
 }
 
 /// Whether a device is one that copies from pages of files at the speed of its link.
-fn check(device: &Device) -> Result<(), Unavailable> {
+fn check(device: &Device) -> Result<(), String> {
     let info = device.info();
-    let refuse = |reason: &str| Err(Unavailable::new(format!("{} {reason}", device.name()), FIX));
+    let refuse = |reason: &str| Err(format!("{} {reason}", device.name()));
     if info.is_integrated {
         return refuse("shares the host's memory, and gains nothing from pinned pages");
     }
@@ -101,11 +133,14 @@ fn check(device: &Device) -> Result<(), Unavailable> {
     Ok(())
 }
 
-/// Whether pages of the file system that a file lies on can be pinned: tried once, with the file's first page.
-fn try_file_system(device: &Arc<Device>, source: &Arc<dyn Source>) -> Result<(), Unavailable> {
-    type Known = HashMap<(u64, DeviceId), Result<(), Unavailable>>;
+/// Whether pages of the file system that a file lies on can be pinned: tried once, with the file's first page. That is read on
+/// another thread and before the driver is asked, so that a file system that hangs holds neither up.
+fn try_file_system(device: &Arc<Device>, source: &Arc<dyn Source>) -> Result<(), String> {
+    type Known = HashMap<(u64, DeviceId), Result<(), String>>;
     static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
-    let key = (source.local()?.device(), device.id());
+    let local =
+        |source: &Arc<dyn Source>| source.local().map(LocalFile::device).map_err(|why| why.to_string());
+    let key = (local(source)?, device.id());
     let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(verdict) = known().get_or_insert_default().get(&key) {
         return verdict.clone();
@@ -113,31 +148,39 @@ fn try_file_system(device: &Arc<Device>, source: &Arc<dyn Source>) -> Result<(),
     let (tells, hears) = mpsc::channel();
     let (own_device, own_source) = (device.clone(), source.clone());
     let trial = move || {
-        let pinned = own_source.local().map_err(|why| why.to_string()).and_then(|local| {
-            let first = ByteRange::new(0, local.len_bytes().min(1)).unwrap_or_default();
-            pin(&own_device, local, first)
-        });
-        drop(tells.send(pinned.map(drop)));
+        let first = ByteRange::at(0, 1).unwrap_or_default();
+        drop(tells.send(pin(&own_device, &own_source, first, true).map(drop)));
     };
-    let refuse = |reason: String| Unavailable::new(reason, FIX);
     // A trial that hangs keeps its thread.
-    let thread = thread_named("hoistway-trial").spawn(trial);
-    thread.map_err(|error| refuse(format!("no thread can be started to try it: {error}")))?;
+    thread_named("hoistway-trial")
+        .spawn(trial)
+        .map_err(|error| format!("no thread can be started to try it: {error}"))?;
     let verdict = match hears.recv_timeout(TRIAL_TIME) {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(why)) => Err(refuse(format!("pages of its file system cannot be pinned: {why}"))),
+        Ok(Err(hoistway_io::Error::Device(error))) => {
+            Err(format!("pages of its file system cannot be pinned: {error}"))
+        }
+        // It may be this file or this moment: the load finds out.
+        Ok(Err(_)) => return Ok(()),
         Err(_) => {
             let waited = TRIAL_TIME.as_secs();
-            Err(refuse(format!("to pin a page of its file system took longer than {waited} seconds")))
+            Err(format!("its file system took longer than {waited} seconds to give a page to be pinned"))
         }
     };
     known().get_or_insert_default().insert(key, verdict.clone());
     verdict
 }
 
-fn pin(device: &Arc<Device>, local: &LocalFile, range: ByteRange) -> Result<PinnedView, String> {
-    let file = local.buffered_file().map_err(|error| error.to_string())?;
-    PinnedView::new(device, &file, range).map_err(|error| error.to_string())
+fn pin(
+    device: &Arc<Device>,
+    source: &Arc<dyn Source>,
+    range: ByteRange,
+    reads_ahead: bool,
+) -> Result<PinnedView, hoistway_io::Error> {
+    let opening = |error| hoistway_io::Error::opening(source.path(), error);
+    let local = source.local().map_err(|why| opening(io::Error::other(why.to_string())))?;
+    let file = local.buffered_file().map_err(opening)?;
+    PinnedView::new(device, &file, range, reads_ahead)
 }
 
 impl Member for PinnedCache {
@@ -150,14 +193,32 @@ impl Member for PinnedCache {
     }
 
     fn add(&self, source: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
-        if let Probe::None(why) = source.local()?.probe() {
-            return Err(why.clone());
+        let fix = if self.windows.is_named { FIX } else { "" };
+        match source.local()?.probe() {
+            Probe::Cachestat => {}
+            Probe::None(why) => return Err(why.clone()),
+            // To pin a page that is not there reads it, and says nothing.
+            Probe::Nowait => {
+                let reason = "the system does not say what its cache holds of a file that is another's and that one \
+                              may not write";
+                return Err(Unavailable::new(reason, fix));
+            }
         }
-        try_file_system(&self.windows.device, source).map(|()| true)
+        let tried = try_file_system(&self.windows.device, source);
+        tried.map(|()| true).map_err(|reason| Unavailable::new(reason, fix))
     }
 
     fn share(&self, demand: &Demand<'_>) -> Share {
-        let slots = (DEPTH + COPYING).min(demand.reads).max(1);
+        let (slot_bytes, beside) = demand.slot_bytes;
+        let most = match beside {
+            0 => DEPTH + COPYING,
+            // Each has memory of the device of its own then, and a table that is pinned.
+            _ => {
+                let affordable = demand.budget_bytes / (slot_bytes + beside).max(1);
+                WITH_SCRATCH.min(usize::try_from(affordable).unwrap_or(usize::MAX))
+            }
+        };
+        let slots = most.min(demand.reads).max(1);
         let depth = DEPTH.min(slots);
         Share { threads: 1, depth: (depth, depth), slots, slot_bytes: demand.longest_bytes }
     }
@@ -177,15 +238,9 @@ impl Member for PinnedCache {
     }
 
     fn notes(&self, stage: Stage) -> Vec<String> {
-        let mut notes = Vec::new();
         let bytes = self.windows.bytes.load(Ordering::Relaxed);
-        if stage == Stage::Over && bytes > 0 {
-            notes.push(format!("{} of the page cache were pinned where they lay", ByteSize(bytes)));
-        }
-        if let (Stage::Over, Some(why)) = (stage, self.windows.refused.get()) {
-            notes.push(format!("not all of the page cache could be pinned: {why}"));
-        }
-        notes
+        let note = || format!("{} of the page cache were pinned where they lay", ByteSize(bytes));
+        (stage == Stage::Over && bytes > 0).then(note).into_iter().collect()
     }
 }
 
@@ -194,46 +249,46 @@ impl Drop for PinnedCache {
         let pinned = std::mem::take(&mut *lock(&self.windows.pinned));
         if !pinned.is_empty() {
             // It takes a third of the time that the load took.
-            self.windows.device.drop_aside(pinned);
+            hoistway_device::drop_aside(pinned);
         }
     }
 }
 
 impl Windows {
-    /// Pins a window, if so much may be.
-    fn pin(&self, local: &LocalFile, range: ByteRange) -> Result<Arc<PinnedView>, String> {
-        let mut pinned = lock(&self.pinned);
-        if pinned.iter().map(|view| view.len()).sum::<u64>() + range.len() > self.most_bytes {
-            // To unpin waits for all copies that are under way.
-            pinned.retain(|view| Arc::strong_count(view) > 1);
+    /// Pins what reads of neighbouring bytes of one file want. `None` if no more may be pinned.
+    fn pin(
+        &self,
+        source: &Arc<dyn Source>,
+        range: ByteRange,
+    ) -> Result<Option<Arc<PinnedView>>, hoistway_io::Error> {
+        if !self.make_room(range.len()) && !self.is_named {
+            return Ok(None);
         }
-        drop(pinned);
-        let view = Arc::new(pin(&self.device, local, range)?);
+        let window = Window::new(pin(&self.device, source, range, false)?);
+        let view = window.0.clone();
         self.bytes.fetch_add(view.len(), Ordering::Relaxed);
-        lock(&self.pinned).push(view.clone());
-        Ok(view)
+        lock(&self.pinned).push(window);
+        Ok(Some(view))
     }
 
-    /// Has the slot of a read show its bytes.
-    fn show(&self, op: &mut ReadOp, view: &Arc<PinnedView>) -> io::Result<usize> {
-        let range = range_of(op);
-        let Buffer::Staged { slot: Some(slot), .. } = &mut op.buffer else {
-            return Err(io::Error::other("a read from pinned pages has no slot"));
-        };
-        slot.show(view, range).map_err(io::Error::other)?;
-        Ok(op.progress.len)
-    }
-
-    /// Pins what reads of neighbouring bytes of one file want.
-    fn pin_all(&self, ops: &[ReadOp]) -> Result<Arc<PinnedView>, String> {
-        let bounds = ops.first().zip(ops.last());
-        let window =
-            bounds.and_then(|(first, last)| ByteRange::new(range_of(first).start(), range_of(last).end()));
-        let (Some(window), Some(first)) = (window, ops.first()) else {
-            return Err("there is nothing to pin".into());
-        };
-        let source = first.source.clone();
-        self.pin(source.local().map_err(|why| why.to_string())?, window)
+    /// Lets windows go that nothing copies from any more, the oldest first, until one of so many bytes has room. `false` if there
+    /// are none.
+    fn make_room(&self, bytes: u64) -> bool {
+        loop {
+            let few: Vec<_> = {
+                let mut pinned = lock(&self.pinned);
+                let taken = PINNED_BYTES.load(Ordering::Relaxed).saturating_add(bytes);
+                if pinned.len() < MOST_WINDOWS && taken <= self.most_bytes {
+                    return true;
+                }
+                pinned.extract_if(.., |window| !window.is_used()).take(FEW_WINDOWS).collect()
+            };
+            if few.is_empty() {
+                return false;
+            }
+            // This waits for all copies that are under way.
+            drop(few);
+        }
     }
 }
 
@@ -243,11 +298,30 @@ fn range_of(op: &ReadOp) -> ByteRange {
 
 /// Whether the page cache holds what an operation reads.
 fn is_held(op: &ReadOp) -> bool {
-    let (Ok(local), range) = (op.source.local(), range_of(op)) else { return false };
-    match local.probe() {
-        Probe::Cachestat => local.buffered_file().is_ok_and(|file| local.probe().is_whole(&file, range)),
-        _ => local.residency(range) == Residency::Cached,
-    }
+    let Ok(local) = op.source.local() else { return false };
+    local.buffered_file().is_ok_and(|file| local.probe().is_whole(&file, range_of(op)))
+}
+
+/// Has the slot of a read show its bytes.
+fn show(op: &mut ReadOp, view: &Arc<PinnedView>) -> io::Result<usize> {
+    let range = range_of(op);
+    let Buffer::Staged { slot: Some(slot), .. } = &mut op.buffer else {
+        return Err(io::Error::other("a read from pinned pages has no slot"));
+    };
+    slot.show(view, range).map_err(io::Error::other)?;
+    Ok(op.progress.len)
+}
+
+/// How many of the first reads, which are in order, are of neighbouring bytes of one file, and no more than a window holds.
+fn first_window(ops: &[ReadOp]) -> usize {
+    let Some(first) = ops.first() else { return 0 };
+    let start = range_of(first).start();
+    let goes_on = |pair: &[ReadOp]| {
+        Arc::ptr_eq(&pair[0].source, &pair[1].source)
+            && range_of(&pair[0]).end() == range_of(&pair[1]).start()
+            && range_of(&pair[1]).end() - start <= LONGEST_BYTES
+    };
+    1 + ops.windows(2).take_while(|pair| goes_on(pair)).count()
 }
 
 /// Pins all reads that wait in it at once, those of neighbouring bytes as one window.
@@ -272,38 +346,39 @@ impl Lane<ReadOp> for PinLane {
 
     fn submit_and_wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
         let windows = &self.windows;
-        let may_pin = windows.is_named || windows.refused.get().is_none();
-        let (mut held, others): (Vec<_>, Vec<_>) =
+        let may_pin = windows.is_named || !windows.has_failed.load(Ordering::Relaxed);
+        let (mut held, missed): (Vec<_>, Vec<_>) =
             self.waiting.drain(..).partition(|op| may_pin && is_held(op));
-        done.extend(others.into_iter().map(|op| Done { op, result: Ok(0) }));
+        // None of their bytes are there: the routes after this one read them.
+        let miss = |op| Done { op, result: Ok(0) };
+        done.extend(missed.into_iter().map(miss));
         held.sort_by_key(|op| (Arc::as_ptr(&op.source).addr(), op.progress.offset));
-        while !held.is_empty() {
-            let next = held.windows(2).position(|pair| !are_neighbours(&pair[0], &pair[1]));
-            let rest = held.split_off(next.map_or(held.len(), |last| last + 1));
+        while let Some(first) = held.first() {
+            let source = first.source.clone();
+            let rest = held.split_off(first_window(&held));
             let ops = std::mem::replace(&mut held, rest);
-            let bytes: u64 = ops.iter().map(|op| range_of(op).len()).sum();
-            if bytes < SHORTEST_BYTES && !windows.is_named {
-                done.extend(ops.into_iter().map(|op| Done { op, result: Ok(0) }));
+            let bounds = ops.first().zip(ops.last());
+            let range = bounds
+                .and_then(|(first, last)| ByteRange::new(range_of(first).start(), range_of(last).end()));
+            let range = range.unwrap_or_default();
+            if range.len() < SHORTEST_BYTES && !windows.is_named {
+                done.extend(ops.into_iter().map(miss));
                 continue;
             }
-            match windows.pin_all(&ops) {
-                Ok(view) => done.extend(ops.into_iter().map(|mut op| {
-                    let result = windows.show(&mut op, &view);
+            match windows.pin(&source, range) {
+                Ok(None) => done.extend(ops.into_iter().map(miss)),
+                Ok(Some(view)) => done.extend(ops.into_iter().map(|mut op| {
+                    let result = show(&mut op, &view);
                     Done { op, result }
                 })),
-                Err(why) => {
-                    let _ = windows.refused.set(why.clone());
-                    done.extend(
-                        ops.into_iter().map(|op| Done { op, result: Err(io::Error::other(why.clone())) }),
-                    );
+                Err(error) => {
+                    windows.has_failed.store(true, Ordering::Relaxed);
+                    let why = error.to_string();
+                    let fail = |op| Done { op, result: Err(io::Error::other(why.clone())) };
+                    done.extend(ops.into_iter().map(fail));
                 }
             }
         }
         Ok(())
     }
-}
-
-/// Whether the second of two reads goes on where the first ends.
-fn are_neighbours(first: &ReadOp, second: &ReadOp) -> bool {
-    Arc::ptr_eq(&first.source, &second.source) && range_of(first).end() == range_of(second).start()
 }
