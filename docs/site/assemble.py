@@ -47,9 +47,35 @@ MODULES = (
         "hoistway.compat.safetensors",
         ["install", "uninstall", "Installation", "reports", "last_report"],
     ),
-    ("Many ranks", "hoistway.distributed", None),
-    ("KV-cache blocks", "hoistway.kv", None),
-    ("Experts larger than memory", "hoistway.experts", None),
+    (
+        "Many ranks",
+        "hoistway.distributed",
+        [
+            *("load_file", "iter_tensors", "DistributedTensors", "TensorIterator", "DistributedReport"),
+            *("tensor_parallel", "expert_parallel", "pipeline_range"),
+        ],
+    ),
+    (
+        "KV-cache blocks",
+        "hoistway.kv",
+        ["Store", "Namespace", "Ticket", "Completion", "Pins", "Region", "Addresses"],
+    ),
+    (
+        "Experts larger than memory",
+        "hoistway.experts",
+        [
+            *(
+                "ExpertStore",
+                "Ticket",
+                "Lease",
+                "LeasedExpert",
+                "LeasedTensors",
+                "ResidencyEvent",
+                "policies",
+            ),
+            *("ExpertCatalog", "ExpertLayer", "Rows", "TraceWriter"),
+        ],
+    ),
     ("Experts of transformers", "hoistway.experts.transformers", ["from_pretrained", "record"]),
     ("Errors", "hoistway.errors", None),
 )
