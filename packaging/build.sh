@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Builds what a release consists of into dist/: wheels and the sdist, the command, the C library, the bill of materials,
-# checksums. Usage: build.sh [ARCHITECTURE]...; by default that of this machine, then aarch64 if it can be compiled for.
+# checksums. Usage: build.sh [ARCHITECTURE]...; by default that of this machine, then aarch64 if it can be compiled for, then
+# `windows`, the wheel for Windows on x86-64, if `just windows-setup` has made what that takes.
 #
 # Zig links, against the glibc of manylinux_2_28: what is built here runs on distributions that are older than this one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source testkit/rust-std.sh
+source testkit/windows/root.sh
 
 glibc=2.28
 here=$(uname -m)
@@ -44,6 +46,13 @@ build() {
     pack "$library"
 }
 
+# The wheel alone. There is no network: cargo has fetched what it needs.
+build_windows() {
+    cargo fetch --quiet --locked --target "$windows_target"
+    in_windows_root 7200 env CARGO_TARGET_DIR="$work/windows" SOURCE_DATE_EPOCH="$SOURCE_DATE_EPOCH" \
+        "$work/venv/bin/maturin" build --profile dist --target "$windows_target" --out dist "${std_flags[@]}"
+}
+
 # Writes the manual pages and the completions of a command that runs here.
 document() {
     local name=(bash hoistway zsh _hoistway fish hoistway.fish)
@@ -63,10 +72,19 @@ rm -rf "$work"/{hoistway-*,libhoistway-*,documented} dist/{*.whl,*.tar.gz,*.cdx.
 mkdir -p dist "$work"
 architectures=("$@")
 if [ $# = 0 ]; then
-    mapfile -t architectures < <(printf '%s\n' "$here" aarch64 | uniq)
+    mapfile -t architectures < <(printf '%s\n' "$here" aarch64 windows | uniq)
 fi
 for arch in "${architectures[@]}"; do
     (
+        if [ "$arch" = windows ]; then
+            if ! test -d "$windows_root" || test "$(id -u)" != 0 || ! find_std "$windows_target"; then
+                echo "windows is left out: run 'just windows-setup' first, and be root" >&2
+                test $# = 0
+                exit
+            fi
+            build_windows
+            exit
+        fi
         if ! find_std "$arch-unknown-linux-gnu"; then
             echo "$arch is left out: neither rustup nor Debian has its standard library" >&2
             test $# = 0

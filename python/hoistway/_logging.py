@@ -51,9 +51,10 @@ def start() -> None:
         logger.setLevel(1)
         logger.addHandler(_Stderr())
     atexit.register(_native.stop_log)
-    os.register_at_fork(
-        before=_native.pause_log, after_in_parent=_native.resume_log, after_in_child=_native.reset_log
-    )
+    if sys.platform != "win32":
+        os.register_at_fork(
+            before=_native.pause_log, after_in_parent=_native.resume_log, after_in_child=_native.reset_log
+        )
 
 
 def hand_over_soon() -> None:

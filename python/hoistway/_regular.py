@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 
 from hoistway.errors import FormatError
 
@@ -25,11 +26,9 @@ def open_regular(path: str | os.PathLike[str]) -> int:
     """
     # Before it is opened: opening a device may do something.
     _check(os.stat(path), path)
-    # It may have become a FIFO since.
     descriptor = _open_without_waiting(path)
     try:
         _check(os.fstat(descriptor), path)
-        os.set_blocking(descriptor, True)
     except BaseException:
         os.close(descriptor)
         raise
@@ -37,12 +36,18 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 
 def _open_without_waiting(path: str | os.PathLike[str]) -> int:
+    if sys.platform == "win32":
+        # Pipes have paths of their own there, and no file becomes one.
+        return os.open(path, os.O_RDONLY | os.O_BINARY | os.O_NOINHERIT)
     flags = os.O_RDONLY | os.O_CLOEXEC
     try:
-        return os.open(path, flags | os.O_NONBLOCK)
+        # It may have become a FIFO since.
+        descriptor = os.open(path, flags | os.O_NONBLOCK)
     except BlockingIOError:
         # A program has a lease of it, which only regular files have, and is given time to let it go.
         return os.open(path, flags)
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def _check(status: os.stat_result, path: str | os.PathLike[str]) -> None:

@@ -42,7 +42,8 @@ def start() -> None:
     _begin()
     atexit.register(_show)
     # A child's loads are its own, and so is its line: of one that ends by `os._exit` there is none.
-    os.register_at_fork(after_in_child=_begin)
+    if sys.platform != "win32":
+        os.register_at_fork(after_in_child=_begin)
 
 
 def note(report: _native.Report, *, is_first: bool) -> None:

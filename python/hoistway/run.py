@@ -37,7 +37,7 @@ def environment() -> dict[str, str]:
 
 def _isolating_flag(command: list[str]) -> str | None:
     """The flag of a Python in the command, itself or behind such as ``env``, by which it ignores the environment."""
-    is_python = re.compile(r"python[0-9.]*").fullmatch
+    is_python = re.compile(r"python[0-9.]*(\.exe)?").fullmatch
     start = next((at for at, word in enumerate(command) if is_python(os.path.basename(word))), len(command))
     words = iter(command[start + 1 :])
     for word in words:
@@ -76,9 +76,10 @@ def main(arguments: list[str]) -> NoReturn:
             "so the program loads by safetensors: leave the flag out, or call install() of hoistway.compat.safetensors",
             file=sys.stderr,
         )
-    # As in a program that Python did not start.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    if sys.platform != "win32":
+        # As in a program that Python did not start.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     sys.stdout.flush()
     sys.stderr.flush()
     try:

@@ -7,6 +7,7 @@
 
 mod bytes;
 mod checkpoint;
+#[cfg(target_os = "linux")]
 mod chunks;
 mod command;
 mod dlpack;
@@ -14,6 +15,7 @@ mod error;
 mod experts;
 mod filling;
 mod key_values;
+#[cfg(target_os = "linux")]
 mod kv;
 mod loading;
 mod log;
@@ -50,6 +52,7 @@ mod _native {
     use super::bytes::{load_bytes, parse_header};
     #[pymodule_export]
     use super::checkpoint::Checkpoint;
+    #[cfg(target_os = "linux")]
     #[pymodule_export]
     use super::chunks::{ChunkReader, mount_point_of_3fs, mount_points_of_3fs, probe_3fs};
     #[pymodule_export]
@@ -62,6 +65,7 @@ mod _native {
     use super::filling::Filling;
     #[pymodule_export]
     use super::key_values::NativeArray;
+    #[cfg(target_os = "linux")]
     #[pymodule_export]
     use super::kv::{KvAddresses, KvCompletion, KvNamespace, KvPins, KvRegion, KvStore, KvTicket};
     #[pymodule_export]

@@ -13,6 +13,11 @@ Works without torch and numpy; takes the tensors of either, and everything that 
 
 from __future__ import annotations
 
+import sys
+
+if sys.platform != "linux":
+    raise ImportError("hoistway.kv: stores of KV-cache blocks are available on Linux only", name=__name__)
+
 from hoistway._native import Addresses, Completion, Pins, Region
 from hoistway.errors import (
     ForkedError,

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -422,7 +423,10 @@ def _filled(entries: Sequence[WriteEntry], fill: Fill, directory: str) -> Iterat
         length += -(-entry.nbytes // _BUFFER_ALIGNMENT) * _BUFFER_ALIGNMENT
     with tempfile.TemporaryFile(dir=directory) as file:
         # Of a page that the file system has no room for, a write to memory kills the process.
-        os.posix_fallocate(file.fileno(), 0, max(length, 1))
+        if sys.platform == "win32":
+            file.truncate(max(length, 1))
+        else:
+            os.posix_fallocate(file.fileno(), 0, max(length, 1))
         with mmap.mmap(file.fileno(), max(length, 1)) as memory, memoryview(memory) as view:
             work = [
                 (view[offsets[entry.name] : offsets[entry.name] + entry.nbytes], entry)

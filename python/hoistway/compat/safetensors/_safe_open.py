@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -204,8 +205,8 @@ class _safe_open_handle(safe_open):  # noqa: N801
             is_same = os.path.samestat(os.stat(name), os.fstat(descriptor))
         except OSError:
             is_same = False
-        # What was renamed or deleted since is still what the descriptor says.
-        path = name if is_same else f"/proc/self/fd/{descriptor}"
+        # What was renamed or deleted since is still what the descriptor says. Windows has no path of a descriptor.
+        path = name if is_same or sys.platform == "win32" else f"/proc/self/fd/{descriptor}"
         return super().__new__(cls, path, framework, device, backend=backend)
 
 

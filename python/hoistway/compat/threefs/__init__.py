@@ -11,6 +11,11 @@ What differs: many reads are in flight at once; threads may share a reader; what
 reads wrongly, is an exception of `hoistway.errors`; and no vendor library is needed.
 """
 
+import sys
+
+if sys.platform != "linux":
+    raise ImportError("hoistway.compat.threefs: 3FS is read on Linux only", name=__name__)
+
 from hoistway.compat.threefs._backend import (
     create_reader,
     extract_mount_point,
