@@ -185,15 +185,15 @@ check-windows:
     testkit/windows/check.sh
 
 # Needs root and Debian's apt. Takes five minutes and 2.5 GB, in ~/.cache/hoistway/windows.
-# Set up what windows-test runs in: a Debian of its own with Wine 10 and mingw. Installs nothing.
+# Set up what windows-test runs in: a Debian of its own with Wine 10 and mingw, and Python for Windows. Installs nothing.
 [group('windows')]
-windows-setup:
-    testkit/windows/setup.sh
+windows-setup: venv
+    PATH='{{ bin }}':"$PATH" testkit/windows/setup.sh
 
 # Run tests and the command for Windows under Wine, after windows-setup. Arguments choose tests by name.
 [group('windows')]
-windows-test *arguments:
-    testkit/windows/test.sh "$@"
+windows-test *arguments: venv
+    PATH='{{ bin }}':"$PATH" testkit/windows/test.sh "$@"
 
 # Build the site of the documentation in target/docs/site. A link that leads nowhere is an error.
 [group('documentation')]

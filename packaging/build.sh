@@ -51,6 +51,9 @@ build_windows() {
     cargo fetch --quiet --locked --target "$windows_target"
     in_windows_root 7200 env CARGO_TARGET_DIR="$work/windows" SOURCE_DATE_EPOCH="$SOURCE_DATE_EPOCH" \
         "$work/venv/bin/maturin" build --profile dist --target "$windows_target" --out dist "${std_flags[@]}"
+    rm -rf "$work/unpacked"
+    python -m zipfile -e dist/*-win_amd64.whl "$work/unpacked"
+    in_windows_root 600 testkit/windows/package.sh "$work/unpacked" "$windows_python"
 }
 
 # Writes the manual pages and the completions of a command that runs here.
@@ -77,7 +80,7 @@ fi
 for arch in "${architectures[@]}"; do
     (
         if [ "$arch" = windows ]; then
-            if ! test -d "$windows_root" || test "$(id -u)" != 0 || ! find_std "$windows_target"; then
+            if ! test -d "$windows_root" || ! test -d "$windows_python" || test "$(id -u)" != 0 || ! find_std "$windows_target"; then
                 echo "windows is left out: run 'just windows-setup' first, and be root" >&2
                 test $# = 0
                 exit

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -68,7 +69,8 @@ def main(arguments: list[str]) -> NoReturn:
     command = arguments[1:] if arguments[:1] == ["--"] else arguments
     if not command:
         raise SystemExit(USAGE)
-    if command[0].endswith(".py") and shutil.which(command[0]) is None:
+    # Windows names scripts among programs, and starts none by its name.
+    if command[0].endswith(".py") and (sys.platform == "win32" or shutil.which(command[0]) is None):
         command = [sys.executable, *command]
     if flag := _isolating_flag(command):
         print(
@@ -76,16 +78,23 @@ def main(arguments: list[str]) -> NoReturn:
             "so the program loads by safetensors: leave the flag out, or call install() of hoistway.compat.safetensors",
             file=sys.stderr,
         )
-    if sys.platform != "win32":
-        # As in a program that Python did not start.
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        os.execvpe(command[0], command, variables)
+        _become(command, variables)
     except OSError as error:
         raise SystemExit(f"hoistway.run: '{command[0]}' cannot be run: {error.strerror}") from None
+
+
+def _become(command: list[str], variables: dict[str, str]) -> NoReturn:
+    if sys.platform == "win32":
+        # No program takes the place of another there. Ctrl-C is for that one; this one waits for it.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise SystemExit(subprocess.run(command, env=variables, check=False).returncode)
+    # As in a program that Python did not start.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    os.execvpe(command[0], command, variables)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ mod dlpack;
 mod error;
 mod experts;
 mod filling;
+mod holder;
 mod key_values;
 #[cfg(target_os = "linux")]
 mod kv;
@@ -84,6 +85,12 @@ mod _native {
     use super::tensor::{Tensor, to_torch};
     #[pymodule_export]
     use super::{doctor, is_remote, memory_limits, release_devices, search_libraries_in, version};
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn start(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::holder::find(module.py())
+    }
 }
 
 use crate::error::IntoPython;

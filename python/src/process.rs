@@ -1,7 +1,7 @@
 //! What is tied to the process that opened it, and may take a while to end.
 #![allow(unsafe_code)]
 
-use crate::error::named;
+use crate::{error::named, holder::holds_interpreter};
 use pyo3::{ffi, prelude::*, types::PyDict};
 use std::{
     mem::ManuallyDrop,
@@ -72,17 +72,6 @@ impl<T: Send> Drop for Detached<T> {
             _ = Python::try_attach(move |py| py.detach(move || drop(part)));
         }
     }
-}
-
-unsafe extern "C" {
-    /// Whether this thread holds the interpreter. Every CPython exports it, though it is not in the stable ABI.
-    safe fn PyGILState_Check() -> std::ffi::c_int;
-}
-
-/// Whether this thread holds the interpreter: what counts the calls of this module cannot tell, as another library may have
-/// let it go within one of them, and drop a tensor of ours.
-fn holds_interpreter() -> bool {
-    PyGILState_Check() == 1
 }
 
 /// A part that is tied to its process and dropped without the interpreter.

@@ -6,6 +6,8 @@
 windows_at=${HOISTWAY_WINDOWS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hoistway/windows}
 # A new number for another content.
 windows_root=$windows_at/root-1
+# CPython for Windows, with what tests of the package need.
+windows_python=$windows_at/python-1
 windows_target=x86_64-pc-windows-gnu
 
 # Runs a command there, for at most so many seconds, with standard output and errors of the caller. The repository and the folders
@@ -17,12 +19,13 @@ in_windows_root() {
     timeout --kill-after=10 "$seconds" \
         unshare --mount --propagation private --pid --fork --kill-child \
         bash -euo pipefail -c "$enter_windows_root" in_windows_root \
-        "$windows_at" "$windows_root" "$PWD" "${CARGO_HOME:-$HOME/.cargo}" "${RUSTUP_HOME:-$HOME/.rustup}" "$@"
+        "$windows_at" "$windows_root" "$windows_python" "$PWD" "${CARGO_HOME:-$HOME/.cargo}" \
+        "${RUSTUP_HOME:-$HOME/.rustup}" "$@"
 }
 
 enter_windows_root='
-    at=$1 root=$2 repository=$3 cargo=$4 rustup=$5
-    shift 5
+    at=$1 root=$2 python=$3 repository=$4 cargo=$5 rustup=$6
+    shift 6
     mkdir -p "$at/mounts"
     mount -t tmpfs -o size=50% tmpfs "$at/mounts"
     mkdir "$at"/mounts/{upper,work,root}
@@ -35,7 +38,8 @@ enter_windows_root='
         mkdir -p root/root/.wine/drive_c/users/root/Temp root/root/.wine/drive_c/users/root/AppData/Local/Temp
         mount -t tmpfs tmpfs root/root/.wine/drive_c/users/root/AppData/Local/Temp
     fi
-    for folder in "$repository" "$cargo" "$rustup"; do
+    for folder in "$repository" "$cargo" "$rustup" "$python"; do
+        test -d "$folder" || continue
         mkdir -p "root$folder"
         mount --bind "$folder" "root$folder"
     done

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/../.."
 source testkit/rust-std.sh
 source testkit/windows/root.sh
 
-test -d "$windows_root" || { echo "run 'just windows-setup' first" >&2; exit 1; }
+test -d "$windows_root" && test -d "$windows_python" || { echo "run 'just windows-setup' first" >&2; exit 1; }
 test "$(id -u)" = 0 || { echo 'windows-test needs root, for mounts' >&2; exit 1; }
 find_std "$windows_target"
 # There is no network where it is built.
@@ -36,7 +36,7 @@ if (($# == 0)); then
     testkit/windows/check.sh x86_64-pc-windows-msvc
     cargo build --quiet --package hoistway-cli --all-features
     in_windows_root 3600 cargo build --quiet --locked "${std_flags[@]}" --target "$windows_target" \
-        --package hoistway-cli --package hoistway-capi --package fake-cuda
+        --package hoistway-cli --package hoistway-capi --package hoistway-python --package fake-cuda
     models=(target/windows/generated)
     python3 testkit/windows/checkpoint.py "${models[0]}"
     test -e .demo/model/model.safetensors && models+=(.demo/model)
@@ -48,4 +48,16 @@ if (($# == 0)); then
     done
     python3 testkit/windows/checkpoint.py target/windows/small 100000
     in_windows_root 600 testkit/windows/capi.sh target/windows/small/model-1.safetensors
+    if tree=$(cd integrations/llama.cpp && python3 -c 'import build; print(build.patched_tree())'); then
+        in_windows_root 300 testkit/windows/llama_cpp.sh "$tree"
+    else
+        echo 'skipped: the sources of llama.cpp cannot be had' >&2
+    fi
+    # As a wheel has it.
+    rm -rf target/windows/package
+    mkdir target/windows/package
+    cp -r python/hoistway target/windows/package/
+    rm -f target/windows/package/hoistway/*.so
+    cp target/windows/$windows_target/debug/_native.dll target/windows/package/hoistway/_native.pyd
+    in_windows_root 600 testkit/windows/package.sh "$PWD/target/windows/package" "$windows_python"
 fi

@@ -5,7 +5,8 @@ mod common;
 
 use common::{
     HAS_DIRECT_PATH, QUEUED, all_devices, assert_is_file, assert_is_gguf, can_read, devices, expected,
-    in_memory, make_cold, make_warm, mixed_gguf, mixed_model, reading::Warm, tensor, write_model,
+    in_memory, make_cold, make_warm, mixed_gguf, mixed_model, reading::Warm, system::write_all_at, tensor,
+    write_model,
 };
 use hoistway::{
     Arrival, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded, Route,
@@ -15,7 +16,7 @@ use hoistway::{
     route::Access,
     save::{SaveOptions, Sharding, TensorBytes, TensorData, save_sharded},
 };
-use std::{fs, os::unix::fs::FileExt, path::Path};
+use std::{fs, path::Path};
 
 /// Every way to move bytes to private memory and to a device, with what must carry them on a cold file of a disk.
 fn routes(directory: &Path) -> Vec<(LoadOptions, Route)> {
@@ -204,7 +205,7 @@ fn a_save_beside_an_index_that_is_a_fifo_is_refused() {
 fn warm_part(path: &Path, start: u64, len: usize) {
     let file = fs::File::open(path).unwrap();
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
-    file.read_exact_at(&mut vec![0; len], start).unwrap();
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut vec![0; len], start).unwrap();
 }
 
 fn sum(loaded: &Loaded, route: Route) -> u64 {
@@ -525,7 +526,7 @@ fn what_a_load_knows_of_its_reads_is_part_of_its_budget() {
     let mut expected = vec![0; rows as usize];
     for (number, byte) in expected.iter_mut().enumerate().step_by(37) {
         *byte = (number % 251) as u8;
-        writer.write_all_at(&[*byte], file.len() as u64 + number as u64 * row).unwrap();
+        write_all_at(&writer, &[*byte], file.len() as u64 + number as u64 * row);
     }
     let column = Selection::all().slice("m", TensorSlice::new(vec![0..rows, 0..1]));
     let options = LoadOptions::default().selection(column).direct(DirectIo::Never);

@@ -284,6 +284,8 @@ def _this_node() -> str:
 
 def _this_host() -> str:
     """The same for processes to which a path is the same file: of one node, and of one view of its mounts."""
+    if sys.platform == "win32":
+        return _this_node()
     try:
         return f"{_this_node()} {os.readlink('/proc/self/ns/mnt')}"
     except OSError:

@@ -85,7 +85,7 @@ def _place(limit: str) -> str:
     _, slash, path = limit.partition("/")
     kernel = running_kernel()
     if not slash:
-        return kernel
+        return f"{kernel} {limit}"
     try:
         status = os.stat(f"/{path}")
     except OSError:

@@ -205,8 +205,11 @@ class _safe_open_handle(safe_open):  # noqa: N801
             is_same = os.path.samestat(os.stat(name), os.fstat(descriptor))
         except OSError:
             is_same = False
-        # What was renamed or deleted since is still what the descriptor says. Windows has no path of a descriptor.
-        path = name if is_same or sys.platform == "win32" else f"/proc/self/fd/{descriptor}"
+        if not is_same and sys.platform == "win32":
+            reason = "the open file has another name by now, or none: Windows reads it by its name only"
+            raise FileNotFoundError(errno.ENOENT, reason, name)
+        # What was renamed or deleted since is still what the descriptor says.
+        path = name if is_same else f"/proc/self/fd/{descriptor}"
         return super().__new__(cls, path, framework, device, backend=backend)
 
 
