@@ -140,11 +140,19 @@ def store_some(case: Case, process: int, spans: list[int], together: Any, out: A
     out.put(results)
 
 
+def rate_of(results: tuple[dict[str, Any], ...]) -> float:
+    """GB/s of all processes together, from the start of the first to the end of the last."""
+    seconds = max(result["ended"] for result in results) - min(result["started"] for result in results)
+    return float(sum(result["bytes"] for result in results) / seconds / 1e9)
+
+
 def stores(case: Case) -> list[dict[str, Any]]:
     """The rates of all processes together: of the filling, and of each span after it."""
     shutil.rmtree(case.root, ignore_errors=True)
     context = multiprocessing.get_context("spawn")
-    out, together = context.Queue(), context.Barrier(case.processes)
+    # A process that fails leaves the others waiting.
+    longest = 2 * FILL_SPANS * case.seconds + 60
+    out, together = context.Queue(), context.Barrier(case.processes, timeout=longest)
     ends = [case.capacity * (1 + span) // case.processes for span in (0, *SPANS)]
     workers = [
         context.Process(target=store_some, args=(case, number, ends, together, out))
@@ -152,13 +160,13 @@ def stores(case: Case) -> list[dict[str, Any]]:
     ]
     for worker in workers:
         worker.start()
-    each = [out.get() for _ in workers]
+    each = [out.get(timeout=(1 + len(SPANS)) * longest) for _ in workers]
     for worker in workers:
         worker.join()
     return [
         {
             "span": span,
-            "gb_s": sum(result["bytes"] / (result["ended"] - result["started"]) for result in results) / 1e9,
+            "gb_s": rate_of(results),
             "refused": dict(sum((result["refused"] for result in results), Counter[str]())),
             "payload_share": statistics.median(result["payload_share"] for result in results),
         }

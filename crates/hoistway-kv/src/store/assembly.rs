@@ -176,8 +176,8 @@ impl Assembly {
         &self.place
     }
 
-    /// Takes on those items that the block lacks. `shards` and `stride` are what their request says of it.
-    pub(crate) fn join(&self, group: Group, shards: u32, stride: u64) -> Joined {
+    /// Takes on those items that the block lacks. `shards` is what their request says of it.
+    pub(crate) fn join(&self, group: Group, shards: u32) -> Joined {
         let mut progress = lock(&self.progress);
         if matches!(progress.phase, Phase::Abandoned) {
             return Joined::Abandoned(group);
@@ -185,7 +185,8 @@ impl Assembly {
         let is_gathering = matches!(progress.phase, Phase::Gathering(_));
         let (mut items, mut others) = (Vec::new(), Vec::new());
         for item in group.items {
-            let status = if shards != self.shards || stride != self.place.stride || group.key != self.key {
+            let fits = shards == self.shards && item.len <= self.place.stride && group.key == self.key;
+            let status = if !fits {
                 Some(Status::Mismatch)
             } else if !is_gathering {
                 Some(Status::Exists)

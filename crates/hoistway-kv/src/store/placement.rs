@@ -28,11 +28,15 @@ use std::{
 
 /// Writes that are handed on together: each time costs locks, and wakes threads.
 const MOST_TOGETHER: usize = 32;
-/// Longest time that a block waits until others of this process are written, whose room it can then have.
-const WRITES_TIMEOUT: Duration = Duration::from_secs(30);
+/// Age of a request without a time-out after which its blocks wait no more for others of this process to be written, whose
+/// room they can then have.
+const WRITES_TIMEOUT: Duration = Duration::from_secs(5);
+/// Part of its time-out that is the age of any other one: a store that is slower than its callers refuses, before it does
+/// nothing in time.
+const WRITES_PART: u32 = 8;
 /// Longest time that a block waits for other processes to give up room.
 const OTHERS_TIMEOUT: Duration = Duration::from_secs(1);
-/// After a wait in vain, blocks without room are refused at once for this long.
+/// After a wait in vain, no block waits for the same for this long.
 const WAIT_PAUSE: Duration = Duration::from_secs(5);
 /// Time between looks whether a request that waits for room has ended.
 const TICK: Duration = Duration::from_millis(20);
@@ -99,10 +103,9 @@ impl Drop for Taken {
 
 /// Places blocks until it is told to stop.
 pub(crate) fn run(core: &Arc<Core>, tasks: &Receiver<Message<StoreTask>>) {
-    let mut refuses_until = None;
+    let mut pauses = Pauses::default();
     while let Ok(Message::Task(StoreTask { options, blocks })) = tasks.recv() {
-        let mut placement =
-            Placement { core, options: &options, writes: Vec::new(), refuses_until: &mut refuses_until };
+        let mut placement = Placement { core, options: &options, writes: Vec::new(), pauses: &mut pauses };
         let len_of = |block: &StoreBlock| block.shape.block_bytes(options.shards);
         let mut following = blocks.iter().map(len_of).fold(0, u64::saturating_add);
         for block in blocks {
@@ -128,8 +131,31 @@ struct Placement<'a> {
     options: &'a Arc<StoreOptions>,
     /// Of blocks that have places, and are not handed on yet.
     writes: Vec<(Charge, Waiting)>,
-    /// Until when no block waits for room.
-    refuses_until: &'a mut Option<Instant>,
+    pauses: &'a mut Pauses,
+}
+
+/// Until when no block waits for room.
+#[derive(Default)]
+struct Pauses {
+    /// That blocks of this process are written to.
+    writes: Option<Instant>,
+    /// That other processes have.
+    others: Option<Instant>,
+}
+
+impl Pauses {
+    fn of(&mut self, wait: RoomWait) -> &mut Option<Instant> {
+        match wait {
+            RoomWait::Others => &mut self.others,
+            _ => &mut self.writes,
+        }
+    }
+}
+
+/// What a block waits for, and since when.
+struct Wait {
+    what: RoomWait,
+    since: Instant,
 }
 
 /// Ends items that are not written.
@@ -171,7 +197,7 @@ impl Placement<'_> {
                     }
                 },
             };
-            match assembly.join(group, options.shards, shape.stride) {
+            match assembly.join(group, options.shards) {
                 Joined::Abandoned(same) => {
                     core.assemblies.remove(&assembly);
                     group = same;
@@ -203,7 +229,7 @@ impl Placement<'_> {
             following,
             is_partial,
         };
-        let begin = Instant::now();
+        let mut wait = None;
         loop {
             let stamp = core.layout.room_stamp();
             return match core.layout.reserve(block()) {
@@ -214,7 +240,7 @@ impl Placement<'_> {
                 }
                 Ok(Reservation::Exists | Reservation::InFlight) => Err(Status::Exists),
                 Ok(Reservation::Dropped(DropReason::NoRoom))
-                    if !is_partial && self.wait_for_room(stamp, begin) =>
+                    if !is_partial && self.wait_for_room(stamp, &mut wait) =>
                 {
                     continue;
                 }
@@ -228,27 +254,53 @@ impl Placement<'_> {
         }
     }
 
-    /// Waits, as a block has since `begin`, until there may be more room than there was when the layout had this stamp. Returns
-    /// whether there may be. Meanwhile no other block gets a place, which has no more room than this one.
-    fn wait_for_room(&mut self, stamp: u64, begin: Instant) -> bool {
-        if self.refuses_until.is_some_and(|until| Instant::now() < until) {
-            return false;
-        }
+    /// Waits until there may be more room than there was when the layout had this stamp. Returns whether there may be. `wait`
+    /// is what the block has waited for so far. Meanwhile no other block gets a place.
+    fn wait_for_room(&mut self, stamp: u64, wait: &mut Option<Wait>) -> bool {
         // What waits to be handed on may be what has the room.
         self.hand_on();
-        while !self.options.ticket.has_ended() {
-            let longest = match self.core.layout.wait_for_room(stamp, Instant::now() + TICK) {
+        loop {
+            let now = Instant::now();
+            if let Some(Wait { what, since }) = wait {
+                let has_ended = self.options.ticket.has_ended();
+                if has_ended || now >= self.end_of_wait(*what, *since) {
+                    if now.duration_since(*since) >= OTHERS_TIMEOUT.min(self.longest()) {
+                        *self.pauses.of(*what) = Some(now + WAIT_PAUSE);
+                    }
+                    return false;
+                }
+            }
+            // Without waiting, which tells what there is to wait for.
+            let what = self.core.layout.wait_for_room(stamp, now);
+            match what {
                 RoomWait::Changed => return true,
                 RoomWait::Nothing => return false,
-                RoomWait::Writes => WRITES_TIMEOUT,
-                RoomWait::Others => OTHERS_TIMEOUT,
-            };
-            if begin.elapsed() >= longest {
-                *self.refuses_until = Some(Instant::now() + WAIT_PAUSE);
+                RoomWait::Writes | RoomWait::Others => {}
+            }
+            if self.pauses.of(what).is_some_and(|until| now < until) || now >= self.end_of_wait(what, now) {
                 return false;
             }
+            if wait.as_ref().is_none_or(|wait| wait.what != what) {
+                *wait = Some(Wait { what, since: now });
+            }
+            self.core.layout.wait_for_room(stamp, now + TICK);
         }
-        false
+    }
+
+    /// When a block that has waited for this since then waits no more.
+    fn end_of_wait(&self, what: RoomWait, since: Instant) -> Instant {
+        match what {
+            RoomWait::Others => since + OTHERS_TIMEOUT,
+            _ => self.options.ticket.submitted + self.longest(),
+        }
+    }
+
+    /// Age of the request after which its blocks wait no more for those of this process.
+    fn longest(&self) -> Duration {
+        let ticket = &self.options.ticket;
+        ticket.deadline.map_or(WRITES_TIMEOUT, |deadline| {
+            deadline.saturating_duration_since(ticket.submitted) / WRITES_PART
+        })
     }
 
     fn hand_on(&mut self) {

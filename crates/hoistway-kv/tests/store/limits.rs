@@ -99,6 +99,8 @@ fn one_request_may_have_more_blocks_than_there_is_room_for() {
         let memory = Memory::of(&bytes_of("all", 0, SHAPE.len), 0);
         let item = |number| Item::new(key(&format!("block {number}")), 0, memory.pieces(1));
         let request = Request::new((0..256).map(item).collect(), KeepAlive::new(memory.clone()));
+        // A part of it is the longest time that blocks wait for room.
+        let request = request.timeout(Duration::from_secs(3600));
         // SAFETY: the request keeps the memory, and nothing writes to it.
         let completion = end(&unsafe { blocks.store(request) }.unwrap());
         assert!(completion.is_ok(), "{completion:?}");

@@ -231,8 +231,10 @@ impl Drop for Token {
         if let Some(bytes) = pending.bytes.get_mut(&self.namespace) {
             *bytes = bytes.saturating_sub(self.bytes());
         }
+        // At the same moment: who finds none that are written to has seen this.
+        pending.room_changes += 1;
         drop(pending);
-        self.writer.note_room();
+        self.writer.room_changed.notify_all();
     }
 }
 

@@ -89,11 +89,12 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes to the lease how much this writer would allocate, if it has less than its share.
+    /// Writes to the lease how much this writer would allocate, if there are others and it has less than its share.
     pub(super) fn note_want(&self, charge: u64, locked: &RootLock<'_>) -> Result<()> {
         let own = self.own_charge()?;
-        let has_share = own.saturating_add(charge) > self.limits.capacity / self.others(locked)?.writers;
-        self.wanted.store(if has_share { 0 } else { charge }, Ordering::Release);
+        let writers = self.others(locked)?.writers;
+        let has_share = own.saturating_add(charge) > self.limits.capacity / writers;
+        self.wanted.store(if has_share || writers == 1 { 0 } else { charge }, Ordering::Release);
         self.say_alive()
     }
 

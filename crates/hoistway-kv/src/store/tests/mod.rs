@@ -461,6 +461,20 @@ fn too_many_bytes_at_once_queue_loads_and_refuse_stores() {
 }
 
 #[test]
+fn a_store_waits_for_room_in_vain_for_a_part_of_its_time() {
+    let bench = bench(|options| options.timeout = Some(Duration::from_secs(40)));
+    bench.transfers.hold(Some(Direction::Write));
+    let held: Vec<_> = (0..4).map(|number| bench.store_shard(&format!("held {number}"), 0, 1).0).collect();
+    let refused = [Status::Dropped(DropReason::NoRoom)];
+    for number in 0..3 {
+        let (ticket, _) = bench.store_shard(&format!("refused {number}"), 0, 1);
+        assert_eq!(end(&ticket).items, refused, "rather than out of time");
+    }
+    bench.transfers.hold(None);
+    held.iter().for_each(|ticket| assert_eq!(end(ticket).items, [Status::Ok]));
+}
+
+#[test]
 fn a_store_is_taken_whole_or_not_at_all() {
     let bench = bench(|options| options.max_in_flight_bytes = 10_000);
     let store = |keys: &[&str]| {

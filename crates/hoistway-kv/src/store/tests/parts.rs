@@ -8,7 +8,7 @@ use crate::{
     io::{Carrier, Checksums, DeviceRegion, Direction, Failure, Header, IoReport, Job, Outcome, Transfers},
     layout::{
         Administration, Claim, Found, Layout, Listed, Lookup, NewBlock, Observed, Place, Reservation,
-        Sharing, Usage, Verdict, Written,
+        RoomWait, Sharing, Usage, Verdict, Written,
     },
 };
 use hoistway_io::parallel::lock;
@@ -17,7 +17,8 @@ use std::{
     os::unix::fs::FileExt,
     path::Path,
     sync::{Arc, Condvar, Mutex},
-    time::{Instant, SystemTime},
+    thread,
+    time::{Duration, Instant, SystemTime},
 };
 use uuid::Uuid;
 
@@ -117,6 +118,26 @@ impl Slots {
 }
 
 impl Layout for Slots {
+    fn room_stamp(&self) -> u64 {
+        lock(&self.state).free.len() as u64
+    }
+
+    fn wait_for_room(&self, stamp: u64, until: Instant) -> RoomWait {
+        loop {
+            let state = lock(&self.state);
+            let what = match state.claimed.is_empty() {
+                _ if state.free.len() as u64 != stamp => RoomWait::Changed,
+                true => RoomWait::Nothing,
+                false => RoomWait::Writes,
+            };
+            if what != RoomWait::Writes || Instant::now() >= until {
+                return what;
+            }
+            drop(state);
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     fn contains(&self, _: NamespaceId, blocks: &[(&[u8], Fingerprint)], found: &mut [bool]) {
         let state = lock(&self.state);
         for ((_, block), found) in blocks.iter().zip(found) {
@@ -315,7 +336,7 @@ impl Sharing for Slots {
 /// Moves bytes on a thread of its own, one transfer after the other, unless it is told to wait.
 pub(super) struct OneThread {
     shared: Arc<Shared>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    thread: Option<thread::JoinHandle<()>>,
 }
 
 #[derive(Default)]
@@ -348,7 +369,7 @@ impl OneThread {
     pub(super) fn start() -> Self {
         let shared = Arc::new(Shared::default());
         let own = shared.clone();
-        Self { shared, thread: Some(std::thread::spawn(move || own.run())) }
+        Self { shared, thread: Some(thread::spawn(move || own.run())) }
     }
 
     pub(super) fn shared(&self) -> Arc<Shared> {
