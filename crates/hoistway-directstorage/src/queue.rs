@@ -1,0 +1,398 @@
+//! Reads in flight.
+#![allow(unsafe_code)]
+
+use crate::{
+    Failure, REQUEST_BYTES, StorageFile,
+    abi::{
+        self, Destination, ErrorRecord, FactoryTable, QUEUE_CAPACITY, QueueTable, Request, Source,
+        StatusArrayTable,
+    },
+    interface::Reference,
+    pieces, runtime,
+};
+use std::{
+    collections::VecDeque,
+    fmt, io,
+    mem::{self, ManuallyDrop},
+    os::windows::io::{AsRawHandle, FromRawHandle, OwnedHandle},
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use windows_sys::Win32::{
+    Foundation::{WAIT_FAILED, WAIT_OBJECT_0},
+    System::Threading::{CreateEventW, WaitForMultipleObjects},
+};
+
+/// The longest wait before results are looked at again, whatever events tell.
+const SLICE: Duration = Duration::from_secs(1);
+/// Bits of a tag that tell the reads of a queue from each other.
+const TAG_BITS: u32 = 32;
+/// How long cancelled reads may take to end.
+const CANCEL_PATIENCE: Duration = Duration::from_secs(10);
+/// Entries of a read beside its requests: its result, and the event that tells of it.
+const MORE_ENTRIES: usize = 2;
+/// Entries of reads in flight, at most: an entry that finds the queue full would wait for another to end. There is room left for the
+/// last one.
+const MOST_ENTRIES: usize = QUEUE_CAPACITY.1 as usize - 64;
+
+/// Reads that one thread has in flight, of any files, into host memory.
+///
+/// What the runtime writes to belongs to the owner of a read, which the queue keeps until the read has ended. A read that ends is told by
+/// its own result, which the runtime writes before it sets the event; an event alone tells nothing. A queue that is dropped cancels
+/// its reads and waits for them. If that takes longer than 10 s, owners, files and queue are leaked.
+pub struct Queue<T> {
+    queue: ManuallyDrop<Reference<QueueTable>>,
+    /// A result for each read, and one more for the end.
+    statuses: ManuallyDrop<Reference<StatusArrayTable>>,
+    /// Set by the runtime after each result.
+    told: ManuallyDrop<OwnedHandle>,
+    in_flight: Vec<Option<InFlight<T>>>,
+    free: Vec<usize>,
+    /// Reads for whose requests the queue has no entries left.
+    waiting: VecDeque<(T, Read)>,
+    /// Reads that ended without a request.
+    ended: Vec<Ended<T>>,
+    /// Entries that reads in flight take of the queue.
+    entries: usize,
+    needs_submit: bool,
+    /// The upper half of the tags of its requests. The lower half is the number of the read.
+    tag: u64,
+    reads: u32,
+    patience: Duration,
+    /// When a read has ended last, or was added where there was none.
+    heard_at: Instant,
+    /// The first failure that the error event told of.
+    first_failure: Option<i32>,
+}
+
+/// What a read fills.
+#[derive(Debug)]
+pub struct Read {
+    /// The file.
+    pub file: Arc<StorageFile>,
+    /// The first byte.
+    pub offset: u64,
+    /// Where it goes.
+    pub memory: *mut u8,
+    /// How many bytes. What lies past the end of the file is not read.
+    pub len: usize,
+}
+
+// SAFETY: the memory belongs to the owner of the read, which may be sent.
+unsafe impl Send for Read {}
+
+/// A read that has ended.
+#[derive(Debug)]
+pub struct Ended<T> {
+    /// The owner of its memory.
+    pub owner: T,
+    /// How many bytes came, or why none did. None come from past the end of the file.
+    pub result: Result<usize, Failure>,
+}
+
+#[derive(Debug)]
+struct InFlight<T> {
+    owner: T,
+    len: usize,
+    entries: usize,
+    tag: u64,
+    is_cancelled: bool,
+    /// Open as long as it is read.
+    _file: Arc<StorageFile>,
+}
+
+impl<T> Queue<T> {
+    pub(crate) fn new(
+        factory: &Reference<FactoryTable>,
+        depth: usize,
+        patience: Duration,
+    ) -> Result<Self, Failure> {
+        static QUEUES: AtomicU64 = AtomicU64::new(1);
+        let statuses = u32::try_from(depth).ok().and_then(|depth| depth.checked_add(1));
+        let too_deep = || Failure::new("CreateQueue", abi::E_DSTORAGE_INVALID_QUEUE_CAPACITY);
+        let statuses = runtime::create_statuses(factory, statuses.ok_or_else(too_deep)?)?;
+        let queue = runtime::create_queue(factory, QUEUE_CAPACITY.1)?;
+        let told = event().map_err(|error| {
+            Failure::new("CreateQueue", abi::E_FAIL).with(format!("no event can be made: {error}"))
+        })?;
+        Ok(Self {
+            queue: ManuallyDrop::new(queue),
+            statuses: ManuallyDrop::new(statuses),
+            told: ManuallyDrop::new(told),
+            in_flight: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            waiting: VecDeque::new(),
+            ended: Vec::new(),
+            entries: 0,
+            needs_submit: false,
+            tag: QUEUES.fetch_add(1, Ordering::Relaxed) << TAG_BITS,
+            reads: 0,
+            patience,
+            heard_at: Instant::now(),
+            first_failure: None,
+        })
+    }
+
+    /// Returns how many reads it takes.
+    pub fn depth(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Returns how many reads were pushed and have not come back.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len() - self.free.len() + self.waiting.len() + self.ended.len()
+    }
+
+    /// Adds a read. The next [`wait`](Self::wait) submits all that were added.
+    ///
+    /// # Safety
+    /// Until it has come back, the memory of `read` is valid and stays where it is, and nothing else uses it: `owner` sees to that
+    /// until it is dropped, also while it is moved.
+    pub unsafe fn push(&mut self, owner: T, read: Read) {
+        if self.in_flight() >= self.depth() {
+            let failure = Failure::new("EnqueueRequest", abi::E_FAIL)
+                .with("more reads were pushed than the queue takes");
+            return self.ended.push(Ended { owner, result: Err(failure) });
+        }
+        if self.in_flight() == 0 {
+            self.heard_at = Instant::now();
+        }
+        self.waiting.push_back((owner, read));
+        self.start_waiting();
+    }
+
+    /// Submits what was added, waits for `most` until a read has ended, and appends those that have. Returns at once if none is in
+    /// flight.
+    ///
+    /// # Errors
+    /// That the runtime has told the end of none for as long as the queue has patience: what becomes of them is not known, and the queue
+    /// is of no use any more.
+    pub fn wait(&mut self, ended: &mut Vec<Ended<T>>, most: Duration) -> Result<(), Failure> {
+        let (started, before) = (Instant::now(), ended.len());
+        while self.in_flight() > 0 {
+            self.collect(ended);
+            self.start_waiting();
+            ended.append(&mut self.ended);
+            self.submit();
+            if ended.len() > before {
+                self.heard_at = Instant::now();
+                break;
+            }
+            let silent = self.heard_at.elapsed();
+            let patience = self.patience.saturating_sub(silent);
+            if patience.is_zero() {
+                return Err(self.silence(silent));
+            }
+            let rest = most.saturating_sub(started.elapsed());
+            if rest.is_zero() {
+                break;
+            }
+            self.wait_for_event(rest.min(patience).min(SLICE))?;
+        }
+        Ok(())
+    }
+
+    /// Asks the runtime to end the reads in flight whose owners are wanted no more. They come back from [`wait`](Self::wait) as all do,
+    /// as failed.
+    pub fn cancel(&mut self, is_over: impl Fn(&T) -> bool) {
+        let (table, queue) = (self.queue.table(), self.queue.object());
+        for own in self.in_flight.iter_mut().flatten() {
+            if !own.is_cancelled && is_over(&own.owner) {
+                own.is_cancelled = true;
+                // SAFETY: the queue lives.
+                unsafe { (table.cancel)(queue, u64::MAX, own.tag) };
+            }
+        }
+    }
+
+    /// Takes what has ended.
+    fn collect(&mut self, ended: &mut Vec<Ended<T>>) {
+        ended.append(&mut self.ended);
+        for slot in 0..self.in_flight.len() {
+            if self.in_flight[slot].is_none() || !self.is_complete(slot) {
+                continue;
+            }
+            let result = self.result(slot);
+            if let Some(InFlight { owner, len, entries, is_cancelled, .. }) = self.in_flight[slot].take() {
+                self.free.push(slot);
+                self.entries -= entries;
+                // By its header, the runtime tells of no failure where a cancelled request has brought nothing.
+                let result =
+                    if is_cancelled { Err(Failure::new("read", abi::ABORTED)) } else { result.map(|()| len) };
+                ended.push(Ended { owner, result });
+            }
+        }
+    }
+
+    /// Enqueues the reads that the queue has entries for, in their order.
+    fn start_waiting(&mut self) {
+        while let Some((_, read)) = self.waiting.front() {
+            let len = read.file.len().saturating_sub(read.offset);
+            let len = usize::try_from(len).map_or(read.len, |rest| rest.min(read.len));
+            let entries = pieces(read.offset, len, REQUEST_BYTES).count() + MORE_ENTRIES;
+            let is_full = self.entries > 0 && self.entries + entries > MOST_ENTRIES;
+            if is_full {
+                return;
+            }
+            let Some((owner, read)) = self.waiting.pop_front() else { return };
+            let slot = if len == 0 { None } else { self.free.pop() };
+            let Some(slot) = slot else {
+                // A request of no bytes would end the process.
+                self.ended.push(Ended { owner, result: Ok(0) });
+                continue;
+            };
+            self.reads = self.reads.wrapping_add(1);
+            let tag = self.tag | u64::from(self.reads);
+            self.enqueue(slot, &read, len, tag);
+            self.entries += entries;
+            let is_cancelled = false;
+            self.in_flight[slot] =
+                Some(InFlight { owner, len, entries, tag, is_cancelled, _file: read.file });
+        }
+    }
+
+    fn enqueue(&mut self, slot: usize, read: &Read, len: usize, tag: u64) {
+        let (table, queue) = (self.queue.table(), self.queue.object());
+        for (offset, position, bytes) in pieces(read.offset, len, REQUEST_BYTES) {
+            let request = Request {
+                compression: 0,
+                kinds: 0,
+                source: Source { file: read.file.reference().object(), offset, bytes },
+                destination: Destination {
+                    memory: read.memory.wrapping_add(position).cast(),
+                    bytes,
+                    unused: [0; 3],
+                },
+                uncompressed_bytes: bytes,
+                cancellation_tag: tag,
+                name: ptr::null(),
+            };
+            // SAFETY: the queue copies the request. Its file and memory are kept by `in_flight` until its result is there.
+            unsafe { (table.enqueue_request)(queue, &raw const request) };
+        }
+        // The result first: what is enqueued after the event is not there when that is set.
+        // SAFETY: both objects and the event live until the last entry is done: see `drop`.
+        unsafe {
+            (table.enqueue_status)(queue, self.statuses.object(), slot as u32);
+            (table.enqueue_set_event)(queue, self.told.as_raw_handle());
+        }
+        self.needs_submit = true;
+    }
+
+    fn submit(&mut self) {
+        if mem::take(&mut self.needs_submit) {
+            // SAFETY: the queue lives.
+            unsafe { (self.queue.table().submit)(self.queue.object()) };
+        }
+    }
+
+    fn is_complete(&self, slot: usize) -> bool {
+        // SAFETY: the array has a result for each slot, and one more.
+        unsafe { (self.statuses.table().is_complete)(self.statuses.object(), slot as u32) != 0 }
+    }
+
+    fn result(&self, slot: usize) -> Result<(), Failure> {
+        // SAFETY: as above.
+        let result = unsafe { (self.statuses.table().result)(self.statuses.object(), slot as u32) };
+        Failure::check("read", result)
+    }
+
+    /// Waits until an event is set, or the time is over.
+    fn wait_for_event(&mut self, time: Duration) -> Result<(), Failure> {
+        // SAFETY: the queue lives, and owns the event.
+        let failed = unsafe { (self.queue.table().error_event)(self.queue.object()) };
+        let handles = [self.told.as_raw_handle(), failed];
+        let count = if failed.is_null() { 1 } else { 2 };
+        let time = u32::try_from(time.as_millis()).unwrap_or(u32::MAX - 1).max(1);
+        // SAFETY: the handles are open.
+        match unsafe { WaitForMultipleObjects(count, handles.as_ptr(), 0, time) } {
+            WAIT_FAILED => {
+                let error = io::Error::last_os_error();
+                Err(Failure::new("event", abi::E_FAIL).with(error.to_string()))
+            }
+            set if set == WAIT_OBJECT_0 + 1 => {
+                let mut record = ErrorRecord::default();
+                // SAFETY: the structure is that of the header.
+                unsafe { (self.queue.table().error_record)(self.queue.object(), &raw mut record) };
+                self.first_failure.get_or_insert(record.first);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The failure of a queue that tells nothing.
+    fn silence(&self, waited: Duration) -> Failure {
+        let first =
+            self.first_failure.map(|code| format!("; {}", Failure::new("first request that failed", code)));
+        Failure::new("read", abi::E_PENDING).with(format!(
+            "it has told the end of none of {} reads for {:.1} s{}",
+            self.in_flight(),
+            waited.as_secs_f64(),
+            first.unwrap_or_default()
+        ))
+    }
+
+    /// Cancels what is in flight, and waits for the end of every entry. `false` if that does not come.
+    fn finish(&mut self) -> bool {
+        let last = self.in_flight.len();
+        let (table, queue) = (self.queue.table(), self.queue.object());
+        if self.in_flight.iter().any(Option::is_some) {
+            // SAFETY: the queue lives.
+            unsafe { (table.cancel)(queue, u64::MAX << TAG_BITS, self.tag) };
+        }
+        // SAFETY: as in `enqueue`. This result comes after all events.
+        unsafe {
+            (table.enqueue_status)(queue, self.statuses.object(), last as u32);
+            (table.submit)(queue);
+        }
+        let started = Instant::now();
+        let mut pause = Duration::from_micros(20);
+        while !self.is_complete(last) {
+            if started.elapsed() >= CANCEL_PATIENCE {
+                return false;
+            }
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(Duration::from_millis(5));
+        }
+        true
+    }
+}
+
+impl<T> Drop for Queue<T> {
+    fn drop(&mut self) {
+        if self.finish() {
+            // SAFETY: every entry is done, so that nothing uses them; they are not used after this.
+            unsafe {
+                (self.queue.table().close)(self.queue.object());
+                ManuallyDrop::drop(&mut self.queue);
+                ManuallyDrop::drop(&mut self.statuses);
+                ManuallyDrop::drop(&mut self.told);
+            }
+        } else {
+            // The runtime may still write to their memory. The rest is leaked by not being dropped.
+            mem::forget(mem::take(&mut self.in_flight));
+        }
+    }
+}
+
+impl<T> fmt::Debug for Queue<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue").field("in_flight", &self.in_flight()).finish_non_exhaustive()
+    }
+}
+
+/// An event that a wait takes back.
+fn event() -> io::Result<OwnedHandle> {
+    // SAFETY: no attributes and no name; it is reset by a wait, and not set.
+    let event = unsafe { CreateEventW(ptr::null(), 0, 0, ptr::null()) };
+    if event.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new handle, which has no other owner.
+    Ok(unsafe { OwnedHandle::from_raw_handle(event) })
+}

@@ -1,0 +1,547 @@
+//! Reads by the runtime: by the stand-in, or by Microsoft's own if `HOISTWAY_DIRECTSTORAGE_DIR` names its folder.
+#![cfg(windows)]
+#![allow(missing_docs, unsafe_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use fake_dstorage::stand_in::{self, Turn};
+use hoistway_directstorage::{
+    DIRECTORY_VARIABLE, Ended, Failure, Queue, REQUEST_BYTES, Read, Runtime, StorageFile, abi,
+};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(60);
+/// Of queues whose reads never end.
+const SHORT: Duration = Duration::from_millis(50);
+
+/// Whether tests run on Microsoft's libraries, which have no controls.
+fn is_real() -> bool {
+    env::var_os("HOISTWAY_TEST_DIRECTSTORAGE").is_some()
+}
+
+/// Memory that counts when it is freed.
+struct Memory {
+    bytes: Box<[u8]>,
+    offset: u64,
+    freed: Arc<AtomicUsize>,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.freed.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+struct Bench {
+    _folder: tempfile::TempDir,
+    path: PathBuf,
+    content: Vec<u8>,
+    file: Arc<StorageFile>,
+    freed: Arc<AtomicUsize>,
+}
+
+impl Bench {
+    fn new(len: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let content: Vec<u8> = (0..len).map(|at| (at / 3 % 251) as u8 ^ (at >> 13) as u8).collect();
+        fs::write(&path, &content).unwrap();
+        let file = Arc::new(Runtime::get().unwrap().open_file(&path).unwrap());
+        Self { _folder: folder, path, content, file, freed: Arc::default() }
+    }
+
+    fn push(&self, queue: &mut Queue<Memory>, offset: u64, len: usize) {
+        let mut memory = Memory { bytes: vec![0xEE; len].into(), offset, freed: self.freed.clone() };
+        let read = Read { file: self.file.clone(), offset, memory: memory.bytes.as_mut_ptr(), len };
+        // SAFETY: the owner keeps the memory until it is dropped.
+        unsafe { queue.push(memory, read) };
+    }
+
+    fn check(&self, Ended { owner, result }: &Ended<Memory>) {
+        let start = usize::try_from(owner.offset).unwrap().min(self.content.len());
+        let expected = &self.content[start..(start + owner.bytes.len()).min(self.content.len())];
+        assert_eq!(*result, Ok(expected.len()), "at {}", owner.offset);
+        assert!(owner.bytes[..expected.len()] == *expected, "at {}", owner.offset);
+        assert!(owner.bytes[expected.len()..].iter().all(|&byte| byte == 0xEE), "at {}", owner.offset);
+    }
+}
+
+fn queue(depth: usize, patience: Duration) -> Queue<Memory> {
+    Runtime::get().unwrap().queue(depth, patience).unwrap()
+}
+
+/// A turn with the stand-in, and nothing on Microsoft's libraries, which tests share as they are.
+fn turn() -> Option<Turn> {
+    (!is_real()).then(Turn::take)
+}
+
+#[test]
+fn reads_of_any_offset_and_length_bring_the_bytes_of_the_file() {
+    let turn = turn();
+    let bench = Bench::new(300_000);
+    let reads = [
+        (0, 1),
+        (1, 3),
+        (4095, 4097),
+        (12_345, 100_001),
+        (299_999, 1),
+        // Past the end: in part, and wholly. Neither is asked for.
+        (299_000, 4096),
+        (300_000, 4096),
+        (1 << 40, 1),
+        (5, 0),
+        (0, 300_000),
+    ];
+    for depth in [1, 3, 10] {
+        let mut queue = queue(depth, LONG);
+        let (mut rest, mut ended, mut count) = (reads.iter(), Vec::new(), 0);
+        while count < reads.len() {
+            while queue.in_flight() < depth
+                && let Some(&(offset, len)) = rest.next()
+            {
+                bench.push(&mut queue, offset, len);
+            }
+            queue.wait(&mut ended, LONG).unwrap();
+            count += ended.len();
+            ended.drain(..).for_each(|own| bench.check(&own));
+        }
+        assert_eq!(queue.in_flight(), 0);
+    }
+    assert_eq!(bench.freed.load(Ordering::Relaxed), 3 * reads.len());
+    assert!(turn.is_none_or(|turn| turn.count("violations") == 0));
+}
+
+#[test]
+fn a_read_longer_than_a_request_is_cut() {
+    let turn = turn();
+    let len = REQUEST_BYTES as usize + 4097;
+    let bench = Bench::new(len + 7);
+    let (mut queue, mut ended) = (queue(2, LONG), Vec::new());
+    bench.push(&mut queue, 3, len);
+    queue.wait(&mut ended, LONG).unwrap();
+    ended.iter().for_each(|own| bench.check(own));
+    assert_eq!(ended.len(), 1);
+    assert!(turn.is_none_or(|turn| turn.count("requests") == 2 && turn.count("violations") == 0));
+}
+
+#[test]
+fn a_result_is_taken_back_as_its_slot_is_used_again() {
+    let _turn = turn();
+    let bench = Bench::new(1 << 20);
+    let (mut queue, mut ended) = (queue(1, LONG), Vec::new());
+    // With one slot, a result of the read before would be taken for that of the next.
+    for round in 0..200 {
+        bench.push(&mut queue, round * 4096, 4096);
+        queue.wait(&mut ended, LONG).unwrap();
+        assert_eq!(ended.len(), 1);
+        ended.drain(..).for_each(|own| bench.check(&own));
+    }
+}
+
+#[test]
+fn reads_pushed_together_are_submitted_together() {
+    let Some(turn) = turn() else { return };
+    let bench = Bench::new(100_000);
+    let (mut queue, mut ended) = (queue(10, LONG), Vec::new());
+    (0..10).for_each(|at| bench.push(&mut queue, at * 10_000, 10_000));
+    assert_eq!(turn.count("submits"), 0);
+    while queue.in_flight() > 0 {
+        queue.wait(&mut ended, LONG).unwrap();
+    }
+    assert_eq!((ended.len(), turn.count("submits"), turn.count("requests")), (10, 1, 10));
+    ended.iter().for_each(|own| bench.check(own));
+}
+
+#[test]
+fn more_reads_than_the_depth_are_refused() {
+    let _turn = turn();
+    let bench = Bench::new(10_000);
+    let (mut queue, mut ended) = (queue(1, LONG), Vec::new());
+    bench.push(&mut queue, 0, 10);
+    bench.push(&mut queue, 10, 10);
+    while queue.in_flight() > 0 {
+        queue.wait(&mut ended, LONG).unwrap();
+    }
+    let refused = ended.iter().filter(|own| own.result.is_err()).count();
+    assert_eq!((ended.len(), refused), (2, 1));
+}
+
+#[test]
+fn a_failure_at_each_of_ten_requests_is_that_reads_own() {
+    let Some(turn) = turn() else { return };
+    let bench = Bench::new(100_000);
+    let before = turn.objects();
+    for (code, words) in [
+        (0, "past the end of the file (0x89240007)"),
+        (0x8924_0008_u32, "larger than the staging buffer"),
+        (0x8924_0016, "did not answer in time"),
+        (0x8007_0017, "error 23 of Windows"),
+        (0x887A_0005, "was removed"),
+    ] {
+        for failing in 1..=10 {
+            turn.reset();
+            turn.set(&format!("fail_at={failing}"));
+            turn.set(&format!("code={code}"));
+            turn.set("spoil=1");
+            let (mut queue, mut ended) = (queue(10, LONG), Vec::new());
+            (0..10).for_each(|at| bench.push(&mut queue, at * 10_000, 10_000));
+            while queue.in_flight() > 0 {
+                queue.wait(&mut ended, LONG).unwrap();
+            }
+            assert_eq!(ended.len(), 10);
+            for own in &ended {
+                if own.owner.offset == (failing - 1) * 10_000 {
+                    let failure = own.result.clone().unwrap_err();
+                    assert!(failure.to_string().contains(words), "{failure}");
+                } else {
+                    bench.check(own);
+                }
+            }
+        }
+    }
+    assert_eq!((turn.objects(), turn.count("violations")), (before, 0));
+}
+
+#[test]
+fn a_device_that_is_removed_fails_all_reads_from_then_on() {
+    let Some(turn) = turn() else { return };
+    let bench = Bench::new(100_000);
+    for removed in 1..=10 {
+        turn.reset();
+        turn.set(&format!("remove_at={removed}"));
+        let (mut queue, mut ended) = (queue(10, LONG), Vec::new());
+        (0..10).for_each(|at| bench.push(&mut queue, at * 10_000, 10_000));
+        while queue.in_flight() > 0 {
+            queue.wait(&mut ended, LONG).unwrap();
+        }
+        let failed: Vec<_> = ended.iter().filter_map(|own| own.result.as_ref().err()).collect();
+        assert_eq!(failed.len(), 11 - removed);
+        assert!(failed.iter().all(|own| own.code() == abi::DXGI_ERROR_DEVICE_REMOVED));
+    }
+}
+
+#[test]
+fn an_event_that_comes_early_and_requests_in_another_order_change_no_bytes() {
+    let Some(turn) = turn() else { return };
+    let bench = Bench::new(100_000);
+    for setting in ["early=1", "reverse=1"] {
+        turn.reset();
+        turn.set(setting);
+        turn.set("delay_ms=2");
+        let (mut queue, mut ended) = (queue(10, LONG), Vec::new());
+        (0..10).for_each(|at| bench.push(&mut queue, at * 10_000, 10_000));
+        while queue.in_flight() > 0 {
+            queue.wait(&mut ended, LONG).unwrap();
+        }
+        assert_eq!(ended.len(), 10);
+        ended.iter().for_each(|own| bench.check(own));
+    }
+}
+
+#[test]
+fn reads_that_never_end_are_an_error_and_their_memory_is_kept() {
+    let Some(turn) = turn() else { return };
+    let bench = Bench::new(100_000);
+    for stalled in 1..=10 {
+        turn.reset();
+        bench.freed.store(0, Ordering::Relaxed);
+        let (mut queue, mut ended) = (queue(10, SHORT), Vec::new());
+        turn.set(&format!("stall_at={stalled}"));
+        (0..10).for_each(|at| bench.push(&mut queue, at * 10_000, 10_000));
+        let failure = loop {
+            match queue.wait(&mut ended, LONG) {
+                Ok(()) => {}
+                Err(failure) => break failure,
+            }
+        };
+        let left = 10 - ended.len();
+        assert!(left > 10 - stalled, "{left}");
+        ended.drain(..).for_each(|own| bench.check(&own));
+        assert!(failure.to_string().contains(&format!("none of {left} reads")), "{failure}");
+        // Cancelled reads do end.
+        drop(queue);
+        assert_eq!(bench.freed.load(Ordering::Relaxed), 10);
+    }
+}
+
+#[test]
+fn a_wait_may_end_without_a_read() {
+    let Some(turn) = turn() else { return };
+    let bench = Bench::new(100_000);
+    let (mut queue, mut ended) = (queue(2, LONG), Vec::new());
+    turn.set("stall_at=1");
+    bench.push(&mut queue, 0, 10_000);
+    queue.wait(&mut ended, Duration::from_millis(1)).unwrap();
+    assert_eq!((ended.len(), queue.in_flight()), (0, 1));
+    turn.reset();
+    while queue.in_flight() > 0 {
+        queue.wait(&mut ended, LONG).unwrap();
+    }
+    ended.iter().for_each(|own| bench.check(own));
+    assert_eq!(ended.len(), 1);
+}
+
+#[test]
+fn a_read_that_is_cancelled_fails_and_no_other() {
+    let Some(turn) = turn() else { return };
+    let bench = Bench::new(100_000);
+    let (mut queue, mut ended) = (queue(10, LONG), Vec::new());
+    turn.set("stall_at=1");
+    (0..10).for_each(|at| bench.push(&mut queue, at * 10_000, 10_000));
+    queue.wait(&mut ended, Duration::from_millis(1)).unwrap();
+    let is_over = |offset: u64| offset % 20_000 == 0;
+    queue.cancel(|memory| is_over(memory.offset));
+    turn.reset();
+    while queue.in_flight() > 0 {
+        queue.wait(&mut ended, LONG).unwrap();
+    }
+    assert_eq!(ended.len(), 10);
+    for own in &ended {
+        if is_over(own.owner.offset) {
+            assert_eq!(own.result.as_ref().map_err(Failure::code), Err(abi::ABORTED));
+        } else {
+            bench.check(own);
+        }
+    }
+}
+
+#[test]
+fn memory_that_may_still_be_written_is_leaked() {
+    let Some(turn) = turn() else { return };
+    let bench = Bench::new(100_000);
+    let mut queue = queue(10, SHORT);
+    turn.set("stall_at=1");
+    turn.set("deaf=1");
+    (0..3).for_each(|at| bench.push(&mut queue, at * 10_000, 10_000));
+    assert!(queue.wait(&mut Vec::new(), LONG).is_err());
+    drop(queue);
+    assert_eq!(bench.freed.load(Ordering::Relaxed), 0);
+    // The file is kept, too.
+    assert_eq!(Arc::strong_count(&bench.file), 4);
+}
+
+#[test]
+fn a_queue_that_is_dropped_waits_for_its_reads() {
+    let turn = turn();
+    let bench = Bench::new(40 << 20);
+    let before = turn.as_ref().map(Turn::objects);
+    if let Some(turn) = &turn {
+        turn.set("delay_ms=5");
+    }
+    for _ in 0..3 {
+        bench.freed.store(0, Ordering::Relaxed);
+        let mut queue = queue(10, LONG);
+        (0..10).for_each(|at| bench.push(&mut queue, at << 22, 4 << 20));
+        let mut ended = Vec::new();
+        queue.wait(&mut ended, LONG).unwrap();
+        drop(ended);
+        drop(queue);
+        assert_eq!(bench.freed.load(Ordering::Relaxed), 10);
+        assert_eq!(Arc::strong_count(&bench.file), 1);
+    }
+    assert_eq!(turn.as_ref().map(Turn::objects), before);
+}
+
+#[test]
+fn handles_return_to_where_they_were() {
+    let _turn = turn();
+    let bench = Bench::new(100_000);
+    let run = || {
+        let file = Runtime::get().unwrap().open_file(&bench.path).unwrap();
+        assert_eq!(file.len(), 100_000);
+        let (mut queue, mut ended) = (queue(4, LONG), Vec::new());
+        (0..4).for_each(|at| bench.push(&mut queue, at * 10_000, 10_000));
+        while queue.in_flight() > 0 {
+            queue.wait(&mut ended, LONG).unwrap();
+        }
+    };
+    // What a runtime makes once.
+    (0..3).for_each(|_| run());
+    let before = stand_in::handles();
+    (0..20).for_each(|_| run());
+    let deadline = std::time::Instant::now() + LONG;
+    // Threads of queues that are gone may end later.
+    while stand_in::handles() > before + 8 && std::time::Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(stand_in::handles() <= before + 8, "{before} handles became {}", stand_in::handles());
+}
+
+#[test]
+fn a_file_is_known_by_what_it_is() {
+    let _turn = turn();
+    let bench = Bench::new(1000);
+    let other = Bench::new(1000);
+    assert!(bench.file.is_same(&fs::File::open(&bench.path).unwrap()).unwrap());
+    assert!(!bench.file.is_same(&fs::File::open(&other.path).unwrap()).unwrap());
+    let missing = Runtime::get().unwrap().open_file(&bench.path.with_file_name("missing")).unwrap_err();
+    assert_eq!(missing.windows_code(), Some(2), "{missing}");
+    let folder = Runtime::get().unwrap().open_file(bench.path.parent().unwrap()).unwrap_err();
+    assert_eq!(folder.windows_code(), Some(5), "{folder}");
+}
+
+#[test]
+fn a_file_that_shrinks_ends_the_read_with_the_end_of_the_file() {
+    let Some(_turn) = turn() else { return };
+    let bench = Bench::new(100_000);
+    let longer = Bench::new(200_000);
+    // Windows lets nobody cut an open file; what a server's file does is played by a longer file's length.
+    let (mut queue, mut ended) = (queue(1, LONG), Vec::new());
+    longer.push(&mut queue, 150_000, 50_000);
+    queue.wait(&mut ended, LONG).unwrap();
+    ended.drain(..).for_each(|own| longer.check(&own));
+    bench.push(&mut queue, 150_000, 50_000);
+    queue.wait(&mut ended, LONG).unwrap();
+    assert_eq!(ended[0].result, Ok(0));
+}
+
+/// Runs a test of those below in a process of its own.
+fn child(test: &str, variables: &[(&str, &Path)], settings: &str) -> Output {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", test, "--ignored", "--nocapture"]).env("FAKE_DSTORAGE", settings);
+    command.env_remove(DIRECTORY_VARIABLE);
+    command.envs(variables.iter().copied());
+    command.output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[test]
+#[ignore = "others run it in a process of its own"]
+fn tell_why_not() {
+    match Runtime::get() {
+        Ok(runtime) => println!("loaded {}", runtime.path().display()),
+        Err(why) => println!("refused: {why}"),
+    }
+}
+
+#[test]
+fn what_is_missing_is_named_with_what_to_install() {
+    if is_real() {
+        return;
+    }
+    let whole = stand_in::folder("whole");
+    let output = child("tell_why_not", &[(DIRECTORY_VARIABLE, &whole)], "");
+    assert!(said(&output).contains("loaded "), "{}", said(&output));
+
+    // Neither beside the program, nor in a folder that is named.
+    let output = child("tell_why_not", &[], "");
+    assert!(said(&output).contains("refused: dstorage.dll is not in "), "{}", said(&output));
+    let empty = tempfile::tempdir().unwrap();
+    let output = child("tell_why_not", &[(DIRECTORY_VARIABLE, empty.path())], "");
+    for part in [
+        "dstorage.dll is not in ",
+        "which HOISTWAY_DIRECTSTORAGE_DIR names",
+        "Microsoft.Direct3D.DirectStorage",
+    ] {
+        assert!(said(&output).contains(part), "{}", said(&output));
+    }
+
+    // The core is missing, or is no library.
+    fs::copy(whole.join("dstorage.dll"), empty.path().join("dstorage.dll")).unwrap();
+    let output = child("tell_why_not", &[(DIRECTORY_VARIABLE, empty.path())], "");
+    assert!(said(&output).contains("dstoragecore.dll is not beside dstorage.dll"), "{}", said(&output));
+    fs::write(empty.path().join("dstoragecore.dll"), "no library").unwrap();
+    let output = child("tell_why_not", &[(DIRECTORY_VARIABLE, empty.path())], "");
+    assert!(said(&output).contains("dstoragecore.dll cannot be loaded"), "{}", said(&output));
+}
+
+#[test]
+fn a_staging_buffer_that_another_has_locked_is_an_error() {
+    if is_real() {
+        return;
+    }
+    let folder = stand_in::folder("locked");
+    let output = child("tell_why_not", &[(DIRECTORY_VARIABLE, &folder)], "staging_locked=1");
+    for part in ["refused: ", "SetStagingBufferSize", "(0x8924001f)", "before that library"] {
+        assert!(said(&output).contains(part), "{}", said(&output));
+    }
+}
+
+#[test]
+#[ignore = "another runs it in a process of its own"]
+fn load_after_another_library() {
+    let named = PathBuf::from(env::var_os("OTHER").unwrap());
+    // SAFETY: the stand-in.
+    let core = unsafe { libloading::Library::new(named.join("dstoragecore.dll")) }.unwrap();
+    // SAFETY: the stand-in.
+    let other = unsafe { libloading::Library::new(named.join("dstorage.dll")) }.unwrap();
+    let mut factory: abi::Object = std::ptr::null_mut();
+    // SAFETY: the function has this signature.
+    let result = unsafe {
+        let get: libloading::Symbol<'_, abi::GetFactory> = other.get(b"DStorageGetFactory\0").unwrap();
+        get(&abi::IID_FACTORY, &raw mut factory)
+    };
+    assert_eq!(Failure::check("DStorageGetFactory", result), Ok(()));
+    match Runtime::get() {
+        Ok(runtime) => {
+            println!("loaded {} {:?}", runtime.path().display(), runtime.not_configured().map(Failure::code));
+        }
+        Err(why) => println!("refused: {why}"),
+    }
+    drop((core, other));
+}
+
+#[test]
+fn a_library_that_another_has_loaded_first_is_used_or_named() {
+    if is_real() {
+        return;
+    }
+    let (first, second) = (stand_in::folder("first"), stand_in::folder("second"));
+    // It cannot be configured any more, and that is known.
+    let output = child("load_after_another_library", &[("OTHER", &first)], "");
+    let expected = format!("dstorage-first\\dstorage.dll Some({})", abi::E_FAIL);
+    assert!(said(&output).contains(&expected), "{}", said(&output));
+    let both = [("OTHER", first.as_path()), (DIRECTORY_VARIABLE, second.as_path())];
+    let output = child("load_after_another_library", &both, "");
+    assert!(
+        said(&output).contains("refused: another library of this process has loaded"),
+        "{}",
+        said(&output)
+    );
+    let both = [("OTHER", first.as_path()), (DIRECTORY_VARIABLE, first.as_path())];
+    let output = child("load_after_another_library", &both, "");
+    assert!(said(&output).contains(&expected), "{}", said(&output));
+}
+
+#[test]
+fn the_runtime_is_configured_before_its_factory_and_without_telemetry() {
+    if is_real() {
+        return;
+    }
+    let folder = stand_in::folder("configured");
+    let output = child("tell_configuration", &[(DIRECTORY_VARIABLE, &folder)], "");
+    assert!(said(&output).contains("configurations 1 telemetry 0 None"), "{}", said(&output));
+}
+
+#[test]
+#[ignore = "another runs it in a process of its own"]
+fn tell_configuration() {
+    let runtime = Runtime::get().unwrap();
+    // SAFETY: the stand-in.
+    let library = unsafe { libloading::Library::new(runtime.path()) }.unwrap();
+    let count = |name: &std::ffi::CStr| {
+        // SAFETY: the function has this signature.
+        unsafe {
+            let count: libloading::Symbol<'_, unsafe extern "C" fn(*const std::ffi::c_char) -> u64> =
+                library.get(b"fake_dstorage_count\0").unwrap();
+            count(name.as_ptr())
+        }
+    };
+    println!(
+        "configurations {} telemetry {} {:?}",
+        count(c"configurations"),
+        count(c"telemetry"),
+        runtime.not_configured()
+    );
+}

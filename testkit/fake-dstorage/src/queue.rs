@@ -1,0 +1,319 @@
+//! Queues: a thread each carries out what was submitted, in order.
+#![allow(unsafe_code)]
+
+use crate::{
+    control::{self, state, violation},
+    factory::STAGING_BYTES,
+    file::{self, File, Opened},
+    object::{Kind, kind, unknown},
+    status::{Results, Statuses},
+};
+use hoistway_directstorage::abi::{
+    ABORTED, DXGI_ERROR_DEVICE_REMOVED, E_DSTORAGE_END_OF_FILE, E_DSTORAGE_REQUEST_TOO_LARGE,
+    E_DSTORAGE_RESERVED_FIELDS, E_PENDING, ErrorRecord, Guid, HResult, Handle, IID_QUEUE, IID_QUEUE_1,
+    Object, QueueTable, Request,
+};
+use std::{
+    ffi::c_void,
+    mem,
+    os::windows::io::{AsRawHandle, FromRawHandle, OwnedHandle},
+    ptr, slice,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+use windows_sys::Win32::System::Threading::{CreateEventW, ResetEvent, SetEvent};
+
+enum Entry {
+    Request(Read),
+    Status(Results, usize),
+    Event(usize),
+}
+
+struct Read {
+    file: Opened,
+    offset: u64,
+    memory: usize,
+    bytes: u32,
+    tag: u64,
+    /// Why it is refused, if it is.
+    refusal: HResult,
+    number: u64,
+}
+
+/// What a queue and its thread share.
+struct Shared {
+    failed: OwnedHandle,
+    record: Mutex<(u32, HResult)>,
+    /// Requests up to this number that have such a tag are cancelled: number, mask, value.
+    cancelled: Mutex<Vec<(u64, u64, u64)>>,
+    is_closed: AtomicBool,
+}
+
+pub(crate) struct Queue {
+    shared: Arc<Shared>,
+    pending: Mutex<Vec<Entry>>,
+    submitted: mpsc::Sender<Vec<Entry>>,
+    enqueued: AtomicU64,
+    capacity: u16,
+}
+
+impl Kind for Queue {
+    type Table = QueueTable;
+    const TABLE: &'static QueueTable = &QueueTable {
+        unknown: unknown::<Self>(),
+        enqueue_request,
+        enqueue_status,
+        enqueue_signal,
+        submit,
+        cancel,
+        close,
+        error_event,
+        error_record,
+        query,
+        enqueue_set_event,
+    };
+    const IDS: &'static [Guid] = &[IID_QUEUE, IID_QUEUE_1];
+}
+
+impl Queue {
+    pub(crate) fn new(capacity: u16) -> Option<Self> {
+        // SAFETY: no attributes and no name; it is reset by hand, and not set.
+        let failed = unsafe { CreateEventW(ptr::null(), 1, 0, ptr::null()) };
+        if failed.is_null() {
+            return None;
+        }
+        // SAFETY: a new handle, which has no other owner.
+        let failed = unsafe { OwnedHandle::from_raw_handle(failed) };
+        let shared = Arc::new(Shared {
+            failed,
+            record: Mutex::default(),
+            cancelled: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+        });
+        let (submitted, taken) = mpsc::channel();
+        let of_thread = shared.clone();
+        thread::spawn(move || of_thread.run(taken));
+        state().count("queues");
+        let enqueued = AtomicU64::new(0);
+        Some(Self { shared, pending: Mutex::default(), submitted, enqueued, capacity })
+    }
+
+    fn enqueue(&self, entry: Entry) {
+        let mut pending = lock(&self.pending);
+        pending.push(entry);
+        if pending.len() >= usize::from(self.capacity / 2) {
+            self.submit(pending);
+        }
+    }
+
+    fn submit(&self, mut pending: MutexGuard<'_, Vec<Entry>>) {
+        let entries = mem::take(&mut *pending);
+        state().count("submits");
+        if state().get("early") != 0 {
+            for entry in &entries {
+                if let Entry::Event(event) = entry {
+                    set(*event);
+                }
+            }
+        }
+        let _ = self.submitted.send(entries);
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.shared.is_closed.store(true, Ordering::Release);
+        control::wake();
+        state().discount("queues");
+    }
+}
+
+impl Shared {
+    fn run(&self, taken: mpsc::Receiver<Vec<Entry>>) {
+        for entries in taken {
+            let is_reversed = state().get("reverse") != 0;
+            let mut results: Vec<Option<HResult>> = entries.iter().map(|_| None).collect();
+            if is_reversed {
+                for (position, entry) in entries.iter().enumerate().rev() {
+                    if let Entry::Request(read) = entry {
+                        results[position] = Some(self.carry_out(read));
+                    }
+                }
+            }
+            // The first failure since the last result.
+            let mut failure = 0;
+            for (entry, result) in entries.iter().zip(results) {
+                match entry {
+                    Entry::Request(read) => {
+                        let result = result.unwrap_or_else(|| self.carry_out(read));
+                        failure = if failure == 0 { result } else { failure };
+                    }
+                    Entry::Status(results, index) => {
+                        results[*index].store(mem::take(&mut failure), Ordering::Release);
+                    }
+                    Entry::Event(event) => set(*event),
+                }
+            }
+        }
+    }
+
+    fn carry_out(&self, read: &Read) -> HResult {
+        let result = self.result_of(read);
+        if result != 0 {
+            let mut record = lock(&self.record);
+            if record.0 == 0 {
+                record.1 = result;
+            }
+            record.0 += 1;
+            // SAFETY: the handle is open.
+            unsafe { SetEvent(self.failed.as_raw_handle()) };
+        }
+        result
+    }
+
+    fn result_of(&self, read: &Read) -> HResult {
+        let mut state = state();
+        let number = state.count("requests");
+        while state.get("stall_at") != 0
+            && number >= state.get("stall_at")
+            && (state.get("deaf") != 0 || !self.is_closed.load(Ordering::Acquire) && !self.is_cancelled(read))
+        {
+            state = control::wait(state);
+        }
+        let delay = Duration::from_millis(state.get("delay_ms"));
+        let fail_at = state.get("fail_at");
+        let code = (state.get("code") as u32).cast_signed();
+        let is_removed = state.get("remove_at") != 0 && number >= state.get("remove_at");
+        let is_spoiled = state.get("spoil") != 0;
+        drop(state);
+        thread::sleep(delay);
+        if self.is_closed.load(Ordering::Acquire) || self.is_cancelled(read) {
+            return ABORTED;
+        }
+        // SAFETY: its owner keeps the memory until the result is told.
+        let memory = unsafe { slice::from_raw_parts_mut(read.memory as *mut u8, read.bytes as usize) };
+        let failure = match () {
+            () if read.refusal != 0 => read.refusal,
+            () if is_removed => DXGI_ERROR_DEVICE_REMOVED,
+            () if number == fail_at && code != 0 => code,
+            () if number == fail_at => E_DSTORAGE_END_OF_FILE,
+            () => return file::read(&read.file, read.offset, memory),
+        };
+        if is_spoiled {
+            memory.fill(0xDD);
+        }
+        failure
+    }
+
+    fn is_cancelled(&self, read: &Read) -> bool {
+        let cancelled = lock(&self.cancelled);
+        cancelled.iter().any(|&(until, mask, value)| read.number <= until && read.tag & mask == value)
+    }
+}
+
+fn set(event: usize) {
+    // SAFETY: its owner keeps it until the entry is done.
+    if unsafe { SetEvent(event as Handle) } == 0 {
+        violation();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+unsafe extern "system" fn enqueue_request(object: Object, request: *const Request) {
+    // SAFETY: callers give living objects and a valid pointer.
+    let (queue, request) = unsafe { (kind::<Queue>(object), &*request) };
+    let (source, destination) = (&request.source, &request.destination);
+    // What ends the process of who asks the real one for it.
+    let lengths = [source.bytes, destination.bytes, request.uncompressed_bytes];
+    if source.bytes == 0 || lengths.iter().any(|&len| len != source.bytes) || source.file.is_null() {
+        return violation();
+    }
+    let refusal = match () {
+        () if request.kinds != 0 || request.compression != 0 => E_DSTORAGE_RESERVED_FIELDS,
+        // Such a request is refused, and nothing is written to its memory.
+        () if source.bytes > STAGING_BYTES.load(Ordering::Acquire) => E_DSTORAGE_REQUEST_TOO_LARGE,
+        () => 0,
+    };
+    // SAFETY: callers give a living file.
+    let file = unsafe { kind::<File>(source.file) }.opened().clone();
+    let number = queue.enqueued.fetch_add(1, Ordering::Relaxed) + 1;
+    queue.enqueue(Entry::Request(Read {
+        file,
+        offset: source.offset,
+        memory: destination.memory as usize,
+        bytes: source.bytes,
+        tag: request.cancellation_tag,
+        refusal,
+        number,
+    }));
+}
+
+unsafe extern "system" fn enqueue_status(object: Object, statuses: Object, index: u32) {
+    // SAFETY: callers give living objects.
+    let (queue, statuses) = unsafe { (kind::<Queue>(object), kind::<Statuses>(statuses)) };
+    let results = statuses.results().clone();
+    if results[index as usize].swap(E_PENDING, Ordering::AcqRel) == E_PENDING {
+        // A result may be enqueued again once it is there.
+        violation();
+    }
+    queue.enqueue(Entry::Status(results, index as usize));
+}
+
+unsafe extern "system" fn enqueue_signal(_: Object, _: Object, _: u64) {
+    // There is no D3D12 device here.
+    violation();
+}
+
+unsafe extern "system" fn submit(object: Object) {
+    // SAFETY: callers give a living object.
+    let queue = unsafe { kind::<Queue>(object) };
+    queue.submit(lock(&queue.pending));
+}
+
+unsafe extern "system" fn cancel(object: Object, mask: u64, value: u64) {
+    // SAFETY: callers give a living object.
+    let queue = unsafe { kind::<Queue>(object) };
+    lock(&queue.shared.cancelled).push((queue.enqueued.load(Ordering::Relaxed), mask, value));
+    control::wake();
+}
+
+unsafe extern "system" fn close(object: Object) {
+    // SAFETY: callers give a living object.
+    let queue = unsafe { kind::<Queue>(object) };
+    queue.shared.is_closed.store(true, Ordering::Release);
+    control::wake();
+}
+
+unsafe extern "system" fn error_event(object: Object) -> Handle {
+    // SAFETY: callers give a living object.
+    unsafe { kind::<Queue>(object) }.shared.failed.as_raw_handle()
+}
+
+unsafe extern "system" fn error_record(object: Object, out: *mut ErrorRecord) {
+    // SAFETY: callers give a living object and a valid pointer.
+    unsafe {
+        let shared = &kind::<Queue>(object).shared;
+        let (count, first) = mem::take(&mut *lock(&shared.record));
+        let mut record = ErrorRecord::default();
+        (record.count, record.first) = (count, first);
+        out.write(record);
+        ResetEvent(shared.failed.as_raw_handle());
+    }
+}
+
+unsafe extern "system" fn query(_: Object, _: *mut c_void) {
+    violation();
+}
+
+unsafe extern "system" fn enqueue_set_event(object: Object, event: Handle) {
+    // SAFETY: callers give a living object.
+    unsafe { kind::<Queue>(object) }.enqueue(Entry::Event(event as usize));
+}
