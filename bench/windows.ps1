@@ -40,11 +40,14 @@ $loads = @(
     @('--route', 'overlapped', '--direct', 'never'),
     @('--route', 'threads', '--direct', 'always'),
     @('--route', 'threads', '--direct', 'never'),
-    @('--route', 'mapped', '--populate')
+    @('--route', 'mapped', '--populate'),
+    # An error where its libraries are not beside the program.
+    @('--route', 'directstorage')
 )
 if ($Device) {
     $loads += , @('--device', $Device, '--route', 'staged', '--direct', 'always')
     $loads += , @('--device', $Device, '--route', 'staged', '--direct', 'never')
+    $loads += , @('--device', $Device, '--route', 'directstorage')
 }
 $system = Get-CimInstance Win32_OperatingSystem
 $report = [ordered]@{
@@ -66,7 +69,7 @@ $files = @($Model)
 if (Test-Path -PathType Container $Model) {
     $files = @(Get-ChildItem $Model -File | Where-Object { $_.Extension -in '.safetensors', '.gguf' } | ForEach-Object FullName)
 }
-foreach ($route in 'overlapped', 'threads') {
+foreach ($route in 'overlapped', 'threads', 'directstorage') {
     $report.reads += Invoke-Hoistway (@('bench', 'read', '--json', '--route', $route, '--direct', 'always',
             '--buffer-sizes', '256MiB', '--chunk-sizes', '64KiB,256KiB,1MiB,4MiB,16MiB,64MiB') + $files)
 }

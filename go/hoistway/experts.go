@@ -30,7 +30,7 @@ type ExpertOptions struct {
 	Backing string
 	// Policy is "ewma2", "lru", "slru", "lfu" or "arc"; "" is "ewma2".
 	Policy string
-	// Route is "auto", "io_uring", "overlapped", "threads", "cached" or "usrbio"; "" is "auto".
+	// Route is "auto", "io_uring", "overlapped", "threads", "cached", "usrbio" or "directstorage"; "" is "auto".
 	Route string
 	// BudgetBytes is most bytes that resident and arriving experts and tensors take. One request may exceed it by its own
 	// demand. 0 is 4 GiB.

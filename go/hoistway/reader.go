@@ -84,7 +84,7 @@ import (
 
 // ReaderOptions say how to read. Zero values are defaults.
 type ReaderOptions struct {
-	// Route is "auto", "io_uring", "overlapped", "threads", "cached" or "usrbio". A named route carries the bytes, or the read fails.
+	// Route is "auto", "io_uring", "overlapped", "threads", "cached", "usrbio" or "directstorage". A named route carries the bytes, or the read fails.
 	Route string
 	// MemoryBudgetBytes is most bytes of staging memory.
 	MemoryBudgetBytes uint64

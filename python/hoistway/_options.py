@@ -14,6 +14,7 @@ RouteName = Literal[
     "pinned-cache",
     "mapped",
     "usrbio",
+    "directstorage",
     "staged",
     "unified",
     "gds",
@@ -69,7 +70,16 @@ class ReaderOptions(TypedDict, total=False):
 
     route: (
         Literal[
-            "auto", "io_uring", "overlapped", "threads", "cached", "usrbio", "staged", "gds", "gds-compat"
+            "auto",
+            "io_uring",
+            "overlapped",
+            "threads",
+            "cached",
+            "usrbio",
+            "directstorage",
+            "staged",
+            "gds",
+            "gds-compat",
         ]
         | None
     )

@@ -10,7 +10,7 @@ target=${1:-x86_64-pc-windows-gnu}
 # Crates that compile C get no compiler: nothing is linked. One that makes an archive of what was compiled looks for the file.
 export "CC_${target//-/_}=true" "AR_${target//-/_}=$PWD/testkit/windows/archive.sh"
 arguments=(clippy --quiet --target "$target")
-for crate in hoistway-device hoistway-io hoistway hoistway-experts hoistway-capi hoistway-cli hoistway-python; do
+for crate in hoistway-device hoistway-directstorage hoistway-io hoistway hoistway-experts hoistway-capi hoistway-cli hoistway-python; do
     arguments+=(--package "$crate")
 done
 

@@ -16,8 +16,8 @@ find_std "$windows_target"
 cargo fetch --quiet --locked --target "$windows_target"
 
 # Test programs that run on Windows; docs/windows.md says why others do not.
-packages=(--package hoistway-io --package hoistway --package hoistway-experts --lib)
-for program in executor lanes slots system headers gguf_corpus windows \
+packages=(--package hoistway-directstorage --package hoistway-io --package hoistway --package hoistway-experts --lib)
+for program in runtime directstorage executor lanes slots system headers gguf_corpus windows \
     conformance gguf toy_device replay trace; do
     packages+=(--test "$program")
 done
@@ -46,6 +46,18 @@ if (($# == 0)); then
         target/debug/hoistway verify --save "$manifest" "$model" >/dev/null
         in_windows_root 300 testkit/windows/load.sh "$model" "$manifest"
     done
+    # Microsoft's own libraries, where they can be had.
+    libraries=$(testkit/windows/directstorage.sh)
+    if test -n "$libraries"; then
+        in_windows_root 600 env HOISTWAY_TEST_DIRECTSTORAGE=1 HOISTWAY_DIRECTSTORAGE_DIR="Z:$libraries" \
+            cargo test --quiet --locked "${std_flags[@]}" --target "$windows_target" --package hoistway-directstorage --test runtime
+        for model in "${models[@]}"; do
+            in_windows_root 600 testkit/windows/load_directstorage.sh \
+                "$model" "target/windows/${model//\//-}.json" "Z:$libraries"
+        done
+    else
+        echo 'skipped: Microsoft'\''s DirectStorage was not tried, as its package cannot be fetched' >&2
+    fi
     python3 testkit/windows/checkpoint.py target/windows/small 100000
     in_windows_root 600 testkit/windows/capi.sh target/windows/small/model-1.safetensors
     if tree=$(cd integrations/llama.cpp && python3 -c 'import build; print(build.patched_tree())'); then

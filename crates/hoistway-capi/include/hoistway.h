@@ -223,7 +223,7 @@ typedef struct {
   const char *backing;
   // "ewma2", "lru", "slru", "lfu" or "arc"; NULL is "ewma2".
   const char *policy;
-  // "auto", "io_uring", "overlapped", "threads", "cached" or "usrbio"; NULL is "auto".
+  // "auto", "io_uring", "overlapped", "threads", "cached", "usrbio" or "directstorage"; NULL is "auto".
   const char *route;
   // Most bytes that resident and arriving experts and tensors take. One request may exceed it by its own demand.
   // 0 for 4 GiB.
@@ -555,7 +555,7 @@ typedef struct {
 typedef struct {
   // `sizeof(hoistway_reader_options)`.
   uint64_t size;
-  // "auto", "io_uring", "overlapped", "threads", "cached", "usrbio", "staged", "gds" or "gds-compat"; NULL is "auto".
+  // "auto", "io_uring", "overlapped", "threads", "cached", "usrbio", "directstorage", "staged", "gds" or "gds-compat"; NULL is "auto".
   const char *route;
   // Most bytes of staging memory, for the host and for each device; 0 for the default.
   uint64_t memory_budget_bytes;

@@ -80,7 +80,7 @@ pub struct hoistway_batch {
 pub struct hoistway_reader_options {
     /// `sizeof(hoistway_reader_options)`.
     pub size: u64,
-    /// "auto", "io_uring", "overlapped", "threads", "cached", "usrbio", "staged", "gds" or "gds-compat"; NULL is "auto".
+    /// "auto", "io_uring", "overlapped", "threads", "cached", "usrbio", "directstorage", "staged", "gds" or "gds-compat"; NULL is "auto".
     pub route: *const c_char,
     /// Most bytes of staging memory, for the host and for each device; 0 for the default.
     pub memory_budget_bytes: u64,

@@ -255,8 +255,8 @@ pub(crate) struct Load {
     /// Which way the bytes take: auto (the default), io_uring, threads, cached, mapped, gds, …
     ///
     /// Routes to host memory are auto (each extent the best way), io_uring, overlapped (on Windows), threads (pread), cached (copies
-    /// from the page cache), mapped (nothing is read until it is touched), usrbio (from a 3FS, past the kernel), node-cache
-    /// (what --cache holds) and http (from URLs). Devices also have pinned-cache (from the pages of the page cache, pinned where they lie), staged (never gds or pinned-cache), unified (integrated devices use host memory as it is), gds (past
+    /// from the page cache), mapped (nothing is read until it is touched), usrbio (from a 3FS, past the kernel), directstorage
+    /// (by Microsoft's runtime, on Windows), node-cache (what --cache holds) and http (from URLs). Devices also have pinned-cache (from the pages of the page cache, pinned where they lie), staged (never gds or pinned-cache), unified (integrated devices use host memory as it is), gds (past
     /// the host's memory, proven) and gds-compat (cuFile, however it does it)
     #[arg(long, value_name = "ROUTE")]
     pub(crate) route: Option<String>,

@@ -12,13 +12,14 @@ use std::{
 };
 
 /// All variables for users.
-pub(crate) const KNOWN: [&str; 21] = [
+pub(crate) const KNOWN: [&str; 22] = [
     "HOISTWAY_CACHE",
     "HOISTWAY_CACHE_BYTES",
     "HOISTWAY_CHUNK",
     "HOISTWAY_COALESCE_GAP",
     "HOISTWAY_DEVICE",
     "HOISTWAY_DIRECT",
+    "HOISTWAY_DIRECTSTORAGE_DIR",
     "HOISTWAY_DTYPE",
     "HOISTWAY_HUGE_PAGES",
     "HOISTWAY_IN_FLIGHT",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,6 @@ def test_a_filter_needs_a_rank_that_loads_for_itself(files: list[str]) -> None:
         ({"use_fgds": True, "copier_type": "fgds"}, "cuFile"),
         ({"nogds": True, "copier_type": "gds"}, "nogds=True contradicts"),
         ({"use_fgds": True, "copier_type": "nogds"}, "use_fgds=True contradicts"),
-        ({"copier_type": "dstorage"}, "Windows"),
         ({"copier_type": "warp"}, "warp"),
     ],
 )
@@ -229,6 +229,17 @@ def test_arguments_that_contradict_are_errors(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         parallel(files, **options)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="DirectStorage may be there")
+def test_copier_dstorage_is_never_another_route(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOISTWAY_DIRECTSTORAGE_DIR", raising=False)
+    with pytest.raises(errors.RouteUnavailableError, match="directstorage is an interface of Windows"):
+        list(parallel(files, copier_type="dstorage").iterate_weights())
+    loader = fst.SafeTensorsFileLoader(None, "cpu", copier_type="dstorage")
+    loader.add_filenames({0: files})
+    with pytest.raises(errors.RouteUnavailableError, match="directstorage is an interface of Windows"):
+        loader.copy_files_to_device()
 
 
 def test_budgets_that_suffice_are_kept(files: list[str]) -> None:
@@ -341,7 +352,6 @@ def test_settings_in_the_working_directory_are_not_looked_at(
         ({"loader": "3fs", "3fs": {"mount_point": "/absent"}}, "/absent"),
         ({"loader": "3fs", "3fs": {"copier_type": "gds"}}, "3fs"),
         ({"loader": "3fs", "3fs": {"warp": 9}}, "warp"),
-        ({"base": {"copier_type": "dstorage"}}, "Windows"),
         ({"parallel": {"max_concurrent_producers": 2}}, "max_concurrent_producers"),
         ([], "object"),
     ],

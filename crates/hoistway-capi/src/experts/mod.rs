@@ -47,7 +47,7 @@ pub struct hoistway_experts_options {
     pub backing: *const c_char,
     /// "ewma2", "lru", "slru", "lfu" or "arc"; NULL is "ewma2".
     pub policy: *const c_char,
-    /// "auto", "io_uring", "overlapped", "threads", "cached" or "usrbio"; NULL is "auto".
+    /// "auto", "io_uring", "overlapped", "threads", "cached", "usrbio" or "directstorage"; NULL is "auto".
     pub route: *const c_char,
     /// Most bytes that resident and arriving experts and tensors take. One request may exceed it by its own demand.
     /// 0 for 4 GiB.

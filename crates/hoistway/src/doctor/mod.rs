@@ -102,7 +102,11 @@ fn system() -> Vec<Check> {
             open_files(),
         ];
     }
-    vec![ok("system", format!("Windows {}", machine::kernel_release()))]
+    #[cfg_attr(not(windows), expect(unused_mut, reason = "Windows has more"))]
+    let mut checks = vec![ok("system", format!("Windows {}", machine::kernel_release()))];
+    #[cfg(windows)]
+    checks.push(windows::direct_storage());
+    checks
 }
 
 fn kernel() -> Check {

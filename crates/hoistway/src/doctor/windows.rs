@@ -5,6 +5,18 @@ use super::{Check, Status, ok, slower};
 use crate::sys::block_device::{self, BypassIo, Sectors};
 use hoistway_io::file::LocalFile;
 
+/// Whether route `directstorage` has its libraries. They are looked for, and not loaded.
+pub(super) fn direct_storage() -> Check {
+    const NAME: &str = "DirectStorage";
+    match hoistway_directstorage::find() {
+        Ok(found) => {
+            let version = found.version.as_deref().unwrap_or("of an unknown version");
+            ok(NAME, format!("{version}, {}; its runtime stages what goes to a device", found.path.display()))
+        }
+        Err(why) => Check { fix: why.fix, ..absent(NAME.to_owned(), why.reason) },
+    }
+}
+
 /// Checks of a file. `name` makes the name of a check.
 pub(super) fn checks(name: impl Fn(&str) -> String, file: &LocalFile) -> Vec<Check> {
     let file = match file.buffered_file() {

@@ -19,7 +19,7 @@ const MAX_CHUNK_BYTES: u64 = 1 << 30;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ReaderOptions {
-    /// Which way the bytes take: `auto`, `io_uring`, `overlapped`, `threads`, `cached`, `usrbio`, and to a device `staged`, `gds` or
+    /// Which way the bytes take: `auto`, `io_uring`, `overlapped`, `threads`, `cached`, `usrbio`, `directstorage`, and to a device `staged`, `gds` or
     /// `gds-compat`.
     ///
     /// `auto` copies what the page cache holds, and reads the rest by threads rather than a ring: what is read into the
@@ -94,7 +94,7 @@ impl ReaderOptions {
             |option, value: String, reason: String| Err(Error::InvalidOption { option, value, reason });
         if self.route.is_mapping() || matches!(self.route, Route::Unified | Route::PinnedCache) {
             let reason =
-                "batches are read by auto, io_uring, overlapped, threads, cached, usrbio, staged, gds or gds-compat"
+                "batches are read by auto, io_uring, overlapped, threads, cached, usrbio, directstorage, staged, gds or gds-compat"
                     .into();
             return invalid("route", self.route.to_string(), reason);
         }

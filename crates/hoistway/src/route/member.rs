@@ -139,7 +139,10 @@ impl Files {
 
 /// Where reads of a route past the page cache begin and end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "a route of Linux alone reads any bytes"))]
+#[cfg_attr(
+    not(any(target_os = "linux", windows)),
+    expect(dead_code, reason = "routes of Linux and Windows alone read any bytes")
+)]
 pub(crate) enum Grain {
     /// At blocks.
     Blocks,

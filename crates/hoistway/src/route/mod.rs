@@ -3,11 +3,13 @@
 //! `member` is what a route says of itself, `members` has a file for each route, and `registry` lists them. `attempt` decides
 //! what a read asks for next, and `name_check` finds out whether a route has done what its name says. Their lanes are those of
 //! `hoistway-io`, and two of their own: `usrbio`, and direct reads into a device in `gds`, which also proves their path. `threefs` is
-//! the mounts that `usrbio` reads from, and `mounts` opens each once. `absent` stands for the routes of
+//! the mounts that `usrbio` reads from, and `mounts` opens each once. `directstorage` has files and reads of DirectStorage. `absent` stands for the routes of
 //! other systems.
 
 mod absent;
 pub(crate) mod attempt;
+#[cfg(windows)]
+mod directstorage;
 pub(crate) mod gds;
 pub(crate) mod member;
 mod members;
@@ -96,6 +98,9 @@ pub enum Route {
     Mapped,
     /// From a 3FS through memory shared with its daemon, past the kernel. Fails for files that lie elsewhere.
     Usrbio,
+    /// By Microsoft's DirectStorage, whose runtime stages what goes to a device, on Windows.
+    #[serde(rename = "directstorage")]
+    DirectStorage,
     /// To a device by way of pinned host memory, each extent read the best way: as `auto`, but never `gds`.
     Staged,
     /// To host memory that the device uses as it is, because it has none of its own. Fails on other devices.
@@ -128,6 +133,7 @@ impl Route {
         Self::PinnedCache,
         Self::Mapped,
         Self::Usrbio,
+        Self::DirectStorage,
         Self::Staged,
         Self::Unified,
         Self::Gds,
@@ -149,6 +155,7 @@ impl Route {
             Self::PinnedCache => "pinned-cache",
             Self::Mapped => "mapped",
             Self::Usrbio => "usrbio",
+            Self::DirectStorage => "directstorage",
             Self::Staged => "staged",
             Self::Unified => "unified",
             Self::Gds => "gds",
@@ -172,7 +179,7 @@ impl Route {
 
     /// Whether its reads past the page cache may begin and end anywhere, rather than only at blocks.
     pub(crate) fn reads_any_bytes(self) -> bool {
-        self.is_past_host() || self == Self::Usrbio
+        self.is_past_host() || matches!(self, Self::Usrbio | Self::DirectStorage)
     }
 
     /// Why host memory is not used as it is by `device`, which could, if that was not asked for or against.
@@ -188,7 +195,7 @@ impl Route {
     /// Whether it may read through the page cache where a file system refuses direct reads, which are wanted so.
     pub(crate) fn may_read_buffered(self, direct: DirectIo) -> bool {
         direct != DirectIo::Always
-            && !matches!(self, Self::IoUring | Self::Overlapped)
+            && !matches!(self, Self::IoUring | Self::Overlapped | Self::DirectStorage)
             && !self.is_past_host()
     }
 

@@ -4,9 +4,9 @@
 #[cfg(not(target_os = "linux"))]
 use super::absent::linux::{io_uring, pinned_cache, usrbio};
 #[cfg(not(windows))]
-use super::absent::windows::overlapped;
+use super::absent::windows::{directstorage, overlapped};
 #[cfg(windows)]
-use super::members::overlapped;
+use super::members::{directstorage, overlapped};
 #[cfg(feature = "objects")]
 use super::members::{http, node_cache};
 #[cfg(target_os = "linux")]
@@ -107,6 +107,12 @@ static ROUTES: &[Way] = &[
         landing: Landing::Kept,
         is_first: false,
         open: overlapped::open,
+    }),
+    Way::Reads(Entry {
+        route: Route::DirectStorage,
+        landing: Landing::Kept,
+        is_first: false,
+        open: directstorage::open,
     }),
     Way::Reads(Entry { route: Route::Threads, landing: Landing::Any, is_first: false, open: threads::open }),
     Way::Maps(Route::Mapped),

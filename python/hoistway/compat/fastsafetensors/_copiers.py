@@ -24,7 +24,6 @@ _registered: dict[str, Callable[..., Constructor]] = {}
 _OF_CHECKPOINTS = {"allocator", "lenient"}
 _REFUSED = {
     "fgds": "hoistway reaches devices past host memory by cuFile alone; choose gds or nogds",
-    "dstorage": "DirectStorage is part of Windows, which hoistway does not run on; choose gds or nogds",
 }
 
 
@@ -102,7 +101,11 @@ def _route(copier_type: str, device: Device) -> str | None:
         "nogds": "staged" if on_device else None,
         "unified": "unified",
         "3fs": "usrbio",
+        "dstorage": "directstorage",
     }
+    folder = os.environ.get("FASTSAFETENSORS_DSTORAGE_DLL_DIR")
+    if copier_type == "dstorage" and folder:
+        os.environ.setdefault("HOISTWAY_DIRECTSTORAGE_DIR", folder)
     if copier_type in _REFUSED:
         raise OptionError(f"copier cannot be {copier_type!r}: {_REFUSED[copier_type]}")
     if copier_type not in routes:

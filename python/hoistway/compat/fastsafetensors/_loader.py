@@ -45,7 +45,7 @@ class SafeTensorsFileLoader:
         framework: ``"pytorch"``, or ``"paddle"`` for a single rank.
         use_fgds: No other way than cuFile is known: an error if true, and nogds is not.
         copier_type: The copier by name, in place of ``nogds``, which it may not contradict: ``"gds"``, ``"nogds"``,
-            ``"unified"``, ``"3fs"``, or a registered one.
+            ``"unified"``, ``"3fs"``, ``"dstorage"`` on Windows, or a registered one.
         options: With copier ``"3fs"`` those of its section: ``mount_point``, which all files must be on,
             ``buffer_size``, which is ``in_flight=``, ``entries`` and ``io_depth``, which have no effect. Options of
             hoistway's loads; see `hoistway.LoadOptions`. Also ``allocator`` and ``lenient``.

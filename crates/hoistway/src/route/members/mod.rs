@@ -2,6 +2,8 @@
 //! that read objects.
 
 pub(super) mod cached;
+#[cfg(windows)]
+pub(super) mod directstorage;
 pub(super) mod gds;
 #[cfg(feature = "objects")]
 pub(super) mod http;

@@ -1,0 +1,105 @@
+//! `directstorage`: files as DirectStorage opens them, and a lane of its reads into host memory.
+#![allow(unsafe_code)]
+
+use super::{Done, Lane, ReadOp, Unavailable};
+use crate::{parallel::lock, source::Source, sys};
+use hoistway_directstorage::{Ended, Queue, Read, Runtime, StorageFile};
+use std::{
+    io,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+/// How long a lane waits for the end of a read before it gives up all of its own. A drive that was asleep takes seconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long it waits at once. Reads that are cancelled are noticed between.
+const TICK: Duration = Duration::from_millis(100);
+const OTHER_ROUTE: &str = "choose route auto or overlapped";
+
+/// A source as DirectStorage has it open, once that was asked for, or why it does not take it.
+#[derive(Debug, Default)]
+struct Opened(Mutex<Option<Result<Arc<StorageFile>, Unavailable>>>);
+
+/// The source as DirectStorage has it open. It is opened by its name, and must be the file that the source has open.
+///
+/// # Errors
+/// Why DirectStorage does not take it.
+pub(super) fn opened(source: &dyn Source) -> Result<Arc<StorageFile>, Unavailable> {
+    let opened = source.extensions().get::<Opened>();
+    lock(&opened.0).get_or_insert_with(|| open(source).map(Arc::new)).clone()
+}
+
+fn open(source: &dyn Source) -> Result<StorageFile, Unavailable> {
+    let runtime = Runtime::get()?;
+    let not_known = |error: io::Error| Unavailable::new(error.to_string(), OTHER_ROUTE);
+    let own = source.local()?.buffered_file().map_err(not_known)?;
+    let path = sys::files::name(&own).unwrap_or_else(|| source.path().to_owned());
+    let file = runtime.open_file(&path).map_err(|failure| {
+        let fix = if failure.fix().is_empty() { OTHER_ROUTE } else { failure.fix() };
+        Unavailable::new(failure.to_string(), fix)
+    })?;
+    if !file.is_same(&own).map_err(not_known)? {
+        let reason = format!("{} is another file now than the one whose header was read", path.display());
+        return Err(Unavailable::new(reason, "load again once nothing replaces it"));
+    }
+    Ok(file)
+}
+
+/// Reads by DirectStorage: many in flight from one thread.
+#[derive(Debug)]
+pub(super) struct DirectStorageLane {
+    queue: Queue<ReadOp>,
+    /// Reads that ended before DirectStorage had them.
+    rejected: Vec<Done>,
+    ended: Vec<Ended<ReadOp>>,
+}
+
+impl DirectStorageLane {
+    /// Makes a queue for up to `depth` reads.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(super) fn new(depth: usize) -> Result<Self, Unavailable> {
+        let queue = Runtime::get()?.queue(depth, PATIENCE)?;
+        Ok(Self { queue, rejected: Vec::new(), ended: Vec::new() })
+    }
+}
+
+impl Lane<ReadOp> for DirectStorageLane {
+    fn capacity(&self) -> usize {
+        self.queue.depth()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.queue.in_flight() + self.rejected.len()
+    }
+
+    fn push(&mut self, mut op: ReadOp) {
+        let offset = op.progress.offset;
+        let target = opened(&*op.source).map_err(|why| io::Error::other(why.to_string())).and_then(|file| {
+            let target = op.buffer.target(op.progress)?;
+            Ok(Read { file, offset, memory: target.as_mut_ptr(), len: target.len() })
+        });
+        match target {
+            // SAFETY: the operation holds the region or slot that it fills, which is its alone until it is dropped and does not move
+            // with it.
+            Ok(read) => unsafe { self.queue.push(op, read) },
+            Err(error) => self.rejected.push(Done { op, result: Err(error) }),
+        }
+    }
+
+    fn submit_and_wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+        if !self.rejected.is_empty() {
+            done.append(&mut self.rejected);
+            return Ok(());
+        }
+        self.queue.cancel(|op| op.cancel.is_cancelled());
+        self.queue.wait(&mut self.ended, TICK)?;
+        done.extend(
+            self.ended
+                .drain(..)
+                .map(|Ended { owner, result }| Done { op: owner, result: result.map_err(Into::into) }),
+        );
+        Ok(())
+    }
+}
