@@ -698,7 +698,7 @@ fn objects_are_inspected_loaded_and_verified_and_nothing_shows_a_secret() {
         (vec!["load", "--report", "--store", "anonymous=true", "s3://models/llama/"], 0, "http "),
         (vec!["verify", &presigned], 0, ""),
         (vec!["load", &missing], 3, "no such object"),
-        (vec!["load", "--route", "io_uring", &presigned], 6, "no file of this machine"),
+        (vec!["load", "--route", "io_uring", &presigned], 6, "not a file of this machine"),
         (
             vec!["load", "--store", "secret_access_key=canary", "s3://models/llama/"],
             2,

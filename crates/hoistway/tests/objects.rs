@@ -567,7 +567,7 @@ fn routes_that_need_a_file_refuse_objects_and_http_refuses_files() {
             Error::RouteUnavailable { route: named, why, .. } => {
                 assert_eq!(named, route);
                 let is_told =
-                    why.reason.contains("no file of this machine") || why.reason.contains("not on a 3FS");
+                    why.reason.contains("not a file of this machine") || why.reason.contains("not on a 3FS");
                 assert!(is_told, "{why}");
             }
             other => panic!("{other:?}"),

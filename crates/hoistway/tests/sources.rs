@@ -46,7 +46,7 @@ fn auto_loads_them_by_threads_and_says_why_by_nothing_else() {
             let own =
                 refused.iter().find(|own| own.what == what).unwrap_or_else(|| panic!("{what}: {refused:?}"));
             assert_eq!(own.path.as_deref(), Some(&*url), "{what}");
-            assert!(own.why.reason.contains("no file of this machine"), "{what}: {}", own.why);
+            assert!(own.why.reason.contains("not a file of this machine"), "{what}: {}", own.why);
         }
     }
 }
@@ -92,7 +92,7 @@ fn routes_that_need_a_file_refuse_them_with_a_reason() {
             Error::RouteUnavailable { route: named, path, why } => {
                 assert_eq!((named, path.as_deref()), (route, Some(&*url)), "{why}");
                 let is_told =
-                    why.reason.contains("no file of this machine") || why.reason.contains("not on a 3FS");
+                    why.reason.contains("not a file of this machine") || why.reason.contains("not on a 3FS");
                 assert!(is_told && !why.fix.is_empty(), "{route}: {why}");
             }
             other => panic!("{route}: {other:?}"),
@@ -170,7 +170,7 @@ fn a_reader_by_a_route_that_needs_a_file_refuses_them_with_a_reason() {
             Error::RouteUnavailable { route: named, path, why } => {
                 assert_eq!((*named, path.as_deref()), (route, Some(source.path())), "{why}");
                 let is_told =
-                    why.reason.contains("no file of this machine") || why.reason.contains("not on a 3FS");
+                    why.reason.contains("not a file of this machine") || why.reason.contains("not on a 3FS");
                 assert!(is_told && !why.fix.is_empty(), "{route}: {why}");
             }
             other => panic!("{route}: {other:?}"),
