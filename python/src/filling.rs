@@ -1,7 +1,13 @@
 //! Loads into memory that belongs to objects of Python's.
 #![allow(unsafe_code)]
 
-use crate::{error::IntoPython, error::exception_of, process::Detached, report::NativeReport, tick};
+use crate::{
+    error::IntoPython,
+    error::exception_of,
+    process::{Attached, Detached},
+    report::NativeReport,
+    tick,
+};
 use hoistway::{Checkpoint, DeviceId, Error, FillTarget, Filled, LoadOptions, Order, plan::Selection};
 use pyo3::{exceptions::PyRuntimeError, prelude::*};
 use std::{
@@ -22,7 +28,7 @@ struct State {
     filling: Detached<hoistway::Filling>,
     names: Vec<String>,
     /// They keep the memory as long as reads may be under way.
-    owners: Vec<Py<PyAny>>,
+    owners: Vec<Attached>,
 }
 
 impl State {
@@ -55,7 +61,7 @@ impl Filling {
             };
             let device = device.parse::<DeviceId>().into_python(py)?;
             memory.push(FillTarget::new(request, device, address, len_bytes));
-            owners.push(owner);
+            owners.push(Attached::new(owner));
             names.push(name);
         }
         let options = options.clone().selection(Selection::all());
@@ -125,8 +131,9 @@ impl Drop for Filling {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         // Reads that end may take a while, and other Python threads should not have to wait for them.
         if let Err(error) = Python::attach(|py| state.end(py)) {
-            tracing::error!(%error, "memory is leaked, as it is not known whether a device still writes to it");
-            std::mem::forget(std::mem::take(&mut state.owners));
+            tracing::warn!(%error, "what owns the memory is kept, as it is not known whether a device still writes to it");
+            let owners = std::mem::take(&mut state.owners);
+            state.filling.set_aside(owners);
         }
     }
 }

@@ -16,14 +16,6 @@ HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 GLOBAL_CAPTURE = 0
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
-    """Waits until something holds; fails if it does not."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it does not come to hold"
-        time.sleep(0.001)
-
-
 class Work:
     """The primary context of a device, current in the thread that made this until it is left."""
 

@@ -19,11 +19,12 @@ import hoistway
 import pytest
 import torch
 from conftest import STAND_IN, StandIn, run, same_bytes, write_model
-from device_work import Array, Captured, Work, wait_until
+from device_work import Array, Captured, Work
 from hoistway import errors, experts, kv
 from hoistway._frameworks import torch_allocator
 from hoistway.compat.fastsafetensors._copiers import load_options
 from hoistway.compat.fastsafetensors._devices import Device
+from interrupting import wait_until
 
 TESTS = Path(__file__).parent
 DEFAULT = types.SimpleNamespace(cuda_stream=0)
@@ -31,7 +32,8 @@ PREPARE = """
     import ctypes, os, sys, threading, time
     sys.path.insert(0, sys.argv[1])
     import hoistway
-    from device_work import Array, Work, wait_until
+    from device_work import Array, Work
+    from interrupting import wait_until
     library = ctypes.CDLL(sys.argv[2])
     library.fake_cuda_count.restype = ctypes.c_uint64
     count = lambda name: library.fake_cuda_count(name.encode())
@@ -55,6 +57,18 @@ class Lent:
 def work(stand_in: StandIn) -> Any:
     with Work(stand_in.library) as work:
         yield work
+
+
+class TypedArray:
+    """Memory of a device that holds 32-bit floats."""
+
+    def __init__(self, address: int, shape: tuple[int, ...]) -> None:
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": shape,
+            "typestr": "<f4",
+            "data": (address, False),
+        }
 
 
 def take_over(capsule: Any) -> Any:
@@ -310,6 +324,37 @@ def test_a_child_that_is_forked_while_the_driver_starts_gets_an_error(model: Pat
         """,
         model,
     )
+
+
+def test_what_owns_a_target_in_doubt_is_kept_until_the_device_tells(
+    model: Path, stand_in: StandIn, work: Work
+) -> None:
+    size = 1000 * 64 * 4
+    addresses = [work.memory(size) for _ in range(2)]
+    checkpoint = hoistway.open(model)
+
+    def fill(address: int) -> weakref.ref[TypedArray]:
+        target = TypedArray(address, (1000, 64))
+        with contextlib.suppress(errors.DeviceError):
+            checkpoint.copy_into({"embed": target})
+        return weakref.ref(target)
+
+    # The first wait is that for what is queued on the device.
+    refused = ",".join(f"cuMemFree_v2:{call}=999" for call in range(2, 40))
+    waits = ",".join(
+        f"{call}:*=999" for call in ("cuEventSynchronize", "cuStreamSynchronize", "cuEventQuery")
+    )
+    stand_in.set(f"FAULTS={refused},{waits}")
+    first = fill(addresses[0])
+    gc.collect()
+    assert first() is not None, "the device may still write to its memory"
+    stand_in.set("FAULTS=")
+    second = fill(addresses[1])
+    gc.collect()
+    assert first() is None, "the device has told"
+    assert second() is None
+    for address in addresses:
+        work.free(address)
 
 
 def test_ctrl_c_leaves_the_interpreter_to_others_while_the_work_ends(model: Path, tmp_path: Path) -> None:

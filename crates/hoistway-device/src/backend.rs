@@ -14,10 +14,13 @@ use std::{
 pub(crate) type Opened = Mutex<BTreeMap<u32, OpenDevice>>;
 
 /// A device that was opened.
+#[derive(Default)]
 pub(crate) struct OpenDevice {
     pub(crate) device: Weak<Device>,
     /// Keeps it although nothing uses it: to make a context takes long.
     pub(crate) kept: Option<Arc<Device>>,
+    /// Held while this device is opened, which takes long. Other devices can be opened meanwhile.
+    pub(crate) opening: Arc<Mutex<()>>,
 }
 
 /// A kind of devices, such as those of one vendor.
@@ -46,7 +49,8 @@ pub(crate) trait Kind: Sync {
     /// [`Error::DeviceUnavailable`] if there is no such device; [`Error::Device`] if it does not start.
     fn open(&self, ordinal: u32) -> Result<Arc<dyn Backend>>;
 
-    /// The devices that were opened. Locked after `check` alone, so that no child of `fork` finds it locked.
+    /// The devices that were opened. Locked after `check` alone, so that no child of `fork` finds it locked, and never while
+    /// the driver is called.
     fn opened(&self) -> &'static Opened;
 
     /// Describes the devices that this process sees.

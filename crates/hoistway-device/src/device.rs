@@ -3,15 +3,16 @@
 
 use crate::{
     DeviceId, DirectLibrary, Error, PathCounts, Result, Transfer, Unavailable,
-    backend::{Backend, OpenDevice, no_conversions},
+    backend::{Backend, Kind, OpenDevice, no_conversions},
     fate::Parked,
     id::kinds,
     leaving, stream,
 };
 use serde::{Deserialize, Serialize};
 use std::{
+    collections::BTreeMap,
     fmt,
-    sync::{Arc, PoisonError},
+    sync::{Arc, MutexGuard, PoisonError},
 };
 
 /// What a device is.
@@ -167,19 +168,34 @@ pub fn release_devices() {
         if !kind.is_started() {
             continue;
         }
-        let opened = || kind.opened().lock().unwrap_or_else(PoisonError::into_inner);
-        let open: Vec<_> = opened().values().filter_map(|open| open.device.upgrade()).collect();
+        let open: Vec<_> = opened(kind).values().filter_map(|open| open.device.upgrade()).collect();
         // Parked memory uses its device.
         open.into_iter().for_each(|device| device.ask_again());
-        let mut opened = opened();
-        let kept: Vec<_> = opened.values_mut().filter_map(|open| open.kept.take()).collect();
-        // What is opened meanwhile waits, and finds it closed.
+        let kept: Vec<_> = opened(kind).values_mut().filter_map(|open| open.kept.take()).collect();
+        // Without the lock: to close a device waits for its work.
         drop(kept);
     }
 }
 
+fn opened(kind: &dyn Kind) -> MutexGuard<'static, BTreeMap<u32, OpenDevice>> {
+    // Kept consistent by every statement, so a panic elsewhere does not spoil it.
+    kind.opened().lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A device that is open, which the process keeps from now on, unless it is lost.
+fn find(kind: &dyn Kind, ordinal: u32) -> Option<Arc<Device>> {
+    let mut opened = opened(kind);
+    let open = opened.get_mut(&ordinal)?;
+    let device = open.device.upgrade()?;
+    if !device.backend.is_lost() {
+        open.kept = Some(device.clone());
+    }
+    Some(device)
+}
+
 impl Device {
-    /// Opens a device, or returns it if it is open. The process keeps it until [`release_devices`].
+    /// Opens a device, or returns it if it is open. The process keeps it until [`release_devices`]. For one that is open, the
+    /// driver is not called.
     ///
     /// # Errors
     /// [`Error::DeviceUnavailable`] if there is no such device; [`Error::Device`] if it does not start.
@@ -193,21 +209,30 @@ impl Device {
         };
         // Before the lock, and before a device is found that a parent of this process opened.
         kind.check().map_err(|why| Error::DeviceUnavailable { device: id.to_string(), why })?;
-        // Kept consistent by every statement, so a panic elsewhere does not spoil it.
-        let mut opened = kind.opened().lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(open) = opened.get_mut(&ordinal) {
-            // One that is lost is opened anew as soon as nothing uses it.
-            drop(open.kept.take_if(|kept| kept.backend.is_lost()));
-            if let Some(device) = open.device.upgrade() {
-                open.kept = Some(device.clone()).filter(|device| !device.backend.is_lost());
-                drop(opened);
-                device.ask_again();
-                return Ok(device);
-            }
+        if let Some(device) = find(kind, ordinal).filter(|device| !device.backend.is_lost()) {
+            return Ok(device);
+        }
+        let opening = opened(kind).entry(ordinal).or_default().opening.clone();
+        let _opening = opening.lock().unwrap_or_else(PoisonError::into_inner);
+        // One that is lost is opened anew as soon as nothing uses it.
+        let is_lost = |kept: &mut Arc<Self>| kept.backend.is_lost();
+        let lost = opened(kind).get_mut(&ordinal).and_then(|open| open.kept.take_if(is_lost));
+        drop(lost);
+        if let Some(device) = find(kind, ordinal) {
+            return Ok(device);
         }
         let device = Arc::new(Self { backend: kind.open(ordinal)?, parked: Parked::default() });
-        opened.insert(ordinal, OpenDevice { device: Arc::downgrade(&device), kept: Some(device.clone()) });
+        let mut opened = opened(kind);
+        let open = opened.entry(ordinal).or_default();
+        (open.device, open.kept) = (Arc::downgrade(&device), Some(device.clone()));
         Ok(device)
+    }
+
+    /// A device that is open; `None` if it is not. Calls no driver and waits for nothing, so that a lock may be held.
+    pub fn get(id: DeviceId) -> Option<Arc<Self>> {
+        let (kind, ordinal) = id.kind()?;
+        // A child of `fork` may find the lock taken.
+        kind.is_started().then(|| opened(kind).get(&ordinal)?.device.upgrade()).flatten()
     }
 
     /// What it is.

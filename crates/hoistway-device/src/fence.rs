@@ -1,7 +1,7 @@
 //! What copies to memory of the caller's wait for: work that is queued on the device and may still use that memory.
 #![allow(unsafe_code)]
 
-use crate::{CopyStream, Device, Result, backend::Event, fate};
+use crate::{CopyStream, Device, DeviceId, Result, backend::Event, fate};
 use std::{
     fmt,
     sync::{Arc, Mutex, PoisonError},
@@ -19,7 +19,7 @@ enum Kind {
     /// What was queued on a stream as the fence was made.
     Marked(Mutex<Box<dyn Event>>),
     /// All work of the device.
-    Device { device: Arc<Device>, is_passed: Mutex<bool> },
+    Device { device: DeviceId, is_passed: Mutex<bool> },
 }
 
 impl Fence {
@@ -53,8 +53,8 @@ impl Fence {
 
     /// Lies behind all work of the device. The thread that asks for copies waits for that: no other call does, and no lock is
     /// held meanwhile that other fences need.
-    pub fn of_device(device: &Arc<Device>) -> Self {
-        Self(Arc::new(Kind::Device { device: device.clone(), is_passed: Mutex::new(false) }))
+    pub fn of_device(device: DeviceId) -> Self {
+        Self(Arc::new(Kind::Device { device, is_passed: Mutex::new(false) }))
     }
 
     /// Whether it lies behind what was queued until now, also if it was made before: nothing waits for it yet.
@@ -97,7 +97,7 @@ impl Fence {
             Kind::Device { device, is_passed } => {
                 let mut is_passed = is_passed.lock().unwrap_or_else(PoisonError::into_inner);
                 if !*is_passed {
-                    device.settle()?;
+                    Device::open(*device)?.settle()?;
                     *is_passed = true;
                 }
                 Ok(())

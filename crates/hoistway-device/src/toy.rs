@@ -256,7 +256,7 @@ impl Backend for ToyDevice {
     }
 
     fn memory(&self) -> Result<(u64, u64)> {
-        self.check("asking for its memory", Fault::AskMemory)?;
+        self.check("asking for its free memory", Fault::AskMemory)?;
         let total = MEMORY_BYTES.load(Ordering::Relaxed);
         Ok((total.saturating_sub(State::get().allocated_on(self.info.ordinal)), total))
     }
@@ -357,14 +357,14 @@ impl Backend for ToyDevice {
             return Fate::Failed(forked);
         }
         if State::strikes(Fault::Doubt) {
-            return Fate::Unknown(self.refuse("waiting for it", "a test wants it so"));
+            return Fate::Unknown(self.refuse("waiting for its work", "a test wants it so"));
         }
         self.wait_for_streams();
         Fate::Done
     }
 
     unsafe fn is_event_reached(&self, _event: u64) -> Result<bool> {
-        Err(self.refuse("asking after an event", "programs have no events of toy devices"))
+        Err(self.refuse("asking whether an event is reached", "programs have no events of toy devices"))
     }
 }
 
@@ -545,14 +545,14 @@ impl Event for ToyEvent {
     fn wait(&self) -> Result<()> {
         self.device.check_process()?;
         if State::strikes(Fault::Doubt) {
-            return Err(self.device.refuse("copying to it", "a test wants it so"));
+            return Err(self.device.refuse("waiting for copies", "a test wants it so"));
         }
         self.progress.wait_for(self.batch);
         if State::strikes(Fault::Lose) {
             self.device.lost.store(true, Ordering::Release);
         }
         match self.device.lost.load(Ordering::Acquire) {
-            true => Err(self.device.error("copying to it", "the device is lost", true)),
+            true => Err(self.device.error("waiting for copies", "the device is lost", true)),
             false => Ok(()),
         }
     }
@@ -564,7 +564,7 @@ impl Event for ToyEvent {
     fn is_reached(&self) -> Result<bool> {
         self.device.check_process()?;
         if State::strikes(Fault::Doubt) {
-            return Err(self.device.refuse("copying to it", "a test wants it so"));
+            return Err(self.device.refuse("waiting for copies", "a test wants it so"));
         }
         Ok(self.progress.is_done(self.batch))
     }

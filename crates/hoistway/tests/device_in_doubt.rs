@@ -5,6 +5,7 @@
 mod common;
 
 use common::{
+    assert_is_file,
     on_device::{Devices, Fault, Played},
     reading::{Kind, LONG, Place, TestFile, assert_all_hold, range, submit},
     stand_in::{STAND_IN, Vendor},
@@ -16,7 +17,10 @@ use hoistway::{
     read::{Priority, Reader, ReaderOptions},
 };
 use hoistway_device::{Device, DeviceMemory};
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// A driver that does not tell whether work has ended.
 const IN_DOUBT: &str =
@@ -87,7 +91,7 @@ fn memory_that_may_still_be_copied_is_not_freed_by_a_reader_which_goes_on_withou
             let mut places = [on_device(0), Kind::Memory].map(|kind| Place::new(kind, range(0, 1000)));
             let batch = submit(&reader, &open, &mut places, Priority::Demand);
             match batch.wait_read(0, LONG).error().unwrap() {
-                Error::Device { operation, .. } => assert!(lost < 4 && *operation == "copying to it"),
+                Error::Device { operation, .. } => assert!(lost < 4 && *operation == "waiting for copies"),
                 Error::DeviceUnavailable { device, why } => {
                     let is_named = *device == played.device(0).to_string();
                     assert!(lost == 4 && is_named && why.fix.contains("try again"), "{why}");
@@ -118,6 +122,33 @@ fn memory_that_may_still_be_copied_is_not_freed_by_a_reader_which_goes_on_withou
         batch.wait().unwrap_or_else(|error| panic!("{error}"));
         assert_all_hold(&file, &place, &batch);
     }
+}
+
+/// A program that resets a device ends its work, and frees its memory.
+#[test]
+fn nothing_of_a_device_that_the_program_has_reset_is_in_doubt() {
+    let devices = Devices::take();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().join("m.safetensors");
+    let file = write_model(&path, &[tensor("t", Dtype::U8, &[1 << 20])], 0, 3);
+    let device = Device::open(Vendor::Cuda.device(0)).unwrap();
+    let memory = Arc::new(());
+    let held = Arc::downgrade(&memory);
+    device.set_aside(memory);
+    STAND_IN.set("FAULTS=cuMemFree_v2:*=999");
+    device.regain().unwrap_err();
+    assert!(device.is_in_doubt() && held.strong_count() == 1);
+    STAND_IN.set("FAULTS=cuCtxPushCurrent_v2:*=201");
+    device.regain().unwrap();
+    assert!(!device.is_in_doubt() && held.strong_count() == 0);
+    STAND_IN.reset();
+    // It is lost as long as something uses it.
+    let options = LoadOptions::default().device(device.id()).route(Route::Staged);
+    let same = Device::open(device.id()).unwrap();
+    assert!(Arc::ptr_eq(&device, &same));
+    drop((device, same));
+    assert_is_file(&hoistway::load(&[&path], &options).unwrap(), &file);
+    devices.assert_nothing_left("the device was opened anew");
 }
 
 /// Memory of the caller's is its own again once it is known that no copy writes to it.

@@ -7,7 +7,7 @@ mod common;
 use common::{
     Footprint, TestTensor, assert_is_file, assert_nothing_left, make_cold, make_warm, mixed_model,
     on_device::{chunky, disk},
-    reading::until,
+    reading::{LONG, until},
     stand_in::{STAND_IN, Turn, Vendor},
     tensor, write_model,
 };
@@ -18,11 +18,14 @@ use hoistway::{
 };
 use hoistway_device::{CopyStream, Device, DeviceMemory, Fence};
 use std::{
-    fs,
+    ffi::c_void,
+    fs, ptr,
     sync::{
-        Arc,
+        Arc, Condvar, Mutex,
         atomic::{AtomicU64, Ordering},
+        mpsc,
     },
+    thread,
     time::Duration,
 };
 
@@ -436,7 +439,7 @@ fn devices_that_are_not_there_are_errors() {
 /// A framework's context stays current on its thread, and what it set is not changed.
 #[test]
 fn the_context_of_others_stays_as_it_was() {
-    type Handle = *mut std::ffi::c_void;
+    type Handle = *mut c_void;
     let stand_in = Turn::take();
     let directory = disk();
     let (path, file) = mixed_model(directory.path());
@@ -444,7 +447,7 @@ fn the_context_of_others_stays_as_it_was() {
     let current: unsafe extern "C" fn(*mut Handle) -> i32 = stand_in.function("cuCtxGetCurrent");
     let destroy: unsafe extern "C" fn(Handle) -> i32 = stand_in.function("cuCtxDestroy_v2");
     let init: unsafe extern "C" fn(u32) -> i32 = stand_in.function("cuInit");
-    let (mut own, mut after): (Handle, Handle) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let (mut own, mut after): (Handle, Handle) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: functions of the driver, of these types.
     unsafe {
         assert_eq!(init(0), 0);
@@ -501,7 +504,7 @@ fn to_release_devices_starts_no_driver() {
 /// To wait for such an event would make copies a part of the capture.
 #[test]
 fn an_event_that_was_captured_is_refused_and_the_capture_stays_valid() {
-    type Handle = *mut std::ffi::c_void;
+    type Handle = *mut c_void;
     let stand_in = Turn::take();
     let device = Device::open(DeviceId::Cuda(0)).unwrap();
     let copies = CopyStream::new(&device).unwrap();
@@ -518,7 +521,7 @@ fn an_event_that_was_captured_is_refused_and_the_capture_stays_valid() {
     let destroy_graph: unsafe extern "C" fn(Handle) -> i32 = stand_in.function("cuGraphDestroy");
     let destroy_stream: unsafe extern "C" fn(Handle) -> i32 = stand_in.function("cuStreamDestroy_v2");
     let destroy_event: unsafe extern "C" fn(Handle) -> i32 = stand_in.function("cuEventDestroy_v2");
-    let [mut context, mut stream, mut event, mut graph]: [Handle; 4] = [std::ptr::null_mut(); 4];
+    let [mut context, mut stream, mut event, mut graph]: [Handle; 4] = [ptr::null_mut(); 4];
     // SAFETY: functions of the driver, of these types; all handles live until they are destroyed.
     unsafe {
         assert_eq!((retain(&mut context, 0), push(context)), (0, 0));
@@ -664,6 +667,50 @@ impl tracing::Subscriber for Warnings {
     fn enter(&self, _: &tracing::span::Id) {}
 
     fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// To close a device waits for its work, and those who open devices do not wait for that.
+#[test]
+fn devices_are_opened_while_one_is_closed_that_has_work() {
+    static GATE: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+    unsafe extern "C" fn wait(_: *mut c_void) {
+        drop(GATE.1.wait_while(GATE.0.lock().unwrap(), |is_open| !*is_open).unwrap());
+    }
+    type Handle = *mut c_void;
+    let stand_in = Turn::take();
+    let retain: unsafe extern "C" fn(*mut Handle, i32) -> i32 = stand_in.function("cuDevicePrimaryCtxRetain");
+    let release: unsafe extern "C" fn(i32) -> i32 = stand_in.function("cuDevicePrimaryCtxRelease_v2");
+    let push: unsafe extern "C" fn(Handle) -> i32 = stand_in.function("cuCtxPushCurrent_v2");
+    let pop: unsafe extern "C" fn(*mut Handle) -> i32 = stand_in.function("cuCtxPopCurrent_v2");
+    let launch: unsafe extern "C" fn(Handle, unsafe extern "C" fn(Handle), Handle) -> i32 =
+        stand_in.function("cuLaunchHostFunc");
+    drop(Device::open(DeviceId::Cuda(0)).unwrap());
+    let mut context = ptr::null_mut();
+    // SAFETY: of these signatures in the driver. The default stream waits until the gate is opened.
+    unsafe {
+        assert_eq!((retain(&mut context, 0), push(context)), (0, 0));
+        assert_eq!(launch(ptr::null_mut(), wait, ptr::null_mut()), 0);
+        assert_eq!(pop(&mut context), 0);
+    }
+    let frees = || STAND_IN.count("calls.cuMemFree_v2");
+    let before = frees();
+    let closing = thread::spawn(hoistway_device::release_devices);
+    until("the device to be closed", || frees() > before);
+    let (sender, opened) = mpsc::channel();
+    let opening = thread::spawn(move || {
+        for ordinal in [1, 0] {
+            sender.send(Device::open(DeviceId::Cuda(ordinal)).unwrap().id()).unwrap();
+        }
+    });
+    let found = [(); 2].map(|()| opened.recv_timeout(LONG));
+    *GATE.0.lock().unwrap() = true;
+    GATE.1.notify_all();
+    assert_eq!(found, [1, 0].map(|ordinal| Ok(DeviceId::Cuda(ordinal))));
+    closing.join().unwrap();
+    opening.join().unwrap();
+    // SAFETY: as above.
+    unsafe { assert_eq!(release(0), 0) };
+    stand_in.assert_nothing_left("both devices");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use common::{can_read, make_cold, make_warm, on_device, stand_in::Turn, tensor, 
 use hoistway::{
     Checkpoint, DirectIo, Dtype, Error, LoadOptions, Loaded, Route,
     plan::Selection,
-    read::{Priority, ReadRequest, Reader, ReaderOptions, Target},
+    read::{BatchReport, Priority, ReadRequest, Reader, ReaderOptions, Target},
 };
 use std::{
     env, fs,
@@ -52,7 +52,7 @@ fn assert_are(loaded: &Loaded, expected: &[Vec<u8>]) {
     }
 }
 
-fn assert_reads(reader: &Reader, checkpoint: &Checkpoint, expected: &[Vec<u8>]) {
+fn assert_reads(reader: &Reader, checkpoint: &Checkpoint, expected: &[Vec<u8>]) -> BatchReport {
     let requests = checkpoint.catalog().tensors().iter().map(|entry| {
         let file = checkpoint.read_file(entry.file).unwrap();
         ReadRequest::new(&file, entry.bytes, Target::memory())
@@ -62,6 +62,7 @@ fn assert_reads(reader: &Reader, checkpoint: &Checkpoint, expected: &[Vec<u8>]) 
     for (number, bytes) in expected.iter().enumerate() {
         assert!(batch.take(number).unwrap()[..5000] == **bytes, "read {number}");
     }
+    batch.report()
 }
 
 fn open_files() -> usize {
@@ -85,7 +86,8 @@ fn every_route_loads_more_files_than_may_be_open() {
         }
     }
     let reader = Reader::new(&ReaderOptions::default()).unwrap();
-    assert_reads(&reader, &checkpoint, &expected);
+    let report = assert_reads(&reader, &checkpoint, &expected);
+    assert!(report.notes.is_empty(), "{report}");
     // Mappings keep no file.
     let mapped = checkpoint.load(&LoadOptions::default().route(Route::Mapped)).unwrap();
     drop((reader, checkpoint));
@@ -110,7 +112,8 @@ fn reads_in_flight_leave_descriptors_over() {
         assert_are(&loaded, &expected);
         assert!(loaded.report().notes.iter().any(|note| note.contains("raise ulimit -n")), "{route}");
         let reader = Reader::new(&ReaderOptions::default().route(route).in_flight(256)).unwrap();
-        assert_reads(&reader, &checkpoint, &expected);
+        let report = assert_reads(&reader, &checkpoint, &expected);
+        assert!(report.notes.iter().any(|note| note.contains("raise ulimit -n")), "{report}");
     }
 }
 

@@ -183,9 +183,14 @@ impl<V: Vendor> DriverDevice<V> {
     }
 
     /// Frees memory by a function of the driver.
-    pub(super) fn free_by(&self, function: &'static str, free: impl FnMut() -> ResultCode) -> Fate {
+    pub(super) fn free_by(
+        &self,
+        operation: &'static str,
+        function: &'static str,
+        free: impl FnMut() -> ResultCode,
+    ) -> Fate {
         // A child of fork has nothing to free.
-        Fate::of(self.enter().and_then(|_entered| self.call("waiting for it", function, free)))
+        Fate::of(self.enter().and_then(|_entered| self.call(operation, function, free)))
     }
 
     fn fences(&self) -> MutexGuard<'_, Vec<DevicePointer>> {
@@ -216,7 +221,7 @@ impl<V: Vendor> DriverDevice<V> {
             V::forget_error(self.driver);
             return Ok(false);
         }
-        self.check("asking after an event", query.name, code).map(|()| true)
+        self.check("asking whether an event is reached", query.name, code).map(|()| true)
     }
 
     /// Makes a call, and repeats it while the driver refuses it because of a capture.
@@ -258,7 +263,7 @@ impl<V: Vendor> Backend for DriverDevice<V> {
         let (mut free, mut total) = (0, 0);
         let ask = &self.driver.functions.memory_info;
         // SAFETY: writes two numbers; the device is current.
-        self.call("asking for its memory", ask.name, || unsafe { (ask.call)(&mut free, &mut total) })?;
+        self.call("asking for its free memory", ask.name, || unsafe { (ask.call)(&mut free, &mut total) })?;
         Ok((free as u64, total as u64))
     }
 
@@ -274,7 +279,7 @@ impl<V: Vendor> Backend for DriverDevice<V> {
     unsafe fn free(&self, address: u64, _len: u64) -> Fate {
         let free = &self.driver.functions.free;
         // SAFETY: allocated on this device and freed once. The call waits for work that uses it.
-        self.free_by(free.name, || unsafe { (free.call)(address) })
+        self.free_by("freeing memory", free.name, || unsafe { (free.call)(address) })
     }
 
     unsafe fn pin(&self, memory: *mut u8, len: usize, is_read_only: bool) -> Result<()> {
@@ -324,7 +329,7 @@ impl<V: Vendor> Backend for DriverDevice<V> {
         };
         let free = &self.driver.functions.free;
         // SAFETY: allocated, and freed once.
-        let fate = self.free_by(free.name, || unsafe { (free.call)(fence) });
+        let fate = self.free_by("waiting for its work", free.name, || unsafe { (free.call)(fence) });
         match &fate {
             // If there is none now, the next wait looks for it.
             Fate::Done => _ = self.keep_fences(&mut fences),
@@ -371,7 +376,7 @@ impl<V: Vendor> Drop for DriverDevice<V> {
         let free = &self.driver.functions.free;
         for fence in fences {
             // SAFETY: allocated, and freed once. If it fails, the end of the context frees it.
-            _ = self.free_by(free.name, || unsafe { (free.call)(fence) });
+            _ = self.free_by("closing it", free.name, || unsafe { (free.call)(fence) });
         }
         if let Some(kernels) = self.kernels.take()
             && let Ok(_entered) = self.enter()

@@ -69,7 +69,7 @@ impl<V: Vendor> DriverStream<V> {
                     }
                     (Address::Device(from), Address::Device(to)) => {
                         // SAFETY: as above.
-                        self.device.call("copying to it", on_device.name, || unsafe {
+                        self.device.call("copying within it", on_device.name, || unsafe {
                             (on_device.call)(to, from, len, stream)
                         })
                     }
@@ -164,7 +164,8 @@ impl<V: Vendor> Stream for DriverStream<V> {
         let _entered = self.device.enter()?;
         let synchronize = &self.device.driver.functions.stream_synchronize;
         // SAFETY: a live stream of the current device.
-        self.device.call("copying to it", synchronize.name, || unsafe { (synchronize.call)(self.handle) })
+        self.device
+            .call("waiting for a stream", synchronize.name, || unsafe { (synchronize.call)(self.handle) })
     }
 
     fn allocate(&self, len: u64) -> Result<Option<u64>> {
@@ -184,7 +185,7 @@ impl<V: Vendor> Stream for DriverStream<V> {
     unsafe fn free(&self, address: u64, _len: u64) -> Fate {
         let Some(free) = &self.device.driver.functions.free_async else { return Fate::Done };
         // SAFETY: allocated on this stream and freed once. All work that uses it was queued before.
-        self.device.free_by(free.name, || unsafe { (free.call)(address, self.handle) })
+        self.device.free_by("freeing memory", free.name, || unsafe { (free.call)(address, self.handle) })
     }
 }
 
@@ -260,7 +261,8 @@ impl<V: Vendor> Event for DriverEvent<V> {
         let _entered = self.device.enter()?;
         let synchronize = &self.device.driver.functions.event_synchronize;
         // SAFETY: a live event that was recorded.
-        self.device.call("copying to it", synchronize.name, || unsafe { (synchronize.call)(self.handle) })
+        self.device
+            .call("waiting for copies", synchronize.name, || unsafe { (synchronize.call)(self.handle) })
     }
 
     fn handle(&self) -> u64 {

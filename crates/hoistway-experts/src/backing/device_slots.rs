@@ -191,7 +191,7 @@ impl UnitMemory for DeviceSlots {
         if has_others || self.device.is_in_doubt() {
             // One wait serves all slots that become free before it begins.
             let shared = state.shared.take().filter(Fence::covers_now);
-            let fence = shared.unwrap_or_else(|| Fence::of_device(&self.device));
+            let fence = shared.unwrap_or_else(|| Fence::of_device(self.device.id()));
             state.shared = Some(fence.clone());
             after = vec![fence];
         } else if let Some(before) = &room.after

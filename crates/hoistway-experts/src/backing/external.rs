@@ -23,7 +23,8 @@ use std::{
     },
 };
 
-/// Places that were given back are looked through for those whose uses have ended, once there are more than these.
+/// Uses of places that were given back which are remembered for a device. If there are more that have not ended, all work of the
+/// device is waited for in their place.
 const MOST_PAST: usize = 64;
 
 /// The place of a part in memory of the caller's.
@@ -167,8 +168,17 @@ impl State {
     }
 
     fn add_past(&mut self, room: &UnitRoom, fences: &[Fence]) {
-        if self.past.len() > MOST_PAST {
+        let count = |all: &[Past]| all.iter().filter(|past| past.memory == room.memory).count();
+        if count(&self.past) > MOST_PAST {
             self.past.retain(|past| !past.fences.iter().all(Fence::is_passed));
+        }
+        if count(&self.past) > MOST_PAST {
+            self.past.retain(|past| past.memory != room.memory);
+            self.past.push(Past {
+                memory: room.memory,
+                addresses: ByteRange::at(0, u64::MAX).unwrap_or_default(),
+                fences: vec![Fence::of_device(room.memory)],
+            });
         }
         let past = |place: &Place| Past {
             memory: room.memory,
@@ -276,8 +286,7 @@ impl UnitMemory for Opened {
     fn reserve(&self, unit: usize, _keep_bytes: u64) -> Result<Option<UnitRoom>> {
         let mut state = lock(&self.inner.state);
         if let Entry::Occupied(own) = state.in_doubt.entry(unit) {
-            let device = Device::open(own.get().room.memory).map_err(hoistway::Error::from)?;
-            let after = Some([Fence::of_device(&device)].into());
+            let after = Some([Fence::of_device(own.get().room.memory)].into());
             return Ok(Some(UnitRoom { after, ..own.remove().room }));
         }
         let unit = self.inner.catalog.units().get(unit);
@@ -301,10 +310,9 @@ impl UnitMemory for Opened {
     fn release(&self, unit: usize, room: &UnitRoom, _keep_bytes: u64) -> bool {
         let mut state = lock(&self.inner.state);
         let Use { mut fences, has_others } = state.uses.take(unit);
-        if !room.memory.is_host()
-            && let Ok(device) = Device::open(room.memory)
-        {
-            let is_in_doubt = device.is_in_doubt();
+        if !room.memory.is_host() {
+            // Memory in doubt keeps its device open.
+            let is_in_doubt = Device::get(room.memory).is_some_and(|device| device.is_in_doubt());
             if is_in_doubt {
                 let number = state.doubts;
                 state.doubts += 1;
@@ -318,7 +326,7 @@ impl UnitMemory for Opened {
                 return true;
             }
             if has_others {
-                fences.push(Fence::of_device(&device));
+                fences.push(Fence::of_device(room.memory));
             } else if let (Some(before), true) = (&room.after, fences.is_empty()) {
                 // Nothing that was named used what was read, or was to be read.
                 fences = before.to_vec();
@@ -333,5 +341,33 @@ impl UnitMemory for Opened {
 
     fn held_bytes(&self) -> u64 {
         self.inner.held_bytes.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn room(memory: DeviceId, number: u64) -> UnitRoom {
+        let bytes = ByteRange::at(0, 256).unwrap();
+        let places = [Place::exact((number + 1) * 4096, bytes)].into();
+        UnitRoom { memory, slot: None, places, after: None }
+    }
+
+    /// Uses that never come to be known as ended, of places that never come again.
+    #[test]
+    fn uses_of_places_that_do_not_come_back_are_bounded() {
+        let (own, other) = (DeviceId::Cuda(0), DeviceId::Cuda(1));
+        let mut state = State::default();
+        state.add_past(&room(other, 0), &[Fence::of_default_stream()]);
+        for number in 0..1000 {
+            state.add_past(&room(own, number), &[Fence::of_default_stream()]);
+            assert!(state.past.len() <= MOST_PAST + 3, "{}", state.past.len());
+        }
+        // Reads to the first place come after all work of the device, which its use is a part of.
+        let fences = state.take_past(own, &room(own, 0).places);
+        assert!(!fences.is_empty() && fences.iter().all(|fence| !fence.is_queued()), "{fences:?}");
+        let fences = state.take_past(other, &room(other, 0).places);
+        assert_eq!(fences, [Fence::of_default_stream()], "another device's is remembered as it was");
     }
 }

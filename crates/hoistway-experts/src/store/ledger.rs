@@ -359,7 +359,8 @@ impl<F: Clone> Ledger<F> {
         self.admit(commands);
     }
 
-    /// The room of a unit was taken back and is lost: it counts as used from now on.
+    /// The room of a unit was taken back and is lost: it counts as used from now on. So ends room whose owner does not come back
+    /// from its callback; room that a device in doubt may write to comes back when that is known.
     pub(super) fn lose(&mut self, unit: usize) {
         let Demand { bytes, experts, dense_bytes } = self.demand_of(&[unit]);
         self.used = self.used.saturating_add(bytes);

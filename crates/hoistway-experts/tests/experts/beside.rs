@@ -6,11 +6,12 @@ use crate::{
     stand_in::{STAND_IN, Turn},
 };
 use hoistway::DeviceId;
-use hoistway_device::{Device, DeviceMemory};
+use hoistway_device::{CopyStream, Device, DeviceMemory};
 use hoistway_experts::{
     ExpertId,
     backing::{Backing, External, ExternalPlace},
     catalog::{Part, Unit},
+    store::Store,
 };
 use std::{
     ffi::c_void,
@@ -137,7 +138,7 @@ fn reads_to_a_place_of_the_callers_come_after_the_stream_that_its_lease_was_rele
     let lease = ticket.wait().unwrap();
     model.assert_holds(&lease);
     device.settle().unwrap();
-    let copies = hoistway_device::CopyStream::new(&device).unwrap();
+    let copies = CopyStream::new(&device).unwrap();
     copies.read_back(earlier.address(), &mut first).unwrap();
     let range = expert(0).parts()[0].bytes;
     assert!(first == model.bytes[range.start() as usize..range.end() as usize], "it saw the next expert");
@@ -178,5 +179,126 @@ fn a_dense_tensor_that_waits_for_memory_keeps_no_other_caller_waiting() {
     let lease = asks.join().unwrap().wait().unwrap();
     model.assert_holds(&lease);
     drop((lease, store, work, full, device, model));
+    turn.assert_nothing_left("the store");
+}
+
+/// A store whose experts have places of the caller's on the first device, one behind the other, and the experts that were given
+/// back, in this order.
+struct Places {
+    store: Arc<Store>,
+    given_back: Arc<Mutex<Vec<String>>>,
+    device: Arc<Device>,
+    model: Model,
+}
+
+impl Places {
+    fn new() -> Self {
+        let model = Model::new();
+        let device = Device::open(DeviceId::Cuda(0)).unwrap();
+        let room = model.catalog.expert_bytes(0).next_multiple_of(256) + 4096;
+        let experts = model.catalog.experts().len() as u64;
+        let memory = DeviceMemory::new(&device, experts * room).unwrap();
+        let units: Vec<String> = model.catalog.experts().iter().map(Unit::label).collect();
+        let locate = move |unit: &Unit, part: &Part| {
+            let place = units.iter().position(|label| *label == unit.label()).unwrap() as u64;
+            let before = unit.parts().iter().take_while(|own| own.tensor != part.tensor);
+            let start: u64 = before.map(|own| own.bytes.len().next_multiple_of(256)).sum();
+            Some(ExternalPlace {
+                memory: DeviceId::Cuda(0),
+                address: memory.address() + place * room + start,
+            })
+        };
+        let given_back = Arc::<Mutex<Vec<String>>>::default();
+        let told = given_back.clone();
+        let evicted = move |unit: &Unit| told.lock().unwrap().push(unit.label());
+        // SAFETY: the memory lives as long as the closure, and each unit has a place of its own.
+        let backing = Backing::External(unsafe { External::new(locate, evicted) });
+        let store = Arc::new(model.store(&budget_of(8).backing(backing)));
+        Self { store, given_back, device, model }
+    }
+
+    fn given_back(&self) -> Vec<String> {
+        self.given_back.lock().unwrap().clone()
+    }
+
+    /// Reads an expert of the first layer.
+    fn read(&self, expert: u32) {
+        self.model.assert_holds(&self.store.ensure(0, &[expert]).unwrap());
+    }
+
+    /// Evicts it, on a thread that must come back whatever the device does.
+    fn evict(&self, expert: u32, gate: &Gate) {
+        let (sender, answer) = mpsc::channel();
+        let store = self.store.clone();
+        let evicts = thread::spawn(move || sender.send(store.evict(0, &[expert]).unwrap()));
+        let answer = answer.recv_timeout(LONG);
+        if answer.is_err() {
+            open(gate);
+        }
+        evicts.join().unwrap().unwrap();
+        assert_eq!(answer, Ok(1), "it waits for the device");
+    }
+}
+
+fn frees() -> u64 {
+    STAND_IN.count("calls.cuMemFree_v2")
+}
+
+/// To free what earlier work has left waits for the device, which the store is no place for.
+#[test]
+fn an_eviction_does_not_free_what_earlier_work_has_left() {
+    let turn = Turn::take();
+    let places = Places::new();
+    places.read(0);
+    let copies = CopyStream::new(&places.device).unwrap();
+    // Its event is reached.
+    copies.park(DeviceMemory::new(&places.device, 4096).unwrap());
+    let work = Work::new();
+    let gate = work.gate();
+    places.evict(0, &gate);
+    open(&gate);
+    until("the place to come back", || places.given_back() == ["expert 0 of layer 0"]);
+    drop((copies, places, work));
+    turn.assert_nothing_left("the store");
+}
+
+#[test]
+fn a_place_that_comes_into_doubt_during_a_wait_is_waited_for_again() {
+    let turn = Turn::take();
+    let places = Places::new();
+    (0..2).for_each(|expert| places.read(expert));
+    places.device.set_aside(());
+    let work = Work::new();
+    let (gate, before) = (work.gate(), frees());
+    places.evict(0, &gate);
+    until("the wait for the first", || frees() > before);
+    places.evict(1, &gate);
+    assert!(places.given_back().is_empty());
+    open(&gate);
+    let both = ["expert 0 of layer 0", "expert 1 of layer 0"];
+    until("both to come back", || places.given_back() == both);
+    assert_eq!(frees() - before, 2, "what the first wait says is nothing about the second");
+    drop((places, work));
+    turn.assert_nothing_left("the store");
+}
+
+#[test]
+fn a_place_whose_wait_did_not_tell_comes_back_with_a_later_one() {
+    let turn = Turn::take();
+    let places = Places::new();
+    places.read(0);
+    places.device.set_aside(());
+    let before = frees();
+    STAND_IN.set("FAULTS=cuMemFree_v2:*=999");
+    places.evict(0, &Gate::default());
+    until("the wait", || frees() > before);
+    STAND_IN.reset();
+    assert!(places.given_back().is_empty());
+    until("the place to come back", || {
+        places.read(1);
+        places.evict(1, &Gate::default());
+        places.given_back().iter().any(|unit| unit == "expert 0 of layer 0")
+    });
+    drop(places);
     turn.assert_nothing_left("the store");
 }

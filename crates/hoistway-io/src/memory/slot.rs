@@ -231,7 +231,8 @@ impl Slots {
         self.shared.returned.notify_all();
     }
 
-    /// Returns whether all slots were lost.
+    /// Returns whether all slots were lost: another process may still write to them. That is nothing of a device's, whose copies
+    /// keep their slots until their [fate](hoistway_device::Fate) is known.
     pub fn is_exhausted(&self) -> bool {
         self.shared.free().lost == self.shared.count
     }

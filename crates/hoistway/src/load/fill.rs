@@ -4,7 +4,6 @@
 use super::{
     Checkpoint, LoadOptions, NumaPlacement, Order,
     reporting::Planned,
-    threads::few_files_note,
     waves::{Ended, TargetReads, Waves},
 };
 #[cfg(feature = "objects")]
@@ -15,10 +14,12 @@ use crate::{
     memory::HugePages,
     plan::{Layout, Plan, PlannedTensor, TensorRequest},
     read::{ReadFile, Reader, ReaderOptions},
+    report::few_files_note,
     source::Source,
     sys::usage::Usage,
 };
 use std::{
+    any::Any,
     collections::{BTreeSet, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
@@ -315,6 +316,15 @@ impl Filling {
             self.devices.pop();
         }
         Ok(())
+    }
+
+    /// Keeps `memory`, such as what owns the targets, until no device may write to targets any more. To be called once
+    /// [`cancel`](Self::cancel) has failed and the caller does not ask again. Later work of hoistway's on the devices asks.
+    pub fn set_aside(&mut self, memory: impl Any + Send + Sync) {
+        let memory = Arc::new(memory);
+        for device in self.devices.drain(..) {
+            device.set_aside(memory.clone());
+        }
     }
 
     /// Ends it early, and waits for its reads, and copies as far as devices tell their ends.

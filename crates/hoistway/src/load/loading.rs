@@ -10,7 +10,7 @@ use super::{
     routes::{LoadRoute, Opening},
     serve,
     started::{Arrival, Progress},
-    threads::{few_files_note, no_thread, numa_node, reads_asked_for},
+    threads::{no_thread, numa_node, reads_asked_for},
 };
 use crate::{
     Catalog, DeviceId, Error, Report, Result,
@@ -18,7 +18,7 @@ use crate::{
     memory::{self, MemoryRequest},
     parallel,
     plan::{Destination, Plan, PlanOptions},
-    report::{Refusal, TimeReport},
+    report::{Refusal, TimeReport, few_files_note},
     route::{
         Unavailable,
         member::{Landing, ThreadPlan},
@@ -81,6 +81,10 @@ impl Start<'_> {
             DeviceId::Cpu => None,
             device => Some(Device::open(device)?),
         };
+        if let Some(device) = &device {
+            // What earlier loads had to leave may be free by now.
+            device.ask_again();
+        }
         if let (Some(device), true) = (&device, options.route.is_unified())
             && !device.shares_host_memory()
         {

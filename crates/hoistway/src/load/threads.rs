@@ -97,17 +97,6 @@ pub(super) fn reads_asked_for(options: &LoadOptions) -> usize {
     options.threads.unwrap_or(0).max(depth.unwrap_or(0) as usize)
 }
 
-/// What a report says where so many reads were asked for, and the process may have too few files open for them.
-pub(super) fn few_files_note(asked_for: usize) -> Option<String> {
-    let most_reads = file::most_reads();
-    (asked_for > most_reads).then(|| {
-        format!(
-            "no more than {most_reads} reads are in flight, fewer than threads or in_flight ask for, as the process may \
-             have few files open: raise ulimit -n"
-        )
-    })
-}
-
 /// Why the system starts no thread, and what to do.
 pub(super) fn no_thread(error: &io::Error) -> Unavailable {
     let fix = if cfg!(windows) {

@@ -13,7 +13,7 @@ use crate::{
     memory::{Block, Fill, WriteRegion},
     parallel::lock,
     plan::Runs,
-    report::{Carrier, Refusal, Tally},
+    report::{Carrier, Refusal, Tally, few_files_note},
     route::{DirectIo, NameCheck, Route},
 };
 use hoistway_io::{
@@ -91,6 +91,8 @@ pub(super) struct BatchState {
     process: u32,
     /// The routes past the host that its reads may take.
     direct: Vec<(Arc<DirectRoute>, NameCheck)>,
+    /// As many reads in flight as the reader was asked for.
+    asked_for: usize,
 }
 
 /// One read.
@@ -279,6 +281,7 @@ impl Batch {
             carriers,
             proof,
             refused,
+            notes: few_files_note(state.asked_for).into_iter().collect(),
             retries,
             seconds: ended_at.unwrap_or_else(Instant::now).duration_since(state.started).as_secs_f64(),
         }
@@ -404,6 +407,7 @@ impl BatchState {
         chosen: (Route, DirectIo),
         priority: Priority,
         direct: Vec<Arc<DirectRoute>>,
+        asked_for: usize,
     ) -> Self {
         let progress = Progress { has_ended: vec![false; reads.len()], ..Progress::default() };
         Self {
@@ -419,6 +423,7 @@ impl BatchState {
             started: Instant::now(),
             process: std::process::id(),
             direct: direct.into_iter().map(|own| (own.clone(), NameCheck::of(&own.member))).collect(),
+            asked_for,
         }
     }
 

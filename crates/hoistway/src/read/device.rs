@@ -186,7 +186,7 @@ impl DeviceLine {
             slot.pin()?;
         } else if slots.is_exhausted() {
             let reason = "reads that failed may still arrive in any of its staging memory";
-            let why = Unavailable::new(reason, "make a new reader");
+            let why = Unavailable::new(reason, "open the reader, or the store that reads by it, anew");
             return Err(Error::DeviceUnavailable { device: self.queue.device().name(), why });
         }
         Ok(slot)

@@ -184,7 +184,15 @@ impl Reader {
         }
         let number = self.next_batch.fetch_add(1, Ordering::Relaxed);
         let chosen = (shared.options.route, shared.options.direct);
-        let state = Arc::new(BatchState::new(number, self.cancel.child(), reads, chosen, priority, direct));
+        let state = Arc::new(BatchState::new(
+            number,
+            self.cancel.child(),
+            reads,
+            chosen,
+            priority,
+            direct,
+            shared.options.in_flight,
+        ));
         let batch = Batch::new(state.clone(), shared.scheduler.clone());
         for refusal in refused {
             state.tally().refuse(refusal);

@@ -43,6 +43,9 @@ pub struct BatchReport {
     pub proof: Option<String>,
     /// Routes that would have been better, and why they were not used.
     pub refused: Vec<Refusal>,
+    /// Whatever else is worth knowing.
+    #[serde(default)]
+    pub notes: Vec<String>,
     /// Reads that had to be repeated.
     pub retries: Retries,
     /// From the submission to the end of the last read, or to now.
@@ -65,6 +68,7 @@ impl BatchReport {
         later.carriers.into_iter().for_each(|carrier| carrier.add_to(&mut self.carriers));
         self.proof = self.proof.take().or(later.proof);
         add_new(&mut self.refused, later.refused);
+        add_new(&mut self.notes, later.notes);
     }
 
     /// Bytes delivered per second.
@@ -98,6 +102,6 @@ impl fmt::Display for BatchReport {
                 self.retries.short, self.retries.interrupted
             )?;
         }
-        Ok(())
+        self.notes.iter().try_for_each(|note| writeln!(f, "  note: {note}"))
     }
 }

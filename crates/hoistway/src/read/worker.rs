@@ -270,7 +270,7 @@ impl<'a> Worker<'a> {
         match slots.try_take() {
             None if slots.is_exhausted() => {
                 let reason = "reads that failed may still arrive in any of its memory";
-                let why = Unavailable::new(reason, "make a new reader");
+                let why = Unavailable::new(reason, "open the reader, or the store that reads by it, anew");
                 let (route, path) = (self.main.route(), Some(source.path().to_owned()));
                 Err(Error::RouteUnavailable { route, path, why })
             }
