@@ -18,11 +18,13 @@ import hoistway
 from hoistway import experts, kv
 
 from gpu import files
+from gpu.driver import DriverError
 from gpu.subject import DEVICE, Check, SkipError, Subject, on_threads, same_bytes
 
 SECONDS = 60
 GLOBAL_CAPTURE, RELAXED_CAPTURE = 0, 2
 BLOCKING, NON_BLOCKING = 0, 1
+TIMELESS_EVENT = 2
 SIZE = 1 << 20
 HostFunction = CFUNCTYPE(None, c_void_p)
 
@@ -131,6 +133,40 @@ def calls_wait_for_streams_in_no_order(subject: Subject) -> None:
         same_bytes(target.tobytes(), files.read(path)["bytes"].data, "what was copied")
         work.close(stream, earlier)
     target.free()
+
+
+def to_ask_after_a_captured_event_breaks_no_capture(subject: Subject) -> str:
+    """hoistway asks after a program's event before a stream waits for it, so that no read becomes a part of a capture."""
+    _need_cuda(subject)
+    call, graph, event = subject.driver.call, c_void_p(), c_void_p()
+    answers = set()
+
+    def ask() -> None:
+        subject.driver.enter()
+        before = c_int(RELAXED_CAPTURE)
+        call("cuThreadExchangeStreamCaptureMode", byref(before))
+        try:
+            call("cuEventQuery", event)
+            answers.add("reached")
+        except DriverError as error:
+            answers.add(str(error))
+        call("cuThreadExchangeStreamCaptureMode", byref(before))
+
+    with _on_device(subject) as work:
+        stream, memory = work.stream(NON_BLOCKING), work.memory(SIZE)
+        call("cuEventCreate", byref(event), TIMELESS_EVENT)
+        call("cuStreamBeginCapture_v2", c_void_p(stream), GLOBAL_CAPTURE)
+        work.fill(memory, 7, stream)
+        call("cuEventRecord", event, c_void_p(stream))
+        # From this thread, and from another, as the threads of hoistway ask.
+        ask()
+        on_threads(ask)
+        call("cuStreamEndCapture", c_void_p(stream), byref(graph))
+        call("cuGraphDestroy", graph)
+        call("cuEventDestroy_v2", event)
+        work.close(stream, memory)
+    assert "reached" not in answers, "a stream that waits for the event becomes a part of the capture"
+    return ", ".join(sorted(answers))
 
 
 def layers_to_the_device(subject: Subject) -> str:
@@ -339,6 +375,7 @@ CHECKS: list[Check] = [
     experts_on_the_device,
     reads_come_after_queued_work,
     calls_wait_for_streams_in_no_order,
+    to_ask_after_a_captured_event_breaks_no_capture,
     layers_to_the_device,
     first_use_of_kernels,
     fork_during_the_first_use,
