@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import signal
-import subprocess
 import sys
-import textwrap
-import time
 import types
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +12,7 @@ import hoistway
 import numpy as np
 import pytest
 import torch
-from conftest import StandIn, make_cold, run, write_model
+from conftest import STAND_IN, StandIn, make_cold, run, write_model
 from hoistway import _devices, errors
 from hoistway.compat.safetensors._target import check_device
 
@@ -378,26 +373,25 @@ def test_without_a_driver_importing_and_loading_to_the_host_work(model: Path) ->
 def test_ctrl_c_ends_a_load_that_waits_for_copies(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [8 << 20]) for i in range(16)})
     script = """
-        import signal, sys, hoistway
+        import ctypes, os, signal, sys, threading, hoistway
+        sys.path.insert(0, sys.argv[2])
+        from interrupting import wait_until
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        library = ctypes.CDLL(sys.argv[3])
+        library.fake_cuda_count.restype = ctypes.c_uint64
+        def interrupt():
+            wait_until(lambda: library.fake_cuda_count(b"calls.cuMemcpyHtoDAsync_v2") > 0)
+            os.kill(os.getpid(), signal.SIGINT)
+        other = threading.Thread(target=interrupt)
+        other.start()
         try:
-            print("loading", flush=True)
             hoistway.load_file(sys.argv[1], "cuda", framework="raw")
         except KeyboardInterrupt:
-            print("interrupted", flush=True)
+            print("interrupted")
+        other.join()
     """
-    child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script), str(path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "FAKE_CUDA_COPY_LATENCY_US": "500000"},
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "loading\n"
-    time.sleep(0.5)
-    child.send_signal(signal.SIGINT)
-    assert child.communicate(timeout=30)[0] == "interrupted\n"
-    assert child.returncode == 0
+    done = run(script, path, Path(__file__).parent, STAND_IN, timeout=60, FAKE_CUDA_COPY_LATENCY_US="500000")
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
 
 
 def test_many_loads_in_a_row_leave_nothing(model: Path, stand_in: StandIn) -> None:

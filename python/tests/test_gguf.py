@@ -26,6 +26,7 @@ from hoistway.errors import (
     TruncatedError,
     UnsupportedDtypeError,
 )
+from python_server import Server
 from write import KINDS, TYPES, Array, File, Tensor
 
 CASES = list(gguf_cases())
@@ -187,6 +188,43 @@ def test_arrays_outlive_their_checkpoint(tmp_path: Path) -> None:
         array = checkpoint.metadata()["a"]
     assert array == ["x", "y"]
     assert array.byte_strings() == [b"x", b"y"]
+
+
+def test_without_threads_arrays_of_a_server_are_read(tmp_path: Path) -> None:
+    """The caller's thread asks the server, and looks for Ctrl-C afterwards."""
+    program = """
+import os, resource, sys, threading, hoistway
+
+def arrays():
+    with hoistway.open(sys.argv[1], framework="raw") as checkpoint:
+        metadata = checkpoint.metadata()
+        return list(metadata["numbers"]), list(metadata["words"])
+
+before = arrays()
+if os.geteuid() == 0:
+    user = 1_000_000 + os.getpid()
+    os.setresuid(user, user, user)
+metadata = hoistway.open(sys.argv[1], framework="raw").metadata()
+resource.setrlimit(resource.RLIMIT_NPROC, (1, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+try:
+    threading.Thread(target=int).start()
+except RuntimeError:
+    pass
+else:
+    raise SystemExit("a thread was started")
+assert (list(metadata["numbers"]), list(metadata["words"])) == before
+print(len(before[0]), len(before[1]))
+"""
+    # Too long to come along with the first bytes.
+    words = [f"word {number}" for number in range(150_000)]
+    numbers = Array("u32", range(1 << 19))
+    metadata = [("numbers", "array", numbers), ("words", "array", Array("string", words))]
+    path = write(tmp_path / "m.gguf", metadata=metadata)
+    server = Server(path.read_bytes())
+    done = run(program, f"http://127.0.0.1:{server.port}/model.gguf")
+    server.close()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(1 << 19), "150000"]
 
 
 def test_text_that_is_none_is_an_error_when_it_is_read(tmp_path: Path) -> None:

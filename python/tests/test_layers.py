@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 
 import hoistway
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from conftest import write_model
 from hoistway.errors import ForkedError, MemoryBudgetError, OptionError, StorageError, TensorNotFoundError
+from interrupting import threads_of, wait_until
 
 LAYER = 64 << 10
 """Bytes of a layer's tensors."""
@@ -172,7 +172,7 @@ def test_ctrl_c_ends_a_wait_and_leaves_no_error_behind(model: Path) -> None:
         text=True,
     )
     assert child.stdout.readline() == "started\n"
-    threading.Event().wait(0.3)
+    wait_until(lambda: "hoistway-wait" in threads_of(child.pid))
     os.kill(child.pid, signal.SIGINT)
     output, errors = child.communicate(timeout=60)
     assert child.returncode == 0, errors

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 from conftest import STAND_IN, write_model
 from hoistway import errors
+from interrupting import open_links, wait_until
 
 OBJECTD = STAND_IN.with_name("objectd")
 TENSORS = {"a": ("F32", [1000, 1003]), "b": ("U8", [5]), "c": ("F16", [2000, 2001])}
@@ -208,7 +208,8 @@ def test_ctrl_c_ends_an_opening_that_waits_for_a_server(tmp_path: Path) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             assert child.stdout.readline() == "started\n"
-            time.sleep(0.5)
+            # It has no other socket than that to the server, which does not answer.
+            wait_until(lambda: any(link.startswith("socket:") for link in open_links(child.pid)))
             child.send_signal(signal.SIGINT)
             output, error = child.communicate(timeout=40)
     assert child.returncode == 0, error

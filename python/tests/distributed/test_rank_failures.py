@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from hoistway.distributed import _catalog, _delivery, _link, _load
 from hoistway.distributed._delivery import Delivery
 from hoistway.distributed._link import Link
 from hoistway.errors import DistributedError
+from interrupting import interrupt_main_when
 from ranks import Outcome, attempt, on_ranks, values
 
 SHORT = 3.0
@@ -415,36 +415,17 @@ def test_a_rank_that_is_silent_is_taken_for_lost(whose_timeout: str, tmp_path: P
     assert (waiting.error, waiting.rank) == ("DistributedError", None)
 
 
-def interrupt_main_when(inside: str, mark: Path | None) -> None:
-    """Sends Ctrl-C to this process once its main thread is in a function of this name."""
-    main = threading.main_thread().ident
-
-    def functions() -> Iterator[str]:
-        frame = sys._current_frames().get(main)
-        while frame is not None:
-            yield frame.f_code.co_name
-            frame = frame.f_back
-
-    def watch() -> None:
-        until(lambda: inside in functions())
-        os.kill(os.getpid(), signal.SIGINT)
-        if mark is not None:
-            mark.touch()
-
-    threading.Thread(target=watch).start()
-
-
 def interrupted(rank: int, path: str, mark: str) -> list[Outcome]:
     def take() -> None:
         for number, _ in enumerate(wd.iter_tensors(path, max_in_flight="4MiB", strategy="own", timeout=20)):
             if number == 0 and rank == 0:
-                interrupt_main_when("_call", Path(mark))
+                interrupt_main_when("_call", Path(mark).touch)
             if number == 0 and rank == 1:
                 until(Path(mark).exists)
 
     def load() -> None:
         if rank == 0:
-            interrupt_main_when("steps", None)
+            interrupt_main_when("steps")
         # Reads so short and so few at a time that the load takes much longer than the interruption.
         wd.load_file(path, route="threads", direct="always", chunk="4KiB", threads=1, timeout=20)
 

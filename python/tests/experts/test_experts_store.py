@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
 from pathlib import Path
 
@@ -360,14 +355,16 @@ def test_a_child_of_fork_is_told_and_keeps_its_views(model: Path) -> None:
 
 def test_ctrl_c_ends_a_wait_for_room(model: Path) -> None:
     script = """
-        import signal, sys, threading, time
+        import signal, sys, time
         from hoistway.experts import ExpertStore
+        sys.path.insert(0, sys.argv[2])
+        from interrupting import interrupt_main_when
         signal.signal(signal.SIGINT, signal.default_int_handler)
         store = ExpertStore.open(sys.argv[1], budget=70000, framework="raw")
         held = [store.ensure(0, [1]), store.ensure(0, [2])]
         start = time.monotonic()
+        interrupt_main_when("wait")
         try:
-            print("started", flush=True)
             store.ensure(0, [3])
         except KeyboardInterrupt:
             print("interrupted")
@@ -375,18 +372,9 @@ def test_ctrl_c_ends_a_wait_for_room(model: Path) -> None:
         held.clear()
         print(len(store.ensure(0, [3, 4])))
         """
-    child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script), model],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout.readline() == "started\n"
-    threading.Event().wait(0.3)
-    os.kill(child.pid, signal.SIGINT)
-    output, errors = child.communicate(timeout=60)
-    assert child.returncode == 0, errors
-    assert output.split() == ["interrupted", "2"]
+    done = run(script, model, Path(__file__).parents[1])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["interrupted", "2"]
 
 
 def test_a_closed_store_frees_what_no_tensor_holds(tmp_path: Path) -> None:

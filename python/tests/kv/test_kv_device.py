@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import OpenStore, StandIn, random_bytes
-from device_work import wait_until
 from hoistway import kv
+from interrupting import wait_until
 
 
 class DeviceMemory:
