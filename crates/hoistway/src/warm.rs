@@ -51,7 +51,7 @@ fn warm(sources: &[Arc<dyn Source>], progress: impl Fn(u64) -> ControlFlow<()> +
         if progress(part.len()).is_break() { Err(Error::Cancelled) } else { Ok(read) }
     });
     let files = || sources.iter().filter_map(|source| source.as_local());
-    let knows_cache = files().all(|file| *file.probe() == Probe::Cachestat);
+    let knows_cache = files().all(|file| file.probe() == Probe::Cachestat);
     Ok(WarmReport {
         files: sources.len(),
         bytes: sources.iter().map(|source| source.len()).sum(),

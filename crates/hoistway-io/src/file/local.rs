@@ -17,15 +17,18 @@ pub struct LocalFile {
     direct: OnceBox<Result<Descriptor, Unavailable>>,
     /// Set when a direct read was refused although opening was not.
     direct_failed: OnceBox<Unavailable>,
-    probe: Probe,
+    /// How the page cache is asked, once that was found out.
+    probe: OnceBox<Probe>,
 }
 
 impl LocalFile {
     /// Finds out what can be done with an open file that lies on `filesystem`.
     pub fn new(open: Arc<OpenFile>, filesystem: FileSystem) -> Self {
-        let probe = open.file().map(|file| Probe::find(&file));
-        let probe = probe.unwrap_or_else(|error| Probe::None(Unavailable::new(error.to_string(), "")));
-        Self { open, filesystem, direct: OnceBox::new(), direct_failed: OnceBox::new(), probe }
+        let (direct, direct_failed, probe) = (OnceBox::new(), OnceBox::new(), OnceBox::new());
+        let local = Self { open, filesystem, direct, direct_failed, probe };
+        // To find the probe may bring the first page into the cache, so it is not left to the first who asks for pages.
+        local.probe();
+        local
     }
 
     /// Returns the file system that the file lies on.
@@ -33,9 +36,14 @@ impl LocalFile {
         self.filesystem
     }
 
-    /// Returns the probe of the page cache.
-    pub fn probe(&self) -> &Probe {
-        &self.probe
+    /// Returns how the page cache is asked. While the file cannot be opened, that is not known.
+    pub fn probe(&self) -> Probe {
+        self.probe_by(|| Ok(Probe::find(&*self.open.file()?)))
+    }
+
+    fn probe_by(&self, find: impl FnOnce() -> io::Result<Probe>) -> Probe {
+        let found = self.probe.get_or_try_init(|| find().map(Box::new));
+        found.map_or_else(|error| Probe::None(Unavailable::new(error.to_string(), "")), Clone::clone)
     }
 
     /// Returns the number of the device that the file lies on.
@@ -60,12 +68,12 @@ impl LocalFile {
 
     /// Returns the bytes that the page cache holds, if that can be known.
     pub fn cached_bytes(&self) -> Option<u64> {
-        self.probe.cached_bytes(&*self.open.file().ok()?, self.len_bytes())
+        self.probe().cached_bytes(&*self.open.file().ok()?, self.len_bytes())
     }
 
     /// Returns what the page cache holds of `range`.
     pub fn residency(&self, range: ByteRange) -> Residency {
-        self.open.file().map_or(Residency::Cold, |file| self.probe.ask(&file, range))
+        self.open.file().map_or(Residency::Cold, |file| self.probe().ask(&file, range))
     }
 
     /// Returns the file for reads through the page cache.
@@ -125,6 +133,20 @@ impl LocalFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn how_the_page_cache_is_asked_is_looked_for_again_where_the_file_could_not_be_opened() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let open = Arc::new(OpenFile::open(file.path()).unwrap());
+        let filesystem = FileSystem::of(&open.file().unwrap()).unwrap();
+        let local = LocalFile { probe: OnceBox::new(), ..LocalFile::new(open, filesystem) };
+        let none_left = || Err(io::Error::other("no descriptor is left"));
+        assert!(
+            matches!(local.probe_by(none_left), Probe::None(why) if why.reason.contains("no descriptor"))
+        );
+        assert_eq!(local.probe_by(|| Ok(Probe::Nowait)), Probe::Nowait);
+        assert_eq!(local.probe_by(none_left), Probe::Nowait);
+    }
 
     #[test]
     fn who_opens_a_file_for_direct_reads_is_not_waited_for() {

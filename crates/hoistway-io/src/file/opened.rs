@@ -5,12 +5,13 @@ use super::{
     FileIdentity, Held,
     descriptor::{Descriptor, explained},
 };
-use crate::{ByteRange, Error, Result, parallel, sys};
+use crate::{ByteRange, Error, Result, sys};
+use arc_swap::ArcSwap;
 use std::{
     fs::File,
     io,
     path::{self, Path, PathBuf},
-    sync::Mutex,
+    sync::Arc,
 };
 
 /// An open regular file, and its identity when it was opened.
@@ -25,7 +26,8 @@ pub struct OpenFile {
     /// Its identity when it was opened.
     pub identity: FileIdentity,
     has_writer: bool,
-    names: Mutex<Names>,
+    /// Without a lock, which a child of `fork` might find taken.
+    names: ArcSwap<Names>,
 }
 
 /// The identity of a file after the last change of its names that was seen.
@@ -68,7 +70,7 @@ impl OpenFile {
         let stat = |source| Error::Io { operation: "stat", path: path.to_owned(), range: None, source };
         check_regular(sys::files::irregular(&file).map_err(stat)?, path)?;
         let identity = FileIdentity::of(&file).map_err(stat)?;
-        let names = Mutex::new(Names::of(&file, identity));
+        let names = ArcSwap::from_pointee(Names::of(&file, identity));
         // Without a working directory, a relative path is all there is.
         let absolute_path = path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let (path, file) = (path.to_owned(), keep(file));
@@ -136,19 +138,24 @@ impl OpenFile {
         if self.identity == *now {
             return None;
         }
-        let known = parallel::lock(&self.names).identity;
-        if !known.is_touched(now) {
-            return known.change(now);
+        let mut known = self.names.load_full();
+        if !known.identity.is_touched(now) {
+            return known.identity.change(now);
         }
-        // Before the lock: what the system takes its time for keeps no other thread waiting, and no child of `fork`.
         let renamed = self.file().map_or(Names { identity: *now, name: None }, |file| Names::of(&file, *now));
-        let mut names = parallel::lock(&self.names);
-        let is_renamed = renamed.identity.links() != names.identity.links() || renamed.name != names.name;
-        if is_renamed && names.identity.is_touched(now) {
-            *names = renamed;
-            return None;
+        let renamed = Arc::new(renamed);
+        loop {
+            let is_renamed = renamed.identity.links() != known.identity.links() || renamed.name != known.name;
+            if !is_renamed || !known.identity.is_touched(now) {
+                return known.identity.change(now);
+            }
+            let before = self.names.compare_and_swap(&known, renamed.clone());
+            if Arc::ptr_eq(&before, &known) {
+                return None;
+            }
+            // Another thread has seen a change of the names meanwhile.
+            known = Arc::clone(&before);
         }
-        names.identity.change(now)
     }
 
     /// The path that it was opened by, from the root on: it leads to the same file once the working directory is another.

@@ -43,7 +43,7 @@ impl Member for Cached {
         match source.local()?.probe() {
             // Buffered reads take what is cached from the cache by themselves.
             _ if !self.is_named && access == Access::Buffered => Ok(false),
-            Probe::None(why) => Err(why.clone()),
+            Probe::None(why) => Err(why),
             Probe::Cachestat | Probe::Nowait => Ok(true),
         }
     }
