@@ -83,13 +83,13 @@ impl Linked {
 
     /// Fails if the hub now says something else.
     pub(crate) fn check(&self, now: &Self) -> Result<(), Problem> {
-        let changed = |what: &str| Err(Problem::Changed(format!("the hub gives another {what}")));
-        match now {
-            _ if self.commit != now.commit => changed("commit"),
-            _ if self.etag != now.etag => changed("hash of the file"),
-            _ if self.len != now.len => changed("length"),
-            _ => Ok(()),
-        }
+        let changes = [
+            ("commit", self.commit != now.commit),
+            ("hash of the file", self.etag != now.etag),
+            ("length", self.len != now.len),
+        ];
+        let changed = |(what, _): &(&str, bool)| Problem::Changed(format!("the hub gives another {what}"));
+        changes.iter().find(|(_, is_other)| *is_other).map_or(Ok(()), |change| Err(changed(change)))
     }
 }
 
@@ -115,8 +115,8 @@ pub(crate) fn follow(
         let Some(location) = header(&answer.headers, LOCATION.as_str()) else {
             return Err(place.client.refusal(answer, waiting));
         };
-        let (asked, next) = (place.client.clone(), next(place, location, waiting.stop)?);
-        place = next;
+        let asked = place.client.clone();
+        place = next(place, location, waiting.stop)?;
         // What the body says is of no interest, and its connection serves the next request.
         let _ = asked.body(answer, MAX_REDIRECT_BYTES, waiting);
     }

@@ -186,6 +186,29 @@ fn what_waits_for_the_cache_is_part_of_the_budget() {
     }
 }
 
+/// Eight blocks are written at once, if all of them may wait.
+#[test]
+fn as_many_blocks_of_a_read_are_kept_as_there_is_memory_for() {
+    const BLOCK: u64 = 256 << 10;
+    let node = Node::new();
+    let options = auto().layout(Layout::Packed).selection(Selection::all().select("c"));
+    let load = |budget| {
+        let cache = node.cache();
+        let loaded = node.open(cache.clone()).unwrap().load(&options.clone().memory_budget_bytes(budget));
+        cache.flush();
+        loaded
+    };
+    let least = match load(1 << 20).unwrap_err() {
+        Error::MemoryBudget { needed, .. } => needed,
+        other => panic!("{other:?}"),
+    };
+    let report = load(least + 3 * BLOCK - 1).unwrap().report().clone();
+    assert!(noted(&report, "memory_budget leaves no room"), "{report}");
+    // Beside the first bytes, which came when it was opened: two at a time.
+    let kept = node.cache().verify().unwrap().bytes;
+    assert!(kept >= (1 << 20) + 2 * BLOCK && kept < TENSORS[2].1, "{kept} bytes");
+}
+
 #[test]
 fn what_a_copy_into_memory_has_wait_for_the_cache_is_part_of_its_budget() {
     let node = Node::new();
