@@ -363,7 +363,7 @@ def test_ctrl_c_ends_a_wait_for_room(model: Path) -> None:
         store = ExpertStore.open(sys.argv[1], budget=70000, framework="raw")
         held = [store.ensure(0, [1]), store.ensure(0, [2])]
         start = time.monotonic()
-        interrupt_main_when("wait")
+        interrupt_main_when("ensure")
         try:
             store.ensure(0, [3])
         except KeyboardInterrupt:
