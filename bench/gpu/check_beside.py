@@ -136,7 +136,7 @@ def calls_wait_for_streams_in_no_order(subject: Subject) -> None:
 
 
 def to_ask_after_a_captured_event_breaks_no_capture(subject: Subject) -> str:
-    """hoistway asks after a program's event before a stream waits for it, so that no read becomes a part of a capture."""
+    """Before a stream waits for a program's event, hoistway asks after it: no read becomes a part of a capture."""
     _need_cuda(subject)
     call, graph, event = subject.driver.call, c_void_p(), c_void_p()
     answers = set()
