@@ -22,6 +22,8 @@ const DEPTH: (usize, usize) = (16, 128);
 /// up, and a load would be over before it had tried more of them.
 const FAR_DEPTH: usize = 64;
 const FAR: Duration = Duration::from_millis(5);
+/// Lengths of requests are multiples of this: of a block of the node's cache.
+const REQUEST_STEP: u64 = 256 << 10;
 /// Requests in flight of a load on the caller's thread.
 const INLINE_DEPTH: usize = 8;
 
@@ -29,8 +31,9 @@ const INLINE_DEPTH: usize = 8;
 struct Http {
     is_named: bool,
     has_device: bool,
-    /// Requests in flight at first.
+    /// Requests in flight at first, and bytes of each.
     first_depth: usize,
+    request_bytes: u64,
     notes: ObjectNotes,
 }
 
@@ -50,9 +53,24 @@ pub(in crate::route) fn open(
     }
     let first_bytes: Vec<_> = objects.iter().map(|own| own.object().first_byte()).collect();
     let is_far = first_bytes.into_iter().flatten().any(|time| time >= FAR);
-    let first_depth = if is_far { FAR_DEPTH } else { DEPTH.0 };
+    let lens: Vec<u64> = objects.iter().map(|own| own.len()).collect();
+    let (first_depth, request_bytes) =
+        if is_far { (FAR_DEPTH, far_request_bytes(&lens)) } else { (DEPTH.0, REQUEST_BYTES) };
     let (has_device, notes) = (wanted.device.is_some(), ObjectNotes::of(files.iter().copied()));
-    Ok(Some(Arc::new(Http { is_named, has_device, first_depth, notes })))
+    Ok(Some(Arc::new(Http { is_named, has_device, first_depth, request_bytes, notes })))
+}
+
+/// The length of requests to a far server for objects of these lengths: about [`REQUEST_BYTES`], and so that all requests that may
+/// be in flight at first end together. A last round of few takes as long as one of many.
+fn far_request_bytes(lens: &[u64]) -> u64 {
+    let in_flight = FAR_DEPTH as u64;
+    let total = lens.iter().fold(0u64, |sum, len| sum.saturating_add(*len));
+    let round = in_flight * REQUEST_BYTES;
+    let rounds = (total.saturating_add(round / 2) / round).max(1);
+    // The last request of each object is cut short.
+    let requests = (rounds * in_flight).saturating_sub(lens.len() as u64).max(rounds * in_flight / 2);
+    let even = total.div_ceil(requests).checked_next_multiple_of(REQUEST_STEP).unwrap_or(REQUEST_BYTES);
+    even.clamp(REQUEST_BYTES / 2, REQUEST_BYTES * 2)
 }
 
 impl Member for Http {
@@ -61,7 +79,7 @@ impl Member for Http {
             files: Files::Alone(Access::Buffered),
             connects: true,
             // A device has its reads in pinned slots, and many of them.
-            chunk_bytes: (!self.has_device).then_some(REQUEST_BYTES),
+            chunk_bytes: (!self.has_device).then_some(self.request_bytes),
             most_lanes: 1,
             ..Facts::of(Route::Http, THREAD)
         }
@@ -98,5 +116,96 @@ impl Member for Http {
 
     fn notes(&self, stage: Stage) -> Vec<String> {
         self.notes.at(stage)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hoistway_io::executor::InFlightLimit;
+    use std::time::Instant;
+
+    const RATE: f64 = 90e6;
+    const LATENCY: f64 = 0.030;
+
+    /// Seconds that requests of these lengths take from a server that waits before each answer and has so much for each connection
+    /// and for all.
+    fn seconds(mut requests: Vec<u64>, mut limit: InFlightLimit, link: f64) -> f64 {
+        const STEP: f64 = 0.001;
+        let begin = Instant::now();
+        let (mut now, mut most) = (0.0, 0);
+        // When each begins to come, and the bytes that it lacks.
+        let mut under_way: Vec<(f64, f64, u64)> = Vec::new();
+        requests.reverse();
+        while !requests.is_empty() || !under_way.is_empty() {
+            while under_way.len() < limit.operations()
+                && let Some(len) = requests.pop()
+            {
+                // One more round trip for a connection that is new.
+                let wait = if under_way.len() < most { LATENCY } else { 2.0 * LATENCY };
+                most = most.max(under_way.len() + 1);
+                under_way.push((now + wait, len as f64, len));
+            }
+            now += STEP;
+            let coming = under_way.iter().filter(|(from, ..)| *from <= now).count();
+            let each = RATE.min(link / coming.max(1) as f64) * STEP;
+            for request in under_way.iter_mut().filter(|(from, ..)| *from <= now) {
+                request.1 -= each;
+            }
+            let at = begin + Duration::from_secs_f64(now);
+            for (.., len) in under_way.extract_if(.., |request| request.1 <= 0.0) {
+                limit.ended(len as usize, Duration::from_millis(1), 0, at);
+            }
+        }
+        now
+    }
+
+    fn requests(lens: &[u64], request_bytes: u64) -> Vec<u64> {
+        let cut = |len: &u64| {
+            (0..*len)
+                .step_by(request_bytes as usize)
+                .map(|at| request_bytes.min(len - at))
+                .collect::<Vec<_>>()
+        };
+        lens.iter().flat_map(cut).collect()
+    }
+
+    /// As much as 48 connections with requests of 8 MiB, which fill a link of 25 Gb/s.
+    #[test]
+    fn a_far_server_gives_what_raw_sockets_get_of_it() {
+        for link in [1.5e9, 3.1e9, 12e9] {
+            for total in [200u64 << 20, 600 << 20, 1_000_000_000, 1_100_000_000, 2 << 30, 5 << 30] {
+                for objects in [1, 2, 4, 9] {
+                    let lens = vec![total / objects; objects as usize];
+                    let raw = seconds(requests(&lens, REQUEST_BYTES), InFlightLimit::fixed(48), link);
+                    let limit = InFlightLimit::by_connections(FAR_DEPTH, DEPTH.1);
+                    let own = seconds(requests(&lens, far_request_bytes(&lens)), limit, link);
+                    assert!(
+                        raw / own >= 0.85,
+                        "{total} bytes of {objects} over {link}: {own} s, raw {raw} s"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn requests_to_a_far_server_end_together() {
+        for (lens, expected) in [
+            (&[1_100_000_000][..], 128),
+            (&[550_000_000, 550_000_000], 128),
+            (&[500_000_000], 64),
+            (&[10 << 30], 1280),
+        ] {
+            let count = requests(lens, far_request_bytes(lens)).len();
+            assert!(count <= expected && count * 100 >= expected * 95, "{lens:?}: {count} requests");
+        }
+        for lens in [&[][..], &[1], &[u64::MAX, u64::MAX], &[1000; 5000]] {
+            let bytes = far_request_bytes(lens);
+            assert!(
+                (REQUEST_BYTES / 2..=REQUEST_BYTES * 2).contains(&bytes)
+                    && bytes.is_multiple_of(REQUEST_STEP)
+            );
+        }
     }
 }
