@@ -245,6 +245,9 @@ pub struct StoreOptions {
     pub direct: DirectPath,
     /// Threads that move bytes. Default: 4; 8 for the route `threads`.
     pub io_threads: Option<usize>,
+    /// Host memory of the store's own, through which pass blocks that are not aligned; once a device is used, as much again,
+    /// pinned, for what does not move directly. At least [`LEAST_STAGING_BYTES`](Self::LEAST_STAGING_BYTES). Default: 64 MiB.
+    pub staging_bytes: Option<u64>,
     /// Most bytes of transfers that are under way; more are queued. Stores are refused as busy, each as a whole, if those
     /// before it leave no room in as many bytes; one that is larger goes alone. So are requests to load, but by their
     /// number: those before it and its own may have 65,536 blocks, or 49,152 if it is no [`Priority::Demand`](crate::Priority::Demand).
@@ -294,6 +297,7 @@ hoistway_io::setters! {
         route: Route,
         direct: DirectPath,
         io_threads: Option<usize>,
+        staging_bytes: Option<u64>,
         max_in_flight_bytes: u64,
         verify: bool,
         timeout: Option<Duration>,
@@ -308,6 +312,9 @@ hoistway_io::setters! {
 }
 
 impl StoreOptions {
+    /// The least that [`staging_bytes`](Self::staging_bytes) may be: what one transfer of a device passes through.
+    pub const LEAST_STAGING_BYTES: u64 = 2 << 20;
+
     /// A store at `root`, with defaults for the rest.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self {
@@ -323,6 +330,7 @@ impl StoreOptions {
             route: Route::default(),
             direct: DirectPath::default(),
             io_threads: None,
+            staging_bytes: None,
             max_in_flight_bytes: 256 << 20,
             verify: true,
             timeout: None,

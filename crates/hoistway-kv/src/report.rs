@@ -195,8 +195,8 @@ pub struct StoreReport {
     pub direct: DirectPath,
     /// Threads that move bytes.
     pub threads: usize,
-    /// Bytes of host memory for what is not aligned. The 64 MiB of pinned memory that bytes of devices pass through, once
-    /// one is used, come on top.
+    /// Bytes of host memory for what is not aligned. The pinned memory that bytes of devices pass through, once one is used,
+    /// comes on top: no more than that.
     pub bounce_bytes: u64,
     /// The bytes of each route.
     pub carriers: Vec<CarrierShare>,

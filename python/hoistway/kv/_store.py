@@ -39,6 +39,7 @@ class Store:
         route: Literal["auto", "io_uring", "threads"] = "auto",
         direct: bool | Literal["off", "prefer", "require"] = "prefer",
         io_threads: int | None = None,
+        staging: int | str | None = None,
         max_in_flight: int | str = "256MiB",
         verify: bool = True,
         timeout: float | None = None,
@@ -67,6 +68,8 @@ class Store:
             direct: Whether devices are read and written past the host's memory: ``"prefer"``, where that is proven
                 to work; ``"require"`` or True, else it is an error; ``"off"`` or False, never.
             io_threads: Threads that move bytes. By default 4; 8 with route `threads`.
+            staging: Memory of the host, through which pass blocks that are not aligned; once a device is used, as much
+                again, pinned. By default 64 MiB, at least 2 MiB.
             max_in_flight: Most bytes of transfers under way. Further loads wait. A store is taken whole, and waits too,
                 unless those before it leave it no room: then it is dropped as busy. A larger one goes alone. So
                 is a request to load that has more than 65,536 blocks with those before it.
@@ -93,6 +96,7 @@ class Store:
             route=route,
             direct=direct,
             io_threads=io_threads,
+            staging=staging,
             max_in_flight=max_in_flight,
             verify=verify,
             timeout=timeout,

@@ -44,6 +44,7 @@ pub(super) fn store_options(
             "route" => options.route = one_of(&value)?,
             "direct" => options.direct = direct(&value)?,
             "io_threads" => options.io_threads = Some(value.extract()?),
+            "staging" => options.staging_bytes = Some(bytes_of("staging", &value).into_python(py)?),
             "verify" => options.verify = value.extract()?,
             "timeout" => options.timeout = Some(seconds("timeout", value.extract()?).into_python(py)?),
             "partial_timeout" => {

@@ -24,7 +24,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-/// Host memory that bytes of devices pass through: 64 MiB at most.
+/// Host memory that bytes of devices pass through, if the options do not say: less than 64 MiB.
 const STAGING_BYTES: u64 = 60 * DEVICE_BYTES;
 /// What it is given out in, which is what jobs are joined to: a copy of less costs nearly as much time.
 const STAGING_SLOT_BYTES: usize = DEVICE_BYTES as usize;
@@ -39,6 +39,8 @@ pub(super) struct DeviceSide {
     refusals: Arc<Refusals>,
     /// Memory that devices move directly. Locked for a look only, as threads of callers ask; no driver is called meanwhile.
     regions: Mutex<Vec<Arc<DirectBuffer>>>,
+    /// Slots that bytes of devices pass through, in bytes.
+    staging_bytes: u64,
     state: Mutex<State>,
     // Unpinned before it is unmapped: after `state`.
     pool: Mutex<Option<Arc<Staging>>>,
@@ -58,14 +60,21 @@ struct State {
 impl DeviceSide {
     /// # Errors
     /// [`Error::RouteUnavailable`] if the direct path is required, and this machine cannot have it.
-    pub(super) fn new(direct: DirectPath, root: PathBuf, refusals: Arc<Refusals>) -> Result<Self> {
+    pub(super) fn new(
+        direct: DirectPath,
+        root: PathBuf,
+        staging_bytes: Option<u64>,
+        refusals: Arc<Refusals>,
+    ) -> Result<Self> {
         if direct == DirectPath::Require
             && let Err(why) = device::may_have_direct_path()
         {
             return Err(Error::RouteUnavailable { route: GDS.into(), path: root, why });
         }
         let (regions, state, pool) = (Mutex::default(), Mutex::default(), Mutex::new(None));
-        Ok(Self { direct, root, refusals, regions, state, pool })
+        // No more than was asked for, in whole slots.
+        let staging_bytes = staging_bytes.map_or(STAGING_BYTES, |bytes| bytes / DEVICE_BYTES * DEVICE_BYTES);
+        Ok(Self { direct, root, refusals, regions, staging_bytes, state, pool })
     }
 
     /// The memory that bytes pass through; not pinned yet.
@@ -74,7 +83,7 @@ impl DeviceSide {
         if let Some(pool) = &*pool {
             return Ok(pool.clone());
         }
-        let made = Arc::new(Staging::new(STAGING_BYTES, STAGING_SLOT_BYTES)?);
+        let made = Arc::new(Staging::new(self.staging_bytes, STAGING_SLOT_BYTES)?);
         Ok(pool.insert(made).clone())
     }
 

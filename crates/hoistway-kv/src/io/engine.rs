@@ -32,7 +32,7 @@ use std::{
 };
 
 /// Memory of our own for bytes that are not aligned.
-pub(crate) const DEFAULT_BOUNCE_BYTES: u64 = 64 << 20;
+const DEFAULT_BOUNCE_BYTES: u64 = 64 << 20;
 /// What it is given out in.
 const SLOT_BYTES: usize = 64 << 10;
 /// Threads with rings by default, also where there are fewer CPUs: each sums bytes while others wait for the drive.
@@ -66,8 +66,8 @@ pub(crate) struct IoOptions {
     pub(crate) direct: DirectPath,
     /// Threads that move bytes; by default as many as the route needs.
     pub(crate) threads: Option<usize>,
-    /// Bytes of memory for what is not aligned.
-    pub(crate) bounce_bytes: u64,
+    /// Bytes of memory for what is not aligned, and of as much for devices.
+    pub(crate) staging_bytes: Option<u64>,
     /// Faults for tests.
     #[cfg(feature = "fault-injection")]
     pub(crate) faults: Option<FaultScript>,
@@ -81,7 +81,7 @@ impl IoOptions {
             route: Route::Auto,
             direct: DirectPath::Prefer,
             threads: None,
-            bounce_bytes: DEFAULT_BOUNCE_BYTES,
+            staging_bytes: None,
             #[cfg(feature = "fault-injection")]
             faults: None,
         }
@@ -163,9 +163,15 @@ impl IoEngine {
                 }
             },
         };
-        let side = Arc::new(DeviceSide::new(options.direct, options.root.clone(), refusals.clone())?);
+        let side = Arc::new(DeviceSide::new(
+            options.direct,
+            options.root.clone(),
+            options.staging_bytes,
+            refusals.clone(),
+        )?);
+        let staging_bytes = options.staging_bytes.unwrap_or(DEFAULT_BOUNCE_BYTES);
         let staging =
-            Arc::new(Staging::new(options.bounce_bytes, SLOT_BYTES).map_err(failed("getting memory for"))?);
+            Arc::new(Staging::new(staging_bytes, SLOT_BYTES).map_err(failed("getting memory for"))?);
         let default = if route == Route::IoUring { DEFAULT_RINGS } else { DEFAULT_THREADS };
         let workers = options.threads.unwrap_or(default).clamp(1, MAX_THREADS);
         let bounce_bytes = staging.len();

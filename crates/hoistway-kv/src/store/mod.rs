@@ -116,6 +116,7 @@ impl Store {
             route: options.route,
             direct: options.direct,
             threads: options.io_threads,
+            staging_bytes: options.staging_bytes,
             #[cfg(feature = "fault-injection")]
             faults: options.faults.clone(),
             ..IoOptions::new(&options.root)
@@ -421,6 +422,11 @@ fn check(options: &StoreOptions) -> Result<()> {
     }
     if options.io_threads == Some(0) {
         return invalid("io_threads", &0, "no thread would move bytes");
+    }
+    if let Some(bytes) = options.staging_bytes
+        && bytes < StoreOptions::LEAST_STAGING_BYTES
+    {
+        return invalid("staging_bytes", &bytes, "2 MiB are needed to move blocks of a device");
     }
     let stores = options.access == StoreAccess::ReadWrite && !options.for_upkeep;
     if stores && options.capacity_bytes == Some(0) {

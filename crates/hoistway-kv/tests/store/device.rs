@@ -186,6 +186,35 @@ fn blocks_of_devices_come_back_as_they_were() {
     }
 }
 
+/// Blocks of devices pass no more pinned memory than was asked for.
+#[test]
+fn the_memory_that_blocks_pass_can_be_set() {
+    let turn = Turn::take();
+    let root = tempfile::tempdir().unwrap();
+    let least = StoreOptions::LEAST_STAGING_BYTES;
+    let error = Store::open(options(&root).staging_bytes(least - 1)).unwrap_err();
+    assert!(error.to_string().contains("staging_bytes"), "{error}");
+    for (bytes, most) in [(least, least), (8 << 20, 8 << 20)] {
+        let options = options(&root).direct(DirectPath::Off).staging_bytes(bytes);
+        let store = Store::open(options).unwrap();
+        let blocks = namespace(&store);
+        for (number, shape) in SHAPES.into_iter().enumerate() {
+            let name = format!("{bytes} {number}");
+            let rows = Rows::new(&store, shape, false);
+            assert!(
+                all(&rows.store(&blocks, &name), Status::Ok) && all(&rows.load(&blocks, &name), Status::Ok)
+            );
+        }
+        let (pinned, report) = (turn.count("pinned_bytes"), store.report().unwrap());
+        assert!(
+            pinned > 0 && pinned <= most && report.bounce_bytes <= most,
+            "{pinned} are pinned: {report:?}"
+        );
+        store.close(LONG).unwrap();
+    }
+    turn.assert_nothing_left("the store");
+}
+
 #[test]
 fn what_has_to_go_directly_does_or_fails() {
     let _turn = Turn::take();

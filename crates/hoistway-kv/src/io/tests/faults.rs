@@ -215,7 +215,8 @@ fn jobs_wait_for_memory_without_deadlock() {
     for route in ROUTES {
         let directory = disk();
         let own = options(directory.path(), route);
-        let Some(engine) = start(IoOptions { bounce_bytes: 256 << 10, threads: Some(3), ..own }) else {
+        let Some(engine) = start(IoOptions { staging_bytes: Some(256 << 10), threads: Some(3), ..own })
+        else {
             continue;
         };
         let file = new_file(directory.path(), "data");

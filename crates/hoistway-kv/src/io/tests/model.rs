@@ -72,7 +72,11 @@ enum Way {
 
 fn check(route: crate::Route, way: Way, bounce_bytes: u64, shapes: &[PartShape], seed: u64) {
     let directory = disk();
-    let Some(engine) = start(IoOptions { bounce_bytes, ..options(directory.path(), route) }) else { return };
+    let Some(engine) =
+        start(IoOptions { staging_bytes: Some(bounce_bytes), ..options(directory.path(), route) })
+    else {
+        return;
+    };
     let file = new_file(directory.path(), "data");
     if way == Way::Buffered {
         file.refuse_direct(&io::Error::from_raw_os_error(libc::EINVAL));
