@@ -1,17 +1,14 @@
 //! `hoistway bench read`: what it measures, and what it writes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use requirements::{Requirement, skip};
 use serde_json::Value;
 use std::{
+    env::consts::{DLL_PREFIX, DLL_SUFFIX},
     fs,
     io::Write,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
-    thread,
-    time::{Duration, Instant},
 };
-use usrbiod::Daemon;
 
 const LENGTHS: [usize; 3] = [3 << 20, 1_000_003, 5];
 
@@ -170,7 +167,8 @@ fn chunks_may_be_longer_than_32_mib() {
 #[test]
 fn bytes_are_copied_on_to_a_device() {
     let files = Files::new();
-    let stand_in = std::env::current_exe().unwrap().with_file_name("libfake_cuda.so");
+    let stand_in =
+        std::env::current_exe().unwrap().with_file_name(format!("{DLL_PREFIX}fake_cuda{DLL_SUFFIX}"));
     let trace = files.directory.path().join("trace");
     let output = hoistway("read")
         .env("HOISTWAY_CUDA_DRIVER", stand_in)
@@ -293,11 +291,12 @@ fn single_measures_the_first_of_each() {
 #[test]
 fn what_cannot_be_measured_is_an_error_of_its_own_kind() {
     let files = Files::new();
+    let not_3fs = if cfg!(target_os = "linux") { "not on a 3FS" } else { "Linux" };
     for (arguments, code, message) in [
-        (&["--route=usrbio"][..], 6, "not on a 3FS"),
+        (&["--route=usrbio"][..], 6, not_3fs),
         (&["--route=mapped"], 2, "route cannot be 'mapped'"),
         (&["--route=fast"], 2, "route cannot be 'fast'"),
-        (&["--backends=python"], 6, "not on a 3FS"),
+        (&["--backends=python"], 6, not_3fs),
         (&["--backends=fast"], 2, "cpp, python, mock"),
         (&["--backends=mock", "--route=threads"], 2, "cannot be used with"),
         (&["--chunk-sizes=5000B"], 2, "multiple of 4096"),
@@ -318,8 +317,16 @@ fn what_cannot_be_measured_is_an_error_of_its_own_kind() {
     assert_eq!(output.status.code(), Some(3));
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 fn a_3fs_is_read_by_usrbio_by_several_processes() {
+    use requirements::{Requirement, skip};
+    use std::{
+        thread,
+        time::{Duration, Instant},
+    };
+    use usrbiod::Daemon;
+
     let files = Files::new();
     let mount_point = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let daemon = match Daemon::mount(files.directory.path(), mount_point.path(), &usrbiod::Options::default())

@@ -1,4 +1,5 @@
 //! `hoistway kv`: what it shows, removes, repairs and carries, and what it says when it cannot.
+#![cfg(target_os = "linux")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use hoistway_kv::{

@@ -23,7 +23,7 @@ fn bytes(pages: &mut Pages, len: usize) -> &mut [u8] {
 #[test]
 fn pages_are_zeroed_and_are_so_again_when_released() {
     let len = 4 * page_size() + 1;
-    let mut pages = Pages::new(len).unwrap();
+    let mut pages = Pages::new(len, None).unwrap();
     assert!(bytes(&mut pages, len).iter().all(|&byte| byte == 0));
     let page = page_size();
     // Only whole pages: what shares a page with other bytes stays.

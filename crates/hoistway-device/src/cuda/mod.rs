@@ -166,6 +166,10 @@ impl Vendor for Cuda {
 
     fn fix(code: ResultCode) -> &'static str {
         match code {
+            // Of forks, stub libraries and kernel modules: Windows has none of them.
+            3 | 34 | 803 | 804 if cfg!(windows) => {
+                "check that nvidia-smi works, and reboot after an update of the driver"
+            }
             3 => {
                 "if CUDA was started before fork(), start workers with the method 'spawn'; else check that nvidia-smi works"
             }

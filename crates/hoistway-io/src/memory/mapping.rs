@@ -33,17 +33,29 @@ impl Mapping {
     /// # Errors
     /// The system's.
     pub fn anonymous(len: usize, kind: PageKind) -> io::Result<Self> {
+        Self::allocated(len, kind, None)
+    }
+
+    /// As [`anonymous`](Self::anonymous), of pages that come from NUMA node `node` as long as it has any.
+    ///
+    /// # Errors
+    /// The system's, also if there is no such node.
+    pub fn anonymous_on(len: usize, kind: PageKind, node: u32) -> io::Result<Self> {
+        Self::allocated(len, kind, Some(node))
+    }
+
+    fn allocated(len: usize, kind: PageKind, node: Option<u32>) -> io::Result<Self> {
         let overflow = || io::Error::from(io::ErrorKind::OutOfMemory);
         if kind == PageKind::ReservedHuge {
             // They come aligned.
             let len = len.checked_next_multiple_of(HUGE_PAGE_BYTES).ok_or_else(overflow)?;
-            return Ok(Self { pages: Pages::reserved_huge(len)?, skip: 0, len });
+            return Ok(Self { pages: Pages::reserved_huge(len, node)?, skip: 0, len });
         }
         if kind == PageKind::Default || len < HUGE_PAGE_BYTES {
-            return Ok(Self { pages: Pages::new(len)?, skip: 0, len });
+            return Ok(Self { pages: Pages::new(len, node)?, skip: 0, len });
         }
         // More than asked for, of which an aligned part is used.
-        let pages = Pages::new(len.checked_add(HUGE_PAGE_BYTES).ok_or_else(overflow)?)?;
+        let pages = Pages::new(len.checked_add(HUGE_PAGE_BYTES).ok_or_else(overflow)?, node)?;
         // All of it, slack included, so that neighbours become one area: systems limit the number of areas.
         let _ = pages.advise_huge();
         let misaligned = pages.start().addr().get() % HUGE_PAGE_BYTES;
@@ -130,14 +142,6 @@ impl Mapping {
     pub unsafe fn release(&self, range: ByteRange) {
         // SAFETY: passed on.
         unsafe { self.pages.release(self.in_pages(range)) };
-    }
-
-    /// Asks that the pages come from NUMA node `node` as long as it has any. Must precede the first touch.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn prefer(&self, node: u32) -> io::Result<()> {
-        self.pages.prefer(node)
     }
 
     /// Where `range` of the mapping lies in its pages.

@@ -166,14 +166,14 @@ impl Slots {
     }
 
     fn own_memory(bytes: usize, node: Option<u32>) -> Result<Backing> {
-        let mut mapping = Mapping::anonymous(bytes, PageKind::TransparentHuge)
+        let kind = PageKind::TransparentHuge;
+        // A node's refusal costs speed, no bytes.
+        let on_node = node.and_then(|node| Mapping::anonymous_on(bytes, kind, node).ok());
+        let mut mapping = on_node
+            .map_or_else(|| Mapping::anonymous(bytes, kind), Ok)
             .map_err(|source| Error::Allocation { bytes: bytes as u64, kind: "staging memory", source })?;
         // A child of fork has no use for them, and a page that a read is filling must not become a copy.
         mapping.hide_from_children();
-        if let Some(node) = node {
-            // A refusal costs speed, no bytes.
-            let _ = mapping.prefer(node);
-        }
         Ok(Backing::Own(mapping))
     }
 

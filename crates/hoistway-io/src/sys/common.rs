@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct MemoryLimit {
-    /// What sets the limit: the machine, or the file of a control group. Equal for processes under the same limit.
+    /// What sets the limit: the machine, the file of a control group, or a job object. Equal for processes under the same limit.
     pub name: String,
     /// Bytes that may still be allocated under it. Reclaimable page cache counts as free; memory that loads of this
     /// process were promised and have not touched yet counts as used.

@@ -69,6 +69,9 @@ fn store(roots: &Roots) -> io::Result<RootCertStore> {
         return Ok(store);
     }
     let mut reason = match source.is_empty() {
+        true if cfg!(windows) => {
+            "this machine has no trusted root certificates; set SSL_CERT_FILE".to_owned()
+        }
         true => {
             "this machine has no trusted root certificates; install ca-certificates, or set SSL_CERT_FILE"
                 .to_owned()

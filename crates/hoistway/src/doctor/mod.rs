@@ -105,7 +105,7 @@ fn system() -> Vec<Check> {
     #[cfg_attr(not(windows), expect(unused_mut, reason = "Windows has more"))]
     let mut checks = vec![ok("system", format!("Windows {}", machine::kernel_release()))];
     #[cfg(windows)]
-    checks.push(windows::direct_storage());
+    checks.extend([windows::large_pages(machine::large_pages()), windows::direct_storage()]);
     checks
 }
 

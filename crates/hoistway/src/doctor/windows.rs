@@ -1,8 +1,9 @@
-//! What there is to say of paths on Windows: sectors, BypassIO, and what makes reads of a file slower.
+//! What there is to say of Windows: large pages; of paths, sectors, BypassIO, and what makes reads of a file slower.
 #![forbid(unsafe_code)]
 
 use super::{Check, Status, ok, slower};
 use crate::sys::block_device::{self, BypassIo, Sectors};
+use bytesize::ByteSize;
 use hoistway_io::file::LocalFile;
 
 /// Whether route `directstorage` has its libraries. They are looked for, and not loaded.
@@ -14,6 +15,15 @@ pub(super) fn direct_storage() -> Check {
             ok(NAME, format!("{version}, {}; its runtime stages what goes to a device", found.path.display()))
         }
         Err(why) => Check { fix: why.fix, ..absent(NAME.to_owned(), why.reason) },
+    }
+}
+
+/// What keeps this user from large pages, or their length.
+pub(super) fn large_pages(found: std::io::Result<usize>) -> Check {
+    const NAME: &str = "large pages";
+    match found {
+        Ok(bytes) => ok(NAME, format!("of {}; only used for huge_pages=reserved", ByteSize(bytes as u64))),
+        Err(error) => absent(NAME.to_owned(), format!("{error}; only needed for huge_pages=reserved")),
     }
 }
 
@@ -65,7 +75,7 @@ fn bypass_io(name: String, found: &BypassIo) -> Check {
     }
 }
 
-/// It is of use to DirectStorage alone.
+/// What only one purpose needs.
 fn absent(name: String, finding: String) -> Check {
     Check { name, status: Status::Absent, finding, fix: String::new() }
 }

@@ -5,7 +5,7 @@
 use super::promised::{self, Promise};
 use crate::{
     Error, Result,
-    sys::limits::{MemoryLimit, sources},
+    sys::limits::{LimitSource, MemoryLimit, sources},
 };
 
 /// Page tables, thread stacks and the like, as a part of what is allocated: one 64th.
@@ -22,11 +22,35 @@ const SMALL_BYTES: u64 = 8 << 20;
 /// ```
 pub fn limits() -> Vec<MemoryLimit> {
     let promised = promised::bytes();
-    let left = |mut limit: MemoryLimit| {
-        limit.available_bytes = limit.available_bytes.saturating_sub(promised);
-        limit
+    let left = |mut own: Limit| {
+        own.limit.available_bytes = own.left(promised);
+        own.limit
     };
-    sources().iter().filter_map(|source| source.read()).map(left).collect()
+    sources().iter().filter_map(Limit::read).map(left).collect()
+}
+
+/// A limit, and whether memory counts against it before it is touched.
+struct Limit {
+    limit: MemoryLimit,
+    counts_allocated: bool,
+}
+
+impl Limit {
+    fn read(source: &LimitSource) -> Option<Self> {
+        Some(Self { limit: source.read()?, counts_allocated: source.counts_allocated() })
+    }
+
+    /// Bytes that it leaves beside loads that were promised so many and have not touched them.
+    fn left(&self, promised: u64) -> u64 {
+        // Loads allocate at once what they are promised.
+        let untouched = if self.counts_allocated { 0 } else { promised };
+        self.limit.available_bytes.saturating_sub(untouched)
+    }
+}
+
+/// The limit that leaves the least beside what was promised, and the bytes that it leaves.
+fn tightest(limits: &[Limit], promised: u64) -> Option<(&Limit, u64)> {
+    limits.iter().map(|own| (own, own.left(promised))).min_by_key(|own| own.1)
 }
 
 /// Bytes that a load has for each of its reads besides their memory: the plan, and what its threads know of them.
@@ -68,30 +92,44 @@ pub(crate) fn promise(fresh: u64, staging: u64, budget: Option<u64>) -> Result<P
         return Ok(Promise::none());
     }
     let needed = needed.saturating_add(needed >> OVERHEAD_SHIFT);
-    let sources = sources();
-    let tightest =
-        sources.iter().filter_map(|source| source.read()).min_by_key(|limit| limit.available_bytes);
-    let available = tightest.as_ref().map_or(u64::MAX, |limit| limit.available_bytes);
-    Promise::new(fresh, sources, |promised| needed <= available.saturating_sub(promised)).map_err(
-        |promised| {
-            let limit_name = tightest.map(|limit| limit.name).unwrap_or_default();
-            Error::MemoryBudget {
-                needed,
-                available: available.saturating_sub(promised),
-                limit_name: if promised == 0 {
-                    limit_name
-                } else {
-                    format!("{limit_name}, less what other loads of this process were promised,")
-                },
-                fix: "free memory, raise that limit, select fewer tensors, or use route 'mapped'".into(),
-            }
-        },
-    )
+    let mut sources = sources();
+    let limits: Vec<Limit> = sources.iter().filter_map(Limit::read).collect();
+    // Where the allocation counts, it is refused if it is too much. What is left afterwards is beside it.
+    sources.retain(|source| !source.counts_allocated());
+    let may = |promised| tightest(&limits, promised).is_none_or(|(_, left)| needed <= left);
+    Promise::new(fresh, sources, may).map_err(|promised| {
+        let found = tightest(&limits, promised).map(|(own, available)| match own.limit.available_bytes {
+            all if all == available => (own.limit.name.clone(), available),
+            _ => (
+                format!("{}, less what other loads of this process were promised,", own.limit.name),
+                available,
+            ),
+        });
+        let (limit_name, available) = found.unwrap_or_default();
+        let fix = "free memory, raise that limit, select fewer tensors, or use route 'mapped'".into();
+        Error::MemoryBudget { needed, available, limit_name, fix }
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_allocated_is_not_counted_twice() {
+        let limit = |available_bytes, counts_allocated| {
+            let mut limit = limits().swap_remove(0);
+            limit.available_bytes = available_bytes;
+            Limit { limit, counts_allocated }
+        };
+        let limits = [limit(100, false), limit(70, true)];
+        let left = |promised| tightest(&limits, promised).map(|(own, left)| (own.counts_allocated, left));
+        // 70 bytes were left after 60 that were promised had been allocated.
+        assert_eq!(left(0), Some((true, 70)));
+        assert_eq!(left(20), Some((true, 70)));
+        assert_eq!(left(60), Some((false, 40)));
+        assert_eq!(tightest(&[], 60).map(|own| own.1), None);
+    }
 
     #[test]
     fn loads_of_one_process_are_not_promised_the_same_memory() {

@@ -90,11 +90,12 @@ pub(crate) fn allocate(len: u64, request: &MemoryRequest) -> Result<Arc<Arena>> 
         }
         HugePages::Never => (PageKind::Default, "memory"),
     };
-    let failed = |kind| move |source| Error::Allocation { bytes: len as u64, kind, source };
-    let mapping = Mapping::anonymous(len, pages).map_err(failed(kind))?;
-    if let Some(node) = request.numa_node {
-        mapping.prefer(node).map_err(failed("memory of that NUMA node"))?;
-    }
+    let (mapping, kind) = match request.numa_node {
+        None => (Mapping::anonymous(len, pages), kind),
+        Some(node) if pages == PageKind::ReservedHuge => (Mapping::anonymous_on(len, pages, node), kind),
+        Some(node) => (Mapping::anonymous_on(len, pages, node), "memory of that NUMA node"),
+    };
+    let mapping = mapping.map_err(|source| Error::Allocation { bytes: len as u64, kind, source })?;
     Ok(Arena::new(Backing::Own(mapping), len, request.user.clone()))
 }
 

@@ -40,6 +40,11 @@ impl LimitSource {
         }
     }
 
+    /// Returns whether memory counts as soon as it is allocated, touched or not. On Linux what is touched counts.
+    pub fn counts_allocated(&self) -> bool {
+        false
+    }
+
     /// Returns the file that the limit stands in. Processes under the same limit have the same file.
     pub fn file(&self) -> PathBuf {
         match &self.0 {

@@ -30,12 +30,12 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// `len` bytes of zeroed memory.
+    /// `len` bytes of zeroed memory; from NUMA node `node`, if one is named, as long as that has any.
     ///
     /// # Errors
     /// The system's.
-    pub fn new(len: usize) -> io::Result<Self> {
-        Self::anonymous(len, MapFlags::PRIVATE | MapFlags::NORESERVE)
+    pub fn new(len: usize, node: Option<u32>) -> io::Result<Self> {
+        Self::anonymous(len, MapFlags::PRIVATE | MapFlags::NORESERVE, node)
     }
 
     /// Reserves `len` bytes of address space. Pages appear, zeroed, as they are [committed](Self::commit) or touched: small
@@ -44,7 +44,7 @@ impl Pages {
     /// # Errors
     /// The system's.
     pub fn reserve(len: usize) -> io::Result<Self> {
-        let pages = Self::new(len)?;
+        let pages = Self::new(len, None)?;
         // A refusal means that huge pages are compiled out.
         let _ = pages.advise(0..pages.len, Advice::LinuxNoHugepage);
         Ok(pages)
@@ -63,17 +63,21 @@ impl Pages {
     ///
     /// # Errors
     /// The system's, also if the reserve has too few.
-    pub fn reserved_huge(len: usize) -> io::Result<Self> {
+    pub fn reserved_huge(len: usize, node: Option<u32>) -> io::Result<Self> {
         // Reserving now turns a lack of pages into an error here rather than a SIGBUS later.
-        Self::anonymous(len, MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB)
+        Self::anonymous(len, MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB, node)
     }
 
-    fn anonymous(len: usize, flags: MapFlags) -> io::Result<Self> {
+    fn anonymous(len: usize, flags: MapFlags, node: Option<u32>) -> io::Result<Self> {
         let len = len.max(1);
         // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no existing memory.
         let address =
             unsafe { mm::mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags)? };
-        Ok(Self { start: non_null(address)?, len, only_in: None })
+        let pages = Self { start: non_null(address)?, len, only_in: None };
+        if let Some(node) = node {
+            pages.prefer(node)?;
+        }
+        Ok(pages)
     }
 
     /// A private, writable view of the first `len` bytes of `file`.
@@ -153,10 +157,7 @@ impl Pages {
     }
 
     /// Asks that the pages come from NUMA node `node` as long as it has any. Must precede the first touch.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn prefer(&self, node: u32) -> io::Result<()> {
+    fn prefer(&self, node: u32) -> io::Result<()> {
         // Not MPOL_BIND: on a full node that ends in the OOM killer.
         const MPOL_PREFERRED: libc::c_ulong = 1;
         let mut mask = [0u64; 16];

@@ -1,41 +1,84 @@
-//! How much more memory this process may use: what is free, and what the system may still promise.
+//! How much more memory this process may use: what is free, what the system may still promise, and what a job object allows.
 #![allow(unsafe_code)]
 
 pub use crate::sys::common::MemoryLimit;
-use std::path::PathBuf;
-use windows_sys::Win32::System::SystemInformation::{GlobalMemoryStatusEx, MEMORYSTATUSEX};
+use std::{
+    ffi::c_void,
+    os::windows::io::{AsRawHandle, FromRawHandle, OwnedHandle},
+    path::PathBuf,
+    process, ptr,
+};
+use windows_sys::Win32::{
+    Foundation::HANDLE,
+    System::{
+        JobObjects::{
+            JOB_OBJECT_LIMIT_JOB_MEMORY, JOB_OBJECT_LIMIT_PROCESS_MEMORY,
+            JOBOBJECT_EXTENDED_LIMIT_INFORMATION, JOBOBJECTINFOCLASS, JobObjectBasicProcessIdList,
+            JobObjectExtendedLimitInformation, QueryInformationJobObject,
+        },
+        ProcessStatus::{K32GetProcessMemoryInfo, PROCESS_MEMORY_COUNTERS},
+        SystemInformation::{GlobalMemoryStatusEx, MEMORYSTATUSEX},
+        Threading::{GetCurrentProcess, OpenProcess, PROCESS_QUERY_LIMITED_INFORMATION},
+    },
+};
+
+/// Processes of a job whose memory is counted.
+const MOST_PROCESSES: usize = 1024;
 
 /// A place that tells a limit and what it leaves.
 #[derive(Clone, Debug)]
 pub struct LimitSource(Kind);
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// The machine's memory.
     Machine,
-    /// Memory and page files together: memory counts as soon as it is allocated, touched or not.
+    /// Memory and page files together.
     Commit,
+    /// What a job object lets each of its processes allocate.
+    ProcessOfJob,
+    /// What a job object lets its processes allocate together.
+    Job,
 }
 
-/// Returns every limit that applies to this process. What they leave always changes.
+/// Returns every limit that may apply to this process. Of jobs that are one in another, the innermost is asked: Windows does
+/// not show the others. What limits leave always changes.
 pub fn sources() -> Vec<LimitSource> {
-    [Kind::Machine, Kind::Commit].map(LimitSource).into()
+    [Kind::Machine, Kind::Commit, Kind::ProcessOfJob, Kind::Job].map(LimitSource).into()
 }
 
 impl LimitSource {
-    /// Reads the limit and what it leaves; `None` if it cannot be read.
+    /// Reads the limit and what it leaves; `None` if it sets none or cannot be read.
     pub fn read(&self) -> Option<MemoryLimit> {
-        let mut status =
-            MEMORYSTATUSEX { dwLength: size_of::<MEMORYSTATUSEX>() as u32, ..Default::default() };
-        // SAFETY: the structure says its size and outlives the call.
-        if unsafe { GlobalMemoryStatusEx(&raw mut status) } == 0 {
-            return None;
+        match self.0 {
+            Kind::Machine => {
+                let status = memory_status()?;
+                Some(limit("the machine's free memory".into(), status.ullAvailPhys, status.ullTotalPhys))
+            }
+            Kind::Commit => {
+                let status = memory_status()?;
+                let (available, total) = (status.ullAvailPageFile, status.ullTotalPageFile);
+                Some(limit("the system's commit limit".into(), available, total))
+            }
+            Kind::ProcessOfJob => {
+                let most = limits_of(&job_limits()?).0?;
+                // SAFETY: the handle of this process needs no closing.
+                let used = committed_bytes(unsafe { GetCurrentProcess() })?;
+                // Equal for processes under the same limit: this one is the process's own.
+                let name = format!("what its job object allows process {}", process::id());
+                Some(limit(name, most.saturating_sub(used), most))
+            }
+            Kind::Job => {
+                let most = limits_of(&job_limits()?).1?;
+                let name = "what the job object allows its processes";
+                Some(limit(name.into(), most.saturating_sub(committed_by_job()?), most))
+            }
         }
-        let (name, available_bytes, total_bytes) = match self.0 {
-            Kind::Machine => ("the machine's free memory", status.ullAvailPhys, status.ullTotalPhys),
-            Kind::Commit => ("the system's commit limit", status.ullAvailPageFile, status.ullTotalPageFile),
-        };
-        Some(MemoryLimit { name: name.into(), available_bytes, total_bytes })
+    }
+
+    /// Returns whether memory counts as soon as it is allocated, touched or not. An allocation beyond the limit fails.
+    pub fn counts_allocated(&self) -> bool {
+        self.0 != Kind::Machine
     }
 
     /// Returns the file that stands for the limit. Processes under the same limit have the same file.
@@ -43,6 +86,103 @@ impl LimitSource {
         std::env::temp_dir().join(match self.0 {
             Kind::Machine => "hoistway-memory",
             Kind::Commit => "hoistway-commit",
+            Kind::ProcessOfJob | Kind::Job => "hoistway-job",
         })
+    }
+}
+
+fn limit(name: String, available_bytes: u64, total_bytes: u64) -> MemoryLimit {
+    MemoryLimit { name, available_bytes, total_bytes }
+}
+
+fn memory_status() -> Option<MEMORYSTATUSEX> {
+    let mut status = MEMORYSTATUSEX { dwLength: size_of::<MEMORYSTATUSEX>() as u32, ..Default::default() };
+    // SAFETY: the structure says its size and outlives the call.
+    (unsafe { GlobalMemoryStatusEx(&raw mut status) } != 0).then_some(status)
+}
+
+/// The limits of the job object that this process is in; `None` if it is in none.
+fn job_limits() -> Option<JOBOBJECT_EXTENDED_LIMIT_INFORMATION> {
+    let mut limits = JOBOBJECT_EXTENDED_LIMIT_INFORMATION::default();
+    let bytes = size_of_val(&limits);
+    // SAFETY: a structure of this kind and of as many bytes as the call is told.
+    unsafe { ask_job(JobObjectExtendedLimitInformation, (&raw mut limits).cast(), bytes) }.then_some(limits)
+}
+
+/// What a job allows each process, and all of them together.
+fn limits_of(limits: &JOBOBJECT_EXTENDED_LIMIT_INFORMATION) -> (Option<u64>, Option<u64>) {
+    let flags = limits.BasicLimitInformation.LimitFlags;
+    let if_set = |flag: u32, bytes: usize| (flags & flag != 0).then_some(bytes as u64);
+    (
+        if_set(JOB_OBJECT_LIMIT_PROCESS_MEMORY, limits.ProcessMemoryLimit),
+        if_set(JOB_OBJECT_LIMIT_JOB_MEMORY, limits.JobMemoryLimit),
+    )
+}
+
+/// Bytes that the processes of this process's job have allocated, as far as they can be asked.
+fn committed_by_job() -> Option<u64> {
+    // How many there are and how many are listed, 32 bits each; then their numbers.
+    let mut list = vec![0usize; 1 + MOST_PROCESSES];
+    let bytes = size_of_val(&*list);
+    // What has no room is left out, which the call answers as an error.
+    // SAFETY: memory of as many bytes as the call is told, aligned as the structure is.
+    unsafe { ask_job(JobObjectBasicProcessIdList, list.as_mut_ptr().cast(), bytes) };
+    let listed = list[0] >> u32::BITS;
+    let processes = list.get(1..=listed).filter(|own| !own.is_empty())?;
+    let committed = processes.iter().filter_map(|&id| {
+        // SAFETY: takes numbers.
+        let process = unsafe { OpenProcess(PROCESS_QUERY_LIMITED_INFORMATION, 0, u32::try_from(id).ok()?) };
+        // SAFETY: a new handle, which has no other owner.
+        let process = (!process.is_null()).then(|| unsafe { OwnedHandle::from_raw_handle(process) })?;
+        committed_bytes(process.as_raw_handle())
+    });
+    Some(committed.sum())
+}
+
+/// Asks the job of this process, and returns whether it answered.
+///
+/// # Safety
+/// `information` is memory of as many `bytes`, for what the class says.
+unsafe fn ask_job(class: JOBOBJECTINFOCLASS, information: *mut c_void, bytes: usize) -> bool {
+    // SAFETY: no handle stands for the job of this process. The rest is as the caller says.
+    unsafe {
+        QueryInformationJobObject(ptr::null_mut(), class, information, bytes as u32, ptr::null_mut()) != 0
+    }
+}
+
+/// Bytes that count against commit limits for a process, whose handle is open.
+fn committed_bytes(process: HANDLE) -> Option<u64> {
+    let bytes = size_of::<PROCESS_MEMORY_COUNTERS>() as u32;
+    let mut counters = PROCESS_MEMORY_COUNTERS { cb: bytes, ..Default::default() };
+    // SAFETY: the handle is open, and the structure has as many bytes as the call is told.
+    let is_told = unsafe { K32GetProcessMemoryInfo(process, &raw mut counters, bytes) } != 0;
+    is_told.then_some(counters.PagefileUsage as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_limits_each_process_and_all_of_them() {
+        let mut limits = JOBOBJECT_EXTENDED_LIMIT_INFORMATION {
+            ProcessMemoryLimit: 3 << 30,
+            JobMemoryLimit: 8 << 30,
+            ..Default::default()
+        };
+        assert_eq!(limits_of(&limits), (None, None), "numbers that no flag speaks of");
+        limits.BasicLimitInformation.LimitFlags = JOB_OBJECT_LIMIT_PROCESS_MEMORY;
+        assert_eq!(limits_of(&limits), (Some(3 << 30), None));
+        limits.BasicLimitInformation.LimitFlags |= JOB_OBJECT_LIMIT_JOB_MEMORY;
+        assert_eq!(limits_of(&limits), (Some(3 << 30), Some(8 << 30)));
+    }
+
+    #[test]
+    fn memory_that_is_allocated_counts_before_it_is_touched() {
+        // SAFETY: the handle of this process needs no closing.
+        let committed = || committed_bytes(unsafe { GetCurrentProcess() });
+        assert!(committed().is_some_and(|bytes| bytes > 0));
+        let counting: Vec<_> = sources().iter().map(LimitSource::counts_allocated).collect();
+        assert_eq!(counting, [false, true, true, true]);
     }
 }

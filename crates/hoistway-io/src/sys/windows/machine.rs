@@ -1,11 +1,16 @@
 //! What the system is, and what it grants this process.
 #![allow(unsafe_code)]
 
+use super::privilege;
 pub use crate::sys::common::ProcessLimit;
+use std::io;
 use windows_sys::{
     Wdk::System::SystemServices::RtlGetVersion,
-    Win32::System::Threading::GetProcessWorkingSetSize,
-    Win32::System::{SystemInformation::OSVERSIONINFOW, Threading::GetCurrentProcess},
+    Win32::System::{
+        Memory::GetLargePageMinimum,
+        SystemInformation::OSVERSIONINFOW,
+        Threading::{GetCurrentProcess, GetProcessWorkingSetSize},
+    },
 };
 
 /// The system's version, such as `10.0.22631`.
@@ -27,6 +32,21 @@ pub fn free_huge_pages() -> u64 {
     0
 }
 
+/// Length of a large page in bytes.
+///
+/// # Errors
+/// [`PermissionDenied`](io::ErrorKind::PermissionDenied) if the user lacks the right `SeLockMemoryPrivilege`,
+/// [`Unsupported`](io::ErrorKind::Unsupported) if the processor has no large pages.
+pub fn large_pages() -> io::Result<usize> {
+    // SAFETY: takes nothing.
+    let page = unsafe { GetLargePageMinimum() };
+    if page == 0 {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "the processor has no large pages"));
+    }
+    privilege::enable_large_pages()?;
+    Ok(page)
+}
+
 /// Bytes that this process may lock in memory: its minimum working set.
 pub fn locked_memory() -> ProcessLimit {
     let (mut minimum, mut maximum) = (0usize, 0usize);
@@ -45,6 +65,6 @@ pub fn open_files() -> ProcessLimit {
 pub fn raise_open_files() {}
 
 /// Returns whether an error means that this process has as many files open as it may.
-pub fn is_out_of_descriptors(_: &std::io::Error) -> bool {
+pub fn is_out_of_descriptors(_: &io::Error) -> bool {
     false
 }

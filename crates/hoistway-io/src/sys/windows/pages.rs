@@ -1,7 +1,7 @@
 //! Memory in pages: allocated or mapped, read in ahead of its use, and given back.
 #![allow(unsafe_code)]
 
-use super::privilege;
+use super::machine;
 use std::{
     ffi::c_void,
     fs::File,
@@ -15,10 +15,10 @@ use windows_sys::Win32::{
     Foundation::CloseHandle,
     System::{
         Memory::{
-            CreateFileMappingW, FILE_MAP_COPY, GetLargePageMinimum, MEM_COMMIT, MEM_DECOMMIT,
-            MEM_LARGE_PAGES, MEM_RELEASE, MEM_RESERVE, MEMORY_MAPPED_VIEW_ADDRESS, MapViewOfFile,
-            PAGE_READWRITE, PAGE_WRITECOPY, PrefetchVirtualMemory, UnmapViewOfFile, VirtualAlloc,
-            VirtualFree, WIN32_MEMORY_RANGE_ENTRY,
+            CreateFileMappingW, FILE_MAP_COPY, MEM_COMMIT, MEM_DECOMMIT, MEM_LARGE_PAGES, MEM_RELEASE,
+            MEM_RESERVE, MEMORY_MAPPED_VIEW_ADDRESS, MapViewOfFile, PAGE_READWRITE, PAGE_WRITECOPY,
+            PrefetchVirtualMemory, UnmapViewOfFile, VirtualAlloc, VirtualAllocExNuma, VirtualFree,
+            WIN32_MEMORY_RANGE_ENTRY,
         },
         SystemInformation::{GetSystemInfo, SYSTEM_INFO},
         Threading::GetCurrentProcess,
@@ -60,12 +60,12 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// `len` bytes of zeroed memory. They count against the system's commit limit from now on.
+    /// `len` bytes of zeroed memory; from NUMA node `node`, if one is named, as long as that has any. They count against the system's commit limit from now on.
     ///
     /// # Errors
     /// The system's.
-    pub fn new(len: usize) -> io::Result<Self> {
-        Self::allocated(len, 0, Kind::Allocated)
+    pub fn new(len: usize, node: Option<u32>) -> io::Result<Self> {
+        Self::allocated(len, 0, Kind::Allocated, node)
     }
 
     /// Reserves `len` bytes of address space. Only what is [committed](Self::commit) may be touched, and counts against the
@@ -99,22 +99,23 @@ impl Pages {
     /// # Errors
     /// The system's. [`PermissionDenied`](io::ErrorKind::PermissionDenied) if the user lacks the right
     /// `SeLockMemoryPrivilege`, [`Unsupported`](io::ErrorKind::Unsupported) if the processor has no large pages.
-    pub fn reserved_huge(len: usize) -> io::Result<Self> {
-        // SAFETY: takes nothing.
-        let page = unsafe { GetLargePageMinimum() };
-        if page == 0 {
-            return Err(io::Error::new(io::ErrorKind::Unsupported, "there are no large pages here"));
-        }
+    pub fn reserved_huge(len: usize, node: Option<u32>) -> io::Result<Self> {
+        let page = machine::large_pages()?;
         let len = len.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?;
-        privilege::enable_large_pages()?;
-        Self::allocated(len, MEM_LARGE_PAGES, Kind::Large)
+        Self::allocated(len, MEM_LARGE_PAGES, Kind::Large, node)
     }
 
-    fn allocated(len: usize, flags: u32, kind: Kind) -> io::Result<Self> {
+    fn allocated(len: usize, flags: u32, kind: Kind, node: Option<u32>) -> io::Result<Self> {
         let len = len.max(1);
-        // SAFETY: new memory at an address of the system's choice touches no existing memory.
-        let address =
-            unsafe { VirtualAlloc(ptr::null(), len, MEM_RESERVE | MEM_COMMIT | flags, PAGE_READWRITE) };
+        let flags = MEM_RESERVE | MEM_COMMIT | flags;
+        let address = match node {
+            // SAFETY: new memory at an address of the system's choice touches no existing memory.
+            None => unsafe { VirtualAlloc(ptr::null(), len, flags, PAGE_READWRITE) },
+            // SAFETY: as above, and the handle of this process needs no closing.
+            Some(node) => unsafe {
+                VirtualAllocExNuma(GetCurrentProcess(), ptr::null(), len, flags, PAGE_READWRITE, node)
+            },
+        };
         Ok(Self { start: non_null(address)?, len, kind })
     }
 
@@ -127,7 +128,7 @@ impl Pages {
     pub fn of_file(file: &File, len: usize) -> io::Result<Self> {
         if len == 0 {
             // Windows maps no empty range.
-            return Self::new(0);
+            return Self::new(0, None);
         }
         // SAFETY: the handle is open during the call; no name and no security attributes are given.
         let section = unsafe {
@@ -203,14 +204,6 @@ impl Pages {
             // SAFETY: whole pages of this reservation, decommitted above.
             unsafe { VirtualAlloc(address, range.len(), MEM_COMMIT, PAGE_READWRITE) };
         }
-    }
-
-    /// Asks that the pages come from a NUMA node.
-    ///
-    /// # Errors
-    /// Always: Windows takes a node at the allocation only.
-    pub fn prefer(&self, _node: u32) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
     }
 
     fn address(&self, range: &Range<usize>) -> *mut c_void {
