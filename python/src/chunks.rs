@@ -23,6 +23,8 @@ use std::{
     path::{Path, PathBuf},
     ptr::NonNull,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
 };
 
 /// Longest single read, where as many may be in flight as the buffer has room for. Longer ones keep no network busier,
@@ -33,6 +35,8 @@ const MAX_CHUNK_BYTES: u64 = 8 << 20;
 /// Reads that should be in flight, whatever the size of the buffer.
 const MIN_IN_FLIGHT: u64 = 8;
 const BLOCK_BYTES: u64 = 4096;
+/// How long a device is asked whether it still writes.
+const DOUBT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Reads parts of files, those of one 3FS if there is a mount point. Threads may share it.
 #[pyclass(frozen, module = "hoistway")]
@@ -110,14 +114,20 @@ impl ChunkReader {
         while !py.detach(|| batch.wait_within(TICK).is_some()) {
             if let Err(interrupt) = py.check_signals() {
                 // That waits for what is under way.
-                py.detach(|| drop(batch));
+                py.detach(|| {
+                    drop(batch);
+                    settle(dev_ptr);
+                });
                 return Err(interrupt);
             }
         }
         match batch.wait() {
             Ok(()) => Ok(len),
             Err(error) => {
-                py.detach(|| self.forget(reader));
+                py.detach(|| {
+                    self.forget(reader);
+                    settle(dev_ptr);
+                });
                 Err(exception_of(py, error))
             }
         }
@@ -310,6 +320,16 @@ fn parse_client(name: &str) -> hoistway::Result<UsrbioClient> {
     let mut options = hoistway::LoadOptions::default();
     options.set("usrbio", name)?;
     Ok(options.usrbio)
+}
+
+/// Waits until no device writes to `address` any more, after reads to it that have failed: their copies may be of unknown fate. Waits no
+/// longer than ten seconds for a device that does not tell.
+fn settle(address: u64) {
+    let device = if address == 0 { None } else { device::device_of(address).ok().and_then(Device::get) };
+    let until = Instant::now() + DOUBT_PATIENCE;
+    while device.as_ref().is_some_and(|device| device.regain().is_err()) && Instant::now() < until {
+        thread::sleep(TICK);
+    }
 }
 
 /// The reads of `len` bytes of a file, which has them, to `address`.

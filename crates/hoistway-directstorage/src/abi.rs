@@ -38,8 +38,6 @@ pub const ABORTED: HResult = 0x8007_03E3_u32.cast_signed();
 
 /// The least and the most entries of a queue.
 pub const QUEUE_CAPACITY: (u16, u16) = (0x80, 0x2000);
-/// No threads for decompression.
-pub const DISABLE_CPU_DECOMPRESSION: i32 = -1;
 
 /// The name of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +76,7 @@ pub type GetFactory = unsafe extern "system" fn(*const Guid, *mut Object) -> HRe
 pub struct Configuration1 {
     /// 0: as many as the runtime finds good.
     pub submit_threads: u32,
-    /// 0: as many as the runtime finds good. [`DISABLE_CPU_DECOMPRESSION`]: none.
+    /// 0: as many as the runtime finds good. -1: none.
     pub cpu_decompression_threads: i32,
     /// Whether files are mapped where that is not needed.
     pub force_mapping_layer: i32,

@@ -8,15 +8,28 @@ use crate::{
     libraries::wide,
 };
 use std::{fs::File, io, os::windows::io::AsRawHandle, path::Path};
-use windows_sys::Win32::Storage::FileSystem::{BY_HANDLE_FILE_INFORMATION, GetFileInformationByHandle};
+use windows_sys::Win32::{
+    Foundation::FILETIME,
+    Storage::FileSystem::{BY_HANDLE_FILE_INFORMATION, GetFileInformationByHandle},
+};
 
 /// A file that the runtime has open for reading. It is closed once this and all reads of it are gone.
 #[derive(Debug)]
 pub struct StorageFile {
     file: Reference<FileTable>,
+    identity: Identity,
+    len: u64,
+}
+
+/// What tells a file from others: its volume, its number there, its length, and when it was created and written. Some file systems
+/// give all files one number.
+#[derive(Debug, PartialEq, Eq)]
+struct Identity {
     volume: u32,
     index: u64,
     len: u64,
+    created: u64,
+    written: u64,
 }
 
 impl StorageFile {
@@ -31,7 +44,16 @@ impl StorageFile {
         let mut found = FileInformation::default();
         // SAFETY: the object lives during the call, and the structure is that of the header.
         let answer = unsafe { (file.table().information)(file.object(), &raw mut found) };
-        let opened = Self { file, volume: found.volume, index: joined(found.index), len: joined(found.len) };
+        let [created_low, created_high, _, _, written_low, written_high] = found.times;
+        let len = joined(found.len);
+        let identity = Identity {
+            volume: found.volume,
+            index: joined(found.index),
+            len,
+            created: joined([created_high, created_low]),
+            written: joined([written_high, written_low]),
+        };
+        let opened = Self { file, identity, len };
         Failure::check("GetFileInformation", answer)?;
         Ok(opened)
     }
@@ -52,8 +74,15 @@ impl StorageFile {
         if unsafe { GetFileInformationByHandle(other.as_raw_handle(), &raw mut found) } == 0 {
             return Err(io::Error::last_os_error());
         }
-        let index = joined([found.nFileIndexHigh, found.nFileIndexLow]);
-        Ok((self.volume, self.index) == (found.dwVolumeSerialNumber, index))
+        let time = |time: FILETIME| joined([time.dwHighDateTime, time.dwLowDateTime]);
+        Ok(self.identity
+            == Identity {
+                volume: found.dwVolumeSerialNumber,
+                index: joined([found.nFileIndexHigh, found.nFileIndexLow]),
+                len: joined([found.nFileSizeHigh, found.nFileSizeLow]),
+                created: time(found.ftCreationTime),
+                written: time(found.ftLastWriteTime),
+            })
     }
 
     pub(crate) fn reference(&self) -> &Reference<FileTable> {

@@ -1,7 +1,7 @@
 //! Reads files by DirectStorage, Microsoft's interface for many reads at a time on Windows.
 //!
-//! Its two libraries come with programs, not with Windows. [`Runtime::get`] loads them once a process, configures them, and agrees
-//! on the size of their staging buffer. A [`StorageFile`] is a file as the runtime opens it, and a [`Queue`] has its reads in
+//! Its two libraries come with programs, not with Windows. `Runtime::get` loads them once a process, configures them, and agrees
+//! on the size of their staging buffer. A `StorageFile` is a file as the runtime opens it, and a `Queue` has its reads in
 //! flight; it owns what they fill until the runtime has told that they ended.
 //!
 //! DirectStorage is not a way past the host: it reads by the processor, and stages on the way to a device. It reads only.

@@ -3,7 +3,7 @@
 
 use crate::{
     DIRECTORY_VARIABLE, Failure,
-    abi::{self, Configuration1, GetFactory, SetConfiguration1},
+    abi::{Configuration1, GetFactory, SetConfiguration1},
 };
 use hoistway_device::Unavailable;
 use std::{
@@ -61,8 +61,18 @@ pub fn find() -> Result<Found, Unavailable> {
     Ok(Found { version: file_version(&path), path })
 }
 
+/// The folder that the environment names.
+fn named_folder() -> Option<PathBuf> {
+    env::var_os(DIRECTORY_VARIABLE).filter(|named| !named.is_empty()).map(PathBuf::from)
+}
+
 fn find_path() -> Result<PathBuf, Unavailable> {
-    let named = env::var_os(DIRECTORY_VARIABLE).filter(|named| !named.is_empty()).map(PathBuf::from);
+    let named = named_folder();
+    if let Some(named) = named.as_ref().filter(|named| !named.is_absolute()) {
+        // The working directory may be anybody's.
+        let reason = format!("HOISTWAY_DIRECTSTORAGE_DIR is {}, which is no absolute path", named.display());
+        return Err(Unavailable::new(reason, "give it the whole path of a folder"));
+    }
     let folders = named.clone().map_or_else(own_folders, |named| vec![named]);
     let has_library = |folder: &PathBuf| folder.join(NAME).is_file();
     let Some(folder) = folders.iter().find(|folder| has_library(folder)) else {
@@ -89,18 +99,18 @@ impl Libraries {
         // Another library of this process may use DirectStorage: there is one runtime a process.
         if let Some(loaded) = Module::loaded(NAME) {
             let path = loaded.path().unwrap_or_else(|| NAME.into());
-            if env::var_os(DIRECTORY_VARIABLE).is_some_and(|named| !named.is_empty())
-                && let Ok(found) = &found
-                && !is_same(found, &path)
-            {
-                return Err(Unavailable::new(
-                    format!(
-                        "another library of this process has loaded {}, and HOISTWAY_DIRECTSTORAGE_DIR names {}",
-                        path.display(),
-                        found.display()
-                    ),
-                    "clear the variable, or start hoistway's loads before that library",
-                ));
+            if named_folder().is_some() {
+                let found = found?;
+                if !is_same(&found, &path) {
+                    return Err(Unavailable::new(
+                        format!(
+                            "another library of this process has loaded {}, and HOISTWAY_DIRECTSTORAGE_DIR names {}",
+                            path.display(),
+                            found.display()
+                        ),
+                        "clear the variable, or start hoistway's loads before that library",
+                    ));
+                }
             }
             return Self::of(loaded, None, path, false);
         }
@@ -127,12 +137,8 @@ impl Libraries {
                 std::mem::transmute::<*const c_void, GetFactory>(get_factory),
             )
         };
-        let configuration = Configuration1 {
-            cpu_decompression_threads: abi::DISABLE_CPU_DECOMPRESSION,
-            disable_telemetry: 1,
-            disable_gpu_decompression: 1,
-            ..Configuration1::default()
-        };
+        // Decompression stays as it is: others of this process may want it.
+        let configuration = Configuration1 { disable_telemetry: 1, ..Configuration1::default() };
         // SAFETY: the structure is that of the header, and outlives the call.
         let configured = unsafe { set_configuration(&raw const configuration) };
         let configured = Failure::check("DStorageSetConfiguration1", configured);

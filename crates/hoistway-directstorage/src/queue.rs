@@ -16,10 +16,7 @@ use std::{
     mem::{self, ManuallyDrop},
     os::windows::io::{AsRawHandle, FromRawHandle, OwnedHandle},
     ptr,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 use windows_sys::Win32::{
@@ -29,10 +26,8 @@ use windows_sys::Win32::{
 
 /// The longest wait before results are looked at again, whatever events tell.
 const SLICE: Duration = Duration::from_secs(1);
-/// Bits of a tag that tell the reads of a queue from each other.
-const TAG_BITS: u32 = 32;
-/// How long cancelled reads may take to end.
-const CANCEL_PATIENCE: Duration = Duration::from_secs(10);
+/// How long reads may take to end whose queue is dropped, at most.
+const END_PATIENCE: Duration = Duration::from_secs(10);
 /// Entries of a read beside its requests: its result, and the event that tells of it.
 const MORE_ENTRIES: usize = 2;
 /// Entries of reads in flight, at most: an entry that finds the queue full would wait for another to end. There is room left for the
@@ -42,8 +37,11 @@ const MOST_ENTRIES: usize = QUEUE_CAPACITY.1 as usize - 64;
 /// Reads that one thread has in flight, of any files, into host memory.
 ///
 /// What the runtime writes to belongs to the owner of a read, which the queue keeps until the read has ended. A read that ends is told by
-/// its own result, which the runtime writes before it sets the event; an event alone tells nothing. A queue that is dropped cancels
-/// its reads and waits for them. If that takes longer than 10 s, owners, files and queue are leaked.
+/// its own result, which the runtime writes before it sets the event; an event alone tells nothing.
+///
+/// No read is cancelled: by its header a cancelled request may still be carried out, and nothing says that its result comes after its
+/// last write. A queue that is dropped waits for its reads. If that takes longer than 10 s, or than it has patience, owners, files and
+/// queue are leaked.
 pub struct Queue<T> {
     queue: ManuallyDrop<Reference<QueueTable>>,
     /// A result for each read, and one more for the end.
@@ -59,12 +57,9 @@ pub struct Queue<T> {
     /// Entries that reads in flight take of the queue.
     entries: usize,
     needs_submit: bool,
-    /// The upper half of the tags of its requests. The lower half is the number of the read.
-    tag: u64,
-    reads: u32,
     patience: Duration,
-    /// When a read has ended last, or was added where there was none.
-    heard_at: Instant,
+    /// How long it has waited since a read ended, or was submitted where there was none.
+    silent: Duration,
     /// The first failure that the error event told of.
     first_failure: Option<i32>,
 }
@@ -99,8 +94,6 @@ struct InFlight<T> {
     owner: T,
     len: usize,
     entries: usize,
-    tag: u64,
-    is_cancelled: bool,
     /// Open as long as it is read.
     _file: Arc<StorageFile>,
 }
@@ -111,7 +104,6 @@ impl<T> Queue<T> {
         depth: usize,
         patience: Duration,
     ) -> Result<Self, Failure> {
-        static QUEUES: AtomicU64 = AtomicU64::new(1);
         let statuses = u32::try_from(depth).ok().and_then(|depth| depth.checked_add(1));
         let too_deep = || Failure::new("CreateQueue", abi::E_DSTORAGE_INVALID_QUEUE_CAPACITY);
         let statuses = runtime::create_statuses(factory, statuses.ok_or_else(too_deep)?)?;
@@ -129,10 +121,8 @@ impl<T> Queue<T> {
             ended: Vec::new(),
             entries: 0,
             needs_submit: false,
-            tag: QUEUES.fetch_add(1, Ordering::Relaxed) << TAG_BITS,
-            reads: 0,
             patience,
-            heard_at: Instant::now(),
+            silent: Duration::ZERO,
             first_failure: None,
         })
     }
@@ -159,7 +149,7 @@ impl<T> Queue<T> {
             return self.ended.push(Ended { owner, result: Err(failure) });
         }
         if self.in_flight() == 0 {
-            self.heard_at = Instant::now();
+            self.silent = Duration::ZERO;
         }
         self.waiting.push_back((owner, read));
         self.start_waiting();
@@ -179,34 +169,23 @@ impl<T> Queue<T> {
             ended.append(&mut self.ended);
             self.submit();
             if ended.len() > before {
-                self.heard_at = Instant::now();
+                self.silent = Duration::ZERO;
                 break;
             }
-            let silent = self.heard_at.elapsed();
-            let patience = self.patience.saturating_sub(silent);
+            let patience = self.patience.saturating_sub(self.silent);
             if patience.is_zero() {
-                return Err(self.silence(silent));
+                return Err(self.silence(self.silent));
             }
             let rest = most.saturating_sub(started.elapsed());
             if rest.is_zero() {
                 break;
             }
-            self.wait_for_event(rest.min(patience).min(SLICE))?;
+            // Only waits count: neither what the caller does meanwhile, nor a machine that sleeps.
+            let (slice, waited_from) = (rest.min(patience).min(SLICE), Instant::now());
+            self.wait_for_event(slice)?;
+            self.silent += waited_from.elapsed().min(slice);
         }
         Ok(())
-    }
-
-    /// Asks the runtime to end the reads in flight whose owners are wanted no more. They come back from [`wait`](Self::wait) as all do,
-    /// as failed.
-    pub fn cancel(&mut self, is_over: impl Fn(&T) -> bool) {
-        let (table, queue) = (self.queue.table(), self.queue.object());
-        for own in self.in_flight.iter_mut().flatten() {
-            if !own.is_cancelled && is_over(&own.owner) {
-                own.is_cancelled = true;
-                // SAFETY: the queue lives.
-                unsafe { (table.cancel)(queue, u64::MAX, own.tag) };
-            }
-        }
     }
 
     /// Takes what has ended.
@@ -217,13 +196,10 @@ impl<T> Queue<T> {
                 continue;
             }
             let result = self.result(slot);
-            if let Some(InFlight { owner, len, entries, is_cancelled, .. }) = self.in_flight[slot].take() {
+            if let Some(InFlight { owner, len, entries, .. }) = self.in_flight[slot].take() {
                 self.free.push(slot);
                 self.entries -= entries;
-                // By its header, the runtime tells of no failure where a cancelled request has brought nothing.
-                let result =
-                    if is_cancelled { Err(Failure::new("read", abi::ABORTED)) } else { result.map(|()| len) };
-                ended.push(Ended { owner, result });
+                ended.push(Ended { owner, result: result.map(|()| len) });
             }
         }
     }
@@ -245,17 +221,13 @@ impl<T> Queue<T> {
                 self.ended.push(Ended { owner, result: Ok(0) });
                 continue;
             };
-            self.reads = self.reads.wrapping_add(1);
-            let tag = self.tag | u64::from(self.reads);
-            self.enqueue(slot, &read, len, tag);
+            self.enqueue(slot, &read, len);
             self.entries += entries;
-            let is_cancelled = false;
-            self.in_flight[slot] =
-                Some(InFlight { owner, len, entries, tag, is_cancelled, _file: read.file });
+            self.in_flight[slot] = Some(InFlight { owner, len, entries, _file: read.file });
         }
     }
 
-    fn enqueue(&mut self, slot: usize, read: &Read, len: usize, tag: u64) {
+    fn enqueue(&mut self, slot: usize, read: &Read, len: usize) {
         let (table, queue) = (self.queue.table(), self.queue.object());
         for (offset, position, bytes) in pieces(read.offset, len, REQUEST_BYTES) {
             let request = Request {
@@ -268,7 +240,7 @@ impl<T> Queue<T> {
                     unused: [0; 3],
                 },
                 uncompressed_bytes: bytes,
-                cancellation_tag: tag,
+                cancellation_tag: 0,
                 name: ptr::null(),
             };
             // SAFETY: the queue copies the request. Its file and memory are kept by `in_flight` until its result is there.
@@ -337,14 +309,10 @@ impl<T> Queue<T> {
         ))
     }
 
-    /// Cancels what is in flight, and waits for the end of every entry. `false` if that does not come.
+    /// Waits for the end of every entry. `false` if that does not come.
     fn finish(&mut self) -> bool {
         let last = self.in_flight.len();
         let (table, queue) = (self.queue.table(), self.queue.object());
-        if self.in_flight.iter().any(Option::is_some) {
-            // SAFETY: the queue lives.
-            unsafe { (table.cancel)(queue, u64::MAX << TAG_BITS, self.tag) };
-        }
         // SAFETY: as in `enqueue`. This result comes after all events.
         unsafe {
             (table.enqueue_status)(queue, self.statuses.object(), last as u32);
@@ -353,7 +321,7 @@ impl<T> Queue<T> {
         let started = Instant::now();
         let mut pause = Duration::from_micros(20);
         while !self.is_complete(last) {
-            if started.elapsed() >= CANCEL_PATIENCE {
+            if started.elapsed() >= END_PATIENCE.min(self.patience) {
                 return false;
             }
             std::thread::sleep(pause);

@@ -266,9 +266,9 @@ fn reads_that_never_end_are_an_error_and_their_memory_is_kept() {
         assert!(left > 10 - stalled, "{left}");
         ended.drain(..).for_each(|own| bench.check(&own));
         assert!(failure.to_string().contains(&format!("none of {left} reads")), "{failure}");
-        // Cancelled reads do end.
+        // Those that have not ended may still write to their memory.
         drop(queue);
-        assert_eq!(bench.freed.load(Ordering::Relaxed), 10);
+        assert_eq!(bench.freed.load(Ordering::Relaxed), 10 - left);
     }
 }
 
@@ -290,36 +290,11 @@ fn a_wait_may_end_without_a_read() {
 }
 
 #[test]
-fn a_read_that_is_cancelled_fails_and_no_other() {
-    let Some(turn) = turn() else { return };
-    let bench = Bench::new(100_000);
-    let (mut queue, mut ended) = (queue(10, LONG), Vec::new());
-    turn.set("stall_at=1");
-    (0..10).for_each(|at| bench.push(&mut queue, at * 10_000, 10_000));
-    queue.wait(&mut ended, Duration::from_millis(1)).unwrap();
-    let is_over = |offset: u64| offset % 20_000 == 0;
-    queue.cancel(|memory| is_over(memory.offset));
-    turn.reset();
-    while queue.in_flight() > 0 {
-        queue.wait(&mut ended, LONG).unwrap();
-    }
-    assert_eq!(ended.len(), 10);
-    for own in &ended {
-        if is_over(own.owner.offset) {
-            assert_eq!(own.result.as_ref().map_err(Failure::code), Err(abi::ABORTED));
-        } else {
-            bench.check(own);
-        }
-    }
-}
-
-#[test]
 fn memory_that_may_still_be_written_is_leaked() {
     let Some(turn) = turn() else { return };
     let bench = Bench::new(100_000);
     let mut queue = queue(10, SHORT);
     turn.set("stall_at=1");
-    turn.set("deaf=1");
     (0..3).for_each(|at| bench.push(&mut queue, at * 10_000, 10_000));
     assert!(queue.wait(&mut Vec::new(), LONG).is_err());
     drop(queue);

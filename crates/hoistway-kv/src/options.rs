@@ -313,7 +313,7 @@ hoistway_io::setters! {
 
 impl StoreOptions {
     /// The least that [`staging_bytes`](Self::staging_bytes) may be: what one transfer of a device passes through.
-    pub const LEAST_STAGING_BYTES: u64 = 2 << 20;
+    pub const LEAST_STAGING_BYTES: u64 = 8 << 20;
 
     /// A store at `root`, with defaults for the rest.
     pub fn new(root: impl Into<PathBuf>) -> Self {

@@ -261,8 +261,11 @@ impl Placement<'_> {
         self.hand_on();
         loop {
             let now = Instant::now();
+            let has_ended = self.options.ticket.has_ended();
+            if has_ended && wait.is_none() {
+                return false;
+            }
             if let Some(Wait { what, since }) = wait {
-                let has_ended = self.options.ticket.has_ended();
                 if has_ended || now >= self.end_of_wait(*what, *since) {
                     if now.duration_since(*since) >= OTHERS_TIMEOUT.min(self.longest()) {
                         *self.pauses.of(*what) = Some(now + WAIT_PAUSE);

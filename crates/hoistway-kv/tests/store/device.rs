@@ -194,7 +194,7 @@ fn the_memory_that_blocks_pass_can_be_set() {
     let least = StoreOptions::LEAST_STAGING_BYTES;
     let error = Store::open(options(&root).staging_bytes(least - 1)).unwrap_err();
     assert!(error.to_string().contains("staging_bytes"), "{error}");
-    for (bytes, most) in [(least, least), (8 << 20, 8 << 20)] {
+    for (bytes, most) in [(least, least), (16 << 20, 16 << 20)] {
         let options = options(&root).direct(DirectPath::Off).staging_bytes(bytes);
         let store = Store::open(options).unwrap();
         let blocks = namespace(&store);

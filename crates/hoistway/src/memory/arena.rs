@@ -26,7 +26,8 @@ use std::{
 pub(crate) struct Arena {
     memory: Backing,
     len: usize,
-    /// For each huge page, the tensors on it that are still wanted: loading, or held by someone.
+    /// For each huge page, the tensors on it that are still wanted, loading or held by someone, and the regions on it that may
+    /// still be written to. A region that is leaked, since the system may write to it for ever, keeps its pages.
     live: Box<[AtomicU32]>,
     /// A device that reads the memory as it is, whose work must end before any of it goes.
     user: Option<Arc<Device>>,
@@ -102,7 +103,7 @@ impl Arena {
         self.user.as_ref().is_none_or(|device| device.settle().is_ok())
     }
 
-    /// A tensor is no longer wanted: pages that hold no other go back to the system.
+    /// A tensor is no longer wanted, or a region no longer written to: pages that hold no other go back to the system.
     fn retire(&self, place: ByteRange) {
         let Backing::Own(mapping) = &self.memory else {
             return;
@@ -114,8 +115,8 @@ impl Arena {
             if let Some(range) = ByteRange::new((start * HUGE_PAGE_BYTES) as u64, end as u64)
                 && self.is_unused_by_device()
             {
-                // SAFETY: the count of tensors on each of these pages went to zero. It is raised only before
-                // loading begins, and a `Block` lowers it only when it is dropped, so no reference remains.
+                // SAFETY: the count of tensors and regions on each of these pages went to zero. It is raised only before
+                // loading begins, and a `Block` or a region lowers it only when it is dropped, so no reference remains.
                 unsafe { mapping.release(range) };
             }
         };
@@ -152,6 +153,14 @@ pub(crate) struct WriteRegion {
     arena: Arc<Arena>,
     start: usize,
     len: usize,
+}
+
+impl Drop for WriteRegion {
+    fn drop(&mut self) {
+        if let Some(place) = ByteRange::at(self.start as u64, self.len as u64) {
+            self.arena.retire(place);
+        }
+    }
 }
 
 impl WriteRegion {
@@ -194,7 +203,7 @@ impl Fill {
         writes: &[ByteRange],
     ) -> Result<(Self, Vec<WriteRegion>)> {
         let coverage = Coverage::new(arena.len as u64, tensors, writes)?;
-        for place in coverage.places() {
+        for place in coverage.places().chain(writes.iter().copied()) {
             for live in arena.huge_pages(place) {
                 live.fetch_add(1, Ordering::Relaxed);
             }
@@ -233,7 +242,7 @@ impl Fill {
 impl Drop for Fill {
     fn drop(&mut self) {
         for place in self.coverage.unfinished() {
-            // It never became a block and no longer can: nothing refers to it.
+            // It never became a block and no longer can.
             self.arena.retire(place);
         }
     }

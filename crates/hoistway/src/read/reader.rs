@@ -340,8 +340,8 @@ impl Reader {
             }
         }
         drop(tells);
-        // Reads that are made one at a time need nothing of the system that it could refuse.
-        if depth > 1
+        // Reads that are made one at a time, on any number of lanes, need nothing of the system that it could refuse.
+        if (depth > 1 || main.facts().most_lanes == 1)
             && let Ok(why) = hears.recv()
         {
             return Err(Error::RouteUnavailable { route: main.route(), path: None, why });

@@ -12,13 +12,13 @@ use std::{
 
 /// How long a lane waits for the end of a read before it gives up all of its own. A drive that was asleep takes seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long it waits at once. Reads that are cancelled are noticed between.
+/// How long it waits at once. Its owner looks between whether the load is over.
 const TICK: Duration = Duration::from_millis(100);
 const OTHER_ROUTE: &str = "choose route auto or overlapped";
 
-/// A source as DirectStorage has it open, once that was asked for, or why it does not take it.
+/// A source as DirectStorage has it open, once it has.
 #[derive(Debug, Default)]
-struct Opened(Mutex<Option<Result<Arc<StorageFile>, Unavailable>>>);
+struct Opened(Mutex<Option<Arc<StorageFile>>>);
 
 /// The source as DirectStorage has it open. It is opened by its name, and must be the file that the source has open.
 ///
@@ -26,7 +26,13 @@ struct Opened(Mutex<Option<Result<Arc<StorageFile>, Unavailable>>>);
 /// Why DirectStorage does not take it.
 pub(super) fn opened(source: &dyn Source) -> Result<Arc<StorageFile>, Unavailable> {
     let opened = source.extensions().get::<Opened>();
-    lock(&opened.0).get_or_insert_with(|| open(source).map(Arc::new)).clone()
+    let mut opened = lock(&opened.0);
+    if let Some(file) = &*opened {
+        return Ok(file.clone());
+    }
+    // What refuses it now may pass, such as a writer.
+    let file = Arc::new(open(source)?);
+    Ok(opened.insert(file).clone())
 }
 
 fn open(source: &dyn Source) -> Result<StorageFile, Unavailable> {
@@ -93,7 +99,6 @@ impl Lane<ReadOp> for DirectStorageLane {
             done.append(&mut self.rejected);
             return Ok(());
         }
-        self.queue.cancel(|op| op.cancel.is_cancelled());
         self.queue.wait(&mut self.ended, TICK)?;
         done.extend(
             self.ended

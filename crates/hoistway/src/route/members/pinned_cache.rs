@@ -8,7 +8,7 @@
 use crate::{
     ByteRange, DeviceId,
     device::Device,
-    memory::{self, PinnedView, SlotKind, Slots},
+    memory::{self, MemoryLimit, PinnedView, SlotKind, Slots},
     parallel::{lock, thread_named},
     route::{
         Access, Buffer, DirectIo, Done, Lane, ReadLane, ReadOp, Route, Unavailable,
@@ -44,8 +44,10 @@ const SHORTEST_BYTES: u64 = 256 << 10;
 const MOST_WINDOWS: usize = 1024;
 /// Windows that are let go at once where there are too many.
 const FEW_WINDOWS: usize = 16;
-/// What this process may have pinned, as a part of its memory: pages that are pinned cannot be given up for others.
+/// What this process may have pinned, as a part of the machine's memory, and of what is left of it now: pages that are pinned cannot be
+/// given up for others.
 const PINNED_SHARE: u64 = 4;
+const PINNED_SHARE_OF_REST: u64 = 2;
 /// How long the first page of a file system may take to be read and pinned.
 const TRIAL_TIME: Duration = Duration::from_secs(5);
 const FIX: &str = "choose route auto or staged";
@@ -110,8 +112,10 @@ pub(in crate::route) fn open(
         return Err(Unavailable::new(ALONE, "").into());
     }
     check(device).map_err(|reason| Unavailable::new(reason, if is_named { FIX } else { "" }))?;
-    let memory = memory::limits().iter().map(|limit| limit.total_bytes).min();
-    let most_bytes = memory.map_or(u64::MAX, |bytes| bytes / PINNED_SHARE);
+    let share = |limit: MemoryLimit| {
+        (limit.total_bytes / PINNED_SHARE).min(limit.available_bytes / PINNED_SHARE_OF_REST)
+    };
+    let most_bytes = memory::limits().into_iter().map(share).min().unwrap_or(u64::MAX);
     let (device, pinned, bytes) = (device.clone(), Mutex::default(), AtomicU64::new(0));
     let windows = Windows { device, is_named, most_bytes, pinned, bytes, has_failed: AtomicBool::new(false) };
     Ok(Some(Arc::new(PinnedCache { windows: Arc::new(windows) })))
@@ -149,7 +153,13 @@ fn try_file_system(device: &Arc<Device>, source: &Arc<dyn Source>) -> Result<(),
     let (own_device, own_source) = (device.clone(), source.clone());
     let trial = move || {
         let first = ByteRange::at(0, 1).unwrap_or_default();
-        drop(tells.send(pin(&own_device, &own_source, first, true).map(drop)));
+        let (told, view) = match pin(&own_device, &own_source, first, true) {
+            Ok(view) => (Ok(()), Some(view)),
+            Err(error) => (Err(error), None),
+        };
+        drop(tells.send(told));
+        // Nobody waits for this, which waits for work of the device.
+        hoistway_device::drop_aside(view);
     };
     // A trial that hangs keeps its thread.
     thread_named("hoistway-trial")
@@ -261,7 +271,7 @@ impl Windows {
         source: &Arc<dyn Source>,
         range: ByteRange,
     ) -> Result<Option<Arc<PinnedView>>, hoistway_io::Error> {
-        if !self.make_room(range.len()) && !self.is_named {
+        if !self.has_room(range.len()) && !self.is_named {
             return Ok(None);
         }
         let window = Window::new(pin(&self.device, source, range, false)?);
@@ -271,24 +281,21 @@ impl Windows {
         Ok(Some(view))
     }
 
-    /// Lets windows go that nothing copies from any more, the oldest first, until one of so many bytes has room. `false` if there
-    /// are none.
-    fn make_room(&self, bytes: u64) -> bool {
-        loop {
-            let few: Vec<_> = {
-                let mut pinned = lock(&self.pinned);
-                let taken = PINNED_BYTES.load(Ordering::Relaxed).saturating_add(bytes);
-                if pinned.len() < MOST_WINDOWS && taken <= self.most_bytes {
-                    return true;
-                }
-                pinned.extract_if(.., |window| !window.is_used()).take(FEW_WINDOWS).collect()
-            };
-            if few.is_empty() {
-                return false;
+    /// Whether a window of so many bytes has room. If not, windows are let go that nothing copies from any more, the oldest first:
+    /// on another thread, as that waits for all work of the device, the program's too.
+    fn has_room(&self, bytes: u64) -> bool {
+        let few: Vec<_> = {
+            let mut pinned = lock(&self.pinned);
+            let taken = PINNED_BYTES.load(Ordering::Relaxed).saturating_add(bytes);
+            if pinned.len() < MOST_WINDOWS && taken <= self.most_bytes {
+                return true;
             }
-            // This waits for all copies that are under way.
-            drop(few);
+            pinned.extract_if(.., |window| !window.is_used()).take(FEW_WINDOWS).collect()
+        };
+        if !few.is_empty() {
+            hoistway_device::drop_aside(few);
         }
+        false
     }
 }
 
