@@ -47,7 +47,7 @@ from hoistway._stream import (
     interleaved,
 )
 from hoistway._targets import CopyInto, Target, Wanted, chosen, filled, mark_as_written
-from hoistway._words import counted
+from hoistway._words import counted, preformatted
 from hoistway.errors import ClosedError, MissingPackageError, OptionError, TargetError, UnknownOptionError
 
 if TYPE_CHECKING:
@@ -668,6 +668,9 @@ class TensorSlice(Generic[T]):
 
     def __repr__(self) -> str:
         return f"TensorSlice({self._name!r}, {self._dtype}, {self._shape})"
+
+    def _repr_html_(self) -> str:
+        return preformatted(repr(self))
 
 
 def check_names(options: Mapping[str, Any]) -> None:

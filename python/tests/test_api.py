@@ -82,6 +82,7 @@ def test_what_is_shown_says_what_it_is(model: Path) -> None:
     with hoistway.open(model) as checkpoint:
         part = checkpoint.get_slice("embed")
         assert repr(part) == "TensorSlice('embed', F32, [1000, 64])"
+        assert part._repr_html_() == "<pre>TensorSlice(&#x27;embed&#x27;, F32, [1000, 64])</pre>"
         assert part.shape == (1000, 64)
         stream = checkpoint.iter_tensors()
         assert repr(stream) == "TensorStream(0 tensors given)"
