@@ -167,7 +167,7 @@ fn memory_that_late_bytes_may_reach_is_not_used_again() {
             let lost = (0..20).take_while(|_| read().unwrap_err().contains("storage server failed")).count();
             assert_eq!(lost, 4, "of six slots, two were lost before");
             model.fixture.daemon.behave(Faults::default()).unwrap();
-            assert!(read().unwrap_err().contains("make a new reader"));
+            assert!(read().unwrap_err().contains("open the reader, or the store that reads by it, anew"));
         }
     }
 }
