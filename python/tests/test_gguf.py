@@ -306,7 +306,7 @@ def test_numpy_may_forbid_copies(tmp_path: Path) -> None:
     for array, dtype in ((numbers, "int64"), (strings, None), (strings, object)):
         with pytest.raises(ValueError, match="without a copy"):
             array.__array__(dtype, copy=False)
-    with pytest.raises(TypeError, match="no array of strings"):
+    with pytest.raises(TypeError, match="not an array of strings"):
         numbers.byte_strings()
 
 
