@@ -265,13 +265,13 @@ impl Placement<'_> {
             if has_ended && wait.is_none() {
                 return false;
             }
-            if let Some(Wait { what, since }) = wait {
-                if has_ended || now >= self.end_of_wait(*what, *since) {
-                    if now.duration_since(*since) >= OTHERS_TIMEOUT.min(self.longest()) {
-                        *self.pauses.of(*what) = Some(now + WAIT_PAUSE);
-                    }
-                    return false;
+            if let Some(Wait { what, since }) = wait
+                && (has_ended || now >= self.end_of_wait(*what, *since))
+            {
+                if now.duration_since(*since) >= OTHERS_TIMEOUT.min(self.longest()) {
+                    *self.pauses.of(*what) = Some(now + WAIT_PAUSE);
                 }
+                return false;
             }
             // Without waiting, which tells what there is to wait for.
             let what = self.core.layout.wait_for_room(stamp, now);
