@@ -164,8 +164,11 @@ fn a_load_that_is_dropped_leaves_nothing() {
     while turn.count("requests") < 4 {
         std::thread::yield_now();
     }
-    // Cancelled requests do end.
-    drop((loading, checkpoint));
+    // It waits for what the runtime may still write.
+    std::thread::scope(|scope| {
+        scope.spawn(|| drop((loading, checkpoint)));
+        turn.set("stall_at=0");
+    });
     assert_eq!(turn.objects(), [1, 0, 0]);
 }
 

@@ -31,7 +31,7 @@ fn listing(package: &str) -> String {
     let mut cargo = Command::new(env!("CARGO"));
     // What is said of this test's package: build scripts that ask for it would run again, here and in the next build, and all that
     // depends on them would be built again.
-    for (name, _) in std::env::vars_os() {
+    for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_MANIFEST_") || text.starts_with("CARGO_PKG_") {
             cargo.env_remove(&name);
