@@ -18,6 +18,7 @@ from pathlib import Path
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 IO_URING_SETUP = 425
+CACHESTAT = 451
 DETACH = 2
 
 
@@ -119,7 +120,31 @@ def acl(target: Path) -> None:
     os.setxattr(target / "probe", "system.posix_acl_access", struct.pack("<I", 2) + b"".join(packed))
 
 
-PROBES: list[Callable[[Path], None]] = [fuse, direct, io_uring, shm, mount, cgroup, limits, cxx, root, acl]
+def cachestat(target: Path) -> None:
+    """Asks what the page cache holds of a file."""
+    (target / "probe").write_bytes(bytes(4096))
+    descriptor = os.open(target / "probe", os.O_RDONLY)
+    try:
+        whole, answer = struct.pack("<QQ", 0, 4096), ctypes.create_string_buffer(40)
+        if LIBC.syscall(CACHESTAT, descriptor, whole, answer, 0) != 0:
+            raise _failed()
+    finally:
+        os.close(descriptor)
+
+
+PROBES: list[Callable[[Path], None]] = [
+    fuse,
+    direct,
+    io_uring,
+    shm,
+    mount,
+    cgroup,
+    limits,
+    cxx,
+    root,
+    acl,
+    cachestat,
+]
 
 
 def main() -> None:

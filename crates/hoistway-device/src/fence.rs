@@ -69,7 +69,7 @@ impl Fence {
     pub fn is_passed(&self) -> bool {
         match &*self.0 {
             Kind::Default | Kind::OfCaller(_) => false,
-            // Who has the lock may wait for the driver.
+            // The thread that holds the lock may wait for the driver.
             Kind::Marked(event) => event.try_lock().is_ok_and(|event| fate::is_over(&**event)),
             Kind::Device { is_passed, .. } => is_passed.try_lock().is_ok_and(|is_passed| *is_passed),
         }

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-/// How long anybody waits for it: a device that hangs lets nothing go.
+/// The longest wait for these threads: on a device that hangs, none of them ends.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The threads of this process that let something go.
@@ -23,7 +23,7 @@ struct Leaving {
 
 static LEAVING: Mutex<Leaving> = Mutex::new(Leaving { threads: 0, is_awaited: false });
 static ENDED: Condvar = Condvar::new();
-/// The process that they are in. A child of `fork` has none of them, and perhaps a lock that nobody opens.
+/// The process that the threads are in. A child of `fork` has none of them, and the lock may be held in its copy for ever.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 fn leaving() -> MutexGuard<'static, Leaving> {
@@ -40,7 +40,7 @@ impl Drop for Thread {
     }
 }
 
-/// Drops it on a thread; on this one if there is none to be had.
+/// Drops it on a thread of its own; on this one if the system gives no other.
 pub(crate) fn drop_aside(what: impl Send + 'static) {
     let own = process::id();
     match PROCESS.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire) {
@@ -51,9 +51,10 @@ pub(crate) fn drop_aside(what: impl Send + 'static) {
     let mut state = leaving();
     state.threads += 1;
     if !state.is_awaited {
-        // The driver's own end must not come first. A refusal leaves that to luck.
-        // SAFETY: the function has this signature, and is a part of a library that is never unloaded.
-        state.is_awaited = unsafe { atexit(wait_at_exit) } == 0;
+        // The end of the driver's library must not come first. On Windows the threads are gone by then, and nothing is waited for.
+        // SAFETY: the function has this signature. The system calls it when the process ends, or before it unloads the library that
+        // the function is in.
+        state.is_awaited = cfg!(windows) || unsafe { atexit(wait_at_exit) } == 0;
     }
     drop(state);
     let running = Thread;
@@ -61,7 +62,7 @@ pub(crate) fn drop_aside(what: impl Send + 'static) {
         drop(what);
         drop(running);
     };
-    // One that is not started drops what it was to drop.
+    // A thread that cannot be started drops its closure, and `what` with it, here.
     drop(thread::Builder::new().name("hoistway-unpin".into()).spawn(work));
 }
 

@@ -69,7 +69,7 @@ fn named_folder() -> Option<PathBuf> {
 fn find_path() -> Result<PathBuf, Unavailable> {
     let named = named_folder();
     if let Some(named) = named.as_ref().filter(|named| !named.is_absolute()) {
-        // The working directory may be anybody's.
+        // Other users may have put a library into the working directory.
         let reason = format!("HOISTWAY_DIRECTSTORAGE_DIR is {}, which is no absolute path", named.display());
         return Err(Unavailable::new(reason, "give it the whole path of a folder"));
     }

@@ -1,4 +1,4 @@
-//! The runtime of this process: there is one, whoever uses it.
+//! The runtime: a process has one, which all its libraries share.
 #![allow(unsafe_code)]
 
 use crate::{
@@ -21,7 +21,7 @@ use std::{
 pub struct Runtime {
     factory: Reference<FactoryTable>,
     libraries: &'static Libraries,
-    /// As long as there is a queue, nobody can change the size of the staging buffer.
+    /// While a queue exists, the runtime refuses other sizes of its staging buffer.
     _keeper: Reference<QueueTable>,
 }
 

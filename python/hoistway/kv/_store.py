@@ -69,7 +69,7 @@ class Store:
                 to work; ``"require"`` or True, else it is an error; ``"off"`` or False, never.
             io_threads: Threads that move bytes. By default 4; 8 with route `threads`.
             staging: Memory of the host, through which pass blocks that are not aligned; once a device is used, as much
-                again, pinned. By default 64 MiB, at least 2 MiB.
+                again, pinned. By default 64 MiB, at least 8 MiB.
             max_in_flight: Most bytes of transfers under way. Further loads wait. A store is taken whole, and waits too,
                 unless those before it leave it no room: then it is dropped as busy. A larger one goes alone. So
                 is a request to load that has more than 65,536 blocks with those before it.

@@ -37,11 +37,13 @@ pub enum Requirement {
     Root,
     /// Access control lists of files below the folder of build outputs.
     Acl,
+    /// A kernel that tells what its page cache holds of a file (`cachestat`, Linux 6.5).
+    Cachestat,
 }
 
 impl Requirement {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Fuse,
         Self::Direct,
         Self::IoUring,
@@ -52,6 +54,7 @@ impl Requirement {
         Self::Cxx,
         Self::Root,
         Self::Acl,
+        Self::Cachestat,
     ];
 
     /// The name in the environment variable and in messages.
@@ -67,6 +70,7 @@ impl Requirement {
             Self::Cxx => "cxx",
             Self::Root => "root",
             Self::Acl => "acl",
+            Self::Cachestat => "cachestat",
         }
     }
 }

@@ -426,7 +426,8 @@ fn check(options: &StoreOptions) -> Result<()> {
     if let Some(bytes) = options.staging_bytes
         && bytes < StoreOptions::LEAST_STAGING_BYTES
     {
-        return invalid("staging_bytes", &bytes, "2 MiB are needed to move blocks of a device");
+        let least = StoreOptions::LEAST_STAGING_BYTES >> 20;
+        return invalid("staging_bytes", &bytes, &format!("it is at least {least} MiB"));
     }
     let stores = options.access == StoreAccess::ReadWrite && !options.for_upkeep;
     if stores && options.capacity_bytes == Some(0) {

@@ -23,8 +23,8 @@ pub(in crate::route) fn open(
     _: &[&Arc<dyn Source>],
     _: &[Arc<dyn Member>],
 ) -> Result<Option<Arc<dyn Member>>, NotOpened> {
-    // What comes in short copies from the page cache is left to it.
-    let is_named = matches!(wanted.route, Route::Cached | Route::PinnedCache);
+    // Others that are named for the page cache leave short copies to it.
+    let is_named = wanted.route.is_of_page_cache();
     if !is_named && !wanted.route.chooses() {
         return Ok(None);
     }

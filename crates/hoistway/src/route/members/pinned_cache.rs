@@ -1,8 +1,8 @@
 //! `pinned-cache`: has a device copy what the page cache holds from where it lies, and leaves the rest to the routes after
 //! it.
 //!
-//! A window of a file is mapped, pinned for the device, and copied from: no processor copies a byte, and no staging memory is
-//! needed. To unpin waits for copies that are under way, so windows stay pinned until the load is over, or hold too much.
+//! A window of a file is mapped, pinned for the device, and copied from: no processor copies a byte, and none passes through
+//! staging memory. To unpin waits for copies that are under way, so windows stay pinned until the load is over, or hold too much.
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -36,7 +36,7 @@ const DEPTH: usize = 16;
 const COPYING: usize = 32;
 /// All of them, where each needs memory on the device besides.
 const WITH_SCRATCH: usize = 8;
-/// A window is no longer, as the driver lets nobody else in while it pins one.
+/// The longest window: while the driver pins one, other threads wait that call it.
 const LONGEST_BYTES: u64 = 128 << 20;
 /// Shorter windows take longer to pin than a processor takes to copy them.
 const SHORTEST_BYTES: u64 = 256 << 10;
@@ -44,9 +44,10 @@ const SHORTEST_BYTES: u64 = 256 << 10;
 const MOST_WINDOWS: usize = 1024;
 /// Windows that are let go at once where there are too many.
 const FEW_WINDOWS: usize = 16;
-/// What this process may have pinned, as a part of the machine's memory, and of what is left of it now: pages that are pinned cannot be
-/// given up for others.
+/// A route that is chosen pins no more than this part of the machine's memory in one process: the system cannot use pinned pages for
+/// anything else.
 const PINNED_SHARE: u64 = 4;
+/// Nor more than this part of what is free when the load begins.
 const PINNED_SHARE_OF_REST: u64 = 2;
 /// How long the first page of a file system may take to be read and pinned.
 const TRIAL_TIME: Duration = Duration::from_secs(5);
@@ -71,8 +72,10 @@ struct Windows {
     pinned: Mutex<Vec<Window>>,
     /// Bytes of all that were.
     bytes: AtomicU64,
-    /// No more are pinned, as one could not be.
+    /// One could not be pinned, so that no more are.
     has_failed: AtomicBool,
+    /// Bytes that processors copied, as no more may be pinned.
+    beyond_bytes: AtomicU64,
 }
 
 /// A pinned view that the process counts.
@@ -117,7 +120,8 @@ pub(in crate::route) fn open(
     };
     let most_bytes = memory::limits().into_iter().map(share).min().unwrap_or(u64::MAX);
     let (device, pinned, bytes) = (device.clone(), Mutex::default(), AtomicU64::new(0));
-    let windows = Windows { device, is_named, most_bytes, pinned, bytes, has_failed: AtomicBool::new(false) };
+    let (has_failed, beyond_bytes) = (AtomicBool::new(false), AtomicU64::new(0));
+    let windows = Windows { device, is_named, most_bytes, pinned, bytes, has_failed, beyond_bytes };
     Ok(Some(Arc::new(PinnedCache { windows: Arc::new(windows) })))
 }
 
@@ -158,7 +162,7 @@ fn try_file_system(device: &Arc<Device>, source: &Arc<dyn Source>) -> Result<(),
             Err(error) => (Err(error), None),
         };
         drop(tells.send(told));
-        // Nobody waits for this, which waits for work of the device.
+        // To unpin waits for work of the device, and the load does not wait for that.
         hoistway_device::drop_aside(view);
     };
     // A trial that hangs keeps its thread.
@@ -248,9 +252,22 @@ impl Member for PinnedCache {
     }
 
     fn notes(&self, stage: Stage) -> Vec<String> {
-        let bytes = self.windows.bytes.load(Ordering::Relaxed);
-        let note = || format!("{} of the page cache were pinned where they lay", ByteSize(bytes));
-        (stage == Stage::Over && bytes > 0).then(note).into_iter().collect()
+        if stage != Stage::Over {
+            return Vec::new();
+        }
+        let bytes =
+            |of: &AtomicU64| Some(of.load(Ordering::Relaxed)).filter(|&bytes| bytes > 0).map(ByteSize);
+        let pinned = bytes(&self.windows.bytes);
+        let beyond = bytes(&self.windows.beyond_bytes);
+        let pinned = pinned.map(|bytes| format!("{bytes} of the page cache were pinned where they lay"));
+        let beyond = beyond.map(|bytes| {
+            let most = ByteSize(self.windows.most_bytes);
+            format!(
+                "{bytes} of the page cache were copied by processors: one process pins at most {most}, and one load \
+                 {MOST_WINDOWS} windows"
+            )
+        });
+        pinned.into_iter().chain(beyond).collect()
     }
 }
 
@@ -272,6 +289,7 @@ impl Windows {
         range: ByteRange,
     ) -> Result<Option<Arc<PinnedView>>, hoistway_io::Error> {
         if !self.has_room(range.len()) && !self.is_named {
+            self.beyond_bytes.fetch_add(range.len(), Ordering::Relaxed);
             return Ok(None);
         }
         let window = Window::new(pin(&self.device, source, range, false)?);
