@@ -31,7 +31,7 @@ fuzz_target!(|input: (u16, &[u8])| {
         }
         (Err(HeaderError::DuplicateTensor { tensor }), _) => {
             let Names(names) = serde_json::from_slice(text).expect("it is JSON");
-            assert!(names.iter().filter(|own| **own == tensor).count() > 1, "{tensor} comes once");
+            assert!(names.iter().filter(|name| **name == tensor).count() > 1, "{tensor} comes once");
         }
         (Err(_), Err(_)) => {}
         (ours, reference) => panic!("ours: {ours:?}, reference: {reference:?}"),

@@ -203,7 +203,7 @@ impl ChunkReader {
                     self.keep_to(stat.dev());
                 }
                 let stamp = Stamp::of(&stat);
-                let known = self.state().files.get(path).filter(|(_, own)| *own == stamp).cloned();
+                let known = self.state().files.get(path).filter(|(_, known)| *known == stamp).cloned();
                 match known {
                     Some((file, _)) => file,
                     None => {

@@ -43,9 +43,9 @@ impl<T: Send> Detached<T> {
     }
 
     pub(crate) fn into_inner(self) -> T {
-        let mut own = ManuallyDrop::new(self);
+        let mut guard = ManuallyDrop::new(self);
         // SAFETY: taken once, as `own` is not dropped.
-        unsafe { ManuallyDrop::take(&mut own.0) }
+        unsafe { ManuallyDrop::take(&mut guard.0) }
     }
 }
 

@@ -55,7 +55,7 @@ impl Reader {
     ) -> PyResult<Reading> {
         let reader = self.reader.get(py)?.clone();
         let priority = priority_of(priority).into_python(py)?;
-        let patience = begin_by.map(|own| seconds("begin_by", own)).transpose().into_python(py)?;
+        let patience = begin_by.map(|value| seconds("begin_by", value)).transpose().into_python(py)?;
         let deadline = patience.and_then(|patience| Instant::now().checked_add(patience));
         let (mut requests, mut tensors) =
             (Vec::with_capacity(wanted.len()), Vec::with_capacity(wanted.len()));
@@ -91,7 +91,8 @@ impl Reader {
                 let (count, row) = entry.shape.split_first().ok_or_else(invalid)?;
                 let len = end.checked_sub(start).filter(|_| end <= *count).ok_or_else(invalid)?;
                 let row_bytes = entry.dtype.size_of(row).map_err(|_| invalid())?;
-                let first = start.checked_mul(row_bytes).and_then(|own| own.checked_add(entry.bytes.start()));
+                let first =
+                    start.checked_mul(row_bytes).and_then(|offset| offset.checked_add(entry.bytes.start()));
                 let range = first.zip(len.checked_mul(row_bytes));
                 let range = range.and_then(|(first, len)| ByteRange::at(first, len));
                 let range = range.filter(|range| entry.bytes.contains(*range)).ok_or_else(invalid)?;
@@ -156,7 +157,7 @@ impl Reading {
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Vec<Tensor>> {
         let batch = self.batch.get(py)?;
-        let timeout = timeout.map(|own| seconds("timeout", own)).transpose().into_python(py)?;
+        let timeout = timeout.map(|value| seconds("timeout", value)).transpose().into_python(py)?;
         let asked = Instant::now();
         loop {
             let left = timeout.map(|timeout| timeout.saturating_sub(asked.elapsed()));

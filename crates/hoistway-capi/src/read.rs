@@ -581,8 +581,8 @@ impl Files {
             return Ok(file.clone());
         }
         // SAFETY: open during this call, as the caller says.
-        let (own, path) = unsafe { system::file_of_descriptor(descriptor)? };
-        let file = ReadFile::from_file(own, path)?;
+        let (duplicate, path) = unsafe { system::file_of_descriptor(descriptor)? };
+        let file = ReadFile::from_file(duplicate, path)?;
         self.by_descriptor.insert(descriptor, file.clone());
         Ok(file)
     }

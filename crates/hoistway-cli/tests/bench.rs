@@ -136,7 +136,7 @@ fn routes_are_compared() {
         output_dir.to_str().unwrap(),
     ]);
     let found = json(&output);
-    let routes: Vec<_> = found["summary"].as_array().unwrap().iter().map(|own| &own["backend"]).collect();
+    let routes: Vec<_> = found["summary"].as_array().unwrap().iter().map(|row| &row["backend"]).collect();
     assert_eq!(routes, ["threads", "auto"]);
     let bars = fs::read_to_string(output_dir.join("throughput_by_processes.svg")).unwrap();
     assert!(bars.contains("threads, auto: throughput"), "{bars}");
@@ -193,7 +193,8 @@ fn bytes_are_copied_on_to_a_device() {
     );
     let trace = fs::read_to_string(trace).unwrap();
     let copies = trace.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let copied: u64 = copies.filter(|own| own["device"] == 1).map(|own| own["bytes"].as_u64().unwrap()).sum();
+    let copied: u64 =
+        copies.filter(|copy| copy["device"] == 1).map(|copy| copy["bytes"].as_u64().unwrap()).sum();
     // Each process first has its route opened by one byte.
     assert_eq!(copied, 3 * LENGTHS.iter().sum::<usize>() as u64 + 2);
 }
@@ -255,10 +256,15 @@ fn headers_are_read_in_batches() {
         .unwrap();
     let found = json(&output);
     assert_eq!(found["measurements"].as_array().unwrap().len(), 2 * 2 * 2);
-    for own in found["measurements"].as_array().unwrap() {
-        assert_eq!((&own["num_files"], &own["header_bytes"]), (&10.into(), &(10 * 54).into()), "{own}");
-        let rate = own["headers_per_second"].as_f64().unwrap() * own["wall_time"].as_f64().unwrap();
-        assert!((rate - 10.0).abs() < 1e-6, "{own}");
+    for measurement in found["measurements"].as_array().unwrap() {
+        assert_eq!(
+            (&measurement["num_files"], &measurement["header_bytes"]),
+            (&10.into(), &(10 * 54).into()),
+            "{measurement}"
+        );
+        let rate =
+            measurement["headers_per_second"].as_f64().unwrap() * measurement["wall_time"].as_f64().unwrap();
+        assert!((rate - 10.0).abs() < 1e-6, "{measurement}");
     }
     assert_eq!(columns(&output_dir.join("benchmark_headers_batch_raw.csv")).len(), 1 + 8);
     let summary = columns(&output_dir.join("benchmark_headers_batch_summary.csv"));
@@ -350,7 +356,7 @@ fn a_3fs_is_read_by_usrbio_by_several_processes() {
             .as_array()
             .unwrap()
             .iter()
-            .map(|own| own["total_bytes_read"].as_u64().unwrap());
+            .map(|measurement| measurement["total_bytes_read"].as_u64().unwrap());
         assert_eq!(read.sum::<u64>(), 3 * LENGTHS.iter().sum::<usize>() as u64);
     }
     let output_dir = files.directory.path().join("results");

@@ -132,7 +132,8 @@ fn inspect_as_json_has_names_offsets_and_metadata_as_they_are() {
     let model = Model::new();
     let value = json(&["inspect", "--json"], &model.path);
     assert_eq!(value["files"][0]["metadata"]["note"], "one\u{7}two");
-    let hostile = value["tensors"].as_array().unwrap().iter().find(|own| own["name"] == HOSTILE).unwrap();
+    let hostile =
+        value["tensors"].as_array().unwrap().iter().find(|tensor| tensor["name"] == HOSTILE).unwrap();
     assert_eq!(hostile["bytes"], 3);
     let offset = hostile["file_offset"].as_u64().unwrap() as usize;
     assert_eq!(fs::read(&model.path).unwrap()[offset..offset + 3], [1, 2, 3]);
@@ -166,9 +167,9 @@ fn load_says_how_and_stays_quiet_without_a_terminal() {
     let value = json(&["load", "--json", "--route", "threads"], &model.path);
     assert_eq!(value["route"], "threads");
     let carriers = value["carriers"].as_array().unwrap();
-    let carried: u64 = carriers.iter().map(|own| own["tensor_bytes"].as_u64().unwrap()).sum();
+    let carried: u64 = carriers.iter().map(|carrier| carrier["tensor_bytes"].as_u64().unwrap()).sum();
     assert_eq!(carried, (LAYERS * LAYER_BYTES + 3) as u64);
-    assert!(carriers.iter().all(|own| own["route"] == "threads"), "{value}");
+    assert!(carriers.iter().all(|carrier| carrier["route"] == "threads"), "{value}");
 }
 
 #[test]
@@ -389,7 +390,8 @@ fn output_that_cannot_be_written_is_an_error() {
 fn doctor_examines_the_machine_and_a_path() {
     let model = Model::new();
     let checks = json(&["doctor", "--json"], model.directory.path());
-    let names: Vec<_> = checks.as_array().unwrap().iter().map(|own| own["name"].as_str().unwrap()).collect();
+    let names: Vec<_> =
+        checks.as_array().unwrap().iter().map(|check| check["name"].as_str().unwrap()).collect();
     let machine: &[_] = if cfg!(windows) {
         &["system", "large pages", "NUMA"]
     } else {
@@ -414,10 +416,10 @@ fn a_model_is_loaded_to_a_device_and_the_report_names_the_route_of_every_byte() 
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(report["device"]["device"], name);
         let carriers = report["carriers"].as_array().unwrap();
-        let moved: u64 = carriers.iter().map(|own| own["tensor_bytes"].as_u64().unwrap()).sum();
+        let moved: u64 = carriers.iter().map(|carrier| carrier["tensor_bytes"].as_u64().unwrap()).sum();
         assert_eq!(moved, report["tensor_bytes"].as_u64().unwrap());
         // What the page cache holds may be copied from where it lies.
-        let is_named = |own: &Value| own["via"] == "staged" || own["route"] == "pinned-cache";
+        let is_named = |carrier: &Value| carrier["via"] == "staged" || carrier["route"] == "pinned-cache";
         assert!(carriers.iter().all(is_named), "{report}");
     }
 
@@ -504,12 +506,12 @@ fn doctor_examines_devices_and_their_direct_path() {
     let examine = |settings: &[(&str, &str)]| -> Vec<(String, String)> {
         let output = hoistway_with_devices(&["doctor", "--json"], &model.path, settings);
         let checks: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let text = |own: &Value, key: &str| own[key].as_str().unwrap().to_owned();
-        checks.as_array().unwrap().iter().map(|own| (text(own, "name"), text(own, "finding"))).collect()
+        let text = |check: &Value, key: &str| check[key].as_str().unwrap().to_owned();
+        checks.as_array().unwrap().iter().map(|check| (text(check, "name"), text(check, "finding"))).collect()
     };
     let checks = examine(&[("FAKE_CUDA_CUFILE_MODE", "p2pdma")]);
     let finding = |name: &str| {
-        let found = checks.iter().find(|(own, _)| own.ends_with(name));
+        let found = checks.iter().find(|(label, _)| label.ends_with(name));
         &found.unwrap_or_else(|| panic!("{name} is missing: {checks:?}")).1
     };
     assert!(finding("CUDA driver").contains("12.8"));
@@ -758,8 +760,8 @@ fn objects_are_inspected_loaded_and_verified_and_nothing_shows_a_secret() {
     }
     let requests = server.take_requests();
     assert!(
-        requests.iter().any(|own| own.authorization.is_none())
-            && requests.iter().any(|own| own.authorization.is_some())
+        requests.iter().any(|request| request.authorization.is_none())
+            && requests.iter().any(|request| request.authorization.is_some())
     );
 }
 

@@ -379,12 +379,12 @@ fn bench_measures_beside_the_limit_and_leaves_nothing() {
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
     let summary = found["summary"].as_array().unwrap();
     assert_eq!(summary.len(), 2 * 2 * 3);
-    for own in summary {
-        assert!(own["throughput_gbps_median"].as_f64().unwrap() > 0.0, "{own}");
-        assert!(own["limit_gbps_median"].as_f64().unwrap() > 0.0, "{own}");
-        assert_eq!(own["num_iterations"], 2);
-        assert_eq!(own["device"], "cpu");
-        assert_ne!(own["routes"], "");
+    for row in summary {
+        assert!(row["throughput_gbps_median"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["limit_gbps_median"].as_f64().unwrap() > 0.0, "{row}");
+        assert_eq!(row["num_iterations"], 2);
+        assert_eq!(row["device"], "cpu");
+        assert_ne!(row["routes"], "");
     }
     assert_eq!(found["measurements"].as_array().unwrap().len(), 2 * 2 * 3 * 2);
     let raw = fs::read_to_string(results.join("kv_raw.csv")).unwrap();
@@ -454,13 +454,14 @@ fn bench_of_a_device_says_which_way_its_blocks_took() {
         let found: Value = serde_json::from_slice(&output.stdout).unwrap();
         let measurements = found["measurements"].as_array().unwrap();
         assert_eq!(measurements.len(), 2 * 3);
-        for own in measurements {
-            assert_eq!(own["device"], "cuda:1");
-            let first = own["routes"].as_str().unwrap().split('+').next().unwrap();
-            assert!(expected.contains(&first), "{own}");
-            let (bytes, bounced) = (own["bytes"].as_u64().unwrap(), own["bounced_bytes"].as_u64().unwrap());
+        for measurement in measurements {
+            assert_eq!(measurement["device"], "cuda:1");
+            let first = measurement["routes"].as_str().unwrap().split('+').next().unwrap();
+            assert!(expected.contains(&first), "{measurement}");
+            let (bytes, bounced) =
+                (measurement["bytes"].as_u64().unwrap(), measurement["bounced_bytes"].as_u64().unwrap());
             let is_by_host = direct == "off";
-            assert_eq!(bounced >= bytes, is_by_host, "{own}");
+            assert_eq!(bounced >= bytes, is_by_host, "{measurement}");
         }
     }
     assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);

@@ -76,7 +76,10 @@ fn each_policy_is_replayed_with_each_budget() {
         .collect();
     let kinds: Vec<_> = rows.iter().map(kind).collect();
     assert!(
-        kinds.iter().zip(&expected).all(|(own, other)| own.0 == other.0 && (own.1 - other.1).abs() < 1e-6),
+        kinds
+            .iter()
+            .zip(&expected)
+            .all(|(found, other)| found.0 == other.0 && (found.1 - other.1).abs() < 1e-6),
         "{kinds:?}"
     );
     assert_eq!(kinds.len(), expected.len());

@@ -124,7 +124,8 @@ fn sizes_come_from_the_trace_else_from_the_caller() {
     assert_eq!(line_and_problem(rows), (None, TraceProblem::NoExpertBytes { layer: 0 }));
     let options = TraceOptions { expert_bytes: Some(50) };
     let trace = Trace::read("t", rows.as_bytes(), &options).unwrap();
-    let layers: Vec<_> = trace.shape().layers().iter().map(|own| (own.experts, own.expert_bytes)).collect();
+    let layers: Vec<_> =
+        trace.shape().layers().iter().map(|layer| (layer.experts, layer.expert_bytes)).collect();
     assert_eq!(layers, [(3, 50), (0, 0), (0, 0), (0, 0), (1, 50)]);
     assert_eq!(trace.visits().next().unwrap().experts, [(1, 1.0), (2, 1.0)]);
     assert_eq!(trace.shape().experts_per_token(), 2);
@@ -140,7 +141,8 @@ fn json_lines_are_read_and_their_errors_name_the_line() {
         r#"{"hoistway_trace":1,"experts_per_token":2,"layers":[{"layer":1,"experts":4,"expert_bytes":9}]}"#;
     let visit = r#"{"step":0,"layer":1,"experts":[3,0]}"#;
     let trace = read(&format!("\n{header}\n{visit}\n")).unwrap();
-    let visits: Vec<_> = trace.visits().map(|own| (own.phase, own.layer, own.experts.to_vec())).collect();
+    let visits: Vec<_> =
+        trace.visits().map(|visit| (visit.phase, visit.layer, visit.experts.to_vec())).collect();
     assert_eq!(visits, [(Phase::Decode, 1, vec![(3, 1.0), (0, 1.0)])]);
 
     let problem = |line: &str| match line_and_problem(&format!("{header}\n{visit}\n{line}\n")) {

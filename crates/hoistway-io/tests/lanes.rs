@@ -189,8 +189,10 @@ mod pieces {
 
     impl Transfer {
         fn new(file: &File, direction: Direction, offset: u64, mut memory: [Vec<u8>; 2]) -> Self {
-            let piece =
-                |own: &mut Vec<u8>| libc::iovec { iov_base: own.as_mut_ptr().cast(), iov_len: own.len() };
+            let piece = |bytes: &mut Vec<u8>| libc::iovec {
+                iov_base: bytes.as_mut_ptr().cast(),
+                iov_len: bytes.len(),
+            };
             let pieces = memory.iter_mut().map(piece).collect();
             Self { file: file.try_clone().unwrap(), direction, offset, memory, pieces }
         }

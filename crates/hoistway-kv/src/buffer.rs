@@ -209,11 +209,11 @@ fn lend<B: Lend>(items: Vec<BufferItem<B>>, options: &TransferOptions) -> (Reque
         items.into_iter().map(|BufferItem { key, shard, buffer }| ((key, shard), buffer)).unzip();
     // Addresses are taken where the buffers stay.
     let pieces = buffers.iter_mut().map(sealed::Piecewise::piece);
-    let own =
+    let items =
         names.into_iter().zip(pieces).map(|((key, shard), piece)| Item { key, shard, pieces: vec![piece] });
-    let own = own.collect();
+    let items = items.collect();
     let lent = Arc::new(Lent(UnsafeCell::new(buffers)));
-    let mut request = Request::new(own, KeepAlive::new(Arc::clone(&lent) as _));
+    let mut request = Request::new(items, KeepAlive::new(Arc::clone(&lent) as _));
     (request.shards, request.timeout, request.ttl) = (options.shards, options.timeout, options.ttl);
     request.priority = options.priority;
     (request, lent)

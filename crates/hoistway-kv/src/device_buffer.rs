@@ -78,8 +78,8 @@ impl Store {
         for together in buffers.chunk_by(|one, other| Arc::ptr_eq(&one.memory, &other.memory)) {
             let Some(first) = together.first() else { continue };
             // They come in any order.
-            let start = together.iter().map(|own| own.address).min().unwrap_or(first.address);
-            let end = together.iter().map(|own| own.address + own.len as u64).max().unwrap_or(start);
+            let start = together.iter().map(|piece| piece.address).min().unwrap_or(first.address);
+            let end = together.iter().map(|piece| piece.address + piece.len as u64).max().unwrap_or(start);
             let len = (end - start).next_multiple_of(ALIGNMENT);
             let id = first.memory.device().id();
             // SAFETY: memory of one allocation of this device, which the region keeps: the end of its last buffer, rounded up,

@@ -47,8 +47,12 @@ impl NotInChildren {
         register()?;
         let mut entry = &FIRST;
         loop {
-            let (free, own) = (NONE, file.as_raw_fd());
-            if entry.descriptor.compare_exchange(free, own, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            let (free, descriptor) = (NONE, file.as_raw_fd());
+            if entry
+                .descriptor
+                .compare_exchange(free, descriptor, Ordering::AcqRel, Ordering::Acquire)
+                .is_ok()
+            {
                 return Ok(Self { entry: &entry.descriptor });
             }
             entry = entry.next.get_or_init(|| Box::new(Entry::new()));

@@ -199,9 +199,9 @@ impl IovSlot {
     /// That `len` bytes at `offset` are inside, and inside one block of the buffer.
     pub(crate) fn check(&self, offset: usize, len: usize) -> Result<()> {
         if offset.checked_add(len).is_none_or(|end| end > self.len()) {
-            let own = self.len();
+            let slot_len = self.len();
             return Err(Error::Invalid(format!(
-                "{len} bytes at {offset} are not inside a slot of {own} bytes"
+                "{len} bytes at {offset} are not inside a slot of {slot_len} bytes"
             )));
         }
         Ok(())

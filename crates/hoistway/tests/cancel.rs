@@ -104,7 +104,8 @@ struct Remote {
 }
 
 fn options(server: &Server) -> OpenOptions {
-    let (_, port) = server.url().rsplit_once(':').map(|own| (own.0.to_owned(), own.1.to_owned())).unwrap();
+    let (_, port) =
+        server.url().rsplit_once(':').map(|parts| (parts.0.to_owned(), parts.1.to_owned())).unwrap();
     let endpoint = format!("http://{}:{port}", NAME.to_str().unwrap());
     let mut store = StoreOptions::default();
     for (name, value) in [("endpoint", &*endpoint), ("anonymous", "true")] {
@@ -228,14 +229,14 @@ fn calls() -> Vec<(&'static str, Call)> {
         }),
         ("fill", |remote, cancel| {
             let mut memory: Vec<_> =
-                remote.loaded.tensors().iter().map(|own| vec![0u8; own.len_bytes() as usize]).collect();
+                remote.loaded.tensors().iter().map(|tensor| vec![0u8; tensor.len_bytes() as usize]).collect();
             let requests = Selection::all().resolve(remote.checkpoint.catalog())?;
             let targets: Vec<_> = requests
                 .into_iter()
                 .zip(&mut memory)
-                .map(|(request, own)| {
-                    let address = own.as_mut_ptr().expose_provenance() as u64;
-                    FillTarget::new(request, hoistway::DeviceId::Cpu, address, own.len() as u64)
+                .map(|(request, memory)| {
+                    let address = memory.as_mut_ptr().expose_provenance() as u64;
+                    FillTarget::new(request, hoistway::DeviceId::Cpu, address, memory.len() as u64)
                 })
                 .collect();
             // SAFETY: the memory outlives the load, and is not looked at.

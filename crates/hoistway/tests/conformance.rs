@@ -94,23 +94,27 @@ fn every_route_delivers(directory: &Path, path: &Path, assert_is_whole: impl Fn(
                 assert_eq!(moved, report.tensor_bytes, "{report:?}");
                 if !matches!(options.route, Route::Auto | Route::Staged) {
                     // What cuFile cannot serve is listed: a file's last block, if it is not whole.
-                    let is_tail = |own: &hoistway::Carrier| {
+                    let is_tail = |carried: &hoistway::Carrier| {
                         matches!(carrier, Route::Gds | Route::GdsCompat)
-                            && own.route == Route::Threads
-                            && own.tensor_bytes < 4096
+                            && carried.route == Route::Threads
+                            && carried.tensor_bytes < 4096
                     };
                     assert!(
-                        report.carriers.iter().all(|own| own.route == carrier || is_tail(own)),
+                        report.carriers.iter().all(|carried| carried.route == carrier || is_tail(carried)),
                         "{report}"
                     );
                 }
                 if options.direct == DirectIo::Never {
-                    assert!(report.carriers.iter().all(|own| own.access == Access::Buffered), "{report}");
+                    assert!(
+                        report.carriers.iter().all(|carrier| carrier.access == Access::Buffered),
+                        "{report}"
+                    );
                 }
-                for own in &report.carriers {
-                    let by_device = matches!(own.route, Route::Gds | Route::GdsCompat | Route::PinnedCache);
+                for carrier in &report.carriers {
+                    let by_device =
+                        matches!(carrier.route, Route::Gds | Route::GdsCompat | Route::PinnedCache);
                     let staged = options.device != DeviceId::Cpu && !by_device;
-                    assert_eq!(own.via, staged.then_some(Route::Staged), "{report}");
+                    assert_eq!(carrier.via, staged.then_some(Route::Staged), "{report}");
                 }
             }
         }
@@ -153,8 +157,8 @@ fn direct_always_goes_past_a_warm_cache_and_says_so() {
     let loaded = hoistway::load(&[&path], &always).unwrap();
     assert_is_file(&loaded, &file);
     let report = loaded.report();
-    assert!(report.carriers.iter().all(|own| own.access == Access::Direct), "{report}");
-    assert!(report.refused.iter().any(|own| own.what == "cached"), "{report}");
+    assert!(report.carriers.iter().all(|carrier| carrier.access == Access::Direct), "{report}");
+    assert!(report.refused.iter().any(|refusal| refusal.what == "cached"), "{report}");
     for route in [Route::Cached, Route::Mapped] {
         let error = hoistway::load(&[&path], &always.clone().route(route)).unwrap_err();
         assert!(matches!(error, Error::InvalidOption { option: "direct", .. }), "{error:?}");
@@ -209,7 +213,13 @@ fn warm_part(path: &Path, start: u64, len: usize) {
 }
 
 fn sum(loaded: &Loaded, route: Route) -> u64 {
-    loaded.report().carriers.iter().filter(|own| own.route == route).map(|own| own.tensor_bytes).sum()
+    loaded
+        .report()
+        .carriers
+        .iter()
+        .filter(|carrier| carrier.route == route)
+        .map(|carrier| carrier.tensor_bytes)
+        .sum()
 }
 
 /// Devices that can copy from pages of the page cache do.
@@ -273,7 +283,9 @@ fn memory_file_systems_are_copied_and_direct_reads_refused() {
         assert_is_file(&loaded, &file);
         let refused = &loaded.report().refused;
         assert!(
-            refused.iter().any(|own| own.what == "direct reads" && own.why.reason.contains("tmpfs")),
+            refused
+                .iter()
+                .any(|refusal| refusal.what == "direct reads" && refusal.why.reason.contains("tmpfs")),
             "{refused:?}"
         );
         assert_eq!(sum(&loaded, Route::Threads), loaded.report().tensor_bytes);
@@ -539,7 +551,7 @@ fn what_a_load_knows_of_its_reads_is_part_of_its_budget() {
     let report = loaded.report();
     assert!(report.notes.iter().any(|note| note.contains("waves")), "{report}");
     assert!(report.memory.arena_bytes + report.memory.staging_bytes <= budget, "{report}");
-    let carried: u64 = report.carriers.iter().map(|own| own.tensor_bytes).sum();
+    let carried: u64 = report.carriers.iter().map(|carrier| carrier.tensor_bytes).sum();
     assert_eq!((carried, report.tensors, report.files), (rows, 1, 1), "{report}");
     let checkpoint = Checkpoint::open(&[&path]).unwrap();
     let in_waves = options.clone().memory_budget_bytes(budget);
@@ -684,7 +696,7 @@ fn small_loads_report_why_no_ring_was_used() {
         let loaded = hoistway::load(&[&path], &LoadOptions::default().device(device)).unwrap();
         assert_is_file(&loaded, &file);
         assert!(
-            loaded.report().refused.iter().any(|own| own.what == QUEUED.to_string()),
+            loaded.report().refused.iter().any(|refusal| refusal.what == QUEUED.to_string()),
             "{}",
             loaded.report()
         );

@@ -55,9 +55,9 @@ fn giving_cufile_up_strands_no_read() {
         let loaded = hoistway::load(&[&path], &options).unwrap();
         assert_is_file(&loaded, &file);
         let report = loaded.report();
-        let moved: u64 = report.carriers.iter().map(|own| own.tensor_bytes).sum();
+        let moved: u64 = report.carriers.iter().map(|carrier| carrier.tensor_bytes).sum();
         assert_eq!(moved, report.tensor_bytes, "{report}");
-        assert!(report.refused.iter().any(|own| own.what == "gds"), "{report}");
+        assert!(report.refused.iter().any(|refusal| refusal.what == "gds"), "{report}");
     }
 }
 
@@ -146,11 +146,12 @@ fn gds_is_proven_and_every_byte_of_it_is_named() {
     let tail: u64 = report
         .carriers
         .iter()
-        .filter(|own| own.via == Some(Route::Staged) && own.route == Route::Threads)
-        .map(|own| own.tensor_bytes)
+        .filter(|carrier| carrier.via == Some(Route::Staged) && carrier.route == Route::Threads)
+        .map(|carrier| carrier.tensor_bytes)
         .sum();
     assert_eq!(tail, file.len() as u64 - whole_blocks, "{report}");
-    let direct = report.carriers.iter().find(|own| own.route == Route::Gds && own.via.is_none()).unwrap();
+    let direct =
+        report.carriers.iter().find(|carrier| carrier.route == Route::Gds && carrier.via.is_none()).unwrap();
     assert_eq!(direct.tensor_bytes + tail, report.tensor_bytes, "{report}");
     assert!(report.device.as_ref().unwrap().proof.as_ref().unwrap().contains("nvidia-fs"), "{report}");
     assert!(report.memory.staging_bytes <= 4 << 20, "one slot, for the last block\n{report}");
@@ -185,8 +186,8 @@ fn compatibility_mode_cannot_pass_as_gds() {
     let loaded = hoistway::load(&[&path], &to_device()).unwrap();
     assert_is_file(&loaded, &file);
     let report = loaded.report();
-    assert!(report.carriers.iter().all(|own| own.route != Route::Gds), "{report}");
-    assert!(report.refused.iter().any(|own| own.what == "gds"), "{report}");
+    assert!(report.carriers.iter().all(|carrier| carrier.route != Route::Gds), "{report}");
+    assert!(report.refused.iter().any(|refusal| refusal.what == "gds"), "{report}");
     let compat = to_device().route(Route::GdsCompat);
     let loaded = hoistway::load(&[&path], &compat).unwrap();
     assert_is_file(&loaded, &file);
@@ -224,7 +225,7 @@ fn reads_that_cufile_fails_are_errors_or_are_made_by_others() {
         stand_in.set(&format!("CUFILE_READ_FAULTS={fault}"));
         let loaded = hoistway::load(&[&path], &to_device()).unwrap();
         assert_is_file(&loaded, &file);
-        assert!(loaded.report().refused.iter().any(|own| own.what == "gds"), "{}", loaded.report());
+        assert!(loaded.report().refused.iter().any(|refusal| refusal.what == "gds"), "{}", loaded.report());
     }
     stand_in.set("CUFILE_READ_FAULTS=1=short:4096,2=short:5000,3=short:1");
     assert_is_file(&hoistway::load(&[&path], &gds).unwrap(), &file);
@@ -262,7 +263,7 @@ fn files_that_cufile_does_not_take_are_named_with_the_fix() {
     assert_is_file(&loaded, &file);
     let refused = &loaded.report().refused;
     assert!(
-        refused.iter().any(|own| own.what == "gds" && own.path.as_deref() == Some(&*path)),
+        refused.iter().any(|refusal| refusal.what == "gds" && refusal.path.as_deref() == Some(&*path)),
         "{refused:?}"
     );
 }

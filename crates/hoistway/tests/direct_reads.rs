@@ -51,7 +51,7 @@ struct Told {
 
 impl Told {
     fn bytes_by(&self, is_own: impl Fn(&Carrier) -> bool) -> u64 {
-        self.carriers.iter().filter(|own| is_own(own)).map(|own| own.tensor_bytes).sum()
+        self.carriers.iter().filter(|carrier| is_own(carrier)).map(|carrier| carrier.tensor_bytes).sum()
     }
 }
 
@@ -166,12 +166,15 @@ fn again(error: &Error) -> Error {
 fn gds_is_proven_and_every_byte_of_it_is_named() {
     let _stand_in = Turn::take();
     let Some(file) = OnDisk::new() else { return };
-    for (customer, route) in CUSTOMERS.iter().flat_map(|own| [(*own, Route::Gds), (*own, Route::Auto)]) {
+    for (customer, route) in
+        CUSTOMERS.iter().flat_map(|customer| [(*customer, Route::Gds), (*customer, Route::Auto)])
+    {
         make_cold(&file.path);
         let told = file.read_by(customer, route, None).unwrap();
-        let direct = told.bytes_by(|own| own.route == Route::Gds && own.via.is_none());
-        let tail = told.bytes_by(|own| own.route == Route::Threads && own.via == Some(Route::Staged));
-        let cached = told.bytes_by(|own| own.route == Route::Cached);
+        let direct = told.bytes_by(|carrier| carrier.route == Route::Gds && carrier.via.is_none());
+        let tail =
+            told.bytes_by(|carrier| carrier.route == Route::Threads && carrier.via == Some(Route::Staged));
+        let cached = told.bytes_by(|carrier| carrier.route == Route::Cached);
         assert!(route == Route::Auto || cached == 0, "{}", told.text);
         assert_eq!(direct + tail + cached, file.data().len() as u64, "{customer:?}\n{}", told.text);
         // All but the last block, which is not whole.
@@ -179,7 +182,7 @@ fn gds_is_proven_and_every_byte_of_it_is_named() {
         assert!(direct > file.bytes.len() as u64 / 2, "{customer:?}\n{}", told.text);
         assert!(told.proof.as_ref().unwrap().contains("nvidia-fs"), "{}", told.text);
         assert!(told.text.contains("nvidia-fs"), "{}", told.text);
-        assert!(told.refused.iter().all(|own| own.what != "gds"), "{}", told.text);
+        assert!(told.refused.iter().all(|refusal| refusal.what != "gds"), "{}", told.text);
     }
 }
 
@@ -202,11 +205,11 @@ fn compatibility_mode_cannot_pass_as_gds() {
         }
         make_cold(&file.path);
         let told = file.read_by(customer, Route::Auto, None).unwrap();
-        assert!(told.carriers.iter().all(|own| own.route != Route::Gds), "{}", told.text);
-        assert!(told.refused.iter().any(|own| own.what == "gds"), "{}", told.text);
+        assert!(told.carriers.iter().all(|carrier| carrier.route != Route::Gds), "{}", told.text);
+        assert!(told.refused.iter().any(|refusal| refusal.what == "gds"), "{}", told.text);
         assert_eq!(told.proof, None);
         let told = file.read_by(customer, Route::GdsCompat, None).unwrap();
-        assert!(told.carriers.iter().any(|own| own.route == Route::GdsCompat), "{}", told.text);
+        assert!(told.carriers.iter().any(|carrier| carrier.route == Route::GdsCompat), "{}", told.text);
         assert_eq!(told.proof, None);
     }
 }
@@ -238,7 +241,7 @@ fn reads_that_cufile_fails_are_errors_or_are_made_by_others() {
             assert_nothing_left(&before);
             stand_in.set(&format!("CUFILE_READ_FAULTS={fault}"));
             let told = file.read_by(customer, Route::Auto, None).unwrap();
-            assert!(told.refused.iter().any(|own| own.what == "gds"), "{}", told.text);
+            assert!(told.refused.iter().any(|refusal| refusal.what == "gds"), "{}", told.text);
             assert_nothing_left(&before);
         }
         stand_in.set("CUFILE_READ_FAULTS=1=short:4096,2=short:5000,3=short:1");
@@ -261,7 +264,7 @@ fn reads_that_cufile_fails_are_errors_or_are_made_by_others() {
 fn giving_cufile_up_strands_no_read() {
     let _stand_in = Turn::take();
     let Some(file) = OnDisk::new() else { return };
-    for (customer, round) in CUSTOMERS.iter().flat_map(|own| (0..5u64).map(|round| (*own, round))) {
+    for (customer, round) in CUSTOMERS.iter().flat_map(|customer| (0..5u64).map(|round| (*customer, round))) {
         make_cold(&file.path);
         let failed = Arc::new(AtomicU64::new(0));
         let script = FaultScript::new(move |number, offset| match number % 7 {
@@ -274,7 +277,7 @@ fn giving_cufile_up_strands_no_read() {
             _ => None,
         });
         let told = file.read_by(customer, Route::Auto, Some(script)).unwrap();
-        assert!(told.refused.iter().any(|own| own.what == "gds"), "{}", told.text);
+        assert!(told.refused.iter().any(|refusal| refusal.what == "gds"), "{}", told.text);
     }
 }
 
@@ -295,7 +298,7 @@ fn files_that_cufile_does_not_take_are_named_with_the_fix() {
         }
         make_cold(&file.path);
         let told = file.read_by(customer, Route::Auto, None).unwrap();
-        let names_it = |own: &Refusal| own.what == "gds" && own.path.as_ref() == Some(&file.path);
+        let names_it = |refusal: &Refusal| refusal.what == "gds" && refusal.path.as_ref() == Some(&file.path);
         assert!(told.refused.iter().any(names_it), "{}", told.text);
     }
 }
@@ -307,8 +310,8 @@ fn staged_never_goes_past_the_host() {
     for customer in CUSTOMERS {
         make_cold(&file.path);
         let told = file.read_by(customer, Route::Staged, None).unwrap();
-        assert!(told.carriers.iter().all(|own| own.via == Some(Route::Staged)), "{}", told.text);
-        assert!(told.refused.iter().all(|own| own.what != "gds"), "{}", told.text);
+        assert!(told.carriers.iter().all(|carrier| carrier.via == Some(Route::Staged)), "{}", told.text);
+        assert!(told.refused.iter().all(|refusal| refusal.what != "gds"), "{}", told.text);
     }
 }
 
@@ -355,7 +358,7 @@ fn rows_of_a_tensor_are_packed_past_the_host() {
             FillTarget::new(requests[0].clone(), DeviceId::Cuda(0), memory.address() + SHIFT, rows * width);
         let options = LoadOptions::default().route(route).chunk_bytes(CHUNK);
         let told = fill(&checkpoint, &[target], &options).unwrap();
-        assert!(told.bytes_by(|own| own.via.is_none()) > 0, "{}", told.text);
+        assert!(told.bytes_by(|carrier| carrier.via.is_none()) > 0, "{}", told.text);
         let mut seen = vec![0; (rows * width + SHIFT) as usize];
         memory.read_back(&mut seen).unwrap();
         let data = &bytes[bytes.len() - (rows * columns) as usize..];

@@ -180,7 +180,7 @@ fn auto_says_that_it_leaves_it_out() {
     let loaded = load(&path, &LoadOptions::default());
     assert_is(&loaded, &tensors);
     let report = loaded.report();
-    assert!(report.carriers.iter().all(|own| own.route != Route::DirectStorage), "{report}");
+    assert!(report.carriers.iter().all(|carrier| carrier.route != Route::DirectStorage), "{report}");
     let refusal = report.refused.iter().find(|refusal| refusal.what == "directstorage").unwrap();
     assert!(refusal.why.reason.contains("was not measured"), "{report}");
     assert_eq!(turn.count("requests"), 0);

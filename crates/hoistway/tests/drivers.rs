@@ -133,7 +133,7 @@ fn faults_of_the_driver_are_typed_errors_and_leave_nothing() {
     for vendor in Vendor::ALL {
         let name = vendor.device(0).to_string();
         // Codes and functions that the other does not have.
-        let own = match vendor {
+        let of_vendor = match vendor {
             Vendor::Cuda => &[("copy:*=714", false)][..],
             Vendor::Rocm => &[
                 ("copy:*=710", false),
@@ -142,7 +142,7 @@ fn faults_of_the_driver_are_typed_errors_and_leave_nothing() {
                 ("hipHostRegister:*=1", false),
             ],
         };
-        for (fault, converts) in faults.into_iter().chain(own.iter().copied()) {
+        for (fault, converts) in faults.into_iter().chain(of_vendor.iter().copied()) {
             for warm in [false, true] {
                 let (path, dtype) = if converts { (&floats, Some(Dtype::F32)) } else { (&path, None) };
                 if warm {
@@ -326,7 +326,7 @@ fn floats_are_converted_on_the_way_and_other_types_are_not() {
                 assert_eq!(loaded.get("i").unwrap().bytes().unwrap(), common::expected(&file, "i"));
                 assert_eq!(loaded.get("none").unwrap().dtype(), Dtype::F32);
                 let report = loaded.report();
-                let moved: u64 = report.carriers.iter().map(|own| own.tensor_bytes).sum();
+                let moved: u64 = report.carriers.iter().map(|carrier| carrier.tensor_bytes).sum();
                 assert_eq!(moved, report.tensor_bytes);
             }
         }
@@ -447,11 +447,11 @@ fn the_context_of_others_stays_as_it_was() {
     let current: unsafe extern "C" fn(*mut Handle) -> i32 = stand_in.function("cuCtxGetCurrent");
     let destroy: unsafe extern "C" fn(Handle) -> i32 = stand_in.function("cuCtxDestroy_v2");
     let init: unsafe extern "C" fn(u32) -> i32 = stand_in.function("cuInit");
-    let (mut own, mut after): (Handle, Handle) = (ptr::null_mut(), ptr::null_mut());
+    let (mut created, mut after): (Handle, Handle) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: functions of the driver, of these types.
     unsafe {
         assert_eq!(init(0), 0);
-        assert_eq!(create(&mut own, 0, 1), 0);
+        assert_eq!(create(&mut created, 0, 1), 0);
     }
     let small = Selection::all().select("odd");
     // The second is small enough to run on this very thread.
@@ -460,12 +460,12 @@ fn the_context_of_others_stays_as_it_was() {
         drop(loaded);
         // SAFETY: as above.
         unsafe { assert_eq!(current(&mut after), 0) };
-        assert_eq!(after, own);
+        assert_eq!(after, created);
         assert_eq!(stand_in.count("context_depth"), 1);
     }
     assert_is_file(&hoistway::load(&[&path], &to(Vendor::Cuda)).unwrap(), &file);
     // SAFETY: as above; made by this test.
-    unsafe { assert_eq!(destroy(own), 0) };
+    unsafe { assert_eq!(destroy(created), 0) };
 }
 
 /// What shows that all work has ended needs no memory of the device.
@@ -566,7 +566,7 @@ fn a_device_without_memory_of_its_own_uses_host_memory_as_it_is() {
         let report = loaded.report();
         let device = report.device.as_ref().unwrap();
         assert!(device.unified && device.copies == 0 && device.memory_bytes == 0, "{report}");
-        assert!(report.carriers.iter().all(|own| own.via == Some(Route::Unified)), "{report}");
+        assert!(report.carriers.iter().all(|carrier| carrier.via == Some(Route::Unified)), "{report}");
         for tensor in loaded.tensors() {
             assert!(matches!(tensor.memory(), TensorMemory::Host(_)) && tensor.device() == vendor.device(0));
         }
@@ -576,7 +576,11 @@ fn a_device_without_memory_of_its_own_uses_host_memory_as_it_is() {
         // Others get copies, and `auto` says so.
         let loaded = hoistway::load(&[&path], &to(vendor)).unwrap();
         assert!(!loaded.report().device.as_ref().unwrap().unified);
-        assert!(loaded.report().refused.iter().any(|own| own.what == "unified"), "{}", loaded.report());
+        assert!(
+            loaded.report().refused.iter().any(|refusal| refusal.what == "unified"),
+            "{}",
+            loaded.report()
+        );
         let converted = unified.dtype(Dtype::F32);
         assert!(matches!(
             hoistway::load(&[&path], &converted),
@@ -772,5 +776,9 @@ fn a_rocm_device_has_no_direct_path() {
     }
     let loaded = hoistway::load(&[&path], &to(Vendor::Rocm)).unwrap();
     assert_is_file(&loaded, &file);
-    assert!(loaded.report().carriers.iter().all(|own| own.via == Some(Route::Staged)), "{}", loaded.report());
+    assert!(
+        loaded.report().carriers.iter().all(|carrier| carrier.via == Some(Route::Staged)),
+        "{}",
+        loaded.report()
+    );
 }

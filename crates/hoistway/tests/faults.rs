@@ -151,7 +151,7 @@ fn short_reads_are_continued() {
             let loaded = load_with(&model, &options, warm, script.clone()).unwrap();
             assert_is_file(&loaded, &model.file);
             assert!(script.reads() > 0);
-            let moved: u64 = loaded.report().carriers.iter().map(|own| own.tensor_bytes).sum();
+            let moved: u64 = loaded.report().carriers.iter().map(|carrier| carrier.tensor_bytes).sum();
             assert_eq!(moved, loaded.report().tensor_bytes, "{}", loaded.report());
         }
     }
@@ -172,7 +172,7 @@ fn bytes_that_are_copied_for_nothing_are_counted() {
         load_with(&model, &options, true, script).unwrap().report().clone()
     };
     let (whole, again) = (report(None), report(Some(Fault::Short(1))));
-    let reads = |report: &Report| report.carriers.iter().map(|own| own.reads).sum::<u64>();
+    let reads = |report: &Report| report.carriers.iter().map(|carrier| carrier.reads).sum::<u64>();
     assert_eq!(reads(&again), reads(&whole) + 1, "{again}");
     assert!(again.read_bytes > whole.read_bytes, "{whole}{again}");
 }
@@ -269,7 +269,7 @@ fn direct_reads_refused_midway_fall_back_only_where_allowed() {
                     .report()
                     .refused
                     .iter()
-                    .any(|own| ["direct reads", "gds"].contains(&own.what.as_str())),
+                    .any(|refusal| ["direct reads", "gds"].contains(&refusal.what.as_str())),
                 "{}",
                 loaded.report()
             );

@@ -157,7 +157,7 @@ fn a_library_of_direct_reads_takes_files_that_do_not_stay_open() {
         let loaded = checkpoint.load(&on_device::to_device().route(route)).unwrap();
         assert_are(&loaded, &expected);
         assert!(open_files() < 100, "{route}: {} files are open", open_files());
-        let is_direct = loaded.report().carriers.iter().any(|own| own.route == Route::Gds);
+        let is_direct = loaded.report().carriers.iter().any(|carrier| carrier.route == Route::Gds);
         assert!(is_direct, "{route}: {}", loaded.report());
     }
 }
@@ -190,7 +190,7 @@ fn files_are_opened_once_where_no_read_is_direct() {
     let checkpoint = Checkpoint::open(&[&path]).unwrap();
     let descriptors = || {
         let links = fs::read_dir("/proc/self/fd").unwrap();
-        let leads_to = |link: &fs::DirEntry| fs::read_link(link.path()).is_ok_and(|own| own == path);
+        let leads_to = |link: &fs::DirEntry| fs::read_link(link.path()).is_ok_and(|target| target == path);
         links.filter_map(Result::ok).filter(leads_to).count()
     };
     let never = LoadOptions::default().direct(DirectIo::Never);
@@ -233,7 +233,7 @@ fn the_limit_is_raised_to_what_it_may_be() {
     let limits = || {
         let limits = fs::read_to_string("/proc/self/limits").unwrap();
         let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap().to_owned();
-        let mut numbers = line.split_whitespace().skip(3).map(|own| own.parse::<u64>().unwrap());
+        let mut numbers = line.split_whitespace().skip(3).map(|number| number.parse::<u64>().unwrap());
         (numbers.next().unwrap(), numbers.next().unwrap())
     };
     assert_eq!(limits().0, 64);

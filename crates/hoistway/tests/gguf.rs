@@ -126,14 +126,14 @@ fn a_split_model_that_does_not_add_up_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let (paths, _) = split_model(directory.path(), 3, change);
         let (path, problem) = gguf_problem(Catalog::open(&[&paths[0]]));
-        (paths.iter().position(|own| *own == path).unwrap(), problem)
+        (paths.iter().position(|shard| *shard == path).unwrap(), problem)
     };
     let set = |number: u16, key: &'static str, value: Item| {
-        move |own: u16, keys: &mut Keys| {
-            if own == number {
+        move |shard: u16, keys: &mut Keys| {
+            if shard == number {
                 keys.iter_mut()
                     .filter(|(name, _)| name == key.as_bytes())
-                    .for_each(|own| own.1 = value.clone());
+                    .for_each(|entry| entry.1 = value.clone());
             }
         }
     };

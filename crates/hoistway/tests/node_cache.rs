@@ -107,7 +107,7 @@ fn open(endpoint: &str, cache: NodeCache) -> hoistway::Result<Checkpoint> {
 
 /// Bytes of tensors that a route carried.
 fn carried(report: &Report, route: Route) -> u64 {
-    report.carriers.iter().filter(|own| own.route == route).map(|own| own.tensor_bytes).sum()
+    report.carriers.iter().filter(|carrier| carrier.route == route).map(|carrier| carrier.tensor_bytes).sum()
 }
 
 fn assert_all_by(report: &Report, route: Route) {
@@ -121,7 +121,7 @@ fn assert_all_counted(report: &Report) {
 
 /// Bytes that the server was asked for, less those of the openings.
 fn asked_for(server: &Server) -> usize {
-    let ranges = server.take_requests().into_iter().filter_map(|own| own.range);
+    let ranges = server.take_requests().into_iter().filter_map(|request| request.range);
     ranges.filter(|(first, _)| *first > 0).map(|(first, last)| last + 1 - first).sum()
 }
 
@@ -266,7 +266,7 @@ fn loads_that_wait_for_each_other_end_also_where_they_hold_slots() {
         let begun = Instant::now();
         thread::scope(|scope| {
             let loading: Vec<_> = (0..3).map(|_| scope.spawn(|| node.load(&options))).collect();
-            loading.into_iter().for_each(|own| assert_all_counted(&own.join().unwrap()));
+            loading.into_iter().for_each(|thread| assert_all_counted(&thread.join().unwrap()));
         });
         assert!(begun.elapsed() < CLAIM, "{:?}", begun.elapsed());
     }
@@ -657,9 +657,9 @@ fn threads_that_open_a_new_cache_at_once_all_get_it() {
         let directory = node.path().join("cache");
         thread::scope(|scope| {
             let opening: Vec<_> = (0..4).map(|_| scope.spawn(|| NodeCache::open(&directory, None))).collect();
-            opening.into_iter().for_each(|own| drop(own.join().unwrap().unwrap()));
+            opening.into_iter().for_each(|thread| drop(thread.join().unwrap().unwrap()));
         });
-        let names = fs::read_dir(&directory).unwrap().map(|own| own.unwrap().file_name());
+        let names = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name());
         assert!(names.into_iter().all(|name| !name.to_string_lossy().starts_with("format.")));
     }
 }
@@ -726,7 +726,7 @@ impl Small {
         fs::create_dir_all(&folder).unwrap();
         let mounted =
             Command::new("mount").args(["-t", "tmpfs", "-o", size, "hoistway"]).arg(&folder).output();
-        mounted.is_ok_and(|own| own.status.success()).then_some(Self(folder))
+        mounted.is_ok_and(|output| output.status.success()).then_some(Self(folder))
     }
 
     fn make_read_only(&self) {

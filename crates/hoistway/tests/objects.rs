@@ -65,8 +65,11 @@ fn open(server: &Server, url: &str) -> hoistway::Result<Checkpoint> {
 /// All bytes came by one route.
 fn assert_carried_by(loaded: &Loaded, route: Route) {
     let report = loaded.report();
-    let bytes: u64 = report.carriers.iter().map(|own| own.tensor_bytes).sum();
-    assert!(report.carriers.iter().all(|own| own.route == route) && bytes == report.tensor_bytes, "{report}");
+    let bytes: u64 = report.carriers.iter().map(|carrier| carrier.tensor_bytes).sum();
+    assert!(
+        report.carriers.iter().all(|carrier| carrier.route == route) && bytes == report.tensor_bytes,
+        "{report}"
+    );
 }
 
 fn assert_shows_no_secret(shown: &str) {
@@ -134,8 +137,8 @@ fn the_first_answer_brings_the_header_and_connections_stay_open() {
     assert_is_file(&checkpoint.load(&options).unwrap(), &file);
     let requests = server.take_requests();
     let bytes: usize =
-        requests.iter().filter_map(|own| own.range).map(|(first, last)| last + 1 - first).sum();
-    assert!(requests.iter().all(|own| own.if_match.is_some()));
+        requests.iter().filter_map(|request| request.range).map(|(first, last)| last + 1 - first).sum();
+    assert!(requests.iter().all(|request| request.if_match.is_some()));
     // Requests end at whole blocks.
     let most = file.len() + requests.len() * 4096;
     assert!(bytes <= most && requests.len() <= 6, "{bytes} bytes for {}: {requests:?}", file.len());
@@ -234,7 +237,7 @@ fn http_threads() -> usize {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("comm")).ok());
     let is_of_loads = |name: &String| {
-        ["hoistway-http", "hoistway-names", "hoistway-creden"].iter().any(|own| name.starts_with(own))
+        ["hoistway-http", "hoistway-names", "hoistway-creden"].iter().any(|prefix| name.starts_with(prefix))
     };
     names.filter(is_of_loads).count()
 }
@@ -590,8 +593,8 @@ fn routes_that_need_a_file_refuse_objects_and_http_refuses_files() {
         .report()
         .carriers
         .iter()
-        .filter(|own| own.route == Route::Http)
-        .map(|own| own.tensor_bytes)
+        .filter(|carrier| carrier.route == Route::Http)
+        .map(|carrier| carrier.tensor_bytes)
         .sum();
     assert_eq!(by_http, loaded.report().tensor_bytes - (2 << 20), "{}", loaded.report());
 }

@@ -27,7 +27,8 @@ fn pinned() -> LoadOptions {
 /// The share of the tensors' bytes that a route has carried.
 fn share(loaded: &Loaded, route: Route) -> f64 {
     let report = loaded.report();
-    let carried = report.carriers.iter().filter(|own| own.route == route).map(|own| own.tensor_bytes);
+    let carried =
+        report.carriers.iter().filter(|carrier| carrier.route == route).map(|carrier| carrier.tensor_bytes);
     carried.sum::<u64>() as f64 / report.tensor_bytes as f64
 }
 
@@ -55,9 +56,13 @@ fn what_is_cached_is_copied_from_where_it_lies() {
         assert_is_file(&loaded, &file);
         // The last read of the file is short, and left to a processor.
         assert!(share(&loaded, Route::PinnedCache) > 0.99, "{}", loaded.report());
-        let staged = |own: &hoistway::Carrier| own.via == Some(Route::Staged);
+        let staged = |carrier: &hoistway::Carrier| carrier.via == Some(Route::Staged);
         assert!(
-            loaded.report().carriers.iter().all(|own| staged(own) == (own.route == Route::Cached)),
+            loaded
+                .report()
+                .carriers
+                .iter()
+                .all(|carrier| staged(carrier) == (carrier.route == Route::Cached)),
             "{}",
             loaded.report()
         );

@@ -380,8 +380,8 @@ fn the_end_of_each_read_is_called_once_however_it_ends() {
     batch.wait().unwrap_err();
     let calls = calls.lock().unwrap();
     let expected = [None, Some("EIO"), Some("1048576"), None, None, Some("cancelled")];
-    for (own, expected) in calls.iter().zip(expected) {
-        match (own.as_slice(), expected) {
+    for (call, expected) in calls.iter().zip(expected) {
+        match (call.as_slice(), expected) {
             ([Ok(())], None) => {}
             ([Err(error)], Some("EIO")) => assert!(error.contains("bytes 12288..16384"), "{error}"),
             ([Err(error)], Some(text)) => assert!(error.contains(text), "{error}"),

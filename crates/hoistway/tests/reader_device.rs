@@ -28,7 +28,7 @@ fn on_device(played: Played) -> Vec<Place> {
     ranges
         .iter()
         .zip(starts)
-        .map(|(own, start)| Place::new(Kind::Device(played.device(0), start), range(own.0, own.1)))
+        .map(|(bytes, start)| Place::new(Kind::Device(played.device(0), start), range(bytes.0, bytes.1)))
         .collect()
 }
 
@@ -52,10 +52,14 @@ fn bytes_arrive_at_any_address_by_every_route() {
                     "{report}"
                 );
                 // Past the host or by pinned memory, and only where the route chooses and the device can.
-                let by_way = |own: &Carrier| own.via == Some(Route::Staged);
+                let by_way = |carrier: &Carrier| carrier.via == Some(Route::Staged);
                 let may_be_direct = route == Route::Auto && played == Played::Cuda;
-                let past_host = |own: &Carrier| may_be_direct && own.route == Route::Gds && own.via.is_none();
-                assert!(report.carriers.iter().all(|own| by_way(own) || past_host(own)), "{report}");
+                let past_host =
+                    |carrier: &Carrier| may_be_direct && carrier.route == Route::Gds && carrier.via.is_none();
+                assert!(
+                    report.carriers.iter().all(|carrier| by_way(carrier) || past_host(carrier)),
+                    "{report}"
+                );
                 assert!(report.carriers.iter().any(by_way), "the last block of the file at least\n{report}");
                 assert!(report.to_string().contains(", staged "), "{report}");
             }
@@ -76,7 +80,7 @@ fn scratch_memory_is_one_chunk_whatever_is_read() {
             batch.wait().unwrap();
             let report = batch.report();
             assert_eq!((report.delivered_bytes, report.staged_bytes), (range.len(), range.len()), "{report}");
-            assert!(report.carriers.iter().all(|own| own.via == Some(Route::Staged)), "{report}");
+            assert!(report.carriers.iter().all(|carrier| carrier.via == Some(Route::Staged)), "{report}");
             assert_eq!(played.device_bytes() - before, reader.options().chunk_bytes);
         }
         drop((reader, open));
@@ -160,8 +164,8 @@ fn faults_of_the_device_fail_reads_to_it_alone_and_leave_nothing() {
         ["cuEventCreate:3=2", "cuMemcpyHtoDAsync_v2:3=719", UNCERTAIN, "copy:*=710"].map(Harm::Driver);
     let before = Footprint::now();
     for played in devices.each() {
-        let own = if played.vendor().is_some() { &of_drivers[..] } else { &[] };
-        for harm in faults.iter().chain(own) {
+        let of_vendor = if played.vendor().is_some() { &of_drivers[..] } else { &[] };
+        for harm in faults.iter().chain(of_vendor) {
             for warm in [false, true] {
                 let _warm = prepare(&file, warm);
                 let mut places = on_device(played);

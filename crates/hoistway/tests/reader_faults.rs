@@ -113,7 +113,7 @@ fn what_a_short_read_spoils_is_read_again() {
         batch.wait().unwrap();
         assert_all_hold(&file, &places, &batch);
         assert!(
-            batch.report().carriers.iter().any(|own| own.access == Access::Buffered),
+            batch.report().carriers.iter().any(|carrier| carrier.access == Access::Buffered),
             "{}",
             batch.report()
         );
@@ -228,10 +228,10 @@ fn refused_direct_reads_fall_back_only_where_allowed() {
             batch.wait().unwrap();
             assert_all_hold(&file, &places, &batch);
             let report = batch.report();
-            let refusal = report.refused.iter().find(|own| own.what == "direct reads");
+            let refusal = report.refused.iter().find(|refusal| refusal.what == "direct reads");
             let refusal = refusal.unwrap_or_else(|| panic!("{report}"));
             assert_eq!(refusal.path.as_deref(), Some(&*file.path));
-            assert!(report.carriers.iter().any(|own| own.access == Access::Buffered), "{report}");
+            assert!(report.carriers.iter().any(|carrier| carrier.access == Access::Buffered), "{report}");
             assert!(report.to_string().contains("not used: direct reads on"), "{report}");
         } else {
             match batch.wait().unwrap_err() {
@@ -388,8 +388,8 @@ fn files_in_memory_are_read_through_the_page_cache_or_refused() {
             place.assert_holds(expected, &batch, read);
         }
         let report = batch.report();
-        assert!(report.carriers.iter().all(|own| own.access == Access::Buffered), "{report}");
-        let is_told = report.refused.iter().any(|own| own.what == "direct reads");
+        assert!(report.carriers.iter().all(|carrier| carrier.access == Access::Buffered), "{report}");
+        let is_told = report.refused.iter().any(|refusal| refusal.what == "direct reads");
         assert_eq!(is_told, direct == DirectIo::Auto, "{report}");
     }
 }
@@ -406,18 +406,18 @@ fn direct_says_whether_reads_go_past_the_page_cache() {
         batch.wait().unwrap();
         assert_all_hold(&file, &places, &batch);
         let report = batch.report();
-        let accesses: Vec<Access> = report.carriers.iter().map(|own| own.access).collect();
+        let accesses: Vec<Access> = report.carriers.iter().map(|access| access.access).collect();
         match direct {
-            DirectIo::Never => assert!(accesses.iter().all(|own| *own == Access::Buffered), "{report}"),
-            DirectIo::Always => assert!(accesses.iter().all(|own| *own == Access::Direct), "{report}"),
+            DirectIo::Never => assert!(accesses.iter().all(|access| *access == Access::Buffered), "{report}"),
+            DirectIo::Always => assert!(accesses.iter().all(|access| *access == Access::Direct), "{report}"),
             DirectIo::Auto => {}
         }
         let (route, is_only) = match route {
             Route::Auto => (Route::Cached, true),
             named => (named, true),
         };
-        assert_eq!(report.carriers.iter().all(|own| own.route == route), is_only, "{report}");
-        let carried: u64 = report.carriers.iter().map(|own| own.tensor_bytes).sum();
+        assert_eq!(report.carriers.iter().all(|carrier| carrier.route == route), is_only, "{report}");
+        let carried: u64 = report.carriers.iter().map(|carrier| carrier.tensor_bytes).sum();
         assert_eq!((carried, report.delivered_bytes), (report.bytes, report.bytes), "{report}");
     }
 }
@@ -492,10 +492,10 @@ fn hundreds_of_small_batches_share_a_reader() {
     {
         let (reader, open) = (reader(Route::Auto, DirectIo::Auto, no_faults()), file.open());
         for round in 0..500u64 {
-            let mut own = [Place::new(Kind::Memory, range(round * 2000, 3000 + round))];
-            let batch = submit(&reader, &open, &mut own, Priority::Prefetch);
+            let mut places = [Place::new(Kind::Memory, range(round * 2000, 3000 + round))];
+            let batch = submit(&reader, &open, &mut places, Priority::Prefetch);
             batch.wait().unwrap();
-            assert_all_hold(&file, &own, &batch);
+            assert_all_hold(&file, &places, &batch);
         }
     }
     assert_nothing_left(&before);

@@ -49,10 +49,14 @@ fn without_io_uring_threads_serve_and_the_report_says_why() {
     assert_is_file(&loaded, &file);
     let report = loaded.report();
     assert!(
-        report.carriers.iter().any(|own| (own.route, own.access) == (Route::Threads, Access::Direct)),
+        report
+            .carriers
+            .iter()
+            .any(|carrier| (carrier.route, carrier.access) == (Route::Threads, Access::Direct)),
         "{report}"
     );
-    let refusal = report.refused.iter().find(|own| own.what == "io_uring").expect("the refusal is reported");
+    let refusal =
+        report.refused.iter().find(|refusal| refusal.what == "io_uring").expect("the refusal is reported");
     assert!(refusal.why.reason.contains("seccomp") && !refusal.why.fix.is_empty(), "{refusal:?}");
 
     let named = LoadOptions::default().route(Route::IoUring);
@@ -92,7 +96,8 @@ fn loads_without_rings(call: i64, errno: i32, text: &str) {
     let loaded = hoistway::load(&[&path], &LoadOptions::default()).unwrap();
     assert_is_file(&loaded, &file);
     let report = loaded.report();
-    let refusal = report.refused.iter().find(|own| own.what == "io_uring").expect("the refusal is reported");
+    let refusal =
+        report.refused.iter().find(|refusal| refusal.what == "io_uring").expect("the refusal is reported");
     let says_so = |why: &Unavailable| {
         assert!(why.reason.contains(text) && why.fix.contains(text), "{why:?}");
         assert!(why.fix.contains("seccomp"), "{why:?}");
@@ -158,8 +163,12 @@ fn without_cachestat_the_cache_is_sampled() {
         let loaded = hoistway::load(&[&path], &LoadOptions::default()).unwrap();
         assert_is_file(&loaded, &file);
         let report = loaded.report();
-        let moved: u64 =
-            report.carriers.iter().filter(|own| own.route == route).map(|own| own.tensor_bytes).sum();
+        let moved: u64 = report
+            .carriers
+            .iter()
+            .filter(|carrier| carrier.route == route)
+            .map(|carrier| carrier.tensor_bytes)
+            .sum();
         moved as f64 / report.tensor_bytes as f64
     };
     let warm = Warm::make(&path);
@@ -296,7 +305,8 @@ fn without_threads_a_load_goes_on_with_the_callers() {
         let loaded = checkpoint.load(&LoadOptions::default().route(route)).unwrap();
         assert_is_file(&loaded, &file);
         let refused = &loaded.report().refused;
-        let refusal = refused.iter().find(|own| own.what.contains("threads")).expect("it is reported");
+        let refusal =
+            refused.iter().find(|refusal| refusal.what.contains("threads")).expect("it is reported");
         assert!(
             refusal.why.reason.contains("no thread") && refusal.why.fix.contains("ulimit -u"),
             "{refusal:?}"
@@ -355,7 +365,7 @@ fn a_load_takes_as_many_threads_as_it_gets() {
         limit_threads(more);
         let loaded = checkpoint.load(&LoadOptions::default()).unwrap();
         assert_is_file(&loaded, &file);
-        told += usize::from(loaded.report().refused.iter().any(|own| own.what.contains("threads")));
+        told += usize::from(loaded.report().refused.iter().any(|refusal| refusal.what.contains("threads")));
     }
     // Threads that end early make room for others.
     assert!(told > 0, "no report tells that threads were lacking");

@@ -467,7 +467,7 @@ fn memory_takes_no_direct_writes_and_the_report_says_so() {
     let report = save_to(&path, &tensors, &SaveOptions::default()).unwrap();
     assert!(fs::read(&path).unwrap() == reference(&tensors));
     assert_eq!(report.direct_bytes, 0);
-    let refusal = report.refused.iter().find(|own| own.what == "direct writes").unwrap();
+    let refusal = report.refused.iter().find(|refusal| refusal.what == "direct writes").unwrap();
     assert!(refusal.why.reason.contains("tmpfs"), "{refusal:?}");
     let error = save_to(&path, &tensors, &options(DirectIo::Always)).unwrap_err();
     assert!(
@@ -666,9 +666,9 @@ fn every_save_over_another_leaves_itself_alone() {
         let tensors = generation(seed, count);
         let report = save_shards(folder, &tensors, 2000).unwrap();
         assert_eq!(report.files, shards);
-        let mut own: Vec<String> = shard_names(&report.paths).into_iter().map(str::to_owned).collect();
-        own.extend(["config.json".into(), "model-2-00001-of-00001.safetensors".into()]);
-        assert_eq!(names(folder), own.into_iter().collect());
+        let mut expected: Vec<String> = shard_names(&report.paths).into_iter().map(str::to_owned).collect();
+        expected.extend(["config.json".into(), "model-2-00001-of-00001.safetensors".into()]);
+        assert_eq!(names(folder), expected.into_iter().collect());
         // The file alone, or the index: that stays where there was one, as another's file is not to be taken for one's own.
         let catalog = report.paths.last().unwrap();
         assert_is(&hoistway::load(&[catalog], &LoadOptions::default()).unwrap(), &tensors);
@@ -718,10 +718,10 @@ fn locked(folder: &Path) -> fs::File {
 #[test]
 fn a_save_of_many_shards_has_few_files_open() {
     if std::env::var_os(CHILD).is_none() {
-        let own = std::env::current_exe().unwrap();
+        let program = std::env::current_exe().unwrap();
         let mut child = Command::new("sh");
         child.args(["-c", "ulimit -n 64; exec \"$0\" --exact a_save_of_many_shards_has_few_files_open"]);
-        assert!(child.arg(own).env(CHILD, "1").status().unwrap().success());
+        assert!(child.arg(program).env(CHILD, "1").status().unwrap().success());
         return;
     }
     let directory = disk();
@@ -732,7 +732,7 @@ fn a_save_of_many_shards_has_few_files_open() {
         let found = report.paths[..150].iter().find_map(|path| {
             let file = fs::read(path).unwrap();
             let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
-            tensors.tensor(&tensor.name).ok().map(|own| own.data() == tensor.bytes)
+            tensors.tensor(&tensor.name).ok().map(|view| view.data() == tensor.bytes)
         });
         assert_eq!(found, Some(true), "{}", tensor.name);
     }
@@ -777,8 +777,8 @@ fn a_save_that_waits_long_for_a_lock_says_who_holds_it() {
     let options = SaveOptions::default();
     let saved = save_sharded(directory.path(), &data(&tensors), None, &shards_of(5000), &options, go_on);
     let notes = saved.unwrap().notes;
-    let own = format!("process {} (", std::process::id());
-    assert!(notes.iter().any(|note| note.contains("waited") && note.contains(&own)), "{notes:?}");
+    let holder = format!("process {} (", std::process::id());
+    assert!(notes.iter().any(|note| note.contains("waited") && note.contains(&holder)), "{notes:?}");
 }
 
 #[test]

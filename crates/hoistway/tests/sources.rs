@@ -43,10 +43,12 @@ fn auto_loads_them_by_threads_and_says_why_by_nothing_else() {
         assert_eq!(carried_by(&loaded), [Route::Threads]);
         for what in ["cached", "io_uring", "direct reads"] {
             let refused = &loaded.report().refused;
-            let own =
-                refused.iter().find(|own| own.what == what).unwrap_or_else(|| panic!("{what}: {refused:?}"));
-            assert_eq!(own.path.as_deref(), Some(&*url), "{what}");
-            assert!(own.why.reason.contains("not a file of this machine"), "{what}: {}", own.why);
+            let refusal = refused
+                .iter()
+                .find(|refusal| refusal.what == what)
+                .unwrap_or_else(|| panic!("{what}: {refused:?}"));
+            assert_eq!(refusal.path.as_deref(), Some(&*url), "{what}");
+            assert!(refusal.why.reason.contains("not a file of this machine"), "{what}: {}", refusal.why);
         }
     }
 }
@@ -233,9 +235,9 @@ fn bytes_in_memory_are_loaded_as_files_are() {
     let (path, expected) = mixed_gguf(directory.path());
     let tensors = hoistway::load_bytes(fs::read(path).unwrap(), &OpenOptions::default()).unwrap();
     assert_eq!(tensors.len(), expected.len());
-    for own in expected {
-        let tensor = tensors.iter().find(|tensor| tensor.name() == own.name).unwrap();
-        assert!(*tensor.bytes().unwrap() == *own.bytes, "{}", own.name);
+    for wanted in expected {
+        let tensor = tensors.iter().find(|tensor| tensor.name() == wanted.name).unwrap();
+        assert!(*tensor.bytes().unwrap() == *wanted.bytes, "{}", wanted.name);
     }
     match hoistway::load_bytes(file[..file.len() - 1].to_vec(), &OpenOptions::default()).unwrap_err() {
         error @ Error::InvalidFile { .. } => assert!(error.to_string().starts_with("<bytes>: "), "{error}"),

@@ -37,7 +37,7 @@ fn loads_copy_every_piece_and_leave_nothing() {
                 let loaded = hoistway::load(&[path], &options).unwrap();
                 assert_is_file(&loaded, file);
                 assert!(toy::in_use().0 > 0, "tensors are on the device");
-                assert!(loaded.report().carriers.iter().all(|own| own.via == Some(Route::Staged)));
+                assert!(loaded.report().carriers.iter().all(|carrier| carrier.via == Some(Route::Staged)));
                 drop(loaded);
                 assert_eq!(toy::in_use(), (0, 0), "{layout:?} {chunk_bytes}");
             }

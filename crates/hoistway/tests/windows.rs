@@ -119,7 +119,7 @@ fn what_windows_cannot_tell_is_in_the_report() {
     let (path, _) = model(folder.path());
     let loaded = load(&path, &by(Route::Auto));
     let report = loaded.report();
-    let refused = report.refused.iter().find(|own| own.what == "cached").unwrap();
+    let refused = report.refused.iter().find(|refusal| refusal.what == "cached").unwrap();
     assert!(refused.why.reason.contains("Windows does not say"), "{report}");
     assert!(!report.to_string().contains("RWF_NOWAIT"), "{report}");
     // There are no transparent huge pages.
@@ -298,7 +298,7 @@ fn what_is_read_arrives_on_a_cuda_device() {
             let loaded = load(&path, &options);
             assert_is(&loaded, &tensors);
             let report = loaded.report();
-            assert!(report.carriers.iter().all(|own| own.via == Some(Route::Staged)), "{report}");
+            assert!(report.carriers.iter().all(|carrier| carrier.via == Some(Route::Staged)), "{report}");
         }
     }
     // Floats are converted on the device.

@@ -63,15 +63,15 @@ impl LayerStream {
     fn next(&self, py: Python<'_>) -> PyResult<(String, Vec<Tensor>)> {
         let shared = self.stream.get(py)?;
         loop {
-            let own = shared.clone();
+            let waiting = shared.clone();
             // Other threads may take what this one has waited for.
             let waited = patiently(py, move || {
-                let mut stream = lock(&own.stream);
+                let mut stream = lock(&waiting.stream);
                 // The layer has a lock of its own, which the interpreter's threads never wait for long.
-                let is_there = lock(&own.waited_for).is_some();
+                let is_there = lock(&waiting.waited_for).is_some();
                 if !is_there {
                     let layer = stream.next_layer()?;
-                    *lock(&own.waited_for) = Some(layer);
+                    *lock(&waiting.waited_for) = Some(layer);
                 }
                 Ok::<_, hoistway_experts::Error>(())
             })?;

@@ -94,7 +94,7 @@ impl ExpertStore {
     #[pyo3(signature = (layer, experts, deadline=None))]
     fn prefetch(&self, py: Python<'_>, layer: u32, experts: Vec<u32>, deadline: Option<f64>) -> PyResult<()> {
         let store = self.store.get(py)?;
-        let patience = deadline.map(|own| seconds("deadline", own)).transpose().into_python(py)?;
+        let patience = deadline.map(|value| seconds("deadline", value)).transpose().into_python(py)?;
         let deadline = patience.and_then(|patience| Instant::now().checked_add(patience));
         py.detach(|| store.prefetch(layer, &experts, deadline)).into_python(py)
     }
@@ -209,7 +209,7 @@ impl ExpertTicket {
         positions: Range<usize>,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        let timeout = timeout.map(|own| seconds("timeout", own)).transpose().into_python(py)?;
+        let timeout = timeout.map(|value| seconds("timeout", value)).transpose().into_python(py)?;
         let (start, timeout) = match timeout {
             Some(timeout) => (Instant::now(), timeout),
             None => (self.asked, self.timeout),

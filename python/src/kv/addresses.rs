@@ -91,7 +91,7 @@ fn sizes_of(addresses: &Rows, sizes: &Bound<'_, PyAny>) -> PyResult<Sizes> {
     let sizes = rows("sizes", sizes)?;
     match (addresses.columns, sizes.columns) {
         (Some(columns), None) if sizes.values.len() == columns => Ok(Sizes::Columns(sizes.values)),
-        (columns, own) if own == columns && sizes.values.len() == addresses.values.len() => {
+        (columns, given) if given == columns && sizes.values.len() == addresses.values.len() => {
             Ok(Sizes::Each(sizes.values))
         }
         _ => Err(PyValueError::new_err(

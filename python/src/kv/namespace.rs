@@ -196,7 +196,7 @@ fn with_manner(
     priority: Option<&str>,
     notify: bool,
 ) -> PyResult<Request> {
-    request.timeout = timeout.map(|own| seconds("timeout", own)).transpose().into_python(py)?;
+    request.timeout = timeout.map(|value| seconds("timeout", value)).transpose().into_python(py)?;
     request.priority = priority.map(priority_of).transpose().into_python(py)?;
     request.notify = if notify { Notify::EventFd } else { Notify::Ticket };
     Ok(request)
@@ -295,8 +295,8 @@ impl KvPins {
         Ok(())
     }
 
-    fn __enter__(own: Py<Self>) -> Py<Self> {
-        own
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
     }
 
     #[pyo3(signature = (*_exception))]

@@ -127,7 +127,7 @@ impl KvStore {
     /// Waits for all requests to store that were made before.
     #[pyo3(signature = (timeout=None))]
     fn flush(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let timeout = timeout.map(|own| seconds("timeout", own)).transpose().into_python(py)?;
+        let timeout = timeout.map(|value| seconds("timeout", value)).transpose().into_python(py)?;
         let store = self.store.get(py)?.clone();
         patiently(py, move || store.flush(timeout))?.into_python(py)
     }
@@ -135,7 +135,7 @@ impl KvStore {
     /// Ends it.
     #[pyo3(signature = (timeout=None))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let timeout = timeout.map(|own| seconds("timeout", own)).transpose().into_python(py)?;
+        let timeout = timeout.map(|value| seconds("timeout", value)).transpose().into_python(py)?;
         let store = self.store.get(py)?.clone();
         patiently(py, move || store.close(timeout))?.into_python(py)
     }

@@ -56,7 +56,7 @@ impl KvTicket {
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<KvCompletion> {
         let ticket = self.ticket.get(py)?;
-        let timeout = timeout.map(|own| seconds("timeout", own)).transpose().into_python(py)?;
+        let timeout = timeout.map(|value| seconds("timeout", value)).transpose().into_python(py)?;
         let start = Instant::now();
         loop {
             let left = timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));

@@ -130,7 +130,7 @@ fn a_file_system_without_direct_reads_is_read_buffered_or_refused() {
         let loaded = load(&mounted, &LoadOptions::default().route(route)).unwrap();
         assert_is_file(&loaded, &file);
         let refused = &loaded.report().refused;
-        assert!(refused.iter().any(|own| own.why.reason.contains("fuse")), "{refused:?}");
+        assert!(refused.iter().any(|refusal| refusal.why.reason.contains("fuse")), "{refused:?}");
     }
     let error = load(&mounted, &LoadOptions::default().route(Route::IoUring)).unwrap_err();
     assert!(matches!(&error, Error::RouteUnavailable { route: Route::IoUring, .. }), "{error:?}");
@@ -160,5 +160,5 @@ fn rings_are_refused_on_fuse() {
     assert!(error.to_string().contains("FUSE"), "{error}");
     let loaded = load(&mounted, &LoadOptions::default()).unwrap();
     assert_is_file(&loaded, &file);
-    assert!(loaded.report().refused.iter().any(|own| own.what == "io_uring"), "{}", loaded.report());
+    assert!(loaded.report().refused.iter().any(|refusal| refusal.what == "io_uring"), "{}", loaded.report());
 }

@@ -29,17 +29,17 @@ impl Server {
     pub fn put_file(&self, model: &str, file: &str, bytes: &[u8], linked: bool) {
         let etag = format!("\"{}\"", blake3::hash(bytes).to_hex());
         let mut models = lock(&self.state.models);
-        let Some(own) = models.get_mut(model) else { return };
+        let Some(found) = models.get_mut(model) else { return };
         if let (true, Some((_, elsewhere))) = (linked, &*lock(&self.state.leads_to)) {
             elsewhere.put(
-                &format!("blobs/{}/{file}", own.commit),
+                &format!("blobs/{}/{file}", found.commit),
                 bytes.to_vec(),
                 "\"of-the-other-server\"".into(),
             );
         }
-        let commit = Some(own.commit.clone());
+        let commit = Some(found.commit.clone());
         let object = Object { bytes: bytes.to_vec(), etag, generation: 0, commit };
-        own.files.insert(file.to_owned(), (Arc::new(object), linked));
+        found.files.insert(file.to_owned(), (Arc::new(object), linked));
     }
 
     /// Has the hub lead to this server for files that are linked.
@@ -66,13 +66,13 @@ impl State {
     /// Whether a request has no signature of a hub's, or one that is still valid.
     pub(crate) fn accepts(&self, query: &str) -> bool {
         let number = query.split('&').find_map(|pair| pair.strip_prefix("number="));
-        number.is_none_or(|own| own == self.expired.load(Ordering::Relaxed).to_string())
+        number.is_none_or(|given| given == self.expired.load(Ordering::Relaxed).to_string())
     }
 
     pub(crate) fn answer_as_hub(&self, socket: &mut Stream, request: &Request, path: &str) -> io::Result<()> {
         if lock(&self.token)
             .as_ref()
-            .is_some_and(|own| request.authorization != Some(format!("Bearer {own}")))
+            .is_some_and(|token| request.authorization != Some(format!("Bearer {token}")))
         {
             return refuse(socket, "401 Unauthorized", "", "X-Error-Code: RepoNotFound\r\n");
         }
@@ -84,19 +84,21 @@ impl State {
         let [org, model, verb, revision, ref file @ ..] = parts[..] else {
             return missing(socket, "RepoNotFound");
         };
-        let Some(own) = models.get(&format!("{org}/{model}")) else { return missing(socket, "RepoNotFound") };
-        if revision != "main" && revision != own.commit {
+        let Some(found) = models.get(&format!("{org}/{model}")) else {
+            return missing(socket, "RepoNotFound");
+        };
+        if revision != "main" && revision != found.commit {
             return missing(socket, "RevisionNotFound");
         }
         if verb == "revision" {
             let names: Vec<_> =
-                own.files.keys().map(|name| format!("{{\"rfilename\":\"{name}\"}}")).collect();
-            let text = format!("{{\"sha\":\"{}\",\"siblings\":[{}]}}", own.commit, names.join(","));
+                found.files.keys().map(|name| format!("{{\"rfilename\":\"{name}\"}}")).collect();
+            let text = format!("{{\"sha\":\"{}\",\"siblings\":[{}]}}", found.commit, names.join(","));
             return write!(socket, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{text}", text.len());
         }
         let name = file.first().copied().unwrap_or_default();
-        let Some((object, linked)) = own.files.get(name) else { return missing(socket, "EntryNotFound") };
-        let commit = own.commit.clone();
+        let Some((object, linked)) = found.files.get(name) else { return missing(socket, "EntryNotFound") };
+        let commit = found.commit.clone();
         let (object, linked) = (object.clone(), *linked);
         drop(models);
         let elsewhere = lock(&self.leads_to).clone().filter(|_| linked);

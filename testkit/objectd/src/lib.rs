@@ -112,19 +112,19 @@ impl Server {
         let listener = TcpListener::bind(("127.0.0.1", 0))?;
         let port = listener.local_addr()?.port();
         let state = Arc::new(State::default());
-        let own = state.clone();
+        let shared = state.clone();
         thread::spawn(move || {
             for socket in listener.incoming() {
-                if own.is_over.load(Ordering::Relaxed) {
+                if shared.is_over.load(Ordering::Relaxed) {
                     return;
                 }
-                let (Ok(socket), own, tls) = (socket, own.clone(), tls.clone()) else { continue };
-                if own.is_away.load(Ordering::Relaxed) {
+                let (Ok(socket), shared, tls) = (socket, shared.clone(), tls.clone()) else { continue };
+                if shared.is_away.load(Ordering::Relaxed) {
                     continue;
                 }
-                own.opened.fetch_add(1, Ordering::Relaxed);
+                shared.opened.fetch_add(1, Ordering::Relaxed);
                 // Without a thread the connection is closed; those that are open go on.
-                let _ = thread::Builder::new().spawn(move || own.serve(socket, tls.as_ref()));
+                let _ = thread::Builder::new().spawn(move || shared.serve(socket, tls.as_ref()));
             }
         });
         Ok(Self { state, scheme, port })
@@ -224,8 +224,8 @@ impl State {
     fn serve(&self, socket: TcpStream, tls: Option<&Arc<ServerConfig>>) {
         let Ok(peer) = socket.peer_addr() else { return };
         let _ = socket.set_nodelay(true);
-        if let Ok(own) = socket.try_clone() {
-            lock(&self.connections).push(own);
+        if let Ok(connection) = socket.try_clone() {
+            lock(&self.connections).push(connection);
         }
         let Ok(mut socket) = Stream::new(socket, tls) else { return };
         let (mut buffer, forgotten) = (Vec::new(), self.forgotten.load(Ordering::Relaxed));
@@ -243,7 +243,8 @@ impl State {
             }
         }
         let _ = socket.shutdown();
-        lock(&self.connections).retain(|own| own.peer_addr().is_ok_and(|own| own != peer));
+        lock(&self.connections)
+            .retain(|connection| connection.peer_addr().is_ok_and(|address| address != peer));
     }
 
     fn put(&self, path: &str, bytes: Vec<u8>, etag: String) {
@@ -282,7 +283,8 @@ impl State {
             let now = lock(&self.faults);
             let objects = lock(&self.objects);
             let swapped = objects.get(&path).filter(|_| now.0.fault == fault);
-            let swapped: Option<Vec<u8>> = swapped.map(|own| own.bytes.iter().map(|byte| !byte).collect());
+            let swapped: Option<Vec<u8>> =
+                swapped.map(|object| object.bytes.iter().map(|byte| !byte).collect());
             drop(objects);
             if let Some(bytes) = swapped {
                 let etag = format!("\"swapped-{}\"", bytes.len());
@@ -295,7 +297,10 @@ impl State {
         };
         let Some(object) = object else { return refuse(socket, "404 Not Found", "NoSuchKey", "") };
         let is_other = request.if_match.as_ref().is_some_and(|wanted| *wanted != object.etag)
-            || request.if_generation_match.as_ref().is_some_and(|own| *own != object.generation.to_string());
+            || request
+                .if_generation_match
+                .as_ref()
+                .is_some_and(|wanted| *wanted != object.generation.to_string());
         if is_other && !faults.ignores_preconditions {
             return refuse(socket, "412 Precondition Failed", "PreconditionFailed", "");
         }

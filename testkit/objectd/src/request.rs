@@ -26,9 +26,9 @@ impl Request {
             let mut headers = [httparse::EMPTY_HEADER; 64];
             let mut request = httparse::Request::new(&mut headers);
             if let Ok(httparse::Status::Complete(end)) = request.parse(buffer) {
-                let own = Self::of(&request);
+                let parsed = Self::of(&request);
                 buffer.drain(..end);
-                return Ok(Some(own));
+                return Ok(Some(parsed));
             }
             let mut part = [0; 4096];
             let count = socket.read(&mut part)?;

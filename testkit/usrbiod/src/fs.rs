@@ -112,8 +112,8 @@ impl Mounted {
                         .zip(links)
                         .map(|(inode, (name, _))| (INodeNo(inode), FileType::Symlink, name.into())),
                 );
-                let own = self.engine.registry.all().into_iter().filter(|(_, one)| one.uid == uid);
-                entries.extend(own.map(|(number, one)| {
+                let of_user = self.engine.registry.all().into_iter().filter(|(_, one)| one.uid == uid);
+                entries.extend(of_user.map(|(number, one)| {
                     (INodeNo(REGISTRATIONS - number), FileType::Symlink, one.name.clone().into())
                 }));
             }

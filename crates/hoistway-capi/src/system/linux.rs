@@ -26,9 +26,10 @@ pub(crate) fn bytes_of(path: &Path) -> Cow<'_, [u8]> {
 /// `descriptor` must not be closed during the call.
 pub(crate) unsafe fn file_of_descriptor(descriptor: i32) -> Result<(File, PathBuf), Failure> {
     // SAFETY: open during this call, as the caller says.
-    let own = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned();
-    let own = own.map_err(|error| Failure::argument(format!("descriptor {descriptor}: {error}")))?;
+    let duplicate = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned();
+    let duplicate =
+        duplicate.map_err(|error| Failure::argument(format!("descriptor {descriptor}: {error}")))?;
     let link = PathBuf::from(format!("/proc/self/fd/{descriptor}"));
     let path = std::fs::read_link(&link).unwrap_or(link);
-    Ok((own.into(), path))
+    Ok((duplicate.into(), path))
 }

@@ -52,7 +52,9 @@ fn read(arguments: &Read, program: &[OsString]) -> Result<(), Failure> {
     let files: Vec<(PathBuf, u64)> = files.collect::<hoistway::Result<_>>()?;
     let mut combinations = Vec::new();
     for (name, options) in arguments.runs.mode.of(&backends) {
-        combinations.extend(self::combinations(arguments, name)?.into_iter().map(|own| (options, own)));
+        combinations.extend(
+            self::combinations(arguments, name)?.into_iter().map(|combination| (options, combination)),
+        );
     }
     arguments.output.prepare()?;
     let mut measurements = Vec::new();
@@ -83,7 +85,7 @@ fn chart(path: &Path) -> Result<(), Failure> {
 fn backends(arguments: &Read) -> hoistway::Result<Vec<(&'static str, LoadOptions)>> {
     if arguments.backends.is_empty() {
         let options = arguments.route.iter().map(|route| options(arguments, route));
-        return options.map(|options| options.map(|own| (own.route.name(), own))).collect();
+        return options.map(|options| options.map(|options| (options.route.name(), options))).collect();
     }
     let named = arguments.backends.iter().map(|backend| {
         let options = LoadOptions::from_env()?;

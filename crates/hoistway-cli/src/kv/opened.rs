@@ -117,7 +117,7 @@ mod tests {
         let description = serde_json::from_str(&description.to_json().unwrap()).unwrap();
         let shown = summary(Some(&description));
         for part in ["llama@1", "block_tokens 16", "tensor_parallel 1 of 2", "salted", "lora x"] {
-            assert!(shown.split(", ").any(|own| own == part), "{part}: {shown}");
+            assert!(shown.split(", ").any(|given| given == part), "{part}: {shown}");
         }
         assert!(!shown.contains("layers") && !shown.contains("context_parallel"), "{shown}");
     }

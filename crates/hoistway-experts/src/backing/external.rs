@@ -130,7 +130,7 @@ impl Drop for Opened {
     fn drop(&mut self) {
         self.waits.wait();
         let left: BTreeSet<DeviceId> =
-            lock(&self.inner.state).in_doubt.values().map(|own| own.room.memory).collect();
+            lock(&self.inner.state).in_doubt.values().map(|doubt| doubt.room.memory).collect();
         left.into_iter().for_each(|memory| self.inner.give_back_known(memory));
         for unit in lock(&self.inner.state).in_doubt.keys() {
             tracing::error!(unit, "a device may still write to memory of a caller whose store has ended");
@@ -140,7 +140,7 @@ impl Drop for Opened {
 
 impl State {
     fn has_doubt(&self, memory: DeviceId) -> bool {
-        self.in_doubt.values().any(|own| own.room.memory == memory)
+        self.in_doubt.values().any(|doubt| doubt.room.memory == memory)
     }
 
     /// What reads to places on a device come after, which nothing else uses any more.
@@ -203,8 +203,8 @@ impl Inner {
                 state.awaited.remove(&memory);
                 return;
             }
-            let is_known = |own: &InDoubt| own.room.memory == memory && own.number < before;
-            let rooms = state.in_doubt.extract_if(.., |_, own| is_known(own));
+            let is_known = |doubt: &InDoubt| doubt.room.memory == memory && doubt.number < before;
+            let rooms = state.in_doubt.extract_if(.., |_, doubt| is_known(doubt));
             for unit in rooms.filter_map(|(unit, _)| self.catalog.units().get(unit)) {
                 self.give_back(unit);
             }
@@ -285,9 +285,9 @@ impl UnitMemory for Opened {
 
     fn reserve(&self, unit: usize, _keep_bytes: u64) -> Result<Option<UnitRoom>> {
         let mut state = lock(&self.inner.state);
-        if let Entry::Occupied(own) = state.in_doubt.entry(unit) {
-            let after = Some([Fence::of_device(own.get().room.memory)].into());
-            return Ok(Some(UnitRoom { after, ..own.remove().room }));
+        if let Entry::Occupied(entry) = state.in_doubt.entry(unit) {
+            let after = Some([Fence::of_device(entry.get().room.memory)].into());
+            return Ok(Some(UnitRoom { after, ..entry.remove().room }));
         }
         let unit = self.inner.catalog.units().get(unit);
         let unit = unit.ok_or_else(|| Error::Internal("there is no such unit".into()))?;
@@ -357,15 +357,15 @@ mod tests {
     /// Uses that never come to be known as ended, of places that never come again.
     #[test]
     fn uses_of_places_that_do_not_come_back_are_bounded() {
-        let (own, other) = (DeviceId::Cuda(0), DeviceId::Cuda(1));
+        let (device, other) = (DeviceId::Cuda(0), DeviceId::Cuda(1));
         let mut state = State::default();
         state.add_past(&room(other, 0), &[Fence::of_default_stream()]);
         for number in 0..1000 {
-            state.add_past(&room(own, number), &[Fence::of_default_stream()]);
+            state.add_past(&room(device, number), &[Fence::of_default_stream()]);
             assert!(state.past.len() <= MOST_PAST + 3, "{}", state.past.len());
         }
         // Reads to the first place come after all work of the device, which its use is a part of.
-        let fences = state.take_past(own, &room(own, 0).places);
+        let fences = state.take_past(device, &room(device, 0).places);
         assert!(!fences.is_empty() && fences.iter().all(|fence| !fence.is_queued()), "{fences:?}");
         let fences = state.take_past(other, &room(other, 0).places);
         assert_eq!(fences, [Fence::of_default_stream()], "another device's is remembered as it was");

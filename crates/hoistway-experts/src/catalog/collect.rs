@@ -122,7 +122,7 @@ impl Collected {
 
     fn push(&mut self, catalog: &Catalog, id: ExpertId, part: Part) -> Result<()> {
         let parts = self.experts.entry(id).or_default();
-        if let Some(first) = parts.iter().find(|own| key(own) == key(&part)) {
+        if let Some(first) = parts.iter().find(|known| key(known) == key(&part)) {
             return Err(Error::InvalidExperts {
                 path: path(catalog, part.file),
                 reason: format!(

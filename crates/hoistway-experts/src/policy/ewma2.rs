@@ -174,13 +174,13 @@ impl Ewma2 {
         let mut heap = BinaryHeap::from(candidates);
         let mut found = None;
         while let Some(Reverse((_, used, layer, position))) = heap.pop() {
-            let own = &self.layers[layer as usize];
-            let id = ExpertId { layer, expert: own.residents[position as usize] };
+            let of_layer = &self.layers[layer as usize];
+            let id = ExpertId { layer, expert: of_layer.residents[position as usize] };
             if is_wanted(id, used) {
                 found = Some(id);
                 break;
             }
-            heap.extend(own.candidate(layer, position + 1));
+            heap.extend(of_layer.candidate(layer, position + 1));
         }
         self.candidates = heap.into_vec();
         found

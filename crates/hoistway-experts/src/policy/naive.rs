@@ -126,7 +126,7 @@ impl Ewma2 {
         let (mut score, mut age) = (0.0, 0.0);
         for visit in self.of_layer(id.layer) {
             let tokens = tokens(visit);
-            let chosen = ids(visit).filter(|&own| own == id).count() as f64 / tokens;
+            let chosen = ids(visit).filter(|&other| other == id).count() as f64 / tokens;
             for half_life in [4.0, 32.0] {
                 let weight = |age: f64| 0.5_f64.powf(age / half_life);
                 score += chosen * (weight(age) - weight(age + tokens)) / 2.0;
@@ -177,12 +177,12 @@ impl Model for Ewma2 {
 type List = VecDeque<ExpertId>;
 
 fn take(list: &mut List, id: ExpertId) -> bool {
-    let found = list.iter().position(|&own| own == id);
+    let found = list.iter().position(|&other| other == id);
     found.is_some_and(|at| list.remove(at).is_some())
 }
 
 fn position(list: &List, id: ExpertId) -> Option<f64> {
-    list.iter().position(|&own| own == id).map(|at| at as f64)
+    list.iter().position(|&other| other == id).map(|at| at as f64)
 }
 
 #[derive(Default)]

@@ -96,11 +96,11 @@ impl CatalogShape {
         let mut starts = Vec::with_capacity(layers.len() + 1);
         let mut all = 0_u32;
         starts.push(all);
-        for (layer, own) in layers.iter().enumerate() {
-            if own.expert_bytes > Self::MAX_EXPERT_BYTES {
-                return Err(ShapeError::ExpertBytes { layer, expert_bytes: own.expert_bytes });
+        for (layer, shape) in layers.iter().enumerate() {
+            if shape.expert_bytes > Self::MAX_EXPERT_BYTES {
+                return Err(ShapeError::ExpertBytes { layer, expert_bytes: shape.expert_bytes });
             }
-            let sum = all.checked_add(own.experts).filter(|&sum| sum <= Self::MAX_EXPERTS);
+            let sum = all.checked_add(shape.experts).filter(|&sum| sum <= Self::MAX_EXPERTS);
             all = sum.ok_or(ShapeError::Experts { layer })?;
             starts.push(all);
         }

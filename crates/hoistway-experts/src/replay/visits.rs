@@ -33,30 +33,30 @@ pub(super) struct BatchVisit<'a> {
 impl Visits {
     /// Takes the visits of a trace. So many tokens of a prompt visit a layer together.
     pub(super) fn new(trace: &Trace, prefill_batch: NonZeroU32) -> Self {
-        let mut own = Self { visits: Vec::new(), choices: Vec::new() };
+        let mut visits = Self { visits: Vec::new(), choices: Vec::new() };
         let mut batch = BTreeMap::<u32, Vec<(u32, f32)>>::new();
         // The turn and the step of the last token of a batch, and the tokens in it.
         let mut last = None;
         let mut tokens = 0;
         for visit in trace.visits() {
             if visit.phase == Phase::Decode {
-                own.take(&mut batch);
-                own.push(visit.layer, Phase::Decode, visit.experts);
+                visits.take(&mut batch);
+                visits.push(visit.layer, Phase::Decode, visit.experts);
                 last = None;
                 continue;
             }
             let token = (visit.turn, visit.step);
             if last != Some(token) {
                 if last.is_none_or(|(turn, _)| turn != visit.turn) || tokens == prefill_batch.get() {
-                    own.take(&mut batch);
+                    visits.take(&mut batch);
                     tokens = 0;
                 }
                 (last, tokens) = (Some(token), tokens + 1);
             }
             batch.entry(visit.layer).or_default().extend_from_slice(visit.experts);
         }
-        own.take(&mut batch);
-        own
+        visits.take(&mut batch);
+        visits
     }
 
     fn push(&mut self, layer: u32, phase: Phase, experts: &[(u32, f32)]) {

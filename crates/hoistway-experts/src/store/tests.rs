@@ -20,7 +20,7 @@ impl Policy for Lru {
     fn visit(&mut self, layer: u32, experts: &[(u32, f32)]) {
         for (expert, _) in experts {
             let id = ExpertId { layer, expert: *expert };
-            if let Some(position) = self.0.iter().position(|own| *own == id) {
+            if let Some(position) = self.0.iter().position(|other| *other == id) {
                 self.0.remove(position);
                 self.0.push_back(id);
             }
@@ -33,12 +33,12 @@ impl Policy for Lru {
     }
 
     fn remove(&mut self, expert: ExpertId) {
-        let position = self.0.iter().position(|own| *own == expert);
+        let position = self.0.iter().position(|other| *other == expert);
         self.0.remove(position.unwrap_or_else(|| panic!("{expert:?} was not resident")));
     }
 
     fn victim(&mut self, may_evict: &mut dyn FnMut(ExpertId) -> bool) -> Option<ExpertId> {
-        self.0.iter().copied().find(|own| may_evict(*own))
+        self.0.iter().copied().find(|other| may_evict(*other))
     }
 
     fn admit(&mut self, expert: ExpertId) -> bool {

@@ -52,7 +52,7 @@ fn read_comment(draft: &mut Draft, comment: &str) -> Result<(), TraceProblem> {
     }
     let value = |key: &str| {
         let mut pairs = comment.split_ascii_whitespace().filter_map(|pair| pair.split_once('='));
-        pairs.find(|(own, _)| *own == key).map(|(_, value)| value)
+        pairs.find(|(name, _)| *name == key).map(|(_, value)| value)
     };
     let experts = value("n_expert").map(|text| number("n_expert", text)).transpose()?;
     if let Some(layer) = value("layer") {

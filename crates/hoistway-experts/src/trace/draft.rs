@@ -60,8 +60,8 @@ impl Draft {
         if self.rows.len() == MAX_CHOICES {
             return Err(TraceProblem::TooLong);
         }
-        let own = self.layer(layer)?;
-        own.chosen = own.chosen.max(expert + 1);
+        let of_layer = self.layer(layer)?;
+        of_layer.chosen = of_layer.chosen.max(expert + 1);
         self.rows.push(row);
         Ok(())
     }

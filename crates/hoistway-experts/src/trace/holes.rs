@@ -67,8 +67,12 @@ impl Holes {
             *(if is_decode { &mut holes.visits } else { &mut holes.prefill_visits }) += missing;
             let mut first = None;
             if missing > 0 {
-                let own = token.iter().map(|visit| visit.layer).chain(std::iter::once(u32::MAX));
-                first = visited.iter().zip(own).find(|(layer, own)| *layer != own).map(|(&layer, _)| layer);
+                let layers = token.iter().map(|visit| visit.layer).chain(std::iter::once(u32::MAX));
+                first = visited
+                    .iter()
+                    .zip(layers)
+                    .find(|(layer, other)| *layer != other)
+                    .map(|(&layer, _)| layer);
             }
             for visit in token {
                 let experts = shape.layers()[visit.layer as usize].experts.min(shape.experts_per_token());

@@ -85,8 +85,8 @@ fn read_header(draft: &mut Draft, line: &str) -> Result<(), TraceProblem> {
     // Layers that are not listed have no experts.
     draft.experts = Some(0);
     for HeaderLayer { layer, experts, expert_bytes } in header.layers {
-        let own = draft.layer(layer)?;
-        (own.experts, own.expert_bytes) = (Some(experts), Some(expert_bytes));
+        let of_layer = draft.layer(layer)?;
+        (of_layer.experts, of_layer.expert_bytes) = (Some(experts), Some(expert_bytes));
         draft.layer_count = draft.layer_count.max(Some(layer + 1));
     }
     Ok(())

@@ -78,7 +78,10 @@ impl FromStr for Format {
     fn from_str(name: &str) -> Result<Self, String> {
         let found = Self::ALL.iter().copied().find(|format| format.name() == name);
         found.ok_or_else(|| {
-            format!("it is one of {}", Self::ALL.iter().map(|own| own.name()).collect::<Vec<_>>().join(", "))
+            format!(
+                "it is one of {}",
+                Self::ALL.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ")
+            )
         })
     }
 }

@@ -118,8 +118,8 @@ impl Synthetic {
         };
         let mut rng = Rng::with_seed(self.seed);
         for number in 0..layers {
-            let own = LayerDraft { expert_bytes: Some(self.expert_bytes), ..LayerDraft::default() };
-            *draft.layer(number).map_err(wrong)? = own;
+            let of_layer = LayerDraft { expert_bytes: Some(self.expert_bytes), ..LayerDraft::default() };
+            *draft.layer(number).map_err(wrong)? = of_layer;
             let mut router = Router::new(experts, exponent, rng.fork());
             let mut chosen = Vec::new();
             for step in 0..all {
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn the_same_seed_gives_the_same_trace() {
         let pattern = Pattern::Sticky { stay: 0.5, exponent: 1.0 };
-        let [one, same] = [of(pattern), of(pattern)].map(|own| own.generate().unwrap());
+        let [one, same] = [of(pattern), of(pattern)].map(|trace| trace.generate().unwrap());
         assert_eq!(one, same);
         assert_ne!(one, Synthetic { seed: 1, ..of(pattern) }.generate().unwrap());
         assert!(one.holes().is_empty() && one.shape().experts() == 3 * 32);

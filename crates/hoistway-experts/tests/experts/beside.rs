@@ -103,8 +103,8 @@ fn open(gate: &Gate) {
 fn one_place(memory: &Arc<DeviceMemory>) -> Backing {
     let memory = memory.clone();
     let locate = move |unit: &Unit, part: &Part| {
-        let before = unit.parts().iter().take_while(|own| own.tensor != part.tensor);
-        let start: u64 = before.map(|own| own.bytes.len().next_multiple_of(256)).sum();
+        let before = unit.parts().iter().take_while(|earlier| earlier.tensor != part.tensor);
+        let start: u64 = before.map(|earlier| earlier.bytes.len().next_multiple_of(256)).sum();
         Some(ExternalPlace { memory: DeviceId::Cuda(0), address: memory.address() + start })
     };
     // SAFETY: the memory lives as long as the closure, and one unit has it at a time.
@@ -201,8 +201,8 @@ impl Places {
         let units: Vec<String> = model.catalog.experts().iter().map(Unit::label).collect();
         let locate = move |unit: &Unit, part: &Part| {
             let place = units.iter().position(|label| *label == unit.label()).unwrap() as u64;
-            let before = unit.parts().iter().take_while(|own| own.tensor != part.tensor);
-            let start: u64 = before.map(|own| own.bytes.len().next_multiple_of(256)).sum();
+            let before = unit.parts().iter().take_while(|earlier| earlier.tensor != part.tensor);
+            let start: u64 = before.map(|earlier| earlier.bytes.len().next_multiple_of(256)).sum();
             Some(ExternalPlace {
                 memory: DeviceId::Cuda(0),
                 address: memory.address() + place * room + start,

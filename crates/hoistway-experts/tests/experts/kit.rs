@@ -33,7 +33,7 @@ impl Policy for Lru {
     fn visit(&mut self, layer: u32, experts: &[(u32, f32)]) {
         for (expert, _) in experts {
             let id = ExpertId { layer, expert: *expert };
-            if let Some(position) = self.0.iter().position(|own| *own == id) {
+            if let Some(position) = self.0.iter().position(|other| *other == id) {
                 self.0.remove(position);
                 self.0.push_back(id);
             }
@@ -45,11 +45,11 @@ impl Policy for Lru {
     }
 
     fn remove(&mut self, expert: ExpertId) {
-        self.0.retain(|own| *own != expert);
+        self.0.retain(|other| *other != expert);
     }
 
     fn victim(&mut self, may_evict: &mut dyn FnMut(ExpertId) -> bool) -> Option<ExpertId> {
-        self.0.iter().copied().find(|own| may_evict(*own))
+        self.0.iter().copied().find(|other| may_evict(*other))
     }
 
     fn name(&self) -> &'static str {
@@ -208,11 +208,11 @@ pub(crate) fn let_file_time_pass(path: &Path) {
     };
     #[cfg(windows)]
     let change_time = |file: &fs::File| file.metadata().unwrap().modified().unwrap();
-    let own = change_time(&fs::File::open(path).unwrap());
+    let changed_at = change_time(&fs::File::open(path).unwrap());
     let mut probe = tempfile::tempfile_in(path.parent().unwrap()).unwrap();
     until("the clock of the file system", || {
         probe.write_all(b".").unwrap();
-        change_time(&probe) > own
+        change_time(&probe) > changed_at
     });
 }
 

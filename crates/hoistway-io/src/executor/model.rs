@@ -271,9 +271,10 @@ fn groups_end_once_while_they_are_cancelled_and_promoted() {
         let model = scheduler.customer();
         let carry: &[Step] = &[Step::Carry];
         for (group, priority) in [(0, Priority::Prefetch), (1, Priority::Demand), (2, Priority::Background)] {
-            let mut own = submission(model, group, &[(FIRST, carry), (FIRST, &[Step::Carry, Step::Carry])]);
-            (own.priority, own.tag) = (priority, group as u64);
-            scheduler.submit(own).unwrap();
+            let mut submission =
+                submission(model, group, &[(FIRST, carry), (FIRST, &[Step::Carry, Step::Carry])]);
+            (submission.priority, submission.tag) = (priority, group as u64);
+            scheduler.submit(submission).unwrap();
         }
         let other = scheduler.clone();
         let canceller = thread::spawn(move || other.cancel(Whose::Tag(2)));
@@ -440,8 +441,8 @@ fn a_scheduler_that_is_closed_at_any_time_ends_every_group() {
         let steps: [&[Step]; 3] =
             [&[Step::Carry, Step::HandOver(SECOND), Step::Carry], &[Step::Fail], &[Step::PutBack]];
         for (group, steps) in steps.into_iter().enumerate() {
-            let own = submission(model, group, &[(FIRST, steps), (SECOND, &[Step::Carry])]);
-            if let Err(refused) = scheduler.submit(own) {
+            let submission = submission(model, group, &[(FIRST, steps), (SECOND, &[Step::Carry])]);
+            if let Err(refused) = scheduler.submit(submission) {
                 assert_eq!(refused.reason, Reason::Closed);
                 drop(refused);
                 model.ended(group, Err(Reason::Cancelled));

@@ -196,10 +196,10 @@ mod tests {
     /// Waits until a change of a file would move its times: the clock of a file system is coarse.
     fn tick(open_file: &OpenFile) {
         let changed = |file: &File| FileIdentity::of(file).unwrap().changed_ns;
-        let own = changed(&open_file.file().unwrap());
+        let changed_at = changed(&open_file.file().unwrap());
         let mut probe = tempfile::tempfile_in(open_file.path.parent().unwrap()).unwrap();
         let begin = std::time::Instant::now();
-        while changed(&probe) <= own {
+        while changed(&probe) <= changed_at {
             assert!(begin.elapsed().as_secs() < 60, "the clock of the file system stands still");
             std::thread::sleep(std::time::Duration::from_millis(1));
             probe.write_all(b".").unwrap();

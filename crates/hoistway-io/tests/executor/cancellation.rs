@@ -153,12 +153,12 @@ fn what_has_not_begun_by_its_deadline_does_not_begin() {
     let now = Instant::now();
     let timed_out = Err(Failure::Reason(Reason::TimedOut));
     for (group, deadline) in [(0, now), (1, now + Duration::from_secs(3600)), (2, now)] {
-        let mut own = kit.group(group, FIRST, &[&[Act::Keep], &[]]);
-        own.deadline = Some(deadline);
+        let mut submission = kit.group(group, FIRST, &[&[Act::Keep], &[]]);
+        submission.deadline = Some(deadline);
         if group == 2 {
-            own.gate = Gate::Below(0);
+            submission.gate = Gate::Below(0);
         }
-        submit(&scheduler, own);
+        submit(&scheduler, submission);
     }
     // Without a thread that watches, threads that take operations find out.
     serve_inline(&scheduler, &[FIRST], 1);
@@ -255,12 +255,12 @@ fn threads_do_not_wait_for_what_may_never_come_once_it_is_closed() {
 fn the_last_reference_may_go_in_a_callback() {
     let scheduler = scheduler();
     let executor = Arc::new(Executor::new(scheduler.clone()));
-    let own = executor.clone();
+    let held = executor.clone();
     executor
         .spawn("holder", move |_| {
             // Waits until the test has let go.
-            eventually("the test keeps its reference", || Arc::strong_count(&own) == 1);
-            drop(own);
+            eventually("the test keeps its reference", || Arc::strong_count(&held) == 1);
+            drop(held);
         })
         .unwrap();
     drop(executor);

@@ -158,9 +158,9 @@ impl Handler<Store> for Mover {
         if let Work::Read(_, pieces) = &job.work {
             let mut rest = &job.bytes[..];
             for piece in pieces {
-                let (own, others) = rest.split_at(piece.len);
-                lock(&job.sums).push(checksum(own));
-                lock(&piece.memory.0)[piece.start..piece.start + piece.len].copy_from_slice(own);
+                let (bytes, others) = rest.split_at(piece.len);
+                lock(&job.sums).push(checksum(bytes));
+                lock(&piece.memory.0)[piece.start..piece.start + piece.len].copy_from_slice(bytes);
                 rest = others;
             }
         }
@@ -195,7 +195,7 @@ impl Lane<Carried<Job>> for DiskLane {
         let mut disk = lock(&self.0);
         let job = &mut op.content;
         let (start, count) = (job.offset() + job.done, ATTEMPT.min(job.len() - job.done));
-        let own = job.done..job.done + count;
+        let span = job.done..job.done + count;
         let result = match job.work {
             Work::Sync => {
                 disk.syncs += 1;
@@ -204,13 +204,13 @@ impl Lane<Carried<Job>> for DiskLane {
             }
             Work::Read(..) if start >= disk.bytes.len() => Err(io::ErrorKind::UnexpectedEof.into()),
             Work::Read(..) => {
-                job.bytes[own].copy_from_slice(&disk.bytes[start..start + count]);
+                job.bytes[span].copy_from_slice(&disk.bytes[start..start + count]);
                 Ok(count)
             }
             Work::Write(..) | Work::Header(_) => {
                 let len = disk.bytes.len().max(start + count);
                 disk.bytes.resize(len, 0);
-                disk.bytes[start..start + count].copy_from_slice(&job.bytes[own]);
+                disk.bytes[start..start + count].copy_from_slice(&job.bytes[span]);
                 Ok(count)
             }
         };

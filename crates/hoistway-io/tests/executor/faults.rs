@@ -21,9 +21,9 @@ fn ends(acts: &[Act]) -> (Result<(), Failure>, Result<(), Failure>) {
     let scheduler = scheduler();
     let kit = scheduler.customer();
     for group in 0..2 {
-        let mut own = kit.group(group, FIRST, &[if group == 0 { acts } else { &[Act::Move] }]);
-        own.operations[0].charge.slots = 1;
-        submit(&scheduler, own);
+        let mut submission = kit.group(group, FIRST, &[if group == 0 { acts } else { &[Act::Move] }]);
+        submission.operations[0].charge.slots = 1;
+        submit(&scheduler, submission);
     }
     serve_inline(&scheduler, &[FIRST], 1);
     assert_eq!(kit.live(), 0);
@@ -92,9 +92,9 @@ fn a_lane_that_fails_loses_what_it_has_and_closes_the_scheduler() {
     let (executor, pace) = (Executor::new(scheduler.clone()), Arc::new(Pace::default()));
     spawn(&executor, &[FIRST], Memory::paced(2, &pace));
     let kit = scheduler.customer();
-    let mut own = kit.group(0, FIRST, &[&[Act::Move], &[Act::Move], &[Act::Move]]);
-    own.operations[0].charge.slots = 1;
-    submit(&scheduler, own);
+    let mut submission = kit.group(0, FIRST, &[&[Act::Move], &[Act::Move], &[Act::Move]]);
+    submission.operations[0].charge.slots = 1;
+    submit(&scheduler, submission);
     submit(&scheduler, kit.group(1, FIRST, &[&[Act::Move]]));
     pace.wait_for_waits(1);
     pace.fail();
@@ -155,9 +155,9 @@ fn groups_whose_event_cannot_be_asked_for_fail() {
     assert_eq!(scheduler.submit(unwatched).unwrap_err().reason, Reason::Unserved);
     scheduler.expect_watcher();
     for group in 0..4 {
-        let mut own = kit.group(group, FIRST, &[&[]]);
-        own.event = Some(if group == 3 { 2 } else { 1 });
-        submit(&scheduler, own);
+        let mut submission = kit.group(group, FIRST, &[&[]]);
+        submission.event = Some(if group == 3 { 2 } else { 1 });
+        submit(&scheduler, submission);
     }
     assert!(!scheduler.look(Instant::now()), "no event is reached");
     lock(&kit.broken_events).insert(1);

@@ -139,9 +139,9 @@ impl Kit {
     /// How a group has ended. Fails if it has not, or twice.
     pub(crate) fn end_of(&self, group: u32) -> Result<(), Failure> {
         let ends = self.ends();
-        let mut own = ends.iter().filter(|(own, _)| *own == group);
-        let (_, end) = own.next().unwrap_or_else(|| panic!("group {group} has not ended"));
-        assert_eq!(own.next(), None, "group {group} has ended twice");
+        let mut of_group = ends.iter().filter(|(of_group, _)| *of_group == group);
+        let (_, end) = of_group.next().unwrap_or_else(|| panic!("group {group} has not ended"));
+        assert_eq!(of_group.next(), None, "group {group} has ended twice");
         end.clone()
     }
 

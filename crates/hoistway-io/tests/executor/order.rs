@@ -23,10 +23,10 @@ fn demand_goes_first_and_the_older_before_the_younger() {
 
 /// The most operations in a row that are more urgent than `priority`, before its last one.
 fn longest_wait(begun: &[(u32, u32)], priority: Priority) -> usize {
-    let own = priority as u32;
-    let last = begun.iter().rposition(|(group, _)| *group == own).unwrap();
-    let waits = begun[..last].split(|(group, _)| *group == own);
-    waits.map(|wait| wait.iter().filter(|(group, _)| *group < own).count()).max().unwrap()
+    let of_priority = priority as u32;
+    let last = begun.iter().rposition(|(group, _)| *group == of_priority).unwrap();
+    let waits = begun[..last].split(|(group, _)| *group == of_priority);
+    waits.map(|wait| wait.iter().filter(|(group, _)| *group < of_priority).count()).max().unwrap()
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn an_operation_in_short_steps_is_overtaken_by_as_many_bytes_as_one_in_long_ones
     let scheduler = Kit::scheduler(Limits::NONE, &one_queue());
     let kit = scheduler.customer();
     let mut demand = kit.group(0, FIRST, &[&[][..]; 6400]);
-    demand.operations.iter_mut().for_each(|own| own.charge.bytes = 20);
+    demand.operations.iter_mut().for_each(|operation| operation.charge.bytes = 20);
     submit(&scheduler, demand);
     submit(&scheduler, with_priority(kit.group(2, FIRST, &[&[][..]; 100]), Priority::Background));
     serve_inline(&scheduler, &[FIRST], 1);

@@ -265,9 +265,9 @@ fn a_watcher_ends_with_the_last_group_of_a_sealed_scheduler() {
         let executor = Executor::new(scheduler.clone());
         executor.spawn_watcher("watcher").unwrap();
         let kit = scheduler.customer();
-        let mut own = kit.group(0, FIRST, &[&[Act::Move]]);
-        own.event = Some(1);
-        submit(&scheduler, own);
+        let mut submission = kit.group(0, FIRST, &[&[Act::Move]]);
+        submission.event = Some(1);
+        submit(&scheduler, submission);
         if is_sealed_first {
             scheduler.seal();
         }
@@ -330,8 +330,8 @@ mod fork {
         let group = submit(&scheduler, kit.group(0, FIRST, &[&[Act::Move], &[Act::Move]]));
         pace.wait_for_waits(1);
         let submission = kit.group(1, FIRST, &[&[]]);
-        let (own, of_child) = (Some((executor, scheduler.clone())), scheduler.clone());
-        let mut own = own;
+        let (of_parent, of_child) = (Some((executor, scheduler.clone())), scheduler.clone());
+        let mut of_parent = of_parent;
         let code = in_child(|| {
             let scheduler = of_child;
             let refused = scheduler.submit(submission).is_err_and(|refused| refused.reason == Reason::Forked);
@@ -340,7 +340,7 @@ mod fork {
             let is_idle = scheduler.cancel(Whose::Group(group)) == Default::default()
                 && matches!(serve_inline(&scheduler, &[FIRST], 1), Served::Over)
                 && scheduler.figures().groups == 0;
-            drop((own.take(), scheduler));
+            drop((of_parent.take(), scheduler));
             i32::from(!(refused && is_idle))
         });
         assert_eq!(code, 0);

@@ -91,18 +91,19 @@ fn round(seed: u64, duration: Duration) {
                     let number = submitted.fetch_add(1, Ordering::Relaxed);
                     let acts: Vec<_> = (0..random.below(5)).map(|_| random.acts()).collect();
                     let acts: Vec<_> = acts.iter().map(Vec::as_slice).collect();
-                    let mut own = kit.group(number, [FIRST, SECOND, THIRD][random.below(3) as usize], &acts);
-                    for operation in &mut own.operations {
+                    let mut submission =
+                        kit.group(number, [FIRST, SECOND, THIRD][random.below(3) as usize], &acts);
+                    for operation in &mut submission.operations {
                         operation.charge.bytes = random.below(12);
                         operation.charge.slots = random.below(3) as u32;
                     }
-                    own.tag = submitter;
-                    own.gate = [Gate::Open, Gate::Stages, Gate::Below(1)][random.below(3) as usize];
+                    submission.tag = submitter;
+                    submission.gate = [Gate::Open, Gate::Stages, Gate::Below(1)][random.below(3) as usize];
                     let in_some_time = || Instant::now() + Duration::from_micros(500);
-                    own.deadline = (random.below(8) == 0).then(in_some_time);
-                    own.event = (random.below(8) == 0).then(|| random.below(50) as u32);
-                    let own = with_priority(own, Priority::ALL[random.below(3) as usize]);
-                    match scheduler.submit(own) {
+                    submission.deadline = (random.below(8) == 0).then(in_some_time);
+                    submission.event = (random.below(8) == 0).then(|| random.below(50) as u32);
+                    let submission = with_priority(submission, Priority::ALL[random.below(3) as usize]);
+                    match scheduler.submit(submission) {
                         Ok(id) => groups.push(id),
                         Err(why) => {
                             assert!(matches!(why.reason, Reason::Full | Reason::Closed), "{:?}", why.reason);

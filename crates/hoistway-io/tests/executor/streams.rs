@@ -21,13 +21,13 @@ fn stream(orders: &[u64], window: u64, slots: u32, threads: usize, detour: bool)
     let kit = scheduler.customer();
     let over = Act::HandOver(SECOND, Charge { bytes: 1, slots: 1 });
     let acts: &[Act] = if detour { &[Act::Move, over, Act::Move] } else { &[Act::Move] };
-    let mut own = kit.group(0, FIRST, &vec![acts; orders.len()]);
-    for (operation, order) in own.operations.iter_mut().zip(orders) {
+    let mut submission = kit.group(0, FIRST, &vec![acts; orders.len()]);
+    for (operation, order) in submission.operations.iter_mut().zip(orders) {
         operation.order = *order;
         operation.charge.slots = 1;
     }
-    own.gate = Gate::Below(window);
-    let group = submit(&scheduler, own);
+    submission.gate = Gate::Below(window);
+    let group = submit(&scheduler, submission);
     scheduler.seal();
     let last = orders.iter().copied().max().unwrap_or(0);
     // Consumes in order: what it waits for is always below the gate.
@@ -82,12 +82,12 @@ fn a_gate_that_is_lowered_or_not_bounded_stays() {
     let executor = Executor::new(scheduler.clone());
     spawn(&executor, &[FIRST], Memory::new(1));
     let kit = scheduler.customer();
-    let mut own = kit.group(0, FIRST, &[&[], &[], &[]]);
-    own.gate = Gate::Below(2);
-    let bounded = submit(&scheduler, own);
-    let mut own = kit.group(1, FIRST, &[&[Act::Keep], &[]]);
-    own.gate = Gate::Stages;
-    let staged = submit(&scheduler, own);
+    let mut submission = kit.group(0, FIRST, &[&[], &[], &[]]);
+    submission.gate = Gate::Below(2);
+    let bounded = submit(&scheduler, submission);
+    let mut submission = kit.group(1, FIRST, &[&[Act::Keep], &[]]);
+    submission.gate = Gate::Stages;
+    let staged = submit(&scheduler, submission);
     scheduler.admit(bounded, 1);
     scheduler.admit(staged, 9);
     eventually("two of the first, one of the second", || lock(&kit.begun).len() == 3);

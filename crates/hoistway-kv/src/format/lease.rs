@@ -92,7 +92,7 @@ impl Lease {
             removed: self.account.removed.into(),
             durability: DURABILITIES
                 .iter()
-                .position(|own| *own == self.durability)
+                .position(|durability| *durability == self.durability)
                 .map_or(0, |place| place as u32)
                 .into(),
             lock_domain: self.lock_domain.0,

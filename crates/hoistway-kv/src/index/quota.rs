@@ -100,7 +100,7 @@ impl Namespaces {
 
     /// Whether any namespace has a quota.
     pub(super) fn have_quota(&self) -> bool {
-        self.known().iter().any(|own| own.has_quota())
+        self.known().iter().any(|namespace| namespace.has_quota())
     }
 
     /// Notes which owners write no more.
@@ -115,7 +115,8 @@ impl Namespaces {
     /// Namespaces that have more than they may, with the bytes that are too many.
     pub(super) fn over_quota(&self) -> Vec<(u16, u64)> {
         let (known, ended) = (self.known(), self.ended());
-        let excesses = known.iter().enumerate().map(|(number, own)| (number as u16, own.excess(0, &ended)));
+        let excesses =
+            known.iter().enumerate().map(|(number, namespace)| (number as u16, namespace.excess(0, &ended)));
         excesses.filter(|(_, excess)| *excess > 0).collect()
     }
 

@@ -312,7 +312,7 @@ pub(crate) struct Region {
 impl Region {
     /// Whether its bytes go past the host's memory.
     pub(crate) fn is_direct(&self) -> bool {
-        let is_known = |buffer| lock(&self.side.regions).iter().any(|own| Arc::ptr_eq(own, buffer));
+        let is_known = |buffer| lock(&self.side.regions).iter().any(|region| Arc::ptr_eq(region, buffer));
         !self.is_childs() && self.buffer.as_ref().is_some_and(is_known)
     }
 
@@ -336,7 +336,7 @@ impl Drop for Region {
             return;
         }
         if let Some(buffer) = &self.buffer {
-            lock(&self.side.regions).retain(|own| !Arc::ptr_eq(own, buffer));
+            lock(&self.side.regions).retain(|region| !Arc::ptr_eq(region, buffer));
         }
     }
 }
@@ -507,7 +507,7 @@ fn copies(step: &Step, lease: &Lease) -> Vec<(DeviceId, Vec<HostCopy>)> {
             continue;
         }
         let Place::Bounced(at) = span.place else { continue };
-        let place = all.iter().position(|(own, _)| *own == id).unwrap_or_else(|| {
+        let place = all.iter().position(|(other, _)| *other == id).unwrap_or_else(|| {
             all.push((id, Vec::new()));
             all.len() - 1
         });

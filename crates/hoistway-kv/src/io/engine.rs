@@ -110,7 +110,7 @@ impl Refusals {
     /// Notes that something better cannot be used for a file.
     pub(super) fn add(&self, what: &str, path: &Path, why: &Unavailable) {
         let mut refused = self.lock();
-        let is_known = refused.iter().any(|own| own.what == what && own.why == *why);
+        let is_known = refused.iter().any(|refusal| refusal.what == what && refusal.why == *why);
         if !is_known && refused.len() < MAX_REFUSALS {
             tracing::warn!(what, path = %path.display(), %why, "refused");
             refused.push(Refusal::new(what, Some(path.to_owned()), why.clone()));

@@ -199,8 +199,8 @@ impl<L: Lane<Carried<Op>>> FaultyLane<L> {
     /// Does to operations that the lane has carried what was decided.
     fn finish(&mut self, done: &mut Done<Carried<Op>>) {
         let Done { op: Carried { content: op, .. }, result } = done;
-        let own = id_of(op);
-        let Some(place) = self.flips.iter().position(|(transfer, offset, _)| (*transfer, *offset) == own)
+        let id = id_of(op);
+        let Some(place) = self.flips.iter().position(|(transfer, offset, _)| (*transfer, *offset) == id)
         else {
             return;
         };

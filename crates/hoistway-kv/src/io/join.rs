@@ -38,7 +38,7 @@ impl Extent {
         for (start, len) in parts.chain(header) {
             let end = start.checked_add(len)?.checked_next_multiple_of(BLOCK_LEN)?;
             extent = Some(match extent {
-                Some(own) => Self { start: own.start.min(start), end: own.end.max(end) },
+                Some(extent) => Self { start: extent.start.min(start), end: extent.end.max(end) },
                 None => Self { start, end },
             });
         }
@@ -67,11 +67,11 @@ pub(super) fn joined(jobs: Vec<Job>, is_direct: impl Fn(&Job) -> bool) -> Vec<Ve
             None => groups.push(vec![job]),
             Some(extent) => {
                 let candidate = Candidate { extent, job };
-                let is_alike = |own: &&mut Vec<Candidate>| {
-                    own.last().is_some_and(|last| are_alike(&last.job, &candidate.job))
+                let is_alike = |candidates: &&mut Vec<Candidate>| {
+                    candidates.last().is_some_and(|last| are_alike(&last.job, &candidate.job))
                 };
                 match of_files.iter_mut().rev().find(is_alike) {
-                    Some(own) => own.push(candidate),
+                    Some(candidates) => candidates.push(candidate),
                     None => of_files.push(vec![candidate]),
                 }
             }

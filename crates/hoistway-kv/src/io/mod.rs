@@ -315,12 +315,12 @@ impl Failure {
             None => io::Error::new(error.kind(), error.to_string()),
         };
         match self {
-            Self::Io(own) => Self::Io(error(own)),
+            Self::Io(source) => Self::Io(error(source)),
             Self::Short { file_len } => Self::Short { file_len: *file_len },
             Self::TimedOut => Self::TimedOut,
             Self::Cancelled => Self::Cancelled,
-            Self::Device(own) => Self::Io(io::Error::other(own.to_string())),
-            Self::Lost(own) => Self::Lost(error(own)),
+            Self::Device(source) => Self::Io(io::Error::other(source.to_string())),
+            Self::Lost(source) => Self::Lost(error(source)),
         }
     }
 

@@ -209,8 +209,8 @@ impl Step {
         let mut steps: Vec<Self> = Vec::new();
         let (mut offset, mut before) = (self.offset, K::default());
         for span in self.spans {
-            let own = kind(before, &span);
-            match steps.last_mut().filter(|_| own == before) {
+            let kind_of_span = kind(before, &span);
+            match steps.last_mut().filter(|_| kind_of_span == before) {
                 Some(last) => last.push(span),
                 None => {
                     let mut step = Self::new(offset, self.is_devices);
@@ -218,7 +218,7 @@ impl Step {
                     steps.push(step);
                 }
             }
-            (offset, before) = (offset + span.len, own);
+            (offset, before) = (offset + span.len, kind_of_span);
         }
         steps
     }

@@ -302,7 +302,8 @@ impl Transfer {
             return (step.cut_into(most), Vec::new());
         }
         let (mut steps, mut headers): (Vec<Step>, Vec<Step>) = (Vec::new(), Vec::new());
-        for member in step.cut_by(|part| self.members.iter().position(|own| own.parts.contains(&part))) {
+        for member in step.cut_by(|part| self.members.iter().position(|member| member.parts.contains(&part)))
+        {
             match steps.last_mut() {
                 Some(last) if last.len + member.len <= most && last.precedes(&member) => last.append(member),
                 _ if member.len <= most + HEADER_LEN as u64 => steps.push(member),
@@ -395,7 +396,7 @@ impl Transfer {
             return;
         }
         let carried = &mut self.state().carried;
-        match carried.iter_mut().find(|(own, _)| *own == carrier) {
+        match carried.iter_mut().find(|(known, _)| *known == carrier) {
             Some((_, sum)) => *sum += bytes,
             None => carried.push((carrier, bytes)),
         }
@@ -532,8 +533,8 @@ impl Transfer {
 
 impl State {
     fn add_sums(&mut self, sums: Vec<PartSum>) {
-        for (all, own) in self.sums.iter_mut().zip(sums) {
-            all.merge(own);
+        for (all, sum) in self.sums.iter_mut().zip(sums) {
+            all.merge(sum);
         }
     }
 

@@ -176,9 +176,10 @@ impl Namespace {
         let priority = request.priority.unwrap_or(Priority::Demand);
         let wait_event = request.wait_event;
         let ticket = self.begin(request, items, Kind::Load)?;
-        let (counters, own) = (self.counters.clone(), ticket.clone());
+        let (counters, of_request) = (self.counters.clone(), ticket.clone());
         let far = self.far.clone();
-        let options = LoadOptions { namespace: self.id, counters, priority, wait_event, ticket: own, far };
+        let options =
+            LoadOptions { namespace: self.id, counters, priority, wait_event, ticket: of_request, far };
         load::load(self.core(), options, groups);
         Ok(Ticket::new(ticket))
     }
@@ -403,8 +404,8 @@ fn shapes(request: &Request, groups: &[Group]) -> Result<Vec<Shape>> {
     }
     let shape = |group: &Group| {
         let is_whole = group.items.len() == request.shards as usize;
-        let own = group.items.iter().map(|item| item.len).max().filter(|_| is_whole);
-        let shard_len = request.shard_len.or(own).unwrap_or(longest);
+        let longest_of_group = group.items.iter().map(|item| item.len).max().filter(|_| is_whole);
+        let shard_len = request.shard_len.or(longest_of_group).unwrap_or(longest);
         let stride = shard_len.checked_next_multiple_of(BLOCK_LEN);
         stride
             .filter(|stride| stride.checked_mul(u64::from(request.shards) + 1).is_some())

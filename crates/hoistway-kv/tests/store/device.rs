@@ -258,7 +258,7 @@ fn a_device_that_goes_through_the_host_is_said_to() {
     assert!(all(&rows.load(&blocks, "a"), Status::Ok));
     assert_eq!(carried(&store, Carrier::Gds), (0, 0));
     let refused = store.report().unwrap().refused;
-    assert!(!is_possible || refused.iter().any(|own| own.what == "gds"), "{refused:?}");
+    assert!(!is_possible || refused.iter().any(|refusal| refusal.what == "gds"), "{refused:?}");
     drop((rows, store));
 
     options.direct = DirectPath::Require;

@@ -40,6 +40,6 @@ fn serves_without_rings(call: i64, text: &str) {
     assert_eq!(get_status(&blocks, "a", SHAPE), Status::Ok);
     let report = store.report().unwrap();
     assert_eq!(report.route, Route::Threads);
-    let refusal = report.refused.iter().find(|own| own.what == "io_uring").unwrap();
+    let refusal = report.refused.iter().find(|refusal| refusal.what == "io_uring").unwrap();
     assert!(refusal.why.reason.contains(text) && refusal.why.fix.contains(text), "{refusal:?}");
 }

@@ -84,7 +84,7 @@ impl NodeCache {
         let mut format = read()?;
         if !format.is_written() {
             let mut names =
-                fs::read_dir(root).map_err(failed("list"))?.filter_map(|own| Some(own.ok()?.file_name()));
+                fs::read_dir(root).map_err(failed("list"))?.filter_map(|entry| Some(entry.ok()?.file_name()));
             let is_cache = |name: &str| {
                 name.starts_with("format") || format == Marker::Empty && [OBJECTS, TEMPORARY].contains(&name)
             };
@@ -132,7 +132,7 @@ impl NodeCache {
             }
             Ok(())
         })?;
-        directory.map(|own| Self::open(environment::with_home(&own), most)).transpose()
+        directory.map(|path| Self::open(environment::with_home(&path), most)).transpose()
     }
 
     /// Returns its directory.
@@ -146,7 +146,7 @@ impl NodeCache {
     /// [`Error::Io`].
     pub fn max_bytes(&self) -> Result<u64> {
         let room = &self.0.room;
-        let taken = room.entries()?.iter().map(|own| own.taken_bytes).sum();
+        let taken = room.entries()?.iter().map(|entry| entry.taken_bytes).sum();
         room.limit(taken).map_err(|source| io_error("look at the space of", room.root(), source))
     }
 
@@ -266,8 +266,9 @@ fn make_private(path: &Path) -> std::io::Result<()> {
             return refuse("it belongs to another user, who could change what is loaded".to_owned());
         }
         // The bits of the group stand for an access control list, too.
-        let who =
-            [(0o002, "every user"), (0o020, "its group")].into_iter().find(|own| folder.mode() & own.0 != 0);
+        let who = [(0o002, "every user"), (0o020, "its group")]
+            .into_iter()
+            .find(|group| folder.mode() & group.0 != 0);
         if let Some((_, who)) = who {
             return refuse(format!(
                 "{who} may write to it, and could change what is loaded; run 'chmod go-w {}'",
@@ -304,7 +305,7 @@ fn io_error(operation: &'static str, path: &Path, source: std::io::Error) -> Err
 fn unique(folder: &Path) -> PathBuf {
     use std::sync::atomic::{AtomicU64, Ordering};
     static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let nanoseconds = std::time::UNIX_EPOCH.elapsed().map_or(0, |own| own.as_nanos());
+    let nanoseconds = std::time::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_nanos());
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     folder.join(format!("{}-{nanoseconds}-{number}", std::process::id()))
 }

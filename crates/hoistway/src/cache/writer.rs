@@ -134,11 +134,11 @@ impl Writer {
         if self.process != process::id() {
             return;
         }
-        let until = timeout.map(|own| Instant::now() + own);
+        let until = timeout.map(|timeout| Instant::now() + timeout);
         let mut state = lock(&self.shared.state);
         while state.is_running {
             let left =
-                until.map_or(Duration::from_secs(1), |own| own.saturating_duration_since(Instant::now()));
+                until.map_or(Duration::from_secs(1), |until| until.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return;
             }

@@ -47,11 +47,11 @@ pub(super) fn checks(url: &str) -> Vec<Check> {
             return checks;
         }
     };
-    let Some(own) = ObjectSource::of(&source) else {
+    let Some(remote) = ObjectSource::of(&source) else {
         checks.push(ok(&name("access"), format!("{} is on this machine", source.path().display())));
         return checks;
     };
-    let object = own.object();
+    let object = remote.object();
     let opening = format!("{}, {} s to open", object.server(), seconds(opened.elapsed()));
     checks.push(ok(&name("access"), format!("{opening} {} of {}", object.url(), ByteSize(object.len()))));
     checks.push(match object.is_pinned() {
@@ -73,10 +73,10 @@ fn open(url: &str) -> Result<Arc<dyn Source>> {
     let options = OpenOptions::default();
     let files = registry::list(Path::new(url), &options)?.unwrap_or_default();
     let has_tensors = |path: &&std::path::PathBuf| {
-        path.extension().is_some_and(|own| own == "safetensors" || own == "gguf")
+        path.extension().is_some_and(|extension| extension == "safetensors" || extension == "gguf")
     };
     let file = files.iter().find(has_tensors).or_else(|| files.first());
-    registry::open(file.map_or(Path::new(url), |own| own), &options)
+    registry::open(file.map_or(Path::new(url), |path| path), &options)
 }
 
 /// How soon and how fast bytes come.

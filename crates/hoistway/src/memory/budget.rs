@@ -22,9 +22,9 @@ const SMALL_BYTES: u64 = 8 << 20;
 /// ```
 pub fn limits() -> Vec<MemoryLimit> {
     let promised = promised::bytes();
-    let left = |mut own: Limit| {
-        own.limit.available_bytes = own.left(promised);
-        own.limit
+    let left = |mut found: Limit| {
+        found.limit.available_bytes = found.left(promised);
+        found.limit
     };
     sources().iter().filter_map(Limit::read).map(left).collect()
 }
@@ -50,7 +50,7 @@ impl Limit {
 
 /// The limit that leaves the least beside what was promised, and the bytes that it leaves.
 fn tightest(limits: &[Limit], promised: u64) -> Option<(&Limit, u64)> {
-    limits.iter().map(|own| (own, own.left(promised))).min_by_key(|own| own.1)
+    limits.iter().map(|limit| (limit, limit.left(promised))).min_by_key(|limit| limit.1)
 }
 
 /// Bytes that a load has for each of its reads besides their memory: the plan, and what its threads know of them.
@@ -98,10 +98,10 @@ pub(crate) fn promise(fresh: u64, staging: u64, budget: Option<u64>) -> Result<P
     sources.retain(|source| !source.counts_allocated());
     let may = |promised| tightest(&limits, promised).is_none_or(|(_, left)| needed <= left);
     Promise::new(fresh, sources, may).map_err(|promised| {
-        let found = tightest(&limits, promised).map(|(own, available)| match own.limit.available_bytes {
-            all if all == available => (own.limit.name.clone(), available),
+        let found = tightest(&limits, promised).map(|(least, available)| match least.limit.available_bytes {
+            all if all == available => (least.limit.name.clone(), available),
             _ => (
-                format!("{}, less what other loads of this process were promised,", own.limit.name),
+                format!("{}, less what other loads of this process were promised,", least.limit.name),
                 available,
             ),
         });
@@ -123,12 +123,12 @@ mod tests {
             Limit { limit, counts_allocated }
         };
         let limits = [limit(100, false), limit(70, true)];
-        let left = |promised| tightest(&limits, promised).map(|(own, left)| (own.counts_allocated, left));
+        let left = |promised| tightest(&limits, promised).map(|(limit, left)| (limit.counts_allocated, left));
         // 70 bytes were left after 60 that were promised had been allocated.
         assert_eq!(left(0), Some((true, 70)));
         assert_eq!(left(20), Some((true, 70)));
         assert_eq!(left(60), Some((false, 40)));
-        assert_eq!(tightest(&[], 60).map(|own| own.1), None);
+        assert_eq!(tightest(&[], 60).map(|limit| limit.1), None);
     }
 
     #[test]

@@ -63,7 +63,7 @@ fn ledger() -> &'static AtomicU64 {
 }
 
 fn take_from(counter: &AtomicU64, bytes: u64) -> u64 {
-    let less = |own: u64| Some(own.saturating_sub(bytes));
+    let less = |promised: u64| Some(promised.saturating_sub(bytes));
     let before = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).unwrap_or_default();
     before.min(bytes)
 }

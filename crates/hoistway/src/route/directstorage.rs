@@ -38,13 +38,13 @@ pub(super) fn opened(source: &dyn Source) -> Result<Arc<StorageFile>, Unavailabl
 fn open(source: &dyn Source) -> Result<StorageFile, Unavailable> {
     let runtime = Runtime::get()?;
     let not_known = |error: io::Error| Unavailable::new(error.to_string(), OTHER_ROUTE);
-    let own = source.local()?.buffered_file().map_err(not_known)?;
-    let path = sys::files::name(&own).unwrap_or_else(|| source.path().to_owned());
+    let opened = source.local()?.buffered_file().map_err(not_known)?;
+    let path = sys::files::name(&opened).unwrap_or_else(|| source.path().to_owned());
     let file = runtime.open_file(&path).map_err(|failure| {
         let fix = if failure.fix().is_empty() { OTHER_ROUTE } else { failure.fix() };
         Unavailable::new(failure.to_string(), fix)
     })?;
-    if !file.is_same(&own).map_err(not_known)? {
+    if !file.is_same(&opened).map_err(not_known)? {
         let reason = format!("{} is another file now than the one whose header was read", path.display());
         return Err(Unavailable::new(reason, "load again once nothing replaces it"));
     }

@@ -129,8 +129,8 @@ impl Known {
         let daemon = fs::read_link(point.join(proto::IOVS).join(RingPriority::default().submit_link())).ok();
         let proven = {
             let state = lock(&self.state);
-            let fits = |own: &&Proven| own.wanted == wanted && Some(&own.daemon) == daemon.as_ref();
-            state.proven.iter().find(fits).map(|own| (own.client.clone(), own.reason.clone()))
+            let fits = |proven: &&Proven| proven.wanted == wanted && Some(&proven.daemon) == daemon.as_ref();
+            state.proven.iter().find(fits).map(|proven| (proven.client.clone(), proven.reason.clone()))
         };
         let (mount, reason) = match proven {
             Some((client, reason)) => (Mount::open(path, client)?, reason),
@@ -147,7 +147,7 @@ impl Known {
         };
         tracing::debug!(client = mount.client().name(), reason, "opened a mount of 3FS");
         let mut state = lock(&self.state);
-        state.proven.retain(|own| own.wanted != wanted);
+        state.proven.retain(|proven| proven.wanted != wanted);
         if let Some(daemon) = daemon {
             let (client, reason) = (mount.client().clone(), reason.clone());
             state.proven.push(Proven { wanted: wanted.clone(), daemon, client, reason });

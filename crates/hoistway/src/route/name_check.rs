@@ -48,11 +48,11 @@ impl NameCheck {
     pub(crate) fn name_truly(&self, carriers: &mut [Carrier]) -> Option<String> {
         let (is_kept, route) = (self.look().is_ok(), self.member.route());
         let mut has_carried = false;
-        for own in carriers.iter_mut().filter(|own| own.route == route) {
-            has_carried |= own.tensor_bytes > 0;
+        for carrier in carriers.iter_mut().filter(|carrier| carrier.route == route) {
+            has_carried |= carrier.tensor_bytes > 0;
             if let (false, Some(proof)) = (is_kept, self.member.proof()) {
                 // Which reads did is not known: none of them may have its name.
-                own.route = proof.route_unless_kept();
+                carrier.route = proof.route_unless_kept();
             }
         }
         if is_kept && has_carried { self.member.proof()?.shown() } else { None }

@@ -69,7 +69,7 @@ pub(crate) fn readers() -> impl Iterator<Item = &'static Entry> {
 
 /// Whether a route maps files.
 pub(super) fn maps(route: Route) -> bool {
-    ROUTES.iter().any(|way| matches!(way, Way::Maps(own) if *own == route))
+    ROUTES.iter().any(|way| matches!(way, Way::Maps(mapping) if *mapping == route))
 }
 
 /// Whether a route puts bytes into memory that it shares with another process.

@@ -359,7 +359,8 @@ impl<'a> Commit<'a> {
             // A set of this name, unless another save uses the name that sets of this one have.
             Some(stem) => {
                 let index = self.path(&format!("{stem}.safetensors.index.json"));
-                self.indexed.iter().flatten().any(|own| own == name) || fs::symlink_metadata(index).is_err()
+                self.indexed.iter().flatten().any(|indexed| indexed == name)
+                    || fs::symlink_metadata(index).is_err()
             }
         }
     }
@@ -432,8 +433,8 @@ mod tests {
     #[test]
     fn shards_of_other_names_are_not_taken_for_ones_own() {
         let names = ShardNames::new("model.safetensors");
-        for own in [names.shard(1, 1, 3), names.shard(2, 3, 3), names.shard(17, 100_000, 100_001)] {
-            assert!(names.stem_of(&own).is_some(), "{own}");
+        for shard in [names.shard(1, 1, 3), names.shard(2, 3, 3), names.shard(17, 100_000, 100_001)] {
+            assert!(names.stem_of(&shard).is_some(), "{shard}");
         }
         for other in [
             "model.safetensors",

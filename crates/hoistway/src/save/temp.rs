@@ -207,8 +207,8 @@ impl<'a> TempName<'a> {
     /// `None` if a file is called otherwise.
     pub(super) fn of(name: &'a OsStr) -> Option<Self> {
         let stem =
-            name.as_encoded_bytes().strip_suffix(SUFFIX.as_bytes()).filter(|own| own.starts_with(b"."))?;
-        let prefix_len = stem.windows(MARK.len()).rposition(|own| own == MARK.as_bytes())? + MARK.len();
+            name.as_encoded_bytes().strip_suffix(SUFFIX.as_bytes()).filter(|stem| stem.starts_with(b"."))?;
+        let prefix_len = stem.windows(MARK.len()).rposition(|window| window == MARK.as_bytes())? + MARK.len();
         let (prefix, rest) = stem.split_at(prefix_len);
         let (random, number) = rest.split_first_chunk::<16>()?;
         let is_number = match number {
@@ -224,7 +224,7 @@ impl<'a> TempName<'a> {
 fn lock_of(path: &Path) -> io::Result<Option<PathBuf>> {
     let Some(name) = path.file_name() else { return Ok(None) };
     let number = match TempName::of(name) {
-        Some(own) if !own.number.is_empty() => own.number,
+        Some(temp) if !temp.number.is_empty() => temp.number,
         _ => return Ok(None),
     };
     let stem = name.to_str().and_then(|name| name.strip_suffix(SUFFIX));

@@ -78,10 +78,10 @@ impl<'a> Customer for Files<'a> {
     type Error = Error;
 
     fn ended(&self, (): (), result: Result<()>) {
-        let mut own = lock(&self.result);
+        let mut first = lock(&self.result);
         // What stopped the others is the error to tell of, rather than that they were stopped.
-        if matches!(*own, Ok(()) | Err(Error::Cancelled)) && result.is_err() {
-            *own = result;
+        if matches!(*first, Ok(()) | Err(Error::Cancelled)) && result.is_err() {
+            *first = result;
         }
     }
 }
@@ -368,11 +368,11 @@ mod tests {
         let writing = Writing::new(&tensors, &options, vec![target], &go_on).unwrap();
         let steps = writing.steps(&writing.targets[0]);
         let stage = |is_write: bool| {
-            let own = steps.iter().filter(move |step| step.content.extent.is_some() == is_write);
-            own.map(|step| step.order).collect::<Vec<_>>()
+            let of_stage = steps.iter().filter(move |step| step.content.extent.is_some() == is_write);
+            of_stage.map(|step| step.order).collect::<Vec<_>>()
         };
         assert_eq!((stage(true).len(), stage(false).len()), (4, 1));
-        assert!(stage(true).iter().all(|own| *own < stage(false)[0]));
+        assert!(stage(true).iter().all(|order| *order < stage(false)[0]));
     }
 
     #[test]

@@ -222,9 +222,9 @@ impl Ahead {
     /// Copies what it has of the bytes from `offset` on.
     fn copy(&self, buffer: &mut [u8], offset: u64) -> usize {
         let start = offset.checked_sub(self.start).and_then(|start| usize::try_from(start).ok());
-        let own = start.and_then(|start| self.bytes.get(start..)).unwrap_or_default();
-        let count = own.len().min(buffer.len());
-        buffer[..count].copy_from_slice(&own[..count]);
+        let held = start.and_then(|start| self.bytes.get(start..)).unwrap_or_default();
+        let count = held.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&held[..count]);
         count
     }
 }

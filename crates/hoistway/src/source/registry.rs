@@ -109,7 +109,7 @@ pub(crate) fn list(name: &Path, options: &OpenOptions) -> Result<Option<Vec<Path
 
 fn scheme(url: &str) -> Result<&'static Scheme> {
     let name = scheme_of(url).unwrap_or_default();
-    SCHEMES.iter().find(|own| own.name == name).ok_or_else(|| {
+    SCHEMES.iter().find(|scheme| scheme.name == name).ok_or_else(|| {
         let known: String =
             SCHEMES.iter().map(|own| format!(", or a URL that begins with {}://", own.name)).collect();
         let reason = format!("no source has the scheme '{name}'; give a path of this machine{known}");

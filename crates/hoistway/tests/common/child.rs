@@ -35,7 +35,7 @@ pub fn run_again(test: &str, case: &str) {
 /// Runs this test again in a child for one of its cases; `true` in the child of that case.
 pub fn is_case(test: &str, case: &str) -> bool {
     match std::env::var(CHILD) {
-        Ok(own) => own == case,
+        Ok(named) => named == case,
         Err(_) => {
             run_again(test, case);
             false

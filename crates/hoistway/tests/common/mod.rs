@@ -235,11 +235,11 @@ pub fn make_cold(path: &Path) {
 
 /// Waits until a change of the file would move its times: the clock of a file system is coarse.
 pub fn let_file_time_pass(path: &Path) {
-    let own = change_time(&fs::File::open(path).unwrap());
+    let changed_at = change_time(&fs::File::open(path).unwrap());
     let mut probe = tempfile::tempfile_in(path.parent().unwrap()).unwrap();
     reading::until("the clock of the file system moves on", || {
         probe.write_all(b".").unwrap();
-        change_time(&probe) > own
+        change_time(&probe) > changed_at
     });
 }
 

@@ -142,11 +142,11 @@ pub(crate) fn is_unsafe(name: &str) -> bool {
 
 /// Refuses a potentially unsafe call where the thread's mode and the captures do not permit it.
 pub(crate) fn check_unsafe() -> Result<(), Code> {
-    let own = thread::current().id();
+    let this_thread = thread::current().id();
     let is_forbidden = |capture: &Capture| match MODE.get() {
         Mode::Relaxed => false,
-        Mode::ThreadLocal => capture.thread == own && capture.mode != Mode::Relaxed,
-        Mode::Global if capture.thread == own => capture.mode != Mode::Relaxed,
+        Mode::ThreadLocal => capture.thread == this_thread && capture.mode != Mode::Relaxed,
+        Mode::Global if capture.thread == this_thread => capture.mode != Mode::Relaxed,
         Mode::Global => capture.mode == Mode::Global,
     };
     refuse(is_forbidden, CAPTURE_UNSUPPORTED)
@@ -189,7 +189,7 @@ pub(super) fn take(stream: &Stream, operation: Operation) -> Option<Operation> {
 
 impl Capture {
     fn has(&self, stream: &Stream) -> bool {
-        std::iter::once(&self.stream).chain(&self.joined).any(|own| std::ptr::eq(&**own, stream))
+        std::iter::once(&self.stream).chain(&self.joined).any(|joined| std::ptr::eq(&**joined, stream))
     }
 
     fn is_ordered_with(&self, legacy: &Stream) -> bool {

@@ -203,13 +203,13 @@ fn pointers_know_what_they_point_to() {
 fn pinned_memory_is_freed_as_it_was_made() {
     let session = Session::new();
     let allocated = session.pinned(&[1; 100]);
-    let own = [0u8; 100];
-    assert_eq!(session.cuMemHostRegister_v2(own.as_ptr(), 100, 0), 0);
+    let bytes = [0u8; 100];
+    assert_eq!(session.cuMemHostRegister_v2(bytes.as_ptr(), 100, 0), 0);
     assert_eq!(session.cuMemHostUnregister(allocated.as_ptr()), 713);
-    assert_eq!(session.cuMemFreeHost(own.as_ptr().cast_mut()), 1);
+    assert_eq!(session.cuMemFreeHost(bytes.as_ptr().cast_mut()), 1);
     assert_eq!(session.count("pinned_bytes"), 200);
     assert_eq!(session.cuMemFreeHost(allocated.as_mut_ptr()), 0);
-    assert_eq!(session.cuMemHostUnregister(own.as_ptr()), 0);
+    assert_eq!(session.cuMemHostUnregister(bytes.as_ptr()), 0);
     assert_eq!(session.count("pinned_bytes"), 0);
 }
 

@@ -23,8 +23,12 @@ fn assert_all_by_usrbio(loaded: &Loaded, options: &LoadOptions) {
     let moved: u64 = report.carriers.iter().map(|carrier| carrier.tensor_bytes).sum();
     assert_eq!(moved, report.tensor_bytes, "{report:?}");
     let via = (options.device != DeviceId::Cpu).then_some(Route::Staged);
-    for own in &report.carriers {
-        assert_eq!((own.route, own.access, own.via), (Route::Usrbio, Access::Direct, via), "{report}");
+    for carrier in &report.carriers {
+        assert_eq!(
+            (carrier.route, carrier.access, carrier.via),
+            (Route::Usrbio, Access::Direct, via),
+            "{report}"
+        );
     }
     assert_eq!(report.staged_bytes, report.tensor_bytes, "{report}");
     let client = match options.usrbio {
@@ -139,8 +143,8 @@ fn dense_slices_are_moved_together_in_shared_memory_and_copied_into_a_device() {
             let mut filling = unsafe { checkpoint.fill(&targets, &options, Order::Arrival) }.unwrap();
             assert_eq!(filling.next_within(PATIENCE).unwrap(), Filled::Target(0));
             let report = filling.report();
-            assert!(report.carriers.iter().all(|own| own.route == Route::Usrbio), "{report}");
-            assert_eq!(report.carriers.iter().map(|own| own.tensor_bytes).sum::<u64>(), len_bytes);
+            assert!(report.carriers.iter().all(|carrier| carrier.route == Route::Usrbio), "{report}");
+            assert_eq!(report.carriers.iter().map(|carrier| carrier.tensor_bytes).sum::<u64>(), len_bytes);
             let mut all = vec![0; part.len() + 4096];
             memory.read_back(&mut all).unwrap();
             assert!(all[7..7 + part.len()] == part, "{columns:?} by the {client} client");
@@ -182,7 +186,7 @@ fn reads_take_whole_chunks_of_the_file() {
         let options = by(Route::Usrbio, UsrbioClient::Native, device);
         let loaded = hoistway::load(&[&path], &options).unwrap();
         assert_is_file(&loaded, &file);
-        let reads: u64 = loaded.report().carriers.iter().map(|own| own.reads).sum();
+        let reads: u64 = loaded.report().carriers.iter().map(|carrier| carrier.reads).sum();
         // To a device, a last block that is cut short is read by itself.
         let chunks = (file.len() as u64).div_ceil(8 << 20);
         assert!((chunks..=chunks + 1).contains(&reads), "{}", loaded.report());
@@ -224,9 +228,12 @@ fn a_load_that_has_no_memory_for_the_route_and_does_not_name_it_goes_without() {
     let loaded = hoistway::load(&[&path], &options.memory_budget_bytes(budget)).unwrap();
     assert_is_file(&loaded, &file);
     let report = loaded.report();
-    assert!(report.carriers.iter().all(|own| own.route != Route::Usrbio), "{report}");
+    assert!(report.carriers.iter().all(|carrier| carrier.route != Route::Usrbio), "{report}");
     let mut refused = report.refused.iter();
-    assert!(refused.any(|own| own.what == "usrbio" && own.why.reason.contains("budget")), "{report}");
+    assert!(
+        refused.any(|refusal| refusal.what == "usrbio" && refusal.why.reason.contains("budget")),
+        "{report}"
+    );
 }
 
 #[test]
@@ -293,8 +300,9 @@ fn files_on_a_3fs_and_elsewhere_each_go_their_way() {
                 let file = if tensor.name() == "other" { &other } else { &model.file };
                 assert!(*tensor.bytes().unwrap() == *expected(file, tensor.name()), "{}", tensor.name());
             }
-            let by_usrbio =
-                |own: &hoistway::Carrier| if own.route == Route::Usrbio { own.tensor_bytes } else { 0 };
+            let by_usrbio = |carrier: &hoistway::Carrier| {
+                if carrier.route == Route::Usrbio { carrier.tensor_bytes } else { 0 }
+            };
             let shared: u64 = loaded.report().carriers.iter().map(by_usrbio).sum();
             assert_eq!(shared, loaded.report().tensor_bytes - (9 << 20), "{}", loaded.report());
         }
@@ -309,7 +317,7 @@ fn a_mount_is_proven_once_and_stays_open_with_its_checkpoint() {
     for is_first in [true, false, false] {
         let before = model.fixture.daemon.transfers().unwrap();
         let loaded = checkpoint.load(&options).unwrap();
-        let reads: u64 = loaded.report().carriers.iter().map(|own| own.reads).sum();
+        let reads: u64 = loaded.report().carriers.iter().map(|carrier| carrier.reads).sum();
         let probes = model.fixture.daemon.transfers().unwrap() - before - reads;
         assert_eq!(probes, u64::from(is_first));
     }
@@ -317,7 +325,7 @@ fn a_mount_is_proven_once_and_stays_open_with_its_checkpoint() {
     // Opened anew, and proven already.
     let before = model.fixture.daemon.transfers().unwrap();
     let loaded = model.load(&options).unwrap();
-    let reads: u64 = loaded.report().carriers.iter().map(|own| own.reads).sum();
+    let reads: u64 = loaded.report().carriers.iter().map(|carrier| carrier.reads).sum();
     assert_eq!(model.fixture.daemon.transfers().unwrap() - before, reads);
 }
 

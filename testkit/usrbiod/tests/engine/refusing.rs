@@ -23,8 +23,8 @@ fn refused(model: &Model, options: &LoadOptions) -> String {
     let loaded = model.load(options).unwrap();
     assert_is_file(&loaded, &model.file);
     let report = loaded.report();
-    assert!(report.carriers.iter().all(|own| own.route == Route::Threads), "{report}");
-    let refusal = report.refused.iter().find(|own| own.what == "usrbio");
+    assert!(report.carriers.iter().all(|carrier| carrier.route == Route::Threads), "{report}");
+    let refusal = report.refused.iter().find(|refusal| refusal.what == "usrbio");
     refusal.unwrap_or_else(|| panic!("{report}")).why.reason.clone()
 }
 
@@ -80,7 +80,8 @@ fn auto_says_which_client_reads_and_why_the_other_does_not() {
     let without = (by(Route::Auto, UsrbioClient::Auto, HOST)).usrbio_directories(Vec::new());
     let loaded = model.load(&without).unwrap();
     let report = loaded.report();
-    let refusal = report.refused.iter().find(|own| own.what == "usrbio by the vendor's library").unwrap();
+    let refusal =
+        report.refused.iter().find(|refusal| refusal.what == "usrbio by the vendor's library").unwrap();
     assert!(refusal.why.reason.contains("libhf3fs_api_shared.so was not found"), "{refusal:?}");
     assert!(refusal.why.reason.contains("own client reads"), "{refusal:?}");
     assert!(report.notes.iter().any(|note| note.contains("by the native client")), "{:?}", report.notes);
@@ -95,7 +96,7 @@ fn auto_says_which_client_reads_and_why_the_other_does_not() {
     let loaded = model.load(&with).unwrap();
     let report = loaded.report();
     assert!(report.notes.iter().any(|note| note.contains("by the vendor client")), "{:?}", report.notes);
-    assert!(report.refused.iter().all(|own| !own.what.contains("usrbio")), "{report}");
+    assert!(report.refused.iter().all(|refusal| !refusal.what.contains("usrbio")), "{report}");
 }
 
 #[test]

@@ -83,7 +83,7 @@ fn places() -> Vec<Place> {
     ranges
         .iter()
         .zip(starts)
-        .map(|(own, start)| Place::new(Kind::Device(CUDA, start), range(own.0, own.1)))
+        .map(|(bytes, start)| Place::new(Kind::Device(CUDA, start), range(bytes.0, bytes.1)))
         .collect()
 }
 
@@ -109,8 +109,8 @@ fn bytes_arrive_at_any_address_by_shared_memory() {
             for options in by_usrbio() {
                 let report = setup.read(&options);
                 assert_eq!(report.staged_bytes, report.delivered_bytes, "{report}");
-                for own in &report.carriers {
-                    let way = (own.route, own.access, own.via);
+                for carrier in &report.carriers {
+                    let way = (carrier.route, carrier.access, carrier.via);
                     assert_eq!(way, (Route::Usrbio, Access::Direct, Some(Route::Staged)), "{report}");
                 }
             }
@@ -127,8 +127,9 @@ fn bytes_arrive_at_any_address_past_the_host() {
         for options in past_host() {
             let report = setup.read(&options);
             let bytes = |route, via| -> u64 {
-                let own = report.carriers.iter().filter(|own| own.route == route && own.via == via);
-                own.map(|own| own.tensor_bytes).sum()
+                let carrier =
+                    report.carriers.iter().filter(|carrier| carrier.route == route && carrier.via == via);
+                carrier.map(|carrier| carrier.tensor_bytes).sum()
             };
             assert_eq!(bytes(Route::Threads, Some(Route::Staged)), TAIL, "{report}");
             assert_eq!(bytes(options.route, None), report.bytes - TAIL, "{report}");
@@ -137,7 +138,7 @@ fn bytes_arrive_at_any_address_past_the_host() {
     // Nothing else is asked for: the kernel reads the file.
     for route in [Route::Auto, Route::Staged] {
         let report = setup.read(&reading::options(UsrbioClient::Native).route(route));
-        assert!(report.carriers.iter().all(|own| own.route != Route::Usrbio), "{report}");
+        assert!(report.carriers.iter().all(|carrier| carrier.route != Route::Usrbio), "{report}");
     }
 }
 
@@ -151,12 +152,13 @@ fn loads_of_files_on_a_3fs_go_past_the_host_where_that_is_named() {
         let loaded = hoistway::load(&[path], &options).unwrap();
         assert_is_file(&loaded, file);
         let report = loaded.report();
-        let past_host = report.carriers.iter().filter(|own| own.route == route && own.via.is_none());
-        let others = report.carriers.iter().filter(|own| own.via == Some(Route::Staged));
-        let tail = others.map(|own| own.tensor_bytes).sum::<u64>();
+        let past_host =
+            report.carriers.iter().filter(|carrier| carrier.route == route && carrier.via.is_none());
+        let others = report.carriers.iter().filter(|carrier| carrier.via == Some(Route::Staged));
+        let tail = others.map(|carrier| carrier.tensor_bytes).sum::<u64>();
         assert!(tail < 4096, "{report}");
         assert_eq!(
-            past_host.map(|own| own.tensor_bytes).sum::<u64>() + tail,
+            past_host.map(|carrier| carrier.tensor_bytes).sum::<u64>() + tail,
             report.tensor_bytes,
             "{report}"
         );
@@ -215,8 +217,8 @@ fn errors_of_the_storage_name_the_file_and_the_device_is_read_to_again() {
     let Some(setup) = Setup::start() else { return };
     for options in by_usrbio() {
         setup.model.fixture.daemon.behave(Faults { error_every: 4, ..Faults::default() }).unwrap();
-        let (reader, mut own) = (Reader::new(&options).unwrap(), places());
-        let batch = submit(&reader, &setup.open(), &mut own, Priority::Demand);
+        let (reader, mut places) = (Reader::new(&options).unwrap(), places());
+        let batch = submit(&reader, &setup.open(), &mut places, Priority::Demand);
         match batch.wait_within(PATIENCE).expect("it ends").unwrap_err() {
             error @ Error::Io { path, range: Some(_), .. } => {
                 assert_eq!(*path, setup.path);

@@ -190,8 +190,8 @@ fn on_threads<B: Memory>(
         let start = Instant::now();
         let mut moved = Moved::default();
         for thread in threads {
-            let own = thread.join().unwrap_or_else(|_| Err(Failure::told("a thread has failed", 1)))?;
-            moved.add(&own.carried, own.bounced_bytes);
+            let of_thread = thread.join().unwrap_or_else(|_| Err(Failure::told("a thread has failed", 1)))?;
+            moved.add(&of_thread.carried, of_thread.bounced_bytes);
         }
         finish()?;
         Ok((start.elapsed().as_secs_f64(), moved))

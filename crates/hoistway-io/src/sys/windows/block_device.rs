@@ -143,7 +143,7 @@ mod tests {
 
         let mut results = FS_BPIO_RESULTS { OpStatus: 0xC000_00BB, ..Default::default() };
         let fill = |units: &mut [u16], text: &str| {
-            units.iter_mut().zip(text.encode_utf16()).for_each(|(unit, own)| *unit = own);
+            units.iter_mut().zip(text.encode_utf16()).for_each(|(unit, code)| *unit = code);
             text.encode_utf16().count() as u16
         };
         results.FailingDriverNameLen = fill(&mut results.FailingDriverName, "filter.sys");

@@ -128,7 +128,7 @@ fn committed_by_job() -> Option<u64> {
     // SAFETY: memory of as many bytes as the call is told, aligned as the structure is.
     unsafe { ask_job(JobObjectBasicProcessIdList, list.as_mut_ptr().cast(), bytes) };
     let listed = list[0] >> u32::BITS;
-    let processes = list.get(1..=listed).filter(|own| !own.is_empty())?;
+    let processes = list.get(1..=listed).filter(|ids| !ids.is_empty())?;
     let committed = processes.iter().filter_map(|&id| {
         // SAFETY: takes numbers.
         let process = unsafe { OpenProcess(PROCESS_QUERY_LIMITED_INFORMATION, 0, u32::try_from(id).ok()?) };

@@ -108,11 +108,11 @@ impl Port {
         offset: u64,
         place: &Place,
     ) -> io::Result<Started> {
-        let own = self.own(file)?;
-        let len = transfer::most(&own.file, bytes.as_ptr(), bytes.len(), offset);
+        let opened = self.handle_of(file)?;
+        let len = transfer::most(&opened.file, bytes.as_ptr(), bytes.len(), offset);
         // SAFETY: by the contract of this function, nothing uses it.
         unsafe { place.0.get().write(transfer::at(offset)) };
-        let handle = own.file.as_raw_handle();
+        let handle = opened.file.as_raw_handle();
         // SAFETY: by the contract of this function; the handle is that of the returned value.
         if unsafe { ReadFile(handle, bytes.as_mut_ptr(), len, ptr::null_mut(), place.0.get()) } == 0 {
             let error = io::Error::last_os_error();
@@ -121,7 +121,7 @@ impl Port {
             }
         }
         // Also one that has ended by now is told to the port.
-        Ok(Started::InFlight(Transfer(own)))
+        Ok(Started::InFlight(Transfer(opened)))
     }
 
     /// Waits until a transfer has ended, and appends the addresses of the places of those that have.
@@ -144,18 +144,19 @@ impl Port {
     }
 
     /// The port's own handle of a file.
-    fn own(&mut self, file: &File) -> io::Result<Arc<PortFile>> {
+    fn handle_of(&mut self, file: &File) -> io::Result<Arc<PortFile>> {
         let value = file.as_raw_handle();
-        let is_same = |own: &Arc<PortFile>| {
+        let is_same = |opened: &Arc<PortFile>| {
             // The value alone may be that of another file by now.
             // SAFETY: both handles are open during the call.
-            own.value == value && unsafe { CompareObjectHandles(own.original.as_raw_handle(), value) } != 0
+            opened.value == value
+                && unsafe { CompareObjectHandles(opened.original.as_raw_handle(), value) } != 0
         };
         if let Some(at) = self.files.iter().rposition(is_same)
-            && let Some(own) = self.files.remove(at)
+            && let Some(opened) = self.files.remove(at)
         {
-            self.files.push_back(own.clone());
-            return Ok(own);
+            self.files.push_back(opened.clone());
+            return Ok(opened);
         }
         let again = files::reopen_alike(file)?;
         // SAFETY: both handles are open; a handle that was opened just now belongs to no other port.
@@ -163,12 +164,12 @@ impl Port {
         if port.is_null() {
             return Err(io::Error::last_os_error());
         }
-        let own = Arc::new(PortFile { value, original: file.try_clone()?, file: again });
+        let opened = Arc::new(PortFile { value, original: file.try_clone()?, file: again });
         if self.files.len() >= KEPT_FILES {
             self.files.pop_front();
         }
-        self.files.push_back(own.clone());
-        Ok(own)
+        self.files.push_back(opened.clone());
+        Ok(opened)
     }
 }
 

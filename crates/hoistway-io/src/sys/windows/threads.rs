@@ -13,8 +13,8 @@ use windows_sys::Win32::System::{
 pub fn run_on(cpus: &[usize]) {
     let Some(group) = cpus.first().map(|cpu| cpu / CORES_A_GROUP) else { return };
     let Ok(number) = u16::try_from(group) else { return };
-    let own = cpus.iter().filter(|&&cpu| cpu / CORES_A_GROUP == group);
-    let mask = own.fold(0, |mask, cpu| mask | 1usize << (cpu % CORES_A_GROUP));
+    let of_group = cpus.iter().filter(|&&cpu| cpu / CORES_A_GROUP == group);
+    let mask = of_group.fold(0, |mask, cpu| mask | 1usize << (cpu % CORES_A_GROUP));
     let affinity = GROUP_AFFINITY { Mask: mask, Group: number, ..Default::default() };
     // SAFETY: the structure outlives the call; the previous affinity is not asked for.
     unsafe { SetThreadGroupAffinity(GetCurrentThread(), &raw const affinity, ptr::null_mut()) };

@@ -97,8 +97,9 @@ impl Model {
     }
 
     fn namespace_bytes(&self, namespace: u16) -> u64 {
-        let own = self.blocks.values().filter(|(entry, _)| entry.is_own() && entry.namespace == namespace);
-        own.map(|(entry, _)| entry.slot_bytes).sum()
+        let of_writer =
+            self.blocks.values().filter(|(entry, _)| entry.is_own() && entry.namespace == namespace);
+        of_writer.map(|(entry, _)| entry.slot_bytes).sum()
     }
 
     /// What is too much of a namespace, of which all owners that have blocks share the quota.
@@ -410,11 +411,14 @@ impl Pair {
                 expected
                     .retain(|(key, (entry, _))| entry.is_expired(now) && !self.model.pins.contains_key(*key));
                 let gone: Vec<_> = expected.iter().map(|(key, _)| **key).collect();
-                let mut own: Vec<_> =
+                let mut of_namespace: Vec<_> =
                     expected.iter().filter(|(_, (entry, _))| entry.is_own()).map(|(key, _)| **key).collect();
-                own.sort_unstable();
+                of_namespace.sort_unstable();
                 removed.sort_unstable_by_key(|removed| removed.fingerprint);
-                assert_eq!(removed.iter().map(|removed| removed.fingerprint).collect::<Vec<_>>(), own);
+                assert_eq!(
+                    removed.iter().map(|removed| removed.fingerprint).collect::<Vec<_>>(),
+                    of_namespace
+                );
                 gone.iter().for_each(|key| assert!(self.model.remove(key)));
             }
             Operation::Quota(namespace, quota) => {
@@ -474,10 +478,10 @@ impl Pair {
             self.model.blocks.iter().map(|(key, (entry, _))| (*key, *entry)).collect();
         assert_eq!(listed, expected);
         let totals = self.index.totals(None);
-        let own = expected.values().filter(|entry| entry.is_own());
-        assert_eq!(totals.own_blocks, own.clone().count() as u64);
-        assert_eq!(totals.own_slot_bytes, own.clone().map(|entry| entry.slot_bytes).sum::<u64>());
-        assert_eq!(totals.own_payload_bytes, own.map(|entry| entry.payload_len).sum::<u64>());
+        let of_writer = expected.values().filter(|entry| entry.is_own());
+        assert_eq!(totals.own_blocks, of_writer.clone().count() as u64);
+        assert_eq!(totals.own_slot_bytes, of_writer.clone().map(|entry| entry.slot_bytes).sum::<u64>());
+        assert_eq!(totals.own_payload_bytes, of_writer.map(|entry| entry.payload_len).sum::<u64>());
         assert_eq!(totals.foreign_blocks + totals.own_blocks, expected.len() as u64);
         for namespace in 0..3 {
             assert_eq!(self.index.namespace_bytes(namespace), self.model.namespace_bytes(namespace));

@@ -25,7 +25,7 @@ fn direct(root: &Path, route: Route, direct: DirectPath) -> IoOptions {
 }
 
 fn carried(outcome: &Outcome, carrier: Carrier) -> u64 {
-    outcome.carried.iter().filter(|(own, _)| *own == carrier).map(|(_, bytes)| bytes).sum()
+    outcome.carried.iter().filter(|(other, _)| *other == carrier).map(|(_, bytes)| bytes).sum()
 }
 
 #[test]
@@ -344,7 +344,7 @@ fn registered_memory_goes_past_the_host() {
             start += len.next_multiple_of(4096);
         }
         let names: Vec<_> =
-            std::fs::read_dir(directory.path()).unwrap().map(|own| own.unwrap().file_name()).collect();
+            std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert!(names.iter().all(|name| !name.to_string_lossy().contains("trial")), "{names:?}");
         drop((region, engine, file, memory));
         stand_in.assert_nothing_left(route.name());
@@ -371,7 +371,9 @@ fn what_is_not_proven_direct_is_staged_or_refused() {
     let refused = engine.report().refused;
     match file.direct() {
         Ok(_) => assert!(
-            refused.iter().any(|own| own.what == "gds" && own.why.reason.contains("through host")),
+            refused
+                .iter()
+                .any(|refusal| refusal.what == "gds" && refusal.why.reason.contains("through host")),
             "{refused:?}"
         ),
         Err(refused) => skip(Requirement::Direct, refused),
@@ -425,7 +427,7 @@ fn what_turns_out_to_go_through_the_host_is_not_called_direct() {
                 read.result.as_ref().unwrap();
                 assert_eq!(carried(&read, Carrier::GdsCompat), 1 << 20);
                 assert!(memory.bytes() == content);
-                assert!(engine.report().refused.iter().any(|own| own.what == "gds"));
+                assert!(engine.report().refused.iter().any(|refusal| refusal.what == "gds"));
                 let read = run(engine, |done| job(Direction::Read, file, parts, done));
                 assert_eq!(carried(&read, Carrier::GdsCompat), 0, "it is given up");
                 assert_eq!(read.checksums, [Some(crc_fast::crc32_iscsi(&content))]);

@@ -190,8 +190,8 @@ fn a_hanging_job_delays_no_other() {
             let gate = gate.clone();
             FaultScript::new(move |operation| (operation.offset == 4096).then(|| Fault::Hang(gate.clone())))
         };
-        let own = options(directory.path(), route);
-        let Some(engine) = start(IoOptions { faults: Some(script), threads: Some(2), ..own }) else {
+        let defaults = options(directory.path(), route);
+        let Some(engine) = start(IoOptions { faults: Some(script), threads: Some(2), ..defaults }) else {
             continue;
         };
         let file = new_file(directory.path(), "data");
@@ -214,8 +214,8 @@ fn a_hanging_job_delays_no_other() {
 fn jobs_wait_for_memory_without_deadlock() {
     for route in ROUTES {
         let directory = disk();
-        let own = options(directory.path(), route);
-        let Some(engine) = start(IoOptions { staging_bytes: Some(256 << 10), threads: Some(3), ..own })
+        let defaults = options(directory.path(), route);
+        let Some(engine) = start(IoOptions { staging_bytes: Some(256 << 10), threads: Some(3), ..defaults })
         else {
             continue;
         };
@@ -251,11 +251,11 @@ fn a_child_of_fork_is_told_so() {
         let file = new_file(directory.path(), route.name());
         let mut memory = Memory::of(&pattern(4096, 1), 0);
         let (done, receiver) = outcome();
-        let own = job(Direction::Write, &file, vec![part(0, &mut memory)], done);
+        let write = job(Direction::Write, &file, vec![part(0, &mut memory)], done);
         // SAFETY: the child uses what the test has made beforehand, and leaves at once.
         match unsafe { libc::fork() } {
             0 => {
-                engine.submit(vec![own]);
+                engine.submit(vec![write]);
                 let is_told = matches!(receiver.try_recv(), Ok(Outcome { result: Err(Failure::Io(_)), .. }));
                 let cancelled = engine.cancel(0);
                 drop(engine);
@@ -267,7 +267,7 @@ fn a_child_of_fork_is_told_so() {
                 // SAFETY: waits for the child made above.
                 let ended = unsafe { libc::waitpid(child, &mut status, 0) };
                 assert_eq!((ended, status), (child, 0));
-                run(&engine, |done| Job { done, ..own }).result.unwrap();
+                run(&engine, |done| Job { done, ..write }).result.unwrap();
             }
         }
     }

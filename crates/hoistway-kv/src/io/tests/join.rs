@@ -20,9 +20,9 @@ fn watched(
     let seen = Seen::default();
     let script = {
         let seen = seen.clone();
-        FaultScript::new(move |own| {
-            seen.lock().unwrap().push((own.is_write, own.offset, own.len));
-            decide(own)
+        FaultScript::new(move |operation| {
+            seen.lock().unwrap().push((operation.is_write, operation.offset, operation.len));
+            decide(operation)
         })
     };
     Some((start(IoOptions { faults: Some(script), ..options(root, route) })?, seen))
@@ -175,9 +175,9 @@ fn a_block_that_fails_does_not_fail_its_neighbours() {
         for direction in [Direction::Write, Direction::Read] {
             let disk = disk();
             // What touches the block in slot 3 fails.
-            let is_bad = move |own: &Operation<'_>| {
-                let is_touched = own.offset < 4 * SLOT && own.offset + own.len > 3 * SLOT;
-                let is_direction = own.is_write == (direction == Direction::Write);
+            let is_bad = move |operation: &Operation<'_>| {
+                let is_touched = operation.offset < 4 * SLOT && operation.offset + operation.len > 3 * SLOT;
+                let is_direction = operation.is_write == (direction == Direction::Write);
                 (is_touched && is_direction).then_some(Fault::Errno(libc::EIO))
             };
             let Some((engine, seen)) = watched(disk.path(), route, is_bad) else { continue };
@@ -208,9 +208,9 @@ fn a_gap_that_cannot_be_read_fails_no_job() {
     for route in ROUTES {
         let disk = disk();
         // The slot between two blocks is broken.
-        let is_bad = |own: &Operation<'_>| {
-            let is_touched = own.offset < 12 << 10 && own.offset + own.len > 8 << 10;
-            (!own.is_write && is_touched).then_some(Fault::Errno(libc::EIO))
+        let is_bad = |operation: &Operation<'_>| {
+            let is_touched = operation.offset < 12 << 10 && operation.offset + operation.len > 8 << 10;
+            (!operation.is_write && is_touched).then_some(Fault::Errno(libc::EIO))
         };
         let Some((engine, _)) = watched(disk.path(), route, is_bad) else { continue };
         let file = new_file(disk.path(), "data");
@@ -313,9 +313,9 @@ proptest! {
         bad in prop::option::of(0u64..24),
     ) {
         let disk = disk();
-        let is_bad = move |own: &Operation<'_>| {
+        let is_bad = move |operation: &Operation<'_>| {
             let bad = bad? * SLOT;
-            (!own.is_write && own.offset < bad + SLOT && own.offset + own.len > bad)
+            (!operation.is_write && operation.offset < bad + SLOT && operation.offset + operation.len > bad)
                 .then_some(Fault::Errno(libc::EIO))
         };
         let Some((engine, _)) = watched(disk.path(), crate::Route::Threads, is_bad) else { return Ok(()) };

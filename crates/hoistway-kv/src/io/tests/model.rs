@@ -43,19 +43,19 @@ fn lay_out(
     for (index, shape) in shapes.iter().enumerate() {
         offset += shape.gap * BLOCK_LEN;
         let mut start = 0;
-        let mut own: Vec<Memory> = Vec::new();
+        let mut of_job: Vec<Memory> = Vec::new();
         for (number, len) in shape.lens().into_iter().enumerate() {
             let skew = shape.skews[(number + turn) % shape.skews.len()];
-            own.push(match contents {
+            of_job.push(match contents {
                 Some(contents) => Memory::of(&contents[index][start..start + len], skew),
                 None => Memory::new(len, skew, 0xEE),
             });
             start += len;
         }
-        let pieces = own.iter_mut().map(Memory::piece).collect();
+        let pieces = of_job.iter_mut().map(Memory::piece).collect();
         parts.push(Part { offset, pieces, len: shape.len as u64 });
         offset += (shape.len as u64).next_multiple_of(BLOCK_LEN);
-        memories.push(own);
+        memories.push(of_job);
     }
     (memories, parts, offset)
 }

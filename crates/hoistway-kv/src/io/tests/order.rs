@@ -61,8 +61,8 @@ fn jobs_that_have_not_begun_are_cancelled_by_tag() {
         let waiting: Vec<_> = (0..4u64)
             .map(|number| {
                 let (done, receiver) = outcome();
-                let own = small(&file, (1 << 30) + number * 4096, done);
-                engine.submit(vec![Job { tag: 1 + number % 2, ..own }]);
+                let job = small(&file, (1 << 30) + number * 4096, done);
+                engine.submit(vec![Job { tag: 1 + number % 2, ..job }]);
                 receiver
             })
             .collect();
@@ -171,10 +171,10 @@ fn what_is_waited_for_goes_first_but_nothing_waits_for_ever() {
     }
     gate.open();
     let order: Vec<Priority> = (0..25).map(|_| order.recv_timeout(PATIENCE).unwrap()).collect();
-    let position = |priority| order.iter().position(|own| *own == priority).unwrap();
+    let position = |priority| order.iter().position(|other| *other == priority).unwrap();
     assert_eq!(position(Priority::Demand), 0);
     assert!(position(Priority::Prefetch) < 10, "{order:?}");
-    assert!(order[23..].iter().all(|own| *own == Priority::Background), "{order:?}");
+    assert!(order[23..].iter().all(|other| *other == Priority::Background), "{order:?}");
 }
 
 #[test]
@@ -227,8 +227,8 @@ fn some_threads_are_kept_for_who_waits() {
     let stores: Vec<_> = (0..8)
         .map(|number| {
             let (done, receiver) = outcome();
-            let own = small(&file, 4096 * number, done);
-            engine.submit(vec![Job { priority: Priority::Background, ..own }]);
+            let job = small(&file, 4096 * number, done);
+            engine.submit(vec![Job { priority: Priority::Background, ..job }]);
             receiver
         })
         .collect();

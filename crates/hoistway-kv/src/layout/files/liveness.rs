@@ -57,7 +57,7 @@ impl Watch {
         &self,
         disk: &RealDisk,
         directory: &Path,
-        own: LockDomain,
+        own_domain: LockDomain,
         (silence, makes_leases): (Duration, bool),
     ) -> Liveness {
         let path = directory.join(names::LEASE);
@@ -77,7 +77,7 @@ impl Watch {
         let (has_changed, unchanged_for) = self.note(directory, &bytes);
         let is_silent = unchanged_for >= silence;
         let lease = Lease::parse(&bytes).ok();
-        let shares_locks = lease.is_some_and(|lease| lease.lock_domain.is_shared_with(own));
+        let shares_locks = lease.is_some_and(|lease| lease.lock_domain.is_shared_with(own_domain));
         let unlocked = match open(disk, &path) {
             // A lease that says nothing yet may not be locked yet.
             Ok(_) if lease.is_none() && !is_silent => return Liveness::Unproven,

@@ -154,8 +154,8 @@ fn make(disk: &RealDisk, root: &Path, said: Lease) -> Result<(WriterDirectory, O
     Ok((current, lease))
 }
 
-fn make_lease(disk: &RealDisk, root: &Path, own: &WriterDirectory, said: Lease) -> Result<OwnLease> {
-    let path = own.path.join(names::LEASE);
+fn make_lease(disk: &RealDisk, root: &Path, directory: &WriterDirectory, said: Lease) -> Result<OwnLease> {
+    let path = directory.path.join(names::LEASE);
     let file = disk.open(&path, FileAccess::CreateNew).map_err(failed("making", &path))?;
     // Others rely on the lock only if the lease says that there is one.
     let lock_domain = match file.try_lock() {
@@ -166,7 +166,7 @@ fn make_lease(disk: &RealDisk, root: &Path, own: &WriterDirectory, said: Lease) 
             LockDomain::default()
         }
     };
-    let said = Lease { writer: own.id, lock_domain, ..said };
+    let said = Lease { writer: directory.id, lock_domain, ..said };
     let mut lease = OwnLease { path, file, written: Instant::now(), said };
     lease.write(said.account)?;
     Ok(lease)
@@ -204,9 +204,9 @@ pub(super) fn all(
 }
 
 /// Other writers' directories.
-pub(super) fn peers(disk: &RealDisk, root: &Path, own: Option<&Writer>) -> Result<Vec<PathBuf>> {
+pub(super) fn peers(disk: &RealDisk, root: &Path, own_writer: Option<&Writer>) -> Result<Vec<PathBuf>> {
     let writers = directory::writers(disk, root)?.into_iter();
-    let others = writers.filter(|writer| own.is_none_or(|own| own.id() != writer.id));
+    let others = writers.filter(|writer| own_writer.is_none_or(|own_writer| own_writer.id() != writer.id));
     Ok(others.map(|writer| writer.path).collect())
 }
 

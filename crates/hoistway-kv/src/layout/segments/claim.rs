@@ -168,11 +168,11 @@ impl Writer {
 
     /// When a block ends: by its own time, or by that of its namespace.
     fn expiry(&self, block: &NewBlock, now: u32) -> u32 {
-        let own = format::expiry_seconds(block.expires);
+        let of_block = format::expiry_seconds(block.expires);
         let seconds = |ttl: Duration| u32::try_from(ttl.as_secs()).unwrap_or(u32::MAX).max(1);
         let ttl = self.shared.namespaces.options(block.namespace).ttl;
         let of_namespace = ttl.map_or(0, |ttl| now.saturating_add(seconds(ttl)));
-        [own, of_namespace].into_iter().filter(|seconds| *seconds != 0).min().unwrap_or(0)
+        [of_block, of_namespace].into_iter().filter(|seconds| *seconds != 0).min().unwrap_or(0)
     }
 
     /// Whether blocks of a namespace are being written.

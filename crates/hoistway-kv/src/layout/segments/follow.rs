@@ -127,14 +127,14 @@ enum Step {
 
 impl Followed {
     /// Looks for writers that came or went, and reads what all of them have written.
-    pub(super) fn follow(&self, shared: &Shared, own: Option<Uuid>) -> Result<()> {
+    pub(super) fn follow(&self, shared: &Shared, own_id: Option<Uuid>) -> Result<()> {
         let _changing = lock(&self.changing);
         let mut directories = match shared.root.writers() {
             // The store's directory was removed, and theirs with it.
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Vec::new(),
             writers => writers?,
         };
-        directories.retain(|directory| Some(directory.id) != own);
+        directories.retain(|directory| Some(directory.id) != own_id);
         let is_gone = |known: &mut Known| !directories.iter().any(|directory| directory.id == known.id);
         let gone: Vec<Known> = self.change().extract_if(.., is_gone).collect();
         for known in gone {

@@ -41,8 +41,8 @@ impl Writer {
             // There would not be room for another. What is too much goes in time.
             return Ok(false);
         }
-        let own = charges.of_writers.get(&self.id).copied().unwrap_or(0);
-        let mut given = Given { own_before: own, bytes: 0 };
+        let own_charge = charges.of_writers.get(&self.id).copied().unwrap_or(0);
+        let mut given = Given { own_before: own_charge, bytes: 0 };
         // None goes in vain.
         let charge_of = |region: &Region| {
             self.shared

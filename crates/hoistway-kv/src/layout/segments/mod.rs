@@ -89,7 +89,7 @@ const PAGE_OF_BLOCKS: usize = 4096;
 pub(crate) struct Segments {
     shared: Arc<Shared>,
     /// What this process writes, and with which options; `None` if the store was opened for reading only.
-    own: Option<Own>,
+    access: Option<WriteAccess>,
     followed: Followed,
     lost_on_recovery: u64,
     recovery: Duration,
@@ -97,7 +97,7 @@ pub(crate) struct Segments {
 
 /// What a process that writes has.
 #[derive(Debug)]
-struct Own {
+struct WriteAccess {
     options: WriterOptions,
     creation: Creation,
     /// Another one takes its place when the store's directory is emptied or replaced.
@@ -208,10 +208,13 @@ impl Segments {
         // Our own blocks first: their namespaces keep the numbers that our logs give them.
         let open = |options: WriterOptions| -> Result<_> {
             let (writer, lost) = Writer::open(Arc::clone(&shared), &options)?;
-            Ok((Own { options, creation, writer: RwLock::new(writer), healing: Mutex::default() }, lost))
+            Ok((
+                WriteAccess { options, creation, writer: RwLock::new(writer), healing: Mutex::default() },
+                lost,
+            ))
         };
         let opened = writer_options.map(open).transpose()?;
-        let (own, lost_on_recovery) = opened.map_or((None, 0), |(own, lost)| (Some(own), lost));
+        let (access, lost_on_recovery) = opened.map_or((None, 0), |(access, lost)| (Some(access), lost));
         if lost_on_recovery > 0 {
             let root = shared.root.path.display();
             shared.observed.damage(
@@ -220,46 +223,46 @@ impl Segments {
             );
         }
         let followed = Followed::default();
-        if let Err(error) = followed.follow(&shared, own.as_ref().map(|own| own.writer().id)) {
+        if let Err(error) = followed.follow(&shared, access.as_ref().map(|access| access.writer().id)) {
             tracing::warn!(%error, "not all blocks of other writers are found");
         }
-        if own.is_none()
+        if access.is_none()
             && let Err(error) = shared.count_taken()
         {
             tracing::warn!(%error, "it is not known how much room is taken");
         }
-        if let Some(own) = &own {
+        if let Some(access) = &access {
             // Numbers that no block needs any more are for others.
             for (number, id) in shared.namespaces.all() {
                 let totals = shared.index.totals(Some(number));
                 if totals.own_blocks + totals.foreign_blocks == 0 {
                     shared.namespaces.forget(id);
-                    lock(&own.writer().logged).remove(&number);
+                    lock(&access.writer().logged).remove(&number);
                 }
             }
         }
-        Ok(Self { shared, own, followed, lost_on_recovery, recovery: start.elapsed() })
+        Ok(Self { shared, access, followed, lost_on_recovery, recovery: start.elapsed() })
     }
 
     fn writer(&self) -> Result<Arc<Writer>> {
-        self.own().ok_or_else(|| Error::ReadOnly { path: self.shared.root.path.clone() })
+        self.own_writer().ok_or_else(|| Error::ReadOnly { path: self.shared.root.path.clone() })
     }
 
     /// What this process writes, if it may.
-    fn own(&self) -> Option<Arc<Writer>> {
-        self.own.as_ref().map(Own::writer)
+    fn own_writer(&self) -> Option<Arc<Writer>> {
+        self.access.as_ref().map(WriteAccess::writer)
     }
 
     /// Goes on in a new directory if the one of this process was removed, or the store's was replaced. All its blocks are
     /// gone with it, or found as another's if it comes back. Fails, and is tried again, where no store may be made. Does
     /// nothing while another thread does this.
-    fn heal(&self, own: &Own) -> Result<()> {
-        let _alone = match own.healing.try_lock() {
+    fn heal(&self, access: &WriteAccess) -> Result<()> {
+        let _alone = match access.healing.try_lock() {
             Err(TryLockError::WouldBlock) => return Ok(()),
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Ok(alone) => alone,
         };
-        let writer = own.writer();
+        let writer = access.writer();
         // Once it was gone, its blocks are not in the index any more: it may not go on where it was.
         if writer.is_there()? && !writer.is_gone.load(Ordering::Acquire) {
             return writer.heal();
@@ -268,16 +271,16 @@ impl Segments {
         let gone = writer.leave();
         shared.segments_of(0).into_iter().for_each(|number| shared.forget_segment(0, number));
         if !shared.root.is_there()? {
-            shared.root.open_again(own.creation)?;
+            shared.root.open_again(access.creation)?;
         }
-        let restarted = Writer::restart(Arc::clone(shared), &own.options, &writer)?;
+        let restarted = Writer::restart(Arc::clone(shared), &access.options, &writer)?;
         let reason = format!(
             "{} was removed or replaced, and {} blocks with it; this process goes on in {}",
             writer.directory.display(),
             gone.len(),
             restarted.directory.display()
         );
-        *own.writer.write().unwrap_or_else(PoisonError::into_inner) = restarted;
+        *access.writer.write().unwrap_or_else(PoisonError::into_inner) = restarted;
         shared.observed.note(EventKind::WriterRestarted, reason);
         shared.namespaces.opened().into_iter().try_for_each(|(id, description)| {
             namespaces::describe(&*shared.disk, &shared.root, id, &description)
@@ -296,9 +299,9 @@ impl Segments {
 
     /// An error if one more description would leave too little of the capacity to blocks.
     fn expect_room_for(&self, id: NamespaceId, description: &str) -> Result<()> {
-        let Some(own) = &self.own else { return Ok(()) };
-        let limits = own.options.limits;
-        if own.options.for_upkeep || self.shared.root.is_described(id) {
+        let Some(access) = &self.access else { return Ok(()) };
+        let limits = access.options.limits;
+        if access.options.for_upkeep || self.shared.root.is_described(id) {
             return Ok(());
         }
         let taken = self.shared.root.charges(&limits)?.namespaces;
@@ -336,7 +339,7 @@ impl Segments {
 
     fn invalidate_token(&self, token: &FoundToken) {
         if token.entry.is_own() {
-            if let Some(writer) = self.own() {
+            if let Some(writer) = self.own_writer() {
                 writer.condemn(&token.fingerprint, token.entry.sequence);
             }
         } else {
@@ -349,7 +352,7 @@ impl Segments {
     }
 }
 
-impl Own {
+impl WriteAccess {
     fn writer(&self) -> Arc<Writer> {
         Arc::clone(&self.writer.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -365,15 +368,15 @@ impl Layout for Segments {
     }
 
     fn room_stamp(&self) -> u64 {
-        self.own().map_or(0, |writer| writer.room_stamp())
+        self.own_writer().map_or(0, |writer| writer.room_stamp())
     }
 
     fn wait_for_room(&self, stamp: u64, until: Instant) -> RoomWait {
-        self.own().map_or(RoomWait::Nothing, |writer| writer.wait_for_room(stamp, until))
+        self.own_writer().map_or(RoomWait::Nothing, |writer| writer.wait_for_room(stamp, until))
     }
 
     fn prepare(&self, blocks: &mut [Written]) -> Vec<Result<()>> {
-        match self.own() {
+        match self.own_writer() {
             Some(writer) => writer.prepare(blocks),
             None => blocks.iter().map(|_| Ok(())).collect(),
         }
@@ -448,7 +451,7 @@ impl Layout for Segments {
 
     fn touch(&self, blocks: &[Fingerprint]) {
         let foreign = self.shared.index.touch(blocks);
-        if self.own.is_some() {
+        if self.access.is_some() {
             self.shared.heat.used(foreign);
         }
     }
@@ -467,7 +470,7 @@ impl Administration for Segments {
         let number = self.shared.namespaces.number(id)?;
         self.shared.namespaces.set_options(id, options);
         self.shared.index.set_quota(number, options.quota_bytes);
-        if self.own.is_none() {
+        if self.access.is_none() {
             return Ok(());
         }
         self.expect_room_for(id, description)?;
@@ -478,7 +481,7 @@ impl Administration for Segments {
 
     fn close_namespace(&self, id: NamespaceId) -> Result<bool> {
         let shared = &self.shared;
-        let (Some(writer), Some(number)) = (self.own(), shared.namespaces.known(id)) else {
+        let (Some(writer), Some(number)) = (self.own_writer(), shared.namespaces.known(id)) else {
             return Ok(false);
         };
         // Those who have got its number rely on it until they have a block of it.
@@ -541,11 +544,11 @@ impl Administration for Segments {
     }
 
     fn maintain(&self) -> Result<()> {
-        let Some(own) = &self.own else { return self.follow().and(self.shared.count_taken()) };
-        own.writer().check_open()?;
-        self.heal(own)?;
+        let Some(access) = &self.access else { return self.follow().and(self.shared.count_taken()) };
+        access.writer().check_open()?;
+        self.heal(access)?;
         let followed = self.follow();
-        let writer = own.writer();
+        let writer = access.writer();
         if writer.is_gone.load(Ordering::Acquire) {
             // Another thread is about to go on elsewhere.
             return followed;
@@ -570,7 +573,7 @@ impl Administration for Segments {
             let segments = slots.all().filter_map(|segment| segment.head.file_len());
             segments.sum::<u64>() + writer.log.len()
         };
-        let allocated_bytes = self.own().map_or(0, slots_of);
+        let allocated_bytes = self.own_writer().map_or(0, slots_of);
         Usage {
             blocks: totals.own_blocks + totals.foreign_blocks,
             payload_bytes: totals.own_payload_bytes + totals.foreign_payload_bytes,
@@ -589,7 +592,7 @@ impl Administration for Segments {
     }
 
     fn close(&self) -> Result<()> {
-        self.own().map_or(Ok(()), |writer| writer.close())
+        self.own_writer().map_or(Ok(()), |writer| writer.close())
     }
 }
 
@@ -600,12 +603,12 @@ impl Sharing for Segments {
     }
 
     fn follow(&self) -> Result<()> {
-        self.followed.follow(&self.shared, self.own().map(|writer| writer.id))
+        self.followed.follow(&self.shared, self.own_writer().map(|writer| writer.id))
     }
 
     fn writers(&self) -> Result<Vec<WriterStats>> {
         let mut owners = self.followed.owners();
-        owners.extend(self.own().map(|writer| (writer.id, 0)));
+        owners.extend(self.own_writer().map(|writer| (writer.id, 0)));
         let mut blocks = HashMap::<u16, u64>::new();
         let (mut cursor, mut some) = (Some(0), Vec::new());
         while let Some(from) = cursor {

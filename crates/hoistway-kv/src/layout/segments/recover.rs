@@ -497,7 +497,7 @@ impl OwnSegments {
     /// Removes segments without blocks. One that was left behind when it could not be synced may be in memory only, and
     /// nothing tells which those are.
     fn remove_unused(&mut self, shared: &Shared, directory: &WriterDirectory) -> Result<()> {
-        for (number, _) in self.whole.extract_if(.., |_, own| own.blocks == 0) {
+        for (number, _) in self.whole.extract_if(.., |_, segment| segment.blocks == 0) {
             let path = directory.path.join(names::segment(number));
             shared.disk.remove(&path).map_err(failed("removing", &path))?;
         }
@@ -536,12 +536,12 @@ fn sift(replayed: &Replayed, segments: &mut OwnSegments) -> (Vec<usize>, u64) {
         if last.as_ref().is_none_or(|(number, _)| *number != block.segment) {
             last = Some((block.segment, segments.whole.get_mut(&block.segment)));
         }
-        let own = last.as_mut().and_then(|(_, own)| own.as_deref_mut());
+        let segment = last.as_mut().and_then(|(_, segment)| segment.as_deref_mut());
         // Segments that were given up are not there any more, with all their blocks.
-        let is_known = own.is_some() || segments.damaged.contains(&block.segment);
-        match own.filter(|own| own.has(block)) {
-            Some(own) => {
-                if own.take(block) {
+        let is_known = segment.is_some() || segments.damaged.contains(&block.segment);
+        match segment.filter(|segment| segment.has(block)) {
+            Some(segment) => {
+                if segment.take(block) {
                     order.push(place);
                 }
             }

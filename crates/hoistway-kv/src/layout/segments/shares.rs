@@ -41,10 +41,10 @@ impl Writer {
         given: &Given,
         locked: &RootLock<'_>,
     ) -> Result<bool> {
-        let own = charges.of_writers.get(&self.id).copied().unwrap_or(0).saturating_add(new.charge);
+        let own_charge = charges.of_writers.get(&self.id).copied().unwrap_or(0).saturating_add(new.charge);
         let mut needed = charges.total.saturating_add(new.charge);
         let others = self.others(locked)?;
-        if own > given.own_before && own > self.limits.capacity / others.writers {
+        if own_charge > given.own_before && own_charge > self.limits.capacity / others.writers {
             // Writers below their share come first.
             needed = needed.saturating_add(others.wanted);
         }
@@ -71,10 +71,10 @@ impl Writer {
         let Some(locked) = root.try_lock()? else { return Ok(()) };
         // Another process may have given up a segment in the meantime.
         let charges = root.charges(&self.limits)?;
-        let own = charges.of_writers.get(&self.id).copied().unwrap_or(0);
+        let own_charge = charges.of_writers.get(&self.id).copied().unwrap_or(0);
         let others = self.others(&locked)?;
         let is_unfair = others.wanted > 0
-            && own > self.limits.capacity / others.writers
+            && own_charge > self.limits.capacity / others.writers
             && charges.total.saturating_add(others.wanted) > self.limits.capacity;
         let must_give = is_unfair || self.is_too_much(charges.total)?;
         if must_give
@@ -91,9 +91,9 @@ impl Writer {
 
     /// Writes to the lease how much this writer would allocate, if there are others and it has less than its share.
     pub(super) fn note_want(&self, charge: u64, locked: &RootLock<'_>) -> Result<()> {
-        let own = self.own_charge()?;
+        let own_charge = self.own_charge()?;
         let writers = self.others(locked)?.writers;
-        let has_share = own.saturating_add(charge) > self.limits.capacity / writers;
+        let has_share = own_charge.saturating_add(charge) > self.limits.capacity / writers;
         self.wanted.store(if has_share || writers == 1 { 0 } else { charge }, Ordering::Release);
         self.say_alive()
     }

@@ -578,9 +578,9 @@ fn deadlines_are_kept_while_a_block_is_looked_for_in_vain() {
     bench.put("b");
     bench.transfers.hold(Some(Direction::Read));
     let (open, opened) = std::sync::mpsc::channel::<()>();
-    let own = std::thread::current().id();
+    let this_thread = std::thread::current().id();
     *lock(&bench.layout.on_find) = Some(Box::new(move |_| {
-        if std::thread::current().id() != own {
+        if std::thread::current().id() != this_thread {
             let _ = opened.recv_timeout(LONG.unwrap());
         }
     }));

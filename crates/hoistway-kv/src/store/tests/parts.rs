@@ -368,8 +368,8 @@ struct Queue {
 impl OneThread {
     pub(super) fn start() -> Self {
         let shared = Arc::new(Shared::default());
-        let own = shared.clone();
-        Self { shared, thread: Some(thread::spawn(move || own.run())) }
+        let of_thread = shared.clone();
+        Self { shared, thread: Some(thread::spawn(move || of_thread.run())) }
     }
 
     pub(super) fn shared(&self) -> Arc<Shared> {

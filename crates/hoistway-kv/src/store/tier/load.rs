@@ -211,8 +211,8 @@ impl Tier {
             }
         }
         let mut request = Request::new(items, KeepAlive::new(load.lease.clone()));
-        let own = options.ticket.deadline.map(|deadline| deadline.saturating_duration_since(started));
-        request.timeout = Some(own.map_or(longest, |own| own.min(longest)));
+        let remaining = options.ticket.deadline.map(|deadline| deadline.saturating_duration_since(started));
+        request.timeout = Some(remaining.map_or(longest, |remaining| remaining.min(longest)));
         (request.priority, request.wait_event) = (Some(options.priority), options.wait_event);
         // SAFETY: the request keeps the lease of the memory, and the caller of the near tier answers for the rest.
         let ticket = match unsafe { far.load(request) } {
@@ -227,7 +227,7 @@ impl Tier {
         loop {
             if let Ok(completion) = ticket.wait(Some(TICK)) {
                 // A caller with less time than the far tier may take says nothing of that tier.
-                if own.is_none_or(|own| own >= longest) {
+                if remaining.is_none_or(|remaining| remaining >= longest) {
                     self.note_statuses("loading", &completion.items);
                 }
                 options.ticket.moved_by_far(&ticket, &completion);

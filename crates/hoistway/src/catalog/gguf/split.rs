@@ -53,8 +53,8 @@ impl Part {
             .filter(|name| name.count == count)
             .filter(|name| name.number.checked_sub(1) == Some(number))
             .ok_or(GgufError::SplitName { number, count })?;
-        let own = SourceName::from(path);
-        Ok((1..=count).map(|number| own.beside(&Name { number, ..name }.to_string())).collect())
+        let name_of_path = SourceName::from(path);
+        Ok((1..=count).map(|number| name_of_path.beside(&Name { number, ..name }.to_string())).collect())
     }
 
     /// Fails unless `header` is that of the file at `number` of this model.

@@ -51,9 +51,9 @@ pub(in crate::route) fn open(
     if !is_named && objects.is_empty() {
         return Ok(None);
     }
-    let first_bytes: Vec<_> = objects.iter().map(|own| own.object().first_byte()).collect();
+    let first_bytes: Vec<_> = objects.iter().map(|object| object.object().first_byte()).collect();
     let is_far = first_bytes.into_iter().flatten().any(|time| time >= FAR);
-    let lens: Vec<u64> = objects.iter().map(|own| own.len()).collect();
+    let lens: Vec<u64> = objects.iter().map(|object| object.len()).collect();
     let (first_depth, request_bytes) =
         if is_far { (FAR_DEPTH, far_request_bytes(&lens)) } else { (DEPTH.0, REQUEST_BYTES) };
     let (has_device, notes) = (wanted.device.is_some(), ObjectNotes::of(files.iter().copied()));
@@ -181,10 +181,10 @@ mod tests {
                     let lens = vec![total / objects; objects as usize];
                     let raw = seconds(requests(&lens, REQUEST_BYTES), InFlightLimit::fixed(48), link);
                     let limit = InFlightLimit::by_connections(FAR_DEPTH, DEPTH.1);
-                    let own = seconds(requests(&lens, far_request_bytes(&lens)), limit, link);
+                    let cut = seconds(requests(&lens, far_request_bytes(&lens)), limit, link);
                     assert!(
-                        raw / own >= 0.85,
-                        "{total} bytes of {objects} over {link}: {own} s, raw {raw} s"
+                        raw / cut >= 0.85,
+                        "{total} bytes of {objects} over {link}: {cut} s, raw {raw} s"
                     );
                 }
             }

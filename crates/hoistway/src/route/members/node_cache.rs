@@ -37,7 +37,7 @@ pub(in crate::route) fn open(
     if !is_named && entries.is_empty() {
         return Ok(None);
     }
-    let is_direct = entries.iter().all(|own| own.is_direct());
+    let is_direct = entries.iter().all(|entry| entry.is_direct());
     let access = if is_direct { Access::Direct } else { Access::Buffered };
     Ok(Some(Arc::new(NodeCache { is_named, access })))
 }

@@ -22,7 +22,7 @@ impl ObjectNotes {
     /// The notes of the objects among these sources.
     pub(crate) fn of<'a>(sources: impl IntoIterator<Item = &'a Arc<dyn Source>>) -> Self {
         let objects: Vec<_> = sources.into_iter().filter_map(ObjectSource::of).collect();
-        let servers: BTreeSet<_> = objects.iter().map(|own| own.object().server()).collect();
+        let servers: BTreeSet<_> = objects.iter().map(|source| source.object().server()).collect();
         let mut first: Vec<_> = servers.iter().map(|server| format!("objects came from {server}")).collect();
         for object in &objects {
             let url = object.object().url();
@@ -33,7 +33,7 @@ impl ObjectNotes {
                 first.push(format!("{url} has no strong ETag: its length and date were compared instead"));
             }
         }
-        Self { first, entries: objects.iter().filter_map(|own| own.entry().cloned()).collect() }
+        Self { first, entries: objects.iter().filter_map(|source| source.entry().cloned()).collect() }
     }
 
     /// What is to be said then.

@@ -37,13 +37,13 @@ pub fn open_files() -> Vec<PathBuf> {
     let links = fs::read_dir("/proc/self/fd").unwrap();
     links
         .filter_map(|link| fs::read_link(link.ok()?.path()).ok())
-        .filter(|own| !own.to_string_lossy().starts_with("/memfd:fake-cuda"))
+        .filter(|open| !open.to_string_lossy().starts_with("/memfd:fake-cuda"))
         .collect()
 }
 
 /// Whether this process has a file open.
 pub fn is_open(path: &Path) -> bool {
-    open_files().iter().any(|own| own == path)
+    open_files().iter().any(|open| open == path)
 }
 
 /// A folder of a file system in memory.

@@ -86,14 +86,14 @@ fn links_are_not_followed_and_what_they_name_stays_as_it_is() {
     let root = tempfile::tempdir().unwrap();
     let store = open(root.path());
     put(&store, "a");
-    let own = directory(&store);
+    let folder = directory(&store);
     drop(store);
     let victim = root.path().join("victim");
     fs::write(&victim, "precious").unwrap();
-    fs::remove_file(own.join("LEASE")).unwrap();
-    symlink(&victim, own.join("LEASE")).unwrap();
+    fs::remove_file(folder.join("LEASE")).unwrap();
+    symlink(&victim, folder.join("LEASE")).unwrap();
     let store = open(root.path());
-    assert_ne!(directory(&store), own, "it is not taken over");
+    assert_ne!(directory(&store), folder, "it is not taken over");
     store.maintain().unwrap();
     store.close().unwrap();
     assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
@@ -102,10 +102,10 @@ fn links_are_not_followed_and_what_they_name_stays_as_it_is() {
         let root = tempfile::tempdir().unwrap();
         let store = open(root.path());
         put(&store, "a");
-        let own = directory(&store);
+        let folder = directory(&store);
         store.close().unwrap();
         drop(store);
-        let path = own.join(name);
+        let path = folder.join(name);
         let _ = fs::remove_file(&path);
         symlink(&victim, &path).unwrap();
         let store = open(root.path());
@@ -123,11 +123,12 @@ fn lengths_that_files_claim_reserve_nothing() {
     let root = tempfile::tempdir().unwrap();
     let store = open(root.path());
     put(&store, "a");
-    let own = directory(&store);
+    let folder = directory(&store);
     let writer = store.writer().unwrap().id;
     drop(store);
     let sparse = |name: &str| {
-        let file = fs::File::options().write(true).create(true).truncate(false).open(own.join(name)).unwrap();
+        let file =
+            fs::File::options().write(true).create(true).truncate(false).open(folder.join(name)).unwrap();
         file.set_len(LEN).unwrap();
     };
     sparse("idx-000001.log");
@@ -143,10 +144,10 @@ fn lengths_that_files_claim_reserve_nothing() {
         records: LEN / 64,
         proven_from: ProvenFrom::UNKNOWN,
     };
-    fs::write(own.join("CKPT-a"), head.to_bytes()).unwrap();
+    fs::write(folder.join("CKPT-a"), head.to_bytes()).unwrap();
     sparse("CKPT-a");
     drop(read(root.path()));
-    let path = own.join("seg-000002.kvs");
+    let path = folder.join("seg-000002.kvs");
     let slots = (1 << 30) - 1;
     let head =
         format::segment::SegmentHead { writer, number: 2, slot_bytes: 8192, slots, most_blocks: slots };

@@ -826,8 +826,8 @@ fn a_segment_whose_room_no_block_may_take_is_left_in_time() {
     assert!(lock(&writer.slots).free() > 4, "there is room, but records of more blocks have none");
     let region = writer.regions(&[1]).pop_front().unwrap();
     let (ended, end) = std::sync::mpsc::channel();
-    let own = writer.clone();
-    std::thread::spawn(move || ended.send(own.clear_place_in(region, 4096)));
+    let clearing = writer.clone();
+    std::thread::spawn(move || ended.send(clearing.clear_place_in(region, 4096)));
     let made = end.recv_timeout(Duration::from_secs(60)).expect("the hand goes round and round");
     assert!(!made.unwrap());
 }
