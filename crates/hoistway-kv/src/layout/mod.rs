@@ -4,6 +4,9 @@
 //! A store goes: [`Layout::reserve`], then shards and header are written to the [`Place`] (by `io`), then
 //! [`Layout::commit`]. A load goes: [`Layout::find`], then header and shards are read from the place, then
 //! [`Layout::check`] says whether they are the block's, with the checksums to compare.
+//!
+//! [`Layout`] is what storing and loading need. [`Administration`] has namespaces, listings and removal. [`Sharing`] is what other
+//! processes change; by default they change nothing.
 #![forbid(unsafe_code)]
 
 #[cfg(test)]

@@ -1,4 +1,10 @@
 //! The store: what users open, and the threads behind it.
+//!
+//! A store finds places for its blocks in `placement`, which may wait for the disk. `assembly` collects shards that come one by
+//! one: a block is found only with all of them. `commit` makes groups of blocks visible that share their syncs.
+//!
+//! A load waits in `gate` until the bytes in flight allow it, and looks its block up after that. Where a lookup asks a file
+//! system, `finder` does it, so that no thread that moves bytes or watches deadlines waits for it.
 
 mod assembly;
 mod commit;

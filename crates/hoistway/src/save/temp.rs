@@ -1,4 +1,8 @@
 //! A file under a temporary name, until it is complete.
+//!
+//! Its writer holds a lock on it. So the next save to the folder can tell files whose writer was killed, and removes them. Locks
+//! are released by a call, not by closing: a child of `fork` has the descriptors too. As the file gets its name, it gets the
+//! mode and the owner of the file that it replaces.
 #![forbid(unsafe_code)]
 
 use super::io_error;

@@ -1,4 +1,6 @@
-//! Taking over a writer's directory: a new one, or that of a process that is gone, in whatever state a crash left it.
+//! Takes over a writer's directory: a new one, or that of a process that is gone, in any state that a crash left.
+//!
+//! No sync is known to cover the end of its log, so that end is written again. The next checkpoint is left to upkeep.
 #![forbid(unsafe_code)]
 
 use super::{
