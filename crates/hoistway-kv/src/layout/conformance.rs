@@ -162,6 +162,7 @@ pub(crate) fn store(layout: &dyn Layout, block: &NewBlock, shards: &[Vec<u8>]) -
         Reservation::Claimed(claim) => claim,
         Reservation::Exists => return Stored::Exists,
         Reservation::InFlight => return Stored::InFlight,
+        Reservation::Full => return Stored::Dropped(DropReason::NoRoom),
         Reservation::Dropped(reason) => return Stored::Dropped(reason),
     };
     let written = write(claim, shards);

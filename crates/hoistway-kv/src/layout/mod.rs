@@ -175,6 +175,8 @@ pub(crate) enum Reservation {
     Exists,
     /// Another claim to the block exists: another caller is writing it.
     InFlight,
+    /// There is no room now. There may be once blocks have been written, and can be evicted, or others have given up theirs.
+    Full,
     Dropped(DropReason),
 }
 

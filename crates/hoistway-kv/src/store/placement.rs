@@ -239,11 +239,8 @@ impl Placement<'_> {
                     Ok(assembly)
                 }
                 Ok(Reservation::Exists | Reservation::InFlight) => Err(Status::Exists),
-                Ok(Reservation::Dropped(DropReason::NoRoom))
-                    if !is_partial && self.wait_for_room(stamp, &mut wait) =>
-                {
-                    continue;
-                }
+                Ok(Reservation::Full) if !is_partial && self.wait_for_room(stamp, &mut wait) => continue,
+                Ok(Reservation::Full) => Err(Status::Dropped(DropReason::NoRoom)),
                 Ok(Reservation::Dropped(reason)) => Err(Status::Dropped(reason)),
                 Err(error) => {
                     let status = status_of(&error);

@@ -1,7 +1,7 @@
 //! Claims: places for blocks that are to be written.
 #![forbid(unsafe_code)]
 
-use super::{lock, segment::Segment, slots::ClaimEnd, writer::Writer};
+use super::{lock, room::Room, segment::Segment, slots::ClaimEnd, writer::Writer};
 use crate::{
     DropReason, Error, Fingerprint, Result,
     format::{self, HEADER_LEN, MAX_SHARDS, header::MAX_SHARD_LEN, record::MAX_PAYLOAD_LEN},
@@ -86,13 +86,15 @@ impl Writer {
             return Ok(Reservation::Dropped(DropReason::NoRoom));
         }
         if !self.may_have_room(bytes) {
-            return Ok(Reservation::Dropped(DropReason::NoRoom));
+            return Ok(Reservation::Full);
         }
         if !self.make_quota(namespace, bytes)? {
             return Ok(Reservation::Dropped(DropReason::Quota));
         }
-        let Some((segment, slot)) = self.take_slot(bytes, block.following)? else {
-            return Ok(Reservation::Dropped(DropReason::NoRoom));
+        let (segment, slot) = match self.take_slot(bytes, block.following)? {
+            Room::Taken(segment, slot) => (segment, slot),
+            Room::NotYet => return Ok(Reservation::Full),
+            Room::Never => return Ok(Reservation::Dropped(DropReason::NoRoom)),
         };
         let Some(offset) = segment.head.offset(slot.slot) else {
             return Err(Error::Internal(format!("{slot:?} is not in its segment")));

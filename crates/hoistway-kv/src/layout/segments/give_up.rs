@@ -25,7 +25,8 @@ impl Writer {
         if self.is_refused.load(Ordering::Acquire) || !lock(&self.slots).draining().is_empty() {
             return Ok(false);
         }
-        let mut going = self.take_regions(&may_go);
+        let may_go_now = |number| may_go(number) && lock(&self.slots).may_give(number);
+        let mut going = self.take_regions(may_go_now);
         let made = if going.is_empty() { Ok(false) } else { self.take_over_from(&mut going, bytes) };
         self.keep_regions(going);
         made
@@ -89,33 +90,38 @@ impl Writer {
         self.finish_draining()
     }
 
-    /// Returns the segment whose removal loses least, of those that can be removed at once.
+    /// Returns the segment whose removal loses least: of those that can be removed at once, or else of those that are
+    /// written to, as a process that always writes would never give up any.
     pub(super) fn least_useful(&self) -> Option<Region> {
-        self.take_regions(|_| true).pop_front()
+        let gives_out_room = |number| !lock(&self.slots).draining().contains(&number);
+        self.least_at_once().or_else(|| self.take_regions(gives_out_room).pop_front())
+    }
+
+    /// Returns the segment whose removal loses least, of those that can be removed at once.
+    pub(super) fn least_at_once(&self) -> Option<Region> {
+        self.take_regions(|number| lock(&self.slots).may_give(number)).pop_front()
     }
 
     /// Returns the coldest segment that can be removed at once, if a block of `bytes` bytes has room in it.
     pub(super) fn coldest_long_enough(&self, bytes: u64) -> Option<Region> {
         let is_long = |number| lock(&self.slots).long_enough(number, bytes).is_some();
-        let mut regions = self.take_regions(|_| true);
+        let mut regions = self.take_regions(|number| lock(&self.slots).may_give(number));
         let coldest = regions.pop_front_if(|region| is_long(region.segment));
         self.keep_regions(regions);
         coldest
     }
 
-    /// Returns the segments that can be removed at once and for which `may_go`, those first whose removal loses least: some
-    /// of them, with their blocks. Where there are many blocks, the housekeeping looks them up, and there are none until
-    /// then.
+    /// Returns the segments without blocks in use for which `may_go`, those first whose removal loses least: some of them,
+    /// with their blocks. Where there are many blocks, the housekeeping looks them up, and there are none until then.
     fn take_regions(&self, may_go: impl Fn(u32) -> bool) -> VecDeque<Region> {
         let segments: Vec<u32> = lock(&self.slots).all().map(|segment| segment.head.number).collect();
         if !segments.into_iter().any(&may_go) {
             return VecDeque::new();
         }
-        let mut regions = match self.has_few_blocks() {
+        let regions = match self.has_few_blocks() {
             true => self.removable_regions(),
             false => self.removable_regions_before(),
         };
-        regions.retain(|region| lock(&self.slots).may_give(region.segment));
         let (going, rest) = regions.into_iter().partition(|region| may_go(region.segment));
         self.keep_regions(rest);
         going
@@ -126,7 +132,12 @@ impl Writer {
         let survey = self.shared.index.survey();
         let mut segments = lock(&self.slots).unused();
         segments.extend(survey.into_iter().filter(|worth| !worth.is_in_use).map(|worth| worth.segment));
-        segments.retain(|number| lock(&self.slots).may_give(*number));
+        {
+            let slots = lock(&self.slots);
+            segments.retain(|number| slots.has(*number));
+            // Those that can go at once come first, in the order of their worth.
+            segments.sort_by_key(|number| !slots.may_give(*number));
+        }
         segments.truncate(MOST_GIVEN_UP);
         self.regions(&segments)
     }

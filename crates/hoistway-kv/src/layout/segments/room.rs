@@ -18,20 +18,48 @@ const SCATTERED_PART: u64 = 32;
 /// Most times that room is made for one block, while others of this process are faster to use it.
 const MOST_ATTEMPTS: usize = 16;
 
+/// What comes of asking for room.
+pub(super) enum Room {
+    Taken(Arc<Segment>, Slot),
+    /// No more can be evicted as long as blocks are being written, or others give up nothing.
+    NotYet,
+    /// What is pinned leaves no room.
+    Never,
+}
+
+/// What comes of making room.
+enum Made {
+    /// More is free. It may not be in one piece.
+    More,
+    /// There is nothing that could go now.
+    Nothing,
+    /// What is pinned leaves nothing that could go.
+    Never,
+}
+
+impl Made {
+    fn more(is_more: bool) -> Self {
+        if is_more { Self::More } else { Self::Nothing }
+    }
+}
+
 impl Writer {
     /// Takes a place for a block of `bytes` bytes; `following` bytes of the same request come after it. Evicts blocks for
-    /// it if it must. `None` if no more can be evicted.
-    pub(super) fn take_slot(&self, bytes: u64, following: u64) -> Result<Option<(Arc<Segment>, Slot)>> {
+    /// it if it must.
+    pub(super) fn take_slot(&self, bytes: u64, following: u64) -> Result<Room> {
         let take = || {
             let mut slots = lock(&self.slots);
             // A log in doubt takes no commits.
-            if self.log.is_in_doubt() { None } else { slots.take(bytes, following) }
+            if self.log.is_in_doubt() {
+                return None;
+            }
+            slots.take(bytes, following).map(|(segment, slot)| Room::Taken(segment, slot))
         };
         if !self.is_scattered(bytes, following)
             && let Some(taken) = take()
         {
             self.evict_early();
-            return Ok(Some(taken));
+            return Ok(taken);
         }
         let _one = lock(&self.making_room);
         if self.is_scattered(bytes, following) && !self.log.is_in_doubt() {
@@ -45,14 +73,15 @@ impl Writer {
         for _ in 0..MOST_ATTEMPTS {
             // Another thread may have made room in the meantime.
             if let Some(taken) = take() {
-                return Ok(Some(taken));
+                return Ok(taken);
             }
             if self.log.is_in_doubt() {
-                return Ok(None);
+                break;
             }
             match self.make_room(bytes) {
-                Ok(true) => {}
-                Ok(false) => break,
+                Ok(Made::More) => {}
+                Ok(Made::Nothing) => break,
+                Ok(Made::Never) => return Ok(take().unwrap_or(Room::Never)),
                 // Nothing can be evicted, as tombstones cannot be written. The store is then as good as full.
                 Err(error) if is_full(&error) => {
                     tracing::warn!(%error, "no room for blocks");
@@ -61,7 +90,7 @@ impl Writer {
                 Err(error) => return Err(error),
             }
         }
-        Ok(take())
+        Ok(take().unwrap_or(Room::NotYet))
     }
 
     /// Whether a block of `bytes` bytes may have room once others have gone.
@@ -73,30 +102,31 @@ impl Writer {
         (lock(&self.slots).free() * BLOCK_LEN).saturating_add(evictable) >= bytes
     }
 
-    /// Tries to make room for a block of `bytes` bytes. Returns whether more is free; it may not be in one piece. Evicts by
-    /// the policy while little is free, and by place once what is free is in pieces that are too short.
-    fn make_room(&self, bytes: u64) -> Result<bool> {
+    /// Tries to make room for a block of `bytes` bytes. Evicts by the policy while little is free, and by place once what is
+    /// free is in pieces that are too short.
+    fn make_room(&self, bytes: u64) -> Result<Made> {
         let collected = self.collect();
         if lock(&self.slots).has_room(bytes) || self.allocate(bytes)? {
-            return Ok(true);
+            return Ok(Made::More);
         }
         collected?;
         if !lock(&self.releasing).is_empty() {
             self.log.sync_all()?;
             self.release_synced();
             if lock(&self.slots).has_room(bytes) {
-                return Ok(true);
+                return Ok(Made::More);
             }
         }
         let is_too_short = lock(&self.slots).are_too_short(bytes);
         if is_too_short || bytes > self.segment_bytes.saturating_sub(HEAD_LEN) {
-            return self.make_room_for_large(bytes);
+            return self.make_room_for_large(bytes).map(Made::more);
         }
         if self.take_over(bytes, |number| lock(&self.slots).is_outdated(number))? {
-            return Ok(true);
+            return Ok(Made::More);
         }
         if !self.may_clear(bytes) {
-            return Ok(false);
+            let has_asked = self.wanted.load(Ordering::Acquire) > 0;
+            return Ok(if has_asked { Made::Nothing } else { Made::Never });
         }
         let (free, total) = {
             let slots = lock(&self.slots);
@@ -106,19 +136,22 @@ impl Writer {
             self.evict_some(bytes)?;
             let slots = lock(&self.slots);
             if slots.has_room(bytes) {
-                return Ok(true);
+                return Ok(Made::More);
             }
         }
         if self.clear_place(bytes)? {
-            return Ok(true);
+            return Ok(Made::More);
         }
-        if self.has_few_blocks() {
-            // What is in use leaves no stretch.
-            return Ok(false);
+        if self.has_few_blocks() || !self.may_do_without_stretch(bytes) {
+            // What is in use leaves no stretch; or what goes in vain until stretches have been looked up would be missed.
+            return Ok(Made::Nothing);
         }
-        // Until stretches have been looked up, single blocks may do. Once: what goes in vain is missed.
         self.evict_some(bytes)?;
-        Ok(lock(&self.slots).has_room(bytes))
+        let has_room = lock(&self.slots).has_room(bytes);
+        if !has_room {
+            self.note_in_vain(bytes);
+        }
+        Ok(Made::more(has_room))
     }
 
     /// Tries to make room for a block that is larger than a usual segment: what is worth least goes, be it the blocks of a

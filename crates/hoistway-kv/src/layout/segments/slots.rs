@@ -320,6 +320,28 @@ impl Slots {
         (slot.slot < start + len).then_some((*start, *len))
     }
 
+    /// The slot behind the first ones of a range that are neither free nor in these runs, if there are any.
+    pub(super) fn behind_busy(
+        &self,
+        segment: u32,
+        slots: &Range<u32>,
+        mut known: Vec<Range<u32>>,
+    ) -> Option<u32> {
+        let free = &self.segments.get(&segment)?.free;
+        let before = free.range(..slots.start).next_back();
+        let runs = before.into_iter().chain(free.range(slots.clone()));
+        known.extend(runs.map(|(start, len)| *start..start + len));
+        known.sort_unstable_by_key(|run| run.start);
+        let mut reached = slots.start;
+        for run in known {
+            if run.start > reached {
+                return Some(run.start.min(slots.end));
+            }
+            reached = reached.max(run.end);
+        }
+        (reached < slots.end).then_some(slots.end)
+    }
+
     /// A place for a block that has to leave a stretch of a segment: in the shortest run outside of it that has room.
     pub(super) fn take_outside(
         &mut self,

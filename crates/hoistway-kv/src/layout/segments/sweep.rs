@@ -44,6 +44,8 @@ pub(super) struct Sweep {
     removable: VecDeque<Region>,
     /// Whether a store has lacked regions that the hand goes through.
     wants_regions: bool,
+    /// Bytes of the smallest block for which, meanwhile, others were evicted in vain.
+    in_vain: Option<u64>,
     /// Whether a store has lacked segments to be removed.
     wants_removable: bool,
 }
@@ -64,6 +66,16 @@ struct Stretch {
     blocks: Vec<PlacedBlock>,
 }
 
+/// What becomes of slots of a stretch that have neither room nor a block that could go: they are being written to, or wait
+/// for a tombstone or a reader, or got a block since the blocks were looked up.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Busy {
+    /// They may be part of a stretch.
+    Counts,
+    /// A stretch ends before them. To empty it would not make room.
+    IsPassed,
+}
+
 /// A block that was copied to another place.
 struct Moved {
     block: PlacedBlock,
@@ -75,6 +87,12 @@ struct Moved {
 
 /// Why a block could not be copied, and what becomes of the place that it was to get.
 type Uncopied = Box<(Error, ClaimEnd)>;
+
+/// The slot behind a block.
+fn behind(block: &PlacedBlock) -> u32 {
+    let slots = u32::try_from(block.slot_bytes.div_ceil(BLOCK_LEN)).unwrap_or(u32::MAX);
+    block.slot.slot.saturating_add(slots)
+}
 
 impl Writer {
     /// Empties stretches of segments until there is room for a block of `bytes` bytes. Returns whether there is.
@@ -94,7 +112,7 @@ impl Writer {
     pub(super) fn clear_place_in(&self, mut region: Region, bytes: u64) -> Result<bool> {
         // Bounded: what is free may be of no use to the block, and the hand would find it again and again.
         for _ in 0..MOST_STRETCHES {
-            let Some(stretch) = self.stretch(&mut region, bytes) else { break };
+            let Some(stretch) = self.stretch(&mut region, bytes, Busy::IsPassed) else { break };
             self.empty(&stretch)?;
             if lock(&self.slots).has_room(bytes) {
                 // The hand goes on from there.
@@ -120,7 +138,7 @@ impl Writer {
             return true;
         }
         let segments: Vec<u32> = lock(&self.slots).all().map(|segment| segment.head.number).collect();
-        self.regions(&segments).iter_mut().any(|region| self.stretch(region, bytes).is_some())
+        self.regions(&segments).iter_mut().any(|region| self.stretch(region, bytes, Busy::Counts).is_some())
     }
 
     /// Whether all blocks may be looked at while a store waits.
@@ -128,19 +146,33 @@ impl Writer {
         self.shared.index.totals(None).own_blocks <= self.shared.surroundings.few_blocks
     }
 
+    /// Whether the room of single blocks may do for a block of `bytes` bytes until stretches have been looked up.
+    pub(super) fn may_do_without_stretch(&self, bytes: u64) -> bool {
+        lock(&self.sweep).in_vain.is_none_or(|in_vain| bytes < in_vain)
+    }
+
+    /// The room of single blocks did not do for a block of `bytes` bytes.
+    pub(super) fn note_in_vain(&self, bytes: u64) {
+        let mut sweep = lock(&self.sweep);
+        sweep.in_vain = Some(sweep.in_vain.map_or(bytes, |in_vain| in_vain.min(bytes)));
+    }
+
     /// Looks up what goes next, if a store has lacked it.
     pub(super) fn prepare_sweep(&self) {
         let (wants_regions, wants_removable) = {
-            let mut sweep = lock(&self.sweep);
-            (mem::take(&mut sweep.wants_regions), mem::take(&mut sweep.wants_removable))
+            let sweep = lock(&self.sweep);
+            (sweep.wants_regions, sweep.wants_removable)
         };
+        // What is wanted is wanted until it is there.
         if wants_regions {
             let regions = self.coldest_regions(SEGMENTS_PART);
-            lock(&self.sweep).regions = regions;
+            let mut sweep = lock(&self.sweep);
+            (sweep.regions, sweep.wants_regions, sweep.in_vain) = (regions, false, None);
         }
         if wants_removable {
             let removable = self.removable_regions();
-            lock(&self.sweep).removable = removable;
+            let mut sweep = lock(&self.sweep);
+            (sweep.removable, sweep.wants_removable) = (removable, false);
         }
     }
 
@@ -176,7 +208,7 @@ impl Writer {
                 looks += 1;
             }
             let region = sweep.regions.front_mut()?;
-            if let Some(stretch) = self.stretch(region, bytes) {
+            if let Some(stretch) = self.stretch(region, bytes, Busy::IsPassed) {
                 return Some(stretch);
             }
             sweep.regions.pop_front();
@@ -213,7 +245,7 @@ impl Writer {
     }
 
     /// The next stretch of a segment that holds a block of `bytes` bytes, and in which no block is in use.
-    fn stretch(&self, region: &mut Region, bytes: u64) -> Option<Stretch> {
+    fn stretch(&self, region: &mut Region, bytes: u64, busy: Busy) -> Option<Stretch> {
         let Region { segment, hand, blocks } = region;
         let segment = *segment;
         let least = bytes.max(self.bytes_of_stretch());
@@ -229,15 +261,23 @@ impl Writer {
         };
         'stretch: loop {
             let slots = *hand..hand.checked_add(needed).filter(|end| *end <= last)?;
-            let lies_there = |block: &&PlacedBlock| {
-                let end = u64::from(block.slot.slot) + block.slot_bytes.div_ceil(BLOCK_LEN);
-                block.slot.slot < slots.end && u64::from(slots.start) < end
-            };
+            let lies_there =
+                |block: &&PlacedBlock| block.slot.slot < slots.end && slots.start < behind(block);
             let found: Vec<PlacedBlock> = blocks.iter().filter(lies_there).copied().collect();
-            for (block, heat) in found.iter().zip(self.shared.index.heat(&found)) {
-                if heat == Some(Heat::InUse) {
+            let heats = self.shared.index.heat(&found);
+            for (block, heat) in found.iter().zip(&heats) {
+                if *heat == Some(Heat::InUse) {
                     needed = least;
-                    *hand = block.slot.slot + block.slot_bytes.div_ceil(BLOCK_LEN) as u32;
+                    *hand = behind(block);
+                    continue 'stretch;
+                }
+            }
+            if busy == Busy::IsPassed {
+                let there = found.iter().zip(&heats).filter(|(_, heat)| heat.is_some());
+                let runs = there.map(|(block, _)| block.slot.slot..behind(block)).collect();
+                if let Some(end) = lock(&self.slots).behind_busy(segment, &slots, runs) {
+                    needed = least;
+                    *hand = end;
                     continue 'stretch;
                 }
             }

@@ -161,7 +161,7 @@ impl Layout for Slots {
             return Ok(Reservation::Dropped(DropReason::TooLarge));
         }
         let Some(slot) = state.free.pop() else {
-            return Ok(Reservation::Dropped(DropReason::NoRoom));
+            return Ok(Reservation::Full);
         };
         state.claimed.insert(block.fingerprint, slot);
         let place = Place {

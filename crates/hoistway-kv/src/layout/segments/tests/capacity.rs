@@ -38,7 +38,7 @@ fn measure(capacity: u64, sizes: &[usize], writers: usize, used: u64) -> Measure
         for (place, key) in keys.iter().enumerate() {
             let claim = match bench.reserve_of_many(store, key, len, TOGETHER - 1 - place).unwrap() {
                 Reservation::Claimed(claim) => claim,
-                Reservation::Dropped(DropReason::NoRoom) => continue,
+                Reservation::Full => continue,
                 other => panic!("{other:?}"),
             };
             let place = (claim.place.file.path().to_owned(), claim.place.header.unwrap());

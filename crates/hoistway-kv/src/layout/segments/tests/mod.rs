@@ -112,6 +112,7 @@ impl Bench {
     fn put_len(&self, store: &Segments, key: &str, len: usize) -> Result<Put> {
         let claim = match self.reserve_len(store, key, len)? {
             Reservation::Claimed(claim) => claim,
+            Reservation::Full => return Ok(Put::Dropped(DropReason::NoRoom)),
             Reservation::Dropped(reason) => return Ok(Put::Dropped(reason)),
             other => panic!("{other:?}"),
         };

@@ -105,6 +105,95 @@ fn room_that_blocks_are_written_to_is_waited_for() {
 }
 
 #[test]
+fn room_that_pins_leave_for_no_block_is_not_waited_for() {
+    let bench = Bench::new();
+    let store = full_store(&bench, |number| number % 4 == 0);
+    let Reservation::Claimed(_writing) = bench.reserve(&store, "writing").unwrap() else { panic!() };
+    assert_eq!(room_wait(&store, store.room_stamp()), RoomWait::Writes);
+    let refused = bench.reserve_len(&store, "large", 12 * LEN).unwrap();
+    assert!(matches!(refused, Reservation::Dropped(DropReason::NoRoom)), "{refused:?}");
+    let bench = Bench::new();
+    let store = full_store(&bench, |_| false);
+    let _writing = reserve_all(&bench, &store);
+    let full = bench.reserve_len(&store, "large", 12 * LEN).unwrap();
+    assert!(matches!(full, Reservation::Full), "{full:?}");
+}
+
+/// A full store in which every fourth block has gone and is being stored again, with the places of these.
+fn with_scattered_writes(bench: &Bench) -> (Segments, Vec<Claim>) {
+    let store = full_store(bench, |_| false);
+    let mut claims = Vec::new();
+    for number in (0..100).step_by(4) {
+        let key = format!("{number}");
+        if store.delete(NAMESPACE, &[(key.as_bytes(), fingerprint(&key))]).unwrap() == 1 {
+            let Reservation::Claimed(claim) = bench.reserve(&store, &key).unwrap() else { panic!() };
+            claims.push(claim);
+        }
+    }
+    assert!(claims.len() > 10, "{}", claims.len());
+    (store, claims)
+}
+
+#[test]
+fn a_block_that_waits_for_room_evicts_no_more_each_time_that_it_asks() {
+    for few_blocks in [FEW_BLOCKS, 0] {
+        let mut bench = Bench::new();
+        bench.few_blocks = few_blocks;
+        let (store, mut claims) = with_scattered_writes(&bench);
+        // Between places that are written to there is no room for it.
+        let ask = || matches!(bench.reserve_len(&store, "large", 12 * LEN).unwrap(), Reservation::Full);
+        let full = store.usage().evicted_blocks;
+        assert!(ask());
+        let once = store.usage().evicted_blocks;
+        assert!(once - full <= 20, "{}", once - full);
+        (0..20).for_each(|_| assert!(ask()));
+        assert_eq!(store.usage().evicted_blocks, once, "{few_blocks}");
+        // What was written can go.
+        let written = claims.drain(..).map(|claim| bench.write(claim, &content("again", LEN))).collect();
+        assert!(store.commit(written).iter().all(Result::is_ok));
+        store.maintain().unwrap();
+        store.maintain().unwrap();
+        assert_eq!(bench.put_len(&store, "large", 12 * LEN).unwrap(), Put::Done, "{few_blocks}");
+    }
+}
+
+#[test]
+fn a_writer_that_always_writes_gives_up_room_as_well() {
+    let bench = Bench::new();
+    let rich = full_store(&bench, |_| false);
+    let writer = rich.writer().unwrap();
+    let poor = bench.open();
+    // Another block comes to each of its segments before the last one has been written.
+    let write_to_each = |round: u32| -> Vec<Claim> {
+        let segments: Vec<u32> = lock(&writer.slots).all().map(|segment| segment.head.number).collect();
+        let mut claims = Vec::new();
+        for region in writer.regions(&segments) {
+            let Some(block) = region.blocks.first() else { continue };
+            writer.bury(|| rich.shared.index.evict_placed(std::slice::from_ref(block))).unwrap();
+            let key = format!("{round} {}", region.segment);
+            if let Reservation::Claimed(claim) = bench.reserve(&rich, &key).unwrap() {
+                claims.push(claim);
+            }
+        }
+        claims
+    };
+    let mut writing = write_to_each(0);
+    let mut got = false;
+    for round in 1..20 {
+        let next = write_to_each(round);
+        let written = std::mem::replace(&mut writing, next);
+        let written = written.into_iter().map(|claim| bench.write(claim, &content("always", LEN))).collect();
+        assert!(rich.commit(written).iter().all(Result::is_ok));
+        bench.now.fetch_add(1, Ordering::Relaxed);
+        got |= bench.put(&poor, &format!("poor {round}")).unwrap() == Put::Done;
+        assert!(got || writer.least_at_once().is_none(), "else this says nothing");
+        rich.maintain().unwrap();
+        poor.maintain().unwrap();
+    }
+    assert!(got, "a writer with nothing gets room");
+}
+
+#[test]
 fn room_that_others_are_asked_for_is_waited_for() {
     let bench = Bench::new();
     let rich = bench.open();
