@@ -176,14 +176,14 @@ def stores(case: Case) -> list[dict[str, Any]]:
 
 def raw(
     program: Path, directory: Path, capacity: int, sizes: tuple[int, ...], seconds: float
-) -> dict[str, float]:
-    """Direct writes and reads of one file that was written once, from a ring, in GB/s."""
+) -> dict[str, Any]:
+    """Direct writes and reads of one file that was written once, in GB/s, and the times of single reads."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "raw"
     path.unlink(missing_ok=True)
     lens = [str(-(-size // 4096) * 4096) for size in sizes]
     command = [str(program), str(path), str(capacity), str(seconds), *lens]
-    rates: dict[str, float] = json.loads(
+    rates: dict[str, Any] = json.loads(
         subprocess.run(command, capture_output=True, text=True, check=True).stdout
     )
     return rates
@@ -234,19 +234,26 @@ def table_of_raw(results: dict[str, Any]) -> str:
 
 
 def table_of_demand(results: dict[str, Any]) -> str:
-    """The times of demand loads as Markdown."""
+    """The times of demand loads as Markdown: of the store, and of the drive without it."""
     lines = [
-        "| stores of | | median, ms | p95, ms | p99, ms | p95, × alone | p99, × alone | stored meanwhile, GB/s |",
+        "| | beside | median, ms | p95, ms | p99, ms | p95, × alone | p99, × alone | stored meanwhile, GB/s |",
         "|---|---|---|---|---|---|---|---|",
     ]
+
+    def line(what: str, beside: str, times: dict[str, float], alone: dict[str, float]) -> None:
+        lines.append(
+            f"| {what} | {beside} | {times['median_ms']:.2f} | {times['p95_ms']:.2f} | {times['p99_ms']:.2f} | "
+            f"{times['p95_ms'] / alone['p95_ms']:.1f} | {times['p99_ms'] / alone['p99_ms']:.1f} | "
+            f"{times['stored_gb_per_s']:.2f} |"
+        )
+
     for name, both in results["demand"].items():
-        alone = both["alone"]
-        for what, times in both.items():
-            lines.append(
-                f"| {name} | {what} | {times['median_ms']:.2f} | {times['p95_ms']:.2f} | {times['p99_ms']:.2f} | "
-                f"{times['p95_ms'] / alone['p95_ms']:.1f} | {times['p99_ms'] / alone['p99_ms']:.1f} | "
-                f"{times['stored_gb_per_s']:.2f} |"
-            )
+        line("store", "nothing", both["alone"], both["alone"])
+        line("store", f"stores of {name}", both["beside stores"], both["alone"])
+    drive = next(iter(results["raw"].values()))["demand"]
+    for times in drive:
+        beside = f"one write of {times['beside'] >> 10} KiB at a time" if times["beside"] else "nothing"
+        line("drive", beside, times, drive[0])
     return "\n".join(lines)
 
 
@@ -271,15 +278,16 @@ virtual: {host["virtual_machine"]}; {host["date"]}, commit {host["commit"]}.
 
 ## The drive
 
-Direct writes and reads of one file of the same size, from one ring that has up to 32 transfers and 32 MiB in flight.
-The store joins neighbouring blocks into transfers of up to 1 MiB, this does not.
+Direct writes and reads of one file of the same size, from four threads with a ring each, which have 64 MiB in flight
+together. As in the store, neighbouring blocks are joined into transfers of up to 1 MiB.
 
 {table_of_raw(results)}
 
 ## Demand beside stores
 
 From Rust: loads in demand of blocks of 64 KiB at random, one after the other, without and with a thread that stores in
-the background as fast as the store takes it (`batched`, four requests of 8 MiB at a time).
+the background as fast as the store takes it (`batched`, four requests of 8 MiB at a time). *Drive*: direct reads of
+64 KiB of a file, one after the other, and beside them direct writes, of which one is in flight at any time.
 
 {table_of_demand(results)}
 """
