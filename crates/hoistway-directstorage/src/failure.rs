@@ -11,6 +11,8 @@ const OF_WINDOWS: u32 = 0x8007_0000;
 /// A function of the runtime, or a request, that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
+    /// Whose operation it is.
+    of: &'static str,
     operation: &'static str,
     code: HResult,
     more: String,
@@ -19,7 +21,13 @@ pub struct Failure {
 impl Failure {
     /// The failure of an operation with this result.
     pub fn new(operation: &'static str, code: HResult) -> Self {
-        Self { operation, code, more: String::new() }
+        Self { of: "DirectStorage", operation, code, more: String::new() }
+    }
+
+    /// The same of an operation of another interface.
+    #[must_use]
+    pub fn of(self, of: &'static str) -> Self {
+        Self { of, ..self }
     }
 
     /// The same, with what else is known.
@@ -55,7 +63,7 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DirectStorage's {} failed: ", self.operation)?;
+        write!(f, "{}'s {} failed: ", self.of, self.operation)?;
         match (words(self.code), self.windows_code()) {
             (Some((words, _)), _) => f.write_str(words)?,
             (None, Some(number)) => {
@@ -141,8 +149,8 @@ fn words(code: HResult) -> Option<(&'static str, &'static str)> {
         0x8924_001B => ("the queue is not one for files", ""),
         0x8924_001D => ("this system does not support it", OTHER_ROUTE),
         0x8924_001F => (
-            "another library of this process has made queues or opened files, so the size of the staging buffer is fixed, and it \
-             cannot be asked for",
+            "another library of this process, which may be another copy of hoistway, has made queues or opened files, so the size \
+             of the staging buffer is fixed, and it cannot be asked for",
             "start hoistway's loads before that library, or choose route overlapped",
         ),
         0x8924_0020 | 0x8924_0021 => ("the staging buffer has a size that cannot be", ""),

@@ -9,14 +9,14 @@ use hoistway_device::Unavailable;
 use std::{
     env,
     ffi::{CStr, OsString, c_void},
-    io,
+    io, mem,
     os::windows::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
     ptr,
+    sync::LazyLock,
 };
 use windows_sys::Win32::{
     Foundation::{FreeLibrary, HMODULE},
-    Storage::FileSystem::{GetFileVersionInfoSizeW, GetFileVersionInfoW, VerQueryValueW},
     System::LibraryLoader::{
         GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS, GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT,
         GetModuleFileNameW, GetModuleHandleExW, GetProcAddress, LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR,
@@ -86,7 +86,16 @@ fn find_path() -> Result<PathBuf, Unavailable> {
             FIX,
         ));
     }
-    absolute(&folder.join(NAME))
+    let path = absolute(&folder.join(NAME))?;
+    let [version, core] = [&path, &path.with_file_name(CORE_NAME)].map(|path| file_version(path));
+    match (version, core) {
+        // They call each other by tables that change from release to release.
+        (Some(version), Some(core)) if version != core => Err(Unavailable::new(
+            format!("{} has version {version}, and {CORE_NAME} beside it version {core}", path.display()),
+            FIX,
+        )),
+        _ => Ok(path),
+    }
 }
 
 impl Libraries {
@@ -133,8 +142,8 @@ impl Libraries {
         // SAFETY: the header declares the functions of these names so.
         let (set_configuration, get_factory) = unsafe {
             (
-                std::mem::transmute::<*const c_void, SetConfiguration1>(set_configuration),
-                std::mem::transmute::<*const c_void, GetFactory>(get_factory),
+                mem::transmute::<*const c_void, SetConfiguration1>(set_configuration),
+                mem::transmute::<*const c_void, GetFactory>(get_factory),
             )
         };
         // Decompression stays as it is: others of this process may want it.
@@ -147,13 +156,13 @@ impl Libraries {
             return Err(Unavailable::new(format!("{}: {}", path.display(), why.reason), why.fix));
         }
         // From now on the runtime may have threads.
-        std::mem::forget((module, core));
+        mem::forget((module, core));
         Ok(Self { get_factory, path, version, not_configured: configured.err() })
     }
 }
 
 /// A library of this process, and a count of it.
-struct Module(HMODULE);
+pub(crate) struct Module(HMODULE);
 
 impl Module {
     /// One that is loaded, by its name alone.
@@ -166,21 +175,27 @@ impl Module {
     /// Loads one by its absolute path; what it needs itself, from beside it or from Windows.
     fn load(path: &Path) -> Result<Self, Unavailable> {
         let flags = LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR | LOAD_LIBRARY_SEARCH_SYSTEM32;
+        Self::open(path, flags)
+            .map_err(|error| Unavailable::new(format!("{} cannot be loaded: {error}", path.display()), FIX))
+    }
+
+    /// Windows' own of this name; one that the process has loaded under that name already.
+    pub(crate) fn of_system(name: &str) -> io::Result<Self> {
+        Self::open(Path::new(name), LOAD_LIBRARY_SEARCH_SYSTEM32)
+    }
+
+    fn open(path: &Path, flags: u32) -> io::Result<Self> {
         let name = wide(path);
         // SAFETY: the path ends with a zero. What the library runs as it is loaded is Microsoft's.
         let module = unsafe { LoadLibraryExW(name.as_ptr(), ptr::null_mut(), flags) };
-        if module.is_null() {
-            let error = io::Error::last_os_error();
-            return Err(Unavailable::new(format!("{} cannot be loaded: {error}", path.display()), FIX));
-        }
-        Ok(Self(module))
+        if module.is_null() { Err(io::Error::last_os_error()) } else { Ok(Self(module)) }
     }
 
     fn path(&self) -> Option<PathBuf> {
         module_path(self.0)
     }
 
-    fn function(&self, name: &CStr) -> Option<*const c_void> {
+    pub(crate) fn function(&self, name: &CStr) -> Option<*const c_void> {
         // SAFETY: the library is loaded as long as this value lives.
         let function = unsafe { GetProcAddress(self.0, name.as_ptr().cast()) }?;
         Some(function as *const c_void)
@@ -232,19 +247,20 @@ fn module_path(module: HMODULE) -> Option<PathBuf> {
 
 /// The version of a library, as its file tells.
 fn file_version(path: &Path) -> Option<String> {
+    let version = VersionFunctions::get()?;
     let path = wide(path);
     // SAFETY: the path ends with a zero.
-    let len = unsafe { GetFileVersionInfoSizeW(path.as_ptr(), ptr::null_mut()) };
+    let len = unsafe { (version.info_len)(path.as_ptr(), ptr::null_mut()) };
     // The structure consists of words.
     let mut block = vec![0u32; (len as usize).div_ceil(4)];
     // SAFETY: the block has room for `len` bytes.
-    if len == 0 || unsafe { GetFileVersionInfoW(path.as_ptr(), 0, len, block.as_mut_ptr().cast()) } == 0 {
+    if len == 0 || unsafe { (version.info)(path.as_ptr(), 0, len, block.as_mut_ptr().cast()) } == 0 {
         return None;
     }
     let (root, mut found, mut found_len) = ([u16::from(b'\\'), 0], ptr::null_mut(), 0u32);
     // SAFETY: the block is what the call above has written, and what is found lies in it.
     let is_found = unsafe {
-        VerQueryValueW(block.as_ptr().cast(), root.as_ptr(), &raw mut found, &raw mut found_len) != 0
+        (version.value)(block.as_ptr().cast(), root.as_ptr(), &raw mut found, &raw mut found_len) != 0
     };
     if !is_found || found.is_null() || found_len < 16 {
         return None;
@@ -252,6 +268,36 @@ fn file_version(path: &Path) -> Option<String> {
     // SAFETY: the third and fourth word of `VS_FIXEDFILEINFO`, which lies in the block.
     let [high, low] = [2, 3].map(|at| unsafe { found.cast::<u32>().add(at).read_unaligned() });
     Some(format!("{}.{}.{}.{}", high >> 16, high & 0xFFFF, low >> 16, low & 0xFFFF))
+}
+
+/// The functions of `version.dll`. A program that imports that library has Windows look for it beside the program first, where others
+/// may have put one; here it is Windows' own.
+struct VersionFunctions {
+    info_len: unsafe extern "system" fn(*const u16, *mut u32) -> u32,
+    info: unsafe extern "system" fn(*const u16, u32, u32, *mut c_void) -> i32,
+    value: unsafe extern "system" fn(*const c_void, *const u16, *mut *mut c_void, *mut u32) -> i32,
+}
+
+impl VersionFunctions {
+    /// `None` on a Windows without them.
+    fn get() -> Option<&'static Self> {
+        static FUNCTIONS: LazyLock<Option<VersionFunctions>> = LazyLock::new(|| {
+            let library = Module::of_system("version.dll").ok()?;
+            // SAFETY: the header declares the functions of these names so.
+            let functions = unsafe {
+                VersionFunctions {
+                    info_len: mem::transmute::<*const c_void, _>(
+                        library.function(c"GetFileVersionInfoSizeW")?,
+                    ),
+                    info: mem::transmute::<*const c_void, _>(library.function(c"GetFileVersionInfoW")?),
+                    value: mem::transmute::<*const c_void, _>(library.function(c"VerQueryValueW")?),
+                }
+            };
+            mem::forget(library);
+            Some(functions)
+        });
+        FUNCTIONS.as_ref()
+    }
 }
 
 fn is_same(path: &Path, other: &Path) -> bool {

@@ -432,6 +432,33 @@ fn what_is_missing_is_named_with_what_to_install() {
 }
 
 #[test]
+fn libraries_of_two_versions_are_refused() {
+    if is_real() {
+        return;
+    }
+    // Libraries of Windows play them: the first that has another version than the core.
+    let windows = PathBuf::from(env::var_os("SystemRoot").unwrap()).join("system32");
+    let folder = tempfile::tempdir().unwrap();
+    fs::copy(windows.join("kernel32.dll"), folder.path().join("dstoragecore.dll")).unwrap();
+    let refusal = ["msvcrt.dll", "dbghelp.dll", "comctl32.dll", "dxgi.dll"].iter().find_map(|name| {
+        fs::copy(windows.join(name), folder.path().join("dstorage.dll")).ok()?;
+        let said = said(&child("tell_why_not", &[(DIRECTORY_VARIABLE, folder.path())], ""));
+        said.contains("and dstoragecore.dll beside it version ").then_some(said)
+    });
+    let refusal = refusal.expect("all libraries of Windows have one version");
+    assert!(refusal.contains("refused: ") && refusal.contains("dstorage.dll has version "), "{refusal}");
+}
+
+#[test]
+fn the_library_of_versions_is_not_imported() {
+    let program = fs::read(env::current_exe().unwrap()).unwrap();
+    for name in ["version", "VERSION"] {
+        let name = format!("\0{name}.dll\0");
+        assert!(!program.windows(name.len()).any(|part| part == name.as_bytes()), "{name:?}");
+    }
+}
+
+#[test]
 fn a_staging_buffer_that_another_has_locked_is_an_error() {
     if is_real() {
         return;
@@ -444,8 +471,48 @@ fn a_staging_buffer_that_another_has_locked_is_an_error() {
 }
 
 #[test]
+fn a_second_copy_of_hoistway_in_the_process_is_refused() {
+    if is_real() {
+        return;
+    }
+    let folder = stand_in::folder("twice");
+    let output = child("load_after_another_copy", &[("OTHER", &folder), (DIRECTORY_VARIABLE, &folder)], "");
+    for part in ["refused: ", "another copy of hoistway", "(0x8924001f)", "before that library"] {
+        assert!(said(&output).contains(part), "{}", said(&output));
+    }
+}
+
+/// Does what the first copy has done by then: the size of the staging buffer is set, and a queue keeps it.
+#[test]
 #[ignore = "another runs it in a process of its own"]
-fn load_after_another_library() {
+fn load_after_another_copy() {
+    let (libraries, factory) = other_factory();
+    let description = abi::QueueDescription {
+        source_type: 0,
+        capacity: abi::QUEUE_CAPACITY.0,
+        priority: 0,
+        name: std::ptr::null(),
+        device: std::ptr::null_mut(),
+    };
+    let mut queue: abi::Object = std::ptr::null_mut();
+    // SAFETY: the stand-in's factory has this table.
+    let results = unsafe {
+        let table = &**factory.cast::<*const abi::FactoryTable>();
+        [
+            (table.set_staging_buffer_size)(factory, hoistway_directstorage::STAGING_BYTES),
+            (table.create_queue)(factory, &raw const description, &abi::IID_QUEUE_1, &raw mut queue),
+        ]
+    };
+    assert_eq!(results, [0, 0]);
+    match Runtime::get() {
+        Ok(runtime) => println!("loaded {}", runtime.path().display()),
+        Err(why) => println!("refused: {why}"),
+    }
+    drop(libraries);
+}
+
+/// The factory of the libraries in the folder that `OTHER` names, as another library of this process makes it.
+fn other_factory() -> ([libloading::Library; 2], abi::Object) {
     let named = PathBuf::from(env::var_os("OTHER").unwrap());
     // SAFETY: the stand-in.
     let core = unsafe { libloading::Library::new(named.join("dstoragecore.dll")) }.unwrap();
@@ -458,13 +525,20 @@ fn load_after_another_library() {
         get(&abi::IID_FACTORY, &raw mut factory)
     };
     assert_eq!(Failure::check("DStorageGetFactory", result), Ok(()));
+    ([core, other], factory)
+}
+
+#[test]
+#[ignore = "another runs it in a process of its own"]
+fn load_after_another_library() {
+    let (libraries, _) = other_factory();
     match Runtime::get() {
         Ok(runtime) => {
             println!("loaded {} {:?}", runtime.path().display(), runtime.not_configured().map(Failure::code));
         }
         Err(why) => println!("refused: {why}"),
     }
-    drop((core, other));
+    drop(libraries);
 }
 
 #[test]

@@ -154,6 +154,29 @@ fn each_fault_at_each_of_ten_requests_is_an_error_that_names_the_tensor() {
 }
 
 #[test]
+fn a_load_that_fails_is_no_failure_of_others() {
+    let turn = Turn::take();
+    let folder = tempfile::tempdir().unwrap();
+    let (good, tensors) = model(folder.path());
+    let (bad, _) = ten(folder.path());
+    turn.set(&format!("fail_len={}", fs::metadata(&bad).unwrap().len()));
+    let options = named().chunk_bytes(64 << 10);
+    std::thread::scope(|scope| {
+        let failing = scope.spawn(|| {
+            for _ in 0..10 {
+                let error = hoistway::load(&[&bad], &options).unwrap_err();
+                assert!(matches!(&error, Error::Io { path, .. } if *path == bad), "{error:?}");
+            }
+        });
+        while !failing.is_finished() {
+            assert_is(&load(&good, &options), &tensors);
+        }
+        failing.join().unwrap();
+    });
+    assert_eq!((turn.count("violations"), turn.objects()), (0, [1, 0, 0]));
+}
+
+#[test]
 fn a_load_that_is_dropped_leaves_nothing() {
     let turn = Turn::take();
     let folder = tempfile::tempdir().unwrap();

@@ -250,6 +250,22 @@ fn reads_that_never_progress_end_in_an_error() {
 }
 
 #[test]
+fn a_lane_that_fails_names_the_file_and_a_tensor_of_a_read_that_it_had() {
+    let _turn = turn();
+    let model = model();
+    for (options, warm) in lanes() {
+        let script = FaultScript::new(|number, _| (number == 2).then_some(Fault::Lost));
+        match load_with(&model, &options, warm, script).unwrap_err() {
+            Error::Io { path, tensor: Some(_), range: Some(_), source, .. } => {
+                assert_eq!(path, model.path);
+                assert_eq!(source.to_string(), "the lane tells nothing any more");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
 fn direct_reads_refused_midway_fall_back_only_where_allowed() {
     let _turn = turn();
     let model = model();

@@ -11,6 +11,7 @@ use std::{
 /// Settings, by their names; 0 is the default of all:
 ///
 /// * `fail_at=N`: the N-th request fails, with `code`, or as the end of the file.
+/// * `fail_len=N`: each request to a file of N bytes fails so.
 /// * `remove_at=N`: from the N-th request on, all fail as of a device that was removed.
 /// * `stall_at=N`: from the N-th request on, none ends until this is taken back.
 /// * `deaf=1`: such requests do not end when they are cancelled or their queue is closed, either.

@@ -71,6 +71,12 @@ pub(crate) fn read(file: &Opened, offset: u64, mut memory: &mut [u8]) -> HResult
     0
 }
 
+/// Its length, while it is open.
+pub(crate) fn len(file: &Opened) -> Option<u64> {
+    let file = file.read().unwrap_or_else(PoisonError::into_inner);
+    file.as_ref()?.metadata().ok().map(|found| found.len())
+}
+
 unsafe extern "system" fn close(object: Object) {
     // SAFETY: callers give a living object.
     let file = unsafe { kind::<File>(object) };

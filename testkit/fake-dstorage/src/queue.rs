@@ -188,6 +188,7 @@ impl Shared {
         let delay = Duration::from_millis(state.get("delay_ms"));
         let fail_at = state.get("fail_at");
         let code = (state.get("code") as u32).cast_signed();
+        let fail_len = state.get("fail_len");
         let is_removed = state.get("remove_at") != 0 && number >= state.get("remove_at");
         let is_spoiled = state.get("spoil") != 0;
         drop(state);
@@ -197,11 +198,12 @@ impl Shared {
         }
         // SAFETY: its owner keeps the memory until the result is told.
         let memory = unsafe { slice::from_raw_parts_mut(read.memory as *mut u8, read.bytes as usize) };
+        let is_struck = number == fail_at || fail_len != 0 && file::len(&read.file) == Some(fail_len);
         let failure = match () {
             () if read.refusal != 0 => read.refusal,
             () if is_removed => DXGI_ERROR_DEVICE_REMOVED,
-            () if number == fail_at && code != 0 => code,
-            () if number == fail_at => E_DSTORAGE_END_OF_FILE,
+            () if is_struck && code != 0 => code,
+            () if is_struck => E_DSTORAGE_END_OF_FILE,
             () => return file::read(&read.file, read.offset, memory),
         };
         if is_spoiled {

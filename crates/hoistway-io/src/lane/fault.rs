@@ -31,6 +31,8 @@ pub enum Fault {
     Refused,
     /// The read takes this much longer.
     Delay(Duration),
+    /// The lane fails, and does not tell what became of the read.
+    Lost,
 }
 
 impl Fault {
@@ -41,7 +43,7 @@ impl Fault {
             Self::Interrupted => interrupted(),
             Self::Again => again(),
             Self::Refused => io::Error::from_raw_os_error(REFUSED),
-            Self::Short(_) | Self::Delay(_) => return None,
+            Self::Short(_) | Self::Delay(_) | Self::Lost => return None,
         })
     }
 
@@ -125,8 +127,10 @@ impl<T: Spoil> Lane<T> for FaultyLane<T> {
             let Some(fault) = (self.script.decide)(number, op.offset()) else {
                 continue;
             };
-            if let Fault::Delay(time) = fault {
-                std::thread::sleep(time);
+            match fault {
+                Fault::Delay(time) => std::thread::sleep(time),
+                Fault::Lost => return Err(io::Error::other("the lane tells nothing any more")),
+                _ => {}
             }
             let (kept, outcome) = match (fault.error(), &fault, &*result) {
                 (Some(error), ..) => (0, Err(error)),

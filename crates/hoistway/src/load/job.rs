@@ -28,6 +28,7 @@ use hoistway_io::{
 };
 use std::{
     collections::VecDeque,
+    io,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -225,6 +226,18 @@ impl Job {
     pub(super) fn check_source(&self, extent: usize, source: &dyn Source) -> Result<()> {
         let extent = &self.plan.extents()[extent];
         source.check_unchanged(extent.read, |offset| self.name_in(extent, offset))
+    }
+
+    /// The error of a read whose end is not known.
+    pub(super) fn lost_read(&self, extent: usize, source: io::Error) -> Error {
+        let extent = &self.plan.extents()[extent];
+        Error::Io {
+            operation: "read",
+            path: self.catalog.file(extent.file).source.as_path().to_owned(),
+            tensor: self.name_in(extent, extent.read.start()),
+            range: Some(extent.read),
+            source,
+        }
     }
 
     /// What `route` has brought of `op` is of no use: its read begins again.

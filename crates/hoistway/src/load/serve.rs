@@ -109,9 +109,7 @@ pub(super) fn serve(job: &Job, route: usize) {
             match served {
                 Served::Over => None,
                 Served::GaveUp => fetcher.into_refused(),
-                Served::Failed(source) => {
-                    return job.fail(Error::System { operation: "waiting for reads", source });
-                }
+                Served::Failed(source) => return job.fail(of_lost_lane(job, source)),
             }
         }
     };
@@ -132,6 +130,14 @@ pub(super) fn serve(job: &Job, route: usize) {
         }
         serve(job, heir);
     });
+}
+
+/// The error of a lane that cannot find out what becomes of its reads.
+fn of_lost_lane(job: &Job, error: io::Error) -> Error {
+    match error.downcast::<LostRead>() {
+        Ok(LostRead { extent, source }) => job.lost_read(extent, source),
+        Err(source) => Error::System { operation: "waiting for reads", source },
+    }
 }
 
 /// Touches memory ahead of the reads, leaving out the first `ahead` extents.
@@ -180,7 +186,13 @@ impl Lane<Carried<ReadOp>> for LoadLane {
 
     fn submit_and_wait(&mut self, done: &mut Vec<lane::Done<Carried<ReadOp>>>) -> io::Result<()> {
         let mut ended = Vec::new();
-        self.lane.submit_and_wait(&mut ended)?;
+        if let Err(source) = self.lane.submit_and_wait(&mut ended) {
+            // The first of those whose end is not known.
+            return Err(match self.numbers.keys().min() {
+                Some(&extent) => io::Error::new(source.kind(), LostRead { extent, source }),
+                None => source,
+            });
+        }
         for Done { op, result } in ended {
             if let Some(number) = self.numbers.remove(&op.extent) {
                 done.push(lane::Done { op: number.with(op), result });
@@ -188,6 +200,14 @@ impl Lane<Carried<ReadOp>> for LoadLane {
         }
         Ok(())
     }
+}
+
+/// Why a lane failed that had a read of this extent.
+#[derive(Debug, thiserror::Error)]
+#[error("{source}")]
+struct LostRead {
+    extent: usize,
+    source: io::Error,
 }
 
 fn with_faults(job: &Job, lane: Box<ReadLane>) -> Box<ReadLane> {
