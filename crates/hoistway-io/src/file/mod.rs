@@ -22,7 +22,7 @@ pub use opened::OpenFile;
 pub use residency::{Probe, Residency};
 pub use write::write_all_at;
 
-pub use crate::sys::files::{read_at, read_cached_at, read_exact_at, try_lock, unlock};
+pub use crate::sys::files::{read_at, read_cached_at, read_exact_at, try_lock, try_lock_shared, unlock};
 
 /// Returns whether an error asks for another attempt.
 pub fn is_transient(error: &std::io::Error) -> bool {

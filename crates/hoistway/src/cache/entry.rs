@@ -13,13 +13,13 @@ use hoistway_io::{
     Alignment,
     file::{
         FileIdentity, FileUse, is_refusal_of_direct, is_transient, open_direct, read_at, read_exact_at,
-        try_lock, unlock, write_all_at,
+        try_lock, try_lock_shared, unlock, write_all_at,
     },
 };
 use serde::{Deserialize, Serialize};
 use std::{
     collections::HashMap,
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::{self, File, OpenOptions},
     io::{self, ErrorKind, IoSlice},
     ops::Range,
     path::{Path, PathBuf},
@@ -532,7 +532,7 @@ fn lock_in_use(data: &File, folder: &Path) -> io::Result<Option<String>> {
     let identity = FileIdentity::of(data)?;
     let end = Instant::now() + OPEN_PATIENCE;
     loop {
-        let locked = data.try_lock_shared();
+        let locked = try_lock_shared(data);
         // A process that evicts it renames it before it lets the lock go.
         let named = FileIdentity::of(&File::open(folder.join(DATA))?)?;
         if (named.device(), named.inode()) != (identity.device(), identity.inode()) {
@@ -541,13 +541,9 @@ fn lock_in_use(data: &File, folder: &Path) -> io::Result<Option<String>> {
         match locked {
             Ok(()) => return Ok(None),
             // Without locks it may be evicted while it is used, which loses no bytes.
-            Err(TryLockError::Error(_)) => return Ok(None),
-            Err(TryLockError::WouldBlock) if Instant::now() < end => {
-                thread::sleep(Duration::from_millis(1));
-            }
-            Err(TryLockError::WouldBlock) => {
-                return Ok(Some("another process holds the lock of its entry".to_owned()));
-            }
+            Err(error) if error.kind() != ErrorKind::WouldBlock => return Ok(None),
+            Err(_) if Instant::now() < end => thread::sleep(Duration::from_millis(1)),
+            Err(_) => return Ok(Some("another process holds the lock of its entry".to_owned())),
         }
     }
 }

@@ -174,20 +174,35 @@ impl Room {
         while let Some(entry) = entries.pop()
             && (done.left_bytes > most || !entry.is_readable)
         {
-            // Held until it is gone, so that no process that opens it takes it for one that stays.
-            let Some(_unused) = Unused::lock(&entry.folder) else { continue };
-            match self.remove(&entry.folder) {
-                Ok(()) => {
+            match self.remove_unused(&entry.folder) {
+                Ok(true) => {
                     done.entries += 1;
                     done.bytes += entry.taken_bytes;
                     done.left_bytes -= entry.taken_bytes;
                 }
+                Ok(false) => {}
                 // Another process has evicted it.
                 Err(error) if error.kind() == ErrorKind::NotFound => done.left_bytes -= entry.taken_bytes,
                 Err(source) => return Err(io_error("evict", &entry.folder, source)),
             }
         }
         Ok(done)
+    }
+
+    /// Removes an entry unless a process has it open, and returns whether it did.
+    fn remove_unused(&self, folder: &Path) -> io::Result<bool> {
+        let Some(unused) = Unused::lock(folder) else { return Ok(false) };
+        if !cfg!(windows) {
+            // Held until it is gone, so that no process that opens it takes it for one that stays.
+            return self.remove(folder).map(|()| true);
+        }
+        // Windows renames no folder while a file in it is open, the locked one too. It refuses this rename if a process opens
+        // the entry now.
+        drop(unused);
+        match self.remove(folder) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => Ok(false),
+            removed => removed.map(|()| true),
+        }
     }
 
     /// Removes an entry: at once for those that open it, and then its bytes.
@@ -275,6 +290,7 @@ fn taken_bytes(metadata: &Metadata) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hoistway_io::file::try_lock_shared;
 
     #[test]
     fn an_unreadable_entry_is_counted_and_collected_unless_it_is_in_use() {
@@ -291,7 +307,7 @@ mod tests {
         assert_eq!(room.verify().unwrap(), Verified::default());
 
         let data = File::open(folder.join(DATA)).unwrap();
-        data.try_lock_shared().unwrap();
+        try_lock_shared(&data).unwrap();
         assert_eq!(room.collect(None).unwrap().entries, 0, "it is in use");
         drop(data);
         assert_eq!(room.collect(None).unwrap().entries, 1);

@@ -313,8 +313,20 @@ pub fn write_vectored_at(file: &File, slices: &[IoSlice<'_>], offset: u64) -> io
 /// # Errors
 /// [`WouldBlock`](io::ErrorKind::WouldBlock) if another has the lock; others where it cannot be locked.
 pub fn try_lock(file: &File) -> io::Result<()> {
+    uninterrupted(|| file.try_lock())
+}
+
+/// Locks a file or folder, as other descriptors may at the same time, unless one has it by [`try_lock`].
+///
+/// # Errors
+/// As [`try_lock`].
+pub fn try_lock_shared(file: &File) -> io::Result<()> {
+    uninterrupted(|| file.try_lock_shared())
+}
+
+fn uninterrupted(try_lock: impl Fn() -> Result<(), TryLockError>) -> io::Result<()> {
     loop {
-        match file.try_lock() {
+        match try_lock() {
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => {}
             locked => return Ok(locked?),
         }

@@ -448,7 +448,20 @@ const LOCKED_BYTE: u64 = (i32::MAX as u64) << 32;
 /// # Errors
 /// [`WouldBlock`](io::ErrorKind::WouldBlock) if another has it; others where it cannot be locked.
 pub fn try_lock(file: &File) -> io::Result<()> {
-    let flags = LOCKFILE_EXCLUSIVE_LOCK | LOCKFILE_FAIL_IMMEDIATELY;
+    lock(file, LOCKFILE_EXCLUSIVE_LOCK)
+}
+
+/// Locks a file, as other handles may at the same time, unless one has it by [`try_lock`]. The system would keep all handles
+/// from writing to bytes that are locked so.
+///
+/// # Errors
+/// As [`try_lock`].
+pub fn try_lock_shared(file: &File) -> io::Result<()> {
+    lock(file, 0)
+}
+
+fn lock(file: &File, flags: u32) -> io::Result<()> {
+    let flags = flags | LOCKFILE_FAIL_IMMEDIATELY;
     // SAFETY: the handle is open, and the structure is used until the lock is decided on.
     let lock = |handle, place| unsafe { LockFileEx(handle, flags, 0, 1, 0, place) };
     match transfer::run(file, LOCKED_BYTE, lock) {
@@ -581,5 +594,22 @@ mod tests {
             try_lock(&second).unwrap();
             unlock(&second);
         }
+    }
+
+    #[test]
+    fn handles_that_share_a_lock_may_write_and_keep_others_from_the_lock_for_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, [7; 10]).unwrap();
+        let open = || OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let (first, second) = (open(), open());
+        try_lock_shared(&first).unwrap();
+        try_lock_shared(&second).unwrap();
+        assert_eq!(transfer::write(&second, &[8; 3], 0).unwrap(), 3);
+        for last in [&first, &second] {
+            assert_eq!(try_lock(&open()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            unlock(last);
+        }
+        try_lock(&open()).unwrap();
     }
 }
