@@ -53,7 +53,9 @@ pub(in crate::route) fn open(
     _: &[Arc<dyn Member>],
 ) -> Result<Option<Arc<dyn Member>>, NotOpened> {
     let is_named = wanted.route.is_past_host();
-    let Some(device) = wanted.device.filter(|_| is_named || wanted.route == Route::Auto) else {
+    // No other system has such a path, which a report need not say.
+    let is_chosen = wanted.route == Route::Auto && cfg!(target_os = "linux");
+    let Some(device) = wanted.device.filter(|_| is_named || is_chosen) else {
         return Ok(None);
     };
     if !is_named {
