@@ -4,7 +4,7 @@ use super::results::Output;
 use bytesize::ByteSize;
 use clap::{Args, Subcommand, ValueEnum};
 use hoistway::{DeviceId, Error};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
@@ -152,7 +152,8 @@ impl Files {
 /// The files below `mount_point` that match `pattern`.
 fn matches(mount_point: &Path, pattern: &Path) -> hoistway::Result<Vec<PathBuf>> {
     let below = pattern.strip_prefix(mount_point).unwrap_or(pattern);
-    if below.is_absolute() {
+    // On Windows, neither a path from the root of a drive nor one with a drive alone is absolute.
+    if below.has_root() || matches!(below.components().next(), Some(Component::Prefix(_))) {
         let (value, reason) =
             (mount_point.display().to_string(), format!("{} is not below it", pattern.display()));
         return Err(Error::InvalidOption { option: "mount-point", value, reason });
