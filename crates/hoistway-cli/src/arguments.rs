@@ -175,7 +175,7 @@ pub(crate) struct Paths {
     /// Byte at which the GGUF begins in each file, where it is embedded in another
     #[arg(long, help_heading = OPENING, value_name = "BYTES", default_value_t = 0)]
     pub(crate) offset: u64,
-    /// Where the store of a URL is, and who asks, such as endpoint=URL
+    /// Endpoint and credentials of the store of a URL, such as endpoint=URL
     ///
     /// Names are endpoint=URL, region=NAME, path_style=BOOL, profile=NAME, credentials_file=PATH, account=NAME, anonymous=BOOL,
     /// unpinned=BOOL and allow_http=BOOL. Keys and tokens come from the environment or files

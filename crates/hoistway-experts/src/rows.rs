@@ -42,7 +42,7 @@ pub struct Gathered {
     /// Each row once.
     bytes: Vec<u8>,
     row_bytes: usize,
-    /// Where each row that was asked for begins.
+    /// The start of each requested row.
     starts: Vec<usize>,
 }
 

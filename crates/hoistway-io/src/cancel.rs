@@ -12,19 +12,19 @@ use std::{
 
 /// Ends work early. Clones are one token.
 ///
-/// What waits for a server ends soon after its token is cancelled. A read that the kernel has ends as it may.
+/// A wait for a server ends soon after its token is cancelled. A read in the kernel is not interrupted.
 #[derive(Clone, Default)]
 pub struct Cancel(Arc<Inner>);
 
 struct Inner {
     is_cancelled: AtomicBool,
     wakers: Mutex<Wakers>,
-    /// What has the token cancelled with its parent.
+    /// The registration that cancels the token with its parent.
     parent: OnceLock<Registration>,
     process: u32,
 }
 
-/// What is called once the token is cancelled.
+/// A function that is called once the token is cancelled.
 type Wake = Box<dyn Fn() + Send + Sync>;
 
 #[derive(Default)]

@@ -26,7 +26,7 @@ use std::{
 /// Bytes of the read that proves the path.
 const PROBE_BYTES: u64 = 1 << 20;
 
-/// What proves that reads of a file into a device take the direct path: found once for each file system and device.
+/// The proof that reads of a file into a device take the direct path: found once for each file system and device.
 /// `register` makes the file known to the device's library.
 ///
 /// # Errors
@@ -244,7 +244,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Which way a trial `read` or `write` between two counts went.
+/// The path of a trial `read` or `write` between two counts.
 fn verdict(
     library: &DirectLibrary,
     before: Option<PathCounts>,
@@ -272,7 +272,7 @@ fn verdict(
     }
 }
 
-/// Which way a trial read went.
+/// The path of a trial read.
 #[derive(Clone, Debug)]
 enum Verdict {
     Direct(String),

@@ -1,4 +1,4 @@
-//! What could not be used, and why: for reports.
+//! Refusals: things that could not be used, and why. For reports.
 #![forbid(unsafe_code)]
 
 use hoistway_device::Unavailable;

@@ -1,11 +1,11 @@
-//! How loads and stores end.
+//! Outcomes of loads and stores.
 #![forbid(unsafe_code)]
 
 use crate::Carrier;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-/// How one item ended.
+/// The outcome of one item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -84,12 +84,12 @@ pub enum DropReason {
     TooLarge,
 }
 
-/// How a ticket ended.
+/// The outcome of a ticket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The number of the ticket.
     pub ticket: u64,
-    /// How each item ended, in the order of the request.
+    /// The outcome of each item, in the order of the request.
     pub items: Vec<Status>,
     /// Bytes that were delivered or stored.
     pub bytes: u64,
@@ -97,7 +97,7 @@ pub struct Completion {
     pub carried: BTreeMap<Carrier, u64>,
     /// Bytes of the caller's that passed through the store's memory, because they were not aligned, or on a device.
     pub bounced_bytes: u64,
-    /// Of `bytes`, those that a load read from the far tier.
+    /// The part of `bytes` that a load read from the far tier.
     pub far_bytes: u64,
     /// Blocks that a store with [`FarPolicy::WriteThrough`](crate::FarPolicy::WriteThrough) has not written to the far tier.
     pub far_missing: u64,

@@ -1,4 +1,4 @@
-//! Everything that can go wrong with a store as a whole. What happens to a single block is a [`Status`](crate::Status).
+//! Errors of a store as a whole. What happens to a single block is a [`Status`](crate::Status).
 #![forbid(unsafe_code)]
 
 use crate::Fingerprint;

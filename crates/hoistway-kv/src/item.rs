@@ -1,4 +1,4 @@
-//! What is loaded and stored: parts of blocks, and the memory that they are in.
+//! Items of requests: parts of blocks, and their memory.
 #![forbid(unsafe_code)]
 
 use crate::Key;

@@ -1,4 +1,4 @@
-//! What blocks are called.
+//! Keys of blocks, and their fingerprints.
 #![forbid(unsafe_code)]
 
 use crate::{Error, NamespaceId, Result};
@@ -58,8 +58,8 @@ impl Serialize for Key {
     }
 }
 
-/// What a block is found by: BLAKE3 of its namespace and its key, cut to 128 bits. Two keys of one fingerprint, should
-/// they ever be met, are told apart when a block is read: its header has the whole key.
+/// The fingerprint by which a block is found: BLAKE3 of its namespace and its key, cut to 128 bits. Two keys of one
+/// fingerprint, should they ever be met, are told apart when a block is read: its header has the whole key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fingerprint(pub(crate) [u8; 16]);
 

@@ -1,4 +1,4 @@
-//! What is counted, and how Prometheus gets it.
+//! Metrics, and their text for Prometheus.
 #![forbid(unsafe_code)]
 
 use crate::{

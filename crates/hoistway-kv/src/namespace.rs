@@ -1,12 +1,12 @@
-//! Which blocks may be mixed with which: those of one model, layout and tenant.
+//! Namespaces: groups of blocks of one model, layout and tenant. Blocks of different namespaces are never mixed.
 #![forbid(unsafe_code)]
 
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
-/// What has to be equal for one's blocks to be another's. Every field is part of the namespace's identity, so a
-/// process with another element type, layout or tensor-parallel size sees none of these blocks.
+/// The properties that must be equal for processes to share blocks. Every field is part of the namespace's identity, so
+/// a process with another element type, layout or tensor-parallel size sees none of these blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
@@ -63,9 +63,9 @@ hoistway_io::setters! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rank {
-    /// Which one it is, from 0.
+    /// The number of this rank, from 0.
     pub rank: u32,
-    /// How many there are.
+    /// The number of ranks.
     pub size: u32,
 }
 
@@ -105,7 +105,7 @@ fn hashed<S: serde::Serializer>(salt: &str, serializer: S) -> Result<S::Ok, S::E
 pub struct NamespaceId(pub(crate) [u8; 16]);
 
 impl NamespaceId {
-    /// That of a description as it is written down.
+    /// The identity of a description as it is written to disk.
     pub(crate) fn of_description(json: &str) -> Self {
         let mut id = [0; 16];
         id.copy_from_slice(&blake3::hash(json.as_bytes()).as_bytes()[..16]);
@@ -153,7 +153,7 @@ impl FromStr for NamespaceId {
     }
 }
 
-/// What a namespace may use. Each process that opens one says so for itself.
+/// The limits of a namespace. Each process that opens one says so for itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]

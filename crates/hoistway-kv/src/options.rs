@@ -1,4 +1,4 @@
-//! How a store is opened.
+//! Options of a store.
 #![forbid(unsafe_code)]
 
 use crate::{Error, Result};
@@ -266,14 +266,14 @@ pub struct StoreOptions {
     pub for_upkeep: bool,
     /// A second tier behind this store.
     pub far: Option<FarOptions>,
-    /// What is made where it is not there.
+    /// The missing parts that are created.
     pub(crate) creation: Creation,
     /// Faults between the store and its disk, for tests.
     #[cfg(feature = "fault-injection")]
     pub(crate) faults: Option<crate::fault::FaultScript>,
 }
 
-/// What opening a store makes.
+/// The parts of a store that an opening creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Creation {
     /// The directory, with those above it, and the store.

@@ -1,4 +1,4 @@
-//! What a store says of itself: what it holds and did, how bytes moved, and what happened to blocks.
+//! Statistics, reports and events of a store.
 #![forbid(unsafe_code)]
 
 use crate::{

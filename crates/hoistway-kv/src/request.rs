@@ -1,4 +1,4 @@
-//! What a caller asks for: items, and how they are to be moved.
+//! Requests: items, and how they are moved.
 #![forbid(unsafe_code)]
 
 use crate::{Item, KeepAlive, Priority};

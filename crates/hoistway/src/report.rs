@@ -1,4 +1,4 @@
-//! What a load did: the route of every byte, and why it was not a better one.
+//! Reports of loads: the route of every byte, and why it was not a better one.
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -25,7 +25,7 @@ pub(crate) fn few_files_note(asked_for: usize) -> Option<String> {
     })
 }
 
-/// What one load did.
+/// The report of one load.
 ///
 /// The bytes of [`Report::carriers`] add up to [`Report::tensor_bytes`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,7 +45,7 @@ pub struct Report {
     pub read_bytes: u64,
     /// Bytes of tensors that passed through a staging slot, of the host or of a device, rather than being read in place.
     pub staged_bytes: u64,
-    /// Which route moved how much.
+    /// The bytes by route.
     pub carriers: Vec<Carrier>,
     /// Routes that would have been better, and why they were not used.
     pub refused: Vec<Refusal>,
@@ -53,13 +53,13 @@ pub struct Report {
     pub retries: Retries,
     /// Memory that the load took.
     pub memory: MemoryReport,
-    /// What happened on the device, if one was the target.
+    /// The device, if one was the target.
     pub device: Option<DeviceReport>,
-    /// Where the time went.
+    /// The time by step.
     pub time: TimeReport,
-    /// How a verification went, if there was one.
+    /// The result of the verification, if there was one.
     pub verify: Option<VerifyReport>,
-    /// What else the caller should know.
+    /// Notes for the caller.
     pub notes: Vec<String>,
 }
 
@@ -173,7 +173,7 @@ pub struct MemoryReport {
     pub numa_node: Option<u32>,
 }
 
-/// What happened on the device that a load went to.
+/// The report about the device that a load went to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DeviceReport {
@@ -197,11 +197,11 @@ pub struct DeviceReport {
     pub copy_wait_seconds: f64,
     /// Time that readers waited for a slot, all of them together: long if copies are slower than reads.
     pub slot_wait_seconds: f64,
-    /// What proved that the direct path was direct, if it was taken.
+    /// The proof that the direct path was direct, if it was taken.
     pub proof: Option<String>,
 }
 
-/// Where the time of a load went, in seconds.
+/// The time of a load by step, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TimeReport {

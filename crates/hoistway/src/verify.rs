@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, fmt, fs, io, ops::ControlFlow, path::Path, time
 /// Bytes that are read and hashed at once.
 const STEP_BYTES: usize = 1 << 20;
 
-/// What every tensor of a checkpoint is, down to a digest of its bytes.
+/// The tensors of a checkpoint, with digests of their bytes.
 ///
 /// Serialises to JSON. Made by [`Manifest::of`], kept beside the files, and compared later, elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,7 +41,7 @@ impl fmt::Display for ManifestEntry {
     }
 }
 
-/// How a verification went.
+/// The result of a verification.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct VerifyReport {

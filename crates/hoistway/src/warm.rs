@@ -15,7 +15,7 @@ const STEP_BYTES: usize = 1 << 20;
 /// Threads: buffered reads copy, so more than this only contend.
 const MAX_THREADS: usize = 8;
 
-/// What [`Checkpoint::warm`] did.
+/// The result of [`Checkpoint::warm`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct WarmReport {

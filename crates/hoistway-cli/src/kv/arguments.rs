@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Kv {
-    /// Show what a store holds: capacity, use, who writes, namespaces, and how it works
+    /// Show a store: its capacity, use, writers and namespaces, and how it works
     Stat(Stat),
     /// List namespaces, or the blocks of one
     Ls(List),

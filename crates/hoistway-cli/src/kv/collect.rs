@@ -10,7 +10,7 @@ use std::{thread, time::Duration};
 
 /// Time between two looks at what is left.
 const ROUND: Duration = Duration::from_millis(20);
-/// Rounds without any change after which no more is expected: who reads a block may hold its segment for a moment.
+/// Rounds without any change after which no more is expected: a reader may hold the segment of its block for a moment.
 const PATIENCE: u32 = 50;
 
 /// What was done.

@@ -22,7 +22,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-/// What kernels and copies like tensors to begin at.
+/// The alignment of tensors, for kernels and copies.
 const PART_ALIGNMENT: Alignment = match Alignment::new(256) {
     Some(alignment) => alignment,
     None => Alignment::BLOCK,
@@ -51,9 +51,9 @@ pub(super) struct DeviceSlots {
 struct SlotUse {
     /// Slots that no unit has, and what reads to them come after.
     free: BTreeMap<u32, Vec<Fence>>,
-    /// What has used units since they were read.
+    /// Work that has used units since they were read.
     uses: Uses,
-    /// What lies behind all work of the device, if nothing waits for it yet.
+    /// An event behind all work of the device, if none is pending.
     shared: Option<Fence>,
     dense: HashMap<usize, DeviceMemory>,
     /// Memory that was allocated for dense tensors, or why there is none.

@@ -101,11 +101,11 @@ struct Inner {
 #[derive(Debug, Default)]
 struct State {
     uses: Uses,
-    /// What uses places that were given back.
+    /// Work that uses places that were given back.
     past: Vec<Past>,
     /// Rooms of units that a device in doubt may still write to, by unit: they are not given back yet.
     in_doubt: BTreeMap<usize, InDoubt>,
-    /// How many were in doubt, ever.
+    /// The number of units that were ever in doubt.
     doubts: u64,
     /// Devices that a thread waits for.
     awaited: BTreeSet<DeviceId>,
@@ -113,7 +113,7 @@ struct State {
 
 #[derive(Debug)]
 struct InDoubt {
-    /// How many were in doubt before it.
+    /// The number of units that were in doubt before it.
     number: u64,
     room: UnitRoom,
 }
@@ -143,7 +143,7 @@ impl State {
         self.in_doubt.values().any(|doubt| doubt.room.memory == memory)
     }
 
-    /// What reads to places on a device come after, which nothing else uses any more.
+    /// The fences that reads to places on a device come after.
     fn take_past(&mut self, memory: DeviceId, places: &[Place]) -> Vec<Fence> {
         let (mut found, mut left) = (Vec::new(), Vec::new());
         for past in std::mem::take(&mut self.past) {

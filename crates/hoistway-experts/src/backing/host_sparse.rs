@@ -23,7 +23,7 @@ pub(super) struct HostSparse {
     space: Mapping,
     /// Length of a page, and a block at least.
     page: Alignment,
-    /// Where tensors begin in the space. Those without bytes have no place.
+    /// The start of each tensor in the space. Tensors without bytes have none.
     starts: HashMap<TensorKey, u64>,
     pages: Mutex<PageUse>,
 }
@@ -60,7 +60,7 @@ impl HostSparse {
         Ok(Self { catalog: catalog.clone(), space, page, starts, pages: Mutex::default() })
     }
 
-    /// Where the parts of a unit lie in the space.
+    /// The places of a unit's parts in the space.
     fn ranges(&self, unit: usize) -> Result<Vec<ByteRange>> {
         let unit = self.catalog.units().get(unit);
         let unit = unit.ok_or_else(|| Error::Internal("there is no such unit".into()))?;

@@ -1,4 +1,4 @@
-//! Where resident bytes lie: one trait, a file for each kind of memory.
+//! Backings: the memory of resident bytes. One trait, a file for each kind of memory.
 //!
 //! [`Backing`] is what callers choose, `UnitMemory` what each kind implements. A store asks for room for a unit, reads into
 //! it, and gives it back once nothing uses the unit any more. `host_sparse` keeps stacked tensors whole in address space,
@@ -128,13 +128,13 @@ pub(crate) trait UnitMemory: fmt::Debug + Send + Sync {
 /// The room of one unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnitRoom {
-    /// Whose memory it is.
+    /// The owner of the memory.
     pub(crate) memory: DeviceId,
     /// The number of the slot, if it is one.
     pub(crate) slot: Option<u32>,
     /// A place for each part of the unit.
     pub(crate) places: Arc<[Place]>,
-    /// What reads to it come after. `None` for what is queued on the legacy default stream of the device.
+    /// The fences that reads to it come after. `None` means the work on the legacy default stream of the device.
     pub(crate) after: Option<Arc<[Fence]>>,
 }
 

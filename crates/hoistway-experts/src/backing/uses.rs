@@ -1,4 +1,4 @@
-//! What of a device's work uses units although no lease holds them.
+//! Work of devices that still uses units after their last lease.
 #![forbid(unsafe_code)]
 
 use hoistway_device::Fence;
@@ -15,7 +15,7 @@ pub(super) struct Uses(HashMap<usize, Use>);
 /// The uses of one unit.
 #[derive(Debug, Default)]
 pub(super) struct Use {
-    /// Those that the callers have named.
+    /// The streams that callers have named.
     pub(super) fences: Vec<Fence>,
     /// Whether there are others, which come before anything that is queued later.
     pub(super) has_others: bool,

@@ -146,7 +146,7 @@ impl Collected {
     }
 }
 
-/// What tells the parts of an expert apart.
+/// The key that distinguishes the parts of an expert.
 fn key(part: &Part) -> (Role, &str) {
     (part.role, &part.component)
 }

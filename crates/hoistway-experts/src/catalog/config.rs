@@ -10,7 +10,7 @@ use std::{
     path::Path,
 };
 
-/// What a GGUF key ends with.
+/// The end of a GGUF key.
 const GGUF_KEY: &str = ".expert_used_count";
 /// Names of the number in `config.json`, as models of transformers have them.
 const CONFIG_KEYS: [&str; 6] = [

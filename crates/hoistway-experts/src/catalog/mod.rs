@@ -1,4 +1,4 @@
-//! What a model streams: (layer, expert) to parts of files, from headers alone.
+//! The units that a model streams: (layer, expert) to parts of files, from headers alone.
 //!
 //! [`ExpertCatalog::of_checkpoint`] is the door. `names` tells the tensors of experts from others, `collect` puts their
 //! parts together and checks them, `config` finds out how many experts a token uses, and `builder` takes experts that
@@ -21,7 +21,7 @@ pub const MAX_EXPERTS: u32 = 1 << 16;
 /// Most layers. A name that claims more is refused.
 pub const MAX_LAYERS: u32 = 1 << 16;
 
-/// What a part of an expert is for.
+/// The role of a part of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Role {
@@ -71,13 +71,13 @@ pub struct Part {
     pub dtype: Dtype,
     /// Elements along each dimension, slowest first; without the dimension that counts experts.
     pub shape: Arc<[u64]>,
-    /// What it is for.
+    /// The role of the part.
     pub role: Role,
-    /// What it holds of its role: `weight`, `blocks`, `scales`, or whatever else the tensor's name ends with.
+    /// The component of its role: `weight`, `blocks`, `scales`, or whatever else the tensor's name ends with.
     pub component: Arc<str>,
 }
 
-/// What becomes resident as a whole: an expert, or a dense tensor.
+/// A unit of residency: an expert, or a dense tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
     id: UnitId,
@@ -111,7 +111,7 @@ impl Unit {
         self.bytes
     }
 
-    /// What messages call it.
+    /// Its name in messages.
     pub fn label(&self) -> String {
         match self.id {
             UnitId::Expert(ExpertId { layer, expert }) => format!("expert {expert} of layer {layer}"),
@@ -163,7 +163,7 @@ impl ExpertCatalog {
     /// Like [`of_checkpoint`](Self::of_checkpoint), from what headers say.
     ///
     /// # Errors
-    /// Those of [`of_checkpoint`](Self::of_checkpoint).
+    /// As [`of_checkpoint`](Self::of_checkpoint).
     pub fn of_catalog(catalog: &hoistway::Catalog, top_k: Option<u32>) -> Result<Self> {
         if top_k == Some(0) {
             return Err(Error::invalid_option("top_k", 0, "a token uses one expert at least"));

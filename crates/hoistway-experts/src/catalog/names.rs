@@ -3,14 +3,14 @@
 
 use super::Role;
 
-/// What a tensor's name says of it.
+/// The parts of a tensor's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Name<'a> {
     pub(super) layer: u64,
     /// The expert, or `None` if the tensor stacks all experts of the layer.
     pub(super) expert: Option<u64>,
     pub(super) role: Role,
-    /// What the tensor holds of its role.
+    /// The component of the role.
     pub(super) component: &'a str,
 }
 
@@ -78,7 +78,7 @@ fn projection(name: &str) -> Option<Role> {
     })
 }
 
-/// What comes before and after the segment `experts`. `shared_experts` is another segment.
+/// Splits a name at the segment `experts`. `shared_experts` is another segment.
 fn split_experts(name: &str) -> Option<(&str, &str)> {
     const SEGMENT: &str = ".experts.";
     let start = name.find(SEGMENT)?;

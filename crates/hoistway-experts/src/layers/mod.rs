@@ -25,7 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How layers are streamed.
+/// Options of a stream of layers.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LayerOptions {
@@ -85,7 +85,7 @@ pub struct LayerStream {
     stats: LayerStats,
 }
 
-/// What a stream of layers has done.
+/// Statistics of a stream of layers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct LayerStats {
@@ -200,7 +200,7 @@ impl LayerStream {
         Ok(Layer(resident))
     }
 
-    /// What it has done.
+    /// Its statistics.
     pub fn stats(&self) -> LayerStats {
         LayerStats { peak_bytes: self.room.peak_bytes(), ..self.stats.clone() }
     }

@@ -1,4 +1,4 @@
-//! Which bytes a layer is, and which layers stay resident. Pure.
+//! The bytes of each layer, and the layers that stay resident. Pure.
 #![forbid(unsafe_code)]
 
 use crate::{Error, Result};
@@ -11,7 +11,7 @@ const MAX_GAP_BYTES: u64 = 64 << 10;
 /// A layer, as callers name it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerSpec {
-    /// What reports and messages call it.
+    /// Its name in reports and messages.
     pub name: String,
     /// Names of its tensors.
     pub tensors: Vec<String>,
@@ -120,7 +120,7 @@ fn merged(pieces: Vec<Extent>) -> Vec<Extent> {
     extents
 }
 
-/// Which layers stay resident, and how many are read ahead.
+/// The layers that stay resident, and the number that is read ahead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Residency {
     is_kept: Vec<bool>,

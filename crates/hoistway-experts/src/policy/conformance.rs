@@ -1,4 +1,4 @@
-//! What every policy does, whatever it evicts. The driver is a store without bytes.
+//! The suite that every policy passes. The driver is a store without bytes.
 #![forbid(unsafe_code)]
 
 use super::{CatalogShape, ExpertId, Future, LayerShape, Policy, PolicyInput, Profile, by_name, names};

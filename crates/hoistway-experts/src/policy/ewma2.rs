@@ -52,7 +52,7 @@ impl Reuse {
         self.expected = self.expected * rest + expected * (1.0 - rest);
     }
 
-    /// What to add to the averages of the experts of the last token.
+    /// The amount to add to the averages of the last token's experts.
     fn bonus(self) -> f32 {
         (self.chosen - self.expected).max(0.0)
     }

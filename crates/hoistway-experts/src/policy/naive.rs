@@ -10,14 +10,14 @@ use super::{
 use proptest::{collection::vec, prelude::*};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// What a policy knows, said plainly.
+/// A policy's state in its simplest form.
 trait Model {
     fn visit(&mut self, visit: &Visit);
     fn insert(&mut self, _id: ExpertId) {}
     fn remove(&mut self, _id: ExpertId) {}
     /// A victim is about to be chosen among so many residents.
     fn need_room(&mut self, _residents: usize) {}
-    /// Of two residents the one of the lower rank goes.
+    /// The rank of a resident: the lowest is evicted.
     fn rank(&self, id: ExpertId) -> (f64, f64);
 }
 

@@ -62,14 +62,14 @@ struct Member {
     make: fn(&PolicyInput<'_>) -> Result<Box<dyn Policy>, PolicyError>,
 }
 
-/// What policies are made from. A shape alone does for those that need no profile and no future.
+/// The inputs of policies. Most need a shape alone; some also a profile or the future.
 #[derive(Clone, Copy, Debug)]
 pub struct PolicyInput<'a> {
     /// The model.
     pub shape: &'a CatalogShape,
-    /// What `static-profile` keeps.
+    /// The profile of `static-profile`.
     pub profile: Option<&'a Profile>,
-    /// What `belady` knows.
+    /// The future visits, for `belady`.
     pub future: Option<&'a Future>,
 }
 
@@ -86,7 +86,7 @@ pub enum PolicyError {
     /// No policy has this name.
     #[error("there is no policy '{name}': it is one of {}", names().collect::<Vec<_>>().join(", "))]
     Unknown {
-        /// What was given.
+        /// The name that was given.
         name: String,
     },
     /// `static-profile` was named without a profile.

@@ -1,4 +1,4 @@
-//! What policies and replays know of a model: layers, experts, sizes.
+//! The shape of a model for policies and replays: layers, experts, sizes.
 #![forbid(unsafe_code)]
 
 use super::ExpertId;
@@ -14,7 +14,7 @@ pub struct LayerShape {
     pub expert_bytes: u64,
 }
 
-/// How many experts a model has, and how large they are.
+/// The number and the sizes of a model's experts.
 ///
 /// ```
 /// use hoistway_experts::policy::{CatalogShape, LayerShape};

@@ -1,6 +1,6 @@
 //! Keeps the experts that a profile says are chosen most, whatever the model is asked now.
 //!
-//! What is not in the profile goes first, then what it has seen chosen least.
+//! Evicts experts that the profile lacks, then those that it has seen chosen least.
 #![forbid(unsafe_code)]
 
 use super::{CatalogShape, ExpertId, Policy, ranked::Ranked};

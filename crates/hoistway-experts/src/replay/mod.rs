@@ -21,12 +21,12 @@ use residency::Residency;
 use std::{collections::BTreeMap, num::NonZeroU32};
 use visits::Visits;
 
-/// How a trace is replayed.
+/// Options of a replay.
 #[derive(Clone, Debug)]
 pub struct ReplayOptions {
     /// Tokens of a prompt that go through a layer together, as an engine's batches do.
     pub prefill_batch: NonZeroU32,
-    /// What the policy `static-profile` keeps.
+    /// The profile of the policy `static-profile`.
     pub profile: Option<Profile>,
 }
 

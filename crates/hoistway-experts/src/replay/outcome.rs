@@ -1,4 +1,4 @@
-//! What became of a replay.
+//! Outcomes of replays.
 #![forbid(unsafe_code)]
 
 use crate::{policy::CatalogShape, trace::Phase};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 const MEBIBYTE: f64 = (1 << 20) as f64;
 
-/// What one visit uses at once.
+/// The demand of one visit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LayerDemand {
     /// The layer.
@@ -53,7 +53,7 @@ impl Tally {
     }
 }
 
-/// What a policy did with a budget. Rates and counts are of the decode, unless their names say otherwise.
+/// The outcome of a policy under a budget. Rates and counts are of the decode, unless their names say otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Outcome {
@@ -93,7 +93,7 @@ pub struct Outcome {
     pub cliff: bool,
     /// The hit rate of `belady` with the same budget.
     pub belady_hit_rate: f64,
-    /// How far the hit rate is below that of `belady`.
+    /// The points by which the hit rate is below that of `belady`.
     pub belady_gap: f64,
 }
 

@@ -1,4 +1,4 @@
-//! What callers hold of experts and tensors: tickets while they are read, leases once they are there.
+//! Tickets for experts and tensors that are being read, and leases of those that are resident.
 #![allow(unsafe_code)]
 
 use super::{Shared, ledger::RequestId, monitor::NotReady, reading::Failure};
@@ -58,7 +58,7 @@ pub(super) struct Held {
     asked: Instant,
     /// Whether the caller was shown where they lie, so that work of a device may use them.
     was_shown: AtomicBool,
-    /// What lies behind that work, if the caller has said.
+    /// The fence behind that work, if the caller has named one.
     fence: Option<Fence>,
 }
 
@@ -168,7 +168,7 @@ impl Ticket {
     /// Like [`wait`](Self::wait), but no longer than `timeout`.
     ///
     /// # Errors
-    /// Those of [`wait`](Self::wait).
+    /// As [`wait`](Self::wait).
     pub fn wait_within(self, timeout: Duration) -> Result<Lease> {
         let Self { request } = self;
         let waited = Instant::now();

@@ -1,4 +1,5 @@
-//! What is resident, pinned, being read and waiting for room, and what is to be done about it. No I/O, no clock, no lock.
+//! The ledger: units that are resident, pinned, being read or waiting for room, and the commands that follow. No I/O,
+//! no clock, no lock.
 //!
 //! The rule of the budget: units that have room take no more than the budget, plus the demand of one request. A request is
 //! admitted as a whole, once evicting what is not pinned has brought the rest down to the budget; no other with a miss is
@@ -22,7 +23,7 @@ const PREFETCH_SHARE: u64 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RequestId(u64);
 
-/// What the caller of the ledger has to do, in this order.
+/// A command for the caller of the ledger, carried out in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Command {
     /// Read a unit, into new room unless it has some.
@@ -35,7 +36,7 @@ pub(super) enum Command {
     Release { unit: usize },
 }
 
-/// How much may have room at a time.
+/// The bounds of the budget.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) budget: u64,
@@ -52,7 +53,7 @@ pub(super) enum Refusal {
     Closed,
 }
 
-/// What units without room need.
+/// The needs of units without room.
 #[derive(Clone, Copy, Debug, Default)]
 struct Demand {
     bytes: u64,
@@ -60,7 +61,7 @@ struct Demand {
     dense_bytes: u64,
 }
 
-/// How far a request has got.
+/// The progress of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Status<F> {
     /// It waits for room.
@@ -75,7 +76,7 @@ pub(super) enum Status<F> {
     Failed(usize, F),
 }
 
-/// How the reads of a unit ended.
+/// The outcome of a unit's reads.
 #[derive(Clone, Debug)]
 pub(super) enum Ended<F> {
     /// All bytes are in their place.

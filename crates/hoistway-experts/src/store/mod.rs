@@ -75,13 +75,13 @@ pub struct Store {
     door: Arc<Door>,
 }
 
-/// What the clones of a store share, and its leases do not.
+/// The state that the clones of a store share, without its leases.
 #[derive(Debug)]
 struct Door {
     shared: Arc<Shared>,
 }
 
-/// What a store and its leases share.
+/// The state that a store and its leases share.
 pub(crate) struct Shared {
     monitor: Monitor<ReaderIo>,
     catalog: Arc<ExpertCatalog>,
@@ -95,7 +95,7 @@ pub(crate) struct Shared {
     token_cycle_bytes: Option<u64>,
 }
 
-/// What is known of the order in which layers are visited.
+/// The observed order of visits to layers.
 #[derive(Debug, Default)]
 struct Visits {
     /// The layers whose visits the caller tells.
@@ -155,12 +155,12 @@ impl Store {
         Ok(Self { door: Arc::new(Door { shared: Arc::new(shared) }) })
     }
 
-    /// What it streams.
+    /// The catalog of its units.
     pub fn catalog(&self) -> &Arc<ExpertCatalog> {
         &self.door.shared.catalog
     }
 
-    /// What it reads by, for [rows](crate::rows) and [layers](crate::layers) of the same model.
+    /// Its reader, for [rows](crate::rows) and [layers](crate::layers) of the same model.
     pub fn reader(&self) -> &Arc<Reader> {
         self.door.shared.monitor.io().reader()
     }
@@ -329,7 +329,7 @@ impl Store {
         (events.collect(), lost)
     }
 
-    /// What it has done since it was opened, and what it holds. A child of `fork` learns only the backing.
+    /// Its statistics. A child of `fork` learns only the backing.
     pub fn stats(&self) -> StoreStats {
         let Shared { options, .. } = &*self.door.shared;
         let Ok(monitor) = self.door.shared.monitor() else {

@@ -14,7 +14,7 @@ use std::{
     time::Instant,
 };
 
-/// What reads units, and gives them memory.
+/// The interface that reads units, and gives them memory.
 pub(super) trait Io: Send + Sync {
     /// Why a read failed.
     type Failure: Clone;
@@ -53,7 +53,7 @@ pub(super) trait Io: Send + Sync {
     fn release(&self, unit: usize, room: &Self::Room, keep_bytes: u64) -> bool;
 }
 
-/// What is told when the reads of a unit have ended, or it is prepared for them.
+/// The notice that the reads of a unit have ended, or that it is prepared for them.
 #[derive(Debug)]
 pub(super) struct Notice {
     signal: Arc<Signal>,
@@ -71,7 +71,7 @@ impl Notice {
     }
 }
 
-/// What threads wait for.
+/// The signal that threads wait for.
 #[derive(Debug, Default)]
 struct Signal {
     state: Mutex<SignalState>,
@@ -127,7 +127,7 @@ pub(super) struct Monitor<I: Io> {
     io: I,
 }
 
-/// What the store's lock guards.
+/// The state that the store's lock guards.
 pub(super) struct StoreState<I: Io> {
     pub(super) ledger: Ledger<I::Failure>,
     loads: HashMap<usize, (u64, Loading<I::Load>)>,
@@ -135,7 +135,7 @@ pub(super) struct StoreState<I: Io> {
     next_load: u64,
 }
 
-/// How far the load of a unit is.
+/// The progress of a unit's load.
 enum Loading<L> {
     /// The unit is prepared for its reads.
     Preparing { is_demand: bool, begin_by: Option<Instant>, is_cancelled: bool },

@@ -1,11 +1,11 @@
-//! How a store is opened.
+//! Options of a store.
 #![forbid(unsafe_code)]
 
 use crate::backing::Backing;
 use hoistway::read::ReaderOptions;
 use std::time::Duration;
 
-/// How a store is opened.
+/// Options of a store.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct StoreOptions {

@@ -1,4 +1,4 @@
-//! What a store has done: counts, and changes of residency.
+//! Statistics of a store: counts, and changes of residency.
 #![forbid(unsafe_code)]
 
 use crate::catalog::UnitId;
@@ -20,7 +20,7 @@ pub enum Change {
 pub struct ResidencyEvent {
     /// The expert or tensor.
     pub unit: UnitId,
-    /// What happened to it.
+    /// The change.
     pub change: Change,
 }
 
@@ -55,7 +55,7 @@ impl Events {
     }
 }
 
-/// What the ledger counts.
+/// Counts of the ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) hits: u64,
@@ -74,7 +74,7 @@ pub(super) struct Counts {
     pub(super) stall: Duration,
 }
 
-/// What a store has done since it was opened, and what it holds.
+/// Counts since a store was opened, and its contents.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct StoreStats {

@@ -16,7 +16,7 @@ use std::{
 const MAX_COLUMNS: usize = 64;
 const NAMES: &str = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes";
 
-/// Where each value stands in a row.
+/// The column of each value.
 struct Columns {
     turn: Option<usize>,
     phase: Option<usize>,

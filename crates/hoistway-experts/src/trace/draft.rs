@@ -18,7 +18,7 @@ pub(super) struct Row {
     pub(super) line: u32,
 }
 
-/// What a trace says of one layer.
+/// One layer, as a trace describes it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LayerDraft {
     pub(super) experts: Option<u32>,
@@ -29,7 +29,7 @@ pub(super) struct LayerDraft {
     pub(super) chosen: u32,
 }
 
-/// What was read so far.
+/// A trace as far as it was read.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     pub(super) model: Option<String>,
@@ -40,11 +40,11 @@ pub(super) struct Draft {
     pub(super) rows: Vec<Row>,
 }
 
-/// What is wrong, and in which line if it is in one.
+/// A problem, with its line if it is in one.
 type Wrong = (Option<u64>, TraceProblem);
 
 impl Draft {
-    /// What is known of a layer, which has to be one that a model can have.
+    /// The draft of a layer; its number must be possible in a model.
     pub(super) fn layer(&mut self, layer: u32) -> Result<&mut LayerDraft, TraceProblem> {
         if layer as usize >= CatalogShape::MAX_LAYERS {
             return Err(TraceProblem::NoLayer { layer, layers: CatalogShape::MAX_LAYERS as u32 });

@@ -1,4 +1,4 @@
-//! What can be wrong with a trace.
+//! Errors of traces.
 #![forbid(unsafe_code)]
 
 use super::MAX_CHOICES;
@@ -31,7 +31,7 @@ pub enum TraceError {
     },
 }
 
-/// What is wrong with a trace, or a line of it.
+/// A problem of a trace, or of a line of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceProblem {
@@ -44,10 +44,10 @@ pub enum TraceProblem {
     /// A line is not UTF-8.
     #[error("the line is not UTF-8")]
     NotText,
-    /// It was written in a version that is not known.
+    /// Its version is unknown.
     #[error("the trace has version '{found}', and only version 1 is known")]
     Version {
-        /// What it says.
+        /// The version that it names.
         found: String,
     },
     /// The line of column names lacks one.
@@ -69,15 +69,15 @@ pub enum TraceProblem {
     Field {
         /// The column or key.
         field: &'static str,
-        /// What it is, cut short.
+        /// The value, cut short.
         value: String,
-        /// What it has to be.
+        /// The values that are allowed.
         expected: &'static str,
     },
     /// A line is not the JSON object that it has to be.
     #[error("the line is not the object that it should be: {reason}")]
     Json {
-        /// What the parser says.
+        /// The parser's message.
         reason: String,
     },
     /// A visit has weights, but not one for each expert.

@@ -1,11 +1,11 @@
-//! What a trace lacks of the tokens that it has.
+//! Holes of a trace: visits and choices that are missing from recorded tokens.
 #![forbid(unsafe_code)]
 
 use super::{Phase, Recorded};
 use crate::policy::CatalogShape;
 use serde::Serialize;
 
-/// Where something is missing.
+/// The place of a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct HolePlace {
     /// Number of the turn.
@@ -16,7 +16,7 @@ pub struct HolePlace {
     pub layer: u32,
 }
 
-/// What is missing from a trace. Replays leave it out: they visit what was recorded, and count the tokens that they find.
+/// The holes of a trace. Replays leave it out: they visit what was recorded, and count the tokens that they find.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Holes {
     /// Layers that have experts, as the trace says, and that no token visits. They count as layers without experts.

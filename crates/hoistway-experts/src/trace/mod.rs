@@ -33,7 +33,7 @@ use std::{
 /// Most choices of experts in a trace: 40,000 tokens of a model of 48 layers with 8 experts a token.
 pub const MAX_CHOICES: usize = 1 << 24;
 
-/// What a token is part of.
+/// The phase of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
@@ -43,7 +43,7 @@ pub enum Phase {
     Decode,
 }
 
-/// How a trace is written.
+/// The format of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Format {
@@ -86,7 +86,7 @@ impl FromStr for Format {
     }
 }
 
-/// What a reader knows that a trace may not say.
+/// Facts that a trace may lack and the reader supplies.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TraceOptions {
     /// Bytes of an expert, in layers for which the trace does not say.
@@ -174,7 +174,7 @@ impl Trace {
     /// Writes the trace. What is read from that has the same visits of a model of the same shape.
     ///
     /// # Errors
-    /// That of the output.
+    /// The error of the output.
     pub fn write(&self, format: Format, output: &mut dyn Write) -> io::Result<()> {
         match format {
             Format::Csv => csv::write(self, output),

@@ -23,7 +23,7 @@ pub enum Pattern {
     Sticky {
         /// From 0 to 1.
         stay: f64,
-        /// That of `Zipf`.
+        /// As in `Zipf`.
         exponent: f64,
     },
     /// One expert after the other, and again from the first.
@@ -54,7 +54,7 @@ pub struct Synthetic {
     pub prefill_tokens: u32,
     /// Tokens of the answer.
     pub tokens: u32,
-    /// Where the random numbers begin.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What a customer tells the scheduler about its operations.
+//! The interface through which a customer describes its operations to the scheduler.
 #![forbid(unsafe_code)]
 
 use super::{

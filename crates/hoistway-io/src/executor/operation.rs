@@ -1,4 +1,4 @@
-//! What customers submit: operations, groups, priorities.
+//! Submissions of customers: operations, groups, priorities.
 #![forbid(unsafe_code)]
 
 use super::customer::Customer;

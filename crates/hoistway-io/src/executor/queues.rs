@@ -103,7 +103,7 @@ struct Overtaken {
     bytes: u64,
 }
 
-/// What becomes of an operation that frees its room.
+/// The next state of an operation that frees its room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Freed {
     /// It waits for room again.

@@ -59,7 +59,7 @@ pub fn open_direct(file: &File, file_use: FileUse) -> Result<DirectFile, Unavail
 /// Does what [`open_direct`] does, for a file that lies on `filesystem`.
 ///
 /// # Errors
-/// That the process has as many files open as it may: later it may have fewer.
+/// The process has too many files open. That may pass.
 pub(super) fn open_on(
     file: &File,
     filesystem: FileSystem,

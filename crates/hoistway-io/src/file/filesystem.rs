@@ -1,4 +1,4 @@
-//! What kind of file system a file lies on. For messages and defaults only: what a file can do is probed.
+//! Kinds of file systems. For messages and defaults only: the abilities of a file are probed.
 #![forbid(unsafe_code)]
 
 use crate::sys;

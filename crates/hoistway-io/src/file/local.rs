@@ -26,7 +26,8 @@ impl LocalFile {
     pub fn new(open: Arc<OpenFile>, filesystem: FileSystem) -> Self {
         let (direct, direct_failed, probe) = (OnceBox::new(), OnceBox::new(), OnceBox::new());
         let local = Self { open, filesystem, direct, direct_failed, probe };
-        // To find the probe may bring the first page into the cache, so it is not left to the first who asks for pages.
+        // Finding the probe may bring the first page into the cache, so it is done before the first question about
+        // pages.
         local.probe();
         local
     }

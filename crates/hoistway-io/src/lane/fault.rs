@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-/// What happens to one read.
+/// The fault of one read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Only this many bytes arrive; 0 looks like the end of the file.
@@ -148,7 +148,7 @@ impl<T: Spoil> Lane<T> for FaultyLane<T> {
 mod tests {
     use super::*;
 
-    /// What callers are told is what the system says, with its number where it has one.
+    /// The error that callers receive: the system's, with its number if it has one.
     #[test]
     fn faults_are_errors_of_the_system() {
         let kinds = [Fault::Interrupted, Fault::Again].map(|fault| fault.error().unwrap().kind());

@@ -1,4 +1,5 @@
-//! What carries operations: a ring, a completion port, a pool's thread, a copy from the page cache. One thread owns a lane.
+//! Lanes carry operations: a ring, a completion port, a pool's thread, a copy from the page cache. One thread owns a
+//! lane.
 #![deny(unsafe_code)]
 
 mod blocking;

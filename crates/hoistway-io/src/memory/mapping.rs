@@ -7,7 +7,7 @@ use std::{fs::File, io, ops::Range, ptr::NonNull};
 /// Size of the pages that arenas are made of where the system allows: x86-64's and most of arm64's huge page.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// What pages memory is made of.
+/// The pages of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageKind {
     /// Advised to be transparent huge pages.
@@ -22,7 +22,7 @@ pub enum PageKind {
 #[derive(Debug)]
 pub struct Mapping {
     pages: Pages,
-    /// Where it starts in its pages: what lies before aligns it.
+    /// Its start in its pages; the bytes before align it.
     skip: usize,
     len: usize,
 }
@@ -144,7 +144,7 @@ impl Mapping {
         unsafe { self.pages.release(self.in_pages(range)) };
     }
 
-    /// Where `range` of the mapping lies in its pages.
+    /// The place of `range` in the pages of the mapping.
     fn in_pages(&self, range: ByteRange) -> Range<usize> {
         let end = usize::try_from(range.end()).unwrap_or(usize::MAX);
         assert!(end <= self.len, "range {range} of a mapping of {} bytes", self.len);

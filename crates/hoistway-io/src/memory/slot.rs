@@ -26,7 +26,7 @@ pub struct Slots {
     shared: Arc<SlotsInner>,
 }
 
-/// What slots are made of.
+/// The memory of slots.
 #[derive(Clone, Copy, Debug)]
 pub enum SlotKind<'a> {
     /// Host memory.
@@ -96,7 +96,7 @@ enum SlotMemory {
         backing: Backing,
     },
     Device(Arc<DirectBuffer>),
-    /// What each slot shows.
+    /// The pages that each slot shows.
     #[cfg(target_os = "linux")]
     Views(Box<[Mutex<Option<Shown>>]>),
 }
@@ -109,7 +109,7 @@ struct Shown {
     range: ByteRange,
 }
 
-/// Where host memory comes from.
+/// The source of host memory.
 #[derive(Debug)]
 enum Backing {
     Own(Mapping),
@@ -390,7 +390,7 @@ impl Slot {
         }
     }
 
-    /// Where the bytes begin that it shows, if it does.
+    /// The start of the bytes that it shows, if any.
     #[cfg(target_os = "linux")]
     fn shown(&self) -> Option<*mut u8> {
         let SlotMemory::Views(places) = &self.shared.memory else { return None };

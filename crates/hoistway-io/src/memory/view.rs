@@ -56,7 +56,7 @@ impl PinnedView {
         self.range.is_empty()
     }
 
-    /// Where the bytes of `range` of the file begin; `None` if they are not all in it.
+    /// The start of the bytes of `range` of the file; `None` if the view lacks some of them.
     pub(super) fn address(&self, range: ByteRange) -> Option<*mut u8> {
         let is_inside = self.range.start() <= range.start() && range.end() <= self.range.end();
         let skip = usize::try_from(range.start().checked_sub(self.range.start())?).ok()?;

@@ -8,7 +8,8 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct MemoryLimit {
-    /// What sets the limit: the machine, the file of a control group, or a job object. Equal for processes under the same limit.
+    /// The source of the limit: the machine, the file of a control group, or a job object. Equal for processes under
+    /// the same limit.
     pub name: String,
     /// Bytes that may still be allocated under it. Reclaimable page cache counts as free; memory that loads of this
     /// process were promised and have not touched yet counts as used.
@@ -22,7 +23,7 @@ pub struct MemoryLimit {
 pub struct ProcessLimit {
     /// The limit now.
     pub current: Option<u64>,
-    /// What the process may raise it to.
+    /// The value to which the process may raise it.
     pub maximum: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! What a layout asks of a disk: the few operations that matter for the order in which things survive a crash, and the
+//! A disk as layouts use it: the few operations that matter for the order in which things survive a crash, and the
 //! files that the bytes of blocks are in.
 #![forbid(unsafe_code)]
 
@@ -48,7 +48,7 @@ pub(crate) trait Disk: fmt::Debug + Send + Sync {
     /// Makes a directory for its owner alone, where there is none. A link to one is an error.
     fn create_directory(&self, path: &Path) -> io::Result<()>;
 
-    /// What is in a directory, in no order.
+    /// Lists a directory, in no order.
     fn list(&self, directory: &Path) -> io::Result<Vec<Listing>>;
 
     /// Gives a file another name, and takes that from whatever had it.
@@ -69,7 +69,7 @@ pub(crate) trait Disk: fmt::Debug + Send + Sync {
     /// The number of the file system that a path is on.
     fn file_system(&self, path: &Path) -> io::Result<u64>;
 
-    /// What is free on the file system of a path.
+    /// The free bytes on the file system of a path.
     fn free_space(&self, path: &Path) -> io::Result<Space>;
 
     /// Reads at most `most` bytes of a small file.
@@ -195,7 +195,7 @@ pub(crate) fn temporary_name(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// How names of files end that are not whole.
+/// The end of the names of unfinished files.
 pub(crate) const TEMPORARY: &str = ".tmp";
 
 /// A new file in place of whatever a crash may have left under this name.

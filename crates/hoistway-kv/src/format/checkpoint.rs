@@ -29,13 +29,13 @@ struct Raw {
     proven_from: U32,
 }
 
-/// What the head of a checkpoint says.
+/// The head of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CheckpointHead {
     pub(crate) writer: Uuid,
     /// The higher of two is the newer.
     pub(crate) generation: u64,
-    /// How often the directory has been opened for writing.
+    /// The number of times that the directory was opened for writing.
     pub(crate) epoch: u32,
     /// The log that goes on from here.
     pub(crate) log: u32,
@@ -43,9 +43,9 @@ pub(crate) struct CheckpointHead {
     pub(crate) next_record: u64,
     /// Segments from this number on have never been used.
     pub(crate) next_segment: u32,
-    /// How many records follow; their numbers count from 0.
+    /// The number of records that follow, which are numbered from 0.
     pub(crate) records: u64,
-    /// Which blocks were synced.
+    /// The blocks that a sync covers.
     pub(crate) proven_from: ProvenFrom,
 }
 

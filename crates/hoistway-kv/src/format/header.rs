@@ -41,14 +41,14 @@ struct RawShard {
     checksum: U32,
 }
 
-/// What a header says.
+/// The contents of a block's header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BlockHeader {
     pub(crate) fingerprint: Fingerprint,
     pub(crate) namespace: NamespaceId,
     pub(crate) key: Key,
     pub(crate) writer: Uuid,
-    /// Which of the writer's blocks it is; never used twice.
+    /// The sequence number of the block among its writer's blocks; never used twice.
     pub(crate) sequence: u64,
     /// Seconds since 1970, for people.
     pub(crate) created: u64,

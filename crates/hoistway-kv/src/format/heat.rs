@@ -1,5 +1,5 @@
-//! `HEAT`: which blocks of others a process has used lately, so that those who may evict them know. A file of an older
-//! version's store does not have it, and an older version does not look at it.
+//! `HEAT`: the blocks of other writers that a process has used lately. Their writers, which may evict them, read it. A
+//! file of an older version's store does not have it, and an older version does not look at it.
 #![forbid(unsafe_code)]
 
 use super::{Invalid, checksum, sealed, unseal};
@@ -26,7 +26,7 @@ struct Raw {
     sum: U32,
 }
 
-/// What a heat file says.
+/// The contents of a heat file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HeatFile {
     /// Whose it is.

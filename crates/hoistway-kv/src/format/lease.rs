@@ -1,4 +1,4 @@
-//! `LEASE`: who writes a directory, for people and for other writers. Whether that process lives is said by the lock on
+//! `LEASE`: the process that writes a directory, for people and for other writers. It lives if it holds the lock on
 //! the file, not by what is in it.
 #![forbid(unsafe_code)]
 
@@ -47,17 +47,17 @@ impl LockDomain {
 pub(crate) struct Account {
     /// Of blocks that it has begun, and of some more, so that it need not say so for each.
     pub(crate) taken: u64,
-    /// Of blocks that it has stored, or given up.
+    /// Bytes of blocks that it has stored, or given up.
     pub(crate) settled: u64,
-    /// Of blocks that it has removed, its own or others', or given up.
+    /// Bytes of blocks that it has removed, its own or others', or given up.
     pub(crate) removed: u64,
 }
 
-/// What a writer says of itself.
+/// The state that a writer publishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lease {
     pub(crate) writer: Uuid,
-    /// How often the directory has been opened for writing.
+    /// The number of times that the directory was opened for writing.
     pub(crate) epoch: u32,
     pub(crate) process: u32,
     /// Seconds since 1970 when this was written; 0 once it writes no more.
@@ -66,15 +66,15 @@ pub(crate) struct Lease {
     pub(crate) wanted_bytes: u64,
     /// Most bytes that the files of all writers may take, as this one was told.
     pub(crate) capacity: u64,
-    /// What its acknowledgements mean; `None` if it has not said.
+    /// The durability of its acknowledgements; `None` if it has not published one.
     pub(crate) durability: Option<Durability>,
     /// What it has written, in a layout where others cannot see whose a file is.
     pub(crate) account: Account,
-    /// Where the lock on this lease is seen.
+    /// The domain in which the lock on this lease is visible.
     pub(crate) lock_domain: LockDomain,
 }
 
-/// What the numbers of durabilities mean.
+/// The durabilities, by the numbers that stand for them.
 const DURABILITIES: [Option<Durability>; 4] =
     [None, Some(Durability::None), Some(Durability::Batched), Some(Durability::Sync)];
 

@@ -1,4 +1,4 @@
-//! What is written down: pure functions between values and bytes. Nothing here trusts a number that it reads.
+//! The formats on disk: pure functions between values and bytes. Nothing here trusts a number that it reads.
 //!
 //! All integers are little-endian. Everything has a CRC-32C of its own, so that what was torn or flipped is not taken.
 #![forbid(unsafe_code)]
@@ -47,7 +47,7 @@ pub(crate) enum Invalid {
     /// They are something else, or nothing.
     #[error("it does not begin as {what} does")]
     Magic {
-        /// What was looked for.
+        /// The kind of data that was expected.
         what: &'static str,
     },
     #[error("it ends after {len} bytes")]
@@ -74,7 +74,7 @@ pub(crate) fn joined_checksum(first: u32, second: u32, second_len: u64) -> u32 {
 
 /// Bytes before the body of everything that is written by [`sealed`]: what it is, its version, its checksum.
 const PREFIX: usize = 16;
-/// Where the checksum is, of all that follows it.
+/// The offset of the checksum, which covers all bytes after it.
 const SUM_AT: usize = 12;
 
 /// `len` bytes that begin as `magic` says and go on with `body` and zeros.

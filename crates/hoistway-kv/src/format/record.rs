@@ -49,7 +49,7 @@ pub(crate) enum Sums {
     Some,
 }
 
-/// How a log follows the one before it.
+/// The relation of a log to the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Begin {
     /// It goes on with the next number.
@@ -86,14 +86,14 @@ pub(crate) struct BlockRecord {
     pub(crate) payload_len: u64,
     /// Blocks of 4096 bytes between the starts of shards.
     pub(crate) stride_blocks: u32,
-    /// How many shards it has, 1 to 256.
+    /// The number of shards, 1 to 256.
     pub(crate) shards: u16,
     /// Seconds since 1970; 0 is never.
     pub(crate) expires: u32,
     pub(crate) sums: Sums,
 }
 
-/// What a record says.
+/// The contents of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// The first record of each log.
@@ -111,8 +111,8 @@ pub(crate) enum Change {
 pub(crate) struct Record {
     /// Counts from one log to the next.
     pub(crate) number: u64,
-    /// How many records before it may reach the disk after it: they were written in one go. All that come before those
-    /// were on the disk already. `u16::MAX`: their number is not known.
+    /// The number of records before it that may reach the disk after it: they were written in one go. All that come
+    /// before those were on the disk already. `u16::MAX`: their number is not known.
     pub(crate) before: u16,
     pub(crate) change: Change,
 }

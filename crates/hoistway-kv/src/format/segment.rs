@@ -29,7 +29,7 @@ struct Raw {
 /// Bytes of the shortest block, with its header.
 const LEAST_BYTES: u64 = HEADER_LEN as u64 + BLOCK_LEN;
 
-/// What the head of a segment says. The slots follow it, one after the other. They are pages, of which a block takes a run,
+/// The head of a segment. The slots follow it, one after the other. They are pages, of which a block takes a run,
 /// or, in segments of version 1, room for one block each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentHead {

@@ -18,7 +18,7 @@ struct Raw {
     reserved: [u8; 7],
 }
 
-/// What `STORE` says.
+/// The contents of `STORE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Superblock {
     pub(crate) store: Uuid,

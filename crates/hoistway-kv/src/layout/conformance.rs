@@ -1,4 +1,4 @@
-//! What every layout does. A layout runs all of it by `conformance!(open)`, where `open` opens it with options.
+//! The suite that every layout passes. A layout runs it by `conformance!(open)`, where `open` opens it with options.
 #![forbid(unsafe_code)]
 
 use super::{Claim, Layout, Lookup, NewBlock, Reservation, Verdict, Written};

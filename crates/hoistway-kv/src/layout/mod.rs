@@ -101,11 +101,11 @@ pub(crate) struct NewBlock {
     pub(crate) namespace: NamespaceId,
     pub(crate) key: Key,
     pub(crate) fingerprint: Fingerprint,
-    /// How many shards it has, 1 to [`MAX_SHARDS`].
+    /// The number of shards, 1 to [`MAX_SHARDS`].
     pub(crate) shards: u32,
     /// Bytes of its longest shard; each begins at a multiple of this, rounded up to [`BLOCK_LEN`].
     pub(crate) shard_len: u64,
-    /// After which it is not found any more.
+    /// The time of its expiry.
     pub(crate) expires: Option<SystemTime>,
     /// Bytes of the blocks of the same request that come after it: those that are loaded together lie together, where
     /// there is room for that.
@@ -121,7 +121,7 @@ impl NewBlock {
     }
 }
 
-/// Where a block's bytes are.
+/// The place of a block's bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) file: FileRef,
@@ -132,7 +132,7 @@ pub(crate) struct Place {
     pub(crate) payload: u64,
     /// Bytes between the starts of shards, a multiple of [`BLOCK_LEN`].
     pub(crate) stride: u64,
-    /// How many shards there are.
+    /// The number of shards.
     pub(crate) shards: u32,
 }
 
@@ -142,7 +142,7 @@ pub(crate) struct Claim {
     pub(crate) block: NewBlock,
     pub(crate) place: Place,
     pub(crate) writer: Uuid,
-    /// Which of the writer's blocks it is; never used twice.
+    /// The sequence number of the block among its writer's blocks; never used twice.
     pub(crate) sequence: u64,
     /// What the layout needs to know of it; gives the place back when dropped.
     pub(crate) token: Box<dyn Any + Send + Sync>,
@@ -220,7 +220,7 @@ pub(crate) enum Lookup {
     Found(Found),
     Miss,
     Expired,
-    /// Whether it is there could not be found out. Layouts without an index of their own have to ask the disk.
+    /// The disk did not answer whether it is there. Only layouts without a complete index have to ask.
     Failed(io::Error),
 }
 
@@ -267,7 +267,7 @@ fn list_blocks(
     next
 }
 
-/// What a layout holds and has done.
+/// Statistics of a layout.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     /// Blocks that are found.
@@ -393,7 +393,7 @@ pub(crate) trait Administration: Send + Sync {
     /// say that this process lives.
     fn maintain(&self) -> Result<()>;
 
-    /// What it holds.
+    /// Its statistics.
     fn usage(&self) -> Usage;
 
     /// What it has noticed and removed on its own.
@@ -403,7 +403,7 @@ pub(crate) trait Administration: Send + Sync {
     fn close(&self) -> Result<()>;
 }
 
-/// What other processes do to a layout. By default, nothing: then what was found stays, and finding asks no disk.
+/// Changes by other processes. By default there are none: blocks that were found stay, and finding asks no disk.
 pub(crate) trait Sharing: Send + Sync {
     /// Whether [`Layout::find`] may wait for the disk. Then only threads that may wait call it.
     fn find_waits(&self) -> bool {

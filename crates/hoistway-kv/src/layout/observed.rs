@@ -1,4 +1,4 @@
-//! What a layout has noticed and removed on its own: counts, and what the store has not fetched yet.
+//! Notices and removals of a layout: counts, and entries that the store has not fetched yet.
 #![forbid(unsafe_code)]
 
 use super::Usage;
@@ -21,7 +21,7 @@ const MOST_GONE: usize = 1 << 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Notice {
     pub(crate) kind: EventKind,
-    /// What exactly, as a sentence.
+    /// The details, as a sentence.
     pub(crate) reason: String,
 }
 

@@ -1,4 +1,4 @@
-//! Whether other users can change a store's directories.
+//! Checks whether other users can change a store's directories.
 #![forbid(unsafe_code)]
 
 use super::Notice;

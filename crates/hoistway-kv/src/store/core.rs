@@ -1,4 +1,4 @@
-//! What the threads of a store share.
+//! State that the threads of a store share.
 #![forbid(unsafe_code)]
 
 use super::{
@@ -266,7 +266,7 @@ impl Core {
     }
 }
 
-/// Transfers, and who is to move them.
+/// Transfers, and the engine that moves them.
 type Submission = (Option<Arc<dyn Transfers>>, Vec<Waiting>);
 
 thread_local! {

@@ -1,4 +1,4 @@
-//! How many loads are accepted, and how many bytes may be under way.
+//! Limits on accepted loads, and on bytes in flight.
 #![forbid(unsafe_code)]
 
 use super::load::WaitingLoad;

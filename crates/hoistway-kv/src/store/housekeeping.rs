@@ -1,4 +1,4 @@
-//! What is done now and then: the layout's upkeep, blocks that never got all their shards.
+//! Periodic work: the layout's upkeep, and blocks that never got all their shards.
 #![forbid(unsafe_code)]
 
 use super::Core;

@@ -1,4 +1,4 @@
-//! The store: what users open, and the threads behind it.
+//! The store that users open, and its threads.
 //!
 //! A store finds places for its blocks in `placement`, which may wait for the disk. `assembly` collects shards that come one by
 //! one: a block is found only with all of them. `commit` makes groups of blocks visible that share their syncs.

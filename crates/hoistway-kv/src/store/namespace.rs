@@ -1,4 +1,4 @@
-//! What is asked of a namespace: lookups, loads, stores.
+//! Requests to a namespace: lookups, loads, stores.
 #![allow(unsafe_code, reason = "the caller answers for the memory of requests")]
 
 use super::{

@@ -1,4 +1,4 @@
-//! Blocks that stay.
+//! Pins: blocks that are not evicted.
 #![forbid(unsafe_code)]
 
 use super::Core;

@@ -36,7 +36,7 @@ const WRITES_TIMEOUT: Duration = Duration::from_secs(5);
 const WRITES_PART: u32 = 8;
 /// Longest time that a block waits for other processes to give up room.
 const OTHERS_TIMEOUT: Duration = Duration::from_secs(1);
-/// After a wait in vain, no block waits for the same for this long.
+/// After a wait that failed, no block waits for the same reason for this long.
 const WAIT_PAUSE: Duration = Duration::from_secs(5);
 /// Time between looks whether a request that waits for room has ended.
 const TICK: Duration = Duration::from_millis(20);

@@ -1,4 +1,4 @@
-//! Memory of the caller's that is made known ahead.
+//! The caller's memory that is registered ahead of requests.
 #![allow(unsafe_code, reason = "the caller answers for the memory of regions")]
 
 use super::Store;

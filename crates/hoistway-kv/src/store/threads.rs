@@ -190,7 +190,7 @@ impl Running {
         Self { state: Mutex::new(State::Open(threads)), closed: Condvar::new() }
     }
 
-    /// The threads, for the first who asks. Others wait until that one has closed the store.
+    /// The threads, for the first caller. Others wait until that one has closed the store.
     fn take(&self, timeout: Option<Duration>) -> Result<Option<Threads>> {
         let mut state = lock(&self.state);
         match mem::replace(&mut *state, State::Closing) {
@@ -228,7 +228,7 @@ impl Drop for ClosesOnDrop<'_> {
 impl Threads {
     /// Whether all have ended by then. Those that have not do so once the system lets them.
     fn end(self, core: &Arc<Core>, deadline: Instant) -> bool {
-        // First who makes transfers, then who moves them, then who commits what was moved.
+        // First the threads that make transfers, then those that move them, then those that commit.
         let _ = core.placement.send(Message::Stop);
         core.close_finder();
         self.bell.ring();

@@ -1,4 +1,4 @@
-//! Blocks that the drive failed to give: one of which the same part fails twice, with no success in between, is given up.
+//! Blocks that the drive failed to read. A block is given up when the same part fails twice with no success in between.
 #![forbid(unsafe_code)]
 
 use crate::{Fingerprint, index::Recent};

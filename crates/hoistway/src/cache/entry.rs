@@ -53,7 +53,7 @@ pub(super) const DATA: &str = "data";
 const MAP: &str = "map";
 pub(super) const META: &str = "meta.json";
 
-/// What an entry says of its object.
+/// An entry's description of its object.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Meta {
     pub(super) url: String,
@@ -81,7 +81,7 @@ pub(crate) struct Entry {
     left_out_bytes: AtomicU64,
 }
 
-/// What a claim belongs to.
+/// The owner of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     /// The read with this number.
@@ -104,9 +104,9 @@ impl Drop for Claims {
     }
 }
 
-/// What becomes of a range that is not all there.
+/// The outcome for a range with missing blocks.
 enum Missing {
-    /// It is for the caller to bring the rest, whose blocks may be claimed.
+    /// The caller has to read the rest, and may have claimed its blocks.
     Mine(Option<Range<u64>>),
     /// The first block that was missing has come in the meantime.
     Came,

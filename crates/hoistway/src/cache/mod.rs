@@ -28,14 +28,14 @@ use std::{
 };
 use writer::Writer;
 
-/// What the marker of a directory says.
+/// The contents of a directory's marker.
 const FORMAT: &str = "hoistway cache 1\n";
 /// The same format, as marked by versions from before the project's renaming.
 const FORMER_FORMAT: &str = "windlass cache 1\n";
 /// The folders of a cache: its entries, and what is being made or removed.
 const OBJECTS: &str = "objects";
 const TEMPORARY: &str = "temporary";
-/// How long the end of a cache waits for what is still to be written.
+/// The time that the end of a cache waits for pending writes.
 const LAST_WRITES: Duration = Duration::from_secs(2);
 
 /// A directory of this machine that keeps what is loaded from stores. Clones are one cache.
@@ -210,7 +210,7 @@ impl Drop for Inner {
     }
 }
 
-/// What the file says that marks a cache.
+/// The contents of the file that marks a cache.
 #[derive(PartialEq, Eq)]
 enum Marker {
     Missing,

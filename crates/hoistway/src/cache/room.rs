@@ -22,7 +22,7 @@ const LOOK_EVERY_BYTES: u64 = 64 << 20;
 const LOOK_EVERY_PART: u64 = 16;
 /// The part of the drive that stays free where no limit is given.
 const FREE_PART: u64 = 10;
-/// What has lain so long among what is being made or removed was left by a process that was killed.
+/// Age after which an unfinished entry was left by a process that was killed.
 const LEFT_BEHIND: Duration = Duration::from_secs(3600);
 
 /// An object in the cache.
@@ -43,7 +43,7 @@ pub struct CacheEntry {
     is_readable: bool,
 }
 
-/// What a verification of the cache found.
+/// The result of verifying the cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Verified {
@@ -55,7 +55,7 @@ pub struct Verified {
     pub damaged: Vec<String>,
 }
 
-/// What was evicted.
+/// The evicted entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Collected {
@@ -88,7 +88,7 @@ impl Room {
         self.root.join(OBJECTS)
     }
 
-    /// What is being made or removed.
+    /// Entries that are being made or removed.
     pub(super) fn temporary(&self) -> PathBuf {
         self.root.join(TEMPORARY)
     }

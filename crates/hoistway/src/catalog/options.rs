@@ -19,7 +19,7 @@ pub struct OpenOptions {
     pub lenient: bool,
     /// Where the GGUF begins in each file, in bytes: 0 unless it is embedded in something else.
     pub offset: u64,
-    /// Where object stores are, and who asks them.
+    /// The endpoints and credentials of object stores.
     #[cfg(feature = "objects")]
     pub store: Option<StoreOptions>,
     /// Keeps what is loaded from stores on a drive of this machine, and reads it from there the next time.

@@ -1,4 +1,4 @@
-//! What a store of objects answers: who asks it, how soon it answers, how fast it sends.
+//! Checks of an object store: its credentials, its latency, its speed.
 #![forbid(unsafe_code)]
 
 use super::{Check, Status, ok, slower};

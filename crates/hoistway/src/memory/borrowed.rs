@@ -12,7 +12,7 @@ const PADDING_BYTES: u64 = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Borrowed(NonNull<u8>);
 
-// SAFETY: plain memory with no thread affinity, which its lender leaves alone; who may touch which byte when is decided
+// SAFETY: plain memory with no thread affinity, which its lender leaves alone; the right to touch each byte is decided
 // by the types that hold it.
 unsafe impl Send for Borrowed {}
 // SAFETY: as above.

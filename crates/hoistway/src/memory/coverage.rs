@@ -1,4 +1,4 @@
-//! Which tensors of an arena are whole: the arithmetic behind handing out only bytes that were written.
+//! Finds the tensors of an arena that are whole: the arithmetic by which only written bytes are handed out.
 #![forbid(unsafe_code)]
 
 use crate::{ByteRange, Error, Result};

@@ -1,4 +1,4 @@
-//! What a load may take of its memory budget for what it can do without.
+//! The part of a load's memory budget that is left for optional memory.
 #![forbid(unsafe_code)]
 
 use std::sync::{

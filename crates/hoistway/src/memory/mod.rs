@@ -1,4 +1,4 @@
-//! Where tensors live. `allocate` makes an arena of the kind asked for; `arena` is the contract between those
+//! The memory of tensors. `allocate` makes an arena of the kind asked for; `arena` is the contract between those
 //! who write it and those who read it.
 
 mod arena;
@@ -33,7 +33,7 @@ use hoistway_io::memory::{Mapping, PageKind};
 use serde::{Deserialize, Serialize};
 use std::{fs::File, ptr::NonNull, sync::Arc};
 
-/// What pages arenas are made of.
+/// The pages of arenas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

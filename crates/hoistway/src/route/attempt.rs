@@ -1,4 +1,4 @@
-//! What an attempt of a read asks for next: decided here once, for loads and readers.
+//! Decides the next step after an attempt of a read, for loads and readers.
 #![forbid(unsafe_code)]
 
 use super::{

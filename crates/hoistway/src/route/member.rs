@@ -1,4 +1,4 @@
-//! What a route says of itself, so that loads and readers use it without knowing it.
+//! The interface of a route, by which loads and readers use it without knowing it.
 #![forbid(unsafe_code)]
 
 use super::{Access, DirectIo, Progress, ReadLane, ReadOp, Route, Unavailable, UsrbioClient};
@@ -6,7 +6,7 @@ use crate::{ByteRange, Error, device::Device, memory::Slots, report::Refusal, so
 use hoistway_io::file::Residency;
 use std::{fmt, io, path::PathBuf, sync::Arc};
 
-/// What a load or a reader asks of routes.
+/// The request of a load or a reader to routes.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "routes of Linux alone ask for it"))]
 pub(crate) struct Wanted<'a> {
@@ -67,7 +67,7 @@ pub(crate) fn no_direct_reads(route: Route, source: &dyn Source, why: &Unavailab
     Error::RouteUnavailable { route, path: Some(source.path().to_owned()), why }
 }
 
-/// What a route is, in plain data.
+/// The properties of a route, in plain data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     /// What reports call it.
@@ -137,7 +137,7 @@ impl Files {
     }
 }
 
-/// Where reads of a route past the page cache begin and end.
+/// The boundaries of a route's reads past the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
     not(any(target_os = "linux", windows)),
@@ -159,16 +159,16 @@ impl Grain {
     }
 }
 
-/// What a route that is a cache copies from.
+/// The cache that a route copies from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheFacts {
     /// How it reads what it holds.
     pub(crate) access: Access,
     /// Whether the source tells what is held; else only the read does.
     pub(crate) is_seen: bool,
-    /// What a message calls the place.
+    /// The name of the cache in messages.
     pub(crate) name: &'static str,
-    /// What to do about bytes that it lacks.
+    /// The fix for bytes that it lacks.
     pub(crate) fix: &'static str,
 }
 
@@ -181,7 +181,7 @@ impl CacheFacts {
         fix: "run 'hoistway warm' first, or choose route auto",
     };
 
-    /// What seems to be held of a range.
+    /// The part of a range that seems to be held.
     pub(crate) fn holds(&self, source: &dyn Source, range: ByteRange) -> Residency {
         if self.is_seen { source.residency(range) } else { Residency::Cached }
     }
@@ -232,13 +232,13 @@ pub(crate) trait Member: fmt::Debug + Send + Sync {
     /// Why there is none.
     fn lane(&self, depth: usize) -> Result<Box<ReadLane>, Unavailable>;
 
-    /// What an error of a read that has come so far says of the route.
+    /// The consequence of a read's error for the route.
     fn verdict(&self, error: &io::Error, progress: Progress) -> Verdict {
         let _ = (error, progress);
         Verdict::OfRead
     }
 
-    /// What a report says of it.
+    /// Its notes in a report.
     fn notes(&self, stage: Stage) -> Vec<String> {
         let _ = stage;
         Vec::new()
@@ -249,7 +249,7 @@ pub(crate) trait Member: fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// What shows that it does what its name promises, if that is in question.
+    /// The proof that it does what its name promises, if one is needed.
     fn proof(&self) -> Option<&dyn Proof> {
         None
     }
@@ -275,7 +275,7 @@ impl dyn Member + '_ {
     }
 }
 
-/// What the error of a read says of its route.
+/// The consequence of a read's error for its route.
 #[derive(Debug)]
 #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "a route of Linux alone can be lost"))]
 pub(crate) enum Verdict {
@@ -287,7 +287,7 @@ pub(crate) enum Verdict {
     Lost,
 }
 
-/// When a report asks a route for notes.
+/// The moment at which a report asks a route for notes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// When it is open.
@@ -298,7 +298,7 @@ pub(crate) enum Stage {
 
 /// Watches whether a route does what its name promises.
 pub(crate) trait Proof {
-    /// What proves that it can.
+    /// The proof that it can.
     fn shown(&self) -> Option<String>;
 
     /// How many of its reads so far were not what its name promises; `None` if that is not known.
@@ -347,7 +347,7 @@ pub(crate) struct ThreadPlan {
     pub(crate) direct: usize,
 }
 
-/// What a load asks of one route, and the memory that it has for it.
+/// A load's request to one route, and the memory for it.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "routes of Linux alone ask for it"))]
 pub(crate) struct Demand<'a> {

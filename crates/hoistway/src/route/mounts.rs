@@ -1,4 +1,4 @@
-//! Which mounts of 3FS are open, and which clients were proven on them. Each mount is known by itself: a daemon that hangs
+//! The open mounts of 3FS, and the clients that were proven on them. Each mount is known by itself: a daemon that hangs
 //! holds up only reads from its own mount, and those for a bounded time.
 #![forbid(unsafe_code)]
 
@@ -21,7 +21,7 @@ use std::{
 /// How long opening a mount may take: both clients may have to be tried, and each has its own limits.
 const OPEN_LIMIT: Duration = Duration::from_secs(30);
 
-/// What was asked for, and of which file system.
+/// A request for a client, and its file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) device: u64,
@@ -38,7 +38,7 @@ struct Proven {
     reason: String,
 }
 
-/// What is known of one file system.
+/// The known state of one file system.
 #[derive(Debug, Default)]
 struct Known {
     state: Mutex<State>,

@@ -11,7 +11,7 @@ pub(crate) struct NameCheck {
     member: Arc<dyn Member>,
     /// Reads that were not what the name promises, before.
     broken: Option<u64>,
-    /// What was found out at the end.
+    /// The result at the end.
     kept: OnceLock<Result<(), Unavailable>>,
 }
 

@@ -25,7 +25,7 @@ pub(super) struct ObjectLane {
     capacity: usize,
     in_flight: usize,
     threads: Vec<JoinHandle<()>>,
-    /// Where its threads take reads from; `None` once they are to end.
+    /// The queue of its threads; `None` once they are to end.
     reads: Option<Sender<ReadOp>>,
     waiting: Receiver<ReadOp>,
     ends: Sender<Done>,
@@ -66,7 +66,7 @@ impl ObjectLane {
     }
 }
 
-/// What a read gives. A panic of it is an error: the owner of the lane waits for each read.
+/// The result of a read. A panic in it becomes an error, since the owner of the lane waits for each read.
 fn caught(read: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {
     let result = panic::catch_unwind(AssertUnwindSafe(read));
     result.unwrap_or_else(|_| Err(io::Error::other("the read panicked: this is a bug in hoistway")))

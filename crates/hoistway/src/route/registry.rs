@@ -24,7 +24,7 @@ use std::{path::PathBuf, sync::Arc};
 type Open =
     fn(&Wanted<'_>, &[&Arc<dyn Source>], &[Arc<dyn Member>]) -> Result<Option<Arc<dyn Member>>, NotOpened>;
 
-/// What a route does with files.
+/// The way in which a route uses files.
 #[derive(Debug)]
 enum Way {
     /// It reads them by lanes.
@@ -36,7 +36,7 @@ enum Way {
 /// A route that reads.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// What a refusal calls it.
+    /// Its name in refusals.
     pub(crate) route: Route,
     /// The memory that its reads fill.
     pub(crate) landing: Landing,

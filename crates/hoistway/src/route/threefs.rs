@@ -42,12 +42,12 @@ impl OpenMount {
         mounts::open(path, wanted).map_err(|error| unavailable(&error))
     }
 
-    /// Where it is mounted.
+    /// Its mount point.
     pub(crate) fn point(&self) -> &Path {
         self.mount.point()
     }
 
-    /// Who speaks to the daemon.
+    /// The client that speaks to the daemon.
     pub(crate) fn client(&self) -> UsrbioClient {
         match self.mount.client() {
             Client::Native => UsrbioClient::Native,
@@ -63,7 +63,7 @@ impl OpenMount {
     /// Asks something of a file that lies on it, which a daemon that hangs never answers: waited for so long and no longer.
     ///
     /// # Errors
-    /// That there was no answer.
+    /// The daemon did not answer.
     pub(crate) fn ask<T: Send + 'static>(
         &self,
         what: &str,

@@ -58,7 +58,7 @@ pub(super) struct Writing<'a> {
     staged_bytes: AtomicU64,
 }
 
-/// What a save has come to. Files are groups: their writes, then their syncs.
+/// The result of a save. Files are groups: their writes, then their syncs.
 struct Files<'a> {
     result: Mutex<Result<()>>,
     targets: PhantomData<&'a Target>,

@@ -1,4 +1,4 @@
-//! What routes keep about a source.
+//! State that routes keep about a source.
 #![forbid(unsafe_code)]
 
 use std::{any::Any, sync::OnceLock};

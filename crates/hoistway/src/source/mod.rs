@@ -27,13 +27,13 @@ use std::{any::Any, fmt, io, path::Path, sync::LazyLock};
 
 /// One open file of a checkpoint.
 pub(crate) trait Source: Any + fmt::Debug + Send + Sync {
-    /// What messages call it: its path, or the text of its URL.
+    /// Its name in messages: its path, or the text of its URL.
     fn path(&self) -> &Path;
 
     /// Length in bytes when it was opened.
     fn len(&self) -> u64;
 
-    /// What holds its bytes, such as `ext4`.
+    /// The file system or store of its bytes, such as `ext4`.
     fn medium(&self) -> &'static str;
 
     /// How long its reads take to answer.
@@ -47,7 +47,7 @@ pub(crate) trait Source: Any + fmt::Debug + Send + Sync {
     /// The system's.
     fn read_at(&self, buffer: &mut [u8], offset: u64, cancel: &Cancel) -> io::Result<usize>;
 
-    /// Frees what was kept for the readers of its header, who are done.
+    /// Frees data that was kept for reading its header.
     fn header_was_read(&self) {}
 
     /// Fails if its bytes may be others than when it was opened. `needed` are the bytes at stake.
@@ -68,7 +68,7 @@ pub(crate) trait Source: Any + fmt::Debug + Send + Sync {
         None
     }
 
-    /// What routes keep about it. The source drops them before it closes its file.
+    /// The state that routes keep about it. The source drops it before it closes its file.
     fn extensions(&self) -> &Extensions;
 }
 
@@ -111,7 +111,7 @@ impl dyn Source + '_ {
         }
     }
 
-    /// What the page cache holds of `range`.
+    /// The part of `range` that the page cache holds.
     pub(crate) fn residency(&self, range: ByteRange) -> Residency {
         self.as_local().map_or(Residency::Cold, |local| local.residency(range))
     }

@@ -1,4 +1,4 @@
-//! What a source is called.
+//! Names of sources.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What a source is called: by the path of a file of this machine, or by a URL.
+/// The name of a source: the path of a file of this machine, or by a URL.
 ///
 /// ```
 /// use std::path::Path;

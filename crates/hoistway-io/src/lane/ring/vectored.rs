@@ -20,7 +20,7 @@ pub enum Direction {
     Write,
 }
 
-/// What the next attempt of an operation moves.
+/// The memory and bytes of an operation's next attempt.
 #[derive(Debug)]
 pub struct Attempt<'a> {
     /// The file.
@@ -40,7 +40,7 @@ pub struct Attempt<'a> {
 /// valid, until the operation is dropped, also while it is moved. Nothing else uses memory that is read to until then, or
 /// writes to memory that is written from.
 pub unsafe trait MovesPieces {
-    /// What is moved next.
+    /// The pieces that are moved next.
     ///
     /// # Errors
     /// Why nothing can be moved.

@@ -1,4 +1,4 @@
-//! What the system is, and what it grants this process.
+//! The system, and its grants to this process.
 #![forbid(unsafe_code)]
 
 use super::read_number;

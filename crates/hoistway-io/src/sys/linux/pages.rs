@@ -94,8 +94,8 @@ impl Pages {
         Ok(Self { start: non_null(address)?, len, only_in: None })
     }
 
-    /// A shared view of `len` bytes of `file` from `offset` on, a multiple of the page size, which nobody may write to. The
-    /// processor must not read it either: where the file has shrunk, that kills the process with `SIGBUS`.
+    /// A shared view of `len` bytes of `file` from `offset` on, a multiple of the page size, which must not be written
+    /// to. The processor must not read it either: where the file has shrunk, that kills the process with `SIGBUS`.
     ///
     /// # Errors
     /// The system's.

@@ -1,4 +1,4 @@
-//! What lies below a file system, as far as it matters to how a file is read. Windows does not tell queues and NUMA nodes of
+//! The device below a file system, as far as it matters for reads. Windows does not tell queues and NUMA nodes of
 //! drives without administrator rights.
 #![allow(unsafe_code)]
 
@@ -32,9 +32,9 @@ pub fn numa_node(_device: u64) -> Option<u32> {
 /// Lengths of a drive's sectors, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sectors {
-    /// What transfers past the cache are multiples of.
+    /// The alignment of transfers past the cache.
     pub logical: u32,
-    /// What the drive reads and writes at once.
+    /// The physical sector size of the drive.
     pub physical: u32,
 }
 
@@ -48,7 +48,7 @@ pub fn sectors(file: &File) -> Option<Sectors> {
     (sectors.logical > 0).then_some(sectors)
 }
 
-/// What of a file makes its reads slower: that it is compressed, for instance.
+/// Properties of a file that make its reads slower, such as compression.
 ///
 /// # Errors
 /// The system's.

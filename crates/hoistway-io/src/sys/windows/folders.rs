@@ -103,7 +103,7 @@ fn is_held(error: &io::Error, create_other: impl FnOnce() -> io::Result<File>) -
 /// # Errors
 /// The system's.
 pub fn sync(path: &Path) -> io::Result<()> {
-    // Either right is enough for the system, and who makes folders or files in this one may have no other.
+    // Either right is enough for the system. A process that makes folders or files here may have only one.
     let folder = match open_for(path, FILE_ADD_SUBDIRECTORY) {
         Err(error) if code(&error) == Some(ERROR_ACCESS_DENIED) => open_for(path, FILE_ADD_FILE),
         opened => opened,

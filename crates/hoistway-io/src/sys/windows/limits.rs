@@ -35,9 +35,9 @@ enum Kind {
     Machine,
     /// Memory and page files together.
     Commit,
-    /// What a job object lets each of its processes allocate.
+    /// The memory limit of a job object for each of its processes.
     ProcessOfJob,
-    /// What a job object lets its processes allocate together.
+    /// The memory limit of a job object for all of its processes together.
     Job,
 }
 
@@ -109,7 +109,7 @@ fn job_limits() -> Option<JOBOBJECT_EXTENDED_LIMIT_INFORMATION> {
     unsafe { ask_job(JobObjectExtendedLimitInformation, (&raw mut limits).cast(), bytes) }.then_some(limits)
 }
 
-/// What a job allows each process, and all of them together.
+/// The limits of a job for each process, and for all of them together.
 fn limits_of(limits: &JOBOBJECT_EXTENDED_LIMIT_INFORMATION) -> (Option<u64>, Option<u64>) {
     let flags = limits.BasicLimitInformation.LimitFlags;
     let if_set = |flag: u32, bytes: usize| (flags & flag != 0).then_some(bytes as u64);

@@ -54,7 +54,7 @@ unsafe impl Send for PortFile {}
 // SAFETY: as above.
 unsafe impl Sync for PortFile {}
 
-/// What the system knows of a transfer that is in flight. It stays where it is meanwhile.
+/// The system's state of a transfer in flight. It must not move until the transfer ends.
 #[derive(Default)]
 pub struct Place(UnsafeCell<OVERLAPPED>);
 
@@ -69,7 +69,7 @@ impl Place {
 #[derive(Debug)]
 pub struct Transfer(Arc<PortFile>);
 
-/// What became of a transfer that was to be started.
+/// The outcome of starting a transfer.
 #[derive(Debug)]
 pub enum Started {
     /// The port will tell its end.

@@ -46,7 +46,7 @@ pub(super) fn read(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usi
     run(file, offset, read).or_else(at_end)
 }
 
-/// What the error of a read stands for: the end of the file, or itself.
+/// Turns the error of a read at the end of the file into a count of 0.
 pub(super) fn at_end(error: io::Error) -> io::Result<usize> {
     if code(&error) == Some(ERROR_HANDLE_EOF) { Ok(0) } else { Err(error) }
 }

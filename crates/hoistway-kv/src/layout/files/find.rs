@@ -21,7 +21,7 @@ use std::{
 /// The slot of an entry says how many shards its block has. 0: the file has not been read yet.
 pub(super) const UNKNOWN_SHARDS: Slot = Slot { segment: 0, slot: 0 };
 
-/// Which file it is: numbers of inodes are given to others again, and times of modification are set back by who copies
+/// The identity of a file. Numbers of inodes are reused, and times of modification are set back by programs that copy
 /// files. The time of the last change is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileId {
@@ -109,7 +109,7 @@ impl Shared {
         }
     }
 
-    /// Where header and shards are, if the file is what it should be. Where it is not, reading there shows it.
+    /// The places of header and shards, if the file is what it should be. If it is not, reading them shows it.
     fn place(
         &self,
         namespace: &Namespace,
@@ -307,7 +307,7 @@ fn read_page(file: &File) -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// How many shards a block has by its own account; 1 if it does not say.
+/// The number of shards that a block's description gives; 1 if it has none.
 fn read_shards(file: &File, header: u64) -> io::Result<u32> {
     let mut page = vec![0; PAGE];
     match file.read_exact_at(&mut page, header) {

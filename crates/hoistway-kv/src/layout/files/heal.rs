@@ -18,7 +18,7 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// What the path of a store names now.
+    /// The directory that the path of a store names now.
     pub(super) fn at(disk: &RealDisk, root: &Path) -> Result<Self> {
         let store = directory::expect(disk, root, LayoutKind::Files)?.store;
         let file = superblock(root)?.ok_or_else(|| {

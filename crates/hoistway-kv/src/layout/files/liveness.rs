@@ -1,4 +1,4 @@
-//! Whether other writers live, by their locks and by whether their leases change while this process watches. No wall
+//! Judges whether other writers live, by their locks and by changes of their leases while this process watches. No wall
 //! clock counts: that of another host may be ahead, and a virtual machine may have been suspended.
 #![forbid(unsafe_code)]
 
@@ -18,7 +18,7 @@ use std::{
 /// Most time between two looks that counts as silence: a clock may jump while this process is suspended.
 const MOST_BETWEEN_LOOKS: Duration = Duration::from_secs(20);
 
-/// What is known of another writer.
+/// The observed state of another writer.
 #[derive(Debug)]
 pub(super) enum Liveness {
     /// Its lease is locked, has changed within the time-out, or cannot be read.

@@ -66,7 +66,7 @@ use std::{
 use unsynced::Unsynced;
 use writer::Writer;
 
-/// How often things are done, and how long others are believed.
+/// Intervals, and how long the state of others is trusted.
 #[derive(Clone, Copy, Debug)]
 struct Timing {
     /// Between two looks at all files.
@@ -77,7 +77,7 @@ struct Timing {
     follow: Duration,
     /// Silence after which a writer is gone whose locks this host does not see.
     silence: Duration,
-    /// That a block is not there is believed for so long.
+    /// How long a miss is trusted.
     absence: Duration,
     /// Measures the silence.
     clock: fn() -> Instant,
@@ -105,18 +105,18 @@ pub(crate) struct Files {
     shared: Arc<Shared>,
 }
 
-/// What claims, and blocks that are being read, hold on to.
+/// The state that claims, and blocks that are being read, keep alive.
 #[derive(Debug)]
 struct Shared {
     root: PathBuf,
     /// When it was opened.
     started: Instant,
-    /// What the root named when it was opened.
+    /// The directory that the root named when it was opened.
     opened: Mutex<heal::Opened>,
-    /// What may be made if it is not there any more.
+    /// The parts that may be made again if they are gone.
     creation: Creation,
     disk: RealDisk,
-    /// What others are told of the durability.
+    /// The durability that its lease tells others.
     written: Option<Durability>,
     durability: Durability,
     timing: Timing,
@@ -133,7 +133,7 @@ struct Shared {
     damaged: Mutex<HashMap<Fingerprint, FileId>>,
     peers: Peers,
     watch: Watch,
-    /// Where this process sees locks.
+    /// The domain in which this process sees locks.
     lock_domain: LockDomain,
     unsynced: Unsynced,
     /// Whether it has been said that checksums of bare files cannot be written down.
@@ -143,7 +143,7 @@ struct Shared {
     /// Directories whose names are on the disk.
     durable: Mutex<HashSet<PathBuf>>,
     scan: Mutex<Scan>,
-    /// Locked by who looks at files.
+    /// Held by the thread that looks at files.
     scanning: Mutex<()>,
     followed: Mutex<Option<Instant>>,
     observed: Observed,
@@ -385,7 +385,7 @@ impl Shared {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// What is known of a file.
+    /// The known state of a file.
     fn entry_of(&self, namespace: &Namespace, file_len: u64, expires: u32) -> Entry {
         let payload_len =
             if namespace.tree.is_bare() { file_len } else { file_len.saturating_sub(PAGE as u64) };

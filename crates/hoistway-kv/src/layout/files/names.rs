@@ -1,4 +1,4 @@
-//! Where the files of a store with layout `files` are.
+//! Names and folders of the files of a store with layout `files`.
 //!
 //! ```text
 //! <root>/STORE                                            superblock
@@ -36,7 +36,7 @@ const LEAST_HASH_LEN: usize = 3;
 /// A name must not be longer than file systems allow.
 const MOST_HASH_LEN: usize = 120;
 
-/// Where the blocks of a namespace are.
+/// The folders with the blocks of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Tree {
     /// In files of our own, with a page that describes the block behind the payload.
@@ -45,7 +45,7 @@ pub(super) enum Tree {
     Bare(PathBuf),
 }
 
-/// Which block a file is.
+/// The block that a file holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Named {
     Fingerprint(Fingerprint),

@@ -30,7 +30,7 @@ use std::{
 #[derive(Debug)]
 pub(super) struct Namespace {
     pub(super) id: NamespaceId,
-    /// What the index calls it.
+    /// Its number in the index.
     pub(super) number: u16,
     pub(super) tree: Tree,
     description: String,
@@ -51,7 +51,7 @@ impl Namespace {
         self.ttl_seconds.store(seconds, Ordering::Relaxed);
     }
 
-    /// When a file that was written then is not found any more.
+    /// The time at which a file that was written then expires.
     pub(super) fn expires(&self, modified: SystemTime) -> Option<SystemTime> {
         match self.ttl_seconds.load(Ordering::Relaxed) {
             0 => None,
@@ -147,7 +147,7 @@ impl Namespaces {
         self.all().iter().map(|namespace| (namespace.id, namespace.description.clone())).collect()
     }
 
-    /// How many cannot be used.
+    /// The number of namespaces that cannot be used.
     pub(super) fn unusable(&self) -> u64 {
         self.known().unusable.len() as u64
     }

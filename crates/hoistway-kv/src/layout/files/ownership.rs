@@ -1,4 +1,4 @@
-//! Which namespace a directory of vLLM's belongs to. Its blocks say nothing of their namespace, so a directory has one
+//! The namespace that a directory of vLLM's belongs to. Its blocks do not name their namespace, so a directory has one
 //! owner: a claim beside the namespaces, made before the owner's description, and never replaced while it can be read.
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What other processes have written and removed since this one last looked at all files, by what they say themselves.
+//! Bytes that other processes have written and removed since this one last looked at all files, as their leases say.
 //!
 //! Where it is not certain, more is assumed: what was written while files were looked at counts twice until the next
 //! look, and so does what was removed meanwhile. A writer that is not proven to live counts with what is on the disk alone.

@@ -1,4 +1,4 @@
-//! How much the blocks may take, and what goes so that others can come.
+//! The room of blocks, and eviction where it is short.
 #![forbid(unsafe_code)]
 
 use super::{Shared, lock, namespaces::Namespace};
@@ -41,7 +41,7 @@ pub(super) struct Room {
     min_free: u64,
     /// Never locked while the disk is waited for.
     bytes: Mutex<Bytes>,
-    /// Locked by who makes room, so that two do not evict for the same shortage.
+    /// Held by the thread that makes room, so that two do not evict for the same shortage.
     making: Mutex<()>,
     /// Directories that blocks are in.
     directories: AtomicU64,
@@ -54,7 +54,7 @@ pub(super) struct Bytes {
     /// files are still there.
     under_way: u64,
     account: Account,
-    /// What others were told that is taken.
+    /// The bytes that others were told are taken.
     told: u64,
 }
 
@@ -115,7 +115,7 @@ impl Room {
         (self.directories.load(Ordering::Relaxed) + SMALL_PAGES) * PAGE as u64
     }
 
-    /// What is written without telling others each time.
+    /// The bytes that may be written without telling others each time.
     fn ahead(&self) -> u64 {
         (self.capacity / UNTOLD_SHARE).min(MOST_UNTOLD)
     }
@@ -249,7 +249,7 @@ impl Shared {
         }
     }
 
-    /// Keeps some room free, so that who writes need not wait for it.
+    /// Keeps some room free, so that stores need not wait for it.
     pub(super) fn make_room_ahead(&self) -> Result<()> {
         let ahead = (self.room.capacity / AHEAD_SHARE).min(MOST_AHEAD);
         let too_much = || self.used(ahead).saturating_sub(self.room.capacity);

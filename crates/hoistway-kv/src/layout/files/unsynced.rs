@@ -13,7 +13,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-/// What is known of it.
+/// The known state of the file.
 #[derive(Debug)]
 pub(super) struct Unsynced {
     path: PathBuf,

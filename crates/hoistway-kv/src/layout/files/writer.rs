@@ -34,7 +34,7 @@ pub(super) struct Writer {
     has_ended: AtomicBool,
 }
 
-/// What tells others that this process lives, and what it has written.
+/// The lease: it tells others that this process lives, and what it has written.
 #[derive(Debug)]
 pub(super) struct OwnLease {
     path: PathBuf,

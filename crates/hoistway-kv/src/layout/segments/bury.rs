@@ -73,7 +73,7 @@ impl Writer {
 
     /// Removes blocks, and writes down that they are gone, which frees their slots. If that fails, it is tried again later.
     pub(super) fn bury(&self, remove: impl FnOnce() -> Vec<Removed>) -> Result<Vec<Removed>> {
-        // Until those are noted whose tombstones are missing: who waits for those that publish knows that what is not
+        // Until those are noted whose tombstones are missing: a thread that waits for publishers knows that what is not
         // found any more stays away.
         let _publishing = self.publishing.read().unwrap_or_else(PoisonError::into_inner);
         let removed = remove();

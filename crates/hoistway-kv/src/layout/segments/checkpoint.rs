@@ -30,10 +30,10 @@ use std::{
 /// Bytes that are written at a time.
 const CHUNK: usize = 1 << 20;
 
-/// What the disk has.
+/// The state of the checkpoints on the disk.
 #[derive(Debug)]
 pub(super) struct Checkpoints {
-    /// Of the newest.
+    /// The state of the newest.
     pub(super) generation: u64,
     /// The log that follows it.
     pub(super) log: u32,
@@ -46,7 +46,7 @@ pub(super) struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// What there is after an opening, or a checkpoint.
+    /// The state after an opening, or a checkpoint.
     pub(super) fn new(generation: u64, log: u32, bytes_before: u64) -> Self {
         Self { generation, log, bytes_before, begun: None, prepared: None }
     }

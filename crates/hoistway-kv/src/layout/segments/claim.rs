@@ -25,7 +25,7 @@ pub(super) struct Pending {
     pub(super) bytes: HashMap<u16, u64>,
     /// Bytes of blocks that may lack shards for long.
     partial_bytes: u64,
-    /// How often there may have come to be more room: claims have ended, or room was looked after.
+    /// Counts the moments at which room may have grown: a claim ended, or upkeep ran.
     room_changes: u64,
 }
 
@@ -37,7 +37,7 @@ impl Pending {
     }
 }
 
-/// What we know of a claim.
+/// The state of a claim.
 pub(super) struct Token {
     pub(super) writer: Arc<Writer>,
     pub(super) segment: Arc<Segment>,
@@ -188,7 +188,8 @@ impl Writer {
         partial == 0 || partial.saturating_add(bytes) <= self.limits.capacity / PARTIAL_PART
     }
 
-    /// Whether a namespace may have so many bytes more, after as many have gone as must. None go in vain.
+    /// Whether a namespace may have so many bytes more, once blocks are evicted for them. Evicts none if that is not
+    /// enough.
     fn make_quota(&self, namespace: u16, bytes: u64) -> Result<bool> {
         let excess = || {
             let pending = lock(&self.pending).bytes.get(&namespace).copied().unwrap_or(0);
@@ -233,14 +234,14 @@ impl Drop for Token {
         if let Some(bytes) = pending.bytes.get_mut(&self.namespace) {
             *bytes = bytes.saturating_sub(self.bytes());
         }
-        // At the same moment: who finds none that are written to has seen this.
+        // In the same step: a thread that finds no claims in progress has seen this.
         pending.room_changes += 1;
         drop(pending);
         self.writer.room_changed.notify_all();
     }
 }
 
-/// How much room a block needs.
+/// The room that a block needs.
 struct Shape {
     stride: u64,
     shards: u16,

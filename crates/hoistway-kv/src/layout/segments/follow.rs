@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 /// Records that are read at a time.
 const CHUNK: usize = RECORD_LEN << 12;
-/// How often a directory is read before what is missing there counts as damage.
+/// Reads of a directory before missing files count as damage.
 const MOST_ATTEMPTS: u32 = 3;
 /// Rounds after which a record that cannot be read is passed over, if others follow it. It may be being written.
 const HOLE_ROUNDS: u32 = 8;
@@ -35,7 +35,7 @@ const LONGEST_PAUSE: u32 = 512;
 #[derive(Debug, Default)]
 pub(super) struct Followed {
     writers: RwLock<Vec<Known>>,
-    /// Held by who changes the list.
+    /// Held by the thread that changes the list.
     changing: Mutex<()>,
 }
 
@@ -56,11 +56,11 @@ struct Follower {
     /// By its own numbers.
     namespaces: BTreeMap<u16, NamespaceId>,
     position: Option<Position>,
-    /// What keeps its log from being read on.
+    /// The gap in its log at which following stopped.
     hole: Option<Hole>,
     /// Records of its log that are known to be damaged since the directory was last read.
     damaged: u64,
-    /// When the directory is read anew after that failed.
+    /// The time of the next attempt to read the directory, after one failed.
     retry: Retry,
     /// Segments that were removed before we came to them, or are damaged.
     absent: HashSet<u32>,
@@ -121,7 +121,7 @@ enum Step {
     End,
     /// It has a successor, which has more.
     Next,
-    /// What was read does not lead to what is there now.
+    /// The part that was read does not lead to the present contents.
     Astray,
 }
 
@@ -543,7 +543,7 @@ fn pass_over(position: &mut Position, hole: &mut Option<Hole>) -> io::Result<Opt
     Ok(Some(skipped))
 }
 
-/// Looks for a record behind a hole. Bytes that were searched in vain are not read again.
+/// Looks for a record behind a hole. Bytes that were searched without success are not read again.
 fn beyond(position: &Position, hole: &mut Hole) -> io::Result<Option<Beyond>> {
     let mut chunk = vec![0; CHUNK];
     let read = read_full(&*position.file, &mut chunk, hole.searched)?;
@@ -558,7 +558,7 @@ fn beyond(position: &Position, hole: &mut Hole) -> io::Result<Option<Beyond>> {
     Ok(None)
 }
 
-/// What comes after a log.
+/// The state at the end of a log.
 enum Successor {
     /// Nothing yet.
     None,
@@ -603,7 +603,7 @@ fn head_of(file: &dyn DiskFile, writer: Uuid) -> io::Result<Option<(u64, ProvenF
     })
 }
 
-/// What is known of the segments of all writers.
+/// The known segments of all writers.
 pub(super) type SegmentTable = HashMap<(u16, u32), Arc<Segment>>;
 
 /// The first error of steps that are all taken, whatever becomes of the others.

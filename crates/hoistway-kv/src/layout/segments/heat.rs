@@ -19,7 +19,7 @@ use uuid::Uuid;
 /// Time between two looks.
 const ROUND: Duration = Duration::from_secs(1);
 
-/// What is known of it.
+/// Uses of blocks across processes: those of this process, and those that others published.
 #[derive(Debug, Default)]
 pub(super) struct Heat {
     /// Blocks of others that this process has used since it last said so.
@@ -30,9 +30,9 @@ pub(super) struct Heat {
 #[derive(Debug, Default)]
 struct State {
     last: Option<Duration>,
-    /// What this process has said so often.
+    /// The number of times that this process has published.
     round: u64,
-    /// What others had said when that was last read.
+    /// The number of each other process's publication that was read last.
     seen: HashMap<Uuid, u64>,
 }
 

@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 /// Records that are written at a time; far fewer than [`Record::before`] can tell.
 const GROUP: usize = 1 << 14;
-/// How far record numbers jump after a log in doubt or damage, so that those who follow it begin anew.
+/// The jump of record numbers after a log in doubt or damage, which makes followers start again.
 const JUMP: u64 = 1 << 20;
 
 /// Whether records are on the disk before an append returns.
@@ -37,11 +37,11 @@ pub(super) struct Log {
     /// Bytes of room that are asked for at a time: a full disk is met before anything is written.
     ahead: u64,
     state: Mutex<State>,
-    /// Held while the disk syncs: who waits for it finds that most of the work is done.
+    /// Held while the disk syncs. A thread that waits for it finds most of the work done.
     pub(super) syncing: Mutex<()>,
 }
 
-/// What the head of each log says of the directory and its opening.
+/// The part of each log's head that describes the directory and its opening.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Owner {
     pub(super) writer: Uuid,
@@ -100,7 +100,7 @@ impl Log {
         })
     }
 
-    /// Which blocks were synced, as logs and checkpoints say from now on.
+    /// Sets the blocks that are synced, as logs and checkpoints record them from now on.
     pub(super) fn set_proven_from(&self, proven_from: ProvenFrom) {
         lock(&self.owner).proven_from = proven_from;
     }

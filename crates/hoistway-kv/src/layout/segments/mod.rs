@@ -3,7 +3,7 @@
 //! only for the blocks themselves.
 //!
 //! ```text
-//! <root>/STORE                        superblock; its lock is held by who makes segments or takes over directories
+//! <root>/STORE                        superblock; its lock is held to make segments and to take over directories
 //! <root>/ns/<namespace>/NAMESPACE.json
 //! <root>/w-<writer>/LEASE             its lock is held by the process that writes this directory
 //! <root>/w-<writer>/seg-NNNNNN.kvs    blocks, each a header and its shards
@@ -88,14 +88,14 @@ const PAGE_OF_BLOCKS: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Segments {
     shared: Arc<Shared>,
-    /// What this process writes, and with which options; `None` if the store was opened for reading only.
+    /// The writer of this process and its options; `None` if the store was opened for reading only.
     access: Option<WriteAccess>,
     followed: Followed,
     lost_on_recovery: u64,
     recovery: Duration,
 }
 
-/// What a process that writes has.
+/// The state of a process that may write.
 #[derive(Debug)]
 struct WriteAccess {
     options: WriterOptions,
@@ -106,7 +106,7 @@ struct WriteAccess {
     healing: Mutex<()>,
 }
 
-/// What differs from one process, or moment, to the next.
+/// The parts of the environment that tests replace.
 struct Surroundings {
     /// The wall clock, in seconds since 1970. Only times of expiry are compared with it.
     clock: Box<dyn Fn() -> u32 + Send + Sync>,
@@ -118,16 +118,16 @@ struct Surroundings {
     few_blocks: u64,
 }
 
-/// What all parts of the layout use.
+/// The state that all parts of the layout share.
 struct Shared {
     disk: Arc<dyn Disk>,
     root: Root,
     index: Index,
     namespaces: Namespaces,
-    /// Held by many from taking a namespace's number to having a block of it, and by one who gives numbers back.
+    /// Held, shared, from taking a namespace's number to having a block of it; held alone to give numbers back.
     numbering: RwLock<()>,
     segments: RwLock<SegmentTable>,
-    /// Which blocks of each writer were synced.
+    /// For each writer, the blocks that a sync covers.
     proven_from: RwLock<HashMap<u16, ProvenFrom>>,
     observed: Observed,
     /// Copies of blocks that are found elsewhere.
@@ -141,7 +141,7 @@ struct Shared {
     surroundings: Surroundings,
 }
 
-/// What we know of a block that was found.
+/// The layout's state of a block that was found.
 #[derive(Debug)]
 struct FoundToken {
     fingerprint: Fingerprint,
@@ -248,7 +248,7 @@ impl Segments {
         self.own_writer().ok_or_else(|| Error::ReadOnly { path: self.shared.root.path.clone() })
     }
 
-    /// What this process writes, if it may.
+    /// The writer of this process, if it may write.
     fn own_writer(&self) -> Option<Arc<Writer>> {
         self.access.as_ref().map(WriteAccess::writer)
     }

@@ -22,7 +22,7 @@ struct Table {
     ids: Vec<Option<NamespaceId>>,
     numbers: HashMap<NamespaceId, u16>,
     options: HashMap<NamespaceId, NamespaceOptions>,
-    /// Of those that this process opened to write.
+    /// The namespaces that this process opened to write.
     descriptions: HashMap<NamespaceId, String>,
 }
 

@@ -38,7 +38,7 @@ use std::{
 };
 use uuid::Uuid;
 
-/// What a writer may do.
+/// The options of a writer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WriterOptions {
     pub(super) limits: Limits,
@@ -116,8 +116,8 @@ impl Writer {
         Ok((writer, lost + unusable.len() as u64))
     }
 
-    /// What a process goes on with whose directory is gone. Its numbers go on, so that none of the blocks that are still
-    /// read, or come to be committed, is taken for another one.
+    /// The state from which a process goes on whose directory is gone. Its numbers go on, so that none of the blocks
+    /// that are still read, or come to be committed, is taken for another one.
     pub(super) fn restart(shared: Arc<Shared>, options: &WriterOptions, before: &Self) -> Result<Arc<Self>> {
         let (directory, lease) = make_directory(&shared)?;
         let mut recovered = Recovered::read(&shared, options, directory, lease)?;
@@ -265,7 +265,7 @@ impl Writer {
     }
 }
 
-/// What is known of a directory before it is ours.
+/// The state of a directory before this process takes it over.
 struct Recovered {
     directory: WriterDirectory,
     lease: Box<dyn DiskFile>,
@@ -421,7 +421,7 @@ struct OwnSegment {
     segment: Arc<Segment>,
     /// Bytes that its file had.
     len: u64,
-    /// Which of its slots have blocks.
+    /// The slots that have blocks.
     taken: Taken,
     blocks: u32,
 }

@@ -1,4 +1,4 @@
-//! What a writer's directory says: its newest good checkpoint, and the logs that go on from there.
+//! Reads a writer's directory: its newest good checkpoint, and the logs after it.
 //!
 //! A record is taken if its checksum is right and it is where its number says: whatever it tells was on the disk before
 //! it. Records of the last group that was written may be missing, as their commits were not acknowledged. One that is
@@ -35,7 +35,7 @@ pub(super) const CHUNK: usize = RECORD_LEN << 14;
 /// Records in a row that cannot be read, after which a file has no more, however long it is. A group has far fewer.
 const MOST_BAD: u64 = 1 << 16;
 
-/// Where a log is read on.
+/// The position from which a log is read on.
 #[derive(Debug)]
 pub(super) struct Position {
     pub(super) log: u32,
@@ -45,7 +45,7 @@ pub(super) struct Position {
     pub(super) next_record: u64,
 }
 
-/// What a directory says.
+/// The blocks and namespaces that a directory describes.
 #[derive(Debug, Default)]
 pub(super) struct Replayed {
     /// One for each fingerprint.
@@ -53,7 +53,7 @@ pub(super) struct Replayed {
     /// What logs say of blocks, until all are read.
     changes: Vec<Change>,
     pub(super) namespaces: BTreeMap<u16, NamespaceId>,
-    /// How often it has been opened for writing.
+    /// The number of times that it was opened for writing.
     pub(super) epoch: u32,
     /// Which blocks were synced.
     pub(super) proven_from: ProvenFrom,
@@ -227,7 +227,7 @@ impl Replayed {
     }
 }
 
-/// What was read of a log.
+/// The part of a log that was read.
 struct LogRead {
     len: u64,
     lost: u64,
@@ -329,7 +329,7 @@ enum Opened {
     Missing,
 }
 
-/// What some records of a checkpoint say.
+/// A stretch of a checkpoint's records.
 #[derive(Default)]
 struct Part {
     blocks: Vec<BlockRecord>,
@@ -356,7 +356,7 @@ impl Checkpoint {
         }
     }
 
-    /// How many of its records are damaged.
+    /// The number of damaged records.
     fn read_into(self, replayed: &mut Replayed) -> Result<u64> {
         replayed.generation = self.head.generation;
         replayed.epoch = self.head.epoch;
@@ -391,7 +391,7 @@ impl Checkpoint {
         Ok(self.head.records.saturating_sub(good))
     }
 
-    /// What the good ones of these records say.
+    /// The contents of the records that are not damaged.
     fn read_range(&self, start: u64, end: u64) -> io::Result<Part> {
         let count = (end - start) as usize;
         let mut bytes = vec![0; count * RECORD_LEN];

@@ -1,4 +1,4 @@
-//! The root of a store: its superblock, who writes below it, and how much room is taken and left.
+//! The root of a store: its superblock, its writers, and the room that is taken and left.
 #![forbid(unsafe_code)]
 
 use super::{
@@ -27,13 +27,13 @@ use uuid::Uuid;
 const TICK: Duration = Duration::from_millis(1);
 /// Longest time to wait for the lock, which is held for moments.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
-/// After a wait in vain, the lock is tried, but not waited for, for this long.
+/// After a wait that failed, the lock is tried for this long, but not waited for.
 const LOCK_PAUSE: Duration = Duration::from_secs(30);
 /// Bytes of checkpoints and logs for each block: two checkpoints and one that is being written, and logs that are as long
 /// as two checkpoints, and somewhat longer.
 const RECORDS_PER_BLOCK: u64 = 6;
 
-/// How much may be taken.
+/// The limits on the room of a store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) capacity: u64,
@@ -78,7 +78,7 @@ pub(super) struct Root {
     clock: Monotonic,
     /// Heads of segments that were read once; they never change.
     heads: Mutex<HashMap<(Uuid, u32), SegmentHead>>,
-    /// What each writer's files took when its directory was last listed.
+    /// The bytes of each writer's files when its directory was last listed.
     counted: Mutex<HashMap<Uuid, Files>>,
     /// Bytes of the descriptions of namespaces, which never change, by their directories.
     described: Mutex<HashMap<String, u64>>,
@@ -86,12 +86,12 @@ pub(super) struct Root {
     warned: Mutex<HashSet<PathBuf>>,
 }
 
-/// What the store's path named when it was opened.
+/// The directory that the store's path named when it was opened.
 #[derive(Clone)]
 struct Opened {
     /// `STORE`, whose lock is the store's.
     superblock: Arc<dyn DiskFile>,
-    /// Which store it is.
+    /// The identity of the store.
     store: Uuid,
     /// The file system that it is on.
     file_system: u64,
@@ -109,23 +109,23 @@ pub(super) struct RootLock<'a> {
 /// Bytes that are taken.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Charges {
-    /// Of each writer: what its files take, or will when its logs and checkpoints are as long as they get.
+    /// For each writer, the bytes that its files take once its logs and checkpoints have their full length.
     pub(super) of_writers: HashMap<Uuid, u64>,
-    /// Of each writer: what its files take now.
+    /// For each writer, the bytes that its files take now.
     pub(super) taken_by: HashMap<Uuid, u64>,
-    /// What the descriptions of namespaces take.
+    /// The bytes of the descriptions of namespaces.
     pub(super) namespaces: u64,
-    /// What all files take now.
+    /// The bytes that all files take now.
     pub(super) taken: u64,
     /// All that is reserved.
     pub(super) total: u64,
-    /// Whether all directories could be listed just now that may be.
+    /// Whether the last listing reached all directories that may be listed.
     pub(super) is_current: bool,
     /// Whether one of them could never be listed, so that the free room is not known.
     pub(super) is_partial: bool,
 }
 
-/// What a writer's files take.
+/// The bytes of a writer's files.
 #[derive(Clone, Copy, Debug, Default)]
 struct Files {
     /// All of them, now.
@@ -133,7 +133,7 @@ struct Files {
     segments: u64,
     /// Records of all blocks that the segments may have.
     records: u64,
-    /// What is no segment.
+    /// The bytes of files other than segments.
     others: u64,
 }
 
@@ -186,7 +186,7 @@ impl Root {
         Ok(())
     }
 
-    /// Waits for the lock, but not for long, nor again soon after a wait in vain.
+    /// Waits a short time for the lock. After a wait that failed, it does not wait again for a while.
     pub(super) fn lock(&self) -> Result<RootLock<'_>> {
         let begin = (self.clock)();
         let waits = begin >= *lock(&self.no_wait_until);
@@ -243,7 +243,7 @@ impl Root {
         Ok(())
     }
 
-    /// What is taken, and by whom.
+    /// The room that is taken, by writer.
     pub(super) fn charges(&self, limits: &Limits) -> Result<Charges> {
         let mut charges = Charges { is_current: true, ..Charges::default() };
         // The superblock, and what namespaces there are.
@@ -306,7 +306,7 @@ impl Root {
         lock(&self.described).contains_key(&id.to_string())
     }
 
-    /// What the files of a directory take.
+    /// The bytes of the files of a directory.
     fn count(&self, writer: &WriterDirectory, listing: Vec<Listing>) -> Files {
         let mut files = Files { others: PAGE as u64, ..Files::default() };
         let mut heads = lock(&self.heads);

@@ -26,7 +26,7 @@ pub(super) struct Segment {
     pub(super) head: SegmentHead,
     pub(super) file: Box<dyn DiskFile>,
     pub(super) data: Arc<DataFile>,
-    /// How many syncs have failed. What was written before that may be lost, whatever later syncs say.
+    /// The number of failed syncs. Data written before one may be lost, even if a later sync succeeds.
     failures: AtomicU64,
     /// Held while the disk syncs.
     syncing: Mutex<()>,
@@ -79,7 +79,7 @@ impl Segment {
     }
 }
 
-/// What the head of a segment file says.
+/// The head of a segment file.
 pub(super) fn read_head(disk: &dyn Disk, path: &Path) -> Result<Result<SegmentHead, Invalid>> {
     let file = disk.open(path, FileAccess::Read).map_err(failed("opening", path))?;
     let mut page = vec![0; PAGE];

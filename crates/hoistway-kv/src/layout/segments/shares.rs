@@ -12,7 +12,7 @@ use super::{
 use crate::Result;
 use std::{sync::atomic::Ordering, time::Duration};
 
-/// What is known of the living writers of a store.
+/// The known state of the living writers of a store.
 pub(super) struct Others {
     /// Their number, including this one.
     pub(super) writers: u64,

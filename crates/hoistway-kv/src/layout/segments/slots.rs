@@ -29,7 +29,7 @@ pub(super) struct Slots {
     total: u64,
     /// Blocks, with those that come, and those that are gone but whose place cannot be used yet.
     blocks: u64,
-    /// How many there may be: records of more have no room.
+    /// The most slots: records of more have no room.
     most_blocks: u64,
     /// Behind the block that got its place last.
     next: Option<Slot>,
@@ -61,7 +61,7 @@ struct OwnSegment {
 #[derive(Clone, Debug)]
 pub(super) struct Taken(Vec<u64>);
 
-/// What has to happen before a run is used again.
+/// The events that a run waits for before it is used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Waiting {
     /// The tombstone of the block has to be on the disk.
@@ -70,7 +70,7 @@ pub(super) struct Waiting {
     pub(super) for_readers: bool,
 }
 
-/// What becomes of the place of a claim.
+/// The use that is made of the place of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClaimEnd {
     /// It may be used again.
@@ -273,7 +273,7 @@ impl Slots {
         }
     }
 
-    /// That the block of a retired run is gone is on the disk.
+    /// Records that the tombstone of a retired run's block is on the disk.
     pub(super) fn buried(&mut self, slot: Slot) {
         if let Some((_, waiting)) = self.retired.get_mut(&slot) {
             waiting.for_tombstone = false;

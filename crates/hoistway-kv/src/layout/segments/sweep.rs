@@ -35,18 +35,18 @@ const MOST_STRETCHES: usize = 16;
 /// Bytes that are copied at a time.
 const CHUNK: usize = 1 << 20;
 
-/// What was looked up of segments.
+/// Blocks that were looked up, by segment.
 #[derive(Debug, Default)]
 pub(super) struct Sweep {
     /// Those that the hand goes through next.
     regions: VecDeque<Region>,
     /// Those that could be removed, the coldest first.
     removable: VecDeque<Region>,
-    /// Whether a store has lacked regions that the hand goes through.
+    /// Whether a store lacked room that the sweep could clear.
     wants_regions: bool,
-    /// Bytes of the smallest block for which, meanwhile, others were evicted in vain.
+    /// Bytes of the smallest block that got no room in the meantime although others were evicted for it.
     in_vain: Option<u64>,
-    /// Whether a store has lacked segments to be removed.
+    /// Whether a store lacked segments that could be removed.
     wants_removable: bool,
 }
 

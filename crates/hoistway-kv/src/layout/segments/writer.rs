@@ -1,4 +1,4 @@
-//! What this process writes: its own directory, in which no other process changes a file.
+//! The writer of this process: its own directory, in which no other process changes a file.
 //!
 //! The order in which things reach the disk:
 //! 1. A page is written only after the tombstone of the block that it had is there.
@@ -58,9 +58,9 @@ pub(super) struct Writer {
     pub(super) proven_from: ProvenFrom,
     pub(super) lease: Box<dyn DiskFile>,
     pub(super) limits: Limits,
-    /// What others are told of the capacity.
+    /// The capacity that its lease tells others.
     pub(super) said_capacity: u64,
-    /// What others are told of the durability.
+    /// The durability that its lease tells others.
     pub(super) said_durability: Option<Durability>,
     pub(super) segment_bytes: u64,
     /// The least that a segment is made with where there is no room for a usual one.
@@ -77,7 +77,7 @@ pub(super) struct Writer {
     pub(super) room_changed: Condvar,
     /// Namespaces that the log or the checkpoint before it has.
     pub(super) logged: Mutex<HashSet<u16>>,
-    /// Whether its directory is not where it was: nothing that is written there is found again.
+    /// Whether its directory has moved away, so that blocks written there are lost.
     pub(super) is_gone: AtomicBool,
     /// Blocks that are gone, but not for the disk.
     pub(super) unburied: Mutex<Vec<Unburied>>,
@@ -87,7 +87,7 @@ pub(super) struct Writer {
     /// Places of blocks that were evicted ahead, each with the number of a record after its tombstone: it is free once that is
     /// on the disk. In the order of the records.
     pub(super) releasing: Mutex<VecDeque<(u64, Slot)>>,
-    /// Held by many from writing records to showing what they say, and by one who changes logs.
+    /// Held, shared, from writing records until their blocks are visible; held alone to change logs.
     pub(super) publishing: RwLock<()>,
     pub(super) checkpoints: Mutex<Checkpoints>,
     pub(super) making_room: Mutex<()>,
@@ -107,7 +107,7 @@ pub(super) struct Writer {
     pub(super) is_refused: AtomicBool,
     /// Bytes that we would allocate if others gave them up.
     pub(super) wanted: AtomicU64,
-    /// What our lease says: when, and what is wanted.
+    /// The contents of our lease: the time, and the room that is wanted.
     pub(super) said: Mutex<Option<(u64, u64)>>,
     pub(super) is_closed: AtomicBool,
 }
@@ -215,12 +215,12 @@ impl Writer {
 /// The class, in the index, of blocks of which some shards have no checksums.
 pub(super) const WITHOUT_SUMS: u8 = 1;
 
-/// What a block of our own is to the index.
+/// The index entry of a block of this process.
 pub(super) fn own_entry(record: &BlockRecord) -> Entry {
     entry_of(record, 0, record.namespace)
 }
 
-/// What a block is to the index, where its writer and its namespace have these numbers.
+/// The index entry of a block whose writer and namespace have these numbers.
 pub(super) fn entry_of(record: &BlockRecord, owner: u16, namespace: u16) -> Entry {
     Entry {
         owner,

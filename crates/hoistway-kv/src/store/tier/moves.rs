@@ -89,7 +89,7 @@ pub(super) struct Moves {
 struct State {
     to_far: VecDeque<Move>,
     to_near: VecDeque<Move>,
-    /// What is queued or moves, so that nothing is queued twice, and who waits for it.
+    /// Blocks that are queued or in flight, so that none is queued twice, and the requests that wait for them.
     known: HashMap<(To, NamespaceId, Key), Weak<Waiters>>,
     /// Of blocks that are to be written, those that are written just now among them.
     backlog_blocks: u64,

@@ -5,7 +5,7 @@ use super::{MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_TEXT_BYTES, ValueType};
 use crate::{ByteRange, Dtype, catalog::format::foreign, counted};
 use std::{fmt, io, sync::Arc};
 
-/// What part of a header an error is about.
+/// The part of a header that an error is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeaderPart {
     /// The fixed fields at its start.
@@ -32,7 +32,7 @@ impl fmt::Display for HeaderPart {
     }
 }
 
-/// What a file begins with that has no magic, for people.
+/// The first bytes of a file without magic, for people.
 fn beginning(found: &[u8]) -> String {
     if found.is_empty() {
         return "the file ends before it".into();
@@ -89,7 +89,7 @@ pub enum GgufError {
     TooMany {
         /// Where.
         part: HeaderPart,
-        /// Of what.
+        /// The counted items, such as `tensors`.
         what: &'static str,
         /// How many are claimed.
         count: u64,

@@ -4,7 +4,7 @@
 //! scalars and leaves arrays where they are (`value`), and then checks the tensors' places (`tensors`). `split` knows
 //! how the files of one model find each other.
 //!
-//! What is refused: anything that makes bytes ambiguous (overlaps, bytes past the end, names given twice), numbers that
+//! Refused is anything that makes bytes ambiguous (overlaps, bytes past the end, names given twice), numbers that
 //! promise more than the file can hold, and what the specification forbids. [`OpenOptions::lenient`] lets through what
 //! other programs let through and is harmless: any power of two as alignment, tensors at unaligned places, names of 64
 //! bytes and more, up to 8 dimensions, booleans other than 0 and 1, empty keys, and arrays in arrays.
@@ -28,7 +28,7 @@ pub use value::{Array, ArrayValues, ByteStrings, KeyValues, Strings, Value, Valu
 use super::OpenOptions;
 use crate::{ByteRange, Dtype};
 
-/// What a GGUF file begins with.
+/// The magic of a GGUF file.
 pub const MAGIC: [u8; 4] = *b"GGUF";
 /// Longest string, in bytes.
 pub const MAX_STRING_BYTES: u64 = 16 << 20;
@@ -51,7 +51,7 @@ pub const MAX_KEYS: u64 = 1 << 20;
 /// Tensors of one file, at most.
 pub const MAX_TENSORS: u64 = 1 << 20;
 
-/// What one GGUF header says, checked against itself and the length of its file.
+/// One GGUF header, checked against itself and the length of its file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gguf {
     /// All but the tensors.
@@ -60,7 +60,7 @@ pub struct Gguf {
     pub tensors: Vec<GgufTensor>,
 }
 
-/// What a GGUF file says about itself.
+/// The format data of a GGUF file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Header {
     /// Version of the format: 2 or 3.

@@ -150,7 +150,7 @@ fn boolean(reader: &mut Reader<'_>, options: &OpenOptions) -> Result<bool, GgufE
     Ok(value != 0)
 }
 
-/// Where in other arrays an array is.
+/// The nesting of an array in other arrays.
 #[derive(Default)]
 struct Nesting {
     /// Arrays around it.

@@ -61,7 +61,7 @@ pub(super) struct Reader<'a> {
     /// The bytes of the source from `window_start` on.
     window: Vec<u8>,
     window_start: u64,
-    /// What is being read, for errors.
+    /// The part that is being read, for errors.
     part: HeaderPart,
 }
 
@@ -90,7 +90,7 @@ impl<'a> Reader<'a> {
         self.byte_order
     }
 
-    /// What errors from now on are about.
+    /// Sets the part that later errors are about.
     pub(super) fn enter(&mut self, part: HeaderPart) {
         self.part = part;
     }

@@ -1,4 +1,4 @@
-//! Where tensors lie: sizes by type and shape, places without overlap, all of them inside the file.
+//! Places of tensors: sizes by type and shape, no overlap, all inside the file.
 #![forbid(unsafe_code)]
 
 use super::{GgufError, GgufTensor, OpenOptions};

@@ -38,9 +38,9 @@ type Found = (Weak<dyn Source>, Result<(), Unavailable>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// What was found out of each file, by its address.
+    /// The verdict on each file, by its address.
     files: HashMap<usize, Found>,
-    /// What proves the path of the first that was proven.
+    /// The proof of the first file that was proven.
     proof: Option<String>,
     /// Trial reads that went through host memory, which breaks no promise.
     trials: u64,

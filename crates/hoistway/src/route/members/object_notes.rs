@@ -1,4 +1,4 @@
-//! What reports say of objects and of the node's cache, whichever route reads them.
+//! Notes of reports about objects and the node's cache, for all routes that read them.
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -12,7 +12,7 @@ use std::{collections::BTreeSet, sync::Arc};
 /// The notes of the objects that a load or a fill reads.
 #[derive(Debug, Default)]
 pub(crate) struct ObjectNotes {
-    /// Those that are known before the first read.
+    /// The notes that are known before the first read.
     pub(crate) first: Vec<String>,
     /// The entries of the objects in the node's cache.
     entries: Vec<Arc<Entry>>,
@@ -36,7 +36,7 @@ impl ObjectNotes {
         Self { first, entries: objects.iter().filter_map(|source| source.entry().cloned()).collect() }
     }
 
-    /// What is to be said then.
+    /// The notes at that time.
     pub(crate) fn at(&self, stage: Stage) -> Vec<String> {
         match stage {
             Stage::Open if self.first.is_empty() => Vec::new(),
@@ -45,7 +45,7 @@ impl ObjectNotes {
         }
     }
 
-    /// What can be said once reads have been made.
+    /// The notes that depend on reads.
     pub(crate) fn last(&self) -> Vec<String> {
         let (mut damaged, mut kept, mut left_out, mut notes) = (0, 0, 0, Vec::new());
         for entry in &self.entries {

@@ -66,9 +66,9 @@ struct PinnedCache {
 struct Windows {
     device: Arc<Device>,
     is_named: bool,
-    /// What may be pinned at once in this process.
+    /// The bytes that this process may pin at once.
     most_bytes: u64,
-    /// Those that are pinned, oldest first.
+    /// The pinned windows, oldest first.
     pinned: Mutex<Vec<Window>>,
     /// Bytes of all that were.
     bytes: AtomicU64,

@@ -1,4 +1,4 @@
-//! What the routes have in common whose lanes keep many direct reads in flight from one thread: `io_uring`, `overlapped`.
+//! Common code of the routes that keep many direct reads in flight from one thread: `io_uring`, `overlapped`.
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -14,7 +14,7 @@ use std::{fmt, sync::Arc};
 /// Reads in flight of a load on the caller's thread.
 pub(super) const INLINE_DEPTH: usize = 8;
 
-/// What sets such a route apart.
+/// The differences between such routes.
 pub(super) struct Kind {
     pub(super) route: Route,
     pub(super) thread_name: &'static str,
