@@ -14,7 +14,7 @@ from hoistway._targets import CopyInto
 
 
 class OpenArguments(LoadOptions, total=False):
-    """Of `Checkpoint`, besides device and framework."""
+    """Arguments of `Checkpoint`, besides device and framework."""
 
     pool: _native.MemoryPool | None
     allocator: Literal["driver", "torch"]
@@ -25,7 +25,7 @@ class OpenArguments(LoadOptions, total=False):
 
 
 class LoadFileArguments(OpenArguments, total=False):
-    """Of `load_file`, besides device and framework."""
+    """Arguments of `load_file`, besides device and framework."""
 
     select: Select | None
     exclude: str | Iterable[str] | None
@@ -34,7 +34,7 @@ class LoadFileArguments(OpenArguments, total=False):
 
 
 class IterTensorsArguments(OpenArguments, total=False):
-    """Of `iter_tensors`, besides device and framework."""
+    """Arguments of `iter_tensors`, besides device and framework."""
 
     select: Select | None
     exclude: str | Iterable[str] | None

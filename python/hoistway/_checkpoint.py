@@ -72,7 +72,7 @@ class LoadedTensors(dict[str, T], Generic[T]):
 
     @property
     def report(self) -> Report:
-        """What the load did."""
+        """The report of the load."""
         return Report._from_native(self._report)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -305,7 +305,7 @@ class Checkpoint(Generic[T]):
         return self._opened.keys()
 
     def metadata(self) -> Mapping[str, Any] | None:
-        """What the files say about themselves; ``None`` if that is nothing.
+        """The metadata of the files; ``None`` if there is none.
 
         Of safetensors files a dictionary of texts, their ``__metadata__``. Of GGUF files a read-only mapping of their
         keys and values, in the order of the file; arrays in it are sequences that are read when they are looked at,
@@ -484,7 +484,7 @@ class Checkpoint(Generic[T]):
 
     @property
     def report(self) -> Report | None:
-        """What all loads that were completed did, as one; ``None`` before the first."""
+        """One report of all completed loads; ``None`` before the first."""
         return None if self._report is None else Report._from_native(self._report)
 
     def warm(self) -> dict[str, Any]:
@@ -535,7 +535,7 @@ class Checkpoint(Generic[T]):
         pool: _native.MemoryPool | None,
         options: LoadOptions,
     ) -> tuple[dict[str, Any], dict[str, Part]]:
-        """What to ask of the engine, and what is left to do with tensors that are sliced."""
+        """The request to the engine, and the rest of the slicing that Python does."""
         check_names(options)
         parts = {name: self._part(name, index) for name, index in (slices or {}).items()}
         request = {
@@ -557,7 +557,7 @@ class Checkpoint(Generic[T]):
         return self._opened.info(tensor_name(name))
 
     def _wanted(self, request: Mapping[str, Any], parts: Mapping[str, Part]) -> dict[str, Wanted]:
-        """What a load would give, by name and in the order of the checkpoint."""
+        """The results of a load, by name and in the order of the checkpoint."""
         selection = {name: request[name] for name in ("select", "exclude", "slices")}
         wanted = {}
         for name, dtype, shape, bytes_shape, nbytes in self._opened.planned(**selection):
@@ -716,7 +716,7 @@ def _without_own_memory(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def usrbio_directories() -> list[str] | None:
-    """Where the vendor's Python package for 3FS keeps its library, if it is installed."""
+    """The folder of the library in the vendor's Python package for 3FS, if it is installed."""
     spec = importlib.util.find_spec("hf3fs_py_usrbio")
     if spec is None:
         return None
@@ -728,7 +728,7 @@ def usrbio_directories() -> list[str] | None:
 
 @contextmanager
 def _callback(progress: Progress, total: int) -> Iterator[Callable[[int, int], object] | None]:
-    """What a load reports its progress to; a bar by tqdm for `True`."""
+    """The function that a load reports its progress to; a bar by tqdm for `True`."""
     if progress is False:
         yield None
         return

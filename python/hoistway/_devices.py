@@ -22,7 +22,7 @@ _KINDS = {1: "cpu", 2: "cuda", 10: "rocm", 13: "cuda"}
 
 
 def package_directories(name: str) -> list[str]:
-    """Where an installed package is, whether it is imported or not."""
+    """The folder of an installed package, imported or not."""
     try:
         spec = importlib.util.find_spec(name)
     except ValueError:
@@ -32,7 +32,7 @@ def package_directories(name: str) -> list[str]:
 
 
 def torch_kind(torch: Any) -> str:
-    """What hoistway calls the devices that a build of torch calls ``cuda``."""
+    """The name in hoistway of the devices that a build of torch calls ``cuda``."""
     return "rocm" if getattr(torch.version, "hip", None) else "cuda"
 
 
@@ -86,7 +86,7 @@ def dlpack_kind(name: str) -> int:
 
 
 def to_torch(torch: Any, name: str) -> str:
-    """What a build of torch calls a device of hoistway's; an error if the build is for other devices."""
+    """The name in torch of a device of hoistway's; an error if the build is for other devices."""
     kind, colon, ordinal = name.partition(":")
     if kind == "cpu":
         return name

@@ -1,4 +1,4 @@
-"""What loads can use on this machine."""
+"""Checks of what loads can use on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hoistway._arguments import path_text
 
 
 class Checks(list[dict[str, Any]]):
-    """What was looked at: dictionaries with ``name``, ``status``, ``finding`` and ``fix``.
+    """The checks: dictionaries with ``name``, ``status``, ``finding`` and ``fix``.
 
     ``status`` is ``"ok"``, ``"absent"`` (needed for one purpose only), ``"slower"`` or ``"broken"`` (loads fail).
     Printed, and in a notebook, they are a table.
@@ -42,6 +42,6 @@ class Checks(list[dict[str, Any]]):
 
 
 def doctor(*paths: str | os.PathLike[str]) -> Checks:
-    """What this machine and the file systems of ``paths`` offer, what is missing, and how to fix it."""
+    """Checks what this machine and the file systems of ``paths`` offer, what is missing, and how to fix it."""
     listed = [path_text(path) for path in paths or (".",)]
     return Checks(json.loads(_native.doctor(listed)))

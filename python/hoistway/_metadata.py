@@ -1,4 +1,4 @@
-"""What GGUF files say about themselves: a read-only mapping whose arrays are read when they are looked at."""
+"""Metadata of GGUF files: a read-only mapping whose arrays are read when they are used."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ class Reading(Iterator[tuple[str, Any]]):
         return self._converted(self._opened.wait(timeout))
 
     def done(self) -> bool:
-        """Whether all reads have ended, well or not."""
+        """Whether all reads have ended, with or without an error."""
         return self._opened.ended() == len(self._opened)
 
     def progress(self) -> tuple[int, int]:
@@ -216,7 +216,7 @@ class Reading(Iterator[tuple[str, Any]]):
         self._opened.cancel()
 
     def report(self) -> dict[str, Any]:
-        """What the reads have done so far: the route of every byte, and why it was not a better one."""
+        """The report so far: the route of every byte, and why it was not a better one."""
         report: dict[str, Any] = json.loads(self._opened.report())
         return report
 

@@ -36,7 +36,7 @@ class Refusal:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What a load did: the route of every byte, and why it was not a better one.
+    """The report of a load: the route of every byte, and why it was not a better one.
 
     ``str(report)`` is for people; ``report.as_dict()`` has everything.
     """
@@ -80,7 +80,7 @@ class Report:
         return values
 
     def shares(self) -> str:
-        """Which route moved how much, in one line: ``io_uring direct 51%, cached buffered 49%``."""
+        """The bytes by route, in one line: ``io_uring direct 51%, cached buffered 49%``."""
         return ", ".join(
             f"{' '.join(filter(None, (carrier.route, carrier.access, carrier.via)))} "
             f"{carrier.tensor_bytes / max(self.tensor_bytes, 1):.0%}"

@@ -40,7 +40,7 @@ class Source(Protocol):
         """Ends it early, and waits for its threads."""
 
     def report(self) -> _native.Report:
-        """What was done."""
+        """The report."""
 
 
 class Tensors(Source, Protocol):
@@ -66,7 +66,7 @@ class Mapped:
         self._tensors.clear()
 
     def report(self) -> _native.Report:
-        """How they were mapped."""
+        """The report of the mapping."""
         return self._report
 
 
@@ -105,7 +105,7 @@ class TensorStream(Iterator[tuple[str, T]], Generic[T]):
 
     @property
     def report(self) -> Report:
-        """What the load has done so far; the whole truth after the last tensor."""
+        """The report so far; complete after the last tensor."""
         return Report._from_native(self.native_report())
 
     def native_report(self) -> _native.Report:

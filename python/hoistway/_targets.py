@@ -21,7 +21,7 @@ CopyInto = Mapping[str, Any] | Callable[[str, str, tuple[int, ...]], Any]
 
 
 class Wanted(NamedTuple):
-    """What a target must be like."""
+    """The properties that a target must have."""
 
     name: str
     dtype: str
@@ -38,7 +38,7 @@ class Wanted(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Where a target lies, and what keeps it there."""
+    """The place of a target, and the object that keeps it there."""
 
     device: str
     address: int
@@ -47,7 +47,7 @@ class Memory(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What the caller gave, and the memory of it."""
+    """A target of the caller's, and its memory."""
 
     given: Any
     memory: Memory

@@ -1,4 +1,4 @@
-"""What all loads of this process did, in one line on standard error as it ends: ``HOISTWAY_REPORT=1``."""
+"""A report of all loads of this process, in one line on standard error as it ends: ``HOISTWAY_REPORT=1``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong, sorted by what the caller can do about it.
+"""Errors, sorted by what the caller can do about them.
 
 Each exception is also the built-in one that a caller would expect, so ``except OSError`` and the like work.
 """
@@ -182,7 +182,7 @@ class MemoryLostError(HoistwayError, RuntimeError):
 
 
 class WaitTimeoutError(HoistwayError, TimeoutError):
-    """What was waited for did not end in time. It goes on; but reads of experts for a lease are cancelled."""
+    """A wait took longer than its timeout. The work goes on, except reads of experts for a lease, which end."""
 
 
 class DistributedError(HoistwayError, RuntimeError):
@@ -202,4 +202,4 @@ class DistributedError(HoistwayError, RuntimeError):
         self.rank = rank
         """The rank that failed or was lost, if that is known."""
         self.kind = kind
-        """What its error was, by the name of the class."""
+        """The class name of its error."""

@@ -56,7 +56,7 @@ struct State {
     device: Option<u64>,
 }
 
-/// What changes if a path leads to another file, or the file was written.
+/// The stamp of a file, which changes if its path leads to another file or the file was written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -176,7 +176,7 @@ impl ChunkReader {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An open file, and who reads it.
+    /// An open file, and its reader.
     fn open(&self, path: &Path) -> hoistway::Result<(Arc<Reader>, ReadFile)> {
         let failed = |source| Error::Io {
             operation: "stat",

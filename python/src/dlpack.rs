@@ -71,7 +71,7 @@ struct DlManagedTensorVersioned {
     tensor: DlTensor,
 }
 
-/// What a consumer is told about the elements.
+/// The element type for a consumer.
 pub(crate) struct Exported {
     dtype: DlDataType,
     /// `None`: the tensor's own.
@@ -119,7 +119,7 @@ impl Exported {
     }
 }
 
-/// What a capsule owns: the memory, and the arrays that its descriptor points to.
+/// The contents of a capsule: the memory, and the arrays that its descriptor points to.
 struct Owner {
     _memory: Detached<Box<dyn Any + Send + Sync>>,
     /// Shape, then strides.

@@ -34,7 +34,7 @@ const PIECE: usize = 16;
 /// How long a fork and the exit of the interpreter wait for handlers of the program's.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What `logging` gets: the number of its level, the logger's name, the text, and the seconds since 1970.
+/// An event for `logging`: the number of its level, the logger's name, the text, and the seconds since 1970.
 type Record = (u8, String, String, f64);
 
 static LOG: LazyLock<ArcSwap<Log>> = LazyLock::new(ArcSwap::default);

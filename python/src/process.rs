@@ -1,4 +1,4 @@
-//! What is tied to the process that opened it, and may take a while to end.
+//! Objects that belong to the process that opened them, and may take a while to end.
 #![allow(unsafe_code)]
 
 use crate::{error::named, holder::holds_interpreter};

@@ -108,7 +108,7 @@ impl Reader {
     }
 }
 
-/// What a read delivers.
+/// The result of a read.
 struct Described {
     name: Arc<str>,
     dtype: Dtype,

@@ -1,4 +1,4 @@
-//! What tensors of hoistway's own are in memory: a load's, or bytes that something else keeps.
+//! The memory of hoistway's tensors: a load's, or bytes that another object keeps.
 #![allow(unsafe_code)]
 
 use crate::process::Attached;
@@ -13,9 +13,9 @@ use std::{any::Any, borrow::Cow, ptr, slice, sync::Arc};
 /// A tensor in memory. Clones share the bytes, and keep them.
 #[derive(Clone)]
 pub(crate) enum View {
-    /// Of a load.
+    /// Memory of a load.
     Loaded(hoistway::Tensor),
-    /// Of a lease, a layer or a read.
+    /// Memory of a lease, a layer or a read.
     Kept(KeptTensor),
 }
 
@@ -164,7 +164,7 @@ impl View {
         owner.downcast_ref::<Attached>().map(|owner| (owner.get(), start))
     }
 
-    /// What keeps the bytes where they are.
+    /// The object that keeps the bytes in place.
     pub(crate) fn owner(&self) -> Box<dyn Any + Send + Sync> {
         match self {
             Self::Loaded(tensor) => Box::new(tensor.memory().clone()),

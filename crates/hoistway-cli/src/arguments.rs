@@ -1,4 +1,4 @@
-//! What can be typed.
+//! Arguments of the command.
 
 use crate::bench::Bench;
 #[cfg(target_os = "linux")]
@@ -252,7 +252,7 @@ pub(crate) struct Load {
     /// Where tensors go: cpu (the default), cuda, rocm, or cuda:N, rocm:N
     #[arg(long, value_name = "DEVICE")]
     pub(crate) device: Option<String>,
-    /// Which way the bytes take: auto (the default), io_uring, threads, cached, mapped, gds, …
+    /// Route of the bytes: auto (the default), io_uring, threads, cached, mapped, gds, …
     ///
     /// Routes to host memory are auto (each extent the best way), io_uring, overlapped (on Windows), threads (pread), cached (copies
     /// from the page cache), mapped (nothing is read until it is touched), usrbio (from a 3FS, past the kernel), directstorage

@@ -16,7 +16,7 @@ fn main() -> ExitCode {
     hoistway_cli::run(&Invocation { program, arguments }).into()
 }
 
-/// What `HOISTWAY_LOG` asks for. A value that has no meaning is named on standard error, and counts as unset.
+/// The filter in `HOISTWAY_LOG`. A value that has no meaning is named on standard error, and counts as unset.
 fn filter() -> EnvFilter {
     let unasked = || EnvFilter::new("error,hoistway::environment=warn,hoistway_objects::pace=warn");
     let Some(wanted) = env::var_os("HOISTWAY_LOG") else { return unasked() };

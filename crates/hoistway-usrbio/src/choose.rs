@@ -1,4 +1,4 @@
-//! Which client is used, and the proof that it reads what is in the file.
+//! The choice of a client, and the proof that it reads the bytes of the file.
 #![forbid(unsafe_code)]
 
 use crate::{
@@ -16,7 +16,7 @@ const PROBE_BYTES: usize = 4096;
 /// How long the probe's read may take. The daemon registers the buffer with InfiniBand before it.
 const PROBE_LIMIT: Duration = Duration::from_secs(2);
 
-/// Which client the user wants.
+/// The client that the user wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Preference {
     /// The vendor's library if there is one that works, else this crate.

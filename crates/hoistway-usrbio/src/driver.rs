@@ -1,4 +1,4 @@
-//! What a ring needs of its client: the native one, or the vendor's library.
+//! The interface between a ring and its client: the native one, or the vendor's library.
 #![forbid(unsafe_code)]
 
 use crate::{File, Iov, Result};

@@ -75,7 +75,7 @@ pub enum Error {
     SharedMemoryFull {
         /// What was asked for.
         needed_bytes: u64,
-        /// What is free, if that can be told.
+        /// The free bytes, if known.
         free_bytes: Option<u64>,
     },
     /// The path is not on a 3FS.
@@ -156,9 +156,9 @@ pub enum Error {
         "process {child} was forked from {parent}, which opened the mount: open it anew, or spawn instead of fork"
     )]
     Forked {
-        /// Who opened the mount.
+        /// The process that opened the mount.
         parent: u32,
-        /// Who used it.
+        /// The process that used it.
         child: u32,
     },
     /// Shared memory holds what no daemon of this protocol writes.

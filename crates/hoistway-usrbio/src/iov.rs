@@ -20,7 +20,7 @@ use std::{
 };
 use uuid::Uuid;
 
-/// What a buffer is to be like.
+/// Options of a buffer.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct IovOptions {
@@ -51,7 +51,7 @@ pub struct Iov {
     id: Uuid,
     block_bytes: usize,
     vendor: Option<vendor::WrappedIov>,
-    /// Where the part begins that no slot was cut from yet.
+    /// The start of the part that is not cut into slots yet.
     cut: AtomicUsize,
 }
 
@@ -196,7 +196,7 @@ impl IovSlot {
         Ok(unsafe { self.as_ptr().add(offset) })
     }
 
-    /// That `len` bytes at `offset` are inside, and inside one block of the buffer.
+    /// Checks that `len` bytes at `offset` are inside, and inside one block of the buffer.
     pub(crate) fn check(&self, offset: usize, len: usize) -> Result<()> {
         if offset.checked_add(len).is_none_or(|end| end > self.len()) {
             let slot_len = self.len();

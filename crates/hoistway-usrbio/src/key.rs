@@ -4,18 +4,18 @@
 use std::{fmt, str::FromStr};
 use uuid::Uuid;
 
-/// What a registration is for.
+/// The use of a registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key {
     /// The buffer's number, by which transfers name it.
     pub id: Uuid,
     /// Length of the blocks that transfers must not straddle; 0 for the whole buffer.
     pub block_bytes: usize,
-    /// What makes it a ring.
+    /// The ring's parameters, if it is a ring.
     pub ring: Option<RingKey>,
 }
 
-/// What the daemon must know of a ring.
+/// The parameters of a ring that the daemon must know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingKey {
     /// Reads, or writes.
@@ -30,7 +30,7 @@ pub struct RingKey {
     pub flags: u64,
 }
 
-/// What a ring carries. A ring does one of the two.
+/// The direction of a ring: it reads or writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From files into memory.
@@ -40,7 +40,7 @@ pub enum Direction {
     Write,
 }
 
-/// Which of the daemon's queues a ring is served from.
+/// The daemon's queue that serves a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RingPriority {
     /// Before all others.

@@ -70,7 +70,7 @@ impl Mount {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Where it is mounted.
+    /// Its mount point.
     pub fn point(&self) -> &Path {
         &self.inner.point
     }
@@ -161,7 +161,7 @@ fn submit_target(control: &Control, point: &Path, priority: RingPriority) -> Res
     })?
 }
 
-/// What buffers, rings and files share.
+/// The state that buffers, rings and files share.
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) point: PathBuf,

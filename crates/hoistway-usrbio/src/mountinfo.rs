@@ -1,4 +1,4 @@
-//! Where 3FS is mounted, from `/proc/self/mountinfo`.
+//! Mount points of 3FS, from `/proc/self/mountinfo`.
 #![forbid(unsafe_code)]
 
 use crate::{Error, Result};

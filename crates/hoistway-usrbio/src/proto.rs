@@ -28,17 +28,17 @@ const fn ior(number: u32) -> u32 {
     (READ << 30) | ((size_of::<u32>() as u32) << 16) | ((b'h' as u32) << 8) | number
 }
 
-/// What a client asks for.
+/// A request of a client.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoArgs {
     /// The buffer, by the number in its registration's name.
     pub buffer: [u8; 16],
-    /// Where in the buffer the bytes go to, or come from.
+    /// The offset in the buffer that the bytes go to, or come from.
     pub buffer_offset: usize,
     /// The file's inode number.
     pub inode: u64,
-    /// Where in the file.
+    /// The offset in the file.
     pub file_offset: usize,
     /// Length in bytes.
     pub len: u64,
@@ -46,11 +46,11 @@ pub struct IoArgs {
     pub user_data: u64,
 }
 
-/// What the daemon answers.
+/// An answer of the daemon.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cqe {
-    /// Which [`IoArgs`] this is about.
+    /// The index of the [`IoArgs`] that ended.
     pub index: i32,
     /// Unused.
     pub reserved: i32,
@@ -64,7 +64,7 @@ pub struct Cqe {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sqe {
-    /// Which [`IoArgs`] to carry out.
+    /// The index of the [`IoArgs`] to carry out.
     pub index: i32,
     /// Unused.
     pub reserved: i32,
@@ -100,7 +100,7 @@ pub const fn ring_slots(bytes: usize) -> Option<i32> {
     if slots < 2 || slots > i32::MAX as usize { None } else { Some(slots as i32) }
 }
 
-/// Where the parts of a ring lie. Says nothing about what they hold: the other side can write anything at any time.
+/// The places of a ring's parts. Their contents are not trusted: the other side can write anything at any time.
 #[derive(Clone, Copy, Debug)]
 pub struct RingLayout {
     base: NonNull<u8>,

@@ -29,7 +29,7 @@ const MIN_ENTRIES: usize = 64;
 /// for each transfer in flight, a slow batch holds up the others.
 const ENTRIES_PER_TRANSFER: usize = 4;
 
-/// What a ring is to be like.
+/// Options of a ring.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RingOptions {
@@ -194,7 +194,7 @@ impl Ring {
     /// Appends a transfer. It may begin at once, and has to be [submitted](Self::submit).
     ///
     /// # Errors
-    /// What was not taken is given back with the reason.
+    /// Transfers that were not accepted are given back with the reason.
     #[allow(clippy::result_large_err, reason = "the transfer goes back to its owner")]
     pub fn push(&mut self, transfer: Transfer) -> Result<(), Refused> {
         if let Err(error) = self.usable().and_then(|()| self.check(&transfer)) {

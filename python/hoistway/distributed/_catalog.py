@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as planning needs it: plain data, equal on every rank that opened the same files."""
+"""The contents of a checkpoint, as planning needs them: plain data, equal on every rank that opened the same files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which strategy is the faster one: from what was measured, the same answer on every rank. No I/O, no clock."""
+"""Chooses the faster strategy from measurements, with the same answer on every rank. No I/O, no clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets what: tensor-parallel dimensions, experts, layers, and names that match patterns."""
+"""The parts of each rank: tensor-parallel dimensions, experts, layers, and names that match patterns."""
 
 from __future__ import annotations
 

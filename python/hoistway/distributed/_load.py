@@ -1,4 +1,4 @@
-"""What callers see: `load_file` for all tensors of a rank, `iter_tensors` for one after the other."""
+"""`load_file` for all tensors of a rank, `iter_tensors` for one after the other."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DistributedTensors(LoadedTensors):
 
     @property
     def report(self) -> DistributedReport:  # type: ignore[override]
-        """What the load did."""
+        """The report of the load."""
         report: DistributedReport = self._report  # type: ignore[assignment]
         return report
 
@@ -172,7 +172,7 @@ class TensorIterator:
 
     @property
     def report(self) -> DistributedReport:
-        """What was done so far; all of it once the last tensor was given."""
+        """The report so far; complete once the last tensor was given."""
         return self._delivery.report()
 
     def __iter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What a load by many ranks did, and why that way, as one rank saw it."""
+"""Reports of loads by many ranks, with the reasons for the strategy, as one rank saw them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Strategy = Literal["own", "share"]
 
 @dataclass(frozen=True, repr=False)
 class DistributedReport:
-    """What a load by many ranks did.
+    """The report of a load by many ranks.
 
     ``str(report)`` is for people; ``report.as_dict()`` has everything.
     """
@@ -26,7 +26,7 @@ class DistributedReport:
     reasons: tuple[str, ...]
     """Why this strategy."""
     estimated_seconds: Mapping[str, float]
-    """What each strategy was estimated to take; empty if nothing had to be measured."""
+    """The estimated time of each strategy; empty if nothing had to be measured."""
     storage_rates: tuple[float, ...]
     """Bytes per second that each rank read while all did; empty if not measured."""
     link_rate: float | None
@@ -36,13 +36,13 @@ class DistributedReport:
     node_ranks: tuple[int, ...]
     """The ranks that share reads with this one."""
     tensors: int
-    """That this rank wanted."""
+    """Bytes that this rank wanted."""
     tensor_bytes: int
     """Theirs."""
     sent_bytes: int
-    """Of tensors, that this rank passed on so far; what goes to all counts once."""
+    """Bytes of tensors that this rank has passed on; a broadcast counts once."""
     received_bytes: int
-    """Of tensors, that others passed on to this rank so far."""
+    """Bytes of tensors that others have passed on to this rank."""
     steps: int
     """Windows of tensors that the ranks took together so far."""
     seconds: float
@@ -50,7 +50,7 @@ class DistributedReport:
     reads: Report | None
     """The loads of this rank, measurements aside; ``None`` if it read nothing."""
     refused: tuple[Refusal, ...]
-    """What would have been considered and was not possible."""
+    """Refusals: what would have been considered and was not possible."""
 
     @property
     def read_bytes(self) -> int:

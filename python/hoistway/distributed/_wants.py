@@ -1,4 +1,4 @@
-"""What every rank wants: for each tensor nothing, all of it, or its part along a dimension."""
+"""The wants of every rank: for each tensor nothing, all of it, or its part along a dimension."""
 
 from __future__ import annotations
 

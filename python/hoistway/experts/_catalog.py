@@ -1,4 +1,4 @@
-"""Which experts a checkpoint has, from its headers alone."""
+"""The experts of a checkpoint, from its headers alone."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class ExpertCatalog:
         )
 
     def parts(self, layer: int, expert: int) -> dict[str, tuple[str, str, tuple[int, ...], int]]:
-        """Of each part of an expert, by its name: its tensor, element type, shape, and size in bytes.
+        """The parts of an expert by name: its tensor, element type, shape, and size in bytes.
 
         Raises:
             ExpertNotFoundError: There is no such expert.
@@ -95,7 +95,7 @@ class ExpertCatalog:
 
 
 def part_name(role: str, component: str) -> str:
-    """What a part is called: its role, such as ``gate``, with what it holds of it if that is no weight.
+    """The name of a part: its role, such as ``gate``, and its component if that is not the weight.
 
     Examples:
         >>> part_name("gate_up", "weight"), part_name("gate_up", "scales")

@@ -1,4 +1,4 @@
-"""What callers hold of experts and dense tensors: tickets while they are read, leases once they are there."""
+"""Tickets for experts and dense tensors that are being read, and leases of those that are resident."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class ExpertStore:
 
     @property
     def catalog(self) -> ExpertCatalog:
-        """Which experts there are."""
+        """The catalog of the experts."""
         return self._catalog
 
     def ensure(self, layer: int, experts: Iterable[int]) -> Lease:
@@ -207,7 +207,7 @@ class ExpertStore:
         return self._opened.tensor_address(name)
 
     def stats(self) -> dict[str, Any]:
-        """What it has done since it was opened, and what it holds."""
+        """Counts since the store was opened, and its contents."""
         stats: dict[str, Any] = json.loads(self._opened.stats())
         return stats
 

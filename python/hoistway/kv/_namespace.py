@@ -1,4 +1,4 @@
-"""What is asked of a namespace: lookups, loads, stores."""
+"""Requests to a namespace: lookups, loads, stores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hoistway.kv._waiting import Waiting
 
 Key = bytes | str
-"""What a block is called: 1 to 1024 bytes. Text counts as its UTF-8."""
+"""The key of a block: 1 to 1024 bytes. Text counts as its UTF-8."""
 
 Buffers = Sequence[Any] | Addresses
 """Memory of each item: an object with the buffer protocol, a contiguous tensor of torch's on the host or a CUDA device,
@@ -37,7 +37,7 @@ class Namespace:
         return self._native.id
 
     def fingerprint(self, key: Key) -> str:
-        """What a block is called by `Store.evicted`."""
+        """The name of a block in `Store.evicted`."""
         return self._native.fingerprint(key)
 
     def lookup(self, keys: Sequence[Key]) -> list[bool]:

@@ -15,7 +15,7 @@ from hoistway.kv._namespace import Namespace
 from hoistway.kv._waiting import Waiting
 
 Rank = tuple[int, int]
-"""Which one of several processes that share something, from 0, and how many there are."""
+"""The number of a process among those that share something, from 0, and their count."""
 
 
 class Store:
@@ -190,7 +190,7 @@ class Store:
         return self._waiting.drain()
 
     def stats(self) -> dict[str, Any]:
-        """What it holds, and what was done since it was opened."""
+        """The contents of the store, and counts since it was opened."""
         stats: dict[str, Any] = json.loads(self._native.stats())
         return stats
 
@@ -204,7 +204,7 @@ class Store:
         return report
 
     def events(self) -> list[dict[str, Any]]:
-        """What happened since the last call: damaged blocks and logs, a lack of room, failed transfers, namespaces that
+        """The events since the last call: damaged blocks and logs, a lack of room, failed transfers, namespaces that
         cannot be used, directories that other users can change. ``kind`` and ``reason`` say what, ``key`` which block.
         """
         events: list[dict[str, Any]] = json.loads(self._native.events())

@@ -22,7 +22,7 @@ PATIENCE = 0.02
 
 
 class Waiting:
-    """Who waits for requests of a store with ``notify=True``. Each event loop watches the store's descriptor while a
+    """The waiters for requests of a store with ``notify=True``. Each event loop watches the store's descriptor while a
     ticket is awaited in it; the task that drains the store tells all the others.
     """
 

@@ -1,4 +1,4 @@
-"""What the plug-ins share: their options, the weights one after the other, the progress and the line of the report."""
+"""Common code of the plug-ins: their options, the stream of weights, the progress, the line of the report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from logging import Logger
 
 LOAD_FORMAT = "hoistway"
-"""What ``--load-format`` is given."""
+"""The value of ``--load-format``."""
 
 # The model says which types its parameters have; a converted weight would be another model's.
 LOAD_KEYS = tuple(name for name in LoadOptions.__annotations__ if name not in ("dtype", "populate"))
@@ -31,18 +31,18 @@ SHARES = ("auto", "world", "tp", "none")
 
 @dataclass(frozen=True)
 class Options:
-    """What ``--model-loader-extra-config`` says."""
+    """The options in ``--model-loader-extra-config``."""
 
     load: Mapping[str, Any]
     """Options of hoistway's loads."""
     device: str | None = None
-    """Where the weights are delivered; ``None``: where the host computes."""
+    """The device of the weights; ``None``: where the host computes."""
     max_in_flight: int | str = "1GiB"
     """Most bytes that are loaded and not yet handed over."""
     progress: bool | None = None
     """Whether to show a bar; ``None``: as the host does."""
     share: str = "auto"
-    """Which ranks read together; see `SHARES`."""
+    """The ranks that read together; see `SHARES`."""
     shared: Mapping[str, Any] = field(default_factory=dict)
     """Options of loads by many ranks."""
 

@@ -1,4 +1,4 @@
-//! Which experts a checkpoint has.
+//! The experts of a checkpoint.
 #![forbid(unsafe_code)]
 
 use crate::{checkpoint::Checkpoint, error::IntoPython};

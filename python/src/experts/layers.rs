@@ -23,7 +23,7 @@ pub(crate) struct LayerStream {
     stream: Owned<Arc<Shared>>,
 }
 
-/// What a stream and the threads that wait for its layers share.
+/// The state that a stream and the threads that wait for its layers share.
 struct Shared {
     stream: Mutex<layers::LayerStream>,
     /// A layer whose wait was interrupted: it is the next one.

@@ -37,7 +37,7 @@ unsafe extern "C" {
     fn PyBuffer_Release(buffer: *mut Buffer);
 }
 
-/// What is to be done with an object's bytes.
+/// The access to an object's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Read,

@@ -26,7 +26,7 @@ pub(super) struct Memory {
     torch_devices: BTreeSet<i32>,
 }
 
-/// What keeps memory of Python's. An I/O thread that lets it go never waits for the interpreter: `Py` leaves the
+/// The objects that keep memory of Python's. An I/O thread that lets it go never waits for the interpreter: `Py` leaves the
 /// decrement to the next thread that holds it in a call of this module.
 struct Owners {
     _objects: Vec<Py<PyAny>>,

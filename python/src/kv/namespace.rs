@@ -1,4 +1,4 @@
-//! What is asked of a namespace.
+//! Requests to a namespace.
 #![allow(unsafe_code)]
 
 use super::{
@@ -215,7 +215,7 @@ fn priority_of(name: &str) -> hoistway_kv::Result<Priority> {
     }
 }
 
-/// Which shards the items are.
+/// The shards of the items.
 enum Shards {
     Same(u32),
     Each(Vec<u32>),

@@ -102,7 +102,7 @@ fn direct(value: &Bound<'_, PyAny>) -> PyResult<DirectPath> {
     }
 }
 
-/// What a namespace is, and what it may use.
+/// The description and the limits of a namespace.
 pub(super) fn namespace(
     py: Python<'_>,
     arguments: Option<&Bound<'_, PyDict>>,

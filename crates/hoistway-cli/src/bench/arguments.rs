@@ -1,4 +1,4 @@
-//! What can be typed after `hoistway bench`.
+//! Arguments of `hoistway bench`.
 
 use super::results::Output;
 use bytesize::ByteSize;
@@ -28,14 +28,14 @@ pub(crate) enum Bench {
 pub(crate) struct Read {
     #[command(flatten)]
     pub(crate) files: Files,
-    /// Which ways the bytes take: auto (copies what the page cache holds, else threads), io_uring, overlapped, threads, cached or
+    /// Routes of the bytes: auto (copies what the page cache holds, else threads), io_uring, overlapped, threads, cached or
     /// usrbio
     #[arg(long, value_name = "ROUTES", value_delimiter = ',', default_value = "auto")]
     pub(crate) route: Vec<String>,
     /// Whether reads go past the page cache: auto (where the file system allows it, the default), always or never
     #[arg(long, value_name = "WHEN")]
     pub(crate) direct: Option<String>,
-    /// Who speaks to the daemon of a 3FS: auto (the default), native or vendor
+    /// Client of the 3FS daemon: auto (the default), native or vendor
     #[arg(long, value_name = "CLIENT")]
     pub(crate) usrbio: Option<String>,
     /// In place of routes, what benchmark_runner.py of fastsafetensor-3fs-reader calls them

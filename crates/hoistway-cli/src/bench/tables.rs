@@ -1,4 +1,4 @@
-//! What was measured, and the table of it for people.
+//! Measurements, and their table for people.
 
 use super::{Combination, results::Spread, worker::Reading};
 use bytesize::ByteSize;
@@ -11,7 +11,7 @@ const MEBIBYTE: f64 = (1 << 20) as f64;
 /// How many bytes came which way.
 type WayBytes = BTreeMap<String, u64>;
 
-/// What one process did in one iteration. Sizes are in MiB, times in seconds, throughput in 10^9 and 10^6 bytes a second.
+/// The measurement of one process in one iteration. Sizes are in MiB, times in seconds, throughput in 10^9 and 10^6 bytes a second.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Measurement {
     backend: &'static str,
@@ -35,7 +35,7 @@ pub(super) struct Measurement {
     combination: Combination,
 }
 
-/// What all processes did in all iterations of one combination.
+/// The measurements of all processes in all iterations of one combination.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Summary {
     pub(super) backend: &'static str,

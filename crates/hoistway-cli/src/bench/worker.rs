@@ -15,7 +15,7 @@ use std::{
     time::Instant,
 };
 
-/// What one process reads, and how.
+/// The task of one process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Job {
     pub(super) route: Route,
@@ -37,7 +37,7 @@ pub(super) struct Part {
     pub(super) end: u64,
 }
 
-/// What one process read in one iteration.
+/// The reads of one process in one iteration.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Reading {
     pub(super) bytes: u64,

@@ -1,4 +1,4 @@
-//! What can be typed after `hoistway kv`.
+//! Arguments of `hoistway kv`.
 
 use crate::{arguments::size, bench::results::Output};
 use clap::{Args, Subcommand};
@@ -49,7 +49,7 @@ pub(crate) struct List {
     /// List the blocks of this namespace
     #[arg(long, value_name = "ID")]
     pub(super) namespace: Option<NamespaceId>,
-    /// Of namespaces the whole description; of blocks sizes, checksums and when they expire, which reads their headers
+    /// Also show whole descriptions of namespaces; for blocks sizes, checksums and expiry, which reads their headers
     #[arg(long)]
     pub(super) long: bool,
     /// Print JSON

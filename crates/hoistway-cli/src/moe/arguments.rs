@@ -1,4 +1,4 @@
-//! What can be typed after `hoistway moe`.
+//! Arguments of `hoistway moe`.
 
 use crate::arguments::{Paths, size};
 use clap::{Args, Subcommand, ValueEnum, builder::PossibleValuesParser};
@@ -28,7 +28,7 @@ pub(super) struct Reading {
     /// Tokens of a prompt that go through a layer together
     #[arg(long, value_name = "N", default_value = "512")]
     pub(super) prefill_batch: NonZeroU32,
-    /// What the policy static-profile keeps: the experts that this trace chooses most
+    /// Trace whose most chosen experts the policy static-profile keeps
     #[arg(long, value_name = "TRACE")]
     pub(super) profile: Option<PathBuf>,
 }
@@ -42,12 +42,12 @@ pub(crate) struct Replay {
     /// Room for resident experts: a size such as 8GiB, or a number of token cycles such as 2c; may be repeated
     #[arg(long, value_name = "BUDGET", value_delimiter = ',', default_value = "0.9c,1.25c,2c,3c,4c,8c")]
     pub(super) budget: Vec<Budget>,
-    /// What chooses the experts that go; may be repeated [default: all, static-profile if there is a profile]
+    /// Policy that chooses the experts to evict; may be repeated [default: all, static-profile if there is a profile]
     #[arg(long, value_name = "POLICY", value_delimiter = ',', value_parser = PossibleValuesParser::new(policy::names()))]
     pub(super) policy: Vec<String>,
     #[command(flatten)]
     pub(super) reading: Reading,
-    /// What the drive reads in a second, such as 7GB: bounds the tokens a second
+    /// Bytes that the drive reads in a second, such as 7GB: bounds the tokens a second
     #[arg(long, value_name = "SIZE", value_parser = rate)]
     pub(super) drive_rate: Option<u64>,
     /// Milliseconds that a token takes to compute where no expert is read
@@ -93,7 +93,7 @@ pub(crate) struct Plan {
     /// Replay this trace of the model with the budget
     #[arg(long, value_name = "TRACE")]
     pub(super) trace: Option<PathBuf>,
-    /// What chooses the experts that go
+    /// Policy that chooses the experts to evict
     #[arg(long, value_name = "POLICY", default_value = policy::DEFAULT, value_parser = PossibleValuesParser::new(policy::names()))]
     pub(super) policy: String,
     #[command(flatten)]
@@ -147,7 +147,7 @@ pub(crate) struct Generate {
     /// How likely sticky keeps an expert of the token before
     #[arg(long, value_name = "P", default_value_t = 0.4)]
     pub(super) stay: f64,
-    /// Where the random numbers begin
+    /// Seed of the random numbers
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) seed: u64,
 }

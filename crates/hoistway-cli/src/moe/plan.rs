@@ -11,7 +11,7 @@ use hoistway_experts::{
 };
 use serde::Serialize;
 
-/// What a memory holds of a model. Sizes are in bytes.
+/// The part of a model that fits a memory. Sizes are in bytes.
 #[derive(Debug, Serialize)]
 struct Plan {
     memory_bytes: u64,
@@ -20,7 +20,7 @@ struct Plan {
     experts: usize,
     expert_bytes: u64,
     experts_per_token: u32,
-    /// What one token uses in all layers together.
+    /// Bytes that one token uses in all layers together.
     cycle_bytes: u64,
     /// The most that one token uses in one layer.
     layer_demand_bytes: u64,

@@ -1,4 +1,4 @@
-"""How many bytes may be on their way, from queues, batches and budgets."""
+"""The limit on bytes in flight, from queues, batches and budgets."""
 
 from __future__ import annotations
 

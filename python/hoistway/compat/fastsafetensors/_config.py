@@ -18,7 +18,7 @@ _COMMON = ("framework", "debug_log", "set_numa", "disable_cache")
 
 @dataclass
 class LoaderConfig:
-    """What to load with. Sections of single loaders are in `get_extension_config`."""
+    """The configuration of loaders. Sections of single loaders are in `get_extension_config`."""
 
     loader: str = "base"
     framework: str = "pytorch"

@@ -1,4 +1,4 @@
-"""What can go wrong here and nowhere else in hoistway."""
+"""Errors of this package alone."""
 
 from __future__ import annotations
 

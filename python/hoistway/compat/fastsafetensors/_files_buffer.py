@@ -1,4 +1,4 @@
-"""What was loaded: tensors of all ranks' files, given whole, in shards, or to one rank.
+"""Loaded tensors of all ranks' files, given whole, in shards, or to one rank.
 
 All methods that give tensors are collective where there are several ranks: each calls them in the same order.
 """
@@ -54,7 +54,7 @@ class FilesBufferOnDevice:
         self.borrowed_tensors = borrowed_tensors
         self.auto_mem_delete = auto_mem_delete and pg.size() > 1
         self.report = report
-        """What the load of this rank's files did; `None` if it had none."""
+        """The report of the load of this rank's files; `None` if it had none."""
         self.key_to_rank_lidx: dict[str, tuple[int, int]] = {}
         self._cache: dict[tuple[str, int], Any] | None = {} if cache else None
         self._is_closed = False

@@ -82,7 +82,7 @@ T = TypeVar("T", bound=TensorBase)
 
 
 class FrameworkOpBase(ABC, Generic[T]):
-    """What loaders, copiers and collectives need of a framework."""
+    """The interface of a framework for loaders, copiers and collectives."""
 
     @abstractmethod
     def get_name(self) -> str:
@@ -170,7 +170,7 @@ class TorchTensor(TensorBase):
 
 
 class TorchFramework(FrameworkOpBase[TorchTensor]):
-    """What loaders, copiers and collectives need of torch."""
+    """The interface of torch for loaders, copiers and collectives."""
 
     def get_name(self) -> str:
         """Its name."""

@@ -96,7 +96,7 @@ class SafeTensorsFileLoader:
         copier = copier_type or ("nogds" if nogds else "fgds" if use_fgds else "gds")
         self._construct = _copiers.registered(copier, self.device, options)
         self.options: dict[str, Any] = {}
-        """Those of hoistway's loads that all arguments come to."""
+        """The options of hoistway's loads that follow from all arguments."""
         self._mount_point: str | None = None
         if self._construct is None:
             if copier == "3fs":
@@ -111,7 +111,7 @@ class SafeTensorsFileLoader:
 
     @property
     def report(self) -> Report | None:
-        """What the last load did; `None` before it, if this rank had no files, and if a registered copier loaded."""
+        """The report of the last load; `None` before it, without files on this rank, and after a registered copier."""
         return self._report
 
     @property

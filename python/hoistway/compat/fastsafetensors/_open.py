@@ -54,11 +54,11 @@ class fastsafe_open:  # noqa: N801  (the name that people look for)
 
     @property
     def report(self) -> Report | None:
-        """What the load did; `None` if this rank had no files."""
+        """The report of the load; `None` if this rank had no files."""
         return self.fb.report
 
     def metadata(self) -> dict[str, dict[str, str]]:
-        """What each file says about itself, by its path."""
+        """The metadata of each file, by its path."""
         return {path: metadata.metadata for path, (metadata, _) in self.loader.meta.items()}
 
     def keys(self) -> list[str]:

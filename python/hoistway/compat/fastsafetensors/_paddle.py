@@ -67,7 +67,7 @@ class PaddleTensor(TensorBase):
 
 
 class PaddleFramework(FrameworkOpBase[PaddleTensor]):
-    """What loaders and copiers need of paddle."""
+    """The interface of paddle for loaders and copiers."""
 
     def get_name(self) -> str:
         """Its name."""

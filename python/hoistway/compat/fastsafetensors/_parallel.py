@@ -150,7 +150,7 @@ class ParallelLoader:
 
     @property
     def report(self) -> Any:
-        """What the last iteration did, as far as it went; `None` before the first.
+        """The report of the last iteration, as far as it went; `None` before the first.
 
         A report of hoistway's, or one of `hoistway.distributed` where there are several ranks.
         """
@@ -282,7 +282,7 @@ class AutoLoader:
 
     @property
     def report(self) -> Any:
-        """What the last iteration did; see `ParallelLoader.report`."""
+        """The report of the last iteration; see `ParallelLoader.report`."""
         return self._loader.report
 
     def iterate_weights(self) -> Generator[tuple[str, Any], None, None]:
@@ -295,7 +295,7 @@ class AutoLoader:
 
 
 def _arguments(config: LoaderConfig) -> dict[str, Any]:
-    """What the section of the chosen loader says, as arguments of `ParallelLoader`."""
+    """The section of the chosen loader, as arguments of `ParallelLoader`."""
     if config.loader not in ("base", "3fs"):
         raise OptionError(f"loader cannot be {config.loader!r}: it is base or 3fs")
     section = config.get_extension_config(config.loader)

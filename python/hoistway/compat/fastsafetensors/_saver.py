@@ -38,7 +38,7 @@ class WriteEntry:
     shape: list[int]
     nbytes: int
     source: Any = None
-    """What its bytes are made of: a tensor, or whatever a ``fill`` knows."""
+    """The source of its bytes: a tensor, or the argument of a ``fill``."""
 
 
 ShardMetadata = Callable[[Sequence[WriteEntry]], Mapping[str, str]]
@@ -57,9 +57,9 @@ class ShardPlan:
     path: str
     entries: list[WriteEntry]
     header: bytes
-    """What the file begins with: the length of its text, the text, and blanks."""
+    """The start of the file: the length of its text, the text, and blanks."""
     offsets: dict[str, tuple[int, int]]
-    """Where the bytes of each tensor begin and end in the file."""
+    """The start and the end of each tensor's bytes in the file."""
     total_bytes: int
     """Bytes of the file."""
     metadata: dict[str, str]

@@ -42,7 +42,7 @@ class PassedOn(NamedTuple):
 
 
 class Installation:
-    """What `install` did. As a context manager it is undone at the end, unless it had been done before."""
+    """The result of `install`. As a context manager it is undone at the end, unless it had been done before."""
 
     def __init__(self, is_first: bool) -> None:
         self._is_first = is_first

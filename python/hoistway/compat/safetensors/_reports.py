@@ -1,4 +1,4 @@
-"""What the last files that went through the drop-in were loaded by."""
+"""Reports of the last files that the drop-in loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REMEMBERED = 64
 
 
 class FileReport(NamedTuple):
-    """What all loads from one opened file did."""
+    """The report of all loads from one opened file."""
 
     path: str
     report: Report
@@ -51,7 +51,7 @@ class Account:
 
     @property
     def report(self) -> Report | None:
-        """What the loads did, as one; ``None`` before the first."""
+        """One report of the loads; ``None`` before the first."""
         native = self._native
         return None if native is None else Report._from_native(native)
 

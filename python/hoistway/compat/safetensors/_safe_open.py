@@ -58,7 +58,7 @@ class safe_open:  # noqa: N801  (the name that is imported)
         return self._opened.checkpoint.keys()
 
     def metadata(self) -> dict[str, str] | None:
-        """What the file says about itself; ``None`` if that is nothing."""
+        """The metadata of the file; ``None`` if it has none."""
         metadata = self._opened.checkpoint.metadata()
         return None if metadata is None else dict(metadata)
 

@@ -1,4 +1,4 @@
-"""Which reader can be used here, and making one."""
+"""Finds the reader that can be used here, and makes one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every reader of parts of files can do."""
+"""The interface of readers of parts of files."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ DEFAULT_BUFFER_BYTES = 64 << 20
 
 
 class _Reader(FileReaderInterface):
-    """What both have in common: all but the file system."""
+    """Common code of both readers: all but the file system."""
 
     def __init__(self, native: _native.ChunkReader, mount_point: str, buffer_size: int) -> None:
         self._native = native
@@ -26,7 +26,7 @@ class _Reader(FileReaderInterface):
 
     @property
     def mount_point(self) -> str:
-        """Where the file system is mounted, as it was given."""
+        """The mount point of the file system, as it was given."""
         return self._mount_point
 
     @property

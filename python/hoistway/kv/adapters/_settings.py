@@ -33,14 +33,14 @@ NAMESPACE = _keywords(Store.namespace)
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user says of the store in an engine's configuration."""
+    """The settings of the store in an engine's configuration."""
 
     store: dict[str, Any] = field(default_factory=dict)
     """Options of `Store`."""
     namespace: dict[str, Any] = field(default_factory=dict)
     """Options of `Store.namespace`, in addition to what the engine says."""
     checkpoint: str | None = None
-    """Where the weights are."""
+    """The path of the weights."""
 
     @classmethod
     def parse(cls, options: Mapping[str, Any], where: str, own: Collection[str] = ()) -> Settings:

@@ -1,4 +1,4 @@
-"""Which weights a model has: KV of other weights must not be found, though they lie at the same path."""
+"""The digest of a model's weights: KV of other weights must not be found, even if these lie at the same path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-//! What the drive can do: reads and writes of one file past the page cache, by many threads.
+//! Limits of the drive: reads and writes of one file past the page cache, by many threads.
 
 use crate::failure::Failure;
 use hoistway_kv::Buffer;

@@ -1,4 +1,4 @@
-//! What was measured, and the table and figure of it.
+//! Measurements, and their table and figure.
 
 use super::{Combination, Moved};
 use crate::{
@@ -9,7 +9,7 @@ use bytesize::ByteSize;
 use hoistway::{DeviceId, counted};
 use serde::Serialize;
 
-/// What was measured.
+/// A measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Operation {

@@ -1,4 +1,4 @@
-"""What a copier of your own is, as in `fastsafetensors.copier.base`."""
+"""The interface of copiers of your own, as in `fastsafetensors.copier.base`."""
 
 from __future__ import annotations
 
