@@ -16,7 +16,7 @@ use hoistway::{
 };
 use pyo3::prelude::*;
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fs, io,
     ops::ControlFlow,
     os::unix::fs::MetadataExt,
@@ -36,7 +36,7 @@ const MAX_CHUNK_BYTES: u64 = 8 << 20;
 const MIN_IN_FLIGHT: u64 = 8;
 const BLOCK_BYTES: u64 = 4096;
 /// How long a device is asked whether it still writes.
-const DOUBT_PATIENCE: Duration = Duration::from_secs(10);
+const DOUBT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Reads parts of files, those of one 3FS if there is a mount point. Threads may share it.
 #[pyclass(frozen, module = "hoistway")]
@@ -45,6 +45,8 @@ pub(crate) struct ChunkReader {
     mount: Option<PathBuf>,
     options: ReaderOptions,
     state: Detached<Mutex<State>>,
+    /// Devices that may still write to the memory of reads that have failed.
+    doubts: Mutex<BTreeSet<DeviceId>>,
 }
 
 #[derive(Default)]
@@ -83,12 +85,14 @@ impl ChunkReader {
             let probe = || route::probe_3fs(point, options.usrbio, &options.usrbio_directories);
             py.detach(probe).into_python(py)?;
         }
-        Ok(Self { mount: mount_point, options, state: Detached::new(Mutex::default()) })
+        let state = Detached::new(Mutex::default());
+        Ok(Self { mount: mount_point, options, state, doubts: Mutex::default() })
     }
 
     /// Reads up to `total_length` bytes, fewer only where the file ends, to `dev_ptr`: memory of the host or of a
     /// device, or 0 to forget them. No single read is longer than `chunk_size`, unless that is 0. Bytes get to a device after
-    /// what is queued on `stream` by now, else on the legacy default stream.
+    /// what is queued on `stream` by now, else on the legacy default stream. The cause of an error is a
+    /// `DeviceUnavailableError` if it is unknown whether a device still writes to `dev_ptr`: `close` tells when it does not.
     #[pyo3(signature = (path, dev_ptr, file_offset, total_length, chunk_size, stream=None))]
     #[expect(clippy::too_many_arguments, reason = "as Python's method has them")]
     fn read(
@@ -106,31 +110,38 @@ impl ChunkReader {
         if len == 0 {
             return Ok(0);
         }
-        let submit = || {
-            let requests = requests(&file, dev_ptr, file_offset, len, chunk_size, stream)?;
-            reader.submit(requests, Priority::Demand)
+        let submit = || -> hoistway::Result<_> {
+            let device = if dev_ptr == 0 { DeviceId::Cpu } else { device::device_of(dev_ptr)? };
+            let requests = requests(&file, (device, dev_ptr), file_offset, len, chunk_size, stream)?;
+            Ok((device, reader.submit(requests, Priority::Demand)?))
         };
-        let batch = py.detach(submit).into_python(py)?;
-        while !py.detach(|| batch.wait_within(TICK).is_some()) {
+        let (device, batch) = py.detach(submit).into_python(py)?;
+        let interrupt = loop {
+            if py.detach(|| batch.wait_within(TICK).is_some()) {
+                break None;
+            }
             if let Err(interrupt) = py.check_signals() {
-                // That waits for what is under way.
-                py.detach(|| {
-                    drop(batch);
-                    settle(dev_ptr);
-                });
-                return Err(interrupt);
+                break Some(interrupt);
             }
-        }
-        match batch.wait() {
-            Ok(()) => Ok(len),
-            Err(error) => {
-                py.detach(|| {
-                    self.forget(reader);
-                    settle(dev_ptr);
-                });
-                Err(exception_of(py, error))
+        };
+        let has_failed = interrupt.is_none();
+        let error = match (interrupt, batch.wait_within(Duration::ZERO)) {
+            (None, Some(Err(error))) => exception_of(py, error),
+            (None, _) => return Ok(len),
+            (Some(interrupt), _) => interrupt,
+        };
+        let settled = py.detach(|| {
+            // That waits for what is under way.
+            drop(batch);
+            if has_failed {
+                self.forget(reader);
             }
+            self.settle(device, dev_ptr)
+        });
+        if let Err(doubt) = settled {
+            error.set_cause(py, Some(exception_of(py, &doubt)));
         }
+        Err(error)
     }
 
     /// The headers of safetensors files as text, and the files' lengths.
@@ -162,12 +173,15 @@ impl ChunkReader {
         self.state().files.contains_key(&path)
     }
 
-    /// Closes files, rings and memory. Another read opens them again.
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| {
+    /// Closes files, rings and memory. Another read opens them again. Fails as long as it is unknown whether a device still writes
+    /// to memory of reads that have failed.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let close = || {
             let state = std::mem::take(&mut *self.state());
             drop(state);
-        });
+            self.end_doubts()
+        };
+        py.detach(close).into_python(py)
     }
 }
 
@@ -253,6 +267,45 @@ impl ChunkReader {
     }
 }
 
+impl ChunkReader {
+    /// Waits until a device does not write to `address` any more, after reads to it that have failed: their copies may be of
+    /// unknown fate.
+    ///
+    /// # Errors
+    /// [`Error::DeviceUnavailable`] if the device does not tell for two seconds.
+    fn settle(&self, id: DeviceId, address: u64) -> hoistway::Result<()> {
+        let Some(device) = Device::get(id) else { return Ok(()) };
+        let until = Instant::now() + DOUBT_PATIENCE;
+        loop {
+            let Err(error) = device.regain() else { return Ok(()) };
+            if Instant::now() < until {
+                thread::sleep(TICK);
+                continue;
+            }
+            self.doubts().insert(id);
+            let reason = format!("it may still write to the memory at {address:#x}: {error}");
+            let why = route::Unavailable { reason, fix: "keep that memory until close() succeeds".into() };
+            return Err(Error::DeviceUnavailable { device: id.to_string(), why });
+        }
+    }
+
+    /// Waits for devices that may still write to memory of reads that have failed.
+    fn end_doubts(&self) -> hoistway::Result<()> {
+        let doubts = self.doubts().clone();
+        for id in doubts {
+            if let Some(device) = Device::get(id) {
+                device.regain()?;
+            }
+            self.doubts().remove(&id);
+        }
+        Ok(())
+    }
+
+    fn doubts(&self) -> MutexGuard<'_, BTreeSet<DeviceId>> {
+        self.doubts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Stamp {
     fn of(stat: &fs::Metadata) -> Self {
         Self {
@@ -322,20 +375,10 @@ fn parse_client(name: &str) -> hoistway::Result<UsrbioClient> {
     Ok(options.usrbio)
 }
 
-/// Waits until no device writes to `address` any more, after reads to it that have failed: their copies may be of unknown fate. Waits no
-/// longer than ten seconds for a device that does not tell.
-fn settle(address: u64) {
-    let device = if address == 0 { None } else { device::device_of(address).ok().and_then(Device::get) };
-    let until = Instant::now() + DOUBT_PATIENCE;
-    while device.as_ref().is_some_and(|device| device.regain().is_err()) && Instant::now() < until {
-        thread::sleep(TICK);
-    }
-}
-
-/// The reads of `len` bytes of a file, which has them, to `address`.
+/// The reads of `len` bytes of a file, which has them, to an address of a device.
 fn requests(
     file: &ReadFile,
-    address: u64,
+    (device, address): (DeviceId, u64),
     offset: u64,
     len: u64,
     chunk_size: u64,
@@ -343,7 +386,6 @@ fn requests(
 ) -> hoistway::Result<Vec<ReadRequest>> {
     // Chunks of a few bytes would be many.
     let step = if chunk_size == 0 { len } else { chunk_size.max(BLOCK_BYTES) };
-    let device = if address == 0 { DeviceId::Cpu } else { device::device_of(address)? };
     let invalid = || Error::InvalidOption {
         option: "dev_ptr",
         value: format!("{address:#x}"),

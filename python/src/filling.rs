@@ -32,11 +32,14 @@ struct State {
 }
 
 impl State {
-    /// Ends it, and lets the owners go once nothing writes to their memory any more.
+    /// Ends it, and lets the owners go: at once if nothing writes to their memory any more, else when the devices tell so.
     fn end(&mut self, py: Python<'_>) -> Result<(), Error> {
-        py.detach(|| self.filling.cancel())?;
-        self.owners.clear();
-        Ok(())
+        let ended = py.detach(|| self.filling.cancel());
+        let owners = std::mem::take(&mut self.owners);
+        if ended.is_err() && !owners.is_empty() {
+            self.filling.set_aside(owners);
+        }
+        ended
     }
 }
 
@@ -132,8 +135,6 @@ impl Drop for Filling {
         // Reads that end may take a while, and other Python threads should not have to wait for them.
         if let Err(error) = Python::attach(|py| state.end(py)) {
             tracing::warn!(%error, "what owns the memory is kept, as it is not known whether a device still writes to it");
-            let owners = std::mem::take(&mut state.owners);
-            state.filling.set_aside(owners);
         }
     }
 }

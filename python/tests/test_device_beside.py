@@ -296,7 +296,7 @@ def test_a_device_is_kept_until_it_is_released(model: Path, stand_in: StandIn) -
 def test_a_child_that_is_forked_while_the_driver_starts_gets_an_error(model: Path) -> None:
     run_beside(
         """
-        library.fake_cuda_configure(b"INIT_BLOCKS=1")
+        library.fake_cuda_configure(b"BLOCKS=cuInit")
         loaded = []
         load = lambda: loaded.append(hoistway.load_file(sys.argv[3], "cuda", framework="raw"))
         other = threading.Thread(target=load)
@@ -320,7 +320,7 @@ def test_a_child_that_is_forked_while_the_driver_starts_gets_an_error(model: Pat
             os.kill(child, 9)
             raise
         finally:
-            library.fake_cuda_configure(b"INIT_BLOCKS=0")
+            library.fake_cuda_configure(b"BLOCKS=")
             other.join()
         assert codes == [0], codes
         assert loaded[0]["embed"].tobytes()
@@ -329,35 +329,67 @@ def test_a_child_that_is_forked_while_the_driver_starts_gets_an_error(model: Pat
     )
 
 
+# A driver that does not tell whether work has ended. The first free is the wait for what is queued on the device.
+IN_DOUBT = ",".join(
+    [f"cuMemFree_v2:{call}=999" for call in range(2, 400)]
+    + [f"{call}:*=999" for call in ("cuEventSynchronize", "cuStreamSynchronize", "cuEventQuery")]
+)
+
+
+def fill_in_vain(model: Path, address: int) -> weakref.ref[TypedArray]:
+    """Loads into a target, and returns it weakly."""
+    target = TypedArray(address, (1000, 64))
+    with contextlib.suppress(errors.DeviceError, errors.DeviceUnavailableError):
+        hoistway.open(model).copy_into({"embed": target})
+    return weakref.ref(target)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model, _: hoistway.release_devices(),
+        lambda model, _: hoistway.load_file(model, "cuda", framework="raw"),
+        fill_in_vain,
+    ],
+)
 def test_what_owns_a_target_in_doubt_is_kept_until_the_device_tells(
-    model: Path, stand_in: StandIn, work: Work
+    model: Path, stand_in: StandIn, work: Work, use: Callable[[Path, int], object]
 ) -> None:
-    size = 1000 * 64 * 4
-    addresses = [work.memory(size) for _ in range(2)]
-    checkpoint = hoistway.open(model)
-
-    def fill(address: int) -> weakref.ref[TypedArray]:
-        target = TypedArray(address, (1000, 64))
-        with contextlib.suppress(errors.DeviceError, errors.DeviceUnavailableError):
-            checkpoint.copy_into({"embed": target})
-        return weakref.ref(target)
-
-    # The first wait is that for what is queued on the device.
-    refused = ",".join(f"cuMemFree_v2:{call}=999" for call in range(2, 40))
-    waits = ",".join(
-        f"{call}:*=999" for call in ("cuEventSynchronize", "cuStreamSynchronize", "cuEventQuery")
-    )
-    stand_in.set(f"FAULTS={refused},{waits}")
-    first = fill(addresses[0])
+    """Also if no load that was in doubt is waited for again."""
+    addresses = [work.memory(1000 * 64 * 4) for _ in range(2)]
+    stand_in.set(f"FAULTS={IN_DOUBT}")
+    first = fill_in_vain(model, addresses[0])
     gc.collect()
     assert first() is not None, "the device may still write to its memory"
     stand_in.set("FAULTS=")
-    second = fill(addresses[1])
+    use(model, addresses[1])
     gc.collect()
     assert first() is None, "the device has told"
-    assert second() is None
     for address in addresses:
         work.free(address)
+
+
+def test_what_reads_have_left_in_doubt_is_told_until_the_device_tells(
+    model: Path, stand_in: StandIn, work: Work
+) -> None:
+    from hoistway import _native  # noqa: PLC0415
+
+    address = work.memory(1 << 16)
+    reader = _native.ChunkReader(None, 4, 1 << 20, "auto", [])
+    stand_in.set(f"FAULTS={IN_DOUBT.replace('cuMemFree_v2:2=', 'cuMemFree_v2:1=999,cuMemFree_v2:2=')}")
+    with pytest.raises(errors.DeviceError) as failed:
+        reader.read(model, address, 0, 1 << 16, 0)
+    cause = failed.value.__cause__
+    assert isinstance(cause, errors.DeviceUnavailableError)
+    assert hex(address) in str(cause)
+    assert "close()" in str(cause)
+    with pytest.raises(errors.DeviceUnavailableError):
+        reader.close()
+    stand_in.set("FAULTS=")
+    reader.close()
+    assert reader.read(model, address, 0, 1 << 16, 0) == 1 << 16
+    reader.close()
+    work.free(address)
 
 
 def test_ctrl_c_leaves_the_interpreter_to_others_while_the_work_ends(model: Path, tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ import sys
 import tempfile
 import textwrap
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import hoistway
 import numpy as np
 import pytest
 from conftest import assert_threads_end, make_cold, run, thread_count, write_model
+from interrupting import open_links, threads_of, wait_until
 from python_server import Server
 
 
@@ -63,17 +64,29 @@ def test_other_threads_run_during_a_load(tmp_path: Path) -> None:
 SLOW = 'framework="raw", route="threads", direct="always", chunk="4KiB", threads=1'
 
 
+def reads(process: int, _: Path) -> bool:
+    """Whether a load of a process reads."""
+    return any(name.startswith("hoistway") for name in threads_of(process))
+
+
+def has_open(process: int, path: Path) -> bool:
+    """Whether a process has a file open."""
+    return str(path) in open_links(process)
+
+
 @pytest.mark.parametrize(
-    "work",
+    ("work", "has_begun"),
     [
-        f"hoistway.load_file(path, {SLOW})",
-        f"hoistway.load_file(path, {SLOW}, progress=lambda done, total: None)",
-        f"list(hoistway.open(path, {SLOW}))",
-        "while True: hoistway.open(path).manifest()",
-        "while True: hoistway.open(path).warm()",
+        (f"hoistway.load_file(path, {SLOW})", reads),
+        (f"hoistway.load_file(path, {SLOW}, progress=lambda done, total: None)", reads),
+        (f"list(hoistway.open(path, {SLOW}))", reads),
+        ("while True: hoistway.open(path).manifest()", has_open),
+        ("while True: hoistway.open(path).warm()", has_open),
     ],
 )
-def test_ctrl_c_ends_what_is_under_way(tmp_path: Path, work: str) -> None:
+def test_ctrl_c_ends_what_is_under_way(
+    tmp_path: Path, work: str, has_begun: Callable[[int, Path], bool]
+) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(512)})
     make_cold(path)
     script = f"""
@@ -104,7 +117,7 @@ def test_ctrl_c_ends_what_is_under_way(tmp_path: Path, work: str) -> None:
         text=True,
     )
     assert child.stdout.readline() == "started\n"
-    time.sleep(0.3)
+    wait_until(lambda: has_begun(child.pid, path))
     child.send_signal(signal.SIGINT)
     output, errors = child.communicate(timeout=60)
     assert child.returncode == 0, errors

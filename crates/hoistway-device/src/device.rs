@@ -160,7 +160,8 @@ pub fn drop_aside(what: impl Send + 'static) {
 }
 
 /// Lets the devices go that the process has opened, with their contexts: at once where nothing uses them, else with what
-/// does. They are opened again when they are needed.
+/// does. They are opened again when they are needed. Waits for all work of a device where memory is parked, which comes back if the
+/// device tells that it has ended.
 pub fn release_devices() {
     leaving::wait();
     for (kind, _) in kinds() {
@@ -170,7 +171,11 @@ pub fn release_devices() {
         }
         let open: Vec<_> = opened(kind).values().filter_map(|open| open.device.upgrade()).collect();
         // Parked memory uses its device.
-        open.into_iter().for_each(|device| device.ask_again());
+        for device in open {
+            if let Err(error) = device.regain() {
+                tracing::warn!(%error, "a device stays open, with memory that it may still use");
+            }
+        }
         let kept: Vec<_> = opened(kind).values_mut().filter_map(|open| open.kept.take()).collect();
         // Without the lock: to close a device waits for its work.
         drop(kept);
@@ -187,7 +192,7 @@ fn find(kind: &dyn Kind, ordinal: u32) -> Option<Arc<Device>> {
     let mut opened = opened(kind);
     let open = opened.get_mut(&ordinal)?;
     let device = open.device.upgrade()?;
-    if !device.backend.is_lost() {
+    if !device.is_lost() {
         open.kept = Some(device.clone());
     }
     Some(device)
@@ -209,13 +214,17 @@ impl Device {
         };
         // Before the lock, and before a device is found that a parent of this process opened.
         kind.check().map_err(|why| Error::DeviceUnavailable { device: id.to_string(), why })?;
-        if let Some(device) = find(kind, ordinal).filter(|device| !device.backend.is_lost()) {
-            return Ok(device);
+        if let Some(device) = find(kind, ordinal) {
+            if !device.is_lost() {
+                return Ok(device);
+            }
+            // It does nothing more, and what is parked would keep it open.
+            device.ask_again();
         }
         let opening = opened(kind).entry(ordinal).or_default().opening.clone();
         let _opening = opening.lock().unwrap_or_else(PoisonError::into_inner);
         // One that is lost is opened anew as soon as nothing uses it.
-        let is_lost = |kept: &mut Arc<Self>| kept.backend.is_lost();
+        let is_lost = |kept: &mut Arc<Self>| kept.is_lost();
         let lost = opened(kind).get_mut(&ordinal).and_then(|open| open.kept.take_if(is_lost));
         drop(lost);
         if let Some(device) = find(kind, ordinal) {
@@ -248,6 +257,12 @@ impl Device {
     /// Its name in options, reports and messages.
     pub fn name(&self) -> String {
         self.id().to_string()
+    }
+
+    /// Whether a call said that it does nothing more, as after the program has reset it: all of its work has ended. It is opened
+    /// anew once nothing uses it.
+    pub fn is_lost(&self) -> bool {
+        self.backend.is_lost()
     }
 
     /// Bytes of its memory that are free, and that it has in all.

@@ -1,8 +1,9 @@
 //! What became of work that a device was given, and memory that waits for an answer.
 //!
 //! A wait that fails does not always tell whether work has ended. Memory that such work uses is parked with its device: it is
-//! neither used nor freed. It comes back once an event of that work is found reached ([`Device::ask_again`]), or a wait for all
-//! work of the device succeeds ([`Device::settle`]). If neither ever does, it stays as it is to the end of the process.
+//! neither used nor freed. It comes back once an event of that work is found reached ([`Device::ask_again`]), a wait for all
+//! work of the device succeeds ([`Device::settle`]), or the device is lost. If none of that happens, it stays as it is to the end
+//! of the process.
 use crate::{
     Device, Error, Result, Ticket, Unavailable,
     backend::{Event, Stream},
@@ -106,12 +107,27 @@ struct Item {
     /// How many were parked before it.
     number: u64,
     _memory: Box<dyn Any + Send>,
-    /// Lies behind the work, if it could be made.
-    event: Option<Box<dyn Event>>,
+    sign: Sign,
     /// Some drivers forget the work of a stream that is destroyed.
     _stream: Option<Arc<dyn Stream>>,
     /// It would drop what is parked.
     _device: Arc<Device>,
+}
+
+/// What tells that the work has ended which uses parked memory.
+pub(crate) enum Sign {
+    /// A wait for all work of the device.
+    Wait,
+    /// This event, which lies behind it.
+    Event(Box<dyn Event>),
+    /// The return of all that was parked before.
+    Earlier,
+}
+
+impl Sign {
+    fn is_reached(&self) -> bool {
+        matches!(self, Self::Event(event) if is_over(&**event))
+    }
 }
 
 impl Parked {
@@ -123,7 +139,10 @@ impl Parked {
     /// Drops what is not in doubt any more, without the lock: that calls the driver.
     fn take(&self, has_ended: impl Fn(&Item) -> bool) {
         let mut items = self.items();
-        let ended: Vec<Item> = items.parked.extract_if(.., |item| has_ended(item)).collect();
+        let mut ended: Vec<Item> = items.parked.extract_if(.., |item| has_ended(item)).collect();
+        let is_behind = |item: &Item| matches!(item.sign, Sign::Earlier);
+        let behind = items.parked.iter().take_while(|item| is_behind(item)).count();
+        ended.extend(items.parked.drain(..behind));
         self.count.store(items.parked.len(), Ordering::Release);
         drop(items);
         drop(ended);
@@ -135,7 +154,7 @@ impl Device {
     pub(crate) fn park(
         self: &Arc<Self>,
         stream: Option<Arc<dyn Stream>>,
-        event: Option<Box<dyn Event>>,
+        sign: Sign,
         memory: impl Any + Send,
     ) {
         tracing::warn!(device = %self.id(), "memory is set aside, as it is not known whether the device still uses it");
@@ -144,13 +163,18 @@ impl Device {
         let number = items.ever;
         items.ever += 1;
         let (memory, device) = (Box::new(memory), self.clone());
-        items.parked.push(Item { number, _memory: memory, event, _stream: stream, _device: device });
+        items.parked.push(Item { number, _memory: memory, sign, _stream: stream, _device: device });
         parked.count.store(items.parked.len(), Ordering::Release);
     }
 
     /// Parks memory that any work of the device may use.
     pub fn set_aside(self: &Arc<Self>, memory: impl Any + Send) {
-        self.park(None, None, memory);
+        self.park(None, Sign::Wait, memory);
+    }
+
+    /// Parks memory that only work may use whose own memory is parked already. It comes back with that.
+    pub fn set_aside_with_parked(self: &Arc<Self>, memory: impl Any + Send) {
+        self.park(None, Sign::Earlier, memory);
     }
 
     /// Whether memory is parked.
@@ -164,8 +188,7 @@ impl Device {
         if self.is_in_doubt() {
             // One that is lost does nothing more.
             let is_lost = self.backend().is_lost();
-            let is_reached = |item: &Item| item.event.as_ref().is_some_and(|event| is_over(&**event));
-            self.parked().take(|item| is_lost || is_reached(item));
+            self.parked().take(|item| is_lost || item.sign.is_reached());
         }
     }
 
@@ -267,8 +290,7 @@ mod tests {
             #[allow(unsafe_code)]
             let queued = unsafe { self.stream.run(CopyDirection::ToDevice, &[copy]) };
             assert!(matches!(queued, Fate::Done), "{queued:?}");
-            let memory = Arc::new(());
-            let held = Arc::downgrade(&memory);
+            let (memory, held) = counted();
             (self.stream.keep(memory, Ok(())).unwrap(), held)
         }
 
@@ -281,6 +303,20 @@ mod tests {
             assert!(self.device.is_in_doubt() && held.strong_count() == 1);
             held
         }
+    }
+
+    /// Memory, and what tells whether it was dropped.
+    fn counted() -> (Arc<()>, Weak<()>) {
+        let memory = Arc::new(());
+        let held = Arc::downgrade(&memory);
+        (memory, held)
+    }
+
+    /// Parks what owns memory that parked work uses.
+    fn owner(device: &Arc<Device>) -> Weak<()> {
+        let (memory, held) = counted();
+        device.set_aside_with_parked(memory);
+        held
     }
 
     #[test]
@@ -327,8 +363,7 @@ mod tests {
         }
         // Behind which no event could be made.
         toy::fail(Fault::Mark, None);
-        let memory = Arc::new(());
-        let without_event = Arc::downgrade(&memory);
+        let (memory, without_event) = counted();
         copier.stream.park(memory);
         toy::reset();
         copier.device.ask_again();
@@ -351,6 +386,27 @@ mod tests {
         assert_eq!(held.strong_count(), 0);
         drop((lost, copier));
         release_devices();
+    }
+
+    /// What owns the places that copies write to comes back with the last of their slots.
+    #[test]
+    fn memory_that_parked_work_uses_comes_back_with_all_that_was_parked_before() {
+        let _turn = turn();
+        let mut copier = Copier::new();
+        let [first, own] = [copier.parked(), owner(&copier.device)];
+        toy::fail(Fault::Mark, None);
+        let (memory, second) = counted();
+        copier.stream.park(memory);
+        let last = owner(&copier.device);
+        toy::reset();
+        copier.device.ask_again();
+        let left = || [&first, &own, &second, &last].map(Weak::strong_count);
+        assert_eq!(left(), [0, 0, 1, 1], "no event lies behind the second");
+        release_devices();
+        assert_eq!(left(), [0; 4]);
+        let alone = owner(&copier.device);
+        copier.device.ask_again();
+        assert!(alone.strong_count() == 0 && !copier.device.is_in_doubt());
     }
 
     #[test]
@@ -405,8 +461,7 @@ mod tests {
         let _turn = turn();
         let copier = Copier::new();
         for (fault, is_parked) in [(None, false), (Some(Fault::Doubt), true)] {
-            let memory = Arc::new(());
-            let held = Arc::downgrade(&memory);
+            let (memory, held) = counted();
             fault.into_iter().for_each(|fault| toy::fail(fault, None));
             let refused = Error::Internal("a test wants it so".into());
             assert!(copier.stream.keep(memory, Err(refused)).is_err());

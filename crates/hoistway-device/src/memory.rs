@@ -81,7 +81,7 @@ impl Drop for DeviceMemory {
             let Allocation { backend, address, len, stream } = &self.allocation;
             let (backend, stream) = (backend.clone(), stream.clone());
             let left = Allocation { backend, address: *address, len: *len, stream };
-            self.device.park(None, None, Unfreed(left));
+            self.device.set_aside(Unfreed(left));
         }
     }
 }
@@ -153,6 +153,11 @@ impl Pinned {
 }
 
 impl Pinned {
+    /// The device that it was pinned by.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
     /// Unpins the memory. `false` if it may be pinned still, so that it must stay mapped.
     pub fn unpin(self) -> bool {
         let pinned = std::mem::ManuallyDrop::new(self);

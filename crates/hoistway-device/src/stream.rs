@@ -4,7 +4,7 @@
 use crate::{
     Device, DeviceMemory, Error, Fate, InUse, Pinned, Result, Transfer,
     backend::{Address, Event, Kernel, Segment, Stream, Work, no_conversions},
-    fate,
+    fate::{self, Sign},
 };
 use std::{
     any::Any,
@@ -171,8 +171,8 @@ impl CopyStream {
 
     /// Keeps memory that copies of unknown fate use, until the device tells that they have ended.
     pub fn park(&self, memory: impl Any + Send) {
-        let event = self.stream.mark().ok();
-        self.device.park(Some(self.stream.clone()), event, memory);
+        let sign = self.stream.mark().map_or(Sign::Wait, Sign::Event);
+        self.device.park(Some(self.stream.clone()), sign, memory);
     }
 
     /// Queues the transfers of one slot. `addresses` are those of the arenas; `scratch` is needed where
@@ -316,7 +316,7 @@ impl Ticket {
 
     /// Keeps memory that the work uses until the device tells that it has ended.
     pub(crate) fn park(self, memory: impl Any + Send) {
-        self.device.park(Some(self.stream), Some(self.event), memory);
+        self.device.park(Some(self.stream), Sign::Event(self.event), memory);
     }
 }
 

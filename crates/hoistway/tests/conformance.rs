@@ -9,7 +9,7 @@ use common::{
     write_model,
 };
 use hoistway::{
-    Arrival, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded, Route,
+    Arrival, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded, Route, StreamOptions,
     catalog::FormatError,
     memory::{HugePages, MemoryPool},
     plan::{Layout, PlanError, Selection, TensorSlice},
@@ -553,8 +553,27 @@ fn what_a_load_knows_of_its_reads_is_part_of_its_budget() {
     assert!(report.memory.arena_bytes + report.memory.staging_bytes <= budget, "{report}");
     let carried: u64 = report.carriers.iter().map(|carrier| carrier.tensor_bytes).sum();
     assert_eq!((carried, report.tensors, report.files), (rows, 1, 1), "{report}");
+    // Also if all reads fit the budget, and the tensor beside them does not.
+    let columns = Selection::all().slice("m", TensorSlice::new(vec![0..rows, 0..512]));
+    let wide = options.clone().selection(columns).memory_budget_bytes(24 << 20);
+    let loaded = hoistway::load(&[&path], &wide).unwrap();
+    let first: Vec<u8> = loaded.get("m").unwrap().bytes().unwrap().iter().copied().step_by(512).collect();
+    assert!(first == expected);
+    assert!(loaded.report().notes.iter().any(|note| note.contains("waves")), "{}", loaded.report());
     let checkpoint = Checkpoint::open(&[&path]).unwrap();
     let in_waves = options.clone().memory_budget_bytes(budget);
+    // What cannot go in waves is refused.
+    let stream = StreamOptions::default().max_in_flight_bytes(1 << 20);
+    let [_, device] = devices();
+    let on_device = in_waves.clone().device(device);
+    for refused in [checkpoint.stream(&in_waves, &stream), checkpoint.start(&on_device)] {
+        match refused.map(drop).unwrap_err() {
+            Error::MemoryBudget { needed, limit_name, .. } => {
+                assert!(needed >= rows * 1024 && limit_name == "the memory budget", "{needed} {limit_name}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
     let mut loading = checkpoint.start(&in_waves).unwrap();
     loading.cancel();
     assert!(matches!(loading.find_map(Result::err), Some(Error::Cancelled)));

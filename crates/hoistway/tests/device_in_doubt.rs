@@ -14,7 +14,7 @@ use common::{
 use hoistway::{
     Checkpoint, Dtype, Error, FillTarget, Filled, LoadOptions, Order, Route,
     plan::Selection,
-    read::{Priority, Reader, ReaderOptions},
+    read::{Priority, ReadRequest, Reader, ReaderOptions, Target},
 };
 use hoistway_device::{Device, DeviceMemory};
 use std::{
@@ -135,10 +135,10 @@ fn nothing_of_a_device_that_the_program_has_reset_is_in_doubt() {
     let memory = Arc::new(());
     let held = Arc::downgrade(&memory);
     device.set_aside(memory);
-    STAND_IN.set("FAULTS=cuMemFree_v2:*=999");
+    STAND_IN.configure("FAULTS=cuMemFree_v2:*=999");
     device.regain().unwrap_err();
     assert!(device.is_in_doubt() && held.strong_count() == 1);
-    STAND_IN.set("FAULTS=cuCtxPushCurrent_v2:*=201");
+    STAND_IN.configure("FAULTS=cuCtxPushCurrent_v2:*=201");
     device.regain().unwrap();
     assert!(!device.is_in_doubt() && held.strong_count() == 0);
     STAND_IN.reset();
@@ -148,6 +148,40 @@ fn nothing_of_a_device_that_the_program_has_reset_is_in_doubt() {
     assert!(Arc::ptr_eq(&device, &same));
     drop((device, same));
     assert_is_file(&hoistway::load(&[&path], &options).unwrap(), &file);
+    devices.assert_nothing_left("the device was opened anew");
+}
+
+/// A device with parked memory that the program has reset is opened anew by whatever uses it next, also by a reader that has used
+/// it before.
+#[test]
+fn a_device_that_was_lost_is_opened_anew() {
+    let devices = Devices::take();
+    let file = TestFile::new(1 << 20);
+    let id = Vendor::Cuda.device(0);
+    let open = file.open();
+    let lose = || {
+        let device = Device::open(id).unwrap();
+        device.set_aside(());
+        STAND_IN.configure("FAULTS=cuCtxPushCurrent_v2:*=201");
+        assert!(device.memory().is_err() && device.is_lost() && device.is_in_doubt());
+        STAND_IN.reset();
+    };
+    lose();
+    let device = Device::open(id).unwrap();
+    assert!(!device.is_lost() && !device.is_in_doubt());
+    drop(device);
+    let reader = Reader::new(&ReaderOptions::default()).unwrap();
+    let read = || {
+        let request = ReadRequest::new(&open, range(5, 1000), Target::scratch(id));
+        let batch = reader.submit([request], Priority::Demand).unwrap();
+        batch.wait().unwrap_or_else(|error| panic!("{error}"));
+    };
+    read();
+    lose();
+    assert!(Device::open(id).unwrap().is_lost(), "the reader uses it");
+    read();
+    assert!(!Device::open(id).unwrap().is_lost());
+    drop((reader, open));
     devices.assert_nothing_left("the device was opened anew");
 }
 
@@ -175,7 +209,7 @@ fn a_fill_is_cancelled_once_it_is_known_that_its_copies_have_ended() {
                 other => break assert!(other.is_err(), "{other:?}"),
             }
         }
-        STAND_IN.set(&vendor.faults(IN_DOUBT));
+        STAND_IN.configure(&vendor.faults(IN_DOUBT));
         for _ in 0..2 {
             let error = filling.cancel().unwrap_err();
             assert!(matches!(&error, Error::DeviceUnavailable { .. }), "{error:?}");

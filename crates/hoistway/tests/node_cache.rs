@@ -371,7 +371,7 @@ fn files_that_a_server_names_and_versions_alike_have_entries_of_their_own() {
     // As a program answers that names its release in place of the file, by a parameter that signatures have too.
     for name in ["st", "policy", "sv", "Expires", "sig"] {
         for (number, file) in [(1, &first), (2, &second)] {
-            node.server.put_tagged(&format!("get?{name}={number}"), file, "\"release-7\"");
+            node.server.put_tagged(&format!("get?{name}={number}"), file.as_slice(), "\"release-7\"");
         }
         for (number, file) in [(1, &first), (2, &second), (1, &first)] {
             let url = format!("{}/get?{name}={number}", node.server.url());
@@ -384,7 +384,7 @@ fn files_that_a_server_names_and_versions_alike_have_entries_of_their_own() {
     // Where a signature hides what is named, the first bytes tell the files apart.
     let signature = "Expires=1&Key-Pair-Id=k&Signature=0123456789abcdef";
     for (number, file) in [(1, &first), (2, &second)] {
-        node.server.put_tagged(&format!("get?{signature}{number}"), file, "\"release-7\"");
+        node.server.put_tagged(&format!("get?{signature}{number}"), file.as_slice(), "\"release-7\"");
         let url = format!("{}/get?{signature}{number}", node.server.url());
         let options = OpenOptions::default().cache(cache.clone());
         let loaded = Checkpoint::open_with(&[url], &options).unwrap().load(&auto()).unwrap();
@@ -396,7 +396,7 @@ fn files_that_a_server_names_and_versions_alike_have_entries_of_their_own() {
 #[test]
 fn a_signature_that_rotates_keeps_its_entry() {
     let node = Node::new();
-    node.server.put_tagged("get", &node.file, "\"release-7\"");
+    node.server.put_tagged("get", &*node.file, "\"release-7\"");
     let cache = node.cache();
     for number in 0..3 {
         let signature = format!("OSSAccessKeyId=k&Expires={number}&Signature=0123456789abcdef{number}");

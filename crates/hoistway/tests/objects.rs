@@ -16,7 +16,7 @@ use hoistway::{
     cache::NodeCache,
     catalog::{OpenOptions, SourceName, index::IndexError},
     objects::StoreOptions,
-    plan::Layout,
+    plan::{Layout, Selection, TensorSlice},
     read::{Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target},
 };
 use objectd::{Dialect, Fault, Faults, Server};
@@ -627,5 +627,39 @@ fn what_stands_before_the_last_at_sign_is_not_shown() {
         let error = Catalog::open(&[url]).unwrap_err();
         assert_shows_no_secret(&format!("{error} {error:?}"));
         assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
+    }
+}
+
+/// Requests to a far server are longer, and so would be the memory that they pass through.
+#[test]
+fn a_budget_that_is_enough_for_a_near_server_is_enough_for_a_far_one() {
+    const ROW: u64 = 4096;
+    const ROWS: u64 = (600 << 20) / ROW;
+    let server = Server::start().unwrap();
+    let header =
+        format!(r#"{{"t":{{"dtype":"U8","shape":[{ROWS},{ROW}],"data_offsets":[0,{}]}}}}"#, ROWS * ROW);
+    let head = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+    // Nearly all of it is never touched.
+    let mut file = vec![0; head.len() + (ROWS * ROW) as usize];
+    file[..head.len()].copy_from_slice(&head);
+    let rows = 8192;
+    for (number, row) in file[head.len()..].chunks_mut(ROW as usize).take(rows).enumerate() {
+        row.fill((number % 251) as u8);
+    }
+    server.put_tagged("models/llama/t.safetensors", file, "\"t\"");
+    let half = TensorSlice::new(vec![0..rows as u64, 0..ROW / 2]);
+    let tensor_bytes = rows as u64 * ROW / 2;
+    let budget = tensor_bytes + (6 << 20);
+    let options =
+        LoadOptions::default().selection(Selection::all().slice("t", half)).memory_budget_bytes(budget);
+    for latency in [Duration::ZERO, Duration::from_millis(20)] {
+        server.fail(Faults { latency, ..Faults::default() });
+        let loaded = open(&server, "s3://models/llama/t.safetensors").unwrap().load(&options).unwrap();
+        assert_carried_by(&loaded, Route::Http);
+        let bytes = loaded.get("t").unwrap().bytes().unwrap().to_vec();
+        let is_row = |(number, row): (usize, &[u8])| row.iter().all(|byte| *byte == (number % 251) as u8);
+        assert!(bytes.chunks(ROW as usize / 2).enumerate().all(is_row), "{latency:?}");
+        let memory = &loaded.report().memory;
+        assert!(memory.arena_bytes + memory.staging_bytes <= budget, "{}", loaded.report());
     }
 }

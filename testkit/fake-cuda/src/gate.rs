@@ -1,7 +1,7 @@
 //! What every call of the driver goes through: forks, faults, and whether there is a context.
 
 use crate::{
-    control::{control, counters},
+    control::{control, counters, settings},
     execution::{
         capture,
         context::{self, Context},
@@ -17,6 +17,8 @@ use std::{
         Arc,
         atomic::{AtomicU32, Ordering},
     },
+    thread,
+    time::Duration,
 };
 
 /// The process that initialized the driver, or 0.
@@ -126,6 +128,9 @@ pub(crate) fn admit(name: &'static str) -> Result<(), Code> {
     counters::called(name);
     if interpreter::is_held() {
         counters::called_under_interpreter(name);
+    }
+    while settings().blocks == name {
+        thread::sleep(Duration::from_millis(1));
     }
     match control().faults.strike(name) {
         None => Ok(()),

@@ -61,7 +61,7 @@
 //! | `POISON` | 1 | 0 leaves memory as it is, and makes large allocations cheap |
 //! | `COPY_LATENCY_US` | 0 | added to each copy, read and write; the bytes move at its end |
 //! | `COPY_MIB_S` | 0 | speed of each copy, read and write; 0 for no limit |
-//! | `INIT_BLOCKS` | 0 | 1 keeps `cuInit` from returning until this is 0 again |
+//! | `BLOCKS` | | function whose calls do not begin until another is named, or none |
 //! | `JITTER_US` | 0 | up to so much delay before each operation of a stream and each read and write |
 //! | `DRIVER_VERSION` | 12080 | what `cuDriverGetVersion` says |
 //! | `HIP_VERSION` | 60342134 | what `hipRuntimeGetVersion` says |

@@ -148,8 +148,8 @@ impl Server {
 
     /// Puts an object with an ETag of the caller's. A path with a query, such as `get?file=1`, is of requests with that query
     /// alone.
-    pub fn put_tagged(&self, path: &str, bytes: &[u8], etag: &str) {
-        self.state.put(path, bytes.to_vec(), etag.to_owned());
+    pub fn put_tagged(&self, path: &str, bytes: impl Into<Vec<u8>>, etag: &str) {
+        self.state.put(path, bytes.into(), etag.to_owned());
     }
 
     /// Removes an object.

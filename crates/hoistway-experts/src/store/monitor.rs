@@ -1,7 +1,8 @@
 //! The store's lock, and how threads wait: carries out what the ledger says, and tells it which reads have ended.
 //!
-//! Reads end on threads of the reader. These take no lock but that of the [`Signal`], so that a caller may submit, cancel
-//! and wait for reads while it has the store's. Whichever caller looks next settles what has ended.
+//! Reads end on threads of the reader. These take no lock but that of the [`Signal`], so that a caller may cancel and wait for
+//! reads while it has the store's. Whichever caller looks next settles what has ended. Reads are submitted without the store's
+//! lock, since that may call the driver of a device and wait for it.
 #![forbid(unsafe_code)]
 
 use super::{
@@ -9,7 +10,7 @@ use super::{
     sync::{Condvar, Mutex, MutexGuard},
 };
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{Arc, PoisonError},
     time::Instant,
 };
@@ -30,7 +31,8 @@ pub(super) trait Io: Send + Sync {
     /// Begins to prepare a unit, without a wait. `notice` is told once that is done.
     fn prepare(&self, unit: usize, notice: Notice) -> Result<(), Self::Failure>;
 
-    /// Starts to read a unit into its room. `notice` is told once, when all of its reads have ended; it may be told at once.
+    /// Starts to read a unit into its room. Called without the store's lock. `notice` is told once, when all of its reads have
+    /// ended; it may be told at once.
     fn start(
         &self,
         unit: usize,
@@ -132,15 +134,27 @@ pub(super) struct StoreState<I: Io> {
     pub(super) ledger: Ledger<I::Failure>,
     loads: HashMap<usize, (u64, Loading<I::Load>)>,
     rooms: HashMap<usize, I::Room>,
+    /// Units with room whose reads the next thread to give up the lock submits.
+    unsubmitted: VecDeque<usize>,
     next_load: u64,
 }
 
 /// The progress of a unit's load.
 enum Loading<L> {
     /// The unit is prepared for its reads.
-    Preparing { is_demand: bool, begin_by: Option<Instant>, is_cancelled: bool },
+    Preparing(Asked),
+    /// Its reads are about to be submitted, or a thread submits them.
+    Submitting { asked: Asked, has_ended: bool },
     /// It is read.
     Reading(L),
+}
+
+/// What is asked of a load whose reads were not submitted.
+#[derive(Clone, Copy)]
+struct Asked {
+    is_demand: bool,
+    begin_by: Option<Instant>,
+    is_cancelled: bool,
 }
 
 /// Why a request is not ready.
@@ -158,8 +172,8 @@ pub(super) enum NotReady<F> {
 
 impl<I: Io> Monitor<I> {
     pub(super) fn new(ledger: Ledger<I::Failure>, io: I) -> Self {
-        let (loads, rooms) = (HashMap::new(), HashMap::new());
-        let state = Mutex::new(StoreState { ledger, loads, rooms, next_load: 0 });
+        let (loads, rooms, unsubmitted) = (HashMap::new(), HashMap::new(), VecDeque::new());
+        let state = Mutex::new(StoreState { ledger, loads, rooms, unsubmitted, next_load: 0 });
         Self { state, signal: Arc::default(), io }
     }
 
@@ -175,7 +189,8 @@ impl<I: Io> Monitor<I> {
         let mut state = lock(&self.state);
         let mut commands = Vec::new();
         let result = change(&mut state.ledger, &mut commands);
-        self.carry_out(&mut state, commands);
+        self.carry_out(&mut state, commands, false);
+        self.submit(state);
         result
     }
 
@@ -251,8 +266,7 @@ impl<I: Io> Monitor<I> {
     }
 
     /// Carries out commands, and settles loads that have ended, until nothing is left to do.
-    fn carry_out(&self, state: &mut MutexGuard<'_, StoreState<I>>, mut commands: Vec<Command>) {
-        let mut has_changed = false;
+    fn carry_out(&self, state: &mut StoreState<I>, mut commands: Vec<Command>, mut has_changed: bool) {
         loop {
             let mut failed = Vec::new();
             for command in std::mem::take(&mut commands) {
@@ -271,17 +285,15 @@ impl<I: Io> Monitor<I> {
                 }
                 let ended = match state.loads.remove(&unit) {
                     Some((_, Loading::Reading(load))) => self.io.outcome(load),
-                    Some((_, Loading::Preparing { is_demand, begin_by, is_cancelled })) => {
-                        match self.start(state, unit, is_demand, begin_by) {
-                            Ok(()) => {
-                                if is_cancelled {
-                                    self.cancel(state, unit);
-                                }
-                                continue;
-                            }
-                            Err(failure) => Ended::Failed(failure),
-                        }
+                    Some((_, Loading::Submitting { asked, .. })) => {
+                        // The thread that submits them settles that.
+                        state.loads.insert(unit, (number, Loading::Submitting { asked, has_ended: true }));
+                        continue;
                     }
+                    Some((_, Loading::Preparing(asked))) => match self.start(state, unit, asked) {
+                        Ok(()) => continue,
+                        Err(failure) => Ended::Failed(failure),
+                    },
                     None => continue,
                 };
                 state.ledger.ended(unit, ended, &mut commands);
@@ -295,15 +307,61 @@ impl<I: Io> Monitor<I> {
         }
     }
 
+    /// Submits the reads of units that wait for it. Other threads have the lock meanwhile.
+    fn submit<'a>(&'a self, mut state: MutexGuard<'a, StoreState<I>>) {
+        while let Some(unit) = state.unsubmitted.pop_front() {
+            let Some((number, Loading::Submitting { asked, .. })) = state.loads.get(&unit) else { continue };
+            let Some(room) = state.rooms.get(&unit).cloned() else { continue };
+            let (load, asked) = (*number, *asked);
+            drop(state);
+            let notice = Notice { signal: self.signal.clone(), unit, load };
+            let started = self.io.start(unit, &room, asked.is_demand, asked.begin_by, notice);
+            state = lock(&self.state);
+            self.submitted(&mut state, unit, asked, started);
+        }
+    }
+
+    /// The reads of a unit were submitted as was asked then, or could not be.
+    fn submitted(
+        &self,
+        state: &mut StoreState<I>,
+        unit: usize,
+        then: Asked,
+        started: Result<I::Load, I::Failure>,
+    ) {
+        let Some((number, Loading::Submitting { asked, has_ended })) = state.loads.remove(&unit) else {
+            return;
+        };
+        let ended = match started {
+            Ok(load) if has_ended => self.io.outcome(load),
+            Ok(load) => {
+                if asked.is_cancelled {
+                    self.io.cancel(&load);
+                } else if asked.is_demand && !then.is_demand {
+                    self.io.promote(&load);
+                }
+                state.loads.insert(unit, (number, Loading::Reading(load)));
+                return;
+            }
+            Err(failure) => Ended::Failed(failure),
+        };
+        let mut commands = Vec::new();
+        state.ledger.ended(unit, ended, &mut commands);
+        self.carry_out(state, commands, true);
+    }
+
     fn execute(&self, state: &mut StoreState<I>, command: &Command) -> Result<(), (usize, I::Failure)> {
         match *command {
             Command::Start { unit, is_demand, begin_by } => {
-                self.start(state, unit, is_demand, begin_by).map_err(|failure| (unit, failure))?;
+                let asked = Asked { is_demand, begin_by, is_cancelled: false };
+                self.start(state, unit, asked).map_err(|failure| (unit, failure))?;
             }
             Command::Cancel { unit } => self.cancel(state, unit),
             Command::Promote { unit } => match state.loads.get_mut(&unit) {
                 Some((_, Loading::Reading(load))) => self.io.promote(load),
-                Some((_, Loading::Preparing { is_demand, .. })) => *is_demand = true,
+                Some((_, Loading::Preparing(asked) | Loading::Submitting { asked, .. })) => {
+                    asked.is_demand = true;
+                }
                 None => {}
             },
             Command::Release { unit } => {
@@ -318,29 +376,23 @@ impl<I: Io> Monitor<I> {
         Ok(())
     }
 
-    /// Reads a unit, or prepares it first.
-    fn start(
-        &self,
-        state: &mut StoreState<I>,
-        unit: usize,
-        is_demand: bool,
-        begin_by: Option<Instant>,
-    ) -> Result<(), I::Failure> {
+    /// Has a unit read, or prepares it first.
+    fn start(&self, state: &mut StoreState<I>, unit: usize, asked: Asked) -> Result<(), I::Failure> {
         let room = match state.rooms.get(&unit) {
             Some(room) => Some(room.clone()),
             None => self.io.reserve(unit, state.ledger.keep_bytes())?,
         };
         let number = state.next_load;
         state.next_load += 1;
-        let notice = Notice { signal: self.signal.clone(), unit, load: number };
         let loading = match room {
             Some(room) => {
-                state.rooms.insert(unit, room.clone());
-                Loading::Reading(self.io.start(unit, &room, is_demand, begin_by, notice)?)
+                state.rooms.insert(unit, room);
+                state.unsubmitted.push_back(unit);
+                Loading::Submitting { asked, has_ended: false }
             }
             None => {
-                self.io.prepare(unit, notice)?;
-                Loading::Preparing { is_demand, begin_by, is_cancelled: false }
+                self.io.prepare(unit, Notice { signal: self.signal.clone(), unit, load: number })?;
+                Loading::Preparing(asked)
             }
         };
         state.loads.insert(unit, (number, loading));
@@ -350,7 +402,9 @@ impl<I: Io> Monitor<I> {
     fn cancel(&self, state: &mut StoreState<I>, unit: usize) {
         match state.loads.get_mut(&unit) {
             Some((_, Loading::Reading(load))) => self.io.cancel(load),
-            Some((_, Loading::Preparing { is_cancelled, .. })) => *is_cancelled = true,
+            Some((_, Loading::Preparing(asked) | Loading::Submitting { asked, .. })) => {
+                asked.is_cancelled = true;
+            }
             None => {}
         }
     }

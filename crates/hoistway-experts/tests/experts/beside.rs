@@ -289,7 +289,7 @@ fn a_place_whose_wait_did_not_tell_comes_back_with_a_later_one() {
     places.read(0);
     places.device.set_aside(());
     let before = frees();
-    STAND_IN.set("FAULTS=cuMemFree_v2:*=999");
+    STAND_IN.configure("FAULTS=cuMemFree_v2:*=999");
     places.evict(0, &Gate::default());
     until("the wait", || frees() > before);
     STAND_IN.reset();
@@ -301,4 +301,30 @@ fn a_place_whose_wait_did_not_tell_comes_back_with_a_later_one() {
     });
     drop(places);
     turn.assert_nothing_left("the store");
+}
+
+/// To submit reads calls the driver: to make what copies to the device need, and to put them behind its default stream.
+#[test]
+fn a_driver_that_does_not_answer_the_one_who_reads_keeps_no_other_caller_waiting() {
+    let turn = Turn::take();
+    for function in ["cuStreamCreate", "cuEventRecord"] {
+        let places = Places::new();
+        let calls = || STAND_IN.count(&format!("calls.{function}"));
+        let before = calls();
+        STAND_IN.configure(&format!("BLOCKS={function}"));
+        let (sender, answer) = mpsc::channel();
+        let answered = thread::scope(|scope| {
+            let reads = scope.spawn(|| places.read(0));
+            until("the driver to be called", || calls() > before);
+            let store = places.store.clone();
+            scope.spawn(move || sender.send(store.is_resident(ExpertId { layer: 0, expert: 0 }).unwrap()));
+            let answered = answer.recv_timeout(LONG);
+            STAND_IN.reset();
+            reads.join().unwrap();
+            answered
+        });
+        assert_eq!(answered, Ok(false), "{function}");
+        drop(places);
+        turn.assert_nothing_left(function);
+    }
 }

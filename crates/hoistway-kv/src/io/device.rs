@@ -41,20 +41,25 @@ pub(super) struct DeviceSide {
     regions: Mutex<Vec<Arc<DirectBuffer>>>,
     /// Slots that bytes of devices pass through, in bytes.
     staging_bytes: u64,
+    /// Locked for a look only, as `regions`.
     state: Mutex<State>,
-    // Unpinned before it is unmapped: after `state`.
+    /// The pool as it is pinned, by kind of devices: each has a driver of its own. `None` where the platform pins no memory. Locked
+    /// while the driver pins it, which takes long.
+    pinned: Mutex<HashMap<Discriminant<DeviceId>, Option<Pinned>>>,
+    // Unpinned before it is unmapped: after `pinned`.
     pool: Mutex<Option<Arc<Staging>>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// By kind of devices: each has a driver of its own.
-    /// `None` where the platform pins no memory.
-    pinned: HashMap<Discriminant<DeviceId>, Option<Pinned>>,
     /// What shows, for each device, that they do.
     proofs: HashMap<DeviceId, Arc<DirectProof>>,
     /// Devices whose events were asked after.
     devices: HashMap<DeviceId, Arc<Device>>,
+    /// The queues of copies of each worker, so that any of them lets go a device that is lost.
+    queues: HashMap<(u64, DeviceId), Arc<CopyStream>>,
+    /// How many workers there were, ever.
+    workers: u64,
 }
 
 impl DeviceSide {
@@ -71,10 +76,10 @@ impl DeviceSide {
         {
             return Err(Error::RouteUnavailable { route: GDS.into(), path: root, why });
         }
-        let (regions, state, pool) = (Mutex::default(), Mutex::default(), Mutex::new(None));
+        let (regions, state, pinned) = (Mutex::default(), Mutex::default(), Mutex::default());
         // No more than was asked for, in whole slots.
         let staging_bytes = staging_bytes.map_or(STAGING_BYTES, |bytes| bytes / DEVICE_BYTES * DEVICE_BYTES);
-        Ok(Self { direct, root, refusals, regions, staging_bytes, state, pool })
+        Ok(Self { direct, root, refusals, regions, staging_bytes, state, pinned, pool: Mutex::new(None) })
     }
 
     /// The memory that bytes pass through; not pinned yet.
@@ -223,9 +228,11 @@ impl DeviceSide {
     /// A device, which stays open: it is asked after often.
     fn device(&self, id: DeviceId) -> device::Result<Arc<Device>> {
         let open = self.lock().devices.get(&id).cloned();
-        if let Some(device) = open {
+        if let Some(device) = open.filter(|device| !device.is_lost()) {
             return Ok(device);
         }
+        // What uses one that is lost keeps it from being opened anew.
+        self.forget_lost();
         let device = Device::open(id)?;
         self.lock().devices.insert(id, device.clone());
         Ok(device)
@@ -271,10 +278,10 @@ impl DeviceSide {
 
     /// Pins the memory that bytes pass through, once for all devices of a kind.
     fn pin(&self, device: &Arc<Device>, pool: &Staging) -> Result<(), device::Error> {
-        let mut state = self.lock();
+        let mut all = lock(&self.pinned);
         let kind = mem::discriminant(&device.id());
-        if let (false, Some((memory, len))) = (state.pinned.contains_key(&kind), pool.slots().host_memory()) {
-            // SAFETY: this has the pool, which stays mapped until it is dropped, after `state`.
+        if let (false, Some((memory, len))) = (all.contains_key(&kind), pool.slots().host_memory()) {
+            // SAFETY: this has the pool, which stays mapped until it is dropped, after `pinned`.
             let pinned = match unsafe { Pinned::new(device, memory.as_ptr(), len) } {
                 Ok(pinned) => Some(pinned),
                 Err(error) if error.is_unsupported() => {
@@ -284,9 +291,18 @@ impl DeviceSide {
                 }
                 Err(error) => return Err(error),
             };
-            state.pinned.insert(kind, pinned);
+            all.insert(kind, pinned);
         }
         Ok(())
+    }
+
+    /// Lets devices go that are lost.
+    fn forget_lost(&self) {
+        let mut state = self.lock();
+        let queues: Vec<_> = state.queues.extract_if(|_, queue| queue.device().is_lost()).collect();
+        let devices: Vec<_> = state.devices.extract_if(|_, device| device.is_lost()).collect();
+        drop(state);
+        drop((queues, devices));
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -355,12 +371,25 @@ pub(super) struct FailedCopies {
 pub(super) struct DeviceLane {
     side: Arc<DeviceSide>,
     pool: Arc<Staging>,
-    queues: HashMap<DeviceId, CopyStream>,
+    worker: u64,
+}
+
+impl Drop for DeviceLane {
+    fn drop(&mut self) {
+        let mut state = self.side.lock();
+        let own: Vec<_> = state.queues.extract_if(|(worker, _), _| *worker == self.worker).collect();
+        drop(state);
+        drop(own);
+    }
 }
 
 impl DeviceLane {
     pub(super) fn new(side: Arc<DeviceSide>, pool: Arc<Staging>) -> Self {
-        Self { side, pool, queues: HashMap::new() }
+        let mut state = side.lock();
+        let worker = state.workers;
+        state.workers += 1;
+        drop(state);
+        Self { side, pool, worker }
     }
 
     pub(super) fn side(&self) -> &DeviceSide {
@@ -376,7 +405,7 @@ impl DeviceLane {
     /// # Safety
     /// The pieces must be allocated on their devices, and nothing may use them, or the lease, in a way that copies forbid.
     pub(super) unsafe fn copy(
-        &mut self,
+        &self,
         direction: Direction,
         step: &Step,
         lease: &Lease,
@@ -401,19 +430,30 @@ impl DeviceLane {
     /// Keeps memory that copies of unknown fate use, with the pool that is pinned for them.
     pub(super) fn park(&self, id: DeviceId, memory: impl Any + Send) {
         let memory = (memory, self.side.clone());
-        match self.queues.get(&id) {
+        let queue = self.side.lock().queues.get(&(self.worker, id)).cloned();
+        match queue {
             Some(queue) => queue.park(memory),
             None => mem::forget(memory),
         }
     }
 
-    fn queue(&mut self, id: DeviceId) -> Result<&CopyStream, device::Error> {
-        if !self.queues.contains_key(&id) {
-            let device = Device::open(id)?;
-            self.side.pin(&device, &self.pool)?;
-            self.queues.insert(id, CopyStream::new(&device)?);
-        }
-        let queue = self.queues.get(&id).ok_or_else(|| device::Error::Internal("a queue is gone".into()))?;
+    fn queue(&self, id: DeviceId) -> Result<Arc<CopyStream>, device::Error> {
+        let open = self.side.lock().queues.get(&(self.worker, id)).cloned();
+        let queue = match open.filter(|queue| !queue.device().is_lost()) {
+            Some(queue) => queue,
+            None => {
+                self.side.forget_lost();
+                // The pool may be pinned in the context of one, which is no more.
+                let is_lost =
+                    |pinned: &Option<Pinned>| pinned.as_ref().is_some_and(|own| own.device().is_lost());
+                lock(&self.side.pinned).retain(|_, pinned| !is_lost(pinned));
+                let device = Device::open(id)?;
+                self.side.pin(&device, &self.pool)?;
+                let queue = Arc::new(CopyStream::new(&device)?);
+                self.side.lock().queues.insert((self.worker, id), queue.clone());
+                queue
+            }
+        };
         // Else each further copy would set memory aside, until none is left for other devices.
         queue.device().regain()?;
         Ok(queue)

@@ -103,8 +103,10 @@ impl Writer {
     /// `false` if the backlog has no room, or the system no thread.
     fn push(&self, entry: &Arc<Entry>, blocks: &Range<u64>, bytes: &[u8], grant: Option<Grant>) -> bool {
         let len = bytes.len() as u64;
+        // What earlier loads have left waiting is in memory beside this one.
+        let most = grant.as_ref().map_or(u64::MAX, Grant::limit_bytes).min(BACKLOG_BYTES);
         let mut state = lock(&self.shared.state);
-        if state.bytes + len > BACKLOG_BYTES {
+        if state.bytes + len > most {
             return false;
         }
         state.bytes += len;
@@ -188,5 +190,37 @@ impl Shared {
             }
         }
         entry.release(blocks);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_earlier_loads_have_left_waiting_is_part_of_the_budget_of_later_ones() {
+        let directory = tempfile::tempdir().unwrap();
+        let room = Arc::new(Room::new(directory.path(), Some(1 << 30)));
+        [room.objects(), room.temporary()].iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
+        let writer = Writer::new(room.clone());
+        let bytes = vec![7; UNIT_BYTES];
+        let is_kept = |earlier_bytes, limit_bytes| {
+            let entry = Entry::open(&room, "entry", "https://example.org/entry", UNIT_BYTES as u64).unwrap();
+            lock(&writer.shared.state).bytes = earlier_bytes;
+            writer.keep(&Arc::new(entry), 0, &bytes, Some(&Ledger::new(limit_bytes)));
+            writer.flush(None);
+            let left = std::mem::take(&mut lock(&writer.shared.state).bytes);
+            assert_eq!(left, earlier_bytes, "what was taken is given back");
+            let entry = Entry::open(&room, "entry", "https://example.org/entry", UNIT_BYTES as u64).unwrap();
+            let is_kept = entry.is_present(0);
+            drop(entry);
+            std::fs::remove_dir_all(room.objects()).unwrap();
+            std::fs::create_dir(room.objects()).unwrap();
+            is_kept
+        };
+        let (unit, block) = (UNIT_BYTES as u64, BLOCK_BYTES);
+        assert!(is_kept(0, unit) && is_kept(unit, 2 * unit) && is_kept(unit, u64::MAX));
+        assert!(!is_kept(unit, unit) && !is_kept(2 * unit - block, 2 * unit - block));
+        assert!(!is_kept(BACKLOG_BYTES, u64::MAX));
     }
 }

@@ -52,6 +52,8 @@ pub struct Filling {
     waves: Option<Waves>,
     /// Those of the targets, until it is known that they write to none.
     devices: Vec<Arc<Device>>,
+    /// Whether what owns the targets is kept until then.
+    is_set_aside: bool,
     order: Order,
     /// For each target, the reads that have not ended.
     pending: Vec<u64>,
@@ -180,6 +182,7 @@ impl Filling {
         Self {
             waves: None,
             devices: Vec::new(),
+            is_set_aside: false,
             order,
             pending: Vec::new(),
             filled: VecDeque::new(),
@@ -319,12 +322,14 @@ impl Filling {
     }
 
     /// Keeps `memory`, such as what owns the targets, until no device may write to targets any more. To be called once
-    /// [`cancel`](Self::cancel) has failed and the caller does not ask again. Later work of hoistway's on the devices asks.
+    /// [`cancel`](Self::cancel) has failed. Another call of that asks the devices, and so do later loads to them and
+    /// [`release_devices`](crate::device::release_devices).
     pub fn set_aside(&mut self, memory: impl Any + Send + Sync) {
         let memory = Arc::new(memory);
-        for device in self.devices.drain(..) {
-            device.set_aside(memory.clone());
+        for device in &self.devices {
+            device.set_aside_with_parked(memory.clone());
         }
+        self.is_set_aside = true;
     }
 
     /// Ends it early, and waits for its reads, and copies as far as devices tell their ends.
@@ -363,7 +368,9 @@ impl Filling {
 
 impl Drop for Filling {
     fn drop(&mut self) {
-        if let Err(error) = self.cancel() {
+        if self.is_set_aside {
+            self.stop();
+        } else if let Err(error) = self.cancel() {
             tracing::error!(%error, "memory of the caller's may be written to after this");
         }
     }

@@ -11,6 +11,7 @@ use super::{
     serve,
     started::{Arrival, Progress},
     threads::{no_thread, numa_node, reads_asked_for},
+    waves::MOST_READS,
 };
 use crate::{
     Catalog, DeviceId, Error, Report, Result,
@@ -183,12 +184,6 @@ impl ThreadedLoad {
         let is_inline = is_small || no_threads.is_some();
         let mut opening = Opening::new(options, sources, copied_to, is_inline, refused);
         opening.open_first(&plan)?;
-        let chunk_bytes = opening.chunk_bytes();
-        if chunk_bytes != options.chunk_bytes && !is_inline {
-            plan = start.plan(chunk_bytes)?;
-            flow = Flow::new(&plan, stream);
-        }
-        let threads = if is_inline { ThreadPlan::ALONE } else { ThreadPlan::new(&plan, sources, options) };
         let numa_node = numa_node(sources, options.numa, copied_to)?;
         let memory = MemoryRequest {
             pages: options.huge_pages,
@@ -196,6 +191,20 @@ impl ThreadedLoad {
             pool: options.pool.clone(),
             user: device.clone().filter(|_| options.route.is_unified()),
         };
+        let mut chunk_bytes = options.chunk_bytes;
+        if opening.chunk_bytes() != chunk_bytes && !is_inline {
+            let other = start.plan(opening.chunk_bytes())?;
+            let other_flow = Flow::new(&other, stream);
+            // Longer reads take longer slots.
+            let slot_bytes = other.slot_bytes(&start.plan_options(opening.chunk_bytes()));
+            let fresh_bytes = memory.fresh_bytes(other.arena_bytes().min(other_flow.most_bytes()));
+            let known_bytes = memory::budget::bookkeeping_bytes(other.extents().len() as u64);
+            let needed = fresh_bytes.saturating_add(known_bytes).saturating_add(slot_bytes);
+            if options.memory_budget_bytes.is_none_or(|budget| needed <= budget) {
+                (chunk_bytes, plan, flow) = (opening.chunk_bytes(), other, other_flow);
+            }
+        }
+        let threads = if is_inline { ThreadPlan::ALONE } else { ThreadPlan::new(&plan, sources, options) };
         let planned = Planned { catalog, plan: &plan, options, numa_node };
         let mut report = planned.report(device.as_deref());
         let (slots, staging_bytes) = match copied_to {
@@ -217,7 +226,13 @@ impl ThreadedLoad {
             admitted: flow.admitted(),
             most_bytes: flow.most_bytes(),
         };
-        let job = Job::new(catalog.clone(), plan, opening, options, &place)?;
+        let reads = plan.extents().len() as u64;
+        let job = Job::new(catalog.clone(), plan, opening, options, &place);
+        let job = job.map_err(|error| match error {
+            // Waves know of fewer at a time.
+            Error::MemoryBudget { .. } if reads > MOST_READS => NoLoad::TooManyReads(error),
+            error => NoLoad::Failed(error),
+        })?;
         reporting::add_preparation(&mut report, &job);
         report.notes.extend(few_files_note(reads_asked_for(options)).filter(|_| !is_inline));
         report.time.open_seconds = open_time.as_secs_f64();

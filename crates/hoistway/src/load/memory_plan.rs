@@ -66,13 +66,16 @@ impl MemoryPlan<'_> {
     ) -> Result<(Slots, Promise, u64)> {
         let taken = opening.host_bytes();
         let is_staged = |extent: &&Extent| extent.target == Target::Staged && opening.needs_host_slot(extent);
-        let most = self.slots.min(needs.slots_in(self.staging_bytes.saturating_sub(taken)));
-        let count = plan.extents().iter().filter(is_staged).count().min(most);
-        let staging_bytes = (needs.slot_bytes + needs.table_bytes).saturating_mul(count as u64);
-        let staging_bytes =
-            staging_bytes.saturating_add(memory::budget::bookkeeping_bytes(plan.extents().len() as u64));
+        let known = memory::budget::bookkeeping_bytes(plan.extents().len() as u64);
         let fresh = self.fresh_bytes(plan.arena_bytes().min(self.most_bytes));
         let budget = options.memory_budget_bytes.map(|budget| budget.saturating_sub(taken));
+        // Fewer slots are slower, and enough.
+        let affordable = budget.map_or(u64::MAX, |budget| budget.saturating_sub(fresh + known));
+        let staging_bytes = self.staging_bytes.saturating_sub(taken).min(affordable);
+        let most = self.slots.min(needs.slots_in(staging_bytes));
+        let count = plan.extents().iter().filter(is_staged).count().min(most);
+        let staging_bytes = (needs.slot_bytes + needs.table_bytes).saturating_mul(count as u64);
+        let staging_bytes = staging_bytes.saturating_add(known);
         let promise = memory::budget::promise(fresh, staging_bytes, budget)?;
         let kind = match self.device {
             None => SlotKind::Host,

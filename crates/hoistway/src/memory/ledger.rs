@@ -51,6 +51,11 @@ impl Grant {
     pub(crate) fn is_limited(&self) -> bool {
         self.ledger.is_limited()
     }
+
+    /// Returns the limit of the ledger that it is of.
+    pub(crate) fn limit_bytes(&self) -> u64 {
+        self.ledger.limit_bytes
+    }
 }
 
 impl Drop for Grant {

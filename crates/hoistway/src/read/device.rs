@@ -26,7 +26,7 @@ const COPYING_SLOTS: usize = 4;
 #[derive(Debug)]
 pub(super) struct DeviceLine {
     /// Copies that were queued, oldest first.
-    sent: Handoff<(InUse<Slot>, Delivery)>,
+    sent: Arc<Sent>,
     slots: Slots,
     /// The route past the host, or why there is none if there might be.
     direct: std::result::Result<Option<Arc<DirectRoute>>, (Route, NotOpened)>,
@@ -36,6 +36,9 @@ pub(super) struct DeviceLine {
     slot_count: usize,
     queue: CopyStream,
 }
+
+/// Copies that were queued, each with the piece that it ends.
+type Sent = Handoff<(InUse<Slot>, Delivery)>;
 
 /// A route to a device past the host.
 #[derive(Debug)]
@@ -117,6 +120,8 @@ impl DeviceLine {
         main: Option<&Arc<dyn Member>>,
     ) -> Result<Arc<Self>> {
         let device = Device::open(device)?;
+        // Before all else: this fails if the device is lost.
+        let queue = CopyStream::new(&device)?;
         let (count, slot_bytes) = (slot_count(options), options.chunk_bytes as usize);
         let node = device.info().numa_node;
         let slots = match main.filter(|main| main.facts().landing == Landing::Shared) {
@@ -125,13 +130,13 @@ impl DeviceLine {
         };
         let direct = DirectRoute::open(options, &device);
         Ok(Arc::new(Self {
-            sent: Handoff::default(),
+            sent: Arc::default(),
             slots,
             direct,
             slot_count: count,
             scratch: Mutex::default(),
             chunk_bytes: options.chunk_bytes,
-            queue: CopyStream::new(&device)?,
+            queue,
         }))
     }
 
@@ -228,13 +233,21 @@ impl DeviceLine {
         }
     }
 
-    /// Waits for copies, one after the other, until the line is closed and empty.
-    pub(super) fn serve(&self) {
-        while let Some((copying, delivery)) = self.sent.next() {
-            let result = copying.wait().result().map_err(Error::from);
-            drop(copying);
-            delivery.end(result);
+    /// What a thread does for the line: waits for copies, one after the other, until the line is closed or gone, and none is left.
+    pub(super) fn service(&self) -> impl FnOnce() + Send + 'static {
+        let sent = self.sent.clone();
+        move || {
+            while let Some((copying, delivery)) = sent.next() {
+                let result = copying.wait().result().map_err(Error::from);
+                drop(copying);
+                delivery.end(result);
+            }
         }
+    }
+
+    /// Whether its device does nothing more.
+    pub(super) fn is_lost(&self) -> bool {
+        self.queue.device().is_lost()
     }
 
     /// No read waits for a slot any more.
@@ -248,5 +261,11 @@ impl DeviceLine {
     /// Nothing will be sent any more.
     pub(super) fn close(&self) {
         self.sent.close();
+    }
+}
+
+impl Drop for DeviceLine {
+    fn drop(&mut self) {
+        self.close();
     }
 }

@@ -258,12 +258,16 @@ impl Reader {
             return Err(Error::invalid_option("device", device, reason));
         }
         let mut lines = lock(&self.shared.lines);
+        // A device that is lost is opened anew once nothing uses it. Reads that are under way keep their line.
+        if lines.get(&device).is_some_and(|line| line.is_lost()) {
+            lines.remove(&device);
+        }
         if let Some(line) = lines.get(&device) {
             return Ok(line.clone());
         }
         let line = DeviceLine::new(device, &self.shared.options, self.shared.main.get())?;
-        let serving = line.clone();
-        self.spawn("hoistway-device", move |_| serving.serve())?;
+        let serve = line.service();
+        self.spawn("hoistway-device", move |_| serve())?;
         lines.insert(device, line.clone());
         Ok(line)
     }

@@ -36,6 +36,11 @@ impl StandIn {
     /// Sets `KEY=VALUE`. Devices that nothing uses are opened anew after that.
     pub fn set(&self, text: &str) {
         hoistway_device::release_devices();
+        self.configure(text);
+    }
+
+    /// Sets `KEY=VALUE` for devices as they are.
+    pub fn configure(&self, text: &str) {
         let text = CString::new(text).unwrap();
         // SAFETY: of this signature in the stand-in.
         let code = unsafe {

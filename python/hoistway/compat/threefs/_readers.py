@@ -80,7 +80,12 @@ class _Reader(FileReaderInterface):
         return dict(zip(paths, texts, strict=True))
 
     def close(self) -> None:
-        """Closes files, rings and memory shared with the daemon. Another read opens them again."""
+        """Closes files, rings and memory shared with the daemon. Another read opens them again.
+
+        Raises:
+            hoistway.errors.DeviceUnavailableError: It is unknown whether a device still writes to the memory of a read
+                that has failed. Keep that memory, and close again.
+        """
         self._native.close()
 
 

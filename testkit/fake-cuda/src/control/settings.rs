@@ -7,8 +7,8 @@ pub(crate) const DEVICES_MAX: usize = 16;
 /// Half of a device's window, so that its addresses can be left to rest before they are used again.
 pub(crate) const MEMORY_MAX_MIB: u64 = 256 << 10;
 
-/// Room for the name of an architecture and a zero.
-const ARCHITECTURE_MAX: usize = 256;
+/// Room for the name of an architecture or a function, and a zero.
+const NAME_MAX: usize = 256;
 
 /// Everything but the faults and the trace, which have state of their own.
 #[derive(Clone, Copy, Debug)]
@@ -22,8 +22,8 @@ pub(crate) struct Settings {
     /// 0 for as fast as the host copies.
     pub(crate) copy_mib_s: u64,
     pub(crate) jitter_us: u64,
-    /// Whether `cuInit` does not return until this is taken back.
-    pub(crate) init_blocks: bool,
+    /// The function whose calls do not begin until this is taken back.
+    pub(crate) blocks: &'static str,
     pub(crate) driver_version: i32,
     pub(crate) hip_version: i32,
     /// What HIP calls its devices' architecture.
@@ -66,7 +66,7 @@ impl Default for Settings {
             copy_latency: Duration::ZERO,
             copy_mib_s: 0,
             jitter_us: 0,
-            init_blocks: false,
+            blocks: "",
             driver_version: 12_080,
             hip_version: 60_342_134,
             hip_architecture: "gfx942:sramecc+:xnack-",
@@ -106,11 +106,12 @@ impl Settings {
             "COPY_LATENCY_US" => self.copy_latency = Duration::from_micros(number(value, 1 << 30)?),
             "COPY_MIB_S" => self.copy_mib_s = number(value, 1 << 30)?,
             "JITTER_US" => self.jitter_us = number(value, 1 << 30)?,
-            "INIT_BLOCKS" => self.init_blocks = switch(value)?,
+            // Settings are copied all the time, and tests change this one rarely.
+            "BLOCKS" if value.len() < NAME_MAX => self.blocks = value.to_owned().leak(),
             "DRIVER_VERSION" => self.driver_version = number(value, 1 << 30)? as i32,
             "HIP_VERSION" => self.hip_version = number(value, 1 << 30)? as i32,
             // Settings are copied all the time, and tests change this one rarely.
-            "HIP_ARCHITECTURE" if value.len() < ARCHITECTURE_MAX => {
+            "HIP_ARCHITECTURE" if value.len() < NAME_MAX => {
                 self.hip_architecture = value.to_owned().leak();
             }
             "INTEGRATED" => self.integrated = switch(value)?,

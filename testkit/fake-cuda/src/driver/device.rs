@@ -7,11 +7,7 @@ use crate::{
     status::{Code, INVALID_DEVICE, INVALID_VALUE, NO_DEVICE},
     status_names::describe,
 };
-use std::{
-    ffi::{CStr, c_char, c_int, c_uint},
-    thread,
-    time::Duration,
-};
+use std::ffi::{CStr, c_char, c_int, c_uint};
 
 /// A number that the driver numbers devices with, if there is such a device.
 pub(crate) fn ordinal(device: c_int) -> Result<usize, Code> {
@@ -37,9 +33,6 @@ pub(crate) fn start(flags: c_uint) -> Result<(), Code> {
     }
     if settings().devices == 0 {
         return Err(NO_DEVICE);
-    }
-    while settings().init_blocks {
-        thread::sleep(Duration::from_millis(1));
     }
     gate::open();
     Ok(())

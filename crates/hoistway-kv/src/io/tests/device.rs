@@ -11,7 +11,7 @@ mod device_memory;
 use super::*;
 use crate::{DirectPath, Route};
 use device_memory::{Code, DeviceMemory, in_context};
-use hoistway_device::{CopyDirection, DeviceId};
+use hoistway_device::{CopyDirection, Device, DeviceId};
 use stand_in::{STAND_IN, Turn, Vendor};
 use std::ffi::c_void;
 
@@ -233,6 +233,107 @@ fn an_event_is_waited_for_before_memory_is_read() {
             drop((event, region, engine));
         }
     }
+}
+
+/// Calls of a function of the driver that do not begin as long as this lives.
+struct Blocked(&'static str);
+
+impl Blocked {
+    fn new(function: &'static str) -> Self {
+        STAND_IN.configure(&format!("BLOCKS={function}"));
+        Self(function)
+    }
+
+    fn calls(&self) -> u64 {
+        STAND_IN.count(&format!("calls.{}", self.0))
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        STAND_IN.configure("BLOCKS=");
+    }
+}
+
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// To pin memory takes long.
+#[test]
+fn events_are_asked_after_while_memory_is_pinned() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
+    let file = new_file(directory.path(), "data");
+    let content = pattern(1 << 20, 3);
+    let memory = DeviceMemory::of(Vendor::Cuda, 0, &content);
+    let (event, gate) = Event::held_up();
+    let submit = |offset, wait_event| {
+        let (done, receiver) = outcome();
+        let parts = vec![Part { offset, pieces: vec![memory.piece(0, 4096)], len: 4096 }];
+        engine.submit(vec![Job { wait_event, ..job(Direction::Write, &file, parts, done) }]);
+        receiver
+    };
+    let pins = Blocked::new("cuMemHostRegister_v2");
+    let before = pins.calls();
+    let pinning = submit(4096, None);
+    until("memory to be pinned", || pins.calls() > before);
+    let queries = || STAND_IN.count("calls.cuEventQuery");
+    let before = queries();
+    let waiting = submit(8192, Some(event.handle()));
+    until("the event to be asked after", || queries() > before);
+    drop(gate);
+    drop(pins);
+    for receiver in [pinning, waiting] {
+        receiver.recv_timeout(PATIENCE).unwrap().result.unwrap();
+    }
+    drop((engine, event, memory));
+    stand_in.assert_nothing_left("pinning");
+}
+
+/// A device that the program has reset, with memory parked, is opened anew once the engine lets it go.
+#[test]
+fn a_device_that_was_lost_is_opened_anew() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
+    let file = new_file(directory.path(), "data");
+    let allocate: unsafe extern "C" fn(*mut u64, usize) -> Code = STAND_IN.function("cuMemAlloc_v2");
+    let free: unsafe extern "C" fn(u64) -> Code = STAND_IN.function("cuMemFree_v2");
+    let retain: unsafe extern "C" fn(*mut *mut c_void, i32) -> Code =
+        STAND_IN.function("cuDevicePrimaryCtxRetain");
+    let release: unsafe extern "C" fn(i32) -> Code = STAND_IN.function("cuDevicePrimaryCtxRelease_v2");
+    let id = Vendor::Cuda.device(0);
+    let mut device = Device::open(id).ok();
+    let mut address = 0;
+    // SAFETY: of this signature in the driver. What the program has in the context stays.
+    unsafe { assert_eq!(retain(&mut std::ptr::null_mut(), 0), 0) };
+    // SAFETY: of this signature in the driver.
+    in_context(Vendor::Cuda, 0, || unsafe { assert_eq!(allocate(&mut address, 4096), 0) });
+    let write = || {
+        let parts = parts_of(vec![Piece::new(id, address, 4096)]);
+        run(&engine, |done| job(Direction::Write, &file, parts, done)).result
+    };
+    write().unwrap();
+    device.take().unwrap().set_aside(());
+    STAND_IN.configure("FAULTS=cuCtxPushCurrent_v2:*=201");
+    assert!(matches!(write(), Err(Failure::Device(_))));
+    STAND_IN.reset();
+    let is_lost = || Device::get(id).is_some_and(|device| device.is_lost());
+    assert!(is_lost(), "the engine uses it");
+    // Each worker lets it go when it is used again.
+    until("the device to be opened anew", || write().is_ok() && !is_lost());
+    // SAFETY: allocated once, freed once.
+    in_context(Vendor::Cuda, 0, || unsafe { assert_eq!(free(address), 0) });
+    // SAFETY: retained above.
+    unsafe { assert_eq!(release(0), 0) };
+    drop(engine);
+    stand_in.assert_nothing_left("the device that was lost");
 }
 
 #[test]
