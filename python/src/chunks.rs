@@ -106,6 +106,8 @@ impl ChunkReader {
         stream: Option<usize>,
     ) -> PyResult<u64> {
         let (reader, file) = py.detach(|| self.open(&path)).into_python(py)?;
+        // The last to drop a reader or file closes it, which may call a driver.
+        let (reader, file) = (Detached::new(reader), Detached::new(file));
         let len = total_length.min(file.len().saturating_sub(file_offset));
         if len == 0 {
             return Ok(0);
@@ -113,7 +115,7 @@ impl ChunkReader {
         let submit = || -> hoistway::Result<_> {
             let device = if dev_ptr == 0 { DeviceId::Cpu } else { device::device_of(dev_ptr)? };
             let requests = requests(&file, (device, dev_ptr), file_offset, len, chunk_size, stream)?;
-            Ok((device, reader.submit(requests, Priority::Demand)?))
+            Ok((device, Detached::new(reader.submit(requests, Priority::Demand)?)))
         };
         let (device, batch) = py.detach(submit).into_python(py)?;
         let interrupt = loop {
@@ -134,7 +136,7 @@ impl ChunkReader {
             // That waits for what is under way.
             drop(batch);
             if has_failed {
-                self.forget(reader);
+                self.forget(reader.into_inner());
             }
             self.settle(device, dev_ptr)
         });

@@ -108,8 +108,8 @@ struct Item {
     number: u64,
     _memory: Box<dyn Any + Send>,
     sign: Sign,
-    /// Some drivers forget the work of a stream that is destroyed.
-    _stream: Option<Arc<dyn Stream>>,
+    /// That of the work, if it is copies. Some drivers forget the work of a stream that is destroyed.
+    stream: Option<Arc<dyn Stream>>,
     /// It would drop what is parked.
     _device: Arc<Device>,
 }
@@ -120,8 +120,8 @@ pub(crate) enum Sign {
     Wait,
     /// This event, which lies behind it.
     Event(Box<dyn Event>),
-    /// The return of all that was parked before.
-    Earlier,
+    /// The return of all that was parked before and that copies use.
+    EarlierCopies,
 }
 
 impl Sign {
@@ -140,9 +140,12 @@ impl Parked {
     fn take(&self, has_ended: impl Fn(&Item) -> bool) {
         let mut items = self.items();
         let mut ended: Vec<Item> = items.parked.extract_if(.., |item| has_ended(item)).collect();
-        let is_behind = |item: &Item| matches!(item.sign, Sign::Earlier);
-        let behind = items.parked.iter().take_while(|item| is_behind(item)).count();
-        ended.extend(items.parked.drain(..behind));
+        let mut has_copies = false;
+        let is_behind_none = |item: &mut Item| {
+            has_copies |= item.stream.is_some();
+            !has_copies && matches!(item.sign, Sign::EarlierCopies)
+        };
+        ended.extend(items.parked.extract_if(.., is_behind_none));
         self.count.store(items.parked.len(), Ordering::Release);
         drop(items);
         drop(ended);
@@ -163,7 +166,7 @@ impl Device {
         let number = items.ever;
         items.ever += 1;
         let (memory, device) = (Box::new(memory), self.clone());
-        items.parked.push(Item { number, _memory: memory, sign, _stream: stream, _device: device });
+        items.parked.push(Item { number, _memory: memory, sign, stream, _device: device });
         parked.count.store(items.parked.len(), Ordering::Release);
     }
 
@@ -172,9 +175,9 @@ impl Device {
         self.park(None, Sign::Wait, memory);
     }
 
-    /// Parks memory that only work may use whose own memory is parked already. It comes back with that.
-    pub fn set_aside_with_parked(self: &Arc<Self>, memory: impl Any + Send) {
-        self.park(None, Sign::Earlier, memory);
+    /// Parks memory that only copies may use whose own memory is parked already. It comes back with that.
+    pub fn set_aside_with_copies(self: &Arc<Self>, memory: impl Any + Send) {
+        self.park(None, Sign::EarlierCopies, memory);
     }
 
     /// Whether memory is parked.
@@ -315,7 +318,7 @@ mod tests {
     /// Parks what owns memory that parked work uses.
     fn owner(device: &Arc<Device>) -> Weak<()> {
         let (memory, held) = counted();
-        device.set_aside_with_parked(memory);
+        device.set_aside_with_copies(memory);
         held
     }
 
@@ -390,20 +393,24 @@ mod tests {
 
     /// What owns the places that copies write to comes back with the last of their slots.
     #[test]
-    fn memory_that_parked_work_uses_comes_back_with_all_that_was_parked_before() {
+    fn memory_that_copies_use_comes_back_with_what_of_them_was_parked_before() {
         let _turn = turn();
         let mut copier = Copier::new();
-        let [first, own] = [copier.parked(), owner(&copier.device)];
+        let first = copier.parked();
+        // Memory that no copy uses.
+        let (memory, unfreed) = counted();
+        copier.device.set_aside(memory);
+        let own = owner(&copier.device);
         toy::fail(Fault::Mark, None);
         let (memory, second) = counted();
         copier.stream.park(memory);
         let last = owner(&copier.device);
         toy::reset();
         copier.device.ask_again();
-        let left = || [&first, &own, &second, &last].map(Weak::strong_count);
-        assert_eq!(left(), [0, 0, 1, 1], "no event lies behind the second");
+        let left = || [&first, &unfreed, &own, &second, &last].map(Weak::strong_count);
+        assert_eq!(left(), [0, 1, 0, 1, 1], "no event lies behind the second");
         release_devices();
-        assert_eq!(left(), [0; 4]);
+        assert_eq!(left(), [0; 5]);
         let alone = owner(&copier.device);
         copier.device.ask_again();
         assert!(alone.strong_count() == 0 && !copier.device.is_in_doubt());

@@ -327,7 +327,7 @@ impl Filling {
     pub fn set_aside(&mut self, memory: impl Any + Send + Sync) {
         let memory = Arc::new(memory);
         for device in &self.devices {
-            device.set_aside_with_parked(memory.clone());
+            device.set_aside_with_copies(memory.clone());
         }
         self.is_set_aside = true;
     }
