@@ -464,6 +464,12 @@ bench-kv-full directory *arguments: setup
     cargo build --quiet --release --package hoistway-kv --example raw --example latency
     '{{ bin }}/python' bench/kv_full.py --output bench/results "$@"
 
+# Traces: https://github.com/kvcache-ai/Mooncake, FAST25-release/traces.
+# Replay published traces of KV blocks on a full store in a directory, and compare its hits with its policy's.
+[group('benchmarks')]
+bench-kv-replay directory +traces: setup
+    '{{ bin }}/python' bench/kv_replay.py --output bench/results "$@"
+
 # Count the lines of code of every crate.
 [group('lint')]
 lines:
