@@ -51,7 +51,7 @@ pub struct HeaderTensor {
 #[non_exhaustive]
 pub enum HeaderError {
     /// Not even room for the header's length.
-    #[error("the file has {file_len} bytes, too few for the 8 that give the header's length")]
+    #[error("the file has {}, too few for the 8 that give the header's length", crate::counted(*file_len, "byte", "bytes"))]
     TooShort {
         /// Length of the file in bytes.
         file_len: u64,
@@ -509,6 +509,12 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert!(matches!(parse(text, 9), Err(HeaderError::TrailingBytes { .. })));
+    }
+
+    #[test]
+    fn an_error_counts_a_single_byte() {
+        let error = HeaderError::TooShort { file_len: 1 };
+        assert_eq!(error.to_string(), "the file has 1 byte, too few for the 8 that give the header's length");
     }
 
     #[test]
