@@ -1,8 +1,9 @@
-//go:build linux && cgo
+//go:build (linux || windows) && cgo
 
 package hoistway
 
-// #cgo pkg-config: hoistway
+// #cgo linux pkg-config: hoistway
+// #cgo windows LDFLAGS: -lhoistway
 // #include <stdlib.h>
 // #include <hoistway.h>
 import "C"

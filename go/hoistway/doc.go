@@ -1,5 +1,5 @@
 // Package hoistway moves the tensors of checkpoints (safetensors, GGUF) between storage and memory, with a report of the route
-// of every byte. It calls the C library of hoistway through cgo, on Linux.
+// of every byte. It calls the C library of hoistway through cgo, on Linux and Windows.
 //
 //	checkpoint, err := hoistway.Open([]string{"model.gguf"})
 //	if err != nil {
