@@ -138,13 +138,23 @@ def test_a_stream_gives_every_tensor(model: Path) -> None:
     assert contents(dict(hoistway.iter_tensors(model, framework="raw"))) == reference(model)
 
 
-def test_the_command_is_in_the_package(model: Path) -> None:
-    def hoistway_command(*arguments: object) -> str:
-        command = [sys.executable, "-m", "hoistway", *map(str, arguments)]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+def hoistway_command(*arguments: object) -> str:
+    command = [sys.executable, "-m", "hoistway", *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
+
+def test_the_command_is_in_the_package(model: Path) -> None:
     assert hoistway_command("--version").strip() == f"hoistway {hoistway.__version__}"
     assert "overlapped" in hoistway_command("load", "--report", model)
+
+
+def test_the_command_loads_what_was_saved_by_each_route(model: Path, tmp_path: Path) -> None:
+    manifest, saved = tmp_path / "manifest.json", tmp_path / "saved.safetensors"
+    hoistway_command("verify", "--save", manifest, model)
+    hoistway.save_file(dict(hoistway.load_file(model, framework="raw").items()), saved)
+    for route in ROUTES:
+        report = hoistway_command("load", "--manifest", manifest, "--report", "--route", route, saved)
+        assert "verified  5 tensors" in report, report
 
 
 def test_a_program_is_run_with_the_drop_in_and_its_exit_code_is_kept(model: Path, tmp_path: Path) -> None:

@@ -204,6 +204,7 @@ fn on_a_terminal(arguments: &str, variables: &[(&str, &str)]) -> String {
 }
 
 #[test]
+#[cfg_attr(windows, ignore = "script, which gives a terminal, is a program of Unix")]
 fn a_terminal_gets_colours_and_lines_that_fit_it() {
     let model = Model::new();
     let folder = model.directory.path().display();
@@ -452,7 +453,7 @@ fn devices_that_cannot_be_used_have_their_own_exit_code_and_a_fix() {
         false => ("install ROCm 6.0 or later", "rocminfo"),
     };
     let (no_direct_path, get_cufile) = match cfg!(windows) {
-        true => ("GPUDirect Storage is of Linux", "use route staged"),
+        true => ("cuFile is a library of Linux", "use route staged"),
         false => ("compatibility mode", "pip install nvidia-cufile"),
     };
     let old_hip = [("FAKE_CUDA_HIP_VERSION", "50731921")];
@@ -730,6 +731,7 @@ fn objects_are_inspected_loaded_and_verified_and_nothing_shows_a_secret() {
     let presigned = format!("{}/models/llama/model.safetensors?X-Amz-Signature=canary", server.url());
     let endpoint = format!("endpoint={}", server.url());
     let missing = format!("{presigned}s").replace("model.safetensors", "none.safetensors");
+    let queued = if cfg!(windows) { "overlapped" } else { "io_uring" };
     for (arguments, code, told) in [
         (vec!["inspect", "s3://models/llama/"], 0, "0..2.weight"),
         (vec!["load", "--report", "s3://models/llama/"], 0, "http "),
@@ -737,7 +739,7 @@ fn objects_are_inspected_loaded_and_verified_and_nothing_shows_a_secret() {
         (vec!["load", "--report", "--store", "anonymous=true", "s3://models/llama/"], 0, "http "),
         (vec!["verify", &presigned], 0, ""),
         (vec!["load", &missing], 3, "no such object"),
-        (vec!["load", "--route", "io_uring", &presigned], 6, "not a file of this machine"),
+        (vec!["load", "--route", queued, &presigned], 6, "not a file of this machine"),
         (
             vec!["load", "--store", "secret_access_key=canary", "s3://models/llama/"],
             2,

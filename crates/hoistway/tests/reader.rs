@@ -48,6 +48,9 @@ fn ranges(len: u64) -> Vec<ByteRange> {
 fn every_route_delivers_every_range_to_every_kind_of_memory() {
     let file = TestFile::new(9_000_001);
     for route in [Route::Auto, Route::Threads, QUEUED, Route::Cached] {
+        if cfg!(windows) && route == Route::Cached {
+            continue; // Windows does not say what its cache holds.
+        }
         for chunk_bytes in [4096 * 16, 1 << 20] {
             let _warm = prepare(&file, route == Route::Cached);
             let options = ReaderOptions::default().route(route).chunk_bytes(chunk_bytes);

@@ -18,7 +18,8 @@ const LAYER_BYTES: u64 = 5 * 4096;
 
 struct Dense {
     _directory: tempfile::TempDir,
-    path: std::path::PathBuf,
+    /// The file for writing: opened first, as Windows lets no writer in later.
+    writer: fs::File,
     checkpoint: Checkpoint,
     layers: Vec<LayerSpec>,
 }
@@ -34,9 +35,10 @@ fn dense() -> Dense {
         tensors.push((name, Dtype::U8, if name.contains("attn") { &[61, 100] } else { &[97, 100] }));
     }
     safetensors(&path, &tensors);
+    let writer = fs::OpenOptions::new().write(true).open(&path).unwrap();
     let checkpoint = Checkpoint::open(&[&path]).unwrap();
     let layers = numbered_layers(checkpoint.catalog());
-    Dense { _directory: directory, path, checkpoint, layers }
+    Dense { _directory: directory, writer, checkpoint, layers }
 }
 
 fn open(
@@ -160,7 +162,7 @@ fn a_layer_that_cannot_be_read_is_tried_again_when_asked_again() {
         }
     }
     assert_eq!(failures, 1);
-    fs::OpenOptions::new().write(true).open(&dense.path).unwrap().set_len(4096).unwrap();
+    dense.writer.set_len(4096).unwrap();
     let error = stream.pass().find_map(Result::err).unwrap();
     assert!(matches!(error, Error::Read { .. }), "{error:?}");
 }
