@@ -253,9 +253,7 @@ impl<V: Vendor> Driver<V> {
                 Err(error) => {
                     let reason = library::reason(&error);
                     // Windows does not name the library.
-                    if !absent.contains(&reason) {
-                        absent.push(reason);
-                    }
+                    absent.push(if cfg!(windows) { format!("{}: {reason}", path.display()) } else { reason });
                     continue;
                 }
             };
