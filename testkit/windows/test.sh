@@ -75,6 +75,18 @@ manifest_of() {
     echo "target/windows/${1//\//-}.json"
 }
 
+count_reads_in_flight() {
+    local reads found traces=target/windows/traces
+    for reads in 16 64; do
+        rm -rf "$traces"
+        mkdir "$traces"
+        in_windows_root 300 testkit/windows/trace.sh target/windows/large "$reads" "$traces"
+        found=$(python3 testkit/windows/depth.py 65536 "$traces"/*)
+        test "$found" = "$reads" || { echo "$found reads were in flight, where $reads may be" >&2; exit 1; }
+        echo "in flight: $found reads of route overlapped"
+    done
+}
+
 # Microsoft's own libraries, where they can be had.
 load_by_directstorage() {
     local model libraries
@@ -126,8 +138,8 @@ use_python_package() {
 step compile
 step run_tests "$@"
 if (($# == 0)); then
-    for name in check_msvc load_by_command load_by_directstorage use_c_library use_go_package compile_for_llama_cpp \
-        use_python_package; do
+    for name in check_msvc load_by_command count_reads_in_flight load_by_directstorage use_c_library use_go_package \
+        compile_for_llama_cpp use_python_package; do
         step "$name"
     done
 fi
