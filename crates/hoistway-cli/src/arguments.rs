@@ -128,6 +128,14 @@ pub(crate) enum Command {
         #[command(subcommand)]
         what: Kv,
     },
+    /// Say that only Linux has stores of KV-cache blocks
+    #[cfg(not(target_os = "linux"))]
+    #[command(hide = true)]
+    Kv {
+        /// Anything
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        _arguments: Vec<std::ffi::OsString>,
+    },
     /// Plan for models whose experts do not fit into memory
     #[command(after_help = MOE_EXAMPLES)]
     Moe {

@@ -285,6 +285,13 @@ fn exit_codes_tell_what_kind_of_failure_it_was() {
     assert!(said.contains("short.safetensors") && said.contains(r"evil\u{1b}[31m\nname"), "{said}");
 }
 
+#[cfg(windows)]
+#[test]
+fn a_subcommand_of_linux_says_so() {
+    let said = fails(6, &["kv", "stat", "--json"], Path::new("root"));
+    assert!(said.contains("an interface of Linux"), "{said}");
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn what_is_not_cached_cannot_be_loaded_from_the_cache_until_it_is_warm() {
