@@ -209,6 +209,13 @@ def test_buffers_of_cpp_are_what_they_say() -> None:
     assert cpp.read_buffer(buffer.get_base_address(), buffer.get_length()) == b"some bytes"
 
 
+@pytest.mark.parametrize("name", ["file_handle", "file_reader", "stream_reader"])
+def test_readers_by_directstorage_name_the_copier(name: str) -> None:
+    cpp = importlib.import_module("hoistway.compat.fastsafetensors.cpp")
+    with pytest.raises(ImportError, match=rf"cpp\.dstorage_{name}: .*copier_type='dstorage'"):
+        getattr(cpp, f"dstorage_{name}")
+
+
 def test_names_of_the_readme_are_there(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {"a": ("F32", [3])})
     loader = ours.SafeTensorsFileLoader(None, "cpu")

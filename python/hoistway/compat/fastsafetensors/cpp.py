@@ -36,6 +36,7 @@ def read_buffer(dst: int, length: int) -> bytes:
 
 
 _READERS = "hoistway reads by itself; use SafeTensorsFileLoader, or hoistway.compat.threefs for a 3FS"
+_DSTORAGE = "SafeTensorsFileLoader reads by DirectStorage with copier_type='dstorage', on Windows, and by nothing else then"
 _MEMORY = "memory comes from the framework or from hoistway"
 _MACHINE = "hoistway finds libraries and devices by itself; hoistway.doctor() tells what there is"
 
@@ -47,8 +48,6 @@ __getattr__ = absent(
                 "dma_completion",
                 "dma_load_runs",
                 "dma_load_runs_progress",
-                "dstorage_file_handle",
-                "dstorage_stream_reader",
                 "fgds_device_buffer",
                 "fgds_file_handle",
                 "fgds_file_reader",
@@ -57,6 +56,10 @@ __getattr__ = absent(
                 "nogds_file_reader",
             ],
             _READERS,
+        ),
+        **dict.fromkeys(
+            ["dstorage_file_handle", "dstorage_file_reader", "dstorage_stream_reader", "init_dstorage"],
+            _DSTORAGE,
         ),
         **dict.fromkeys(
             [
@@ -81,7 +84,6 @@ __getattr__ = absent(
                 "get_cpp_metrics",
                 "get_device_pci_bus",
                 "get_gil_release",
-                "init_dstorage",
                 "init_fgds",
                 "init_gds",
                 "is_cuda_found",
