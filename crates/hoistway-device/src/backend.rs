@@ -3,9 +3,10 @@
 #![allow(unsafe_code)]
 
 use crate::{Conversion, Device, DeviceInfo, Error, Fate, Finding, Result, Unavailable};
-use crate::{CopyDirection, DirectLibrary, PathCounts, RegisteredFile};
+use crate::{CopyDirection, DirectLibrary, ExternalKind, PathCounts, RegisteredFile};
 use std::{
     collections::BTreeMap,
+    ffi::c_void,
     fmt,
     sync::{Arc, Mutex, Weak},
 };
@@ -146,6 +147,14 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     fn direct(&self) -> Result<&dyn Direct, Unavailable> {
         Err(no_direct_path())
     }
+
+    /// What other interfaces to the device have made.
+    ///
+    /// # Errors
+    /// Why it imports none.
+    fn external(&self) -> Result<&dyn External, Unavailable> {
+        Err(no_external())
+    }
 }
 
 /// Work of a device, done in the order in which it is queued. Dropping it does not cancel work that is in flight.
@@ -174,6 +183,17 @@ pub(crate) trait Stream: fmt::Debug + Send + Sync {
     /// # Safety
     /// It must be a live event of the device that was recorded.
     unsafe fn wait_for_event(&self, event: u64) -> Result<()>;
+
+    /// Makes later work wait for a value of a semaphore that was imported.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    ///
+    /// # Safety
+    /// It is one of the device's, and stays so until that work is done.
+    unsafe fn wait_for_external(&self, _semaphore: usize, _value: u64) -> Result<()> {
+        Err(Error::Internal(no_external().reason))
+    }
 
     /// An event behind everything queued so far.
     fn mark(&self) -> Result<Box<dyn Event>>;
@@ -254,6 +274,40 @@ pub(crate) trait Direct {
     fn writes(&self) -> Option<PathCounts>;
 }
 
+/// Memory and fences that another interface to the same device has made.
+pub(crate) trait External {
+    /// Imports memory, and maps all of it. Returns what names the import, and the address.
+    ///
+    /// # Safety
+    /// The handle is of an object of this kind and length, on this device, which lives until the import is released.
+    unsafe fn import_memory(&self, kind: ExternalKind, handle: *mut c_void, len: u64)
+    -> Result<(usize, u64)>;
+
+    /// Releases memory after all work of the device that may use it. If it is unknown whether that has ended, the memory stays.
+    ///
+    /// # Safety
+    /// It was imported, and is released once.
+    unsafe fn release_memory(&self, memory: usize, address: u64) -> Fate;
+
+    /// Imports a fence, and returns what names the import.
+    ///
+    /// # Safety
+    /// The handle is one of a fence on this device.
+    unsafe fn import_semaphore(&self, handle: *mut c_void) -> Result<usize>;
+
+    /// Releases a fence.
+    ///
+    /// # Safety
+    /// It was imported, is released once, and no work waits for it.
+    unsafe fn release_semaphore(&self, semaphore: usize);
+
+    /// Makes later work of a stream wait for a value.
+    ///
+    /// # Safety
+    /// Both are the device's and live until that work is done.
+    unsafe fn wait(&self, stream: *mut c_void, semaphore: usize, value: u64) -> Result<()>;
+}
+
 /// A place in memory.
 #[derive(Clone, Copy, Debug)]
 pub enum Address {
@@ -314,6 +368,11 @@ pub(crate) struct Segment {
 /// Why devices of a kind without a library for it are not read to directly.
 fn no_direct_path() -> Unavailable {
     Unavailable::new("devices of this kind have no direct path to files", "use route staged")
+}
+
+/// Why devices of a kind import nothing of other interfaces.
+pub(crate) fn no_external() -> Unavailable {
+    Unavailable::new("devices of this kind import no memory of other interfaces", "")
 }
 
 /// The error of a device whose kind has no kernels, and cannot convert.

@@ -14,6 +14,7 @@ mod device;
 mod direct;
 mod driver;
 mod error;
+mod external;
 mod fate;
 mod fence;
 mod fork;
@@ -36,6 +37,7 @@ pub use device::{
 pub use direct::{DirectBuffer, DirectLibrary, PathCounts};
 pub use driver::library::search_libraries_in;
 pub use error::{DriverError, Error, FREE_MEMORY, Result};
+pub use external::{ExternalKind, ExternalMemory, ExternalSemaphore, ExternalSignal};
 pub use fate::{Fate, InUse};
 pub use fence::Fence;
 pub use id::DeviceId;

@@ -2,7 +2,10 @@
 //!
 //! An interface is a pointer to an object whose first word is the address of its table of functions.
 
-use std::ffi::{c_char, c_void};
+use std::{
+    ffi::{c_char, c_void},
+    fmt,
+};
 
 /// A result: negative for an error.
 pub type HResult = i32;
@@ -108,7 +111,12 @@ pub struct QueueDescription {
     pub device: Object,
 }
 
-/// `DSTORAGE_REQUEST` from a file to host memory.
+/// [`Request::kinds`] of a request from a file to host memory.
+pub const KINDS_MEMORY: u64 = 0;
+/// [`Request::kinds`] of a request from a file to a buffer of D3D12.
+pub const KINDS_BUFFER: u64 = 1 << 1;
+
+/// `DSTORAGE_REQUEST` from a file.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Request {
@@ -118,7 +126,7 @@ pub struct Request {
     pub kinds: u64,
     /// `DSTORAGE_SOURCE_FILE`
     pub source: Source,
-    /// `DSTORAGE_DESTINATION_MEMORY`
+    /// As `kinds` says.
     pub destination: Destination,
     /// As long as source and destination.
     pub uncompressed_bytes: u32,
@@ -140,16 +148,44 @@ pub struct Source {
     pub bytes: u32,
 }
 
-/// `DSTORAGE_DESTINATION` that is a `DSTORAGE_DESTINATION_MEMORY`
+/// `DSTORAGE_DESTINATION`
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub union Destination {
+    /// Of [`KINDS_MEMORY`].
+    pub memory: MemoryDestination,
+    /// Of [`KINDS_BUFFER`].
+    pub buffer: BufferDestination,
+    /// All of it.
+    pub words: [u64; 5],
+}
+
+impl fmt::Debug for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Destination")
+    }
+}
+
+/// `DSTORAGE_DESTINATION_MEMORY`
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct Destination {
+pub struct MemoryDestination {
     /// The first byte.
     pub memory: *mut c_void,
     /// As long as the source.
     pub bytes: u32,
-    /// Of other kinds of destinations.
-    pub unused: [u64; 3],
+}
+
+/// `DSTORAGE_DESTINATION_BUFFER`
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct BufferDestination {
+    /// An `ID3D12Resource`.
+    pub resource: Object,
+    /// The first byte.
+    pub offset: u64,
+    /// As long as the source.
+    pub bytes: u32,
 }
 
 /// `DSTORAGE_ERROR_RECORD`
@@ -290,7 +326,8 @@ mod tests {
         assert_eq!(offset_of!(Request, cancellation_tag), 88);
         assert_eq!(offset_of!(Request, name), 96);
         assert_eq!((size_of::<Source>(), offset_of!(Source, bytes)), (24, 16));
-        assert_eq!((size_of::<Destination>(), offset_of!(Destination, bytes)), (40, 8));
+        assert_eq!((size_of::<Destination>(), offset_of!(MemoryDestination, bytes)), (40, 8));
+        assert_eq!((offset_of!(BufferDestination, offset), offset_of!(BufferDestination, bytes)), (8, 16));
         assert_eq!((size_of::<QueueDescription>(), offset_of!(QueueDescription, name)), (32, 16));
         assert_eq!(size_of::<Configuration1>(), 32);
         assert_eq!((size_of::<ErrorRecord>(), offset_of!(ErrorRecord, first)), (704, 8));

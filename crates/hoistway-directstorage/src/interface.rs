@@ -4,6 +4,9 @@
 use crate::{
     Failure,
     abi::{FactoryTable, FileTable, Guid, HResult, Object, QueueTable, StatusArrayTable, UnknownTable},
+    graphics_abi::{
+        self, DeviceTable, DxgiAdapterTable, DxgiFactoryTable, FenceTable, HeapTable, ResourceTable,
+    },
 };
 use std::{marker::PhantomData, ptr, ptr::NonNull};
 
@@ -15,21 +18,29 @@ pub(crate) unsafe trait Table {
     const ID: Guid;
 }
 
-// SAFETY: as the header declares it.
-unsafe impl Table for FactoryTable {
-    const ID: Guid = crate::abi::IID_FACTORY;
+/// Gives tables the names of their interfaces.
+macro_rules! tables {
+    ($($table:ty = $id:expr;)*) => {
+        $(
+            // SAFETY: as the header declares it.
+            unsafe impl Table for $table {
+                const ID: Guid = $id;
+            }
+        )*
+    };
 }
-// SAFETY: as the header declares it.
-unsafe impl Table for FileTable {
-    const ID: Guid = crate::abi::IID_FILE;
-}
-// SAFETY: as the header declares it.
-unsafe impl Table for QueueTable {
-    const ID: Guid = crate::abi::IID_QUEUE_1;
-}
-// SAFETY: as the header declares it.
-unsafe impl Table for StatusArrayTable {
-    const ID: Guid = crate::abi::IID_STATUS_ARRAY;
+
+tables! {
+    FactoryTable = crate::abi::IID_FACTORY;
+    FileTable = crate::abi::IID_FILE;
+    QueueTable = crate::abi::IID_QUEUE_1;
+    StatusArrayTable = crate::abi::IID_STATUS_ARRAY;
+    DxgiFactoryTable = graphics_abi::IID_DXGI_FACTORY;
+    DxgiAdapterTable = graphics_abi::IID_DXGI_ADAPTER;
+    DeviceTable = graphics_abi::IID_DEVICE;
+    HeapTable = graphics_abi::IID_HEAP;
+    ResourceTable = graphics_abi::IID_RESOURCE;
+    FenceTable = graphics_abi::IID_FENCE;
 }
 
 /// A counted reference to an object. It is given back when this is dropped.

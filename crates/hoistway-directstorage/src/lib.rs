@@ -6,13 +6,18 @@
 //!
 //! DirectStorage is not a way past the host: it reads by the processor, and stages on the way to a device. It reads only.
 //!
-//! [`abi`], [`Failure`] and [`pieces`] are there on every system, the rest on Windows alone.
+//! To a device, the runtime writes into buffers of D3D12: a `GraphicsDevice` makes such that another interface to the device imports.
+//!
+//! [`abi`], [`graphics_abi`], [`Failure`] and [`pieces`] are there on every system, the rest on Windows alone.
 #![deny(unsafe_code)]
 
 pub mod abi;
 mod failure;
 #[cfg(windows)]
 mod file;
+#[cfg(windows)]
+mod graphics;
+pub mod graphics_abi;
 #[cfg(windows)]
 mod interface;
 #[cfg(windows)]
@@ -27,10 +32,12 @@ pub use failure::Failure;
 #[cfg(windows)]
 pub use file::StorageFile;
 #[cfg(windows)]
+pub use graphics::{Adapter, GraphicsDevice, SharedBuffer, SharedFence, Sharing, adapters, luid_text};
+#[cfg(windows)]
 pub use libraries::{Found, find};
 pub use pieces::pieces;
 #[cfg(windows)]
-pub use queue::{Ended, Queue, Read};
+pub use queue::{Ended, Queue, Read, Target};
 #[cfg(windows)]
 pub use runtime::Runtime;
 

@@ -180,8 +180,8 @@ impl Module {
     }
 
     /// Windows' own of this name; one that the process has loaded under that name already.
-    pub(crate) fn of_system(name: &str) -> io::Result<Self> {
-        Self::open(Path::new(name), LOAD_LIBRARY_SEARCH_SYSTEM32)
+    pub(crate) fn of_system(name: &Path) -> io::Result<Self> {
+        Self::open(name, LOAD_LIBRARY_SEARCH_SYSTEM32)
     }
 
     fn open(path: &Path, flags: u32) -> io::Result<Self> {
@@ -273,24 +273,31 @@ fn file_version(path: &Path) -> Option<String> {
 /// The functions of `version.dll`. A program that imports that library has Windows look for it beside the program first, where others
 /// may have put one; here it is Windows' own.
 struct VersionFunctions {
-    info_len: unsafe extern "system" fn(*const u16, *mut u32) -> u32,
-    info: unsafe extern "system" fn(*const u16, u32, u32, *mut c_void) -> i32,
-    value: unsafe extern "system" fn(*const c_void, *const u16, *mut *mut c_void, *mut u32) -> i32,
+    info_len: InfoLen,
+    info: Info,
+    value: Value,
 }
+
+/// `GetFileVersionInfoSizeW`
+type InfoLen = unsafe extern "system" fn(*const u16, *mut u32) -> u32;
+/// `GetFileVersionInfoW`
+type Info = unsafe extern "system" fn(*const u16, u32, u32, *mut c_void) -> i32;
+/// `VerQueryValueW`
+type Value = unsafe extern "system" fn(*const c_void, *const u16, *mut *mut c_void, *mut u32) -> i32;
 
 impl VersionFunctions {
     /// `None` on a Windows without them.
     fn get() -> Option<&'static Self> {
         static FUNCTIONS: LazyLock<Option<VersionFunctions>> = LazyLock::new(|| {
-            let library = Module::of_system("version.dll").ok()?;
+            let library = Module::of_system(Path::new("version.dll")).ok()?;
             // SAFETY: the header declares the functions of these names so.
             let functions = unsafe {
                 VersionFunctions {
-                    info_len: mem::transmute::<*const c_void, _>(
+                    info_len: mem::transmute::<*const c_void, InfoLen>(
                         library.function(c"GetFileVersionInfoSizeW")?,
                     ),
-                    info: mem::transmute::<*const c_void, _>(library.function(c"GetFileVersionInfoW")?),
-                    value: mem::transmute::<*const c_void, _>(library.function(c"VerQueryValueW")?),
+                    info: mem::transmute::<*const c_void, Info>(library.function(c"GetFileVersionInfoW")?),
+                    value: mem::transmute::<*const c_void, Value>(library.function(c"VerQueryValueW")?),
                 }
             };
             mem::forget(library);

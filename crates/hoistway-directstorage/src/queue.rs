@@ -2,10 +2,10 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    Failure, REQUEST_BYTES, StorageFile,
+    Failure, GraphicsDevice, REQUEST_BYTES, SharedBuffer, SharedFence, StorageFile,
     abi::{
-        self, Destination, ErrorRecord, FactoryTable, QUEUE_CAPACITY, QueueTable, Request, Source,
-        StatusArrayTable,
+        self, BufferDestination, Destination, ErrorRecord, FactoryTable, KINDS_BUFFER, KINDS_MEMORY,
+        MemoryDestination, QUEUE_CAPACITY, QueueTable, Request, Source, StatusArrayTable,
     },
     interface::Reference,
     pieces, runtime,
@@ -34,10 +34,11 @@ const MORE_ENTRIES: usize = 2;
 /// last one.
 const MOST_ENTRIES: usize = QUEUE_CAPACITY.1 as usize - 64;
 
-/// Reads that one thread has in flight, of any files, into host memory.
+/// Reads that one thread has in flight, of any files, into host memory or buffers of one device.
 ///
 /// What the runtime writes to belongs to the owner of a read, which the queue keeps until the read has ended. A read that ends is told by
-/// its own result, which the runtime writes before it sets the event; an event alone tells nothing.
+/// its own result, which the runtime writes before it sets the event; an event alone tells nothing. With a device, a read has ended once its
+/// fence has reached the value of the read, too: the device's own work is over by then.
 ///
 /// No read is cancelled: by its header a cancelled request may still be carried out, and nothing says that its result comes after its
 /// last write. A queue that is dropped waits for its reads. If that takes longer than 10 s, or than it has patience, owners, files and
@@ -46,8 +47,10 @@ pub struct Queue<T> {
     queue: ManuallyDrop<Reference<QueueTable>>,
     /// A result for each read, and one more for the end.
     statuses: ManuallyDrop<Reference<StatusArrayTable>>,
-    /// Set by the runtime after each result.
+    /// Set after each result: by the runtime, or by the fence.
     told: ManuallyDrop<OwnedHandle>,
+    /// Of the device that it writes to.
+    signals: ManuallyDrop<Option<Signals>>,
     in_flight: Vec<Option<InFlight<T>>>,
     free: Vec<usize>,
     /// Reads for whose requests the queue has no entries left.
@@ -62,6 +65,28 @@ pub struct Queue<T> {
     silent: Duration,
     /// The first failure that the error event told of.
     first_failure: Option<i32>,
+    /// Why the ends of reads will not be told.
+    broken: Option<Failure>,
+}
+
+/// The values of a device's fence that tell of reads.
+struct Signals {
+    fence: Arc<SharedFence>,
+    last: u64,
+}
+
+/// Where the bytes of a read go.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// To host memory.
+    Memory(*mut u8),
+    /// To a buffer of the queue's device.
+    Buffer {
+        /// The buffer.
+        buffer: Arc<SharedBuffer>,
+        /// The first byte.
+        offset: u64,
+    },
 }
 
 /// What a read fills.
@@ -72,13 +97,13 @@ pub struct Read {
     /// The first byte.
     pub offset: u64,
     /// Where it goes.
-    pub memory: *mut u8,
+    pub target: Target,
     /// How many bytes. What lies past the end of the file is not read.
     pub len: usize,
 }
 
 // SAFETY: the memory belongs to the owner of the read, which may be sent.
-unsafe impl Send for Read {}
+unsafe impl Send for Target {}
 
 /// A read that has ended.
 #[derive(Debug)]
@@ -87,6 +112,8 @@ pub struct Ended<T> {
     pub owner: T,
     /// How many bytes came, or why none did. None come from past the end of the file.
     pub result: Result<usize, Failure>,
+    /// The value of the queue's fence that other interfaces to the device wait for before they look at the bytes; 0 if it has none.
+    pub signal: u64,
 }
 
 #[derive(Debug)]
@@ -94,20 +121,26 @@ struct InFlight<T> {
     owner: T,
     len: usize,
     entries: usize,
-    /// Open as long as it is read.
-    _file: Arc<StorageFile>,
+    signal: u64,
+    /// Open as long as it is read, and kept as long as it is written.
+    _uses: (Arc<StorageFile>, Target),
 }
 
 impl<T> Queue<T> {
     pub(crate) fn new(
         factory: &Reference<FactoryTable>,
+        device: Option<&Arc<GraphicsDevice>>,
         depth: usize,
         patience: Duration,
     ) -> Result<Self, Failure> {
+        let signals = match device {
+            Some(device) => Some(Signals { fence: Arc::new(device.fence()?), last: 0 }),
+            None => None,
+        };
         let statuses = u32::try_from(depth).ok().and_then(|depth| depth.checked_add(1));
         let too_deep = || Failure::new("CreateQueue", abi::E_DSTORAGE_INVALID_QUEUE_CAPACITY);
         let statuses = runtime::create_statuses(factory, statuses.ok_or_else(too_deep)?)?;
-        let queue = runtime::create_queue(factory, QUEUE_CAPACITY.1)?;
+        let queue = runtime::create_queue(factory, device.map(|device| &**device), QUEUE_CAPACITY.1)?;
         let told = event().map_err(|error| {
             Failure::new("CreateQueue", abi::E_FAIL).with(format!("no event can be made: {error}"))
         })?;
@@ -115,6 +148,7 @@ impl<T> Queue<T> {
             queue: ManuallyDrop::new(queue),
             statuses: ManuallyDrop::new(statuses),
             told: ManuallyDrop::new(told),
+            signals: ManuallyDrop::new(signals),
             in_flight: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
             waiting: VecDeque::new(),
@@ -124,12 +158,18 @@ impl<T> Queue<T> {
             patience,
             silent: Duration::ZERO,
             first_failure: None,
+            broken: None,
         })
     }
 
     /// Returns how many reads it takes.
     pub fn depth(&self) -> usize {
         self.in_flight.len()
+    }
+
+    /// Returns the fence that tells of reads into buffers of its device, if it has one.
+    pub fn fence(&self) -> Option<&Arc<SharedFence>> {
+        self.signals.as_ref().map(|signals| &signals.fence)
     }
 
     /// Returns how many reads were pushed and have not come back.
@@ -140,19 +180,30 @@ impl<T> Queue<T> {
     /// Adds a read. The next [`wait`](Self::wait) submits all that were added.
     ///
     /// # Safety
-    /// Until it has come back, the memory of `read` is valid and stays where it is, and nothing else uses it: `owner` sees to that
-    /// until it is dropped, also while it is moved.
+    /// Until it has come back, the target of `read` is valid and stays where it is, and nothing else uses it: `owner` sees to that
+    /// until it is dropped, also while it is moved. A buffer is one of the queue's device.
     pub unsafe fn push(&mut self, owner: T, read: Read) {
-        if self.in_flight() >= self.depth() {
-            let failure = Failure::new("EnqueueRequest", abi::E_FAIL)
-                .with("more reads were pushed than the queue takes");
-            return self.ended.push(Ended { owner, result: Err(failure) });
+        let refusal = match &read.target {
+            _ if self.in_flight() >= self.depth() => Some("more reads were pushed than the queue takes"),
+            Target::Buffer { .. } if self.signals.is_none() => Some("the queue has no device"),
+            // A range past the end of a buffer is one that the runtime does not check.
+            Target::Buffer { buffer, offset } => {
+                let fits = offset.checked_add(read.len as u64).is_some_and(|end| end <= buffer.len());
+                (!fits).then_some("the read does not fit its buffer")
+            }
+            Target::Memory(_) => None,
+        };
+        if let Some(refusal) = refusal {
+            let failure = Failure::new("EnqueueRequest", abi::E_FAIL).with(refusal);
+            return self.ended.push(Ended { owner, result: Err(failure), signal: 0 });
         }
         if self.in_flight() == 0 {
             self.silent = Duration::ZERO;
         }
         self.waiting.push_back((owner, read));
-        self.start_waiting();
+        if let Err(failure) = self.start_waiting() {
+            self.broken.get_or_insert(failure);
+        }
     }
 
     /// Submits what was added, waits for `most` until a read has ended, and appends those that have. Returns at once if none is in
@@ -162,10 +213,13 @@ impl<T> Queue<T> {
     /// That the runtime has told the end of none for as long as the queue has patience: what becomes of them is not known, and the queue
     /// is of no use any more.
     pub fn wait(&mut self, ended: &mut Vec<Ended<T>>, most: Duration) -> Result<(), Failure> {
+        if let Some(failure) = &self.broken {
+            return Err(failure.clone());
+        }
         let (started, before) = (Instant::now(), ended.len());
         while self.in_flight() > 0 {
             self.collect(ended);
-            self.start_waiting();
+            self.start_waiting()?;
             ended.append(&mut self.ended);
             self.submit();
             if ended.len() > before {
@@ -192,53 +246,85 @@ impl<T> Queue<T> {
     fn collect(&mut self, ended: &mut Vec<Ended<T>>) {
         ended.append(&mut self.ended);
         for slot in 0..self.in_flight.len() {
-            if self.in_flight[slot].is_none() || !self.is_complete(slot) {
+            let Some(result) = self.in_flight[slot].as_ref().and_then(|own| self.end_of(slot, own.signal))
+            else {
                 continue;
-            }
-            let result = self.result(slot);
-            if let Some(InFlight { owner, len, entries, .. }) = self.in_flight[slot].take() {
+            };
+            if let Some(InFlight { owner, len, entries, signal, .. }) = self.in_flight[slot].take() {
                 self.free.push(slot);
                 self.entries -= entries;
-                ended.push(Ended { owner, result: result.map(|()| len) });
+                ended.push(Ended { owner, result: result.map(|()| len), signal });
             }
         }
     }
 
+    /// What a read has ended with, once it has.
+    fn end_of(&self, slot: usize, signal: u64) -> Option<Result<(), Failure>> {
+        let has_reached = match &*self.signals {
+            Some(signals) => signals.fence.has_reached(signal),
+            None => Ok(true),
+        };
+        match has_reached {
+            // Nothing is written any more: the memory is gone with the device.
+            Err(removal) => Some(Err(removal)),
+            Ok(has_reached) => (has_reached && self.is_complete(slot)).then(|| self.result(slot)),
+        }
+    }
+
     /// Enqueues the reads that the queue has entries for, in their order.
-    fn start_waiting(&mut self) {
+    ///
+    /// # Errors
+    /// That the end of a read will not be told.
+    fn start_waiting(&mut self) -> Result<(), Failure> {
         while let Some((_, read)) = self.waiting.front() {
             let len = read.file.len().saturating_sub(read.offset);
             let len = usize::try_from(len).map_or(read.len, |rest| rest.min(read.len));
             let entries = pieces(read.offset, len, REQUEST_BYTES).count() + MORE_ENTRIES;
             let is_full = self.entries > 0 && self.entries + entries > MOST_ENTRIES;
             if is_full {
-                return;
+                break;
             }
-            let Some((owner, read)) = self.waiting.pop_front() else { return };
+            let Some((owner, read)) = self.waiting.pop_front() else { break };
             let slot = if len == 0 { None } else { self.free.pop() };
             let Some(slot) = slot else {
                 // A request of no bytes would end the process.
-                self.ended.push(Ended { owner, result: Ok(0) });
+                self.ended.push(Ended { owner, result: Ok(0), signal: 0 });
                 continue;
             };
-            self.enqueue(slot, &read, len);
+            let signal = self.enqueue(slot, &read, len);
             self.entries += entries;
-            self.in_flight[slot] = Some(InFlight { owner, len, entries, _file: read.file });
+            self.in_flight[slot] =
+                Some(InFlight { owner, len, entries, signal, _uses: (read.file, read.target) });
+            if let Some(Signals { fence, .. }) = &*self.signals {
+                // SAFETY: the event is open until the last value is reached: see `drop`.
+                unsafe { fence.set_event(signal, self.told.as_raw_handle())? };
+            }
         }
+        Ok(())
     }
 
-    fn enqueue(&mut self, slot: usize, read: &Read, len: usize) {
+    /// Enqueues a read, and returns the value of the fence that tells of it.
+    fn enqueue(&mut self, slot: usize, read: &Read, len: usize) -> u64 {
         let (table, queue) = (self.queue.table(), self.queue.object());
         for (offset, position, bytes) in pieces(read.offset, len, REQUEST_BYTES) {
+            let mut destination = Destination { words: [0; 5] };
+            let kinds = match &read.target {
+                Target::Memory(memory) => {
+                    let memory = memory.wrapping_add(position).cast();
+                    destination.memory = MemoryDestination { memory, bytes };
+                    KINDS_MEMORY
+                }
+                Target::Buffer { buffer, offset } => {
+                    let (resource, offset) = (buffer.object(), offset + position as u64);
+                    destination.buffer = BufferDestination { resource, offset, bytes };
+                    KINDS_BUFFER
+                }
+            };
             let request = Request {
                 compression: 0,
-                kinds: 0,
+                kinds,
                 source: Source { file: read.file.reference().object(), offset, bytes },
-                destination: Destination {
-                    memory: read.memory.wrapping_add(position).cast(),
-                    bytes,
-                    unused: [0; 3],
-                },
+                destination,
                 uncompressed_bytes: bytes,
                 cancellation_tag: 0,
                 name: ptr::null(),
@@ -246,13 +332,20 @@ impl<T> Queue<T> {
             // SAFETY: the queue copies the request. Its file and memory are kept by `in_flight` until its result is there.
             unsafe { (table.enqueue_request)(queue, &raw const request) };
         }
-        // The result first: what is enqueued after the event is not there when that is set.
-        // SAFETY: both objects and the event live until the last entry is done: see `drop`.
+        // The result first: what is enqueued after the event or the signal is not there when that is told.
+        // SAFETY: all objects and the event live until the last entry is done: see `drop`.
         unsafe {
             (table.enqueue_status)(queue, self.statuses.object(), slot as u32);
-            (table.enqueue_set_event)(queue, self.told.as_raw_handle());
+            match &mut *self.signals {
+                None => (table.enqueue_set_event)(queue, self.told.as_raw_handle()),
+                Some(signals) => {
+                    signals.last += 1;
+                    (table.enqueue_signal)(queue, signals.fence.object(), signals.last);
+                }
+            }
         }
         self.needs_submit = true;
+        self.signals.as_ref().map_or(0, |signals| signals.last)
     }
 
     fn submit(&mut self) {
@@ -320,7 +413,7 @@ impl<T> Queue<T> {
         }
         let started = Instant::now();
         let mut pause = Duration::from_micros(20);
-        while !self.is_complete(last) {
+        while !self.is_over(last) {
             if started.elapsed() >= END_PATIENCE.min(self.patience) {
                 return false;
             }
@@ -328,6 +421,17 @@ impl<T> Queue<T> {
             pause = (2 * pause).min(Duration::from_millis(5));
         }
         true
+    }
+}
+
+impl<T> Queue<T> {
+    /// Whether every entry is done, of which the last has this result.
+    fn is_over(&self, last: usize) -> bool {
+        let has_reached = match &*self.signals {
+            Some(Signals { fence, last }) => fence.has_reached(*last).unwrap_or(true),
+            None => true,
+        };
+        has_reached && self.is_complete(last)
     }
 }
 
@@ -340,6 +444,7 @@ impl<T> Drop for Queue<T> {
                 ManuallyDrop::drop(&mut self.queue);
                 ManuallyDrop::drop(&mut self.statuses);
                 ManuallyDrop::drop(&mut self.told);
+                ManuallyDrop::drop(&mut self.signals);
             }
         } else {
             // The runtime may still write to their memory. The rest is leaked by not being dropped.

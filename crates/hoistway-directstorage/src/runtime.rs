@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    Failure, Queue, STAGING_BYTES, StorageFile,
+    Failure, GraphicsDevice, Queue, STAGING_BYTES, StorageFile,
     abi::{FactoryTable, QUEUE_CAPACITY, QueueDescription, QueueTable, StatusArrayTable},
     interface::Reference,
     libraries::Libraries,
@@ -12,7 +12,7 @@ use std::{
     ffi::c_char,
     path::Path,
     ptr,
-    sync::{Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -64,7 +64,7 @@ impl Runtime {
         // SAFETY: the object lives during the call.
         let agreed = unsafe { (factory.table().set_staging_buffer_size)(factory.object(), STAGING_BYTES) };
         Failure::check("SetStagingBufferSize", agreed)?;
-        let keeper = create_queue(&factory, QUEUE_CAPACITY.0)?;
+        let keeper = create_queue(&factory, None, QUEUE_CAPACITY.0)?;
         Ok(Self { factory, libraries, _keeper: keeper })
     }
 
@@ -96,13 +96,27 @@ impl Runtime {
     /// # Errors
     /// What the runtime answers.
     pub fn queue<T>(&self, depth: usize, patience: Duration) -> Result<Queue<T>, Failure> {
-        Queue::new(&self.factory, depth, patience)
+        Queue::new(&self.factory, None, depth, patience)
+    }
+
+    /// The same for reads into buffers of a device.
+    ///
+    /// # Errors
+    /// What the runtime answers.
+    pub fn queue_to<T>(
+        &self,
+        device: &Arc<GraphicsDevice>,
+        depth: usize,
+        patience: Duration,
+    ) -> Result<Queue<T>, Failure> {
+        Queue::new(&self.factory, Some(device), depth, patience)
     }
 }
 
-/// A queue for reads of files into host memory.
+/// A queue for reads of files into host memory, and into buffers of a device.
 pub(crate) fn create_queue(
     factory: &Reference<FactoryTable>,
+    device: Option<&GraphicsDevice>,
     capacity: u16,
 ) -> Result<Reference<QueueTable>, Failure> {
     let description = QueueDescription {
@@ -110,7 +124,7 @@ pub(crate) fn create_queue(
         capacity,
         priority: 0,
         name: NAME.as_ptr().cast::<c_char>(),
-        device: ptr::null_mut(),
+        device: device.map_or(ptr::null_mut(), GraphicsDevice::object),
     };
     let create = |id, object| {
         // SAFETY: the structure is that of the header, and outlives the call; the name ends with a zero.

@@ -4,7 +4,8 @@
 
 use fake_dstorage::stand_in::{self, Turn};
 use hoistway_directstorage::{
-    DIRECTORY_VARIABLE, Ended, Failure, Queue, REQUEST_BYTES, Read, Runtime, StorageFile, abi,
+    DIRECTORY_VARIABLE, Ended, Failure, GraphicsDevice, Queue, REQUEST_BYTES, Read, Runtime, Sharing,
+    StorageFile, Target, abi,
 };
 use std::{
     env, fs,
@@ -60,12 +61,13 @@ impl Bench {
 
     fn push(&self, queue: &mut Queue<Memory>, offset: u64, len: usize) {
         let mut memory = Memory { bytes: vec![0xEE; len].into(), offset, freed: self.freed.clone() };
-        let read = Read { file: self.file.clone(), offset, memory: memory.bytes.as_mut_ptr(), len };
+        let target = Target::Memory(memory.bytes.as_mut_ptr());
+        let read = Read { file: self.file.clone(), offset, target, len };
         // SAFETY: the owner keeps the memory until it is dropped.
         unsafe { queue.push(memory, read) };
     }
 
-    fn check(&self, Ended { owner, result }: &Ended<Memory>) {
+    fn check(&self, Ended { owner, result, .. }: &Ended<Memory>) {
         let start = usize::try_from(owner.offset).unwrap().min(self.content.len());
         let expected = &self.content[start..(start + owner.bytes.len()).min(self.content.len())];
         assert_eq!(*result, Ok(expected.len()), "at {}", owner.offset);
@@ -270,6 +272,66 @@ fn reads_that_never_end_are_an_error_and_their_memory_is_kept() {
         drop(queue);
         assert_eq!(bench.freed.load(Ordering::Relaxed), 10 - left);
     }
+}
+
+#[test]
+fn a_fence_that_never_comes_is_an_error_and_what_it_tells_of_is_kept() {
+    let Some(turn) = turn() else { return };
+    let bench = Bench::new(100_000);
+    let adapters = hoistway_directstorage::adapters().unwrap();
+    assert_eq!(adapters.len(), 3);
+    let graphics = GraphicsDevice::open(adapters[2].luid, "it").unwrap();
+    let runtime = Runtime::get().unwrap();
+    let mut queue = runtime.queue_to(&graphics, 2, SHORT).unwrap();
+    let buffer = Arc::new(graphics.buffer(Sharing::Heap, 100_000).unwrap());
+    let push = |queue: &mut Queue<Arc<()>>, owner: &Arc<()>, offset: u64, len: usize| {
+        let target = Target::Buffer { buffer: buffer.clone(), offset };
+        // SAFETY: nothing else uses the buffer.
+        unsafe { queue.push(owner.clone(), Read { file: bench.file.clone(), offset, target, len }) };
+    };
+    let (owner, mut ended) = (Arc::new(()), Vec::new());
+    // The runtime does not check what a request leaves its buffer by.
+    push(&mut queue, &owner, 100_000, 64 << 10);
+    queue.wait(&mut ended, LONG).unwrap();
+    let refused = ended.pop().unwrap().result.unwrap_err();
+    assert!(refused.to_string().contains("does not fit its buffer"), "{refused}");
+    turn.set("d3d12_deaf=1");
+    push(&mut queue, &owner, 0, 1000);
+    let failure = loop {
+        if let Err(failure) = queue.wait(&mut ended, LONG) {
+            break failure;
+        }
+    };
+    assert!(failure.to_string().contains("none of 1 reads"), "{failure}");
+    drop(queue);
+    assert_eq!((ended.len(), Arc::strong_count(&owner), Arc::strong_count(&buffer)), (0, 2, 2));
+    turn.reset();
+    // A fence that does not tell events is none to wait for.
+    let mut queue = runtime.queue_to(&graphics, 2, LONG).unwrap();
+    turn.set("d3d12_refuse_event=0x80004005");
+    push(&mut queue, &owner, 0, 1000);
+    let failure = queue.wait(&mut ended, LONG).unwrap_err();
+    assert!(failure.to_string().contains("D3D12's SetEventOnCompletion failed"), "{failure}");
+    drop(queue);
+    assert_eq!((Arc::strong_count(&owner), Arc::strong_count(&buffer)), (2, 2));
+    assert_eq!((turn.count("violations"), turn.count_graphics("violations")), (0, 0));
+}
+
+#[test]
+fn a_buffer_is_read_into_only_by_a_queue_of_its_device() {
+    let Some(turn) = turn() else { return };
+    let (bench, before) = (Bench::new(1000), turn.graphics());
+    let graphics = GraphicsDevice::open(hoistway_directstorage::adapters().unwrap()[1].luid, "it").unwrap();
+    let target =
+        Target::Buffer { buffer: Arc::new(graphics.buffer(Sharing::Resource, 1).unwrap()), offset: 0 };
+    let (mut queue, mut ended) = (Runtime::get().unwrap().queue(1, LONG).unwrap(), Vec::new());
+    // SAFETY: nothing else uses the buffer.
+    unsafe { queue.push((), Read { file: bench.file.clone(), offset: 0, target, len: 1000 }) };
+    queue.wait(&mut ended, LONG).unwrap();
+    let refused = ended.pop().unwrap().result.unwrap_err();
+    assert!(refused.to_string().contains("the queue has no device"), "{refused}");
+    drop((queue, graphics));
+    assert_eq!((turn.graphics(), turn.count("violations")), (before, 0));
 }
 
 #[test]

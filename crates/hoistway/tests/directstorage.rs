@@ -1,6 +1,21 @@
 //! Route `directstorage`, on a stand-in for Microsoft's libraries that fails as it is told.
+//!
+//! What implementations elsewhere were found to get wrong, and the test here (or in `hoistway-directstorage`) that such a design fails:
+//!
+//! | fault | test |
+//! |---|---|
+//! | it takes the first adapter that is no software | `the_adapter_is_that_of_the_cuda_device_wherever_it_is_listed` |
+//! | a second device gets the D3D12 device of the first | the same, which loads to `cuda:0`, `cuda:1`, and `cuda:0` again |
+//! | the runtime is configured after its factory, which changes nothing | `the_runtime_is_configured_before_its_factory_and_without_telemetry` |
+//! | the fence is waited for by the processor alone | `the_stand_in_shows_imported_bytes_to_those_alone_who_wait`, and each load to a device |
+//! | a buffer is filled again while the device copies from it | `a_buffer_is_filled_again_only_once_the_copy_from_it_is_done` |
+//! | requests as long as a staging buffer that others may have fixed | `a_read_longer_than_a_request_is_cut`, `a_second_copy_of_hoistway_in_the_process_is_refused` |
+//! | a failure returns while other reads are in flight | `each_fault_at_each_of_ten_requests_to_a_device_is_an_error_that_names_the_tensor`, `a_queue_that_is_dropped_waits_for_its_reads` |
+//! | waits without end, also for a device that was removed | `a_device_that_is_removed_while_requests_are_in_flight_ends_the_load`, `a_fence_that_never_comes_is_an_error_and_what_it_tells_of_is_kept` |
+//! | imported memory is destroyed, and what is mapped stays | `OnDevice::assert_nothing_left`, after each of these |
+//! | one request after the other, two buffers | `many_requests_to_a_device_are_in_flight_at_a_time`, `reads_pushed_together_are_submitted_together` |
 #![cfg(windows)]
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(missing_docs, unsafe_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "common/saving.rs"]
 #[allow(dead_code, unreachable_pub, reason = "other tests use the rest")]
@@ -244,22 +259,332 @@ fn a_named_route_that_cannot_read_a_file_is_an_error() {
     assert_eq!((turn.count("violations"), turn.objects()), (0, [1, 0, 0]));
 }
 
+/// Both stand-ins, to oneself.
+struct OnDevice {
+    turn: Turn,
+    cuda: cuda::Turn,
+    /// What programs have lost by then.
+    leaked: u64,
+}
+
+impl OnDevice {
+    fn take() -> Self {
+        let cuda = cuda::Turn::take();
+        Self { turn: Turn::take(), leaked: cuda.count("leaked"), cuda }
+    }
+
+    /// Fails unless nothing is left of any load.
+    fn assert_nothing_left(&self, of: &str) {
+        let left = ["external_memories", "external_semaphores", "leaked"].map(|name| self.cuda.count(name));
+        assert_eq!(left, [0, 0, self.leaked], "{of}");
+        self.cuda.assert_nothing_left(of);
+        assert_eq!((self.turn.graphics(), self.turn.objects()), ([0; 4], [1, 0, 0]), "{of}");
+        let violations = [self.turn.count("violations"), self.turn.count_graphics("violations")];
+        assert_eq!(violations, [0, 0], "{of}");
+    }
+}
+
+/// How the bytes of a load to a device have come there: not through pinned memory, or for which reason so.
+fn way(loaded: &Loaded) -> Result<(), String> {
+    let report = loaded.report();
+    let [Carrier { route: Route::DirectStorage, via, tensor_bytes, .. }] = report.carriers[..] else {
+        panic!("{report}")
+    };
+    assert_eq!(tensor_bytes, report.tensor_bytes, "{report}");
+    let text = report.to_string();
+    assert!(text.contains("directstorage (staged by the runtime)"), "{text}");
+    let refusal = report.refused.iter().find(|refusal| refusal.what == "directstorage by D3D12");
+    match (via, refusal) {
+        (None, None) => {
+            assert!(text.contains("to the device through buffers of D3D12"), "{text}");
+            Ok(())
+        }
+        (Some(Route::Staged), Some(refusal)) => {
+            assert!(text.contains("to the device through pinned memory"), "{text}");
+            Err(refusal.why.reason.clone())
+        }
+        other => panic!("{other:?}: {text}"),
+    }
+}
+
 #[test]
-fn its_bytes_arrive_on_a_cuda_device_by_pinned_memory() {
-    let _cuda = cuda::Turn::take();
-    let turn = Turn::take();
+fn its_bytes_arrive_on_a_cuda_device_by_buffers_of_d3d12() {
+    let on = OnDevice::take();
     let folder = tempfile::tempdir().unwrap();
     let (path, tensors) = model(folder.path());
-    for layout in [Layout::File, Layout::Packed] {
-        let loaded = load(&path, &named().device(DeviceId::Cuda(0)).layout(layout).chunk_bytes(256 << 10));
-        assert_is(&loaded, &tensors);
-        let report = loaded.report();
-        let [Carrier { route: Route::DirectStorage, via: Some(Route::Staged), .. }] = report.carriers[..]
-        else {
-            panic!("{report}")
-        };
+    for layout in [Layout::File, Layout::Packed, Layout::Tensor] {
+        for (rings, chunk_bytes) in [(1, 256 << 10), (3, 64 << 10)] {
+            let options =
+                named().device(DeviceId::Cuda(0)).layout(layout).chunk_bytes(chunk_bytes).rings(rings);
+            let loaded = load(&path, &options);
+            assert_is(&loaded, &tensors);
+            assert_eq!(way(&loaded), Ok(()));
+            // What is moved out of the device's memory meanwhile would be lost.
+            assert!(on.turn.count_graphics("kept_resident") > 0);
+        }
     }
-    assert_eq!((turn.count("violations"), turn.objects()), (0, [1, 0, 0]));
+    on.assert_nothing_left("loads");
+}
+
+#[test]
+fn a_buffer_is_filled_again_only_once_the_copy_from_it_is_done() {
+    let on = OnDevice::take();
+    let folder = tempfile::tempdir().unwrap();
+    let (path, tensors) = ten(folder.path());
+    // Two buffers for ten reads, and copies that take their time: a read that came earlier would spoil them.
+    on.cuda.set("COPY_LATENCY_US=3000");
+    let options = named().device(DeviceId::Cuda(0)).in_flight_bytes(2 * CHUNK);
+    let options = options.layout(Layout::Packed).chunk_bytes(CHUNK);
+    let loaded = load(&path, &options);
+    assert_is(&loaded, &tensors);
+    assert_eq!(way(&loaded), Ok(()));
+    drop(loaded);
+    on.assert_nothing_left("reuse");
+}
+
+#[test]
+fn many_requests_to_a_device_are_in_flight_at_a_time() {
+    let on = OnDevice::take();
+    let folder = tempfile::tempdir().unwrap();
+    let (path, tensors) = ten(folder.path());
+    let options = named().device(DeviceId::Cuda(0)).layout(Layout::Packed).chunk_bytes(CHUNK);
+    on.turn.set("stall_at=1");
+    let loaded = std::thread::scope(|scope| {
+        let loading = scope.spawn(|| load(&path, &options));
+        while on.turn.count("enqueued") < 5 {
+            assert!(!loading.is_finished());
+            std::thread::yield_now();
+        }
+        on.turn.set("stall_at=0");
+        loading.join().unwrap()
+    });
+    assert_is(&loaded, &tensors);
+}
+
+#[test]
+fn the_adapter_is_that_of_the_cuda_device_wherever_it_is_listed() {
+    let on = OnDevice::take();
+    let folder = tempfile::tempdir().unwrap();
+    let (path, tensors) = ten(folder.path());
+    // The first adapter is none of CUDA's, and the others are listed the other way round.
+    for ordinal in [0, 1, 0] {
+        let loaded = load(&path, &named().device(DeviceId::Cuda(ordinal)));
+        assert_is(&loaded, &tensors);
+        assert_eq!(way(&loaded), Ok(()));
+        // No host memory is allocated and pinned for nothing.
+        assert_eq!(loaded.report().memory.staging_bytes, 0, "{}", loaded.report());
+        let name = format!("on Stand-in {ordinal} (LUID 00004857:0000000{})", ordinal + 1);
+        assert!(loaded.report().to_string().contains(&name), "{}", loaded.report());
+    }
+    drop(on);
+}
+
+#[test]
+fn doctor_lists_adapters_beside_cuda_devices() {
+    let on = OnDevice::take();
+    let findings = || -> Vec<String> {
+        let checks = hoistway::doctor::examine(&[] as &[&Path]);
+        checks.into_iter().filter(|check| check.name == "D3D12").map(|check| check.finding).collect()
+    };
+    assert_eq!(
+        findings(),
+        ["Stand-in 1 (LUID 00004857:00000002) is cuda:1", "Stand-in 0 (LUID 00004857:00000001) is cuda:0"]
+    );
+    on.turn.set("dxgi_hidden=4");
+    on.cuda.set("LUIDS=1");
+    assert_eq!(
+        findings(),
+        [
+            "Stand-in 1 (LUID 00004857:00000002) is cuda:1",
+            "no adapter is cuda:0 (LUID 00004857:00000001): route directstorage pins memory for it"
+        ]
+    );
+    on.turn.reset();
+    on.cuda.set("DEVICES=1");
+    assert!(findings().contains(&"Stand-in 1 (LUID 00004857:00000002) is no CUDA device".to_owned()));
+}
+
+#[test]
+fn what_refuses_buffers_of_d3d12_is_told_and_pinned_memory_serves() {
+    let on = OnDevice::take();
+    let folder = tempfile::tempdir().unwrap();
+    let (path, tensors) = ten(folder.path());
+    let options = named().device(DeviceId::Cuda(0)).chunk_bytes(CHUNK);
+    for (dstorage, cuda, parts) in [
+        // No adapter has the identifier of the device.
+        (
+            &["dxgi_hidden=4"][..],
+            "",
+            &[
+                "no adapter of D3D12 is cuda:0 (LUID 00004857:00000001)",
+                "Stand-in 1 (LUID 00004857:00000002)",
+            ][..],
+        ),
+        (&["dxgi_hidden=7"], "", &["there are: none"]),
+        (&[], "LUIDS=0", &["cuda:0 has no identifier (LUID)"]),
+        (&["d3d12_refuse_device=0x887a0004"], "", &["D3D12's D3D12CreateDevice failed", "0x887a0004"]),
+        (
+            &["d3d12_refuse_heap=0x8007000e", "d3d12_refuse_committed=0x80070057"],
+            "",
+            &["placed on a shared heap: D3D12's CreateHeap failed", "D3D12's CreateCommittedResource failed"],
+        ),
+        (&["d3d12_refuse_handle=0x80004001"], "", &["CreateSharedHandle failed"]),
+        (&["d3d12_refuse_fence=0x8007000e"], "", &["D3D12's CreateFence failed"]),
+        (
+            &[],
+            "FAULTS=cuImportExternalMemory:*=801",
+            &["cuImportExternalMemory returned CUDA_ERROR_NOT_SUPPORTED"],
+        ),
+        (&[], "FAULTS=cuExternalMemoryGetMappedBuffer:*=1", &["cuExternalMemoryGetMappedBuffer returned"]),
+        (&[], "FAULTS=cuImportExternalSemaphore:*=801", &["cuImportExternalSemaphore returned"]),
+    ] {
+        on.turn.reset();
+        dstorage.iter().for_each(|setting| on.turn.set(setting));
+        if !cuda.is_empty() {
+            on.cuda.set(cuda);
+        }
+        let loaded = load(&path, &options);
+        assert_is(&loaded, &tensors);
+        let why = way(&loaded).unwrap_err();
+        assert!(parts.iter().all(|part| why.contains(part)), "{why}");
+        drop(loaded);
+        on.cuda.reset();
+        on.assert_nothing_left(&why);
+    }
+    // One kind of buffers is enough.
+    for (setting, faults) in
+        [("d3d12_refuse_heap=0x80070057", "FAULTS="), ("early=0", "FAULTS=cuImportExternalMemory:1=1")]
+    {
+        on.turn.reset();
+        on.turn.set(setting);
+        on.cuda.set(faults);
+        let loaded = load(&path, &options);
+        assert_is(&loaded, &tensors);
+        assert_eq!(way(&loaded), Ok(()));
+        assert!(loaded.report().to_string().contains("committed and shared"), "{}", loaded.report());
+        drop(loaded);
+        on.cuda.reset();
+        on.assert_nothing_left(setting);
+    }
+}
+
+#[test]
+fn each_fault_at_each_of_ten_requests_to_a_device_is_an_error_that_names_the_tensor() {
+    let on = OnDevice::take();
+    let folder = tempfile::tempdir().unwrap();
+    let (path, tensors) = ten(folder.path());
+    let options = named().device(DeviceId::Cuda(0)).layout(Layout::Packed).chunk_bytes(CHUNK);
+    let loaded = load(&path, &options);
+    assert_is(&loaded, &tensors);
+    assert_eq!(way(&loaded), Ok(()));
+    drop(loaded);
+    let requests = on.turn.count("requests");
+    assert!(requests >= 10, "{requests}");
+    for (setting, words) in [
+        ("fail_at", "past the end of the file (0x89240007)"),
+        ("fail_at code=0x89240008", "larger than the staging buffer"),
+        ("remove_at", "was removed"),
+    ] {
+        for at in 1..=requests {
+            on.turn.reset();
+            let (kind, code) = setting.split_once(' ').unwrap_or((setting, "code=0"));
+            on.turn.set(code);
+            on.turn.set("spoil=1");
+            on.turn.set(&format!("{kind}={at}"));
+            let error = hoistway::load(&[&path], &options).unwrap_err();
+            let Error::Io { path: found, tensor: Some(_), range: Some(_), source, .. } = &error else {
+                panic!("{error:?}")
+            };
+            assert_eq!(*found, path);
+            assert!(source.to_string().contains(words), "{setting} at {at}: {error}");
+            on.assert_nothing_left(&format!("{setting} at {at}"));
+        }
+    }
+    for setting in ["early=1", "reverse=1"] {
+        on.turn.reset();
+        on.turn.set(setting);
+        on.turn.set("delay_ms=1");
+        let loaded = load(&path, &options);
+        assert_is(&loaded, &tensors);
+        assert_eq!(way(&loaded), Ok(()));
+    }
+}
+
+#[test]
+fn a_device_that_is_removed_while_requests_are_in_flight_ends_the_load() {
+    let on = OnDevice::take();
+    let folder = tempfile::tempdir().unwrap();
+    let (path, _) = ten(folder.path());
+    let options = named().device(DeviceId::Cuda(0)).chunk_bytes(CHUNK);
+    on.turn.set("stall_at=4");
+    let error = std::thread::scope(|scope| {
+        let loading = scope.spawn(|| hoistway::load(&[&path], &options).unwrap_err());
+        while on.turn.count("requests") < 4 {
+            std::thread::yield_now();
+        }
+        on.turn.set("d3d12_remove=1");
+        // The load is told by the fence, and waits for the runtime as it ends.
+        on.turn.set("stall_at=0");
+        loading.join().unwrap()
+    });
+    assert!(error.to_string().contains("was removed"), "{error}");
+    let is_named = matches!(&error, Error::Io { path: found, tensor: Some(_), .. } if *found == path);
+    assert!(is_named, "{error:?}");
+    on.turn.reset();
+    on.assert_nothing_left("removal");
+}
+
+#[test]
+fn the_stand_in_shows_imported_bytes_to_those_alone_who_wait() {
+    use hoistway_device::{
+        CopyStream, Device, ExternalKind, ExternalMemory, ExternalSemaphore, ExternalSignal,
+    };
+    use hoistway_directstorage::{GraphicsDevice, Read, Runtime, Sharing, Target};
+    use std::{sync::Arc, time::Duration};
+
+    let on = OnDevice::take();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    let content: Vec<u8> = (0..100_000).map(|at| (at % 251) as u8).collect();
+    fs::write(&path, &content).unwrap();
+    let device = Device::open(DeviceId::Cuda(0)).unwrap();
+    let graphics = GraphicsDevice::open(device.info().luid.unwrap(), "cuda:0").unwrap();
+    for (sharing, kind, other) in [
+        (Sharing::Heap, ExternalKind::D3d12Heap, ExternalKind::D3d12Resource),
+        (Sharing::Resource, ExternalKind::D3d12Resource, ExternalKind::D3d12Heap),
+    ] {
+        let buffer = Arc::new(graphics.buffer(sharing, 100_000).unwrap());
+        // SAFETY: a handle of the buffer's, which this keeps.
+        let import = |kind, len| unsafe {
+            ExternalMemory::import(&device, kind, buffer.handle(), len, buffer.clone())
+        };
+        // As what it is, and whole.
+        assert!(import(other, buffer.len()).is_err() && import(kind, buffer.len() - 1).is_err());
+        let memory = import(kind, buffer.len()).unwrap();
+        let runtime = Runtime::get().unwrap();
+        let file = Arc::new(runtime.open_file(&path).unwrap());
+        let mut queue = runtime.queue_to(&graphics, 1, Duration::from_secs(60)).unwrap();
+        let target = Target::Buffer { buffer: buffer.clone(), offset: 0 };
+        // SAFETY: nothing else uses the buffer.
+        unsafe { queue.push((), Read { file, offset: 0, target, len: content.len() }) };
+        let mut ended = Vec::new();
+        queue.wait(&mut ended, Duration::from_secs(60)).unwrap();
+        assert_eq!(ended[0].result, Ok(content.len()));
+        let copies = CopyStream::new(&device).unwrap();
+        let seen = || {
+            let mut bytes = vec![0; content.len()];
+            copies.read_back(memory.address(), &mut bytes).unwrap();
+            bytes == content
+        };
+        assert!(!seen());
+        // SAFETY: a handle of the queue's fence.
+        let semaphore =
+            Arc::new(unsafe { ExternalSemaphore::import(&device, queue.fence().unwrap().handle()) }.unwrap());
+        ExternalSignal { semaphore, value: ended[0].signal }.order(&copies).unwrap();
+        assert!(seen());
+    }
+    drop((device, graphics));
+    on.assert_nothing_left("imports");
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! loaded it stays.
 //!
 //! On Windows it is the driver `nvcuda.dll`, without cuFile: `fake_cuda.dll` under that name in System32. A device has 64 GiB of
-//! addresses there.
+//! addresses there. It imports memory and fences of the stand-in of D3D12 that `testkit/fake-dstorage` has: `driver::external`.
 //!
 //! # What it does
 //!
@@ -67,6 +67,7 @@
 //! | `HIP_VERSION` | 60342134 | what `hipRuntimeGetVersion` says |
 //! | `HIP_ARCHITECTURE` | `gfx942:…` | what `hipGetDevicePropertiesR0600` says of each device |
 //! | `INTEGRATED` | 0 | 1 for a device that shares the host's page tables: kernels reach host memory |
+//! | `LUIDS` | 1 | on Windows, 0 for devices that D3D12 does not know |
 //! | `PINS_READ_ONLY` | 1 | whether devices say that they pin memory that cannot be written |
 //! | `REFUSES_READ_ONLY` | 0 | 1 makes that fail with 801, whatever the device says |
 //! | `POOLS` | 1 | 0 makes `cuMemAllocAsync` and `cuMemFreeAsync` fail with 801, and those of HIP |
@@ -92,7 +93,8 @@
 //! What can be counted:
 //!
 //! - what exists: `device_bytes` and `pinned_bytes`, also of one driver's devices (`pinned_bytes.hip`), `streams`, `events`, `modules`, `graphs`, `contexts` (retains of
-//!   primary ones), `context_depth` (of the calling thread's stack), `cufile_handles`, `cufile_buffers`;
+//!   primary ones), `context_depth` (of the calling thread's stack), `cufile_handles`, `cufile_buffers`,
+//!   `external_memories`, `external_semaphores`;
 //! - what happened: `calls_under_interpreter` (by threads that held Python's interpreter), `copies`, `copied_bytes`, `kernels`, `cufile_reads`, `cufile_writes`, `calls.<function>`,
 //!   and `leaked`: what was destroyed only with its context or with the last `cuFileDriverClose`.
 

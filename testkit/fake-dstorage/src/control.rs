@@ -19,7 +19,13 @@ use std::{
 /// * `reverse=1`: the requests of a submission are carried out from the last to the first.
 /// * `early=1`: events are set as they are submitted, before the requests ahead of them are done.
 /// * `staging_locked=1`: another library has made queues.
+/// * `d3d12_refuse_WHAT=CODE`: what makes it fails with this result: `device`, `heap`, `placed`, `committed`, `handle`, `fence`, `event`.
+/// * `d3d12_deaf=1`: no fence reaches a value.
+/// * `d3d12_remove=1`: the device was removed.
+/// * `dxgi_hidden=BITS`: adapters that are not there.
 /// * `spoil=1`: a request that fails has written to its memory.
+///
+/// Those whose names begin with `d3d12` and `dxgi` are set in the library that plays these.
 ///
 /// The variable `FAKE_DSTORAGE` has them for a process, with commas between.
 static STATE: LazyLock<(Mutex<State>, Condvar)> = LazyLock::new(|| {
@@ -103,13 +109,14 @@ pub unsafe extern "C" fn fake_dstorage_set(setting: *const c_char) -> c_int {
 pub extern "C" fn fake_dstorage_reset() {
     let mut state = state();
     state.settings.clear();
-    state.counts.retain(|name, _| ["queues", "files", "statuses"].contains(&name.as_str()));
+    let stays = ["queues", "files", "statuses", "devices", "heaps", "resources", "fences"];
+    state.counts.retain(|name, _| stays.contains(&name.as_str()));
     drop(state);
     wake();
 }
 
-/// How many there were of what the name says: `requests`, `submits`, `violations`, `configurations`; or are now: `queues`, `files`,
-/// `statuses`.
+/// How many there were of what the name says: `enqueued` and `requests`, `submits`, `violations`, `configurations`; or are now: `queues`, `files`,
+/// `statuses`; of D3D12 `devices`, `heaps`, `resources`, `fences`, and `kept_resident`.
 ///
 /// # Safety
 /// `name` ends with a zero.

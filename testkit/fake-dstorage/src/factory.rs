@@ -98,7 +98,7 @@ unsafe extern "system" fn create_queue(
     if !(QUEUE_CAPACITY.0..=QUEUE_CAPACITY.1).contains(&description.capacity) {
         return E_DSTORAGE_INVALID_QUEUE_CAPACITY;
     }
-    match Queue::new(description.capacity) {
+    match Queue::new(description.capacity, !description.device.is_null()) {
         // SAFETY: callers give valid pointers.
         Some(queue) => unsafe { make(queue, id, out) },
         None => E_FAIL,

@@ -8,13 +8,16 @@ use crate::{
     object::{Kind, kind, unknown},
     status::{Results, Statuses},
 };
-use hoistway_directstorage::abi::{
-    ABORTED, DXGI_ERROR_DEVICE_REMOVED, E_DSTORAGE_END_OF_FILE, E_DSTORAGE_REQUEST_TOO_LARGE,
-    E_DSTORAGE_RESERVED_FIELDS, E_PENDING, ErrorRecord, Guid, HResult, Handle, IID_QUEUE, IID_QUEUE_1,
-    Object, QueueTable, Request,
+use hoistway_directstorage::{
+    abi::{
+        ABORTED, DXGI_ERROR_DEVICE_REMOVED, E_DSTORAGE_END_OF_FILE, E_DSTORAGE_REQUEST_TOO_LARGE,
+        E_DSTORAGE_RESERVED_FIELDS, E_PENDING, ErrorRecord, Guid, HResult, Handle, IID_QUEUE, IID_QUEUE_1,
+        KINDS_BUFFER, KINDS_MEMORY, Object, QueueTable, Request,
+    },
+    graphics_abi::FenceTable,
 };
 use std::{
-    ffi::c_void,
+    ffi::{c_int, c_void},
     mem,
     os::windows::io::{AsRawHandle, FromRawHandle, OwnedHandle},
     ptr, slice,
@@ -26,23 +29,37 @@ use std::{
     thread,
     time::Duration,
 };
-use windows_sys::Win32::System::Threading::{CreateEventW, ResetEvent, SetEvent};
+use windows_sys::{
+    Win32::System::{
+        LibraryLoader::{GetModuleHandleW, GetProcAddress},
+        Threading::{CreateEventW, ResetEvent, SetEvent},
+    },
+    w,
+};
 
 enum Entry {
     Request(Read),
     Status(Results, usize),
     Event(usize),
+    Signal(usize, u64),
 }
 
 struct Read {
     file: Opened,
     offset: u64,
-    memory: usize,
+    target: Target,
     bytes: u32,
     tag: u64,
     /// Why it is refused, if it is.
     refusal: HResult,
     number: u64,
+}
+
+#[derive(Clone, Copy)]
+enum Target {
+    Memory(usize),
+    /// A buffer of D3D12, and an offset in it.
+    Buffer(usize, u64),
 }
 
 /// What a queue and its thread share.
@@ -60,6 +77,7 @@ pub(crate) struct Queue {
     submitted: mpsc::Sender<Vec<Entry>>,
     enqueued: AtomicU64,
     capacity: u16,
+    has_device: bool,
 }
 
 impl Kind for Queue {
@@ -81,7 +99,7 @@ impl Kind for Queue {
 }
 
 impl Queue {
-    pub(crate) fn new(capacity: u16) -> Option<Self> {
+    pub(crate) fn new(capacity: u16, has_device: bool) -> Option<Self> {
         // SAFETY: no attributes and no name; it is reset by hand, and not set.
         let failed = unsafe { CreateEventW(ptr::null(), 1, 0, ptr::null()) };
         if failed.is_null() {
@@ -100,7 +118,7 @@ impl Queue {
         thread::spawn(move || of_thread.run(taken));
         state().count("queues");
         let enqueued = AtomicU64::new(0);
-        Some(Self { shared, pending: Mutex::default(), submitted, enqueued, capacity })
+        Some(Self { shared, pending: Mutex::default(), submitted, enqueued, capacity, has_device })
     }
 
     fn enqueue(&self, entry: Entry) {
@@ -116,8 +134,10 @@ impl Queue {
         state().count("submits");
         if state().get("early") != 0 {
             for entry in &entries {
-                if let Entry::Event(event) = entry {
-                    set(*event);
+                match entry {
+                    Entry::Event(event) => set(*event),
+                    Entry::Signal(fence, value) => signal(*fence, *value),
+                    Entry::Request(_) | Entry::Status(..) => {}
                 }
             }
         }
@@ -157,6 +177,7 @@ impl Shared {
                         results[*index].store(mem::take(&mut failure), Ordering::Release);
                     }
                     Entry::Event(event) => set(*event),
+                    Entry::Signal(fence, value) => signal(*fence, *value),
                 }
             }
         }
@@ -196,18 +217,33 @@ impl Shared {
         if self.is_closed.load(Ordering::Acquire) || self.is_cancelled(read) {
             return ABORTED;
         }
-        // SAFETY: its owner keeps the memory until the result is told.
-        let memory = unsafe { slice::from_raw_parts_mut(read.memory as *mut u8, read.bytes as usize) };
+        let mut buffered = Vec::new();
+        let memory = match read.target {
+            // SAFETY: its owner keeps the memory until the result is told.
+            Target::Memory(memory) => unsafe {
+                slice::from_raw_parts_mut(memory as *mut u8, read.bytes as usize)
+            },
+            Target::Buffer(..) => {
+                buffered.resize(read.bytes as usize, 0);
+                &mut buffered[..]
+            }
+        };
         let is_struck = number == fail_at || fail_len != 0 && file::len(&read.file) == Some(fail_len);
         let failure = match () {
             () if read.refusal != 0 => read.refusal,
             () if is_removed => DXGI_ERROR_DEVICE_REMOVED,
             () if is_struck && code != 0 => code,
             () if is_struck => E_DSTORAGE_END_OF_FILE,
-            () => return file::read(&read.file, read.offset, memory),
+            () => 0,
         };
-        if is_spoiled {
+        let failure = if failure == 0 { file::read(&read.file, read.offset, memory) } else { failure };
+        if failure != 0 && is_spoiled {
             memory.fill(0xDD);
+        }
+        if let Target::Buffer(buffer, offset) = read.target
+            && (failure == 0 || is_spoiled)
+        {
+            write(buffer, offset, memory);
         }
         failure
     }
@@ -215,6 +251,32 @@ impl Shared {
     fn is_cancelled(&self, read: &Read) -> bool {
         let cancelled = lock(&self.cancelled);
         cancelled.iter().any(|&(until, mask, value)| read.number <= until && read.tag & mask == value)
+    }
+}
+
+/// Writes to a buffer of D3D12.
+fn write(buffer: usize, offset: u64, bytes: &[u8]) {
+    type Write = unsafe extern "C" fn(Object, u64, *const u8, usize) -> c_int;
+    // SAFETY: texts that end with a zero; the function has this signature, and the buffer lives until the result is told.
+    let code = unsafe {
+        let function =
+            GetProcAddress(GetModuleHandleW(w!("fake_graphics.dll")), c"fake_d3d12_write".as_ptr().cast());
+        function.map(|function| {
+            let write: Write = mem::transmute(function);
+            write(buffer as Object, offset, bytes.as_ptr(), bytes.len())
+        })
+    };
+    if code != Some(0) {
+        violation();
+    }
+}
+
+/// Has a fence of D3D12 reach a value.
+fn signal(fence: usize, value: u64) {
+    // SAFETY: its owner keeps it until the entry is done.
+    unsafe {
+        let table = &**(fence as *const *const FenceTable);
+        (table.signal)(fence as Object, value);
     }
 }
 
@@ -234,23 +296,37 @@ unsafe extern "system" fn enqueue_request(object: Object, request: *const Reques
     let (queue, request) = unsafe { (kind::<Queue>(object), &*request) };
     let (source, destination) = (&request.source, &request.destination);
     // What ends the process of who asks the real one for it.
-    let lengths = [source.bytes, destination.bytes, request.uncompressed_bytes];
+    // SAFETY: as its kind says, and all kinds are plain numbers.
+    let (target, destination_bytes) = unsafe {
+        let (memory, buffer) = (destination.memory, destination.buffer);
+        match request.kinds {
+            KINDS_BUFFER => (Target::Buffer(buffer.resource as usize, buffer.offset), buffer.bytes),
+            _ => (Target::Memory(memory.memory as usize), memory.bytes),
+        }
+    };
+    if matches!(target, Target::Buffer(..)) && !queue.has_device {
+        return violation();
+    }
+    let lengths = [source.bytes, destination_bytes, request.uncompressed_bytes];
     if source.bytes == 0 || lengths.iter().any(|&len| len != source.bytes) || source.file.is_null() {
         return violation();
     }
     let refusal = match () {
-        () if request.kinds != 0 || request.compression != 0 => E_DSTORAGE_RESERVED_FIELDS,
+        () if !matches!(request.kinds, KINDS_MEMORY | KINDS_BUFFER) || request.compression != 0 => {
+            E_DSTORAGE_RESERVED_FIELDS
+        }
         // Such a request is refused, and nothing is written to its memory.
         () if source.bytes > STAGING_BYTES.load(Ordering::Acquire) => E_DSTORAGE_REQUEST_TOO_LARGE,
         () => 0,
     };
     // SAFETY: callers give a living file.
     let file = unsafe { kind::<File>(source.file) }.opened().clone();
+    state().count("enqueued");
     let number = queue.enqueued.fetch_add(1, Ordering::Relaxed) + 1;
     queue.enqueue(Entry::Request(Read {
         file,
         offset: source.offset,
-        memory: destination.memory as usize,
+        target,
         bytes: source.bytes,
         tag: request.cancellation_tag,
         refusal,
@@ -269,9 +345,13 @@ unsafe extern "system" fn enqueue_status(object: Object, statuses: Object, index
     queue.enqueue(Entry::Status(results, index as usize));
 }
 
-unsafe extern "system" fn enqueue_signal(_: Object, _: Object, _: u64) {
-    // There is no D3D12 device here.
-    violation();
+unsafe extern "system" fn enqueue_signal(object: Object, fence: Object, value: u64) {
+    // SAFETY: callers give a living object.
+    let queue = unsafe { kind::<Queue>(object) };
+    if !queue.has_device || fence.is_null() {
+        return violation();
+    }
+    queue.enqueue(Entry::Signal(fence as usize, value));
 }
 
 unsafe extern "system" fn submit(object: Object) {

@@ -6,18 +6,16 @@ use std::{
     env,
     ffi::{CStr, CString, c_char, c_int},
     fs,
+    os::windows::ffi::OsStrExt,
     path::{Path, PathBuf},
-    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{LazyLock, Mutex, MutexGuard, Once, PoisonError},
 };
-use windows_sys::{
-    Win32::{
-        Foundation::HMODULE,
-        System::{
-            LibraryLoader::{GetModuleHandleW, GetProcAddress},
-            Threading::{GetCurrentProcess, GetProcessHandleCount},
-        },
+use windows_sys::Win32::{
+    Foundation::HMODULE,
+    System::{
+        LibraryLoader::{GetModuleHandleW, GetProcAddress, LoadLibraryW},
+        Threading::{GetCurrentProcess, GetProcessHandleCount},
     },
-    w,
 };
 
 /// A test's turn with the stand-in. It is as it was when the turn is over.
@@ -35,6 +33,16 @@ impl Turn {
             // SAFETY: the first turn alone does, before the runtime is looked for; on Windows other threads may read meanwhile.
             unsafe { env::set_var(DIRECTORY_VARIABLE, &*FOLDER) };
         }
+        static HAS_GRAPHICS: Once = Once::new();
+        HAS_GRAPHICS.call_once(|| {
+            let library = FOLDER.join(GRAPHICS);
+            let path: Vec<u16> = library.as_os_str().encode_wide().chain([0]).collect();
+            // SAFETY: as above; a path that ends with a zero, of a library that has no initialisers.
+            unsafe {
+                env::set_var("HOISTWAY_D3D12", &library);
+                assert!(!LoadLibraryW(path.as_ptr()).is_null(), "{}", library.display());
+            }
+        });
         Runtime::get().unwrap_or_else(|why| panic!("{why}"));
         let turn = Self(turn);
         turn.reset();
@@ -44,10 +52,12 @@ impl Turn {
     /// Sets `name=value`: see `control`.
     pub fn set(&self, setting: &str) {
         let text = CString::new(setting).unwrap();
+        let is_of_graphics = ["d3d12_", "dxgi_"].iter().any(|prefix| setting.starts_with(prefix));
+        let library = if is_of_graphics { GRAPHICS } else { "dstorage.dll" };
         // SAFETY: of this signature in the stand-in.
         let code = unsafe {
             let set: unsafe extern "C" fn(*const c_char) -> c_int =
-                std::mem::transmute(function(c"fake_dstorage_set"));
+                std::mem::transmute(function(library, c"fake_dstorage_set"));
             set(text.as_ptr())
         };
         assert_eq!(code, 0, "{setting:?} means nothing to the stand-in");
@@ -55,22 +65,29 @@ impl Turn {
 
     /// Takes all settings back, and counts from 0 again.
     pub fn reset(&self) {
-        // SAFETY: of this signature in the stand-in.
-        unsafe {
-            let reset: unsafe extern "C" fn() = std::mem::transmute(function(c"fake_dstorage_reset"));
-            reset();
+        for library in ["dstorage.dll", GRAPHICS] {
+            // SAFETY: of this signature in the stand-in.
+            unsafe {
+                let reset: unsafe extern "C" fn() =
+                    std::mem::transmute(function(library, c"fake_dstorage_reset"));
+                reset();
+            }
         }
     }
 
     /// What the stand-in counts by this name.
     pub fn count(&self, name: &str) -> u64 {
-        let text = CString::new(name).unwrap();
-        // SAFETY: of this signature in the stand-in.
-        unsafe {
-            let count: unsafe extern "C" fn(*const c_char) -> u64 =
-                std::mem::transmute(function(c"fake_dstorage_count"));
-            count(text.as_ptr())
-        }
+        count("dstorage.dll", name)
+    }
+
+    /// What D3D12's counts by this name.
+    pub fn count_graphics(&self, name: &str) -> u64 {
+        count(GRAPHICS, name)
+    }
+
+    /// Objects of D3D12 that there are.
+    pub fn graphics(&self) -> [u64; 4] {
+        ["devices", "heaps", "resources", "fences"].map(|name| self.count_graphics(name))
     }
 
     /// Objects that there are: queues, files and arrays of results.
@@ -85,20 +102,35 @@ impl Drop for Turn {
     }
 }
 
-fn function(name: &CStr) -> unsafe extern "system" fn() -> isize {
-    // SAFETY: texts that end with a zero; the library stays loaded.
+fn count(library: &str, name: &str) -> u64 {
+    let text = CString::new(name).unwrap();
+    // SAFETY: of this signature in the stand-in.
     unsafe {
-        let library: HMODULE = GetModuleHandleW(w!("dstorage.dll"));
-        assert!(!library.is_null(), "dstorage.dll is not loaded");
-        GetProcAddress(library, name.as_ptr().cast()).expect("dstorage.dll is not the stand-in")
+        let count: unsafe extern "C" fn(*const c_char) -> u64 =
+            std::mem::transmute(function(library, c"fake_dstorage_count"));
+        count(text.as_ptr())
     }
 }
 
-/// Makes a folder with the stand-in under the names of both libraries.
+fn function(library: &str, name: &CStr) -> unsafe extern "system" fn() -> isize {
+    let wide: Vec<u16> = library.encode_utf16().chain([0]).collect();
+    // SAFETY: texts that end with a zero; the library stays loaded.
+    unsafe {
+        let module: HMODULE = GetModuleHandleW(wide.as_ptr());
+        assert!(!module.is_null(), "{library} is not loaded");
+        GetProcAddress(module, name.as_ptr().cast())
+            .unwrap_or_else(|| panic!("{library} is not the stand-in"))
+    }
+}
+
+/// The stand-in of D3D12.
+const GRAPHICS: &str = "fake_graphics.dll";
+
+/// Makes a folder with the stand-in under the names of all libraries.
 pub fn folder(name: &str) -> PathBuf {
     let folder = place().join(format!("dstorage-{name}"));
     fs::create_dir_all(&folder).unwrap();
-    for library in ["dstorage.dll", "dstoragecore.dll"] {
+    for library in ["dstorage.dll", "dstoragecore.dll", GRAPHICS] {
         // Another test program may have it loaded.
         if let Err(error) = fs::copy(library_file(), folder.join(library)) {
             assert!(folder.join(library).exists(), "{error}");

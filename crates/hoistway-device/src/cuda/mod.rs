@@ -9,11 +9,12 @@
 pub(crate) mod cufile;
 mod cufile_error;
 mod descriptor;
+mod external;
 mod machine;
 
 use crate::{
     DeviceId, Error, Finding, Result, Unavailable,
-    backend::{Direct, Opened},
+    backend::{Direct, External, Opened},
     driver::{
         Driver, Failed, Slot, Traits, Vendor, Words,
         device::DriverDevice,
@@ -26,6 +27,7 @@ use libloading::Library;
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::{OsString, c_int, c_uint, c_void},
+    ops::Deref,
     ptr,
     sync::{Mutex, PoisonError},
 };
@@ -56,6 +58,21 @@ functions! {
     }
 }
 
+/// What the driver has of its own.
+pub(crate) struct Own {
+    functions: Functions,
+    /// Else the name of the first that it lacks.
+    external: Result<external::Functions, &'static str>,
+}
+
+impl Deref for Own {
+    type Target = Functions;
+
+    fn deref(&self) -> &Functions {
+        &self.functions
+    }
+}
+
 /// `CUdevice_attribute`.
 #[derive(Clone, Copy)]
 enum Attribute {
@@ -75,7 +92,7 @@ const POINTER_MEMORY_TYPE: c_int = 2;
 const POINTER_DEVICE_ORDINAL: c_int = 9;
 
 impl Vendor for Cuda {
-    type Own = Functions;
+    type Own = Own;
 
     const SYMBOLS: Symbols = Symbols {
         init: "cuInit",
@@ -156,8 +173,8 @@ impl Vendor for Cuda {
         names.iter().map(OsString::from).collect()
     }
 
-    fn find(library: &Library) -> Result<Functions, &'static str> {
-        Functions::find(library)
+    fn find(library: &Library) -> Result<Own, &'static str> {
+        Ok(Own { functions: Functions::find(library)?, external: external::Functions::find(library) })
     }
 
     fn version_text(version: i32) -> String {
@@ -266,6 +283,10 @@ impl Vendor for Cuda {
 
     fn direct(device: &CudaDevice) -> Result<&dyn Direct, Unavailable> {
         CuFile::get().map(|_| device as &dyn Direct)
+    }
+
+    fn external(device: &CudaDevice) -> Result<&dyn External, Unavailable> {
+        external::functions(device).map(|_| device as &dyn External)
     }
 
     fn may_have_direct_path() -> Result<(), Unavailable> {

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     DeviceInfo, DriverError, Error, Fate, Finding, Result, Unavailable,
-    backend::{Backend, Direct, Event, Kind, Opened, Stream},
+    backend::{Backend, Direct, Event, External, Kind, Opened, Stream},
 };
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -348,6 +348,10 @@ impl<V: Vendor> Backend for DriverDevice<V> {
     fn direct(&self) -> Result<&dyn Direct, Unavailable> {
         V::direct(self)
     }
+
+    fn external(&self) -> Result<&dyn External, Unavailable> {
+        V::external(self)
+    }
 }
 
 impl<V: Vendor> DriverDevice<V> {
@@ -358,7 +362,7 @@ impl<V: Vendor> DriverDevice<V> {
     }
 
     /// Takes back what the driver notes of a failed call that is not reported.
-    pub(super) fn forget(&self, code: ResultCode) {
+    pub(crate) fn forget(&self, code: ResultCode) {
         self.note(code);
         if code != SUCCESS {
             V::forget_error(self.driver);

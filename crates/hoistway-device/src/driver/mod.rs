@@ -13,7 +13,7 @@ pub(crate) mod table;
 
 use crate::{
     DeviceId, DriverError, Finding, Unavailable,
-    backend::{Direct, Opened},
+    backend::{Direct, External, Opened, no_external},
     fork::Once,
 };
 use device::DriverDevice;
@@ -142,6 +142,14 @@ pub(crate) trait Vendor: fmt::Debug + Sized + Send + Sync + 'static {
     /// # Errors
     /// Why there are none.
     fn direct(device: &DriverDevice<Self>) -> Result<&dyn Direct, Unavailable>;
+
+    /// What other interfaces to a device have made.
+    ///
+    /// # Errors
+    /// Why it imports none.
+    fn external(_device: &DriverDevice<Self>) -> Result<&dyn External, Unavailable> {
+        Err(no_external())
+    }
 
     /// Checks whether this machine may have a direct path from files to devices. Opens no library.
     ///

@@ -155,6 +155,13 @@ impl<V: Vendor> Stream for DriverStream<V> {
         unsafe { DriverStream::wait_for_event(self, "waiting for an event", event) }
     }
 
+    unsafe fn wait_for_external(&self, semaphore: usize, value: u64) -> Result<()> {
+        let unavailable = |why| Error::DeviceUnavailable { device: self.device.info.id.to_string(), why };
+        let external = V::external(&self.device).map_err(unavailable)?;
+        // SAFETY: passed on; the stream is this one.
+        unsafe { external.wait(self.handle, semaphore, value) }
+    }
+
     fn mark(&self) -> Result<Box<dyn Event>> {
         let _entered = self.device.enter()?;
         Ok(Box::new(DriverEvent::record(&self.device, self.handle)?))

@@ -7,7 +7,7 @@ use super::{Mapping, PageKind};
 #[cfg(target_os = "linux")]
 use crate::ByteRange;
 use crate::{Error, Result, sys};
-use hoistway_device::{Address, Device, DirectBuffer, Pinned};
+use hoistway_device::{Address, CopyStream, Device, DirectBuffer, ExternalMemory, ExternalSignal, Pinned};
 use std::{
     any::Any,
     fmt,
@@ -39,6 +39,8 @@ pub enum SlotKind<'a> {
     Views,
     /// Memory of a device that its library reads files into, of at least as many bytes as all slots.
     Device(&'a Arc<DirectBuffer>),
+    /// Memory of a device that another interface to it fills, of at least as many bytes as all slots.
+    External(&'a Arc<ExternalMemory>),
     /// Host memory that another process writes to. Pinned as they are first used, if a device copies from them.
     Shared {
         /// The memory: as many slots as are made, of the same length.
@@ -96,6 +98,11 @@ enum SlotMemory {
         backing: Backing,
     },
     Device(Arc<DirectBuffer>),
+    External {
+        /// What tells that the bytes of each slot are there. Dropped before the memory.
+        signals: Box<[Mutex<Vec<ExternalSignal>>]>,
+        memory: Arc<ExternalMemory>,
+    },
     /// The pages that each slot shows.
     #[cfg(target_os = "linux")]
     Views(Box<[Mutex<Option<Shown>>]>),
@@ -155,6 +162,13 @@ impl Slots {
                 return Err(too_short("a buffer of a device"));
             }
             SlotKind::Device(buffer) => SlotMemory::Device(buffer.clone()),
+            SlotKind::External(memory) if memory.len() < bytes as u64 => {
+                return Err(too_short("a buffer of another interface"));
+            }
+            SlotKind::External(memory) => SlotMemory::External {
+                signals: (0..count).map(|_| Mutex::default()).collect(),
+                memory: memory.clone(),
+            },
             #[cfg(target_os = "linux")]
             SlotKind::Views => SlotMemory::Views((0..count).map(|_| Mutex::default()).collect()),
         };
@@ -262,6 +276,7 @@ impl Slots {
     pub fn device_bytes(&self) -> u64 {
         match &self.shared.memory {
             SlotMemory::Device(buffer) => buffer.len(),
+            SlotMemory::External { memory, .. } => memory.len(),
             _ => 0,
         }
     }
@@ -384,6 +399,7 @@ impl Slot {
         match &self.shared.memory {
             SlotMemory::Host { backing, .. } => Address::Host(backing.pointer(start).as_ptr()),
             SlotMemory::Device(buffer) => Address::Device(buffer.address() + start as u64),
+            SlotMemory::External { memory, .. } => Address::Device(memory.address() + start as u64),
             // One that shows nothing is not copied from.
             #[cfg(target_os = "linux")]
             SlotMemory::Views(_) => Address::Host(self.shown().unwrap_or(std::ptr::null_mut())),
@@ -459,6 +475,45 @@ impl Slot {
         }
     }
 
+    /// The memory of another interface that it is a part of, and where it begins there.
+    pub fn external_memory(&self) -> Option<(&ExternalMemory, u64)> {
+        match &self.shared.memory {
+            SlotMemory::External { memory, .. } => {
+                Some((memory, (self.index * self.shared.slot_bytes) as u64))
+            }
+            _ => None,
+        }
+    }
+
+    /// Notes what tells that bytes are there which the other interface has filled, until the slot is free again.
+    pub fn add_signal(&self, signal: ExternalSignal) {
+        if let Some(mut signals) = self.signals() {
+            signals.push(signal);
+        }
+    }
+
+    /// Makes later copies of `copies` wait until its bytes are there.
+    ///
+    /// # Errors
+    /// The device's; [`Internal`](hoistway_device::Error::Internal) if another interface fills it, and nothing tells when.
+    pub fn order(&self, copies: &CopyStream) -> hoistway_device::Result<()> {
+        let Some(signals) = self.signals() else { return Ok(()) };
+        if signals.is_empty() {
+            let text = "nothing tells when the bytes of a slot are there";
+            return Err(hoistway_device::Error::Internal(text.into()));
+        }
+        signals.iter().try_for_each(|signal| signal.order(copies))
+    }
+
+    fn signals(&self) -> Option<MutexGuard<'_, Vec<ExternalSignal>>> {
+        match &self.shared.memory {
+            SlotMemory::External { signals, .. } => {
+                Some(signals[self.index].lock().unwrap_or_else(PoisonError::into_inner))
+            }
+            _ => None,
+        }
+    }
+
     /// Pins the slot, if its kind is pinned and this is its first use. Where the platform pins no memory, it stays as it is.
     ///
     /// # Errors
@@ -498,6 +553,10 @@ impl Drop for Slot {
         if let SlotMemory::Views(places) = &self.shared.memory {
             let shown = places[self.index].lock().unwrap_or_else(PoisonError::into_inner).take();
             drop(shown);
+        }
+        // What copies wait for is kept until they are over.
+        if let Some(mut signals) = self.signals() {
+            signals.clear();
         }
         let mut free = self.shared.free();
         free.slots.push(self.index);

@@ -71,6 +71,8 @@ pub fn examine<P: AsRef<Path>>(paths: &[P]) -> Vec<Check> {
     checks.extend(memory_limits());
     checks.push(numa_nodes());
     checks.extend(devices::checks());
+    #[cfg(windows)]
+    checks.extend(windows::adapters());
     for path in paths {
         let path = path.as_ref();
         checks.extend(match SourceName::from(path) {

@@ -2,8 +2,13 @@
 #![forbid(unsafe_code)]
 
 use super::{Check, Status, ok, slower};
-use crate::sys::block_device::{self, BypassIo, Sectors};
+use crate::{
+    device::{self, DeviceId, DeviceInfo},
+    route::Unavailable,
+    sys::block_device::{self, BypassIo, Sectors},
+};
 use bytesize::ByteSize;
+use hoistway_directstorage::{Adapter, luid_text};
 use hoistway_io::file::LocalFile;
 
 /// Whether route `directstorage` has its libraries. They are looked for, and not loaded.
@@ -16,6 +21,37 @@ pub(super) fn direct_storage() -> Check {
         }
         Err(why) => Check { fix: why.fix, ..absent(NAME.to_owned(), why.reason) },
     }
+}
+
+/// The adapters of D3D12, and which CUDA devices they are: route `directstorage` reaches these through buffers of D3D12.
+pub(super) fn adapters() -> Vec<Check> {
+    let devices: Vec<DeviceInfo> = device::devices().unwrap_or_default();
+    let devices = devices.iter().filter(|device| matches!(device.id, DeviceId::Cuda(_)));
+    adapter_checks(hoistway_directstorage::adapters(), &devices.collect::<Vec<_>>())
+}
+
+fn adapter_checks(found: Result<Vec<Adapter>, Unavailable>, devices: &[&DeviceInfo]) -> Vec<Check> {
+    const NAME: &str = "D3D12";
+    let adapters = match found {
+        Ok(adapters) => adapters,
+        Err(why) => return vec![Check { fix: why.fix, ..absent(NAME.to_owned(), why.reason) }],
+    };
+    let owners = |luid| devices.iter().filter(move |device| device.luid == Some(luid));
+    let mut checks: Vec<Check> = adapters
+        .iter()
+        .filter(|adapter| !adapter.is_software || owners(adapter.luid).next().is_some())
+        .map(|adapter| match owners(adapter.luid).next() {
+            Some(device) => ok(NAME, format!("{adapter} is {}", device.id)),
+            None => absent(NAME.to_owned(), format!("{adapter} is no CUDA device")),
+        })
+        .collect();
+    let is_listed = |device: &DeviceInfo| adapters.iter().any(|adapter| Some(adapter.luid) == device.luid);
+    checks.extend(devices.iter().filter(|device| !is_listed(device)).map(|device| {
+        let luid = device.luid.map_or("no LUID".to_owned(), |luid| format!("LUID {}", luid_text(&luid)));
+        let finding = format!("no adapter is {} ({luid}): route directstorage pins memory for it", device.id);
+        slower(NAME, finding, "set its driver to the mode for graphics (WDDM)")
+    }));
+    checks
 }
 
 /// What keeps this user from large pages, or their length.

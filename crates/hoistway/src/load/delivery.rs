@@ -288,9 +288,11 @@ impl Delivery {
             _ => None,
         };
         let source = copied.slot.source();
+        let queued = copied.slot.order(&self.queue);
         // SAFETY: the slot is full. What the work uses is kept until it is over. Each scratch belongs to the owner of its
         // table, and `DeviceFill` has checked that no two extents write the same place. `check_inside` has seen each transfer.
-        let queued = unsafe { self.queue.transfer(source, &transfers, &self.addresses(), scratch) };
+        let queued = queued
+            .and_then(|()| unsafe { self.queue.transfer(source, &transfers, &self.addresses(), scratch) });
         let queued = queued.map(|operations| _ = self.copies.fetch_add(operations, Ordering::Relaxed));
         Ok(self.queue.keep(copied, queued)?)
     }

@@ -150,10 +150,11 @@ impl<'a> Opening<'a> {
     /// Whether an extent will need a slot of the load's own, if it is staged.
     pub(super) fn needs_host_slot(&self, extent: &Extent) -> bool {
         let is_past_host = self.options.route.is_past_host() && Plan::is_whole_blocks(extent);
-        let is_shared = |route: &LoadRoute| {
-            route.member.facts().landing == Landing::Shared && route.files[extent.file.index()]
+        let has_slots = |route: &LoadRoute| {
+            matches!(route.member.facts().landing, Landing::Shared | Landing::Device)
+                && route.files[extent.file.index()]
         };
-        !is_past_host && !self.routes.iter().any(is_shared)
+        !is_past_host && !self.routes.iter().any(has_slots)
     }
 
     /// How many slots of which kind extents come in, of which `own` in host memory are the load's own.

@@ -1,9 +1,10 @@
-//! `directstorage`: files as DirectStorage opens them, and a lane of its reads into host memory.
+//! `directstorage`: files as DirectStorage opens them, and a lane of its reads into host memory or buffers of D3D12.
 #![allow(unsafe_code)]
 
-use super::{Done, Lane, ReadOp, Unavailable};
-use crate::{parallel::lock, source::Source, sys};
-use hoistway_directstorage::{Ended, Queue, Read, Runtime, StorageFile};
+use super::{Buffer, Done, Lane, ReadOp, Unavailable, graphics::Graphics};
+use crate::{Error, parallel::lock, source::Source, sys};
+use hoistway_device::{ExternalSemaphore, ExternalSignal};
+use hoistway_directstorage::{Ended, Queue, Read, Runtime, SharedBuffer, StorageFile, Target};
 use std::{
     io,
     sync::{Arc, Mutex},
@@ -55,6 +56,8 @@ fn open(source: &dyn Source) -> Result<StorageFile, Unavailable> {
 #[derive(Debug)]
 pub(super) struct DirectStorageLane {
     queue: Queue<ReadOp>,
+    /// The queue's fence, as the CUDA device has imported it, if reads go to buffers of D3D12.
+    semaphore: Option<Arc<ExternalSemaphore>>,
     /// Reads that ended before DirectStorage had them.
     rejected: Vec<Done>,
     ended: Vec<Ended<ReadOp>>,
@@ -67,7 +70,37 @@ impl DirectStorageLane {
     /// Why there is none.
     pub(super) fn new(depth: usize) -> Result<Self, Unavailable> {
         let queue = Runtime::get()?.queue(depth, PATIENCE)?;
-        Ok(Self { queue, rejected: Vec::new(), ended: Vec::new() })
+        Ok(Self { queue, semaphore: None, rejected: Vec::new(), ended: Vec::new() })
+    }
+
+    /// The same for reads into buffers of D3D12.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(super) fn to_device(depth: usize, graphics: &Graphics) -> Result<Self, Unavailable> {
+        let queue: Queue<ReadOp> = Runtime::get()?.queue_to(graphics.device(), depth, PATIENCE)?;
+        let semaphore = match queue.fence() {
+            Some(fence) => graphics.semaphore(fence),
+            None => Err(Error::Internal("a queue to a device has no fence".into())),
+        };
+        let semaphore = semaphore.map_err(|error| Unavailable::new(error.to_string(), OTHER_ROUTE))?;
+        let semaphore = Some(Arc::new(semaphore));
+        Ok(Self { queue, semaphore, rejected: Vec::new(), ended: Vec::new() })
+    }
+
+    /// What an operation fills, and how much of it.
+    fn target(&self, op: &mut ReadOp) -> io::Result<(Target, usize)> {
+        if self.semaphore.is_none() {
+            let target = op.buffer.target(op.progress)?;
+            return Ok((Target::Memory(target.as_mut_ptr()), target.len()));
+        }
+        let no_room = || io::Error::other("a read does not fit its slot");
+        let Buffer::Staged { slot: Some(slot), .. } = &op.buffer else { return Err(no_room()) };
+        let fits = op.progress.position.checked_add(op.progress.len).is_some_and(|end| end <= slot.len());
+        let (memory, start) = slot.external_memory().filter(|_| fits).ok_or_else(no_room)?;
+        let buffer = memory.owner::<SharedBuffer>().ok_or_else(no_room)?;
+        let offset = start + op.progress.position as u64;
+        Ok((Target::Buffer { buffer, offset }, op.progress.len))
     }
 }
 
@@ -83,8 +116,8 @@ impl Lane<ReadOp> for DirectStorageLane {
     fn push(&mut self, mut op: ReadOp) {
         let offset = op.progress.offset;
         let target = opened(&*op.source).map_err(|why| io::Error::other(why.to_string())).and_then(|file| {
-            let target = op.buffer.target(op.progress)?;
-            Ok(Read { file, offset, memory: target.as_mut_ptr(), len: target.len() })
+            let (target, len) = self.target(&mut op)?;
+            Ok(Read { file, offset, target, len })
         });
         match target {
             // SAFETY: the operation holds the region or slot that it fills, which is its alone until it is dropped and does not move
@@ -100,11 +133,15 @@ impl Lane<ReadOp> for DirectStorageLane {
             return Ok(());
         }
         self.queue.wait(&mut self.ended, TICK)?;
-        done.extend(
-            self.ended
-                .drain(..)
-                .map(|Ended { owner, result }| Done { op: owner, result: result.map_err(Into::into) }),
-        );
+        for Ended { owner: op, result, signal } in self.ended.drain(..) {
+            // Also of a read that failed: it may be made again by another lane, and the copy waits for both.
+            if let (Some(semaphore), Buffer::Staged { slot: Some(slot), .. }, 1..) =
+                (&self.semaphore, &op.buffer, signal)
+            {
+                slot.add_signal(ExternalSignal { semaphore: semaphore.clone(), value: signal });
+            }
+            done.push(Done { op, result: result.map_err(Into::into) });
+        }
         Ok(())
     }
 }

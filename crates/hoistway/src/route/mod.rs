@@ -11,6 +11,8 @@ pub(crate) mod attempt;
 #[cfg(windows)]
 mod directstorage;
 pub(crate) mod gds;
+#[cfg(windows)]
+mod graphics;
 pub(crate) mod member;
 mod members;
 #[cfg(target_os = "linux")]

@@ -40,7 +40,7 @@ pub(crate) struct Entry {
     pub(crate) route: Route,
     /// The memory that its reads fill.
     pub(crate) landing: Landing,
-    /// Whether it is opened before a plan, because it says how long reads are.
+    /// Whether it is opened before a plan, because it says how long reads are, or that they need no slots of the load's own.
     pub(crate) is_first: bool,
     pub(crate) open: Open,
 }
@@ -111,7 +111,7 @@ static ROUTES: &[Way] = &[
     Way::Reads(Entry {
         route: Route::DirectStorage,
         landing: Landing::Kept,
-        is_first: false,
+        is_first: true,
         open: directstorage::open,
     }),
     Way::Reads(Entry { route: Route::Threads, landing: Landing::Any, is_first: false, open: threads::open }),

@@ -11,6 +11,8 @@ use std::ffi::{CStr, c_char};
 
 #[cfg(target_os = "linux")]
 use crate::cufile::{buffer, file::FILES};
+#[cfg(windows)]
+use crate::driver::external;
 
 /// Changes one thing: `KEY=VALUE`. Returns 0, 1 if it makes no sense, or 3 in a forked child.
 ///
@@ -71,6 +73,12 @@ fn count(name: &str) -> Option<u64> {
         "kernels" => counters::KERNELS.get(),
         "calls_under_interpreter" => counters::UNDER_INTERPRETER.get(),
         "graphs" => GRAPHS.len(),
+        #[cfg(windows)]
+        "external_memories" => external::MEMORIES.len(),
+        #[cfg(windows)]
+        "external_semaphores" => external::SEMAPHORES.len(),
+        #[cfg(not(windows))]
+        "external_memories" | "external_semaphores" => 0,
         "leaked" => counters::LEAKED.get(),
         #[cfg(target_os = "linux")]
         "cufile_handles" => FILES.len(),

@@ -29,6 +29,8 @@ pub(crate) struct Settings {
     /// What HIP calls its devices' architecture.
     pub(crate) hip_architecture: &'static str,
     pub(crate) integrated: bool,
+    /// Whether devices have identifiers that other interfaces of Windows know.
+    pub(crate) luids: bool,
     pub(crate) pools: bool,
     /// Whether it pins memory that cannot be written.
     pub(crate) pins_read_only: bool,
@@ -71,6 +73,7 @@ impl Default for Settings {
             hip_version: 60_342_134,
             hip_architecture: "gfx942:sramecc+:xnack-",
             integrated: false,
+            luids: true,
             pools: true,
             pins_read_only: true,
             refuses_read_only: false,
@@ -115,6 +118,7 @@ impl Settings {
                 self.hip_architecture = value.to_owned().leak();
             }
             "INTEGRATED" => self.integrated = switch(value)?,
+            "LUIDS" => self.luids = switch(value)?,
             "POOLS" => self.pools = switch(value)?,
             "REFUSES_READ_ONLY" => self.refuses_read_only = switch(value)?,
             "PINS_READ_ONLY" => self.pins_read_only = switch(value)?,

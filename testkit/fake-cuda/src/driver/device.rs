@@ -4,7 +4,7 @@ use super::{put, put_text};
 use crate::{
     control::{control, settings},
     gate,
-    status::{Code, INVALID_DEVICE, INVALID_VALUE, NO_DEVICE},
+    status::{Code, INVALID_DEVICE, INVALID_VALUE, NO_DEVICE, NOT_SUPPORTED},
     status_names::describe,
 };
 use std::ffi::{CStr, c_char, c_int, c_uint};
@@ -119,6 +119,24 @@ unsafe extern "C" fn cuDeviceGetPCIBusId(text: *mut c_char, room: c_int, device:
 unsafe extern "C" fn cuDeviceGetUuid(place: *mut [u8; 16], device: c_int) -> Code {
     // SAFETY: the place is the caller's.
     gate::initialized("cuDeviceGetUuid", || unsafe { put(place, uuid(ordinal(device)?)) })
+}
+
+/// What other interfaces of Windows know a device by.
+pub(crate) fn luid(device: usize) -> [u8; 8] {
+    [device as u8 + 1, 0, 0, 0, 0x57, 0x48, 0, 0]
+}
+
+/// Devices of Linux have none, nor has one of Windows that shows no pictures.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDeviceGetLuid(place: *mut [u8; 8], mask: *mut c_uint, device: c_int) -> Code {
+    gate::initialized("cuDeviceGetLuid", || {
+        let device = ordinal(device)?;
+        if cfg!(not(windows)) || !settings().luids {
+            return Err(NOT_SUPPORTED);
+        }
+        // SAFETY: the places are the caller's.
+        unsafe { put(place, luid(device)).and_then(|()| put(mask, 1)) }
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -5,6 +5,8 @@ mod context;
 pub(crate) mod copy;
 pub(crate) mod device;
 pub(crate) mod event;
+#[cfg(windows)]
+pub(crate) mod external;
 mod host_memory;
 pub(crate) mod memory;
 pub(crate) mod module;

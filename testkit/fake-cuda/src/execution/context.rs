@@ -4,6 +4,8 @@ use super::{
     event, kernel,
     stream::{self, Kind, Stream},
 };
+#[cfg(windows)]
+use crate::driver::external;
 use crate::{
     control::{counters::LEAKED, settings::DEVICES_MAX},
     memory::{self, host::Driver},
@@ -147,6 +149,8 @@ impl Context {
             + kernel::release_all(&self.owner)
             + memory::device::release_all(&self.owner)
             + memory::host::release_all(&self.owner);
+        #[cfg(windows)]
+        LEAKED.add(external::release_all(&self.owner));
         LEAKED.add(leaked);
     }
 }

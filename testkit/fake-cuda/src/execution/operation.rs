@@ -1,6 +1,8 @@
 //! The operations that streams execute.
 
 use super::{context::Owner, copy::Copy, event::Event, kernel::Launch, stream::Stream};
+#[cfg(windows)]
+use crate::driver::external;
 use crate::{
     control::{control, counters, trace::Line},
     memory::device,
@@ -16,12 +18,25 @@ pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 #[derive(Clone)]
 pub(crate) enum Operation {
     Copy(Copy),
-    Fill { address: u64, value: u8, bytes: u64 },
+    Fill {
+        address: u64,
+        value: u8,
+        bytes: u64,
+    },
     Launch(Launch),
     Record(Arc<Event>, u64),
     Wait(Arc<Event>, u64),
-    Call { function: HostFunction, argument: usize },
+    Call {
+        function: HostFunction,
+        argument: usize,
+    },
     Free(u64),
+    /// A wait for a fence of D3D12.
+    #[cfg(windows)]
+    Acquire {
+        fence: u64,
+        value: u64,
+    },
 }
 
 thread_local! {
@@ -47,6 +62,8 @@ impl Operation {
                     memory.finish_release(address);
                 }
             }
+            #[cfg(windows)]
+            Operation::Acquire { fence, value } => external::acquire(fence, value),
             _ if owner.health().is_err() || stream.is_abandoned() => (),
             Operation::Call { function, argument } => {
                 IN_HOST_FUNCTION.set(true);
