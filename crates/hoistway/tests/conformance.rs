@@ -555,7 +555,7 @@ fn what_a_load_knows_of_its_reads_is_part_of_its_budget() {
     assert_eq!((carried, report.tensors, report.files), (rows, 1, 1), "{report}");
     // Also if all reads fit the budget, and the tensor beside them does not.
     let columns = Selection::all().slice("m", TensorSlice::new(vec![0..rows, 0..512]));
-    let wide = options.clone().selection(columns).memory_budget_bytes(24 << 20);
+    let wide = options.clone().selection(columns).memory_budget_bytes(28 << 20);
     let loaded = hoistway::load(&[&path], &wide).unwrap();
     let first: Vec<u8> = loaded.get("m").unwrap().bytes().unwrap().iter().copied().step_by(512).collect();
     assert!(first == expected);

@@ -46,11 +46,8 @@ impl WaveLoad {
     /// Whether such a load can do what is asked for.
     pub(super) fn takes(start: &Start<'_>) -> bool {
         let options = start.options;
-        let is_unified = options.route.is_unified();
-        let is_read = !options.route.shares_memory() && !options.route.leads_to_device();
         options.device == DeviceId::Cpu
-            && is_read
-            && !is_unified
+            && !options.route.leads_to_device()
             && start.stream.max_in_flight_bytes.is_none()
     }
 

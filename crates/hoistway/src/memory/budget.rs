@@ -53,8 +53,9 @@ fn tightest(limits: &[Limit], promised: u64) -> Option<(&Limit, u64)> {
     limits.iter().map(|limit| (limit, limit.left(promised))).min_by_key(|limit| limit.1)
 }
 
-/// Bytes that a load has for each of its reads besides their memory: the plan, and what its threads know of them.
-const READ_BYTES: u64 = 1024;
+/// Bytes that a load has for each of its reads besides their memory: the plan, and what its threads know of them. With 200,000 reads
+/// by a ring, 1080 to 1190 were measured.
+const READ_BYTES: u64 = 1280;
 /// Less for all reads is not worth counting.
 const LEAST_COUNTED_BYTES: u64 = 1 << 20;
 

@@ -216,11 +216,6 @@ impl Route {
         self == Self::Unified
     }
 
-    /// Whether bytes come to memory that it shares with another process, and are copied from there.
-    pub(crate) fn shares_memory(self) -> bool {
-        registry::shares_memory(self)
-    }
-
     /// Whether it leads to a device, and nowhere else.
     pub(crate) fn leads_to_device(self) -> bool {
         self.is_past_host() || matches!(self, Self::PinnedCache | Self::Staged | Self::Unified)

@@ -72,11 +72,6 @@ pub(super) fn maps(route: Route) -> bool {
     ROUTES.iter().any(|way| matches!(way, Way::Maps(mapping) if *mapping == route))
 }
 
-/// Whether a route puts bytes into memory that it shares with another process.
-pub(super) fn shares_memory(route: Route) -> bool {
-    readers().any(|entry| entry.route == route && entry.landing == Landing::Shared)
-}
-
 static ROUTES: &[Way] = &[
     Way::Reads(Entry { route: Route::Usrbio, landing: Landing::Shared, is_first: true, open: usrbio::open }),
     #[cfg(feature = "objects")]

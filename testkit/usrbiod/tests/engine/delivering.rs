@@ -14,7 +14,7 @@ use hoistway::{
     route::Access,
 };
 use hoistway_device::DirectBuffer;
-use std::thread;
+use std::{fs, os::unix::fs::FileExt, thread};
 use usrbiod::Options;
 
 /// Fails unless all bytes came by USRBIO, past the page cache, and through its memory.
@@ -212,6 +212,37 @@ fn a_budget_for_memory_makes_do_with_less_of_it() {
     let none = options.memory_budget_bytes(budget - (4 << 20));
     let error = model.load(&none).unwrap_err();
     assert!(matches!(error, hoistway::Error::MemoryBudget { .. }), "{error:?}");
+}
+
+/// Rows so far apart that each is a read of its own, and so many that there is no memory to know all of them at once.
+#[test]
+fn columns_of_very_many_rows_come_in_waves() {
+    let Some(model) = Model::start() else { return };
+    let (rows, row) = (14_000u64, 128 << 10);
+    let header =
+        format!(r#"{{"m":{{"dtype":"U8","shape":[{rows},{row}],"data_offsets":[0,{}]}}}}"#, rows * row);
+    let head = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+    let behind = model.fixture.behind("columns.safetensors");
+    fs::write(&behind, &head).unwrap();
+    let file = fs::File::options().write(true).open(&behind).unwrap();
+    // All but every 37th row is a hole.
+    file.set_len(head.len() as u64 + rows * row).unwrap();
+    let mut expected = vec![0; rows as usize];
+    for (number, byte) in expected.iter_mut().enumerate().step_by(37) {
+        *byte = (number % 251) as u8;
+        file.write_all_at(&[*byte], head.len() as u64 + number as u64 * row).unwrap();
+    }
+    let column = Selection::all().slice("m", TensorSlice::new(vec![0..rows, 0..1]));
+    let budget = 14 << 20;
+    let options = by(Route::Usrbio, UsrbioClient::Native, DeviceId::Cpu);
+    let options = options.selection(column).memory_budget_bytes(budget);
+    let loaded = hoistway::load(&[&model.fixture.path("columns.safetensors")], &options).unwrap();
+    assert!(*loaded.get("m").unwrap().bytes().unwrap() == *expected);
+    let report = loaded.report();
+    assert!(report.carriers.iter().all(|own| own.route == Route::Usrbio), "{report}");
+    assert_eq!(report.carriers.iter().map(|own| own.tensor_bytes).sum::<u64>(), rows, "{report}");
+    assert!(report.notes.iter().any(|note| note.contains("waves")), "{report}");
+    assert!(report.memory.arena_bytes + report.memory.staging_bytes <= budget, "{report}");
 }
 
 #[test]
