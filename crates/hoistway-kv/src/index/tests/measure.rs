@@ -7,10 +7,10 @@ use crate::{Eviction, Fingerprint};
 use std::{hint::black_box, time::Instant};
 
 #[test]
-fn a_block_takes_at_most_100_bytes() {
+fn a_block_takes_at_most_110_bytes() {
     let index = Index::new(IndexOptions::default());
     let mut number = 0;
-    // The worst that may come: tables have just grown, and half as many blocks are remembered as there are.
+    // The worst that may come: tables have just grown, and as many blocks are remembered as there are.
     for blocks in [58_000u64, 60_000, 80_000, 118_000] {
         while number < 3 * blocks {
             index.insert(fingerprint(number), &block(number), Existing::Replace);
@@ -22,7 +22,7 @@ fn a_block_takes_at_most_100_bytes() {
         }
         let there = index.totals(None).own_blocks;
         let each = index.heap_bytes() / there;
-        assert!(each <= 100, "{each} bytes for each of {there} blocks");
+        assert!(each <= 110, "{each} bytes for each of {there} blocks");
     }
 }
 
