@@ -4,7 +4,7 @@
 use super::{
     AwaitedEvent, Carrier, Direction, Failure,
     device::{DeviceLane, DeviceSide, FailedCopies},
-    engine::{self, Refusals, STEP_BYTES, STEP_BYTES_BESIDE_DEMAND},
+    engine::{self, BYTES_BESIDE_DEMAND, Refusals, STEP_BYTES},
     memory,
     operation::{Attempted, Operation},
     plan::{DevicePieces, Limits, Step},
@@ -240,10 +240,9 @@ impl Worker {
     fn go_on(&mut self, mut flight: Flight<Mover>, file: &Arc<DataFile>) -> Next<Mover> {
         loop {
             let transfer = flight.content.transfer.clone();
-            let is_short = flight.ticket().charge().bytes <= STEP_BYTES_BESIDE_DEMAND;
-            let is_cut = is_short && transfer.len_bytes() > STEP_BYTES_BESIDE_DEMAND;
-            let Some(step) = transfer.next_step(if is_cut { STEP_BYTES_BESIDE_DEMAND } else { u64::MAX })
-            else {
+            let is_short = flight.ticket().charge().bytes <= BYTES_BESIDE_DEMAND;
+            let is_cut = is_short && transfer.len_bytes() > BYTES_BESIDE_DEMAND;
+            let Some(step) = transfer.next_step(if is_cut { BYTES_BESIDE_DEMAND } else { u64::MAX }) else {
                 transfer.release_helpers();
                 return end(flight);
             };
