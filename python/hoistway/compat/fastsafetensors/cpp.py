@@ -36,7 +36,9 @@ def read_buffer(dst: int, length: int) -> bytes:
 
 
 _READERS = "hoistway reads by itself; use SafeTensorsFileLoader, or hoistway.compat.threefs for a 3FS"
-_DSTORAGE = "SafeTensorsFileLoader reads by DirectStorage with copier_type='dstorage', on Windows, and by nothing else then"
+_DSTORAGE = (
+    "on Windows, SafeTensorsFileLoader reads by DirectStorage, and no other way, with copier_type='dstorage'"
+)
 _MEMORY = "memory comes from the framework or from hoistway"
 _MACHINE = "hoistway finds libraries and devices by itself; hoistway.doctor() tells what there is"
 
