@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import sys
 import threading
 import time
 import uuid
@@ -97,8 +98,12 @@ class Delivery:
     def close(self) -> None:
         """Ends the load: if it is not over, for all ranks."""
         if not self._is_over:
+            # Ctrl-C between two calls reaches the caller, who closes the load.
+            error = sys.exc_info()[1]
+            stopped = Stopped("no more tensors were taken")
+            reason = error if isinstance(error, KeyboardInterrupt) else stopped
             with contextlib.suppress(DistributedError, Stopped, RuntimeError):
-                self._call(lambda: self._leave(Stopped("no more tensors were taken")))
+                self._call(lambda: self._leave(reason))
         self._end()
         self._interruption = self._interruption or Stopped()
         self._talker.shutdown()

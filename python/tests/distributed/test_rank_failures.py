@@ -443,6 +443,25 @@ def test_ctrl_c_on_one_rank_ends_the_load_on_all(tmp_path: Path) -> None:
         assert (seen.error, seen.rank, seen.kind) == ("DistributedError", 0, "KeyboardInterrupt"), seen
 
 
+def interrupted_between_calls(rank: int, path: str) -> Outcome:
+    """Rank 0 is interrupted while its caller, and no other thread, has something to do."""
+    steps = Delivery.steps
+
+    def press_first(delivery: Delivery) -> Any:
+        if rank == 0:
+            signal.raise_signal(signal.SIGINT)
+        return steps(delivery)
+
+    Delivery.steps = press_first  # type: ignore[method-assign]
+    return attempt(lambda: wd.load_file(path, strategy="own", timeout=20))
+
+
+def test_ctrl_c_between_calls_is_told_to_other_ranks(tmp_path: Path) -> None:
+    pressed, seen = values(on_ranks(interrupted_between_calls, 2, tmp_path, model(tmp_path)))
+    assert pressed.error == "KeyboardInterrupt", pressed
+    assert (seen.error, seen.rank, seen.kind) == ("DistributedError", 0, "KeyboardInterrupt"), seen
+
+
 def interrupted_when_ready(rank: int, path: str, mark: str) -> Outcome:
     """Rank 0 has read at once, rank 1 not before rank 0's load has ended."""
     if rank == 0:
