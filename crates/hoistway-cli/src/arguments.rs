@@ -436,7 +436,8 @@ mod tests {
     #[test]
     fn every_subcommand_has_examples_that_can_be_typed() {
         let command = Arguments::command();
-        for subcommand in command.get_subcommands() {
+        // What only says that it is another system's is hidden.
+        for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
             let help = subcommand.get_after_help().map(ToString::to_string).unwrap_or_default();
             let examples: Vec<&str> = help.lines().skip(1).map(str::trim).collect();
             assert!(help.starts_with("Examples:\n") && !examples.is_empty(), "{}", subcommand.get_name());

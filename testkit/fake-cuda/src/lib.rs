@@ -72,7 +72,7 @@
 //! | `REFUSES_READ_ONLY` | 0 | 1 makes that fail with 801, whatever the device says |
 //! | `POOLS` | 1 | 0 makes `cuMemAllocAsync` and `cuMemFreeAsync` fail with 801, and those of HIP |
 //! | `FAULTS` | | `function:nth=code`, by commas; see below |
-//! | `TRACE` | | file to which each executed copy, fill and kernel appends a line of JSON |
+//! | `TRACE` | | file to which each executed copy, fill and kernel appends a line of JSON, or a folder where each process has one |
 //! | `CUFILE_MODE` | `compat` | `nvfs`, `p2pdma`, `compat`, `compat_strict` (5033 if compatibility isn't allowed), `closed` (5033) |
 //! | `CUFILE_STATS` | 1 | 0 makes `cuFileGetStatsL3` fail with 5022 |
 //! | `CUFILE_REFUSE_FS` | 0 | 1 makes `cuFileHandleRegister` fail with 5030 in the modes `nvfs` and `p2pdma` |

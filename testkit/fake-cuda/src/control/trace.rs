@@ -4,6 +4,8 @@ use super::settings::Unacceptable;
 use std::{
     fs::File,
     io::Write,
+    path::Path,
+    process,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -27,12 +29,18 @@ pub(crate) struct Line<'a> {
     pub(crate) end_ns: u64,
 }
 
+fn append_to(path: &Path) -> Result<File, Unacceptable> {
+    File::options().append(true).create(true).open(path).map_err(|_| Unacceptable)
+}
+
 impl Trace {
-    /// Appends to the file at `path` from now on, or writes nowhere if it is empty.
+    /// Appends to the file at `path` from now on, or to one of this process in the folder there, or writes nowhere if it is
+    /// empty.
     pub(crate) fn redirect(&self, path: &str) -> Result<(), Unacceptable> {
-        let file = match path {
-            "" => None,
-            path => Some(File::options().append(true).create(true).open(path).map_err(|_| Unacceptable)?),
+        let file = match Path::new(path) {
+            _ if path.is_empty() => None,
+            folder if folder.is_dir() => Some(append_to(&folder.join(process::id().to_string()))?),
+            file => Some(append_to(file)?),
         };
         self.active.store(file.is_some(), Ordering::Relaxed);
         *self.file.lock().unwrap_or_else(PoisonError::into_inner) = file;
