@@ -150,8 +150,9 @@ pub(crate) struct PlacedBlock {
 /// Whether a block should stay if its place is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Heat {
-    /// It is pinned or read.
-    InUse,
+    Pinned,
+    /// It is being read, and not pinned.
+    Read,
     /// The policy would keep it.
     Hot,
     Cold,

@@ -238,8 +238,10 @@ impl Index {
         let heat = |block: &PlacedBlock| {
             let shard = self.shared.lock_of(&block.fingerprint);
             let node = shard.nodes.get(shard.find_placed(block)?);
-            Some(if node.is(Mark::Pinned) || node.is(Mark::Held) {
-                Heat::InUse
+            Some(if node.is(Mark::Pinned) {
+                Heat::Pinned
+            } else if node.is(Mark::Held) {
+                Heat::Read
             } else if self.shared.rules.policy.is_hot(node.queue(), node.uses(), ages.recency(node)) {
                 Heat::Hot
             } else {

@@ -22,7 +22,7 @@ impl Writer {
                 return Ok(true);
             }
         }
-        if self.is_refused.load(Ordering::Acquire) || !lock(&self.slots).draining().is_empty() {
+        if self.is_refused.load(Ordering::Acquire) || lock(&self.slots).is_about_to_drain() {
             return Ok(false);
         }
         let may_go_now = |number| may_go(number) && lock(&self.slots).may_give(number);
@@ -93,8 +93,12 @@ impl Writer {
     /// Returns the segment whose removal loses least: of those that can be removed at once, or else of those that are
     /// written to, as a process that always writes would never give up any.
     pub(super) fn least_useful(&self) -> Option<Region> {
-        let gives_out_room = |number| !lock(&self.slots).draining().contains(&number);
-        self.least_at_once().or_else(|| self.take_regions(gives_out_room).pop_front())
+        let least = self.least_at_once();
+        // One that is written to is enough: some writes take long.
+        if least.is_some() || !lock(&self.slots).draining().is_empty() {
+            return least;
+        }
+        self.take_regions(|_| true).pop_front()
     }
 
     /// Returns the segment whose removal loses least, of those that can be removed at once.

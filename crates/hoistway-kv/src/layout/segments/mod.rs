@@ -560,6 +560,8 @@ impl Administration for Segments {
         let ended = self.note_ended();
         let room = writer.maintain_room();
         writer.prepare_sweep();
+        // Those who wait find what has been looked up.
+        writer.note_room();
         let described = self.describe_again();
         // Those who store such blocks again need not wait.
         let tombstones = if writer.log.is_in_doubt() { Ok(()) } else { writer.sync_tombstones() };

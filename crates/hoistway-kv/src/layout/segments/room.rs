@@ -207,12 +207,6 @@ impl Writer {
 
     /// Evicts ahead, so that stores rarely wait for a slot, and keeps the store within its limits.
     pub(super) fn maintain_room(&self) -> Result<()> {
-        let maintained = self.make_limits_hold();
-        self.note_room();
-        maintained
-    }
-
-    fn make_limits_hold(&self) -> Result<()> {
         // Before others wait for this thread: that looks at all blocks.
         let draining = self.blocks_of_draining();
         let _one = lock(&self.making_room);
@@ -236,7 +230,7 @@ impl Writer {
         if let Some(error) = full {
             // The log has no room for what is gone. A segment can go without it.
             if is_full(&error)
-                && let Some(region) = self.least_useful()
+                && let Some(region) = self.least_at_once()
             {
                 self.give_up(&region)?;
             }

@@ -78,7 +78,7 @@ impl Writer {
             && charges.total.saturating_add(others.wanted) > self.limits.capacity;
         let must_give = is_unfair || self.is_too_much(charges.total)?;
         if must_give
-            && lock(&self.slots).draining().is_empty()
+            && !lock(&self.slots).is_about_to_drain()
             && !self.reclaim(&locked)?
             && let Some(region) = self.least_useful()
         {

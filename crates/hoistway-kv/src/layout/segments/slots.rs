@@ -400,6 +400,11 @@ impl Slots {
         draining.map(|(number, _)| *number).collect()
     }
 
+    /// Whether a segment that gives out no more room waits for no write.
+    pub(super) fn is_about_to_drain(&self) -> bool {
+        self.segments.values().any(|entry| entry.is_draining && entry.claimed == 0)
+    }
+
     /// Segments of which too much is lost to be kept.
     pub(super) fn worn(&self) -> Vec<u32> {
         let is_worn =

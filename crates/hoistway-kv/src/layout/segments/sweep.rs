@@ -66,8 +66,8 @@ struct Stretch {
     blocks: Vec<PlacedBlock>,
 }
 
-/// What becomes of slots of a stretch that have neither room nor a block that could go: they are being written to, or wait
-/// for a tombstone or a reader, or got a block since the blocks were looked up.
+/// What becomes of slots of a stretch that have neither room nor a block that could go now: they are being written to or read,
+/// or wait for a tombstone or a reader, or got a block since the blocks were looked up.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Busy {
     /// They may be part of a stretch.
@@ -266,7 +266,12 @@ impl Writer {
             let found: Vec<PlacedBlock> = blocks.iter().filter(lies_there).copied().collect();
             let heats = self.shared.index.heat(&found);
             for (block, heat) in found.iter().zip(&heats) {
-                if *heat == Some(Heat::InUse) {
+                let is_in_use = match heat {
+                    Some(Heat::Pinned) => true,
+                    Some(Heat::Read) => busy == Busy::IsPassed,
+                    _ => false,
+                };
+                if is_in_use {
                     needed = least;
                     *hand = behind(block);
                     continue 'stretch;
