@@ -265,8 +265,8 @@ impl<T> Queue<T> {
             None => Ok(true),
         };
         match has_reached {
-            // Nothing is written any more: the memory is gone with the device.
-            Err(removal) => Some(Err(removal)),
+            // Only its result tells that the runtime has let go of its file and its target.
+            Err(removal) => self.is_complete(slot).then_some(Err(removal)),
             Ok(has_reached) => (has_reached && self.is_complete(slot)).then(|| self.result(slot)),
         }
     }
