@@ -255,7 +255,7 @@ impl GraphicsDevice {
         };
         let shared = heap.as_ref().map_or(resource.object(), Reference::object);
         let priority = RESIDENCY_MAXIMUM;
-        // Memory that is moved out of the device while the other interface has it is memory that nobody fills.
+        // If D3D12 moved the buffer out of device memory, the runtime's writes would not reach the memory that CUDA imported.
         // SAFETY: one object, and one number.
         let kept =
             unsafe { (table.set_residency_priority)(device, 1, &raw const shared, &raw const priority) };

@@ -71,7 +71,8 @@ pub struct Carrier {
     pub route: Route,
     /// Whether it went past the page cache or through it.
     pub access: Access,
-    /// The way on to a device: `staged` if by pinned host memory; `None` if the route leads to where the tensors stay.
+    /// The way on to a device: `staged` if by pinned host memory; `None` if the route leads to where the tensors stay, or into
+    /// buffers that the device imports and copies from, which a note then says.
     pub via: Option<Route>,
     /// Bytes of tensors that it delivered, as many as they have in the file.
     pub tensor_bytes: u64,

@@ -491,7 +491,7 @@ unsafe extern "system" fn signal(object: Object, value: u64) -> HResult {
         return 0;
     }
     let mut reached = lock(&fence.state.reached);
-    // The real one takes smaller values, too, and nobody means that.
+    // The real one takes smaller values, too, but a caller that signals one has made a mistake.
     if value < reached.value {
         violation();
     }

@@ -47,7 +47,7 @@ const RING_DEPTH: usize = 64;
 /// Bytes of one step.
 pub(super) const STEP_BYTES: u64 = 8 << 20;
 /// Bytes of one step of prefetches and background while there is demand, and of all that a drive has of them then: demand
-/// waits for what a drive has begun. Beside four times as much, loads of 64 KiB took four times as long as alone.
+/// waits for what a drive has begun. Beside four times as much, loads of 64 KiB took up to four times as long as alone.
 pub(super) const BYTES_BESIDE_DEMAND: u64 = 256 << 10;
 /// Bytes that one thread's ring has in flight.
 const WINDOW_BYTES: u64 = 16 << 20;
