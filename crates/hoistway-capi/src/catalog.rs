@@ -14,7 +14,7 @@ use std::{
     slice,
 };
 
-/// What a checkpoint holds: its files and tensors. Its files stay open.
+/// An open checkpoint: its files and tensors. The files stay open until the catalog is freed.
 pub struct hoistway_catalog {
     checkpoint: Checkpoint,
     /// Names, types and paths for C, by the number of tensor or file.
@@ -29,11 +29,11 @@ pub struct hoistway_catalog {
 pub struct hoistway_catalog_options {
     /// `sizeof(hoistway_catalog_options)`.
     pub size: u64,
-    /// Where a GGUF that is embedded in another file begins.
+    /// Where the GGUF begins, in bytes, if it is embedded in another file; else 0.
     pub offset: u64,
-    /// Not 0 to take files that break the specification of their format where no harm comes of it.
+    /// 1 accepts files that violate the specification of their format in harmless ways; 0 refuses them.
     pub lenient: i32,
-    /// 0.
+    /// Must be 0.
     pub reserved: i32,
 }
 
@@ -43,29 +43,29 @@ unsafe impl Versioned for hoistway_catalog_options {
     const FIRST_SIZE: usize = 24;
 }
 
-/// One tensor. What it points to lives as long as the catalog.
+/// One tensor. Its pointers are valid as long as the catalog.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct hoistway_tensor {
-    /// `sizeof(hoistway_tensor)`, set by the caller; then, as far as members were filled in.
+    /// Set by the caller to `sizeof(hoistway_tensor)`. The call sets it to the bytes that it filled in.
     pub size: u64,
-    /// Unique in the catalog.
+    /// Name of the tensor, unique in the catalog.
     pub name: *const c_char,
-    /// Type of its elements, such as "BF16" or "Q4_K".
+    /// Element type, such as "BF16" or "Q4_K".
     pub dtype: *const c_char,
-    /// The type's number in GGUF; -1 if the file is no GGUF.
+    /// Number of the element type in ggml; -1 if the file is no GGUF.
     pub ggml_type: i32,
     /// Length of `shape`.
     pub dimensions: u32,
-    /// Elements along each dimension, slowest first: the other way round than in GGUF.
+    /// Elements along each dimension, slowest first. GGUF has the reverse order.
     pub shape: *const u64,
-    /// The file that holds it.
+    /// Path of the file that holds the tensor.
     pub path: *const c_char,
-    /// That file's number.
+    /// Number of that file in the catalog.
     pub file: u64,
-    /// Where its bytes begin in the file.
+    /// Where the tensor begins in the file, in bytes.
     pub offset: u64,
-    /// How many these are.
+    /// Length of the tensor in bytes.
     pub bytes: u64,
 }
 
@@ -75,11 +75,12 @@ unsafe impl Versioned for hoistway_tensor {
     const FIRST_SIZE: usize = 72;
 }
 
-/// Reads the headers behind `count` paths: safetensors and GGUF files, `*.safetensors.index.json`, directories, glob
-/// patterns. A split GGUF is opened by any of its files. `options` may be NULL.
+/// Opens a checkpoint, and reads its headers. Each of the `count` paths is a safetensors or GGUF file, a
+/// `*.safetensors.index.json`, a directory, or a glob pattern. For a split GGUF, give any of its files. `options` may
+/// be NULL. Free `catalog` with `hoistway_catalog_free`.
 ///
 /// # Safety
-/// `paths` must be `count` strings, `options` NULL or as its size says, `catalog` writable.
+/// `paths` must be `count` strings, `options` NULL or readable for its size, `catalog` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_catalog_open(
     paths: *const *const c_char,
@@ -98,17 +99,17 @@ pub unsafe extern "C" fn hoistway_catalog_open(
     unsafe { handle::make(catalog, open) }
 }
 
-/// Frees a catalog. NULL is fine.
+/// Frees a catalog. NULL is allowed.
 ///
 /// # Safety
-/// `catalog` must come from [`hoistway_catalog_open`], and not be in use nor have been freed.
+/// `catalog` must be NULL or come from [`hoistway_catalog_open`], and neither be in use nor have been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_catalog_free(catalog: *mut hoistway_catalog) {
     // SAFETY: as the caller says.
     unsafe { handle::free(catalog) }
 }
 
-/// How many tensors there are; 0 if `catalog` is NULL.
+/// Returns the number of tensors; 0 if `catalog` is NULL.
 ///
 /// # Safety
 /// `catalog` must be NULL or a live catalog.
@@ -118,10 +119,11 @@ pub unsafe extern "C" fn hoistway_catalog_tensor_count(catalog: *const hoistway_
     unsafe { catalog.as_ref() }.map_or(0, |catalog| catalog.catalog().tensors().len() as u64)
 }
 
-/// The tensor at a position, in the order of the files and of the bytes within each.
+/// Describes the tensor at position `index`, counted from 0. Tensors are ordered by file, and within a file by offset.
+/// `HOISTWAY_NOT_FOUND` if `index` is past the last tensor.
 ///
 /// # Safety
-/// `catalog` must be a live catalog, `tensor` writable as far as its `size` says.
+/// `catalog` must be a live catalog, `tensor` writable for its `size`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_catalog_tensor(
     catalog: *const hoistway_catalog,
@@ -136,10 +138,10 @@ pub unsafe extern "C" fn hoistway_catalog_tensor(
     })
 }
 
-/// The tensor of a name.
+/// Describes the tensor called `name`. `HOISTWAY_NOT_FOUND` if there is none.
 ///
 /// # Safety
-/// `catalog` must be a live catalog, `name` a string, `tensor` writable as far as its `size` says.
+/// `catalog` must be a live catalog, `name` a string, `tensor` writable for its `size`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_catalog_find(
     catalog: *const hoistway_catalog,

@@ -25,13 +25,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// `hoistway_read.target`: memory of the host.
+/// `hoistway_read.target`: host memory.
 pub const HOISTWAY_TARGET_HOST: i32 = 0;
-/// `hoistway_read.target`: a CUDA pointer, in the primary context of its device.
+/// `hoistway_read.target`: a CUDA device pointer, in the primary context of its device.
 pub const HOISTWAY_TARGET_CUDA: i32 = 1;
-/// `hoistway_read.target`: the function `sink`.
+/// `hoistway_read.target`: the bytes are passed to the function `sink`.
 pub const HOISTWAY_TARGET_CALLBACK: i32 = 2;
-/// `hoistway_read.target`: a pointer of HIP, to memory of a ROCm device.
+/// `hoistway_read.target`: a HIP pointer to memory of a ROCm device.
 pub const HOISTWAY_TARGET_ROCM: i32 = 3;
 
 /// The device of a target and a number; `None` if that is negative, or the target is no device's.
@@ -44,20 +44,21 @@ pub(crate) fn device_of(target: i32, ordinal: i32) -> Option<DeviceId> {
     }
 }
 
-/// `hoistway_reader_options.flags`: do not advise huge pages for destinations of 2 MiB and more.
+/// `hoistway_reader_options.flags`: do not advise huge pages for destinations of 2 MiB or more.
 pub const HOISTWAY_SMALL_PAGES: u64 = 1;
 
-/// Priority of reads that a caller waits for.
+/// Priority of reads that a caller waits for. They are read first.
 pub const HOISTWAY_DEMAND: i32 = 0;
-/// Priority of reads that a caller will probably want. They take half of the lanes at most, but one at least.
+/// Priority of reads that a caller will probably need. With those of the background, they take at most half of the
+/// reader's lanes, but at least one.
 pub const HOISTWAY_PREFETCH: i32 = 1;
-/// Priority of reads that no caller waits for. They take room that neither demand nor prefetches want.
+/// Priority of reads that no caller waits for. They begin after demand and prefetches.
 pub const HOISTWAY_BACKGROUND: i32 = 2;
 
 /// How often a waiting caller is told of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Threads and staging memory for reads, kept between batches.
+/// Threads and staging memory for reads, reused between batches.
 pub struct hoistway_reader {
     reader: Arc<Reader>,
 }
@@ -69,22 +70,23 @@ impl hoistway_reader {
     }
 }
 
-/// Reads on their way.
+/// A group of reads that were submitted together.
 pub struct hoistway_batch {
     batch: Batch,
 }
 
-/// How to read.
+/// How a reader reads.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct hoistway_reader_options {
     /// `sizeof(hoistway_reader_options)`.
     pub size: u64,
-    /// "auto", "io_uring", "overlapped", "threads", "cached", "usrbio", "directstorage", "staged", "gds" or "gds-compat"; NULL is "auto".
+    /// "auto", "io_uring", "overlapped", "threads", "cached", "usrbio", "directstorage", "staged", "gds" or
+    /// "gds-compat"; NULL for "auto".
     pub route: *const c_char,
-    /// Most bytes of staging memory, for the host and for each device; 0 for the default.
+    /// Limit of staging memory in bytes, for the host and for each device; 0 for 128 MiB.
     pub memory_budget_bytes: u64,
-    /// Reads at once; 0 for the default.
+    /// Number of reads in flight; 0 for 16.
     pub in_flight: u64,
     /// `HOISTWAY_SMALL_PAGES` or 0.
     pub flags: u64,
@@ -96,58 +98,61 @@ unsafe impl Versioned for hoistway_reader_options {
     const FIRST_SIZE: usize = 40;
 }
 
-/// Gets the bytes of a read in pieces, in any order, on threads of the reader's, for several reads at once. `position`
-/// counts from the read's first byte. Anything but 0 fails the read. It must return: no exception, no `longjmp`. It must
-/// not wait for reads of the same reader, nor free a batch.
+/// Receives the bytes of a read in pieces, in any order. `position` is the offset of the piece from the first byte of
+/// the read. The reader calls it on its threads, for several reads at once. Return 0 to go on; any other number fails
+/// the read. The function must return (no exception, no `longjmp`), must not wait for reads of the same reader, and
+/// must not free a batch.
 pub type hoistway_sink = Option<
     unsafe extern "C" fn(context: *mut c_void, position: u64, bytes: *const c_void, length: u64) -> i32,
 >;
 
-/// Is told how far a batch has got, on the thread that waits for it; `false` cancels the batch. It must return: no
-/// exception, no `longjmp`. It must not free the batch.
+/// Reports the progress of a batch, on the thread that waits for it. Return `false` to cancel the batch. The function
+/// must return (no exception, no `longjmp`), and must not free the batch.
 pub type hoistway_progress =
     Option<unsafe extern "C" fn(context: *mut c_void, bytes_done: u64, bytes_total: u64) -> bool>;
 
-/// Bytes of a file, and where they go. Members that a target does not need are not looked at.
+/// A range of a file, and where its bytes go. Members that the target does not need are ignored.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct hoistway_read {
     /// `sizeof(hoistway_read)`, the same for all reads of a batch.
     pub size: u64,
-    /// A catalog, if the file is one of its files: the very file whose header was read, or an error. Else NULL.
+    /// The catalog that has the file, or NULL. The read gets the file whose header was read, or fails.
     pub catalog: *const hoistway_catalog,
-    /// The number of that file.
+    /// With a catalog: the number of the file.
     pub file: u64,
-    /// Without a catalog, the file; NULL if `fd` names it.
+    /// Without a catalog: the path of the file, or NULL if `fd` names it.
     pub path: *const c_char,
-    /// Without a path, an open file. It stays the caller's, and may be closed once the reads were submitted.
+    /// Without catalog and path: a descriptor of the open file. It stays the caller's, who may close it once the batch
+    /// is submitted.
     pub fd: i32,
-    /// A `HOISTWAY_TARGET_…`.
+    /// One of `HOISTWAY_TARGET_…`.
     pub target: i32,
-    /// Number of the device.
+    /// Number of the device, for device memory.
     pub device: i32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
-    /// Where the bytes begin in the file.
+    /// Where the range begins in the file, in bytes.
     pub offset: u64,
-    /// How many are read: all of them, or the read fails.
+    /// Length of the range in bytes. A read delivers all of them, or fails.
     pub length: u64,
-    /// Memory of the host, or a pointer to that of a device. Nothing else may use it until the read has ended.
+    /// Host memory, or a device pointer. It stays the caller's, but nothing else may use it until the read has ended.
     pub destination: *mut c_void,
-    /// For `HOISTWAY_TARGET_CALLBACK`.
+    /// The function that receives the bytes, for `HOISTWAY_TARGET_CALLBACK`.
     pub sink: hoistway_sink,
-    /// What `sink` is given.
+    /// The first argument of `sink`.
     pub sink_context: *mut c_void,
-    /// What messages call the read, such as the tensor's name; may be NULL.
+    /// What messages call the read, such as the name of the tensor; may be NULL.
     pub name: *const c_char,
-    /// Set when the read ends, with release order, to 1 plus its status; may be NULL. `hoistway_batch_status` may say
-    /// `HOISTWAY_PENDING` for a moment longer.
+    /// Set to 1 plus the status, with release order, when the read ends; may be NULL. `hoistway_batch_status` may
+    /// return `HOISTWAY_PENDING` for a moment longer.
     pub done: *mut i32,
-    /// For memory of a device: a stream of it, whose work that is queued by now comes before the read. NULL is the legacy default
-    /// stream, unless there is an event. A stream that is being captured is an error.
+    /// For device memory: a stream of the device, or NULL. The read writes after the work that is queued on the stream
+    /// at submission. NULL is the legacy default stream if `event` is NULL too, else no stream. A stream that is being
+    /// captured is an error.
     pub stream: *mut c_void,
-    /// For memory of a device: an event that comes before the read, and lives until that has ended; or NULL. One that was
-    /// recorded in a capture fails the read.
+    /// For device memory: an event that the read waits for, or NULL. It must live until the read has ended. An event
+    /// that was recorded in a capture fails the read.
     pub event: *mut c_void,
 }
 
@@ -157,10 +162,10 @@ unsafe impl Versioned for hoistway_read {
     const FIRST_SIZE: usize = 104;
 }
 
-/// Starts a reader. `options` may be NULL.
+/// Starts a reader. `options` may be NULL. Free `reader` with `hoistway_reader_free`.
 ///
 /// # Safety
-/// `options` must be NULL or as its size says, `reader` writable.
+/// `options` must be NULL or readable for its size, `reader` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_reader_create(
     options: *const hoistway_reader_options,
@@ -174,27 +179,28 @@ pub unsafe extern "C" fn hoistway_reader_create(
     }
 }
 
-/// Ends a reader: what waits is cancelled, what is under way is waited for. Its batches stay, and tell how they ended.
-/// NULL is fine.
+/// Frees a reader. Reads that have not begun are cancelled; the call waits for those in flight. Batches of the reader
+/// stay valid and keep their results. NULL is allowed.
 ///
 /// # Safety
-/// `reader` must come from [`hoistway_reader_create`], and not be in use nor have been freed.
+/// `reader` must be NULL or come from [`hoistway_reader_create`], and neither be in use nor have been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_reader_free(reader: *mut hoistway_reader) {
     // SAFETY: as the caller says.
     unsafe { handle::free(reader) }
 }
 
-/// Starts to read. Each read succeeds or fails for itself. This call fails, and starts nothing, if a read makes no sense
-/// or its file cannot be opened. `priority` is `HOISTWAY_DEMAND`,
-/// `HOISTWAY_PREFETCH` or `HOISTWAY_BACKGROUND`. What is written to memory of a device comes after the read's stream and event.
-/// Without both it comes after the work that is queued on the legacy default stream of the device by then, and so on every stream
-/// that is in order with it.
+/// Starts `count` reads. Each read succeeds or fails on its own. The call fails, and starts nothing, if an argument of
+/// a read is invalid or its file cannot be opened. `priority` is `HOISTWAY_DEMAND`, `HOISTWAY_PREFETCH` or
+/// `HOISTWAY_BACKGROUND`. Free `batch` with `hoistway_batch_free`.
+///
+/// A read into device memory writes after its stream and event. Without both, it writes after the work that is queued
+/// at submission on the legacy default stream of the device, and on all streams that synchronize with that.
 ///
 /// # Safety
-/// `reader` must be live; `reads` must be `count` structures as their size says, whose strings live until this returns,
-/// and whose destinations, sinks with their contexts, and places for `done` live until the read has ended and are used by
-/// nothing else meanwhile; `batch` must be writable.
+/// `reader` must be live. `reads` must be `count` structures, readable for their size. Their strings must live until
+/// the call returns. Destinations, sinks with their contexts, and `done` must live until the read has ended, and
+/// nothing else may use them until then. `batch` must be writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_batch_submit(
     reader: *const hoistway_reader,
@@ -215,11 +221,12 @@ pub unsafe extern "C" fn hoistway_batch_submit(
     unsafe { handle::make(batch, submit) }
 }
 
-/// Waits for all reads, `timeout_ms` milliseconds at most, which makes them demand; `UINT64_MAX` is for ever. `progress`
-/// may be NULL.
+/// Waits until all reads have ended, at most `timeout_ms` milliseconds; `UINT64_MAX` waits without limit. Gives the
+/// reads the priority demand. `progress` may be NULL.
 ///
-/// `HOISTWAY_OK` if every read delivered, `HOISTWAY_PENDING` if the time ran out; else how the first that failed did, in
-/// the order of the reads. Then all have ended, and [`hoistway_batch_status`] tells which delivered.
+/// Returns `HOISTWAY_OK` if every read succeeded, `HOISTWAY_PENDING` if the time ran out, else the status of the first
+/// read that failed, in the order of submission. After a failure all reads have ended, and [`hoistway_batch_status`]
+/// tells which succeeded.
 ///
 /// # Safety
 /// `batch` must be live.
@@ -256,8 +263,8 @@ pub unsafe extern "C" fn hoistway_batch_wait(
     })
 }
 
-/// Waits for one read, `timeout_ms` milliseconds at most, which makes it demand; `UINT64_MAX` is for ever. Returns how
-/// it ended, or `HOISTWAY_PENDING`.
+/// Waits until the read at position `index` has ended, at most `timeout_ms` milliseconds; `UINT64_MAX` waits without
+/// limit. Gives the read the priority demand. Returns its status, or `HOISTWAY_PENDING` if the time ran out.
 ///
 /// # Safety
 /// `batch` must be live.
@@ -277,8 +284,9 @@ pub unsafe extern "C" fn hoistway_batch_wait_read(
     })
 }
 
-/// The next read to end, each once, in the order in which they end. Waits `timeout_ms` milliseconds at most;
-/// `HOISTWAY_PENDING` if none ended, `HOISTWAY_NOT_FOUND` once all were told.
+/// Sets `index` to the position of the next read that ended, in the order in which they end. Each read is reported
+/// once. Waits at most `timeout_ms` milliseconds; `UINT64_MAX` waits without limit. `HOISTWAY_PENDING` if no read
+/// ended in that time, `HOISTWAY_NOT_FOUND` once all were reported.
 ///
 /// # Safety
 /// `batch` must be live, `index` writable.
@@ -305,8 +313,8 @@ pub unsafe extern "C" fn hoistway_batch_next_ended(
     })
 }
 
-/// How far a read has got: `HOISTWAY_PENDING`, `HOISTWAY_OK`, or how it failed. Never waits, and leaves the thread's last
-/// error as it is.
+/// Returns the status of the read at position `index`: `HOISTWAY_PENDING`, `HOISTWAY_OK`, or why it failed. Does not
+/// wait, and does not change the last error of the thread.
 ///
 /// # Safety
 /// `batch` must be live.
@@ -326,7 +334,8 @@ pub unsafe extern "C" fn hoistway_batch_status(batch: *const hoistway_batch, ind
     }
 }
 
-/// Gives the sentence that says why a read failed; an empty one if it did not. Free it with `hoistway_string_free`.
+/// Sets `message` to the sentence that says why the read at position `index` failed, or to an empty string if it did
+/// not. Free it with `hoistway_string_free`.
 ///
 /// # Safety
 /// `batch` must be live, `message` writable.
@@ -344,7 +353,7 @@ pub unsafe extern "C" fn hoistway_batch_error(
     })
 }
 
-/// Makes the priority of reads that have not begun demand.
+/// Gives the reads that have not begun the priority demand.
 ///
 /// # Safety
 /// `batch` must be live.
@@ -357,8 +366,8 @@ pub unsafe extern "C" fn hoistway_batch_promote(batch: *const hoistway_batch) ->
     })
 }
 
-/// Reads that have not begun will not, and those that wait for a server end soon. Those that the kernel or a device has end
-/// as they may. Does not wait.
+/// Cancels the reads that have not begun, and ends those that wait for a server. Reads that the kernel or a device
+/// carries out run to their end. Does not wait.
 ///
 /// # Safety
 /// `batch` must be live.
@@ -371,8 +380,8 @@ pub unsafe extern "C" fn hoistway_batch_cancel(batch: *const hoistway_batch) -> 
     })
 }
 
-/// Gives what the batch has done so far, as JSON: the route of every byte, and why it was not a better one. Free it with
-/// `hoistway_string_free`.
+/// Sets `json` to a report of what the batch has done so far: the route of every byte, and why a faster route was not
+/// used. Free it with `hoistway_string_free`.
 ///
 /// # Safety
 /// `batch` must be live, `json` writable.
@@ -388,12 +397,12 @@ pub unsafe extern "C" fn hoistway_batch_report(
     })
 }
 
-/// Frees a batch: what has not begun is cancelled, what is under way is waited for. After that nothing uses the
-/// destinations any more, unless a read into a device has failed with `HOISTWAY_DEVICE`: then a copy may be under way
-/// until the device was waited for. NULL is fine.
+/// Frees a batch. Reads that have not begun are cancelled; the call waits for those in flight. Nothing uses the
+/// destinations afterwards, with one exception: after a read into device memory failed with `HOISTWAY_DEVICE`, a copy
+/// may be in flight until the device is synchronized. NULL is allowed.
 ///
 /// # Safety
-/// `batch` must come from [`hoistway_batch_submit`], and not be in use nor have been freed.
+/// `batch` must be NULL or come from [`hoistway_batch_submit`], and neither be in use nor have been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_batch_free(batch: *mut hoistway_batch) {
     // SAFETY: as the caller says.

@@ -9,43 +9,43 @@ use std::{
     panic::{self, AssertUnwindSafe},
 };
 
-/// How a call, or a read, has ended.
+/// The result of a call, or of a read.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum hoistway_status {
-    /// All went well.
+    /// It succeeded.
     HOISTWAY_OK = 0,
     /// It has not ended yet.
     HOISTWAY_PENDING = 1,
-    /// An argument or an option makes no sense.
+    /// An argument or an option is invalid.
     HOISTWAY_INVALID_ARGUMENT = 2,
     /// There is no such file, tensor, expert, layer or row.
     HOISTWAY_NOT_FOUND = 3,
-    /// A file is not what its format allows.
+    /// A file violates its format.
     HOISTWAY_INVALID_FILE = 4,
     /// A file ends too early.
     HOISTWAY_TRUNCATED = 5,
     /// A file has changed since it was opened.
     HOISTWAY_CHANGED = 6,
-    /// The system refused or failed an operation.
+    /// An operation of the operating system failed.
     HOISTWAY_IO = 7,
-    /// The route that was named cannot carry the data.
+    /// The named route cannot carry the data.
     HOISTWAY_ROUTE_UNAVAILABLE = 8,
-    /// A device is not there, or has failed.
+    /// A device is missing, or has failed.
     HOISTWAY_DEVICE = 9,
     /// There is not enough memory.
     HOISTWAY_MEMORY = 10,
-    /// The caller has cancelled it.
+    /// It was cancelled.
     HOISTWAY_CANCELLED = 11,
     /// A defect of hoistway. Please report it.
     HOISTWAY_INTERNAL = 12,
-    /// A block of a KV store is not what was stored. It is a miss from now on.
+    /// A block of a KV store differs from what was stored. Later loads of it are misses.
     HOISTWAY_CORRUPT = 13,
-    /// A store has no room for it, or too much is under way.
+    /// There is no room, or too much is in flight. Free what is no longer needed, and try again.
     HOISTWAY_REFUSED = 14,
-    /// It did not end within the time that it was given.
+    /// It did not end in the time that the options allow.
     HOISTWAY_TIMED_OUT = 15,
-    /// A store was closed, or opened by the parent of this process.
+    /// The store was closed, or it was opened by the parent of this process.
     HOISTWAY_CLOSED = 16,
     /// A KV store was opened for reading only.
     HOISTWAY_READ_ONLY = 17,
@@ -150,8 +150,9 @@ fn note(message: &str) {
     let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = message);
 }
 
-/// Why this thread's last call that returned a status failed: a sentence in UTF-8; empty if it did not. Valid until the
-/// next such call. `hoistway_batch_status` and `hoistway_kv_ticket_poll` leave it as it is.
+/// Returns why the last call of this thread that returned a status failed: a sentence in UTF-8, or an empty string if
+/// that call succeeded. The string is the library's, and valid until the next such call of this thread.
+/// `hoistway_batch_status` and `hoistway_kv_ticket_poll` do not change it.
 #[unsafe(no_mangle)]
 pub extern "C" fn hoistway_last_error() -> *const c_char {
     LAST_ERROR.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())

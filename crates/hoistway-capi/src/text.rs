@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-/// Version of the library, such as "0.1.0".
+/// Returns the version of the library, such as "0.1.0". The string is static: do not free it.
 #[unsafe(no_mangle)]
 pub extern "C" fn hoistway_version() -> *const c_char {
     const VERSION: &CStr =
@@ -19,10 +19,10 @@ pub extern "C" fn hoistway_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// Frees a string that a function of this library gave. NULL is fine.
+/// Frees a string that a function of this library gave to the caller. NULL is allowed.
 ///
 /// # Safety
-/// `string` must come from this library, and not have been freed.
+/// `string` must be NULL or come from this library, and not have been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_string_free(string: *mut c_char) {
     if !string.is_null() {

@@ -15,15 +15,15 @@ use std::{
     time::Instant,
 };
 
-/// Tells the policy what the router of a layer chose: `count` experts, with their weights. `weights` may be NULL, for equal
-/// ones. Call it at each visit of the layer, before `hoistway_experts_ensure`. Experts of several tokens follow one another, the
-/// last token's last; an expert then comes as often as it was chosen.
+/// Tells the eviction policy which `count` experts the router of a layer chose, with their weights. `weights` may be
+/// NULL: all weigh the same. Call it at each visit of the layer, before `hoistway_experts_ensure`. For several tokens,
+/// list the experts of the first token, then those of the next, and so on; list an expert as often as it was chosen.
 ///
-/// From the first call on, requests for this layer tell the policy nothing. For a layer that was never observed, each
-/// request is a visit.
+/// From the first call for a layer on, requests for that layer no longer inform the policy. For a layer that is never
+/// observed, each request counts as a visit.
 ///
 /// # Safety
-/// `store` must be live, `experts` and `weights` be `count` numbers, or `weights` NULL.
+/// `store` must be live, `experts` be `count` numbers, `weights` NULL or `count` numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_experts_observe(
     store: *const hoistway_experts,
@@ -50,9 +50,9 @@ pub unsafe extern "C" fn hoistway_experts_observe(
     })
 }
 
-/// Starts to read experts that will probably be requested. A hint: its reads begin only while no request waits for one, and
-/// take a quarter of the budget at most. What has not begun is dropped if a request has to read, or `deadline_ms` milliseconds
-/// have passed as its turn comes; `UINT64_MAX` is no deadline.
+/// Starts to read experts that will probably be requested. This is a hint: reads begin only while no request waits for
+/// a read, and take at most a quarter of the budget. A read that has not begun is dropped when a request has to read,
+/// or when its turn comes later than `deadline_ms` milliseconds after the call. `UINT64_MAX` sets no deadline.
 ///
 /// # Safety
 /// `store` must be live, `experts` be `count` numbers.
@@ -73,8 +73,8 @@ pub unsafe extern "C" fn hoistway_experts_prefetch(
     })
 }
 
-/// Drops prefetches of layers before `layer` that have not begun. These include prefetches of the next token's first layers:
-/// make those after the call.
+/// Drops the prefetches of all layers below `layer` that have not begun. This includes prefetches of the first layers
+/// for the next token: call this function before you start those.
 ///
 /// # Safety
 /// `store` must be live.
@@ -90,7 +90,8 @@ pub unsafe extern "C" fn hoistway_experts_cancel_before(
     })
 }
 
-/// Sets the budget, and evicts what exceeds it and is not leased. `HOISTWAY_MEMORY` if it does not hold the largest expert.
+/// Sets the budget in bytes, and evicts what exceeds it and is not leased. `HOISTWAY_MEMORY` if the budget does not
+/// hold the largest expert.
 ///
 /// # Safety
 /// `store` must be live.
@@ -103,7 +104,7 @@ pub unsafe extern "C" fn hoistway_experts_set_budget(
     call(|| Ok(unsafe { held(store, "store of experts")? }.store.set_budget(budget_bytes)?))
 }
 
-/// Tells whether an expert is resident.
+/// Sets `resident` to whether an expert is in memory.
 ///
 /// # Safety
 /// `store` must be live, `resident` writable.
@@ -123,7 +124,7 @@ pub unsafe extern "C" fn hoistway_experts_is_resident(
     })
 }
 
-/// Tells whether a dense tensor is resident.
+/// Sets `resident` to whether the dense tensor called `name` is in memory.
 ///
 /// # Safety
 /// `store` must be live, `name` a string, `resident` writable.
@@ -142,7 +143,8 @@ pub unsafe extern "C" fn hoistway_experts_is_tensor_resident(
     })
 }
 
-/// Evicts experts of a layer that are resident and not leased. Sets `evicted` to how many, unless it is NULL.
+/// Evicts those of the named experts of a layer that are resident and not leased. Sets `evicted` to their number; it
+/// may be NULL.
 ///
 /// # Safety
 /// `store` must be live, `experts` be `count` numbers, `evicted` NULL or writable.
@@ -165,7 +167,8 @@ pub unsafe extern "C" fn hoistway_experts_evict(
     })
 }
 
-/// Evicts dense tensors that are resident and not leased. Sets `evicted` to how many, unless it is NULL.
+/// Evicts those of the named dense tensors that are resident and not leased. Sets `evicted` to their number; it may be
+/// NULL.
 ///
 /// # Safety
 /// `store` must be live, `names` be `count` strings, `evicted` NULL or writable.
@@ -186,9 +189,10 @@ pub unsafe extern "C" fn hoistway_experts_evict_tensors(
     })
 }
 
-/// Tells where a tensor lies in address space, with the backing "host_sparse": expert `e` of a stacked tensor lies `e` slices
-/// further. Only what is leased may be read there. The space is the store's, and lives as long as it and its leases.
-/// `HOISTWAY_NOT_FOUND` for other backings, for a tensor without bytes, and if there is no such tensor.
+/// Sets `address` to the start of a tensor in the address space of the backing "host_sparse". In a stacked tensor,
+/// expert `e` begins `e` slices later. Only slices of leased experts may be read. The address space is the library's,
+/// and is valid as long as the store and its leases. `HOISTWAY_NOT_FOUND` for other backings, for a tensor without
+/// bytes, and if there is no such tensor.
 ///
 /// # Safety
 /// `store` must be live, `name` a string, `address` writable.
@@ -209,7 +213,8 @@ pub unsafe extern "C" fn hoistway_experts_tensor_address(
     })
 }
 
-/// Gives what a store has done and what it holds, as JSON. Free it with `hoistway_string_free`.
+/// Sets `json` to statistics of the store: what it has done, and what is resident. Free it with
+/// `hoistway_string_free`.
 ///
 /// # Safety
 /// `store` must be live, `json` writable.
@@ -231,8 +236,8 @@ pub unsafe extern "C" fn hoistway_experts_stats(
     })
 }
 
-/// Gives the changes of residency since the last call, as JSON: `events`, the oldest first, and the number of older ones that
-/// were `lost` because there were more than the option `events`. Free it with `hoistway_string_free`.
+/// Sets `json` to the residency changes since the last call: `events`, the oldest first, and `lost`, the number of
+/// older changes that were dropped because the option `events` is smaller. Free it with `hoistway_string_free`.
 ///
 /// # Safety
 /// `store` must be live, `json` writable.

@@ -20,26 +20,26 @@ use std::{
     ptr,
 };
 
-/// A model as a store streams it.
+/// The model of a store of experts.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct hoistway_experts_model {
-    /// `sizeof(hoistway_experts_model)`, set by the caller; then, as far as members were filled in.
+    /// Set by the caller to `sizeof(hoistway_experts_model)`. The call sets it to the bytes that it filled in.
     pub size: u64,
-    /// Layers that have experts.
+    /// Number of layers that have experts.
     pub layers: u64,
-    /// Experts of all layers.
+    /// Number of experts in all layers.
     pub experts: u64,
     /// Bytes of all experts.
     pub expert_bytes: u64,
-    /// Tensors that hold no expert.
+    /// Number of tensors that hold no expert.
     pub dense_tensors: u64,
-    /// Bytes of these.
+    /// Bytes of all dense tensors.
     pub dense_bytes: u64,
-    /// Bytes of the experts that one token uses in all layers; 0 if it is not known how many these are. With a smaller
-    /// budget, a policy that evicts what was used least recently finds nothing resident.
+    /// Bytes of the experts that one token uses in all layers; 0 if `experts_per_token` is 0. With a smaller budget, a
+    /// policy that evicts the least recently used expert never finds one resident.
     pub token_cycle_bytes: u64,
-    /// Experts that a token uses in each layer; 0 if that is not known.
+    /// Number of experts that a token uses in each layer; 0 if unknown.
     pub experts_per_token: u32,
     /// 0.
     pub reserved: u32,
@@ -55,15 +55,15 @@ unsafe impl Versioned for hoistway_experts_model {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct hoistway_experts_layer_info {
-    /// `sizeof(hoistway_experts_layer_info)`, set by the caller; then, as far as members were filled in.
+    /// Set by the caller to `sizeof(hoistway_experts_layer_info)`. The call sets it to the bytes that it filled in.
     pub size: u64,
-    /// Its number, counted from 0 as the checkpoint does.
+    /// Number of the layer in the checkpoint, counted from 0.
     pub layer: u32,
-    /// Number of its experts.
+    /// Number of experts in the layer.
     pub experts: u32,
-    /// Bytes of its largest expert.
+    /// Bytes of the largest expert of the layer.
     pub expert_bytes: u64,
-    /// Bytes of the experts that one token uses; 0 if it is not known how many these are.
+    /// Bytes of the experts that one token uses in the layer; 0 if their number is unknown.
     pub demand_bytes: u64,
 }
 
@@ -73,39 +73,40 @@ unsafe impl Versioned for hoistway_experts_layer_info {
     const FIRST_SIZE: usize = 32;
 }
 
-/// A part of an expert, or a dense tensor. What it points to lives as long as the store and its leases.
+/// A part of an expert, or a dense tensor. Its pointers are valid as long as the store and its leases; `address` is
+/// valid as long as the lease.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct hoistway_part {
-    /// `sizeof(hoistway_part)`, set by the caller; then, as far as members were filled in.
+    /// Set by the caller to `sizeof(hoistway_part)`. The call sets it to the bytes that it filled in.
     pub size: u64,
-    /// The tensor that holds it.
+    /// Name of the tensor that holds the part.
     pub tensor: *const c_char,
     /// "gate", "up", "gate_up", "down", or "dense".
     pub role: *const c_char,
-    /// What it holds of its role: "weight", "blocks", "scales", or whatever else the tensor's name ends with.
+    /// Which component of the role it is: "weight", "blocks", "scales", or another ending of the tensor's name.
     pub component: *const c_char,
-    /// Type of its elements, such as "BF16" or "Q4_K".
+    /// Element type, such as "BF16" or "Q4_K".
     pub dtype: *const c_char,
-    /// Elements along each dimension, slowest first, without the dimension that counts experts.
+    /// Elements along each dimension, slowest first, without the dimension that counts the experts.
     pub shape: *const u64,
     /// Length of `shape`.
     pub dimensions: u32,
-    /// The type's number in ggml; -1 if ggml has none.
+    /// Number of the element type in ggml; -1 if ggml has none.
     pub ggml_type: i32,
-    /// Number of the file that holds it, in the catalog.
+    /// Number of the file in the catalog.
     pub file: u64,
-    /// Where its bytes begin in the file.
+    /// Where the part begins in the file, in bytes.
     pub offset: u64,
-    /// How many these are.
+    /// Length of the part in bytes.
     pub bytes: u64,
-    /// Where its bytes are, if it is leased; else NULL.
+    /// Where the part is in memory, if it is leased; else NULL.
     pub address: *mut c_void,
-    /// Whose memory that is, a `HOISTWAY_TARGET_…`.
+    /// Kind of that memory, one of `HOISTWAY_TARGET_…`.
     pub target: i32,
-    /// Number of the device.
+    /// Number of the device, for device memory.
     pub device: i32,
-    /// The slot of its expert, if it is leased and the backing has slots; else -1.
+    /// Number of the slot that holds the expert, if it is leased and the backing has slots; else -1.
     pub slot: i64,
 }
 
@@ -118,7 +119,7 @@ unsafe impl Versioned for hoistway_part {
 /// Describes the model of a store.
 ///
 /// # Safety
-/// `store` must be live, `model` writable as far as its `size` says.
+/// `store` must be live, `model` writable for its `size`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_experts_describe(
     store: *const hoistway_experts,
@@ -144,10 +145,11 @@ pub unsafe extern "C" fn hoistway_experts_describe(
     })
 }
 
-/// Describes the layer at a position among those that have experts. `HOISTWAY_NOT_FOUND` past the last.
+/// Describes the layer at position `index` among the layers that have experts, counted from 0. `HOISTWAY_NOT_FOUND` if
+/// `index` is past the last.
 ///
 /// # Safety
-/// `store` must be live, `layer` writable as far as its `size` says.
+/// `store` must be live, `layer` writable for its `size`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_experts_layer(
     store: *const hoistway_experts,
@@ -175,10 +177,11 @@ pub unsafe extern "C" fn hoistway_experts_layer(
     })
 }
 
-/// Describes the part at a position of an expert. `HOISTWAY_NOT_FOUND` past the last, and if there is no such expert.
+/// Describes the part at position `index` of an expert, counted from 0. `HOISTWAY_NOT_FOUND` if `index` is past the
+/// last, or if there is no such expert.
 ///
 /// # Safety
-/// `store` must be live, `part` writable as far as its `size` says.
+/// `store` must be live, `part` writable for its `size`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_experts_part(
     store: *const hoistway_experts,

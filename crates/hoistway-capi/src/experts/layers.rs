@@ -16,12 +16,12 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// Layers of a model, one after the other, again and again.
+/// A stream of the layers of a model, which begins again after the last layer.
 pub struct hoistway_layers {
     stream: Mutex<LayerStream>,
 }
 
-/// A layer whose bytes are in memory until it is freed.
+/// A layer in memory, until it is freed.
 pub struct hoistway_layer {
     layer: Layer,
     name: CString,
@@ -29,34 +29,35 @@ pub struct hoistway_layer {
     tensors: Vec<[CString; 2]>,
 }
 
-/// A layer, as the caller names it. This structure never grows.
+/// A layer, as the caller defines it. This structure never grows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct hoistway_layer_spec {
-    /// What reports and messages call it.
+    /// Name of the layer in reports and messages.
     pub name: *const c_char,
-    /// Names of its tensors.
+    /// Names of the tensors of the layer.
     pub tensors: *const *const c_char,
-    /// How many these are.
+    /// Number of these names.
     pub tensor_count: u64,
 }
 
-/// How to stream layers. Numbers that are 0 are defaults.
+/// How to stream layers. A number that is 0 stands for the default.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct hoistway_layers_options {
     /// `sizeof(hoistway_layers_options)`.
     pub size: u64,
-    /// Most bytes of all layers in memory: those that stay, those that the caller holds, those that are read. 0 for 4 GiB.
+    /// Limit in bytes of all layers in memory: kept between passes, held by the caller, or being read; 0 for 4 GiB.
     pub budget_bytes: u64,
-    /// Layers that are read ahead of the one that computes; 0 for 1. Fewer if the budget does not hold as many.
+    /// Number of layers to read ahead of the current one; 0 for 1. Fewer if the budget does not hold as many.
     pub ahead: u64,
-    /// Milliseconds that a layer waits for room that the caller holds; 0 for 60,000, `UINT64_MAX` for as long as it takes.
+    /// Milliseconds that `hoistway_layers_next` waits for layers that the caller has to free; 0 for 60,000.
+    /// `UINT64_MAX` waits without limit.
     pub timeout_ms: u64,
-    /// The layers in the order of use. NULL for those that names of tensors count (`blk.N.`, `layers.N.`, `h.N.`,
+    /// The layers in the order of use, or NULL for the layers that tensor names number (`blk.N.`, `layers.N.`, `h.N.`,
     /// `blocks.N.`).
     pub layers: *const hoistway_layer_spec,
-    /// How many these are.
+    /// Number of entries in `layers`.
     pub layer_count: u64,
 }
 
@@ -66,25 +67,25 @@ unsafe impl Versioned for hoistway_layers_options {
     const FIRST_SIZE: usize = 48;
 }
 
-/// A tensor of a layer. What it points to lives as long as the layer.
+/// A tensor of a layer. Its pointers are valid as long as the layer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct hoistway_layer_part {
-    /// `sizeof(hoistway_layer_part)`, set by the caller; then, as far as members were filled in.
+    /// Set by the caller to `sizeof(hoistway_layer_part)`. The call sets it to the bytes that it filled in.
     pub size: u64,
-    /// Its name in the checkpoint.
+    /// Name of the tensor in the checkpoint.
     pub name: *const c_char,
-    /// Type of its elements, such as "BF16" or "Q4_K".
+    /// Element type, such as "BF16" or "Q4_K".
     pub dtype: *const c_char,
     /// Elements along each dimension, slowest first.
     pub shape: *const u64,
     /// Length of `shape`.
     pub dimensions: u32,
-    /// The type's number in ggml; -1 if ggml has none.
+    /// Number of the element type in ggml; -1 if ggml has none.
     pub ggml_type: i32,
-    /// Its bytes.
+    /// Where the tensor is in host memory.
     pub address: *const c_void,
-    /// How many these are.
+    /// Length of the tensor in bytes.
     pub bytes: u64,
 }
 
@@ -94,13 +95,14 @@ unsafe impl Versioned for hoistway_layer_part {
     const FIRST_SIZE: usize = 56;
 }
 
-/// Streams layers of a checkpoint, and reads nothing yet. As many as the budget holds stay in memory, spread over the pass. The
-/// catalog may be freed; the reader ends once its streams are freed too. `options` may be NULL.
+/// Opens a stream of the layers of a checkpoint. It reads no layer yet. As many layers as the budget holds stay in
+/// memory, spread evenly over the model. The catalog may be freed afterwards. The reader may be freed too: it ends
+/// once its streams are freed. `options` may be NULL. Free `layers` with `hoistway_layers_free`.
 ///
 /// `HOISTWAY_MEMORY` if the budget does not hold the largest layer; `HOISTWAY_INVALID_ARGUMENT` if there is no layer.
 ///
 /// # Safety
-/// `reader` and `catalog` must be live, `options` NULL or as its size says, `layers` writable.
+/// `reader` and `catalog` must be live, `options` NULL or readable for its size, `layers` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_layers_open(
     reader: *const hoistway_reader,
@@ -122,19 +124,19 @@ pub unsafe extern "C" fn hoistway_layers_open(
     unsafe { handle::make(layers, open) }
 }
 
-/// Ends a stream of layers. Layers that the caller holds stay. NULL is fine.
+/// Frees a stream of layers. Layers that the caller holds stay valid. NULL is allowed.
 ///
 /// # Safety
-/// `layers` must come from [`hoistway_layers_open`], and not be in use nor have been freed.
+/// `layers` must be NULL or come from [`hoistway_layers_open`], and neither be in use nor have been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_layers_free(layers: *mut hoistway_layers) {
     // SAFETY: as the caller says.
     unsafe { handle::free(layers) }
 }
 
-/// Waits for the next layer, behind the last of which the first comes again, and starts to read those after it. Free a layer
-/// before its room is needed: `HOISTWAY_REFUSED` if the caller held it for as long as `timeout_ms` says. After a failure the
-/// layer is next again.
+/// Waits for the next layer, and starts to read the layers after it. After the last layer comes the first. Free
+/// `layer` with `hoistway_layer_free`, before its room is needed for others. `HOISTWAY_REFUSED` if layers that the
+/// caller holds left no room within `timeout_ms`. After a failure, the next call tries the same layer.
 ///
 /// # Safety
 /// `layers` must be live, `layer` writable.
@@ -158,7 +160,7 @@ pub unsafe extern "C" fn hoistway_layers_next(
     unsafe { handle::make(layer, next) }
 }
 
-/// Gives what a stream of layers has done, as JSON. Free it with `hoistway_string_free`.
+/// Sets `json` to statistics of a stream of layers. Free it with `hoistway_string_free`.
 ///
 /// # Safety
 /// `layers` must be live, `json` writable.
@@ -178,7 +180,7 @@ pub unsafe extern "C" fn hoistway_layers_stats(
     })
 }
 
-/// Name of a layer; empty if `layer` is NULL. It lives as long as the layer.
+/// Returns the name of a layer; an empty string if `layer` is NULL. The string is valid as long as the layer.
 ///
 /// # Safety
 /// `layer` must be NULL or live.
@@ -188,7 +190,7 @@ pub unsafe extern "C" fn hoistway_layer_name(layer: *const hoistway_layer) -> *c
     unsafe { layer.as_ref() }.map_or(c"", |layer| layer.name.as_c_str()).as_ptr()
 }
 
-/// Number of a layer's tensors; 0 if `layer` is NULL.
+/// Returns the number of tensors of a layer; 0 if `layer` is NULL.
 ///
 /// # Safety
 /// `layer` must be NULL or live.
@@ -198,10 +200,11 @@ pub unsafe extern "C" fn hoistway_layer_tensor_count(layer: *const hoistway_laye
     unsafe { layer.as_ref() }.map_or(0, |layer| layer.tensors.len() as u64)
 }
 
-/// The tensor at a position of a layer. `HOISTWAY_NOT_FOUND` past the last.
+/// Describes the tensor at position `index` of a layer, counted from 0. `HOISTWAY_NOT_FOUND` if `index` is past the
+/// last.
 ///
 /// # Safety
-/// `layer` must be live, `tensor` writable as far as its `size` says.
+/// `layer` must be live, `tensor` writable for its `size`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_layer_tensor(
     layer: *const hoistway_layer,
@@ -233,11 +236,11 @@ pub unsafe extern "C" fn hoistway_layer_tensor(
     })
 }
 
-/// Frees a layer: its memory may be used for others. NULL is fine.
+/// Frees a layer. Its memory is reused for other layers. NULL is allowed.
 ///
 /// # Safety
-/// `layer` must come from [`hoistway_layers_next`], and not be in use nor have been freed. None of its bytes may be used
-/// afterwards.
+/// `layer` must be NULL or come from [`hoistway_layers_next`], and neither be in use nor have been freed. None of its
+/// bytes may be used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_layer_free(layer: *mut hoistway_layer) {
     // SAFETY: as the caller says.

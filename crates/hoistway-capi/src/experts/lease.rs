@@ -13,19 +13,19 @@ use crate::{
 use ::hoistway_experts::store::{Lease, LeasedUnit};
 use std::{ffi::c_char, sync::Arc};
 
-/// Experts or dense tensors that are resident, and stay where they are until it is freed.
+/// A lease: its experts or dense tensors stay at their addresses until it is freed.
 pub struct hoistway_lease {
     lease: Lease,
     strings: Arc<Strings>,
 }
 
-/// Makes experts of a layer resident, waits for them, and leases them. What is missing is read at once, all experts side by
-/// side. An expert that is named twice is in the lease twice, and read once.
+/// Makes `count` experts of a layer resident, waits for them, and leases them. Missing experts are read in parallel.
+/// An expert that is named twice is in the lease twice, and read once. Free `lease` with `hoistway_lease_free`.
 ///
-/// On failure nothing is leased: `HOISTWAY_NOT_FOUND` if there is no such layer or expert; `HOISTWAY_REFUSED` if leases held
-/// the room for as long as the option `timeout_ms` says; `HOISTWAY_TIMED_OUT` if reads took longer; `HOISTWAY_MEMORY` if
-/// the request needs more than all slots of a device; `HOISTWAY_TRUNCATED`, `HOISTWAY_CHANGED` or `HOISTWAY_IO` if a part
-/// could not be read.
+/// On failure nothing is leased. `HOISTWAY_NOT_FOUND` if there is no such layer or expert; `HOISTWAY_REFUSED` if other
+/// leases left no room within the option `timeout_ms`; `HOISTWAY_TIMED_OUT` if reads took longer than that;
+/// `HOISTWAY_MEMORY` if the request needs more than all slots of a device; `HOISTWAY_TRUNCATED`, `HOISTWAY_CHANGED` or
+/// `HOISTWAY_IO` if a part could not be read.
 ///
 /// # Safety
 /// `store` must be live, `experts` be `count` numbers, `lease` writable.
@@ -47,8 +47,9 @@ pub unsafe extern "C" fn hoistway_experts_ensure(
     unsafe { handle::make(lease, ensure) }
 }
 
-/// Makes dense tensors resident, waits for them, and leases them. Fails as `hoistway_experts_ensure` does. They are evicted by
-/// `hoistway_experts_evict_tensors`, or when no expert is left to evict.
+/// Makes `count` dense tensors resident, waits for them, and leases them. Fails as `hoistway_experts_ensure` does.
+/// Dense tensors that are not leased are evicted by `hoistway_experts_evict_tensors`, or when no expert is left to
+/// evict. Free `lease` with `hoistway_lease_free`.
 ///
 /// # Safety
 /// `store` must be live, `names` be `count` strings, `lease` writable.
@@ -68,18 +69,18 @@ pub unsafe extern "C" fn hoistway_experts_ensure_tensors(
     unsafe { handle::make(lease, ensure) }
 }
 
-/// Releases what a lease holds: it may be evicted from then on. NULL is fine.
+/// Frees a lease: its experts and dense tensors may be evicted from then on. NULL is allowed.
 ///
 /// # Safety
-/// `lease` must come from [`hoistway_experts_ensure`] or [`hoistway_experts_ensure_tensors`], and not be in use nor have been
-/// freed. Nothing that it holds may be used afterwards.
+/// `lease` must be NULL or come from [`hoistway_experts_ensure`] or [`hoistway_experts_ensure_tensors`], and neither
+/// be in use nor have been freed. The addresses of its parts must not be used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_lease_free(lease: *mut hoistway_lease) {
     // SAFETY: as the caller says.
     unsafe { handle::free(lease) }
 }
 
-/// How many experts or dense tensors a lease holds; 0 if `lease` is NULL.
+/// Returns the number of experts or dense tensors of a lease; 0 if `lease` is NULL.
 ///
 /// # Safety
 /// `lease` must be NULL or live.
@@ -89,7 +90,8 @@ pub unsafe extern "C" fn hoistway_lease_count(lease: *const hoistway_lease) -> u
     unsafe { lease.as_ref() }.map_or(0, |lease| lease.lease.len() as u64)
 }
 
-/// How many parts the expert at a position of the request has; 0 if there is none. A dense tensor is one part.
+/// Returns the number of parts of the expert or dense tensor at `position` of the request; 0 if there is none. A dense
+/// tensor has one part.
 ///
 /// # Safety
 /// `lease` must be NULL or live.
@@ -100,11 +102,11 @@ pub unsafe extern "C" fn hoistway_lease_part_count(lease: *const hoistway_lease,
     lease.and_then(|lease| lease.unit(position)).map_or(0, |unit| unit.parts().len() as u64)
 }
 
-/// Tells where a part lies: of the expert at `position` of the request, the part at `index`. Parts have the order of
-/// `hoistway_experts_part`.
+/// Describes the part at position `index` of the expert or dense tensor at `position` of the request, with its
+/// address. Parts have the order of `hoistway_experts_part`. `HOISTWAY_NOT_FOUND` if there is no such part.
 ///
 /// # Safety
-/// `lease` must be live, `part` writable as far as its `size` says.
+/// `lease` must be live, `part` writable for its `size`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_lease_part(
     lease: *const hoistway_lease,

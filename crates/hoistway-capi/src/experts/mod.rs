@@ -31,46 +31,49 @@ use ::hoistway_experts::{
 use describe::Strings;
 use std::{ffi::c_char, sync::Arc, time::Duration};
 
-/// A store of a model's experts and dense tensors, which are read as they are used and evicted when a budget says so.
+/// A store of the experts and dense tensors of a model. It reads them when they are requested, and evicts them to keep
+/// a budget.
 pub struct hoistway_experts {
     store: Store,
     strings: Arc<Strings>,
 }
 
-/// How to open a store of experts. Strings that are NULL, and numbers that are 0, are defaults.
+/// How to open a store of experts. A string that is NULL, or a number that is 0, stands for the default.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct hoistway_experts_options {
     /// `sizeof(hoistway_experts_options)`.
     pub size: u64,
-    /// "host_slots", "host_sparse" or "device_slots"; NULL is "host_slots".
+    /// "host_slots", "host_sparse" or "device_slots"; NULL for "host_slots".
     pub backing: *const c_char,
-    /// "ewma2", "lru", "slru", "lfu" or "arc"; NULL is "ewma2".
+    /// "ewma2", "lru", "slru", "lfu" or "arc"; NULL for "ewma2".
     pub policy: *const c_char,
-    /// "auto", "io_uring", "overlapped", "threads", "cached", "usrbio" or "directstorage"; NULL is "auto".
+    /// "auto", "io_uring", "overlapped", "threads", "cached", "usrbio" or "directstorage"; NULL for "auto".
     pub route: *const c_char,
-    /// Most bytes that resident and arriving experts and tensors take. One request may exceed it by its own demand.
-    /// 0 for 4 GiB.
+    /// Limit in bytes of the experts and tensors that are resident or being read; 0 for 4 GiB. One request may exceed
+    /// it by its own demand.
     pub budget_bytes: u64,
-    /// With "device_slots", bytes beside the budget for the demand of one request; 0 for that of one token in one layer.
+    /// With "device_slots": bytes beside the budget for the demand of one request; 0 for the demand of one token in
+    /// one layer.
     pub batch_bytes: u64,
-    /// With "device_slots", bytes of the budget for dense tensors; 0 for an eighth at most.
+    /// With "device_slots": bytes of the budget for dense tensors; 0 for the size of all, but at most an eighth of the
+    /// budget.
     pub dense_bytes: u64,
-    /// Milliseconds that a request waits for room and for reads; 0 for 60,000, `UINT64_MAX` for as long as it takes.
+    /// Milliseconds that a request waits for room and for reads; 0 for 60,000. `UINT64_MAX` waits without limit.
     pub timeout_ms: u64,
-    /// Changes of residency that are kept for `hoistway_experts_events`.
+    /// Number of residency changes that are kept for `hoistway_experts_events`; 0 keeps none.
     pub events: u64,
-    /// Most bytes of staging memory of its reader; 0 for the default.
+    /// Limit of staging memory in bytes; 0 for 128 MiB.
     pub memory_budget_bytes: u64,
-    /// Reads at once; 0 for the default.
+    /// Number of reads in flight; 0 for 16.
     pub in_flight: u64,
-    /// Experts that a token uses in each layer; 0 for what the headers or `config.json` say.
+    /// Experts that a token uses in each layer; 0 for the number in the headers or in `config.json`.
     pub experts_per_token: u32,
-    /// With "device_slots", `HOISTWAY_TARGET_CUDA` or `HOISTWAY_TARGET_ROCM`; else 0.
+    /// With "device_slots": `HOISTWAY_TARGET_CUDA` or `HOISTWAY_TARGET_ROCM`; else 0.
     pub target: i32,
-    /// Number of the device.
+    /// With "device_slots": number of the device.
     pub device: i32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
 }
 
@@ -80,14 +83,15 @@ unsafe impl Versioned for hoistway_experts_options {
     const FIRST_SIZE: usize = 104;
 }
 
-/// Opens a store of what a catalog describes, and reads nothing yet. A model without experts has dense tensors alone. The
-/// catalog may be freed. `options` may be NULL.
+/// Opens a store of the model that a catalog describes. It reads no tensor yet. A model without experts has only dense
+/// tensors. The catalog may be freed afterwards. `options` may be NULL. Free `store` with `hoistway_experts_free`.
 ///
-/// `HOISTWAY_MEMORY` if the budget does not hold the largest expert; `HOISTWAY_INVALID_FILE` if a tensor is named like an
-/// expert's and is none. In a child of `fork`, requests fail: open a store there.
+/// `HOISTWAY_MEMORY` if the budget does not hold the largest expert; `HOISTWAY_INVALID_FILE` if a tensor has the name
+/// of an expert but not its form, or if an expert lacks a tensor. In a child of `fork`, requests fail: open a store
+/// there.
 ///
 /// # Safety
-/// `catalog` must be live, `options` NULL or as its size says, `store` writable.
+/// `catalog` must be live, `options` NULL or readable for its size, `store` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_experts_open(
     catalog: *const hoistway_catalog,
@@ -117,11 +121,11 @@ pub unsafe extern "C" fn hoistway_experts_open(
     unsafe { handle::make(store, open) }
 }
 
-/// Frees a store, and the memory that no lease holds. Its leases stay valid; each frees its memory when it is freed. NULL is
-/// fine.
+/// Frees a store, and the memory that no lease holds. Leases stay valid; each frees its memory when it is freed. NULL
+/// is allowed.
 ///
 /// # Safety
-/// `store` must come from [`hoistway_experts_open`], and not be in use nor have been freed.
+/// `store` must be NULL or come from [`hoistway_experts_open`], and neither be in use nor have been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_experts_free(store: *mut hoistway_experts) {
     // SAFETY: as the caller says.

@@ -14,13 +14,14 @@ use std::{
     ptr,
 };
 
-/// A table in a file, of rows of equal length, such as an embedding.
+/// A table in a file, such as an embedding. Its rows have equal length.
 pub struct hoistway_rows {
     rows: Rows,
 }
 
-/// Opens a tensor as a table: its rows are what lies under each index of its slowest dimension. Rows are small, so give it a
-/// reader with many reads at once, such as 64. The catalog may be freed; the reader ends once its tables are freed too.
+/// Opens a tensor as a table. A row is the slice at one index of the slowest dimension. Rows are small: use a reader
+/// with many reads in flight, such as 64. The catalog may be freed afterwards. The reader may be freed too: it ends
+/// once its tables are freed. `HOISTWAY_NOT_FOUND` if there is no such tensor. Free `rows` with `hoistway_rows_free`.
 ///
 /// # Safety
 /// `reader` and `catalog` must be live, `tensor` a string, `rows` writable.
@@ -46,17 +47,17 @@ pub unsafe extern "C" fn hoistway_rows_open(
     unsafe { handle::make(rows, open) }
 }
 
-/// Frees a table. NULL is fine.
+/// Frees a table. NULL is allowed.
 ///
 /// # Safety
-/// `rows` must come from [`hoistway_rows_open`], and not be in use nor have been freed.
+/// `rows` must be NULL or come from [`hoistway_rows_open`], and neither be in use nor have been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_rows_free(rows: *mut hoistway_rows) {
     // SAFETY: as the caller says.
     unsafe { handle::free(rows) }
 }
 
-/// Number of rows; 0 if `rows` is NULL.
+/// Returns the number of rows; 0 if `rows` is NULL.
 ///
 /// # Safety
 /// `rows` must be NULL or live.
@@ -66,7 +67,7 @@ pub unsafe extern "C" fn hoistway_rows_count(rows: *const hoistway_rows) -> u64 
     unsafe { rows.as_ref() }.map_or(0, |table| table.rows.len())
 }
 
-/// Bytes of a row; 0 if `rows` is NULL.
+/// Returns the length of a row in bytes; 0 if `rows` is NULL.
 ///
 /// # Safety
 /// `rows` must be NULL or live.
@@ -76,9 +77,10 @@ pub unsafe extern "C" fn hoistway_rows_row_bytes(rows: *const hoistway_rows) -> 
     unsafe { rows.as_ref() }.map_or(0, |table| table.rows.row_bytes())
 }
 
-/// Reads rows to memory of the host, in the order in which they are named, one after the other. Each is read once however
-/// often it is named, and rows that follow one another are read together. `bytes` must be what the rows take. If the call
-/// fails, the memory is as it was.
+/// Reads `count` rows into host memory, one after the other, in the order of `numbers`. A row that is named several
+/// times is read once, and neighbouring rows are read together. `bytes` is the size of the destination, and must be
+/// `count` times the length of a row. On failure the destination is unchanged: `HOISTWAY_INVALID_ARGUMENT` if `bytes`
+/// is wrong, `HOISTWAY_NOT_FOUND` if there is no such row.
 ///
 /// # Safety
 /// `rows` must be live, `numbers` be `count` numbers, `destination` writable for `bytes` bytes.

@@ -10,34 +10,34 @@ use crate::{
 use ::hoistway_kv::FarOptions;
 use std::ffi::c_char;
 
-/// `hoistway_kv_far_options.flags`: do not store blocks in the near tier that are loaded from the far one.
+/// `hoistway_kv_far_options.flags`: do not store blocks in the near tier when they are loaded from the far tier.
 pub const HOISTWAY_KV_NO_PROMOTE: u64 = 1;
 
-/// A second store behind the near one, such as one on a shared file system. Lookups answer for both, and a load reads from it
-/// what the near one lacks. Its directory must be there, or nothing moves to it until it is. Strings that are NULL, and numbers
-/// that are 0, are defaults; docs/kv/tiers.md says what each means.
+/// A far tier: a second store behind the near one, for example on a shared file system. Lookups cover both. A load
+/// reads from the far tier what the near tier lacks. A string that is NULL, or a number that is 0, stands for the
+/// default; docs/kv/tiers.md explains the options.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct hoistway_kv_far_options {
     /// `sizeof(hoistway_kv_far_options)`.
     pub size: u64,
-    /// Its directory.
+    /// Directory of the far tier. It is not created: until it exists, the near tier works alone.
     pub root: *const c_char,
-    /// "segments" or "files"; NULL is what is there, else "segments".
+    /// "segments" or "files"; NULL for the layout of the existing store, or "segments" for a new one.
     pub layout: *const c_char,
-    /// "none", "batched" or "sync"; NULL is "batched".
+    /// "none", "batched" or "sync"; NULL for "batched".
     pub durability: *const c_char,
-    /// "write_through" or "write_back"; NULL is "write_through".
+    /// "write_through" or "write_back"; NULL for "write_through".
     pub policy: *const c_char,
-    /// Most bytes that all files below `root` take, of all processes. Needed for writing.
+    /// Limit in bytes of all files below `root`, of all processes. Required for writing.
     pub capacity_bytes: u64,
-    /// Bytes that are left free on the file system; 0 for 1 GiB, 1 for none.
+    /// Bytes to leave free on the file system; 0 for 1 GiB, 1 for none.
     pub min_free_bytes: u64,
-    /// Milliseconds that one operation may take; 0 for five seconds.
+    /// Milliseconds that one operation of the far tier may take; 0 for 5,000.
     pub timeout_ms: u64,
-    /// Milliseconds that a lookup waits for a far tier with layout "files"; 0 for 50.
+    /// Milliseconds that a lookup waits for a far tier with the layout "files"; 0 for 50.
     pub lookup_timeout_ms: u64,
-    /// Most bytes of blocks that wait to be written; 0 for 1 GiB.
+    /// Limit in bytes of blocks that wait to be written to the far tier; 0 for 1 GiB.
     pub backlog_bytes: u64,
     /// Bytes of host memory for blocks that move between the tiers; 0 for 256 MiB.
     pub staging_bytes: u64,

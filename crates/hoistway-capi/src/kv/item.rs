@@ -11,45 +11,46 @@ use ::hoistway_kv::{Item, Key, Piece};
 use hoistway::DeviceId;
 use std::{ffi::c_void, marker::PhantomData, slice};
 
-/// The name of a block in its namespace: 1 to 1024 bytes of any values. It never gets more members.
+/// The name of a block in its namespace: 1 to 1024 bytes of any value. This structure never grows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct hoistway_kv_key {
     /// The bytes.
     pub bytes: *const c_void,
-    /// How many these are.
+    /// Number of bytes.
     pub length: u64,
 }
 
-/// A piece of the caller's memory. It never gets more members.
+/// A piece of the caller's memory. This structure never grows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct hoistway_kv_piece {
-    /// Memory of the host, or a pointer to that of a device.
+    /// Host memory, or a device pointer.
     pub address: *mut c_void,
-    /// Its length in bytes.
+    /// Length of the piece in bytes.
     pub length: u64,
     /// `HOISTWAY_TARGET_HOST`, `HOISTWAY_TARGET_CUDA` or `HOISTWAY_TARGET_ROCM`.
     pub target: i32,
-    /// Number of the device.
+    /// Number of the device, for device memory.
     pub device: i32,
 }
 
-/// A shard of a block, and the memory that it is loaded to or stored from.
+/// A shard of a block, and the memory to load it to or to store it from.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct hoistway_kv_item {
     /// `sizeof(hoistway_kv_item)`, the same for all items of a request.
     pub size: u64,
-    /// The block.
+    /// Key of the block.
     pub key: hoistway_kv_key,
-    /// The memory, in the order of the shard's bytes. Their lengths add up to the shard's.
+    /// The memory, in the order of the bytes of the shard. The lengths of the pieces add up to the length of the
+    /// shard.
     pub pieces: *const hoistway_kv_piece,
-    /// How many pieces there are.
+    /// Number of pieces.
     pub piece_count: u64,
-    /// Which of the block's shards, from 0.
+    /// Number of the shard in the block, counted from 0.
     pub shard: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
 }
 

@@ -33,7 +33,7 @@ use std::{
 /// `hoistway_kv_options.flags`: do not compare the checksums of blocks that a sync covers.
 pub const HOISTWAY_KV_NO_VERIFY: u64 = 1;
 
-/// An open KV store. Linux only, as is all that has to do with it.
+/// An open KV store. KV stores are available on Linux only.
 pub struct hoistway_kv {
     store: Store,
     /// The process that opened it.
@@ -42,7 +42,7 @@ pub struct hoistway_kv {
     ended: Mutex<VecDeque<u64>>,
 }
 
-/// Memory that a KV store was told of ahead.
+/// Memory that is registered with a KV store.
 pub struct hoistway_kv_region {
     /// A child of `fork` has no device to take it back from.
     region: ManuallyDrop<Region>,
@@ -58,47 +58,48 @@ impl Drop for hoistway_kv_region {
     }
 }
 
-/// How to open a KV store. Strings that are NULL, and numbers that are 0, are defaults; docs/kv says what each means.
+/// How to open a KV store. A string that is NULL, or a number that is 0, stands for the default; docs/kv/README.md
+/// explains the options.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct hoistway_kv_options {
     /// `sizeof(hoistway_kv_options)`.
     pub size: u64,
-    /// Its directory. Made if it is not there.
+    /// Directory of the store. It is created if it does not exist.
     pub root: *const c_char,
-    /// "read_write" or "read".
+    /// "read_write" or "read"; NULL for "read_write".
     pub access: *const c_char,
-    /// "segments" or "files"; NULL is what is there, else "segments".
+    /// "segments" or "files"; NULL for the layout of the existing store, or "segments" for a new one.
     pub layout: *const c_char,
-    /// "none", "batched" or "sync"; NULL is "batched".
+    /// "none", "batched" or "sync"; NULL for "batched".
     pub durability: *const c_char,
-    /// "s3fifo" or "lru"; NULL is "s3fifo".
+    /// "s3fifo" or "lru"; NULL for "s3fifo".
     pub eviction: *const c_char,
-    /// "always" or "second_touch"; NULL is "always".
+    /// "always" or "second_touch"; NULL for "always".
     pub admission: *const c_char,
-    /// "auto", "io_uring" or "threads"; NULL is "auto".
+    /// "auto", "io_uring" or "threads"; NULL for "auto".
     pub route: *const c_char,
-    /// "prefer", "require" or "off"; NULL is "prefer".
+    /// "prefer", "require" or "off"; NULL for "prefer".
     pub direct: *const c_char,
-    /// Most bytes that all files below `root` take, of all processes. Needed for writing.
+    /// Limit in bytes of all files below `root`, of all processes. Required for writing.
     pub capacity_bytes: u64,
-    /// Bytes that are left free on the file system; 0 for 1 GiB, 1 for none.
+    /// Bytes to leave free on the file system; 0 for 1 GiB, 1 for none.
     pub min_free_bytes: u64,
-    /// Bytes of a segment.
+    /// Bytes of a segment file; 0 for 1 GiB, or less if the capacity is small.
     pub segment_bytes: u64,
-    /// Threads that move bytes.
+    /// Number of threads that read and write; 0 for 4, or 8 with the route "threads".
     pub io_threads: u64,
-    /// Most bytes of transfers under way; 0 for 256 MiB.
+    /// Limit in bytes of transfers in flight; 0 for 256 MiB.
     pub max_in_flight_bytes: u64,
-    /// Milliseconds that a request may take unless it says otherwise; 0 for as long as it takes.
+    /// Milliseconds that a request may take if it sets no time itself; 0 for no limit.
     pub timeout_ms: u64,
-    /// Milliseconds after which a block is given up that lacks shards and has got no further one; 0 for a minute.
+    /// Milliseconds without a new shard after which an incomplete block is dropped; 0 for 60,000.
     pub partial_timeout_ms: u64,
-    /// Bytes a second that are read in the background to find damaged blocks.
+    /// Bytes to read per second, in the background, to find damaged blocks; 0 for none.
     pub scrub_bytes_per_second: u64,
     /// `HOISTWAY_KV_NO_VERIFY` or 0.
     pub flags: u64,
-    /// A second store behind this one, or NULL.
+    /// The far tier, or NULL.
     pub far_tier: *const hoistway_kv_far_options,
 }
 
@@ -108,10 +109,11 @@ unsafe impl Versioned for hoistway_kv_options {
     const FIRST_SIZE: usize = 144;
 }
 
-/// Opens a KV store, and makes it if it is not there. In a child of `fork` it is closed: open it anew there.
+/// Opens a KV store, and creates it if it does not exist. In a child of `fork` the store is closed: open it again
+/// there. Free `store` with `hoistway_kv_free`.
 ///
 /// # Safety
-/// `options` must be as its size says, `store` writable.
+/// `options` must be readable for its size, `store` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_kv_open(
     options: *const hoistway_kv_options,
@@ -126,10 +128,12 @@ pub unsafe extern "C" fn hoistway_kv_open(
     unsafe { handle::make(store, open) }
 }
 
-/// Ends a store: nothing is accepted any more, stores under way get `timeout_ms` milliseconds to end (`UINT64_MAX`: as long
-/// as they take), other requests are cancelled. Then the system gets some seconds to end what it has.
-/// `HOISTWAY_TIMED_OUT` if something did not end in time: its tickets tell which memory is still in use. `HOISTWAY_IO` if the
-/// index cannot be written, or if blocks were not written to the far tier: the message says how many.
+/// Closes a store. It accepts no further requests. Stores of blocks in flight get `timeout_ms` milliseconds to end
+/// (`UINT64_MAX`: no limit); other requests are cancelled. Then the operating system gets some seconds to end its
+/// operations. The handle stays valid until it is freed.
+///
+/// `HOISTWAY_TIMED_OUT` if something did not end in time: the tickets tell which memory is still in use. `HOISTWAY_IO`
+/// if the index cannot be written, or if blocks were not written to the far tier: the message says how many.
 ///
 /// # Safety
 /// `store` must be live.
@@ -139,19 +143,20 @@ pub unsafe extern "C" fn hoistway_kv_close(store: *const hoistway_kv, timeout_ms
     call(|| Ok(unsafe { held(store, "store")? }.store.close(timeout(timeout_ms))?))
 }
 
-/// Frees a store. With its last namespace it ends, if it was not closed: as `hoistway_kv_close` without time for stores.
-/// In a child of `fork` nothing is closed. NULL is fine.
+/// Frees a store. If it was not closed, it closes when its last namespace is freed too, as `hoistway_kv_close` does
+/// with a `timeout_ms` of 0. In a child of `fork` nothing is closed. NULL is allowed.
 ///
 /// # Safety
-/// `store` must come from [`hoistway_kv_open`], and not be in use nor have been freed.
+/// `store` must be NULL or come from [`hoistway_kv_open`], and neither be in use nor have been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_kv_free(store: *mut hoistway_kv) {
     // SAFETY: as the caller says.
     unsafe { handle::free(store) }
 }
 
-/// Waits until every block that was given to the store before is where `durability` wants it, `timeout_ms` milliseconds at
-/// most; `UINT64_MAX` is for ever.
+/// Waits until all requests to store that were submitted before have ended, as the option `durability` defines it.
+/// Waits at most `timeout_ms` milliseconds; `UINT64_MAX` waits without limit. `HOISTWAY_TIMED_OUT` if the time ran
+/// out.
 ///
 /// # Safety
 /// `store` must be live.
@@ -161,8 +166,8 @@ pub unsafe extern "C" fn hoistway_kv_flush(store: *const hoistway_kv, timeout_ms
     call(|| Ok(unsafe { held(store, "store")? }.store.flush(timeout(timeout_ms))?))
 }
 
-/// A descriptor that can be read, and so be watched with `poll` or `epoll`, while requests that asked for it by
-/// `HOISTWAY_KV_NOTIFY` have ended and were not drained. It is the store's: neither read nor close it. -1 if `store` is NULL.
+/// Returns a file descriptor for `poll` or `epoll`. It is readable while requests with `HOISTWAY_KV_NOTIFY` have ended
+/// and `hoistway_kv_drain` has not reported them. It is the store's: neither read nor close it. -1 if `store` is NULL.
 ///
 /// # Safety
 /// `store` must be NULL or live.
@@ -172,8 +177,9 @@ pub unsafe extern "C" fn hoistway_kv_event_fd(store: *const hoistway_kv) -> i32 
     unsafe { store.as_ref() }.map_or(-1, |kv| kv.store.event_fd().as_raw_fd())
 }
 
-/// Gives the numbers of tickets that asked for it by `HOISTWAY_KV_NOTIFY` and have ended, each once, in the order of their
-/// ends: at most `room`. Sets `count`. If that is `room`, there may be more, of which the descriptor does not tell again.
+/// Reports ended requests with `HOISTWAY_KV_NOTIFY`, each once, in the order in which they ended. Writes at most
+/// `room` ticket numbers to `tickets`, and sets `count` to how many. If `count` equals `room`, call again at once:
+/// there may be more, and the descriptor does not become readable for them.
 ///
 /// # Safety
 /// `store` must be live, `tickets` have room for `room` numbers, `count` be writable.
@@ -211,11 +217,12 @@ pub unsafe extern "C" fn hoistway_kv_drain(
     })
 }
 
-/// Tells a store of memory ahead, so that storage can be read to a device's memory and written from it past the host's.
-/// Memory of the host needs no telling, and may be told of.
+/// Registers memory with a store, so that bytes can move between storage and device memory without passing through
+/// host memory. Host memory may be registered, but need not be. Free `region` with `hoistway_kv_region_free`.
 ///
 /// # Safety
-/// `store` must be live, `memory` readable and what it describes allocated until the region is freed; `region` writable.
+/// `store` must be live. `memory` must be readable, and the memory that it describes must stay allocated until the
+/// region is freed. `region` must be writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_kv_register(
     store: *const hoistway_kv,
@@ -238,7 +245,8 @@ pub unsafe extern "C" fn hoistway_kv_register(
     unsafe { handle::make(region, register) }
 }
 
-/// Whether it is memory of a device whose bytes go past the host's memory. If not, `hoistway_kv_report` says why.
+/// Returns whether the bytes of a region move between storage and device memory without passing through host memory.
+/// If not, `hoistway_kv_report` says why.
 ///
 /// # Safety
 /// `region` must be NULL or live.
@@ -248,17 +256,18 @@ pub unsafe extern "C" fn hoistway_kv_region_is_direct(region: *const hoistway_kv
     unsafe { region.as_ref() }.is_some_and(|known| known.region.is_direct())
 }
 
-/// Has the store forget memory; then it may be freed. Requests that use it must have released it. NULL is fine.
+/// Unregisters memory, which may be freed afterwards. Requests that use the memory must have released it before. NULL
+/// is allowed.
 ///
 /// # Safety
-/// `region` must come from [`hoistway_kv_register`], and not have been freed.
+/// `region` must be NULL or come from [`hoistway_kv_register`], and not have been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_kv_region_free(region: *mut hoistway_kv_region) {
     // SAFETY: as the caller says.
     unsafe { handle::free(region) }
 }
 
-/// Gives what a store holds and did, as JSON. Free it with `hoistway_string_free`.
+/// Sets `json` to statistics of a store: what it holds, and what it has done. Free it with `hoistway_string_free`.
 ///
 /// # Safety
 /// `store` must be live, `json` writable.
@@ -271,7 +280,8 @@ pub unsafe extern "C" fn hoistway_kv_stats(
     unsafe { say(store, json, |store| Ok(serde_json::to_string(&store.stats()?)?)) }
 }
 
-/// Gives the same as text for Prometheus (OpenMetrics). Free it with `hoistway_string_free`.
+/// Sets `openmetrics` to the same statistics as text for Prometheus (OpenMetrics). Free it with
+/// `hoistway_string_free`.
 ///
 /// # Safety
 /// `store` must be live, `openmetrics` writable.
@@ -284,7 +294,8 @@ pub unsafe extern "C" fn hoistway_kv_metrics(
     unsafe { say(store, openmetrics, |store| Ok(store.metrics()?)) }
 }
 
-/// Gives how a store works, as JSON: which way bytes went, and why not a better one. Free it with `hoistway_string_free`.
+/// Sets `json` to a report of how a store works: the routes of its bytes, and why faster routes were not used. Free it
+/// with `hoistway_string_free`.
 ///
 /// # Safety
 /// `store` must be live, `json` writable.
@@ -297,8 +308,7 @@ pub unsafe extern "C" fn hoistway_kv_report(
     unsafe { say(store, json, |store| Ok(serde_json::to_string(&store.report()?)?)) }
 }
 
-/// Gives what happened since the last call, such as damaged blocks, as a list in JSON. Free it with
-/// `hoistway_string_free`.
+/// Sets `json` to the list of events since the last call, such as damaged blocks. Free it with `hoistway_string_free`.
 ///
 /// # Safety
 /// `store` must be live, `json` writable.

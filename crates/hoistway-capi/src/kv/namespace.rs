@@ -19,53 +19,54 @@ use crate::{
 use ::hoistway_kv::{Namespace, NamespaceDescription, NamespaceOptions, Notify, Rank, Request, Ticket};
 use std::{collections::BTreeMap, ffi::c_char, ptr, slice};
 
-/// `hoistway_kv_request.flags`: tell of the end by `hoistway_kv_event_fd` and `hoistway_kv_drain`, too.
+/// `hoistway_kv_request.flags`: report the end of the request by `hoistway_kv_event_fd` and `hoistway_kv_drain` too.
 pub const HOISTWAY_KV_NOTIFY: u64 = 1;
 
-/// What must be equal for one process's blocks to be another's. Strings that are NULL are empty.
+/// What identifies a namespace. Processes share blocks if their descriptions are equal. A string that is NULL is
+/// empty.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct hoistway_kv_description {
     /// `sizeof(hoistway_kv_description)`.
     pub size: u64,
-    /// The model, by a name that changes when its weights do.
+    /// Name of the model. It must change when the weights change.
     pub model: *const c_char,
     /// Element type of the cache, such as "bfloat16".
     pub dtype: *const c_char,
-    /// How a block's bytes are arranged.
+    /// Arrangement of the bytes in a block.
     pub layout: *const c_char,
-    /// How the engine makes keys of tokens.
+    /// How the engine derives keys from tokens.
     pub key_algorithm: *const c_char,
-    /// A tenant's secret: hashed, never written down.
+    /// A secret of the tenant. Only its hash is stored.
     pub salt: *const c_char,
-    /// Whatever else tells blocks apart: a name, its value, the next name, and so on.
+    /// Further properties that distinguish blocks: a name, its value, the next name, and so on.
     pub other: *const *const c_char,
-    /// Half as many strings as `other` has.
+    /// Number of pairs of name and value in `other`: half its strings.
     pub other_count: u64,
-    /// Layers that a block has parts of.
+    /// Number of layers that a block covers.
     pub layers: u32,
-    /// Heads of keys and values, of this rank.
+    /// Number of key and value heads of this rank.
     pub kv_heads: u32,
-    /// Elements of a head.
+    /// Number of elements in a head.
     pub head_dim: u32,
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub block_tokens: u32,
-    /// Which of the ranks that share each layer this is.
+    /// This rank, counted from 0, among those that share each layer (tensor parallelism).
     pub tensor_rank: u32,
-    /// How many these are; 0 where blocks are those of all ranks.
+    /// Number of these ranks; 0 if a block holds the data of all of them.
     pub tensor_ranks: u32,
-    /// Which of the ranks that share the layers this is.
+    /// This rank, counted from 0, among those that share the layers (pipeline parallelism).
     pub pipeline_rank: u32,
-    /// How many these are; 0 where blocks are those of all ranks.
+    /// Number of these ranks; 0 if a block holds the data of all of them.
     pub pipeline_ranks: u32,
-    /// Which of the ranks that share the context this is.
+    /// This rank, counted from 0, among those that share the context (context parallelism).
     pub context_rank: u32,
-    /// How many these are; 0 where blocks are those of all ranks.
+    /// Number of these ranks; 0 if a block holds the data of all of them.
     pub context_ranks: u32,
-    /// Milliseconds that a block is kept after it was stored, at most; 0 for no limit. No part of the identity.
+    /// Milliseconds after which a stored block expires; 0 for never. Not part of the identity.
     pub ttl_ms: u64,
-    /// Most bytes of storage that the blocks of the namespace take, of all processes together; 0 for no limit. No part of
-    /// the identity.
+    /// Limit in bytes of storage for the blocks of the namespace, of all processes together; 0 for no limit. Not part
+    /// of the identity.
     pub quota_bytes: u64,
 }
 
@@ -75,32 +76,32 @@ unsafe impl Versioned for hoistway_kv_description {
     const FIRST_SIZE: usize = 120;
 }
 
-/// A namespace of a KV store, which it keeps open.
+/// A namespace of a KV store. It keeps the store open.
 pub struct hoistway_kv_namespace {
     pub(super) namespace: Namespace,
 }
 
-/// How to load or store.
+/// How to load or store blocks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct hoistway_kv_request {
     /// `sizeof(hoistway_kv_request)`.
     pub size: u64,
-    /// Milliseconds that it may take; 0 for what the store says.
+    /// Milliseconds that the request may take; 0 for the `timeout_ms` of the store.
     pub timeout_ms: u64,
-    /// An event of the device, such as a `CUevent` or `hipEvent_t`, or 0. Work on the device must have reached it before the
-    /// memory is read or written. It must live, and not be recorded anew, until the ticket is released. If items have memory
-    /// of several vendors, or of none while drivers of several are loaded, the request fails.
+    /// A device event, such as a `CUevent` or `hipEvent_t`, or 0. The memory is read or written after the event. It
+    /// must live, and not be recorded again, until the ticket is released. The request fails if its items have memory
+    /// of several vendors, or if they have no device memory and drivers of several vendors are loaded.
     pub wait_event: u64,
     /// `HOISTWAY_KV_NOTIFY` or 0.
     pub flags: u64,
-    /// Stores: how many shards each block has; 0 for 1.
+    /// To store: number of shards of each block; 0 for 1.
     pub shards: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
-    /// Stores: length of the longest shard, if this request does not have it; else 0.
+    /// To store: length in bytes of the longest shard of a block, if this request does not contain it; else 0.
     pub shard_bytes: u64,
-    /// Stores: milliseconds that the blocks are kept, at most; 0 for what the namespace says.
+    /// To store: milliseconds after which the blocks expire; 0 for the `ttl_ms` of the namespace.
     pub ttl_ms: u64,
 }
 
@@ -110,10 +111,11 @@ unsafe impl Versioned for hoistway_kv_request {
     const FIRST_SIZE: usize = 56;
 }
 
-/// Opens a namespace. Opening it again sets its limits anew.
+/// Opens a namespace. If it is open already, its `ttl_ms` and `quota_bytes` are set anew. Free `blocks` with
+/// `hoistway_kv_namespace_free`.
 ///
 /// # Safety
-/// `store` must be live, `description` as its size says, `blocks` writable.
+/// `store` must be live, `description` readable for its size, `blocks` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_kv_namespace_open(
     store: *const hoistway_kv,
@@ -130,20 +132,20 @@ pub unsafe extern "C" fn hoistway_kv_namespace_open(
     unsafe { handle::make(blocks, open) }
 }
 
-/// Frees a namespace. Its requests go on. NULL is fine.
+/// Frees a namespace. Its requests go on. NULL is allowed.
 ///
 /// # Safety
-/// `blocks` must come from [`hoistway_kv_namespace_open`], and not be in use nor have been freed.
+/// `blocks` must be NULL or come from [`hoistway_kv_namespace_open`], and neither be in use nor have been freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_kv_namespace_free(blocks: *mut hoistway_kv_namespace) {
     // SAFETY: as the caller says.
     unsafe { handle::free(blocks) }
 }
 
-/// Tells for each key whether its block is there, by `found`.
+/// Sets `found`, for each key, to whether the store has the block.
 ///
 /// # Safety
-/// `blocks` must be live, `keys` be `count` keys, `found` have room for as many answers.
+/// `blocks` must be live, `keys` be `count` keys, `found` have room for `count` answers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_kv_lookup(
     blocks: *const hoistway_kv_namespace,
@@ -161,7 +163,7 @@ pub unsafe extern "C" fn hoistway_kv_lookup(
     }
 }
 
-/// Tells how many of these blocks, from the first on, are there without a gap.
+/// Sets `length` to the number of blocks that the store has before the first missing one, in the order of `keys`.
 ///
 /// # Safety
 /// `blocks` must be live, `keys` be `count` keys, `length` writable.
@@ -181,7 +183,8 @@ pub unsafe extern "C" fn hoistway_kv_lookup_prefix(
     }
 }
 
-/// Tells which is the last of these blocks that is there; `HOISTWAY_NOT_FOUND` if none is.
+/// Sets `index` to the position of the last key whose block the store has; `HOISTWAY_NOT_FOUND` if it has none of
+/// them.
 ///
 /// # Safety
 /// `blocks` must be live, `keys` be `count` keys, `index` writable.
@@ -202,7 +205,7 @@ pub unsafe extern "C" fn hoistway_kv_lookup_reverse(
     }
 }
 
-/// Removes blocks, as far as this process stored them. Tells how many were removed by `removed`.
+/// Removes blocks that this process stored. Sets `removed` to their number. Blocks of other processes stay.
 ///
 /// # Safety
 /// `blocks` must be live, `keys` be `count` keys, `removed` writable.
@@ -222,16 +225,18 @@ pub unsafe extern "C" fn hoistway_kv_delete(
     }
 }
 
-/// Starts to load shards of blocks. Each item succeeds or fails for itself; this call fails, and starts nothing, if an item
-/// makes no sense. `priority` is `HOISTWAY_DEMAND`, `HOISTWAY_PREFETCH` or `HOISTWAY_BACKGROUND`; `request` may be NULL.
+/// Starts to load shards of blocks. Each item succeeds or fails on its own. The call fails, and starts nothing, if an
+/// argument of an item is invalid. `priority` is `HOISTWAY_DEMAND`, `HOISTWAY_PREFETCH` or `HOISTWAY_BACKGROUND`.
+/// `request` may be NULL. Free `ticket` with `hoistway_kv_ticket_free`.
 ///
-/// **The memory is the store's until the ticket is released.** Every end but a time-out or a cancellation releases it; after
-/// these, the system may go on writing to it for a while: see [`hoistway_kv_ticket_wait_released`].
+/// **The memory is the store's until the ticket is released.** A request releases its memory when it ends. After a
+/// time-out or a cancellation, the operating system may go on writing to the memory for a while: see
+/// [`hoistway_kv_ticket_wait_released`].
 ///
 /// # Safety
-/// `blocks` must be live; `items` be `count` structures as their size says, with keys and pieces that live until this
-/// returns, and memory that lives, and that nothing else uses, until the ticket is released; `request` must be NULL or as
-/// its size says, `ticket` writable.
+/// `blocks` must be live. `items` must be `count` structures, readable for their size. Their keys and pieces must live
+/// until the call returns. Their memory must live until the ticket is released, and nothing else may use it until
+/// then. `request` must be NULL or readable for its size, `ticket` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_kv_load(
     blocks: *const hoistway_kv_namespace,
@@ -247,9 +252,10 @@ pub unsafe extern "C" fn hoistway_kv_load(
     }
 }
 
-/// Starts to store shards of blocks. A block is found once all its shards were stored, by this request or several. Items of
-/// blocks that are there already end as `HOISTWAY_KV_EXISTS`, which is no failure. Else as [`hoistway_kv_load`]: the store
-/// reads the memory until the ticket is released, and nothing may write to it until then.
+/// Starts to store shards of blocks. A block can be found once all its shards are stored, by one request or several.
+/// An item whose block the store already has ends as `HOISTWAY_KV_EXISTS`, which is no failure. Otherwise as
+/// [`hoistway_kv_load`]: the store reads the memory until the ticket is released, and nothing may write to it until
+/// then.
 ///
 /// # Safety
 /// As [`hoistway_kv_load`].

@@ -21,49 +21,52 @@ use std::{
 /// How often a caller that waits for memory learns that it will never be released.
 const LOST_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What became of an item.
+/// How an item of a request ended.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum hoistway_kv_status {
-    /// Loaded and verified, or stored.
+    /// The item was loaded and verified, or stored.
     HOISTWAY_KV_OK = 0,
-    /// A store of a block that is there already, or that is being stored by another request. Nothing was written.
+    /// Not stored: the store already has the block, or another request is storing it. This is no failure.
     HOISTWAY_KV_EXISTS = 1,
-    /// A load of a block that is not there.
+    /// Not loaded: the store does not have the block.
     HOISTWAY_KV_MISS = 2,
-    /// A load of a block whose time was over.
+    /// Not loaded: the block has expired.
     HOISTWAY_KV_EXPIRED = 3,
-    /// A load of a block that is not what was stored. It is a miss from now on; the memory holds anything.
+    /// Not loaded: the block differs from what was stored. Later loads of it are misses. The contents of the memory
+    /// are undefined.
     HOISTWAY_KV_CORRUPT = 4,
-    /// The memory has another length than the shard, or the block other shards. The block stays; the memory holds anything.
+    /// The length of the memory differs from that of the shard, or the block has another number of shards. The block
+    /// stays. The contents of the memory are undefined.
     HOISTWAY_KV_MISMATCH = 5,
-    /// A store that was refused: everything that could be evicted is in use, or the file system is full.
+    /// Not stored: all blocks that could be evicted are in use, or the file system is full.
     HOISTWAY_KV_NO_ROOM = 6,
-    /// A store that was refused: the namespace has used up its quota.
+    /// Not stored: the namespace has used up its quota.
     HOISTWAY_KV_QUOTA = 7,
-    /// A store that was refused: too many bytes are under way.
+    /// Refused: too much is in flight.
     HOISTWAY_KV_BUSY = 8,
-    /// A store that was refused: it was not asked for before.
+    /// Not stored: the option `admission` requires an earlier request for the block.
     HOISTWAY_KV_NOT_ADMITTED = 9,
-    /// A store that was refused: it is larger than a segment.
+    /// Not stored: the block is larger than a segment.
     HOISTWAY_KV_TOO_LARGE = 10,
-    /// It took too long. The memory is the store's until the ticket is released.
+    /// It took longer than its time. The memory is the store's until the ticket is released.
     HOISTWAY_KV_TIMED_OUT = 11,
     /// It was cancelled. The memory is the store's until the ticket is released.
     HOISTWAY_KV_CANCELLED = 12,
-    /// The system's error, by `error`, which says nothing of the block: it stays.
+    /// The operating system failed the operation, with the number in `error`. The block stays, and can be requested
+    /// again.
     HOISTWAY_KV_IO = 13,
-    /// Something that this version of the interface has no name for: the ticket's report has.
+    /// An end that this version of the header has no name for. `hoistway_kv_ticket_report` names it.
     HOISTWAY_KV_OTHER = 14,
 }
 
-/// How one item of a request ended. It never gets more members.
+/// How one item of a request ended. This structure never grows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct hoistway_kv_outcome {
-    /// What became of it.
+    /// The status of the item.
     pub status: hoistway_kv_status,
-    /// The `errno` of `HOISTWAY_KV_IO`; else 0.
+    /// The `errno` if the status is `HOISTWAY_KV_IO`; else 0.
     pub error: i32,
 }
 
@@ -108,7 +111,7 @@ fn status_of(status: Status) -> hoistway_status {
     }
 }
 
-/// A request under way.
+/// A request to load or store.
 pub struct hoistway_kv_ticket {
     ticket: Ticket,
     items: usize,
@@ -193,7 +196,7 @@ impl Drop for hoistway_kv_ticket {
     }
 }
 
-/// The number of a ticket, as `hoistway_kv_drain` tells it; 0 if `ticket` is NULL.
+/// Returns the number of a ticket, as `hoistway_kv_drain` reports it; 0 if `ticket` is NULL.
 ///
 /// # Safety
 /// `ticket` must be NULL or live.
@@ -203,11 +206,11 @@ pub unsafe extern "C" fn hoistway_kv_ticket_id(ticket: *const hoistway_kv_ticket
     unsafe { ticket.as_ref() }.map_or(0, |request| request.ticket.id())
 }
 
-/// Waits for the end of a request, `timeout_ms` milliseconds at most; `UINT64_MAX` is for ever.
+/// Waits until a request has ended, at most `timeout_ms` milliseconds; `UINT64_MAX` waits without limit.
 ///
-/// `HOISTWAY_OK` if every item was loaded, or is in the store; `HOISTWAY_PENDING` if the time ran out; else what came of
-/// the first item that failed: `HOISTWAY_NOT_FOUND` for a miss, `HOISTWAY_CORRUPT`, `HOISTWAY_REFUSED`, and so on.
-/// [`hoistway_kv_ticket_outcomes`] tells which items these were.
+/// Returns `HOISTWAY_OK` if every item was loaded or is in the store, `HOISTWAY_PENDING` if the time ran out, else the
+/// status of the first item that failed: `HOISTWAY_NOT_FOUND` for a miss, `HOISTWAY_CORRUPT`, `HOISTWAY_REFUSED`, and
+/// so on. [`hoistway_kv_ticket_outcomes`] has the outcome of each item.
 ///
 /// # Safety
 /// `ticket` must be live.
@@ -234,8 +237,8 @@ pub unsafe extern "C" fn hoistway_kv_ticket_wait(
     })
 }
 
-/// How far a request has got: `HOISTWAY_PENDING`, or what [`hoistway_kv_ticket_wait`] returns. Never waits, and leaves the
-/// thread's last error as it is.
+/// Returns what [`hoistway_kv_ticket_wait`] would return now, or `HOISTWAY_PENDING`. Does not wait, and does not
+/// change the last error of the thread.
 ///
 /// # Safety
 /// `ticket` must be live.
@@ -250,10 +253,11 @@ pub unsafe extern "C" fn hoistway_kv_ticket_poll(ticket: *const hoistway_kv_tick
     failed.map_or(hoistway_status::HOISTWAY_OK, |status| status_of(*status))
 }
 
-/// Tells what became of each item, in the order of the request; `HOISTWAY_PENDING` if it has not ended.
+/// Sets `outcomes` to how each item ended, in the order of the request. `count` must be the number of items.
+/// `HOISTWAY_PENDING` if the request has not ended.
 ///
 /// # Safety
-/// `ticket` must be live, `outcomes` have room for `count`.
+/// `ticket` must be live, `outcomes` have room for `count` structures.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_kv_ticket_outcomes(
     ticket: *const hoistway_kv_ticket,
@@ -276,8 +280,8 @@ pub unsafe extern "C" fn hoistway_kv_ticket_outcomes(
     })
 }
 
-/// Gives what came of a request, as JSON: statuses by name, bytes, the way that these took, times. `HOISTWAY_PENDING` if it
-/// has not ended. Free it with `hoistway_string_free`.
+/// Sets `json` to a report of a request: the statuses of its items by name, its bytes and their routes, and its times
+/// in seconds. `HOISTWAY_PENDING` if the request has not ended. Free it with `hoistway_string_free`.
 ///
 /// # Safety
 /// `ticket` must be live, `json` writable.
@@ -308,8 +312,8 @@ pub unsafe extern "C" fn hoistway_kv_ticket_report(
     })
 }
 
-/// Ends a request now, if it has not ended: items that have not are cancelled. Its memory is the store's until the ticket is
-/// released. Does not wait.
+/// Cancels a request: its items that have not ended become `HOISTWAY_KV_CANCELLED`. The memory is the store's until
+/// the ticket is released. Does not wait.
 ///
 /// # Safety
 /// `ticket` must be live.
@@ -322,8 +326,9 @@ pub unsafe extern "C" fn hoistway_kv_ticket_cancel(ticket: *const hoistway_kv_ti
     })
 }
 
-/// Whether the memory of a request is the caller's again: nothing reads or writes it any more. Requests release their memory
-/// as they end, but for those that timed out or were cancelled: these release it once the system is done with it.
+/// Returns whether the memory of a request is the caller's again: nothing reads or writes it any more. A request
+/// releases its memory when it ends. After a time-out or a cancellation, the memory is released once the operating
+/// system no longer uses it.
 ///
 /// # Safety
 /// `ticket` must be NULL or live.
@@ -333,10 +338,12 @@ pub unsafe extern "C" fn hoistway_kv_ticket_is_released(ticket: *const hoistway_
     unsafe { ticket.as_ref() }.is_some_and(hoistway_kv_ticket::is_released)
 }
 
-/// Waits until the memory of a request is the caller's again, `timeout_ms` milliseconds at most; `UINT64_MAX` is for ever.
-/// `HOISTWAY_PENDING` if the time ran out. `HOISTWAY_DEVICE` if the system or a device failed while it had the memory: then it
-/// cannot be known when it is free, so keep it, and do not touch it, for as long as the process lives. `HOISTWAY_CLOSED` in a
-/// child of `fork`.
+/// Waits until the memory of a request is the caller's again, at most `timeout_ms` milliseconds; `UINT64_MAX` waits
+/// without limit.
+///
+/// `HOISTWAY_PENDING` if the time ran out. `HOISTWAY_DEVICE` if the operating system or a device failed while it used
+/// the memory: keep the memory, and do not touch it, for as long as the process lives. `HOISTWAY_CLOSED` in a child of
+/// `fork`.
 ///
 /// # Safety
 /// `ticket` must be live.
@@ -364,13 +371,13 @@ pub unsafe extern "C" fn hoistway_kv_ticket_wait_released(
     })
 }
 
-/// Frees a ticket. Cancels a request that has not ended, and waits until its memory is released: after that the memory is the
-/// caller's, unless [`hoistway_kv_ticket_wait_released`] says `HOISTWAY_DEVICE`. To let a request go on, keep its ticket. In a
-/// child of `fork` it does not wait. NULL is fine.
+/// Frees a ticket. A request that has not ended is cancelled: to let it go on, keep its ticket. The call waits until
+/// the memory is released. Afterwards the memory is the caller's, unless [`hoistway_kv_ticket_wait_released`] returns
+/// `HOISTWAY_DEVICE`. In a child of `fork` the call does not wait. NULL is allowed.
 ///
 /// # Safety
-/// `ticket` must come from `hoistway_kv_load` or `hoistway_kv_store`,
-/// and not be in use nor have been freed.
+/// `ticket` must be NULL or come from `hoistway_kv_load` or `hoistway_kv_store`, and neither be in use nor have been
+/// freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_kv_ticket_free(ticket: *mut hoistway_kv_ticket) {
     // SAFETY: as the caller says.
