@@ -469,6 +469,33 @@ fn what_refuses_buffers_of_d3d12_is_told_and_pinned_memory_serves() {
 }
 
 #[test]
+fn a_reader_says_that_its_bytes_go_to_the_device_by_pinned_memory() {
+    let on = OnDevice::take();
+    let folder = tempfile::tempdir().unwrap();
+    let (path, _) = ten(folder.path());
+    let reader = Reader::new(&ReaderOptions::default().route(Route::DirectStorage)).unwrap();
+    let file = ReadFile::open(&path).unwrap();
+    let refusals = |target: fn() -> Target| {
+        let requests =
+            [0, 5000].map(|start| ReadRequest::new(&file, ByteRange::at(start, CHUNK).unwrap(), target()));
+        let batch = reader.submit(requests, Priority::Demand).unwrap();
+        batch.wait().unwrap();
+        let report = batch.report();
+        let [Carrier { route: Route::DirectStorage, via, .. }] = report.carriers[..] else {
+            panic!("{report}")
+        };
+        let refused: Vec<_> =
+            report.refused.iter().map(|refusal| (refusal.what.clone(), refusal.why.reason.clone())).collect();
+        (via, refused)
+    };
+    let refused = ("directstorage by D3D12".to_owned(), "readers read into pinned memory".to_owned());
+    assert_eq!(refusals(|| Target::scratch(DeviceId::Cuda(0))), (Some(Route::Staged), vec![refused]));
+    assert_eq!(refusals(Target::memory), (None, Vec::new()));
+    drop((reader, file));
+    on.assert_nothing_left("a reader");
+}
+
+#[test]
 fn each_fault_at_each_of_ten_requests_to_a_device_is_an_error_that_names_the_tensor() {
     let on = OnDevice::take();
     let folder = tempfile::tempdir().unwrap();

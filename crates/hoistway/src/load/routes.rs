@@ -245,7 +245,7 @@ impl<'a> Opening<'a> {
         }
         let is_used = plan.extents().iter().any(|extent| takes(&*member, &files, plan, extent));
         if is_used && self.routes.len() < Takers::MOST {
-            self.refused.extend(member.refusals());
+            self.refused.extend(member.refusals(self.wanted.device.map(|device| device.id())));
             let share = Share { threads: 0, depth: (1, 1), slots: 0, slot_bytes: 0 };
             let name_check = NameCheck::of(&member);
             self.routes.push(LoadRoute { slots: None, member, share, files, name_check });

@@ -149,6 +149,7 @@ impl Reader {
         let (mut direct, mut refused) = (Vec::new(), Vec::new());
         // Many requests share one.
         let mut queued: Vec<(DeviceId, Fence)> = Vec::new();
+        let mut by_host: Vec<DeviceId> = Vec::new();
         for (number, request) in requests.into_iter().enumerate() {
             if let request::TargetKind::Host(start) = &request.target.0 {
                 borrowed.extend(ByteRange::at(start.pointer().addr().get() as u64, request.range.len()));
@@ -158,6 +159,13 @@ impl Reader {
             let fences = request.fences.clone();
             let line = |device| {
                 let (line, is_direct) = self.way_to(device, &source, &mut direct, &mut refused)?;
+                if !is_direct
+                    && !by_host.contains(&device)
+                    && let Some(main) = shared.main.get()
+                {
+                    by_host.push(device);
+                    add_new(&mut refused, main.refusals(Some(device)));
+                }
                 for fence in fences.into_iter().filter(Fence::is_queued) {
                     let queued_before = (device, fence);
                     if !queued.contains(&queued_before) {

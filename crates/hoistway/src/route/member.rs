@@ -2,7 +2,13 @@
 #![forbid(unsafe_code)]
 
 use super::{Access, DirectIo, Progress, ReadLane, ReadOp, Route, Unavailable, UsrbioClient};
-use crate::{ByteRange, Error, device::Device, memory::Slots, report::Refusal, source::Source};
+use crate::{
+    ByteRange, Error,
+    device::{Device, DeviceId},
+    memory::Slots,
+    report::Refusal,
+    source::Source,
+};
 use hoistway_io::file::Residency;
 use std::{fmt, io, path::PathBuf, sync::Arc};
 
@@ -244,8 +250,9 @@ pub(crate) trait Member: fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Better ways to do what it does that are not used.
-    fn refusals(&self) -> Vec<Refusal> {
+    /// Better ways to bring bytes to memory of the host, or to `device`, that it does not use.
+    fn refusals(&self, device: Option<DeviceId>) -> Vec<Refusal> {
+        let _ = device;
         Vec::new()
     }
 

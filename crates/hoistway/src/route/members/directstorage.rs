@@ -119,11 +119,16 @@ impl Member for DirectStorage {
         Ok(Slots::new(count, slot_bytes, SlotKind::External(&Arc::new(memory)))?)
     }
 
-    fn refusals(&self) -> Vec<Refusal> {
-        match &self.way {
-            Way::Pinned(why) => vec![Refusal::new("directstorage by D3D12", None, why.clone())],
-            Way::Host | Way::Graphics(_) => Vec::new(),
-        }
+    fn refusals(&self, device: Option<DeviceId>) -> Vec<Refusal> {
+        let why = match &self.way {
+            Way::Pinned(why) => why.clone(),
+            // A reader has one route for all devices, which it opens before it knows of any.
+            Way::Host if device.is_some() => {
+                Unavailable::new("readers read into pinned memory", "load the checkpoint to use it")
+            }
+            Way::Host | Way::Graphics(_) => return Vec::new(),
+        };
+        vec![Refusal::new("directstorage by D3D12", None, why)]
     }
 
     fn notes(&self, stage: Stage) -> Vec<String> {

@@ -3,7 +3,7 @@
 
 use crate::{
     Error,
-    device::Device,
+    device::{Device, DeviceId},
     memory::{SlotKind, Slots},
     parallel::lock,
     report::Refusal,
@@ -158,7 +158,7 @@ impl Member for Usrbio {
         (stage == Stage::Open).then(note).into_iter().collect()
     }
 
-    fn refusals(&self) -> Vec<Refusal> {
+    fn refusals(&self, _: Option<DeviceId>) -> Vec<Refusal> {
         if !self.wants_vendor || self.mount.client() != UsrbioClient::Native {
             return Vec::new();
         }
