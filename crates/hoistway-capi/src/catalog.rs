@@ -152,8 +152,7 @@ pub unsafe extern "C" fn hoistway_catalog_find(
         // SAFETY: live, as the caller says.
         let catalog = unsafe { held(catalog, "catalog")? };
         // SAFETY: a string, as the caller says.
-        let name = unsafe { text::borrow(name, "the name")? }
-            .ok_or_else(|| Failure::argument("there is no name: the pointer is NULL"))?;
+        let name = unsafe { text::required(name, "name")? };
         let id = catalog.catalog().find(name).ok_or_else(|| catalog.catalog().no_such_tensor(name))?;
         // SAFETY: writable, as the caller says.
         unsafe { catalog.tell(id.index(), tensor) }
@@ -191,7 +190,7 @@ impl hoistway_catalog {
     /// `place` must be NULL or writable as far as its `size` says.
     unsafe fn tell(&self, index: usize, place: *mut hoistway_tensor) -> Result<(), Failure> {
         if place.is_null() {
-            return Err(Failure::argument("there is no place for the tensor: the pointer is NULL"));
+            return Err(Failure::argument("the output pointer for the tensor is NULL"));
         }
         let entry = self.catalog().tensors().get(index).ok_or_else(|| {
             let count = self.catalog().tensors().len();
@@ -234,9 +233,9 @@ unsafe fn open_options(options: *const hoistway_catalog_options) -> Result<OpenO
 /// `paths` must be `count` strings that outlive the result.
 unsafe fn borrow_paths<'a>(paths: *const *const c_char, count: u64) -> Result<Vec<&'a Path>, Failure> {
     if paths.is_null() || count == 0 {
-        return Err(Failure::argument("there is no path to open"));
+        return Err(Failure::argument("the list of paths is NULL or empty"));
     }
-    let count = usize::try_from(count).map_err(|_| Failure::argument("there are too many paths"))?;
+    let count = usize::try_from(count).map_err(|_| Failure::argument("the list of paths is too long"))?;
     // SAFETY: as many, as the caller says.
     let paths = unsafe { slice::from_raw_parts(paths, count) };
     // SAFETY: strings, as the caller says.

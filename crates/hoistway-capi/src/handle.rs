@@ -32,8 +32,7 @@ pub(crate) unsafe fn make<T>(
 /// `handle` must be NULL or live as long as the result.
 pub(crate) unsafe fn held<'a, T>(handle: *const T, what: &str) -> Result<&'a T, Failure> {
     // SAFETY: as the caller says.
-    unsafe { handle.as_ref() }
-        .ok_or_else(|| Failure::argument(format!("there is no {what}: the pointer is NULL")))
+    unsafe { handle.as_ref() }.ok_or_else(|| Failure::argument(format!("the pointer to the {what} is NULL")))
 }
 
 /// What the caller lists: `count` values side by side, or none.
@@ -45,19 +44,20 @@ pub(crate) unsafe fn list<'a, T>(first: *const T, count: u64, what: &str) -> Res
         return Ok(&[]);
     }
     if first.is_null() {
-        return Err(Failure::argument(format!("there are no {what}: the pointer is NULL")));
+        return Err(Failure::argument(format!("the list of {what} is NULL, but its length is {count}")));
     }
     let most = isize::MAX as usize / size_of::<T>().max(1);
-    let count = usize::try_from(count).ok().filter(|count| *count <= most);
-    let count = count.ok_or_else(|| Failure::argument(format!("too many {what}")))?;
+    let length = usize::try_from(count).ok().filter(|length| *length <= most);
+    let length =
+        length.ok_or_else(|| Failure::argument(format!("the list of {what} is too long: {count}")))?;
     // SAFETY: readable, as the caller says.
-    Ok(unsafe { slice::from_raw_parts(first, count) })
+    Ok(unsafe { slice::from_raw_parts(first, length) })
 }
 
 /// Fails if the caller has no place for an answer.
 pub(crate) fn check_place<T>(place: *mut T, what: &str) -> Result<(), Failure> {
     if place.is_null() {
-        return Err(Failure::argument(format!("there is no place for the {what}: the pointer is NULL")));
+        return Err(Failure::argument(format!("the output pointer for the {what} is NULL")));
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! The functions of the KV store on systems that have none: programs find all of them, and each says that it cannot serve.
+//! The functions of the KV store on systems without one: programs link with all of them, and each returns an error.
 //!
-//! The header is made of the module `kv`; `testkit/windows/capi.sh` compares what the library exports with it. No handle ever
-//! exists, so that functions that end or free one have nothing to do.
+//! The header is generated from the module `kv`; `testkit/windows/capi.sh` compares it with what the library exports. As no
+//! handle ever exists, functions that end or free one do nothing.
 #![allow(unsafe_code)]
 
 use crate::status::{Failure, call, hoistway_status};

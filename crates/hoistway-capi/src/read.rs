@@ -299,14 +299,14 @@ pub unsafe extern "C" fn hoistway_batch_next_ended(
     // SAFETY: live, as the caller says.
     with_batch(unsafe { held(batch, "batch") }, |batch| {
         if index.is_null() {
-            return Err(Failure::argument("there is no place for the index: the pointer is NULL"));
+            return Err(Failure::argument("the output pointer for the index is NULL"));
         }
         // Before it waits: a read that ends after that was not told.
         let have_ended = batch.ended() == batch.len();
         match batch.next_ended(timeout(timeout_ms)) {
             // SAFETY: writable, as the caller says.
             Some(read) => unsafe { index.write(read as u64) },
-            None if have_ended => return Err(Failure::not_found("all reads were told")),
+            None if have_ended => return Err(Failure::not_found("all reads of the batch were reported")),
             None => return Err(Failure::pending()),
         }
         Ok(())
@@ -421,7 +421,7 @@ pub(crate) fn priority_of(priority: i32) -> Result<Priority, Failure> {
         HOISTWAY_DEMAND => Ok(Priority::Demand),
         HOISTWAY_PREFETCH => Ok(Priority::Prefetch),
         HOISTWAY_BACKGROUND => Ok(Priority::Background),
-        other => Err(Failure::argument(format!("there is no priority {other}"))),
+        other => Err(Failure::argument(format!("{other} is not a priority"))),
     }
 }
 
@@ -449,7 +449,10 @@ unsafe fn reader_options(options: *const hoistway_reader_options) -> Result<Read
     // SAFETY: readable, as the caller says.
     let options = unsafe { versioned::read(options)? };
     if options.flags & !HOISTWAY_SMALL_PAGES != 0 {
-        return Err(Failure::argument(format!("there are no reader flags {:#x}", options.flags)));
+        return Err(Failure::argument(format!(
+            "hoistway_reader_options.flags has unknown bits: {:#x}",
+            options.flags
+        )));
     }
     chosen.huge_pages = options.flags & HOISTWAY_SMALL_PAGES == 0;
     // SAFETY: a string, as the caller says.
@@ -491,7 +494,7 @@ unsafe fn request(
     if read.reserved != 0 {
         return Err(wrong("its member 'reserved' is not 0"));
     }
-    let range = ByteRange::at(read.offset, read.length).ok_or_else(|| wrong("its bytes end past 2^64"))?;
+    let range = ByteRange::at(read.offset, read.length).ok_or_else(|| wrong("its range ends past 2^64"))?;
     // SAFETY: a live catalog and a path, as the caller says.
     let file = match unsafe { (read.catalog.as_ref(), text::borrow_path(read.path)?) } {
         (Some(catalog), _) => {
@@ -524,7 +527,7 @@ unsafe fn request(
             };
             Target::sink(move |position, bytes| sink.take(position, bytes))
         }
-        (other, _) => return Err(wrong(&format!("there is no target {other}"))),
+        (other, _) => return Err(wrong(&format!("its target {other} is unknown"))),
     };
     let mut request = ReadRequest::new(&file, range, target);
     if let Some(device) = device_of(read.target, read.device) {

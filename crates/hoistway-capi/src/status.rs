@@ -94,7 +94,7 @@ impl From<Error> for Failure {
 
 impl From<serde_json::Error> for Failure {
     fn from(error: serde_json::Error) -> Self {
-        Self::internal(format!("writing JSON: {error}"))
+        Self::internal(format!("the JSON could not be written: {error}"))
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) fn without_nul(text: &str) -> CString {
 /// `place` must be NULL or writable.
 pub(crate) unsafe fn give(text: &str, place: *mut *mut c_char) -> Result<(), Failure> {
     if place.is_null() {
-        return Err(Failure::argument("there is no place for the string: the pointer is NULL"));
+        return Err(Failure::argument("the output pointer for the string is NULL"));
     }
     // SAFETY: writable.
     unsafe { place.write(without_nul(text).into_raw()) };
@@ -69,7 +69,7 @@ pub(crate) unsafe fn borrow<'a>(text: *const c_char, what: &str) -> Result<Optio
 pub(crate) unsafe fn required<'a>(text: *const c_char, what: &str) -> Result<&'a str, Failure> {
     // SAFETY: as the caller says.
     let text = unsafe { borrow(text, &format!("the {what}"))? };
-    text.ok_or_else(|| Failure::argument(format!("there is no {what}: the pointer is NULL")))
+    text.ok_or_else(|| Failure::argument(format!("the {what} is NULL")))
 }
 
 /// Names that the caller lists.

@@ -32,7 +32,7 @@ pub(crate) unsafe fn read<T: Versioned>(place: *const T) -> Result<T, Failure> {
         // SAFETY: readable as far as `size` says.
         let unknown = unsafe { slice::from_raw_parts(place.cast::<u8>().add(known), size - known) };
         if unknown.iter().any(|byte| *byte != 0) {
-            let reason = format!("{} asks for something that this version does not know", T::NAME);
+            let reason = format!("{} sets members that this version of the library does not know", T::NAME);
             return Err(Failure::argument(reason));
         }
     }
@@ -52,12 +52,13 @@ pub(crate) unsafe fn read_all<T: Versioned, U>(
     count: u64,
     mut make: impl FnMut(&T, usize) -> Result<U, Failure>,
 ) -> Result<Vec<U>, Failure> {
-    let count = usize::try_from(count).map_err(|_| Failure::argument(format!("too many {}", T::NAME)))?;
+    let count = usize::try_from(count)
+        .map_err(|_| Failure::argument(format!("the list of {} is too long: {count}", T::NAME)))?;
     if count == 0 {
         return Ok(Vec::new());
     }
     if first.is_null() {
-        return Err(Failure::argument(format!("there is no {}: the pointer is NULL", T::NAME)));
+        return Err(Failure::argument(format!("the list of {} is NULL, but its length is {count}", T::NAME)));
     }
     // Later versions of the structure are longer, and so are the distances between its instances.
     // SAFETY: readable, as the caller says.
@@ -70,7 +71,10 @@ pub(crate) unsafe fn read_all<T: Versioned, U>(
             (size_of_instance(instance)?, read(instance)?)
         };
         if size != stride {
-            return Err(Failure::argument(format!("{} {index} has another size than the first", T::NAME)));
+            return Err(Failure::argument(format!(
+                "{}: entry {index} has another size than entry 0",
+                T::NAME
+            )));
         }
         made.push(make(&value, index)?);
     }
@@ -106,5 +110,5 @@ pub(crate) unsafe fn size_of_instance<T: Versioned>(place: *const T) -> Result<u
     // No version is longer than a page: whatever says so was never set.
     let size =
         size.filter(|size| (T::FIRST_SIZE..4096).contains(size) && size.is_multiple_of(align_of::<T>()));
-    size.ok_or_else(|| Failure::argument(format!("the size of {} was not set", T::NAME)))
+    size.ok_or_else(|| Failure::argument(format!("{0}.size is not sizeof({0})", T::NAME)))
 }

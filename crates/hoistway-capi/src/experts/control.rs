@@ -206,7 +206,9 @@ pub unsafe extern "C" fn hoistway_experts_tensor_address(
         // SAFETY: live and a string, as the caller says.
         let (store, name) = unsafe { (held(store, "store of experts")?, text::required(name, "name")?) };
         let found = store.store.tensor_address(name).ok_or_else(|| {
-            Failure::not_found(format!("tensor '{name}' has no place in address space: see the backing"))
+            Failure::not_found(format!(
+                "tensor '{name}' has no address: with the backing host_sparse, tensors have one"
+            ))
         })?;
         // SAFETY: writable, as the caller says.
         unsafe { handle::tell(address, ptr::with_exposed_provenance_mut(found as usize), "address") }

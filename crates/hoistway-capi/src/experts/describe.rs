@@ -163,7 +163,7 @@ pub unsafe extern "C" fn hoistway_experts_layer(
         let number = usize::try_from(index).ok().and_then(|index| catalog.layers().nth(index));
         let number = number.ok_or_else(|| {
             let count = catalog.layers().len();
-            Failure::not_found(format!("there is no layer at {index}: {count} layers have experts"))
+            Failure::not_found(format!("there is no layer at position {index}: {count} layers have experts"))
         })?;
         let described = hoistway_experts_layer_info {
             size: 0,

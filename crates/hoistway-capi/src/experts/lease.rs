@@ -119,7 +119,9 @@ pub unsafe extern "C" fn hoistway_lease_part(
         let lease = unsafe { held(lease, "lease")? };
         let unit = lease.unit(position).ok_or_else(|| {
             let count = lease.lease.len();
-            Failure::not_found(format!("there is no expert or tensor at {position}: the lease has {count}"))
+            Failure::not_found(format!(
+                "there is no expert or tensor at position {position}: the lease has {count}"
+            ))
         })?;
         let found = usize::try_from(index).ok().and_then(|index| unit.parts().nth(index));
         let found = found.ok_or_else(|| no_such_part(unit.unit(), index))?;

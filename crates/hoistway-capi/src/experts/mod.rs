@@ -166,7 +166,7 @@ unsafe fn chosen<'a>(options: *const hoistway_experts_options) -> Result<Chosen<
             let device = device_of(options.target, options.device);
             Backing::DeviceSlots(device.ok_or_else(|| {
                 Failure::argument(format!(
-                    "there is no device {} of target {}",
+                    "the backing device_slots needs a CUDA or ROCm device: there is no device {} of target {}",
                     options.device, options.target
                 ))
             })?)

@@ -96,10 +96,13 @@ pub unsafe extern "C" fn hoistway_rows_gather(
         // SAFETY: live, and as many, as the caller says.
         let (table, numbers) = unsafe { (held(rows, "table")?, handle::list(numbers, count, "rows")?) };
         let needed = count.checked_mul(table.rows.row_bytes());
-        if needed != Some(bytes) || (destination.is_null() && bytes > 0) {
+        if needed != Some(bytes) {
             let row = table.rows.row_bytes();
-            let reason = format!("there is room for {bytes} bytes: {count} rows take {row} each");
+            let reason = format!("the destination has {bytes} bytes, but {count} rows take {row} bytes each");
             return Err(Failure::argument(reason));
+        }
+        if bytes > 0 {
+            handle::check_place(destination, "rows")?;
         }
         let gathered = table.rows.gather(numbers)?;
         if bytes == 0 {

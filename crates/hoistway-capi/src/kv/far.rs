@@ -63,7 +63,7 @@ pub(super) unsafe fn far_options(
     let options = unsafe { versioned::read(options)? };
     // SAFETY: a string, as the caller says.
     let root = unsafe { text::borrow_path(options.root)? };
-    let root = root.ok_or_else(|| Failure::argument("the root of the far tier is NULL"))?;
+    let root = root.ok_or_else(|| Failure::argument("hoistway_kv_far_options.root is NULL"))?;
     let mut chosen = FarOptions::new(root);
     // SAFETY: strings, as the caller says.
     unsafe {
@@ -81,6 +81,8 @@ pub(super) unsafe fn far_options(
     chosen.promote = options.flags & HOISTWAY_KV_NO_PROMOTE == 0;
     match options.flags & !HOISTWAY_KV_NO_PROMOTE {
         0 => Ok(Some(chosen)),
-        other => Err(Failure::argument(format!("there are no flags {other:#x} of a far tier"))),
+        other => {
+            Err(Failure::argument(format!("hoistway_kv_far_options.flags has unknown bits: {other:#x}")))
+        }
     }
 }

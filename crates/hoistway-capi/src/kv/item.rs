@@ -90,7 +90,7 @@ pub(super) unsafe fn borrow_keys<'a>(
         Ok(0) => Ok(&[]),
         // SAFETY: as the caller says; a `BorrowedKey` is laid out as its key.
         Ok(count) if !keys.is_null() => Ok(unsafe { slice::from_raw_parts(keys.cast(), count) }),
-        _ => Err(Failure::argument("there are no keys: the pointer is NULL")),
+        _ => Err(Failure::argument("the list of keys is NULL or too long")),
     }
 }
 
@@ -108,7 +108,7 @@ pub(super) unsafe fn borrow_items(first: *const hoistway_kv_item, count: u64) ->
             Ok(0) => &[],
             // SAFETY: as the caller says.
             Ok(count) if !item.pieces.is_null() => unsafe { slice::from_raw_parts(item.pieces, count) },
-            _ => return Err(wrong("its pieces are NULL")),
+            _ => return Err(wrong("its list of pieces is NULL or too long")),
         };
         let pieces = pieces.iter().map(hoistway_kv_piece::piece).collect::<Result<_, _>>()?;
         let key = Key::new(BorrowedKey(item.key, PhantomData).as_ref())?;
@@ -125,10 +125,10 @@ impl hoistway_kv_piece {
             HOISTWAY_TARGET_HOST => DeviceId::Cpu,
             target @ (HOISTWAY_TARGET_CUDA | HOISTWAY_TARGET_ROCM) => device_of(target, self.device)
                 .ok_or_else(|| Failure::argument("the device of a piece is negative"))?,
-            other => return Err(Failure::argument(format!("there is no target {other} for a piece"))),
+            other => return Err(Failure::argument(format!("the target {other} of a piece is unknown"))),
         };
         if address == 0 && self.length > 0 {
-            return Err(Failure::argument(format!("a piece of {} bytes at NULL", self.length)));
+            return Err(Failure::argument(format!("a piece of {} bytes has the address NULL", self.length)));
         }
         Ok(Piece::new(device, address, self.length))
     }

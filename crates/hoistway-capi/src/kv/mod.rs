@@ -194,7 +194,7 @@ pub unsafe extern "C" fn hoistway_kv_drain(
         // SAFETY: live, as the caller says.
         let kv = unsafe { held(store, "store")? };
         if count.is_null() || (room > 0 && tickets.is_null()) {
-            return Err(Failure::argument("there is no place for the tickets: a pointer is NULL"));
+            return Err(Failure::argument("the output pointer for the tickets or for their count is NULL"));
         }
         if kv.process != process::id() {
             // A thread that the child lacks may have had the lock.
@@ -347,7 +347,8 @@ fn milliseconds(value: u64) -> Option<Duration> {
 }
 
 fn length(bytes: u64) -> Result<usize, Failure> {
-    usize::try_from(bytes).map_err(|_| Failure::argument(format!("{bytes} bytes: there is no such memory")))
+    usize::try_from(bytes)
+        .map_err(|_| Failure::argument(format!("{bytes} is more than this machine can address")))
 }
 
 /// # Safety
@@ -357,7 +358,8 @@ unsafe fn store_options(options: *const hoistway_kv_options) -> Result<StoreOpti
     let options = unsafe { versioned::read(options)? };
     // SAFETY: a string, as the caller says.
     let root = unsafe { text::borrow_path(options.root)? };
-    let mut chosen = StoreOptions::new(root.ok_or_else(|| Failure::argument("the root is NULL"))?);
+    let mut chosen =
+        StoreOptions::new(root.ok_or_else(|| Failure::argument("hoistway_kv_options.root is NULL"))?);
     // SAFETY: strings, as the caller says.
     unsafe {
         choose(options.access, &mut chosen.access)?;
@@ -381,7 +383,7 @@ unsafe fn store_options(options: *const hoistway_kv_options) -> Result<StoreOpti
     chosen.far = unsafe { far_options(options.far_tier)? };
     match options.flags & !HOISTWAY_KV_NO_VERIFY {
         0 => Ok(chosen),
-        other => Err(Failure::argument(format!("there are no flags {other:#x} of a KV store"))),
+        other => Err(Failure::argument(format!("hoistway_kv_options.flags has unknown bits: {other:#x}"))),
     }
 }
 

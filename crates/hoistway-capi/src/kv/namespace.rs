@@ -199,7 +199,7 @@ pub unsafe extern "C" fn hoistway_kv_lookup_reverse(
     unsafe {
         ask(blocks, keys, count, index, |namespace, keys, index| {
             let last = namespace.lookup_reverse(keys)?;
-            index.write(last.ok_or_else(|| Failure::not_found("none of these blocks is there"))? as u64);
+            index.write(last.ok_or_else(|| Failure::not_found("the store has none of these blocks"))? as u64);
             Ok(())
         })
     }
@@ -287,7 +287,7 @@ unsafe fn ask<T>(
         // SAFETY: as the caller says.
         let (blocks, keys) = unsafe { (held(blocks, "namespace")?, borrow_keys(keys, count)?) };
         if answer.is_null() {
-            return Err(Failure::argument("there is no place for the answer: the pointer is NULL"));
+            return Err(Failure::argument("the output pointer for the answer is NULL"));
         }
         work(&blocks.namespace, keys, answer)
     })
@@ -327,10 +327,13 @@ unsafe fn with_manner(asked: &mut Request, request: *const hoistway_kv_request) 
     // SAFETY: as the caller says.
     let request = unsafe { versioned::read(request)? };
     if request.reserved != 0 {
-        return Err(Failure::argument("the member 'reserved' of the request is not 0"));
+        return Err(Failure::argument("hoistway_kv_request.reserved is not 0"));
     }
     if request.flags & !HOISTWAY_KV_NOTIFY != 0 {
-        return Err(Failure::argument(format!("there are no flags {:#x} of a request", request.flags)));
+        return Err(Failure::argument(format!(
+            "hoistway_kv_request.flags has unknown bits: {:#x}",
+            request.flags
+        )));
     }
     if request.flags & HOISTWAY_KV_NOTIFY != 0 {
         asked.notify = Notify::EventFd;
@@ -373,7 +376,7 @@ unsafe fn description_of(
         Some(0) => &[],
         // SAFETY: as many strings, as the caller says.
         Some(count) if !given.other.is_null() => unsafe { slice::from_raw_parts(given.other, count) },
-        _ => return Err(Failure::argument("the member 'other' of the description is NULL")),
+        _ => return Err(Failure::argument("hoistway_kv_description.other is NULL or too long")),
     };
     description.other = others
         .chunks_exact(2)

@@ -3,7 +3,7 @@
 
 use super::timeout;
 use crate::{
-    handle::{self, held},
+    handle::{self, check_place, held},
     status::{Failure, call, hoistway_status},
     text,
 };
@@ -267,8 +267,10 @@ pub unsafe extern "C" fn hoistway_kv_ticket_outcomes(
     call(|| {
         // SAFETY: live, as the caller says.
         let request = unsafe { held(ticket, "ticket")? };
-        if outcomes.is_null() || count != request.items as u64 {
-            let reason = format!("there is room for {count} outcomes: the request has {}", request.items);
+        check_place(outcomes, "outcomes")?;
+        if count != request.items as u64 {
+            let reason =
+                format!("the count of outcomes is {count}, but the request has {} items", request.items);
             return Err(Failure::argument(reason));
         }
         let completion = request.ended().ok_or_else(Failure::pending)?;
@@ -359,7 +361,7 @@ pub unsafe extern "C" fn hoistway_kv_ticket_wait_released(
             return Ok(());
         }
         if request.memory.process != process::id() {
-            let reason = "the request is one of the parent of this process";
+            let reason = "the request was made by the parent of this process";
             return Err(Failure::new(hoistway_status::HOISTWAY_CLOSED, reason));
         }
         if request.ticket.is_lost() {
