@@ -36,7 +36,7 @@
 
 namespace hoistway {
 
-// What a call has failed with: a sentence, and its status.
+// The failure of a call: a sentence, and its status.
 class Error : public std::runtime_error {
   public:
     Error(hoistway_status status, const std::string& message) : std::runtime_error(message), status_(status) {}
@@ -46,7 +46,7 @@ class Error : public std::runtime_error {
     hoistway_status status_;
 };
 
-// Throws what this thread's last call has failed with, if `status` says that it has.
+// Throws the failure of this thread's last call if `status` is one.
 inline void check(hoistway_status status) {
     if (status != HOISTWAY_OK) {
         throw Error(status, hoistway_last_error());
@@ -79,7 +79,7 @@ template <typename Function> std::string text(Function&& function) {
 
 } // namespace detail
 
-// Bytes of a file, and where they go. What it points to must live until it was submitted.
+// A range of a file, and where its bytes go. What it points to must live until it is submitted.
 struct Read : hoistway_read {
     Read() : hoistway_read() {
         size = sizeof(hoistway_read);
@@ -88,7 +88,7 @@ struct Read : hoistway_read {
 };
 static_assert(sizeof(Read) == sizeof(hoistway_read), "arrays of reads are arrays of hoistway_read");
 
-// What a checkpoint holds.
+// An open checkpoint: its files and tensors.
 class Catalog {
   public:
     struct Options {
@@ -113,7 +113,7 @@ class Catalog {
 
     std::uint64_t size() const noexcept { return hoistway_catalog_tensor_count(handle_.get()); }
 
-    // The tensor at a position; what it points to lives as long as the catalog.
+    // Returns the tensor at a position. Its pointers are valid as long as the catalog.
     hoistway_tensor operator[](std::uint64_t index) const {
         hoistway_tensor tensor = {};
         tensor.size = sizeof tensor;
@@ -121,7 +121,7 @@ class Catalog {
         return tensor;
     }
 
-    // The tensor of a name, if there is one.
+    // Returns the tensor of this name, if there is one.
     std::optional<hoistway_tensor> find(const std::string& name) const {
         hoistway_tensor tensor = {};
         tensor.size = sizeof tensor;
@@ -160,7 +160,7 @@ class Catalog {
         std::uint64_t index_;
     };
 
-    // All bytes of a tensor of this catalog to memory of the host: of the very file whose header was read, or an error.
+    // A read of a whole tensor into host memory. It gets the file whose header was read, or fails.
     Read to_host(const hoistway_tensor& tensor, void* destination) const {
         Read read;
         read.catalog = handle_.get();
@@ -173,7 +173,7 @@ class Catalog {
         return read;
     }
 
-    // The same to memory of a CUDA device.
+    // The same into memory of a CUDA device.
     Read to_cuda(const hoistway_tensor& tensor, int device, void* destination) const {
         Read read = to_host(tensor, destination);
         read.target = HOISTWAY_TARGET_CUDA;
@@ -181,7 +181,7 @@ class Catalog {
         return read;
     }
 
-    // The same to memory of a ROCm device.
+    // The same into memory of a ROCm device.
     Read to_rocm(const hoistway_tensor& tensor, int device, void* destination) const {
         Read read = to_host(tensor, destination);
         read.target = HOISTWAY_TARGET_ROCM;
@@ -197,15 +197,15 @@ class Catalog {
     std::unique_ptr<hoistway_catalog, detail::Deleter> handle_;
 };
 
-// Reads on their way. When it goes, what has not begun is cancelled and what is under way is waited for.
+// A group of reads. Its destructor cancels reads that have not begun, and waits for those in flight.
 class Batch {
   public:
     explicit Batch(hoistway_batch* batch) : handle_(batch) {}
 
-    // Waits for all reads. Throws what the first that failed has failed with.
+    // Waits for all reads. Throws the failure of the first that failed.
     void wait() const { check(hoistway_batch_wait(handle_.get(), UINT64_MAX, nullptr, nullptr)); }
 
-    // Waits for all reads, `timeout_ms` milliseconds at most: whether all have ended.
+    // Waits for all reads, at most `timeout_ms` milliseconds. Returns whether all have ended.
     bool wait_for(std::uint64_t timeout_ms) const {
         hoistway_status status = hoistway_batch_wait(handle_.get(), timeout_ms, nullptr, nullptr);
         if (status == HOISTWAY_PENDING) {
@@ -215,12 +215,13 @@ class Batch {
         return true;
     }
 
-    // Waits for one read. Throws what it has failed with.
+    // Waits for one read. Throws its failure.
     void wait_read(std::uint64_t index) const {
         check(hoistway_batch_wait_read(handle_.get(), index, UINT64_MAX));
     }
 
-    // The next read to end, each once; nothing if none ends within `timeout_ms` milliseconds, or all were told.
+    // Returns the next read that ended, each once; nothing if none ends within `timeout_ms` milliseconds, or all were
+    // returned.
     std::optional<std::uint64_t> next_ended(std::uint64_t timeout_ms) const {
         std::uint64_t index = 0;
         hoistway_status status = hoistway_batch_next_ended(handle_.get(), timeout_ms, &index);
@@ -235,12 +236,12 @@ class Batch {
         return hoistway_batch_status(handle_.get(), index);
     }
 
-    // Why a read failed; empty if it did not.
+    // Returns why a read failed; an empty string if it did not.
     std::string error(std::uint64_t index) const {
         return detail::text([&](char** string) { return hoistway_batch_error(handle_.get(), index, string); });
     }
 
-    // What it has done, as JSON.
+    // Returns a report of what it has done, as JSON.
     std::string report() const {
         return detail::text([&](char** string) { return hoistway_batch_report(handle_.get(), string); });
     }
@@ -253,7 +254,7 @@ class Batch {
     std::unique_ptr<hoistway_batch, detail::Deleter> handle_;
 };
 
-// Threads and staging memory for reads, kept between batches.
+// Threads and staging memory for reads, reused between batches.
 class Reader {
   public:
     struct Options {
@@ -276,7 +277,7 @@ class Reader {
     }
     Reader() : Reader(Options()) {}
 
-    // Starts to read; see hoistway_batch_submit.
+    // Starts reads; see hoistway_batch_submit.
     Batch submit(const std::vector<Read>& reads, int priority = HOISTWAY_DEMAND) const {
         hoistway_batch* batch = nullptr;
         check(hoistway_batch_submit(handle_.get(), reads.data(), reads.size(), priority, &batch));
@@ -299,7 +300,7 @@ struct Options : hoistway_experts_options {
     }
 };
 
-// Experts or dense tensors that stay where they are until it goes.
+// A lease: its experts or dense tensors stay at their addresses until it is destroyed.
 class Lease {
   public:
     Lease() = default;
@@ -307,7 +308,7 @@ class Lease {
 
     std::uint64_t size() const noexcept { return hoistway_lease_count(handle_.get()); }
 
-    // Where a part lies: of the expert at a position of the request.
+    // Describes a part, with its address, of the expert at a position of the request.
     hoistway_part part(std::uint64_t position, std::uint64_t index) const {
         hoistway_part part = {};
         part.size = sizeof part;
@@ -324,7 +325,7 @@ class Lease {
         return parts;
     }
 
-    // Releases what it holds.
+    // Frees the lease.
     void reset() noexcept { handle_.reset(); }
 
   private:
@@ -357,7 +358,7 @@ class Store {
         return layers;
     }
 
-    // The parts of an expert, without addresses.
+    // Describes the parts of an expert, without addresses.
     std::vector<hoistway_part> parts(std::uint32_t layer, std::uint32_t expert) const {
         std::vector<hoistway_part> parts;
         hoistway_part part = {};
@@ -386,7 +387,7 @@ class Store {
         return Lease(lease);
     }
 
-    // Tells the policy what a router chose: weights are as many as experts, or none.
+    // Tells the policy what a router chose. Give a weight for each expert, or none.
     void observe(std::uint32_t layer, const std::vector<std::uint32_t>& experts,
                  const std::vector<float>& weights = {}) const {
         const float* given = weights.size() == experts.size() ? weights.data() : nullptr;
@@ -414,7 +415,7 @@ class Store {
         return resident;
     }
 
-    // Evicts what is not leased. How many.
+    // Evicts what is not leased. Returns how many.
     std::uint64_t evict(std::uint32_t layer, const std::vector<std::uint32_t>& experts) const {
         std::uint64_t evicted = 0;
         check(hoistway_experts_evict(handle_.get(), layer, experts.data(), experts.size(), &evicted));
@@ -427,7 +428,7 @@ class Store {
         return evicted;
     }
 
-    // Where a tensor lies, with the backing "host_sparse"; nullptr if it has no place.
+    // Returns the address of a tensor with the backing "host_sparse"; nullptr if it has none.
     void* tensor_address(const std::string& name) const {
         void* address = nullptr;
         hoistway_status status = hoistway_experts_tensor_address(handle_.get(), name.c_str(), &address);
@@ -456,7 +457,7 @@ class Store {
     std::unique_ptr<hoistway_experts, detail::Deleter> handle_;
 };
 
-// A table of which rows are read.
+// A table in a file.
 class Rows {
   public:
     Rows(const Reader& reader, const Catalog& catalog, const std::string& tensor) {
@@ -468,7 +469,7 @@ class Rows {
     std::uint64_t size() const noexcept { return hoistway_rows_count(handle_.get()); }
     std::uint64_t row_bytes() const noexcept { return hoistway_rows_row_bytes(handle_.get()); }
 
-    // Rows, one after the other.
+    // Reads rows, one after the other.
     std::vector<unsigned char> gather(const std::vector<std::uint64_t>& rows) const {
         std::vector<unsigned char> bytes(rows.size() * row_bytes());
         check(hoistway_rows_gather(handle_.get(), rows.data(), rows.size(), bytes.data(), bytes.size()));
@@ -487,14 +488,14 @@ struct LayersOptions : hoistway_layers_options {
     }
 };
 
-// A layer whose bytes are in memory until it goes.
+// A layer in memory, until it is destroyed.
 class Layer {
   public:
     explicit Layer(hoistway_layer* layer) : handle_(layer) {}
 
     std::string name() const { return hoistway_layer_name(handle_.get()); }
 
-    // What they point to lives as long as the layer.
+    // Their pointers are valid as long as the layer.
     std::vector<hoistway_layer_part> tensors() const {
         std::vector<hoistway_layer_part> tensors(hoistway_layer_tensor_count(handle_.get()));
         for (std::size_t index = 0; index < tensors.size(); ++index) {
@@ -508,7 +509,7 @@ class Layer {
     std::unique_ptr<hoistway_layer, detail::Deleter> handle_;
 };
 
-// Layers of a model, one after the other, again and again.
+// A stream of the layers of a model, which begins again after the last layer.
 class Layers {
   public:
     Layers(const Reader& reader, const Catalog& catalog, const LayersOptions& options = LayersOptions()) {
@@ -517,7 +518,7 @@ class Layers {
         handle_.reset(layers);
     }
 
-    // Waits for the next layer, behind the last of which the first comes again.
+    // Waits for the next layer. After the last comes the first.
     Layer next() const {
         hoistway_layer* layer = nullptr;
         check(hoistway_layers_next(handle_.get(), &layer));
@@ -546,7 +547,8 @@ struct Options : hoistway_kv_options {
     }
 };
 
-// A second store behind the near one: `Options::far_tier` points to it. Strings must live until the store is open.
+// A far tier: a second store behind the near one, to which `Options::far_tier` points. Strings must live until the store
+// is open.
 struct FarOptions : hoistway_kv_far_options {
     explicit FarOptions(const char* directory, std::uint64_t capacity = 0) : hoistway_kv_far_options() {
         size = sizeof(hoistway_kv_far_options);
@@ -555,7 +557,7 @@ struct FarOptions : hoistway_kv_far_options {
     }
 };
 
-// What must be equal for one process's blocks to be another's. Strings must live until the namespace is open.
+// What identifies a namespace. Strings must live until the namespace is open.
 struct Description : hoistway_kv_description {
     explicit Description(const char* name) : hoistway_kv_description() {
         size = sizeof(hoistway_kv_description);
@@ -563,12 +565,12 @@ struct Description : hoistway_kv_description {
     }
 };
 
-// How to load or store.
+// How to load or store blocks.
 struct Request : hoistway_kv_request {
     Request() : hoistway_kv_request() { size = sizeof(hoistway_kv_request); }
 };
 
-// Memory of the host.
+// Host memory.
 inline hoistway_kv_piece host(void* address, std::uint64_t length) {
     return {address, length, HOISTWAY_TARGET_HOST, 0};
 }
@@ -585,7 +587,7 @@ inline hoistway_kv_piece rocm(int device, void* address, std::uint64_t length) {
 
 inline hoistway_kv_key key(std::string_view name) { return {name.data(), name.size()}; }
 
-// Shards of blocks, and their memory. Keys must live until the items were submitted.
+// Shards of blocks, and their memory. Keys must live until the items are submitted.
 class Items {
   public:
     void add(std::string_view name, const std::vector<hoistway_kv_piece>& pieces, std::uint32_t shard = 0) {
@@ -597,7 +599,7 @@ class Items {
     }
     std::size_t size() const noexcept { return items_.size(); }
 
-    // What the C functions take; valid until an item is added.
+    // The items as the C functions take them; valid until an item is added.
     const hoistway_kv_item* data() noexcept {
         const hoistway_kv_piece* next = pieces_.data();
         for (hoistway_kv_item& item : items_) {
@@ -612,36 +614,36 @@ class Items {
     std::vector<hoistway_kv_piece> pieces_;
 };
 
-// A request under way. When it goes, what has not ended is cancelled, and the memory waited for.
+// A request. Its destructor cancels what has not ended, and waits until the memory is released.
 class Ticket {
   public:
     Ticket(hoistway_kv_ticket* ticket, std::size_t items) : handle_(ticket), items_(items) {}
 
-    // Waits for the end. Throws what came of the first item that failed.
+    // Waits for the end. Throws the failure of the first item that failed.
     void wait() const { check(hoistway_kv_ticket_wait(handle_.get(), UINT64_MAX)); }
 
-    // Waits for the end, `timeout_ms` milliseconds at most: whether it has come, however the items ended.
+    // Waits for the end, at most `timeout_ms` milliseconds. Returns whether it has ended; items may have failed.
     bool wait_for(std::uint64_t timeout_ms) const {
         return hoistway_kv_ticket_wait(handle_.get(), timeout_ms) != HOISTWAY_PENDING;
     }
 
-    // HOISTWAY_PENDING, HOISTWAY_OK, or what came of the first item that failed. Never waits.
+    // Returns HOISTWAY_PENDING, HOISTWAY_OK, or the status of the first item that failed. Does not wait.
     hoistway_status poll() const noexcept { return hoistway_kv_ticket_poll(handle_.get()); }
 
-    // What became of each item.
+    // Returns how each item ended.
     std::vector<hoistway_kv_outcome> outcomes() const {
         std::vector<hoistway_kv_outcome> outcomes(items_);
         check(hoistway_kv_ticket_outcomes(handle_.get(), outcomes.data(), outcomes.size()));
         return outcomes;
     }
 
-    // Ends it now. Its memory is the store's until it is released.
+    // Cancels the request. Its memory is the store's until it is released.
     void cancel() const { check(hoistway_kv_ticket_cancel(handle_.get())); }
 
-    // Whether the memory is the caller's again.
+    // Returns whether the memory is the caller's again.
     bool is_released() const noexcept { return hoistway_kv_ticket_is_released(handle_.get()); }
 
-    // Waits for that, `timeout_ms` milliseconds at most: whether it is so. Throws if that cannot be known.
+    // Waits for that, at most `timeout_ms` milliseconds. Returns is_released(). Throws if it cannot be known.
     bool wait_released(std::uint64_t timeout_ms = UINT64_MAX) const {
         hoistway_status status = hoistway_kv_ticket_wait_released(handle_.get(), timeout_ms);
         if (status == HOISTWAY_PENDING) {
@@ -651,7 +653,7 @@ class Ticket {
         return true;
     }
 
-    // What came of it, as JSON.
+    // Returns a report of the request, as JSON.
     std::string report() const {
         return detail::text([&](char** json) { return hoistway_kv_ticket_report(handle_.get(), json); });
     }
@@ -663,12 +665,12 @@ class Ticket {
     std::size_t items_;
 };
 
-// A namespace, which keeps its store open.
+// A namespace. It keeps its store open.
 class Namespace {
   public:
     explicit Namespace(hoistway_kv_namespace* blocks) : handle_(blocks) {}
 
-    // Whether each block is there: 1 or 0.
+    // Returns for each key whether the store has the block: 1 or 0.
     std::vector<std::uint8_t> lookup(const std::vector<hoistway_kv_key>& keys) const {
         std::vector<std::uint8_t> found(keys.size());
         static_assert(sizeof(bool) == 1, "answers are bytes");
@@ -679,14 +681,14 @@ class Namespace {
         return found;
     }
 
-    // How many of them, from the first on, are there without a gap.
+    // Returns how many blocks the store has before the first missing one.
     std::uint64_t lookup_prefix(const std::vector<hoistway_kv_key>& keys) const {
         std::uint64_t length = 0;
         check(hoistway_kv_lookup_prefix(handle_.get(), keys.data(), keys.size(), &length));
         return length;
     }
 
-    // The last that is there, if one is.
+    // Returns the position of the last block that the store has, if it has one.
     std::optional<std::uint64_t> lookup_reverse(const std::vector<hoistway_kv_key>& keys) const {
         std::uint64_t index = 0;
         hoistway_status status = hoistway_kv_lookup_reverse(handle_.get(), keys.data(), keys.size(), &index);
@@ -697,14 +699,14 @@ class Namespace {
         return index;
     }
 
-    // Removes blocks, as far as this process stored them. How many.
+    // Removes blocks that this process stored. Returns how many.
     std::uint64_t remove(const std::vector<hoistway_kv_key>& keys) const {
         std::uint64_t removed = 0;
         check(hoistway_kv_delete(handle_.get(), keys.data(), keys.size(), &removed));
         return removed;
     }
 
-    // Starts to load; see hoistway_kv_load: the memory is the store's until the ticket is released.
+    // Starts to load; see hoistway_kv_load. The memory is the store's until the ticket is released.
     Ticket load(Items& items, int priority = HOISTWAY_DEMAND, const Request& request = Request()) const {
         return submit(hoistway_kv_load, items, priority, request);
     }
@@ -724,7 +726,7 @@ class Namespace {
     std::unique_ptr<hoistway_kv_namespace, detail::Deleter> handle_;
 };
 
-// Memory that a store was told of. When it goes, the store forgets it.
+// Memory that is registered with a store, until this is destroyed.
 class Region {
   public:
     explicit Region(hoistway_kv_region* region) : handle_(region) {}
@@ -734,7 +736,7 @@ class Region {
     std::unique_ptr<hoistway_kv_region, detail::Deleter> handle_;
 };
 
-// An open store. When it and its namespaces are gone, it is closed, without time for stores under way.
+// An open store. It closes when it and its namespaces are destroyed; requests in flight are cancelled.
 class Store {
   public:
     explicit Store(const Options& options) {
@@ -749,17 +751,17 @@ class Store {
         return Namespace(blocks);
     }
 
-    // Tells it of memory ahead.
+    // Registers memory; see hoistway_kv_register.
     Region add(const hoistway_kv_piece& memory) const {
         hoistway_kv_region* region = nullptr;
         check(hoistway_kv_register(handle_.get(), &memory, &region));
         return Region(region);
     }
 
-    // Readable while tickets wait to be drained that asked for it by HOISTWAY_KV_NOTIFY.
+    // A descriptor that is readable while requests with HOISTWAY_KV_NOTIFY have ended and were not drained.
     int event_fd() const noexcept { return hoistway_kv_event_fd(handle_.get()); }
 
-    // Their numbers.
+    // Returns the ticket numbers of these requests.
     std::vector<std::uint64_t> drain() const {
         std::vector<std::uint64_t> tickets;
         std::uint64_t ended[64];
