@@ -19,19 +19,19 @@ pub(crate) struct Arguments {
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  done
-  1  something else failed
-  2  the command line or an option makes no sense
-  3  a file, a store, a tensor or a pattern's match does not exist
+  0  success
+  1  any other failure
+  2  the command line or an option is invalid
+  3  a file, a store or a tensor does not exist, or nothing matches a pattern
   4  the data is wrong: invalid, truncated or changed file, different digest, damaged block
-  5  the system refused or failed an operation
+  5  an operation of the operating system failed
   6  the named route or device cannot be used
   7  not enough memory
 
 Environment:
   HOISTWAY_DEVICE, HOISTWAY_ROUTE and so on set the options of load; flags win.
   HOISTWAY_LENIENT=true opens files as --lenient does; --lenient=false wins over it.
-  HOISTWAY_LOG=debug logs what is refused and what fails as it happens.";
+  HOISTWAY_LOG=debug logs refusals and failures as they happen.";
 
 /// Heading of the options that say how a checkpoint is opened.
 const OPENING: &str = "Opening";
@@ -96,22 +96,22 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Show what a checkpoint holds: its tensors as a tree, their types, shapes and sizes
+    /// Show the tensors of a checkpoint as a tree, with their types, shapes and sizes
     Inspect(Inspect),
-    /// Load a checkpoint into memory and report how
+    /// Load a checkpoint into memory and report how its bytes came
     Load(Box<Load>),
     /// Check a checkpoint's structure and digest every tensor
     Verify(Verify),
-    /// Bring a checkpoint into the page cache, for programs that map it
+    /// Read a checkpoint into the page cache, for programs that map it
     Warm(Warm),
-    /// Look after the node's cache of what comes from stores
+    /// Manage the cache on this machine of files from object stores
     #[command(after_help = CACHE_EXAMPLES)]
     Cache {
         /// What to do
         #[command(subcommand)]
         what: Cache,
     },
-    /// Examine this machine: what loads can use, what is missing, how to fix it
+    /// Examine this machine: what loads can use, what is missing, and how to fix it
     Doctor(Doctor),
     /// Measure this machine's storage as hoistway reads it
     #[command(after_help = BENCH_EXAMPLES)]
@@ -120,7 +120,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         what: Bench,
     },
-    /// Look after a store of KV-cache blocks
+    /// Manage a store of KV-cache blocks
     #[cfg(target_os = "linux")]
     #[command(after_help = KV_EXAMPLES)]
     Kv {
@@ -128,7 +128,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         what: Kv,
     },
-    /// Say that only Linux has stores of KV-cache blocks
+    /// Fail: stores of KV-cache blocks are available on Linux only
     #[cfg(not(target_os = "linux"))]
     #[command(hide = true)]
     Kv {
@@ -168,9 +168,9 @@ pub(crate) struct Paths {
     /// GGUF model stands for all
     #[arg(required = true, value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
-    /// Take files that break the specification where that is harmless
+    /// Accept files that violate the specification of their format in harmless ways
     ///
-    /// These are safetensors files with padding after the last tensor, and GGUF files
+    /// These are safetensors files with padding after the last tensor, and GGUF files that other readers accept
     #[arg(
         long,
         help_heading = OPENING,
@@ -180,21 +180,21 @@ pub(crate) struct Paths {
         default_missing_value = "true"
     )]
     pub(crate) lenient: Option<bool>,
-    /// Byte at which the GGUF begins in each file, where it is embedded in another
+    /// Byte at which the GGUF begins, for GGUF files that are embedded in other files
     #[arg(long, help_heading = OPENING, value_name = "BYTES", default_value_t = 0)]
     pub(crate) offset: u64,
-    /// Endpoint and credentials of the store of a URL, such as endpoint=URL
+    /// Endpoint and credentials of the object store of a URL, such as endpoint=URL; may be repeated
     ///
     /// Names are endpoint=URL, region=NAME, path_style=BOOL, profile=NAME, credentials_file=PATH, account=NAME, anonymous=BOOL,
     /// unpinned=BOOL and allow_http=BOOL. Keys and tokens come from the environment or files
     #[arg(long, help_heading = OPENING, value_name = "NAME=VALUE")]
     pub(crate) store: Vec<String>,
-    /// Keep what comes from stores in this directory, for the next load [default: HOISTWAY_CACHE]
+    /// Keep what is read from object stores in this directory, for the next load [default: HOISTWAY_CACHE]
     ///
-    /// It lies on a drive of this machine
+    /// Use a directory on a drive of this machine
     #[arg(long, help_heading = OPENING, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
-    /// Most bytes of the drive that the cache may take
+    /// Size limit of the cache
     /// [default: HOISTWAY_CACHE_BYTES, or what leaves a tenth of the drive free]
     #[arg(long, help_heading = OPENING, value_name = "SIZE", value_parser = size)]
     pub(crate) cache_bytes: Option<u64>,
@@ -244,7 +244,7 @@ impl Paths {
 pub(crate) struct Inspect {
     #[command(flatten)]
     pub(crate) paths: Paths,
-    /// Show every tensor, also where numbered neighbours are alike, and the first values of GGUF arrays
+    /// Show every tensor, rather than group numbered ones that are alike, and the first values of GGUF arrays
     #[arg(long)]
     pub(crate) all: bool,
     /// Print JSON
@@ -262,16 +262,19 @@ pub(crate) struct Load {
     pub(crate) device: Option<String>,
     /// Route of the bytes: auto (the default), io_uring, threads, cached, mapped, gds, …
     ///
-    /// Routes to host memory are auto (each extent the best way), io_uring, overlapped (on Windows), threads (pread), cached (copies
-    /// from the page cache), mapped (nothing is read until it is touched), usrbio (from a 3FS, past the kernel), directstorage
-    /// (by Microsoft's runtime, on Windows), node-cache (what --cache holds) and http (from URLs). Devices also have pinned-cache (from the pages of the page cache, pinned where they lie), staged (never gds or pinned-cache), unified (integrated devices use host memory as it is), gds (past
-    /// the host's memory, proven) and gds-compat (cuFile, however it does it)
+    /// Routes to host memory are auto (the best one for each extent), io_uring, overlapped (on Windows), threads (pread),
+    /// cached (copies from the page cache), mapped (reads when memory is touched), usrbio (from a 3FS, bypassing the kernel),
+    /// directstorage (by Microsoft's runtime, on Windows), node-cache (from the cache of --cache) and http (from URLs).
+    ///
+    /// Routes to a device are also pinned-cache (copies from pinned pages of the page cache), staged (through pinned host
+    /// memory), unified (an integrated device uses host memory as it is), gds (bypassing host memory, which is proven) and
+    /// gds-compat (cuFile in whatever mode it works)
     #[arg(long, value_name = "ROUTE")]
     pub(crate) route: Option<String>,
-    /// Only tensors whose names match this glob pattern; may be repeated
+    /// Load only tensors whose names match this glob pattern; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) select: Vec<String>,
-    /// Not the tensors whose names match this glob pattern; may be repeated
+    /// Leave out tensors whose names match this glob pattern; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<String>,
     /// Convert floats on the device as they arrive: F32, F16 or BF16
@@ -283,62 +286,62 @@ pub(crate) struct Load {
     /// Print the report as JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Compare what was loaded with a second, plain reading of the files
+    /// Compare the loaded tensors with a second, plain read of the files
     #[arg(long)]
     pub(crate) verify: bool,
-    /// Compare what was loaded with a manifest of 'hoistway verify --save'
+    /// Compare the loaded tensors with a manifest of 'hoistway verify --save'
     #[arg(long, value_name = "MANIFEST")]
     pub(crate) manifest: Option<PathBuf>,
-    /// Whether reads go past the page cache: auto (the default), always or never
+    /// Whether reads bypass the page cache: auto (the default), always or never
     ///
-    /// With auto they do where the file system allows it
+    /// With auto they do if the file system allows it
     #[arg(long, value_name = "WHEN")]
     pub(crate) direct: Option<String>,
     /// Client of the 3FS daemon: auto (the default), native or vendor
     ///
-    /// With auto it is the vendor's library if there is one that works, else hoistway's own
+    /// With auto it is the vendor's library if that works, else hoistway's client
     #[arg(long, value_name = "CLIENT")]
     pub(crate) usrbio: Option<String>,
     /// How tensors share memory: file (the default), packed or tensor
     ///
-    /// One allocation holds the tensors of a file (on a device, of 64 MiB), all of them back to back, or one large tensor
+    /// With file, an allocation holds the tensors of one file (on a device, 64 MiB of them); with packed, all tensors back to
+    /// back; with tensor, one large tensor or several small ones
     #[arg(long, value_name = "LAYOUT")]
     pub(crate) layout: Option<String>,
     #[command(flatten)]
     pub(crate) tuning: Tuning,
 }
 
-/// Options that few need.
+/// Options for tuning.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Tuning")]
 pub(crate) struct Tuning {
     /// Longest single read, a multiple of 4096 [default: 4MiB]
     #[arg(long, hide_short_help = true, value_name = "SIZE")]
     pub(crate) chunk: Option<String>,
-    /// Unwanted bytes between two wanted ranges that are read along rather than skipped [default: 64KiB]
+    /// Longest gap between two wanted ranges that is read rather than skipped [default: 64KiB]
     #[arg(long, hide_short_help = true, value_name = "SIZE")]
     pub(crate) coalesce_gap: Option<String>,
-    /// Bytes in flight to one device [default: from 32MiB, 128MiB over a network, as far up as it helps; 32MiB by usrbio]
+    /// Bytes in flight to one storage device [default: grows from 32MiB, or 128MiB over a network, while that is faster; 32MiB for usrbio]
     #[arg(long, hide_short_help = true, value_name = "SIZE")]
     pub(crate) in_flight: Option<String>,
-    /// Rings of routes io_uring and usrbio, ports of route overlapped [default: 1, or 2 on larger machines; 2 or 4 from a
-    /// 3FS to host memory]
+    /// Number of rings of the routes io_uring and usrbio, and of ports of the route overlapped [default: 1, or 2 on larger
+    /// machines; 2 or 4 from a 3FS to host memory]
     #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) rings: Option<String>,
-    /// Threads of route threads and of copies from the page cache [default: by cores and bytes in flight]
+    /// Number of threads of the route threads, and of copies from the page cache [default: by cores and bytes in flight]
     #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) threads: Option<String>,
-    /// Kind of pages: transparent (huge pages where there are some, the default), reserved (vm.nr_hugepages) or never
-    /// (small ones)
+    /// Huge pages: transparent (if the system has some; the default), reserved (of vm.nr_hugepages) or never
     #[arg(long, hide_short_help = true, value_name = "KIND")]
     pub(crate) huge_pages: Option<String>,
     /// NUMA node of memory and threads: unbound (the default), near_storage or a number
     #[arg(long, hide_short_help = true, value_name = "NODE")]
     pub(crate) numa: Option<String>,
-    /// Most host memory that the load may take, such as 8GiB [default: what the machine and its cgroups have left]
+    /// Limit of host memory for the load, such as 8GiB [default: what the machine and its cgroups have left]
     #[arg(long, hide_short_help = true, value_name = "SIZE")]
     pub(crate) memory_budget: Option<String>,
-    /// With route mapped: read everything in at once
+    /// With the route mapped: read everything at once, rather than when it is touched
     #[arg(long, hide_short_help = true)]
     pub(crate) populate: bool,
 }
@@ -371,25 +374,25 @@ pub(crate) struct Warm {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Cache {
-    /// Show how much it holds, and how much it may
+    /// Show the size of the cache and its limit
     Stat(CacheChoice),
-    /// List what it holds, the entry that was used last first
+    /// List the entries of the cache, the most recently used first
     Ls(CacheChoice),
-    /// Compare every block with its checksum, and remove those that are damaged
+    /// Compare every block with its checksum, and remove damaged blocks
     Verify(CacheChoice),
-    /// Evict what was used longest ago, until it takes no more than it may, or than --cache-bytes
+    /// Evict the least recently used entries until the cache is within its limit, or --cache-bytes
     Gc(CacheChoice),
-    /// Bring a checkpoint into it
+    /// Read a checkpoint into the cache
     Warm(CacheWarm),
 }
 
-/// The cache that a command is about.
+/// The cache of a command.
 #[derive(Debug, Args)]
 pub(crate) struct CacheChoice {
     /// Directory of the cache [default: HOISTWAY_CACHE]
     #[arg(long, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
-    /// Most bytes of the drive that it may take [default: HOISTWAY_CACHE_BYTES, or what leaves a tenth of the drive free]
+    /// Size limit of the cache [default: HOISTWAY_CACHE_BYTES, or what leaves a tenth of the drive free]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) cache_bytes: Option<u64>,
     /// Print JSON
@@ -409,7 +412,7 @@ pub(crate) struct CacheWarm {
 #[derive(Debug, Args)]
 #[command(after_help = DOCTOR_EXAMPLES)]
 pub(crate) struct Doctor {
-    /// Files or directories whose file systems to examine, or URLs whose stores
+    /// Files or directories whose file systems to examine, or URLs whose object stores to examine
     #[arg(value_name = "PATH", default_value = ".")]
     pub(crate) paths: Vec<PathBuf>,
     /// Print JSON
@@ -427,7 +430,7 @@ mod tests {
     use super::Arguments;
     use clap::CommandFactory;
 
-    /// The words of a line as a shell parts them, up to what is the shell's own.
+    /// The words of a line as a shell splits them, up to a redirection or a comment.
     fn words(line: &str) -> Vec<String> {
         let before_redirection = line.split(['>', '#']).next().unwrap();
         before_redirection.split_whitespace().map(|word| word.trim_matches('\'').to_owned()).collect()
@@ -436,7 +439,7 @@ mod tests {
     #[test]
     fn every_subcommand_has_examples_that_can_be_typed() {
         let command = Arguments::command();
-        // What only says that it is another system's is hidden.
+        // Subcommands of another system are hidden.
         for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
             let help = subcommand.get_after_help().map(ToString::to_string).unwrap_or_default();
             let examples: Vec<&str> = help.lines().skip(1).map(str::trim).collect();

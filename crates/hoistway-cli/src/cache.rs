@@ -70,7 +70,7 @@ fn verify(choice: &CacheChoice) -> Result<(), Failure> {
     if choice.json {
         return output::write_json(&found);
     }
-    let mut text = format!("{} are right", ByteSize(found.bytes));
+    let mut text = format!("{} match their checksums", ByteSize(found.bytes));
     if found.damaged_blocks > 0 {
         let blocks = counted(found.damaged_blocks, "damaged block was", "damaged blocks were");
         text += &format!("; {blocks} removed, of {}", found.damaged.join(", "));

@@ -83,7 +83,7 @@ fn run_command(command: Command, program: &[OsString]) -> Result<(), Failure> {
         #[cfg(target_os = "linux")]
         Command::Kv { what } => kv::run(&what),
         #[cfg(not(target_os = "linux"))]
-        Command::Kv { .. } => Err(Failure::told("stores of KV-cache blocks are an interface of Linux", 6)),
+        Command::Kv { .. } => Err(Failure::told("stores of KV-cache blocks are available on Linux only", 6)),
         Command::Moe { what } => moe::run(&what),
         Command::Completions { shell } => {
             let mut script = Vec::new();

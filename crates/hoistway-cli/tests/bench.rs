@@ -309,7 +309,7 @@ fn what_cannot_be_measured_is_an_error_of_its_own_kind() {
         (&["--backends=fast"], 2, "cpp, python, mock"),
         (&["--backends=mock", "--route=threads"], 2, "cannot be used with"),
         (&["--chunk-sizes=5000B"], 2, "multiple of 4096"),
-        (&["--chunk-sizes=8", "--buffer-sizes=4"], 2, "longer than each of the buffers"),
+        (&["--chunk-sizes=8", "--buffer-sizes=4"], 2, "larger than every buffer"),
         (&["--num-processes=0"], 2, "at least one process has to read"),
         (&["--device=gpu"], 2, "cuda:N"),
         (&["--device=cuda", "--download-only"], 2, "cannot be used with"),

@@ -152,7 +152,7 @@ fn stat_says_what_a_store_holds_and_changes_nothing() {
     assert!(text.contains(" of 256.0 MiB"), "{text}");
     let writer = text.lines().find(|line| line.starts_with("writer ")).unwrap();
     assert!(
-        writer.contains(&format!("process {} is gone, durability batched, 5 blocks, ", std::process::id())),
+        writer.contains(&format!("process {} has ended, durability batched, 5 blocks, ", std::process::id())),
         "{writer}"
     );
     let line = text.lines().find(|line| line.starts_with(&stored.first.to_string())).unwrap();
@@ -252,7 +252,7 @@ fn verify_finds_damage_and_repair_forgets_it() {
     assert_eq!(stored.keys(stored.first).len(), 3, "it was only looked at");
     let text = stored.ok("verify", &["--repair"]);
     assert!(text.contains("block block 1 of namespace"), "{text}");
-    assert!(text.contains("; 1 block damaged and forgotten"), "{text}");
+    assert!(text.contains("; 1 block damaged and removed"), "{text}");
     assert_eq!(stored.keys(stored.first), ["626c6f636b2030", "626c6f636b2032"]);
     let value = stored.json("verify", &[]);
     assert_eq!((&value["verified"]["blocks"], &value["verified"]["corrupt"]), (&4.into(), &0.into()));
@@ -266,7 +266,7 @@ fn a_damaged_header_is_damage_to_verify() {
     assert!(said.contains("its header is damaged") && said.contains("1 block damaged"), "{said}");
     assert_eq!(stored.keys(stored.first).len(), 2);
     let text = stored.ok("verify", &["--repair"]);
-    assert!(text.contains("1 block damaged and forgotten"), "{text}");
+    assert!(text.contains("1 block damaged and removed"), "{text}");
     assert_eq!(stored.json("stat", &[])["stats"]["capacity_bytes"], 256 << 20, "repairs leave it");
     let text = stored.ok("verify", &[]);
     assert!(text.starts_with("4 blocks read") && text.contains("; 4 are as they were stored"), "{text}");

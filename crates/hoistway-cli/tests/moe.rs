@@ -133,7 +133,7 @@ fn what_is_missing_from_a_trace_is_said() {
         all.lines().filter(|line| !line.starts_with("0,1,22,3,")).map(|line| format!("{line}\n")).collect();
     fs::write(&path, kept).unwrap();
     let shown = ok(&["replay", text(&path), "--budget=2c", "--policy=lru"]);
-    let note = "note: the trace lacks 0 tokens and 1 visit of others, and 0 visits have fewer experts than a token goes to, \
+    let note = "note: the trace lacks 0 tokens and 1 visit of others, and 0 visits have fewer experts than a token uses, \
                 first at turn 0, step 22, layer 3";
     assert!(shown.contains(note), "{shown}");
     let found = json(&["replay", text(&path), "--budget=2c", "--policy=lru", "--json"]);

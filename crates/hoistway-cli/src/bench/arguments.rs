@@ -8,9 +8,9 @@ use std::path::{Component, Path, PathBuf};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bench {
-    /// Measure how fast files can be read by a route, with buffers and chunks of several sizes, by several processes
+    /// Measure how fast routes read files, with several sizes of buffers and chunks and numbers of processes
     Read(Box<Read>),
-    /// Measure how fast the headers of safetensors files are read, in batches of several sizes, by several threads
+    /// Measure how fast headers of safetensors files are read, with several sizes of batches and numbers of threads
     Headers(Box<Headers>),
     /// Draw the figure that standard input describes
     #[command(hide = true)]
@@ -18,7 +18,7 @@ pub(crate) enum Bench {
         /// The SVG file to write
         output: PathBuf,
     },
-    /// Read what the command says that started this
+    /// Read what the parent process asks for
     #[command(hide = true)]
     Worker,
 }
@@ -32,29 +32,28 @@ pub(crate) struct Read {
     /// usrbio
     #[arg(long, value_name = "ROUTES", value_delimiter = ',', default_value = "auto")]
     pub(crate) route: Vec<String>,
-    /// Whether reads go past the page cache: auto (where the file system allows it, the default), always or never
+    /// Whether reads bypass the page cache: auto (if the file system allows it; the default), always or never
     #[arg(long, value_name = "WHEN")]
     pub(crate) direct: Option<String>,
     /// Client of the 3FS daemon: auto (the default), native or vendor
     #[arg(long, value_name = "CLIENT")]
     pub(crate) usrbio: Option<String>,
-    /// In place of routes, what benchmark_runner.py of fastsafetensor-3fs-reader calls them
+    /// Instead of routes: backends, as benchmark_runner.py of fastsafetensor-3fs-reader names them
     #[arg(long, value_enum, value_name = "NAMES", value_delimiter = ',', conflicts_with_all = ["route", "direct", "usrbio"])]
     pub(crate) backends: Vec<Backend>,
-    /// Bytes in flight in each process, and of its staging memory; a number without unit counts MiB
+    /// Sizes of the staging memory of each process, and so its bytes in flight; a number without unit is in MiB
     #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "64", value_parser = size)]
     pub(crate) buffer_sizes: Vec<u64>,
-    /// Longest single read, a multiple of 4096 up to 1GiB; a number without unit counts MiB
+    /// Longest single read, a multiple of 4096 up to 1GiB; a number without unit is in MiB
     #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "8", value_parser = size)]
     pub(crate) chunk_sizes: Vec<u64>,
-    /// Processes that read at once
+    /// Numbers of processes that read at the same time
     #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "1")]
     pub(crate) num_processes: Vec<u16>,
-    /// Forget the bytes where they arrive, rather than bring them to memory of each process
+    /// Discard the bytes where they arrive, rather than copy them to the memory of each process
     #[arg(long)]
     pub(crate) download_only: bool,
-    /// Copy the bytes on to a device: cuda or rocm, or cuda:N or rocm:N for the device of that number. Each process has one
-    /// chunk there
+    /// Copy the bytes to a device: cuda, rocm, cuda:N or rocm:N. Each process uses one chunk of device memory
     #[arg(long, value_name = "DEVICE", default_value = "cpu", conflicts_with = "download_only")]
     pub(crate) device: DeviceId,
     #[command(flatten)]
@@ -75,11 +74,11 @@ pub(crate) enum Backend {
 }
 
 const READ_NOTES: &str = "\
-The bytes of the files are dealt evenly to the processes. Throughput is the bytes of one iteration by the time from its start to the end of the last process, in GB/s (10^9 bytes). \
-Starting processes and opening files is not part of it. What the page cache holds is read from there by routes that go \
-through it; the column 'carriers' says how the bytes came.
+The bytes of the files are divided evenly among the processes. Throughput is the bytes of one iteration divided by the \
+time from its start to the end of the last process, in GB/s (10^9 bytes); starting processes and opening files is not \
+counted. Routes through the page cache read from there what it holds; the column 'carriers' says how the bytes came.
 
-Combinations whose chunks are longer than their buffer are left out.
+Combinations with chunks larger than the buffer are left out.
 
 The directory gets benchmark_raw.csv, benchmark_summary.csv and charts.";
 
@@ -89,10 +88,10 @@ The directory gets benchmark_raw.csv, benchmark_summary.csv and charts.";
 pub(crate) struct Headers {
     #[command(flatten)]
     pub(crate) files: Files,
-    /// Files in one call
+    /// Numbers of files in one call
     #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "8,32,128", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) batch_sizes: Vec<u32>,
-    /// Threads that read the headers of one call
+    /// Numbers of threads that read the headers of one call
     #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "4,8,16", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) num_threads: Vec<u16>,
     #[command(flatten)]
@@ -102,8 +101,8 @@ pub(crate) struct Headers {
 }
 
 const HEADERS_NOTES: &str = "\
-An iteration reads the header of each file once, through the page cache, in calls of one batch each, as read_headers_batch \
-of hoistway.compat.threefs does. Files are opened in the iteration. A batch of more files than there are is a batch of all.
+An iteration reads the header of each file once, through the page cache, in one call for each batch, as read_headers_batch \
+of hoistway.compat.threefs does. It includes opening the files. A batch size above the number of files means all files.
 
 The directory gets benchmark_headers_batch_raw.csv, benchmark_headers_batch_summary.csv and a chart.";
 
@@ -113,10 +112,10 @@ pub(crate) struct Runs {
     /// How often to measure each combination
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) iterations: u32,
-    /// How often to read everything before that
+    /// How often to read everything first, unmeasured
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) warmup: u32,
-    /// What to measure: each value of each option with each of the others, or only the first of each
+    /// What to measure: grid (all combinations of the values of the options) or single (the first value of each)
     #[arg(long, value_enum, default_value_t = Mode::Grid)]
     pub(crate) mode: Mode,
 }
@@ -200,7 +199,7 @@ pub(crate) enum Mode {
 /// Bytes from text such as `64MiB`, or from a number of MiB.
 fn size(text: &str) -> Result<u64, String> {
     if let Ok(mebibytes) = text.parse::<u64>() {
-        return mebibytes.checked_mul(1 << 20).ok_or_else(|| "it is more than there can be".to_owned());
+        return mebibytes.checked_mul(1 << 20).ok_or_else(|| "the size is too large".to_owned());
     }
     text.parse::<ByteSize>().map(|size| size.as_u64())
 }

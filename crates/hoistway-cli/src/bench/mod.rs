@@ -131,7 +131,7 @@ fn combinations(arguments: &Read, backend: &'static str) -> hoistway::Result<Vec
         }
     }
     if combinations.is_empty() {
-        let reason = "each is longer than each of the buffers".to_owned();
+        let reason = "every chunk is larger than every buffer".to_owned();
         let value = chunk_sizes.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
         return Err(Error::InvalidOption { option: "chunk-sizes", value, reason });
     }

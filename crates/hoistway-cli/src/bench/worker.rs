@@ -64,7 +64,9 @@ pub(super) struct Worker {
 impl Worker {
     /// Starts `program`, which is this command, as a worker.
     pub(super) fn start(program: &[OsString], job: &Job) -> Result<Self, Failure> {
-        let unknown = || Failure::told("the path of this program is not known, so it cannot start others", 5);
+        let unknown = || {
+            Failure::told("the path of this program is unknown, so that it cannot start reading processes", 5)
+        };
         let (program, selecting) = program.split_first().ok_or_else(unknown)?;
         let mut command = Command::new(program);
         command.args(selecting).args(["bench", "worker"]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -102,7 +104,7 @@ impl Worker {
             Some(Answer::Read(reading)) => Ok(Some(reading)),
             Some(Answer::Failed(told)) => Err(Failure::Told(told)),
             None => {
-                let message = "a process that reads has ended".to_owned();
+                let message = "a reading process has ended".to_owned();
                 Err(Failure::Told(Told { message, exit_code: 1 }))
             }
         }

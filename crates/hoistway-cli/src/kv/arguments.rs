@@ -8,21 +8,21 @@ use std::path::PathBuf;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Kv {
-    /// Show a store: its capacity, use, writers and namespaces, and how it works
+    /// Show the size, layout, writers and namespaces of a store
     Stat(Stat),
     /// List namespaces, or the blocks of one
     Ls(List),
     /// Read every block and compare its checksums
     Verify(Verify),
-    /// Collect what is not needed: expired blocks, files of a process that ended, and segments above a size
+    /// Remove what is not needed: expired blocks, files of ended processes, and segments above a size
     Gc(Collect),
     /// Remove blocks
     Rm(Remove),
-    /// Measure storing and loading beside what the drive can do
+    /// Measure how fast blocks are stored and loaded, beside the limit of the drive
     Bench(Box<Bench>),
 }
 
-/// A store that is looked at. No file is changed.
+/// The store of a command.
 #[derive(Debug, Args)]
 pub(super) struct Root {
     /// Directory of the store
@@ -34,7 +34,7 @@ pub(super) struct Root {
 pub(crate) struct Stat {
     #[command(flatten)]
     pub(super) root: Root,
-    /// Directory of its far tier, which is shown too
+    /// Also show the far tier in this directory
     #[arg(long, value_name = "PATH")]
     pub(super) far: Option<PathBuf>,
     /// Print JSON
@@ -49,7 +49,7 @@ pub(crate) struct List {
     /// List the blocks of this namespace
     #[arg(long, value_name = "ID")]
     pub(super) namespace: Option<NamespaceId>,
-    /// Also show whole descriptions of namespaces; for blocks sizes, checksums and expiry, which reads their headers
+    /// Show more: whole descriptions of namespaces; sizes, checksums and expiry of blocks, for which headers are read
     #[arg(long)]
     pub(super) long: bool,
     /// Print JSON
@@ -61,7 +61,7 @@ pub(crate) struct List {
 pub(crate) struct Verify {
     #[command(flatten)]
     pub(super) root: Root,
-    /// Forget damaged blocks for good, as far as they are not those of a process that runs
+    /// Remove damaged blocks, except those of running processes
     #[arg(long)]
     pub(super) repair: bool,
     /// Print JSON
@@ -73,7 +73,7 @@ pub(crate) struct Verify {
 pub(crate) struct Collect {
     #[command(flatten)]
     pub(super) root: Root,
-    /// Give up whole segments, the coldest first, until all files take no more than this
+    /// Evict whole segments, the coldest first, until all files take at most this
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(super) size: Option<u64>,
     /// Print JSON
@@ -88,10 +88,10 @@ pub(crate) struct Remove {
     /// The namespace of the blocks
     #[arg(long, value_name = "ID")]
     pub(super) namespace: NamespaceId,
-    /// Remove all its blocks
+    /// Remove all blocks of the namespace
     #[arg(long, conflicts_with = "keys", required_unless_present = "keys")]
     pub(super) all: bool,
-    /// Keys are written in hexadecimal, as 'hoistway kv ls' shows those that are no text
+    /// Keys are in hexadecimal, as 'hoistway kv ls' shows keys that are not text
     #[arg(long)]
     pub(super) hex: bool,
     /// Keys of the blocks
@@ -102,28 +102,28 @@ pub(crate) struct Remove {
 #[derive(Debug, Args)]
 #[command(after_long_help = BENCH_NOTES)]
 pub(crate) struct Bench {
-    /// Directory to measure in. A store is made below it, and removed afterwards
+    /// Directory to measure in. A store is created below it, and removed afterwards
     #[arg(value_name = "DIR")]
     pub(super) directory: PathBuf,
     /// Sizes of blocks
     #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "64KiB,1MiB", value_parser = size)]
     pub(super) block_sizes: Vec<u64>,
-    /// Threads that store and load at once
+    /// Numbers of threads that store and load at the same time
     #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "1,8", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) threads: Vec<u16>,
-    /// Blocks in each request
+    /// Number of blocks in each request
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(super) batch: u32,
-    /// Bytes that are stored and loaded for each combination
+    /// Bytes to store and load for each combination
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size)]
     pub(super) bytes: u64,
     /// How often to measure each combination
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) iterations: u32,
-    /// How blocks lie in files: segments (in slots of large files) or files (one each)
+    /// How blocks are kept: segments (in slots of large files) or files (a file for each block)
     #[arg(long, value_name = "LAYOUT", default_value_t)]
     pub(super) layout: LayoutKind,
-    /// What a completed store means: none, batched (it is on the disk, in groups that share syncs) or sync (the same)
+    /// What a completed store of a block means: none (nothing), batched or sync (the block is on the disk; batched groups syncs)
     #[arg(long, value_name = "WHAT", default_value_t)]
     pub(super) durability: Durability,
     /// How bytes move: auto, io_uring or threads
@@ -132,10 +132,10 @@ pub(crate) struct Bench {
     /// Where blocks are stored from and loaded to: cpu, or cuda:N or rocm:N for the device of that number
     #[arg(long, value_name = "DEVICE", default_value_t)]
     pub(super) device: DeviceId,
-    /// Whether devices are read and written past the host's memory: prefer (where that is proven to work), require or off
+    /// Whether bytes of a device bypass host memory: prefer (if that is proven to work), require or off
     #[arg(long, value_name = "WHAT", default_value_t)]
     pub(super) direct: DirectPath,
-    /// Do not compare checksums of blocks that are loaded, but for those that no sync covers
+    /// Compare checksums of loaded blocks only if no sync covers the block
     #[arg(long)]
     pub(super) no_verify: bool,
     #[command(flatten)]
@@ -143,10 +143,10 @@ pub(crate) struct Bench {
 }
 
 const BENCH_NOTES: &str = "\
-Throughput is the bytes of one iteration by its time, in GB/s (10^9 bytes). Cold loads follow a dropping of the store's \
-files from the page cache, warm ones a load. 'limit' is what 16 threads read from and write to one file past the page \
-cache, in pieces of the same size, right before and after: nothing is kept of blocks, checksums or an index there. It is \
-that of host memory, also with --device. 'routes' are the ways that bytes took, the one of most bytes first; below the \
-table are those that would have been better, and why they were not used.
+Throughput is the bytes of one iteration divided by its time, in GB/s (10^9 bytes). For cold loads, the files of the \
+store are first dropped from the page cache; warm loads follow another load. 'limit' is the rate at which 16 threads read \
+and write one file, bypassing the page cache, in pieces of the same size, right before and after: without blocks, \
+checksums or an index. It is measured with host memory, also with --device. 'routes' are the routes of the bytes, that of \
+most bytes first; below the table are faster routes, and why they were not used.
 
 The directory gets kv_raw.csv, kv_summary.csv and a chart.";

@@ -42,7 +42,7 @@ pub(super) fn run(arguments: &arguments::Collect) -> Result<(), Failure> {
     match arguments.size {
         // The exit status has the verdict also when the reader of the output stops early.
         Some(size) if collected.after_bytes > size => {
-            let rest = "processes that run keep theirs, and each store has files of its own";
+            let rest = "those of running processes stay, and so do the files that every store needs";
             let took = ByteSize(collected.after_bytes);
             Err(Failure::told(format!("the files still take {took}: {rest}"), 1))
         }

@@ -23,10 +23,8 @@ pub(super) fn run(arguments: &arguments::Remove) -> Result<(), Failure> {
     {
         left if left.is_empty() => Ok(()),
         left => {
-            let message = format!(
-                "{} stayed: another process has stored that, and alone can remove it",
-                left.join(", ")
-            );
+            let message =
+                format!("{} stayed: only the process that stored a block can remove it", left.join(", "));
             Err(Failure::told(message, 1))
         }
     }

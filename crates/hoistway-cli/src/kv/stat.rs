@@ -95,8 +95,11 @@ fn as_text(
         ByteSize(stats.index_bytes),
     );
     if stats.lost_on_recovery > 0 {
-        let _ =
-            writeln!(text, "missing, as not whole: {}", counted(stats.lost_on_recovery, "block", "blocks"));
+        let _ = writeln!(
+            text,
+            "incomplete, and therefore missing: {}",
+            counted(stats.lost_on_recovery, "block", "blocks")
+        );
     }
     for refused in &report.refused {
         let _ = writeln!(text, "not used: {}: {}", refused.what, refused.why);
@@ -112,7 +115,7 @@ fn as_text(
 }
 
 fn described(writer: &WriterStats) -> String {
-    let state = if writer.is_alive { "writes" } else { "is gone" };
+    let state = if writer.is_alive { "writes" } else { "has ended" };
     let mut text = format!("writer {}: process {} {state}", writer.id, writer.process);
     if let Some(durability) = writer.durability {
         text += &format!(", durability {durability}");

@@ -23,14 +23,14 @@ pub(super) fn run(arguments: &arguments::Verify) -> Result<(), Failure> {
     store.close(None)?;
     // Blocks of processes that run are theirs to remove.
     let left = if arguments.repair { verified.corrupt_of_others } else { verified.corrupt };
-    let forgotten = verified.corrupt - left;
+    let removed = verified.corrupt - left;
     let mut lines: Vec<String> = events.iter().map(described).collect();
     let written = if arguments.json {
         output::write_json(&serde_json::json!({ "verified": verified, "events": events }))
     } else {
         let mut text = as_text(&verified);
-        if forgotten > 0 {
-            text += &format!("; {} damaged and forgotten", counted(forgotten, "block", "blocks"));
+        if removed > 0 {
+            text += &format!("; {} damaged and removed", counted(removed, "block", "blocks"));
         }
         if left == 0 && verified.failed == 0 {
             text = [lines.as_slice(), &[text]].concat().join("\n");
@@ -43,9 +43,9 @@ pub(super) fn run(arguments: &arguments::Verify) -> Result<(), Failure> {
     }
     if left > 0 {
         let outcome = if arguments.repair {
-            "damaged and left: another process that runs has stored them, and alone can remove them"
+            "damaged and kept: only the running process that stored them can remove them"
         } else {
-            "damaged; --repair forgets them"
+            "damaged; --repair removes them"
         };
         lines.push(format!("{} {outcome}", counted(left, "block", "blocks")));
     }
@@ -81,7 +81,7 @@ fn as_text(verified: &Verified) -> String {
         );
     }
     if gone > 0 {
-        text += &format!("; {} went meanwhile", counted(gone, "block", "blocks"));
+        text += &format!("; {} removed in the meantime", counted(gone, "block", "blocks"));
     }
     text
 }

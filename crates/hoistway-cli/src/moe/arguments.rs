@@ -11,21 +11,21 @@ use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Moe {
-    /// Replay a trace of routing: how many experts a policy finds resident with a budget, and what it has to read
+    /// Replay a routing trace: how many experts a policy finds resident under a budget, and how much it reads
     Replay(Replay),
-    /// Plan a memory: what of it is left to experts, and how many tokens' experts that holds
+    /// Plan the memory of a model: how much is left for experts, and for how many tokens that suffices
     Plan(Plan),
-    /// Make a trace that no model recorded
+    /// Generate a synthetic trace
     Generate(Generate),
 }
 
-/// Options about traces.
+/// Options for reading traces.
 #[derive(Debug, Args)]
 pub(super) struct Reading {
-    /// Bytes of an expert, in layers for which the trace does not say, such as 3MiB
+    /// Bytes of an expert, such as 3MiB, for layers where the trace does not say
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(super) expert_bytes: Option<u64>,
-    /// Tokens of a prompt that go through a layer together
+    /// Number of tokens of a prompt that pass a layer together
     #[arg(long, value_name = "N", default_value = "512")]
     pub(super) prefill_batch: NonZeroU32,
     /// Trace whose most chosen experts the policy static-profile keeps
@@ -39,18 +39,18 @@ pub(crate) struct Replay {
     /// A trace of routing: CSV or JSON lines
     #[arg(value_name = "TRACE")]
     pub(super) trace: PathBuf,
-    /// Room for resident experts: a size such as 8GiB, or a number of token cycles such as 2c; may be repeated
+    /// Memory for resident experts: a size such as 8GiB, or a number of token cycles such as 2c; may be repeated
     #[arg(long, value_name = "BUDGET", value_delimiter = ',', default_value = "0.9c,1.25c,2c,3c,4c,8c")]
     pub(super) budget: Vec<Budget>,
-    /// Policy that chooses the experts to evict; may be repeated [default: all, static-profile if there is a profile]
+    /// Policy that chooses the experts to evict; may be repeated [default: all; static-profile only with --profile]
     #[arg(long, value_name = "POLICY", value_delimiter = ',', value_parser = PossibleValuesParser::new(policy::names()))]
     pub(super) policy: Vec<String>,
     #[command(flatten)]
     pub(super) reading: Reading,
-    /// Bytes that the drive reads in a second, such as 7GB: bounds the tokens a second
+    /// Bytes that the drive reads per second, such as 7GB: limits the tokens per second
     #[arg(long, value_name = "SIZE", value_parser = rate)]
     pub(super) drive_rate: Option<u64>,
-    /// Milliseconds that a token takes to compute where no expert is read
+    /// Milliseconds to compute a token if no expert has to be read
     #[arg(long, value_name = "MS", default_value = "0", value_parser = milliseconds, requires = "drive_rate")]
     pub(super) compute_ms: Duration,
     /// Draw hit rates by budget into this SVG file
@@ -67,15 +67,16 @@ fn replay_notes() -> String {
     let policies: String = policy::names().map(described).collect();
     format!(
         "Policies:\n{policies}\n\
-         A token cycle is what one token uses in all layers together. With less than one, lru finds nothing resident: what \
-         a token leaves is evicted before the next comes. Hit rates, faults and MiB are of the tokens of the answer; the \
-         prompt only fills the memory. 'to belady' is how many points the hit rate is below that of belady.\n\n\
-         With --drive-rate, 'tokens/s' is what reads at that rate and computing allow: if they overlap, and if each waits \
-         for the other.\n\n\
+         A token cycle is the bytes of the experts that one token uses in all layers. With a smaller budget, lru finds \
+         nothing resident: the experts of a token are evicted before the next token needs them. Hit rates, faults and MiB \
+         count the tokens of the answer; the prompt only fills the memory. 'to belady' is how many percentage points the \
+         hit rate is below that of belady.\n\n\
+         With --drive-rate, 'tokens/s' is the rate that reading and computing allow: if they overlap, and if they \
+         alternate.\n\n\
          A trace is CSV with the columns step, layer, expert, and, if known, turn, phase (0 prompt, 1 answer), weight and \
          expert_bytes; comments such as '# n_layer=48 n_expert=128 n_expert_used=8' and '# layer=0 expert_bytes=3059712' \
-         describe the model. Or JSON lines, as 'hoistway moe generate --format jsonl' writes them. What is missing from a \
-         trace is not replayed, and said."
+         describe the model. A trace may also be JSON lines, as 'hoistway moe generate --format jsonl' writes them. What \
+         a trace lacks is not replayed, and is reported."
     )
 }
 
@@ -87,7 +88,7 @@ pub(crate) struct Plan {
     /// Memory for weights, such as 16GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(super) memory: u64,
-    /// Experts that a token goes to in each layer [default: what the model says]
+    /// Number of experts that a token uses in each layer [default: that of the model]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(super) experts_per_token: Option<u32>,
     /// Replay this trace of the model with the budget
@@ -104,47 +105,48 @@ pub(crate) struct Plan {
 }
 
 const PLAN_NOTES: &str = "\
-Only headers are read. What is not of an expert stays resident, and so does room for what one token uses in one layer; the \
-rest of the memory is the budget for experts. Memory for anything else, such as the KV cache, is not counted: leave it out \
-of --memory. A prompt uses more of a layer at once than a token: see 'largest_layer_demand' of 'hoistway moe replay'.
+Only headers are read. Tensors that belong to no expert stay resident, and memory for the experts that one token uses in \
+one layer is reserved; the rest is the budget for experts. Memory for anything else, such as the KV cache, is not \
+counted: subtract it from --memory. A prompt uses more experts of a layer at once than a token: see \
+'largest_layer_demand' of 'hoistway moe replay'.
 
-A trace is replayed with as many token cycles as the budget has, so that one of the same model in another quantization \
-will do.";
+A trace is replayed with the budget in token cycles. A trace of the same model in another quantization can therefore be \
+used.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Generate {
-    /// How experts are chosen: uniform, zipf (some more than others), sticky (zipf, and often those of the token before) or
-    /// scan (one after the other)
+    /// How experts are chosen: uniform, zipf (some more often), sticky (zipf, and often those of the previous token) or scan
+    /// (one after the other)
     #[arg(value_enum, value_name = "PATTERN")]
     pub(super) pattern: PatternName,
     /// The file to write [default: standard output]
     #[arg(long, value_name = "FILE")]
     pub(super) output: Option<PathBuf>,
-    /// How to write it: csv or jsonl
+    /// Format of the file: csv or jsonl
     #[arg(long, value_name = "FORMAT", default_value_t = Format::Csv)]
     pub(super) format: Format,
-    /// Layers
+    /// Number of layers
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub(super) layers: u32,
-    /// Experts of each layer
+    /// Number of experts in each layer
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub(super) experts: u32,
-    /// Experts that a token goes to in each layer
+    /// Number of experts that a token uses in each layer
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub(super) experts_per_token: u32,
     /// Bytes of each expert
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = size)]
     pub(super) expert_bytes: u64,
-    /// Tokens of the prompt
+    /// Number of tokens of the prompt
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) prefill: u32,
-    /// Tokens of the answer
+    /// Number of tokens of the answer
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub(super) tokens: u32,
-    /// How unevenly zipf and sticky choose: 0 is even
+    /// How unevenly zipf and sticky choose; 0 is evenly
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub(super) exponent: f64,
-    /// How likely sticky keeps an expert of the token before
+    /// Probability that sticky keeps an expert of the previous token
     #[arg(long, value_name = "P", default_value_t = 0.4)]
     pub(super) stay: f64,
     /// Seed of the random numbers
@@ -175,7 +177,7 @@ impl Generate {
 /// Bytes a second from text such as `7GB` or `7GB/s`.
 fn rate(text: &str) -> Result<u64, String> {
     match size(text.strip_suffix("/s").unwrap_or(text))? {
-        0 => Err("nothing is read at that rate".into()),
+        0 => Err("the rate must be more than 0".into()),
         rate => Ok(rate),
     }
 }

@@ -44,10 +44,13 @@ pub(super) fn run(arguments: &arguments::Plan) -> Result<(), Failure> {
 
 fn plan(catalog: &ExpertCatalog, arguments: &arguments::Plan) -> Result<Plan, Failure> {
     let Some(last) = catalog.layers().last() else {
-        return Err(Failure::told("the checkpoint has no experts: it is not a model of this kind", 4));
+        return Err(Failure::told(
+            "the checkpoint has no experts: only models with experts can be planned",
+            4,
+        ));
     };
     let Some(cycle_bytes) = catalog.token_cycle_bytes() else {
-        let message = "the model does not say how many experts a token goes to: give --experts-per-token";
+        let message = "the model does not say how many experts a token uses: give --experts-per-token";
         return Err(Failure::told(message, 2));
     };
     let (memory_bytes, dense_bytes) = (arguments.memory, catalog.total_dense_bytes());
@@ -59,7 +62,7 @@ fn plan(catalog: &ExpertCatalog, arguments: &arguments::Plan) -> Result<Plan, Fa
     if budget_bytes < largest {
         return Err(Failure::told(
             format!(
-                "{} does not hold one expert of {}: tensors that are of no expert take {}, and what a token uses of one layer {}",
+                "{} does not hold one expert of {}: tensors outside experts take {}, and the experts of one token in one layer {}",
                 ByteSize(memory_bytes),
                 ByteSize(largest),
                 ByteSize(dense_bytes),
@@ -93,7 +96,7 @@ fn plan(catalog: &ExpertCatalog, arguments: &arguments::Plan) -> Result<Plan, Fa
             || trace.shape().experts_per_token() != shape.experts_per_token()
         {
             plan.notes
-                .push("the trace is of a model with other layers or experts: its rate says little".into());
+                .push("the trace is of a model with other layers or experts: its rate may not apply".into());
         }
         plan.notes.extend(notes(&trace));
         let budget = Budget::Cycles(budget_cycles);
@@ -110,8 +113,12 @@ impl Plan {
         let share = self.residency * 100.0;
         let mut lines = vec![
             line("memory", self.memory_bytes, String::new()),
-            line("dense", self.dense_bytes, "tensors that are of no expert".into()),
-            line("one layer", self.layer_demand_bytes, "what a token uses of it, at most".into()),
+            line("dense", self.dense_bytes, "tensors outside experts".into()),
+            line(
+                "one layer",
+                self.layer_demand_bytes,
+                "the experts that one token uses in it, at most".into(),
+            ),
             line(
                 "budget",
                 self.budget_bytes,
@@ -120,13 +127,13 @@ impl Plan {
             line(
                 "token cycle",
                 self.cycle_bytes,
-                format!("what a token uses of all layers, {} experts of each", self.experts_per_token),
+                format!("the experts that one token uses in all layers, {} of each", self.experts_per_token),
             ),
             line("experts", self.expert_bytes, counted(self.experts, "expert", "experts")),
         ];
         if let Some(expected) = &self.expected {
             lines.push(format!(
-                "{:<12} {:>10}  with {}: {:.1} % of the uses find their expert resident, {:.1} experts are read a token",
+                "{:<12} {:>10}  with {}: {:.1} % of the uses find their expert resident, {:.1} experts are read per token",
                 "expected",
                 format!("{:.1} MiB", expected.mib_per_token),
                 expected.policy,

@@ -89,13 +89,13 @@ fn table(trace: &Trace, rows: &[Row<'_>]) -> String {
     if let Some(Row { outcome, .. }) = rows.iter().find(|row| row.outcome.cliff) {
         let cycle = ByteSize(outcome.cycle_bytes);
         lines.push(format!(
-            "note: with less than one token's cycle of {cycle}, lru keeps nothing until it is used again"
+            "note: with less than one token's cycle of {cycle}, lru evicts every expert before it is used again"
         ));
     }
     if let Some(Row { outcome, .. }) = rows.first() {
         let demand = outcome.largest_layer_demand;
         lines.push(format!(
-            "note: one visit uses up to {} experts of a layer, {}: a store needs that beside its budget",
+            "note: one visit uses up to {} experts of a layer, {}: a store needs as much beside its budget",
             demand.experts,
             ByteSize(demand.bytes)
         ));

@@ -60,7 +60,7 @@ pub(super) fn notes(trace: &Trace) -> Vec<String> {
             .first
             .map(|at| format!(", first at turn {}, step {}, layer {}", at.turn, at.step, at.layer));
         notes.push(format!(
-            "the trace lacks {} and {} of others, and {} fewer experts than a token goes to{}",
+            "the trace lacks {} and {} of others, and {} fewer experts than a token uses{}",
             counted(holes.tokens, "token", "tokens"),
             counted(holes.visits, "visit", "visits"),
             counted(holes.short_visits, "visit has", "visits have"),

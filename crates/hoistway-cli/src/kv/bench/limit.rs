@@ -96,7 +96,7 @@ impl Limit {
 }
 
 fn failed(path: &Path, error: Errno) -> Failure {
-    Failure::told(format!("measuring with {}: {error}", path.display()), 5)
+    Failure::told(format!("cannot measure with {}: {error}", path.display()), 5)
 }
 
 fn forget(file: impl AsFd) -> Result<(), Errno> {

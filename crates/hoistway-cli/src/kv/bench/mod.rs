@@ -59,7 +59,7 @@ pub(super) fn run(arguments: &arguments::Bench) -> Result<(), Failure> {
     arguments.output.prepare()?;
     fs::create_dir_all(&arguments.directory).map_err(|source| made(&arguments.directory, &source))?;
     files::remove_when_interrupted()
-        .map_err(|error| Failure::told(format!("Ctrl-C cannot be waited for: {error}"), 1))?;
+        .map_err(|error| Failure::told(format!("cannot wait for Ctrl-C: {error}"), 1))?;
     // Of each combination: stores, cold loads, warm loads.
     let passes = 3 * u64::from(arguments.iterations);
     let moved = combinations.iter().map(Combination::bytes);
@@ -96,7 +96,7 @@ fn combinations(arguments: &arguments::Bench) -> Result<Vec<Combination>, Failur
     let mut combinations = Vec::new();
     for &block_bytes in &arguments.block_sizes {
         if block_bytes == 0 || block_bytes > arguments.bytes {
-            let message = "block-sizes are at least one byte, and no more than --bytes in all";
+            let message = "a size of --block-sizes must be at least one byte, and at most --bytes";
             return Err(Failure::told(message, 2));
         }
         let blocks = arguments.bytes / block_bytes;
@@ -165,7 +165,7 @@ fn options(arguments: &arguments::Bench, combination: Combination, root: &Path) 
 }
 
 fn made(path: &Path, source: &std::io::Error) -> Failure {
-    Failure::told(format!("using {}: {source}", path.display()), 5)
+    Failure::told(format!("cannot use {}: {source}", path.display()), 5)
 }
 
 /// Seconds that `work` takes on all threads, from their start to the end of the last and of `finish`; and what it moved.
