@@ -187,6 +187,8 @@ pub(crate) enum RoomWait {
     Changed,
     /// Blocks of this process are still being written. Once they are, they can be evicted.
     Writes,
+    /// Blocks that may leave room are about to be looked up.
+    Lookup,
     /// Other processes have not given up room that this one has asked for.
     Others,
     /// No room is about to come.

@@ -137,7 +137,7 @@ struct Placement<'a> {
 /// Until when no block waits for room.
 #[derive(Default)]
 struct Pauses {
-    /// That blocks of this process are written to.
+    /// That blocks of this process are written to, or that is looked up.
     writes: Option<Instant>,
     /// That other processes have.
     others: Option<Instant>,
@@ -275,7 +275,7 @@ impl Placement<'_> {
             match what {
                 RoomWait::Changed => return true,
                 RoomWait::Nothing => return false,
-                RoomWait::Writes | RoomWait::Others => {}
+                RoomWait::Writes | RoomWait::Lookup | RoomWait::Others => {}
             }
             if self.pauses.of(what).is_some_and(|until| now < until) || now >= self.end_of_wait(what, now) {
                 return false;

@@ -150,7 +150,9 @@ impl Writer {
             return RoomWait::Changed;
         }
         let has_asked = self.wanted.load(Ordering::Acquire) > 0;
+        let is_looked_for = self.has_stretches_to_come.load(Ordering::Acquire);
         let waits = match pending.whole_bytes() {
+            0 if is_looked_for => RoomWait::Lookup,
             0 if has_asked => RoomWait::Others,
             0 => return RoomWait::Nothing,
             _ => RoomWait::Writes,

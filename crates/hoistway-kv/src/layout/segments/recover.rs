@@ -183,6 +183,7 @@ impl Writer {
             making_room: Mutex::default(),
             sweep: Mutex::default(),
             has_blocks_without_sums: AtomicBool::new(has_blocks_without_sums),
+            has_stretches_to_come: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             was_full: AtomicBool::new(false),
             spare: Mutex::default(),

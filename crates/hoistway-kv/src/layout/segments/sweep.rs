@@ -44,8 +44,10 @@ pub(super) struct Sweep {
     removable: VecDeque<Region>,
     /// Whether a store lacked room that the sweep could clear.
     wants_regions: bool,
-    /// Bytes of the smallest block that got no room in the meantime although others were evicted for it.
+    /// Bytes of the smallest block that got no room although others were evicted for it, until a stretch for it is found.
     in_vain: Option<u64>,
+    /// Segments that have been looked through for it in vain, one after the other and again from the coldest.
+    looked_through: usize,
     /// Whether a store lacked segments that could be removed.
     wants_removable: bool,
 }
@@ -165,15 +167,37 @@ impl Writer {
         };
         // What is wanted is wanted until it is there.
         if wants_regions {
-            let regions = self.coldest_regions(SEGMENTS_PART);
-            let mut sweep = lock(&self.sweep);
-            (sweep.regions, sweep.wants_regions, sweep.in_vain) = (regions, false, None);
+            self.look_for_stretches();
         }
         if wants_removable {
             let removable = self.removable_regions();
             let mut sweep = lock(&self.sweep);
             (sweep.removable, sweep.wants_removable) = (removable, false);
         }
+    }
+
+    /// Looks up the next segments that the hand goes through: the coldest, or those behind what was looked through in vain.
+    fn look_for_stretches(&self) {
+        let before = lock(&self.sweep).looked_through;
+        let (mut regions, all) = self.coldest_regions(SEGMENTS_PART, before);
+        let mut sweep = lock(&self.sweep);
+        let has_stretch = sweep.in_vain.is_none_or(|bytes| {
+            regions.iter_mut().any(|region| {
+                let stretch = self.stretch(region, bytes, Busy::IsPassed);
+                region.hand = 0;
+                stretch.is_some()
+            })
+        });
+        if has_stretch {
+            (sweep.in_vain, sweep.looked_through) = (None, 0);
+        } else {
+            sweep.looked_through = before + regions.len();
+        }
+        (sweep.regions, sweep.wants_regions) = (regions, false);
+        // Those who wait ask again, before they are told that there is nothing to wait for.
+        self.note_room();
+        let has_more = !has_stretch && sweep.looked_through < all;
+        self.has_stretches_to_come.store(has_more, Ordering::Release);
     }
 
     /// Takes the segments that could be removed when that was last looked up.
@@ -200,11 +224,14 @@ impl Writer {
             if sweep.regions.is_empty() {
                 if !self.has_few_blocks() {
                     sweep.wants_regions = true;
+                    if sweep.in_vain.is_none() {
+                        self.has_stretches_to_come.store(true, Ordering::Release);
+                    }
                     return None;
                 }
                 // Where all that is coldest is in use, others may have stretches.
                 let part = [SEGMENTS_PART, 1].get(looks)?;
-                sweep.regions = self.coldest_regions(*part);
+                (sweep.regions, _) = self.coldest_regions(*part, 0);
                 looks += 1;
             }
             let region = sweep.regions.front_mut()?;
@@ -215,12 +242,14 @@ impl Writer {
         }
     }
 
-    /// The segments that are worth least: one of so many.
-    fn coldest_regions(&self, part: usize) -> VecDeque<Region> {
+    /// The segments that are worth least behind the first so many: one of `part`. Returns how many there are in all, too.
+    fn coldest_regions(&self, part: usize, behind: usize) -> (VecDeque<Region>, usize) {
         let survey = self.shared.index.survey();
-        let most = survey.len().div_ceil(part).max(1);
-        let order: Vec<u32> = survey.into_iter().map(|worth| worth.segment).take(most).collect();
-        self.regions(&order)
+        let all = survey.len();
+        let most = all.div_ceil(part).max(1);
+        let order: Vec<u32> =
+            survey.into_iter().map(|worth| worth.segment).skip(behind % all.max(1)).take(most).collect();
+        (self.regions(&order), all)
     }
 
     /// Segments with their blocks: as many of the first as have few blocks together, but at least one.

@@ -92,6 +92,8 @@ pub(super) struct Writer {
     pub(super) checkpoints: Mutex<Checkpoints>,
     pub(super) making_room: Mutex<()>,
     pub(super) sweep: Mutex<Sweep>,
+    /// Whether stretches for a block that got no room are about to be looked up. Changes with `sweep` locked.
+    pub(super) has_stretches_to_come: AtomicBool,
     /// Whether a block without checksums was ever here.
     pub(super) has_blocks_without_sums: AtomicBool,
     /// Whether there was no room for another segment when this was last looked at.

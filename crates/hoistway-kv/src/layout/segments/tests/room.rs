@@ -158,6 +158,56 @@ fn a_block_that_waits_for_room_evicts_no_more_each_time_that_it_asks() {
 }
 
 #[test]
+fn a_block_that_pins_keep_out_evicts_no_more_with_each_round() {
+    let mut bench = Bench::new();
+    bench.few_blocks = 0;
+    let store = full_store(&bench, |number| number % 4 == 0);
+    let ask = || matches!(bench.reserve_len(&store, "large", 12 * LEN).unwrap(), Reservation::Full);
+    assert!(ask());
+    let once = store.usage().evicted_blocks;
+    let mut was_waited_for = false;
+    for _ in 0..40 {
+        was_waited_for |= room_wait(&store, store.room_stamp()) == RoomWait::Lookup;
+        store.maintain().unwrap();
+        assert!(ask());
+    }
+    assert_eq!(store.usage().evicted_blocks, once);
+    assert!(was_waited_for);
+    // All was looked through.
+    assert_eq!(room_wait(&store, store.room_stamp()), RoomWait::Nothing);
+    // Not before the coldest segments come again.
+    (0..100).for_each(|number| store.unpin(fingerprint(&format!("{number}"))));
+    for _ in 0..40 {
+        store.maintain().unwrap();
+        if let Reservation::Claimed(_) = bench.reserve_len(&store, "large", 12 * LEN).unwrap() {
+            return;
+        }
+    }
+    panic!("what is not pinned any more leaves room");
+}
+
+#[test]
+fn stretches_that_are_about_to_be_looked_up_are_waited_for() {
+    let mut bench = Bench::new();
+    bench.few_blocks = 0;
+    // The oldest blocks leave none.
+    let store = full_store(&bench, |number| number % 4 == 0 && number < 60);
+    let before = store.usage().evicted_blocks;
+    let mut stamp = store.room_stamp();
+    let mut rounds = 0;
+    while !matches!(bench.reserve_len(&store, "large", 12 * LEN).unwrap(), Reservation::Claimed(_)) {
+        assert_eq!(room_wait(&store, stamp), RoomWait::Lookup, "no write is under way");
+        store.maintain().unwrap();
+        assert_eq!(room_wait(&store, stamp), RoomWait::Changed);
+        stamp = store.room_stamp();
+        rounds += 1;
+        assert!(rounds < 20);
+    }
+    assert!(rounds > 0);
+    assert!(store.usage().evicted_blocks - before <= 40, "{}", store.usage().evicted_blocks - before);
+}
+
+#[test]
 fn a_writer_that_always_writes_gives_up_room_as_well() {
     let bench = Bench::new();
     let rich = full_store(&bench, |_| false);
