@@ -431,6 +431,14 @@ bench-many-tensors *arguments: setup
     {{ install }} --reinstall --no-deps .
     '{{ bin }}/python' bench/many_tensors.py "$@"
 
+# Measure loads of a folder of safetensors files from an object store, beside raw sockets and a peer. Results go to bench/results.
+[group('benchmarks')]
+bench-objects folder *arguments: setup
+    {{ install }} -r bench/requirements.txt runai-model-streamer-s3==0.17.0
+    {{ install }} --reinstall --no-deps .
+    cargo build --quiet --release --package objectd
+    '{{ bin }}/python' bench/objects.py --output bench/results "$@"
+
 # Measure reads from a stand-in of 3FS beside fastsafetensor-3fs-reader. Needs root and /dev/fuse; takes five minutes.
 [group('benchmarks')]
 bench-3fs *arguments: setup

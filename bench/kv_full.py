@@ -341,6 +341,7 @@ def main() -> None:
     text = document(results)
     print(text)
     if arguments.output:
+        arguments.output.mkdir(parents=True, exist_ok=True)
         (arguments.output / "kv-full.json").write_text(json.dumps(results, indent=1) + "\n")
         (arguments.output / "kv-full.md").write_text(text)
 

@@ -1,15 +1,19 @@
-"""Loads from an object store beside runai-model-streamer[s3]: `python bench/objects.py FOLDER` with safetensors files.
+"""Loads from an object store beside raw sockets and a peer: `python bench/objects.py FOLDER` with safetensors files.
 
 A server of this repository (testkit/objectd) has the files in memory, waits `--latency` before each answer, and sends
 `--rate` on a connection. Each load is a new process that has touched as much memory as it will need; loaders run in
-turn, and each load is compared with the files. Prints a table of medians. Not a part of `just bench`: it needs `pip
-install runai-model-streamer[s3]==0.17.0` and `cargo build --release --package objectd`.
+turn, and each load is compared with the files. Raw sockets read ranges into memory, some connections at a time, and are
+what the server and this machine can do. It needs `cargo build --release --package objectd`, and for the peer
+runai-model-streamer-s3.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
+import importlib.util
 import json
+import mmap
 import os
 import resource
 import statistics
@@ -17,10 +21,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+from host import machine
 
 ROOT = Path(__file__).parents[1]
 BUCKET = "models"
+# Of one request of a raw socket.
+RAW_BYTES = 16 << 20
 
 
 def _hoistway(folder: str) -> Iterator[tuple[str, object]]:
@@ -40,8 +50,54 @@ def _runai(folder: str, names: list[str], concurrency: int) -> Iterator[tuple[st
         yield from streamer.get_tensors()
 
 
+def _huge(length: int) -> mmap.mmap:
+    """Memory in huge pages, as hoistway's is."""
+    memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _raw(folder: str, names: list[str], connections: int) -> Iterator[tuple[str, object]]:
+    """Whole files, in ranges of which each connection reads one after the other."""
+    import torch  # noqa: PLC0415
+
+    host = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
+    asked = [http.client.HTTPConnection(host) for _ in range(connections)]
+    kept: dict[str, torch.Tensor] = {}
+    ranges: list[tuple[str, memoryview, int, int]] = []
+    for name in names:
+        asked[0].request("GET", f"/{BUCKET}/{folder}/{name}", headers={"Range": "bytes=0-0"})
+        answer = asked[0].getresponse()
+        answer.read()
+        length = int(answer.headers["Content-Range"].split("/")[1])
+        memory = memoryview(_huge(length))
+        kept[name] = torch.frombuffer(memory, dtype=torch.uint8)
+        starts = range(0, length, RAW_BYTES)
+        ranges += [(name, memory, start, min(start + RAW_BYTES, length)) for start in starts]
+
+    def work(number: int) -> None:
+        for name, memory, start, end in ranges[number::connections]:
+            headers = {"Range": f"bytes={start}-{end - 1}"}
+            asked[number].request("GET", f"/{BUCKET}/{folder}/{name}", headers=headers)
+            answer = asked[number].getresponse()
+            at = start
+            while at < end:
+                got = answer.readinto(memory[at:end])
+                if not got:
+                    raise SystemExit("an answer is short")
+                at += got
+            answer.read()
+
+    with ThreadPoolExecutor(connections) as threads:
+        list(threads.map(work, range(connections)))
+    yield from kept.items()
+
+
 LOADERS = {
     "hoistway": lambda folder, names: _hoistway(folder),
+    "raw sockets, 16 connections": lambda folder, names: _raw(folder, names, 16),
+    "raw sockets, 32 connections": lambda folder, names: _raw(folder, names, 32),
+    "raw sockets, 64 connections": lambda folder, names: _raw(folder, names, 64),
     "runai, concurrency 4": lambda folder, names: _runai(folder, names, 4),
     "runai, default": lambda folder, names: _runai(folder, names, 8),
     "runai, concurrency 32": lambda folder, names: _runai(folder, names, 32),
@@ -62,12 +118,18 @@ def measure(loader: str, endpoint: str, files: Path) -> None:
     )
     names = sorted(path.name for path in files.glob("*.safetensors"))
     total = sum((files / name).stat().st_size for name in names)
-    # A virtual machine may have to get pages from its host first: that time is not measured.
+    # A virtual machine may have to get pages from its host first: that time is not measured. Huge pages are others.
     torch.empty(2 * total, dtype=torch.uint8)[::4096] = 1
+    torch.frombuffer(_huge(2 * total), dtype=torch.uint8)[::4096] = 1
     before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     kept = dict(LOADERS[loader](files.name, names))
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
     for name in names:
+        if name in kept:
+            whole = torch.from_file(str(files / name), size=(files / name).stat().st_size, dtype=torch.uint8)
+            if not torch.equal(kept[name], whole):
+                raise SystemExit(f"{loader}: file {name} differs")
+            continue
         with safe_open(files / name, "pt") as reference:
             for key in reference.keys():  # noqa: SIM118
                 own, wanted = kept[key], reference.get_tensor(key)
@@ -84,6 +146,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--latency", type=int, default=0, help="milliseconds before each answer")
     parser.add_argument("--rate", type=int, default=0, help="MB/s of one connection; 0: as fast as it can")
+    parser.add_argument("--output", type=Path, help="directory for objects.json and objects.md")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     files = arguments.folder.resolve()
@@ -105,18 +168,53 @@ def main() -> None:
     )
     assert server.stdout is not None
     endpoint = server.stdout.readline().strip()
-    found: dict[str, list[dict[str, float]]] = {loader: [] for loader in LOADERS}
+    has_peer = importlib.util.find_spec("runai_model_streamer_s3") is not None
+    order = [loader for loader in LOADERS if has_peer or not loader.startswith("runai")]
+    found: dict[str, list[dict[str, float]]] = {loader: [] for loader in order}
     for number in range(arguments.rounds):
-        order = list(LOADERS)
         for loader in order[number % len(order) :] + order[: number % len(order)]:
             command = [sys.executable, __file__, str(files), "--measure", loader, endpoint]
             run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             found[loader].append(json.loads(run.stdout.splitlines()[-1]))
     server.terminate()
-    print("| loader | GB/s | CPU s a GB |\n|---|---|---|")
-    for loader, runs in found.items():
-        rate, cpu = (statistics.median(run[key] for run in runs) for key in ("rate", "cpu"))
-        print(f"| {loader} | {rate:.2f} | {cpu:.2f} |")
+    packages = ("hoistway", "runai-model-streamer", "torch") if has_peer else ("hoistway", "torch")
+    results = {
+        "host": machine(files, packages),
+        "bytes": sum(path.stat().st_size for path in files.glob("*.safetensors")),
+        "latency_ms": arguments.latency,
+        "connection_mb_s": arguments.rate,
+        "loads": found,
+    }
+    text = document(results)
+    print(text)
+    if arguments.output:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        (arguments.output / "objects.json").write_text(json.dumps(results, indent=1) + "\n")
+        (arguments.output / "objects.md").write_text(text)
+
+
+def document(results: dict[str, Any]) -> str:
+    """Tells the results as a page."""
+    host, loads = results["host"], results["loads"]
+    rates = {loader: statistics.median(run["rate"] for run in runs) for loader, runs in loads.items()}
+    limit = max(rate for loader, rate in rates.items() if loader.startswith("raw"))
+    rate = f"{results['connection_mb_s']} MB/s" if results["connection_mb_s"] else "as fast as it can"
+    text = (
+        "# Loads from an object store, beside raw sockets and a peer\n\n"
+        f"{results['bytes'] / 1e9:.2f} GB over HTTP from a server on the same machine, which waits "
+        f"{results['latency_ms']} ms before each answer and sends {rate} on a connection. Each load is a new process; "
+        f"medians of {len(loads['hoistway'])}, loaders in turn. Server and loader share the processor: {host['cores']} "
+        f"cores of {host['processor']}, Linux {host['kernel']}, {host['date']}, commit {host['commit']}.\n\n"
+        "| loader | GB/s | of the best raw sockets | slowest and fastest | CPU s a GB |\n|---|---|---|---|---|\n"
+    )
+    for loader, runs in loads.items():
+        each = sorted(run["rate"] for run in runs)
+        cpu = statistics.median(run["cpu"] for run in runs)
+        text += (
+            f"| {loader} | {rates[loader]:.2f} | {rates[loader] / limit:.2f} "
+            f"| {each[0]:.2f}–{each[-1]:.2f} | {cpu:.2f} |\n"
+        )
+    return text
 
 
 if __name__ == "__main__":
