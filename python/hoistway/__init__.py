@@ -37,22 +37,22 @@ open = Checkpoint  # noqa: A001  (the name that people look for, as in gzip.open
 
 
 def __getattr__(name: str) -> Any:
-    """Subpackages, once they are asked for: some of them need torch."""
+    """Imports a subpackage when it is first used: some of them need torch."""
     if name in _SUBPACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """What is meant for callers."""
+    """The public names."""
     return sorted([*__all__, *_SUBPACKAGES])
 
 
 def release_devices() -> None:
-    """Lets the devices go that nothing uses any more, with their contexts: they take memory of each device.
+    """Releases the devices that nothing uses, and the device memory that their contexts take.
 
-    The process keeps a device once it was used, as to open it takes up to half a second. It is opened again when it is
-    needed.
+    Without this call the process keeps each device that it used, because opening one takes up to half a second. A
+    released device is opened again when it is needed.
     """
     _native.release_devices()
 

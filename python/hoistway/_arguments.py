@@ -13,7 +13,7 @@ PathType = str | os.PathLike[str]
 
 
 def path_text(path: Any) -> str:
-    """The text of one path; a `TypeError` that says what to pass for anything that is no path.
+    """Returns the text of one path. Raises a `TypeError` that says what to pass for anything else.
 
     >>> path_text("model.safetensors")
     'model.safetensors'
@@ -42,7 +42,7 @@ def path_text(path: Any) -> str:
 
 
 def path_texts(paths: PathType | Sequence[PathType]) -> list[str]:
-    """The texts of one path or of several, of which there is at least one."""
+    """Returns the texts of one path or of several. Raises `OptionError` if there is none."""
     if isinstance(paths, (str, os.PathLike)) or not _is_list(paths) or hasattr(paths, "read"):
         return [path_text(paths)]
     texts = [path_text(path) for path in paths]
@@ -54,7 +54,7 @@ def path_texts(paths: PathType | Sequence[PathType]) -> list[str]:
 
 
 def tensor_name(name: Any) -> str:
-    """The name of one tensor; a `TypeError` for anything but text.
+    """Returns the name of one tensor. Raises a `TypeError` for anything but text.
 
     >>> tensor_name("lm_head.weight")
     'lm_head.weight'
@@ -65,7 +65,7 @@ def tensor_name(name: Any) -> str:
 
 
 def tensor_names(argument: str, names: Any) -> list[str]:
-    """Names or glob patterns, of which one alone may be given without a list."""
+    """Returns names or glob patterns as a list; a single one may be given as text."""
     if isinstance(names, str):
         return [names]
     if not _is_list(names):
@@ -76,7 +76,7 @@ def tensor_names(argument: str, names: Any) -> list[str]:
 
 
 def text_by_text(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Metadata of a file: a dictionary of texts, or none."""
+    """Returns the metadata of a file as a dictionary of text to text, or ``None``."""
     if metadata is None:
         return None
     try:

@@ -1,6 +1,6 @@
-"""Whether the memory is there that a tensor claims: what it says of itself, checked against what it lies in.
+"""Checks that a tensor lies within the memory that it is a view of.
 
-Functions return what is wrong, in words that follow "tensor 'a' cannot be saved:", or ``None``.
+The functions return what is wrong, in words that follow "tensor 'a' cannot be saved:", or ``None``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def torch_shortfall(tensor: Any) -> str | None:
-    """What a strided tensor of torch lacks of its storage, which may have been resized or freed since."""
+    """Whether a strided tensor of torch exceeds its storage, which may have been resized or freed."""
     if tensor.numel() == 0:
         return None
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -22,7 +22,7 @@ def torch_shortfall(tensor: Any) -> str | None:
 
 
 def numpy_shortfall(array: Any) -> str | None:
-    """What an array of numpy lacks of the memory that it is a view of, which may have been resized since."""
+    """Whether an array of numpy exceeds the memory that it is a view of, which may have been resized."""
     if array.size == 0 or array.base is None:
         return None
     steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
@@ -33,14 +33,14 @@ def numpy_shortfall(array: Any) -> str | None:
 
 
 def buffer_shortfall(view: memoryview, address: int) -> str | None:
-    """What a contiguous buffer lacks of the memory of the object that lets it be seen."""
+    """Whether a contiguous buffer exceeds the memory of the object that exports it."""
     return _outside(address, address + view.nbytes, view.obj)
 
 
 def _outside(start: int, stop: int, owner: Any) -> str | None:
-    """How these addresses leave the memory of the object that owns it, if that is known."""
+    """Says how a range of addresses exceeds the memory of its owner, if that memory is known."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    # Views of numpy alone can be more than what they are made of: buffers that are seen keep their size.
+    # Only views of numpy can exceed what they show: an exported buffer keeps its size.
     if numpy is None:
         return None
     while (made_of := _made_of(owner)) is not None:
@@ -62,7 +62,7 @@ def _outside(start: int, stop: int, owner: Any) -> str | None:
 
 
 def _made_of(view: Any) -> Any:
-    """What a view of numpy's, or of Python's own, shows the memory of; ``None`` if it is no view."""
+    """The object whose memory a view of numpy, or a `memoryview`, shows; ``None`` if it is no view."""
     if isinstance(view, memoryview):
         return view.obj
     return view.base if hasattr(view, "__array_interface__") and hasattr(view, "base") else None

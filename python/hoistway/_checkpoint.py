@@ -1,4 +1,4 @@
-"""Loading: `load_file` for all at once, `open` for one tensor, a slice, or one after the other."""
+"""Loading: `load_file` loads all tensors at once; `open` gives single tensors, slices and streams."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ Select = str | Iterable[str] | Callable[[str], bool]
 
 
 class LoadedTensors(dict[str, T], Generic[T]):
-    """Tensors by name, and the report of how they were loaded."""
+    """Tensors by name, with the report of the load."""
 
     def __init__(self, report: _native.Report) -> None:
         super().__init__()
@@ -76,8 +76,8 @@ class LoadedTensors(dict[str, T], Generic[T]):
         return Report._from_native(self._report)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles are plain: the report is about this very load. Ordered dictionaries, because those
-        are what `torch.load` takes for weights.
+        """Copies and pickles lack the report, which is about this load. They are ordered dictionaries, which
+        `torch.load` accepts for weights.
         """
         return OrderedDict, (), None, None, iter(self.items())
 
@@ -144,28 +144,28 @@ def load_file(
     Args:
         path: A safetensors or GGUF file, an index, a directory, a glob pattern, a URL (``s3://``, ``gs://``, ``az://``,
             ``hf://``, ``https://``; of a folder with ``/`` at its end), or a list of these.
-        device: Where to put the tensors: ``"cpu"``, ``"cuda:1"``, ``"rocm:0"``, a number, or a device of torch's.
+        device: Where to put the tensors: ``"cpu"``, ``"cuda:1"``, ``"rocm:0"``, a number, or a `torch.device`.
             Default: ``HOISTWAY_DEVICE``, else ``"cpu"``.
-        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``, those of
-            hoistway itself.
+        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"`` for
+            `hoistway.Tensor`.
         select: Names or glob patterns of the tensors to load, or a predicate on names. Default: all.
         exclude: Names or glob patterns of tensors to leave out.
-        slices: For some tensors the part to load, as one would index them.
-        progress: Called with bytes done and bytes in all; ``True`` for a bar by tqdm.
-        pool: Host memory, touched before, to load into.
-        allocator: Whose memory of the device to load into: the ``"driver"``'s, or that of ``"torch"``'s allocator.
-        lenient: Whether to take files that break the specification where no harm comes of it: safetensors files with
-            padding after the last tensor, and GGUF files. Default: ``HOISTWAY_LENIENT``, else not.
-        offset: Byte at which the GGUF begins in each file, where it is embedded in another. Default: 0, the start of
-            the file.
-        store: Where the store of a URL is, and who asks: see `StoreOptions`. Default: what the environment says.
-        cache: Directory on a drive of this machine that keeps what comes from stores, for the next load of any process.
-            Default: ``HOISTWAY_CACHE``, else none. ``HOISTWAY_CACHE_BYTES`` bounds it.
-        options: Those of ``hoistway load``; see `LoadOptions`.
+        slices: For some tensors, by name, the part to load: what you would index the tensor with.
+        progress: A function that is called with the bytes loaded and the total; ``True`` for a progress bar by tqdm.
+        pool: Host memory to load into, which was touched before.
+        allocator: What allocates device memory: ``"driver"``, or ``"torch"`` for the allocator of torch.
+        lenient: Whether to accept files that violate the specification of their format in harmless ways: safetensors
+            files with padding after the last tensor, and GGUF files that other readers accept. Default:
+            ``HOISTWAY_LENIENT``, else ``False``.
+        offset: Byte at which the GGUF begins, for GGUF files that are embedded in other files. Default: 0.
+        store: Endpoint and credentials of the object store of a URL: see `StoreOptions`. Default: the environment.
+        cache: Directory on a drive of this machine that keeps what is read from object stores, for the next load of any
+            process. Default: ``HOISTWAY_CACHE``, else none. ``HOISTWAY_CACHE_BYTES`` limits its size.
+        options: The options of ``hoistway load``; see `LoadOptions`.
 
     Returns:
-        A dictionary of tensors in the order of the checkpoint, with the report of the load as its attribute
-        ``report``. Quantised tensors of GGUF files are ``uint8``: their last dimension counts the bytes of its blocks.
+        A dictionary of tensors in the order of the checkpoint, with the report of the load as the attribute
+        ``report``. Quantised tensors of GGUF files are ``uint8``: their last dimension counts bytes.
     """
     with Checkpoint(
         path,
@@ -191,18 +191,18 @@ class Checkpoint(Generic[T]):
         paths: A safetensors or GGUF file, an index, a directory, a glob pattern, a URL (``s3://``, ``gs://``, ``az://``,
             ``hf://``, ``https://``; of a folder with ``/`` at its end), or a list of these. One file of a split GGUF
             model stands for all.
-        device: Where to put tensors: ``"cpu"``, ``"cuda:1"``, ``"rocm:0"``, a number, or a device of torch's.
+        device: Where to put tensors: ``"cpu"``, ``"cuda:1"``, ``"rocm:0"``, a number, or a `torch.device`.
         framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``.
-        pool: Host memory, touched before, that all loads go into unless they name another.
-        allocator: Whose memory of the device to load into: the ``"driver"``'s, or that of ``"torch"``'s allocator.
-        lenient: Whether to take files that break the specification where no harm comes of it: safetensors files with
-            padding after the last tensor, and GGUF files. Default: ``HOISTWAY_LENIENT``, else not.
-        offset: Byte at which the GGUF begins in each file, where it is embedded in another. Default: 0, the start of
-            the file.
-        store: Where the store of a URL is, and who asks: see `StoreOptions`. Default: what the environment says.
-        cache: Directory on a drive of this machine that keeps what comes from stores, for the next load of any process.
-            Default: ``HOISTWAY_CACHE``, else none. ``HOISTWAY_CACHE_BYTES`` bounds it.
-        options: Options of all loads; see `LoadOptions`. A load's own win.
+        pool: Host memory for all loads that name no other pool. It was touched before.
+        allocator: What allocates device memory: ``"driver"``, or ``"torch"`` for the allocator of torch.
+        lenient: Whether to accept files that violate the specification of their format in harmless ways: safetensors
+            files with padding after the last tensor, and GGUF files that other readers accept. Default:
+            ``HOISTWAY_LENIENT``, else ``False``.
+        offset: Byte at which the GGUF begins, for GGUF files that are embedded in other files. Default: 0.
+        store: Endpoint and credentials of the object store of a URL: see `StoreOptions`. Default: the environment.
+        cache: Directory on a drive of this machine that keeps what is read from object stores, for the next load of any
+            process. Default: ``HOISTWAY_CACHE``, else none. ``HOISTWAY_CACHE_BYTES`` limits its size.
+        options: Options of all loads; see `LoadOptions`. Options of a load win over these.
     """
 
     @overload
@@ -307,9 +307,9 @@ class Checkpoint(Generic[T]):
     def metadata(self) -> Mapping[str, Any] | None:
         """The metadata of the files; ``None`` if there is none.
 
-        Of safetensors files a dictionary of texts, their ``__metadata__``. Of GGUF files a read-only mapping of their
-        keys and values, in the order of the file; arrays in it are sequences that are read when they are looked at,
-        see `MetadataArray`. An array that was not read keeps its file open.
+        For safetensors files this is a dictionary of text to text, their ``__metadata__``. For GGUF files it is a
+        read-only mapping of their keys and values, in the order of the file. Its arrays are sequences that are read
+        when they are used: see `MetadataArray`. An array that was not read keeps its file open.
         """
         if self._metadata is None:
             metadata, key_values = self._opened.metadata(), self._opened.key_values()
@@ -319,15 +319,15 @@ class Checkpoint(Generic[T]):
         return self._metadata
 
     def files(self) -> list[str]:
-        """The files, in order."""
+        """The paths of the files, in order."""
         return self._opened.files()
 
     def get_shape(self, name: str) -> list[int]:
-        """Shape of a tensor, without loading it: that of its elements, also where they are quantised."""
+        """Shape of a tensor in elements, also if they are quantised. Loads nothing."""
         return list(self._info(name)[1])
 
     def get_dtype(self, name: str) -> str:
-        """Element type of a tensor without loading it, by the name that safetensors or ggml give it."""
+        """Element type of a tensor, by its name in safetensors or ggml. Loads nothing."""
         return self._info(name)[0]
 
     def get_tensor(self, name: str) -> T:
@@ -338,7 +338,7 @@ class Checkpoint(Generic[T]):
     __getitem__ = get_tensor
 
     def get_slice(self, name: str) -> TensorSlice[T]:
-        """A tensor that loads what it is indexed with."""
+        """A tensor of which the part is loaded that it is indexed with."""
         dtype, shape, *_ = self._info(name)
         return TensorSlice(self, name, dtype, list(shape))
 
@@ -381,32 +381,31 @@ class Checkpoint(Generic[T]):
         pool: _native.MemoryPool | None = None,
         **options: Unpack[LoadOptions],
     ) -> TensorStream[T]:
-        """Gives ``(name, tensor)``, one after the other, while the rest is still being loaded.
+        """Yields ``(name, tensor)`` one after the other, while the other tensors are still being loaded.
 
         Args:
             select: As in `load_file`.
             exclude: As in `load_file`.
             slices: As in `load_file`.
-            order: ``"arrival"``, as tensors become complete, or ``"file"``, that of the checkpoint.
-            max_in_flight: Limits the bytes, a number or text such as ``"1GiB"``, of tensors in flight: loading,
-                loaded and not yet delivered, and the one delivered last. A caller that drops each tensor before the
-                next one stays within this limit, except for the huge pages at the tensors' ends. A tensor that is
-                larger is loaded alone. A pool, or the reserve of huge pages, must have room for all tensors
-                nevertheless. Default: no bound.
-            copy_into: Memory that tensors are read into rather than into memory of their own: a mapping of names, which
-                tensors of the checkpoint must have, to tensors of torch, arrays of numpy, anything that lets its
-                bytes be written, or objects with a CUDA array interface; or a function that is called with name, type
-                and shape of each tensor, and returns such an object or ``None``. Each must be contiguous, of the very
-                type and shape of its tensor, or of the slice of it, and not be used nor resized until it is given.
-                Tensors without one are loaded as ever. Autograd sees a tensor of torch as changed in place. Options
-                that say what memory of their own tensors get are about those alone, and errors where all have targets,
-                unless they are the checkpoint's or the environment's. After an error, targets that were not given hold
-                anything. The bound does not count targets.
+            order: ``"arrival"``: as tensors become complete; ``"file"``: the order of the checkpoint.
+            max_in_flight: Limit on the bytes of tensors in flight, a number or text such as ``"1GiB"``. Tensors in
+                flight are being loaded, or loaded and not yet delivered, or the one delivered last. A caller that drops
+                each tensor before the next one stays within this limit, except for the huge pages at the ends of
+                tensors. A tensor larger than the limit is loaded alone. A pool, or the reserve of huge pages, must
+                still have room for all tensors. Targets of ``copy_into`` do not count. Default: no limit.
+            copy_into: The caller's memory to read tensors into. Either a mapping from names of tensors to targets, or
+                a function that is called with name, type and shape of each tensor and returns a target or ``None``.
+                A target is a tensor of torch, an array of numpy, a writable buffer, or an object with a CUDA array
+                interface. It must be contiguous, with the type and shape of its tensor or slice, and must not be used
+                or resized until it is delivered. Tensors without a target are loaded into memory of hoistway. Autograd
+                sees a target of torch as changed in place. Options for the memory of tensors apply to those without a
+                target; if all tensors have one, such options are errors, unless they come from the checkpoint or the
+                environment. After an error, the contents of targets that were not delivered are undefined.
             pool: As in `load_file`.
             options: As in `load_file`.
 
         Returns:
-            An iterator with the attribute ``report``. Closing it, or leaving it as a context manager, ends the load.
+            An iterator with the attribute ``report``. Closing it, or leaving its ``with`` block, ends the load.
         """
         request, parts = self._request(select, exclude, slices, pool, options)
         if order not in ("arrival", "file"):
@@ -450,15 +449,15 @@ class Checkpoint(Generic[T]):
         slices: Mapping[str, Any] | None = None,
         **options: Unpack[LoadOptions],
     ) -> Report:
-        """Reads tensors into memory of the caller's: all that are named, or an error.
+        """Reads the named tensors into memory of the caller. All of them are read, or the call fails.
 
         Args:
-            targets: Names of tensors, no patterns, and where to read each: see `Checkpoint.iter_tensors`.
+            targets: Names of tensors, without patterns, and their targets: see `Checkpoint.iter_tensors`.
             slices: As in `load_file`.
-            options: As in `load_file`, but for the routes ``unified`` and ``mapped``.
+            options: As in `load_file`, without the routes ``unified`` and ``mapped``.
 
         Returns:
-            How it was done.
+            The report of the load.
         """
         names = list(targets)
         self._check_existence(names)
@@ -473,7 +472,7 @@ class Checkpoint(Generic[T]):
         return self.iter_tensors()
 
     def items(self) -> TensorStream[T]:
-        """Gives ``(name, tensor)`` in the order of `keys`, while the rest is still being loaded."""
+        """Yields ``(name, tensor)`` in the order of `keys`, while the other tensors are still being loaded."""
         return self.iter_tensors(order="file")
 
     def __len__(self) -> int:
@@ -488,12 +487,12 @@ class Checkpoint(Generic[T]):
         return None if self._report is None else Report._from_native(self._report)
 
     def warm(self) -> dict[str, Any]:
-        """Brings the files into the page cache; returns what ``hoistway warm --json`` prints."""
+        """Reads the files into the page cache. Returns what ``hoistway warm --json`` prints."""
         report: dict[str, Any] = json.loads(self._opened.warm())
         return report
 
     def manifest(self) -> dict[str, Any]:
-        """BLAKE3 digests of all tensors, read a second, plain way: what ``hoistway verify --json`` prints."""
+        """Returns BLAKE3 digests of all tensors, read by plain reads: what ``hoistway verify --json`` prints."""
         manifest: dict[str, Any] = json.loads(self._opened.manifest())
         return manifest
 
@@ -535,7 +534,7 @@ class Checkpoint(Generic[T]):
         pool: _native.MemoryPool | None,
         options: LoadOptions,
     ) -> tuple[dict[str, Any], dict[str, Part]]:
-        """The request to the engine, and the rest of the slicing that Python does."""
+        """The request to the engine, and the part of slicing that Python does."""
         check_names(options)
         parts = {name: self._part(name, index) for name, index in (slices or {}).items()}
         request = {
@@ -548,7 +547,7 @@ class Checkpoint(Generic[T]):
         return request, parts
 
     def _check_existence(self, names: Iterable[str]) -> None:
-        """Fails for what is not the very name of a tensor."""
+        """Fails if a name is not exactly that of a tensor."""
         for name in names:
             self._info(name)
 
@@ -567,7 +566,7 @@ class Checkpoint(Generic[T]):
         return wanted
 
     def _check_packages(self, request: Mapping[str, Any]) -> None:
-        """Fails if a tensor of the load is of a type that the framework needs a package for which is missing."""
+        """Fails if the framework needs a missing package for the type of a tensor of the load."""
         lacking = types_without_package(self._framework[0])
         if not lacking:
             return
@@ -588,7 +587,7 @@ class Checkpoint(Generic[T]):
         self, targets: Mapping[str, Target], request: Mapping[str, Any], order: Order, *, is_all: bool
     ) -> _native.Filling:
         memories = {name: target.memory for name, target in targets.items()}
-        # Of memory of its own it has only what was asked of this very load, which is refused.
+        # Options for the memory of tensors are kept only if this load names them: then the engine refuses them.
         own = {name: value for name, value in request.items() if value is not None} if is_all else {}
         merged = {**_without_own_memory(self._merged(request)), **own, "select": list(targets)}
         filling = self._opened.fill(memories, order=order, **merged)
@@ -604,7 +603,7 @@ class Checkpoint(Generic[T]):
         return (options.get("route") or os.environ.get("HOISTWAY_ROUTE")) == "mapped"
 
     def _merged(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of one load: its own, else those of the checkpoint."""
+        """The options of one load. They win over those of the checkpoint."""
         return {**self._options, **{name: value for name, value in request.items() if value is not None}}
 
     def _load(self, request: Mapping[str, Any], progress: Progress = False) -> LoadedTensors[T]:
@@ -635,10 +634,10 @@ class Checkpoint(Generic[T]):
 
 
 class TensorSlice(Generic[T]):
-    """A tensor that is loaded as far as it is indexed: ``checkpoint.get_slice(name)[2:4, :, -1]``.
+    """A tensor of which the part is loaded that it is indexed with: ``checkpoint.get_slice(name)[2:4, :, -1]``.
 
-    Indices are integers, slices with a positive step, and an ellipsis. Unlike those of lists, slices that
-    leave a dimension are errors: they would hide a wrong shape.
+    Indices are integers, slices with a positive step, and an ellipsis. Unlike with lists, a slice that goes beyond a
+    dimension is an error: it would hide a wrong shape.
     """
 
     def __init__(self, checkpoint: Checkpoint[T], name: str, dtype: str, shape: list[int]) -> None:
@@ -657,7 +656,7 @@ class TensorSlice(Generic[T]):
         return list(self._shape)
 
     def get_dtype(self) -> str:
-        """Element type by the name that safetensors or ggml give it."""
+        """Element type, by its name in safetensors or ggml."""
         return self._dtype
 
     def __getitem__(self, index: Any) -> T:
@@ -674,7 +673,7 @@ class TensorSlice(Generic[T]):
 
 
 def check_names(options: Mapping[str, Any]) -> None:
-    """Fails for options that no load has. Device and allocator belong to the checkpoint, and to each other."""
+    """Fails for options that no load has. Device and allocator are options of the checkpoint."""
     names = list(LoadOptions.__annotations__)
     near = [*names, *_ELSEWHERE, *_ARGUMENTS]
     for unknown in sorted(set(options) - set(names)):
@@ -696,17 +695,17 @@ _ELSEWHERE = {
     "order": "only iter_tensors, which streams, has an order",
     "progress": "load_file and Checkpoint.load show progress",
 }
-"""What other calls take."""
+"""Arguments of other calls, and where they belong."""
 
 _ARGUMENTS = ("select", "exclude", "slices", "pool", "lenient", "offset", "store", "cache")
-"""What is not an option, and may be misspelt all the same."""
+"""Arguments that are not options, but may be misspelt too."""
 
 _OWN_MEMORY = {"device", "pool", "allocator", "layout", "rings", "numa", "populate"}
-"""Options that say what memory of their own tensors get, and how it is read into."""
+"""Options for the memory of tensors without a target."""
 
 
 def _without_own_memory(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that tensors with targets have too."""
+    """The options that also apply to tensors with targets."""
     return {
         name: value
         for name, value in options.items()
@@ -716,7 +715,7 @@ def _without_own_memory(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def usrbio_directories() -> list[str] | None:
-    """The folder of the library in the vendor's Python package for 3FS, if it is installed."""
+    """The folders of the library in the vendor's Python package for 3FS, if that is installed."""
     spec = importlib.util.find_spec("hf3fs_py_usrbio")
     if spec is None:
         return None
@@ -728,7 +727,7 @@ def usrbio_directories() -> list[str] | None:
 
 @contextmanager
 def _callback(progress: Progress, total: int) -> Iterator[Callable[[int, int], object] | None]:
-    """The function that a load reports its progress to; a bar by tqdm for `True`."""
+    """The function that a load reports its progress to. For `True` it moves a progress bar by tqdm."""
     if progress is False:
         yield None
         return

@@ -1,4 +1,4 @@
-"""The command ``hoistway``, as the package brings it: that of ``hoistway-cli``, in this process."""
+"""The command ``hoistway`` of the package: it runs ``hoistway-cli`` in this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> int:
 
 
 def _open_standard_streams() -> None:
-    """Opens those that are closed: what is opened next would take their numbers, and be written to."""
+    """Opens standard streams that are closed: else the next opened file would take their number and be written to."""
     for stream in range(3):
         try:
             os.fstat(stream)

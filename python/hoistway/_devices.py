@@ -1,6 +1,6 @@
 """Names of devices. Builds of torch for ROCm call their devices ``cuda``, and so do engines that are built on torch.
 
-Here is what such a name means to hoistway, and how torch calls what hoistway names.
+This module translates between names of torch and names of hoistway.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hoistway import _native
 from hoistway.errors import OptionError
 
 _KINDS = {1: "cpu", 2: "cuda", 10: "rocm", 13: "cuda"}
-"""By the numbers that DLPack has for them. The last is managed memory of CUDA's."""
+"""Kinds of devices by their numbers in DLPack. The last is managed memory of CUDA."""
 
 
 def package_directories(name: str) -> list[str]:
@@ -26,7 +26,7 @@ def package_directories(name: str) -> list[str]:
     try:
         spec = importlib.util.find_spec(name)
     except ValueError:
-        # What is imported under this name says nothing of where it is from.
+        # The module of this name does not say where it is from.
         return []
     return list(spec.submodule_search_locations or []) if spec else []
 
@@ -42,7 +42,7 @@ def of_torch(torch: Any, kind: str, ordinal: int) -> str:
 
 
 def of_number(number: Any) -> str:
-    """The device of a number alone: one of those that torch is built for, imported or not; of CUDA's without torch."""
+    """The device of a number alone: of the kind that torch is built for, imported or not; else of CUDA."""
     torch = sys.modules.get("torch")
     kind = torch_kind(torch) if hasattr(torch, "version") else _installed_kind()
     return f"{kind}:{operator.index(number)}"
@@ -50,7 +50,7 @@ def of_number(number: Any) -> str:
 
 @cache
 def _installed_kind() -> str:
-    """As `torch_kind`, of the torch that is installed, from the file that its version is in."""
+    """As `torch_kind`, for the installed torch, from its version file."""
     for directory in package_directories("torch"):
         try:
             text = Path(directory, "version.py").read_text()
@@ -62,18 +62,18 @@ def _installed_kind() -> str:
 
 
 def of_torchs_text(kind: str, ordinal: int) -> str:
-    """A device that text names as torch does, where torch's names are understood."""
+    """A device that text names, where names of torch are accepted."""
     return of_number(ordinal) if kind == "cuda" else f"{kind}:{ordinal}"
 
 
 def of_text(name: str) -> str:
-    """A device that text names, by the name that is written: ``hip`` is understood too."""
+    """A device that text names; ``hip`` means ``rocm``."""
     kind, colon, ordinal = name.partition(":")
     return "rocm" + colon + ordinal if kind == "hip" else name
 
 
 def of_dlpack(device: tuple[int, int]) -> str | None:
-    """The device that ``__dlpack_device__`` says; ``None`` if hoistway knows no such kind."""
+    """The device of a ``__dlpack_device__``; ``None`` if hoistway does not support its kind."""
     kind, ordinal = device
     name = _KINDS.get(int(kind))
     return name if name in (None, "cpu") else f"{name}:{int(ordinal)}"
@@ -86,7 +86,7 @@ def dlpack_kind(name: str) -> int:
 
 
 def to_torch(torch: Any, name: str) -> str:
-    """The name in torch of a device of hoistway's; an error if the build is for other devices."""
+    """The name in torch of a device of hoistway. Fails if torch is built for other devices."""
     kind, colon, ordinal = name.partition(":")
     if kind == "cpu":
         return name
@@ -100,7 +100,7 @@ def to_torch(torch: Any, name: str) -> str:
 
 @cache
 def find_libraries() -> None:
-    """Shows the engine where packages of Python keep the libraries of devices' vendors."""
+    """Tells the engine where Python packages keep the libraries of device vendors."""
     packages = {"nvidia": ("cu13/lib", "cufile/lib"), "_rocm_sdk_core": ("lib",)}
     if of_number(0).startswith("rocm"):
         packages["torch"] = ("lib",)

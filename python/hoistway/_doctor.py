@@ -15,7 +15,7 @@ class Checks(list[dict[str, Any]]):
     """The checks: dictionaries with ``name``, ``status``, ``finding`` and ``fix``.
 
     ``status`` is ``"ok"``, ``"absent"`` (needed for one purpose only), ``"slower"`` or ``"broken"`` (loads fail).
-    Printed, and in a notebook, they are a table.
+    They are shown as a table when printed, and in a notebook.
     """
 
     def __str__(self) -> str:

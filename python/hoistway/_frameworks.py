@@ -1,4 +1,4 @@
-"""Tensors of torch, numpy, jax and paddle over the memory of hoistway's own.
+"""Tensors of torch, numpy, jax and paddle that share memory with those of hoistway.
 
 Frameworks are imported when first used; none of them is needed to import hoistway.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     JaxArray = jax.Array
     T = TypeVar("T", default=Any)
 else:
-    # Who runs a program has no use for the default.
+    # A running program needs no default.
     from typing import TypeVar
 
     T = TypeVar("T")
@@ -65,7 +65,7 @@ ELEMENT_TYPES = {
     "F4": "float4_e2m1fn",
     **_NARROW_TYPES,
 }
-"""What torch, numpy and ml_dtypes call the element types. Only torch packs pairs of F4, and calls them otherwise."""
+"""Names of element types in torch, numpy and ml_dtypes. Only torch packs pairs of F4, under another name."""
 
 PADDLE_TYPES = {
     dtype: name
@@ -73,18 +73,18 @@ PADDLE_TYPES = {
     # Paddle takes 16-bit integers without a sign for bfloat16.
     if dtype not in ("U16", "F4", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0")
 }
-"""What paddle calls the element types that it has."""
+"""Names of the element types that paddle has."""
 
 Converter = Callable[["Sequence[Tensor]", "dict[str, Any]"], None]
 """Adds tensors to a dictionary, by name."""
 
 
 def check_framework(framework: str, device: str) -> None:
-    """Whether there is such a framework, for a device; not whether it is installed."""
+    """Fails if there is no such framework, or none for the device. Does not check that it is installed."""
     if framework not in _CONVERTERS:
         raise OptionError(f"framework cannot be {framework!r}: it is one of {', '.join(_CONVERTERS)}")
     if framework in ("numpy", "np") and device != "cpu":
-        raise OptionError(f"framework 'numpy' has arrays in host memory alone, and the device is {device!r}")
+        raise OptionError(f"framework 'numpy' has arrays in host memory only, and the device is {device!r}")
 
 
 def converter(framework: str, device: str = "cpu") -> Converter:
@@ -94,12 +94,12 @@ def converter(framework: str, device: str = "cpu") -> Converter:
 
 
 def is_torch(framework: str) -> bool:
-    """Whether these are torch's tensors."""
+    """Whether the framework is torch."""
     return framework in ("torch", "pt")
 
 
 def device_name(device: Any, framework: str) -> str:
-    """A device as hoistway names it, from text, a number, or torch's own."""
+    """The name in hoistway of a device that is text, a number, or a `torch.device`."""
     if hasattr(device, "__index__") and not isinstance(device, bool):
         return of_number(device)
     torch: Any = sys.modules.get("torch")
@@ -117,7 +117,7 @@ def device_name(device: Any, framework: str) -> str:
 
 
 def torch_allocator(device: str) -> Callable[[int], tuple[int, int, Any]]:
-    """Memory of torch's own caching allocator, as tensors of bytes, of the stream that is current now."""
+    """A function that allocates with the caching allocator of torch, on the stream that is current now."""
     try:
         import torch  # noqa: PLC0415
     except ImportError as error:
@@ -129,7 +129,7 @@ def torch_allocator(device: str) -> Callable[[int], tuple[int, int, Any]]:
     stream = torch.cuda.current_stream(on)
 
     def allocate(size: int) -> tuple[int, int, Any]:
-        # On a thread of a load, whose own stream is the default one.
+        # This runs on a thread of a load, whose current stream is the default one.
         with torch.cuda.stream(stream):
             memory = torch.empty(size, dtype=torch.uint8, device=on)
         return memory.data_ptr(), stream.cuda_stream, memory
@@ -194,14 +194,14 @@ def _numpy() -> Converter:
 
 
 def types_without_package(framework: str) -> Collection[str]:
-    """Element types that the framework has by a package which is not installed."""
+    """Element types for which the framework needs a package that is not installed."""
     if framework not in ("numpy", "np") or importlib.util.find_spec("ml_dtypes"):
         return ()
     return ("BF16", "F4", *_NARROW_TYPES)
 
 
 def check_packages(tensors: Iterable[tuple[str, str]], lacking: Collection[str]) -> None:
-    """Fails for a tensor, given with its type, of one of the types that the framework lacks a package for."""
+    """Fails for the first tensor whose type is in ``lacking``, as the framework lacks a package for it."""
     for name, dtype in tensors if lacking else ():
         if dtype in lacking:
             raise _no_package(name, dtype)
@@ -230,7 +230,7 @@ def _ml_dtype(tensor: Tensor) -> Any:
 
 
 def _unpacked_f4(packed: Any) -> Any:
-    """ml_dtypes keeps each 4-bit element in a byte of its own: a copy, the lower half of each byte first."""
+    """Copies 4-bit elements into a byte each, as ml_dtypes keeps them, the lower half of a byte first."""
     import numpy as np  # noqa: PLC0415
 
     unpacked = np.empty((packed.size, 2), np.uint8)

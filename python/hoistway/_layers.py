@@ -36,7 +36,7 @@ def stream_layers(
     store: StoreOptions | None = None,
     **options: Unpack[ReaderOptions],
 ) -> LayerStream:
-    """Streams the layers of a model that does not fit in memory, in the order of use, again and again.
+    """Streams the layers of a model that does not fit in memory, in the order of use, pass after pass.
 
     Examples:
         >>> layers = hoistway.stream_layers("model.safetensors", budget="8GiB")  # doctest: +SKIP
@@ -44,20 +44,20 @@ def stream_layers(
         ...     for layer in layers:  # One pass; the next one begins with the first layer again.
         ...         compute(layer["model.layers.0.mlp.up_proj.weight"])
 
-    As many layers as the budget holds stay in memory; the others are read again in each pass, the next ones while one
-    computes.
+    As many layers as the budget holds stay in memory. The others are read again in each pass, while earlier layers
+    compute.
 
     Args:
         paths: What `hoistway.open` takes, or an open checkpoint.
-        order: Names of layers in the order of use, such as ``model.layers.0``; or a mapping of names of your own to
-            names of tensors, in that order. By default the layers that the names of tensors count, in order.
-            Tensors that are in no layer, such as embeddings, are loaded by `hoistway.load_file`.
-        budget: Bytes of all layers in memory, a number or text such as ``"8GiB"``: those that stay, those that are
-            read ahead, and those whose tensors you hold.
-        ahead: Layers that are read ahead of the one that computes.
-        timeout: Seconds that a layer waits for room that you hold.
-        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``. They show
-            memory of the stream's, so do not write to them.
+        order: Names of layers in the order of use, such as ``model.layers.0``; or a mapping of your layer names to
+            lists of tensor names, in that order. Default: the layers that tensor names number, in order. Load
+            tensors outside layers, such as embeddings, with `hoistway.load_file`.
+        budget: Limit on the bytes of all layers in memory, a number or text such as ``"8GiB"``: layers that stay,
+            layers that are read ahead, and layers whose tensors you hold.
+        ahead: Number of layers to read ahead of the current one.
+        timeout: Seconds that the stream waits for layers that you hold.
+        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``. They share
+            memory with the stream: do not write to them.
         lenient: As in `hoistway.open`.
         offset: As in `hoistway.open`.
         store: As in `hoistway.open`.
@@ -72,8 +72,9 @@ def stream_layers(
 
 
 class Layer(Mapping[str, Any]):
-    """The tensors of a layer by name. They can be asked for until the stream goes on; those that you hold then stay
-    valid, and keep all of the layer in memory.
+    """The tensors of a layer by name. Take tensors from it before you ask the stream for the next layer.
+
+    Tensors that you took stay valid, and keep the whole layer in memory.
     """
 
     def __init__(self, name: str, tensors: Sequence[_native.Tensor], convert: Converter) -> None:
@@ -106,15 +107,15 @@ class Layer(Mapping[str, Any]):
     def _held(self) -> dict[str, _native.Tensor]:
         if self._tensors is None:
             raise ClosedError(
-                f"layer {self.name!r} was given back when its stream went on: take its tensors before that"
+                f"layer {self.name!r} was released when its stream went on: take its tensors before that"
             )
         return self._tensors
 
 
 class LayerStream:
-    """Layers of a model, one after the other, again and again. `stream_layers` makes it.
+    """A stream of the layers of a model, which begins again after the last layer. `stream_layers` makes it.
 
-    Iterating it gives the layers that are left of one pass.
+    Iterating yields the remaining layers of the current pass.
     """
 
     def __init__(self, native: _native.LayerStream, names: Sequence[str], convert: Converter) -> None:
@@ -130,10 +131,10 @@ class LayerStream:
         return self._names
 
     def next_layer(self) -> Layer:
-        """The next layer, behind the last of which the first comes again. Gives the one before back.
+        """Returns the next layer, and releases the previous one. After the last layer comes the first.
 
         Raises:
-            MemoryBudgetError: Tensors that you hold take the room until the timeout. The layer is next again then.
+            MemoryBudgetError: Tensors that you hold left no room until the timeout. The next call tries the same layer.
         """
         if self._native is None:
             raise ClosedError("this stream is closed")
@@ -150,16 +151,14 @@ class LayerStream:
             yield self.next_layer()
 
     def stats(self) -> dict[str, Any]:
-        """What it has done: layers ``kept`` in memory and ``served``, ``bytes_read``, ``peak_bytes``,
-        ``stall_seconds``.
-        """
+        """Statistics: layers ``kept`` in memory and ``served``, ``bytes_read``, ``peak_bytes``, ``stall_seconds``."""
         if self._native is None:
             raise ClosedError("this stream is closed")
         stats: dict[str, Any] = json.loads(self._native.stats())
         return stats
 
     def close(self) -> None:
-        """Ends its reads, and gives back all memory that no tensor shows."""
+        """Ends the reads, and frees the memory of layers whose tensors you do not hold."""
         self._give_back()
         self._native = None
 

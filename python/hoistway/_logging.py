@@ -58,7 +58,7 @@ def start() -> None:
 
 
 def hand_over_soon() -> None:
-    """Called by the engine once events are queued. A handler that never returns keeps no process from its end."""
+    """Called by the engine when events are queued. The thread is a daemon: a handler that hangs does not block exit."""
     Thread(target=_hand_over, name="hoistway-log", daemon=True).start()
 
 
@@ -85,7 +85,7 @@ def _log(target: logging.Logger, level: int, text: str, changes: dict[str, Any] 
     try:
         target.handle(record)
     except Exception:
-        # A filter or a handler of the program's: the other records are none of its business.
+        # A filter or a handler of the program failed: the other records are still logged.
         if logging.raiseExceptions and sys.stderr is not None:
             traceback.print_exc()
 

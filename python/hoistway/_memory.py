@@ -15,11 +15,11 @@ class MemoryLimit:
     name: str
     """What sets the limit: the machine, or the file of a control group. Equal for processes under the same limit."""
     available_bytes: int
-    """Bytes that may still be allocated under it. Reclaimable page cache counts as free."""
+    """Bytes that may still be allocated under the limit. Reclaimable page cache counts as free."""
     total_bytes: int
     """The limit itself in bytes."""
 
 
 def memory_limits() -> list[MemoryLimit]:
-    """Every limit on the memory of this process that can be read. A load is refused that one of them would kill."""
+    """Returns every readable limit on the memory of this process. A load that would exceed one is refused."""
     return [MemoryLimit(**limit) for limit in json.loads(_native.memory_limits())]

@@ -23,11 +23,11 @@ _FORMATS = {
     "i64": "q",
     "f64": "d",
 }
-"""What `memoryview` calls numbers."""
+"""Formats of numbers in a `memoryview`."""
 
 
 def read_only(key_values: list[tuple[str, Any]], metadata: Mapping[str, str]) -> Mapping[str, Any]:
-    """Values by key, in the order of the files, and behind them whatever else there is."""
+    """Values by key, in the order of the files, followed by the text metadata."""
     values = {
         key: MetadataArray(value) if isinstance(value, _native.Array) else value for key, value in key_values
     }
@@ -59,8 +59,8 @@ class Metadata(Mapping[str, Any]):
 class MetadataArray(Sequence[Any]):
     """An array of a GGUF file: a sequence of numbers, strings, or such sequences.
 
-    It is read when its values are asked for the first time, all at once. Until then its file stays open, and no other,
-    also if the checkpoint is closed. Compares equal to lists of the same values; pickles and deep copies are lists.
+    All values are read when the first is used. Until then the array keeps its file open, also after the checkpoint is
+    closed. An array equals a list of the same values. Pickles and deep copies are lists.
     """
 
     def __init__(self, native: _native.Array) -> None:
@@ -75,19 +75,19 @@ class MetadataArray(Sequence[Any]):
         return self._element
 
     def tolist(self) -> list[Any]:
-        """All values as a list of its own. Raises `FormatError` for strings that are not UTF-8."""
+        """Returns all values as a new list. Raises `FormatError` for strings that are not UTF-8."""
         values = self._values
         return values.tolist() if isinstance(values, memoryview) else list(values)
 
     def byte_strings(self) -> list[bytes]:
-        """All strings as bytes, whether or not they are UTF-8: some vocabularies have tokens that are not."""
+        """Returns all strings as bytes. Some vocabularies have tokens that are not UTF-8."""
         if self._element != "string":
             raise TypeError(f"an array of elements of type {self._element} is not an array of strings")
         native = self._native
         return [text.encode() for text in self.tolist()] if native is None else native.byte_strings()
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The numbers as an array of numpy's, which cannot be written to."""
+        """Returns the numbers as a read-only array of numpy."""
         import numpy as np  # noqa: PLC0415
 
         values = self._values
@@ -96,7 +96,7 @@ class MetadataArray(Sequence[Any]):
         return np.frombuffer(values, values.format)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        """For ``numpy.asarray``. Strings become text of numpy's, of the longest one's length."""
+        """For ``numpy.asarray``. Strings become text of numpy with the length of the longest one."""
         import numpy as np  # noqa: PLC0415
 
         array = self.numpy() if isinstance(self._values, memoryview) else None

@@ -55,7 +55,7 @@ __all__ = [
 
 @final
 class MemoryPool:
-    """Host memory, touched once, that loads take their tensors' memory from."""
+    """Host memory that loads reuse for tensors. It is touched once, when the pool is made."""
 
     def __new__(cls, size: int | str) -> MemoryPool: ...
     @property
@@ -74,13 +74,13 @@ class Tensor:
         """Its name in the checkpoint."""
     @property
     def dtype(self) -> str:
-        """Its element type, by the name that safetensors or ggml give it."""
+        """Its element type, by its name in safetensors or ggml."""
     @property
     def shape(self) -> tuple[int, ...]:
         """Elements along each dimension."""
     @property
     def bytes_shape(self) -> tuple[int, ...] | None:
-        """Shape of the bytes of a quantised tensor: its own, but for the last dimension. `None` for all others."""
+        """Shape of a quantised tensor in bytes: only the last dimension differs. `None` for other tensors."""
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
@@ -311,13 +311,13 @@ def probe_3fs(path: str | PathLike[str], client: str, directories: list[str]) ->
 
 @final
 class Addresses:
-    """Memory of several blocks, by the addresses and lengths of their pieces."""
+    """The memory of several blocks: the addresses and lengths of their pieces."""
 
     def __new__(cls, addresses: Any, sizes: Any, device: Any = None, owner: Any = None) -> Addresses: ...
     def __len__(self) -> int: ...
     @property
     def owner(self) -> Any:
-        """What the memory belongs to."""
+        """The object that owns the memory."""
     @property
     def device(self) -> str:
         """Where the memory is: `cpu`, or a device such as `cuda:0`."""
@@ -331,54 +331,54 @@ class Completion:
         """The number of the ticket."""
     @property
     def statuses(self) -> list[str]:
-        """What became of each item, by name."""
+        """How each item ended, by name."""
     @property
     def succeeded(self) -> list[bool]:
-        """Whether each item was delivered, or is in the store."""
+        """For each item, whether it was delivered or is in the store."""
     @property
     def ok(self) -> bool:
-        """Whether all were."""
+        """Whether all items succeeded."""
     @property
     def bytes(self) -> int:
         """Bytes that were delivered or stored."""
     @property
     def carried(self) -> dict[str, int]:
-        """Bytes that its transfers moved, by the way that they took."""
+        """Bytes that its transfers moved, by route."""
     @property
     def far_bytes(self) -> int:
-        """Of `bytes`, those that a load read from the far tier."""
+        """The part of `bytes` that a load read from the far tier."""
     @property
     def far_missing(self) -> int:
-        """Blocks that a store has not written to the far tier."""
+        """Number of blocks that a store did not write to the far tier."""
     @property
     def bounced_bytes(self) -> int:
-        """Bytes that went by way of memory of the store's."""
+        """Bytes that passed through staging memory of the store."""
     @property
     def queued(self) -> float:
         """Seconds before the first byte moved."""
     @property
     def moving(self) -> float:
-        """Seconds from then on."""
+        """Seconds from the first byte to the end."""
 
 @final
 class Pins:
-    """Blocks that are neither evicted nor deleted until this is released."""
+    """Pinned blocks: they are neither evicted nor deleted until this is released."""
 
     @property
     def pinned(self) -> list[bool]:
-        """Which of the keys are pinned: those of blocks that were there."""
+        """For each key, whether its block is pinned: the store had it."""
     def release(self) -> None:
-        """Lets the blocks go. Doing it again does nothing."""
+        """Unpins the blocks. A second call does nothing."""
     def __enter__(self) -> Pins: ...
     def __exit__(self, *_exception: object) -> None: ...
 
 @final
 class Region:
-    """Memory that a store knows ahead."""
+    """Memory that is registered with a store."""
 
     @property
     def is_direct(self) -> bool:
-        """Whether its bytes go between the device and the drive past the host's memory."""
+        """Whether its bytes move between the device and the drive without passing through host memory."""
 
 @final
 class KvStore:

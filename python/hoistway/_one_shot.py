@@ -1,4 +1,4 @@
-"""Whole tasks in one call: stream a checkpoint, and load a file that is in memory already."""
+"""Whole tasks in one call: streaming a checkpoint, and loading a file that is already in memory."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def iter_tensors(
     cache: PathType | None = None,
     **options: Unpack[LoadOptions],
 ) -> TensorStream[Any]:
-    """Opens a checkpoint and gives ``(name, tensor)``, one after the other, while the rest is still being loaded.
+    """Opens a checkpoint, and yields ``(name, tensor)`` while the other tensors are still being loaded.
 
     Args:
         paths: As in `load_file`.
@@ -102,7 +102,7 @@ def iter_tensors(
         options: As in `load_file`.
 
     Returns:
-        An iterator with the attribute ``report``. After the last tensor, or when it is closed, nothing stays open.
+        An iterator with the attribute ``report``. After the last tensor, or when it is closed, no file stays open.
     """
     with Checkpoint(
         paths,
@@ -137,15 +137,15 @@ def load(data: Buffer, *, framework: Raw) -> dict[str, _native.Tensor]: ...
 @overload
 def load(data: Buffer, *, framework: Framework) -> dict[str, Any]: ...
 def load(data: Buffer, *, framework: Framework = "torch") -> dict[str, Any]:
-    """Loads a safetensors or GGUF file that is in memory already.
+    """Loads a safetensors or GGUF file that is already in memory.
 
     Args:
-        data: The whole file. Whatever is not ``bytes`` is copied once more on the way.
-        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``, those of
-            hoistway itself.
+        data: The whole file. Anything but ``bytes`` is copied once more.
+        framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"`` for
+            `hoistway.Tensor`.
 
     Returns:
-        A dictionary of tensors in host memory, in the order of the file. They are copies: the data may go.
+        A dictionary of tensors in host memory, in the order of the file. They are copies of the data.
     """
     convert = converter(framework)
     if isinstance(data, str | os.PathLike):
@@ -156,7 +156,7 @@ def load(data: Buffer, *, framework: Framework = "torch") -> dict[str, Any]:
         contents = data if isinstance(data, bytes) else bytes(memoryview(data))
     except TypeError:
         raise ArgumentError(
-            f"data cannot be {shown(data)}: pass the bytes of a file, of an open file those that its read() gives"
+            f"data cannot be {shown(data)}: pass the bytes of a file; for an open file, those of its read()"
         ) from None
     tensors: dict[str, Any] = {}
     convert(_native.load_bytes(contents), tensors)

@@ -25,18 +25,18 @@ RouteName = Literal[
 
 
 class LoadOptions(TypedDict, total=False):
-    """What loads can be told besides what to load: the options of ``hoistway load``, with the same defaults.
+    """Options of loads: those of ``hoistway load``, with the same defaults.
 
     Sizes are numbers of bytes or text such as ``"64MiB"``.
     """
 
     route: RouteName | None
-    """Which way the bytes take."""
+    """Route of the bytes."""
     direct: Literal["auto", "always", "never"] | None
-    """Whether reads go past the page cache."""
+    """Whether reads bypass the page cache."""
     usrbio: Literal["auto", "native", "vendor"] | None
-    """Who speaks to the daemon of a 3FS: the vendor's library if there is one that works, else hoistway itself, or only
-    one of them."""
+    """Client of the 3FS daemon: ``"vendor"`` for the vendor's library, ``"native"`` for hoistway's client, ``"auto"``
+    for the vendor's library if that works, else hoistway's client."""
     dtype: Any
     """The type that a device converts floats to as they arrive: ``"float32"``, ``"float16"`` or ``"bfloat16"``, as
     text or as torch's."""
@@ -45,25 +45,25 @@ class LoadOptions(TypedDict, total=False):
     chunk: int | str | None
     """Longest single read."""
     coalesce_gap: int | str | None
-    """Unwanted bytes between two wanted ranges that are read along rather than skipped."""
+    """Longest gap between two wanted ranges that is read rather than skipped."""
     in_flight: int | str | None
-    """Bytes in flight to one device."""
+    """Bytes in flight to one storage device."""
     rings: int | None
-    """Rings of routes ``io_uring`` and ``usrbio``, ports of route ``overlapped``."""
+    """Number of rings of the routes ``io_uring`` and ``usrbio``, and of ports of the route ``overlapped``."""
     threads: int | None
-    """Threads of route ``threads`` and of copies from the page cache."""
+    """Number of threads of the route ``threads``, and of copies from the page cache."""
     huge_pages: Literal["transparent", "reserved", "never"] | None
-    """Kind of pages."""
+    """Huge pages: ``"transparent"`` if the system has some, ``"reserved"`` of ``vm.nr_hugepages``, or ``"never"``."""
     numa: int | Literal["unbound", "near_storage"] | None
     """NUMA node of memory and threads."""
     memory_budget: int | str | None
-    """Most host memory that the load may take."""
+    """Limit of host memory for the load."""
     populate: bool
-    """With route ``mapped``: read everything in at once."""
+    """With the route ``mapped``: read everything at once, rather than when it is touched."""
 
 
 class ReaderOptions(TypedDict, total=False):
-    """What can be told to what reads on request: `Reader`, streams of layers, stores of experts and rows of tables.
+    """Options of reads on request: of `Reader`, streams of layers, stores of experts and rows of tables.
 
     Sizes are numbers of bytes or text such as ``"64MiB"``.
     """
@@ -83,37 +83,37 @@ class ReaderOptions(TypedDict, total=False):
         ]
         | None
     )
-    """Which way the bytes take."""
+    """Route of the bytes."""
     direct: Literal["auto", "always", "never"] | None
-    """Whether reads go past the page cache."""
+    """Whether reads bypass the page cache."""
     usrbio: Literal["auto", "native", "vendor"] | None
-    """Who speaks to the daemon of a 3FS, as in `LoadOptions`."""
+    """Client of the 3FS daemon, as in `LoadOptions`."""
     chunk: int | str | None
     """Longest single read."""
     in_flight: int | None
-    """Reads at once."""
+    """Number of reads in flight."""
     memory_budget: int | str | None
-    """Most bytes of staging memory."""
+    """Limit of staging memory in bytes."""
 
 
 class StoreOptions(TypedDict, total=False):
-    """Where the object store of a URL is, and who asks. What is left out comes from the environment."""
+    """Endpoint and credentials of the object store of a URL. Defaults come from the environment."""
 
     endpoint: str
     """URL of the server. Default: ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL`` and that of the profile for ``s3://``,
-    ``HF_ENDPOINT`` for ``hf://``, else the store's own."""
+    ``HF_ENDPOINT`` for ``hf://``, else the public one of the store."""
     region: str
     """Region of the bucket. Default: ``AWS_REGION``, ``AWS_DEFAULT_REGION``, that of the profile, else
     ``us-east-1``."""
     path_style: bool
-    """Whether the bucket is a part of the path rather than of the host's name. Default: with an endpoint."""
+    """Whether the bucket is in the path of a URL rather than in its host name. Default: only with an endpoint."""
     profile: str
     """Profile of the shared AWS files. Default: ``AWS_PROFILE``, ``AWS_DEFAULT_PROFILE``, else
     ``default``."""
     access_key_id: str
-    """Key that signs. Default: ``AWS_ACCESS_KEY_ID`` and so on, the profile, or the machine's role."""
+    """Access key that signs requests. Default: ``AWS_ACCESS_KEY_ID`` and so on, the profile, or the machine's role."""
     secret_access_key: str
-    """Its secret."""
+    """Secret of the access key."""
     session_token: str
     """Token of temporary credentials."""
     credentials_file: str
@@ -122,7 +122,7 @@ class StoreOptions(TypedDict, total=False):
     account: str
     """Account of ``az://``. Default: ``AZURE_STORAGE_ACCOUNT_NAME``, ``AZURE_STORAGE_ACCOUNT``."""
     account_key: str
-    """Its key. Default: ``AZURE_STORAGE_ACCOUNT_KEY``, ``AZURE_STORAGE_KEY``."""
+    """Key of the account. Default: ``AZURE_STORAGE_ACCOUNT_KEY``, ``AZURE_STORAGE_KEY``."""
     sas_token: str
     """Shared access signature for ``az://``. Default: ``AZURE_STORAGE_SAS_TOKEN``."""
     token: str
@@ -130,7 +130,7 @@ class StoreOptions(TypedDict, total=False):
     anonymous: bool
     """Whether requests carry no credentials."""
     unpinned: bool
-    """Whether objects without a strong ETag are taken; their length and date are compared instead."""
+    """Whether objects without a strong ETag are accepted. Their length and date are compared instead."""
     allow_http: bool
     """Whether tokens are sent to ``http://`` servers other than this machine."""
 

@@ -1,4 +1,4 @@
-"""Reads of named tensors on request: what is needed now, what will be needed next, and what is not needed any more."""
+"""Reads of tensors on request: now, ahead of use, or in the background."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Priority = Literal["demand", "prefetch", "background"]
 
 
 class Reader:
-    """Reads tensors of a checkpoint on request, on threads that stay.
+    """Reads tensors of a checkpoint on request. It keeps its threads between requests.
 
     Examples:
         >>> with hoistway.Reader("model.safetensors") as reader:  # doctest: +SKIP
@@ -33,8 +33,8 @@ class Reader:
         ...     now = reader.read(["layers.0.weight"])
         ...     then = later.wait()
 
-    Demand is read before what is prefetched, and that before the background. Tensors stay valid after the reader is
-    closed.
+    Reads with the priority demand come first, then prefetches, then background reads. Tensors stay valid after the
+    reader is closed.
 
     Args:
         paths: What `hoistway.open` takes, or an open checkpoint.
@@ -68,18 +68,18 @@ class Reader:
         slices: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> dict[str, Any]:
-        """Reads tensors, and waits for them.
+        """Reads tensors and waits for them.
 
         Args:
-            names: Names of tensors, no patterns.
-            slices: For some of them the part to read, as one would index them: a range of the first dimension.
-            timeout: Seconds to wait, without limit by default. After them the reads are cancelled.
+            names: Names of tensors, without patterns.
+            slices: For some tensors, by name, the part to read: a range of the first dimension.
+            timeout: Seconds to wait, after which the reads are cancelled. Default: no limit.
 
         Returns:
             The tensors by name, in the order of the names.
 
         Raises:
-            WaitTimeoutError: They were not read within ``timeout``.
+            WaitTimeoutError: The tensors were not read within ``timeout``.
         """
         reading = self.submit(names, slices=slices)
         try:
@@ -96,7 +96,7 @@ class Reader:
         slices: Mapping[str, Any] | None = None,
         begin_by: float | None = None,
     ) -> Reading:
-        """Starts to read tensors that will be needed; see `submit`. Waiting for them makes them demand."""
+        """Starts to read tensors that will be needed; see `submit`. Waiting for them gives them the priority demand."""
         return self.submit(names, slices=slices, priority="prefetch", begin_by=begin_by)
 
     def submit(
@@ -134,7 +134,7 @@ class Reader:
         return Reading(self._native.submit(wanted, priority, begin_by), self._convert, parts)
 
     def close(self) -> None:
-        """Ends the reader's threads, unless a reading needs them."""
+        """Ends the threads of the reader, once no `Reading` needs them."""
         self._native = None
 
     def __enter__(self) -> Self:
@@ -170,10 +170,10 @@ class Reader:
 
 
 class Reading(Iterator[tuple[str, Any]]):
-    """Tensors that are being read. Iterating it gives ``(name, tensor)`` as reads end. Dropping it cancels those that
-    have not begun, and waits for the rest.
+    """Tensors that are being read. Iterating yields ``(name, tensor)`` as reads end.
 
-    Each tensor is handed out once, by the iteration or by `wait`.
+    Each tensor is delivered once, by the iteration or by `wait`. Dropping the reading cancels the reads that have not
+    begun, and waits for the others.
     """
 
     def __init__(self, native: _native.Reading, convert: Converter, parts: Mapping[str, Part]) -> None:
@@ -192,10 +192,10 @@ class Reading(Iterator[tuple[str, Any]]):
         return named
 
     def wait(self, timeout: float | None = None) -> dict[str, Any]:
-        """Waits for all tensors, and returns those that were not handed out, in the order in which they were named.
+        """Waits for all tensors, and returns those not yet delivered, in the order in which they were named.
 
         Raises:
-            WaitTimeoutError: They were not read within ``timeout`` seconds. They still will be.
+            WaitTimeoutError: They were not read within ``timeout`` seconds. The reads go on.
         """
         return self._converted(self._opened.wait(timeout))
 
@@ -204,24 +204,24 @@ class Reading(Iterator[tuple[str, Any]]):
         return self._opened.ended() == len(self._opened)
 
     def progress(self) -> tuple[int, int]:
-        """Bytes that have been read, and bytes in all."""
+        """The bytes that have been read, and their total."""
         return self._opened.progress()
 
     def promote(self) -> None:
-        """Makes reads that have not begun demand."""
+        """Gives reads that have not begun the priority demand."""
         self._opened.promote()
 
     def cancel(self) -> None:
-        """Ends reads that have not begun: waiting for them raises `CancelledError`. Those under way end as they may."""
+        """Cancels reads that have not begun: waiting for them raises `CancelledError`. Reads in flight complete."""
         self._opened.cancel()
 
     def report(self) -> dict[str, Any]:
-        """The report so far: the route of every byte, and why it was not a better one."""
+        """The report so far: the route of every byte, and why a faster route was not used."""
         report: dict[str, Any] = json.loads(self._opened.report())
         return report
 
     def close(self) -> None:
-        """Cancels what has not begun, and waits for the rest. Tensors that were handed out stay valid."""
+        """Cancels reads that have not begun, and waits for the others. Delivered tensors stay valid."""
         self._native = None
 
     def __repr__(self) -> str:
@@ -249,7 +249,7 @@ def opened(
     offset: int | None = None,
     store: StoreOptions | None = None,
 ) -> _native.Checkpoint:
-    """The open files of a checkpoint that is open, or is opened."""
+    """The native checkpoint of an open one, or of paths that are opened."""
     if isinstance(paths, Checkpoint):
         return paths._opened
     return _native.Checkpoint(
@@ -258,5 +258,5 @@ def opened(
 
 
 def reader_options(options: ReaderOptions) -> dict[str, Any]:
-    """The options of a reader, and where libraries are that it may need."""
+    """The options of a reader, with the folders of libraries that it may need."""
     return {**options, "usrbio_directories": usrbio_directories()}

@@ -12,13 +12,13 @@ from hoistway._words import preformatted
 
 @dataclass(frozen=True)
 class Carrier:
-    """One route's share of a load."""
+    """The share of one route in a load."""
 
     route: str
     access: str
-    """``direct`` past the page cache, ``buffered`` through it."""
+    """``direct`` if it bypasses the page cache, ``buffered`` if not."""
     via: str | None
-    """The way on to a device: ``staged`` if by pinned host memory."""
+    """How bytes reach the device: ``staged`` if through pinned host memory."""
     tensor_bytes: int
     read_bytes: int
     reads: int
@@ -26,7 +26,7 @@ class Carrier:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Something better that was not possible, and why."""
+    """Something faster that was not possible, and why."""
 
     what: str
     path: str | None
@@ -36,7 +36,7 @@ class Refusal:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """The report of a load: the route of every byte, and why it was not a better one.
+    """The report of a load: the route of every byte, and why a faster route was not used.
 
     ``str(report)`` is for people; ``report.as_dict()`` has everything.
     """
@@ -75,7 +75,7 @@ class Report:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, as ``hoistway load --json`` prints it."""
+        """Returns the whole report, as ``hoistway load --json`` prints it."""
         values: dict[str, Any] = json.loads(self._json)
         return values
 

@@ -49,7 +49,7 @@ DirectIo = Literal["auto", "always", "never"]
 
 @dataclass(frozen=True, repr=False)
 class SaveReport:
-    """What a save did: how the bytes were written, and why not a better way.
+    """The report of a save: how the bytes were written, and why a faster way was not used.
 
     ``str(report)`` is for people; ``report.as_dict()`` has everything.
     """
@@ -121,39 +121,39 @@ def save_file(
 ) -> SaveReport:
     """Saves tensors to a safetensors file, which takes its name once it is complete.
 
-    Until then, and whatever goes wrong, a file that had the name stays as it is. With the default alignment the file
-    is, byte by byte, that of the package safetensors, but for the order of several entries of the metadata, which is by
-    name. If ``path`` is a symbolic link, the file that it leads to is replaced.
+    Until then, and after any failure, an existing file of that name stays as it is. With the default alignment the file
+    equals that of the package safetensors byte by byte, except that entries of the metadata are ordered by name. If
+    ``path`` is a symbolic link, the file that it leads to is replaced.
 
-    The file keeps mode, owner and group of the file that it replaces, as far as the process may give these. A new file
-    gets the mode of any new file of the process (``umask``).
+    The file keeps the mode, owner and group of the file that it replaces, as far as the process may set them. The mode
+    of a new file follows ``umask``.
 
-    A tensor whose memory is gone, as its storage or array was resized or freed, is an error, and nothing is written.
+    A tensor whose storage or array was resized or freed is an error, and nothing is written.
 
-    Other threads must not change tensors meanwhile: the file would hold some of the old values and some of the new.
-    Above all they must not move their memory, by torch's ``resize_`` of a tensor or its storage or by numpy's
-    ``resize(refcheck=False)``: what is saved then may be anything, and the process may crash. To give a tensor other
-    memory (``parameter.data = other``) is safe: what it had when the save began is saved.
+    Other threads must not change the tensors during a save: the file could hold a mix of old and new values. They must
+    also not move the memory of the tensors, by ``resize_`` of torch for a tensor or its storage, or by
+    ``resize(refcheck=False)`` of numpy: the file could then hold anything, and the process could crash. Giving a tensor
+    other memory (``parameter.data = other``) is safe: the save writes the values that it had at first.
 
-    Ctrl-C ends a save until the file is given its name. Once that has begun the save completes first, and then
+    Ctrl-C ends a save until it begins to rename the file. After that the save completes, and then
     ``KeyboardInterrupt`` is raised.
 
     Args:
         tensors: Contiguous tensors of torch (on the host or a device), numpy, jax and paddle (on the host), or
             hoistway.
         path: The file.
-        metadata: Free-form text for the file to carry.
-        direct: Whether writes go past the page cache: ``"auto"`` where the file system allows it and the save is large
-            and synced.
-        sync: Whether to wait until the file is on the disk, so that it survives a loss of power. Without, a crash of
-            the program is survived all the same; but after a loss of power the name may lead to a file of the right
-            length and wrong bytes, also where the old file was whole, and nothing tells.
-        alignment: The data begins at a multiple of this, itself a multiple of 8. With 4096, direct reads find whole
-            blocks when the file is loaded.
-        threads: Threads that write. Default: by cores.
+        metadata: Text by text to store in the file.
+        direct: Whether writes bypass the page cache. With ``"auto"`` they do if the file system allows it and the save
+            is large and synced.
+        sync: Whether to wait until the file is on the disk, so that it survives a power failure. Without it the file
+            still survives a crash of the program. But after a power failure the file may have the right length and
+            wrong bytes, even if it replaced a complete file, and no error shows that.
+        alignment: A multiple of 8; the data begins at a multiple of it. With 4096, direct reads get whole blocks when
+            the file is loaded.
+        threads: Number of threads that write. Default: by cores.
 
     Returns:
-        How the bytes were written.
+        The report of the save.
     """
     options = {"direct": direct, "sync": sync, "alignment": alignment, "threads": threads}
     return save_described(_describe_all(tensors), path, metadata, **options)
@@ -165,7 +165,7 @@ def save_described(
     metadata: Mapping[str, str] | None = None,
     **options: Any,
 ) -> SaveReport:
-    """Saves tensors that are described already, as `save_file` does, with its options."""
+    """Saves tensors that were described before, as `save_file` does, with its options."""
     return SaveReport._from_native(
         _native.save_file(described, path_text(path), text_by_text(metadata), **options)
     )
@@ -183,29 +183,29 @@ def save_sharded(
     alignment: int | str = 8,
     threads: int | None = None,
 ) -> SaveReport:
-    """Saves tensors to several safetensors files and their index, by the names and in the order of Hugging Face.
+    """Saves tensors to several safetensors files and an index, with the names and the order of Hugging Face.
 
-    Tensors that fit one file make ``model.safetensors``, others ``model-00001-of-00003.safetensors`` and so on, with
-    ``model.safetensors.index.json``. At every instant the index names complete files of one save alone: a save over an
-    earlier one names its shards ``model-set2-00001-of-00003.safetensors`` where the plain names are taken, replaces the
-    index, and then removes all other shards of the name ``model``. Files that an index of another name names are
-    another checkpoint's and stay. So do files of other names that the replaced index named; the report notes them.
+    Tensors that fit in one file become ``model.safetensors``. Others become ``model-00001-of-00003.safetensors`` and so
+    on, with ``model.safetensors.index.json``. At any time the index names complete files of a single save: if the plain
+    names are taken, a save names its shards ``model-set2-00001-of-00003.safetensors``, replaces the index, and then
+    removes all other shards of the name ``model``. Files that an index of another name lists belong to another
+    checkpoint, and stay. Files of other names that the replaced index listed stay too; the report notes them.
 
     Args:
         tensors: As for `save_file`.
-        directory: Where to put the files. It is made if it is not there. A save needs up to two descriptors for each
-            file: for many shards the limit (``ulimit -n``) may have to be raised.
-        max_shard_size: Most bytes of tensors in one file: a number, or text such as ``"5GB"``. A tensor that is larger
-            gets a file of its own.
-        filename: What names are made of.
-        metadata: Free-form text for each file to carry.
+        directory: Where to put the files. It is created if it does not exist. A save needs up to two descriptors for
+            each file: for many shards the limit (``ulimit -n``) may have to be raised.
+        max_shard_size: Limit of the bytes of tensors in one file: a number, or text such as ``"5GB"``. A larger tensor
+            gets a file to itself.
+        filename: The name from which the names of the files are derived.
+        metadata: Text by text to store in each file.
         direct: As for `save_file`.
         sync: As for `save_file`.
         alignment: As for `save_file`.
         threads: As for `save_file`.
 
     Returns:
-        How the bytes were written, and the names of the files.
+        The report of the save, with the names of the files.
     """
     described = _describe_all(tensors)
     options = {"direct": direct, "sync": sync, "alignment": alignment, "threads": threads}
@@ -222,7 +222,7 @@ def save_sharded(
 
 
 def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The bytes of the file that `save_file` would write."""
+    """Returns the bytes of the file that `save_file` would write."""
     return _native.save_bytes(_describe_all(tensors), text_by_text(metadata))
 
 
@@ -246,7 +246,7 @@ def _describe_all(tensors: Mapping[str, Any]) -> list[Described]:
 
 
 def written_name(name: Any) -> str:
-    """The name of a tensor that a file can hold."""
+    """Returns the name of a tensor if a file can hold it."""
     text = tensor_name(name)
     try:
         text.encode()
@@ -256,7 +256,7 @@ def written_name(name: Any) -> str:
 
 
 def describe(name: str, tensor: Any) -> Described:
-    """Describes a tensor of any framework, under a name."""
+    """Describes a tensor of any framework, under the given name."""
     if isinstance(tensor, _native.Tensor):
         address, nbytes = tensor.data_ptr, tensor.nbytes
         return Described(name, tensor.dtype, tensor.shape, address, nbytes, tensor.device, tensor)

@@ -11,7 +11,7 @@ from hoistway.errors import OptionError, SliceError
 
 
 class Part:
-    """An index into a tensor: the ranges to read, and what is left to do with the result."""
+    """An index into a tensor: the ranges to read, and the steps to apply to the result."""
 
     def __init__(self, name: str, index: Any, shape: Sequence[int], packing: str | None) -> None:
         self._name = name
@@ -67,11 +67,10 @@ class Part:
             raise SliceError(f"{item!r} cannot index {where}: use integers, slices and '...'", tensor=name)
 
     def kept(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Of a shape that is read, the dimensions that were not indexed with integers."""
+        """The dimensions of a shape that were not indexed with integers."""
         if any(isinstance(item, slice) and item.step not in (None, 1) for item in self._then):
             raise SliceError(
-                f"a slice of tensor {self._name!r} has a step, with which nothing can be read into memory of the "
-                "caller's",
+                f"a slice of tensor {self._name!r} has a step: such a slice cannot be read into memory of the caller",
                 tensor=self._name,
             )
         then = [*self._then, *[slice(None)] * (len(shape) - len(self._then))]

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 Order = Literal["arrival", "file"]
 
 BATCH = 256
-"""Tensors that are converted at once, at most, where nothing bounds how many are in memory."""
+"""Largest number of tensors that are converted at once, if nothing limits how many are in memory."""
 
 PATIENCE = 0.001
-"""Seconds that one of two loads is waited for before a look at the other."""
+"""Seconds to wait for one of two loads before polling the other."""
 
 PENDING: tuple[str, Any] = ("", None)
-"""What iterators with patience give, this very object, where there is no tensor yet."""
+"""The object that iterators with patience yield while there is no tensor yet."""
 
 
 class Source(Protocol):
-    """A load, or whatever else gives tensors to a stream."""
+    """A load, or another source of tensors for a stream."""
 
     def cancel(self) -> None:
         """Ends it early, and waits for its threads."""
@@ -47,7 +47,7 @@ class Tensors(Source, Protocol):
     """A source of tensors."""
 
     def next(self, most: int, patience: float | None = None) -> Sequence[_native.Tensor] | None:
-        """At least one tensor and at most so many; none once there are no more. ``None`` where patience ran out."""
+        """Returns 1 to ``most`` tensors; none after the last; ``None`` if patience ran out."""
 
 
 class Mapped:
@@ -62,7 +62,7 @@ class Mapped:
         return [self._tensors.popleft() for _ in range(min(most, len(self._tensors)))]
 
     def cancel(self) -> None:
-        """Lets the mapping go."""
+        """Drops the mapping."""
         self._tensors.clear()
 
     def report(self) -> _native.Report:
@@ -71,10 +71,10 @@ class Mapped:
 
 
 class TensorStream(Iterator[tuple[str, T]], Generic[T]):
-    """Gives ``(name, tensor)`` for each tensor of a load, and has the `report` of it.
+    """Yields ``(name, tensor)`` for each tensor of a load, and has its `report`.
 
-    Closing it early, as a context manager does, ends the load and waits for its threads. Tensors that were given
-    stay valid. After an error there are no more tensors.
+    Closing it early, as leaving a ``with`` block does, ends the load and waits for its threads. Delivered tensors stay
+    valid. After an error there are no more tensors.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class TensorStream(Iterator[tuple[str, T]], Generic[T]):
         return Report._from_native(self.native_report())
 
     def native_report(self) -> _native.Report:
-        """The same, to be merged with others."""
+        """The native report so far, to be merged with others."""
         return _merged(self._sources)
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ def converted(
     most: int,
     patience: float | None = None,
 ) -> Generator[tuple[str, Any], None, None]:
-    """The tensors of a source as those of a framework, at most so many at once."""
+    """Converts the tensors of a source to those of a framework, at most ``most`` at once."""
     error: Exception | None = None
     while error is None:
         # No name here may hold a delivered tensor: the consumer decides how long it lives.
@@ -178,7 +178,7 @@ def converted(
 def _converted(
     tensors: Sequence[_native.Tensor], convert: Converter, parts: Mapping[str, Part]
 ) -> tuple[deque[tuple[str, Any]], Exception | None]:
-    """Tensors as those of the framework, as far as it can have them, and why not all."""
+    """Converts tensors up to the first that the framework cannot have. Returns these, and that error."""
     converted: dict[str, Any] = {}
     failed = None
     try:
@@ -200,7 +200,7 @@ def interleaved(
     others: Iterator[tuple[str, Any]],
     is_filled: Sequence[bool],
 ) -> Generator[tuple[str, Any], None, None]:
-    """Tensors that are read into targets and others, which are loaded at the same time, in the order of the files."""
+    """Merges two loads that run at the same time, into targets and without, in the order of the files."""
     for is_next in is_filled:
         yield from islice(filled if is_next else others, 1)
     # The end of both, which may be an error.
@@ -209,7 +209,7 @@ def interleaved(
 
 
 def as_they_arrive(*loads: Iterator[tuple[str, Any]]) -> Generator[tuple[str, Any], None, None]:
-    """Tensors of loads that run at the same time. Their iterators must have patience."""
+    """Merges loads that run at the same time, as tensors arrive. Their iterators must have patience."""
     running = deque(loads)
     given: list[tuple[str, Any]] = []
     while running:

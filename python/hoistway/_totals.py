@@ -1,4 +1,4 @@
-"""A report of all loads of this process, in one line on standard error as it ends: ``HOISTWAY_REPORT=1``."""
+"""With ``HOISTWAY_REPORT=1``: one line about all loads of the process, on standard error when it ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Totals:
         self.loads: _native.Report | None = None
 
     def line(self) -> str:
-        """For people."""
+        """The line."""
         with self.lock:
             if self.loads is None:
                 return "hoistway: no checkpoint was loaded"
@@ -32,7 +32,7 @@ class _Totals:
 
 
 _totals: _Totals | None = None
-"""Kept if they are asked for."""
+"""The totals, if they are wanted."""
 
 
 def start() -> None:
@@ -41,7 +41,7 @@ def start() -> None:
         return
     _begin()
     atexit.register(_show)
-    # A child's loads are its own, and so is its line: of one that ends by `os._exit` there is none.
+    # A child counts its loads and prints its line. It prints none if it ends by `os._exit`.
     if sys.platform != "win32":
         os.register_at_fork(after_in_child=_begin)
 

@@ -1,6 +1,6 @@
-"""Errors, sorted by what the caller can do about them.
+"""Exceptions, one class for each thing that a caller can do about an error.
 
-Each exception is also the built-in one that a caller would expect, so ``except OSError`` and the like work.
+Each exception also derives from the built-in one that a caller would expect, so that ``except OSError`` works.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class HoistwayError(Exception):
 
 
 class CheckpointNotFoundError(HoistwayError, FileNotFoundError):
-    """Nothing to load at this path."""
+    """There is nothing to load at this path."""
 
 
 class FormatError(HoistwayError, ValueError):
-    """A file is not what its format allows."""
+    """A file violates its format."""
 
 
 class TruncatedError(FormatError):
@@ -49,11 +49,11 @@ class TruncatedError(FormatError):
 
 
 class FileChangedError(HoistwayError, OSError):
-    """A file was rewritten since its header was read. New permissions look like that too: they move its change time."""
+    """A file has changed since its header was read. New permissions count too: they update its change time."""
 
 
 class StorageError(HoistwayError, OSError):
-    """The operating system refused or failed an operation; ``errno`` says which error it gave."""
+    """An operation of the operating system failed, with the error number ``errno``."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class StorageError(HoistwayError, OSError):
 
 
 class StoragePermissionError(StorageError, PermissionError):
-    """The operating system or a store does not let this process read or write the file."""
+    """The operating system or an object store denies this process access to the file."""
 
 
 class RouteUnavailableError(HoistwayError, RuntimeError):
-    """The route that was named cannot carry the data."""
+    """The named route cannot carry the data."""
 
 
 class _BaseDeviceError(HoistwayError, RuntimeError):
@@ -93,7 +93,7 @@ class _BaseDeviceError(HoistwayError, RuntimeError):
 
 
 class DeviceUnavailableError(_BaseDeviceError):
-    """The device that was named, ``device``, is not there or cannot be used."""
+    """The named device, ``device``, does not exist or cannot be used."""
 
 
 class DeviceError(_BaseDeviceError):
@@ -105,7 +105,7 @@ class TensorNotFoundError(HoistwayError, KeyError):
 
 
 class ExpertNotFoundError(HoistwayError, IndexError):
-    """The layer has no experts, or fewer than that."""
+    """The layer has no experts, or no expert of that number."""
 
 
 class SliceError(HoistwayError, IndexError):
@@ -113,7 +113,7 @@ class SliceError(HoistwayError, IndexError):
 
 
 class ArgumentError(HoistwayError, TypeError):
-    """An argument is not of a type that the call takes."""
+    """An argument has a type that the call does not accept."""
 
 
 # What ImportError calls `path` is no path-like object, and is never set here.
@@ -126,7 +126,7 @@ class ClosedError(HoistwayError, ValueError):
 
 
 class OptionError(HoistwayError, ValueError):
-    """An option has a value that means nothing."""
+    """An option has an invalid value."""
 
 
 class UnknownOptionError(OptionError, TypeError):
@@ -134,7 +134,7 @@ class UnknownOptionError(OptionError, TypeError):
 
 
 class TargetError(HoistwayError, ValueError):
-    """A target of ``copy_into`` cannot take its tensor: another type, shape or layout, or memory that is read-only."""
+    """A target of ``copy_into`` cannot hold its tensor: its type, shape or layout differs, or it is read-only."""
 
 
 class UnsupportedDtypeError(HoistwayError, TypeError):
@@ -142,13 +142,13 @@ class UnsupportedDtypeError(HoistwayError, TypeError):
 
 
 class MemoryBudgetError(HoistwayError, MemoryError):
-    """The load would need more memory than it may have. Of experts and layers: the budget is too small for what was
-    asked, or leases hold the room that it needs.
+    """The load needs more memory than it may use. For experts and layers: the budget is too small for the request, or
+    leases hold the memory that it needs.
     """
 
 
 class DigestMismatchError(HoistwayError, ValueError):
-    """A tensor's bytes are not those that were expected."""
+    """The bytes of a tensor differ from the expected digest."""
 
 
 class CancelledError(HoistwayError):
@@ -156,15 +156,15 @@ class CancelledError(HoistwayError):
 
 
 class ForkedError(HoistwayError, RuntimeError):
-    """The load was started, or the store was opened, before this process was forked off."""
+    """The load was started, or the store was opened, in the parent before ``fork``."""
 
 
 class RequestError(HoistwayError, ValueError):
-    """A request to a KV store makes no sense: a key that no block can have, or memory that does not fit."""
+    """A request to a KV store is invalid: a key that no block can have, or memory of the wrong size."""
 
 
 class StoreNotFoundError(HoistwayError, FileNotFoundError):
-    """There is no KV store at this path, or what is there is none."""
+    """There is no KV store at this path."""
 
 
 class StoreClosedError(HoistwayError, RuntimeError):
@@ -176,17 +176,17 @@ class StoreReadOnlyError(HoistwayError, PermissionError):
 
 
 class MemoryLostError(HoistwayError, RuntimeError):
-    """A ring or a device failed while it had the memory of a request to a KV store. The memory must not be used again:
-    it may be read or written until the process ends.
+    """A ring or a device failed while it used the memory of a request to a KV store. Do not use the memory again: it
+    may be read or written until the process ends.
     """
 
 
 class WaitTimeoutError(HoistwayError, TimeoutError):
-    """A wait took longer than its timeout. The work goes on, except reads of experts for a lease, which end."""
+    """A wait exceeded its timeout. The work goes on, except for reads of experts for a lease, which are cancelled."""
 
 
 class DistributedError(HoistwayError, RuntimeError):
-    """Ranks disagree, a rank failed, or one ended or did not answer in time. Every rank gets it."""
+    """Ranks disagree, or a rank failed, ended, or did not answer in time. Every rank raises it."""
 
     def __init__(
         self,
@@ -202,4 +202,4 @@ class DistributedError(HoistwayError, RuntimeError):
         self.rank = rank
         """The rank that failed or was lost, if that is known."""
         self.kind = kind
-        """The class name of its error."""
+        """The class name of the error of that rank."""

@@ -1,7 +1,7 @@
-"""Runs a program with hoistway in the place of safetensors: ``python -m hoistway.run -- generate.py``.
+"""Runs a program with hoistway in place of safetensors: ``python -m hoistway.run -- generate.py``.
 
-The program and the Python processes that it starts use the drop-in `hoistway.compat.safetensors`, without a change of
-their code. Options come from the environment, such as ``HOISTWAY_ROUTE=io_uring``.
+The program, and the Python processes that it starts, use the drop-in `hoistway.compat.safetensors`. Their code does not
+change. Options come from the environment, such as ``HOISTWAY_ROUTE=io_uring``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ HOOK = str(Path(__file__).parent / "_hook")
 
 USAGE = """usage: python -m hoistway.run [--report] -- COMMAND [ARGUMENT ...]
 
-Runs COMMAND with hoistway in the place of safetensors, for instance
+Runs COMMAND with hoistway in place of safetensors. Examples:
 
     python -m hoistway.run -- generate.py
     python -m hoistway.run --report -- accelerate launch train.py
 
-A script is run by this Python. With --report, each process that loads says on standard error, as it ends, how much it
-loaded, how fast, and by which routes. HOISTWAY_ROUTE and the like set the options of loads."""
+This Python runs scripts. With --report, each process that loads reports on standard error, when it ends, how much it
+loaded, how fast, and by which routes. HOISTWAY_ROUTE and so on set the options of loads."""
 
 
 def environment() -> dict[str, str]:
@@ -37,7 +37,7 @@ def environment() -> dict[str, str]:
 
 
 def _isolating_flag(command: list[str]) -> str | None:
-    """The flag of a Python in the command, itself or behind such as ``env``, by which it ignores the environment."""
+    """The flag by which a Python in the command, such as that of ``env python -I``, ignores the environment."""
     is_python = re.compile(r"python[0-9.]*(\.exe)?").fullmatch
     start = next((at for at, word in enumerate(command) if is_python(os.path.basename(word))), len(command))
     words = iter(command[start + 1 :])
@@ -58,7 +58,7 @@ def _isolating_flag(command: list[str]) -> str | None:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Becomes the program; does not return."""
+    """Replaces this process by the program; does not return."""
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE)
         raise SystemExit(0)
@@ -74,8 +74,8 @@ def main(arguments: list[str]) -> NoReturn:
         command = [sys.executable, *command]
     if flag := _isolating_flag(command):
         print(
-            f"hoistway.run: {flag} makes Python ignore PYTHONPATH, by which hoistway takes the place of safetensors, "
-            "so the program loads by safetensors: leave the flag out, or call install() of hoistway.compat.safetensors",
+            f"hoistway.run: {flag} makes Python ignore PYTHONPATH, through which hoistway replaces safetensors, so the "
+            "program uses safetensors: leave the flag out, or call install() of hoistway.compat.safetensors",
             file=sys.stderr,
         )
     sys.stdout.flush()

@@ -11,7 +11,7 @@ use hoistway::{
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyDict};
 use std::{io, ops::Range, time::Duration};
 
-/// Host memory, touched once, that loads take their tensors' memory from.
+/// Host memory that loads reuse for tensors. It is touched once, when the pool is made.
 #[pyclass(frozen, module = "hoistway")]
 pub(crate) struct MemoryPool {
     pub(crate) pool: hoistway::memory::MemoryPool,

@@ -34,7 +34,7 @@ impl Tensor {
         self.tensor.name()
     }
 
-    /// Its element type, by the name that safetensors or ggml give it.
+    /// Its element type, by its name in safetensors or ggml.
     #[getter]
     fn dtype(&self) -> Cow<'static, str> {
         self.tensor.dtype().name()
@@ -46,7 +46,7 @@ impl Tensor {
         PyTuple::new(py, self.tensor.shape())
     }
 
-    /// Shape of the bytes of a quantised tensor: its own, but for the last dimension. `None` for all others.
+    /// Shape of a quantised tensor in bytes: only the last dimension differs. `None` for other tensors.
     #[getter]
     fn bytes_shape<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         quantized_shape(self.tensor.dtype(), self.tensor.shape())

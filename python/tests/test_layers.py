@@ -80,7 +80,7 @@ def test_a_layer_is_given_back_as_the_stream_goes_on(model: Path) -> None:
     layers = stream(model, 1.5)
     first = layers.next_layer()
     layers.next_layer()
-    with pytest.raises(ValueError, match="given back"):
+    with pytest.raises(ValueError, match="was released"):
         first["model.layers.0.up"]
 
 

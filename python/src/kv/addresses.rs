@@ -7,7 +7,7 @@ use hoistway::DeviceId;
 use hoistway_kv::Piece;
 use pyo3::{exceptions::PyValueError, prelude::*};
 
-/// Memory of several blocks, by the addresses and lengths of their pieces.
+/// The memory of several blocks: the addresses and lengths of their pieces.
 #[pyclass(frozen, module = "hoistway.kv", name = "Addresses")]
 pub(crate) struct KvAddresses {
     addresses: Rows,
@@ -53,7 +53,7 @@ impl KvAddresses {
         }
     }
 
-    /// What the memory belongs to.
+    /// The object that owns the memory.
     #[getter]
     fn owner(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.owner.as_ref().map(|owner| owner.clone_ref(py))

@@ -273,7 +273,7 @@ fn event(py: Python<'_>, given: Option<&Bound<'_, PyAny>>, memory: &mut Memory) 
     Ok(None)
 }
 
-/// Blocks that are neither evicted nor deleted until this is released.
+/// Pinned blocks: they are neither evicted nor deleted until this is released.
 #[pyclass(frozen, module = "hoistway.kv", name = "Pins")]
 pub(crate) struct KvPins {
     guard: Owned<Mutex<Option<PinGuard>>>,
@@ -282,13 +282,13 @@ pub(crate) struct KvPins {
 
 #[pymethods]
 impl KvPins {
-    /// Which of the keys are pinned: those of blocks that were there.
+    /// For each key, whether its block is pinned: the store had it.
     #[getter]
     fn pinned(&self) -> Vec<bool> {
         self.pinned.clone()
     }
 
-    /// Lets the blocks go. Doing it again does nothing.
+    /// Unpins the blocks. A second call does nothing.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         let guard = self.guard.get(py)?;
         py.detach(|| drop(guard.lock().unwrap_or_else(PoisonError::into_inner).take()));

@@ -162,7 +162,7 @@ impl KvStore {
     }
 }
 
-/// Memory that a store knows ahead.
+/// Memory that is registered with a store.
 #[pyclass(frozen, module = "hoistway.kv", name = "Region")]
 pub(crate) struct KvRegion {
     /// The registrations, then what the memory belongs to: fields of a tuple are dropped in this order.
@@ -171,7 +171,7 @@ pub(crate) struct KvRegion {
 
 #[pymethods]
 impl KvRegion {
-    /// Whether its bytes go between the device and the drive past the host's memory.
+    /// Whether its bytes move between the device and the drive without passing through host memory.
     #[getter]
     fn is_direct(&self, py: Python<'_>) -> PyResult<bool> {
         let (regions, _) = self.memory.get(py)?;

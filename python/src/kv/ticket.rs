@@ -96,19 +96,19 @@ impl KvCompletion {
         self.completion.ticket
     }
 
-    /// What became of each item, by name.
+    /// How each item ended, by name.
     #[getter]
     fn statuses(&self) -> Vec<String> {
         self.completion.items.iter().map(ToString::to_string).collect()
     }
 
-    /// Whether each item was delivered, or is in the store.
+    /// For each item, whether it was delivered or is in the store.
     #[getter]
     fn succeeded(&self) -> Vec<bool> {
         self.completion.items.iter().map(|status| status.is_ok()).collect()
     }
 
-    /// Whether all were.
+    /// Whether all items succeeded.
     #[getter]
     fn ok(&self) -> bool {
         self.completion.is_ok()
@@ -120,25 +120,25 @@ impl KvCompletion {
         self.completion.bytes
     }
 
-    /// Bytes that its transfers moved, by the way that they took.
+    /// Bytes that its transfers moved, by route.
     #[getter]
     fn carried(&self) -> BTreeMap<String, u64> {
         self.completion.carried.iter().map(|(carrier, bytes)| (carrier.to_string(), *bytes)).collect()
     }
 
-    /// Of `bytes`, those that a load read from the far tier.
+    /// The part of `bytes` that a load read from the far tier.
     #[getter]
     fn far_bytes(&self) -> u64 {
         self.completion.far_bytes
     }
 
-    /// Blocks that a store has not written to the far tier.
+    /// Number of blocks that a store did not write to the far tier.
     #[getter]
     fn far_missing(&self) -> u64 {
         self.completion.far_missing
     }
 
-    /// Bytes that went by way of memory of the store's.
+    /// Bytes that passed through staging memory of the store.
     #[getter]
     fn bounced_bytes(&self) -> u64 {
         self.completion.bounced_bytes
@@ -150,7 +150,7 @@ impl KvCompletion {
         self.completion.queued.as_secs_f64()
     }
 
-    /// Seconds from then on.
+    /// Seconds from the first byte to the end.
     #[getter]
     fn moving(&self) -> f64 {
         self.completion.moving.as_secs_f64()
