@@ -117,7 +117,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // Dropped without the lock: what it holds may have registrations of its own.
+        // Dropped without the lock: dropping it may drop other registrations.
         drop(self.take());
     }
 }

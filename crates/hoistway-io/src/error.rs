@@ -57,7 +57,7 @@ pub enum Error {
         path: PathBuf,
         /// The bytes of the file that were wanted, if it was a read, or that could not be written.
         range: Option<ByteRange>,
-        /// The system's own error.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
@@ -66,7 +66,7 @@ pub enum Error {
     System {
         /// What was tried, such as `starting a thread`.
         operation: &'static str,
-        /// The system's own error.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
@@ -77,7 +77,7 @@ pub enum Error {
         bytes: u64,
         /// Kind of memory.
         kind: &'static str,
-        /// The system's own error.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },

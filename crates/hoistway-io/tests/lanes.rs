@@ -8,14 +8,14 @@ use std::{fs::File, io, io::Write};
 
 const FILE_BYTES: usize = 3 << 20;
 
-/// A read into memory of its own.
+/// A read that owns its memory.
 struct Read {
     file: File,
     offset: u64,
     memory: Vec<u8>,
 }
 
-// SAFETY: the file and the memory are the operation's own, and the heap keeps the memory where it is.
+// SAFETY: the operation owns the file and the memory, and the heap keeps the memory where it is.
 unsafe impl ReadsFile for Read {
     fn next_read(&mut self) -> io::Result<FileRead<'_>> {
         if self.memory.is_empty() {
@@ -178,7 +178,7 @@ mod pieces {
         time::{Duration, Instant},
     };
 
-    /// A transfer of two pieces of memory of its own.
+    /// A transfer that owns two pieces of memory.
     struct Transfer {
         file: File,
         direction: Direction,
@@ -198,7 +198,7 @@ mod pieces {
         }
     }
 
-    // SAFETY: all is the operation's own, and the heap keeps it where it is.
+    // SAFETY: the operation owns all of it, and the heap keeps it where it is.
     unsafe impl MovesPieces for Transfer {
         fn next_attempt(&mut self) -> io::Result<Attempt<'_>> {
             let Self { file, direction, offset, pieces, .. } = self;

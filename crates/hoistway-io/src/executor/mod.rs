@@ -10,7 +10,7 @@
 //! # Terms
 //! * An [`Operation`] is one read, write or sync. The customer defines its content, which owns the memory that it uses.
 //! * A group ([`Submission`]) ends once: when all of its operations have ended and are dropped, with their first error.
-//!   After an error, its other operations do not begin. An operation with an end of its own is a group of one.
+//!   After an error, its other operations do not begin. An operation that shall end by itself is a group of one.
 //! * A queue ([`QueueId`]) holds operations for lanes of one kind. A [`Handler`] hands operations over to other queues, and
 //!   [`Scheduler::redirect`] moves a whole queue to another.
 //! * A [`Handler`] decides for one thread what its lane does with operations. A [`Customer`] receives the ends of groups.
@@ -28,7 +28,7 @@
 //!   this end cannot be known.
 //!
 //! The customer provides the threads: [`Scheduler::serve`] makes the calling thread serve queues, [`Executor`] owns some
-//! threads. With [`Patience::None`], the caller's own thread serves and no other is needed. A child of `fork` accepts
+//! threads. With [`Patience::None`], the thread of the caller serves, and no other is needed. A child of `fork` accepts
 //! nothing and locks nothing.
 //!
 //! # How customers use it

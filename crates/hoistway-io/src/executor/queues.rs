@@ -1,8 +1,8 @@
 //! Operations that wait, and which of them is next. Pure: no locks, no clock.
 //!
-//! The order, in all queues together: the more urgent first, and of these the one that was submitted first. The one rule
-//! against starvation: an operation is overtaken by at most [`Priority::most_overtakings`] more urgent ones, or by so many
-//! times its own bytes if they are larger, then it is the next. What is next and lacks room keeps others from taking that room.
+//! The order, in all queues together: more urgent operations first, and among these the one that was submitted first. One
+//! rule prevents starvation: at most [`Priority::most_overtakings`] more urgent operations overtake an operation, or so many
+//! times its bytes if they are larger. Then it is the next. If the next operation lacks room, no other takes that room.
 #![forbid(unsafe_code)]
 
 use super::{
@@ -44,7 +44,7 @@ impl QueueSet {
 /// The properties of a queue.
 #[derive(Clone, Debug, Default)]
 pub struct QueueOptions {
-    /// Staging slots that its operations share. `None` if they need none, or find their own.
+    /// Staging slots that its operations share. `None` if they need none, or get them elsewhere.
     pub slots: Option<u32>,
     /// Queues that its handlers hand operations over to.
     pub hands_over_to: Vec<QueueId>,

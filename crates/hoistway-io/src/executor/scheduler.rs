@@ -178,7 +178,7 @@ impl<C: Customer> Scheduler<C> {
                     state.reached(&event);
                     None
                 }
-                // The others are asked for next: each has an error of its own.
+                // The other failures follow: each group has its error.
                 Some(error) => state.awaiting(&event).map(|group| state.fail(group, error)),
             });
             removed.into_iter().for_each(|removed| self.dismiss(removed));

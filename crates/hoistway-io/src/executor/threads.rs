@@ -12,7 +12,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-/// A scheduler, and threads of its own. Dropping it closes the scheduler and waits for the threads.
+/// A scheduler, and the threads that serve it. Dropping it closes the scheduler and waits for the threads.
 ///
 /// In a child of `fork` it does nothing, and takes nothing on.
 pub struct Executor<C: Customer + 'static> {

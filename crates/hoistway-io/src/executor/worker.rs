@@ -59,7 +59,7 @@ pub struct Service<'a> {
 pub enum Patience {
     /// It waits until the queues are over, or the scheduler is closed.
     UntilOver,
-    /// It returns: the caller's own thread, which is the only one.
+    /// It returns. For a thread of the caller that serves alone.
     None,
 }
 

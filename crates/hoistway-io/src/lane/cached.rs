@@ -1,6 +1,6 @@
 //! `cached`: copies what the page cache holds and never waits for a disk (`preadv2(RWF_NOWAIT)`).
 //!
-//! The copy is its own proof: the kernel stops at the first page that it does not hold.
+//! The copy is the proof: the kernel stops at the first page that it does not hold.
 #![forbid(unsafe_code)]
 
 use super::{BlockingRead, FileRead, ReadsFile};

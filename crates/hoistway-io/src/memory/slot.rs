@@ -34,7 +34,7 @@ pub enum SlotKind<'a> {
     /// Host memory that is pinned for a device, slot by slot as they are first used: pinning takes a quarter of a
     /// millisecond a MiB, and a load that needs few slots should not wait for all. On the node that is given.
     Pinned(&'a Arc<Device>, Option<u32>),
-    /// No memory of their own: pages of a file, pinned where they lie, once a slot [shows](Slot::show) some.
+    /// Pages of a file, pinned where they lie, once a slot [shows](Slot::show) some. Slots have no other memory.
     #[cfg(target_os = "linux")]
     Views,
     /// Memory of a device that its library reads files into, of at least as many bytes as all slots.
@@ -417,7 +417,7 @@ impl Slot {
     /// Has it show bytes of a view, until it is free again.
     ///
     /// # Errors
-    /// [`Error::Internal`] if it has memory of its own, or they are not in the view.
+    /// [`Error::Internal`] if the slot has memory, or the bytes are not in the view.
     #[cfg(target_os = "linux")]
     pub fn show(&mut self, view: &Arc<PinnedView>, range: ByteRange) -> Result<()> {
         let SlotMemory::Views(places) = &self.shared.memory else {
@@ -534,7 +534,7 @@ impl Slot {
             match unsafe { Pinned::new(device, start, *slot_bytes) } {
                 // Only the slot's owner gets here: no other thread has pinned it in the meantime.
                 Ok(pinned) => _ = pins[self.index].set(pinned),
-                // The driver copies by way of memory of its own then.
+                // The driver then copies through its memory.
                 Err(error) if error.is_unsupported() => _ = unpinned.set(error.to_string()),
                 Err(error) => return Err(error.into()),
             }

@@ -359,7 +359,7 @@ mod fork {
         }
         assert!(child > 0, "fork failed");
         let mut status = 0;
-        // SAFETY: `status` is written once, by our own child's end.
+        // SAFETY: `status` is written once, by the end of a child of this test.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert!(libc::WIFEXITED(status), "the child was killed");
         libc::WEXITSTATUS(status)

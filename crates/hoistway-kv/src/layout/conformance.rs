@@ -66,7 +66,7 @@ const LEN: usize = 256 << 10;
 /// Longest time for something that happens soon.
 const SOON: Duration = Duration::from_secs(60);
 
-/// A store in a directory of its own.
+/// A store in a new directory.
 pub(crate) struct Bench {
     pub(crate) root: tempfile::TempDir,
     pub(crate) options: StoreOptions,

@@ -127,7 +127,7 @@ pub(super) fn of_namespace(root: &Path, id: NamespaceId) -> PathBuf {
 /// Descriptions that are on the disk, or why one cannot be read, in the order of the identities.
 pub(super) type Described = BTreeMap<NamespaceId, Result<String, String>>;
 
-/// Reads all descriptions. One that cannot be read costs its own namespace alone.
+/// Reads all descriptions. If one cannot be read, only its namespace is affected.
 pub(super) fn described(disk: &dyn Disk, root: &Path) -> Result<Described> {
     let all = root.join(NAMESPACES);
     let listing = match disk.list(&all) {

@@ -375,13 +375,14 @@ pub(crate) trait Administration: Send + Sync {
     /// The namespaces that there are, with their descriptions.
     fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>>;
 
-    /// Removes own blocks that are not pinned; says how many.
+    /// Removes blocks of this process that are not pinned. Returns how many.
     fn delete(&self, namespace: NamespaceId, blocks: &[(&[u8], Fingerprint)]) -> Result<usize>;
 
-    /// Removes all own blocks of a namespace that are not pinned; says how many.
+    /// Removes all blocks of this process in a namespace that are not pinned. Returns how many.
     fn clear(&self, namespace: NamespaceId) -> Result<usize>;
 
-    /// Evicts own blocks that are not pinned, until as many bytes are free for others. Says how many it freed.
+    /// Evicts blocks of this process that are not pinned, until as many bytes are free for others. Returns how many bytes
+    /// it freed.
     fn evict(&self, bytes: u64) -> Result<u64>;
 
     /// Blocks after `cursor` in an order that stays as it is; at most `most`. The next cursor, or `None` at the end.
@@ -398,7 +399,7 @@ pub(crate) trait Administration: Send + Sync {
     /// Its statistics.
     fn usage(&self) -> Usage;
 
-    /// What it has noticed and removed on its own.
+    /// The damage that it has found, and the blocks that it has removed without a request.
     fn observed(&self) -> &Observed;
 
     /// Writes down what is only in memory. Afterwards nothing is written any more.

@@ -35,7 +35,7 @@ pub(crate) struct Observed {
     damaged_records: AtomicU64,
 }
 
-/// Own blocks that were evicted or have expired.
+/// Blocks of this process that were evicted or have expired.
 #[derive(Debug, Default)]
 struct Gone {
     blocks: VecDeque<Fingerprint>,
@@ -93,7 +93,7 @@ impl Observed {
         lock(&self.notices).drain(..).collect()
     }
 
-    /// Own blocks that were evicted or have expired since the last call.
+    /// Blocks of this process that were evicted or have expired since the last call.
     pub(crate) fn take_evicted(&self) -> Evicted {
         let mut gone = lock(&self.gone);
         let (blocks, forgotten) = (std::mem::take(&mut gone.blocks), std::mem::take(&mut gone.forgotten));

@@ -44,7 +44,7 @@ pub fn open_without_waiting(path: &Path) -> io::Result<(File, bool)> {
     Ok((file.into(), false))
 }
 
-/// Opens an open file a second time for reading: the same file for certain, and flags of its own.
+/// Opens an open file a second time for reading: certainly the same file, with separate flags.
 ///
 /// # Errors
 /// The system's.

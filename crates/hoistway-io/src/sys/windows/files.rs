@@ -54,8 +54,8 @@ const READERS: u32 = FILE_SHARE_READ | FILE_SHARE_DELETE;
 /// The same, and write to it.
 const WRITERS: u32 = READERS | FILE_SHARE_WRITE;
 
-/// Opens a file for reading, for transfers of several threads at once. Pipes have paths of their own here, and no file becomes
-/// one.
+/// Opens a file for reading, for transfers of several threads at once. On Windows pipes have other paths than
+/// files, and no file becomes one.
 ///
 /// No other program can open it for writing meanwhile: the times of a file, which show that it was rewritten, may be late as
 /// long as its writer has it open. If it has a writer already, that may go on, and the second value is `true`.
@@ -73,7 +73,7 @@ pub fn open_without_waiting(path: &Path) -> io::Result<(File, bool)> {
     }
 }
 
-/// Opens an open file a second time for reading: the same file for certain, and flags of its own.
+/// Opens an open file a second time for reading: certainly the same file, with separate flags.
 ///
 /// # Errors
 /// The system's.

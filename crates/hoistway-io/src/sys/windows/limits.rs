@@ -64,7 +64,7 @@ impl LimitSource {
                 let most = limits_of(&job_limits()?).0?;
                 // SAFETY: the handle of this process needs no closing.
                 let used = committed_bytes(unsafe { GetCurrentProcess() })?;
-                // Equal for processes under the same limit: this one is the process's own.
+                // Names are equal for processes under the same limit. This limit is of this process alone.
                 let name = format!("what its job object allows process {}", process::id());
                 Some(limit(name, most.saturating_sub(used), most))
             }

@@ -45,7 +45,7 @@ struct PortFile {
     value: RawHandle,
     /// Another handle of the same open file. It shows whether a handle of the same value still is that file.
     original: File,
-    /// The port's own.
+    /// The handle of the port.
     file: File,
 }
 
@@ -143,7 +143,7 @@ impl Port {
         Ok(())
     }
 
-    /// The port's own handle of a file.
+    /// The handle of the port for a file.
     fn handle_of(&mut self, file: &File) -> io::Result<Arc<PortFile>> {
         let value = file.as_raw_handle();
         let is_same = |opened: &Arc<PortFile>| {

@@ -1,8 +1,9 @@
 //! Transfers at a position, of handles that may have several at once.
 //!
-//! Windows carries out the transfers of a handle one after the other, whichever threads ask, unless the handle was opened with
-//! `FILE_FLAG_OVERLAPPED`. Files are opened so, and each thread waits for its own transfer by an event. The functions of the
-//! standard library must not be used on such handles: they end the process if another transfer signals the handle first.
+//! Windows carries out the transfers of a handle one after the other, whichever threads ask, unless the handle was opened
+//! with `FILE_FLAG_OVERLAPPED`. Files are opened with it, and each thread waits for its transfer by an event. The functions
+//! of the standard library must not be used on such handles: they end the process if another transfer signals the handle
+//! first.
 #![allow(unsafe_code)]
 
 use super::{code, files};

@@ -1,4 +1,4 @@
-//! Places for new blocks: files that have no name of their own yet.
+//! Places for new blocks: files that do not have their final name yet.
 #![forbid(unsafe_code)]
 
 use super::{Shared, lock, namespaces::Namespace, writer::Writer};

@@ -66,8 +66,8 @@ impl Shared {
         results
     }
 
-    /// Syncs the names in a directory, its own name, and those of the directories above it, also where another process
-    /// made them.
+    /// Syncs the names in a directory, the name of the directory, and those of the directories above it, also if another
+    /// process made them.
     fn sync_names(&self, directory: &Path) -> io::Result<()> {
         self.disk.sync_directory(directory)?;
         let unproven: Vec<&Path> = directory

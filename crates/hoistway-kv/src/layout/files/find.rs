@@ -252,8 +252,8 @@ impl Shared {
         match self.index.insert(fingerprint, &entry, Existing::Keep) {
             Inserted::Kept(known) => Some(known),
             _ => {
-                // Files that are not ours to describe may be there without a word of any writer. What this process is
-                // storing just now counts as its own.
+                // Files in a layout of others may be there although no writer reported them. A block that this process
+                // is storing now counts as one of its blocks.
                 if !namespace.tree.is_bare() && !lock(&self.in_flight).contains(&fingerprint) {
                     self.peers.adopted(entry.slot_bytes);
                 }

@@ -1,10 +1,10 @@
 //! A file for each block: slower than segments, but all hosts that share a file system can read, write and remove the
 //! same blocks, and vLLM's tier `fs` can be one of the users.
 //!
-//! A block is written under a name of its writer's, and takes its own name, which nothing is ever replaced under, when it
-//! is whole. From then on its file stays as it is until it is removed, so a reader that has opened it can read it to
-//! the end. What this process knows of blocks is in its index; for the rest, it asks the file system. Each process may
-//! evict any block below the root.
+//! A writer writes a block under a temporary name, and gives it its final name when it is complete. No file is ever
+//! replaced under a final name. A complete file does not change until it is removed, so a reader that has opened it can
+//! read it to the end. The index has the blocks that this process knows of; for others, it asks the file system. Each
+//! process may evict any block below the root.
 #![forbid(unsafe_code)]
 
 mod checksum;

@@ -39,7 +39,7 @@ const MOST_HASH_LEN: usize = 120;
 /// The folders with the blocks of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Tree {
-    /// In files of our own, with a page that describes the block behind the payload.
+    /// In files of this layout, with a page that describes the block behind the payload.
     Described(PathBuf),
     /// In files as vLLM writes them.
     Bare(PathBuf),

@@ -209,7 +209,7 @@ impl Namespaces {
                     self.reject(namespace.id, &error.to_string(), observed);
                     lost.push(namespace);
                 }
-                // It was its own until now. The next look asks again.
+                // The claim was that of this namespace until now. The next look asks again.
                 Err(error) => {
                     tracing::warn!(namespace = %namespace.id, %error, "a claim cannot be read");
                 }

@@ -61,7 +61,7 @@ impl OwnLease {
 
 impl Writer {
     pub(super) fn start(disk: &RealDisk, options: &StoreOptions) -> Result<Self> {
-        // Upkeep says nothing of its own.
+        // A store for upkeep announces no capacity and no durability.
         let (capacity, durability) = match options.for_upkeep {
             true => (0, None),
             false => (options.capacity_bytes.unwrap_or(0), Some(options.durability)),

@@ -27,7 +27,7 @@ impl Writer {
         })
     }
 
-    /// Removes own blocks for which `is_it`, unless they are pinned; how many.
+    /// Removes blocks of this process for which `is_it` holds, unless they are pinned. Returns how many.
     pub(super) fn delete(&self, namespace: NamespaceId, blocks: &[(&[u8], Fingerprint)]) -> Result<usize> {
         self.check_open()?;
         let Some(namespace) = self.shared.namespaces.known(namespace) else { return Ok(0) };
@@ -44,7 +44,7 @@ impl Writer {
         Ok(removed.len())
     }
 
-    /// Removes all own blocks of a namespace that are not pinned; how many.
+    /// Removes all blocks of this process in a namespace that are not pinned. Returns how many.
     pub(super) fn clear(&self, namespace: NamespaceId) -> Result<usize> {
         self.check_open()?;
         let Some(namespace) = self.shared.namespaces.known(namespace) else { return Ok(0) };
@@ -59,7 +59,7 @@ impl Writer {
         Ok(removed.len())
     }
 
-    /// Makes a damaged block of our own a miss.
+    /// Makes a damaged block of this process a miss.
     pub(super) fn condemn(&self, fingerprint: &Fingerprint, sequence: u64) {
         let is_it = |entry: &Entry, _| entry.is_own() && entry.sequence == sequence;
         // Held all the while: who buries what is gone finds it there. The disk is not waited for under it.

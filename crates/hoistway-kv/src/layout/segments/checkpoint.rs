@@ -1,7 +1,7 @@
-//! Checkpoints of our own blocks, so that logs do not grow for ever.
+//! Checkpoints of the blocks of this process, so that logs do not grow without limit.
 //!
-//! A checkpoint is written while others go on: blocks that come or go meanwhile are in it or not, and the log that begins
-//! before it tells of them in any case.
+//! A checkpoint is written while other threads go on: blocks that are added or removed meanwhile are in it or not. The log
+//! that begins before the checkpoint has them in any case.
 #![forbid(unsafe_code)]
 
 use super::{

@@ -170,7 +170,7 @@ impl Writer {
         self.room_changed.notify_all();
     }
 
-    /// When a block ends: by its own time, or by that of its namespace.
+    /// When a block expires: by its time to live, or by that of its namespace.
     fn expiry(&self, block: &NewBlock, now: u32) -> u32 {
         let of_block = format::expiry_seconds(block.expires);
         let seconds = |ttl: Duration| u32::try_from(ttl.as_secs()).unwrap_or(u32::MAX).max(1);

@@ -53,7 +53,7 @@ struct Follower {
     directory: WriterDirectory,
     /// Its number in the index.
     owner: u16,
-    /// By its own numbers.
+    /// The namespaces of that writer, by the numbers that its log gives them.
     namespaces: BTreeMap<u16, NamespaceId>,
     position: Option<Position>,
     /// The gap in its log at which following stopped.

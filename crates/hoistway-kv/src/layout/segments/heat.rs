@@ -1,5 +1,5 @@
-//! Use by other processes: each says once a second which blocks of others it has used, in a small file in its own
-//! directory, and counts as uses of its own blocks what the others say.
+//! Use by other processes: once a second, each process writes which blocks of others it has used, to a small file in its
+//! directory. It reads the files of the others, and counts what they say as uses of its blocks.
 #![forbid(unsafe_code)]
 
 use super::{failed, lock, names, root::Limits, writer::Writer};

@@ -29,7 +29,7 @@ impl Hidden {
         }
     }
 
-    /// Takes in a block of our own, which is the one that is found from now on.
+    /// Adds a block of this process, which is the copy that is found from now on.
     pub(super) fn replace(&self, index: &Index, fingerprint: Fingerprint, entry: &Entry) -> Inserted {
         let mut hidden = lock(&self.0);
         let inserted = index.insert(fingerprint, entry, Existing::Replace);
@@ -101,7 +101,7 @@ mod tests {
         }
     }
 
-    /// Another owner's copy comes and goes while our own does: once both have removed theirs, nothing is found.
+    /// Another owner stores and removes a copy while this process does too: once both are removed, nothing is found.
     #[test]
     fn a_copy_that_its_owner_has_removed_is_never_found_again() {
         let block = Fingerprint([7; 16]);

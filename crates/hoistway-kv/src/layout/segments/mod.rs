@@ -1,6 +1,6 @@
-//! Blocks in large files. Each process that writes has a directory of its own: segments in which blocks of all sizes lie,
-//! a log of what is in them, and checkpoints of that. Which block is where is known in memory; the disk is asked
-//! only for the blocks themselves.
+//! Blocks in large files. Each process that writes has a directory to itself: segments with blocks of all sizes, a log of
+//! what is in them, and checkpoints of that. The index in memory knows where each block is; the disk is read only for the
+//! blocks themselves.
 //!
 //! ```text
 //! <root>/STORE                        superblock; its lock is held to make segments and to take over directories
@@ -205,7 +205,7 @@ impl Segments {
             surroundings,
         });
         shared.steady_now();
-        // Our own blocks first: their namespaces keep the numbers that our logs give them.
+        // The blocks of this process first: their namespaces keep the numbers that its logs give them.
         let open = |options: WriterOptions| -> Result<_> {
             let (writer, lost) = Writer::open(Arc::clone(&shared), &options)?;
             Ok((

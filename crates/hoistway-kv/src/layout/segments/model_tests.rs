@@ -312,7 +312,7 @@ impl Model {
             let reading = self.reading.remove(chosen);
             let is_own = reading.found.token.downcast_ref::<FoundToken>().unwrap().entry.is_own();
             let delivered = self.deliver(&reading);
-            // What a process reads of its own stays where it is. That it got there is not certain without syncs.
+            // A block that a process stored stays where it is. Without syncs it is not certain that it got there.
             let must_be_there = is_own && self.durability != Durability::None;
             assert!(!must_be_there || delivered.is_ok(), "{delivered:?} {}", self.about());
         }
@@ -373,7 +373,7 @@ impl Model {
         Some(version)
     }
 
-    /// All that a process finds of its own blocks.
+    /// All blocks of a process that it finds.
     fn own_blocks(&mut self, number: usize) -> BTreeMap<u64, Version> {
         let is_own = |model: &Self, key| {
             let known = model.process(number).shared.index.peek(&fingerprint(key));

@@ -59,7 +59,7 @@ impl Limits {
         usize::try_from(self.capacity >> 16).unwrap_or(usize::MAX).clamp(64, Self::MOST_HEAT)
     }
 
-    /// Bytes that come with a segment: its own, and those of what is written about its blocks.
+    /// Bytes that come with a segment: those of its file, and those of the log entries of its blocks.
     pub(super) fn segment_bytes(head: &SegmentHead) -> Option<u64> {
         let records = u64::from(head.most_blocks).checked_mul(RECORDS_PER_BLOCK * RECORD_LEN as u64)?;
         head.file_len()?.checked_add(records)

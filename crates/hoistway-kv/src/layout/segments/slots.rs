@@ -1,7 +1,7 @@
-//! Room in our own segments: which of it is free, and which will be.
+//! Room in the segments of this process: what is free, and what will be.
 //!
 //! A block takes a run of slots: pages of a segment that has blocks of all sizes, or one slot of a segment that version 1
-//! of the format made. The latter keep what they have, and get no more.
+//! of the format made. The latter keep their blocks, and get no new ones.
 #![forbid(unsafe_code)]
 
 use super::segment::Segment;

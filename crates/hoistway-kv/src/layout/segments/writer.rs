@@ -1,4 +1,4 @@
-//! The writer of this process: its own directory, in which no other process changes a file.
+//! The writer of this process, and its directory, in which no other process changes a file.
 //!
 //! The order in which things reach the disk:
 //! 1. A page is written only after the tombstone of the block that it had is there.
@@ -48,7 +48,7 @@ use uuid::Uuid;
 /// Bits of a sequence that count the blocks since the directory was opened; those above count the openings.
 pub(super) const COUNT_BITS: u32 = 40;
 
-/// Our own directory.
+/// The directory of this process.
 pub(super) struct Writer {
     pub(super) shared: Arc<Shared>,
     pub(super) id: Uuid,

@@ -173,7 +173,7 @@ fn blocks_that_no_sync_covers_are_known_from_the_others() {
     bench.put_all(&store, &["synced"]);
     assert!(is_proven(&store, "synced"));
     drop(store);
-    // Its own blocks are in the page cache, or on the disk, as long as it runs.
+    // As long as a process runs, its blocks are in the page cache or on the disk.
     bench.options.durability = Durability::None;
     let store = bench.open();
     bench.put_all(&store, &["closed"]);

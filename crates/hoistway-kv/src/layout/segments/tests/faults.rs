@@ -152,7 +152,7 @@ fn data_that_could_not_be_synced_is_not_committed_by_a_later_sync() {
         let [first, second] = both;
         bench.fail(Operation::Sync, "seg-", 1, Errno::IO);
         assert!(store.commit(vec![first]).pop().unwrap().is_err());
-        // Its data may have gone with the failed sync, although its own succeeds.
+        // The failed sync may have lost the data of the second, although the sync of the second succeeds.
         assert!(store.commit(vec![second]).pop().unwrap().is_err());
         bench.put_all(&store, &["d"]);
         drop(store);

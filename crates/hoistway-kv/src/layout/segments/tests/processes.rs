@@ -94,7 +94,7 @@ fn what_others_remove_is_not_found_any_more() {
     reader.maintain().unwrap();
     let found = bench.find(&reader, "a").unwrap();
     let blocks = [("a", fingerprint("a"))].map(|(key, print)| (key.as_bytes(), print));
-    assert_eq!(reader.delete(NAMESPACE, &blocks).unwrap(), 0, "it is not its own");
+    assert_eq!(reader.delete(NAMESPACE, &blocks).unwrap(), 0, "another process stored it");
     assert_eq!(writer.delete(NAMESPACE, &blocks).unwrap(), 1);
     // The reader knows nothing of it yet, and the place has another block by now: no other is free.
     let rest = 25 * 4096 - HEADER_LEN;
@@ -274,7 +274,7 @@ fn a_segment_that_cannot_be_opened_does_not_have_the_log_read_again() {
     assert!(!waiting.is_empty() && waiting.len() < 100, "{waiting:?}");
     let gone = format!("key {}", waiting[0]);
     assert_eq!(writer.delete(NAMESPACE, &[(gone.as_bytes(), fingerprint(&gone))]).unwrap(), 1);
-    // In a segment of its own, as it is larger.
+    // In a new segment, as it is larger.
     assert_eq!(bench.put_len(&writer, "later", 3 * LEN).unwrap(), Put::Done);
     let _ = reader.follow();
     assert!(bench.has(&reader, "later"));
