@@ -73,6 +73,7 @@ fn assert_carried(loaded: &Loaded) {
         "{report}"
     );
     assert!(report.to_string().contains("directstorage (staged by the runtime)"), "{report}");
+    assert_eq!(report.notes.iter().filter(|note| note.starts_with("BypassIO of ")).count(), 1, "{report}");
 }
 
 #[test]

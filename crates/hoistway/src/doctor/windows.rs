@@ -5,7 +5,7 @@ use super::{Check, Status, ok, slower};
 use crate::{
     device::{self, DeviceId, DeviceInfo},
     route::Unavailable,
-    sys::block_device::{self, BypassIo, Sectors},
+    sys::block_device::{self, Sectors},
 };
 use bytesize::ByteSize;
 use hoistway_directstorage::{Adapter, luid_text};
@@ -71,10 +71,9 @@ pub(super) fn checks(name: impl Fn(&str) -> String, file: &LocalFile) -> Vec<Che
     };
     let mut checks = vec![sectors(&name("sectors"), block_device::sectors(&file))];
     checks.push(match block_device::bypass_io(&file) {
-        Ok(found) => bypass_io(name("BypassIO"), &found),
-        Err(error) => {
-            absent(name("BypassIO"), format!("this system or file system does not have it: {error}"))
-        }
+        Ok(found) if found.refusal.is_none() => ok(&name("BypassIO"), found.to_string()),
+        Ok(found) => absent(name("BypassIO"), found.to_string()),
+        Err(error) => absent(name("BypassIO"), error.to_string()),
     });
     match block_device::hindrances(&file) {
         Ok(found) if found.is_empty() => {}
@@ -101,39 +100,7 @@ fn sectors(name: &str, found: Option<Sectors>) -> Check {
     }
 }
 
-fn bypass_io(name: String, found: &BypassIo) -> Check {
-    let driver = if found.has_storage_driver { "supports it" } else { "does not support it" };
-    let filters = if found.blocks_filters { ", and a filter was kept from the volume for it" } else { "" };
-    let more = format!("the driver of the drive {driver}{filters}");
-    match &found.refusal {
-        None => ok(&name, format!("can be used here; {more}")),
-        Some(refusal) => absent(name, format!("a driver is in its way: {refusal}; {more}")),
-    }
-}
-
 /// What only one purpose needs.
 fn absent(name: String, finding: String) -> Check {
     Check { name, status: Status::Absent, finding, fix: String::new() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bypass_io_names_the_driver_in_its_way() {
-        let check = |refusal: Option<&str>, has_storage_driver, blocks_filters| {
-            let refusal = refusal.map(str::to_owned);
-            bypass_io("BypassIO".to_owned(), &BypassIo { refusal, has_storage_driver, blocks_filters })
-        };
-        let usable = check(None, true, false);
-        assert_eq!(usable.finding, "can be used here; the driver of the drive supports it");
-        let refused = check(Some("filter.sys: it encrypts"), false, true);
-        assert!(matches!(refused.status, Status::Absent));
-        assert_eq!(
-            refused.finding,
-            "a driver is in its way: filter.sys: it encrypts; the driver of the drive does not support it, \
-             and a filter was kept from the volume for it"
-        );
-    }
 }

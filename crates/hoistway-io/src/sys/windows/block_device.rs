@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::{files, transfer};
-use std::{ffi::c_void, fs::File, io, ptr};
+use std::{ffi::c_void, fmt, fs::File, io, ptr};
 use windows_sys::Win32::{
     Foundation::STATUS_SUCCESS,
     Storage::FileSystem::{
@@ -78,6 +78,18 @@ pub struct BypassIo {
     pub blocks_filters: bool,
 }
 
+impl fmt::Display for BypassIo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.refusal {
+            None => f.write_str("can be used here")?,
+            Some(refusal) => write!(f, "a driver is in its way: {refusal}")?,
+        }
+        let driver = if self.has_storage_driver { "supports it" } else { "does not support it" };
+        let filters = if self.blocks_filters { ", and a filter was kept from the volume for it" } else { "" };
+        write!(f, "; the driver of the drive {driver}{filters}")
+    }
+}
+
 /// Asks whether reads of a file can bypass the file system's filters.
 ///
 /// # Errors
@@ -90,6 +102,9 @@ pub fn bypass_io(file: &File) -> io::Result<BypassIo> {
     // SAFETY: `run` returns once the call is over; both structures outlive it, and their lengths are told.
     transfer::run(file, 0, |handle, place| unsafe {
         DeviceIoControl(handle, FSCTL_MANAGE_BYPASS_IO, from, from_len, to, to_len, ptr::null_mut(), place)
+    })
+    .map_err(|error| {
+        io::Error::new(error.kind(), format!("this system or file system does not have it: {error}"))
     })?;
     Ok(verdict(&output))
 }
@@ -162,6 +177,20 @@ mod tests {
         assert_eq!(refused(results), "filter.sys: it encrypts (status 0xc00000bb)");
         results.FailureReason = [u16::from(b'x'); 128];
         assert_eq!(refused(results), format!("filter.sys: {} (status 0xc00000bb)", "x".repeat(128)));
+    }
+
+    #[test]
+    fn bypass_io_names_the_driver_in_its_way() {
+        let text = |refusal: Option<&str>, has_storage_driver, blocks_filters| {
+            let refusal = refusal.map(str::to_owned);
+            BypassIo { refusal, has_storage_driver, blocks_filters }.to_string()
+        };
+        assert_eq!(text(None, true, false), "can be used here; the driver of the drive supports it");
+        assert_eq!(
+            text(Some("filter.sys: it encrypts"), false, true),
+            "a driver is in its way: filter.sys: it encrypts; the driver of the drive does not support it, \
+             and a filter was kept from the volume for it"
+        );
     }
 
     #[test]

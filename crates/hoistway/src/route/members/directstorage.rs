@@ -16,14 +16,17 @@ use crate::{
         registry::NotOpened,
     },
     source::Source,
+    sys::block_device::bypass_io,
 };
 use hoistway_directstorage::Runtime;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 #[derive(Debug)]
 struct DirectStorage {
     runtime: &'static Runtime,
     way: Way,
+    /// What the system says of BypassIO for the first file.
+    bypass_io: OnceLock<String>,
 }
 
 /// How bytes reach where they go.
@@ -59,7 +62,8 @@ pub(in crate::route) fn open(
     _: &[Arc<dyn Member>],
 ) -> Result<Option<Arc<dyn Member>>, NotOpened> {
     if wanted.route == Route::DirectStorage {
-        return Ok(Some(Arc::new(DirectStorage { runtime: Runtime::get()?, way: Way::of(wanted) })));
+        let (runtime, way, bypass_io) = (Runtime::get()?, Way::of(wanted), OnceLock::new());
+        return Ok(Some(Arc::new(DirectStorage { runtime, way, bypass_io })));
     }
     if wanted.route == Route::Auto && hoistway_directstorage::find().is_ok() {
         let reason = "whether it is faster than route overlapped was not measured on any machine yet";
@@ -83,7 +87,9 @@ impl Member for DirectStorage {
     }
 
     fn add(&self, source: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
-        opened(&**source).map(|_| true)
+        opened(&**source)?;
+        self.bypass_io.get_or_init(|| bypass_io_of(&**source));
+        Ok(true)
     }
 
     fn lane(&self, depth: usize) -> Result<Box<ReadLane>, Unavailable> {
@@ -146,8 +152,18 @@ impl Member for DirectStorage {
             Way::Graphics(graphics) => format!("; to the device through {graphics}"),
             Way::Pinned(_) => "; to the device through pinned memory".to_owned(),
         };
-        vec![format!(
+        let runtime = format!(
             "directstorage (staged by the runtime): DirectStorage{version} of {path}{configured}{way}"
-        )]
+        );
+        [runtime].into_iter().chain(self.bypass_io.get().cloned()).collect()
     }
+}
+
+/// Whether reads of a file can bypass the filters of its file system, and which driver does not let them. The runtime decides for itself.
+fn bypass_io_of(source: &dyn Source) -> String {
+    let file = source.local().map_err(|why| why.to_string());
+    let file = file.and_then(|local| local.buffered_file().map_err(|error| error.to_string()));
+    let found = file.and_then(|file| bypass_io(&file).map_err(|error| error.to_string()));
+    let found = found.map_or_else(|error| error, |found| found.to_string());
+    format!("BypassIO of {}: {found}", source.path().display())
 }
