@@ -18,10 +18,10 @@ mod corpus;
 mod stand_in;
 
 use hoistway::{
-    Carrier, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded, Route,
+    ByteRange, Carrier, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded, Route,
     catalog::{FormatError, OpenOptions},
     plan::{Layout, Selection},
-    read::ReadFile,
+    read::{Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target},
     route::{
         Access,
         fault::{Fault, FaultScript},
@@ -53,6 +53,11 @@ use windows_sys::Win32::{
     System::{
         Diagnostics::ToolHelp::{
             CreateToolhelp32Snapshot, TH32CS_SNAPTHREAD, THREADENTRY32, Thread32First, Thread32Next,
+        },
+        JobObjects::{
+            AssignProcessToJobObject, CreateJobObjectW, JOB_OBJECT_LIMIT_JOB_MEMORY,
+            JOB_OBJECT_LIMIT_PROCESS_MEMORY, JOBOBJECT_EXTENDED_LIMIT_INFORMATION,
+            JobObjectExtendedLimitInformation, QueryInformationJobObject, SetInformationJobObject,
         },
         Memory::{MEM_COMMIT, MEM_MAPPED, MEM_PRIVATE, MEMORY_BASIC_INFORMATION, VirtualQuery},
         Threading::{GetCurrentProcess, GetProcessHandleCount},
@@ -331,20 +336,61 @@ fn what_is_read_arrives_on_a_cuda_device() {
         let Error::RouteUnavailable { route: refused, why, .. } = error else { panic!("{error:?}") };
         assert!(refused == route && !why.reason.is_empty(), "{route}: {why}");
     }
-    // Another library has a context of another device current: it still has when the load ends.
+    turn.assert_nothing_left("loads to a device");
+}
+
+/// Of the other device, or of the one that is loaded to; or none.
+#[test]
+fn the_context_that_another_library_has_current_stays_so() {
+    let turn = Turn::take();
+    let folder = tempfile::tempdir().unwrap();
+    let (path, tensors) = model(folder.path());
+    let to = |ordinal| by(Route::Auto).device(DeviceId::Cuda(ordinal));
+    // Initialises the driver.
+    assert_is(&load(&path, &to(0)), &tensors);
     let retain: unsafe extern "C" fn(*mut Handle, c_int) -> c_int = turn.function("cuDevicePrimaryCtxRetain");
     let release: unsafe extern "C" fn(c_int) -> c_int = turn.function("cuDevicePrimaryCtxRelease_v2");
     let set: unsafe extern "C" fn(Handle) -> c_int = turn.function("cuCtxSetCurrent");
     let current: unsafe extern "C" fn(*mut Handle) -> c_int = turn.function("cuCtxGetCurrent");
-    let (mut theirs, mut found): (Handle, Handle) = (ptr::null_mut(), ptr::null_mut());
-    // SAFETY: functions of these types, of a driver that is initialised, with places that outlive the calls.
-    unsafe {
-        assert_eq!((retain(&raw mut theirs, 1), set(theirs)), (0, 0));
-        assert_is(&load(&path, &device), &tensors);
-        assert_eq!((current(&raw mut found), found), (0, theirs));
-        assert_eq!((set(ptr::null_mut()), release(1)), (0, 0));
+    for theirs_of in [Some(1), Some(0), None] {
+        let mut theirs: Handle = ptr::null_mut();
+        // SAFETY: functions of these types, of a driver that is initialised, with places that outlive the calls.
+        unsafe {
+            let retained = theirs_of.map_or(0, |device| retain(&raw mut theirs, device));
+            assert_eq!((retained, set(theirs)), (0, 0));
+        }
+        let assert_current = |after: &str| {
+            let mut found: Handle = ptr::null_mut();
+            // SAFETY: as above.
+            assert_eq!((unsafe { current(&raw mut found) }, found), (0, theirs), "{theirs_of:?}: {after}");
+        };
+        for options in [to(0), to(0).route(Route::Staged).chunk_bytes(64 << 10)] {
+            let loaded = load(&path, &options);
+            assert_current("a load");
+            assert_is(&loaded, &tensors);
+            assert_current("a read back");
+            drop(loaded);
+            assert_current("memory that was freed");
+        }
+        assert!(hoistway::load(&[&path], &to(9)).is_err());
+        assert_current("a device that is not there");
+        let reader = Reader::new(&ReaderOptions::default()).unwrap();
+        assert_current("a reader");
+        let (file, range) = (ReadFile::open(&path).unwrap(), ByteRange::at(5, 100_000).unwrap());
+        let request = ReadRequest::new(&file, range, Target::scratch(DeviceId::Cuda(0)));
+        let batch = reader.submit([request], Priority::Demand).unwrap();
+        assert_current("a batch");
+        batch.wait().unwrap();
+        assert_current("its end");
+        drop((batch, reader));
+        assert_current("a reader that is closed");
+        // SAFETY: as above.
+        unsafe {
+            let released = theirs_of.map_or(0, |device| release(device));
+            assert_eq!((set(ptr::null_mut()), released), (0, 0));
+        }
     }
-    turn.assert_nothing_left("loads to a device");
+    turn.assert_nothing_left("contexts of others");
 }
 
 /// A context, as the driver has it.
@@ -596,6 +642,59 @@ fn a_load_larger_than_its_memory_is_refused_before_it_begins() {
     // The limit on what is committed is one of those that a load is compared with.
     let limits = hoistway::memory::limits();
     assert!(limits.iter().any(|limit| limit.name.contains("commit")), "{limits:?}");
+}
+
+#[test]
+fn a_job_that_limits_memory_refuses_what_it_would_fail() {
+    // In a process of its own, which puts itself into a job.
+    let program = std::env::current_exe().unwrap();
+    let arguments = ["--ignored", "--exact", "limits_itself_by_a_job"];
+    assert!(Command::new(program).args(arguments).status().unwrap().success());
+}
+
+/// Wine takes the limits of a job, and keeps none.
+#[test]
+#[ignore = "another runs it in a process of its own"]
+fn limits_itself_by_a_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, tensors) =
+        (folder.path().join("large.safetensors"), vec![owned("large", Dtype::U8, &[200 << 20], 5)]);
+    fs::write(&path, reference(&tensors)).unwrap();
+    let mut limits = JOBOBJECT_EXTENDED_LIMIT_INFORMATION::default();
+    limits.BasicLimitInformation.LimitFlags = JOB_OBJECT_LIMIT_PROCESS_MEMORY | JOB_OBJECT_LIMIT_JOB_MEMORY;
+    limits.ProcessMemoryLimit = Held::now().private_bytes + (100 << 20);
+    limits.JobMemoryLimit = limits.ProcessMemoryLimit + (1 << 20);
+    let wanted = (limits.ProcessMemoryLimit, limits.JobMemoryLimit);
+    // SAFETY: structures of these kinds and lengths, which outlive the calls; the job lives as long as the process.
+    let kept = unsafe {
+        let job = CreateJobObjectW(ptr::null(), ptr::null());
+        let (kind, bytes) = (JobObjectExtendedLimitInformation, size_of_val(&limits) as u32);
+        let is_set = SetInformationJobObject(job, kind, (&raw const limits).cast(), bytes) != 0
+            && AssignProcessToJobObject(job, GetCurrentProcess()) != 0;
+        let own = ptr::null_mut();
+        let is_told =
+            QueryInformationJobObject(own, kind, (&raw mut limits).cast(), bytes, ptr::null_mut()) != 0;
+        is_set && is_told && (limits.ProcessMemoryLimit, limits.JobMemoryLimit) == wanted
+    };
+    let of_job: Vec<_> =
+        hoistway::memory::limits().into_iter().filter(|limit| limit.name.contains("job object")).collect();
+    if !kept {
+        assert!(of_job.is_empty(), "{of_job:?}");
+        assert_is(&load(&path, &by(Route::Threads)), &tensors);
+        return;
+    }
+    assert_eq!(
+        of_job.iter().map(|limit| limit.total_bytes as usize).collect::<Vec<_>>(),
+        [wanted.0, wanted.1]
+    );
+    for route in [Route::Overlapped, Route::Threads] {
+        match hoistway::load(&[&path], &by(route)).unwrap_err() {
+            Error::MemoryBudget { limit_name, .. } => {
+                assert!(limit_name.contains("job object"), "{limit_name}")
+            }
+            error => panic!("{error:?}"),
+        }
+    }
 }
 
 #[test]

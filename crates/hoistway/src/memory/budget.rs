@@ -92,14 +92,19 @@ pub(crate) fn promise(fresh: u64, staging: u64, budget: Option<u64>) -> Result<P
     if needed < SMALL_BYTES {
         return Ok(Promise::none());
     }
-    let needed = needed.saturating_add(needed >> OVERHEAD_SHIFT);
-    let mut sources = sources();
+    let sources = sources();
     let limits: Vec<Limit> = sources.iter().filter_map(Limit::read).collect();
+    within(&limits, sources, fresh, needed)
+}
+
+/// Sets `fresh` bytes apart if `limits`, which were read from `sources`, allow `needed` bytes and what comes with them.
+fn within(limits: &[Limit], mut sources: Vec<LimitSource>, fresh: u64, needed: u64) -> Result<Promise> {
+    let needed = needed.saturating_add(needed >> OVERHEAD_SHIFT);
     // Where the allocation counts, it is refused if it is too much. What is left afterwards is beside it.
     sources.retain(|source| !source.counts_allocated());
-    let may = |promised| tightest(&limits, promised).is_none_or(|(_, left)| needed <= left);
+    let may = |promised| tightest(limits, promised).is_none_or(|(_, left)| needed <= left);
     Promise::new(fresh, sources, may).map_err(|promised| {
-        let found = tightest(&limits, promised).map(|(least, available)| match least.limit.available_bytes {
+        let found = tightest(limits, promised).map(|(least, available)| match least.limit.available_bytes {
             all if all == available => (least.limit.name.clone(), available),
             _ => (
                 format!("{}, less what other loads of this process were promised,", least.limit.name),
@@ -116,13 +121,37 @@ pub(crate) fn promise(fresh: u64, staging: u64, budget: Option<u64>) -> Result<P
 mod tests {
     use super::*;
 
+    fn limit(available_bytes: u64, counts_allocated: bool) -> Limit {
+        let mut limit = limits().swap_remove(0);
+        limit.available_bytes = available_bytes;
+        Limit { limit, counts_allocated }
+    }
+
+    #[test]
+    fn a_load_that_a_limit_does_not_leave_room_for_is_refused_by_its_name() {
+        const NEEDED: u64 = 64 << 20;
+        let allowed = NEEDED + (NEEDED >> OVERHEAD_SHIFT);
+        // Room in the machine's memory, and none under a limit on what is allocated, such as that of a job object.
+        let refused = |available_bytes| {
+            let mut limits = [limit(u64::MAX, false), limit(available_bytes, true), limit(u64::MAX, true)];
+            limits[1].limit.name = "the limit of the job".into();
+            match within(&limits, Vec::new(), NEEDED, NEEDED) {
+                Ok(_) => None,
+                Err(Error::MemoryBudget { needed, available, limit_name, .. }) => {
+                    assert_eq!((needed, available), (allowed, available_bytes));
+                    Some(limit_name)
+                }
+                Err(other) => panic!("{other:?}"),
+            }
+        };
+        for available_bytes in [0, NEEDED, allowed - 1] {
+            assert_eq!(refused(available_bytes).as_deref(), Some("the limit of the job"));
+        }
+        assert_eq!(refused(allowed), None);
+    }
+
     #[test]
     fn what_is_allocated_is_not_counted_twice() {
-        let limit = |available_bytes, counts_allocated| {
-            let mut limit = limits().swap_remove(0);
-            limit.available_bytes = available_bytes;
-            Limit { limit, counts_allocated }
-        };
         let limits = [limit(100, false), limit(70, true)];
         let left = |promised| tightest(&limits, promised).map(|(limit, left)| (limit.counts_allocated, left));
         // 70 bytes were left after 60 that were promised had been allocated.

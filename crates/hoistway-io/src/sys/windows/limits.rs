@@ -50,30 +50,7 @@ pub fn sources() -> Vec<LimitSource> {
 impl LimitSource {
     /// Reads the limit and what it leaves; `None` if it sets none or cannot be read.
     pub fn read(&self) -> Option<MemoryLimit> {
-        match self.0 {
-            Kind::Machine => {
-                let status = memory_status()?;
-                Some(limit("the machine's free memory".into(), status.ullAvailPhys, status.ullTotalPhys))
-            }
-            Kind::Commit => {
-                let status = memory_status()?;
-                let (available, total) = (status.ullAvailPageFile, status.ullTotalPageFile);
-                Some(limit("the system's commit limit".into(), available, total))
-            }
-            Kind::ProcessOfJob => {
-                let most = limits_of(&job_limits()?).0?;
-                // SAFETY: the handle of this process needs no closing.
-                let used = committed_bytes(unsafe { GetCurrentProcess() })?;
-                // Names are equal for processes under the same limit. This limit is of this process alone.
-                let name = format!("what its job object allows process {}", process::id());
-                Some(limit(name, most.saturating_sub(used), most))
-            }
-            Kind::Job => {
-                let most = limits_of(&job_limits()?).1?;
-                let name = "what the job object allows its processes";
-                Some(limit(name.into(), most.saturating_sub(committed_by_job()?), most))
-            }
-        }
+        self.0.limit(&System)
     }
 
     /// Returns whether memory counts as soon as it is allocated, touched or not. An allocation beyond the limit fails.
@@ -91,22 +68,77 @@ impl LimitSource {
     }
 }
 
+impl Kind {
+    /// The limit by what the system answers.
+    fn limit(self, system: &impl Answers) -> Option<MemoryLimit> {
+        match self {
+            Self::Machine => {
+                let status = system.memory()?;
+                Some(limit("the machine's free memory".into(), status.ullAvailPhys, status.ullTotalPhys))
+            }
+            Self::Commit => {
+                let status = system.memory()?;
+                let (available, total) = (status.ullAvailPageFile, status.ullTotalPageFile);
+                Some(limit("the system's commit limit".into(), available, total))
+            }
+            Self::ProcessOfJob => {
+                let most = limits_of(&system.job()?).0?;
+                // Names are equal for processes under the same limit. This limit is of this process alone.
+                let name = format!("what its job object allows process {}", process::id());
+                Some(limit(name, most.saturating_sub(system.committed_bytes()?), most))
+            }
+            Self::Job => {
+                let most = limits_of(&system.job()?).1?;
+                let name = "what the job object allows its processes";
+                Some(limit(name.into(), most.saturating_sub(system.committed_by_job()?), most))
+            }
+        }
+    }
+}
+
 fn limit(name: String, available_bytes: u64, total_bytes: u64) -> MemoryLimit {
     MemoryLimit { name, available_bytes, total_bytes }
 }
 
-fn memory_status() -> Option<MEMORYSTATUSEX> {
-    let mut status = MEMORYSTATUSEX { dwLength: size_of::<MEMORYSTATUSEX>() as u32, ..Default::default() };
-    // SAFETY: the structure says its size and outlives the call.
-    (unsafe { GlobalMemoryStatusEx(&raw mut status) } != 0).then_some(status)
+/// What a system says of its memory; each is `None` where it does not say.
+trait Answers {
+    /// The memory of the machine, and its page files.
+    fn memory(&self) -> Option<MEMORYSTATUSEX>;
+    /// The limits of the job object that this process is in.
+    fn job(&self) -> Option<JOBOBJECT_EXTENDED_LIMIT_INFORMATION>;
+    /// Bytes that this process has allocated.
+    fn committed_bytes(&self) -> Option<u64>;
+    /// Bytes that the processes of its job have allocated.
+    fn committed_by_job(&self) -> Option<u64>;
 }
 
-/// The limits of the job object that this process is in; `None` if it is in none.
-fn job_limits() -> Option<JOBOBJECT_EXTENDED_LIMIT_INFORMATION> {
-    let mut limits = JOBOBJECT_EXTENDED_LIMIT_INFORMATION::default();
-    let bytes = size_of_val(&limits);
-    // SAFETY: a structure of this kind and of as many bytes as the call is told.
-    unsafe { ask_job(JobObjectExtendedLimitInformation, (&raw mut limits).cast(), bytes) }.then_some(limits)
+/// The system that runs this process.
+struct System;
+
+impl Answers for System {
+    fn memory(&self) -> Option<MEMORYSTATUSEX> {
+        let mut status =
+            MEMORYSTATUSEX { dwLength: size_of::<MEMORYSTATUSEX>() as u32, ..Default::default() };
+        // SAFETY: the structure says its size and outlives the call.
+        (unsafe { GlobalMemoryStatusEx(&raw mut status) } != 0).then_some(status)
+    }
+
+    fn job(&self) -> Option<JOBOBJECT_EXTENDED_LIMIT_INFORMATION> {
+        let mut limits = JOBOBJECT_EXTENDED_LIMIT_INFORMATION::default();
+        let bytes = size_of_val(&limits);
+        // SAFETY: a structure of this kind and of as many bytes as the call is told.
+        unsafe { ask_job(JobObjectExtendedLimitInformation, (&raw mut limits).cast(), bytes) }
+            .then_some(limits)
+    }
+
+    fn committed_bytes(&self) -> Option<u64> {
+        // SAFETY: the handle of this process needs no closing.
+        committed_bytes(unsafe { GetCurrentProcess() })
+    }
+
+    fn committed_by_job(&self) -> Option<u64> {
+        committed_by_job()
+    }
 }
 
 /// The limits of a job for each process, and for all of them together.
@@ -177,11 +209,70 @@ mod tests {
         assert_eq!(limits_of(&limits), (Some(3 << 30), Some(8 << 30)));
     }
 
+    /// A system with 16 GiB, of which little can still be allocated, whose job allows each process 3 GiB and all of them 8 GiB.
+    #[derive(Clone, Copy, Default)]
+    struct Played {
+        committed_bytes: u64,
+        committed_by_job: u64,
+        has_no_job: bool,
+    }
+
+    impl Answers for Played {
+        fn memory(&self) -> Option<MEMORYSTATUSEX> {
+            Some(MEMORYSTATUSEX {
+                ullTotalPhys: 16 << 30,
+                ullAvailPhys: 9 << 30,
+                ullTotalPageFile: 20 << 30,
+                ullAvailPageFile: 5 << 20,
+                ..Default::default()
+            })
+        }
+
+        fn job(&self) -> Option<JOBOBJECT_EXTENDED_LIMIT_INFORMATION> {
+            let mut limits = JOBOBJECT_EXTENDED_LIMIT_INFORMATION {
+                ProcessMemoryLimit: 3 << 30,
+                JobMemoryLimit: 8 << 30,
+                ..Default::default()
+            };
+            limits.BasicLimitInformation.LimitFlags =
+                JOB_OBJECT_LIMIT_PROCESS_MEMORY | JOB_OBJECT_LIMIT_JOB_MEMORY;
+            (!self.has_no_job).then_some(limits)
+        }
+
+        fn committed_bytes(&self) -> Option<u64> {
+            Some(self.committed_bytes)
+        }
+
+        fn committed_by_job(&self) -> Option<u64> {
+            Some(self.committed_by_job)
+        }
+    }
+
+    #[test]
+    fn what_a_limit_leaves_is_told_until_nothing_is_left() {
+        let left = |played: Played| {
+            let kinds = [Kind::Machine, Kind::Commit, Kind::ProcessOfJob, Kind::Job];
+            kinds.map(|kind| kind.limit(&played).map(|limit| (limit.available_bytes, limit.total_bytes)))
+        };
+        let machine = [Some((9 << 30, 16 << 30)), Some((5 << 20, 20 << 30))];
+        let played = Played { committed_bytes: 1 << 30, committed_by_job: 7 << 30, has_no_job: false };
+        let expected = [machine[0], machine[1], Some((2 << 30, 3 << 30)), Some((1 << 30, 8 << 30))];
+        assert_eq!(left(played), expected);
+        // At the limit, and beyond it, as a limit may be lowered.
+        for committed in [0, 1 << 20] {
+            let (committed_bytes, committed_by_job) = ((3 << 30) + committed, (8 << 30) + committed);
+            let played = Played { committed_bytes, committed_by_job, has_no_job: false };
+            assert_eq!(left(played)[2..], [Some((0, 3 << 30)), Some((0, 8 << 30))]);
+        }
+        assert_eq!(
+            left(Played { has_no_job: true, ..Played::default() }),
+            [machine[0], machine[1], None, None]
+        );
+    }
+
     #[test]
     fn memory_that_is_allocated_counts_before_it_is_touched() {
-        // SAFETY: the handle of this process needs no closing.
-        let committed = || committed_bytes(unsafe { GetCurrentProcess() });
-        assert!(committed().is_some_and(|bytes| bytes > 0));
+        assert!(System.committed_bytes().is_some_and(|bytes| bytes > 0));
         let counting: Vec<_> = sources().iter().map(LimitSource::counts_allocated).collect();
         assert_eq!(counting, [false, true, true, true]);
     }
