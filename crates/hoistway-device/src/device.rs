@@ -31,7 +31,8 @@ pub struct DeviceInfo {
     pub pci: String,
     /// Its UUID, in hex.
     pub uuid: String,
-    /// Its locally unique identifier, which other APIs of Windows name it by.
+    /// Its locally unique identifier, which other APIs of Windows name it by. `None` also if it is linked to
+    /// another device, whose identifier it shares.
     pub luid: Option<[u8; 8]>,
     /// The NUMA node that it hangs off, if the system says.
     pub numa_node: Option<u32>,

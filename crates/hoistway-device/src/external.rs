@@ -82,20 +82,25 @@ impl ExternalMemory {
 
 impl Drop for ExternalMemory {
     fn drop(&mut self) {
-        if let Some(import) = self.import.take()
-            && !import.release().is_known()
-        {
-            self.device.set_aside(Unreleased(import));
+        let Some(import) = self.import.take() else { return };
+        match import.release() {
+            Fate::Done => {}
+            Fate::Failed(error) => warn_of_memory(&error),
+            Fate::Unknown(_) => self.device.set_aside(Unreleased(import)),
         }
     }
 }
 
 impl Drop for Unreleased {
     fn drop(&mut self) {
-        if let Fate::Unknown(error) = self.0.release() {
-            tracing::warn!(%error, "imported memory of a device could not be released");
+        if let Fate::Failed(error) | Fate::Unknown(error) = self.0.release() {
+            warn_of_memory(&error);
         }
     }
+}
+
+fn warn_of_memory(error: &Error) {
+    tracing::warn!(%error, "imported memory of a device could not be released");
 }
 
 impl Import {

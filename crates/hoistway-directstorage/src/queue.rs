@@ -201,9 +201,7 @@ impl<T> Queue<T> {
             self.silent = Duration::ZERO;
         }
         self.waiting.push_back((owner, read));
-        if let Err(failure) = self.start_waiting() {
-            self.broken.get_or_insert(failure);
-        }
+        self.start_waiting();
     }
 
     /// Submits what was added, waits for `most` until a read has ended, and appends those that have. Returns at once if none is in
@@ -213,13 +211,12 @@ impl<T> Queue<T> {
     /// That the runtime has told the end of none for as long as the queue has patience: what becomes of them is not known, and the queue
     /// is of no use any more.
     pub fn wait(&mut self, ended: &mut Vec<Ended<T>>, most: Duration) -> Result<(), Failure> {
-        if let Some(failure) = &self.broken {
-            return Err(failure.clone());
-        }
+        self.check()?;
         let (started, before) = (Instant::now(), ended.len());
         while self.in_flight() > 0 {
             self.collect(ended);
-            self.start_waiting()?;
+            self.start_waiting();
+            self.check()?;
             ended.append(&mut self.ended);
             self.submit();
             if ended.len() > before {
@@ -240,6 +237,11 @@ impl<T> Queue<T> {
             self.silent += waited_from.elapsed().min(slice);
         }
         Ok(())
+    }
+
+    /// Fails if the ends of reads will not be told.
+    fn check(&self) -> Result<(), Failure> {
+        self.broken.clone().map_or(Ok(()), Err)
     }
 
     /// Takes what has ended.
@@ -271,11 +273,8 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Enqueues the reads that the queue has entries for, in their order.
-    ///
-    /// # Errors
-    /// That the end of a read will not be told.
-    fn start_waiting(&mut self) -> Result<(), Failure> {
+    /// Enqueues the reads that the queue has entries for, in their order. The queue is broken once the end of one will not be told.
+    fn start_waiting(&mut self) {
         while let Some((_, read)) = self.waiting.front() {
             let len = read.file.len().saturating_sub(read.offset);
             let len = usize::try_from(len).map_or(read.len, |rest| rest.min(read.len));
@@ -297,10 +296,13 @@ impl<T> Queue<T> {
                 Some(InFlight { owner, len, entries, signal, _uses: (read.file, read.target) });
             if let Some(Signals { fence, .. }) = &*self.signals {
                 // SAFETY: the event is open until the last value is reached: see `drop`.
-                unsafe { fence.set_event(signal, self.told.as_raw_handle())? };
+                let told = unsafe { fence.set_event(signal, self.told.as_raw_handle()) };
+                if let Err(failure) = told {
+                    self.broken = Some(failure);
+                    return;
+                }
             }
         }
-        Ok(())
     }
 
     /// Enqueues a read, and returns the value of the fence that tells of it.

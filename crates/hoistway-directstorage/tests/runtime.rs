@@ -9,6 +9,7 @@ use hoistway_directstorage::{
 };
 use std::{
     env, fs,
+    os::windows::ffi::OsStrExt,
     path::{Path, PathBuf},
     process::{Command, Output},
     sync::{
@@ -315,6 +316,149 @@ fn a_fence_that_never_comes_is_an_error_and_what_it_tells_of_is_kept() {
     drop(queue);
     assert_eq!((Arc::strong_count(&owner), Arc::strong_count(&buffer)), (2, 2));
     assert_eq!((turn.count("violations"), turn.count_graphics("violations")), (0, 0));
+}
+
+/// What the fence of a removed device tells is no word of the runtime's that it has let go of file and memory.
+#[test]
+fn what_a_removed_device_leaves_with_a_silent_runtime_is_kept() {
+    let Some(turn) = turn() else { return };
+    let bench = Bench::new(100_000);
+    let graphics = GraphicsDevice::open(hoistway_directstorage::adapters().unwrap()[2].luid, "it").unwrap();
+    let mut queue = Runtime::get().unwrap().queue_to(&graphics, 2, SHORT).unwrap();
+    let buffer = Arc::new(graphics.buffer(Sharing::Heap, 100_000).unwrap());
+    let owner = Arc::new(());
+    turn.set("stall_at=1");
+    turn.set("deaf=1");
+    let target = Target::Buffer { buffer: buffer.clone(), offset: 0 };
+    // SAFETY: nothing else uses the buffer.
+    unsafe { queue.push(owner.clone(), Read { file: bench.file.clone(), offset: 0, target, len: 1000 }) };
+    turn.set("d3d12_remove=1");
+    let mut ended = Vec::new();
+    let failure = loop {
+        if let Err(failure) = queue.wait(&mut ended, LONG) {
+            break failure;
+        }
+    };
+    assert!(failure.to_string().contains("none of 1 reads"), "{failure}");
+    let kept = || (Arc::strong_count(&owner), Arc::strong_count(&buffer), Arc::strong_count(&bench.file));
+    assert_eq!((ended.len(), kept()), (0, (2, 2, 2)));
+    drop(queue);
+    assert_eq!(kept(), (2, 2, 2));
+    // The runtime goes on, and writes to a buffer that is still there.
+    ["stall_at=0", "deaf=0", "d3d12_remove=0"].iter().for_each(|setting| turn.set(setting));
+    while turn.count("carried_out") == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!((turn.count("violations"), turn.count_graphics("violations")), (0, 0));
+}
+
+/// A read is several requests, and its memory is given back once its one result is there.
+#[test]
+fn a_result_comes_after_all_requests_before_it_also_if_one_of_them_fails() {
+    let _turn = turn();
+    let bench = Bench::new(REQUEST_BYTES as usize);
+    let raw = Raw::new(&bench.path);
+    for bad in [(1_u64 << 40, 4096), (0, hoistway_directstorage::STAGING_BYTES + 4096)] {
+        for failing in 0..3 {
+            let ranges: Vec<_> =
+                (0..3).map(|at| if at == failing { bad } else { (0, REQUEST_BYTES) }).collect();
+            let mut memories: Vec<Vec<u8>> =
+                ranges.iter().map(|&(_, len)| vec![0xEE; len as usize]).collect();
+            // SAFETY: the memory lives until all requests are over, or the test has failed.
+            let result = unsafe { raw.read(&ranges, &mut memories) };
+            // The end first: what is still written is written there last.
+            let (mut whole, mut good) = (true, Vec::new());
+            for (at, memory) in memories.iter().enumerate().filter(|(at, _)| *at != failing) {
+                whole &= memory.last() == bench.content.last();
+                good.push(at);
+            }
+            assert!(result < 0, "request {failing} of 3 should fail");
+            assert!(whole, "with request {failing} failed, others were not over");
+            assert!(good.iter().all(|&at| memories[at] == bench.content), "{failing}");
+        }
+    }
+}
+
+/// A queue without what `Queue` does around it.
+struct Raw {
+    objects: [abi::Object; 3],
+}
+
+impl Raw {
+    fn new(path: &Path) -> Self {
+        let description = abi::QueueDescription {
+            source_type: 0,
+            capacity: abi::QUEUE_CAPACITY.0,
+            priority: 0,
+            name: std::ptr::null(),
+            device: std::ptr::null_mut(),
+        };
+        let path: Vec<u16> = path.as_os_str().encode_wide().chain([0]).collect();
+        let mut objects: [abi::Object; 3] = [std::ptr::null_mut(); 3];
+        let [queue, statuses, file] = &mut objects;
+        // SAFETY: the library is loaded and stays so, the function has this signature, and its factory this table.
+        unsafe {
+            let library = libloading::Library::new(Runtime::get().unwrap().path()).unwrap();
+            let get: libloading::Symbol<'_, abi::GetFactory> = library.get(b"DStorageGetFactory\0").unwrap();
+            let mut factory: abi::Object = std::ptr::null_mut();
+            assert_eq!(get(&abi::IID_FACTORY, &raw mut factory), 0);
+            let table = &**factory.cast::<*const abi::FactoryTable>();
+            assert_eq!((table.create_queue)(factory, &raw const description, &abi::IID_QUEUE_1, queue), 0);
+            assert_eq!(
+                (table.create_status_array)(factory, 1, std::ptr::null(), &abi::IID_STATUS_ARRAY, statuses),
+                0
+            );
+            assert_eq!((table.open_file)(factory, path.as_ptr(), &abi::IID_FILE, file), 0);
+            (table.unknown.release)(factory);
+        }
+        Self { objects }
+    }
+
+    /// Reads ranges as requests before one result, waits for that, and returns it.
+    ///
+    /// # Safety
+    /// Each memory is as long as its range, and lives until its request is over.
+    unsafe fn read(&self, ranges: &[(u64, u32)], memories: &mut [Vec<u8>]) -> abi::HResult {
+        let [queue, statuses, file] = self.objects;
+        // SAFETY: living objects with these tables.
+        unsafe {
+            let table = &**queue.cast::<*const abi::QueueTable>();
+            let results = &**statuses.cast::<*const abi::StatusArrayTable>();
+            for (&(offset, bytes), memory) in ranges.iter().zip(memories) {
+                let memory = abi::MemoryDestination { memory: memory.as_mut_ptr().cast(), bytes };
+                let mut destination = abi::Destination { words: [0; 5] };
+                destination.memory = memory;
+                let request = abi::Request {
+                    compression: 0,
+                    kinds: abi::KINDS_MEMORY,
+                    source: abi::Source { file, offset, bytes },
+                    destination,
+                    uncompressed_bytes: bytes,
+                    cancellation_tag: 0,
+                    name: std::ptr::null(),
+                };
+                (table.enqueue_request)(queue, &raw const request);
+            }
+            (table.enqueue_status)(queue, statuses, 0);
+            (table.submit)(queue);
+            while (results.is_complete)(statuses, 0) == 0 {
+                std::hint::spin_loop();
+            }
+            (results.result)(statuses, 0)
+        }
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        for object in self.objects {
+            // SAFETY: a living object, whose table begins so.
+            unsafe {
+                let table = &**object.cast::<*const abi::UnknownTable>();
+                (table.release)(object);
+            }
+        }
+    }
 }
 
 #[test]

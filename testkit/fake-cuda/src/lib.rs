@@ -68,6 +68,7 @@
 //! | `HIP_ARCHITECTURE` | `gfx942:…` | what `hipGetDevicePropertiesR0600` says of each device |
 //! | `INTEGRATED` | 0 | 1 for a device that shares the host's page tables: kernels reach host memory |
 //! | `LUIDS` | 1 | on Windows, 0 for devices that D3D12 does not know |
+//! | `LUID_NODES` | 1 | on Windows, the nodes of its adapter that a device has: 2 for the second of two that are linked |
 //! | `PINS_READ_ONLY` | 1 | whether devices say that they pin memory that cannot be written |
 //! | `REFUSES_READ_ONLY` | 0 | 1 makes that fail with 801, whatever the device says |
 //! | `POOLS` | 1 | 0 makes `cuMemAllocAsync` and `cuMemFreeAsync` fail with 801, and those of HIP |
@@ -96,7 +97,8 @@
 //!   primary ones), `context_depth` (of the calling thread's stack), `cufile_handles`, `cufile_buffers`,
 //!   `external_memories`, `external_semaphores`;
 //! - what happened: `calls_under_interpreter` (by threads that held Python's interpreter), `copies`, `copied_bytes`, `kernels`, `cufile_reads`, `cufile_writes`, `calls.<function>`,
-//!   and `leaked`: what was destroyed only with its context or with the last `cuFileDriverClose`.
+//!   `leaked` (what was destroyed only with its context or with the last `cuFileDriverClose`), and `destroyed_in_use` (fences of
+//!   D3D12 that a stream had yet to wait for).
 
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "cuFile is an interface of Linux"))]
 

@@ -115,7 +115,7 @@ pub extern "C" fn fake_dstorage_reset() {
     wake();
 }
 
-/// How many there were of what the name says: `enqueued` and `requests`, `submits`, `violations`, `configurations`; or are now: `queues`, `files`,
+/// How many there were of what the name says: `enqueued`, `requests` (that were begun), `carried_out`, `submits`, `violations`, `configurations`; or are now: `queues`, `files`,
 /// `statuses`; of D3D12 `devices`, `heaps`, `resources`, `fences`, and `kept_resident`.
 ///
 /// # Safety

@@ -75,6 +75,8 @@ struct Written {
 
 static OBJECTS: LazyLock<Mutex<HashMap<usize, Known>>> = LazyLock::new(Mutex::default);
 static HANDLES: LazyLock<Mutex<HashMap<usize, Known>>> = LazyLock::new(Mutex::default);
+/// How often each object is imported now.
+static IMPORTS: LazyLock<Mutex<HashMap<u64, i64>>> = LazyLock::new(Mutex::default);
 static WRITTEN: Mutex<Vec<Written>> = Mutex::new(Vec::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -208,7 +210,12 @@ struct Memory<const OF: u32>(u64);
 impl<const OF: u32> Drop for Memory<OF> {
     fn drop(&mut self) {
         state().discount(if OF == HEAP { "heaps" } else { "resources" });
+        // CUDA's driver keeps what it has imported, but a program that counts on that has released in the wrong order.
+        if lock(&IMPORTS).get(&self.0).is_some_and(|&count| count > 0) {
+            violation();
+        }
         lock(&OBJECTS).retain(|_, known| known.shared.object != self.0);
+        lock(&HANDLES).retain(|_, known| known.shared.object != self.0);
         lock(&WRITTEN).retain(|written| written.memory != self.0);
     }
 }
@@ -572,6 +579,12 @@ pub unsafe extern "C" fn fake_d3d12_describe(handle: Handle, out: *mut Shared) -
         }
         None => 1,
     }
+}
+
+/// Counts imports of an object: by the stand-in of CUDA's driver.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_d3d12_imported(object: u64, more: i64) {
+    *lock(&IMPORTS).entry(object).or_default() += more;
 }
 
 /// Waits until a fence has reached a value, and gives what that lets be seen: for a stream of CUDA's.

@@ -194,6 +194,7 @@ impl Shared {
             // SAFETY: the handle is open.
             unsafe { SetEvent(self.failed.as_raw_handle()) };
         }
+        state().count("carried_out");
         result
     }
 

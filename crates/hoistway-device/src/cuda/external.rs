@@ -159,10 +159,17 @@ impl External for CudaDevice {
     }
 
     unsafe fn release_semaphore(&self, semaphore: usize) {
-        let (Ok(functions), Ok(_entered)) = (self.external_functions(), self.enter()) else { return };
-        // SAFETY: imported, and released once.
-        let code = unsafe { (functions.destroy_semaphore)(ptr::with_exposed_provenance_mut(semaphore)) };
-        self.forget(code);
+        let released = self.external_functions().and_then(|functions| {
+            let _entered = self.enter()?;
+            let semaphore = ptr::with_exposed_provenance_mut(semaphore);
+            // SAFETY: imported, and released once.
+            self.call("releasing a fence of D3D12", "cuDestroyExternalSemaphore", || unsafe {
+                (functions.destroy_semaphore)(semaphore)
+            })
+        });
+        if let Err(error) = released {
+            tracing::warn!(%error, "an imported fence of a device could not be released");
+        }
     }
 
     unsafe fn wait(&self, stream: Handle, semaphore: usize, value: u64) -> Result<()> {

@@ -86,6 +86,8 @@ enum Attribute {
     GpuDirectRdma = 116,
 }
 
+/// The mask of the node of an adapter that D3D12 takes unless it is told otherwise.
+const FIRST_NODE: c_uint = 1;
 /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`.
 const POINTER_MEMORY_TYPE: c_int = 2;
 /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
@@ -222,7 +224,8 @@ impl Vendor for Cuda {
             let (mut luid, mut mask) = ([0; 8], 0);
             // SAFETY: writes 8 bytes and one integer.
             let code = unsafe { get(&mut luid, &mut mask, handle) };
-            (code == SUCCESS).then_some(luid)
+            // Devices that are linked as one adapter share its identifier, and D3D12 means the first of them.
+            (code == SUCCESS && mask == FIRST_NODE).then_some(luid)
         });
         let (major, minor) = (attribute(Attribute::ComputeMajor), attribute(Attribute::ComputeMinor));
         Ok(Traits {

@@ -27,8 +27,9 @@ impl Graphics {
     pub(super) fn open(device: &Arc<Device>) -> Result<Self, Unavailable> {
         let name = device.name();
         let Some(luid) = device.info().luid else {
-            let reason = format!("{name} has no identifier (LUID) that D3D12 knows");
-            return Err(Unavailable::new(reason, "set its driver to the mode for graphics (WDDM)"));
+            let reason = format!("{name} has no identifier (LUID) of its own that D3D12 knows");
+            let fix = "set its driver to the mode for graphics (WDDM), with adapters that are not linked";
+            return Err(Unavailable::new(reason, fix));
         };
         let graphics = GraphicsDevice::open(luid, &name)?;
         let mut refused = Vec::new();

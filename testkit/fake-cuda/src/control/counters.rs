@@ -33,6 +33,8 @@ pub(crate) static KERNELS: Counter = Counter::new();
 /// Things that were destroyed together with their context, or with cuFile's driver, because the caller had not done
 /// it before.
 pub(crate) static LEAKED: Counter = Counter::new();
+/// Fences that were destroyed while a stream had yet to wait for them.
+pub(crate) static DESTROYED_IN_USE: Counter = Counter::new();
 pub(crate) static CUFILE_READS: Counter = Counter::new();
 pub(crate) static CUFILE_WRITES: Counter = Counter::new();
 

@@ -80,6 +80,7 @@ fn count(name: &str) -> Option<u64> {
         #[cfg(not(windows))]
         "external_memories" | "external_semaphores" => 0,
         "leaked" => counters::LEAKED.get(),
+        "destroyed_in_use" => counters::DESTROYED_IN_USE.get(),
         #[cfg(target_os = "linux")]
         "cufile_handles" => FILES.len(),
         #[cfg(target_os = "linux")]

@@ -31,6 +31,8 @@ pub(crate) struct Settings {
     pub(crate) integrated: bool,
     /// Whether devices have identifiers that other interfaces of Windows know.
     pub(crate) luids: bool,
+    /// The nodes of its adapter that each device has, a bit each.
+    pub(crate) luid_nodes: u32,
     pub(crate) pools: bool,
     /// Whether it pins memory that cannot be written.
     pub(crate) pins_read_only: bool,
@@ -74,6 +76,7 @@ impl Default for Settings {
             hip_architecture: "gfx942:sramecc+:xnack-",
             integrated: false,
             luids: true,
+            luid_nodes: 1,
             pools: true,
             pins_read_only: true,
             refuses_read_only: false,
@@ -119,6 +122,7 @@ impl Settings {
             }
             "INTEGRATED" => self.integrated = switch(value)?,
             "LUIDS" => self.luids = switch(value)?,
+            "LUID_NODES" => self.luid_nodes = number(value, u32::MAX.into())? as u32,
             "POOLS" => self.pools = switch(value)?,
             "REFUSES_READ_ONLY" => self.refuses_read_only = switch(value)?,
             "PINS_READ_ONLY" => self.pins_read_only = switch(value)?,

@@ -135,7 +135,7 @@ unsafe extern "C" fn cuDeviceGetLuid(place: *mut [u8; 8], mask: *mut c_uint, dev
             return Err(NOT_SUPPORTED);
         }
         // SAFETY: the places are the caller's.
-        unsafe { put(place, luid(device)).and_then(|()| put(mask, 1)) }
+        unsafe { put(place, luid(device)).and_then(|()| put(mask, settings().luid_nodes)) }
     })
 }
 

@@ -5,7 +5,7 @@
 
 use super::{device::luid, put, stream};
 use crate::{
-    control::counters::LEAKED,
+    control::counters::{DESTROYED_IN_USE, LEAKED},
     execution::{context::Owner, handles::Table, operation::Operation},
     gate,
     memory::device::{self, PLAIN_ALIGNMENT, POISON},
@@ -83,8 +83,35 @@ pub(crate) struct Memory {
     owner: Arc<Owner>,
     object: u64,
     bytes: u64,
+    _imported: Imported,
     /// Where which bytes of it are mapped: address, offset and length.
     mapped: Mutex<Vec<(u64, u64, u64)>>,
+}
+
+/// Memory that D3D12 must keep, which its stand-in is told.
+struct Imported(u64);
+
+impl Imported {
+    fn new(object: u64) -> Self {
+        let imported = Self(object);
+        imported.tell(1);
+        imported
+    }
+
+    /// Tells how many imports more there are.
+    fn tell(&self, more: i64) {
+        type Tell = unsafe extern "C" fn(u64, i64);
+        if let Some(function) = function(c"fake_d3d12_imported") {
+            // SAFETY: the function has this signature.
+            unsafe { mem::transmute::<Function, Tell>(function)(self.0, more) };
+        }
+    }
+}
+
+impl Drop for Imported {
+    fn drop(&mut self) {
+        self.tell(-1);
+    }
 }
 
 /// A fence that was imported.
@@ -146,7 +173,9 @@ unsafe extern "C" fn cuImportExternalMemory(
             return Err(INVALID_VALUE);
         }
         let owner = Arc::clone(&context.owner);
-        let memory = Memory { owner, object: found.object, bytes: found.bytes, mapped: Mutex::default() };
+        let (object, bytes) = (found.object, found.bytes);
+        let imported = Imported::new(object);
+        let memory = Memory { owner, object, bytes, _imported: imported, mapped: Mutex::default() };
         // SAFETY: the place is the caller's.
         unsafe { put(place, MEMORIES.insert(Arc::new(memory))) }
     })
@@ -233,7 +262,7 @@ unsafe extern "C" fn cuWaitExternalSemaphoresAsync(
             {
                 return Err(INVALID_VALUE);
             }
-            stream.push(Operation::Acquire { fence: semaphore.object, value: wanted.value });
+            stream.push(Operation::Acquire { semaphore, value: wanted.value });
         }
         Ok(())
     })
@@ -242,21 +271,29 @@ unsafe extern "C" fn cuWaitExternalSemaphoresAsync(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDestroyExternalSemaphore(semaphore: usize) -> Code {
     gate::ending("cuDestroyExternalSemaphore", |_| {
-        SEMAPHORES.remove(semaphore).map(drop).ok_or(INVALID_HANDLE)
+        let semaphore = SEMAPHORES.remove(semaphore).ok_or(INVALID_HANDLE)?;
+        // Streams that have yet to wait for it hold it, too.
+        DESTROYED_IN_USE.add(u64::from(Arc::strong_count(&semaphore) > 1));
+        Ok(())
     })
 }
 
-/// Waits until a fence has reached a value, and lets what was written before be seen in imported memory.
-pub(crate) fn acquire(fence: u64, value: u64) {
-    type Acquire = unsafe extern "C" fn(
-        u64,
-        u64,
-        *mut c_void,
-        unsafe extern "C" fn(*mut c_void, u64, u64, *const u8, usize),
-    );
-    if let Some(function) = function(c"fake_d3d12_acquire") {
-        // SAFETY: the function has this signature.
-        unsafe { mem::transmute::<Function, Acquire>(function)(fence, value, std::ptr::null_mut(), show) };
+impl Semaphore {
+    /// Waits until the fence has reached a value, and lets what was written before be seen in imported memory.
+    pub(crate) fn acquire(&self, value: u64) {
+        type Acquire = unsafe extern "C" fn(
+            u64,
+            u64,
+            *mut c_void,
+            unsafe extern "C" fn(*mut c_void, u64, u64, *const u8, usize),
+        );
+        if let Some(function) = function(c"fake_d3d12_acquire") {
+            // SAFETY: the function has this signature.
+            unsafe {
+                let acquire: Acquire = mem::transmute(function);
+                acquire(self.object, value, std::ptr::null_mut(), show);
+            }
+        }
     }
 }
 

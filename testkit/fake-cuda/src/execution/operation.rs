@@ -34,7 +34,7 @@ pub(crate) enum Operation {
     /// A wait for a fence of D3D12.
     #[cfg(windows)]
     Acquire {
-        fence: u64,
+        semaphore: Arc<external::Semaphore>,
         value: u64,
     },
 }
@@ -63,7 +63,7 @@ impl Operation {
                 }
             }
             #[cfg(windows)]
-            Operation::Acquire { fence, value } => external::acquire(fence, value),
+            Operation::Acquire { semaphore, value } => semaphore.acquire(value),
             _ if owner.health().is_err() || stream.is_abandoned() => (),
             Operation::Call { function, argument } => {
                 IN_HOST_FUNCTION.set(true);
