@@ -478,6 +478,12 @@ bench-kv-full directory *arguments: setup
 bench-kv-replay directory +traces: setup
     '{{ bin }}/python' bench/kv_replay.py --output bench/results "$@"
 
+# Runs on Windows alone, with PowerShell, and needs hoistway.exe.
+# Examine a Windows machine: its doctor, loads by each route, and reads of 64 KiB to 64 MiB. Writes one JSON file to send.
+[group('benchmarks')]
+bench-windows *arguments:
+    powershell.exe -ExecutionPolicy Bypass -File bench/windows.ps1 "$@"
+
 # Count the lines of code of every crate.
 [group('lint')]
 lines:
