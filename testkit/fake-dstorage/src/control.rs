@@ -109,14 +109,14 @@ pub unsafe extern "C" fn fake_dstorage_set(setting: *const c_char) -> c_int {
 pub extern "C" fn fake_dstorage_reset() {
     let mut state = state();
     state.settings.clear();
-    let stays = ["queues", "files", "statuses", "devices", "heaps", "resources", "fences"];
+    let stays = ["pending", "queues", "files", "statuses", "devices", "heaps", "resources", "fences"];
     state.counts.retain(|name, _| stays.contains(&name.as_str()));
     drop(state);
     wake();
 }
 
-/// How many there were of what the name says: `enqueued`, `requests` (that were begun), `carried_out`, `submits`, `violations`, `configurations`; or are now: `queues`, `files`,
-/// `statuses`; of D3D12 `devices`, `heaps`, `resources`, `fences`, and `kept_resident`.
+/// How many there were of what the name says: `enqueued`, `requests` (that were begun), `submits`, `violations`, `configurations`; or are now: `pending` (submitted
+/// requests that have not ended), `queues`, `files`, `statuses`; of D3D12 `devices`, `heaps`, `resources`, `fences`, and `kept_resident`.
 ///
 /// # Safety
 /// `name` ends with a zero.

@@ -131,8 +131,15 @@ impl Queue {
 
     fn submit(&self, mut pending: MutexGuard<'_, Vec<Entry>>) {
         let entries = mem::take(&mut *pending);
-        state().count("submits");
-        if state().get("early") != 0 {
+        let mut state = state();
+        state.count("submits");
+        entries
+            .iter()
+            .filter(|entry| matches!(entry, Entry::Request(_)))
+            .for_each(|_| _ = state.count("pending"));
+        let is_early = state.get("early") != 0;
+        drop(state);
+        if is_early {
             for entry in &entries {
                 match entry {
                     Entry::Event(event) => set(*event),
@@ -194,7 +201,7 @@ impl Shared {
             // SAFETY: the handle is open.
             unsafe { SetEvent(self.failed.as_raw_handle()) };
         }
-        state().count("carried_out");
+        state().discount("pending");
         result
     }
 

@@ -9,6 +9,7 @@ use std::{
     os::windows::ffi::OsStrExt,
     path::{Path, PathBuf},
     sync::{LazyLock, Mutex, MutexGuard, Once, PoisonError},
+    thread,
 };
 use windows_sys::Win32::{
     Foundation::HMODULE,
@@ -63,8 +64,16 @@ impl Turn {
         assert_eq!(code, 0, "{setting:?} means nothing to the stand-in");
     }
 
-    /// Takes all settings back, and counts from 0 again.
+    /// Takes all settings back, and counts from 0 again once no request is left, also of queues that were leaked.
     pub fn reset(&self) {
+        self.reset_libraries();
+        while self.count("pending") > 0 {
+            thread::yield_now();
+        }
+        self.reset_libraries();
+    }
+
+    fn reset_libraries(&self) {
         for library in ["dstorage.dll", GRAPHICS] {
             // SAFETY: of this signature in the stand-in.
             unsafe {
