@@ -610,7 +610,9 @@ fn the_stand_in_shows_imported_bytes_to_those_alone_who_wait() {
         // SAFETY: a handle of the queue's fence.
         let semaphore =
             Arc::new(unsafe { ExternalSemaphore::import(&device, queue.fence().unwrap().handle()) }.unwrap());
-        ExternalSignal { semaphore, value: ended[0].signal }.order(&copies).unwrap();
+        // It is kept until the stream has waited for it.
+        let signal = ExternalSignal { semaphore, value: ended[0].signal };
+        signal.order(&copies).unwrap();
         assert!(seen());
     }
     drop((device, graphics));
