@@ -648,7 +648,7 @@ fn a_load_larger_than_its_memory_is_refused_before_it_begins() {
 fn a_job_that_limits_memory_refuses_what_it_would_fail() {
     // In a process of its own, which puts itself into a job.
     let program = std::env::current_exe().unwrap();
-    let arguments = ["--ignored", "--exact", "limits_itself_by_a_job"];
+    let arguments = ["--ignored", "--exact", "--nocapture", "limits_itself_by_a_job"];
     assert!(Command::new(program).args(arguments).status().unwrap().success());
 }
 
@@ -678,6 +678,7 @@ fn limits_itself_by_a_job() {
     };
     let of_job: Vec<_> =
         hoistway::memory::limits().into_iter().filter(|limit| limit.name.contains("job object")).collect();
+    println!("the limits of a job are kept: {kept}");
     if !kept {
         assert!(of_job.is_empty(), "{of_job:?}");
         assert_is(&load(&path, &by(Route::Threads)), &tensors);
