@@ -5,7 +5,7 @@ use super::{
     LoadOptions, Tensor, TensorMemory,
     delivery::Delivery,
     memory_plan::{MemoryPlan, Sink},
-    routes::{Assigned, LoadRoute, Opening, Room},
+    routes::{Assigned, LoadRoute, Opening},
     serve::{self, Reads, Takers, queue_of},
 };
 #[cfg(feature = "objects")]
@@ -115,13 +115,7 @@ impl Job {
     ) -> Result<Arc<Self>> {
         let cancel = options.cancel.as_ref().map_or_else(Cancel::default, Cancel::child);
         let needs = place.needs(&plan)?;
-        let room = Room {
-            threads: place.threads,
-            numa_node: place.memory.numa_node,
-            fresh_bytes: place.fresh_bytes(plan.arena_bytes()),
-            staging_bytes: place.staging_bytes,
-            needs,
-        };
+        let room = place.room(&plan, needs, &opening, options);
         opening.ready_first(&plan, &room)?;
         #[cfg_attr(not(feature = "objects"), expect(unused_variables, reason = "nothing takes it"))]
         let (slots, promise, left_bytes) = place.slots(&plan, &needs, &opening, options)?;

@@ -5,7 +5,7 @@ use super::{
     LoadOptions, NumaPlacement, Tensor,
     flow::{Flow, StreamOptions},
     job::{Job, LoadEvent, Running},
-    memory_plan::MemoryPlan,
+    memory_plan::{MemoryPlan, least_bytes},
     reporting::{self, Planned},
     routes::{LoadRoute, Opening},
     serve,
@@ -27,6 +27,7 @@ use crate::{
     source::{Latency, Source},
     sys::{numa, threads::run_on, usage::Usage},
 };
+use bytesize::ByteSize;
 use std::{
     io,
     sync::Arc,
@@ -154,6 +155,15 @@ fn refused_before(
     Ok(refused)
 }
 
+/// Says why reads are not as long as is best for the storage.
+fn shorter_reads_note(chunk_bytes: u64, longer: u64, needed: u64, budget: u64) -> String {
+    let [chunk, longer, needed, budget] = [chunk_bytes, longer, needed, budget].map(ByteSize);
+    format!(
+        "reads are {chunk} long at most: with {longer}, which the storage reads best, the load needs {needed} of a memory \
+             budget of {budget}"
+    )
+}
+
 impl ThreadedLoad {
     /// # Errors
     /// [`NoLoad::TooManyReads`] if knowing all reads takes more memory than there is.
@@ -191,17 +201,23 @@ impl ThreadedLoad {
             pool: options.pool.clone(),
             user: device.clone().filter(|_| options.route.is_unified()),
         };
-        let mut chunk_bytes = options.chunk_bytes;
+        // A device has memory of its own.
+        let fresh_bytes = |plan: &Plan, flow: &Flow| match copied_to {
+            Some(_) => 0,
+            None => memory.fresh_bytes(plan.arena_bytes().min(flow.most_bytes())),
+        };
+        let (mut chunk_bytes, mut too_long) = (options.chunk_bytes, None);
         if opening.chunk_bytes() != chunk_bytes && !is_inline {
-            let other = start.plan(opening.chunk_bytes())?;
+            let longer = opening.chunk_bytes();
+            let other = start.plan(longer)?;
             let other_flow = Flow::new(&other, stream);
             // Longer reads take longer slots.
-            let slot_bytes = other.slot_bytes(&start.plan_options(opening.chunk_bytes()));
-            let fresh_bytes = memory.fresh_bytes(other.arena_bytes().min(other_flow.most_bytes()));
-            let known_bytes = memory::budget::bookkeeping_bytes(other.extents().len() as u64);
-            let needed = fresh_bytes.saturating_add(known_bytes).saturating_add(slot_bytes);
-            if options.memory_budget_bytes.is_none_or(|budget| needed <= budget) {
-                (chunk_bytes, plan, flow) = (opening.chunk_bytes(), other, other_flow);
+            let slot_bytes = other.slot_bytes(&start.plan_options(longer));
+            let least_bytes = least_bytes(&other, fresh_bytes(&other, &other_flow), slot_bytes, &opening);
+            let needed = least_bytes.saturating_add(opening.least_shared_bytes(&other));
+            match options.memory_budget_bytes.filter(|budget| needed > *budget) {
+                None => (chunk_bytes, plan, flow) = (longer, other, other_flow),
+                Some(budget) => too_long = Some(shorter_reads_note(chunk_bytes, longer, needed, budget)),
             }
         }
         let threads = if is_inline { ThreadPlan::ALONE } else { ThreadPlan::new(&plan, sources, options) };
@@ -225,6 +241,7 @@ impl ThreadedLoad {
             is_inline,
             admitted: flow.admitted(),
             most_bytes: flow.most_bytes(),
+            fresh_bytes: fresh_bytes(&plan, &flow),
         };
         let reads = plan.extents().len() as u64;
         let job = Job::new(catalog.clone(), plan, opening, options, &place);
@@ -234,6 +251,7 @@ impl ThreadedLoad {
             error => NoLoad::Failed(error),
         })?;
         reporting::add_preparation(&mut report, &job);
+        report.notes.extend(too_long);
         report.notes.extend(few_files_note(reads_asked_for(options)).filter(|_| !is_inline));
         report.time.open_seconds = open_time.as_secs_f64();
         report.time.prepare_seconds = started.elapsed().as_secs_f64();

@@ -41,12 +41,37 @@ pub(super) struct MemoryPlan<'a> {
     pub(super) admitted: usize,
     /// Bytes of tensors in memory at once.
     pub(super) most_bytes: u64,
+    /// Those of them that are of host memory, and that the machine must find now.
+    pub(super) fresh_bytes: u64,
+}
+
+/// Whether an extent is read into a slot of the load's own.
+fn needs_own_slot(extent: &Extent, opening: &Opening<'_>) -> bool {
+    extent.target == Target::Staged && opening.needs_host_slot(extent)
+}
+
+/// Bytes of host memory that a load of `plan` needs beside the slots of its routes: its tensors, what it knows of its reads,
+/// and one slot of its own if a read goes there.
+pub(super) fn least_bytes(plan: &Plan, fresh_bytes: u64, slot_bytes: u64, opening: &Opening<'_>) -> u64 {
+    let has_slot = plan.extents().iter().any(|extent| needs_own_slot(extent, opening));
+    let known = memory::budget::bookkeeping_bytes(plan.extents().len() as u64);
+    fresh_bytes.saturating_add(known).saturating_add(if has_slot { slot_bytes } else { 0 })
 }
 
 impl MemoryPlan<'_> {
-    /// Bytes of host memory that a load of `arena_bytes` touches first.
-    pub(super) fn fresh_bytes(&self, arena_bytes: u64) -> u64 {
-        if self.device.is_some() { 0 } else { self.memory.fresh_bytes(arena_bytes) }
+    /// The memory that routes may have of the load's.
+    pub(super) fn room<'a>(
+        &'a self,
+        plan: &Plan,
+        needs: Needs,
+        opening: &Opening<'_>,
+        options: &LoadOptions,
+    ) -> Room<'a> {
+        let slot_bytes = needs.slot_bytes.saturating_add(needs.table_bytes);
+        let least_bytes = least_bytes(plan, self.fresh_bytes, slot_bytes, opening);
+        let affordable = options.memory_budget_bytes.map(|budget| budget.saturating_sub(least_bytes));
+        let staging_bytes = self.staging_bytes.min(affordable.unwrap_or(u64::MAX));
+        Room { threads: self.threads, numa_node: self.memory.numa_node, least_bytes, staging_bytes, needs }
     }
 
     pub(super) fn needs(&self, plan: &Plan) -> Result<Needs> {
@@ -65,15 +90,15 @@ impl MemoryPlan<'_> {
         options: &LoadOptions,
     ) -> Result<(Slots, Promise, u64)> {
         let taken = opening.host_bytes();
-        let is_staged = |extent: &&Extent| extent.target == Target::Staged && opening.needs_host_slot(extent);
         let known = memory::budget::bookkeeping_bytes(plan.extents().len() as u64);
-        let fresh = self.fresh_bytes(plan.arena_bytes().min(self.most_bytes));
+        let fresh = self.fresh_bytes;
         let budget = options.memory_budget_bytes.map(|budget| budget.saturating_sub(taken));
         // Fewer slots are slower, and enough.
         let affordable = budget.map_or(u64::MAX, |budget| budget.saturating_sub(fresh + known));
         let staging_bytes = self.staging_bytes.saturating_sub(taken).min(affordable);
         let most = self.slots.min(needs.slots_in(staging_bytes));
-        let count = plan.extents().iter().filter(is_staged).count().min(most);
+        let staged = plan.extents().iter().filter(|extent| needs_own_slot(extent, opening));
+        let count = staged.count().min(most);
         let staging_bytes = (needs.slot_bytes + needs.table_bytes).saturating_mul(count as u64);
         let staging_bytes = staging_bytes.saturating_add(known);
         let promise = memory::budget::promise(fresh, staging_bytes, budget)?;

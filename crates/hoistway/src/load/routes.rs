@@ -18,6 +18,7 @@ use crate::{
         registry::{self, Entry, NotOpened},
     },
     source::Source,
+    sys,
 };
 use std::{path::PathBuf, sync::Arc};
 
@@ -73,9 +74,9 @@ fn is_long(copy: &Transfer) -> bool {
 pub(super) struct Room<'a> {
     pub(super) threads: &'a ThreadPlan,
     pub(super) numa_node: Option<u32>,
-    /// Bytes of tensors in memory that nothing has touched.
-    pub(super) fresh_bytes: u64,
-    /// Bytes of pinned memory, at most.
+    /// Bytes of host memory that the load needs besides.
+    pub(super) least_bytes: u64,
+    /// Bytes of slots in host memory, at most.
     pub(super) staging_bytes: u64,
     pub(super) needs: Needs,
 }
@@ -129,6 +130,18 @@ impl<'a> Opening<'a> {
             Some(whole) if self.options.chunk_bytes == by_default => whole,
             _ => self.options.chunk_bytes,
         }
+    }
+
+    /// Bytes of host memory that routes which read into slots of their own need at least: one slot each.
+    pub(super) fn least_shared_bytes(&self, plan: &Plan) -> u64 {
+        let page = sys::pages::page_size() as u64;
+        let shared = self.routes.iter().filter(|route| route.member.facts().landing == Landing::Shared);
+        let slot_bytes = shared.map(|route| {
+            let taken = plan.extents().iter().filter(|extent| route.takes(plan, extent));
+            let longest = taken.map(|extent| extent.read.len()).max().unwrap_or(0);
+            longest.checked_next_multiple_of(page).unwrap_or(longest)
+        });
+        slot_bytes.fold(0, u64::saturating_add)
     }
 
     /// Makes the memory of the routes that were opened first.
@@ -272,11 +285,6 @@ impl<'a> Opening<'a> {
         let taken = self.host_bytes();
         let (route, options) = (&mut self.routes[position], self.options);
         let reads = || plan.extents().iter().filter(|extent| route.takes(plan, extent));
-        let budget_bytes = match (self.wanted.device, options.memory_budget_bytes) {
-            (Some(_), _) => room.staging_bytes.saturating_sub(taken),
-            (None, Some(budget)) => budget.saturating_sub(room.fresh_bytes + taken),
-            (None, None) => u64::MAX,
-        };
         let demand = Demand {
             threads: room.threads,
             is_inline: self.wanted.is_inline,
@@ -285,7 +293,7 @@ impl<'a> Opening<'a> {
             longest_bytes: reads().map(|extent| extent.read.len()).max().unwrap_or(0),
             in_flight_bytes: options.in_flight_bytes,
             rings: options.rings,
-            budget_bytes,
+            budget_bytes: room.staging_bytes.saturating_sub(taken),
             slot_bytes: (room.needs.slot_bytes, room.needs.table_bytes),
         };
         let (share, landing) = (route.member.share(&demand), route.member.facts().landing);
@@ -293,7 +301,7 @@ impl<'a> Opening<'a> {
             Landing::Any | Landing::Kept | Landing::View | Landing::Device => Ok(()),
             Landing::Shared => {
                 let bytes = taken.saturating_add(share.slot_bytes.saturating_mul(share.slots as u64));
-                memory::budget::check(room.fresh_bytes, bytes, options.memory_budget_bytes)
+                memory::budget::check(room.least_bytes, bytes, options.memory_budget_bytes)
             }
         };
         let slots = fits.and_then(|()| match landing {

@@ -66,8 +66,14 @@ impl WaveLoad {
             let left = budget.saturating_sub(fresh.saturating_add(known));
             reader.memory_budget_bytes = reader.memory_budget_bytes.min(left).max(reader.chunk_bytes);
         }
-        let staging = known.saturating_add(reader.memory_budget_bytes);
-        let promise = memory::budget::promise(fresh, staging, options.memory_budget_bytes)?;
+        let promise = |staging_bytes: u64| {
+            memory::budget::promise(fresh, known.saturating_add(staging_bytes), options.memory_budget_bytes)
+        };
+        let promise = promise(reader.memory_budget_bytes).or_else(|_| {
+            // One read at a time is enough where the system has no memory for more.
+            reader.memory_budget_bytes = reader.chunk_bytes;
+            promise(reader.chunk_bytes)
+        })?;
         let reader = Reader::new(&reader)?;
 
         let arenas = plan.arenas().iter().map(|&len| memory::allocate(len, &memory));

@@ -8,13 +8,14 @@ use crate::{
     ways,
 };
 use hoistway::{
-    Checkpoint, DeviceId, Dtype, FillTarget, Filled, LoadOptions, Loaded, Order, Route, UsrbioClient,
+    Checkpoint, DeviceId, Dtype, FillTarget, Filled, LoadOptions, Loaded, Order, Route, StreamOptions,
+    UsrbioClient,
     device::Device,
     plan::{Layout, Selection, TensorSlice},
     route::Access,
 };
 use hoistway_device::DirectBuffer;
-use std::{fs, os::unix::fs::FileExt, thread};
+use std::{fs, os::unix::fs::FileExt, path::PathBuf, thread};
 use usrbiod::Options;
 
 /// Fails unless all bytes came by USRBIO, past the page cache, and through its memory.
@@ -171,28 +172,99 @@ fn floats() -> Selection {
     Selection::all().filter(|tensor| matches!(tensor.dtype, Dtype::Bf16 | Dtype::F16 | Dtype::F32))
 }
 
+/// A file of 47 MiB in chunks of 8 MiB, which reads of the length by default cross.
+fn in_long_chunks(model: &Model) -> (PathBuf, Vec<u8>) {
+    let tensors = [tensor("a", Dtype::U8, &[40 << 20]), tensor("b", Dtype::U8, &[7 << 20])];
+    let file = write_model(&model.fixture.behind("big.safetensors"), &tensors, 0, 2);
+    (model.fixture.path("big.safetensors"), file)
+}
+
+const LONG_CHUNKS: Options = Options { chunk_bytes: 8 << 20, read_only: false };
+
+fn reads(loaded: &Loaded) -> u64 {
+    loaded.report().carriers.iter().map(|carrier| carrier.reads).sum()
+}
+
 #[test]
 fn reads_take_whole_chunks_of_the_file() {
-    let options = Options { chunk_bytes: 8 << 20, ..Options::default() };
-    let Some(model) = Model::start_with(&options) else { return };
-    let path = model.fixture.path("big.safetensors");
-    let file = write_model(
-        &model.fixture.behind("big.safetensors"),
-        &[tensor("a", Dtype::U8, &[40 << 20]), tensor("b", Dtype::U8, &[7 << 20])],
-        0,
-        2,
-    );
+    let Some(model) = Model::start_with(&LONG_CHUNKS) else { return };
+    let (path, file) = in_long_chunks(&model);
     for device in crate::common::devices() {
         let options = by(Route::Usrbio, UsrbioClient::Native, device);
         let loaded = hoistway::load(&[&path], &options).unwrap();
         assert_is_file(&loaded, &file);
-        let reads: u64 = loaded.report().carriers.iter().map(|carrier| carrier.reads).sum();
         // To a device, a last block that is cut short is read by itself.
         let chunks = (file.len() as u64).div_ceil(8 << 20);
-        assert!((chunks..=chunks + 1).contains(&reads), "{}", loaded.report());
+        assert!((chunks..=chunks + 1).contains(&reads(&loaded)), "{}", loaded.report());
         // Four reads of 8 MiB in flight, and what is being copied beside them.
         let staging = loaded.report().memory.staging_bytes;
         assert!((32 << 20..=64 << 20).contains(&staging), "{staging}");
+    }
+}
+
+/// The memory of a device is no part of the budget.
+#[test]
+fn reads_take_whole_chunks_as_long_as_the_budget_has_room_for_one() {
+    let Some(model) = Model::start_with(&LONG_CHUNKS) else { return };
+    let (path, file) = in_long_chunks(&model);
+    let chunks = (file.len() as u64).div_ceil(8 << 20);
+    for device in crate::common::devices() {
+        let options = by(Route::Usrbio, UsrbioClient::Native, device);
+        let arenas = if device.is_host() { 48 << 20 } else { 0 };
+        for (staging, is_whole) in [(9 << 20, true), (7 << 20, false)] {
+            let options = options.clone().memory_budget_bytes(arenas + staging);
+            let loaded = hoistway::load(&[&path], &options).unwrap();
+            assert_is_file(&loaded, &file);
+            assert_all_by_usrbio(&loaded, &options);
+            let report = loaded.report();
+            assert_eq!(reads(&loaded) <= chunks + 1, is_whole, "{report}");
+            let is_told = report.notes.iter().any(|note| note.contains("4.0 MiB long at most"));
+            assert_eq!(is_told, !is_whole, "{report}");
+            assert!(report.memory.staging_bytes <= staging, "{report}");
+        }
+    }
+}
+
+/// What a load knows of its reads, and the slot for those that are elsewhere, are left to it by the slots of the route.
+#[test]
+fn shared_memory_takes_what_the_load_leaves_of_the_budget() {
+    let Some(model) = Model::start() else { return };
+    let disk = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = disk.path().join("other.safetensors");
+    let other = write_model(&path, &[tensor("other", Dtype::U8, &[9 << 20])], 0, 4);
+    for device in crate::common::devices() {
+        let options = by(Route::Auto, UsrbioClient::Native, device).layout(Layout::Packed).chunk_bytes(4096);
+        let whole = hoistway::load(&[&path, &model.path], &options).unwrap();
+        let reads = reads(&whole);
+        assert!(reads > 3000, "{reads}");
+        let known = 1280 * reads;
+        let arenas = if device.is_host() { whole.report().memory.arena_bytes } else { 0 };
+        drop(whole);
+        let budget = arenas + known + (256 << 10);
+        let loaded = hoistway::load(&[&path, &model.path], &options.memory_budget_bytes(budget)).unwrap();
+        for tensor in loaded.tensors() {
+            let file = if tensor.name() == "other" { &other } else { &model.file };
+            assert!(*tensor.bytes().unwrap() == *expected(file, tensor.name()), "{}", tensor.name());
+        }
+        let report = loaded.report();
+        assert!(report.carriers.iter().any(|carrier| carrier.route == Route::Usrbio), "{report}");
+        assert!(arenas + known + report.memory.staging_bytes <= budget, "{report}");
+    }
+}
+
+#[test]
+fn a_stream_by_usrbio_takes_memory_for_what_is_there_at_once() {
+    let Some(model) = Model::start() else { return };
+    let tensors: Vec<_> = (0..8).map(|number| tensor(&format!("t{number}"), Dtype::U8, &[4 << 20])).collect();
+    let file = write_model(&model.fixture.behind("many.safetensors"), &tensors, 0, 6);
+    let path = model.fixture.path("many.safetensors");
+    let options = by(Route::Usrbio, UsrbioClient::Native, DeviceId::Cpu).layout(Layout::Tensor);
+    let options = options.chunk_bytes(1 << 20).memory_budget_bytes(16 << 20);
+    let stream = StreamOptions::default().order(Order::File).max_in_flight_bytes(4 << 20);
+    let loading = Checkpoint::open(&[&path]).unwrap().stream(&options, &stream).unwrap();
+    for tensor in loading {
+        let tensor = tensor.unwrap();
+        assert!(*tensor.bytes().unwrap() == *expected(&file, tensor.name()), "{}", tensor.name());
     }
 }
 
