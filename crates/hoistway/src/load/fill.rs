@@ -14,7 +14,7 @@ use crate::{
     memory::HugePages,
     plan::{Layout, Plan, PlannedTensor, TensorRequest},
     read::{ReadFile, Reader, ReaderOptions},
-    report::few_files_note,
+    report::add_new,
     source::Source,
     sys::usage::Usage,
 };
@@ -217,7 +217,6 @@ impl Filling {
         });
         let reads: Vec<_> = reads.collect();
         self.pending = reads.iter().map(TargetReads::count).collect();
-        self.report.notes.extend(few_files_note(reader.options().in_flight));
         #[cfg(feature = "objects")]
         {
             self.objects = ObjectNotes::of(sources);
@@ -354,6 +353,7 @@ impl Filling {
         if let Some(device) = &mut report.device {
             device.proof = done.proof;
         }
+        add_new(&mut report.notes, done.notes);
         report.retries = done.retries;
         #[cfg(feature = "objects")]
         report.notes.extend(self.objects.last());

@@ -5,6 +5,7 @@ use super::{
     BatchReport, Priority, ReadFile,
     device::DirectRoute,
     queue::Reads,
+    report::RouteRemarks,
     request::{Counted, OnEnd},
 };
 use crate::{
@@ -89,6 +90,8 @@ pub(super) struct BatchState {
     tally: Mutex<Tally>,
     started: Instant,
     process: u32,
+    /// The route of its other reads.
+    main: Option<Arc<RouteRemarks>>,
     /// The routes past the host that its reads may take.
     direct: Vec<(Arc<DirectRoute>, NameCheck)>,
     /// As many reads in flight as the reader was asked for.
@@ -267,7 +270,7 @@ impl Batch {
         for (_, name_check) in state.direct.iter().filter(|_| !self.is_foreign()) {
             proof = proof.or(name_check.name_truly(&mut carriers));
         }
-        BatchReport {
+        let mut report = BatchReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             route: state.chosen.0,
             priority,
@@ -284,7 +287,10 @@ impl Batch {
             notes: few_files_note(state.asked_for).into_iter().collect(),
             retries,
             seconds: ended_at.unwrap_or_else(Instant::now).duration_since(state.started).as_secs_f64(),
-        }
+        };
+        let direct = state.direct.iter().map(|(route, _)| &route.remarks);
+        state.main.as_deref().into_iter().chain(direct).for_each(|route| report.remark(route));
+        report
     }
 
     fn promote_if(&self, is_wanted: impl FnOnce(&Progress) -> bool, read: Option<usize>) {
@@ -406,7 +412,7 @@ impl BatchState {
         reads: Vec<ReadState>,
         chosen: (Route, DirectIo),
         priority: Priority,
-        direct: Vec<Arc<DirectRoute>>,
+        (main, direct): (Option<Arc<RouteRemarks>>, Vec<Arc<DirectRoute>>),
         asked_for: usize,
     ) -> Self {
         let progress = Progress { has_ended: vec![false; reads.len()], ..Progress::default() };
@@ -422,6 +428,7 @@ impl BatchState {
             tally: Mutex::default(),
             started: Instant::now(),
             process: std::process::id(),
+            main,
             direct: direct.into_iter().map(|own| (own.clone(), NameCheck::of(&own.member))).collect(),
             asked_for,
         }

@@ -1,7 +1,7 @@
 //! On to a device: pinned slots, copies that are queued as reads end, and a thread that waits for them.
 #![allow(unsafe_code)]
 
-use super::{options::ReaderOptions, queue::Taken};
+use super::{options::ReaderOptions, queue::Taken, report::RouteRemarks};
 use crate::{
     DeviceId, Error, Result,
     device::{CopyStream, Device, DeviceMemory, Fence, InUse},
@@ -47,6 +47,7 @@ pub(super) struct DirectRoute {
     slots: OnceLock<Slots>,
     making: Mutex<()>,
     pub(super) member: Arc<dyn Member>,
+    pub(super) remarks: RouteRemarks,
     given_up: OnceLock<Unavailable>,
 }
 
@@ -60,7 +61,8 @@ impl DirectRoute {
             let opened = (entry.open)(&options.wanted(Some(device)), &[], &[]);
             if let Some(member) = opened.map_err(|why| (entry.route, why))? {
                 let (slots, making, given_up) = (OnceLock::new(), Mutex::default(), OnceLock::new());
-                return Ok(Some(Arc::new(Self { slots, making, member, given_up })));
+                let remarks = RouteRemarks::of(&*member, Some(device.id()));
+                return Ok(Some(Arc::new(Self { slots, making, member, remarks, given_up })));
             }
         }
         Ok(None)

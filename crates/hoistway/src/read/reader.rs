@@ -7,6 +7,7 @@ use super::{
     device::{DeviceLine, DirectRoute},
     pieces::{self, Cut, Piece},
     queue::{ReadOf, Reads},
+    report::RouteRemarks,
     request,
     worker::Worker,
 };
@@ -62,6 +63,8 @@ pub(super) struct ReaderShared {
     pub(super) cached: Option<Arc<dyn Member>>,
     /// The route that threads read by: at once, or once there was a file for it.
     main: OnceLock<Arc<dyn Member>>,
+    /// What reports say of it.
+    remarks: OnceLock<Arc<RouteRemarks>>,
     /// Staging for what cannot be read in place, once that was needed.
     slots: OnceLock<Slots>,
     /// Why nothing comes any more.
@@ -95,6 +98,7 @@ impl Reader {
             scheduler,
             cached,
             main: OnceLock::new(),
+            remarks: OnceLock::new(),
             slots: OnceLock::new(),
             lost,
             lines,
@@ -198,7 +202,7 @@ impl Reader {
             reads,
             chosen,
             priority,
-            direct,
+            (shared.remarks.get().cloned(), direct),
             shared.options.in_flight,
         ));
         let batch = Batch::new(state.clone(), shared.scheduler.clone());
@@ -358,6 +362,7 @@ impl Reader {
         {
             return Err(Error::RouteUnavailable { route: main.route(), path: None, why });
         }
+        let _ = self.shared.remarks.set(Arc::new(RouteRemarks::of(&*main, None)));
         let _ = self.shared.main.set(main);
         Ok(())
     }

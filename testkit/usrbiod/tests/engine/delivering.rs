@@ -146,6 +146,8 @@ fn dense_slices_are_moved_together_in_shared_memory_and_copied_into_a_device() {
             let report = filling.report();
             assert!(report.carriers.iter().all(|carrier| carrier.route == Route::Usrbio), "{report}");
             assert_eq!(report.carriers.iter().map(|carrier| carrier.tensor_bytes).sum::<u64>(), len_bytes);
+            let notes = report.notes.iter().filter(|note| note.contains(&format!("by the {client} client")));
+            assert_eq!(notes.count(), 1, "{report}");
             let mut all = vec![0; part.len() + 4096];
             memory.read_back(&mut all).unwrap();
             assert!(all[7..7 + part.len()] == part, "{columns:?} by the {client} client");
@@ -314,6 +316,7 @@ fn columns_of_very_many_rows_come_in_waves() {
     assert!(report.carriers.iter().all(|own| own.route == Route::Usrbio), "{report}");
     assert_eq!(report.carriers.iter().map(|own| own.tensor_bytes).sum::<u64>(), rows, "{report}");
     assert!(report.notes.iter().any(|note| note.contains("waves")), "{report}");
+    assert!(report.notes.iter().any(|note| note.contains("by the native client")), "{report}");
     assert!(report.memory.arena_bytes + report.memory.staging_bytes <= budget, "{report}");
 }
 

@@ -56,7 +56,7 @@ pub(in crate::route) fn open(
     let lens: Vec<u64> = objects.iter().map(|object| object.len()).collect();
     let (first_depth, request_bytes) =
         if is_far { (FAR_DEPTH, far_request_bytes(&lens)) } else { (DEPTH.0, REQUEST_BYTES) };
-    let (has_device, notes) = (wanted.device.is_some(), ObjectNotes::of(files.iter().copied()));
+    let (has_device, notes) = (wanted.device.is_some(), ObjectNotes::of_route(wanted, files));
     Ok(Some(Arc::new(Http { is_named, has_device, first_depth, request_bytes, notes })))
 }
 

@@ -3,7 +3,7 @@
 
 use crate::{
     cache::Entry,
-    route::member::Stage,
+    route::member::{Stage, Wanted},
     source::{Source, objects::ObjectSource},
 };
 use bytesize::ByteSize;
@@ -34,6 +34,11 @@ impl ObjectNotes {
             }
         }
         Self { first, entries: objects.iter().filter_map(|source| source.entry().cloned()).collect() }
+    }
+
+    /// Those of a route that is opened for these files. A reader learns of its files later: there, a fill has the notes.
+    pub(super) fn of_route(wanted: &Wanted<'_>, files: &[&Arc<dyn Source>]) -> Self {
+        if wanted.copies_on_lanes { Self::default() } else { Self::of(files.iter().copied()) }
     }
 
     /// The notes at that time.

@@ -33,7 +33,7 @@ pub(in crate::route) fn open(
     let _ = files;
     let member = Threads {
         #[cfg(feature = "objects")]
-        notes: ObjectNotes::of(files.iter().copied()),
+        notes: ObjectNotes::of_route(wanted, files),
     };
     Ok(is_wanted.then(|| Arc::new(member) as Arc<dyn Member>))
 }
