@@ -18,7 +18,8 @@ use hoistway::{
 };
 use hoistway_device::{Device, DeviceMemory};
 use std::{
-    sync::Arc,
+    sync::{Arc, Weak},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -220,6 +221,57 @@ fn a_fill_is_cancelled_once_it_is_known_that_its_copies_have_ended() {
         STAND_IN.reset();
         filling.cancel().unwrap();
     }
+}
+
+/// Also if the owner was not told to cancel it: whatever copies it has queued are waited for first.
+#[test]
+fn what_owns_the_targets_of_a_fill_is_kept_until_its_copies_have_ended() {
+    let devices = Devices::take();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().join("m.safetensors");
+    write_model(&path, &[tensor("t", Dtype::U8, &[1 << 20])], 0, 3);
+    let checkpoint = Checkpoint::open(&[&path]).unwrap();
+    let request = Selection::all().resolve(checkpoint.catalog()).unwrap().remove(0);
+    let device = Device::open(Vendor::Cuda.device(0)).unwrap();
+    let memory = DeviceMemory::new(&device, 1 << 20).unwrap();
+    let target = FillTarget::new(request, device.id(), memory.address(), memory.len());
+    STAND_IN.configure("FAULTS=cuEventSynchronize:*=999,cuStreamSynchronize:*=999,cuEventQuery:*=999");
+    STAND_IN.configure("BLOCKS=cuEventSynchronize");
+    let waits = || STAND_IN.count("calls.cuEventSynchronize");
+    let before = waits();
+    let options = LoadOptions::default().route(Route::Threads);
+    // SAFETY: `memory` outlives the load, and nothing else uses it before that is cancelled.
+    #[allow(unsafe_code)]
+    let mut filling = unsafe { checkpoint.fill(&[target], &options, Order::File) }.unwrap();
+    until("the copy to be waited for", || waits() > before);
+    STAND_IN.configure(&format!("FAULTS={IN_DOUBT}"));
+    let (owner, held) = counted();
+    let sets_aside = thread::spawn(move || {
+        filling.set_aside(owner);
+        filling
+    });
+    // Time for an owner that is let go too early: that is no error of a slow machine.
+    for _ in 0..100 {
+        device.ask_again();
+        assert_eq!(held.strong_count(), 1, "a copy is under way");
+        thread::sleep(Duration::from_millis(1));
+    }
+    STAND_IN.configure("BLOCKS=");
+    let mut filling = sets_aside.join().unwrap();
+    device.ask_again();
+    assert_eq!(held.strong_count(), 1, "it is not known whether the copy has ended");
+    STAND_IN.reset();
+    filling.cancel().unwrap();
+    assert_eq!(held.strong_count(), 0);
+    drop((filling, memory, device));
+    devices.assert_nothing_left("the copy has ended");
+}
+
+/// Memory, and what tells whether it was dropped.
+fn counted() -> (Arc<()>, Weak<()>) {
+    let memory = Arc::new(());
+    let held = Arc::downgrade(&memory);
+    (memory, held)
 }
 
 /// A stream of HIP's that is destroyed forgets its work, so it is waited for first; not without limit where that is in vain.

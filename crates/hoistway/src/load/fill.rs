@@ -320,10 +320,12 @@ impl Filling {
         Ok(())
     }
 
-    /// Keeps `memory`, such as what owns the targets, until no device may write to targets any more. To be called once
-    /// [`cancel`](Self::cancel) has failed. Another call of that asks the devices, and so do later loads to them and
-    /// [`release_devices`](crate::device::release_devices).
+    /// Keeps `memory`, such as what owns the targets, until no device may write to targets any more, and ends the load early:
+    /// for a caller whom [`cancel`](Self::cancel) has failed. Another call of that asks the devices, and so do later loads to
+    /// them and [`release_devices`](crate::device::release_devices).
     pub fn set_aside(&mut self, memory: impl Any + Send + Sync) {
+        // Copies that are under way are known to the devices after that.
+        self.stop();
         let memory = Arc::new(memory);
         for device in &self.devices {
             device.set_aside_with_copies(memory.clone());
