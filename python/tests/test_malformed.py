@@ -53,8 +53,9 @@ def test_things_that_are_no_checkpoints(tmp_path: Path) -> None:
         with pytest.raises(FormatError):
             hoistway.load_file(index)
     index.write_text('{"weight_map": {"a": "missing.safetensors"}}')
-    with pytest.raises(CheckpointNotFoundError):
+    with pytest.raises(CheckpointNotFoundError, match="has tensor 'a' there") as caught:
         hoistway.load_file(tmp_path)
+    assert caught.value.path == tmp_path / "missing.safetensors"
 
 
 def test_a_file_cut_after_opening(model: Path) -> None:

@@ -613,6 +613,18 @@ fn inspect_shows_what_a_gguf_says_of_itself() {
 }
 
 #[test]
+fn inspect_says_that_names_are_longer_than_llama_cpp_takes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("sd.gguf");
+    let name = "conditioner.embedders.0.transformer.text_model.encoder.layers.0.layer_norm1.weight";
+    fs::write(&path, gguf::Writer::default().tensor(name, &[3], 0, vec![0; 12]).finish()).unwrap();
+    let text = ok(&["inspect", "--all"], &path);
+    assert!(text.contains("63 bytes, which llama.cpp refuses"), "{text}");
+    let notes = &json(&["inspect", "--json"], &path)["notes"];
+    assert!(notes[0].as_str().unwrap().contains("1 tensor of"), "{notes}");
+}
+
+#[test]
 fn inspect_writes_numbers_as_they_are_and_nothing_that_hides() {
     let hidden = "a\u{9b}31m\u{202e}b\u{200b}c\u{2066}d\u{feff}\u{2028}e";
     let long_key = "k".repeat(300);

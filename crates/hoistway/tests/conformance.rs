@@ -10,7 +10,7 @@ use common::{
 };
 use hoistway::{
     Arrival, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded, Route, StreamOptions,
-    catalog::FormatError,
+    catalog::{FormatError, index::IndexError},
     memory::{HugePages, MemoryPool},
     plan::{Layout, PlanError, Selection, TensorSlice},
     route::Access,
@@ -677,6 +677,59 @@ fn hidden_files_are_no_shards() {
     check(&hidden.join(".*.safetensors"));
     let none = hoistway::load(&[&hidden], &LoadOptions::default()).unwrap_err();
     assert!(matches!(&none, Error::NotFound { reason, .. } if reason.contains("hidden")), "{none:?}");
+}
+
+/// An index that is older than the files beside it, or another model's.
+#[test]
+fn what_an_index_says_is_held_against_the_files() {
+    let directory = disk();
+    let place = |name: &str| directory.path().join(name);
+    let (one, other) = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors");
+    let file = write_model(&place(one), &[tensor("a", Dtype::U8, &[100])], 0, 1);
+    write_model(&place(other), &[tensor("b", Dtype::U8, &[100])], 0, 2);
+    let index = place("model.safetensors.index.json");
+    let load = |weight_map: serde_json::Value| {
+        fs::write(&index, serde_json::json!({ "weight_map": weight_map }).to_string()).unwrap();
+        hoistway::load(&[directory.path()], &LoadOptions::default())
+    };
+    // No such file.
+    match load(serde_json::json!({"a": one, "c": "gone.safetensors", "b": "gone.safetensors"})).unwrap_err() {
+        Error::NotFound { path, reason } => {
+            assert_eq!(path, place("gone.safetensors"));
+            assert!(reason.contains("model.safetensors.index.json has tensor 'b' there"), "{reason}");
+        }
+        error => panic!("{error:?}"),
+    }
+    // No such tensor in any file; one that is in another file, whether or not that is one of the index's.
+    for (weight_map, named) in [
+        (serde_json::json!({"a": one, "c": other}), ("c", other)),
+        (serde_json::json!({"a": other, "b": other}), ("a", other)),
+        (serde_json::json!({"a": other, "b": one}), ("a", other)),
+    ] {
+        match load(weight_map.clone()).unwrap_err() {
+            Error::InvalidIndex { path, problem: IndexError::MissingTensor { tensor, file } } => {
+                assert_eq!(path, index, "{weight_map}");
+                assert_eq!((&*tensor, &*file), named, "{weight_map}");
+            }
+            error => panic!("{weight_map}: {error:?}"),
+        }
+    }
+    // Not all files, by any name of theirs.
+    for name in [one, "./model-00001-of-00002.safetensors", ".//./model-00001-of-00002.safetensors"] {
+        let loaded = load(serde_json::json!({ "a": name })).unwrap();
+        assert_is_file(&loaded, &file);
+        let notes = &loaded.report().notes;
+        let is_told = notes.iter().any(|note| note.contains("left out") && note.ends_with(other));
+        assert!(is_told, "{notes:?}");
+    }
+    for name in ["sub/../model-00001-of-00002.safetensors", "../model.safetensors"] {
+        match load(serde_json::json!({ "a": name })).unwrap_err() {
+            Error::InvalidIndex { problem: IndexError::UnsafePath { tensor, file }, .. } => {
+                assert_eq!((&*tensor, &*file), ("a", name));
+            }
+            error => panic!("{name}: {error:?}"),
+        }
+    }
 }
 
 #[test]

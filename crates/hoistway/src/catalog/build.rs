@@ -92,14 +92,17 @@ impl Builder {
 
     /// Each tensor that the index lists must be in the file that it names.
     pub(super) fn check_index(&self, path: &Path, index: &index::Index, first_file: usize) -> Result<()> {
-        for (tensor, file) in &index.weight_map {
-            let found = self.by_name.get(tensor.as_str()).map(|id| self.tensors[id.index()].file);
-            if found.is_none_or(|found| found.index() < first_file) {
+        let is_missing = |tensor: &str| {
+            let found = self.by_name.get(tensor).map(|id| self.tensors[id.index()].file);
+            found.is_none_or(|found| found.index() < first_file)
+        };
+        match index.weight_map.iter().filter(|(tensor, _)| is_missing(tensor)).min() {
+            None => Ok(()),
+            Some((tensor, file)) => {
                 let problem = index::IndexError::MissingTensor { tensor: tensor.clone(), file: file.clone() };
-                return Err(Error::InvalidIndex { path: path.to_owned(), problem });
+                Err(Error::InvalidIndex { path: path.to_owned(), problem })
             }
         }
-        Ok(())
     }
 
     pub(super) fn finish(self) -> Catalog {

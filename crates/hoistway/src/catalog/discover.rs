@@ -22,13 +22,36 @@ const STANDARD_INDEX: &str = "model.safetensors.index.json";
 pub(super) struct FileSet {
     pub(super) files: Vec<PathBuf>,
     pub(super) index: Option<(SourceName, Index)>,
+    /// What reports of loads say of what was left out.
+    pub(super) note: Option<String>,
+}
+
+impl FileSet {
+    fn without_index(files: Vec<PathBuf>) -> Self {
+        Self { files, index: None, note: None }
+    }
+
+    /// The error of a file that cannot be opened, with what the index has there if that names it.
+    pub(super) fn explain(&self, error: Error) -> Error {
+        match (error, &self.index) {
+            (Error::NotFound { path, reason }, Some((name, index))) => {
+                let tensors = index.weight_map.iter().filter(|(_, file)| name.beside(file) == path);
+                let told = |tensor| {
+                    format!("{reason}; the index {} has tensor '{tensor}' there", name.as_path().display())
+                };
+                let told = tensors.map(|(tensor, _)| tensor).min().map(told);
+                Error::NotFound { path, reason: told.unwrap_or(reason) }
+            }
+            (error, _) => error,
+        }
+    }
 }
 
 /// What one path given by the user stands for.
 pub(super) fn resolve(path: &Path, options: &OpenOptions) -> Result<FileSet> {
     let name = SourceName::from(path);
     if name.has_query() {
-        return Ok(FileSet { files: vec![path.to_owned()], index: None });
+        return Ok(FileSet::without_index(vec![path.to_owned()]));
     }
     let is_url = matches!(name, SourceName::Url(_));
     if !is_url && path.is_dir() {
@@ -48,7 +71,7 @@ pub(super) fn resolve(path: &Path, options: &OpenOptions) -> Result<FileSet> {
             let reason = format!("no such file; a model of the hub is written hf://{}", path.display());
             Err(Error::NotFound { path: path.to_owned(), reason })
         }
-        _ => Ok(FileSet { files: vec![path.to_owned()], index: None }),
+        _ => Ok(FileSet::without_index(vec![path.to_owned()])),
     }
 }
 
@@ -91,7 +114,7 @@ fn resolve_directory(directory: &Path, entries: Vec<PathBuf>, options: &OpenOpti
                 let reason = format!("{reason} and no index; was a save or a download interrupted?");
                 return Err(Error::NotFound { path: directory.to_owned(), reason });
             }
-            Ok(FileSet { files, index: None })
+            Ok(FileSet::without_index(files))
         }
         [only] => resolve_index_of(directory, only, &files, options),
         several => {
@@ -125,7 +148,7 @@ fn resolve_index_of(
     files: &[PathBuf],
     options: &OpenOptions,
 ) -> Result<FileSet> {
-    let set = resolve_index(index, options)?;
+    let mut set = resolve_index(index, options)?;
     let name_of = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
     let index_name = name_of(index).unwrap_or_default();
     let single = index_name.strip_suffix(".index.json").unwrap_or_default();
@@ -142,7 +165,15 @@ fn resolve_index_of(
             );
             Err(Error::NotFound { path: directory.to_owned(), reason })
         }
-        _ => Ok(set),
+        _ => {
+            let named: HashSet<_> = named.collect();
+            let mut others: Vec<_> = held.iter().filter(|file| !named.contains(file.as_str())).collect();
+            others.sort_unstable();
+            let names = || others.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+            let note = || format!("left out, as the index {index_name} does not name them: {}", names());
+            set.note = (!others.is_empty()).then(note);
+            Ok(set)
+        }
     }
 }
 
@@ -167,7 +198,7 @@ fn only_model(directory: &Path, mut files: Vec<PathBuf>) -> Result<FileSet> {
             format!("the directory holds several models; name the one to load of {}", names.join(", "));
         return Err(not_found(reason));
     }
-    Ok(FileSet { files, index: None })
+    Ok(FileSet::without_index(files))
 }
 
 fn resolve_glob(path: &Path, pattern: &str) -> Result<FileSet> {
@@ -190,7 +221,7 @@ fn resolve_glob(path: &Path, pattern: &str) -> Result<FileSet> {
             "no file matches this pattern; hidden ones match patterns with their dot".into(),
         ));
     }
-    Ok(FileSet { files, index: None })
+    Ok(FileSet::without_index(files))
 }
 
 /// What is wrong with a pattern, and what to write instead.
@@ -220,7 +251,7 @@ fn resolve_index(path: &Path, options: &OpenOptions) -> Result<FileSet> {
     let name = SourceName::from(source.path());
     index.check_names(&name).map_err(invalid)?;
     let files = index.files().into_iter().map(|file| name.beside(file)).collect();
-    Ok(FileSet { files, index: Some((name, index)) })
+    Ok(FileSet { files, index: Some((name, index)), note: None })
 }
 
 fn io_error(operation: &'static str, path: &Path, source: std::io::Error) -> Error {

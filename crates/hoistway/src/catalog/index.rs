@@ -168,6 +168,7 @@ mod tests {
             "../model.safetensors",
             "/etc/passwd",
             "a/../../b",
+            "sub/../model.safetensors",
             "",
             ".",
             "./",

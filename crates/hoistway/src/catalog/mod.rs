@@ -153,9 +153,11 @@ impl Catalog {
         let mut split_models = HashSet::new();
         let names: Vec<_> = paths.iter().map(AsRef::as_ref).collect();
         for path in registry::pinned(&names, options)? {
-            let FileSet { files, index } = discover::resolve(&path, options)?;
+            let set = discover::resolve(&path, options)?;
             let first_file = builder.file_count();
-            let found = open::read_headers(&files, options)?;
+            let found = open::read_headers(&set.files, options).map_err(|error| set.explain(error))?;
+            let FileSet { index, note, .. } = set;
+            builder.add_notes(note);
             for (source, header) in open::with_siblings(found, &mut split_models, options)? {
                 builder.add_file(source.path(), source.len(), header, index.as_ref())?;
                 builder.add_notes(source.caveat());
