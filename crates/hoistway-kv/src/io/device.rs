@@ -21,7 +21,8 @@ use std::{
     io,
     mem::{self, Discriminant},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard},
+    ptr,
+    sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
 /// Host memory that bytes of devices pass through, if the options do not say: less than 64 MiB.
@@ -101,7 +102,10 @@ impl DeviceSide {
     /// # Safety
     /// It must be memory of this device, and stay allocated until the result is dropped.
     pub(super) unsafe fn register(self: &Arc<Self>, id: DeviceId, address: u64, len: u64) -> Result<Region> {
-        let device = Device::open(id)?;
+        if Device::get(id).is_some_and(|device| device.is_lost()) {
+            self.unpin_lost();
+        }
+        let device = self.device(id)?;
         // SAFETY: passed on.
         let buffer = unsafe { self.register_directly(&device, address, len) };
         let buffer = match buffer {
@@ -112,8 +116,9 @@ impl DeviceSide {
                 None
             }
         };
-        lock(&self.regions).extend(buffer.clone());
-        Ok(Region { side: self.clone(), buffer, process: std::process::id() })
+        let region = buffer.as_ref().map_or_else(Weak::new, Arc::downgrade);
+        lock(&self.regions).extend(buffer);
+        Ok(Region { side: self.clone(), buffer: region, process: std::process::id() })
     }
 
     /// # Safety
@@ -133,7 +138,8 @@ impl DeviceSide {
         if !self.lock().proofs.contains_key(&id) {
             let proof = Arc::new(DirectProof::find(device, &self.root)?);
             tracing::info!(device = device.name(), proof = proof.text(), "the direct path is proven");
-            self.lock().proofs.insert(id, proof);
+            let earlier = self.lock().proofs.insert(id, proof);
+            drop(earlier);
         }
         // SAFETY: passed on.
         let buffer = unsafe { DirectBuffer::of_callers(device, address, len) };
@@ -195,7 +201,7 @@ impl DeviceSide {
         for piece in job.parts.iter().flat_map(|part| &part.pieces) {
             if !piece.device.is_host() && self.region_of(piece.device, piece.address, piece.len).is_none() {
                 return Err(Unavailable {
-                    reason: "memory of a device was not registered, or the direct path was given up".into(),
+                    reason: "memory of a device was not registered, the direct path was given up, or the device was lost".into(),
                     fix: "register it with the store (register_device)".into(),
                 });
             }
@@ -234,7 +240,9 @@ impl DeviceSide {
         // What uses one that is lost keeps it from being opened anew.
         self.forget_lost();
         let device = Device::open(id)?;
-        self.lock().devices.insert(id, device.clone());
+        // Let go without the lock, as all that may call the driver.
+        let earlier = self.lock().devices.insert(id, device.clone());
+        drop(earlier);
         Ok(device)
     }
 
@@ -276,8 +284,10 @@ impl DeviceSide {
         self.lock().proofs.iter().map(|(id, proof)| format!("{id}: {}", proof.text())).collect()
     }
 
-    /// Pins the memory that bytes pass through, once for all devices of a kind.
+    /// Pins the memory that bytes pass through, once for all devices of a kind, and anew if it was pinned in the context of one
+    /// that is lost.
     fn pin(&self, device: &Arc<Device>, pool: &Staging) -> Result<(), device::Error> {
+        self.unpin_lost();
         let mut all = lock(&self.pinned);
         let kind = mem::discriminant(&device.id());
         if let (false, Some((memory, len))) = (all.contains_key(&kind), pool.slots().host_memory()) {
@@ -296,13 +306,24 @@ impl DeviceSide {
         Ok(())
     }
 
-    /// Lets devices go that are lost.
+    /// Lets devices go that are lost and had the pool pinned. May wait while another thread pins it.
+    fn unpin_lost(&self) {
+        let is_lost = |pinned: &Option<Pinned>| pinned.as_ref().is_some_and(|own| own.device().is_lost());
+        lock(&self.pinned).retain(|_, pinned| !is_lost(pinned));
+    }
+
+    /// Lets devices go that are lost, and what was registered with them.
     fn forget_lost(&self) {
+        let mut regions = lock(&self.regions);
+        let registered: Vec<_> = regions.extract_if(.., |region| region.device().is_lost()).collect();
+        drop(regions);
         let mut state = self.lock();
+        let is_lost = |id| Device::get(id).is_some_and(|device| device.is_lost());
+        let proofs: Vec<_> = state.proofs.extract_if(|id, _| is_lost(*id)).collect();
         let queues: Vec<_> = state.queues.extract_if(|_, queue| queue.device().is_lost()).collect();
         let devices: Vec<_> = state.devices.extract_if(|_, device| device.is_lost()).collect();
         drop(state);
-        drop((queues, devices));
+        drop((registered, proofs, queues, devices));
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -310,9 +331,10 @@ impl DeviceSide {
     }
 }
 
-/// Whether a region has all these bytes.
+/// Whether a region has all these bytes, and the device is there that has them.
 fn has(region: &DirectBuffer, id: DeviceId, address: u64, len: u64) -> bool {
     region.device().id() == id
+        && !region.device().is_lost()
         && region.address() <= address
         && address.checked_add(len).is_some_and(|end| end <= region.address() + region.len())
 }
@@ -321,15 +343,19 @@ fn has(region: &DirectBuffer, id: DeviceId, address: u64, len: u64) -> bool {
 #[derive(Debug)]
 pub(crate) struct Region {
     side: Arc<DeviceSide>,
-    buffer: Option<Arc<DirectBuffer>>,
+    /// Gone once the direct path was given up, or the device was lost.
+    buffer: Weak<DirectBuffer>,
     process: u32,
 }
 
 impl Region {
     /// Whether its bytes go past the host's memory.
     pub(crate) fn is_direct(&self) -> bool {
-        let is_known = |buffer| lock(&self.side.regions).iter().any(|region| Arc::ptr_eq(region, buffer));
-        !self.is_childs() && self.buffer.as_ref().is_some_and(is_known)
+        !self.is_childs() && lock(&self.side.regions).iter().any(|region| self.is(region))
+    }
+
+    fn is(&self, region: &Arc<DirectBuffer>) -> bool {
+        ptr::eq(Arc::as_ptr(region), self.buffer.as_ptr())
     }
 
     /// Locks what a thread may hold while another forks.
@@ -348,22 +374,38 @@ impl Drop for Region {
     fn drop(&mut self) {
         if self.is_childs() {
             // The memory is known to the parent's driver, which the child must not call.
-            mem::forget((self.side.clone(), self.buffer.take()));
+            mem::forget(self.side.clone());
             return;
         }
-        if let Some(buffer) = &self.buffer {
-            lock(&self.side.regions).retain(|region| !Arc::ptr_eq(region, buffer));
-        }
+        let mut regions = lock(&self.side.regions);
+        let own: Vec<_> = regions.extract_if(.., |region| self.is(region)).collect();
+        drop(regions);
+        drop(own);
     }
 }
 
 /// Copies that were not all made.
 #[derive(Debug)]
-pub(super) struct FailedCopies {
-    /// The device of those that failed.
-    pub(super) device: DeviceId,
-    /// What became of them.
-    pub(super) fate: Fate,
+pub(super) enum FailedCopies {
+    /// They have ended.
+    Failed(device::Error),
+    /// Whether they have ended is unknown: what they use is to be parked.
+    Unknown(device::Error, Parking),
+}
+
+/// Where memory is kept that copies of unknown fate use.
+#[derive(Debug)]
+pub(super) struct Parking {
+    /// The queue of the copies.
+    queue: Arc<CopyStream>,
+    side: Arc<DeviceSide>,
+}
+
+impl Parking {
+    /// Keeps memory until the device tells that it does not use it, with the pool that is pinned for the copies.
+    pub(super) fn park(&self, memory: impl Any + Send) {
+        self.queue.park((memory, self.side.clone()));
+    }
 }
 
 /// One worker's queues of copies.
@@ -400,7 +442,7 @@ impl DeviceLane {
     /// waits for that.
     ///
     /// # Errors
-    /// What became of them. If that is unknown, what they use is to be [parked](Self::park).
+    /// What became of them. If that is unknown, what they use is to be [parked](Parking::park).
     ///
     /// # Safety
     /// The pieces must be allocated on their devices, and nothing may use them, or the lease, in a way that copies forbid.
@@ -415,26 +457,18 @@ impl DeviceLane {
             Direction::Write => CopyDirection::ToHost,
         };
         for (id, copies) in copies(step, lease) {
-            let fate = match self.queue(id) {
-                // SAFETY: the caller vouches for the pieces; the lease is pinned memory, and ours.
-                Ok(queue) => unsafe { queue.run(direction, &copies) },
-                Err(error) => Fate::Failed(error),
-            };
-            if !matches!(fate, Fate::Done) {
-                return Err(Box::new(FailedCopies { device: id, fate }));
+            let queue = self.queue(id).map_err(FailedCopies::Failed)?;
+            // SAFETY: the caller vouches for the pieces; the lease is pinned memory, and ours.
+            match unsafe { queue.run(direction, &copies) } {
+                Fate::Done => {}
+                Fate::Failed(error) => return Err(FailedCopies::Failed(error).into()),
+                Fate::Unknown(error) => {
+                    let parking = Parking { queue, side: self.side.clone() };
+                    return Err(FailedCopies::Unknown(error, parking).into());
+                }
             }
         }
         Ok(())
-    }
-
-    /// Keeps memory that copies of unknown fate use, with the pool that is pinned for them.
-    pub(super) fn park(&self, id: DeviceId, memory: impl Any + Send) {
-        let memory = (memory, self.side.clone());
-        let queue = self.side.lock().queues.get(&(self.worker, id)).cloned();
-        match queue {
-            Some(queue) => queue.park(memory),
-            None => mem::forget(memory),
-        }
     }
 
     fn queue(&self, id: DeviceId) -> Result<Arc<CopyStream>, device::Error> {
@@ -443,17 +477,15 @@ impl DeviceLane {
             Some(queue) => queue,
             None => {
                 self.side.forget_lost();
-                // The pool may be pinned in the context of one, which is no more.
-                let is_lost =
-                    |pinned: &Option<Pinned>| pinned.as_ref().is_some_and(|own| own.device().is_lost());
-                lock(&self.side.pinned).retain(|_, pinned| !is_lost(pinned));
-                let device = Device::open(id)?;
-                self.side.pin(&device, &self.pool)?;
-                let queue = Arc::new(CopyStream::new(&device)?);
-                self.side.lock().queues.insert((self.worker, id), queue.clone());
+                self.side.unpin_lost();
+                let queue = Arc::new(CopyStream::new(&Device::open(id)?)?);
+                let earlier = self.side.lock().queues.insert((self.worker, id), queue.clone());
+                drop(earlier);
                 queue
             }
         };
+        // Also for a queue that has been here for long: another device may have had the pool pinned, and be lost.
+        self.side.pin(queue.device(), &self.pool)?;
         // Else each further copy would set memory aside, until none is left for other devices.
         queue.device().regain()?;
         Ok(queue)

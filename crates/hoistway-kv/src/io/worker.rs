@@ -12,7 +12,6 @@ use super::{
     transfer::{LateFile, Transfer},
 };
 use crate::{disk::DataFile, format::BLOCK_LEN};
-use hoistway_device::Fate;
 use hoistway_io::{
     executor::{self, Charge, Customer, Flight, Handler, LostSlots, Next, Priority, QueueId, Submission},
     file::Access,
@@ -363,24 +362,23 @@ impl Worker {
     }
 
     /// A device failed to copy. If it may go on, nothing uses the memory until it is known that it has ended.
-    fn fail_copy(&self, flight: Flight<Mover>, FailedCopies { device, fate }: FailedCopies) -> Next<Mover> {
-        let (error, devices) = match (fate, &self.devices) {
-            (Fate::Unknown(error), Some(devices)) => (error, devices),
-            (Fate::Unknown(error) | Fate::Failed(error), _) => {
+    fn fail_copy(&self, flight: Flight<Mover>, failed: FailedCopies) -> Next<Mover> {
+        let (error, parking) = match failed {
+            FailedCopies::Unknown(error, parking) => (error, parking),
+            FailedCopies::Failed(error) => {
                 flight.content.transfer.fail(Failure::Device(error));
                 return end(flight);
             }
-            (Fate::Done, _) => return end(flight),
         };
         let (mut operation, ticket) = flight.into_parts();
         let lease =
             self.shared.staging.set_aside(std::mem::take(&mut operation.lease), ticket.charge().slots);
         // Before the request ends: the next one asks the device first.
-        devices.park(device, (operation.kept.clone(), lease));
+        parking.park((operation.kept.clone(), lease));
         operation.transfer.fail(Failure::Lost(io::Error::other(error)));
         drop(operation);
         let slots = ticket.lose(Failure::Lost(io::Error::other("a device may still use its memory")));
-        devices.park(device, GivesBack(Some(slots)));
+        parking.park(GivesBack(Some(slots)));
         Next::Ended
     }
 }

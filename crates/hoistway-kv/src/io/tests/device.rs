@@ -296,6 +296,57 @@ fn events_are_asked_after_while_memory_is_pinned() {
     stand_in.assert_nothing_left("pinning");
 }
 
+/// Memory that a program has on the first device without hoistway, which does not keep the device from being opened anew.
+struct Programs {
+    allocated: u64,
+    address: u64,
+}
+
+impl Programs {
+    const ID: DeviceId = DeviceId::Cuda(0);
+
+    fn new() -> Self {
+        let allocate: unsafe extern "C" fn(*mut u64, usize) -> Code = STAND_IN.function("cuMemAlloc_v2");
+        let retain: unsafe extern "C" fn(*mut *mut c_void, i32) -> Code =
+            STAND_IN.function("cuDevicePrimaryCtxRetain");
+        Device::open(Self::ID).unwrap();
+        let mut allocated = 0;
+        // SAFETY: of this signature in the driver. The context lives as long as this.
+        unsafe { assert_eq!(retain(&mut std::ptr::null_mut(), 0), 0) };
+        // SAFETY: of this signature in the driver.
+        in_context(Vendor::Cuda, 0, || unsafe { assert_eq!(allocate(&mut allocated, 8192), 0) });
+        Self { allocated, address: allocated.next_multiple_of(4096) }
+    }
+
+    fn write(&self, engine: &IoEngine, file: &Arc<DataFile>) -> Result<(), Failure> {
+        let parts = parts_of(vec![Piece::new(Self::ID, self.address, 4096)]);
+        run(engine, |done| job(Direction::Write, file, parts, done)).result
+    }
+
+    /// What becomes of a device that the program resets. The driver is as it was after that.
+    fn lose() {
+        STAND_IN.configure("FAULTS=cuCtxPushCurrent_v2:*=201");
+        assert!(Device::open(Self::ID).unwrap().memory().is_err());
+        STAND_IN.reset();
+        assert!(Self::is_lost(), "the engine uses it");
+    }
+
+    fn is_lost() -> bool {
+        Device::get(Self::ID).is_some_and(|device| device.is_lost())
+    }
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        let free: unsafe extern "C" fn(u64) -> Code = STAND_IN.function("cuMemFree_v2");
+        let release: unsafe extern "C" fn(i32) -> Code = STAND_IN.function("cuDevicePrimaryCtxRelease_v2");
+        // SAFETY: allocated once, freed once.
+        in_context(Vendor::Cuda, 0, || unsafe { assert_eq!(free(self.allocated), 0) });
+        // SAFETY: retained by `new`.
+        unsafe { assert_eq!(release(0), 0) };
+    }
+}
+
 /// A device that the program has reset, with memory parked, is opened anew once the engine lets it go.
 #[test]
 fn a_device_that_was_lost_is_opened_anew() {
@@ -303,37 +354,81 @@ fn a_device_that_was_lost_is_opened_anew() {
     let directory = disk();
     let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
     let file = new_file(directory.path(), "data");
-    let allocate: unsafe extern "C" fn(*mut u64, usize) -> Code = STAND_IN.function("cuMemAlloc_v2");
-    let free: unsafe extern "C" fn(u64) -> Code = STAND_IN.function("cuMemFree_v2");
-    let retain: unsafe extern "C" fn(*mut *mut c_void, i32) -> Code =
-        STAND_IN.function("cuDevicePrimaryCtxRetain");
-    let release: unsafe extern "C" fn(i32) -> Code = STAND_IN.function("cuDevicePrimaryCtxRelease_v2");
-    let id = Vendor::Cuda.device(0);
-    let mut device = Device::open(id).ok();
-    let mut address = 0;
-    // SAFETY: of this signature in the driver. What the program has in the context stays.
-    unsafe { assert_eq!(retain(&mut std::ptr::null_mut(), 0), 0) };
-    // SAFETY: of this signature in the driver.
-    in_context(Vendor::Cuda, 0, || unsafe { assert_eq!(allocate(&mut address, 4096), 0) });
+    let memory = Programs::new();
+    memory.write(&engine, &file).unwrap();
+    Device::open(Programs::ID).unwrap().set_aside(());
+    STAND_IN.configure("FAULTS=cuCtxPushCurrent_v2:*=201");
+    assert!(matches!(memory.write(&engine, &file), Err(Failure::Device(_))));
+    STAND_IN.reset();
+    assert!(Programs::is_lost(), "the engine uses it");
+    // Each worker lets it go when it is used again.
+    until("the device to be opened anew", || memory.write(&engine, &file).is_ok() && !Programs::is_lost());
+    drop((memory, engine));
+    stand_in.assert_nothing_left("the device that was lost");
+}
+
+/// What was registered with it is not known to the one that is opened anew.
+#[test]
+fn a_device_that_was_lost_with_registered_memory_is_opened_anew() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    for way in [DirectPath::Prefer, DirectPath::Require] {
+        let engine = start(direct(directory.path(), Route::Auto, way)).unwrap();
+        let file = new_file(directory.path(), way.name());
+        if let Err(refused) = file.direct() {
+            skip(Requirement::Direct, refused);
+            return;
+        }
+        let memory = Programs::new();
+        // SAFETY: the memory outlives the region.
+        let register = || unsafe { engine.register_device(Programs::ID, memory.address, 4096) }.unwrap();
+        let region = register();
+        assert!(region.is_direct());
+        memory.write(&engine, &file).unwrap();
+        Programs::lose();
+        if way == DirectPath::Prefer {
+            until("the device to be opened anew", || {
+                memory.write(&engine, &file).is_ok() && !Programs::is_lost()
+            });
+            assert!(!region.is_direct() && engine.report().proofs.is_empty());
+        } else {
+            assert!(matches!(memory.write(&engine, &file), Err(Failure::Io(_))));
+        }
+        let again = register();
+        assert!(!Programs::is_lost() && again.is_direct() && !region.is_direct());
+        memory.write(&engine, &file).unwrap();
+        drop((region, again, memory, engine, file));
+        stand_in.assert_nothing_left(way.name());
+    }
+}
+
+/// One device has it pinned for all of its kind.
+#[test]
+fn memory_that_bytes_pass_through_is_pinned_anew_when_the_device_that_pinned_it_is_lost() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
+    let file = new_file(directory.path(), "data");
+    let (lost, content) = (Programs::new(), pattern(1 << 20, 3));
+    let other = DeviceMemory::of(Vendor::Cuda, 1, &content);
     let write = || {
-        let parts = parts_of(vec![Piece::new(id, address, 4096)]);
+        let parts = parts_of(vec![other.piece(0, other.len)]);
         run(&engine, |done| job(Direction::Write, &file, parts, done)).result
     };
-    write().unwrap();
-    device.take().unwrap().set_aside(());
-    STAND_IN.configure("FAULTS=cuCtxPushCurrent_v2:*=201");
-    assert!(matches!(write(), Err(Failure::Device(_))));
+    let pinned = || STAND_IN.count("pinned_bytes");
+    lost.write(&engine, &file).unwrap();
+    // By each worker.
+    (0..8).for_each(|_| write().unwrap());
+    assert!(pinned() > 0);
+    Programs::lose();
+    STAND_IN.configure("FAULTS=cuMemHostRegister_v2:1=2");
+    assert!(matches!(lost.write(&engine, &file), Err(Failure::Device(_))));
+    assert_eq!(pinned(), 0);
     STAND_IN.reset();
-    let is_lost = || Device::get(id).is_some_and(|device| device.is_lost());
-    assert!(is_lost(), "the engine uses it");
-    // Each worker lets it go when it is used again.
-    until("the device to be opened anew", || write().is_ok() && !is_lost());
-    // SAFETY: allocated once, freed once.
-    in_context(Vendor::Cuda, 0, || unsafe { assert_eq!(free(address), 0) });
-    // SAFETY: retained above.
-    unsafe { assert_eq!(release(0), 0) };
-    drop(engine);
-    stand_in.assert_nothing_left("the device that was lost");
+    write().unwrap();
+    assert!(pinned() > 0);
+    drop((lost, other, engine));
+    stand_in.assert_nothing_left("pinned memory");
 }
 
 #[test]
