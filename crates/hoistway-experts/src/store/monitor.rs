@@ -2,7 +2,8 @@
 //!
 //! Reads end on threads of the reader. These take no lock but that of the [`Signal`], so that a caller may cancel and wait for
 //! reads while it has the store's. Whichever caller looks next settles what has ended. Reads are submitted without the store's
-//! lock, since that may call the driver of a device and wait for it.
+//! lock, since that may call the driver of a device and wait for it, and by the caller alone that starts them: a driver that
+//! does not answer keeps no other waiting.
 #![forbid(unsafe_code)]
 
 use super::{
@@ -134,8 +135,8 @@ pub(super) struct StoreState<I: Io> {
     pub(super) ledger: Ledger<I::Failure>,
     loads: HashMap<usize, (u64, Loading<I::Load>)>,
     rooms: HashMap<usize, I::Room>,
-    /// Units with room whose reads the next thread to give up the lock submits.
-    unsubmitted: VecDeque<usize>,
+    /// Units whose reads the thread that has the lock submits once it has given that up.
+    unsubmitted: Vec<usize>,
     next_load: u64,
 }
 
@@ -172,7 +173,7 @@ pub(super) enum NotReady<F> {
 
 impl<I: Io> Monitor<I> {
     pub(super) fn new(ledger: Ledger<I::Failure>, io: I) -> Self {
-        let (loads, rooms, unsubmitted) = (HashMap::new(), HashMap::new(), VecDeque::new());
+        let (loads, rooms, unsubmitted) = (HashMap::new(), HashMap::new(), Vec::new());
         let state = Mutex::new(StoreState { ledger, loads, rooms, unsubmitted, next_load: 0 });
         Self { state, signal: Arc::default(), io }
     }
@@ -307,9 +308,12 @@ impl<I: Io> Monitor<I> {
         }
     }
 
-    /// Submits the reads of units that wait for it. Other threads have the lock meanwhile.
+    /// Submits the reads of units that this thread has started. Other threads have the lock meanwhile.
     fn submit<'a>(&'a self, mut state: MutexGuard<'a, StoreState<I>>) {
-        while let Some(unit) = state.unsubmitted.pop_front() {
+        let mut units = VecDeque::new();
+        loop {
+            units.extend(state.unsubmitted.drain(..));
+            let Some(unit) = units.pop_front() else { return };
             let Some((number, Loading::Submitting { asked, .. })) = state.loads.get(&unit) else { continue };
             let Some(room) = state.rooms.get(&unit).cloned() else { continue };
             let (load, asked) = (*number, *asked);
@@ -387,7 +391,7 @@ impl<I: Io> Monitor<I> {
         let loading = match room {
             Some(room) => {
                 state.rooms.insert(unit, room);
-                state.unsubmitted.push_back(unit);
+                state.unsubmitted.push(unit);
                 Loading::Submitting { asked, has_ended: false }
             }
             None => {

@@ -9,6 +9,7 @@ use crate::{
     Error, ReadFailure, Result,
     backing::{UnitMemory, UnitRoom, Waits, host_view},
     catalog::{ExpertCatalog, Unit},
+    error::guarded,
 };
 use hoistway::{
     ByteRange,
@@ -146,7 +147,10 @@ impl Io for ReaderIo {
         let requests = self.requests(unit, room, begin_by, notice);
         let requests = requests.map_err(|error| Failure::Memory(Arc::new(error)))?;
         let priority = if is_demand { Priority::Demand } else { Priority::Prefetch };
-        let batch = self.reader.submit(requests, priority).map_err(|error| Failure::Read(error.into()))?;
+        // Whoever waits for them learns of a panic.
+        let submitted = guarded("the reader", || self.reader.submit(requests, priority));
+        let submitted = submitted.map_err(|error| Failure::Memory(Arc::new(error)))?;
+        let batch = submitted.map_err(|error| Failure::Read(error.into()))?;
         Ok(Load { batch })
     }
 

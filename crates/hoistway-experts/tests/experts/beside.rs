@@ -303,27 +303,52 @@ fn a_place_whose_wait_did_not_tell_comes_back_with_a_later_one() {
     turn.assert_nothing_left("the store");
 }
 
+/// Calls of a function of the driver that do not begin as long as this lives.
+struct Blocked(&'static str);
+
+impl Blocked {
+    fn new(function: &'static str) -> Self {
+        STAND_IN.configure(&format!("BLOCKS={function}"));
+        Self(function)
+    }
+
+    fn calls(&self) -> u64 {
+        STAND_IN.count(&format!("calls.{}", self.0))
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        STAND_IN.configure("BLOCKS=");
+    }
+}
+
 /// To submit reads calls the driver: to make what copies to the device need, and to put them behind its default stream.
 #[test]
 fn a_driver_that_does_not_answer_the_one_who_reads_keeps_no_other_caller_waiting() {
     let turn = Turn::take();
     for function in ["cuStreamCreate", "cuEventRecord"] {
         let places = Places::new();
-        let calls = || STAND_IN.count(&format!("calls.{function}"));
-        let before = calls();
-        STAND_IN.configure(&format!("BLOCKS={function}"));
-        let (sender, answer) = mpsc::channel();
+        let (sender, answers) = mpsc::channel();
         let answered = thread::scope(|scope| {
-            let reads = scope.spawn(|| places.read(0));
-            until("the driver to be called", || calls() > before);
+            let blocked = Blocked::new(function);
+            let before = blocked.calls();
+            // More than one, which another caller might submit.
+            let reads = scope.spawn(|| places.store.prefetch(0, &[0, 1, 2, 3], None).unwrap());
+            until("the driver to be called", || blocked.calls() > before);
             let store = places.store.clone();
-            scope.spawn(move || sender.send(store.is_resident(ExpertId { layer: 0, expert: 0 }).unwrap()));
-            let answered = answer.recv_timeout(LONG);
-            STAND_IN.reset();
+            scope.spawn(move || {
+                for expert in 0..4 {
+                    let _ = sender.send(store.is_resident(ExpertId { layer: 0, expert }).unwrap());
+                }
+            });
+            let answered: Vec<_> = (0..4).map_while(|_| answers.recv_timeout(LONG).ok()).collect();
+            drop(blocked);
             reads.join().unwrap();
             answered
         });
-        assert_eq!(answered, Ok(false), "{function}");
+        assert_eq!(answered, [false; 4], "{function}");
+        (0..4).for_each(|expert| places.read(expert));
         drop(places);
         turn.assert_nothing_left(function);
     }
