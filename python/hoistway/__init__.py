@@ -53,6 +53,9 @@ def release_devices() -> None:
 
     Without this call the process keeps each device that it used, because opening one takes up to half a second. A
     released device is opened again when it is needed.
+
+    The call waits for a device that may still use hoistway's memory. After Ctrl-C the release goes on without the
+    caller.
     """
     _native.release_devices()
 

@@ -75,6 +75,9 @@ mod _native {
     use super::log::{pause_log, reset_log, resume_log, start_log, stop_log, take_log};
     #[pymodule_export]
     use super::options::{MemoryPool, check_options};
+    #[cfg(feature = "stand-in")]
+    #[pymodule_export]
+    use super::panic_at_work;
     #[pymodule_export]
     use super::reader::{Reader, Reading};
     #[pymodule_export]
@@ -176,10 +179,22 @@ fn search_libraries_in(directory: std::path::PathBuf) {
     hoistway::device::search_libraries_in(directory);
 }
 
-/// Lets the devices go that nothing uses, with their contexts.
+/// Lets the devices go that nothing uses, with their contexts. After Ctrl-C that goes on without the caller.
 #[pyfunction]
-fn release_devices(py: Python<'_>) {
-    py.detach(hoistway::device::release_devices);
+fn release_devices(py: Python<'_>) -> PyResult<()> {
+    process::patiently(py, hoistway::device::release_devices)
+}
+
+/// What becomes of work that panics on a thread which looks for Ctrl-C or, if it is not `cancellable`, on one that waits.
+#[cfg(feature = "stand-in")]
+#[pyfunction]
+fn panic_at_work(py: Python<'_>, is_cancellable: bool) -> PyResult<()> {
+    let work = || -> hoistway::Result<()> { std::panic::resume_unwind(Box::new("a test wants it so")) };
+    if is_cancellable {
+        cancellable(py, &Cancel::default(), work)
+    } else {
+        process::patiently(py, work)?.into_python(py)
+    }
 }
 
 /// The limits on the memory of this process, as JSON.

@@ -423,6 +423,36 @@ def test_ctrl_c_leaves_the_interpreter_to_others_while_the_work_ends(model: Path
     )
 
 
+def test_ctrl_c_ends_the_wait_for_a_device_that_is_released(model: Path) -> None:
+    run_beside(
+        """
+        import signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        hoistway.load_file(sys.argv[3], "cuda", framework="raw")
+        library.fake_cuda_configure(b"BLOCKS=cuDevicePrimaryCtxRelease_v2")
+        before = count("calls.cuDevicePrimaryCtxRelease_v2")
+        ended = threading.Event()
+        def interrupt():
+            wait_until(lambda: count("calls.cuDevicePrimaryCtxRelease_v2") > before)
+            os.kill(os.getpid(), signal.SIGINT)
+            # Where it is not interrupted, it ends after this.
+            ended.wait(10)
+            library.fake_cuda_configure(b"BLOCKS=")
+        other = threading.Thread(target=interrupt)
+        other.start()
+        try:
+            hoistway.release_devices()
+        except KeyboardInterrupt:
+            ended.set()
+        other.join()
+        assert ended.is_set(), "not interrupted"
+        hoistway.release_devices()
+        assert hoistway.load_file(sys.argv[3], "cuda", framework="raw")["embed"].tobytes()
+        """,
+        model,
+    )
+
+
 def test_reads_to_a_device_come_after_what_is_queued_on_it(
     model: Path, stand_in: StandIn, work: Work
 ) -> None:

@@ -242,3 +242,11 @@ print(*(refusal.what for refusal in loaded.report.refused), sep="\\n")
         )
     assert done.returncode == 0, done.stderr
     assert "threads of the load's own" in done.stdout
+
+
+@pytest.mark.parametrize("is_cancellable", [True, False])
+def test_work_that_panics_beside_the_look_for_ctrl_c_is_an_error(is_cancellable: bool) -> None:
+    from hoistway import _native  # noqa: PLC0415
+
+    with pytest.raises(hoistway.errors.HoistwayError, match="the work panicked"):
+        _native.panic_at_work(is_cancellable)
