@@ -7,7 +7,7 @@ mod common;
 use common::{
     Footprint, assert_nothing_left, can_read, make_cold,
     on_device::{chunky, disk, start_threads_that_stay},
-    stand_in::Turn,
+    stand_in::{STAND_IN, Turn},
 };
 use hoistway::{
     ByteRange, Carrier, Checkpoint, DeviceId, DirectIo, Error, FillTarget, Filled, LoadOptions, Order,
@@ -368,4 +368,36 @@ fn rows_of_a_tensor_are_packed_past_the_host() {
             .collect();
         assert!(seen[SHIFT as usize..] == wanted, "{route}");
     }
+}
+
+/// What drivers do with memory that is not pinned differs between machines: on some, a copy has not read it when it returns.
+#[test]
+fn bytes_of_a_buffer_are_copied_by_way_of_pinned_memory() {
+    let turn = Turn::take();
+    let device = Device::open(DeviceId::Cuda(0)).unwrap();
+    // More than goes at once.
+    for len in [1, 4096, (9 << 20) + 5] {
+        let bytes: Vec<u8> = (0..len).map(|at: usize| (at % 251) as u8 ^ (at >> 20) as u8).collect();
+        let before = STAND_IN.count("pageable_copies");
+        let buffer = DirectBuffer::new(&device, bytes.len() as u64).unwrap();
+        STAND_IN.set("COPY_LATENCY_US=2000");
+        buffer.write(&bytes).unwrap();
+        let mut seen = vec![0; bytes.len()];
+        buffer.read_back(&mut seen).unwrap();
+        STAND_IN.reset();
+        assert!(seen == bytes, "{len}");
+        assert_eq!(STAND_IN.count("pageable_copies"), before, "{len}");
+        let error = buffer.write(&vec![0; len + 1]).unwrap_err();
+        assert!(error.to_string().contains(&format!("{} bytes for a buffer of {len}", len + 1)), "{error}");
+    }
+    // Where the platform pins none, they arrive all the same.
+    STAND_IN.set("FAULTS=cuMemHostRegister_v2:*=801");
+    let (before, bytes) = (STAND_IN.count("pageable_copies"), [7; 5000]);
+    let (buffer, mut seen) = (DirectBuffer::new(&device, 5000).unwrap(), [0; 5000]);
+    buffer.write(&bytes).unwrap();
+    buffer.read_back(&mut seen).unwrap();
+    assert_eq!((seen, STAND_IN.count("pageable_copies")), (bytes, before + 2));
+    STAND_IN.reset();
+    drop((buffer, device));
+    turn.assert_nothing_left("the buffers");
 }

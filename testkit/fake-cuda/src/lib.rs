@@ -96,7 +96,8 @@
 //! - what exists: `device_bytes` and `pinned_bytes`, also of one driver's devices (`pinned_bytes.hip`), `streams`, `events`, `modules`, `graphs`, `contexts` (retains of
 //!   primary ones), `context_depth` (of the calling thread's stack), `cufile_handles`, `cufile_buffers`,
 //!   `external_memories`, `external_semaphores`;
-//! - what happened: `calls_under_interpreter` (by threads that held Python's interpreter), `copies`, `copied_bytes`, `kernels`, `cufile_reads`, `cufile_writes`, `calls.<function>`,
+//! - what happened: `calls_under_interpreter` (by threads that held Python's interpreter), `copies`, `pageable_copies` (on streams, from
+//!   or to host memory that is not pinned), `copied_bytes`, `kernels`, `cufile_reads`, `cufile_writes`, `calls.<function>`,
 //!   `leaked` (what was destroyed only with its context or with the last `cuFileDriverClose`), and `destroyed_in_use` (fences of
 //!   D3D12 that a stream had yet to wait for).
 

@@ -28,6 +28,8 @@ impl Counter {
 }
 
 pub(crate) static COPIES: Counter = Counter::new();
+/// Copies on streams from or to host memory that is not pinned.
+pub(crate) static PAGEABLE_COPIES: Counter = Counter::new();
 pub(crate) static COPIED_BYTES: Counter = Counter::new();
 pub(crate) static KERNELS: Counter = Counter::new();
 /// Things that were destroyed together with their context, or with cuFile's driver, because the caller had not done

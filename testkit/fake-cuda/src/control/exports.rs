@@ -69,6 +69,7 @@ fn count(name: &str) -> Option<u64> {
         "contexts" => context::retained(),
         "context_depth" => context::depth(),
         "copies" => counters::COPIES.get(),
+        "pageable_copies" => counters::PAGEABLE_COPIES.get(),
         "copied_bytes" => counters::COPIED_BYTES.get(),
         "kernels" => counters::KERNELS.get(),
         "calls_under_interpreter" => counters::UNDER_INTERPRETER.get(),

@@ -2,6 +2,7 @@
 
 use super::stream;
 use crate::{
+    control::counters,
     execution::{
         context::Context,
         copy::{Copy, Endpoint, Side, stage},
@@ -213,6 +214,7 @@ unsafe fn staged(context: &Context, source: Side, width: usize, rows: usize) -> 
     let span = span(&source, width, rows)?;
     match source.place {
         Endpoint::Pinned(address) if !host::pinned().covers(context.owner.driver(), address, span) => {
+            counters::PAGEABLE_COPIES.add(1);
             // SAFETY: the caller promised so.
             let bytes = unsafe { stage(address, source.pitch, width, rows) };
             Ok(Side { place: Endpoint::Staged(bytes), pitch: width })
@@ -227,6 +229,7 @@ fn awaited(context: &Context, destination: Side, width: usize, rows: usize) -> R
     let span = span(&destination, width, rows)?;
     match destination.place {
         Endpoint::Pinned(address) if !host::pinned().covers(context.owner.driver(), address, span) => {
+            counters::PAGEABLE_COPIES.add(1);
             Ok((Side { place: Endpoint::Waiting(address), ..destination }, true))
         }
         _ => Ok((destination, false)),
