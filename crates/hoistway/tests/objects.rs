@@ -12,7 +12,7 @@ use common::{
     tensor, write_model,
 };
 use hoistway::{
-    Catalog, Checkpoint, Dtype, Error, LoadOptions, Loaded, Order, Route, StreamOptions,
+    Cancel, Catalog, Checkpoint, Dtype, Error, LoadOptions, Loaded, Order, Route, StreamOptions,
     cache::NodeCache,
     catalog::{OpenOptions, SourceName, index::IndexError},
     objects::StoreOptions,
@@ -250,6 +250,85 @@ fn file_descriptors() -> usize {
     targets.filter(|target| !target.to_string_lossy().starts_with("socket:")).count()
 }
 
+/// A server for each kind of stores, all with one file.
+struct Stores {
+    servers: Vec<Server>,
+    /// The file's URL by each scheme, and the endpoint there.
+    urls: Vec<(String, String)>,
+}
+
+impl Stores {
+    fn serving(file: &[u8]) -> Self {
+        let servers: Vec<_> = (0..4).map(|_| Server::start().unwrap()).collect();
+        let [plain, google, azure, hub] = &servers[..] else { unreachable!() };
+        google.speak(Dialect::Google);
+        azure.speak(Dialect::Azure);
+        plain.put("models/a.safetensors", file);
+        google.put("models/a.safetensors", file);
+        azure.put("account/models/a.safetensors", file);
+        hub.put_model("org/model", COMMIT);
+        hub.put_file("org/model", "a.safetensors", file, false);
+        let urls = vec![
+            ("s3://models/a.safetensors".to_owned(), plain.url()),
+            (format!("{}/models/a.safetensors", plain.url()), plain.url()),
+            ("gs://models/a.safetensors".into(), google.url()),
+            ("az://models/a.safetensors".into(), format!("{}/account", azure.url())),
+            (format!("hf://org/model@{COMMIT}/a.safetensors"), hub.url()),
+        ];
+        Self { servers, urls }
+    }
+
+    /// The URL by a scheme, and how it is opened.
+    fn named(&self, number: usize) -> (&str, OpenOptions) {
+        let (url, endpoint) = &self.urls[number % self.urls.len()];
+        let mut store = StoreOptions::default();
+        for (name, value) in [("endpoint", &**endpoint), ("anonymous", "true")] {
+            store.set(name, value).unwrap();
+        }
+        (url, OpenOptions::default().store(store))
+    }
+
+    fn fail(&self, faults: Faults) {
+        self.servers.iter().for_each(|server| server.fail(faults));
+    }
+}
+
+#[test]
+fn every_store_may_send_parts_and_holds_up_no_load_that_is_cancelled() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_, file) = large_model(directory.path());
+    let stores = Stores::serving(&file);
+    for number in 0..stores.urls.len() {
+        let (url, options) = stores.named(number);
+        for fault in [Fault::Short, Fault::Chunked, Fault::UntilClose] {
+            stores.fail(Faults::every(2, fault));
+            let loaded = Checkpoint::open_with(&[url], &options).unwrap().load(&LoadOptions::default());
+            let loaded = loaded.unwrap_or_else(|error| panic!("{url}, {fault:?}: {error}"));
+            assert_is_file(&loaded, &file);
+            assert_carried_by(&loaded, Route::Http);
+        }
+        stores.fail(Faults::default());
+        let checkpoint = Checkpoint::open_with(&[url], &options).unwrap();
+        for fault in [Fault::Stall(ENDLESS), Fault::Trickle] {
+            stores.fail(Faults::always(fault));
+            stores.servers.iter().for_each(|server| drop(server.take_requests()));
+            let cancel = Cancel::default();
+            let load = LoadOptions::default().cancel(cancel.clone());
+            let mut loading = checkpoint.start(&load).unwrap();
+            until("the server is asked", || {
+                stores.servers.iter().any(|server| !server.take_requests().is_empty())
+            });
+            cancel.cancel();
+            let begun = Instant::now();
+            let ended = loading.by_ref().find_map(Result::err);
+            drop(loading);
+            assert!(matches!(ended, Some(Error::Cancelled)), "{url}, {fault:?}: {ended:?}");
+            // The library gives such a server up after a minute.
+            assert!(begun.elapsed() < Duration::from_secs(40), "{url}, {fault:?}: {:?}", begun.elapsed());
+        }
+    }
+}
+
 /// Loads over servers of every scheme that reset, stall, trickle, refuse, send parts, restart and forget connections at
 /// random. `HOISTWAY_SOAK_LOADS` says how many: `just soak-objects`.
 #[test]
@@ -261,22 +340,8 @@ fn soak_of_loads_over_servers_that_fail_at_random() {
     let (loads, seed) = (number("HOISTWAY_SOAK_LOADS", 10), number("HOISTWAY_SOAK_SEED", 5));
     let directory = tempfile::tempdir().unwrap();
     let (_, file) = large_model(directory.path());
-    let servers: Vec<_> = (0..4).map(|_| Server::start().unwrap()).collect();
-    let [plain, google, azure, hub] = &servers[..] else { unreachable!() };
-    google.speak(Dialect::Google);
-    azure.speak(Dialect::Azure);
-    plain.put("models/a.safetensors", &file);
-    google.put("models/a.safetensors", &file);
-    azure.put("account/models/a.safetensors", &file);
-    hub.put_model("org/model", COMMIT);
-    hub.put_file("org/model", "a.safetensors", &file, false);
-    let stores = [
-        ("s3://models/a.safetensors".to_owned(), plain.url()),
-        (format!("{}/models/a.safetensors", plain.url()), plain.url()),
-        ("gs://models/a.safetensors".into(), google.url()),
-        ("az://models/a.safetensors".into(), format!("{}/account", azure.url())),
-        (format!("hf://org/model@{COMMIT}/a.safetensors"), hub.url()),
-    ];
+    let stores = Stores::serving(&file);
+    let servers = &stores.servers;
     let cache = NodeCache::open(directory.path().join("cache"), Some(1 << 30)).unwrap();
     #[cfg(target_os = "linux")]
     let before = file_descriptors();
@@ -287,12 +352,7 @@ fn soak_of_loads_over_servers_that_fail_at_random() {
     // Each request of 1 MiB brings a quarter of it in each minute, or the load fails.
     let bound = Duration::from_secs(60 * 5 * 30);
     let one = |number: u64| {
-        let (url, endpoint) = &stores[number as usize % stores.len()];
-        let mut store = StoreOptions::default();
-        for (name, value) in [("endpoint", &**endpoint), ("anonymous", "true")] {
-            store.set(name, value).unwrap();
-        }
-        let mut options = OpenOptions::default().store(store);
+        let (url, mut options) = stores.named(number as usize);
         if number % 3 == 2 {
             options = options.cache(cache.clone());
         }
@@ -509,6 +569,21 @@ fn a_folder_holds_what_a_directory_would() {
     ] {
         let name = |file: &str| SourceName::Url(format!("{base}/{folder}{file}"));
         assert_eq!(names(&format!("{base}/{folder}")), [name("a.safetensors"), name("b.safetensors")]);
+    }
+    let index = br#"{"weight_map": {"a": "./a.safetensors", "b": ".//b.safetensors"}}"#;
+    server.put("models/sharded/model.safetensors.index.json", index);
+    let plain = ["a", "b"].map(|name| SourceName::Url(format!("s3://models/sharded/{name}.safetensors")));
+    assert_eq!(names("s3://models/sharded/"), plain);
+    let index = br#"{"weight_map": {"a": "a.safetensors", "c": "gone.safetensors"}}"#;
+    server.put("models/sharded/model.safetensors.index.json", index);
+    match Catalog::open_with(&["s3://models/sharded/"], &options(&server)).unwrap_err() {
+        Error::NotFound { path, reason } => {
+            assert!(
+                path.ends_with("gone.safetensors") && reason.contains("has tensor 'c' there"),
+                "{reason}"
+            );
+        }
+        error => panic!("{error:?}"),
     }
     let none = Catalog::open_with(&["s3://models/none/"], &options(&server)).unwrap_err();
     assert!(matches!(none, Error::NotFound { .. }), "{none:?}");
