@@ -53,7 +53,7 @@ def main() -> None:
             if platform.machine() in path.name:
                 use(path, Path(place), model)
             else:
-                print(f"{path.name}: not run, as this machine is {platform.machine()}")
+                print(f"{path.name}: not run, as this machine is {platform.system()} on {platform.machine()}")
     for path in sorted(directory.iterdir()):
         if path.is_file():
             print(f"{path.stat().st_size / 1e6:8.2f} MB  {path.name}")

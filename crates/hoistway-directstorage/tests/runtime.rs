@@ -318,6 +318,38 @@ fn a_fence_that_never_comes_is_an_error_and_what_it_tells_of_is_kept() {
     assert_eq!((turn.count("violations"), turn.count_graphics("violations")), (0, 0));
 }
 
+/// Also one that waited for entries of the queue, which the wait enqueues.
+#[test]
+fn a_queue_whose_fence_refuses_an_event_stays_broken() {
+    let Some(turn) = turn() else { return };
+    let bench = Bench::new(100_000);
+    let graphics = GraphicsDevice::open(hoistway_directstorage::adapters().unwrap()[2].luid, "it").unwrap();
+    // A request, its result and its signal each: one read more than the queue leaves entries to.
+    let reads = (usize::from(abi::QUEUE_CAPACITY.1) - 64) / 3 + 1;
+    let mut queue = Runtime::get().unwrap().queue_to(&graphics, reads, LONG).unwrap();
+    let buffer = Arc::new(graphics.buffer(Sharing::Heap, 4 * reads as u64).unwrap());
+    turn.set("stall_at=1");
+    for at in 0..reads {
+        let target = Target::Buffer { buffer: buffer.clone(), offset: 4 * at as u64 };
+        // SAFETY: nothing else uses this part of the buffer.
+        unsafe { queue.push((), Read { file: bench.file.clone(), offset: 0, target, len: 4 }) };
+    }
+    let mut ended = Vec::new();
+    queue.wait(&mut ended, Duration::from_millis(1)).unwrap();
+    assert_eq!((ended.len(), queue.in_flight()), (0, reads));
+    turn.set("d3d12_refuse_event=0x80004005");
+    turn.set("stall_at=0");
+    let failure = loop {
+        if let Err(failure) = queue.wait(&mut ended, LONG) {
+            break failure;
+        }
+    };
+    assert!(failure.to_string().contains("D3D12's SetEventOnCompletion failed"), "{failure}");
+    assert_eq!(queue.wait(&mut ended, LONG), Err(failure));
+    drop(queue);
+    assert_eq!((turn.count("violations"), turn.count_graphics("violations")), (0, 0));
+}
+
 /// What the fence of a removed device tells is no word of the runtime's that it has let go of file and memory.
 #[test]
 fn what_a_removed_device_leaves_with_a_silent_runtime_is_kept() {
