@@ -251,11 +251,11 @@ fuzz seconds="600" target="all": venv
 # Takes minutes for each file.
 # Plant faults in what a branch changes of the crates, one at a time, and list those that their tests do not notice.
 [group('long tests')]
-mutants base="main" *arguments: venv
+mutants base="main" *arguments: setup
     test -x target/tools/bin/cargo-mutants || cargo install --quiet --locked --root target/tools cargo-mutants
     git diff '{{ base }}'... -- 'crates/*.rs' > target/mutants.diff
-    PATH="$PWD/target/tools/bin:{{ bin }}:$PATH" cargo mutants --in-diff target/mutants.diff --output target \
-        --all-features --test-tool nextest "${@:2}"
+    PATH="$PWD/target/tools/bin:{{ bin }}:$PATH" CARGO_TARGET_DIR="$PWD/target/mutants" \
+        cargo mutants --in-diff target/mutants.diff --output target --all-features --test-tool nextest "${@:2}"
 
 # Try so many orders of threads in each model test of the executor and of the store of experts.
 [group('long tests')]
