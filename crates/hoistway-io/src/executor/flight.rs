@@ -86,6 +86,11 @@ impl<C: Customer> Ticket<C> {
         self.position.group
     }
 
+    /// Returns the operation's position in its group.
+    pub(super) fn index(&self) -> u64 {
+        self.position.index
+    }
+
     /// Returns the priority that it began with.
     pub fn priority(&self) -> Priority {
         self.position.priority

@@ -12,6 +12,7 @@ use super::{
 use crate::lane::{Done, Lane};
 use std::{
     io,
+    ops::{Deref, DerefMut},
     panic::{self, AssertUnwindSafe},
     sync::Arc,
     task::Waker,
@@ -29,17 +30,24 @@ pub struct Carried<O> {
     pub content: O,
 }
 
-impl<O> Carried<O> {
-    /// Takes the operation out, for a lane that carries no numbers.
-    pub fn into_parts(self) -> (Carried<()>, O) {
-        (Carried { number: self.number, content: () }, self.content)
+/// For a lane that a thread drives by itself, with one operation at a time.
+impl<O> From<O> for Carried<O> {
+    fn from(content: O) -> Self {
+        Self { number: 0, content }
     }
 }
 
-impl Carried<()> {
-    /// Puts the operation back that was taken out.
-    pub fn with<O>(self, content: O) -> Carried<O> {
-        Carried { number: self.number, content }
+impl<O> Deref for Carried<O> {
+    type Target = O;
+
+    fn deref(&self) -> &O {
+        &self.content
+    }
+}
+
+impl<O> DerefMut for Carried<O> {
+    fn deref_mut(&mut self) -> &mut O {
+        &mut self.content
     }
 }
 
@@ -71,7 +79,12 @@ pub enum Served {
     /// The handler has given the lane up. Operations wait in the queues.
     GaveUp,
     /// The lane failed. Its operations are lost, and the scheduler is closed.
-    Failed(io::Error),
+    Failed {
+        /// The error of the lane.
+        error: io::Error,
+        /// The first of the lost operations, by its position in its group.
+        first_lost: Option<u64>,
+    },
 }
 
 /// A thread at work.
@@ -129,12 +142,15 @@ impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
         };
         let _ = panic::catch_unwind(AssertUnwindSafe(|| drop(lane)));
         // What the lane still had may be written to, and will not come back.
-        for InLane { ticket, .. } in tickets.into_iter().flatten() {
+        let lost = tickets.into_iter().flatten().map(|InLane { ticket, .. }| {
+            let index = ticket.index();
             ticket.lose(Reason::Lost(why.clone()).into());
-        }
+            index
+        });
+        let first_lost = lost.min();
         ended.unwrap_or_else(|error| {
             scheduler.close(Reason::Broken(why));
-            Served::Failed(error)
+            Served::Failed { error, first_lost }
         })
     }
 

@@ -5,7 +5,10 @@
 #![forbid(unsafe_code)]
 
 use super::{Done, Lane};
-use crate::sys::files::{BROKEN, REFUSED, again, interrupted};
+use crate::{
+    executor::Carried,
+    sys::files::{BROKEN, REFUSED, again, interrupted},
+};
 use std::{
     io,
     sync::{
@@ -90,6 +93,16 @@ pub trait Spoil {
 
     /// Overwrites what it has brought, but for the first `kept` bytes.
     fn spoil(&mut self, kept: usize, pattern: u8);
+}
+
+impl<O: Spoil> Spoil for Carried<O> {
+    fn offset(&self) -> u64 {
+        self.content.offset()
+    }
+
+    fn spoil(&mut self, kept: usize, pattern: u8) {
+        self.content.spoil(kept, pattern);
+    }
 }
 
 /// Another lane, with faults.

@@ -23,6 +23,7 @@ pub use ring::{
     vectored::{Attempt, Direction, MovesPieces, VectoredCall, VectoredRing},
 };
 
+use crate::executor::Carried;
 use std::{fs::File, io, task::Waker};
 
 /// An operation that the lane has completed.
@@ -64,6 +65,32 @@ pub trait Lane<T> {
     /// operations do.
     fn waker(&self) -> Option<Waker> {
         None
+    }
+}
+
+impl<T, L: Lane<T> + ?Sized> Lane<T> for Box<L> {
+    fn capacity(&self) -> usize {
+        (**self).capacity()
+    }
+
+    fn allowed(&self) -> usize {
+        (**self).allowed()
+    }
+
+    fn in_flight(&self) -> usize {
+        (**self).in_flight()
+    }
+
+    fn push(&mut self, op: T) {
+        (**self).push(op);
+    }
+
+    fn submit_and_wait(&mut self, done: &mut Vec<Done<T>>) -> io::Result<()> {
+        (**self).submit_and_wait(done)
+    }
+
+    fn waker(&self) -> Option<Waker> {
+        (**self).waker()
     }
 }
 
@@ -119,4 +146,12 @@ pub unsafe trait ReadsFile {
     /// # Errors
     /// Why it cannot be read: the file is not open for it, or the memory is too short.
     fn next_read(&mut self) -> io::Result<FileRead<'_>>;
+}
+
+// SAFETY: the operation is a part of it, and what that refers to does not move with it.
+#[allow(unsafe_code)]
+unsafe impl<O: ReadsFile> ReadsFile for Carried<O> {
+    fn next_read(&mut self) -> io::Result<FileRead<'_>> {
+        self.content.next_read()
+    }
 }

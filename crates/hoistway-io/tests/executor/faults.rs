@@ -139,7 +139,7 @@ fn a_lane_that_panics_is_one_that_fails() {
         submit(&scheduler, kit.group(1, FIRST, &[&[Act::Move]]));
         let service = Service { queues: &[FIRST], limit: InFlightLimit::fixed(1), patience: Patience::None };
         let served = scheduler.serve(Mine { op: None, is_in_push }, &mut Script, service);
-        assert!(matches!(served, Served::Failed(_)), "{served:?}");
+        assert!(matches!(served, Served::Failed { .. }), "{served:?}");
         let why: Arc<str> = "the lane panicked".into();
         assert_eq!(kit.end_of(0), Err(Failure::Reason(Reason::Lost(why.clone()))));
         assert_eq!(kit.end_of(1), Err(Failure::Reason(Reason::Broken(why))));

@@ -445,7 +445,7 @@ enum Way {
 fn serve(scheduler: &Arc<Scheduler<Mover>>, lane: impl Lane<Carried<Operation>>, mut worker: Worker) {
     let limit = InFlightLimit::fixed(lane.capacity());
     let service = Service { queues: &[WAITING, STAGED], limit, patience: Patience::UntilOver };
-    if let Served::Failed(error) = scheduler.serve(lane, &mut worker, service) {
+    if let Served::Failed { error, .. } = scheduler.serve(lane, &mut worker, service) {
         tracing::error!(%error, "a ring cannot be waited for: memory is leaked, and the store takes no more requests");
     }
 }

@@ -20,7 +20,7 @@ use hoistway_io::{
     executor::{Charge, Flight, Handler, Next},
     file::{Residency, is_transient},
 };
-use std::{collections::HashMap, io};
+use std::io;
 
 /// Reads by one route, on one thread.
 pub(super) struct Fetcher<'a> {
@@ -87,13 +87,13 @@ pub(super) struct Copier<'a> {
     number: usize,
     own: &'a LoadRoute,
     cache: CacheFacts,
-    /// How the routes after it make the reads in the lane, by their extents.
-    cold_access: HashMap<usize, Access>,
+    /// Reads in the lane.
+    in_flight: usize,
 }
 
 impl<'a> Copier<'a> {
     pub(super) fn new(job: &'a Job, number: usize, cache: CacheFacts) -> Self {
-        Self { job, number, own: &job.routes[number], cache, cold_access: HashMap::new() }
+        Self { job, number, own: &job.routes[number], cache, in_flight: 0 }
     }
 
     /// Sends a read that the cache cannot serve to the route after it.
@@ -123,15 +123,15 @@ impl Handler<Reads> for Copier<'_> {
         if self.cache.holds(&*op.source, job.extent(op).read) == Residency::Cold {
             return self.hand_over(flight);
         }
-        match take_slot(job, op, self.own, self.cold_access.is_empty()) {
+        match take_slot(job, op, self.own, self.in_flight == 0) {
             Ok(true) => {}
             Ok(false) => return Next::PutBack(flight),
             Err(error) => return job.fail_read(flight, error),
         }
-        let cold_access = std::mem::replace(&mut op.access, Access::Buffered);
+        op.cold_access = std::mem::replace(&mut op.access, Access::Buffered);
         match aim(job, op, self.own) {
             Ok(()) => {
-                self.cold_access.insert(op.extent, cold_access);
+                self.in_flight += 1;
                 Next::Carry(flight)
             }
             Err(error) => job.fail_read(flight, error),
@@ -139,8 +139,8 @@ impl Handler<Reads> for Copier<'_> {
     }
 
     fn settle(&mut self, mut flight: Flight<Reads>, result: io::Result<usize>) -> Next<Reads> {
+        self.in_flight -= 1;
         let (mut job, op) = (self.job, &mut flight.content);
-        let cold_access = self.cold_access.remove(&op.extent).unwrap_or(Access::Direct);
         op.access = self.cache.access;
         if job.is_stopped() {
             return job.drop_read(flight);
@@ -177,18 +177,8 @@ impl Handler<Reads> for Copier<'_> {
             job.account(op, name, count, 0);
         }
         op.buffer.give_slot_back();
-        op.access = cold_access;
+        op.access = op.cold_access;
         self.hand_over(flight)
-    }
-}
-
-impl Buffer {
-    /// Frees the slot of a read that goes by way of one.
-    fn give_slot_back(&mut self) {
-        match self {
-            Self::InPlace(_) => {}
-            Self::Staged { slot, .. } | Self::SharedStaging { slot, .. } => *slot = None,
-        }
     }
 }
 

@@ -222,9 +222,11 @@ impl Job {
         source.check_unchanged(extent.read, |offset| self.name_in(extent, offset))
     }
 
-    /// The error of a read whose end is not known.
-    pub(super) fn lost_read(&self, extent: usize, source: io::Error) -> Error {
-        let extent = &self.plan.extents()[extent];
+    /// The error of a lane that cannot find out what becomes of its reads, of which this extent's is the first.
+    pub(super) fn lost_reads(&self, first: Option<u64>, source: io::Error) -> Error {
+        // Reads are submitted in the order of their extents.
+        let extent = first.and_then(|first| self.plan.extents().get(usize::try_from(first).ok()?));
+        let Some(extent) = extent else { return Error::System { operation: "waiting for reads", source } };
         Error::Io {
             operation: "read",
             path: self.catalog.file(extent.file).source.as_path().to_owned(),

@@ -9,17 +9,16 @@ use crate::{
     Error,
     parallel::thread_named,
     report::Refusal,
-    route::{Done, ReadLane, ReadOp},
+    route::{ReadLane, ReadOp},
 };
 use hoistway_io::{
     executor::{
-        Carried, Customer, Flight, Handler, InFlightLimit, Limits, Next, QueueId, QueueOptions, Reason,
-        Scheduler, Served, Service,
+        Customer, Flight, Handler, InFlightLimit, Limits, Next, QueueId, QueueOptions, Reason, Scheduler,
+        Served, Service,
     },
-    lane::{self, Lane, NoLane},
+    lane::NoLane,
 };
 use std::{
-    collections::HashMap,
     convert::Infallible,
     io,
     sync::{Arc, Weak},
@@ -95,7 +94,7 @@ pub(super) fn serve(job: &Job, route: usize) {
     let refused = match own.member.lane(most) {
         Err(why) => Some(why),
         Ok(lane) => {
-            let lane = LoadLane { lane: with_faults(job, lane), numbers: HashMap::new() };
+            let lane = with_faults(job, lane);
             let limit = match facts.connects {
                 true => InFlightLimit::by_connections(first, most),
                 false => InFlightLimit::by_throughput(first, most),
@@ -109,7 +108,7 @@ pub(super) fn serve(job: &Job, route: usize) {
             match served {
                 Served::Over => None,
                 Served::GaveUp => fetcher.into_refused(),
-                Served::Failed(source) => return job.fail(of_lost_lane(job, source)),
+                Served::Failed { error, first_lost } => return job.fail(job.lost_reads(first_lost, error)),
             }
         }
     };
@@ -132,14 +131,6 @@ pub(super) fn serve(job: &Job, route: usize) {
     });
 }
 
-/// The error of a lane that cannot find out what becomes of its reads.
-fn of_lost_lane(job: &Job, error: io::Error) -> Error {
-    match error.downcast::<LostRead>() {
-        Ok(LostRead { extent, source }) => job.lost_read(extent, source),
-        Err(source) => Error::System { operation: "waiting for reads", source },
-    }
-}
-
 /// Touches memory ahead of the reads, leaving out the first `ahead` extents.
 pub(super) fn touch(job: &Job, ahead: usize) {
     while job.touch_ahead(ahead) {}
@@ -156,58 +147,6 @@ impl Handler<Reads> for FirstRead {
     fn settle(&mut self, flight: Flight<Reads>, _: io::Result<usize>) -> Next<Reads> {
         Next::GiveUp(flight)
     }
-}
-
-/// A route's lane, as the executor uses it.
-struct LoadLane {
-    lane: Box<ReadLane>,
-    /// What the executor knows reads by that are in the lane, by their extents.
-    numbers: HashMap<usize, Carried<()>>,
-}
-
-impl Lane<Carried<ReadOp>> for LoadLane {
-    fn capacity(&self) -> usize {
-        self.lane.capacity()
-    }
-
-    fn allowed(&self) -> usize {
-        self.lane.allowed()
-    }
-
-    fn in_flight(&self) -> usize {
-        self.lane.in_flight()
-    }
-
-    fn push(&mut self, op: Carried<ReadOp>) {
-        let (number, op) = op.into_parts();
-        self.numbers.insert(op.extent, number);
-        self.lane.push(op);
-    }
-
-    fn submit_and_wait(&mut self, done: &mut Vec<lane::Done<Carried<ReadOp>>>) -> io::Result<()> {
-        let mut ended = Vec::new();
-        if let Err(source) = self.lane.submit_and_wait(&mut ended) {
-            // The first of those whose end is not known.
-            return Err(match self.numbers.keys().min() {
-                Some(&extent) => io::Error::new(source.kind(), LostRead { extent, source }),
-                None => source,
-            });
-        }
-        for Done { op, result } in ended {
-            if let Some(number) = self.numbers.remove(&op.extent) {
-                done.push(lane::Done { op: number.with(op), result });
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Why a lane failed that had a read of this extent.
-#[derive(Debug, thiserror::Error)]
-#[error("{source}")]
-struct LostRead {
-    extent: usize,
-    source: io::Error,
 }
 
 fn with_faults(job: &Job, lane: Box<ReadLane>) -> Box<ReadLane> {

@@ -9,7 +9,6 @@ use crate::{
     memory::{Slot, SlotKind, Slots},
     parallel::lock,
     plan::Transfer,
-    report::Carrier,
     route::{
         Access, Route, Unavailable,
         member::{Landing, Member},
@@ -38,7 +37,7 @@ pub(super) struct DeviceLine {
 }
 
 /// Copies that were queued, each with the piece that it ends.
-type Sent = Handoff<(InUse<Slot>, Delivery)>;
+type Sent = Handoff<(InUse<Slot>, Taken)>;
 
 /// A route to a device past the host.
 #[derive(Debug)]
@@ -91,20 +90,6 @@ impl DirectRoute {
     /// Whether it may be used.
     pub(super) fn is_open(&self) -> bool {
         self.given_up.get().is_none()
-    }
-}
-
-/// A piece on its way to the device, and who read it.
-#[derive(Debug)]
-struct Delivery {
-    taken: Taken,
-    carriers: Vec<Carrier>,
-}
-
-impl Delivery {
-    fn end(self, result: Result<()>) {
-        let staged_bytes = self.taken.piece.wanted.len();
-        self.taken.end_carried(self.carriers, staged_bytes, result);
     }
 }
 
@@ -207,21 +192,14 @@ impl DeviceLine {
         slots.ok_or_else(|| Error::Internal("there are no slots on the device".into()))
     }
 
-    /// Copies the bytes of a piece, which `carriers` have read, from the slot as `transfers` say, to one arena at `address`;
-    /// then it ends. The transfers lie in the slot and in the memory of the piece.
-    pub(super) fn send(
-        &self,
-        slot: Slot,
-        transfers: &[Transfer],
-        address: u64,
-        taken: Taken,
-        carriers: Vec<Carrier>,
-    ) {
-        let delivery = Delivery { taken, carriers };
-        let fences = &delivery.taken.piece.of().fences;
+    /// Copies the bytes of a piece from the slot as `transfers` say, to one arena at `address`; then it ends. The transfers lie in
+    /// the slot and in the memory of the piece.
+    pub(super) fn send(&self, slot: Slot, transfers: &[Transfer], address: u64, taken: Taken) {
+        let staged_bytes = taken.piece.wanted.len();
+        let fences = &taken.piece.of().fences;
         if let Err(error) = fences.iter().try_for_each(|fence| fence.order(&self.queue)) {
             drop(slot);
-            return delivery.end(Err(error.into()));
+            return taken.end(staged_bytes, Err(error.into()));
         }
         // Few enough at a time that no kernel is needed for them.
         let queued = transfers.chunks(CopyStream::MAX_COPIES).try_for_each(|transfers| {
@@ -230,8 +208,8 @@ impl DeviceLine {
             unsafe { self.queue.transfer(slot.source(), transfers, &[address], None) }.map(drop)
         });
         match self.queue.keep(slot, queued) {
-            Ok(copying) => self.sent.send((copying, delivery)),
-            Err(error) => delivery.end(Err(error.into())),
+            Ok(copying) => self.sent.send((copying, taken)),
+            Err(error) => taken.end(staged_bytes, Err(error.into())),
         }
     }
 
@@ -239,10 +217,11 @@ impl DeviceLine {
     pub(super) fn service(&self) -> impl FnOnce() + Send + 'static {
         let sent = self.sent.clone();
         move || {
-            while let Some((copying, delivery)) = sent.next() {
+            while let Some((copying, taken)) = sent.next() {
                 let result = copying.wait().result().map_err(Error::from);
                 drop(copying);
-                delivery.end(result);
+                let staged_bytes = taken.piece.wanted.len();
+                taken.end(staged_bytes, result);
             }
         }
     }

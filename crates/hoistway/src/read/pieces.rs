@@ -10,18 +10,28 @@ use super::{
 use crate::{
     Alignment, ByteRange, Error, Result,
     memory::{self, Fill, MemoryRequest, WriteRegion},
+    report::{Carrier, Onward, Tally},
+    route::{Access, Buffer, DirectIo, ReadOp, Route, attempt::Read, member::Member},
 };
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, MutexGuard},
+    time::Instant,
+};
 
-/// One read's worth of a request.
+/// One read's worth of a request. It goes with its read, also into a lane.
 #[derive(Debug)]
 pub(super) struct Piece {
     batch: Arc<BatchState>,
     read: usize,
     /// The bytes of the file that it delivers.
     pub(super) wanted: ByteRange,
+    /// The bytes that are read: those, or the blocks they lie in.
+    pub(super) range: ByteRange,
     /// Where they go. `None` while they are read.
     pub(super) place: Option<Destination>,
+    /// The route past the host that reads it, if one does.
+    pub(super) direct: Option<Arc<dyn Member>>,
+    carriers: Vec<Carrier>,
 }
 
 /// Where the bytes of a piece go.
@@ -51,8 +61,24 @@ pub(super) struct Cut {
 }
 
 impl Piece {
-    pub(super) fn new(batch: &Arc<BatchState>, read: usize, wanted: ByteRange, place: Destination) -> Self {
-        Self { batch: batch.clone(), read, wanted, place: Some(place) }
+    /// The operation of a piece, which has no memory yet.
+    pub(super) fn operation(
+        batch: &Arc<BatchState>,
+        read: usize,
+        wanted: ByteRange,
+        place: Destination,
+    ) -> ReadOp {
+        let (source, cancel) = (batch.read(read).file.0.clone(), batch.cancel.clone());
+        let (batch, place) = (batch.clone(), Some(place));
+        let piece = Self { batch, read, wanted, range: wanted, place, direct: None, carriers: Vec::new() };
+        let mut op = ReadOp::new(0, source, Access::Direct, Buffer::NONE, cancel);
+        op.piece = Some(Box::new(piece));
+        op
+    }
+
+    /// The piece of an operation that a lane has.
+    pub(super) fn in_lane(op: &ReadOp) -> Option<&Self> {
+        op.piece.as_ref()?.downcast_ref()
     }
 
     pub(super) fn batch(&self) -> &BatchState {
@@ -62,6 +88,54 @@ impl Piece {
     /// What it is a piece of.
     pub(super) fn of(&self) -> &ReadState {
         self.batch.read(self.read)
+    }
+
+    /// Adds what was read of it so far to what the batch has done: `staged_bytes` of it by way of a slot. What was not delivered
+    /// was read for nothing.
+    pub(super) fn account_for(&mut self, staged_bytes: u64, was_delivered: bool) {
+        let carriers = std::mem::take(&mut self.carriers);
+        if !carriers.is_empty() || staged_bytes > 0 {
+            self.batch.account(carriers, staged_bytes, was_delivered);
+        }
+    }
+}
+
+impl Read for Piece {
+    fn chosen(&self) -> (Route, DirectIo) {
+        self.batch.chosen
+    }
+
+    fn range(&self, _: &ReadOp) -> ByteRange {
+        self.range
+    }
+
+    fn name_at(&self, _: &ReadOp, _: u64) -> Option<String> {
+        self.of().name()
+    }
+
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.batch.tally()
+    }
+
+    fn account(&mut self, op: &ReadOp, route: Route, count: usize, before: u64) {
+        let start = self.range.start();
+        let window = ByteRange::new(start + before, start + op.progress.filled).unwrap_or_default();
+        let delivered = window.intersection(self.wanted).unwrap_or_default();
+        let counted = &self.of().counted;
+        let delivered = counted.as_ref().map_or(delivered.len(), |counted| counted.in_window(delivered));
+        let onward = match (&self.place, &op.buffer) {
+            (Some(Destination::Device { .. }), Buffer::Staged { slot: Some(slot), .. })
+                if slot.device_address().is_none() =>
+            {
+                Onward::ToDevice
+            }
+            _ => Onward::Stay,
+        };
+        Carrier::new(route, op.access, onward).of_read(count, delivered).add_to(&mut self.carriers);
+    }
+
+    fn check_unchanged(&self, op: &ReadOp) -> Result<()> {
+        op.source.check_unchanged(self.wanted, |_| self.of().name())
     }
 }
 

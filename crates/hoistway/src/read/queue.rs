@@ -1,13 +1,16 @@
 //! Reads as the scheduler sees them: a group each, of pieces that wait for a lane.
 #![forbid(unsafe_code)]
 
-use super::{batch::BatchState, pieces::Piece, worker::InLane};
-use crate::{Error, Result, report::Carrier};
+use super::{batch::BatchState, pieces::Piece};
+use crate::{
+    ByteRange, Error, Result,
+    route::{Done, ReadLane, ReadOp},
+};
 use hoistway_io::executor::{
     Bound, Charge, Customer, Flight, Limits, Next, Operation, Priority, QueueId, QueueOptions, Scheduler,
     Submission, Ticket,
 };
-use std::{convert::Infallible, sync::Arc, time::Instant};
+use std::{convert::Infallible, io, sync::Arc, time::Instant};
 
 /// The queue of all pieces.
 pub(super) const PIECES: QueueId = QueueId(0);
@@ -22,21 +25,16 @@ pub(super) struct ReadOf {
     pub(super) read: usize,
 }
 
-/// A piece, and the read that it is in, once one was aimed at it.
-pub(super) struct Work {
-    piece: Piece,
-    pub(super) in_lane: Option<InLane>,
-}
-
 /// A piece that was taken out, until its read has ended.
 #[derive(Debug)]
 pub(super) struct Taken {
-    pub(super) piece: Piece,
+    pub(super) piece: Box<Piece>,
+    pub(super) op: ReadOp,
     ticket: Ticket<Reads>,
 }
 
 impl Customer for Reads {
-    type Operation = Work;
+    type Operation = ReadOp;
     type Group = ReadOf;
     type Event = Infallible;
     type Error = Error;
@@ -55,37 +53,62 @@ impl Reads {
 
     pub(super) fn submission(
         of: ReadOf,
-        pieces: Vec<Piece>,
+        pieces: impl Iterator<Item = (ByteRange, ReadOp)>,
         priority: Priority,
         begin_by: Option<Instant>,
     ) -> Submission<Self> {
         let tag = of.batch.number;
-        let operations = pieces.into_iter().map(|piece| Operation {
+        let operations = pieces.map(|(wanted, content)| Operation {
             queue: PIECES,
-            charge: Charge::of_bytes(piece.wanted.len()),
+            charge: Charge::of_bytes(wanted.len()),
             order: 0,
-            content: Work { piece, in_lane: None },
+            content,
         });
         Submission { tag, priority, deadline: begin_by, ..Submission::new(of, operations.collect()) }
     }
 }
 
 impl Taken {
-    /// The piece of an operation, which waits or comes back from a lane.
-    pub(super) fn of(flight: Flight<Reads>) -> (Self, Option<InLane>) {
-        let (Work { piece, in_lane }, ticket) = flight.into_parts();
-        (Self { piece, ticket }, in_lane)
+    /// The piece of an operation, which waits or comes back from a lane. One that is none has failed.
+    pub(super) fn of(flight: Flight<Reads>) -> Option<Self> {
+        let (mut op, ticket) = flight.into_parts();
+        match op.piece.take().map(|piece| piece.downcast()) {
+            Some(Ok(piece)) => Some(Self { piece, op, ticket }),
+            _ => {
+                drop(op);
+                ticket.end(Err(Error::Internal("a read of a reader is of no piece".into())));
+                None
+            }
+        }
     }
 
     /// The operation again, for the scheduler.
-    pub(super) fn into_flight(self, in_lane: Option<InLane>) -> Flight<Reads> {
-        let Self { piece, ticket } = self;
-        Flight::new(Work { piece, in_lane }, ticket)
+    pub(super) fn into_flight(self) -> Flight<Reads> {
+        let Self { piece, mut op, ticket } = self;
+        op.piece = Some(piece);
+        Flight::new(op, ticket)
     }
 
-    /// Its memory is not used any more.
-    pub(super) fn end(self, result: Result<()>) {
-        let Self { piece, ticket } = self;
+    /// Has a lane that nothing else is in make the read now. `None` if the lane has lost it.
+    pub(super) fn read_now(self, lane: &mut ReadLane) -> Option<(Self, io::Result<usize>)> {
+        let Self { piece, op, ticket } = self;
+        let mut done = Vec::with_capacity(1);
+        lane.push(op.into());
+        match lane.submit_and_wait(&mut done).ok().and_then(|()| done.pop()) {
+            Some(Done { op, result }) => Some((Self { piece, op: op.content, ticket }, result)),
+            None => {
+                drop(piece);
+                ticket.end(Err(Error::Internal("a lane has lost a read that it made at once".into())));
+                None
+            }
+        }
+    }
+
+    /// Its memory is not used any more: `staged_bytes` of it passed a slot.
+    pub(super) fn end(self, staged_bytes: u64, result: Result<()>) {
+        let Self { mut piece, op, ticket } = self;
+        drop(op);
+        piece.account_for(staged_bytes, result.is_ok());
         if result.is_ok() {
             piece.batch().deliver(piece.wanted.len());
         }
@@ -93,15 +116,9 @@ impl Taken {
         ticket.end(result);
     }
 
-    /// It fails before anything was read.
+    /// It fails.
     pub(super) fn fail(self, error: Error) -> Next<Reads> {
-        self.end(Err(error));
+        self.end(0, Err(error));
         Next::Ended
-    }
-
-    /// The same as [`Taken::end`], and notes who read it: `staged_bytes` of it by way of a slot.
-    pub(super) fn end_carried(self, carriers: Vec<Carrier>, staged_bytes: u64, result: Result<()>) {
-        self.piece.batch().account(carriers, staged_bytes, result.is_ok());
-        self.end(result);
     }
 }

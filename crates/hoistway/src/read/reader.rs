@@ -217,9 +217,17 @@ impl Reader {
                 state.end_empty(read);
                 continue;
             }
-            let pieces = pieces.into_iter().map(|(wanted, place)| Piece::new(&state, read, wanted, place));
+            let operation = |(wanted, place)| {
+                #[cfg_attr(not(feature = "objects"), expect(unused_mut, reason = "no ledger is set"))]
+                let mut op = Piece::operation(&state, read, wanted, place);
+                #[cfg(feature = "objects")]
+                {
+                    op.ledger = Some(shared.ledger.clone());
+                }
+                (wanted, op)
+            };
             let of = ReadOf { batch: state.clone(), read };
-            let submission = Reads::submission(of, pieces.collect(), priority, begin_by);
+            let submission = Reads::submission(of, pieces.into_iter().map(operation), priority, begin_by);
             match shared.scheduler.submit(submission) {
                 Ok(group) => _ = state.read(read).group.set(group),
                 Err(refused) => {

@@ -4,7 +4,7 @@
 use super::{
     batch::ReadState,
     pieces::{Destination, Piece},
-    queue::{PIECES, Reads, Taken, Work},
+    queue::{PIECES, Reads, Taken},
     reader::ReaderShared,
     request::SinkError,
 };
@@ -12,25 +12,24 @@ use crate::{
     Alignment, ByteRange, Error, Result,
     memory::{Slot, WriteRegion},
     plan::{self, Runs, Transfer},
-    report::{Carrier, Onward, Refusal, Tally},
+    report::Refusal,
     route::{
-        Access, Buffer, DirectIo, Done, ReadLane, ReadOp, Route, Unavailable,
+        Access, Buffer, CarriedRead, Done, Lane, ReadLane, Unavailable,
         attempt::{self, Read},
         member::{Grain, Landing, Member},
     },
     source::Source,
 };
 use hoistway_io::{
-    executor::{self, Carried, Flight, InFlightLimit, Next, Patience, Service},
+    executor::{self, Flight, InFlightLimit, Next, Patience, Service},
     file::Residency,
-    lane,
 };
 use std::{
     borrow::Cow,
     io,
     ops::ControlFlow,
     panic::{self, AssertUnwindSafe},
-    sync::{Arc, MutexGuard},
+    sync::Arc,
 };
 
 /// What one thread does with pieces.
@@ -47,10 +46,8 @@ struct Lanes<'a> {
     shared: &'a ReaderShared,
     // Dropped before what they read: a lane waits for the kernel.
     lanes: Vec<RouteLane>,
-    /// What they read, by the number that its reads carry.
-    reading: Vec<Option<Carried<Work>>>,
     /// What could not be given to a lane.
-    refused: Vec<lane::Done<Carried<Work>>>,
+    refused: Vec<Done>,
 }
 
 /// A lane of a route.
@@ -59,27 +56,7 @@ struct RouteLane {
     member: Arc<dyn Member>,
 }
 
-/// A piece that is being read.
-#[derive(Debug)]
-struct Reading {
-    taken: Taken,
-    /// The bytes that are wanted, or the blocks they lie in.
-    range: ByteRange,
-    carriers: Vec<Carrier>,
-    /// What reads it.
-    member: Arc<dyn Member>,
-}
-
-/// The same without the piece, while a lane has it.
-pub(super) struct InLane {
-    /// `None` while a lane of a route has it.
-    op: Option<ReadOp>,
-    range: ByteRange,
-    carriers: Vec<Carrier>,
-    member: Arc<dyn Member>,
-}
-
-impl lane::Lane<Carried<Work>> for Lanes<'_> {
+impl Lane<CarriedRead> for Lanes<'_> {
     fn capacity(&self) -> usize {
         self.lanes[0].lane.capacity()
     }
@@ -92,43 +69,24 @@ impl lane::Lane<Carried<Work>> for Lanes<'_> {
         self.lanes.iter().map(|own| own.lane.in_flight()).sum::<usize>() + self.refused.len()
     }
 
-    fn push(&mut self, mut work: Carried<Work>) {
-        let lane = match &work.content.in_lane {
-            Some(InLane { member, .. }) => self.lane_of(&member.clone()),
-            None => Err(Unavailable::new("nothing was aimed at a piece", "")),
-        };
-        let op = work.content.in_lane.as_mut().and_then(|own| own.op.take());
-        let (Ok(lane), Some(mut op)) = (lane, op) else {
-            let result = Err(io::Error::other("no lane takes the read"));
-            return self.refused.push(lane::Done { op: work, result });
-        };
-        let free = self.reading.iter().position(Option::is_none);
-        let number = free.unwrap_or_else(|| {
-            self.reading.push(None);
-            self.reading.len() - 1
-        });
-        op.extent = number;
-        self.reading[number] = Some(work);
-        self.lanes[lane].lane.push(op);
-    }
-
-    fn submit_and_wait(&mut self, done: &mut Vec<lane::Done<Carried<Work>>>) -> io::Result<()> {
-        done.append(&mut self.refused);
-        let mut ended = Vec::new();
-        for RouteLane { lane, .. } in self.lanes.iter_mut().filter(|own| own.lane.in_flight() > 0) {
-            lane.submit_and_wait(&mut ended)?;
-        }
-        for Done { op, result } in ended {
-            if let Some(mut work) = self.reading.get_mut(op.extent).and_then(Option::take) {
-                if let Some(in_lane) = &mut work.content.in_lane {
-                    in_lane.op = Some(op);
-                }
-                done.push(lane::Done { op: work, result });
+    fn push(&mut self, op: CarriedRead) {
+        let direct = Piece::in_lane(&op).and_then(|piece| piece.direct.clone());
+        match direct.map_or(Ok(0), |member| self.lane_of(&member)) {
+            Ok(lane) => self.lanes[lane].lane.push(op),
+            Err(why) => {
+                let result = Err(io::Error::other(format!("no lane takes the read: {why}")));
+                self.refused.push(Done { op, result });
             }
         }
-        Ok(())
+    }
+
+    fn submit_and_wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+        done.append(&mut self.refused);
+        let mut busy = self.lanes.iter_mut().filter(|own| own.lane.in_flight() > 0);
+        busy.try_for_each(|own| own.lane.submit_and_wait(done))
     }
 }
+
 impl Lanes<'_> {
     /// The lane of a member, which is made if it is not there.
     fn lane_of(&mut self, member: &Arc<dyn Member>) -> std::result::Result<usize, Unavailable> {
@@ -143,16 +101,11 @@ impl Lanes<'_> {
 
 impl executor::Handler<Reads> for Worker<'_> {
     fn begin(&mut self, flight: Flight<Reads>) -> Next<Reads> {
-        let (taken, _) = Taken::of(flight);
-        self.look(taken)
+        Taken::of(flight).map_or(Next::Ended, |taken| self.look(taken))
     }
 
     fn settle(&mut self, flight: Flight<Reads>, result: io::Result<usize>) -> Next<Reads> {
-        let (taken, in_lane) = Taken::of(flight);
-        let Some(InLane { op: Some(op), range, carriers, member }) = in_lane else {
-            return taken.fail(Error::Internal("a read was lost on its way to a lane".into()));
-        };
-        self.follow(Reading { taken, range, carriers, member }, op, result)
+        Taken::of(flight).map_or(Next::Ended, |taken| self.follow(taken, result))
     }
 }
 
@@ -165,7 +118,7 @@ impl<'a> Worker<'a> {
         });
         let limit = InFlightLimit::fixed(lane.capacity());
         let lanes = vec![RouteLane { lane: shared.with_faults(lane), member: member.clone() }];
-        let lanes = Lanes { shared, lanes, reading: Vec::new(), refused: Vec::new() };
+        let lanes = Lanes { shared, lanes, refused: Vec::new() };
         let service = Service { queues: &[PIECES], limit, patience: Patience::UntilOver };
         shared.scheduler.serve(lanes, &mut Self { shared, main: member, cached }, service);
     }
@@ -173,40 +126,40 @@ impl<'a> Worker<'a> {
     /// Starts with a piece: copies what is cached, if the route does that, or aims a read.
     fn look(&mut self, mut taken: Taken) -> Next<Reads> {
         let piece = &taken.piece;
-        let source = piece.of().file.0.clone();
         if piece.batch().cancel.is_cancelled() {
             return taken.fail(Error::Cancelled);
         }
         if let Some(error) = self.shared.loss(piece) {
             return taken.fail(error);
         }
-        let access = match self.access(piece, &*source) {
+        let access = match self.access(piece, &*taken.op.source) {
             Ok(access) => access,
             Err(error) => return taken.fail(error),
         };
-        if self.may_be_cached(piece, &source, access) {
-            taken = match self.copy_cached(taken, &source) {
+        if self.may_be_cached(piece, &taken.op.source, access) {
+            taken = match self.copy_cached(taken) {
                 ControlFlow::Continue(missed) => missed,
                 ControlFlow::Break(next) => return next,
             };
         }
         if let Some(cached) = self.cached.as_ref().filter(|own| self.is_named(&own.member)) {
-            let error = not_cached(&taken.piece, &*source, &cached.member);
+            let error = not_cached(&taken, &cached.member);
             return taken.fail(error);
         }
-        self.aim(taken, source, access)
+        self.aim(taken, access)
     }
 
     /// Aims a read at a piece, into its place or a slot.
-    fn aim(&mut self, mut taken: Taken, source: Arc<dyn Source>, access: Access) -> Next<Reads> {
-        let wanted = taken.piece.wanted;
-        let blocks = blocks_of(wanted, source.len());
-        let member = direct_member(&taken.piece, blocks).unwrap_or_else(|| self.main.clone());
-        let facts = member.facts();
-        let access = if facts.grain.is_any() { Access::Direct } else { access };
-        let (is_shared, is_direct) = (facts.landing == Landing::Shared, access == Access::Direct);
+    fn aim(&mut self, mut taken: Taken, access: Access) -> Next<Reads> {
+        let (piece, op) = (&mut taken.piece, &mut taken.op);
+        let wanted = piece.wanted;
+        let blocks = blocks_of(wanted, op.source.len());
+        piece.direct = direct_member(piece, blocks);
+        let facts = piece.direct.as_ref().unwrap_or(&self.main).facts();
+        op.access = if facts.grain.is_any() { Access::Direct } else { access };
+        let (is_shared, is_direct) = (facts.landing == Landing::Shared, op.access == Access::Direct);
         let may_borrow = !is_shared && facts.landing != Landing::Kept;
-        let (buffer, range) = match taken.piece.place.take() {
+        (op.buffer, piece.range) = match piece.place.take() {
             Some(Destination::Own(region)) if !is_shared => (Buffer::InPlace(region), blocks),
             Some(Destination::Borrowed(region))
                 if may_borrow && (!is_direct || is_whole_blocks(region.address() as u64, wanted)) =>
@@ -214,30 +167,19 @@ impl<'a> Worker<'a> {
                 (Buffer::InPlace(region), wanted)
             }
             place => {
-                let slot = match self.slot(place.as_ref(), &member, &*source) {
-                    Ok(slot) => slot,
-                    Err(error) => {
-                        drop(place);
-                        return taken.fail(error);
-                    }
+                piece.place = place;
+                let slot = match self.slot(piece, &*op.source) {
+                    Ok(Some(slot)) => slot,
+                    Ok(None) => return Next::PutBack(taken.into_flight()),
+                    Err(error) => return taken.fail(error),
                 };
-                let Some(slot) = slot else {
-                    taken.piece.place = place;
-                    return Next::PutBack(taken.into_flight(None));
-                };
-                let is_own = matches!(place, Some(Destination::Own(_)));
-                let pieces = put_aside(&mut taken.piece, place);
+                let is_own = matches!(piece.place, Some(Destination::Own(_)));
                 let range = if is_own || is_direct && !is_shared { blocks } else { wanted };
-                (Buffer::Staged { slot: Some(slot), pieces }, range)
+                (Buffer::Staged { slot: Some(slot), pieces: put_aside(piece) }, range)
             }
         };
-        let mut op = ReadOp::new(0, source, access, buffer, taken.piece.batch().cancel.clone());
-        #[cfg(feature = "objects")]
-        {
-            op.ledger = Some(self.shared.ledger.clone());
-        }
-        op.aim(range);
-        Reading { taken, range, carriers: Vec::new(), member }.carry(op)
+        op.aim(piece.range);
+        Next::Carry(taken.into_flight())
     }
 
     /// Whether a piece is read past the page cache.
@@ -251,15 +193,10 @@ impl<'a> Worker<'a> {
         member.route() == self.shared.options.route
     }
 
-    /// A slot for a member to read a piece into, whose place this is. `None` if none is free.
-    fn slot(
-        &self,
-        place: Option<&Destination>,
-        member: &Arc<dyn Member>,
-        source: &dyn Source,
-    ) -> Result<Option<Slot>> {
-        match place {
-            Some(Destination::Device { line, .. }) => line.slot(!Arc::ptr_eq(member, &self.main)),
+    /// A slot to read a piece into. `None` if none is free.
+    fn slot(&self, piece: &Piece, source: &dyn Source) -> Result<Option<Slot>> {
+        match &piece.place {
+            Some(Destination::Device { line, .. }) => line.slot(piece.direct.is_some()),
             _ => self.host_slot(source),
         }
     }
@@ -293,155 +230,91 @@ impl<'a> Worker<'a> {
     }
 
     /// Copies a piece from the page cache. If that does not hold all of it, the piece comes back.
-    fn copy_cached(&mut self, mut taken: Taken, source: &Arc<dyn Source>) -> ControlFlow<Next<Reads>, Taken> {
-        let wanted = taken.piece.wanted;
-        let (is_own, buffer, range) = match taken.piece.place.take() {
+    fn copy_cached(&mut self, mut taken: Taken) -> ControlFlow<Next<Reads>, Taken> {
+        let (piece, op) = (&mut taken.piece, &mut taken.op);
+        let (is_own, buffer) = match piece.place.take() {
             // Memory of the reader's has room for all blocks.
-            Some(Destination::Own(region)) => {
-                (true, Buffer::InPlace(region), blocks_of(wanted, source.len()))
-            }
-            Some(Destination::Borrowed(region)) => (false, Buffer::InPlace(region), wanted),
+            Some(Destination::Own(region)) => (true, Buffer::InPlace(region)),
+            Some(Destination::Borrowed(region)) => (false, Buffer::InPlace(region)),
             place => {
-                let slot = self.slot(place.as_ref(), &self.main, &**source);
-                taken.piece.place = place;
-                match slot {
-                    Ok(Some(slot)) => {
-                        (false, Buffer::Staged { slot: Some(slot), pieces: Vec::new() }, wanted)
-                    }
-                    Ok(None) => return ControlFlow::Break(Next::PutBack(taken.into_flight(None))),
+                (piece.place, piece.direct) = (place, None);
+                match self.slot(piece, &*op.source) {
+                    Ok(Some(slot)) => (false, Buffer::Staged { slot: Some(slot), pieces: Vec::new() }),
+                    Ok(None) => return ControlFlow::Break(Next::PutBack(taken.into_flight())),
                     Err(error) => return ControlFlow::Break(taken.fail(error)),
                 }
             }
         };
-        let mut op =
-            ReadOp::new(0, source.clone(), Access::Buffered, buffer, taken.piece.batch().cancel.clone());
-        op.aim(range);
-        let mut reading = Reading { taken, range, carriers: Vec::new(), member: self.main.clone() };
-        let copied = self.cached.as_mut().and_then(|RouteLane { lane, member }| {
-            let mut done = Vec::with_capacity(1);
-            lane.push(op);
-            lane.submit_and_wait(&mut done).ok()?;
-            done.pop().map(|done| (done, member.route()))
-        });
-        let Some((Done { mut op, result }, route)) = copied else {
-            reading.end(Err(Error::Internal("a copy from the page cache was lost".into())));
+        let Some(RouteLane { lane, member }) = &mut self.cached else {
+            let error = Error::Internal("the reader does not copy from the page cache".into());
+            return ControlFlow::Break(taken.fail(error));
+        };
+        piece.range = if is_own { blocks_of(piece.wanted, op.source.len()) } else { piece.wanted };
+        (op.buffer, op.access) = (buffer, Access::Buffered);
+        op.aim(piece.range);
+        let Some((mut taken, result)) = taken.read_now(&mut **lane) else {
             return ControlFlow::Break(Next::Ended);
         };
+        let Taken { piece, op, .. } = &mut taken;
         // If it failed, the route that reads from the device will see what is wrong, if anything is.
         let count = result.unwrap_or(0);
         if count > 0 {
             op.progress.filled = count as u64;
-            reading.account(&op, route, count, 0);
+            piece.account(op, member.route(), count, 0);
         }
-        if op.progress.filled == range.len() {
-            complete(self.shared, reading, op);
+        if op.progress.filled == piece.range.len() {
+            complete(self.shared, taken);
             return ControlFlow::Break(Next::Ended);
         }
-        let Reading { mut taken, carriers, .. } = reading;
         // It starts over, so these bytes were read for nothing.
-        taken.piece.batch().account(carriers, 0, false);
-        if let Buffer::InPlace(region) = op.buffer {
-            taken.piece.place =
-                Some(if is_own { Destination::Own(region) } else { Destination::Borrowed(region) });
+        piece.account_for(0, false);
+        if let Buffer::InPlace(region) = std::mem::replace(&mut op.buffer, Buffer::NONE) {
+            piece.place = Some(if is_own { Destination::Own(region) } else { Destination::Borrowed(region) });
         }
+        op.begin_again();
         ControlFlow::Continue(taken)
     }
 
     /// What came of a read.
-    fn follow(&mut self, mut reading: Reading, mut op: ReadOp, result: io::Result<usize>) -> Next<Reads> {
+    fn follow(&mut self, mut taken: Taken, result: io::Result<usize>) -> Next<Reads> {
         if result.is_ok()
-            && let Some(error) = self.shared.loss(&reading.taken.piece)
+            && let Some(error) = self.shared.loss(&taken.piece)
         {
             // What came cannot be asked about any more.
-            drop(op);
-            reading.end(Err(error));
-            return Next::Ended;
+            return taken.fail(error);
         }
-        let member = reading.member.clone();
-        if let Some(why) = member.gives_up(&op, &result) {
-            return hand_over(reading, op, why);
+        let Taken { piece, op, .. } = &mut taken;
+        let direct = piece.direct.clone();
+        let member = direct.as_ref().unwrap_or(&self.main);
+        if let Some(why) = member.gives_up(op, &result) {
+            return hand_over(taken, &**member, why);
         }
-        match attempt::settle(&mut reading, &*member, &mut op, result) {
-            Ok(true) => complete(self.shared, reading, op),
+        match attempt::settle(&mut **piece, &**member, op, result) {
+            Ok(true) => complete(self.shared, taken),
             Ok(false) => {
-                op.aim(reading.range);
-                return reading.carry(op);
+                op.aim(piece.range);
+                return Next::Carry(taken.into_flight());
             }
-            Err(error) => {
-                drop(op);
-                fail(self.shared, reading, error);
-            }
+            Err(error) => fail(self.shared, taken, error),
         }
         Next::Ended
     }
 }
 
-impl Reading {
-    /// The lane of its member makes an attempt.
-    fn carry(self, op: ReadOp) -> Next<Reads> {
-        let Self { taken, range, carriers, member } = self;
-        Next::Carry(taken.into_flight(Some(InLane { op: Some(op), range, carriers, member })))
-    }
-
-    /// Its memory is not used any more.
-    fn end(self, result: Result<()>) {
-        self.taken.end_carried(self.carriers, 0, result);
-    }
-}
-
-impl Read for Reading {
-    fn chosen(&self) -> (Route, DirectIo) {
-        self.taken.piece.batch().chosen
-    }
-
-    fn range(&self, _: &ReadOp) -> ByteRange {
-        self.range
-    }
-
-    fn name_at(&self, _: &ReadOp, _: u64) -> Option<String> {
-        self.taken.piece.of().name()
-    }
-
-    fn tally(&self) -> MutexGuard<'_, Tally> {
-        self.taken.piece.batch().tally()
-    }
-
-    fn account(&mut self, op: &ReadOp, route: Route, count: usize, before: u64) {
-        let start = self.range.start();
-        let window = ByteRange::new(start + before, start + op.progress.filled).unwrap_or_default();
-        let delivered = window.intersection(self.taken.piece.wanted).unwrap_or_default();
-        let counted = &self.taken.piece.of().counted;
-        let delivered = counted.as_ref().map_or(delivered.len(), |counted| counted.in_window(delivered));
-        let onward = match (&self.taken.piece.place, &op.buffer) {
-            (Some(Destination::Device { .. }), Buffer::Staged { slot: Some(slot), .. })
-                if slot.device_address().is_none() =>
-            {
-                Onward::ToDevice
-            }
-            _ => Onward::Stay,
-        };
-        Carrier::new(route, op.access, onward).of_read(count, delivered).add_to(&mut self.carriers);
-    }
-
-    fn check_unchanged(&self, _: &ReadOp) -> Result<()> {
-        check_unchanged(&self.taken.piece)
-    }
-}
-
 /// A route past the host gives up: the piece waits again, for a lane that reads it otherwise.
-fn hand_over(reading: Reading, op: ReadOp, why: Unavailable) -> Next<Reads> {
-    // Its slot goes back before another is taken.
-    drop(op);
-    let Reading { taken, carriers, member, .. } = reading;
-    let batch = taken.piece.batch();
-    batch.tally().refuse(Refusal::new(member.route().name(), None, why.clone()));
-    batch.account(carriers, 0, false);
-    if let Some(Destination::Device { line, .. }) = &taken.piece.place
+fn hand_over(mut taken: Taken, member: &dyn Member, why: Unavailable) -> Next<Reads> {
+    let Taken { piece, op, .. } = &mut taken;
+    piece.batch().tally().refuse(Refusal::new(member.route().name(), None, why.clone()));
+    piece.account_for(0, false);
+    if let Some(Destination::Device { line, .. }) = &piece.place
         && let Some(direct) = line.direct()
     {
         direct.give_up(why);
     }
-    let flight = taken.into_flight(None);
+    // Its slot goes back before another is taken.
+    op.buffer = Buffer::NONE;
+    op.begin_again();
+    let flight = taken.into_flight();
     let charge = flight.ticket().charge();
     Next::HandOver(flight, PIECES, charge)
 }
@@ -456,38 +329,32 @@ fn direct_member(piece: &Piece, blocks: ByteRange) -> Option<Arc<dyn Member>> {
 }
 
 /// All bytes of a piece were read: they go where they belong.
-fn complete(shared: &ReaderShared, mut reading: Reading, op: ReadOp) {
-    let piece = &mut reading.taken.piece;
+fn complete(shared: &ReaderShared, mut taken: Taken) {
+    let Taken { piece, op, .. } = &mut taken;
     let changed = match piece.place {
         // It would have used the bytes by the end of the read.
-        Some(Destination::Sink(_)) => check_unchanged(piece),
-        _ => piece.of().check_first(|| check_unchanged(piece)),
+        Some(Destination::Sink(_)) => piece.check_unchanged(op),
+        _ => piece.of().check_first(|| piece.check_unchanged(op)),
     };
     if let Err(error) = changed {
-        drop(op);
-        fail(shared, reading, error);
-        return;
+        return fail(shared, taken, error);
     }
     let wanted = piece.wanted;
-    let skip = wanted.start() - reading.range.start();
-    let (mut slot, region) = match op.buffer {
+    let skip = wanted.start() - piece.range.start();
+    let (mut slot, region) = match std::mem::replace(&mut op.buffer, Buffer::NONE) {
         Buffer::InPlace(region) => {
             let result = piece.of().complete(region);
-            reading.end(result);
-            return;
+            return taken.end(0, result);
         }
         Buffer::Staged { slot: None, .. } | Buffer::SharedStaging { .. } => {
-            reading.end(Err(Error::Internal("a read has no slot".into())));
-            return;
+            return taken.end(0, Err(Error::Internal("a read has no slot".into())));
         }
         Buffer::Staged { slot: Some(slot), mut pieces } => (slot, pieces.pop()),
     };
-    let staged_bytes = wanted.len();
     let result = match (region, piece.place.take()) {
         (Some(mut region), _) => {
             // Memory of the reader's own holds whole blocks, all of which were read.
-            let (skip, len) =
-                if piece.of().is_owned { (0, reading.range.len()) } else { (skip, wanted.len()) };
+            let (skip, len) = if piece.of().is_owned { (0, piece.range.len()) } else { (skip, wanted.len()) };
             let target = region.as_mut_slice().get_mut(..len as usize);
             let target = target.ok_or_else(|| Error::Internal("a region is too short for its bytes".into()));
             target
@@ -497,8 +364,7 @@ fn complete(shared: &ReaderShared, mut reading: Reading, op: ReadOp) {
         (None, Some(Destination::Device { line, address, .. })) => {
             match transfers(&mut slot, skip, wanted, piece.of().packed.as_ref()) {
                 Ok(transfers) if !transfers.is_empty() => {
-                    line.send(slot, &transfers, address, reading.taken, reading.carriers);
-                    return;
+                    return line.send(slot, &transfers, address, taken);
                 }
                 packed => packed.map(drop),
             }
@@ -516,7 +382,7 @@ fn complete(shared: &ReaderShared, mut reading: Reading, op: ReadOp) {
         (None, _) => Err(Error::Internal("a piece has no place".into())),
     };
     drop(slot);
-    reading.taken.end_carried(reading.carriers, staged_bytes, result);
+    taken.end(wanted.len(), result);
 }
 
 /// How the bytes of `wanted`, which are those of a slot after the first `skip`, get from there to a device: all of them, or
@@ -575,8 +441,8 @@ fn part(slot: &mut Slot, skip: u64, len: u64) -> Result<Cow<'_, [u8]>> {
 }
 
 /// What a read by way of a slot fills in the end, if that is a region; else the place stays the piece's.
-fn put_aside(piece: &mut Piece, place: Option<Destination>) -> Vec<WriteRegion> {
-    match place {
+fn put_aside(piece: &mut Piece) -> Vec<WriteRegion> {
+    match piece.place.take() {
         Some(Destination::Own(region) | Destination::Borrowed(region)) => vec![region],
         place => {
             piece.place = place;
@@ -598,28 +464,24 @@ fn is_whole_blocks(address: u64, wanted: ByteRange) -> bool {
 }
 
 /// A piece ends with an error, and with it all others, if that says that its route brings nothing any more.
-fn fail(shared: &ReaderShared, reading: Reading, error: Error) {
+fn fail(shared: &ReaderShared, taken: Taken, error: Error) {
     if let Error::Io { source, .. } = &error
         && shared.is_lost_by(source)
     {
         shared.lose(&source.to_string());
     }
-    reading.end(Err(error));
-}
-
-fn check_unchanged(piece: &Piece) -> Result<()> {
-    let read = piece.of();
-    read.file.0.check_unchanged(piece.wanted, |_| read.name())
+    taken.end(0, Err(error));
 }
 
 /// The error of a route that copies from the page cache where that does not hold a piece.
-fn not_cached(piece: &Piece, source: &dyn Source, member: &Arc<dyn Member>) -> Error {
-    if let Err(changed) = check_unchanged(piece) {
+fn not_cached(taken: &Taken, member: &Arc<dyn Member>) -> Error {
+    let Taken { piece, op, .. } = taken;
+    if let Err(changed) = piece.check_unchanged(op) {
         return changed;
     }
     let reason = format!("the page cache does not hold all of bytes {}", piece.wanted);
     let why = Unavailable::new(reason, "run 'hoistway warm' first, or choose route auto");
-    Error::RouteUnavailable { route: member.route(), path: Some(source.path().to_owned()), why }
+    Error::RouteUnavailable { route: member.route(), path: Some(op.source.path().to_owned()), why }
 }
 
 fn sink_error(read: &ReadState, range: ByteRange, source: SinkError) -> Error {

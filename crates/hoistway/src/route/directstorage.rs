@@ -1,7 +1,7 @@
 //! `directstorage`: files as DirectStorage opens them, and a lane of its reads into host memory or buffers of D3D12.
 #![allow(unsafe_code)]
 
-use super::{Buffer, Done, Lane, ReadOp, Unavailable, graphics::Graphics};
+use super::{Buffer, CarriedRead, Done, Lane, ReadOp, Unavailable, graphics::Graphics};
 use crate::{Error, parallel::lock, source::Source, sys};
 use hoistway_device::{ExternalSemaphore, ExternalSignal};
 use hoistway_directstorage::{Ended, Queue, Read, Runtime, SharedBuffer, StorageFile, Target};
@@ -55,12 +55,12 @@ fn open(source: &dyn Source) -> Result<StorageFile, Unavailable> {
 /// Reads by DirectStorage: many in flight from one thread.
 #[derive(Debug)]
 pub(super) struct DirectStorageLane {
-    queue: Queue<ReadOp>,
+    queue: Queue<CarriedRead>,
     /// The queue's fence, as the CUDA device has imported it, if reads go to buffers of D3D12.
     semaphore: Option<Arc<ExternalSemaphore>>,
     /// Reads that ended before DirectStorage had them.
     rejected: Vec<Done>,
-    ended: Vec<Ended<ReadOp>>,
+    ended: Vec<Ended<CarriedRead>>,
 }
 
 impl DirectStorageLane {
@@ -78,7 +78,7 @@ impl DirectStorageLane {
     /// # Errors
     /// Why there is none.
     pub(super) fn to_device(depth: usize, graphics: &Graphics) -> Result<Self, Unavailable> {
-        let queue: Queue<ReadOp> = Runtime::get()?.queue_to(graphics.device(), depth, PATIENCE)?;
+        let queue: Queue<CarriedRead> = Runtime::get()?.queue_to(graphics.device(), depth, PATIENCE)?;
         let semaphore = match queue.fence() {
             Some(fence) => graphics.semaphore(fence),
             None => Err(Error::Internal("a queue to a device has no fence".into())),
@@ -104,7 +104,7 @@ impl DirectStorageLane {
     }
 }
 
-impl Lane<ReadOp> for DirectStorageLane {
+impl Lane<CarriedRead> for DirectStorageLane {
     fn capacity(&self) -> usize {
         self.queue.depth()
     }
@@ -113,7 +113,7 @@ impl Lane<ReadOp> for DirectStorageLane {
         self.queue.in_flight() + self.rejected.len()
     }
 
-    fn push(&mut self, mut op: ReadOp) {
+    fn push(&mut self, mut op: CarriedRead) {
         let offset = op.progress.offset;
         let target = opened(&*op.source).map_err(|why| io::Error::other(why.to_string())).and_then(|file| {
             let (target, len) = self.target(&mut op)?;

@@ -2,7 +2,7 @@
 //! a proof that reads take that path, they are `gds-compat`.
 #![forbid(unsafe_code)]
 
-use super::{BlockingRead, Buffer, ReadOp, Unavailable};
+use super::{BlockingRead, Buffer, CarriedRead, Unavailable};
 use crate::{device::Device, parallel::lock, source::Source};
 use hoistway_device::RegisteredFile;
 pub(crate) use hoistway_io::direct_path::{counters_stopped, reads_through_host};
@@ -52,8 +52,8 @@ pub(crate) fn prove(device: &Arc<Device>, source: &dyn Source) -> Result<String,
 #[derive(Debug)]
 pub(crate) struct DirectRead;
 
-impl BlockingRead<ReadOp> for DirectRead {
-    fn read(&self, op: &mut ReadOp) -> io::Result<usize> {
+impl BlockingRead<CarriedRead> for DirectRead {
+    fn read(&self, op: &mut CarriedRead) -> io::Result<usize> {
         let file = registered(&*op.source).map_err(|why| io::Error::other(why.to_string()))?;
         let no_room = || io::Error::other("a read does not fit its slot");
         let Buffer::Staged { slot: Some(slot), .. } = &op.buffer else { return Err(no_room()) };

@@ -68,11 +68,12 @@ use crate::{
     source::Source,
 };
 use hoistway_io::{
+    executor::Carried,
     file::Held,
     lane::{FileRead, Pread, ReadsFile},
 };
 use serde::{Deserialize, Serialize};
-use std::{fmt, fs::File, io, str::FromStr, sync::Arc};
+use std::{any::Any, fmt, fs::File, io, str::FromStr, sync::Arc};
 
 /// A way for bytes to get from storage to memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -260,10 +261,12 @@ pub enum DirectIo {
 /// A read on its way: it owns the memory that it fills, so nothing else can touch that meanwhile.
 #[derive(Debug)]
 pub(crate) struct ReadOp {
-    /// Position of the extent in the plan.
+    /// Position of the extent in the plan of a load.
     pub(crate) extent: usize,
     pub(crate) source: Arc<dyn Source>,
     pub(crate) access: Access,
+    /// How the bytes are read that a cache does not hold, while it is asked for them.
+    pub(crate) cold_access: Access,
     pub(crate) buffer: Buffer,
     pub(crate) progress: Progress,
     /// The file, if it is open for its reads alone.
@@ -276,6 +279,8 @@ pub(crate) struct ReadOp {
     /// What its load may take for the node's cache; without one, any number of bytes.
     #[cfg(feature = "objects")]
     pub(crate) ledger: Option<Arc<crate::memory::Ledger>>,
+    /// What a reader knows of it. A load needs nothing but the extent.
+    pub(crate) piece: Option<Box<dyn Any + Send>>,
 }
 
 /// The memory of a [`ReadOp`].
@@ -302,6 +307,7 @@ impl ReadOp {
             extent,
             source,
             access,
+            cold_access: access,
             buffer,
             progress: Progress::default(),
             opened: None,
@@ -310,6 +316,7 @@ impl ReadOp {
             claims: None,
             #[cfg(feature = "objects")]
             ledger: None,
+            piece: None,
         }
     }
 
@@ -331,6 +338,17 @@ impl ReadOp {
 }
 
 impl Buffer {
+    /// No memory: that of a piece which waits is the reader's.
+    pub(crate) const NONE: Self = Self::Staged { slot: None, pieces: Vec::new() };
+
+    /// Frees the slot of a read that goes by way of one.
+    pub(crate) fn give_slot_back(&mut self) {
+        match self {
+            Self::InPlace(_) => {}
+            Self::Staged { slot, .. } | Self::SharedStaging { slot, .. } => *slot = None,
+        }
+    }
+
     /// The part that an attempt fills.
     pub(crate) fn target(&mut self, progress: Progress) -> io::Result<&mut [u8]> {
         let bytes = match self {
@@ -367,11 +385,12 @@ unsafe impl ReadsFile for ReadOp {
 #[derive(Debug)]
 pub(crate) struct SourceRead;
 
-impl BlockingRead<ReadOp> for SourceRead {
-    fn read(&self, op: &mut ReadOp) -> io::Result<usize> {
+impl BlockingRead<CarriedRead> for SourceRead {
+    fn read(&self, op: &mut CarriedRead) -> io::Result<usize> {
         match op.access {
             Access::Direct => Pread.read(op),
             Access::Buffered => {
+                let op = &mut op.content;
                 let source = op.source.clone();
                 #[cfg(feature = "objects")]
                 if let Some(object) = ObjectSource::of(&source) {
@@ -404,9 +423,12 @@ impl fault::Spoil for ReadOp {
     }
 }
 
+/// A read as lanes have it.
+pub(crate) type CarriedRead = Carried<ReadOp>;
+
 /// A queue of reads with one owner. They are of 64 KiB and more, so that a call through a table of functions is not worth an
 /// enum.
-pub(crate) type ReadLane = dyn Lane<ReadOp>;
+pub(crate) type ReadLane = dyn Lane<CarriedRead>;
 
 /// A read that ended: how many bytes came, or why none did.
-pub(crate) type Done = hoistway_io::lane::Done<ReadOp>;
+pub(crate) type Done = hoistway_io::lane::Done<CarriedRead>;

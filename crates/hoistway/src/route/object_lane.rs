@@ -1,7 +1,7 @@
 //! Reads of objects, from their store or the node's cache: as many at a time as the lane has, each on a thread of its own.
 #![forbid(unsafe_code)]
 
-use super::{Done, Lane, ReadOp};
+use super::{CarriedRead, Done, Lane, ReadOp};
 use crate::{parallel::thread_named, source::objects::ObjectSource};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use std::{
@@ -26,8 +26,8 @@ pub(super) struct ObjectLane {
     in_flight: usize,
     threads: Vec<JoinHandle<()>>,
     /// The queue of its threads; `None` once they are to end.
-    reads: Option<Sender<ReadOp>>,
-    waiting: Receiver<ReadOp>,
+    reads: Option<Sender<CarriedRead>>,
+    waiting: Receiver<CarriedRead>,
     ends: Sender<Done>,
     ended: Receiver<Done>,
 }
@@ -81,7 +81,7 @@ fn carry_out(read: ReadObject, op: &mut ReadOp) -> io::Result<usize> {
     read(object, op)
 }
 
-impl Lane<ReadOp> for ObjectLane {
+impl Lane<CarriedRead> for ObjectLane {
     fn capacity(&self) -> usize {
         self.capacity
     }
@@ -90,7 +90,7 @@ impl Lane<ReadOp> for ObjectLane {
         self.in_flight
     }
 
-    fn push(&mut self, op: ReadOp) {
+    fn push(&mut self, op: CarriedRead) {
         self.in_flight += 1;
         if self.threads.len() < self.in_flight {
             // Without one more thread the others make the read, or the owner of the lane.
@@ -151,7 +151,8 @@ mod tests {
             std::sync::Arc::new(crate::source::Bytes::new(Vec::new()));
         let op = || {
             let buffer = Buffer::Staged { slot: None, pieces: Vec::new() };
-            ReadOp::new(0, source.clone(), Access::Buffered, buffer, crate::Cancel::default())
+            let cancel = crate::Cancel::default();
+            CarriedRead::from(ReadOp::new(0, source.clone(), Access::Buffered, buffer, cancel))
         };
         let mut lane = ObjectLane::new("hoistway-test", 2, |_, _| Ok(0));
         let mut done = vec![Done { op: op(), result: Ok(0) }, Done { op: op(), result: Ok(0) }];

@@ -1,7 +1,7 @@
 //! `usrbio`: reads from a 3FS into memory shared with its daemon, many in flight from one thread.
 #![forbid(unsafe_code)]
 
-use super::{Buffer, Done, Lane, ReadOp, SharedSlots, Unavailable};
+use super::{Buffer, CarriedRead, Done, Lane, ReadOp, SharedSlots, Unavailable};
 use crate::{
     memory::Slot,
     parallel::{self, lock},
@@ -76,7 +76,7 @@ pub(crate) struct UsrbioLane {
     files: Arc<Files>,
     /// The reads that the ring has, by the token of their transfer. Their slots' memory is lent to the transfers: should
     /// one never end, its memory is never used again.
-    reads: Vec<Option<(ReadOp, Instant)>>,
+    reads: Vec<Option<(CarriedRead, Instant)>>,
     /// Memory that is read into again soon is still in the processor's cache: a ring that has much does not use all of it.
     limit: InFlightLimit,
     free: Vec<usize>,
@@ -156,7 +156,7 @@ impl UsrbioLane {
     }
 }
 
-impl Lane<ReadOp> for UsrbioLane {
+impl Lane<CarriedRead> for UsrbioLane {
     fn capacity(&self) -> usize {
         self.reads.len()
     }
@@ -169,7 +169,7 @@ impl Lane<ReadOp> for UsrbioLane {
         self.reads.len() - self.free.len() + self.ended.len()
     }
 
-    fn push(&mut self, mut op: ReadOp) {
+    fn push(&mut self, mut op: CarriedRead) {
         let Some(token) = self.free.pop() else {
             let result = Err(io::Error::other("more reads were pushed than the ring holds"));
             self.ended.push_back(Done { op, result });

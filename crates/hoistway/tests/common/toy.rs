@@ -5,7 +5,7 @@
 use crate::{
     ByteRange, Cancel, Result,
     route::{
-        Access, Done, Lane, ReadLane, ReadOp, Route, Unavailable,
+        Access, CarriedRead, Done, Lane, ReadLane, ReadOp, Route, Unavailable,
         member::{Demand, Facts, Member, Share, Wanted},
         registry::NotOpened,
     },
@@ -105,7 +105,7 @@ impl Member for Toy {
 struct ToyLane {
     depth: usize,
     reads: usize,
-    waiting: Vec<ReadOp>,
+    waiting: Vec<CarriedRead>,
 }
 
 impl ToyLane {
@@ -119,7 +119,7 @@ impl ToyLane {
     }
 }
 
-impl Lane<ReadOp> for ToyLane {
+impl Lane<CarriedRead> for ToyLane {
     fn capacity(&self) -> usize {
         self.depth
     }
@@ -128,7 +128,7 @@ impl Lane<ReadOp> for ToyLane {
         self.waiting.len()
     }
 
-    fn push(&mut self, op: ReadOp) {
+    fn push(&mut self, op: CarriedRead) {
         self.waiting.push(op);
     }
 

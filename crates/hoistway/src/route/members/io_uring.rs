@@ -4,7 +4,7 @@
 use super::queued::{self, INLINE_DEPTH, Kind};
 use crate::{
     route::{
-        ReadOp, Route, Unavailable, UringLane,
+        CarriedRead, Route, Unavailable, UringLane,
         member::{Member, Wanted},
         registry::NotOpened,
     },
@@ -34,5 +34,5 @@ pub(in crate::route) fn open(
 /// # Errors
 /// Why not.
 pub(crate) fn probe_ring() -> Result<(), Unavailable> {
-    UringLane::<ReadOp>::new(INLINE_DEPTH).map(drop)
+    UringLane::<CarriedRead>::new(INLINE_DEPTH).map(drop)
 }

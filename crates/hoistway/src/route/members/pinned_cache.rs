@@ -11,7 +11,7 @@ use crate::{
     memory::{self, MemoryLimit, PinnedView, SlotKind, Slots},
     parallel::{lock, thread_named},
     route::{
-        Access, Buffer, DirectIo, Done, Lane, ReadLane, ReadOp, Route, Unavailable,
+        Access, Buffer, CarriedRead, DirectIo, Done, Lane, ReadLane, ReadOp, Route, Unavailable,
         member::{ALONE, CacheFacts, Demand, Facts, Landing, Member, Share, Stage, Wanted},
         registry::NotOpened,
     },
@@ -338,10 +338,10 @@ fn show(op: &mut ReadOp, view: &Arc<PinnedView>) -> io::Result<usize> {
 }
 
 /// How many of the first reads, which are in order, are of neighbouring bytes of one file, and no more than a window holds.
-fn first_window(ops: &[ReadOp]) -> usize {
+fn first_window(ops: &[CarriedRead]) -> usize {
     let Some(first) = ops.first() else { return 0 };
     let start = range_of(first).start();
-    let goes_on = |pair: &[ReadOp]| {
+    let goes_on = |pair: &[CarriedRead]| {
         Arc::ptr_eq(&pair[0].source, &pair[1].source)
             && range_of(&pair[0]).end() == range_of(&pair[1]).start()
             && range_of(&pair[1]).end() - start <= LONGEST_BYTES
@@ -353,10 +353,10 @@ fn first_window(ops: &[ReadOp]) -> usize {
 struct PinLane {
     windows: Arc<Windows>,
     depth: usize,
-    waiting: Vec<ReadOp>,
+    waiting: Vec<CarriedRead>,
 }
 
-impl Lane<ReadOp> for PinLane {
+impl Lane<CarriedRead> for PinLane {
     fn capacity(&self) -> usize {
         self.depth
     }
@@ -365,7 +365,7 @@ impl Lane<ReadOp> for PinLane {
         self.waiting.len()
     }
 
-    fn push(&mut self, op: ReadOp) {
+    fn push(&mut self, op: CarriedRead) {
         self.waiting.push(op);
     }
 
