@@ -127,6 +127,33 @@ impl Carrier {
     }
 }
 
+/// What the attempts of one read have brought, by who brought it. It goes with the read, and is added to the [`Tally`] once, at the
+/// end.
+#[derive(Debug, Default)]
+pub(crate) struct Account(Vec<Carrier>);
+
+impl Account {
+    /// Adds an attempt.
+    pub(crate) fn add(&mut self, carrier: Carrier) {
+        carrier.add_to(&mut self.0);
+    }
+
+    /// What was read so far was read for nothing.
+    pub(crate) fn take_back(&mut self) {
+        self.0.iter_mut().for_each(|carrier| carrier.tensor_bytes = 0);
+    }
+
+    /// Whether nothing was read.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Bytes of tensors that were read.
+    pub(crate) fn tensor_bytes(&self) -> u64 {
+        self.0.iter().map(|carrier| carrier.tensor_bytes).sum()
+    }
+}
+
 /// What the reads of a load or a batch have done so far.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
@@ -137,6 +164,12 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
+    /// Adds what a read has done, `staged_bytes` of it by way of a slot.
+    pub(crate) fn add(&mut self, Account(carriers): Account, staged_bytes: u64) {
+        self.staged_bytes += staged_bytes;
+        carriers.into_iter().for_each(|carrier| carrier.add_to(&mut self.carriers));
+    }
+
     /// Something better than what will be done is not possible.
     pub(crate) fn refuse(&mut self, refusal: Refusal) {
         tracing::debug!(what = refusal.what, why = %refusal.why, "refused");

@@ -13,6 +13,7 @@ use crate::{
     handoff::Handoff,
     memory::{DeviceArena, DeviceBlock, DeviceFill, Slot, SlotKind, Slots},
     plan::{Plan, Target, Transfer},
+    report::Account,
     source::Source,
 };
 use hoistway_io::executor::Ticket;
@@ -95,6 +96,7 @@ struct Queued {
     /// Whose own pages are copied, if they are not those of a slot.
     shown: Option<Arc<dyn Source>>,
     copying: InUse<Copied>,
+    account: Account,
     // After the slot, which is free when the read ends.
     ticket: Ticket<Reads>,
 }
@@ -256,14 +258,15 @@ impl Delivery {
         extent: usize,
         slot: Slot,
         source: Arc<dyn Source>,
+        account: Account,
         ticket: Ticket<Reads>,
     ) {
         let shown = slot.is_view().then_some(source);
         let copying = match self.copy(job, extent, slot) {
             Ok(copying) => copying,
-            Err(error) => return job.fail_with(ticket, error),
+            Err(error) => return job.fail_with(ticket, account, error),
         };
-        let queued = Queued { extent, shown, copying, ticket };
+        let queued = Queued { extent, shown, copying, account, ticket };
         if self.is_inline {
             return self.finish(job, queued);
         }
@@ -310,20 +313,20 @@ impl Delivery {
     }
 
     /// Waits for the copies of an extent, which ends its read.
-    fn finish(&self, job: &Job, Queued { extent, shown, copying, ticket }: Queued) {
+    fn finish(&self, job: &Job, Queued { extent, shown, copying, account, ticket }: Queued) {
         let waited = self.wait(&copying);
         drop(copying);
         // Pages of a file may have changed until they were copied, which its read does not know.
         let unchanged = || shown.as_ref().map_or(Ok(()), |source| job.check_source(extent, &**source));
         if let Err(error) = waited.and_then(|()| unchanged()) {
-            return job.fail_with(ticket, error);
+            return job.fail_with(ticket, account, error);
         }
         let extent = &job.plan.extents()[extent];
         let mut blocks: Vec<(usize, DeviceBlock)> = Vec::new();
         for piece in job.plan.pieces(extent, extent.read) {
             self.fills[piece.arena].complete(piece.place, |position, block| blocks.push((position, block)));
         }
-        job.deliver(extent, shown.is_none(), blocks);
+        job.deliver_copied(extent, shown.is_none(), account, blocks);
         ticket.end(Ok(()));
     }
 

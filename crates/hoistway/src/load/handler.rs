@@ -66,14 +66,14 @@ impl Handler<Reads> for Fetcher<'_> {
         let (job, own, op) = (self.job, self.own, &mut flight.content);
         if let Some(why) = own.member.gives_up(op, &result).filter(|_| job.heir(self.number).is_some()) {
             self.refused.get_or_insert(why);
-            job.take_back(op, own.member.route());
+            op.begin_again();
             op.buffer.give_slot_back();
             return Next::GiveUp(flight);
         }
         if job.is_stopped() {
             return job.drop_read(flight);
         }
-        match attempt::settle(&mut &*job, &*own.member, op, result) {
+        match attempt::settle(job, &*own.member, op, result) {
             Ok(true) => job.complete(flight),
             Ok(false) => self.carry(flight),
             Err(error) => job.fail_read(flight, error),
@@ -140,7 +140,7 @@ impl Handler<Reads> for Copier<'_> {
 
     fn settle(&mut self, mut flight: Flight<Reads>, result: io::Result<usize>) -> Next<Reads> {
         self.in_flight -= 1;
-        let (mut job, op) = (self.job, &mut flight.content);
+        let (job, op) = (self.job, &mut flight.content);
         op.access = self.cache.access;
         if job.is_stopped() {
             return job.drop_read(flight);
@@ -150,7 +150,7 @@ impl Handler<Reads> for Copier<'_> {
         let count = match result {
             Ok(count) => count,
             Err(error) if job.route == name && !is_transient(&error) => {
-                let error = attempt::failed(&job, &*self.own.member, op, error);
+                let error = attempt::failed(job, &*self.own.member, op, error);
                 return job.fail_read(flight, error);
             }
             // The route that reads it from the device will see what is wrong, if anything is.
@@ -165,7 +165,7 @@ impl Handler<Reads> for Copier<'_> {
         };
         if count as u64 == whole {
             op.progress.filled = whole;
-            job.account(op, name, count, 0);
+            attempt::account(job, op, name, count, 0);
             return job.complete(flight);
         }
         // The cache ends here: the rest is cold. Staged extents start over rather than hold a slot while they wait.
@@ -174,7 +174,7 @@ impl Handler<Reads> for Copier<'_> {
                 // Direct reads go on at a whole block.
                 op.progress.filled = Alignment::BLOCK.down(count as u64);
             }
-            job.account(op, name, count, 0);
+            attempt::account(job, op, name, count, 0);
         }
         op.buffer.give_slot_back();
         op.access = op.cold_access;
@@ -206,7 +206,7 @@ fn aim(job: &Job, op: &mut ReadOp, route: &LoadRoute) -> Result<()> {
         && let Some(why) = op.source.direct_refusal().cloned()
     {
         // Found out by an earlier read, perhaps of another load.
-        attempt::read_buffered(&job, op, why);
+        attempt::read_buffered(job, op, why);
     }
     op.aim(job.extent(op).read);
     Ok(())

@@ -15,7 +15,7 @@ use crate::{
     memory::{Block, DeviceBlock, Fill, Promise, Slots},
     parallel::lock,
     plan::{Extent, Plan, Target},
-    report::{Carrier, Onward, Refusal, Tally},
+    report::{Account, Onward, Refusal, Tally},
     route::{Buffer, DirectIo, ReadOp, Route, attempt::Read},
     source::Source,
     sys::usage::Usage,
@@ -236,46 +236,38 @@ impl Job {
         }
     }
 
-    /// What `route` has brought of `op` is of no use: its read begins again.
-    pub(super) fn take_back(&self, op: &mut ReadOp, route: Route) {
-        let extent = self.extent(op);
-        let window = ByteRange::at(extent.read.start(), op.progress.filled).unwrap_or_default();
-        let delivered = self.plan.delivered_bytes(extent, window);
-        self.tensor_bytes_done.fetch_sub(delivered, Ordering::Relaxed);
-        let mut tally = self.tally();
-        if let Some(own) = tally.carriers.iter_mut().find(|own| own.route == route && own.access == op.access)
-        {
-            own.tensor_bytes = own.tensor_bytes.saturating_sub(delivered);
-        }
-        op.begin_again();
-    }
-
     /// All bytes of a read are there: they become parts of tensors, and tensors that are whole are posted.
     pub(super) fn complete(&self, flight: Flight<Reads>) -> Next<Reads> {
-        if let Err(error) = (&self).check_unchanged(&flight.content) {
+        if let Err(error) = self.check_unchanged(&flight.content) {
             return self.fail_read(flight, error);
         }
-        let (op, ticket) = flight.into_parts();
+        let (mut op, ticket) = flight.into_parts();
+        let account = std::mem::take(&mut op.account);
         match (&self.sink, op) {
             (Sink::Host(fills), op) => match self.fill(fills, op) {
-                Ok(()) => ticket.end(Ok(())),
-                Err(error) => self.fail_with(ticket, error),
+                Ok((tensors, staged_bytes)) => {
+                    self.deliver(account, staged_bytes, tensors);
+                    ticket.end(Ok(()));
+                }
+                Err(error) => self.fail_with(ticket, account, error),
             },
             (
                 Sink::Device(delivery),
                 ReadOp { extent, source, buffer: Buffer::Staged { slot: Some(slot), .. }, .. },
-            ) => delivery.send(self, extent, slot, source, ticket),
+            ) => delivery.send(self, extent, slot, source, account, ticket),
             (Sink::Device(_), _) => {
-                self.fail_with(ticket, Error::Internal("an extent for a device has no slot".into()));
+                let error = Error::Internal("an extent for a device has no slot".into());
+                self.fail_with(ticket, account, error);
             }
         }
         Next::Ended
     }
 
-    /// Moves the bytes of a read to their places in host memory, as far as they are not there.
-    fn fill(&self, fills: &[Fill], op: ReadOp) -> Result<()> {
+    /// Moves the bytes of a read to their places in host memory, as far as they are not there. The tensors that became whole,
+    /// and how many bytes passed a slot.
+    fn fill(&self, fills: &[Fill], op: ReadOp) -> Result<(Vec<Tensor>, u64)> {
         let extent = &self.plan.extents()[op.extent];
-        let mut tensors = Vec::new();
+        let (mut tensors, mut staged_bytes) = (Vec::new(), 0);
         let mut ready = |position, block| {
             tensors.push(self.tensor(position, TensorMemory::Host(Arc::new(block))));
         };
@@ -296,15 +288,13 @@ impl Job {
                 };
                 slot.copy_to(0, place)?;
                 drop(slot);
-                let delivered = self.plan.delivered_bytes(extent, extent.read);
-                self.tally().staged_bytes += delivered;
+                staged_bytes = self.plan.delivered_bytes(extent, extent.read);
                 fills[arena].complete(region, &mut ready)?;
             }
             Buffer::Staged { slot, pieces: regions } => {
                 let Some(mut slot) = slot else {
                     return Err(Error::Internal("a staged extent has no slot".into()));
                 };
-                let mut staged = 0;
                 for (piece, mut region) in self.plan.pieces(extent, extent.read).zip(regions) {
                     self.promise.touch(piece.place.len(), || self.is_stopped(), || ())?;
                     let place = region.as_mut_slice();
@@ -315,23 +305,41 @@ impl Job {
                         slot.copy_to(from, &mut place[filled..filled + len])?;
                         filled += len;
                     }
-                    staged += filled as u64;
+                    staged_bytes += filled as u64;
                     fills[piece.arena].complete(region, &mut ready)?;
                 }
-                self.tally().staged_bytes += staged;
             }
         }
-        self.post(tensors);
-        Ok(())
+        Ok((tensors, staged_bytes))
     }
 
     /// The copies of a read to a device are done, which makes the tensors of `blocks` whole.
-    pub(super) fn deliver(&self, extent: &Extent, is_staged: bool, blocks: Vec<(usize, DeviceBlock)>) {
-        if is_staged {
-            self.tally().staged_bytes += self.plan.delivered_bytes(extent, extent.read);
-        }
+    pub(super) fn deliver_copied(
+        &self,
+        extent: &Extent,
+        is_staged: bool,
+        account: Account,
+        blocks: Vec<(usize, DeviceBlock)>,
+    ) {
+        let staged_bytes = if is_staged { self.plan.delivered_bytes(extent, extent.read) } else { 0 };
         let memory = |block| TensorMemory::Device(Arc::new(block));
-        self.post(blocks.into_iter().map(|(position, block)| self.tensor(position, memory(block))).collect());
+        let tensors = blocks.into_iter().map(|(position, block)| self.tensor(position, memory(block)));
+        self.deliver(account, staged_bytes, tensors.collect());
+    }
+
+    /// A read is over, all of whose bytes are in their places, which makes `tensors` whole.
+    fn deliver(&self, account: Account, staged_bytes: u64, tensors: Vec<Tensor>) {
+        self.tensor_bytes_done.fetch_add(account.tensor_bytes(), Ordering::Relaxed);
+        self.tally().add(account, staged_bytes);
+        self.post(tensors);
+    }
+
+    /// A read is over, and has delivered nothing.
+    fn note_undelivered(&self, mut account: Account) {
+        if !account.is_empty() {
+            account.take_back();
+            self.tally().add(account, 0);
+        }
     }
 
     fn tensor(&self, position: usize, memory: TensorMemory) -> Tensor {
@@ -385,13 +393,15 @@ impl Job {
     }
 
     /// The load is over because of a read, whose memory is free already.
-    pub(super) fn fail_with(&self, ticket: Ticket<Reads>, error: Error) {
+    pub(super) fn fail_with(&self, ticket: Ticket<Reads>, account: Account, error: Error) {
+        self.note_undelivered(account);
         self.fail(error);
         ticket.end(Err(Reason::Cancelled));
     }
 
     /// Ends a read of a load that is over.
-    pub(super) fn drop_read(&self, flight: Flight<Reads>) -> Next<Reads> {
+    pub(super) fn drop_read(&self, mut flight: Flight<Reads>) -> Next<Reads> {
+        self.note_undelivered(std::mem::take(&mut flight.content.account));
         flight.end(Err(Reason::Cancelled));
         Next::Ended
     }
@@ -565,7 +575,7 @@ impl Job {
     }
 }
 
-impl Read for &Job {
+impl Read for Job {
     fn chosen(&self) -> (Route, DirectIo) {
         (self.route, self.direct)
     }
@@ -582,23 +592,16 @@ impl Read for &Job {
         Job::tally(self)
     }
 
-    fn account(&mut self, op: &ReadOp, route: Route, count: usize, before: u64) {
-        let extent = self.extent(op);
-        let start = extent.read.start();
-        let window = ByteRange::new(start + before, start + op.progress.filled).unwrap_or_default();
-        let delivered = self.plan.delivered_bytes(extent, window);
-        self.tensor_bytes_done.fetch_add(delivered, Ordering::Relaxed);
-        let onward = match (&self.sink, &op.buffer) {
-            (Sink::Device(_), Buffer::Staged { slot: Some(slot), .. })
-                if slot.device_address().is_none() && !slot.is_view() =>
-            {
-                Onward::ToDevice
-            }
-            (Sink::Host(_), _) if self.route.is_unified() => Onward::Unified,
-            _ => Onward::Stay,
-        };
-        let carrier = Carrier::new(route, op.access, onward).of_read(count, delivered);
-        carrier.add_to(&mut self.tally().carriers);
+    fn delivered_bytes(&self, op: &ReadOp, range: ByteRange) -> u64 {
+        self.plan.delivered_bytes(self.extent(op), range)
+    }
+
+    fn onward(&self) -> Onward {
+        match &self.sink {
+            Sink::Device(_) => Onward::ToDevice,
+            Sink::Host(_) if self.route.is_unified() => Onward::Unified,
+            Sink::Host(_) => Onward::Stay,
+        }
     }
 }
 

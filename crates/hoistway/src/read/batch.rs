@@ -14,7 +14,7 @@ use crate::{
     memory::{Block, Fill, WriteRegion},
     parallel::lock,
     plan::Runs,
-    report::{Carrier, Refusal, Tally, few_files_note},
+    report::{Refusal, Tally, few_files_note},
     route::{DirectIo, NameCheck, Route},
 };
 use hoistway_io::{
@@ -522,18 +522,6 @@ impl BatchState {
         }
         drop(progress);
         self.changed.notify_all();
-    }
-
-    /// What `carriers` did for a piece. If it failed, they have read but not delivered.
-    pub(super) fn account(&self, carriers: Vec<Carrier>, staged_bytes: u64, was_delivered: bool) {
-        let mut tally = self.tally();
-        tally.staged_bytes += staged_bytes;
-        for mut carrier in carriers {
-            if !was_delivered {
-                carrier.tensor_bytes = 0;
-            }
-            carrier.add_to(&mut tally.carriers);
-        }
     }
 
     /// What its reads have done so far.

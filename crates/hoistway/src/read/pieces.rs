@@ -10,7 +10,7 @@ use super::{
 use crate::{
     Alignment, ByteRange, Error, Result,
     memory::{self, Fill, MemoryRequest, WriteRegion},
-    report::{Carrier, Onward, Tally},
+    report::{Onward, Tally},
     route::{Access, Buffer, DirectIo, ReadOp, Route, attempt::Read, member::Member},
 };
 use std::{
@@ -31,7 +31,6 @@ pub(super) struct Piece {
     pub(super) place: Option<Destination>,
     /// The route past the host that reads it, if one does.
     pub(super) direct: Option<Arc<dyn Member>>,
-    carriers: Vec<Carrier>,
 }
 
 /// Where the bytes of a piece go.
@@ -70,7 +69,7 @@ impl Piece {
     ) -> ReadOp {
         let (source, cancel) = (batch.read(read).file.0.clone(), batch.cancel.clone());
         let (batch, place) = (batch.clone(), Some(place));
-        let piece = Self { batch, read, wanted, range: wanted, place, direct: None, carriers: Vec::new() };
+        let piece = Self { batch, read, wanted, range: wanted, place, direct: None };
         let mut op = ReadOp::new(0, source, Access::Direct, Buffer::NONE, cancel);
         op.piece = Some(Box::new(piece));
         op
@@ -88,15 +87,6 @@ impl Piece {
     /// What it is a piece of.
     pub(super) fn of(&self) -> &ReadState {
         self.batch.read(self.read)
-    }
-
-    /// Adds what was read of it so far to what the batch has done: `staged_bytes` of it by way of a slot. What was not delivered
-    /// was read for nothing.
-    pub(super) fn account_for(&mut self, staged_bytes: u64, was_delivered: bool) {
-        let carriers = std::mem::take(&mut self.carriers);
-        if !carriers.is_empty() || staged_bytes > 0 {
-            self.batch.account(carriers, staged_bytes, was_delivered);
-        }
     }
 }
 
@@ -117,21 +107,17 @@ impl Read for Piece {
         self.batch.tally()
     }
 
-    fn account(&mut self, op: &ReadOp, route: Route, count: usize, before: u64) {
-        let start = self.range.start();
-        let window = ByteRange::new(start + before, start + op.progress.filled).unwrap_or_default();
-        let delivered = window.intersection(self.wanted).unwrap_or_default();
+    fn delivered_bytes(&self, _: &ReadOp, range: ByteRange) -> u64 {
+        let delivered = range.intersection(self.wanted).unwrap_or_default();
         let counted = &self.of().counted;
-        let delivered = counted.as_ref().map_or(delivered.len(), |counted| counted.in_window(delivered));
-        let onward = match (&self.place, &op.buffer) {
-            (Some(Destination::Device { .. }), Buffer::Staged { slot: Some(slot), .. })
-                if slot.device_address().is_none() =>
-            {
-                Onward::ToDevice
-            }
+        counted.as_ref().map_or(delivered.len(), |counted| counted.in_window(delivered))
+    }
+
+    fn onward(&self) -> Onward {
+        match self.place {
+            Some(Destination::Device { .. }) => Onward::ToDevice,
             _ => Onward::Stay,
-        };
-        Carrier::new(route, op.access, onward).of_read(count, delivered).add_to(&mut self.carriers);
+        }
     }
 
     fn check_unchanged(&self, op: &ReadOp) -> Result<()> {

@@ -106,11 +106,16 @@ impl Taken {
 
     /// Its memory is not used any more: `staged_bytes` of it passed a slot.
     pub(super) fn end(self, staged_bytes: u64, result: Result<()>) {
-        let Self { mut piece, op, ticket } = self;
+        let Self { piece, mut op, ticket } = self;
+        let mut account = std::mem::take(&mut op.account);
         drop(op);
-        piece.account_for(staged_bytes, result.is_ok());
-        if result.is_ok() {
-            piece.batch().deliver(piece.wanted.len());
+        match &result {
+            Ok(()) => piece.batch().deliver(piece.wanted.len()),
+            // It was read for nothing.
+            Err(_) => account.take_back(),
+        }
+        if !account.is_empty() || staged_bytes > 0 {
+            piece.batch().tally().add(account, staged_bytes);
         }
         drop(piece);
         ticket.end(result);

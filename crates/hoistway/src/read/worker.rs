@@ -260,17 +260,16 @@ impl<'a> Worker<'a> {
         let count = result.unwrap_or(0);
         if count > 0 {
             op.progress.filled = count as u64;
-            piece.account(op, member.route(), count, 0);
+            attempt::account(&**piece, op, member.route(), count, 0);
         }
         if op.progress.filled == piece.range.len() {
             complete(self.shared, taken);
             return ControlFlow::Break(Next::Ended);
         }
-        // It starts over, so these bytes were read for nothing.
-        piece.account_for(0, false);
         if let Buffer::InPlace(region) = std::mem::replace(&mut op.buffer, Buffer::NONE) {
             piece.place = Some(if is_own { Destination::Own(region) } else { Destination::Borrowed(region) });
         }
+        // It starts over, so these bytes were read for nothing.
         op.begin_again();
         ControlFlow::Continue(taken)
     }
@@ -289,7 +288,7 @@ impl<'a> Worker<'a> {
         if let Some(why) = member.gives_up(op, &result) {
             return hand_over(taken, &**member, why);
         }
-        match attempt::settle(&mut **piece, &**member, op, result) {
+        match attempt::settle(&**piece, &**member, op, result) {
             Ok(true) => complete(self.shared, taken),
             Ok(false) => {
                 op.aim(piece.range);
@@ -305,7 +304,6 @@ impl<'a> Worker<'a> {
 fn hand_over(mut taken: Taken, member: &dyn Member, why: Unavailable) -> Next<Reads> {
     let Taken { piece, op, .. } = &mut taken;
     piece.batch().tally().refuse(Refusal::new(member.route().name(), None, why.clone()));
-    piece.account_for(0, false);
     if let Some(Destination::Device { line, .. }) = &piece.place
         && let Some(direct) = line.direct()
     {

@@ -2,10 +2,13 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Access, DirectIo, Outcome, ReadOp, Route, Unavailable,
+    Access, Buffer, DirectIo, Outcome, ReadOp, Route, Unavailable,
     member::{Member, no_direct_reads, refused_direct_reads},
 };
-use crate::{ByteRange, Error, Result, report::Tally};
+use crate::{
+    ByteRange, Error, Result,
+    report::{Carrier, Onward, Tally},
+};
 use std::{io, sync::MutexGuard};
 
 /// A read as the load or the batch knows it that it is part of.
@@ -22,8 +25,11 @@ pub(crate) trait Read {
     /// What the load or the batch has done so far.
     fn tally(&self) -> MutexGuard<'_, Tally>;
 
-    /// It got further than byte `before`, by `count` bytes that `route` has read.
-    fn account(&mut self, op: &ReadOp, route: Route, count: usize, before: u64);
+    /// How many of the bytes in a range of the file it delivers.
+    fn delivered_bytes(&self, op: &ReadOp, range: ByteRange) -> u64;
+
+    /// What becomes of its bytes once they are in host memory.
+    fn onward(&self) -> Onward;
 
     /// Fails if its file is no longer the one whose header was read.
     fn check_unchanged(&self, op: &ReadOp) -> Result<()> {
@@ -37,7 +43,7 @@ pub(crate) trait Read {
 /// # Errors
 /// Why another attempt would not help.
 pub(crate) fn settle(
-    read: &mut impl Read,
+    read: &impl Read,
     member: &dyn Member,
     op: &mut ReadOp,
     result: io::Result<usize>,
@@ -46,7 +52,7 @@ pub(crate) fn settle(
     let takes_blocks = op.access == Access::Direct && !member.facts().grain.is_any();
     let outcome = op.progress.outcome(read.range(op).len(), result, takes_blocks);
     if op.progress.filled > before {
-        read.account(op, member.route(), count, before);
+        account(read, op, member.route(), count, before);
     }
     if outcome.is_short() {
         read.tally().retries.short += 1;
@@ -77,6 +83,23 @@ pub(crate) fn settle(
         Outcome::Failed(error) => return Err(failed(read, member, op, error)),
     }
     Ok(false)
+}
+
+/// Notes that a read got further than byte `before`, by `count` bytes that `route` has read.
+pub(crate) fn account(read: &impl Read, op: &mut ReadOp, route: Route, count: usize, before: u64) {
+    let start = read.range(op).start();
+    let window = ByteRange::new(start + before, start + op.progress.filled).unwrap_or_default();
+    let onward = match (read.onward(), &op.buffer) {
+        (Onward::ToDevice, Buffer::Staged { slot: Some(slot), .. })
+            if slot.device_address().is_none() && !slot.is_view() =>
+        {
+            Onward::ToDevice
+        }
+        (Onward::ToDevice, _) => Onward::Stay,
+        (onward, _) => onward,
+    };
+    let delivered = read.delivered_bytes(op, window);
+    op.account.add(Carrier::new(route, op.access, onward).of_read(count, delivered));
 }
 
 /// Has the rest read through the page cache.

@@ -64,7 +64,7 @@ use crate::source::objects::ObjectSource;
 use crate::{
     ByteRange, Cancel,
     memory::{Slot, WriteRegion},
-    report::Refusal,
+    report::{Account, Refusal},
     source::Source,
 };
 use hoistway_io::{
@@ -269,6 +269,8 @@ pub(crate) struct ReadOp {
     pub(crate) cold_access: Access,
     pub(crate) buffer: Buffer,
     pub(crate) progress: Progress,
+    /// Who has brought what of it so far.
+    pub(crate) account: Account,
     /// The file, if it is open for its reads alone.
     opened: Option<Arc<File>>,
     /// Ends it, where it waits for a server.
@@ -310,6 +312,7 @@ impl ReadOp {
             cold_access: access,
             buffer,
             progress: Progress::default(),
+            account: Account::default(),
             opened: None,
             cancel,
             #[cfg(feature = "objects")]
@@ -320,8 +323,9 @@ impl ReadOp {
         }
     }
 
-    /// Nothing of it is there any more.
+    /// Nothing of it is there any more: what was read was read for nothing.
     pub(crate) fn begin_again(&mut self) {
+        self.account.take_back();
         self.progress = Progress::default();
         self.wait();
     }
