@@ -41,6 +41,7 @@ mod source;
 #[cfg(feature = "fault-injection")]
 #[path = "../tests/common/toy.rs"]
 mod toy;
+mod transfer;
 pub mod verify;
 mod warm;
 

@@ -3,34 +3,30 @@
 
 use super::{
     LoadOptions, Tensor, TensorMemory,
-    delivery::Delivery,
     memory_plan::{MemoryPlan, Sink},
-    routes::{Assigned, LoadRoute, Opening},
-    serve::{self, Reads, Takers, queue_of},
 };
 #[cfg(feature = "objects")]
 use crate::memory::Ledger;
 use crate::{
     ByteRange, Cancel, Catalog, DeviceId, Error, Result,
-    memory::{Block, DeviceBlock, Fill, Promise, Slots},
+    memory::{Block, DeviceBlock, Fill, Promise},
     parallel::lock,
     plan::{Extent, Plan, Target},
     report::{Account, Onward, Refusal, Tally},
-    route::{Buffer, DirectIo, ReadOp, Route, attempt::Read},
+    route::{Buffer, DirectIo, ReadOp, Route},
     source::Source,
     sys::usage::Usage,
+    transfer::{self, Assigned, Delivery, Engine, Opening, Order, Read, Reads, queue_of},
 };
 use hoistway_io::{
     cancel::Registration,
-    executor::{
-        Charge, Flight, Gate, GroupId, Next, Operation, Patience, Reason, Scheduler, Submission, Ticket,
-    },
+    executor::{Charge, Flight, Gate, GroupId, Next, Operation, Patience, Reason, Submission},
 };
 use std::{
     collections::VecDeque,
     io,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -40,14 +36,8 @@ use std::{
 pub(super) struct Job {
     pub(super) catalog: Arc<Catalog>,
     pub(super) plan: Plan,
-    pub(super) route: Route,
-    pub(super) direct: DirectIo,
-    /// Has the reads, with a queue for each route.
-    pub(super) scheduler: Arc<Scheduler<Reads>>,
-    /// What threads do that find no read.
-    pub(super) patience: Patience,
-    /// For each extent, the routes that may read it.
-    pub(super) takers: Box<[Takers]>,
+    /// Carries the reads.
+    pub(super) engine: Engine,
     /// The group of all reads, once it was submitted.
     reads: OnceLock<GroupId>,
     /// How many extents, from the first on, may be read.
@@ -58,10 +48,6 @@ pub(super) struct Job {
     cancel: Cancel,
     /// Has the load end when its owner's token is cancelled.
     on_cancel: OnceLock<Registration>,
-    /// Slots for routes that have none of their own.
-    pub(super) slots: Slots,
-    /// In order of preference.
-    pub(super) routes: Vec<LoadRoute>,
     sink: Sink,
     /// Where tensors are said to be.
     target: DeviceId,
@@ -82,8 +68,6 @@ pub(super) struct Job {
     touched: Box<[AtomicBool]>,
     /// For each extent, whether a read has got to it: then its memory is no longer touched ahead.
     reached: Box<[AtomicBool]>,
-    #[cfg(feature = "fault-injection")]
-    pub(super) faults: Option<crate::route::fault::FaultScript>,
 }
 
 /// What the threads of a load have to say to its owner.
@@ -126,20 +110,24 @@ impl Job {
         let ledger = Ledger::new(left_bytes);
         #[cfg(feature = "objects")]
         reads.iter_mut().for_each(|op| op.ledger = Some(ledger.clone()));
+        let engine = Engine {
+            chosen: (options.route, options.direct),
+            scheduler: transfer::scheduler(routes.len()),
+            patience: if place.is_inline { Patience::None } else { Patience::UntilOver },
+            routes,
+            takers,
+            slots,
+            #[cfg(feature = "fault-injection")]
+            faults: options.faults.clone(),
+        };
         let job = Self {
             catalog,
-            route: options.route,
-            direct: options.direct,
-            scheduler: serve::scheduler(routes.len()),
-            patience: if place.is_inline { Patience::None } else { Patience::UntilOver },
-            takers,
+            engine,
             reads: OnceLock::new(),
             admitted: AtomicUsize::new(place.admitted),
             is_read: AtomicBool::new(false),
             cancel,
             on_cancel: OnceLock::new(),
-            slots,
-            routes,
             sink,
             target: options.device,
             state: Mutex::default(),
@@ -153,8 +141,6 @@ impl Job {
             ledger,
             touched: plan.extents().iter().map(|_| AtomicBool::new(false)).collect(),
             reached: plan.extents().iter().map(|_| AtomicBool::new(false)).collect(),
-            #[cfg(feature = "fault-injection")]
-            faults: options.faults.clone(),
             plan,
         };
         let planned = job.plan.tensors().iter().enumerate();
@@ -177,7 +163,7 @@ impl Job {
     /// Hands the reads to the scheduler: all that it will ever have.
     fn submit(self: &Arc<Self>, reads: Vec<ReadOp>) -> Result<()> {
         let operation = |op: ReadOp| {
-            let route = self.takers[op.extent].from(0).unwrap_or_default();
+            let route = self.engine.takers[op.extent].from(0).unwrap_or_default();
             let charge = Charge::of_bytes(self.extent(&op).read.len());
             Operation { queue: queue_of(route), charge, order: op.extent as u64, content: op }
         };
@@ -186,10 +172,12 @@ impl Job {
             usize::MAX => Gate::Open,
             admitted => Gate::Below(admitted as u64),
         };
-        let submission = Submission { gate, ..Submission::new(Arc::downgrade(self), operations) };
-        let group = self.scheduler.submit(submission).map_err(|refused| refused.reason.clone())?;
+        let own = Arc::downgrade(self);
+        let order: Weak<dyn Order> = own;
+        let submission = Submission { gate, ..Submission::new(order, operations) };
+        let group = self.engine.scheduler.submit(submission).map_err(|refused| refused.reason.clone())?;
         self.reads.get_or_init(|| group);
-        self.scheduler.seal();
+        self.engine.scheduler.seal();
         Ok(())
     }
 
@@ -202,7 +190,7 @@ impl Job {
         }
         self.admitted.fetch_max(extents, Ordering::Relaxed);
         if let Some(&group) = self.reads.get() {
-            self.scheduler.admit(group, extents as u64);
+            self.engine.scheduler.admit(group, extents as u64);
         }
     }
 
@@ -214,53 +202,6 @@ impl Job {
     fn name_in(&self, extent: &Extent, offset: u64) -> Option<String> {
         let tensor = self.plan.tensor_at(extent, offset)?;
         Some(self.catalog.tensor(tensor).name.to_string())
-    }
-
-    /// Fails if the source of an extent is no longer what it was when its header was read.
-    pub(super) fn check_source(&self, extent: usize, source: &dyn Source) -> Result<()> {
-        let extent = &self.plan.extents()[extent];
-        source.check_unchanged(extent.read, |offset| self.name_in(extent, offset))
-    }
-
-    /// The error of a lane that cannot find out what becomes of its reads, of which this extent's is the first.
-    pub(super) fn lost_reads(&self, first: Option<u64>, source: io::Error) -> Error {
-        // Reads are submitted in the order of their extents.
-        let extent = first.and_then(|first| self.plan.extents().get(usize::try_from(first).ok()?));
-        let Some(extent) = extent else { return Error::System { operation: "waiting for reads", source } };
-        Error::Io {
-            operation: "read",
-            path: self.catalog.file(extent.file).source.as_path().to_owned(),
-            tensor: self.name_in(extent, extent.read.start()),
-            range: Some(extent.read),
-            source,
-        }
-    }
-
-    /// All bytes of a read are there: they become parts of tensors, and tensors that are whole are posted.
-    pub(super) fn complete(&self, flight: Flight<Reads>) -> Next<Reads> {
-        if let Err(error) = self.check_unchanged(&flight.content) {
-            return self.fail_read(flight, error);
-        }
-        let (mut op, ticket) = flight.into_parts();
-        let account = std::mem::take(&mut op.account);
-        match (&self.sink, op) {
-            (Sink::Host(fills), op) => match self.fill(fills, op) {
-                Ok((tensors, staged_bytes)) => {
-                    self.deliver(account, staged_bytes, tensors);
-                    ticket.end(Ok(()));
-                }
-                Err(error) => self.fail_with(ticket, account, error),
-            },
-            (
-                Sink::Device(delivery),
-                ReadOp { extent, source, buffer: Buffer::Staged { slot: Some(slot), .. }, .. },
-            ) => delivery.send(self, extent, slot, source, account, ticket),
-            (Sink::Device(_), _) => {
-                let error = Error::Internal("an extent for a device has no slot".into());
-                self.fail_with(ticket, account, error);
-            }
-        }
-        Next::Ended
     }
 
     /// Moves the bytes of a read to their places in host memory, as far as they are not there. The tensors that became whole,
@@ -313,33 +254,11 @@ impl Job {
         Ok((tensors, staged_bytes))
     }
 
-    /// The copies of a read to a device are done, which makes the tensors of `blocks` whole.
-    pub(super) fn deliver_copied(
-        &self,
-        extent: &Extent,
-        is_staged: bool,
-        account: Account,
-        blocks: Vec<(usize, DeviceBlock)>,
-    ) {
-        let staged_bytes = if is_staged { self.plan.delivered_bytes(extent, extent.read) } else { 0 };
-        let memory = |block| TensorMemory::Device(Arc::new(block));
-        let tensors = blocks.into_iter().map(|(position, block)| self.tensor(position, memory(block)));
-        self.deliver(account, staged_bytes, tensors.collect());
-    }
-
     /// A read is over, all of whose bytes are in their places, which makes `tensors` whole.
     fn deliver(&self, account: Account, staged_bytes: u64, tensors: Vec<Tensor>) {
         self.tensor_bytes_done.fetch_add(account.tensor_bytes(), Ordering::Relaxed);
         self.tally().add(account, staged_bytes);
         self.post(tensors);
-    }
-
-    /// A read is over, and has delivered nothing.
-    fn note_undelivered(&self, mut account: Account) {
-        if !account.is_empty() {
-            account.take_back();
-            self.tally().add(account, 0);
-        }
     }
 
     fn tensor(&self, position: usize, memory: TensorMemory) -> Tensor {
@@ -355,98 +274,9 @@ impl Job {
         }
     }
 
-    /// The load is over. The first reason given is the one that its owner sees.
-    pub(super) fn fail(&self, error: Error) {
-        let mut state = lock(&self.state);
-        // What reads end with that their owner has cancelled is no reason.
-        let is_cancelled = state.error.is_none() && self.is_stopped();
-        let error = if is_cancelled { Error::Cancelled } else { error };
-        let is_first = state.error.is_none();
-        let text = (is_first && !matches!(error, Error::Cancelled)).then(|| error.to_string());
-        // The caller that cancels a load wants no more of it.
-        let unwanted = if matches!(error, Error::Cancelled) {
-            std::mem::take(&mut state.ready)
-        } else {
-            VecDeque::new()
-        };
-        state.error.get_or_insert(error);
-        drop(state);
-        drop(unwanted);
-        self.cancel.cancel();
-        if let Some(error) = text {
-            tracing::debug!(error, "load failed");
-        }
-        // Before slots: what finds none returns to its queue, and ends there.
-        self.scheduler.close(Reason::Closed);
-        self.slots.close();
-        self.routes.iter().filter_map(LoadRoute::slots).for_each(Slots::close);
-        if let Sink::Device(delivery) = &self.sink {
-            delivery.stop();
-        }
-        self.posted.notify_all();
-    }
-
-    /// The load is over because of a read.
-    pub(super) fn fail_read(&self, flight: Flight<Reads>, error: Error) -> Next<Reads> {
-        self.fail(error);
-        self.drop_read(flight)
-    }
-
-    /// The load is over because of a read, whose memory is free already.
-    pub(super) fn fail_with(&self, ticket: Ticket<Reads>, account: Account, error: Error) {
-        self.note_undelivered(account);
-        self.fail(error);
-        ticket.end(Err(Reason::Cancelled));
-    }
-
-    /// Ends a read of a load that is over.
-    pub(super) fn drop_read(&self, mut flight: Flight<Reads>) -> Next<Reads> {
-        self.note_undelivered(std::mem::take(&mut flight.content.account));
-        flight.end(Err(Reason::Cancelled));
-        Next::Ended
-    }
-
-    /// All reads have ended.
-    pub(super) fn reads_ended(&self, result: Result<(), Reason>) {
-        self.is_read.store(true, Ordering::Release);
-        match result {
-            // The thread whose lane failed says why.
-            Ok(()) | Err(Reason::Lost(_)) => {}
-            Err(_) if self.is_stopped() => {}
-            Err(reason) => self.fail(reason.into()),
-        }
-        if let Sink::Device(delivery) = &self.sink {
-            delivery.stop();
-        }
-    }
-
-    /// Whether the load ended before all reads had.
-    pub(super) fn is_stopped(&self) -> bool {
-        self.cancel.is_cancelled()
-    }
-
     /// Whether no further read begins: all have ended, or the load has.
     pub(super) fn is_over(&self) -> bool {
         self.is_read.load(Ordering::Acquire) || self.is_stopped()
-    }
-
-    /// The route that makes the reads of one that gives up, if there is one that can make all.
-    pub(super) fn heir(&self, route: usize) -> Option<usize> {
-        let own = self.takers.iter().filter(|takers| takers.has(route));
-        (route + 1..self.routes.len()).find(|&later| own.clone().all(|takers| takers.has(later)))
-    }
-
-    /// Whether a thread of a route will get any read: one that is its own at first, or is as soon as the page cache turns
-    /// out not to hold it.
-    pub(super) fn will_serve(&self, route: usize) -> bool {
-        let is_cache = |own: usize| self.routes[own].member.facts().cache.is_some();
-        self.takers.iter().any(|takers| {
-            let mut next = takers.from(0);
-            while let Some(cache) = next.filter(|&own| own < route && is_cache(own)) {
-                next = takers.from(cache + 1);
-            }
-            next == Some(route)
-        })
     }
 
     /// The way to the device, if one is the target.
@@ -462,9 +292,14 @@ impl Job {
         lock(&self.tally)
     }
 
+    /// Touches memory ahead of the reads, leaving out the first `ahead` extents.
+    pub(super) fn touch_all_ahead(&self, ahead: usize) {
+        while self.touch_ahead(ahead) {}
+    }
+
     /// Faults in the memory of one extent that no read has got to, at least `ahead` extents into the plan.
     /// `false` if there is none left.
-    pub(super) fn touch_ahead(&self, ahead: usize) -> bool {
+    fn touch_ahead(&self, ahead: usize) -> bool {
         let position = ahead.saturating_add(self.next_to_touch.fetch_add(1, Ordering::Relaxed));
         let Some(extent) = self.plan.extents().get(position) else {
             return false;
@@ -502,29 +337,15 @@ impl Job {
 
     /// Fails if the route that the caller named has not done what its name promises.
     pub(super) fn check_kept(&self) -> Result<()> {
-        for route in &self.routes {
+        for route in &self.engine.routes {
             let Err(why) = route.name_check.check() else { continue };
             let route = route.member.route();
-            if self.route == route {
+            if self.engine.names(route) {
                 return Err(Error::RouteUnavailable { route, path: None, why });
             }
             self.tally().refuse(Refusal::new(route.name(), None, why));
         }
         Ok(())
-    }
-
-    /// A read begins to fill the memory of its extent.
-    ///
-    /// # Errors
-    /// [`Error::MemoryBudget`] if the system has no memory for it any more.
-    pub(super) fn note_reached(&self, op: &ReadOp) -> Result<()> {
-        self.reached[op.extent].store(true, Ordering::Relaxed);
-        match (self.plan.extents()[op.extent].target, &self.sink) {
-            (Target::InPlace { arena, room }, Sink::Host(fills)) => {
-                self.take_from_promise(op.extent, room, || fills[arena].touch(room)).map(drop)
-            }
-            _ => Ok(()),
-        }
     }
 
     /// A thread of this load begins; it ends when the result is dropped.
@@ -577,7 +398,7 @@ impl Job {
 
 impl Read for Job {
     fn chosen(&self) -> (Route, DirectIo) {
-        (self.route, self.direct)
+        self.engine.chosen
     }
 
     fn range(&self, op: &ReadOp) -> ByteRange {
@@ -599,8 +420,122 @@ impl Read for Job {
     fn onward(&self) -> Onward {
         match &self.sink {
             Sink::Device(_) => Onward::ToDevice,
-            Sink::Host(_) if self.route.is_unified() => Onward::Unified,
+            Sink::Host(_) if self.engine.chosen.0.is_unified() => Onward::Unified,
             Sink::Host(_) => Onward::Stay,
+        }
+    }
+}
+
+impl Order for Job {
+    fn is_stopped(&self) -> bool {
+        self.cancel.is_cancelled()
+    }
+
+    fn begins(&self, op: &ReadOp) -> Result<()> {
+        self.reached[op.extent].store(true, Ordering::Relaxed);
+        match (self.plan.extents()[op.extent].target, &self.sink) {
+            (Target::InPlace { arena, room }, Sink::Host(fills)) => {
+                self.take_from_promise(op.extent, room, || fills[arena].touch(room)).map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn complete(&self, flight: Flight<Reads>) -> Next<Reads> {
+        if let Err(error) = self.check_unchanged(&flight.content) {
+            return self.fail_read(flight, error);
+        }
+        let (mut op, ticket) = flight.into_parts();
+        let account = std::mem::take(&mut op.account);
+        match (&self.sink, op) {
+            (Sink::Host(fills), op) => match self.fill(fills, op) {
+                Ok((tensors, staged_bytes)) => {
+                    self.deliver(account, staged_bytes, tensors);
+                    ticket.end(Ok(()));
+                }
+                Err(error) => self.fail_with(ticket, account, error),
+            },
+            (
+                Sink::Device(delivery),
+                ReadOp { extent, source, buffer: Buffer::Staged { slot: Some(slot), .. }, .. },
+            ) => delivery.send((self, &self.plan), extent, slot, source, account, ticket),
+            (Sink::Device(_), _) => {
+                let error = Error::Internal("an extent for a device has no slot".into());
+                self.fail_with(ticket, account, error);
+            }
+        }
+        Next::Ended
+    }
+
+    fn check_source(&self, extent: usize, source: &dyn Source) -> Result<()> {
+        let extent = &self.plan.extents()[extent];
+        source.check_unchanged(extent.read, |offset| self.name_in(extent, offset))
+    }
+
+    fn copied(
+        &self,
+        extent: usize,
+        is_staged: bool,
+        account: Account,
+        blocks: Vec<(usize, DeviceBlock)>,
+    ) {
+        let extent = &self.plan.extents()[extent];
+        let staged_bytes = if is_staged { self.plan.delivered_bytes(extent, extent.read) } else { 0 };
+        let memory = |block| TensorMemory::Device(Arc::new(block));
+        let tensors = blocks.into_iter().map(|(position, block)| self.tensor(position, memory(block)));
+        self.deliver(account, staged_bytes, tensors.collect());
+    }
+
+    fn fail(&self, error: Error) {
+        let mut state = lock(&self.state);
+        // What reads end with that their owner has cancelled is no reason.
+        let is_cancelled = state.error.is_none() && self.is_stopped();
+        let error = if is_cancelled { Error::Cancelled } else { error };
+        let is_first = state.error.is_none();
+        let text = (is_first && !matches!(error, Error::Cancelled)).then(|| error.to_string());
+        // The caller that cancels a load wants no more of it.
+        let unwanted = if matches!(error, Error::Cancelled) {
+            std::mem::take(&mut state.ready)
+        } else {
+            VecDeque::new()
+        };
+        state.error.get_or_insert(error);
+        drop(state);
+        drop(unwanted);
+        self.cancel.cancel();
+        if let Some(error) = text {
+            tracing::debug!(error, "load failed");
+        }
+        self.engine.close();
+        if let Sink::Device(delivery) = &self.sink {
+            delivery.stop();
+        }
+        self.posted.notify_all();
+    }
+
+    fn lost_reads(&self, first: Option<u64>, source: io::Error) -> Error {
+        // Reads are submitted in the order of their extents.
+        let extent = first.and_then(|first| self.plan.extents().get(usize::try_from(first).ok()?));
+        let Some(extent) = extent else { return Error::System { operation: "waiting for reads", source } };
+        Error::Io {
+            operation: "read",
+            path: self.catalog.file(extent.file).source.as_path().to_owned(),
+            tensor: self.name_in(extent, extent.read.start()),
+            range: Some(extent.read),
+            source,
+        }
+    }
+
+    fn reads_ended(&self, result: Result<(), Reason>) {
+        self.is_read.store(true, Ordering::Release);
+        match result {
+            // The thread whose lane failed says why.
+            Ok(()) | Err(Reason::Lost(_)) => {}
+            Err(_) if self.is_stopped() => {}
+            Err(reason) => self.fail(reason.into()),
+        }
+        if let Sink::Device(delivery) = &self.sink {
+            delivery.stop();
         }
     }
 }

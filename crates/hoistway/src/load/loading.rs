@@ -7,8 +7,6 @@ use super::{
     job::{Job, LoadEvent, Running},
     memory_plan::{MemoryPlan, least_bytes},
     reporting::{self, Planned},
-    routes::{LoadRoute, Opening},
-    serve,
     started::{Arrival, Progress},
     threads::{no_thread, numa_node, reads_asked_for},
     waves::MOST_READS,
@@ -22,10 +20,11 @@ use crate::{
     report::{Refusal, TimeReport, few_files_note},
     route::{
         Unavailable,
-        member::{Landing, ThreadPlan},
+        member::{Landing, ThreadPlan, Wanted},
     },
     source::{Latency, Source},
     sys::{numa, threads::run_on, usage::Usage},
+    transfer::{self, OpenRoute, Opening, Order},
 };
 use bytesize::ByteSize;
 use std::{
@@ -192,7 +191,16 @@ impl ThreadedLoad {
             && !options.route.is_past_host()
             && !flow.is_bounded();
         let is_inline = is_small || no_threads.is_some();
-        let mut opening = Opening::new(options, sources, copied_to, is_inline, refused);
+        let wanted = Wanted {
+            route: options.route,
+            direct: options.direct,
+            usrbio: options.usrbio,
+            usrbio_directories: &options.usrbio_directories,
+            device: copied_to,
+            is_inline,
+            copies_on_lanes: false,
+        };
+        let mut opening = Opening::new(wanted, sources, refused);
         opening.open_first(&plan)?;
         let numa_node = numa_node(sources, options.numa, copied_to)?;
         let memory = MemoryRequest {
@@ -207,8 +215,8 @@ impl ThreadedLoad {
             None => memory.fresh_bytes(plan.arena_bytes().min(flow.most_bytes())),
         };
         let (mut chunk_bytes, mut too_long) = (options.chunk_bytes, None);
-        if opening.chunk_bytes() != chunk_bytes && !is_inline {
-            let longer = opening.chunk_bytes();
+        let longer = opening.chunk_bytes(chunk_bytes);
+        if longer != chunk_bytes && !is_inline {
             let other = start.plan(longer)?;
             let other_flow = Flow::new(&other, stream);
             // Longer reads take longer slots.
@@ -283,7 +291,7 @@ impl ThreadedLoad {
     /// Does everything that may be done now, on this thread.
     fn run_inline(&mut self) {
         let job = &self.job;
-        (0..job.routes.len()).for_each(|route| serve::serve(job, route));
+        (0..job.engine.routes.len()).for_each(|route| transfer::serve(&job.engine, &**job, route));
         if !self.flow.is_bounded() || job.is_over() {
             self.alone = None;
         }
@@ -298,24 +306,24 @@ impl ThreadedLoad {
             .and_then(|id| numa::nodes().into_iter().find(|node| node.id == id))
             .map(|node| node.cpus);
         let (job, depth) = (self.job.clone(), threads.depth.0);
-        let needed: Vec<bool> = (0..job.routes.len()).map(|route| job.will_serve(route)).collect();
+        let needed: Vec<bool> = (0..job.engine.routes.len()).map(|route| job.engine.will_serve(route)).collect();
         let is_probing =
-            |(route, needed): (&LoadRoute, &bool)| *needed && route.member.facts().cache.is_some();
-        let is_probing = job.routes.iter().zip(&needed).any(is_probing);
+            |(route, needed): (&OpenRoute, &bool)| *needed && route.member.facts().cache.is_some();
+        let is_probing = job.engine.routes.iter().zip(&needed).any(is_probing);
         if job.delivery().is_some() {
             self.spawn(1, "hoistway-device", &cpus, |job| {
                 if let Some(delivery) = job.delivery() {
-                    delivery.serve(job);
+                    delivery.serve(job, &job.plan);
                 }
             })?;
         }
         let serve = |loading: &mut Self, is_cache: bool| {
-            for (number, route) in job.routes.iter().enumerate() {
+            for (number, route) in job.engine.routes.iter().enumerate() {
                 if needed[number] && route.member.facts().cache.is_some() == is_cache {
                     let work = move |job: &Job| {
-                        serve::serve(job, number);
+                        transfer::serve(&job.engine, job, number);
                         if is_cache {
-                            serve::touch(job, depth);
+                            job.touch_all_ahead(depth);
                         }
                     };
                     loading.spawn(route.share.threads, route.member.facts().thread_name, &cpus, work)?;
@@ -325,23 +333,23 @@ impl ThreadedLoad {
         };
         serve(self, true)?;
         let has_rings =
-            job.routes.iter().zip(&needed).any(|(route, needed)| *needed && route.share.depth.1 > 1);
+            job.engine.routes.iter().zip(&needed).any(|(route, needed)| *needed && route.share.depth.1 > 1);
         if job.delivery().is_some() {
             // Pinning takes time: the first slots are pinned side by side.
-            let past_host = job.routes.iter().any(|route| route.member.facts().landing == Landing::Device);
+            let past_host = job.engine.routes.iter().any(|route| route.member.facts().landing == Landing::Device);
             let first = if past_host && !is_probing { 1 } else { depth + threads.copiers };
             // Without this thread, reads pin their slots themselves.
             let _ = self.spawn(1, "hoistway-pin", &cpus, move |job| {
-                for route in &job.routes {
+                for route in &job.engine.routes {
                     if let Some(slots) = route.slots() {
                         slots.pin_ahead(route.share.depth.1, || job.is_over());
                     }
                 }
-                job.slots.pin_ahead(first, || job.is_over());
+                job.engine.slots.pin_ahead(first, || job.is_over());
             });
         } else if has_rings && !is_probing {
             // Without this thread, reads fault their memory in themselves.
-            let touch = move |job: &Job| serve::touch(job, depth);
+            let touch = move |job: &Job| job.touch_all_ahead(depth);
             let _ = self.spawn(threads.touchers, "hoistway-touch", &cpus, touch);
         }
         serve(self, false)

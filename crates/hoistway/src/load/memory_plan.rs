@@ -1,17 +1,14 @@
 //! The memory of a load: what it may take, the arenas and slots that it gets, and where each extent is read to.
 #![forbid(unsafe_code)]
 
-use super::{
-    LoadOptions,
-    delivery::{self, Delivery, Needs},
-    routes::{Opening, Room},
-};
+use super::{DeviceAllocator, LoadOptions};
 use crate::{
-    ByteRange, Error, Result,
+    Error, Result,
     device::{CopyStream, Device},
     memory::{self, Arena, Fill, MemoryRequest, Promise, SlotKind, Slots, WriteRegion},
-    plan::{Extent, Plan, Target},
+    plan::{ArenaPlaces, Extent, Plan, Target, arena_places},
     route::{Buffer, member::ThreadPlan},
+    transfer::{self, Delivery, Needs, Opening, Room},
 };
 use std::sync::Arc;
 
@@ -71,7 +68,16 @@ impl MemoryPlan<'_> {
         let least_bytes = least_bytes(plan, self.fresh_bytes, slot_bytes, opening);
         let affordable = options.memory_budget_bytes.map(|budget| budget.saturating_sub(least_bytes));
         let staging_bytes = self.staging_bytes.min(affordable.unwrap_or(u64::MAX));
-        Room { threads: self.threads, numa_node: self.memory.numa_node, least_bytes, staging_bytes, needs }
+        Room {
+            threads: self.threads,
+            numa_node: self.memory.numa_node,
+            least_bytes,
+            staging_bytes,
+            needs,
+            in_flight_bytes: options.in_flight_bytes,
+            rings: options.rings,
+            budget_bytes: options.memory_budget_bytes,
+        }
     }
 
     pub(super) fn needs(&self, plan: &Plan) -> Result<Needs> {
@@ -128,9 +134,10 @@ impl MemoryPlan<'_> {
         };
         let queue = CopyStream::new(device)?;
         // Before what routes need on the device, which a route that chooses can do without.
-        let arenas = delivery::allocate(plan, &queue, options, (self.admitted, self.most_bytes))?;
+        let lent = options.allocator.as_ref().map(DeviceAllocator::lender);
+        let arenas = transfer::allocate(plan, &queue, lent.as_ref(), (self.admitted, self.most_bytes))?;
         opening.open_others(plan, room)?;
-        let (counts, lent) = (opening.slot_counts(slots.count()), options.allocator.clone());
+        let counts = opening.slot_counts(slots.count());
         let delivery = Delivery::new(queue, plan, arenas, lent, counts, &room.needs, self.is_inline)?;
         let buffers = plan.extents().iter().map(|_| Buffer::Staged { slot: None, pieces: Vec::new() });
         Ok((Sink::Device(Box::new(delivery)), buffers.collect()))
@@ -162,39 +169,4 @@ fn fills_and_buffers(plan: &Plan, arenas: Vec<Arc<Arena>>) -> Result<(Vec<Fill>,
         })
         .collect::<Result<_>>()?;
     Ok((fills, buffers))
-}
-
-/// The tensors of an arena by their positions in the plan, and the places in it that reads fill, in the order of extents.
-#[derive(Clone, Debug, Default)]
-pub(super) struct ArenaPlaces {
-    pub(super) tensors: Vec<(usize, ByteRange)>,
-    pub(super) writes: Vec<ByteRange>,
-}
-
-/// The places in each arena.
-pub(super) fn arena_places(plan: &Plan) -> Vec<ArenaPlaces> {
-    let mut places = vec![ArenaPlaces::default(); plan.arenas().len()];
-    for extent in plan.extents() {
-        match extent.target {
-            Target::InPlace { arena, room } => places[arena].writes.push(room),
-            Target::Staged => plan
-                .pieces(extent, extent.read)
-                .for_each(|piece| places[piece.arena].writes.push(piece.place)),
-        }
-    }
-    for (places, tensors) in places.iter_mut().zip(tensor_places(plan)) {
-        places.tensors = tensors;
-    }
-    places
-}
-
-/// The tensors in each arena, by their positions in the plan.
-pub(super) fn tensor_places(plan: &Plan) -> Vec<Vec<(usize, ByteRange)>> {
-    let mut places = vec![Vec::new(); plan.arenas().len()];
-    for (position, tensor) in plan.tensors().iter().enumerate() {
-        if !tensor.place.is_empty() {
-            places[tensor.arena].push((position, tensor.place));
-        }
-    }
-    places
 }

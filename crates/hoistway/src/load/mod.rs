@@ -1,26 +1,21 @@
 //! Loading: from a checkpoint and options to tensors and a report.
 //!
-//! [`Checkpoint::load`] is the door. `loading` plans, opens `routes`, allocates and starts `threads`. A load is a customer
-//! of the executor: its threads `serve` a queue of reads each, with a lane that a `handler` uses. `memory_plan` says where
-//! each is read to, `job` turns finished reads into tensors, `delivery` those that go to a device. `reporting` says what was
-//! done. `mapped` is the route without reads, `wave_load` the load whose reads are too many to be known at once. `started` is what
-//! the caller has of a load.
+//! [`Checkpoint::load`] is the door. `loading` plans, opens routes, allocates and starts `threads`, which carry its reads by the
+//! engine of `transfer`. `memory_plan` says where each is read to, `job` turns finished reads into tensors. `reporting` says what
+//! was done. `mapped` is the route without reads, `wave_load` the load whose reads are too many to be known at once. `started` is
+//! what the caller has of a load.
 
 mod array;
 mod checkpoint;
-mod delivery;
 mod fill;
 mod flow;
-mod handler;
 mod job;
 mod loading;
 mod mapped;
 mod memory_plan;
 mod options;
 mod reporting;
-mod routes;
 mod scatter;
-mod serve;
 mod started;
 mod tensor;
 mod threads;

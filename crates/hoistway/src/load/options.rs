@@ -9,6 +9,7 @@ use crate::{
     memory::{HugePages, LentMemory, MemoryPool},
     plan::{Cast, Destination, Layout, PlanOptions, Selection},
     route::{DirectIo, Route, threefs_client},
+    transfer::Lender,
 };
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
@@ -123,7 +124,7 @@ hoistway_io::setters! {
 /// Gives memory of a device, such as that of a framework's own allocator.
 #[derive(Clone)]
 pub struct DeviceAllocator {
-    allocate: Arc<dyn Fn(u64) -> Result<LentMemory> + Send + Sync>,
+    allocate: Lender,
 }
 
 impl DeviceAllocator {
@@ -137,8 +138,8 @@ impl DeviceAllocator {
         Self { allocate: Arc::new(allocate) }
     }
 
-    pub(super) fn allocate(&self, bytes: u64) -> Result<LentMemory> {
-        (self.allocate)(bytes)
+    pub(super) fn lender(&self) -> Lender {
+        self.allocate.clone()
     }
 }
 

@@ -1,7 +1,7 @@
 //! The report of a load: what is planned, what preparing it took, what was done.
 #![forbid(unsafe_code)]
 
-use super::{LoadOptions, job::Job, routes::LoadRoute};
+use super::{LoadOptions, job::Job};
 use crate::{
     Catalog, Report,
     device::Device,
@@ -84,18 +84,19 @@ impl Planned<'_> {
 
 /// Adds the memory and the routes that a load begins with.
 pub(super) fn add_preparation(report: &mut Report, job: &Job) {
-    let slots = || job.routes.iter().filter_map(LoadRoute::slots);
-    report.memory.staging_bytes = job.slots.host_bytes()
+    let engine = &job.engine;
+    let slots = || engine.slots_of_routes();
+    report.memory.staging_bytes = engine.slots.host_bytes()
         + slots().map(Slots::host_bytes).sum::<u64>()
         + job.delivery().map_or(0, |delivery| delivery.pinned_bytes());
-    report.notes.extend(job.routes.iter().flat_map(|route| route.member.notes(Stage::Open)));
+    report.notes.extend(engine.routes.iter().flat_map(|route| route.member.notes(Stage::Open)));
 }
 
 /// Adds what a load has done so far.
 pub(super) fn add_progress(report: &mut Report, job: &Job) {
-    let mut tally = job.tally().clone();
+    let (mut tally, engine) = (job.tally().clone(), &job.engine);
     let mut proof = None;
-    for route in &job.routes {
+    for route in &engine.routes {
         proof = proof.or(route.name_check.name_truly(&mut tally.carriers));
     }
     let Tally { mut carriers, refused, retries, staged_bytes } = tally;
@@ -107,16 +108,16 @@ pub(super) fn add_progress(report: &mut Report, job: &Job) {
     {
         report.memory.staging_bytes += job.ledger.most_taken_bytes();
     }
-    report.notes.extend(job.routes.iter().flat_map(|route| route.member.notes(Stage::Over)));
-    let slots = job.routes.iter().filter_map(LoadRoute::slots).chain([&job.slots]);
+    report.notes.extend(engine.routes.iter().flat_map(|route| route.member.notes(Stage::Over)));
+    let slots = engine.slots_of_routes().chain([&engine.slots]);
     let why_unpinned = slots.filter_map(Slots::why_unpinned).next();
     report.notes.extend(
         why_unpinned.map(|why| format!("staging is not pinned, so copies to the device are slow: {why}")),
     );
     let (Some(device), Some(delivery)) = (&mut report.device, job.delivery()) else { return };
-    let slots = || job.routes.iter().filter_map(LoadRoute::slots);
+    let slots = || engine.slots_of_routes();
     device.scratch_bytes = delivery.scratch_bytes() + slots().map(Slots::device_bytes).sum::<u64>();
-    device.slot_wait_seconds = slots().chain([&job.slots]).map(|slots| slots.waited().as_secs_f64()).sum();
+    device.slot_wait_seconds = slots().chain([&engine.slots]).map(|slots| slots.waited().as_secs_f64()).sum();
     device.proof = proof;
     device.copies = delivery.copies();
     device.copy_wait_seconds = delivery.waited().as_secs_f64();

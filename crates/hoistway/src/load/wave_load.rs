@@ -6,7 +6,6 @@ use super::{
     FillTarget, Filled, Filling, Tensor, TensorMemory,
     fill::reader_options,
     loading::Start,
-    memory_plan::tensor_places,
     reporting::Planned,
     started::{Arrival, Progress},
     threads::numa_node,
@@ -15,7 +14,7 @@ use super::{
 use crate::{
     Catalog, DeviceId, Error, Report, Result,
     memory::{self, Block, Fill, MemoryRequest, WriteRegion},
-    plan::{Plan, TensorRequest},
+    plan::{Plan, TensorRequest, tensor_places},
     read::Reader,
     sys::usage::Usage,
 };

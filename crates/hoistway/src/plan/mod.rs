@@ -7,12 +7,14 @@
 mod cast;
 mod extents;
 mod layout;
+mod places;
 mod select;
 mod slice;
 mod transfer;
 
 #[doc(hidden)]
 pub use cast::Cast;
+pub(crate) use places::{ArenaPlaces, arena_places, tensor_places};
 pub use select::{Selection, TensorRequest};
 pub use slice::{SliceError, TensorSlice};
 pub(crate) use transfer::packed;

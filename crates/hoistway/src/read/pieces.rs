@@ -11,7 +11,8 @@ use crate::{
     Alignment, ByteRange, Error, Result,
     memory::{self, Fill, MemoryRequest, WriteRegion},
     report::{Onward, Tally},
-    route::{Access, Buffer, DirectIo, ReadOp, Route, attempt::Read, member::Member},
+    route::{Access, Buffer, DirectIo, ReadOp, Route, member::Member},
+    transfer::Read,
 };
 use std::{
     sync::{Arc, MutexGuard},

@@ -15,10 +15,10 @@ use crate::{
     report::Refusal,
     route::{
         Access, Buffer, CarriedRead, Done, Lane, ReadLane, Unavailable,
-        attempt::{self, Read},
         member::{Grain, Landing, Member},
     },
     source::Source,
+    transfer::{self, Read},
 };
 use hoistway_io::{
     executor::{self, Flight, InFlightLimit, Next, Patience, Service},
@@ -260,7 +260,7 @@ impl<'a> Worker<'a> {
         let count = result.unwrap_or(0);
         if count > 0 {
             op.progress.filled = count as u64;
-            attempt::account(&**piece, op, member.route(), count, 0);
+            transfer::account(&**piece, op, member.route(), count, 0);
         }
         if op.progress.filled == piece.range.len() {
             complete(self.shared, taken);
@@ -288,7 +288,7 @@ impl<'a> Worker<'a> {
         if let Some(why) = member.gives_up(op, &result) {
             return hand_over(taken, &**member, why);
         }
-        match attempt::settle(&**piece, &**member, op, result) {
+        match transfer::settle(&**piece, &**member, op, result) {
             Ok(true) => complete(self.shared, taken),
             Ok(false) => {
                 op.aim(piece.range);

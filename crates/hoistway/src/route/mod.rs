@@ -1,13 +1,11 @@
 //! How bytes move from a file to memory.
 //!
-//! `member` is what a route says of itself, `members` has a file for each route, and `registry` lists them. `attempt` decides
-//! what a read asks for next, and `name_check` finds out whether a route has done what its name says. Their lanes are those of
+//! `member` is what a route says of itself, `members` has a file for each route, and `registry` lists them. `name_check` finds out whether a route has done what its name says. Their lanes are those of
 //! `hoistway-io`, and two of their own: `usrbio`, and direct reads into a device in `gds`, which also proves their path. `threefs` is
 //! the mounts that `usrbio` reads from, and `mounts` opens each once. `directstorage` has files and reads of DirectStorage. `absent` stands for the routes of
 //! other systems.
 
 mod absent;
-pub(crate) mod attempt;
 #[cfg(windows)]
 mod directstorage;
 pub(crate) mod gds;

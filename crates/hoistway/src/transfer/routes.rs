@@ -1,14 +1,9 @@
-//! The routes of one load, in order of preference: which files each reads, through which slots, on how many threads.
+//! The routes of one order, in order of preference: which files each reads, through which slots, on how many threads.
 #![forbid(unsafe_code)]
 
-use super::{
-    LoadOptions,
-    delivery::{Needs, SlotCounts},
-    serve::Takers,
-};
+use super::delivery::{Needs, SlotCounts};
 use crate::{
     Alignment, Cancel, Error, Result,
-    device::Device,
     memory::{self, Slots},
     plan::{Extent, Plan, PlanOptions, Transfer},
     report::{Refusal, add_new},
@@ -20,26 +15,55 @@ use crate::{
     source::Source,
     sys,
 };
+use hoistway_io::executor::QueueId;
 use std::{path::PathBuf, sync::Arc};
 
 /// Longest chunk of a file that reads are made as long as.
 const MAX_CHUNK_BYTES: u64 = 32 << 20;
 
-/// A route that a load reads by.
-#[derive(Debug)]
-pub(super) struct LoadRoute {
-    // Before the member, which the memory belongs to.
-    slots: Option<Slots>,
-    pub(super) member: Arc<dyn Member>,
-    pub(super) share: Share,
-    /// Whether it reads each file of the catalog.
-    files: Box<[bool]>,
-    pub(super) name_check: NameCheck,
+/// The routes that may make a read, as bits: a route's place in the order of preference is its number, and that of its queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Takers(u8);
+
+impl Takers {
+    /// Most routes of an order: as many as a scheduler has queues.
+    const MOST: usize = u8::BITS as usize;
+
+    fn of(routes: impl IntoIterator<Item = usize>) -> Self {
+        Self(routes.into_iter().fold(0, |bits, route| bits | 1 << route))
+    }
+
+    /// The best of them, from number `first` on.
+    pub(crate) fn from(self, first: usize) -> Option<usize> {
+        let bits = self.0.checked_shr(first as u32)?;
+        (bits != 0).then(|| first + bits.trailing_zeros() as usize)
+    }
+
+    pub(crate) fn has(self, route: usize) -> bool {
+        self.from(route) == Some(route)
+    }
 }
 
-impl LoadRoute {
-    /// Slots of its own, if it does not read into those of the load.
-    pub(super) fn slots(&self) -> Option<&Slots> {
+/// The queue of a route.
+pub(crate) fn queue_of(route: usize) -> QueueId {
+    QueueId(route as u8)
+}
+
+/// A route that reads.
+#[derive(Debug)]
+pub(crate) struct OpenRoute {
+    // Before the member, which the memory belongs to.
+    slots: Option<Slots>,
+    pub(crate) member: Arc<dyn Member>,
+    pub(crate) share: Share,
+    /// Whether it reads each file of the catalog.
+    files: Box<[bool]>,
+    pub(crate) name_check: NameCheck,
+}
+
+impl OpenRoute {
+    /// Slots of its own, if it does not read into those of the order.
+    pub(crate) fn slots(&self) -> Option<&Slots> {
         self.slots.as_ref()
     }
 
@@ -70,70 +94,62 @@ fn is_long(copy: &Transfer) -> bool {
     }
 }
 
-/// The memory and threads that a load has for routes.
-pub(super) struct Room<'a> {
-    pub(super) threads: &'a ThreadPlan,
-    pub(super) numa_node: Option<u32>,
-    /// Bytes of host memory that the load needs besides.
-    pub(super) least_bytes: u64,
+/// The memory and threads that there are for routes.
+pub(crate) struct Room<'a> {
+    pub(crate) threads: &'a ThreadPlan,
+    pub(crate) numa_node: Option<u32>,
+    /// Bytes of host memory that the order needs besides.
+    pub(crate) least_bytes: u64,
     /// Bytes of slots in host memory, at most.
-    pub(super) staging_bytes: u64,
-    pub(super) needs: Needs,
+    pub(crate) staging_bytes: u64,
+    pub(crate) needs: Needs,
+    /// Bytes in flight, rings, and bytes of host memory in all, if the caller chose them.
+    pub(crate) in_flight_bytes: Option<u64>,
+    pub(crate) rings: Option<usize>,
+    pub(crate) budget_bytes: Option<u64>,
 }
 
-/// The routes of a load while they are opened.
-pub(super) struct Opening<'a> {
+/// The routes of an order while they are opened.
+pub(crate) struct Opening<'a> {
     wanted: Wanted<'a>,
-    options: &'a LoadOptions,
     sources: &'a [Arc<dyn Source>],
     /// How each file is read, once that was asked.
     access: Vec<Option<Access>>,
-    routes: Vec<LoadRoute>,
+    routes: Vec<OpenRoute>,
     refused: Vec<Refusal>,
 }
 
 impl<'a> Opening<'a> {
     /// `refused` is what was refused before.
-    pub(super) fn new(
-        options: &'a LoadOptions,
+    pub(crate) fn new(
+        wanted: Wanted<'a>,
         sources: &'a [Arc<dyn Source>],
-        device: Option<&'a Arc<Device>>,
-        is_inline: bool,
         refused: Vec<Refusal>,
     ) -> Self {
-        let wanted = Wanted {
-            route: options.route,
-            direct: options.direct,
-            usrbio: options.usrbio,
-            usrbio_directories: &options.usrbio_directories,
-            device,
-            is_inline,
-            copies_on_lanes: false,
-        };
-        Self { wanted, options, sources, access: vec![None; sources.len()], routes: Vec::new(), refused }
+        Self { wanted, sources, access: vec![None; sources.len()], routes: Vec::new(), refused }
     }
 
     /// Opens the routes that say how long reads should be.
     ///
     /// # Errors
     /// [`Error::RouteUnavailable`] if the route that the caller named cannot be.
-    pub(super) fn open_first(&mut self, plan: &Plan) -> Result<()> {
+    pub(crate) fn open_first(&mut self, plan: &Plan) -> Result<()> {
         registry::readers().filter(|entry| entry.is_first).try_for_each(|entry| self.open(entry, plan))
     }
 
-    /// The length of reads: that of the options, made to take whole chunks of the files unless the caller chose it.
-    pub(super) fn chunk_bytes(&self) -> u64 {
+    /// The length of reads: `chosen`, made to take whole chunks of the files unless the caller chose it.
+    pub(crate) fn chunk_bytes(&self, chosen: u64) -> u64 {
         let by_default = PlanOptions::default().chunk_bytes;
         let chunk = self.routes.iter().filter_map(|route| route.member.facts().chunk_bytes).max();
         let whole = chunk.and_then(|chunk| by_default.checked_next_multiple_of(chunk));
         match whole.filter(|&whole| whole <= MAX_CHUNK_BYTES && Alignment::BLOCK.divides(whole)) {
-            Some(whole) if self.options.chunk_bytes == by_default => whole,
-            _ => self.options.chunk_bytes,
+            Some(whole) if chosen == by_default => whole,
+            _ => chosen,
         }
     }
 
     /// Bytes of host memory that routes which read into slots of their own need at least: one slot each.
-    pub(super) fn least_shared_bytes(&self, plan: &Plan) -> u64 {
+    pub(crate) fn least_shared_bytes(&self, plan: &Plan) -> u64 {
         let page = sys::pages::page_size() as u64;
         let shared = self.routes.iter().filter(|route| route.member.facts().landing == Landing::Shared);
         let slot_bytes = shared.map(|route| {
@@ -148,7 +164,7 @@ impl<'a> Opening<'a> {
     ///
     /// # Errors
     /// [`Error::RouteUnavailable`] if the caller named one; [`Error::MemoryBudget`].
-    pub(super) fn ready_first(&mut self, plan: &Plan, room: &Room<'_>) -> Result<()> {
+    pub(crate) fn ready_first(&mut self, plan: &Plan, room: &Room<'_>) -> Result<()> {
         for position in (0..self.routes.len()).rev() {
             self.make_ready(position, plan, room)?;
         }
@@ -156,25 +172,25 @@ impl<'a> Opening<'a> {
     }
 
     /// Bytes of host memory that the routes have taken.
-    pub(super) fn host_bytes(&self) -> u64 {
-        self.routes.iter().filter_map(LoadRoute::slots).map(Slots::host_bytes).sum()
+    pub(crate) fn host_bytes(&self) -> u64 {
+        self.routes.iter().filter_map(OpenRoute::slots).map(Slots::host_bytes).sum()
     }
 
-    /// Whether an extent will need a slot of the load's own, if it is staged.
-    pub(super) fn needs_host_slot(&self, extent: &Extent) -> bool {
-        let is_past_host = self.options.route.is_past_host() && Plan::is_whole_blocks(extent);
-        let has_slots = |route: &LoadRoute| {
+    /// Whether an extent will need a slot of the order's own, if it is staged.
+    pub(crate) fn needs_host_slot(&self, extent: &Extent) -> bool {
+        let is_past_host = self.wanted.route.is_past_host() && Plan::is_whole_blocks(extent);
+        let has_slots = |route: &OpenRoute| {
             matches!(route.member.facts().landing, Landing::Shared | Landing::Device)
                 && route.files[extent.file.index()]
         };
         !is_past_host && !self.routes.iter().any(has_slots)
     }
 
-    /// How many slots of which kind extents come in, of which `own` in host memory are the load's own.
-    pub(super) fn slot_counts(&self, own: usize) -> SlotCounts {
+    /// How many slots of which kind extents come in, of which `own` in host memory are the order's own.
+    pub(crate) fn slot_counts(&self, own: usize) -> SlotCounts {
         let count = |landing| -> usize {
             let routes = self.routes.iter().filter(|route| route.member.facts().landing == landing);
-            routes.filter_map(LoadRoute::slots).map(Slots::count).sum()
+            routes.filter_map(OpenRoute::slots).map(Slots::count).sum()
         };
         SlotCounts {
             host: own + count(Landing::Shared) + count(Landing::View),
@@ -186,7 +202,7 @@ impl<'a> Opening<'a> {
     ///
     /// # Errors
     /// Those of [`Opening::open_first`].
-    pub(super) fn open_others(&mut self, plan: &Plan, room: &Room<'_>) -> Result<()> {
+    pub(crate) fn open_others(&mut self, plan: &Plan, room: &Room<'_>) -> Result<()> {
         if self.wanted.direct == DirectIo::Never {
             self.refuse(
                 "direct reads",
@@ -208,7 +224,7 @@ impl<'a> Opening<'a> {
     ///
     /// # Errors
     /// [`Error::Internal`] if no route takes an extent.
-    pub(super) fn assign(self, plan: &Plan, buffers: Vec<Buffer>, cancel: &Cancel) -> Result<Assigned> {
+    pub(crate) fn assign(self, plan: &Plan, buffers: Vec<Buffer>, cancel: &Cancel) -> Result<Assigned> {
         let Self { sources, access, routes, refused, .. } = self;
         let mut reads = Vec::with_capacity(plan.extents().len());
         let mut takers_of = Vec::with_capacity(plan.extents().len());
@@ -261,7 +277,7 @@ impl<'a> Opening<'a> {
             self.refused.extend(member.refusals(self.wanted.device.map(|device| device.id())));
             let share = Share { threads: 0, depth: (1, 1), slots: 0, slot_bytes: 0 };
             let name_check = NameCheck::of(&member);
-            self.routes.push(LoadRoute { slots: None, member, share, files, name_check });
+            self.routes.push(OpenRoute { slots: None, member, share, files, name_check });
         }
         Ok(())
     }
@@ -280,10 +296,10 @@ impl<'a> Opening<'a> {
         files
     }
 
-    /// Gives a route its part of the load, or drops it if it has no memory.
+    /// Gives a route its part of the reads, or drops it if it has no memory.
     fn make_ready(&mut self, position: usize, plan: &Plan, room: &Room<'_>) -> Result<()> {
         let taken = self.host_bytes();
-        let (route, options) = (&mut self.routes[position], self.options);
+        let route = &mut self.routes[position];
         let reads = || plan.extents().iter().filter(|extent| route.takes(plan, extent));
         let demand = Demand {
             threads: room.threads,
@@ -291,8 +307,8 @@ impl<'a> Opening<'a> {
             has_device: self.wanted.device.is_some(),
             reads: reads().count(),
             longest_bytes: reads().map(|extent| extent.read.len()).max().unwrap_or(0),
-            in_flight_bytes: options.in_flight_bytes,
-            rings: options.rings,
+            in_flight_bytes: room.in_flight_bytes,
+            rings: room.rings,
             budget_bytes: room.staging_bytes.saturating_sub(taken),
             slot_bytes: (room.needs.slot_bytes, room.needs.table_bytes),
         };
@@ -301,7 +317,7 @@ impl<'a> Opening<'a> {
             Landing::Any | Landing::Kept | Landing::View | Landing::Device => Ok(()),
             Landing::Shared => {
                 let bytes = taken.saturating_add(share.slot_bytes.saturating_mul(share.slots as u64));
-                memory::budget::check(room.least_bytes, bytes, options.memory_budget_bytes)
+                memory::budget::check(room.least_bytes, bytes, room.budget_bytes)
             }
         };
         let slots = fits.and_then(|()| match landing {
@@ -376,12 +392,12 @@ impl<'a> Opening<'a> {
     }
 }
 
-/// The reads of a load, and the routes that they may take.
-pub(super) struct Assigned {
-    pub(super) routes: Vec<LoadRoute>,
+/// The reads of an order, and the routes that they may take.
+pub(crate) struct Assigned {
+    pub(crate) routes: Vec<OpenRoute>,
     /// For each extent, the routes that may read it.
-    pub(super) takers: Box<[Takers]>,
+    pub(crate) takers: Box<[Takers]>,
     /// In the order of their extents.
-    pub(super) reads: Vec<ReadOp>,
-    pub(super) refused: Vec<Refusal>,
+    pub(crate) reads: Vec<ReadOp>,
+    pub(crate) refused: Vec<Refusal>,
 }

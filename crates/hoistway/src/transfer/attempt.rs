@@ -1,13 +1,13 @@
 //! Decides the next step after an attempt of a read, for loads and readers.
 #![forbid(unsafe_code)]
 
-use super::{
-    Access, Buffer, DirectIo, Outcome, ReadOp, Route, Unavailable,
-    member::{Member, no_direct_reads, refused_direct_reads},
-};
 use crate::{
     ByteRange, Error, Result,
     report::{Carrier, Onward, Tally},
+    route::{
+        Access, Buffer, DirectIo, Outcome, ReadOp, Route, Unavailable,
+        member::{Member, no_direct_reads, refused_direct_reads},
+    },
 };
 use std::{io, sync::MutexGuard};
 
@@ -43,7 +43,7 @@ pub(crate) trait Read {
 /// # Errors
 /// Why another attempt would not help.
 pub(crate) fn settle(
-    read: &impl Read,
+    read: &(impl Read + ?Sized),
     member: &dyn Member,
     op: &mut ReadOp,
     result: io::Result<usize>,
@@ -86,7 +86,7 @@ pub(crate) fn settle(
 }
 
 /// Notes that a read got further than byte `before`, by `count` bytes that `route` has read.
-pub(crate) fn account(read: &impl Read, op: &mut ReadOp, route: Route, count: usize, before: u64) {
+pub(crate) fn account(read: &(impl Read + ?Sized), op: &mut ReadOp, route: Route, count: usize, before: u64) {
     let start = read.range(op).start();
     let window = ByteRange::new(start + before, start + op.progress.filled).unwrap_or_default();
     let onward = match (read.onward(), &op.buffer) {
@@ -103,13 +103,13 @@ pub(crate) fn account(read: &impl Read, op: &mut ReadOp, route: Route, count: us
 }
 
 /// Has the rest read through the page cache.
-pub(crate) fn read_buffered(read: &impl Read, op: &mut ReadOp, why: Unavailable) {
+pub(crate) fn read_buffered(read: &(impl Read + ?Sized), op: &mut ReadOp, why: Unavailable) {
     read.tally().refuse(refused_direct_reads(&*op.source, why));
     op.access = Access::Buffered;
 }
 
 /// The error of a read that cannot be repeated.
-pub(crate) fn failed(read: &impl Read, member: &dyn Member, op: &ReadOp, source: io::Error) -> Error {
+pub(crate) fn failed(read: &(impl Read + ?Sized), member: &dyn Member, op: &ReadOp, source: io::Error) -> Error {
     // A file that was cut or swapped explains most read errors better than the error does. A daemon that hangs would not
     // say so, ever.
     if !member.is_lost(&source)

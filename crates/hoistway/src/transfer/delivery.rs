@@ -1,18 +1,13 @@
 //! From staging slots to a device: each read that ends starts its own copies, and frees its slot when they are done.
 #![allow(unsafe_code)]
 
-use super::{
-    DeviceAllocator, LoadOptions,
-    job::Job,
-    memory_plan::{ArenaPlaces, arena_places},
-    serve::Reads,
-};
+use super::order::{Order, Reads};
 use crate::{
     Alignment, ByteRange, Error, Result,
     device::{CopyStream, Device, DeviceMemory, InUse, Scratch},
     handoff::Handoff,
-    memory::{DeviceArena, DeviceBlock, DeviceFill, Slot, SlotKind, Slots},
-    plan::{Plan, Target, Transfer},
+    memory::{DeviceArena, DeviceBlock, DeviceFill, LentMemory, Slot, SlotKind, Slots},
+    plan::{ArenaPlaces, Plan, Target, Transfer, arena_places},
     report::Account,
     source::Source,
 };
@@ -26,15 +21,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The first arenas of a load on a device, once it is clear that it has room for as many as there will be at once:
+/// Gives so many bytes of a device, on a stream of it that it names.
+pub(crate) type Lender = Arc<dyn Fn(u64) -> Result<LentMemory> + Send + Sync>;
+
+/// The first arenas of a plan on a device, once it is clear that it has room for as many as there will be at once:
 /// those that the first `extents` go to.
-pub(super) fn allocate(
+pub(crate) fn allocate(
     plan: &Plan,
     queue: &CopyStream,
-    options: &LoadOptions,
+    lent: Option<&Lender>,
     (extents, most_bytes): (usize, u64),
 ) -> Result<Vec<Arc<DeviceArena>>> {
-    if options.allocator.is_none() {
+    if lent.is_none() {
         let device = queue.device();
         let (available, _) = device.memory()?;
         let needed = plan.arena_bytes().min(most_bytes);
@@ -42,7 +40,7 @@ pub(super) fn allocate(
             return Err(device.too_little_memory(needed, available).into());
         }
     }
-    allocate_some(plan, queue, options.allocator.as_ref(), 0..arenas_of(plan, extents))
+    allocate_some(plan, queue, lent, 0..arenas_of(plan, extents))
 }
 
 /// How many arenas, from the first on, the first `extents` go to.
@@ -55,13 +53,13 @@ fn arenas_of(plan: &Plan, extents: usize) -> usize {
 fn allocate_some(
     plan: &Plan,
     queue: &CopyStream,
-    lent: Option<&DeviceAllocator>,
+    lent: Option<&Lender>,
     range: Range<usize>,
 ) -> Result<Vec<Arc<DeviceArena>>> {
     let arenas = plan.arenas()[range].iter().map(|&len| match lent {
         None => DeviceArena::allocate(queue, len),
-        Some(allocator) => {
-            let memory = allocator.allocate(len)?;
+        Some(lend) => {
+            let memory = lend(len)?;
             // SAFETY: the maker of the allocator has promised that the stream is one of the device's.
             unsafe { queue.wait_for(memory.stream)? };
             Ok(DeviceArena::lent(queue, memory))
@@ -70,15 +68,14 @@ fn allocate_some(
     arenas.collect()
 }
 
-/// Fills the arenas of one load on one device.
-#[derive(Debug)]
-pub(super) struct Delivery {
+/// Fills the arenas of one plan on one device.
+pub(crate) struct Delivery {
     /// Copies that were queued, oldest first. Dropped before everything that they use.
     queued: Handoff<Queued>,
     fills: Vec<DeviceFill>,
     /// Of the arenas that there are so far, or were.
     addresses: RwLock<Vec<u64>>,
-    allocator: Option<DeviceAllocator>,
+    lent: Option<Lender>,
     /// For each extent, how many arenas it and those before it go to. Empty if all arenas were there from the start.
     arenas_of: Box<[usize]>,
     scratch: Option<Arc<ScratchMemory>>,
@@ -125,25 +122,25 @@ struct ScratchMemory {
 
 /// What a plan needs for each slot.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Needs {
-    pub(super) slot_bytes: u64,
+pub(crate) struct Needs {
+    pub(crate) slot_bytes: u64,
     /// For the table of what kernels work on; 0 if there is nothing.
-    pub(super) table_bytes: u64,
+    pub(crate) table_bytes: u64,
 }
 
 /// How many slots of which kind extents come in.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct SlotCounts {
+pub(crate) struct SlotCounts {
     /// In host memory.
-    pub(super) host: usize,
+    pub(crate) host: usize,
     /// On the device.
-    pub(super) device: usize,
+    pub(crate) device: usize,
 }
 
 impl Needs {
     /// # Errors
     /// [`Error::DeviceUnavailable`] if the device cannot do what the plan wants.
-    pub(super) fn of(plan: &Plan, device: &Device, slot_bytes: u64) -> Result<Self> {
+    pub(crate) fn of(plan: &Plan, device: &Device, slot_bytes: u64) -> Result<Self> {
         let mut table_bytes = 0;
         for extent in plan.extents() {
             table_bytes = device.table_bytes(&plan.transfers(extent))?.max(table_bytes);
@@ -152,18 +149,18 @@ impl Needs {
     }
 
     /// How many slots `bytes` of memory are enough for; at least one.
-    pub(super) fn slots_in(&self, bytes: u64) -> usize {
+    pub(crate) fn slots_in(&self, bytes: u64) -> usize {
         usize::try_from(bytes / (self.slot_bytes + self.table_bytes).max(1)).unwrap_or(usize::MAX).max(1)
     }
 }
 
 impl Delivery {
     /// Lays the arenas of `plan` out on the device of `queue`. Extents come in as many slots as `counts` says.
-    pub(super) fn new(
+    pub(crate) fn new(
         queue: CopyStream,
         plan: &Plan,
         arenas: Vec<Arc<DeviceArena>>,
-        allocator: Option<DeviceAllocator>,
+        lent: Option<Lender>,
         counts: SlotCounts,
         needs: &Needs,
         is_inline: bool,
@@ -199,7 +196,7 @@ impl Delivery {
             queued: Handoff::default(),
             fills,
             addresses: RwLock::new(addresses),
-            allocator,
+            lent,
             arenas_of,
             scratch,
             queue,
@@ -210,12 +207,12 @@ impl Delivery {
     }
 
     /// Allocates what the first `extents` of `plan` go to, as far as it is not there. On the thread of the load's owner.
-    pub(super) fn admit(&self, plan: &Plan, extents: usize) -> Result<()> {
+    pub(crate) fn admit(&self, plan: &Plan, extents: usize) -> Result<()> {
         let Some(last) = extents.min(self.arenas_of.len()).checked_sub(1) else { return Ok(()) };
         let there = self.addresses().len();
         let needed = self.arenas_of[last];
         if needed > there {
-            let arenas = allocate_some(plan, &self.queue, self.allocator.as_ref(), there..needed)?;
+            let arenas = allocate_some(plan, &self.queue, self.lent.as_ref(), there..needed)?;
             let mut addresses = self.addresses.write().unwrap_or_else(PoisonError::into_inner);
             for (fill, arena) in self.fills[there..].iter().zip(arenas) {
                 addresses.push(arena.address());
@@ -230,31 +227,31 @@ impl Delivery {
     }
 
     /// Bytes of pinned memory beside the slots.
-    pub(super) fn pinned_bytes(&self) -> u64 {
+    pub(crate) fn pinned_bytes(&self) -> u64 {
         self.scratch
             .as_ref()
             .map_or(0, |scratch| scratch.host_tables.host_bytes() + scratch.device_tables.host_bytes())
     }
 
     /// Bytes of the device beside arenas and slots.
-    pub(super) fn scratch_bytes(&self) -> u64 {
+    pub(crate) fn scratch_bytes(&self) -> u64 {
         self.scratch.as_ref().map_or(0, |scratch| scratch.allocation.len())
     }
 
     /// Copies and kernels that were queued.
-    pub(super) fn copies(&self) -> u64 {
+    pub(crate) fn copies(&self) -> u64 {
         self.copies.load(Ordering::Relaxed)
     }
 
     /// How long a thread waited for copies.
-    pub(super) fn waited(&self) -> Duration {
+    pub(crate) fn waited(&self) -> Duration {
         Duration::from_nanos(self.waited.load(Ordering::Relaxed))
     }
 
     /// Queues the copies of an extent, all of whose bytes are in `slot`. Its read ends when they are done.
-    pub(super) fn send(
+    pub(crate) fn send(
         &self,
-        job: &Job,
+        (order, plan): (&dyn Order, &Plan),
         extent: usize,
         slot: Slot,
         source: Arc<dyn Source>,
@@ -262,19 +259,19 @@ impl Delivery {
         ticket: Ticket<Reads>,
     ) {
         let shown = slot.is_view().then_some(source);
-        let copying = match self.copy(job, extent, slot) {
+        let copying = match self.copy(plan, extent, slot) {
             Ok(copying) => copying,
-            Err(error) => return job.fail_with(ticket, account, error),
+            Err(error) => return order.fail_with(ticket, account, error),
         };
         let queued = Queued { extent, shown, copying, account, ticket };
         if self.is_inline {
-            return self.finish(job, queued);
+            return self.finish((order, plan), queued);
         }
         self.queued.send(queued);
     }
 
-    fn copy(&self, job: &Job, extent: usize, slot: Slot) -> Result<InUse<Copied>> {
-        let transfers = job.plan.transfers(&job.plan.extents()[extent]);
+    fn copy(&self, plan: &Plan, extent: usize, slot: Slot) -> Result<InUse<Copied>> {
+        let transfers = plan.transfers(&plan.extents()[extent]);
         let table = match &self.scratch {
             Some(scratch) if self.queue.device().table_bytes(&transfers)? > 0 => {
                 Some(scratch.take_table(&slot)?)
@@ -300,33 +297,37 @@ impl Delivery {
         Ok(self.queue.keep(copied, queued)?)
     }
 
-    /// Waits for copies, one after the other, until the load is over.
-    pub(super) fn serve(&self, job: &Job) {
+    /// Waits for copies, one after the other, until the order is over.
+    pub(crate) fn serve(&self, order: &dyn Order, plan: &Plan) {
         while let Some(next) = self.queued.next() {
-            self.finish(job, next);
+            self.finish((order, plan), next);
         }
     }
 
-    /// The load is over: nothing more is copied.
-    pub(super) fn stop(&self) {
+    /// The order is over: nothing more is copied.
+    pub(crate) fn stop(&self) {
         self.queued.close();
     }
 
     /// Waits for the copies of an extent, which ends its read.
-    fn finish(&self, job: &Job, Queued { extent, shown, copying, account, ticket }: Queued) {
+    fn finish(
+        &self,
+        (order, plan): (&dyn Order, &Plan),
+        Queued { extent, shown, copying, account, ticket }: Queued,
+    ) {
         let waited = self.wait(&copying);
         drop(copying);
         // Pages of a file may have changed until they were copied, which its read does not know.
-        let unchanged = || shown.as_ref().map_or(Ok(()), |source| job.check_source(extent, &**source));
+        let unchanged = || shown.as_ref().map_or(Ok(()), |source| order.check_source(extent, &**source));
         if let Err(error) = waited.and_then(|()| unchanged()) {
-            return job.fail_with(ticket, account, error);
+            return order.fail_with(ticket, account, error);
         }
-        let extent = &job.plan.extents()[extent];
+        let read = &plan.extents()[extent];
         let mut blocks: Vec<(usize, DeviceBlock)> = Vec::new();
-        for piece in job.plan.pieces(extent, extent.read) {
+        for piece in plan.pieces(read, read.read) {
             self.fills[piece.arena].complete(piece.place, |position, block| blocks.push((position, block)));
         }
-        job.deliver_copied(extent, shown.is_none(), account, blocks);
+        order.copied(extent, shown.is_none(), account, blocks);
         ticket.end(Ok(()));
     }
 
