@@ -2,32 +2,22 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    BatchReport, Priority, ReadFile,
-    device::DirectRoute,
+    BatchReport, Priority,
     queue::Reads,
-    report::RouteRemarks,
-    request::{Counted, OnEnd},
+    state::{BatchState, Progress},
 };
 use crate::{
-    ByteRange, Cancel, Error, Result,
-    device::Fence,
-    memory::{Block, Fill, WriteRegion},
+    Error,
+    memory::Block,
     parallel::lock,
-    plan::Runs,
-    report::{Refusal, Tally, few_files_note},
-    route::{DirectIo, NameCheck, Route},
+    report::{Tally, few_files_note},
 };
 use hoistway_io::{
     cancel::Registration,
-    executor::{GroupId, Scheduler, Whose},
+    executor::{Scheduler, Whose},
 };
 use std::{
-    collections::VecDeque,
-    panic::{self, AssertUnwindSafe},
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -72,66 +62,6 @@ impl<'a> ReadStatus<'a> {
             Self::Pending | Self::Delivered => None,
         }
     }
-}
-
-/// What caller and lanes share of a batch.
-#[derive(Debug)]
-pub(super) struct BatchState {
-    pub(super) number: u64,
-    /// Ends its reads.
-    pub(super) cancel: Cancel,
-    reads: Box<[ReadState]>,
-    /// The route, and the way to read directly, that the caller chose.
-    pub(super) chosen: (Route, DirectIo),
-    priority: Mutex<Priority>,
-    bytes_done: AtomicU64,
-    progress: Mutex<Progress>,
-    changed: Condvar,
-    tally: Mutex<Tally>,
-    started: Instant,
-    process: u32,
-    /// The route of its other reads.
-    main: Option<Arc<RouteRemarks>>,
-    /// The routes past the host that its reads may take.
-    direct: Vec<(Arc<DirectRoute>, NameCheck)>,
-    /// As many reads in flight as the reader was asked for.
-    asked_for: usize,
-}
-
-/// One read.
-#[derive(Debug)]
-pub(super) struct ReadState {
-    pub(super) file: ReadFile,
-    pub(super) range: ByteRange,
-    pub(super) name: Option<Arc<str>>,
-    /// What its pieces are parts of, if they are parts of memory.
-    pub(super) fill: Option<Fill>,
-    /// Whether the memory is the reader's, and the caller takes it.
-    pub(super) is_owned: bool,
-    /// Which of its bytes count as delivered, if not all.
-    pub(super) counted: Option<Counted>,
-    /// Which of its bytes go to the device, if not all.
-    pub(super) packed: Option<Runs>,
-    /// What its copies to a device wait for on the thread that queues them.
-    pub(super) fences: Vec<Fence>,
-    /// Whether it goes by a route whose name is a promise that its end has to check.
-    pub(super) is_promised: bool,
-    /// What the scheduler calls it, once it waits there.
-    pub(super) group: OnceLock<GroupId>,
-    /// Whether its file was unchanged when the first piece had come.
-    was_unchanged: OnceLock<bool>,
-    error: OnceLock<Arc<Error>>,
-    block: Mutex<Option<Block>>,
-    on_end: Mutex<Option<OnEnd>>,
-}
-
-#[derive(Debug, Default)]
-struct Progress {
-    has_ended: Vec<bool>,
-    ended: usize,
-    /// Those that have ended and that [`Batch::next_ended`] has not told.
-    untold: VecDeque<usize>,
-    ended_at: Option<Instant>,
 }
 
 impl Batch {
@@ -348,188 +278,5 @@ impl Drop for Batch {
         }
         self.cancel();
         let _ = self.wait_until(Duration::MAX, |progress| (progress.ended == self.len()).then_some(()));
-    }
-}
-
-impl ReadState {
-    pub(super) fn new(
-        file: ReadFile,
-        range: ByteRange,
-        name: Option<Arc<str>>,
-        on_end: Option<OnEnd>,
-        fill: Option<Fill>,
-        is_owned: bool,
-    ) -> Self {
-        let (group, error) = (OnceLock::new(), OnceLock::new());
-        let (block, on_end) = (Mutex::default(), Mutex::new(on_end));
-        let (counted, packed, is_promised, was_unchanged) = (None, None, false, OnceLock::new());
-        Self {
-            file,
-            range,
-            name,
-            fill,
-            is_owned,
-            counted,
-            packed,
-            fences: Vec::new(),
-            is_promised,
-            group,
-            was_unchanged,
-            error,
-            block,
-            on_end,
-        }
-    }
-
-    /// A name for error messages.
-    pub(super) fn name(&self) -> Option<String> {
-        self.name.as_ref().map(|name| name.to_string())
-    }
-
-    /// Does `check` for the first piece that comes, and for others if it failed: nothing of a file that had changed before
-    /// counts as delivered. One that changes later is found out at the end of the read.
-    pub(super) fn check_first(&self, check: impl Fn() -> Result<()>) -> Result<()> {
-        if *self.was_unchanged.get_or_init(|| check().is_ok()) { Ok(()) } else { check() }
-    }
-
-    /// All bytes of a piece are in its region.
-    pub(super) fn complete(&self, region: WriteRegion) -> Result<()> {
-        match &self.fill {
-            Some(fill) => fill.complete(region, |_, block| {
-                if self.is_owned {
-                    *lock(&self.block) = Some(block);
-                }
-            }),
-            None => Err(Error::Internal("a region was completed of a read without memory".into())),
-        }
-    }
-}
-
-impl BatchState {
-    pub(super) fn new(
-        number: u64,
-        cancel: Cancel,
-        reads: Vec<ReadState>,
-        chosen: (Route, DirectIo),
-        priority: Priority,
-        (main, direct): (Option<Arc<RouteRemarks>>, Vec<Arc<DirectRoute>>),
-        asked_for: usize,
-    ) -> Self {
-        let progress = Progress { has_ended: vec![false; reads.len()], ..Progress::default() };
-        Self {
-            number,
-            cancel,
-            reads: reads.into(),
-            chosen,
-            priority: Mutex::new(priority),
-            bytes_done: AtomicU64::new(0),
-            progress: Mutex::new(progress),
-            changed: Condvar::new(),
-            tally: Mutex::default(),
-            started: Instant::now(),
-            process: std::process::id(),
-            main,
-            direct: direct.into_iter().map(|own| (own.clone(), NameCheck::of(&own.member))).collect(),
-            asked_for,
-        }
-    }
-
-    pub(super) fn read(&self, read: usize) -> &ReadState {
-        &self.reads[read]
-    }
-
-    /// All bytes of a piece are in their place.
-    pub(super) fn deliver(&self, bytes: u64) {
-        self.bytes_done.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// All pieces of a read have ended: their lanes, the kernel and the device are done with their memory.
-    pub(super) fn end(&self, read: usize, result: Result<()>) {
-        let state = &self.reads[read];
-        // Not for each piece: the daemon of a network's file system is asked, and takes its time.
-        let result = result.map_err(|error| match error {
-            Error::Io { .. } if self.cancel.is_cancelled() => Error::Cancelled,
-            error => error,
-        });
-        if let Err(error) = result.and_then(|()| self.check_ended(state)) {
-            let _ = state.error.set(Arc::new(error));
-        }
-        self.end_read(read);
-    }
-
-    /// Fails if a read whose pieces have all come is worth nothing nevertheless.
-    fn check_ended(&self, read: &ReadState) -> Result<()> {
-        read.file.0.check_unchanged(read.range, |_| read.name())?;
-        let route = self.chosen.0;
-        for (direct, name_check) in self.direct.iter().filter(|_| read.is_promised) {
-            if direct.member.route() == route
-                && let Err(why) = name_check.look()
-            {
-                return Err(Error::RouteUnavailable { route, path: None, why });
-            }
-        }
-        Ok(())
-    }
-
-    /// Finds out at the end of the batch whether its routes have done what their names promise. One that was chosen and has
-    /// not is not used any more.
-    fn check_kept(&self) {
-        for (direct, name_check) in &self.direct {
-            let (route, kept) = (direct.member.route(), name_check.check());
-            if let (false, Err(why)) = (route == self.chosen.0, kept) {
-                self.tally().refuse(Refusal::new(route.name(), None, why.clone()));
-                direct.give_up(why);
-            }
-        }
-    }
-
-    /// A read ends before it began.
-    pub(super) fn fail(&self, read: usize, error: Error) {
-        let _ = self.reads[read].error.set(Arc::new(error));
-        self.end_read(read);
-    }
-
-    /// A read of no bytes ends.
-    pub(super) fn end_empty(&self, read: usize) {
-        if self.reads[read].is_owned {
-            *lock(&self.reads[read].block) = Some(Block::empty());
-        }
-        self.end_read(read);
-    }
-
-    fn end_read(&self, read: usize) {
-        let state = &self.reads[read];
-        if state.error.get().is_some() {
-            *lock(&state.block) = None;
-        }
-        if let Some(OnEnd(on_end)) = lock(&state.on_end).take() {
-            let outcome = state.error.get().map_or(Ok(()), |error| Err(&**error));
-            // The panic hook has told; the lane has others to serve.
-            let _ = panic::catch_unwind(AssertUnwindSafe(|| on_end(outcome)));
-        }
-        let mut progress = self.progress();
-        if progress.ended + 1 == self.reads.len() {
-            drop(progress);
-            // No other read ends after this one.
-            self.check_kept();
-            progress = self.progress();
-        }
-        progress.has_ended[read] = true;
-        progress.untold.push_back(read);
-        progress.ended += 1;
-        if progress.ended == self.reads.len() {
-            progress.ended_at = Some(Instant::now());
-        }
-        drop(progress);
-        self.changed.notify_all();
-    }
-
-    /// What its reads have done so far.
-    pub(super) fn tally(&self) -> MutexGuard<'_, Tally> {
-        lock(&self.tally)
-    }
-
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        lock(&self.progress)
     }
 }

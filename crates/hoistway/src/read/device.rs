@@ -1,7 +1,7 @@
 //! On to a device: pinned slots, copies that are queued as reads end, and a thread that waits for them.
 #![allow(unsafe_code)]
 
-use super::{options::ReaderOptions, queue::Taken, report::RouteRemarks};
+use super::{direct::DirectRoute, options::ReaderOptions};
 use crate::{
     DeviceId, Error, Result,
     device::{CopyStream, Device, DeviceMemory, Fence, InUse},
@@ -10,22 +10,31 @@ use crate::{
     parallel::lock,
     plan::Transfer,
     route::{
-        Access, Route, Unavailable,
+        Route, Unavailable,
         member::{Landing, Member},
-        registry::{self, NotOpened},
+        registry::NotOpened,
     },
     source::Source,
 };
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 /// Slots beside those that reads fill: what is being copied meanwhile.
 const COPYING_SLOTS: usize = 4;
 
+/// What ends when its copies to a device do.
+///
+/// # Safety
+/// Until it has ended, the memory of the device that its copies go to is its alone.
+pub(super) unsafe trait Copied: Send + 'static {
+    /// Its copies are over.
+    fn end(self, result: Result<()>);
+}
+
 /// One device's share of a reader.
 #[derive(Debug)]
-pub(super) struct DeviceLine {
-    /// Copies that were queued, oldest first.
-    sent: Arc<Sent>,
+pub(super) struct DeviceLine<T> {
+    /// Copies that were queued, oldest first, each with what it ends.
+    sent: Arc<Handoff<(InUse<Slot>, T)>>,
     slots: Slots,
     /// The route past the host, or why there is none if there might be.
     direct: std::result::Result<Option<Arc<DirectRoute>>, (Route, NotOpened)>,
@@ -36,70 +45,13 @@ pub(super) struct DeviceLine {
     queue: CopyStream,
 }
 
-/// Copies that were queued, each with the piece that it ends.
-type Sent = Handoff<(InUse<Slot>, Taken)>;
-
-/// A route to a device past the host.
-#[derive(Debug)]
-pub(super) struct DirectRoute {
-    // Before the member, which the memory belongs to.
-    slots: OnceLock<Slots>,
-    making: Mutex<()>,
-    pub(super) member: Arc<dyn Member>,
-    pub(super) remarks: RouteRemarks,
-    given_up: OnceLock<Unavailable>,
-}
-
-impl DirectRoute {
-    /// The first such route that `options` name or choose among.
-    fn open(
-        options: &ReaderOptions,
-        device: &Arc<Device>,
-    ) -> std::result::Result<Option<Arc<Self>>, (Route, NotOpened)> {
-        for entry in registry::readers().filter(|entry| entry.landing == Landing::Device) {
-            let opened = (entry.open)(&options.wanted(Some(device)), &[], &[]);
-            if let Some(member) = opened.map_err(|why| (entry.route, why))? {
-                let (slots, making, given_up) = (OnceLock::new(), Mutex::default(), OnceLock::new());
-                let remarks = RouteRemarks::of(&*member, Some(device.id()));
-                return Ok(Some(Arc::new(Self { slots, making, member, remarks, given_up })));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Makes a file ready, and with the first one the slots.
-    fn add(&self, source: &Arc<dyn Source>, count: usize, slot_bytes: usize) -> Result<()> {
-        let refused = |path, why| Error::RouteUnavailable { route: self.member.route(), path, why };
-        if let Some(why) = self.given_up.get() {
-            return Err(refused(None, why.clone()));
-        }
-        let path = || Some(source.path().to_owned());
-        self.member.add(source, Access::Direct).map_err(|why| refused(path(), why))?;
-        let _making = lock(&self.making);
-        if self.slots.get().is_none() {
-            let _ = self.slots.set(self.member.slots(count, slot_bytes, None, None)?);
-        }
-        Ok(())
-    }
-
-    /// It is not used any more.
-    pub(super) fn give_up(&self, why: Unavailable) {
-        let _ = self.given_up.set(why);
-    }
-
-    /// Whether it may be used.
-    pub(super) fn is_open(&self) -> bool {
-        self.given_up.get().is_none()
-    }
-}
-
 /// Slots for the reads in flight, and what is copied meanwhile, as far as the budget goes.
 fn slot_count(options: &ReaderOptions) -> usize {
     let affordable = usize::try_from(options.memory_budget_bytes / options.chunk_bytes).unwrap_or(usize::MAX);
     (options.most_reads() + COPYING_SLOTS).min(affordable)
 }
 
-impl DeviceLine {
+impl<T: Copied> DeviceLine<T> {
     /// `main` has the memory that reads land in, if that is its own.
     pub(super) fn new(
         device: DeviceId,
@@ -158,7 +110,7 @@ impl DeviceLine {
         Ok(address)
     }
 
-    /// Has later copies wait for a fence that the stream waits for.
+    /// Has later copies wait for a fence.
     pub(super) fn come_after(&self, fence: &Fence) -> Result<()> {
         Ok(fence.order(&self.queue)?)
     }
@@ -192,24 +144,18 @@ impl DeviceLine {
         slots.ok_or_else(|| Error::Internal("there are no slots on the device".into()))
     }
 
-    /// Copies the bytes of a piece from the slot as `transfers` say, to one arena at `address`; then it ends. The transfers lie in
-    /// the slot and in the memory of the piece.
-    pub(super) fn send(&self, slot: Slot, transfers: &[Transfer], address: u64, taken: Taken) {
-        let staged_bytes = taken.piece.wanted.len();
-        let fences = &taken.piece.of().fences;
-        if let Err(error) = fences.iter().try_for_each(|fence| fence.order(&self.queue)) {
-            drop(slot);
-            return taken.end(staged_bytes, Err(error.into()));
-        }
+    /// Copies the bytes of a slot as `transfers` say, to one arena at `address`; then `ends` ends. The transfers lie in the slot and
+    /// in the memory that is `ends`'s.
+    pub(super) fn send(&self, slot: Slot, transfers: &[Transfer], address: u64, ends: T) {
         // Few enough at a time that no kernel is needed for them.
         let queued = transfers.chunks(CopyStream::MAX_COPIES).try_for_each(|transfers| {
-            // SAFETY: the slot is full, and kept until the copies are over. The piece ends only then, and until it does the
-            // memory at `address` is this read's alone (`Target::device`).
+            // SAFETY: the slot is full, and kept until the copies are over. `ends` ends only then, and until it does the memory at
+            // `address` is its alone (`Copied`).
             unsafe { self.queue.transfer(slot.source(), transfers, &[address], None) }.map(drop)
         });
         match self.queue.keep(slot, queued) {
-            Ok(copying) => self.sent.send((copying, taken)),
-            Err(error) => taken.end(staged_bytes, Err(error.into())),
+            Ok(copying) => self.sent.send((copying, ends)),
+            Err(error) => ends.end(Err(error.into())),
         }
     }
 
@@ -217,11 +163,10 @@ impl DeviceLine {
     pub(super) fn service(&self) -> impl FnOnce() + Send + 'static {
         let sent = self.sent.clone();
         move || {
-            while let Some((copying, taken)) = sent.next() {
+            while let Some((copying, ends)) = sent.next() {
                 let result = copying.wait().result().map_err(Error::from);
                 drop(copying);
-                let staged_bytes = taken.piece.wanted.len();
-                taken.end(staged_bytes, result);
+                ends.end(result);
             }
         }
     }
@@ -245,8 +190,8 @@ impl DeviceLine {
     }
 }
 
-impl Drop for DeviceLine {
+impl<T> Drop for DeviceLine<T> {
     fn drop(&mut self) {
-        self.close();
+        self.sent.close();
     }
 }

@@ -4,7 +4,8 @@
 //! keeps asking: an inference engine that fills its own buffers, a model whose layers are streamed while it computes, a
 //! cache of experts. [`Reader::submit`] is the door. `request` says what is read and where to; `pieces` cuts requests
 //! into reads; they wait in `queue`, demand before prefetch; `worker` drives the lanes of `route` with them; `device`
-//! sends them on to a device, or has them read there past the host; `batch` is what the caller holds meanwhile.
+//! sends them on to a device, `direct` has them read there past the host; `batch` is what the caller holds meanwhile, and `state`
+//! what is known of its reads.
 //!
 //! ```no_run
 //! use hoistway::{ByteRange, read::{Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target}};
@@ -24,12 +25,15 @@
 
 mod batch;
 mod device;
+mod direct;
 mod options;
 mod pieces;
 mod queue;
 mod reader;
 mod report;
 mod request;
+mod shared;
+mod state;
 mod worker;
 
 pub use batch::{Batch, ReadStatus};

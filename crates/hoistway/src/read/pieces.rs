@@ -3,21 +3,27 @@
 
 use super::{
     ReadRequest,
-    batch::{BatchState, ReadState},
-    device::DeviceLine,
+    device::{self, Copied},
+    queue::Reads,
     request::{self, Sink},
+    state::{BatchState, ReadState},
 };
 use crate::{
     Alignment, ByteRange, Error, Result,
     memory::{self, Fill, MemoryRequest, WriteRegion},
     report::{Onward, Tally},
-    route::{Access, Buffer, DirectIo, ReadOp, Route, member::Member},
+    route::{Access, Buffer, DirectIo, Done, ReadLane, ReadOp, Route, member::Member},
     transfer::Read,
 };
+use hoistway_io::executor::{Flight, Next, Ticket};
 use std::{
+    io,
     sync::{Arc, MutexGuard},
     time::Instant,
 };
+
+/// One device's share of a reader.
+pub(super) type DeviceLine = device::DeviceLine<Taken>;
 
 /// One read's worth of a request. It goes with its read, also into a lane.
 #[derive(Debug)]
@@ -32,6 +38,14 @@ pub(super) struct Piece {
     pub(super) place: Option<Destination>,
     /// The route past the host that reads it, if one does.
     pub(super) direct: Option<Arc<dyn Member>>,
+}
+
+/// A piece that was taken out, until its read has ended.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) piece: Box<Piece>,
+    pub(super) op: ReadOp,
+    ticket: Ticket<Reads>,
 }
 
 /// Where the bytes of a piece go.
@@ -142,6 +156,75 @@ impl std::fmt::Debug for Destination {
             Self::Sink(_) => "Sink",
             Self::Discard => "Discard",
         })
+    }
+}
+
+impl Taken {
+    /// The piece of an operation, which waits or comes back from a lane. One that is none has failed.
+    pub(super) fn of(flight: Flight<Reads>) -> Option<Self> {
+        let (mut op, ticket) = flight.into_parts();
+        match op.piece.take().map(|piece| piece.downcast()) {
+            Some(Ok(piece)) => Some(Self { piece, op, ticket }),
+            _ => {
+                drop(op);
+                ticket.end(Err(Error::Internal("a read of a reader is of no piece".into())));
+                None
+            }
+        }
+    }
+
+    /// The operation again, for the scheduler.
+    pub(super) fn into_flight(self) -> Flight<Reads> {
+        let Self { piece, mut op, ticket } = self;
+        op.piece = Some(piece);
+        Flight::new(op, ticket)
+    }
+
+    /// Has a lane that nothing else is in make the read now. `None` if the lane has lost it.
+    pub(super) fn read_now(self, lane: &mut ReadLane) -> Option<(Self, io::Result<usize>)> {
+        let Self { piece, op, ticket } = self;
+        let mut done = Vec::with_capacity(1);
+        lane.push(op.into());
+        match lane.submit_and_wait(&mut done).ok().and_then(|()| done.pop()) {
+            Some(Done { op, result }) => Some((Self { piece, op: op.content, ticket }, result)),
+            None => {
+                drop(piece);
+                ticket.end(Err(Error::Internal("a lane has lost a read that it made at once".into())));
+                None
+            }
+        }
+    }
+
+    /// Its memory is not used any more: `staged_bytes` of it passed a slot.
+    pub(super) fn end(self, staged_bytes: u64, result: Result<()>) {
+        let Self { piece, mut op, ticket } = self;
+        let mut account = std::mem::take(&mut op.account);
+        drop(op);
+        match &result {
+            Ok(()) => piece.batch().deliver(piece.wanted.len()),
+            // It was read for nothing.
+            Err(_) => account.take_back(),
+        }
+        if !account.is_empty() || staged_bytes > 0 {
+            piece.batch().tally().add(account, staged_bytes);
+        }
+        drop(piece);
+        ticket.end(result);
+    }
+
+    /// It fails.
+    pub(super) fn fail(self, error: Error) -> Next<Reads> {
+        self.end(0, Err(error));
+        Next::Ended
+    }
+}
+
+// SAFETY: `Target::device` passes the condition on to the caller of the reader, until the read has ended, and it ends after its
+// pieces.
+unsafe impl Copied for Taken {
+    fn end(self, result: Result<()>) {
+        let staged_bytes = self.piece.wanted.len();
+        Self::end(self, staged_bytes, result);
     }
 }
 

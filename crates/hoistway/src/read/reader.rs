@@ -3,12 +3,13 @@
 
 use super::{
     Batch, Priority, ReadRequest, ReaderOptions,
-    batch::BatchState,
-    device::{DeviceLine, DirectRoute},
-    pieces::{self, Cut, Piece},
+    direct::DirectRoute,
+    pieces::{self, Cut, DeviceLine, Piece},
     queue::{ReadOf, Reads},
     report::RouteRemarks,
     request,
+    shared::ReaderShared,
+    state::BatchState,
     worker::Worker,
 };
 #[cfg(feature = "objects")]
@@ -20,16 +21,14 @@ use crate::{
     parallel::{lock, thread_named},
     report::{Refusal, add_new},
     route::{
-        Access, ReadLane, Unavailable,
+        Access, Unavailable,
         member::{Landing, Member},
         registry::{self, NotOpened},
     },
     source::Source,
 };
-use hoistway_io::executor::{Reason, Scheduler};
+use hoistway_io::executor::Reason;
 use std::{
-    collections::HashMap,
-    io,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -52,27 +51,6 @@ pub struct Reader {
     /// Ends all reads.
     cancel: Cancel,
     process: u32,
-}
-
-/// What the threads of a reader share.
-#[derive(Debug)]
-pub(super) struct ReaderShared {
-    pub(super) options: ReaderOptions,
-    pub(super) scheduler: Arc<Scheduler<Reads>>,
-    /// What copies from the page cache, if the route looks there.
-    pub(super) cached: Option<Arc<dyn Member>>,
-    /// The route that threads read by: at once, or once there was a file for it.
-    main: OnceLock<Arc<dyn Member>>,
-    /// What reports say of it.
-    remarks: OnceLock<Arc<RouteRemarks>>,
-    /// Staging for what cannot be read in place, once that was needed.
-    slots: OnceLock<Slots>,
-    /// Why nothing comes any more.
-    lost: OnceLock<String>,
-    lines: Mutex<HashMap<DeviceId, Arc<DeviceLine>>>,
-    /// What may be taken for the node's cache.
-    #[cfg(feature = "objects")]
-    pub(super) ledger: Arc<Ledger>,
 }
 
 impl Reader {
@@ -381,43 +359,6 @@ impl Reader {
         let thread = thread.map_err(|source| Error::System { operation: "starting a thread", source })?;
         lock(&self.threads).push(thread);
         Ok(())
-    }
-}
-
-impl ReaderShared {
-    /// Where reads to the host land that are not made in place.
-    pub(super) fn host_slots(&self) -> Option<&Slots> {
-        self.slots.get()
-    }
-
-    /// Whether an error says that nothing comes any more.
-    pub(super) fn is_lost_by(&self, error: &io::Error) -> bool {
-        self.main.get().is_some_and(|main| main.is_lost(error))
-    }
-
-    /// Nothing comes any more, so nothing may wait for it.
-    pub(super) fn lose(&self, reason: &str) {
-        let _ = self.lost.set(reason.to_owned());
-        if let Some(slots) = self.slots.get() {
-            slots.close();
-        }
-        lock(&self.lines).values().for_each(|line| line.close_slots());
-    }
-
-    /// Why a piece cannot be read any more, if so.
-    pub(super) fn loss(&self, piece: &Piece) -> Option<Error> {
-        let reason = self.lost.get()?.clone();
-        let read = piece.of();
-        let (path, tensor, range) = (read.file.path().to_owned(), read.name(), Some(piece.wanted));
-        Some(Error::Io { operation: "read", path, tensor, range, source: io::Error::other(reason) })
-    }
-
-    pub(super) fn with_faults(&self, lane: Box<ReadLane>) -> Box<ReadLane> {
-        #[cfg(feature = "fault-injection")]
-        if let Some(faults) = &self.options.faults {
-            return faults.wrap(lane);
-        }
-        lane
     }
 }
 

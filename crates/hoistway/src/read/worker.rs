@@ -2,11 +2,11 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    batch::ReadState,
-    pieces::{Destination, Piece},
-    queue::{PIECES, Reads, Taken},
-    reader::ReaderShared,
+    pieces::{Destination, Piece, Taken},
+    queue::{PIECES, Reads},
     request::SinkError,
+    shared::ReaderShared,
+    state::ReadState,
 };
 use crate::{
     Alignment, ByteRange, Error, Result,
@@ -360,7 +360,9 @@ fn complete(shared: &ReaderShared, mut taken: Taken) {
                 .and_then(|()| piece.of().complete(region))
         }
         (None, Some(Destination::Device { line, address, .. })) => {
-            match transfers(&mut slot, skip, wanted, piece.of().packed.as_ref()) {
+            let read = piece.of();
+            let ordered = read.fences.iter().try_for_each(|fence| line.come_after(fence));
+            match ordered.and_then(|()| transfers(&mut slot, skip, wanted, read.packed.as_ref())) {
                 Ok(transfers) if !transfers.is_empty() => {
                     return line.send(slot, &transfers, address, taken);
                 }
