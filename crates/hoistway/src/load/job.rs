@@ -3,20 +3,20 @@
 
 use super::{
     LoadOptions, Tensor, TensorMemory,
+    device_arenas::{Copying, DeviceArenas},
     memory_plan::{MemoryPlan, Sink},
 };
 #[cfg(feature = "objects")]
 use crate::memory::Ledger;
 use crate::{
     ByteRange, Cancel, Catalog, DeviceId, Error, Result,
-    memory::{Block, DeviceBlock, Fill, Promise},
+    memory::{Block, Fill, Promise},
     parallel::lock,
     plan::{Extent, Plan, Target},
     report::{Account, Onward, Refusal, Tally},
     route::{Buffer, DirectIo, ReadOp, Route},
-    source::Source,
     sys::usage::Usage,
-    transfer::{self, Assigned, Delivery, Engine, Opening, Order, Read, Reads, queue_of},
+    transfer::{self, Assigned, DeviceLine, Engine, Opening, Order, Read, Reads, queue_of},
 };
 use hoistway_io::{
     cancel::Registration,
@@ -183,8 +183,8 @@ impl Job {
 
     /// Lets the reads of the first `extents` begin.
     pub(super) fn admit(&self, extents: usize) {
-        if let Sink::Device(delivery) = &self.sink
-            && let Err(error) = delivery.admit(&self.plan, extents)
+        if let Sink::Device(arenas) = &self.sink
+            && let Err(error) = arenas.admit(&self.plan, extents)
         {
             self.fail(error);
         }
@@ -254,6 +254,33 @@ impl Job {
         Ok((tensors, staged_bytes))
     }
 
+    /// The copies of a read to a device have ended.
+    fn copied(&self, arenas: &DeviceArenas, read: Copying, result: Result<()>) {
+        let Copying { extent: number, shown, account, ticket } = read;
+        let extent = &self.plan.extents()[number];
+        // Pages of a file may have changed until they were copied, which its read does not know.
+        let unchanged = || match &shown {
+            Some(source) => source.check_unchanged(extent.read, |offset| self.name_in(extent, offset)),
+            None => Ok(()),
+        };
+        if let Err(error) = result.and_then(|()| unchanged()) {
+            return self.fail_with(ticket, account, error);
+        }
+        let whole = arenas.complete(&self.plan, number).into_iter();
+        let memory = |block| TensorMemory::Device(Arc::new(block));
+        let tensors = whole.map(|(position, block)| self.tensor(position, memory(block))).collect();
+        let staged_bytes = if shown.is_none() { self.plan.delivered_bytes(extent, extent.read) } else { 0 };
+        self.deliver(account, staged_bytes, tensors);
+        ticket.end(Ok(()));
+    }
+
+    /// Waits for copies to a device, one after the other, until the load is over.
+    pub(super) fn wait_for_copies(&self) {
+        if let Sink::Device(arenas) = &self.sink {
+            arenas.line.waiter().serve(|read, result| self.copied(arenas, read, result));
+        }
+    }
+
     /// A read is over, all of whose bytes are in their places, which makes `tensors` whole.
     fn deliver(&self, account: Account, staged_bytes: u64, tensors: Vec<Tensor>) {
         self.tensor_bytes_done.fetch_add(account.tensor_bytes(), Ordering::Relaxed);
@@ -280,10 +307,10 @@ impl Job {
     }
 
     /// The way to the device, if one is the target.
-    pub(super) fn delivery(&self) -> Option<&Delivery> {
+    pub(super) fn device_line(&self) -> Option<&DeviceLine<Copying>> {
         match &self.sink {
             Sink::Host(_) => None,
-            Sink::Device(delivery) => Some(delivery),
+            Sink::Device(arenas) => Some(&arenas.line),
         }
     }
 
@@ -456,34 +483,21 @@ impl Order for Job {
                 Err(error) => self.fail_with(ticket, account, error),
             },
             (
-                Sink::Device(delivery),
+                Sink::Device(arenas),
                 ReadOp { extent, source, buffer: Buffer::Staged { slot: Some(slot), .. }, .. },
-            ) => delivery.send((self, &self.plan), extent, slot, source, account, ticket),
+            ) => {
+                let shown = slot.is_view().then_some(source);
+                let read = Copying { extent, shown, account, ticket };
+                if let Some((read, result)) = arenas.send(&self.plan, slot, read) {
+                    self.copied(arenas, read, result);
+                }
+            }
             (Sink::Device(_), _) => {
                 let error = Error::Internal("an extent for a device has no slot".into());
                 self.fail_with(ticket, account, error);
             }
         }
         Next::Ended
-    }
-
-    fn check_source(&self, extent: usize, source: &dyn Source) -> Result<()> {
-        let extent = &self.plan.extents()[extent];
-        source.check_unchanged(extent.read, |offset| self.name_in(extent, offset))
-    }
-
-    fn copied(
-        &self,
-        extent: usize,
-        is_staged: bool,
-        account: Account,
-        blocks: Vec<(usize, DeviceBlock)>,
-    ) {
-        let extent = &self.plan.extents()[extent];
-        let staged_bytes = if is_staged { self.plan.delivered_bytes(extent, extent.read) } else { 0 };
-        let memory = |block| TensorMemory::Device(Arc::new(block));
-        let tensors = blocks.into_iter().map(|(position, block)| self.tensor(position, memory(block)));
-        self.deliver(account, staged_bytes, tensors.collect());
     }
 
     fn fail(&self, error: Error) {
@@ -507,8 +521,8 @@ impl Order for Job {
             tracing::debug!(error, "load failed");
         }
         self.engine.close();
-        if let Sink::Device(delivery) = &self.sink {
-            delivery.stop();
+        if let Some(line) = self.device_line() {
+            line.close();
         }
         self.posted.notify_all();
     }
@@ -534,8 +548,8 @@ impl Order for Job {
             Err(_) if self.is_stopped() => {}
             Err(reason) => self.fail(reason.into()),
         }
-        if let Sink::Device(delivery) = &self.sink {
-            delivery.stop();
+        if let Some(line) = self.device_line() {
+            line.close();
         }
     }
 }

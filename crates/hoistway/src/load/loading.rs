@@ -306,16 +306,13 @@ impl ThreadedLoad {
             .and_then(|id| numa::nodes().into_iter().find(|node| node.id == id))
             .map(|node| node.cpus);
         let (job, depth) = (self.job.clone(), threads.depth.0);
-        let needed: Vec<bool> = (0..job.engine.routes.len()).map(|route| job.engine.will_serve(route)).collect();
+        let needed: Vec<bool> =
+            (0..job.engine.routes.len()).map(|route| job.engine.will_serve(route)).collect();
         let is_probing =
             |(route, needed): (&OpenRoute, &bool)| *needed && route.member.facts().cache.is_some();
         let is_probing = job.engine.routes.iter().zip(&needed).any(is_probing);
-        if job.delivery().is_some() {
-            self.spawn(1, "hoistway-device", &cpus, |job| {
-                if let Some(delivery) = job.delivery() {
-                    delivery.serve(job, &job.plan);
-                }
-            })?;
+        if job.device_line().is_some() {
+            self.spawn(1, "hoistway-device", &cpus, Job::wait_for_copies)?;
         }
         let serve = |loading: &mut Self, is_cache: bool| {
             for (number, route) in job.engine.routes.iter().enumerate() {
@@ -334,9 +331,10 @@ impl ThreadedLoad {
         serve(self, true)?;
         let has_rings =
             job.engine.routes.iter().zip(&needed).any(|(route, needed)| *needed && route.share.depth.1 > 1);
-        if job.delivery().is_some() {
+        if job.device_line().is_some() {
             // Pinning takes time: the first slots are pinned side by side.
-            let past_host = job.engine.routes.iter().any(|route| route.member.facts().landing == Landing::Device);
+            let past_host =
+                job.engine.routes.iter().any(|route| route.member.facts().landing == Landing::Device);
             let first = if past_host && !is_probing { 1 } else { depth + threads.copiers };
             // Without this thread, reads pin their slots themselves.
             let _ = self.spawn(1, "hoistway-pin", &cpus, move |job| {

@@ -1,14 +1,17 @@
 //! The memory of a load: what it may take, the arenas and slots that it gets, and where each extent is read to.
 #![forbid(unsafe_code)]
 
-use super::{DeviceAllocator, LoadOptions};
+use super::{
+    LoadOptions,
+    device_arenas::{self, DeviceArenas},
+};
 use crate::{
     Error, Result,
     device::{CopyStream, Device},
     memory::{self, Arena, Fill, MemoryRequest, Promise, SlotKind, Slots, WriteRegion},
     plan::{ArenaPlaces, Extent, Plan, Target, arena_places},
     route::{Buffer, member::ThreadPlan},
-    transfer::{self, Delivery, Needs, Opening, Room},
+    transfer::{Needs, Opening, Room},
 };
 use std::sync::Arc;
 
@@ -17,7 +20,7 @@ pub(super) enum Sink {
     /// Arenas of host memory.
     Host(Vec<Fill>),
     /// A device.
-    Device(Box<Delivery>),
+    Device(Box<DeviceArenas>),
 }
 
 /// The memory that a load goes to and passes through.
@@ -134,13 +137,13 @@ impl MemoryPlan<'_> {
         };
         let queue = CopyStream::new(device)?;
         // Before what routes need on the device, which a route that chooses can do without.
-        let lent = options.allocator.as_ref().map(DeviceAllocator::lender);
-        let arenas = transfer::allocate(plan, &queue, lent.as_ref(), (self.admitted, self.most_bytes))?;
+        let lent = options.allocator.clone();
+        let arenas = device_arenas::allocate(plan, &queue, lent.as_ref(), (self.admitted, self.most_bytes))?;
         opening.open_others(plan, room)?;
         let counts = opening.slot_counts(slots.count());
-        let delivery = Delivery::new(queue, plan, arenas, lent, counts, &room.needs, self.is_inline)?;
+        let arenas = DeviceArenas::new(queue, plan, arenas, lent, counts, &room.needs, self.is_inline)?;
         let buffers = plan.extents().iter().map(|_| Buffer::Staged { slot: None, pieces: Vec::new() });
-        Ok((Sink::Device(Box::new(delivery)), buffers.collect()))
+        Ok((Sink::Device(Box::new(arenas)), buffers.collect()))
     }
 }
 

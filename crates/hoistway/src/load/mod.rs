@@ -1,12 +1,14 @@
 //! Loading: from a checkpoint and options to tensors and a report.
 //!
 //! [`Checkpoint::load`] is the door. `loading` plans, opens routes, allocates and starts `threads`, which carry its reads by the
-//! engine of `transfer`. `memory_plan` says where each is read to, `job` turns finished reads into tensors. `reporting` says what
+//! engine of `transfer`. `memory_plan` says where each is read to, `device_arenas`
+//! what lies on a device, `job` turns finished reads into tensors. `reporting` says what
 //! was done. `mapped` is the route without reads, `wave_load` the load whose reads are too many to be known at once. `started` is
 //! what the caller has of a load.
 
 mod array;
 mod checkpoint;
+mod device_arenas;
 mod fill;
 mod flow;
 mod job;

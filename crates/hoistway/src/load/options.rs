@@ -9,7 +9,6 @@ use crate::{
     memory::{HugePages, LentMemory, MemoryPool},
     plan::{Cast, Destination, Layout, PlanOptions, Selection},
     route::{DirectIo, Route, threefs_client},
-    transfer::Lender,
 };
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
@@ -124,7 +123,7 @@ hoistway_io::setters! {
 /// Gives memory of a device, such as that of a framework's own allocator.
 #[derive(Clone)]
 pub struct DeviceAllocator {
-    allocate: Lender,
+    allocate: Arc<dyn Fn(u64) -> Result<LentMemory> + Send + Sync>,
 }
 
 impl DeviceAllocator {
@@ -138,8 +137,8 @@ impl DeviceAllocator {
         Self { allocate: Arc::new(allocate) }
     }
 
-    pub(super) fn lender(&self) -> Lender {
-        self.allocate.clone()
+    pub(super) fn allocate(&self, bytes: u64) -> Result<LentMemory> {
+        (self.allocate)(bytes)
     }
 }
 

@@ -9,6 +9,7 @@ use crate::{
     plan::{Plan, PlannedTensor},
     report::{DeviceReport, MemoryReport, Tally, TimeReport},
     route::member::Stage,
+    transfer::DeviceLine,
 };
 use std::{cmp::Reverse, collections::BTreeSet};
 
@@ -88,7 +89,7 @@ pub(super) fn add_preparation(report: &mut Report, job: &Job) {
     let slots = || engine.slots_of_routes();
     report.memory.staging_bytes = engine.slots.host_bytes()
         + slots().map(Slots::host_bytes).sum::<u64>()
-        + job.delivery().map_or(0, |delivery| delivery.pinned_bytes());
+        + job.device_line().map_or(0, DeviceLine::pinned_bytes);
     report.notes.extend(engine.routes.iter().flat_map(|route| route.member.notes(Stage::Open)));
 }
 
@@ -114,11 +115,11 @@ pub(super) fn add_progress(report: &mut Report, job: &Job) {
     report.notes.extend(
         why_unpinned.map(|why| format!("staging is not pinned, so copies to the device are slow: {why}")),
     );
-    let (Some(device), Some(delivery)) = (&mut report.device, job.delivery()) else { return };
+    let (Some(device), Some(line)) = (&mut report.device, job.device_line()) else { return };
     let slots = || engine.slots_of_routes();
-    device.scratch_bytes = delivery.scratch_bytes() + slots().map(Slots::device_bytes).sum::<u64>();
+    device.scratch_bytes = line.scratch_bytes() + slots().map(Slots::device_bytes).sum::<u64>();
     device.slot_wait_seconds = slots().chain([&engine.slots]).map(|slots| slots.waited().as_secs_f64()).sum();
     device.proof = proof;
-    device.copies = delivery.copies();
-    device.copy_wait_seconds = delivery.waited().as_secs_f64();
+    device.copies = line.copies();
+    device.copy_wait_seconds = line.waited().as_secs_f64();
 }

@@ -1,40 +1,30 @@
-//! On to a device: pinned slots, copies that are queued as reads end, and a thread that waits for them.
-#![allow(unsafe_code)]
+//! One device of a reader: the way there, its slots, and what reads there past the host.
+#![forbid(unsafe_code)]
 
 use super::{direct::DirectRoute, options::ReaderOptions};
 use crate::{
     DeviceId, Error, Result,
-    device::{CopyStream, Device, DeviceMemory, Fence, InUse},
-    handoff::Handoff,
+    device::{CopyStream, Device, DeviceMemory, Fence},
     memory::{Slot, SlotKind, Slots},
     parallel::lock,
-    plan::Transfer,
     route::{
         Route, Unavailable,
         member::{Landing, Member},
         registry::NotOpened,
     },
     source::Source,
+    transfer::{DeviceLine, Needs, SlotCounts},
 };
 use std::sync::{Arc, Mutex};
 
 /// Slots beside those that reads fill: what is being copied meanwhile.
 const COPYING_SLOTS: usize = 4;
 
-/// What ends when its copies to a device do.
-///
-/// # Safety
-/// Until it has ended, the memory of the device that its copies go to is its alone.
-pub(super) unsafe trait Copied: Send + 'static {
-    /// Its copies are over.
-    fn end(self, result: Result<()>);
-}
-
 /// One device's share of a reader.
 #[derive(Debug)]
-pub(super) struct DeviceLine<T> {
-    /// Copies that were queued, oldest first, each with what it ends.
-    sent: Arc<Handoff<(InUse<Slot>, T)>>,
+pub(super) struct DeviceShare<T> {
+    /// Copies, each with what it ends.
+    pub(super) line: DeviceLine<T>,
     slots: Slots,
     /// The route past the host, or why there is none if there might be.
     direct: std::result::Result<Option<Arc<DirectRoute>>, (Route, NotOpened)>,
@@ -42,7 +32,6 @@ pub(super) struct DeviceLine<T> {
     scratch: Mutex<Option<DeviceMemory>>,
     chunk_bytes: u64,
     slot_count: usize,
-    queue: CopyStream,
 }
 
 /// Slots for the reads in flight, and what is copied meanwhile, as far as the budget goes.
@@ -51,7 +40,7 @@ fn slot_count(options: &ReaderOptions) -> usize {
     (options.most_reads() + COPYING_SLOTS).min(affordable)
 }
 
-impl<T: Copied> DeviceLine<T> {
+impl<T> DeviceShare<T> {
     /// `main` has the memory that reads land in, if that is its own.
     pub(super) fn new(
         device: DeviceId,
@@ -68,15 +57,19 @@ impl<T: Copied> DeviceLine<T> {
             None => Slots::new(count, slot_bytes, SlotKind::Pinned(&device, node))?,
         };
         let direct = DirectRoute::open(options, &device);
+        let needs = Needs { slot_bytes: options.chunk_bytes, table_bytes: 0 };
         Ok(Arc::new(Self {
-            sent: Arc::default(),
+            line: DeviceLine::new(queue, SlotCounts::default(), &needs, false)?,
             slots,
             direct,
             slot_count: count,
             scratch: Mutex::default(),
             chunk_bytes: options.chunk_bytes,
-            queue,
         }))
+    }
+
+    fn device(&self) -> &Arc<Device> {
+        self.line.queue().device()
     }
 
     /// The route past the host.
@@ -104,7 +97,7 @@ impl<T: Copied> DeviceLine<T> {
         if let Some(allocation) = &*scratch {
             return Ok(allocation.address());
         }
-        let allocation = DeviceMemory::new(self.queue.device(), self.chunk_bytes)?;
+        let allocation = DeviceMemory::new(self.device(), self.chunk_bytes)?;
         let address = allocation.address();
         *scratch = Some(allocation);
         Ok(address)
@@ -112,7 +105,7 @@ impl<T: Copied> DeviceLine<T> {
 
     /// Has later copies wait for a fence.
     pub(super) fn come_after(&self, fence: &Fence) -> Result<()> {
-        Ok(fence.order(&self.queue)?)
+        Ok(fence.order(self.line.queue())?)
     }
 
     /// A free slot, on the device if it is for a read past the host. `None` if none is free.
@@ -122,8 +115,8 @@ impl<T: Copied> DeviceLine<T> {
     pub(super) fn slot(&self, is_direct: bool) -> Result<Option<Slot>> {
         let slots = self.slots(is_direct)?;
         let mut slot = slots.try_take();
-        if slot.is_none() && self.queue.device().is_in_doubt() {
-            self.queue.device().regain()?;
+        if slot.is_none() && self.device().is_in_doubt() {
+            self.device().regain()?;
             slot = slots.try_take();
         }
         if let Some(slot) = &slot {
@@ -131,7 +124,7 @@ impl<T: Copied> DeviceLine<T> {
         } else if slots.is_exhausted() {
             let reason = "reads that failed may still arrive in any of its staging memory";
             let why = Unavailable::new(reason, "open the reader, or the store that reads by it, anew");
-            return Err(Error::DeviceUnavailable { device: self.queue.device().name(), why });
+            return Err(Error::DeviceUnavailable { device: self.device().name(), why });
         }
         Ok(slot)
     }
@@ -144,36 +137,9 @@ impl<T: Copied> DeviceLine<T> {
         slots.ok_or_else(|| Error::Internal("there are no slots on the device".into()))
     }
 
-    /// Copies the bytes of a slot as `transfers` say, to one arena at `address`; then `ends` ends. The transfers lie in the slot and
-    /// in the memory that is `ends`'s.
-    pub(super) fn send(&self, slot: Slot, transfers: &[Transfer], address: u64, ends: T) {
-        // Few enough at a time that no kernel is needed for them.
-        let queued = transfers.chunks(CopyStream::MAX_COPIES).try_for_each(|transfers| {
-            // SAFETY: the slot is full, and kept until the copies are over. `ends` ends only then, and until it does the memory at
-            // `address` is its alone (`Copied`).
-            unsafe { self.queue.transfer(slot.source(), transfers, &[address], None) }.map(drop)
-        });
-        match self.queue.keep(slot, queued) {
-            Ok(copying) => self.sent.send((copying, ends)),
-            Err(error) => ends.end(Err(error.into())),
-        }
-    }
-
-    /// What a thread does for the line: waits for copies, one after the other, until the line is closed or gone, and none is left.
-    pub(super) fn service(&self) -> impl FnOnce() + Send + 'static {
-        let sent = self.sent.clone();
-        move || {
-            while let Some((copying, ends)) = sent.next() {
-                let result = copying.wait().result().map_err(Error::from);
-                drop(copying);
-                ends.end(result);
-            }
-        }
-    }
-
     /// Whether its device does nothing more.
     pub(super) fn is_lost(&self) -> bool {
-        self.queue.device().is_lost()
+        self.device().is_lost()
     }
 
     /// No read waits for a slot any more.
@@ -182,16 +148,5 @@ impl<T: Copied> DeviceLine<T> {
         if let Some(slots) = self.direct().and_then(|direct| direct.slots.get()) {
             slots.close();
         }
-    }
-
-    /// Nothing will be sent any more.
-    pub(super) fn close(&self) {
-        self.sent.close();
-    }
-}
-
-impl<T> Drop for DeviceLine<T> {
-    fn drop(&mut self) {
-        self.sent.close();
     }
 }

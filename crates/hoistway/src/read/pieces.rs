@@ -2,15 +2,15 @@
 #![allow(unsafe_code)]
 
 use super::{
-    ReadRequest,
-    device::{self, Copied},
+    ReadRequest, device,
     queue::Reads,
     request::{self, Sink},
     state::{BatchState, ReadState},
 };
 use crate::{
     Alignment, ByteRange, Error, Result,
-    memory::{self, Fill, MemoryRequest, WriteRegion},
+    memory::{self, Fill, MemoryRequest, Slot, WriteRegion},
+    plan::Transfer,
     report::{Onward, Tally},
     route::{Access, Buffer, DirectIo, Done, ReadLane, ReadOp, Route, member::Member},
     transfer::Read,
@@ -23,7 +23,7 @@ use std::{
 };
 
 /// One device's share of a reader.
-pub(super) type DeviceLine = device::DeviceLine<Taken>;
+pub(super) type DeviceShare = device::DeviceShare<Taken>;
 
 /// One read's worth of a request. It goes with its read, also into a lane.
 #[derive(Debug)]
@@ -55,9 +55,9 @@ pub(super) enum Destination {
     /// The caller's memory, of exactly the bytes that are wanted.
     Borrowed(WriteRegion),
     /// To a device, at this address; all of what is packed begins there. Past the host, if the line's
-    /// [`DeviceLine::direct`] has the file ready.
+    /// [`DeviceShare::direct`] has the file ready.
     Device {
-        line: Arc<DeviceLine>,
+        line: Arc<DeviceShare>,
         address: u64,
         is_direct: bool,
     },
@@ -212,19 +212,27 @@ impl Taken {
         ticket.end(result);
     }
 
+    /// Copies its bytes from a slot to the memory of a device at `address`, as `transfers` say; then it ends. The transfers lie in the
+    /// slot and in that memory.
+    pub(super) fn copy_on(self, to: &DeviceShare, slot: Slot, transfers: &[Transfer], address: u64) {
+        // SAFETY: the slot is full. Until the read has ended, the memory at `address` is its alone (`Target::device`), and it ends
+        // after its pieces.
+        let ended = unsafe { to.line.send(slot, transfers, (&[address], Vec::new()), self) };
+        if let Some((taken, result)) = ended {
+            taken.end_copied(result);
+        }
+    }
+
+    /// The copies to a device are over.
+    pub(super) fn end_copied(self, result: Result<()>) {
+        let staged_bytes = self.piece.wanted.len();
+        self.end(staged_bytes, result);
+    }
+
     /// It fails.
     pub(super) fn fail(self, error: Error) -> Next<Reads> {
         self.end(0, Err(error));
         Next::Ended
-    }
-}
-
-// SAFETY: `Target::device` passes the condition on to the caller of the reader, until the read has ended, and it ends after its
-// pieces.
-unsafe impl Copied for Taken {
-    fn end(self, result: Result<()>) {
-        let staged_bytes = self.piece.wanted.len();
-        Self::end(self, staged_bytes, result);
     }
 }
 
@@ -234,7 +242,7 @@ pub(super) fn cut(
     request: ReadRequest,
     chunk: u64,
     usable: Result<()>,
-    line: impl FnOnce(crate::DeviceId) -> Result<(Arc<DeviceLine>, bool)>,
+    line: impl FnOnce(crate::DeviceId) -> Result<(Arc<DeviceShare>, bool)>,
 ) -> std::result::Result<Cut, Box<(ReadState, Error)>> {
     let ReadRequest { file, range, target, name, on_end, begin_by, counted, packed, fences } = request;
     let (file_len, path) = (file.len(), file.path().to_owned());

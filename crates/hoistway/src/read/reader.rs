@@ -4,7 +4,7 @@
 use super::{
     Batch, Priority, ReadRequest, ReaderOptions,
     direct::DirectRoute,
-    pieces::{self, Cut, DeviceLine, Piece},
+    pieces::{self, Cut, DeviceShare, Piece, Taken},
     queue::{ReadOf, Reads},
     report::RouteRemarks,
     request,
@@ -226,7 +226,7 @@ impl Reader {
         source: &Arc<dyn Source>,
         direct: &mut Vec<Arc<DirectRoute>>,
         refused: &mut Vec<Refusal>,
-    ) -> Result<(Arc<DeviceLine>, bool)> {
+    ) -> Result<(Arc<DeviceShare>, bool)> {
         let line = self.line(device)?;
         let is_direct = match line.add_direct(source) {
             Ok(is_direct) => is_direct,
@@ -250,7 +250,7 @@ impl Reader {
         Ok((line, is_direct))
     }
 
-    fn line(&self, device: DeviceId) -> Result<Arc<DeviceLine>> {
+    fn line(&self, device: DeviceId) -> Result<Arc<DeviceShare>> {
         if device.is_host() {
             let reason = "it has no addresses of its own: give a pointer of the host";
             return Err(Error::invalid_option("device", device, reason));
@@ -263,9 +263,9 @@ impl Reader {
         if let Some(line) = lines.get(&device) {
             return Ok(line.clone());
         }
-        let line = DeviceLine::new(device, &self.shared.options, self.shared.main.get())?;
-        let serve = line.service();
-        self.spawn("hoistway-device", move |_| serve())?;
+        let line = DeviceShare::new(device, &self.shared.options, self.shared.main.get())?;
+        let waiter = line.line.waiter();
+        self.spawn("hoistway-device", move |_| waiter.serve(Taken::end_copied))?;
         lines.insert(device, line.clone());
         Ok(line)
     }
@@ -407,7 +407,7 @@ impl Drop for Reader {
             for thread in readers {
                 let _ = thread.join();
             }
-            lines.iter().for_each(|line| line.close());
+            lines.iter().for_each(|line| line.line.close());
             for thread in devices {
                 let _ = thread.join();
             }

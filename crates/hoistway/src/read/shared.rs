@@ -3,7 +3,7 @@
 
 use super::{
     ReaderOptions,
-    pieces::{DeviceLine, Piece},
+    pieces::{DeviceShare, Piece},
     queue::Reads,
     report::RouteRemarks,
 };
@@ -37,7 +37,7 @@ pub(super) struct ReaderShared {
     pub(super) slots: OnceLock<Slots>,
     /// Why nothing comes any more.
     pub(super) lost: OnceLock<String>,
-    pub(super) lines: Mutex<HashMap<DeviceId, Arc<DeviceLine>>>,
+    pub(super) lines: Mutex<HashMap<DeviceId, Arc<DeviceShare>>>,
     /// What may be taken for the node's cache.
     #[cfg(feature = "objects")]
     pub(super) ledger: Arc<Ledger>,

@@ -364,7 +364,7 @@ fn complete(shared: &ReaderShared, mut taken: Taken) {
             let ordered = read.fences.iter().try_for_each(|fence| line.come_after(fence));
             match ordered.and_then(|()| transfers(&mut slot, skip, wanted, read.packed.as_ref())) {
                 Ok(transfers) if !transfers.is_empty() => {
-                    return line.send(slot, &transfers, address, taken);
+                    return taken.copy_on(&line, slot, &transfers, address);
                 }
                 packed => packed.map(drop),
             }

@@ -109,7 +109,12 @@ pub(crate) fn read_buffered(read: &(impl Read + ?Sized), op: &mut ReadOp, why: U
 }
 
 /// The error of a read that cannot be repeated.
-pub(crate) fn failed(read: &(impl Read + ?Sized), member: &dyn Member, op: &ReadOp, source: io::Error) -> Error {
+pub(crate) fn failed(
+    read: &(impl Read + ?Sized),
+    member: &dyn Member,
+    op: &ReadOp,
+    source: io::Error,
+) -> Error {
     // A file that was cut or swapped explains most read errors better than the error does. A daemon that hangs would not
     // say so, ever.
     if !member.is_lost(&source)

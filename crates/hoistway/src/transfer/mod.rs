@@ -2,10 +2,10 @@
 //!
 //! `order` is what an owner supplies: what is read, where it goes, and what its end means. `routes` opens the routes that
 //! may make the reads, and `engine` holds them with their queues and slots. A thread `serve`s the queue of a route with a lane
-//! and a `handler`, which asks `attempt` what follows an attempt. `delivery` takes full slots on to a device.
+//! and a `handler`, which asks `attempt` what follows an attempt. `device` is the way on from full slots to a device.
 
 mod attempt;
-mod delivery;
+mod device;
 mod engine;
 mod handler;
 mod order;
@@ -13,7 +13,7 @@ mod routes;
 mod serve;
 
 pub(crate) use attempt::{Read, account, settle};
-pub(crate) use delivery::{Delivery, Lender, Needs, allocate};
+pub(crate) use device::{DeviceLine, Needs, SlotCounts};
 pub(crate) use engine::Engine;
 pub(crate) use order::{Order, Reads};
 pub(crate) use routes::{Assigned, OpenRoute, Opening, Room, queue_of};

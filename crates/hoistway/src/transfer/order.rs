@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::attempt::Read;
-use crate::{Error, Result, memory::DeviceBlock, report::Account, route::ReadOp, source::Source};
+use crate::{Error, Result, report::Account, route::ReadOp};
 use hoistway_io::executor::{Customer, Flight, Next, Reason, Ticket};
 use std::{convert::Infallible, io, sync::Weak};
 
@@ -36,12 +36,6 @@ pub(crate) trait Order: Read + Send + Sync {
 
     /// All bytes of a read are there: they go to their places.
     fn complete(&self, flight: Flight<Reads>) -> Next<Reads>;
-
-    /// Fails if the source of an extent is no longer what it was when its header was read.
-    fn check_source(&self, extent: usize, source: &dyn Source) -> Result<()>;
-
-    /// The bytes of a read were copied to a device, which makes the tensors of `blocks` whole.
-    fn copied(&self, extent: usize, is_staged: bool, account: Account, blocks: Vec<(usize, DeviceBlock)>);
 
     /// It is over. The first reason given is the one that its owner sees.
     fn fail(&self, error: Error);

@@ -1,7 +1,7 @@
 //! The routes of one order, in order of preference: which files each reads, through which slots, on how many threads.
 #![forbid(unsafe_code)]
 
-use super::delivery::{Needs, SlotCounts};
+use super::device::{Needs, SlotCounts};
 use crate::{
     Alignment, Cancel, Error, Result,
     memory::{self, Slots},
@@ -121,11 +121,7 @@ pub(crate) struct Opening<'a> {
 
 impl<'a> Opening<'a> {
     /// `refused` is what was refused before.
-    pub(crate) fn new(
-        wanted: Wanted<'a>,
-        sources: &'a [Arc<dyn Source>],
-        refused: Vec<Refusal>,
-    ) -> Self {
+    pub(crate) fn new(wanted: Wanted<'a>, sources: &'a [Arc<dyn Source>], refused: Vec<Refusal>) -> Self {
         Self { wanted, sources, access: vec![None; sources.len()], routes: Vec::new(), refused }
     }
 

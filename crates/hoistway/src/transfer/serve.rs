@@ -29,8 +29,7 @@ pub(crate) fn serve(engine: &Engine, order: &dyn Order, route: usize) {
     let queues = [queue_of(route)];
     let service = |limit| Service { queues: &queues, limit, patience: engine.patience };
     // No read, no lane.
-    let first =
-        engine.scheduler.serve(NoLane::default(), &mut FirstRead, service(InFlightLimit::fixed(1)));
+    let first = engine.scheduler.serve(NoLane::default(), &mut FirstRead, service(InFlightLimit::fixed(1)));
     if !matches!(first, Served::GaveUp) {
         return;
     }

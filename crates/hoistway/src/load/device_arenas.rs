@@ -1,0 +1,199 @@
+//! The arenas of a load on a device, and the way there: each read that ends starts its own copies.
+#![allow(unsafe_code)]
+
+use super::DeviceAllocator;
+use crate::{
+    ByteRange, Error, Result,
+    device::CopyStream,
+    memory::{DeviceArena, DeviceBlock, DeviceFill, Slot},
+    plan::{ArenaPlaces, Plan, Target, Transfer, arena_places},
+    report::Account,
+    source::Source,
+    transfer::{DeviceLine, Needs, Reads, SlotCounts},
+};
+use hoistway_io::executor::Ticket;
+use std::{
+    ops::Range,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
+};
+
+/// The first arenas of a plan on a device, once it is clear that it has room for as many as there will be at once:
+/// those that the first `extents` go to.
+pub(super) fn allocate(
+    plan: &Plan,
+    queue: &CopyStream,
+    lent: Option<&DeviceAllocator>,
+    (extents, most_bytes): (usize, u64),
+) -> Result<Vec<Arc<DeviceArena>>> {
+    if lent.is_none() {
+        let device = queue.device();
+        let (available, _) = device.memory()?;
+        let needed = plan.arena_bytes().min(most_bytes);
+        if needed > available {
+            return Err(device.too_little_memory(needed, available).into());
+        }
+    }
+    allocate_some(plan, queue, lent, 0..arenas_of(plan, extents))
+}
+
+/// How many arenas, from the first on, the first `extents` go to.
+fn arenas_of(plan: &Plan, extents: usize) -> usize {
+    let Some(first) = plan.extents().get(..extents) else { return plan.arenas().len() };
+    let pieces = first.iter().flat_map(|extent| plan.pieces(extent, extent.read));
+    pieces.map(|piece| piece.arena + 1).max().unwrap_or(0)
+}
+
+fn allocate_some(
+    plan: &Plan,
+    queue: &CopyStream,
+    lent: Option<&DeviceAllocator>,
+    range: Range<usize>,
+) -> Result<Vec<Arc<DeviceArena>>> {
+    let arenas = plan.arenas()[range].iter().map(|&len| match lent {
+        None => DeviceArena::allocate(queue, len),
+        Some(allocator) => {
+            let memory = allocator.allocate(len)?;
+            // SAFETY: the maker of the allocator has promised that the stream is one of the device's.
+            unsafe { queue.wait_for(memory.stream)? };
+            Ok(DeviceArena::lent(queue, memory))
+        }
+    });
+    arenas.collect()
+}
+
+/// Fills the arenas of one plan on one device.
+pub(super) struct DeviceArenas {
+    /// Dropped before what its copies use.
+    pub(super) line: DeviceLine<Copying>,
+    fills: Vec<DeviceFill>,
+    /// Of the arenas that there are so far, or were.
+    addresses: RwLock<Vec<u64>>,
+    lent: Option<DeviceAllocator>,
+    /// For each extent, how many arenas it and those before it go to. Empty if all arenas were there from the start.
+    arenas_of: Box<[usize]>,
+}
+
+/// A read whose bytes are copied.
+#[derive(Debug)]
+pub(super) struct Copying {
+    pub(super) extent: usize,
+    /// Whose own pages are copied, if they are not those of a slot.
+    pub(super) shown: Option<Arc<dyn Source>>,
+    pub(super) account: Account,
+    pub(super) ticket: Ticket<Reads>,
+}
+
+impl DeviceArenas {
+    /// Lays the arenas of `plan` out on the device of `queue`. Extents come in as many slots as `counts` says.
+    pub(super) fn new(
+        queue: CopyStream,
+        plan: &Plan,
+        arenas: Vec<Arc<DeviceArena>>,
+        lent: Option<DeviceAllocator>,
+        counts: SlotCounts,
+        needs: &Needs,
+        is_inline: bool,
+    ) -> Result<Self> {
+        for extent in plan.extents() {
+            if extent.target != Target::Staged {
+                return Err(Error::Internal("a plan for a device reads in place".into()));
+            }
+            check_inside(&plan.transfers(extent), plan, needs.slot_bytes)?;
+        }
+        let places = arena_places(plan).into_iter().zip(plan.arenas());
+        let fills =
+            places.map(|(ArenaPlaces { tensors, writes }, &len)| DeviceFill::new(len, tensors, &writes));
+        let fills = fills.collect::<Result<Vec<_>>>()?;
+        let addresses = arenas.iter().map(|arena| arena.address()).collect();
+        let is_complete = arenas.len() == plan.arenas().len();
+        for (fill, arena) in fills.iter().zip(arenas) {
+            fill.set_arena(arena);
+        }
+        let mut most = 0;
+        let extents = plan.extents().iter().take(if is_complete { 0 } else { usize::MAX });
+        let arenas_of = extents.map(|extent| {
+            let pieces = plan.pieces(extent, extent.read);
+            most = pieces.map(|piece| piece.arena + 1).max().unwrap_or(0).max(most);
+            most
+        });
+        let arenas_of = arenas_of.collect();
+        let line = DeviceLine::new(queue, counts, needs, is_inline)?;
+        Ok(Self { line, fills, addresses: RwLock::new(addresses), lent, arenas_of })
+    }
+
+    /// Allocates what the first `extents` of `plan` go to, as far as it is not there. On the thread of the load's owner.
+    pub(super) fn admit(&self, plan: &Plan, extents: usize) -> Result<()> {
+        let Some(last) = extents.min(self.arenas_of.len()).checked_sub(1) else { return Ok(()) };
+        let there = self.addresses().len();
+        let needed = self.arenas_of[last];
+        if needed > there {
+            let arenas = allocate_some(plan, self.line.queue(), self.lent.as_ref(), there..needed)?;
+            let mut addresses = self.addresses.write().unwrap_or_else(PoisonError::into_inner);
+            for (fill, arena) in self.fills[there..].iter().zip(arenas) {
+                addresses.push(arena.address());
+                fill.set_arena(arena);
+            }
+        }
+        Ok(())
+    }
+
+    fn addresses(&self) -> RwLockReadGuard<'_, Vec<u64>> {
+        self.addresses.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues the copies of an extent of `plan`, all of whose bytes are in `slot`. Returns the read if it has ended.
+    pub(super) fn send(&self, plan: &Plan, slot: Slot, read: Copying) -> Option<(Copying, Result<()>)> {
+        let transfers = plan.transfers(&plan.extents()[read.extent]);
+        let mut arenas: Vec<usize> = transfers.iter().map(Transfer::arena).collect();
+        arenas.sort_unstable();
+        arenas.dedup();
+        let arenas = arenas.into_iter().filter_map(|arena| self.fills[arena].arena()).collect();
+        // SAFETY: the slot is full. `DeviceFill` has checked that no two extents write the same place, `check_inside` has seen each
+        // transfer.
+        unsafe { self.line.send(slot, &transfers, (&self.addresses(), arenas), read) }
+    }
+
+    /// All bytes of an extent are in their places. Returns the tensors that became whole, by their positions.
+    pub(super) fn complete(&self, plan: &Plan, extent: usize) -> Vec<(usize, DeviceBlock)> {
+        let extent = &plan.extents()[extent];
+        let mut blocks = Vec::new();
+        for piece in plan.pieces(extent, extent.read) {
+            self.fills[piece.arena].complete(piece.place, |position, block| blocks.push((position, block)));
+        }
+        blocks
+    }
+}
+
+/// Whether transfers stay inside slot and arenas: what the device does with them is not checked later.
+fn check_inside(transfers: &[Transfer], plan: &Plan, slot_bytes: u64) -> Result<()> {
+    for transfer in transfers {
+        let (from, arena, to) = match *transfer {
+            Transfer::Linear { source, arena, destination, len } => {
+                (ByteRange::at(source, len), arena, ByteRange::at(destination, len))
+            }
+            Transfer::Pitched { source, pitch, arena, destination, width, height } => {
+                let span =
+                    pitch.checked_mul(height.saturating_sub(1)).and_then(|rows| rows.checked_add(width));
+                let len = width.checked_mul(height);
+                (
+                    span.and_then(|span| ByteRange::at(source, span)),
+                    arena,
+                    len.and_then(|len| ByteRange::at(destination, len)),
+                )
+            }
+            Transfer::Converted { conversion, source, arena, destination, elements } => {
+                let bytes = |of_one: u64| elements.checked_mul(of_one);
+                (
+                    bytes(conversion.from().bytes()).and_then(|len| ByteRange::at(source, len)),
+                    arena,
+                    bytes(conversion.to().bytes()).and_then(|len| ByteRange::at(destination, len)),
+                )
+            }
+        };
+        let fits = |range: Option<ByteRange>, len: u64| range.is_some_and(|range| range.end() <= len);
+        if !fits(from, slot_bytes) || !fits(to, plan.arenas()[arena]) {
+            return Err(Error::Internal(format!("{transfer:?} leaves its slot or its arena")));
+        }
+    }
+    Ok(())
+}
