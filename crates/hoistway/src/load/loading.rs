@@ -3,26 +3,24 @@
 
 use super::{
     LoadOptions, NumaPlacement, Tensor,
-    flow::{Flow, StreamOptions},
+    flow::Flow,
     job::{Job, LoadEvent, Running},
     memory_plan::{MemoryPlan, least_bytes},
+    progress::{Arrival, Progress},
     reporting::{self, Planned},
-    started::{Arrival, Progress},
+    start::{NoLoad, Start},
     threads::{no_thread, numa_node, reads_asked_for},
     waves::MOST_READS,
 };
 use crate::{
-    Catalog, DeviceId, Error, Report, Result,
+    Error, Report, Result,
     device::Device,
-    memory::{self, MemoryRequest},
+    memory::MemoryRequest,
     parallel,
-    plan::{Destination, Plan, PlanOptions},
+    plan::Plan,
     report::{Refusal, TimeReport, few_files_note},
-    route::{
-        Unavailable,
-        member::{Landing, ThreadPlan, Wanted},
-    },
-    source::{Latency, Source},
+    route::member::{Landing, ThreadPlan, Wanted},
+    source::Latency,
     sys::{numa, threads::run_on, usage::Usage},
     transfer::{self, OpenRoute, Opening, Order},
 };
@@ -55,80 +53,6 @@ pub(super) struct ThreadedLoad {
     flow: Flow,
     /// Until the last read has ended, if the caller's thread makes them all.
     alone: Option<Running>,
-}
-
-/// What a load starts from.
-#[derive(Clone, Copy)]
-pub(super) struct Start<'a> {
-    pub(super) catalog: &'a Arc<Catalog>,
-    /// The files by their position in the catalog.
-    pub(super) sources: &'a [Arc<dyn Source>],
-    pub(super) options: &'a LoadOptions,
-    pub(super) stream: &'a StreamOptions,
-    /// How long opening the checkpoint took.
-    pub(super) open_time: Duration,
-}
-
-impl Start<'_> {
-    /// Checks the options, and opens the device that they name.
-    fn device(&self) -> Result<Option<Arc<Device>>> {
-        let options = self.options;
-        options.check()?;
-        if options.route.is_mapping() {
-            let reason = "a mapping has nothing to do in the background: use load rather than start";
-            return Err(Error::invalid_option("route", options.route, reason));
-        }
-        let device = match options.device {
-            DeviceId::Cpu => None,
-            device => Some(Device::open(device)?),
-        };
-        if let Some(device) = &device {
-            // What earlier loads had to leave may be free by now.
-            device.ask_again();
-        }
-        if let (Some(device), true) = (&device, options.route.is_unified())
-            && !device.shares_host_memory()
-        {
-            let why = Unavailable::new(
-                format!("{} ({}) has memory of its own", device.name(), device.info().name),
-                "choose route auto or staged",
-            );
-            return Err(Error::RouteUnavailable { route: options.route, path: None, why });
-        }
-        Ok(device)
-    }
-
-    pub(super) fn plan_options(&self, chunk_bytes: u64) -> PlanOptions {
-        let mut plan_options = PlanOptions { chunk_bytes, ..self.options.plan_options() };
-        if self.options.route.is_unified() {
-            plan_options.destination = Destination::Host;
-        }
-        self.stream.limit(&mut plan_options);
-        plan_options
-    }
-
-    fn plan(&self, chunk_bytes: u64) -> Result<Plan, NoLoad> {
-        let requests = self.options.selection.resolve(self.catalog)?;
-        let may_make = |reads| {
-            let bytes = memory::budget::bookkeeping_bytes(reads);
-            memory::budget::check(0, bytes, self.options.memory_budget_bytes).map_err(NoLoad::TooManyReads)
-        };
-        Plan::within(self.catalog, &requests, &self.plan_options(chunk_bytes), may_make)
-    }
-}
-
-/// Why there is no load that has all its reads.
-#[derive(Debug)]
-pub(super) enum NoLoad {
-    /// They take more memory than there is. Waves of them may not.
-    TooManyReads(Error),
-    Failed(Error),
-}
-
-impl<E: Into<Error>> From<E> for NoLoad {
-    fn from(error: E) -> Self {
-        Self::Failed(error.into())
-    }
 }
 
 /// What a load does without before it looks at its files.

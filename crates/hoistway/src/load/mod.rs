@@ -8,6 +8,7 @@
 
 mod array;
 mod checkpoint;
+mod copy_into;
 mod device_arenas;
 mod fill;
 mod flow;
@@ -16,8 +17,10 @@ mod loading;
 mod mapped;
 mod memory_plan;
 mod options;
+mod progress;
 mod reporting;
 mod scatter;
+mod start;
 mod started;
 mod tensor;
 mod threads;
@@ -29,5 +32,6 @@ pub use checkpoint::{Checkpoint, load, load_bytes};
 pub use fill::{FillTarget, Filled, Filling};
 pub use flow::{Order, StreamOptions};
 pub use options::{DeviceAllocator, LoadOptions, NumaPlacement};
-pub use started::{Arrival, Loading, Progress};
+pub use progress::{Arrival, Progress};
+pub use started::Loading;
 pub use tensor::{Loaded, Tensor, TensorMemory};

@@ -5,9 +5,9 @@
 use super::{
     FillTarget, Filled, Filling, Tensor, TensorMemory,
     fill::reader_options,
-    loading::Start,
+    progress::{Arrival, Progress},
     reporting::Planned,
-    started::{Arrival, Progress},
+    start::Start,
     threads::numa_node,
     waves::MOST_READS,
 };
@@ -110,7 +110,7 @@ impl WaveLoad {
         }
         let planned = positions.iter().map(|&position| &plan.tensors()[position]);
         let parts: Vec<_> = targets.iter().zip(planned).collect();
-        let filling = Filling::new(stream.order, report, usage);
+        let filling = Filling::new(stream.order, report, usage, Vec::new());
         // SAFETY: each target is a region, whose memory is mapped and initialised. It is used for nothing else until the
         // target was told to be filled, or the filling was cancelled: it is dropped before the regions.
         let begun = unsafe { filling.begin(reader, catalog, sources, &parts, options.coalesce_gap_bytes) };

@@ -1,7 +1,7 @@
 //! The reads of a load into memory of the caller's, a wave at a time: a part of a tensor may be of millions of runs.
 #![allow(unsafe_code)]
 
-use super::{FillTarget, scatter::Scatter};
+use super::scatter::Scatter;
 use crate::{
     ByteRange, DeviceId, Error, Result,
     plan::Runs,
@@ -42,12 +42,12 @@ impl TargetReads {
     pub(super) unsafe fn new(
         file: ReadFile,
         name: Arc<str>,
-        target: &FillTarget,
+        (device, address): (DeviceId, u64),
         runs: Runs,
         coalesce_gap_bytes: u64,
     ) -> Self {
         let is_dense = runs.count() > 1 && runs.widest_gap() <= coalesce_gap_bytes;
-        Self { file, name, device: target.device, address: target.address, runs, is_dense }
+        Self { file, name, device, address, runs, is_dense }
     }
 
     /// How many reads it takes; at least one.
