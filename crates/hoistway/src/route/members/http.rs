@@ -16,6 +16,8 @@ use std::{sync::Arc, time::Duration};
 const THREAD: &str = "hoistway-http";
 /// Bytes of a request: longer ones lose less to the wait for the first byte.
 const REQUEST_BYTES: u64 = 8 << 20;
+/// The same, at most, where the wait is long.
+const FAR_REQUEST_BYTES: u64 = 16 << 20;
 /// Requests in flight, at first and at most.
 const DEPTH: (usize, usize) = (16, 128);
 /// Requests in flight at first where the server takes as long as [`FAR`] for its first byte: its connections are slow to speed
@@ -60,19 +62,17 @@ pub(in crate::route) fn open(
     Ok(Some(Arc::new(Http { is_named, has_device, first_depth, request_bytes, notes })))
 }
 
-/// The length of requests to a far server for objects of these lengths: about [`REQUEST_BYTES`], and so that all requests that may
-/// be in flight at first end together. A last round of few takes as long as one of many.
+/// The length of requests to a far server for objects of these lengths: as few rounds of those that may be in flight at first as
+/// can be, all of one length. Between rounds all wait for the server at once, and a last round of few takes as long as one of many.
 fn far_request_bytes(lens: &[u64]) -> u64 {
     let in_flight = FAR_DEPTH as u64;
     let total = lens.iter().fold(0u64, |sum, len| sum.saturating_add(*len));
-    let round = in_flight * REQUEST_BYTES;
-    let rounds = (total.saturating_add(round / 2) / round).max(1);
     // The last request of each object is cut short.
-    let requests = (rounds * in_flight).saturating_sub(lens.len() as u64).max(rounds * in_flight / 2);
-    let even = total.div_ceil(requests).checked_next_multiple_of(REQUEST_STEP).unwrap_or(REQUEST_BYTES);
-    // Shorter ones than usual cost the server more requests, and gain nothing where one round is enough.
-    let least = if rounds == 1 { REQUEST_BYTES } else { REQUEST_BYTES / 2 };
-    even.clamp(least, REQUEST_BYTES * 2)
+    let cut_short = (lens.len() as u64).min(in_flight / 2);
+    let rounds = total.div_ceil((in_flight - cut_short) * FAR_REQUEST_BYTES).max(1);
+    let even = total.div_ceil(rounds * in_flight - cut_short).checked_next_multiple_of(REQUEST_STEP);
+    // Shorter ones than usual cost the server more requests, and gain nothing.
+    even.unwrap_or(FAR_REQUEST_BYTES).clamp(REQUEST_BYTES, FAR_REQUEST_BYTES)
 }
 
 impl Member for Http {
@@ -196,9 +196,11 @@ mod tests {
         for (lens, expected) in [
             (&[1_100_000_000][..], 128),
             (&[550_000_000, 550_000_000], 128),
+            (&[1_000_000_000], 64),
+            (&[500_000_000, 500_000_000], 64),
             (&[500_000_000], 60),
             (&[32_000_000], 4),
-            (&[10 << 30], 1280),
+            (&[10 << 30], 704),
         ] {
             let count = requests(lens, far_request_bytes(lens)).len();
             assert!(count <= expected && count * 100 >= expected * 95, "{lens:?}: {count} requests");
@@ -206,8 +208,7 @@ mod tests {
         for lens in [&[][..], &[1], &[u64::MAX, u64::MAX], &[1000; 5000]] {
             let bytes = far_request_bytes(lens);
             assert!(
-                (REQUEST_BYTES / 2..=REQUEST_BYTES * 2).contains(&bytes)
-                    && bytes.is_multiple_of(REQUEST_STEP)
+                (REQUEST_BYTES..=FAR_REQUEST_BYTES).contains(&bytes) && bytes.is_multiple_of(REQUEST_STEP)
             );
         }
     }
