@@ -30,10 +30,10 @@ pub struct Carried<O> {
     pub content: O,
 }
 
-/// For a lane that a thread drives by itself, with one operation at a time.
-impl<O> From<O> for Carried<O> {
-    fn from(content: O) -> Self {
-        Self { number: 0, content }
+impl<O> Carried<O> {
+    /// An operation for a lane that no thread of the executor serves. It is no thread's: one that gets it back drops it.
+    pub fn alone(content: O) -> Self {
+        Self { number: usize::MAX, content }
     }
 }
 

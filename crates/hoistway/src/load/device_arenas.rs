@@ -148,9 +148,11 @@ impl DeviceArenas {
         arenas.sort_unstable();
         arenas.dedup();
         let arenas = arenas.into_iter().filter_map(|arena| self.fills[arena].arena()).collect();
+        // No lock is held while the device works.
+        let addresses = self.addresses().clone();
         // SAFETY: the slot is full. `DeviceFill` has checked that no two extents write the same place, `check_inside` has seen each
-        // transfer.
-        unsafe { self.line.send(slot, &transfers, (&self.addresses(), arenas), read) }
+        // transfer, and tensors are posted once `complete` has got the extent.
+        unsafe { self.line.send(slot, &transfers, (&addresses, arenas), read) }
     }
 
     /// All bytes of an extent are in their places. Returns the tensors that became whole, by their positions.

@@ -204,39 +204,60 @@ impl Job {
         Some(self.catalog.tensor(tensor).name.to_string())
     }
 
-    /// Moves the bytes of a read to their places in host memory, as far as they are not there. The tensors that became whole,
-    /// and how many bytes passed a slot.
-    fn fill(&self, fills: &[Fill], op: ReadOp) -> Result<(Vec<Tensor>, u64)> {
+    /// Moves the bytes of a read to their places in host memory, and posts the tensors that become whole.
+    fn fill(&self, fills: &[Fill], mut op: ReadOp) -> Result<()> {
+        let account = std::mem::take(&mut op.account);
+        let staged_bytes = match self.place(&mut op) {
+            Ok(staged_bytes) => staged_bytes,
+            Err(error) => {
+                self.note_undelivered(account);
+                return Err(error);
+            }
+        };
+        // Before its bytes make a tensor whole, which another read may post.
+        self.note_delivered(account, staged_bytes);
         let extent = &self.plan.extents()[op.extent];
-        let (mut tensors, mut staged_bytes) = (Vec::new(), 0);
+        let mut tensors = Vec::new();
         let mut ready = |position, block| {
             tensors.push(self.tensor(position, TensorMemory::Host(Arc::new(block))));
         };
-        match op.buffer {
-            Buffer::InPlace(region) => {
-                let Target::InPlace { arena, .. } = extent.target else {
-                    return Err(Error::Internal("a staged extent was read in place".into()));
-                };
+        match (op.buffer, extent.target) {
+            (
+                Buffer::InPlace(region) | Buffer::SharedStaging { region, .. },
+                Target::InPlace { arena, .. },
+            ) => {
                 fills[arena].complete(region, &mut ready)?;
             }
-            Buffer::SharedStaging { slot, mut region } => {
-                let Target::InPlace { arena, .. } = extent.target else {
-                    return Err(Error::Internal("a staged extent has one place".into()));
-                };
+            (Buffer::Staged { pieces: regions, .. }, _) => {
+                for (piece, region) in self.plan.pieces(extent, extent.read).zip(regions) {
+                    fills[piece.arena].complete(region, &mut ready)?;
+                }
+            }
+            _ => return Err(Error::Internal("a staged extent was read in place".into())),
+        }
+        self.post(tensors);
+        Ok(())
+    }
+
+    /// Moves the bytes of a read from its slot to their places in host memory, if it has one. Returns how many those are.
+    fn place(&self, op: &mut ReadOp) -> Result<u64> {
+        let extent = &self.plan.extents()[op.extent];
+        match &mut op.buffer {
+            Buffer::InPlace(_) => Ok(0),
+            Buffer::SharedStaging { slot, region } => {
                 let place = region.as_mut_slice().get_mut(..extent.read.len() as usize);
-                let (Some(mut slot), Some(place)) = (slot, place) else {
+                let (Some(mut slot), Some(place)) = (slot.take(), place) else {
                     return Err(Error::Internal("an extent by shared memory has no slot or no place".into()));
                 };
                 slot.copy_to(0, place)?;
-                drop(slot);
-                staged_bytes = self.plan.delivered_bytes(extent, extent.read);
-                fills[arena].complete(region, &mut ready)?;
+                Ok(self.plan.delivered_bytes(extent, extent.read))
             }
             Buffer::Staged { slot, pieces: regions } => {
-                let Some(mut slot) = slot else {
+                let Some(mut slot) = slot.take() else {
                     return Err(Error::Internal("a staged extent has no slot".into()));
                 };
-                for (piece, mut region) in self.plan.pieces(extent, extent.read).zip(regions) {
+                let mut staged_bytes = 0;
+                for (piece, region) in self.plan.pieces(extent, extent.read).zip(regions) {
                     self.promise.touch(piece.place.len(), || self.is_stopped(), || ())?;
                     let place = region.as_mut_slice();
                     let mut filled = 0;
@@ -247,11 +268,10 @@ impl Job {
                         filled += len;
                     }
                     staged_bytes += filled as u64;
-                    fills[piece.arena].complete(region, &mut ready)?;
                 }
+                Ok(staged_bytes)
             }
         }
-        Ok((tensors, staged_bytes))
     }
 
     /// The copies of a read to a device have ended.
@@ -270,7 +290,8 @@ impl Job {
         let memory = |block| TensorMemory::Device(Arc::new(block));
         let tensors = whole.map(|(position, block)| self.tensor(position, memory(block))).collect();
         let staged_bytes = if shown.is_none() { self.plan.delivered_bytes(extent, extent.read) } else { 0 };
-        self.deliver(account, staged_bytes, tensors);
+        self.note_delivered(account, staged_bytes);
+        self.post(tensors);
         ticket.end(Ok(()));
     }
 
@@ -281,11 +302,10 @@ impl Job {
         }
     }
 
-    /// A read is over, all of whose bytes are in their places, which makes `tensors` whole.
-    fn deliver(&self, account: Account, staged_bytes: u64, tensors: Vec<Tensor>) {
+    /// All bytes of a read are in their places.
+    fn note_delivered(&self, account: Account, staged_bytes: u64) {
         self.tensor_bytes_done.fetch_add(account.tensor_bytes(), Ordering::Relaxed);
         self.tally().add(account, staged_bytes);
-        self.post(tensors);
     }
 
     fn tensor(&self, position: usize, memory: TensorMemory) -> Tensor {
@@ -472,19 +492,15 @@ impl Order for Job {
         if let Err(error) = self.check_unchanged(&flight.content) {
             return self.fail_read(flight, error);
         }
-        let (mut op, ticket) = flight.into_parts();
-        let account = std::mem::take(&mut op.account);
+        let (op, ticket) = flight.into_parts();
         match (&self.sink, op) {
             (Sink::Host(fills), op) => match self.fill(fills, op) {
-                Ok((tensors, staged_bytes)) => {
-                    self.deliver(account, staged_bytes, tensors);
-                    ticket.end(Ok(()));
-                }
-                Err(error) => self.fail_with(ticket, account, error),
+                Ok(()) => ticket.end(Ok(())),
+                Err(error) => self.fail_with(ticket, Account::default(), error),
             },
             (
                 Sink::Device(arenas),
-                ReadOp { extent, source, buffer: Buffer::Staged { slot: Some(slot), .. }, .. },
+                ReadOp { extent, source, account, buffer: Buffer::Staged { slot: Some(slot), .. }, .. },
             ) => {
                 let shown = slot.is_view().then_some(source);
                 let read = Copying { extent, shown, account, ticket };
@@ -492,9 +508,9 @@ impl Order for Job {
                     self.copied(arenas, read, result);
                 }
             }
-            (Sink::Device(_), _) => {
+            (Sink::Device(_), op) => {
                 let error = Error::Internal("an extent for a device has no slot".into());
-                self.fail_with(ticket, account, error);
+                self.fail_with(ticket, op.account, error);
             }
         }
         Next::Ended

@@ -11,8 +11,8 @@ use crate::{
     Alignment, ByteRange, Error, Result,
     memory::{self, Fill, MemoryRequest, Slot, WriteRegion},
     plan::Transfer,
-    report::{Onward, Tally},
-    route::{Access, Buffer, DirectIo, Done, ReadLane, ReadOp, Route, member::Member},
+    report::{Account, Onward, Tally},
+    route::{Access, Buffer, CarriedRead, DirectIo, Done, ReadLane, ReadOp, Route, member::Member},
     transfer::Read,
 };
 use hoistway_io::executor::{Flight, Next, Ticket};
@@ -43,8 +43,9 @@ pub(super) struct Piece {
 /// A piece that was taken out, until its read has ended.
 #[derive(Debug)]
 pub(super) struct Taken {
-    pub(super) piece: Box<Piece>,
+    // Before the piece, whose route may own its slot.
     pub(super) op: ReadOp,
+    pub(super) piece: Box<Piece>,
     ticket: Ticket<Reads>,
 }
 
@@ -88,6 +89,13 @@ impl Piece {
         let mut op = ReadOp::new(0, source, Access::Direct, Buffer::NONE, cancel);
         op.piece = Some(Box::new(piece));
         op
+    }
+
+    /// Adds what was read of it to what its batch has done, `staged_bytes` of it by way of a slot.
+    pub(super) fn note(&self, account: &mut Account, staged_bytes: u64) {
+        if !account.is_empty() || staged_bytes > 0 {
+            self.batch.tally().add(std::mem::take(account), staged_bytes);
+        }
     }
 
     /// The piece of an operation that a lane has.
@@ -184,7 +192,7 @@ impl Taken {
     pub(super) fn read_now(self, lane: &mut ReadLane) -> Option<(Self, io::Result<usize>)> {
         let Self { piece, op, ticket } = self;
         let mut done = Vec::with_capacity(1);
-        lane.push(op.into());
+        lane.push(CarriedRead::alone(op));
         match lane.submit_and_wait(&mut done).ok().and_then(|()| done.pop()) {
             Some(Done { op, result }) => Some((Self { piece, op: op.content, ticket }, result)),
             None => {
@@ -205,16 +213,16 @@ impl Taken {
             // It was read for nothing.
             Err(_) => account.take_back(),
         }
-        if !account.is_empty() || staged_bytes > 0 {
-            piece.batch().tally().add(account, staged_bytes);
-        }
+        piece.note(&mut account, staged_bytes);
         drop(piece);
         ticket.end(result);
     }
 
     /// Copies its bytes from a slot to the memory of a device at `address`, as `transfers` say; then it ends. The transfers lie in the
     /// slot and in that memory.
-    pub(super) fn copy_on(self, to: &DeviceShare, slot: Slot, transfers: &[Transfer], address: u64) {
+    pub(super) fn copy_on(mut self, to: &DeviceShare, slot: Slot, transfers: &[Transfer], address: u64) {
+        // Copies may wait longer than descriptors may be kept.
+        self.op.wait();
         // SAFETY: the slot is full. Until the read has ended, the memory at `address` is its alone (`Target::device`), and it ends
         // after its pieces.
         let ended = unsafe { to.line.send(slot, transfers, (&[address], Vec::new()), self) };

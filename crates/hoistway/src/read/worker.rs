@@ -271,6 +271,7 @@ impl<'a> Worker<'a> {
         }
         // It starts over, so these bytes were read for nothing.
         op.begin_again();
+        piece.note(&mut op.account, 0);
         ControlFlow::Continue(taken)
     }
 
@@ -312,6 +313,7 @@ fn hand_over(mut taken: Taken, member: &dyn Member, why: Unavailable) -> Next<Re
     // Its slot goes back before another is taken.
     op.buffer = Buffer::NONE;
     op.begin_again();
+    piece.note(&mut op.account, 0);
     let flight = taken.into_flight();
     let charge = flight.ticket().charge();
     Next::HandOver(flight, PIECES, charge)

@@ -152,7 +152,7 @@ mod tests {
         let op = || {
             let buffer = Buffer::Staged { slot: None, pieces: Vec::new() };
             let cancel = crate::Cancel::default();
-            CarriedRead::from(ReadOp::new(0, source.clone(), Access::Buffered, buffer, cancel))
+            CarriedRead::alone(ReadOp::new(0, source.clone(), Access::Buffered, buffer, cancel))
         };
         let mut lane = ObjectLane::new("hoistway-test", 2, |_, _| Ok(0));
         let mut done = vec![Done { op: op(), result: Ok(0) }, Done { op: op(), result: Ok(0) }];

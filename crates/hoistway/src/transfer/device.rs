@@ -192,8 +192,9 @@ impl<T> DeviceLine<T> {
                 (Some(scratch), Some(table)) => {
                     transfer(transfers, Some(scratch.beside(&copied.slot, table)))
                 }
+                (Some(_), None) => transfer(transfers, None),
                 // Few enough at a time that no kernel is needed for them.
-                _ => transfers.chunks(CopyStream::MAX_COPIES).map(|few| transfer(few, None)).sum(),
+                (None, _) => transfers.chunks(CopyStream::MAX_COPIES).map(|few| transfer(few, None)).sum(),
             }
         });
         let queued = queued.map(|operations| _ = self.copies.fetch_add(operations, Ordering::Relaxed));

@@ -69,6 +69,7 @@ impl Handler<Reads> for Fetcher<'_> {
         if let Some(why) = own.member.gives_up(op, &result).filter(|_| has_heir()) {
             self.refused.get_or_insert(why);
             op.begin_again();
+            order.note_undelivered(std::mem::take(&mut op.account));
             op.buffer.give_slot_back();
             return Next::GiveUp(flight);
         }
@@ -178,6 +179,10 @@ impl Handler<Reads> for Copier<'_> {
                 op.progress.filled = Alignment::BLOCK.down(count as u64);
             }
             attempt::account(order, op, name, count, 0);
+        }
+        if !matches!(op.buffer, Buffer::InPlace(_)) {
+            // It starts over, and may end while it waits.
+            order.note_undelivered(std::mem::take(&mut op.account));
         }
         op.buffer.give_slot_back();
         op.access = op.cold_access;
