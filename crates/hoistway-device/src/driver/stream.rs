@@ -285,8 +285,10 @@ impl<V: Vendor> Event for DriverEvent<V> {
 
 impl<V: Vendor> Drop for DriverEvent<V> {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.device.enter() {
-            // SAFETY: made by `record`, destroyed once; the driver keeps what waits for it.
+        let entered = self.device.enter();
+        // A child of fork has no events.
+        if entered.is_ok() || (V::EVENTS_OUTLIVE_CONTEXTS && self.device.driver.is_usable()) {
+            // SAFETY: made by `record`, destroyed once; the driver keeps what waits for it. It is there, as its context is.
             let code = unsafe { (self.device.driver.functions.event_destroy.call)(self.handle) };
             self.device.forget(code);
         }
