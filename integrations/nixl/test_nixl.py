@@ -180,7 +180,7 @@ def test_releasing_a_transfer_ends_it(agent: Agent) -> None:
         ({"capacity": "1"}, "there is no parameter capacity"),
         ({"capacity_bytes": "1 GiB"}, "is no number: 1 GiB"),
         ({"durability": "perhaps"}, "durability cannot be perhaps"),
-        ({"root": ""}, "the root is NULL"),
+        ({"root": ""}, "root is NULL"),
     ],
 )
 def test_a_store_that_cannot_be_opened_says_why(

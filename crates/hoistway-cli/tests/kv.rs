@@ -179,7 +179,7 @@ fn what_a_process_that_runs_has_stored_is_not_repaired() {
     let store = Store::open(options(&stored.root)).unwrap();
     stored.damage(&bytes(1));
     let said = stored.fails(4, "verify", &["--repair"]);
-    assert!(said.contains("1 block damaged and left: another process"), "{said}");
+    assert!(said.contains("1 block damaged and kept: only the running process"), "{said}");
     store.close(None).unwrap();
 }
 
