@@ -147,7 +147,7 @@ impl Io for ReaderIo {
         let requests = self.requests(unit, room, begin_by, notice);
         let requests = requests.map_err(|error| Failure::Memory(Arc::new(error)))?;
         let priority = if is_demand { Priority::Demand } else { Priority::Prefetch };
-        // Whoever waits for them learns of a panic.
+        // Threads that wait for them get the panic as an error.
         let submitted = guarded("the reader", || self.reader.submit(requests, priority));
         let submitted = submitted.map_err(|error| Failure::Memory(Arc::new(error)))?;
         let batch = submitted.map_err(|error| Failure::Read(error.into()))?;

@@ -14,7 +14,7 @@ use crate::{
 use hoistway_io::executor::Ticket;
 use std::{
     ops::Range,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
+    sync::{Arc, PoisonError, RwLock},
 };
 
 /// The first arenas of a plan on a device, once it is clear that it has room for as many as there will be at once:
@@ -67,7 +67,7 @@ pub(super) struct DeviceArenas {
     pub(super) line: DeviceLine<Copying>,
     fills: Vec<DeviceFill>,
     /// Of the arenas that there are so far, or were.
-    addresses: RwLock<Vec<u64>>,
+    addresses: RwLock<Arc<[u64]>>,
     lent: Option<DeviceAllocator>,
     /// For each extent, how many arenas it and those before it go to. Empty if all arenas were there from the start.
     arenas_of: Box<[usize]>,
@@ -128,17 +128,20 @@ impl DeviceArenas {
         let needed = self.arenas_of[last];
         if needed > there {
             let arenas = allocate_some(plan, self.line.queue(), self.lent.as_ref(), there..needed)?;
-            let mut addresses = self.addresses.write().unwrap_or_else(PoisonError::into_inner);
+            let before = self.addresses();
+            let addresses =
+                before.iter().copied().chain(arenas.iter().map(|arena| arena.address())).collect();
+            *self.addresses.write().unwrap_or_else(PoisonError::into_inner) = addresses;
             for (fill, arena) in self.fills[there..].iter().zip(arenas) {
-                addresses.push(arena.address());
                 fill.set_arena(arena);
             }
         }
         Ok(())
     }
 
-    fn addresses(&self) -> RwLockReadGuard<'_, Vec<u64>> {
-        self.addresses.read().unwrap_or_else(PoisonError::into_inner)
+    /// A copy, so that no lock is held while the device works.
+    fn addresses(&self) -> Arc<[u64]> {
+        self.addresses.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Queues the copies of an extent of `plan`, all of whose bytes are in `slot`. Returns the read if it has ended.
@@ -148,11 +151,9 @@ impl DeviceArenas {
         arenas.sort_unstable();
         arenas.dedup();
         let arenas = arenas.into_iter().filter_map(|arena| self.fills[arena].arena()).collect();
-        // No lock is held while the device works.
-        let addresses = self.addresses().clone();
         // SAFETY: the slot is full. `DeviceFill` has checked that no two extents write the same place, `check_inside` has seen each
         // transfer, and tensors are posted once `complete` has got the extent.
-        unsafe { self.line.send(slot, &transfers, (&addresses, arenas), read) }
+        unsafe { self.line.send(slot, &transfers, (&self.addresses(), arenas), read) }
     }
 
     /// All bytes of an extent are in their places. Returns the tensors that became whole, by their positions.

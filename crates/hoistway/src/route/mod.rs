@@ -267,7 +267,7 @@ pub(crate) struct ReadOp {
     pub(crate) cold_access: Access,
     pub(crate) buffer: Buffer,
     pub(crate) progress: Progress,
-    /// Who has brought what of it so far.
+    /// Which routes have brought which of its bytes so far.
     pub(crate) account: Account,
     /// The file, if it is open for its reads alone.
     opened: Option<Arc<File>>,
