@@ -75,7 +75,7 @@ test: prepare test-rust test-capi test-nixl test-hosts test-python
 
 # What waits for the network and what computes, side by side.
 [parallel, private]
-prepare: setup hosts build
+prepare: setup fetch-hosts build
 
 # Each crate once, in one profile and with one set of features: for the Rust tests, the Python package, the stand-ins, and
 # the C library.
@@ -94,7 +94,7 @@ develop: setup build
     {{ install }} --no-deps --reinstall target/develop/*.whl
     install target/debug/lib_native.so python/hoistway/_native.abi3.so
 
-# Run the Rust tests: two at a time on each core, as many of them wait.
+# Run the Rust tests by cargo-nextest, two on each core, then the doc tests. Arguments choose tests: -E 'test(resume)'.
 [group('tests')]
 test-rust *arguments: setup build
     NEXTEST_TEST_THREADS="${NEXTEST_TEST_THREADS:-$((2 * $(nproc)))}" \
@@ -102,19 +102,19 @@ test-rust *arguments: setup build
     @grep --only-matching '^skipped: .*' target/nextest/default/junit.xml | sort --unique || true
     cargo test --quiet --workspace --all-features --doc
 
-# Run the tests of the Python package.
+# Run the tests of the Python package by pytest. Arguments choose tests: -k resume.
 [group('tests')]
 test-python *arguments: develop
     '{{ bin }}/pytest' --numprocesses 2 --dist loadfile "$@"
 
-# Download the sources of vLLM, SGLang, LMCache and UCM and the small packages that they import: 240 MB.
+# Download what test-hosts needs: the sources of vLLM, SGLang, LMCache and UCM, and packages that they import. 240 MB.
 [group('tests')]
-hosts: venv
+fetch-hosts: venv
     '{{ bin }}/python' testkit/hosts/fetch.py '{{ hosts_at }}'
 
 # Run the tests of plug-ins and adapters on the sources of their hosts.
 [group('tests')]
-test-hosts *arguments: hosts develop
+test-hosts *arguments: fetch-hosts develop
     printf '%s\n' plugins/test_{vllm,sglang} kv/adapters/test_adapter_{vllm,sglang,lmcache,ucm} | \
         xargs --max-procs 2 -I TESTS "{{ just_executable() }}" --justfile '{{ justfile() }}' test-host TESTS "$@"
 
@@ -124,9 +124,9 @@ test-host tests *arguments:
     name='{{ tests }}' && PYTHONPATH="{{ hosts_at }}/${name##*_}:{{ hosts_at }}/packages" \
         '{{ bin }}/pytest' --basetemp "target/pytest-${name##*/}" "python/tests/$name.py" "${@:2}"
 
-# Build llama.cpp with and without hoistway, and compare what it makes of models that both load.
+# Build llama.cpp with and without hoistway, and compare the logits of models that both load.
 [group('tests')]
-llama-cpp *arguments: venv capi
+test-llama-cpp *arguments: venv capi
     {{ install }} -r integrations/llama.cpp/requirements.txt
     '{{ bin }}/pytest' integrations/llama.cpp "$@"
 
@@ -143,9 +143,9 @@ test-nixl *arguments: setup build
     integrations/nixl/build.sh target/debug/libhoistway_capi.a target/nixl
     '{{ bin }}/pytest' integrations/nixl "$@"
 
-# Read blobs of azurite, Azure's own stand-in, which checks signatures. From npm: 60 MB.
+# Read blobs of azurite, Azure's own emulator, which checks signatures. Downloads 60 MB with npm.
 [group('tests')]
-azurite: develop
+test-azurite: develop
     npm install --silent --no-save --prefix target/azurite azurite@3
     AZURITE="$PWD/target/azurite/node_modules/.bin/azurite-blob" '{{ bin }}/pytest' python/tests/test_azurite.py
 
@@ -164,7 +164,7 @@ lint: setup lint-tools develop && advisories
     '{{ bin }}/mypy' python/hoistway target/snippets testkit/snippets
     '{{ bin }}/python' -m mypy.stubtest hoistway._native
 
-# Check the Python of the pages with pyright too: with its fork basedpyright, which downloads nothing as it runs.
+# Check the Python of README and docs with basedpyright, a fork of pyright that downloads nothing as it runs.
 [group('lint')]
 pyright: setup
     {{ install }} basedpyright==1.40.2
@@ -212,13 +212,13 @@ site command: venv
         HOISTWAY_FOOTER="hoistway $(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1) ($(git log -1 --format='%h, %cs')), Apache License 2.0" \
         '{{ bin }}/mkdocs' {{ command }} --strict --config-file docs/site/mkdocs.yml
 
-# Run the tests while other programs keep every core and the drive busy: none may fail by chance.
-[group('tests')]
+# Run all tests while other programs keep every core and the drive busy: none may fail by chance.
+[group('long tests')]
 test-under-load: prepare develop
     testkit/check/under_load.sh "{{ just_executable() }}" --justfile '{{ justfile() }}' test
 
-# Run the tests so many times in a row, then so many times under load, and end with a table.
-[group('tests')]
+# Run all tests so many times in a row, then so many times under load, and end with a table.
+[group('long tests')]
 test-again quiet="10" loaded="10": prepare develop
     PATH='{{ bin }}':"$PATH" testkit/check/steps.sh --keep-going \
         $(yes test | head -n '{{ quiet }}') $(yes test-under-load | head -n '{{ loaded }}')
@@ -228,9 +228,9 @@ test-again quiet="10" loaded="10": prepare develop
 [group('long tests')]
 release-check:
     PATH='{{ bin }}':"$PATH" testkit/check/steps.sh --keep-going \
-        lint pyright check-windows test docs 'fuzz 600' model 'soak-executor 600' 'soak-experts 600' 'soak-devices 60' 'soak-objects 1000' miri \
+        lint pyright check-windows test docs 'fuzz 600' test-thread-orders 'soak-executor 600' 'soak-experts 600' 'soak-devices 60' 'soak-objects 1000' miri \
         test-capi-release \
-        'sanitize address' 'sanitize thread' torture-kv azurite test-go llama-cpp gguf-vocab dist semver gpu-pack
+        'sanitize address' 'sanitize thread' torture-kv test-azurite test-go test-llama-cpp test-gguf-vocab dist semver gpu-pack
 
 # Rewrite sources in the project's format.
 [group('start')]
@@ -250,7 +250,7 @@ fuzz seconds="600" target="all": venv
     done
 
 # Takes minutes for each file.
-# Plant faults in what a branch changes of the crates, one at a time, and list those that their tests do not notice.
+# Plant faults, one at a time, in the lines of the crates that a branch changes, and list those that no test notices.
 [group('long tests')]
 mutants base="main" *arguments: setup
     test -x target/tools/bin/cargo-mutants || cargo install --quiet --locked --root target/tools cargo-mutants
@@ -260,7 +260,7 @@ mutants base="main" *arguments: setup
 
 # Try so many orders of threads in each model test of the executor and of the store of experts.
 [group('long tests')]
-model iterations="20000":
+test-thread-orders iterations="20000":
     HOISTWAY_MODEL_ITERATIONS={{ iterations }} cargo test --quiet --package hoistway-io --package hoistway-experts --lib model
 
 # Keep the executor busy with faults, cancellations and deadlines for so many seconds.
@@ -278,13 +278,13 @@ soak-objects loads="1000":
 soak-experts seconds="600":
     HOISTWAY_SOAK_SECONDS={{ seconds }} cargo test --package hoistway-experts --test experts soak -- --ignored --nocapture
 
-# Use a device of the stand-in from four threads, captures among them, while its driver refuses calls, for so many seconds.
+# Use a device of the stand-in driver from four threads, with graph captures and refused calls, for so many seconds.
 [group('long tests')]
 soak-devices seconds="60": develop
     HOISTWAY_SOAK_SECONDS={{ seconds }} '{{ bin }}/pytest' python/tests/test_device_beside.py -k beside_each_other
 
 # Those that open files are left out: Miri starts no programs, and opens no file without waiting.
-# Run the pure modules under Miri. Needs a nightly toolchain with the component miri.
+# Run the modules without I/O, and the executor's tests, under Miri. Needs a nightly toolchain with the component miri.
 [group('long tests')]
 miri:
     for tests in \
@@ -332,7 +332,7 @@ test-capi: setup build
     BUILT='{{ justfile_directory() }}/target/debug' '{{ bin }}/cargo-nextest' nextest run --workspace --all-features \
         --run-ignored only -E 'binary(installed)'
 
-# The same with a release's build.
+# Install a release's build of the C library into a stage, and check what programs find there.
 [group('long tests')]
 test-capi-release:
     {{ quick }} cargo test --quiet --package hoistway-capi --test installed -- --ignored
@@ -352,24 +352,24 @@ test-go *arguments:
             LD_LIBRARY_PATH='{{ justfile_directory() }}/target/capi/lib' && \
         go vet ./... && go test -race "$@" ./...
 
-# Write the C header anew; after changes of the C ABI.
+# Write the C header again, after changes of the C ABI.
 [group('generated files')]
 capi-header:
     HOISTWAY_UPDATE_HEADER=1 cargo test --quiet --package hoistway-capi --test abi the_header
 
-# Write the listings of the crates' public API anew; after changes of it. `test-rust` compares them with the code.
+# Write the listings of the crates' public API again, after changes of it. `test-rust` compares them with the code.
 [group('generated files')]
 api:
     HOISTWAY_UPDATE_API=1 cargo test --quiet --package api-listings
 
-# Compare the public API with that of a commit by the rules of semantic versioning. Builds its tool at first: minutes.
+# Compare the public API with that of a commit by the rules of semantic versioning. The first run builds the tool: minutes.
 [group('release')]
 semver base="main":
     test -x target/tools/bin/cargo-semver-checks || cargo install --quiet --locked --root target/tools cargo-semver-checks
     PATH="$PWD/target/tools/bin:$PATH" cargo semver-checks --baseline-rev '{{ base }}' \
         --package hoistway --package hoistway-experts --package hoistway-kv --package hoistway-usrbio
 
-# Compile the devices' kernels to the PTX and the code objects that are checked in; after changes of kernels.cu.
+# Compile kernels.cu to the PTX and the code objects that are checked in, after changes of it.
 [group('generated files')]
 kernels: venv
     {{ install }} nvidia-cuda-nvrtc-cu12=={{ nvrtc }} ziglang=={{ zig }}
@@ -458,7 +458,7 @@ torture-kv *arguments: venv
 
 # Measure the KV store beside those of vLLM and LMCache. Needs root; takes ten minutes.
 [group('benchmarks')]
-bench-kv *arguments: setup hosts
+bench-kv *arguments: setup fetch-hosts
     {{ install }} -r bench/requirements.txt
     {{ install }} --reinstall --no-deps .
     cargo build --quiet --release --package hoistway-kv --example latency
@@ -474,7 +474,7 @@ bench-kv-full directory *arguments: setup
     '{{ bin }}/python' bench/kv_full.py --output bench/results "$@"
 
 # Traces: https://github.com/kvcache-ai/Mooncake, FAST25-release/traces.
-# Replay published traces of KV blocks on a full store in a directory, and compare its hits with its policy's.
+# Replay published traces of KV blocks on a full store in a directory, and compare its hits with those of its policy alone.
 [group('benchmarks')]
 bench-kv-replay directory +traces: setup
     '{{ bin }}/python' bench/kv_replay.py --output bench/results "$@"
@@ -485,7 +485,7 @@ bench-kv-replay directory +traces: setup
 bench-windows *arguments:
     powershell.exe -ExecutionPolicy Bypass -File bench/windows.ps1 "$@"
 
-# Count the lines of code of every crate.
+# Count the lines of code of each crate.
 [group('lint')]
 lines:
     @python3 testkit/lines/count.py
@@ -497,9 +497,9 @@ bench-layers *arguments: venv
     cargo build --quiet --release --package hoistway --example stream_layers
     '{{ bin }}/python' bench/layers.py "$@"
 
-# Compare with other parsers on the vocabularies that llama.cpp brings, and measure opening them. Downloads 76 MB.
+# Compare the GGUF parser with others on the vocabularies of llama.cpp, and measure opening them. Downloads 76 MB.
 [group('tests')]
-gguf-vocab *arguments: setup
+test-gguf-vocab *arguments: setup
     test -d bench/data/gguf-vocabularies || "{{ just_executable() }}" --justfile "{{ justfile() }}" gguf-vocab-files
     '{{ bin }}/maturin' develop --quiet --release --features stand-in
     HOISTWAY_GGUF_VOCAB=bench/data/gguf-vocabularies '{{ bin }}/pytest' python/tests/test_gguf_differential.py -k vocabularies

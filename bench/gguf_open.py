@@ -151,7 +151,7 @@ def report(document: dict[str, Any]) -> str:
     return f"""# Opening GGUF files
 
 Medians of {document["rounds"]} rounds, in turn, a process each that has imported what it needs; files are cached. The
-package `gguf` has fewer rounds, since it takes long. Made by `just gguf-vocab` on {host["date"]}:
+package `gguf` has fewer rounds, since it takes long. Made by `just test-gguf-vocab` on {host["date"]}:
 {where}, Python {host["python"]}.
 
 A process that opens {files[0]}, {largest[0]["bytes"] / 1e6:.1f} MB, should take at most {goal}:

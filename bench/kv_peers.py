@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "testkit" / "hosts"))
 
 import fetch  # noqa: E402
 
-# Without their dependencies, which are large: what is measured imports these, torch, numpy and what `just hosts` has.
+# Without their dependencies, which are large: what is measured imports these, torch, numpy and what `just fetch-hosts` has.
 PACKAGES = (
     "lmcache==0.5.6",
     "lmcache-rust-raw-block-io==0.5.7rc2",
@@ -31,7 +31,7 @@ PACKAGES = (
 
 
 def main(to: Path, hosts: Path) -> None:
-    """Fills a directory; `hosts` is the one that `just hosts` fills."""
+    """Fills a directory; `hosts` is the one that `just fetch-hosts` fills."""
     packages, downloads = to / "packages", to / "downloads"
     if not packages.exists():
         fetch.pip("install", "--no-deps", "--target", packages, *PACKAGES)

@@ -1,6 +1,6 @@
 """Loads models with llama.cpp, stock and patched, and compares the logits bit by bit.
 
-`just llama-cpp` runs this, with the C library that `just capi` has made. A stand-in for it serves only where hoistway
+`just test-llama-cpp` runs this, with the C library that `just capi` has made. A stand-in for it serves only where hoistway
 itself would not do what is tested.
 """
 

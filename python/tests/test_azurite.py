@@ -1,4 +1,4 @@
-"""Azure's own stand-in, azurite, checks signatures: `just azurite`. `AZURITE` names its program."""
+"""Azure's own stand-in, azurite, checks signatures: `just test-azurite`. `AZURITE` names its program."""
 
 from __future__ import annotations
 
