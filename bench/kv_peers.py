@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "testkit" / "hosts"))
 
 import fetch  # noqa: E402
 
-# Without their dependencies, which are large: what is measured imports these, torch, numpy and what `just fetch-hosts` has.
+# Without their dependencies, which are large: this needs torch, numpy, and what `just fetch-hosts` downloads.
 PACKAGES = (
     "lmcache==0.5.6",
     "lmcache-rust-raw-block-io==0.5.7rc2",
