@@ -1,7 +1,7 @@
 """Loads models with llama.cpp, stock and patched, and compares the logits bit by bit.
 
-`just test-llama-cpp` runs this, with the C library that `just capi` has made. A stand-in for it serves only where hoistway
-itself would not do what is tested.
+`just test-llama-cpp` runs this, with the C library that `just capi` has made. A stand-in for the library serves only
+where hoistway itself would not do what is tested.
 """
 
 from __future__ import annotations

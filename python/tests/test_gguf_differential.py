@@ -257,14 +257,16 @@ def test_split_models_of_the_package_are_whole(
 
 @needs_ggml
 @pytest.mark.skipif(
-    not VOCABULARIES, reason="HOISTWAY_GGUF_VOCAB names no directory of vocabularies: see just test-gguf-vocab"
+    not VOCABULARIES,
+    reason="HOISTWAY_GGUF_VOCAB names no directory of vocabularies: see just test-gguf-vocab",
 )
 def test_vocabularies_are_what_they_are_to_ggml() -> None:
     compare("ggml", VOCABULARIES)
 
 
 @pytest.mark.skipif(
-    not VOCABULARIES, reason="HOISTWAY_GGUF_VOCAB names no directory of vocabularies: see just test-gguf-vocab"
+    not VOCABULARIES,
+    reason="HOISTWAY_GGUF_VOCAB names no directory of vocabularies: see just test-gguf-vocab",
 )
 def test_small_vocabularies_are_what_they_are_to_the_package() -> None:
     compare("gguf", sorted(VOCABULARIES, key=lambda path: path.stat().st_size)[:3])
