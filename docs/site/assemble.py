@@ -56,6 +56,14 @@ MODULES = (
         ],
     ),
     (
+        "3FS",
+        "hoistway.compat.threefs",
+        [
+            *("create_reader", "ThreeFSFileReader", "MockFileReader", "FileReaderInterface"),
+            *("extract_mount_point", "is_available", "get_backend", "get_hf3fs_lib_path"),
+        ],
+    ),
+    (
         "KV-cache blocks",
         "hoistway.kv",
         ["Store", "Namespace", "Ticket", "Completion", "Pins", "Region", "Addresses"],

@@ -71,7 +71,7 @@ class DistributedReport:
             f"  exchange  read {in_words(self.read_bytes)}, received {in_words(self.received_bytes)}, "
             f"sent {in_words(self.sent_bytes)} in {counted(self.steps, 'step')}",
             *(f"  because   {reason}" for reason in self.reasons),
-            *(f"  refused   {refusal.what}: {refusal.reason}; {refusal.fix}" for refusal in self.refused),
+            *(f"  not used: {refusal.what}: {refusal.reason}; {refusal.fix}" for refusal in self.refused),
         ]
         if self.reads is not None:
             lines.extend(f"  {line}" for line in str(self.reads).splitlines())
