@@ -180,6 +180,29 @@ fn faults_of_the_driver_are_typed_errors_and_leave_nothing() {
     }
 }
 
+/// Others keep the context of a device, and what is in it: here an allocation.
+#[test]
+fn what_one_refusal_meets_is_given_back_all_the_same() {
+    let stand_in = Turn::take();
+    for vendor in Vendor::ALL {
+        let device = Device::open(vendor.device(0)).unwrap();
+        let _others = DeviceMemory::new(&device, 16).unwrap();
+        let before = stand_in.leftovers();
+        let made: [(_, &dyn Fn() -> Box<dyn std::any::Any>); 2] = [
+            ("a stream", &|| Box::new(CopyStream::new(&device).unwrap())),
+            // SAFETY: the default stream lives as long as the device.
+            ("an event", &|| Box::new(unsafe { Fence::of_stream(&device, 0) }.unwrap())),
+        ];
+        for (name, make) in made {
+            let it = make();
+            stand_in.configure(&vendor.faults("cuCtxPushCurrent_v2:1=201"));
+            drop(it);
+            assert_eq!(stand_in.leftovers(), before, "{vendor:?}: {name}");
+            stand_in.reset();
+        }
+    }
+}
+
 #[test]
 fn slow_and_reordered_streams_deliver_the_same_bytes() {
     let stand_in = Turn::take();

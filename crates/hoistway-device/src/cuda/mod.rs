@@ -150,7 +150,6 @@ impl Vendor for Cuda {
     /// `kDLCUDA`, and `kDLCUDAManaged`: memory that the driver moves between host and device.
     const DLPACK_TYPES: &'static [i32] = &[2, 13];
     const STREAMS_OUTLIVE_HANDLES: bool = true;
-    const EVENTS_OUTLIVE_CONTEXTS: bool = false;
 
     fn id(ordinal: u32) -> DeviceId {
         DeviceId::Cuda(ordinal)

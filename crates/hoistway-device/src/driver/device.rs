@@ -162,6 +162,12 @@ impl<V: Vendor> DriverDevice<V> {
         Ok(Entered { before, relaxed })
     }
 
+    /// As [`DriverDevice::enter`], to give something back. Asks twice: what is not given back stays as long as any part of the
+    /// process uses the device.
+    pub(super) fn enter_to_give_back(&self) -> Result<Entered<V>> {
+        self.enter().or_else(|_| self.enter())
+    }
+
     /// Allocates memory by a function of the driver.
     pub(super) fn allocate_by(
         &self,
@@ -298,7 +304,7 @@ impl<V: Vendor> Backend for DriverDevice<V> {
 
     unsafe fn unpin(&self, memory: *mut u8) -> bool {
         // A context that cannot be entered is gone, and its pins with it.
-        let Ok(_entered) = self.enter() else { return true };
+        let Ok(_entered) = self.enter_to_give_back() else { return true };
         // SAFETY: the caller has pinned it, and unpins it once.
         let code =
             self.driver.repeat(|| unsafe { (self.driver.functions.host_unregister.call)(memory.cast()) });

@@ -83,8 +83,6 @@ pub(crate) trait Vendor: fmt::Debug + Sized + Send + Sync + 'static {
     const DLPACK_TYPES: &'static [i32];
     /// Whether work goes on whose stream was destroyed.
     const STREAMS_OUTLIVE_HANDLES: bool;
-    /// Whether events stay when the context of a device is gone.
-    const EVENTS_OUTLIVE_CONTEXTS: bool;
 
     /// The name of a device.
     fn id(ordinal: u32) -> DeviceId;

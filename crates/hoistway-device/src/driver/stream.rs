@@ -198,7 +198,7 @@ impl<V: Vendor> Stream for DriverStream<V> {
 
 impl<V: Vendor> Drop for DriverStream<V> {
     fn drop(&mut self) {
-        let Ok(_entered) = self.device.enter() else { return };
+        let Ok(_entered) = self.device.enter_to_give_back() else { return };
         let functions = &self.device.driver.functions;
         // Work of unknown fate keeps its stream, so that this does not wait for such.
         if !V::STREAMS_OUTLIVE_HANDLES && !Fate::of(self.synchronize()).is_known() {
@@ -285,10 +285,8 @@ impl<V: Vendor> Event for DriverEvent<V> {
 
 impl<V: Vendor> Drop for DriverEvent<V> {
     fn drop(&mut self) {
-        let entered = self.device.enter();
-        // A child of fork has no events.
-        if entered.is_ok() || (V::EVENTS_OUTLIVE_CONTEXTS && self.device.driver.is_usable()) {
-            // SAFETY: made by `record`, destroyed once; the driver keeps what waits for it. It is there, as its context is.
+        if let Ok(_entered) = self.device.enter_to_give_back() {
+            // SAFETY: made by `record`, destroyed once; the driver keeps what waits for it.
             let code = unsafe { (self.device.driver.functions.event_destroy.call)(self.handle) };
             self.device.forget(code);
         }

@@ -144,8 +144,6 @@ impl Vendor for Hip {
     const DLPACK_TYPES: &'static [i32] = &[10];
     /// The header leaves open what becomes of work that is queued on a stream that is destroyed.
     const STREAMS_OUTLIVE_HANDLES: bool = false;
-    /// A device has no context that could go.
-    const EVENTS_OUTLIVE_CONTEXTS: bool = true;
 
     fn id(ordinal: u32) -> DeviceId {
         DeviceId::Rocm(ordinal)
