@@ -105,6 +105,18 @@ def test_routes_of_linux_say_that_they_are_not_here(model: Path) -> None:
         assert str(raised.value)
 
 
+def test_route_directstorage_needs_its_libraries(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(hoistway.errors.RouteUnavailableError, match=r"dstorage\.dll is not in"):
+        hoistway.load_file(model, framework="raw", route="directstorage")
+    libraries = os.environ.get("HOISTWAY_TEST_DIRECTSTORAGE")
+    if not libraries:
+        pytest.skip("Microsoft's libraries are not there")
+    monkeypatch.setenv("HOISTWAY_DIRECTSTORAGE_DIR", libraries)
+    loaded = hoistway.load_file(model, framework="raw", route="directstorage")
+    assert contents(loaded) == reference(model)
+    assert [carrier.route for carrier in loaded.report.carriers] == ["directstorage"]
+
+
 @pytest.mark.parametrize("name", ["hoistway.kv", "hoistway.compat.threefs"])
 def test_what_is_of_linux_alone_is_an_import_error(name: str) -> None:
     with pytest.raises(ImportError, match="on Linux only"):

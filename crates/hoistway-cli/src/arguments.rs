@@ -332,13 +332,13 @@ pub(crate) struct Tuning {
     /// Number of threads of the route threads, and of copies from the page cache [default: by cores and bytes in flight]
     #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) threads: Option<String>,
-    /// Huge pages: transparent (if the system has some; the default), reserved (of vm.nr_hugepages) or never
+    /// Huge pages: transparent (if the system has some; the default), reserved (of vm.nr_hugepages, or large pages on Windows) or never
     #[arg(long, hide_short_help = true, value_name = "KIND")]
     pub(crate) huge_pages: Option<String>,
     /// NUMA node of memory and threads: unbound (the default), near_storage or a number
     #[arg(long, hide_short_help = true, value_name = "NODE")]
     pub(crate) numa: Option<String>,
-    /// Limit of host memory for the load, such as 8GiB [default: what the machine and its cgroups have left]
+    /// Limit of host memory for the load, such as 8GiB [default: what the machine and the limits of the process leave]
     #[arg(long, hide_short_help = true, value_name = "SIZE")]
     pub(crate) memory_budget: Option<String>,
     /// With the route mapped: read everything at once, rather than when it is touched

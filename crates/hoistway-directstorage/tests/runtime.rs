@@ -1,4 +1,23 @@
 //! Reads by the runtime: by the stand-in, or by Microsoft's own if `HOISTWAY_DIRECTSTORAGE_DIR` names its folder.
+//!
+//! What Microsoft's runtime was seen to do that can hurt a caller, and the test that fails for a caller that does not know it:
+//!
+//! | the runtime | test |
+//! |---|---|
+//! | serves nothing unless `dstoragecore.dll` is loaded before it | each: the stand-in does the same |
+//! | takes no configuration once there is a factory | `the_runtime_is_configured_before_its_factory_and_without_telemetry` |
+//! | keeps the size of its staging buffer while a queue exists, and does not tell it | `a_staging_buffer_that_another_has_locked_is_an_error`, `a_second_copy_of_hoistway_in_the_process_is_refused` |
+//! | makes no queue of fewer or more entries than its bounds | each: the stand-in does the same |
+//! | refuses a request longer than the staging buffer, and signals its end at once | `a_read_longer_than_a_request_is_cut`, `a_failure_at_each_of_ten_requests_is_that_reads_own` |
+//! | fails a request past the end of the file, and signals its end | `reads_of_any_offset_and_length_bring_the_bytes_of_the_file`, `a_failure_at_each_of_ten_requests_is_that_reads_own` |
+//! | signals before a result that was enqueued after the signal is there | `an_event_that_comes_early_and_requests_in_another_order_change_no_bytes` |
+//! | ends the process for a request of no bytes, or of two lengths | `reads_of_any_offset_and_length_bring_the_bytes_of_the_file` |
+//! | takes a request past the end of its buffer of D3D12, and says that it succeeded | `a_read_that_does_not_fit_its_buffer_is_refused` |
+//! | has a caller wait that enqueues into a full queue | `reads_that_the_queue_has_no_entries_for_are_kept_back` |
+//! | ends requests as aborted when their queue is closed | `a_queue_that_is_dropped_waits_for_its_reads` |
+//! | fails requests to a file that was closed | `memory_that_may_still_be_written_is_leaked`: a read keeps its file |
+//!
+//! Requests are not cancelled, come from files alone, and do not wait for a fence, so what the runtime does there is not tested.
 #![cfg(windows)]
 #![allow(missing_docs, unsafe_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -291,12 +310,7 @@ fn a_fence_that_never_comes_is_an_error_and_what_it_tells_of_is_kept() {
         unsafe { queue.push(owner.clone(), Read { file: bench.file.clone(), offset, target, len }) };
     };
     let (owner, mut ended) = (Arc::new(()), Vec::new());
-    // The runtime does not check what a request leaves its buffer by.
-    push(&mut queue, &owner, 100_000, 64 << 10);
-    queue.wait(&mut ended, LONG).unwrap();
-    let refused = ended.pop().unwrap().result.unwrap_err();
-    assert!(refused.to_string().contains("does not fit its buffer"), "{refused}");
-    turn.set("d3d12_deaf=1");
+    turn.set("d3d12_deaf_at=1");
     push(&mut queue, &owner, 0, 1000);
     let failure = loop {
         if let Err(failure) = queue.wait(&mut ended, LONG) {
@@ -316,6 +330,64 @@ fn a_fence_that_never_comes_is_an_error_and_what_it_tells_of_is_kept() {
     drop(queue);
     assert_eq!((Arc::strong_count(&owner), Arc::strong_count(&buffer)), (2, 2));
     assert_eq!((turn.count("violations"), turn.count_graphics("violations")), (0, 0));
+}
+
+#[test]
+fn a_fence_that_stops_at_any_of_ten_reads_is_an_error_and_what_it_tells_of_is_kept() {
+    let Some(turn) = turn() else { return };
+    let bench = Bench::new(100_000);
+    let graphics = GraphicsDevice::open(hoistway_directstorage::adapters().unwrap()[2].luid, "it").unwrap();
+    for stopped in 1..=10 {
+        turn.reset();
+        let mut queue = Runtime::get().unwrap().queue_to(&graphics, 10, SHORT).unwrap();
+        let buffer = Arc::new(graphics.buffer(Sharing::Heap, 100_000).unwrap());
+        let owner = Arc::new(());
+        turn.set(&format!("d3d12_deaf_at={stopped}"));
+        for at in 0..10 {
+            let target = Target::Buffer { buffer: buffer.clone(), offset: at * 10_000 };
+            let read = Read { file: bench.file.clone(), offset: at * 10_000, target, len: 10_000 };
+            // SAFETY: nothing else uses this part of the buffer.
+            unsafe { queue.push(owner.clone(), read) };
+        }
+        let mut ended = Vec::new();
+        let failure = loop {
+            if let Err(failure) = queue.wait(&mut ended, LONG) {
+                break failure;
+            }
+        };
+        let left = 10 - ended.len();
+        assert!(left > 10 - stopped, "{left}");
+        assert!(ended.iter().all(|own| own.result == Ok(10_000)));
+        assert!(failure.to_string().contains(&format!("none of {left} reads")), "{failure}");
+        ended.clear();
+        drop(queue);
+        assert_eq!((Arc::strong_count(&owner), Arc::strong_count(&buffer)), (1 + left, 1 + left));
+    }
+    assert_eq!((turn.count("violations"), turn.count_graphics("violations")), (0, 0));
+}
+
+/// An entry that finds the queue full has its caller wait, however long the entries before it take.
+#[test]
+fn reads_that_the_queue_has_no_entries_for_are_kept_back() {
+    let turn = turn();
+    let bench = Bench::new(100_000);
+    let reads = usize::from(abi::QUEUE_CAPACITY.1);
+    let (mut queue, mut ended) = (queue(reads, LONG), Vec::new());
+    if let Some(turn) = &turn {
+        turn.set("stall_at=1");
+    }
+    (0..reads).for_each(|at| bench.push(&mut queue, at as u64, 4));
+    if let Some(turn) = &turn {
+        queue.wait(&mut ended, Duration::from_millis(1)).unwrap();
+        assert_eq!((ended.len(), queue.in_flight()), (0, reads));
+        turn.set("stall_at=0");
+    }
+    while queue.in_flight() > 0 {
+        queue.wait(&mut ended, LONG).unwrap();
+    }
+    assert_eq!(ended.len(), reads);
+    ended.iter().for_each(|own| bench.check(own));
+    assert!(turn.is_none_or(|turn| (turn.count("blocked"), turn.count("violations")) == (0, 0)));
 }
 
 /// Also one that waited for entries of the queue, which the wait enqueues.
@@ -492,6 +564,25 @@ impl Drop for Raw {
             }
         }
     }
+}
+
+#[test]
+fn a_read_that_does_not_fit_its_buffer_is_refused() {
+    let Some(turn) = turn() else { return };
+    let (bench, before) = (Bench::new(100_000), turn.graphics());
+    let graphics = GraphicsDevice::open(hoistway_directstorage::adapters().unwrap()[2].luid, "it").unwrap();
+    let buffer = Arc::new(graphics.buffer(Sharing::Heap, 64 << 10).unwrap());
+    let (mut queue, mut ended) = (Runtime::get().unwrap().queue_to(&graphics, 1, LONG).unwrap(), Vec::new());
+    for (offset, len) in [(buffer.len(), 1), (buffer.len() - 1, 2), (1, 64 << 10), (u64::MAX, 2)] {
+        let target = Target::Buffer { buffer: buffer.clone(), offset };
+        // SAFETY: nothing else uses the buffer.
+        unsafe { queue.push((), Read { file: bench.file.clone(), offset: 0, target, len }) };
+        queue.wait(&mut ended, LONG).unwrap();
+        let refused = ended.pop().unwrap().result.unwrap_err();
+        assert!(refused.to_string().contains("does not fit its buffer"), "{refused}");
+    }
+    drop((queue, buffer, graphics));
+    assert_eq!((turn.graphics(), turn.count("requests"), turn.count("violations")), (before, 0, 0));
 }
 
 #[test]

@@ -197,18 +197,21 @@ fn a_load_that_is_dropped_leaves_nothing() {
     let turn = Turn::take();
     let folder = tempfile::tempdir().unwrap();
     let (path, _) = ten(folder.path());
-    turn.set("stall_at=4");
-    let checkpoint = Checkpoint::open(&[&path]).unwrap();
-    let loading = checkpoint.start(&named().chunk_bytes(CHUNK)).unwrap();
-    while turn.count("requests") < 4 {
-        std::thread::yield_now();
+    for stalled in 1..=10 {
+        turn.reset();
+        turn.set(&format!("stall_at={stalled}"));
+        let checkpoint = Checkpoint::open(&[&path]).unwrap();
+        let loading = checkpoint.start(&named().chunk_bytes(CHUNK)).unwrap();
+        while turn.count("requests") < stalled {
+            std::thread::yield_now();
+        }
+        // It waits for what the runtime may still write.
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop((loading, checkpoint)));
+            turn.set("stall_at=0");
+        });
+        assert_eq!(turn.objects(), [1, 0, 0], "{stalled}");
     }
-    // It waits for what the runtime may still write.
-    std::thread::scope(|scope| {
-        scope.spawn(|| drop((loading, checkpoint)));
-        turn.set("stall_at=0");
-    });
-    assert_eq!(turn.objects(), [1, 0, 0]);
 }
 
 #[test]
@@ -258,6 +261,50 @@ fn a_named_route_that_cannot_read_a_file_is_an_error() {
     }
     drop(checkpoint);
     assert_eq!((turn.count("violations"), turn.objects()), (0, [1, 0, 0]));
+}
+
+#[test]
+fn a_named_route_with_broken_libraries_is_an_error_and_auto_loads_without_it() {
+    let (empty, without_core) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let whole = stand_in::folder("broken");
+    fs::copy(whole.join("dstorage.dll"), without_core.path().join("dstorage.dll")).unwrap();
+    for (folder, settings, named, auto) in [
+        (empty.path(), "", "dstorage.dll is not in ", None),
+        (without_core.path(), "", "dstoragecore.dll is not beside dstorage.dll", None),
+        (&*whole, "staging_locked=1", "(0x8924001f)", Some("was not measured")),
+    ] {
+        // A process has one runtime.
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "--nocapture", "loads_with_the_libraries_that_there_are"])
+            .env(hoistway_directstorage::DIRECTORY_VARIABLE, folder)
+            .env("FAKE_DSTORAGE", settings)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+        let line = |of: &str| said.lines().find_map(|line| line.strip_prefix(of)).unwrap_or_default();
+        assert!(line("load: ").contains(named) && line("reader: ").contains(named), "{said}");
+        assert_eq!(line("auto: ").is_empty(), auto.is_none(), "{said}");
+        assert!(auto.is_none_or(|why| line("auto: ").contains(why)), "{said}");
+    }
+}
+
+#[test]
+#[ignore = "another runs it in a process of its own"]
+fn loads_with_the_libraries_that_there_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, tensors) = model(folder.path());
+    let why = |error: Error| match error {
+        Error::RouteUnavailable { route: Route::DirectStorage, why, .. } => why.reason,
+        error => panic!("{error:?}"),
+    };
+    println!("\nload: {}", why(hoistway::load(&[&path], &named()).unwrap_err()));
+    let reader = Reader::new(&ReaderOptions::default().route(Route::DirectStorage));
+    println!("reader: {}", why(reader.err().unwrap()));
+    let loaded = load(&path, &LoadOptions::default());
+    assert_is(&loaded, &tensors);
+    let refused = loaded.report().refused.iter().find(|refusal| refusal.what == "directstorage");
+    println!("auto: {}", refused.map_or("", |refusal| &refusal.why.reason));
 }
 
 /// Both stand-ins, to oneself.
@@ -325,6 +372,24 @@ fn its_bytes_arrive_on_a_cuda_device_by_buffers_of_d3d12() {
         }
     }
     on.assert_nothing_left("loads");
+}
+
+#[test]
+#[ignore = "copies 20 GiB"]
+fn a_gigabyte_arrives_twenty_times_in_a_row() {
+    let on = OnDevice::take();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("large.safetensors");
+    let tensors: Vec<_> =
+        (0..4).map(|at| owned(&format!("t{at}"), Dtype::U8, &[(256 << 20) + u64::from(at)], at)).collect();
+    fs::write(&path, reference(&tensors)).unwrap();
+    for run in 0..20 {
+        let loaded = load(&path, &named().device(DeviceId::Cuda(0)));
+        assert_is(&loaded, &tensors);
+        assert_eq!(way(&loaded), Ok(()), "{run}");
+        drop(loaded);
+        on.assert_nothing_left(&format!("run {run}"));
+    }
 }
 
 #[test]
@@ -513,6 +578,8 @@ fn each_fault_at_each_of_ten_requests_to_a_device_is_an_error_that_names_the_ten
     for (setting, words) in [
         ("fail_at", "past the end of the file (0x89240007)"),
         ("fail_at code=0x89240008", "larger than the staging buffer"),
+        ("fail_at code=0x80070017", "error 23 of Windows (0x80070017)"),
+        ("fail_at code=0x89240016", "did not answer in time (0x89240016)"),
         ("remove_at", "was removed"),
     ] {
         for at in 1..=requests {
@@ -540,28 +607,90 @@ fn each_fault_at_each_of_ten_requests_to_a_device_is_an_error_that_names_the_ten
     }
 }
 
+/// Each call of CUDA's driver for a buffer, a fence or a request, and each copy. The trial before the load makes the first calls of
+/// those that import: if these fail, bytes go through pinned memory.
+#[test]
+fn each_call_that_the_device_refuses_during_a_load_is_an_error() {
+    let on = OnDevice::take();
+    let folder = tempfile::tempdir().unwrap();
+    let (path, tensors) = ten(folder.path());
+    let options = named().device(DeviceId::Cuda(0)).layout(Layout::Packed).chunk_bytes(CHUNK);
+    let functions = [
+        ("cuImportExternalMemory", 2),
+        ("cuExternalMemoryGetMappedBuffer", 2),
+        ("cuImportExternalSemaphore", 2),
+        ("cuWaitExternalSemaphoresAsync", 1),
+        ("cuMemcpyDtoDAsync_v2", 1),
+    ];
+    let calls = || functions.map(|(function, _)| on.cuda.count(&format!("calls.{function}")));
+    let (calls_before, copies_before) = (calls(), on.cuda.count("copies"));
+    let loaded = load(&path, &options);
+    assert_eq!(way(&loaded), Ok(()));
+    let (calls, copies) = (calls(), on.cuda.count("copies") - copies_before);
+    assert_is(&loaded, &tensors);
+    drop(loaded);
+    assert!(copies >= 10, "{copies}");
+    let faults = functions.iter().zip(calls).zip(calls_before);
+    let faults = faults.map(|((&(function, first), after), before)| (function, first, after - before));
+    for (subject, first, last) in faults.chain([("copy", 1, copies)]) {
+        assert!(first <= last, "{subject}: {last}");
+        for at in first..=last {
+            on.cuda.set(&format!("FAULTS={subject}:{at}=999"));
+            let error = hoistway::load(&[&path], &options).unwrap_err();
+            let is_typed = match &error {
+                Error::Device { device, .. } => device == "cuda:0",
+                // The queue of the route cannot be made without its fence.
+                Error::RouteUnavailable { route: Route::DirectStorage, .. } => {
+                    subject == "cuImportExternalSemaphore"
+                }
+                _ => false,
+            };
+            assert!(is_typed, "{subject} at {at}: {error:?}");
+            let is_named = subject == "copy" || error.to_string().contains(subject);
+            assert!(
+                is_named && error.to_string().contains("CUDA_ERROR_UNKNOWN"),
+                "{subject} at {at}: {error}"
+            );
+            on.cuda.reset();
+            on.assert_nothing_left(&format!("{subject} at {at}"));
+        }
+    }
+    // The runtime makes no queue to the device.
+    on.turn.set("refuse_queue=0x80004001");
+    let error = hoistway::load(&[&path], &options).unwrap_err();
+    let Error::RouteUnavailable { route: Route::DirectStorage, why, .. } = &error else {
+        panic!("{error:?}")
+    };
+    assert!(why.reason.contains("CreateQueue failed") && why.reason.contains("(0x80004001)"), "{why}");
+    on.turn.reset();
+    on.assert_nothing_left("a queue that is refused");
+    assert_is(&load(&path, &options), &tensors);
+}
+
 #[test]
 fn a_device_that_is_removed_while_requests_are_in_flight_ends_the_load() {
     let on = OnDevice::take();
     let folder = tempfile::tempdir().unwrap();
     let (path, _) = ten(folder.path());
     let options = named().device(DeviceId::Cuda(0)).chunk_bytes(CHUNK);
-    on.turn.set("stall_at=4");
-    let error = std::thread::scope(|scope| {
-        let loading = scope.spawn(|| hoistway::load(&[&path], &options).unwrap_err());
-        while on.turn.count("requests") < 4 {
-            std::thread::yield_now();
-        }
-        on.turn.set("d3d12_remove=1");
-        // The load is told by the fence, and waits for the runtime as it ends.
-        on.turn.set("stall_at=0");
-        loading.join().unwrap()
-    });
-    assert!(error.to_string().contains("was removed"), "{error}");
-    let is_named = matches!(&error, Error::Io { path: found, tensor: Some(_), .. } if *found == path);
-    assert!(is_named, "{error:?}");
-    on.turn.reset();
-    on.assert_nothing_left("removal");
+    for removed in 1..=10 {
+        on.turn.set(&format!("stall_at={removed}"));
+        let error = std::thread::scope(|scope| {
+            let loading = scope.spawn(|| hoistway::load(&[&path], &options).unwrap_err());
+            while on.turn.count("requests") < removed {
+                std::thread::yield_now();
+            }
+            on.turn.set("d3d12_remove=1");
+            // The load is told by the fence, and waits for the runtime as it ends.
+            on.turn.set("stall_at=0");
+            loading.join().unwrap()
+        });
+        assert!(error.to_string().contains("was removed"), "{error}");
+        let is_named = matches!(&error, Error::Io { path: found, tensor: Some(_), .. } if *found == path);
+        assert!(is_named, "{error:?}");
+        on.turn.reset();
+        on.assert_nothing_left(&format!("removal at {removed}"));
+    }
 }
 
 #[test]

@@ -31,11 +31,12 @@ use hoistway::{
 use saving::{Owned, assert_is, data, go_on, mixed, names, owned, reference};
 use stand_in::Turn;
 use std::{
-    ffi::{c_int, c_void},
+    ffi::{OsString, c_int, c_void},
     fs::{self, OpenOptions as FileOptions},
     io,
     ops::ControlFlow,
     os::windows::{
+        ffi::OsStringExt,
         fs::{FileExt, OpenOptionsExt},
         io::{AsRawHandle, FromRawHandle, OwnedHandle},
     },
@@ -473,6 +474,28 @@ fn paths_may_be_long_and_of_any_script() {
     let copy = long.join("copy.safetensors");
     save(&copy, &data(&tensors), None, &SaveOptions::default(), go_on).unwrap();
     assert!(fs::read(&copy).unwrap() == reference(&tensors));
+}
+
+/// Verbatim paths, and names with half of a surrogate pair, where the file system takes these.
+#[test]
+fn paths_may_be_verbatim_and_no_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, tensors) = model(folder.path());
+    let mut verbatim = OsString::from(r"\\?\");
+    verbatim.push(std::path::absolute(&path).unwrap());
+    let unpaired = folder.path().join(OsString::from_wide(&[0x61, 0xD800, 0x62]));
+    // Linux below Wine may refuse such a name.
+    let takes_unpaired = fs::copy(&path, &unpaired).is_ok();
+    for path in [Some(PathBuf::from(verbatim)), takes_unpaired.then_some(unpaired)].into_iter().flatten() {
+        for route in NAMED {
+            assert_is(&load(&path, &by(route)), &tensors);
+        }
+        save(&path, &data(&tensors[1..]), None, &SaveOptions::default(), go_on).unwrap();
+        assert_is(&load(&path, &by(Route::Threads)), &tensors[1..]);
+        let error = hoistway::load(&[&path], &by(Route::Threads).memory_budget_bytes(1 << 10)).unwrap_err();
+        assert!(matches!(error, Error::MemoryBudget { .. }), "{error:?}");
+        fs::write(&path, reference(&tensors)).unwrap();
+    }
 }
 
 /// The old file stays what it was for those who read it.

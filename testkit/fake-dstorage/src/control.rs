@@ -19,8 +19,9 @@ use std::{
 /// * `reverse=1`: the requests of a submission are carried out from the last to the first.
 /// * `early=1`: events are set as they are submitted, before the requests ahead of them are done.
 /// * `staging_locked=1`: another library has made queues.
+/// * `refuse_queue=CODE`: making a queue to a device of D3D12 fails with this result.
 /// * `d3d12_refuse_WHAT=CODE`: what makes it fails with this result: `device`, `heap`, `placed`, `committed`, `handle`, `fence`, `event`.
-/// * `d3d12_deaf=1`: no fence reaches a value.
+/// * `d3d12_deaf_at=N`: no fence reaches the value N, or a larger one.
 /// * `d3d12_remove=1`: the device was removed.
 /// * `dxgi_hidden=BITS`: adapters that are not there.
 /// * `spoil=1`: a request that fails has written to its memory.
@@ -115,7 +116,8 @@ pub extern "C" fn fake_dstorage_reset() {
     wake();
 }
 
-/// How many there were of what the name says: `enqueued`, `requests` (that were begun), `submits`, `violations`, `configurations`; or are now: `pending` (submitted
+/// How many there were of what the name says: `enqueued`, `requests` (that were begun), `submits`, `violations`, `configurations`,
+/// `blocked` (entries that found their queue full, for which the real one has the caller wait); or are now: `pending` (submitted
 /// requests that have not ended), `queues`, `files`, `statuses`; of D3D12 `devices`, `heaps`, `resources`, `fences`, and `kept_resident`.
 ///
 /// # Safety

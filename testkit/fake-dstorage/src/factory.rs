@@ -98,7 +98,12 @@ unsafe extern "system" fn create_queue(
     if !(QUEUE_CAPACITY.0..=QUEUE_CAPACITY.1).contains(&description.capacity) {
         return E_DSTORAGE_INVALID_QUEUE_CAPACITY;
     }
-    match Queue::new(description.capacity, !description.device.is_null()) {
+    let has_device = !description.device.is_null();
+    let refusal = state().get("refuse_queue") as u32;
+    if has_device && refusal != 0 {
+        return refusal.cast_signed();
+    }
+    match Queue::new(description.capacity, has_device) {
         // SAFETY: callers give valid pointers.
         Some(queue) => unsafe { make(queue, id, out) },
         None => E_FAIL,

@@ -494,7 +494,8 @@ unsafe extern "system" fn signal(object: Object, value: u64) -> HResult {
     for written in lock(&WRITTEN).iter_mut().filter(|written| written.by == by) {
         written.signal.get_or_insert((fence.number, value));
     }
-    if state().get("d3d12_deaf") != 0 {
+    let deaf_at = state().get("d3d12_deaf_at");
+    if deaf_at != 0 && value >= deaf_at {
         return 0;
     }
     let mut reached = lock(&fence.state.reached);

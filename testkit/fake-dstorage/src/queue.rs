@@ -69,6 +69,8 @@ struct Shared {
     /// Requests up to this number that have such a tag are cancelled: number, mask, value.
     cancelled: Mutex<Vec<(u64, u64, u64)>>,
     is_closed: AtomicBool,
+    /// Entries that are not done.
+    entries: AtomicU64,
 }
 
 pub(crate) struct Queue {
@@ -112,6 +114,7 @@ impl Queue {
             record: Mutex::default(),
             cancelled: Mutex::default(),
             is_closed: AtomicBool::new(false),
+            entries: AtomicU64::new(0),
         });
         let (submitted, taken) = mpsc::channel();
         let of_thread = shared.clone();
@@ -122,6 +125,9 @@ impl Queue {
     }
 
     fn enqueue(&self, entry: Entry) {
+        if self.shared.entries.fetch_add(1, Ordering::AcqRel) >= self.capacity.into() {
+            state().count("blocked");
+        }
         let mut pending = lock(&self.pending);
         pending.push(entry);
         if pending.len() >= usize::from(self.capacity / 2) {
@@ -186,6 +192,7 @@ impl Shared {
                     Entry::Event(event) => set(*event),
                     Entry::Signal(fence, value) => signal(*fence, *value),
                 }
+                self.entries.fetch_sub(1, Ordering::AcqRel);
             }
         }
     }

@@ -28,8 +28,8 @@ pub(crate) enum Bench {
 pub(crate) struct Read {
     #[command(flatten)]
     pub(crate) files: Files,
-    /// Routes of the bytes: auto (copies what the page cache holds, else threads), io_uring, overlapped, threads, cached or
-    /// usrbio
+    /// Routes of the bytes: auto (copies what the page cache holds, else threads), io_uring, overlapped, threads, cached,
+    /// usrbio or directstorage
     #[arg(long, value_name = "ROUTES", value_delimiter = ',', default_value = "auto")]
     pub(crate) route: Vec<String>,
     /// Whether reads bypass the page cache: auto (if the file system allows it; the default), always or never
