@@ -7,6 +7,8 @@ use std::{fmt, io};
 
 /// The part of a result that says whose number it is: here, those of Windows itself.
 const OF_WINDOWS: u32 = 0x8007_0000;
+/// Whose operations these are, unless another interface is named.
+const DIRECT_STORAGE: &str = "DirectStorage";
 
 /// A function of the runtime, or a request, that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +23,7 @@ pub struct Failure {
 impl Failure {
     /// The failure of an operation with this result.
     pub fn new(operation: &'static str, code: HResult) -> Self {
-        Self { of: "DirectStorage", operation, code, more: String::new() }
+        Self { of: DIRECT_STORAGE, operation, code, more: String::new() }
     }
 
     /// The same of an operation of another interface.
@@ -49,7 +51,7 @@ impl Failure {
 
     /// Returns what to do about it; empty if nothing is known.
     pub fn fix(&self) -> &'static str {
-        words(self.code).map_or("", |(_, fix)| fix)
+        words(self.of, self.code).map_or("", |(_, fix)| fix)
     }
 
     /// Fails with this operation if the result is an error.
@@ -64,7 +66,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}'s {} failed: ", self.of, self.operation)?;
-        match (words(self.code), self.windows_code()) {
+        match (words(self.of, self.code), self.windows_code()) {
             (Some((words, _)), _) => f.write_str(words)?,
             (None, Some(number)) => {
                 let error = io::Error::from_raw_os_error(number.cast_signed());
@@ -73,7 +75,7 @@ impl fmt::Display for Failure {
                 let text = text.split(" (os error").next().unwrap_or_default();
                 write!(f, "{}, error {number} of Windows", text.trim_end_matches('.'))?;
             }
-            (None, None) => f.write_str("for a reason that has no name here")?,
+            (None, None) => f.write_str("the result has no name here")?,
         }
         write!(f, " (0x{:08x})", self.code)?;
         if !self.more.is_empty() {
@@ -111,12 +113,17 @@ impl From<Failure> for Unavailable {
 const IO_TIMEOUT: HResult = 0x8924_0016_u32.cast_signed();
 
 /// What a result means, and what to do about it.
-fn words(code: HResult) -> Option<(&'static str, &'static str)> {
+fn words(of: &str, code: HResult) -> Option<(&'static str, &'static str)> {
     const OTHER_ROUTE: &str = "choose route overlapped";
     const CLOSE_PROGRAMS: &str = "close other programs that use DirectStorage, or choose route overlapped";
+    const UPDATE_DRIVER: &str = "update the driver of the graphics card";
     const DRIVER: &str =
         "load again; if it stays, update the driver of the graphics card, or choose route overlapped";
+    let is_of_graphics = of != DIRECT_STORAGE;
     Some(match code.cast_unsigned() {
+        0x8000_4001 if is_of_graphics => ("it does not have that", UPDATE_DRIVER),
+        0x8000_4002 if is_of_graphics => ("it does not have the interface", UPDATE_DRIVER),
+        0x8000_4005 if is_of_graphics => ("it does not say why", UPDATE_DRIVER),
         0x8000_4001 => (
             "it does not have that; dstoragecore.dll is not loaded, or is of another version",
             "put dstorage.dll and dstoragecore.dll of one release into one folder",
@@ -160,6 +167,7 @@ fn words(code: HResult) -> Option<(&'static str, &'static str)> {
             ("the file is in too many pieces on the drive", "defragment it, or choose route overlapped")
         }
         0x8924_0041 => ("reads through the cache need BypassIO switched off", ""),
+        0x887A_0004 => ("the system or the driver of the graphics card does not support it", UPDATE_DRIVER),
         0x887A_0005 => {
             ("the graphics device was removed: its driver was updated, crashed, or was reset", DRIVER)
         }
@@ -182,6 +190,16 @@ mod tests {
         let unknown = Failure::new("request", 0x8924_00FF_u32.cast_signed()).with("of 3");
         assert!(unknown.to_string().ends_with("no name here (0x892400ff); of 3"), "{unknown}");
         assert_eq!(unknown.fix(), "");
+    }
+
+    #[test]
+    fn a_failure_of_another_interface_names_no_library_of_the_runtime() {
+        let failure = Failure::new("CreateSharedHandle", 0x8000_4001_u32.cast_signed()).of("D3D12");
+        assert_eq!(
+            failure.to_string(),
+            "D3D12's CreateSharedHandle failed: it does not have that (0x80004001)"
+        );
+        assert_eq!(failure.fix(), "update the driver of the graphics card");
     }
 
     #[test]

@@ -28,7 +28,6 @@ use std::{
 const MOST_BUFFER_BYTES: u64 = 2 << 30;
 /// What failures name.
 const D3D12: &str = "D3D12";
-const PINNED_INSTEAD: &str = "its bytes go through pinned memory";
 
 /// An adapter, as DXGI lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +72,7 @@ impl Functions {
     fn get() -> Result<&'static Self, Unavailable> {
         static FUNCTIONS: LazyLock<Result<Functions, Unavailable>> = LazyLock::new(|| {
             let find = |library: &'static str, name: &CStr| -> Result<*const c_void, Unavailable> {
-                let refused = |why: String| Unavailable::new(why, PINNED_INSTEAD);
+                let refused = |why: String| Unavailable::new(why, "update Windows");
                 let module = Module::of_system(&library_of(library))
                     .map_err(|error| refused(format!("{library} cannot be loaded: {error}")))?;
                 let function = module.function(name).ok_or_else(|| {
@@ -148,7 +147,7 @@ fn each_adapter() -> Result<Vec<(Adapter, Reference<DxgiAdapterTable>)>, Unavail
 }
 
 fn of_graphics(failure: Failure) -> Unavailable {
-    Unavailable::new(failure.of(D3D12).to_string(), PINNED_INSTEAD)
+    failure.of(D3D12).into()
 }
 
 /// A device of D3D12 on an adapter that another interface knows, too.

@@ -27,8 +27,8 @@ use windows_sys::Win32::{
 /// The library with the functions, and the one that it needs: loaded first, since the other looks for it beside the program alone.
 const NAME: &str = "dstorage.dll";
 const CORE_NAME: &str = "dstoragecore.dll";
-const FIX: &str = "take dstorage.dll and dstoragecore.dll of DirectStorage 1.3.0 (NuGet package \
-                   Microsoft.Direct3D.DirectStorage, folder native/bin/x64), put both beside the program, or name their folder in \
+const FIX: &str = "take dstorage.dll and dstoragecore.dll of DirectStorage 1.3.0 from folder native/bin/x64 of the NuGet package \
+                   Microsoft.Direct3D.DirectStorage; put both beside the program, or name their folder in \
                    HOISTWAY_DIRECTSTORAGE_DIR";
 
 /// The functions of the loaded libraries. They are never unloaded.
