@@ -192,6 +192,15 @@ impl std::fmt::Debug for Hook {
     }
 }
 
+/// What a test does at all moments of a kind.
+struct EachTime(Option<Arc<dyn Fn() + Send + Sync>>);
+
+impl std::fmt::Debug for EachTime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("EachTime").field(&self.0.is_some()).finish()
+    }
+}
+
 #[derive(Debug)]
 struct State {
     inodes: BTreeMap<FileId, Inode>,
@@ -207,6 +216,8 @@ struct State {
     faults: Vec<Fault>,
     /// What happens during the next sync.
     during_sync: Hook,
+    /// What happens during all syncs of files and directories.
+    during_syncs: EachTime,
     /// Operations that are still done before the power is cut.
     left: u64,
     done: u64,
@@ -236,6 +247,7 @@ impl SimulatedDisk {
             file_system: 1,
             faults: Vec::new(),
             during_sync: Hook(None),
+            during_syncs: EachTime(None),
             left: u64::MAX,
             done: 0,
             dice: Dice(seed),
@@ -256,6 +268,11 @@ impl SimulatedDisk {
     /// Does this during the next sync, after what it syncs was settled.
     pub(crate) fn during_next_sync(&self, act: impl FnOnce() + Send + 'static) {
         self.state().during_sync = Hook(Some(Box::new(act)));
+    }
+
+    /// Does this during all syncs of files and directories from now on.
+    pub(crate) fn during_syncs(&self, act: impl Fn() + Send + Sync + 'static) {
+        self.state().during_syncs = EachTime(Some(Arc::new(act)));
     }
 
     pub(crate) fn end_faults(&self) {
@@ -569,8 +586,8 @@ impl Disk for SimulatedDisk {
     }
 
     fn sync_directory(&self, path: &Path) -> io::Result<()> {
-        let mut state = self.state();
-        let state = &mut *state;
+        let mut locked = self.state();
+        let state = &mut *locked;
         state.begin(Operation::SyncDirectory, path)?;
         let unsynced = std::mem::take(&mut state.unsynced_names);
         for (name, mut states) in unsynced {
@@ -582,6 +599,11 @@ impl Disk for SimulatedDisk {
                 Some(named) => drop(state.durable_names.insert(name, named)),
                 None => drop(state.durable_names.remove(&name)),
             }
+        }
+        let each_time = state.during_syncs.0.clone();
+        drop(locked);
+        if let Some(act) = each_time {
+            act();
         }
         Ok(())
     }
@@ -659,9 +681,12 @@ impl DiskFile for SimulatedFile {
                 return Err(error);
             }
         }
-        let during = state.during_sync.0.take();
+        let (during, each_time) = (state.during_sync.0.take(), state.during_syncs.0.clone());
         drop(locked);
         if let Some(act) = during {
+            act();
+        }
+        if let Some(act) = each_time {
             act();
         }
         Ok(())

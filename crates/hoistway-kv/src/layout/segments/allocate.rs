@@ -68,7 +68,7 @@ impl Writer {
                 break None;
             }
         };
-        let is_made = found.map_or(Ok(false), |new| self.make_segment(&new))?;
+        let is_made = found.map_or(Ok(false), |new| self.make_segment(&new, locked))?;
         self.was_full.store(!is_made, Ordering::Release);
         if is_made {
             self.wanted.store(0, Ordering::Release);
@@ -92,11 +92,11 @@ impl Writer {
             return Ok(());
         }
         spare.0 = now + SPARE_PAUSE;
-        let Some(new) = self.new_segment(0, self.segment_bytes)? else { return Ok(()) };
         let Some(locked) = self.shared.root.try_lock()? else { return Ok(()) };
+        let Some(new) = self.new_segment(0, self.segment_bytes)? else { return Ok(()) };
         let charges = self.charges()?;
         if !charges.is_partial && self.has_room(&charges, &new, &Given::default(), &locked)? {
-            self.make_segment(&new)?;
+            self.make_segment(&new, locked)?;
             spare.0 = now;
         }
         Ok(())
@@ -104,13 +104,15 @@ impl Writer {
 
     /// Takes the lock of the store. `None` if another process keeps it: the room that there is has to do.
     pub(super) fn lock_root(&self) -> Result<Option<RootLock<'_>>> {
-        match self.shared.root.lock() {
+        let locked = match self.shared.root.lock() {
             Err(error @ Error::TimedOut { .. }) => {
                 tracing::debug!(%error, "no segment is made");
-                Ok(None)
+                None
             }
-            locked => locked.map(Some),
-        }
+            locked => Some(locked?),
+        };
+        self.is_locked_out.store(locked.is_none(), Ordering::Release);
+        Ok(locked)
     }
 
     /// Notes once that blocks cannot be stored, because there is no room for a first segment.
@@ -133,6 +135,7 @@ impl Writer {
     }
 
     /// Describes the next segment: of `len` bytes, or longer if the block needs that; `None` if no file can be so large.
+    /// Until the lock of the store is held, another thread may make one of this number.
     pub(super) fn new_segment(&self, bytes: u64, len: u64) -> Result<Option<NewSegment>> {
         let number = u32::try_from(self.next_segment.load(Ordering::Acquire))
             .map_err(|_| Error::Internal("there are no more segments".into()))?;
@@ -144,10 +147,13 @@ impl Writer {
         Ok(sizes.map(|(len, charge)| NewSegment { head, len, charge }))
     }
 
-    /// Creates a segment for which there is room; `false` if the disk is full all the same.
-    pub(super) fn make_segment(&self, new: &NewSegment) -> Result<bool> {
+    /// Creates a segment for which there is room; `false` if the disk is full all the same. The lock of the store is held
+    /// until the segment has its room, and not while the disk is waited for.
+    pub(super) fn make_segment(&self, new: &NewSegment, locked: RootLock<'_>) -> Result<bool> {
         self.next_segment.store(u64::from(new.head.number) + 1, Ordering::Release);
-        match self.create_segment(new.head, new.len) {
+        let created = self.create_segment(new.head, new.len);
+        drop(locked);
+        match created.and_then(|segment| self.sync_segment(&segment).map(|()| segment)) {
             Ok(segment) => {
                 self.shared.taken.fetch_add(new.len, Ordering::Relaxed);
                 self.shared.know_segment(0, &segment);
@@ -170,8 +176,28 @@ impl Writer {
         let (file, data) = disk.open_data(&path, FileAccess::CreateNew).map_err(failed("making", &path))?;
         file.allocate(len, Extend::Yes).map_err(failed("making room for", &path))?;
         write_full(&*file, &head.to_bytes(), 0).map_err(failed("writing to", &path))?;
-        file.sync_data().map_err(failed("syncing", &path))?;
-        disk.sync_directory(&self.directory).map_err(failed("syncing", &self.directory))?;
         Ok(Segment::new(head, file, data))
+    }
+
+    /// Brings a new segment and its name to the disk.
+    fn sync_segment(&self, segment: &Segment) -> Result<()> {
+        segment.file.sync_data().map_err(failed("syncing", segment.data.path()))?;
+        self.sync_names()
+    }
+
+    /// Brings the names of this writer's files to the disk.
+    fn sync_names(&self) -> Result<()> {
+        // Held while the disk syncs: a thread that finds nothing to sync does not overtake one that syncs it.
+        let mut synced = lock(&self.synced_names);
+        let removed = self.removed.load(Ordering::Acquire);
+        self.shared.disk.sync_directory(&self.directory).map_err(failed("syncing", &self.directory))?;
+        *synced = removed;
+        Ok(())
+    }
+
+    /// Sees to it that no segment that was removed comes back after a crash.
+    pub(super) fn sync_removed(&self) -> Result<()> {
+        let synced = *lock(&self.synced_names);
+        if synced == self.removed.load(Ordering::Acquire) { Ok(()) } else { self.sync_names() }
     }
 }

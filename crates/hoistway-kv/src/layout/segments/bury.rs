@@ -130,12 +130,23 @@ impl Writer {
         Ok(end)
     }
 
-    /// Evicts blocks before their room is needed. Their places are free once a sync of the log, such as that of the next
-    /// commit, covers their tombstones.
+    /// Evicts blocks before their room is needed.
     pub(super) fn evict_before_need(&self, want: &Want) -> Result<()> {
+        self.bury_unsynced(|| {
+            let evicted = self.shared.index.evict(want, self.shared.steady_now());
+            self.shared.observed.evicted(&evicted);
+            evicted
+        })
+    }
+
+    /// As [`Writer::bury`], but waits for no sync. Places are free once a sync of the log, such as that of the next commit,
+    /// covers the tombstones of their blocks.
+    pub(super) fn bury_unsynced(&self, remove: impl FnOnce() -> Vec<Removed>) -> Result<()> {
         let _publishing = self.publishing.read().unwrap_or_else(PoisonError::into_inner);
-        let removed = self.shared.index.evict(want, self.shared.steady_now());
-        self.shared.observed.evicted(&removed);
+        let removed = remove();
+        if removed.is_empty() {
+            return Ok(());
+        }
         self.shared.gone(&removed);
         let tombstone = |gone: &Removed| Change::Tombstone {
             fingerprint: gone.fingerprint,
@@ -207,7 +218,8 @@ impl Writer {
     fn bury_all(&self) -> Result<()> {
         // With this lock held, no other thread is about to write a tombstone.
         let _alone = self.publishing.write().unwrap_or_else(PoisonError::into_inner);
-        self.bury_rest()
+        self.bury_rest()?;
+        self.sync_removed()
     }
 
     /// Writes tombstones that could not be written before.

@@ -149,7 +149,7 @@ impl Writer {
         if pending.room_changes != stamp {
             return RoomWait::Changed;
         }
-        let has_asked = self.wanted.load(Ordering::Acquire) > 0;
+        let has_asked = self.waits_for_others();
         let is_looked_for = self.has_stretches_to_come.load(Ordering::Acquire);
         let waits = match pending.whole_bytes() {
             0 if is_looked_for => RoomWait::Lookup,

@@ -34,9 +34,9 @@ impl Writer {
 
     /// As [`Writer::take_over`], of the first of these segments.
     fn take_over_from(&self, going: &mut VecDeque<Region>, bytes: u64) -> Result<bool> {
-        let Some(new) = self.new_segment(bytes, self.segment_bytes)? else { return Ok(false) };
-        // Until the new one is there: others would take the room.
+        // Until the new one has its room: others would take it.
         let Some(locked) = self.lock_root()? else { return Ok(false) };
+        let Some(new) = self.new_segment(bytes, self.segment_bytes)? else { return Ok(false) };
         let charges = self.shared.root.charges(&self.limits)?;
         if !charges.is_current || self.is_too_much(charges.total)? {
             // There would not be room for another. What is too much goes in time.
@@ -75,7 +75,7 @@ impl Writer {
                 break;
             }
             if self.has_room(&charges, &new, &given, &locked)? {
-                let made = self.make_segment(&new);
+                let made = self.make_segment(&new, locked);
                 self.is_refused.store(!matches!(made, Ok(true)), Ordering::Release);
                 return made;
             }
@@ -146,10 +146,10 @@ impl Writer {
         self.regions(&segments)
     }
 
-    /// Has the blocks of draining segments go.
+    /// Has the blocks of draining segments go. Waits for no sync: the lock of the store may be held.
     pub(super) fn empty_draining(&self, blocks: &[PlacedBlock]) {
         let pinned = Mutex::new(Vec::new());
-        let buried = self.bury(|| {
+        let buried = self.bury_unsynced(|| {
             let (gone, stay) = self.shared.index.remove_placed(blocks);
             lock(&pinned).extend(stay);
             self.shared.observed.evicted(&gone);
@@ -187,6 +187,8 @@ impl Writer {
         drained.into_iter().try_for_each(|number| self.remove_segment(number))
     }
 
+    /// Removes a segment. Its name goes from the disk with the next [`Writer::sync_removed`]: the lock of the store may be
+    /// held.
     fn remove_segment(&self, number: u32) -> Result<()> {
         let path = self.directory.join(names::segment(number));
         match self.shared.disk.remove(&path) {
@@ -199,7 +201,7 @@ impl Writer {
         lock(&self.unburied).retain(|gone| gone.slot.segment != number);
         self.shared.forget_segment(0, number);
         self.is_full.store(false, Ordering::Release);
-        let directory = &self.directory;
-        self.shared.disk.sync_directory(directory).map_err(failed("syncing", directory))
+        self.removed.fetch_add(1, Ordering::AcqRel);
+        Ok(())
     }
 }

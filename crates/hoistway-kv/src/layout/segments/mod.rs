@@ -558,14 +558,17 @@ impl Administration for Segments {
         let checkpoint = writer.replace_log_in_doubt().and_then(|()| writer.checkpoint_if_due());
         let heat = writer.share_heat();
         let ended = self.note_ended();
-        let room = writer.maintain_room();
+        // Stores do not wait for the syncs.
+        let room = writer.maintain_room().and_then(|()| writer.make_spare());
+        let removed = writer.sync_removed();
         writer.prepare_sweep();
         // Those who wait find what has been looked up.
         writer.note_room();
         let described = self.describe_again();
         // Those who store such blocks again need not wait.
         let tombstones = if writer.log.is_in_doubt() { Ok(()) } else { writer.sync_tombstones() };
-        followed.and(alive).and(checkpoint).and(heat).and(ended).and(room).and(described).and(tombstones)
+        let all = followed.and(alive).and(checkpoint).and(heat).and(ended);
+        all.and(room).and(removed).and(described).and(tombstones)
     }
 
     fn usage(&self) -> Usage {

@@ -189,7 +189,11 @@ impl Writer {
             spare: Mutex::default(),
             has_told_of_room: AtomicBool::new(false),
             is_refused: AtomicBool::new(false),
+            is_locked_out: AtomicBool::new(false),
+            removed: AtomicU64::new(0),
+            synced_names: Mutex::default(),
             wanted: AtomicU64::new(0),
+            asked: Mutex::default(),
             said: Mutex::default(),
             is_closed: AtomicBool::new(false),
             shared,
@@ -384,6 +388,11 @@ fn make_directory(shared: &Shared) -> Result<(WriterDirectory, Box<dyn DiskFile>
     };
     for _ in 1..MOST_DIRECTORIES {
         if let Some(made) = try_make_directory(shared)? {
+            // Its lease keeps others away. They do not wait for the disk.
+            drop(locked);
+            for path in [&made.0.path, &shared.root.path] {
+                shared.disk.sync_directory(path).map_err(failed("syncing", path))?;
+            }
             return Ok(made);
         }
     }
@@ -411,9 +420,6 @@ fn try_make_directory(shared: &Shared) -> Result<Option<(WriterDirectory, Box<dy
     if !is_ours {
         return Ok(None);
     }
-    shared.disk.sync_directory(path).map_err(failed("syncing", path))?;
-    let root = &shared.root.path;
-    shared.disk.sync_directory(root).map_err(failed("syncing", root))?;
     Ok(Some((directory, lease)))
 }
 

@@ -125,8 +125,7 @@ impl Writer {
             return Ok(Made::More);
         }
         if !self.may_clear(bytes) {
-            let has_asked = self.wanted.load(Ordering::Acquire) > 0;
-            return Ok(if has_asked { Made::Nothing } else { Made::Never });
+            return Ok(if self.waits_for_others() { Made::Nothing } else { Made::Never });
         }
         let (free, total) = {
             let slots = lock(&self.slots);
@@ -210,6 +209,7 @@ impl Writer {
         // Before others wait for this thread: that looks at all blocks.
         let draining = self.blocks_of_draining();
         let _one = lock(&self.making_room);
+        self.forget_want();
         self.is_full.store(false, Ordering::Release);
         self.is_refused.store(false, Ordering::Release);
         let collected = self.collect();
@@ -238,8 +238,7 @@ impl Writer {
         }
         kept?;
         self.keep_quotas()?;
-        self.evict_ahead()?;
-        self.make_spare()
+        self.evict_ahead()
     }
 
     /// Evicts from namespaces that have more than they may.

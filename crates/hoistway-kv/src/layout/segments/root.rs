@@ -186,12 +186,13 @@ impl Root {
         Ok(())
     }
 
-    /// Waits a short time for the lock. After a wait that failed, it does not wait again for a while.
+    /// Waits a short time for the lock. After a wait that failed, it does not wait again for a while, or until it was free.
     pub(super) fn lock(&self) -> Result<RootLock<'_>> {
         let begin = (self.clock)();
         let waits = begin >= *lock(&self.no_wait_until);
         loop {
             if let Some(locked) = self.try_lock()? {
+                *lock(&self.no_wait_until) = Duration::ZERO;
                 return Ok(locked);
             }
             let now = (self.clock)();

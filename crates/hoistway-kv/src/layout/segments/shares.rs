@@ -16,7 +16,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 pub(super) struct Others {
     /// Their number, including this one.
     pub(super) writers: u64,
-    /// The most that one of the others would allocate if it could.
+    /// What those would allocate if they could that have less than this one.
     pub(super) wanted: u64,
 }
 
@@ -29,8 +29,10 @@ pub(super) struct Given {
     pub(super) bytes: u64,
 }
 
-/// A request for room expires after this long.
+/// A request for room of a writer that does not say that it lives expires after this long.
 const SILENCE: Duration = Duration::from_secs(60);
+/// A writer that has not lacked room for this long ends its request.
+const ASKED: Duration = Duration::from_secs(5);
 
 impl Writer {
     /// Whether a new segment fits under all limits. A writer that gets no more than it had takes no room from others.
@@ -41,12 +43,10 @@ impl Writer {
         given: &Given,
         locked: &RootLock<'_>,
     ) -> Result<bool> {
-        let own_charge = charges.of_writers.get(&self.id).copied().unwrap_or(0).saturating_add(new.charge);
         let mut needed = charges.total.saturating_add(new.charge);
-        let others = self.others(locked)?;
-        if own_charge > given.own_before && own_charge > self.limits.capacity / others.writers {
-            // Writers below their share come first.
-            needed = needed.saturating_add(others.wanted);
+        if self.charge_of_own(charges).saturating_add(new.charge) > given.own_before {
+            // Writers that have less come first.
+            needed = needed.saturating_add(self.others(charges, locked)?.wanted);
         }
         let available = self.shared.root.available()?.saturating_add(given.bytes);
         let fits = needed <= self.limits.capacity;
@@ -71,8 +71,8 @@ impl Writer {
         let Some(locked) = root.try_lock()? else { return Ok(()) };
         // Another process may have given up a segment in the meantime.
         let charges = root.charges(&self.limits)?;
-        let own_charge = charges.of_writers.get(&self.id).copied().unwrap_or(0);
-        let others = self.others(&locked)?;
+        let own_charge = self.charge_of_own(&charges);
+        let others = self.others(&charges, &locked)?;
         let is_unfair = others.wanted > 0
             && own_charge > self.limits.capacity / others.writers
             && charges.total.saturating_add(others.wanted) > self.limits.capacity;
@@ -91,16 +91,27 @@ impl Writer {
 
     /// Writes to the lease how much this writer would allocate, if there are others and it has less than its share.
     pub(super) fn note_want(&self, charge: u64, locked: &RootLock<'_>) -> Result<()> {
-        let own_charge = self.own_charge()?;
-        let writers = self.others(locked)?.writers;
-        let has_share = own_charge.saturating_add(charge) > self.limits.capacity / writers;
+        let charges = self.shared.root.charges(&self.limits)?;
+        let writers = self.others(&charges, locked)?.writers;
+        let has_share = self.charge_of_own(&charges).saturating_add(charge) > self.limits.capacity / writers;
         self.wanted.store(if has_share || writers == 1 { 0 } else { charge }, Ordering::Release);
+        *lock(&self.asked) = (self.shared.surroundings.monotonic)();
         self.say_alive()
     }
 
-    /// Counts the living writers, and what they want. Dead writers, and requests in leases that have expired, do not count.
-    pub(super) fn others(&self, locked: &RootLock<'_>) -> Result<Others> {
+    /// Wants no more room once it has not been lacking for a while.
+    pub(super) fn forget_want(&self) {
+        let now = (self.shared.surroundings.monotonic)();
+        if now.saturating_sub(*lock(&self.asked)) > ASKED {
+            self.wanted.store(0, Ordering::Release);
+        }
+    }
+
+    /// Counts the living writers, and what those want that have less. Dead writers, and requests in leases that have expired,
+    /// do not count.
+    pub(super) fn others(&self, charges: &Charges, locked: &RootLock<'_>) -> Result<Others> {
         let root = &self.shared.root;
+        let own_charge = self.charge_of_own(charges);
         let mut others = Others { writers: 1, wanted: 0 };
         for other in root.writers()?.iter().filter(|other| other.id != self.id) {
             let is_dead = match root.try_lease(&other.path, locked) {
@@ -112,7 +123,9 @@ impl Writer {
             };
             if !is_dead {
                 others.writers += 1;
-                others.wanted = others.wanted.max(self.wanted_by(other));
+                let has_less = charges.of_writers.get(&other.id).is_none_or(|charge| *charge < own_charge);
+                let wanted = if has_less { self.wanted_by(other) } else { 0 };
+                others.wanted = others.wanted.saturating_add(wanted);
             }
         }
         Ok(others)
@@ -125,9 +138,13 @@ impl Writer {
         lease.map_or(0, |lease| lease.wanted_bytes)
     }
 
-    fn own_charge(&self) -> Result<u64> {
-        let charges = self.shared.root.charges(&self.limits)?;
-        Ok(charges.of_writers.get(&self.id).copied().unwrap_or(0))
+    fn charge_of_own(&self, charges: &Charges) -> u64 {
+        charges.of_writers.get(&self.id).copied().unwrap_or(0)
+    }
+
+    /// Whether others have not given up room that was asked for, or keep the lock of the store.
+    pub(super) fn waits_for_others(&self) -> bool {
+        self.wanted.load(Ordering::Acquire) > 0 || self.is_locked_out.load(Ordering::Acquire)
     }
 
     pub(super) fn charges(&self) -> Result<Charges> {

@@ -107,8 +107,15 @@ pub(super) struct Writer {
     /// Whether the disk refused a segment although others had been given up for it. Until room is looked after again, no
     /// more are.
     pub(super) is_refused: AtomicBool,
+    /// Whether another process kept the lock of the store when a segment was last needed.
+    pub(super) is_locked_out: AtomicBool,
+    /// Segments that were removed, and those of them whose names are not on the disk any more.
+    pub(super) removed: AtomicU64,
+    pub(super) synced_names: Mutex<u64>,
     /// Bytes that we would allocate if others gave them up.
     pub(super) wanted: AtomicU64,
+    /// When these were last lacking.
+    pub(super) asked: Mutex<Duration>,
     /// The contents of our lease: the time, and the room that is wanted.
     pub(super) said: Mutex<Option<(u64, u64)>>,
     pub(super) is_closed: AtomicBool,

@@ -207,6 +207,13 @@ fn content(key: &str, len: usize) -> Vec<u8> {
     (0..len).map(|_| dice.next() as u8).collect()
 }
 
+/// What a process knows of the others.
+fn others_of(store: &Segments) -> shares::Others {
+    let writer = store.writer().unwrap();
+    let charges = writer.charges().unwrap();
+    writer.others(&charges, &store.shared.root.lock().unwrap()).unwrap()
+}
+
 fn errno(error: &Error) -> Option<i32> {
     match error {
         Error::Io { source, .. } => source.raw_os_error(),

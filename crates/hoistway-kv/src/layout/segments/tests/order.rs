@@ -159,10 +159,7 @@ fn a_request_for_room_expires_with_its_lease() {
     }
     let poor = bench.open();
     bench.put(&poor, "poor").unwrap();
-    let wanted = || {
-        let writer = rich.writer().unwrap();
-        writer.others(&rich.shared.root.lock().unwrap()).unwrap().wanted
-    };
+    let wanted = || others_of(&rich).wanted;
     assert!(wanted() > 0);
     bench.now.fetch_add(60, Ordering::Relaxed);
     assert!(wanted() > 0);

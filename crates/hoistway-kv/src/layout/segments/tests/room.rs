@@ -260,6 +260,63 @@ fn room_that_others_are_asked_for_is_waited_for() {
     assert_eq!(bench.put(&poor, "first").unwrap(), Put::Done);
 }
 
+/// A store of which some processes have all, and two others nothing yet.
+fn shared_store(rich: usize) -> (Bench, Vec<Segments>, [Segments; 2]) {
+    let mut bench = Bench::new();
+    bench.options.capacity_bytes = Some(4 << 20);
+    let rich: Vec<Segments> = (0..rich).map(|_| bench.open()).collect();
+    for number in 0..400 {
+        for store in &rich {
+            bench.put(store, &format!("rich {number}")).unwrap();
+        }
+    }
+    let poor = [bench.open(), bench.open()];
+    // Their logs take room, too.
+    for store in [&rich[..]; 4].into_iter().flatten() {
+        store.maintain().unwrap();
+    }
+    (bench, rich, poor)
+}
+
+#[test]
+fn a_writer_with_less_gets_room_before_one_with_more() {
+    let (bench, rich, [middle, poor]) = shared_store(1);
+    let mut refused = 0;
+    for round in 0..20 {
+        // It is quicker each time.
+        for number in 0..12 {
+            bench.put(&middle, &format!("middle {round} {number}")).unwrap();
+        }
+        refused += u32::from(bench.put(&poor, &format!("poor {round}")).unwrap() != Put::Done);
+        rich.iter().chain([&middle, &poor]).for_each(|store| store.maintain().unwrap());
+    }
+    assert!(refused <= 2, "{refused} times");
+}
+
+#[test]
+fn writers_that_ask_for_room_get_it_in_the_same_round() {
+    let (bench, rich, poor) = shared_store(2);
+    let put = |round: u32| poor.each_ref().map(|store| bench.put(store, &format!("poor {round}")).unwrap());
+    assert_eq!(put(0), [Put::Dropped(DropReason::NoRoom), Put::Dropped(DropReason::NoRoom)]);
+    rich.iter().chain(&poor).for_each(|store| store.maintain().unwrap());
+    assert_eq!(put(1), [Put::Done, Put::Done]);
+}
+
+#[test]
+fn a_writer_that_stores_no_more_keeps_no_room_from_others() {
+    let bench = Bench::new();
+    let rich = full_store(&bench, |_| false);
+    let poor = bench.open();
+    bench.put(&poor, "poor").unwrap();
+    assert!(others_of(&rich).wanted > 0);
+    poor.maintain().unwrap();
+    assert!(others_of(&rich).wanted > 0);
+    bench.elapsed.fetch_add(6_000, Ordering::Relaxed);
+    poor.maintain().unwrap();
+    poor.maintain().unwrap();
+    assert_eq!(others_of(&rich).wanted, 0);
+}
+
 #[test]
 fn the_room_of_dead_writers_is_used() {
     let bench = Bench::new();
@@ -293,8 +350,7 @@ fn the_dead_neither_want_nor_share() {
         poor.maintain().unwrap();
     }
     drop(poor);
-    let writer = rich.writer().unwrap();
-    let others = writer.others(&rich.shared.root.lock().unwrap()).unwrap();
+    let others = others_of(&rich);
     assert_eq!((others.writers, others.wanted), (1, 0));
     let before = rich.usage().blocks;
     for _ in 0..20 {
