@@ -484,7 +484,7 @@ fn paths_may_be_verbatim_and_no_text() {
     let mut verbatim = OsString::from(r"\\?\");
     verbatim.push(std::path::absolute(&path).unwrap());
     let unpaired = folder.path().join(OsString::from_wide(&[0x61, 0xD800, 0x62]));
-    // Linux below Wine may refuse such a name.
+    // Wine refuses such a name.
     let takes_unpaired = fs::copy(&path, &unpaired).is_ok();
     for path in [Some(PathBuf::from(verbatim)), takes_unpaired.then_some(unpaired)].into_iter().flatten() {
         for route in NAMED {
