@@ -5,7 +5,10 @@ use crate::{
     DeviceId, Dtype, counted,
     memory::HugePages,
     plan::Layout,
-    route::{Access, Route},
+    route::{
+        Access, Route,
+        member::{Member, Stage},
+    },
     verify::VerifyReport,
 };
 use bytesize::ByteSize;
@@ -80,6 +83,29 @@ pub struct Carrier {
     pub read_bytes: u64,
     /// Reads that it made.
     pub reads: u64,
+}
+
+/// What is to be said of a route that carries bytes, whether or not it is there still.
+#[derive(Debug)]
+pub(crate) struct RouteRemarks {
+    route: Route,
+    notes: Vec<String>,
+    refused: Vec<Refusal>,
+}
+
+impl RouteRemarks {
+    /// What is to be said of a route that leads to the host, or to `device`.
+    pub(crate) fn of(member: &dyn Member, device: Option<DeviceId>) -> Self {
+        Self { route: member.route(), notes: member.notes(Stage::Open), refused: member.refusals(device) }
+    }
+
+    /// Adds it to a report, if the route is among the carriers.
+    pub(crate) fn add_to(&self, carriers: &[Carrier], notes: &mut Vec<String>, refused: &mut Vec<Refusal>) {
+        if carriers.iter().any(|carrier| carrier.route == self.route) {
+            add_new(notes, self.notes.iter().cloned());
+            add_new(refused, self.refused.iter().cloned());
+        }
+    }
 }
 
 /// What becomes of bytes once they are read.

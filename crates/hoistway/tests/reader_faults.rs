@@ -436,7 +436,7 @@ fn route_cached_refuses_what_the_page_cache_does_not_hold() {
     match batch.wait().unwrap_err() {
         Error::RouteUnavailable { route: Route::Cached, path, why } => {
             assert_eq!(path.as_ref(), Some(&file.path));
-            assert!(why.reason.contains("of bytes ") && why.fix.contains("hoistway warm"), "{why}");
+            assert!(why.reason.contains("hold byte ") && why.fix.contains("hoistway warm"), "{why}");
         }
         other => panic!("{other:?}"),
     }

@@ -7,11 +7,8 @@ use crate::{
     device::CopyStream,
     memory::{DeviceArena, DeviceBlock, DeviceFill, Slot},
     plan::{ArenaPlaces, Plan, Target, Transfer, arena_places},
-    report::Account,
-    source::Source,
-    transfer::{DeviceLine, Needs, Reads, SlotCounts},
+    transfer::{DeviceLine, InCopy, Needs, SlotCounts},
 };
-use hoistway_io::executor::Ticket;
 use std::{
     ops::Range,
     sync::{Arc, PoisonError, RwLock},
@@ -64,23 +61,13 @@ fn allocate_some(
 /// Fills the arenas of one plan on one device.
 pub(super) struct DeviceArenas {
     /// Dropped before what its copies use.
-    pub(super) line: DeviceLine<Copying>,
+    pub(super) line: DeviceLine,
     fills: Vec<DeviceFill>,
     /// Of the arenas that there are so far, or were.
     addresses: RwLock<Arc<[u64]>>,
     lent: Option<DeviceAllocator>,
     /// For each extent, how many arenas it and those before it go to. Empty if all arenas were there from the start.
     arenas_of: Box<[usize]>,
-}
-
-/// A read whose bytes are copied.
-#[derive(Debug)]
-pub(super) struct Copying {
-    pub(super) extent: usize,
-    /// Whose own pages are copied, if they are not those of a slot.
-    pub(super) shown: Option<Arc<dyn Source>>,
-    pub(super) account: Account,
-    pub(super) ticket: Ticket<Reads>,
 }
 
 impl DeviceArenas {
@@ -144,9 +131,9 @@ impl DeviceArenas {
         self.addresses.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Queues the copies of an extent of `plan`, all of whose bytes are in `slot`. Returns the read if it has ended.
-    pub(super) fn send(&self, plan: &Plan, slot: Slot, read: Copying) -> Option<(Copying, Result<()>)> {
-        let transfers = plan.transfers(&plan.extents()[read.extent]);
+    /// Copies an extent of `plan`, all of whose bytes are in `slot`.
+    pub(super) fn send(&self, plan: &Plan, slot: Slot, read: InCopy) {
+        let transfers = plan.transfers(&plan.extents()[read.part.item]);
         let mut arenas: Vec<usize> = transfers.iter().map(Transfer::arena).collect();
         arenas.sort_unstable();
         arenas.dedup();

@@ -3,30 +3,33 @@
 
 use super::{
     LoadOptions, Tensor, TensorMemory,
-    device_arenas::{Copying, DeviceArenas},
     memory_plan::{MemoryPlan, Sink},
 };
 #[cfg(feature = "objects")]
 use crate::memory::Ledger;
 use crate::{
     ByteRange, Cancel, Catalog, DeviceId, Error, Result,
-    memory::{Block, Fill, Promise},
+    memory::{Block, Promise, Slot, WriteRegion},
     parallel::lock,
     plan::{Extent, Plan, Target},
     report::{Account, Onward, Refusal, Tally},
-    route::{Buffer, DirectIo, ReadOp, Route},
+    route::{
+        Access, Buffer, DirectIo, Part, ReadOp, Route,
+        member::{Facts, Landing},
+    },
+    source::Source,
     sys::usage::Usage,
-    transfer::{self, Assigned, DeviceLine, Engine, Opening, Order, Read, Reads, queue_of},
+    transfer::{self, Assigned, DeviceLine, Engine, Failure, InCopy, Opening, Order, Placed, queue_of},
 };
 use hoistway_io::{
     cancel::Registration,
-    executor::{Charge, Flight, Gate, GroupId, Next, Operation, Patience, Reason, Submission},
+    executor::{Charge, Gate, GroupId, Operation, Patience, Reason, Submission},
 };
 use std::{
     collections::VecDeque,
     io,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -93,7 +96,7 @@ impl Job {
     pub(super) fn new(
         catalog: Arc<Catalog>,
         plan: Plan,
-        mut opening: Opening<'_>,
+        (mut opening, sources): (Opening<'_>, &[Arc<dyn Source>]),
         options: &LoadOptions,
         place: &MemoryPlan<'_>,
     ) -> Result<Arc<Self>> {
@@ -104,12 +107,7 @@ impl Job {
         #[cfg_attr(not(feature = "objects"), expect(unused_variables, reason = "nothing takes it"))]
         let (slots, promise, left_bytes) = place.slots(&plan, &needs, &opening, options)?;
         let (sink, buffers) = place.sink(&plan, &room, &mut opening, options, &slots)?;
-        #[cfg_attr(not(feature = "objects"), expect(unused_mut, reason = "no ledger is set"))]
-        let Assigned { routes, takers, mut reads, refused } = opening.assign(&plan, buffers, &cancel)?;
-        #[cfg(feature = "objects")]
-        let ledger = Ledger::new(left_bytes);
-        #[cfg(feature = "objects")]
-        reads.iter_mut().for_each(|op| op.ledger = Some(ledger.clone()));
+        let Assigned { routes, takers, access, refused } = opening.assign(&plan)?;
         let engine = Engine {
             chosen: (options.route, options.direct),
             scheduler: transfer::scheduler(routes.len()),
@@ -138,7 +136,7 @@ impl Job {
             next_to_touch: AtomicUsize::new(0),
             promise,
             #[cfg(feature = "objects")]
-            ledger,
+            ledger: Ledger::new(left_bytes),
             touched: plan.extents().iter().map(|_| AtomicBool::new(false)).collect(),
             reached: plan.extents().iter().map(|_| AtomicBool::new(false)).collect(),
             plan,
@@ -153,28 +151,40 @@ impl Job {
         if let Some(cancel) = &options.cancel {
             job.on_cancel.get_or_init(|| cancel.on_cancel(end));
         }
-        match job.submit(reads) {
-            _ if job.is_stopped() => return Err(Error::Cancelled),
+        match job.submit(sources, &access, buffers) {
+            _ if job.cancel.is_cancelled() => return Err(Error::Cancelled),
             submitted => submitted?,
         }
         Ok(job)
     }
 
     /// Hands the reads to the scheduler: all that it will ever have.
-    fn submit(self: &Arc<Self>, reads: Vec<ReadOp>) -> Result<()> {
-        let operation = |op: ReadOp| {
-            let route = self.engine.takers[op.extent].from(0).unwrap_or_default();
-            let charge = Charge::of_bytes(self.extent(&op).read.len());
-            Operation { queue: queue_of(route), charge, order: op.extent as u64, content: op }
+    fn submit(
+        self: &Arc<Self>,
+        sources: &[Arc<dyn Source>],
+        access: &[Access],
+        buffers: Vec<Buffer>,
+    ) -> Result<()> {
+        let operation = |(item, (extent, buffer)): (usize, (&Extent, Buffer))| {
+            let (file, order) = (extent.file.index(), self.clone());
+            let (source, cancel) = (sources[file].clone(), self.cancel.clone());
+            #[cfg_attr(not(feature = "objects"), expect(unused_mut, reason = "no ledger is set"))]
+            let mut content = ReadOp::new(order, (item, extent.read), source, access[file], buffer, cancel);
+            #[cfg(feature = "objects")]
+            {
+                content.ledger = Some(self.ledger.clone());
+            }
+            let route = self.engine.takers[item].from(0).unwrap_or_default();
+            let charge = Charge::of_bytes(extent.read.len());
+            Operation { queue: queue_of(route), charge, order: item as u64, content }
         };
-        let operations = reads.into_iter().map(operation).collect();
+        let operations = self.plan.extents().iter().zip(buffers).enumerate().map(operation).collect();
         let gate = match self.admitted.load(Ordering::Relaxed) {
             usize::MAX => Gate::Open,
             admitted => Gate::Below(admitted as u64),
         };
-        let own = Arc::downgrade(self);
-        let order: Weak<dyn Order> = own;
-        let submission = Submission { gate, ..Submission::new(order, operations) };
+        let order: Arc<dyn Order> = self.clone();
+        let submission = Submission { gate, ..Submission::new((order, 0), operations) };
         let group = self.engine.scheduler.submit(submission).map_err(|refused| refused.reason.clone())?;
         self.reads.get_or_init(|| group);
         self.engine.scheduler.seal();
@@ -194,118 +204,35 @@ impl Job {
         }
     }
 
-    pub(super) fn extent(&self, op: &ReadOp) -> &Extent {
-        &self.plan.extents()[op.extent]
-    }
-
     /// The name of the tensor that has the byte at `offset` of an extent's file.
     fn name_in(&self, extent: &Extent, offset: u64) -> Option<String> {
         let tensor = self.plan.tensor_at(extent, offset)?;
         Some(self.catalog.tensor(tensor).name.to_string())
     }
 
-    /// Moves the bytes of a read to their places in host memory, and posts the tensors that become whole.
-    fn fill(&self, fills: &[Fill], mut op: ReadOp) -> Result<()> {
-        let account = std::mem::take(&mut op.account);
-        let staged_bytes = match self.place(&mut op) {
-            Ok(staged_bytes) => staged_bytes,
-            Err(error) => {
-                self.note_undelivered(account);
-                return Err(error);
+    /// Copies the pieces of an extent from a slot to their places in host memory. Returns how many bytes those are.
+    fn scatter(&self, extent: &Extent, slot: &mut Slot, regions: &mut [WriteRegion]) -> Result<u64> {
+        let mut staged_bytes = 0;
+        for (piece, region) in self.plan.pieces(extent, extent.read).zip(regions) {
+            self.promise.touch(piece.place.len(), || self.cancel.is_cancelled(), || ())?;
+            let place = region.as_mut_slice();
+            let mut filled = 0;
+            for copy in self.plan.copies(extent, piece) {
+                let from = (copy.source.start() - extent.read.start()) as usize;
+                let len = copy.source.len() as usize;
+                slot.copy_to(from, &mut place[filled..filled + len])?;
+                filled += len;
             }
-        };
-        // Before its bytes make a tensor whole, which another read may post.
-        self.note_delivered(account, staged_bytes);
-        let extent = &self.plan.extents()[op.extent];
-        let mut tensors = Vec::new();
-        let mut ready = |position, block| {
-            tensors.push(self.tensor(position, TensorMemory::Host(Arc::new(block))));
-        };
-        match (op.buffer, extent.target) {
-            (
-                Buffer::InPlace(region) | Buffer::SharedStaging { region, .. },
-                Target::InPlace { arena, .. },
-            ) => {
-                fills[arena].complete(region, &mut ready)?;
-            }
-            (Buffer::Staged { pieces: regions, .. }, _) => {
-                for (piece, region) in self.plan.pieces(extent, extent.read).zip(regions) {
-                    fills[piece.arena].complete(region, &mut ready)?;
-                }
-            }
-            _ => return Err(Error::Internal("a staged extent was read in place".into())),
+            staged_bytes += filled as u64;
         }
-        self.post(tensors);
-        Ok(())
-    }
-
-    /// Moves the bytes of a read from its slot to their places in host memory, if it has one. Returns how many those are.
-    fn place(&self, op: &mut ReadOp) -> Result<u64> {
-        let extent = &self.plan.extents()[op.extent];
-        match &mut op.buffer {
-            Buffer::InPlace(_) => Ok(0),
-            Buffer::SharedStaging { slot, region } => {
-                let place = region.as_mut_slice().get_mut(..extent.read.len() as usize);
-                let (Some(mut slot), Some(place)) = (slot.take(), place) else {
-                    return Err(Error::Internal("an extent by shared memory has no slot or no place".into()));
-                };
-                slot.copy_to(0, place)?;
-                Ok(self.plan.delivered_bytes(extent, extent.read))
-            }
-            Buffer::Staged { slot, pieces: regions } => {
-                let Some(mut slot) = slot.take() else {
-                    return Err(Error::Internal("a staged extent has no slot".into()));
-                };
-                let mut staged_bytes = 0;
-                for (piece, region) in self.plan.pieces(extent, extent.read).zip(regions) {
-                    self.promise.touch(piece.place.len(), || self.is_stopped(), || ())?;
-                    let place = region.as_mut_slice();
-                    let mut filled = 0;
-                    for copy in self.plan.copies(extent, piece) {
-                        let from = (copy.source.start() - extent.read.start()) as usize;
-                        let len = copy.source.len() as usize;
-                        slot.copy_to(from, &mut place[filled..filled + len])?;
-                        filled += len;
-                    }
-                    staged_bytes += filled as u64;
-                }
-                Ok(staged_bytes)
-            }
-        }
-    }
-
-    /// The copies of a read to a device have ended.
-    fn copied(&self, arenas: &DeviceArenas, read: Copying, result: Result<()>) {
-        let Copying { extent: number, shown, account, ticket } = read;
-        let extent = &self.plan.extents()[number];
-        // Pages of a file may have changed until they were copied, which its read does not know.
-        let unchanged = || match &shown {
-            Some(source) => source.check_unchanged(extent.read, |offset| self.name_in(extent, offset)),
-            None => Ok(()),
-        };
-        if let Err(error) = result.and_then(|()| unchanged()) {
-            return self.fail_with(ticket, account, error);
-        }
-        let whole = arenas.complete(&self.plan, number).into_iter();
-        let memory = |block| TensorMemory::Device(Arc::new(block));
-        let tensors = whole.map(|(position, block)| self.tensor(position, memory(block))).collect();
-        let staged_bytes = if shown.is_none() { self.plan.delivered_bytes(extent, extent.read) } else { 0 };
-        self.note_delivered(account, staged_bytes);
-        self.post(tensors);
-        ticket.end(Ok(()));
+        Ok(staged_bytes)
     }
 
     /// Waits for copies to a device, one after the other, until the load is over.
     pub(super) fn wait_for_copies(&self) {
         if let Sink::Device(arenas) = &self.sink {
-            arenas.line.waiter().serve(|read, result| self.copied(arenas, read, result));
+            arenas.line.waiter().serve();
         }
-    }
-
-    /// All bytes of a read are in their places.
-    fn note_delivered(&self, account: Account, staged_bytes: u64) {
-        self.tensor_bytes_done.fetch_add(account.tensor_bytes(), Ordering::Relaxed);
-        self.tally().add(account, staged_bytes);
     }
 
     fn tensor(&self, position: usize, memory: TensorMemory) -> Tensor {
@@ -323,11 +250,11 @@ impl Job {
 
     /// Whether no further read begins: all have ended, or the load has.
     pub(super) fn is_over(&self) -> bool {
-        self.is_read.load(Ordering::Acquire) || self.is_stopped()
+        self.is_read.load(Ordering::Acquire) || self.cancel.is_cancelled()
     }
 
     /// The way to the device, if one is the target.
-    pub(super) fn device_line(&self) -> Option<&DeviceLine<Copying>> {
+    pub(super) fn device_line(&self) -> Option<&DeviceLine> {
         match &self.sink {
             Sink::Host(_) => None,
             Sink::Device(arenas) => Some(&arenas.line),
@@ -379,7 +306,7 @@ impl Job {
         if self.touched[position].swap(true, Ordering::Relaxed) {
             return Ok(false);
         }
-        self.promise.touch(room.len(), || self.is_stopped(), touch)
+        self.promise.touch(room.len(), || self.cancel.is_cancelled(), touch)
     }
 
     /// Fails if the route that the caller named has not done what its name promises.
@@ -393,6 +320,34 @@ impl Job {
             self.tally().refuse(Refusal::new(route.name(), None, why));
         }
         Ok(())
+    }
+
+    /// It is over. The first reason given is the one that its owner sees.
+    pub(super) fn fail(&self, error: Error) {
+        let mut state = lock(&self.state);
+        // What reads end with that their owner has cancelled is no reason.
+        let is_cancelled = state.error.is_none() && self.cancel.is_cancelled();
+        let error = if is_cancelled { Error::Cancelled } else { error };
+        let is_first = state.error.is_none();
+        let text = (is_first && !matches!(error, Error::Cancelled)).then(|| error.to_string());
+        // The caller that cancels a load wants no more of it.
+        let unwanted = if matches!(error, Error::Cancelled) {
+            std::mem::take(&mut state.ready)
+        } else {
+            VecDeque::new()
+        };
+        state.error.get_or_insert(error);
+        drop(state);
+        drop(unwanted);
+        self.cancel.cancel();
+        if let Some(error) = text {
+            tracing::debug!(error, "load failed");
+        }
+        self.engine.close();
+        if let Some(line) = self.device_line() {
+            line.close();
+        }
+        self.posted.notify_all();
     }
 
     /// A thread of this load begins; it ends when the result is dropped.
@@ -418,7 +373,7 @@ impl Job {
             if let Some(error) = state.error.take() {
                 return Err(error);
             }
-            if state.running == 0 && self.is_stopped() {
+            if state.running == 0 && self.cancel.is_cancelled() {
                 return Err(Error::Cancelled);
             }
             if state.running == 0 {
@@ -443,104 +398,108 @@ impl Job {
     }
 }
 
-impl Read for Job {
+impl Order for Job {
     fn chosen(&self) -> (Route, DirectIo) {
         self.engine.chosen
-    }
-
-    fn range(&self, op: &ReadOp) -> ByteRange {
-        self.extent(op).read
-    }
-
-    fn name_at(&self, op: &ReadOp, offset: u64) -> Option<String> {
-        self.name_in(self.extent(op), offset)
     }
 
     fn tally(&self) -> MutexGuard<'_, Tally> {
         Job::tally(self)
     }
 
-    fn delivered_bytes(&self, op: &ReadOp, range: ByteRange) -> u64 {
-        self.plan.delivered_bytes(self.extent(op), range)
+    fn name_at(&self, item: usize, offset: u64) -> Option<String> {
+        self.name_in(&self.plan.extents()[item], offset)
     }
 
-    fn onward(&self) -> Onward {
+    fn delivered_bytes(&self, item: usize, range: ByteRange) -> u64 {
+        self.plan.delivered_bytes(&self.plan.extents()[item], range)
+    }
+
+    fn onward(&self, _: usize) -> Onward {
         match &self.sink {
             Sink::Device(_) => Onward::ToDevice,
             Sink::Host(_) if self.engine.chosen.0.is_unified() => Onward::Unified,
             Sink::Host(_) => Onward::Stay,
         }
     }
-}
 
-impl Order for Job {
-    fn is_stopped(&self) -> bool {
-        self.cancel.is_cancelled()
+    fn may_go_on(&self, _: &Part) -> Result<(), Failure> {
+        if self.cancel.is_cancelled() { Err(Reason::Cancelled.into()) } else { Ok(()) }
     }
 
-    fn begins(&self, op: &ReadOp) -> Result<()> {
-        self.reached[op.extent].store(true, Ordering::Relaxed);
-        match (self.plan.extents()[op.extent].target, &self.sink) {
+    fn begins(&self, part: &mut Part, buffer: &mut Buffer, facts: &Facts, _: Access) -> Result<()> {
+        self.reached[part.item].store(true, Ordering::Relaxed);
+        match (self.plan.extents()[part.item].target, &self.sink) {
             (Target::InPlace { arena, room }, Sink::Host(fills)) => {
-                self.take_from_promise(op.extent, room, || fills[arena].touch(room)).map(drop)
+                buffer.set_staged(facts.landing == Landing::Shared);
+                self.take_from_promise(part.item, room, || fills[arena].touch(room)).map(drop)
             }
             _ => Ok(()),
         }
     }
 
-    fn complete(&self, flight: Flight<Reads>) -> Next<Reads> {
-        if let Err(error) = self.check_unchanged(&flight.content) {
-            return self.fail_read(flight, error);
-        }
-        let (op, ticket) = flight.into_parts();
-        match (&self.sink, op) {
-            (Sink::Host(fills), op) => match self.fill(fills, op) {
-                Ok(()) => ticket.end(Ok(())),
-                Err(error) => self.fail_with(ticket, Account::default(), error),
-            },
-            (
-                Sink::Device(arenas),
-                ReadOp { extent, source, account, buffer: Buffer::Staged { slot: Some(slot), .. }, .. },
-            ) => {
-                let shown = slot.is_view().then_some(source);
-                let read = Copying { extent, shown, account, ticket };
-                if let Some((read, result)) = arenas.send(&self.plan, slot, read) {
-                    self.copied(arenas, read, result);
-                }
+    fn place(&self, part: &Part, buffer: &mut Buffer) -> Result<Placed> {
+        let extent = &self.plan.extents()[part.item];
+        let staged_bytes = match (&mut *buffer, &self.sink) {
+            (Buffer::InPlace(_), Sink::Host(_)) => 0,
+            (buffer @ Buffer::Through { .. }, Sink::Host(_)) => {
+                buffer.fill_from_slot(ByteRange::at(0, part.range.len()).unwrap_or_default())?;
+                self.plan.delivered_bytes(extent, extent.read)
             }
-            (Sink::Device(_), op) => {
-                let error = Error::Internal("an extent for a device has no slot".into());
-                self.fail_with(ticket, op.account, error);
+            (Buffer::Staged { slot: Some(slot), pieces }, Sink::Host(_)) => {
+                self.scatter(extent, slot, pieces)?
             }
-        }
-        Next::Ended
+            (buffer, _) => return Ok(Placed::InSlot(buffer.take_slot()?)),
+        };
+        buffer.give_slot_back();
+        Ok(Placed::Here(staged_bytes))
     }
 
-    fn fail(&self, error: Error) {
-        let mut state = lock(&self.state);
-        // What reads end with that their owner has cancelled is no reason.
-        let is_cancelled = state.error.is_none() && self.is_stopped();
-        let error = if is_cancelled { Error::Cancelled } else { error };
-        let is_first = state.error.is_none();
-        let text = (is_first && !matches!(error, Error::Cancelled)).then(|| error.to_string());
-        // The caller that cancels a load wants no more of it.
-        let unwanted = if matches!(error, Error::Cancelled) {
-            std::mem::take(&mut state.ready)
-        } else {
-            VecDeque::new()
-        };
-        state.error.get_or_insert(error);
-        drop(state);
-        drop(unwanted);
-        self.cancel.cancel();
-        if let Some(error) = text {
-            tracing::debug!(error, "load failed");
+    fn copy_on(&self, slot: Slot, read: InCopy) {
+        match &self.sink {
+            Sink::Device(arenas) => arenas.send(&self.plan, slot, read),
+            Sink::Host(_) => read.end(Err(Error::Internal("a read to the host has no place".into()))),
         }
-        self.engine.close();
-        if let Some(line) = self.device_line() {
-            line.close();
+    }
+
+    fn complete(&self, part: &Part, buffer: Buffer) -> Result<()> {
+        let extent = &self.plan.extents()[part.item];
+        let mut tensors = Vec::new();
+        match &self.sink {
+            Sink::Device(arenas) => {
+                for (position, block) in arenas.complete(&self.plan, part.item) {
+                    tensors.push(self.tensor(position, TensorMemory::Device(Arc::new(block))));
+                }
+            }
+            Sink::Host(fills) => {
+                let mut ready = |position, block| {
+                    tensors.push(self.tensor(position, TensorMemory::Host(Arc::new(block))));
+                };
+                match (buffer, extent.target) {
+                    (
+                        Buffer::InPlace(region) | Buffer::Through { region, .. },
+                        Target::InPlace { arena, .. },
+                    ) => fills[arena].complete(region, &mut ready)?,
+                    (Buffer::Staged { pieces: regions, .. }, _) => {
+                        for (piece, region) in self.plan.pieces(extent, extent.read).zip(regions) {
+                            fills[piece.arena].complete(region, &mut ready)?;
+                        }
+                    }
+                    _ => return Err(Error::Internal("a staged extent was read in place".into())),
+                }
+            }
         }
-        self.posted.notify_all();
+        self.post(tensors);
+        Ok(())
+    }
+
+    fn note_delivered(&self, _: &Part, account: &Account) {
+        self.tensor_bytes_done.fetch_add(account.tensor_bytes(), Ordering::Relaxed);
+    }
+
+    fn failed(&self, error: Error) -> Failure {
+        self.fail(error);
+        Reason::Cancelled.into()
     }
 
     fn lost_reads(&self, first: Option<u64>, source: io::Error) -> Error {
@@ -556,13 +515,13 @@ impl Order for Job {
         }
     }
 
-    fn reads_ended(&self, result: Result<(), Reason>) {
+    fn ended(&self, _: usize, result: Result<(), Failure>) {
         self.is_read.store(true, Ordering::Release);
         match result {
             // The thread whose lane failed says why.
-            Ok(()) | Err(Reason::Lost(_)) => {}
-            Err(_) if self.is_stopped() => {}
-            Err(reason) => self.fail(reason.into()),
+            Ok(()) | Err(Failure::Unmade(Reason::Lost(_))) => {}
+            Err(_) if self.cancel.is_cancelled() => {}
+            Err(failure) => self.fail(failure.into()),
         }
         if let Some(line) = self.device_line() {
             line.close();

@@ -22,7 +22,7 @@ use crate::{
     route::member::{Landing, ThreadPlan, Wanted},
     source::Latency,
     sys::{numa, threads::run_on, usage::Usage},
-    transfer::{self, OpenRoute, Opening, Order},
+    transfer::{self, OpenRoute, Opening},
 };
 use bytesize::ByteSize;
 use std::{
@@ -176,7 +176,7 @@ impl ThreadedLoad {
             fresh_bytes: fresh_bytes(&plan, &flow),
         };
         let reads = plan.extents().len() as u64;
-        let job = Job::new(catalog.clone(), plan, opening, options, &place);
+        let job = Job::new(catalog.clone(), plan, (opening, sources), options, &place);
         let job = job.map_err(|error| match error {
             // Waves know of fewer at a time.
             Error::MemoryBudget { .. } if reads > MOST_READS => NoLoad::TooManyReads(error),

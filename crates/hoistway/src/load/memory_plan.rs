@@ -142,7 +142,7 @@ impl MemoryPlan<'_> {
         opening.open_others(plan, room)?;
         let counts = opening.slot_counts(slots.count());
         let arenas = DeviceArenas::new(queue, plan, arenas, lent, counts, &room.needs, self.is_inline)?;
-        let buffers = plan.extents().iter().map(|_| Buffer::Staged { slot: None, pieces: Vec::new() });
+        let buffers = plan.extents().iter().map(|_| Buffer::SLOT);
         Ok((Sink::Device(Box::new(arenas)), buffers.collect()))
     }
 }

@@ -3,7 +3,6 @@
 
 use super::{
     BatchReport, Priority,
-    queue::Reads,
     state::{BatchState, Progress},
 };
 use crate::{
@@ -11,6 +10,7 @@ use crate::{
     memory::Block,
     parallel::lock,
     report::{Tally, few_files_note},
+    transfer::Reads,
 };
 use hoistway_io::{
     cancel::Registration,
@@ -219,7 +219,9 @@ impl Batch {
             seconds: ended_at.unwrap_or_else(Instant::now).duration_since(state.started).as_secs_f64(),
         };
         let direct = state.direct.iter().map(|(route, _)| &route.remarks);
-        state.main.as_deref().into_iter().chain(direct).for_each(|route| report.remark(route));
+        for route in state.main.as_deref().into_iter().chain(direct) {
+            route.add_to(&report.carriers, &mut report.notes, &mut report.refused);
+        }
         report
     }
 

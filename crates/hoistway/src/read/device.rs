@@ -1,14 +1,14 @@
 //! One device of a reader: the way there, its slots, and what reads there past the host.
 #![forbid(unsafe_code)]
 
-use super::{direct::DirectRoute, options::ReaderOptions};
+use super::options::ReaderOptions;
 use crate::{
     DeviceId, Error, Result,
     device::{CopyStream, Device, DeviceMemory, Fence},
     memory::{Slot, SlotKind, Slots},
     parallel::lock,
     route::{
-        Route, Unavailable,
+        DirectRoute, Route, Unavailable,
         member::{Landing, Member},
         registry::NotOpened,
     },
@@ -22,9 +22,8 @@ const COPYING_SLOTS: usize = 4;
 
 /// One device's share of a reader.
 #[derive(Debug)]
-pub(super) struct DeviceShare<T> {
-    /// Copies, each with what it ends.
-    pub(super) line: DeviceLine<T>,
+pub(super) struct DeviceShare {
+    pub(super) line: DeviceLine,
     slots: Slots,
     /// The route past the host, or why there is none if there might be.
     direct: std::result::Result<Option<Arc<DirectRoute>>, (Route, NotOpened)>,
@@ -40,7 +39,7 @@ fn slot_count(options: &ReaderOptions) -> usize {
     (options.most_reads() + COPYING_SLOTS).min(affordable)
 }
 
-impl<T> DeviceShare<T> {
+impl DeviceShare {
     /// `main` has the memory that reads land in, if that is its own.
     pub(super) fn new(
         device: DeviceId,
@@ -56,7 +55,7 @@ impl<T> DeviceShare<T> {
             Some(main) => main.slots(count, slot_bytes, Some(&device), node)?,
             None => Slots::new(count, slot_bytes, SlotKind::Pinned(&device, node))?,
         };
-        let direct = DirectRoute::open(options, &device);
+        let direct = DirectRoute::open(&options.wanted(Some(&device)));
         let needs = Needs { slot_bytes: options.chunk_bytes, table_bytes: 0 };
         Ok(Arc::new(Self {
             line: DeviceLine::new(queue, SlotCounts::default(), &needs, false)?,

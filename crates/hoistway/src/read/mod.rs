@@ -2,10 +2,10 @@
 //!
 //! A load fills memory of its own with whole tensors and is over; a [`Reader`] serves callers that have the memory already and
 //! keeps asking: an inference engine that fills its own buffers, a model whose layers are streamed while it computes, a
-//! cache of experts. [`Reader::submit`] is the door. `request` says what is read and where to; `pieces` cuts requests
-//! into reads; they wait in `queue`, demand before prefetch; `worker` drives the lanes of `route` with them; `device`
-//! sends them on to a device, `direct` has them read there past the host; `batch` is what the caller holds meanwhile, and `state`
-//! what is known of its reads.
+//! cache of experts. [`Reader::submit`] is the door. `request` says what is read and where to, and `pieces` cuts requests
+//! into reads. `worker` has the routes of a thread, which the engine makes reads by; `landing` says what the engine asks about
+//! each; `device` has the slots on the way to a device. `batch` is what the caller holds meanwhile, and `state` what is known of
+//! its reads.
 //!
 //! ```no_run
 //! use hoistway::{ByteRange, read::{Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target}};
@@ -25,10 +25,9 @@
 
 mod batch;
 mod device;
-mod direct;
+mod landing;
 mod options;
 mod pieces;
-mod queue;
 mod reader;
 mod report;
 mod request;

@@ -3,14 +3,12 @@
 
 use super::{
     Batch, Priority, ReadRequest, ReaderOptions,
-    direct::DirectRoute,
-    pieces::{self, Cut, DeviceShare, Piece, Taken},
-    queue::{ReadOf, Reads},
-    report::RouteRemarks,
+    device::DeviceShare,
+    pieces::{self, Cut},
     request,
     shared::ReaderShared,
     state::BatchState,
-    worker::Worker,
+    worker::{self, PIECES},
 };
 #[cfg(feature = "objects")]
 use crate::memory::Ledger;
@@ -19,15 +17,16 @@ use crate::{
     device::Fence,
     memory::{self, SlotKind, Slots},
     parallel::{lock, thread_named},
-    report::{Refusal, add_new},
+    report::{Refusal, RouteRemarks, add_new},
     route::{
-        Access, Unavailable,
+        Access, Buffer, DirectRoute, ReadOp, Unavailable,
         member::{Landing, Member},
         registry::{self, NotOpened},
     },
     source::Source,
+    transfer::{Order, Reads},
 };
-use hoistway_io::executor::Reason;
+use hoistway_io::executor::{Bound, Charge, Limits, Operation, QueueOptions, Reason, Scheduler, Submission};
 use std::{
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
@@ -35,6 +34,7 @@ use std::{
         mpsc,
     },
     thread::{self, JoinHandle},
+    time::Instant,
 };
 
 /// Reads byte ranges into memory of the caller's choice, on threads that stay.
@@ -61,9 +61,11 @@ impl Reader {
     /// [`Error::Allocation`]; [`Error::System`] if the system gives no thread. If it gives some, these serve.
     pub fn new(options: &ReaderOptions) -> Result<Self> {
         options.check()?;
-        let scheduler = Reads::scheduler(options.most_reads());
+        let in_flight = Bound { rest_operations: (options.most_reads() / 2).max(1), ..Bound::NONE };
+        let limits = Limits { accepted: Bound::NONE, in_flight };
+        let scheduler = Scheduler::new(Reads, limits, &[QueueOptions::default()]);
         let (cached, main) = open_routes(options, &[])?;
-        let (lines, lost) = (Mutex::default(), OnceLock::new());
+        let (lines, lost) = (Mutex::default(), Arc::default());
         let cancel = options.cancel.as_ref().map_or_else(Cancel::default, Cancel::child);
         if options.in_flight > options.most_reads() {
             tracing::warn!(
@@ -173,16 +175,8 @@ impl Reader {
             memory::advise_huge_pages(borrowed);
         }
         let number = self.next_batch.fetch_add(1, Ordering::Relaxed);
-        let chosen = (shared.options.route, shared.options.direct);
-        let state = Arc::new(BatchState::new(
-            number,
-            self.cancel.child(),
-            reads,
-            chosen,
-            priority,
-            (shared.remarks.get().cloned(), direct),
-            shared.options.in_flight,
-        ));
+        let cancel = self.cancel.child();
+        let state = Arc::new(BatchState::new(number, cancel, reads, priority, direct, shared));
         let batch = Batch::new(state.clone(), shared.scheduler.clone());
         for refusal in refused {
             state.tally().refuse(refusal);
@@ -195,18 +189,7 @@ impl Reader {
                 state.end_empty(read);
                 continue;
             }
-            let operation = |(wanted, place)| {
-                #[cfg_attr(not(feature = "objects"), expect(unused_mut, reason = "no ledger is set"))]
-                let mut op = Piece::operation(&state, read, wanted, place);
-                #[cfg(feature = "objects")]
-                {
-                    op.ledger = Some(shared.ledger.clone());
-                }
-                (wanted, op)
-            };
-            let of = ReadOf { batch: state.clone(), read };
-            let submission = Reads::submission(of, pieces.into_iter().map(operation), priority, begin_by);
-            match shared.scheduler.submit(submission) {
+            match shared.scheduler.submit(self.submission(&state, read, pieces, begin_by)) {
                 Ok(group) => _ = state.read(read).group.set(group),
                 Err(refused) => {
                     let reason = refused.reason.clone();
@@ -216,6 +199,31 @@ impl Reader {
             }
         }
         Ok(batch)
+    }
+
+    /// The pieces of a read, for the scheduler.
+    fn submission(
+        &self,
+        batch: &Arc<BatchState>,
+        read: usize,
+        pieces: Vec<(ByteRange, Buffer)>,
+        begin_by: Option<Instant>,
+    ) -> Submission<Reads> {
+        let order: Arc<dyn Order> = batch.clone();
+        let operation = |(wanted, buffer): (ByteRange, Buffer)| {
+            let (source, cancel) = (batch.read(read).file.0.clone(), batch.cancel.clone());
+            #[cfg_attr(not(feature = "objects"), expect(unused_mut, reason = "no ledger is set"))]
+            let mut content =
+                ReadOp::new(order.clone(), (read, wanted), source, Access::Direct, buffer, cancel);
+            #[cfg(feature = "objects")]
+            {
+                content.ledger = Some(self.shared.ledger.clone());
+            }
+            Operation { queue: PIECES, charge: Charge::of_bytes(wanted.len()), order: 0, content }
+        };
+        let operations = pieces.into_iter().map(operation).collect();
+        let (tag, priority) = (batch.number, *lock(&batch.priority));
+        Submission { tag, priority, deadline: begin_by, ..Submission::new((order.clone(), read), operations) }
     }
 
     /// The way to a device for reads of a file, and whether it leads past the host: then its route is added to `direct`. Adds
@@ -256,7 +264,7 @@ impl Reader {
             return Err(Error::invalid_option("device", device, reason));
         }
         let mut lines = lock(&self.shared.lines);
-        // A device that is lost is opened anew once nothing uses it. Reads that are under way keep their line.
+        // A device that is lost is opened anew once nothing uses it. The reader alone holds the line, which ends with its copies.
         if lines.get(&device).is_some_and(|line| line.is_lost()) {
             lines.remove(&device);
         }
@@ -265,7 +273,7 @@ impl Reader {
         }
         let line = DeviceShare::new(device, &self.shared.options, self.shared.main.get())?;
         let waiter = line.line.waiter();
-        self.spawn("hoistway-device", move |_| waiter.serve(Taken::end_copied))?;
+        self.spawn("hoistway-device", move |_| waiter.serve())?;
         lines.insert(device, line.clone());
         Ok(line)
     }
@@ -329,7 +337,7 @@ impl Reader {
             let thread = self.spawn(main.facts().thread_name, move |shared| match member.lane(depth) {
                 Ok(lane) => {
                     drop(told);
-                    Worker::run(shared, member, lane);
+                    worker::run(shared, member, lane);
                 }
                 Err(why) => drop(told.send(why)),
             });

@@ -3,12 +3,9 @@
 
 use super::Priority;
 use crate::{
-    DeviceId, counted,
+    counted,
     report::{Carrier, Refusal, Retries, add_new, shown_rate, write_carriers, write_refused},
-    route::{
-        Route,
-        member::{Member, Stage},
-    },
+    route::Route,
 };
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
@@ -55,30 +52,7 @@ pub struct BatchReport {
     pub seconds: f64,
 }
 
-/// What reports of batches say of a route that carried bytes, whether or not the reader is there still.
-#[derive(Debug)]
-pub(super) struct RouteRemarks {
-    route: Route,
-    notes: Vec<String>,
-    refused: Vec<Refusal>,
-}
-
-impl RouteRemarks {
-    /// What is to be said of a route that leads to the host, or to `device`.
-    pub(super) fn of(member: &dyn Member, device: Option<DeviceId>) -> Self {
-        Self { route: member.route(), notes: member.notes(Stage::Open), refused: member.refusals(device) }
-    }
-}
-
 impl BatchReport {
-    /// Adds what is to be said of a route, if it carried bytes.
-    pub(super) fn remark(&mut self, route: &RouteRemarks) {
-        if self.carriers.iter().any(|carrier| carrier.route == route.route) {
-            add_new(&mut self.notes, route.notes.iter().cloned());
-            add_new(&mut self.refused, route.refused.iter().cloned());
-        }
-    }
-
     /// Adds what another batch did, whose seconds count from the submission of this one.
     pub(crate) fn merge(&mut self, later: Self) {
         self.reads += later.reads;

@@ -1,19 +1,16 @@
 //! What the threads of a reader share.
 #![forbid(unsafe_code)]
 
-use super::{
-    ReaderOptions,
-    pieces::{DeviceShare, Piece},
-    queue::Reads,
-    report::RouteRemarks,
-};
+use super::{ReaderOptions, device::DeviceShare};
 #[cfg(feature = "objects")]
 use crate::memory::Ledger;
 use crate::{
-    DeviceId, Error,
+    DeviceId,
     memory::Slots,
     parallel::lock,
+    report::RouteRemarks,
     route::{ReadLane, member::Member},
+    transfer::Reads,
 };
 use hoistway_io::executor::Scheduler;
 use std::{
@@ -36,7 +33,7 @@ pub(super) struct ReaderShared {
     /// Staging for what cannot be read in place, once that was needed.
     pub(super) slots: OnceLock<Slots>,
     /// Why nothing comes any more.
-    pub(super) lost: OnceLock<String>,
+    pub(super) lost: Arc<OnceLock<String>>,
     pub(super) lines: Mutex<HashMap<DeviceId, Arc<DeviceShare>>>,
     /// What may be taken for the node's cache.
     #[cfg(feature = "objects")]
@@ -44,31 +41,15 @@ pub(super) struct ReaderShared {
 }
 
 impl ReaderShared {
-    /// Where reads to the host land that are not made in place.
-    pub(super) fn host_slots(&self) -> Option<&Slots> {
-        self.slots.get()
-    }
-
-    /// Whether an error says that nothing comes any more.
-    pub(super) fn is_lost_by(&self, error: &io::Error) -> bool {
-        self.main.get().is_some_and(|main| main.is_lost(error))
-    }
-
-    /// Nothing comes any more, so nothing may wait for it.
-    pub(super) fn lose(&self, reason: &str) {
-        let _ = self.lost.set(reason.to_owned());
-        if let Some(slots) = self.slots.get() {
-            slots.close();
+    /// Notes an error of a read. If it says that nothing comes any more, nothing may wait for it.
+    pub(super) fn note_error(&self, error: &io::Error) {
+        if self.main.get().is_some_and(|main| main.is_lost(error)) {
+            let _ = self.lost.set(error.to_string());
+            if let Some(slots) = self.slots.get() {
+                slots.close();
+            }
+            lock(&self.lines).values().for_each(|line| line.close_slots());
         }
-        lock(&self.lines).values().for_each(|line| line.close_slots());
-    }
-
-    /// Why a piece cannot be read any more, if so.
-    pub(super) fn loss(&self, piece: &Piece) -> Option<Error> {
-        let reason = self.lost.get()?.clone();
-        let read = piece.of();
-        let (path, tensor, range) = (read.file.path().to_owned(), read.name(), Some(piece.wanted));
-        Some(Error::Io { operation: "read", path, tensor, range, source: io::Error::other(reason) })
     }
 
     pub(super) fn with_faults(&self, lane: Box<ReadLane>) -> Box<ReadLane> {

@@ -3,27 +3,25 @@
 
 use super::{
     Priority, ReadFile,
-    direct::DirectRoute,
-    report::RouteRemarks,
-    request::{Counted, OnEnd},
+    device::DeviceShare,
+    request::{Counted, OnEnd, Sink},
+    shared::ReaderShared,
 };
 use crate::{
-    ByteRange, Cancel, Error, Result,
+    ByteRange, Cancel, DeviceId, Error, Result,
     device::Fence,
     memory::{Block, Fill, WriteRegion},
     parallel::lock,
     plan::Runs,
-    report::{Refusal, Tally},
-    route::{DirectIo, NameCheck, Route},
+    report::{Refusal, RouteRemarks, Tally},
+    route::{DirectIo, DirectRoute, NameCheck, Route},
 };
 use hoistway_io::executor::GroupId;
 use std::{
     collections::VecDeque,
+    fmt,
     panic::{self, AssertUnwindSafe},
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak, atomic::AtomicU64},
     time::Instant,
 };
 
@@ -49,6 +47,37 @@ pub(super) struct BatchState {
     pub(super) direct: Vec<(Arc<DirectRoute>, NameCheck)>,
     /// As many reads in flight as the reader was asked for.
     pub(super) asked_for: usize,
+    /// Its reader, as long as that is there.
+    pub(super) reader: Weak<ReaderShared>,
+    /// Why nothing comes any more.
+    pub(super) lost: Arc<OnceLock<String>>,
+}
+
+/// Where the bytes of a read go.
+pub(super) enum Place {
+    /// Memory of the reader's, with room for whole blocks, that the caller takes.
+    Own,
+    /// The caller's memory.
+    Borrowed,
+    /// To a device, at this address: with all of what is packed there, or else as they lie in the file. Past the host, if the
+    /// line's [`DeviceShare::direct`] has the file ready.
+    Device { device: DeviceId, line: Weak<DeviceShare>, address: u64, is_spread: bool, is_direct: bool },
+    /// To a function, which is gone before the read has ended.
+    Sink(Mutex<Option<Arc<Sink>>>),
+    /// They are not wanted.
+    Discard,
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Own => "Own",
+            Self::Borrowed => "Borrowed",
+            Self::Device { .. } => "Device",
+            Self::Sink(_) => "Sink",
+            Self::Discard => "Discard",
+        })
+    }
 }
 
 /// One read.
@@ -57,18 +86,15 @@ pub(super) struct ReadState {
     pub(super) file: ReadFile,
     pub(super) range: ByteRange,
     pub(super) name: Option<Arc<str>>,
+    pub(super) place: Place,
     /// What its pieces are parts of, if they are parts of memory.
-    pub(super) fill: Option<Fill>,
-    /// Whether the memory is the reader's, and the caller takes it.
-    pub(super) is_owned: bool,
+    fill: Option<Fill>,
     /// Which of its bytes count as delivered, if not all.
     pub(super) counted: Option<Counted>,
     /// Which of its bytes go to the device, if not all.
     pub(super) packed: Option<Runs>,
     /// What its copies to a device wait for on the thread that queues them.
     pub(super) fences: Vec<Fence>,
-    /// Whether it goes by a route whose name is a promise that its end has to check.
-    pub(super) is_promised: bool,
     /// What the scheduler calls it, once it waits there.
     pub(super) group: OnceLock<GroupId>,
     /// Whether its file was unchanged when the first piece had come.
@@ -93,22 +119,21 @@ impl ReadState {
         range: ByteRange,
         name: Option<Arc<str>>,
         on_end: Option<OnEnd>,
+        place: Place,
         fill: Option<Fill>,
-        is_owned: bool,
     ) -> Self {
         let (group, error) = (OnceLock::new(), OnceLock::new());
         let (block, on_end) = (Mutex::default(), Mutex::new(on_end));
-        let (counted, packed, is_promised, was_unchanged) = (None, None, false, OnceLock::new());
+        let (counted, packed, was_unchanged) = (None, None, OnceLock::new());
         Self {
             file,
             range,
             name,
+            place,
             fill,
-            is_owned,
             counted,
             packed,
             fences: Vec::new(),
-            is_promised,
             group,
             was_unchanged,
             error,
@@ -132,7 +157,7 @@ impl ReadState {
     pub(super) fn complete(&self, region: WriteRegion) -> Result<()> {
         match &self.fill {
             Some(fill) => fill.complete(region, |_, block| {
-                if self.is_owned {
+                if matches!(self.place, Place::Own) {
                     *lock(&self.block) = Some(block);
                 }
             }),
@@ -146,17 +171,16 @@ impl BatchState {
         number: u64,
         cancel: Cancel,
         reads: Vec<ReadState>,
-        chosen: (Route, DirectIo),
         priority: Priority,
-        (main, direct): (Option<Arc<RouteRemarks>>, Vec<Arc<DirectRoute>>),
-        asked_for: usize,
+        direct: Vec<Arc<DirectRoute>>,
+        reader: &Arc<ReaderShared>,
     ) -> Self {
         let progress = Progress { has_ended: vec![false; reads.len()], ..Progress::default() };
         Self {
             number,
             cancel,
             reads: reads.into(),
-            chosen,
+            chosen: (reader.options.route, reader.options.direct),
             priority: Mutex::new(priority),
             bytes_done: AtomicU64::new(0),
             progress: Mutex::new(progress),
@@ -164,19 +188,16 @@ impl BatchState {
             tally: Mutex::default(),
             started: Instant::now(),
             process: std::process::id(),
-            main,
+            main: reader.remarks.get().cloned(),
             direct: direct.into_iter().map(|own| (own.clone(), NameCheck::of(&own.member))).collect(),
-            asked_for,
+            asked_for: reader.options.in_flight,
+            reader: Arc::downgrade(reader),
+            lost: reader.lost.clone(),
         }
     }
 
     pub(super) fn read(&self, read: usize) -> &ReadState {
         &self.reads[read]
-    }
-
-    /// All bytes of a piece are in their place.
-    pub(super) fn deliver(&self, bytes: u64) {
-        self.bytes_done.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// All pieces of a read have ended: their lanes, the kernel and the device are done with their memory.
@@ -197,7 +218,9 @@ impl BatchState {
     fn check_ended(&self, read: &ReadState) -> Result<()> {
         read.file.0.check_unchanged(read.range, |_| read.name())?;
         let route = self.chosen.0;
-        for (direct, name_check) in self.direct.iter().filter(|_| read.is_promised) {
+        // The name of a route past the host is a promise.
+        let is_promised = matches!(read.place, Place::Device { is_direct: true, .. });
+        for (direct, name_check) in self.direct.iter().filter(|_| is_promised) {
             if direct.member.route() == route
                 && let Err(why) = name_check.look()
             {
@@ -227,7 +250,7 @@ impl BatchState {
 
     /// A read of no bytes ends.
     pub(super) fn end_empty(&self, read: usize) {
-        if self.reads[read].is_owned {
+        if matches!(self.reads[read].place, Place::Own) {
             *lock(&self.reads[read].block) = Some(Block::empty());
         }
         self.end_read(read);
@@ -237,6 +260,9 @@ impl BatchState {
         let state = &self.reads[read];
         if state.error.get().is_some() {
             *lock(&state.block) = None;
+        }
+        if let Place::Sink(sink) = &state.place {
+            *lock(sink) = None;
         }
         if let Some(OnEnd(on_end)) = lock(&state.on_end).take() {
             let outcome = state.error.get().map_or(Ok(()), |error| Err(&**error));

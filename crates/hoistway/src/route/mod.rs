@@ -1,11 +1,12 @@
 //! How bytes move from a file to memory.
 //!
 //! `member` is what a route says of itself, `members` has a file for each route, and `registry` lists them. `name_check` finds out whether a route has done what its name says. Their lanes are those of
-//! `hoistway-io`, and two of their own: `usrbio`, and direct reads into a device in `gds`, which also proves their path. `threefs` is
+//! `hoistway-io`, and two of their own: `usrbio`, and direct reads into a device in `gds`, which also proves their path. `direct` is what a reader keeps of a route past the host. `threefs` is
 //! the mounts that `usrbio` reads from, and `mounts` opens each once. `directstorage` has files and reads of DirectStorage. `absent` stands for the routes of
 //! other systems.
 
 mod absent;
+mod direct;
 #[cfg(windows)]
 mod directstorage;
 pub(crate) mod gds;
@@ -31,6 +32,7 @@ mod usrbio;
 use absent::linux as threefs;
 #[cfg(not(target_os = "linux"))]
 pub(crate) use absent::linux::{errno, probe_ring};
+pub(crate) use direct::DirectRoute;
 pub(crate) use gds::DirectRead;
 pub use hoistway_device::Unavailable;
 pub use hoistway_io::file::Access;
@@ -60,10 +62,11 @@ pub(crate) use usrbio::{Files as UsrbioFiles, UsrbioLane, errno, host_rings, is_
 #[cfg(feature = "objects")]
 use crate::source::objects::ObjectSource;
 use crate::{
-    ByteRange, Cancel,
+    ByteRange, Cancel, Error, Result,
     memory::{Slot, WriteRegion},
     report::{Account, Refusal},
     source::Source,
+    transfer::Order,
 };
 use hoistway_io::{
     executor::Carried,
@@ -71,7 +74,7 @@ use hoistway_io::{
     lane::{FileRead, Pread, ReadsFile},
 };
 use serde::{Deserialize, Serialize};
-use std::{any::Any, fmt, fs::File, io, str::FromStr, sync::Arc};
+use std::{fmt, fs::File, io, str::FromStr, sync::Arc};
 
 /// A way for bytes to get from storage to memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -233,12 +236,12 @@ impl fmt::Display for Route {
 }
 
 impl FromStr for Route {
-    type Err = crate::Error;
+    type Err = Error;
 
-    fn from_str(name: &str) -> crate::Result<Self> {
+    fn from_str(name: &str) -> Result<Self> {
         Self::ALL.iter().copied().find(|route| route.name() == name).ok_or_else(|| {
             let known: Vec<_> = Self::ALL.iter().map(|route| route.name()).collect();
-            crate::Error::invalid_option("route", name, format!("it is one of {}", known.join(", ")))
+            Error::invalid_option("route", name, format!("it is one of {}", known.join(", ")))
         })
     }
 }
@@ -256,16 +259,32 @@ pub enum DirectIo {
     Never,
 }
 
+/// What a read is a part of, and which bytes it is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    /// An item of its order: the position of an extent in the plan of a load, or of a read in its batch.
+    pub(crate) item: usize,
+    /// The bytes of the file that it delivers.
+    pub(crate) wanted: ByteRange,
+    /// The bytes that are read: those, or the blocks that they lie in.
+    pub(crate) range: ByteRange,
+}
+
 /// A read on its way: it owns the memory that it fills, so nothing else can touch that meanwhile.
 #[derive(Debug)]
 pub(crate) struct ReadOp {
-    /// Position of the extent in the plan of a load.
-    pub(crate) extent: usize,
+    /// The load or the batch that wants it.
+    pub(crate) order: Arc<dyn Order>,
+    pub(crate) part: Part,
     pub(crate) source: Arc<dyn Source>,
+    /// The number of the route that reads it, among those of its thread.
+    pub(crate) way: usize,
     pub(crate) access: Access,
     /// How the bytes are read that a cache does not hold, while it is asked for them.
     pub(crate) cold_access: Access,
     pub(crate) buffer: Buffer,
+    /// The route past the host that reads it, if one does. After the buffer, whose slot may be of its memory.
+    pub(crate) past_host: Option<Arc<DirectRoute>>,
     pub(crate) progress: Progress,
     /// Which routes have brought which of its bytes so far.
     pub(crate) account: Account,
@@ -279,8 +298,6 @@ pub(crate) struct ReadOp {
     /// What its load may take for the node's cache; without one, any number of bytes.
     #[cfg(feature = "objects")]
     pub(crate) ledger: Option<Arc<crate::memory::Ledger>>,
-    /// What a reader knows of it. A load needs nothing but the extent.
-    pub(crate) piece: Option<Box<dyn Any + Send>>,
 }
 
 /// The memory of a [`ReadOp`].
@@ -288,27 +305,31 @@ pub(crate) struct ReadOp {
 pub(crate) enum Buffer {
     /// The final place.
     InPlace(WriteRegion),
-    /// A slot of memory shared with another process, once one was taken, and the final place of what it will hold.
-    SharedStaging { slot: Option<Slot>, region: WriteRegion },
-    /// A staging slot, once one was taken, and the final places of its pieces.
+    /// A staging slot, once one was taken, and the final place of what it will hold.
+    Through { slot: Option<Slot>, region: WriteRegion },
+    /// A staging slot, once one was taken, and the final places of its pieces; none if they are not of host memory.
     Staged { slot: Option<Slot>, pieces: Vec<WriteRegion> },
 }
 
 impl ReadOp {
-    /// A read of an extent, nothing of which is there yet.
+    /// A read of `wanted`, nothing of which is there yet.
     pub(crate) fn new(
-        extent: usize,
+        order: Arc<dyn Order>,
+        (item, wanted): (usize, ByteRange),
         source: Arc<dyn Source>,
         access: Access,
         buffer: Buffer,
         cancel: Cancel,
     ) -> Self {
         Self {
-            extent,
+            order,
+            part: Part { item, wanted, range: wanted },
             source,
+            way: 0,
             access,
             cold_access: access,
             buffer,
+            past_host: None,
             progress: Progress::default(),
             account: Account::default(),
             opened: None,
@@ -317,7 +338,6 @@ impl ReadOp {
             claims: None,
             #[cfg(feature = "objects")]
             ledger: None,
-            piece: None,
         }
     }
 
@@ -333,21 +353,59 @@ impl ReadOp {
         self.opened = None;
     }
 
-    /// Points the next attempt at the bytes of `read` that are missing.
-    pub(crate) fn aim(&mut self, read: ByteRange) {
-        self.progress.aim(read, self.access == Access::Direct);
+    /// Points the next attempt at the bytes that are missing.
+    pub(crate) fn aim(&mut self) {
+        self.progress.aim(self.part.range, self.access == Access::Direct);
+    }
+
+    /// Fails if its file is no longer the one whose header was read.
+    pub(crate) fn check_unchanged(&self) -> Result<()> {
+        let Part { item, wanted, .. } = self.part;
+        self.source.check_unchanged(wanted, |offset| self.order.name_at(item, offset))
     }
 }
 
 impl Buffer {
-    /// No memory: that of a piece which waits is the reader's.
-    pub(crate) const NONE: Self = Self::Staged { slot: None, pieces: Vec::new() };
+    /// A slot, once one was taken, whose bytes go to no place in host memory.
+    pub(crate) const SLOT: Self = Self::Staged { slot: None, pieces: Vec::new() };
+
+    /// Has a read that has one final place made right there, or by way of a slot.
+    pub(crate) fn set_staged(&mut self, is_staged: bool) {
+        *self = match (std::mem::replace(self, Self::SLOT), is_staged) {
+            (Self::InPlace(region), true) => Self::Through { slot: None, region },
+            (Self::Through { region, .. }, false) => Self::InPlace(region),
+            (same, _) => same,
+        };
+    }
+
+    /// The slot of a read that goes by way of one; `None` inside before one was taken.
+    pub(crate) fn slot(&mut self) -> Option<&mut Option<Slot>> {
+        match self {
+            Self::InPlace(_) => None,
+            Self::Staged { slot, .. } | Self::Through { slot, .. } => Some(slot),
+        }
+    }
+
+    /// Takes the slot of a read that has come by way of one.
+    pub(crate) fn take_slot(&mut self) -> Result<Slot> {
+        let slot = self.slot().and_then(Option::take);
+        slot.ok_or_else(|| Error::Internal("a staged read has no slot".into()))
+    }
+
+    /// Copies some bytes of a full slot to the final place of a read that goes by way of one.
+    pub(crate) fn fill_from_slot(&mut self, part: ByteRange) -> Result<()> {
+        let too_short = || Error::Internal("a place is too short for its bytes".into());
+        let Self::Through { slot: Some(slot), region } = self else {
+            return Err(Error::Internal("a staged read has no slot".into()));
+        };
+        let place = region.as_mut_slice().get_mut(..part.len() as usize).ok_or_else(too_short)?;
+        Ok(slot.copy_to(part.start() as usize, place)?)
+    }
 
     /// Frees the slot of a read that goes by way of one.
     pub(crate) fn give_slot_back(&mut self) {
-        match self {
-            Self::InPlace(_) => {}
-            Self::Staged { slot, .. } | Self::SharedStaging { slot, .. } => *slot = None,
+        if let Some(slot) = self.slot() {
+            *slot = None;
         }
     }
 
@@ -355,8 +413,10 @@ impl Buffer {
     pub(crate) fn target(&mut self, progress: Progress) -> io::Result<&mut [u8]> {
         let bytes = match self {
             Self::InPlace(region) => region.as_mut_slice(),
-            Self::Staged { slot: Some(slot), .. } => slot.as_mut_slice(),
-            Self::Staged { slot: None, .. } | Self::SharedStaging { .. } => &mut [],
+            Self::Staged { slot: Some(slot), .. } | Self::Through { slot: Some(slot), .. } => {
+                slot.as_mut_slice()
+            }
+            Self::Staged { slot: None, .. } | Self::Through { slot: None, .. } => &mut [],
         };
         let end = progress.position.checked_add(progress.len);
         end.and_then(|end| bytes.get_mut(progress.position..end))
@@ -413,9 +473,7 @@ impl fault::Spoil for ReadOp {
     fn spoil(&mut self, kept: usize, pattern: u8) {
         let Progress { position, len, .. } = self.progress;
         let (start, len) = (position + kept, len.saturating_sub(kept));
-        if let Buffer::SharedStaging { slot: Some(slot), .. } | Buffer::Staged { slot: Some(slot), .. } =
-            &mut self.buffer
-        {
+        if let Some(Some(slot)) = self.buffer.slot() {
             // Other memory is overwritten below.
             let _ = slot.copy_from(start, &vec![pattern; len]);
         }

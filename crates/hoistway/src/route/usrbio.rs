@@ -1,9 +1,8 @@
 //! `usrbio`: reads from a 3FS into memory shared with its daemon, many in flight from one thread.
 #![forbid(unsafe_code)]
 
-use super::{Buffer, CarriedRead, Done, Lane, ReadOp, SharedSlots, Unavailable};
+use super::{CarriedRead, Done, Lane, ReadOp, SharedSlots, Unavailable};
 use crate::{
-    memory::Slot,
     parallel::{self, lock},
     source::Source,
 };
@@ -114,7 +113,8 @@ impl UsrbioLane {
         // Whole blocks go past the end of the file; asking for that would make the client look for the end.
         let left = usize::try_from(op.source.len().saturating_sub(op.progress.offset)).unwrap_or(usize::MAX);
         let len = op.progress.len.min(left);
-        let slot = op.buffer.slot().and_then(|slot| slot.shared_memory::<SharedSlots>()?.lend(slot.index()));
+        let slot = op.buffer.slot().and_then(|slot| slot.as_ref());
+        let slot = slot.and_then(|slot| slot.shared_memory::<SharedSlots>()?.lend(slot.index()));
         let slot = slot.ok_or_else(|| io::Error::other("a read by USRBIO has no shared memory"))?;
         let transfer = Transfer::new(file, op.progress.offset, len, slot);
         Ok(transfer.slot_offset(op.progress.position).token(token as u64))
@@ -134,7 +134,7 @@ impl UsrbioLane {
         let Some((mut op, _)) = self.reads.get_mut(token).and_then(Option::take) else { return };
         self.free.push(token);
         let in_doubt = result.as_ref().is_err_and(Error::leaves_memory_in_doubt);
-        if let (Some(slot), false) = (op.buffer.slot(), in_doubt)
+        if let (Some(Some(slot)), false) = (op.buffer.slot(), in_doubt)
             && let Some(memory) = slot.shared_memory::<SharedSlots>()
         {
             memory.give_back(slot.index(), transfer.slot);
@@ -212,16 +212,6 @@ impl Lane<CarriedRead> for UsrbioLane {
         }
         done.extend(self.ended.pop_front());
         Ok(())
-    }
-}
-
-impl Buffer {
-    /// The slot that a read by way of one has.
-    fn slot(&mut self) -> Option<&mut Slot> {
-        match self {
-            Self::InPlace(_) => None,
-            Self::Staged { slot, .. } | Self::SharedStaging { slot, .. } => slot.as_mut(),
-        }
     }
 }
 

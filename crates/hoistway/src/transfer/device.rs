@@ -1,6 +1,7 @@
 //! From slots to a device: copies that are queued as reads end, and what waits for them.
 #![allow(unsafe_code)]
 
+use super::order::InCopy;
 use crate::{
     Alignment, Error, Result,
     device::{CopyStream, Device, DeviceMemory, InUse, Scratch},
@@ -17,11 +18,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Copies to one device on one stream. Each copy has a `T` that comes back when it is over.
+/// Copies to one device on one stream.
 #[derive(Debug)]
-pub(crate) struct DeviceLine<T> {
+pub(crate) struct DeviceLine {
     /// Copies that were queued, oldest first. Dropped before everything that they use.
-    sent: Arc<Handoff<Sent<T>>>,
+    sent: Arc<Handoff<Sent>>,
     scratch: Option<Arc<ScratchMemory>>,
     queue: CopyStream,
     /// Whether the thread that queues copies also waits for them.
@@ -32,10 +33,10 @@ pub(crate) struct DeviceLine<T> {
 
 /// Copies of one slot. The slot is free again when they are done.
 #[derive(Debug)]
-struct Sent<T> {
+struct Sent {
     copying: InUse<Copied>,
     // After the slot, which is free when a read ends.
-    ends: T,
+    read: InCopy,
 }
 
 /// What the copies of one slot use. Fields are dropped in this order: the next user of the slot may need the table.
@@ -61,8 +62,8 @@ struct ScratchMemory {
 }
 
 /// Waits for the copies of a line.
-pub(crate) struct Waiter<T> {
-    sent: Arc<Handoff<Sent<T>>>,
+pub(crate) struct Waiter {
+    sent: Arc<Handoff<Sent>>,
     waited: Arc<AtomicU64>,
 }
 
@@ -100,7 +101,7 @@ impl Needs {
     }
 }
 
-impl<T> DeviceLine<T> {
+impl DeviceLine {
     /// A line of copies from so many slots as `counts` says, with what the plan needs for each.
     pub(crate) fn new(queue: CopyStream, counts: SlotCounts, needs: &Needs, is_inline: bool) -> Result<Self> {
         let scratch = match needs.table_bytes {
@@ -138,31 +139,28 @@ impl<T> DeviceLine<T> {
         Duration::from_nanos(self.waited.load(Ordering::Relaxed))
     }
 
-    /// Copies the bytes of a slot to arenas at `addresses`. Returns `ends` with the end of the copies if they have ended; else the
-    /// line's [`Waiter`] does. `arenas` are kept until then.
+    /// Copies the bytes of a slot to arenas at `addresses`, and ends the read then: at once, or by the line's [`Waiter`]. `arenas` are
+    /// kept until then.
     ///
     /// # Safety
-    /// The slot is full. The transfers stay inside of it and of the arenas, and until `ends` is back nothing else uses the bytes
-    /// that they write.
+    /// The slot is full. The transfers stay inside of it and of the arenas, and until the read ends nothing else uses the bytes that
+    /// they write.
     pub(crate) unsafe fn send(
         &self,
         slot: Slot,
         transfers: &[Transfer],
         (addresses, arenas): (&[u64], Vec<Arc<DeviceArena>>),
-        ends: T,
-    ) -> Option<(T, Result<()>)> {
+        read: InCopy,
+    ) {
         // SAFETY: the same contract.
         match unsafe { self.copy(slot, transfers, addresses, arenas) } {
-            Err(error) => Some((ends, Err(error))),
+            Err(error) => read.end(Err(error)),
             Ok(copying) if self.is_inline => {
                 let result = wait(&copying, &self.waited);
                 drop(copying);
-                Some((ends, result))
+                read.end(result);
             }
-            Ok(copying) => {
-                self.sent.send(Sent { copying, ends });
-                None
-            }
+            Ok(copying) => self.sent.send(Sent { copying, read }),
         }
     }
 
@@ -202,7 +200,7 @@ impl<T> DeviceLine<T> {
     }
 
     /// What a thread waits for the copies with.
-    pub(crate) fn waiter(&self) -> Waiter<T> {
+    pub(crate) fn waiter(&self) -> Waiter {
         Waiter { sent: self.sent.clone(), waited: self.waited.clone() }
     }
 
@@ -212,13 +210,14 @@ impl<T> DeviceLine<T> {
     }
 }
 
-impl<T> Waiter<T> {
-    /// Waits for copies, one after the other, until the line is closed or gone and none is left, and hands out what each ends.
-    pub(crate) fn serve(&self, end: impl Fn(T, Result<()>)) {
-        while let Some(Sent { copying, ends }) = self.sent.next() {
+impl Waiter {
+    /// Waits for copies, one after the other, until the line is closed or gone and none is left, and ends
+    /// their reads.
+    pub(crate) fn serve(&self) {
+        while let Some(Sent { copying, read }) = self.sent.next() {
             let result = wait(&copying, &self.waited);
             drop(copying);
-            end(ends, result);
+            read.end(result);
         }
     }
 }
@@ -231,7 +230,7 @@ fn wait(copying: &InUse<Copied>, waited: &AtomicU64) -> Result<()> {
     Ok(result?)
 }
 
-impl<T> Drop for DeviceLine<T> {
+impl Drop for DeviceLine {
     fn drop(&mut self) {
         self.sent.close();
         // Those that no thread waits for.

@@ -1,11 +1,9 @@
-//! What becomes of a read that begins, and of one that came back. The same for every route.
+//! What becomes of a read that begins, and of one that came back. The same for every route, and for all who read.
 #![forbid(unsafe_code)]
 
 use super::{
     attempt,
-    engine::Engine,
-    order::{Order, Reads},
-    routes::{OpenRoute, queue_of},
+    order::{InCopy, Placed, Reads, drop_read, fail},
 };
 use crate::{
     Alignment, Error, Result,
@@ -13,218 +11,271 @@ use crate::{
     report::Refusal,
     route::{
         Access, Buffer, ReadOp, Unavailable,
-        member::{CacheFacts, Landing},
+        member::{CacheFacts, Landing, Member},
     },
 };
 use hoistway_io::{
-    executor::{Charge, Flight, Handler, Next},
-    file::{Residency, is_transient},
+    executor::{Charge, Flight, Handler, Next, QueueId},
+    file::is_transient,
 };
 use std::io;
 
-/// Reads by one route, on one thread.
-pub(super) struct Fetcher<'a> {
-    engine: &'a Engine,
-    order: &'a dyn Order,
-    number: usize,
-    own: &'a OpenRoute,
-    /// Reads in the lane.
-    in_flight: usize,
-    /// Why the route gives up.
-    refused: Option<Unavailable>,
+/// The routes that one thread makes reads by. They have numbers.
+pub(crate) trait Ways {
+    /// The next route for a read, after one that has not brought it. `None` if this thread has none.
+    ///
+    /// # Errors
+    /// Why the read cannot be made.
+    fn next(&mut self, op: &mut ReadOp, after: Option<usize>) -> Result<Option<usize>>;
+
+    /// A route, if it is none [past the host](ReadOp::past_host).
+    fn member(&self, way: usize) -> &dyn Member;
+
+    /// The queue of those that make a read which this thread has no route for.
+    ///
+    /// # Errors
+    /// If there are none: the route that was named has not brought it.
+    fn others(&self, op: &ReadOp) -> Result<QueueId>;
+
+    /// A slot for a read, pinned if it has to be. `None` if none is free now; with `may_wait` only once no slot comes any more.
+    ///
+    /// # Errors
+    /// Why there will be none.
+    fn take_slot(&self, op: &ReadOp, may_wait: bool) -> Result<Option<Slot>>;
+
+    /// The route of a read gives up.
+    fn gives_up(&self, op: &ReadOp, why: Unavailable) -> After;
 }
 
-impl<'a> Fetcher<'a> {
-    pub(super) fn new(engine: &'a Engine, order: &'a dyn Order, number: usize) -> Self {
-        Self { engine, order, number, own: &engine.routes[number], in_flight: 0, refused: None }
+/// What follows when a route gives up.
+pub(crate) enum After {
+    /// The error is that of the read.
+    Error,
+    /// The read goes on by the thread's next route.
+    NextRoute,
+    /// The thread leaves the lane.
+    LeaveLane,
+}
+
+/// Has the reads of one thread made.
+pub(crate) struct Mover<W> {
+    ways: W,
+    /// Reads in the lane.
+    in_flight: usize,
+}
+
+impl<W: Ways> Mover<W> {
+    pub(crate) fn new(ways: W) -> Self {
+        Self { ways, in_flight: 0 }
     }
 
-    /// Why the route gave up, if it did.
-    pub(super) fn into_refused(self) -> Option<Unavailable> {
-        self.refused
+    pub(super) fn into_ways(self) -> W {
+        self.ways
+    }
+
+    /// Has a read made by the first route, or by the next after one that has not brought it.
+    fn go_on(&mut self, mut flight: Flight<Reads>, after: Option<usize>) -> Next<Reads> {
+        match self.begin_by_next(&mut flight.content, after) {
+            Ok(Begun::Aimed) => self.carry(flight),
+            Ok(Begun::NoSlot) => Next::PutBack(flight),
+            Ok(Begun::NoRoute) => self.hand_over(flight),
+            Err(error) => fail(flight, error),
+        }
+    }
+
+    fn begin_by_next(&mut self, op: &mut ReadOp, after: Option<usize>) -> Result<Begun> {
+        let Some(way) = self.ways.next(op, after)? else { return Ok(Begun::NoRoute) };
+        op.way = way;
+        let facts = match &op.past_host {
+            Some(route) => route.member.facts(),
+            None => self.ways.member(way).facts(),
+        };
+        let access = if facts.cache.is_some() { Access::Buffered } else { op.access };
+        let range_before = op.part.range;
+        op.order.begins(&mut op.part, &mut op.buffer, &facts, access)?;
+        if op.progress.filled > 0
+            && (op.part.range != range_before || !matches!(op.buffer, Buffer::InPlace(_)))
+        {
+            start_over(op);
+        }
+        if let Some(None) = op.buffer.slot() {
+            let Some(slot) = self.ways.take_slot(op, self.in_flight == 0)? else { return Ok(Begun::NoSlot) };
+            if let Some(place) = op.buffer.slot() {
+                *place = Some(slot);
+            }
+        }
+        if facts.cache.is_some() {
+            op.cold_access = std::mem::replace(&mut op.access, access);
+        } else if op.access == Access::Direct
+            && !facts.grain.is_any()
+            && let (route, direct) = op.order.chosen()
+            && route.may_read_buffered(direct)
+            && let Some(why) = op.source.direct_refusal().cloned()
+        {
+            // Found out by an earlier read, perhaps of another load.
+            attempt::read_buffered(op, why);
+        }
+        Ok(Begun::Aimed)
     }
 
     fn carry(&mut self, mut flight: Flight<Reads>) -> Next<Reads> {
-        if let Err(error) = aim(self.order, &mut flight.content, self.own) {
-            return self.order.fail_read(flight, error);
-        }
+        flight.content.aim();
         self.in_flight += 1;
         Next::Carry(flight)
     }
-}
 
-impl Handler<Reads> for Fetcher<'_> {
-    fn begin(&mut self, mut flight: Flight<Reads>) -> Next<Reads> {
-        match take_slot(self.engine, &mut flight.content, self.own, self.in_flight == 0) {
-            Ok(true) => self.carry(flight),
-            Ok(false) => Next::PutBack(flight),
-            Err(error) => self.order.fail_read(flight, error),
-        }
-    }
-
-    fn settle(&mut self, mut flight: Flight<Reads>, result: io::Result<usize>) -> Next<Reads> {
-        self.in_flight -= 1;
-        let (order, own, op) = (self.order, self.own, &mut flight.content);
-        let has_heir = || self.engine.heir(self.number).is_some();
-        if let Some(why) = own.member.gives_up(op, &result).filter(|_| has_heir()) {
-            self.refused.get_or_insert(why);
-            op.begin_again();
-            order.note_undelivered(std::mem::take(&mut op.account));
-            op.buffer.give_slot_back();
-            return Next::GiveUp(flight);
-        }
-        if order.is_stopped() {
-            return order.drop_read(flight);
-        }
-        match attempt::settle(order, &*own.member, op, result) {
-            Ok(true) => order.complete(flight),
-            Ok(false) => self.carry(flight),
-            Err(error) => order.fail_read(flight, error),
-        }
-    }
-}
-
-/// Copies what a cache holds, and hands the rest to the routes after it.
-pub(super) struct Copier<'a> {
-    engine: &'a Engine,
-    order: &'a dyn Order,
-    number: usize,
-    own: &'a OpenRoute,
-    cache: CacheFacts,
-    /// Reads in the lane.
-    in_flight: usize,
-}
-
-impl<'a> Copier<'a> {
-    pub(super) fn new(engine: &'a Engine, order: &'a dyn Order, number: usize, cache: CacheFacts) -> Self {
-        Self { engine, order, number, own: &engine.routes[number], cache, in_flight: 0 }
-    }
-
-    /// Sends a read that the cache cannot serve to the route after it.
-    fn hand_over(&self, mut flight: Flight<Reads>) -> Next<Reads> {
-        let (order, op) = (self.order, &mut flight.content);
-        op.wait();
-        let next = self.engine.takers[op.extent].from(self.number + 1);
-        match next.filter(|_| !self.engine.names(self.own.member.route())) {
-            Some(next) => {
-                let charge = Charge::of_bytes(order.range(op).len() - op.progress.filled);
-                Next::HandOver(flight, queue_of(next), charge)
+    /// Sends a read that this thread cannot make to one that can.
+    fn hand_over(&self, flight: Flight<Reads>) -> Next<Reads> {
+        let op = &flight.content;
+        match self.ways.others(op) {
+            Ok(queue) => {
+                let charge = Charge::of_bytes(op.part.range.len() - op.progress.filled);
+                Next::HandOver(flight, queue, charge)
             }
-            None => {
-                let error = match order.check_unchanged(op) {
-                    Ok(()) => not_cached(order, op, &self.cache),
-                    Err(changed) => changed,
-                };
-                order.fail_read(flight, error)
-            }
-        }
-    }
-}
-
-impl Handler<Reads> for Copier<'_> {
-    fn begin(&mut self, mut flight: Flight<Reads>) -> Next<Reads> {
-        let (order, op) = (self.order, &mut flight.content);
-        if self.cache.holds(&*op.source, order.range(op)) == Residency::Cold {
-            return self.hand_over(flight);
-        }
-        match take_slot(self.engine, op, self.own, self.in_flight == 0) {
-            Ok(true) => {}
-            Ok(false) => return Next::PutBack(flight),
-            Err(error) => return order.fail_read(flight, error),
-        }
-        op.cold_access = std::mem::replace(&mut op.access, Access::Buffered);
-        match aim(order, op, self.own) {
-            Ok(()) => {
-                self.in_flight += 1;
-                Next::Carry(flight)
-            }
-            Err(error) => order.fail_read(flight, error),
+            Err(error) => fail(flight, error),
         }
     }
 
-    fn settle(&mut self, mut flight: Flight<Reads>, result: io::Result<usize>) -> Next<Reads> {
-        self.in_flight -= 1;
-        let (order, op) = (self.order, &mut flight.content);
-        op.access = self.cache.access;
-        if order.is_stopped() {
-            return order.drop_read(flight);
-        }
-        let whole = order.range(op).len();
-        let name = self.own.member.route();
+    /// What came of a copy from a cache.
+    fn settle_copy(
+        &mut self,
+        mut flight: Flight<Reads>,
+        result: io::Result<usize>,
+        cache: CacheFacts,
+    ) -> Next<Reads> {
+        let op = &mut flight.content;
+        let member = self.ways.member(op.way);
+        op.access = cache.access;
+        let (whole, name) = (op.part.range.len(), member.route());
         let count = match result {
             Ok(count) => count,
-            Err(error) if self.engine.names(name) && !is_transient(&error) => {
-                let error = attempt::failed(order, &*self.own.member, op, error);
-                return order.fail_read(flight, error);
+            Err(error) if op.order.chosen().0 == name && !is_transient(&error) => {
+                let error = attempt::failed(member, op, error);
+                return fail(flight, error);
             }
             // The route that reads it from the device will see what is wrong, if anything is.
             Err(error) => {
-                if self.own.member.facts().landing == Landing::View {
+                if member.facts().landing == Landing::View {
                     // Nothing else tells why these bytes were not copied from where they lie.
                     let why = Unavailable::new(error.to_string(), "");
-                    order.tally().refuse(Refusal::new(name.name(), None, why));
+                    op.order.tally().refuse(Refusal::new(name.name(), None, why));
                 }
                 0
             }
         };
         if count as u64 == whole {
             op.progress.filled = whole;
-            attempt::account(order, op, name, count, 0);
-            return order.complete(flight);
+            attempt::account(op, name, count, 0);
+            return complete(flight);
         }
-        // The cache ends here: the rest is cold. Staged extents start over rather than hold a slot while they wait.
+        // The cache ends here: the rest is cold. Staged reads start over rather than hold a slot while they wait.
         if count > 0 {
             if let Buffer::InPlace(_) = op.buffer {
                 // Direct reads go on at a whole block.
                 op.progress.filled = Alignment::BLOCK.down(count as u64);
             }
-            attempt::account(order, op, name, count, 0);
+            attempt::account(op, name, count, 0);
         }
         if !matches!(op.buffer, Buffer::InPlace(_)) {
-            // It starts over, and may end while it waits.
-            order.note_undelivered(std::mem::take(&mut op.account));
+            start_over(op);
         }
-        op.buffer.give_slot_back();
         op.access = op.cold_access;
-        self.hand_over(flight)
+        op.wait();
+        let way = op.way;
+        self.go_on(flight, Some(way))
     }
 }
 
-/// Gives a staged read its slot. `false` if none is free and the thread has others to wait for, or the load is over.
-fn take_slot(engine: &Engine, op: &mut ReadOp, route: &OpenRoute, may_wait: bool) -> Result<bool> {
-    let slots = route.slots().unwrap_or(&engine.slots);
-    match &mut op.buffer {
-        Buffer::Staged { slot: slot @ None, .. } | Buffer::SharedStaging { slot: slot @ None, .. } => {
-            *slot = if may_wait { slots.take() } else { slots.try_take() };
-            Ok(slot.as_ref().map(Slot::pin).transpose()?.is_some())
+/// What a read needs to begin.
+enum Begun {
+    Aimed,
+    NoSlot,
+    NoRoute,
+}
+
+impl<W: Ways> Handler<Reads> for Mover<W> {
+    fn begin(&mut self, flight: Flight<Reads>) -> Next<Reads> {
+        match flight.content.order.may_begin(&flight.content.part) {
+            Ok(()) => self.go_on(flight, None),
+            Err(failure) => drop_read(flight, failure),
         }
-        _ => Ok(true),
+    }
+
+    fn settle(&mut self, mut flight: Flight<Reads>, result: io::Result<usize>) -> Next<Reads> {
+        self.in_flight -= 1;
+        if let Err(failure) = flight.content.order.may_go_on(&flight.content.part) {
+            return drop_read(flight, failure);
+        }
+        let op = &mut flight.content;
+        let past_host = op.past_host.clone();
+        let member = match &past_host {
+            Some(route) => &*route.member,
+            None => self.ways.member(op.way),
+        };
+        if let Some(cache) = member.facts().cache {
+            return self.settle_copy(flight, result, cache);
+        }
+        if let Some(why) = member.gives_up(op, &result) {
+            let (way, after) = (op.way, self.ways.gives_up(op, why));
+            if !matches!(after, After::Error) {
+                start_over(op);
+            }
+            match after {
+                After::Error => {}
+                After::NextRoute => return self.go_on(flight, Some(way)),
+                After::LeaveLane => return Next::GiveUp(flight),
+            }
+        }
+        match attempt::settle(member, op, result) {
+            Ok(true) => complete(flight),
+            Ok(false) => self.carry(flight),
+            Err(error) => fail(flight, error),
+        }
     }
 }
 
-/// Points a read at the bytes of its extent that are missing.
-///
-/// # Errors
-/// If there is no memory for them.
-fn aim(order: &dyn Order, op: &mut ReadOp, route: &OpenRoute) -> Result<()> {
-    order.begins(op)?;
-    let (chosen, direct) = order.chosen();
-    if op.access == Access::Direct
-        && !route.member.facts().grain.is_any()
-        && chosen.may_read_buffered(direct)
-        && let Some(why) = op.source.direct_refusal().cloned()
-    {
-        // Found out by an earlier read, perhaps of another load.
-        attempt::read_buffered(order, op, why);
+/// Nothing of a read is there any more, and its slot is free. It may end while it waits, so what was read is noted now.
+fn start_over(op: &mut ReadOp) {
+    op.begin_again();
+    op.buffer.give_slot_back();
+    op.order.note_undelivered(std::mem::take(&mut op.account));
+}
+
+/// All bytes of a read are there: they go where they belong.
+fn complete(flight: Flight<Reads>) -> Next<Reads> {
+    let (mut op, ticket) = flight.into_parts();
+    let arrived = op.order.check_arrived(&op.part, &|| op.check_unchanged());
+    match arrived.and_then(|()| op.order.place(&op.part, &mut op.buffer)) {
+        Ok(Placed::Here(staged_bytes)) => {
+            op.order.deliver(&op.part, std::mem::take(&mut op.account), staged_bytes);
+            let buffer = std::mem::replace(&mut op.buffer, Buffer::SLOT);
+            match op.order.complete(&op.part, buffer) {
+                Ok(()) => {
+                    drop(op);
+                    ticket.end(Ok(()));
+                    Next::Ended
+                }
+                Err(error) => fail(Flight::new(op, ticket), error),
+            }
+        }
+        Ok(Placed::InSlot(slot)) => {
+            let order = op.order.clone();
+            let read = InCopy::of(op, ticket, slot.is_view());
+            order.copy_on(slot, read);
+            Next::Ended
+        }
+        Err(error) => fail(Flight::new(op, ticket), error),
     }
-    op.aim(order.range(op));
-    Ok(())
 }
 
 /// The error of an order that must read what a cache holds, of a read that it does not hold.
-fn not_cached(order: &dyn Order, op: &ReadOp, cache: &CacheFacts) -> Error {
-    let offset = order.range(op).start() + op.progress.filled;
-    let tensor = order.name_at(op, offset).map(|tensor| format!(" (tensor '{tensor}')")).unwrap_or_default();
+pub(crate) fn not_cached(op: &ReadOp, cache: &CacheFacts) -> Error {
+    if let Err(changed) = op.check_unchanged() {
+        return changed;
+    }
+    let offset = op.part.wanted.start().max(op.part.range.start() + op.progress.filled);
+    let tensor = op.order.name_at(op.part.item, offset);
+    let tensor = tensor.map(|tensor| format!(" (tensor '{tensor}')")).unwrap_or_default();
     let why = Unavailable::new(format!("{} does not hold byte {offset}{tensor}", cache.name), cache.fix);
-    Error::RouteUnavailable { route: order.chosen().0, path: Some(op.source.path().to_owned()), why }
+    Error::RouteUnavailable { route: op.order.chosen().0, path: Some(op.source.path().to_owned()), why }
 }

@@ -1,8 +1,9 @@
 //! Transfers: reads on their way from files to memory, the same for all who ask for them.
 //!
-//! `order` is what an owner supplies: what is read, where it goes, and what its end means. `routes` opens the routes that
-//! may make the reads, and `engine` holds them with their queues and slots. A thread `serve`s the queue of a route with a lane
-//! and a `handler`, which asks `attempt` what follows an attempt. `device` is the way on from full slots to a device.
+//! `order` is what an owner supplies: what is read, where it goes, and what its end means. A thread serves a queue with a lane
+//! and a `handler`, which picks a route for each read and asks `attempt` what follows an attempt. `device` is the way on from full
+//! slots to a device. `routes`, `engine` and `serve` are for orders all of whose reads are known from the start: which routes may make
+//! them, with a queue and threads for each.
 
 mod attempt;
 mod device;
@@ -12,9 +13,9 @@ mod order;
 mod routes;
 mod serve;
 
-pub(crate) use attempt::{Read, account, settle};
 pub(crate) use device::{DeviceLine, Needs, SlotCounts};
 pub(crate) use engine::Engine;
-pub(crate) use order::{Order, Reads};
+pub(crate) use handler::{After, Mover, Ways, not_cached};
+pub(crate) use order::{Failure, InCopy, Order, Placed, Reads};
 pub(crate) use routes::{Assigned, OpenRoute, Opening, Room, queue_of};
 pub(crate) use serve::{scheduler, serve};

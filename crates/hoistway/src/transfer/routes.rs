@@ -3,12 +3,12 @@
 
 use super::device::{Needs, SlotCounts};
 use crate::{
-    Alignment, Cancel, Error, Result,
+    Alignment, Error, Result,
     memory::{self, Slots},
     plan::{Extent, Plan, PlanOptions, Transfer},
     report::{Refusal, add_new},
     route::{
-        Access, Buffer, DirectIo, NameCheck, ReadOp, Route, Unavailable,
+        Access, DirectIo, NameCheck, Route, Unavailable,
         member::{Demand, Files, Grain, Landing, Member, Share, ThreadPlan, Wanted},
         registry::{self, Entry, NotOpened},
     },
@@ -216,31 +216,21 @@ impl<'a> Opening<'a> {
         Ok(())
     }
 
-    /// The routes, a read for each extent with the routes that take it, and what was refused.
+    /// The routes, for each extent those that take it, and what was refused.
     ///
     /// # Errors
     /// [`Error::Internal`] if no route takes an extent.
-    pub(crate) fn assign(self, plan: &Plan, buffers: Vec<Buffer>, cancel: &Cancel) -> Result<Assigned> {
-        let Self { sources, access, routes, refused, .. } = self;
-        let mut reads = Vec::with_capacity(plan.extents().len());
-        let mut takers_of = Vec::with_capacity(plan.extents().len());
-        for (position, (extent, buffer)) in plan.extents().iter().zip(buffers).enumerate() {
-            let file = extent.file.index();
+    pub(crate) fn assign(self, plan: &Plan) -> Result<Assigned> {
+        let Self { access, routes, refused, .. } = self;
+        let takers = plan.extents().iter().map(|extent| {
             let takers = routes.iter().enumerate().filter(|(_, route)| route.takes(plan, extent));
             let takers = Takers::of(takers.map(|(number, _)| number));
-            let first = takers.from(0).map(|first| &routes[first]);
-            let first = first.ok_or_else(|| Error::Internal("no route takes an extent".into()))?;
-            let buffer = match buffer {
-                Buffer::InPlace(region) if first.member.facts().landing == Landing::Shared => {
-                    Buffer::SharedStaging { slot: None, region }
-                }
-                other => other,
-            };
-            let access = access[file].unwrap_or(Access::Direct);
-            takers_of.push(takers);
-            reads.push(ReadOp::new(position, sources[file].clone(), access, buffer, cancel.clone()));
-        }
-        Ok(Assigned { routes, takers: takers_of.into(), reads, refused })
+            let none = || Error::Internal("no route takes an extent".into());
+            takers.from(0).map(|_| takers).ok_or_else(none)
+        });
+        let takers = takers.collect::<Result<_>>()?;
+        let access = access.into_iter().map(|access| access.unwrap_or(Access::Direct)).collect();
+        Ok(Assigned { routes, takers, access, refused })
     }
 
     fn open(&mut self, entry: &Entry, plan: &Plan) -> Result<()> {
@@ -388,12 +378,12 @@ impl<'a> Opening<'a> {
     }
 }
 
-/// The reads of an order, and the routes that they may take.
+/// The routes of an order, and what they read.
 pub(crate) struct Assigned {
     pub(crate) routes: Vec<OpenRoute>,
     /// For each extent, the routes that may read it.
     pub(crate) takers: Box<[Takers]>,
-    /// In the order of their extents.
-    pub(crate) reads: Vec<ReadOp>,
+    /// For each file, how it is read.
+    pub(crate) access: Vec<Access>,
     pub(crate) refused: Vec<Refusal>,
 }

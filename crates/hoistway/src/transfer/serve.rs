@@ -1,18 +1,31 @@
-//! An engine as a customer of the executor: a queue for each route, and the threads that serve it.
+//! An engine of a load as a customer of the executor: a queue for each route, and the threads that serve it.
 #![forbid(unsafe_code)]
 
 use super::{
     engine::Engine,
-    handler::{Copier, Fetcher},
+    handler::{After, Mover, Ways, not_cached},
     order::{Order, Reads},
-    routes::queue_of,
+    routes::{OpenRoute, queue_of},
 };
-use crate::{Error, parallel::thread_named, report::Refusal};
+use crate::{
+    Error, Result,
+    memory::Slot,
+    parallel::thread_named,
+    report::Refusal,
+    route::{ReadOp, Unavailable, member::Member},
+};
 use hoistway_io::{
-    executor::{Flight, Handler, InFlightLimit, Limits, Next, QueueOptions, Scheduler, Served, Service},
+    executor::{
+        Flight, Handler, InFlightLimit, Limits, Next, QueueId, QueueOptions, Scheduler, Served, Service,
+    },
+    file::Residency,
     lane::NoLane,
 };
-use std::{io, sync::Arc, thread};
+use std::{
+    io,
+    sync::{Arc, OnceLock},
+    thread,
+};
 
 /// A scheduler with a queue for each of so many routes, which hands reads over to those after it.
 pub(crate) fn scheduler(routes: usize) -> Arc<Scheduler<Reads>> {
@@ -43,18 +56,14 @@ pub(crate) fn serve(engine: &Engine, order: &dyn Order, route: usize) {
                 false => InFlightLimit::by_throughput(first, most),
             };
             let limit = service(limit);
-            let mut fetcher = Fetcher::new(engine, order, route);
-            let served = match facts.cache {
-                Some(cache) => {
-                    engine.scheduler.serve(lane, &mut Copier::new(engine, order, route, cache), limit)
-                }
-                None => engine.scheduler.serve(lane, &mut fetcher, limit),
-            };
+            let mut mover = Mover::new(OwnRoute { engine, number: route, own, refused: OnceLock::new() });
+            let served = engine.scheduler.serve(lane, &mut mover, limit);
             match served {
                 Served::Over => None,
-                Served::GaveUp => fetcher.into_refused(),
+                Served::GaveUp => mover.into_ways().refused.into_inner(),
                 Served::Failed { error, first_lost } => {
-                    return order.fail(order.lost_reads(first_lost, error));
+                    order.failed(order.lost_reads(first_lost, error));
+                    return;
                 }
             }
         }
@@ -62,7 +71,8 @@ pub(crate) fn serve(engine: &Engine, order: &dyn Order, route: usize) {
     let Some(why) = refused else { return };
     let name = facts.route;
     let Some(heir) = engine.heir(route).filter(|_| !engine.names(name)) else {
-        return order.fail(Error::RouteUnavailable { route: name, path: None, why });
+        order.failed(Error::RouteUnavailable { route: name, path: None, why });
+        return;
     };
     order.tally().refuse(Refusal::new(name.name(), None, why));
     if !engine.scheduler.redirect(queue_of(route), queue_of(heir)) {
@@ -77,6 +87,56 @@ pub(crate) fn serve(engine: &Engine, order: &dyn Order, route: usize) {
         }
         serve(engine, order, heir);
     });
+}
+
+/// The route of a thread that has no other. Others have their own.
+struct OwnRoute<'a> {
+    engine: &'a Engine,
+    number: usize,
+    own: &'a OpenRoute,
+    /// Why it gives up.
+    refused: OnceLock<Unavailable>,
+}
+
+impl Ways for OwnRoute<'_> {
+    fn next(&mut self, op: &mut ReadOp, after: Option<usize>) -> Result<Option<usize>> {
+        let is_cold = self
+            .own
+            .member
+            .facts()
+            .cache
+            .is_some_and(|cache| cache.holds(&*op.source, op.part.range) == Residency::Cold);
+        Ok((after.is_none() && !is_cold).then_some(self.number))
+    }
+
+    fn member(&self, _: usize) -> &dyn Member {
+        &*self.own.member
+    }
+
+    fn others(&self, op: &ReadOp) -> Result<QueueId> {
+        let facts = self.own.member.facts();
+        let next = self.engine.takers[op.part.item].from(self.number + 1);
+        match (next.filter(|_| !self.engine.names(facts.route)), facts.cache) {
+            (Some(next), _) => Ok(queue_of(next)),
+            (None, Some(cache)) => Err(not_cached(op, &cache)),
+            (None, None) => Err(Error::Internal("no route takes a read".into())),
+        }
+    }
+
+    fn take_slot(&self, _: &ReadOp, may_wait: bool) -> Result<Option<Slot>> {
+        let slots = self.own.slots().unwrap_or(&self.engine.slots);
+        let slot = if may_wait { slots.take() } else { slots.try_take() };
+        slot.as_ref().map_or(Ok(()), Slot::pin)?;
+        Ok(slot)
+    }
+
+    fn gives_up(&self, _: &ReadOp, why: Unavailable) -> After {
+        if self.engine.heir(self.number).is_none() {
+            return After::Error;
+        }
+        self.refused.get_or_init(|| why);
+        After::LeaveLane
+    }
 }
 
 /// Waits for the first read of a queue, and leaves it there.
