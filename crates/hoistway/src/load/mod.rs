@@ -19,7 +19,6 @@ mod memory_plan;
 mod options;
 mod progress;
 mod reporting;
-mod scatter;
 mod start;
 mod started;
 mod tensor;

@@ -1,7 +1,6 @@
 //! The reads of a load into memory of the caller's, a wave at a time: a part of a tensor may be of millions of runs.
 #![allow(unsafe_code)]
 
-use super::scatter::Scatter;
 use crate::{
     ByteRange, DeviceId, Error, Result,
     plan::Runs,
@@ -61,16 +60,9 @@ impl TargetReads {
             |range, target| ReadRequest::new(&self.file, range, target).named(self.name.clone()).after([]);
         let Some(span) = self.runs.span() else { return read(ByteRange::default(), Target::memory()) };
         match self.device {
-            DeviceId::Cpu if self.is_dense => {
-                // SAFETY: the promise to `new`.
-                let scatter = unsafe { Scatter::new(self.address, self.runs.clone()) };
-                let counted = Arc::new(scatter.clone());
-                let take = move |position: u64, bytes: &[u8]| scatter.take(span.start() + position, bytes);
-                read(span, Target::sink(take)).counting(move |window| counted.count(window))
-            }
             // SAFETY: the promise to `new`; of the span only the runs get there.
             device if self.is_dense => unsafe {
-                read(span, Target::device(device, self.address)).packing(self.runs.clone())
+                read(span, target_at(device, self.address)).packing(self.runs.clone())
             },
             device => {
                 let run = self.runs.get(number);

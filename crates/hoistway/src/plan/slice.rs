@@ -197,6 +197,18 @@ impl Runs {
         widest
     }
 
+    /// How many bytes of the runs lie before `offset` of the file.
+    fn before(&self, offset: u64) -> u64 {
+        let first = partition_point(self.count, |i| self.get(i).end() <= offset);
+        let part = if first < self.count { offset.saturating_sub(self.get(first).start()) } else { 0 };
+        first * self.run_len + part
+    }
+
+    /// The part of all runs together that lies in `window` of the file, counted from the first byte of the first.
+    pub(crate) fn packed(&self, window: ByteRange) -> ByteRange {
+        ByteRange::new(self.before(window.start()), self.before(window.end())).unwrap_or_default()
+    }
+
     /// The bytes of the runs that lie in `window`, in ascending order: where in the file, and how many bytes of
     /// the part come before them.
     pub(crate) fn within(&self, window: ByteRange) -> impl Iterator<Item = (ByteRange, u64)> + '_ {
@@ -308,6 +320,9 @@ mod tests {
                 .within(window)
                 .flat_map(|(part, before)| (0..part.len()).map(move |i| (part.start() + i, before + i)))
                 .collect();
+            let packed = runs.packed(window);
+            prop_assert_eq!(packed.len(), expected.len() as u64);
+            prop_assert!(expected.first().is_none_or(|(_, before)| packed.start() == *before));
             prop_assert_eq!(found, expected);
         }
 

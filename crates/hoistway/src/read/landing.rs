@@ -39,8 +39,7 @@ impl Order for BatchState {
     }
 
     fn delivered_bytes(&self, item: usize, range: ByteRange) -> u64 {
-        let counted = &self.read(item).counted;
-        counted.as_ref().map_or(range.len(), |counted| counted.in_window(range))
+        self.read(item).packed.as_ref().map_or(range.len(), |runs| runs.packed(range).len())
     }
 
     fn onward(&self, item: usize) -> Onward {
@@ -89,7 +88,8 @@ impl Order for BatchState {
         let is_in_place = match (&*buffer, &read.place) {
             (Buffer::InPlace(_) | Buffer::Through { .. }, Place::Own) => !is_shared,
             (Buffer::InPlace(region) | Buffer::Through { region, .. }, _) => {
-                !is_shared
+                read.packed.is_none()
+                    && !is_shared
                     && facts.landing != Landing::Kept
                     && (!is_direct || is_whole_blocks(region.address() as u64, part.wanted))
             }
@@ -119,7 +119,13 @@ impl Order for BatchState {
                 // Memory of the reader's own holds whole blocks, all of which were read.
                 let is_owned = matches!(read.place, Place::Own);
                 let (skip, len) = if is_owned { (0, part.range.len()) } else { (skip, wanted.len()) };
-                buffer.fill_from_slot(ByteRange::at(skip, len).unwrap_or_default())?;
+                let all = ByteRange::at(skip, len).unwrap_or_default();
+                match &read.packed {
+                    None => buffer.fill_from_slot([all])?,
+                    Some(runs) => buffer.fill_from_slot(runs.within(wanted).map(|(run, _)| {
+                        ByteRange::at(run.start() - part.range.start(), run.len()).unwrap_or_default()
+                    }))?,
+                }
                 buffer.give_slot_back();
             }
             Buffer::Staged { .. } => {
@@ -144,7 +150,7 @@ impl Order for BatchState {
                 }
             }
         }
-        Ok(Placed::Here(wanted.len()))
+        Ok(Placed::Here(self.delivered_bytes(part.item, wanted)))
     }
 
     fn copy_on(&self, mut slot: Slot, read: InCopy) {
@@ -237,14 +243,13 @@ fn pack(slot: &mut Slot, skip: u64, wanted: ByteRange, runs: &Runs) -> Result<(u
 }
 
 fn move_together(bytes: &mut [u8], wanted: ByteRange, runs: &Runs) -> (u64, u64) {
-    let (mut first, mut len) = (None, 0);
-    for (part, before) in runs.within(wanted) {
+    let mut len = 0;
+    for (part, _) in runs.within(wanted) {
         let start = (part.start() - wanted.start()) as usize;
         bytes.copy_within(start..start + part.len() as usize, len as usize);
-        first.get_or_insert(before);
         len += part.len();
     }
-    (first.unwrap_or_default(), len)
+    (runs.packed(wanted).start(), len)
 }
 
 /// The `len` bytes of a slot after the first `skip`.

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     Alignment, ByteRange, DeviceId, Error, Result,
     memory::{self, Fill, MemoryRequest},
+    plan::Runs,
     route::Buffer,
 };
 use std::{
@@ -34,7 +35,7 @@ pub(super) fn cut(
     usable: Result<()>,
     line: impl FnOnce(DeviceId) -> Result<(Arc<DeviceShare>, bool)>,
 ) -> std::result::Result<Cut, Box<(ReadState, Error)>> {
-    let ReadRequest { file, range, target, name, on_end, begin_by, counted, packed, fences } = request;
+    let ReadRequest { file, range, target, name, on_end, begin_by, packed, fences } = request;
     let (file_len, path) = (file.len(), file.path().to_owned());
     let with_slots = |parts: Vec<ByteRange>| parts.into_iter().map(|part| (part, Buffer::SLOT)).collect();
     let placed = match target.0 {
@@ -48,15 +49,21 @@ pub(super) fn cut(
         _ if range.is_empty() => Ok((Place::Discard, None, Vec::new())),
         TargetKind::Memory => own(range, chunk).map(|(fill, pieces)| (Place::Own, Some(fill), pieces)),
         TargetKind::Host(start) => {
+            let len = packed.as_ref().map_or(range.len(), Runs::total_len);
             // SAFETY: `Target::host` passes the condition on: nothing else uses the bytes until the read has ended, and
             // it ends after its last region is gone.
-            let arena = unsafe { memory::borrow(start.pointer(), range.len() as usize) };
+            let arena = unsafe { memory::borrow(start.pointer(), len as usize) };
             let misplacement = (start.pointer().addr().get() as u64).wrapping_sub(range.start());
-            let is_congruent = Alignment::BLOCK.divides(misplacement);
-            let parts = parts(range, chunk, is_congruent);
-            let writes: Vec<ByteRange> = parts.iter().map(|part| relative(*part, range.start())).collect();
-            let whole = [(0, relative(range, range.start()))];
-            Fill::new(arena, whole, &writes).map(|(fill, regions)| {
+            let is_congruent = Alignment::BLOCK.divides(misplacement) && packed.is_none();
+            let mut parts = parts(range, chunk, is_congruent);
+            let place = |part: ByteRange| match &packed {
+                Some(runs) => runs.packed(part),
+                None => relative(part, range.start()),
+            };
+            // Some may lie between two runs.
+            parts.retain(|part| !place(*part).is_empty());
+            let writes: Vec<ByteRange> = parts.iter().map(|part| place(*part)).collect();
+            Fill::new(arena, [(0, place(range))], &writes).map(|(fill, regions)| {
                 let regions = regions.into_iter().map(Buffer::InPlace);
                 (Place::Borrowed, Some(fill), parts.into_iter().zip(regions).collect())
             })
@@ -85,7 +92,7 @@ pub(super) fn cut(
     match placed {
         Ok((place, fill, pieces)) => {
             let mut state = ReadState::new(file, range, name, on_end, place, fill);
-            (state.counted, state.packed) = (counted, packed);
+            state.packed = packed;
             state.fences = fences.into_iter().filter(|fence| !fence.is_queued()).collect();
             Ok(Cut { state, pieces, begin_by })
         }

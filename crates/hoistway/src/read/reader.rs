@@ -5,7 +5,6 @@ use super::{
     Batch, Priority, ReadRequest, ReaderOptions,
     device::DeviceShare,
     pieces::{self, Cut},
-    request,
     shared::ReaderShared,
     state::BatchState,
     worker::{self, PIECES},
@@ -135,9 +134,7 @@ impl Reader {
         let mut queued: Vec<(DeviceId, Fence)> = Vec::new();
         let mut by_host: Vec<DeviceId> = Vec::new();
         for (number, request) in requests.into_iter().enumerate() {
-            if let request::TargetKind::Host(start) = &request.target.0 {
-                borrowed.extend(ByteRange::at(start.pointer().addr().get() as u64, request.range.len()));
-            }
+            borrowed.extend(request.borrowed());
             let (source, is_on_device) = (request.file.0.clone(), request.target.0.is_on_device());
             let usable = self.make_usable(&source, !is_on_device);
             let fences = request.fences.clone();

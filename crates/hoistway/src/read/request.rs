@@ -82,7 +82,6 @@ pub struct ReadRequest {
     pub(super) name: Option<Arc<str>>,
     pub(super) on_end: Option<OnEnd>,
     pub(super) begin_by: Option<Instant>,
-    pub(super) counted: Option<Counted>,
     pub(super) packed: Option<Runs>,
     pub(super) fences: Vec<Fence>,
 }
@@ -90,12 +89,12 @@ pub struct ReadRequest {
 impl ReadRequest {
     /// The bytes `range` of `file` to `target`: all of them, or an error.
     pub fn new(file: &ReadFile, range: ByteRange, target: Target) -> Self {
-        let (name, on_end, begin_by, counted, packed) = (None, None, None, None, None);
+        let (name, on_end, begin_by, packed) = (None, None, None, None);
         let fences = match target.0 {
             TargetKind::Device(..) => vec![Fence::of_default_stream()],
             _ => Vec::new(),
         };
-        Self { file: file.clone(), range, target, name, on_end, begin_by, counted, packed, fences }
+        Self { file: file.clone(), range, target, name, on_end, begin_by, packed, fences }
     }
 
     /// Has copies to the memory of a device wait for these alone. Without this, they wait for what is queued on the legacy
@@ -133,35 +132,19 @@ impl ReadRequest {
 }
 
 impl ReadRequest {
-    /// Of the bytes that are read, only those that `count` finds in a part of the file count as delivered.
-    #[must_use]
-    pub(crate) fn counting(mut self, count: impl Fn(ByteRange) -> u64 + Send + Sync + 'static) -> Self {
-        self.counted = Some(Counted(Box::new(count)));
-        self
-    }
-}
-
-impl ReadRequest {
-    /// To a device go only the bytes of `runs`, one after the other, and only they count as delivered.
+    /// To memory of the caller's, of a device or not, go only the bytes of `runs`, one after the other. It needs no more room than
+    /// they do, and only they count as delivered.
     #[must_use]
     pub(crate) fn packing(mut self, runs: Runs) -> Self {
-        self.packed = Some(runs.clone());
-        self.counting(move |window| runs.within(window).map(|(part, _)| part.len()).sum())
+        self.packed = Some(runs);
+        self
     }
-}
 
-/// Which bytes of a read count as delivered.
-pub(super) struct Counted(Box<dyn Fn(ByteRange) -> u64 + Send + Sync>);
-
-impl Counted {
-    pub(super) fn in_window(&self, window: ByteRange) -> u64 {
-        (self.0)(window)
-    }
-}
-
-impl fmt::Debug for Counted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Counted")
+    /// The memory of the host that it fills, if it is the caller's.
+    pub(super) fn borrowed(&self) -> Option<ByteRange> {
+        let TargetKind::Host(start) = self.target.0 else { return None };
+        let len = self.packed.as_ref().map_or(self.range.len(), Runs::total_len);
+        ByteRange::at(start.pointer().addr().get() as u64, len)
     }
 }
 

@@ -4,7 +4,7 @@
 use super::{
     Priority, ReadFile,
     device::DeviceShare,
-    request::{Counted, OnEnd, Sink},
+    request::{OnEnd, Sink},
     shared::ReaderShared,
 };
 use crate::{
@@ -89,9 +89,7 @@ pub(super) struct ReadState {
     pub(super) place: Place,
     /// What its pieces are parts of, if they are parts of memory.
     fill: Option<Fill>,
-    /// Which of its bytes count as delivered, if not all.
-    pub(super) counted: Option<Counted>,
-    /// Which of its bytes go to the device, if not all.
+    /// Which of its bytes go to memory of the caller's, if not all.
     pub(super) packed: Option<Runs>,
     /// What its copies to a device wait for on the thread that queues them.
     pub(super) fences: Vec<Fence>,
@@ -124,14 +122,13 @@ impl ReadState {
     ) -> Self {
         let (group, error) = (OnceLock::new(), OnceLock::new());
         let (block, on_end) = (Mutex::default(), Mutex::new(on_end));
-        let (counted, packed, was_unchanged) = (None, None, OnceLock::new());
+        let (packed, was_unchanged) = (None, OnceLock::new());
         Self {
             file,
             range,
             name,
             place,
             fill,
-            counted,
             packed,
             fences: Vec::new(),
             group,

@@ -392,14 +392,19 @@ impl Buffer {
         slot.ok_or_else(|| Error::Internal("a staged read has no slot".into()))
     }
 
-    /// Copies some bytes of a full slot to the final place of a read that goes by way of one.
-    pub(crate) fn fill_from_slot(&mut self, part: ByteRange) -> Result<()> {
+    /// Copies parts of a full slot, one after the other, to the final place of a read that goes by way of one.
+    pub(crate) fn fill_from_slot(&mut self, parts: impl IntoIterator<Item = ByteRange>) -> Result<()> {
         let too_short = || Error::Internal("a place is too short for its bytes".into());
         let Self::Through { slot: Some(slot), region } = self else {
             return Err(Error::Internal("a staged read has no slot".into()));
         };
-        let place = region.as_mut_slice().get_mut(..part.len() as usize).ok_or_else(too_short)?;
-        Ok(slot.copy_to(part.start() as usize, place)?)
+        let mut left = region.as_mut_slice();
+        for part in parts {
+            let (place, rest) = left.split_at_mut_checked(part.len() as usize).ok_or_else(too_short)?;
+            slot.copy_to(part.start() as usize, place)?;
+            left = rest;
+        }
+        Ok(())
     }
 
     /// Frees the slot of a read that goes by way of one.
