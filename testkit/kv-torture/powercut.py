@@ -206,12 +206,13 @@ class Trial:
 
     disk: str
     file_system: str
+    layout: str
     durability: str
     verify: bool
 
 
 def trial(arguments: argparse.Namespace, what: Trial, cuts: int, directory: Path) -> dict[str, Any]:
-    """All cuts of one disk, file system, durability and verification."""
+    """All cuts of one disk, file system, layout, durability and verification."""
     total: dict[str, Any] = {**asdict(what), "cuts": 0, "acknowledged": 0, "kinds": {}}
     chance = random.Random(f"{arguments.seed} {what}")
     make = {"ext4": ["mkfs.ext4", "-q", "-F"], "xfs": ["mkfs.xfs", "-q", "-f"]}[what.file_system]
@@ -238,7 +239,8 @@ def cuts_of(
     """Cuts under one writer."""
     cuts: list[Cut] = []
     with mounted(disk.image, arguments.directory.resolve() / "inner") as at:
-        options = ["--durability", what.durability, "--capacity", str(arguments.capacity)]
+        options = ["--layout", what.layout, "--durability", what.durability]
+        options += ["--capacity", str(arguments.capacity)]
         options += ["--block-bytes", str(arguments.block_bytes), "--delete-one-in", "20"]
         with contextlib.closing(Writer(arguments.program, at / "store", options)) as writer:
             for number in range(count):
@@ -277,11 +279,13 @@ def look_at(arguments: argparse.Namespace, total: dict[str, Any], cut: Cut, dire
 
 
 def cut_power(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Cuts as the arguments say; what was found after them, for each disk, file system, durability and verification."""
+    """Cuts as the arguments say; what was found after those of each kind of disk, store and load."""
     directory = arguments.directory.resolve()
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    rows = list(itertools.product(arguments.file_systems, arguments.durabilities, (True, False)))
+    rows = list(
+        itertools.product(arguments.file_systems, arguments.layouts, arguments.durabilities, (True, False))
+    )
     found = []
     if arguments.cuts:
         with outer(directory) as at:

@@ -61,13 +61,14 @@ def table(results: dict[str, Any]) -> str:
             "other bytes than were stored. *Lost*: acknowledged before the cut, and not there after it, which `none`",
             "permits. *Damaged*: found, and refused when it was loaded.",
             "",
-            "| disk | file system | durability | verify | cuts | acknowledged | whole | wrong | lost | damaged | "
-            "slowest opening |",
-            "|---|---|---|---|---|---|---|---|---|---|---|",
+            "| disk | file system | layout | durability | verify | cuts | acknowledged | whole | wrong | lost | "
+            "damaged | slowest opening |",
+            "|---|---|---|---|---|---|---|---|---|---|---|---|",
         ]
         lines += [
-            f"| {cut['disk']} | {cut['file_system']} | {cut['durability']} | {'yes' if cut['verify'] else 'no'} | "
-            f"{cut['cuts']} | {cut['acknowledged']} | {cut['whole']} | {cut['wrong']} | {cut['lost']} | "
+            f"| {cut['disk']} | {cut['file_system']} | {cut['layout']} | {cut['durability']} | "
+            f"{'yes' if cut['verify'] else 'no'} | {cut['cuts']} | {cut['acknowledged']} | {cut['whole']} | "
+            f"{cut['wrong']} | {cut['lost']} | "
             f"{cut['damaged']} | {cut['slowest_recovery_ms']:.1f} ms |"
             for cut in results["cuts"]
         ]
@@ -121,6 +122,7 @@ def main() -> None:
     parser.add_argument("--cuts", type=int, default=50, help="by clones, in each row of the table")
     parser.add_argument("--recorded-cuts", type=int, default=42, help="by recorded writes, in each row")
     parser.add_argument("--file-systems", nargs="+", default=["ext4", "xfs"])
+    parser.add_argument("--layouts", nargs="+", default=["segments", "files"])
     parser.add_argument("--durabilities", nargs="+", default=["sync", "batched", "none"])
     parser.add_argument("--capacity", type=int, default=2 << 30)
     parser.add_argument("--block-bytes", type=int, default=128 << 10)

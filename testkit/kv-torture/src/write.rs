@@ -4,7 +4,8 @@
 use crate::blocks::{Filled, Shape, mix};
 use anyhow::{Context, ensure};
 use hoistway_kv::{
-    Durability, Namespace, NamespaceDescription, NamespaceOptions, Status, Store, StoreOptions, Ticket,
+    Durability, LayoutKind, Namespace, NamespaceDescription, NamespaceOptions, Status, Store, StoreOptions,
+    Ticket,
 };
 use std::{
     collections::VecDeque,
@@ -19,6 +20,9 @@ pub(crate) struct Arguments {
     /// What acknowledgement means.
     #[arg(long, default_value = "sync")]
     pub(crate) durability: Durability,
+    /// How blocks lie in files.
+    #[arg(long)]
+    pub(crate) layout: Option<LayoutKind>,
     /// Most bytes of the store.
     #[arg(long, default_value_t = 4 << 30)]
     pub(crate) capacity: u64,
@@ -53,7 +57,9 @@ pub(crate) fn open(options: StoreOptions) -> hoistway_kv::Result<(Store, Namespa
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let (store, namespace) = open(options(&arguments.root, arguments.capacity, arguments.durability))?;
+    let mut options = options(&arguments.root, arguments.capacity, arguments.durability);
+    options.layout = arguments.layout;
+    let (store, namespace) = open(options)?;
     let recovery = store.stats()?.recovery;
     let mut out = std::io::stdout().lock();
     writeln!(out, "ready {}", recovery.as_micros())?;
