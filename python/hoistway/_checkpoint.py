@@ -277,13 +277,13 @@ class Checkpoint(Generic[T]):
         if allocator == "torch":
             self._options["allocator"] = torch_allocator(name)
         elif allocator != "driver":
-            raise OptionError(f"allocator cannot be {allocator!r}: it is one of driver, torch")
+            raise OptionError(f"allocator cannot be {allocator!r}: it must be one of driver, torch")
         if name != "cpu":
             find_libraries()
         self._options["usrbio_directories"] = usrbio_directories()
         check_names(options)
         if offset is not None and not 0 <= offset < 1 << 64:
-            raise OptionError(f"offset cannot be {offset}: it is a number of bytes")
+            raise OptionError(f"offset cannot be {offset}: it must be a number of bytes")
         _native.check_options(**self._options)
         self._native: _native.Checkpoint | None = _native.Checkpoint(
             path_texts(paths),
@@ -409,7 +409,7 @@ class Checkpoint(Generic[T]):
         """
         request, parts = self._request(select, exclude, slices, pool, options)
         if order not in ("arrival", "file"):
-            raise OptionError(f"order cannot be {order!r}: it is one of arrival, file")
+            raise OptionError(f"order cannot be {order!r}: it must be one of arrival, file")
         targets: dict[str, Target] = {}
         if copy_into is not None:
             if not callable(copy_into):

@@ -82,7 +82,7 @@ Converter = Callable[["Sequence[Tensor]", "dict[str, Any]"], None]
 def check_framework(framework: str, device: str) -> None:
     """Fails if there is no such framework, or none for the device. Does not check that it is installed."""
     if framework not in _CONVERTERS:
-        raise OptionError(f"framework cannot be {framework!r}: it is one of {', '.join(_CONVERTERS)}")
+        raise OptionError(f"framework cannot be {framework!r}: it must be one of {', '.join(_CONVERTERS)}")
     if framework in ("numpy", "np") and device != "cpu":
         raise OptionError(f"framework 'numpy' has arrays in host memory only, and the device is {device!r}")
 

@@ -144,7 +144,7 @@ pub(crate) fn seconds(option: &'static str, seconds: f64) -> hoistway::Result<Du
     Duration::try_from_secs_f64(seconds).map_err(|error| Error::InvalidOption {
         option,
         value: seconds.to_string(),
-        reason: format!("it is a time in seconds: {error}"),
+        reason: format!("it must be a time in seconds: {error}"),
     })
 }
 

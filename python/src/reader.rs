@@ -235,7 +235,7 @@ fn priority_of(name: &str) -> hoistway::Result<Priority> {
         other => Err(Error::InvalidOption {
             option: "priority",
             value: other.to_owned(),
-            reason: "it is one of demand, prefetch, background".into(),
+            reason: "it must be one of demand, prefetch, background".into(),
         }),
     }
 }

@@ -61,7 +61,7 @@ impl KeptTensor {
     }
 
     fn bytes(&self) -> Result<Cow<'_, [u8]>> {
-        let too_long = |_| hoistway::Error::Internal("a tensor is longer than the address space".into());
+        let too_long = |_| hoistway::Error::Internal("a tensor is larger than the address space".into());
         let len = usize::try_from(self.len_bytes).map_err(too_long)?;
         if len == 0 {
             return Ok(Cow::Borrowed(&[]));

@@ -38,7 +38,7 @@ def test_a_file_elsewhere_cannot_take_the_route(tmp_path: Path) -> None:
     with pytest.raises(RouteUnavailableError, match="not on a 3FS") as caught:
         hoistway.load_file(path, framework="numpy", route="usrbio")
     assert caught.value.path == path
-    with pytest.raises(OptionError, match="usrbio cannot be 'mine': it is one of auto, native, vendor"):
+    with pytest.raises(OptionError, match="usrbio cannot be 'mine': it must be one of auto, native, vendor"):
         hoistway.load_file(path, framework="numpy", usrbio="mine")
 
 

@@ -355,7 +355,7 @@ fn where_there_is_no_store_none_is_made() {
         ("rm", &["--namespace", &id, "--all"]),
     ] {
         let said = failed(3, &hoistway(command, &missing, arguments));
-        assert!(said.contains("is no KV store"), "{command}: {said}");
+        assert!(said.contains("is not a KV store"), "{command}: {said}");
         assert!(!missing.exists(), "{command}");
     }
 }

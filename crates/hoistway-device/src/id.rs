@@ -175,7 +175,7 @@ impl FromStr for DeviceId {
                 Err(Error::InvalidDevice {
                     value: text.to_owned(),
                     reason: format!(
-                        "it is cpu, {}, or {} for the device of that number",
+                        "it must be cpu, {}, or {} for the device of that number",
                         names.join(", "),
                         numbered.join(", ")
                     ),

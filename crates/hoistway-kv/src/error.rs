@@ -13,7 +13,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A key has no bytes, or too many.
-    #[error("a key of {len} bytes: keys have 1 to 1024")]
+    #[error("a key has {len} bytes; keys have 1 to 1024")]
     InvalidKey {
         /// Its length in bytes.
         len: usize,
@@ -32,7 +32,7 @@ pub enum Error {
     #[error("{0}")]
     InvalidRequest(String),
     /// There is no store at this path, or what is there is not one.
-    #[error("{} is no KV store: {reason}", path.display())]
+    #[error("{} is not a KV store: {reason}", path.display())]
     NotAStore {
         /// The root.
         path: PathBuf,
@@ -93,7 +93,9 @@ pub enum Error {
         path: PathBuf,
     },
     /// No caller fetches the completions of requests with [`Notify::EventFd`](crate::Notify::EventFd).
-    #[error("{most} requests have not ended, or were not drained: call drain_completions")]
+    #[error(
+        "{most} requests with notification are under way or not drained, the most that a store allows: call drain_completions"
+    )]
     TooManyCompletions {
         /// How many there may be.
         most: usize,
@@ -107,7 +109,7 @@ pub enum Error {
         waited_ms: u128,
     },
     /// The far tier could not be asked, and may still have what was to be removed.
-    #[error("the far tier {} cannot be used now; remove again once it can", path.display())]
+    #[error("the far tier {} cannot be reached, and may still have what was to be removed; remove it again once the tier is back", path.display())]
     FarUnavailable {
         /// Its root.
         path: PathBuf,

@@ -143,7 +143,7 @@ impl FromStr for NamespaceId {
         let invalid = || Error::InvalidOption {
             option: "namespace",
             value: text.to_owned(),
-            reason: "it is 32 hexadecimal digits, as 'hoistway kv ls' shows them".into(),
+            reason: "it must be 32 hexadecimal digits, as 'hoistway kv ls' shows them".into(),
         };
         if text.len() != 32 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(invalid());

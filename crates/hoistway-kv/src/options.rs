@@ -46,7 +46,7 @@ macro_rules! named {
                 Self::ALL.iter().copied().find(|value| value.name() == name).ok_or_else(|| Error::InvalidOption {
                     option: $option,
                     value: name.to_owned(),
-                    reason: format!("it is one of {}", [$($name),+].join(", ")),
+                    reason: format!("it must be one of {}", [$($name),+].join(", ")),
                 })
             }
         }

@@ -269,7 +269,11 @@ impl Client {
         headers: &[(HeaderName, String)],
         waiting: &Waiting<'_>,
     ) -> Result<Parts, Problem> {
-        let invalid = |_| Problem::Invalid("the URL or the answer before has what no request can".into());
+        let invalid = |_| {
+            Problem::Invalid(
+                "the URL, or the ETag of an earlier answer, has a character that no request may have".into(),
+            )
+        };
         let uri = format!("{}{}", self.origin.url(), target.0);
         let request = Request::builder().method(Method::GET).uri(uri).body(()).map_err(invalid)?;
         let mut parts = request.into_parts().0;

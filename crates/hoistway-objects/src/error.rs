@@ -44,7 +44,7 @@ pub enum Problem {
     #[error("the object changed after it was opened: {0}; open it again")]
     Changed(String),
     /// The server did not answer with the bytes that were asked for.
-    #[error("the server's answer is not the range that was asked for: {0}")]
+    #[error("the server's answer cannot be used: {0}")]
     WrongAnswer(String),
     /// The server redirects to another place.
     #[error(
@@ -73,9 +73,9 @@ pub enum Problem {
         said: String,
     },
     /// Repeated attempts failed.
-    #[error("{attempts} attempts failed, the last because {last}")]
+    #[error("{}{last}", Attempts(*attempts))]
     Unreliable {
-        /// How many.
+        /// How many; 0 if requests of others failed, and none was made for this read.
         attempts: u32,
         /// Why the last one failed.
         last: String,
@@ -111,11 +111,40 @@ impl Problem {
     }
 }
 
+/// The attempts of a read, in the words of an error.
+struct Attempts(u32);
+
+impl fmt::Display for Attempts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => f.write_str("the server cannot be asked: "),
+            1 => f.write_str("the request failed: "),
+            count => write!(f, "{count} attempts failed, the last because "),
+        }
+    }
+}
+
 /// The bytes of a read, in the words of an error.
 struct Bytes<'a>(&'a Option<Range<u64>>);
 
 impl fmt::Display for Bytes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.as_ref().map_or(Ok(()), |range| write!(f, ", bytes {}..{}", range.start, range.end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_attempts_are_told_as_many_as_there_were() {
+        for (attempts, told) in [
+            (0, "the server cannot be asked: it is away"),
+            (1, "the request failed: it is away"),
+            (2, "2 attempts failed, the last because it is away"),
+        ] {
+            assert_eq!(Problem::Unreliable { attempts, last: "it is away".into() }.to_string(), told);
+        }
     }
 }

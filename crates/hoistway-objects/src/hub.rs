@@ -48,32 +48,32 @@ impl Repository {
     /// Takes a URL apart.
     pub(crate) fn parse(url: &str) -> Result<Self, Problem> {
         let invalid = |what: &str| {
-            let form = "it is of the form hf://org/model[@revision][/file]";
-            Err(Problem::Invalid(format!("{what} in the URL; {form}")))
+            let form = "write hf://org/model[@revision][/file]";
+            Err(Problem::Invalid(format!("the URL {what}; {form}")))
         };
-        let Some(rest) = url.strip_prefix("hf://") else { return invalid("there is no hf://") };
+        let Some(rest) = url.strip_prefix("hf://") else { return invalid("does not begin with hf://") };
         if rest.contains(['?', '#']) {
-            return invalid("there is a '?' or '#'");
+            return invalid("has a '?' or '#'");
         }
         let (org, rest) = rest.split_once('/').unwrap_or((rest, ""));
         let (model, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (model, revision) = model.split_once('@').unwrap_or((model, MAIN));
         let Ok(revision) = percent_decode_str(revision).decode_utf8() else {
-            return invalid("there is a revision that is no text");
+            return invalid("has a revision that is not UTF-8");
         };
         let is_name = |name: &str| {
             let is_allowed = |own: u8| own.is_ascii_alphanumeric() || b"-_.".contains(&own);
             !name.is_empty() && !name.contains("..") && name.bytes().all(is_allowed)
         };
         if matches!(org, "datasets" | "spaces") {
-            return invalid("there is a data set or a space, and only models are read");
+            return invalid("names a data set or a space, and only models can be read");
         }
         if !is_name(org) || !is_name(model) {
-            return invalid("there is no model");
+            return invalid("names no model");
         }
         let is_below = |text: &str| is_relative(text) || text.is_empty();
         if revision.is_empty() || !is_below(&revision) || !is_below(path.trim_end_matches('/')) {
-            return invalid("there is a revision or a path that is none");
+            return invalid("has a revision or a path that leads out of the model, or is empty");
         }
         Ok(Self { name: format!("{org}/{model}"), revision: revision.into(), path: path.to_owned() })
     }
@@ -248,7 +248,7 @@ fn model(repository: &Repository, options: &StoreOptions, stop: &AtomicBool) -> 
         let answer = client.get(&target, &[], waiting)?;
         client.body(answer, MAX_MODEL_BYTES, waiting)
     })?;
-    let wrong = || Problem::WrongAnswer("it is no description of a model".into());
+    let wrong = || Problem::WrongAnswer("it does not describe a model".into());
     let model: Model = serde_json::from_slice(&body).map_err(|_| wrong())?;
     match is_commit(&model.sha) {
         true => Ok(model),

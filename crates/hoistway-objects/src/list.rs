@@ -116,7 +116,7 @@ pub fn list(url: &str, options: &StoreOptions, stop: &AtomicBool) -> Result<Vec<
 }
 
 pub(crate) fn page(kind: Kind, body: &[u8]) -> Result<Page, Problem> {
-    let wrong = || Problem::WrongAnswer("it is no listing of a store".into());
+    let wrong = || Problem::WrongAnswer("it is not the listing of a folder".into());
     // Azure begins with a byte order mark.
     let text = std::str::from_utf8(body).map_err(|_| wrong())?.trim_start_matches('\u{feff}');
     if kind == Kind::Azure {

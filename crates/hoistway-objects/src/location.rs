@@ -305,18 +305,18 @@ fn trimmed(base: &str) -> &str {
 
 /// Takes an `http` or `https` URL apart into the server, and path and query.
 pub(crate) fn web(url: &str) -> Result<(Origin, String), Problem> {
-    let invalid = |what: &str| Problem::Invalid(format!("{what} in the URL {}", shown(url)));
+    let invalid = |what: &str| Problem::Invalid(format!("the URL {} {what}", shown(url)));
     let end = url.find('#').unwrap_or(url.len());
     let uri: ::http::Uri =
-        url[..end].parse().map_err(|_| invalid("there is something that does not belong"))?;
+        url[..end].parse().map_err(|_| invalid("is not valid; write spaces and other characters as %20"))?;
     let is_tls = match uri.scheme_str() {
         Some("https") => true,
         Some("http") => false,
-        _ => return Err(invalid("there is neither https:// nor http://")),
+        _ => return Err(invalid("begins with neither https:// nor http://")),
     };
-    let authority = uri.authority().ok_or_else(|| invalid("there is no host"))?;
+    let authority = uri.authority().ok_or_else(|| invalid("names no host"))?;
     if authority.as_str().contains('@') {
-        return Err(invalid("there are a user and a password, which are not sent,"));
+        return Err(invalid("has a user or a password, which are not sent; leave them out"));
     }
     let port = match authority.as_str()[authority.host().len()..].strip_prefix(':') {
         None | Some("") => {
@@ -326,7 +326,7 @@ pub(crate) fn web(url: &str) -> Result<(Origin, String), Problem> {
                 80
             }
         }
-        Some(port) => port.parse().map_err(|_| invalid("there is a port that is none"))?,
+        Some(port) => port.parse().map_err(|_| invalid("has a port that is not a number up to 65535"))?,
     };
     let target = uri.path_and_query().map_or("/", |target| target.as_str());
     // A query may follow the host at once.
@@ -440,6 +440,35 @@ mod tests {
             ("hf://org/model@main/a", "hf://org/model@main/a"),
         ] {
             assert_eq!(shown(url), expected);
+        }
+    }
+
+    #[test]
+    fn a_url_that_cannot_be_used_is_told_with_what_is_wrong() {
+        for (url, told) in [
+            (
+                "https://host/a b",
+                "the URL https://host/a b is not valid; write spaces and other characters as %20",
+            ),
+            (
+                "https://me@host/a",
+                "the URL https://host/a has a user or a password, which are not sent; leave them out",
+            ),
+            (
+                "https://host:99999/a",
+                "the URL https://host:99999/a has a port that is not a number up to 65535",
+            ),
+            (
+                "hf://datasets/org/a",
+                "the URL names a data set or a space, and only models can be read; write hf://",
+            ),
+            (
+                "hf://org/model@/a",
+                "the URL has a revision or a path that leads out of the model, or is empty; write hf://",
+            ),
+        ] {
+            let problem = Location::parse(url, &StoreOptions::default()).unwrap_err().to_string();
+            assert!(problem.starts_with(told), "{problem}");
         }
     }
 

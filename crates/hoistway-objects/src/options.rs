@@ -143,7 +143,7 @@ impl StoreOptions {
         let boolean = || match value {
             "true" | "True" | "1" => Ok(true),
             "false" | "False" | "0" => Ok(false),
-            _ => Err(invalid("it is true or false".into())),
+            _ => Err(invalid("it must be true or false".into())),
         };
         let text = || value.to_owned();
         match option {
@@ -165,7 +165,7 @@ impl StoreOptions {
             "allow_http" => self.allow_http = boolean()?,
             _ => {
                 return Err(invalid(format!(
-                    "there is no such option; it is one of {}",
+                    "there is no such option; it must be one of {}",
                     Self::NAMES.join(", ")
                 )));
             }

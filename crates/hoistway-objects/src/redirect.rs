@@ -132,7 +132,7 @@ fn next(place: Place, location: &str, stop: &AtomicBool) -> Result<Place, Proble
     if location.starts_with('/') && !location.starts_with("//") {
         return Ok(Place { target: Target(location.to_owned()), ..place });
     }
-    let Ok((origin, target)) = web(location) else { return refused("which is no URL of a web server") };
+    let Ok((origin, target)) = web(location) else { return refused("which is not the URL of a web server") };
     let target = Target(target);
     let from = place.client.origin();
     if *from == origin {

@@ -89,7 +89,7 @@ pub(crate) fn boolean(option: &'static str, value: &str) -> Result<bool> {
     value
         .to_ascii_lowercase()
         .parse()
-        .map_err(|_| Error::invalid_option(option, value, "it is true or false"))
+        .map_err(|_| Error::invalid_option(option, value, "it must be true or false"))
 }
 
 /// A value of an enum, by its serialised name.
@@ -97,7 +97,7 @@ pub(crate) fn named<T: for<'de> Deserialize<'de>>(option: &'static str, value: &
     let text = serde::de::value::StrDeserializer::<serde::de::value::Error>::new(value);
     T::deserialize(text).map_err(|error| {
         let reason = match error.to_string().split_once("expected ") {
-            Some((_, known)) => format!("it is {}", known.replace('`', "")),
+            Some((_, known)) => format!("it must be {}", known.replace('`', "")),
             None => error.to_string(),
         };
         Error::invalid_option(option, value, reason)
@@ -108,14 +108,14 @@ pub(crate) fn named<T: for<'de> Deserialize<'de>>(option: &'static str, value: &
 pub(crate) fn bytes(option: &'static str, value: &str) -> Result<u64> {
     ByteSize::from_str(value)
         .map(|size| size.as_u64())
-        .map_err(|_| Error::invalid_option(option, value, "it is a size such as 4194304, 4MiB or 8GB"))
+        .map_err(|_| Error::invalid_option(option, value, "it must be a size such as 4194304, 4MiB or 8GB"))
 }
 
 /// A number from 1 to 256.
 pub(crate) fn count(option: &'static str, value: &str) -> Result<usize> {
     match value.parse() {
         Ok(count @ 1..=256) => Ok(count),
-        _ => Err(Error::invalid_option(option, value, "it is a number from 1 to 256")),
+        _ => Err(Error::invalid_option(option, value, "it must be a number from 1 to 256")),
     }
 }
 

@@ -219,8 +219,8 @@ pub enum Error {
         /// Why.
         reason: String,
     },
-    /// The function that was to take bytes did not.
-    #[error("{}: bytes {range}{} were not taken: {source}", path.display(), location(tensor, &None))]
+    /// The function that was to take bytes failed.
+    #[error("{}: bytes {range}{} were not accepted by the function that was to take them: {source}", path.display(), location(tensor, &None))]
     Sink {
         /// The file.
         path: PathBuf,

@@ -417,7 +417,7 @@ fn functions_of_the_caller_that_panic_or_refuse_fail_their_read_alone() {
         for (read, text) in [(0, "it panicked"), (1, "no room")] {
             let error = batch.status(read).error().unwrap().to_string();
             assert!(
-                error.contains("bytes 5..5005 (tensor 'layer.0') were not taken")
+                error.contains("bytes 5..5005 (tensor 'layer.0') were not accepted")
                     || error.contains("layer.0"),
                 "{error}"
             );

@@ -77,7 +77,7 @@ def expert_parallel(
     elif placement == "round_robin":
         owned = range(rank, num_experts, size)
     else:
-        raise OptionError(f"placement cannot be {placement!r}: it is one of contiguous, round_robin")
+        raise OptionError(f"placement cannot be {placement!r}: it must be one of contiguous, round_robin")
 
     def keep(name: str) -> bool:
         number = number_in(name)

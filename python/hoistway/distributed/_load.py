@@ -234,9 +234,9 @@ def _deliver(
 
     def prepare() -> Request:
         if strategy not in ("auto", "own", "share"):
-            raise OptionError(f"strategy cannot be {strategy!r}: it is one of auto, own, share")
+            raise OptionError(f"strategy cannot be {strategy!r}: it must be one of auto, own, share")
         if not timeout > 0:
-            raise OptionError(f"timeout cannot be {timeout!r}: it is a number of seconds")
+            raise OptionError(f"timeout cannot be {timeout!r}: it must be a number of seconds")
         most_bytes = size_in_bytes("max_in_flight", max_in_flight)
         checkpoint = Checkpoint(paths, device=name, **checkpoint_options, **options)
         catalog = read_catalog(checkpoint)

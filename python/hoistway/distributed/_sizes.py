@@ -23,7 +23,7 @@ def size_in_bytes(option: str, size: int | str) -> int:
     # Fractions need a unit: without one, the engine takes whole numbers only.
     found = re.fullmatch(r"(\d+)|(\d+\.?\d*|\.\d+)\s*([kmgtpe]i?b?|b)", str(size).lower(), re.ASCII)
     if found is None or isinstance(size, bool) or not isinstance(size, int | str):
-        raise OptionError(f"{option} cannot be {size!r}: it is a size such as 4194304, '4MiB' or '8GB'")
+        raise OptionError(f"{option} cannot be {size!r}: it must be a size such as 4194304, '4MiB' or '8GB'")
     nbytes = int(found[1]) if found[1] else int(Decimal(found[2]) * _UNITS[found[3].removesuffix("b")])
     if nbytes >= 1 << 64:
         raise OptionError(f"{option} cannot be {size!r}: that is more than a number of 64 bits holds")

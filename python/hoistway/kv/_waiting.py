@@ -47,7 +47,9 @@ class Waiting:
             with self._lock:
                 self._take()
         if len(self._undrained) >= MOST_UNDRAINED:
-            raise RequestError(f"{MOST_UNDRAINED} completions were not drained: call drain_completions")
+            raise RequestError(
+                f"{MOST_UNDRAINED} completions were not drained, the most that a store keeps: call drain_completions"
+            )
 
     def drain(self) -> list[Completion]:
         """Completions that are not awaited."""

@@ -50,7 +50,7 @@ class Options:
     def parse(cls, extra: object, host_keys: Sequence[str] = ()) -> Options:
         """Options from the extra configuration; ``host_keys`` are the host's own, left to it."""
         if not isinstance(extra, Mapping):
-            raise OptionError(f"model_loader_extra_config cannot be {extra!r}: it is a dictionary")
+            raise OptionError(f"model_loader_extra_config cannot be {extra!r}: it must be a dictionary")
         known = (*LOAD_KEYS, *OWN_KEYS, *SHARED_KEYS, *host_keys)
         for key in extra:
             if key not in known:
@@ -62,9 +62,9 @@ class Options:
             **{key: extra[key] for key in OWN_KEYS if key in extra},
         )
         if options.share not in SHARES:
-            raise OptionError(f"share cannot be {options.share!r}: it is one of {', '.join(SHARES)}")
+            raise OptionError(f"share cannot be {options.share!r}: it must be one of {', '.join(SHARES)}")
         if options.progress is not None and not isinstance(options.progress, bool):
-            raise OptionError(f"progress cannot be {options.progress!r}: it is true or false")
+            raise OptionError(f"progress cannot be {options.progress!r}: it must be true or false")
         return options
 
 
@@ -135,7 +135,7 @@ def describe(report: Report | DistributedReport, device: str) -> str:
     refused = (*report.refused, *(reads.refused if reads is not None and reads is not report else ()))
     if refused:
         # One for each file, often.
-        line += "; refused: " + "; ".join(dict.fromkeys(map(_in_words, refused)))
+        line += "; not used: " + "; ".join(dict.fromkeys(map(_in_words, refused)))
     return line
 
 

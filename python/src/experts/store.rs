@@ -322,7 +322,7 @@ fn backing_of(name: Option<&str>, device: DeviceId) -> hoistway::Result<Backing>
             format!("it is host memory, and the device is {device}")
         }
         (Some("device_slots"), true) => "it is memory of a device: name one".into(),
-        _ => "it is one of host_slots, host_sparse, device_slots".into(),
+        _ => "it must be one of host_slots, host_sparse, device_slots".into(),
     };
     let value = name.unwrap_or_default().to_owned();
     Err(hoistway::Error::InvalidOption { option: "backing", value, reason })

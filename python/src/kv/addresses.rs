@@ -95,7 +95,7 @@ fn sizes_of(addresses: &Rows, sizes: &Bound<'_, PyAny>) -> PyResult<Sizes> {
             Ok(Sizes::Each(sizes.values))
         }
         _ => Err(PyValueError::new_err(
-            "sizes are one number, one for each piece of a block, or an array of the shape of the addresses",
+            "sizes must be one number, one for each piece of a block, or an array of the shape of the addresses",
         )),
     }
 }
@@ -109,14 +109,15 @@ fn rows(what: &str, values: &Bound<'_, PyAny>) -> PyResult<Rows> {
         return Ok(Rows { values, columns: None });
     }
     let wrong = |_| {
-        let message =
-            format!("{what} are an array of uint64 in one or two dimensions, or lists of whole numbers");
+        let message = format!(
+            "{what} must be an array of uint64 with one or two dimensions, or lists of whole numbers"
+        );
         PyValueError::new_err(message)
     };
     let lists: Vec<Vec<u64>> = values.extract().map_err(wrong)?;
     let columns = lists.first().map_or(0, Vec::len);
     if lists.iter().any(|list| list.len() != columns) {
-        return Err(PyValueError::new_err(format!("{what} of blocks must be equally many for each")));
+        return Err(PyValueError::new_err(format!("{what} must have as many numbers for each block")));
     }
     Ok(Rows { values: lists.concat(), columns: Some(columns) })
 }

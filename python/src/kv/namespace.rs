@@ -210,7 +210,7 @@ fn priority_of(name: &str) -> hoistway_kv::Result<Priority> {
         _ => Err(Error::InvalidOption {
             option: "priority",
             value: name.to_owned(),
-            reason: "it is one of demand, prefetch, background".into(),
+            reason: "it must be one of demand, prefetch, background".into(),
         }),
     }
 }

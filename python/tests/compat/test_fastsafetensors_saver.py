@@ -270,7 +270,9 @@ def test_what_is_asked_for_is_named_in_its_own_words(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'w' cannot be saved: it has no source"):
         fst.saver.save_sharded([WriteEntry("w", fst.DType.F32, [1], 4)], base)
     for alignment in (-8, 0, 4, 12, 1 << 30):
-        with pytest.raises(ValueError, match=f"header_align cannot be {alignment}: it is a multiple of 8"):
+        with pytest.raises(
+            ValueError, match=f"header_align cannot be {alignment}: it must be a multiple of 8"
+        ):
             fst.saver.save_sharded([], base, header_align=alignment)
     with pytest.raises(ValueError, match="metadata cannot have 'a'"):
         fst.saver.save_sharded([], base, metadata={"a": 1})

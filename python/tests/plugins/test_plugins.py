@@ -101,7 +101,7 @@ def test_a_line_of_the_log_says_how_they_came(shards):
     (line,) = lines
     assert line.startswith("hoistway: 11 tensors, 22.0 KiB to cpu in ")
     assert line.endswith(
-        "; threads buffered 100%; refused: direct reads: switched off by the option direct=never"
+        "; threads buffered 100%; not used: direct reads: switched off by the option direct=never"
     )
 
 

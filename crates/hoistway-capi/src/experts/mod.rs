@@ -173,7 +173,7 @@ unsafe fn chosen<'a>(options: *const hoistway_experts_options) -> Result<Chosen<
         }
         other => {
             let reason = format!(
-                "there is no backing '{other}': it is one of host_slots, host_sparse and device_slots"
+                "there is no backing '{other}': it must be one of host_slots, host_sparse and device_slots"
             );
             return Err(Failure::argument(reason));
         }

@@ -37,7 +37,7 @@ fn bytes_of(key: &str, arguments: &arguments::Remove) -> Result<Vec<u8>, Error> 
     from_hex(key).ok_or_else(|| Error::InvalidOption {
         option: "key",
         value: key.to_owned(),
-        reason: "with --hex it is pairs of hexadecimal digits".into(),
+        reason: "with --hex it must be pairs of hexadecimal digits".into(),
     })
 }
 

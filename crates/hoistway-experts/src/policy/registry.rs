@@ -84,7 +84,7 @@ impl<'a> From<&'a CatalogShape> for PolicyInput<'a> {
 #[non_exhaustive]
 pub enum PolicyError {
     /// No policy has this name.
-    #[error("there is no policy '{name}': it is one of {}", names().collect::<Vec<_>>().join(", "))]
+    #[error("there is no policy '{name}': it must be one of {}", names().collect::<Vec<_>>().join(", "))]
     Unknown {
         /// The name that was given.
         name: String,

@@ -45,7 +45,7 @@ impl FromStr for Budget {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected = "it is a size such as 8GiB, or a number of token cycles such as 2c";
+        let expected = "it must be a size such as 8GiB, or a number of token cycles such as 2c";
         match text.strip_suffix('c') {
             Some(cycles) => match cycles.trim().parse() {
                 Ok(cycles) if (0.0..=1e9).contains(&cycles) => Ok(Self::Cycles(cycles)),

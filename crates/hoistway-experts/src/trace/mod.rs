@@ -79,7 +79,7 @@ impl FromStr for Format {
         let found = Self::ALL.iter().copied().find(|format| format.name() == name);
         found.ok_or_else(|| {
             format!(
-                "it is one of {}",
+                "it must be one of {}",
                 Self::ALL.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ")
             )
         })

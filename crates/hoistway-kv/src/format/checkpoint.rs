@@ -67,7 +67,7 @@ impl CheckpointHead {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Invalid> {
         let raw: &Raw = unseal(bytes, MAGIC, "a checkpoint", HEAD_LEN)?;
         if raw.generation.get().max(raw.next_record.get()) >= MAX_NUMBER {
-            return Err(Invalid::Value("its numbers are none that a checkpoint has"));
+            return Err(Invalid::Value("its numbers are out of range"));
         }
         Ok(Self {
             writer: Uuid::from_bytes(raw.writer),

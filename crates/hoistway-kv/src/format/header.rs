@@ -96,10 +96,10 @@ impl BlockHeader {
         let shards = usize::from(raw.shards.get());
         let stride = raw.stride.get();
         if shards == 0 || shards > MAX_SHARDS as usize || !stride.is_multiple_of(BLOCK_LEN) {
-            return Err(Invalid::Value("its shards are none that a block has"));
+            return Err(Invalid::Value("its number of shards is out of range"));
         }
         let key = raw.key.get(..raw.key_len.get().into()).and_then(|key| Key::new(key).ok());
-        let key = key.ok_or(Invalid::Value("its key is none that a block has"))?;
+        let key = key.ok_or(Invalid::Value("its key has an invalid length"))?;
         let mut table = Vec::with_capacity(shards);
         for (number, shard) in raw.table[..shards].iter().enumerate() {
             let mut len = [0; 8];

@@ -54,7 +54,7 @@ pub(crate) enum Invalid {
     Short { len: usize },
     #[error("its format is {found}")]
     Version { found: u32 },
-    #[error("its checksum is not that of its bytes")]
+    #[error("its bytes do not match its checksum")]
     Checksum,
     #[error("{0}")]
     Value(&'static str),

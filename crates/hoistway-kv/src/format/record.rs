@@ -185,7 +185,7 @@ impl Record {
             return Err(Invalid::Checksum);
         }
         if raw.number.get() >= MAX_NUMBER {
-            return Err(Invalid::Value("its number is none that a record has"));
+            return Err(Invalid::Value("its number is out of range"));
         }
         let change = match raw.kind {
             HEAD | HEAD_ANEW => Change::Head {
@@ -215,7 +215,7 @@ impl Record {
             TOMBSTONE => {
                 Change::Tombstone { fingerprint: Fingerprint(raw.identity), sequence: raw.sequence.get() }
             }
-            _ => return Err(Invalid::Value("it is a record of no known kind")),
+            _ => return Err(Invalid::Value("its kind of record is unknown")),
         };
         Ok(Self { number: raw.number.get(), before: raw.before.get(), change })
     }

@@ -123,7 +123,7 @@ impl SegmentHead {
             || head.slots == 0
             || head.file_len().is_none()
         {
-            return Err(Invalid::Value("its slots are none that a segment has"));
+            return Err(Invalid::Value("its slots are out of range"));
         }
         Ok(head)
     }

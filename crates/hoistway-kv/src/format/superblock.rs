@@ -50,7 +50,7 @@ impl Superblock {
         let layout = match raw.layout {
             1 => LayoutKind::Segments,
             2 => LayoutKind::Files,
-            _ => return Err(Invalid::Value("its layout is none that is known")),
+            _ => return Err(Invalid::Value("its layout is unknown")),
         };
         Ok(Self { store: Uuid::from_bytes(raw.store), layout, created: raw.created.get() })
     }

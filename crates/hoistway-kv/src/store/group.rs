@@ -87,17 +87,27 @@ pub(crate) fn group(namespace: NamespaceId, items: Vec<Item>) -> Result<Vec<Grou
 fn checked_len(number: usize, key: &Key, shard: u32, pieces: &[Piece]) -> Result<u64> {
     let invalid = |what: String| Err(Error::InvalidRequest(format!("item {number} (key {key}): {what}")));
     if shard >= MAX_SHARDS {
-        return invalid(format!("shard {shard}; blocks have at most {MAX_SHARDS} shards"));
+        return invalid(format!(
+            "there is no shard {shard}: blocks have at most {MAX_SHARDS}, counted from 0"
+        ));
     }
     let mut len = 0_u64;
     for piece in pieces {
         if piece.address == 0 || piece.len == 0 {
-            return invalid(format!("a piece of {} bytes at address {:#x}", piece.len, piece.address));
+            return invalid(format!(
+                "a piece of {} bytes at address {:#x} is no memory",
+                piece.len, piece.address
+            ));
         }
         let end = piece.address.checked_add(piece.len).filter(|end| *end <= i64::MAX as u64);
         match (end, len.checked_add(piece.len)) {
             (Some(_), Some(sum)) => len = sum,
-            _ => return invalid(format!("a piece of {} bytes at address {:#x}", piece.len, piece.address)),
+            _ => {
+                return invalid(format!(
+                    "a piece of {} bytes at address {:#x} is no memory",
+                    piece.len, piece.address
+                ));
+            }
         }
     }
     if len == 0 || len > i64::MAX as u64 {

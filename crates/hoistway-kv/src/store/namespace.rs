@@ -391,16 +391,24 @@ fn charge(group: &Group) -> Charge {
 fn shapes(request: &Request, groups: &[Group]) -> Result<Vec<Shape>> {
     let invalid = |what: String| Error::InvalidRequest(what);
     if !(1..=MAX_SHARDS).contains(&request.shards) {
-        return Err(invalid(format!("blocks of {} shards: they have 1 to {MAX_SHARDS}", request.shards)));
+        return Err(invalid(format!(
+            "a block cannot have {} shards: it has 1 to {MAX_SHARDS}",
+            request.shards
+        )));
     }
     let items = || groups.iter().flat_map(|group| group.items.iter().map(move |item| (&group.key, item)));
     let longest = items().map(|(_, item)| item.len).max().unwrap_or(0);
     if let Some(shard_len) = request.shard_len.filter(|shard_len| longest > *shard_len) {
-        return Err(invalid(format!("an item of {longest} bytes, but shards of at most {shard_len}")));
+        return Err(invalid(format!(
+            "an item has {longest} bytes, and the request says that shards have at most {shard_len}"
+        )));
     }
     if let Some((key, item)) = items().find(|(_, item)| item.shard >= request.shards) {
         let shards = request.shards;
-        return Err(invalid(format!("item {} (key {key}): shard {} of {shards}", item.item, item.shard)));
+        return Err(invalid(format!(
+            "item {} (key {key}): there is no shard {}, as blocks have {shards}, counted from 0",
+            item.item, item.shard
+        )));
     }
     let shape = |group: &Group| {
         let is_whole = group.items.len() == request.shards as usize;

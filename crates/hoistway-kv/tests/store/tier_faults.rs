@@ -254,7 +254,7 @@ fn a_far_tier_that_never_lets_go_takes_no_more_than_its_share() {
     eventually("no third store is opened", || {
         number += 1;
         put(&blocks, &format!("block {number}"), SHAPE);
-        far_stats(&store).outages == 2 && failure().contains("has not ended reads and writes")
+        far_stats(&store).outages == 2 && failure().contains("from before its outage have not ended")
     });
     thread::sleep(Duration::from_secs(2));
     assert_eq!(far_stats(&store).outages, 2);

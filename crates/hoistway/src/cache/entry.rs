@@ -130,7 +130,9 @@ impl Entry {
                 Err(error) => return Err(error),
             }
         }
-        Err(io::Error::other("it is removed as soon as it is made"))
+        Err(io::Error::other(
+            "another process removes it as soon as it is made; run no hoistway cache gc at the same time",
+        ))
     }
 
     /// The entry in a folder.

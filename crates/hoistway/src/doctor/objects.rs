@@ -7,6 +7,7 @@ use crate::{
     cache::NodeCache,
     catalog::OpenOptions,
     parallel,
+    report::shown_rate,
     source::{Source, objects::ObjectSource, registry},
 };
 use bytesize::ByteSize;
@@ -107,9 +108,9 @@ fn measured(object: &Object) -> hoistway_objects::Result<String> {
     // The first round makes the connections.
     round()?;
     let many = round()?;
-    let rate = |bytes: u64, time: Duration| ByteSize((bytes as f64 / time.as_secs_f64().max(1e-9)) as u64);
+    let rate = |bytes: u64, time: Duration| shown_rate(bytes as f64 / time.as_secs_f64().max(1e-9));
     let (one, many) = (rate(REQUEST_BYTES, one), rate(CONNECTIONS * REQUEST_BYTES, many));
-    Ok(format!("{answers}; {one}/s by one connection, {many}/s by {CONNECTIONS}"))
+    Ok(format!("{answers}; {one} by one connection, {many} by {CONNECTIONS}"))
 }
 
 /// The node's cache that the environment names.

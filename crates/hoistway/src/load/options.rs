@@ -227,7 +227,7 @@ impl LoadOptions {
                         Error::invalid_option(
                             "numa",
                             value,
-                            "it is unbound, near_storage or the number of a node",
+                            "it must be unbound, near_storage or the number of a node",
                         )
                     })?),
                 }
@@ -253,7 +253,8 @@ impl LoadOptions {
         }
         let block = Alignment::BLOCK;
         if self.chunk_bytes == 0 || self.chunk_bytes > MAX_CHUNK_BYTES || !block.divides(self.chunk_bytes) {
-            let reason = format!("it is a multiple of {} up to {}", block.bytes(), ByteSize(MAX_CHUNK_BYTES));
+            let reason =
+                format!("it must be a multiple of {} up to {}", block.bytes(), ByteSize(MAX_CHUNK_BYTES));
             return Err(Error::invalid_option("chunk", self.chunk_bytes, reason));
         }
         if self.populate && !self.route.is_mapping() {
@@ -283,7 +284,11 @@ impl LoadOptions {
                 );
             }
             (_, Some(dtype)) if !Cast::TARGETS.contains(&dtype) => {
-                return refuse("dtype", &dtype, "it is F32, F16 or BF16 (float32, float16, bfloat16)".into());
+                return refuse(
+                    "dtype",
+                    &dtype,
+                    "it must be F32, F16 or BF16 (float32, float16, bfloat16)".into(),
+                );
             }
             _ => {}
         }
@@ -296,7 +301,7 @@ impl LoadOptions {
                 );
             }
             (_, route) if route.is_unified() && (self.dtype.is_some() || self.allocator.is_some()) => {
-                let reason = "it copies nothing, so it converts nothing and needs no other memory";
+                let reason = "it copies nothing: leave out dtype and allocator, or choose route staged";
                 return refuse("route", &self.route, reason.into());
             }
             (device, route) if route.is_mapping() && !device.is_host() => {
@@ -307,22 +312,28 @@ impl LoadOptions {
         }
         if self.device != DeviceId::Cpu && self.chunk_bytes > MAX_PINNED_CHUNK_BYTES {
             let most = ByteSize(MAX_PINNED_CHUNK_BYTES);
-            return refuse("chunk", &self.chunk_bytes, format!("to a device it is {most} at most"));
+            return refuse("chunk", &self.chunk_bytes, format!("to a device it may be {most} at most"));
         }
         if self.direct == DirectIo::Never && self.route.reads_any_bytes() {
-            return refuse("direct", &"never", format!("route {} reads past the page cache", self.route));
+            return refuse(
+                "direct",
+                &"never",
+                format!("route {} bypasses the page cache; choose another route", self.route),
+            );
         }
         match (self.device, &self.pool, &self.allocator) {
-            (device, Some(_), _) if !device.is_host() => {
-                refuse("pool", &"a pool", format!("it is host memory, and the target is {}", self.device))
-            }
+            (device, Some(_), _) if !device.is_host() => refuse(
+                "pool",
+                &"a pool",
+                format!("it is host memory, and the target is {}; leave it out", self.device),
+            ),
             (_, Some(_), _) if self.route.is_mapping() => {
                 refuse("pool", &"a pool", format!("route {} allocates no memory", self.route))
             }
             (DeviceId::Cpu, _, Some(_)) => refuse(
                 "allocator",
                 &"an allocator",
-                "it gives memory of a device, and the target is cpu".into(),
+                "it gives memory of a device, and the target is cpu; name one, such as device=cuda".into(),
             ),
             _ => Ok(()),
         }
@@ -371,7 +382,7 @@ fn dtype(value: &str) -> Result<Dtype> {
         other => Dtype::ALL.iter().copied().find(|dtype| dtype.name().eq_ignore_ascii_case(other)),
     };
     found.ok_or_else(|| {
-        Error::invalid_option("dtype", value, "it is F32, F16 or BF16 (float32, float16, bfloat16)")
+        Error::invalid_option("dtype", value, "it must be F32, F16 or BF16 (float32, float16, bfloat16)")
     })
 }
 
@@ -392,6 +403,8 @@ mod tests {
             let error = LoadOptions::default().set(option, "nonsense!").unwrap_err();
             assert!(error.to_string().starts_with(&format!("{option} cannot be 'nonsense!'")), "{error}");
         }
+        let error = LoadOptions::default().set("direct", "x").unwrap_err();
+        assert!(error.to_string().ends_with("it must be one of auto, always, never"), "{error}");
         let error = LoadOptions::default().set("rout", "x").unwrap_err();
         assert!(error.to_string().contains("memory_budget"), "{error}");
     }

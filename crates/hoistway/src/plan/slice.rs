@@ -49,7 +49,7 @@ impl TensorSlice {
 #[non_exhaustive]
 pub enum SliceError {
     /// More ranges than the tensor has dimensions.
-    #[error("{given} ranges for {rank} dimensions")]
+    #[error("{given} ranges were given for {rank} dimensions")]
     TooManyDimensions {
         /// Ranges given.
         given: usize,

@@ -99,7 +99,7 @@ impl ReaderOptions {
             return invalid("route", self.route.to_string(), reason);
         }
         if self.direct == DirectIo::Never && self.route.reads_any_bytes() {
-            let reason = format!("route {} reads past the page cache", self.route);
+            let reason = format!("route {} bypasses the page cache; choose another route", self.route);
             return invalid("direct", "never".into(), reason);
         }
         if self.direct == DirectIo::Always && self.route.is_of_page_cache() {
@@ -107,12 +107,12 @@ impl ReaderOptions {
             return invalid("direct", "always".into(), reason);
         }
         if self.in_flight == 0 || self.in_flight > Self::MAX_IN_FLIGHT {
-            let reason = format!("it is between 1 and {} reads", Self::MAX_IN_FLIGHT);
+            let reason = format!("it must be from 1 to {} reads", Self::MAX_IN_FLIGHT);
             return invalid("in_flight", self.in_flight.to_string(), reason);
         }
         let chunk = self.chunk_bytes;
         if chunk == 0 || chunk > MAX_CHUNK_BYTES || !Alignment::BLOCK.divides(chunk) {
-            let reason = format!("it is a multiple of 4096 up to {}", ByteSize(MAX_CHUNK_BYTES));
+            let reason = format!("it must be a multiple of 4096 up to {}", ByteSize(MAX_CHUNK_BYTES));
             return invalid("chunk", chunk.to_string(), reason);
         }
         if self.memory_budget_bytes < chunk {

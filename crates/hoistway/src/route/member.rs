@@ -33,7 +33,7 @@ pub(crate) struct Wanted<'a> {
 }
 
 /// Why a load leaves out what needs time to set up, or threads.
-pub(crate) const ALONE: &str = "the load runs on the caller's thread, where it does not pay";
+pub(crate) const ALONE: &str = "the load is small and runs on the caller's thread, where setting this route up takes longer than reading";
 const FIX_DIRECT: &str = "choose route auto or threads, or set direct to never";
 
 impl Wanted<'_> {

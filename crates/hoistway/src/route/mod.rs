@@ -241,7 +241,7 @@ impl FromStr for Route {
     fn from_str(name: &str) -> Result<Self> {
         Self::ALL.iter().copied().find(|route| route.name() == name).ok_or_else(|| {
             let known: Vec<_> = Self::ALL.iter().map(|route| route.name()).collect();
-            Error::invalid_option("route", name, format!("it is one of {}", known.join(", ")))
+            Error::invalid_option("route", name, format!("it must be one of {}", known.join(", ")))
         })
     }
 }

@@ -78,7 +78,7 @@ impl SaveOptions {
         }
         let alignments = LEAST_ALIGNMENT..=MAX_HEADER_BYTES;
         if !alignments.contains(&self.alignment) || !self.alignment.is_multiple_of(LEAST_ALIGNMENT) {
-            let reason = format!("it is a multiple of {LEAST_ALIGNMENT}, up to {MAX_HEADER_BYTES}");
+            let reason = format!("it must be a multiple of {LEAST_ALIGNMENT}, up to {MAX_HEADER_BYTES}");
             return Err(Error::invalid_option("alignment", self.alignment, reason));
         }
         Ok(())
@@ -127,7 +127,7 @@ impl Sharding {
         match self.file_name.strip_suffix(".safetensors") {
             Some(stem) if !stem.is_empty() && !stem.contains(['/', '\0']) => Ok(()),
             _ => {
-                let reason = "it is a name such as model.safetensors, without folders";
+                let reason = "it must be a name such as model.safetensors, without folders";
                 Err(Error::invalid_option("filename", &self.file_name, reason))
             }
         }

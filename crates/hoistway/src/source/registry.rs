@@ -110,9 +110,12 @@ pub(crate) fn list(name: &Path, options: &OpenOptions) -> Result<Option<Vec<Path
 fn scheme(url: &str) -> Result<&'static Scheme> {
     let name = scheme_of(url).unwrap_or_default();
     SCHEMES.iter().find(|scheme| scheme.name == name).ok_or_else(|| {
-        let known: String =
-            SCHEMES.iter().map(|own| format!(", or a URL that begins with {}://", own.name)).collect();
-        let reason = format!("no source has the scheme '{name}'; give a path of this machine{known}");
+        let known: Vec<_> = SCHEMES.iter().map(|own| format!("{}://", own.name)).collect();
+        let url = match known.is_empty() {
+            true => String::new(),
+            false => format!(", or a URL that begins with one of {}", known.join(", ")),
+        };
+        let reason = format!("there is no scheme '{name}'; give a path of this machine{url}");
         // What follows may be secret: a password, or a signature in the query.
         Error::InvalidOption { option: "path", value: format!("{name}://..."), reason }
     })

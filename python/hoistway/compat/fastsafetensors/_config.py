@@ -106,4 +106,4 @@ def load_config() -> LoaderConfig:
 def check_producers(count: int) -> None:
     """Fails unless there is one: it has as many threads as it needs."""
     if count != 1:
-        raise OptionError(f"max_concurrent_producers cannot be {count}: it is 1")
+        raise OptionError(f"max_concurrent_producers cannot be {count}: it must be 1")

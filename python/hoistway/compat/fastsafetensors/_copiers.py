@@ -110,7 +110,7 @@ def _route(copier_type: str, device: Device) -> str | None:
         raise OptionError(f"copier cannot be {copier_type!r}: {_REFUSED[copier_type]}")
     if copier_type not in routes:
         names = ", ".join([*routes, *_registered])
-        raise OptionError(f"copier cannot be {copier_type!r}: it is one of {names}")
+        raise OptionError(f"copier cannot be {copier_type!r}: it must be one of {names}")
     return routes[copier_type]
 
 

@@ -43,7 +43,7 @@ class Device:
         try:
             device_type = DeviceType(kind.lower())
         except ValueError as error:
-            raise ValueError(f"device cannot be {s!r}: it is cpu, cuda or cuda:N") from error
+            raise ValueError(f"device cannot be {s!r}: it must be cpu, cuda or cuda:N") from error
         if colon and not index.isdecimal():
             raise ValueError(f"device cannot be {s!r}: {index!r} is not a number of a device")
         return cls(device_type, int(index) if colon else None)

@@ -16,9 +16,9 @@ def owned_expert_range(num_experts: int, ep_size: int, ep_rank: int) -> tuple[in
     Where they cannot be shared out evenly, the first ranks have one more.
     """
     if ep_size < 1:
-        raise ValueError(f"ep_size cannot be {ep_size}: there is at least one rank")
+        raise ValueError(f"ep_size cannot be {ep_size}: it must be at least 1")
     if not 0 <= ep_rank < ep_size:
-        raise ValueError(f"ep_rank cannot be {ep_rank}: there are {ep_size} ranks")
+        raise ValueError(f"ep_rank cannot be {ep_rank}: it must be from 0 to {ep_size - 1}")
     each, more = divmod(num_experts, ep_size)
     first = each * ep_rank + min(ep_rank, more)
     return first, first + each + (ep_rank < more)

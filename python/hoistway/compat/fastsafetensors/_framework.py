@@ -230,7 +230,7 @@ def framework_of(name: str) -> FrameworkOpBase[Any]:
 
         return PaddleFramework()
     raise OptionError(
-        f"framework cannot be {name!r}: it is pytorch or paddle; hoistway.load_file knows others"
+        f"framework cannot be {name!r}: it must be pytorch or paddle; hoistway.load_file knows others"
     )
 
 

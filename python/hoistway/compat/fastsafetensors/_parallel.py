@@ -131,7 +131,7 @@ class ParallelLoader:
             _USUAL,
         )
         if not timeout > 0:
-            raise OptionError(f"timeout cannot be {timeout!r}: it is a number of seconds")
+            raise OptionError(f"timeout cannot be {timeout!r}: it must be a number of seconds")
         self.hf_weights_files = [os.fspath(path) for path in hf_weights_files]
         self._group = None if all_local else pg
         self._keep = tensor_filter
@@ -297,10 +297,10 @@ class AutoLoader:
 def _arguments(config: LoaderConfig) -> dict[str, Any]:
     """The section of the chosen loader, as arguments of `ParallelLoader`."""
     if config.loader not in ("base", "3fs"):
-        raise OptionError(f"loader cannot be {config.loader!r}: it is base or 3fs")
+        raise OptionError(f"loader cannot be {config.loader!r}: it must be base or 3fs")
     section = config.get_extension_config(config.loader)
     if config.loader == "3fs" and section.setdefault("copier_type", "3fs") != "3fs":
-        raise OptionError(f"copier_type cannot be {section['copier_type']!r} for loader 3fs: it is 3fs")
+        raise OptionError(f"copier_type cannot be {section['copier_type']!r} for loader 3fs: it must be 3fs")
     return SafeTensorsFileLoader.process_extension_config(section)
 
 

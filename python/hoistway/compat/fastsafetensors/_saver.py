@@ -96,7 +96,7 @@ class ParallelSaver:
         framework_of(framework)
         for name, count in (("num_shards", num_shards), ("num_threads", num_threads)):
             if count < 1:
-                raise OptionError(f"{name} cannot be {count}: it is at least 1")
+                raise OptionError(f"{name} cannot be {count}: it must be at least 1")
         self.num_shards = num_shards
         self.framework = framework
         self.num_threads = num_threads
@@ -210,10 +210,10 @@ def plan_shards(
         header_align: As for `ParallelSaver.save`.
     """
     if not paths or len(set(map(os.path.abspath, paths))) != len(paths):
-        raise OptionError(f"paths cannot be {list(paths)}: there is at least one, and each once")
+        raise OptionError(f"paths cannot be {list(paths)}: name at least one path, and each once")
     if not 8 <= header_align <= _LONGEST_HEADER or header_align % 8:
         raise OptionError(
-            f"header_align cannot be {header_align}: it is a multiple of 8, up to {_LONGEST_HEADER}"
+            f"header_align cannot be {header_align}: it must be a multiple of 8, up to {_LONGEST_HEADER}"
         )
     _check(entries)
     shards: list[list[WriteEntry]] = [[] for _ in paths]
@@ -315,14 +315,14 @@ def plain_entry(name: str, tensor: Any, *, framework: str = "pytorch") -> WriteE
 def shard_paths(base: str, num_shards: int) -> list[str]:
     """Returns the names of that many files of one save."""
     if num_shards < 1:
-        raise OptionError(f"num_shards cannot be {num_shards}: it is at least 1")
+        raise OptionError(f"num_shards cannot be {num_shards}: it must be at least 1")
     return [f"{base}-{number:05d}-of-{num_shards:05d}.safetensors" for number in range(1, num_shards + 1)]
 
 
 def per_entry_fill(fn: Callable[[memoryview, WriteEntry], object], num_threads: int = 8) -> Fill:
     """Returns a ``fill`` that calls a function with each buffer and its entry, on that many threads."""
     if num_threads < 1:
-        raise OptionError(f"num_threads cannot be {num_threads}: it is at least 1")
+        raise OptionError(f"num_threads cannot be {num_threads}: it must be at least 1")
 
     def fill(work: list[tuple[memoryview, WriteEntry]]) -> None:
         with ThreadPoolExecutor(num_threads) as pool:

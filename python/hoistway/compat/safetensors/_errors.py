@@ -70,7 +70,7 @@ def file_name(filename: Any) -> str:
     """The path that a file is opened by; text, or what has a path that is text."""
     name = os.fspath(filename)
     if not isinstance(name, str):
-        raise TypeError(f"filename cannot be {name!r}: it is text, or a path of text")
+        raise TypeError(f"filename cannot be {name!r}: it must be text, or a path of text")
     return name
 
 

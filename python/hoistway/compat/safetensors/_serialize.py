@@ -40,7 +40,7 @@ class TensorSpec:
             raise TypeError(f"argument 'dtype': {dtype!r} is not an instance of 'str'")
         if dtype not in _DTYPES:
             names = ", ".join(_DTYPES)
-            raise safetensor_error(OptionError, f"Unknown dtype {dtype!r}: it is one of {names}")
+            raise safetensor_error(OptionError, f"Unknown dtype {dtype!r}: it must be one of {names}")
         if isinstance(shape, (str, bytes)) or not hasattr(shape, "__iter__"):
             raise TypeError(f"argument 'shape': {shape!r} is not a sequence of integers")
         sizes = [_unsigned("shape", size) for size in shape]

@@ -56,7 +56,9 @@ def check_backend(backend: Any) -> str:
     """A backend of the reference library; both are the routes of hoistway."""
     _check_text("backend", backend)
     if backend not in _BACKENDS:
-        raise safetensor_error(OptionError, f'backend "{backend}" is invalid: it is one of "mmap", "pread"')
+        raise safetensor_error(
+            OptionError, f'backend "{backend}" is invalid: it must be one of "mmap", "pread"'
+        )
     return str(backend)
 
 

@@ -54,7 +54,7 @@ def create_reader(backend: str = "auto", **options: Any) -> ThreeFSFileReader | 
         hoistway.errors.RouteUnavailableError: A reader of a 3FS was asked for, and cannot be.
     """
     if backend not in _BACKENDS:
-        raise ValueError(f"backend cannot be '{backend}': it is one of {', '.join(_BACKENDS)}")
+        raise ValueError(f"backend cannot be '{backend}': it must be one of {', '.join(_BACKENDS)}")
     if backend == "auto":
         backend = _forced()
     if backend == "mock":
@@ -106,7 +106,7 @@ def _forced() -> str:
     forced = os.environ.get("FASTSAFETENSORS_BACKEND", "").strip().lower() or "auto"
     if forced not in _BACKENDS:
         choices = ", ".join(_BACKENDS)
-        raise ValueError(f"FASTSAFETENSORS_BACKEND cannot be '{forced}': it is one of {choices}")
+        raise ValueError(f"FASTSAFETENSORS_BACKEND cannot be '{forced}': it must be one of {choices}")
     return forced
 
 

@@ -73,7 +73,7 @@ impl Tree {
                 option: VLLM_DIRECTORY,
                 value: directory.clone(),
                 reason:
-                    "it is the name of one directory below the store's root, such as model_0123456789ab_r0"
+                    "it must be the name of one directory below the store's root, such as model_0123456789ab_r0"
                         .into(),
             });
         }

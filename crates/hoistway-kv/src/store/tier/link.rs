@@ -360,7 +360,7 @@ impl fmt::Display for NotOpened {
         f.write_str(match self {
             Self::NoDirectory => "its directory is not there: mount its file system, or make the directory",
             Self::NoStore => "its directory has no store: mount its file system",
-            Self::Stuck => "the system has not ended reads and writes of the time before",
+            Self::Stuck => "reads and writes from before its outage have not ended yet",
             Self::Failed(error) => return error.fmt(f),
         })
     }

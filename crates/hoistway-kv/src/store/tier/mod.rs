@@ -303,7 +303,9 @@ impl Tier {
             self.end_late_stores(Instant::now());
             self.note_late_moves(Instant::now());
             if let Some(what) = self.stuck_threads() {
-                self.link.note_stuck(|| format!("the system has not ended a call of any thread that {what}"));
+                self.link.note_stuck(|| {
+                    format!("its file system does not answer: every thread that {what} waits for it")
+                });
             }
         }
     }

@@ -470,7 +470,7 @@ impl Tier {
             }
         }
         drop(state);
-        (0..late).for_each(|_| self.failed("moving a block", &"the system has not ended a call"));
+        (0..late).for_each(|_| self.failed("moving a block", &"its file system does not answer"));
     }
 
     fn move_batch(&self, number: u64, batch: Vec<Move>) {
