@@ -333,7 +333,7 @@ def test_a_reader_finds_what_a_writer_stores(store: kv.Store, store_root: Path) 
 
 
 def test_errors_have_types_and_say_what_to_do(store_root: Path, tmp_path: Path) -> None:
-    with pytest.raises(kv.StoreNotFoundError, match="no KV store") as missing:
+    with pytest.raises(kv.StoreNotFoundError, match="not a KV store") as missing:
         kv.Store(store_root, access="read")
     assert isinstance(missing.value, FileNotFoundError)
     assert str(missing.value.path) == str(store_root)
