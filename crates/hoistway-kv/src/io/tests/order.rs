@@ -296,9 +296,54 @@ impl Drop for OpenAtEnd {
     }
 }
 
+/// The longest write of what moves in short steps: with the header of a block.
+const SHORT: u64 = (256 << 10) + 4096;
+
+#[test]
+fn what_was_queued_before_there_was_demand_moves_in_short_steps_too() {
+    let directory = disk();
+    let (gate, written) = (Gate::new(), Arc::new(Mutex::new(Vec::new())));
+    let script = {
+        let (gate, written) = (gate.clone(), written.clone());
+        FaultScript::new(move |operation| {
+            if operation.number == 0 {
+                return Some(Fault::Hang(gate.clone()));
+            }
+            if operation.is_write {
+                written.lock().unwrap().push(operation.len);
+            }
+            None
+        })
+    };
+    let options = IoOptions {
+        threads: Some(1),
+        faults: Some(script),
+        ..options(directory.path(), crate::Route::Threads)
+    };
+    let (mut bytes, mut demanded) = (Memory::new(8 << 20, 0, 1), Memory::new(4096, 0, 0));
+    let engine = start(options).expect("threads serve every file system");
+    let _open = OpenAtEnd(gate.clone());
+    let file = new_file(directory.path(), "data");
+    file.buffered().set_len((1 << 30) + 4096).unwrap();
+    let (done, hanging) = outcome();
+    engine.submit(vec![Job { priority: Priority::Background, ..small(&file, 1 << 29, done) }]);
+    wait_until(|| gate.came() == 1);
+    let (done, background) = outcome();
+    let parts = vec![part(0, &mut bytes)];
+    engine.submit(vec![Job { priority: Priority::Background, ..job(Direction::Write, &file, parts, done) }]);
+    let (done, demand) = outcome();
+    engine.submit(vec![job(Direction::Read, &file, vec![part(1 << 30, &mut demanded)], done)]);
+    gate.open();
+    for end in [hanging, demand, background] {
+        end.recv_timeout(PATIENCE).unwrap().result.unwrap();
+    }
+    let written = written.lock().unwrap();
+    assert!(written.iter().all(|len| *len <= SHORT), "{written:?}");
+    assert_eq!(written.iter().sum::<u64>(), 8 << 20);
+}
+
 #[test]
 fn what_is_not_demand_moves_in_short_steps_while_there_is_demand() {
-    const SHORT: u64 = (256 << 10) + 4096;
     let directory = disk();
     for route in ROUTES {
         let gate = Gate::new();
