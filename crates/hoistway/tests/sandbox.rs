@@ -12,16 +12,17 @@
 mod common;
 
 use common::{
-    assert_is_file,
+    assert_is_file, can_read,
     child::{forbid, in_child, is_case},
     drop_from_cache, make_cold, make_warm, mixed_model,
+    on_device::{Played, TOY, chunky},
     reading::{Kind, Place, TestFile, Warm, assert_all_hold, range, submit, until},
     tensor, write_model,
 };
 use hoistway::{
-    Checkpoint, Dtype, Error, LoadOptions, Order, Route, StreamOptions,
+    Checkpoint, DirectIo, Dtype, Error, LoadOptions, Order, Route, StreamOptions,
     read::{Priority, Reader, ReaderOptions},
-    route::{Access, Unavailable},
+    route::{Access, Unavailable, fault::FaultScript},
 };
 use requirements::{Requirement, skip};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -108,6 +109,36 @@ fn loads_without_rings(call: i64, errno: i32, text: &str) {
         Error::RouteUnavailable { route: Route::IoUring, why, .. } => says_so(&why),
         other => panic!("{other:?}"),
     }
+}
+
+/// What the kernel may still write to is a slot in host memory. What the load has on the device is not kept with it.
+#[test]
+fn a_load_whose_ring_is_lost_gives_the_device_its_memory_back() {
+    if !in_child("a_load_whose_ring_is_lost_gives_the_device_its_memory_back") {
+        return;
+    }
+    let directory = disk();
+    if !can_read(directory.path(), Route::IoUring, DirectIo::Never) {
+        return;
+    }
+    let (path, _) = chunky(directory.path());
+    make_cold(&path);
+    // Called by the thread of the ring, which then cannot wait for the reads that it has.
+    let script = FaultScript::new(|number, _| {
+        if number == 2 {
+            forbid(&[libc::SYS_io_uring_enter], libc::EPERM);
+        }
+        None
+    });
+    let options = LoadOptions::default().route(Route::IoUring).direct(DirectIo::Never).device(TOY);
+    match hoistway::load(&[&path], &options.chunk_bytes(64 << 10).faults(script)).unwrap_err() {
+        Error::Io { path: named, source, .. } => {
+            assert_eq!((named, source.raw_os_error()), (path, Some(libc::EPERM)));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(Played::Toy.pinned_bytes() > 0, "the kernel may still write to a slot");
+    until("the device has its memory back", || Played::Toy.device_bytes() == 0);
 }
 
 #[test]

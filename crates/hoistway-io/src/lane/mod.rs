@@ -24,7 +24,7 @@ pub use ring::{
 };
 
 use crate::executor::Carried;
-use std::{fs::File, io, task::Waker};
+use std::{fs::File, io, mem, task::Waker};
 
 /// An operation that the lane has completed.
 #[derive(Debug)]
@@ -138,7 +138,8 @@ pub struct FileRead<'a> {
 ///
 /// # Safety
 /// The file that [`next_read`](Self::next_read) gives stays open, and the memory stays valid and where it is, until the
-/// operation is dropped, also while it is moved. Nothing else reads or writes that memory until then.
+/// operation is dropped, also while it is moved. Nothing else reads or writes that memory until then. If the operation is
+/// [abandoned](Self::abandon), all of this holds for ever.
 #[allow(unsafe_code)]
 pub unsafe trait ReadsFile {
     /// Returns the next attempt.
@@ -146,6 +147,15 @@ pub unsafe trait ReadsFile {
     /// # Errors
     /// Why it cannot be read: the file is not open for it, or the memory is too short.
     fn next_read(&mut self) -> io::Result<FileRead<'_>>;
+
+    /// Gives up an operation whose end cannot be known: the system may still carry it out. Leaks its file and its memory, and
+    /// may drop the rest after that. By default, all is leaked.
+    fn abandon(self)
+    where
+        Self: Sized,
+    {
+        mem::forget(self);
+    }
 }
 
 // SAFETY: the operation is a part of it, and what that refers to does not move with it.
@@ -153,5 +163,9 @@ pub unsafe trait ReadsFile {
 unsafe impl<O: ReadsFile> ReadsFile for Carried<O> {
     fn next_read(&mut self) -> io::Result<FileRead<'_>> {
         self.content.next_read()
+    }
+
+    fn abandon(self) {
+        self.content.abandon();
     }
 }

@@ -74,7 +74,7 @@ use hoistway_io::{
     lane::{FileRead, Pread, ReadsFile},
 };
 use serde::{Deserialize, Serialize};
-use std::{fmt, fs::File, io, str::FromStr, sync::Arc};
+use std::{fmt, fs::File, io, mem, str::FromStr, sync::Arc};
 
 /// A way for bytes to get from storage to memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -371,7 +371,7 @@ impl Buffer {
 
     /// Has a read that has one final place made right there, or by way of a slot.
     pub(crate) fn set_staged(&mut self, is_staged: bool) {
-        *self = match (std::mem::replace(self, Self::SLOT), is_staged) {
+        *self = match (mem::replace(self, Self::SLOT), is_staged) {
             (Self::InPlace(region), true) => Self::Through { slot: None, region },
             (Self::Through { region, .. }, false) => Self::InPlace(region),
             (same, _) => same,
@@ -430,7 +430,7 @@ impl Buffer {
 }
 
 // SAFETY: the operation holds the source, which keeps its files open, or the open file itself, and the region or slot that it writes to, which is
-// its alone until it is dropped and does not move with it.
+// its alone until it is dropped and does not move with it. It leaks these if it is abandoned, and the route whose memory a slot may be.
 #[allow(unsafe_code)]
 unsafe impl ReadsFile for ReadOp {
     fn next_read(&mut self) -> io::Result<FileRead<'_>> {
@@ -445,6 +445,12 @@ unsafe impl ReadsFile for ReadOp {
         };
         let target = self.buffer.target(self.progress)?;
         Ok(FileRead { file, offset: self.progress.offset, target })
+    }
+
+    fn abandon(self) {
+        let Self { buffer, past_host, source, opened, .. } = self;
+        mem::forget((buffer, past_host, source, opened));
+        // The rest is dropped: the order has all memory of a load.
     }
 }
 

@@ -12,6 +12,7 @@ use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
 use std::{
     io,
+    mem::{self, ManuallyDrop},
     os::fd::{AsRawFd, OwnedFd},
     sync::Arc,
     task::{Wake, Waker},
@@ -55,26 +56,36 @@ pub struct UringLane<T> {
     rejected: Vec<Done<T>>,
     /// Of a ring that can be woken: whether the ring polls it.
     bell: Option<(Arc<Bell>, bool)>,
+    /// Gives up an operation that the kernel may still carry out.
+    abandon: fn(T),
 }
 
-impl<T> UringLane<T> {
+impl<T: ReadsFile> UringLane<T> {
     /// A ring for up to `depth` reads. Must be used by the thread that made it.
     ///
     /// # Errors
     /// Why no ring can be used here, and what changes that.
     pub fn new(depth: usize) -> Result<Self, Unavailable> {
-        Self::open(depth, &[opcode::Read::CODE], None)
+        Self::open(depth, &[opcode::Read::CODE], None, T::abandon)
     }
+}
 
-    /// A ring for operations of these codes that other threads can wake.
+impl<T> UringLane<T> {
+    /// A ring for operations of these codes that other threads can wake. Operations whose end cannot be known are leaked.
     pub(super) fn wakeable(depth: usize, operations: [u8; 2]) -> Result<Self, Unavailable> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| Unavailable::new(format!("eventfd failed: {errno}"), "raise ulimit -n"))?;
         let [one, other] = operations;
-        Self::open(depth, &[one, other, opcode::PollAdd::CODE], Some((Arc::new(Bell(bell)), false)))
+        let bell = Some((Arc::new(Bell(bell)), false));
+        Self::open(depth, &[one, other, opcode::PollAdd::CODE], bell, mem::forget)
     }
 
-    fn open(depth: usize, operations: &[u8], bell: Option<(Arc<Bell>, bool)>) -> Result<Self, Unavailable> {
+    fn open(
+        depth: usize,
+        operations: &[u8],
+        bell: Option<(Arc<Bell>, bool)>,
+        abandon: fn(T),
+    ) -> Result<Self, Unavailable> {
         let entries = (depth + usize::from(bell.is_some())).next_power_of_two();
         let ring = open_ring(u32::try_from(entries).unwrap_or(u32::MAX), operations)?;
         Ok(Self {
@@ -83,6 +94,7 @@ impl<T> UringLane<T> {
             free: (0..depth).rev().collect(),
             rejected: Vec::new(),
             bell,
+            abandon,
         })
     }
 
@@ -225,10 +237,9 @@ impl<T> Drop for UringLane<T> {
         while self.count() > 0 {
             if self.wait(&mut done).is_err() {
                 // Nothing more can be learnt of these: the kernel may still write to their memory, so it
-                // is never freed.
-                for op in self.in_flight.drain(..) {
-                    std::mem::forget(op);
-                }
+                // is never freed, even if one of the calls panics.
+                let mut lost = ManuallyDrop::new(mem::take(&mut self.in_flight).into_iter());
+                lost.by_ref().flatten().for_each(self.abandon);
                 return;
             }
             done.clear();
