@@ -93,7 +93,7 @@ impl<W: Ways> Mover<W> {
         let access = if facts.cache.is_some() { Access::Buffered } else { op.access };
         let range_before = op.part.range;
         op.order.begins(&mut op.part, &mut op.buffer, &facts, access)?;
-        if op.progress.filled > 0
+        if !op.account.is_empty()
             && (op.part.range != range_before || !matches!(op.buffer, Buffer::InPlace(_)))
         {
             start_over(op);
