@@ -78,7 +78,7 @@ impl Routes<'_> {
 impl Ways for Routes<'_> {
     fn next(&mut self, op: &mut ReadOp, after: Option<usize>) -> Result<Option<usize>> {
         op.past_host = None;
-        if after != Some(CACHE) {
+        if after.is_none() {
             let (access, refusal) = self.shared.options.wanted(None).access(&*op.source)?;
             refusal.into_iter().for_each(|refusal| op.order.tally().refuse(refusal));
             op.access = access;
@@ -89,9 +89,7 @@ impl Ways for Routes<'_> {
         if self.named_cache().is_some() {
             return Ok(None);
         }
-        if after != Some(PAST_HOST) {
-            op.past_host = op.order.past_host(&op.part);
-        }
+        op.past_host = op.order.past_host(&op.part);
         let (way, member) = match &op.past_host {
             Some(route) => (PAST_HOST, &route.member),
             None => (MAIN, &self.main),
@@ -137,7 +135,7 @@ impl Ways for Routes<'_> {
         let Some(route) = &op.past_host else { return After::Error };
         op.order.tally().refuse(Refusal::new(route.member.route().name(), None, why.clone()));
         route.give_up(why);
-        After::NextRoute
+        After::WaitAgain
     }
 }
 

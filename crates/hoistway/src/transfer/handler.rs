@@ -51,8 +51,8 @@ pub(crate) trait Ways {
 pub(crate) enum After {
     /// The error is that of the read.
     Error,
-    /// The read goes on by the thread's next route.
-    NextRoute,
+    /// The read waits for a thread, which makes it by another route. It ends instead if its group is over.
+    WaitAgain,
     /// The thread leaves the lane.
     LeaveLane,
 }
@@ -216,13 +216,16 @@ impl<W: Ways> Handler<Reads> for Mover<W> {
             return self.settle_copy(flight, result, cache);
         }
         if let Some(why) = member.gives_up(op, &result) {
-            let (way, after) = (op.way, self.ways.gives_up(op, why));
+            let after = self.ways.gives_up(op, why);
             if !matches!(after, After::Error) {
                 start_over(op);
             }
             match after {
                 After::Error => {}
-                After::NextRoute => return self.go_on(flight, Some(way)),
+                After::WaitAgain => {
+                    let (queue, charge) = (flight.ticket().queue(), flight.ticket().charge());
+                    return Next::HandOver(flight, queue, charge);
+                }
                 After::LeaveLane => return Next::GiveUp(flight),
             }
         }
