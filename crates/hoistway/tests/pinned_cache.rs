@@ -94,7 +94,7 @@ fn what_is_not_cached_comes_another_way_or_is_an_error() {
     match hoistway::load(&[&path], &pinned()).unwrap_err() {
         Error::RouteUnavailable { route: Route::PinnedCache, path: Some(named), why } => {
             assert_eq!(named, path);
-            assert!(why.reason.contains("the page cache does not hold byte"), "{why}");
+            assert!(why.reason.contains("the page cache does not hold all of bytes "), "{why}");
         }
         other => panic!("{other:?}"),
     }

@@ -107,9 +107,9 @@ impl Ways for Routes<'_> {
         }
     }
 
-    fn others(&self, op: &ReadOp) -> Result<QueueId> {
+    fn others(&self, op: &ReadOp, missing: Option<u64>) -> Result<QueueId> {
         Err(match self.named_cache() {
-            Some(cache) => not_cached(op, &cache),
+            Some(cache) => not_cached(op, &cache, missing),
             None => Error::Internal("no route takes a read".into()),
         })
     }

@@ -31,11 +31,12 @@ pub(crate) trait Ways {
     /// A route, if it is none [past the host](ReadOp::past_host).
     fn member(&self, way: usize) -> &dyn Member;
 
-    /// The queue of those that make a read which this thread has no route for.
+    /// The queue of those that make a read which this thread has no route for. `missing` is the first byte that a cache lacks, if a
+    /// copy has found one.
     ///
     /// # Errors
     /// If there are none: the route that was named has not brought it.
-    fn others(&self, op: &ReadOp) -> Result<QueueId>;
+    fn others(&self, op: &ReadOp, missing: Option<u64>) -> Result<QueueId>;
 
     /// A slot for a read, pinned if it has to be. `None` if none is free now; with `may_wait` only once no slot comes any more.
     ///
@@ -73,12 +74,17 @@ impl<W: Ways> Mover<W> {
         self.ways
     }
 
-    /// Has a read made by the first route, or by the next after one that has not brought it.
-    fn go_on(&mut self, mut flight: Flight<Reads>, after: Option<usize>) -> Next<Reads> {
+    /// Has a read made by the first route, or by the next after a cache that lacks a byte of it, `missing` if that is known.
+    fn go_on(
+        &mut self,
+        mut flight: Flight<Reads>,
+        after: Option<usize>,
+        missing: Option<u64>,
+    ) -> Next<Reads> {
         match self.begin_by_next(&mut flight.content, after) {
             Ok(Begun::Aimed) => self.carry(flight),
             Ok(Begun::NoSlot) => Next::PutBack(flight),
-            Ok(Begun::NoRoute) => self.hand_over(flight),
+            Ok(Begun::NoRoute) => self.hand_over(flight, missing),
             Err(error) => fail(flight, error),
         }
     }
@@ -125,9 +131,9 @@ impl<W: Ways> Mover<W> {
     }
 
     /// Sends a read that this thread cannot make to one that can.
-    fn hand_over(&self, flight: Flight<Reads>) -> Next<Reads> {
+    fn hand_over(&self, flight: Flight<Reads>, missing: Option<u64>) -> Next<Reads> {
         let op = &flight.content;
-        match self.ways.others(op) {
+        match self.ways.others(op, missing) {
             Ok(queue) => {
                 let charge = Charge::of_bytes(op.part.range.len() - op.progress.filled);
                 Next::HandOver(flight, queue, charge)
@@ -147,6 +153,10 @@ impl<W: Ways> Mover<W> {
         let member = self.ways.member(op.way);
         op.access = cache.access;
         let (whole, name) = (op.part.range.len(), member.route());
+        let is_view = member.facts().landing == Landing::View;
+        // Pages that cannot be pinned may be held nevertheless.
+        let reached = result.as_ref().ok().filter(|_| !is_view);
+        let missing = reached.map(|&count| op.part.range.start() + count as u64);
         let count = match result {
             Ok(count) => count,
             Err(error) if op.order.chosen().0 == name && !is_transient(&error) => {
@@ -155,7 +165,7 @@ impl<W: Ways> Mover<W> {
             }
             // The route that reads it from the device will see what is wrong, if anything is.
             Err(error) => {
-                if member.facts().landing == Landing::View {
+                if is_view {
                     // Nothing else tells why these bytes were not copied from where they lie.
                     let why = Unavailable::new(error.to_string(), "");
                     op.order.tally().refuse(Refusal::new(name.name(), None, why));
@@ -182,7 +192,7 @@ impl<W: Ways> Mover<W> {
         op.access = op.cold_access;
         op.wait();
         let way = op.way;
-        self.go_on(flight, Some(way))
+        self.go_on(flight, Some(way), missing)
     }
 }
 
@@ -196,7 +206,7 @@ enum Begun {
 impl<W: Ways> Handler<Reads> for Mover<W> {
     fn begin(&mut self, flight: Flight<Reads>) -> Next<Reads> {
         match flight.content.order.may_begin(&flight.content.part) {
-            Ok(()) => self.go_on(flight, None),
+            Ok(()) => self.go_on(flight, None, None),
             Err(failure) => drop_read(flight, failure),
         }
     }
@@ -271,14 +281,21 @@ fn complete(flight: Flight<Reads>) -> Next<Reads> {
     }
 }
 
-/// The error of an order that must read what a cache holds, of a read that it does not hold.
-pub(crate) fn not_cached(op: &ReadOp, cache: &CacheFacts) -> Error {
+/// The error of an order that must read what a cache holds, of a read that it does not hold: `missing` is the first byte that it
+/// lacks, if a copy has found one.
+pub(crate) fn not_cached(op: &ReadOp, cache: &CacheFacts, missing: Option<u64>) -> Error {
     if let Err(changed) = op.check_unchanged() {
         return changed;
     }
-    let offset = op.part.wanted.start().max(op.part.range.start() + op.progress.filled);
-    let tensor = op.order.name_at(op.part.item, offset);
+    let wanted = op.part.wanted;
+    // What is read before the bytes that are wanted is of their first page.
+    let missing = missing.map(|offset| offset.max(wanted.start()));
+    let lacks = match missing {
+        Some(offset) => format!("byte {offset}"),
+        None => format!("all of bytes {wanted}"),
+    };
+    let tensor = op.order.name_at(op.part.item, missing.unwrap_or(wanted.start()));
     let tensor = tensor.map(|tensor| format!(" (tensor '{tensor}')")).unwrap_or_default();
-    let why = Unavailable::new(format!("{} does not hold byte {offset}{tensor}", cache.name), cache.fix);
+    let why = Unavailable::new(format!("{} does not hold {lacks}{tensor}", cache.name), cache.fix);
     Error::RouteUnavailable { route: op.order.chosen().0, path: Some(op.source.path().to_owned()), why }
 }

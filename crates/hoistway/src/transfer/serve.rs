@@ -113,12 +113,12 @@ impl Ways for OwnRoute<'_> {
         &*self.own.member
     }
 
-    fn others(&self, op: &ReadOp) -> Result<QueueId> {
+    fn others(&self, op: &ReadOp, missing: Option<u64>) -> Result<QueueId> {
         let facts = self.own.member.facts();
         let next = self.engine.takers[op.part.item].from(self.number + 1);
         match (next.filter(|_| !self.engine.names(facts.route)), facts.cache) {
             (Some(next), _) => Ok(queue_of(next)),
-            (None, Some(cache)) => Err(not_cached(op, &cache)),
+            (None, Some(cache)) => Err(not_cached(op, &cache, missing)),
             (None, None) => Err(Error::Internal("no route takes a read".into())),
         }
     }
