@@ -394,6 +394,28 @@ fn the_end_of_each_read_is_called_once_however_it_ends() {
 }
 
 #[test]
+fn a_sink_that_panics_as_it_is_dropped_ends_its_read() {
+    struct Panics;
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("a sink panics on purpose as it is dropped");
+        }
+    }
+    let file = TestFile::new(1 << 20);
+    let reader = reader(Route::Threads, DirectIo::Auto, no_faults());
+    let (panics, is_told) = (Panics, Arc::new(AtomicUsize::new(0)));
+    let sink = Target::sink(move |_, _| {
+        let _kept = &panics;
+        Ok(())
+    });
+    let told = is_told.clone();
+    let request = ReadRequest::new(&file.open(), range(0, 4096), sink)
+        .on_end(move |_| _ = told.fetch_add(1, Ordering::Relaxed));
+    reader.submit([request], Priority::Demand).unwrap().wait().unwrap();
+    assert_eq!(is_told.load(Ordering::Relaxed), 1);
+}
+
+#[test]
 fn functions_of_the_caller_that_panic_or_refuse_fail_their_read_alone() {
     let file = TestFile::new(1 << 20);
     for route in [Route::Threads, QUEUED, Route::Auto] {

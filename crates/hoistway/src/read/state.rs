@@ -259,12 +259,13 @@ impl BatchState {
             *lock(&state.block) = None;
         }
         if let Place::Sink(sink) = &state.place {
-            *lock(sink) = None;
+            let sink = lock(sink).take();
+            contain(|| drop(sink));
         }
-        if let Some(OnEnd(on_end)) = lock(&state.on_end).take() {
+        let on_end = lock(&state.on_end).take();
+        if let Some(OnEnd(on_end)) = on_end {
             let outcome = state.error.get().map_or(Ok(()), |error| Err(&**error));
-            // The panic hook has told; the lane has others to serve.
-            let _ = panic::catch_unwind(AssertUnwindSafe(|| on_end(outcome)));
+            contain(|| on_end(outcome));
         }
         let mut progress = self.progress();
         if progress.ended + 1 == self.reads.len() {
@@ -291,4 +292,9 @@ impl BatchState {
     pub(super) fn progress(&self) -> MutexGuard<'_, Progress> {
         lock(&self.progress)
     }
+}
+
+/// Calls code of the caller's. If it panics, the panic hook has told, and the lane has others to serve.
+fn contain(call: impl FnOnce()) {
+    let _ = panic::catch_unwind(AssertUnwindSafe(call));
 }
