@@ -443,7 +443,7 @@ impl Order for Job {
         let staged_bytes = match (&mut *buffer, &self.sink) {
             (Buffer::InPlace(_), Sink::Host(_)) => 0,
             (buffer @ Buffer::Through { .. }, Sink::Host(_)) => {
-                buffer.fill_from_slot(ByteRange::at(0, part.range.len()))?;
+                buffer.fill_from_slot(ByteRange::at(0, part.range.len()), part.range.len())?;
                 self.plan.delivered_bytes(extent, extent.read)
             }
             (Buffer::Staged { slot: Some(slot), pieces }, Sink::Host(_)) => {

@@ -121,10 +121,13 @@ impl Order for BatchState {
                 let (skip, len) = if is_owned { (0, part.range.len()) } else { (skip, wanted.len()) };
                 let all = ByteRange::at(skip, len).unwrap_or_default();
                 match &read.packed {
-                    None => buffer.fill_from_slot([all])?,
-                    Some(runs) => buffer.fill_from_slot(runs.within(wanted).map(|(run, _)| {
-                        ByteRange::at(run.start() - part.range.start(), run.len()).unwrap_or_default()
-                    }))?,
+                    None => buffer.fill_from_slot([all], len)?,
+                    Some(runs) => {
+                        let parts = runs.within(wanted).map(|(run, _)| {
+                            ByteRange::at(run.start() - part.range.start(), run.len()).unwrap_or_default()
+                        });
+                        buffer.fill_from_slot(parts, runs.packed(wanted).len())?;
+                    }
                 }
                 buffer.give_slot_back();
             }

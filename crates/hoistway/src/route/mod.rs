@@ -392,17 +392,26 @@ impl Buffer {
         slot.ok_or_else(|| Error::Internal("a staged read has no slot".into()))
     }
 
-    /// Copies parts of a full slot, one after the other, to the final place of a read that goes by way of one.
-    pub(crate) fn fill_from_slot(&mut self, parts: impl IntoIterator<Item = ByteRange>) -> Result<()> {
+    /// Copies parts of a full slot, one after the other, to the final place of a read that goes by way of one. Fails unless they are
+    /// `len` bytes: what is not filled would be taken for the file's.
+    pub(crate) fn fill_from_slot(
+        &mut self,
+        parts: impl IntoIterator<Item = ByteRange>,
+        len: u64,
+    ) -> Result<()> {
         let too_short = || Error::Internal("a place is too short for its bytes".into());
         let Self::Through { slot: Some(slot), region } = self else {
             return Err(Error::Internal("a staged read has no slot".into()));
         };
-        let mut left = region.as_mut_slice();
+        let (mut left, mut filled) = (region.as_mut_slice(), 0);
         for part in parts {
             let (place, rest) = left.split_at_mut_checked(part.len() as usize).ok_or_else(too_short)?;
             slot.copy_to(part.start() as usize, place)?;
             left = rest;
+            filled += part.len();
+        }
+        if filled != len {
+            return Err(Error::Internal(format!("{filled} of {len} bytes of a slot were copied")));
         }
         Ok(())
     }
