@@ -239,7 +239,7 @@ fn shared_memory_takes_what_the_load_leaves_of_the_budget() {
         let whole = hoistway::load(&[&path, &model.path], &options).unwrap();
         let reads = reads(&whole);
         assert!(reads > 3000, "{reads}");
-        let known = 1280 * reads;
+        let known = 1408 * reads;
         let arenas = if device.is_host() { whole.report().memory.arena_bytes } else { 0 };
         drop(whole);
         let budget = arenas + known + (256 << 10);
