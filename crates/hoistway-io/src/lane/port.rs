@@ -4,13 +4,16 @@
 use super::{Done, FileRead, Lane, ReadsFile};
 use crate::sys::port::{Place, Port, Started, Transfer};
 use hoistway_device::Unavailable;
-use std::{fmt, io, mem};
+use std::{
+    fmt, io,
+    mem::{self, ManuallyDrop},
+};
 
 /// Reads by a completion port.
 ///
 /// The system writes to the places and the memory of operations until it has told that they ended. So neither is freed before:
 /// a lane that is dropped ends its operations and waits for that.
-pub struct PortLane<T> {
+pub struct PortLane<T: ReadsFile> {
     port: Port,
     /// One for each operation that may be in flight. Never moved.
     places: Vec<Place>,
@@ -22,7 +25,7 @@ pub struct PortLane<T> {
     ended: Vec<usize>,
 }
 
-impl<T> PortLane<T> {
+impl<T: ReadsFile> PortLane<T> {
     /// Makes a port for up to `depth` reads.
     ///
     /// # Errors
@@ -103,7 +106,7 @@ impl<T: ReadsFile> Lane<T> for PortLane<T> {
     }
 }
 
-impl<T> Drop for PortLane<T> {
+impl<T: ReadsFile> Drop for PortLane<T> {
     fn drop(&mut self) {
         for (slot, place) in self.in_flight.iter().zip(&self.places) {
             if let Some((_, transfer)) = slot {
@@ -113,8 +116,14 @@ impl<T> Drop for PortLane<T> {
         let mut done = Vec::new();
         while self.count() > 0 {
             if self.wait(&mut done).is_err() {
-                // What becomes of these cannot be known: the system may still write to their memory and places.
-                mem::forget((mem::take(&mut self.in_flight), mem::take(&mut self.places)));
+                // What becomes of these cannot be known: the system may still write to their memory and places. Neither is
+                // freed, even if one of the calls panics.
+                mem::forget(mem::take(&mut self.places));
+                let mut lost = ManuallyDrop::new(mem::take(&mut self.in_flight).into_iter());
+                for (op, transfer) in lost.by_ref().flatten() {
+                    mem::forget(transfer);
+                    op.abandon();
+                }
                 return;
             }
             done.clear();
@@ -122,7 +131,7 @@ impl<T> Drop for PortLane<T> {
     }
 }
 
-impl<T> fmt::Debug for PortLane<T> {
+impl<T: ReadsFile> fmt::Debug for PortLane<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PortLane").field("in_flight", &self.count()).finish_non_exhaustive()
     }
