@@ -54,11 +54,14 @@ struct Routes<'a> {
 }
 
 impl Routes<'_> {
-    /// Whether the page cache seems to hold a read, and a route looks there.
+    /// Whether a cache seems to hold a read, and a route looks there.
     fn may_be_cached(&self, op: &ReadOp) -> bool {
         let Some(cache) = &self.cache else { return false };
         match cache.add(&op.source, op.access) {
-            Ok(true) => op.source.residency(op.part.wanted) == Residency::Cached,
+            Ok(true) => {
+                let facts = cache.facts().cache;
+                facts.is_some_and(|facts| facts.holds(&*op.source, op.part.wanted) == Residency::Cached)
+            }
             Ok(false) => false,
             Err(why) => {
                 let path = Some(op.source.path().to_owned());
