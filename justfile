@@ -94,10 +94,10 @@ develop: setup build
     {{ install }} --no-deps --reinstall target/develop/*.whl
     install target/debug/lib_native.so python/hoistway/_native.abi3.so
 
-# Run the Rust tests by cargo-nextest, three on each core, then the doc tests. Arguments choose tests: -E 'test(resume)'.
+# Run the Rust tests by cargo-nextest, two on each core, then the doc tests. Arguments choose tests: -E 'test(resume)'.
 [group('tests')]
 test-rust *arguments: setup build
-    NEXTEST_TEST_THREADS="${NEXTEST_TEST_THREADS:-$((3 * $(nproc)))}" \
+    NEXTEST_TEST_THREADS="${NEXTEST_TEST_THREADS:-$((2 * $(nproc)))}" \
         '{{ bin }}/cargo-nextest' nextest run --workspace --all-features "$@"
     @grep --only-matching '^skipped: .*' target/nextest/default/junit.xml | sort --unique || true
     cargo test --quiet --workspace --all-features --doc
@@ -179,10 +179,6 @@ advisories: lint-tools
     else \
         echo 'skipped: the advisories are not checked, as their database cannot be reached' >&2; \
     fi
-
-# Side by side: each has parts that use one core only.
-[parallel, private]
-checks: lint check-windows
 
 # Lint the crates that compile for Windows, for that target; or say that its standard library cannot be had.
 [group('lint')]
