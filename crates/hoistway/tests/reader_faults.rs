@@ -455,7 +455,8 @@ fn route_cached_refuses_what_the_page_cache_does_not_hold() {
 fn route_cached_names_the_first_byte_that_a_copy_has_not_found() {
     let _turn = Turn::take();
     let file = TestFile::new(LEN as usize);
-    let wanted = range(8192, 300_000);
+    // One read of whole blocks: of several reads, any could be the first.
+    let wanted = range(8192, 40_960);
     for kind in Kind::ALL {
         let _warm = prepare(&file, true);
         let script = FaultScript::new(|number, _| (number == 0).then_some(Fault::Short(5000)));
