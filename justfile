@@ -235,7 +235,7 @@ test-again quiet="10" loaded="10": prepare develop
 [group('long tests')]
 release-check:
     PATH='{{ bin }}':"$PATH" testkit/check/steps.sh --keep-going \
-        lint pyright check-windows test docs 'fuzz 600' test-thread-orders 'soak-executor 600' 'soak-experts 600' 'soak-devices 60' 'soak-objects 1000' miri \
+        lint pyright check-windows test windows-test docs 'fuzz 600' test-thread-orders 'soak-executor 600' 'soak-experts 600' 'soak-devices 60' 'soak-objects 1000' miri \
         test-capi-release \
         'sanitize address' 'sanitize thread' torture-kv test-azurite test-go test-llama-cpp test-gguf-vocab dist semver gpu-pack
 
