@@ -206,7 +206,8 @@ fn as_many_blocks_of_a_read_are_kept_as_there_is_memory_for() {
     };
     let report = load(least + 3 * BLOCK - 1).unwrap().report().clone();
     assert!(noted(&report, "memory_budget leaves no room"), "{report}");
-    // Beside the first bytes, which came when it was opened. Of two reads at a time, each may have memory for one block.
+    // Beside the first bytes, which came when it was opened. Reads of the same time share the memory, and one that ends inside of a
+    // block takes a block of it.
     let kept = node.cache().verify().unwrap().bytes;
     assert!(kept >= (1 << 20) + BLOCK && kept < TENSORS[2].1, "{kept} bytes");
 }
