@@ -89,7 +89,8 @@ fn table(trace: &Trace, rows: &[Row<'_>]) -> String {
     if let Some(Row { outcome, .. }) = rows.iter().find(|row| row.outcome.cliff) {
         let cycle = ByteSize(outcome.cycle_bytes);
         lines.push(format!(
-            "note: with less than one token's cycle of {cycle}, lru evicts every expert before it is used again"
+            "note: with less than one token's cycle of {cycle}, lru evicts every expert before it is used again; \
+             slru and arc then find next to nothing, too"
         ));
     }
     if let Some(Row { outcome, .. }) = rows.first() {
