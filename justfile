@@ -425,6 +425,13 @@ bench-experts *arguments: venv capi
     {{ install }} -r integrations/llama.cpp/requirements.txt
     '{{ bin }}/python' bench/experts.py "$@"
 
+# Traces: https://github.com/Helldez/BigMoeOnEdge, docs/bench-data, and what `docs/moe-replay.md` records.
+# Replay the routing traces of a directory under every policy that evicts experts. Takes a minute. Results go to bench/results.
+[group('benchmarks')]
+bench-moe-policies directory *arguments: venv rust
+    cargo build --quiet --release --package hoistway-cli
+    '{{ bin }}/python' bench/moe_policies.py "$@"
+
 # Measure what the way to a device costs the host, on the stand-in driver. Takes two minutes.
 [group('benchmarks')]
 bench-stand-in *arguments: setup
