@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -61,6 +62,21 @@ def write_model(
     text += b" " * (-len(text) % 8 + padding)
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data))
     return path
+
+
+OBJECTD = STAND_IN.with_name("objectd")
+
+
+@contextmanager
+def serving(directory: Path, *arguments: str) -> Iterator[str]:
+    """The URL of a server that has the files of a directory."""
+    with subprocess.Popen(
+        [OBJECTD, directory, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.stdin.close()
 
 
 DAEMON = STAND_IN.with_name("usrbiod")

@@ -9,33 +9,19 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import hoistway
 import numpy as np
 import pytest
-from conftest import STAND_IN, write_model
+from conftest import serving, write_model
 from hoistway import errors
 from interrupting import open_links, wait_until
 
-OBJECTD = STAND_IN.with_name("objectd")
 TENSORS = {"a": ("F32", [1000, 1003]), "b": ("U8", [5]), "c": ("F16", [2000, 2001])}
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-@contextmanager
-def serving(directory: Path, *arguments: str) -> Iterator[str]:
-    """The URL of a server that has the files of a directory."""
-    with subprocess.Popen(
-        [OBJECTD, directory, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        yield server.stdout.readline().strip()
-        server.stdin.close()
 
 
 @pytest.fixture

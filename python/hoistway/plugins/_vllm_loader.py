@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import get_current_vllm_config_or_none
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
+from vllm.config import ModelConfig, get_current_vllm_config_or_none
 from vllm.config.load import LoadConfig
 from vllm.distributed.parallel_state import (
     get_pp_group,
@@ -29,7 +32,7 @@ from vllm.transformers_utils.repo_utils import list_filtered_repo_files
 
 from hoistway._devices import of_torch
 from hoistway.errors import FormatError, OptionError
-from hoistway.plugins._weights import Bar, Options, weights
+from hoistway.plugins._weights import Bar, Options, folder_url, weights
 
 # Of vLLM's own hierarchy: what is logged elsewhere, vLLM does not show.
 log = init_logger("vllm.plugins.hoistway")
@@ -50,6 +53,7 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
         self.load_config = load_config
         super().__init__(self._config("safetensors"))
         self.load_config = load_config
+        self._stored: dict[str, str] = {}
         self._check_strategy()
 
     def _config(self, load_format: str) -> LoadConfig:
@@ -103,32 +107,45 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
             ) from error
         return found
 
+    def get_all_weights(
+        self, model_config: ModelConfig, model: torch.nn.Module
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights; those of a model in a store from its URL, where vLLM has the other files in a folder."""
+        self._stored = {model_config.model: model_config.model_weights} if model_config.model_weights else {}
+        yield from super().get_all_weights(model_config, model)
+
+    def download_model(self, model_config: ModelConfig) -> None:
+        """Downloads a model; one in a store is read from there when it is loaded."""
+        if folder_url(model_config.model_weights or model_config.model) is None:
+            super().download_model(model_config)
+
     def _get_weights_iterator(self, source: DefaultModelLoader.Source) -> Iterator[tuple[str, torch.Tensor]]:
         # Asked again: the checkpoint's quantisation sets it when the load begins.
         self._check_strategy()
-        folder, files, _, index_file = self._prepare_weights(
-            source.model_or_path,
-            source.subfolder,
-            source.revision,
-            source.fall_back_to_pt,
-            source.allow_patterns_overrides,
-        )
-        if self._encoder_only_lm_prefixes is not None:
-            files = filter_mm_encoder_only_safetensors_files(
-                files,
-                folder,
-                index_file,
-                self._encoder_only_lm_prefixes,
-                weights_mapper=self._encoder_only_weights_mapper,
+        url = folder_url(self._stored.get(source.model_or_path, source.model_or_path))
+        if url is None:
+            folder, files, _, index_file = self._prepare_weights(
+                source.model_or_path,
+                source.subfolder,
+                source.revision,
+                source.fall_back_to_pt,
+                source.allow_patterns_overrides,
             )
+            files, is_in_them = self._of_encoders(files, folder, index_file), None
             if not files:
                 raise OptionError(
                     f"mm_encoder_only leaves no file of {source.model_or_path}: all are of the language model alone"
                 )
+        else:
+            files, is_in_them = [_place_in_store(url, source)], self._chosen_by_index(source.model_or_path)
         unused = source.is_unused_weight
 
         def wanted(name: str) -> bool:
-            return not should_skip_weight(name, self.local_expert_ids) and not (unused and unused(name))
+            return (
+                not should_skip_weight(name, self.local_expert_ids)
+                and not (unused and unused(name))
+                and (is_in_them is None or is_in_them(name))
+            )
 
         device = self.options.device or self._device()
         loaded = weights(
@@ -144,6 +161,29 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
         if self.counter_before_loading_weights == 0.0:
             self.counter_before_loading_weights = time.perf_counter()
         return loaded
+
+    def _of_encoders(self, files: list[str], folder: str, index_file: str) -> list[str]:
+        """The files without those of a language model that is not to be loaded."""
+        if self._encoder_only_lm_prefixes is None:
+            return files
+        kept: list[str] = filter_mm_encoder_only_safetensors_files(
+            files,
+            folder,
+            index_file,
+            self._encoder_only_lm_prefixes,
+            weights_mapper=self._encoder_only_weights_mapper,
+        )
+        return kept
+
+    def _chosen_by_index(self, folder: str) -> Callable[[str], bool] | None:
+        """Whether a weight lies in a file that is wanted, by the index that vLLM has pulled; ``None``: all do."""
+        index = Path(folder, SAFE_WEIGHTS_INDEX_NAME)
+        if self._encoder_only_lm_prefixes is None or not index.is_file():
+            return None
+        parts: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        files = [os.path.join(folder, part) for part in set(parts.values())]
+        kept = set(self._of_encoders(files, folder, SAFE_WEIGHTS_INDEX_NAME))
+        return lambda name: name not in parts or os.path.join(folder, parts[name]) in kept
 
     def _device(self) -> str:
         """Where the parameters are, if hoistway can put tensors there."""
@@ -167,3 +207,18 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
         if ranks.world_size == 1:
             return None
         return ranks.cpu_group if device == "cpu" else ranks.device_group
+
+
+def _place_in_store(url: str, source: DefaultModelLoader.Source) -> str:
+    """The URL of the folder or the file of a source."""
+    names: list[str] | None = source.allow_patterns_overrides
+    if source.subfolder is not None:
+        url = f"{url}{source.subfolder}/"
+    if names is None:
+        return url
+    if len(names) == 1 and not set("*?[") & set(names[0]):
+        return url + names[0]
+    raise OptionError(
+        f"the weights of {url} are chosen by patterns, {', '.join(names)}, which work for directories only: copy the "
+        "model to this machine"
+    )

@@ -12,6 +12,7 @@ from hoistway import distributed
 from hoistway._checkpoint import Checkpoint
 from hoistway._options import LoadOptions
 from hoistway._report import Refusal, Report
+from hoistway._stream import TensorStream
 from hoistway._words import counted, in_words, rate_in_words
 from hoistway.distributed import DistributedReport
 from hoistway.errors import FormatError, OptionError
@@ -90,7 +91,7 @@ def weights(
     """The weights in the files, in their order, as torch tensors; at the end a line of the log says how they came.
 
     Args:
-        files: Safetensors files.
+        files: Safetensors files, or the URL of a folder of a store.
         options: What the user said.
         prefix: What the names begin with when they are given, and not in the files.
         device: Where to deliver them.
@@ -99,7 +100,14 @@ def weights(
         bar: How to show progress.
         log: Where the line goes.
     """
-    _check_formats(files)
+    if any(map(is_url, files)):
+        if options.share in ("world", "tp"):
+            raise OptionError(
+                f"share cannot be {options.share!r} for {files[0]}: each rank reads a URL by itself; leave share out"
+            )
+        group = None
+    else:
+        _check_formats(files)
     files = sorted(files, key=_in_natural_order)
     chosen: set[str] = set()
 
@@ -151,9 +159,7 @@ def _opened(
     if group is None:
         with (
             Checkpoint(files, device=device, **options.load) as checkpoint,
-            checkpoint.iter_tensors(
-                select=select, order="file", max_in_flight=options.max_in_flight
-            ) as stream,
+            _stream(checkpoint, select, options) as stream,
         ):
             yield stream
         return
@@ -162,6 +168,26 @@ def _opened(
         files, device, group=group, select=select, max_in_flight=options.max_in_flight, **shared
     ) as tensors:
         yield tensors
+
+
+def _stream(
+    checkpoint: Checkpoint[Any], select: Callable[[str], bool], options: Options
+) -> TensorStream[Any]:
+    # What a URL stands for is known only now.
+    _check_formats(checkpoint.files())
+    return checkpoint.iter_tensors(select=select, order="file", max_in_flight=options.max_in_flight)
+
+
+def is_url(location: str) -> bool:
+    """Whether a location of weights is a URL."""
+    return "://" in location
+
+
+def folder_url(location: str) -> str | None:
+    """The URL of a model's folder, which hosts write with a slash at its end or without; ``None`` if it is no URL."""
+    if not is_url(location):
+        return None
+    return location if location.endswith("/") else f"{location}/"
 
 
 def _check_formats(files: Sequence[str]) -> None:

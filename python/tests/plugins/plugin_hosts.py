@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import multiprocessing
 import re
+import shutil
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from conftest import serving
 
 ROOT = Path(__file__).parents[3]
 
@@ -77,6 +79,26 @@ def logged(name: str) -> Iterator[list[str]]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+@contextmanager
+def in_store(directory: Path) -> Iterator[Callable[..., None]]:
+    """Serves the folders of a directory as buckets that the environment leads to.
+
+    Gives what stands for the ``pull_files`` of Run:ai's package, by which hosts fetch what is not weights.
+    """
+
+    def pull(url: str, to: str, allow: list[str] | None = None, ignore: list[str] | None = None) -> None:
+        for file in (directory / url.removeprefix("s3://")).iterdir():
+            named = any(file.match(pattern) for pattern in allow or ["*"])
+            if file.is_file() and named and not any(file.match(pattern) for pattern in ignore or []):
+                shutil.copy(file, to)
+
+    with serving(directory) as endpoint, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", endpoint)
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        yield pull
 
 
 def shared_kib(line: str) -> tuple[float, float]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
 import torch
-from plugin_hosts import HOST_WARNINGS, import_host, install, logged, on_ranks, shared_kib
+from plugin_hosts import HOST_WARNINGS, import_host, in_store, install, logged, on_ranks, shared_kib
 from safetensors.torch import save_file
 
 import_host("vllm.model_executor.model_loader")
@@ -101,7 +103,13 @@ class Module(torch.nn.Module):
 
 
 def model_config(path, **changes):
-    plain = {"quantization": None, "multimodal_config": None, "is_moe": False, "revision": None}
+    plain = {
+        "model_weights": "",
+        "quantization": None,
+        "multimodal_config": None,
+        "is_moe": False,
+        "revision": None,
+    }
     return SimpleNamespace(model=str(path), **{**plain, **changes})
 
 
@@ -113,6 +121,19 @@ def load(path, model, *, config=None, parallel=None, **settings):
             vllm.config.get_current_vllm_config().parallel_config = parallel
         loader.load_weights(model, config or model_config(path))
     return lines
+
+
+@pytest.fixture
+def serve(tmp_path, monkeypatch):
+    """Starts a store that has the folders of the directory as buckets; vLLM fetches from there what is not weights."""
+    monkeypatch.setenv("VLLM_ASSETS_CACHE", str(tmp_path / "assets"))
+    with ExitStack() as stack:
+
+        def serve():
+            pull = stack.enter_context(in_store(tmp_path))
+            monkeypatch.setattr("vllm.transformers_utils.runai_utils.runai_pull_files", pull)
+
+        yield serve
 
 
 @pytest.fixture
@@ -148,6 +169,19 @@ def test_a_real_model_gets_the_same_parameters_as_from_vllms_own_loader(llama, t
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert lines[0].startswith("hoistway: 21 tensors")
+
+
+def test_a_real_model_comes_from_a_store(llama, tmp_path, serve):
+    serve()
+    expected = load_llama(llama, "auto", store=tmp_path / "auto")
+    with logged(LOG) as lines:
+        found = load_llama("s3://llama", "hoistway", store=tmp_path / "hoistway")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert lines[0].startswith("hoistway: 21 tensors")
+    assert "; http buffered 100%" in lines[0]
+    (pulled,) = (tmp_path / "assets").glob("**/config.json")
+    assert not list(pulled.parent.glob("*.safetensors"))
 
 
 @pytest.mark.parametrize("llama", ["shards"], indirect=True)
@@ -254,6 +288,73 @@ def test_experts_of_other_ranks_are_not_read(tmp_path, monkeypatch):
     # Scales are wanted of all experts.
     assert len(model.given) == 2 + 8 + 1
     assert lines[0].startswith("hoistway: 11 tensors, 32.1 KiB")
+
+
+def stored(folder, pulled, **changes):
+    """The configuration of a model in a store, as vLLM makes it."""
+    return model_config(pulled, model_weights=f"s3://{folder}", **changes)
+
+
+def test_of_a_model_in_a_store_the_rest_lies_beside_it(checkpoint, serve):
+    (checkpoint / "vision").mkdir()
+    save_file({"c": torch.ones(3)}, checkpoint / "vision" / "model.safetensors")
+    save_file({"d": torch.ones(4)}, checkpoint / "head.safetensors")
+    index = {"weight_map": {"b": "model-2.safetensors"}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    sources = [
+        DefaultModelLoader.Source("pulled", None, subfolder="vision", prefix="vision."),
+        DefaultModelLoader.Source("pulled", None, allow_patterns_overrides=["head.safetensors"]),
+    ]
+    serve()
+    model = Module(secondary_weights=sources)
+    load("pulled", model, config=stored("checkpoint", "pulled"))
+    assert list(model.given) == ["b", "vision.c", "d"]
+    sources[1].allow_patterns_overrides = ["head*"]
+    with pytest.raises(OptionError, match=r"s3://checkpoint/ are chosen by patterns, head\*"):
+        load("pulled", model, config=stored("checkpoint", "pulled"))
+
+
+def test_a_model_is_reloaded_from_another_url(checkpoint, tmp_path, serve):
+    shutil.copytree(checkpoint, tmp_path / "newer")
+    save_file({"a": torch.zeros(1000)}, tmp_path / "newer" / "model-1.safetensors")
+    serve()
+    model = Module()
+    # As vLLM does it: the URL takes the place of the folder.
+    load("s3://newer", model)
+    assert torch.equal(model.given["a"], torch.zeros(1000))
+
+
+def test_of_a_model_in_a_store_the_encoder_is_read_alone(tmp_path, serve):
+    halves, pulled = tmp_path / "halves", tmp_path / "pulled"
+    halves.mkdir()
+    pulled.mkdir()
+    save_file({"language_model.a": torch.ones(9)}, halves / "model-1.safetensors")
+    save_file({"vision.b": torch.ones(9)}, halves / "model-2.safetensors")
+    parts = {"language_model.a": "model-1.safetensors", "vision.b": "model-2.safetensors"}
+    for folder in (halves, pulled):
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
+    serve()
+    model = Module(_language_model_names=["language_model"])
+    multimodal = SimpleNamespace(mm_encoder_only=True)
+    load(pulled, model, config=stored("halves", pulled, multimodal_config=multimodal))
+    assert list(model.given) == ["vision.b"]
+
+
+def test_errors_of_a_store_name_the_url(tmp_path, serve):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "model.gguf").write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 0))
+    serve()
+    with pytest.raises(FileNotFoundError, match="s3://none/"):
+        load("pulled", Module(), config=stored("none", "pulled"))
+    with pytest.raises(FormatError, match=r"s3://models/model\.gguf is GGUF"):
+        load("pulled", Module(), config=stored("models", "pulled"))
+    with pytest.raises(OptionError, match="share cannot be 'world' for s3://models/"):
+        load(
+            "pulled",
+            Module(),
+            config=stored("models", "pulled"),
+            model_loader_extra_config={"share": "world"},
+        )
 
 
 def test_a_repository_is_looked_up_where_vllm_downloads_it_to(checkpoint, tmp_path, monkeypatch):
