@@ -16,11 +16,12 @@ from sglang.srt.model_loader.weight_utils import _drop_file_cache_after_load, ma
 from sglang.srt.platforms import current_platform
 from sglang.srt.runtime_context import get_model, get_parallel
 from sglang.srt.utils import BAR_FORMAT
+from sglang.srt.utils.runai_utils import ObjectStorageModel
 from torch import nn
 
 from hoistway._devices import of_torch
 from hoistway.errors import FormatError, OptionError
-from hoistway.plugins._weights import Bar, Options, weights
+from hoistway.plugins._weights import Bar, Options, folder_url, is_url, weights
 
 log = logging.getLogger("hoistway.plugins.sglang")
 
@@ -35,6 +36,7 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
         self.load_config = load_config
         super().__init__(self._config(LoadFormat.SAFETENSORS))
         self.load_config = load_config
+        self._stored: dict[str, str] = {}
 
     def _config(self, load_format: LoadFormat) -> LoadConfig:
         """The configuration as SGLang's own loaders take it."""
@@ -83,6 +85,13 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
             ) from error
         return found
 
+    def _get_all_weights(self, model_config: Any, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights; those of a model in a store from its URL, where SGLang has the other files in a folder."""
+        url = getattr(model_config, "model_weights", "")
+        # When weights are updated, SGLang changes the path alone.
+        self._stored = {ObjectStorageModel.get_path(url): url} if url else {}
+        yield from super()._get_all_weights(model_config, model)
+
     def _get_weights_iterator(
         self,
         source: DefaultModelLoader.Source,
@@ -95,7 +104,15 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
                 "weight_loader_prefetch_checkpoints cannot be set with load format hoistway: it is about how SGLang's "
                 "own loader reads"
             )
-        if resolved_source is None:
+        url = folder_url(self._stored.get(source.model_or_path, source.model_or_path))
+        if url is not None:
+            if source.allow_patterns_overrides is not None:
+                raise OptionError(
+                    f"the weights of {url} are chosen by patterns, {', '.join(source.allow_patterns_overrides)}, which "
+                    "work for directories only: copy the model to this machine"
+                )
+            files = [url]
+        elif resolved_source is None:
             folder, files, _ = self._prepare_weights(
                 source.model_or_path,
                 source.revision,
@@ -139,7 +156,8 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
         )
         if get_model().weight_loader_drop_cache_after_load:
             for file in files:
-                _drop_file_cache_after_load(file)
+                if not is_url(file):
+                    _drop_file_cache_after_load(file)
 
     def _device(self) -> str:
         """Where SGLang computes, if hoistway can put tensors there."""

@@ -18,6 +18,7 @@ def register() -> None:
     """Tells SGLang of the load format; SGLang calls it in each of its processes, by the entry point."""
     try:
         from sglang.srt.arg_groups.choices import LOAD_FORMAT_CHOICES, add_load_format_choices  # noqa: PLC0415
+        from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook  # noqa: PLC0415
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
     except ImportError as error:
         logging.getLogger(__name__).warning(
@@ -29,6 +30,7 @@ def register() -> None:
     if LOAD_FORMAT not in LOAD_FORMAT_CHOICES:
         add_load_format_choices([LOAD_FORMAT])
     HookRegistry.register(HOOKED, name_to_class, HookType.AROUND)
+    register_resolution_hook("handle_load_format")(keep_format)
 
 
 def name_to_class(post_init: Callable[..., None], config: Any, *arguments: Any) -> None:
@@ -38,6 +40,17 @@ def name_to_class(post_init: Callable[..., None], config: Any, *arguments: Any) 
 
         config.load_format = HoistwayModelLoader
     post_init(config, *arguments)
+
+
+def keep_format(server_args: Any, resolve: Callable[[Any], None]) -> None:
+    """Keeps the format where the model is a URL: SGLang puts Run:ai's in its place, whatever the user chose."""
+    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view  # noqa: PLC0415
+
+    chosen = resolving_view(server_args).load_format
+    resolve(server_args)
+    is_ours = chosen == LOAD_FORMAT or getattr(chosen, "__module__", "") == "hoistway.plugins._sglang_loader"
+    if is_ours and resolving_view(server_args).load_format != chosen:
+        declare_resolution(server_args, __name__, load_format=chosen)
 
 
 def __getattr__(name: str) -> Any:

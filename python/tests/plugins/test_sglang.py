@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
 import torch
-from plugin_hosts import HOST_WARNINGS, import_host, install, logged, on_ranks, shared_kib
+from plugin_hosts import HOST_WARNINGS, import_host, in_store, install, logged, on_ranks, shared_kib
 from safetensors.torch import save_file
 
 import_host("sglang.srt.model_loader.loader")
@@ -18,6 +19,9 @@ import sglang.srt.plugins  # noqa: E402
 from hoistway.errors import FormatError, OptionError, TruncatedError  # noqa: E402
 from hoistway.plugins.sglang import HOOKED, HoistwayModelLoader, register  # noqa: E402
 from sglang.srt.arg_groups.choices import LOAD_FORMAT_CHOICES  # noqa: E402
+from sglang.srt.arg_groups.model_path_hook import handle_load_format  # noqa: E402
+from sglang.srt.arg_groups.overrides import resolving_view  # noqa: E402
+from sglang.srt.arg_groups.resolution_hooks import run_hook  # noqa: E402
 from sglang.srt.configs.device_config import DeviceConfig  # noqa: E402
 from sglang.srt.configs.load_config import LoadConfig  # noqa: E402
 from sglang.srt.configs.model_config import ModelConfig  # noqa: E402
@@ -31,6 +35,8 @@ from sglang.srt.model_loader import get_model_loader  # noqa: E402
 from sglang.srt.model_loader.loader import DefaultModelLoader  # noqa: E402
 from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
 from sglang.srt.runtime_context import get_context, get_model, get_parallel  # noqa: E402
+from sglang.srt.server_args import ServerArgs  # noqa: E402
+from sglang.srt.utils.runai_utils import ObjectStorageModel  # noqa: E402
 from transformers import GPT2Config, GPT2LMHeadModel  # noqa: E402
 
 pytestmark = HOST_WARNINGS
@@ -84,6 +90,27 @@ def load_gpt2(path, load_format, store):
 
 
 @pytest.fixture
+def serve(tmp_path, monkeypatch):
+    """Starts a store that has the folders of the directory as buckets.
+
+    Gives what SGLang does with a URL when a server starts, by Run:ai's package: it fetches what is not weights.
+    """
+    monkeypatch.setenv("SGLANG_CACHE_DIR", str(tmp_path / "cache"))
+    with ExitStack() as stack:
+
+        def serve():
+            pull = stack.enter_context(in_store(tmp_path))
+
+            def fetch(url):
+                os.makedirs(ObjectStorageModel.get_path(url))
+                pull(url, ObjectStorageModel.get_path(url), ignore=["*.safetensors"])
+
+            return fetch
+
+        yield serve
+
+
+@pytest.fixture
 def checkpoint(tmp_path):
     """Two tensors in a file each."""
     path = tmp_path / "checkpoint"
@@ -106,12 +133,14 @@ class Module(torch.nn.Module):
         self.given.update(weights)
 
 
-def load(path, model, **settings):
+def load(path, model, *, url=None, **settings):
     """Loads with SGLang's loader for the format, and returns the lines of the log."""
     loader = get_model_loader(LoadConfig(load_format="hoistway", **settings))
     config = SimpleNamespace(
         model_path=str(path), revision=None, hf_config=SimpleNamespace(architectures=["Some"])
     )
+    if url is not None:
+        config.model_weights = url
     with logged(LOG) as lines:
         weights = loader._get_all_weights(config, model)
         loader.load_weights_and_postprocess(model, weights, torch.device("cpu"))
@@ -148,6 +177,50 @@ def test_a_real_model_gets_the_same_parameters_as_from_sglangs_own_loader(gpt2, 
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert lines[0].startswith("hoistway: 28 tensors")
+
+
+def test_a_real_model_comes_from_a_store(gpt2, tmp_path, serve):
+    fetch = serve()
+    expected = load_gpt2(gpt2, "auto", tmp_path / "auto")
+    fetch("s3://gpt2")
+    with logged(LOG) as lines:
+        found = load_gpt2("s3://gpt2", "hoistway", tmp_path / "hoistway")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert lines[0].startswith("hoistway: 28 tensors")
+    assert "; http buffered 100%" in lines[0]
+
+
+@pytest.mark.parametrize("load_format", ["hoistway", HoistwayModelLoader, "auto"])
+def test_a_url_keeps_the_format_that_was_chosen(load_format):
+    arguments = ServerArgs(model_path="s3://models/gpt2", load_format=load_format)
+    run_hook(handle_load_format, arguments)
+    expected = "runai_streamer" if load_format == "auto" else load_format
+    assert resolving_view(arguments).load_format == expected
+
+
+def test_weights_are_updated_from_another_place(checkpoint, tmp_path, serve):
+    shutil.copytree(checkpoint, tmp_path / "newer")
+    save_file({"a": torch.zeros(1000)}, tmp_path / "newer" / "model-1.safetensors")
+    serve()
+    first, second, third = Module(), Module(), Module()
+    load(ObjectStorageModel.get_path("s3://checkpoint"), first, url="s3://checkpoint")
+    # SGLang changes the path, and leaves the URL as it was.
+    load("s3://newer", second, url="s3://checkpoint")
+    load(tmp_path / "newer", third, url="s3://checkpoint")
+    assert torch.equal(first.given["a"], torch.arange(1000))
+    assert torch.equal(second.given["a"], torch.zeros(1000))
+    assert torch.equal(third.given["a"], torch.zeros(1000))
+
+
+def test_what_cannot_be_had_from_a_store_is_an_error_that_names_the_url(checkpoint, serve):
+    serve()
+    with pytest.raises(FileNotFoundError, match="s3://none/"):
+        load("s3://none", Module())
+    with pytest.raises(OptionError, match=r"s3://checkpoint/ are chosen by patterns, a\*, b\*"):
+        load("s3://checkpoint", Module(allow_patterns_overrides=["a*", "b*"]))
+    with pytest.raises(OptionError, match="share cannot be 'tp' for s3://checkpoint/"):
+        load("s3://checkpoint", Module(), model_loader_extra_config={"share": "tp"})
 
 
 def test_ranks_read_each_byte_once(checkpoint, tmp_path):
@@ -218,11 +291,13 @@ def test_a_draft_model_reads_its_own_layer_only(tmp_path):
     assert lines[0].startswith("hoistway: 2 tensors, 8.0 KiB")
 
 
-def test_files_leave_the_page_cache_if_sglang_is_told_so(checkpoint, monkeypatch):
+def test_files_leave_the_page_cache_if_sglang_is_told_so(checkpoint, monkeypatch, serve):
     advised = []
     monkeypatch.setattr("os.posix_fadvise", lambda *call: advised.append(call[3]))
+    serve()
     with get_model().override(weight_loader_drop_cache_after_load=True):
         load(checkpoint, Module())
+        load("s3://checkpoint", Module())
     assert advised == [os.POSIX_FADV_DONTNEED] * 2
 
 
