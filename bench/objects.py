@@ -199,8 +199,9 @@ def document(results: dict[str, Any]) -> str:
     rates = {loader: statistics.median(run["rate"] for run in runs) for loader, runs in loads.items()}
     limit = max(rate for loader, rate in rates.items() if loader.startswith("raw"))
     rate = f"{results['connection_mb_s']} MB/s" if results["connection_mb_s"] else "as fast as it can"
+    case = f" at {results['latency_ms']} ms and {rate} a connection" if results["connection_mb_s"] else ""
     text = (
-        "# Loads from an object store, beside raw sockets and a peer\n\n"
+        f"# Loads from an object store{case}, beside raw sockets and a peer\n\n"
         f"{results['bytes'] / 1e9:.2f} GB over HTTP from a server on the same machine, which waits "
         f"{results['latency_ms']} ms before each answer and sends {rate} on a connection. Each load is a new process; "
         f"medians of {len(loads['hoistway'])}, loaders in turn. Server and loader share the processor: {host['cores']} "
