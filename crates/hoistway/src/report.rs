@@ -153,8 +153,8 @@ impl Carrier {
     }
 }
 
-/// What the attempts of one read have brought, by who brought it. It goes with the read, and is added to the [`Tally`] once, at the
-/// end.
+/// What the attempts of one read have brought, by who brought it. It goes with the read, and is added to the [`Tally`] as
+/// the read ends, or starts over.
 #[derive(Debug, Default)]
 pub(crate) struct Account(Vec<Carrier>);
 

@@ -34,7 +34,7 @@
 //! # How customers use it
 //! | customer | groups | queues | gate | what its handlers do |
 //! |---|---|---|---|---|
-//! | reader | a read of a batch; the tag is the batch | one | open | copy from the page cache in `begin`, else aim a read; keep the ticket while a device copies |
+//! | reader | a read of a batch; the tag is the batch | one | open | choose a route in `begin`, which may be the page cache, and aim; keep the ticket while a device copies |
 //! | save | a file | one | stages: writes, sync | write in `begin`, without a [lane](crate::lane::NoLane) |
 //! | load | the load, with an operation for each extent, whose order is its position | the probe of the page cache, then one for each route; the probe hands over to them | `Below(u64::MAX)`, or what the stream has room for | take a slot, aim, deliver; fail the group and close |
 //! | KV store | a transfer; a further group helps with its steps; the tag is the request | waiting, staged | open | open the file and plan in `begin`; hand over to where slots are granted, carry step after step; copy from and to devices, compute checksums as bytes pass |

@@ -1,3 +1,3 @@
 //! The locks of the scheduler. The model test compiles the same files with another module of this name.
 
-pub(super) use std::sync::{Condvar, Mutex, MutexGuard};
+pub(super) use crate::sync::{Condvar, Mutex, MutexGuard};

@@ -6,7 +6,11 @@ use super::PinnedView;
 use super::{Mapping, PageKind};
 #[cfg(target_os = "linux")]
 use crate::ByteRange;
-use crate::{Error, Result, sys};
+use crate::{
+    Error, Result,
+    sync::{Condvar, Mutex, MutexGuard},
+    sys,
+};
 use hoistway_device::{Address, CopyStream, Device, DirectBuffer, ExternalMemory, ExternalSignal, Pinned};
 use std::{
     any::Any,
@@ -14,7 +18,7 @@ use std::{
     ptr::NonNull,
     slice,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},

@@ -19,7 +19,9 @@ use crate::{
     },
     source::Source,
     sys::usage::Usage,
-    transfer::{self, Assigned, DeviceLine, Engine, Failure, InCopy, Opening, Order, Placed, queue_of},
+    transfer::{
+        self, Assigned, DeviceLine, Engine, EngineOwner, Failure, InCopy, Opening, Order, Placed, queue_of,
+    },
 };
 use hoistway_io::{
     cancel::Registration,
@@ -502,19 +504,6 @@ impl Order for Job {
         Reason::Cancelled.into()
     }
 
-    fn lost_reads(&self, first: Option<u64>, source: io::Error) -> Error {
-        // Reads are submitted in the order of their extents.
-        let extent = first.and_then(|first| self.plan.extents().get(usize::try_from(first).ok()?));
-        let Some(extent) = extent else { return Error::System { operation: "waiting for reads", source } };
-        Error::Io {
-            operation: "read",
-            path: self.catalog.file(extent.file).source.as_path().to_owned(),
-            tensor: self.name_in(extent, extent.read.start()),
-            range: Some(extent.read),
-            source,
-        }
-    }
-
     fn ended(&self, _: usize, result: Result<(), Failure>) {
         self.is_read.store(true, Ordering::Release);
         match result {
@@ -525,6 +514,25 @@ impl Order for Job {
         }
         if let Some(line) = self.device_line() {
             line.close();
+        }
+    }
+}
+
+impl EngineOwner for Job {
+    fn fail(&self, error: Error) {
+        Job::fail(self, error);
+    }
+
+    fn lost_reads(&self, first: Option<u64>, source: io::Error) -> Error {
+        // Reads are submitted in the order of their extents.
+        let extent = first.and_then(|first| self.plan.extents().get(usize::try_from(first).ok()?));
+        let Some(extent) = extent else { return Error::System { operation: "waiting for reads", source } };
+        Error::Io {
+            operation: "read",
+            path: self.catalog.file(extent.file).source.as_path().to_owned(),
+            tensor: self.name_in(extent, extent.read.start()),
+            range: Some(extent.read),
+            source,
         }
     }
 }

@@ -408,6 +408,8 @@ impl ThreadedLoad {
             // A panic was already reported through the job.
             let _ = thread.join();
         }
+        // What still waits there has this load's memory: after a load that was whole, nothing does.
+        self.job.engine.close();
         let mut time = self.report.time;
         self.stop_clock(&mut time);
         self.report.time = time;

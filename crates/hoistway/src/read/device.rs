@@ -140,12 +140,4 @@ impl DeviceShare {
     pub(super) fn is_lost(&self) -> bool {
         self.device().is_lost()
     }
-
-    /// No read waits for a slot any more.
-    pub(super) fn close_slots(&self) {
-        self.slots.close();
-        if let Some(slots) = self.direct().and_then(|direct| direct.slots.get()) {
-            slots.close();
-        }
-    }
 }

@@ -58,7 +58,7 @@ impl Order for BatchState {
 
     fn may_go_on(&self, part: &Part) -> Result<(), Failure> {
         let Some(reason) = self.lost.get() else { return Ok(()) };
-        // What came cannot be asked about any more.
+        // A file cannot be asked about any more, so what came of it proves nothing, and nothing more comes.
         let (read, source) = (self.read(part.item), io::Error::other(reason.clone()));
         let (path, tensor, range) = (read.file.path().to_owned(), read.name(), Some(part.wanted));
         Err(Failure::OfRead(Error::Io { operation: "read", path, tensor, range, source }))
@@ -170,8 +170,9 @@ impl Order for BatchState {
         let before = if *is_spread { part.wanted.start() - state.range.start() } else { 0 };
         match way {
             Ok((line, transfers)) if !transfers.is_empty() => {
-                // SAFETY: the slot is full, and the transfers lie in it and in the memory from that address on. Until the read has
-                // ended, that memory is its alone (`Target::device`), and it ends after its pieces.
+                // SAFETY: the slot is full, and the transfers lie in it and in the memory from that address on (`transfers`). Until
+                // the read has ended, that memory is its alone (`Target::device`), and it ends after its pieces. Only memory whose
+                // bytes nobody looks at is written to by several reads at a time (`Target::scratch`).
                 unsafe { line.line.send(slot, &transfers, (&[address + before], Vec::new()), read) }
             }
             way => {
@@ -217,6 +218,9 @@ fn held(line: &Weak<DeviceShare>, device: DeviceId) -> Result<Arc<DeviceShare>> 
 /// How the bytes of `wanted`, which are those of a slot after the first `skip`, get from there to a device: all of them, or
 /// the runs of them that are wanted, which are moved together first if they are in host memory.
 fn transfers(slot: &mut Slot, skip: u64, wanted: ByteRange, packed: Option<&Runs>) -> Result<Vec<Transfer>> {
+    if skip.checked_add(wanted.len()).is_none_or(|end| end > slot.len() as u64) {
+        return Err(Error::Internal("a piece does not fit its slot".into()));
+    }
     let (before, len) = match packed {
         None => (0, wanted.len()),
         Some(runs) if slot.device_address().is_some() => {

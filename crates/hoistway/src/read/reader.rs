@@ -260,11 +260,12 @@ impl Reader {
             let reason = "it has no addresses of its own: give a pointer of the host";
             return Err(Error::invalid_option("device", device, reason));
         }
+        // Dropped after the lock is given back, as that calls the driver.
+        let _lost;
         let mut lines = lock(&self.shared.lines);
         // A device that is lost is opened anew once nothing uses it. The reader alone holds the line, which ends with its copies.
-        if lines.get(&device).is_some_and(|line| line.is_lost()) {
-            lines.remove(&device);
-        }
+        let is_lost = lines.get(&device).is_some_and(|line| line.is_lost());
+        _lost = if is_lost { lines.remove(&device) } else { None };
         if let Some(line) = lines.get(&device) {
             return Ok(line.clone());
         }
@@ -418,7 +419,8 @@ impl Drop for Reader {
             }
         };
         if is_own {
-            // It cannot wait for itself. If no thread is to be had, the others end without being waited for.
+            // It cannot wait for itself. If no thread is to be had, the others end without being waited for. What they still copy to
+            // a device fails then, as its line goes here.
             let _ = thread_named("hoistway-end").spawn(end);
         } else {
             end();

@@ -7,7 +7,6 @@ use crate::memory::Ledger;
 use crate::{
     DeviceId,
     memory::Slots,
-    parallel::lock,
     report::RouteRemarks,
     route::{ReadLane, member::Member},
     transfer::Reads,
@@ -41,14 +40,10 @@ pub(super) struct ReaderShared {
 }
 
 impl ReaderShared {
-    /// Notes an error of a read. If it says that nothing comes any more, nothing may wait for it.
+    /// Notes an error of a read. If it says that nothing comes any more, reads that wait fail with it.
     pub(super) fn note_error(&self, error: &io::Error) {
         if self.main.get().is_some_and(|main| main.is_lost(error)) {
             let _ = self.lost.set(error.to_string());
-            if let Some(slots) = self.slots.get() {
-                slots.close();
-            }
-            lock(&self.lines).values().for_each(|line| line.close_slots());
         }
     }
 

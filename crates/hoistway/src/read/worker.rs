@@ -30,15 +30,17 @@ const PAST_HOST: usize = 2;
 
 /// Serves the queue with a lane of `main`, until it is closed.
 pub(super) fn run(shared: &ReaderShared, main: Arc<dyn Member>, lane: Box<ReadLane>) {
+    let most = lane.capacity();
     let cache =
-        shared.cached.clone().and_then(|member| Some((shared.with_faults(member.lane(1).ok()?), member)));
-    let limit = InFlightLimit::fixed(lane.capacity());
+        shared.cached.clone().and_then(|member| Some((shared.with_faults(member.lane(most).ok()?), member)));
+    let limit = InFlightLimit::fixed(most);
     let (cache_lane, cache) = cache.unzip();
     let lanes = Lanes {
         shared,
         main: shared.with_faults(lane),
         cache: cache_lane,
         past_host: Vec::new(),
+        is_main_due: false,
         ended: Ok(Vec::new()),
     };
     let service = Service { queues: &[PIECES], limit, patience: Patience::UntilOver };
@@ -149,15 +151,21 @@ struct Lanes<'a> {
     main: Box<ReadLane>,
     cache: Option<Box<ReadLane>>,
     past_host: Vec<(Box<ReadLane>, Arc<DirectRoute>)>,
+    /// Whether the main lane has reads that it was not given time for.
+    is_main_due: bool,
     /// Reads that have ended ahead of the next call, or why a lane failed.
     ended: io::Result<Vec<Done>>,
 }
 
 impl Lanes<'_> {
-    /// The lane for reads by the route of `op`, if that is not the main one. It is made if it is not there.
-    fn side_lane(&mut self, op: &ReadOp) -> Result<&mut Box<ReadLane>, Unavailable> {
+    /// The lane for reads by the route of `op`. It is made if it is not there.
+    fn lane_of(&mut self, op: &ReadOp) -> Result<&mut Box<ReadLane>, Unavailable> {
         let none = || Unavailable::new("the thread has no such route", "");
-        let Some(route) = op.past_host.as_ref() else { return self.cache.as_mut().ok_or_else(none) };
+        let route = match op.way {
+            MAIN => return Ok(&mut self.main),
+            CACHE => return self.cache.as_mut().ok_or_else(none),
+            _ => op.past_host.as_ref().ok_or_else(none)?,
+        };
         let known = self.past_host.iter().position(|(_, own)| Arc::ptr_eq(own, route));
         let position = match known {
             Some(known) => known,
@@ -191,9 +199,6 @@ impl Lane<CarriedRead> for Lanes<'_> {
     }
 
     fn push(&mut self, op: CarriedRead) {
-        if op.way == MAIN {
-            return self.main.push(op);
-        }
         let mut ended = match std::mem::replace(&mut self.ended, Ok(Vec::new())) {
             Ok(ended) => ended,
             Err(error) => {
@@ -201,15 +206,8 @@ impl Lane<CarriedRead> for Lanes<'_> {
                 return;
             }
         };
-        let pushed = match self.side_lane(&op) {
-            // It holds few reads: it makes them before it takes another.
-            Ok(lane) if lane.in_flight() >= lane.capacity() => {
-                lane.submit_and_wait(&mut ended).map(|()| lane.push(op))
-            }
-            Ok(lane) => {
-                lane.push(op);
-                Ok(())
-            }
+        let pushed = match self.lane_of(&op) {
+            Ok(lane) => wait_for_room(lane, &mut ended).map(|()| lane.push(op)),
             Err(why) => {
                 let result = Err(io::Error::other(format!("no lane takes the read: {why}")));
                 ended.push(Done { op, result });
@@ -224,10 +222,133 @@ impl Lane<CarriedRead> for Lanes<'_> {
         let mut ended = std::mem::replace(&mut self.ended, Ok(Vec::new()))?;
         done.append(&mut ended);
         self.ended = Ok(ended);
-        // They make their reads at once, so the main lane is not waited for meanwhile.
+        // They make their reads at once.
         for lane in self.side_lanes().filter(|lane| lane.in_flight() > 0) {
             lane.submit_and_wait(done)?;
         }
-        if done.len() == before { self.main.submit_and_wait(done) } else { Ok(()) }
+        let has_main = self.main.in_flight() > 0;
+        // While others bring reads, those of the main lane wait once, and no longer: it may not even have begun them.
+        if done.len() > before && !self.is_main_due {
+            self.is_main_due = has_main;
+            return Ok(());
+        }
+        self.is_main_due = false;
+        if has_main { self.main.submit_and_wait(done) } else { Ok(()) }
+    }
+}
+
+/// Has a lane make reads until it takes another.
+fn wait_for_room(lane: &mut Box<ReadLane>, ended: &mut Vec<Done>) -> io::Result<()> {
+    while lane.in_flight() >= lane.capacity() {
+        lane.submit_and_wait(ended)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        read::ReaderOptions,
+        transfer::{Reads, tests::lone_read},
+    };
+    use hoistway_io::executor::{Bound, Limits, QueueOptions, Scheduler};
+    use std::sync::{Mutex, OnceLock};
+
+    /// Ends a read in each second round.
+    struct Slow {
+        capacity: usize,
+        reads: Vec<CarriedRead>,
+        is_next: bool,
+    }
+
+    impl Slow {
+        fn lane(capacity: usize) -> Box<ReadLane> {
+            Box::new(Self { capacity, reads: Vec::new(), is_next: false })
+        }
+    }
+
+    impl Lane<CarriedRead> for Slow {
+        fn capacity(&self) -> usize {
+            self.capacity
+        }
+
+        fn in_flight(&self) -> usize {
+            self.reads.len()
+        }
+
+        fn push(&mut self, op: CarriedRead) {
+            assert!(self.reads.len() < self.capacity, "it takes no more");
+            self.reads.push(op);
+        }
+
+        fn submit_and_wait(&mut self, done: &mut Vec<Done>) -> io::Result<()> {
+            self.is_next = !self.is_next;
+            if !self.is_next {
+                done.extend(self.reads.pop().map(|op| Done { op, result: Ok(0) }));
+            }
+            Ok(())
+        }
+    }
+
+    fn shared() -> ReaderShared {
+        let limits = Limits { accepted: Bound::NONE, in_flight: Bound::NONE };
+        ReaderShared {
+            options: ReaderOptions::default(),
+            scheduler: Scheduler::new(Reads, limits, &[QueueOptions::default()]),
+            cached: None,
+            main: OnceLock::new(),
+            remarks: OnceLock::new(),
+            slots: OnceLock::new(),
+            lost: Arc::default(),
+            lines: Mutex::default(),
+            #[cfg(feature = "objects")]
+            ledger: crate::memory::Ledger::new(0),
+        }
+    }
+
+    fn lanes(shared: &ReaderShared, side: Box<ReadLane>) -> Lanes<'_> {
+        let (main, ended) = (Slow::lane(4), Ok(Vec::new()));
+        Lanes { shared, main, cache: Some(side), past_host: Vec::new(), is_main_due: false, ended }
+    }
+
+    fn read(way: usize) -> CarriedRead {
+        let mut op = lone_read();
+        op.way = way;
+        op
+    }
+
+    #[test]
+    fn the_main_lane_is_served_while_others_bring_reads() {
+        let shared = shared();
+        let mut lanes = lanes(&shared, Box::new(crate::route::BlockingLane::new(crate::route::SourceRead)));
+        let mut done = Vec::new();
+        lanes.push(read(MAIN));
+        for _ in 0..4 {
+            lanes.push(read(CACHE));
+            lanes.submit_and_wait(&mut done).unwrap();
+        }
+        assert_eq!(done.iter().filter(|done| done.op.way == MAIN).count(), 1);
+    }
+
+    #[test]
+    fn a_lane_gets_no_more_reads_than_it_takes() {
+        let shared = shared();
+        let (mut lanes, mut done) = (lanes(&shared, Slow::lane(1)), Vec::new());
+        (0..3).for_each(|_| lanes.push(read(CACHE)));
+        assert_eq!(lanes.in_flight(), 3);
+        while lanes.in_flight() > 0 {
+            lanes.submit_and_wait(&mut done).unwrap();
+        }
+        assert_eq!(done.len(), 3);
+    }
+
+    #[test]
+    fn a_read_whose_route_has_no_lane_is_an_error() {
+        let shared = shared();
+        let (mut lanes, mut done) = (lanes(&shared, Slow::lane(1)), Vec::new());
+        lanes.push(read(PAST_HOST));
+        lanes.submit_and_wait(&mut done).unwrap();
+        assert!(matches!(&done[..], [Done { result: Err(_), .. }]));
     }
 }

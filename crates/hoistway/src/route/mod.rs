@@ -1,9 +1,10 @@
 //! How bytes move from a file to memory.
 //!
-//! `member` is what a route says of itself, `members` has a file for each route, and `registry` lists them. `name_check` finds out whether a route has done what its name says. Their lanes are those of
-//! `hoistway-io`, and two of their own: `usrbio`, and direct reads into a device in `gds`, which also proves their path. `direct` is what a reader keeps of a route past the host. `threefs` is
-//! the mounts that `usrbio` reads from, and `mounts` opens each once. `directstorage` has files and reads of DirectStorage. `absent` stands for the routes of
-//! other systems.
+//! `member` is what a route says of itself, `members` has a file for each route, and `registry` lists them. `name_check` finds out
+//! whether a route has done what its name says. Lanes are those of `hoistway-io`, and those of `usrbio`, `directstorage`,
+//! `object_lane`, and `gds`, which also proves the path past the host. `direct` is what a reader keeps of such a route. `threefs` is
+//! the mounts that `usrbio` reads from, `mounts` opens each once, and `shared` is memory that their daemon writes to. `graphics` has
+//! the buffers of D3D12 that DirectStorage fills. `absent` stands for the routes of other systems.
 
 mod absent;
 mod direct;

@@ -140,82 +140,14 @@ impl Drop for ObjectLane {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::{Access, Buffer, DirectIo, Part, Route, member::Facts},
-        *,
-    };
-    use crate::{
-        ByteRange,
-        memory::Slot,
-        report::{Account, Onward, Tally},
-        transfer::{Failure, InCopy, Order, Placed},
-    };
-    use std::sync::{Arc, MutexGuard};
-
-    /// An order that is asked nothing.
-    struct NoOrder;
-
-    impl Order for NoOrder {
-        fn chosen(&self) -> (Route, DirectIo) {
-            Default::default()
-        }
-
-        fn tally(&self) -> MutexGuard<'_, Tally> {
-            unimplemented!()
-        }
-
-        fn name_at(&self, _: usize, _: u64) -> Option<String> {
-            None
-        }
-
-        fn delivered_bytes(&self, _: usize, range: ByteRange) -> u64 {
-            range.len()
-        }
-
-        fn onward(&self, _: usize) -> Onward {
-            Onward::Stay
-        }
-
-        fn may_go_on(&self, _: &Part) -> Result<(), Failure> {
-            Ok(())
-        }
-
-        fn begins(&self, _: &mut Part, _: &mut Buffer, _: &Facts, _: Access) -> crate::Result<()> {
-            Ok(())
-        }
-
-        fn place(&self, _: &Part, _: &mut Buffer) -> crate::Result<Placed> {
-            Ok(Placed::Here(0))
-        }
-
-        fn copy_on(&self, _: Slot, read: InCopy) {
-            read.end(Ok(()));
-        }
-
-        fn complete(&self, _: &Part, _: Buffer) -> crate::Result<()> {
-            Ok(())
-        }
-
-        fn note_delivered(&self, _: &Part, _: &Account) {}
-
-        fn failed(&self, error: crate::Error) -> Failure {
-            Failure::OfRead(error)
-        }
-
-        fn ended(&self, _: usize, _: Result<(), Failure>) {}
-    }
+    use super::*;
+    use crate::transfer::tests::lone_read;
 
     #[test]
     fn what_other_lanes_brought_is_not_counted() {
-        let source: Arc<dyn crate::source::Source> = Arc::new(crate::source::Bytes::new(Vec::new()));
-        let op = || {
-            let (wanted, cancel) = ((0, ByteRange::default()), crate::Cancel::default());
-            let (order, access) = (Arc::new(NoOrder), Access::Buffered);
-            CarriedRead::alone(ReadOp::new(order, wanted, source.clone(), access, Buffer::SLOT, cancel))
-        };
         let mut lane = ObjectLane::new("hoistway-test", 2, |_, _| Ok(0));
-        let mut done = vec![Done { op: op(), result: Ok(0) }, Done { op: op(), result: Ok(0) }];
-        lane.push(op());
+        let mut done: Vec<_> = (0..2).map(|_| Done { op: lone_read(), result: Ok(0) }).collect();
+        lane.push(lone_read());
         while lane.in_flight() > 0 {
             lane.submit_and_wait(&mut done).unwrap();
         }

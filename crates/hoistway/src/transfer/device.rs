@@ -222,6 +222,16 @@ impl Waiter {
     }
 }
 
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        // After a panic, copies are left. Each has its order, which has this line: neither would go.
+        self.sent.close();
+        while let Some(left) = self.sent.next() {
+            drop(left);
+        }
+    }
+}
+
 fn wait(copying: &InUse<Copied>, waited: &AtomicU64) -> Result<()> {
     let since = Instant::now();
     let result = copying.wait().result();

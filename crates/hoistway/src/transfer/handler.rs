@@ -38,7 +38,8 @@ pub(crate) trait Ways {
     /// If there are none: the route that was named has not brought it.
     fn others(&self, op: &ReadOp, missing: Option<u64>) -> Result<QueueId>;
 
-    /// A slot for a read, pinned if it has to be. `None` if none is free now; with `may_wait` only once no slot comes any more.
+    /// A slot for a read, pinned if it has to be. `None` if none is free: the read waits in its queue. With `may_wait`, the thread has
+    /// nothing else to do, and may wait here for one that comes.
     ///
     /// # Errors
     /// Why there will be none.
@@ -255,8 +256,9 @@ fn start_over(op: &mut ReadOp) {
 }
 
 /// All bytes of a read are there: they go where they belong.
-fn complete(flight: Flight<Reads>) -> Next<Reads> {
-    let (mut op, ticket) = flight.into_parts();
+fn complete(mut flight: Flight<Reads>) -> Next<Reads> {
+    // If the order panics, the flight drops the operation before its ticket.
+    let op = &mut flight.content;
     let arrived = op.order.check_arrived(&op.part, &|| op.check_unchanged());
     match arrived.and_then(|()| op.order.place(&op.part, &mut op.buffer)) {
         Ok(Placed::Here(staged_bytes)) => {
@@ -264,20 +266,20 @@ fn complete(flight: Flight<Reads>) -> Next<Reads> {
             let buffer = std::mem::replace(&mut op.buffer, Buffer::SLOT);
             match op.order.complete(&op.part, buffer) {
                 Ok(()) => {
-                    drop(op);
-                    ticket.end(Ok(()));
+                    flight.end(Ok(()));
                     Next::Ended
                 }
-                Err(error) => fail(Flight::new(op, ticket), error),
+                Err(error) => fail(flight, error),
             }
         }
         Ok(Placed::InSlot(slot)) => {
+            let (op, ticket) = flight.into_parts();
             let order = op.order.clone();
             let read = InCopy::of(op, ticket, slot.is_view());
             order.copy_on(slot, read);
             Next::Ended
         }
-        Err(error) => fail(Flight::new(op, ticket), error),
+        Err(error) => fail(flight, error),
     }
 }
 

@@ -12,10 +12,12 @@ mod handler;
 mod order;
 mod routes;
 mod serve;
+#[cfg(test)]
+pub(crate) mod tests;
 
 pub(crate) use device::{DeviceLine, Needs, SlotCounts};
 pub(crate) use engine::Engine;
 pub(crate) use handler::{After, Mover, Ways, not_cached};
-pub(crate) use order::{Failure, InCopy, Order, Placed, Reads};
+pub(crate) use order::{EngineOwner, Failure, InCopy, Order, Placed, Reads};
 pub(crate) use routes::{Assigned, OpenRoute, Opening, Room, queue_of};
 pub(crate) use serve::{scheduler, serve};

@@ -119,14 +119,17 @@ pub(crate) trait Order: Send + Sync {
     /// A read has failed. Returns what its group ends with.
     fn failed(&self, error: Error) -> Failure;
 
-    /// The error of a lane that cannot find out what becomes of its reads, by the position of the first of them.
-    fn lost_reads(&self, first: Option<u64>, source: io::Error) -> Error {
-        let _ = first;
-        Error::System { operation: "waiting for reads", source }
-    }
-
     /// All reads of an item have ended, or of the order if it is one group.
     fn ended(&self, item: usize, result: Result<(), Failure>);
+}
+
+/// An order that has an [engine](super::Engine) of its own, and ends with the first error.
+pub(crate) trait EngineOwner: Order {
+    /// It is over. The first reason given is the one that its owner sees.
+    fn fail(&self, error: Error);
+
+    /// The error of a lane that cannot find out what becomes of its reads, by the position of the first of them.
+    fn lost_reads(&self, first: Option<u64>, source: io::Error) -> Error;
 }
 
 impl fmt::Debug for dyn Order {
@@ -167,11 +170,10 @@ pub(super) fn fail(flight: Flight<Reads>, error: Error) -> Next<Reads> {
 }
 
 /// A read ends without its bytes.
-pub(super) fn drop_read(flight: Flight<Reads>, failure: Failure) -> Next<Reads> {
-    let (mut op, ticket) = flight.into_parts();
+pub(super) fn drop_read(mut flight: Flight<Reads>, failure: Failure) -> Next<Reads> {
+    let op = &mut flight.content;
     op.order.note_undelivered(std::mem::take(&mut op.account));
-    drop(op);
-    ticket.end(Err(failure));
+    flight.end(Err(failure));
     Next::Ended
 }
 

@@ -29,7 +29,7 @@ impl Takers {
     /// Most routes of an order: as many as a scheduler has queues.
     const MOST: usize = u8::BITS as usize;
 
-    fn of(routes: impl IntoIterator<Item = usize>) -> Self {
+    pub(super) fn of(routes: impl IntoIterator<Item = usize>) -> Self {
         Self(routes.into_iter().fold(0, |bits, route| bits | 1 << route))
     }
 
@@ -62,6 +62,13 @@ pub(crate) struct OpenRoute {
 }
 
 impl OpenRoute {
+    /// A route that reads the first file.
+    #[cfg(test)]
+    pub(super) fn new(member: Arc<dyn Member>, share: Share) -> Self {
+        let name_check = NameCheck::of(&member);
+        Self { slots: None, member, share, files: Box::new([true]), name_check }
+    }
+
     /// Slots of its own, if it does not read into those of the order.
     pub(crate) fn slots(&self) -> Option<&Slots> {
         self.slots.as_ref()

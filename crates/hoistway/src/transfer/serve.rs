@@ -4,13 +4,12 @@
 use super::{
     engine::Engine,
     handler::{After, Mover, Ways, not_cached},
-    order::{Order, Reads},
+    order::{EngineOwner, Reads},
     routes::{OpenRoute, queue_of},
 };
 use crate::{
     Error, Result,
     memory::Slot,
-    parallel::thread_named,
     report::Refusal,
     route::{ReadOp, Unavailable, member::Member},
 };
@@ -20,11 +19,11 @@ use hoistway_io::{
     },
     file::Residency,
     lane::NoLane,
+    sync::{spawn_scoped, thread},
 };
 use std::{
     io,
     sync::{Arc, OnceLock},
-    thread,
 };
 
 /// A scheduler with a queue for each of so many routes, which hands reads over to those after it.
@@ -37,7 +36,7 @@ pub(crate) fn scheduler(routes: usize) -> Arc<Scheduler<Reads>> {
 
 /// Serves the queue of a route with one lane. If the route gives up, the one that takes its reads goes on, with as many
 /// threads as it should have.
-pub(crate) fn serve(engine: &Engine, order: &dyn Order, route: usize) {
+pub(crate) fn serve(engine: &Engine, order: &dyn EngineOwner, route: usize) {
     let own = &engine.routes[route];
     let queues = [queue_of(route)];
     let service = |limit| Service { queues: &queues, limit, patience: engine.patience };
@@ -62,7 +61,7 @@ pub(crate) fn serve(engine: &Engine, order: &dyn Order, route: usize) {
                 Served::Over => None,
                 Served::GaveUp => mover.into_ways().refused.into_inner(),
                 Served::Failed { error, first_lost } => {
-                    order.failed(order.lost_reads(first_lost, error));
+                    order.fail(order.lost_reads(first_lost, error));
                     return;
                 }
             }
@@ -71,7 +70,7 @@ pub(crate) fn serve(engine: &Engine, order: &dyn Order, route: usize) {
     let Some(why) = refused else { return };
     let name = facts.route;
     let Some(heir) = engine.heir(route).filter(|_| !engine.names(name)) else {
-        order.failed(Error::RouteUnavailable { route: name, path: None, why });
+        order.fail(Error::RouteUnavailable { route: name, path: None, why });
         return;
     };
     order.tally().refuse(Refusal::new(name.name(), None, why));
@@ -82,8 +81,7 @@ pub(crate) fn serve(engine: &Engine, order: &dyn Order, route: usize) {
     thread::scope(|scope| {
         for _ in 1..later.share.threads {
             // As many as the system gives; this one works in any case.
-            let _ = thread_named(later.member.facts().thread_name)
-                .spawn_scoped(scope, || serve(engine, order, heir));
+            let _ = spawn_scoped(scope, later.member.facts().thread_name, || serve(engine, order, heir));
         }
         serve(engine, order, heir);
     });
