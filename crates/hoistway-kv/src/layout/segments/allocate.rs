@@ -3,6 +3,7 @@
 
 use super::{
     failed, lock, names,
+    recover::LEAST_PART,
     room::is_full,
     root::{Charges, Limits, RootLock},
     segment::Segment,
@@ -42,14 +43,18 @@ impl Writer {
         if self.is_full.load(Ordering::Acquire) {
             return Ok(false);
         }
-        let Some(usual) = self.new_segment(bytes, self.segment_bytes)? else { return Ok(false) };
         let Some(locked) = self.lock_root()? else { return Ok(false) };
+        let mut reclaimed = Vec::new();
         let found = loop {
             let charges = self.charges()?;
-            let mut len = self.segment_bytes;
+            let (usual, mut len) = match self.next_segment_of(bytes, &charges, &locked)? {
+                Some((usual, len)) => (usual, len),
+                None => return Ok(false),
+            };
             let mut found = None;
             // The last one has what room is left.
-            while !charges.is_partial && found.is_none() && len >= self.least_segment.max(1) {
+            let least = self.least_segment.min(len).max(1);
+            while !charges.is_partial && found.is_none() && len >= least {
                 let new = self.new_segment(bytes, len)?;
                 found = match new {
                     Some(new) if self.has_room(&charges, &new, &Given::default(), &locked)? => Some(new),
@@ -61,14 +66,25 @@ impl Writer {
                 break found;
             }
             // What is not known to be in the way does not have to go.
-            if !charges.is_current || !self.reclaim(&locked)? {
+            let left = if charges.is_current { self.reclaim(&locked)? } else { None };
+            let is_over = left.is_none();
+            reclaimed.extend(left);
+            if is_over {
                 self.is_full.store(true, Ordering::Release);
                 self.tell_of_room(&charges, &usual)?;
                 self.note_want(usual.charge, &locked)?;
                 break None;
             }
         };
-        let is_made = found.map_or(Ok(false), |new| self.make_segment(&new, locked))?;
+        let is_made = match found {
+            Some(new) => self.make_segment(&new, locked),
+            None => {
+                drop(locked);
+                Ok(false)
+            }
+        };
+        self.sync_reclaimed(&reclaimed);
+        let is_made = is_made?;
         self.was_full.store(!is_made, Ordering::Release);
         if is_made {
             self.wanted.store(0, Ordering::Release);
@@ -93,8 +109,8 @@ impl Writer {
         }
         spare.0 = now + SPARE_PAUSE;
         let Some(locked) = self.shared.root.try_lock()? else { return Ok(()) };
-        let Some(new) = self.new_segment(0, self.segment_bytes)? else { return Ok(()) };
         let charges = self.charges()?;
+        let Some((new, _)) = self.next_segment_of(0, &charges, &locked)? else { return Ok(()) };
         if !charges.is_partial && self.has_room(&charges, &new, &Given::default(), &locked)? {
             self.make_segment(&new, locked)?;
             spare.0 = now;
@@ -132,6 +148,26 @@ impl Writer {
             ),
         );
         Ok(())
+    }
+
+    /// Describes the next segment for a block of `bytes` bytes, and the length that it is to have besides: the usual one, or less
+    /// where there are so many writers that one of the usual length is more than a share. `None` if no file can be so large.
+    pub(super) fn next_segment_of(
+        &self,
+        bytes: u64,
+        charges: &Charges,
+        locked: &RootLock<'_>,
+    ) -> Result<Option<(NewSegment, u64)>> {
+        let writers = self.others(charges, locked)?.writers;
+        let room = (self.limits.capacity / writers).saturating_sub(self.limits.writer_bytes());
+        let mut len = self.segment_bytes;
+        loop {
+            let new = self.new_segment(bytes, len)?;
+            match new {
+                Some(new) if new.charge > room && len / 2 >= self.segment_bytes / LEAST_PART => len /= 2,
+                new => return Ok(new.map(|new| (new, len))),
+            }
+        }
     }
 
     /// Describes the next segment: of `len` bytes, or longer if the block needs that; `None` if no file can be so large.

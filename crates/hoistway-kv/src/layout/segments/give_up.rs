@@ -36,8 +36,8 @@ impl Writer {
     fn take_over_from(&self, going: &mut VecDeque<Region>, bytes: u64) -> Result<bool> {
         // Until the new one has its room: others would take it.
         let Some(locked) = self.lock_root()? else { return Ok(false) };
-        let Some(new) = self.new_segment(bytes, self.segment_bytes)? else { return Ok(false) };
         let charges = self.shared.root.charges(&self.limits)?;
+        let Some((new, _)) = self.next_segment_of(bytes, &charges, &locked)? else { return Ok(false) };
         if !charges.is_current || self.is_too_much(charges.total)? {
             // There would not be room for another. What is too much goes in time.
             return Ok(false);

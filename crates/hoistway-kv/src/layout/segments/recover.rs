@@ -88,8 +88,8 @@ impl WriterOptions {
 const MOST_DIRECTORIES: usize = 16;
 /// Bytes of a segment where the options do not say.
 const USUAL_SEGMENT: u64 = 1 << 30;
-/// Part of that which is worth a segment where there is no more room.
-const LEAST_PART: u64 = 8;
+/// Part of that which is worth a segment where there is no more room, or no larger share of it.
+pub(super) const LEAST_PART: u64 = 8;
 
 impl Writer {
     /// Takes over the directory of a writer that is gone, or makes one. Also says how many blocks were lost.

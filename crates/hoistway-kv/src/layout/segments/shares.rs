@@ -10,7 +10,7 @@ use super::{
     writer::Writer,
 };
 use crate::Result;
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{io, path::PathBuf, sync::atomic::Ordering, time::Duration};
 
 /// The known state of the living writers of a store.
 pub(super) struct Others {
@@ -77,11 +77,15 @@ impl Writer {
             && own_charge > self.limits.capacity / others.writers
             && charges.total.saturating_add(others.wanted) > self.limits.capacity;
         let must_give = is_unfair || self.is_too_much(charges.total)?;
-        if must_give
-            && !lock(&self.slots).is_about_to_drain()
-            && !self.reclaim(&locked)?
-            && let Some(region) = self.least_useful()
-        {
+        if !must_give || lock(&self.slots).is_about_to_drain() {
+            return Ok(());
+        }
+        if let Some(left) = self.reclaim(&locked)? {
+            drop(locked);
+            self.sync_reclaimed(&[left]);
+            return Ok(());
+        }
+        if let Some(region) = self.least_useful() {
             self.give_up(&region)?;
             // What was given up is not taken back at once.
             self.is_full.store(true, Ordering::Release);
@@ -153,24 +157,38 @@ impl Writer {
         Ok(charges)
     }
 
-    /// Removes a segment, or else the other files, of a writer that has ended. Returns whether there were any.
-    pub(super) fn reclaim(&self, locked: &RootLock<'_>) -> Result<bool> {
+    /// Removes a segment, or else the other files, of a writer that has ended. Returns the directory that they were in, if there
+    /// were any, for [`Writer::sync_reclaimed`] once the lock is given back.
+    pub(super) fn reclaim(&self, locked: &RootLock<'_>) -> Result<Option<PathBuf>> {
         let root = &self.shared.root;
         for other in root.writers()?.into_iter().filter(|other| other.id != self.id) {
             match self.reclaim_from(&other, locked) {
-                Ok(false) => {}
-                Ok(true) => return Ok(true),
+                Ok(None) => {}
+                Ok(left) => return Ok(left),
                 // Others may have left something, too.
                 Err(error) => root.warn_once(&other.path, &error),
             }
         }
-        Ok(false)
+        Ok(None)
     }
 
-    fn reclaim_from(&self, other: &WriterDirectory, locked: &RootLock<'_>) -> Result<bool> {
+    /// Has the disk know what was removed of these directories. Until then a power cut brings it back: blocks that were good, and
+    /// more bytes than there may be, which go again.
+    pub(super) fn sync_reclaimed(&self, directories: &[PathBuf]) {
+        for path in directories {
+            match self.shared.disk.sync_directory(path) {
+                // It has gone as well.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => self.shared.root.warn_once(path, &failed("syncing", path)(error)),
+                Ok(()) => {}
+            }
+        }
+    }
+
+    fn reclaim_from(&self, other: &WriterDirectory, locked: &RootLock<'_>) -> Result<Option<PathBuf>> {
         let disk = &*self.shared.disk;
         let root = &self.shared.root;
-        let Some(_lease) = root.try_lease(&other.path, locked)? else { return Ok(false) };
+        let Some(_lease) = root.try_lease(&other.path, locked)? else { return Ok(None) };
         let mut files = disk.list(&other.path).map_err(failed("listing", &other.path))?;
         let number_of = |name: &str| match WriterFile::parse(name) {
             WriterFile::Segment(number) => Some(number),
@@ -180,8 +198,7 @@ impl Writer {
         if let Some(number) = first {
             let path = other.path.join(names::segment(number));
             disk.remove(&path).map_err(failed("removing", &path))?;
-            disk.sync_directory(&other.path).map_err(failed("syncing", &other.path))?;
-            return Ok(true);
+            return Ok(Some(other.path.clone()));
         }
         files.sort_unstable_by(|first, second| first.name.cmp(&second.name));
         for file in files {
@@ -189,7 +206,6 @@ impl Writer {
             disk.remove(&path).map_err(failed("removing", &path))?;
         }
         disk.remove_directory(&other.path).map_err(failed("removing", &other.path))?;
-        disk.sync_directory(&root.path).map_err(failed("syncing", &root.path))?;
-        Ok(true)
+        Ok(Some(root.path.clone()))
     }
 }

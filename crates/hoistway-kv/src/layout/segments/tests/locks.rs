@@ -85,6 +85,18 @@ fn no_process_waits_for_the_syncs_of_another_one() {
     bench.put_all(poor, &["b"]);
     let mut large = || assert_eq!(bench.put_len(rich, "large", 200 << 10).unwrap(), Put::Done);
     expect("a segment takes the place of others", &mut large);
+    let gone = stores.pop().unwrap();
+    let directory = gone.writer().unwrap().directory.clone();
+    drop(gone);
+    let rich = &stores[0];
+    let segments = || bench.files("seg-").into_iter().filter(|path| path.starts_with(&directory)).count();
+    let before = segments();
+    expect("a segment of a writer that has ended goes", &mut || {
+        for number in 0..300 {
+            bench.put(rich, &format!("richer {number}")).unwrap();
+        }
+    });
+    assert!(segments() < before);
 }
 
 #[test]
