@@ -265,10 +265,13 @@ mutants base="main" *arguments: setup
     PATH="$PWD/target/tools/bin:{{ bin }}:$PATH" CARGO_TARGET_DIR="$PWD/target/mutants" \
         cargo mutants --in-diff target/mutants.diff --output target --all-features --test-tool nextest "${@:2}"
 
-# Try so many orders of threads in each model test of the executor and of the store of experts.
+# Engines of transfers are compiled with the locks and threads of shuttle, so apart from all other tests.
+# Try so many orders of threads in each model test of the executor, of the store of experts, and of engines of transfers.
 [group('long tests')]
 test-thread-orders iterations="20000":
     HOISTWAY_MODEL_ITERATIONS={{ iterations }} cargo test --quiet --package hoistway-io --package hoistway-experts --lib model
+    HOISTWAY_MODEL_ITERATIONS={{ iterations }} RUSTFLAGS='--cfg shuttle' \
+        cargo test --quiet --package hoistway --lib --target-dir target/shuttle transfer::tests
 
 # Keep the executor busy with faults, cancellations and deadlines for so many seconds.
 [group('long tests')]
@@ -295,7 +298,7 @@ soak-devices seconds="60": develop
 [group('long tests')]
 miri:
     for tests in \
-        'hoistway -- catalog:: plan:: dtype:: --skip catalog::open:: --skip a_hundred_thousand_tensors_parse' \
+        'hoistway -- catalog:: plan:: dtype:: transfer:: --skip catalog::open:: --skip a_hundred_thousand_tensors_parse' \
         'hoistway-experts -- catalog::names store::tests layers::plan' \
         'hoistway-io -- units:: parallel:: lane::outcome file::write' \
         'hoistway-kv -- format:: key:: namespace:: layout::segments::slots layout::segments::names layout::files::names --skip every_flipped_bit --skip nothing_panics' \

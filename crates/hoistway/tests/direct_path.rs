@@ -9,12 +9,14 @@ use common::{
     child::is_case,
     make_cold,
     on_device::{chunky, disk, start_threads_that_stay, to_device},
+    reading::{Kind, Place, TestFile, range, submit},
     stand_in::{STAND_IN, Turn},
     tensor, write_model,
 };
 use hoistway::{
-    DeviceId, DirectIo, Dtype, Error, Route,
+    Cancel, DeviceId, DirectIo, Dtype, Error, Route,
     device::Device,
+    read::{Priority, Reader, ReaderOptions},
     route::fault::{Fault, FaultScript},
 };
 use hoistway_device::{DirectBuffer, RegisteredFile};
@@ -59,6 +61,32 @@ fn giving_cufile_up_strands_no_read() {
         assert_eq!(moved, report.tensor_bytes, "{report}");
         assert!(report.refused.iter().any(|refusal| refusal.what == "gds"), "{report}");
     }
+}
+
+#[test]
+fn what_cufile_gives_up_after_a_cancel_is_not_read_by_the_host() {
+    let _stand_in = Turn::take();
+    if !has_direct_reads() {
+        return;
+    }
+    let file = TestFile::new(1 << 20);
+    make_cold(&file.path);
+    let cancel = Cancel::default();
+    let script = FaultScript::new({
+        let cancel = cancel.clone();
+        move |_, _| {
+            cancel.cancel();
+            Some(Fault::Broken)
+        }
+    });
+    let options = ReaderOptions::default().cancel(cancel).faults(script.clone());
+    let reader = Reader::new(&options).unwrap();
+    let mut places = [Place::new(Kind::Device(DeviceId::Cuda(0), 0), range(0, 64 << 10))];
+    let batch = submit(&reader, &file.open(), &mut places, Priority::Demand);
+    assert!(matches!(batch.wait(), Err(Error::Cancelled)));
+    assert_eq!(script.reads(), 1);
+    let report = batch.report();
+    assert!(report.refused.iter().any(|refusal| refusal.what == "gds"), "{report}");
 }
 
 /// Nothing of such a file is read past the host, but its name promises that it could be.

@@ -370,6 +370,39 @@ fn rows_of_a_tensor_are_packed_past_the_host() {
     }
 }
 
+/// Rows are longer than a chunk, and so are the gaps between them, of which some parts are not read at all.
+#[test]
+fn rows_of_a_tensor_are_packed_into_host_memory_over_chunks() {
+    let directory = disk();
+    let path = directory.path().join("rows.safetensors");
+    let (rows, columns, kept) = (6u64, 300_000u64, 10..150_000u64);
+    let bytes =
+        common::write_model(&path, &[common::tensor("t", hoistway::Dtype::U8, &[rows, columns])], 0, 1);
+    let data = &bytes[bytes.len() - (rows * columns) as usize..];
+    let row =
+        |number: u64| &data[(number * columns + kept.start) as usize..][..(kept.end - kept.start) as usize];
+    let wanted: Vec<u8> = (0..rows).flat_map(row).copied().collect();
+    for (route, is_cold) in [(Route::Threads, true), (Route::Auto, true), (Route::Auto, false)] {
+        if is_cold {
+            make_cold(&path);
+        }
+        let checkpoint = Checkpoint::open(&[&path]).unwrap();
+        let slice = TensorSlice::new(vec![0..rows, kept.clone()]);
+        let requests = Selection::all().slice("t", slice).resolve(checkpoint.catalog()).unwrap();
+        let mut memory = vec![0xEE; wanted.len() + 2 * SHIFT as usize];
+        let address = memory.as_mut_ptr().expose_provenance() as u64 + SHIFT;
+        let target = FillTarget::new(requests[0].clone(), DeviceId::Cpu, address, wanted.len() as u64);
+        fill(&checkpoint, &[target], &LoadOptions::default().route(route).chunk_bytes(64 << 10)).unwrap();
+        let (before, rest) = memory.split_at(SHIFT as usize);
+        let (filled, after) = rest.split_at(wanted.len());
+        assert!(*filled == *wanted, "{route}");
+        assert!(
+            before.iter().chain(after).all(|&byte| byte == 0xEE),
+            "{route}: bytes beside it were written"
+        );
+    }
+}
+
 /// What drivers do with memory that is not pinned differs between machines: on some, a copy has not read it when it returns.
 #[test]
 fn bytes_of_a_buffer_are_copied_by_way_of_pinned_memory() {

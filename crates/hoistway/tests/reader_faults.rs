@@ -472,6 +472,61 @@ fn route_cached_names_the_first_byte_that_a_copy_has_not_found() {
     }
 }
 
+/// What is read in place goes on where the copy has ended, at a whole block. Reads that pass a slot start over.
+#[test]
+#[cfg_attr(windows, ignore = "Windows does not say what its cache holds")]
+fn what_the_page_cache_holds_in_part_is_read_on_to_every_kind_of_memory() {
+    let _turn = Turn::take();
+    let file = TestFile::new(LEN as usize);
+    let wanted = range(8192, 40_960);
+    for kind in Kind::ALL {
+        let _warm = prepare(&file, true);
+        let script = FaultScript::new(|number, _| (number == 0).then_some(Fault::Short(10_000)));
+        let reader = reader(Route::Auto, DirectIo::Auto, script);
+        let mut places = [Place::new(kind, wanted)];
+        let batch = submit(&reader, &file.open(), &mut places, Priority::Demand);
+        batch.wait().unwrap();
+        assert_all_hold(&file, &places, &batch);
+        let report = batch.report();
+        let by = |is_cached: bool| -> (u64, u64) {
+            let carriers = report.carriers.iter().filter(|own| (own.route == Route::Cached) == is_cached);
+            carriers.fold((0, 0), |sum, own| (sum.0 + own.tensor_bytes, sum.1 + own.read_bytes))
+        };
+        let (cached, others) = (by(true), by(false));
+        assert_eq!((cached.0 + others.0, cached.1), (wanted.len(), 10_000), "{kind:?}: {report}");
+        match kind {
+            Kind::Memory | Kind::Host(0) => assert_eq!(cached.0, 8192, "{report}"),
+            Kind::Sink | Kind::Device(..) => assert_eq!(cached.0, 0, "{report}"),
+            // Memory that does not agree with the file's blocks: it depends on whether direct reads can be had.
+            Kind::Host(_) => {}
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(windows, ignore = "Windows does not say what its cache holds")]
+fn a_file_that_changes_between_a_copy_and_the_read_of_the_rest_is_noticed() {
+    let _turn = Turn::take();
+    for kind in Kind::ALL {
+        let file = TestFile::new(LEN as usize);
+        let _warm = prepare(&file, true);
+        let_file_time_pass(&file.path);
+        let writer = fs::OpenOptions::new().write(true).open(&file.path).unwrap();
+        let script = FaultScript::new(move |number, _| {
+            (number == 0).then(|| {
+                write_all_at(&writer, b"other", 30_000);
+                Fault::Short(10_000)
+            })
+        });
+        let reader = reader(Route::Auto, DirectIo::Auto, script);
+        let mut places = [Place::new(kind, range(8192, 40_960))];
+        let batch = submit(&reader, &file.open(), &mut places, Priority::Demand);
+        let error = batch.wait().unwrap_err();
+        assert!(matches!(&error, Error::Changed { path, .. } if *path == file.path), "{kind:?}: {error:?}");
+        assert_eq!(batch.report().delivered_bytes, 0);
+    }
+}
+
 /// Loads of every kind of trouble, again and again: descriptors, threads, mappings and what is on the device return to
 /// what they were.
 #[test]
