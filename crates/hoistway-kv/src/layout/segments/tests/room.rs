@@ -71,36 +71,35 @@ fn a_writer_that_has_nothing_gets_its_share() {
 /// Segments of the usual length are an 32nd of the capacity.
 #[test]
 fn each_of_many_writers_gets_a_segment() {
-    for (capacity, writers) in [(16 << 20, 33), (64 << 20, 40)] {
-        let mut bench = Bench::new();
-        bench.disk = SimulatedDisk::new(7, 2 * capacity);
-        bench.options.capacity_bytes = Some(capacity);
-        bench.options.segment_bytes = None;
-        bench.options.durability = Durability::None;
-        let stores: Vec<_> = (0..writers).map(|_| bench.open()).collect();
-        // The first takes all that there is.
-        let len = (capacity / 512) as usize;
-        (0..600).for_each(|number| bench.put_hollow(&stores[0], &format!("first {number}"), len));
-        let mut done = vec![false; writers];
-        for round in 0..2 * writers {
-            if done.iter().skip(1).all(|done| *done) {
-                break;
-            }
-            for (number, store) in stores.iter().enumerate().skip(1) {
-                if !done[number] {
-                    let reserved = bench.reserve_len(store, &format!("{number} {round}"), len).unwrap();
-                    done[number] = matches!(reserved, Reservation::Claimed(_));
-                    let waits = matches!(reserved, Reservation::Full);
-                    assert!(done[number] || waits, "{writers} writers: {number} is refused: {reserved:?}");
-                }
-            }
-            bench.now.fetch_add(1, Ordering::Relaxed);
-            stores.iter().for_each(|store| store.maintain().unwrap());
+    let (capacity, writers) = (16 << 20, 33);
+    let mut bench = Bench::new();
+    bench.disk = SimulatedDisk::new(7, 2 * capacity);
+    bench.options.capacity_bytes = Some(capacity);
+    bench.options.segment_bytes = None;
+    bench.options.durability = Durability::None;
+    let stores: Vec<_> = (0..writers).map(|_| bench.open()).collect();
+    // The first takes all that there is.
+    let len = (capacity / 512) as usize;
+    (0..600).for_each(|number| bench.put_hollow(&stores[0], &format!("first {number}"), len));
+    let mut done = vec![false; writers];
+    for round in 0..2 * writers {
+        if done.iter().skip(1).all(|done| *done) {
+            break;
         }
-        let without = done.iter().skip(1).filter(|done| !**done).count();
-        assert_eq!(without, 0, "of {writers} writers");
-        assert!(bench.disk.most_used() <= capacity, "{}", bench.disk.most_used());
+        for (number, store) in stores.iter().enumerate().skip(1) {
+            if !done[number] {
+                let reserved = bench.reserve_len(store, &format!("{number} {round}"), len).unwrap();
+                done[number] = matches!(reserved, Reservation::Claimed(_));
+                let waits = matches!(reserved, Reservation::Full);
+                assert!(done[number] || waits, "{writers} writers: {number} is refused: {reserved:?}");
+            }
+        }
+        bench.now.fetch_add(1, Ordering::Relaxed);
+        stores.iter().for_each(|store| store.maintain().unwrap());
     }
+    let without = done.iter().skip(1).filter(|done| !**done).count();
+    assert_eq!(without, 0, "of {writers} writers");
+    assert!(bench.disk.most_used() <= capacity, "{}", bench.disk.most_used());
 }
 
 /// Reserves places until there are no more.
