@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from hoistway.errors import MissingPackageError
+from hoistway.plugins._versions import unfit
 from hoistway.plugins._weights import LOAD_FORMAT
 
 # Of the dataclass: it turns the name of a format into a member of an enumeration, which has none for formats of others.
@@ -21,11 +23,7 @@ def register() -> None:
         from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook  # noqa: PLC0415
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
     except ImportError as error:
-        logging.getLogger(__name__).warning(
-            "hoistway does not know this version of SGLang; load format %r is not registered: %s",
-            LOAD_FORMAT,
-            error,
-        )
+        logging.getLogger(__name__).warning("%s", unfit("sglang", LOAD_FORMAT, error))
         return
     if LOAD_FORMAT not in LOAD_FORMAT_CHOICES:
         add_load_format_choices([LOAD_FORMAT])
@@ -36,9 +34,7 @@ def register() -> None:
 def name_to_class(post_init: Callable[..., None], config: Any, *arguments: Any) -> None:
     """Puts the class where the format's name stands: SGLang makes its loader of a class that it finds there."""
     if isinstance(config.load_format, str) and config.load_format.lower() == LOAD_FORMAT:
-        from hoistway.plugins._sglang_loader import HoistwayModelLoader  # noqa: PLC0415
-
-        config.load_format = HoistwayModelLoader
+        config.load_format = _loader()
     post_init(config, *arguments)
 
 
@@ -53,10 +49,17 @@ def keep_format(server_args: Any, resolve: Callable[[Any], None]) -> None:
         declare_resolution(server_args, __name__, load_format=chosen)
 
 
+def _loader() -> Any:
+    """The class of the loader. It uses private parts of SGLang, which another version may lack."""
+    try:
+        from hoistway.plugins._sglang_loader import HoistwayModelLoader  # noqa: PLC0415
+    except (ImportError, AttributeError) as error:
+        raise MissingPackageError(unfit("sglang", LOAD_FORMAT, error)) from error
+    return HoistwayModelLoader
+
+
 def __getattr__(name: str) -> Any:
     # For the Python API: Engine(load_format=HoistwayModelLoader); not before SGLang is there.
     if name == "HoistwayModelLoader":
-        from hoistway.plugins._sglang_loader import HoistwayModelLoader  # noqa: PLC0415
-
-        return HoistwayModelLoader
+        return _loader()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,6 +6,7 @@ import logging
 from functools import cache, wraps
 from typing import Any
 
+from hoistway.plugins._versions import unfit
 from hoistway.plugins._weights import LOAD_FORMAT
 
 
@@ -20,12 +21,7 @@ def register() -> None:
 
         verify = VllmConfig.try_verify_and_update_config
     except (ImportError, AttributeError) as error:
-        logging.getLogger("vllm.plugins.hoistway").warning(
-            "hoistway does not know this version of vLLM (%s); load format %r is not registered: %s",
-            _version(),
-            LOAD_FORMAT,
-            error,
-        )
+        logging.getLogger("vllm.plugins.hoistway").warning("%s", unfit("vllm", LOAD_FORMAT, error))
         return
     register_model_loader(LOAD_FORMAT)(HoistwayModelLoader)
 
@@ -43,12 +39,3 @@ def register() -> None:
             load.load_format = LOAD_FORMAT
 
     VllmConfig.try_verify_and_update_config = verify_with_urls
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
-
-    try:
-        return version("vllm")
-    except PackageNotFoundError:
-        return "not installed"

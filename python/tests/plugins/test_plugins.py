@@ -7,10 +7,14 @@ import importlib.metadata
 import logging
 import subprocess
 import sys
+import types
+from pathlib import Path
 
 import pytest
 import torch
 from hoistway.errors import FormatError, OptionError, RouteUnavailableError, TruncatedError
+from hoistway.plugins import sglang
+from hoistway.plugins._versions import TESTED
 from hoistway.plugins._weights import Bar, Options, weights
 from plugin_hosts import entry_points, install, logged
 from safetensors.torch import save_file
@@ -61,7 +65,33 @@ assert "torch" not in sys.modules
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert "load format 'hoistway' is not registered" in ran.stderr
+    name, tested = TESTED[host]
+    assert f"load format 'hoistway' is not registered, as this version of {name} (" in ran.stderr
+    assert f"The format was tested with {name} {tested}: install that version, or use" in ran.stderr
+
+
+def test_a_sglang_without_what_the_loader_is_made_of_is_a_clear_error(monkeypatch):
+    monkeypatch.delitem(sys.modules, "hoistway.plugins._sglang_loader", raising=False)
+    monkeypatch.setitem(sys.modules, "sglang.srt.configs.load_config", None)
+    named = types.SimpleNamespace(load_format="hoistway")
+    with pytest.raises(ImportError, match=r"this version of SGLang \(.*load_config.*tested with SGLang"):
+        sglang.name_to_class(lambda config: None, named)
+    assert named.load_format == "hoistway"
+    with pytest.raises(ImportError, match="tested with SGLang"):
+        _ = sglang.HoistwayModelLoader
+    other = types.SimpleNamespace(load_format="auto")
+    sglang.name_to_class(lambda config: setattr(config, "is_checked", True), other)
+    assert other.is_checked
+
+
+@pytest.mark.parametrize("host", TESTED)
+def test_the_versions_that_messages_and_extras_name_are_those_that_tests_run(host):
+    root = Path(__file__).parents[3]
+    _, tested = TESTED[host]
+    assert (root / "testkit/hosts" / f"{host}.txt").read_text().startswith(f"{host}=={tested} ")
+    assert f"| {tested} |" in (root / "docs" / f"{host}.md").read_text()
+    if host == "vllm":
+        assert f'vllm = ["vllm>={tested}"]' in (root / "pyproject.toml").read_text()
 
 
 def test_a_key_that_is_not_known_is_an_error_that_lists_those_that_are():
