@@ -66,7 +66,7 @@ MODULES = (
     (
         "KV-cache blocks",
         "hoistway.kv",
-        ["Store", "Namespace", "Ticket", "Completion", "Pins", "Region", "Addresses"],
+        ["Store", "Namespace", "Ticket", "Completion", "Pins", "Region", "Addresses", "MetricsCollector"],
     ),
     (
         "Experts larger than memory",

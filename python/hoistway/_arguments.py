@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
-from hoistway.errors import ArgumentError, OptionError
+from hoistway.errors import ArgumentError, OptionError, UnknownOptionError
 
 PathType = str | os.PathLike[str]
 
@@ -91,6 +92,36 @@ def text_by_text(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
                 f"metadata cannot hold {shown(key)} with the value {shown(value)}: keys and values are text"
             )
     return texts
+
+
+def refuse_unknown(
+    given: Iterable[str],
+    known: Sequence[str],
+    *,
+    elsewhere: Mapping[str, str] | None = None,
+    near: Iterable[str] = (),
+) -> None:
+    """Fails for options that are not known, and names the one that is nearest.
+
+    Args:
+        given: Names of options.
+        known: Those that there are.
+        elsewhere: Names of options of other calls, and where they belong.
+        near: Other names that a typo may mean.
+
+    >>> refuse_unknown(["rout"], ["route", "layout"])
+    Traceback (most recent call last):
+    hoistway.errors.UnknownOptionError: option cannot be 'rout': did you mean 'route'? (the options are route, layout)
+    """
+    elsewhere = elsewhere or {}
+    for unknown in sorted(set(given) - set(known)):
+        if unknown in elsewhere:
+            hint = elsewhere[unknown]
+        elif nearest := get_close_matches(unknown, [*known, *elsewhere, *near], n=1):
+            hint = f"did you mean {nearest[0]!r}?"
+        else:
+            hint = "it has no such option"
+        raise UnknownOptionError(f"option cannot be {unknown!r}: {hint} (the options are {', '.join(known)})")
 
 
 def _is_list(given: Any) -> bool:

@@ -29,6 +29,7 @@ from hoistway.errors import (
     WaitTimeoutError,
 )
 from hoistway.errors import HoistwayError as Error
+from hoistway.kv._metrics import MetricsCollector
 from hoistway.kv._namespace import Buffers, Key, Namespace
 from hoistway.kv._store import Store
 from hoistway.kv._ticket import Ticket
@@ -41,6 +42,7 @@ __all__ = [
     "ForkedError",
     "Key",
     "MemoryLostError",
+    "MetricsCollector",
     "Namespace",
     "Pins",
     "Region",

@@ -6,10 +6,10 @@ import json
 import os
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from hoistway import _native
-from hoistway._arguments import path_text
+from hoistway._arguments import path_text, refuse_unknown
 from hoistway._native import Completion, Region
 from hoistway.kv._namespace import Namespace
 from hoistway.kv._waiting import Waiting
@@ -46,6 +46,7 @@ class Store:
         partial_timeout: float = 60.0,
         scrub_bytes_per_second: int | str = 0,
         far: Mapping[str, Any] | None = None,
+        **unknown: NoReturn,
     ) -> None:
         """Opens a store, and makes it if it is not there.
 
@@ -82,7 +83,9 @@ class Store:
                 by hand: until it is there, this store works alone) and ``capacity``, and
                 ``policy`` (``"write_through"`` or ``"write_back"``), ``promote``, ``timeout``, ``lookup_timeout``,
                 ``backlog``, ``staging``, ``layout``, ``durability`` and ``min_free``.
+            unknown: None: a misspelt option is an error that names the nearest.
         """
+        refuse_unknown(unknown, list(Store.__init__.__kwdefaults__ or ()))
         self._native = _native.KvStore(
             path_text(root),
             capacity=capacity,
@@ -129,6 +132,7 @@ class Store:
         other: Mapping[str, str] | None = None,
         ttl: float | None = None,
         quota: int | str | None = None,
+        **unknown: NoReturn,
     ) -> Namespace:
         """Opens the namespace of this description. Blocks of other descriptions are not found in it.
 
@@ -149,7 +153,9 @@ class Store:
             other: Whatever else tells blocks apart, by name.
             ttl: Seconds that a block is kept after it was stored, at most.
             quota: Most bytes of storage that the blocks of the namespace take, of all processes together.
+            unknown: None: a misspelt field is an error that names the nearest.
         """
+        refuse_unknown(unknown, list(Store.namespace.__kwdefaults__ or ()))
         native = self._native.namespace(
             model=model,
             dtype=dtype,

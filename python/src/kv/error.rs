@@ -9,8 +9,21 @@ impl<T> IntoPython<T> for hoistway_kv::Result<T> {
     fn into_python(self, py: Python<'_>) -> PyResult<T> {
         self.map_err(|error| match error {
             Error::Device(error) => exception_of(py, &error.into()),
+            Error::InvalidOption { option, value, reason } => {
+                let error = Error::InvalidOption { option: keyword(option), value, reason };
+                exception(py, &error).unwrap_or_else(|broken| broken)
+            }
             error => exception(py, &error).unwrap_or_else(|broken| broken),
         })
+    }
+}
+
+/// The keyword argument of an option of the store. In Rust, names of sizes end with their unit, as they are plain numbers there.
+fn keyword(option: &'static str) -> &'static str {
+    match option {
+        // A size of the files rather than a limit: the same in both.
+        "segment_bytes" => option,
+        _ => option.strip_suffix("_bytes").unwrap_or(option),
     }
 }
 

@@ -83,7 +83,8 @@ def test_a_capacity_beyond_the_file_system_is_warned_of(tmp_path: Path) -> None:
         """
     done = run(program, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "the file system cannot hold the capacity of 989560464998400 bytes" in done.stderr
+    assert "the file system cannot hold the capacity of 900.0 TiB: it has " in done.stderr
+    assert "of which min_free keeps 1.0 GiB" in done.stderr
 
 
 def test_a_completion_says_what_became_of_each_item(blocks: kv.Namespace) -> None:
@@ -362,6 +363,76 @@ def test_errors_have_types_and_say_what_to_do(store_root: Path, tmp_path: Path) 
     with pytest.raises(TypeError):
         kv.Store(store_root, capacity="1GiB", colour="red")  # type: ignore[call-arg]
     assert issubclass(kv.Error, hoistway.HoistwayError)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "capacity cannot be none: a store that is written to needs a limit"),
+        ({"capacity": 0}, "capacity cannot be 0: nothing could be stored"),
+        ({"layout": "files"}, "capacity cannot be none: a store that is written to needs a limit for .*"),
+        ({"capacity": 4096}, "capacity cannot be 4096: nothing could be stored: a segment takes .*"),
+        (
+            {"capacity": "1MiB", "segment_bytes": "2MiB"},
+            "segment_bytes cannot be 2097152: it is more than .*",
+        ),
+        ({"capacity": "1GiB", "min_free": "900PiB"}, "min_free cannot be .* has [0-9.]+ [KMGT]iB in all"),
+        ({"capacity": "1GiB", "max_in_flight": 0}, "max_in_flight cannot be 0: nothing could be moved"),
+        ({"capacity": "1GiB", "staging": 1}, "staging cannot be 1: it is at least 8 MiB"),
+        ({"capacity": "1GiB", "io_threads": 0}, "io_threads cannot be 0: no thread would move bytes"),
+        ({"capacity": "1GiB", "far": {"root": "far", "staging": 0}}, "far.staging cannot be 0: .*"),
+        ({"capacity": "1GiB", "far": {"root": "far", "backlog": 0}}, "far.backlog cannot be 0: .*"),
+    ],
+)
+def test_errors_name_options_as_they_are_written(store_root: Path, options: dict, message: str) -> None:
+    with pytest.raises(errors.OptionError, match=f"^{message}$"):
+        kv.Store(store_root, **options)
+
+
+def test_a_collector_has_the_metrics_of_all_stores(tmp_path: Path) -> None:
+    prometheus_client = pytest.importorskip("prometheus_client")
+    registry = prometheus_client.CollectorRegistry()
+    with kv.Store(tmp_path / "one", **SMALL_STORE) as one, kv.Store(tmp_path / "two", **SMALL_STORE) as two:
+        collector = kv.MetricsCollector(one)
+        registry.register(collector)
+        collector.add(two)
+        put(one.namespace(model="test"), b"key", b"other")
+        put(two.namespace(model="test"), b"key")
+
+        def value(name: str, store: kv.Store) -> float | None:
+            return registry.get_sample_value(name, {"store": store.root})
+
+        # More than what a store holds, such as histograms.
+        assert (value("hoistway_kv_blocks", one), value("hoistway_kv_blocks", two)) == (2, 1)
+        text = prometheus_client.generate_latest(registry).decode()
+        assert text.count("# TYPE hoistway_kv_blocks gauge") == 1
+        assert "_bucket{" in text
+        for line in one.metrics().splitlines():
+            if not line.startswith("#"):
+                assert line.partition("{")[0].partition(" ")[0] in text, line
+        one.close()
+        assert value("hoistway_kv_blocks", one) is None
+        assert value("hoistway_kv_blocks", two) == 1
+    del one, two
+    assert list(collector.collect()) == []
+
+
+def test_a_typo_of_a_keyword_names_the_nearest(store_root: Path) -> None:
+    with pytest.raises(
+        errors.UnknownOptionError, match=r"^option cannot be 'capcity': did you mean 'capacity'\?"
+    ):
+        kv.Store(store_root, capcity="1GiB")  # type: ignore[arg-type]
+    with pytest.raises(errors.UnknownOptionError, match=r"'max_inflight': did you mean 'max_in_flight'\?"):
+        kv.Store(store_root, capacity="1GiB", max_inflight="1GiB")  # type: ignore[arg-type]
+    with (
+        kv.Store(store_root, **SMALL_STORE) as store,
+        pytest.raises(errors.UnknownOptionError, match=r"'head_dims': did you mean 'head_dim'\?"),
+    ):
+        store.namespace(model="test", head_dims=128)  # type: ignore[arg-type]
+    with pytest.raises(
+        errors.UnknownOptionError, match=r"it has no such option \(the options are capacity, "
+    ):
+        kv.Store(store_root, xyz=1)  # type: ignore[arg-type]
 
 
 def test_options_of_requests_are_checked(blocks: kv.Namespace) -> None:

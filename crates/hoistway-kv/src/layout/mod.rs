@@ -31,6 +31,7 @@ use crate::{
     },
     index::Index,
 };
+use bytesize::ByteSize;
 use std::{
     any::Any,
     io,
@@ -70,16 +71,20 @@ fn check_room(options: &StoreOptions) -> Result<()> {
             option: "min_free_bytes",
             value: min_free.to_string(),
             reason: format!(
-                "nothing could be stored: the file system of {} has {total} bytes in all",
-                options.root.display()
+                "nothing could be stored: the file system of {} has {} in all",
+                options.root.display(),
+                ByteSize(total)
             ),
         });
     }
     if let Some(capacity) = options.capacity_bytes.filter(|capacity| *capacity > total - min_free) {
         tracing::warn!(
             root = %options.root.display(),
-            "the file system cannot hold the capacity of {capacity} bytes: it has {total} bytes, of which min_free \
-             keeps {min_free}; blocks are evicted earlier"
+            "the file system cannot hold the capacity of {}: it has {}, of which min_free keeps {}; blocks are evicted \
+             earlier",
+            ByteSize(capacity),
+            ByteSize(total),
+            ByteSize(min_free)
         );
     }
     Ok(())

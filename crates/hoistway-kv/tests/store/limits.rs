@@ -293,7 +293,7 @@ fn what_could_store_nothing_is_refused() {
             (options.min_free_bytes, options.layout) = (1 << 60, Some(layout));
         });
         assert_eq!(option, "min_free_bytes");
-        assert!(reason.contains("bytes in all"), "{reason}");
+        assert!(reason.contains("iB in all"), "{reason}");
     }
 }
 

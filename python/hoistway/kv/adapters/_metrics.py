@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoistway.errors import HoistwayError
 from hoistway.kv import Store
+from hoistway.kv._metrics import families
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge
@@ -47,11 +48,9 @@ class Exported:
         """Copies what the store has counted and measured."""
         if "prometheus_client" not in sys.modules or self._is_closed.is_set():
             return
-        from prometheus_client.openmetrics.parser import text_string_to_metric_families  # noqa: PLC0415
-
-        families = list(text_string_to_metric_families(self._store.metrics()))
+        found = list(families(self._store))
         with _lock:
-            for family in families:
+            for family in found:
                 if family.type in ("counter", "gauge"):
                     for sample in family.samples:
                         self._copy(family, sample)
@@ -63,7 +62,7 @@ class Exported:
     def _copy(self, family: Any, sample: Sample) -> None:
         if sample.name.endswith("_created"):
             return
-        labels = {"store": self.root, **sample.labels}
+        labels = sample.labels
         metric = _metrics.get(family.name) or _made(family, list(labels))
         series = metric.labels(**labels)
         if family.type == "gauge":
