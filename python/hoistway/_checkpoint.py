@@ -8,12 +8,11 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from hoistway import _native, _totals
-from hoistway._arguments import PathType, path_texts, tensor_name, tensor_names
+from hoistway._arguments import PathType, path_texts, refuse_unknown, tensor_name, tensor_names
 from hoistway._devices import find_libraries
 from hoistway._frameworks import (
     Converter,
@@ -47,8 +46,8 @@ from hoistway._stream import (
     interleaved,
 )
 from hoistway._targets import CopyInto, Target, Wanted, chosen, filled, mark_as_written
-from hoistway._words import counted, preformatted
-from hoistway.errors import ClosedError, MissingPackageError, OptionError, TargetError, UnknownOptionError
+from hoistway._words import counted, in_words, listed, preformatted
+from hoistway.errors import ClosedError, MissingPackageError, OptionError, TargetError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -74,6 +73,15 @@ class LoadedTensors(dict[str, T], Generic[T]):
     def report(self) -> Report:
         """The report of the load."""
         return Report._from_native(self._report)
+
+    def __repr__(self) -> str:
+        # That of a dictionary would print elements of all tensors.
+        bytes_loaded = in_words(self.report.tensor_bytes)
+        return f"<{type(self).__name__}: {counted(len(self), 'tensor')}, {bytes_loaded} loaded>"
+
+    def _repr_html_(self) -> str:
+        rows = ((name, _dtype_of(tensor), _shape_of(tensor)) for name, tensor in self.items())
+        return listed(rows, len(self)) + preformatted(str(self.report))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles lack the report, which is about this load. They are ordered dictionaries, which
@@ -518,7 +526,15 @@ class Checkpoint(Generic[T]):
     def __repr__(self) -> str:
         if self._native is None:
             return "Checkpoint(closed)"
-        return f"Checkpoint({counted(len(self), 'tensor')} in {self.files()})"
+        files = self.files()
+        where = files[0] if len(files) == 1 else f"{len(files)} files, the first is {files[0]}"
+        return f"Checkpoint({counted(len(self), 'tensor')} in {where})"
+
+    def _repr_html_(self) -> str:
+        if self._native is None:
+            return preformatted(repr(self))
+        rows = ((name, self.get_dtype(name), str(self.get_shape(name))) for name in self.keys())
+        return preformatted(repr(self)) + listed(rows, len(self))
 
     @property
     def _opened(self) -> _native.Checkpoint:
@@ -672,18 +688,17 @@ class TensorSlice(Generic[T]):
         return preformatted(repr(self))
 
 
+def _dtype_of(tensor: Any) -> str:
+    return str(getattr(tensor, "dtype", "")).removeprefix("torch.")
+
+
+def _shape_of(tensor: Any) -> str:
+    return str(list(getattr(tensor, "shape", ())))
+
+
 def check_names(options: Mapping[str, Any]) -> None:
     """Fails for options that no load has. Device and allocator are options of the checkpoint."""
-    names = list(LoadOptions.__annotations__)
-    near = [*names, *_ELSEWHERE, *_ARGUMENTS]
-    for unknown in sorted(set(options) - set(names)):
-        if unknown in _ELSEWHERE:
-            hint = _ELSEWHERE[unknown]
-        elif nearest := get_close_matches(unknown, near, n=1):
-            hint = f"did you mean {nearest[0]!r}?"
-        else:
-            hint = "it has no such option"
-        raise UnknownOptionError(f"option cannot be {unknown!r}: {hint} (the options are {', '.join(names)})")
+    refuse_unknown(options, list(LoadOptions.__annotations__), elsewhere=_ELSEWHERE, near=_ARGUMENTS)
 
 
 _ELSEWHERE = {

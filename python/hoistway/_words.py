@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable
+from itertools import islice
 
 
 def counted(count: int, noun: str) -> str:
@@ -25,6 +27,24 @@ def in_words(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+_MOST_ROWS = 20
+"""Tensors that a notebook lists."""
+
+
+def listed(tensors: Iterable[tuple[str, str, str]], count: int) -> str:
+    """A table of the first tensors for a notebook, of their names, types and shapes; and how many more there are.
+
+    >>> listed([("a<b", "F32", "[2]")], 1)
+    '<table><tr><th>tensor</th><th>dtype</th><th>shape</th></tr><tr><td>a&lt;b</td><td>F32</td><td>[2]</td></tr></table>'
+    """
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in tensor) + "</tr>"
+        for tensor in islice(tensors, _MOST_ROWS)
+    )
+    more = f"<p>and {counted(count - _MOST_ROWS, 'more tensor')}</p>" if count > _MOST_ROWS else ""
+    return f"<table><tr><th>tensor</th><th>dtype</th><th>shape</th></tr>{rows}</table>{more}"
 
 
 def preformatted(text: str) -> str:

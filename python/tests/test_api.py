@@ -18,6 +18,7 @@ import pytest
 import torch
 from conftest import assert_threads_end, make_cold, run, same_bytes, thread_count, write_model
 from hoistway import _checkpoint, _native
+from hoistway._words import in_words
 from hoistway.errors import (
     ClosedError,
     MemoryBudgetError,
@@ -98,6 +99,30 @@ def test_what_is_shown_says_what_it_is(model: Path) -> None:
         reading.wait()
         assert repr(reading) == "Reading(1 of 1 tensor ended)"
     assert repr(reader) == "Reader(closed)"
+
+
+def test_tensors_and_checkpoints_show_in_one_line_and_as_a_table(model: Path, tmp_path: Path) -> None:
+    tensors = hoistway.load_file(model)
+    size = in_words(tensors.report.tensor_bytes)
+    assert repr(tensors) == str(tensors) == f"<LoadedTensors: 8 tensors, {size} loaded>"
+    shown = tensors._repr_html_()
+    assert shown.count("<tr>") == 1 + 8
+    assert "<td>embed</td><td>float32</td><td>[1000, 64]</td>" in shown
+    assert shown.endswith(tensors.report._repr_html_())
+    many = {f"<{number}>": ("U8", [1]) for number in range(50)}
+    folder = tmp_path / "many"
+    folder.mkdir()
+    write_model(folder / "a.safetensors", many)
+    write_model(folder / "b.safetensors", {"b": ("U8", [2, 3])})
+    with hoistway.open(folder) as checkpoint:
+        assert (
+            repr(checkpoint) == f"Checkpoint(51 tensors in 2 files, the first is {folder / 'a.safetensors'})"
+        )
+        shown = checkpoint._repr_html_()
+        assert shown.count("<tr>") == 1 + 20
+        assert "<td>&lt;0&gt;</td><td>U8</td><td>[1]</td>" in shown
+        assert shown.endswith("<p>and 31 more tensors</p>")
+    assert checkpoint._repr_html_() == "<pre>Checkpoint(closed)</pre>"
 
 
 def test_reports_and_checks_show_in_notebooks(model: Path, tmp_path: Path) -> None:
@@ -188,7 +213,7 @@ def test_one_tensor_at_a_time_and_the_merged_report(model: Path) -> None:
         checkpoint.keys()
     assert repr(checkpoint) == "Checkpoint(closed)"
     one = hoistway.open(write_model(model.parent / "one.safetensors", {"a": ("U8", [4])}))
-    assert repr(one).startswith("Checkpoint(1 tensor in [")
+    assert repr(one) == f"Checkpoint(1 tensor in {model.parent / 'one.safetensors'})"
     one.close()
     assert first.shape == (1000, 64)
 
