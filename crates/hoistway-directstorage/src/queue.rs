@@ -41,8 +41,8 @@ const MOST_ENTRIES: usize = QUEUE_CAPACITY.1 as usize - 64;
 /// fence has reached the value of the read, too: the device's own work is over by then.
 ///
 /// No read is cancelled: by its header a cancelled request may still be carried out, and nothing says that its result comes after its
-/// last write. A queue that is dropped waits for its reads. If that takes longer than 10 s, or than it has patience, owners, files and
-/// queue are leaked.
+/// last write. A queue that is dropped waits for its reads. If that takes longer than 10 s, or than it has patience, their files and
+/// targets are leaked, and so is the queue; owners are abandoned by the function that it was made with.
 pub struct Queue<T> {
     queue: ManuallyDrop<Reference<QueueTable>>,
     /// A result for each read, and one more for the end.
@@ -61,6 +61,8 @@ pub struct Queue<T> {
     entries: usize,
     needs_submit: bool,
     patience: Duration,
+    /// Gives up the owner of a read that the runtime may still carry out.
+    abandon: fn(T),
     /// How long it has waited since a read ended, or was submitted where there was none.
     silent: Duration,
     /// The first failure that the error event told of.
@@ -123,7 +125,7 @@ struct InFlight<T> {
     entries: usize,
     signal: u64,
     /// Open as long as it is read, and kept as long as it is written.
-    _uses: (Arc<StorageFile>, Target),
+    uses: (Arc<StorageFile>, Target),
 }
 
 impl<T> Queue<T> {
@@ -132,6 +134,7 @@ impl<T> Queue<T> {
         device: Option<&Arc<GraphicsDevice>>,
         depth: usize,
         patience: Duration,
+        abandon: fn(T),
     ) -> Result<Self, Failure> {
         let signals = match device {
             Some(device) => Some(Signals { fence: Arc::new(device.fence()?), last: 0 }),
@@ -156,6 +159,7 @@ impl<T> Queue<T> {
             entries: 0,
             needs_submit: false,
             patience,
+            abandon,
             silent: Duration::ZERO,
             first_failure: None,
             broken: None,
@@ -181,7 +185,7 @@ impl<T> Queue<T> {
     ///
     /// # Safety
     /// Until it has come back, the target of `read` is valid and stays where it is, and nothing else uses it: `owner` sees to that
-    /// until it is dropped, also while it is moved. A buffer is one of the queue's device.
+    /// until it is dropped, also while it is moved, and for ever if it is abandoned. A buffer is one of the queue's device.
     pub unsafe fn push(&mut self, owner: T, read: Read) {
         let refusal = match &read.target {
             _ if self.in_flight() >= self.depth() => Some("more reads were pushed than the queue takes"),
@@ -293,7 +297,7 @@ impl<T> Queue<T> {
             let signal = self.enqueue(slot, &read, len);
             self.entries += entries;
             self.in_flight[slot] =
-                Some(InFlight { owner, len, entries, signal, _uses: (read.file, read.target) });
+                Some(InFlight { owner, len, entries, signal, uses: (read.file, read.target) });
             if let Some(Signals { fence, .. }) = &*self.signals {
                 // SAFETY: the event is open until the last value is reached: see `drop`.
                 let told = unsafe { fence.set_event(signal, self.told.as_raw_handle()) };
@@ -449,8 +453,13 @@ impl<T> Drop for Queue<T> {
                 ManuallyDrop::drop(&mut self.signals);
             }
         } else {
-            // The runtime may still write to their memory. The rest is leaked by not being dropped.
-            mem::forget(mem::take(&mut self.in_flight));
+            // The runtime may still write to their memory: none is freed, even if one of the calls panics. The rest is leaked by not
+            // being dropped.
+            let mut lost = ManuallyDrop::new(mem::take(&mut self.in_flight).into_iter());
+            for InFlight { owner, uses, .. } in lost.by_ref().flatten() {
+                mem::forget(uses);
+                (self.abandon)(owner);
+            }
         }
     }
 }

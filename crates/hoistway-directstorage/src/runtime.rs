@@ -91,12 +91,13 @@ impl Runtime {
         StorageFile::open(&self.factory, path)
     }
 
-    /// Makes a queue for up to `depth` reads. It waits up to `patience` for the end of one.
+    /// Makes a queue for up to `depth` reads. It waits up to `patience` for the end of one. `abandon` gives up the owner of a read whose
+    /// end cannot be known: it leaks the target of the read, as [`Queue::push`] wants, and may drop the rest.
     ///
     /// # Errors
     /// What the runtime answers.
-    pub fn queue<T>(&self, depth: usize, patience: Duration) -> Result<Queue<T>, Failure> {
-        Queue::new(&self.factory, None, depth, patience)
+    pub fn queue<T>(&self, depth: usize, patience: Duration, abandon: fn(T)) -> Result<Queue<T>, Failure> {
+        Queue::new(&self.factory, None, depth, patience, abandon)
     }
 
     /// The same for reads into buffers of a device.
@@ -108,8 +109,9 @@ impl Runtime {
         device: &Arc<GraphicsDevice>,
         depth: usize,
         patience: Duration,
+        abandon: fn(T),
     ) -> Result<Queue<T>, Failure> {
-        Queue::new(&self.factory, Some(device), depth, patience)
+        Queue::new(&self.factory, Some(device), depth, patience, abandon)
     }
 }
 

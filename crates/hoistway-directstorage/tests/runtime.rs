@@ -27,7 +27,7 @@ use hoistway_directstorage::{
     StorageFile, Target, abi,
 };
 use std::{
-    env, fs,
+    env, fs, mem,
     os::windows::ffi::OsStrExt,
     path::{Path, PathBuf},
     process::{Command, Output},
@@ -97,7 +97,7 @@ impl Bench {
 }
 
 fn queue(depth: usize, patience: Duration) -> Queue<Memory> {
-    Runtime::get().unwrap().queue(depth, patience).unwrap()
+    Runtime::get().unwrap().queue(depth, patience, mem::forget).unwrap()
 }
 
 /// A turn with the stand-in, and nothing on Microsoft's libraries, which tests share as they are.
@@ -302,7 +302,7 @@ fn a_fence_that_never_comes_is_an_error_and_what_it_tells_of_is_kept() {
     assert_eq!(adapters.len(), 3);
     let graphics = GraphicsDevice::open(adapters[2].luid, "it").unwrap();
     let runtime = Runtime::get().unwrap();
-    let mut queue = runtime.queue_to(&graphics, 2, SHORT).unwrap();
+    let mut queue = runtime.queue_to(&graphics, 2, SHORT, mem::forget).unwrap();
     let buffer = Arc::new(graphics.buffer(Sharing::Heap, 100_000).unwrap());
     let push = |queue: &mut Queue<Arc<()>>, owner: &Arc<()>, offset: u64, len: usize| {
         let target = Target::Buffer { buffer: buffer.clone(), offset };
@@ -322,7 +322,7 @@ fn a_fence_that_never_comes_is_an_error_and_what_it_tells_of_is_kept() {
     assert_eq!((ended.len(), Arc::strong_count(&owner), Arc::strong_count(&buffer)), (0, 2, 2));
     turn.reset();
     // A fence that does not tell events is none to wait for.
-    let mut queue = runtime.queue_to(&graphics, 2, LONG).unwrap();
+    let mut queue = runtime.queue_to(&graphics, 2, LONG, mem::forget).unwrap();
     turn.set("d3d12_refuse_event=0x80004005");
     push(&mut queue, &owner, 0, 1000);
     let failure = queue.wait(&mut ended, LONG).unwrap_err();
@@ -339,7 +339,7 @@ fn a_fence_that_stops_at_any_of_ten_reads_is_an_error_and_what_it_tells_of_is_ke
     let graphics = GraphicsDevice::open(hoistway_directstorage::adapters().unwrap()[2].luid, "it").unwrap();
     for stopped in 1..=10 {
         turn.reset();
-        let mut queue = Runtime::get().unwrap().queue_to(&graphics, 10, SHORT).unwrap();
+        let mut queue = Runtime::get().unwrap().queue_to(&graphics, 10, SHORT, mem::forget).unwrap();
         let buffer = Arc::new(graphics.buffer(Sharing::Heap, 100_000).unwrap());
         let owner = Arc::new(());
         turn.set(&format!("d3d12_deaf_at={stopped}"));
@@ -398,7 +398,7 @@ fn a_queue_whose_fence_refuses_an_event_stays_broken() {
     let graphics = GraphicsDevice::open(hoistway_directstorage::adapters().unwrap()[2].luid, "it").unwrap();
     // A request, its result and its signal each: one read more than the queue leaves entries to.
     let reads = (usize::from(abi::QUEUE_CAPACITY.1) - 64) / 3 + 1;
-    let mut queue = Runtime::get().unwrap().queue_to(&graphics, reads, LONG).unwrap();
+    let mut queue = Runtime::get().unwrap().queue_to(&graphics, reads, LONG, mem::forget).unwrap();
     let buffer = Arc::new(graphics.buffer(Sharing::Heap, 4 * reads as u64).unwrap());
     turn.set("stall_at=1");
     for at in 0..reads {
@@ -428,7 +428,7 @@ fn what_a_removed_device_leaves_with_a_silent_runtime_is_kept() {
     let Some(turn) = turn() else { return };
     let bench = Bench::new(100_000);
     let graphics = GraphicsDevice::open(hoistway_directstorage::adapters().unwrap()[2].luid, "it").unwrap();
-    let mut queue = Runtime::get().unwrap().queue_to(&graphics, 2, SHORT).unwrap();
+    let mut queue = Runtime::get().unwrap().queue_to(&graphics, 2, SHORT, mem::forget).unwrap();
     let buffer = Arc::new(graphics.buffer(Sharing::Heap, 100_000).unwrap());
     let owner = Arc::new(());
     turn.set("stall_at=1");
@@ -572,7 +572,8 @@ fn a_read_that_does_not_fit_its_buffer_is_refused() {
     let (bench, before) = (Bench::new(100_000), turn.graphics());
     let graphics = GraphicsDevice::open(hoistway_directstorage::adapters().unwrap()[2].luid, "it").unwrap();
     let buffer = Arc::new(graphics.buffer(Sharing::Heap, 64 << 10).unwrap());
-    let (mut queue, mut ended) = (Runtime::get().unwrap().queue_to(&graphics, 1, LONG).unwrap(), Vec::new());
+    let (mut queue, mut ended) =
+        (Runtime::get().unwrap().queue_to(&graphics, 1, LONG, mem::forget).unwrap(), Vec::new());
     for (offset, len) in [(buffer.len(), 1), (buffer.len() - 1, 2), (1, 64 << 10), (u64::MAX, 2)] {
         let target = Target::Buffer { buffer: buffer.clone(), offset };
         // SAFETY: nothing else uses the buffer.
@@ -592,7 +593,7 @@ fn a_buffer_is_read_into_only_by_a_queue_of_its_device() {
     let graphics = GraphicsDevice::open(hoistway_directstorage::adapters().unwrap()[1].luid, "it").unwrap();
     let target =
         Target::Buffer { buffer: Arc::new(graphics.buffer(Sharing::Resource, 1).unwrap()), offset: 0 };
-    let (mut queue, mut ended) = (Runtime::get().unwrap().queue(1, LONG).unwrap(), Vec::new());
+    let (mut queue, mut ended) = (Runtime::get().unwrap().queue(1, LONG, mem::forget).unwrap(), Vec::new());
     // SAFETY: nothing else uses the buffer.
     unsafe { queue.push((), Read { file: bench.file.clone(), offset: 0, target, len: 1000 }) };
     queue.wait(&mut ended, LONG).unwrap();
@@ -630,6 +631,33 @@ fn memory_that_may_still_be_written_is_leaked() {
     drop(queue);
     assert_eq!(bench.freed.load(Ordering::Relaxed), 0);
     // The file is kept, too.
+    assert_eq!(Arc::strong_count(&bench.file), 4);
+}
+
+/// The rest of an owner may hold much more, such as all memory of a load.
+#[test]
+fn a_lost_queue_keeps_no_more_of_an_owner_than_what_may_be_written() {
+    struct Owner {
+        memory: Memory,
+        _rest: Arc<()>,
+    }
+
+    let Some(turn) = turn() else { return };
+    let (bench, rest) = (Bench::new(100_000), Arc::new(()));
+    let abandon = |own: Owner| mem::forget(own.memory);
+    let mut queue = Runtime::get().unwrap().queue(10, SHORT, abandon).unwrap();
+    turn.set("stall_at=1");
+    for at in 0..3 {
+        let offset = at * 10_000;
+        let mut memory = Memory { bytes: vec![0xEE; 10_000].into(), offset, freed: bench.freed.clone() };
+        let target = Target::Memory(memory.bytes.as_mut_ptr());
+        let read = Read { file: bench.file.clone(), offset, target, len: 10_000 };
+        // SAFETY: the owner keeps the memory until it is dropped, and leaks it if it is abandoned.
+        unsafe { queue.push(Owner { memory, _rest: rest.clone() }, read) };
+    }
+    assert!(queue.wait(&mut Vec::new(), LONG).is_err());
+    drop(queue);
+    assert_eq!((bench.freed.load(Ordering::Relaxed), Arc::strong_count(&rest)), (0, 1));
     assert_eq!(Arc::strong_count(&bench.file), 4);
 }
 

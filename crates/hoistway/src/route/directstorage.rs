@@ -5,6 +5,7 @@ use super::{Buffer, CarriedRead, Done, Lane, ReadOp, Unavailable, graphics::Grap
 use crate::{Error, parallel::lock, source::Source, sys};
 use hoistway_device::{ExternalSemaphore, ExternalSignal};
 use hoistway_directstorage::{Ended, Queue, Read, Runtime, SharedBuffer, StorageFile, Target};
+use hoistway_io::lane::ReadsFile;
 use std::{
     io,
     sync::{Arc, Mutex},
@@ -69,7 +70,7 @@ impl DirectStorageLane {
     /// # Errors
     /// Why there is none.
     pub(super) fn new(depth: usize) -> Result<Self, Unavailable> {
-        let queue = Runtime::get()?.queue(depth, PATIENCE)?;
+        let queue = Runtime::get()?.queue(depth, PATIENCE, CarriedRead::abandon)?;
         Ok(Self { queue, semaphore: None, rejected: Vec::new(), ended: Vec::new() })
     }
 
@@ -78,7 +79,7 @@ impl DirectStorageLane {
     /// # Errors
     /// Why there is none.
     pub(super) fn to_device(depth: usize, graphics: &Graphics) -> Result<Self, Unavailable> {
-        let queue: Queue<CarriedRead> = Runtime::get()?.queue_to(graphics.device(), depth, PATIENCE)?;
+        let queue = Runtime::get()?.queue_to(graphics.device(), depth, PATIENCE, CarriedRead::abandon)?;
         let semaphore = match queue.fence() {
             Some(fence) => graphics.semaphore(fence),
             None => Err(Error::Internal("a queue to a device has no fence".into())),
@@ -121,7 +122,7 @@ impl Lane<CarriedRead> for DirectStorageLane {
         });
         match target {
             // SAFETY: the operation holds the region or slot that it fills, which is its alone until it is dropped and does not move
-            // with it.
+            // with it. It leaks that if it is abandoned (`ReadsFile`).
             Ok(read) => unsafe { self.queue.push(op, read) },
             Err(error) => self.rejected.push(Done { op, result: Err(error) }),
         }
