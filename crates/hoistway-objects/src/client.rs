@@ -10,7 +10,7 @@ use crate::{
     per_process::PerProcess,
     pin::{header, printable},
     policy::Failure,
-    redirect,
+    redirect, region,
 };
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request,
@@ -319,13 +319,16 @@ impl Client {
     /// What an answer means that is no success.
     pub(crate) fn refusal(&self, answer: Answer, waiting: &Waiting<'_>) -> Fault {
         let (status, headers) = (answer.status, answer.headers.clone());
-        let code = match answer.into_body(MAX_ERROR_BYTES, waiting) {
+        let body = match answer.into_body(MAX_ERROR_BYTES, waiting) {
             Ok((body, connection)) => {
                 self.keep(connection);
-                error_code(&body)
+                body
             }
-            Err(_) => None,
+            Err(_) => Vec::new(),
         };
+        let code = error_code(&body);
+        let region = region::said_by(header(&headers, "x-amz-bucket-region"), code.as_deref(), &body)
+            .filter(|_| self.kind == Kind::S3);
         let mut said = format!("status {status}");
         // The hub has its codes there.
         let code = code.or_else(|| header(&headers, "x-error-code").map(printable));
@@ -335,8 +338,11 @@ impl Client {
         if let Some(to) = header(&headers, LOCATION.as_str()).filter(|_| matches!(status, 300..=399)) {
             said = format!("{said}, to {}", printable(&redirect::redirect_target(to)));
         }
-        if let Some(region) = header(&headers, "x-amz-bucket-region").filter(|_| status != 404) {
-            said = format!("{said}; the bucket is in region {}", printable(region));
+        if let (Some(region), 300..=400) = (&region, status) {
+            return Fault::Final(Problem::OtherRegion { region: region.clone(), said });
+        }
+        if let Some(region) = region.filter(|_| status != 404) {
+            said = format!("{said}; the bucket is in region {region}");
         }
         let is_busy = matches!(status, 429 | 503) || code.as_deref() == Some("SlowDown");
         match status {

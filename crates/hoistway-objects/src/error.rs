@@ -55,6 +55,16 @@ pub enum Problem {
         /// What the server said.
         said: String,
     },
+    /// The bucket is in another region than the one that was asked.
+    #[error(
+        "the bucket is in region {region} ({said}); set AWS_REGION={region} or the store option region={region}"
+    )]
+    OtherRegion {
+        /// The region that the server says.
+        region: String,
+        /// What else the server said.
+        said: String,
+    },
     /// The server gives no strong ETag, so that a change of the object could go unnoticed.
     #[error(
         "the server gives no strong ETag ({said}), so that a change of the object could go unnoticed; the store option \
@@ -100,6 +110,7 @@ impl Problem {
             Self::Changed(_)
             | Self::WrongAnswer(_)
             | Self::Redirected { .. }
+            | Self::OtherRegion { .. }
             | Self::NoETag { .. }
             | Self::Refused { .. } => io::ErrorKind::InvalidData,
             Self::Stopped => io::ErrorKind::Other,

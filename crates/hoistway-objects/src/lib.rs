@@ -32,6 +32,7 @@ mod per_process;
 mod pin;
 mod policy;
 mod redirect;
+mod region;
 mod services;
 mod signature;
 

@@ -6,6 +6,7 @@ use crate::{
     hub,
     location::{Kind, Location},
     object::variable,
+    region::in_its_region,
 };
 use serde::Deserialize;
 use std::sync::atomic::AtomicBool;
@@ -74,14 +75,19 @@ pub fn list(url: &str, options: &StoreOptions, stop: &AtomicBool) -> Result<Vec<
         return hub::list(url, options, stop).map_err(failed);
     }
     let options = options.resolved(kind, variable).map_err(failed)?;
-    let location = Location::parse(url, &options).map_err(failed)?;
+    let listed = in_its_region(url, &options, |location, options| list_at(&location, options, stop));
+    listed.map(|(urls, _)| urls).map_err(failed)
+}
+
+fn list_at(location: &Location, options: &StoreOptions, stop: &AtomicBool) -> Result<Vec<String>, Problem> {
+    let kind = location.kind;
     let Some(bucket) = location.bucket.as_ref().filter(|own| own.key.is_empty() || own.key.ends_with('/'))
     else {
-        return Err(failed(Problem::Invalid(
+        return Err(Problem::Invalid(
             "only folders of stores are listed, and their URL ends with '/'".into(),
-        )));
+        ));
     };
-    let client = Client::of(&location, &options);
+    let client = Client::of(location, options);
     let (mut urls, mut name_bytes, mut next) = (Vec::new(), 0, None);
     for _ in 0..MAX_PAGES {
         let target = bucket.listing(kind, next.as_deref());
@@ -89,7 +95,7 @@ pub fn list(url: &str, options: &StoreOptions, stop: &AtomicBool) -> Result<Vec<
             let answer = client.get(&target, &[], waiting)?;
             client.body(answer, MAX_PAGE_BYTES, waiting)
         });
-        let page = page(kind, &body.map_err(failed)?).map_err(failed)?;
+        let page = page(kind, &body?)?;
         let names = page.keys.iter().filter_map(|key| {
             let name = key.strip_prefix(&bucket.key)?;
             // Some servers know no delimiter, and list what lies in folders below as well.
@@ -98,8 +104,7 @@ pub fn list(url: &str, options: &StoreOptions, stop: &AtomicBool) -> Result<Vec<
         for name in names {
             name_bytes += name.len();
             if name_bytes > MAX_NAME_BYTES {
-                let reason = format!("the listing of {} is too long", bucket.name);
-                return Err(failed(Problem::WrongAnswer(reason)));
+                return Err(Problem::WrongAnswer(format!("the listing of {} is too long", bucket.name)));
             }
             let folder = location.shown.strip_suffix('/').unwrap_or(&location.shown);
             urls.push(format!("{folder}/{name}"));
@@ -111,8 +116,7 @@ pub fn list(url: &str, options: &StoreOptions, stop: &AtomicBool) -> Result<Vec<
             (false, None) => break,
         }
     }
-    let reason = format!("the listing of {} does not end", bucket.name);
-    Err(failed(Problem::WrongAnswer(reason)))
+    Err(Problem::WrongAnswer(format!("the listing of {} does not end", bucket.name)))
 }
 
 pub(crate) fn page(kind: Kind, body: &[u8]) -> Result<Page, Problem> {

@@ -9,6 +9,7 @@ use crate::{
     pin::{Part, Pin, Tag},
     policy::Failure,
     redirect::{self, Followed, Linked, Place},
+    region::in_its_region,
     signature::unsigned,
 };
 use http::{
@@ -33,6 +34,8 @@ pub const HEAD_BYTES: usize = 1 << 20;
 pub struct Object {
     location: Location,
     client: Arc<Client>,
+    /// The region of its bucket that the server said.
+    region: Option<String>,
     pin: Pin,
     /// What the hub or a web server said of the file, and where it led to.
     linked: Option<(Linked, RwLock<Arc<Place>>)>,
@@ -49,12 +52,15 @@ impl Object {
         let failed = |problem: Problem| problem.of(&crate::shown(url), None);
         let kind = Kind::of(url).map_err(failed)?;
         let options = options.resolved(kind, variable).map_err(failed)?;
-        let location = Location::parse(url, &options).map_err(failed)?;
-        let client = Client::of(&location, &options);
-        let First { pin, mut head, linked } =
-            client.pace().persist(stop, |waiting| first(&client, &location, waiting)).map_err(failed)?;
+        let begin = |location: Location, options: &StoreOptions| {
+            let client = Client::of(&location, options);
+            let first = client.pace().persist(stop, |waiting| first(&client, &location, waiting))?;
+            Ok((location, client, first))
+        };
+        let ((location, client, first), region) = in_its_region(url, &options, begin).map_err(failed)?;
+        let First { pin, mut head, linked } = first;
         let linked = linked.map(|(linked, place)| (linked, RwLock::new(Arc::new(place))));
-        let object = Self { location, client, pin, linked, changed: OnceLock::new() };
+        let object = Self { location, client, region, pin, linked, changed: OnceLock::new() };
         if let (Tag::Date(date), false) = (&object.pin.tag, object.is_pinned() || options.unpinned) {
             let said = date.as_ref().map_or("and no date", |_| "but a date");
             return Err(failed(Problem::NoETag { said: said.into() }));
@@ -90,6 +96,11 @@ impl Object {
         self.client.origin().url()
     }
 
+    /// Returns the region of its bucket, if no region was named and the server said another one than the default.
+    pub fn region(&self) -> Option<&str> {
+        self.region.as_deref()
+    }
+
     /// Returns how long its server takes for the first byte of an answer, of late.
     pub fn first_byte(&self) -> Option<Duration> {
         self.data_client().pace().first_byte()
@@ -109,16 +120,21 @@ impl Object {
             || self.location.commit.is_some()
     }
 
+    /// Returns the commit, the generation or the ETag of this version, or the date of its last change if it has none of these.
+    pub fn version(&self) -> Option<&str> {
+        match (&self.location.commit, self.pin.generation(), &self.pin.tag) {
+            (Some(commit), ..) => Some(commit),
+            (None, Some(generation), _) => Some(generation),
+            (None, None, Tag::Strong(etag)) => Some(etag),
+            (None, None, Tag::Date(date)) => date.as_deref(),
+        }
+    }
+
     /// Returns what names this version of the object and no other: its server, its path and query there, and its ETag,
     /// generation or commit. Parameters are left out only where they are a complete signature of a known scheme. `None` if
     /// only length and date tell the version.
     pub fn identity(&self) -> Option<String> {
-        let version = match (&self.location.commit, self.pin.generation(), &self.pin.tag) {
-            (Some(commit), ..) => commit,
-            (None, Some(generation), _) => generation,
-            (None, None, Tag::Strong(etag)) => etag,
-            (None, None, Tag::Date(_)) => return None,
-        };
+        let version = self.version().filter(|_| self.is_pinned())?;
         let path = unsigned(&self.location.origin.host, &self.location.target.0);
         let (server, len) = (self.server(), self.len());
         Some(format!("{server}\n{path}\n{version}\n{len}"))

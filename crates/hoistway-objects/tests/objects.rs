@@ -2,7 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use hoistway_objects::{Error, HEAD_BYTES, Object, Problem, StoreOptions, list};
-use objectd::{Fault, Faults, Server};
+use objectd::{Fault, Faults, Server, WrongRegion};
 use std::{
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -435,4 +435,41 @@ fn a_folder_is_listed_page_by_page() {
     let error = listed("s3://models/llama/", &server).unwrap_err();
     assert!(matches!(error.problem, Problem::WrongAnswer(_)), "{error:?}");
     assert!(matches!(listed("s3://models/llama", &server).unwrap_err().problem, Problem::Invalid(_)));
+}
+
+#[test]
+fn a_bucket_of_another_region_is_read_there_unless_a_region_is_named() {
+    for (at, otherwise) in
+        [WrongRegion::Redirect, WrongRegion::Malformed, WrongRegion::InText].into_iter().enumerate()
+    {
+        let (server, bytes) = served();
+        server.lie_in("eu-west-1", otherwise);
+        let url = &urls(&server)[0];
+        let mut named = options(&server);
+        named.set("region", "us-west-2").unwrap();
+        for error in [
+            Object::open(url, &named).unwrap_err(),
+            list("s3://models/llama/", &named, &AtomicBool::new(false)).unwrap_err(),
+        ] {
+            assert!(
+                matches!(&error.problem, Problem::OtherRegion { region, .. } if region == "eu-west-1"),
+                "{otherwise:?}: {error:?}"
+            );
+            assert!(error.to_string().contains("region=eu-west-1"), "{error}");
+            assert_shows_no_secret(&format!("{error} {error:?}"));
+        }
+        server.take_requests();
+        // Either may be the first that is asked.
+        let open = || Object::open(url, &options(&server)).unwrap();
+        let first = if at == 0 { Some(open()) } else { None };
+        assert_eq!(listed("s3://models/llama/", &server).unwrap(), *std::slice::from_ref(url));
+        let object = first.unwrap_or_else(open);
+        assert_eq!(object.region(), Some("eu-west-1"));
+        assert!(read(&object, 5, 1000).unwrap() == bytes[5..1005]);
+        let is_there = |own: &objectd::Request| {
+            own.authorization.as_ref().is_some_and(|own| own.contains("/eu-west-1/s3/"))
+        };
+        let elsewhere = server.take_requests().iter().filter(|own| !is_there(own)).count();
+        assert_eq!(elsewhere, 1, "the region is remembered");
+    }
 }

@@ -19,7 +19,7 @@ use hoistway::{
     plan::{Layout, Selection, TensorSlice},
     read::{Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target},
 };
-use objectd::{Dialect, Fault, Faults, Server};
+use objectd::{Dialect, Fault, Faults, Server, WrongRegion};
 use std::{
     fs,
     ops::ControlFlow,
@@ -148,6 +148,18 @@ fn the_first_answer_brings_the_header_and_connections_stay_open() {
     // Another checkpoint, the same connections.
     assert_is_file(&open(&server, &url).unwrap().load(&options).unwrap(), &file);
     assert!(server.connections() <= connections + 3, "{} after {connections}", server.connections());
+}
+
+#[test]
+fn a_report_says_which_region_a_server_said() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, file) = large_model(directory.path());
+    let (server, [url, _]) = serving(&path);
+    server.lie_in("eu-west-1", WrongRegion::Redirect);
+    let loaded = open(&server, &url).unwrap().load(&LoadOptions::default()).unwrap();
+    assert_is_file(&loaded, &file);
+    let told = format!("objects came from {}, whose bucket is in region eu-west-1", server.url());
+    assert!(loaded.report().to_string().contains(&told), "{}", loaded.report());
 }
 
 #[test]

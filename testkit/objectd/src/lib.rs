@@ -59,6 +59,8 @@ struct State {
     token: Mutex<Option<String>>,
     /// Where requests for a path are redirected to: a server and a path.
     redirects: Mutex<BTreeMap<String, Redirect>>,
+    /// The region of all buckets, and how requests are refused that are signed for another one.
+    region: Mutex<Option<(String, WrongRegion)>>,
     /// How many signatures have expired of those by which a hub leads here.
     expired: AtomicUsize,
 }
@@ -76,6 +78,17 @@ pub enum Dialect {
     Google,
     /// Those of Azure: the first part of a path is the account.
     Azure,
+}
+
+/// What a server says to requests that are signed for another region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WrongRegion {
+    /// A redirect that leads nowhere, with the region in a header, as AWS does.
+    Redirect,
+    /// That the signature is wrong, with the region in a header, as AWS does.
+    Malformed,
+    /// The same with the region in the text of the error alone, as MinIO does.
+    InText,
 }
 
 #[derive(Debug)]
@@ -150,6 +163,11 @@ impl Server {
     /// alone.
     pub fn put_tagged(&self, path: &str, bytes: impl Into<Vec<u8>>, etag: &str) {
         self.state.put(path, bytes.into(), etag.to_owned());
+    }
+
+    /// Says which region its buckets are in, and what becomes of requests for another one.
+    pub fn lie_in(&self, region: &str, otherwise: WrongRegion) {
+        *lock(&self.state.region) = Some((region.to_owned(), otherwise));
     }
 
     /// Removes an object.
@@ -260,6 +278,23 @@ impl State {
         let path = decoded(path.trim_start_matches('/'));
         let (faults, _) = *lock(&self.faults);
         thread::sleep(faults.latency);
+        if let Some((region, otherwise)) = &*lock(&self.region)
+            && request.authorization.as_ref().is_some_and(|own| !own.contains(&format!("/{region}/s3/")))
+        {
+            let header = format!("x-amz-bucket-region: {region}\r\n");
+            return match otherwise {
+                WrongRegion::Redirect => {
+                    refuse(socket, "301 Moved Permanently", "PermanentRedirect", &header)
+                }
+                WrongRegion::Malformed => {
+                    refuse(socket, "400 Bad Request", "AuthorizationHeaderMalformed", &header)
+                }
+                WrongRegion::InText => {
+                    let code = format!("AuthorizationHeaderMalformed</Code><Region>{region}</Region><Code>");
+                    refuse(socket, "400 Bad Request", &code, "")
+                }
+            };
+        }
         if query.contains("list-type=2") || query.contains("comp=list") {
             return self.list(socket, path.trim_end_matches('/'), query);
         }

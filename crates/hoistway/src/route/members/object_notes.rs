@@ -22,8 +22,15 @@ impl ObjectNotes {
     /// The notes of the objects among these sources.
     pub(crate) fn of<'a>(sources: impl IntoIterator<Item = &'a Arc<dyn Source>>) -> Self {
         let objects: Vec<_> = sources.into_iter().filter_map(ObjectSource::of).collect();
-        let servers: BTreeSet<_> = objects.iter().map(|source| source.object().server()).collect();
-        let mut first: Vec<_> = servers.iter().map(|server| format!("objects came from {server}")).collect();
+        let servers: BTreeSet<_> =
+            objects.iter().map(|source| (source.object().server(), source.object().region())).collect();
+        let from = |(server, region): &(String, Option<&str>)| match region {
+            Some(region) => {
+                format!("objects came from {server}, whose bucket is in region {region} as it said")
+            }
+            None => format!("objects came from {server}"),
+        };
+        let mut first: Vec<_> = servers.iter().map(from).collect();
         for object in &objects {
             let url = object.object().url();
             if let Some(why) = object.uncached() {
