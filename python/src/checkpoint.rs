@@ -108,6 +108,16 @@ impl Checkpoint {
         self.checkpoint.catalog().files().iter().map(|file| file.source.as_path().as_os_str()).collect()
     }
 
+    /// Of each file the name, the length, and the version if it is an object; see `hoistway::Checkpoint::version`.
+    fn file_facts(&self) -> Vec<(&OsStr, u64, Option<&str>)> {
+        let catalog = self.checkpoint.catalog();
+        let facts = |id| {
+            let file = catalog.file(id);
+            (file.source.as_path().as_os_str(), file.len, self.checkpoint.version(id))
+        };
+        catalog.file_ids().map(facts).collect()
+    }
+
     /// The files' `__metadata__`; `None` if there is none.
     fn metadata(&self) -> Option<BTreeMap<String, String>> {
         self.checkpoint.catalog().metadata()

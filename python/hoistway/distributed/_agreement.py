@@ -39,12 +39,15 @@ def compare(notes: Sequence[dict[str, Any]]) -> None:
         raise DistributedError(f"the ranks differ in {subject}: {views}")
 
 
-def compare_files(hosts: Sequence[str], identities: Sequence[Sequence[tuple[str, int, int, int]]]) -> None:
-    """Fails if ranks of a host found different files in one place: one was replaced while they opened it."""
-    seen: dict[tuple[str, str], tuple[int, Sequence[int]]] = {}
+def compare_files(hosts: Sequence[str], identities: Sequence[Sequence[tuple[str, str, bool]]]) -> None:
+    """Fails if ranks found different files in one place: one was replaced while they opened it.
+
+    A path is a place of a host, a URL is one of all hosts.
+    """
+    seen: dict[tuple[str, str], tuple[int, str]] = {}
     for rank, (host, files) in enumerate(zip(hosts, identities, strict=True)):
-        for place, *identity in files:
-            first, known = seen.setdefault((host, place), (rank, identity))
+        for place, identity, is_global in files:
+            first, known = seen.setdefault(("" if is_global else host, place), (rank, identity))
             if known != identity:
                 raise DistributedError(
                     f"the ranks differ in the file {place}: it was replaced or rewritten after rank {first} opened "

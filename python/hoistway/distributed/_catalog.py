@@ -43,8 +43,8 @@ class File(NamedTuple):
     name: str
     """Without directories, in which ranks may differ."""
     nbytes: int
-    identity: tuple[str, int, int, int]
-    """Where it really is, and what tells it from any other that was there: device, number, time of change."""
+    identity: tuple[str, str, bool]
+    """Where it really is, what tells it from any other that was there, and whether that is so on all hosts."""
 
 
 class Element(NamedTuple):
@@ -104,13 +104,20 @@ class Catalog:
 def read_catalog(checkpoint: Checkpoint) -> Catalog:
     """The catalog of an open checkpoint."""
     entries = tuple(_entry(name, *checkpoint._opened.info(name)) for name in checkpoint._opened.keys())  # noqa: SIM118
-    return Catalog(entries, _elements(checkpoint, entries), tuple(map(_file, checkpoint.files())))
+    return Catalog(
+        entries,
+        _elements(checkpoint, entries),
+        tuple(_file(*facts) for facts in checkpoint._opened.file_facts()),
+    )
 
 
-def _file(path: str) -> File:
+def _file(path: str, nbytes: int, version: str | None) -> File:
+    name = os.path.basename(path)
+    if version is not None:
+        return File(name, nbytes, (path, version, True))
     status = os.stat(path)
-    identity = os.path.realpath(path), status.st_dev, status.st_ino, status.st_mtime_ns
-    return File(os.path.basename(path), status.st_size, identity)
+    found = f"{status.st_dev} {status.st_ino} {status.st_mtime_ns}"
+    return File(name, nbytes, (os.path.realpath(path), found, False))
 
 
 def _entry(name: str, dtype: str, shape: tuple[int, ...], block_len: int) -> Entry:

@@ -95,6 +95,10 @@ class Delivery:
         while not self._is_over:
             yield self._call(self._advance)
 
+    def files(self) -> list[str]:
+        """The files of the checkpoint."""
+        return self._request.checkpoint.files()
+
     def close(self) -> None:
         """Ends the load: if it is not over, for all ranks."""
         if not self._is_over:

@@ -13,7 +13,7 @@ from hoistway._arguments import PathType
 from hoistway._checkpoint import Checkpoint, LoadedTensors
 from hoistway._devices import to_torch
 from hoistway._frameworks import device_name
-from hoistway._options import LoadOptions
+from hoistway._options import LoadOptions, StoreOptions
 from hoistway.distributed._catalog import read_catalog
 from hoistway.distributed._delivery import Delivery, Request
 from hoistway.distributed._filters import Select, Shards, shard_dims, wanted_names
@@ -60,13 +60,15 @@ def load_file(
     allocator: Literal["driver", "torch"] = "driver",
     lenient: bool | None = None,
     offset: int | None = None,
+    store: StoreOptions | None = None,
+    cache: PathType | None = None,
     **options: Unpack[LoadOptions],
 ) -> DistributedTensors:
     """Loads a checkpoint on all ranks of a group together. Every rank calls it.
 
     Args:
-        paths: A safetensors or GGUF file, an index, a directory, a glob pattern, or a list of these. Directories may
-            differ among ranks, files must not.
+        paths: A safetensors or GGUF file, an index, a directory, a glob pattern, a URL, or a list of these. Directories
+            may differ among ranks, files and versions of objects must not.
         device: Where this rank wants its tensors: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, a number, or a device of
             torch's. Default: ``HOISTWAY_DEVICE``, else ``"cpu"``.
         group: A group of `torch.distributed`'s. Default: all ranks.
@@ -87,6 +89,10 @@ def load_file(
         lenient: Whether to take files that break the specification where no harm comes of it: safetensors files with
             padding after the last tensor, and GGUF files.
         offset: Byte at which the GGUF begins in each file.
+        store: Endpoint and credentials of the object store of a URL: see `hoistway.StoreOptions`. Default: the
+            environment.
+        cache: Directory on a drive of this machine that keeps what is read from object stores. Default:
+            ``HOISTWAY_CACHE``, else none.
         options: Those of ``hoistway load``; see `LoadOptions`.
 
     Returns:
@@ -108,7 +114,13 @@ def load_file(
         max_in_flight=max_in_flight,
         timeout=timeout,
         node=node,
-        checkpoint_options={"allocator": allocator, "lenient": lenient, "offset": offset},
+        checkpoint_options={
+            "allocator": allocator,
+            "lenient": lenient,
+            "offset": offset,
+            "store": store,
+            "cache": cache,
+        },
         options=dict(options),
     )
     try:
@@ -135,6 +147,8 @@ def iter_tensors(
     allocator: Literal["driver", "torch"] = "driver",
     lenient: bool | None = None,
     offset: int | None = None,
+    store: StoreOptions | None = None,
+    cache: PathType | None = None,
     **options: Unpack[LoadOptions],
 ) -> TensorIterator:
     """Gives ``(name, tensor)`` of a checkpoint in its order, the same on every rank, while the rest is being read.
@@ -157,7 +171,13 @@ def iter_tensors(
             max_in_flight=max_in_flight,
             timeout=timeout,
             node=node,
-            checkpoint_options={"allocator": allocator, "lenient": lenient, "offset": offset},
+            checkpoint_options={
+                "allocator": allocator,
+                "lenient": lenient,
+                "offset": offset,
+                "store": store,
+                "cache": cache,
+            },
             options=dict(options),
         )
     )
@@ -174,6 +194,10 @@ class TensorIterator:
     def report(self) -> DistributedReport:
         """The report so far; complete once the last tensor was given."""
         return self._delivery.report()
+
+    def files(self) -> list[str]:
+        """The files, in order."""
+        return self._delivery.files()
 
     def __iter__(self) -> Self:
         return self

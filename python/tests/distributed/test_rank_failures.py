@@ -18,7 +18,7 @@ import hoistway
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import make_cold, write_model
+from conftest import make_cold, serving, write_model
 from hoistway import distributed as wd
 from hoistway.distributed import _catalog, _delivery, _link, _load
 from hoistway.distributed._delivery import Delivery
@@ -239,13 +239,35 @@ def test_a_file_that_is_replaced_between_two_ranks_is_noticed(tmp_path: Path) ->
         assert f"the ranks differ in the file {path}" in outcome.message
 
 
+def of_its_own_store(rank: int, url: str, endpoints: list[str]) -> Outcome:
+    # On different nodes, too: a URL means the same everywhere.
+    _load._this_host = lambda: f"host {rank}"
+    store = {"endpoint": endpoints[rank], "anonymous": True}
+    return attempt(lambda: len(wd.load_file(url, store=store, timeout=20)))
+
+
+def test_an_object_that_is_replaced_between_two_ranks_is_noticed(tmp_path: Path) -> None:
+    for seed, name in enumerate(["before", "after"]):
+        folder = tmp_path / name / "models"
+        folder.mkdir(parents=True)
+        write_model(folder / "m.safetensors", {"a": ("U8", [1000])}, seed=seed)
+    url = "s3://models/m.safetensors"
+    with serving(tmp_path / "before") as before, serving(tmp_path / "after") as after:
+        for outcome in values(on_ranks(of_its_own_store, 2, tmp_path, url, [before, after])):
+            assert outcome.error == "DistributedError"
+            assert f"the ranks differ in the file {url}" in outcome.message
+        same = values(on_ranks(of_its_own_store, 2, tmp_path, url, [before, before]))
+        assert [outcome.error for outcome in same] == [None, None]
+
+
 def on_another_host(rank: int, path: str) -> int:
     """Each rank has a disk of its own, with the file at the same path."""
     file = _catalog._file
 
-    def file_of_this_host(place: str) -> _catalog.File:
-        found = file(place)
-        return found._replace(identity=(*found.identity[:3], found.identity[3] + rank))
+    def file_of_this_host(*facts: Any) -> _catalog.File:
+        found = file(*facts)
+        place, identity, is_global = found.identity
+        return found._replace(identity=(place, f"{identity} of {rank}", is_global))
 
     _catalog._file = file_of_this_host
     _load._this_node = lambda: f"host {rank}"

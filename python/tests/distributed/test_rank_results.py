@@ -11,7 +11,7 @@ import hoistway
 import numpy as np
 import pytest
 import torch
-from conftest import BITS, make_cold, same_bytes, write_model
+from conftest import BITS, make_cold, same_bytes, serving, write_model
 from hoistway import distributed as wd
 from hoistway.distributed import TensorIterator, _cost
 from ranks import attempt, on_ranks, values
@@ -360,3 +360,30 @@ def test_small_tensors_that_travelled_together_share_no_storage(tmp_path: Path) 
     for storages, largest in values(on_ranks(storages_of, 2, tmp_path, str(path))):
         assert storages == 32
         assert largest < 4 * 64 * 16 * 2
+
+
+def from_store(rank: int, path: str, endpoint: str, cache: str | None) -> None:
+    whole = hoistway.load_file(path)
+    store: hoistway.StoreOptions = {"endpoint": endpoint, "anonymous": True}
+    for strategy in STRATEGIES:
+        loaded = wd.load_file("s3://models/", strategy=strategy, store=store, cache=cache, timeout=30)
+        assert loaded.keys() == whole.keys()
+        assert all(same_bytes(loaded[name], whole[name]) for name in whole)
+        reads = loaded.report.reads
+        assert {carrier.route for carrier in reads.carriers} <= {"http", "node-cache"}
+        all_bytes = sum(tensor.nbytes for tensor in whole.values())
+        assert (reads.tensor_bytes < 0.9 * all_bytes) == (strategy == "share")
+
+
+@pytest.mark.parametrize("has_cache", [False, True])
+def test_a_store_is_read_by_all_ranks_or_once_for_all(has_cache: bool, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HOISTWAY_CACHE_BYTES", "1GiB")
+    folder = tmp_path / "store" / "models"
+    folder.mkdir(parents=True)
+    for part in (1, 2):
+        write_model(
+            folder / f"{part}.safetensors", {f"{part}.{n}": ("F32", [300, 1000]) for n in range(4)}, seed=part
+        )
+    cache = str(tmp_path / "cache") if has_cache else None
+    with serving(tmp_path / "store") as endpoint:
+        values(on_ranks(from_store, 2, tmp_path, str(folder), endpoint, cache))

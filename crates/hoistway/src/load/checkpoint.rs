@@ -84,6 +84,12 @@ impl Checkpoint {
         self.sources.get(file.index()).cloned().map(ReadFile::from_source)
     }
 
+    /// What tells the version of an object that was opened from others of the same URL: a commit, a generation, an ETag or the
+    /// date of the last change, and nothing if there is none of these. `None` for a file of this machine.
+    pub fn version(&self, file: FileId) -> Option<&str> {
+        self.sources().get(file.index())?.version()
+    }
+
     pub(crate) fn sources(&self) -> &[Arc<dyn Source>] {
         &self.sources
     }

@@ -63,6 +63,11 @@ impl Source for Cached {
         self.file.read_at(buffer, offset, cancel)
     }
 
+    fn version(&self) -> Option<&str> {
+        // Its name has the commit.
+        Some("")
+    }
+
     fn check_identity(&self, needed: ByteRange) -> hoistway_io::Result<()> {
         self.file.check_identity(needed)
     }

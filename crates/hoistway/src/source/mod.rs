@@ -57,6 +57,11 @@ pub(crate) trait Source: Any + fmt::Debug + Send + Sync {
     /// [`Io`](hoistway_io::Error::Io).
     fn check_identity(&self, needed: ByteRange) -> hoistway_io::Result<()>;
 
+    /// What tells this version of it from others, if it is no file of this machine by its own name.
+    fn version(&self) -> Option<&str> {
+        None
+    }
+
     /// What keeps a rewrite of it from being noticed for certain, for reports.
     fn caveat(&self) -> Option<String> {
         None

@@ -278,6 +278,10 @@ impl Source for ObjectSource {
         }
     }
 
+    fn version(&self) -> Option<&str> {
+        Some(self.object.version().unwrap_or_default())
+    }
+
     fn check_identity(&self, needed: ByteRange) -> hoistway_io::Result<()> {
         // Each answer was compared before its bytes were taken.
         match self.object.change() {
