@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -100,14 +100,7 @@ def weights(
         bar: How to show progress.
         log: Where the line goes.
     """
-    if any(map(is_url, files)):
-        if options.share in ("world", "tp"):
-            raise OptionError(
-                f"share cannot be {options.share!r} for {files[0]}: each rank reads a URL by itself; leave share out"
-            )
-        group = None
-    else:
-        _check_formats(files)
+    _check_formats(file for file in files if not is_url(file))
     files = sorted(files, key=_in_natural_order)
     chosen: set[str] = set()
 
@@ -167,6 +160,7 @@ def _opened(
     with distributed.iter_tensors(
         files, device, group=group, select=select, max_in_flight=options.max_in_flight, **shared
     ) as tensors:
+        _check_formats(tensors.files())
         yield tensors
 
 
@@ -190,7 +184,7 @@ def folder_url(location: str) -> str | None:
     return location if location.endswith("/") else f"{location}/"
 
 
-def _check_formats(files: Sequence[str]) -> None:
+def _check_formats(files: Iterable[str]) -> None:
     for file in files:
         if file.endswith(".gguf"):
             raise FormatError(

@@ -219,8 +219,6 @@ def test_what_cannot_be_had_from_a_store_is_an_error_that_names_the_url(checkpoi
         load("s3://none", Module())
     with pytest.raises(OptionError, match=r"s3://checkpoint/ are chosen by patterns, a\*, b\*"):
         load("s3://checkpoint", Module(allow_patterns_overrides=["a*", "b*"]))
-    with pytest.raises(OptionError, match="share cannot be 'tp' for s3://checkpoint/"):
-        load("s3://checkpoint", Module(), model_loader_extra_config={"share": "tp"})
 
 
 def test_ranks_read_each_byte_once(checkpoint, tmp_path):
@@ -237,6 +235,26 @@ def test_ranks_read_each_byte_once(checkpoint, tmp_path):
     assert second.startswith("hoistway, rank 1 of 2: 2 tensors, 23.4 KiB to cpu in ")
     (wanted, read), (_, also_read) = shared_kib(first), shared_kib(second)
     # A file each, with its header.
+    assert min(read, also_read) > wanted / 4
+    assert read + also_read < wanted + 1
+
+
+def test_ranks_read_a_store_together(checkpoint, tmp_path, serve):
+    serve()
+
+    def work(rank):
+        init_distributed_environment(2, rank, f"file://{tmp_path / 'store'}", rank, backend="gloo")
+        model = Module()
+        (line,) = load(
+            "s3://checkpoint", model, model_loader_extra_config={"strategy": "share", "timeout": 60}
+        )
+        assert torch.equal(model.given["a"], torch.arange(1000))
+        assert torch.equal(model.given["b"], torch.arange(2000))
+        return line
+
+    first, second = on_ranks(2, work)
+    assert first.startswith("hoistway, rank 0 of 2: 2 tensors, 23.4 KiB to cpu in ")
+    (wanted, read), (_, also_read) = shared_kib(first), shared_kib(second)
     assert min(read, also_read) > wanted / 4
     assert read + also_read < wanted + 1
 

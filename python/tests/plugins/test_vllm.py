@@ -210,6 +210,32 @@ def test_ranks_of_a_tensor_parallel_model_read_each_byte_once(llama, tmp_path):
     assert read + also_read < 1.1 * wanted
 
 
+@pytest.mark.parametrize("llama", ["shards"], indirect=True)
+def test_ranks_read_each_byte_of_a_store_once(llama, tmp_path, serve):
+    serve()
+    ModelConfig(model="s3://llama", skip_tokenizer_init=True)
+
+    def work(rank):
+        expected = load_llama(llama, "auto", rank=rank, ranks=2, store=tmp_path / "auto")
+        with logged(LOG) as lines:
+            found = load_llama(
+                "s3://llama",
+                "hoistway",
+                rank=rank,
+                ranks=2,
+                store=tmp_path / "hoistway",
+                strategy="share",
+                timeout=60,
+            )
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        return lines
+
+    (first,), (second,) = on_ranks(2, work)
+    (wanted, read), (_, also_read) = shared_kib(first), shared_kib(second)
+    assert min(read, also_read) > wanted / 4
+    assert read + also_read < 1.1 * wanted
+
+
 def test_options_reach_hoistway_and_vllms_own_key_stays_vllms(checkpoint):
     extra = {"route": "threads", "direct": "never", "enable_weights_track": False}
     model = Module()
@@ -348,13 +374,6 @@ def test_errors_of_a_store_name_the_url(tmp_path, serve):
         load("pulled", Module(), config=stored("none", "pulled"))
     with pytest.raises(FormatError, match=r"s3://models/model\.gguf is GGUF"):
         load("pulled", Module(), config=stored("models", "pulled"))
-    with pytest.raises(OptionError, match="share cannot be 'world' for s3://models/"):
-        load(
-            "pulled",
-            Module(),
-            config=stored("models", "pulled"),
-            model_loader_extra_config={"share": "world"},
-        )
 
 
 def test_a_repository_is_looked_up_where_vllm_downloads_it_to(checkpoint, tmp_path, monkeypatch):
