@@ -1,4 +1,4 @@
-//! What the shared files of AWS's tools say of a profile besides its keys: region and endpoint.
+//! What the shared files of AWS's tools say of a profile besides its keys: region, endpoint, and who gives credentials.
 //! <https://docs.aws.amazon.com/sdkref/latest/guide/file-format.html>
 
 use std::{collections::HashMap, path::PathBuf};
@@ -8,6 +8,22 @@ use std::{collections::HashMap, path::PathBuf};
 pub(crate) struct Profile {
     pub(crate) region: Option<String>,
     pub(crate) endpoint: Option<String>,
+    /// The program that prints credentials, and its arguments.
+    pub(crate) process: Option<String>,
+    pub(crate) role: Option<Role>,
+}
+
+/// A role that a profile takes on.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Role {
+    pub(crate) arn: String,
+    /// The profile that may take it on, or what else may.
+    pub(crate) source_profile: Option<String>,
+    pub(crate) credential_source: Option<String>,
+    pub(crate) web_identity_token_file: Option<String>,
+    pub(crate) session_name: Option<String>,
+    pub(crate) external_id: Option<String>,
+    pub(crate) mfa_serial: Option<String>,
 }
 
 /// Settings of sections. Those of a nested section are named `outer.inner`.
@@ -42,8 +58,45 @@ impl Profile {
             found.into_iter().flatten().find_map(|own| own.get(name)).filter(|text| !text.is_empty()).cloned()
         };
         let of_s3 = || config.get(&format!("services {}", get("services")?))?.get("s3.endpoint_url").cloned();
-        Self { region: get("region"), endpoint: of_s3().or_else(|| get("endpoint_url")) }
+        let role = get("role_arn").map(|arn| Role {
+            arn,
+            source_profile: get("source_profile"),
+            credential_source: get("credential_source"),
+            web_identity_token_file: get("web_identity_token_file"),
+            session_name: get("role_session_name"),
+            external_id: get("external_id"),
+            mfa_serial: get("mfa_serial"),
+        });
+        Self {
+            region: get("region"),
+            endpoint: of_s3().or_else(|| get("endpoint_url")),
+            process: get("credential_process"),
+            role,
+        }
     }
+}
+
+/// The words of a command, without the quotes around those that have spaces. `None` if a quote is not closed. Outside of single
+/// quotes a backslash has the next character stand for itself, except on Windows, where paths have backslashes.
+pub(crate) fn words(command: &str) -> Option<Vec<String>> {
+    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+    let mut characters = command.chars();
+    while let Some(character) = characters.next() {
+        match (character, quote) {
+            ('\\', None | Some('"')) if !cfg!(windows) => {
+                word.get_or_insert_default().push(characters.next()?)
+            }
+            ('"' | '\'', None) => {
+                word.get_or_insert_default();
+                quote = Some(character);
+            }
+            (end, Some(begin)) if end == begin => quote = None,
+            (space, None) if space.is_whitespace() => words.extend(word.take()),
+            _ => word.get_or_insert_default().push(character),
+        }
+    }
+    words.extend(word);
+    quote.is_none().then_some(words)
 }
 
 fn sections(text: &str) -> Sections {
@@ -98,6 +151,37 @@ mod tests {
             let found = Profile::of(profile, &config, &credentials);
             assert_eq!((found.region.as_deref(), found.endpoint.as_deref()), (region, endpoint), "{profile}");
         }
+    }
+
+    #[test]
+    fn a_profile_says_who_gives_its_credentials() {
+        let config = sections(
+            "[profile program]\ncredential_process = \"/opt/my tools/keys\" --for me\n\
+             [profile role]\nrole_arn = arn:aws:iam::1:role/reader\nsource_profile = program\nexternal_id=5\n",
+        );
+        let program = Profile::of("program", &config, &Sections::new());
+        assert_eq!(words(&program.process.unwrap()).unwrap(), ["/opt/my tools/keys", "--for", "me"]);
+        let role = Profile::of("role", &config, &Sections::new()).role.unwrap();
+        assert_eq!(role.source_profile.as_deref(), Some("program"));
+        assert_eq!(
+            (role.arn.as_str(), role.external_id.as_deref()),
+            ("arn:aws:iam::1:role/reader", Some("5"))
+        );
+    }
+
+    #[test]
+    fn a_command_is_taken_apart_as_shells_do() {
+        for (command, expected) in [
+            ("", Some(vec![])),
+            (" a  b\t", Some(vec!["a", "b"])),
+            ("'a \"b' \"c 'd\"e ''", Some(vec!["a \"b", "c 'de", ""])),
+            ("a 'b", None),
+        ] {
+            let expected = expected.map(|words| words.into_iter().map(str::to_owned).collect::<Vec<_>>());
+            assert_eq!(words(command), expected, "{command}");
+        }
+        let escaped = if cfg!(windows) { ["C:\\keys.exe"] } else { ["C:keys.exe"] };
+        assert_eq!(words("C:\\keys.exe").unwrap(), escaped);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::{
     Problem, StoreOptions,
+    aws_files::{Profile, Role, words},
     http::{Origin, TICK},
     location::{Kind, region},
     services::{Files, Services, block_on},
@@ -13,6 +14,7 @@ use reqsign_core::{
     Context, OsEnv, ProvideCredential, ProvideCredentialDyn, Signer, SigningCredential, time::Timestamp,
 };
 use reqsign_google as google;
+use serde::Deserialize;
 use std::{
     sync::{
         Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -24,6 +26,7 @@ use std::{
 /// How long services are not asked again after no credentials were found: the requests of a load that wait for them would
 /// each ask anew, one after the other.
 const FAILED_FOR: Duration = Duration::from_secs(5);
+const DEFAULT_PROFILE: &str = "default";
 /// What a token of Google's may do.
 const GOOGLE_SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_only";
 
@@ -101,7 +104,7 @@ impl Identity {
         }
         let (scheme, missing) = match kind {
             Kind::Web => return Ok(None),
-            Kind::S3 => s3(context, &services, options),
+            Kind::S3 => s3(context, &services, options)?,
             Kind::Google => google(context, &services, options),
             Kind::Azure => azure(context, &services, options)?,
             Kind::Hub => {
@@ -136,7 +139,7 @@ impl Identity {
     ) -> Result<(), Problem> {
         let missing = || {
             Problem::Credentials(match self.services.refusal() {
-                Some(refusal) => format!("the service that gives credentials has none: {refusal}"),
+                Some(refusal) => format!("no credentials were given: {refusal}"),
                 None => self.missing.clone(),
             })
         };
@@ -169,17 +172,15 @@ impl Identity {
     }
 }
 
-fn s3(context: Context, services: &Services, options: &StoreOptions) -> (Scheme, String) {
-    let mut chain = Chain::new();
+fn s3(context: Context, services: &Services, options: &StoreOptions) -> Result<(Scheme, String), Problem> {
     let mut missing =
         "no valid credentials for S3 were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or \
                        AWS_PROFILE, or the store option anonymous=true for a public bucket"
             .to_owned();
-    let (profile, sso) = (aws::ProfileCredentialProvider::new(), aws::SSOCredentialProvider::new());
-    chain = match (&options.access_key, &options.profile) {
+    let chain = match (&options.access_key, &options.profile) {
         (Some(key), _) => {
             let own = aws::StaticCredentialProvider::new(&key.id, &key.secret);
-            chain.push(match &key.token {
+            Chain::new().push(match &key.token {
                 Some(token) => own.with_session_token(token),
                 None => own,
             })
@@ -190,22 +191,144 @@ fn s3(context: Context, services: &Services, options: &StoreOptions) -> (Scheme,
                 "profile '{name}' of the shared AWS files has no valid key and no valid SSO session: sign in again, or name \
                  another by the store option profile or AWS_PROFILE"
             );
-            chain.push(profile.with_profile(name)).push(sso.with_profile(name))
+            AwsProfiles { context: &context, services, options }.chain(name, &[])?
         }
         (None, None) => {
-            let chain = chain
-                .push(profile)
-                .push(sso)
-                .push(aws::AssumeRoleWithWebIdentityCredentialProvider::new())
-                .push(aws::ECSCredentialProvider::new());
-            match options.endpoint {
-                Some(_) => chain,
-                None => chain.push(aws::IMDSv2CredentialProvider::new()),
+            let profiles = AwsProfiles { context: &context, services, options };
+            let chain = profiles.chain(DEFAULT_PROFILE, &[])?;
+            let found = profiles.find(DEFAULT_PROFILE);
+            match &options.endpoint {
+                // It names who asks.
+                _ if found.role.is_some() || found.process.is_some() => chain,
+                Some(_) => of_container(chain),
+                None => of_container(chain).push(aws::IMDSv2CredentialProvider::new()),
             }
         }
     };
     let signer = aws::RequestSigner::new("s3", region(options));
-    (Scheme::S3(Signer::new(context, Kept::new(chain, services), signer)), missing)
+    Ok((Scheme::S3(Signer::new(context, Kept::new(chain, services), signer)), missing))
+}
+
+fn of_container(chain: Chain<aws::Credential>) -> Chain<aws::Credential> {
+    chain
+        .push(aws::AssumeRoleWithWebIdentityCredentialProvider::new())
+        .push(aws::ECSCredentialProvider::new())
+}
+
+/// Who the profiles of the shared files of AWS's tools say.
+struct AwsProfiles<'a> {
+    context: &'a Context,
+    services: &'a Services,
+    options: &'a StoreOptions,
+}
+
+impl AwsProfiles<'_> {
+    fn find(&self, name: &str) -> Profile {
+        Profile::find(name, |variable| self.context.env_var(variable))
+    }
+
+    /// The providers of a profile. It is the source of those `above` it.
+    fn chain(&self, name: &str, above: &[&str]) -> Result<Chain<aws::Credential>, Problem> {
+        let found = self.find(name);
+        match &found.role {
+            // One that is its own source has keys, too.
+            Some(role) if !above.contains(&name) => self.assumed(name, role, above),
+            _ => {
+                let keys = aws::ProfileCredentialProvider::new().with_profile(name);
+                let sso = aws::SSOCredentialProvider::new().with_profile(name);
+                let chain = Chain::new().push(keys).push(sso);
+                let Some(process) = &found.process else { return Ok(chain) };
+                let Some(command) = words(process) else {
+                    let reason = format!("a quote in credential_process of profile '{name}' is not closed");
+                    return Err(Problem::Invalid(reason));
+                };
+                let whose = format!("credential_process of profile '{name}'");
+                Ok(chain.push(Program { whose, command, services: self.services.clone() }))
+            }
+        }
+    }
+
+    /// The provider of a role that a profile takes on.
+    fn assumed(&self, name: &str, role: &Role, above: &[&str]) -> Result<Chain<aws::Credential>, Problem> {
+        let invalid = |reason: &str| Err(Problem::Invalid(format!("profile '{name}' {reason}")));
+        let session = role.session_name.clone().unwrap_or_else(|| "hoistway".into());
+        if role.mfa_serial.is_some() {
+            return invalid("needs the code of a device (mfa_serial), which hoistway does not ask for");
+        }
+        let mut source = Chain::new();
+        source = match (
+            &role.web_identity_token_file,
+            &role.source_profile,
+            role.credential_source.as_deref(),
+        ) {
+            (Some(file), ..) => {
+                let (arn, file) = (role.arn.clone(), file.into());
+                let role = aws::AssumeRoleWithWebIdentityCredentialProvider::with_config(arn, file);
+                return Ok(source.push(role.with_role_session_name(session)));
+            }
+            (None, Some(profile), None) => self.chain(profile, &[above, &[name]].concat())?,
+            (None, None, Some("Environment")) => source.push(aws::EnvCredentialProvider::new()),
+            (None, None, Some("EcsContainer")) => source.push(aws::ECSCredentialProvider::new()),
+            (None, None, Some("Ec2InstanceMetadata")) => source.push(aws::IMDSv2CredentialProvider::new()),
+            _ => {
+                return invalid(
+                    "has a role_arn, and not one of source_profile and credential_source, which is Environment, \
+                     EcsContainer or Ec2InstanceMetadata",
+                );
+            }
+        };
+        let signer = aws::RequestSigner::new("sts", region(self.options));
+        let signer = Signer::new(self.context.clone(), source, signer);
+        let mut provider = aws::AssumeRoleCredentialProvider::new(role.arn.clone(), signer);
+        provider = provider.with_role_session_name(session);
+        if let Some(id) = &role.external_id {
+            provider = provider.with_external_id(id.clone());
+        }
+        if let Some(region) = &self.options.region {
+            provider = provider.with_region(region.clone()).with_regional_sts_endpoint();
+        }
+        Ok(Chain::new().push(provider))
+    }
+}
+
+/// A program that prints credentials: `credential_process` of a profile.
+/// <https://docs.aws.amazon.com/sdkref/latest/guide/feature-process-credentials.html>
+#[derive(Debug)]
+struct Program {
+    whose: String,
+    command: Vec<String>,
+    services: Services,
+}
+
+/// What such a program prints.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Printed {
+    version: u32,
+    access_key_id: String,
+    secret_access_key: String,
+    session_token: Option<String>,
+    expiration: Option<String>,
+}
+
+impl ProvideCredential for Program {
+    type Credential = aws::Credential;
+
+    async fn provide_credential(&self, _: &Context) -> reqsign_core::Result<Option<aws::Credential>> {
+        let printed = self.services.run(&self.whose, self.command.clone()).await?;
+        let refuse = || self.services.refuse(format!("{} printed no credentials of version 1", self.whose));
+        let printed: Printed = serde_json::from_slice(&printed).map_err(|_| refuse())?;
+        if printed.version != 1 {
+            return Err(refuse());
+        }
+        let expiration = printed.expiration.filter(|text| !text.is_empty());
+        Ok(Some(aws::Credential {
+            access_key_id: printed.access_key_id,
+            secret_access_key: printed.secret_access_key,
+            session_token: printed.session_token,
+            expires_in: expiration.map(|text| text.parse()).transpose().map_err(|_| refuse())?,
+        }))
+    }
 }
 
 fn google(context: Context, services: &Services, options: &StoreOptions) -> (Scheme, String) {
@@ -387,6 +510,7 @@ mod tests {
         collections::HashMap,
         io::{Read, Write},
         net::TcpListener,
+        path::Path,
         sync::{Arc, atomic::AtomicUsize},
         thread,
     };
@@ -610,6 +734,161 @@ mod tests {
             "{problem:?}"
         );
         assert_eq!(asked, 0);
+    }
+
+    /// The shared files of AWS's tools, and the variables that name them.
+    fn aws_files(directory: &Path, config: &str, credentials: &str) -> [(&'static str, String); 2] {
+        let write = |name: &str, text: &str| {
+            let path = directory.join(name);
+            std::fs::write(&path, text).unwrap();
+            path.display().to_string()
+        };
+        [
+            ("AWS_CONFIG_FILE", write("config", config)),
+            ("AWS_SHARED_CREDENTIALS_FILE", write("credentials", credentials)),
+        ]
+    }
+
+    fn with_role<'a>(files: &'a [(&'static str, String); 2]) -> Vec<(&'static str, &'a str)> {
+        files.iter().map(|(name, path)| (*name, path.as_str())).chain(ROLE.iter().copied()).collect()
+    }
+
+    #[test]
+    fn the_keys_of_a_profile_sign() {
+        let directory = tempfile::tempdir().unwrap();
+        let keys =
+            |name: &str| format!("[{name}]\naws_access_key_id = of-{name}\naws_secret_access_key = s\n");
+        let files = aws_files(directory.path(), &keys("profile later"), &(keys("default") + &keys("mine")));
+        for (profile, expected) in
+            [(None, "default"), (Some("mine"), "mine"), (Some("later"), "profile later")]
+        {
+            let options = elsewhere(|own| own.profile = profile.map(str::to_owned));
+            let (parts, asked) = signed(Kind::S3, &options, &with_role(&files), (403, ""));
+            let parts = parts.unwrap();
+            let expected = format!("Credential=of-{expected}/");
+            assert!(authorization(&parts).contains(&expected), "{}", authorization(&parts));
+            assert_eq!(asked, 0, "the container is another caller");
+        }
+    }
+
+    /// A profile whose keys a program prints; the program notes in a file that it ran.
+    #[cfg(unix)]
+    fn program(directory: &Path, prints: &str) -> [(&'static str, String); 2] {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = directory.join("my tools");
+        std::fs::create_dir_all(&folder).unwrap();
+        let (path, ran) = (folder.join("keys"), directory.join("ran"));
+        std::fs::write(&path, format!("#!/bin/sh\necho $1 >> '{}'\n{prints}\n", ran.display())).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let process = format!("credential_process = \"{}\" --once\n", path.display());
+        aws_files(directory, &format!("[default]\n{process}[profile mine]\n{process}"), "")
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_program_that_a_profile_names_gives_its_credentials() {
+        let directory = tempfile::tempdir().unwrap();
+        let key = r#"echo '{"Version": 1, "AccessKeyId": "printed", "SecretAccessKey": "s", "SessionToken": "t",
+            "Expiration": "2099-01-01T00:00:00Z"}'"#;
+        let files = program(directory.path(), key);
+        for profile in [None, Some("mine".to_owned())] {
+            let options = elsewhere(|own| own.profile = profile);
+            let (parts, _) = signed(Kind::S3, &options, &with_role(&files), (403, ""));
+            assert!(authorization(&parts.unwrap()).contains("Credential=printed/"));
+        }
+        let ran = std::fs::read_to_string(directory.path().join("ran")).unwrap();
+        assert_eq!(ran, "--once\n--once\n", "once for each of the two, and not for each request");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_program_that_fails_is_named_and_not_replaced_by_another_caller() {
+        for (prints, told) in [
+            ("echo canary; exit 3", "failed: exit status: 3"),
+            ("echo canary", "printed no credentials"),
+            (r#"echo '{"Version": 2, "AccessKeyId": "canary", "SecretAccessKey": "canary"}'"#, "version 1"),
+        ] {
+            let directory = tempfile::tempdir().unwrap();
+            let files = program(directory.path(), prints);
+            let (problem, asked) = signed(Kind::S3, &elsewhere(|_| ()), &with_role(&files), (403, ""));
+            let problem = problem.unwrap_err();
+            assert!(
+                matches!(&problem, Problem::Credentials(text) if text.contains("credential_process of profile 'default'")
+                    && text.contains(told) && !text.contains("canary")),
+                "{problem:?}"
+            );
+            assert_eq!(asked, 0);
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let files = aws_files(directory.path(), "[default]\ncredential_process = '/nowhere\n", "");
+        let context = Context::new().with_env(StaticEnv {
+            home_dir: None,
+            envs: files.iter().map(|(name, path)| ((*name).to_owned(), path.clone())).collect(),
+        });
+        let identity = Identity::within(context, Services::default(), Kind::S3, &local(), &elsewhere(|_| ()));
+        assert!(
+            matches!(&identity, Err(Problem::Invalid(text)) if text.contains("not closed")),
+            "{identity:?}"
+        );
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_program_that_does_not_end_is_killed_when_the_caller_stops() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = program(directory.path(), "exec sleep 600");
+        let context = Context::new().with_env(StaticEnv {
+            home_dir: None,
+            envs: files.iter().map(|(name, path)| ((*name).to_owned(), path.clone())).collect(),
+        });
+        let identity = Identity::within(context, Services::default(), Kind::S3, &local(), &elsewhere(|_| ()))
+            .unwrap()
+            .unwrap();
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let signing = scope.spawn(|| {
+                let mut parts = Request::get("http://127.0.0.1/a").body(()).unwrap().into_parts().0;
+                identity.sign(&mut parts, &stop)
+            });
+            let ran = directory.path().join("ran");
+            while !ran.exists() {
+                thread::sleep(TICK);
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(matches!(signing.join().unwrap(), Err(Problem::Stopped)));
+        });
+    }
+
+    const ASSUMED: &str = "<AssumeRoleResponse><AssumeRoleResult><Credentials>\
+        <AccessKeyId>ASIAASSUMEDROLE00000</AccessKeyId><SecretAccessKey>s</SecretAccessKey>\
+        <SessionToken>t</SessionToken><Expiration>2099-01-01T00:00:00Z</Expiration>\
+        </Credentials></AssumeRoleResult></AssumeRoleResponse>";
+
+    #[test]
+    fn a_role_of_a_profile_is_taken_on_once_by_its_source() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = "[profile reader]\nrole_arn = arn:aws:iam::123456789012:role/reader\nsource_profile = keys\n\
+                      [profile own]\nrole_arn = arn:aws:iam::123456789012:role/reader\nsource_profile = own\n\
+                      [profile locked]\nrole_arn = arn:aws:iam::123456789012:role/reader\nsource_profile = keys\n\
+                      mfa_serial = 5\n[profile alone]\nrole_arn = arn:aws:iam::123456789012:role/reader\n";
+        let keys = "[keys]\naws_access_key_id = k\naws_secret_access_key = s\n\
+                    [own]\naws_access_key_id = k\naws_secret_access_key = s\n";
+        let files = aws_files(directory.path(), config, keys);
+        for profile in ["reader", "own"] {
+            let options = elsewhere(|own| own.profile = Some(profile.into()));
+            let (parts, asked) = signed(Kind::S3, &options, &with_role(&files), (200, ASSUMED));
+            let parts = parts.unwrap();
+            assert!(authorization(&parts).contains("Credential=ASIAASSUMEDROLE00000/"), "{parts:?}");
+            assert_eq!(asked, 1, "STS is asked once, and no container");
+        }
+        let envs = files.iter().map(|(name, path)| ((*name).to_owned(), path.clone()));
+        let context = Context::new().with_env(StaticEnv { home_dir: None, envs: envs.collect() });
+        for (profile, told) in [("locked", "mfa_serial"), ("alone", "source_profile")] {
+            let options = elsewhere(|own| own.profile = Some(profile.into()));
+            let identity =
+                Identity::within(context.clone(), Services::default(), Kind::S3, &local(), &options);
+            assert!(matches!(&identity, Err(Problem::Invalid(text)) if text.contains(told)), "{identity:?}");
+        }
     }
 
     #[test]

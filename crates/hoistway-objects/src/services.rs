@@ -12,20 +12,25 @@ use bytes::Bytes;
 use http::{Request, Response};
 use reqsign_core::{Error, FileRead, HttpSend, Result};
 use std::{
+    io::Read,
     pin::{Pin, pin},
+    process::{Child, Command, Stdio},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     task::{Context, Poll, Wake, Waker},
     thread::{self, Thread},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Longest answer of a service.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
 /// How long the service of the machine itself is waited for, which is there or not, and one that is asked early.
 const SHORT_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a program may take that prints credentials: people may have to sign in.
+const PROGRAM_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a connection to another service may take.
 const CONNECT: Duration = Duration::from_secs(5);
 const METADATA_HOSTS: &[&str] = &["169.254.169.254", "metadata.google.internal"];
@@ -90,6 +95,20 @@ impl Services {
         self.note(None);
     }
 
+    /// Runs a program that prints credentials, and returns what it printed. `whose` tells it in refusals, which hold nothing of
+    /// that.
+    pub(crate) async fn run(&self, whose: &str, command: Vec<String>) -> Result<Vec<u8>> {
+        Asked::of(move |stop| output_of(&command, stop))?
+            .await
+            .map_err(|problem| self.refuse(format!("{whose} {problem}")))
+    }
+
+    /// Notes why there are no credentials.
+    pub(crate) fn refuse(&self, refusal: String) -> Error {
+        self.note(Some(refusal.clone()));
+        Error::unexpected(refusal)
+    }
+
     fn note(&self, refusal: Option<String>) {
         *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = refusal;
     }
@@ -97,15 +116,9 @@ impl Services {
 
 impl HttpSend for Services {
     async fn http_send(&self, request: Request<Bytes>) -> Result<Response<Bytes>> {
-        let question = Arc::new(Question::default());
-        let own = question.clone();
-        // The caller does not wait itself, and so ends as soon as it is stopped. The thread ends soon after.
-        let thread = thread::Builder::new().name("hoistway-credentials".into());
         let origin = origin_of(&request);
         let is_early = self.is_early.load(Ordering::Relaxed);
-        let body = move || own.answer(ask(request, is_early, &own.stop));
-        thread.spawn(body).map_err(|error| Error::unexpected(error.to_string()))?;
-        match Asked(question).await {
+        match Asked::of(move |stop| ask(request, is_early, stop))?.await {
             Ok(response) => {
                 let status = response.status();
                 self.note(
@@ -133,25 +146,39 @@ fn origin_of(request: &Request<Bytes>) -> Origin {
     Origin { is_tls, host: uri.host().unwrap_or_default().to_owned(), port }
 }
 
-/// A request to a service, and its answer once that is there.
-#[derive(Default)]
-struct Question {
+/// A question to a service or a program, and its answer once that is there.
+struct Question<T> {
     stop: AtomicBool,
-    state: Mutex<Waited>,
+    state: Mutex<Waited<T>>,
 }
 
 /// The answer to a question, and what wakes the thread that waits for it.
-#[derive(Default)]
-struct Waited {
-    answer: Option<std::result::Result<Response<Bytes>, Problem>>,
+struct Waited<T> {
+    answer: Option<std::result::Result<T, Problem>>,
     waker: Option<Waker>,
 }
 
 /// Waits for the answer to a question. The question is withdrawn when this is dropped.
-struct Asked(Arc<Question>);
+struct Asked<T>(Arc<Question<T>>);
 
-impl Question {
-    fn answer(&self, answer: std::result::Result<Response<Bytes>, Problem>) {
+impl<T: Send + 'static> Asked<T> {
+    /// Has a thread of its own find the answer: the caller does not wait itself, and so ends as soon as it is stopped. The thread
+    /// ends soon after.
+    fn of(
+        find: impl FnOnce(&AtomicBool) -> std::result::Result<T, Problem> + Send + 'static,
+    ) -> Result<Self> {
+        let state = Mutex::new(Waited { answer: None, waker: None });
+        let question = Arc::new(Question { stop: AtomicBool::new(false), state });
+        let own = question.clone();
+        let thread = thread::Builder::new().name("hoistway-credentials".into());
+        let body = move || own.answer(find(&own.stop));
+        thread.spawn(body).map_err(|error| Error::unexpected(error.to_string()))?;
+        Ok(Self(question))
+    }
+}
+
+impl<T> Question<T> {
+    fn answer(&self, answer: std::result::Result<T, Problem>) {
         let waker = {
             let mut state = self.lock();
             state.answer = Some(answer);
@@ -162,13 +189,13 @@ impl Question {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waited> {
+    fn lock(&self) -> MutexGuard<'_, Waited<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Future for Asked {
-    type Output = std::result::Result<Response<Bytes>, Problem>;
+impl<T> Future for Asked<T> {
+    type Output = std::result::Result<T, Problem>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.0.lock();
@@ -182,9 +209,58 @@ impl Future for Asked {
     }
 }
 
-impl Drop for Asked {
+impl<T> Drop for Asked<T> {
     fn drop(&mut self) {
         self.0.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Runs a program and returns what it prints. It ends soon after `stop` is set, and after [`PROGRAM_PATIENCE`].
+fn output_of(command: &[String], stop: &AtomicBool) -> std::result::Result<Vec<u8>, Problem> {
+    let failed = |why: &str| Problem::Credentials(why.to_owned());
+    let [program, arguments @ ..] = command else { return Err(failed("is empty")) };
+    let running = Command::new(program).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let mut child = running.map_err(|error| failed(&format!("cannot be run: {program}: {error}")))?;
+    let result = printed_by(&mut child, stop);
+    if result.is_err() {
+        // It may have ended.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    result
+}
+
+fn printed_by(child: &mut Child, stop: &AtomicBool) -> std::result::Result<Vec<u8>, Problem> {
+    let failed = |why: String| Problem::Credentials(why);
+    let (sender, receiver) = mpsc::channel();
+    let pipe = child.stdout.take().ok_or_else(|| failed("has no output".into()))?;
+    // What the program starts itself may hold the pipe for as long as it likes.
+    let reading = thread::Builder::new().name("hoistway-credentials".into()).spawn(move || {
+        let mut bytes = Vec::new();
+        let read = pipe.take(MAX_ANSWER_BYTES as u64).read_to_end(&mut bytes);
+        let _ = sender.send(read.map(|_| bytes));
+    });
+    reading.map_err(|error| failed(error.to_string()))?;
+    let begun = Instant::now();
+    let (mut bytes, mut status) = (None, None);
+    while bytes.is_none() || status.is_none() {
+        if stop.load(Ordering::Relaxed) {
+            return Err(Problem::Stopped);
+        }
+        if begun.elapsed() > PROGRAM_PATIENCE {
+            return Err(failed(format!("did not end within {} s", PROGRAM_PATIENCE.as_secs())));
+        }
+        match receiver.recv_timeout(TICK) {
+            Ok(read) => bytes = Some(read.map_err(|error| failed(format!("cannot be read: {error}")))?),
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            // All that it printed is there.
+            Err(mpsc::RecvTimeoutError::Disconnected) => thread::sleep(TICK),
+        }
+        status = child.try_wait().map_err(|error| failed(format!("cannot be waited for: {error}")))?;
+    }
+    match (bytes, status) {
+        (Some(bytes), Some(status)) if status.success() => Ok(bytes),
+        (_, status) => Err(failed(status.map_or_else(String::new, |status| format!("failed: {status}")))),
     }
 }
 
@@ -245,7 +321,7 @@ fn response(answer: Answer, waiting: &Waiting<'_>) -> std::io::Result<Response<B
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{net::TcpListener, time::Instant};
+    use std::net::TcpListener;
 
     #[test]
     fn a_service_that_does_not_answer_holds_up_no_caller_that_stops() {
