@@ -24,7 +24,10 @@ use std::{
     fs,
     ops::ControlFlow,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -339,6 +342,94 @@ fn every_store_may_send_parts_and_holds_up_no_load_that_is_cancelled() {
             assert!(begun.elapsed() < Duration::from_secs(40), "{url}, {fault:?}: {:?}", begun.elapsed());
         }
     }
+}
+
+/// Whether a load has to succeed where one answer is wrong in this way. With other faults it may: the answer may be to a request that
+/// was made twice, or a store tells versions by more than an ETag.
+fn may_pass(fault: Fault) -> bool {
+    matches!(
+        fault,
+        Fault::Status(429 | 500 | 503)
+            | Fault::Truncate
+            | Fault::Reset
+            | Fault::Short
+            | Fault::Chunked
+            | Fault::UntilClose
+            | Fault::Garbage
+            | Fault::LongHead
+            | Fault::StallInside(_)
+    )
+}
+
+#[test]
+fn every_fault_at_every_request_of_a_load_gives_the_file_or_an_error() {
+    const FAULTS: [Fault; 26] = [
+        Fault::Status(403),
+        Fault::Status(429),
+        Fault::Status(500),
+        Fault::Status(503),
+        Fault::Redirect,
+        Fault::RedirectWithin,
+        Fault::Truncate,
+        Fault::Reset,
+        Fault::Short,
+        Fault::Chunked,
+        Fault::UntilClose,
+        Fault::LongChunks,
+        Fault::Shift,
+        Fault::LyingRange,
+        Fault::Whole,
+        Fault::LongBody,
+        Fault::ShortBody,
+        Fault::NoETag,
+        Fault::WeakETag,
+        Fault::OtherETag,
+        Fault::Encoded,
+        Fault::NoRange,
+        Fault::Garbage,
+        Fault::LongHead,
+        Fault::StallInside(ENDLESS),
+        Fault::Swap,
+    ];
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.safetensors");
+    let tensors = [tensor("a", Dtype::U8, &[1 << 20]), tensor("b", Dtype::F16, &[5, 1 << 17])];
+    let file = write_model(&path, &tensors, 0, 5);
+    let load = |stores: &Stores, scheme: usize| -> hoistway::Result<Loaded> {
+        let (url, options) = stores.named(scheme);
+        let checkpoint = Checkpoint::open_with(&[url], &options)?;
+        checkpoint.load(&LoadOptions::default().chunk_bytes(256 << 10))
+    };
+    let stores = Stores::serving(&file);
+    assert_is_file(&load(&stores, 0).unwrap(), &file);
+    let requests = stores.servers[0].take_requests().len();
+    assert!(requests >= 10, "{requests}");
+    // Each fault meets each scheme at two requests.
+    let cases: Vec<_> = (0..FAULTS.len() * requests)
+        .map(|case| (FAULTS[case / requests], case % requests + 1, case / requests + case % requests))
+        .collect();
+    let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        // Most of the time they wait.
+        for _ in 0..16 {
+            scope.spawn(|| {
+                while let Some(&(fault, number, scheme)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let stores = Stores::serving(&file);
+                    stores.fail(Faults::only(number, fault));
+                    let url = stores.named(scheme).0.to_owned();
+                    let loaded = load(&stores, scheme);
+                    if let Ok(loaded) = &loaded {
+                        assert_is_file(loaded, &file);
+                    }
+                    if may_pass(fault) && loaded.is_err() {
+                        let told = format!("{fault:?} at request {number} of {url}: {:?}", loaded.err());
+                        wrong.lock().unwrap().push(told);
+                    }
+                }
+            });
+        }
+    });
+    assert!(wrong.lock().unwrap().is_empty(), "{:#?}", wrong.lock().unwrap());
 }
 
 /// Loads over servers of every scheme that reset, stall, trickle, refuse, send parts, restart and forget connections at

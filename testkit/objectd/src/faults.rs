@@ -67,6 +67,8 @@ pub struct Faults {
     pub fault: Option<Fault>,
     /// Each of so many requests fails, the last of them.
     pub every: usize,
+    /// The one request that fails, by its number from 1 on, whatever `every` says.
+    pub only: Option<usize>,
     /// Whether requests for the first byte of an object never fail.
     pub spares_first: bool,
     /// Wait before each answer.
@@ -91,6 +93,11 @@ impl Faults {
         Self { fault: Some(fault), every, spares_first: true, ..Self::default() }
     }
 
+    /// Has one request fail, by its number from 1 on.
+    pub fn only(number: usize, fault: Fault) -> Self {
+        Self { fault: Some(fault), only: Some(number), ..Self::default() }
+    }
+
     /// Has each request fail.
     pub fn always(fault: Fault) -> Self {
         Self { fault: Some(fault), every: 1, ..Self::default() }
@@ -108,7 +115,8 @@ impl Faults {
             return None;
         }
         *seen += 1;
-        match self.fault.filter(|_| seen.is_multiple_of(self.every.max(1))) {
+        let fails = self.only.map_or_else(|| seen.is_multiple_of(self.every.max(1)), |only| only == *seen);
+        match self.fault.filter(|_| fails) {
             Some(Fault::Random(seed)) => chosen(seed, *seen as u64),
             fault => fault,
         }
