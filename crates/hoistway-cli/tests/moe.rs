@@ -176,6 +176,8 @@ fn made_traces_go_to_standard_output_and_are_the_same_again() {
     assert_ne!(one, ok(&["generate", "zipf", "--tokens=3", "--layers=2", "--seed=8"]));
 }
 
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
 const EXPERTS: u64 = 16;
 /// Rows and columns of F16, and the bytes of an expert, which has three of them.
 const ROWS: u64 = 32;
@@ -250,6 +252,78 @@ fn a_plan_says_what_is_left_to_experts() {
     let other = directory.path().join("other.csv");
     ok(&["generate", "zipf", "--tokens=5", "--output", text(&other)]);
     assert!(ok(&["plan", text(&path), &memory, "--trace", text(&other)]).contains("other layers or experts"));
+}
+
+/// Runs a plan of a model by its URL, which a store has whose keys the environment has.
+fn plan_of(server: &objectd::Server, url: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hoistway"))
+        .envs([
+            ("AWS_ENDPOINT_URL", &*server.url()),
+            ("AWS_ACCESS_KEY_ID", "key"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+            ("HF_ENDPOINT", &*server.url()),
+        ])
+        .env("HF_HUB_CACHE", env!("CARGO_TARGET_TMPDIR"))
+        .args(["moe", "plan", url, "--memory=1GiB", "--json"])
+        .output()
+        .unwrap()
+}
+
+/// A safetensors file of a layer with two experts.
+fn safetensors() -> Vec<u8> {
+    let tensors: Vec<String> = (0..2)
+        .flat_map(|expert| ["gate", "up", "down"].map(|part| (expert, part)))
+        .enumerate()
+        .map(|(number, (expert, part))| {
+            let (start, end) = (number * 8, number * 8 + 8);
+            format!(
+                r#""model.layers.0.mlp.experts.{expert}.{part}_proj.weight":{{"dtype":"U8","shape":[2,4],"data_offsets":[{start},{end}]}}"#
+            )
+        })
+        .collect();
+    let header = format!("{{{}}}", tensors.join(","));
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 48]].concat()
+}
+
+#[test]
+fn a_plan_of_a_url_reads_the_configuration_beside_it() {
+    let config = br#"{"num_experts_per_tok": 2}"#;
+    let server = objectd::Server::start().unwrap();
+    server.put("models/moe/model.safetensors", &safetensors());
+    let web = format!("{}/models/moe/model.safetensors", server.url());
+    let output = plan_of(&server, "s3://models/moe/");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("--experts-per-token"), "{said}");
+    server.put("models/moe/config.json", config);
+    let hub = objectd::Server::start().unwrap();
+    hub.put_model("org/moe", COMMIT);
+    hub.put_file("org/moe", "model.safetensors", &safetensors(), false);
+    hub.put_file("org/moe", "config.json", config, false);
+    for (server, url) in [
+        (&server, "s3://models/moe/"),
+        (&server, &*web),
+        (&hub, "hf://org/moe"),
+        (&hub, "hf://org/moe/model.safetensors"),
+    ] {
+        let output = plan_of(server, url);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{url}: {said}");
+        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(
+            (&plan["experts_per_token"], &plan["cycle_bytes"]),
+            (&2.into(), &48.into()),
+            "{url}: {plan}"
+        );
+    }
+    // A URL that may be signed names one file.
+    let output = plan_of(&server, &format!("{web}?X-Amz-Signature=none"));
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    server.put("models/moe/config.json", b"{");
+    let output = plan_of(&server, "s3://models/moe/");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.contains("s3://models/moe/config.json") && said.contains("instead"), "{said}");
 }
 
 #[test]

@@ -2,13 +2,8 @@
 #![forbid(unsafe_code)]
 
 use crate::{Error, Result};
-use hoistway::Catalog;
+use hoistway::Checkpoint;
 use serde_json::Value;
-use std::{
-    fs::File,
-    io::{ErrorKind, Read},
-    path::Path,
-};
 
 /// The end of a GGUF key.
 const GGUF_KEY: &str = ".expert_used_count";
@@ -21,15 +16,17 @@ const CONFIG_KEYS: [&str; 6] = [
     "moe_topk",
     "moe_top_k",
 ];
+/// The configuration that models of transformers have beside their files.
+const CONFIG: &str = "config.json";
 /// Longest `config.json`.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
 /// The number of experts that a token uses in each layer, or `None` if neither keys nor a configuration says it.
 ///
 /// # Errors
-/// [`Error::InvalidConfig`].
-pub(super) fn top_k(catalog: &Catalog) -> Result<Option<u32>> {
-    for (key, value, _) in catalog.key_values() {
+/// [`Error::InvalidConfig`]; [`Error::Engine`] if reading it was cancelled.
+pub(super) fn top_k(checkpoint: &Checkpoint) -> Result<Option<u32>> {
+    for (key, value, _) in checkpoint.catalog().key_values() {
         if key.ends_with(GGUF_KEY)
             && let Some(number) = value.as_u64().and_then(|number| u32::try_from(number).ok())
             && number > 0
@@ -37,25 +34,25 @@ pub(super) fn top_k(catalog: &Catalog) -> Result<Option<u32>> {
             return Ok(Some(number));
         }
     }
-    let folder = catalog.files().first().and_then(|file| file.source.as_path().parent());
-    folder.map_or(Ok(None), |folder| of_config(&folder.join("config.json")))
+    let first = checkpoint.catalog().files().first();
+    let invalid = |reason: String| {
+        let path = first.map(|file| file.source.beside(CONFIG)).unwrap_or_default();
+        Error::InvalidConfig { path, reason }
+    };
+    match checkpoint.read_beside(CONFIG, MAX_CONFIG_BYTES) {
+        Ok(None) => Ok(None),
+        Ok(Some(text)) => of_config(&text).map_err(invalid),
+        Err(error @ (hoistway::Error::Cancelled | hoistway::Error::Forked)) => Err(error.into()),
+        // Another number of experts may be in it: a guess would be silent.
+        Err(hoistway::Error::InvalidFile { problem, .. }) => Err(invalid(problem.to_string())),
+        Err(hoistway::Error::Io { source, .. }) => Err(invalid(source.to_string())),
+        Err(error) => Err(invalid(error.to_string())),
+    }
 }
 
-/// The number in a configuration, or `None` if there is no file, or no number in it.
-fn of_config(path: &Path) -> Result<Option<u32>> {
-    let invalid = |reason: String| Error::InvalidConfig { path: path.to_owned(), reason };
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        // Another number of experts may be in it: a guess would be silent.
-        Err(error) => return Err(invalid(error.to_string())),
-    };
-    let mut text = Vec::new();
-    file.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut text).map_err(|error| invalid(error.to_string()))?;
-    if text.len() as u64 > MAX_CONFIG_BYTES {
-        return Err(invalid(format!("it is longer than {MAX_CONFIG_BYTES} bytes")));
-    }
-    let config: Value = serde_json::from_slice(&text).map_err(|error| invalid(error.to_string()))?;
+/// The number in a configuration, or `None` if there is no number in it.
+fn of_config(text: &[u8]) -> Result<Option<u32>, String> {
+    let config: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     // Models of several modalities have their text model's configuration inside.
     let sections = [Some(&config), config.get("text_config")];
     let found = sections.into_iter().flatten().find_map(|section| {
@@ -63,5 +60,5 @@ fn of_config(path: &Path) -> Result<Option<u32>> {
     });
     let Some(value) = found else { return Ok(None) };
     let number = value.as_u64().and_then(|number| u32::try_from(number).ok()).filter(|number| *number > 0);
-    number.map(Some).ok_or_else(|| invalid(format!("{value} is not a number of experts")))
+    number.map(Some).ok_or_else(|| format!("{value} is not a number of experts"))
 }

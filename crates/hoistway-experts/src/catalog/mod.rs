@@ -152,26 +152,18 @@ impl ExpertCatalog {
     /// `layers.N.….experts.E.{gate,up,down}_proj.*` (also `w1`, `w3`, `w2`), and stacked `experts.{gate_up,down}_proj`,
     /// MXFP4 as `_blocks` and `_scales`. Biases, and scales of fewer than 4096 bytes an expert, stay resident: they are
     /// dense tensors. `top_k` is the number of experts that a token uses in each layer; without it, GGUF's key
-    /// `*.expert_used_count` or a `config.json` beside the files says it, if one is there.
+    /// `*.expert_used_count` or a `config.json` beside the files says it, if one is there; also in an object store.
     ///
     /// # Errors
     /// [`Error::InvalidExperts`], [`Error::InvalidConfig`], [`Error::InvalidOption`].
     pub fn of_checkpoint(checkpoint: &Checkpoint, top_k: Option<u32>) -> Result<Self> {
-        Self::of_catalog(checkpoint.catalog(), top_k)
-    }
-
-    /// Like [`of_checkpoint`](Self::of_checkpoint), from what headers say.
-    ///
-    /// # Errors
-    /// As [`of_checkpoint`](Self::of_checkpoint).
-    pub fn of_catalog(catalog: &hoistway::Catalog, top_k: Option<u32>) -> Result<Self> {
         if top_k == Some(0) {
             return Err(Error::invalid_option("top_k", 0, "a token uses one expert at least"));
         }
-        let mut found = collect::collect(catalog)?;
+        let mut found = collect::collect(checkpoint.catalog())?;
         found.top_k = match top_k {
             Some(given) => Some(given),
-            None => config::top_k(catalog)?,
+            None => config::top_k(checkpoint)?,
         };
         Ok(found)
     }

@@ -221,6 +221,12 @@ fn a_config_that_is_none_is_an_error_and_not_a_guess() {
         let checkpoint = Checkpoint::open(&[&path]).unwrap();
         assert_eq!(ExpertCatalog::of_checkpoint(&checkpoint, Some(1)).unwrap().top_k(), Some(1));
     }
+    fs::File::create(&config).unwrap().set_len((16 << 20) + 1).unwrap();
+    let error = of(&path).unwrap_err();
+    assert!(
+        matches!(error, Error::InvalidConfig { .. }) && error.to_string().contains("at most"),
+        "{error:?}"
+    );
     fs::write(&config, r#"{"num_experts_per_tok": null}"#).unwrap();
     assert_eq!(of(&path).unwrap().top_k(), None);
     let checkpoint = Checkpoint::open(&[&path]).unwrap();

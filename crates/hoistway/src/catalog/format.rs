@@ -53,6 +53,14 @@ pub enum FormatError {
         /// What it is: a directory, a FIFO, a socket or a device.
         kind: &'static str,
     },
+    /// It is longer than files of its kind are.
+    #[error("it has {len} bytes; at most {most} are read")]
+    TooLong {
+        /// Its length in bytes.
+        len: u64,
+        /// The most bytes that are read.
+        most: u64,
+    },
 }
 
 /// What a file is that is often met where a model should be, judged by its first bytes, and what to do about it.
@@ -77,7 +85,7 @@ impl FormatError {
         match self {
             Self::Safetensors(problem) => problem.tensor(),
             Self::Gguf(problem) => problem.tensor(),
-            Self::Foreign { .. } | Self::NotRegular { .. } => None,
+            Self::Foreign { .. } | Self::NotRegular { .. } | Self::TooLong { .. } => None,
         }
     }
 

@@ -7,7 +7,7 @@ use crate::{
     catalog::{FileId, OpenOptions, gguf::ArrayValues},
     parallel,
     read::ReadFile,
-    source::{Bytes, Source},
+    source::{Bytes, Source, SourceName, registry},
     verify::{self, Manifest},
 };
 use std::{
@@ -38,6 +38,9 @@ const PARALLEL_PROBES: usize = 16;
 pub struct Checkpoint {
     catalog: Arc<Catalog>,
     sources: Arc<[Arc<dyn Source>]>,
+    /// What files beside its own are opened with. `None` if it was named by a URL that names one file and no folder, and may be
+    /// signed for that file alone.
+    beside: Option<OpenOptions>,
     /// How long opening took, until a report has said so.
     open_time: Arc<Mutex<Duration>>,
 }
@@ -58,15 +61,21 @@ impl Checkpoint {
     pub fn open_with<P: AsRef<Path>>(paths: &[P], options: &OpenOptions) -> Result<Self> {
         let started = Instant::now();
         let (catalog, sources) = Catalog::open_sources(paths, options)?;
-        Ok(Self::new(catalog, sources, started))
+        let has_folder = !paths.iter().any(|path| SourceName::from(path.as_ref()).has_query());
+        Ok(Self::new(catalog, sources, has_folder.then(|| options.clone()), started))
     }
 
     /// A checkpoint whose sources are open.
-    fn new(catalog: Catalog, sources: Vec<Arc<dyn Source>>, started: Instant) -> Self {
+    fn new(
+        catalog: Catalog,
+        sources: Vec<Arc<dyn Source>>,
+        beside: Option<OpenOptions>,
+        started: Instant,
+    ) -> Self {
         // What each file can do is found out ahead of loads, side by side.
         parallel::map(&sources, PARALLEL_PROBES, |source| _ = source.as_local());
         let open_time = Arc::new(Mutex::new(started.elapsed()));
-        Self { catalog: Arc::new(catalog), sources: sources.into(), open_time }
+        Self { catalog: Arc::new(catalog), sources: sources.into(), beside, open_time }
     }
 
     /// What it holds.
@@ -88,6 +97,19 @@ impl Checkpoint {
     /// date of the last change, and nothing if there is none of these. `None` for a file of this machine.
     pub fn version(&self, file: FileId) -> Option<&str> {
         self.sources().get(file.index())?.version()
+    }
+
+    /// Reads a small file that lies in the folder of the first file, such as `config.json`, with the options that the
+    /// checkpoint was opened with. `None` if it is not there, or a URL with a query names the checkpoint: such a URL may be
+    /// signed, and names one file.
+    ///
+    /// # Errors
+    /// Those of [`ReadFile::open`]; [`Error::InvalidFile`] if it has more than `most_bytes`; [`Error::Cancelled`].
+    pub fn read_beside(&self, file: &str, most_bytes: u64) -> Result<Option<Vec<u8>>> {
+        match (self.catalog.files().first(), &self.beside) {
+            (Some(first), Some(options)) => registry::read_beside(&first.source, file, most_bytes, options),
+            _ => Ok(None),
+        }
     }
 
     pub(crate) fn sources(&self) -> &[Arc<dyn Source>] {
@@ -237,6 +259,6 @@ pub fn load_bytes(
     let started = Instant::now();
     let source: Arc<dyn Source> = Arc::new(Bytes::new(data));
     let catalog = Catalog::of_source(&*source, options)?;
-    let checkpoint = Checkpoint::new(catalog, vec![source], started);
+    let checkpoint = Checkpoint::new(catalog, vec![source], None, started);
     Ok(checkpoint.load(&LoadOptions::default().route(Route::Threads))?.into_tensors())
 }

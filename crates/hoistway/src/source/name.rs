@@ -41,7 +41,14 @@ impl SourceName {
     }
 
     /// The name of `file` in the same folder.
-    pub(crate) fn beside(&self, file: &str) -> PathBuf {
+    ///
+    /// ```
+    /// use std::path::Path;
+    /// use hoistway::catalog::SourceName;
+    /// let model = SourceName::from(Path::new("s3://models/llama/model.safetensors"));
+    /// assert_eq!(model.beside("config.json"), Path::new("s3://models/llama/config.json"));
+    /// ```
+    pub fn beside(&self, file: &str) -> PathBuf {
         match self {
             Self::Path(path) => path.with_file_name(file),
             Self::Url(url) => {

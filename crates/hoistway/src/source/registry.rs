@@ -3,8 +3,8 @@
 
 use super::{Source, SourceName, local::Local, name::scheme_of};
 use crate::{
-    Error, Result,
-    catalog::{OpenFile, OpenOptions},
+    ByteRange, Error, Result,
+    catalog::{FormatError, OpenFile, OpenOptions},
 };
 use hoistway_io::file::FileSystem;
 use std::{
@@ -105,6 +105,32 @@ pub(crate) fn list(name: &Path, options: &OpenOptions) -> Result<Option<Vec<Path
             (scheme.is_folder)(&url).then(|| (scheme.list)(&url, options)).transpose()
         }
     }
+}
+
+/// All bytes of a small file in the folder of this source. `None` if it is not there.
+///
+/// # Errors
+/// Those of [`open`]; [`Error::InvalidFile`] if it has more than `most_bytes`; those of reading it.
+pub(crate) fn read_beside(
+    name: &SourceName,
+    file: &str,
+    most_bytes: u64,
+    options: &OpenOptions,
+) -> Result<Option<Vec<u8>>> {
+    let source = match open(&name.beside(file), options) {
+        Err(Error::NotFound { .. }) => return Ok(None),
+        opened => opened?,
+    };
+    let len = source.len();
+    let len_in_memory = usize::try_from(len).ok().filter(|_| len <= most_bytes);
+    let too_long = || {
+        let problem = FormatError::TooLong { len, most: most_bytes };
+        Error::InvalidFile { path: source.path().to_owned(), problem }
+    };
+    let mut text = vec![0; len_in_memory.ok_or_else(too_long)?];
+    let read = source.read_exactly(&mut text, 0, None, &options.cancel());
+    source.check_unchanged(ByteRange::default(), |_| None)?;
+    read.map(|()| Some(text))
 }
 
 fn scheme(url: &str) -> Result<&'static Scheme> {
