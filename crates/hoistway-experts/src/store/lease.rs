@@ -1,7 +1,12 @@
 //! Tickets for experts and tensors that are being read, and leases of those that are resident.
 #![allow(unsafe_code)]
 
-use super::{Shared, ledger::RequestId, monitor::NotReady, reading::Failure};
+use super::{
+    Shared,
+    ledger::RequestId,
+    monitor::{Monitor, NotReady},
+    reading::{Failure, ReaderIo},
+};
 use crate::{
     Error, ExpertId, Result,
     backing::{UnitRoom, host_view},
@@ -94,10 +99,18 @@ impl Held {
         }
     }
 
-    fn room(&self, unit: usize) -> Result<UnitRoom> {
+    /// A wait of the caller's for a request that is not ready: what it waits for, or why that does not come.
+    fn wait<T>(
+        &self,
+        timeout: Duration,
+        wait: impl FnOnce(&Monitor<ReaderIo>, Option<Instant>) -> Result<Option<T>, NotReady<Failure>>,
+    ) -> Result<T> {
+        let waited = Instant::now();
+        let answer = wait(self.shared.monitor()?, waited.checked_add(timeout));
+        self.shared.note_stall(waited.elapsed());
+        let rooms = answer.map_err(|not_ready| self.error(not_ready))?;
         self.was_shown.store(true, Ordering::Relaxed);
-        let room = self.shared.monitor.room(unit);
-        room.ok_or_else(|| Error::Internal(format!("{} is resident and has no room", self.label(unit))))
+        rooms.ok_or_else(|| Error::Internal("what is resident has no room".into()))
     }
 }
 
@@ -149,11 +162,8 @@ impl Ticket {
             let reason = format!("the request has {} experts, counted from 0", request.units.len());
             return Err(Error::invalid_option("position", position, reason));
         };
-        let waited = Instant::now();
-        let answer = request.shared.monitor()?.wait_for(request.id, unit, waited.checked_add(timeout));
-        request.shared.note_stall(waited.elapsed());
-        answer.map_err(|not_ready| request.error(not_ready))?;
-        Ok(ReadyUnit { ticket: self, unit, room: request.room(unit)? })
+        let room = request.wait(timeout, |monitor, deadline| monitor.wait_for(request.id, unit, deadline))?;
+        Ok(ReadyUnit { ticket: self, unit, room })
     }
 
     /// Waits until all are resident, as long as the store's [`timeout`](super::StoreOptions::timeout).
@@ -171,11 +181,8 @@ impl Ticket {
     /// As [`wait`](Self::wait).
     pub fn wait_within(self, timeout: Duration) -> Result<Lease> {
         let Self { request } = self;
-        let waited = Instant::now();
-        let answer = request.shared.monitor()?.wait(request.id, waited.checked_add(timeout));
-        request.shared.note_stall(waited.elapsed());
-        answer.map_err(|not_ready| request.error(not_ready))?;
-        let rooms = request.units.iter().map(|unit| request.room(*unit)).collect::<Result<_>>()?;
+        let wait = |monitor: &Monitor<ReaderIo>, deadline| monitor.wait(request.id, &request.units, deadline);
+        let rooms = request.wait(timeout, wait)?;
         Ok(Lease { request, rooms })
     }
 }
@@ -196,6 +203,12 @@ impl ReadyUnit<'_> {
 }
 
 impl Lease {
+    /// The lease of a request whose units are resident.
+    pub(super) fn new(mut request: Held, rooms: Vec<UnitRoom>) -> Self {
+        *request.was_shown.get_mut() = true;
+        Self { request, rooms }
+    }
+
     /// Number of experts or tensors.
     pub fn len(&self) -> usize {
         self.rooms.len()

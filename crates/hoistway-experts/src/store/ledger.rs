@@ -204,10 +204,12 @@ impl<F: Clone> Ledger<F> {
         self.check(&units)?;
         let id = RequestId(self.next_request);
         self.next_request += 1;
-        self.requests.insert(id, Request { units, is_admitted: false, failed: None });
+        let missing = self.missing(&units);
         // One without a miss needs no room, so it waits for none.
-        let is_next = self.queue.is_empty() || self.missing(id).is_empty();
-        if !is_next || !self.try_admit(id, commands) {
+        let is_next = self.queue.is_empty() || missing.is_empty();
+        let is_admitted = is_next && self.try_admit(&units, &missing, commands);
+        self.requests.insert(id, Request { units, is_admitted, failed: None });
+        if !is_admitted {
             self.queue.push_back(id);
         }
         Ok(id)
@@ -216,8 +218,17 @@ impl<F: Clone> Ledger<F> {
     /// Admits requests that wait, in order, as far as there is room.
     pub(super) fn admit(&mut self, commands: &mut Vec<Command>) {
         while let Some(id) = self.queue.front().copied() {
-            if !self.try_admit(id, commands) {
-                return;
+            // One that has ended is not in the queue.
+            if let Some(request) = self.requests.get_mut(&id) {
+                let units = std::mem::take(&mut request.units);
+                let missing = self.missing(&units);
+                let is_admitted = self.try_admit(&units, &missing, commands);
+                if let Some(request) = self.requests.get_mut(&id) {
+                    (request.units, request.is_admitted) = (units, is_admitted);
+                }
+                if !is_admitted {
+                    return;
+                }
             }
             self.queue.pop_front();
             self.wakes = true;
@@ -407,6 +418,10 @@ impl<F: Clone> Ledger<F> {
         evicted
     }
 
+    pub(super) fn unit_count(&self) -> usize {
+        self.units.len()
+    }
+
     pub(super) fn is_resident(&self, unit: usize) -> bool {
         self.units[unit].phase == Phase::Resident
     }
@@ -462,18 +477,15 @@ impl<F: Clone> Ledger<F> {
         units.fold(0, |sum, unit| sum.saturating_add(self.units[unit].entry.cost))
     }
 
-    fn missing(&self, id: RequestId) -> Vec<usize> {
-        let units = self.requests.get(&id).map(|request| request.units.as_slice()).unwrap_or_default();
+    fn missing(&self, units: &[usize]) -> Vec<usize> {
         units.iter().copied().filter(|unit| self.units[*unit].phase == Phase::Absent).collect()
     }
 
-    fn try_admit(&mut self, id: RequestId, commands: &mut Vec<Command>) -> bool {
-        let missing = self.missing(id);
-        let Some(request) = self.requests.get(&id) else { return true };
-        let units = request.units.clone();
+    /// Pins the units of a request and starts to read those that are missing, if there is room for them.
+    fn try_admit(&mut self, units: &[usize], missing: &[usize], commands: &mut Vec<Command>) -> bool {
         units.iter().for_each(|unit| self.pin(*unit));
-        let demand = self.demand_of(&missing);
         if !missing.is_empty() {
+            let demand = self.demand_of(missing);
             self.drop_prefetches(commands);
             // Only dense tensors give room back that is set apart for them.
             while !self.has_dense_room_for(demand)
@@ -495,19 +507,16 @@ impl<F: Clone> Ledger<F> {
                 return false;
             }
         }
-        for unit in &units {
-            self.use_unit(*unit, commands);
+        for &unit in units {
+            self.use_unit(unit, commands);
         }
-        for &unit in &missing {
+        for &unit in missing {
             self.start(unit, true, None, commands);
         }
         self.counts.hits += (units.len() - missing.len()) as u64;
         self.counts.misses += missing.len() as u64;
         let requested = self.cost_of(units.iter().copied());
         self.counts.largest_batch_bytes = self.counts.largest_batch_bytes.max(requested);
-        if let Some(request) = self.requests.get_mut(&id) {
-            request.is_admitted = true;
-        }
         true
     }
 
@@ -531,7 +540,7 @@ impl<F: Clone> Ledger<F> {
             self.counts.useful_prefetches += 1;
         }
         let before = std::mem::replace(&mut state.last_used, self.next_request);
-        if self.dense.remove(&(before, unit)) {
+        if state.entry.expert.is_none() && self.dense.remove(&(before, unit)) {
             self.dense.insert((state.last_used, unit));
         }
         self.transient.remove(&unit);

@@ -42,6 +42,7 @@ pub use stats::{Change, ResidencyEvent, StoreStats};
 
 use crate::{
     Error, ExpertId, Policy, Result,
+    backing::UnitRoom,
     catalog::{ExpertCatalog, Unit, UnitId},
 };
 use hoistway::read::{ReadFile, Reader};
@@ -174,7 +175,7 @@ impl Store {
     /// [`Error::NoSuchLayer`], [`Error::NoSuchExpert`], [`Error::BatchTooLarge`], [`Error::Read`], [`Error::NoRoom`],
     /// [`Error::NoMemory`], [`Error::TimedOut`], [`Error::Closed`]. Then nothing is leased.
     pub fn ensure(&self, layer: u32, experts: &[u32]) -> Result<Lease> {
-        self.ensure_async(layer, experts)?.wait()
+        leased(self.request_experts(layer, experts)?)
     }
 
     /// Like [`ensure`](Self::ensure), and does not wait: each expert is ready for itself.
@@ -182,17 +183,8 @@ impl Store {
     /// # Errors
     /// [`Error::NoSuchLayer`], [`Error::NoSuchExpert`], [`Error::BatchTooLarge`], [`Error::Closed`].
     pub fn ensure_async(&self, layer: u32, experts: &[u32]) -> Result<Ticket> {
-        let units = self.positions(layer, experts)?;
-        self.request(units, |ledger| {
-            let mut visits = lock(&self.door.shared.visits);
-            if !visits.observed.contains(&layer) {
-                let chosen: BTreeSet<u32> = experts.iter().copied().collect();
-                let weight = 1.0 / chosen.len().max(1) as f32;
-                let chosen: Vec<(u32, f32)> = chosen.into_iter().map(|expert| (expert, weight)).collect();
-                ledger.visit(layer, &chosen);
-                ledger.counts_mut().tokens += u64::from(visits.note(layer));
-            }
-        })
+        let (request, _) = self.request_experts(layer, experts)?;
+        Ok(Ticket::new(request))
     }
 
     /// Makes dense tensors resident, and waits for them as [`ensure`](Self::ensure) does.
@@ -203,7 +195,7 @@ impl Store {
     /// # Errors
     /// [`Error::NoSuchTensor`], and those of [`ensure`](Self::ensure).
     pub fn ensure_tensors<S: AsRef<str>>(&self, names: &[S]) -> Result<Lease> {
-        self.ensure_tensors_async(names)?.wait()
+        leased(self.request(self.tensor_positions(names)?, |_| ())?)
     }
 
     /// Like [`ensure_tensors`](Self::ensure_tensors), and does not wait.
@@ -211,7 +203,8 @@ impl Store {
     /// # Errors
     /// [`Error::NoSuchTensor`], [`Error::BatchTooLarge`], [`Error::Closed`].
     pub fn ensure_tensors_async<S: AsRef<str>>(&self, names: &[S]) -> Result<Ticket> {
-        self.request(self.tensor_positions(names)?, |_| ())
+        let (request, _) = self.request(self.tensor_positions(names)?, |_| ())?;
+        Ok(Ticket::new(request))
     }
 
     /// Tells the policy what the router of a layer chose, with its weights. Call it at each visit of the layer, before
@@ -388,18 +381,36 @@ impl Store {
         names.iter().map(|name| self.door.shared.catalog.dense_position(name.as_ref())).collect()
     }
 
-    /// Requests units. `visit` tells the policy, once it is known that the request is taken.
+    /// Requests experts of a layer. If no caller observes the layer, the request is a visit of it.
+    fn request_experts(&self, layer: u32, experts: &[u32]) -> Result<(Held, Option<Vec<UnitRoom>>)> {
+        let units = self.positions(layer, experts)?;
+        self.request(units, |ledger| {
+            let mut visits = lock(&self.door.shared.visits);
+            if !visits.observed.contains(&layer) {
+                let mut chosen = experts.to_vec();
+                chosen.sort_unstable();
+                chosen.dedup();
+                let weight = 1.0 / chosen.len().max(1) as f32;
+                let chosen: Vec<(u32, f32)> = chosen.into_iter().map(|expert| (expert, weight)).collect();
+                ledger.visit(layer, &chosen);
+                ledger.counts_mut().tokens += u64::from(visits.note(layer));
+            }
+        })
+    }
+
+    /// Requests units. `visit` tells the policy, once it is known that the request is taken. Returns the rooms, too, if all
+    /// units are resident.
     fn request(
         &self,
         units: Vec<usize>,
         visit: impl FnOnce(&mut Ledger<reading::Failure>),
-    ) -> Result<Ticket> {
+    ) -> Result<(Held, Option<Vec<UnitRoom>>)> {
         let mut distinct = units.clone();
         distinct.sort_unstable();
         distinct.dedup();
         let monitor = self.door.shared.monitor()?;
         let memory = monitor.io().memory();
-        let id = monitor.change(|ledger, commands| {
+        let (id, rooms) = monitor.request(&units, |ledger, commands| {
             let is_dense =
                 distinct.first().is_some_and(|unit| *unit >= self.door.shared.catalog.experts().len());
             let taken = ledger.check(&distinct).and_then(|()| {
@@ -414,7 +425,7 @@ impl Store {
                 Refusal::Closed => self.door.shared.closed(ledger),
             })
         })?;
-        Ok(Ticket::new(Held::new(self.door.shared.clone(), id, units)))
+        Ok((Held::new(self.door.shared.clone(), id, units), rooms))
     }
 
     /// Fails if the policy has panicked.
@@ -460,6 +471,14 @@ impl Shared {
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+/// The lease of a request, at once if all of its units are resident.
+fn leased((request, rooms): (Held, Option<Vec<UnitRoom>>)) -> Result<Lease> {
+    match rooms {
+        Some(rooms) => Ok(Lease::new(request, rooms)),
+        None => Ticket::new(request).wait(),
     }
 }
 

@@ -227,8 +227,12 @@ fn model(disk: &Arc<Disk>, budget: u64) -> Model {
 
 /// Requests units, checks that their bytes are there as long as they are leased, and releases them.
 fn lease(model: &Model, units: &[usize]) -> Result<(), usize> {
-    let id = model.change(|ledger, commands| ledger.request(units.to_vec(), commands)).unwrap();
-    let answer = model.wait(id, None);
+    let (id, rooms) =
+        model.request(units, |ledger, commands| ledger.request(units.to_vec(), commands)).unwrap();
+    let answer = match rooms {
+        Some(_) => Ok(()),
+        None => model.wait(id, units, None).map(|rooms| assert!(rooms.is_some(), "{units:?} have no room")),
+    };
     if answer.is_ok() {
         for _ in 0..2 {
             let rooms = model.io().0.rooms.lock().unwrap();

@@ -134,10 +134,22 @@ pub(super) struct Monitor<I: Io> {
 pub(super) struct StoreState<I: Io> {
     pub(super) ledger: Ledger<I::Failure>,
     loads: HashMap<usize, (u64, Loading<I::Load>)>,
-    rooms: HashMap<usize, I::Room>,
+    /// By unit.
+    rooms: Vec<Option<I::Room>>,
     /// Units whose reads the thread that has the lock submits once it has given that up.
     unsubmitted: Vec<usize>,
     next_load: u64,
+}
+
+impl<I: Io> StoreState<I> {
+    fn room(&self, unit: usize) -> Option<&I::Room> {
+        self.rooms.get(unit)?.as_ref()
+    }
+
+    /// The rooms of units. `None` if one has none.
+    fn rooms_of(&self, units: &[usize]) -> Option<Vec<I::Room>> {
+        units.iter().map(|unit| self.room(*unit).cloned()).collect()
+    }
 }
 
 /// The progress of a unit's load.
@@ -173,7 +185,8 @@ pub(super) enum NotReady<F> {
 
 impl<I: Io> Monitor<I> {
     pub(super) fn new(ledger: Ledger<I::Failure>, io: I) -> Self {
-        let (loads, rooms, unsubmitted) = (HashMap::new(), HashMap::new(), Vec::new());
+        let rooms = std::iter::repeat_with(|| None).take(ledger.unit_count()).collect();
+        let (loads, unsubmitted) = (HashMap::new(), Vec::new());
         let state = Mutex::new(StoreState { ledger, loads, rooms, unsubmitted, next_load: 0 });
         Self { state, signal: Arc::default(), io }
     }
@@ -187,12 +200,36 @@ impl<I: Io> Monitor<I> {
         &self,
         change: impl FnOnce(&mut Ledger<I::Failure>, &mut Vec<Command>) -> T,
     ) -> T {
+        self.change_and_look(change, |result, _| result)
+    }
+
+    /// Requests units by a change of the ledger. Returns the request, and the rooms of `units` if all of them are resident: a
+    /// request that misses nothing has its lease by one pass.
+    pub(super) fn request<E>(
+        &self,
+        units: &[usize],
+        request: impl FnOnce(&mut Ledger<I::Failure>, &mut Vec<Command>) -> Result<RequestId, E>,
+    ) -> Result<(RequestId, Option<Vec<I::Room>>), E> {
+        self.change_and_look(request, |made, state| {
+            let id = made?;
+            let is_ready = matches!(state.ledger.status(id), Status::Ready);
+            Ok((id, if is_ready { state.rooms_of(units) } else { None }))
+        })
+    }
+
+    /// Changes the ledger, carries out what it says, settles what has ended, and looks at the outcome.
+    fn change_and_look<T, U>(
+        &self,
+        change: impl FnOnce(&mut Ledger<I::Failure>, &mut Vec<Command>) -> T,
+        look: impl FnOnce(T, &mut StoreState<I>) -> U,
+    ) -> U {
         let mut state = lock(&self.state);
         let mut commands = Vec::new();
-        let result = change(&mut state.ledger, &mut commands);
+        let changed = change(&mut state.ledger, &mut commands);
         self.carry_out(&mut state, commands, false);
+        let seen = look(changed, &mut state);
         self.submit(state);
-        result
+        seen
     }
 
     /// Gives back the room of all units that no request pins, now and as requests end. Waits for reads of such units that are
@@ -211,14 +248,19 @@ impl<I: Io> Monitor<I> {
 
     /// Settles what has ended, and looks at the ledger.
     pub(super) fn look<T>(&self, look: impl FnOnce(&mut Ledger<I::Failure>) -> T) -> T {
-        self.change(|_, _| ());
-        look(&mut lock(&self.state).ledger)
+        self.change_and_look(|_, _| (), |(), state| look(&mut state.ledger))
     }
 
-    /// Waits until all units of a request are resident.
-    pub(super) fn wait(&self, id: RequestId, deadline: Option<Instant>) -> Result<(), NotReady<I::Failure>> {
-        self.wait_until(deadline, |ledger| match ledger.status(id) {
-            Status::Ready => Ok(()),
+    /// Waits until all units of a request are resident. Returns the rooms of `units`, which are of the request; `None` if one has
+    /// none.
+    pub(super) fn wait(
+        &self,
+        id: RequestId,
+        units: &[usize],
+        deadline: Option<Instant>,
+    ) -> Result<Option<Vec<I::Room>>, NotReady<I::Failure>> {
+        self.wait_until(deadline, |state| match state.ledger.status(id) {
+            Status::Ready => Ok(state.rooms_of(units)),
             Status::Queued => Err(NotReady::NoRoom),
             Status::Closed => Err(NotReady::Closed),
             Status::Loading(unit) => Err(NotReady::Loading(unit)),
@@ -226,18 +268,18 @@ impl<I: Io> Monitor<I> {
         })
     }
 
-    /// Waits until one unit of a request is resident.
+    /// Waits until one unit of a request is resident. Returns its room; `None` if it has none.
     pub(super) fn wait_for(
         &self,
         id: RequestId,
         unit: usize,
         deadline: Option<Instant>,
-    ) -> Result<(), NotReady<I::Failure>> {
-        self.wait_until(deadline, |ledger| {
-            if ledger.is_leased(id, unit) {
-                return Ok(());
+    ) -> Result<Option<I::Room>, NotReady<I::Failure>> {
+        self.wait_until(deadline, |state| {
+            if state.ledger.is_leased(id, unit) {
+                return Ok(state.room(unit).cloned());
             }
-            match ledger.status(id) {
+            match state.ledger.status(id) {
                 Status::Failed(unit, failure) => Err(NotReady::Failed(unit, failure)),
                 Status::Queued => Err(NotReady::NoRoom),
                 Status::Closed => Err(NotReady::Closed),
@@ -246,20 +288,15 @@ impl<I: Io> Monitor<I> {
         })
     }
 
-    /// The room of a unit, which a request pins.
-    pub(super) fn room(&self, unit: usize) -> Option<I::Room> {
-        lock(&self.state).rooms.get(&unit).cloned()
-    }
-
-    fn wait_until(
+    fn wait_until<T>(
         &self,
         deadline: Option<Instant>,
-        ready: impl Fn(&Ledger<I::Failure>) -> Result<(), NotReady<I::Failure>>,
-    ) -> Result<(), NotReady<I::Failure>> {
+        ready: impl Fn(&StoreState<I>) -> Result<T, NotReady<I::Failure>>,
+    ) -> Result<T, NotReady<I::Failure>> {
         loop {
             // Before the look: what changes after it ends the wait.
             let epoch = self.signal.epoch();
-            match self.look(|ledger| ready(ledger)) {
+            match self.change_and_look(|_, _| (), |(), state| ready(state)) {
                 Err(NotReady::NoRoom | NotReady::Loading(_)) if self.signal.wait(epoch, deadline) => {}
                 answer => return answer,
             }
@@ -315,7 +352,7 @@ impl<I: Io> Monitor<I> {
             units.extend(state.unsubmitted.drain(..));
             let Some(unit) = units.pop_front() else { return };
             let Some((number, Loading::Submitting { asked, .. })) = state.loads.get(&unit) else { continue };
-            let Some(room) = state.rooms.get(&unit).cloned() else { continue };
+            let Some(room) = state.room(unit).cloned() else { continue };
             let (load, asked) = (*number, *asked);
             drop(state);
             let notice = Notice { signal: self.signal.clone(), unit, load };
@@ -370,7 +407,7 @@ impl<I: Io> Monitor<I> {
             },
             Command::Release { unit } => {
                 let keep_bytes = state.ledger.keep_bytes();
-                if let Some(room) = state.rooms.remove(&unit)
+                if let Some(room) = state.rooms.get_mut(unit).and_then(Option::take)
                     && !self.io.release(unit, &room, keep_bytes)
                 {
                     state.ledger.lose(unit);
@@ -382,7 +419,7 @@ impl<I: Io> Monitor<I> {
 
     /// Has a unit read, or prepares it first.
     fn start(&self, state: &mut StoreState<I>, unit: usize, asked: Asked) -> Result<(), I::Failure> {
-        let room = match state.rooms.get(&unit) {
+        let room = match state.room(unit) {
             Some(room) => Some(room.clone()),
             None => self.io.reserve(unit, state.ledger.keep_bytes())?,
         };
@@ -390,7 +427,9 @@ impl<I: Io> Monitor<I> {
         state.next_load += 1;
         let loading = match room {
             Some(room) => {
-                state.rooms.insert(unit, room);
+                if let Some(place) = state.rooms.get_mut(unit) {
+                    *place = Some(room);
+                }
                 state.unsubmitted.push(unit);
                 Loading::Submitting { asked, has_ended: false }
             }
