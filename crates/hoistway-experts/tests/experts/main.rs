@@ -13,6 +13,8 @@ mod catalog;
 mod faults;
 mod kit;
 mod layers;
+#[cfg(target_os = "linux")]
+mod resident;
 mod rows;
 mod soak;
 mod store;
