@@ -10,7 +10,7 @@ use hoistway_experts::{
     Error, ExpertId,
     backing::{Backing, External, ExternalPlace},
     catalog::{ExpertCatalog, Role, Unit},
-    store::StoreOptions,
+    store::{StoreOptions, StoreStats},
 };
 use std::{
     collections::{BTreeSet, HashMap},
@@ -187,6 +187,31 @@ fn a_device_without_memory_is_an_error_at_opening() {
     assert!(matches!(error, Error::Engine(hoistway::Error::MemoryBudget { .. })), "{error:?}");
     let error = model.open(&budget(4, Backing::DeviceSlots(DeviceId::Toy(99)))).unwrap_err();
     assert!(matches!(error, Error::Engine(hoistway::Error::DeviceUnavailable { .. })), "{error:?}");
+}
+
+#[test]
+fn a_device_that_runs_out_of_memory_for_a_dense_tensor_serves_on() {
+    let _turn = Turn::take();
+    let model = Model::new();
+    toy::reset();
+    let store = model.store(&budget(5, Backing::DeviceSlots(DeviceId::Toy(0))).dense_bytes(30_000));
+    let kept = store.ensure_tensors(&["token_embd.weight"]).unwrap();
+    let before = store.stats();
+    toy::fail(toy::Fault::Exhaust, None);
+    for _ in 0..3 {
+        let error = store.ensure_tensors(&["token_embd.weight", "blk.1.attn_q.weight"]).unwrap_err();
+        let Error::NoMemory { unit, source } = &error else { panic!("{error:?}") };
+        assert_eq!(unit, "tensor 'blk.1.attn_q.weight'");
+        assert!(matches!(**source, Error::Engine(hoistway::Error::MemoryBudget { .. })), "{error:?}");
+        let stats = store.stats();
+        let of = |stats: &StoreStats| (stats.used_bytes, stats.held_bytes, stats.resident);
+        assert_eq!(of(&stats), of(&before), "nothing is left of it");
+    }
+    // Slots need no more memory, and what is leased stays.
+    model.assert_holds(&store.ensure(0, &[0, 1]).unwrap());
+    model.assert_holds(&kept);
+    toy::reset();
+    model.assert_holds(&store.ensure_tensors(&["token_embd.weight", "blk.1.attn_q.weight"]).unwrap());
 }
 
 #[test]
