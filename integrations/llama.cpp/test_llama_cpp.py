@@ -304,6 +304,53 @@ class TestStreamedExperts:
         stats = done.result["stats"]
         assert stats["largest_batch_bytes"] <= stats["budget_bytes"]
 
+    @pytest.mark.parametrize("budget", ["20", "1.2"])
+    def test_a_trace_has_what_the_routers_chose(
+        self, stock: Build, small: Path, tmp_path: Path, budget: str
+    ) -> None:
+        path = tmp_path / "trace.jsonl"
+        options = ["--tokens", "12", "--budget-mib", budget]
+        done = run(stock.stream_experts, small, *options, "--trace", str(path))
+        assert done.result["hash"] == run(stock.stream_experts, small, *options).result["hash"]
+        header, *visits = [json.loads(line) for line in path.read_text().splitlines()]
+        shape = models.SMALL
+        assert header == {
+            "hoistway_trace": 1,
+            "model": "small.gguf",
+            "experts_per_token": shape.experts_used,
+            "layers": [
+                {"layer": layer, "experts": shape.experts, "expert_bytes": models.expert_bytes(shape)}
+                for layer in range(shape.layers)
+            ],
+        }
+        # The prompt has eight tokens, of which the last layer computes the last alone.
+        last = shape.layers - 1
+        expected = {("prefill", step, layer) for step in range(8) for layer in range(last)}
+        expected |= {("prefill", 7, last)}
+        expected |= {("decode", step, layer) for step in range(8, 19) for layer in range(shape.layers)}
+        assert [visit["turn"] for visit in visits] == [0] * len(expected)
+        assert {(visit["phase"], visit["step"], visit["layer"]) for visit in visits} == expected
+        for visit in visits:
+            chosen = set(visit["experts"])
+            assert len(chosen) == len(visit["experts"]) == shape.experts_used
+            assert chosen < set(range(shape.experts))
+        # What was requested for an answer is what was recorded for it; requests for a prompt name an expert once.
+        cut = re.search(r"batches are cut from 64 to (\d+) tokens", done.log)
+        at_a_time = int(cut[1]) if cut else 8
+        requested: dict[tuple[int, int], set[int]] = {}
+        for visit in visits:
+            step = visit["step"] // at_a_time if visit["step"] < 8 else visit["step"]
+            requested.setdefault((step, visit["layer"]), set()).update(visit["experts"])
+        stats = done.result["stats"]
+        assert sum(map(len, requested.values())) == stats["hits"] + stats["misses"]
+
+    def test_a_trace_that_cannot_be_written_is_an_error(
+        self, stock: Build, small: Path, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "absent/trace.jsonl"
+        said = self.failed(stock, small, "--budget-mib", "4", "--trace", str(path))
+        assert f"the trace {path} cannot be written" in said
+
     def test_a_budget_below_one_token_is_refused(self, stock: Build, small: Path) -> None:
         assert "that one token uses in layer 0" in self.failed(stock, small, "--budget-mib", "0.3")
 

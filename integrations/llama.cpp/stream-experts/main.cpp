@@ -20,6 +20,7 @@ namespace {
 struct settings {
     std::string             model;
     stream_experts::options options;
+    std::string             trace;
     int                     tokens  = 64;
     int                     threads = 1;
     int                     ubatch  = 64;
@@ -40,6 +41,8 @@ settings parse(int count, char ** arguments) {
             result.options.budget_bytes = (uint64_t) (number() * (1 << 20));
         } else if (argument == "--policy") {
             result.options.policy = value();
+        } else if (argument == "--trace") {
+            result.trace = value();
         } else if (argument == "--tokens") {
             result.tokens = (int) number();
         } else if (argument == "--threads") {
@@ -51,8 +54,8 @@ settings parse(int count, char ** arguments) {
         }
     }
     if (result.model.empty() || result.options.budget_bytes == 0) {
-        throw std::runtime_error("usage: stream-experts --budget-mib MIB [--policy NAME] [--tokens COUNT] "
-                                 "[--threads COUNT] [--ubatch TOKENS] MODEL.gguf");
+        throw std::runtime_error("usage: stream-experts --budget-mib MIB [--policy NAME] [--trace FILE] "
+                                 "[--tokens COUNT] [--threads COUNT] [--ubatch TOKENS] MODEL.gguf");
     }
     return result;
 }
@@ -88,6 +91,9 @@ int main(int count, char ** arguments) try {
     const stream_experts::model model(wanted.model, wanted.options);
     stream_experts::context context(model, evaluation_parameters(wanted.threads, wanted.ubatch));
     const double load_seconds = seconds_since(start);
+    if (!wanted.trace.empty()) {
+        context.record(wanted.trace);
+    }
 
     const sleeping_threads threads(context.get(), wanted.threads);
     const auto decode = [&](llama_context *, const llama_batch & batch) { return context.decode(batch); };

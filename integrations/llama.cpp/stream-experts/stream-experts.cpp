@@ -1,5 +1,7 @@
 #include "stream-experts.h"
 
+#include "trace.h"
+
 #include "ggml-backend.h"
 #include "ggml.h"
 
@@ -8,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -62,6 +65,7 @@ hoistway::experts::Options store_options(const options & options) {
 struct model::state {
     hoistway::Catalog                                 catalog;
     hoistway::experts::Store                          store;
+    std::string                                       name;
     std::function<void(const std::string &)>          log;
     uint64_t                                          budget_bytes;
     uint64_t                                          largest_layer_bytes = 0;
@@ -74,8 +78,8 @@ struct model::state {
     std::optional<user_model>                         loaded {};
 
     state(const std::string & path, const options & options)
-        : catalog(open_gguf(path)), store(catalog, store_options(options)), log(options.log),
-          budget_bytes(options.budget_bytes) {
+        : catalog(open_gguf(path)), store(catalog, store_options(options)),
+          name(std::filesystem::path(path).filename().string()), log(options.log), budget_bytes(options.budget_bytes) {
         if (!log) {
             log = [](const std::string & line) { std::fprintf(stderr, "hoistway: %s\n", line.c_str()); };
         }
@@ -178,6 +182,7 @@ struct context::state {
     std::vector<uint32_t>    distinct {};
     std::exception_ptr       failure {};
     bool                     told = false;
+    std::optional<trace>     recorded {};
 
     // No exception may pass through llama.cpp: a failure ends the graph, and is thrown once llama_decode has returned.
     static bool on_node(ggml_tensor * node, bool ask, void * context) {
@@ -247,6 +252,9 @@ struct context::state {
         distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
 
         const uint32_t number = *layer_of(node);
+        if (recorded) {
+            recorded->visit(number, chosen, (size_t) node.ne[0]);
+        }
         tell_of_large_batch(number, node.ne[1]);
         // A batch of which no output is asked for has no token left in the last layer.
         if (!chosen.empty()) {
@@ -306,12 +314,27 @@ llama_context * context::get() const {
     return self->handle.get();
 }
 
+void context::record(const std::string & path) {
+    const model::state & owner = self->owner;
+    std::vector<trace::layer> layers;
+    for (const hoistway_experts_layer_info & layer : owner.store.layers()) {
+        layers.push_back({ layer.layer, layer.experts, layer.expert_bytes });
+    }
+    self->recorded.emplace(path, owner.name, owner.store.describe().experts_per_token, layers);
+}
+
 int32_t context::decode(const llama_batch & batch) {
     self->failure = nullptr;
+    if (self->recorded) {
+        self->recorded->begin(batch, llama_n_ubatch(self->handle.get()));
+    }
     const int32_t result = llama_decode(self->handle.get(), batch);
     self->release();
     if (self->failure) {
         std::rethrow_exception(self->failure);
+    }
+    if (self->recorded) {
+        self->recorded->flush();
     }
     return result;
 }

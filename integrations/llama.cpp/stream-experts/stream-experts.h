@@ -63,7 +63,12 @@ public:
 
     llama_context * get() const;
 
-    // Calls llama_decode. Throws hoistway::Error if experts could not be read: then the logits are no result.
+    // Replaces a file by a trace of what routers choose from now on, for `hoistway moe replay`: JSON lines. A batch of several
+    // tokens counts as a prompt, and batches are those of one sequence. Throws std::runtime_error.
+    void record(const std::string & path);
+
+    // Calls llama_decode. Throws hoistway::Error if experts could not be read: then the logits are no result. Throws
+    // std::runtime_error if a trace cannot be written.
     int32_t decode(const llama_batch & batch);
 
 private:
