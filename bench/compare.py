@@ -108,7 +108,7 @@ def all_rows(data: Path, gib: float) -> Iterator[Row]:
             f"30,000 tensors: {name}", lambda build, name=name: many(build, data / "many-tensors", name)
         )
     layered = data / "layers" / "model.bin"
-    write_layers(layered, LAYERS * LAYER_BYTES)
+    write_layers(layered, LAYERS, LAYER_BYTES)
     for mode in ("on-demand", "prefetch"):
         yield Row(f"layers by a reader: {mode}", lambda build, mode=mode: stream(build, layered, mode))
     files = threefs.make(data / "3fs", 1 << 30, 4)
