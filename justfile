@@ -435,6 +435,12 @@ bench-moe-policies directory *arguments: venv rust
     cargo build --quiet --release --package hoistway-cli
     '{{ bin }}/python' bench/moe_policies.py "$@"
 
+# Measure what a request for experts takes if all of them are resident. Takes seconds.
+[group('benchmarks')]
+bench-expert-hits *arguments: venv rust
+    cargo build --quiet --release --package hoistway-experts --example ensure_hits
+    '{{ bin }}/python' bench/expert_hits.py "$@"
+
 # Measure what the way to a device costs the host, on the stand-in driver. Takes two minutes.
 [group('benchmarks')]
 bench-stand-in *arguments: setup
