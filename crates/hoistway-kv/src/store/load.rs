@@ -403,7 +403,8 @@ impl BlockLoad {
     /// Invalidates the block, before the request ends: a later lookup does not find it.
     fn condemn(&self, reason: String) {
         self.core.layout.invalidate(&self.found);
-        self.core.note_block(EventKind::CorruptBlock, self.options.namespace, &self.key, reason);
+        let file = self.found.place.file.path();
+        self.core.events.note_damage(file, self.options.namespace, &self.key, reason);
     }
 
     fn end(self, status: Status, started: Option<Instant>) {

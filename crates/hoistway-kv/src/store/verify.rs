@@ -183,7 +183,8 @@ impl Reading<'_> {
             return Seen::Gone;
         }
         self.core.layout.invalidate(self.found);
-        self.core.note_block(EventKind::CorruptBlock, self.namespace, self.key, reason.clone());
+        let file = self.found.place.file.path();
+        self.core.events.note_damage(file, self.namespace, self.key, reason.clone());
         Seen::Corrupt(reason)
     }
 
