@@ -4,7 +4,7 @@
 use crate::{
     Cancel, Checkpoint, Dtype, Error, Loaded, Result,
     catalog::{TensorEntry, TensorId},
-    parallel,
+    parallel, save,
     source::Source,
 };
 use serde::{Deserialize, Serialize};
@@ -101,14 +101,14 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Writes the manifest as JSON.
+    /// Writes the manifest as JSON. A file of that name has its earlier contents until the new ones are on the disk.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn write(&self, path: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self).map_err(io::Error::from);
-        let written = text.and_then(|text| fs::write(path, text + "\n"));
-        written.map_err(|source| manifest_io("write", path, source))
+        let text = serde_json::to_string_pretty(self);
+        let text = text.map_err(|error| manifest_io("write", path, error.into()))? + "\n";
+        save::write_whole(path, text.as_bytes())
     }
 
     /// What in `found` differs from this manifest, in words; empty if nothing does.

@@ -78,7 +78,7 @@ fn read(arguments: &Read, program: &[OsString]) -> Result<(), Failure> {
 fn chart(path: &Path) -> Result<(), Failure> {
     let figure: Figure = serde_json::from_reader(io::stdin().lock())
         .map_err(|error| Failure::told(format!("standard input is not a figure: {error}"), 2))?;
-    figure.write(path).map_err(Failure::output)
+    figure.write(path)
 }
 
 /// What reads, by its name.

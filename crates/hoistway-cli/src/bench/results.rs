@@ -2,6 +2,7 @@
 
 use crate::{charts::Figure, failure::Failure, output};
 use clap::Args;
+use hoistway::save::write_whole;
 use serde::Serialize;
 use std::{
     fs,
@@ -34,10 +35,9 @@ impl Output {
         figures: Vec<(String, Figure)>,
     ) -> Result<(), Failure> {
         let Some(directory) = &self.output_dir else { return Ok(()) };
-        write_rows(&directory.join(format!("{name}_raw.csv")), measurements).map_err(Failure::output)?;
-        write_rows(&directory.join(format!("{name}_summary.csv")), summaries).map_err(Failure::output)?;
-        let write = |(name, figure): (String, Figure)| figure.write(&directory.join(name));
-        figures.into_iter().try_for_each(write).map_err(Failure::output)
+        write_rows(&directory.join(format!("{name}_raw.csv")), measurements)?;
+        write_rows(&directory.join(format!("{name}_summary.csv")), summaries)?;
+        figures.into_iter().try_for_each(|(name, figure)| figure.write(&directory.join(name)))
     }
 
     /// Prints results as JSON, or the table for people.
@@ -46,12 +46,11 @@ impl Output {
     }
 }
 
-fn write_rows(path: &Path, rows: &[impl Serialize]) -> Result<(), csv::Error> {
-    let mut table = csv::Writer::from_path(path)?;
-    for row in rows {
-        table.serialize(row)?;
-    }
-    Ok(table.flush()?)
+fn write_rows(path: &Path, rows: &[impl Serialize]) -> Result<(), Failure> {
+    let mut table = csv::Writer::from_writer(Vec::new());
+    rows.iter().try_for_each(|row| table.serialize(row)).map_err(Failure::output)?;
+    let text = table.into_inner().map_err(csv::IntoInnerError::into_error).map_err(Failure::output)?;
+    Ok(write_whole(path, &text)?)
 }
 
 /// Where values lie.

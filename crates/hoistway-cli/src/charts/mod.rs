@@ -10,13 +10,15 @@ pub(crate) use bars::{Bar, Bars};
 pub(crate) use heat_map::{Cell, HeatMap};
 pub(crate) use lines::{Line, Lines};
 
+use crate::failure::Failure;
+use hoistway::save::write_whole;
 use plotters::{
     coord::Shift,
     prelude::*,
     style::text_anchor::{HPos, Pos, VPos},
 };
 use serde::Deserialize;
-use std::{fs, io, path::Path};
+use std::{io, path::Path};
 
 /// Width and height of a panel that has its row for itself, and of one beside others. Bars have a height of their own.
 const SIZES: [(u32, u32); 2] = [(800, 440), (640, 340)];
@@ -74,10 +76,10 @@ impl Figure {
     }
 
     /// Writes the figure as SVG.
-    pub(crate) fn write(&self, path: &Path) -> io::Result<()> {
+    pub(crate) fn write(&self, path: &Path) -> Result<(), Failure> {
         let mut svg = String::new();
-        self.draw(&mut svg).map_err(io::Error::other)?;
-        fs::write(path, svg)
+        self.draw(&mut svg).map_err(io::Error::other).map_err(Failure::output)?;
+        Ok(write_whole(path, svg.as_bytes())?)
     }
 
     fn draw(&self, svg: &mut String) -> Drawn {

@@ -2,11 +2,8 @@
 
 use super::arguments;
 use crate::{failure::Failure, output};
+use hoistway::save::write_whole;
 use hoistway_experts::trace::Synthetic;
-use std::{
-    fs::File,
-    io::{BufWriter, Write},
-};
 
 pub(super) fn run(arguments: &arguments::Generate) -> Result<(), Failure> {
     let synthetic = Synthetic {
@@ -21,11 +18,10 @@ pub(super) fn run(arguments: &arguments::Generate) -> Result<(), Failure> {
     };
     let wrong = |error| Failure::told(format!("{error}"), 2);
     let trace = synthetic.generate().map_err(wrong)?;
-    let Some(path) = &arguments.output else {
-        let mut text = Vec::new();
-        trace.write(arguments.format, &mut text).map_err(Failure::output)?;
-        return output::write(&text);
-    };
-    let mut file = BufWriter::new(File::create(path).map_err(Failure::output)?);
-    trace.write(arguments.format, &mut file).and_then(|()| file.flush()).map_err(Failure::output)
+    let mut text = Vec::new();
+    trace.write(arguments.format, &mut text).map_err(Failure::output)?;
+    match &arguments.output {
+        None => output::write(&text),
+        Some(path) => Ok(write_whole(path, &text)?),
+    }
 }

@@ -48,7 +48,7 @@ pub(super) fn run(arguments: &arguments::Replay) -> Result<(), Failure> {
         }
     }
     if let Some(path) = &arguments.chart {
-        figure(&trace, &rows).write(path).map_err(Failure::output)?;
+        figure(&trace, &rows).write(path)?;
     }
     if arguments.json {
         return output::write_json(&rows);

@@ -43,7 +43,8 @@ use folder::Folder;
 use plan::PlannedFile;
 use std::{
     collections::VecDeque,
-    fs, io,
+    fs,
+    io::{self, Write},
     ops::ControlFlow,
     path::{Path, PathBuf},
     time::Instant,
@@ -248,6 +249,25 @@ impl<'a> Encoded<'a> {
         let devices = gather::Devices::of(self.tensors)?;
         devices.gather(&self.file, self.tensors, self.file.range(), memory)
     }
+}
+
+/// Writes a small file as a whole: `path` has its earlier contents until all of `bytes` are on the disk. What is not a regular
+/// file, such as a pipe, is written where it is.
+///
+/// # Errors
+/// [`Error::Io`]. The old file is still there then.
+#[doc(hidden)]
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let failed = |source| io_error("write", path, source);
+    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return fs::write(path, bytes).map_err(failed);
+    }
+    let path = final_path(path)?;
+    let mut temp = Folder::of_file(&path, true)?.new_temp()?;
+    temp.opened()?.write_all(bytes).and_then(|()| temp.sync()).map_err(failed)?;
+    let permissions = Permissions::replacing(std::slice::from_ref(&path))?;
+    permissions.give(temp.opened()?, &path, &mut Vec::new());
+    temp.persist(&path)
 }
 
 /// The file that a save to `path` replaces: links are followed, also to where nothing is yet.
