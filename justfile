@@ -367,6 +367,11 @@ test-go *arguments:
 capi-header:
     HOISTWAY_UPDATE_HEADER=1 cargo test --quiet --package hoistway-capi --test abi the_header
 
+# Write the page of the command's options again, after changes of them. `test-rust` compares it with the command.
+[group('generated files')]
+options:
+    HOISTWAY_UPDATE_OPTIONS=1 cargo test --quiet --package hoistway-cli --lib the_page_of_options
+
 # Write the listings of the crates' public API again, after changes of it. `test-rust` compares them with the code.
 [group('generated files')]
 api:

@@ -12,6 +12,11 @@ from hoistway._devices import find_libraries
 
 def main() -> int:
     """Runs the command line of this process, and returns the exit code."""
+    if sys.argv[1:2] == ["run"]:
+        # The program takes the place of this process, with its signals and streams as they are.
+        from hoistway import run  # noqa: PLC0415
+
+        run.main(sys.argv[2:])
     # As in a program without Python: Ctrl-C ends the process at once, unless whatever started it ignores Ctrl-C.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

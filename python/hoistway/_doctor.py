@@ -18,6 +18,19 @@ class Checks(list[dict[str, Any]]):
     They are shown as a table when printed, and in a notebook.
     """
 
+    @property
+    def verdict(self) -> str:
+        """What all checks together mean for loads, in one line."""
+        names = {
+            status: ", ".join(check["name"] for check in self if check["status"] == status)
+            for status in ("broken", "slower")
+        }
+        if names["broken"]:
+            return f"loads fail here: {names['broken']}"
+        if names["slower"]:
+            return f"loads work here, slower than they could: {names['slower']}"
+        return "loads work here, and nothing that was examined slows them"
+
     def __str__(self) -> str:
         lines = []
         for check in self:
@@ -25,7 +38,7 @@ class Checks(list[dict[str, Any]]):
             if check["fix"]:
                 advice = "if wanted" if check["status"] == "absent" else "to fix"
                 lines.append(f"        {advice}: {check['fix']}")
-        return "\n".join(lines)
+        return "\n".join([*lines, f"verdict {self.verdict}"])
 
     __repr__ = __str__
 
@@ -38,7 +51,8 @@ class Checks(list[dict[str, Any]]):
             + "</tr>"
             for check in self
         )
-        return f"<table><tr><th>status</th><th>name</th><th>finding</th><th>fix</th></tr>{rows}</table>"
+        head = "<tr><th>status</th><th>name</th><th>finding</th><th>fix</th></tr>"
+        return f"<table>{head}{rows}</table><p>{html.escape(self.verdict)}</p>"
 
 
 def doctor(*paths: str | os.PathLike[str]) -> Checks:

@@ -1,4 +1,4 @@
-"""Runs a program with hoistway in place of safetensors: ``python -m hoistway.run -- generate.py``.
+"""Runs a program with hoistway in place of safetensors: ``hoistway run -- generate.py``.
 
 The program, and the Python processes that it starts, use the drop-in `hoistway.compat.safetensors`. Their code does not
 change. Options come from the environment, such as ``HOISTWAY_ROUTE=io_uring``.
@@ -17,15 +17,16 @@ from typing import NoReturn
 
 HOOK = str(Path(__file__).parent / "_hook")
 
-USAGE = """usage: python -m hoistway.run [--report] -- COMMAND [ARGUMENT ...]
+USAGE = """usage: hoistway run [--report] -- COMMAND [ARGUMENT ...]
 
 Runs COMMAND with hoistway in place of safetensors. Examples:
 
-    python -m hoistway.run -- generate.py
-    python -m hoistway.run --report -- accelerate launch train.py
+    hoistway run -- generate.py
+    hoistway run --report -- accelerate launch train.py
 
-This Python runs scripts. With --report, each process that loads reports on standard error, when it ends, how much it
-loaded, how fast, and by which routes. HOISTWAY_ROUTE and so on set the options of loads."""
+'python -m hoistway.run' is the same for a certain Python. That Python runs scripts. With --report, each process that
+loads reports on standard error, when it ends, how much it loaded, how fast, and by which routes. HOISTWAY_ROUTE and so
+on set the options of loads."""
 
 
 def environment() -> dict[str, str]:

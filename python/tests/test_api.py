@@ -134,7 +134,14 @@ def test_reports_and_checks_show_in_notebooks(model: Path, tmp_path: Path) -> No
     checks = hoistway.doctor(tmp_path)
     assert str(checks).startswith("ok      kernel: ")
     assert repr(checks) == str(checks)
+    assert str(checks).splitlines()[-1] == f"verdict {checks.verdict}"
+    assert checks.verdict.startswith("loads work here, ")
     assert checks._repr_html_().count("<tr>") == 1 + len(checks)
+    assert checks._repr_html_().endswith(f"<p>{html.escape(checks.verdict)}</p>")
+    statuses = ["ok", "slower", "broken", "broken"]
+    judged = hoistway.Checks({"name": f"thing {at}", "status": status} for at, status in enumerate(statuses))
+    assert judged.verdict == "loads fail here: thing 2, thing 3"
+    assert hoistway.Checks(judged[:2]).verdict == "loads work here, slower than they could: thing 1"
     assert json.loads(json.dumps(checks)) == checks
 
 

@@ -5,9 +5,15 @@ use crate::bench::Bench;
 use crate::kv::Kv;
 use crate::moe::Moe;
 use bytesize::ByteSize;
-use clap::{Args, Parser, Subcommand};
+use clap::{
+    Args, Parser, Subcommand,
+    builder::{PossibleValue, StringValueParser, TypedValueParser},
+};
 use hoistway::{Checkpoint, cache::NodeCache, catalog::OpenOptions, objects::StoreOptions};
-use std::path::PathBuf;
+use std::{
+    ffi::{OsStr, OsString},
+    path::PathBuf,
+};
 
 /// Moves tensors between storage and memory at the speed of the hardware, and reports how.
 #[derive(Debug, Parser)]
@@ -17,7 +23,7 @@ pub(crate) struct Arguments {
     pub(crate) command: Command,
 }
 
-const EXIT_CODES: &str = "\
+pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
   0  success
   1  any other failure
@@ -68,6 +74,32 @@ Examples:
   hoistway cache stat --cache /var/cache/hoistway
   hoistway cache gc --cache /var/cache/hoistway --cache-bytes 200GiB";
 
+const RUN_EXAMPLES: &str = "\
+Examples:
+  hoistway run -- generate.py
+  hoistway run --report -- accelerate launch train.py";
+
+const CACHE_STAT_EXAMPLES: &str = "\
+Examples:
+  hoistway cache stat
+  hoistway cache stat --cache /var/cache/hoistway --json";
+
+const CACHE_LS_EXAMPLES: &str = "\
+Examples:
+  hoistway cache ls --cache /var/cache/hoistway";
+
+const CACHE_VERIFY_EXAMPLES: &str = "\
+Examples:
+  hoistway cache verify --cache /var/cache/hoistway";
+
+const CACHE_GC_EXAMPLES: &str = "\
+Examples:
+  hoistway cache gc --cache /var/cache/hoistway --cache-bytes 200GiB";
+
+const CACHE_WARM_EXAMPLES: &str = "\
+Examples:
+  hoistway cache warm --cache /var/cache/hoistway s3://models/llama/";
+
 const BENCH_EXAMPLES: &str = "\
 Examples:
   hoistway bench read 'models/llama/*.safetensors' --route io_uring,threads
@@ -113,6 +145,8 @@ pub(crate) enum Command {
     },
     /// Examine this machine: what loads can use, what is missing, and how to fix it
     Doctor(Doctor),
+    /// Run a program with hoistway in place of safetensors
+    Run(Run),
     /// Measure this machine's storage as hoistway reads it
     #[command(after_help = BENCH_EXAMPLES)]
     Bench {
@@ -168,7 +202,7 @@ pub(crate) struct Paths {
     /// GGUF model stands for all
     #[arg(required = true, value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
-    /// Accept files that violate the specification of their format in harmless ways
+    /// Accept files that violate the specification of their format in harmless ways [env: HOISTWAY_LENIENT]
     ///
     /// These are safetensors files with padding after the last tensor, and GGUF files that other readers accept
     #[arg(
@@ -257,10 +291,10 @@ pub(crate) struct Inspect {
 pub(crate) struct Load {
     #[command(flatten)]
     pub(crate) paths: Paths,
-    /// Where tensors go: cpu (the default), cuda, rocm, or cuda:N, rocm:N
-    #[arg(long, value_name = "DEVICE")]
+    /// Where tensors go: cpu (the default), cuda, rocm, or cuda:N, rocm:N [env: HOISTWAY_DEVICE]
+    #[arg(long, value_name = "DEVICE", value_parser = Offered(DEVICES), hide_possible_values = true)]
     pub(crate) device: Option<String>,
-    /// Route of the bytes: auto (the default), io_uring, threads, cached, mapped, gds, …
+    /// Route of the bytes: auto (the default), io_uring, threads, cached, mapped, gds, … [env: HOISTWAY_ROUTE]
     ///
     /// Routes to host memory are auto (the best one for each extent), io_uring, overlapped (on Windows), threads (pread),
     /// cached (copies from the page cache), mapped (reads when memory is touched), usrbio (from a 3FS, bypassing the kernel),
@@ -269,7 +303,7 @@ pub(crate) struct Load {
     /// Routes to a device are also pinned-cache (copies from pinned pages of the page cache), staged (through pinned host
     /// memory), unified (an integrated device uses host memory as it is), gds (bypassing host memory, which is proven) and
     /// gds-compat (cuFile in whatever mode it works)
-    #[arg(long, value_name = "ROUTE")]
+    #[arg(long, value_name = "ROUTE", value_parser = Offered(ROUTES), hide_possible_values = true)]
     pub(crate) route: Option<String>,
     /// Load only tensors whose names match this glob pattern; may be repeated
     #[arg(long, value_name = "GLOB")]
@@ -277,8 +311,8 @@ pub(crate) struct Load {
     /// Leave out tensors whose names match this glob pattern; may be repeated
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<String>,
-    /// Convert floats on the device as they arrive: F32, F16 or BF16
-    #[arg(long, value_name = "DTYPE")]
+    /// Convert floats on the device as they arrive: F32, F16 or BF16 [env: HOISTWAY_DTYPE]
+    #[arg(long, value_name = "DTYPE", value_parser = Offered(DTYPES), hide_possible_values = true)]
     pub(crate) dtype: Option<String>,
     /// Print the whole report rather than its first line
     #[arg(long)]
@@ -292,21 +326,21 @@ pub(crate) struct Load {
     /// Compare the loaded tensors with a manifest of 'hoistway verify --save'
     #[arg(long, value_name = "MANIFEST")]
     pub(crate) manifest: Option<PathBuf>,
-    /// Whether reads bypass the page cache: auto (the default), always or never
+    /// Whether reads bypass the page cache: auto (the default), always or never [env: HOISTWAY_DIRECT]
     ///
     /// With auto they do if the file system allows it
-    #[arg(long, value_name = "WHEN")]
+    #[arg(long, value_name = "WHEN", value_parser = Offered(DIRECT), hide_possible_values = true)]
     pub(crate) direct: Option<String>,
-    /// Client of the 3FS daemon: auto (the default), native or vendor
+    /// Client of the 3FS daemon: auto (the default), native or vendor [env: HOISTWAY_USRBIO]
     ///
     /// With auto it is the vendor's library if that works, else hoistway's client
-    #[arg(long, value_name = "CLIENT")]
+    #[arg(long, value_name = "CLIENT", value_parser = Offered(CLIENTS), hide_possible_values = true)]
     pub(crate) usrbio: Option<String>,
-    /// How tensors share memory: file (the default), packed or tensor
+    /// How tensors share memory: file (the default), packed or tensor [env: HOISTWAY_LAYOUT]
     ///
     /// With file, an allocation holds the tensors of one file (on a device, 64 MiB of them); with packed, all tensors back to
     /// back; with tensor, one large tensor or several small ones
-    #[arg(long, value_name = "LAYOUT")]
+    #[arg(long, value_name = "LAYOUT", value_parser = Offered(LAYOUTS), hide_possible_values = true)]
     pub(crate) layout: Option<String>,
     #[command(flatten)]
     pub(crate) tuning: Tuning,
@@ -316,32 +350,37 @@ pub(crate) struct Load {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Tuning")]
 pub(crate) struct Tuning {
-    /// Longest single read, a multiple of 4096 [default: 4MiB]
+    /// Longest single read, a multiple of 4096 [default: 4MiB] [env: HOISTWAY_CHUNK]
     #[arg(long, hide_short_help = true, value_name = "SIZE")]
     pub(crate) chunk: Option<String>,
-    /// Longest gap between two wanted ranges that is read rather than skipped [default: 64KiB]
+    /// Longest gap between two wanted ranges that is read rather than skipped [default: 64KiB] [env: HOISTWAY_COALESCE_GAP]
     #[arg(long, hide_short_help = true, value_name = "SIZE")]
     pub(crate) coalesce_gap: Option<String>,
     /// Bytes in flight to one storage device [default: grows from 32MiB, or 128MiB over a network, while that is faster; 32MiB for usrbio]
+    /// [env: HOISTWAY_IN_FLIGHT]
     #[arg(long, hide_short_help = true, value_name = "SIZE")]
     pub(crate) in_flight: Option<String>,
     /// Number of rings of the routes io_uring and usrbio, and of ports of the route overlapped [default: 1, or 2 on larger
-    /// machines; 2 or 4 from a 3FS to host memory]
+    /// machines; 2 or 4 from a 3FS to host memory] [env: HOISTWAY_RINGS]
     #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) rings: Option<String>,
     /// Number of threads of the route threads, and of copies from the page cache [default: by cores and bytes in flight]
+    /// [env: HOISTWAY_THREADS]
     #[arg(long, hide_short_help = true, value_name = "N")]
     pub(crate) threads: Option<String>,
     /// Huge pages: transparent (if the system has some; the default), reserved (of vm.nr_hugepages, or large pages on Windows) or never
-    #[arg(long, hide_short_help = true, value_name = "KIND")]
+    /// [env: HOISTWAY_HUGE_PAGES]
+    #[arg(long, hide_short_help = true, value_name = "KIND", value_parser = Offered(HUGE_PAGES), hide_possible_values = true)]
     pub(crate) huge_pages: Option<String>,
-    /// NUMA node of memory and threads: unbound (the default), near_storage or a number
-    #[arg(long, hide_short_help = true, value_name = "NODE")]
+    /// NUMA node of memory and threads: unbound (the default), near_storage or a number [env: HOISTWAY_NUMA]
+    #[arg(long, hide_short_help = true, value_name = "NODE", value_parser = Offered(NODES), hide_possible_values = true)]
     pub(crate) numa: Option<String>,
     /// Limit of host memory for the load, such as 8GiB [default: what the machine and the limits of the process leave]
+    /// [env: HOISTWAY_MEMORY_BUDGET]
     #[arg(long, hide_short_help = true, value_name = "SIZE")]
     pub(crate) memory_budget: Option<String>,
     /// With the route mapped: read everything at once, rather than when it is touched
+    /// [env: HOISTWAY_POPULATE]
     #[arg(long, hide_short_help = true)]
     pub(crate) populate: bool,
 }
@@ -375,14 +414,19 @@ pub(crate) struct Warm {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Cache {
     /// Show the size of the cache and its limit
+    #[command(after_help = CACHE_STAT_EXAMPLES)]
     Stat(CacheChoice),
     /// List the entries of the cache, the most recently used first
+    #[command(after_help = CACHE_LS_EXAMPLES)]
     Ls(CacheChoice),
     /// Compare every block with its checksum, and remove damaged blocks
+    #[command(after_help = CACHE_VERIFY_EXAMPLES)]
     Verify(CacheChoice),
     /// Evict the least recently used entries until the cache is within its limit, or --cache-bytes
+    #[command(after_help = CACHE_GC_EXAMPLES)]
     Gc(CacheChoice),
     /// Read a checkpoint into the cache
+    #[command(after_help = CACHE_WARM_EXAMPLES)]
     Warm(CacheWarm),
 }
 
@@ -420,6 +464,69 @@ pub(crate) struct Doctor {
     pub(crate) json: bool,
 }
 
+/// A program to run. The command of the Python package does it; see `hoistway/_command.py`.
+#[derive(Debug, Args)]
+#[command(after_help = RUN_EXAMPLES)]
+pub(crate) struct Run {
+    /// Report on standard error what each process loaded, how fast and by which routes
+    #[arg(long)]
+    pub(crate) report: bool,
+    /// The program and its arguments. Scripts are run by the Python of this command
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// Text that the engine checks. These values of it are offered by completion.
+#[derive(Clone, Copy)]
+pub(crate) struct Offered(pub(crate) &'static [&'static str]);
+
+impl TypedValueParser for Offered {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, argument, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.0.iter().map(PossibleValue::new)))
+    }
+}
+
+pub(crate) const DEVICES: &[&str] = &["cpu", "cuda", "cuda:0", "rocm", "rocm:0"];
+pub(crate) const DIRECT: &[&str] = &["auto", "always", "never"];
+pub(crate) const CLIENTS: &[&str] = &["auto", "native", "vendor"];
+pub(crate) const ROUTES: &[&str] = &[
+    "auto",
+    "io_uring",
+    "overlapped",
+    "threads",
+    "cached",
+    "pinned-cache",
+    "mapped",
+    "usrbio",
+    "directstorage",
+    "staged",
+    "unified",
+    "gds",
+    "gds-compat",
+    "node-cache",
+    "http",
+];
+const DTYPES: &[&str] = &["F32", "F16", "BF16"];
+const LAYOUTS: &[&str] = &["file", "packed", "tensor"];
+const HUGE_PAGES: &[&str] = &["transparent", "reserved", "never"];
+const NODES: &[&str] = &["unbound", "near_storage"];
+
+/// Text as help shows it: examples, then what else there is to say.
+pub(crate) fn with_notes(examples: &str, notes: &str) -> String {
+    format!("{examples}\n\n{notes}")
+}
+
 /// Bytes from text such as `64MiB`.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     text.parse::<ByteSize>().map(|size| size.as_u64())
@@ -427,8 +534,9 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::Arguments;
+    use super::{Arguments, CLIENTS, DEVICES, DIRECT, DTYPES, HUGE_PAGES, LAYOUTS, NODES, ROUTES};
     use clap::CommandFactory;
+    use hoistway::{LoadOptions, Route};
 
     /// The words of a line as a shell splits them, up to a redirection or a comment.
     fn words(line: &str) -> Vec<String> {
@@ -436,18 +544,77 @@ mod tests {
         before_redirection.split_whitespace().map(|word| word.trim_matches('\'').to_owned()).collect()
     }
 
+    /// The subcommands of a command and of its subcommands, with what is typed before them.
+    fn subcommands<'a>(
+        command: &'a clap::Command,
+        before: &str,
+        found: &mut Vec<(String, &'a clap::Command)>,
+    ) {
+        // Subcommands of another system are hidden.
+        for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
+            let path = format!("{before} {}", subcommand.get_name());
+            subcommands(subcommand, &path, found);
+            found.push((path, subcommand));
+        }
+    }
+
     #[test]
     fn every_subcommand_has_examples_that_can_be_typed() {
         let command = Arguments::command();
-        // Subcommands of another system are hidden.
-        for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
+        let mut all = Vec::new();
+        subcommands(&command, "hoistway", &mut all);
+        assert!(all.iter().any(|(path, _)| path == "hoistway moe plan"), "nested ones are among them");
+        for (path, subcommand) in all {
             let help = subcommand.get_after_help().map(ToString::to_string).unwrap_or_default();
             let examples: Vec<&str> = help.lines().skip(1).map(str::trim).collect();
-            assert!(help.starts_with("Examples:\n") && !examples.is_empty(), "{}", subcommand.get_name());
+            assert!(help.starts_with("Examples:\n") && !examples.is_empty(), "{path}");
+            let long = subcommand.get_after_long_help().map(ToString::to_string);
+            assert!(long.is_none_or(|long| long.starts_with(&help)), "{path} --help has the examples too");
             for example in examples.iter().filter(|example| !example.contains("--help")) {
+                assert!(example.starts_with(&path), "{example} is one of {path}");
                 let parsed = command.clone().try_get_matches_from(words(example));
                 assert!(parsed.is_ok(), "{example}: {}", parsed.unwrap_err());
             }
         }
+    }
+
+    #[test]
+    fn values_that_completion_offers_are_taken() {
+        let offered: [(&str, &[&str]); 8] = [
+            ("device", DEVICES),
+            ("route", ROUTES),
+            ("dtype", DTYPES),
+            ("direct", DIRECT),
+            ("usrbio", CLIENTS),
+            ("layout", LAYOUTS),
+            ("huge_pages", HUGE_PAGES),
+            ("numa", NODES),
+        ];
+        for (option, values) in offered {
+            for value in values {
+                LoadOptions::default().set(option, value).unwrap();
+            }
+        }
+        let routes: Vec<&str> = Route::ALL.iter().map(|route| route.name()).collect();
+        assert_eq!(routes, ROUTES, "every route is offered");
+    }
+
+    #[test]
+    fn every_option_of_loads_names_its_variable() {
+        let command = Arguments::command();
+        let load = command.find_subcommand("load").unwrap();
+        // A load has no option of a name that it does not know.
+        let mut named = 0;
+        for argument in load.get_arguments() {
+            let id = argument.get_id().as_str();
+            let is_option = LoadOptions::default()
+                .set(id, "")
+                .is_err_and(|error| !error.to_string().contains("the options are"));
+            let help = argument.get_long_help().or(argument.get_help()).unwrap().to_string();
+            let variable = format!("[env: HOISTWAY_{}]", id.to_uppercase());
+            assert!(!is_option || help.contains(&variable), "{id}: {help}");
+            named += u32::from(is_option);
+        }
+        assert_eq!(named, 15);
     }
 }

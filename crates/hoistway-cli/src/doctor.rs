@@ -10,26 +10,43 @@ pub(crate) fn run(arguments: &arguments::Doctor) -> Result<(), Failure> {
     let written = if arguments.json {
         output::write_json(&checks)
     } else {
-        output::write_labelled(&as_text(&checks), INDENT, label)
+        let text = as_text(&checks) + &verdict(&checks);
+        output::write_labelled(&text, INDENT, label)
     };
     // A reader that stops early still gets the verdict.
     if checks.iter().any(|check| check.status == Status::Broken) { Err(Failure::Broken) } else { written }
 }
 
-/// Columns of the verdicts, with the space behind them.
+/// Columns of the statuses, with the space behind them.
 const INDENT: usize = 8;
 
 fn label(line: &str) -> Option<(usize, Style)> {
     let style = Style::new();
-    let verdict = line.split(' ').next()?;
-    let coloured = match verdict {
+    let status = line.split(' ').next()?;
+    let coloured = match status {
         "ok" => style.green(),
         "absent" => style.dim(),
         "slower" => style.yellow(),
         "broken" => style.red().bold(),
+        "verdict" => style.bold(),
         _ => return None,
     };
-    Some((verdict.len(), coloured))
+    Some((status.len(), coloured))
+}
+
+/// What all checks together mean for loads. `Checks` of the Python package says the same.
+fn verdict(checks: &[Check]) -> String {
+    let named = |status| {
+        let names: Vec<&str> =
+            checks.iter().filter(|check| check.status == status).map(|check| check.name.as_str()).collect();
+        (!names.is_empty()).then(|| names.join(", "))
+    };
+    let says = match (named(Status::Broken), named(Status::Slower)) {
+        (Some(broken), _) => format!("loads fail here: {broken}"),
+        (None, Some(slower)) => format!("loads work here, slower than they could: {slower}"),
+        (None, None) => "loads work here, and nothing that was examined slows them".into(),
+    };
+    format!("verdict {says}\n")
 }
 
 fn as_text(checks: &[Check]) -> String {

@@ -17,6 +17,8 @@ mod kv;
 mod load;
 mod moe;
 mod output;
+#[cfg(all(test, target_os = "linux"))]
+mod reference;
 mod tree;
 mod verify;
 mod warm;
@@ -71,6 +73,18 @@ fn run_here(invocation: &Invocation) -> u8 {
     }
 }
 
+/// The command of the Python package runs programs itself, and does not come here.
+fn run_needs_python(arguments: &arguments::Run) -> Failure {
+    let program = arguments.command.first().map(|program| program.display().to_string()).unwrap_or_default();
+    Failure::told(
+        format!(
+            "'{program}' is not run: 'hoistway run' puts hoistway in place of safetensors in Python programs, and this command came \
+             without the Python package: install that, and call its 'hoistway run' or 'python -m hoistway.run'"
+        ),
+        1,
+    )
+}
+
 fn run_command(command: Command, program: &[OsString]) -> Result<(), Failure> {
     match command {
         Command::Inspect(arguments) => inspect::run(&arguments),
@@ -80,6 +94,7 @@ fn run_command(command: Command, program: &[OsString]) -> Result<(), Failure> {
         Command::Cache { what } => cache::run(&what),
         Command::Bench { what } => bench::run(&what, program),
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Run(arguments) => Err(run_needs_python(&arguments)),
         #[cfg(target_os = "linux")]
         Command::Kv { what } => kv::run(&what),
         #[cfg(not(target_os = "linux"))]

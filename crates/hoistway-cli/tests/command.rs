@@ -285,6 +285,42 @@ fn exit_codes_tell_what_kind_of_failure_it_was() {
     assert!(said.contains("short.safetensors") && said.contains(r"evil\u{1b}[31m\nname"), "{said}");
 }
 
+#[test]
+fn running_programs_is_refused_without_the_python_package() {
+    let said = fails(1, &["run", "--report", "--"], Path::new("generate.py"));
+    assert!(said.contains("'generate.py' is not run") && said.contains("install"), "{said}");
+}
+
+/// What is in the way of a file that replaces another is none of the earlier file's.
+#[test]
+#[cfg_attr(windows, ignore = "Windows has no limit of the length of files")]
+fn a_result_that_cannot_be_written_leaves_the_earlier_file() {
+    let model = Model::new();
+    let manifest = model.in_directory("manifest.json");
+    let trace = model.in_directory("trace.csv");
+    for (arguments, path) in [
+        (format!("verify '{}' --save '{}'", model.path.display(), manifest.display()), &manifest),
+        (format!("moe generate zipf --output '{}'", trace.display()), &trace),
+    ] {
+        fs::write(path, "earlier").unwrap();
+        let limited =
+            format!("trap '' XFSZ; ulimit -f 0 && exec '{}' {arguments}", env!("CARGO_BIN_EXE_hoistway"));
+        let output = Command::new("sh").args(["-c", &limited]).stdout(Stdio::null()).output().unwrap();
+        assert_eq!(output.status.code(), Some(5), "{arguments}: {output:?}");
+        assert!(
+            String::from_utf8(output.stderr).unwrap().contains(path.file_name().unwrap().to_str().unwrap())
+        );
+        assert_eq!(fs::read_to_string(path).unwrap(), "earlier", "{arguments}");
+        let left = fs::read_dir(model.directory.path())
+            .unwrap()
+            .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().ends_with(".tmp"));
+        assert_eq!(left.count(), 0, "{arguments}");
+    }
+    ok(&["moe", "generate", "zipf", "--output"], &trace);
+    assert!(fs::read_to_string(&trace).unwrap().starts_with('#'));
+    assert_eq!(ok(&["moe", "generate", "zipf", "--output"], Path::new("/dev/null")), "");
+}
+
 #[cfg(windows)]
 #[test]
 fn a_subcommand_of_linux_says_so() {
@@ -411,7 +447,12 @@ fn doctor_examines_the_machine_and_a_path() {
     assert!(names.iter().any(|name| name.ends_with(": direct reads")), "{names:?}");
     let output = hoistway(&["doctor"], &model.in_directory("nowhere"));
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8(output.stdout).unwrap().contains("broken  "));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("broken  "));
+    let verdict = text.lines().last().unwrap();
+    assert!(verdict.starts_with("verdict loads fail here: ") && verdict.contains("nowhere"), "{verdict}");
+    let text = ok(&["doctor"], model.directory.path());
+    assert!(text.lines().last().unwrap().starts_with("verdict loads work here, "), "{text}");
 }
 
 #[test]
@@ -557,6 +598,15 @@ fn completions_and_manual_pages_know_every_subcommand() {
             Command::new(env!("CARGO_BIN_EXE_hoistway")).args(["completions", shell]).output().unwrap();
         let script = String::from_utf8(output.stdout).unwrap();
         assert!(script.contains("inspect") && script.contains("doctor"), "{shell}");
+    }
+    // The other shells' scripts have no values.
+    for shell in ["bash", "zsh", "fish"] {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_hoistway")).args(["completions", shell]).output().unwrap();
+        let script = String::from_utf8(output.stdout).unwrap();
+        for value in ["gds-compat", "rocm", "always", "packed", "near_storage", "BF16"] {
+            assert!(script.contains(value), "{shell} offers {value}");
+        }
     }
     let pages = model.in_directory("man");
     ok(&["man", "--directory"], &pages);

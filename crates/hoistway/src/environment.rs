@@ -124,6 +124,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_variable_is_in_the_reference() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/options.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        for variable in KNOWN {
+            assert!(page.contains(&format!("`{variable}`")), "{variable}");
+        }
+    }
+
+    #[test]
     fn a_variable_that_is_nearly_one_of_ours_names_it() {
         assert_eq!(meant("HOISTWAY_ROUT"), Some("HOISTWAY_ROUTE"));
         assert_eq!(meant("HOISTWAY_CAHCE_BYTES"), Some("HOISTWAY_CACHE_BYTES"));

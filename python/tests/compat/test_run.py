@@ -49,6 +49,24 @@ def test_a_program_loads_with_hoistway(model: Path, tmp_path: Path) -> None:
     assert not plain.stdout.startswith("hoistway.")
 
 
+def test_the_command_runs_programs(model: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM + "raise SystemExit(7)")
+    command = [sys.executable, "-m", "hoistway", "run"]
+    done = subprocess.run(
+        [*command, "--report", "--", str(program), str(model)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 7, done.stderr
+    assert done.stdout.startswith("hoistway.")
+    assert re.fullmatch(r"hoistway: \d+ tensors, .*\n", done.stderr), done.stderr
+    helped = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
+    assert helped.stdout == run.USAGE + "\n"
+
+
 def test_a_script_is_run_by_this_python(model: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

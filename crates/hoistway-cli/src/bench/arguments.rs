@@ -1,8 +1,9 @@
 //! Arguments of `hoistway bench`.
 
 use super::results::Output;
+use crate::arguments::{CLIENTS, DEVICES, DIRECT, Offered, ROUTES, with_notes};
 use bytesize::ByteSize;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum, builder::TypedValueParser};
 use hoistway::{DeviceId, Error};
 use std::path::{Component, Path, PathBuf};
 
@@ -24,19 +25,19 @@ pub(crate) enum Bench {
 }
 
 #[derive(Debug, Args)]
-#[command(after_long_help = READ_NOTES)]
+#[command(after_help = READ_EXAMPLES, after_long_help = with_notes(READ_EXAMPLES, READ_NOTES))]
 pub(crate) struct Read {
     #[command(flatten)]
     pub(crate) files: Files,
     /// Routes of the bytes: auto (copies what the page cache holds, else threads), io_uring, overlapped, threads, cached,
     /// usrbio or directstorage
-    #[arg(long, value_name = "ROUTES", value_delimiter = ',', default_value = "auto")]
+    #[arg(long, value_name = "ROUTES", value_delimiter = ',', default_value = "auto", value_parser = Offered(ROUTES), hide_possible_values = true)]
     pub(crate) route: Vec<String>,
     /// Whether reads bypass the page cache: auto (if the file system allows it; the default), always or never
-    #[arg(long, value_name = "WHEN")]
+    #[arg(long, value_name = "WHEN", value_parser = Offered(DIRECT), hide_possible_values = true)]
     pub(crate) direct: Option<String>,
     /// Client of the 3FS daemon: auto (the default), native or vendor
-    #[arg(long, value_name = "CLIENT")]
+    #[arg(long, value_name = "CLIENT", value_parser = Offered(CLIENTS), hide_possible_values = true)]
     pub(crate) usrbio: Option<String>,
     /// Instead of routes: backends, as benchmark_runner.py of fastsafetensor-3fs-reader names them
     #[arg(long, value_enum, value_name = "NAMES", value_delimiter = ',', conflicts_with_all = ["route", "direct", "usrbio"])]
@@ -54,7 +55,7 @@ pub(crate) struct Read {
     #[arg(long)]
     pub(crate) download_only: bool,
     /// Copy the bytes to a device: cuda, rocm, cuda:N or rocm:N. Each process uses one chunk of device memory
-    #[arg(long, value_name = "DEVICE", default_value = "cpu", conflicts_with = "download_only")]
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", conflicts_with = "download_only", value_parser = Offered(DEVICES).try_map(|text| text.parse::<DeviceId>()), hide_possible_values = true)]
     pub(crate) device: DeviceId,
     #[command(flatten)]
     pub(crate) runs: Runs,
@@ -73,6 +74,11 @@ pub(crate) enum Backend {
     Mock,
 }
 
+const READ_EXAMPLES: &str = "\
+Examples:
+  hoistway bench read models/llama/model.safetensors --route io_uring,threads
+  hoistway bench read --mount-point /mnt/nvme 'llama/*.safetensors' --output-dir results";
+
 const READ_NOTES: &str = "\
 The bytes of the files are divided evenly among the processes. Throughput is the bytes of one iteration divided by the \
 time from its start to the end of the last process, in GB/s (10^9 bytes); starting processes and opening files is not \
@@ -84,7 +90,7 @@ The directory gets benchmark_raw.csv, benchmark_summary.csv and charts.";
 
 /// Arguments of `hoistway bench headers`.
 #[derive(Debug, Args)]
-#[command(after_long_help = HEADERS_NOTES)]
+#[command(after_help = HEADERS_EXAMPLES, after_long_help = with_notes(HEADERS_EXAMPLES, HEADERS_NOTES))]
 pub(crate) struct Headers {
     #[command(flatten)]
     pub(crate) files: Files,
@@ -99,6 +105,10 @@ pub(crate) struct Headers {
     #[command(flatten)]
     pub(crate) output: Output,
 }
+
+const HEADERS_EXAMPLES: &str = "\
+Examples:
+  hoistway bench headers models/llama/model.safetensors --batch-sizes 1,16";
 
 const HEADERS_NOTES: &str = "\
 An iteration reads the header of each file once, through the page cache, in one call for each batch, as read_headers_batch \

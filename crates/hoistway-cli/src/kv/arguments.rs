@@ -1,22 +1,60 @@
 //! Arguments of `hoistway kv`.
 
-use crate::{arguments::size, bench::results::Output};
-use clap::{Args, Subcommand};
+use crate::{
+    arguments::{DEVICES, Offered, size, with_notes},
+    bench::results::Output,
+};
+use clap::{Args, Subcommand, builder::TypedValueParser};
 use hoistway::DeviceId;
 use hoistway_kv::{DirectPath, Durability, LayoutKind, NamespaceId, Route};
 use std::path::PathBuf;
 
+const LAYOUTS: &[&str] = &["segments", "files"];
+const DURABILITIES: &[&str] = &["none", "batched", "sync"];
+const ROUTES: &[&str] = &["auto", "io_uring", "threads"];
+const DIRECT: &[&str] = &["off", "prefer", "require"];
+
+const STAT_EXAMPLES: &str = "\
+Examples:
+  hoistway kv stat /mnt/nvme/kv
+  hoistway kv stat /mnt/nvme/kv --far /mnt/shared/kv --json";
+
+const LIST_EXAMPLES: &str = "\
+Examples:
+  hoistway kv ls /mnt/nvme/kv
+  hoistway kv ls /mnt/nvme/kv --namespace 0123456789abcdef0123456789abcdef --long";
+
+const VERIFY_EXAMPLES: &str = "\
+Examples:
+  hoistway kv verify /mnt/nvme/kv
+  hoistway kv verify /mnt/nvme/kv --repair";
+
+const COLLECT_EXAMPLES: &str = "\
+Examples:
+  hoistway kv gc /mnt/nvme/kv
+  hoistway kv gc /mnt/nvme/kv --size 100GiB";
+
+const REMOVE_EXAMPLES: &str = "\
+Examples:
+  hoistway kv rm /mnt/nvme/kv --namespace 0123456789abcdef0123456789abcdef --all
+  hoistway kv rm /mnt/nvme/kv --namespace 0123456789abcdef0123456789abcdef key-1 key-2";
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Kv {
     /// Show the size, layout, writers and namespaces of a store
+    #[command(after_help = STAT_EXAMPLES)]
     Stat(Stat),
     /// List namespaces, or the blocks of one
+    #[command(after_help = LIST_EXAMPLES)]
     Ls(List),
     /// Read every block and compare its checksums
+    #[command(after_help = VERIFY_EXAMPLES)]
     Verify(Verify),
     /// Remove what is not needed: expired blocks, files of ended processes, and segments above a size
+    #[command(after_help = COLLECT_EXAMPLES)]
     Gc(Collect),
     /// Remove blocks
+    #[command(after_help = REMOVE_EXAMPLES)]
     Rm(Remove),
     /// Measure how fast blocks are stored and loaded, beside the limit of the drive
     Bench(Box<Bench>),
@@ -100,7 +138,7 @@ pub(crate) struct Remove {
 }
 
 #[derive(Debug, Args)]
-#[command(after_long_help = BENCH_NOTES)]
+#[command(after_help = BENCH_EXAMPLES, after_long_help = with_notes(BENCH_EXAMPLES, BENCH_NOTES))]
 pub(crate) struct Bench {
     /// Directory to measure in. A store is created below it, and removed afterwards
     #[arg(value_name = "DIR")]
@@ -121,19 +159,19 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) iterations: u32,
     /// How blocks are kept: segments (in slots of large files) or files (a file for each block)
-    #[arg(long, value_name = "LAYOUT", default_value_t)]
+    #[arg(long, value_name = "LAYOUT", default_value_t, value_parser = Offered(LAYOUTS).try_map(|text| text.parse::<LayoutKind>()), hide_possible_values = true)]
     pub(super) layout: LayoutKind,
     /// What a completed store of a block means: none (nothing), batched or sync (the block is on the disk; batched groups syncs)
-    #[arg(long, value_name = "WHAT", default_value_t)]
+    #[arg(long, value_name = "WHAT", default_value_t, value_parser = Offered(DURABILITIES).try_map(|text| text.parse::<Durability>()), hide_possible_values = true)]
     pub(super) durability: Durability,
     /// How bytes move: auto, io_uring or threads
-    #[arg(long, value_name = "ROUTE", default_value_t)]
+    #[arg(long, value_name = "ROUTE", default_value_t, value_parser = Offered(ROUTES).try_map(|text| text.parse::<Route>()), hide_possible_values = true)]
     pub(super) route: Route,
     /// Where blocks are stored from and loaded to: cpu, or cuda:N or rocm:N for the device of that number
-    #[arg(long, value_name = "DEVICE", default_value_t)]
+    #[arg(long, value_name = "DEVICE", default_value_t, value_parser = Offered(DEVICES).try_map(|text| text.parse::<DeviceId>()), hide_possible_values = true)]
     pub(super) device: DeviceId,
     /// Whether bytes of a device bypass host memory: prefer (if that is proven to work), require or off
-    #[arg(long, value_name = "WHAT", default_value_t)]
+    #[arg(long, value_name = "WHAT", default_value_t, value_parser = Offered(DIRECT).try_map(|text| text.parse::<DirectPath>()), hide_possible_values = true)]
     pub(super) direct: DirectPath,
     /// Compare checksums of loaded blocks only if no sync covers the block
     #[arg(long)]
@@ -141,6 +179,11 @@ pub(crate) struct Bench {
     #[command(flatten)]
     pub(super) output: Output,
 }
+
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  hoistway kv bench /mnt/nvme
+  hoistway kv bench /mnt/nvme --block-sizes 64KiB,1MiB --threads 8 --json";
 
 const BENCH_NOTES: &str = "\
 Throughput is the bytes of one iteration divided by its time, in GB/s (10^9 bytes). For cold loads, the files of the \
@@ -150,3 +193,16 @@ checksums or an index. It is measured with host memory, also with --device. 'rou
 most bytes first; below the table are faster routes, and why they were not used.
 
 The directory gets kv_raw.csv, kv_summary.csv and a chart.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_completion_offers_are_all_that_there_are() {
+        assert_eq!(LAYOUTS, LayoutKind::ALL.iter().map(|value| value.name()).collect::<Vec<_>>());
+        assert_eq!(DURABILITIES, Durability::ALL.iter().map(|value| value.name()).collect::<Vec<_>>());
+        assert_eq!(ROUTES, Route::ALL.iter().map(|value| value.name()).collect::<Vec<_>>());
+        assert_eq!(DIRECT, DirectPath::ALL.iter().map(|value| value.name()).collect::<Vec<_>>());
+    }
+}

@@ -1,6 +1,6 @@
 //! Arguments of `hoistway moe`.
 
-use crate::arguments::{Paths, size};
+use crate::arguments::{Paths, size, with_notes};
 use clap::{Args, Subcommand, ValueEnum, builder::PossibleValuesParser};
 use hoistway_experts::{
     policy,
@@ -34,7 +34,7 @@ pub(super) struct Reading {
 }
 
 #[derive(Debug, Args)]
-#[command(after_long_help = replay_notes())]
+#[command(after_help = REPLAY_EXAMPLES, after_long_help = with_notes(REPLAY_EXAMPLES, &replay_notes()))]
 pub(crate) struct Replay {
     /// A trace of routing: CSV or JSON lines
     #[arg(value_name = "TRACE")]
@@ -61,6 +61,11 @@ pub(crate) struct Replay {
     pub(super) json: bool,
 }
 
+const REPLAY_EXAMPLES: &str = "\
+Examples:
+  hoistway moe replay trace.csv
+  hoistway moe replay trace.jsonl --budget 8GiB,4c --policy lru --drive-rate 7GB";
+
 fn replay_notes() -> String {
     let width = policy::names().map(str::len).max().unwrap_or_default();
     let described = |name| format!("  {name:width$}  {}\n", policy::about(name).unwrap_or_default());
@@ -81,7 +86,7 @@ fn replay_notes() -> String {
 }
 
 #[derive(Debug, Args)]
-#[command(after_long_help = PLAN_NOTES)]
+#[command(after_help = PLAN_EXAMPLES, after_long_help = with_notes(PLAN_EXAMPLES, PLAN_NOTES))]
 pub(crate) struct Plan {
     #[command(flatten)]
     pub(super) paths: Paths,
@@ -104,6 +109,11 @@ pub(crate) struct Plan {
     pub(super) json: bool,
 }
 
+const PLAN_EXAMPLES: &str = "\
+Examples:
+  hoistway moe plan models/qwen3-30b-a3b --memory 16GiB
+  hoistway moe plan models/qwen3-30b-a3b --memory 16GiB --trace trace.csv";
+
 const PLAN_NOTES: &str = "\
 Only headers are read. Tensors that belong to no expert stay resident, and memory for the experts that one token uses in \
 one layer is reserved; the rest is the budget for experts. Memory for anything else, such as the KV cache, is not \
@@ -113,7 +123,13 @@ counted: subtract it from --memory. A prompt uses more experts of a layer at onc
 A trace is replayed with the budget in token cycles. A trace of the same model in another quantization can therefore be \
 used.";
 
+const GENERATE_EXAMPLES: &str = "\
+Examples:
+  hoistway moe generate zipf --output trace.csv
+  hoistway moe generate scan --format jsonl --layers 48 --experts 128";
+
 #[derive(Debug, Args)]
+#[command(after_help = GENERATE_EXAMPLES)]
 pub(crate) struct Generate {
     /// How experts are chosen: uniform, zipf (some more often), sticky (zipf, and often those of the previous token) or scan
     /// (one after the other)
