@@ -12,8 +12,14 @@ use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
+
+/// Drops what is kept for a device between uses.
+type LetGo = fn(&Arc<Device>);
+
+/// What is called for a device that is released or lost.
+static KEEPERS: Mutex<Vec<LetGo>> = Mutex::new(Vec::new());
 
 /// What a device is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -160,6 +166,17 @@ pub fn drop_aside(what: impl Send + 'static) {
     leaving::drop_aside(what);
 }
 
+/// Has `let_go` called for each device that is released or lost from now on. It drops what its crate keeps for the device between
+/// uses, which keeps the device open.
+pub fn on_release(let_go: LetGo) {
+    KEEPERS.lock().unwrap_or_else(PoisonError::into_inner).push(let_go);
+}
+
+fn let_go(device: &Arc<Device>) {
+    let keepers = KEEPERS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    keepers.into_iter().for_each(|let_go| let_go(device));
+}
+
 /// Lets the devices go that the process has opened, with their contexts: at once where nothing uses them, else with what
 /// does. They are opened again when they are needed. Waits for all work of a device where memory is parked, which comes back if the
 /// device tells that it has ended.
@@ -172,14 +189,16 @@ pub fn release_devices() {
         }
         let open: Vec<_> = opened(kind).values().filter_map(|open| open.device.upgrade()).collect();
         // Parked memory uses its device.
-        for device in open {
+        for device in &open {
             if let Err(error) = device.regain() {
                 tracing::warn!(%error, "a device stays open, with memory that it may still use");
             }
         }
         let kept: Vec<_> = opened(kind).values_mut().filter_map(|open| open.kept.take()).collect();
+        // After that, nothing more is kept for them.
+        open.iter().for_each(let_go);
         // Without the lock: to close a device waits for its work.
-        drop(kept);
+        drop((open, kept));
     }
 }
 
@@ -219,8 +238,9 @@ impl Device {
             if !device.is_lost() {
                 return Ok(device);
             }
-            // It does nothing more, and what is parked would keep it open.
+            // It does nothing more, and what is parked or kept for it would keep it open.
             device.ask_again();
+            let_go(&device);
         }
         let opening = opened(kind).entry(ordinal).or_default().opening.clone();
         let _opening = opening.lock().unwrap_or_else(PoisonError::into_inner);
@@ -264,6 +284,14 @@ impl Device {
     /// anew once nothing uses it.
     pub fn is_lost(&self) -> bool {
         self.backend.is_lost()
+    }
+
+    /// Whether the process keeps it although nothing may use it: until [`release_devices`], or until it is lost.
+    pub fn is_kept(&self) -> bool {
+        let Some((kind, ordinal)) = self.id().kind() else { return false };
+        let is_this = |kept: &Arc<Self>| std::ptr::eq(&**kept, self);
+        !self.is_lost()
+            && opened(kind).get(&ordinal).is_some_and(|open| open.kept.as_ref().is_some_and(is_this))
     }
 
     /// Bytes of its memory that are free, and that it has in all.

@@ -32,7 +32,7 @@ pub use backend::Address;
 pub use cuda::cufile::RegisteredFile;
 pub use device::{
     Condition, Device, DeviceInfo, Finding, device_of, devices, drop_aside, examine, may_have_direct_path,
-    release_devices,
+    on_release, release_devices,
 };
 pub use direct::{DirectBuffer, DirectLibrary, PathCounts};
 pub use driver::library::search_libraries_in;

@@ -6,7 +6,8 @@ mod common;
 
 use common::{
     Footprint, TestTensor, assert_is_file, assert_nothing_left, make_cold, make_warm, mixed_model,
-    on_device::{Devices, Fault, chunky, disk, start_threads_that_stay},
+    on_device::{Devices, Fault, Played, chunky, disk, start_threads_that_stay},
+    reading::until,
     tensor, write_model,
 };
 use hoistway::{
@@ -44,6 +45,21 @@ fn memory_comes_back_bit_by_bit() {
             drop(kept);
         }
     }
+}
+
+#[test]
+fn staging_that_no_load_uses_is_unpinned_after_some_seconds() {
+    let devices = Devices::take();
+    let directory = disk();
+    let (path, _) = chunky(directory.path());
+    for played in devices.each() {
+        drop(hoistway::load(&[&path], &played.staged()).unwrap());
+        assert!(played.pinned_bytes() > 0, "{played:?}");
+    }
+    for played in Played::ALL {
+        until("nothing is pinned", || played.pinned_bytes() == 0);
+    }
+    devices.assert_nothing_left("an idle process");
 }
 
 #[test]

@@ -66,7 +66,12 @@ fn tensors_outlive_everything_and_give_their_memory_back() {
             assert_eq!(kept.device(), vendor.device(1));
             assert_eq!(*kept.bytes().unwrap(), *expected);
             assert!(stand_in.count("device_bytes") > 0);
-            assert_eq!(stand_in.count("pinned_bytes"), 0, "staging is gone when the load is over");
+            hoistway_device::release_devices();
+            assert_eq!(
+                stand_in.count("pinned_bytes"),
+                0,
+                "no staging is kept for a device that was released"
+            );
             drop(kept);
             assert_eq!(stand_in.leftovers(), []);
             assert_eq!(stand_in.count("contexts"), contexts, "the context is released too");
@@ -91,6 +96,58 @@ fn a_platform_that_pins_no_memory_is_served_from_pageable_slots() {
         stand_in.reset();
     }
     assert_eq!(stand_in.leftovers(), []);
+}
+
+/// One call of the driver pins what a load needs, and none what it finds pinned.
+#[test]
+fn staging_is_pinned_once_and_kept_for_the_next_load() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let path = directory.path().join("one.safetensors");
+    let file = write_model(&path, &[tensor("t", Dtype::U8, &[16 << 20])], 0, 4);
+    for vendor in Vendor::ALL {
+        let calls = || stand_in.count(&format!("calls.{}", vendor.symbol("cuMemHostRegister_v2")));
+        for (pinned, (chunk_bytes, warm)) in
+            [(1, (4 << 20, true)), (0, (4 << 20, false)), (0, (256 << 10, true)), (0, (1 << 20, true))]
+        {
+            if warm {
+                make_warm(&path)
+            } else {
+                make_cold(&path)
+            }
+            let before = calls();
+            let loaded = hoistway::load(&[&path], &staged(vendor).chunk_bytes(chunk_bytes)).unwrap();
+            assert_eq!(calls() - before, pinned, "{vendor:?}: {}", loaded.report());
+            assert_is_file(&loaded, &file);
+        }
+        let kept = vendor.count("pinned_bytes");
+        assert!((16 << 20..=128 << 20).contains(&kept), "{kept}");
+        hoistway_device::release_devices();
+        assert_eq!(vendor.count("pinned_bytes"), 0);
+    }
+    stand_in.assert_nothing_left("loads one after the other");
+}
+
+/// What a load gives back once its device was released would keep the device open.
+#[test]
+fn no_staging_is_kept_for_a_device_that_was_released_meanwhile() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    make_warm(&path);
+    for vendor in Vendor::ALL {
+        let contexts = stand_in.count("contexts");
+        stand_in.set("COPY_LATENCY_US=60000000");
+        let loading = Checkpoint::open(&[&path]).unwrap().start(&staged(vendor)).unwrap();
+        until("staging is pinned", || vendor.count("pinned_bytes") > 0);
+        hoistway_device::release_devices();
+        stand_in.reset();
+        let loaded = loading.wait().unwrap();
+        assert_is_file(&loaded, &file);
+        drop(loaded);
+        assert_eq!((vendor.count("pinned_bytes"), stand_in.count("contexts")), (0, contexts));
+    }
+    stand_in.assert_nothing_left("loads whose devices were released");
 }
 
 /// Each fault of the driver, at each place where it can happen: a typed error, and nothing left.

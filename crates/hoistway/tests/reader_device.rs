@@ -149,7 +149,7 @@ fn faults_of_the_device_fail_reads_to_it_alone_and_leave_nothing() {
     let faults = [
         (Fault::MakeStream, Some(1)),
         (Fault::PinLimit, None),
-        (Fault::PinLimit, Some(2)),
+        (Fault::PinLimit, Some(1)),
         (Fault::Pin, None),
         (Fault::Mark, Some(2)),
         (Fault::Queue, Some(1)),

@@ -39,6 +39,7 @@ fn loads_copy_every_piece_and_leave_nothing() {
                 assert!(toy::in_use().0 > 0, "tensors are on the device");
                 assert!(loaded.report().carriers.iter().all(|carrier| carrier.via == Some(Route::Staged)));
                 drop(loaded);
+                hoistway_device::release_devices();
                 assert_eq!(toy::in_use(), (0, 0), "{layout:?} {chunk_bytes}");
             }
         }

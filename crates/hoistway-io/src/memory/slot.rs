@@ -3,7 +3,7 @@
 
 #[cfg(target_os = "linux")]
 use super::PinnedView;
-use super::{Mapping, PageKind};
+use super::{Mapping, PageKind, staging::Staging};
 #[cfg(target_os = "linux")]
 use crate::ByteRange;
 use crate::{
@@ -35,8 +35,8 @@ pub struct Slots {
 pub enum SlotKind<'a> {
     /// Host memory.
     Host,
-    /// Host memory that is pinned for a device, slot by slot as they are first used: pinning takes a quarter of a
-    /// millisecond a MiB, and a load that needs few slots should not wait for all. On the node that is given.
+    /// Host memory that is pinned for a device as slots are first used, many slots by one call, and kept for later slots. On the
+    /// node that is given.
     Pinned(&'a Arc<Device>, Option<u32>),
     /// Pages of a file, pinned where they lie, once a slot [shows](Slot::show) some. Slots have no other memory.
     #[cfg(target_os = "linux")]
@@ -101,6 +101,7 @@ enum SlotMemory {
         device: Option<Arc<Device>>,
         backing: Backing,
     },
+    Staging(Staging),
     Device(Arc<DirectBuffer>),
     External {
         /// What tells that the bytes of each slot are there. Dropped before the memory.
@@ -144,7 +145,7 @@ impl Slots {
     /// [`Error::Allocation`]; [`Error::Internal`] if shared memory is too short.
     pub fn new(count: usize, slot_bytes: usize, kind: SlotKind<'_>) -> Result<Self> {
         let slot_bytes = match kind {
-            // Slots are pinned one by one, and pages may be longer than blocks.
+            // Whole pages are pinned, which may be longer than blocks.
             SlotKind::Pinned(..) => slot_bytes.next_multiple_of(sys::pages::page_size()),
             _ => slot_bytes,
         };
@@ -156,8 +157,10 @@ impl Slots {
             backing,
         };
         let memory = match kind {
-            SlotKind::Host => host(Self::own_memory(bytes, None)?, None),
-            SlotKind::Pinned(device, node) => host(Self::own_memory(bytes, node)?, Some(device)),
+            SlotKind::Host => host(Self::own_memory(bytes)?, None),
+            SlotKind::Pinned(device, node) => {
+                SlotMemory::Staging(Staging::new(device, node, count, slot_bytes)?)
+            }
             SlotKind::Shared { memory, .. } if memory.len() < bytes => {
                 return Err(too_short("shared memory"));
             }
@@ -183,12 +186,8 @@ impl Slots {
         Ok(Self { shared: Arc::new(inner) })
     }
 
-    fn own_memory(bytes: usize, node: Option<u32>) -> Result<Backing> {
-        let kind = PageKind::TransparentHuge;
-        // A node's refusal costs speed, no bytes.
-        let on_node = node.and_then(|node| Mapping::anonymous_on(bytes, kind, node).ok());
-        let mut mapping = on_node
-            .map_or_else(|| Mapping::anonymous(bytes, kind), Ok)
+    fn own_memory(bytes: usize) -> Result<Backing> {
+        let mut mapping = Mapping::anonymous(bytes, PageKind::TransparentHuge)
             .map_err(|source| Error::Allocation { bytes: bytes as u64, kind: "staging memory", source })?;
         // A child of fork has no use for them, and a page that a read is filling must not become a copy.
         mapping.hide_from_children();
@@ -223,9 +222,13 @@ impl Slots {
         }
     }
 
-    /// Pins unused slots one after the other, until `count` are pinned or `is_over`. Best effort: [`Slot::pin`] reports why
-    /// one cannot be pinned.
+    /// Pins unused slots one after the other, until `count` are pinned or `is_over`. Threads that call this at once share the work.
+    /// Best effort: [`Slot::pin`] reports why one cannot be pinned.
     pub fn pin_ahead(&self, count: usize, is_over: impl Fn() -> bool) {
+        if let SlotMemory::Staging(staging) = &self.shared.memory {
+            let _ = (0..count.min(self.shared.count)).find(|&slot| is_over() || staging.pin(slot).is_err());
+            return;
+        }
         let SlotMemory::Host { pins, device: Some(_), .. } = &self.shared.memory else { return };
         while !is_over() && pins.iter().filter(|pin| pin.get().is_some()).count() < count {
             let slot = {
@@ -260,7 +263,7 @@ impl Slots {
         self.shared.unpinned.get().map(String::as_str)
     }
 
-    /// Returns the memory of all slots, if it is the host's, for a device to pin.
+    /// Returns the memory of all slots, if it is the host's and in one piece, for a device to pin.
     pub fn host_memory(&self) -> Option<(NonNull<u8>, usize)> {
         match &self.shared.memory {
             SlotMemory::Host { backing, .. } => Some((backing.pointer(0), backing.len())),
@@ -272,6 +275,7 @@ impl Slots {
     pub fn host_bytes(&self) -> u64 {
         match &self.shared.memory {
             SlotMemory::Host { backing, .. } => backing.len() as u64,
+            SlotMemory::Staging(_) => (self.shared.count * self.shared.slot_bytes) as u64,
             _ => 0,
         }
     }
@@ -341,15 +345,15 @@ impl Slot {
     /// Returns the slot's bytes, if the host can reach them and no other process can; else none. They hold what the slot's
     /// last owner left.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        let SlotsInner {
-            memory: SlotMemory::Host { backing: Backing::Own(mapping), .. }, slot_bytes, ..
-        } = &*self.shared
-        else {
-            return &mut [];
+        let len = self.shared.slot_bytes;
+        let start = match &self.shared.memory {
+            SlotMemory::Host { backing: Backing::Own(mapping), .. } => mapping.pointer(self.index * len),
+            SlotMemory::Staging(staging) => staging.pointer(self.index),
+            _ => return &mut [],
         };
         // SAFETY: each index is in the free list or in one `Slot`, so no other reference to these bytes exists;
         // the mapping is held by the slot and initialised by the kernel.
-        unsafe { slice::from_raw_parts_mut(mapping.pointer(self.index * slot_bytes).as_ptr(), *slot_bytes) }
+        unsafe { slice::from_raw_parts_mut(start.as_ptr(), len) }
     }
 
     /// Copies bytes of host memory out, from `offset` on.
@@ -402,6 +406,7 @@ impl Slot {
         let start = self.index * self.shared.slot_bytes;
         match &self.shared.memory {
             SlotMemory::Host { backing, .. } => Address::Host(backing.pointer(start).as_ptr()),
+            SlotMemory::Staging(staging) => Address::Host(staging.pointer(self.index).as_ptr()),
             SlotMemory::Device(buffer) => Address::Device(buffer.address() + start as u64),
             SlotMemory::External { memory, .. } => Address::Device(memory.address() + start as u64),
             // One that shows nothing is not copied from.
@@ -518,30 +523,27 @@ impl Slot {
         }
     }
 
-    /// Pins the slot, if its kind is pinned and this is its first use. Where the platform pins no memory, it stays as it is.
+    /// Pins the slot, if its kind is pinned and it is not. Where the platform pins no memory, it stays as it is.
     ///
     /// # Errors
     /// [`Error::Device`].
     pub fn pin(&self) -> Result<()> {
-        let SlotsInner {
-            memory: SlotMemory::Host { pins, device: Some(device), backing },
-            slot_bytes,
-            unpinned,
-            ..
-        } = &*self.shared
-        else {
-            return Ok(());
-        };
-        if pins[self.index].get().is_none() {
-            let start = backing.pointer(self.index * slot_bytes).as_ptr();
-            // SAFETY: the memory is unmapped after the pins are dropped.
-            match unsafe { Pinned::new(device, start, *slot_bytes) } {
+        let SlotsInner { memory, slot_bytes, unpinned, .. } = &*self.shared;
+        let pinned = match memory {
+            SlotMemory::Staging(staging) if unpinned.get().is_none() => staging.pin(self.index),
+            SlotMemory::Host { pins, device: Some(device), backing } if pins[self.index].get().is_none() => {
+                let start = backing.pointer(self.index * slot_bytes).as_ptr();
+                // SAFETY: the memory is unmapped after the pins are dropped.
+                let pinned = unsafe { Pinned::new(device, start, *slot_bytes) };
                 // Only the slot's owner gets here: no other thread has pinned it in the meantime.
-                Ok(pinned) => _ = pins[self.index].set(pinned),
-                // The driver then copies through its memory.
-                Err(error) if error.is_unsupported() => _ = unpinned.set(error.to_string()),
-                Err(error) => return Err(error.into()),
+                pinned.map(|pinned| _ = pins[self.index].set(pinned))
             }
+            _ => Ok(()),
+        };
+        match pinned {
+            // The driver then copies through its memory.
+            Err(error) if error.is_unsupported() => _ = unpinned.set(error.to_string()),
+            pinned => pinned?,
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use crate::{
     Error, Result,
     sys::limits::{LimitSource, MemoryLimit, sources},
 };
+use hoistway_io::memory::release_idle_staging;
 
 /// Page tables, thread stacks and the like, as a part of what is allocated: one 64th.
 const OVERHEAD_SHIFT: u32 = 6;
@@ -92,9 +93,16 @@ pub(crate) fn promise(fresh: u64, staging: u64, budget: Option<u64>) -> Result<P
     if needed < SMALL_BYTES {
         return Ok(Promise::none());
     }
-    let sources = sources();
-    let limits: Vec<Limit> = sources.iter().filter_map(Limit::read).collect();
-    within(&limits, sources, fresh, needed)
+    let look = || {
+        let sources = sources();
+        let limits: Vec<Limit> = sources.iter().filter_map(Limit::read).collect();
+        within(&limits, sources, fresh, needed)
+    };
+    match look() {
+        // What earlier loads to devices have left takes memory too.
+        Err(_) if release_idle_staging() => look(),
+        found => found,
+    }
 }
 
 /// Sets `fresh` bytes apart if `limits`, which were read from `sources`, allow `needed` bytes and what comes with them.

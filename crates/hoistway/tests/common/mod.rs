@@ -183,6 +183,8 @@ pub fn all_devices() -> impl Iterator<Item = DeviceId> {
 /// Fails unless this process comes to have no more than it had `before`. A thread that was joined may still be listed for a
 /// moment: now, and also when it was counted before.
 pub fn assert_nothing_left(before: &Footprint) {
+    // Pinned memory is kept for the next load until then.
+    hoistway_device::release_devices();
     let deadline = std::time::Instant::now() + reading::LONG;
     while Footprint::now().exceeds(before) && std::time::Instant::now() < deadline {
         std::thread::sleep(std::time::Duration::from_millis(1));

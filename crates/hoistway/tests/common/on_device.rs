@@ -56,7 +56,11 @@ impl Played {
 
     /// Makes the devices fail: the `nth` time from now on, counted from 1, or each time.
     pub fn fail(self, fault: Fault, nth: Option<u64>) {
-        let Some(vendor) = self.vendor() else { return toy::fail(fault, nth) };
+        let Some(vendor) = self.vendor() else {
+            // As what is set of a driver: what is kept is made anew.
+            hoistway_device::release_devices();
+            return toy::fail(fault, nth);
+        };
         let (function, code) = match fault {
             Fault::AskMemory => ("cuMemGetInfo_v2", 999),
             Fault::Allocate => ("cuMemAlloc_v2", 999),

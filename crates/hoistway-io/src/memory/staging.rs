@@ -1,0 +1,311 @@
+//! Host memory that devices copy from: pinned in long pieces, and kept for each device of the process between its uses.
+//!
+//! To pin memory takes longer than to read into it, and the driver pins for one thread at a time. So threads that are about to fill a
+//! segment touch it side by side, one of them pins it by one call, and the next load finds it pinned.
+#![allow(unsafe_code)]
+
+use super::{HUGE_PAGE_BYTES, Mapping, PageKind};
+use crate::{
+    ByteRange, Error, Result,
+    parallel::{lock, thread_named},
+};
+use hoistway_device::{Device, Pinned};
+use std::{
+    io,
+    mem::ManuallyDrop,
+    process,
+    ptr::NonNull,
+    sync::{
+        Arc, Condvar, Mutex, Once, OnceLock, PoisonError,
+        atomic::{AtomicU32, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// The longest segment, unless one slot is longer: the first slots of a load should not wait until all are touched.
+const SEGMENT_BYTES: usize = 32 << 20;
+/// Bytes that are kept for one device, at most: as many as a load has.
+const KEPT_BYTES: usize = 128 << 20;
+/// How long memory is kept that nothing uses.
+const IDLE_TIME: Duration = Duration::from_secs(5);
+
+/// Host memory that is pinned for a device by one call.
+#[derive(Debug)]
+struct Segment {
+    device: Arc<Device>,
+    node: Option<u32>,
+    pinned: OnceLock<Pinned>,
+    mapping: ManuallyDrop<Mapping>,
+    /// Where the next thread begins to touch it.
+    untouched: AtomicUsize,
+    /// Held while the driver pins it.
+    pinning: Mutex<()>,
+}
+
+impl Segment {
+    fn new(device: &Arc<Device>, node: Option<u32>, len: usize) -> io::Result<Self> {
+        let kind = PageKind::TransparentHuge;
+        // A node's refusal costs speed, no bytes.
+        let on_node = node.and_then(|node| Mapping::anonymous_on(len, kind, node).ok());
+        let mut mapping = on_node.map_or_else(|| Mapping::anonymous(len, kind), Ok)?;
+        // A child of fork has no use for it, and a page that a read is filling must not become a copy.
+        mapping.hide_from_children();
+        Ok(Self {
+            device: device.clone(),
+            node,
+            pinned: OnceLock::new(),
+            mapping: ManuallyDrop::new(mapping),
+            untouched: AtomicUsize::new(0),
+            pinning: Mutex::new(()),
+        })
+    }
+
+    fn len(&self) -> usize {
+        self.mapping.len()
+    }
+
+    fn is_pinned(&self) -> bool {
+        self.pinned.get().is_some()
+    }
+
+    /// Pins it, unless it is pinned. Threads that call this at once share the work.
+    fn pin(&self) -> hoistway_device::Result<()> {
+        if self.is_pinned() {
+            return Ok(());
+        }
+        self.touch();
+        let _pinning = lock(&self.pinning);
+        if !self.is_pinned() {
+            // SAFETY: it is unmapped after it was unpinned.
+            let pinned =
+                unsafe { Pinned::new(&self.device, self.mapping.pointer(0).as_ptr(), self.mapping.len())? };
+            // No other thread has pinned it in the meantime.
+            let _ = self.pinned.set(pinned);
+        }
+        Ok(())
+    }
+
+    /// Touches what no other thread has touched or is touching. Where the system cannot do that ahead, the driver does.
+    fn touch(&self) {
+        loop {
+            let start = self.untouched.fetch_add(HUGE_PAGE_BYTES, Ordering::Relaxed);
+            let end = start.saturating_add(HUGE_PAGE_BYTES).min(self.len());
+            let Some(range) = ByteRange::new(start as u64, end as u64).filter(|range| !range.is_empty())
+            else {
+                return;
+            };
+            if self.mapping.populate(range).is_err() {
+                return self.untouched.store(self.len(), Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // Memory that may be pinned still keeps its address, so that no other memory gets it.
+        if self.pinned.take().is_none_or(Pinned::unpin) {
+            // SAFETY: dropped once, and not used again.
+            unsafe { ManuallyDrop::drop(&mut self.mapping) };
+        }
+    }
+}
+
+/// Segments for slots of one length. Given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct Staging {
+    segments: Vec<Segment>,
+    /// For each slot its segment, and where it begins there.
+    places: Box<[(usize, usize)]>,
+}
+
+impl Staging {
+    /// Memory for `count` slots of `slot_bytes`, whole pages, to copy to a device from; on a node, if one is given. What is pinned
+    /// comes first.
+    ///
+    /// # Errors
+    /// [`Error::Allocation`].
+    pub(super) fn new(
+        device: &Arc<Device>,
+        node: Option<u32>,
+        count: usize,
+        slot_bytes: usize,
+    ) -> Result<Self> {
+        let mut staging = Self { segments: Vec::new(), places: Box::default() };
+        let mut missing = count;
+        let slots_in = |segment: &Segment| segment.len() / slot_bytes.max(1);
+        while missing > 0 {
+            let Some(segment) = take(device, node, slot_bytes, missing) else { break };
+            missing = missing.saturating_sub(slots_in(&segment));
+            staging.segments.push(segment);
+        }
+        while missing > 0 {
+            let slots = (SEGMENT_BYTES / slot_bytes.max(1)).clamp(1, missing);
+            let len = slots * slot_bytes;
+            let no_memory = |source| Error::Allocation { bytes: len as u64, kind: "staging memory", source };
+            staging.segments.push(Segment::new(device, node, len).map_err(no_memory)?);
+            missing -= slots;
+        }
+        let places = staging.segments.iter().enumerate().flat_map(|(number, segment)| {
+            (0..slots_in(segment)).map(move |slot| (number, slot * slot_bytes))
+        });
+        staging.places = places.take(count).collect();
+        Ok(staging)
+    }
+
+    /// Address of a slot.
+    pub(super) fn pointer(&self, slot: usize) -> NonNull<u8> {
+        let (segment, start) = self.places[slot];
+        self.segments[segment].mapping.pointer(start)
+    }
+
+    /// Pins the segment that a slot is in.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) fn pin(&self, slot: usize) -> hoistway_device::Result<()> {
+        self.segments[self.places[slot].0].pin()
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        keep(std::mem::take(&mut self.segments));
+    }
+}
+
+/// What is kept for the devices of the process.
+struct Kept {
+    segments: Vec<Idle>,
+    /// Whether a thread will let them go.
+    has_thread: bool,
+}
+
+struct Idle {
+    segment: Segment,
+    since: Instant,
+}
+
+static KEPT: Mutex<Kept> = Mutex::new(Kept { segments: Vec::new(), has_thread: false });
+static LET_GO: Condvar = Condvar::new();
+/// The process whose they are. A child of `fork` has none of them, and the lock may be held in its copy for ever.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+fn is_foreign() -> bool {
+    let own = process::id();
+    PROCESS.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire).is_err_and(|other| other != own)
+}
+
+/// Takes a segment with room for slots of this length out of what is kept: the shortest that has all that are missing, or the longest.
+fn take(device: &Arc<Device>, node: Option<u32>, slot_bytes: usize, missing: usize) -> Option<Segment> {
+    if is_foreign() {
+        return None;
+    }
+    let mut kept = lock(&KEPT);
+    let has_all = |len: usize| len / slot_bytes.max(1) >= missing;
+    let fitting = kept.segments.iter().enumerate().filter(|(_, Idle { segment, .. })| {
+        Arc::ptr_eq(&segment.device, device) && segment.node == node && segment.len() >= slot_bytes
+    });
+    let best = fitting.max_by_key(|(_, Idle { segment, .. })| {
+        let len = segment.len();
+        (has_all(len), if has_all(len) { usize::MAX - len } else { len })
+    });
+    let position = best?.0;
+    Some(kept.segments.swap_remove(position).segment)
+}
+
+/// Keeps segments that are pinned for devices that the process keeps. Others are let go, and so are the shortest if there are too many.
+fn keep(segments: Vec<Segment>) {
+    if is_foreign() {
+        return;
+    }
+    static RELEASES: Once = Once::new();
+    RELEASES.call_once(|| {
+        hoistway_device::on_release(|device| drop(let_go(|idle| Arc::ptr_eq(&idle.device, device))))
+    });
+    let since = Instant::now();
+    let mut kept = lock(&KEPT);
+    let is_wanted = |segment: &mut Segment| segment.is_pinned() && segment.device.is_kept();
+    let (wanted, mut gone): (Vec<_>, Vec<_>) = {
+        let mut segments = segments;
+        let wanted = segments.extract_if(.., is_wanted).collect();
+        (wanted, segments)
+    };
+    for segment in wanted {
+        let device = segment.device.clone();
+        kept.segments.push(Idle { segment, since });
+        gone.extend(kept.beyond(&device));
+    }
+    if !kept.segments.is_empty() && !kept.has_thread {
+        kept.has_thread = thread_named("hoistway-idle").spawn(let_go_idle).is_ok();
+        if !kept.has_thread {
+            gone.extend(kept.segments.drain(..).map(|idle| idle.segment));
+        }
+    }
+    // Without the lock: to unpin waits for the device.
+    drop(kept);
+    drop(gone);
+}
+
+impl Kept {
+    /// Takes the shortest segments of a device out, as long as there are too many.
+    fn beyond(&mut self, device: &Arc<Device>) -> Vec<Segment> {
+        let mut gone = Vec::new();
+        loop {
+            let own = self
+                .segments
+                .iter()
+                .enumerate()
+                .filter(|(_, idle)| Arc::ptr_eq(&idle.segment.device, device));
+            let lengths: Vec<_> = own.map(|(position, idle)| (idle.segment.len(), position)).collect();
+            let bytes: usize = lengths.iter().map(|(len, _)| len).sum();
+            match lengths.into_iter().min() {
+                Some((_, shortest)) if bytes > KEPT_BYTES => {
+                    gone.push(self.segments.swap_remove(shortest).segment)
+                }
+                _ => return gone,
+            }
+        }
+    }
+}
+
+/// Takes segments out of what is kept.
+fn let_go(is_meant: impl Fn(&Segment) -> bool) -> Vec<Segment> {
+    if is_foreign() {
+        return Vec::new();
+    }
+    let mut kept = lock(&KEPT);
+    let gone =
+        kept.segments.extract_if(.., |idle| is_meant(&idle.segment)).map(|idle| idle.segment).collect();
+    LET_GO.notify_all();
+    // The thread has nothing more to wait for.
+    let is_ending = |kept: &mut Kept| kept.has_thread && kept.segments.is_empty();
+    drop(LET_GO.wait_while(kept, is_ending).unwrap_or_else(PoisonError::into_inner));
+    gone
+}
+
+/// Lets all pinned memory go that is kept for later uses. Returns whether there was any.
+pub fn release_idle_staging() -> bool {
+    !let_go(|_| true).is_empty()
+}
+
+/// Lets go what nothing has used for long, until nothing is kept.
+fn let_go_idle() {
+    let mut kept = lock(&KEPT);
+    while let Some(oldest) = kept.segments.iter().map(|idle| idle.since).min() {
+        let left = (oldest + IDLE_TIME).saturating_duration_since(Instant::now());
+        if !left.is_zero() {
+            kept = LET_GO.wait_timeout(kept, left).unwrap_or_else(PoisonError::into_inner).0;
+            continue;
+        }
+        let now = Instant::now();
+        let is_old = |idle: &mut Idle| now.saturating_duration_since(idle.since) >= IDLE_TIME;
+        let gone: Vec<_> = kept.segments.extract_if(.., is_old).map(|idle| idle.segment).collect();
+        drop(kept);
+        // The end of the process waits for that, so that the driver is not gone meanwhile.
+        hoistway_device::drop_aside(gone);
+        kept = lock(&KEPT);
+    }
+    kept.has_thread = false;
+    LET_GO.notify_all();
+}
