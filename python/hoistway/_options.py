@@ -51,7 +51,7 @@ class LoadOptions(TypedDict, total=False):
     rings: int | None
     """Number of rings of the routes ``io_uring`` and ``usrbio``, and of ports of the route ``overlapped``."""
     threads: int | None
-    """Number of threads of the route ``threads``, and of copies from the page cache."""
+    """Number of threads of the route ``threads``, and most threads that copy from the page cache."""
     huge_pages: Literal["transparent", "reserved", "never"] | None
     """Huge pages: ``"transparent"`` if the system has some, ``"reserved"`` of ``vm.nr_hugepages``, or ``"never"``."""
     numa: int | Literal["unbound", "near_storage"] | None

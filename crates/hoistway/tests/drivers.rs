@@ -18,6 +18,7 @@ use hoistway::{
 };
 use hoistway_device::{CopyStream, Device, DeviceMemory, Fence};
 use std::{
+    collections::HashSet,
     ffi::c_void,
     fs, ptr,
     sync::{
@@ -286,6 +287,33 @@ fn slow_and_reordered_streams_deliver_the_same_bytes() {
                     assert!(loaded.report().device.as_ref().unwrap().copy_wait_seconds > 0.0);
                 }
             }
+        }
+    }
+}
+
+/// Threads that copy are added while the device waits for them, and no more than were asked for.
+#[test]
+fn a_device_that_waits_for_bytes_gets_more_threads() {
+    let _stand_in = Turn::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    make_warm(&path);
+    for most in [2, 6] {
+        let seen = Arc::new(Mutex::new(HashSet::new()));
+        let noted = seen.clone();
+        let script = FaultScript::new(move |_, _| {
+            let mut seen = noted.lock().unwrap();
+            if thread::current().name() == Some("hoistway-copy") {
+                seen.insert(thread::current().id());
+            }
+            (seen.len() <= 2).then_some(Fault::Delay(Duration::from_millis(1)))
+        });
+        let options = staged(Vendor::Cuda).chunk_bytes(16 << 10).threads(most).faults(script);
+        assert_is_file(&hoistway::load(&[&path], &options).unwrap(), &file);
+        let copied = seen.lock().unwrap().len();
+        match most {
+            2 => assert!(copied <= 2, "{copied}"),
+            _ => assert!((3..=most).contains(&copied), "{copied}"),
         }
     }
 }

@@ -11,13 +11,15 @@ use common::{
     stand_in::STAND_IN,
     tensor, write_model,
 };
-use hoistway::{Checkpoint, DirectIo, Dtype, Error, LoadOptions, Loaded, Route};
+use hoistway::{Checkpoint, DirectIo, Dtype, Error, LoadOptions, Loaded, Route, route::fault::FaultScript};
 use hoistway_io::file::Probe;
 use requirements::{Requirement, skip};
 use std::{
     fs::{File, OpenOptions},
     os::unix::fs::FileExt,
     path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
 };
 
 fn pinned() -> LoadOptions {
@@ -70,6 +72,44 @@ fn what_is_cached_is_copied_from_where_it_lies() {
         assert!(notes.iter().any(|note| note.contains("were pinned where they lay")), "{notes:?}");
         drop(loaded);
         devices.assert_nothing_left("a load from pinned pages");
+    }
+}
+
+/// Processors take reads that wait for the thread that pins, unless the route is named.
+#[test]
+fn processors_copy_beside_the_device() {
+    let devices = Devices::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    if !can_pin(&path) {
+        return;
+    }
+    for route in [Route::Auto, Route::PinnedCache] {
+        let (copies, pins) = (AtomicBool::new(false), AtomicBool::new(false));
+        let script = FaultScript::new(move |_, _| {
+            // However late the other gets a processor.
+            let (own, other) = match thread::current().name() {
+                Some("hoistway-copy") => (&copies, &pins),
+                Some("hoistway-pages") => (&pins, &copies),
+                _ => return None,
+            };
+            own.store(true, Ordering::Relaxed);
+            if route == Route::Auto {
+                until("the other has a read", || other.load(Ordering::Relaxed));
+            }
+            None
+        });
+        let options = to_device().route(route).chunk_bytes(256 << 10).faults(script);
+        let loaded = hoistway::load(&[&path], &options).unwrap();
+        assert_is_file(&loaded, &file);
+        let (pinned, copied) = (share(&loaded, Route::PinnedCache), share(&loaded, Route::Cached));
+        match route {
+            Route::Auto => assert!(pinned > 0.0 && copied > 0.01, "{}", loaded.report()),
+            _ => assert!(pinned > 0.98, "{}", loaded.report()),
+        }
+        assert!(pinned + copied > 0.99, "{}", loaded.report());
+        drop(loaded);
+        devices.assert_nothing_left("a load by both");
     }
 }
 

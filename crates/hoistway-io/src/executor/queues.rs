@@ -194,6 +194,12 @@ impl<O> Queues<O> {
         self.waiting
     }
 
+    /// Returns the number of operations that wait in queues.
+    pub(super) fn waiting_in(&self, queues: QueueSet) -> usize {
+        let found = queues.iter().filter_map(|queue| self.queues.get(usize::from(queue.0)));
+        found.flat_map(|queue| &queue.lines).map(BTreeMap::len).sum()
+    }
+
     pub(super) fn room(&self) -> &Room {
         &self.room
     }

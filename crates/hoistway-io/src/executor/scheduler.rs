@@ -151,6 +151,11 @@ impl<C: Customer> Scheduler<C> {
         self.with_state(|state| state.queues.room().has_demand()).unwrap_or_default()
     }
 
+    /// Returns how many operations wait in queues. None in a child of `fork`.
+    pub fn waiting(&self, queues: &[QueueId]) -> usize {
+        self.with_state(|state| state.queues.waiting_in(QueueSet::of(queues))).unwrap_or(0)
+    }
+
     /// Returns how much the scheduler has to do and has done. Zeros in a child of `fork`.
     pub fn figures(&self) -> Figures {
         self.with_state(|state| state.figures()).unwrap_or_default()

@@ -202,13 +202,20 @@ impl Slots {
 
     /// Waits for a free slot and takes it. The caller must not hold slots itself. `None` once [`Slots::close`] was called.
     pub fn take(&self) -> Option<Slot> {
+        self.take_of(1)
+    }
+
+    /// Waits until so many slots are free, and takes one of them. Otherwise as [`Slots::take`].
+    pub fn take_of(&self, count: usize) -> Option<Slot> {
         let mut waiting: Option<Instant> = None;
         let mut free = self.shared.free();
         loop {
             if free.closed {
                 return None;
             }
-            if let Some(index) = free.slots.pop() {
+            if free.slots.len() >= count
+                && let Some(index) = free.slots.pop()
+            {
                 if let Some(since) = waiting {
                     let nanoseconds = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
                     self.shared.waited.fetch_add(nanoseconds, Ordering::Relaxed);

@@ -117,6 +117,7 @@ impl Job {
             routes,
             takers,
             slots,
+            most_copiers: place.threads.copiers.1,
             #[cfg(feature = "fault-injection")]
             faults: options.faults.clone(),
         };
@@ -230,10 +231,11 @@ impl Job {
         Ok(staged_bytes)
     }
 
-    /// Waits for copies to a device, one after the other, until the load is over.
+    /// Waits for copies to a device, one after the other, until the load is over. Starts threads that copy from the page cache while the
+    /// device waits for them.
     pub(super) fn wait_for_copies(&self) {
         if let Sink::Device(arenas) = &self.sink {
-            arenas.line.waiter().serve();
+            transfer::with_copiers(&self.engine, self, |then| arenas.line.waiter().serve(then));
         }
     }
 

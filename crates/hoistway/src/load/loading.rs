@@ -22,7 +22,7 @@ use crate::{
     route::member::{Landing, ThreadPlan, Wanted},
     source::Latency,
     sys::{numa, threads::run_on, usage::Usage},
-    transfer::{self, OpenRoute, Opening},
+    transfer::{self, MANY_READS, OpenRoute, Opening},
 };
 use bytesize::ByteSize;
 use std::{
@@ -38,6 +38,8 @@ const INLINE_BYTES: u64 = 1 << 20;
 const STAGING_SLOTS: usize = 8;
 /// Pinned memory between files and a device, at most.
 const PINNED_BYTES: u64 = 128 << 20;
+/// Threads that pin slots ahead of the reads that fill them.
+const PINNERS: usize = 2;
 /// What a report calls threads that could not be started.
 const THREADS: &str = "threads of the load's own";
 
@@ -156,7 +158,7 @@ impl ThreadedLoad {
         let planned = Planned { catalog, plan: &plan, options, numa_node };
         let mut report = planned.report(device.as_deref());
         let (slots, staging_bytes) = match copied_to {
-            None => (STAGING_SLOTS + threads.copiers, u64::MAX),
+            None => (STAGING_SLOTS + threads.copiers.1, u64::MAX),
             Some(_) => {
                 let most =
                     options.memory_budget_bytes.map_or(PINNED_BYTES, |budget| budget.min(PINNED_BYTES));
@@ -255,13 +257,14 @@ impl ThreadedLoad {
         serve(self, true)?;
         let has_rings =
             job.engine.routes.iter().zip(&needed).any(|(route, needed)| *needed && route.share.depth.1 > 1);
-        if job.device_line().is_some() {
-            // Pinning takes time: the first slots are pinned side by side.
-            let past_host =
-                job.engine.routes.iter().any(|route| route.member.facts().landing == Landing::Device);
-            let first = if past_host && !is_probing { 1 } else { depth + threads.copiers };
-            // Without this thread, reads pin their slots themselves.
-            let _ = self.spawn(1, "hoistway-pin", &cpus, move |job| {
+        let has = |landing| job.engine.routes.iter().any(|route| route.member.facts().landing == landing);
+        // Of few reads from pinned pages, most pass no slot.
+        let needs_few = has(Landing::View) && job.plan.extents().len() < MANY_READS;
+        if job.device_line().is_some() && !needs_few {
+            // Pinning takes time: threads do it side by side.
+            let first = if has(Landing::Device) && !is_probing { 1 } else { depth + threads.copiers.0 };
+            // Without these threads, reads pin their slots themselves.
+            let _ = self.spawn(PINNERS, "hoistway-pin", &cpus, move |job| {
                 for route in &job.engine.routes {
                     if let Some(slots) = route.slots() {
                         slots.pin_ahead(route.share.depth.1, || job.is_over());

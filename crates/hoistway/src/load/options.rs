@@ -71,7 +71,7 @@ pub struct LoadOptions {
     /// Rings of routes `io_uring` and `usrbio`, ports of route `overlapped`. Default: one, or two if there are eight cores and
     /// the device has several queues; to host memory from a 3FS two, or four if there are eight cores.
     pub rings: Option<usize>,
-    /// Threads of route `threads` and of copies from the page cache. Default: by cores and by bytes in flight.
+    /// Threads of route `threads` and of copies from the page cache, at most. Default: by cores and by bytes in flight.
     pub threads: Option<usize>,
     /// Kind of pages that arenas are made of.
     pub huge_pages: HugePages,

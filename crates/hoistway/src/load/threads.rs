@@ -26,13 +26,14 @@ const PARALLEL_PROBES: usize = 16;
 const MAX_DEPTH: u64 = 256;
 /// Threads that read into a device, at most.
 const MAX_DIRECT: usize = 32;
-/// Threads that copy from the page cache, at most: a few saturate memory.
-const MAX_COPIERS: usize = 8;
+/// Threads that copy from the page cache: a few saturate the memory that they copy to. For a device, whose link may be faster, there
+/// are more as long as it waits for them.
+const FEW_COPIERS: usize = 8;
 
 impl ThreadPlan {
     /// For what the caller's thread does by itself.
     pub(super) const ALONE: Self =
-        Self { copiers: 1, touchers: 0, rings: 1, depth: (1, 1), pool: 1, direct: 1 };
+        Self { copiers: (1, 1), touchers: 0, rings: 1, depth: (1, 1), pool: 1, direct: 1 };
 
     /// For a load of `plan`.
     pub(super) fn new(plan: &Plan, sources: &[Arc<dyn Source>], options: &LoadOptions) -> Self {
@@ -54,7 +55,10 @@ impl ThreadPlan {
         let is_refused = |source: &&Arc<dyn Source>| source.direct_refusal().is_some();
         let buffered = options.direct == DirectIo::Never
             || parallel::map(&used, PARALLEL_PROBES, is_refused).contains(&true);
-        let copiers = cores.min(MAX_COPIERS).max(if cores > 1 { 2 } else { 1 });
+        let copiers = cores.min(FEW_COPIERS).max(if cores > 1 { 2 } else { 1 });
+        let is_copied_on = !options.device.is_host() && !options.route.is_unified();
+        let most = options.threads.unwrap_or(if is_copied_on { cores.max(copiers) } else { copiers });
+        let first = if is_copied_on { copiers.min(most) } else { most };
         // Blocking direct reads only wait; buffered ones of a local file also copy, on a core each. A few saturate
         // memory, but not while they copy into slots that stay in the processor's cache.
         let pool = match (buffered && !remote, options.device) {
@@ -68,7 +72,7 @@ impl ThreadPlan {
             .any(|local| block_device::queues(local.device()) > 1);
         let rings = options.rings.unwrap_or(if cores >= 8 && many_queues { 2 } else { 1 });
         Self {
-            copiers: options.threads.unwrap_or(copiers).min(most_copiers()),
+            copiers: (first.min(most_copiers()), most.min(most_copiers())),
             touchers: if options.pool.is_some() { 0 } else { copiers.min(2) },
             rings,
             depth: ((depth as usize).div_ceil(rings), (max_depth.min(most_depth) as usize).div_ceil(rings)),
@@ -81,7 +85,7 @@ impl ThreadPlan {
     /// Slots between files and a device: for the reads in flight, as many copies, and the threads that copy from the
     /// cache.
     pub(super) fn pinned_slots(&self) -> usize {
-        2 * (self.depth.1 * self.rings).max(self.pool) + self.copiers
+        2 * (self.depth.1 * self.rings).max(self.pool) + self.copiers.1
     }
 }
 

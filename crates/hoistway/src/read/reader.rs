@@ -271,7 +271,7 @@ impl Reader {
         }
         let line = DeviceShare::new(device, &self.shared.options, self.shared.main.get())?;
         let waiter = line.line.waiter();
-        self.spawn("hoistway-device", move |_| waiter.serve())?;
+        self.spawn("hoistway-device", move |_| waiter.serve(|_| ()))?;
         lines.insert(device, line.clone());
         Ok(line)
     }

@@ -340,8 +340,8 @@ pub(crate) enum Landing {
 /// How much a load does at once, for routes to take their share of.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ThreadPlan {
-    /// Threads that copy from the page cache.
-    pub(crate) copiers: usize,
+    /// Threads that copy from the page cache, at first and at most.
+    pub(crate) copiers: (usize, usize),
     /// Threads that fault memory in ahead of reads.
     pub(crate) touchers: usize,
     /// Threads with a ring each.

@@ -212,12 +212,13 @@ impl DeviceLine {
 
 impl Waiter {
     /// Waits for copies, one after the other, until the line is closed or gone and none is left, and ends
-    /// their reads.
-    pub(crate) fn serve(&self) {
+    /// their reads. Calls `then` after each with the time that was waited in all.
+    pub(crate) fn serve(&self, mut then: impl FnMut(Duration)) {
         while let Some(Sent { copying, read }) = self.sent.next() {
             let result = wait(&copying, &self.waited);
             drop(copying);
             read.end(result);
+            then(Duration::from_nanos(self.waited.load(Ordering::Relaxed)));
         }
     }
 }

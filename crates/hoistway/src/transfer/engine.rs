@@ -3,14 +3,17 @@
 
 use super::{
     order::Reads,
-    routes::{OpenRoute, Takers},
+    routes::{OpenRoute, Takers, queue_of},
 };
 use crate::{
     memory::Slots,
-    route::{DirectIo, ReadLane, Route},
+    route::{DirectIo, ReadLane, Route, member::Landing},
 };
-use hoistway_io::executor::{Patience, Reason, Scheduler};
+use hoistway_io::executor::{Patience, QueueId, Reason, Scheduler};
 use std::sync::Arc;
+
+/// Reads of pinned pages that processors help with, at least: for fewer, what they copy through has to be pinned too.
+pub(crate) const MANY_READS: usize = 64;
 
 /// Carries the reads of one order.
 pub(crate) struct Engine {
@@ -26,6 +29,8 @@ pub(crate) struct Engine {
     pub(crate) takers: Box<[Takers]>,
     /// Slots for routes that have none of their own.
     pub(crate) slots: Slots,
+    /// Threads that copy from the page cache, at most.
+    pub(crate) most_copiers: usize,
     #[cfg(feature = "fault-injection")]
     pub(crate) faults: Option<crate::route::fault::FaultScript>,
 }
@@ -45,6 +50,28 @@ impl Engine {
     pub(super) fn heir(&self, route: usize) -> Option<usize> {
         let own = self.takers.iter().filter(|takers| takers.has(route));
         (route + 1..self.routes.len()).find(|&later| own.clone().all(|takers| takers.has(later)))
+    }
+
+    /// The queues that a thread of a route serves: its own, and if it copies from the page cache, that of the route which has a device
+    /// copy from the same pages. Both take reads from the front: a thread that pins takes many at once, which are neighbours.
+    pub(super) fn queues_of(&self, route: usize) -> Vec<QueueId> {
+        let is_helped = |other: &usize| {
+            let mut own = self.takers.iter().filter(|takers| takers.has(*other));
+            let facts = self.routes[*other].member.facts();
+            facts.landing == Landing::View
+                && !self.names(facts.route)
+                && self.patience == Patience::UntilOver
+                && own.clone().count() >= MANY_READS
+                && own.all(|takers| takers.has(route))
+        };
+        let helped = (0..route).filter(is_helped).filter(|_| self.copies_pages(route));
+        helped.chain([route]).map(queue_of).collect()
+    }
+
+    /// Whether processors copy from the page cache by this route.
+    pub(super) fn copies_pages(&self, route: usize) -> bool {
+        let facts = self.routes[route].member.facts();
+        facts.landing == Landing::Any && facts.cache.is_some_and(|cache| cache.is_seen)
     }
 
     /// Whether a thread of a route will get any read: one that is its own at first, or is as soon as the page cache turns

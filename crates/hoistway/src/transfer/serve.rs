@@ -11,7 +11,10 @@ use crate::{
     Error, Result,
     memory::Slot,
     report::Refusal,
-    route::{ReadOp, Unavailable, member::Member},
+    route::{
+        ReadOp, Unavailable,
+        member::{Landing, Member},
+    },
 };
 use hoistway_io::{
     executor::{
@@ -38,7 +41,7 @@ pub(crate) fn scheduler(routes: usize) -> Arc<Scheduler<Reads>> {
 /// threads as it should have.
 pub(crate) fn serve(engine: &Engine, order: &dyn EngineOwner, route: usize) {
     let own = &engine.routes[route];
-    let queues = [queue_of(route)];
+    let queues = engine.queues_of(route);
     let service = |limit| Service { queues: &queues, limit, patience: engine.patience };
     // No read, no lane.
     let first = engine.scheduler.serve(NoLane::default(), &mut FirstRead, service(InFlightLimit::fixed(1)));
@@ -123,7 +126,12 @@ impl Ways for OwnRoute<'_> {
 
     fn take_slot(&self, _: &ReadOp, may_wait: bool) -> Result<Option<Slot>> {
         let slots = self.own.slots().unwrap_or(&self.engine.slots);
-        let slot = if may_wait { slots.take() } else { slots.try_take() };
+        let slot = match self.own.member.facts().landing {
+            // The thread takes all that are free, so that it pins many reads at once.
+            Landing::View if may_wait => slots.take_of(self.own.share.depth.1.min(slots.count() / 2)),
+            _ if may_wait => slots.take(),
+            _ => slots.try_take(),
+        };
         slot.as_ref().map_or(Ok(()), Slot::pin)?;
         Ok(slot)
     }

@@ -406,6 +406,7 @@ impl Bench {
             routes: routes.into(),
             takers: (0..reads).map(|_| Takers::of(0..N)).collect(),
             slots,
+            most_copiers: 1,
             #[cfg(feature = "fault-injection")]
             faults: None,
         };
@@ -551,7 +552,7 @@ fn copies_that_no_thread_waits_for_any_more_do_not_keep_their_order() {
     let bench = Bench::with([POOL], SLOTS, Panics::AsCopiesEnd, slots, Some((line, memory)));
     serve(&bench.order.engine, &*bench.order, 0);
     // It panics at the end of the first, and the others wait.
-    assert!(thread::spawn(move || waiter.serve()).join().is_err());
+    assert!(thread::spawn(move || waiter.serve(|_| ())).join().is_err());
     assert_eq!((bench.order.state().ends.len(), Arc::strong_count(&bench.order)), (1, 1));
 }
 

@@ -1,10 +1,12 @@
 //! `cached`: takes files whose pages in the page cache can be seen.
+//!
+//! Beside a route that has a device copy from the same pages, few threads copy: as many as fill what that leaves of the link.
 #![forbid(unsafe_code)]
 
 use crate::{
     route::{
         Access, BlockingLane, CachedCopy, DirectIo, ReadLane, Route, Unavailable,
-        member::{CacheFacts, Demand, Facts, Member, Share, Wanted},
+        member::{CacheFacts, Demand, Facts, Landing, Member, Share, Wanted},
         registry::NotOpened,
     },
     source::Source,
@@ -12,16 +14,21 @@ use crate::{
 use hoistway_io::file::Probe;
 use std::sync::Arc;
 
+/// Threads at first, beside a route that has a device copy.
+const BESIDE: usize = 2;
+
 #[derive(Debug)]
 struct Cached {
     is_named: bool,
+    /// Whether another route has a device copy from the same pages.
+    is_beside: bool,
 }
 
 /// Opens it if it is named, or the route chooses and may read from the page cache.
 pub(in crate::route) fn open(
     wanted: &Wanted<'_>,
     _: &[&Arc<dyn Source>],
-    _: &[Arc<dyn Member>],
+    before: &[Arc<dyn Member>],
 ) -> Result<Option<Arc<dyn Member>>, NotOpened> {
     // Others that are named for the page cache leave short copies to it.
     let is_named = wanted.route.is_of_page_cache();
@@ -31,7 +38,8 @@ pub(in crate::route) fn open(
     if !is_named && wanted.direct == DirectIo::Always {
         return Err(Unavailable::new("switched off by the option direct=always", "").into());
     }
-    Ok(Some(Arc::new(Cached { is_named })))
+    let is_beside = before.iter().any(|member| member.facts().landing == Landing::View);
+    Ok(Some(Arc::new(Cached { is_named, is_beside })))
 }
 
 impl Member for Cached {
@@ -53,6 +61,7 @@ impl Member for Cached {
     }
 
     fn share(&self, demand: &Demand<'_>) -> Share {
-        Share::blocking(demand.threads.copiers)
+        let (first, _) = demand.threads.copiers;
+        Share::blocking(if self.is_beside { first.min(BESIDE) } else { first })
     }
 }
