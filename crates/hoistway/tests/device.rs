@@ -6,7 +6,7 @@ mod common;
 
 use common::{
     Footprint, TestTensor, assert_is_file, assert_nothing_left, make_cold, make_warm, mixed_model,
-    on_device::{Devices, Fault, Played, chunky, disk, start_threads_that_stay},
+    on_device::{Devices, Fault, Played, TOY, chunky, disk, start_threads_that_stay},
     reading::until,
     tensor, write_model,
 };
@@ -16,7 +16,8 @@ use hoistway::{
     plan::{Layout, Selection, TensorSlice},
     route::fault::FaultScript,
 };
-use hoistway_device::{Device, DeviceMemory};
+use hoistway_device::{Device, DeviceMemory, toy};
+use hoistway_io::memory::{SlotKind, Slots};
 use std::{
     sync::{
         Arc,
@@ -41,10 +42,57 @@ fn memory_comes_back_bit_by_bit() {
             let kept = loaded.get("t0").unwrap().clone();
             drop(loaded);
             let left = played.device_bytes() - before;
-            assert!(left <= 64 << 20 && left < all / 2, "{all} → {left}: one tensor keeps the whole file");
+            // Four times the tensor at most.
+            assert!(left <= 128 << 20 && left < all, "{all} → {left}: one tensor keeps the whole file");
             drop(kept);
         }
     }
+}
+
+/// Memory of a long load is allocated while it copies: what is missing then is an error as at the start.
+#[test]
+fn an_allocation_that_fails_while_copies_run_fails_the_load() {
+    let devices = Devices::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    for played in devices.each() {
+        let options = played.staged().layout(Layout::Tensor).chunk_bytes(64 << 10);
+        for fault in [Fault::Allocate, Fault::Exhaust] {
+            // After what a device allocates for itself, and the first tensors.
+            played.fail(fault, Some(if played == Played::Toy { 6 } else { 10 }));
+            match hoistway::load(&[&path], &options).unwrap_err() {
+                Error::Device { operation, .. } => {
+                    assert_eq!((fault, operation), (Fault::Allocate, "allocating memory"));
+                }
+                Error::MemoryBudget { .. } => assert_eq!(fault, Fault::Exhaust),
+                other => panic!("{other:?}"),
+            }
+            played.reset();
+            devices.assert_nothing_left("a load without memory");
+        }
+        assert_is_file(&hoistway::load(&[&path], &options).unwrap(), &file);
+    }
+}
+
+#[test]
+fn no_more_staging_is_kept_than_one_load_has() {
+    let devices = Devices::take();
+    let device = Device::open(TOY).unwrap();
+    let pin = |count| {
+        let slots = Slots::new(count, 1 << 20, SlotKind::Pinned(&device, None)).unwrap();
+        let taken: Vec<_> = (0..count).map(|_| slots.take().unwrap()).collect();
+        taken.iter().for_each(|slot| slot.pin().unwrap());
+        (slots, taken)
+    };
+    let pinned_mib = || toy::in_use().1 >> 20;
+    let both = [pin(96), pin(96)];
+    assert_eq!(pinned_mib(), 192);
+    drop(both);
+    assert_eq!(pinned_mib(), 128);
+    drop(pin(128));
+    assert_eq!(pinned_mib(), 128, "all of it is used again");
+    drop(device);
+    devices.assert_nothing_left("a device that was released");
 }
 
 #[test]

@@ -37,6 +37,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Reads whose memory on a device is allocated before the first of them begins, and by steps of so many afterwards.
+pub(super) const FIRST_EXTENTS: usize = 32;
+
 /// One load in progress.
 pub(super) struct Job {
     pub(super) catalog: Arc<Catalog>,
@@ -204,6 +207,15 @@ impl Job {
         self.admitted.fetch_max(extents, Ordering::Relaxed);
         if let Some(&group) = self.reads.get() {
             self.engine.scheduler.admit(group, extents as u64);
+        }
+    }
+
+    /// Lets the reads begin that were not admitted, as memory of the device is allocated for them.
+    pub(super) fn admit_all(&self) {
+        let mut extents = self.admitted.load(Ordering::Relaxed);
+        while extents < self.plan.extents().len() && !self.is_over() {
+            extents = extents.saturating_add(FIRST_EXTENTS);
+            self.admit(extents);
         }
     }
 

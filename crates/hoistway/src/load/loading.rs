@@ -4,7 +4,7 @@
 use super::{
     LoadOptions, NumaPlacement, Tensor,
     flow::Flow,
-    job::{Job, LoadEvent, Running},
+    job::{FIRST_EXTENTS, Job, LoadEvent, Running},
     memory_plan::{MemoryPlan, least_bytes},
     progress::{Arrival, Progress},
     reporting::{self, Planned},
@@ -165,6 +165,9 @@ impl ThreadedLoad {
                 (threads.pinned_slots(), most)
             }
         };
+        // Memory of the caller's is allocated by its thread.
+        let allocates_on =
+            copied_to.is_some() && options.allocator.is_none() && !is_inline && !flow.is_bounded();
         let place = MemoryPlan {
             memory: &memory,
             device: copied_to,
@@ -173,7 +176,7 @@ impl ThreadedLoad {
             staging_bytes,
             threads: &threads,
             is_inline,
-            admitted: flow.admitted(),
+            admitted: if allocates_on { FIRST_EXTENTS } else { flow.admitted() },
             most_bytes: flow.most_bytes(),
             fresh_bytes: fresh_bytes(&plan, &flow),
         };
@@ -206,6 +209,9 @@ impl ThreadedLoad {
         } else {
             // By default threads stay where the process may run: its owner may have chosen that.
             let threads_node = numa_node.filter(|_| options.numa != NumaPlacement::Unbound);
+            if allocates_on && loading.spawn(1, "hoistway-arenas", &None, Job::admit_all).is_err() {
+                loading.job.admit_all();
+            }
             if let Err(error) = loading.spawn_all(&threads, threads_node) {
                 // Those that started end with the load.
                 return Ok(Err(error));

@@ -38,8 +38,10 @@ const QUANTIZED_ALIGNMENT: Alignment = match Alignment::new(32) {
 /// Longest gap between two tensors that is kept on a device, so that one copy takes both.
 const MAX_KEPT_GAP_BYTES: u64 = 4096;
 
-/// Arenas of a device grow no further, so that memory comes back bit by bit as tensors are dropped.
+/// Arenas of a device grow no further, so that memory comes back bit by bit as tensors are dropped: than this, or than this many times
+/// their smallest tensor. A driver takes as long for a long arena as for a short one.
 const DEVICE_ARENA_BYTES: u64 = 64 << 20;
+const DEVICE_ARENA_TENSORS: u64 = 4;
 
 /// A tensor to lay out.
 pub(super) struct Wanted {
@@ -217,9 +219,14 @@ fn group(tensors: Vec<Wanted>, options: &PlanOptions) -> Vec<Group> {
 /// Hands out places in arenas that grow as needed.
 struct Arenas {
     layout: Layout,
-    /// Length beyond which an arena takes no more tensors.
+    /// Length beyond which an arena takes no more tensors, unless it is shorter than so many times its smallest tensor.
     limit: u64,
+    tensors: u64,
+    /// Length that no arena of several tensors exceeds.
+    most: u64,
     lengths: Vec<u64>,
+    /// Bytes of the smallest tensor of each.
+    smallest: Vec<u64>,
     /// The arena that takes the next allocation of each file; under [`Layout::Packed`], of all files.
     current: BTreeMap<Option<FileId>, usize>,
 }
@@ -231,11 +238,13 @@ impl Arenas {
             (Layout::File, Destination::Device { .. }) => DEVICE_ARENA_BYTES,
             (Layout::File | Layout::Packed, _) => u64::MAX,
         };
-        let limit = match options.destination {
-            Destination::Host => of_layout,
-            Destination::Device { .. } => of_layout.min(options.device_arena_bytes),
+        let (tensors, most) = match (options.layout, options.destination) {
+            (_, Destination::Host) => (0, u64::MAX),
+            (Layout::File, Destination::Device { .. }) => (DEVICE_ARENA_TENSORS, options.device_arena_bytes),
+            (_, Destination::Device { .. }) => (0, options.device_arena_bytes),
         };
-        Self { layout: options.layout, limit, lengths: Vec::new(), current: BTreeMap::new() }
+        let (lengths, smallest, current) = (Vec::new(), Vec::new(), BTreeMap::new());
+        Self { layout: options.layout, limit: of_layout, tensors, most, lengths, smallest, current }
     }
 
     fn owner(&self, file: FileId) -> Option<FileId> {
@@ -250,7 +259,9 @@ impl Arenas {
     /// The arena that a tensor of `file` with `len` bytes may share.
     fn shared(&self, file: FileId, len: u64) -> Option<usize> {
         let arena = *self.current.get(&self.owner(file))?;
-        let fits = self.lengths[arena].saturating_add(len) <= self.limit;
+        let smallest = self.smallest[arena].min(len);
+        let limit = self.limit.max(smallest.saturating_mul(self.tensors)).min(self.most);
+        let fits = self.lengths[arena].saturating_add(len) <= limit;
         (fits && !self.is_alone(len)).then_some(arena)
     }
 
@@ -258,8 +269,10 @@ impl Arenas {
     fn allocate(&mut self, file: FileId, len: u64, alignment: Alignment) -> Result<(usize, u64), PlanError> {
         let arena = self.shared(file, len).unwrap_or_else(|| {
             self.lengths.push(0);
+            self.smallest.push(len);
             self.lengths.len() - 1
         });
+        self.smallest[arena] = self.smallest[arena].min(len);
         if !self.is_alone(len) {
             self.current.insert(self.owner(file), arena);
         }
@@ -270,6 +283,7 @@ impl Arenas {
 
     /// `len` bytes `gap` bytes behind the end of an arena.
     fn extend(&mut self, arena: usize, gap: u64, len: u64) -> Result<(usize, u64), PlanError> {
+        self.smallest[arena] = self.smallest[arena].min(len);
         let offset = self.lengths[arena].checked_add(gap).ok_or(PlanError::TooLarge)?;
         self.lengths[arena] = offset.checked_add(len).ok_or(PlanError::TooLarge)?;
         Ok((arena, offset))

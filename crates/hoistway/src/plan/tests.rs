@@ -336,8 +336,31 @@ fn memory_of_a_device_is_cut_so_that_it_can_come_back() {
         Plan::new(&catalog, &requests, &options).unwrap().arenas().to_vec()
     };
     assert_eq!(arenas(Layout::Tensor), [40 << 20; 3]);
-    assert_eq!(arenas(Layout::File), [40 << 20; 3], "two would be more than 64 MiB");
+    assert_eq!(arenas(Layout::File), [120 << 20], "three times the smallest");
     assert_eq!(arenas(Layout::Packed), [120 << 20]);
+}
+
+/// A small tensor keeps 64 MiB at most, a large one four times its own length.
+#[test]
+fn large_tensors_share_memory_of_a_device_that_no_small_one_keeps() {
+    let sizes = [1, 40 << 20, 40 << 20, 40 << 20, 40 << 20, 40 << 20, 30 << 20, 1, 30 << 20];
+    let tensors: Vec<_> = sizes.iter().map(|&size| (Dtype::U8, vec![size])).collect();
+    let (catalog, _) = catalog(&tensors, 0);
+    let requests: Vec<_> = catalog.ids().map(TensorRequest::whole).collect();
+    let destination = Destination::Device { dtype: None };
+    let arenas = |device_arena_bytes| {
+        let options = PlanOptions { destination, device_arena_bytes, ..PlanOptions::default() };
+        let plan = Plan::new(&catalog, &requests, &options).unwrap();
+        for (arena, &len) in plan.arenas().iter().enumerate() {
+            let own = plan.tensors().iter().filter(|tensor| tensor.arena == arena);
+            let smallest = own.map(|tensor| tensor.place.len()).min().unwrap();
+            // What lies between tensors aligns them.
+            assert!(len <= (64 << 20).max(4 * smallest) + 4096, "{len} bytes for one of {smallest}");
+        }
+        plan.arenas().len()
+    };
+    assert_eq!(arenas(u64::MAX), 3);
+    assert!(arenas(64 << 20) > 4, "a bound holds");
 }
 
 #[test]
