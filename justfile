@@ -453,6 +453,13 @@ bench-stand-in *arguments: setup
     '{{ bin }}/maturin' develop --quiet --release --features stand-in
     '{{ bin }}/python' bench/stand_in.py "$@"
 
+# Load to a simulated GPU: the stand-in driver with the costs of an H100. Takes a minute, and 4 GB of memory and of the disk.
+[group('benchmarks')]
+bench-simulated *arguments: setup
+    cargo build --quiet --release --package fake-cuda
+    '{{ bin }}/maturin' develop --quiet --release --features stand-in
+    '{{ bin }}/python' bench/simulated.py "$@"
+
 # Measure what each of 30,000 tensors costs, and what the filter of one rank reads. Takes a minute, and 0.5 GB.
 [group('benchmarks')]
 bench-many-tensors *arguments: setup

@@ -62,6 +62,8 @@
 //! | `COPY_LATENCY_US` | 0 | added to each copy, read and write; the bytes move at its end |
 //! | `COPY_MIB_S` | 0 | speed of each copy, read and write; 0 for no limit |
 //! | `BLOCKS` | | function whose calls do not begin until another is named, or none |
+//! | `COSTS` | | `h100`: pinning, allocating, freeing and copies take the time that they take on an H100, whatever this machine does. All copies share one bus |
+//! | `MOVES` | 1 | 0 makes copies between host and devices move no bytes: a simulated bus is faster than processors |
 //! | `JITTER_US` | 0 | up to so much delay before each operation of a stream and each read and write |
 //! | `DRIVER_VERSION` | 12080 | what `cuDriverGetVersion` says |
 //! | `HIP_VERSION` | 60342134 | what `hipRuntimeGetVersion` says |

@@ -1,5 +1,6 @@
 //! How tests steer the stand-in: settings, faults, counters and the trace.
 
+pub(crate) mod costs;
 pub(crate) mod counters;
 mod exports;
 pub(crate) mod faults;

@@ -22,6 +22,10 @@ pub(crate) struct Settings {
     /// 0 for as fast as the host copies.
     pub(crate) copy_mib_s: u64,
     pub(crate) jitter_us: u64,
+    /// Whether calls and copies take the time that they take on an H100.
+    pub(crate) costs: bool,
+    /// Whether copies between host and devices move bytes.
+    pub(crate) moves: bool,
     /// The function whose calls do not begin until this is taken back.
     pub(crate) blocks: &'static str,
     pub(crate) driver_version: i32,
@@ -70,6 +74,8 @@ impl Default for Settings {
             copy_latency: Duration::ZERO,
             copy_mib_s: 0,
             jitter_us: 0,
+            costs: false,
+            moves: true,
             blocks: "",
             driver_version: 12_080,
             hip_version: 60_342_134,
@@ -111,6 +117,8 @@ impl Settings {
             "POISON" => self.poison = switch(value)?,
             "COPY_LATENCY_US" => self.copy_latency = Duration::from_micros(number(value, 1 << 30)?),
             "COPY_MIB_S" => self.copy_mib_s = number(value, 1 << 30)?,
+            "COSTS" => self.costs = machine(value)?,
+            "MOVES" => self.moves = switch(value)?,
             "JITTER_US" => self.jitter_us = number(value, 1 << 30)?,
             // Settings are copied all the time, and tests change this one rarely.
             "BLOCKS" if value.len() < NAME_MAX => self.blocks = value.to_owned().leak(),
@@ -144,6 +152,15 @@ fn switch(value: &str) -> Result<bool, Unacceptable> {
     match value {
         "0" => Ok(false),
         "1" => Ok(true),
+        _ => Err(Unacceptable),
+    }
+}
+
+/// Whether a machine is named whose costs are known.
+fn machine(value: &str) -> Result<bool, Unacceptable> {
+    match value {
+        "" => Ok(false),
+        "h100" => Ok(true),
         _ => Err(Unacceptable),
     }
 }

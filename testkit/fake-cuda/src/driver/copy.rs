@@ -11,6 +11,7 @@ use crate::{
     gate,
     memory::{device, host},
     status::{Code, INVALID_VALUE},
+    system::now_ns,
 };
 use std::ffi::{c_uint, c_void};
 
@@ -186,7 +187,7 @@ pub(crate) unsafe fn enqueue(
     // SAFETY: the caller promised that the source can be read.
     let source = unsafe { staged(context, source, width, rows) }?;
     let (destination, waits) = awaited(context, destination, width, rows)?;
-    stream.push(Operation::Copy(Copy { source, destination, width, rows }));
+    stream.push(Operation::Copy(Copy { source, destination, width, rows, queued_ns: now_ns() }));
     if waits {
         stream.synchronize();
         context.owner.health()?;
@@ -200,7 +201,7 @@ fn run(context: &Context, source: Side, destination: Side, bytes: usize) -> Resu
         check(side)?;
     }
     let stream = context.default_stream()?;
-    stream.push(Operation::Copy(Copy { source, destination, width: bytes, rows: 1 }));
+    stream.push(Operation::Copy(Copy { source, destination, width: bytes, rows: 1, queued_ns: now_ns() }));
     stream.synchronize();
     context.owner.health()
 }

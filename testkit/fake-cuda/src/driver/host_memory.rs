@@ -2,7 +2,10 @@
 
 use super::put;
 use crate::{
-    control::settings,
+    control::{
+        costs::{self, Call},
+        settings,
+    },
     gate,
     memory::host::{self, Driver},
     status::{Code, INVALID_VALUE, NOT_SUPPORTED},
@@ -22,13 +25,18 @@ unsafe extern "C" fn cuMemHostRegister_v2(address: usize, bytes: usize, flags: c
         if is_read_only && settings().refuses_read_only {
             return Err(NOT_SUPPORTED);
         }
+        // Before it is pinned: what it costs depends on what was touched.
+        costs::call(Call::Register { address }, bytes as u64);
         host::register(&context.owner, address, bytes, is_read_only)
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemHostUnregister(address: usize) -> Code {
-    gate::ending("cuMemHostUnregister", |_| host::unregister(Driver::Cuda, address))
+    gate::ending("cuMemHostUnregister", |_| {
+        costs::call(Call::Unregister, host::unregister(Driver::Cuda, address)? as u64);
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -40,6 +48,7 @@ unsafe extern "C" fn cuMemHostAlloc(place: *mut usize, bytes: usize, flags: c_ui
             return Err(INVALID_VALUE);
         }
         let address = host::allocate(&context.owner, bytes)?;
+        costs::call(Call::HostAllocate, bytes as u64);
         // SAFETY: the place is the caller's.
         unsafe { put(place, address) }
     })
@@ -47,7 +56,10 @@ unsafe extern "C" fn cuMemHostAlloc(place: *mut usize, bytes: usize, flags: c_ui
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemFreeHost(address: usize) -> Code {
-    gate::ending("cuMemFreeHost", |_| host::free(address))
+    gate::ending("cuMemFreeHost", |_| {
+        costs::call(Call::HostFree, host::free(address)? as u64);
+        Ok(())
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -2,7 +2,10 @@
 
 use super::{put, stream};
 use crate::{
-    control::settings,
+    control::{
+        costs::{self, Call},
+        settings,
+    },
     execution::{
         context::{self, Context},
         operation::Operation,
@@ -31,6 +34,7 @@ pub(crate) unsafe fn info(context: &Context, free: *mut usize, total: *mut usize
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAlloc_v2(place: *mut u64, bytes: usize) -> Code {
     gate::in_context("cuMemAlloc_v2", |context| {
+        costs::call(Call::Allocate, bytes as u64);
         // SAFETY: the place is the caller's.
         unsafe { allocate(context, place, bytes, PLAIN_ALIGNMENT) }
     })
@@ -47,6 +51,7 @@ pub(crate) fn release(address: u64) -> Result<(), Code> {
     memory.announce_release(address)?;
     if let Some(found) = memory.find(address) {
         context::synchronize_device(found.owner.device);
+        costs::call(Call::Free, found.bytes);
     }
     memory.finish_release(address);
     Ok(())

@@ -2,7 +2,7 @@
 
 use super::context::Owner;
 use crate::{
-    control::control,
+    control::{control, costs, settings},
     memory::{device, host},
     status::{Code, ILLEGAL_ADDRESS},
     system,
@@ -15,6 +15,8 @@ pub(crate) struct Copy {
     pub(crate) destination: Side,
     pub(crate) width: usize,
     pub(crate) rows: usize,
+    /// When it was given to its stream.
+    pub(crate) queued_ns: u64,
 }
 
 /// Where the first row begins and how far the next one is.
@@ -64,6 +66,14 @@ impl Copy {
     /// is seen changed.
     pub(super) fn delay(&self) {
         control().wait_for_transfer(self.bytes());
+        if self.source.place.is_device() != self.destination.place.is_device() {
+            let is_pinned = |side: &Side| matches!(side.place, Endpoint::Pinned(_));
+            costs::copy(
+                self.bytes(),
+                is_pinned(&self.source) || is_pinned(&self.destination),
+                self.queued_ns,
+            );
+        }
     }
 
     pub(super) fn run(&self, owner: &Owner) -> Result<(), Code> {
@@ -73,6 +83,9 @@ impl Copy {
         let pinned = host::pinned();
         let source = self.resolve(&self.source, owner, &pinned)?;
         let destination = self.resolve(&self.destination, owner, &pinned)?;
+        if !settings().moves {
+            return Ok(());
+        }
         let is_view = match self.source.place {
             Endpoint::Pinned(address) => {
                 pinned.find(owner.driver(), address).is_some_and(|found| found.is_view)

@@ -195,7 +195,7 @@ extern "C" fn hipHostRegister(address: usize, bytes: usize, flags: c_uint) -> Co
 
 #[unsafe(no_mangle)]
 extern "C" fn hipHostUnregister(address: usize) -> Code {
-    gate::ending_on_hip_device("hipHostUnregister", |_| host::unregister(Driver::Hip, address))
+    gate::ending_on_hip_device("hipHostUnregister", |_| host::unregister(Driver::Hip, address).map(drop))
 }
 
 /// `hipPointerAttribute_t`.

@@ -99,9 +99,9 @@ pub(crate) fn register(
     Ok(())
 }
 
-/// Undoes `register`, once no copy uses the range.
-pub(crate) fn unregister(driver: Driver, address: usize) -> Result<(), Code> {
-    remove(driver, address, Origin::Registered).map(|_| ()).ok_or(HOST_MEMORY_NOT_REGISTERED)
+/// Undoes `register`, once no copy uses the range. Returns its length.
+pub(crate) fn unregister(driver: Driver, address: usize) -> Result<usize, Code> {
+    remove(driver, address, Origin::Registered).map(|range| range.bytes).ok_or(HOST_MEMORY_NOT_REGISTERED)
 }
 
 /// Allocates pinned memory.
@@ -115,11 +115,11 @@ pub(crate) fn allocate(owner: &Arc<Owner>, bytes: usize) -> Result<usize, Code> 
     Ok(address)
 }
 
-/// Undoes `allocate` of CUDA's driver, once no copy uses the range.
-pub(crate) fn free(address: usize) -> Result<(), Code> {
+/// Undoes `allocate` of CUDA's driver, once no copy uses the range. Returns its length.
+pub(crate) fn free(address: usize) -> Result<usize, Code> {
     let range = remove(Driver::Cuda, address, Origin::Allocated).ok_or(INVALID_VALUE)?;
     unmap(address, &range);
-    Ok(())
+    Ok(range.bytes)
 }
 
 /// Unpins what a context left behind, and says how many ranges that were.

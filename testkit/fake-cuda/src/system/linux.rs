@@ -1,8 +1,10 @@
 //! Linux: mappings, of which pages exist once they are written.
 
 use std::{
+    cell::Cell,
     ffi::{CStr, c_void},
-    io, ptr,
+    io, ptr, thread,
+    time::Duration,
 };
 
 /// Bytes of a device's window: enough for addresses to rest after use.
@@ -74,6 +76,29 @@ pub(crate) fn is_mapped(address: usize, bytes: usize) -> bool {
     // SAFETY: MS_ASYNC does nothing but check that the range is mapped.
     let checked = unsafe { libc::msync(start as *mut c_void, address + bytes - start, libc::MS_ASYNC) };
     checked == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ENOMEM)
+}
+
+/// Bytes of a range whose pages are not in memory.
+pub(crate) fn untouched_bytes(address: usize, bytes: usize) -> u64 {
+    const PAGE: usize = 4096;
+    let start = address / PAGE * PAGE;
+    let mut states = vec![0u8; (address + bytes - start).div_ceil(PAGE)];
+    // SAFETY: writes a byte for each page of the range.
+    let told = unsafe { libc::mincore(start as *mut c_void, address + bytes - start, states.as_mut_ptr()) };
+    let missing = states.iter().filter(|state| *state & 1 == 0).count();
+    if told == 0 { (missing * PAGE) as u64 } else { 0 }
+}
+
+/// Sleeps hardly longer than asked for.
+pub(crate) fn sleep(time: Duration) {
+    thread_local! {
+        static IS_PRECISE: Cell<bool> = const { Cell::new(false) };
+    }
+    if !IS_PRECISE.replace(true) {
+        // SAFETY: sets how late timers of this thread may be.
+        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong) };
+    }
+    thread::sleep(time);
 }
 
 /// Whether a range is a part of one shared mapping, all pages of which are there.

@@ -4,7 +4,8 @@ use std::{
     ffi::{CStr, c_void},
     io, ptr,
     sync::LazyLock,
-    time::Instant,
+    thread,
+    time::{Duration, Instant},
 };
 use windows_sys::Win32::System::Memory::{
     MEM_COMMIT, MEM_DECOMMIT, MEM_RELEASE, MEM_RESERVE, MEMORY_BASIC_INFORMATION, PAGE_NOACCESS,
@@ -43,6 +44,15 @@ impl Sparse {
 /// Addresses that the process cannot follow, and that nothing else gets.
 pub(crate) fn reserve(bytes: usize) -> io::Result<usize> {
     virtual_alloc(0, bytes, MEM_RESERVE, PAGE_NOACCESS)
+}
+
+/// Bytes of a range whose pages are not in memory: none that this knows of.
+pub(crate) fn untouched_bytes(_address: usize, _bytes: usize) -> u64 {
+    0
+}
+
+pub(crate) fn sleep(time: Duration) {
+    thread::sleep(time);
 }
 
 /// New pages.

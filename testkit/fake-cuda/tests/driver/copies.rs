@@ -4,7 +4,10 @@ use crate::{
     fixture::{Session, pattern},
     library::{Memcpy2D, Memcpy2DSide},
 };
-use std::{fs, process};
+use std::{
+    fs, process,
+    time::{Duration, Instant},
+};
 
 #[test]
 fn bytes_go_there_and_back() {
@@ -70,6 +73,29 @@ fn memory_that_is_unpinned_too_early_is_noticed() {
     assert_eq!(session.cuMemHostUnregister(host.as_ptr()), 0);
     drop(gate);
     assert_eq!(session.cuStreamSynchronize(stream), 700);
+}
+
+/// Copies of two streams take turns on one bus, which moves nothing if it is told so.
+#[test]
+fn simulated_copies_pass_one_bus() {
+    const BYTES: usize = 32 << 20;
+    let session = Session::new();
+    let (host, destination) = (session.pinned(&vec![1; BYTES]), session.allocate(BYTES));
+    let streams = [session.stream(), session.stream()];
+    session.configure("COSTS=h100");
+    session.configure("MOVES=0");
+    let begin = Instant::now();
+    for stream in streams {
+        assert_eq!(session.cuMemcpyHtoDAsync_v2(destination, host.as_ptr(), BYTES, stream), 0);
+    }
+    for stream in streams {
+        assert_eq!(session.cuStreamSynchronize(stream), 0);
+    }
+    // At 55 bytes a nanosecond.
+    assert!(begin.elapsed() >= Duration::from_nanos((2 * BYTES / 55) as u64));
+    session.configure("COSTS=");
+    session.configure("MOVES=1");
+    assert_eq!(session.download(destination, 4), [0xa5; 4]);
 }
 
 #[test]
