@@ -8,6 +8,8 @@ bin := venv / "bin"
 install := "'" + bin / "uv' pip install --quiet --python '" + bin / "python'"
 # NVIDIA's compiler for kernels: old, so that every driver for CUDA 12 and later takes what it makes.
 nvrtc := "12.0.140"
+# NVIDIA's assembler: the last that knows all architectures from 7.0 to 12.0.
+nvcc := "12.9.86"
 # A compiler for AMD's devices, which needs no ROCm: the Clang of Zig.
 zig := "0.15.2"
 # Where the sources of llama.cpp are downloaded to.
@@ -384,11 +386,11 @@ semver base="main":
     PATH="$PWD/target/tools/bin:$PATH" cargo semver-checks --baseline-rev '{{ base }}' \
         --package hoistway --package hoistway-experts --package hoistway-kv --package hoistway-usrbio
 
-# Compile kernels.cu to the PTX and the code objects that are checked in, after changes of it.
+# Compile kernels.cu to the machine code and the PTX that are checked in, after changes of it.
 [group('generated files')]
 kernels: venv
-    {{ install }} nvidia-cuda-nvrtc-cu12=={{ nvrtc }} ziglang=={{ zig }}
-    '{{ bin }}/python' testkit/kernels/compile.py
+    {{ install }} nvidia-cuda-nvrtc-cu12=={{ nvrtc }} nvidia-cuda-nvcc-cu12=={{ nvcc }} ziglang=={{ zig }}
+    '{{ bin }}/python' testkit/kernels/compile_nvidia.py
     '{{ bin }}/python' testkit/kernels/compile_amd.py
 
 # Measure against the peers and the hardware's limits; takes an hour. Results go to bench/results.

@@ -17,8 +17,15 @@ import pytest
 import torch
 
 HERE = Path(__file__).resolve().parent
-PTX = HERE.parents[1] / "crates/hoistway-device/src/cuda/kernels.ptx"
-CODE_OBJECTS = PTX.parents[1] / "hip/kernels"
+DEVICE = HERE.parents[1] / "crates/hoistway-device/src"
+PTX = DEVICE / "cuda/kernels/compute_60.ptx"
+# What precedes and follows a kernel's name in its machine code, by the vendor's kind of file.
+SYMBOLS = {"*.cubin": rb"\0\.text\.(hoistway_\w+)(?=\0)", "*.co": rb"\0(hoistway_\w+)\.kd(?=\0)"}
+MACHINE_CODE = [
+    (path, symbol) for kind, symbol in SYMBOLS.items() for path in sorted(DEVICE.glob(f"*/kernels/{kind}"))
+]
+# All images for NVIDIA's devices, in bytes: they are a part of every wheel.
+MOST_BYTES = 1 << 20
 
 # Blocks a segment and threads a block: one thread that does all, some that share unevenly, and more than items.
 SHAPES = [(1, 1), (3, 7), (2, 128)]
@@ -132,26 +139,25 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return Kernels(library)
 
 
-def test_ptx_belongs_to_the_source() -> None:
-    """Exit status 1 says that it does not; 2, that NVRTC is not installed to compile it anew."""
-    command = [sys.executable, str(HERE / "compile.py"), "--check"]
+@pytest.mark.parametrize("script", ["compile_nvidia.py", "compile_amd.py"])
+def test_images_belong_to_the_source(script: str) -> None:
+    """Exit status 1 says that they do not; 2, that the compilers are not installed to compile them anew."""
+    command = [sys.executable, str(HERE / script), "--check"]
     check = subprocess.run(command, check=False, capture_output=True, text=True)
     assert check.returncode in (0, 2), check.stdout
 
 
-def test_code_objects_belong_to_the_source() -> None:
-    """Exit status 1 says that they do not; 2, that the compiler is not installed to compile them anew."""
-    command = [sys.executable, str(HERE / "compile_amd.py"), "--check"]
-    check = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert check.returncode in (0, 2), check.stdout
-
-
-@pytest.mark.parametrize("path", sorted(CODE_OBJECTS.glob("*.co")), ids=lambda path: path.stem)
-def test_each_code_object_has_every_kernel(path: Path) -> None:
-    """By the symbols of their descriptors, which the runtime looks up."""
-    kernels = set(re.findall(rb"\0(hoistway_\w+)\.kd(?=\0)", path.read_bytes()))
+@pytest.mark.parametrize(("path", "symbol"), MACHINE_CODE, ids=lambda value: getattr(value, "stem", ""))
+def test_each_image_has_every_kernel(path: Path, symbol: bytes) -> None:
+    """By the names under which drivers look them up."""
+    kernels = set(re.findall(symbol, path.read_bytes()))
     expected = {"hoistway_copy", *(f"hoistway_cast_{source}_{to}" for source, to in CASTS)}
     assert {name.decode() for name in kernels} == expected
+
+
+def test_images_are_small() -> None:
+    """What is carried for NVIDIA's devices."""
+    assert sum(path.stat().st_size for path in PTX.parent.iterdir()) <= MOST_BYTES
 
 
 def test_ptx_and_host_have_the_same_kernels(kernels: Kernels) -> None:

@@ -134,6 +134,14 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// Waits for all work on the device.
     fn wait_for_all(&self) -> Fate;
 
+    /// Begins to load its kernels on a thread, if it has some and nothing has begun that yet.
+    fn prepare_kernels(self: Arc<Self>) {}
+
+    /// What reports say of how its kernels were loaded, if anything.
+    fn kernels_note(&self) -> Option<String> {
+        None
+    }
+
     /// Whether an event of the caller's is reached.
     ///
     /// # Safety

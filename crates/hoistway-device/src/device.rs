@@ -2,11 +2,11 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    DeviceId, DirectLibrary, Error, PathCounts, Result, Transfer, Unavailable,
+    DeviceId, DirectLibrary, Error, PathCounts, Result, Transfer, Unavailable, aside,
     backend::{Backend, Kind, OpenDevice, no_conversions},
     fate::Parked,
     id::kinds,
-    leaving, stream,
+    stream,
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -163,7 +163,7 @@ pub fn device_of(address: u64) -> Result<DeviceId> {
 /// Drops what a device takes long to let go of, such as much pinned memory, on a thread of its own. [`release_devices`] and the
 /// end of the process wait for it, but no longer than ten seconds.
 pub fn drop_aside(what: impl Send + 'static) {
-    leaving::drop_aside(what);
+    aside::run("hoistway-unpin", move || drop(what));
 }
 
 /// Has `let_go` called for each device that is released or lost from now on. It drops what its crate keeps for the device between
@@ -181,7 +181,7 @@ fn let_go(device: &Arc<Device>) {
 /// does. They are opened again when they are needed. Waits for all work of a device where memory is parked, which comes back if the
 /// device tells that it has ended.
 pub fn release_devices() {
-    leaving::wait();
+    aside::wait();
     for (kind, _) in kinds() {
         // Also true in a child of fork, which has none to release.
         if !kind.is_started() {
@@ -366,6 +366,17 @@ impl Device {
     /// Counts direct writes from it by path, if the library counts them.
     pub fn direct_writes(&self) -> Option<PathCounts> {
         self.backend.direct().ok()?.writes()
+    }
+
+    /// Begins to load its kernels on a thread of its own, if nothing has yet. Work that needs them waits for that, or loads them if it
+    /// failed. [`release_devices`] and the end of the process wait for the thread, but no longer than ten seconds.
+    pub fn prepare_kernels(&self) {
+        self.backend.clone().prepare_kernels();
+    }
+
+    /// What a report says of how its kernels were loaded; `None` if they were loaded as they should be, or not yet.
+    pub fn kernels_note(&self) -> Option<String> {
+        self.backend.kernels_note()
     }
 
     /// Bytes of the table that transfers need beside their slot; 0 if they need no kernel.

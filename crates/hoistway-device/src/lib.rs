@@ -8,6 +8,7 @@
 //! has a library for direct reads of files, and `hip`. A toy is for tests.
 #![deny(missing_docs, unsafe_code)]
 
+mod aside;
 mod backend;
 mod cuda;
 mod device;
@@ -20,7 +21,6 @@ mod fence;
 mod fork;
 mod hip;
 mod id;
-mod leaving;
 mod memory;
 mod stream;
 #[cfg(feature = "toy-device")]

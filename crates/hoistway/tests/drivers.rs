@@ -177,23 +177,28 @@ fn faults_of_the_driver_are_typed_errors_and_leave_nothing() {
         ("cuMemHostRegister_v2:*=999", false),
         ("cuEventCreate:3=2", false),
         ("cuEventRecord:2=700", false),
-        ("cuMemcpyHtoDAsync_v2:3=719", false),
         ("cuMemcpyHtoDAsync_v2:1=1", false),
         ("cuEventSynchronize:2=719", false),
         ("cuCtxPushCurrent_v2:9=201", false),
         ("copy:1=700", false),
         ("copy:4=719", false),
         ("kernel:1=700", true),
-        ("cuModuleLoadData:1=218", true),
-        ("cuModuleGetFunction:3=500", true),
+        ("cuModuleLoadData:*=218", true),
+        ("cuModuleGetFunction:*=500", true),
         ("cuLaunchKernel:1=701", true),
     ];
     for vendor in Vendor::ALL {
         let name = vendor.device(0).to_string();
         // Codes and functions that the other does not have.
         let of_vendor = match vendor {
-            Vendor::Cuda => &[("copy:*=714", false)][..],
+            // The second time that copies are queued, alone or several by one call.
+            Vendor::Cuda => &[
+                ("copy:*=714", false),
+                ("cuMemcpyHtoDAsync_v2:2=719,cuMemcpyBatchAsync:1=719", false),
+                ("cuMemcpyHtoDAsync_v2:2=1,cuMemcpyBatchAsync:1=1", false),
+            ][..],
             Vendor::Rocm => &[
+                ("hipMemcpyHtoDAsync:3=719", false),
                 ("copy:*=710", false),
                 ("hipSetDevice:1=101", false),
                 ("hipSetDevice:*=999", false),
@@ -889,4 +894,80 @@ fn a_rocm_device_has_no_direct_path() {
         "{}",
         loaded.report()
     );
+}
+
+/// Kernels that a load needs are loaded while it prepares, so that no copy waits for them. Here the copies before the first of them
+/// never begin.
+#[test]
+fn kernels_are_loaded_before_the_first_copy() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let path = directory.path().join("floats.safetensors");
+    write_model(&path, &[tensor("f", Dtype::F16, &[3000])], 0, 3);
+    for vendor in Vendor::ALL {
+        hoistway_device::release_devices();
+        let options = staged(vendor).dtype(Dtype::F32);
+        let first_copy = match vendor {
+            Vendor::Cuda => "cuMemcpyBatchAsync",
+            Vendor::Rocm => "hipMemcpyHtoDAsync",
+        };
+        stand_in.configure(&format!("BLOCKS={first_copy}"));
+        thread::scope(|scope| {
+            let load = scope.spawn(|| hoistway::load(&[&path], &options).map(drop));
+            until("the kernels to be loaded", || stand_in.count("modules") == 1);
+            stand_in.configure("BLOCKS=");
+            load.join().unwrap().unwrap();
+        });
+        assert_eq!(stand_in.count("modules"), 1, "once");
+    }
+    assert_eq!(stand_in.leftovers(), []);
+}
+
+/// A load that needs no kernel loads none.
+#[test]
+fn kernels_that_no_load_needs_are_not_loaded() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let (path, _) = chunky(directory.path());
+    for vendor in Vendor::ALL {
+        drop(hoistway::load(&[&path], &staged(vendor)).unwrap());
+        assert_eq!(stand_in.count("modules"), 0, "{vendor:?}");
+    }
+}
+
+#[test]
+fn a_report_says_that_the_driver_refused_machine_code_and_compiled_kernels_itself() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let floats = directory.path().join("floats.safetensors");
+    let file = write_model(&floats, &[tensor("f", Dtype::F16, &[3000])], 0, 3);
+    let options = to(Vendor::Cuda).dtype(Dtype::F32);
+    let load = || {
+        let loaded = hoistway::load(&[&floats], &options).unwrap();
+        let notes = loaded.report().notes.join("; ");
+        (loaded.get("f").unwrap().bytes().unwrap().into_owned(), notes)
+    };
+    let (expected, notes) = load();
+    assert!(expected.len() == 12_000 && !notes.contains("kernels"), "{notes}");
+    for (fault, refused) in [("cuModuleLoadData:1=209", "sm_90"), ("cuModuleGetFunction:2=500", "sm_90")] {
+        stand_in.set(&format!("FAULTS={fault}"));
+        let (bytes, notes) = load();
+        assert_eq!(bytes, expected);
+        assert!(notes.contains("kernels") && notes.contains(refused), "{fault}: {notes}");
+    }
+    // The context is of no use after the first, and any call may be the one that says so.
+    for (fault, says) in [
+        ("cuModuleLoadData:*=700", "ILLEGAL_ADDRESS"),
+        ("cuModuleLoadData:*=2", "OUT_OF_MEMORY"),
+        ("cuModuleLoadData:*=222", "cuModuleLoadData"),
+    ] {
+        stand_in.set(&format!("FAULTS={fault}"));
+        let error = hoistway::load(&[&floats], &options).unwrap_err();
+        assert!(
+            matches!(error, Error::Device { .. }) && error.to_string().contains(says),
+            "{fault}: {error}"
+        );
+        stand_in.reset();
+    }
+    drop(file);
 }

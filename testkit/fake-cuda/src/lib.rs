@@ -29,7 +29,7 @@
 //! - **A forked child** gets 3 from every call but `cuGetErrorName` and `cuGetErrorString`. A host function
 //!   gets 800.
 //! - **Kernels** are those of the engine's `kernels.cu`, compiled for the CPU. A module's text is looked at
-//!   only for `.version` and the names behind `.entry`.
+//!   only for `.version` and the names behind `.entry`, and an ELF file for the names of its kernels' sections.
 //! - **HIP** is the same over devices of its own, as many and of the same size. Devices have one context each, which is
 //!   never released; a device is current on a thread, at first the first. A module is an ELF file for AMD's devices. A
 //!   stream that is destroyed forgets what it has not begun, as the header of HIP leaves open. A stream that it does not

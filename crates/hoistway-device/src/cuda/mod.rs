@@ -2,7 +2,7 @@
 //! found at run time, and a missing one is an error with a reason.
 //!
 //! `cufile` is the library that reads into devices past the host, `machine` what all of it needs. Signatures and numbers,
-//! also those of `driver::table`, are those of NVIDIA's `cuda.h`, CUDA 12.0. A suffix such as `_v2` belongs to the name
+//! also those of `driver::table`, are those of NVIDIA's `cuda.h`, CUDA 12.0 unless a later one is named. A suffix such as `_v2` belongs to the name
 //! under which the library exports a function.
 #![allow(unsafe_code)]
 
@@ -10,6 +10,7 @@ pub(crate) mod cufile;
 mod cufile_error;
 mod descriptor;
 mod external;
+mod kernels;
 mod machine;
 
 use crate::{
@@ -18,8 +19,12 @@ use crate::{
     driver::{
         Driver, Failed, Slot, Traits, Vendor, Words,
         device::DriverDevice,
+        images::Image,
         library::functions,
-        table::{DeviceHandle, Handle, INVALID_VALUE, MEMORY_DEVICE, ResultCode, SUCCESS, Symbols},
+        table::{
+            Batch, DeviceHandle, DevicePointer, Handle, INVALID_VALUE, MEMORY_DEVICE, ResultCode, SUCCESS,
+            Symbols,
+        },
     },
 };
 use cufile::CuFile;
@@ -38,9 +43,6 @@ pub(crate) struct Cuda;
 
 /// A CUDA device with its primary context.
 pub(crate) type CudaDevice = DriverDevice<Cuda>;
-
-/// PTX, so that every device from compute capability 6.0 on runs it. It ends with a zero.
-const KERNELS: &str = concat!(include_str!("kernels.ptx"), "\0");
 
 functions! {
     /// Functions about contexts, attributes, and addresses.
@@ -86,6 +88,8 @@ enum Attribute {
     GpuDirectRdma = 116,
 }
 
+/// What comes before the two numbers of an architecture.
+const ARCHITECTURE: &str = "compute capability ";
 /// The mask of the node of an adapter that D3D12 takes unless it is told otherwise.
 const FIRST_NODE: c_uint = 1;
 /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`.
@@ -229,7 +233,7 @@ impl Vendor for Cuda {
         });
         let (major, minor) = (attribute(Attribute::ComputeMajor), attribute(Attribute::ComputeMinor));
         Ok(Traits {
-            architecture: format!("compute capability {major}.{minor}"),
+            architecture: format!("{ARCHITECTURE}{major}.{minor}"),
             luid,
             is_integrated: attribute(Attribute::Integrated) != 0,
             reads_pageable_memory: attribute(Attribute::PageableMemoryAccess) != 0,
@@ -240,8 +244,10 @@ impl Vendor for Cuda {
         })
     }
 
-    fn kernels(_architecture: &str) -> Option<&'static [u8]> {
-        Some(KERNELS.as_bytes())
+    fn kernels(architecture: &str) -> Vec<Image> {
+        let numbers = architecture.strip_prefix(ARCHITECTURE).and_then(|numbers| numbers.split_once('.'));
+        let parsed = numbers.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+        kernels::of(parsed.unwrap_or_default())
     }
 
     /// No flags are set: they would be those of frameworks too.

@@ -4,7 +4,7 @@
 
 use super::{
     Driver, Failed, Relaxed, Vendor,
-    kernels::Kernels,
+    kernels::KernelsOnce,
     stream::{self, DriverStream},
     table::{
         DeviceHandle, DevicePointer, Function, HOST_REGISTER_PORTABLE, HOST_REGISTER_READ_ONLY, Handle,
@@ -12,14 +12,14 @@ use super::{
     },
 };
 use crate::{
-    DeviceInfo, DriverError, Error, Fate, Finding, Result, Unavailable,
+    DeviceInfo, DriverError, Error, Fate, Finding, Result, Unavailable, aside,
     backend::{Backend, Direct, Event, External, Kind, Opened, Stream},
 };
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
     fmt, io, ptr,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -36,9 +36,7 @@ pub(crate) struct DriverDevice<V: Vendor> {
     context: Handle,
     pub(crate) info: DeviceInfo,
     pub(crate) uuid: [u8; 16],
-    pub(super) kernels: OnceLock<Kernels>,
-    /// Held while kernels are loaded.
-    pub(super) loading: Mutex<()>,
+    pub(super) kernels: KernelsOnce,
     /// Whether a call said that the device does nothing more.
     is_lost: AtomicBool,
     /// Memory whose release shows that all work has ended. It is there from the opening on: a device that is full has none when
@@ -138,9 +136,8 @@ impl<V: Vendor> DriverDevice<V> {
         let info = describe(driver, ordinal, handle)?;
         let uuid = uuid(driver, handle)?;
         let context = V::retain(driver, handle).map_err(|failed| driver.error(failed))?;
-        let (kernels, loading, fences) = (OnceLock::new(), Mutex::new(()), Mutex::default());
-        let is_lost = AtomicBool::new(false);
-        Ok(Self { driver, handle, context, info, uuid, kernels, loading, is_lost, fences })
+        let (kernels, is_lost, fences) = Default::default();
+        Ok(Self { driver, handle, context, info, uuid, kernels, is_lost, fences })
     }
 
     /// Makes the device current on this thread until the result is dropped; what was current comes back then.
@@ -351,6 +348,21 @@ impl<V: Vendor> Backend for DriverDevice<V> {
         unsafe { self.query(ptr::with_exposed_provenance_mut::<c_void>(event as usize)) }
     }
 
+    fn prepare_kernels(self: Arc<Self>) {
+        if self.info.has_kernels && self.kernels.begin() {
+            aside::run("hoistway-kernels", move || {
+                // The first use tries again, and reports why it fails.
+                if let Err(error) = self.enter().and_then(|_entered| self.kernels().map(drop)) {
+                    tracing::debug!(device = %self.info.id, %error, "kernels were not loaded ahead");
+                }
+            });
+        }
+    }
+
+    fn kernels_note(&self) -> Option<String> {
+        self.kernels.note()
+    }
+
     fn direct(&self) -> Result<&dyn Direct, Unavailable> {
         V::direct(self)
     }
@@ -486,7 +498,7 @@ fn describe<V: Vendor>(
         pci,
         uuid: uuid(driver, handle)?.iter().map(|byte| format!("{byte:02x}")).collect(),
         luid: own.luid,
-        has_kernels: V::kernels(&own.architecture).is_some(),
+        has_kernels: !V::kernels(&own.architecture).is_empty(),
         architecture: own.architecture,
         is_integrated: own.is_integrated,
         reads_pageable_memory: own.reads_pageable_memory,

@@ -1,5 +1,5 @@
 // The kernels that run where the tensors land: a copy between addresses of any alignment, and casts between
-// element types. Compiled by testkit/kernels: to cuda/kernels.ptx, and to hip/kernels for each AMD architecture.
+// element types. Compiled by testkit/kernels to the images in cuda/kernels and hip/kernels, one for each architecture.
 //
 // Every kernel takes the device address of an array of `Segment`s. The grid is (blocks that share a segment,
 // segments, 1) and the block is (threads, 1, 1); any number of either computes the same bytes. A block of 256

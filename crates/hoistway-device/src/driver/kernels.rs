@@ -1,8 +1,13 @@
 //! The kernels: copies of many short pieces, and conversions. Compiled ahead from `kernels.cu` by `just kernels`, so
-//! that no compiler is needed where they run; the vendor's module has what they are compiled to.
+//! that no compiler is needed where they run; the vendor's module has the images.
 #![allow(unsafe_code)]
 
-use super::{Vendor, device::DriverDevice, table::Handle};
+use super::{
+    Vendor,
+    device::DriverDevice,
+    images::Image,
+    table::{Handle, OUT_OF_MEMORY},
+};
 use crate::{
     Conversion, Error, Result,
     backend::{Kernel, Segment},
@@ -11,7 +16,10 @@ use std::{
     collections::BTreeMap,
     ffi::{CString, c_void},
     ptr,
-    sync::PoisonError,
+    sync::{
+        Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// Threads of a block.
@@ -23,24 +31,85 @@ const MAX_BLOCKS: u64 = 1024;
 /// Segments of one launch, which drivers limit.
 const MAX_SEGMENTS: usize = 65_535;
 
+/// The kernels of a device, which are loaded once.
+#[derive(Default)]
+pub(super) struct KernelsOnce {
+    loaded: OnceLock<Kernels>,
+    /// Held while they are loaded.
+    loading: Mutex<()>,
+    has_begun: AtomicBool,
+}
+
+impl KernelsOnce {
+    /// Whether nothing has begun to load them ahead; from now on something has.
+    pub(super) fn begin(&self) -> bool {
+        !self.has_begun.swap(true, Ordering::Relaxed)
+    }
+
+    /// What reports say of how they were loaded, if anything.
+    pub(super) fn note(&self) -> Option<String> {
+        self.loaded.get()?.note.clone()
+    }
+
+    pub(super) fn take(&mut self) -> Option<Kernels> {
+        self.loaded.take()
+    }
+}
+
+impl<V: Vendor> DriverDevice<V> {
+    /// The kernels, loaded at the first call. The caller has made the device current.
+    pub(super) fn kernels(&self) -> Result<&Kernels> {
+        let KernelsOnce { loaded, loading, .. } = &self.kernels;
+        if let Some(kernels) = loaded.get() {
+            return Ok(kernels);
+        }
+        // One thread loads them, and the others wait for it.
+        let _turn = loading.lock().unwrap_or_else(PoisonError::into_inner);
+        if loaded.get().is_none() {
+            let _ = loaded.set(Kernels::load(self)?);
+        }
+        loaded.get().ok_or_else(|| Error::Internal("the kernels are gone".into()))
+    }
+}
+
 /// The module with the kernels, loaded into a device's context.
 pub(super) struct Kernels {
     module: Handle,
     functions: BTreeMap<Kernel, Handle>,
+    /// What reports say of how it was loaded, if anything.
+    note: Option<String>,
 }
 
 impl Kernels {
+    /// Loads the first image that the driver takes.
     fn load<V: Vendor>(device: &DriverDevice<V>) -> Result<Self> {
+        let architecture = &device.info.architecture;
+        let mut refused = Error::Internal(format!("there are no kernels for {architecture}"));
+        let mut note = None;
+        for image in V::kernels(architecture) {
+            match Self::of_image(device, image) {
+                Ok(kernels) => return Ok(Self { note, ..kernels }),
+                Err(error) if is_of_image(&error) => {
+                    let name = image.name;
+                    tracing::warn!(device = %device.info.id, image = name, %error, "the driver refuses kernels");
+                    note = Some(format!(
+                        "the driver refused the kernels for {name} and compiled them itself, which takes longer: {error}"
+                    ));
+                    refused = error;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refused)
+    }
+
+    fn of_image<V: Vendor>(device: &DriverDevice<V>, image: Image) -> Result<Self> {
         let functions = &device.driver.functions;
         let (load, find) = (&functions.module_load, &functions.module_function);
-        let Some(image) = V::kernels(&device.info.architecture) else {
-            let architecture = &device.info.architecture;
-            return Err(Error::Internal(format!("there are no kernels for {architecture}")));
-        };
-        let mut kernels = Self { module: ptr::null_mut(), functions: BTreeMap::new() };
+        let mut kernels = Self { module: ptr::null_mut(), functions: BTreeMap::new(), note: None };
         // SAFETY: writes one handle; the image is whole; the caller has made the device current.
         device.call("loading kernels", load.name, || unsafe {
-            (load.call)(&mut kernels.module, image.as_ptr().cast::<c_void>())
+            (load.call)(&mut kernels.module, image.bytes.as_ptr().cast::<c_void>())
         })?;
         for kernel in all_kernels() {
             let mut function = ptr::null_mut();
@@ -113,17 +182,9 @@ impl Kernels {
     }
 }
 
-impl<V: Vendor> DriverDevice<V> {
-    /// The kernels, loaded at the first call. The caller has made the device current.
-    pub(super) fn kernels(&self) -> Result<&Kernels> {
-        // One thread compiles, the others wait for it.
-        let _turn = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernels) = self.kernels.get() {
-            return Ok(kernels);
-        }
-        let _ = self.kernels.set(Kernels::load(self)?);
-        self.kernels.get().ok_or_else(|| Error::Internal("the kernels are gone".into()))
-    }
+/// Whether an error is about an image, so that another may do.
+fn is_of_image(error: &Error) -> bool {
+    matches!(error, Error::Device { source, .. } if !source.ends_work && source.code != OUT_OF_MEMORY)
 }
 
 /// The kernels of the module.

@@ -2,10 +2,11 @@
 //! enough. What a vendor has of its own is in its module, behind [`Vendor`].
 //!
 //! `library` finds libraries, `table` is the functions that drivers have in common; this file has the driver of a vendor,
-//! `device` its devices and their memory; `stream` is what fills them, `kernels` what runs on them.
+//! `device` its devices and their memory; `stream` is what fills them, `kernels` what runs on them, from `images`.
 #![allow(unsafe_code)]
 
 pub(crate) mod device;
+pub(crate) mod images;
 mod kernels;
 pub(crate) mod library;
 mod stream;
@@ -17,6 +18,7 @@ use crate::{
     fork::Once,
 };
 use device::DriverDevice;
+use images::Image;
 use libloading::Library;
 use std::{
     ffi::{CStr, OsString, c_char, c_int},
@@ -26,7 +28,8 @@ use std::{
     time::{Duration, Instant},
 };
 use table::{
-    CAPTURE_RELAXED, DeviceHandle, Functions, Handle, OUT_OF_MEMORY, ResultCode, SUCCESS, Symbols, is_not_now,
+    CAPTURE_RELAXED, DeviceHandle, Functions, Handle, OUT_OF_MEMORY, ResultCode, SUCCESS, Symbols,
+    is_not_now,
 };
 
 /// Where a vendor's driver is kept once it was looked for.
@@ -119,8 +122,8 @@ pub(crate) trait Vendor: fmt::Debug + Sized + Send + Sync + 'static {
     /// Describes a device.
     fn describe(driver: &Driver<Self>, handle: DeviceHandle) -> Result<Traits, Failed>;
 
-    /// The kernels for a device of this architecture, as modules are loaded; `None` if there are none.
-    fn kernels(architecture: &str) -> Option<&'static [u8]>;
+    /// The images of the kernels for a device of this architecture, best first; none if it has no kernels.
+    fn kernels(architecture: &str) -> Vec<Image>;
 
     /// Begins to use a device, and returns its context, if the vendor has contexts.
     fn retain(driver: &Driver<Self>, handle: DeviceHandle) -> Result<Handle, Failed>;

@@ -14,6 +14,7 @@ use crate::{
     driver::{
         Driver, Failed, Slot, Traits, Vendor, Words,
         device::DriverDevice,
+        images::Image,
         library::{functions, is_loaded, searched_directories},
         table::{
             DeviceHandle, Handle, INVALID_VALUE, MEMORY_DEVICE, OUT_OF_MEMORY, ResultCode, SUCCESS, Symbols,
@@ -243,7 +244,7 @@ impl Vendor for Hip {
         })
     }
 
-    fn kernels(architecture: &str) -> Option<&'static [u8]> {
+    fn kernels(architecture: &str) -> Vec<Image> {
         kernels::of(architecture)
     }
 

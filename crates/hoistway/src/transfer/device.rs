@@ -92,6 +92,9 @@ impl Needs {
         for extent in plan.extents() {
             table_bytes = device.table_bytes(&plan.transfers(extent))?.max(table_bytes);
         }
+        if table_bytes > 0 {
+            device.prepare_kernels();
+        }
         Ok(Self { slot_bytes, table_bytes: table_bytes.next_multiple_of(Alignment::BLOCK.bytes()) })
     }
 
@@ -127,6 +130,11 @@ impl DeviceLine {
     /// Bytes of the device beside arenas and slots.
     pub(crate) fn scratch_bytes(&self) -> u64 {
         self.scratch.as_ref().map_or(0, |scratch| scratch.allocation.len())
+    }
+
+    /// What a report says of how the kernels were loaded that it needs, if anything.
+    pub(crate) fn kernels_note(&self) -> Option<String> {
+        self.scratch.as_ref().and_then(|_| self.queue.device().kernels_note())
     }
 
     /// Copies and kernels that were queued.

@@ -21,8 +21,8 @@ unsafe extern "C" fn cuModuleLoadData(place: *mut usize, image: *const c_char) -
         if place.is_null() || image.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: the image is the caller's. PTX ends with a NUL; the other formats have one early on.
-        let module = Module::load(&context.owner, unsafe { CStr::from_ptr(image) })?;
+        // SAFETY: the image is the caller's, and whole; PTX ends with a NUL.
+        let module = unsafe { Module::load(&context.owner, image)? };
         // SAFETY: the place is the caller's.
         unsafe { put(place, MODULES.insert(module)) }
     })

@@ -20,7 +20,7 @@ pub(crate) static MODULES: Table<Module> = Table::new(0x9D00_0000_0000);
 /// All functions that were asked for, by module and name.
 pub(crate) static FUNCTIONS: Table<Function> = Table::new(0xF000_0000_0000);
 
-/// A loaded module: PTX or AMD's code object, of which only the names of its kernels are looked at.
+/// A loaded module: PTX or machine code, of which only the names of its kernels are looked at.
 pub(crate) struct Module {
     pub(crate) owner: Arc<Owner>,
     entries: Vec<String>,
@@ -39,6 +39,9 @@ type Kernel = unsafe extern "C" fn(u64);
 
 /// Translates an address for the shim: the range around it that can be accessed, and where the host has it.
 type Reach = unsafe extern "C" fn(u64, *mut u64, *mut u64, *mut *mut u8) -> bool;
+
+/// What ELF files begin with.
+const ELF: &[u8] = b"\x7fELF";
 
 /// A kernel to run.
 #[derive(Clone)]
@@ -74,9 +77,32 @@ pub(crate) fn release_all(owner: &Arc<Owner>) -> u64 {
     MODULES.remove_if(|module| Arc::ptr_eq(&module.owner, owner)).len() as u64
 }
 
+/// The number of a vendor's machines in ELF files, and what comes before and after a kernel's name in theirs: that of its section, or
+/// of its descriptor.
+struct Machine {
+    number: u16,
+    before: &'static [u8],
+    after: &'static [u8],
+}
+
+/// `EM_CUDA`.
+const NVIDIA: Machine = Machine { number: 190, before: b".text.", after: b"" };
+/// `EM_AMDGPU`.
+const AMD: Machine = Machine { number: 224, before: b"", after: b".kd" };
+
 impl Module {
-    pub(crate) fn load(owner: &Arc<Owner>, image: &CStr) -> Result<Arc<Module>, Code> {
-        let ptx = image.to_str().ok().filter(|text| text.contains(".version")).ok_or(INVALID_IMAGE)?;
+    /// A module of PTX or of an ELF file for NVIDIA's devices.
+    ///
+    /// # Safety
+    /// `image` leads to a text that ends with a NUL, or to a whole file.
+    pub(crate) unsafe fn load(owner: &Arc<Owner>, image: *const c_char) -> Result<Arc<Module>, Code> {
+        // SAFETY: passed on. A file has a NUL early on.
+        let text = unsafe { CStr::from_ptr(image) };
+        if text.to_bytes().starts_with(ELF) {
+            // SAFETY: passed on.
+            return unsafe { Module::of_file(owner, image.cast(), &NVIDIA) };
+        }
+        let ptx = text.to_str().ok().filter(|text| text.contains(".version")).ok_or(INVALID_IMAGE)?;
         let name = |text: &str| {
             let end = text.find(|c: char| c != '_' && c != '$' && !c.is_ascii_alphanumeric());
             text.get(..end.unwrap_or(text.len())).unwrap_or_default().to_owned()
@@ -85,28 +111,33 @@ impl Module {
         Ok(Arc::new(Module { owner: Arc::clone(owner), entries }))
     }
 
-    /// A module of an ELF file for AMD's devices: a kernel `k` is there if it has a descriptor `k.kd`.
+    /// A module of an ELF file for AMD's devices.
     ///
     /// # Safety
     /// `image` leads to a whole file.
     pub(crate) unsafe fn of_code_object(owner: &Arc<Owner>, image: *const u8) -> Result<Arc<Module>, Code> {
-        /// `EM_AMDGPU`.
-        const MACHINE: u16 = 224;
+        // SAFETY: passed on.
+        unsafe { Module::of_file(owner, image, &AMD) }
+    }
+
+    /// # Safety
+    /// `image` leads to a whole file.
+    unsafe fn of_file(owner: &Arc<Owner>, image: *const u8, machine: &Machine) -> Result<Arc<Module>, Code> {
         const HEADER_BYTES: usize = 64;
         // SAFETY: a whole file has a header.
         let header = unsafe { std::slice::from_raw_parts(image, HEADER_BYTES) };
         let half = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
         let sections_at = header[40..48].iter().rev().fold(0, |value, byte| value << 8 | usize::from(*byte));
-        if !header.starts_with(b"\x7fELF\x02\x01") || half(18) != MACHINE {
+        if !header.starts_with(ELF) || header[4..6] != [2, 1] || half(18) != machine.number {
             return Err(INVALID_IMAGE);
         }
-        // Sections' headers come last, and there are so many, each so long.
+        // Sections' headers come after all names, and there are so many, each so long.
         let len = sections_at + usize::from(half(58)) * usize::from(half(60));
         // SAFETY: the caller promised a whole file.
         let file = unsafe { std::slice::from_raw_parts(image, len) };
-        let descriptors = file.split(|byte| *byte == 0).filter_map(|text| text.strip_suffix(b".kd"));
-        let entries: Vec<String> =
-            descriptors.map(|name| String::from_utf8_lossy(name).into_owned()).collect();
+        let names = file.split(|byte| *byte == 0);
+        let kernels = names.filter_map(|text| text.strip_prefix(machine.before)?.strip_suffix(machine.after));
+        let entries: Vec<String> = kernels.map(|name| String::from_utf8_lossy(name).into_owned()).collect();
         if entries.is_empty() {
             return Err(INVALID_IMAGE);
         }

@@ -6,12 +6,18 @@ use std::{
     fs, ptr,
 };
 
-fn module(session: &Session) -> usize {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/hoistway-device/src/cuda/kernels.ptx");
-    let ptx = CString::new(fs::read(path).unwrap()).unwrap();
+/// Loads an image of the engine's.
+fn load(session: &Session, image: &str) -> usize {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/hoistway-device/src/cuda/kernels");
+    let mut image = fs::read(format!("{folder}/{image}")).unwrap();
+    image.push(0);
     let mut module = 0;
-    assert_eq!(session.cuModuleLoadData(&mut module, ptx.as_ptr()), 0);
+    assert_eq!(session.cuModuleLoadData(&mut module, image.as_ptr().cast()), 0);
     module
+}
+
+fn module(session: &Session) -> usize {
+    load(session, "compute_60.ptx")
 }
 
 fn function(session: &Session, module: usize, name: &str) -> Result<usize, i32> {
@@ -78,8 +84,14 @@ fn elements_are_cast() {
 
 #[test]
 fn all_agreed_kernels_are_there() {
+    for image in ["compute_60.ptx", "sm_70.cubin", "sm_90.cubin", "sm_120.cubin"] {
+        assert_all_kernels_are_in(image);
+    }
+}
+
+fn assert_all_kernels_are_in(image: &str) {
     let session = Session::new();
-    let module = module(&session);
+    let module = load(&session, image);
     let casts = ["f32_f16", "f32_bf16", "f16_f32", "f16_bf16", "bf16_f32", "bf16_f16"];
     let small = ["f8e4m3", "f8e5m2"].map(|from| ["f32", "f16", "bf16"].map(|to| format!("{from}_{to}")));
     for cast in casts.map(String::from).iter().chain(small.as_flattened()) {
@@ -124,7 +136,8 @@ fn kernels_fail_on_request() {
 fn what_cannot_be_launched_is_refused() {
     let session = Session::new();
     let mut handle = 0;
-    assert_eq!(session.cuModuleLoadData(&mut handle, c"\x7fELF".as_ptr()), 200);
+    let no_machine_code = [b"\x7fELF".as_slice(), &[0; 64]].concat();
+    assert_eq!(session.cuModuleLoadData(&mut handle, no_machine_code.as_ptr().cast()), 200);
     // A module that names no kernels is taken to have them all.
     assert_eq!(session.cuModuleLoadData(&mut handle, c".version 8.0".as_ptr()), 0);
     let function = function(&session, handle, "hoistway_copy").unwrap();

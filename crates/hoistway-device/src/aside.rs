@@ -1,4 +1,4 @@
-//! What devices take long to let go of, and is let go on threads of its own.
+//! Work for devices on threads of its own, which the end of the process waits for.
 #![allow(unsafe_code)]
 
 use std::{
@@ -14,20 +14,20 @@ use std::{
 /// The longest wait for these threads: on a device that hangs, none of them ends.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The threads of this process that let something go.
-struct Leaving {
+/// The threads of this process that do such work.
+struct Running {
     threads: usize,
     /// Whether the end of the process waits for them.
     is_awaited: bool,
 }
 
-static LEAVING: Mutex<Leaving> = Mutex::new(Leaving { threads: 0, is_awaited: false });
+static RUNNING: Mutex<Running> = Mutex::new(Running { threads: 0, is_awaited: false });
 static ENDED: Condvar = Condvar::new();
 /// The process that the threads are in. A child of `fork` has none of them, and the lock may be held in its copy for ever.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-fn leaving() -> MutexGuard<'static, Leaving> {
-    LEAVING.lock().unwrap_or_else(PoisonError::into_inner)
+fn running() -> MutexGuard<'static, Running> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One of the threads.
@@ -35,20 +35,20 @@ struct Thread;
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        leaving().threads -= 1;
+        running().threads -= 1;
         ENDED.notify_all();
     }
 }
 
-/// Drops it on a thread of its own; on this one if the system gives no other.
-pub(crate) fn drop_aside(what: impl Send + 'static) {
+/// Does `work` on a thread of this name, in a child of `fork` on this one. If the system gives no thread, it drops `work` undone.
+pub(crate) fn run(name: &str, work: impl FnOnce() + Send + 'static) {
     let own = process::id();
     match PROCESS.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire) {
-        // A child of `fork` has nothing of a device's to let go.
-        Err(parent) if parent != own => return drop(what),
+        // A child of `fork` can do nothing with a device.
+        Err(parent) if parent != own => return work(),
         _ => {}
     }
-    let mut state = leaving();
+    let mut state = running();
     state.threads += 1;
     if !state.is_awaited {
         // The end of the driver's library must not come first. On Windows the threads are gone by then, and nothing is waited for.
@@ -57,19 +57,19 @@ pub(crate) fn drop_aside(what: impl Send + 'static) {
         state.is_awaited = cfg!(windows) || unsafe { atexit(wait_at_exit) } == 0;
     }
     drop(state);
-    let running = Thread;
+    let counted = Thread;
     let work = move || {
-        drop(what);
-        drop(running);
+        work();
+        drop(counted);
     };
-    // A thread that cannot be started drops its closure, and `what` with it, here.
-    drop(thread::Builder::new().name("hoistway-unpin".into()).spawn(work));
+    // Without a thread, this drops the closure here.
+    drop(thread::Builder::new().name(name.into()).spawn(work));
 }
 
-/// Waits until all of it is gone, or takes too long.
+/// Waits until all of it is done, or takes too long.
 pub(crate) fn wait() {
     if PROCESS.load(Ordering::Acquire) == process::id() {
-        let state = leaving();
+        let state = running();
         drop(ENDED.wait_timeout_while(state, PATIENCE, |state| state.threads > 0));
     }
 }
