@@ -167,8 +167,9 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
 
 /// Work of a device, done in the order in which it is queued. Dropping it does not cancel work that is in flight.
 pub(crate) trait Stream: fmt::Debug + Send + Sync {
-    /// Queues work. Where the host's side of a [`Work::Copy`] is not pinned, the copy is done when this returns. That of
-    /// [`Work::CopyRows`] must be pinned: some drivers return from such a copy before it is done.
+    /// Queues work in its order, but copies of bytes in a row that follow each other in any order. Where the host's side of a
+    /// [`Work::Copy`] is not pinned, the copy may be done when this returns. That of [`Work::CopyRows`] must be pinned: some drivers
+    /// return from such a copy before it is done.
     ///
     /// # Errors
     /// [`Error::Device`]; then some of the work may have been queued.

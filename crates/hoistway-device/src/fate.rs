@@ -13,7 +13,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -59,27 +59,34 @@ impl Fate {
 /// Memory that queued work uses. When it is dropped, it waits for the work and drops the memory, or parks it if it is unknown
 /// whether the work has ended.
 #[derive(Debug)]
-pub struct InUse<T: Send + 'static>(Option<(Ticket, T)>);
+pub struct InUse<T: Send + 'static> {
+    work: Option<(Ticket, T)>,
+    /// Whether a wait has told that the work has ended.
+    has_ended: AtomicBool,
+}
 
 impl<T: Send + 'static> InUse<T> {
     pub(crate) fn new(ticket: Ticket, memory: T) -> Self {
-        Self(Some((ticket, memory)))
+        Self { work: Some((ticket, memory)), has_ended: AtomicBool::new(false) }
     }
 
     /// Whether the work is done, or failed.
     pub fn is_over(&self) -> bool {
-        self.0.as_ref().is_none_or(|(ticket, _)| ticket.is_over())
+        self.work.as_ref().is_none_or(|(ticket, _)| ticket.is_over())
     }
 
     /// Waits for the work.
     pub fn wait(&self) -> Fate {
-        self.0.as_ref().map_or(Fate::Done, |(ticket, _)| ticket.wait())
+        let fate = self.work.as_ref().map_or(Fate::Done, |(ticket, _)| ticket.wait());
+        self.has_ended.fetch_or(fate.is_known(), Ordering::Relaxed);
+        fate
     }
 }
 
 impl<T: Send + 'static> Drop for InUse<T> {
     fn drop(&mut self) {
-        if let Some((ticket, memory)) = self.0.take()
+        if let Some((ticket, memory)) = self.work.take()
+            && !*self.has_ended.get_mut()
             && !ticket.wait().is_known()
         {
             ticket.park(memory);

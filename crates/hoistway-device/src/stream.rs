@@ -123,7 +123,7 @@ impl CopyStream {
         unsafe { self.wait_for(0) }
     }
 
-    /// Makes copies, and waits for their end.
+    /// Makes copies, and waits for their end. Pieces at one distance are copied as rows.
     ///
     /// # Safety
     /// The host's bytes must be pinned, the device's allocated on this device; neither may be freed, nor used by others
@@ -139,7 +139,26 @@ impl CopyStream {
             left = &left[count..];
         }
         // SAFETY: passed on.
-        let queued = unsafe { self.stream.queue(&work) };
+        unsafe { self.finish(&work) }
+    }
+
+    /// Makes copies, and waits for their end. None is made with others, as pieces of different allocations must not be.
+    ///
+    /// # Safety
+    /// That of [`CopyStream::run`].
+    unsafe fn run_pieces(&self, direction: CopyDirection, copies: &[HostCopy]) -> Fate {
+        let work: Vec<Work> = copies.iter().map(|copy| host_copy(direction, copy, 1, &Rows::NONE)).collect();
+        // SAFETY: passed on.
+        unsafe { self.finish(&work) }
+    }
+
+    /// Queues work, and waits for its end.
+    ///
+    /// # Safety
+    /// That of [`Stream::queue`].
+    unsafe fn finish(&self, work: &[Work]) -> Fate {
+        // SAFETY: passed on.
+        let queued = unsafe { self.stream.queue(work) };
         // What was queued before an error goes on.
         let ended = match self.mark().map(|ticket| ticket.wait()) {
             Ok(Fate::Done) => Fate::Done,
@@ -199,33 +218,18 @@ impl CopyStream {
         let mut segments: Vec<(Kernel, Segment)> = Vec::new();
         for transfer in transfers {
             match *transfer {
-                Transfer::Linear { source, arena, destination, len } => {
+                Transfer::Linear { source, arena, destination, len }
+                    if by_kernel && len < LONG_PIECE_BYTES =>
+                {
                     let destination = addresses[arena] + destination;
-                    if by_kernel && len < LONG_PIECE_BYTES {
-                        segments.push((Kernel::Copy, Segment { source, destination, count: len }));
-                    } else {
-                        work.push(Work::Copy {
-                            from: slot.at(source),
-                            to: Address::Device(destination),
-                            len,
-                        });
-                    }
-                }
-                Transfer::Pitched { source, pitch, arena, destination, width, height } => {
-                    work.push(Work::CopyRows {
-                        from: slot.at(source),
-                        from_pitch: pitch,
-                        to: Address::Device(addresses[arena] + destination),
-                        to_pitch: width,
-                        width,
-                        height,
-                    });
+                    segments.push((Kernel::Copy, Segment { source, destination, count: len }));
                 }
                 Transfer::Converted { conversion, source, arena, destination, elements } => {
                     let destination = addresses[arena] + destination;
                     let segment = Segment { source, destination, count: elements };
                     segments.push((Kernel::Convert(conversion), segment));
                 }
+                _ => work.extend(copy_of(slot, transfer, addresses)),
             }
         }
         if !segments.is_empty() {
@@ -234,6 +238,30 @@ impl CopyStream {
             }
             let no_scratch = || Error::Internal("a plan with conversions has no scratch memory".into());
             run_kernels(slot, &mut segments, scratch.ok_or_else(no_scratch)?, &mut work)?;
+        }
+        // SAFETY: passed on.
+        unsafe { self.stream.queue(&work)? };
+        Ok(work.len() as u64)
+    }
+
+    /// Queues the transfers of several slots, none of which may convert, without kernels. They are in no order with each other.
+    /// Returns how many copies that made.
+    ///
+    /// # Errors
+    /// [`Error::Device`]; then some of it may have been queued.
+    ///
+    /// # Safety
+    /// That of [`CopyStream::transfer`], for each of them.
+    pub unsafe fn transfer_all<'a>(
+        &self,
+        slots: impl IntoIterator<Item = (Address, &'a [Transfer], &'a [u64])>,
+    ) -> Result<u64> {
+        let converts = || Error::Internal("copies that convert have no scratch memory".into());
+        let mut work = Vec::new();
+        for (slot, transfers, addresses) in slots {
+            for transfer in transfers {
+                work.push(copy_of(slot, transfer, addresses).ok_or_else(converts)?);
+            }
         }
         // SAFETY: passed on.
         unsafe { self.stream.queue(&work)? };
@@ -255,16 +283,61 @@ impl CopyStream {
     /// # Errors
     /// [`Error::Device`], [`Error::Allocation`].
     pub fn read_back(&self, address: u64, into: &mut [u8]) -> Result<()> {
+        self.read_back_all(vec![(address, into)])
+    }
+
+    /// The same for several pieces: addresses of the device, and where the bytes from there go. Waits as rarely as possible.
+    ///
+    /// # Errors
+    /// Those of [`CopyStream::read_back`].
+    pub fn read_back_all(&self, pieces: Vec<(u64, &mut [u8])>) -> Result<()> {
         self.wait_for_default()?;
-        let mut bounce = self.bounce(into.len())?;
-        for (number, chunk) in into.chunks_mut(bounce.memory.len()).enumerate() {
-            let place = address + (number * bounce.memory.len()) as u64;
+        let mut bounce = self.bounce(pieces.iter().map(|(_, into)| into.len()).sum())?;
+        let room = bounce.memory.len();
+        let cut = |(address, into): (u64, _)| {
+            let chunks = <[u8]>::chunks_mut(into, room).enumerate();
+            chunks.map(move |(number, chunk)| (address + (number * room) as u64, chunk))
+        };
+        let mut left = pieces.into_iter().flat_map(cut).peekable();
+        while left.peek().is_some() {
+            let (mut filled, mut some) = (0, Vec::new());
+            while let Some((address, chunk)) = left.next_if(|(_, chunk)| filled + chunk.len() <= room) {
+                filled += chunk.len();
+                some.push((address, chunk));
+            }
+            let places: Vec<_> = some.iter().map(|(address, chunk)| (*address, chunk.len())).collect();
             // SAFETY: the device refuses what is none of its memory.
-            bounce = unsafe { bounce.copy(self, CopyDirection::ToHost, place, chunk.len())? };
-            chunk.copy_from_slice(&bounce.memory[..chunk.len()]);
+            bounce = unsafe { bounce.copy(self, CopyDirection::ToHost, &places)? };
+            let mut rest = &bounce.memory[..];
+            for (_, chunk) in some {
+                let (bytes, after) = rest.split_at(chunk.len());
+                chunk.copy_from_slice(bytes);
+                rest = after;
+            }
         }
         *self.kept_bounce() = Some(bounce);
         Ok(())
+    }
+
+    /// Copies bytes of the device to `memory`, which is pinned, and waits for them. If that may still be going on after an error,
+    /// the memory is parked.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    ///
+    /// # Safety
+    /// The host's bytes of the copies are pinned, and `memory` alone has them, wherever it is moved to. Nothing else uses the device's
+    /// bytes in a way that copies forbid.
+    pub unsafe fn fill<T: Send + 'static>(&self, memory: T, copies: &[HostCopy]) -> Result<T> {
+        // SAFETY: passed on.
+        match unsafe { self.run_pieces(CopyDirection::ToHost, copies) } {
+            Fate::Done => Ok(memory),
+            Fate::Failed(error) => Err(error),
+            Fate::Unknown(error) => {
+                self.park(memory);
+                Err(error)
+            }
+        }
     }
 
     /// Copies bytes of the host to the device, and waits for that.
@@ -280,7 +353,7 @@ impl CopyStream {
             let place = address + (number * bounce.memory.len()) as u64;
             bounce.memory[..chunk.len()].copy_from_slice(chunk);
             // SAFETY: passed on.
-            bounce = unsafe { bounce.copy(self, CopyDirection::ToDevice, place, chunk.len())? };
+            bounce = unsafe { bounce.copy(self, CopyDirection::ToDevice, &[(place, chunk.len())])? };
         }
         *self.kept_bounce() = Some(bounce);
         Ok(())
@@ -339,8 +412,8 @@ impl Bounce {
         Ok(Self { _pinned: pinned, memory })
     }
 
-    /// Copies between its first `len` bytes and the device's at `address`. If that may still be going on after an error, the
-    /// memory is parked.
+    /// Copies between its first bytes and the device's at these places, each an address and a length: no more than it has. If that
+    /// may still be going on after an error, the memory is parked.
     ///
     /// # Safety
     /// The device's bytes are allocated, and are not used by others in a way that copies forbid.
@@ -348,12 +421,17 @@ impl Bounce {
         mut self,
         stream: &CopyStream,
         direction: CopyDirection,
-        address: u64,
-        len: usize,
+        places: &[(u64, usize)],
     ) -> Result<Self> {
-        let copy = HostCopy { host: self.memory.as_mut_ptr().expose_provenance(), device: address, len };
+        let mut host = self.memory.as_mut_ptr().expose_provenance();
+        let copies = places.iter().map(|&(device, len)| {
+            let copy = HostCopy { host, device, len };
+            host += len;
+            copy
+        });
+        let copies: Vec<HostCopy> = copies.collect();
         // SAFETY: the host's bytes are pinned and this value's alone; the caller vouches for the device's.
-        match unsafe { stream.run(direction, &[copy]) } {
+        match unsafe { stream.run_pieces(direction, &copies) } {
             Fate::Done => Ok(self),
             Fate::Failed(error) => Err(error),
             Fate::Unknown(error) => {
@@ -362,6 +440,24 @@ impl Bounce {
             }
         }
     }
+}
+
+/// The copy that a transfer is, unless it converts.
+fn copy_of(slot: Address, transfer: &Transfer, addresses: &[u64]) -> Option<Work> {
+    Some(match *transfer {
+        Transfer::Linear { source, arena, destination, len } => {
+            Work::Copy { from: slot.at(source), to: Address::Device(addresses[arena] + destination), len }
+        }
+        Transfer::Pitched { source, pitch, arena, destination, width, height } => Work::CopyRows {
+            from: slot.at(source),
+            from_pitch: pitch,
+            to: Address::Device(addresses[arena] + destination),
+            to_pitch: width,
+            width,
+            height,
+        },
+        Transfer::Converted { .. } => return None,
+    })
 }
 
 /// Whether there are more short pieces than are worth a copy each.

@@ -289,6 +289,9 @@ impl Error {
                     None => io::Error::new(source.kind(), source.to_string()),
                 },
             },
+            Self::Device { device, operation, source } => {
+                Self::Device { device: device.clone(), operation, source: source.clone() }
+            }
             other => Self::Internal(other.to_string()),
         }
     }

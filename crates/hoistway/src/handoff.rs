@@ -30,6 +30,11 @@ impl<T> Handoff<T> {
         lock(&self.receiver).recv().ok()
     }
 
+    /// The next item, if it is there.
+    pub(crate) fn try_next(&self) -> Option<T> {
+        lock(&self.receiver).try_recv().ok()
+    }
+
     /// No item is sent any more.
     pub(crate) fn close(&self) {
         *lock(&self.sender) = None;

@@ -172,7 +172,6 @@ fn faults_of_devices_are_typed_errors_and_leave_nothing() {
         (Fault::Pin, None),
         (Fault::Mark, Some(2)),
         (Fault::Queue, Some(1)),
-        (Fault::Queue, Some(3)),
         (Fault::Lose, Some(2)),
         (Fault::Copy, Some(1)),
         (Fault::Copy, Some(4)),

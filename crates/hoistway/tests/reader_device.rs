@@ -10,11 +10,11 @@ use common::{
     reading::{
         Kind, LONG, Place, TestFile, assert_all_hold, lanes, no_faults, prepare, range, reader, submit, until,
     },
-    stand_in::STAND_IN,
+    stand_in::{STAND_IN, Vendor},
 };
 use hoistway::{
     Carrier, DirectIo, Error, Route,
-    read::{Priority, ReadRequest, Target},
+    read::{Priority, ReadRequest, Reader, ReaderOptions, Target},
 };
 use hoistway_device::Device;
 use std::{thread, time::Duration};
@@ -153,7 +153,6 @@ fn faults_of_the_device_fail_reads_to_it_alone_and_leave_nothing() {
         (Fault::Pin, None),
         (Fault::Mark, Some(2)),
         (Fault::Queue, Some(1)),
-        (Fault::Queue, Some(3)),
         (Fault::Lose, Some(2)),
         (Fault::Copy, Some(1)),
         (Fault::Copy, Some(4)),
@@ -161,7 +160,7 @@ fn faults_of_the_device_fail_reads_to_it_alone_and_leave_nothing() {
     ]
     .map(|(fault, nth)| Harm::Any(fault, nth));
     let of_drivers =
-        ["cuEventCreate:3=2", "cuMemcpyHtoDAsync_v2:3=719", UNCERTAIN, "copy:*=710"].map(Harm::Driver);
+        ["cuEventCreate:3=2", "cuMemcpyHtoDAsync_v2:*=719", UNCERTAIN, "copy:*=710"].map(Harm::Driver);
     let before = Footprint::now();
     for played in devices.each() {
         let of_vendor = if played.vendor().is_some() { &of_drivers[..] } else { &[] };
@@ -267,4 +266,32 @@ fn a_reader_that_is_dropped_ends_what_copies_it_has_begun() {
         }
     }
     assert_nothing_left(&before);
+}
+
+#[test]
+fn short_copies_that_come_while_others_are_under_way_are_waited_for_together() {
+    let devices = Devices::take();
+    let file = TestFile::new(LEN as usize);
+    let _warm = prepare(&file, true);
+    for vendor in Vendor::ALL {
+        let script = no_faults();
+        // One thread makes the reads, and there is a slot for each.
+        let options = ReaderOptions::default().route(Route::Threads).in_flight(1).chunk_bytes(64 << 10);
+        let reader = Reader::new(&options.faults(script.clone())).unwrap();
+        let place = |number: u64| Place::new(Kind::Device(vendor.device(0), 3), range(number * 50_000, 5000));
+        let mut places: Vec<Place> = (0..5).map(place).collect();
+        let waits = || STAND_IN.count(&format!("calls.{}", vendor.symbol("cuEventSynchronize")));
+        let before = waits();
+        // No copy ends before the settings are taken back.
+        STAND_IN.configure("COPY_LATENCY_US=600000000");
+        let batch = submit(&reader, &file.open(), &mut places, Priority::Demand);
+        // Those before the last have been handed over then.
+        until("the last read to begin", || script.reads() == 5);
+        STAND_IN.reset();
+        batch.wait().unwrap();
+        let waits = waits() - before;
+        assert_all_hold(&file, &places, &batch);
+        assert!(waits <= 3, "{vendor:?}: {waits}: for the first, for three, and for the last");
+    }
+    drop(devices);
 }

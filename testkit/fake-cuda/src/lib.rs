@@ -18,6 +18,7 @@
 //! - **Streams** are threads, with no order between them but by events. The default stream, of which each context has one,
 //!   is the legacy one: in order with streams that were made without `CU_STREAM_NON_BLOCKING`. Pinned sources are read when the stream gets to them, pageable ones at once.
 //!   A copy to pageable memory returns when it is done.
+//!   Copies that one call gives to a stream are made in the opposite order, since there is none to count on.
 //! - **Errors in a stream** (out of bounds, no longer pinned, or asked for) make the context unusable. From
 //!   then on its calls report the error, copies, kernels and host functions don't run, and whatever ends or
 //!   frees something does so before it reports the error.

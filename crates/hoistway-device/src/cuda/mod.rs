@@ -57,6 +57,13 @@ functions! {
     }
     optional {
         device_luid = "cuDeviceGetLuid"(*mut [u8; 8], *mut c_uint, DeviceHandle);
+        copy_batch_13 = "cuMemcpyBatchAsync_v2"(
+            *mut DevicePointer, *mut DevicePointer, *mut usize, usize, *mut CopyAttributes, *mut usize, usize, Handle
+        );
+        copy_batch_12 = "cuMemcpyBatchAsync"(
+            *mut DevicePointer, *mut DevicePointer, *mut usize, usize, *mut CopyAttributes, *mut usize, usize,
+            *mut usize, Handle
+        );
     }
 }
 
@@ -74,6 +81,21 @@ impl Deref for Own {
         &self.functions
     }
 }
+
+/// `CUmemcpyAttributes`, of CUDA 12.8.
+#[repr(C)]
+pub(crate) struct CopyAttributes {
+    /// `CUmemcpySrcAccessOrder`.
+    source_order: c_int,
+    /// Types and numbers of places, for memory that has none of its own.
+    places: [c_int; 4],
+    flags: c_uint,
+}
+
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`.
+const IN_ORDER_OF_STREAM: c_int = 1;
+/// The first versions with a call for several copies, and with the one that says no more which copy was refused.
+const BATCHES_SINCE: [i32; 2] = [12_080, 13_000];
 
 /// `CUdevice_attribute`.
 #[derive(Clone, Copy)]
@@ -272,6 +294,33 @@ impl Vendor for Cuda {
         let mut popped = ptr::null_mut();
         // SAFETY: pushed by `enter` on this thread.
         unsafe { (driver.own.context_pop)(&mut popped) };
+    }
+
+    unsafe fn copy_batch(
+        driver: &Driver<Self>,
+        stream: Handle,
+        Batch { to, from, lens }: &mut Batch,
+    ) -> Option<(&'static str, ResultCode)> {
+        let mut attributes = CopyAttributes { source_order: IN_ORDER_OF_STREAM, places: [0; 4], flags: 0 };
+        // The attributes are those of all copies from the first on.
+        let (mut first, mut refused) = (0, 0);
+        let (to, from, lens, count) = (to.as_mut_ptr(), from.as_mut_ptr(), lens.as_mut_ptr(), lens.len());
+        let [since, since_13] = BATCHES_SINCE;
+        match (driver.own.copy_batch_12, driver.own.copy_batch_13) {
+            (_, Some(call)) if driver.version >= since_13 => {
+                // SAFETY: the caller vouches for the copies; the driver reads the arrays before it returns.
+                let code = unsafe { call(to, from, lens, count, &mut attributes, &mut first, 1, stream) };
+                Some(("cuMemcpyBatchAsync", code))
+            }
+            (Some(call), _) if driver.version >= since => {
+                // SAFETY: as above; it writes one number.
+                let code = unsafe {
+                    call(to, from, lens, count, &mut attributes, &mut first, 1, &mut refused, stream)
+                };
+                Some(("cuMemcpyBatchAsync", code))
+            }
+            _ => None,
+        }
     }
 
     fn owner_of(driver: &Driver<Self>, address: u64) -> Result<Option<u32>, Failed> {

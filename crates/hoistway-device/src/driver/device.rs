@@ -37,6 +37,8 @@ pub(crate) struct DriverDevice<V: Vendor> {
     pub(crate) info: DeviceInfo,
     pub(crate) uuid: [u8; 16],
     pub(super) kernels: KernelsOnce,
+    /// Whether the driver has refused to queue several copies by one call.
+    pub(super) has_no_batches: AtomicBool,
     /// Whether a call said that the device does nothing more.
     is_lost: AtomicBool,
     /// Memory whose release shows that all work has ended. It is there from the opening on: a device that is full has none when
@@ -136,8 +138,8 @@ impl<V: Vendor> DriverDevice<V> {
         let info = describe(driver, ordinal, handle)?;
         let uuid = uuid(driver, handle)?;
         let context = V::retain(driver, handle).map_err(|failed| driver.error(failed))?;
-        let (kernels, is_lost, fences) = Default::default();
-        Ok(Self { driver, handle, context, info, uuid, kernels, is_lost, fences })
+        let (kernels, has_no_batches, is_lost, fences) = Default::default();
+        Ok(Self { driver, handle, context, info, uuid, kernels, has_no_batches, is_lost, fences })
     }
 
     /// Makes the device current on this thread until the result is dropped; what was current comes back then.

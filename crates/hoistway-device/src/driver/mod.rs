@@ -28,7 +28,7 @@ use std::{
     time::{Duration, Instant},
 };
 use table::{
-    CAPTURE_RELAXED, DeviceHandle, Functions, Handle, OUT_OF_MEMORY, ResultCode, SUCCESS, Symbols,
+    Batch, CAPTURE_RELAXED, DeviceHandle, Functions, Handle, OUT_OF_MEMORY, ResultCode, SUCCESS, Symbols,
     is_not_now,
 };
 
@@ -136,6 +136,19 @@ pub(crate) trait Vendor: fmt::Debug + Sized + Send + Sync + 'static {
 
     /// Makes current what was before.
     fn leave(driver: &Driver<Self>, before: DeviceHandle);
+
+    /// Queues copies on a stream of the current device by one call, in no order with each other, and returns the name of the call and
+    /// its result. `None` if the driver has no such call.
+    ///
+    /// # Safety
+    /// That of [`Stream::queue`](crate::backend::Stream::queue), for copies of at least one byte each.
+    unsafe fn copy_batch(
+        _driver: &Driver<Self>,
+        _stream: Handle,
+        _batch: &mut Batch,
+    ) -> Option<(&'static str, ResultCode)> {
+        None
+    }
 
     /// The number of the device whose memory an address is in.
     fn owner_of(driver: &Driver<Self>, address: u64) -> Result<Option<u32>, Failed>;

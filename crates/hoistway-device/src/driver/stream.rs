@@ -5,15 +5,22 @@ use super::{
     Vendor,
     device::DriverDevice,
     table::{
-        CAPTURE_UNSUPPORTED, Copy2d, EVENT_QUIET, Handle, MEMORY_DEVICE, MEMORY_HOST, STREAM_NON_BLOCKING,
-        SUCCESS,
+        Batch, CAPTURE_UNSUPPORTED, Copy2d, EVENT_QUIET, Handle, MEMORY_DEVICE, MEMORY_HOST, NOT_SUPPORTED,
+        STREAM_NON_BLOCKING, SUCCESS,
     },
 };
 use crate::{
     Error, Fate, Result,
     backend::{Address, Event, Stream, Work},
 };
-use std::{ffi::c_void, ptr, sync::Arc};
+use std::{
+    ffi::c_void,
+    ptr,
+    sync::{Arc, atomic::Ordering},
+};
+
+/// Copies of one call.
+const MOST_COPIES: usize = 4096;
 
 /// A stream.
 #[derive(Debug)]
@@ -49,6 +56,51 @@ impl<V: Vendor> DriverStream<V> {
         let wait = &self.device.driver.functions.stream_wait_event;
         // SAFETY: the event lives; the stream is this one.
         self.device.call(operation, wait.name, || unsafe { (wait.call)(self.handle, event, 0) })
+    }
+
+    /// Queues copies of bytes in a row, which are in no order with each other, by as few calls as the driver allows.
+    ///
+    /// # Safety
+    /// As for [`Stream::queue`]; the device is current.
+    unsafe fn queue_copies(&self, copies: &[Work]) -> Result<()> {
+        // SAFETY: passed on.
+        let one_by_one = || copies.iter().try_for_each(|copy| unsafe { self.queue_one(copy) });
+        if copies.len() < 2 || self.device.has_no_batches.load(Ordering::Relaxed) {
+            return one_by_one();
+        }
+        for some in copies.chunks(MOST_COPIES) {
+            let mut batch = Batch::default();
+            for copy in some {
+                let &Work::Copy { from, to, len } = copy else { return one_by_one() };
+                if matches!((from, to), (Address::Host(_), Address::Host(_))) {
+                    return Err(no_device());
+                }
+                if len > 0 {
+                    batch.from.push(bare(from));
+                    batch.to.push(bare(to));
+                    batch.lens.push(len as usize);
+                }
+            }
+            if batch.lens.is_empty() {
+                continue;
+            }
+            let mut name = "";
+            let code = self.device.driver.repeat(|| {
+                // SAFETY: passed on; no copy is empty.
+                let called = unsafe { V::copy_batch(self.device.driver, self.handle, &mut batch) };
+                let (function, code) = called.unwrap_or((name, NOT_SUPPORTED));
+                name = function;
+                code
+            });
+            if code == NOT_SUPPORTED {
+                self.device.forget(code);
+                self.device.has_no_batches.store(true, Ordering::Relaxed);
+                // Nothing was queued: a driver refuses the first such call already.
+                return one_by_one();
+            }
+            self.device.check("copying to or from it", name, code)?;
+        }
+        Ok(())
     }
 
     /// # Safety
@@ -116,6 +168,14 @@ impl<V: Vendor> DriverStream<V> {
     }
 }
 
+/// Either memory's address, as drivers tell them apart.
+fn bare(address: Address) -> u64 {
+    match address {
+        Address::Host(start) => start.expose_provenance() as u64,
+        Address::Device(start) => start,
+    }
+}
+
 /// The type of a side of a copy of rows, and its place in host memory or the device's.
 fn side(address: Address) -> (u32, *mut c_void, u64) {
     match address {
@@ -131,8 +191,11 @@ fn no_device() -> Error {
 impl<V: Vendor> Stream for DriverStream<V> {
     unsafe fn queue(&self, work: &[Work]) -> Result<()> {
         let _entered = self.device.enter()?;
-        // SAFETY: passed on.
-        work.iter().try_for_each(|work| unsafe { self.queue_one(work) })
+        let is_copy = |work: &Work| matches!(work, Work::Copy { .. });
+        work.chunk_by(|one, next| is_copy(one) && is_copy(next)).try_for_each(|part| {
+            // SAFETY: passed on.
+            unsafe { self.queue_copies(part) }
+        })
     }
 
     unsafe fn wait_for(&self, stream: usize) -> Result<()> {

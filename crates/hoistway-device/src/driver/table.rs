@@ -19,6 +19,7 @@ pub(crate) const OUT_OF_MEMORY: ResultCode = 2;
 pub(crate) const INVALID_VALUE: ResultCode = 1;
 pub(crate) const INVALID_CONTEXT: ResultCode = 201;
 pub(crate) const NOT_READY: ResultCode = 600;
+pub(super) const NOT_SUPPORTED: ResultCode = 801;
 /// A stream is captured, which what was asked for does not go with.
 pub(super) const CAPTURE_UNSUPPORTED: ResultCode = 900;
 
@@ -64,6 +65,14 @@ pub(crate) struct Copy2d {
     pub(super) destination_pitch: usize,
     pub(super) width: usize,
     pub(super) height: usize,
+}
+
+/// Copies of bytes in a row, as drivers take them: addresses of the host are those of the device too.
+#[derive(Default)]
+pub(crate) struct Batch {
+    pub(crate) to: Vec<DevicePointer>,
+    pub(crate) from: Vec<DevicePointer>,
+    pub(crate) lens: Vec<usize>,
 }
 
 /// A function of a driver's, and its name there.

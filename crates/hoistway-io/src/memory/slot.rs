@@ -11,10 +11,12 @@ use crate::{
     sync::{Condvar, Mutex, MutexGuard},
     sys,
 };
-use hoistway_device::{Address, CopyStream, Device, DirectBuffer, ExternalMemory, ExternalSignal, Pinned};
+use hoistway_device::{
+    Address, CopyStream, Device, DirectBuffer, ExternalMemory, ExternalSignal, HostCopy, Pinned,
+};
 use std::{
     any::Any,
-    fmt,
+    fmt, mem,
     ptr::NonNull,
     slice,
     sync::{
@@ -52,6 +54,17 @@ pub enum SlotKind<'a> {
         /// The device.
         device: Option<&'a Arc<Device>>,
     },
+}
+
+/// Bytes of a device, and where they belong in a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DevicePart {
+    /// Where they begin in the slot.
+    pub offset: usize,
+    /// Where they begin in the memory of the device.
+    pub address: u64,
+    /// Length in bytes.
+    pub len: usize,
 }
 
 /// Host memory in slots of one length that another process writes to, so that its bytes are copied in and out.
@@ -528,6 +541,53 @@ impl Slot {
             }
             _ => None,
         }
+    }
+
+    /// Fills parts of the slot with bytes of a device, and waits for them. If copies may still be going on after an error, the slot is
+    /// set aside.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn read_from(mut self, copies: &CopyStream, parts: &[DevicePart]) -> Result<Self> {
+        self.pin()?;
+        let is_pinned = self.is_pinned_for(copies.device());
+        let bytes = self.as_mut_slice();
+        let outside = || Error::Internal("a part of a slot does not fit it".into());
+        let fits =
+            |part: &DevicePart| part.offset.checked_add(part.len).is_some_and(|end| end <= bytes.len());
+        if !parts.iter().all(fits) {
+            return Err(outside());
+        }
+        if is_pinned {
+            let start = bytes.as_mut_ptr().expose_provenance();
+            let copy = |part: &DevicePart| HostCopy {
+                host: start + part.offset,
+                device: part.address,
+                len: part.len,
+            };
+            let all: Vec<HostCopy> = parts.iter().map(copy).collect();
+            // SAFETY: the slot has these bytes alone, which stay where they are; they are pinned.
+            return Ok(unsafe { copies.fill(self, &all)? });
+        }
+        let (mut rest, mut start, mut pieces) = (bytes, 0, Vec::new());
+        for part in parts {
+            let skipped = part.offset.checked_sub(start).ok_or_else(outside)?;
+            let (piece, after) = rest.split_at_mut(skipped).1.split_at_mut(part.len);
+            pieces.push((part.address, piece));
+            (rest, start) = (after, part.offset + part.len);
+        }
+        copies.read_back_all(pieces)?;
+        Ok(self)
+    }
+
+    /// Whether this device, as all of its kind, reaches the slot without the driver's help.
+    fn is_pinned_for(&self, device: &Device) -> bool {
+        let pin = match &self.shared.memory {
+            SlotMemory::Host { pins, .. } => pins.get(self.index).and_then(|pin| pin.get()),
+            SlotMemory::Staging(staging) => staging.pinned(self.index),
+            _ => None,
+        };
+        pin.is_some_and(|pin| mem::discriminant(&pin.device().id()) == mem::discriminant(&device.id()))
     }
 
     /// Pins the slot, if its kind is pinned and it is not. Where the platform pins no memory, it stays as it is.

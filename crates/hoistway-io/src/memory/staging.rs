@@ -166,6 +166,11 @@ impl Staging {
     pub(super) fn pin(&self, slot: usize) -> hoistway_device::Result<()> {
         self.segments[self.places[slot].0].pin()
     }
+
+    /// What pins a slot, if it is pinned.
+    pub(super) fn pinned(&self, slot: usize) -> Option<&Pinned> {
+        self.segments[self.places[slot].0].pinned.get()
+    }
 }
 
 impl Drop for Staging {

@@ -19,7 +19,7 @@ pub(crate) use device::{DeviceArena, DeviceFill};
 pub use device::{DeviceBlock, LentMemory};
 #[cfg(target_os = "linux")]
 pub(crate) use hoistway_io::memory::PinnedView;
-pub(crate) use hoistway_io::memory::{Slot, SlotKind, Slots};
+pub(crate) use hoistway_io::memory::{DevicePart, Slot, SlotKind, Slots};
 pub use hoistway_io::sys::limits::MemoryLimit;
 #[cfg(feature = "objects")]
 pub(crate) use ledger::{Grant, Ledger};

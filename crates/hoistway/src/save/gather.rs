@@ -5,8 +5,12 @@ use super::{
     content::{TensorBytes, TensorData},
     plan::{Piece, PlannedFile},
 };
-use crate::{ByteRange, DeviceId, Error, Result, device::CopyStream};
-use std::collections::BTreeMap;
+use crate::{
+    ByteRange, DeviceId, Error, Result,
+    device::{CopyStream, Device},
+    memory::{DevicePart, Slot},
+};
+use std::{collections::BTreeMap, mem, sync::Arc};
 
 /// Queues of copies from the devices that tensors are on.
 #[derive(Debug)]
@@ -31,6 +35,14 @@ impl Devices {
         Ok(Self { queues })
     }
 
+    /// A device that staging memory may be pinned for, so that each of these copies to it; `None` if they are of several kinds.
+    pub(super) fn pinning(&self) -> Option<&Arc<Device>> {
+        let mut devices = self.queues.values().map(CopyStream::device);
+        let first = devices.next()?;
+        let kind = |device: &Arc<Device>| mem::discriminant(&device.id());
+        devices.all(|device| kind(device) == kind(first)).then_some(first)
+    }
+
     /// Fills `into` with the bytes of `range` of a file.
     pub(super) fn gather(
         &self,
@@ -39,27 +51,74 @@ impl Devices {
         range: ByteRange,
         into: &mut [u8],
     ) -> Result<()> {
+        let mut parts: BTreeMap<DeviceId, Vec<(u64, &mut [u8])>> = BTreeMap::new();
         let mut rest = into;
         for piece in plan.pieces(range) {
-            let len = match piece {
-                Piece::Header(header) => header.len(),
-                Piece::Tensor(_, part) => part.len() as usize,
-            };
-            let Some((place, after)) = rest.split_at_mut_checked(len) else { return Err(misfit()) };
+            let (place, after) = rest.split_at_mut_checked(piece.len()).ok_or_else(misfit)?;
             rest = after;
-            match piece {
-                Piece::Header(header) => place.copy_from_slice(header),
-                Piece::Tensor(tensor, part) => match &tensors[tensor].bytes {
-                    TensorBytes::Host(bytes) => place.copy_from_slice(host_part(bytes, part)?),
-                    TensorBytes::Device(bytes) => {
-                        let queue = self.queues.get(&bytes.device.id()).ok_or_else(misfit)?;
-                        queue.read_back(bytes.address + part.start(), place)?;
-                    }
-                },
+            match source(tensors, &piece)? {
+                Source::Host(bytes) => place.copy_from_slice(bytes),
+                Source::Device(device, address) => parts.entry(device).or_default().push((address, place)),
             }
         }
-        if rest.is_empty() { Ok(()) } else { Err(misfit()) }
+        if !rest.is_empty() {
+            return Err(misfit());
+        }
+        for (device, parts) in parts {
+            self.queue(device)?.read_back_all(parts)?;
+        }
+        Ok(())
     }
+
+    /// Fills the beginning of a slot with the bytes of `range` of a file.
+    pub(super) fn gather_in_slot(
+        &self,
+        plan: &PlannedFile,
+        tensors: &[TensorData<'_>],
+        range: ByteRange,
+        mut slot: Slot,
+    ) -> Result<Slot> {
+        let mut parts: BTreeMap<DeviceId, Vec<DevicePart>> = BTreeMap::new();
+        let bytes = slot.as_mut_slice();
+        let mut offset = 0;
+        for piece in plan.pieces(range) {
+            let len = piece.len();
+            match source(tensors, &piece)? {
+                Source::Host(host) => {
+                    bytes.get_mut(offset..offset + len).ok_or_else(misfit)?.copy_from_slice(host);
+                }
+                Source::Device(device, address) => {
+                    parts.entry(device).or_default().push(DevicePart { offset, address, len });
+                }
+            }
+            offset += len;
+        }
+        for (device, parts) in parts {
+            slot = slot.read_from(self.queue(device)?, &parts)?;
+        }
+        Ok(slot)
+    }
+
+    fn queue(&self, device: DeviceId) -> Result<&CopyStream> {
+        self.queues.get(&device).ok_or_else(misfit)
+    }
+}
+
+/// Where bytes of a file come from.
+enum Source<'a> {
+    Host(&'a [u8]),
+    /// The memory of a device, from this address on.
+    Device(DeviceId, u64),
+}
+
+fn source<'a>(tensors: &'a [TensorData<'_>], piece: &Piece<'a>) -> Result<Source<'a>> {
+    Ok(match piece {
+        Piece::Header(header) => Source::Host(header),
+        Piece::Tensor(tensor, part) => match &tensors[*tensor].bytes {
+            TensorBytes::Host(bytes) => Source::Host(host_part(bytes, *part)?),
+            TensorBytes::Device(bytes) => Source::Device(bytes.device.id(), bytes.address + part.start()),
+        },
+    })
 }
 
 /// A part of a tensor's bytes.

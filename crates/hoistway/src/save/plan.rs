@@ -42,6 +42,16 @@ pub(super) enum Piece<'a> {
     Tensor(usize, ByteRange),
 }
 
+impl Piece<'_> {
+    /// Length in bytes.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Header(header) => header.len(),
+            Self::Tensor(_, part) => part.len() as usize,
+        }
+    }
+}
+
 impl PlannedFile {
     /// The file of the `chosen` of these tensors, which were checked, and have these lengths. Tensors are ordered as
     /// the reference implementation does it: wide types first, then by name.

@@ -158,7 +158,11 @@ impl<'a> Writing<'a> {
         // Writes wait more than they compute, and a few in flight keep a drive busy.
         let threads = self.options.threads.unwrap_or_else(|| (2 * parallel::cores()).clamp(4, 16));
         let threads = threads.min(steps);
-        let slots = Slots::new(threads, EXTENT_BYTES as usize, SlotKind::Host)?;
+        let kind = match self.devices.pinning() {
+            Some(device) => SlotKind::Pinned(device, device.info().numa_node),
+            None => SlotKind::Host,
+        };
+        let slots = Slots::new(threads, EXTENT_BYTES as usize, kind)?;
         let serve = || {
             let service =
                 Service { queues: &[FILES], limit: InFlightLimit::fixed(1), patience: Patience::UntilOver };
@@ -319,18 +323,13 @@ impl<'a> Writing<'a> {
         slots: &Slots,
         slot: &'s mut Option<Slot>,
     ) -> Result<&'s [u8]> {
-        let len = extent.len() as usize;
-        let is_new = slot.is_none();
-        if is_new {
-            *slot = slots.take();
-        }
-        let Some(slot) = slot else { return Err(misfit()) };
-        let bytes = slot.as_mut_slice().get_mut(..len).ok_or_else(misfit)?;
-        if is_new {
-            self.devices.gather(&target.plan, self.tensors, extent, bytes)?;
+        if slot.is_none() {
+            let free = slots.take().ok_or_else(misfit)?;
+            *slot = Some(self.devices.gather_in_slot(&target.plan, self.tensors, extent, free)?);
             self.staged_bytes.fetch_add(extent.len(), Ordering::Relaxed);
         }
-        Ok(bytes)
+        let slot = slot.as_mut().ok_or_else(misfit)?;
+        slot.as_mut_slice().get(..extent.len() as usize).ok_or_else(misfit)
     }
 }
 

@@ -10,6 +10,7 @@ use crate::{
     plan::{Plan, Transfer},
 };
 use std::{
+    collections::VecDeque,
     mem,
     sync::{
         Arc,
@@ -18,24 +19,53 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Copies of fewer bytes are short: the default chunk is not.
+const SHORT_BYTES: u64 = 4 << 20;
+
 /// Copies to one device on one stream.
 #[derive(Debug)]
 pub(crate) struct DeviceLine {
     /// Copies that were queued, oldest first. Dropped before everything that they use.
     sent: Arc<Handoff<Sent>>,
     scratch: Option<Arc<ScratchMemory>>,
-    queue: CopyStream,
+    queue: Arc<CopyStream>,
     /// Whether the thread that queues copies also waits for them.
     is_inline: bool,
-    copies: AtomicU64,
-    waited: Arc<AtomicU64>,
+    counts: Arc<Counts>,
 }
 
-/// Copies of one slot. The slot is free again when they are done.
+#[derive(Debug, Default)]
+struct Counts {
+    /// Copies and kernels that were queued.
+    copies: AtomicU64,
+    /// Nanoseconds that a thread waited for copies.
+    waited: AtomicU64,
+    /// Slots that the waiter has not ended.
+    with_waiter: AtomicU64,
+}
+
+/// What the waiter is given.
 #[derive(Debug)]
-struct Sent {
-    copying: InUse<Copied>,
-    // After the slot, which is free when a read ends.
+enum Sent {
+    Queued(Copying),
+    /// The waiter queues it with others: to queue copies and to wait for them takes longer than the copies of a short slot.
+    Unqueued(Unqueued),
+}
+
+/// Slots that are copied together, and the reads that end then. The slots are free again when the copies are done.
+#[derive(Debug)]
+struct Copying {
+    slots: InUse<Vec<Copied>>,
+    // After the slots, which are free when a read ends.
+    reads: Vec<InCopy>,
+}
+
+/// A slot whose copies are yet to be queued.
+#[derive(Debug)]
+struct Unqueued {
+    copied: Copied,
+    transfers: Vec<Transfer>,
+    addresses: Vec<u64>,
     read: InCopy,
 }
 
@@ -64,7 +94,8 @@ struct ScratchMemory {
 /// Waits for the copies of a line.
 pub(crate) struct Waiter {
     sent: Arc<Handoff<Sent>>,
-    waited: Arc<AtomicU64>,
+    queue: Arc<CopyStream>,
+    counts: Arc<Counts>,
 }
 
 /// What a plan needs for each slot.
@@ -111,8 +142,7 @@ impl DeviceLine {
             0 => None,
             _ => Some(Arc::new(ScratchMemory::new(&queue, counts, needs)?)),
         };
-        let (sent, copies, waited) = (Arc::default(), AtomicU64::new(0), Arc::default());
-        Ok(Self { sent, scratch, queue, is_inline, copies, waited })
+        Ok(Self { sent: Arc::default(), scratch, queue: Arc::new(queue), is_inline, counts: Arc::default() })
     }
 
     /// The stream of the copies.
@@ -139,12 +169,12 @@ impl DeviceLine {
 
     /// Copies and kernels that were queued.
     pub(crate) fn copies(&self) -> u64 {
-        self.copies.load(Ordering::Relaxed)
+        self.counts.copies.load(Ordering::Relaxed)
     }
 
     /// How long a thread waited for copies.
     pub(crate) fn waited(&self) -> Duration {
-        Duration::from_nanos(self.waited.load(Ordering::Relaxed))
+        Duration::from_nanos(self.counts.waited.load(Ordering::Relaxed))
     }
 
     /// Copies the bytes of a slot to arenas at `addresses`, and ends the read then: at once, or by the line's [`Waiter`]. `arenas` are
@@ -160,16 +190,33 @@ impl DeviceLine {
         (addresses, arenas): (&[u64], Vec<Arc<DeviceArena>>),
         read: InCopy,
     ) {
+        let with_waiter = &self.counts.with_waiter;
+        if !self.is_inline && with_waiter.load(Ordering::Relaxed) > 0 && self.is_short(transfers) {
+            with_waiter.fetch_add(1, Ordering::Relaxed);
+            let copied = Copied { table: None, slot, _scratch: None, _arenas: arenas };
+            let (transfers, addresses) = (transfers.to_vec(), addresses.to_vec());
+            return self.sent.send(Sent::Unqueued(Unqueued { copied, transfers, addresses, read }));
+        }
         // SAFETY: the same contract.
         match unsafe { self.copy(slot, transfers, addresses, arenas) } {
             Err(error) => read.end(Err(error)),
-            Ok(copying) if self.is_inline => {
-                let result = wait(&copying, &self.waited);
-                drop(copying);
-                read.end(result);
+            Ok(slots) if self.is_inline => Copying { slots, reads: vec![read] }.end(&self.counts),
+            Ok(slots) => {
+                with_waiter.fetch_add(1, Ordering::Relaxed);
+                self.sent.send(Sent::Queued(Copying { slots, reads: vec![read] }));
             }
-            Ok(copying) => self.sent.send(Sent { copying, read }),
         }
+    }
+
+    /// Whether copies of a slot are so short that it pays to queue them with those of others. Kernels have memory for one slot.
+    fn is_short(&self, transfers: &[Transfer]) -> bool {
+        let len = |transfer: &Transfer| match *transfer {
+            Transfer::Linear { len, .. } => len,
+            Transfer::Pitched { width, height, .. } => width.saturating_mul(height),
+            Transfer::Converted { .. } => u64::MAX,
+        };
+        let needs_kernels = || self.queue.device().table_bytes(transfers).map_or(true, |bytes| bytes > 0);
+        transfers.iter().map(len).fold(0, u64::saturating_add) < SHORT_BYTES && !needs_kernels()
     }
 
     /// # Safety
@@ -180,7 +227,7 @@ impl DeviceLine {
         transfers: &[Transfer],
         addresses: &[u64],
         arenas: Vec<Arc<DeviceArena>>,
-    ) -> Result<InUse<Copied>> {
+    ) -> Result<InUse<Vec<Copied>>> {
         let table = match &self.scratch {
             Some(scratch) if self.queue.device().table_bytes(transfers)? > 0 => {
                 Some(scratch.take_table(&slot)?)
@@ -203,13 +250,13 @@ impl DeviceLine {
                 (None, _) => transfers.chunks(CopyStream::MAX_COPIES).map(|few| transfer(few, None)).sum(),
             }
         });
-        let queued = queued.map(|operations| _ = self.copies.fetch_add(operations, Ordering::Relaxed));
-        Ok(self.queue.keep(copied, queued)?)
+        let queued = queued.map(|operations| _ = self.counts.copies.fetch_add(operations, Ordering::Relaxed));
+        Ok(self.queue.keep(vec![copied], queued)?)
     }
 
     /// What a thread waits for the copies with.
     pub(crate) fn waiter(&self) -> Waiter {
-        Waiter { sent: self.sent.clone(), waited: self.waited.clone() }
+        Waiter { sent: self.sent.clone(), queue: self.queue.clone(), counts: self.counts.clone() }
     }
 
     /// Nothing is sent any more.
@@ -219,14 +266,52 @@ impl DeviceLine {
 }
 
 impl Waiter {
-    /// Waits for copies, one after the other, until the line is closed or gone and none is left, and ends
-    /// their reads. Calls `then` after each with the time that was waited in all.
+    /// Waits for copies, the oldest first, until the line is closed or gone and none is left, and ends their reads. Queues those
+    /// that were not queued before it waits: all that have come in the meantime. Calls `then` after each wait with the time that was
+    /// waited in all.
     pub(crate) fn serve(&self, mut then: impl FnMut(Duration)) {
-        while let Some(Sent { copying, read }) = self.sent.next() {
-            let result = wait(&copying, &self.waited);
-            drop(copying);
-            read.end(result);
-            then(Duration::from_nanos(self.waited.load(Ordering::Relaxed)));
+        let mut under_way = VecDeque::new();
+        loop {
+            let mut next = if under_way.is_empty() { self.sent.next() } else { self.sent.try_next() };
+            if next.is_none() && under_way.is_empty() {
+                return;
+            }
+            let mut unqueued = Vec::new();
+            while let Some(sent) = next {
+                match sent {
+                    Sent::Queued(copying) => under_way.push_back(copying),
+                    Sent::Unqueued(one) => unqueued.push(one),
+                }
+                next = self.sent.try_next();
+            }
+            under_way.extend(self.queue_together(unqueued));
+            if let Some(oldest) = under_way.pop_front() {
+                let count = oldest.reads.len();
+                oldest.end(&self.counts);
+                self.counts.with_waiter.fetch_sub(count as u64, Ordering::Relaxed);
+                then(Duration::from_nanos(self.counts.waited.load(Ordering::Relaxed)));
+            }
+        }
+    }
+
+    /// Queues the copies of slots. `None` if there are none, or their reads have failed.
+    fn queue_together(&self, unqueued: Vec<Unqueued>) -> Option<Copying> {
+        if unqueued.is_empty() {
+            return None;
+        }
+        let sources = unqueued.iter().map(|one| (one.copied.slot.source(), &*one.transfers, &*one.addresses));
+        let in_order = unqueued.iter().try_for_each(|one| one.copied.slot.order(&self.queue));
+        // SAFETY: by the contract of `DeviceLine::send`, until the reads end; what the work uses is kept until it is over.
+        let queued = in_order.and_then(|()| unsafe { self.queue.transfer_all(sources) });
+        let queued = queued.map(|copies| _ = self.counts.copies.fetch_add(copies, Ordering::Relaxed));
+        let (slots, reads): (Vec<_>, Vec<_>) = unqueued.into_iter().map(|one| (one.copied, one.read)).unzip();
+        match self.queue.keep(slots, queued) {
+            Ok(slots) => Some(Copying { slots, reads }),
+            Err(error) => {
+                self.counts.with_waiter.fetch_sub(reads.len() as u64, Ordering::Relaxed);
+                end_all(reads, Err(error.into()));
+                None
+            }
         }
     }
 }
@@ -241,12 +326,27 @@ impl Drop for Waiter {
     }
 }
 
-fn wait(copying: &InUse<Copied>, waited: &AtomicU64) -> Result<()> {
-    let since = Instant::now();
-    let result = copying.wait().result();
-    let nanoseconds = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    waited.fetch_add(nanoseconds, Ordering::Relaxed);
-    Ok(result?)
+impl Copying {
+    /// Waits for the copies, and ends the reads.
+    fn end(self, counts: &Counts) {
+        let Self { slots, reads } = self;
+        let since = Instant::now();
+        let result = slots.wait().result();
+        let nanoseconds = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        counts.waited.fetch_add(nanoseconds, Ordering::Relaxed);
+        drop(slots);
+        end_all(reads, result.map_err(Error::from));
+    }
+}
+
+fn end_all(mut reads: Vec<InCopy>, result: Result<()>) {
+    let last = reads.pop();
+    for read in reads {
+        read.end(result.as_ref().map_err(Error::copied).copied());
+    }
+    if let Some(last) = last {
+        last.end(result);
+    }
 }
 
 impl Drop for DeviceLine {

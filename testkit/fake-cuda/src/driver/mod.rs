@@ -1,6 +1,7 @@
 //! The functions of `libcuda.so.1`, with the signatures of `cuda.h`. What they do is in functions that `hip` has, too.
 #![allow(non_snake_case)]
 
+mod batch;
 mod context;
 pub(crate) mod copy;
 pub(crate) mod device;

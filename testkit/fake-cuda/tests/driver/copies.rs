@@ -202,3 +202,61 @@ fn a_trace_tells_when_copies_ran() {
         assert!(end - begin >= 2_000_000, "{line}");
     }
 }
+
+/// Copies with these attributes, of which one applies from each of `firsts` on.
+fn batch(
+    session: &Session,
+    copies: &[(u64, u64, usize)],
+    firsts: &[usize],
+    order: i32,
+    stream: usize,
+) -> [i32; 2] {
+    let to: Vec<u64> = copies.iter().map(|copy| copy.0).collect();
+    let from: Vec<u64> = copies.iter().map(|copy| copy.1).collect();
+    let sizes: Vec<usize> = copies.iter().map(|copy| copy.2).collect();
+    let attributes = vec![[order, 0, 0, 0, 0, 0]; firsts.len()];
+    let (to, from, sizes, count) = (to.as_ptr(), from.as_ptr(), sizes.as_ptr(), copies.len());
+    let (attributes, firsts, kinds) = (attributes.as_ptr(), firsts.as_ptr(), firsts.len());
+    let mut refused = 0;
+    [
+        session.cuMemcpyBatchAsync(to, from, sizes, count, attributes, firsts, kinds, &mut refused, stream),
+        session.cuMemcpyBatchAsync_v2(to, from, sizes, count, attributes, firsts, kinds, stream),
+    ]
+}
+
+#[test]
+fn one_call_makes_several_copies_either_way() {
+    let session = Session::new();
+    let (stream, bytes) = (session.stream(), pattern(3000));
+    let (pinned, back) = (session.pinned(&bytes), session.pinned(&[0; 3000]));
+    let device = session.allocate(3000);
+    let [host, back_at] = [pinned.as_ptr() as u64, back.as_ptr() as u64];
+    let copies = session.count("copies");
+    assert_eq!(
+        batch(&session, &[(device, host, 1000), (device + 1000, host + 1000, 2000)], &[0], 1, stream),
+        [0; 2]
+    );
+    assert_eq!(
+        batch(&session, &[(back_at + 10, device + 10, 90), (back_at, device, 10)], &[0, 1], 3, stream),
+        [0; 2]
+    );
+    assert_eq!(session.cuStreamSynchronize(stream), 0);
+    assert!(session.download(device, 3000) == bytes);
+    assert!(back[..100] == bytes[..100] && back[100..].iter().all(|byte| *byte == 0));
+    assert_eq!(session.count("copies"), copies + 9, "four each way, and the download");
+}
+
+#[test]
+fn a_batch_that_makes_no_sense_is_refused() {
+    let session = Session::new();
+    let (stream, pinned) = (session.stream(), session.pinned(&[1; 100]));
+    let (to, from) = (session.allocate(100), pinned.as_ptr() as u64);
+    let good = [(to, from, 10), (to + 10, from + 10, 10)];
+    assert_eq!(batch(&session, &good, &[0], 1, 0), [1; 2], "the default stream");
+    assert_eq!(batch(&session, &good, &[0], 0, stream), [1; 2], "no order");
+    assert_eq!(batch(&session, &good, &[], 1, stream), [1; 2], "no attributes");
+    assert_eq!(batch(&session, &good, &[1], 1, stream), [1; 2], "a copy without attributes");
+    assert_eq!(batch(&session, &good, &[0, 2], 1, stream), [1; 2], "attributes without a copy");
+    assert_eq!(batch(&session, &[], &[0], 1, stream), [1; 2], "no copies");
+    assert_eq!(batch(&session, &[good[0], (to, from, 0)], &[0], 1, stream), [1; 2], "an empty copy");
+}

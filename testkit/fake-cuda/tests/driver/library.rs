@@ -107,6 +107,14 @@ functions! {
     cuMemcpyDtoH_v2(destination: *mut u8, source: u64, bytes: usize) -> i32;
     cuMemcpy2DAsync_v2(parameters: *const Memcpy2D, stream: usize) -> i32;
     cuMemsetD8Async(address: u64, value: u8, bytes: usize, stream: usize) -> i32;
+    cuMemcpyBatchAsync(
+        to: *const u64, from: *const u64, sizes: *const usize, count: usize, attributes: *const [i32; 6],
+        firsts: *const usize, attribute_count: usize, refused: *mut usize, stream: usize
+    ) -> i32;
+    cuMemcpyBatchAsync_v2(
+        to: *const u64, from: *const u64, sizes: *const usize, count: usize, attributes: *const [i32; 6],
+        firsts: *const usize, attribute_count: usize, stream: usize
+    ) -> i32;
     cuModuleLoadData(module: *mut usize, image: *const c_char) -> i32;
     cuModuleUnload(module: usize) -> i32;
     cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char) -> i32;
