@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from gpu.data import Model, copy_in_memory
 from gpu.environment import Environment
 from gpu.loaders import LOADERS
 from gpu.process import Child, ChildError, Deadline
+from gpu.uses import USES
 
 PEERS = ("safetensors", "fastsafetensors", "runai", "instanttensor")
 BUFFERED_PEERS = ("fastsafetensors_buffered", "runai_buffered", "instanttensor_buffered")
@@ -37,6 +40,8 @@ class Case:
 
 
 COPIES = (("slots",), ("buffer",), ("cache",))
+# In how many processes a use is measured, if the first time in a process is what counts.
+PROCESSES = {"first_load": 3, "conversion": 2}
 CASES = (
     Case(
         "warm",
@@ -73,13 +78,19 @@ class Benchmark:
     """The measurements of a run, and what of them is done."""
 
     def __init__(
-        self, environment: Environment, work: Path, model: Model, deadline: Deadline, why_no_torch: str | None
+        self,
+        environment: Environment,
+        work: Path,
+        models: tuple[Model, Model | None],
+        deadline: Deadline,
+        why_no_torch: str | None,
     ) -> None:
+        model, large = models
         self._environment = environment
         self._work = work
         self._deadline = deadline
         self._why_no_torch = why_no_torch
-        self._model = model
+        self._model, self._large = model, large
         self._paths = {"drive": (model.paths, model.tiny)}
         self._seconds: dict[tuple[str, str], float] = {}
         self.document: dict[str, Any] = {
@@ -95,6 +106,7 @@ class Benchmark:
                 for loader in LOADERS.values()
             },
             "results": [],
+            "uses": {},
             "unavailable": {case.name: {} for case in CASES},
             "skipped": [],
         }
@@ -117,6 +129,10 @@ class Benchmark:
             for case in CASES:
                 self._run_case(case, turn)
                 after_round()
+            if turn == 0:
+                for use in USES:
+                    self._run_use(use)
+                    after_round()
 
     def failures(self) -> list[str]:
         """What hoistway did not load, or not rightly."""
@@ -125,6 +141,9 @@ class Benchmark:
             for result in self.document["results"]
             if result.get("is_right") is False and self.document["loaders"][result["loader"]]["is_ours"]
         ]
+        found += [
+            f"{use}: {told['error']}" for use, told in self.document["uses"].items() if told["is_failure"]
+        ]
         for case, reasons in self.document["unavailable"].items():
             found += [
                 f"{case}: {name}: {reason['reason']}"
@@ -132,6 +151,40 @@ class Benchmark:
                 if reason["is_failure"] and name.startswith("hoistway")
             ]
         return found
+
+    def _run_use(self, use: str) -> None:
+        """Measures a use of hoistway beside what it is held against."""
+        told: dict[str, Any] = {"sides": {}, "error": None, "is_failure": False}
+        self.document["uses"][use] = told
+        model = self._large if use == "large_model" else self._model
+        if model is None:
+            told["error"] = "there is too little memory or room on the disk for a model of twice the size"
+        for _ in range(PROCESSES.get(use, 1)):
+            if told["error"] is not None:
+                break
+            if self._deadline.left() < LEAST_SECONDS:
+                told["error"] = "no time was left"
+                break
+            files.make_warm(model.paths)
+            folder = Path(tempfile.mkdtemp(prefix="uses-", dir=Path(model.tiny).parent))
+            command = ["-m", "gpu.uses", use, "--folder", str(folder)]
+            command += [] if self._why_no_torch else ["--torch"]
+            child = Child(self._environment, self._work, *command, *model.paths)
+            try:
+                answer = child.answer(min(LOAD_SECONDS, self._deadline.left()))
+            except ChildError as error:
+                answer = {"error": str(error), "is_failure": self._deadline.left() > 0}
+            finally:
+                child.end(patience=20)
+                shutil.rmtree(folder, ignore_errors=True)
+            for side, measured in answer.pop("sides", {}).items():
+                told["sides"].setdefault(side, []).extend(measured)
+            told |= answer
+        for side, measured in told["sides"].items():
+            speeds = ", ".join(f"{each['bytes'] / each['seconds'] / 1e9:.2f}" for each in measured)
+            print(f"{use:<16} {side:<26} {speeds} GB/s", flush=True)
+        if told["error"] is not None:
+            print(f"{use:<16} not measured: {told['error']}", flush=True)
 
     def _run_case(self, case: Case, turn: int) -> None:
         if case.state == "memory" and self._memory is None:

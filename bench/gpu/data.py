@@ -86,6 +86,11 @@ def place(asked: Path | None, default: Path, needed: int) -> Place:
     return Place(Path(tempfile.mkdtemp(prefix="hoistway-gpu-", dir=largest)), is_ours=True)
 
 
+def has_room_for(folder: Path, size: int, device_bytes: int) -> bool:
+    """Whether another model of that size fits the disk, the page cache beside all others, and the device."""
+    return _free_bytes(folder) > 2 * size and _memory_available() > 3 * size and device_bytes > 1.2 * size
+
+
 def copy_in_memory(model_paths: list[str], tiny: str, needed: int) -> tuple[Place | None, str]:
     """A copy of the files in a file system in memory; or none, and why."""
     available = _memory_available()

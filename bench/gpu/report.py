@@ -69,12 +69,11 @@ def _correctness(checks: list[dict[str, Any]]) -> list[str]:
 def _benchmark(benchmark: dict[str, Any], is_stand_in: bool) -> list[str]:
     lines = ["## Targets", ""]
     judged = targets.judged(benchmark)
-    if is_stand_in:
-        lines += ["Not judged: stand-in driver.", ""]
-    else:
-        lines += ["| | target | measured | |", "|---|---|---|---|"]
-        lines += [f"| {row.what} | {row.wanted} | {row.measured} | {_cell(row.verdict)} |" for row in judged]
-        lines.append("")
+    lines += ["| | goal | measured | |", "|---|---|---|---|"]
+    for row in judged:
+        verdict = "not judged" if is_stand_in and row.measured else _cell(row.verdict)
+        lines.append(f"| {row.what} | {row.wanted} | {_cell(row.measured)} | {verdict} |")
+    lines.append("")
     lines += [
         "Medians of the rounds, with the fastest and slowest. Ratios to limits compare medians; `ours is faster` is",
         "the median over rounds of a loader's seconds by those of hoistway in the same round; a peer counts for the",

@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpu import correctness, environment, report
+from gpu import correctness, environment, report, targets
 from gpu.benchmark import Benchmark
-from gpu.data import Model, Place, parsed_bytes, place
+from gpu.data import Model, Place, has_room_for, parsed_bytes, place
 from gpu.driver import VENDORS
 from gpu.machine import told_by
 from gpu.process import Child, ChildError, Deadline
@@ -47,7 +47,7 @@ def main() -> int:
             return no_gpu(f"the driver is a stand-in ({gpu['name']}), which --stand-in allows")
         if not arguments.installed:
             own = environment.of_wheels(arguments.wheels, work, arguments.stand_in)
-        home = place(arguments.data, BENCH / "data", 2 * arguments.bytes)
+        home = place(arguments.data, BENCH / "data", 4 * arguments.bytes)
         places.append(home)
         machine = described(own, work, str(home.path))
         machine["commit"] = commit(arguments.wheels)
@@ -115,6 +115,8 @@ def run(
     failures = []
     # Made while the checks run, which are not timed.
     model = Model(home, arguments.bytes) if arguments.only != "correctness" else None
+    has_room = has_room_for(home, 2 * arguments.bytes, machine["gpu"]["memory_bytes"])
+    large = Model(home, 2 * arguments.bytes) if model is not None and has_room else None
     if arguments.only != "benchmark":
         folder = Path(tempfile.mkdtemp(prefix="checks-", dir=home))
         checks = correctness.Checks(own, work, folder, deadline, has_torch=machine["torch"] is None)
@@ -126,13 +128,15 @@ def run(
         failures += [check["name"] for check in checks.done if check["outcome"] == "fail"]
         write(document, arguments.output)
     if model is not None:
-        benchmark = Benchmark(own, work, model, deadline, machine["torch"])
+        benchmark = Benchmark(own, work, (model, large), deadline, machine["torch"])
         document["benchmark"] = benchmark.document
         try:
             benchmark.run(arguments.rounds, lambda: write(document, arguments.output))
         finally:
             benchmark.close()
         failures += benchmark.failures()
+        for line in targets.judged(benchmark.document):
+            print(line.text(is_judged=not arguments.stand_in))
     print(f"results are in {arguments.output}/gpu.md and gpu.json")
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
