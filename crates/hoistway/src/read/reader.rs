@@ -260,12 +260,15 @@ impl Reader {
             let reason = "it has no addresses of its own: give a pointer of the host";
             return Err(Error::invalid_option("device", device, reason));
         }
-        // Dropped after the lock is given back, as that calls the driver.
-        let _lost;
-        let mut lines = lock(&self.shared.lines);
         // A device that is lost is opened anew once nothing uses it. The reader alone holds the line, which ends with its copies.
-        let is_lost = lines.get(&device).is_some_and(|line| line.is_lost());
-        _lost = if is_lost { lines.remove(&device) } else { None };
+        let lost = {
+            let mut lines = lock(&self.shared.lines);
+            let is_lost = lines.get(&device).is_some_and(|line| line.is_lost());
+            if is_lost { lines.remove(&device) } else { None }
+        };
+        // That calls the driver.
+        drop(lost);
+        let mut lines = lock(&self.shared.lines);
         if let Some(line) = lines.get(&device) {
             return Ok(line.clone());
         }
