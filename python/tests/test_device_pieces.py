@@ -134,14 +134,15 @@ def assert_blocks_are_copied_together(folder: Path, stand_in: StandIn, version: 
         assert memory.tobytes() == content.tobytes()
 
 
+@pytest.mark.parametrize("refusal", [801, 1])
 def test_a_driver_that_refuses_several_copies_by_one_call_is_given_them_one_by_one(
-    model: Path, tensors: dict[str, np.ndarray], stand_in: StandIn
+    model: Path, tensors: dict[str, np.ndarray], stand_in: StandIn, refusal: int
 ) -> None:
     loaded = dict(hoistway.load_file(model, "cuda", framework="raw"))
     # In any order, so that they lie at no regular distance.
     names = random.Random(0).sample(sorted(loaded), COUNT)
     parts = {f"{number:04}": loaded[name] for number, name in enumerate(names)}
-    stand_in.library.fake_cuda_configure(b"FAULTS=cuMemcpyBatchAsync:*=801")
+    stand_in.library.fake_cuda_configure(f"FAULTS=cuMemcpyBatchAsync:*={refusal}".encode())
     before = stand_in.count("calls.cuMemcpyBatchAsync")
     saved = model.with_name("saved.safetensors")
     hoistway.save_file(parts, saved)

@@ -5,8 +5,8 @@ use super::{
     Vendor,
     device::DriverDevice,
     table::{
-        Batch, CAPTURE_UNSUPPORTED, Copy2d, EVENT_QUIET, Handle, MEMORY_DEVICE, MEMORY_HOST, NOT_SUPPORTED,
-        STREAM_NON_BLOCKING, SUCCESS,
+        Batch, CAPTURE_UNSUPPORTED, Copy2d, EVENT_QUIET, Handle, INVALID_VALUE, MEMORY_DEVICE, MEMORY_HOST,
+        NOT_SUPPORTED, STREAM_NON_BLOCKING, SUCCESS,
     },
 };
 use crate::{
@@ -92,11 +92,12 @@ impl<V: Vendor> DriverStream<V> {
                 name = function;
                 code
             });
-            if code == NOT_SUPPORTED {
+            if matches!(code, NOT_SUPPORTED | INVALID_VALUE) {
                 self.device.forget(code);
+                // What was queued is copied again, which changes nothing. An address that is not valid is an error of that copy.
+                one_by_one()?;
                 self.device.has_no_batches.store(true, Ordering::Relaxed);
-                // Nothing was queued: a driver refuses the first such call already.
-                return one_by_one();
+                return Ok(());
             }
             self.device.check("copying to or from it", name, code)?;
         }
