@@ -130,6 +130,9 @@ pub(super) struct Monitor<I: Io> {
     io: I,
 }
 
+/// A request, and the rooms of its units if all of them are resident.
+pub(super) type Requested<R> = (RequestId, Option<Vec<R>>);
+
 /// The state that the store's lock guards.
 pub(super) struct StoreState<I: Io> {
     pub(super) ledger: Ledger<I::Failure>,
@@ -203,13 +206,12 @@ impl<I: Io> Monitor<I> {
         self.change_and_look(change, |result, _| result)
     }
 
-    /// Requests units by a change of the ledger. Returns the request, and the rooms of `units` if all of them are resident: a
-    /// request that misses nothing has its lease by one pass.
+    /// Requests `units` by a change of the ledger. A request that misses nothing has its rooms by one pass.
     pub(super) fn request<E>(
         &self,
         units: &[usize],
         request: impl FnOnce(&mut Ledger<I::Failure>, &mut Vec<Command>) -> Result<RequestId, E>,
-    ) -> Result<(RequestId, Option<Vec<I::Room>>), E> {
+    ) -> Result<Requested<I::Room>, E> {
         self.change_and_look(request, |made, state| {
             let id = made?;
             let is_ready = matches!(state.ledger.status(id), Status::Ready);

@@ -133,7 +133,8 @@ fn reads_to_a_place_of_the_callers_come_after_the_stream_that_its_lease_was_rele
     let copies = || STAND_IN.count("calls.cuMemcpyHtoDAsync_v2");
     let before = copies();
     let ticket = store.ensure_async(0, &[1]).unwrap();
-    until("the copies of the next expert", || copies() >= before + expert(1).parts().len() as u64);
+    // The other parts are queued once this one is copied.
+    until("a copy of the next expert", || copies() > before);
     open(&gate);
     let lease = ticket.wait().unwrap();
     model.assert_holds(&lease);
