@@ -14,7 +14,6 @@ use std::{collections::HashMap, path::Path};
 
 fuzz_target!(|input: (bool, u16, &[u8])| {
     let (is_gguf, data_len, header) = input;
-    // No file has this name, so no `config.json` lies beside it.
     let path = Path::new("/nonexistent/model");
     let catalog = if is_gguf {
         let file = [header, &vec![0; data_len.into()]].concat();
@@ -26,7 +25,7 @@ fuzz_target!(|input: (bool, u16, &[u8])| {
         Catalog::from_header(path, len, parsed)
     };
     let catalog = catalog.expect("the catalog is valid");
-    let experts = match ExpertCatalog::of_catalog(&catalog, Some(2)) {
+    let experts = match ExpertCatalog::of_catalog(&catalog, 2) {
         Ok(experts) => experts,
         Err(Error::InvalidExperts { tensor, .. }) => {
             assert!(catalog.find(&tensor).is_some(), "'{tensor}' is no tensor");

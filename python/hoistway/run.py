@@ -69,7 +69,8 @@ def main(arguments: list[str]) -> NoReturn:
         arguments = arguments[1:]
     command = arguments[1:] if arguments[:1] == ["--"] else arguments
     if not command:
-        raise SystemExit(USAGE)
+        print(USAGE, file=sys.stderr)
+        raise SystemExit(2)
     # Windows names scripts among programs, and starts none by its name.
     if command[0].endswith(".py") and (sys.platform == "win32" or shutil.which(command[0]) is None):
         command = [sys.executable, *command]
@@ -84,7 +85,8 @@ def main(arguments: list[str]) -> NoReturn:
     try:
         _become(command, variables)
     except OSError as error:
-        raise SystemExit(f"hoistway.run: '{command[0]}' cannot be run: {error.strerror}") from None
+        print(f"hoistway.run: '{command[0]}' cannot be run: {error.strerror}", file=sys.stderr)
+        raise SystemExit(3 if isinstance(error, FileNotFoundError) else 5) from None
 
 
 def _become(command: list[str], variables: dict[str, str]) -> NoReturn:

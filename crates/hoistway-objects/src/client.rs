@@ -4,7 +4,7 @@ use crate::{
     Problem, StoreOptions,
     credentials::Identity,
     http::{Answer, Connection, IdlePool, Network, Origin, Pending, Roots, TooSlow, Waiting, have_input},
-    location::{Kind, Location, Target},
+    location::{self, Kind, Location, Target},
     options::aws_roots,
     pace::{Again, Fault, Pace},
     per_process::PerProcess,
@@ -327,8 +327,8 @@ impl Client {
             Err(_) => Vec::new(),
         };
         let code = error_code(&body);
-        let region = region::said_by(header(&headers, "x-amz-bucket-region"), code.as_deref(), &body)
-            .filter(|_| self.kind == Kind::S3);
+        let other_region = region::said_by(header(&headers, "x-amz-bucket-region"), code.as_deref(), &body)
+            .filter(|said| self.kind == Kind::S3 && said != location::region(&self.options));
         let mut said = format!("status {status}");
         // The hub has its codes there.
         let code = code.or_else(|| header(&headers, "x-error-code").map(printable));
@@ -338,15 +338,16 @@ impl Client {
         if let Some(to) = header(&headers, LOCATION.as_str()).filter(|_| matches!(status, 300..=399)) {
             said = format!("{said}, to {}", printable(&redirect::redirect_target(to)));
         }
-        if let (Some(region), 300..=400) = (&region, status) {
+        let is_passing = code.as_deref() == Some("RequestTimeout");
+        if let (Some(region), 300..=400, false) = (&other_region, status, is_passing) {
             return Fault::Final(Problem::OtherRegion { region: region.clone(), said });
         }
-        if let Some(region) = region.filter(|_| status != 404) {
+        if let Some(region) = other_region.filter(|_| status != 404) {
             said = format!("{said}; the bucket is in region {region}");
         }
         let is_busy = matches!(status, 429 | 503) || code.as_deref() == Some("SlowDown");
         match status {
-            _ if is_busy || code.as_deref() == Some("RequestTimeout") || matches!(status, 408 | 500..) => {
+            _ if is_busy || is_passing || matches!(status, 408 | 500..) => {
                 let failure = if is_busy { Failure::Busy(retry_after(&headers)) } else { Failure::Refused };
                 let why = format!("the server said {said}");
                 Fault::Again(Again { failure, why, was_reused: false, bytes: 0 })

@@ -188,8 +188,8 @@ fn s3(context: Context, services: &Services, options: &StoreOptions) -> Result<(
         // The role of a pod or a machine would be another caller than the one that is named.
         (None, Some(name)) => {
             missing = format!(
-                "profile '{name}' of the shared AWS files has no valid key and no valid SSO session: sign in again, or name \
-                 another by the store option profile or AWS_PROFILE"
+                "profile '{name}' of the shared AWS files gives no valid key, SSO session or role: sign in again, check its source_profile, or name another by \
+                  the store option profile or AWS_PROFILE"
             );
             AwsProfiles { context: &context, services, options }.chain(name, &[])?
         }

@@ -1,6 +1,10 @@
 //! The region of a bucket, where the caller names none: the default one, or the one that the server says.
 
-use crate::{Problem, StoreOptions, location::Location, per_process::PerProcess};
+use crate::{
+    Problem, StoreOptions,
+    location::{Kind, Location},
+    per_process::PerProcess,
+};
 use std::{
     collections::HashMap,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -28,7 +32,7 @@ pub(crate) fn in_its_region<T>(
 ) -> Result<(T, Option<String>), Problem> {
     let location = Location::parse(url, options)?;
     let bucket = location.bucket.as_ref().map(|bucket| bucket.name.clone()).unwrap_or_default();
-    if options.region.is_some() {
+    if options.region.is_some() || location.kind != Kind::S3 {
         return Ok((work(location, options)?, None));
     }
     let key = (options.endpoint.clone(), bucket);

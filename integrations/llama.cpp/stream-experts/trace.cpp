@@ -28,10 +28,11 @@ std::string quoted(const std::string & text) {
 
 trace::trace(const std::string & path, const std::string & model, uint32_t experts_per_token,
              const std::vector<layer> & layers)
-    : path(path), file(path, std::ios::trunc) {
+    : path(path) {
     if (experts_per_token == 0) {
         throw std::runtime_error("the model does not say how many experts a token uses: nothing can be recorded");
     }
+    file.open(path, std::ios::trunc);
     file << "{\"hoistway_trace\":1,\"model\":" << quoted(model) << ",\"experts_per_token\":" << experts_per_token
          << ",\"layers\":[";
     for (size_t i = 0; i < layers.size(); ++i) {

@@ -42,12 +42,14 @@ def compare(notes: Sequence[dict[str, Any]]) -> None:
 def compare_files(hosts: Sequence[str], identities: Sequence[Sequence[tuple[str, str, bool]]]) -> None:
     """Fails if ranks found different files in one place: one was replaced while they opened it.
 
-    A path is a place of a host, a URL is one of all hosts.
+    A path is a place of a host. An object is compared by its number among the files: a URL of a hub's branch leads to
+    one commit on one rank and to the next one on another, and the URLs of two objects may differ in what is not shown.
     """
-    seen: dict[tuple[str, str], tuple[int, str]] = {}
+    seen: dict[tuple[str, str | int], tuple[int, str]] = {}
     for rank, (host, files) in enumerate(zip(hosts, identities, strict=True)):
-        for place, identity, is_global in files:
-            first, known = seen.setdefault(("" if is_global else host, place), (rank, identity))
+        for number, (place, identity, is_global) in enumerate(files):
+            key = ("", number) if is_global else (host, place)
+            first, known = seen.setdefault(key, (rank, identity))
             if known != identity:
                 raise DistributedError(
                     f"the ranks differ in the file {place}: it was replaced or rewritten after rank {first} opened "

@@ -114,7 +114,8 @@ def read_catalog(checkpoint: Checkpoint) -> Catalog:
 def _file(path: str, nbytes: int, version: str | None) -> File:
     name = os.path.basename(path)
     if version is not None:
-        return File(name, nbytes, (path, version, True))
+        # Paths of the hub have the commit; a file in its cache has no other version.
+        return File(name, nbytes, (path, path if path.startswith("hf://") else version, True))
     status = os.stat(path)
     found = f"{status.st_dev} {status.st_ino} {status.st_mtime_ns}"
     return File(name, nbytes, (os.path.realpath(path), found, False))

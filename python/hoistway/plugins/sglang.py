@@ -44,7 +44,10 @@ def keep_format(server_args: Any, resolve: Callable[[Any], None]) -> None:
 
     chosen = resolving_view(server_args).load_format
     resolve(server_args)
-    is_ours = chosen == LOAD_FORMAT or getattr(chosen, "__module__", "") == "hoistway.plugins._sglang_loader"
+    is_ours = (
+        str(chosen).lower() == LOAD_FORMAT
+        or getattr(chosen, "__module__", "") == "hoistway.plugins._sglang_loader"
+    )
     if is_ours and resolving_view(server_args).load_format != chosen:
         declare_resolution(server_args, __name__, load_format=chosen)
 

@@ -190,9 +190,10 @@ def test_a_hook_that_is_there_already_is_not_added_twice(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("command", "said"), [((), "usage:"), (("--",), "usage:"), (("--", "no-such-program"), "cannot be run")]
+    ("command", "said", "code"),
+    [((), "usage:", 2), (("--",), "usage:", 2), (("--", "no-such-program"), "cannot be run", 3)],
 )
-def test_what_cannot_be_run_is_said(command: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_run_is_said(command: tuple[str, ...], said: str, code: int) -> None:
     done = start(*command)
-    assert done.returncode == 1
+    assert done.returncode == code
     assert said in done.stderr

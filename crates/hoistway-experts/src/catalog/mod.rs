@@ -13,7 +13,11 @@ mod names;
 pub use builder::Builder;
 
 use crate::{Error, ExpertId, Result};
-use hoistway::{ByteRange, Checkpoint, Dtype, catalog::TensorEntry, read::ReadFile};
+use hoistway::{
+    ByteRange, Checkpoint, Dtype,
+    catalog::{Catalog, TensorEntry},
+    read::ReadFile,
+};
 use std::{collections::HashMap, fmt, ops::Range, path::PathBuf, sync::Arc};
 
 /// Most experts of a layer. A header that claims more is refused.
@@ -165,6 +169,14 @@ impl ExpertCatalog {
             Some(given) => Some(given),
             None => config::top_k(checkpoint)?,
         };
+        Ok(found)
+    }
+
+    /// Finds the experts of a catalog, of which a token uses `top_k`. For fuzzing.
+    #[doc(hidden)]
+    pub fn of_catalog(catalog: &Catalog, top_k: u32) -> Result<Self> {
+        let mut found = collect::collect(catalog)?;
+        found.top_k = Some(top_k);
         Ok(found)
     }
 

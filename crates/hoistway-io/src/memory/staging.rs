@@ -139,6 +139,10 @@ impl Staging {
             missing = missing.saturating_sub(slots_in(&segment));
             staging.segments.push(segment);
         }
+        if missing > 0 {
+            // What is kept and does not do would be pinned beside what is made now.
+            drop(let_go(|idle| Arc::ptr_eq(&idle.device, device)));
+        }
         while missing > 0 {
             let slots = (SEGMENT_BYTES / slot_bytes.max(1)).clamp(1, missing);
             let len = slots * slot_bytes;
@@ -209,7 +213,9 @@ fn take(device: &Arc<Device>, node: Option<u32>, slot_bytes: usize, missing: usi
     let mut kept = lock(&KEPT);
     let has_all = |len: usize| len / slot_bytes.max(1) >= missing;
     let fitting = kept.segments.iter().enumerate().filter(|(_, Idle { segment, .. })| {
-        Arc::ptr_eq(&segment.device, device) && segment.node == node && segment.len() >= slot_bytes
+        // Not one of which slots of this length leave much unused.
+        let used = segment.len() / slot_bytes.max(1) * slot_bytes;
+        Arc::ptr_eq(&segment.device, device) && segment.node == node && used >= segment.len() / 8 * 7
     });
     let best = fitting.max_by_key(|(_, Idle { segment, .. })| {
         let len = segment.len();

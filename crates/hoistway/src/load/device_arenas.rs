@@ -14,14 +14,19 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
+/// If less than this is left on a device, all arenas are allocated before routes take memory there: those take 128 MiB for slots, and
+/// as much for conversions.
+const SCARCE_BYTES: u64 = 512 << 20;
+
 /// The first arenas of a plan on a device, once it is clear that it has room for as many as there will be at once:
-/// those that the first `extents` go to.
+/// those that the first `extents` go to, or all if memory is scarce.
 pub(super) fn allocate(
     plan: &Plan,
     queue: &CopyStream,
     lent: Option<&DeviceAllocator>,
     (extents, most_bytes): (usize, u64),
 ) -> Result<Vec<Arc<DeviceArena>>> {
+    let mut count = arenas_of(plan, extents);
     if lent.is_none() {
         let device = queue.device();
         let (available, _) = device.memory()?;
@@ -29,8 +34,12 @@ pub(super) fn allocate(
         if needed > available {
             return Err(device.too_little_memory(needed, available).into());
         }
+        // What routes need must not take the memory of tensors that is allocated later.
+        if needed == plan.arena_bytes() && available - needed < SCARCE_BYTES {
+            count = plan.arenas().len();
+        }
     }
-    allocate_some(plan, queue, lent, 0..arenas_of(plan, extents))
+    allocate_some(plan, queue, lent, 0..count)
 }
 
 /// How many arenas, from the first on, the first `extents` go to.

@@ -202,7 +202,7 @@ impl Job {
         if let Sink::Device(arenas) = &self.sink
             && let Err(error) = arenas.admit(&self.plan, extents)
         {
-            self.fail(error);
+            return self.fail(error);
         }
         self.admitted.fetch_max(extents, Ordering::Relaxed);
         if let Some(&group) = self.reads.get() {

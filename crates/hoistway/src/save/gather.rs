@@ -93,6 +93,10 @@ impl Devices {
             }
             offset += len;
         }
+        // The slot has old bytes, which are not to be written.
+        if offset as u64 != range.len() {
+            return Err(misfit());
+        }
         for (device, parts) in parts {
             slot = slot.read_from(self.queue(device)?, &parts)?;
         }

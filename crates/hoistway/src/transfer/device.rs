@@ -63,6 +63,7 @@ struct Copying {
 /// A slot whose copies are yet to be queued.
 #[derive(Debug)]
 struct Unqueued {
+    queue: Arc<CopyStream>,
     copied: Copied,
     transfers: Vec<Transfer>,
     addresses: Vec<u64>,
@@ -94,7 +95,6 @@ struct ScratchMemory {
 /// Waits for the copies of a line.
 pub(crate) struct Waiter {
     sent: Arc<Handoff<Sent>>,
-    queue: Arc<CopyStream>,
     counts: Arc<Counts>,
 }
 
@@ -195,7 +195,9 @@ impl DeviceLine {
             with_waiter.fetch_add(1, Ordering::Relaxed);
             let copied = Copied { table: None, slot, _scratch: None, _arenas: arenas };
             let (transfers, addresses) = (transfers.to_vec(), addresses.to_vec());
-            return self.sent.send(Sent::Unqueued(Unqueued { copied, transfers, addresses, read }));
+            // The waiter has no stream: a device that is lost is opened anew once no line has it.
+            let queue = self.queue.clone();
+            return self.sent.send(Sent::Unqueued(Unqueued { queue, copied, transfers, addresses, read }));
         }
         // SAFETY: the same contract.
         match unsafe { self.copy(slot, transfers, addresses, arenas) } {
@@ -256,7 +258,7 @@ impl DeviceLine {
 
     /// What a thread waits for the copies with.
     pub(crate) fn waiter(&self) -> Waiter {
-        Waiter { sent: self.sent.clone(), queue: self.queue.clone(), counts: self.counts.clone() }
+        Waiter { sent: self.sent.clone(), counts: self.counts.clone() }
     }
 
     /// Nothing is sent any more.
@@ -296,16 +298,14 @@ impl Waiter {
 
     /// Queues the copies of slots. `None` if there are none, or their reads have failed.
     fn queue_together(&self, unqueued: Vec<Unqueued>) -> Option<Copying> {
-        if unqueued.is_empty() {
-            return None;
-        }
+        let queue = unqueued.first()?.queue.clone();
         let sources = unqueued.iter().map(|one| (one.copied.slot.source(), &*one.transfers, &*one.addresses));
-        let in_order = unqueued.iter().try_for_each(|one| one.copied.slot.order(&self.queue));
+        let in_order = unqueued.iter().try_for_each(|one| one.copied.slot.order(&queue));
         // SAFETY: by the contract of `DeviceLine::send`, until the reads end; what the work uses is kept until it is over.
-        let queued = in_order.and_then(|()| unsafe { self.queue.transfer_all(sources) });
+        let queued = in_order.and_then(|()| unsafe { queue.transfer_all(sources) });
         let queued = queued.map(|copies| _ = self.counts.copies.fetch_add(copies, Ordering::Relaxed));
         let (slots, reads): (Vec<_>, Vec<_>) = unqueued.into_iter().map(|one| (one.copied, one.read)).unzip();
-        match self.queue.keep(slots, queued) {
+        match queue.keep(slots, queued) {
             Ok(slots) => Some(Copying { slots, reads }),
             Err(error) => {
                 self.counts.with_waiter.fetch_sub(reads.len() as u64, Ordering::Relaxed);

@@ -164,7 +164,9 @@ impl Writer {
         loop {
             let new = self.new_segment(bytes, len)?;
             match new {
-                Some(new) if new.charge > room && len / 2 >= self.segment_bytes / LEAST_PART => len /= 2,
+                Some(new) if new.charge > room && len > 1 && len / 2 >= self.segment_bytes / LEAST_PART => {
+                    len /= 2
+                }
                 new => return Ok(new.map(|new| (new, len))),
             }
         }
