@@ -77,7 +77,8 @@ def families(store: Store) -> Iterator[Metric]:
     """The metrics of a store, each sample with the store's directory as label ``store``."""
     from prometheus_client.openmetrics.parser import text_string_to_metric_families  # noqa: PLC0415
 
-    for family in text_string_to_metric_families(store.metrics()):
+    parsed: Iterator[Metric] = text_string_to_metric_families(store.metrics())  # type: ignore[no-untyped-call]
+    for family in parsed:
         family.samples = [
             sample._replace(labels={"store": store.root, **sample.labels}) for sample in family.samples
         ]

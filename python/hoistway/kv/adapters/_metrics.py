@@ -64,7 +64,7 @@ class Exported:
             return
         labels = sample.labels
         metric = _metrics.get(family.name) or _made(family, list(labels))
-        series = metric.labels(**labels)
+        series: Any = metric.labels(**labels)
         if family.type == "gauge":
             series.set(sample.value)
             return
