@@ -168,7 +168,7 @@ pub(crate) enum Command {
     Kv {
         /// Anything
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        _arguments: Vec<std::ffi::OsString>,
+        _arguments: Vec<OsString>,
     },
     /// Plan for models whose experts do not fit into memory
     #[command(after_help = MOE_EXAMPLES)]
