@@ -89,7 +89,7 @@ fn row(argument: &Arg) -> String {
         let values = argument.get_possible_values();
         let values: Vec<&str> = values.iter().map(clap::builder::PossibleValue::get_name).collect();
         if argument.get_action().takes_values() && !values.is_empty() {
-            meaning += &format!(" [values: {}]", values.join(", "));
+            meaning += &format!(" (values: {})", values.join(", "));
         }
     }
     let variable = variable.map(|name| format!("`{name}`")).unwrap_or_default();
