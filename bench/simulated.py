@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 import model
+from host import told_by
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE.parent / "target" / "release" / "libfake_cuda.so"
@@ -64,14 +65,14 @@ def measure(library: Path, paths: list[str], route: str) -> list[dict]:
     return json.loads(done.stdout)
 
 
-def rows(library: Path, paths: list[str], place: str, rounds: int) -> list[str]:
+def rows(library: Path, paths: list[str], place: str, routes: tuple[str, ...], rounds: int) -> list[str]:
     """A line for each route, and for the first and the second load of a process."""
     for path in paths:
         with open(path, "rb", buffering=0) as file:
             while file.read(8 << 20):
                 pass
     lines = []
-    for route in ("auto", "staged"):
+    for route in routes:
         samples = [measure(library, paths, route) for _ in range(rounds)]
         for number, name in enumerate(("first", "second")):
             loads = [sample[number] for sample in samples]
@@ -105,12 +106,13 @@ def main() -> None:
     if not arguments.library.exists():
         raise SystemExit(f"{arguments.library} is missing: cargo build --release --package fake-cuda")
     lines = []
-    for place, folder in (
-        ("page cache", HERE / "data" / "simulated"),
-        ("tmpfs", Path("/dev/shm/hoistway-simulated")),
+    # The system does not say what it caches of files in memory, so that none of their pages are pinned.
+    for place, folder, routes in (
+        ("page cache", HERE / "data" / "simulated", ("auto", "pinned-cache", "staged")),
+        ("tmpfs", Path("/dev/shm/hoistway-simulated"), ("auto", "staged")),
     ):
         paths = [str(path) for path in model.transformer(folder, arguments.bytes, 1)]
-        lines += rows(arguments.library, paths, place, arguments.rounds)
+        lines += rows(arguments.library, paths, place, routes, arguments.rounds)
         if place == "tmpfs":
             shutil.rmtree(folder)
     columns = [
@@ -127,8 +129,8 @@ def main() -> None:
     text = f"""# Loads to a simulated GPU
 
 **Simulated**: the stand-in driver with the costs of an H100 (`FAKE_CUDA_COSTS=h100`), {os.cpu_count()} cores,
-{arguments.bytes / (1 << 30):.1f} GiB, medians of {arguments.rounds} processes. Made by `just bench-simulated`; no GPU
-was involved.
+{arguments.bytes / (1 << 30):.1f} GiB, medians of {arguments.rounds} processes, commit
+{told_by("git", "-C", str(HERE), "describe", "--always", "--dirty")}. Made by `just bench-simulated`; no GPU was involved.
 
 {" ".join((__doc__ or "").split(chr(10) * 2, 1)[1].split())}
 
