@@ -130,7 +130,8 @@ def main() -> None:
 
 **Simulated**: the stand-in driver with the costs of an H100 (`FAKE_CUDA_COSTS=h100`), {os.cpu_count()} cores,
 {arguments.bytes / (1 << 30):.1f} GiB, medians of {arguments.rounds} processes, commit
-{told_by("git", "-C", str(HERE), "describe", "--always", "--dirty")}. Made by `just bench-simulated`; no GPU was involved.
+{told_by("git", "-C", str(HERE), "describe", "--always", "--dirty")}. Made by `just bench-simulated`; no GPU was
+involved.
 
 {" ".join((__doc__ or "").split(chr(10) * 2, 1)[1].split())}
 
