@@ -37,7 +37,7 @@ class Comparison:
     other: str
     what: str
     wanted: float | None
-    """`None` where nobody has said what it should be."""
+    """`None` if the figure has no goal."""
 
 
 COMPARISONS = (

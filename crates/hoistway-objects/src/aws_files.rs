@@ -42,7 +42,7 @@ impl Profile {
                 },
                 None => home()?.join(default),
             };
-            Some(sections(&std::fs::read_to_string(path).ok()?))
+            Some(sections(&String::from_utf8_lossy(&std::fs::read(path).ok()?)))
         };
         let config = file("AWS_CONFIG_FILE", ".aws/config").unwrap_or_default();
         let credentials = file("AWS_SHARED_CREDENTIALS_FILE", ".aws/credentials").unwrap_or_default();

@@ -224,7 +224,12 @@ struct AwsProfiles<'a> {
 
 impl AwsProfiles<'_> {
     fn find(&self, name: &str) -> Profile {
-        Profile::find(name, |variable| self.context.env_var(variable))
+        // Services may have no HOME. Keys are looked for in the same place.
+        let home = |variable: &str| {
+            let home = self.context.home_dir().filter(|_| variable == "HOME")?;
+            home.into_os_string().into_string().ok()
+        };
+        Profile::find(name, |variable| self.context.env_var(variable).or_else(|| home(variable)))
     }
 
     /// The providers of a profile. It is the source of those `above` it.
@@ -598,6 +603,22 @@ mod tests {
     }
 
     const ROLE: &[(&str, &str)] = &[("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://127.0.0.1/role")];
+
+    #[test]
+    fn a_role_of_a_profile_is_found_without_the_variable_home() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::create_dir(home.path().join(".aws")).unwrap();
+        let config = "[profile own]\nrole_arn = arn:aws:iam::1:role/r\nsource_profile = own\n";
+        std::fs::write(home.path().join(".aws/config"), config).unwrap();
+        let env = StaticEnv { home_dir: Some(home.path().to_owned()), envs: HashMap::new() };
+        let context = Context::new().with_env(env);
+        let profiles = AwsProfiles {
+            context: &context,
+            services: &Services::default(),
+            options: &StoreOptions::default(),
+        };
+        assert_eq!(profiles.find("own").role.map(|role| role.arn).as_deref(), Some("arn:aws:iam::1:role/r"));
+    }
 
     #[test]
     fn a_service_without_credentials_is_not_asked_by_each_request() {

@@ -44,7 +44,7 @@ class File(NamedTuple):
     """Without directories, in which ranks may differ."""
     nbytes: int
     identity: tuple[str, str, bool]
-    """Where it really is, what tells it from any other that was there, and whether that is so on all hosts."""
+    """Its path without links, or its URL; its version; and whether the two mean the same on all hosts."""
 
 
 class Element(NamedTuple):

@@ -172,7 +172,7 @@ impl Order for BatchState {
             Ok((line, transfers)) if !transfers.is_empty() => {
                 // SAFETY: the slot is full, and the transfers lie in it and in the memory from that address on (`transfers`). Until
                 // the read has ended, that memory is its alone (`Target::device`), and it ends after its pieces. Only memory whose
-                // bytes nobody looks at is written to by several reads at a time (`Target::scratch`).
+                // bytes are not read is written to by several reads at a time (`Target::scratch`).
                 unsafe { line.line.send(slot, &transfers, (&[address + before], Vec::new()), read) }
             }
             way => {
