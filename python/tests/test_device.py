@@ -379,8 +379,9 @@ def test_ctrl_c_ends_a_load_that_waits_for_copies(tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         library = ctypes.CDLL(sys.argv[3])
         library.fake_cuda_count.restype = ctypes.c_uint64
+        calls = [b"calls.cuMemcpyHtoDAsync_v2", b"calls.cuMemcpyBatchAsync"]
         def interrupt():
-            wait_until(lambda: library.fake_cuda_count(b"calls.cuMemcpyHtoDAsync_v2") > 0)
+            wait_until(lambda: any(map(library.fake_cuda_count, calls)))
             os.kill(os.getpid(), signal.SIGINT)
         other = threading.Thread(target=interrupt)
         other.start()

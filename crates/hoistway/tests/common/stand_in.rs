@@ -98,6 +98,9 @@ pub enum Vendor {
     Rocm,
 }
 
+/// The call of CUDA for several copies.
+const BATCH: &str = "cuMemcpyBatchAsync";
+
 impl Vendor {
     pub const ALL: [Self; 2] = [Self::Cuda, Self::Rocm];
 
@@ -154,12 +157,23 @@ impl Vendor {
     }
 
     /// Faults as the stand-in takes them, from those of CUDA's functions.
+    ///
+    /// Where copies between host and device are to fail, CUDA is made to refuse several by one call, as it depends on the
+    /// time whether that is tried: then each copy is a call of its own.
     pub fn faults(self, of_cuda: &str) -> String {
-        let each = of_cuda.split(',').map(|fault| {
-            let (function, when) = fault.split_once(':').unwrap();
-            format!("{}:{when}", self.symbol(function))
-        });
-        format!("FAULTS={}", each.collect::<Vec<_>>().join(","))
+        let mut each: Vec<_> = of_cuda
+            .split(',')
+            .map(|fault| {
+                let (function, when) = fault.split_once(':').unwrap();
+                format!("{}:{when}", self.symbol(function))
+            })
+            .collect();
+        let fails = |function: &str| of_cuda.contains(function);
+        let fails_copies = fails("cuMemcpyHtoDAsync") || fails("cuMemcpyDtoHAsync");
+        if self == Self::Cuda && fails_copies && !fails(BATCH) {
+            each.push(format!("{BATCH}:*=1"));
+        }
+        format!("FAULTS={}", each.join(","))
     }
 }
 

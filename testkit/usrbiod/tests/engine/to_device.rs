@@ -7,7 +7,7 @@ use crate::{
         Footprint, assert_is_file, assert_nothing_left,
         on_device::CUDA,
         reading::{Kind, Place, range, submit, until},
-        stand_in::STAND_IN,
+        stand_in::{STAND_IN, Vendor},
     },
     failing::{assert_shared_memory_is_gone, shared_memory},
     fixture::{PATIENCE, eventually, pattern},
@@ -185,7 +185,7 @@ fn faults_of_the_driver_fail_reads_and_leave_nothing_with_the_daemon() {
         let before = (Footprint::now(), shared_memory(), STAND_IN.leftovers());
         for fault in faults {
             let (reader, mut places) = (Reader::new(&options).unwrap(), places());
-            STAND_IN.set(&format!("FAULTS={fault}"));
+            STAND_IN.set(&Vendor::Cuda.faults(fault));
             let batch = submit(&reader, &setup.open(), &mut places, Priority::Demand);
             let error = batch.wait_within(PATIENCE).expect(fault).unwrap_err().to_string();
             STAND_IN.reset();
