@@ -133,7 +133,8 @@ def test_ctrl_c_stays_ignored(tmp_path: Path) -> None:
     child = start_slow_load(tmp_path, preexec_fn=ignore)
     child.send_signal(signal.SIGINT)
     time.sleep(0.5)
-    assert child.poll() is None
+    # A fast machine may have loaded all of it.
+    assert child.poll() in (None, 0)
     child.kill()
     child.communicate()
 

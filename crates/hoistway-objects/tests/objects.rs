@@ -220,12 +220,13 @@ fn read_by(threads: usize, object: &Object, bytes: &[u8]) {
 #[test]
 fn the_last_request_of_a_load_is_asked_a_second_time() {
     let (server, bytes) = served();
-    let latency = Duration::from_millis(300);
+    // So long that a busy machine changes little of what is usual.
+    let latency = Duration::from_secs(1);
     server.fail(Faults { latency, ..Faults::default() });
     let object = Object::open(&urls(&server)[1], &options(&server)).unwrap();
     server.take_requests();
     // One of them takes longer than four times as long as usual, and not so long that it is given up.
-    let fault = Some(Fault::Stall(Duration::from_millis(1500)));
+    let fault = Some(Fault::Stall(Duration::from_millis(6500)));
     server.fail(Faults { fault, every: 32, latency, ..Faults::default() });
     read_by(32, &object, &bytes);
     assert!(server.take_requests().len() > 32);

@@ -27,7 +27,7 @@ use std::{
         mpsc,
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Loads to the vendor's first device, by whichever route.
@@ -102,15 +102,17 @@ fn a_platform_that_pins_no_memory_is_served_from_pageable_slots() {
 /// One call of the driver pins what a load needs, and none what it finds pinned.
 #[test]
 fn staging_is_pinned_once_and_kept_for_the_next_load() {
+    /// What is not used for so long is let go.
+    const IDLE_TIME: Duration = Duration::from_secs(5);
     let stand_in = Turn::take();
     let directory = disk();
     let path = directory.path().join("one.safetensors");
     let file = write_model(&path, &[tensor("t", Dtype::U8, &[16 << 20])], 0, 4);
+    // What was just written must reach the drive first.
+    make_cold(&path);
     for vendor in Vendor::ALL {
         let calls = || stand_in.count(&format!("calls.{}", vendor.symbol("cuMemHostRegister_v2")));
-        for (pinned, (chunk_bytes, warm)) in
-            [(1, (4 << 20, true)), (0, (4 << 20, false)), (0, (256 << 10, true)), (0, (1 << 20, true))]
-        {
+        let load = |(chunk_bytes, warm)| {
             if warm {
                 make_warm(&path)
             } else {
@@ -118,11 +120,22 @@ fn staging_is_pinned_once_and_kept_for_the_next_load() {
             }
             let before = calls();
             let loaded = hoistway::load(&[&path], &staged(vendor).chunk_bytes(chunk_bytes)).unwrap();
-            assert_eq!(calls() - before, pinned, "{vendor:?}: {}", loaded.report());
+            let pinned = calls() - before;
             assert_is_file(&loaded, &file);
-        }
-        let kept = vendor.count("pinned_bytes");
-        assert!((16 << 20..=128 << 20).contains(&kept), "{kept}");
+            pinned
+        };
+        // A busy machine may let more time pass now and then.
+        let is_shown = (0..10).any(|_| {
+            hoistway_device::release_devices();
+            let begun = Instant::now();
+            let pinned = [(4 << 20, true), (4 << 20, false), (256 << 10, true), (1 << 20, true)].map(load);
+            let kept = vendor.count("pinned_bytes");
+            let is_in_time = begun.elapsed() < IDLE_TIME;
+            let is_right = pinned == [1, 0, 0, 0] && (16 << 20..=128 << 20).contains(&kept);
+            assert!(is_right || !is_in_time, "{vendor:?}: {pinned:?}, {kept}");
+            is_in_time
+        });
+        assert!(is_shown, "{vendor:?}: loads take too long");
         hoistway_device::release_devices();
         assert_eq!(vendor.count("pinned_bytes"), 0);
     }
@@ -311,7 +324,9 @@ fn a_device_that_waits_for_bytes_gets_more_threads() {
             if thread::current().name() == Some("hoistway-copy") {
                 seen.insert(thread::current().id());
             }
-            (seen.len() <= 2).then_some(Fault::Delay(Duration::from_millis(1)))
+            // So long that the device waits, however late its stream's thread gets a processor.
+            let delay = Duration::from_millis(if most > 2 { 20 } else { 1 });
+            (seen.len() <= 2).then_some(Fault::Delay(delay))
         });
         let options = staged(Vendor::Cuda).chunk_bytes(16 << 10).threads(most).faults(script);
         assert_is_file(&hoistway::load(&[&path], &options).unwrap(), &file);

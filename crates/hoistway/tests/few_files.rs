@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{can_read, make_cold, make_warm, on_device, stand_in::Turn, tensor, write_model};
+use common::{can_read, make_cold, on_device, reading::Warm, stand_in::Turn, tensor, write_model};
 use hoistway::{
     Checkpoint, DirectIo, Dtype, Error, LoadOptions, Loaded, Route,
     plan::Selection,
@@ -106,8 +106,8 @@ fn reads_in_flight_leave_descriptors_over() {
     let routes = [Route::Auto, Route::Cached, Route::IoUring, Route::Threads];
     for route in routes.into_iter().filter(|&route| can_read(directory.path(), route, DirectIo::Auto)) {
         let options = LoadOptions::default().route(route).chunk_bytes(64 << 10).in_flight_bytes(16 << 20);
-        // What `cached` copies must be there.
-        paths.iter().for_each(|path| make_warm(path));
+        // What `cached` copies must be there, and stay. A mapping takes no descriptor.
+        let _warm: Vec<_> = paths.iter().map(|path| Warm::make(path)).collect();
         let loaded = checkpoint.load(&options.threads(200)).unwrap();
         assert_are(&loaded, &expected);
         assert!(loaded.report().notes.iter().any(|note| note.contains("raise ulimit -n")), "{route}");

@@ -25,7 +25,7 @@ use std::{
     fs::File,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    process::{Child, Command},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -520,10 +520,14 @@ fn an_object_without_a_certain_version_is_not_kept() {
 /// What children do. The parent has the server.
 const CHILD: &str = "HOISTWAY_TEST_ENDPOINT";
 
-fn start_child(node: &Node) -> Child {
+/// How long a child's claims last; else as long as usual.
+const CLAIM_SECONDS: &str = "HOISTWAY_TEST_CLAIM_SECONDS";
+
+fn child_of(node: &Node) -> Command {
     let mut child = Command::new(env::current_exe().unwrap());
     child.args(["--exact", "child", "--ignored"]).env(CHILD, node.server.url());
-    child.env("HOISTWAY_CACHE", node.directory()).env("HOISTWAY_CACHE_BYTES", "1GiB").spawn().unwrap()
+    child.env("HOISTWAY_CACHE", node.directory()).env("HOISTWAY_CACHE_BYTES", "1GiB");
+    child
 }
 
 #[test]
@@ -695,6 +699,9 @@ fn threads_that_open_a_new_cache_at_once_all_get_it() {
 #[test]
 #[ignore = "a part of others"]
 fn child() {
+    if let Ok(seconds) = env::var(CLAIM_SECONDS) {
+        NodeCache::set_claim_time(Duration::from_secs(seconds.parse().unwrap()));
+    }
     let cache = NodeCache::chosen(None, None).unwrap().unwrap();
     open(&env::var(CHILD).unwrap(), cache.clone()).unwrap().load(&auto()).unwrap();
     // The end of the cache waits for it, but not for long.
@@ -705,7 +712,8 @@ fn child() {
 fn processes_that_start_at_once_fetch_each_byte_once() {
     let node = Node::new();
     node.server.fail(Faults { latency: Duration::from_millis(30), ..Faults::default() });
-    let children: Vec<_> = (0..3).map(|_| start_child(&node)).collect();
+    let children: Vec<_> =
+        (0..3).map(|_| child_of(&node).env(CLAIM_SECONDS, "300").spawn().unwrap()).collect();
     for mut child in children {
         assert!(child.wait().unwrap().success());
     }
@@ -722,7 +730,7 @@ fn a_process_that_is_killed_leaves_what_it_had_and_holds_up_nothing_for_long() {
     // At any moment, and when it has something.
     for after in [Some(50), Some(150), Some(600), None] {
         node.server.fail(Faults { latency: Duration::from_millis(100), ..Faults::default() });
-        let mut child = start_child(&node);
+        let mut child = child_of(&node).spawn().unwrap();
         match after {
             Some(milliseconds) => thread::sleep(Duration::from_millis(milliseconds)),
             None => until("the child keeps a block", || {

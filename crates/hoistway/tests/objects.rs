@@ -525,12 +525,12 @@ fn requests_grow_with_what_they_are_worth_and_are_bounded_by_bytes_in_flight() {
     let (path, file) = large_model(directory.path());
     // So long that threads that wait for a processor overlap all the same.
     for (options, latency_ms, bounds) in [
-        (LoadOptions::default().chunk_bytes(64 << 10), 100, 17..129),
+        (LoadOptions::default().chunk_bytes(64 << 10), 500, 17..129),
         (LoadOptions::default().chunk_bytes(64 << 10).in_flight_bytes(256 << 10), 10, 1..5),
     ] {
         let (server, [url, _]) = serving(&path);
-        let checkpoint = open(&server, &url).unwrap();
         server.fail(Faults { latency: Duration::from_millis(latency_ms), ..Faults::default() });
+        let checkpoint = open(&server, &url).unwrap();
         assert_is_file(&checkpoint.load(&options).unwrap(), &file);
         assert!(
             bounds.contains(&server.most_in_flight()),
@@ -545,7 +545,7 @@ fn a_load_from_a_far_server_begins_with_many_requests() {
     let directory = tempfile::tempdir().unwrap();
     let (path, file) = large_model(directory.path());
     let (server, [url, _]) = serving(&path);
-    server.fail(Faults { latency: Duration::from_secs(1), ..Faults::default() });
+    server.fail(Faults { latency: Duration::from_secs(5), ..Faults::default() });
     let checkpoint = open(&server, &url).unwrap();
     // As many as there are, before any of them is answered.
     assert_is_file(&checkpoint.load(&LoadOptions::default().chunk_bytes(512 << 10)).unwrap(), &file);

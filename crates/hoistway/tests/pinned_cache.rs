@@ -5,9 +5,9 @@
 mod common;
 
 use common::{
-    TestTensor, assert_is_file, make_cold, make_warm,
+    TestTensor, assert_is_file, make_cold,
     on_device::{Devices, Played, chunky, disk, to_device},
-    reading::until,
+    reading::{Warm, until},
     stand_in::STAND_IN,
     tensor, write_model,
 };
@@ -34,15 +34,15 @@ fn share(loaded: &Loaded, route: Route) -> f64 {
     carried.sum::<u64>() as f64 / report.tensor_bytes as f64
 }
 
-/// Brings a file into the page cache. `false` if the kernel does not say what that holds, without which pages are not pinned.
-fn can_pin(path: &Path) -> bool {
-    make_warm(path);
+/// Brings a file into the page cache, and keeps it there. `None` if the kernel does not say what that holds, without which pages
+/// are not pinned.
+fn can_pin(path: &Path) -> Option<Warm> {
     let probe = Probe::find(&File::open(path).unwrap());
-    let can_pin = probe == Probe::Cachestat;
-    if !can_pin {
+    if probe != Probe::Cachestat {
         skip(Requirement::Cachestat, format!("what the page cache holds is found out by {probe:?}"));
+        return None;
     }
-    can_pin
+    Some(Warm::make(path))
 }
 
 #[test]
@@ -50,9 +50,7 @@ fn what_is_cached_is_copied_from_where_it_lies() {
     let devices = Devices::take();
     let directory = disk();
     let (path, file) = chunky(directory.path());
-    if !can_pin(&path) {
-        return;
-    }
+    let Some(_warm) = can_pin(&path) else { return };
     for options in [to_device(), pinned()] {
         let loaded = hoistway::load(&[&path], &options).unwrap();
         assert_is_file(&loaded, &file);
@@ -81,9 +79,7 @@ fn processors_copy_beside_the_device() {
     let devices = Devices::take();
     let directory = disk();
     let (path, file) = chunky(directory.path());
-    if !can_pin(&path) {
-        return;
-    }
+    let Some(_warm) = can_pin(&path) else { return };
     for route in [Route::Auto, Route::PinnedCache] {
         let (copies, pins) = (AtomicBool::new(false), AtomicBool::new(false));
         let script = FaultScript::new(move |_, _| {
@@ -120,9 +116,8 @@ fn what_is_not_cached_comes_another_way_or_is_an_error() {
     let path = directory.path().join("large.safetensors");
     let tensors: Vec<TestTensor> = (0..8).map(|i| tensor(&format!("t{i}"), Dtype::U8, &[8 << 20])).collect();
     let file = write_model(&path, &tensors, 0, 5);
-    if !can_pin(&path) {
-        return;
-    }
+    let Some(warm) = can_pin(&path) else { return };
+    drop(warm);
     make_cold(&path);
     let half = file.len() / 2;
     File::open(&path).unwrap().read_exact_at(&mut vec![0; half], 0).unwrap();
@@ -151,9 +146,7 @@ fn headers_of_any_length_and_many_small_tensors_arrive() {
         let tensors: Vec<TestTensor> =
             (0..300).map(|i| tensor(&format!("t{i}"), Dtype::U8, &[16 << 10])).collect();
         let file = write_model(&path, &tensors, padding, 9);
-        if !can_pin(&path) {
-            return;
-        }
+        let Some(_warm) = can_pin(&path) else { return };
         // Reads of 64 KiB are short enough to be left to processors.
         for (chunk, least) in [(64 << 10, 0.0), (256 << 10, 0.8), (4 << 20, 0.8)] {
             let loaded = hoistway::load(&[&path], &pinned().chunk_bytes(chunk)).unwrap();
@@ -170,9 +163,7 @@ fn conversions_read_pinned_pages_too() {
     let directory = disk();
     let path = directory.path().join("floats.safetensors");
     write_model(&path, &[tensor("a", Dtype::Bf16, &[3 << 20]), tensor("b", Dtype::F32, &[999])], 0, 2);
-    if !can_pin(&path) {
-        return;
-    }
+    let Some(_warm) = can_pin(&path) else { return };
     let staged = hoistway::load(&[&path], &to_device().route(Route::Staged).dtype(Dtype::F32)).unwrap();
     let by_pages = hoistway::load(&[&path], &pinned().dtype(Dtype::F32)).unwrap();
     assert!(share(&by_pages, Route::PinnedCache) > 0.5, "{}", by_pages.report());
@@ -190,7 +181,7 @@ fn files_that_change_before_they_are_copied_are_noticed() {
     let devices = Devices::take();
     let directory = disk();
     let (path, file) = chunky(directory.path());
-    if !can_pin(&path) {
+    if can_pin(&path).is_none() {
         return;
     }
     type Change = fn(&Path, u64);
@@ -207,7 +198,7 @@ fn files_that_change_before_they_are_copied_are_noticed() {
     };
     for (change, what) in [(cut, "cut"), (overwrite, "overwritten"), (replace, "replaced")] {
         std::fs::write(&path, &file).unwrap();
-        make_warm(&path);
+        let _warm = Warm::make(&path);
         common::let_file_time_pass(&path);
         let checkpoint = Checkpoint::open(&[&path]).unwrap();
         // No copy ends before this is taken back.
@@ -234,9 +225,7 @@ fn pages_that_cannot_be_pinned_are_staged_and_the_report_says_why() {
     let devices = Devices::take();
     let directory = disk();
     let (path, file) = chunky(directory.path());
-    if !can_pin(&path) {
-        return;
-    }
+    let Some(_warm) = can_pin(&path) else { return };
     STAND_IN.set("PINS_READ_ONLY=0");
     let loaded = hoistway::load(&[&path], &to_device()).unwrap();
     assert_is_file(&loaded, &file);
@@ -286,9 +275,7 @@ fn a_load_that_is_cancelled_or_dropped_leaves_nothing_pinned() {
     let devices = Devices::take();
     let directory = disk();
     let (path, _) = chunky(directory.path());
-    if !can_pin(&path) {
-        return;
-    }
+    let Some(_warm) = can_pin(&path) else { return };
     let checkpoint = Checkpoint::open(&[&path]).unwrap();
     for cancels in [true, false] {
         STAND_IN.set("COPY_LATENCY_US=60000000");
@@ -308,9 +295,7 @@ fn loads_within_small_budgets_take_pinned_pages_too() {
     let devices = Devices::take();
     let directory = disk();
     let (path, file) = chunky(directory.path());
-    if !can_pin(&path) {
-        return;
-    }
+    let Some(_warm) = can_pin(&path) else { return };
     for budget in [8 << 20, 64 << 20] {
         let loaded = hoistway::load(&[&path], &pinned().memory_budget_bytes(budget)).unwrap();
         assert_is_file(&loaded, &file);

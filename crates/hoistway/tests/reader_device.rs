@@ -15,6 +15,7 @@ use common::{
 use hoistway::{
     Carrier, DirectIo, Error, Route,
     read::{Priority, ReadRequest, Reader, ReaderOptions, Target},
+    route::fault::FaultScript,
 };
 use hoistway_device::Device;
 use std::{thread, time::Duration};
@@ -274,14 +275,20 @@ fn short_copies_that_come_while_others_are_under_way_are_waited_for_together() {
     let file = TestFile::new(LEN as usize);
     let _warm = prepare(&file, true);
     for vendor in Vendor::ALL {
-        let script = no_faults();
+        let waits = move || STAND_IN.count(&format!("calls.{}", vendor.symbol("cuEventSynchronize")));
+        let before = waits();
+        // The first is waited for before another is handed over.
+        let script = FaultScript::new(move |number, _| {
+            if number > 0 {
+                until("the first is waited for", || waits() > before);
+            }
+            None
+        });
         // One thread makes the reads, and there is a slot for each.
         let options = ReaderOptions::default().route(Route::Threads).in_flight(1).chunk_bytes(64 << 10);
         let reader = Reader::new(&options.faults(script.clone())).unwrap();
         let place = |number: u64| Place::new(Kind::Device(vendor.device(0), 3), range(number * 50_000, 5000));
         let mut places: Vec<Place> = (0..5).map(place).collect();
-        let waits = || STAND_IN.count(&format!("calls.{}", vendor.symbol("cuEventSynchronize")));
-        let before = waits();
         // No copy ends before the settings are taken back.
         STAND_IN.configure("COPY_LATENCY_US=600000000");
         let batch = submit(&reader, &file.open(), &mut places, Priority::Demand);

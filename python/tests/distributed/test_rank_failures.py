@@ -362,7 +362,7 @@ def test_ranks_under_limits_of_their_own_are_not_added_up(tmp_path: Path) -> Non
 def dying(rank: int, path: str, victim: int, strategy: str) -> Outcome:
     def take() -> None:
         for number, _ in enumerate(
-            wd.iter_tensors(path, max_in_flight="4MiB", strategy=strategy, timeout=20)
+            wd.iter_tensors(path, max_in_flight="4MiB", strategy=strategy, timeout=60)
         ):
             if rank == victim and number == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -377,13 +377,14 @@ def test_a_rank_that_is_killed_ends_all_others(
     victim: int, strategy: str, ranks: int, tmp_path: Path
 ) -> None:
     # Of five ranks two have no connection to the victim: gloo tells them nothing.
-    outcomes = on_ranks(dying, ranks, tmp_path, model(tmp_path), victim, strategy, within=30)
+    outcomes = on_ranks(dying, ranks, tmp_path, model(tmp_path), victim, strategy, within=100)
     assert outcomes.pop(victim).error == "died"
     for outcome in outcomes:
         assert outcome.value.error == "DistributedError", outcome
         assert f"rank {victim} ended, or did not answer" in outcome.value.message
         assert outcome.value.rank == victim
-        assert outcome.value.seconds < 20
+        # Not by the timeout of the load.
+        assert outcome.value.seconds < 50
 
 
 def killed_before(rank: int, path: str) -> Outcome:
