@@ -9,6 +9,7 @@ from typing import Any
 
 from hoistway import _native
 from hoistway._arguments import path_text
+from hoistway._options import StoreOptions, store_texts
 
 
 class Checks(list[dict[str, Any]]):
@@ -55,7 +56,10 @@ class Checks(list[dict[str, Any]]):
         return f"<table>{head}{rows}</table><p>{html.escape(self.verdict)}</p>"
 
 
-def doctor(*paths: str | os.PathLike[str]) -> Checks:
-    """Checks what this machine and the file systems of ``paths`` offer, what is missing, and how to fix it."""
+def doctor(*paths: str | os.PathLike[str], store: StoreOptions | None = None) -> Checks:
+    """Checks what this machine, the file systems of ``paths`` and the stores of URLs among them offer.
+
+    The result says what is missing, and how to fix it. ``store`` has the options of object stores that ``load_file`` takes.
+    """
     listed = [path_text(path) for path in paths or (".",)]
-    return Checks(json.loads(_native.doctor(listed)))
+    return Checks(json.loads(_native.doctor(listed, store_texts(store))))

@@ -212,7 +212,13 @@ fn is_remote(py: Python<'_>, path: std::path::PathBuf) -> PyResult<bool> {
 
 /// What this machine offers a load, as JSON.
 #[pyfunction]
-fn doctor(py: Python<'_>, paths: Vec<std::path::PathBuf>) -> PyResult<String> {
-    let checks = py.detach(|| hoistway::doctor::examine(&paths));
+#[pyo3(signature = (paths, store = None))]
+fn doctor(
+    py: Python<'_>,
+    paths: Vec<std::path::PathBuf>,
+    store: Option<std::collections::HashMap<String, String>>,
+) -> PyResult<String> {
+    let options = bytes::open_options(py, Some(false), 0, store, None)?;
+    let checks = py.detach(|| hoistway::doctor::examine_with(&paths, &options));
     serde_json::to_string(&checks).into_python(py)
 }

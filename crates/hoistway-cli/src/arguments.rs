@@ -248,31 +248,32 @@ impl Paths {
         };
         let cache = NodeCache::chosen(self.cache.as_deref(), self.cache_bytes)?;
         let mut options =
-            OpenOptions::default().lenient(lenient).offset(self.offset).store(self.store_options()?);
+            OpenOptions::default().lenient(lenient).offset(self.offset).store(store_options(&self.store)?);
         options.cache = cache;
         Ok(options)
     }
-
-    fn store_options(&self) -> hoistway::Result<StoreOptions> {
-        let mut options = StoreOptions::default();
-        for text in &self.store {
-            let (name, value) = text.split_once('=').unwrap_or((text, ""));
-            // The value may be secret.
-            let invalid = |reason: String| hoistway::Error::InvalidOption {
-                option: "store",
-                value: name.to_owned(),
-                reason,
-            };
-            if StoreOptions::SECRETS.contains(&name) {
-                let reason =
-                    "other users can see the command line: give keys by the environment or a profile";
-                return Err(invalid(reason.into()));
-            }
-            options.set(name, value).map_err(|error| invalid(error.problem.to_string()))?;
-        }
-        Ok(options)
-    }
 }
+
+/// The options of stores that the command line has.
+pub(crate) fn store_options(named: &[String]) -> hoistway::Result<StoreOptions> {
+    let mut options = StoreOptions::default();
+    for text in named {
+        let (name, value) = text.split_once('=').unwrap_or((text, ""));
+        // The value may be secret.
+        let invalid = |reason: String| hoistway::Error::InvalidOption {
+            option: "store",
+            value: name.to_owned(),
+            reason,
+        };
+        if StoreOptions::SECRETS.contains(&name) {
+            let reason = "other users can see the command line: give keys by the environment or a profile";
+            return Err(invalid(reason.into()));
+        }
+        options.set(name, value).map_err(|error| invalid(error.problem.to_string()))?;
+    }
+    Ok(options)
+}
+
 #[derive(Debug, Args)]
 #[command(after_help = INSPECT_EXAMPLES)]
 pub(crate) struct Inspect {
@@ -459,6 +460,9 @@ pub(crate) struct Doctor {
     /// Files or directories whose file systems to examine, or URLs whose object stores to examine
     #[arg(value_name = "PATH", default_value = ".")]
     pub(crate) paths: Vec<PathBuf>,
+    /// Endpoint and credentials of the object store of a URL, as in `hoistway load`; may be repeated
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) store: Vec<String>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -2,11 +2,15 @@
 
 use crate::{arguments, failure::Failure, output};
 use console::Style;
-use hoistway::doctor::{Check, Status, examine};
+use hoistway::{
+    catalog::OpenOptions,
+    doctor::{Check, Status, examine_with},
+};
 use std::fmt::Write;
 
 pub(crate) fn run(arguments: &arguments::Doctor) -> Result<(), Failure> {
-    let checks = examine(&arguments.paths);
+    let options = OpenOptions::default().store(arguments::store_options(&arguments.store)?);
+    let checks = examine_with(&arguments.paths, &options);
     let written = if arguments.json {
         output::write_json(&checks)
     } else {

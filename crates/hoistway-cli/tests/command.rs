@@ -837,6 +837,49 @@ fn objects_are_inspected_loaded_and_verified_and_nothing_shows_a_secret() {
 }
 
 #[test]
+fn doctor_examines_the_way_to_a_store_its_clock_and_its_caller() {
+    let (model, server) = (Model::new(), objectd::Server::start().unwrap());
+    server.put("models/llama/model.safetensors", &fs::read(&model.path).unwrap());
+    let url = "s3://models/llama/model.safetensors";
+    let check = |arguments: &[&str], name: &str| {
+        let arguments = [&["doctor", "--json"], arguments, &[url]].concat();
+        let output = with_store(&server, &arguments);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(!text.contains("canary"), "{text}");
+        let checks: Value = serde_json::from_str(&text).unwrap();
+        let name = format!("{url}: {name}");
+        let found = checks.as_array().unwrap().iter().find(|check| check["name"] == *name).cloned();
+        (found.unwrap_or_else(|| panic!("no {name} in {text}")), output.status.code())
+    };
+    let (found, code) = check(&[], "server");
+    let told = format!("{} at 127.0.0.1 answers", server.url());
+    assert!(found["finding"].as_str().unwrap().starts_with(&told), "{found}");
+    assert_eq!((code, &found["status"]), (Some(0), &Value::from("ok")));
+    let (found, _) = check(&[], "credentials");
+    assert_eq!(found["finding"], "an access key of the environment");
+    let (found, _) = check(&["--store", "anonymous=true"], "credentials");
+    assert_eq!(found["finding"], "no credentials, as the store option anonymous says");
+    let (found, _) = check(&[], "clock");
+    assert_eq!(found["finding"], "the server does not say its time");
+    server.say_date("Sun, 06 Nov 1994 08:49:37 GMT");
+    let (found, code) = check(&[], "clock");
+    assert_eq!((code, &found["status"]), (Some(1), &Value::from("broken")), "{found}");
+    assert!(found["finding"].as_str().unwrap().contains("s ahead of the server's"), "{found}");
+    assert!(found["fix"].as_str().unwrap().contains("clock"), "{found}");
+    // Requests without a signature do not depend on it.
+    let (found, code) = check(&["--store", "anonymous=true"], "clock");
+    assert_eq!((code, &found["status"]), (Some(0), &Value::from("ok")), "{found}");
+    // Nothing listens there.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let endpoint = format!("endpoint=http://{closed}");
+    let (found, code) = check(&["--store", &endpoint], "server");
+    assert_eq!((code, &found["status"]), (Some(1), &Value::from("broken")), "{found}");
+    assert!(found["fix"].as_str().unwrap().contains("endpoint"), "{found}");
+    let output = with_store(&server, &["doctor", "--store", "token=canary", url]);
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
 fn the_cache_of_the_node_is_filled_shown_checked_and_emptied() {
     let (model, server) = (Model::new(), objectd::Server::start().unwrap());
     server.put("models/llama/model.safetensors", &fs::read(&model.path).unwrap());

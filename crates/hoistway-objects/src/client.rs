@@ -3,7 +3,9 @@
 use crate::{
     Problem, StoreOptions,
     credentials::Identity,
-    http::{Answer, Connection, IdlePool, Network, Origin, Pending, Roots, TooSlow, Waiting, have_input},
+    http::{
+        Answer, Connection, IdlePool, Network, Origin, Pending, Roots, TooSlow, Waiting, have_input, send,
+    },
     location::{self, Kind, Location, Target},
     options::aws_roots,
     pace::{Again, Fault, Pace},
@@ -14,7 +16,7 @@ use crate::{
 };
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request,
-    header::{ACCEPT_ENCODING, LOCATION, RETRY_AFTER, USER_AGENT},
+    header::{ACCEPT_ENCODING, LOCATION, RANGE, RETRY_AFTER, USER_AGENT},
     request::Parts,
 };
 use std::{
@@ -263,6 +265,25 @@ impl Client {
         Fault::Again(Again { failure, why: format!("{}: {error}", self.origin.url()), was_reused, bytes })
     }
 
+    /// Who signs requests, if they are signed.
+    pub(crate) fn identity(&self) -> Result<Option<&Identity>, Problem> {
+        match &self.own().identity {
+            Ok(identity) => Ok(identity.as_ref()),
+            Err(reason) => Err(Problem::Invalid(reason.clone())),
+        }
+    }
+
+    /// Sends a request without credentials on a new connection, and hands over the answer, which may be a refusal.
+    pub(crate) fn ask_anonymously(&self, target: &Target, waiting: &Waiting<'_>) -> Result<Answer, Fault> {
+        let uri = format!("{}{}", self.origin.url(), target.0);
+        let agent = concat!("hoistway/", env!("CARGO_PKG_VERSION"));
+        let request = Request::get(uri).header(RANGE, "bytes=0-0").header(USER_AGENT, agent).body(());
+        let invalid = |_| Problem::Invalid("the URL has a character that no request may have".into());
+        let parts = request.map_err(invalid)?.into_parts().0;
+        let connection = self.connection(&Waiting { is_new: true, ..*waiting })?;
+        send(connection, &parts, &[], waiting).map_err(|error| self.fault(error, false, 0, waiting))
+    }
+
     fn request(
         &self,
         target: &Target,
@@ -284,10 +305,8 @@ impl Client {
         if self.kind == Kind::Azure {
             parts.headers.insert("x-ms-version", HeaderValue::from_static(AZURE_VERSION));
         }
-        match &self.own().identity {
-            Ok(Some(identity)) => identity.sign(&mut parts, waiting.stop)?,
-            Ok(None) => {}
-            Err(reason) => return Err(Problem::Invalid(reason.clone())),
+        if let Some(identity) = self.identity()? {
+            identity.sign(&mut parts, waiting.stop)?;
         }
         // They need no signature.
         parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));

@@ -7,7 +7,7 @@ use crate::{
     location::{Kind, region},
     services::{Files, Services, block_on},
 };
-use http::{HeaderValue, header::AUTHORIZATION, request::Parts};
+use http::{HeaderValue, Request, header::AUTHORIZATION, request::Parts};
 use reqsign_aws_v4 as aws;
 use reqsign_azure_storage as azure;
 use reqsign_core::{
@@ -27,6 +27,8 @@ use std::{
 /// each ask anew, one after the other.
 const FAILED_FOR: Duration = Duration::from_secs(5);
 const DEFAULT_PROFILE: &str = "default";
+const OF_CONTAINER: &str = "the role of the container (AWS_CONTAINER_CREDENTIALS_*)";
+const OF_MACHINE: &str = "the role of the machine (metadata service of EC2)";
 /// What a token of Google's may do.
 const GOOGLE_SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_only";
 
@@ -131,6 +133,15 @@ impl Identity {
         }
     }
 
+    /// Asks for credentials as a request does, and returns which provider gave them; `None` if the options or the environment
+    /// hold them.
+    pub(crate) fn giver(&self, stop: &AtomicBool) -> Result<Option<String>, Problem> {
+        let invalid = |_| Problem::Invalid("no request can be signed".into());
+        let mut request = Request::get("https://localhost/").body(()).map_err(invalid)?.into_parts().0;
+        self.sign(&mut request, stop)?;
+        Ok(self.services.giver())
+    }
+
     fn sign_by<C: SigningCredential>(
         &self,
         signer: &Signer<C>,
@@ -180,7 +191,7 @@ fn s3(context: Context, services: &Services, options: &StoreOptions) -> Result<(
     let chain = match (&options.access_key, &options.profile) {
         (Some(key), _) => {
             let own = aws::StaticCredentialProvider::new(&key.id, &key.secret);
-            Chain::new().push(match &key.token {
+            Chain::new(services).push_given(match &key.token {
                 Some(token) => own.with_session_token(token),
                 None => own,
             })
@@ -201,7 +212,7 @@ fn s3(context: Context, services: &Services, options: &StoreOptions) -> Result<(
                 // It names who asks.
                 _ if found.role.is_some() || found.process.is_some() => chain,
                 Some(_) => of_container(chain),
-                None => of_container(chain).push(aws::IMDSv2CredentialProvider::new()),
+                None => of_container(chain).push(OF_MACHINE, aws::IMDSv2CredentialProvider::new()),
             }
         }
     };
@@ -211,8 +222,11 @@ fn s3(context: Context, services: &Services, options: &StoreOptions) -> Result<(
 
 fn of_container(chain: Chain<aws::Credential>) -> Chain<aws::Credential> {
     chain
-        .push(aws::AssumeRoleWithWebIdentityCredentialProvider::new())
-        .push(aws::ECSCredentialProvider::new())
+        .push(
+            "a web identity (AWS_WEB_IDENTITY_TOKEN_FILE)",
+            aws::AssumeRoleWithWebIdentityCredentialProvider::new(),
+        )
+        .push(OF_CONTAINER, aws::ECSCredentialProvider::new())
 }
 
 /// Who the profiles of the shared files of AWS's tools say.
@@ -241,14 +255,17 @@ impl AwsProfiles<'_> {
             _ => {
                 let keys = aws::ProfileCredentialProvider::new().with_profile(name);
                 let sso = aws::SSOCredentialProvider::new().with_profile(name);
-                let chain = Chain::new().push(keys).push(sso);
+                let chain = Chain::new(self.services)
+                    .push(format!("the keys of profile '{name}' of the shared AWS files"), keys)
+                    .push(format!("the SSO session of profile '{name}' of the shared AWS files"), sso);
                 let Some(process) = &found.process else { return Ok(chain) };
                 let Some(command) = words(process) else {
                     let reason = format!("a quote in credential_process of profile '{name}' is not closed");
                     return Err(Problem::Invalid(reason));
                 };
                 let whose = format!("credential_process of profile '{name}'");
-                Ok(chain.push(Program { whose, command, services: self.services.clone() }))
+                let program = Program { whose: whose.clone(), command, services: self.services.clone() };
+                Ok(chain.push(whose, program))
             }
         }
     }
@@ -260,7 +277,7 @@ impl AwsProfiles<'_> {
         if role.mfa_serial.is_some() {
             return invalid("needs the code of a device (mfa_serial), which hoistway does not ask for");
         }
-        let mut source = Chain::new();
+        let mut source = Chain::new(self.services);
         source = match (
             &role.web_identity_token_file,
             &role.source_profile,
@@ -269,12 +286,19 @@ impl AwsProfiles<'_> {
             (Some(file), ..) => {
                 let (arn, file) = (role.arn.clone(), file.into());
                 let role = aws::AssumeRoleWithWebIdentityCredentialProvider::with_config(arn, file);
-                return Ok(source.push(role.with_role_session_name(session)));
+                let given = format!("the role of profile '{name}', by its web identity");
+                return Ok(source.push(given, role.with_role_session_name(session)));
             }
             (None, Some(profile), None) => self.chain(profile, &[above, &[name]].concat())?,
-            (None, None, Some("Environment")) => source.push(aws::EnvCredentialProvider::new()),
-            (None, None, Some("EcsContainer")) => source.push(aws::ECSCredentialProvider::new()),
-            (None, None, Some("Ec2InstanceMetadata")) => source.push(aws::IMDSv2CredentialProvider::new()),
+            (None, None, Some("Environment")) => {
+                source.push("an access key of the environment", aws::EnvCredentialProvider::new())
+            }
+            (None, None, Some("EcsContainer")) => {
+                source.push(OF_CONTAINER, aws::ECSCredentialProvider::new())
+            }
+            (None, None, Some("Ec2InstanceMetadata")) => {
+                source.push(OF_MACHINE, aws::IMDSv2CredentialProvider::new())
+            }
             _ => {
                 return invalid(
                     "has a role_arn, and not one of source_profile and credential_source, which is Environment, \
@@ -292,7 +316,12 @@ impl AwsProfiles<'_> {
         if let Some(region) = &self.options.region {
             provider = provider.with_region(region.clone()).with_regional_sts_endpoint();
         }
-        Ok(Chain::new().push(provider))
+        let by = match (&role.source_profile, &role.credential_source) {
+            (Some(profile), _) => format!("profile '{profile}'"),
+            (None, source) => source.clone().unwrap_or_default(),
+        };
+        Ok(Chain::new(self.services)
+            .push(format!("the role of profile '{name}', taken on by {by}"), provider))
     }
 }
 
@@ -344,14 +373,17 @@ fn google(context: Context, services: &Services, options: &StoreOptions) -> (Sch
                 "no valid credentials for Google are in {path}, which the store option credentials_file or \
                  GOOGLE_APPLICATION_CREDENTIALS names"
             );
-            (Chain::new().push(file), missing)
+            (Chain::new(services).push(format!("the file {path}"), file), missing)
         }
         None => {
             let machine = google::VmMetadataCredentialProvider::new().with_scope(GOOGLE_SCOPE);
-            let chain = Chain::new().push(google::WellKnownCredentialProvider::new());
+            let chain = Chain::new(services).push(
+                "the file of gcloud auth application-default login",
+                google::WellKnownCredentialProvider::new(),
+            );
             let chain = match options.endpoint {
                 Some(_) => chain,
-                None => chain.push(machine),
+                None => chain.push("the service account of the machine (metadata server)", machine),
             };
             let missing = "no valid credentials for Google were found: set GOOGLE_APPLICATION_CREDENTIALS, or sign in by \
                            `gcloud auth application-default login`, or set the store option anonymous=true for a public \
@@ -386,17 +418,31 @@ impl ProvideCredential for Tokens {
 /// next would be another caller.
 #[derive(Debug)]
 struct Chain<C: Send + Sync + Unpin + 'static> {
-    providers: Vec<Box<dyn ProvideCredentialDyn<Credential = C>>>,
+    providers: Vec<Provider<C>>,
     chosen: OnceLock<usize>,
+    services: Services,
+}
+
+/// A provider of credentials, and how it is called. One without a name is what the options or the environment hold.
+#[derive(Debug)]
+struct Provider<C: Send + Sync + Unpin + 'static> {
+    name: Option<String>,
+    inner: Box<dyn ProvideCredentialDyn<Credential = C>>,
 }
 
 impl<C: Send + Sync + Unpin + 'static> Chain<C> {
-    fn new() -> Self {
-        Self { providers: Vec::new(), chosen: OnceLock::new() }
+    fn new(services: &Services) -> Self {
+        Self { providers: Vec::new(), chosen: OnceLock::new(), services: services.clone() }
     }
 
-    fn push(mut self, provider: impl ProvideCredential<Credential = C>) -> Self {
-        self.providers.push(Box::new(provider));
+    fn push(mut self, name: impl Into<String>, provider: impl ProvideCredential<Credential = C>) -> Self {
+        self.providers.push(Provider { name: Some(name.into()), inner: Box::new(provider) });
+        self
+    }
+
+    /// Adds credentials that are at hand.
+    fn push_given(mut self, provider: impl ProvideCredential<Credential = C>) -> Self {
+        self.providers.push(Provider { name: None, inner: Box::new(provider) });
         self
     }
 }
@@ -406,12 +452,14 @@ impl<C: std::fmt::Debug + Send + Sync + Unpin + 'static> ProvideCredential for C
 
     async fn provide_credential(&self, context: &Context) -> reqsign_core::Result<Option<C>> {
         if let Some(provider) = self.chosen.get().and_then(|chosen| self.providers.get(*chosen)) {
-            return provider.provide_credential_dyn(context).await;
+            return provider.inner.provide_credential_dyn(context).await;
         }
         for (at, provider) in self.providers.iter().enumerate() {
             // One that fails is none that has credentials.
-            if let Ok(Some(credential)) = provider.provide_credential_dyn(context).await {
+            if let Ok(Some(credential)) = provider.inner.provide_credential_dyn(context).await {
                 let _ = self.chosen.set(at);
+                // After a chain within it, whose caller takes on a role.
+                self.services.set_giver(provider.name.clone());
                 return Ok(Some(credential));
             }
         }
@@ -470,7 +518,7 @@ impl<P: ProvideCredential<Credential: SigningCredential>> ProvideCredential for 
 }
 
 fn azure(context: Context, services: &Services, options: &StoreOptions) -> Result<(Scheme, String), Problem> {
-    let mut chain = Chain::new();
+    let mut chain = Chain::new(services);
     chain = match (&options.account_key, &options.sas_token) {
         (Some(key), _) => {
             let Some(account) = &options.account else {
@@ -478,16 +526,21 @@ fn azure(context: Context, services: &Services, options: &StoreOptions) -> Resul
                     "a key needs its account: set AZURE_STORAGE_ACCOUNT_NAME or the store option account";
                 return Err(Problem::Invalid(reason.into()));
             };
-            chain.push(azure::StaticCredentialProvider::new_shared_key(account, key.text()))
+            chain.push_given(azure::StaticCredentialProvider::new_shared_key(account, key.text()))
         }
-        (None, Some(token)) => chain.push(azure::StaticCredentialProvider::new_sas_token(token.text())),
+        (None, Some(token)) => chain.push_given(azure::StaticCredentialProvider::new_sas_token(token.text())),
         (None, None) => {
             let chain = chain
-                .push(azure::ClientSecretCredentialProvider::new())
-                .push(azure::WorkloadIdentityCredentialProvider::new());
+                .push("a client (AZURE_CLIENT_SECRET)", azure::ClientSecretCredentialProvider::new())
+                .push(
+                    "a workload identity (AZURE_FEDERATED_TOKEN_FILE)",
+                    azure::WorkloadIdentityCredentialProvider::new(),
+                );
             match options.endpoint {
                 Some(_) => chain,
-                None => chain.push(azure::ImdsCredentialProvider::new()),
+                None => {
+                    chain.push("the managed identity of the machine", azure::ImdsCredentialProvider::new())
+                }
             }
         }
     };
@@ -503,8 +556,9 @@ fn azure(context: Context, services: &Services, options: &StoreOptions) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::AccessKey;
     use bytes::Bytes;
-    use http::{Request, Response};
+    use http::Response;
     use reqsign_core::{HttpSend, StaticEnv};
     use rsa::{
         RsaPrivateKey,
@@ -691,6 +745,38 @@ mod tests {
         (identity, asked)
     }
 
+    #[test]
+    fn what_gives_credentials_is_named() {
+        let (identity, _) = role_service(&[(200, 3600)]);
+        assert_eq!(identity.giver(&AtomicBool::new(false)).unwrap().as_deref(), Some(OF_CONTAINER));
+        let directory = tempfile::tempdir().unwrap();
+        let config =
+            "[profile reader]\nrole_arn = arn:aws:iam::123456789012:role/reader\nsource_profile = keys\n";
+        let keys = "[keys]\naws_access_key_id = k\naws_secret_access_key = s\n";
+        let files = aws_files(directory.path(), config, keys);
+        let envs = files.iter().map(|(name, path)| ((*name).to_owned(), path.clone())).collect();
+        let services = Services::default();
+        let context = Context::new()
+            .with_env(StaticEnv { home_dir: None, envs })
+            .with_file_read(Files)
+            .with_http_send(Service(Arc::default(), 200, ASSUMED));
+        for (profile, expected) in [
+            ("keys", "the keys of profile 'keys' of the shared AWS files"),
+            ("reader", "the role of profile 'reader', taken on by profile 'keys'"),
+        ] {
+            let options = elsewhere(|own| own.profile = Some(profile.into()));
+            let identity =
+                Identity::within(context.clone(), services.clone(), Kind::S3, &local(), &options).unwrap();
+            let giver = identity.unwrap().giver(&AtomicBool::new(false)).unwrap();
+            assert_eq!(giver.as_deref(), Some(expected));
+        }
+        let key = elsewhere(|own| {
+            own.access_key = Some(AccessKey { id: "k".into(), secret: "s".into(), token: None })
+        });
+        let identity = Identity::within(context, Services::default(), Kind::S3, &local(), &key).unwrap();
+        assert_eq!(identity.unwrap().giver(&AtomicBool::new(false)).unwrap(), None);
+    }
+
     fn sign_once(identity: &Identity) -> Result<String, Problem> {
         let mut parts = Request::get("http://127.0.0.1/a").body(()).unwrap().into_parts().0;
         identity.sign(&mut parts, &AtomicBool::new(false)).map(|()| authorization(&parts).to_owned())
@@ -725,12 +811,14 @@ mod tests {
     #[test]
     fn a_provider_that_fails_later_is_not_replaced_by_another_caller() {
         let stop = AtomicBool::new(false);
-        let chain = Chain::new()
-            .push(Times("none", AtomicUsize::new(0)))
-            .push(Times("pod", AtomicUsize::new(1)))
-            .push(Times("machine", AtomicUsize::new(9)));
+        let services = Services::default();
+        let chain = Chain::new(&services)
+            .push("nothing", Times("none", AtomicUsize::new(0)))
+            .push("the pod", Times("pod", AtomicUsize::new(1)))
+            .push("the machine", Times("machine", AtomicUsize::new(9)));
         let ask = || block_on(chain.provide_credential(&Context::new()), &stop).unwrap();
         assert_eq!(ask().unwrap(), Some("pod"));
+        assert_eq!(services.giver().as_deref(), Some("the pod"));
         assert!(ask().is_err(), "the role of the machine is another caller");
     }
 

@@ -77,6 +77,8 @@ pub(crate) struct Services {
     refusal: Arc<Mutex<Option<String>>>,
     /// Whether what the caller has is still valid: then a service is asked once, and soon.
     is_early: Arc<AtomicBool>,
+    /// What gave the credentials, without anything of them.
+    giver: Arc<Mutex<Option<String>>>,
 }
 
 impl Services {
@@ -88,6 +90,15 @@ impl Services {
     /// Says whether what the caller has is still valid.
     pub(crate) fn set_early(&self, is_early: bool) {
         self.is_early.store(is_early, Ordering::Relaxed);
+    }
+
+    /// What gave the credentials last.
+    pub(crate) fn giver(&self) -> Option<String> {
+        self.giver.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_giver(&self, giver: Option<String>) {
+        *self.giver.lock().unwrap_or_else(PoisonError::into_inner) = giver;
     }
 
     /// Forgets what an earlier question led to.

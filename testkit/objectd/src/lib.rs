@@ -63,6 +63,8 @@ struct State {
     region: Mutex<Option<(String, WrongRegion)>>,
     /// How many signatures have expired of those by which a hub leads here.
     expired: AtomicUsize,
+    /// The date that answers have, if any.
+    date: Mutex<Option<String>>,
 }
 
 /// Where a redirect leads: the URL of a server, a path there, and that server.
@@ -168,6 +170,11 @@ impl Server {
     /// Says which region its buckets are in, and what becomes of requests for another one.
     pub fn lie_in(&self, region: &str, otherwise: WrongRegion) {
         *lock(&self.state.region) = Some((region.to_owned(), otherwise));
+    }
+
+    /// Has answers that are objects or parts of them say this date.
+    pub fn say_date(&self, date: &str) {
+        *lock(&self.state.date) = Some(date.to_owned());
     }
 
     /// Removes an object.
@@ -399,6 +406,9 @@ impl State {
         }
         if *lock(&self.dialect) == Dialect::Google {
             extra += &format!("x-goog-generation: {}\r\n", object.generation);
+        }
+        if let Some(date) = &*lock(&self.date) {
+            extra += &format!("Date: {date}\r\n");
         }
         if let Some(commit) = &object.commit {
             let is_wrong = lock(&self.faults).0.wrong_commit;

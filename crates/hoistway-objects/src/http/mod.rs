@@ -13,4 +13,5 @@ pub(crate) use answer::{Answer, Pending, TooSlow, send};
 pub(crate) use connection::{Connection, Network, Origin, TICK, Waiting, have_input};
 pub(crate) use idle::IdlePool;
 pub(crate) use names::{addresses, is_of_this_network};
+pub(crate) use proxy::address_of as proxy_of;
 pub(crate) use tls::Roots;

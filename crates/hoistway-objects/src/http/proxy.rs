@@ -23,6 +23,11 @@ pub(super) fn of(origin: &Origin) -> io::Result<Option<Proxy>> {
     within(origin, |name| std::env::var(name).ok())
 }
 
+/// The host and port of the proxy for a server, if connections to it go through one.
+pub(crate) fn address_of(origin: &Origin) -> io::Result<Option<String>> {
+    Ok(of(origin)?.map(|proxy| format!("{}:{}", proxy.host, proxy.port)))
+}
+
 fn within(origin: &Origin, variable: impl Fn(&str) -> Option<String>) -> io::Result<Option<Proxy>> {
     let set = |names: &[&'static str]| {
         let mut set = names.iter().filter_map(|name| Some((*name, variable(name)?)));

@@ -10,7 +10,7 @@ mod threefs;
 mod windows;
 
 use crate::{
-    catalog::{OpenFile, SourceName},
+    catalog::{OpenFile, OpenOptions, SourceName},
     memory::limits,
     parallel,
     route::{Unavailable, probe_ring},
@@ -66,6 +66,18 @@ pub enum Status {
 /// }
 /// ```
 pub fn examine<P: AsRef<Path>>(paths: &[P]) -> Vec<Check> {
+    examine_with(paths, &OpenOptions::default())
+}
+
+/// Does what [`examine`] does, with the endpoints and credentials of stores, and the cache, that the options say.
+///
+/// ```
+/// use hoistway::{catalog::OpenOptions, doctor::examine_with};
+/// assert!(!examine_with(&["."], &OpenOptions::default()).is_empty());
+/// ```
+pub fn examine_with<P: AsRef<Path>>(paths: &[P], options: &OpenOptions) -> Vec<Check> {
+    #[cfg(not(feature = "objects"))]
+    let _ = options;
     let mut checks = system();
     checks.push(cores());
     checks.extend(memory_limits());
@@ -77,7 +89,7 @@ pub fn examine<P: AsRef<Path>>(paths: &[P]) -> Vec<Check> {
         let path = path.as_ref();
         checks.extend(match SourceName::from(path) {
             #[cfg(feature = "objects")]
-            SourceName::Url(url) => objects::checks(&url),
+            SourceName::Url(url) => objects::checks(&url, options),
             _ => path_checks(path),
         });
     }
