@@ -879,6 +879,29 @@ fn doctor_examines_the_way_to_a_store_its_clock_and_its_caller() {
     assert_eq!(output.status.code(), Some(2));
 }
 
+#[cfg(unix)]
+#[test]
+fn a_program_gives_credentials_once_for_all_regions() {
+    use std::os::unix::fs::PermissionsExt;
+    let (model, server) = (Model::new(), objectd::Server::start().unwrap());
+    server.put("models/llama/model.safetensors", &fs::read(&model.path).unwrap());
+    server.lie_in("eu-west-1", objectd::WrongRegion::Malformed);
+    let place = |name: &str| model.path.with_file_name(name);
+    let (program, ran, config) = (place("keys"), place("ran"), place("config"));
+    let key = r#"{"Version": 1, "AccessKeyId": "printed", "SecretAccessKey": "canary"}"#;
+    fs::write(&program, format!("#!/bin/sh\necho ran >> '{}'\necho '{key}'\n", ran.display())).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(&config, format!("[default]\ncredential_process = '{}'\n", program.display())).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_hoistway"))
+        .envs([("AWS_ENDPOINT_URL", server.url()), ("AWS_CONFIG_FILE", config.display().to_string())])
+        .args(["load", "--report", "s3://models/llama/"])
+        .output()
+        .unwrap();
+    let text = [&*output.stdout, &*output.stderr].map(String::from_utf8_lossy).concat();
+    assert!(output.status.success() && text.contains("eu-west-1") && !text.contains("canary"), "{text}");
+    assert_eq!(fs::read_to_string(&ran).unwrap(), "ran\n");
+}
+
 #[test]
 fn the_cache_of_the_node_is_filled_shown_checked_and_emptied() {
     let (model, server) = (Model::new(), objectd::Server::start().unwrap());

@@ -99,6 +99,22 @@ pub(crate) fn words(command: &str) -> Option<Vec<String>> {
     quote.is_none().then_some(words)
 }
 
+/// The value of a setting. A comment follows a space; within the quotes of a command there is none.
+fn without_comment<'a>(name: &str, value: &'a str) -> &'a str {
+    let mut comments = value.match_indices([' ', '\t']).filter_map(|(at, _)| {
+        let begins = value[at + 1..].starts_with(['#', ';']);
+        begins.then(|| &value[..at])
+    });
+    let first = comments.clone().next();
+    let unquoted = comments.find(|before| name != "credential_process" || words(before).is_some());
+    match (unquoted, words(value)) {
+        (Some(before), _) => before,
+        // All are within quotes.
+        (None, Some(_)) => value,
+        (None, None) => first.unwrap_or(value),
+    }
+}
+
 fn sections(text: &str) -> Sections {
     let mut sections = Sections::new();
     let (mut section, mut outer) = (String::new(), String::new());
@@ -114,9 +130,7 @@ fn sections(text: &str) -> Sections {
         }
         let Some((name, value)) = content.split_once('=') else { continue };
         let name = name.trim().to_ascii_lowercase();
-        // A comment follows a space.
-        let value =
-            value.split(" #").next().unwrap_or_default().split(" ;").next().unwrap_or_default().trim();
+        let value = without_comment(&name, value).trim();
         let is_nested = line.starts_with([' ', '\t']) && !outer.is_empty();
         let name = if is_nested { format!("{outer}.{name}") } else { name };
         if !is_nested {
@@ -167,6 +181,23 @@ mod tests {
             (role.arn.as_str(), role.external_id.as_deref()),
             ("arn:aws:iam::1:role/reader", Some("5"))
         );
+    }
+
+    #[test]
+    fn a_comment_ends_a_value_and_no_quotes() {
+        for (value, expected) in [
+            ("/opt/keys # don't", "/opt/keys"),
+            ("/opt/keys ; \"the old one", "/opt/keys"),
+            ("/opt/keys\t# tabs", "/opt/keys"),
+            ("\"/opt/my #tools/keys\" --for me # a 'comment", "\"/opt/my #tools/keys\" --for me"),
+            ("'/opt/my ;tools/keys'", "'/opt/my ;tools/keys'"),
+            ("/opt/keys#1", "/opt/keys#1"),
+            ("'/opt/keys # open", "'/opt/keys"),
+        ] {
+            let found = sections(&format!("[default]\ncredential_process = {value}\nregion = x # it's\n"));
+            assert_eq!(found["default"]["credential_process"], expected, "{value}");
+            assert_eq!(found["default"]["region"], "x");
+        }
     }
 
     #[test]

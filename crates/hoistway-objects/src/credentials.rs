@@ -4,8 +4,9 @@ use crate::{
     Problem, StoreOptions,
     aws_files::{Profile, Role, words},
     http::{Origin, TICK},
-    location::{Kind, region},
-    services::{Files, Services, block_on},
+    location::{Kind, aws_domain, region},
+    per_process::PerProcess,
+    services::{Asked, Files, Services, block_on},
 };
 use http::{HeaderValue, Request, header::AUTHORIZATION, request::Parts};
 use reqsign_aws_v4 as aws;
@@ -16,8 +17,9 @@ use reqsign_core::{
 use reqsign_google as google;
 use serde::Deserialize;
 use std::{
+    collections::HashMap,
     sync::{
-        Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -26,6 +28,8 @@ use std::{
 /// How long services are not asked again after no credentials were found: the requests of a load that wait for them would
 /// each ask anew, one after the other.
 const FAILED_FOR: Duration = Duration::from_secs(5);
+/// Callers that are kept.
+const MAX_CALLERS: usize = 64;
 const DEFAULT_PROFILE: &str = "default";
 const OF_CONTAINER: &str = "the role of the container (AWS_CONTAINER_CREDENTIALS_*)";
 const OF_MACHINE: &str = "the role of the machine (metadata service of EC2)";
@@ -75,9 +79,12 @@ impl Identity {
     /// # Errors
     /// [`Problem::Invalid`] if an option is missing.
     pub(crate) fn new(kind: Kind, origin: &Origin, options: &StoreOptions) -> Result<Option<Self>, Problem> {
+        if kind == Kind::S3 && !options.anonymous {
+            let caller = S3Caller::shared(options)?;
+            return Ok(Some(caller.identity(of_machine(&caller.services), options)));
+        }
         let services = Services::default();
-        let context = Context::new().with_env(OsEnv).with_file_read(Files).with_http_send(services.clone());
-        Self::within(context, services, kind, origin, options)
+        Self::within(of_machine(&services), services, kind, origin, options)
     }
 
     /// The same, of another environment.
@@ -106,7 +113,10 @@ impl Identity {
         }
         let (scheme, missing) = match kind {
             Kind::Web => return Ok(None),
-            Kind::S3 => s3(context, &services, options)?,
+            Kind::S3 => {
+                let caller = S3Caller::new(&context, services, options)?;
+                return Ok(Some(caller.identity(context, options)));
+            }
             Kind::Google => google(context, &services, options),
             Kind::Azure => azure(context, &services, options)?,
             Kind::Hub => {
@@ -117,7 +127,11 @@ impl Identity {
                 (Scheme::Token(value), String::new())
             }
         };
-        Ok(Some(Self { scheme, missing, services, turns: Mutex::default(), next_turn: Condvar::new() }))
+        Ok(Some(Self::of(scheme, missing, services)))
+    }
+
+    fn of(scheme: Scheme, missing: String, services: Services) -> Self {
+        Self { scheme, missing, services, turns: Mutex::default(), next_turn: Condvar::new() }
     }
 
     /// Signs a request. May ask a service for credentials, and waits for it. Ends soon after `stop` is set.
@@ -183,7 +197,63 @@ impl Identity {
     }
 }
 
-fn s3(context: Context, services: &Services, options: &StoreOptions) -> Result<(Scheme, String), Problem> {
+/// The environment, the files and the services of this machine.
+fn of_machine(services: &Services) -> Context {
+    Context::new().with_env(OsEnv).with_file_read(Files).with_http_send(services.clone())
+}
+
+/// Who asks S3, in all regions: what gives the credentials is asked once for all of them.
+#[derive(Debug)]
+struct S3Caller {
+    provider: Arc<Kept<Chain<aws::Credential>>>,
+    missing: String,
+    services: Services,
+}
+
+impl S3Caller {
+    fn new(context: &Context, services: Services, options: &StoreOptions) -> Result<Self, Problem> {
+        let (chain, missing) = s3(context, &services, options)?;
+        Ok(Self { provider: Arc::new(Kept::new(chain, &services)), missing, services })
+    }
+
+    /// The one of this process.
+    fn shared(options: &StoreOptions) -> Result<Arc<Self>, Problem> {
+        static CALLERS: PerProcess<Mutex<HashMap<StoreOptions, Arc<S3Caller>>>> = PerProcess::new();
+        // Credentials are valid in all regions that have the same domain.
+        let key = StoreOptions {
+            region: Some(aws_domain(region(options)).to_owned()),
+            path_style: None,
+            unpinned: false,
+            allow_http: false,
+            ..options.clone()
+        };
+        let mut callers = CALLERS.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(caller) = callers.get(&key) {
+            return Ok(caller.clone());
+        }
+        if callers.len() >= MAX_CALLERS {
+            callers.clear();
+        }
+        let services = Services::default();
+        let caller = Arc::new(Self::new(&of_machine(&services), services, options)?);
+        callers.insert(key, caller.clone());
+        Ok(caller)
+    }
+
+    /// Signs requests for a region.
+    fn identity(&self, context: Context, options: &StoreOptions) -> Identity {
+        let signer = aws::RequestSigner::new("s3", region(options));
+        let signer = Signer::new(context, self.provider.clone(), signer);
+        Identity::of(Scheme::S3(signer), self.missing.clone(), self.services.clone())
+    }
+}
+
+/// What gives the credentials that the options say, and what to say where there are none.
+fn s3(
+    context: &Context,
+    services: &Services,
+    options: &StoreOptions,
+) -> Result<(Chain<aws::Credential>, String), Problem> {
     let mut missing =
         "no valid credentials for S3 were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or \
                        AWS_PROFILE, or the store option anonymous=true for a public bucket"
@@ -202,10 +272,10 @@ fn s3(context: Context, services: &Services, options: &StoreOptions) -> Result<(
                 "profile '{name}' of the shared AWS files gives no valid key, SSO session or role: sign in again, check its source_profile, or name another by \
                   the store option profile or AWS_PROFILE"
             );
-            AwsProfiles { context: &context, services, options }.chain(name, &[])?
+            AwsProfiles { context, services, options }.chain(name, &[])?
         }
         (None, None) => {
-            let profiles = AwsProfiles { context: &context, services, options };
+            let profiles = AwsProfiles { context, services, options };
             let chain = profiles.chain(DEFAULT_PROFILE, &[])?;
             let found = profiles.find(DEFAULT_PROFILE);
             match &options.endpoint {
@@ -216,8 +286,7 @@ fn s3(context: Context, services: &Services, options: &StoreOptions) -> Result<(
             }
         }
     };
-    let signer = aws::RequestSigner::new("s3", region(options));
-    Ok((Scheme::S3(Signer::new(context, Kept::new(chain, services), signer)), missing))
+    Ok((chain, missing))
 }
 
 fn of_container(chain: Chain<aws::Credential>) -> Chain<aws::Credential> {
@@ -313,9 +382,8 @@ impl AwsProfiles<'_> {
         if let Some(id) = &role.external_id {
             provider = provider.with_external_id(id.clone());
         }
-        if let Some(region) = &self.options.region {
-            provider = provider.with_region(region.clone()).with_regional_sts_endpoint();
-        }
+        // Sessions that a region gives are valid in all of them; those of the global endpoint are not.
+        provider = provider.with_region(region(self.options).to_owned()).with_regional_sts_endpoint();
         let by = match (&role.source_profile, &role.credential_source) {
             (Some(profile), _) => format!("profile '{profile}'"),
             (None, source) => source.clone().unwrap_or_default(),
@@ -467,28 +535,64 @@ impl<C: std::fmt::Debug + Send + Sync + Unpin + 'static> ProvideCredential for C
     }
 }
 
-/// Keeps credentials that are still valid where a service gives no new ones: it is asked a while before they expire.
+/// Keeps credentials while they are valid. A while before they expire, new ones are asked for beside the requests, which go on
+/// with those that are kept.
 #[derive(Debug)]
 struct Kept<P: ProvideCredential> {
-    provider: P,
+    provider: Arc<P>,
     services: Services,
-    last: Mutex<Option<Last<P::Credential>>>,
+    known: Mutex<Known<P::Credential>>,
 }
 
-#[derive(Clone, Debug)]
-struct Last<C> {
-    credential: C,
+#[derive(Debug)]
+struct Known<C> {
+    last: Option<C>,
     /// When no new ones came.
     failed: Option<Instant>,
+    /// The question for new ones.
+    renewal: Option<Asked<Option<C>>>,
 }
 
-impl<P: ProvideCredential> Kept<P> {
+impl<P: ProvideCredential<Credential: SigningCredential>> Kept<P> {
     fn new(provider: P, services: &Services) -> Self {
-        Self { provider, services: services.clone(), last: Mutex::new(None) }
+        let known = Known { last: None, failed: None, renewal: None };
+        Self { provider: Arc::new(provider), services: services.clone(), known: Mutex::new(known) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Last<P::Credential>>> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What is valid now. If it expires soon, new ones are asked for meanwhile.
+    fn valid(&self, context: &Context) -> Option<P::Credential> {
+        let mut known = self.lock();
+        if let Some(answer) = known.renewal.as_ref().and_then(Asked::answer) {
+            known.renewal = None;
+            match answer {
+                Ok(Some(credential)) => known.last = Some(credential),
+                _ => known.failed = Some(Instant::now()),
+            }
+        }
+        let last = known.last.clone().filter(|last| last.is_valid_at(Timestamp::now()))?;
+        let has_failed = known.failed.is_some_and(|failed| failed.elapsed() < FAILED_FOR);
+        if !last.is_valid() && !has_failed && known.renewal.is_none() {
+            self.services.set_early(true);
+            match self.renewal(context) {
+                Ok(renewal) => known.renewal = Some(renewal),
+                Err(_) => known.failed = Some(Instant::now()),
+            }
+        }
+        Some(last)
+    }
+
+    /// Asks for new credentials on a thread of its own.
+    fn renewal(&self, context: &Context) -> reqsign_core::Result<Asked<Option<P::Credential>>> {
+        let (provider, context) = (self.provider.clone(), context.clone());
+        Asked::of(move |stop| {
+            let found = block_on(provider.provide_credential(&context), stop).ok_or(Problem::Stopped)?;
+            // Requests go on without them.
+            Ok(found.unwrap_or_default())
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known<P::Credential>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -496,24 +600,27 @@ impl<P: ProvideCredential<Credential: SigningCredential>> ProvideCredential for 
     type Credential = P::Credential;
 
     async fn provide_credential(&self, context: &Context) -> reqsign_core::Result<Option<Self::Credential>> {
-        let last = self.lock().clone().filter(|own| own.credential.is_valid_at(Timestamp::now()));
-        if let Some(Last { credential, failed: Some(failed) }) = &last
-            && failed.elapsed() < FAILED_FOR
-        {
-            return Ok(Some(credential.clone()));
+        if let Some(credential) = self.valid(context) {
+            return Ok(Some(credential));
         }
-        self.services.set_early(last.is_some());
-        match (self.provider.provide_credential(context).await, last) {
-            (Ok(Some(credential)), _) => {
-                *self.lock() = Some(Last { credential: credential.clone(), failed: None });
-                Ok(Some(credential))
+        // They expired before the new ones came.
+        let renewal = self.lock().renewal.take();
+        let renewed = match renewal {
+            Some(renewal) => renewal.await.ok().flatten(),
+            None => None,
+        };
+        let found = match renewed {
+            Some(credential) => Some(credential),
+            None => {
+                self.services.set_early(false);
+                self.provider.provide_credential(context).await?
             }
-            (_, Some(Last { credential, .. })) => {
-                *self.lock() = Some(Last { credential: credential.clone(), failed: Some(Instant::now()) });
-                Ok(Some(credential))
-            }
-            (failed, None) => failed,
+        };
+        if let Some(credential) = &found {
+            let mut known = self.lock();
+            (known.last, known.failed) = (Some(credential.clone()), None);
         }
+        Ok(found)
     }
 }
 
@@ -566,11 +673,10 @@ mod tests {
         rand_core::OsRng,
     };
     use std::{
-        collections::HashMap,
         io::{Read, Write},
         net::TcpListener,
         path::Path,
-        sync::{Arc, atomic::AtomicUsize},
+        sync::atomic::AtomicUsize,
         thread,
     };
 
@@ -786,10 +892,20 @@ mod tests {
     fn a_service_that_fails_once_ends_no_load() {
         // Keys that are renewed before they expire, and the service fails when they are.
         let (identity, asked) = role_service(&[(200, 100), (503, 0)]);
-        for _ in 0..5 {
+        let begun = Instant::now();
+        while asked.load(Ordering::Relaxed) < 2 {
             assert!(sign_once(&identity).unwrap().contains("Credential=key-0/"));
         }
-        assert_eq!(asked.load(Ordering::Relaxed), 2, "it is not asked by each request");
+        for _ in 0..50 {
+            assert!(sign_once(&identity).unwrap().contains("Credential=key-0/"));
+        }
+        let most = 2 + begun.elapsed().as_secs() / FAILED_FOR.as_secs();
+        assert!(asked.load(Ordering::Relaxed) as u64 <= most, "it is not asked by each request");
+        // New ones are used once they are there.
+        let (identity, _) = role_service(&[(200, 100), (200, 3600)]);
+        while !sign_once(&identity).unwrap().contains("Credential=key-1/") {
+            thread::sleep(Duration::from_millis(1));
+        }
         // What may pass is tried again at once.
         let (identity, _) = role_service(&[(503, 0), (429, 0), (200, 3600)]);
         assert!(sign_once(&identity).unwrap().contains("Credential=key-2/"));
@@ -887,10 +1003,26 @@ mod tests {
         let folder = directory.join("my tools");
         std::fs::create_dir_all(&folder).unwrap();
         let (path, ran) = (folder.join("keys"), directory.join("ran"));
-        std::fs::write(&path, format!("#!/bin/sh\necho $1 >> '{}'\n{prints}\n", ran.display())).unwrap();
+        let number = directory.join("process");
+        let notes = format!("echo $$ > '{}'; echo $1 >> '{}'", number.display(), ran.display());
+        std::fs::write(&path, format!("#!/bin/sh\n{notes}\n{prints}\n")).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         let process = format!("credential_process = \"{}\" --once\n", path.display());
         aws_files(directory, &format!("[default]\n{process}[profile mine]\n{process}"), "")
+    }
+
+    /// Waits until the program that ran last is gone.
+    #[cfg(unix)]
+    fn wait_for_its_end(directory: &Path) {
+        #[cfg(target_os = "linux")]
+        {
+            let number = std::fs::read_to_string(directory.join("process")).unwrap();
+            while crate::services::tests::runs(number.trim()) {
+                thread::sleep(TICK);
+            }
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = directory;
     }
 
     #[cfg(unix)]
@@ -943,6 +1075,34 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
+    fn requests_go_on_while_a_program_renews_what_is_still_valid() {
+        let directory = tempfile::tempdir().unwrap();
+        let ran = directory.path().join("ran");
+        let soon = (Timestamp::now() + Duration::from_secs(100)).format_rfc3339_zulu();
+        // The second time it does not end.
+        let prints = format!(
+            "[ $(wc -l < '{}') = 1 ] || exec sleep 600\n\
+             echo '{{\"Version\": 1, \"AccessKeyId\": \"first\", \"SecretAccessKey\": \"s\", \"Expiration\": \"{soon}\"}}'",
+            ran.display()
+        );
+        let files = program(directory.path(), &prints);
+        let envs = files.iter().map(|(name, path)| ((*name).to_owned(), path.clone())).collect();
+        let context = Context::new().with_env(StaticEnv { home_dir: None, envs });
+        let identity = Identity::within(context, Services::default(), Kind::S3, &local(), &elsewhere(|_| ()));
+        let identity = identity.unwrap().unwrap();
+        let sign = || assert!(sign_once(&identity).unwrap().contains("Credential=first/"));
+        while std::fs::read_to_string(&ran).unwrap_or_default().lines().count() < 2 {
+            sign();
+        }
+        let begun = Instant::now();
+        (0..50).for_each(|_| sign());
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+        drop(identity);
+        wait_for_its_end(directory.path());
+    }
+
+    #[cfg(unix)]
+    #[test]
     fn a_program_that_does_not_end_is_killed_when_the_caller_stops() {
         let directory = tempfile::tempdir().unwrap();
         let files = program(directory.path(), "exec sleep 600");
@@ -966,6 +1126,7 @@ mod tests {
             stop.store(true, Ordering::Relaxed);
             assert!(matches!(signing.join().unwrap(), Err(Problem::Stopped)));
         });
+        wait_for_its_end(directory.path());
     }
 
     const ASSUMED: &str = "<AssumeRoleResponse><AssumeRoleResult><Credentials>\

@@ -31,6 +31,9 @@ pub enum Problem {
         /// What the server said.
         said: String,
     },
+    /// The object has no bytes.
+    #[error("the object is empty")]
+    Empty,
     /// The server refuses to show the object.
     #[error("the server denies access ({said}); check the credentials, their permissions, and the region")]
     Denied {
@@ -112,6 +115,7 @@ impl Problem {
             | Self::Redirected { .. }
             | Self::OtherRegion { .. }
             | Self::NoETag { .. }
+            | Self::Empty
             | Self::Refused { .. } => io::ErrorKind::InvalidData,
             Self::Stopped => io::ErrorKind::Other,
         }

@@ -10,6 +10,17 @@ const QUERY: &AsciiSet = &PATH.add(b'/');
 /// Where Azure's accounts are. Tokens are sent to no other host that a URL names.
 const AZURE_SUFFIXES: &[&str] = &["core.windows.net", "core.usgovcloudapi.net", "core.chinacloudapi.cn"];
 
+/// Domains of AWS's services, by the beginning of the names of regions.
+const AWS_DOMAINS: &[(&str, &str)] = &[
+    ("cn-", "amazonaws.com.cn"),
+    ("eusc-", "amazonaws.eu"),
+    ("us-iso-", "c2s.ic.gov"),
+    ("us-isob-", "sc2s.sgov.gov"),
+    ("us-isof-", "csp.hci.ic.gov"),
+    ("eu-isoe-", "cloud.adc-e.uk"),
+    ("", "amazonaws.com"),
+];
+
 /// What kind of server answers, as the scheme of a URL says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
@@ -149,7 +160,7 @@ impl Location {
         let region = region(options);
         let endpoint = match &options.endpoint {
             Some(endpoint) => endpoint.clone(),
-            None => format!("https://s3.{region}.amazonaws.com"),
+            None => format!("https://s3.{region}.{}", aws_domain(region)),
         };
         let (origin, base) = web(&endpoint)?;
         let base = trimmed(&base);
@@ -283,6 +294,17 @@ impl Bucket {
     }
 }
 
+/// The domain of AWS's services in a region.
+pub(crate) fn aws_domain(region: &str) -> &'static str {
+    let found = AWS_DOMAINS.iter().find(|(begin, _)| region.starts_with(begin));
+    found.map_or("amazonaws.com", |(_, domain)| domain)
+}
+
+/// Whether a host is one of AWS's services.
+pub(crate) fn is_aws_host(host: &str) -> bool {
+    AWS_DOMAINS.iter().any(|(_, domain)| host.strip_suffix(domain).is_some_and(|name| name.ends_with('.')))
+}
+
 /// The region of a bucket.
 pub(crate) fn region(options: &StoreOptions) -> &str {
     options.region.as_deref().unwrap_or("us-east-1")
@@ -365,6 +387,16 @@ mod tests {
         assert_eq!(found(url, hosted), pair("http://models.store:9000", "/llama/a%20b.gguf"));
         let dotted = found("s3://my.models/a", |options| options.region = Some("eu-west-1".into()));
         assert_eq!(dotted, pair("https://s3.eu-west-1.amazonaws.com", "/my.models/a"));
+        for (region, host) in [
+            ("cn-north-1", "s3.cn-north-1.amazonaws.com.cn"),
+            ("eusc-de-east-1", "s3.eusc-de-east-1.amazonaws.eu"),
+            ("us-gov-west-1", "s3.us-gov-west-1.amazonaws.com"),
+        ] {
+            let there = found("s3://models/a", |options| options.region = Some(region.into()));
+            assert_eq!(there, pair(&format!("https://models.{host}"), "/a"));
+            assert!(is_aws_host(host), "{host}");
+        }
+        assert!(!is_aws_host("amazonaws.com.example") && !is_aws_host("notamazonaws.com"));
         assert_eq!(found("https://host/a?b=c/d#e", |_| ()), pair("https://host", "/a?b=c/d"));
         assert_eq!(found("https://host?x=1", |_| ()), pair("https://host", "/?x=1"));
         assert_eq!(found("https://host", |_| ()), pair("https://host", "/"));

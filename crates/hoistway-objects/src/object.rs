@@ -260,9 +260,7 @@ struct First {
 fn first(client: &Arc<Client>, location: &Location, waiting: &Waiting<'_>) -> Result<First, Fault> {
     let headers = [(RANGE, format!("bytes=0-{}", HEAD_BYTES - 1))];
     let empty = |fault| match fault {
-        Fault::Final(Problem::Refused { status: 416, .. }) => {
-            Problem::Invalid("the object is empty".into()).into()
-        }
+        Fault::Final(Problem::Refused { status: 416, .. }) => Problem::Empty.into(),
         fault => fault,
     };
     let (client, answer, linked) = match location.kind {
@@ -317,7 +315,7 @@ fn whole(client: &Client, answer: Answer, waiting: &Waiting<'_>) -> Result<Vec<u
         fault => fault,
     })?;
     match bytes.is_empty() {
-        true => Err(Problem::Invalid("the object is empty".into()).into()),
+        true => Err(Problem::Empty.into()),
         false => Ok(bytes),
     }
 }

@@ -4,6 +4,7 @@
 use crate::{
     Problem,
     http::{Answer, Connection, Network, Origin, Roots, TICK, Waiting, send},
+    location::is_aws_host,
     options::aws_roots,
     pace::{Again, Fault, Pace},
     policy::Failure,
@@ -12,7 +13,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use reqsign_core::{Error, FileRead, HttpSend, Result};
 use std::{
-    io::Read,
+    io::{self, Read},
     pin::{Pin, pin},
     process::{Child, Command, Stdio},
     sync::{
@@ -29,8 +30,8 @@ use std::{
 const MAX_ANSWER_BYTES: usize = 1 << 20;
 /// How long the service of the machine itself is waited for, which is there or not, and one that is asked early.
 const SHORT_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a program may take that prints credentials: people may have to sign in.
-const PROGRAM_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a program may take that prints credentials: it may ask a service, or a person.
+const PROGRAM_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a connection to another service may take.
 const CONNECT: Duration = Duration::from_secs(5);
 const METADATA_HOSTS: &[&str] = &["169.254.169.254", "metadata.google.internal"];
@@ -109,7 +110,7 @@ impl Services {
     /// Runs a program that prints credentials, and returns what it printed. `whose` tells it in refusals, which hold nothing of
     /// that.
     pub(crate) async fn run(&self, whose: &str, command: Vec<String>) -> Result<Vec<u8>> {
-        Asked::of(move |stop| output_of(&command, stop))?
+        Asked::of(move |stop| output_of(&command, PROGRAM_PATIENCE, stop))?
             .await
             .map_err(|problem| self.refuse(format!("{whose} {problem}")))
     }
@@ -158,24 +159,27 @@ fn origin_of(request: &Request<Bytes>) -> Origin {
 }
 
 /// A question to a service or a program, and its answer once that is there.
+#[derive(Debug)]
 struct Question<T> {
     stop: AtomicBool,
     state: Mutex<Waited<T>>,
 }
 
 /// The answer to a question, and what wakes the thread that waits for it.
+#[derive(Debug)]
 struct Waited<T> {
     answer: Option<std::result::Result<T, Problem>>,
     waker: Option<Waker>,
 }
 
 /// Waits for the answer to a question. The question is withdrawn when this is dropped.
-struct Asked<T>(Arc<Question<T>>);
+#[derive(Debug)]
+pub(crate) struct Asked<T>(Arc<Question<T>>);
 
 impl<T: Send + 'static> Asked<T> {
     /// Has a thread of its own find the answer: the caller does not wait itself, and so ends as soon as it is stopped. The thread
     /// ends soon after.
-    fn of(
+    pub(crate) fn of(
         find: impl FnOnce(&AtomicBool) -> std::result::Result<T, Problem> + Send + 'static,
     ) -> Result<Self> {
         let state = Mutex::new(Waited { answer: None, waker: None });
@@ -185,6 +189,13 @@ impl<T: Send + 'static> Asked<T> {
         let body = move || own.answer(find(&own.stop));
         thread.spawn(body).map_err(|error| Error::unexpected(error.to_string()))?;
         Ok(Self(question))
+    }
+}
+
+impl<T> Asked<T> {
+    /// The answer, if it is there.
+    pub(crate) fn answer(&self) -> Option<std::result::Result<T, Problem>> {
+        self.0.lock().answer.take()
     }
 }
 
@@ -226,22 +237,60 @@ impl<T> Drop for Asked<T> {
     }
 }
 
-/// Runs a program and returns what it prints. It ends soon after `stop` is set, and after [`PROGRAM_PATIENCE`].
-fn output_of(command: &[String], stop: &AtomicBool) -> std::result::Result<Vec<u8>, Problem> {
-    let failed = |why: &str| Problem::Credentials(why.to_owned());
-    let [program, arguments @ ..] = command else { return Err(failed("is empty")) };
-    let running = Command::new(program).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
-    let mut child = running.map_err(|error| failed(&format!("cannot be run: {program}: {error}")))?;
-    let result = printed_by(&mut child, stop);
-    if result.is_err() {
-        // It may have ended.
-        let _ = child.kill();
-        let _ = child.wait();
+/// Runs a program and returns what it prints. Kills it, and what it started, soon after `stop` is set, and after `patience`.
+fn output_of(
+    command: &[String],
+    patience: Duration,
+    stop: &AtomicBool,
+) -> std::result::Result<Vec<u8>, Problem> {
+    let failed = |why: String| Problem::Credentials(why);
+    let [program, arguments @ ..] = command else { return Err(failed("is empty".into())) };
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+    // What it starts is killed with it.
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let mut child = command.spawn().map_err(|error| failed(format!("cannot be run: {program}: {error}")))?;
+    let printed = printed_by(&mut child, patience, stop);
+    if printed.is_err() {
+        kill(&mut child);
     }
-    result
+    let status = child.wait().map_err(|error| failed(format!("cannot be waited for: {error}")))?;
+    match printed {
+        Ok(_) if !status.success() => Err(failed(format!("failed: {status}"))),
+        printed => printed,
+    }
 }
 
-fn printed_by(child: &mut Child, stop: &AtomicBool) -> std::result::Result<Vec<u8>, Problem> {
+/// Kills a program that was not waited for yet, and what it started: until then no other group has its number.
+fn kill(child: &mut Child) {
+    // It may have ended.
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::kill_process_group(
+        rustix::process::Pid::from_child(child),
+        rustix::process::Signal::KILL,
+    );
+    let _ = child.kill();
+}
+
+/// Whether a program has ended. On Linux its number stays taken.
+fn has_ended(child: &mut Child) -> io::Result<bool> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        Ok(waitid(WaitId::Pid(Pid::from_child(child)), options)?.is_some())
+    }
+    #[cfg(not(target_os = "linux"))]
+    Ok(child.try_wait()?.is_some())
+}
+
+/// What a program prints, once it has ended.
+fn printed_by(
+    child: &mut Child,
+    patience: Duration,
+    stop: &AtomicBool,
+) -> std::result::Result<Vec<u8>, Problem> {
     let failed = |why: String| Problem::Credentials(why);
     let (sender, receiver) = mpsc::channel();
     let pipe = child.stdout.take().ok_or_else(|| failed("has no output".into()))?;
@@ -253,13 +302,13 @@ fn printed_by(child: &mut Child, stop: &AtomicBool) -> std::result::Result<Vec<u
     });
     reading.map_err(|error| failed(error.to_string()))?;
     let begun = Instant::now();
-    let (mut bytes, mut status) = (None, None);
-    while bytes.is_none() || status.is_none() {
+    let mut bytes = None;
+    loop {
         if stop.load(Ordering::Relaxed) {
             return Err(Problem::Stopped);
         }
-        if begun.elapsed() > PROGRAM_PATIENCE {
-            return Err(failed(format!("did not end within {} s", PROGRAM_PATIENCE.as_secs())));
+        if begun.elapsed() > patience {
+            return Err(failed(format!("did not end within {} s", patience.as_secs())));
         }
         match receiver.recv_timeout(TICK) {
             Ok(read) => bytes = Some(read.map_err(|error| failed(format!("cannot be read: {error}")))?),
@@ -267,11 +316,10 @@ fn printed_by(child: &mut Child, stop: &AtomicBool) -> std::result::Result<Vec<u
             // All that it printed is there.
             Err(mpsc::RecvTimeoutError::Disconnected) => thread::sleep(TICK),
         }
-        status = child.try_wait().map_err(|error| failed(format!("cannot be waited for: {error}")))?;
-    }
-    match (bytes, status) {
-        (Some(bytes), Some(status)) if status.success() => Ok(bytes),
-        (_, status) => Err(failed(status.map_or_else(String::new, |status| format!("failed: {status}")))),
+        let has_ended = has_ended(child).map_err(|error| failed(format!("cannot be waited for: {error}")))?;
+        if let (true, Some(bytes)) = (has_ended, &mut bytes) {
+            return Ok(std::mem::take(bytes));
+        }
     }
 }
 
@@ -285,13 +333,13 @@ fn ask(
     let origin = origin_of(&request);
     let is_metadata = METADATA_HOSTS.contains(&&*origin.host);
     let (parts, body) = request.into_parts();
-    let roots = if origin.host.contains("amazonaws.com") { aws_roots() } else { Roots::Machine };
+    let roots = if is_aws_host(&origin.host) { aws_roots() } else { Roots::Machine };
     let network = Network { roots, is_outside: false };
     let mut refused = None;
     let answered = Pace::new().persist(stop, |waiting| {
         let patience = if is_metadata || is_early { SHORT_PATIENCE } else { waiting.patience };
         let waiting = Waiting { patience, ..*waiting };
-        let again = |failure: Failure, error: std::io::Error| {
+        let again = |failure: Failure, error: io::Error| {
             let why = format!("{}: {error}", origin.url());
             match failure {
                 _ if waiting.is_stopped() => Problem::Stopped.into(),
@@ -320,19 +368,60 @@ fn ask(
     }
 }
 
-fn response(answer: Answer, waiting: &Waiting<'_>) -> std::io::Result<Response<Bytes>> {
+fn response(answer: Answer, waiting: &Waiting<'_>) -> io::Result<Response<Bytes>> {
     let mut response = Response::builder().status(answer.status);
     for (name, value) in &answer.headers {
         response = response.header(name, value);
     }
     let (body, _) = answer.into_body(MAX_ANSWER_BYTES, waiting)?;
-    response.body(body.into()).map_err(std::io::Error::other)
+    response.body(body.into()).map_err(io::Error::other)
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::net::TcpListener;
+
+    /// Whether a process runs: one that was killed may wait for its parent.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn runs(process: &str) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_program_that_is_killed_takes_along_what_it_started() {
+        let directory = tempfile::tempdir().unwrap();
+        let note = directory.path().join("started");
+        let script = format!("sleep 600 & echo $! > '{0}.new'; mv '{0}.new' '{0}'; wait", note.display());
+        let command = ["sh", "-c", &script].map(str::to_owned);
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let running = scope.spawn(|| output_of(&command, Duration::from_secs(600), &stop));
+            let started = loop {
+                match std::fs::read_to_string(&note) {
+                    Ok(number) => break number.trim().to_owned(),
+                    Err(_) => thread::sleep(TICK),
+                }
+            };
+            assert!(runs(&started));
+            stop.store(true, Ordering::Relaxed);
+            assert!(matches!(running.join().unwrap(), Err(Problem::Stopped)));
+            while runs(&started) {
+                thread::sleep(TICK);
+            }
+        });
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_program_has_as_much_time_as_is_said() {
+        let command = ["sleep", "600"].map(str::to_owned);
+        let result = output_of(&command, Duration::from_secs(1), &AtomicBool::new(false));
+        let problem = result.unwrap_err().to_string();
+        assert!(problem.contains("did not end within 1 s"), "{problem}");
+    }
 
     #[test]
     fn a_service_that_does_not_answer_holds_up_no_caller_that_stops() {
