@@ -55,8 +55,9 @@ func AtOffset(offset uint64) Option {
 	return func(options *openOptions) { options.offset = offset }
 }
 
-// Open reads the headers behind paths: safetensors and GGUF files, *.safetensors.index.json, directories, glob patterns. A
-// split GGUF is opened by any of its files. It reads no tensor.
+// Open reads the headers behind paths: safetensors and GGUF files, *.safetensors.index.json, directories, glob patterns, and
+// URLs of object stores and web servers, whose endpoint and credentials come from the environment. A split GGUF is opened by
+// any of its files. It reads no tensor.
 func Open(paths []string, options ...Option) (*Checkpoint, error) {
 	var asked openOptions
 	for _, option := range options {

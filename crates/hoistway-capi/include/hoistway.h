@@ -188,6 +188,15 @@ typedef struct hoistway_reader hoistway_reader;
 // A table in a file, such as an embedding. Its rows have equal length.
 typedef struct hoistway_rows hoistway_rows;
 
+// An option of object stores, such as "endpoint" or "secret_access_key". docs/objects.md lists them. This structure never
+// grows.
+typedef struct {
+  // Name of the option.
+  const char *name;
+  // Its value. It is copied, and no message shows it.
+  const char *value;
+} hoistway_store_option;
+
 // How to open a checkpoint.
 typedef struct {
   // `sizeof(hoistway_catalog_options)`.
@@ -198,6 +207,11 @@ typedef struct {
   int32_t lenient;
   // Must be 0.
   int32_t reserved;
+  // `store_count` options of object stores, for paths that are URLs; NULL if there are none. What they do not say comes
+  // from the environment.
+  const hoistway_store_option *store;
+  // Number of options in `store`.
+  uint64_t store_count;
 } hoistway_catalog_options;
 
 // One tensor. Its pointers are valid as long as the catalog.
@@ -648,11 +662,12 @@ uint32_t hoistway_abi_version(void);
 void hoistway_release_devices(void);
 
 // Opens a checkpoint, and reads its headers. Each of the `count` paths is a safetensors or GGUF file, a
-// `*.safetensors.index.json`, a directory, or a glob pattern. For a split GGUF, give any of its files. `options` may
-// be NULL. Free `catalog` with `hoistway_catalog_free`.
+// `*.safetensors.index.json`, a directory, a glob pattern, or a URL of an object store or a web server. For a split GGUF,
+// give any of its files. `options` may be NULL. Free `catalog` with `hoistway_catalog_free`.
 //
 // What the caller promises:
-// `paths` must be `count` strings, `options` NULL or readable for its size, `catalog` writable.
+// `paths` must be `count` strings, `options` NULL or readable for its size, its `store` as many options of two strings as
+// it says, `catalog` writable.
 hoistway_status hoistway_catalog_open(const char *const *paths,
                                       uint64_t count,
                                       const hoistway_catalog_options *options,

@@ -94,6 +94,8 @@ class Catalog {
     struct Options {
         std::uint64_t offset = 0;
         bool lenient = false;
+        // Endpoint and credentials of object stores, for paths that are URLs.
+        std::vector<std::pair<std::string, std::string>> store;
     };
 
     explicit Catalog(const std::vector<std::string>& paths, Options options) {
@@ -105,6 +107,12 @@ class Catalog {
         chosen.size = sizeof chosen;
         chosen.offset = options.offset;
         chosen.lenient = options.lenient;
+        std::vector<hoistway_store_option> store;
+        for (const auto& [name, value] : options.store) {
+            store.push_back({name.c_str(), value.c_str()});
+        }
+        chosen.store = store.data();
+        chosen.store_count = store.size();
         hoistway_catalog* catalog = nullptr;
         check(hoistway_catalog_open(strings.data(), strings.size(), &chosen, &catalog));
         handle_.reset(catalog);

@@ -35,9 +35,25 @@ pub struct hoistway_catalog_options {
     pub lenient: i32,
     /// Must be 0.
     pub reserved: i32,
+    /// `store_count` options of object stores, for paths that are URLs; NULL if there are none. What they do not say comes
+    /// from the environment.
+    pub store: *const hoistway_store_option,
+    /// Number of options in `store`.
+    pub store_count: u64,
 }
 
-// SAFETY: numbers, of which the first is the size.
+/// An option of object stores, such as "endpoint" or "secret_access_key". docs/objects.md lists them. This structure never
+/// grows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct hoistway_store_option {
+    /// Name of the option.
+    pub name: *const c_char,
+    /// Its value. It is copied, and no message shows it.
+    pub value: *const c_char,
+}
+
+// SAFETY: numbers and pointers, of which the first is the size.
 unsafe impl Versioned for hoistway_catalog_options {
     const NAME: &str = "hoistway_catalog_options";
     const FIRST_SIZE: usize = 24;
@@ -76,11 +92,12 @@ unsafe impl Versioned for hoistway_tensor {
 }
 
 /// Opens a checkpoint, and reads its headers. Each of the `count` paths is a safetensors or GGUF file, a
-/// `*.safetensors.index.json`, a directory, or a glob pattern. For a split GGUF, give any of its files. `options` may
-/// be NULL. Free `catalog` with `hoistway_catalog_free`.
+/// `*.safetensors.index.json`, a directory, a glob pattern, or a URL of an object store or a web server. For a split GGUF,
+/// give any of its files. `options` may be NULL. Free `catalog` with `hoistway_catalog_free`.
 ///
 /// # Safety
-/// `paths` must be `count` strings, `options` NULL or readable for its size, `catalog` writable.
+/// `paths` must be `count` strings, `options` NULL or readable for its size, its `store` as many options of two strings as
+/// it says, `catalog` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_catalog_open(
     paths: *const *const c_char,
@@ -222,11 +239,57 @@ unsafe fn open_options(options: *const hoistway_catalog_options) -> Result<OpenO
         return Ok(OpenOptions::default());
     }
     // SAFETY: readable, as the caller says.
-    let hoistway_catalog_options { offset, lenient, reserved, .. } = unsafe { versioned::read(options)? };
+    let hoistway_catalog_options { offset, lenient, reserved, store, store_count, .. } =
+        unsafe { versioned::read(options)? };
     if reserved != 0 {
         return Err(Failure::argument("hoistway_catalog_options.reserved is not 0"));
     }
-    Ok(OpenOptions::default().lenient(lenient != 0).offset(offset))
+    let options = OpenOptions::default().lenient(lenient != 0).offset(offset);
+    // SAFETY: as the caller says.
+    unsafe { with_store(options, store, store_count) }
+}
+
+/// Adds the options of object stores.
+///
+/// # Safety
+/// `store` must be `count` options, whose strings live, or `count` be 0.
+unsafe fn with_store(
+    options: OpenOptions,
+    store: *const hoistway_store_option,
+    count: u64,
+) -> Result<OpenOptions, Failure> {
+    if count == 0 {
+        return Ok(options);
+    }
+    if store.is_null() {
+        return Err(Failure::argument("hoistway_catalog_options.store is NULL, and store_count is not 0"));
+    }
+    let count = usize::try_from(count).map_err(|_| Failure::argument("store_count is too large"))?;
+    // SAFETY: as many, as the caller says.
+    let store = unsafe { slice::from_raw_parts(store, count) };
+    let mut named = Vec::with_capacity(store.len());
+    for option in store {
+        // SAFETY: strings, as the caller says.
+        named.push(unsafe {
+            (text::required(option.name, "store.name")?, text::required(option.value, "store.value")?)
+        });
+    }
+    stored(options, &named)
+}
+
+#[cfg(feature = "objects")]
+fn stored(options: OpenOptions, named: &[(&str, &str)]) -> Result<OpenOptions, Failure> {
+    let mut store = hoistway::objects::StoreOptions::default();
+    for (name, value) in named {
+        // Its message has no value, which may be secret.
+        store.set(name, value).map_err(|error| Failure::argument(error.to_string()))?;
+    }
+    Ok(options.store(store))
+}
+
+#[cfg(not(feature = "objects"))]
+fn stored(_: OpenOptions, _: &[(&str, &str)]) -> Result<OpenOptions, Failure> {
+    Err(Failure::argument("this library was built without the feature objects: it reads no object stores"))
 }
 
 /// # Safety

@@ -126,6 +126,25 @@ fn a_c_program_reads_into_memory_of_a_device() {
 }
 
 #[test]
+fn a_c_program_reads_from_an_object_store() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let input = directory.path().join("model.safetensors");
+    write_checkpoint(&input);
+    let server = objectd::Server::start().unwrap();
+    server.put("models/llama/model.safetensors", &fs::read(&input).unwrap());
+    // The program finds the server in its directory.
+    fs::write(directory.path().join("endpoint"), server.url()).unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("c/objects.c");
+    assert_eq!(compiled("cc", &["-std=c11"], &source, &directory, Some(&input)), "ok\n");
+    let requests = server.take_requests();
+    let signed = |key: &str| {
+        let key = format!("Credential={key}/");
+        requests.iter().any(|own| own.authorization.as_ref().is_some_and(|text| text.contains(&key)))
+    };
+    assert!(signed("of-the-options") && signed("of-the-environment"));
+}
+
+#[test]
 fn a_cpp_program_gets_what_the_header_promises() {
     if has_cxx() {
         compile_and_run("c++", &["-std=c++17"], "conformance.cpp");

@@ -58,6 +58,26 @@ pub enum Fault {
     Random(u64),
     /// From now on another object of the same length under the same name.
     Swap,
+    /// One bit of the body is another.
+    Flip,
+}
+
+impl Fault {
+    /// A fault by its name on the command line.
+    pub fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "truncate" => Self::Truncate,
+            "reset" => Self::Reset,
+            "short" => Self::Short,
+            "shift" => Self::Shift,
+            "lying-range" => Self::LyingRange,
+            "whole" => Self::Whole,
+            "swap" => Self::Swap,
+            "flip" => Self::Flip,
+            "stall" => Self::Stall(ENDLESS),
+            status => Self::Status(status.parse().ok()?),
+        })
+    }
 }
 
 /// When requests for ranges fail, and how.

@@ -429,6 +429,9 @@ impl State {
             head += &format!("Content-Range: bytes {}-{}/{whole}\r\n", shown.0, shown.1.max(shown.0 + 1) - 1);
         }
         socket.write_all((head + "\r\n").as_bytes())?;
+        if request.method == "HEAD" {
+            return Ok(());
+        }
         let middle = start + (end - start).div_ceil(2);
         match fault {
             Some(Fault::Truncate) => {
@@ -454,6 +457,11 @@ impl State {
                 socket.write_all(&object.bytes[start..end])?;
                 // Ends after what was sent has arrived: the client closes, too.
                 Err(io::ErrorKind::ConnectionAborted.into())
+            }
+            Some(Fault::Flip) => {
+                let mut body = object.bytes[start..end].to_vec();
+                body[middle - start] ^= 1;
+                socket.write_all(&body)
             }
             Some(Fault::Trickle) => object.bytes[start..end].iter().try_for_each(|byte| {
                 self.wait(Duration::from_millis(20));

@@ -1,10 +1,11 @@
-//! Serves the files of a directory as objects: `objectd DIRECTORY [PREFIX] [LATENCY_MS] [DIALECT] [MB_PER_SECOND]`, the last
-//! of each connection. Their names begin with the prefix, `bucket/folder/` for instance. The dialect is `s3`, `google`,
+//! Serves the files of a directory as objects: `objectd DIRECTORY [PREFIX] [LATENCY_MS] [DIALECT] [MB_PER_SECOND] [FAULT]
+//! [REQUEST]`; the rate is that of each connection, and the request that fails is the one with this number, or each of those that are
+//! not for the first byte of an object. Their names begin with the prefix, `bucket/folder/` for instance. The dialect is `s3`, `google`,
 //! `azure`, or `hub`: then they are the files of the model `org/model`, and safetensors lie on a second server. Prints its URL,
 //! and ends with its input.
 #![allow(clippy::print_stdout)]
 
-use objectd::{Dialect, Faults, Server};
+use objectd::{Dialect, Fault, Faults, Server};
 use std::{env, fs, io, path::Path, time::Duration};
 
 /// The model of a hub, and its commit.
@@ -20,7 +21,20 @@ fn main() -> io::Result<()> {
     let server = Server::start()?;
     let megabytes: Option<u64> = arguments.get(4).and_then(|text| text.parse().ok());
     let bytes_per_second = megabytes.map(|rate| rate.saturating_mul(1_000_000));
-    server.fail(Faults { latency, bytes_per_second, ..Faults::default() });
+    let fault = match arguments.get(5).filter(|name| *name != "none") {
+        None => None,
+        Some(name) => Some(Fault::named(name).ok_or_else(|| io::Error::other("there is no such fault"))?),
+    };
+    let only = arguments.get(6).and_then(|text| text.parse().ok());
+    server.fail(Faults {
+        fault,
+        every: 1,
+        only,
+        spares_first: true,
+        latency,
+        bytes_per_second,
+        ..Faults::default()
+    });
     let elsewhere = Server::start()?;
     let is_hub = match arguments.get(3).map(String::as_str) {
         Some("google") => {
