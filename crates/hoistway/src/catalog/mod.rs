@@ -18,6 +18,8 @@ pub use crate::source::SourceName;
 pub use format::{FileFormat, FileHeader, FormatError};
 pub use hoistway_io::file::FileIdentity;
 pub(crate) use hoistway_io::file::OpenFile;
+#[cfg(feature = "objects")]
+pub(crate) use open::empty_file;
 pub(crate) use open::gguf_error;
 pub use open::header_texts;
 pub use options::{OpenOptions, Stop};

@@ -157,6 +157,16 @@ fn parsed_header(source: &dyn Source, options: &OpenOptions) -> Result<FileHeade
     }
 }
 
+/// What is wrong with a file that has no bytes.
+#[cfg(feature = "objects")]
+pub(crate) fn empty_file(path: &Path, options: &OpenOptions) -> Error {
+    let is_named_gguf = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    match Gguf::parse(&[].as_slice(), options) {
+        Err(problem) if is_named_gguf || options.offset > 0 => invalid(path, problem),
+        _ => invalid(path, HeaderError::TooShort { file_len: 0 }),
+    }
+}
+
 fn read_gguf(source: &dyn Source, options: &OpenOptions) -> Result<FileHeader> {
     let cancel = options.cancel();
     let parsed = Gguf::parse(&source.until(&cancel), options);

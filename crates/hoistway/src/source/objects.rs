@@ -5,7 +5,7 @@ use super::{Extensions, Latency, Source, SourceName};
 use crate::{
     ByteRange, Cancel, Error, Result,
     cache::{Entry, NodeCache},
-    catalog::OpenOptions,
+    catalog::{OpenOptions, empty_file},
     memory::{Grant, Ledger},
     route::ReadOp,
 };
@@ -50,7 +50,12 @@ impl std::fmt::Debug for Ahead {
 pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> {
     let cancel = options.cancel();
     let opened = Object::open_with_head(url, &options.store.clone().unwrap_or_default(), cancel.flag());
-    let (object, head) = opened.map_err(failed("open"))?;
+    let (object, head) = match opened {
+        Err(error) if matches!(error.problem, Problem::Empty) => {
+            return Err(empty_file(Path::new(&error.url), options));
+        }
+        opened => opened.map_err(failed("open"))?,
+    };
     let kept = options.cache.as_ref().map(|cache| Ok((cache.clone(), cache.entry(&object, &head)?)));
     if let Some(Ok((cache, entry))) = &kept {
         cache.keep(entry, 0, &head, None);
