@@ -477,6 +477,12 @@ bench-objects folder *arguments: setup
     cargo build --quiet --release --package objectd
     '{{ bin }}/python' bench/objects.py --output bench/results "$@"
 
+# See what loaders make of an object store that fails: right bytes, wrong ones, an error, or no end. Results go to bench/results.
+[group('benchmarks')]
+bench-object-faults *arguments: develop
+    {{ install }} -r bench/requirements.txt runai-model-streamer-s3==0.17.0 s3torchconnector==1.5.0
+    '{{ bin }}/python' bench/object_faults.py --output bench/results "$@"
+
 # Measure reads from a stand-in of 3FS beside fastsafetensor-3fs-reader. Needs root and /dev/fuse; takes five minutes.
 [group('benchmarks')]
 bench-3fs *arguments: setup

@@ -59,7 +59,7 @@ class Checks(list[dict[str, Any]]):
 def doctor(*paths: str | os.PathLike[str], store: StoreOptions | None = None) -> Checks:
     """Checks what this machine, the file systems of ``paths`` and the stores of URLs among them offer.
 
-    The result says what is missing, and how to fix it. ``store`` has the options of object stores that ``load_file`` takes.
+    The result says what is missing, and how to fix it. ``store`` has the options of stores, as for ``load_file``.
     """
     listed = [path_text(path) for path in paths or (".",)]
     return Checks(json.loads(_native.doctor(listed, store_texts(store))))

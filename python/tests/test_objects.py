@@ -51,6 +51,18 @@ def test_objects_are_loaded_opened_and_streamed(store: hoistway.StoreOptions, tm
     assert "canary" not in str(loaded.report)
 
 
+def test_doctor_asks_the_store_that_the_options_name(store: hoistway.StoreOptions) -> None:
+    checks = hoistway.doctor("s3://models/llama/", store=store)
+    found = {check["name"].removeprefix("s3://models/llama/: "): check for check in checks}
+    for name in ("server", "clock", "credentials", "access", "version", "speed"):
+        assert found[name]["status"] == "ok", str(checks)
+    assert store["endpoint"] in found["server"]["finding"]
+    assert found["credentials"]["finding"] == "an access key of the store options"
+    assert "canary" not in str(checks)
+    missing = hoistway.doctor("s3://models/none", store=store)
+    assert "s3://models/none: access" in missing.verdict
+
+
 def test_a_second_load_comes_from_the_cache_of_the_node(
     store: hoistway.StoreOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -324,7 +324,9 @@ impl State {
             // Held until the object is swapped: once `fail` has said something else, no object changes any more.
             let now = lock(&self.faults);
             let objects = lock(&self.objects);
-            let swapped = objects.get(&path).filter(|_| now.0.fault == fault);
+            // Once: it stays another.
+            let is_first = |object: &&Arc<Object>| !object.etag.starts_with("\"swapped-");
+            let swapped = objects.get(&path).filter(is_first).filter(|_| now.0.fault == fault);
             let swapped: Option<Vec<u8>> =
                 swapped.map(|object| object.bytes.iter().map(|byte| !byte).collect());
             drop(objects);
