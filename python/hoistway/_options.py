@@ -133,6 +133,8 @@ class StoreOptions(TypedDict, total=False):
     """Whether objects without a strong ETag are accepted. Their length and date are compared instead."""
     allow_http: bool
     """Whether tokens are sent to ``http://`` servers other than this machine."""
+    requester_pays: bool
+    """Whether you pay for requests to a bucket of S3 whose owner demands that."""
 
 
 def store_texts(store: StoreOptions | None) -> dict[str, str] | None:

@@ -305,6 +305,9 @@ impl Client {
         if self.kind == Kind::Azure {
             parts.headers.insert("x-ms-version", HeaderValue::from_static(AZURE_VERSION));
         }
+        if self.options.requester_pays {
+            parts.headers.insert("x-amz-request-payer", HeaderValue::from_static("requester"));
+        }
         if let Some(identity) = self.identity()? {
             identity.sign(&mut parts, waiting.stop)?;
         }

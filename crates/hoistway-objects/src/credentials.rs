@@ -225,6 +225,7 @@ impl S3Caller {
             path_style: None,
             unpinned: false,
             allow_http: false,
+            requester_pays: false,
             ..options.clone()
         };
         let mut callers = CALLERS.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);

@@ -39,6 +39,8 @@ pub struct StoreOptions {
     pub unpinned: bool,
     /// Sends tokens to `http://` servers that are not this machine, where everyone on the way can read them.
     pub allow_http: bool,
+    /// Has the caller pay for requests and transfer, as the owner of a bucket of S3 may demand.
+    pub requester_pays: bool,
 }
 
 /// A key that signs requests. Its `Debug` shows no secret.
@@ -98,6 +100,7 @@ impl fmt::Debug for StoreOptions {
             .field("anonymous", &self.anonymous)
             .field("unpinned", &self.unpinned)
             .field("allow_http", &self.allow_http)
+            .field("requester_pays", &self.requester_pays)
             .finish()
     }
 }
@@ -120,6 +123,7 @@ impl StoreOptions {
         "anonymous",
         "unpinned",
         "allow_http",
+        "requester_pays",
     ];
 
     /// Names of the options whose values are secrets.
@@ -163,6 +167,7 @@ impl StoreOptions {
             "anonymous" => self.anonymous = boolean()?,
             "unpinned" => self.unpinned = boolean()?,
             "allow_http" => self.allow_http = boolean()?,
+            "requester_pays" => self.requester_pays = boolean()?,
             _ => {
                 return Err(invalid(format!(
                     "there is no such option; it must be one of {}",
@@ -203,6 +208,7 @@ impl StoreOptions {
                         .or(found.region),
                     path_style: own.path_style,
                     access_key: self.s3_key(first)?,
+                    requester_pays: own.requester_pays,
                     profile,
                     ..base
                 }

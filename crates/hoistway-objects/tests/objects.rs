@@ -53,6 +53,25 @@ fn read(object: &Object, offset: u64, len: usize) -> Result<Vec<u8>, Error> {
     Ok(target)
 }
 
+#[test]
+fn requests_say_that_the_caller_pays_if_that_is_asked_for() {
+    let (server, bytes) = served();
+    let [url, _] = urls(&server);
+    for pays in [false, true] {
+        let mut options = options(&server);
+        options.requester_pays = pays;
+        let object = Object::open(&url, &options).unwrap();
+        assert!(read(&object, 0, LEN).unwrap() == bytes);
+        assert!(!list("s3://models/llama/", &options, &AtomicBool::new(false)).unwrap().is_empty());
+        let requests = server.take_requests();
+        assert!(requests.len() >= 3);
+        for request in requests {
+            let signed = request.authorization.unwrap().contains("x-amz-request-payer");
+            assert_eq!((request.payer.as_deref(), signed), (pays.then_some("requester"), pays));
+        }
+    }
+}
+
 fn listed(url: &str, server: &Server) -> Result<Vec<String>, Error> {
     list(url, &options(server), &AtomicBool::new(false))
 }

@@ -15,6 +15,8 @@ pub struct Request {
     pub if_match: Option<String>,
     /// The generation that the object must have.
     pub if_generation_match: Option<String>,
+    /// Who pays, if that is not the owner of the bucket.
+    pub payer: Option<String>,
     /// Who asks.
     pub authorization: Option<String>,
 }
@@ -54,6 +56,7 @@ impl Request {
             range,
             if_match: find("if-match"),
             if_generation_match: find("x-goog-if-generation-match"),
+            payer: find("x-amz-request-payer"),
             authorization: find("authorization"),
         }
     }
