@@ -124,7 +124,7 @@ fn clock(name: String, ahead_seconds: Option<i64>, is_dated: bool) -> Check {
 /// What helps against a problem. Empty if its text says that.
 fn fix_of(problem: &Problem) -> &'static str {
     match problem {
-        Problem::NotFound { .. } => "check bucket and key in the URL; the URL of a folder ends with '/'",
+        Problem::NotFound { .. } => "check the bucket and the key in the URL",
         Problem::Denied { .. } => {
             "allow the caller to read objects (s3:GetObject) and, for a folder, to list them (s3:ListBucket); or name another \
              caller"
