@@ -22,7 +22,7 @@ PAGES = (
     "bench/results/*.md",
     "docs/**/*.md",
 )
-PICTURES = ("bench/results/*.svg",)
+PICTURES = ("bench/results/*.svg", "docs/*.svg")
 FENCE = re.compile(r"^( *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 TABS = re.compile(r"^<!-- tabs -->\n(.*?)^<!-- end of tabs -->$", re.MULTILINE | re.DOTALL)
@@ -36,7 +36,7 @@ SECTIONS = (
     ("Load", ["load_file", "LoadedTensors", "iter_tensors", "load"]),
     ("Open", ["Checkpoint", "TensorSlice", "TensorStream", "Tensor", "MetadataArray"]),
     ("Options", ["LoadOptions", "StoreOptions", "MemoryPool"]),
-    ("Reports", ["Report", "Carrier", "Refusal"]),
+    ("Reports", ["Report", "Carrier", "Refusal", "trace"]),
     ("Save", ["save_file", "save_sharded", "save", "SaveReport"]),
     ("The machine", ["doctor", "Checks", "memory_limits", "MemoryLimit", "release_devices"]),
     ("Read on request", ["Reader", "Reading", "ReaderOptions", "stream_layers", "LayerStream", "Layer"]),

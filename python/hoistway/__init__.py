@@ -25,6 +25,7 @@ from hoistway._report import Carrier, Refusal, Report
 from hoistway._save import SaveReport, save, save_file, save_sharded
 from hoistway._stream import TensorStream
 from hoistway.errors import HoistwayError
+from hoistway._trace import trace
 
 __version__: str = _native.version()
 
@@ -96,3 +97,4 @@ __all__ = [
     "save_sharded",
     "stream_layers",
 ]
+    "trace",

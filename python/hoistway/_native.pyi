@@ -21,6 +21,7 @@ __all__ = [
     "Pins",
     "Reader",
     "Reading",
+    "Recording",
     "Region",
     "Report",
     "Rows",
@@ -56,6 +57,13 @@ __all__ = [
 
 @final
 class MemoryPool:
+@final
+class Recording:
+    """A timeline that is recorded."""
+
+    def __new__(cls, path: str | PathLike[str]) -> Recording: ...
+    def finish(self) -> None: ...
+
     """Host memory that loads reuse for tensors. It is touched once, when the pool is made."""
 
     def __new__(cls, size: int | str) -> MemoryPool: ...

@@ -9,6 +9,7 @@ use std::ffi::OsString;
 #[pyfunction]
 pub(crate) fn run_command(py: Python<'_>, program: Vec<OsString>, arguments: Vec<OsString>) -> u8 {
     crate::log::log_as_command();
-    let invocation = Invocation { program, arguments };
+    let timeline = crate::trace::timeline().clone();
+    let invocation = Invocation { program, arguments, timeline };
     py.detach(|| hoistway_cli::run(&invocation))
 }

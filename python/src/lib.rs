@@ -26,6 +26,7 @@ mod reader;
 mod report;
 mod save;
 mod tensor;
+mod trace;
 mod view;
 
 use hoistway::Cancel;

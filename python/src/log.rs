@@ -51,7 +51,7 @@ pub(crate) fn start_log(directives: Option<&str>) -> PyResult<()> {
     let queue = Queue { least_of_command: if directives.is_some() { Level::TRACE } else { Level::ERROR } };
     // One that was set before stays.
     let _ = tracing::subscriber::set_global_default(
-        tracing_subscriber::registry().with(queue.with_filter(filter)),
+        tracing_subscriber::registry().with(queue.with_filter(filter)).with(crate::trace::timeline().layer()),
     );
     Ok(())
 }

@@ -52,6 +52,7 @@ Examples:
   hoistway load models/llama --report
   hoistway load model.safetensors --device cuda --route gds --report
   hoistway load s3://models/llama/ --cache /var/cache/hoistway --json
+  hoistway load models/llama --trace timeline.json   # for ui.perfetto.dev
   hoistway load --help   # all options, with those of tuning";
 
 const VERIFY_EXAMPLES: &str = "\
@@ -321,6 +322,9 @@ pub(crate) struct Load {
     /// Print the report as JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Write a timeline of reads, copies and waits to this file, for ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
     /// Compare the loaded tensors with a second, plain read of the files
     #[arg(long)]
     pub(crate) verify: bool,

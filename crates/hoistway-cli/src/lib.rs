@@ -26,6 +26,7 @@ mod warm;
 use arguments::{Arguments, Command};
 use clap::{CommandFactory, Parser};
 use failure::Failure;
+use hoistway_trace::Timeline;
 use std::{ffi::OsString, thread};
 
 /// Bytes of the stack that a command runs on. That of the first thread may be too short (`ulimit -s`).
@@ -42,6 +43,8 @@ pub struct Invocation {
     pub program: Vec<OsString>,
     /// What follows the name of the command.
     pub arguments: Vec<OsString>,
+    /// Records what the caller's subscriber sees, of which it has a layer.
+    pub timeline: Timeline,
 }
 
 /// Runs a command, and returns its exit code. Prints its results, and its errors. What the engine logs is the caller's to show.
@@ -67,7 +70,7 @@ fn run_here(invocation: &Invocation) -> u8 {
             return error.exit_code().try_into().unwrap_or(2);
         }
     };
-    match run_command(arguments.command, &invocation.program) {
+    match run_command(arguments.command, invocation) {
         Ok(()) => 0,
         Err(failure) => failure.report(),
     }
@@ -85,14 +88,14 @@ fn run_needs_python(arguments: &arguments::Run) -> Failure {
     )
 }
 
-fn run_command(command: Command, program: &[OsString]) -> Result<(), Failure> {
+fn run_command(command: Command, invocation: &Invocation) -> Result<(), Failure> {
     match command {
         Command::Inspect(arguments) => inspect::run(&arguments),
-        Command::Load(arguments) => load::run(&arguments),
+        Command::Load(arguments) => load::run(&arguments, &invocation.timeline),
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Warm(arguments) => warm::run(&arguments),
         Command::Cache { what } => cache::run(&what),
-        Command::Bench { what } => bench::run(&what, program),
+        Command::Bench { what } => bench::run(&what, &invocation.program),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Run(arguments) => Err(run_needs_python(&arguments)),
         #[cfg(target_os = "linux")]

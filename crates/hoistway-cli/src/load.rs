@@ -2,13 +2,31 @@
 
 use crate::{arguments, failure::Failure, output};
 use console::Style;
-use hoistway::{Arrival, Checkpoint, Error, LoadOptions, Loaded, Route, plan::Selection, verify::Manifest};
-use std::time::Duration;
+use hoistway::{
+    Arrival, Checkpoint, Error, LoadOptions, Loaded, Report, Route, plan::Selection, verify::Manifest,
+};
+use hoistway_trace::Timeline;
+use std::{io, path::Path, time::Duration};
 
 /// Time between two looks at the progress.
 const TICK: Duration = Duration::from_millis(50);
 
-pub(crate) fn run(arguments: &arguments::Load) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &arguments::Load, timeline: &Timeline) -> Result<(), Failure> {
+    let recorded = arguments.trace.as_deref();
+    let recording = recorded.map(|path| timeline.record(path).map_err(|source| trace_error(path, source)));
+    let recording = recording.transpose()?;
+    let loaded = load_and_compare(arguments)?;
+    if let Some((path, recording)) = recorded.zip(recording) {
+        recording.finish().map_err(|source| trace_error(path, source))?;
+    }
+    show(arguments, loaded.report())
+}
+
+fn trace_error(path: &Path, source: io::Error) -> Error {
+    Error::Io { operation: "write", path: path.to_owned(), tensor: None, range: None, source }
+}
+
+fn load_and_compare(arguments: &arguments::Load) -> Result<Loaded, Failure> {
     let options = options(arguments)?;
     let compares = arguments.verify || arguments.manifest.is_some();
     if let (Some(dtype), true) = (options.dtype, compares) {
@@ -27,10 +45,14 @@ pub(crate) fn run(arguments: &arguments::Load) -> Result<(), Failure> {
     if compares {
         checkpoint.verify(&mut loaded, manifest.as_ref().map(|(path, manifest)| (*path, manifest)))?;
     }
+    Ok(loaded)
+}
+
+fn show(arguments: &arguments::Load, report: &Report) -> Result<(), Failure> {
     if arguments.json {
-        return output::write_json(loaded.report());
+        return output::write_json(report);
     }
-    let text = loaded.report().to_string();
+    let text = report.to_string();
     if arguments.report {
         return output::write_labelled(&text, INDENT, label);
     }

@@ -2,18 +2,21 @@
 #![forbid(unsafe_code)]
 
 use hoistway_cli::Invocation;
+use hoistway_trace::Timeline;
 use std::{
     env,
     io::{self, Write as _},
     process::ExitCode,
 };
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, Layer as _, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt().with_env_filter(filter()).with_writer(io::stderr).init();
+    let timeline = Timeline::new();
+    let log = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_filter(filter());
+    tracing_subscriber::registry().with(log).with(timeline.layer()).init();
     let program = env::current_exe().into_iter().map(Into::into).collect();
     let arguments = env::args_os().skip(1).collect();
-    hoistway_cli::run(&Invocation { program, arguments }).into()
+    hoistway_cli::run(&Invocation { program, arguments, timeline }).into()
 }
 
 /// The filter in `HOISTWAY_LOG`. A value that has no meaning is named on standard error, and counts as unset.

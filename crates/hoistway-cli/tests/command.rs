@@ -932,3 +932,37 @@ fn the_cache_of_the_node_is_filled_shown_checked_and_emptied() {
         assert!(text.contains(said) && !text.contains("iB/s"), "{arguments:?}: {text}");
     }
 }
+
+#[test]
+fn a_timeline_has_every_byte_that_was_read() {
+    let model = Model::new();
+    let path = model.in_directory("timeline.json");
+    let trace = path.to_str().unwrap();
+    let output = hoistway(&["load", "--route", "threads", "--trace", trace, "--json"], &model.path);
+    assert!(output.status.success(), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let events: Vec<Value> = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let named = |name: &str| events.iter().filter(|event| event["name"] == name).collect::<Vec<_>>();
+    let read: u64 = named("read").iter().map(|read| read["args"]["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(Value::from(read), report["read_bytes"]);
+    assert!(named("read").iter().all(|read| read["args"]["route"] == "threads" && read["ph"] == "X"));
+    assert_eq!(named("tensor").len(), LAYERS + 1);
+    for name in ["open", "load", "prepare", "plan", "transfer", "deliver", "wait"] {
+        assert!(!named(name).is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn a_timeline_of_a_load_that_failed_is_whole() {
+    let model = Model::new();
+    let path = model.in_directory("timeline.json");
+    let trace = path.to_str().unwrap();
+    let output = hoistway(&["load", "--select", "none", "--trace", trace], &model.path);
+    assert!(!output.status.success());
+    assert!(serde_json::from_slice::<Vec<Value>>(&fs::read(&path).unwrap()).is_ok());
+    let nowhere = model.in_directory("no/timeline.json");
+    let nowhere = nowhere.to_str().unwrap();
+    let output = hoistway(&["load", "--trace", nowhere], &model.path);
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains(nowhere), "{output:?}");
+}

@@ -17,6 +17,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use tracing::{Span, debug_span, field::Empty};
 
 /// A request under way. Dropping it changes nothing: the request goes on.
 #[derive(Clone)]
@@ -124,6 +125,8 @@ pub(crate) struct TicketState {
 }
 
 struct Progress {
+    /// Until the request ends.
+    span: Span,
     items: Vec<Option<Status>>,
     open: usize,
     bytes: u64,
@@ -173,6 +176,11 @@ pub(crate) struct Settled {
 impl TicketState {
     pub(crate) fn new(core: &Arc<Core>, options: TicketOptions) -> Arc<Self> {
         let lease = Arc::new(Lease { _keep: options.keep });
+        let (ticket, items) = (options.id, options.items);
+        let span = match options.kind {
+            Kind::Load => debug_span!("kv.load", ticket, items, bytes = Empty),
+            Kind::Store => debug_span!("kv.store", ticket, items, bytes = Empty),
+        };
         Arc::new(Self {
             id: options.id,
             submitted: Instant::now(),
@@ -184,6 +192,7 @@ impl TicketState {
             root: core.root.clone(),
             core: Arc::downgrade(core),
             progress: Mutex::new(Progress {
+                span,
                 items: vec![None; options.items],
                 open: options.items,
                 bytes: 0,
@@ -343,10 +352,13 @@ impl TicketState {
             moving: now.saturating_duration_since(started),
         });
         progress.has_ended = true;
+        let span = mem::replace(&mut progress.span, Span::none());
+        span.record("bytes", completion.bytes);
         let last_step = progress.last_step.take();
         drop(progress);
         // It holds the store open for `flush`, and a caller may keep the ticket for ever.
         drop(last_step);
+        drop(span);
         if early.is_some() {
             self.withdrawn.set();
         }

@@ -3,8 +3,8 @@
 
 use std::{collections::BTreeSet, env, fs, path::Path, process::Command};
 
-const PUBLISHED: [&str; 5] =
-    ["hoistway", "hoistway-experts", "hoistway-kv", "hoistway-objects", "hoistway-usrbio"];
+const PUBLISHED: [&str; 6] =
+    ["hoistway", "hoistway-experts", "hoistway-kv", "hoistway-objects", "hoistway-trace", "hoistway-usrbio"];
 
 #[test]
 fn listings_are_what_the_code_says() {

@@ -6,6 +6,7 @@ use super::{
     operation::{Charge, QueueId},
 };
 use std::{hash::Hash, io, sync::Arc};
+use tracing::Span;
 
 /// The types of a customer, and what the scheduler asks it about groups.
 pub trait Customer: Sized + Send + Sync {
@@ -38,6 +39,11 @@ pub trait Handler<C: Customer> {
 
     /// Handles an attempt that the lane has completed.
     fn settle(&mut self, flight: Flight<C>, result: io::Result<usize>) -> Next<C>;
+
+    /// Returns the span of an attempt, which ends as the lane has completed it. By default there is none.
+    fn span(&self, _operation: &C::Operation) -> Span {
+        Span::none()
+    }
 }
 
 /// The next step of an operation.

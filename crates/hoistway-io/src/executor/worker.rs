@@ -18,6 +18,7 @@ use std::{
     task::Waker,
     time::{Duration, Instant},
 };
+use tracing::{Span, trace_span};
 
 /// Operations of a closed scheduler are lost if their lane still returns none of them after this long.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(100);
@@ -103,6 +104,7 @@ struct Worker<C: Customer, L> {
 struct InLane<C: Customer> {
     ticket: Ticket<C>,
     pushed: Instant,
+    span: Span,
 }
 
 impl<C: Customer> Scheduler<C> {
@@ -167,7 +169,8 @@ impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
             if self.lane.in_flight() == 0 {
                 return Ok(if self.has_given_up { Served::GaveUp } else { Served::Over });
             }
-            let waited = self.lane.submit_and_wait(&mut done);
+            let waited = trace_span!("wait", in_flight = self.lane.in_flight())
+                .in_scope(|| self.lane.submit_and_wait(&mut done));
             if is_in_lane {
                 self.scheduler.leave(self.number);
             }
@@ -180,16 +183,18 @@ impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
                 return Ok(Served::Over);
             }
             for Done { op: Carried { number, content }, result } in done.drain(..) {
-                let Some(InLane { ticket, pushed }) = self.tickets.get_mut(number).and_then(Option::take)
+                let Some(InLane { ticket, pushed, span }) =
+                    self.tickets.get_mut(number).and_then(Option::take)
                 else {
                     continue;
                 };
+                drop(span);
                 self.free.push(number);
                 others -= 1;
                 let (bytes, took) = (*result.as_ref().unwrap_or(&0), now.saturating_duration_since(pushed));
                 limit.ended(bytes, took, others, now);
                 let flight = Flight::new(content, ticket);
-                self.follow(|| handler.settle(flight, result));
+                self.follow(handler, |handler| handler.settle(flight, result));
             }
         }
     }
@@ -202,18 +207,26 @@ impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
                 Patience::UntilOver => Wait::UntilOver,
                 Patience::None => Wait::Not,
             };
-            let Some(flight) = self.scheduler.next(self.number, self.serves, &wait) else {
+            let idle = match wait {
+                Wait::UntilOver => trace_span!("idle"),
+                Wait::Not | Wait::InLane(_) => Span::none(),
+            };
+            let next = idle.in_scope(|| self.scheduler.next(self.number, self.serves, &wait));
+            let Some(flight) = next else {
                 return matches!(wait, Wait::InLane(_));
             };
-            self.follow(|| handler.begin(flight));
+            self.follow(handler, |handler| handler.begin(flight));
         }
         false
     }
 
     /// Carries out the answer of a handler. If the handler panics, the operation fails.
-    fn follow(&mut self, ask: impl FnOnce() -> Next<C>) {
-        match panic::catch_unwind(AssertUnwindSafe(ask)).unwrap_or(Next::Ended) {
-            Next::Carry(flight) => self.push(flight),
+    fn follow<H: Handler<C>>(&mut self, handler: &mut H, ask: impl FnOnce(&mut H) -> Next<C>) {
+        match panic::catch_unwind(AssertUnwindSafe(|| ask(handler))).unwrap_or(Next::Ended) {
+            Next::Carry(flight) => {
+                let span = handler.span(&flight.content);
+                self.push(flight, span);
+            }
             Next::HandOver(flight, queue, charge) => self.scheduler.hand_over(flight, queue, charge),
             Next::PutBack(flight) => self.scheduler.put_back(self.number, flight),
             Next::GiveUp(flight) => {
@@ -224,9 +237,9 @@ impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
         }
     }
 
-    fn push(&mut self, flight: Flight<C>) {
+    fn push(&mut self, flight: Flight<C>, span: Span) {
         let (content, ticket) = flight.into_parts();
-        let in_lane = Some(InLane { ticket, pushed: Instant::now() });
+        let in_lane = Some(InLane { ticket, pushed: Instant::now(), span });
         let number = match self.free.pop() {
             Some(free) => {
                 self.tickets[free] = in_lane;

@@ -20,6 +20,7 @@ use std::{
     io,
     sync::{Arc, atomic::AtomicUsize},
 };
+use tracing::{Span, trace_span};
 
 /// Where transfers wait that have not begun.
 pub(super) const WAITING: QueueId = QueueId(0);
@@ -188,6 +189,19 @@ impl Handler<Mover> for Worker {
             return Next::HandOver(flight, if charge.slots > 0 { STAGED } else { WAITING }, charge);
         }
         self.go_on(flight, &file)
+    }
+
+    fn span(&self, operation: &Operation) -> Span {
+        let Some(step) = &operation.step else { return Span::none() };
+        let route = if self.is_ring { "io_uring" } else { "threads" };
+        let direct = operation.access() == Access::Direct;
+        let file = operation.transfer.file.path().display();
+        let offset = step.offset + operation.filled();
+        let bytes = step.len - operation.filled();
+        match operation.transfer.direction {
+            Direction::Read => trace_span!("kv.read", route, direct, %file, offset, bytes),
+            Direction::Write => trace_span!("kv.write", route, direct, %file, offset, bytes),
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
+use tracing::debug_span;
 
 /// Files that are probed at the same time.
 const PARALLEL_PROBES: usize = 16;
@@ -60,6 +61,8 @@ impl Checkpoint {
     /// Those of [`Catalog::open`].
     pub fn open_with<P: AsRef<Path>>(paths: &[P], options: &OpenOptions) -> Result<Self> {
         let started = Instant::now();
+        let named = paths.iter().map(|path| path.as_ref().display().to_string());
+        let _opening = debug_span!("open", paths = named.collect::<Vec<_>>().join(" ")).entered();
         let (catalog, sources) = Catalog::open_sources(paths, options)?;
         let has_folder = !paths.iter().any(|path| SourceName::from(path.as_ref()).has_query());
         Ok(Self::new(catalog, sources, has_folder.then(|| options.clone()), started))
@@ -207,8 +210,10 @@ impl Checkpoint {
     /// # Errors
     /// Those of [`Checkpoint::start`].
     pub fn stream(&self, options: &LoadOptions, stream: &StreamOptions) -> Result<Loading> {
-        let (catalog, sources) = (&self.catalog, &*self.sources);
-        Loading::start(&Start { catalog, sources, options, stream, open_time: self.take_open_time() })
+        let (catalog, sources, open_time) = (&self.catalog, &*self.sources, self.take_open_time());
+        let (device, route) = (options.device, options.route.name());
+        let span = debug_span!("load", files = sources.len(), %device, route);
+        Loading::start(&Start { catalog, sources, options, stream, open_time, span: &span })
     }
 
     /// Loads, and waits for all of it.

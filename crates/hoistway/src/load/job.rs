@@ -2,8 +2,9 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    LoadOptions, Tensor, TensorMemory,
+    Tensor, TensorMemory,
     memory_plan::{MemoryPlan, Sink},
+    start::Start,
 };
 #[cfg(feature = "objects")]
 use crate::memory::Ledger;
@@ -36,6 +37,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use tracing::{Span, debug_span, span::Id, trace};
 
 /// Reads whose memory on a device is allocated before the first of them begins, and by steps of so many afterwards.
 pub(super) const FIRST_EXTENTS: usize = 32;
@@ -46,6 +48,8 @@ pub(super) struct Job {
     pub(super) plan: Plan,
     /// Carries the reads.
     pub(super) engine: Engine,
+    /// From the first read to the end.
+    span: Span,
     /// The group of all reads, once it was submitted.
     reads: OnceLock<GroupId>,
     /// How many extents, from the first on, may be read.
@@ -99,12 +103,12 @@ pub(super) enum LoadEvent {
 impl Job {
     /// Allocates the memory of `plan` and submits its reads, by routes of which the first are open.
     pub(super) fn new(
-        catalog: Arc<Catalog>,
+        start: &Start<'_>,
         plan: Plan,
-        (mut opening, sources): (Opening<'_>, &[Arc<dyn Source>]),
-        options: &LoadOptions,
+        mut opening: Opening<'_>,
         place: &MemoryPlan<'_>,
     ) -> Result<Arc<Self>> {
+        let Start { catalog, sources, options, .. } = *start;
         let cancel = options.cancel.as_ref().map_or_else(Cancel::default, Cancel::child);
         let needs = place.needs(&plan)?;
         let room = place.room(&plan, needs, &opening, options);
@@ -125,8 +129,9 @@ impl Job {
             faults: options.faults.clone(),
         };
         let job = Self {
-            catalog,
+            catalog: catalog.clone(),
             engine,
+            span: debug_span!(parent: start.span, "transfer", reads = plan.extents().len(), bytes = plan.read_bytes()),
             reads: OnceLock::new(),
             admitted: AtomicUsize::new(place.admitted),
             is_read: AtomicBool::new(false),
@@ -258,6 +263,9 @@ impl Job {
 
     fn post(&self, tensors: Vec<Tensor>) {
         if !tensors.is_empty() {
+            for tensor in &tensors {
+                trace!(name = tensor.name(), bytes = tensor.len_bytes(), "tensor");
+            }
             self.tensors_done.fetch_add(tensors.len(), Ordering::Relaxed);
             lock(&self.state).ready.extend(tensors);
             self.posted.notify_all();
@@ -417,6 +425,10 @@ impl Job {
 impl Order for Job {
     fn chosen(&self) -> (Route, DirectIo) {
         self.engine.chosen
+    }
+
+    fn span(&self) -> Option<Id> {
+        self.span.id()
     }
 
     fn tally(&self) -> MutexGuard<'_, Tally> {

@@ -32,6 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tracing::debug_span;
 /// Loads of local files that read no more than this run on the caller's thread: starting others would take longer.
 const INLINE_BYTES: u64 = 1 << 20;
 /// Slots for extents that cannot be read in place, besides one for each thread that copies from the cache.
@@ -104,7 +105,8 @@ impl ThreadedLoad {
     /// is the system's, which gives no thread.
     fn begin(start: &Start<'_>, no_threads: Option<&io::Error>) -> Result<io::Result<Self>, NoLoad> {
         let (started, usage) = (Instant::now(), Usage::now());
-        let Start { catalog, sources, options, stream, open_time } = *start;
+        let _preparing = debug_span!(parent: start.span, "prepare").entered();
+        let Start { catalog, sources, options, stream, open_time, .. } = *start;
         let device = start.device()?;
         let copied_to = device.as_ref().filter(|_| !options.route.is_unified());
         let mut plan = start.plan(options.chunk_bytes)?;
@@ -181,7 +183,7 @@ impl ThreadedLoad {
             fresh_bytes: fresh_bytes(&plan, &flow),
         };
         let reads = plan.extents().len() as u64;
-        let job = Job::new(catalog.clone(), plan, (opening, sources), options, &place);
+        let job = Job::new(start, plan, opening, &place);
         let job = job.map_err(|error| match error {
             // Waves know of fewer at a time.
             Error::MemoryBudget { .. } if reads > MOST_READS => NoLoad::TooManyReads(error),

@@ -11,6 +11,7 @@ use crate::{
     source::Source,
 };
 use std::{sync::Arc, time::Duration};
+use tracing::{Span, debug_span};
 
 /// What a load starts from.
 #[derive(Clone, Copy)]
@@ -22,6 +23,8 @@ pub(super) struct Start<'a> {
     pub(super) stream: &'a StreamOptions,
     /// How long opening the checkpoint took.
     pub(super) open_time: Duration,
+    /// That of the load.
+    pub(super) span: &'a Span,
 }
 
 impl Start<'_> {
@@ -63,6 +66,7 @@ impl Start<'_> {
     }
 
     pub(super) fn plan(&self, chunk_bytes: u64) -> Result<Plan, NoLoad> {
+        let _planning = debug_span!("plan", chunk_bytes).entered();
         let requests = self.options.selection.resolve(self.catalog)?;
         let may_make = |reads| {
             let bytes = memory::budget::bookkeeping_bytes(reads);

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{Report, Result};
 use std::time::Duration;
+use tracing::Span;
 
 /// A load in progress, on threads of its own.
 ///
@@ -24,7 +25,11 @@ use std::time::Duration;
 /// }
 /// # Ok::<(), hoistway::Error>(())
 /// ```
-pub struct Loading(Kind);
+pub struct Loading {
+    kind: Kind,
+    /// Until the load is dropped.
+    _span: Span,
+}
 
 enum Kind {
     /// All reads are known from the start.
@@ -35,13 +40,14 @@ enum Kind {
 
 impl Loading {
     pub(super) fn start(start: &Start<'_>) -> Result<Self> {
-        match ThreadedLoad::start(start) {
-            Ok(load) => Ok(Self(Kind::Threaded(Box::new(load)))),
+        let kind = match ThreadedLoad::start(start) {
+            Ok(load) => Kind::Threaded(Box::new(load)),
             Err(NoLoad::TooManyReads(_)) if WaveLoad::takes(start) => {
-                Ok(Self(Kind::Waves(Box::new(WaveLoad::start(start)?))))
+                Kind::Waves(Box::new(WaveLoad::start(start)?))
             }
-            Err(NoLoad::TooManyReads(error) | NoLoad::Failed(error)) => Err(error),
-        }
+            Err(NoLoad::TooManyReads(error) | NoLoad::Failed(error)) => return Err(error),
+        };
+        Ok(Self { kind, _span: start.span.clone() })
     }
 
     /// The next tensor to become complete, waiting no longer than `timeout`.
@@ -54,14 +60,14 @@ impl Loading {
 
     /// The next tensor to hand out that is complete already. Never waits, and never tells of errors.
     pub fn next_arrived(&mut self) -> Option<Tensor> {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Threaded(load) => load.next_arrived(),
             Kind::Waves(load) => load.next_arrived(),
         }
     }
 
     fn advance(&mut self, timeout: Option<Duration>) -> Result<Arrival> {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Threaded(load) => load.advance(timeout),
             Kind::Waves(load) => load.advance(timeout),
         }
@@ -90,7 +96,7 @@ impl Loading {
 
     /// Ends the load early. Tensors that were handed out stay valid.
     pub fn cancel(&mut self) {
-        match &mut self.0 {
+        match &mut self.kind {
             Kind::Threaded(load) => load.cancel(),
             Kind::Waves(load) => load.cancel(),
         }
@@ -98,7 +104,7 @@ impl Loading {
 
     /// How far the load has got.
     pub fn progress(&self) -> Progress {
-        match &self.0 {
+        match &self.kind {
             Kind::Threaded(load) => load.progress(),
             Kind::Waves(load) => load.progress(),
         }
@@ -107,7 +113,7 @@ impl Loading {
     /// What the load has done so far; the whole truth once all tensors were handed out. A child of `fork` learns
     /// only what was planned.
     pub fn report(&self) -> Report {
-        match &self.0 {
+        match &self.kind {
             Kind::Threaded(load) => load.report(),
             Kind::Waves(load) => load.report(),
         }

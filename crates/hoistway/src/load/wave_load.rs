@@ -52,7 +52,7 @@ impl WaveLoad {
 
     pub(super) fn start(start: &Start<'_>) -> Result<Self> {
         let (started, usage) = (Instant::now(), Usage::now());
-        let Start { catalog, sources, options, stream, open_time } = *start;
+        let Start { catalog, sources, options, stream, open_time, .. } = *start;
         let requests = options.selection.resolve(catalog)?;
         let plan = Plan::without_reads(catalog, &requests, &start.plan_options(options.chunk_bytes))?;
         let numa_node = numa_node(sources, options.numa, None)?;

@@ -51,6 +51,7 @@ use std::{
 };
 use target::Target;
 use temp::TempFile;
+use tracing::debug_span;
 use write::Writing;
 
 /// Saves `tensors` to one safetensors file, which takes its name when it is complete: until then, and if anything goes
@@ -79,6 +80,7 @@ pub fn save(
     go_on: impl Fn(u64) -> ControlFlow<()> + Sync,
 ) -> Result<SaveReport> {
     let started = Instant::now();
+    let _saving = debug_span!("save", path = %path.display(), tensors = tensors.len()).entered();
     options.check()?;
     let lens = content::check(tensors)?;
     let order: Vec<usize> = (0..tensors.len()).collect();
@@ -131,6 +133,7 @@ pub fn save_sharded(
     go_on: impl Fn(u64) -> ControlFlow<()> + Sync,
 ) -> Result<SaveReport> {
     let started = Instant::now();
+    let _saving = debug_span!("save", path = %directory.display(), tensors = tensors.len()).entered();
     options.check()?;
     sharding.check()?;
     let lens = content::check(tensors)?;

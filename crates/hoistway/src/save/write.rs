@@ -39,6 +39,7 @@ use std::{
     thread,
     time::Instant,
 };
+use tracing::trace_span;
 
 /// Bytes of one write, on a grid of file offsets.
 const EXTENT_BYTES: u64 = 4 << 20;
@@ -95,9 +96,13 @@ struct Writer<'a> {
 impl<'a> Handler<Files<'a>> for Writer<'a> {
     fn begin(&mut self, flight: Flight<Files<'a>>) -> Next<Files<'a>> {
         let Step { target, extent } = flight.content;
+        let path = target.path.display();
         let result = match extent {
-            Some(extent) => self.writing.write(target, extent, self.slots),
-            None => target.temp.sync().map_err(|source| io_error("sync", &target.path, source)),
+            Some(extent) => trace_span!("write", file = %path, offset = extent.start(), bytes = extent.len())
+                .in_scope(|| self.writing.write(target, extent, self.slots)),
+            None => trace_span!("sync", file = %path)
+                .in_scope(|| target.temp.sync())
+                .map_err(|source| io_error("sync", &target.path, source)),
         };
         let (has_failed, scheduler) = (result.is_err(), flight.ticket().scheduler().clone());
         flight.end(result);

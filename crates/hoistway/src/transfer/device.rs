@@ -18,6 +18,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use tracing::{Span, trace_span};
 
 /// Copies of fewer bytes are short: the default chunk is not.
 const SHORT_BYTES: u64 = 4 << 20;
@@ -58,6 +59,8 @@ struct Copying {
     slots: InUse<Vec<Copied>>,
     // After the slots, which are free when a read ends.
     reads: Vec<InCopy>,
+    /// From the copies' queueing to their end.
+    span: Span,
 }
 
 /// A slot whose copies are yet to be queued.
@@ -202,10 +205,10 @@ impl DeviceLine {
         // SAFETY: the same contract.
         match unsafe { self.copy(slot, transfers, addresses, arenas) } {
             Err(error) => read.end(Err(error)),
-            Ok(slots) if self.is_inline => Copying { slots, reads: vec![read] }.end(&self.counts),
+            Ok(slots) if self.is_inline => Copying::new(&self.queue, slots, vec![read]).end(&self.counts),
             Ok(slots) => {
                 with_waiter.fetch_add(1, Ordering::Relaxed);
-                self.sent.send(Sent::Queued(Copying { slots, reads: vec![read] }));
+                self.sent.send(Sent::Queued(Copying::new(&self.queue, slots, vec![read])));
             }
         }
     }
@@ -306,7 +309,7 @@ impl Waiter {
         let queued = queued.map(|copies| _ = self.counts.copies.fetch_add(copies, Ordering::Relaxed));
         let (slots, reads): (Vec<_>, Vec<_>) = unqueued.into_iter().map(|one| (one.copied, one.read)).unzip();
         match queue.keep(slots, queued) {
-            Ok(slots) => Some(Copying { slots, reads }),
+            Ok(slots) => Some(Copying::new(&queue, slots, reads)),
             Err(error) => {
                 self.counts.with_waiter.fetch_sub(reads.len() as u64, Ordering::Relaxed);
                 end_all(reads, Err(error.into()));
@@ -327,11 +330,19 @@ impl Drop for Waiter {
 }
 
 impl Copying {
+    /// Copies that were queued on a stream.
+    fn new(queue: &CopyStream, slots: InUse<Vec<Copied>>, reads: Vec<InCopy>) -> Self {
+        let bytes = || reads.iter().map(|read| read.part.wanted.len()).sum::<u64>();
+        let span = trace_span!("copy", track = %queue.device().info().id, bytes = bytes());
+        Self { slots, reads, span }
+    }
+
     /// Waits for the copies, and ends the reads.
     fn end(self, counts: &Counts) {
-        let Self { slots, reads } = self;
+        let Self { slots, reads, span } = self;
         let since = Instant::now();
-        let result = slots.wait().result();
+        let result = trace_span!("wait for copies").in_scope(|| slots.wait().result());
+        drop(span);
         let nanoseconds = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
         counts.waited.fetch_add(nanoseconds, Ordering::Relaxed);
         drop(slots);

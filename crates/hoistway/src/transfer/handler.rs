@@ -19,6 +19,7 @@ use hoistway_io::{
     file::is_transient,
 };
 use std::io;
+use tracing::{Span, trace_span};
 
 /// The routes that one thread makes reads by. They have numbers.
 pub(crate) trait Ways {
@@ -246,6 +247,22 @@ impl<W: Ways> Handler<Reads> for Mover<W> {
             Err(error) => fail(flight, error),
         }
     }
+
+    fn span(&self, op: &ReadOp) -> Span {
+        let route = || match &op.past_host {
+            Some(route) => route.member.route().name(),
+            None => self.ways.member(op.way).route().name(),
+        };
+        trace_span!(
+            parent: op.order.span(),
+            "read",
+            route = route(),
+            direct = op.access == Access::Direct,
+            file = %op.source.path().display(),
+            offset = op.part.range.start() + op.progress.filled,
+            bytes = op.part.range.len() - op.progress.filled,
+        )
+    }
 }
 
 /// Nothing of a read is there any more, and its slot is free. It may end while it waits, so what was read is noted now.
@@ -259,6 +276,8 @@ fn start_over(op: &mut ReadOp) {
 fn complete(mut flight: Flight<Reads>) -> Next<Reads> {
     // If the order panics, the flight drops the operation before its ticket.
     let op = &mut flight.content;
+    let (file, bytes) = (op.source.path().display(), op.part.wanted.len());
+    let _delivering = trace_span!("deliver", file = %file, offset = op.part.wanted.start(), bytes).entered();
     let arrived = op.order.check_arrived(&op.part, &|| op.check_unchanged());
     match arrived.and_then(|()| op.order.place(&op.part, &mut op.buffer)) {
         Ok(Placed::Here(staged_bytes)) => {

@@ -14,6 +14,7 @@ use std::{
     fmt, io,
     sync::{Arc, MutexGuard},
 };
+use tracing::span::Id;
 
 /// The reads of orders. A group of them is an order, or an item of one.
 #[derive(Debug)]
@@ -58,6 +59,11 @@ impl From<Failure> for Error {
 pub(crate) trait Order: Send + Sync {
     /// The route, and the way to read directly, that the caller chose.
     fn chosen(&self) -> (Route, DirectIo);
+
+    /// The span that its reads belong to, if it has one.
+    fn span(&self) -> Option<Id> {
+        None
+    }
 
     /// What it has done so far.
     fn tally(&self) -> MutexGuard<'_, Tally>;

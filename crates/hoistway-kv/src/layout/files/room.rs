@@ -271,6 +271,7 @@ impl Shared {
 
     /// Until their files are gone, blocks that were evicted count as if they were being written.
     fn unlink_evicted(&self, want: Want) -> u64 {
+        let _evicting = tracing::debug_span!("kv.evict", bytes = want.bytes).entered();
         let mut bytes = self.room.lock();
         let removed = self.index.evict(&want, self.steady_now());
         let going = removed.iter().fold(0_u64, |sum, removed| sum.saturating_add(removed.entry.slot_bytes));

@@ -8,6 +8,7 @@ use crate::{
     index::{Entry, Removed, Reuse, Slot, Want},
 };
 use std::sync::PoisonError;
+use tracing::debug_span;
 
 /// A block that is gone, but not for the disk.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +21,7 @@ pub(super) struct Unburied {
 impl Writer {
     /// Evicts blocks; how many went.
     pub(super) fn evict(&self, want: &Want) -> Result<Vec<Removed>> {
+        let _evicting = debug_span!("kv.evict", bytes = want.bytes).entered();
         self.bury(|| {
             let evicted = self.shared.index.evict(want, self.shared.steady_now());
             self.shared.observed.evicted(&evicted);
