@@ -39,6 +39,7 @@ SECTIONS = (
     ("Reports", ["Report", "Carrier", "Refusal", "trace"]),
     ("Save", ["save_file", "save_sharded", "save", "SaveReport"]),
     ("The machine", ["doctor", "Checks", "memory_limits", "MemoryLimit", "release_devices"]),
+    ("Metrics", ["metrics", "MetricsCollector"]),
     ("Read on request", ["Reader", "Reading", "ReaderOptions", "stream_layers", "LayerStream", "Layer"]),
 )
 MODULES = (

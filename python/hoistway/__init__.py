@@ -17,6 +17,7 @@ from hoistway._doctor import Checks, doctor
 from hoistway._layers import Layer, LayerStream, stream_layers
 from hoistway._memory import MemoryLimit, memory_limits
 from hoistway._metadata import MetadataArray
+from hoistway._metrics import MetricsCollector, metrics
 from hoistway._native import MemoryPool, Tensor
 from hoistway._one_shot import iter_tensors, load
 from hoistway._options import LoadOptions, ReaderOptions, StoreOptions
@@ -24,8 +25,8 @@ from hoistway._reader import Reader, Reading
 from hoistway._report import Carrier, Refusal, Report
 from hoistway._save import SaveReport, save, save_file, save_sharded
 from hoistway._stream import TensorStream
-from hoistway.errors import HoistwayError
 from hoistway._trace import trace
+from hoistway.errors import HoistwayError
 
 __version__: str = _native.version()
 
@@ -73,6 +74,7 @@ __all__ = [
     "MemoryLimit",
     "MemoryPool",
     "MetadataArray",
+    "MetricsCollector",
     "Reader",
     "ReaderOptions",
     "Reading",
@@ -90,11 +92,12 @@ __all__ = [
     "load",
     "load_file",
     "memory_limits",
+    "metrics",
     "open",
     "release_devices",
     "save",
     "save_file",
     "save_sharded",
     "stream_layers",
-]
     "trace",
+]

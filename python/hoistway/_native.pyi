@@ -29,7 +29,9 @@ __all__ = [
     "check_options",
     "doctor",
     "is_remote",
+    "join_metrics",
     "load_bytes",
+    "load_metrics",
     "memory_limits",
     "mount_point_of_3fs",
     "mount_points_of_3fs",
@@ -56,14 +58,14 @@ __all__ = [
 ]
 
 @final
-class MemoryPool:
-@final
 class Recording:
     """A timeline that is recorded."""
 
     def __new__(cls, path: str | PathLike[str]) -> Recording: ...
     def finish(self) -> None: ...
 
+@final
+class MemoryPool:
     """Host memory that loads reuse for tensors. It is touched once, when the pool is made."""
 
     def __new__(cls, size: int | str) -> MemoryPool: ...
@@ -265,6 +267,8 @@ def stop_log() -> None: ...
 def run_command(program: Sequence[str], arguments: Sequence[str]) -> int: ...
 def doctor(paths: list[str], store: dict[str, str] | None = None) -> str: ...
 def memory_limits() -> str: ...
+def load_metrics() -> str: ...
+def join_metrics(texts: Sequence[str]) -> str: ...
 def release_devices() -> None: ...
 
 # In builds for tests alone.

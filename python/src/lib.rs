@@ -69,7 +69,9 @@ mod _native {
     use super::key_values::NativeArray;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
-    use super::kv::{KvAddresses, KvCompletion, KvNamespace, KvPins, KvRegion, KvStore, KvTicket};
+    use super::kv::{
+        KvAddresses, KvCompletion, KvNamespace, KvPins, KvRegion, KvStore, KvTicket, join_metrics,
+    };
     #[pymodule_export]
     use super::loading::Loading;
     #[pymodule_export]
@@ -88,7 +90,11 @@ mod _native {
     #[pymodule_export]
     use super::tensor::{Tensor, to_torch};
     #[pymodule_export]
-    use super::{doctor, is_remote, memory_limits, release_devices, search_libraries_in, version};
+    use super::trace::Recording;
+    #[pymodule_export]
+    use super::{
+        doctor, is_remote, load_metrics, memory_limits, release_devices, search_libraries_in, version,
+    };
     use pyo3::prelude::*;
 
     #[pymodule_init]
@@ -98,6 +104,12 @@ mod _native {
 }
 
 use crate::error::IntoPython;
+
+/// What the loads of this process have done, as OpenMetrics text.
+#[pyfunction]
+fn load_metrics() -> String {
+    hoistway::metrics()
+}
 
 /// The length of one wait of a caller that waits so many seconds in all, or without limit.
 fn tick(patience: Option<f64>) -> Duration {

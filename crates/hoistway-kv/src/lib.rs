@@ -47,6 +47,7 @@ pub use hoistway_io::executor::Priority;
 pub use io::Carrier;
 pub use item::{Item, KeepAlive, Piece};
 pub use key::{Fingerprint, Key};
+pub use metrics::join_metrics;
 pub use namespace::{NamespaceDescription, NamespaceId, NamespaceOptions, Rank};
 pub use options::{
     Admission, DirectPath, Durability, Eviction, FarOptions, FarPolicy, LayoutKind, Route, StoreAccess,

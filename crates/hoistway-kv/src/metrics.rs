@@ -2,7 +2,8 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    Completion, DropReason, Dropped, FarStats, NamespaceId, NamespaceStats, Result, Stats, Status,
+    Completion, DropReason, Dropped, FarStats, NamespaceDescription, NamespaceId, NamespaceStats, Rank,
+    Result, Stats, Status,
     io::{Carrier, Direction, Outcome},
     report::CarrierShare,
     ticket::Kind,
@@ -13,14 +14,16 @@ use prometheus_client::{
     metrics::{
         counter::{ConstCounter, Counter},
         family::Family,
-        gauge::ConstGauge,
+        gauge::{ConstGauge, Gauge},
         histogram::{Histogram, exponential_buckets},
     },
     registry::{self, Registry, Unit},
 };
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     fmt::Debug,
+    path::Path,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -28,6 +31,7 @@ use std::{
 /// Everything that a store counts.
 pub(crate) struct Metrics {
     namespaces: Mutex<BTreeMap<NamespaceId, Arc<NamespaceCounters>>>,
+    described: Mutex<BTreeMap<NamespaceId, NamespaceDescription>>,
     dropped: Family<Reason, Counter>,
     ended: Family<Ended, Counter>,
     seconds: Family<Phase, Histogram, fn() -> Histogram>,
@@ -77,6 +81,70 @@ impl NamespaceCounters {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfNamespace {
     namespace: String,
+}
+
+/// What tells people which namespace it is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NamespaceInfo {
+    namespace: String,
+    model: String,
+    dtype: String,
+    block_tokens: u32,
+    tensor_parallel: String,
+    pipeline_parallel: String,
+    context_parallel: String,
+}
+
+impl NamespaceInfo {
+    fn of(namespace: NamespaceId, description: NamespaceDescription) -> Self {
+        let rank =
+            |rank: Option<Rank>| rank.map(|Rank { rank, size }| format!("{rank}/{size}")).unwrap_or_default();
+        Self {
+            namespace: namespace.to_string(),
+            model: description.model,
+            dtype: description.dtype,
+            block_tokens: description.block_tokens,
+            tensor_parallel: rank(description.tensor_parallel),
+            pipeline_parallel: rank(description.pipeline_parallel),
+            context_parallel: rank(description.context_parallel),
+        }
+    }
+}
+
+/// Joins OpenMetrics texts, such as those of several stores, to one: a metric that several have is there once, with the samples of
+/// all.
+///
+/// ```
+/// let one = "# TYPE hoistway_kv_blocks gauge\nhoistway_kv_blocks{store=\"/one\"} 1\n# EOF\n";
+/// let both = hoistway_kv::join_metrics(&[one, &one.replace("/one", "/two")]);
+/// assert_eq!(both.matches("# TYPE").count(), 1);
+/// assert!(both.contains("/one") && both.contains("/two"));
+/// ```
+pub fn join_metrics<T: AsRef<str>>(texts: &[T]) -> String {
+    let mut families: Vec<(&str, Vec<&str>, Vec<&str>)> = Vec::new();
+    for text in texts {
+        let mut position = 0;
+        for line in text.as_ref().lines().filter(|line| *line != "# EOF") {
+            let said = line.strip_prefix("# ").map(|said| said.splitn(3, ' ').nth(1).unwrap_or_default());
+            match said {
+                Some(name) => {
+                    let known = families.iter().position(|(known, ..)| *known == name);
+                    position = known.unwrap_or_else(|| {
+                        families.push((name, Vec::new(), Vec::new()));
+                        families.len() - 1
+                    });
+                    let heads = &mut families[position].1;
+                    if !heads.contains(&line) {
+                        heads.push(line);
+                    }
+                }
+                // Samples follow what is said of their family.
+                None => families.get_mut(position).into_iter().for_each(|(.., samples)| samples.push(line)),
+            }
+        }
+    }
+    let lines = families.iter().flat_map(|(_, heads, samples)| heads.iter().chain(samples));
+    lines.copied().chain(["# EOF"]).fold(String::new(), |text, line| text + line + "\n")
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -199,6 +267,7 @@ impl Metrics {
     pub(crate) fn new() -> Self {
         let metrics = Self {
             namespaces: Mutex::default(),
+            described: Mutex::default(),
             dropped: Family::default(),
             ended: Family::default(),
             seconds: Family::new_with_constructor(|| Histogram::new(exponential_buckets(20e-6, 2.0, 20))),
@@ -237,6 +306,13 @@ impl Metrics {
 
     pub(crate) fn namespace(&self, namespace: NamespaceId) -> Arc<NamespaceCounters> {
         Arc::clone(lock(&self.namespaces).entry(namespace).or_default())
+    }
+
+    /// Notes what a namespace is that was opened, from its description as JSON. One of a later version is known by its number
+    /// alone.
+    pub(crate) fn describe(&self, namespace: NamespaceId, description: &str) {
+        let description = serde_json::from_str(description).unwrap_or_default();
+        lock(&self.described).insert(namespace, description);
     }
 
     pub(crate) fn looked_up(&self, namespace: &NamespaceCounters, keys: usize, found: usize, begin: Instant) {
@@ -326,9 +402,16 @@ impl Metrics {
         stats.unsynced_loads = self.unsynced_loads.get();
     }
 
-    /// As OpenMetrics text.
-    pub(crate) fn encode(&self, stats: &Stats) -> Result<String> {
-        let registry = &mut Registry::with_prefix("hoistway_kv");
+    /// As OpenMetrics text, each sample with the store's directory as label `store`.
+    pub(crate) fn encode(&self, root: &Path, stats: &Stats) -> Result<String> {
+        let store = (Cow::from("store"), Cow::from(root.display().to_string()));
+        let registry = &mut Registry::with_prefix_and_labels("hoistway_kv", [store].into_iter());
+        let infos = Family::<NamespaceInfo, Gauge>::default();
+        for (namespace, description) in lock(&self.described).iter() {
+            infos.get_or_create(&NamespaceInfo::of(*namespace, description.clone())).set(1);
+        }
+        let help = "What namespaces are, by the label that other metrics have";
+        register(registry, "namespace_info", help, infos);
         for (name, help, value) in LEVELS {
             register(registry, name, help, ConstGauge::new(value(stats)));
         }
@@ -387,6 +470,13 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
+    fn encode(metrics: &Metrics, stats: &Stats) -> String {
+        let description = r#"{"model":"llama","block_tokens":16,"tensor_parallel":{"rank":1,"size":2}}"#;
+        metrics.describe(NamespaceId([1; 16]), description);
+        metrics.describe(NamespaceId([2; 16]), r#"{"of a later version":1}"#);
+        metrics.encode(Path::new("/kv"), stats).unwrap()
+    }
+
     /// The rules of OpenMetrics, which prometheus_client's parser and Prometheus itself keep.
     #[test]
     fn counters_end_in_total_and_units_are_those_of_the_names() {
@@ -394,16 +484,21 @@ mod tests {
         metrics.namespace(NamespaceId([1; 16])).hits.inc();
         let mut stats = Stats::default();
         metrics.count_into(&mut stats);
-        assert!(!metrics.encode(&stats).unwrap().contains("far_"), "there is no far tier");
+        assert!(!encode(&metrics, &stats).contains("far_"), "there is no far tier");
         stats.far = Some(FarStats { is_up: true, hits: 7, loaded_bytes: 8, ..FarStats::default() });
-        let text = metrics.encode(&stats).unwrap();
-        for line in ["far_up 1", "far_hits_total 7", "far_loaded_bytes_total 8", "far_backlog_bytes 0"] {
+        let text = encode(&metrics, &stats);
+        let hits = r#"hits_total{store="/kv",namespace="01010101010101010101010101010101"} 1"#;
+        for line in [
+            r#"far_up{store="/kv"} 1"#,
+            r#"far_hits_total{store="/kv"} 7"#,
+            r#"far_loaded_bytes_total{store="/kv"} 8"#,
+            r#"far_backlog_bytes{store="/kv"} 0"#,
+            hits,
+        ] {
             assert!(text.contains(&format!("\nhoistway_kv_{line}\n")), "{line}: {text}");
         }
-        assert!(
-            text.contains("hoistway_kv_hits_total{namespace=\"01010101010101010101010101010101\"} 1\n"),
-            "{text}"
-        );
+        let info = r#"model="llama",dtype="",block_tokens="16",tensor_parallel="1/2""#;
+        assert!(text.contains(info), "{text}");
         assert!(text.ends_with("# EOF\n"));
         let (mut types, mut units, mut helps) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
         for line in text.lines().filter(|line| *line != "# EOF") {
@@ -442,5 +537,24 @@ mod tests {
             assert_eq!(units.get(name).copied(), unit, "{name}");
             assert!(!name.ends_with("_total"), "the end of a sample is no part of the name {name}");
         }
+    }
+
+    #[test]
+    fn stores_share_a_metric_of_a_name() {
+        let metrics = Metrics::new();
+        let stats = Stats { far: Some(FarStats::default()), ..Stats::default() };
+        let of = |root: &str, stats: &Stats| metrics.encode(Path::new(root), stats).unwrap();
+        let text = join_metrics(&[of("/one", &Stats::default()), of("/two", &stats)]);
+        let blocks = text.lines().filter(|line| line.contains("hoistway_kv_blocks")).collect::<Vec<_>>();
+        let wanted = [
+            "# HELP hoistway_kv_blocks Blocks that are found.",
+            "# TYPE hoistway_kv_blocks gauge",
+            r#"hoistway_kv_blocks{store="/one"} 0"#,
+            r#"hoistway_kv_blocks{store="/two"} 0"#,
+        ];
+        assert_eq!(blocks, wanted);
+        assert!(text.contains("far_up{store=\"/two\"} 0\n") && text.ends_with("# EOF\n"));
+        assert_eq!(text.matches("# EOF").count(), 1);
+        assert_eq!(join_metrics::<&str>(&[]), "# EOF\n");
     }
 }

@@ -30,6 +30,7 @@ mod error;
 mod handoff;
 mod load;
 pub mod memory;
+mod metrics;
 #[cfg(feature = "objects")]
 pub use hoistway_objects as objects;
 pub mod plan;
@@ -54,6 +55,7 @@ pub use load::{
     Arrival, Checkpoint, DeviceAllocator, FillTarget, Filled, Filling, LoadOptions, Loaded, Loading,
     NumaPlacement, OpenArray, Order, Progress, StreamOptions, Tensor, TensorMemory, load, load_bytes,
 };
+pub use metrics::metrics;
 pub use report::{Carrier, DeviceReport, MemoryReport, Refusal, Report, Retries, TimeReport};
 pub use route::{DirectIo, Route, UsrbioClient};
 pub use warm::WarmReport;

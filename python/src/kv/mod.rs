@@ -13,6 +13,14 @@ mod options;
 mod store;
 mod ticket;
 
+use pyo3::prelude::*;
+
+/// Joins OpenMetrics texts, such as those of stores, to one.
+#[pyfunction]
+pub(crate) fn join_metrics(texts: Vec<String>) -> String {
+    hoistway_kv::join_metrics(&texts)
+}
+
 pub(crate) use addresses::KvAddresses;
 pub(crate) use namespace::{KvNamespace, KvPins};
 pub(crate) use store::{KvRegion, KvStore};

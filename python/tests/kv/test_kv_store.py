@@ -51,7 +51,7 @@ def test_a_far_tier_has_what_the_near_one_lacks(tmp_path: Path, policy: str, lay
         completion = blocks.load([b"key"], [found]).wait(30)
         assert (completion.statuses, completion.far_bytes, found) == (["ok"], 1000, stored)
         assert store.stats()["far"]["hits"] == 1
-        assert "\nhoistway_kv_far_hits_total 1\n" in store.metrics()
+        assert f'\nhoistway_kv_far_hits_total{{store="{store.root}"}} 1\n' in store.metrics()
         assert store.report()["far"]["policy"] == policy
 
 
@@ -60,7 +60,7 @@ def test_a_store_works_until_the_directory_of_its_far_tier_is_there(tmp_path: Pa
     with kv.Store(tmp_path / "near", **SMALL_STORE, far=far) as store:
         put(store.namespace(model="test"), b"key")
         assert "make the directory" in store.report()["far"]["failure"]
-        assert "\nhoistway_kv_far_up 0\n" in store.metrics()
+        assert f'\nhoistway_kv_far_up{{store="{store.root}"}} 0\n' in store.metrics()
         (tmp_path / "far").mkdir()
         deadline = time.monotonic() + 60
         while store.stats()["far"]["written_blocks"] == 0:

@@ -226,6 +226,7 @@ impl Store {
     }
 
     fn with_far(&self, near: Namespace, description: &str) -> Namespace {
+        self.core().metrics.describe(near.id(), description);
         match &self.inner.tier {
             Some(tier) => near.clone().before(tier.namespace(&near, description)),
             None => near,
@@ -261,12 +262,12 @@ impl Store {
         Ok(Stats { far: self.inner.tier.as_ref().map(|tier| tier.stats()), ..self.core().stats() })
     }
 
-    /// What it holds and did, as Prometheus wants it (OpenMetrics text).
+    /// Returns what it holds and did, as OpenMetrics text for Prometheus. Each sample has the store's directory as label `store`.
     ///
     /// # Errors
     /// [`Error::Closed`].
     pub fn metrics(&self) -> Result<String> {
-        self.core().metrics.encode(&self.stats()?)
+        self.core().metrics.encode(self.root(), &self.stats()?)
     }
 
     /// How it works.

@@ -28,7 +28,9 @@ fn a_namespace_that_cannot_be_read_is_told_of_and_costs_itself_alone() {
     assert!(event.reason.contains("00112233445566778899aabbccddeeff"), "{}", event.reason);
     assert!(store.report().unwrap().warnings.contains(&event.reason));
     assert_eq!(store.stats().unwrap().unusable_namespaces, 1);
-    assert!(store.metrics().unwrap().contains("hoistway_kv_unusable_namespaces 1\n"));
+    let root = store.root().display().to_string();
+    let line = format!("hoistway_kv_unusable_namespaces{{store=\"{root}\"}} 1\n");
+    assert!(store.metrics().unwrap().contains(&line));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::{LoadOptions, Loaded, Loading, OpenArray, StreamOptions, Tensor, mapp
 use crate::{
     Cancel, Catalog, Error, Result, Route,
     catalog::{FileId, OpenOptions, gguf::ArrayValues},
-    parallel,
+    metrics, parallel,
     read::ReadFile,
     source::{Bytes, Source, SourceName, registry},
     verify::{self, Manifest},
@@ -214,6 +214,7 @@ impl Checkpoint {
         let (device, route) = (options.device, options.route.name());
         let span = debug_span!("load", files = sources.len(), %device, route);
         Loading::start(&Start { catalog, sources, options, stream, open_time, span: &span })
+            .inspect_err(|_| metrics::count_failed())
     }
 
     /// Loads, and waits for all of it.
@@ -223,7 +224,8 @@ impl Checkpoint {
     /// are gone.
     pub fn load(&self, options: &LoadOptions) -> Result<Loaded> {
         if options.route.is_mapping() {
-            return mapped::map(&self.catalog, &self.sources, options, self.take_open_time());
+            return mapped::map(&self.catalog, &self.sources, options, self.take_open_time())
+                .inspect_err(|_| metrics::count_failed());
         }
         self.start(options)?.wait()
     }

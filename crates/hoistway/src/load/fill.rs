@@ -11,6 +11,7 @@ use crate::{
     Catalog, DeviceId, Error, Report, Result,
     device::Device,
     memory::HugePages,
+    metrics::{self, Outcome},
     plan::{PlannedTensor, TensorRequest},
     read::{ReadFile, Reader, ReaderOptions},
     report::add_new,
@@ -250,6 +251,12 @@ impl Filling {
     pub(super) fn stop(&mut self) {
         if self.waves.is_some() && self.process == std::process::id() {
             self.report = self.report();
+            let outcome = match () {
+                () if self.told == self.pending.len() => Outcome::Ok,
+                () if self.failed.is_empty() => Outcome::Cancelled,
+                () => Outcome::Failed,
+            };
+            metrics::count(&self.report, outcome, self.told);
         }
         self.waves = None;
     }

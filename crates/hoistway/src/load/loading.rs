@@ -16,6 +16,7 @@ use crate::{
     Error, Report, Result,
     device::Device,
     memory::MemoryRequest,
+    metrics::{self, Outcome},
     parallel,
     plan::Plan,
     report::{Refusal, TimeReport, few_files_note},
@@ -31,8 +32,8 @@ use std::{
     thread::JoinHandle,
     time::{Duration, Instant},
 };
-
 use tracing::debug_span;
+
 /// Loads of local files that read no more than this run on the caller's thread: starting others would take longer.
 const INLINE_BYTES: u64 = 1 << 20;
 /// Slots for extents that cannot be read in place, besides one for each thread that copies from the cache.
@@ -53,6 +54,8 @@ pub(super) struct ThreadedLoad {
     started: Instant,
     usage: Usage,
     finished: bool,
+    /// Whether it is among the loads of [`metrics`].
+    is_counted: bool,
     flow: Flow,
     /// Until the last read has ended, if the caller's thread makes them all.
     alone: Option<Running>,
@@ -202,6 +205,7 @@ impl ThreadedLoad {
             started,
             usage,
             finished: false,
+            is_counted: false,
             flow,
             alone: None,
         };
@@ -353,16 +357,29 @@ impl ThreadedLoad {
             Ok(LoadEvent::Finished) => {
                 self.finish();
                 let (done, total) = (self.job.tensors_done(), self.job.plan.tensors().len());
-                if done < total {
-                    return Err(Error::Internal(format!("{done} of {total} tensors became complete")));
-                }
-                self.job.check_kept()?;
-                Ok(Arrival::Finished)
+                let ended = if done < total {
+                    Err(Error::Internal(format!("{done} of {total} tensors became complete")))
+                } else {
+                    self.job.check_kept()
+                };
+                self.count(if ended.is_ok() { Outcome::Ok } else { Outcome::Failed });
+                ended.map(|()| Arrival::Finished)
             }
             Err(error) => {
                 self.finish();
+                self.count(match error {
+                    Error::Cancelled => Outcome::Cancelled,
+                    _ => Outcome::Failed,
+                });
                 Err(error)
             }
+        }
+    }
+
+    /// Counts it, once it is over.
+    fn count(&mut self, outcome: Outcome) {
+        if !std::mem::replace(&mut self.is_counted, true) {
+            metrics::count(&self.report(), outcome, self.job.tensors_done());
         }
     }
 
@@ -437,5 +454,8 @@ impl Drop for ThreadedLoad {
         }
         self.cancel();
         self.finish();
+        // Its caller may have all tensors without having asked for its end.
+        let is_whole = self.job.tensors_done() == self.job.plan.tensors().len();
+        self.count(if is_whole { Outcome::Ok } else { Outcome::Cancelled });
     }
 }

@@ -6,6 +6,7 @@ use crate::{
     Catalog, DeviceId, Error, Result,
     catalog::TensorId,
     memory::{self, Arena, Block},
+    metrics::{self, Outcome},
     parallel,
     plan::{Extent, Layout, Plan, PlanOptions, PlannedTensor, Target, TensorRequest},
     report::{Carrier, MemoryReport, Onward, Report, TimeReport},
@@ -49,6 +50,7 @@ pub(super) fn map(
     };
     let planned = Planned { catalog, plan: &plan, options, numa_node: None };
     let report = report(&planned, &tensors, &arenas, time);
+    metrics::count(&report, Outcome::Ok, tensors.len());
     Ok(Loaded::new(tensors, report))
 }
 

@@ -9,9 +9,9 @@ import weakref
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from hoistway._metrics import families
 from hoistway.errors import HoistwayError
 from hoistway.kv import Store
-from hoistway.kv._metrics import families
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge
@@ -48,7 +48,7 @@ class Exported:
         """Copies what the store has counted and measured."""
         if "prometheus_client" not in sys.modules or self._is_closed.is_set():
             return
-        found = list(families(self._store))
+        found = list(families(self._store.metrics()))
         with _lock:
             for family in found:
                 if family.type in ("counter", "gauge"):

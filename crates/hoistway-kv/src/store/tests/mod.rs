@@ -862,22 +862,28 @@ fn metrics_name_what_happened() {
     bench.put("a");
     bench.get("a", 0);
     let metrics = bench.store.metrics().unwrap();
-    let namespace = bench.namespace.id();
+    let (namespace, root) = (bench.namespace.id(), bench.store.root().display());
     for line in [
-        format!("hoistway_kv_hits_total{{namespace=\"{namespace}\"}} 1"),
-        "hoistway_kv_blocks 1".into(),
-        "hoistway_kv_carried_bytes_total{route=\"threads\",access=\"buffered\",direction=\"write\"} 9096"
-            .into(),
-        "hoistway_kv_requests_total{status=\"ok\"} 2".into(),
+        format!("hits_total{{store=\"{root}\",namespace=\"{namespace}\"}} 1"),
+        format!("blocks{{store=\"{root}\"}} 1"),
+        format!(
+            "carried_bytes_total{{store=\"{root}\",route=\"threads\",access=\"buffered\",direction=\"write\"}} 9096"
+        ),
+        format!("requests_total{{store=\"{root}\",status=\"ok\"}} 2"),
     ] {
+        let line = format!("hoistway_kv_{line}");
         assert!(metrics.lines().any(|other| other == line), "{line} in:\n{metrics}");
     }
+    assert!(metrics.contains(&format!("namespace_info{{store=\"{root}\",namespace=\"{namespace}\",")));
     assert!(metrics.ends_with("# EOF\n"));
 }
 
 #[test]
 fn series_are_there_from_the_start_and_counts_are_counters() {
-    let metrics = bench(|_| {}).store.metrics().unwrap();
+    let bench = bench(|_| {});
+    let store = format!("store=\"{}\"", bench.store.root().display());
+    let metrics = bench.store.metrics().unwrap();
+    let metrics = metrics.replace(&format!("{{{store}}}"), "").replace(&format!("{store},"), "");
     for line in [
         "hoistway_kv_dropped_total{reason=\"no_room\"} 0",
         "hoistway_kv_requests_total{status=\"timed_out\"} 0",
