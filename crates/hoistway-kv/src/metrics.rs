@@ -125,7 +125,7 @@ pub fn join_metrics<T: AsRef<str>>(texts: &[T]) -> String {
     for text in texts {
         let mut position = 0;
         for line in text.as_ref().lines().filter(|line| *line != "# EOF") {
-            let said = line.strip_prefix("# ").map(|said| said.splitn(3, ' ').nth(1).unwrap_or_default());
+            let said = line.strip_prefix("# ").map(|said| said.split(' ').nth(1).unwrap_or_default());
             match said {
                 Some(name) => {
                     let known = families.iter().position(|(known, ..)| *known == name);
