@@ -42,7 +42,7 @@ def replay(program: Path, trace: Path, policies: tuple[str, ...]) -> dict[str, A
     chosen = [f"--policy={policy}" for policy in policies]
     # The first line of the table says what the trace is of.
     table = told(program, "replay", trace, "--policy=lru", "--budget=2c")
-    rows = json.loads(told(program, "replay", trace, *chosen, "--json"))
+    rows = json.loads(told(program, "replay", trace, *chosen, "--json"))["rows"]
     holes = rows[0]["holes"]
     for row in rows:
         del row["holes"], row["tokens_per_second"]

@@ -495,12 +495,12 @@ class Checkpoint(Generic[T]):
         return None if self._report is None else Report._from_native(self._report)
 
     def warm(self) -> dict[str, Any]:
-        """Reads the files into the page cache. Returns what ``hoistway warm --json`` prints."""
+        """Reads the files into the page cache. Returns what ``hoistway warm --json`` prints, but the version."""
         report: dict[str, Any] = json.loads(self._opened.warm())
         return report
 
     def manifest(self) -> dict[str, Any]:
-        """Returns BLAKE3 digests of all tensors, read by plain reads: what ``hoistway verify --json`` prints."""
+        """Returns BLAKE3 digests of all tensors, read by plain reads, as ``hoistway verify --save`` writes them."""
         manifest: dict[str, Any] = json.loads(self._opened.manifest())
         return manifest
 

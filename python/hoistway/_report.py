@@ -75,7 +75,7 @@ class Report:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the whole report, as ``hoistway load --json`` prints it."""
+        """Returns the whole report, as ``hoistway load --json`` prints it, less ``format_version``."""
         values: dict[str, Any] = json.loads(self._json)
         return values
 

@@ -12,7 +12,7 @@ use hoistway::{
     counted,
 };
 use serde_json::json;
-use std::time::SystemTime;
+use std::{collections::BTreeMap, time::SystemTime};
 
 /// Tensors in memory at a time.
 const IN_FLIGHT_BYTES: u64 = 256 << 20;
@@ -55,7 +55,7 @@ fn stat(choice: &CacheChoice) -> Result<(), Failure> {
 fn list(choice: &CacheChoice) -> Result<(), Failure> {
     let entries = opened(choice)?.entries()?;
     if choice.json {
-        return output::write_json(&entries);
+        return output::write_json(&BTreeMap::from([("objects", entries)]));
     }
     let line = |entry: &CacheEntry| {
         let idle = SystemTime::now().duration_since(entry.last_use).unwrap_or_default().as_secs();

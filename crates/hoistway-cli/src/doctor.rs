@@ -12,7 +12,7 @@ pub(crate) fn run(arguments: &arguments::Doctor) -> Result<(), Failure> {
     let options = OpenOptions::default().store(arguments::store_options(&arguments.store)?);
     let checks = examine_with(&arguments.paths, &options);
     let written = if arguments.json {
-        output::write_json(&checks)
+        output::write_json(&std::collections::BTreeMap::from([("checks", &checks)]))
     } else {
         let text = as_text(&checks) + &verdict(&checks);
         output::write_labelled(&text, INDENT, label)

@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use console::{Style, Term, measure_text_width};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
 use std::{
     borrow::Cow,
     io::{self, IsTerminal, Write},
@@ -83,9 +84,20 @@ pub(crate) fn write(bytes: &[u8]) -> Result<(), Failure> {
     output.write_all(bytes).and_then(|()| output.flush()).map_err(Failure::output)
 }
 
-/// Writes a result as JSON.
-pub(crate) fn write_json(value: &impl serde::Serialize) -> Result<(), Failure> {
-    let mut text = serde_json::to_vec_pretty(value).map_err(Failure::output)?;
+/// The version of the JSON that commands print. It changes if a field goes or means something else, and not if one is added.
+const FORMAT_VERSION: u32 = 1;
+
+#[derive(Serialize)]
+struct Versioned<'a, T> {
+    format_version: u32,
+    #[serde(flatten)]
+    value: &'a T,
+}
+
+/// Writes a result as a JSON object, which begins with its version. `docs/schemas` has a schema for each command.
+pub(crate) fn write_json(value: &impl Serialize) -> Result<(), Failure> {
+    let versioned = Versioned { format_version: FORMAT_VERSION, value };
+    let mut text = serde_json::to_vec_pretty(&versioned).map_err(Failure::output)?;
     text.push(b'\n');
     write(&text)
 }

@@ -30,6 +30,30 @@ const OTHER_VARIABLES: &str = "\
 A variable whose name is nearly one of these is warned of.
 ";
 
+/// What `--json` prints.
+const JSON: &str = "\
+## JSON
+
+With `--json` a command prints one object, whose `format_version` is 1. Fields that are added do not change that number; it grows when a
+field goes or means something else. Each command has a schema ([JSON Schema](https://json-schema.org), draft 2020-12), which a test compares
+with what the command prints:
+
+| command | schema |
+|---|---|
+| `hoistway load` | [load.json](schemas/load.json): the [report](report.md) |
+| `hoistway inspect` | [inspect.json](schemas/inspect.json) |
+| `hoistway verify` | [verify.json](schemas/verify.json): the manifest |
+| `hoistway warm` | [warm.json](schemas/warm.json) |
+| `hoistway doctor` | [doctor.json](schemas/doctor.json) |
+| `hoistway cache stat`, `ls`, `verify`, `gc`, `warm` | [cache-stat.json](schemas/cache-stat.json), [cache-ls.json](schemas/cache-ls.json), [cache-verify.json](schemas/cache-verify.json), [cache-gc.json](schemas/cache-gc.json), [cache-warm.json](schemas/cache-warm.json) |
+| `hoistway kv stat`, `ls`, `verify`, `gc`, `bench` | [kv-stat.json](schemas/kv-stat.json), [kv-ls.json](schemas/kv-ls.json), [kv-verify.json](schemas/kv-verify.json), [kv-gc.json](schemas/kv-gc.json), [kv-bench.json](schemas/kv-bench.json) |
+| `hoistway moe plan`, `replay` | [moe-plan.json](schemas/moe-plan.json), [moe-replay.json](schemas/moe-replay.json) |
+| `hoistway bench read`, `headers` | [bench-read.json](schemas/bench-read.json), [bench-headers.json](schemas/bench-headers.json) |
+
+A command that fails prints its error to standard error and ends with an exit code below. `doctor`, `verify` and the commands of `kv` may have
+printed their object before that.
+";
+
 #[test]
 fn the_page_of_options_is_what_can_be_typed() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/options.md");
@@ -49,7 +73,7 @@ fn reference() -> String {
     let codes: String = codes.map(|(code, meaning)| format!("| {code} | {meaning} |\n")).collect();
     let mut page = HEAD.to_owned();
     add_subcommands(&command, "hoistway", &mut page);
-    page + &format!("\n{OTHER_VARIABLES}\n## Exit codes\n\n| code | meaning |\n|---|---|\n{codes}")
+    page + &format!("\n{OTHER_VARIABLES}\n{JSON}\n## Exit codes\n\n| code | meaning |\n|---|---|\n{codes}")
 }
 
 fn add_subcommands(command: &Command, before: &str, page: &mut String) {

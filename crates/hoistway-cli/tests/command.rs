@@ -435,7 +435,7 @@ fn doctor_examines_the_machine_and_a_path() {
     let model = Model::new();
     let checks = json(&["doctor", "--json"], model.directory.path());
     let names: Vec<_> =
-        checks.as_array().unwrap().iter().map(|check| check["name"].as_str().unwrap()).collect();
+        checks["checks"].as_array().unwrap().iter().map(|check| check["name"].as_str().unwrap()).collect();
     let machine: &[_] = if cfg!(windows) {
         &["system", "large pages", "NUMA"]
     } else {
@@ -556,7 +556,8 @@ fn doctor_examines_devices_and_their_direct_path() {
         let output = hoistway_with_devices(&["doctor", "--json"], &model.path, settings);
         let checks: Value = serde_json::from_slice(&output.stdout).unwrap();
         let text = |check: &Value, key: &str| check[key].as_str().unwrap().to_owned();
-        checks.as_array().unwrap().iter().map(|check| (text(check, "name"), text(check, "finding"))).collect()
+        let checks = checks["checks"].as_array().unwrap();
+        checks.iter().map(|check| (text(check, "name"), text(check, "finding"))).collect()
     };
     let checks = examine(&[("FAKE_CUDA_CUFILE_MODE", "p2pdma")]);
     let finding = |name: &str| {

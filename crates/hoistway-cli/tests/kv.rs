@@ -118,7 +118,8 @@ impl Stored {
 
     fn keys(&self, namespace: NamespaceId) -> Vec<String> {
         let listed = self.json("ls", &["--namespace", &namespace.to_string()]);
-        listed.as_array().unwrap().iter().map(|block| block["key_hex"].as_str().unwrap().to_owned()).collect()
+        let blocks = listed["blocks"].as_array().unwrap();
+        blocks.iter().map(|block| block["key_hex"].as_str().unwrap().to_owned()).collect()
     }
 }
 

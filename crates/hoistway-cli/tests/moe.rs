@@ -67,7 +67,7 @@ fn each_policy_is_replayed_with_each_budget() {
         "belady,ewma2",
     ];
     let found = json(&[&arguments[..], &["--json"]].concat());
-    let rows = found.as_array().unwrap();
+    let rows = found["rows"].as_array().unwrap();
     let kind =
         |row: &Value| (row["policy"].as_str().unwrap().to_owned(), row["budget_cycles"].as_f64().unwrap());
     let expected: Vec<_> = [2.0, 0.9, 1.5]
@@ -137,8 +137,8 @@ fn what_is_missing_from_a_trace_is_said() {
                 first at turn 0, step 22, layer 3";
     assert!(shown.contains(note), "{shown}");
     let found = json(&["replay", text(&path), "--budget=2c", "--policy=lru", "--json"]);
-    assert_eq!(found[0]["holes"]["visits"], 1);
-    assert_eq!(found[0]["lookups"], (60 * 8 - 1) * 4);
+    assert_eq!(found["rows"][0]["holes"]["visits"], 1);
+    assert_eq!(found["rows"][0]["lookups"], (60 * 8 - 1) * 4);
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn a_plan_says_what_is_left_to_experts() {
     ok(&[&["generate", "zipf", "--output", text(&trace)], &shape[..]].concat());
     let plan = json(&["plan", text(&path), &memory, "--json", "--trace", text(&trace)]);
     let replayed = json(&["replay", text(&trace), "--budget=2c", "--policy=ewma2", "--json"]);
-    assert_eq!(plan["expected"]["hit_rate"], replayed[0]["hit_rate"]);
+    assert_eq!(plan["expected"]["hit_rate"], replayed["rows"][0]["hit_rate"]);
     assert_eq!(plan["notes"], serde_json::json!([]));
     let shown = ok(&["plan", text(&path), &memory, "--trace", text(&trace), "--policy=lru"]);
     assert!(

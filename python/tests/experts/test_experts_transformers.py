@@ -193,7 +193,7 @@ def test_the_command_replays_a_recorded_trace(directory: Path, tmp_path: Path) -
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)
+    (row,) = json.loads(done.stdout)["rows"]
     assert row["policy"] == "ewma2"
     assert row["holes"]["short_visits"] == row["holes"]["visits"] == 0
     assert 0 < row["hit_rate"] <= 1

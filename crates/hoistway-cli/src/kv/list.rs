@@ -10,7 +10,7 @@ use bytesize::ByteSize;
 use hoistway::counted;
 use hoistway_kv::{Error, Fingerprint, Namespace, NamespaceId, Result, ShardInfo, Store};
 use serde::Serialize;
-use std::{ops::ControlFlow, time::UNIX_EPOCH};
+use std::{collections::BTreeMap, ops::ControlFlow, time::UNIX_EPOCH};
 
 pub(super) fn run(arguments: &arguments::List) -> std::result::Result<(), Failure> {
     let store = arguments.root.read()?;
@@ -23,7 +23,7 @@ pub(super) fn run(arguments: &arguments::List) -> std::result::Result<(), Failur
 fn namespaces(store: &Store, arguments: &arguments::List) -> std::result::Result<(), Failure> {
     let holdings = holdings(store)?;
     if arguments.json {
-        return output::write_json(&holdings);
+        return output::write_json(&BTreeMap::from([("namespaces", holdings)]));
     }
     if !arguments.long {
         return output::write_text(&table(&holdings));
@@ -77,7 +77,7 @@ fn blocks(store: &Store, id: NamespaceId, arguments: &arguments::List) -> std::r
     })?;
     listed.sort_by(|one, other| one.key_hex.cmp(&other.key_hex));
     if arguments.json {
-        return output::write_json(&listed);
+        return output::write_json(&BTreeMap::from([("blocks", listed)]));
     }
     let now = UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
     let line = |shown: &Shown| if arguments.long { long(shown, now) } else { shown.key.clone() };

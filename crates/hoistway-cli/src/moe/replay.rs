@@ -51,7 +51,7 @@ pub(super) fn run(arguments: &arguments::Replay) -> Result<(), Failure> {
         figure(&trace, &rows).write(path)?;
     }
     if arguments.json {
-        return output::write_json(&rows);
+        return output::write_json(&std::collections::BTreeMap::from([("rows", rows)]));
     }
     output::write_text(&table(&trace, &rows))
 }
