@@ -106,10 +106,9 @@ def main() -> None:
     if not arguments.library.exists():
         raise SystemExit(f"{arguments.library} is missing: cargo build --release --package fake-cuda")
     lines = []
-    # The system does not say what it caches of files in memory, so that none of their pages are pinned.
     for place, folder, routes in (
         ("page cache", HERE / "data" / "simulated", ("auto", "pinned-cache", "staged")),
-        ("tmpfs", Path("/dev/shm/hoistway-simulated"), ("auto", "staged")),
+        ("tmpfs", Path("/dev/shm/hoistway-simulated"), ("auto", "pinned-cache", "staged")),
     ):
         paths = [str(path) for path in model.transformer(folder, arguments.bytes, 1)]
         lines += rows(arguments.library, paths, place, routes, arguments.rounds)

@@ -288,7 +288,14 @@ fn memory_file_systems_are_copied_and_direct_reads_refused() {
                 .any(|refusal| refusal.what == "direct reads" && refusal.why.reason.contains("tmpfs")),
             "{refused:?}"
         );
-        assert_eq!(sum(&loaded, Route::Threads), loaded.report().tensor_bytes);
+        let routes: &[_] =
+            if device.is_host() { &[Route::Threads] } else { &[Route::Cached, Route::PinnedCache] };
+        let carried: u64 = routes.iter().map(|&route| sum(&loaded, route)).sum();
+        assert_eq!(carried, loaded.report().tensor_bytes, "{}", loaded.report());
+        let loaded = hoistway::load(&[&path], &LoadOptions::default().device(device).route(Route::Cached));
+        let loaded = loaded.unwrap();
+        assert_is_file(&loaded, &file);
+        assert_eq!(sum(&loaded, Route::Cached), loaded.report().tensor_bytes, "{}", loaded.report());
     }
     let [_, device] = devices();
     for options in [
@@ -296,7 +303,6 @@ fn memory_file_systems_are_copied_and_direct_reads_refused() {
         LoadOptions::default().route(Route::GdsCompat).device(device),
         LoadOptions::default().route(Route::IoUring),
         LoadOptions::default().direct(DirectIo::Always),
-        LoadOptions::default().route(Route::Cached),
     ] {
         let error = hoistway::load(&[&path], &options).unwrap_err();
         assert!(matches!(error, Error::RouteUnavailable { .. }), "{error:?}");

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{
-    Footprint, TestTensor, assert_is_file, assert_nothing_left, make_cold, make_warm, mixed_model,
+    Footprint, TestTensor, assert_is_file, assert_nothing_left, in_memory, make_cold, make_warm, mixed_model,
     on_device::{chunky, disk},
     reading::{LONG, until},
     stand_in::{STAND_IN, Turn, Vendor},
@@ -20,7 +20,9 @@ use hoistway_device::{CopyStream, Device, DeviceMemory, Fence};
 use std::{
     collections::HashSet,
     ffi::c_void,
-    fs, ptr,
+    fs,
+    path::Path,
+    ptr,
     sync::{
         Arc, Condvar, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -312,9 +314,14 @@ fn slow_and_reordered_streams_deliver_the_same_bytes() {
 /// Threads that copy are added while the device waits for them, and no more than were asked for.
 #[test]
 fn a_device_that_waits_for_bytes_gets_more_threads() {
+    for directory in [disk()].into_iter().chain(in_memory()) {
+        gets_more_threads(directory.path());
+    }
+}
+
+fn gets_more_threads(directory: &Path) {
     let _stand_in = Turn::take();
-    let directory = disk();
-    let (path, file) = chunky(directory.path());
+    let (path, file) = chunky(directory);
     make_warm(&path);
     for most in [2, 6] {
         let seen = Arc::new(Mutex::new(HashSet::new()));

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{
-    TestTensor, assert_is_file, make_cold,
+    TestTensor, assert_is_file, in_memory, make_cold,
     on_device::{Devices, Played, chunky, disk, to_device},
     reading::{Warm, until},
     stand_in::STAND_IN,
@@ -16,7 +16,7 @@ use hoistway_io::file::Probe;
 use requirements::{Requirement, skip};
 use std::{
     fs::{File, OpenOptions},
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, MetadataExt},
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -38,18 +38,28 @@ fn share(loaded: &Loaded, route: Route) -> f64 {
 /// are not pinned.
 fn can_pin(path: &Path) -> Option<Warm> {
     let probe = Probe::find(&File::open(path).unwrap());
-    if probe != Probe::Cachestat {
+    if !matches!(probe, Probe::Cachestat | Probe::Memory) {
         skip(Requirement::Cachestat, format!("what the page cache holds is found out by {probe:?}"));
         return None;
     }
     Some(Warm::make(path))
 }
 
+/// Folders of file systems whose pages are those of the page cache: one on a drive, and one in memory.
+fn folders() -> Vec<tempfile::TempDir> {
+    [disk()].into_iter().chain(in_memory()).collect()
+}
+
 #[test]
 fn what_is_cached_is_copied_from_where_it_lies() {
+    for directory in folders() {
+        copied_from_where_it_lies(directory.path());
+    }
+}
+
+fn copied_from_where_it_lies(directory: &Path) {
     let devices = Devices::take();
-    let directory = disk();
-    let (path, file) = chunky(directory.path());
+    let (path, file) = chunky(directory);
     let Some(_warm) = can_pin(&path) else { return };
     for options in [to_device(), pinned()] {
         let loaded = hoistway::load(&[&path], &options).unwrap();
@@ -76,9 +86,14 @@ fn what_is_cached_is_copied_from_where_it_lies() {
 /// Processors take reads that wait for the thread that pins, unless the route is named.
 #[test]
 fn processors_copy_beside_the_device() {
+    for directory in folders() {
+        copied_beside_the_device(directory.path());
+    }
+}
+
+fn copied_beside_the_device(directory: &Path) {
     let devices = Devices::take();
-    let directory = disk();
-    let (path, file) = chunky(directory.path());
+    let (path, file) = chunky(directory);
     let Some(_warm) = can_pin(&path) else { return };
     for route in [Route::Auto, Route::PinnedCache] {
         let (copies, pins) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -137,6 +152,40 @@ fn what_is_not_cached_comes_another_way_or_is_an_error() {
     devices.assert_nothing_left("a load of a file that is half cached");
 }
 
+/// A page that is pinned in a hole would have to be made: it takes memory that the file does not have.
+#[test]
+fn holes_of_files_in_memory_are_left_to_processors_and_stay_holes() {
+    let devices = Devices::take();
+    let Some(directory) = in_memory() else { return };
+    let (path, mut file) = chunky(directory.path());
+    let (start, end) = (9 << 20, 10 << 20);
+    file[start..end].fill(0);
+    let sparse = OpenOptions::new().write(true).open(&path).unwrap();
+    punch(&sparse, start as u64, (end - start) as u64);
+    let blocks = || sparse.metadata().unwrap().blocks();
+    let before = blocks();
+    let loaded = hoistway::load(&[&path], &to_device()).unwrap();
+    assert_is_file(&loaded, &file);
+    let (shown, copied) = (share(&loaded, Route::PinnedCache), share(&loaded, Route::Cached));
+    assert!(shown > 0.5 && copied > 0.1, "{}", loaded.report());
+    match hoistway::load(&[&path], &pinned()).unwrap_err() {
+        Error::RouteUnavailable { route: Route::PinnedCache, path: Some(named), why } => {
+            assert_eq!(named, path);
+            assert!(why.reason.contains("the page cache does not hold all of bytes "), "{why}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(blocks(), before);
+    drop(loaded);
+    devices.assert_nothing_left("loads of a file with a hole");
+}
+
+fn punch(file: &File, start: u64, len: u64) {
+    use rustix::fs::FallocateFlags;
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(file, flags, start, len).unwrap();
+}
+
 #[test]
 fn headers_of_any_length_and_many_small_tensors_arrive() {
     let devices = Devices::take();
@@ -178,10 +227,17 @@ fn conversions_read_pinned_pages_too() {
 /// A file that is changed after its pages were pinned, and before they are copied.
 #[test]
 fn files_that_change_before_they_are_copied_are_noticed() {
+    for directory in folders() {
+        changes_are_noticed(directory.path());
+    }
+}
+
+fn changes_are_noticed(directory: &Path) {
     let devices = Devices::take();
-    let directory = disk();
-    let (path, file) = chunky(directory.path());
+    let (path, file) = chunky(directory);
     if can_pin(&path).is_none() {
+        return;
+    }
         return;
     }
     type Change = fn(&Path, u64);
@@ -196,7 +252,10 @@ fn files_that_change_before_they_are_copied_are_noticed() {
         std::fs::write(&other, vec![0x22; len as usize]).unwrap();
         std::fs::rename(other, path).unwrap();
     };
-    for (change, what) in [(cut, "cut"), (overwrite, "overwritten"), (replace, "replaced")] {
+    let punch: Change =
+        |path, len| punch(&OpenOptions::new().write(true).open(path).unwrap(), len / 2, len / 4);
+    let changes = [(cut, "cut"), (overwrite, "overwritten"), (punch, "punched"), (replace, "replaced")];
+    for (change, what) in changes {
         std::fs::write(&path, &file).unwrap();
         let _warm = Warm::make(&path);
         common::let_file_time_pass(&path);
@@ -211,7 +270,7 @@ fn files_that_change_before_they_are_copied_are_noticed() {
             (Err(Error::Truncated { path: named, .. } | Error::Changed { path: named, .. }), "cut") => {
                 assert_eq!(named, path);
             }
-            (Err(Error::Changed { path: named, .. }), "overwritten") => assert_eq!(named, path),
+            (Err(Error::Changed { path: named, .. }), "overwritten" | "punched") => assert_eq!(named, path),
             // The file that was opened is as it was.
             (Ok(loaded), "replaced") => assert_is_file(&loaded, &file),
             (other, _) => panic!("{what}: {other:?}"),

@@ -2,9 +2,11 @@
 //!
 //! `mincore` is not one of them: for a file that the caller neither owns nor may write, it says that everything is
 //! resident. `cachestat` is exact but answers such callers EPERM; `preadv2(RWF_NOWAIT)` of single pages answers
-//! everyone, at the price of starting to read the page that it misses.
+//! everyone, at the price of starting to read the page that it misses. Files on `tmpfs` and `ramfs` have no other place than
+//! the cache: what is not there is swapped out, or a hole.
 #![forbid(unsafe_code)]
 
+use super::{FileSystem, FileSystemKind};
 use crate::{
     ByteRange,
     sys::{files, pages},
@@ -19,6 +21,8 @@ pub enum Probe {
     Cachestat,
     /// Reads of single pages that may not wait.
     Nowait,
+    /// None is needed: the file lies in memory, all but what was swapped out and what was never written.
+    Memory,
     /// The file system supports neither.
     None(Unavailable),
 }
@@ -42,6 +46,12 @@ fn page_bytes() -> u64 {
 impl Probe {
     /// Finds out what works for `file`.
     pub fn find(file: &File) -> Self {
+        // Pages of hugetlbfs are not those of the cache, and nothing tells which of them there are.
+        let lies_in_memory =
+            |system: FileSystem| system.kind == FileSystemKind::Memory && system.name != "hugetlbfs";
+        if FileSystem::of(file).is_ok_and(lies_in_memory) {
+            return Self::Memory;
+        }
         // The copy itself is by RWF_NOWAIT, whatever is asked before it.
         if let Err(error) = is_page_cached(file, 0) {
             return Self::None(files::no_residency(&error));
@@ -60,19 +70,35 @@ impl Probe {
         match self {
             Self::Cachestat => ask_cachestat(file, range),
             Self::Nowait => ask_nowait(file, range),
+            // A copy waits for what was swapped out, as reads of any other kind do.
+            Self::Memory => Residency::Cached,
             Self::None(_) => Residency::Cold,
         }
     }
 
-    /// Returns whether the page cache is known to hold all of `range`.
+    /// Returns whether the page cache is known to hold all of `range`. Of a file in memory it holds what was swapped out too, but no
+    /// hole: a page for that would have to be made.
     pub fn is_whole(&self, file: &File, range: ByteRange) -> bool {
-        *self == Self::Cachestat && is_whole(file, range)
+        match self {
+            Self::Cachestat => is_whole(file, range),
+            Self::Memory => {
+                let has_no_hole = || files::first_hole(file, range.start()).ok() >= Some(range.end());
+                is_whole(file, range) || has_no_hole()
+            }
+            Self::Nowait | Self::None(_) => false,
+        }
+    }
+
+    /// Returns whether all of `range` is known to be in memory now, so that no access waits for a drive.
+    pub fn is_resident(&self, file: &File, range: ByteRange) -> bool {
+        matches!(self, Self::Cachestat | Self::Memory) && is_whole(file, range)
     }
 
     /// Returns how many of the first `len` bytes the page cache holds, if that can be known.
     pub fn cached_bytes(&self, file: &File, len: u64) -> Option<u64> {
         let whole = ByteRange::new(0, len)?;
-        let pages = (*self == Self::Cachestat).then(|| files::cached_pages(file, whole).ok()).flatten()?;
+        let tells = matches!(self, Self::Cachestat | Self::Memory);
+        let pages = tells.then(|| files::cached_pages(file, whole).ok()).flatten()?;
         Some((pages * page_bytes()).min(len))
     }
 }
@@ -110,4 +136,37 @@ fn scatter(seed: u64) -> u64 {
 /// Whether the page at `offset` is cached; an error if the file system cannot tell.
 fn is_page_cached(file: &File, offset: u64) -> io::Result<bool> {
     files::read_cached_at(file, &mut [0], offset).map(|count| count > 0)
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use requirements::{Requirement, skip};
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn files_in_memory_are_whole_but_for_their_holes() {
+        let file = match tempfile::tempfile_in("/dev/shm") {
+            Ok(file) => file,
+            Err(error) => return skip(Requirement::Shm, error),
+        };
+        let (page, range) = (page_bytes(), |start, end| ByteRange::new(start, end).unwrap());
+        file.write_all_at(&vec![1; 2 * page as usize], 0).unwrap();
+        file.write_all_at(&[1; 9], 3 * page).unwrap();
+        let probe = Probe::find(&file);
+        assert_eq!(probe, Probe::Memory);
+        for (range, is_whole) in [
+            (range(0, 2 * page), true),
+            (range(page / 2, page), true),
+            (range(0, 3 * page), false),
+            (range(2 * page, 2 * page + 1), false),
+            (range(3 * page, 3 * page + 9), true),
+            // Past the end of the file.
+            (range(4 * page, 5 * page), false),
+        ] {
+            assert_eq!(probe.is_whole(&file, range), is_whole, "{range}");
+            assert!(!probe.is_resident(&file, range) || is_whole, "{range}");
+            assert_eq!(probe.ask(&file, range), Residency::Cached);
+        }
+    }
 }

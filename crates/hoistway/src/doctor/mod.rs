@@ -264,6 +264,7 @@ fn path_checks(path: &Path) -> Vec<Check> {
     checks.push(match local.probe() {
         Probe::Cachestat => ok(&name("page cache"), "its contents are known exactly (cachestat)"),
         Probe::Nowait => ok(&name("page cache"), "its contents are found by sampling (RWF_NOWAIT)"),
+        Probe::Memory => ok(&name("page cache"), "the files are in memory"),
         Probe::None(Unavailable { reason, fix }) => slower(&name("page cache"), reason, fix),
     });
     #[cfg(target_os = "linux")]

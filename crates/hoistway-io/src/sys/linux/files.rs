@@ -8,7 +8,7 @@ use crate::{
 };
 use hoistway_device::Unavailable;
 use rustix::{
-    fs::{AtFlags, FallocateFlags, Mode, OFlags, StatxFlags},
+    fs::{AtFlags, FallocateFlags, Mode, OFlags, SeekFrom, StatxFlags},
     io::{Errno, ReadWriteFlags},
 };
 use std::{
@@ -372,6 +372,16 @@ pub fn cached_pages(file: &File, range: ByteRange) -> io::Result<u64> {
     let result =
         unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const asked, &raw mut answer, 0u32) };
     if result == 0 { Ok(answer.cached) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Where the first hole at or after `offset` begins, which the end of the file is too. File systems without holes know of that
+/// alone, and so does `ramfs`, whose reads make pages of holes.
+///
+/// # Errors
+/// The system's, also if the file is no longer than `offset`.
+pub fn first_hole(file: &File, offset: u64) -> io::Result<u64> {
+    // It moves the descriptor's position, which nothing here uses.
+    Ok(rustix::fs::seek(file, SeekFrom::Hole(offset))?)
 }
 
 #[cfg(test)]

@@ -495,6 +495,14 @@ pub fn cached_pages(_file: &File, _range: ByteRange) -> io::Result<u64> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
+/// Where the first hole at or after `offset` begins: not asked on Windows, which has no file systems in memory.
+///
+/// # Errors
+/// Always.
+pub fn first_hole(_file: &File, _offset: u64) -> io::Result<u64> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 /// A structure of facts about an open file.
 ///
 /// # Safety

@@ -1,18 +1,19 @@
-//! `cached`: takes files whose pages in the page cache can be seen.
+//! `cached`: takes files whose pages in the page cache can be seen, and for a device those that lie in memory.
 //!
 //! Beside a route that has a device copy from the same pages, few threads copy: as many as fill what that leaves of the link.
 #![forbid(unsafe_code)]
 
 use crate::{
     route::{
-        Access, BlockingLane, CachedCopy, DirectIo, ReadLane, Route, Unavailable,
+        Access, BlockingLane, BlockingRead, CachedCopy, CarriedRead, DirectIo, ReadLane, Route, SourceRead,
+        Unavailable,
         member::{CacheFacts, Demand, Facts, Landing, Member, Share, Wanted},
         registry::NotOpened,
     },
     source::Source,
 };
-use hoistway_io::file::Probe;
-use std::sync::Arc;
+use hoistway_io::file::{LocalFile, Probe};
+use std::{io, sync::Arc};
 
 /// Threads at first, beside a route that has a device copy.
 const BESIDE: usize = 2;
@@ -22,6 +23,21 @@ struct Cached {
     is_named: bool,
     /// Whether another route has a device copy from the same pages.
     is_beside: bool,
+    /// Whether it takes files in memory. For memory of the host, the threads that read are as fast.
+    takes_memory: bool,
+}
+
+/// Copies what the cache holds.
+struct PageCopy;
+
+impl BlockingRead<CarriedRead> for PageCopy {
+    fn read(&self, op: &mut CarriedRead) -> io::Result<usize> {
+        match op.source.local().map(LocalFile::probe) {
+            // Its file system refuses to be asked, as there is no drive to wait for.
+            Ok(Probe::Memory) => SourceRead.read(op),
+            _ => CachedCopy.read(op),
+        }
+    }
 }
 
 /// Opens it if it is named, or the route chooses and may read from the page cache.
@@ -39,7 +55,8 @@ pub(in crate::route) fn open(
         return Err(Unavailable::new("switched off by the option direct=always", "").into());
     }
     let is_beside = before.iter().any(|member| member.facts().landing == Landing::View);
-    Ok(Some(Arc::new(Cached { is_named, is_beside })))
+    let takes_memory = is_named || wanted.device.is_some() && !wanted.copies_on_lanes;
+    Ok(Some(Arc::new(Cached { is_named, is_beside, takes_memory })))
 }
 
 impl Member for Cached {
@@ -49,6 +66,7 @@ impl Member for Cached {
 
     fn add(&self, source: &Arc<dyn Source>, access: Access) -> Result<bool, Unavailable> {
         match source.local()?.probe() {
+            Probe::Memory => Ok(self.takes_memory),
             // Buffered reads take what is cached from the cache by themselves.
             _ if !self.is_named && access == Access::Buffered => Ok(false),
             Probe::None(why) => Err(why),
@@ -57,7 +75,7 @@ impl Member for Cached {
     }
 
     fn lane(&self, _: usize) -> Result<Box<ReadLane>, Unavailable> {
-        Ok(Box::new(BlockingLane::new(CachedCopy)))
+        Ok(Box::new(BlockingLane::new(PageCopy)))
     }
 
     fn share(&self, demand: &Demand<'_>) -> Share {

@@ -209,7 +209,7 @@ impl Member for PinnedCache {
     fn add(&self, source: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
         let fix = if self.windows.is_named { FIX } else { "" };
         match source.local()?.probe() {
-            Probe::Cachestat => {}
+            Probe::Cachestat | Probe::Memory => {}
             Probe::None(why) => return Err(why.clone()),
             // To pin a page that is not there reads it, and says nothing.
             Probe::Nowait => {
@@ -292,7 +292,7 @@ impl Windows {
             self.beyond_bytes.fetch_add(range.len(), Ordering::Relaxed);
             return Ok(None);
         }
-        let window = Window::new(pin(&self.device, source, range, false)?);
+        let window = Window::new(pin(&self.device, source, range, is_swapped_out(source, range))?);
         let view = window.0.clone();
         self.bytes.fetch_add(view.len(), Ordering::Relaxed);
         lock(&self.pinned).push(window);
@@ -319,6 +319,13 @@ impl Windows {
 
 fn range_of(op: &ReadOp) -> ByteRange {
     ByteRange::at(op.progress.offset, op.progress.len as u64).unwrap_or_default()
+}
+
+/// Whether parts of a file in memory may have been swapped out, for which the driver should not wait.
+fn is_swapped_out(source: &Arc<dyn Source>, range: ByteRange) -> bool {
+    let Ok(local) = source.local() else { return false };
+    let probe = local.probe();
+    probe == Probe::Memory && !local.buffered_file().is_ok_and(|file| probe.is_resident(&file, range))
 }
 
 /// Whether the page cache holds what an operation reads.
