@@ -197,6 +197,8 @@ pub fn release_devices() {
         let kept: Vec<_> = opened(kind).values_mut().filter_map(|open| open.kept.take()).collect();
         // After that, nothing more is kept for them.
         open.iter().for_each(let_go);
+        // They may do that on a thread of their own.
+        aside::wait();
         // Without the lock: to close a device waits for its work.
         drop((open, kept));
     }

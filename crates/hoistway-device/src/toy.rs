@@ -89,11 +89,12 @@ impl State {
     /// Counts an occasion for a fault, and says whether that happens.
     fn strikes(fault: Fault) -> bool {
         let mut state = Self::get();
-        let mut plans = state.faults.iter_mut().filter(|plan| plan.fault == fault);
-        plans.any(|plan| {
+        let plans = state.faults.iter_mut().filter(|plan| plan.fault == fault);
+        let strikes = plans.map(|plan| {
             plan.seen += 1;
             plan.nth.is_none_or(|nth| nth == plan.seen)
-        })
+        });
+        strikes.fold(false, |any, strikes| any | strikes)
     }
 
     fn allocated_on(&self, device: u32) -> u64 {

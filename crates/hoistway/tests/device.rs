@@ -17,12 +17,13 @@ use hoistway::{
     route::fault::FaultScript,
 };
 use hoistway_device::{Device, DeviceMemory, toy};
-use hoistway_io::memory::{SlotKind, Slots};
+use hoistway_io::memory::{Pinning, SlotKind, Slots};
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -81,7 +82,7 @@ fn no_more_staging_is_kept_than_one_load_has() {
     let pin = |count| {
         let slots = Slots::new(count, 1 << 20, SlotKind::Pinned(&device, None)).unwrap();
         let taken: Vec<_> = (0..count).map(|_| slots.take().unwrap()).collect();
-        taken.iter().for_each(|slot| slot.pin().unwrap());
+        taken.iter().for_each(|slot| assert_eq!(slot.pin().unwrap(), Pinning::Ready));
         (slots, taken)
     };
     let pinned_mib = || toy::in_use().1 >> 20;
@@ -208,6 +209,47 @@ fn faults_of_devices_are_typed_errors_and_leave_nothing() {
             }
         }
         assert_is_file(&hoistway::load(&[&path], &played.staged()).unwrap(), &file);
+    }
+}
+
+#[test]
+fn what_is_let_go_aside_as_devices_are_released_is_waited_for() {
+    static IS_GONE: AtomicBool = AtomicBool::new(false);
+    struct Slow;
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            thread::sleep(Duration::from_millis(50));
+            IS_GONE.store(true, Ordering::Relaxed);
+        }
+    }
+    let _devices = Devices::take();
+    drop(Device::open(TOY).unwrap());
+    hoistway_device::on_release(|_| hoistway_device::drop_aside(Slow));
+    hoistway_device::release_devices();
+    assert!(IS_GONE.load(Ordering::Relaxed));
+}
+
+/// Each limit of the system is one of its own: less than a segment, and less than two slots.
+#[test]
+fn loads_go_on_with_the_slots_that_can_be_pinned_and_the_report_says_how_many() {
+    let devices = Devices::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    for played in devices.each() {
+        for (refused, says) in
+            [(&[1][..], "of staging memory were pinned, in pieces of one slot"), (&[1, 3], "and no more: ")]
+        {
+            make_cold(&path);
+            played.fail_each(Fault::PinLimit, refused);
+            let loaded = hoistway::load(&[&path], &played.staged().chunk_bytes(512 << 10)).unwrap();
+            played.reset();
+            assert_is_file(&loaded, &file);
+            let notes = &loaded.report().notes;
+            assert!(notes.iter().any(|note| note.contains(says)), "{played:?} {refused:?}: {notes:?}");
+            assert!(!notes.iter().any(|note| note.contains("not pinned")), "{notes:?}");
+            drop(loaded);
+            devices.assert_nothing_left("a load with few pinned slots");
+        }
     }
 }
 

@@ -7,7 +7,7 @@ mod staging;
 mod view;
 
 pub use mapping::{HUGE_PAGE_BYTES, Mapping, PageKind};
-pub use slot::{DevicePart, SharedMemory, Slot, SlotKind, Slots};
+pub use slot::{DevicePart, Pinning, SharedMemory, Slot, SlotKind, Slots};
 pub use staging::release_idle_staging;
 #[cfg(target_os = "linux")]
 pub use view::PinnedView;

@@ -93,6 +93,16 @@ pub unsafe trait SharedMemory: Any + fmt::Debug + Send + Sync {
     fn is_lent(&self, slot: usize) -> bool;
 }
 
+/// Whether a slot that should be pinned can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Pinning {
+    /// It is pinned, or the platform pins no memory.
+    Ready,
+    /// The system lets no more memory be pinned. Other slots are: [withdraw](Slot::withdraw) it.
+    Short,
+}
+
 #[derive(Debug)]
 struct SlotsInner {
     memory: SlotMemory,
@@ -210,7 +220,7 @@ impl Slots {
     /// Takes a free slot, if there is one now.
     pub fn try_take(&self) -> Option<Slot> {
         let index = self.shared.free().slots.pop()?;
-        Some(Slot { shared: self.shared.clone(), index })
+        Some(Slot::new(&self.shared, index))
     }
 
     /// Waits for a free slot and takes it. The caller must not hold slots itself. `None` once [`Slots::close`] was called.
@@ -233,7 +243,7 @@ impl Slots {
                     let nanoseconds = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
                     self.shared.waited.fetch_add(nanoseconds, Ordering::Relaxed);
                 }
-                return Some(Slot { shared: self.shared.clone(), index });
+                return Some(Slot::new(&self.shared, index));
             }
             waiting.get_or_insert_with(Instant::now);
             free.waiting += 1;
@@ -246,7 +256,8 @@ impl Slots {
     /// Best effort: [`Slot::pin`] reports why one cannot be pinned.
     pub fn pin_ahead(&self, count: usize, is_over: impl Fn() -> bool) {
         if let SlotMemory::Staging(staging) = &self.shared.memory {
-            let _ = (0..count.min(self.shared.count)).find(|&slot| is_over() || staging.pin(slot).is_err());
+            let mut slots = 0..count.min(self.shared.count);
+            let _ = slots.find(|&slot| is_over() || !matches!(staging.pin(slot), Ok(Pinning::Ready)));
             return;
         }
         let SlotMemory::Host { pins, device: Some(_), .. } = &self.shared.memory else { return };
@@ -258,11 +269,19 @@ impl Slots {
                 else {
                     return;
                 };
-                Slot { shared: self.shared.clone(), index }
+                Slot::new(&self.shared, index)
             };
-            if slot.pin().is_err() {
+            if !matches!(slot.pin(), Ok(Pinning::Ready)) {
                 return;
             }
+        }
+    }
+
+    /// How much of them is pinned, if the system has refused to pin as much as was asked for.
+    pub fn pinned_short(&self) -> Option<String> {
+        match &self.shared.memory {
+            SlotMemory::Staging(staging) => staging.shortage(),
+            _ => None,
         }
     }
 
@@ -278,7 +297,7 @@ impl Slots {
         self.shared.free().lost == self.shared.count
     }
 
-    /// Why slots are not pinned that should be: the platform pins no memory.
+    /// Why slots are used that are not pinned and should be: the platform pins no memory, or too little.
     pub fn why_unpinned(&self) -> Option<&str> {
         self.shared.unpinned.get().map(String::as_str)
     }
@@ -359,9 +378,20 @@ impl SlotsInner {
 pub struct Slot {
     shared: Arc<SlotsInner>,
     index: usize,
+    /// Whether it does not return.
+    is_withdrawn: bool,
 }
 
 impl Slot {
+    fn new(shared: &Arc<SlotsInner>, index: usize) -> Self {
+        Self { shared: shared.clone(), index, is_withdrawn: false }
+    }
+
+    /// Drops it for good: nothing uses it again.
+    pub fn withdraw(mut self) {
+        self.is_withdrawn = true;
+    }
+
     /// Returns the slot's bytes, if the host can reach them and no other process can; else none. They hold what the slot's
     /// last owner left.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
@@ -549,7 +579,7 @@ impl Slot {
     /// # Errors
     /// [`Error::Device`].
     pub fn read_from(mut self, copies: &CopyStream, parts: &[DevicePart]) -> Result<Self> {
-        self.pin()?;
+        self.pin_if_possible()?;
         let is_pinned = self.is_pinned_for(copies.device());
         let bytes = self.as_mut_slice();
         let outside = || Error::Internal("a part of a slot does not fit it".into());
@@ -590,11 +620,32 @@ impl Slot {
         pin.is_some_and(|pin| mem::discriminant(&pin.device().id()) == mem::discriminant(&device.id()))
     }
 
-    /// Pins the slot, if its kind is pinned and it is not. Where the platform pins no memory, it stays as it is.
+    /// Pins the slot if that can be. If not, for lack of memory that may be pinned, it is used as it is, and
+    /// [`Slots::why_unpinned`] tells.
     ///
     /// # Errors
     /// [`Error::Device`].
-    pub fn pin(&self) -> Result<()> {
+    pub fn pin_if_possible(&self) -> Result<()> {
+        let unpinned = &self.shared.unpinned;
+        match self.pin() {
+            Ok(Pinning::Ready) => {}
+            Ok(Pinning::Short) => {
+                let shortage = Slots { shared: self.shared.clone() }.pinned_short();
+                unpinned.get_or_init(|| shortage.unwrap_or_default());
+            }
+            Err(Error::Device(error @ hoistway_device::Error::Allocation { .. })) => {
+                unpinned.get_or_init(|| error.to_string());
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Pins the slot, if its kind is pinned and it is not. Where the platform pins no memory, it stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::Device`], also if the system lets not even one slot be pinned.
+    pub fn pin(&self) -> Result<Pinning> {
         let SlotsInner { memory, slot_bytes, unpinned, .. } = &*self.shared;
         let pinned = match memory {
             SlotMemory::Staging(staging) if unpinned.get().is_none() => staging.pin(self.index),
@@ -603,23 +654,28 @@ impl Slot {
                 // SAFETY: the memory is unmapped after the pins are dropped.
                 let pinned = unsafe { Pinned::new(device, start, *slot_bytes) };
                 // Only the slot's owner gets here: no other thread has pinned it in the meantime.
-                pinned.map(|pinned| _ = pins[self.index].set(pinned))
+                pinned.map(|pinned| {
+                    let _ = pins[self.index].set(pinned);
+                    Pinning::Ready
+                })
             }
-            _ => Ok(()),
+            _ => Ok(Pinning::Ready),
         };
         match pinned {
             // The driver then copies through its memory.
-            Err(error) if error.is_unsupported() => _ = unpinned.set(error.to_string()),
-            pinned => pinned?,
+            Err(error) if error.is_unsupported() => {
+                let _ = unpinned.set(error.to_string());
+                Ok(Pinning::Ready)
+            }
+            pinned => Ok(pinned?),
         }
-        Ok(())
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         // Memory that another process may still write to is never used again.
-        if self.shared_backing().is_some_and(|memory| memory.is_lent(self.index)) {
+        if self.is_withdrawn || self.shared_backing().is_some_and(|memory| memory.is_lent(self.index)) {
             return self.shared.lose_one();
         }
         #[cfg(target_os = "linux")]

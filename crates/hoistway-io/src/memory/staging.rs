@@ -1,14 +1,16 @@
 //! Host memory that devices copy from: pinned in long pieces, and kept for each device of the process between its uses.
 //!
 //! To pin memory takes longer than to read into it, and the driver pins for one thread at a time. So threads that are about to fill a
-//! segment touch it side by side, one of them pins it by one call, and the next load finds it pinned.
+//! segment touch it side by side, one of them pins it by one call, and the next load finds it pinned. Where the system lets too little
+//! be pinned for whole segments, slots are pinned one by one, and those that it refuses are not used.
 #![allow(unsafe_code)]
 
-use super::{HUGE_PAGE_BYTES, Mapping, PageKind};
+use super::{HUGE_PAGE_BYTES, Mapping, PageKind, Pinning};
 use crate::{
     ByteRange, Error, Result,
     parallel::{lock, thread_named},
 };
+use bytesize::ByteSize;
 use hoistway_device::{Device, Pinned};
 use std::{
     io,
@@ -35,11 +37,11 @@ struct Segment {
     device: Arc<Device>,
     node: Option<u32>,
     pinned: OnceLock<Pinned>,
+    /// For each slot, if it could not be pinned as a whole. None of a segment that is kept are.
+    parts: Box<[OnceLock<Pinned>]>,
     mapping: ManuallyDrop<Mapping>,
     /// Where the next thread begins to touch it.
     untouched: AtomicUsize,
-    /// Held while the driver pins it.
-    pinning: Mutex<()>,
 }
 
 impl Segment {
@@ -54,9 +56,9 @@ impl Segment {
             device: device.clone(),
             node,
             pinned: OnceLock::new(),
+            parts: Box::default(),
             mapping: ManuallyDrop::new(mapping),
             untouched: AtomicUsize::new(0),
-            pinning: Mutex::new(()),
         })
     }
 
@@ -68,19 +70,23 @@ impl Segment {
         self.pinned.get().is_some()
     }
 
-    /// Pins it, unless it is pinned. Threads that call this at once share the work.
+    /// Pins it all, unless it is pinned. One thread calls this at a time.
     fn pin(&self) -> hoistway_device::Result<()> {
-        if self.is_pinned() {
-            return Ok(());
-        }
-        self.touch();
-        let _pinning = lock(&self.pinning);
-        if !self.is_pinned() {
+        self.pin_range(&self.pinned, 0, self.len())
+    }
+
+    /// Pins one of the slots that it is divided in.
+    fn pin_part(&self, part: usize) -> hoistway_device::Result<()> {
+        let len = self.len() / self.parts.len();
+        self.pin_range(&self.parts[part], part * len, len)
+    }
+
+    fn pin_range(&self, place: &OnceLock<Pinned>, start: usize, len: usize) -> hoistway_device::Result<()> {
+        if place.get().is_none() {
             // SAFETY: it is unmapped after it was unpinned.
-            let pinned =
-                unsafe { Pinned::new(&self.device, self.mapping.pointer(0).as_ptr(), self.mapping.len())? };
+            let pinned = unsafe { Pinned::new(&self.device, self.mapping.pointer(start).as_ptr(), len)? };
             // No other thread has pinned it in the meantime.
-            let _ = self.pinned.set(pinned);
+            let _ = place.set(pinned);
         }
         Ok(())
     }
@@ -104,7 +110,8 @@ impl Segment {
 impl Drop for Segment {
     fn drop(&mut self) {
         // Memory that may be pinned still keeps its address, so that no other memory gets it.
-        if self.pinned.take().is_none_or(Pinned::unpin) {
+        let pinned = self.parts.iter_mut().chain([&mut self.pinned]).filter_map(OnceLock::take);
+        if pinned.map(Pinned::unpin).fold(true, |all, is_unpinned| all && is_unpinned) {
             // SAFETY: dropped once, and not used again.
             unsafe { ManuallyDrop::drop(&mut self.mapping) };
         }
@@ -115,8 +122,23 @@ impl Drop for Segment {
 #[derive(Debug)]
 pub(super) struct Staging {
     segments: Vec<Segment>,
-    /// For each slot its segment, and where it begins there.
+    /// For each slot its segment, and its number there.
     places: Box<[(usize, usize)]>,
+    slot_bytes: usize,
+    /// Held while the driver pins: it does so for one thread at a time.
+    limit: Mutex<Limit>,
+}
+
+/// How much the system lets be pinned.
+#[derive(Debug, Default)]
+enum Limit {
+    /// As much as was asked for so far.
+    #[default]
+    Unknown,
+    /// Less than a segment more.
+    Slots,
+    /// Less than a slot more, for this reason.
+    Reached(String),
 }
 
 impl Staging {
@@ -131,7 +153,8 @@ impl Staging {
         count: usize,
         slot_bytes: usize,
     ) -> Result<Self> {
-        let mut staging = Self { segments: Vec::new(), places: Box::default() };
+        let (segments, places, limit) = (Vec::new(), Box::default(), Mutex::default());
+        let mut staging = Self { segments, places, slot_bytes, limit };
         let mut missing = count;
         let slots_in = |segment: &Segment| segment.len() / slot_bytes.max(1);
         while missing > 0 {
@@ -150,31 +173,96 @@ impl Staging {
             staging.segments.push(Segment::new(device, node, len).map_err(no_memory)?);
             missing -= slots;
         }
-        let places = staging.segments.iter().enumerate().flat_map(|(number, segment)| {
-            (0..slots_in(segment)).map(move |slot| (number, slot * slot_bytes))
-        });
+        for segment in &mut staging.segments {
+            // Those that were kept may be somewhat longer than their slots, and are pinned as a whole.
+            segment.parts = (0..slots_in(segment)).map(|_| OnceLock::new()).collect();
+        }
+        let places = staging
+            .segments
+            .iter()
+            .enumerate()
+            .flat_map(|(number, segment)| (0..segment.parts.len()).map(move |slot| (number, slot)));
         staging.places = places.take(count).collect();
         Ok(staging)
     }
 
     /// Address of a slot.
     pub(super) fn pointer(&self, slot: usize) -> NonNull<u8> {
-        let (segment, start) = self.places[slot];
-        self.segments[segment].mapping.pointer(start)
+        let (segment, number) = self.places[slot];
+        self.segments[segment].mapping.pointer(number * self.slot_bytes)
     }
 
-    /// Pins the segment that a slot is in.
+    /// Pins the segment that a slot is in; the slot alone where the system does not let as much be pinned.
+    /// [`Short`](Pinning::Short) if it lets no more be pinned, and other slots are.
     ///
     /// # Errors
     /// The device's.
-    pub(super) fn pin(&self, slot: usize) -> hoistway_device::Result<()> {
-        self.segments[self.places[slot].0].pin()
+    pub(super) fn pin(&self, slot: usize) -> hoistway_device::Result<Pinning> {
+        if self.pinned(slot).is_some() {
+            return Ok(Pinning::Ready);
+        }
+        let (number, part) = self.places[slot];
+        let segment = &self.segments[number];
+        // Threads that come here at once share the work.
+        segment.touch();
+        let mut limit = lock(&self.limit);
+        if self.pinned(slot).is_some() {
+            return Ok(Pinning::Ready);
+        }
+        if let Limit::Unknown = *limit {
+            match segment.pin() {
+                Err(error) if is_shortage(&error) => {}
+                pinned => return pinned.map(|()| Pinning::Ready),
+            }
+            // What is kept for other devices, or for slots of another length, counts too.
+            if release_idle_staging() && segment.pin().is_ok() {
+                return Ok(Pinning::Ready);
+            }
+            *limit = Limit::Slots;
+        }
+        let has_pinned = || (0..self.places.len()).any(|other| self.pinned(other).is_some());
+        if matches!(*limit, Limit::Reached(_)) && has_pinned() {
+            return Ok(Pinning::Short);
+        }
+        match segment.pin_part(part) {
+            Err(error) if is_shortage(&error) && has_pinned() => {
+                *limit = Limit::Reached(error.to_string());
+                Ok(Pinning::Short)
+            }
+            pinned => pinned.map(|()| Pinning::Ready),
+        }
     }
 
     /// What pins a slot, if it is pinned.
     pub(super) fn pinned(&self, slot: usize) -> Option<&Pinned> {
-        self.segments[self.places[slot].0].pinned.get()
+        let (segment, part) = self.places[slot];
+        let segment = &self.segments[segment];
+        segment.pinned.get().or_else(|| segment.parts[part].get())
     }
+
+    /// How much is pinned, and why no more is, if the system has refused some.
+    pub(super) fn shortage(&self) -> Option<String> {
+        let limit = lock(&self.limit);
+        let why = match &*limit {
+            Limit::Unknown => return None,
+            Limit::Slots => None,
+            Limit::Reached(why) => Some(why),
+        };
+        let slots = (0..self.places.len()).filter(|&slot| self.pinned(slot).is_some()).count();
+        if slots == 0 {
+            // The error tells.
+            return None;
+        }
+        let [pinned, all] =
+            [slots, self.places.len()].map(|slots| ByteSize((slots * self.slot_bytes) as u64));
+        let why = why.map_or_else(|| "in pieces of one slot".into(), |why| format!("and no more: {why}"));
+        Some(format!("{pinned} of {all} of staging memory were pinned, {why}"))
+    }
+}
+
+/// Whether the system lets too little memory be pinned.
+fn is_shortage(error: &hoistway_device::Error) -> bool {
+    matches!(error, hoistway_device::Error::Allocation { .. })
 }
 
 impl Drop for Staging {

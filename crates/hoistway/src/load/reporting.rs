@@ -110,8 +110,9 @@ pub(super) fn add_progress(report: &mut Report, job: &Job) {
         report.memory.staging_bytes += job.ledger.most_taken_bytes();
     }
     report.notes.extend(engine.routes.iter().flat_map(|route| route.member.notes(Stage::Over)));
-    let slots = engine.slots_of_routes().chain([&engine.slots]);
-    let why_unpinned = slots.filter_map(Slots::why_unpinned).next();
+    let slots = || engine.slots_of_routes().chain([&engine.slots]);
+    report.notes.extend(slots().filter_map(Slots::pinned_short));
+    let why_unpinned = slots().filter_map(Slots::why_unpinned).next();
     report.notes.extend(
         why_unpinned.map(|why| format!("staging is not pinned, so copies to the device are slow: {why}")),
     );

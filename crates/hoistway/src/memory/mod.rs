@@ -29,9 +29,20 @@ pub(crate) use promised::Promise;
 use crate::{Error, Result, device::Device};
 use arena::Backing;
 use borrowed::Borrowed;
-use hoistway_io::memory::{Mapping, PageKind};
+use hoistway_io::memory::{Mapping, PageKind, Pinning};
 use serde::{Deserialize, Serialize};
 use std::{fs::File, ptr::NonNull, sync::Arc};
+
+/// The first slot of those that `take` gives which a device can copy from. Those that cannot be pinned are not used again.
+pub(crate) fn first_pinned(mut take: impl FnMut() -> Option<Slot>) -> Result<Option<Slot>> {
+    while let Some(slot) = take() {
+        match slot.pin()? {
+            Pinning::Ready => return Ok(Some(slot)),
+            Pinning::Short => slot.withdraw(),
+        }
+    }
+    Ok(None)
+}
 
 /// The pages of arenas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

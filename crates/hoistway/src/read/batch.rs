@@ -3,7 +3,7 @@
 
 use super::{
     BatchReport, Priority,
-    state::{BatchState, Progress},
+    state::{BatchState, Place, Progress},
 };
 use crate::{
     Error,
@@ -218,6 +218,13 @@ impl Batch {
             retries,
             seconds: ended_at.unwrap_or_else(Instant::now).duration_since(state.started).as_secs_f64(),
         };
+        if !self.is_foreign() {
+            let pinned_short = state.reads.iter().find_map(|read| match &read.place {
+                Place::Device { line, .. } => line.upgrade()?.pinned_short(),
+                _ => None,
+            });
+            report.notes.extend(pinned_short);
+        }
         let direct = state.direct.iter().map(|(route, _)| &route.remarks);
         for route in state.main.as_deref().into_iter().chain(direct) {
             route.add_to(&report.carriers, &mut report.notes, &mut report.refused);

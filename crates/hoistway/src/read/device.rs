@@ -5,7 +5,7 @@ use super::options::ReaderOptions;
 use crate::{
     DeviceId, Error, Result,
     device::{CopyStream, Device, DeviceMemory, Fence},
-    memory::{Slot, SlotKind, Slots},
+    memory::{Slot, SlotKind, Slots, first_pinned},
     parallel::lock,
     route::{
         DirectRoute, Route, Unavailable,
@@ -113,19 +113,22 @@ impl DeviceShare {
     /// The device's, also if none is free and copies of unknown fate may have them all.
     pub(super) fn slot(&self, is_direct: bool) -> Result<Option<Slot>> {
         let slots = self.slots(is_direct)?;
-        let mut slot = slots.try_take();
+        let mut slot = first_pinned(|| slots.try_take())?;
         if slot.is_none() && self.device().is_in_doubt() {
             self.device().regain()?;
-            slot = slots.try_take();
+            slot = first_pinned(|| slots.try_take())?;
         }
-        if let Some(slot) = &slot {
-            slot.pin()?;
-        } else if slots.is_exhausted() {
+        if slot.is_none() && slots.is_exhausted() {
             let reason = "reads that failed may still arrive in any of its staging memory";
             let why = Unavailable::new(reason, "open the reader, or the store that reads by it, anew");
             return Err(Error::DeviceUnavailable { device: self.device().name(), why });
         }
         Ok(slot)
+    }
+
+    /// How much staging is pinned, if the system has refused some.
+    pub(super) fn pinned_short(&self) -> Option<String> {
+        self.slots.pinned_short()
     }
 
     fn slots(&self, is_direct: bool) -> Result<&Slots> {

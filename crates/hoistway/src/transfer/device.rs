@@ -398,7 +398,7 @@ impl ScratchMemory {
         let none = || Error::Internal("there are more slots in use than tables".into());
         let tables = if slot.device_address().is_some() { &self.device_tables } else { &self.host_tables };
         let table = tables.try_take().ok_or_else(none)?;
-        table.pin()?;
+        table.pin_if_possible()?;
         Ok(table)
     }
 

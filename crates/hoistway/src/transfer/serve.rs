@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    memory::Slot,
+    memory::{Slot, first_pinned},
     report::Refusal,
     route::{
         ReadOp, Unavailable,
@@ -126,14 +126,13 @@ impl Ways for OwnRoute<'_> {
 
     fn take_slot(&self, _: &ReadOp, may_wait: bool) -> Result<Option<Slot>> {
         let slots = self.own.slots().unwrap_or(&self.engine.slots);
-        let slot = match self.own.member.facts().landing {
+        let take = || match self.own.member.facts().landing {
             // The thread takes all that are free, so that it pins many reads at once.
             Landing::View if may_wait => slots.take_of(self.own.share.depth.1.min(slots.count() / 2)),
             _ if may_wait => slots.take(),
             _ => slots.try_take(),
         };
-        slot.as_ref().map_or(Ok(()), Slot::pin)?;
-        Ok(slot)
+        first_pinned(take)
     }
 
     fn gives_up(&self, _: &ReadOp, why: Unavailable) -> After {

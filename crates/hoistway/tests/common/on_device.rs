@@ -61,7 +61,14 @@ impl Played {
             hoistway_device::release_devices();
             return toy::fail(fault, nth);
         };
-        let (function, code) = match fault {
+        let (function, code) = Self::of_driver(fault);
+        let nth = nth.map_or("*".into(), |nth| nth.to_string());
+        STAND_IN.set(&vendor.faults(&format!("{function}:{nth}={code}")));
+    }
+
+    /// The function of CUDA's driver that a fault is one of, and what it returns.
+    fn of_driver(fault: Fault) -> (&'static str, i32) {
+        match fault {
             Fault::AskMemory => ("cuMemGetInfo_v2", 999),
             Fault::Allocate => ("cuMemAlloc_v2", 999),
             Fault::Exhaust => ("cuMemAlloc_v2", 2),
@@ -74,9 +81,18 @@ impl Played {
             Fault::Lose => ("cuEventSynchronize", 719),
             Fault::Doubt => ("cuEventSynchronize", 999),
             other => panic!("drivers have no {other:?}"),
+        }
+    }
+
+    /// Makes the devices fail several times, counted from 1.
+    pub fn fail_each(self, fault: Fault, times: &[u64]) {
+        let Some(vendor) = self.vendor() else {
+            hoistway_device::release_devices();
+            return times.iter().for_each(|&nth| toy::fail(fault, Some(nth)));
         };
-        let nth = nth.map_or("*".into(), |nth| nth.to_string());
-        STAND_IN.set(&vendor.faults(&format!("{function}:{nth}={code}")));
+        let (function, code) = Self::of_driver(fault);
+        let each: Vec<_> = times.iter().map(|nth| format!("{function}:{nth}={code}")).collect();
+        STAND_IN.set(&vendor.faults(&each.join(",")));
     }
 
     /// Makes copies take so long at least; on a driver none as long as the other.
