@@ -396,7 +396,7 @@ impl Ticket {
 /// Pinned memory that bytes pass which lie where a device may not, or may at any later time, reach them.
 #[derive(Debug)]
 struct Bounce {
-    /// Before the memory, which it unpins. `None` where the platform pins none.
+    /// Before the memory, which it unpins. `None` where the platform pins none, or no more.
     _pinned: Option<Pinned>,
     memory: Vec<u8>,
 }
@@ -407,6 +407,10 @@ impl Bounce {
         // SAFETY: the memory is dropped after it, or never.
         let pinned = match unsafe { Pinned::new(device, memory.as_mut_ptr(), memory.len()) } {
             Err(error) if error.is_unsupported() => None,
+            Err(error @ Error::Allocation { .. }) => {
+                tracing::warn!(bytes = len, %error, "bytes of a device pass memory that is not pinned");
+                None
+            }
             pinned => Some(pinned?),
         };
         Ok(Self { _pinned: pinned, memory })

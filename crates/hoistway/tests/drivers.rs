@@ -15,12 +15,14 @@ use hoistway::{
     Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Route, TensorMemory,
     plan::{Layout, Selection, TensorSlice},
     route::fault::{Fault, FaultScript},
+    save::{SaveOptions, TensorData, save as save_file},
 };
 use hoistway_device::{CopyStream, Device, DeviceMemory, Fence};
 use std::{
     collections::HashSet,
     ffi::c_void,
     fs,
+    ops::ControlFlow,
     path::Path,
     ptr,
     sync::{
@@ -99,6 +101,57 @@ fn a_platform_that_pins_no_memory_is_served_from_pageable_slots() {
         stand_in.reset();
     }
     assert_eq!(stand_in.leftovers(), []);
+}
+
+/// A save does without pinned memory, and its report says so.
+#[test]
+fn a_save_whose_staging_cannot_be_pinned_says_so() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let (path, _) = chunky(directory.path());
+    let copy = directory.path().join("copy.safetensors");
+    for vendor in Vendor::ALL {
+        let loaded = hoistway::load(&[&path], &staged(vendor)).unwrap();
+        let tensors: Vec<_> = loaded.tensors().iter().map(TensorData::from).collect();
+        let save = |fault: &str| {
+            stand_in.set(&vendor.faults(fault));
+            let options = SaveOptions::default();
+            let go_on = |_| ControlFlow::Continue(());
+            let saved = save_file(&copy, &tensors, None, &options, go_on);
+            stand_in.reset();
+            assert_is_file(&loaded, &fs::read(&copy).unwrap());
+            saved.unwrap().notes.join("; ")
+        };
+        assert_eq!(save("cuMemHostRegister_v2:9=2"), "");
+        for (fault, says) in [
+            ("cuMemHostRegister_v2:*=801", "pinning host memory"),
+            ("cuMemHostRegister_v2:*=2", "of pinned memory"),
+        ] {
+            let notes = save(fault);
+            assert!(notes.contains("staging is not pinned"), "{vendor:?}: {notes}");
+            assert!(notes.contains(says), "{vendor:?}: {notes}");
+        }
+    }
+}
+
+/// What is kept for later loads counts against what may be pinned, and is given back for what needs it now.
+#[test]
+fn memory_that_is_kept_pinned_makes_room_for_what_has_to_be_pinned() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    for vendor in Vendor::ALL {
+        let other = staged(vendor).device(vendor.device(1));
+        drop(hoistway::load(&[&path], &other).unwrap());
+        let kept = vendor.count("pinned_bytes");
+        stand_in.configure(&vendor.faults("cuMemHostRegister_v2:1=2"));
+        let loaded = hoistway::load(&[&path], &staged(vendor)).unwrap();
+        stand_in.configure("FAULTS=");
+        assert!(kept > 0 && vendor.count("pinned_bytes") <= kept, "what was kept is let go");
+        assert_is_file(&loaded, &file);
+        let notes = &loaded.report().notes;
+        assert!(!notes.iter().any(|note| note.contains("staging memory")), "{notes:?}");
+    }
 }
 
 /// One call of the driver pins what a load needs, and none what it finds pinned.

@@ -2,12 +2,7 @@
 //! that no compiler is needed where they run; the vendor's module has the images.
 #![allow(unsafe_code)]
 
-use super::{
-    Vendor,
-    device::DriverDevice,
-    images::Image,
-    table::{Handle, OUT_OF_MEMORY},
-};
+use super::{Vendor, device::DriverDevice, images::Image, table::Handle};
 use crate::{
     Conversion, Error, Result,
     backend::{Kernel, Segment},
@@ -182,9 +177,27 @@ impl Kernels {
     }
 }
 
-/// Whether an error is about an image, so that another may do.
+/// Whether an error is about an image, so that another may do. HIP's codes are the same.
 fn is_of_image(error: &Error) -> bool {
-    matches!(error, Error::Device { source, .. } if !source.ends_work && source.code != OUT_OF_MEMORY)
+    const INVALID_IMAGE: i32 = 200;
+    const NO_BINARY_FOR_DEVICE: i32 = 209;
+    const INVALID_PTX: i32 = 218;
+    const COMPILER_NOT_FOUND: i32 = 221;
+    const UNSUPPORTED_PTX_VERSION: i32 = 222;
+    const COMPILATION_DISABLED: i32 = 223;
+    const INVALID_SOURCE: i32 = 300;
+    const NOT_FOUND: i32 = 500;
+    let codes = [
+        INVALID_IMAGE,
+        NO_BINARY_FOR_DEVICE,
+        INVALID_PTX,
+        COMPILER_NOT_FOUND,
+        UNSUPPORTED_PTX_VERSION,
+        COMPILATION_DISABLED,
+        INVALID_SOURCE,
+        NOT_FOUND,
+    ];
+    matches!(error, Error::Device { source, .. } if codes.contains(&source.code))
 }
 
 /// The kernels of the module.
@@ -197,6 +210,29 @@ fn symbol(kernel: Kernel) -> String {
         Kernel::Copy => "hoistway_copy".to_owned(),
         Kernel::Convert(conversion) => {
             format!("hoistway_cast_{}_{}", conversion.from().name(), conversion.to().name())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DriverError;
+
+    #[test]
+    fn another_image_is_tried_where_the_driver_refuses_this_one_alone() {
+        let error = |code| {
+            let (name, description) = (String::new(), String::new());
+            let source =
+                DriverError { function: "cuModuleLoadData", code, name, description, ends_work: false };
+            Error::Device { device: "cuda:0".into(), operation: "loading kernels", source }
+        };
+        for code in [200, 209, 218, 221, 222, 223, 300, 500] {
+            assert!(is_of_image(&error(code)), "{code}");
+        }
+        // About the call, the memory, the context, the machine.
+        for code in [1, 2, 3, 4, 100, 201, 302, 700, 719, 801, 802, 999] {
+            assert!(!is_of_image(&error(code)), "{code}");
         }
     }
 }

@@ -14,7 +14,7 @@ use hoistway_device::{
     self as device, CopyDirection, CopyStream, Device, DeviceId, DirectBuffer, Fate, HostCopy, Pinned,
     Unavailable,
 };
-use hoistway_io::{direct_path::DirectProof, parallel::lock};
+use hoistway_io::{direct_path::DirectProof, memory::release_idle_staging, parallel::lock};
 use std::{
     any::Any,
     collections::HashMap,
@@ -292,7 +292,13 @@ impl DeviceSide {
         let kind = mem::discriminant(&device.id());
         if let (false, Some((memory, len))) = (all.contains_key(&kind), pool.slots().host_memory()) {
             // SAFETY: this has the pool, which stays mapped until it is dropped, after `pinned`.
-            let pinned = match unsafe { Pinned::new(device, memory.as_ptr(), len) } {
+            let pin = || unsafe { Pinned::new(device, memory.as_ptr(), len) };
+            let pinned = match pin() {
+                // What loads have left pinned counts too.
+                Err(device::Error::Allocation { .. }) if release_idle_staging() => pin(),
+                pinned => pinned,
+            };
+            let pinned = match pinned {
                 Ok(pinned) => Some(pinned),
                 Err(error) if error.is_unsupported() => {
                     let why = Unavailable { reason: error.to_string(), fix: String::new() };

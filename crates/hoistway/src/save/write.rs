@@ -14,6 +14,7 @@ use crate::{
     Alignment, ByteRange, DirectIo, Error, Refusal, Result,
     memory::{Slot, SlotKind, Slots},
     parallel::{self, lock},
+    report::add_new,
     route::Unavailable,
 };
 use hoistway_io::{
@@ -33,7 +34,7 @@ use std::{
     mem,
     ops::ControlFlow,
     sync::{
-        Mutex,
+        Mutex, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     thread,
@@ -54,6 +55,8 @@ pub(super) struct Writing<'a> {
     options: &'a SaveOptions,
     go_on: &'a (dyn Fn(u64) -> ControlFlow<()> + Sync),
     devices: Devices,
+    /// Why what comes from devices passes memory that is not pinned, if it does.
+    unpinned: OnceLock<String>,
     direct_bytes: AtomicU64,
     buffered_bytes: AtomicU64,
     staged_bytes: AtomicU64,
@@ -133,6 +136,7 @@ impl<'a> Writing<'a> {
             options,
             go_on,
             devices,
+            unpinned: OnceLock::new(),
             direct_bytes: zero(),
             buffered_bytes: zero(),
             staged_bytes: zero(),
@@ -182,6 +186,9 @@ impl<'a> Writing<'a> {
             }
             serve();
         });
+        if let Some(why) = slots.why_unpinned() {
+            let _ = self.unpinned.set(why.into());
+        }
         mem::replace(&mut *lock(&scheduler.customer().result), Ok(()))
     }
 
@@ -211,6 +218,8 @@ impl<'a> Writing<'a> {
         report.direct_bytes += self.direct_bytes.load(Ordering::Relaxed);
         report.buffered_bytes += self.buffered_bytes.load(Ordering::Relaxed);
         report.staged_bytes += self.staged_bytes.load(Ordering::Relaxed);
+        let note = |why| format!("staging is not pinned, so copies from the device are slow: {why}");
+        add_new(&mut report.notes, self.unpinned.get().map(note));
     }
 
     fn write(&self, target: &Target, extent: ByteRange, slots: &Slots) -> Result<()> {

@@ -20,6 +20,7 @@ use crate::{
     },
 };
 use std::{
+    path::PathBuf,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -30,6 +31,15 @@ pub(super) struct NewSegment {
     pub(super) len: u64,
     /// Bytes that are counted for it.
     pub(super) charge: u64,
+}
+
+/// Whether there is room for a segment.
+enum Room {
+    For(NewSegment),
+    /// Not now.
+    None,
+    /// None is made for such a block.
+    Never,
 }
 
 /// Time between attempts to make a segment ahead where there was no room for it.
@@ -45,45 +55,19 @@ impl Writer {
         }
         let Some(locked) = self.lock_root()? else { return Ok(false) };
         let mut reclaimed = Vec::new();
-        let found = loop {
-            let charges = self.charges()?;
-            let (usual, mut len) = match self.next_segment_of(bytes, &charges, &locked)? {
-                Some((usual, len)) => (usual, len),
-                None => return Ok(false),
-            };
-            let mut found = None;
-            // The last one has what room is left.
-            let least = self.least_segment.min(len).max(1);
-            while !charges.is_partial && found.is_none() && len >= least {
-                let new = self.new_segment(bytes, len)?;
-                found = match new {
-                    Some(new) if self.has_room(&charges, &new, &Given::default(), &locked)? => Some(new),
-                    _ => None,
-                };
-                len /= 2;
-            }
-            if found.is_some() {
-                break found;
-            }
-            // What is not known to be in the way does not have to go.
-            let left = if charges.is_current { self.reclaim(&locked)? } else { None };
-            let is_over = left.is_none();
-            reclaimed.extend(left);
-            if is_over {
-                self.is_full.store(true, Ordering::Release);
-                self.tell_of_room(&charges, &usual)?;
-                self.note_want(usual.charge, &locked)?;
-                break None;
-            }
-        };
-        let is_made = match found {
-            Some(new) => self.make_segment(&new, locked),
-            None => {
+        let found = self.find_room(bytes, &locked, &mut reclaimed);
+        let is_made = match &found {
+            Ok(Room::For(new)) => self.make_segment(new, locked),
+            _ => {
                 drop(locked);
                 Ok(false)
             }
         };
+        // Also where the search has failed: until then, a power cut brings back what was removed.
         self.sync_reclaimed(&reclaimed);
+        if let Room::Never = found? {
+            return Ok(false);
+        }
         let is_made = is_made?;
         self.was_full.store(!is_made, Ordering::Release);
         if is_made {
@@ -91,6 +75,37 @@ impl Writer {
             self.has_told_of_room.store(false, Ordering::Release);
         }
         Ok(is_made)
+    }
+
+    /// Looks for room for a segment that holds a block of `bytes` bytes. Removes what writers have left that have ended, as far as that is
+    /// in the way, and adds where that was to `reclaimed`.
+    fn find_room(&self, bytes: u64, locked: &RootLock<'_>, reclaimed: &mut Vec<PathBuf>) -> Result<Room> {
+        loop {
+            let charges = self.charges()?;
+            let Some((usual, mut len)) = self.next_segment_of(bytes, &charges, locked)? else {
+                return Ok(Room::Never);
+            };
+            // The last one has what room is left.
+            let least = self.least_segment.min(len).max(1);
+            while !charges.is_partial && len >= least {
+                if let Some(new) = self.new_segment(bytes, len)?
+                    && self.has_room(&charges, &new, &Given::default(), locked)?
+                {
+                    return Ok(Room::For(new));
+                }
+                len /= 2;
+            }
+            // What is not known to be in the way does not have to go.
+            let left = if charges.is_current { self.reclaim(locked)? } else { None };
+            let is_over = left.is_none();
+            reclaimed.extend(left);
+            if is_over {
+                self.is_full.store(true, Ordering::Release);
+                self.tell_of_room(&charges, &usual)?;
+                self.note_want(usual.charge, locked)?;
+                return Ok(Room::None);
+            }
+        }
     }
 
     /// Makes a segment before it is needed, while blocks are stored and there is room for it, so that no store waits for the

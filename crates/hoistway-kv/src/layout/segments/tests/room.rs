@@ -370,6 +370,40 @@ fn the_room_of_dead_writers_is_used() {
     assert!(bench.disk.most_used() <= 1 << 20);
 }
 
+/// Whatever fails once a file is removed: the disk is told of the removal.
+#[test]
+fn what_was_removed_of_dead_writers_stays_away_after_a_power_cut_though_a_store_failed() {
+    let mut failed_after = 0;
+    for seed in 0..6 {
+        for skip in 16..28 {
+            let mut bench = Bench::new();
+            bench.disk = SimulatedDisk::new(seed, 64 << 20);
+            let (first, second) = (bench.open(), bench.open());
+            for number in 0..80 {
+                let store = if number % 2 == 0 { &first } else { &second };
+                bench.put(store, &format!("{number}")).unwrap();
+            }
+            drop((first, second));
+            let third = bench.open();
+            let left = bench.files("seg-");
+            let (operation, effect) = (Operation::List, Effect::Fail(Errno::IO.raw_os_error()));
+            bench.disk.script(Fault { operation, name: "", skip, times: 1, effect });
+            let mut has_failed = false;
+            for number in 100..120 {
+                has_failed |= bench.put(&third, &format!("{number}")).is_err();
+            }
+            let there = bench.files("seg-");
+            let removed: Vec<_> = left.into_iter().filter(|path| !there.contains(path)).collect();
+            failed_after += usize::from(has_failed && !removed.is_empty());
+            drop(third);
+            bench.disk.crash();
+            let back = bench.files("seg-");
+            assert!(removed.iter().all(|path| !back.contains(path)), "seed {seed}, skip {skip}");
+        }
+    }
+    assert!(failed_after > 0, "no store has failed after something was removed");
+}
+
 #[test]
 fn the_dead_neither_want_nor_share() {
     let bench = Bench::new();
