@@ -314,7 +314,7 @@ fn several_devices_are_loaded_at_once() {
     let (path, file) = chunky(directory.path());
     let all = devices.each().flat_map(|played| [0, 1, 0, 1].map(|ordinal| (played, ordinal)));
     let all: Vec<_> = all.collect();
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         for (played, ordinal) in all {
             played.delay(Duration::from_micros(300));
             let (path, file) = (&path, &file);
