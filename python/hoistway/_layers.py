@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 from hoistway import _native
 from hoistway._arguments import PathType, shown
 from hoistway._checkpoint import Checkpoint
-from hoistway._frameworks import Converter, Framework, check_packages, converter, types_without_package
+from hoistway._devices import find_libraries
+from hoistway._frameworks import (
+    Converter,
+    Framework,
+    check_framework,
+    check_packages,
+    converter,
+    device_name,
+    types_without_package,
+)
 from hoistway._options import ReaderOptions, StoreOptions
 from hoistway._reader import opened, reader_options
 from hoistway._words import counted
@@ -31,6 +40,8 @@ def stream_layers(
     ahead: int = 1,
     timeout: float = 60.0,
     framework: Framework = "torch",
+    device: Any = "cpu",
+    stream: Any = None,
     lenient: bool | None = None,
     offset: int | None = None,
     store: StoreOptions | None = None,
@@ -58,17 +69,28 @@ def stream_layers(
         timeout: Seconds that the stream waits for layers that you hold.
         framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``. They share
             memory with the stream: do not write to them.
+        device: Where layers go: ``"cpu"``, ``"cuda:1"``, ``"rocm:0"``, a number, or a device of torch's. The
+            budget then bounds memory of the device, which the stream uses again for later layers.
+        stream: The stream of the device on which you use the layers: its handle, such as
+            ``torch.cuda.Stream.cuda_stream``, or a stream of torch's; 0 is the legacy default stream. Then a layer is
+            read while work on the stream still uses earlier ones. Without it, the memory of a layer is used again
+            after all work of the device. Queue all work on a layer on that stream, and drop its tensors, before you
+            ask for the next layer.
         lenient: As in `hoistway.open`.
         offset: As in `hoistway.open`.
         store: As in `hoistway.open`.
         options: See `ReaderOptions`.
     """
+    handle, name = _handle(stream), device_name(device, framework)
+    check_framework(framework, name)
     checkpoint = opened(paths, lenient, offset, store)
     layers = _layers(checkpoint, order)
     types = ((name, checkpoint.info(name)[0]) for _, names in layers for name in names)
     check_packages(types, types_without_package(framework))
-    native = _native.LayerStream(checkpoint, layers, budget, ahead, timeout, **reader_options(options))
-    return LayerStream(native, [name for name, _ in layers], converter(framework))
+    if name != "cpu":
+        find_libraries()
+    native = _native.LayerStream(checkpoint, layers, budget, ahead, timeout, name, **reader_options(options))
+    return LayerStream(native, [name for name, _ in layers], converter(framework, name), handle)
 
 
 class Layer(Mapping[str, Any]):
@@ -118,10 +140,17 @@ class LayerStream:
     Iterating yields the remaining layers of the current pass.
     """
 
-    def __init__(self, native: _native.LayerStream, names: Sequence[str], convert: Converter) -> None:
+    def __init__(
+        self,
+        native: _native.LayerStream,
+        names: Sequence[str],
+        convert: Converter,
+        stream: int | None = None,
+    ) -> None:
         self._native: _native.LayerStream | None = native
         self._names = tuple(names)
         self._convert = convert
+        self._stream = stream
         self._next = 0
         self._current: Layer | None = None
 
@@ -151,7 +180,9 @@ class LayerStream:
             yield self.next_layer()
 
     def stats(self) -> dict[str, Any]:
-        """Statistics: layers ``kept`` in memory and ``served``, ``bytes_read``, ``peak_bytes``, ``stall_seconds``."""
+        """Statistics: layers ``kept`` in memory and ``served``, ``bytes_read``, ``peak_bytes``, ``peak_device_bytes``,
+        ``stall_seconds``.
+        """
         if self._native is None:
             raise ClosedError("this stream is closed")
         stats: dict[str, Any] = json.loads(self._native.stats())
@@ -182,6 +213,18 @@ class LayerStream:
         if self._current is not None:
             self._current._release()
             self._current = None
+            if self._native is not None:
+                self._native.give_back(self._stream)
+
+
+def _handle(stream: Any) -> int | None:
+    """The driver's handle of a stream."""
+    if stream is None:
+        return None
+    handle = getattr(stream, "cuda_stream", stream)
+    if not hasattr(handle, "__index__") or isinstance(handle, bool):
+        raise ArgumentError(f"stream cannot be {shown(stream)}: pass a stream of the device, or its handle")
+    return int(handle)
 
 
 def _layers(checkpoint: _native.Checkpoint, order: Order | None) -> list[tuple[str, list[str]]]:

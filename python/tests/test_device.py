@@ -427,3 +427,29 @@ def test_a_child_of_fork_keeps_its_own_memory_when_it_drops_a_load(tmp_path: Pat
         path,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_layers_stream_to_a_device_within_the_budget(tmp_path: Path) -> None:
+    size = 64 << 10
+    tensors = {f"layers.{layer}.{part}": ("U8", [size]) for layer in range(4) for part in ("up", "down")}
+    path = write_model(tmp_path / "layers.safetensors", tensors)
+    expected = hoistway.load_file(path, framework="raw")
+    for stream in (None, 0):
+        options = {"device": "cuda:1", "stream": stream, "framework": "raw"}
+        with hoistway.stream_layers(path, budget=4 * size, **options) as layers:
+            for _ in range(2):
+                for layer in layers:
+                    for name, tensor in layer.items():
+                        assert tensor.device == "cuda:1"
+                        assert tensor.tobytes() == expected[name].tobytes()
+                    del tensor
+            stats = layers.stats()
+        assert stats["served"] == 8
+        assert stats["peak_device_bytes"] == stats["peak_bytes"] == 4 * size
+
+
+def test_streams_of_layers_refuse_what_is_no_device_or_stream(model: Path) -> None:
+    with pytest.raises(errors.OptionError, match="numpy"):
+        hoistway.stream_layers(model, {"all": ["a"]}, device="cuda:0", framework="numpy")
+    with pytest.raises(errors.ArgumentError, match="stream cannot be"):
+        hoistway.stream_layers(model, device="cuda:0", stream="default", framework="raw")

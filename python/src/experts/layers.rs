@@ -28,12 +28,14 @@ struct Shared {
     stream: Mutex<layers::LayerStream>,
     /// A layer whose wait was interrupted: it is the next one.
     waited_for: Mutex<Option<Layer>>,
+    /// The layer that was handed out last, which its tensors hold too.
+    handed_out: Mutex<Option<Arc<Owned<Layer>>>>,
 }
 
 #[pymethods]
 impl LayerStream {
     #[new]
-    #[pyo3(signature = (checkpoint, layers, budget, ahead, timeout, **options))]
+    #[pyo3(signature = (checkpoint, layers, budget, ahead, timeout, device, **options))]
     fn new(
         py: Python<'_>,
         checkpoint: &Checkpoint,
@@ -41,12 +43,14 @@ impl LayerStream {
         budget: &Bound<'_, PyAny>,
         ahead: usize,
         timeout: f64,
+        device: &str,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let reader = reader_options(ReaderOptions::default(), options, py)?;
         let options = LayerOptions::default()
             .budget_bytes(bytes_of("budget", budget).into_python(py)?)
             .ahead(ahead)
+            .device(device.parse::<DeviceId>().into_python(py)?)
             .timeout(seconds("timeout", timeout).into_python(py)?);
         let specs: Vec<LayerSpec> =
             layers.into_iter().map(|(name, tensors)| LayerSpec { name, tensors }).collect();
@@ -56,7 +60,13 @@ impl LayerStream {
             layers::LayerStream::new(&checkpoint, &reader, &specs, &options)
         };
         let stream = Mutex::new(py.detach(open).into_python(py)?);
-        Ok(Self { stream: Owned::new(Arc::new(Shared { stream, waited_for: Mutex::default() })) })
+        Ok(Self {
+            stream: Owned::new(Arc::new(Shared {
+                stream,
+                waited_for: Mutex::default(),
+                handed_out: Mutex::default(),
+            })),
+        })
     }
 
     /// The name and the tensors of the next layer, behind the last of which the first comes again.
@@ -81,9 +91,31 @@ impl LayerStream {
             if let Some(layer) = layer {
                 let owned = Arc::new(Owned::new(layer.clone()));
                 let tensors = layer.tensors().map(|tensor| kept(tensor, &owned));
-                return Ok((layer.name().to_owned(), tensors.collect()));
+                let found = (layer.name().to_owned(), tensors.collect());
+                // What is not released otherwise was used by any work of the device.
+                let earlier = lock(&shared.handed_out).replace(owned);
+                py.detach(|| drop((earlier, layer)));
+                return Ok(found);
             }
         }
+    }
+
+    /// Gives the layer back that was handed out last. Work on `stream` alone has used it, if that is given and no tensor of it is held.
+    #[pyo3(signature = (stream=None))]
+    fn give_back(&self, py: Python<'_>, stream: Option<usize>) -> PyResult<()> {
+        let shared = self.stream.get(py)?;
+        let Some(owned) = lock(&shared.handed_out).take() else { return Ok(()) };
+        let is_alone = Arc::strong_count(&owned) == 1;
+        let told = match stream.filter(|_| is_alone) {
+            None => Ok(()),
+            Some(stream) => {
+                let layer = owned.get(py)?;
+                // SAFETY: the caller says that the stream lives. No tensor of the layer is left that could be used otherwise.
+                py.detach(|| unsafe { layer.used_behind(stream) })
+            }
+        };
+        py.detach(|| drop(owned));
+        told.into_python(py)
     }
 
     /// What it has done, as JSON.
@@ -108,12 +140,7 @@ pub(crate) fn numbered_layers(checkpoint: &Checkpoint) -> Vec<(String, Vec<Strin
 
 /// A tensor that holds its layer.
 fn kept(tensor: LayerTensor<'_>, layer: &Arc<Owned<Layer>>) -> Tensor {
-    let bytes = tensor.bytes();
-    let place = Place {
-        device: DeviceId::Cpu,
-        address: bytes.as_ptr().expose_provenance() as u64,
-        len_bytes: bytes.len() as u64,
-    };
+    let place = Place { device: tensor.device(), address: tensor.address(), len_bytes: tensor.len() };
     let (name, shape) = (tensor.name().into(), tensor.shape().into());
     // SAFETY: the layer holds its bytes, which were read before it was handed out. Later passes see the same ones.
     unsafe { KeptTensor::new(name, tensor.dtype(), shape, place, true, layer.clone()) }.into()

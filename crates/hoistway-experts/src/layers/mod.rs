@@ -3,25 +3,33 @@
 //! [`LayerStream`] goes through the layers again and again. As many as the budget holds stay resident, spread over the pass
 //! so that reading never stops; the next ones are prefetched while one computes. `plan` decides which stay, and which bytes
 //! a layer is. A pass in a fixed order is the worst case of LRU and the best one of a plan: what stays is known.
-#![forbid(unsafe_code)]
+//!
+//! On a device, layers have memory of budget bytes, which is used again after the work that has used it.
+#![allow(unsafe_code)]
 
+mod device;
 mod plan;
 mod room;
 
 pub use plan::{LayerSpec, numbered_layers};
 
 use crate::{Error, ReadFailure, Result};
+use device::{Buffer, Buffers};
 use hoistway::{
-    Checkpoint, Dtype,
+    ByteRange, Checkpoint, DeviceId, Dtype,
     memory::Block,
     read::{Batch, Priority, ReadFile, ReadRequest, Reader, Target},
 };
+use hoistway_device::Fence;
 use plan::{LayerPlan, PlannedTensor, Residency};
 use room::{Claim, LayerRoom};
 use serde::Serialize;
 use std::{
     collections::{HashMap, VecDeque},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -35,6 +43,8 @@ pub struct LayerOptions {
     pub ahead: usize,
     /// How long a layer waits for room that callers hold.
     pub timeout: Duration,
+    /// The device whose memory layers are read to, which the budget then bounds.
+    pub device: DeviceId,
 }
 
 hoistway_io::setters! {
@@ -42,12 +52,13 @@ hoistway_io::setters! {
         budget_bytes: u64,
         ahead: usize,
         timeout: Duration,
+        device: DeviceId,
     }
 }
 
 impl Default for LayerOptions {
     fn default() -> Self {
-        Self { budget_bytes: 4 << 30, ahead: 1, timeout: Duration::from_secs(60) }
+        Self { budget_bytes: 4 << 30, ahead: 1, timeout: Duration::from_secs(60), device: DeviceId::Cpu }
     }
 }
 
@@ -81,6 +92,8 @@ pub struct LayerStream {
     /// The layer that is next.
     next: usize,
     room: Arc<LayerRoom>,
+    /// The memory of layers on a device, if they go there.
+    buffers: Option<Arc<Buffers>>,
     timeout: Duration,
     stats: LayerStats,
 }
@@ -103,13 +116,16 @@ pub struct LayerStats {
     pub stall: Duration,
     /// Bytes in memory at most.
     pub peak_bytes: u64,
+    /// Bytes that were allocated on the device at most.
+    pub peak_device_bytes: u64,
 }
 
-/// A layer that is being read.
+/// A layer that is being read. Fields are dropped in this order: a batch waits for its reads.
 #[derive(Debug)]
 struct PendingLayer {
     layer: usize,
     batch: Batch,
+    buffer: Option<Buffer>,
     claim: Claim,
 }
 
@@ -117,25 +133,41 @@ struct PendingLayer {
 #[derive(Debug)]
 struct Resident {
     plan: Arc<LayerPlan>,
-    /// The bytes of each extent.
-    blocks: Vec<Block>,
+    memory: LayerMemory,
     /// After the bytes: room is free once they are gone.
     _claim: Claim,
 }
 
+#[derive(Debug)]
+enum LayerMemory {
+    /// The bytes of each extent.
+    Host(Vec<Block>),
+    Device(Buffer),
+}
+
 /// A layer whose bytes are in memory as long as it is held.
-#[derive(Clone, Debug)]
-pub struct Layer(Arc<Resident>);
+#[derive(Debug)]
+pub struct Layer {
+    resident: Arc<Resident>,
+    /// Whether what has used it was said.
+    is_told: AtomicBool,
+}
 
 /// A tensor of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerTensor<'a> {
     tensor: &'a PlannedTensor,
-    bytes: &'a [u8],
+    place: TensorPlace<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum TensorPlace<'a> {
+    Host(&'a [u8]),
+    Device(DeviceId, u64),
 }
 
 impl LayerStream {
-    /// Streams `layers` of a checkpoint. Reads nothing yet.
+    /// Streams `layers` of a checkpoint. Reads nothing yet. The reader may be one that other reads share.
     ///
     /// # Errors
     /// [`Error::BudgetTooSmall`] if the budget does not hold the largest layer; [`Error::InvalidOption`] if there is no layer,
@@ -147,9 +179,13 @@ impl LayerStream {
         options: &LayerOptions,
     ) -> Result<Self> {
         let catalog = checkpoint.catalog();
-        let layers = layers.iter().map(|spec| LayerPlan::new(catalog, spec).map(Arc::new));
+        let layers = layers.iter().map(|spec| LayerPlan::new(catalog, spec, options.device).map(Arc::new));
         let layers = layers.collect::<Result<Vec<_>>>()?;
         let residency = Residency::new(&layers, options.budget_bytes, options.ahead)?;
+        let buffers = match options.device {
+            DeviceId::Cpu => None,
+            device => Some(Buffers::new(device, options.budget_bytes)?),
+        };
         let files = catalog.file_ids().filter_map(|file| checkpoint.read_file(file)).collect();
         let stats = LayerStats {
             layers: layers.len(),
@@ -166,6 +202,7 @@ impl LayerStream {
             pending: VecDeque::new(),
             next: 0,
             room: LayerRoom::new(options.budget_bytes),
+            buffers,
             timeout: options.timeout,
             stats,
         })
@@ -197,12 +234,13 @@ impl LayerStream {
         self.read_ahead(next)?;
         self.next = next;
         self.stats.served += 1;
-        Ok(Layer(resident))
+        Ok(Layer::of(resident))
     }
 
     /// Its statistics.
     pub fn stats(&self) -> LayerStats {
-        LayerStats { peak_bytes: self.room.peak_bytes(), ..self.stats.clone() }
+        let peak_device_bytes = self.buffers.as_ref().map_or(0, |buffers| buffers.peak_bytes());
+        LayerStats { peak_bytes: self.room.peak_bytes(), peak_device_bytes, ..self.stats.clone() }
     }
 
     /// Waits for a layer.
@@ -218,19 +256,31 @@ impl LayerStream {
                 self.start(layer, claim, Priority::Demand)?
             }
         };
-        let PendingLayer { batch, claim, .. } = pending;
+        let PendingLayer { batch, buffer, claim, .. } = pending;
         let is_whole = batch.wait().is_ok();
         self.stats.stall += asked.elapsed();
         let plan = self.layers[layer].clone();
         if !is_whole {
             let failed = (0..batch.len()).find(|read| batch.status(*read).error().is_some());
             let source = ReadFailure::of_batch(&batch, failed.unwrap_or_default());
+            // Some copies may not have waited for what had used the memory before, and that may not be over.
+            buffer.iter().for_each(|buffer| buffer.used(None));
             return Err(Error::Read { unit: format!("layer '{}'", plan.name), source });
         }
-        let blocks: Option<Vec<Block>> = (0..batch.len()).map(|read| batch.take(read)).collect();
-        let blocks = blocks.ok_or_else(|| Error::Internal("a read has no memory".into()))?;
-        self.stats.bytes_read += blocks.iter().map(|block| block.len() as u64).sum::<u64>();
-        Ok(Resident { plan, blocks, _claim: claim })
+        let memory = match buffer {
+            Some(buffer) => {
+                self.stats.bytes_read += batch.bytes_total();
+                buffer.filled();
+                LayerMemory::Device(buffer)
+            }
+            None => {
+                let blocks: Option<Vec<Block>> = (0..batch.len()).map(|read| batch.take(read)).collect();
+                let blocks = blocks.ok_or_else(|| Error::Internal("a read has no memory".into()))?;
+                self.stats.bytes_read += blocks.iter().map(|block| block.len() as u64).sum::<u64>();
+                LayerMemory::Host(blocks)
+            }
+        };
+        Ok(Resident { plan, memory, _claim: claim })
     }
 
     /// Starts to read layers from `next` on, as far as there is room.
@@ -250,14 +300,32 @@ impl LayerStream {
 
     fn start(&self, layer: usize, claim: Claim, priority: Priority) -> Result<PendingLayer> {
         let plan = &self.layers[layer];
+        let file =
+            |number| self.files.get(number).ok_or_else(|| Error::Internal("a layer has no file".into()));
         let mut requests = Vec::with_capacity(plan.extents.len());
-        for extent in &plan.extents {
-            let file =
-                self.files.get(extent.file).ok_or_else(|| Error::Internal("a layer has no file".into()))?;
-            let request = ReadRequest::new(file, extent.bytes, Target::memory());
-            requests.push(request.named(plan.name.clone()));
+        let (Some(buffers), Some(starts)) = (&self.buffers, &plan.on_device) else {
+            for extent in &plan.extents {
+                let request = ReadRequest::new(file(extent.file)?, extent.bytes, Target::memory());
+                requests.push(request.named(plan.name.clone()));
+            }
+            let batch = self.reader.submit(requests, priority)?;
+            return Ok(PendingLayer { layer, batch, buffer: None, claim });
+        };
+        let buffer = buffers.take(plan.bytes)?;
+        let fences = buffer.fences();
+        for (tensor, start) in plan.tensors.iter().zip(starts) {
+            let extent = &plan.extents[tensor.extent];
+            let range = ByteRange::at(extent.bytes.start() + tensor.place.start(), tensor.place.len());
+            let range = range.filter(|range| !range.is_empty());
+            let Some(range) = range else { continue };
+            // SAFETY: the buffer has room for each tensor, which no other request gets. It is given back once the batch is gone, and
+            // what copies of unknown fate may write to is used after all work of the device alone.
+            let target = unsafe { Target::device(buffers.device().id(), buffer.address() + start) };
+            let request = ReadRequest::new(file(extent.file)?, range, target).after(fences.iter().cloned());
+            requests.push(request.named(tensor.name.clone()));
         }
-        Ok(PendingLayer { layer, batch: self.reader.submit(requests, priority)?, claim })
+        let batch = self.reader.submit(requests, priority)?;
+        Ok(PendingLayer { layer, batch, buffer: Some(buffer), claim })
     }
 }
 
@@ -282,23 +350,73 @@ impl Iterator for Pass<'_> {
 }
 
 impl Layer {
+    fn of(resident: Arc<Resident>) -> Self {
+        Self { resident, is_told: AtomicBool::new(false) }
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
-        &self.0.plan.name
+        &self.resident.plan.name
+    }
+
+    /// Says what uses a layer on a device through this value: work that is queued by now on `stream`, a handle of the device, 0 for the
+    /// legacy default stream. Reads to its memory come after that. Otherwise they come after all work of the device, for which
+    /// a thread of the reader waits. Each clone says so for itself.
+    ///
+    /// # Errors
+    /// [`Error::Engine`] if the stream cannot be used, as while it is captured. Reads then come after all work of the device.
+    ///
+    /// # Safety
+    /// It must be a live stream of the device. Nothing else uses the bytes through this value, now or later.
+    pub unsafe fn used_behind(&self, stream: usize) -> Result<()> {
+        let Resident { memory: LayerMemory::Device(buffer), .. } = &*self.resident else { return Ok(()) };
+        // SAFETY: passed on.
+        let fence = unsafe { Fence::of_stream(buffer.opened(), stream) };
+        buffer.used(Some(fence.map_err(hoistway::Error::from)?));
+        self.is_told.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Its tensors, in the order in which they were named.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = LayerTensor<'_>> {
-        let Resident { plan, blocks, .. } = &*self.0;
-        plan.tensors.iter().map(move |tensor| {
-            let place = tensor.place.start() as usize..tensor.place.end() as usize;
-            LayerTensor { tensor, bytes: &blocks[tensor.extent][place] }
+        let Resident { plan, memory, .. } = &*self.resident;
+        plan.tensors.iter().enumerate().map(move |(number, tensor)| {
+            let place = match memory {
+                LayerMemory::Host(blocks) => {
+                    let place = tensor.place.start() as usize..tensor.place.end() as usize;
+                    TensorPlace::Host(&blocks[tensor.extent][place])
+                }
+                LayerMemory::Device(buffer) => {
+                    let start = plan.on_device.as_ref().and_then(|starts| starts.get(number));
+                    TensorPlace::Device(
+                        buffer.device(),
+                        buffer.address() + start.copied().unwrap_or_default(),
+                    )
+                }
+            };
+            LayerTensor { tensor, place }
         })
     }
 
     /// The tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<LayerTensor<'_>> {
         self.tensors().find(|found| found.name() == name)
+    }
+}
+
+impl Clone for Layer {
+    fn clone(&self) -> Self {
+        Self::of(self.resident.clone())
+    }
+}
+
+impl Drop for Layer {
+    fn drop(&mut self) {
+        if let LayerMemory::Device(buffer) = &self.resident.memory
+            && !self.is_told.load(Ordering::Relaxed)
+        {
+            buffer.used(None);
+        }
     }
 }
 
@@ -318,8 +436,37 @@ impl<'a> LayerTensor<'a> {
         &self.tensor.shape
     }
 
-    /// Its bytes.
+    /// Its bytes; none if they are in memory of a device.
     pub fn bytes(self) -> &'a [u8] {
-        self.bytes
+        match self.place {
+            TensorPlace::Host(bytes) => bytes,
+            TensorPlace::Device(..) => &[],
+        }
+    }
+
+    /// Its length in bytes.
+    pub fn len(self) -> u64 {
+        self.tensor.place.len()
+    }
+
+    /// Whether it has no byte.
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// The device that its bytes are on.
+    pub fn device(self) -> DeviceId {
+        match self.place {
+            TensorPlace::Host(_) => DeviceId::Cpu,
+            TensorPlace::Device(device, _) => device,
+        }
+    }
+
+    /// Address of its first byte, in memory of [`device`](Self::device).
+    pub fn address(self) -> u64 {
+        match self.place {
+            TensorPlace::Host(bytes) => bytes.as_ptr().expose_provenance() as u64,
+            TensorPlace::Device(_, address) => address,
+        }
     }
 }

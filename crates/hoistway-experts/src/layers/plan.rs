@@ -1,8 +1,9 @@
 //! The bytes of each layer, and the layers that stay resident. Pure.
 #![forbid(unsafe_code)]
 
+use super::device::aligned;
 use crate::{Error, Result};
-use hoistway::{Alignment, ByteRange, Catalog, Dtype};
+use hoistway::{Alignment, ByteRange, Catalog, DeviceId, Dtype};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// Gaps between tensors that are read along rather than skipped.
@@ -49,6 +50,8 @@ pub(super) struct LayerPlan {
     pub(super) tensors: Vec<PlannedTensor>,
     /// Bytes of memory that it takes.
     pub(super) bytes: u64,
+    /// Where each tensor begins in memory of a device, if it goes there.
+    pub(super) on_device: Option<Box<[u64]>>,
 }
 
 /// Bytes of a file that are read together.
@@ -69,7 +72,7 @@ pub(super) struct PlannedTensor {
 }
 
 impl LayerPlan {
-    pub(super) fn new(catalog: &Catalog, spec: &LayerSpec) -> Result<Self> {
+    pub(super) fn new(catalog: &Catalog, spec: &LayerSpec, device: DeviceId) -> Result<Self> {
         if spec.tensors.is_empty() {
             return Err(Error::invalid_option("layers", &spec.name, "the layer has no tensor"));
         }
@@ -97,8 +100,18 @@ impl LayerPlan {
         let bytes = extents.iter().try_fold(0u64, |sum, extent| {
             sum.checked_add(extent.bytes.aligned_hull(Alignment::BLOCK)?.len())
         });
-        let bytes = bytes.ok_or_else(|| Error::Internal("a layer ends past 2^64".into()))?;
-        Ok(Self { name: spec.name.as_str().into(), extents, tensors, bytes })
+        let too_long = || Error::Internal("a layer ends past 2^64".into());
+        let (mut bytes, mut on_device) = (bytes.ok_or_else(too_long)?, None);
+        if !device.is_host() {
+            let mut starts = Vec::with_capacity(tensors.len());
+            bytes = 0;
+            for tensor in &tensors {
+                starts.push(bytes);
+                bytes = aligned(tensor.place.len())?.checked_add(bytes).ok_or_else(too_long)?;
+            }
+            on_device = Some(starts.into());
+        }
+        Ok(Self { name: spec.name.as_str().into(), extents, tensors, bytes, on_device })
     }
 }
 

@@ -2,15 +2,17 @@
 //! for it is not the store.
 
 use crate::{
-    kit::{LONG, Model, budget_of, until},
+    kit::{LONG, Model, budget_of, bytes_of, until},
+    layers,
     stand_in::{STAND_IN, Turn},
 };
-use hoistway::DeviceId;
+use hoistway::{DeviceId, read::ReaderOptions};
 use hoistway_device::{CopyStream, Device, DeviceMemory};
 use hoistway_experts::{
     ExpertId,
     backing::{Backing, External, ExternalPlace},
     catalog::{Part, Unit},
+    layers::LayerOptions,
     store::Store,
 };
 use std::{
@@ -146,6 +148,50 @@ fn reads_to_a_place_of_the_callers_come_after_the_stream_that_its_lease_was_rele
     assert!(first == model.bytes[range.start() as usize..range.end() as usize], "it saw the next expert");
     drop((lease, store, options, work, copies, memory, earlier, device, model));
     turn.assert_nothing_left("the store");
+}
+
+/// Both layers have their memory again for the layers after them: one once its work is over, the other at once.
+#[test]
+fn reads_of_later_layers_come_after_the_stream_that_a_layer_was_used_on_and_after_no_other() {
+    let turn = Turn::take();
+    let dense = layers::dense();
+    let device = Device::open(DeviceId::Cuda(0)).unwrap();
+    let earlier = DeviceMemory::new(&device, layers::ON_DEVICE).unwrap();
+    let options = LayerOptions::default().device(DeviceId::Cuda(0)).timeout(LONG).ahead(1);
+    let options = options.budget_bytes(2 * layers::ON_DEVICE);
+    let mut stream = layers::open_with(&dense, options, ReaderOptions::default()).unwrap();
+    let [work, other] = [Work::new(), Work::new()];
+
+    let layer = stream.next_layer().unwrap();
+    // Until the others are read, this stream is held up: no read waits for it.
+    let others = other.gate();
+    let gate = work.gate();
+    let tensor = layer.tensors().next().unwrap();
+    work.copy(earlier.address(), tensor.address(), tensor.len() as usize);
+    let mut copied = vec![0; tensor.len() as usize];
+    let expected = bytes_of(tensor.name(), tensor.len());
+    // SAFETY: the stream lives, and nothing else uses the layer.
+    unsafe { layer.used_behind(work.stream.expose_provenance()) }.unwrap();
+    drop(layer);
+    // Its memory is that of the layer after the next.
+    let second = stream.next_layer().unwrap();
+    // SAFETY: as above.
+    unsafe { second.used_behind(work.stream.expose_provenance()) }.unwrap();
+    drop(second);
+    let asking = thread::spawn(move || {
+        let third = stream.next_layer().unwrap();
+        (stream, third)
+    });
+    open(&gate);
+    let (stream, third) = asking.join().unwrap();
+    open(&others);
+    layers::assert_is(&third, 2);
+    drop(third);
+    device.settle().unwrap();
+    CopyStream::new(&device).unwrap().read_back(earlier.address(), &mut copied).unwrap();
+    assert!(copied == expected, "it saw a later layer");
+    drop((stream, work, other, earlier, device, dense));
+    turn.assert_nothing_left("the stream");
 }
 
 /// Memory for a dense tensor may have to wait for what is being freed, which waits for the device.

@@ -1,11 +1,15 @@
 //! Layers of a dense model, pass after pass, under budgets of every size.
 
-use crate::kit::{LONG, SHORT, bytes_of, disk, safetensors};
+use crate::{
+    kit::{LONG, SHORT, bytes_of, disk, safetensors},
+    stand_in::{STAND_IN, Turn, Vendor},
+};
 use hoistway::{
     Checkpoint, Dtype, Route,
     read::{Reader, ReaderOptions},
     route::fault::{Fault, FaultScript},
 };
+use hoistway_device::{CopyStream, Device};
 use hoistway_experts::{
     Error,
     layers::{Layer, LayerOptions, LayerSpec, LayerStream, numbered_layers},
@@ -16,7 +20,7 @@ const LAYERS: usize = 6;
 /// Blocks of a layer, as it lies in memory at most.
 const LAYER_BYTES: u64 = 5 * 4096;
 
-struct Dense {
+pub(crate) struct Dense {
     _directory: tempfile::TempDir,
     /// The file for writing: opened first, as Windows lets no writer in later.
     writer: fs::File,
@@ -24,7 +28,7 @@ struct Dense {
     layers: Vec<LayerSpec>,
 }
 
-fn dense() -> Dense {
+pub(crate) fn dense() -> Dense {
     let directory = disk();
     let path = directory.path().join("model.safetensors");
     let names: Vec<String> = (0..LAYERS)
@@ -50,7 +54,7 @@ fn open(
     open_with(dense, LayerOptions::default().budget_bytes(budget).ahead(ahead).timeout(LONG), reader)
 }
 
-fn open_with(
+pub(crate) fn open_with(
     dense: &Dense,
     options: LayerOptions,
     reader: ReaderOptions,
@@ -59,12 +63,20 @@ fn open_with(
     LayerStream::new(&dense.checkpoint, &reader, &dense.layers, &options)
 }
 
-fn assert_is(layer: &Layer, number: usize) {
+pub(crate) fn assert_is(layer: &Layer, number: usize) {
     assert_eq!(layer.name(), format!("model.layers.{number}"));
     assert_eq!(layer.tensors().len(), 2);
     for tensor in layer.tensors() {
         let len = tensor.shape().iter().product();
-        assert!(tensor.bytes() == bytes_of(tensor.name(), len), "{}", tensor.name());
+        assert_eq!(tensor.len(), len);
+        let mut bytes = tensor.bytes().to_vec();
+        if !tensor.device().is_host() {
+            assert!(bytes.is_empty() && tensor.address().is_multiple_of(256));
+            bytes = vec![0; len as usize];
+            let copies = CopyStream::new(&Device::open(tensor.device()).unwrap()).unwrap();
+            copies.read_back(tensor.address(), &mut bytes).unwrap();
+        }
+        assert!(bytes == bytes_of(tensor.name(), len), "{}", tensor.name());
         assert_eq!(tensor.dtype(), Dtype::U8);
     }
     let name = format!("model.layers.{number}.mlp.weight");
@@ -101,6 +113,58 @@ fn passes_bring_every_layer_within_any_budget() {
         let most = (LAYERS + 2 * (LAYERS - stats.kept)) as u64 * LAYER_BYTES;
         assert!(stats.bytes_read <= most, "{stats:?}");
     }
+}
+
+/// Bytes of a layer on a device, where tensors begin at multiples of 256.
+pub(crate) const ON_DEVICE: u64 = 6144 + 9728;
+
+#[test]
+fn layers_on_a_device_have_memory_of_the_budget_that_is_used_again() {
+    let turn = Turn::take();
+    let dense = dense();
+    for vendor in Vendor::ALL {
+        for (layers, ahead) in [(1, 0), (2, 1), (3, 1), (7, 3)] {
+            let options = LayerOptions::default().device(vendor.device(0)).ahead(ahead).timeout(LONG);
+            let options = options.budget_bytes(layers * ON_DEVICE);
+            let before = vendor.count("device_bytes");
+            let mut stream = open_with(&dense, options, ReaderOptions::default()).unwrap();
+            for _ in 0..3 {
+                assert_eq!(
+                    stream.pass().enumerate().map(|(n, layer)| assert_is(&layer.unwrap(), n)).count(),
+                    LAYERS
+                );
+            }
+            let stats = stream.stats();
+            assert!(stats.peak_device_bytes <= layers * ON_DEVICE, "{stats:?}");
+            assert_eq!(stats.peak_device_bytes, stats.peak_bytes);
+            assert!(vendor.count("device_bytes") - before >= stats.peak_device_bytes);
+            drop(stream);
+        }
+    }
+    drop(dense);
+    turn.assert_nothing_left("streams to devices");
+}
+
+#[test]
+fn a_layer_that_a_device_fails_is_the_next_one_again() {
+    let turn = Turn::take();
+    let dense = dense();
+    for fault in ["cuMemAlloc_v2:*=2", "copy:2=700", "cuEventSynchronize:*=999"] {
+        let vendor = Vendor::Cuda;
+        let options = LayerOptions::default().device(vendor.device(0)).timeout(LONG);
+        let options = options.budget_bytes(2 * ON_DEVICE);
+        let mut stream = open_with(&dense, options.clone(), ReaderOptions::default()).unwrap();
+        STAND_IN.configure(&vendor.faults(fault));
+        let failed = stream.pass().find_map(Result::err).expect(fault);
+        assert!(matches!(failed, Error::Read { .. } | Error::Engine(_)), "{fault}: {failed}");
+        drop(stream);
+        STAND_IN.reset();
+        // A device that was lost is opened anew.
+        let mut stream = open_with(&dense, options, ReaderOptions::default()).unwrap();
+        assert_eq!(stream.pass().enumerate().map(|(n, layer)| assert_is(&layer.unwrap(), n)).count(), LAYERS);
+    }
+    drop(dense);
+    turn.assert_nothing_left("streams that failed");
 }
 
 #[test]

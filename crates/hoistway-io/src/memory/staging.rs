@@ -111,7 +111,9 @@ impl Drop for Segment {
     fn drop(&mut self) {
         // Memory that may be pinned still keeps its address, so that no other memory gets it.
         let pinned = self.parts.iter_mut().chain([&mut self.pinned]).filter_map(OnceLock::take);
-        if pinned.map(Pinned::unpin).fold(true, |all, is_unpinned| all && is_unpinned) {
+        // All of them, whatever becomes of one.
+        let still_pinned = pinned.map(Pinned::unpin).filter(|is_unpinned| !is_unpinned).count();
+        if still_pinned == 0 {
             // SAFETY: dropped once, and not used again.
             unsafe { ManuallyDrop::drop(&mut self.mapping) };
         }
