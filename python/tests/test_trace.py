@@ -91,3 +91,14 @@ def test_a_timeline_has_requests_of_kv_stores(tmp_path):
     assert [event["args"]["bytes"] for event in named(path, "kv.load")] == [65536]
     assert named(path, "kv.write")
     assert named(path, "kv.read")
+
+
+def test_copies_to_a_device_have_rows_of_the_device(model, tmp_path, stand_in):
+    path = tmp_path / "timeline.json"
+    with hoistway.trace(path):
+        tensors = hoistway.load_file(model, framework="raw", device="cuda:0", route="staged")
+    copied = named(path, "copy")
+    assert sum(copy["args"]["bytes"] for copy in copied) >= tensors.report.tensor_bytes
+    rows = {event["tid"]: event["args"]["name"] for event in named(path, "thread_name")}
+    assert {rows[copy["tid"]] for copy in copied} == {"cuda:0: copy"}
+    assert named(path, "wait for copies")
