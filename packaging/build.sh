@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds what a release consists of into dist/: wheels and the sdist, the command, the C library, the bill of materials,
-# checksums. Usage: build.sh [ARCHITECTURE]...; by default that of this machine, then aarch64 if it can be compiled for, then
+# Builds what a release consists of into dist/: wheels and the sdist, the command, the C library, Debian packages of both, the
+# bill of materials, checksums. Usage: build.sh [ARCHITECTURE]...; by default that of this machine, then aarch64 if it can be compiled for, then
 # `windows`, the wheel for Windows on x86-64, if `just windows-setup` has made what that takes.
 #
 # Zig links, against the glibc of manylinux_2_28: what is built here runs on distributions that are older than this one.
@@ -44,6 +44,11 @@ build() {
         "$work/$library/lib/pkgconfig/hoistway.pc"
     cp LICENSE docs/c-abi.md "$work/$library/"
     pack "$library"
+    if command -v dpkg-deb >/dev/null; then
+        packaging/debian.sh "$arch" "$work/$command" "$work/$library" dist
+    else
+        echo "Debian packages for $arch are left out: dpkg-deb is missing" >&2
+    fi
 }
 
 # The wheel alone. There is no network: cargo has fetched what it needs.
@@ -71,7 +76,7 @@ pack() {
         --owner=0 --group=0 --numeric-owner "$1"
 }
 
-rm -rf "$work"/{hoistway-*,libhoistway-*,documented} dist/{*.whl,*.tar.gz,*.cdx.json,SHA256SUMS}
+rm -rf "$work"/{hoistway-*,libhoistway-*,documented} dist/{*.whl,*.tar.gz,*.deb,*.cdx.json,SHA256SUMS}
 mkdir -p dist "$work"
 architectures=("$@")
 if [ $# = 0 ]; then
@@ -103,4 +108,5 @@ cd dist
 for wheel in *.whl; do
     unzip -p "$wheel" '*.dist-info/sboms/*.cyclonedx.json' >"${wheel%.whl}.cdx.json"
 done
-sha256sum -- *.whl *.tar.gz *.cdx.json >SHA256SUMS
+shopt -s nullglob
+sha256sum -- *.whl *.tar.gz *.deb *.cdx.json >SHA256SUMS
