@@ -108,5 +108,7 @@ cd dist
 for wheel in *.whl; do
     unzip -p "$wheel" '*.dist-info/sboms/*.cyclonedx.json' >"${wheel%.whl}.cdx.json"
 done
-shopt -s nullglob
-sha256sum -- *.whl *.tar.gz *.deb *.cdx.json >SHA256SUMS
+# Where there is no dpkg-deb, there are no packages for Debian.
+debian=$(compgen -G '*.deb' || true)
+# shellcheck disable=SC2086
+sha256sum -- *.whl *.tar.gz *.cdx.json $debian >SHA256SUMS

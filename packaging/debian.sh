@@ -7,8 +7,12 @@ set -euo pipefail
 machine=$1 command=$2 library=$3 output=$4
 here=$(cd "$(dirname "$0")/.." && pwd)
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$here/Cargo.toml" | head -n 1)
+# A version before a release comes before it here too.
+version=${version/-/\~}
 abi=$(sed -n 's/^#define HOISTWAY_ABI_VERSION \([0-9]*\)/\1/p' "$here/crates/hoistway-capi/include/hoistway.h")
-date=$(date --utc --rfc-email --date "@${SOURCE_DATE_EPOCH:-$(git -C "$here" log -1 --format=%ct)}")
+# Times in the packages, too.
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$here" log -1 --format=%ct)}
+date=$(date --utc --rfc-email --date "@$SOURCE_DATE_EPOCH")
 maintainer="The hoistway authors <hoistway@users.noreply.invalid>"
 case $machine in
 x86_64) arch=amd64 multiarch=x86_64-linux-gnu ;;
@@ -19,7 +23,7 @@ stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 umask 022
 
-# Writes what each package has, and packs it: NAME SECTION DEPENDS SUMMARY DESCRIPTION.
+# Writes what each package has, and packs it: NAME SECTION DEPENDS SUMMARY DESCRIPTION [RECOMMENDS].
 package() {
     local name=$1 root=$stage/$1
     local doc=$root/usr/share/doc/$name
@@ -41,7 +45,8 @@ Architecture: $arch
 Maintainer: $maintainer
 Installed-Size: $size
 Depends: $3
-Section: $2
+${6:+Recommends: $6
+}Section: $2
 Priority: optional
 Multi-Arch: $(test "$name" = hoistway && echo foreign || echo same)
 Description: $4
@@ -62,10 +67,10 @@ if [ -d "$command/man" ]; then
     install -D -m 644 "$command/completions/_hoistway" "$root/share/zsh/vendor-completions/_hoistway"
     install -D -m 644 "$command/completions/hoistway.fish" "$root/share/fish/vendor_completions.d/hoistway.fish"
 fi
-package hoistway utils 'libc6 (>= 2.28), libgcc-s1' 'load, inspect and verify model checkpoints' \
+package hoistway utils 'libc6 (>= 2.28), libgcc-s1 | libgcc1' 'load, inspect and verify model checkpoints' \
     'The command hoistway loads safetensors and GGUF checkpoints at the speed of
 the hardware, and reports the route of each byte. It also verifies and warms
-checkpoints, examines the machine, and looks after stores of KV-cache blocks.'
+checkpoints, examines the machine, and looks after stores of KV-cache blocks.' ca-certificates
 
 root=$stage/libhoistway$abi/usr/lib/$multiarch
 mkdir -p "$root"
@@ -74,14 +79,15 @@ chmod 644 "$root"/libhoistway.so.*.*
 mkdir -p "$stage/libhoistway$abi/DEBIAN"
 printf 'libhoistway %s libhoistway%s (>= %s)\n' "$abi" "$abi" "$version" >"$stage/libhoistway$abi/DEBIAN/shlibs"
 printf 'activate-noawait ldconfig\n' >"$stage/libhoistway$abi/DEBIAN/triggers"
-package "libhoistway$abi" libs 'libc6 (>= 2.28), libgcc-s1' 'C library that loads tensors from checkpoints' \
+package "libhoistway$abi" libs 'libc6 (>= 2.28), libgcc-s1 | libgcc1' 'C library that loads tensors from checkpoints' \
     'The library reads tensors of safetensors and GGUF checkpoints into memory of
-the caller, of the host or of a device, and opens stores of KV-cache blocks.'
+the caller, of the host or of a device, and opens stores of KV-cache blocks.' ca-certificates
 
 root=$stage/libhoistway-dev/usr
 mkdir -p "$root/include" "$root/lib/$multiarch/pkgconfig"
-cp "$library"/include/* "$root/include/"
+install -m 644 "$library"/include/* "$root/include/"
 cp --no-dereference "$library/lib/libhoistway.so" "$library/lib/libhoistway.a" "$root/lib/$multiarch/"
+chmod 644 "$root/lib/$multiarch/libhoistway.a"
 sed "s|^prefix=.*|prefix=/usr|; s|^libdir=.*|libdir=\${prefix}/lib/$multiarch|" "$library/lib/pkgconfig/hoistway.pc" \
     >"$root/lib/$multiarch/pkgconfig/hoistway.pc"
 package libhoistway-dev libdevel "libhoistway$abi (= $version)" 'C library that loads tensors from checkpoints (headers)' \

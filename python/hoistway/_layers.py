@@ -75,14 +75,16 @@ def stream_layers(
             ``torch.cuda.Stream.cuda_stream``, or a stream of torch's; 0 is the legacy default stream. Then a layer is
             read while work on the stream still uses earlier ones. Without it, the memory of a layer is used again
             after all work of the device. Queue all work on a layer on that stream, and drop its tensors, before you
-            ask for the next layer.
+            ask for the next layer. A handle must stay valid until the stream of layers is closed. Not for jax, which
+            computes on streams of its own.
         lenient: As in `hoistway.open`.
         offset: As in `hoistway.open`.
         store: As in `hoistway.open`.
         options: See `ReaderOptions`.
     """
-    handle, name = _handle(stream), device_name(device, framework)
+    name = device_name(device, framework)
     check_framework(framework, name)
+    handle = _handle(stream, framework, name)
     checkpoint = opened(paths, lenient, offset, store)
     layers = _layers(checkpoint, order)
     types = ((name, checkpoint.info(name)[0]) for _, names in layers for name in names)
@@ -90,7 +92,8 @@ def stream_layers(
     if name != "cpu":
         find_libraries()
     native = _native.LayerStream(checkpoint, layers, budget, ahead, timeout, name, **reader_options(options))
-    return LayerStream(native, [name for name, _ in layers], converter(framework, name), handle)
+    # A stream of torch's is kept: its handle is of use as long as it lives.
+    return LayerStream(native, [name for name, _ in layers], converter(framework, name), handle, stream)
 
 
 class Layer(Mapping[str, Any]):
@@ -146,11 +149,13 @@ class LayerStream:
         names: Sequence[str],
         convert: Converter,
         stream: int | None = None,
+        stream_owner: object = None,
     ) -> None:
         self._native: _native.LayerStream | None = native
         self._names = tuple(names)
         self._convert = convert
         self._stream = stream
+        self._stream_owner = stream_owner
         self._next = 0
         self._current: Layer | None = None
 
@@ -190,8 +195,11 @@ class LayerStream:
 
     def close(self) -> None:
         """Ends the reads, and frees the memory of layers whose tensors you do not hold."""
-        self._give_back()
-        self._native = None
+        if self._current is not None:
+            self._current._release()
+            self._current = None
+        # Memory of a device is freed after all work there.
+        self._native = self._stream_owner = None
 
     def __enter__(self) -> Self:
         return self
@@ -217,13 +225,21 @@ class LayerStream:
                 self._native.give_back(self._stream)
 
 
-def _handle(stream: Any) -> int | None:
-    """The driver's handle of a stream."""
+def _handle(stream: Any, framework: str, device: str) -> int | None:
+    """The driver's handle of a stream of the device."""
     if stream is None:
         return None
     handle = getattr(stream, "cuda_stream", stream)
-    if not hasattr(handle, "__index__") or isinstance(handle, bool):
+    is_handle = hasattr(handle, "__index__") and not isinstance(handle, bool)
+    if not is_handle or not 0 <= int(handle) < 1 << 64:
         raise ArgumentError(f"stream cannot be {shown(stream)}: pass a stream of the device, or its handle")
+    if device == "cpu":
+        raise OptionError("stream cannot be given for layers in host memory: name a device, or leave it out")
+    if framework == "jax":
+        raise OptionError("stream cannot be given for jax, which computes on streams of its own: leave it out")
+    ordinal = getattr(stream, "device_index", None)
+    if ordinal is not None and ordinal != int(device.partition(":")[2] or 0):
+        raise OptionError(f"stream cannot be one of device {ordinal}: layers go to {device}")
     return int(handle)
 
 

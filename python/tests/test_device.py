@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 import types
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import hoistway
@@ -17,6 +19,9 @@ from hoistway import _devices, errors
 from hoistway.compat.safetensors._target import check_device
 
 pytestmark = pytest.mark.usefixtures("stand_in")
+
+# Each wait for all work of a device makes one such call.
+SETTLES = "calls.cuMemFree_v2"
 
 
 def test_devices_are_named_as_everywhere(model: Path) -> None:
@@ -448,8 +453,50 @@ def test_layers_stream_to_a_device_within_the_budget(tmp_path: Path) -> None:
         assert stats["peak_device_bytes"] == stats["peak_bytes"] == 4 * size
 
 
+def test_layers_wait_for_the_stream_that_used_their_memory_and_for_no_other(
+    tmp_path: Path, stand_in: StandIn
+) -> None:
+    size = 64 << 10
+    path = write_model(tmp_path / "layers.safetensors", {f"layers.{n}.up": ("U8", [size]) for n in range(4)})
+    waits: dict[int | None, list[int]] = {}
+    for stream in (None, 0):
+        with hoistway.stream_layers(
+            path, budget=2 * size, device="cuda:0", stream=stream, framework="raw"
+        ) as layers:
+            counts = []
+            for _ in range(3):
+                counts.append(stand_in.count(SETTLES))
+                for layer in layers:
+                    assert len(layer[f"{layer.name}.up"].tobytes()) == size
+            waits[stream] = [after - before for before, after in itertools.pairwise(counts)]
+    # The first pass opens the device and its reader.
+    assert waits[0][1] == 0 < waits[None][1], waits
+
+
+def test_a_stream_of_layers_that_is_closed_frees_all_but_what_is_held(tmp_path: Path) -> None:
+    size = 64 << 10
+    path = write_model(tmp_path / "layers.safetensors", {f"layers.{n}.up": ("U8", [size]) for n in range(4)})
+    # A child of fork may leave the block, and an error in it is not hidden.
+    with (
+        pytest.raises(KeyError, match="of the block"),
+        hoistway.stream_layers(
+            path, budget=4 * size, device="cuda:0", stream=0, framework="raw"
+        ) as layers,
+    ):
+        held = layers.next_layer()["layers.0.up"]
+        raise KeyError("of the block")
+    assert held.tobytes() == hoistway.load_file(path, framework="raw")["layers.0.up"].tobytes()
+
+
 def test_streams_of_layers_refuse_what_is_no_device_or_stream(model: Path) -> None:
     with pytest.raises(errors.OptionError, match="numpy"):
         hoistway.stream_layers(model, {"all": ["a"]}, device="cuda:0", framework="numpy")
     with pytest.raises(errors.ArgumentError, match="stream cannot be"):
         hoistway.stream_layers(model, device="cuda:0", stream="default", framework="raw")
+    with pytest.raises(errors.ArgumentError, match="stream cannot be -1"):
+        hoistway.stream_layers(model, device="cuda:0", stream=-1, framework="raw")
+    with pytest.raises(errors.OptionError, match="host memory"):
+        hoistway.stream_layers(model, stream=0, framework="raw")
+    elsewhere = SimpleNamespace(cuda_stream=0, device_index=1)
+    with pytest.raises(errors.OptionError, match="one of device 1"):
+        hoistway.stream_layers(model, device="cuda:0", stream=elsewhere, framework="raw")

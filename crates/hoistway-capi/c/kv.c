@@ -433,7 +433,9 @@ static void check_far(const char *root) {
     char *words = NULL;
     CHECK(hoistway_kv_report(store, &words) == HOISTWAY_OK && strstr(words, "mount its file system"));
     hoistway_string_free(words);
-    CHECK(hoistway_kv_metrics(store, &words) == HOISTWAY_OK && strstr(words, "hoistway_kv_far_up 0\n"));
+    CHECK(hoistway_kv_metrics(store, &words) == HOISTWAY_OK);
+    const char *is_up = strstr(words, "\nhoistway_kv_far_up{");
+    CHECK(is_up && strchr(is_up, '}') && strncmp(strchr(is_up, '}'), "} 0\n", 4) == 0);
     hoistway_string_free(words);
     uint64_t removed = 0;
     CHECK(hoistway_kv_delete(blocks, keys, 1, &removed) == HOISTWAY_IO);

@@ -89,12 +89,14 @@ impl LayerStream {
             waited.into_python(py)?;
             let layer = lock(&shared.waited_for).take();
             if let Some(layer) = layer {
-                let owned = Arc::new(Owned::new(layer.clone()));
+                // Not a clone: each says for itself what has used the layer.
+                let owned = Arc::new(Owned::new(layer));
+                let layer = owned.get(py)?;
                 let tensors = layer.tensors().map(|tensor| kept(tensor, &owned));
                 let found = (layer.name().to_owned(), tensors.collect());
                 // What is not released otherwise was used by any work of the device.
                 let earlier = lock(&shared.handed_out).replace(owned);
-                py.detach(|| drop((earlier, layer)));
+                py.detach(|| drop(earlier));
                 return Ok(found);
             }
         }
@@ -110,7 +112,8 @@ impl LayerStream {
             None => Ok(()),
             Some(stream) => {
                 let layer = owned.get(py)?;
-                // SAFETY: the caller says that the stream lives. No tensor of the layer is left that could be used otherwise.
+                // SAFETY: the caller says that the stream lives, and that all work on the layer is queued on it. No tensor of the
+                // layer is left that later work could use.
                 py.detach(|| unsafe { layer.used_behind(stream) })
             }
         };

@@ -32,6 +32,8 @@ struct State {
     /// Bytes of all memory.
     bytes: u64,
     peak_bytes: u64,
+    /// Its stream is gone: what is given back is freed.
+    is_closed: bool,
 }
 
 /// The memory of one layer. Dropped once no copy to it is under way, or its fate is unknown to the device.
@@ -109,6 +111,12 @@ impl Buffers {
         }
     }
 
+    /// Frees what no layer has, and from now on what is given back.
+    pub(super) fn close(&self) {
+        lock(&self.state).is_closed = true;
+        self.free_all();
+    }
+
     /// Frees what no layer has. Returns whether there was any.
     fn free_all(&self) -> bool {
         let mut state = lock(&self.state);
@@ -172,8 +180,14 @@ impl Drop for Buffer {
             // A copy of unknown fate may still write to it.
             fences = vec![Fence::of_device(self.device())];
         }
-        if let Some(memory) = self.memory.take() {
-            lock(&self.buffers.state).free.push_back((memory, fences));
+        let Some(memory) = self.memory.take() else { return };
+        let mut state = lock(&self.buffers.state);
+        if state.is_closed {
+            state.bytes -= memory.len();
+            // To free it waits for all work of the device.
+            drop(state);
+            return drop(memory);
         }
+        state.free.push_back((memory, fences));
     }
 }

@@ -292,8 +292,14 @@ impl LayerStream {
         let wanted: Vec<usize> = absent.take(self.residency.ahead).collect();
         for layer in wanted.into_iter().skip(self.pending.len()) {
             let Some(claim) = self.room.try_claim(self.layers[layer].bytes) else { return Ok(()) };
-            let pending = self.start(layer, claim, Priority::Prefetch)?;
-            self.pending.push_back(pending);
+            match self.start(layer, claim, Priority::Prefetch) {
+                Ok(pending) => self.pending.push_back(pending),
+                // Others have the memory now. If it is lacking later too, the layer that needs it says so.
+                Err(Error::Engine(hoistway::Error::MemoryBudget { .. })) if self.buffers.is_some() => {
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -318,7 +324,7 @@ impl LayerStream {
             let range = ByteRange::at(extent.bytes.start() + tensor.place.start(), tensor.place.len());
             let range = range.filter(|range| !range.is_empty());
             let Some(range) = range else { continue };
-            // SAFETY: the buffer has room for each tensor, which no other request gets. It is given back once the batch is gone, and
+            // SAFETY: the buffer has room for each tensor, which no other request gets. It is given back once its reads have ended, and
             // what copies of unknown fate may write to is used after all work of the device alone.
             let target = unsafe { Target::device(buffers.device().id(), buffer.address() + start) };
             let request = ReadRequest::new(file(extent.file)?, range, target).after(fences.iter().cloned());
@@ -326,6 +332,17 @@ impl LayerStream {
         }
         let batch = self.reader.submit(requests, priority)?;
         Ok(PendingLayer { layer, batch, buffer: Some(buffer), claim })
+    }
+}
+
+impl Drop for LayerStream {
+    fn drop(&mut self) {
+        // What callers do not hold goes now, whatever they hold.
+        self.pending.clear();
+        self.kept.clear();
+        if let Some(buffers) = &self.buffers {
+            buffers.close();
+        }
     }
 }
 

@@ -96,6 +96,11 @@ impl Drop for Work {
     }
 }
 
+/// Calls that have queued copies to a device.
+fn copies() -> u64 {
+    ["calls.cuMemcpyHtoDAsync_v2", "calls.cuMemcpyBatchAsync"].map(|call| STAND_IN.count(call)).iter().sum()
+}
+
 fn open(gate: &Gate) {
     *gate.0.lock().unwrap() = true;
     gate.1.notify_all();
@@ -132,8 +137,6 @@ fn reads_to_a_place_of_the_callers_come_after_the_stream_that_its_lease_was_rele
     work.copy(earlier.address(), memory.address(), first.len());
     // SAFETY: the stream lives.
     unsafe { lease.release_behind(work.stream.expose_provenance()) }.unwrap();
-    let calls = ["calls.cuMemcpyHtoDAsync_v2", "calls.cuMemcpyBatchAsync"];
-    let copies = || calls.map(|call| STAND_IN.count(call)).iter().sum::<u64>();
     let before = copies();
     let ticket = store.ensure_async(0, &[1]).unwrap();
     // The other parts are queued once this one is copied.
@@ -157,13 +160,14 @@ fn reads_of_later_layers_come_after_the_stream_that_a_layer_was_used_on_and_afte
     let dense = layers::dense();
     let device = Device::open(DeviceId::Cuda(0)).unwrap();
     let earlier = DeviceMemory::new(&device, layers::ON_DEVICE).unwrap();
-    let options = LayerOptions::default().device(DeviceId::Cuda(0)).timeout(LONG).ahead(1);
-    let options = options.budget_bytes(2 * layers::ON_DEVICE);
+    // The next layer gets the memory of this one.
+    let options = LayerOptions::default().device(DeviceId::Cuda(0)).timeout(LONG).ahead(0);
+    let options = options.budget_bytes(layers::ON_DEVICE);
     let mut stream = layers::open_with(&dense, options, ReaderOptions::default()).unwrap();
     let [work, other] = [Work::new(), Work::new()];
 
     let layer = stream.next_layer().unwrap();
-    // Until the others are read, this stream is held up: no read waits for it.
+    // Until the next layer is read, this stream is held up: no read waits for it.
     let others = other.gate();
     let gate = work.gate();
     let tensor = layer.tensors().next().unwrap();
@@ -173,20 +177,19 @@ fn reads_of_later_layers_come_after_the_stream_that_a_layer_was_used_on_and_afte
     // SAFETY: the stream lives, and nothing else uses the layer.
     unsafe { layer.used_behind(work.stream.expose_provenance()) }.unwrap();
     drop(layer);
-    // Its memory is that of the layer after the next.
-    let second = stream.next_layer().unwrap();
-    // SAFETY: as above.
-    unsafe { second.used_behind(work.stream.expose_provenance()) }.unwrap();
-    drop(second);
+    let before = copies();
+    let (sender, answers) = mpsc::channel();
     let asking = thread::spawn(move || {
-        let third = stream.next_layer().unwrap();
-        (stream, third)
+        sender.send(stream.next_layer().unwrap()).unwrap();
+        stream
     });
+    // They are queued, and would be over soon if they waited for nothing.
+    until("copies of the next layer", || copies() > before);
     open(&gate);
-    let (stream, third) = asking.join().unwrap();
+    let next = answers.recv_timeout(LONG);
     open(&others);
-    layers::assert_is(&third, 2);
-    drop(third);
+    layers::assert_is(&next.unwrap(), 1);
+    let stream = asking.join().unwrap();
     device.settle().unwrap();
     CopyStream::new(&device).unwrap().read_back(earlier.address(), &mut copied).unwrap();
     assert!(copied == expected, "it saw a later layer");

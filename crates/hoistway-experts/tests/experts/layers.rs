@@ -146,6 +146,51 @@ fn layers_on_a_device_have_memory_of_the_budget_that_is_used_again() {
 }
 
 #[test]
+fn a_stream_that_is_gone_leaves_the_memory_of_layers_that_are_held_and_no_other() {
+    let turn = Turn::take();
+    let dense = dense();
+    for vendor in Vendor::ALL {
+        let options = LayerOptions::default().device(vendor.device(0)).timeout(LONG);
+        let mut stream =
+            open_with(&dense, options.budget_bytes(4 * ON_DEVICE), ReaderOptions::default()).unwrap();
+        let held = stream.next_layer().unwrap();
+        assert!(stream.pass().all(|layer| layer.is_ok()));
+        assert!(stream.stats().peak_device_bytes > 2 * ON_DEVICE);
+        drop(stream);
+        let before = vendor.count("device_bytes");
+        assert_is(&held, 0);
+        drop(held);
+        assert_eq!(before - vendor.count("device_bytes"), ON_DEVICE);
+    }
+    drop(dense);
+    turn.assert_nothing_left("layers that outlive their stream");
+}
+
+/// Reading ahead is given up then: a layer that was read is handed out.
+#[test]
+fn a_layer_is_handed_out_though_the_next_one_gets_no_memory() {
+    let turn = Turn::take();
+    let dense = dense();
+    for vendor in Vendor::ALL {
+        let options = LayerOptions::default().device(vendor.device(0)).timeout(LONG);
+        let options = options.budget_bytes(2 * ON_DEVICE);
+        let mut stream = open_with(&dense, options, ReaderOptions::default()).unwrap();
+        let before = vendor.count("device_bytes");
+        // That of the second layer, which is tried twice.
+        STAND_IN.configure(&vendor.faults("cuMemAlloc_v2:2=2,cuMemAlloc_v2:3=2"));
+        assert_is(&stream.next_layer().unwrap(), 0);
+        assert_eq!(vendor.count("device_bytes") - before, ON_DEVICE);
+        for number in 1..LAYERS {
+            assert_is(&stream.next_layer().unwrap(), number);
+        }
+        STAND_IN.reset();
+        assert_eq!(stream.stats().bytes_read, LAYERS as u64 * (6100 + 9700));
+    }
+    drop(dense);
+    turn.assert_nothing_left("layers without memory ahead");
+}
+
+#[test]
 fn a_layer_that_a_device_fails_is_the_next_one_again() {
     let turn = Turn::take();
     let dense = dense();
