@@ -6,6 +6,7 @@ use std::{
     env::consts::{DLL_PREFIX, DLL_SUFFIX},
     fs,
     io::{BufRead, BufReader, Read},
+    net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
@@ -837,6 +838,55 @@ fn objects_are_inspected_loaded_and_verified_and_nothing_shows_a_secret() {
     );
 }
 
+/// A port that nothing listens on, and that no other program gets.
+struct ClosedPort(TcpStream);
+
+impl ClosedPort {
+    fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self(TcpStream::connect(listener.local_addr().unwrap()).unwrap())
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}", self.0.local_addr().unwrap())
+    }
+}
+
+#[test]
+fn doctor_asks_no_server_for_a_model_that_the_cache_of_the_hub_has() {
+    let model = Model::new();
+    let cache = model.path.with_file_name("hub");
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    let snapshot = cache.join("models--org--model/snapshots").join(commit);
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::create_dir_all(cache.join("models--org--model/refs")).unwrap();
+    fs::write(cache.join("models--org--model/refs/main"), commit).unwrap();
+    fs::copy(&model.path, snapshot.join("model.safetensors")).unwrap();
+    let closed = ClosedPort::new();
+    let doctor = |offline: &str, url: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_hoistway"))
+            .env("HF_HUB_CACHE", &cache)
+            .env("HF_ENDPOINT", closed.url())
+            .env("HF_HUB_OFFLINE", offline)
+            .args(["doctor", url])
+            .output()
+            .unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let pinned = format!("hf://org/model@{commit}/model.safetensors");
+    for (offline, url) in [("1", "hf://org/model"), ("1", &pinned), ("0", &pinned)] {
+        let (code, text) = doctor(offline, url);
+        assert!(code == Some(0) && text.contains("is on this machine"), "{offline} {url}: {text}");
+        assert!(!text.contains("server"), "{offline} {url}: {text}");
+    }
+    let (code, text) = doctor("1", "hf://org/other");
+    assert!(code == Some(1) && text.contains("unset HF_HUB_OFFLINE"), "{text}");
+    assert!(!text.contains("127.0.0.1"), "{text}");
+    // What has to be asked for is.
+    let (code, text) = doctor("0", "hf://org/model");
+    assert!(code == Some(1) && text.contains("127.0.0.1"), "{text}");
+}
+
 #[test]
 fn doctor_examines_the_way_to_a_store_its_clock_and_its_caller() {
     let (model, server) = (Model::new(), objectd::Server::start().unwrap());
@@ -863,21 +913,42 @@ fn doctor_examines_the_way_to_a_store_its_clock_and_its_caller() {
     let (found, _) = check(&[], "clock");
     assert_eq!(found["finding"], "the server does not say its time");
     server.say_date("Sun, 06 Nov 1994 08:49:37 GMT");
+    // A store that accepts signatures all the same is one that loads.
+    let (found, code) = check(&[], "clock");
+    assert_eq!((code, &found["status"]), (Some(0), &Value::from("ok")), "{found}");
+    let finding = found["finding"].as_str().unwrap();
+    assert!(
+        finding.contains("s ahead of the server's") && finding.contains("accepted a signature"),
+        "{found}"
+    );
+    assert!(found["fix"].as_str().unwrap().contains("clock"), "{found}");
+    server.fail(objectd::Faults::always(objectd::Fault::Status(403)));
     let (found, code) = check(&[], "clock");
     assert_eq!((code, &found["status"]), (Some(1), &Value::from("broken")), "{found}");
-    assert!(found["finding"].as_str().unwrap().contains("s ahead of the server's"), "{found}");
+    assert!(found["finding"].as_str().unwrap().contains("stores refuse signatures"), "{found}");
     assert!(found["fix"].as_str().unwrap().contains("clock"), "{found}");
+    server.fail(objectd::Faults::default());
     // Requests without a signature do not depend on it.
     let (found, code) = check(&["--store", "anonymous=true"], "clock");
     assert_eq!((code, &found["status"]), (Some(0), &Value::from("ok")), "{found}");
-    // Nothing listens there.
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let endpoint = format!("endpoint=http://{closed}");
+    let closed = ClosedPort::new();
+    let endpoint = format!("endpoint={}", closed.url());
     let (found, code) = check(&["--store", &endpoint], "server");
     assert_eq!((code, &found["status"]), (Some(1), &Value::from("broken")), "{found}");
     assert!(found["fix"].as_str().unwrap().contains("endpoint"), "{found}");
     let output = with_store(&server, &["doctor", "--store", "token=canary", url]);
     assert_eq!(output.status.code(), Some(2));
+}
+
+/// Removes what this machine says of callers of AWS.
+#[cfg(unix)]
+fn without_callers(command: &mut Command) -> &mut Command {
+    let names = std::env::vars_os().map(|(name, _)| name);
+    let of_aws = names.filter(|name| name.to_str().is_some_and(|name| name.starts_with("AWS_")));
+    of_aws.for_each(|name| {
+        command.env_remove(name);
+    });
+    command
 }
 
 #[cfg(unix)]
@@ -893,7 +964,8 @@ fn a_program_gives_credentials_once_for_all_regions() {
     fs::write(&program, format!("#!/bin/sh\necho ran >> '{}'\necho '{key}'\n", ran.display())).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     fs::write(&config, format!("[default]\ncredential_process = '{}'\n", program.display())).unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_hoistway"))
+    let output = without_callers(&mut Command::new(env!("CARGO_BIN_EXE_hoistway")))
+        .env("HOME", place("home"))
         .envs([("AWS_ENDPOINT_URL", server.url()), ("AWS_CONFIG_FILE", config.display().to_string())])
         .args(["load", "--report", "s3://models/llama/"])
         .output()

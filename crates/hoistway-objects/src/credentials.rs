@@ -4,9 +4,9 @@ use crate::{
     Problem, StoreOptions,
     aws_files::{Profile, Role, words},
     http::{Origin, TICK},
-    location::{Kind, aws_domain, region},
+    location::{Kind, aws_partition, region},
     per_process::PerProcess,
-    services::{Asked, Files, Services, block_on},
+    services::{Asked, Files, PROGRAM_PATIENCE, Services, block_on},
 };
 use http::{HeaderValue, Request, header::AUTHORIZATION, request::Parts};
 use reqsign_aws_v4 as aws;
@@ -18,16 +18,20 @@ use reqsign_google as google;
 use serde::Deserialize;
 use std::{
     collections::HashMap,
+    future::poll_fn,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    task::Poll,
     time::{Duration, Instant},
 };
 
 /// How long services are not asked again after no credentials were found: the requests of a load that wait for them would
 /// each ask anew, one after the other.
 const FAILED_FOR: Duration = Duration::from_secs(5);
+/// How long the answer to a renewal is waited for: longer than programs and services may take.
+const RENEWAL_PATIENCE: Duration = PROGRAM_PATIENCE.saturating_mul(3);
 /// Callers that are kept.
 const MAX_CALLERS: usize = 64;
 const DEFAULT_PROFILE: &str = "default";
@@ -43,25 +47,49 @@ pub(crate) struct Identity {
     /// What to say where there are no credentials.
     missing: String,
     services: Services,
-    turns: Mutex<Turns>,
-    next_turn: Condvar,
+    turns: Arc<Turns>,
 }
 
-/// Requests are signed one after the other: one of them asks a service, and the others find what it got.
+/// Requests of a caller are signed one after the other: one of them asks a service, and the others find what it got.
 #[derive(Debug, Default)]
 struct Turns {
+    state: Mutex<TurnState>,
+    next: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct TurnState {
     is_taken: bool,
     /// When no credentials were found.
     failed: Option<Instant>,
 }
 
 /// One request's turn, until it is dropped.
-struct Turn<'a>(&'a Identity);
+struct Turn<'a>(&'a Turns);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.0.lock().is_taken = false;
-        self.0.next_turn.notify_one();
+        self.0.next.notify_one();
+    }
+}
+
+impl Turns {
+    /// Waits for the turn of a request.
+    fn take(&self, stop: &AtomicBool) -> Result<Turn<'_>, Problem> {
+        let mut state = self.lock();
+        while state.is_taken {
+            if stop.load(Ordering::Relaxed) {
+                return Err(Problem::Stopped);
+            }
+            state = self.next.wait_timeout(state, TICK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.is_taken = true;
+        Ok(Turn(self))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, TurnState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -127,11 +155,11 @@ impl Identity {
                 (Scheme::Token(value), String::new())
             }
         };
-        Ok(Some(Self::of(scheme, missing, services)))
+        Ok(Some(Self::of(scheme, missing, services, Arc::default())))
     }
 
-    fn of(scheme: Scheme, missing: String, services: Services) -> Self {
-        Self { scheme, missing, services, turns: Mutex::default(), next_turn: Condvar::new() }
+    fn of(scheme: Scheme, missing: String, services: Services, turns: Arc<Turns>) -> Self {
+        Self { scheme, missing, services, turns }
     }
 
     /// Signs a request. May ask a service for credentials, and waits for it. Ends soon after `stop` is set.
@@ -168,32 +196,15 @@ impl Identity {
                 None => self.missing.clone(),
             })
         };
-        let _turn = self.turn(stop)?;
-        if self.lock().failed.is_some_and(|since| since.elapsed() < FAILED_FOR) {
+        let _turn = self.turns.take(stop)?;
+        if self.turns.lock().failed.is_some_and(|since| since.elapsed() < FAILED_FOR) {
             return Err(missing());
         }
         self.services.forget();
         let signed = block_on(signer.sign(request, None), stop).ok_or(Problem::Stopped)?;
-        self.lock().failed = signed.is_err().then(Instant::now);
+        self.turns.lock().failed = signed.is_err().then(Instant::now);
         // The error's text may hold answers of services.
         signed.map_err(|_| missing())
-    }
-
-    /// Waits for the turn of a request.
-    fn turn(&self, stop: &AtomicBool) -> Result<Turn<'_>, Problem> {
-        let mut turns = self.lock();
-        while turns.is_taken {
-            if stop.load(Ordering::Relaxed) {
-                return Err(Problem::Stopped);
-            }
-            turns = self.next_turn.wait_timeout(turns, TICK).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        turns.is_taken = true;
-        Ok(Turn(self))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Turns> {
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -202,32 +213,28 @@ fn of_machine(services: &Services) -> Context {
     Context::new().with_env(OsEnv).with_file_read(Files).with_http_send(services.clone())
 }
 
-/// Who asks S3, in all regions: what gives the credentials is asked once for all of them.
+/// Credentials of S3, shared by all regions of a partition: what gives them is asked once for all.
 #[derive(Debug)]
 struct S3Caller {
     provider: Arc<Kept<Chain<aws::Credential>>>,
     missing: String,
     services: Services,
+    turns: Arc<Turns>,
 }
 
 impl S3Caller {
     fn new(context: &Context, services: Services, options: &StoreOptions) -> Result<Self, Problem> {
         let (chain, missing) = s3(context, &services, options)?;
-        Ok(Self { provider: Arc::new(Kept::new(chain, &services)), missing, services })
+        let provider = Arc::new(Kept::new(chain));
+        Ok(Self { provider, missing, services, turns: Arc::default() })
     }
 
-    /// The one of this process.
+    /// Returns the caller of this process for the options, and makes it if there is none.
     fn shared(options: &StoreOptions) -> Result<Arc<Self>, Problem> {
         static CALLERS: PerProcess<Mutex<HashMap<StoreOptions, Arc<S3Caller>>>> = PerProcess::new();
-        // Credentials are valid in all regions that have the same domain.
-        let key = StoreOptions {
-            region: Some(aws_domain(region(options)).to_owned()),
-            path_style: None,
-            unpinned: false,
-            allow_http: false,
-            requester_pays: false,
-            ..options.clone()
-        };
+        let services = Services::default();
+        let context = of_machine(&services);
+        let key = Self::key(&context, &services, options);
         let mut callers = CALLERS.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(caller) = callers.get(&key) {
             return Ok(caller.clone());
@@ -235,17 +242,33 @@ impl S3Caller {
         if callers.len() >= MAX_CALLERS {
             callers.clear();
         }
-        let services = Services::default();
-        let caller = Arc::new(Self::new(&of_machine(&services), services, options)?);
+        let caller = Arc::new(Self::new(&context, services, options)?);
         callers.insert(key, caller.clone());
         Ok(caller)
+    }
+
+    /// What callers have in common that are one: all that says who asks.
+    fn key(context: &Context, services: &Services, options: &StoreOptions) -> StoreOptions {
+        let profiles = AwsProfiles { context, services, options };
+        let name = options.profile.as_deref().unwrap_or(DEFAULT_PROFILE);
+        // A role is taken on at the service of the region, which may be a wrong one at first.
+        let has_role = options.access_key.is_none() && profiles.find(name).role.is_some();
+        let region = region(options);
+        StoreOptions {
+            region: Some(if has_role { region } else { aws_partition(region) }.to_owned()),
+            path_style: None,
+            unpinned: false,
+            allow_http: false,
+            requester_pays: false,
+            ..options.clone()
+        }
     }
 
     /// Signs requests for a region.
     fn identity(&self, context: Context, options: &StoreOptions) -> Identity {
         let signer = aws::RequestSigner::new("s3", region(options));
         let signer = Signer::new(context, self.provider.clone(), signer);
-        Identity::of(Scheme::S3(signer), self.missing.clone(), self.services.clone())
+        Identity::of(Scheme::S3(signer), self.missing.clone(), self.services.clone(), self.turns.clone())
     }
 }
 
@@ -461,7 +484,7 @@ fn google(context: Context, services: &Services, options: &StoreOptions) -> (Sch
         }
     };
     let signer = google::RequestSigner::new("storage").with_scope(GOOGLE_SCOPE);
-    (Scheme::Google(Signer::new(context, Kept::new(Tokens(chain), services), signer)), missing)
+    (Scheme::Google(Signer::new(context, Kept::new(Tokens(chain)), signer)), missing)
 }
 
 /// Exchanges the key of a service account for a token that many requests have. The signer itself would ask for one for each
@@ -541,7 +564,6 @@ impl<C: std::fmt::Debug + Send + Sync + Unpin + 'static> ProvideCredential for C
 #[derive(Debug)]
 struct Kept<P: ProvideCredential> {
     provider: Arc<P>,
-    services: Services,
     known: Mutex<Known<P::Credential>>,
 }
 
@@ -550,32 +572,56 @@ struct Known<C> {
     last: Option<C>,
     /// When no new ones came.
     failed: Option<Instant>,
-    /// The question for new ones.
-    renewal: Option<Asked<Option<C>>>,
+    renewal: Option<Renewal<C>>,
+}
+
+impl<C: SigningCredential> Known<C> {
+    /// Keeps what a renewal brought, unless it has expired. If it expires soon, the next renewal waits a while, as after a
+    /// failure.
+    fn renewed(&mut self, found: Option<C>) {
+        let found = found.filter(|own| own.is_valid_at(Timestamp::now()));
+        self.failed = (!found.as_ref().is_some_and(SigningCredential::is_valid)).then(Instant::now);
+        if found.is_some() {
+            self.last = found;
+        }
+    }
+}
+
+/// A question for new credentials.
+#[derive(Debug)]
+struct Renewal<C> {
+    asked: Asked<Option<C>>,
+    begun: Instant,
+}
+
+impl<C> Renewal<C> {
+    /// The answer, if it is there: nothing also once it was waited for too long.
+    fn answer(&self) -> Option<Option<C>> {
+        match self.asked.answer() {
+            Some(answer) => Some(answer.ok().flatten()),
+            None => (self.begun.elapsed() >= RENEWAL_PATIENCE).then_some(None),
+        }
+    }
 }
 
 impl<P: ProvideCredential<Credential: SigningCredential>> Kept<P> {
-    fn new(provider: P, services: &Services) -> Self {
+    fn new(provider: P) -> Self {
         let known = Known { last: None, failed: None, renewal: None };
-        Self { provider: Arc::new(provider), services: services.clone(), known: Mutex::new(known) }
+        Self { provider: Arc::new(provider), known: Mutex::new(known) }
     }
 
-    /// What is valid now. If it expires soon, new ones are asked for meanwhile.
+    /// Returns the credentials that are valid now, and starts a renewal if they expire soon.
     fn valid(&self, context: &Context) -> Option<P::Credential> {
         let mut known = self.lock();
-        if let Some(answer) = known.renewal.as_ref().and_then(Asked::answer) {
+        if let Some(found) = known.renewal.as_ref().and_then(Renewal::answer) {
             known.renewal = None;
-            match answer {
-                Ok(Some(credential)) => known.last = Some(credential),
-                _ => known.failed = Some(Instant::now()),
-            }
+            known.renewed(found);
         }
         let last = known.last.clone().filter(|last| last.is_valid_at(Timestamp::now()))?;
         let has_failed = known.failed.is_some_and(|failed| failed.elapsed() < FAILED_FOR);
         if !last.is_valid() && !has_failed && known.renewal.is_none() {
-            self.services.set_early(true);
             match self.renewal(context) {
-                Ok(renewal) => known.renewal = Some(renewal),
+                Ok(asked) => known.renewal = Some(Renewal { asked, begun: Instant::now() }),
                 Err(_) => known.failed = Some(Instant::now()),
             }
         }
@@ -604,19 +650,16 @@ impl<P: ProvideCredential<Credential: SigningCredential>> ProvideCredential for 
         if let Some(credential) = self.valid(context) {
             return Ok(Some(credential));
         }
-        // They expired before the new ones came.
+        // They expired before the new ones came. What fails to renew them is not asked again at once.
         let renewal = self.lock().renewal.take();
-        let renewed = match renewal {
-            Some(renewal) => renewal.await.ok().flatten(),
-            None => None,
-        };
-        let found = match renewed {
-            Some(credential) => Some(credential),
-            None => {
-                self.services.set_early(false);
-                self.provider.provide_credential(context).await?
-            }
-        };
+        if let Some(renewal) = renewal {
+            // It is polled each tick.
+            let found = poll_fn(|_| renewal.answer().map_or(Poll::Pending, Poll::Ready)).await;
+            let mut known = self.lock();
+            known.renewed(found);
+            return Ok(known.last.clone().filter(|last| last.is_valid_at(Timestamp::now())));
+        }
+        let found = self.provider.provide_credential(context).await?;
         if let Some(credential) = &found {
             let mut known = self.lock();
             (known.last, known.failed) = (Some(credential.clone()), None);
@@ -655,10 +698,7 @@ fn azure(context: Context, services: &Services, options: &StoreOptions) -> Resul
     let missing = "no valid credentials for Azure were found: set AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, or \
                    AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET, or the store option anonymous=true for a \
                    public container";
-    Ok((
-        Scheme::Azure(Signer::new(context, Kept::new(chain, services), azure::RequestSigner::new())),
-        missing.into(),
-    ))
+    Ok((Scheme::Azure(Signer::new(context, Kept::new(chain), azure::RequestSigner::new())), missing.into()))
 }
 
 #[cfg(test)]
@@ -904,12 +944,112 @@ mod tests {
         assert!(asked.load(Ordering::Relaxed) as u64 <= most, "it is not asked by each request");
         // New ones are used once they are there.
         let (identity, _) = role_service(&[(200, 100), (200, 3600)]);
-        while !sign_once(&identity).unwrap().contains("Credential=key-1/") {
+        while sign_once(&identity).unwrap().contains("Credential=key-0/") {
             thread::sleep(Duration::from_millis(1));
         }
         // What may pass is tried again at once.
         let (identity, _) = role_service(&[(503, 0), (429, 0), (200, 3600)]);
         assert!(sign_once(&identity).unwrap().contains("Credential=key-2/"));
+    }
+
+    #[test]
+    fn credentials_that_expire_soon_are_not_renewed_back_to_back() {
+        let (identity, asked) = role_service(&[(200, 100)]);
+        let begun = Instant::now();
+        while asked.load(Ordering::Relaxed) < 2 {
+            sign_once(&identity).unwrap();
+        }
+        for _ in 0..50 {
+            sign_once(&identity).unwrap();
+            thread::sleep(Duration::from_millis(2));
+        }
+        let most = 2 + begun.elapsed().as_secs() / FAILED_FOR.as_secs();
+        assert!(asked.load(Ordering::Relaxed) as u64 <= most);
+    }
+
+    #[test]
+    fn credentials_that_have_expired_replace_no_valid_ones() {
+        let expires = |id: &str, seconds: i64| {
+            let by = Duration::from_secs(seconds.unsigned_abs());
+            let now = Timestamp::now();
+            aws::Credential {
+                access_key_id: id.into(),
+                secret_access_key: "s".into(),
+                session_token: None,
+                expires_in: Some(if seconds < 0 { now - by } else { now + by }),
+            }
+        };
+        let mut known = Known { last: Some(expires("first", 90)), failed: None, renewal: None };
+        for (found, kept, has_failed) in [
+            (Some(expires("expired", -1)), "first", true),
+            (None, "first", true),
+            (Some(expires("soon", 100)), "soon", true),
+            (Some(expires("good", 3600)), "good", false),
+        ] {
+            known.renewed(found);
+            assert_eq!(known.last.as_ref().map(|own| &*own.access_key_id), Some(kept));
+            assert_eq!(known.failed.is_some(), has_failed, "{kept}");
+        }
+    }
+
+    #[test]
+    fn a_renewal_that_never_answers_is_given_up() {
+        let (_release, hang) = std::sync::mpsc::channel::<()>();
+        let asked = Asked::of(move |_| {
+            let _ = hang.recv();
+            Ok(Some("new"))
+        });
+        let asked = asked.unwrap();
+        let Some(begun) = Instant::now().checked_sub(RENEWAL_PATIENCE) else { return };
+        assert_eq!(Renewal { asked, begun }.answer(), Some(None));
+    }
+
+    #[test]
+    fn callers_are_shared_within_a_partition_and_roles_within_a_region() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = "[profile reader]\nrole_arn = arn:aws:iam::1:role/r\nsource_profile = keys\n";
+        let files = aws_files(directory.path(), config, "");
+        let envs = files.iter().map(|(name, path)| ((*name).to_owned(), path.clone())).collect();
+        let context = Context::new().with_env(StaticEnv { home_dir: None, envs });
+        let key = |region: &str, profile: &str| {
+            let options = elsewhere(|own| {
+                (own.region, own.profile) = (Some(region.into()), Some(profile.into()));
+            });
+            S3Caller::key(&context, &Services::default(), &options)
+        };
+        assert_eq!(key("us-east-1", "keys"), key("eu-west-1", "keys"));
+        for region in ["us-gov-west-1", "cn-north-1", "us-iso-east-1"] {
+            assert_ne!(key("us-east-1", "keys"), key(region, "keys"));
+        }
+        assert_eq!(key("us-gov-east-1", "keys"), key("us-gov-west-1", "keys"));
+        assert_ne!(key("us-east-1", "reader"), key("eu-west-1", "reader"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn two_regions_that_ask_at_the_same_time_run_a_program_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let key = r#"sleep 1; echo '{"Version": 1, "AccessKeyId": "printed", "SecretAccessKey": "s"}'"#;
+        let refusal = "sleep 1; exit 3";
+        for (prints, is_given) in [(key, true), (refusal, false)] {
+            let _ = std::fs::remove_file(directory.path().join("ran"));
+            let files = program(directory.path(), prints);
+            let envs = files.iter().map(|(name, path)| ((*name).to_owned(), path.clone())).collect();
+            let context = Context::new().with_env(StaticEnv { home_dir: None, envs });
+            let options = |region: &str| elsewhere(|own| own.region = Some(region.into()));
+            let caller = S3Caller::new(&context, Services::default(), &options("us-east-1")).unwrap();
+            let identities =
+                ["us-east-1", "eu-west-1"].map(|region| caller.identity(context.clone(), &options(region)));
+            thread::scope(|scope| {
+                let signing: Vec<_> =
+                    identities.iter().map(|identity| scope.spawn(|| sign_once(identity))).collect();
+                for own in signing {
+                    assert_eq!(own.join().unwrap().is_ok(), is_given);
+                }
+            });
+            let ran = std::fs::read_to_string(directory.path().join("ran")).unwrap();
+            assert_eq!(ran, "--once\n", "{prints}");
+        }
     }
 
     /// Has credentials the first so many times, and then fails.

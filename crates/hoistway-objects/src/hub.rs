@@ -311,7 +311,7 @@ fn set(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Option<String>
     variable(name).filter(|text| !text.is_empty())
 }
 
-fn is_offline(variable: impl Fn(&str) -> Option<String>) -> bool {
+pub(crate) fn is_offline(variable: impl Fn(&str) -> Option<String>) -> bool {
     let offline = set(&variable, "HF_HUB_OFFLINE").or_else(|| set(&variable, "TRANSFORMERS_OFFLINE"));
     is_true(offline)
 }

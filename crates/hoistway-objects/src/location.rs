@@ -10,10 +10,11 @@ const QUERY: &AsciiSet = &PATH.add(b'/');
 /// Where Azure's accounts are. Tokens are sent to no other host that a URL names.
 const AZURE_SUFFIXES: &[&str] = &["core.windows.net", "core.usgovcloudapi.net", "core.chinacloudapi.cn"];
 
-/// Domains of AWS's services, by the beginning of the names of regions.
+/// Domains of AWS's services by the partition, which the beginning of the names of its regions tells.
 const AWS_DOMAINS: &[(&str, &str)] = &[
     ("cn-", "amazonaws.com.cn"),
     ("eusc-", "amazonaws.eu"),
+    ("us-gov-", "amazonaws.com"),
     ("us-iso-", "c2s.ic.gov"),
     ("us-isob-", "sc2s.sgov.gov"),
     ("us-isof-", "csp.hci.ic.gov"),
@@ -298,6 +299,11 @@ impl Bucket {
 pub(crate) fn aws_domain(region: &str) -> &'static str {
     let found = AWS_DOMAINS.iter().find(|(begin, _)| region.starts_with(begin));
     found.map_or("amazonaws.com", |(_, domain)| domain)
+}
+
+/// The beginning of the names of all regions of a region's partition: credentials are valid in all of them, and in no others.
+pub(crate) fn aws_partition(region: &str) -> &'static str {
+    AWS_DOMAINS.iter().find(|(begin, _)| region.starts_with(begin)).map_or("", |(begin, _)| begin)
 }
 
 /// Whether a host is one of AWS's services.

@@ -4,6 +4,7 @@ use crate::{
     Problem, Result, StoreOptions,
     client::Client,
     http::{addresses, proxy_of},
+    hub,
     location::{Kind, Location, Target},
     object::variable,
     pace::{Again, Fault},
@@ -40,6 +41,7 @@ pub struct StoreProbe {
     client: Arc<Client>,
     target: Target,
     is_dated: bool,
+    is_offline: bool,
 }
 
 /// How a server was reached.
@@ -68,9 +70,17 @@ impl StoreProbe {
         let resolved = options.resolved(kind, variable).map_err(failed)?;
         let location = Location::parse(url, &resolved).map_err(failed)?;
         let is_dated = !resolved.anonymous
-            && (kind == Kind::S3 || kind == Kind::Azure && resolved.account_key.is_some());
+            && match kind {
+                Kind::S3 => true,
+                Kind::Azure => resolved.account_key.is_some(),
+                // Tokens are exchanged for a signature of a service account's.
+                Kind::Google => resolved.credentials_file.is_some(),
+                Kind::Web | Kind::Hub => false,
+            };
         let client = Client::of(&location, &resolved);
-        Ok(Self { url: url.to_owned(), options: options.clone(), client, target: location.target, is_dated })
+        let is_offline = kind == Kind::Hub && hub::is_offline(variable);
+        let options = options.clone();
+        Ok(Self { url: url.to_owned(), options, client, target: location.target, is_dated, is_offline })
     }
 
     /// Returns the server, such as `https://storage.example:9000`.
@@ -81,6 +91,11 @@ impl StoreProbe {
     /// Returns whether signatures have the time of this machine's clock, so that servers refuse those of a wrong one.
     pub fn is_dated(&self) -> bool {
         self.is_dated
+    }
+
+    /// Returns whether the server may not be asked: the hub, while `HF_HUB_OFFLINE` is set.
+    pub fn is_offline(&self) -> bool {
+        self.is_offline
     }
 
     /// Asks the server without credentials. Any answer will do. Ends soon after `stop` is set.

@@ -28,10 +28,10 @@ use std::{
 
 /// Longest answer of a service.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
-/// How long the service of the machine itself is waited for, which is there or not, and one that is asked early.
+/// How long the service of the machine itself is waited for, which is there or not.
 const SHORT_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a program may take that prints credentials: it may ask a service, or a person.
-const PROGRAM_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a program may take that prints credentials: it may ask a service, or a person in a browser.
+pub(crate) const PROGRAM_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a connection to another service may take.
 const CONNECT: Duration = Duration::from_secs(5);
 const METADATA_HOSTS: &[&str] = &["169.254.169.254", "metadata.google.internal"];
@@ -76,8 +76,6 @@ impl FileRead for Files {
 pub(crate) struct Services {
     /// What a service said last, if it gave no credentials.
     refusal: Arc<Mutex<Option<String>>>,
-    /// Whether what the caller has is still valid: then a service is asked once, and soon.
-    is_early: Arc<AtomicBool>,
     /// What gave the credentials, without anything of them.
     giver: Arc<Mutex<Option<String>>>,
 }
@@ -86,11 +84,6 @@ impl Services {
     /// What a service said last in place of credentials. It holds nothing of the answer but its status.
     pub(crate) fn refusal(&self) -> Option<String> {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Says whether what the caller has is still valid.
-    pub(crate) fn set_early(&self, is_early: bool) {
-        self.is_early.store(is_early, Ordering::Relaxed);
     }
 
     /// What gave the credentials last.
@@ -129,8 +122,7 @@ impl Services {
 impl HttpSend for Services {
     async fn http_send(&self, request: Request<Bytes>) -> Result<Response<Bytes>> {
         let origin = origin_of(&request);
-        let is_early = self.is_early.load(Ordering::Relaxed);
-        match Asked::of(move |stop| ask(request, is_early, stop))?.await {
+        match Asked::of(move |stop| ask(request, stop))?.await {
             Ok(response) => {
                 let status = response.status();
                 self.note(
@@ -184,9 +176,9 @@ impl<T: Send + 'static> Asked<T> {
     ) -> Result<Self> {
         let state = Mutex::new(Waited { answer: None, waker: None });
         let question = Arc::new(Question { stop: AtomicBool::new(false), state });
-        let own = question.clone();
+        let own = Answering(question.clone());
         let thread = thread::Builder::new().name("hoistway-credentials".into());
-        let body = move || own.answer(find(&own.stop));
+        let body = move || own.0.answer(find(&own.0.stop));
         thread.spawn(body).map_err(|error| Error::unexpected(error.to_string()))?;
         Ok(Self(question))
     }
@@ -196,6 +188,17 @@ impl<T> Asked<T> {
     /// The answer, if it is there.
     pub(crate) fn answer(&self) -> Option<std::result::Result<T, Problem>> {
         self.0.lock().answer.take()
+    }
+}
+
+/// Has a question answered, also where its thread unwinds.
+struct Answering<T>(Arc<Question<T>>);
+
+impl<T> Drop for Answering<T> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.answer(Err(Problem::Credentials("the question for credentials was not answered".into())));
+        }
     }
 }
 
@@ -251,38 +254,77 @@ fn output_of(
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut child = command.spawn().map_err(|error| failed(format!("cannot be run: {program}: {error}")))?;
-    let printed = printed_by(&mut child, patience, stop);
+    outcome_of(&mut child, patience, stop)
+}
+
+/// Waits for a program, and returns what it prints.
+fn outcome_of(
+    child: &mut Child,
+    patience: Duration,
+    stop: &AtomicBool,
+) -> std::result::Result<Vec<u8>, Problem> {
+    let failed = |why: String| Problem::Credentials(why);
+    let printed = printed_by(child, patience, stop);
     if printed.is_err() {
-        kill(&mut child);
+        kill(child);
     }
-    let status = child.wait().map_err(|error| failed(format!("cannot be waited for: {error}")))?;
-    match printed {
-        Ok(_) if !status.success() => Err(failed(format!("failed: {status}"))),
-        printed => printed,
+    match (printed, child.wait()) {
+        (Ok(_), Ok(status)) if !status.success() => Err(failed(format!("failed: {status}"))),
+        // Where the process that loads reaps all its children, the output alone tells how the program ended.
+        (Ok(_), Err(error)) if !is_reaped(&error) => Err(failed(format!("cannot be waited for: {error}"))),
+        (printed, _) => printed,
     }
 }
 
-/// Kills a program that was not waited for yet, and what it started: until then no other group has its number.
+/// Kills a program and what it started. Its number is that of no other group until it is waited for, as long as no one else waits
+/// for it: a process that reaps all its children may do so between the two calls here.
 fn kill(child: &mut Child) {
-    // It may have ended.
     #[cfg(target_os = "linux")]
-    let _ = rustix::process::kill_process_group(
-        rustix::process::Pid::from_child(child),
-        rustix::process::Signal::KILL,
-    );
+    {
+        use rustix::process::{Pid, Signal, kill_process_group};
+        if state_of(child).is_err() {
+            return;
+        }
+        // It may have ended, and what it started may not.
+        let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
+    }
     let _ = child.kill();
 }
 
-/// Whether a program has ended. On Linux its number stays taken.
-fn has_ended(child: &mut Child) -> io::Result<bool> {
+/// Whether an error says that a program was waited for already.
+fn is_reaped(error: &io::Error) -> bool {
+    // ECHILD of Linux, macOS and the BSDs.
+    cfg!(unix) && error.raw_os_error() == Some(10)
+}
+
+/// What a program does.
+enum ProgramState {
+    Runs,
+    /// It reads from the terminal or writes to it, which another group has.
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "Linux alone says it"))]
+    WantsTerminal,
+    Ended,
+}
+
+/// What a program does. On Linux its number stays taken.
+fn state_of(child: &mut Child) -> io::Result<ProgramState> {
     #[cfg(target_os = "linux")]
     {
-        use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        Ok(waitid(WaitId::Pid(Pid::from_child(child)), options)?.is_some())
+        use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
+        let options =
+            WaitIdOptions::EXITED | WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let terminal = [Signal::TTIN.as_raw(), Signal::TTOU.as_raw()];
+        Ok(match waitid(WaitId::Pid(Pid::from_child(child)), options)? {
+            None => ProgramState::Runs,
+            Some(status) if !status.stopped() => ProgramState::Ended,
+            Some(status) if status.stopping_signal().is_some_and(|own| terminal.contains(&own)) => {
+                ProgramState::WantsTerminal
+            }
+            Some(_) => ProgramState::Runs,
+        })
     }
     #[cfg(not(target_os = "linux"))]
-    Ok(child.try_wait()?.is_some())
+    Ok(if child.try_wait()?.is_some() { ProgramState::Ended } else { ProgramState::Runs })
 }
 
 /// What a program prints, once it has ended.
@@ -316,20 +358,24 @@ fn printed_by(
             // All that it printed is there.
             Err(mpsc::RecvTimeoutError::Disconnected) => thread::sleep(TICK),
         }
-        let has_ended = has_ended(child).map_err(|error| failed(format!("cannot be waited for: {error}")))?;
+        let has_ended = match state_of(child) {
+            Ok(ProgramState::Runs) => false,
+            Ok(ProgramState::Ended) => true,
+            Ok(ProgramState::WantsTerminal) => {
+                return Err(failed("asked for input at the terminal, which it does not have".into()));
+            }
+            Err(error) if is_reaped(&error) => true,
+            Err(error) => return Err(failed(format!("cannot be waited for: {error}"))),
+        };
         if let (true, Some(bytes)) = (has_ended, &mut bytes) {
             return Ok(std::mem::take(bytes));
         }
     }
 }
 
-/// Sends a request, and waits for the whole answer. Tries again what may pass, unless it `is_early`; an answer of another status
-/// than success is given back if it does not pass.
-fn ask(
-    request: Request<Bytes>,
-    is_early: bool,
-    stop: &AtomicBool,
-) -> std::result::Result<Response<Bytes>, Problem> {
+/// Sends a request, and waits for the whole answer. Tries again what may pass; an answer of another status than success is given
+/// back if it does not pass.
+fn ask(request: Request<Bytes>, stop: &AtomicBool) -> std::result::Result<Response<Bytes>, Problem> {
     let origin = origin_of(&request);
     let is_metadata = METADATA_HOSTS.contains(&&*origin.host);
     let (parts, body) = request.into_parts();
@@ -337,7 +383,7 @@ fn ask(
     let network = Network { roots, is_outside: false };
     let mut refused = None;
     let answered = Pace::new().persist(stop, |waiting| {
-        let patience = if is_metadata || is_early { SHORT_PATIENCE } else { waiting.patience };
+        let patience = if is_metadata { SHORT_PATIENCE } else { waiting.patience };
         let waiting = Waiting { patience, ..*waiting };
         let again = |failure: Failure, error: io::Error| {
             let why = format!("{}: {error}", origin.url());
@@ -345,7 +391,6 @@ fn ask(
                 _ if waiting.is_stopped() => Problem::Stopped.into(),
                 // It is not there.
                 Failure::Unreached | Failure::Silent if is_metadata => Problem::Credentials(why).into(),
-                _ if is_early => Problem::Credentials(why).into(),
                 _ => Fault::Again(Again { failure, why, was_reused: false, bytes: 0 }),
             }
         };
@@ -355,7 +400,7 @@ fn ask(
             send(connection, &parts, &body, &waiting).map_err(|error| again(Failure::Silent, error))?;
         let status = answer.status;
         let response = response(answer, &waiting).map_err(|error| again(Failure::Broken, error))?;
-        if matches!(status, 429 | 500..) && !is_early {
+        if matches!(status, 429 | 500..) {
             let why = format!("{} answered with status {status}", origin.url());
             refused = Some(response);
             return Err(Fault::Again(Again { failure: Failure::Refused, why, was_reused: false, bytes: 0 }));
@@ -412,6 +457,38 @@ pub(crate) mod tests {
                 thread::sleep(TICK);
             }
         });
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_program_that_asks_at_the_terminal_fails_at_once() {
+        let command = ["sh", "-c", "kill -TTIN $$; sleep 600"].map(str::to_owned);
+        let result = output_of(&command, Duration::from_secs(600), &AtomicBool::new(false));
+        let problem = result.unwrap_err().to_string();
+        assert!(problem.contains("asked for input at the terminal"), "{problem}");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_program_that_another_part_of_the_process_waited_for_is_judged_by_its_output() {
+        use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+        let started = || {
+            let mut child = Command::new("echo").arg("printed").stdout(Stdio::piped()).spawn().unwrap();
+            waitid(WaitId::Pid(Pid::from_child(&child)), WaitIdOptions::EXITED).unwrap();
+            assert!(is_reaped(&state_of(&mut child).err().unwrap()));
+            child
+        };
+        let long = Duration::from_secs(600);
+        let printed = outcome_of(&mut started(), long, &AtomicBool::new(false));
+        assert_eq!(printed.unwrap(), b"printed\n");
+        assert!(matches!(outcome_of(&mut started(), long, &AtomicBool::new(true)), Err(Problem::Stopped)));
+    }
+
+    #[test]
+    fn a_question_whose_thread_unwinds_is_answered() {
+        let asked = Asked::<()>::of(|_| std::panic::resume_unwind(Box::new(()))).unwrap();
+        let answer = block_on(asked, &AtomicBool::new(false));
+        assert!(matches!(answer, Some(Err(Problem::Credentials(_)))), "{answer:?}");
     }
 
     #[cfg(unix)]

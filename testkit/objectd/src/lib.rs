@@ -172,7 +172,7 @@ impl Server {
         *lock(&self.state.region) = Some((region.to_owned(), otherwise));
     }
 
-    /// Has answers that are objects or parts of them say this date.
+    /// Has answers say this date that are objects, parts of them, or denials.
     pub fn say_date(&self, date: &str) {
         *lock(&self.state.date) = Some(date.to_owned());
     }
@@ -351,6 +351,11 @@ impl State {
         self.send(socket, request, &object, fault)
     }
 
+    /// The header with the date that answers say, if they do.
+    fn dated(&self) -> String {
+        lock(&self.date).as_ref().map_or_else(String::new, |date| format!("Date: {date}\r\n"))
+    }
+
     fn send(
         &self,
         socket: &mut Stream,
@@ -378,7 +383,9 @@ impl State {
             Some(Fault::Status(500)) => {
                 return refuse(socket, "500 Internal Server Error", "InternalError", "");
             }
-            Some(Fault::Status(403)) => return refuse(socket, "403 Forbidden", "AccessDenied", ""),
+            Some(Fault::Status(403)) => {
+                return refuse(socket, "403 Forbidden", "AccessDenied", &self.dated());
+            }
             Some(Fault::Status(_)) | Some(Fault::Redirect) => {
                 let to = "Location: https://elsewhere.example/a?X-Amz-Signature=canary\r\n";
                 return refuse(socket, "307 Temporary Redirect", "TemporaryRedirect", to);
@@ -409,9 +416,7 @@ impl State {
         if *lock(&self.dialect) == Dialect::Google {
             extra += &format!("x-goog-generation: {}\r\n", object.generation);
         }
-        if let Some(date) = &*lock(&self.date) {
-            extra += &format!("Date: {date}\r\n");
-        }
+        extra += &self.dated();
         if let Some(commit) = &object.commit {
             let is_wrong = lock(&self.faults).0.wrong_commit;
             extra += &format!("X-Repo-Commit: {}\r\n", if is_wrong { hub::OTHER_COMMIT } else { commit });

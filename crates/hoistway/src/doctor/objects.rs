@@ -45,21 +45,32 @@ pub(super) fn checks(url: &str, options: &OpenOptions) -> Vec<Check> {
         Ok(probe) => probe,
         Err(error) => return vec![broken("access", error.problem.to_string(), "")],
     };
-    let mut checks = Vec::new();
-    match probe.reach(cancel.flag()) {
-        Ok(reached) => {
-            checks.push(ok(&name("server"), way(&probe, &reached)));
-            checks.push(clock(name("clock"), reached.clock_ahead_seconds, probe.is_dated()));
-        }
-        Err(error) => {
-            checks.push(broken("server", error.problem.to_string(), fix_of(&error.problem)));
-            return checks;
+    let on_this_machine = |source: &Arc<dyn Source>| {
+        ok(&name("access"), format!("{} is on this machine", source.path().display()))
+    };
+    // A model of the hub may be in its cache on this machine, and then its server is not needed.
+    if url.starts_with("hf://") {
+        match open(url, options) {
+            Ok(source) if ObjectSource::of(&source).is_none() => return vec![on_this_machine(&source)],
+            Err(error) if probe.is_offline() => {
+                return vec![broken("access", error.to_string(), fix_of_offline(&error))];
+            }
+            _ => {}
         }
     }
+    let reached = match probe.reach(cancel.flag()) {
+        Ok(reached) => reached,
+        Err(error) => return vec![broken("server", error.problem.to_string(), fix_of(&error.problem, url))],
+    };
+    let mut checks = vec![server(name("server"), &probe, &reached)];
+    // Whether the clock is wrong enough is for the store to say.
+    let clock = |signed| clock(name("clock"), reached.clock_ahead_seconds, signed);
+    let unless_dated = |signed| if probe.is_dated() { signed } else { Signed::Undated };
     match probe.credentials(cancel.flag()) {
         Ok(giver) => checks.push(ok(&name("credentials"), giver)),
         Err(error) => {
-            checks.push(broken("credentials", error.problem.to_string(), fix_of(&error.problem)));
+            checks.insert(1, clock(unless_dated(Signed::of(Some(&error.problem)))));
+            checks.push(broken("credentials", error.problem.to_string(), fix_of(&error.problem, url)));
             return checks;
         }
     }
@@ -67,12 +78,14 @@ pub(super) fn checks(url: &str, options: &OpenOptions) -> Vec<Check> {
     let source = match open(url, options) {
         Ok(source) => source,
         Err(error) => {
-            checks.push(broken("access", error.to_string(), fix_of_opening(&error)));
+            checks.insert(1, clock(unless_dated(Signed::of(problem_of(&error)))));
+            checks.push(broken("access", error.to_string(), fix_of_opening(&error, url)));
             return checks;
         }
     };
+    checks.insert(1, clock(unless_dated(Signed::Accepted)));
     let Some(remote) = ObjectSource::of(&source) else {
-        checks.push(ok(&name("access"), format!("{} is on this machine", source.path().display())));
+        checks.push(on_this_machine(&source));
         return checks;
     };
     let object = remote.object();
@@ -86,48 +99,83 @@ pub(super) fn checks(url: &str, options: &OpenOptions) -> Vec<Check> {
     });
     checks.push(match measured(object, &cancel) {
         Ok(finding) => ok(&name("speed"), finding),
-        Err(error) => broken("speed", error.to_string(), fix_of(&error.problem)),
+        Err(error) => broken("speed", error.to_string(), fix_of(&error.problem, url)),
     });
     checks.push(cache(name("cache"), options));
     checks
 }
 
-/// How connections get to the server.
-fn way(probe: &StoreProbe, reached: &Reached) -> String {
+/// How connections get to the server, and how soon it answers.
+fn server(name: String, probe: &StoreProbe, reached: &Reached) -> Check {
     let by = match (&reached.proxy, reached.addresses.as_slice()) {
         (Some(proxy), _) => format!("through the proxy {proxy}"),
         (None, [address]) => format!("at {address}"),
         (None, [first, rest @ ..]) => format!("at {first} and {} more addresses", rest.len()),
         (None, []) => "at no address".into(),
     };
-    format!("{} {by} answers a new connection after {} s", probe.server(), seconds(reached.answered_in))
+    let finding =
+        format!("{} {by} answers a new connection after {} s", probe.server(), seconds(reached.answered_in));
+    ok(&name, finding)
+}
+
+/// What became of a signature that has the time of this machine's clock.
+#[derive(Clone, Copy, Debug)]
+enum Signed {
+    /// There is none.
+    Undated,
+    Accepted,
+    Refused,
+    /// The request failed for another reason.
+    Unknown,
+}
+
+impl Signed {
+    /// What the problem of a request tells of its signature.
+    fn of(problem: Option<&Problem>) -> Self {
+        match problem {
+            Some(Problem::Denied { .. } | Problem::Credentials(_)) => Self::Refused,
+            _ => Self::Unknown,
+        }
+    }
 }
 
 /// Whether the clocks of this machine and the server agree.
-fn clock(name: String, ahead_seconds: Option<i64>, is_dated: bool) -> Check {
+fn clock(name: String, ahead_seconds: Option<i64>, signed: Signed) -> Check {
     let Some(ahead) = ahead_seconds else { return ok(&name, "the server does not say its time") };
     let by = ahead.unsigned_abs();
     let side = if ahead > 0 { "ahead of" } else { "behind" };
     let finding = format!("{by} s {side} the server's");
     let fix = "set the clock of this machine, for instance by: timedatectl set-ntp true".to_owned();
-    match by {
-        0..=1 => ok(&name, "agrees with the server's"),
-        CLOCK_REFUSED.. if is_dated => {
+    match (by, signed) {
+        (0..=1, _) => ok(&name, "agrees with the server's"),
+        (CLOCK_REFUSED.., Signed::Refused) => {
             let finding = format!("{finding}; stores refuse signatures that are {CLOCK_REFUSED} s off");
             Check { name, status: Status::Broken, finding, fix }
         }
-        CLOCK_DIFFERS.. => Check { fix, ..ok(&name, finding) },
+        (CLOCK_REFUSED.., Signed::Accepted) => {
+            Check { fix, ..ok(&name, format!("{finding}; the store accepted a signature all the same")) }
+        }
+        (CLOCK_DIFFERS.., _) => Check { fix, ..ok(&name, finding) },
         _ => ok(&name, finding),
     }
 }
 
-/// What helps against a problem. Empty if its text says that.
-fn fix_of(problem: &Problem) -> &'static str {
+/// What helps against a problem of a URL. Empty if its text says that.
+fn fix_of(problem: &Problem, url: &str) -> &'static str {
     match problem {
         Problem::NotFound { .. } => "check the bucket and the key in the URL",
-        Problem::Denied { .. } => {
+        Problem::Denied { .. } if url.starts_with("s3://") => {
             "allow the caller to read objects (s3:GetObject) and, for a folder, to list them (s3:ListBucket); or name another \
              caller"
+        }
+        Problem::Denied { .. } if url.starts_with("hf://") => {
+            "sign in by: hf auth login; and ask for access on the page of the model, if it is gated"
+        }
+        Problem::Denied { .. } => {
+            "allow the caller to read the object and, for a folder, to list it; or name another caller"
+        }
+        Problem::Tls(text) if is_of_time(text) => {
+            "check this machine's clock (date -u), then the server's certificate"
         }
         Problem::Tls(_) => {
             "name the root of the server's certificate by SSL_CERT_FILE, or AWS_CA_BUNDLE for S3"
@@ -138,13 +186,36 @@ fn fix_of(problem: &Problem) -> &'static str {
     }
 }
 
-fn fix_of_opening(error: &Error) -> &'static str {
+/// Whether a certificate was refused for the time of its use.
+fn is_of_time(text: &str) -> bool {
+    ["certificate expired", "certificate not valid yet", "certificate: Expired", "certificate: NotValidYet"]
+        .iter()
+        .any(|told| text.contains(told))
+}
+
+fn fix_of_opening(error: &Error, url: &str) -> &'static str {
     match error {
-        Error::NotFound { .. } => fix_of(&Problem::NotFound { said: String::new() }),
-        Error::Io { source, .. } => {
-            source.get_ref().and_then(|inner| inner.downcast_ref::<Problem>()).map_or("", fix_of)
-        }
+        Error::NotFound { .. } => fix_of(&Problem::NotFound { said: String::new() }, url),
+        Error::Io { .. } => problem_of(error).map_or("", |problem| fix_of(problem, url)),
+        Error::InvalidFile { .. } => "check that the file was uploaded whole",
         _ => "check the URL and the endpoint",
+    }
+}
+
+fn fix_of_offline(error: &Error) -> &'static str {
+    match error {
+        Error::NotFound { .. } => {
+            "download the model first, or unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE"
+        }
+        _ => "check the URL",
+    }
+}
+
+/// The problem of a store that an error is of.
+fn problem_of(error: &Error) -> Option<&Problem> {
+    match error {
+        Error::Io { source, .. } => source.get_ref()?.downcast_ref(),
+        _ => None,
     }
 }
 
