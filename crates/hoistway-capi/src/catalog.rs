@@ -261,13 +261,10 @@ unsafe fn with_store(
     if count == 0 {
         return Ok(options);
     }
-    if store.is_null() {
-        return Err(Failure::argument("hoistway_catalog_options.store is NULL, and store_count is not 0"));
-    }
-    let count = usize::try_from(count).map_err(|_| Failure::argument("store_count is too large"))?;
     // SAFETY: as many, as the caller says.
-    let store = unsafe { slice::from_raw_parts(store, count) };
-    let mut named = Vec::with_capacity(store.len());
+    let store = unsafe { handle::list(store, count, "store options") }?;
+    // The count may be wrong: a name that is no string ends this early.
+    let mut named = Vec::with_capacity(store.len().min(64));
     for option in store {
         // SAFETY: strings, as the caller says.
         named.push(unsafe {

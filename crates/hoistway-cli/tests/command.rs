@@ -927,6 +927,10 @@ fn doctor_examines_the_way_to_a_store_its_clock_and_its_caller() {
     assert_eq!((code, &found["status"]), (Some(1), &Value::from("broken")), "{found}");
     assert!(found["finding"].as_str().unwrap().contains("stores refuse signatures"), "{found}");
     assert!(found["fix"].as_str().unwrap().contains("clock"), "{found}");
+    server.fail(objectd::Faults::only(1, objectd::Fault::Status(503)));
+    let (found, code) = check(&[], "server");
+    assert_eq!((code, &found["status"]), (Some(0), &Value::from("slower")), "{found}");
+    assert!(found["finding"].as_str().unwrap().ends_with("with status 503"), "{found}");
     server.fail(objectd::Faults::default());
     // Requests without a signature do not depend on it.
     let (found, code) = check(&["--store", "anonymous=true"], "clock");

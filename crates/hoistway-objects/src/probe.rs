@@ -48,14 +48,16 @@ pub struct StoreProbe {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reached {
-    /// The addresses of its name. None behind a proxy, which looks them up.
-    pub addresses: Vec<IpAddr>,
+    /// The address that answered. `None` behind a proxy, which looks it up.
+    pub address: Option<IpAddr>,
+    /// The status of the answer.
+    pub status: u16,
     /// Host and port of the proxy that connections to it go through.
     pub proxy: Option<String>,
-    /// How long it took to connect to it, encryption included, and to be answered.
+    /// How long it took to connect to it, encryption included, and to be answered. The look-up of its name is left out.
     pub answered_in: Duration,
-    /// Seconds by which the clock of this machine is ahead of the server's; negative if it is behind. `None` if the answer has
-    /// no date.
+    /// Seconds by which the clock of this machine is at least ahead of the server's; negative if it is behind, and 0 if they
+    /// may agree. `None` if the answer has no date.
     pub clock_ahead_seconds: Option<i64>,
 }
 
@@ -108,20 +110,21 @@ impl StoreProbe {
         let proxy = proxy_of(origin).map_err(|error| failed(Problem::Invalid(error.to_string())))?;
         let host = origin.host.trim_start_matches('[').trim_end_matches(']');
         let reached = self.client.pace().persist(stop, |waiting| {
-            let begun = Instant::now();
-            let addresses = match &proxy {
-                Some(_) => Vec::new(),
-                None => addresses(host, origin.port, LOOK_UP, stop).map_err(|error| {
+            if proxy.is_none() {
+                // Kept for a moment, so that the connection finds it.
+                addresses(host, origin.port, LOOK_UP, stop).map_err(|error| {
                     let why = format!("{} cannot be reached: {error}", origin.url());
                     Fault::Again(Again { failure: Failure::Unreached, why, was_reused: false, bytes: 0 })
-                })?,
-            };
+                })?;
+            }
+            let (begun, sent) = (Instant::now(), Timestamp::now());
             let answer = self.client.ask_anonymously(&self.target, waiting)?;
             Ok(Reached {
-                addresses: addresses.iter().map(|address| address.ip()).collect(),
+                address: answer.peer().filter(|_| proxy.is_none()).map(|address| address.ip()),
+                status: answer.status,
                 proxy: proxy.clone(),
                 answered_in: begun.elapsed(),
-                clock_ahead_seconds: ahead_of(&answer.headers, Timestamp::now()),
+                clock_ahead_seconds: ahead_of(&answer.headers, sent, Timestamp::now()),
             })
         });
         reached.map_err(failed)
@@ -142,12 +145,16 @@ impl StoreProbe {
     }
 }
 
-/// Seconds by which a clock that says `now` is ahead of the one that an answer is dated by.
-fn ahead_of(headers: &HeaderMap, now: Timestamp) -> Option<i64> {
+/// Seconds by which a clock is at least ahead of the one that an answer is dated by, or behind it: it said `sent` before the
+/// request and `received` after the answer. 0 if the two may agree.
+fn ahead_of(headers: &HeaderMap, sent: Timestamp, received: Timestamp) -> Option<i64> {
     let date = Timestamp::parse_rfc2822(header(headers, DATE.as_str())?).ok()?;
     // How long a cache on the way has kept the answer.
     let age: i64 = header(headers, "age").and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-    now.as_second().checked_sub(date.as_second())?.checked_sub(age)
+    let ahead = |of: Timestamp| of.as_second().checked_sub(date.as_second())?.checked_sub(age);
+    // The date is a whole second, in which the server may have been at any point.
+    let (least, most) = (ahead(sent)?.checked_sub(1)?, ahead(received)?);
+    Some(if least > 0 { least } else { most.min(0) })
 }
 
 #[cfg(test)]
@@ -165,15 +172,20 @@ mod tests {
             }
             headers
         };
-        let now = Timestamp::parse_rfc2822("Sun, 22 Nov 2026 00:16:40 GMT").unwrap();
+        let at = |text: &str| Timestamp::parse_rfc2822(text).unwrap();
+        let sent = at("Sun, 22 Nov 2026 00:16:40 GMT");
+        let received = at("Sun, 22 Nov 2026 00:16:43 GMT");
         for (headers, expected) in [
-            (headers("Sun, 22 Nov 2026 00:00:00 GMT", None), Some(1000)),
-            (headers("Sun, 22 Nov 2026 00:00:00 GMT", Some("990")), Some(10)),
-            (headers("Sun, 22 Nov 2026 00:16:42 GMT", Some("x")), Some(-2)),
+            (headers("Sun, 22 Nov 2026 00:00:00 GMT", None), Some(999)),
+            (headers("Sun, 22 Nov 2026 00:00:00 GMT", Some("990")), Some(9)),
+            (headers("Sun, 22 Nov 2026 00:16:39 GMT", None), Some(0)),
+            (headers("Sun, 22 Nov 2026 00:16:40 GMT", None), Some(0)),
+            (headers("Sun, 22 Nov 2026 00:16:43 GMT", Some("x")), Some(0)),
+            (headers("Sun, 22 Nov 2026 00:16:44 GMT", None), Some(-1)),
             (headers("yesterday", None), None),
             (HeaderMap::new(), None),
         ] {
-            assert_eq!(ahead_of(&headers, now), expected);
+            assert_eq!(ahead_of(&headers, sent, received), expected);
         }
     }
 }

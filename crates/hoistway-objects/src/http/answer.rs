@@ -7,7 +7,7 @@ use ::http::{
     header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING},
     request::Parts,
 };
-use std::{io, time::Instant};
+use std::{io, net::SocketAddr, time::Instant};
 
 /// Longest head of an answer.
 const MAX_HEAD_BYTES: usize = 64 << 10;
@@ -253,6 +253,11 @@ fn invalid(what: &str) -> io::Error {
 }
 
 impl Answer {
+    /// The address that answers: that of the proxy, if there is one.
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
+        self.connection.peer()
+    }
+
     /// The length that the head gives the body.
     pub(crate) fn len(&self) -> Option<u64> {
         match self.framing {

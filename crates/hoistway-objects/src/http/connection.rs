@@ -169,6 +169,11 @@ impl Connection {
         self.socket.set_nonblocking(false).is_ok() && nothing
     }
 
+    /// The address that it leads to.
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
+        self.socket.peer_addr().ok()
+    }
+
     /// Reads what has come, or waits for it. Returns 0 at the end.
     pub(crate) fn read(&mut self, target: &mut [u8], waiting: &Waiting<'_>) -> io::Result<usize> {
         waiting.repeat(RECORD_IN, |came| match &mut self.tls {

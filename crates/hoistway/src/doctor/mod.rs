@@ -56,8 +56,8 @@ pub enum Status {
     Broken,
 }
 
-/// Looks at the machine, and at the file systems of `paths` or the stores of URLs among them, which are asked for a few
-/// megabytes.
+/// Looks at the machine, and at the file systems of `paths` or the stores of URLs among them. Of an object of a store, at most
+/// 136 MiB are read to measure the speed.
 ///
 /// ```
 /// use hoistway::doctor::{Status, examine};

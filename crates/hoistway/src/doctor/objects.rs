@@ -107,15 +107,22 @@ pub(super) fn checks(url: &str, options: &OpenOptions) -> Vec<Check> {
 
 /// How connections get to the server, and how soon it answers.
 fn server(name: String, probe: &StoreProbe, reached: &Reached) -> Check {
-    let by = match (&reached.proxy, reached.addresses.as_slice()) {
-        (Some(proxy), _) => format!("through the proxy {proxy}"),
-        (None, [address]) => format!("at {address}"),
-        (None, [first, rest @ ..]) => format!("at {first} and {} more addresses", rest.len()),
-        (None, []) => "at no address".into(),
+    let by = match (&reached.proxy, reached.address) {
+        (Some(proxy), _) => format!(" through the proxy {proxy}"),
+        (None, Some(address)) => format!(" at {address}"),
+        (None, None) => String::new(),
     };
     let finding =
-        format!("{} {by} answers a new connection after {} s", probe.server(), seconds(reached.answered_in));
-    ok(&name, finding)
+        format!("{}{by} answers a new connection after {} s", probe.server(), seconds(reached.answered_in));
+    match reached.status {
+        // Requests are repeated until it serves them.
+        500.. => slower(
+            &name,
+            format!("{finding}, with status {}", reached.status),
+            "see the server's own log or status page",
+        ),
+        _ => ok(&name, finding),
+    }
 }
 
 /// What became of a signature that has the time of this machine's clock.
@@ -144,10 +151,10 @@ fn clock(name: String, ahead_seconds: Option<i64>, signed: Signed) -> Check {
     let Some(ahead) = ahead_seconds else { return ok(&name, "the server does not say its time") };
     let by = ahead.unsigned_abs();
     let side = if ahead > 0 { "ahead of" } else { "behind" };
-    let finding = format!("{by} s {side} the server's");
+    let finding = format!("at least {by} s {side} the server's");
     let fix = "set the clock of this machine, for instance by: timedatectl set-ntp true".to_owned();
     match (by, signed) {
-        (0..=1, _) => ok(&name, "agrees with the server's"),
+        (0, _) => ok(&name, "agrees with the server's"),
         (CLOCK_REFUSED.., Signed::Refused) => {
             let finding = format!("{finding}; stores refuse signatures that are {CLOCK_REFUSED} s off");
             Check { name, status: Status::Broken, finding, fix }
