@@ -46,7 +46,7 @@ fn page_bytes() -> u64 {
 impl Probe {
     /// Finds out what works for `file`.
     pub fn find(file: &File) -> Self {
-        // Pages of hugetlbfs are not those of the cache, and nothing tells which of them there are.
+        // Pages of hugetlbfs are not those of the cache, and the system does not tell which of them there are.
         let lies_in_memory =
             |system: FileSystem| system.kind == FileSystemKind::Memory && system.name != "hugetlbfs";
         if FileSystem::of(file).is_ok_and(lies_in_memory) {

@@ -38,7 +38,7 @@ enum Room {
     For(NewSegment),
     /// Not now.
     None,
-    /// None is made for such a block.
+    /// No segment is made for such a block: no file can be so large.
     Never,
 }
 
