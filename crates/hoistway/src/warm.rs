@@ -72,7 +72,7 @@ fn read_in(source: &dyn Source, part: ByteRange) -> Result<u64> {
         let len = STEP_BYTES.min((part.end() - offset) as usize);
         let step = ByteRange::at(offset, len as u64).unwrap_or(part);
         offset += len as u64;
-        if local.buffered_file().is_ok_and(|file| local.probe().is_whole(&file, step)) {
+        if local.buffered_file().is_ok_and(|file| local.probe().is_resident(&file, step)) {
             continue;
         }
         source.read_exactly(&mut buffer[..len], step.start(), None, &Cancel::default())?;

@@ -5,7 +5,11 @@ use super::{FileSystem, FileUse, Held, OpenFile, Probe, Residency, descriptor::D
 use crate::{Alignment, ByteRange, sys};
 use hoistway_device::Unavailable;
 use once_cell::race::OnceBox;
-use std::{fs::File, io, sync::Arc};
+use std::{
+    fs::File,
+    io,
+    sync::{Arc, Mutex},
+};
 
 /// An open file to read from.
 #[derive(Debug)]
@@ -19,13 +23,16 @@ pub struct LocalFile {
     direct_failed: OnceBox<Unavailable>,
     /// How the page cache is asked, once that was found out.
     probe: OnceBox<Probe>,
+    /// A part of a file in memory that had no hole when that was asked last.
+    without_hole: Mutex<ByteRange>,
 }
 
 impl LocalFile {
     /// Finds out what can be done with an open file that lies on `filesystem`.
     pub fn new(open: Arc<OpenFile>, filesystem: FileSystem) -> Self {
         let (direct, direct_failed, probe) = (OnceBox::new(), OnceBox::new(), OnceBox::new());
-        let local = Self { open, filesystem, direct, direct_failed, probe };
+        let without_hole = Mutex::default();
+        let local = Self { open, filesystem, direct, direct_failed, probe, without_hole };
         // Finding the probe may bring the first page into the cache, so it is done before the first question about
         // pages.
         local.probe();
@@ -75,6 +82,35 @@ impl LocalFile {
     /// Returns what the page cache holds of `range`.
     pub fn residency(&self, range: ByteRange) -> Residency {
         self.open.file().map_or(Residency::Cold, |file| self.probe().ask(&file, range))
+    }
+
+    /// Returns whether the page cache is known to hold all of `range`, as [`Probe::is_whole`] does. Of a file in memory, the last
+    /// answer is kept, since the system looks at every page up to the next hole. A hole that is made later changes the file's times.
+    pub fn is_whole(&self, range: ByteRange) -> bool {
+        let Ok(file) = self.open.file() else { return false };
+        match self.probe() {
+            probe @ Probe::Memory => {
+                probe.is_resident(&file, range)
+                    || self.has_no_hole(range, |offset| sys::files::first_hole(&file, offset))
+            }
+            probe => probe.is_whole(&file, range),
+        }
+    }
+
+    fn has_no_hole(&self, range: ByteRange, first_hole: impl FnOnce(u64) -> io::Result<u64>) -> bool {
+        // In a child of `fork`, it may be locked for ever.
+        let mut known = self.without_hole.try_lock().ok();
+        if let Some(known) = &known
+            && known.start() <= range.start()
+            && range.start() < known.end()
+        {
+            return range.end() <= known.end();
+        }
+        let Ok(hole) = first_hole(range.start()) else { return false };
+        if let (Some(known), Some(found)) = (&mut known, ByteRange::new(range.start(), hole)) {
+            **known = found;
+        }
+        range.end() <= hole
     }
 
     /// Returns the file for reads through the page cache.
@@ -147,6 +183,35 @@ mod tests {
         );
         assert_eq!(local.probe_by(|| Ok(Probe::Nowait)), Probe::Nowait);
         assert_eq!(local.probe_by(none_left), Probe::Nowait);
+    }
+
+    #[test]
+    fn reads_of_a_file_in_memory_look_for_its_next_hole_once() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let open = Arc::new(OpenFile::open(file.path()).unwrap());
+        let filesystem = FileSystem::of(&open.file().unwrap()).unwrap();
+        let local = LocalFile::new(open, filesystem);
+        let asked = std::cell::RefCell::new(Vec::new());
+        // Holes from 100 to 200, and from 1000 on, where the file ends.
+        let first_hole = |offset| {
+            asked.borrow_mut().push(offset);
+            match offset {
+                0..100 => Ok(100),
+                100..200 => Ok(offset),
+                200..1000 => Ok(1000),
+                _ => Err(io::Error::other("beyond the end")),
+            }
+        };
+        for start in (0..1100).step_by(10) {
+            let range = ByteRange::at(start, 10).unwrap();
+            let is_whole = start < 100 || (200..1000).contains(&start);
+            assert_eq!(local.has_no_hole(range, first_hole), is_whole, "{range}");
+        }
+        // In the holes, the system answers without a search.
+        let searches = asked.borrow().iter().filter(|&&at| at < 100 || (200..1000).contains(&at)).count();
+        assert_eq!(searches, 2, "{asked:?}");
+        let across = ByteRange::new(990, 1010).unwrap();
+        assert!(!local.has_no_hole(across, first_hole));
     }
 
     #[test]

@@ -380,7 +380,8 @@ pub fn cached_pages(file: &File, range: ByteRange) -> io::Result<u64> {
 /// # Errors
 /// The system's, also if the file is no longer than `offset`.
 pub fn first_hole(file: &File, offset: u64) -> io::Result<u64> {
-    // It moves the descriptor's position, which nothing here uses.
+    // It moves the position of the descriptor and of its duplicates. Nothing here uses that, and descriptors of callers do not get
+    // here: loads ask, which open files by their paths.
     Ok(rustix::fs::seek(file, SeekFrom::Hole(offset))?)
 }
 
