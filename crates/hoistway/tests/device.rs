@@ -214,17 +214,23 @@ fn faults_of_devices_are_typed_errors_and_leave_nothing() {
 
 #[test]
 fn what_is_let_go_aside_as_devices_are_released_is_waited_for() {
+    static IS_WANTED: AtomicBool = AtomicBool::new(true);
     static IS_GONE: AtomicBool = AtomicBool::new(false);
     struct Slow;
     impl Drop for Slow {
         fn drop(&mut self) {
-            thread::sleep(Duration::from_millis(50));
+            thread::sleep(Duration::from_secs(1));
             IS_GONE.store(true, Ordering::Relaxed);
         }
     }
     let _devices = Devices::take();
     drop(Device::open(TOY).unwrap());
-    hoistway_device::on_release(|_| hoistway_device::drop_aside(Slow));
+    hoistway_device::on_release(|_| {
+        // It is called for as long as the process lives.
+        if IS_WANTED.swap(false, Ordering::Relaxed) {
+            hoistway_device::drop_aside(Slow);
+        }
+    });
     hoistway_device::release_devices();
     assert!(IS_GONE.load(Ordering::Relaxed));
 }

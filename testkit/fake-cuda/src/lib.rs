@@ -73,6 +73,7 @@
 //! | `LUIDS` | 1 | on Windows, 0 for devices that D3D12 does not know |
 //! | `LUID_NODES` | 1 | on Windows, the nodes of its adapter that a device has: 2 for the second of two that are linked |
 //! | `PINS_READ_ONLY` | 1 | whether devices say that they pin memory that cannot be written |
+//! | `PINNED_MIB` | 262144 | host memory that may be pinned for all devices; beyond that, `cuMemHostRegister` fails with 2 |
 //! | `REFUSES_READ_ONLY` | 0 | 1 makes that fail with 801, whatever the device says |
 //! | `POOLS` | 1 | 0 makes `cuMemAllocAsync` and `cuMemFreeAsync` fail with 801, and those of HIP |
 //! | `FAULTS` | | `function:nth=code`, by commas; see below |

@@ -3,7 +3,10 @@
 
 #[cfg(target_os = "linux")]
 use super::PinnedView;
-use super::{Mapping, PageKind, staging::Staging};
+use super::{
+    Mapping, PageKind,
+    staging::{self, Staging, release_idle_staging},
+};
 #[cfg(target_os = "linux")]
 use crate::ByteRange;
 use crate::{
@@ -99,7 +102,7 @@ pub unsafe trait SharedMemory: Any + fmt::Debug + Send + Sync {
 pub enum Pinning {
     /// It is pinned, or the platform pins no memory.
     Ready,
-    /// The system lets no more memory be pinned. Other slots are: [withdraw](Slot::withdraw) it.
+    /// The system lets no more memory be pinned. Other slots are pinned; [withdraw](Slot::withdraw) this one.
     Short,
 }
 
@@ -123,6 +126,8 @@ enum SlotMemory {
         pins: Box<[OnceLock<Pinned>]>,
         device: Option<Arc<Device>>,
         backing: Backing,
+        /// Why no more of them can be pinned. Held while the driver pins, which it does for one thread at a time.
+        limit: Mutex<Option<String>>,
     },
     Staging(Staging),
     Device(Arc<DirectBuffer>),
@@ -178,6 +183,7 @@ impl Slots {
             pins: (0..if device.is_some() { count } else { 0 }).map(|_| OnceLock::new()).collect(),
             device: device.cloned(),
             backing,
+            limit: Mutex::default(),
         };
         let memory = match kind {
             SlotKind::Host => host(Self::own_memory(bytes)?, None),
@@ -281,6 +287,11 @@ impl Slots {
     pub fn pinned_short(&self) -> Option<String> {
         match &self.shared.memory {
             SlotMemory::Staging(staging) => staging.shortage(),
+            SlotMemory::Host { pins, limit, .. } => {
+                let why = limit.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+                let slots = pins.iter().filter(|pin| pin.get().is_some()).count();
+                Some(staging::shortage_of(slots * self.shared.slot_bytes, Some(&why)))
+            }
             _ => None,
         }
     }
@@ -300,6 +311,15 @@ impl Slots {
     /// Why slots are used that are not pinned and should be: the platform pins no memory, or too little.
     pub fn why_unpinned(&self) -> Option<&str> {
         self.shared.unpinned.get().map(String::as_str)
+    }
+
+    /// Returns whether any slot is pinned.
+    pub fn has_pinned(&self) -> bool {
+        match &self.shared.memory {
+            SlotMemory::Host { pins, .. } => pins.iter().any(|pin| pin.get().is_some()),
+            SlotMemory::Staging(staging) => (0..self.shared.count).any(|slot| staging.pinned(slot).is_some()),
+            _ => false,
+        }
     }
 
     /// Returns the memory of all slots, if it is the host's and in one piece, for a device to pin.
@@ -387,7 +407,7 @@ impl Slot {
         Self { shared: shared.clone(), index, is_withdrawn: false }
     }
 
-    /// Drops it for good: nothing uses it again.
+    /// Drops the slot for good: nothing uses it again.
     pub fn withdraw(mut self) {
         self.is_withdrawn = true;
     }
@@ -620,7 +640,7 @@ impl Slot {
         pin.is_some_and(|pin| mem::discriminant(&pin.device().id()) == mem::discriminant(&device.id()))
     }
 
-    /// Pins the slot if that can be. If not, for lack of memory that may be pinned, it is used as it is, and
+    /// Pins the slot if the system lets it. If too little memory may be pinned, the slot is used as it is, and
     /// [`Slots::why_unpinned`] tells.
     ///
     /// # Errors
@@ -649,14 +669,19 @@ impl Slot {
         let SlotsInner { memory, slot_bytes, unpinned, .. } = &*self.shared;
         let pinned = match memory {
             SlotMemory::Staging(staging) if unpinned.get().is_none() => staging.pin(self.index),
-            SlotMemory::Host { pins, device: Some(device), backing } if pins[self.index].get().is_none() => {
+            SlotMemory::Host { pins, device: Some(device), backing, limit }
+                if pins[self.index].get().is_none() =>
+            {
                 let start = backing.pointer(self.index * slot_bytes).as_ptr();
                 // SAFETY: the memory is unmapped after the pins are dropped.
-                let pinned = unsafe { Pinned::new(device, start, *slot_bytes) };
+                let pin = || unsafe { Pinned::new(device, start, *slot_bytes) };
                 // Only the slot's owner gets here: no other thread has pinned it in the meantime.
-                pinned.map(|pinned| {
-                    let _ = pins[self.index].set(pinned);
-                    Pinning::Ready
+                pin_one(pins, limit, pin).map(|pinned| match pinned {
+                    None => Pinning::Short,
+                    Some(pinned) => {
+                        let _ = pins[self.index].set(pinned);
+                        Pinning::Ready
+                    }
                 })
             }
             _ => Ok(Pinning::Ready),
@@ -669,6 +694,31 @@ impl Slot {
             }
             pinned => Ok(pinned?),
         }
+    }
+}
+
+/// What `pin` gives; `None` if the system lets no more be pinned, and some of `pins` is.
+fn pin_one(
+    pins: &[OnceLock<Pinned>],
+    limit: &Mutex<Option<String>>,
+    pin: impl Fn() -> hoistway_device::Result<Pinned>,
+) -> hoistway_device::Result<Option<Pinned>> {
+    let mut limit = limit.lock().unwrap_or_else(PoisonError::into_inner);
+    let has_pinned = || pins.iter().any(|pin| pin.get().is_some());
+    if limit.is_some() && has_pinned() {
+        return Ok(None);
+    }
+    let mut pinned = pin();
+    // What is kept for later loads counts too.
+    if pinned.as_ref().is_err_and(staging::is_shortage) && release_idle_staging() {
+        pinned = pin();
+    }
+    match pinned {
+        Err(error) if staging::is_shortage(&error) && has_pinned() => {
+            *limit = Some(error.to_string());
+            Ok(None)
+        }
+        pinned => pinned.map(Some),
     }
 }
 

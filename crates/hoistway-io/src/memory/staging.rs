@@ -212,12 +212,12 @@ impl Staging {
             return Ok(Pinning::Ready);
         }
         if let Limit::Unknown = *limit {
-            match segment.pin() {
-                Err(error) if is_shortage(&error) => {}
-                pinned => return pinned.map(|()| Pinning::Ready),
-            }
+            let is_pinned = || match segment.pin() {
+                Err(error) if is_shortage(&error) => Ok(false),
+                pinned => pinned.map(|()| true),
+            };
             // What is kept for other devices, or for slots of another length, counts too.
-            if release_idle_staging() && segment.pin().is_ok() {
+            if is_pinned()? || (release_idle_staging() && is_pinned()?) {
                 return Ok(Pinning::Ready);
             }
             *limit = Limit::Slots;
@@ -251,19 +251,20 @@ impl Staging {
             Limit::Reached(why) => Some(why),
         };
         let slots = (0..self.places.len()).filter(|&slot| self.pinned(slot).is_some()).count();
-        if slots == 0 {
-            // The error tells.
-            return None;
-        }
-        let [pinned, all] =
-            [slots, self.places.len()].map(|slots| ByteSize((slots * self.slot_bytes) as u64));
-        let why = why.map_or_else(|| "in pieces of one slot".into(), |why| format!("and no more: {why}"));
-        Some(format!("{pinned} of {all} of staging memory were pinned, {why}"))
+        // If there are none, the error tells.
+        (slots > 0).then(|| shortage_of(slots * self.slot_bytes, why.map(String::as_str)))
     }
 }
 
+/// What a report says where the system has refused to pin more than `pinned` bytes, or more than one slot at a time.
+pub(super) fn shortage_of(pinned: usize, why_no_more: Option<&str>) -> String {
+    let pinned = ByteSize(pinned as u64);
+    let why = why_no_more.map_or_else(|| "in pieces of one slot".into(), |why| format!("and no more: {why}"));
+    format!("{pinned} of staging memory were pinned, {why}")
+}
+
 /// Whether the system lets too little memory be pinned.
-fn is_shortage(error: &hoistway_device::Error) -> bool {
+pub(super) fn is_shortage(error: &hoistway_device::Error) -> bool {
     matches!(error, hoistway_device::Error::Allocation { .. })
 }
 

@@ -5,7 +5,7 @@ use super::{LoadOptions, job::Job};
 use crate::{
     Catalog, Report,
     device::Device,
-    memory::{HugePages, Slots},
+    memory::{HugePages, Slots, unpinned_note},
     plan::{Plan, PlannedTensor},
     report::{DeviceReport, MemoryReport, Tally, TimeReport},
     route::member::Stage,
@@ -110,12 +110,12 @@ pub(super) fn add_progress(report: &mut Report, job: &Job) {
         report.memory.staging_bytes += job.ledger.most_taken_bytes();
     }
     report.notes.extend(engine.routes.iter().flat_map(|route| route.member.notes(Stage::Over)));
-    let slots = || engine.slots_of_routes().chain([&engine.slots]);
-    report.notes.extend(slots().filter_map(Slots::pinned_short));
-    let why_unpinned = slots().filter_map(Slots::why_unpinned).next();
-    report.notes.extend(
-        why_unpinned.map(|why| format!("staging is not pinned, so copies to the device are slow: {why}")),
-    );
+    let tables = job.device_line().into_iter().flat_map(DeviceLine::slots);
+    let slots: Vec<&Slots> = engine.slots_of_routes().chain([&engine.slots]).chain(tables).collect();
+    // What is used without is told once.
+    let short = slots.iter().filter(|slots| slots.why_unpinned().is_none());
+    report.notes.extend(short.filter_map(|slots| slots.pinned_short()));
+    report.notes.extend(unpinned_note(&slots, "to"));
     let (Some(device), Some(line)) = (&mut report.device, job.device_line()) else { return };
     report.notes.extend(line.kernels_note());
     let slots = || engine.slots_of_routes();

@@ -44,6 +44,14 @@ pub(crate) fn first_pinned(mut take: impl FnMut() -> Option<Slot>) -> Result<Opt
     Ok(None)
 }
 
+/// What a report says if some of these slots are used although they are not pinned. `way` is the direction of the copies.
+pub(crate) fn unpinned_note(slots: &[&Slots], way: &str) -> Option<String> {
+    let why = slots.iter().find_map(|slots| slots.why_unpinned())?;
+    let is_part = slots.iter().any(|slots| slots.has_pinned());
+    let what = if is_part { "only a part of staging is pinned" } else { "staging is not pinned" };
+    Some(format!("{what}, so copies {way} the device are slow: {why}"))
+}
+
 /// The pages of arenas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -3,10 +3,10 @@
 
 use super::{
     BatchReport, Priority,
-    state::{BatchState, Place, Progress},
+    state::{BatchState, Progress},
 };
 use crate::{
-    Error,
+    DeviceId, Error,
     memory::Block,
     parallel::lock,
     report::{Tally, few_files_note},
@@ -219,11 +219,11 @@ impl Batch {
             seconds: ended_at.unwrap_or_else(Instant::now).duration_since(state.started).as_secs_f64(),
         };
         if !self.is_foreign() {
-            let pinned_short = state.reads.iter().find_map(|read| match &read.place {
-                Place::Device { line, .. } => line.upgrade()?.pinned_short(),
-                _ => None,
-            });
-            report.notes.extend(pinned_short);
+            // What could not be pinned once is not used again.
+            let note = |(device, short): (&DeviceId, &String)| {
+                format!("{device}: {short}; to pin more, open the reader anew")
+            };
+            report.notes.extend(lock(&state.pinned_short).iter().map(note));
         }
         let direct = state.direct.iter().map(|(route, _)| &route.remarks);
         for route in state.main.as_deref().into_iter().chain(direct) {

@@ -170,6 +170,9 @@ impl Order for BatchState {
         let before = if *is_spread { part.wanted.start() - state.range.start() } else { 0 };
         match way {
             Ok((line, transfers)) if !transfers.is_empty() => {
+                if let Some(short) = line.pinned_short() {
+                    lock(&self.pinned_short).insert(*device, short);
+                }
                 // SAFETY: the slot is full, and the transfers lie in it and in the memory from that address on (`transfers`). Until
                 // the read has ended, that memory is its alone (`Target::device`), and it ends after its pieces. Only memory whose
                 // bytes are not read is written to by several reads at a time (`Target::scratch`).

@@ -18,7 +18,7 @@ use crate::{
 };
 use hoistway_io::executor::GroupId;
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     fmt,
     panic::{self, AssertUnwindSafe},
     sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak, atomic::AtomicU64},
@@ -39,6 +39,8 @@ pub(super) struct BatchState {
     progress: Mutex<Progress>,
     pub(super) changed: Condvar,
     tally: Mutex<Tally>,
+    /// For each device that a piece was copied to, how much staging was pinned, if the system has refused some.
+    pub(super) pinned_short: Mutex<BTreeMap<DeviceId, String>>,
     pub(super) started: Instant,
     pub(super) process: u32,
     /// The route of its other reads.
@@ -183,6 +185,7 @@ impl BatchState {
             progress: Mutex::new(progress),
             changed: Condvar::new(),
             tally: Mutex::default(),
+            pinned_short: Mutex::default(),
             started: Instant::now(),
             process: std::process::id(),
             main: reader.remarks.get().cloned(),

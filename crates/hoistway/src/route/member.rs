@@ -244,6 +244,12 @@ pub(crate) trait Member: fmt::Debug + Send + Sync {
         Verdict::OfRead
     }
 
+    /// Unpins memory that it keeps, and pins no more, since staging memory cannot be pinned. Returns whether it had any: what is
+    /// still used is unpinned by a later call.
+    fn make_room(&self) -> bool {
+        false
+    }
+
     /// Its notes in a report.
     fn notes(&self, stage: Stage) -> Vec<String> {
         let _ = stage;

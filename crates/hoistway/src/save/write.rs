@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Alignment, ByteRange, DirectIo, Error, Refusal, Result,
-    memory::{Slot, SlotKind, Slots},
+    memory::{Slot, SlotKind, Slots, unpinned_note},
     parallel::{self, lock},
     report::add_new,
     route::Unavailable,
@@ -186,8 +186,8 @@ impl<'a> Writing<'a> {
             }
             serve();
         });
-        if let Some(why) = slots.why_unpinned() {
-            let _ = self.unpinned.set(why.into());
+        if let Some(note) = unpinned_note(&[&slots], "from") {
+            let _ = self.unpinned.set(note);
         }
         mem::replace(&mut *lock(&scheduler.customer().result), Ok(()))
     }
@@ -218,8 +218,7 @@ impl<'a> Writing<'a> {
         report.direct_bytes += self.direct_bytes.load(Ordering::Relaxed);
         report.buffered_bytes += self.buffered_bytes.load(Ordering::Relaxed);
         report.staged_bytes += self.staged_bytes.load(Ordering::Relaxed);
-        let note = |why| format!("staging is not pinned, so copies from the device are slow: {why}");
-        add_new(&mut report.notes, self.unpinned.get().map(note));
+        add_new(&mut report.notes, self.unpinned.get().cloned());
     }
 
     fn write(&self, target: &Target, extent: ByteRange, slots: &Slots) -> Result<()> {

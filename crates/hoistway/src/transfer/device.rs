@@ -155,9 +155,12 @@ impl DeviceLine {
 
     /// Bytes of pinned memory beside the slots.
     pub(crate) fn pinned_bytes(&self) -> u64 {
-        self.scratch
-            .as_ref()
-            .map_or(0, |scratch| scratch.host_tables.host_bytes() + scratch.device_tables.host_bytes())
+        self.slots().map(Slots::host_bytes).sum()
+    }
+
+    /// Pinned memory beside the slots.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = &Slots> {
+        self.scratch.iter().flat_map(|scratch| [&scratch.host_tables, &scratch.device_tables])
     }
 
     /// Bytes of the device beside arenas and slots.

@@ -27,6 +27,7 @@ use hoistway_io::{
 use std::{
     io,
     sync::{Arc, OnceLock},
+    time::{Duration, Instant},
 };
 
 /// A scheduler with a queue for each of so many routes, which hands reads over to those after it.
@@ -99,6 +100,13 @@ struct OwnRoute<'a> {
     refused: OnceLock<Unavailable>,
 }
 
+impl OwnRoute<'_> {
+    /// Has the routes unpin what they keep. Returns whether one of them had any.
+    fn make_room(&self) -> bool {
+        self.engine.routes.iter().any(|route| route.member.make_room())
+    }
+}
+
 impl Ways for OwnRoute<'_> {
     fn next(&mut self, op: &mut ReadOp, after: Option<usize>) -> Result<Option<usize>> {
         let is_cold = self
@@ -132,7 +140,16 @@ impl Ways for OwnRoute<'_> {
             _ if may_wait => slots.take(),
             _ => slots.try_take(),
         };
-        first_pinned(take)
+        let since = Instant::now();
+        loop {
+            match first_pinned(take) {
+                Err(Error::Allocation { .. }) if since.elapsed() < PATIENCE && self.make_room() => {
+                    // Until copies from pages that are pinned have ended.
+                    thread::sleep(Duration::from_millis(1));
+                }
+                slot => return slot,
+            }
+        }
     }
 
     fn gives_up(&self, _: &ReadOp, why: Unavailable) -> After {
@@ -143,6 +160,9 @@ impl Ways for OwnRoute<'_> {
         After::LeaveLane
     }
 }
+
+/// The longest wait for other routes to unpin memory.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Waits for the first read of a queue, and leaves it there.
 struct FirstRead;

@@ -15,6 +15,8 @@ const NAME_MAX: usize = 256;
 pub(crate) struct Settings {
     pub(crate) devices: usize,
     pub(crate) memory_bytes: u64,
+    /// Host memory that may be pinned.
+    pub(crate) pinned_bytes: u64,
     /// 0 for the least that the driver promises.
     pub(crate) alignment: u64,
     pub(crate) poison: bool,
@@ -69,6 +71,7 @@ impl Default for Settings {
         Settings {
             devices: 2,
             memory_bytes: 8 << 30,
+            pinned_bytes: MEMORY_MAX_MIB << 20,
             alignment: 0,
             poison: true,
             copy_latency: Duration::ZERO,
@@ -113,6 +116,7 @@ impl Settings {
         match key {
             "DEVICES" => self.devices = number(value, DEVICES_MAX as u64)? as usize,
             "MEMORY_MIB" => self.memory_bytes = number(value, MEMORY_MAX_MIB)? << 20,
+            "PINNED_MIB" => self.pinned_bytes = number(value, MEMORY_MAX_MIB)? << 20,
             "ALIGNMENT" => self.alignment = alignment(value)?,
             "POISON" => self.poison = switch(value)?,
             "COPY_LATENCY_US" => self.copy_latency = Duration::from_micros(number(value, 1 << 30)?),

@@ -1,6 +1,7 @@
 //! Host memory that devices may reach: registered ranges of the program's own, and ranges allocated for it.
 
 use crate::{
+    control::settings,
     execution::context::Owner,
     status::{
         Code, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY,
@@ -93,6 +94,9 @@ pub(crate) fn register(
     let overlaps = |((_, start), range): (&(Driver, usize), &Range)| start + range.bytes > address;
     if pinned.0.range((driver, 0)..(driver, end)).next_back().is_some_and(overlaps) {
         return Err(HOST_MEMORY_ALREADY_REGISTERED);
+    }
+    if pinned.bytes_of(|_| true) + bytes as u64 > settings().pinned_bytes {
+        return Err(OUT_OF_MEMORY);
     }
     let (origin, owner) = (Origin::Registered, Arc::clone(owner));
     pinned.0.insert((driver, address), Range { bytes, origin, is_view: is_read_only, owner });

@@ -68,12 +68,16 @@ struct Windows {
     is_named: bool,
     /// The bytes that this process may pin at once.
     most_bytes: u64,
+    /// Held while one is pinned.
+    pinning: Mutex<()>,
     /// The pinned windows, oldest first.
     pinned: Mutex<Vec<Window>>,
     /// Bytes of all that were.
     bytes: AtomicU64,
     /// One could not be pinned, so that no more are.
     has_failed: AtomicBool,
+    /// No more are, since staging memory could not be pinned beside them.
+    has_made_room: AtomicBool,
     /// Bytes that processors copied, as no more may be pinned.
     beyond_bytes: AtomicU64,
 }
@@ -120,8 +124,19 @@ pub(in crate::route) fn open(
     };
     let most_bytes = memory::limits().into_iter().map(share).min().unwrap_or(u64::MAX);
     let (device, pinned, bytes) = (device.clone(), Mutex::default(), AtomicU64::new(0));
-    let (has_failed, beyond_bytes) = (AtomicBool::new(false), AtomicU64::new(0));
-    let windows = Windows { device, is_named, most_bytes, pinned, bytes, has_failed, beyond_bytes };
+    let (has_failed, has_made_room) = (AtomicBool::new(false), AtomicBool::new(false));
+    let beyond_bytes = AtomicU64::new(0);
+    let windows = Windows {
+        device,
+        is_named,
+        most_bytes,
+        pinning: Mutex::default(),
+        pinned,
+        bytes,
+        has_failed,
+        has_made_room,
+        beyond_bytes,
+    };
     Ok(Some(Arc::new(PinnedCache { windows: Arc::new(windows) })))
 }
 
@@ -251,6 +266,19 @@ impl Member for PinnedCache {
         Ok(Box::new(PinLane { windows: self.windows.clone(), depth, waiting: Vec::new() }))
     }
 
+    fn make_room(&self) -> bool {
+        let windows = &self.windows;
+        windows.has_made_room.store(true, Ordering::Relaxed);
+        // What is being pinned now is seen.
+        drop(lock(&windows.pinning));
+        let (unused, used) = {
+            let mut pinned = lock(&windows.pinned);
+            let unused: Vec<_> = pinned.extract_if(.., |window| !window.is_used()).collect();
+            (unused, pinned.len())
+        };
+        used > 0 || !unused.is_empty()
+    }
+
     fn notes(&self, stage: Stage) -> Vec<String> {
         if stage != Stage::Over {
             return Vec::new();
@@ -267,7 +295,12 @@ impl Member for PinnedCache {
                  {MOST_WINDOWS} windows"
             )
         });
-        pinned.into_iter().chain(beyond).collect()
+        let made_room = pinned.is_some() && self.windows.has_made_room.load(Ordering::Relaxed);
+        let made_room = made_room.then(|| {
+            "pages of the page cache were unpinned, and no more pinned, since staging memory could not be pinned beside them"
+                .into()
+        });
+        pinned.into_iter().chain(beyond).chain(made_room).collect()
     }
 }
 
@@ -288,6 +321,10 @@ impl Windows {
         source: &Arc<dyn Source>,
         range: ByteRange,
     ) -> Result<Option<Arc<PinnedView>>, hoistway_io::Error> {
+        let _pinning = lock(&self.pinning);
+        if self.has_made_room.load(Ordering::Relaxed) && !self.is_named {
+            return Ok(None);
+        }
         if !self.has_room(range.len()) && !self.is_named {
             self.beyond_bytes.fetch_add(range.len(), Ordering::Relaxed);
             return Ok(None);
@@ -330,8 +367,7 @@ fn is_swapped_out(source: &Arc<dyn Source>, range: ByteRange) -> bool {
 
 /// Whether the page cache holds what an operation reads.
 fn is_held(op: &ReadOp) -> bool {
-    let Ok(local) = op.source.local() else { return false };
-    local.buffered_file().is_ok_and(|file| local.probe().is_whole(&file, range_of(op)))
+    op.source.local().is_ok_and(|local| local.is_whole(range_of(op)))
 }
 
 /// Has the slot of a read show its bytes.
