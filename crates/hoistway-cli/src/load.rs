@@ -12,10 +12,11 @@ use std::{io, path::Path, time::Duration};
 const TICK: Duration = Duration::from_millis(50);
 
 pub(crate) fn run(arguments: &arguments::Load, timeline: &Timeline) -> Result<(), Failure> {
+    let options = options(arguments)?;
     let recorded = arguments.trace.as_deref();
     let recording = recorded.map(|path| timeline.record(path).map_err(|source| trace_error(path, source)));
     let recording = recording.transpose()?;
-    let loaded = load_and_compare(arguments)?;
+    let loaded = load_and_compare(arguments, &options)?;
     if let Some((path, recording)) = recorded.zip(recording) {
         recording.finish().map_err(|source| trace_error(path, source))?;
     }
@@ -26,8 +27,7 @@ fn trace_error(path: &Path, source: io::Error) -> Error {
     Error::Io { operation: "write", path: path.to_owned(), tensor: None, range: None, source }
 }
 
-fn load_and_compare(arguments: &arguments::Load) -> Result<Loaded, Failure> {
-    let options = options(arguments)?;
+fn load_and_compare(arguments: &arguments::Load, options: &LoadOptions) -> Result<Loaded, Failure> {
     let compares = arguments.verify || arguments.manifest.is_some();
     if let (Some(dtype), true) = (options.dtype, compares) {
         return Err(Failure::Hoistway(Error::InvalidOption {
@@ -41,7 +41,7 @@ fn load_and_compare(arguments: &arguments::Load) -> Result<Loaded, Failure> {
         None => None,
     };
     let checkpoint = arguments.paths.open()?;
-    let mut loaded = load(&checkpoint, &options)?;
+    let mut loaded = load(&checkpoint, options)?;
     if compares {
         checkpoint.verify(&mut loaded, manifest.as_ref().map(|(path, manifest)| (*path, manifest)))?;
     }

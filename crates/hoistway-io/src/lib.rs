@@ -16,6 +16,7 @@ pub mod memory;
 pub mod parallel;
 mod refusal;
 mod setters;
+pub mod span;
 pub mod sync;
 pub mod sys;
 mod units;

@@ -7,6 +7,7 @@ use crate::{
     store::Core,
 };
 use hoistway_io::parallel::lock;
+use hoistway_io::span::OwnSpan;
 use std::{
     collections::BTreeMap,
     fmt, mem,
@@ -126,7 +127,7 @@ pub(crate) struct TicketState {
 
 struct Progress {
     /// Until the request ends.
-    span: Span,
+    span: OwnSpan,
     items: Vec<Option<Status>>,
     open: usize,
     bytes: u64,
@@ -192,7 +193,7 @@ impl TicketState {
             root: core.root.clone(),
             core: Arc::downgrade(core),
             progress: Mutex::new(Progress {
-                span,
+                span: span.into(),
                 items: vec![None; options.items],
                 open: options.items,
                 bytes: 0,
@@ -352,7 +353,7 @@ impl TicketState {
             moving: now.saturating_duration_since(started),
         });
         progress.has_ended = true;
-        let span = mem::replace(&mut progress.span, Span::none());
+        let span = mem::replace(&mut progress.span, Span::none().into());
         span.record("bytes", completion.bytes);
         let last_step = progress.last_step.take();
         drop(progress);

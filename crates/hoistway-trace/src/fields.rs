@@ -6,12 +6,16 @@ use std::fmt::Debug;
 use tracing::field::{Field, Visit};
 
 /// Fields by name.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Fields(Map<String, Value>);
 
 impl Fields {
     pub(crate) fn add(&mut self, name: &str, value: Value) {
         self.0.insert(name.into(), value);
+    }
+
+    pub(crate) fn extend(&mut self, others: Self) {
+        self.0.extend(others.0);
     }
 
     /// The track that a span asks for.

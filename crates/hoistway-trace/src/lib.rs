@@ -14,33 +14,33 @@
 //! let subscriber = tracing_subscriber::registry().with(timeline.layer());
 //! tracing::subscriber::with_default(subscriber, || {
 //!     let recording = timeline.record(&path)?;
-//!     tracing::info_span!("open", file = "model.safetensors").in_scope(|| ());
+//!     tracing::info_span!(target: "hoistway", "open", file = "model.safetensors").in_scope(|| ());
 //!     recording.finish()
 //! })?;
 //! assert!(std::fs::read_to_string(path)?.contains("model.safetensors"));
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! While nothing is recorded, the layer wants no span, and `tracing` makes none.
+//! Only what hoistway's crates do is recorded: others may have secrets in their spans. While nothing is recorded, the layer wants no span, and `tracing` makes none.
 #![forbid(unsafe_code)]
 
 mod fields;
 mod file;
 
 use fields::Fields;
-use file::Writer;
+use file::{Slice, Writer};
 use std::{
+    cell::RefCell,
     collections::HashMap,
     fmt,
     fs::File,
-    io,
+    io::{self, Read as _, Seek as _},
     path::Path,
     process,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
-    thread::ThreadId,
     time::Instant,
 };
 use tracing::{
@@ -57,8 +57,18 @@ use tracing_subscriber::{
 
 /// No process: nothing is recorded.
 const NONE: u32 = 0;
+/// What each file begins with: a file that does not is no timeline.
+const BEGINS_WITH: &[u8] = b"[\n{";
 
-/// Records timelines, one at a time, of what a subscriber with its [layer](Self::layer) sees.
+/// The number of the last recording.
+static RECORDINGS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// The rows that this thread has, one for each recording that it is in.
+    static ROWS: RefCell<Vec<OwnRow>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Records timelines, one at a time, of what hoistway's crates do that a subscriber with its [layer](Self::layer) sees.
 #[derive(Clone, Default)]
 pub struct Timeline(Arc<Shared>);
 
@@ -66,25 +76,40 @@ pub struct Timeline(Arc<Shared>);
 struct Shared {
     /// The process that records. A child of `fork` does not: its parent has the file.
     process: AtomicU32,
+    /// The number of what is recorded.
+    number: AtomicU64,
+    /// Whether its file takes no more.
+    is_over: AtomicBool,
+    /// Whether a subscriber with the layer was found.
+    is_connected: AtomicBool,
     recorded: Mutex<Option<Recorded>>,
 }
 
 struct Recorded {
-    writer: Writer<File>,
+    number: u64,
+    writer: Writer<Box<dyn io::Write + Send>>,
     /// Spans that have not ended.
     open: HashMap<u64, OpenSpan>,
 }
 
 /// A span that has not ended.
 struct OpenSpan {
-    name: &'static str,
-    target: &'static str,
-    fields: Fields,
+    metadata: &'static Metadata<'static>,
+    fields: Arc<Fields>,
     begun: Instant,
-    thread: ThreadId,
-    /// The threads that are in it, and since when.
-    entered: Vec<(ThreadId, Instant)>,
+    /// That of the thread that made it.
+    row: u64,
+    /// The rows of threads that are in it, and since when.
+    entered: Vec<(u64, Instant)>,
     was_entered: bool,
+}
+
+/// The row of a thread, until it ends.
+struct OwnRow {
+    shared: Weak<Shared>,
+    recording: u64,
+    thread: String,
+    row: u64,
 }
 
 impl Timeline {
@@ -101,25 +126,70 @@ impl Timeline {
         Recorder(self.0.clone()).with_filter(WhileRecording(self.0.clone()))
     }
 
-    /// Records to a file, which is replaced, until the result is [finished](Recording::finish).
+    /// Records to a file until the result is [finished](Recording::finish), or the file has 1 GiB. An earlier timeline there is
+    /// replaced.
     ///
     /// # Errors
-    /// [`io::ErrorKind::ResourceBusy`] if something is recorded already; those of making the file.
+    /// [`io::ErrorKind::ResourceBusy`] if something is recorded already; [`io::ErrorKind::AlreadyExists`] if the file is there
+    /// and no timeline, and not empty; [`io::ErrorKind::NotConnected`] if no subscriber has the [layer](Self::layer); those of
+    /// making the file.
     pub fn record(&self, path: &Path) -> io::Result<Recording> {
-        // In a child of `fork` the lock may be held by a thread that it lacks.
-        if ![NONE, process::id()].contains(&self.0.process.load(Ordering::Acquire)) {
-            return Err(io::Error::new(io::ErrorKind::ResourceBusy, "the parent process records a timeline"));
-        }
-        let mut recorded = self.0.lock();
-        if recorded.is_some() {
-            return Err(io::Error::new(io::ErrorKind::ResourceBusy, "a timeline is recorded already"));
-        }
-        *recorded = Some(Recorded { writer: Writer::new(File::create(path)?), open: HashMap::new() });
-        drop(recorded);
-        self.0.process.store(process::id(), Ordering::Release);
-        tracing::callsite::rebuild_interest_cache();
-        Ok(Recording(self.0.clone()))
+        self.record_to(|| Ok(Box::new(open(path)?)))
     }
+
+    fn record_to(
+        &self,
+        open: impl FnOnce() -> io::Result<Box<dyn io::Write + Send>>,
+    ) -> io::Result<Recording> {
+        let (shared, own) = (&self.0, process::id());
+        // In a child of `fork` the lock may be held by a thread that it lacks, so it is not taken before this.
+        if let Err(other) = shared.process.compare_exchange(NONE, own, Ordering::AcqRel, Ordering::Acquire) {
+            let why = match other == own {
+                true => "a timeline is recorded already",
+                false => "the parent process records a timeline",
+            };
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
+        }
+        let begun = self.connect().and_then(|()| open());
+        let output = begun.inspect_err(|_| shared.rest())?;
+        let number = RECORDINGS.fetch_add(1, Ordering::Relaxed) + 1;
+        let writer = Writer::new(output, file::MOST_BYTES);
+        // First: threads know by it that their rows are of another recording.
+        shared.number.store(number, Ordering::Release);
+        *shared.lock() = Some(Recorded { number, writer, open: HashMap::new() });
+        Ok(Recording(Some((shared.clone(), number))))
+    }
+
+    /// Has subscribers send what they see.
+    fn connect(&self) -> io::Result<()> {
+        self.0.is_over.store(false, Ordering::Release);
+        self.0.is_connected.store(false, Ordering::Release);
+        // Asks each subscriber for its level, and so the layer.
+        tracing::callsite::rebuild_interest_cache();
+        if self.0.is_connected.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let why = "no subscriber of tracing has the timeline's layer, so nothing would be recorded";
+        Err(io::Error::new(io::ErrorKind::NotConnected, why))
+    }
+}
+
+/// Opens a file to be written, and empties it if it is a timeline.
+fn open(path: &Path) -> io::Result<File> {
+    // A pipe cannot be read.
+    if path.metadata().is_ok_and(|found| !found.is_file()) {
+        return File::options().write(true).open(path);
+    }
+    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+    let mut begins_with = Vec::new();
+    (&mut file).take(BEGINS_WITH.len() as u64).read_to_end(&mut begins_with)?;
+    if !begins_with.is_empty() && begins_with != BEGINS_WITH {
+        let why = "it is there already, and is not a timeline; choose another name";
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+    }
+    file.set_len(0)?;
+    file.rewind()?;
+    Ok(file)
 }
 
 impl fmt::Debug for Timeline {
@@ -129,30 +199,35 @@ impl fmt::Debug for Timeline {
 }
 
 /// A timeline that is recorded. Dropping it finishes it, too.
-#[must_use = "what is dropped is not recorded on"]
-pub struct Recording(Arc<Shared>);
+#[must_use = "dropping it ends the recording"]
+pub struct Recording(Option<(Arc<Shared>, u64)>);
 
 impl Recording {
     /// Ends the recording, and completes the file. Spans that have not ended are written as far as they got, with `unfinished`.
     /// Does nothing in a child of `fork`.
     ///
     /// # Errors
-    /// The first error of writing the file: what followed it is not there.
-    pub fn finish(self) -> io::Result<()> {
-        self.0.finish()
+    /// The first error of writing the file, or [`io::ErrorKind::FileTooLarge`] if it has reached 1 GiB: what followed is not
+    /// there.
+    pub fn finish(mut self) -> io::Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        self.0.take().map_or(Ok(()), |(shared, number)| shared.finish(number))
     }
 }
 
 impl fmt::Debug for Recording {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Recording").field("is_recording", &self.0.is_recording()).finish()
+        f.debug_struct("Recording").field("number", &self.0.as_ref().map(|(_, number)| number)).finish()
     }
 }
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        // What no one asks for, no one learns.
-        let _ = self.0.finish();
+        // An error here has no caller to report to.
+        let _ = self.end();
     }
 }
 
@@ -163,153 +238,253 @@ impl Shared {
 
     fn is_recording(&self) -> bool {
         let recorder = self.process.load(Ordering::Acquire);
-        recorder != NONE && recorder == process::id()
+        recorder != NONE && recorder == process::id() && !self.is_over.load(Ordering::Acquire)
     }
 
-    fn finish(&self) -> io::Result<()> {
-        if !self.is_recording() {
+    /// Records nothing any more.
+    fn rest(&self) {
+        self.process.store(NONE, Ordering::Release);
+        tracing::callsite::rebuild_interest_cache();
+    }
+
+    fn finish(&self, number: u64) -> io::Result<()> {
+        if self.process.load(Ordering::Acquire) != process::id() {
             return Ok(());
         }
-        self.process.store(NONE, Ordering::Release);
-        let recorded = self.lock().take();
-        tracing::callsite::rebuild_interest_cache();
-        let Some(Recorded { mut writer, mut open }) = recorded else { return Ok(()) };
+        let ended = self.lock().take_if(|recorded| recorded.number == number);
+        let Some(Recorded { mut writer, open, .. }) = ended else { return Ok(()) };
+        // From here on another recording may begin.
+        self.rest();
         let now = Instant::now();
-        for span in open.values_mut() {
-            span.fields.add("unfinished", true.into());
-            for (thread, since) in std::mem::take(&mut span.entered) {
-                writer.on_thread(thread, None, span.slice(since, now));
+        for mut span in open.into_values() {
+            Arc::make_mut(&mut span.fields).add("unfinished", true.into());
+            for (row, since) in std::mem::take(&mut span.entered) {
+                writer.on_thread(row, &span.slice(since, now));
             }
-            span.end(&mut writer, now);
+            if !span.was_entered {
+                writer.beside(span.fields.track().ok_or(span.row), &span.slice(span.begun, now));
+            }
         }
         writer.finish()
     }
 
     /// Calls `act` with what is recorded, if it is.
-    fn with(&self, act: impl FnOnce(&mut Recorded)) {
-        if self.is_recording()
-            && let Some(recorded) = &mut *self.lock()
-        {
-            act(recorded);
+    fn with<T>(&self, act: impl FnOnce(&mut Recorded) -> T) -> Option<T> {
+        if !self.is_recording() {
+            return None;
         }
+        let mut recorded = self.lock();
+        let recorded = recorded.as_mut()?;
+        let result = act(recorded);
+        if recorded.writer.is_over() {
+            self.is_over.store(true, Ordering::Release);
+        }
+        Some(result)
+    }
+
+    /// Like `with`, if that recording is still recorded.
+    fn with_same(&self, number: u64, act: impl FnOnce(&mut Recorded)) {
+        self.with(|recorded| {
+            if recorded.number == number {
+                act(recorded);
+            }
+        });
+    }
+
+    /// The number of what is recorded, and the row of this thread there. `None` if nothing is, or the thread is about to end.
+    fn row(self: &Arc<Self>) -> Option<(u64, u64)> {
+        let current = self.number.load(Ordering::Acquire);
+        let known = |rows: &RefCell<Vec<OwnRow>>| {
+            rows.borrow().iter().find(|row| row.recording == current).map(|row| (current, row.row))
+        };
+        if let Some(row) = ROWS.try_with(known).ok()? {
+            return Some(row);
+        }
+        let thread = std::thread::current();
+        let thread = thread.name().unwrap_or("thread").to_owned();
+        let (recording, row) = self.with(|recorded| (recorded.number, recorded.writer.enlist(&thread)))?;
+        let own = OwnRow { shared: Arc::downgrade(self), recording, thread, row };
+        let keep = |rows: &RefCell<Vec<OwnRow>>| {
+            let mut rows = rows.borrow_mut();
+            rows.retain(OwnRow::is_current);
+            rows.push(own);
+        };
+        ROWS.try_with(keep).ok()?;
+        Some((recording, row))
+    }
+}
+
+impl OwnRow {
+    fn is_current(&self) -> bool {
+        let shared = self.shared.upgrade();
+        shared.is_some_and(|shared| shared.number.load(Ordering::Acquire) == self.recording)
+    }
+}
+
+impl Drop for OwnRow {
+    fn drop(&mut self) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let thread = std::mem::take(&mut self.thread);
+        shared.with_same(self.recording, |recorded| recorded.writer.leave(thread, self.row));
     }
 }
 
 impl OpenSpan {
-    fn slice(&self, begun: Instant, ended: Instant) -> file::Slice<'_> {
-        file::Slice { name: self.name, target: self.target, begun, ended, fields: &self.fields }
-    }
-
-    /// Writes a span that was never entered.
-    fn end(&self, writer: &mut Writer<File>, now: Instant) {
-        if !self.was_entered {
-            writer.beside(self.fields.track().ok_or(self.thread), self.slice(self.begun, now));
-        }
+    fn slice(&self, begun: Instant, ended: Instant) -> Slice {
+        Slice::new(self.metadata, (begun, ended), &self.fields, None)
     }
 }
 
-/// Writes what is recorded.
+/// Writes what is recorded. What it writes is made before the lock is taken.
 struct Recorder(Arc<Shared>);
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Recorder {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, _: Context<'_, S>) {
+        let begun = Instant::now();
+        let Some((number, row)) = self.0.row() else { return };
         let mut fields = Fields::default();
         attributes.record(&mut fields);
-        let thread = std::thread::current();
-        let metadata = attributes.metadata();
-        self.0.with(|recorded| {
-            recorded.writer.name(&thread);
-            let span = OpenSpan {
-                name: metadata.name(),
-                target: metadata.target(),
-                fields,
-                begun: Instant::now(),
-                thread: thread.id(),
-                entered: Vec::new(),
-                was_entered: false,
-            };
+        let span = OpenSpan {
+            metadata: attributes.metadata(),
+            fields: fields.into(),
+            begun,
+            row,
+            entered: Vec::new(),
+            was_entered: false,
+        };
+        self.0.with_same(number, |recorded| {
             recorded.open.insert(id.into_u64(), span);
         });
     }
 
     fn on_record(&self, id: &Id, values: &Record<'_>, _: Context<'_, S>) {
+        let mut fields = Fields::default();
+        values.record(&mut fields);
         self.0.with(|recorded| {
             if let Some(span) = recorded.open.get_mut(&id.into_u64()) {
-                values.record(&mut span.fields);
+                Arc::make_mut(&mut span.fields).extend(fields);
             }
         });
     }
 
     fn on_enter(&self, id: &Id, _: Context<'_, S>) {
-        let thread = std::thread::current();
-        self.0.with(|recorded| {
-            recorded.writer.name(&thread);
+        let now = Instant::now();
+        let Some((number, row)) = self.0.row() else { return };
+        self.0.with_same(number, |recorded| {
             if let Some(span) = recorded.open.get_mut(&id.into_u64()) {
                 span.was_entered = true;
-                span.entered.push((thread.id(), Instant::now()));
+                span.entered.push((row, now));
             }
         });
     }
 
     fn on_exit(&self, id: &Id, _: Context<'_, S>) {
         let now = Instant::now();
-        let thread = std::thread::current().id();
-        self.0.with(|Recorded { writer, open }| {
-            let Some(span) = open.get_mut(&id.into_u64()) else { return };
-            let Some(position) = span.entered.iter().rposition(|(entered, _)| *entered == thread) else {
-                return;
-            };
+        let Some((number, row)) = self.0.row() else { return };
+        let left = self.0.with(|recorded| {
+            let span = recorded.open.get_mut(&id.into_u64())?;
+            let position = span.entered.iter().rposition(|(entered, _)| *entered == row)?;
             let (_, since) = span.entered.remove(position);
-            writer.on_thread(thread, None, span.slice(since, now));
+            Some((span.metadata, span.fields.clone(), since))
         });
+        let Some((metadata, fields, since)) = left.flatten() else { return };
+        let slice = Slice::new(metadata, (since, now), &fields, None);
+        self.0.with_same(number, |recorded| recorded.writer.on_thread(row, &slice));
     }
 
     fn on_close(&self, id: Id, _: Context<'_, S>) {
         let now = Instant::now();
-        self.0.with(|Recorded { writer, open }| {
-            if let Some(span) = open.remove(&id.into_u64()) {
-                span.end(writer, now);
-            }
-        });
+        let closed =
+            self.0.with(|recorded| Some((recorded.number, recorded.open.remove(&id.into_u64())?))).flatten();
+        let Some((number, span)) = closed.filter(|(_, span)| !span.was_entered) else { return };
+        let slice = span.slice(span.begun, now);
+        let track = span.fields.track().ok_or(span.row);
+        self.0.with_same(number, |recorded| recorded.writer.beside(track, &slice));
     }
 
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let now = Instant::now();
+        let Some((number, row)) = self.0.row() else { return };
         let mut fields = Fields::default();
         event.record(&mut fields);
         let message = fields.take_message();
-        let thread = std::thread::current();
         let metadata = event.metadata();
-        self.0.with(|recorded| {
-            recorded.writer.name(&thread);
-            let name = message.as_deref().unwrap_or(metadata.name());
-            let slice =
-                file::Slice { name, target: metadata.target(), begun: now, ended: now, fields: &fields };
-            recorded.writer.on_thread(thread.id(), Some(metadata.level()), slice);
-        });
+        let name = message.as_deref().unwrap_or(metadata.name());
+        let slice = Slice::new(metadata, (now, now), &fields, Some((name, metadata.level())));
+        self.0.with_same(number, |recorded| recorded.writer.on_thread(row, &slice));
     }
 }
 
-/// Wants all spans while something is recorded, and none otherwise.
+/// Wants all spans of hoistway's crates while something is recorded, and none otherwise.
 struct WhileRecording(Arc<Shared>);
 
+fn is_own(metadata: &Metadata<'_>) -> bool {
+    let rest = metadata.target().strip_prefix("hoistway");
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("::") || rest.starts_with('_'))
+}
+
 impl<S> Filter<S> for WhileRecording {
-    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
-        self.0.is_recording()
+    fn enabled(&self, metadata: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        self.0.is_recording() && is_own(metadata)
     }
 
-    fn callsite_enabled(&self, _: &'static Metadata<'static>) -> Interest {
+    fn callsite_enabled(&self, metadata: &'static Metadata<'static>) -> Interest {
         // Whether a child of `fork` records is asked each time.
         match self.0.process.load(Ordering::Acquire) {
             NONE => Interest::never(),
+            _ if !is_own(metadata) => Interest::never(),
             _ => Interest::sometimes(),
         }
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
+        self.0.is_connected.store(true, Ordering::Release);
         match self.0.process.load(Ordering::Acquire) {
             NONE => Some(LevelFilter::OFF),
             _ => Some(LevelFilter::TRACE),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    /// Says that it is flushed for the last time, and waits until it may be.
+    struct Blocking(Sender<()>, Receiver<()>, bool);
+
+    impl io::Write for Blocking {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.2 |= bytes == b"\n]\n";
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            if self.2 {
+                self.0.send(()).map_err(io::Error::other)?;
+                self.1.recv().map_err(io::Error::other)?;
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_recording_that_ends_leaves_the_next_one_alone() {
+        let timeline = Timeline::new();
+        let subscriber = tracing_subscriber::registry().with(timeline.layer());
+        tracing::subscriber::with_default(subscriber, || {
+            let ((says, said), (lets, let_go)) = (channel(), channel());
+            let first = timeline.record_to(|| Ok(Box::new(Blocking(says, let_go, false)))).unwrap();
+            let ending = std::thread::spawn(move || first.finish());
+            said.recv().unwrap();
+            let second = timeline.record_to(|| Ok(Box::new(io::sink()))).unwrap();
+            lets.send(()).unwrap();
+            ending.join().unwrap().unwrap();
+            assert!(timeline.0.is_recording() && timeline.0.lock().is_some());
+            second.finish().unwrap();
+            assert!(!timeline.0.is_recording());
+        });
     }
 }

@@ -39,8 +39,10 @@ fn entered_spans_are_slices_of_their_threads() {
     with_timeline(|timeline, directory| {
         let path = directory.join("timeline.json");
         let recording = timeline.record(&path).unwrap();
-        let work =
-            || info_span!("outer", bytes = 7, file = "a\"b").in_scope(|| info_span!("inner").in_scope(|| ()));
+        let work = || {
+            info_span!(target: "hoistway", "outer", bytes = 7, file = "a\"b")
+                .in_scope(|| info_span!(target: "hoistway", "inner").in_scope(|| ()))
+        };
         tracing::dispatcher::get_default(|dispatch| {
             thread::scope(|scope| {
                 let body = || tracing::dispatcher::with_default(dispatch, work);
@@ -64,8 +66,11 @@ fn spans_in_flight_side_by_side_have_rows_of_their_own() {
     with_timeline(|timeline, directory| {
         let path = directory.join("timeline.json");
         let recording = timeline.record(&path).unwrap();
-        let (first, second) = (trace_span!("read", offset = 0), trace_span!("read", offset = 1));
-        let copy = trace_span!("copy", track = "cuda:0");
+        let (first, second) = (
+            trace_span!(target: "hoistway", "read", offset = 0),
+            trace_span!(target: "hoistway", "read", offset = 1),
+        );
+        let copy = trace_span!(target: "hoistway", "copy", track = "cuda:0");
         drop((first, second, copy));
         recording.finish().unwrap();
         let events = events(&path);
@@ -82,9 +87,9 @@ fn events_are_instants_and_fields_may_come_late() {
     with_timeline(|timeline, directory| {
         let path = directory.join("timeline.json");
         let recording = timeline.record(&path).unwrap();
-        let span = info_span!("load", bytes = tracing::field::Empty);
+        let span = info_span!(target: "hoistway", "load", bytes = tracing::field::Empty);
         span.record("bytes", 5);
-        info!(tensor = "w", "delivered");
+        info!(target: "hoistway", tensor = "w", "delivered");
         drop(span);
         recording.finish().unwrap();
         let events = events(&path);
@@ -98,7 +103,7 @@ fn events_are_instants_and_fields_may_come_late() {
 fn only_what_happens_during_a_recording_is_recorded() {
     with_timeline(|timeline, directory| {
         let (path, again) = (directory.join("1.json"), directory.join("2.json"));
-        let span = || info_span!("step");
+        let span = || info_span!(target: "hoistway", "step");
         assert!(span().is_disabled());
         let before = span();
         let recording = timeline.record(&path).unwrap();
@@ -129,5 +134,72 @@ fn a_second_recording_at_a_time_is_refused() {
         drop(recording);
         timeline.record(&other).unwrap().finish().unwrap();
         assert_eq!(timeline.record(&directory.join("no/3.json")).unwrap_err().kind(), ErrorKind::NotFound);
+    });
+}
+
+#[test]
+fn what_others_do_is_not_recorded() {
+    with_timeline(|timeline, directory| {
+        let path = directory.join("timeline.json");
+        let recording = timeline.record(&path).unwrap();
+        info_span!(target: "hyper", "request").in_scope(|| info!(target: "hoistways", "secret"));
+        info_span!(target: "hoistway_io::lane", "read").in_scope(|| ());
+        recording.finish().unwrap();
+        let names: Vec<_> = events(&path).iter().map(|event| event["name"].clone()).collect();
+        assert_eq!(names, ["process_name", "thread_name", "read"]);
+    });
+}
+
+#[test]
+fn a_recording_that_would_see_nothing_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, timeline) = (directory.path().join("timeline.json"), Timeline::new());
+    for _ in 0..2 {
+        assert_eq!(timeline.record(&path).unwrap_err().kind(), ErrorKind::NotConnected);
+        assert!(!path.exists());
+    }
+    let subscriber = tracing_subscriber::registry().with(timeline.layer());
+    tracing::subscriber::with_default(subscriber, || timeline.record(&path).unwrap().finish().unwrap());
+}
+
+#[test]
+fn a_file_that_is_no_timeline_is_left_alone() {
+    with_timeline(|timeline, directory| {
+        let path = directory.join("model.safetensors");
+        for content in [&b"[\0\0\0\0\0\0\0{}"[..], b"["] {
+            fs::write(&path, content).unwrap();
+            assert_eq!(timeline.record(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
+            assert_eq!(fs::read(&path).unwrap(), content);
+        }
+        fs::write(&path, "").unwrap();
+        let recording = timeline.record(&path).unwrap();
+        (0..100).for_each(|_| info!(target: "hoistway", "longer"));
+        recording.finish().unwrap();
+        // A timeline may be replaced.
+        timeline.record(&path).unwrap().finish().unwrap();
+        assert_eq!(named(&events(&path), "longer").len(), 0);
+    });
+}
+
+#[test]
+fn threads_one_after_the_other_share_a_row() {
+    with_timeline(|timeline, directory| {
+        let path = directory.join("timeline.json");
+        let recording = timeline.record(&path).unwrap();
+        for _ in 0..5 {
+            let dispatch = tracing::dispatcher::get_default(Clone::clone);
+            let work = move || {
+                tracing::dispatcher::with_default(&dispatch, || {
+                    info_span!(target: "hoistway", "step")
+                        .in_scope(|| drop(info_span!(target: "hoistway", "read")));
+                });
+            };
+            thread::Builder::new().name("lane".into()).spawn(work).unwrap().join().unwrap();
+        }
+        recording.finish().unwrap();
+        let events = events(&path);
+        assert_eq!(named(&events, "step").len(), 5);
+        // That of the threads, and that of what they had in flight.
+        assert_eq!(named(&events, "thread_name").len(), 2);
     });
 }

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    Report, Route,
+    Error, Report, Route,
     report::{Carrier, TimeReport},
     route::Access,
 };
@@ -67,9 +67,19 @@ fn position(name: &str) -> usize {
     Route::ALL.iter().position(|route| route.name() == name).unwrap_or(Route::ALL.len())
 }
 
-/// Counts a load that failed before it began.
-pub(crate) fn count_failed() {
-    add(&LOADS[Outcome::Failed as usize], 1);
+impl Outcome {
+    /// That of a load that `error` has ended.
+    pub(crate) fn of(error: &Error) -> Self {
+        match error {
+            Error::Cancelled => Self::Cancelled,
+            _ => Self::Failed,
+        }
+    }
+}
+
+/// Counts a load that `error` has ended before it began.
+pub(crate) fn count_unbegun(error: &Error) {
+    add(&LOADS[Outcome::of(error) as usize], 1);
 }
 
 /// Counts a load that has ended, of which `tensors` were delivered.
@@ -152,7 +162,7 @@ pub fn metrics() -> String {
     family("hoistway_load_retries", "", "Reads of loads that were repeated", retries.collect());
     let names = Route::ALL.iter().map(|route| route.name()).chain(["other"]);
     let refused = names.zip(&REFUSED).map(|(name, counter)| label("what", name, counter));
-    let help = "Loads that a faster route was refused to, by route";
+    let help = "Refusals of faster routes to loads, by route";
     family("hoistway_load_refusals", "", help, refused.filter(|(_, count)| count != "0").collect());
     text + "# EOF\n"
 }

@@ -9,7 +9,10 @@ use super::{
     queues::QueueSet,
     scheduler::{Scheduler, Wait},
 };
-use crate::lane::{Done, Lane};
+use crate::{
+    lane::{Done, Lane},
+    span::OwnSpan,
+};
 use std::{
     io,
     ops::{Deref, DerefMut},
@@ -104,7 +107,7 @@ struct Worker<C: Customer, L> {
 struct InLane<C: Customer> {
     ticket: Ticket<C>,
     pushed: Instant,
-    span: Span,
+    span: OwnSpan,
 }
 
 impl<C: Customer> Scheduler<C> {
@@ -222,11 +225,18 @@ impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
 
     /// Carries out the answer of a handler. If the handler panics, the operation fails.
     fn follow<H: Handler<C>>(&mut self, handler: &mut H, ask: impl FnOnce(&mut H) -> Next<C>) {
-        match panic::catch_unwind(AssertUnwindSafe(|| ask(handler))).unwrap_or(Next::Ended) {
-            Next::Carry(flight) => {
-                let span = handler.span(&flight.content);
-                self.push(flight, span);
-            }
+        // Making its span calls the program's subscriber, which may panic too.
+        let asked = panic::catch_unwind(AssertUnwindSafe(|| {
+            let next = ask(handler);
+            let span = match &next {
+                Next::Carry(flight) => handler.span(&flight.content),
+                _ => Span::none(),
+            };
+            (next, span)
+        }));
+        let (next, span) = asked.unwrap_or_else(|_| (Next::Ended, Span::none()));
+        match next {
+            Next::Carry(flight) => self.push(flight, span),
             Next::HandOver(flight, queue, charge) => self.scheduler.hand_over(flight, queue, charge),
             Next::PutBack(flight) => self.scheduler.put_back(self.number, flight),
             Next::GiveUp(flight) => {
@@ -239,7 +249,7 @@ impl<C: Customer, L: Lane<Carried<C::Operation>>> Worker<C, L> {
 
     fn push(&mut self, flight: Flight<C>, span: Span) {
         let (content, ticket) = flight.into_parts();
-        let in_lane = Some(InLane { ticket, pushed: Instant::now(), span });
+        let in_lane = Some(InLane { ticket, pushed: Instant::now(), span: span.into() });
         let number = match self.free.pop() {
             Some(free) => {
                 self.tickets[free] = in_lane;

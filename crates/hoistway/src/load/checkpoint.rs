@@ -61,7 +61,7 @@ impl Checkpoint {
     /// Those of [`Catalog::open`].
     pub fn open_with<P: AsRef<Path>>(paths: &[P], options: &OpenOptions) -> Result<Self> {
         let started = Instant::now();
-        let named = paths.iter().map(|path| path.as_ref().display().to_string());
+        let named = paths.iter().map(|path| SourceName::from(path.as_ref()).shown());
         let _opening = debug_span!("open", paths = named.collect::<Vec<_>>().join(" ")).entered();
         let (catalog, sources) = Catalog::open_sources(paths, options)?;
         let has_folder = !paths.iter().any(|path| SourceName::from(path.as_ref()).has_query());
@@ -214,7 +214,7 @@ impl Checkpoint {
         let (device, route) = (options.device, options.route.name());
         let span = debug_span!("load", files = sources.len(), %device, route);
         Loading::start(&Start { catalog, sources, options, stream, open_time, span: &span })
-            .inspect_err(|_| metrics::count_failed())
+            .inspect_err(metrics::count_unbegun)
     }
 
     /// Loads, and waits for all of it.
@@ -225,7 +225,7 @@ impl Checkpoint {
     pub fn load(&self, options: &LoadOptions) -> Result<Loaded> {
         if options.route.is_mapping() {
             return mapped::map(&self.catalog, &self.sources, options, self.take_open_time())
-                .inspect_err(|_| metrics::count_failed());
+                .inspect_err(metrics::count_unbegun);
         }
         self.start(options)?.wait()
     }

@@ -9,6 +9,7 @@ use crate::{
     ByteRange, DeviceId, Error, Result,
     device::Device,
     memory::HugePages,
+    metrics,
     plan::{Layout, Plan, PlannedTensor, TensorRequest},
     read::Reader,
     sys::usage::Usage,
@@ -31,6 +32,18 @@ impl Checkpoint {
     /// tensor, or two targets overlap, and for options that choose or convert what the targets already say, or are about
     /// memory that it does not have.
     pub unsafe fn fill(
+        &self,
+        targets: &[FillTarget],
+        options: &LoadOptions,
+        order: Order,
+    ) -> Result<Filling> {
+        // SAFETY: the caller's promise.
+        unsafe { self.begin_to_fill(targets, options, order) }.inspect_err(metrics::count_unbegun)
+    }
+
+    /// # Safety
+    /// That of [`Checkpoint::fill`].
+    unsafe fn begin_to_fill(
         &self,
         targets: &[FillTarget],
         options: &LoadOptions,

@@ -249,13 +249,15 @@ impl Filling {
 
     /// Ends it early, and waits for its reads, and copies as far as devices tell their ends.
     pub(super) fn stop(&mut self) {
-        if self.waves.is_some() && self.process == std::process::id() {
-            self.report = self.report();
-            let outcome = match () {
-                () if self.told == self.pending.len() => Outcome::Ok,
-                () if self.failed.is_empty() => Outcome::Cancelled,
-                () => Outcome::Failed,
+        if let Some(waves) = &self.waves
+            && self.process == std::process::id()
+        {
+            let outcome = match self.failed.first() {
+                _ if self.told == self.pending.len() => Outcome::Ok,
+                None => Outcome::Cancelled,
+                Some((_, read)) => waves.error(*read).map_or(Outcome::Failed, Outcome::of),
             };
+            self.report = self.report();
             metrics::count(&self.report, outcome, self.told);
         }
         self.waves = None;

@@ -27,6 +27,7 @@ use crate::{
 use hoistway_io::{
     cancel::Registration,
     executor::{Charge, Gate, GroupId, Operation, Patience, Reason, Submission},
+    span::OwnSpan,
 };
 use std::{
     collections::VecDeque,
@@ -37,7 +38,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tracing::{Span, debug_span, span::Id, trace};
+use tracing::{Span, debug_span, trace};
 
 /// Reads whose memory on a device is allocated before the first of them begins, and by steps of so many afterwards.
 pub(super) const FIRST_EXTENTS: usize = 32;
@@ -49,7 +50,7 @@ pub(super) struct Job {
     /// Carries the reads.
     pub(super) engine: Engine,
     /// From the first read to the end.
-    span: Span,
+    span: OwnSpan,
     /// The group of all reads, once it was submitted.
     reads: OnceLock<GroupId>,
     /// How many extents, from the first on, may be read.
@@ -131,7 +132,8 @@ impl Job {
         let job = Self {
             catalog: catalog.clone(),
             engine,
-            span: debug_span!(parent: start.span, "transfer", reads = plan.extents().len(), bytes = plan.read_bytes()),
+            span: debug_span!(parent: start.span, "transfer", reads = plan.extents().len(), bytes = plan.read_bytes())
+                .into(),
             reads: OnceLock::new(),
             admitted: AtomicUsize::new(place.admitted),
             is_read: AtomicBool::new(false),
@@ -427,8 +429,8 @@ impl Order for Job {
         self.engine.chosen
     }
 
-    fn span(&self) -> Option<Id> {
-        self.span.id()
+    fn span(&self) -> Option<&Span> {
+        Some(&self.span)
     }
 
     fn tally(&self) -> MutexGuard<'_, Tally> {

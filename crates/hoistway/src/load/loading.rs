@@ -32,7 +32,7 @@ use std::{
     thread::JoinHandle,
     time::{Duration, Instant},
 };
-use tracing::debug_span;
+use tracing::{debug_span, dispatcher, subscriber::NoSubscriber};
 
 /// Loads of local files that read no more than this run on the caller's thread: starting others would take longer.
 const INLINE_BYTES: u64 = 1 << 20;
@@ -219,7 +219,8 @@ impl ThreadedLoad {
                 loading.job.admit_all();
             }
             if let Err(error) = loading.spawn_all(&threads, threads_node) {
-                // Those that started end with the load.
+                // Those that started end with the load, which begins anew.
+                loading.is_counted = true;
                 return Ok(Err(error));
             }
         }
@@ -302,12 +303,17 @@ impl ThreadedLoad {
         for started in 0..count {
             let (job, work, cpus) = (self.job.clone(), work.clone(), cpus.clone());
             let running = job.enter();
+            // The caller's may be that of its thread alone.
+            let subscriber = dispatcher::get_default(Clone::clone);
             let body = move || {
                 let _running = running;
                 if let Some(cpus) = cpus {
                     run_on(&cpus);
                 }
-                work(&job);
+                match subscriber.is::<NoSubscriber>() {
+                    true => work(&job),
+                    false => dispatcher::with_default(&subscriber, || work(&job)),
+                }
             };
             match parallel::thread_named(name).spawn(body) {
                 Ok(thread) => self.threads.push(thread),
@@ -362,15 +368,12 @@ impl ThreadedLoad {
                 } else {
                     self.job.check_kept()
                 };
-                self.count(if ended.is_ok() { Outcome::Ok } else { Outcome::Failed });
+                self.count(ended.as_ref().map_or_else(Outcome::of, |()| Outcome::Ok));
                 ended.map(|()| Arrival::Finished)
             }
             Err(error) => {
                 self.finish();
-                self.count(match error {
-                    Error::Cancelled => Outcome::Cancelled,
-                    _ => Outcome::Failed,
-                });
+                self.count(Outcome::of(&error));
                 Err(error)
             }
         }

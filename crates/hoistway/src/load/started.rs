@@ -9,8 +9,8 @@ use super::{
     wave_load::WaveLoad,
 };
 use crate::{Report, Result};
+use hoistway_io::span::OwnSpan;
 use std::time::Duration;
-use tracing::Span;
 
 /// A load in progress, on threads of its own.
 ///
@@ -28,7 +28,7 @@ use tracing::Span;
 pub struct Loading {
     kind: Kind,
     /// Until the load is dropped.
-    _span: Span,
+    _span: OwnSpan,
 }
 
 enum Kind {
@@ -47,7 +47,7 @@ impl Loading {
             }
             Err(NoLoad::TooManyReads(error) | NoLoad::Failed(error)) => return Err(error),
         };
-        Ok(Self { kind, _span: start.span.clone() })
+        Ok(Self { kind, _span: start.span.clone().into() })
     }
 
     /// The next tensor to become complete, waiting no longer than `timeout`.

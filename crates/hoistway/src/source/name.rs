@@ -31,6 +31,14 @@ impl SourceName {
         }
     }
 
+    /// What logs and timelines show: of a URL neither user, password, query nor fragment, any of which may be a secret.
+    pub(crate) fn shown(&self) -> String {
+        match self {
+            Self::Path(path) => path.display().to_string(),
+            Self::Url(url) => shown(url),
+        }
+    }
+
     /// Whether it is the URL of a web server with a query. Such a URL, which may be signed, names one file: no index of
     /// others, and no folder.
     pub(crate) fn has_query(&self) -> bool {
@@ -81,9 +89,30 @@ pub(super) fn scheme_of(text: &str) -> Option<&str> {
     (scheme.len() > 1 && begins_well && scheme.bytes().all(is_allowed)).then_some(scheme)
 }
 
+#[cfg(feature = "objects")]
+use hoistway_objects::shown;
+
+#[cfg(not(feature = "objects"))]
+fn shown(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or_default();
+    let rest = &rest[..rest.find(['?', '#']).unwrap_or(rest.len())];
+    format!("{scheme}://{}", &rest[rest.rfind('@').map_or(0, |end| end + 1)..])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_shown_has_no_secret() {
+        for (name, shown) in [
+            ("https://me:secret@host/a.gguf?X-Amz-Signature=5#b", "https://host/a.gguf"),
+            ("s3://bucket/a.gguf", "s3://bucket/a.gguf"),
+            ("models/what?.gguf", "models/what?.gguf"),
+        ] {
+            assert_eq!(SourceName::from(Path::new(name)).shown(), shown);
+        }
+    }
 
     #[test]
     fn what_has_a_scheme_is_a_url() {

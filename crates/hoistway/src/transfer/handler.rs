@@ -19,7 +19,7 @@ use hoistway_io::{
     file::is_transient,
 };
 use std::io;
-use tracing::{Span, trace_span};
+use tracing::{Span, dispatcher, span::Id, trace_span};
 
 /// The routes that one thread makes reads by. They have numbers.
 pub(crate) trait Ways {
@@ -253,15 +253,24 @@ impl<W: Ways> Handler<Reads> for Mover<W> {
             Some(route) => route.member.route().name(),
             None => self.ways.member(op.way).route().name(),
         };
-        trace_span!(
-            parent: op.order.span(),
-            "read",
-            route = route(),
-            direct = op.access == Access::Direct,
-            file = %op.source.path().display(),
-            offset = op.part.range.start() + op.progress.filled,
-            bytes = op.part.range.len() - op.progress.filled,
-        )
+        let span = |parent: Option<Id>| {
+            trace_span!(
+                parent: parent,
+                "read",
+                route = route(),
+                direct = op.access == Access::Direct,
+                file = %op.source.path().display(),
+                offset = op.part.range.start() + op.progress.filled,
+                bytes = op.part.range.len() - op.progress.filled,
+            )
+        };
+        // A span is known to its own subscriber alone, which need not be that of this thread.
+        let of_order = op.order.span().and_then(|parent| {
+            parent.with_subscriber(|(id, dispatch)| {
+                dispatcher::with_default(dispatch, || span(Some(id.clone())))
+            })
+        });
+        of_order.unwrap_or_else(|| span(None))
     }
 }
 

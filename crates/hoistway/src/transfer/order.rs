@@ -14,7 +14,7 @@ use std::{
     fmt, io,
     sync::{Arc, MutexGuard},
 };
-use tracing::span::Id;
+use tracing::Span;
 
 /// The reads of orders. A group of them is an order, or an item of one.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ pub(crate) trait Order: Send + Sync {
     fn chosen(&self) -> (Route, DirectIo);
 
     /// The span that its reads belong to, if it has one.
-    fn span(&self) -> Option<Id> {
+    fn span(&self) -> Option<&Span> {
         None
     }
 
