@@ -23,7 +23,8 @@ def metrics(*stores: Store) -> str:
     """The metrics of all loads of this process, and of these KV stores, as OpenMetrics text for Prometheus.
 
     Loads are counted once they end: by outcome, bytes and reads by route, seconds by step, refusals of faster routes.
-    Samples of a store have its directory as label ``store``. A closed store has none.
+    A child of ``fork`` starts from its parent's
+    counts. Samples of a store have its directory as label ``store``. A closed store has none.
 
     Args:
         stores: Open stores.

@@ -22,10 +22,18 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
         ...     tensors = hoistway.load_file("model.safetensors")
 
     Raises:
-        HoistwayError: The file cannot be written, or a timeline is recorded already. It is an ``OSError`` too.
+        HoistwayError: The file cannot be written, is there and no timeline, or a timeline is recorded already. It is an ``OSError`` too.
     """
     recording = _native.Recording(os.fspath(path))
     try:
         yield
-    finally:
-        recording.finish()
+    except BaseException as error:
+        # What the block raised is what its caller is to see.
+        try:
+            recording.finish()
+        except OSError as unwritten:
+            # Python 3.10 has no notes.
+            if hasattr(error, "add_note"):
+                error.add_note(f"the timeline is not whole: {unwritten}")
+        raise
+    recording.finish()

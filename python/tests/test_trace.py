@@ -54,6 +54,23 @@ def test_a_block_that_raises_leaves_a_whole_timeline(model, tmp_path):
     assert named(path, "open")
 
 
+def test_a_model_is_not_overwritten(model):
+    content = model.read_bytes()
+    with pytest.raises(OSError, match="not a timeline"), hoistway.trace(model):
+        pass
+    assert model.read_bytes() == content
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full disk")
+def test_a_full_disk_does_not_hide_what_the_block_raised(model):
+    with pytest.raises(KeyError, match="missing") as caught, hoistway.trace("/dev/full"):
+        hoistway.open(model, framework="numpy").get_tensor("missing")
+    if sys.version_info >= (3, 11):
+        assert "the timeline is not whole" in caught.value.__notes__[0]
+    with pytest.raises(OSError, match="space"), hoistway.trace("/dev/full"):
+        pass
+
+
 def test_a_second_timeline_at_a_time_is_refused(tmp_path):
     with hoistway.trace(tmp_path / "1.json"):
         with pytest.raises(OSError, match="recorded already") as caught, hoistway.trace(tmp_path / "2.json"):
@@ -75,6 +92,9 @@ def test_a_child_of_fork_leaves_the_file_to_its_parent(model, tmp_path):
                     os._exit(1)
             except OSError:
                 os._exit(0)
+            finally:
+                # Whatever else it raises: it must not go on with these tests.
+                os._exit(2)
         assert os.waitpid(child, 0)[1] == 0
         hoistway.load_file(model, framework="numpy")
     assert len(named(path, "load")) == 2

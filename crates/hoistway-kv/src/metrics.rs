@@ -21,7 +21,7 @@ use prometheus_client::{
 };
 use std::{
     borrow::Cow,
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     fmt::Debug,
     path::Path,
     sync::{Arc, Mutex},
@@ -122,6 +122,8 @@ impl NamespaceInfo {
 /// ```
 pub fn join_metrics<T: AsRef<str>>(texts: &[T]) -> String {
     let mut families: Vec<(&str, Vec<&str>, Vec<&str>)> = Vec::new();
+    // A store may be named twice, whose samples may not be.
+    let mut known_samples = HashSet::new();
     for text in texts {
         let mut position = 0;
         for line in text.as_ref().lines().filter(|line| *line != "# EOF") {
@@ -139,6 +141,7 @@ pub fn join_metrics<T: AsRef<str>>(texts: &[T]) -> String {
                     }
                 }
                 // Samples follow what is said of their family.
+                None if !known_samples.insert(line.rsplit_once(' ').map_or(line, |(sample, _)| sample)) => {}
                 None => families.get_mut(position).into_iter().for_each(|(.., samples)| samples.push(line)),
             }
         }
