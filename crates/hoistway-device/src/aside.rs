@@ -8,7 +8,7 @@ use std::{
         atomic::{AtomicU32, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// The longest wait for these threads: on a device that hangs, none of them ends.
@@ -66,11 +66,16 @@ pub(crate) fn run(name: &str, work: impl FnOnce() + Send + 'static) {
     drop(thread::Builder::new().name(name.into()).spawn(work));
 }
 
-/// Waits until all of it is done, or takes too long.
-pub(crate) fn wait() {
+/// When a wait that begins now should end.
+pub(crate) fn deadline() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+/// Waits until all of it is done, or the deadline has passed.
+pub(crate) fn wait(deadline: Instant) {
     if PROCESS.load(Ordering::Acquire) == process::id() {
-        let state = running();
-        drop(ENDED.wait_timeout_while(state, PATIENCE, |state| state.threads > 0));
+        let (state, left) = (running(), deadline.saturating_duration_since(Instant::now()));
+        drop(ENDED.wait_timeout_while(state, left, |state| state.threads > 0));
     }
 }
 
@@ -79,5 +84,5 @@ unsafe extern "C" {
 }
 
 extern "C" fn wait_at_exit() {
-    wait();
+    wait(deadline());
 }

@@ -181,7 +181,9 @@ fn let_go(device: &Arc<Device>) {
 /// does. They are opened again when they are needed. Waits for all work of a device where memory is parked, which comes back if the
 /// device tells that it has ended.
 pub fn release_devices() {
-    aside::wait();
+    // One for all waits: what hangs is not waited for again.
+    let deadline = aside::deadline();
+    aside::wait(deadline);
     for (kind, _) in kinds() {
         // Also true in a child of fork, which has none to release.
         if !kind.is_started() {
@@ -198,7 +200,7 @@ pub fn release_devices() {
         // After that, nothing more is kept for them.
         open.iter().for_each(let_go);
         // They may do that on a thread of their own.
-        aside::wait();
+        aside::wait(deadline);
         // Without the lock: to close a device waits for its work.
         drop((open, kept));
     }

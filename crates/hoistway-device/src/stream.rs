@@ -315,7 +315,7 @@ impl CopyStream {
                 rest = after;
             }
         }
-        *self.kept_bounce() = Some(bounce);
+        self.keep_bounce(bounce);
         Ok(())
     }
 
@@ -355,7 +355,7 @@ impl CopyStream {
             // SAFETY: passed on.
             bounce = unsafe { bounce.copy(self, CopyDirection::ToDevice, &[(place, chunk.len())])? };
         }
-        *self.kept_bounce() = Some(bounce);
+        self.keep_bounce(bounce);
         Ok(())
     }
 
@@ -364,6 +364,11 @@ impl CopyStream {
         let len = len.clamp(1, BOUNCE_BYTES);
         let kept = self.kept_bounce().take().filter(|kept| kept.memory.len() >= len);
         kept.map_or_else(|| Bounce::new(&self.device, len), Ok)
+    }
+
+    /// Keeps it for later copies, unless more memory may be pinned by then.
+    fn keep_bounce(&self, bounce: Bounce) {
+        *self.kept_bounce() = Some(bounce).filter(|bounce| !bounce.is_short);
     }
 
     fn kept_bounce(&self) -> MutexGuard<'_, Option<Bounce>> {
@@ -398,22 +403,25 @@ impl Ticket {
 struct Bounce {
     /// Before the memory, which it unpins. `None` where the platform pins none, or no more.
     _pinned: Option<Pinned>,
+    /// Whether the platform pins memory, and no more now.
+    is_short: bool,
     memory: Vec<u8>,
 }
 
 impl Bounce {
     fn new(device: &Arc<Device>, len: usize) -> Result<Self> {
-        let mut memory = vec![0; len];
+        let (mut memory, mut is_short) = (vec![0; len], false);
         // SAFETY: the memory is dropped after it, or never.
         let pinned = match unsafe { Pinned::new(device, memory.as_mut_ptr(), memory.len()) } {
             Err(error) if error.is_unsupported() => None,
             Err(error @ Error::Allocation { .. }) => {
                 tracing::warn!(bytes = len, %error, "bytes of a device pass memory that is not pinned");
+                is_short = true;
                 None
             }
             pinned => Some(pinned?),
         };
-        Ok(Self { _pinned: pinned, memory })
+        Ok(Self { _pinned: pinned, is_short, memory })
     }
 
     /// Copies between its first bytes and the device's at these places, each an address and a length: no more than it has. If that
@@ -434,7 +442,8 @@ impl Bounce {
             copy
         });
         let copies: Vec<HostCopy> = copies.collect();
-        // SAFETY: the host's bytes are pinned and this value's alone; the caller vouches for the device's.
+        // SAFETY: the host's bytes are this value's alone, pinned or pageable, and stay until the copies have ended: `run_pieces`
+        // waits for that, or the value is parked. The caller vouches for the device's.
         match unsafe { stream.run_pieces(direction, &copies) } {
             Fate::Done => Ok(self),
             Fate::Failed(error) => Err(error),
