@@ -22,7 +22,8 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
         ...     tensors = hoistway.load_file("model.safetensors")
 
     Raises:
-        HoistwayError: The file cannot be written, is there and no timeline, or a timeline is recorded already. It is an ``OSError`` too.
+        HoistwayError: The file cannot be written, is there and no timeline, or a timeline is recorded already. It is
+            an ``OSError`` too.
     """
     recording = _native.Recording(os.fspath(path))
     try:

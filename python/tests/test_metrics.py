@@ -131,7 +131,9 @@ with hoistway.kv.Store({str(tmp_path / "kv")!r}, **{SMALL_STORE!r}, far=far) as 
             assert set(names) <= labels.keys(), query
             # A server loads once: the increase of a counter that begins with its full value is 0.
             rates = not any(name.startswith("hoistway_load") for name in names)
-            assert ("rate(" in query) == (rates and any(name.endswith(("_total", "_bucket")) for name in names))
+            assert ("rate(" in query) == (
+                rates and any(name.endswith(("_total", "_bucket")) for name in names)
+            )
             known = set().union(*(labels[name] for name in names)) | ADDED
             selected = re.findall(r"(\w+)=~?\"", query)
             listed = re.findall(r"(?:by|on|group_left) \(([^)]*)\)", query)

@@ -13,9 +13,12 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// The names of spans, with those of their parents.
+/// The name of a span, and that of its parent.
+type Named = (String, Option<String>);
+
+/// What spans there were.
 #[derive(Clone, Default)]
-struct Spans(Arc<Mutex<Vec<(String, Option<String>)>>>);
+struct Spans(Arc<Mutex<Vec<Named>>>);
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Spans {
     fn on_new_span(&self, _: &span::Attributes<'_>, id: &span::Id, context: Context<'_, S>) {
