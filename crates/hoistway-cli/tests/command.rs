@@ -839,12 +839,12 @@ fn objects_are_inspected_loaded_and_verified_and_nothing_shows_a_secret() {
 }
 
 /// A port that nothing listens on, and that no other program gets.
-struct ClosedPort(TcpStream);
+struct ClosedPort(TcpStream, #[expect(dead_code, reason = "it keeps the connection")] TcpListener);
 
 impl ClosedPort {
     fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        Self(TcpStream::connect(listener.local_addr().unwrap()).unwrap())
+        Self(TcpStream::connect(listener.local_addr().unwrap()).unwrap(), listener)
     }
 
     fn url(&self) -> String {

@@ -27,6 +27,10 @@ pub(crate) struct Slice {
     json: Vec<u8>,
 }
 
+/// What each file begins with: a file that does not is no timeline of this library. An event that names the process.
+pub(crate) const BEGINS_WITH: &str =
+    "[\n{\"name\":\"process_name\",\"ph\":\"M\",\"args\":{\"name\":\"hoistway ";
+
 impl Slice {
     /// `name` is that of the metadata unless one is given; an instant has a level.
     pub(crate) fn new(
@@ -103,10 +107,7 @@ impl<W: Write> Writer<W> {
             beside: HashMap::new(),
         };
         let process = process::id();
-        let args = serde_json::json!({"name": format!("hoistway {process}")});
-        let name = serde_json::json!({"name": "process_name", "ph": "M", "pid": process, "args": args});
-        writer.buffer.extend_from_slice(b"[\n");
-        writer.buffer.extend_from_slice(name.to_string().as_bytes());
+        writer.buffer.extend_from_slice(format!("{BEGINS_WITH}{process}\"}},\"pid\":{process}}}").as_bytes());
         // So that others see at once whose file it is.
         writer.flush();
         writer

@@ -28,7 +28,7 @@ mod fields;
 mod file;
 
 use fields::Fields;
-use file::{Slice, Writer};
+use file::{BEGINS_WITH, Slice, Writer};
 use std::{
     cell::RefCell,
     collections::HashMap,
@@ -57,8 +57,6 @@ use tracing_subscriber::{
 
 /// No process: nothing is recorded.
 const NONE: u32 = 0;
-/// What each file begins with: a file that does not is no timeline.
-const BEGINS_WITH: &[u8] = b"[\n{";
 
 /// The number of the last recording.
 static RECORDINGS: AtomicU64 = AtomicU64::new(0);
@@ -183,7 +181,7 @@ fn open(path: &Path) -> io::Result<File> {
     let mut file = File::options().read(true).write(true).create(true).truncate(false).open(path)?;
     let mut begins_with = Vec::new();
     (&mut file).take(BEGINS_WITH.len() as u64).read_to_end(&mut begins_with)?;
-    if !begins_with.is_empty() && begins_with != BEGINS_WITH {
+    if !begins_with.is_empty() && begins_with != BEGINS_WITH.as_bytes() {
         let why = "it is there already, and is not a timeline; choose another name";
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
     }
@@ -381,25 +379,46 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Recorder {
     fn on_exit(&self, id: &Id, _: Context<'_, S>) {
         let now = Instant::now();
         let Some((number, row)) = self.0.row() else { return };
+        let position = |span: &OpenSpan| span.entered.iter().rposition(|(entered, _)| *entered == row);
         let left = self.0.with(|recorded| {
-            let span = recorded.open.get_mut(&id.into_u64())?;
-            let position = span.entered.iter().rposition(|(entered, _)| *entered == row)?;
-            let (_, since) = span.entered.remove(position);
-            Some((span.metadata, span.fields.clone(), since))
+            let span = recorded.open.get(&id.into_u64())?;
+            Some((span.metadata, span.fields.clone(), span.entered[position(span)?].1))
         });
         let Some((metadata, fields, since)) = left.flatten() else { return };
         let slice = Slice::new(metadata, (since, now), &fields, None);
-        self.0.with_same(number, |recorded| recorded.writer.on_thread(row, &slice));
+        // It stays open until it is written: what ends the recording before that writes it, too.
+        self.0.with_same(number, |recorded| {
+            let Some(span) = recorded.open.get_mut(&id.into_u64()) else { return };
+            if let Some(position) = position(span) {
+                span.entered.remove(position);
+                recorded.writer.on_thread(row, &slice);
+            }
+        });
     }
 
     fn on_close(&self, id: Id, _: Context<'_, S>) {
         let now = Instant::now();
-        let closed =
-            self.0.with(|recorded| Some((recorded.number, recorded.open.remove(&id.into_u64())?))).flatten();
-        let Some((number, span)) = closed.filter(|(_, span)| !span.was_entered) else { return };
-        let slice = span.slice(span.begun, now);
-        let track = span.fields.track().ok_or(span.row);
-        self.0.with_same(number, |recorded| recorded.writer.beside(track, &slice));
+        let closed = self.0.with(|recorded| {
+            let span = recorded.open.get(&id.into_u64())?;
+            Some((
+                recorded.number,
+                span.was_entered,
+                span.metadata,
+                span.fields.clone(),
+                span.begun,
+                span.row,
+            ))
+        });
+        let Some((number, was_entered, metadata, fields, begun, row)) = closed.flatten() else { return };
+        let slice = (!was_entered).then(|| Slice::new(metadata, (begun, now), &fields, None));
+        let track = fields.track().ok_or(row);
+        // As in `on_exit`.
+        self.0.with_same(number, |recorded| {
+            let is_open = recorded.open.remove(&id.into_u64()).is_some();
+            if let Some(slice) = slice.filter(|_| is_open) {
+                recorded.writer.beside(track, &slice);
+            }
+        });
     }
 
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {

@@ -166,7 +166,7 @@ fn a_recording_that_would_see_nothing_is_refused() {
 fn a_file_that_is_no_timeline_is_left_alone() {
     with_timeline(|timeline, directory| {
         let path = directory.join("model.safetensors");
-        for content in [&b"[\0\0\0\0\0\0\0{}"[..], b"["] {
+        for content in [&b"[\0\0\0\0\0\0\0{}"[..], b"[", b"[\n{\"a\":1}\n]"] {
             fs::write(&path, content).unwrap();
             assert_eq!(timeline.record(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
             assert_eq!(fs::read(&path).unwrap(), content);

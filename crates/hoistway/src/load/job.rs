@@ -264,14 +264,22 @@ impl Job {
     }
 
     fn post(&self, tensors: Vec<Tensor>) {
-        if !tensors.is_empty() {
-            for tensor in &tensors {
-                trace!(name = tensor.name(), bytes = tensor.len_bytes(), "tensor");
-            }
-            self.tensors_done.fetch_add(tensors.len(), Ordering::Relaxed);
-            lock(&self.state).ready.extend(tensors);
-            self.posted.notify_all();
+        if tensors.is_empty() {
+            return;
         }
+        for tensor in &tensors {
+            trace!(name = tensor.name(), bytes = tensor.len_bytes(), "tensor");
+        }
+        self.tensors_done.fetch_add(tensors.len(), Ordering::Relaxed);
+        let mut state = lock(&self.state);
+        // No caller takes them after it has cancelled the load.
+        if matches!(state.error, Some(Error::Cancelled)) {
+            drop(state);
+            return drop(tensors);
+        }
+        state.ready.extend(tensors);
+        drop(state);
+        self.posted.notify_all();
     }
 
     /// Whether no further read begins: all have ended, or the load has.

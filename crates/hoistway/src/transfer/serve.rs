@@ -103,7 +103,7 @@ struct OwnRoute<'a> {
 impl OwnRoute<'_> {
     /// Has the routes unpin what they keep. Returns whether one of them had any.
     fn make_room(&self) -> bool {
-        self.engine.routes.iter().any(|route| route.member.make_room())
+        self.engine.routes.iter().fold(false, |had, route| route.member.make_room() | had)
     }
 }
 
@@ -140,10 +140,14 @@ impl Ways for OwnRoute<'_> {
             _ if may_wait => slots.take(),
             _ => slots.try_take(),
         };
-        let since = Instant::now();
+        let (since, mut is_last) = (Instant::now(), false);
         loop {
             match first_pinned(take) {
-                Err(Error::Allocation { .. }) if since.elapsed() < PATIENCE && self.make_room() => {
+                Err(Error::Allocation { .. })
+                    if !is_last && since.elapsed() < PATIENCE && !self.engine.scheduler.is_closed() =>
+                {
+                    // Once more after there was nothing left: another thread may have unpinned it since this one failed.
+                    is_last = !self.make_room();
                     // Until copies from pages that are pinned have ended.
                     thread::sleep(Duration::from_millis(1));
                 }

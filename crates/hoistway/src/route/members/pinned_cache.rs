@@ -24,7 +24,7 @@ use std::{
     io,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
         mpsc,
     },
     time::Duration,
@@ -72,6 +72,8 @@ struct Windows {
     pinning: Mutex<()>,
     /// The pinned windows, oldest first.
     pinned: Mutex<Vec<Window>>,
+    /// How many groups of windows other threads unpin.
+    aside: Arc<AtomicUsize>,
     /// Bytes of all that were.
     bytes: AtomicU64,
     /// One could not be pinned, so that no more are.
@@ -125,6 +127,7 @@ pub(in crate::route) fn open(
     let most_bytes = memory::limits().into_iter().map(share).min().unwrap_or(u64::MAX);
     let (device, pinned, bytes) = (device.clone(), Mutex::default(), AtomicU64::new(0));
     let (has_failed, has_made_room) = (AtomicBool::new(false), AtomicBool::new(false));
+    let aside = Arc::default();
     let beyond_bytes = AtomicU64::new(0);
     let windows = Windows {
         device,
@@ -135,6 +138,7 @@ pub(in crate::route) fn open(
         bytes,
         has_failed,
         has_made_room,
+        aside,
         beyond_bytes,
     };
     Ok(Some(Arc::new(PinnedCache { windows: Arc::new(windows) })))
@@ -269,14 +273,16 @@ impl Member for PinnedCache {
     fn make_room(&self) -> bool {
         let windows = &self.windows;
         windows.has_made_room.store(true, Ordering::Relaxed);
-        // What is being pinned now is seen.
-        drop(lock(&windows.pinning));
+        // What is being pinned now is seen, and what another caller unpins is waited for.
+        let _pinning = lock(&windows.pinning);
         let (unused, used) = {
             let mut pinned = lock(&windows.pinned);
             let unused: Vec<_> = pinned.extract_if(.., |window| !window.is_used()).collect();
             (unused, pinned.len())
         };
-        used > 0 || !unused.is_empty()
+        let had = !unused.is_empty();
+        drop(unused);
+        had || used > 0 || windows.aside.load(Ordering::Acquire) > 0
     }
 
     fn notes(&self, stage: Stage) -> Vec<String> {
@@ -314,6 +320,23 @@ impl Drop for PinnedCache {
     }
 }
 
+/// Windows that another thread unpins.
+struct Aside(Vec<Window>, Arc<AtomicUsize>);
+
+impl Aside {
+    fn new(windows: Vec<Window>, count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(windows, count.clone())
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        self.0.clear();
+        self.1.fetch_sub(1, Ordering::Release);
+    }
+}
+
 impl Windows {
     /// Pins what reads of neighbouring bytes of one file want. `None` if no more may be pinned.
     fn pin(
@@ -339,15 +362,17 @@ impl Windows {
     /// Whether a window of so many bytes has room. If not, windows are let go that nothing copies from any more, the oldest first:
     /// on another thread, as that waits for all work of the device, the program's too.
     fn has_room(&self, bytes: u64) -> bool {
-        let few: Vec<_> = {
+        let few = {
             let mut pinned = lock(&self.pinned);
             let taken = PINNED_BYTES.load(Ordering::Relaxed).saturating_add(bytes);
             if pinned.len() < MOST_WINDOWS && taken <= self.most_bytes {
                 return true;
             }
-            pinned.extract_if(.., |window| !window.is_used()).take(FEW_WINDOWS).collect()
+            let few: Vec<_> = pinned.extract_if(.., |window| !window.is_used()).take(FEW_WINDOWS).collect();
+            // Counted before they are missed.
+            (!few.is_empty()).then(|| Aside::new(few, &self.aside))
         };
-        if !few.is_empty() {
+        if let Some(few) = few {
             hoistway_device::drop_aside(few);
         }
         false
