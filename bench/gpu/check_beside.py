@@ -170,7 +170,7 @@ def to_ask_after_a_captured_event_breaks_no_capture(subject: Subject) -> str:
 
 
 def layers_to_the_device(subject: Subject) -> str:
-    """Layers that stream through less memory than they take: to the device, and to the host and from there to the device."""
+    """Layers that stream through less memory than they take: to the device, and to the host and on to the device."""
     path = _model(subject)
     wanted = files.read(path)
     room = max(len(stored.data) for stored in wanted.values())

@@ -236,7 +236,9 @@ def _handle(stream: Any, framework: str, device: str) -> int | None:
     if device == "cpu":
         raise OptionError("stream cannot be given for layers in host memory: name a device, or leave it out")
     if framework == "jax":
-        raise OptionError("stream cannot be given for jax, which computes on streams of its own: leave it out")
+        raise OptionError(
+            "stream cannot be given for jax, which computes on streams of its own: leave it out"
+        )
     ordinal = getattr(stream, "device_index", None)
     if ordinal is not None and ordinal != int(device.partition(":")[2] or 0):
         raise OptionError(f"stream cannot be one of device {ordinal}: layers go to {device}")
