@@ -36,6 +36,7 @@ struct Shared {
 impl LayerStream {
     #[new]
     #[pyo3(signature = (checkpoint, layers, budget, ahead, timeout, device, **options))]
+    #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn new(
         py: Python<'_>,
         checkpoint: &Checkpoint,
