@@ -34,6 +34,7 @@ mod policy;
 mod probe;
 mod redirect;
 mod region;
+mod renewal;
 mod services;
 mod signature;
 
