@@ -7,6 +7,7 @@ use crate::{
     fate::Parked,
     id::kinds,
     stream,
+    turns::Turns,
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -65,6 +66,7 @@ pub struct Device {
     backend: Arc<dyn Backend>,
     /// What it may still use of memory that others have let go.
     parked: Parked,
+    turns: Turns,
 }
 
 /// The devices of all kinds that this process sees.
@@ -255,7 +257,11 @@ impl Device {
         if let Some(device) = find(kind, ordinal) {
             return Ok(device);
         }
-        let device = Arc::new(Self { backend: kind.open(ordinal)?, parked: Parked::default() });
+        let device = Arc::new(Self {
+            backend: kind.open(ordinal)?,
+            parked: Parked::default(),
+            turns: Turns::default(),
+        });
         let mut opened = opened(kind);
         let open = opened.entry(ordinal).or_default();
         (open.device, open.kept) = (Arc::downgrade(&device), Some(device.clone()));
@@ -372,6 +378,17 @@ impl Device {
         self.backend.direct().ok()?.writes()
     }
 
+    /// Makes a short call of the driver: now, or where another thread is making long ones, right after them and on that thread.
+    pub fn between_long_calls(&self, short: impl FnOnce() + Send + 'static) {
+        self.turns.between(short);
+    }
+
+    /// Makes calls of the driver that take long together, such as many allocations. Others that do so wait, and short calls are left
+    /// to this thread ([`Device::between_long_calls`]).
+    pub fn make_long_calls<T>(&self, long: impl FnOnce() -> T) -> T {
+        self.turns.take(long)
+    }
+
     /// Begins to load its kernels on a thread of its own, if nothing has yet. Work that needs them waits for that, or loads them if it
     /// failed. [`release_devices`] and the end of the process wait for the thread, but no longer than ten seconds.
     pub fn prepare_kernels(&self) {
@@ -394,6 +411,10 @@ impl Device {
             false if converts => Err(no_conversions(self.name())),
             _ => Ok(0),
         }
+    }
+
+    pub(crate) fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     pub(crate) fn parked(&self) -> &Parked {

@@ -26,6 +26,7 @@ mod stream;
 #[cfg(feature = "toy-device")]
 pub mod toy;
 mod transfer;
+mod turns;
 mod unavailable;
 
 pub use backend::Address;

@@ -140,7 +140,7 @@ impl Pinned {
     /// That of [`Pinned::new`].
     pub unsafe fn read_only(device: &Arc<Device>, memory: *mut u8, len: usize) -> Result<Self> {
         // SAFETY: passed on.
-        unsafe { Self::pin(device, memory, len, true) }
+        device.turns().take(|| unsafe { Self::pin(device, memory, len, true) })
     }
 
     /// # Safety

@@ -161,7 +161,7 @@ fn faults_of_the_device_fail_reads_to_it_alone_and_leave_nothing() {
     ]
     .map(|(fault, nth)| Harm::Any(fault, nth));
     let of_drivers =
-        ["cuEventCreate:3=2", "cuMemcpyHtoDAsync_v2:*=719", UNCERTAIN, "copy:*=710"].map(Harm::Driver);
+        ["cuEventRecord:3=2", "cuMemcpyHtoDAsync_v2:*=719", UNCERTAIN, "copy:*=710"].map(Harm::Driver);
     let before = Footprint::now();
     for played in devices.each() {
         let of_vendor = if played.vendor().is_some() { &of_drivers[..] } else { &[] };

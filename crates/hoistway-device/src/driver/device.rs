@@ -27,6 +27,8 @@ use std::{
 /// How many fences a device keeps. More than one, since another user of the device may take the memory of the last before it
 /// is allocated again.
 const FENCES: usize = 4;
+/// How many events a device keeps: more than are used at once by a load.
+const SPARE_EVENTS: usize = 128;
 
 /// A device with its context, if its driver has such, which frameworks use too. The context is retained as long as a
 /// value of this type lives, and never made current beyond a call.
@@ -44,6 +46,8 @@ pub(crate) struct DriverDevice<V: Vendor> {
     /// Memory whose release shows that all work has ended. It is there from the opening on: a device that is full has none when
     /// it is needed. Locked during a wait.
     fences: Mutex<Vec<DevicePointer>>,
+    /// Events that nothing uses. To make and destroy one waits for other calls of the driver, long ones too.
+    spare_events: Mutex<Vec<Handle>>,
 }
 
 // SAFETY: the driver's functions may be called from any thread; the handles are not changed after they were made.
@@ -138,8 +142,19 @@ impl<V: Vendor> DriverDevice<V> {
         let info = describe(driver, ordinal, handle)?;
         let uuid = uuid(driver, handle)?;
         let context = V::retain(driver, handle).map_err(|failed| driver.error(failed))?;
-        let (kernels, has_no_batches, is_lost, fences) = Default::default();
-        Ok(Self { driver, handle, context, info, uuid, kernels, has_no_batches, is_lost, fences })
+        let (kernels, has_no_batches, is_lost, fences, spare_events) = Default::default();
+        Ok(Self {
+            driver,
+            handle,
+            context,
+            info,
+            uuid,
+            kernels,
+            has_no_batches,
+            is_lost,
+            fences,
+            spare_events,
+        })
     }
 
     /// Makes the device current on this thread until the result is dropped; what was current comes back then.
@@ -212,6 +227,34 @@ impl<V: Vendor> DriverDevice<V> {
             }
         }
         Ok(())
+    }
+
+    /// An event that nothing uses, if there is one.
+    pub(super) fn spare_event(&self) -> Option<Handle> {
+        self.spare_events.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    /// Takes an event back that nothing uses any more. Destroys it if there are many.
+    pub(super) fn give_event_back(&self, event: Handle) {
+        // A child of fork has copies, and the lock may be held in its copy for ever.
+        if !self.driver.is_usable() {
+            return;
+        }
+        let mut spare = self.spare_events.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.len() < SPARE_EVENTS {
+            return spare.push(event);
+        }
+        drop(spare);
+        if let Ok(_entered) = self.enter_to_give_back() {
+            self.destroy_event(event);
+        }
+    }
+
+    /// The caller has made the device current, and nothing uses the event.
+    fn destroy_event(&self, event: Handle) {
+        // SAFETY: made once and destroyed once; the driver keeps what waits for it.
+        let code = unsafe { (self.driver.functions.event_destroy.call)(event) };
+        self.forget(code);
     }
 
     /// Whether an event is reached. The caller has made the device current.
@@ -402,10 +445,13 @@ impl<V: Vendor> Drop for DriverDevice<V> {
             // SAFETY: allocated, and freed once. If it fails, the end of the context frees it.
             _ = self.free_by("closing it", free.name, || unsafe { (free.call)(fence) });
         }
-        if let Some(kernels) = self.kernels.take()
-            && let Ok(_entered) = self.enter()
-        {
-            kernels.unload(self);
+        if let Ok(_entered) = self.enter() {
+            while let Some(event) = self.spare_event() {
+                self.destroy_event(event);
+            }
+            if let Some(kernels) = self.kernels.take() {
+                kernels.unload(self);
+            }
         }
         let _relaxed = self.driver.relax();
         // Retained once, released once; everything made in it holds this device.

@@ -317,9 +317,16 @@ impl<V: Vendor> DriverEvent<V> {
     fn record(device: &Arc<DriverDevice<V>>, stream: Handle) -> Result<Self> {
         let functions = &device.driver.functions;
         let (create, record) = (&functions.event_create, &functions.event_record);
-        let mut handle = ptr::null_mut();
-        // SAFETY: writes one handle; the device is current.
-        device.call("making an event", create.name, || unsafe { (create.call)(&mut handle, EVENT_QUIET) })?;
+        let handle = match device.spare_event() {
+            Some(spare) => spare,
+            None => {
+                let mut handle = ptr::null_mut();
+                // SAFETY: writes one handle; the device is current.
+                let make = || unsafe { (create.call)(&mut handle, EVENT_QUIET) };
+                device.call("making an event", create.name, make)?;
+                handle
+            }
+        };
         let event = Self { device: device.clone(), handle };
         // SAFETY: both are live and of this device.
         device.call("recording an event", record.name, || unsafe { (record.call)(handle, stream) })?;
@@ -349,10 +356,7 @@ impl<V: Vendor> Event for DriverEvent<V> {
 
 impl<V: Vendor> Drop for DriverEvent<V> {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.device.enter_to_give_back() {
-            // SAFETY: made by `record`, destroyed once; the driver keeps what waits for it.
-            let code = unsafe { (self.device.driver.functions.event_destroy.call)(self.handle) };
-            self.device.forget(code);
-        }
+        // What waits for it keeps to the record that it was told to wait for, also if it is recorded again.
+        self.device.give_event_back(self.handle);
     }
 }

@@ -55,14 +55,16 @@ fn allocate_some(
     lent: Option<&DeviceAllocator>,
     range: Range<usize>,
 ) -> Result<Vec<Arc<DeviceArena>>> {
-    let arenas = plan.arenas()[range].iter().map(|&len| match lent {
-        None => DeviceArena::allocate(queue, len),
-        Some(allocator) => {
-            let memory = allocator.allocate(len)?;
-            // SAFETY: the maker of the allocator has promised that the stream is one of the device's.
-            unsafe { queue.wait_for(memory.stream)? };
-            Ok(DeviceArena::lent(queue, memory))
-        }
+    let lens = plan.arenas()[range].iter();
+    let Some(allocator) = lent else {
+        let allocate = || lens.map(|&len| DeviceArena::allocate(queue, len)).collect();
+        return queue.device().make_long_calls(allocate);
+    };
+    let arenas = lens.map(|&len| {
+        let memory = allocator.allocate(len)?;
+        // SAFETY: the maker of the allocator has promised that the stream is one of the device's.
+        unsafe { queue.wait_for(memory.stream)? };
+        Ok(DeviceArena::lent(queue, memory))
     });
     arenas.collect()
 }
@@ -149,7 +151,7 @@ impl DeviceArenas {
         let arenas = arenas.into_iter().filter_map(|arena| self.fills[arena].arena()).collect();
         // SAFETY: the slot is full. `DeviceFill` has checked that no two extents write the same place, `check_inside` has seen each
         // transfer, and tensors are posted once `complete` has got the extent.
-        unsafe { self.line.send(slot, &transfers, (&self.addresses(), arenas), read) }
+        unsafe { self.line.send(slot, transfers, (self.addresses(), arenas), read) }
     }
 
     /// All bytes of an extent are in their places. Returns the tensors that became whole, by their positions.

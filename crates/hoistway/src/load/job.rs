@@ -40,8 +40,10 @@ use std::{
 };
 use tracing::{Span, debug_span, trace};
 
-/// Reads whose memory on a device is allocated before the first of them begins, and by steps of so many afterwards.
+/// Reads whose memory on a device is allocated before the first of them begins.
 pub(super) const FIRST_EXTENTS: usize = 32;
+/// Reads whose memory is allocated at once afterwards: copies wait meanwhile for as long as it takes to pin a window.
+const MORE_EXTENTS: usize = 128;
 
 /// One load in progress.
 pub(super) struct Job {
@@ -221,7 +223,7 @@ impl Job {
     pub(super) fn admit_all(&self) {
         let mut extents = self.admitted.load(Ordering::Relaxed);
         while extents < self.plan.extents().len() && !self.is_over() {
-            extents = extents.saturating_add(FIRST_EXTENTS);
+            extents = extents.saturating_add(MORE_EXTENTS);
             self.admit(extents);
         }
     }

@@ -176,7 +176,7 @@ impl Order for BatchState {
                 // SAFETY: the slot is full, and the transfers lie in it and in the memory from that address on (`transfers`). Until
                 // the read has ended, that memory is its alone (`Target::device`), and it ends after its pieces. Only memory whose
                 // bytes are not read is written to by several reads at a time (`Target::scratch`).
-                unsafe { line.line.send(slot, &transfers, (&[address + before], Vec::new()), read) }
+                unsafe { line.line.send(slot, transfers, (Arc::new([address + before]), Vec::new()), read) }
             }
             way => {
                 drop(slot);

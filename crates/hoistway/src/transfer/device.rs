@@ -69,7 +69,7 @@ struct Unqueued {
     queue: Arc<CopyStream>,
     copied: Copied,
     transfers: Vec<Transfer>,
-    addresses: Vec<u64>,
+    addresses: Arc<[u64]>,
     read: InCopy,
 }
 
@@ -192,28 +192,36 @@ impl DeviceLine {
     pub(crate) unsafe fn send(
         &self,
         slot: Slot,
-        transfers: &[Transfer],
-        (addresses, arenas): (&[u64], Vec<Arc<DeviceArena>>),
+        transfers: Vec<Transfer>,
+        (addresses, arenas): (Arc<[u64]>, Vec<Arc<DeviceArena>>),
         read: InCopy,
     ) {
-        let with_waiter = &self.counts.with_waiter;
-        if !self.is_inline && with_waiter.load(Ordering::Relaxed) > 0 && self.is_short(transfers) {
+        let (queue, with_waiter) = (self.queue.clone(), &self.counts.with_waiter);
+        let is_short =
+            !self.is_inline && with_waiter.load(Ordering::Relaxed) > 0 && self.is_short(&transfers);
+        let copied = Copied { table: None, slot, _scratch: None, _arenas: arenas };
+        let unqueued = Unqueued { queue, copied, transfers, addresses, read };
+        if is_short {
             with_waiter.fetch_add(1, Ordering::Relaxed);
-            let copied = Copied { table: None, slot, _scratch: None, _arenas: arenas };
-            let (transfers, addresses) = (transfers.to_vec(), addresses.to_vec());
             // The waiter has no stream: a device that is lost is opened anew once no line has it.
-            let queue = self.queue.clone();
-            return self.sent.send(Sent::Unqueued(Unqueued { queue, copied, transfers, addresses, read }));
+            return self.sent.send(Sent::Unqueued(unqueued));
         }
-        // SAFETY: the same contract.
-        match unsafe { self.copy(slot, transfers, addresses, arenas) } {
-            Err(error) => read.end(Err(error)),
-            Ok(slots) if self.is_inline => Copying::new(&self.queue, slots, vec![read]).end(&self.counts),
-            Ok(slots) => {
-                with_waiter.fetch_add(1, Ordering::Relaxed);
-                self.sent.send(Sent::Queued(Copying::new(&self.queue, slots, vec![read])));
+        let (scratch, counts) = (self.scratch.clone(), self.counts.clone());
+        if self.is_inline {
+            // SAFETY: the same contract.
+            if let Some(copying) = unsafe { unqueued.queue(scratch, &counts) } {
+                copying.end(&counts);
             }
+            return;
         }
+        let sent = self.sent.clone();
+        self.queue.device().between_long_calls(move || {
+            // SAFETY: the same contract.
+            if let Some(copying) = unsafe { unqueued.queue(scratch, &counts) } {
+                counts.with_waiter.fetch_add(1, Ordering::Relaxed);
+                sent.send(Sent::Queued(copying));
+            }
+        });
     }
 
     /// Whether copies of a slot are so short that it pays to queue them with those of others. Kernels have memory for one slot.
@@ -227,41 +235,6 @@ impl DeviceLine {
         transfers.iter().map(len).fold(0, u64::saturating_add) < SHORT_BYTES && !needs_kernels()
     }
 
-    /// # Safety
-    /// That of [`DeviceLine::send`], until the result is over.
-    unsafe fn copy(
-        &self,
-        slot: Slot,
-        transfers: &[Transfer],
-        addresses: &[u64],
-        arenas: Vec<Arc<DeviceArena>>,
-    ) -> Result<InUse<Vec<Copied>>> {
-        let table = match &self.scratch {
-            Some(scratch) if self.queue.device().table_bytes(transfers)? > 0 => {
-                Some(scratch.take_table(&slot)?)
-            }
-            _ => None,
-        };
-        let mut copied = Copied { table, slot, _scratch: self.scratch.clone(), _arenas: arenas };
-        let source = copied.slot.source();
-        let queued = copied.slot.order(&self.queue).and_then(|()| {
-            // SAFETY: by the contract. What the work uses is kept until it is over. Each scratch belongs to the owner of its table.
-            let transfer = |transfers: &[Transfer], scratch: Option<Scratch<'_>>| unsafe {
-                self.queue.transfer(source, transfers, addresses, scratch)
-            };
-            match (&self.scratch, &mut copied.table) {
-                (Some(scratch), Some(table)) => {
-                    transfer(transfers, Some(scratch.beside(&copied.slot, table)))
-                }
-                (Some(_), None) => transfer(transfers, None),
-                // Few enough at a time that no kernel is needed for them.
-                (None, _) => transfers.chunks(CopyStream::MAX_COPIES).map(|few| transfer(few, None)).sum(),
-            }
-        });
-        let queued = queued.map(|operations| _ = self.counts.copies.fetch_add(operations, Ordering::Relaxed));
-        Ok(self.queue.keep(vec![copied], queued)?)
-    }
-
     /// What a thread waits for the copies with.
     pub(crate) fn waiter(&self) -> Waiter {
         Waiter { sent: self.sent.clone(), counts: self.counts.clone() }
@@ -273,14 +246,74 @@ impl DeviceLine {
     }
 }
 
+impl Unqueued {
+    /// Queues the copies. `None` if that fails: the read has ended then.
+    ///
+    /// # Safety
+    /// That of [`DeviceLine::send`].
+    unsafe fn queue(self, scratch: Option<Arc<ScratchMemory>>, counts: &Counts) -> Option<Copying> {
+        let Self { queue, copied, transfers, addresses, read } = self;
+        // SAFETY: passed on.
+        match unsafe { copied.queue(&queue, &transfers, &addresses, scratch, counts) } {
+            Ok(slots) => Some(Copying::new(&queue, slots, vec![read])),
+            Err(error) => {
+                read.end(Err(error));
+                None
+            }
+        }
+    }
+}
+
+impl Copied {
+    /// # Safety
+    /// That of [`DeviceLine::send`], until the result is over.
+    unsafe fn queue(
+        mut self,
+        queue: &CopyStream,
+        transfers: &[Transfer],
+        addresses: &[u64],
+        scratch: Option<Arc<ScratchMemory>>,
+        counts: &Counts,
+    ) -> Result<InUse<Vec<Self>>> {
+        if let Some(scratch) = &scratch
+            && queue.device().table_bytes(transfers)? > 0
+        {
+            self.table = Some(scratch.take_table(&self.slot)?);
+        }
+        let source = self.slot.source();
+        let queued = self.slot.order(queue).and_then(|()| {
+            // SAFETY: by the contract. What the work uses is kept until it is over. Each scratch belongs to the owner of its table.
+            let transfer = |transfers: &[Transfer], scratch: Option<Scratch<'_>>| unsafe {
+                queue.transfer(source, transfers, addresses, scratch)
+            };
+            match (&scratch, &mut self.table) {
+                (Some(scratch), Some(table)) => transfer(transfers, Some(scratch.beside(&self.slot, table))),
+                (Some(_), None) => transfer(transfers, None),
+                // Few enough at a time that no kernel is needed for them.
+                (None, _) => transfers.chunks(CopyStream::MAX_COPIES).map(|few| transfer(few, None)).sum(),
+            }
+        });
+        let queued = queued.map(|operations| _ = counts.copies.fetch_add(operations, Ordering::Relaxed));
+        self._scratch = scratch;
+        Ok(queue.keep(vec![self], queued)?)
+    }
+}
+
 impl Waiter {
     /// Waits for copies, the oldest first, until the line is closed or gone and none is left, and ends their reads. Queues those
-    /// that were not queued before it waits: all that have come in the meantime. Calls `then` after each wait with the time that was
-    /// waited in all.
+    /// that were not queued before it waits: all that have come in the meantime. Calls `then` after each wait with the time that the
+    /// device is known to have worked in all.
     pub(crate) fn serve(&self, mut then: impl FnMut(Duration)) {
-        let mut under_way = VecDeque::new();
+        let mut under_way = VecDeque::<Copying>::new();
+        let (mut worked, mut since) = (Duration::ZERO, Instant::now());
         loop {
-            let mut next = if under_way.is_empty() { self.sent.next() } else { self.sent.try_next() };
+            let mut next = if under_way.is_empty() {
+                let next = self.sent.next();
+                since = Instant::now();
+                next
+            } else {
+                self.sent.try_next()
+            };
             if next.is_none() && under_way.is_empty() {
                 return;
             }
@@ -294,10 +327,14 @@ impl Waiter {
             }
             under_way.extend(self.queue_together(unqueued));
             if let Some(oldest) = under_way.pop_front() {
-                let count = oldest.reads.len();
+                let (count, was_over) = (oldest.reads.len(), oldest.slots.is_over());
                 oldest.end(&self.counts);
                 self.counts.with_waiter.fetch_sub(count as u64, Ordering::Relaxed);
-                then(Duration::from_nanos(self.counts.waited.load(Ordering::Relaxed)));
+                let now = Instant::now();
+                // The device was at copies before this one, or at this one, if it had not ended yet.
+                worked += if was_over { Duration::ZERO } else { now - since };
+                since = now;
+                then(worked);
             }
         }
     }

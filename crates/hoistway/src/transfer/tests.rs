@@ -320,7 +320,7 @@ impl Order for TestOrder {
         let Some((line, memory)) = &self.device else { return read.end(Ok(())) };
         let transfer = Transfer::Linear { source: 0, arena: 0, destination: 0, len: LEN };
         // SAFETY: the slot is full and as long as the memory, whose bytes are not read.
-        unsafe { line.send(slot, &[transfer], (&[memory.address()], Vec::new()), read) }
+        unsafe { line.send(slot, vec![transfer], (Arc::new([memory.address()]), Vec::new()), read) }
     }
 
     fn complete(&self, _: &Part, buffer: Buffer) -> Result<()> {

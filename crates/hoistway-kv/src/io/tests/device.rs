@@ -674,7 +674,7 @@ fn faults_of_the_driver_fail_the_transfer_and_leave_nothing() {
         "cuMemHostRegister_v2:1=2",
         "cuStreamCreate:1=2",
         "cuMemcpyDtoHAsync_v2:1=1",
-        "cuEventCreate:1=2",
+        "cuEventRecord:1=2",
         "cuEventSynchronize:1=1",
         "copy:1=700",
     ];
@@ -802,7 +802,7 @@ fn blocks_of_a_device_are_joined_as_those_of_the_host_are() {
             let content = pattern(BLOCKS * BLOCK, 5);
             let calls = |function: &str| STAND_IN.count(&format!("calls.{}", vendor.symbol(function)));
             let copies = ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpy2DAsync_v2"];
-            let counts = || [copies.map(calls).iter().sum(), calls("cuEventCreate")];
+            let counts = || [copies.map(calls).iter().sum(), calls("cuEventRecord")];
             for direction in [Direction::Write, Direction::Read] {
                 let bytes = if direction == Direction::Write { &content } else { &vec![0; content.len()] };
                 let memory = DeviceMemory::of(vendor, 0, bytes);
