@@ -3,6 +3,7 @@
 use super::{put, stream};
 use crate::{
     execution::{
+        capture,
         context::Context,
         event::{EVENTS, Event},
         operation::Operation,
@@ -53,6 +54,7 @@ unsafe extern "C" fn cuEventQuery(handle: usize) -> Code {
 pub(crate) fn query(handle: usize) -> Result<(), Code> {
     let event = EVENTS.get(handle).ok_or(INVALID_HANDLE)?;
     if event.is_captured() {
+        capture::invalidate(&event);
         return Err(CAPTURED_EVENT);
     }
     let is_complete = event.is_complete();

@@ -96,15 +96,20 @@ pub(crate) fn end(stream: &Arc<Stream>) -> Result<usize, Code> {
 
 /// Makes a stream a part of the capture that an event was recorded in.
 pub(crate) fn join(stream: &Arc<Stream>, event: &Arc<Event>) -> Result<(), Code> {
-    let is_mark =
-        |operation: &Operation| matches!(operation, Operation::Record(mark, _) if Arc::ptr_eq(mark, event));
     let mut captures = captures();
-    let capture = captures.iter_mut().find(|capture| capture.operations.iter().any(is_mark));
-    let capture = capture.ok_or(CAPTURED_EVENT)?;
+    let capture = captures.iter_mut().find(|capture| capture.has_mark(event)).ok_or(CAPTURED_EVENT)?;
     if !capture.has(stream) {
         capture.joined.push(Arc::clone(stream));
     }
     Ok(())
+}
+
+/// Invalidates the capture that an event was recorded in, as NVIDIA's driver does when it is asked after the event (580.159 on an
+/// H100).
+pub(crate) fn invalidate(event: &Arc<Event>) {
+    if let Some(capture) = captures().iter_mut().find(|capture| capture.has_mark(event)) {
+        capture.is_invalidated = true;
+    }
 }
 
 /// `CUstreamCaptureStatus` of a stream.
@@ -190,6 +195,11 @@ pub(super) fn take(stream: &Stream, operation: Operation) -> Option<Operation> {
 impl Capture {
     fn has(&self, stream: &Stream) -> bool {
         std::iter::once(&self.stream).chain(&self.joined).any(|joined| std::ptr::eq(&**joined, stream))
+    }
+
+    fn has_mark(&self, event: &Arc<Event>) -> bool {
+        let is_mark = |operation: &Operation| matches!(operation, Operation::Record(mark, _) if Arc::ptr_eq(mark, event));
+        self.operations.iter().any(is_mark)
     }
 
     fn is_ordered_with(&self, legacy: &Stream) -> bool {
