@@ -127,12 +127,13 @@ class Benchmark:
         """All rounds, as far as the time allows."""
         for turn in range(rounds):
             for case in CASES:
+                if turn == 0 and case.state == "cold":
+                    # Before what takes longest: where time ends, it is peers' loads from the drive that are missing.
+                    for use in USES:
+                        self._run_use(use)
+                        after_round()
                 self._run_case(case, turn)
                 after_round()
-            if turn == 0:
-                for use in USES:
-                    self._run_use(use)
-                    after_round()
 
     def failures(self) -> list[str]:
         """What hoistway did not load, or not rightly."""
@@ -259,7 +260,9 @@ class Benchmark:
             result = child.answer(min(LOAD_SECONDS, self._deadline.left()))
         except ChildError as error:
             result = {"error": str(error)}
-        if turn == 0 and "error" not in result:
+        # What peers take of memory is much the same wherever the files are, and they read slowly from a drive.
+        tells_peaks = turn == 0 and (case.state != "cold" or LOADERS[name].is_ours)
+        if tells_peaks and "error" not in result:
             self._put_into_state(case)
             child.say("peaks")
             try:

@@ -45,6 +45,13 @@ fn can_pin(path: &Path) -> Option<Warm> {
     Some(Warm::make(path))
 }
 
+/// The routes that pin pages of a file: on machines with many processors, files in memory are pinned only if the route is named.
+fn routes(path: &Path) -> impl Iterator<Item = Route> {
+    let in_memory = Probe::find(&File::open(path).unwrap()) == Probe::Memory;
+    let may_be_chosen = !in_memory || hoistway_io::parallel::cores() < 8;
+    may_be_chosen.then_some(Route::Auto).into_iter().chain([Route::PinnedCache])
+}
+
 /// Folders of file systems whose pages are those of the page cache: one on a drive, and one in memory.
 fn folders() -> Vec<tempfile::TempDir> {
     [disk()].into_iter().chain(in_memory()).collect()
@@ -61,7 +68,8 @@ fn copied_from_where_it_lies(directory: &Path) {
     let devices = Devices::take();
     let (path, file) = chunky(directory);
     let Some(_warm) = can_pin(&path) else { return };
-    for options in [to_device(), pinned()] {
+    for route in routes(&path) {
+        let options = to_device().route(route);
         let loaded = hoistway::load(&[&path], &options).unwrap();
         assert_is_file(&loaded, &file);
         // The last read of the file is short, and left to a processor.
@@ -95,7 +103,7 @@ fn copied_beside_the_device(directory: &Path) {
     let devices = Devices::take();
     let (path, file) = chunky(directory);
     let Some(_warm) = can_pin(&path) else { return };
-    for route in [Route::Auto, Route::PinnedCache] {
+    for route in routes(&path) {
         let (copies, pins) = (AtomicBool::new(false), AtomicBool::new(false));
         let script = FaultScript::new(move |_, _| {
             // However late the other gets a processor.

@@ -2,11 +2,16 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    ByteRange, Error, Result,
+    ByteRange, Error, Result, parallel,
     sys::pages::{Pages, page_size},
 };
 use hoistway_device::{Device, Pinned};
 use std::{fs::File, io, mem::ManuallyDrop, sync::Arc};
+
+/// Pages that one thread maps at once, where several do.
+const PIECE_BYTES: usize = 8 << 20;
+/// So many map pages faster than a driver pins them.
+const MOST_THREADS: usize = 4;
 
 /// A view of a range of a file that a device can copy from. The processor never reads it, so that a file which is cut
 /// meanwhile does no harm: pinned pages stay, with the bytes that they have.
@@ -20,8 +25,8 @@ pub struct PinnedView {
 }
 
 impl PinnedView {
-    /// Pins the pages that `range` lies in. What the page cache does not hold is read: before the device is asked, if
-    /// `reads_ahead`, so that the driver does not wait for storage. The device must
+    /// Pins the pages that `range` lies in. What the page cache does not hold is read. If `reads_ahead`, several threads read and map
+    /// the pages before the device is asked: the driver neither waits for storage, nor maps one page after the other. The device must
     /// [pin memory that cannot be written](hoistway_device::DeviceInfo::pins_read_only).
     ///
     /// # Errors
@@ -39,7 +44,10 @@ impl PinnedView {
         let mut pages = Pages::view(file, start, len).map_err(no_view)?;
         pages.hide_from_children();
         if reads_ahead {
-            pages.populate_for_reading(0..len).map_err(no_view)?;
+            let pieces: Vec<_> = (0..len).step_by(PIECE_BYTES).collect();
+            let read = |&start: &usize| pages.populate_for_reading(start..len.min(start + PIECE_BYTES));
+            let read = parallel::map(&pieces, MOST_THREADS.min(parallel::cores()), read);
+            read.into_iter().collect::<io::Result<()>>().map_err(no_view)?;
         }
         // SAFETY: the pages stay mapped until they are unpinned.
         let pinned = unsafe { Pinned::read_only(device, pages.start().as_ptr(), len)? };

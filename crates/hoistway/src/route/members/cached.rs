@@ -16,7 +16,7 @@ use hoistway_io::file::{LocalFile, Probe};
 use std::{io, sync::Arc};
 
 /// Threads at first, beside a route that has a device copy.
-const BESIDE: usize = 2;
+const BESIDE: usize = 4;
 
 #[derive(Debug)]
 struct Cached {

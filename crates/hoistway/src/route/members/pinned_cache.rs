@@ -9,7 +9,7 @@ use crate::{
     ByteRange, DeviceId,
     device::Device,
     memory::{self, MemoryLimit, PinnedView, SlotKind, Slots},
-    parallel::{lock, thread_named},
+    parallel::{self, lock, thread_named},
     route::{
         Access, Buffer, CarriedRead, DirectIo, Done, Lane, ReadLane, ReadOp, Route, Unavailable,
         member::{ALONE, CacheFacts, Demand, Facts, Landing, Member, Share, Stage, Wanted},
@@ -51,6 +51,9 @@ const PINNED_SHARE: u64 = 4;
 const PINNED_SHARE_OF_REST: u64 = 2;
 /// How long the first page of a file system may take to be read and pinned.
 const TRIAL_TIME: Duration = Duration::from_secs(5);
+/// With so many processors, files in memory are sooner copied than pinned, which takes a call of the system for each small page: an H100
+/// with 16 processors got 13 GB/s of them by pinning, and 37 by copying.
+const MANY_CORES: usize = 8;
 const FIX: &str = "choose route auto or staged";
 
 /// Bytes of all windows of this process.
@@ -228,6 +231,11 @@ impl Member for PinnedCache {
     fn add(&self, source: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
         let fix = if self.windows.is_named { FIX } else { "" };
         match source.local()?.probe() {
+            Probe::Memory if !self.windows.is_named && parallel::cores() >= MANY_CORES => {
+                let reason =
+                    "the file lives in memory, where many processors copy faster than a device's driver pins";
+                return Err(Unavailable::new(reason, ""));
+            }
             Probe::Cachestat | Probe::Memory => {}
             Probe::None(why) => return Err(why.clone()),
             // To pin a page that is not there reads it, and says nothing.
@@ -352,7 +360,7 @@ impl Windows {
             self.beyond_bytes.fetch_add(range.len(), Ordering::Relaxed);
             return Ok(None);
         }
-        let window = Window::new(pin(&self.device, source, range, is_swapped_out(source, range))?);
+        let window = Window::new(pin(&self.device, source, range, is_in_memory(source))?);
         let view = window.0.clone();
         self.bytes.fetch_add(view.len(), Ordering::Relaxed);
         lock(&self.pinned).push(window);
@@ -383,11 +391,9 @@ fn range_of(op: &ReadOp) -> ByteRange {
     ByteRange::at(op.progress.offset, op.progress.len as u64).unwrap_or_default()
 }
 
-/// Whether parts of a file in memory may have been swapped out, for which the driver should not wait.
-fn is_swapped_out(source: &Arc<dyn Source>, range: ByteRange) -> bool {
-    let Ok(local) = source.local() else { return false };
-    let probe = local.probe();
-    probe == Probe::Memory && !local.buffered_file().is_ok_and(|file| probe.is_resident(&file, range))
+/// Whether a file is in memory. The driver would map its pages one by one, and wait for those that were swapped out.
+fn is_in_memory(source: &Arc<dyn Source>) -> bool {
+    source.local().is_ok_and(|local| local.probe() == Probe::Memory)
 }
 
 /// Whether the page cache holds what an operation reads.
