@@ -172,10 +172,13 @@ def problems(own: environment.Environment, machine: dict[str, Any]) -> list[str]
 
 
 def write(document: dict[str, Any], output: Path) -> None:
-    """Writes `gpu.json` and `gpu.md`."""
+    """Writes `gpu.json`, `gpu.md`, and their chart `gpu.svg`."""
     output.mkdir(parents=True, exist_ok=True)
     (output / "gpu.json").write_text(json.dumps(document, indent=1) + "\n")
     (output / "gpu.md").write_text(report.markdown(document))
+    picture = report.chart(document) if document["benchmark"] and not document["stand_in"] else None
+    if picture is not None:
+        (output / "gpu.svg").write_text(picture)
 
 
 def no_gpu(reason: str) -> int:
