@@ -63,12 +63,9 @@ pub(crate) fn disk() -> tempfile::TempDir {
 
 /// Bytes that depend on a name and their place.
 pub(crate) fn bytes_of(name: &str, len: u64) -> Vec<u8> {
-    let mut state = name.bytes().fold(7u64, |state, byte| state.wrapping_mul(31).wrapping_add(byte.into()));
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as u8
-    };
-    (0..len).map(|_| next()).collect()
+    let mut bytes = vec![0; len as usize];
+    blake3::Hasher::new().update(name.as_bytes()).finalize_xof().fill(&mut bytes);
+    bytes
 }
 
 /// Adds a tensor of a type of ggml; `shape` is slowest first.

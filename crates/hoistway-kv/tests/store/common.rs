@@ -55,17 +55,9 @@ pub(crate) fn key(name: &str) -> Key {
 
 /// The bytes of a shard: other ones for each block, shard and length.
 pub(crate) fn bytes_of(name: &str, shard: u32, len: usize) -> Vec<u8> {
-    let mut state = name.bytes().fold(u64::from(shard) ^ ((len as u64) << 32), |state, byte| {
-        (state ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-    }) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(len);
+    let mut bytes = vec![0; len];
+    let seed = format!("{shard} {len} {name}");
+    blake3::Hasher::new().update(seed.as_bytes()).finalize_xof().fill(&mut bytes);
     bytes
 }
 

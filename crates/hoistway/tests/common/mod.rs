@@ -45,6 +45,13 @@ pub fn tensor(name: &str, dtype: Dtype, shape: &[u64]) -> TestTensor {
     TestTensor { name: name.into(), dtype, shape: shape.to_vec() }
 }
 
+/// Bytes that depend on a seed and their place. The hash is compiled with optimisations: a loop over megabytes is not.
+pub fn noise(seed: &[u8], len: u64) -> Vec<u8> {
+    let mut bytes = vec![0; len as usize];
+    blake3::Hasher::new().update(seed).finalize_xof().fill(&mut bytes);
+    bytes
+}
+
 /// Writes a safetensors file whose byte `i` is a function of `i` and `seed`; `padding` blanks follow the header.
 pub fn write_model(path: &Path, tensors: &[TestTensor], padding: usize, seed: u64) -> Vec<u8> {
     let mut offset = 0;
@@ -60,14 +67,7 @@ pub fn write_model(path: &Path, tensors: &[TestTensor], padding: usize, seed: u6
     let text = format!("{{{}}}{}", entries.join(","), " ".repeat(padding));
     let mut file = (text.len() as u64).to_le_bytes().to_vec();
     file.extend_from_slice(text.as_bytes());
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    while (file.len() as u64) < 8 + text.len() as u64 + offset {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        let left = 8 + text.len() + offset as usize - file.len();
-        file.extend_from_slice(&state.to_le_bytes()[..left.min(8)]);
-    }
+    file.extend_from_slice(&noise(&seed.to_le_bytes(), offset));
     fs::write(path, &file).unwrap();
     file
 }
@@ -118,13 +118,7 @@ pub struct GgufTensor {
 /// A tensor whose bytes are a function of its name. `shape` is slowest first, as everywhere but in the file.
 pub fn gguf_tensor(name: &str, type_id: u32, shape: &[u64]) -> (GgufTensor, gguf::Tensor) {
     let dtype = Dtype::from_ggml(type_id).unwrap();
-    let mut state = name.bytes().fold(1u64, |state, byte| state.wrapping_mul(31).wrapping_add(byte.into()));
-    let bytes: Vec<u8> = (0..dtype.size_of(shape).unwrap())
-        .map(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) as u8
-        })
-        .collect();
+    let bytes = noise(name.as_bytes(), dtype.size_of(shape).unwrap());
     let dimensions: Vec<u64> = shape.iter().rev().copied().collect();
     let written = gguf::Tensor { name: name.into(), dimensions, type_id, offset: None, bytes: bytes.clone() };
     (GgufTensor { name: name.into(), dtype, shape: shape.to_vec(), bytes }, written)

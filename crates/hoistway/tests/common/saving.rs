@@ -1,5 +1,6 @@
 //! Tensors to save, and what a directory holds afterwards.
 
+use super::noise;
 use hoistway::{
     Dtype, Loaded,
     save::{TensorBytes, TensorData},
@@ -17,9 +18,7 @@ pub struct Owned {
 
 /// A tensor of bytes that depend on its name and `seed`.
 pub fn owned(name: &str, dtype: Dtype, shape: &[u64], seed: u8) -> Owned {
-    let first = name.bytes().fold(seed, u8::wrapping_add);
-    let len = dtype.size_of(shape).unwrap();
-    let bytes = (0..len).map(|i| first.wrapping_add((i ^ (i >> 8) ^ (i >> 16)) as u8)).collect();
+    let bytes = noise(format!("{seed} {name}").as_bytes(), dtype.size_of(shape).unwrap());
     Owned { name: name.into(), dtype, shape: shape.to_vec(), bytes }
 }
 

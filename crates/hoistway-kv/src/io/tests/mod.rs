@@ -107,15 +107,9 @@ fn part(offset: u64, memory: &mut Memory) -> Part {
 }
 
 fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    (0..len)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state as u8
-        })
-        .collect()
+    let mut bytes = vec![0; len];
+    blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut bytes);
+    bytes
 }
 
 fn new_file(directory: &Path, name: &str) -> Arc<DataFile> {

@@ -33,13 +33,14 @@ impl Version {
 
     /// Bytes of a shard; of the same length for all versions, so that they can be taken for one another.
     fn shard(self, shard: u32) -> Vec<u8> {
-        let len = [4096, 700, 8192, 5000][(self.key % 4) as usize];
-        let mut dice = Dice(self.key << 40 | self.number << 8 | u64::from(shard));
-        (0..len).map(|_| dice.next() as u8).collect()
+        let mut bytes = vec![0; self.len()];
+        let seed = self.key << 40 | self.number << 8 | u64::from(shard);
+        blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut bytes);
+        bytes
     }
 
-    fn longest(self) -> u64 {
-        (0..self.shards()).map(|shard| self.shard(shard).len() as u64).max().unwrap()
+    fn len(self) -> usize {
+        [4096, 700, 8192, 5000][(self.key % 4) as usize]
     }
 }
 
@@ -226,7 +227,7 @@ impl Model {
             key: key_of(key),
             fingerprint: fingerprint(key),
             shards: version.shards(),
-            shard_len: version.longest(),
+            shard_len: version.len() as u64,
             expires: None,
             following: 0,
             is_partial: false,
