@@ -19,6 +19,8 @@ hosts_at := justfile_directory() / "bench/data/hosts"
 # For release builds that nothing measures: more optimising takes longer than it saves.
 quick := "CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_OPT_LEVEL=2"
 export PYO3_PYTHON := bin / "python"
+# Python keeps what it compiles, whatever the environment says: an import of torch takes twice as long without.
+export PYTHONDONTWRITEBYTECODE := ""
 # As maturin does, so that its builds and cargo's share what they compile.
 export PYO3_BUILD_EXTENSION_MODULE := "1"
 
@@ -104,10 +106,11 @@ test-rust *arguments: setup build
     @grep --only-matching '^skipped: .*' target/nextest/default/junit.xml | sort --unique || true
     cargo test --quiet --workspace --all-features --doc
 
+# Three processes for two cores: some tests wait for seconds, as for a server that says nothing.
 # Run the tests of the Python package by pytest. Arguments choose tests: -k resume.
 [group('tests')]
 test-python *arguments: develop
-    '{{ bin }}/pytest' --numprocesses 2 --dist loadfile "$@"
+    '{{ bin }}/pytest' --numprocesses 3 --dist loadfile "$@"
 
 # Download what test-hosts needs: the sources of vLLM, SGLang, LMCache and UCM, and packages that they import. 240 MB.
 [group('tests')]
