@@ -24,23 +24,51 @@ pub fn thread_named(name: &str) -> thread::Builder {
 
 /// Calls `work` for each item on up to `threads` threads; answers in the order of the items.
 pub fn map<T: Send, I: Sync>(items: &[I], threads: usize, work: impl Fn(&I) -> T + Sync) -> Vec<T> {
-    if items.len() <= 1 || threads <= 1 {
-        return items.iter().map(work).collect();
+    map_positions(items.len(), threads, |position| work(&items[position]))
+}
+
+/// As [`map`], and calls `work` for no more items once it failed for one before them. Fails as the first item in order did.
+///
+/// # Errors
+/// What `work` returns.
+pub fn try_map<T: Send, E: Send, I: Sync>(
+    items: &[I],
+    threads: usize,
+    work: impl Fn(&I) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
+    let first_failed = AtomicUsize::new(usize::MAX);
+    let answers = map_positions(items.len(), threads, |position| {
+        // An item before it may be the first to fail.
+        if position > first_failed.load(Ordering::Relaxed) {
+            return None;
+        }
+        let answer = work(&items[position]);
+        if answer.is_err() {
+            first_failed.fetch_min(position, Ordering::Relaxed);
+        }
+        Some(answer)
+    });
+    answers.into_iter().flatten().collect()
+}
+
+fn map_positions<T: Send>(len: usize, threads: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    if len <= 1 || threads <= 1 {
+        return (0..len).map(work).collect();
     }
     let next = AtomicUsize::new(0);
     let take_some = || {
         let mut answers = Vec::new();
         loop {
             let position = next.fetch_add(1, Ordering::Relaxed);
-            let Some(item) = items.get(position) else {
+            if position >= len {
                 return answers;
-            };
-            answers.push((position, work(item)));
+            }
+            answers.push((position, work(position)));
         }
     };
     let mut answers: Vec<(usize, T)> = thread::scope(|scope| {
         // As many threads as the system gives: this one does what is left.
-        let workers: Vec<_> = (1..items.len().min(threads))
+        let workers: Vec<_> = (1..len.min(threads))
             .map_while(|_| thread_named("hoistway-map").spawn_scoped(scope, take_some).ok())
             .collect();
         let mut answers = take_some();
@@ -62,10 +90,29 @@ pub fn cores() -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     #[test]
     fn answers_keep_the_order_of_the_items() {
         let items: Vec<usize> = (0..1000).collect();
         assert_eq!(super::map(&items, 7, |item| item * 2), (0..2000).step_by(2).collect::<Vec<_>>());
         assert!(super::map(&[] as &[usize], 7, |item| *item).is_empty());
+    }
+
+    #[test]
+    fn the_first_failure_in_order_is_told_and_ends_the_work() {
+        let items: Vec<usize> = (0..10_000).collect();
+        for threads in [1, 7] {
+            let calls = AtomicUsize::new(0);
+            let work = |item: &usize| {
+                calls.fetch_add(1, Ordering::Relaxed);
+                if *item >= 20 { Err(*item) } else { Ok(*item) }
+            };
+            assert_eq!(super::try_map(&items, threads, work), Err(20));
+            // Each thread fails at most once.
+            assert!((21..=20 + threads).contains(&calls.into_inner()));
+            let all = super::try_map(&items, threads, |item| Ok::<_, ()>(item + 1));
+            assert_eq!(all, Ok((1..10_001).collect()));
+        }
     }
 }

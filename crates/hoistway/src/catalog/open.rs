@@ -31,7 +31,7 @@ pub(super) fn read_headers(paths: &[PathBuf], options: &OpenOptions) -> Result<V
         source.header_was_read();
         Ok((source, header))
     };
-    parallel::map(paths, PARALLEL_HEADERS, open).into_iter().collect()
+    parallel::try_map(paths, PARALLEL_HEADERS, open)
 }
 
 /// The headers of safetensors files as the text that they are, not parsed, and the files' lengths. On up to `threads`
@@ -50,7 +50,7 @@ pub fn header_texts(paths: &[PathBuf], threads: usize) -> Result<Vec<(String, u6
         })?;
         Ok((text, source.len()))
     };
-    parallel::map(paths, threads, read).into_iter().collect()
+    parallel::try_map(paths, threads, read)
 }
 
 /// The files that were `found`, with all others of those that are part of a split model, in order. `split_models` are
