@@ -12,7 +12,10 @@ use crate::{
 use http::{HeaderValue, Request, header::AUTHORIZATION, request::Parts};
 use reqsign_aws_v4 as aws;
 use reqsign_azure_storage as azure;
-use reqsign_core::{Context, OsEnv, ProvideCredential, ProvideCredentialDyn, Signer, SigningCredential};
+use reqsign_core::{
+    Context, OsEnv, ProvideCredential, ProvideCredentialDyn, SignRequest, SignRequestDyn, Signer,
+    SigningCredential,
+};
 use reqsign_google as google;
 use serde::Deserialize;
 use std::{
@@ -42,7 +45,8 @@ pub(crate) struct Identity {
     turns: Arc<Turns>,
 }
 
-/// Requests of a caller are signed one after the other: one of them asks a service, and the others find what it got.
+/// Requests of a caller ask for credentials one after the other: one of them asks a service, and the others find what it got. With
+/// credentials that are valid, requests are signed side by side.
 #[derive(Debug, Default)]
 struct Turns {
     state: Mutex<TurnState>,
@@ -87,10 +91,40 @@ impl Turns {
 
 #[derive(Debug)]
 enum Scheme {
-    S3(Signer<aws::Credential>),
-    Google(Signer<google::Credential>),
-    Azure(Signer<azure::Credential>),
+    S3(Signing<Chain<aws::Credential>>),
+    Google(Signing<Tokens>),
+    Azure(Signing<Chain<azure::Credential>>),
     Token(HeaderValue),
+}
+
+/// What gives credentials, and signs requests by them.
+struct Signing<P: ProvideCredential> {
+    context: Context,
+    provider: Arc<Kept<P>>,
+    signer: Arc<dyn SignRequestDyn<Credential = P::Credential>>,
+}
+
+/// Without what the provider has: some of that is secret.
+impl<P: ProvideCredential> std::fmt::Debug for Signing<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Signing").finish_non_exhaustive()
+    }
+}
+
+impl<P: ProvideCredential<Credential: SigningCredential>> Signing<P> {
+    fn new(
+        context: Context,
+        provider: Arc<Kept<P>>,
+        signer: impl SignRequest<Credential = P::Credential>,
+    ) -> Self {
+        Self { context, provider, signer: Arc::new(signer) }
+    }
+
+    /// Asks for credentials. `None` if there are none that are valid.
+    async fn ask(&self) -> Option<P::Credential> {
+        let found = self.provider.provide_credential(&self.context).await.ok()??;
+        found.is_valid_at(self.signer.required_valid_until_dyn(&found, None)).then_some(found)
+    }
 }
 
 impl Identity {
@@ -176,27 +210,42 @@ impl Identity {
         Ok(self.services.giver())
     }
 
-    fn sign_by<C: SigningCredential>(
+    fn sign_by<P: ProvideCredential<Credential: SigningCredential>>(
         &self,
-        signer: &Signer<C>,
+        signing: &Signing<P>,
         request: &mut Parts,
         stop: &AtomicBool,
     ) -> Result<(), Problem> {
-        let missing = || {
-            Problem::Credentials(match self.services.refusal() {
-                Some(refusal) => format!("no credentials were given: {refusal}"),
-                None => self.missing.clone(),
-            })
+        let credential = match signing.provider.valid(&signing.context) {
+            Some(credential) => credential,
+            None => self.ask(signing, stop)?,
         };
+        let signed = signing.signer.sign_request_dyn(&signing.context, request, Some(&credential), None);
+        // The error's text may hold answers of services.
+        block_on(signed, stop).ok_or(Problem::Stopped)?.map_err(|_| self.no_credentials())
+    }
+
+    /// Asks for credentials in turn.
+    fn ask<P: ProvideCredential<Credential: SigningCredential>>(
+        &self,
+        signing: &Signing<P>,
+        stop: &AtomicBool,
+    ) -> Result<P::Credential, Problem> {
         let _turn = self.turns.take(stop)?;
         if self.turns.lock().failed.is_some_and(|since| since.elapsed() < FAILED_FOR) {
-            return Err(missing());
+            return Err(self.no_credentials());
         }
         self.services.forget();
-        let signed = block_on(signer.sign(request, None), stop).ok_or(Problem::Stopped)?;
-        self.turns.lock().failed = signed.is_err().then(Instant::now);
-        // The error's text may hold answers of services.
-        signed.map_err(|_| missing())
+        let found = block_on(signing.ask(), stop).ok_or(Problem::Stopped)?;
+        self.turns.lock().failed = found.is_none().then(Instant::now);
+        found.ok_or_else(|| self.no_credentials())
+    }
+
+    fn no_credentials(&self) -> Problem {
+        Problem::Credentials(match self.services.refusal() {
+            Some(refusal) => format!("no credentials were given: {refusal}"),
+            None => self.missing.clone(),
+        })
     }
 }
 
@@ -259,7 +308,7 @@ impl S3Caller {
     /// Signs requests for a region.
     fn identity(&self, context: Context, options: &StoreOptions) -> Identity {
         let signer = aws::RequestSigner::new("s3", region(options));
-        let signer = Signer::new(context, self.provider.clone(), signer);
+        let signer = Signing::new(context, self.provider.clone(), signer);
         Identity::of(Scheme::S3(signer), self.missing.clone(), self.services.clone(), self.turns.clone())
     }
 }
@@ -476,7 +525,7 @@ fn google(context: Context, services: &Services, options: &StoreOptions) -> (Sch
         }
     };
     let signer = google::RequestSigner::new("storage").with_scope(GOOGLE_SCOPE);
-    (Scheme::Google(Signer::new(context, Kept::new(Tokens(chain)), signer)), missing)
+    (Scheme::Google(Signing::new(context, Arc::new(Kept::new(Tokens(chain))), signer)), missing)
 }
 
 /// Exchanges the key of a service account for a token that many requests have. The signer itself would ask for one for each
@@ -581,7 +630,8 @@ fn azure(context: Context, services: &Services, options: &StoreOptions) -> Resul
     let missing = "no valid credentials for Azure were found: set AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, or \
                    AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET, or the store option anonymous=true for a \
                    public container";
-    Ok((Scheme::Azure(Signer::new(context, Kept::new(chain), azure::RequestSigner::new())), missing.into()))
+    let provider = Arc::new(Kept::new(chain));
+    Ok((Scheme::Azure(Signing::new(context, provider, azure::RequestSigner::new())), missing.into()))
 }
 
 #[cfg(test)]
@@ -811,6 +861,27 @@ mod tests {
     fn sign_once(identity: &Identity) -> Result<String, Problem> {
         let mut parts = Request::get("http://127.0.0.1/a").body(()).unwrap().into_parts().0;
         identity.sign(&mut parts, &AtomicBool::new(false)).map(|()| authorization(&parts).to_owned())
+    }
+
+    #[test]
+    fn requests_are_signed_while_another_asks_for_credentials() {
+        let (identity, asked) = role_service(&[(200, 3600)]);
+        assert!(sign_once(&identity).unwrap().contains("Credential=key-0/"));
+        let _turn = identity.turns.take(&AtomicBool::new(false)).unwrap();
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let signed = scope.spawn(|| {
+                let mut parts = Request::get("http://127.0.0.1/a").body(()).unwrap().into_parts().0;
+                identity.sign(&mut parts, &stop).map(|()| authorization(&parts).to_owned())
+            });
+            let begun = Instant::now();
+            while !signed.is_finished() && begun.elapsed() < Duration::from_secs(60) {
+                thread::yield_now();
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(signed.join().unwrap().unwrap().contains("Credential=key-0/"));
+        });
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
     }
 
     #[test]

@@ -72,7 +72,7 @@ impl<P: ProvideCredential<Credential: SigningCredential>> Kept<P> {
     }
 
     /// Returns the credentials that are valid now, and starts a renewal if they expire soon.
-    fn valid(&self, context: &Context) -> Option<P::Credential> {
+    pub(crate) fn valid(&self, context: &Context) -> Option<P::Credential> {
         let mut known = self.lock();
         if let Some(found) = known.renewal.as_ref().and_then(Renewal::answer) {
             known.renewal = None;
