@@ -148,7 +148,7 @@ class MemoryBudgetError(HoistwayError, MemoryError):
 
 
 class DigestMismatchError(HoistwayError, ValueError):
-    """The bytes of a tensor differ from the expected digest."""
+    """The bytes of a tensor differ from the expected digest, or those of an object from the checksum of its store."""
 
 
 class CancelledError(HoistwayError):

@@ -150,6 +150,10 @@ fn exception(py: Python<'_>, error: &Error, message: &str) -> PyResult<PyErr> {
             fields.set_item("tensor", tensor)?;
             "DigestMismatchError"
         }
+        Error::ChecksumMismatch { path, .. } => {
+            set_path(path)?;
+            "DigestMismatchError"
+        }
         Error::Cancelled => "CancelledError",
         Error::Forked => "ForkedError",
         _ => "HoistwayError",

@@ -107,7 +107,8 @@ pub(crate) fn status_of(error: &Error) -> hoistway_status {
         | Error::InvalidIndex { .. }
         | Error::DuplicateTensor { .. }
         | Error::InvalidManifest { .. }
-        | Error::DigestMismatch { .. } => HOISTWAY_INVALID_FILE,
+        | Error::DigestMismatch { .. }
+        | Error::ChecksumMismatch { .. } => HOISTWAY_INVALID_FILE,
         Error::Truncated { .. } => HOISTWAY_TRUNCATED,
         Error::Changed { .. } => HOISTWAY_CHANGED,
         Error::Io { .. } | Error::System { .. } | Error::Sink { .. } => HOISTWAY_IO,

@@ -89,7 +89,8 @@ pub(crate) fn exit_code(error: &Error) -> u8 {
         | Error::DuplicateTensor { .. }
         | Error::Truncated { .. }
         | Error::Changed { .. }
-        | Error::DigestMismatch { .. } => 4,
+        | Error::DigestMismatch { .. }
+        | Error::ChecksumMismatch { .. } => 4,
         Error::Io { .. } | Error::System { .. } | Error::Device { .. } => 5,
         Error::RouteUnavailable { .. } | Error::DeviceUnavailable { .. } => 6,
         Error::MemoryBudget { .. } | Error::Allocation { .. } => 7,

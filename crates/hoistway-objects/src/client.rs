@@ -140,7 +140,7 @@ impl Client {
         headers: &[(HeaderName, String)],
         waiting: &Waiting<'_>,
     ) -> Result<Answer, Fault> {
-        let request = self.request(target, headers, waiting)?;
+        let request = self.request(Method::GET, target, headers, waiting)?;
         let begun = Instant::now();
         let connection = self.connection(waiting)?;
         let was_reused = connection.is_reused;
@@ -162,6 +162,28 @@ impl Client {
                 }
                 Err(self.fault(error, was_reused, 0, waiting))
             }
+        }
+    }
+
+    /// Sends a HEAD, and hands over its answer if it is a success.
+    pub(crate) fn ask_head(
+        &self,
+        target: &Target,
+        headers: &[(HeaderName, String)],
+        waiting: &Waiting<'_>,
+    ) -> Result<HeaderMap, Fault> {
+        let request = self.request(Method::HEAD, target, headers, waiting)?;
+        let connection = self.connection(waiting)?;
+        let was_reused = connection.is_reused;
+        let answer = send(connection, &request, &[], waiting)
+            .map_err(|error| self.fault(error, was_reused, 0, waiting))?;
+        match answer.status {
+            200..=299 => {
+                let headers = answer.headers.clone();
+                self.body(answer, 0, waiting)?;
+                Ok(headers)
+            }
+            _ => Err(self.refusal(answer, waiting)),
         }
     }
 
@@ -286,6 +308,7 @@ impl Client {
 
     fn request(
         &self,
+        method: Method,
         target: &Target,
         headers: &[(HeaderName, String)],
         waiting: &Waiting<'_>,
@@ -296,7 +319,7 @@ impl Client {
             )
         };
         let uri = format!("{}{}", self.origin.url(), target.0);
-        let request = Request::builder().method(Method::GET).uri(uri).body(()).map_err(invalid)?;
+        let request = Request::builder().method(method).uri(uri).body(()).map_err(invalid)?;
         let mut parts = request.into_parts().0;
         for (name, value) in headers {
             let value = HeaderValue::from_str(value).map_err(|error| invalid(error.into()))?;

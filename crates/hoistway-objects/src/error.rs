@@ -85,6 +85,16 @@ pub enum Problem {
         /// What the server said.
         said: String,
     },
+    /// All bytes of the object have come, and are not those that the store has.
+    #[error("the bytes that came have the {checksum} {found}, and the store says {expected}; load it again")]
+    Damaged {
+        /// The name of the checksum, such as `CRC-32C`.
+        checksum: &'static str,
+        /// What the store says, in base64.
+        expected: String,
+        /// What the bytes have that came.
+        found: String,
+    },
     /// Repeated attempts failed.
     #[error("{}{last}", Attempts(*attempts))]
     Unreliable {
@@ -116,6 +126,7 @@ impl Problem {
             | Self::OtherRegion { .. }
             | Self::NoETag { .. }
             | Self::Empty
+            | Self::Damaged { .. }
             | Self::Refused { .. } => io::ErrorKind::InvalidData,
             Self::Stopped => io::ErrorKind::Other,
         }

@@ -16,7 +16,9 @@
 #![forbid(unsafe_code)]
 
 mod aws_files;
+mod checksum;
 mod client;
+mod comparison;
 mod credentials;
 mod error;
 #[cfg(any(test, fuzzing))]
@@ -48,6 +50,8 @@ pub mod fuzzing {
     }
 }
 
+pub use checksum::{Algorithm, Checksum};
+pub use comparison::{Comparison, HeadSums, Outcome, Piece};
 pub use error::{Error, Problem, Result};
 pub use hub::{HubCommits, HubFile, is_folder};
 pub use list::list;

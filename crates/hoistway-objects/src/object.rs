@@ -1,30 +1,41 @@
 //! One object, pinned when it is opened.
 
 use crate::{
-    Problem, Result, StoreOptions,
+    Checksum, Problem, Result, StoreOptions,
+    checksum::Parts,
     client::Client,
-    http::{Answer, Waiting},
-    location::{Kind, Location},
+    http::{Answer, TICK, Waiting},
+    location::{Kind, Location, Target},
     pace::{Again, Fault},
-    pin::{Part, Pin, Tag},
+    pin::{Part, Pin, Tag, header},
     policy::Failure,
     redirect::{self, Followed, Linked, Place},
     region::in_its_region,
     signature::unsigned,
 };
 use http::{
-    HeaderName,
-    header::{IF_MATCH, RANGE},
+    HeaderMap, HeaderName,
+    header::{CONTENT_LENGTH, IF_MATCH, RANGE},
 };
 use std::{
     io,
     ops::Range,
-    sync::{Arc, OnceLock, RwLock, atomic::AtomicBool},
+    process,
+    sync::{
+        Arc, OnceLock, RwLock,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    thread,
     time::Duration,
 };
 
 /// The header by which requests to Google name a generation.
 const IF_GENERATION_MATCH: HeaderName = HeaderName::from_static("x-goog-if-generation-match");
+
+/// The header by which requests to S3 ask for checksums.
+const CHECKSUM_MODE: HeaderName = HeaderName::from_static("x-amz-checksum-mode");
+/// How often a checksum is asked for.
+const CHECKSUM_ATTEMPTS: u32 = 3;
 
 /// Bytes that the first request asks for: the header of most checkpoints is among them.
 pub const HEAD_BYTES: usize = 1 << 20;
@@ -40,6 +51,19 @@ pub struct Object {
     /// What the hub or a web server said of the file, and where it led to.
     linked: Option<(Linked, RwLock<Arc<Place>>)>,
     changed: OnceLock<String>,
+    /// The checksum that the store has of it, or why none can be compared.
+    checksum: OnceLock<Result<Checksum, String>>,
+    /// The process one of whose threads asks for that; 0 if none does.
+    asking: AtomicU32,
+}
+
+/// Says that no thread asks for a checksum any more.
+struct Asked<'a>(&'a AtomicU32);
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
 }
 
 impl Object {
@@ -58,9 +82,22 @@ impl Object {
             Ok((location, client, first))
         };
         let ((location, client, first), region) = in_its_region(url, &options, begin).map_err(failed)?;
-        let First { pin, mut head, linked } = first;
+        let First { pin, mut head, linked, headers } = first;
         let linked = linked.map(|(linked, place)| (linked, RwLock::new(Arc::new(place))));
-        let object = Self { location, client, region, pin, linked, changed: OnceLock::new() };
+        let checksum = OnceLock::new();
+        let has_hashes = headers.contains_key("x-goog-hash");
+        match location.kind {
+            Kind::S3 => {}
+            Kind::Azure | Kind::Hub | Kind::Web if !has_hashes => {
+                let why = "the server says no checksum that can be computed from ranges";
+                let _ = checksum.set(Err(why.to_owned()));
+            }
+            _ => {
+                let _ = checksum.set(Checksum::of_google(&headers).map_err(str::to_owned));
+            }
+        }
+        let (changed, asking) = (OnceLock::new(), AtomicU32::new(0));
+        let object = Self { location, client, region, pin, linked, changed, checksum, asking };
         if let (Tag::Date(date), false) = (&object.pin.tag, object.is_pinned() || options.unpinned) {
             let said = date.as_ref().map_or("and no date", |_| "but a date");
             return Err(failed(Problem::NoETag { said: said.into() }));
@@ -145,12 +182,116 @@ impl Object {
         self.changed.get().map(String::as_str)
     }
 
+    /// Returns the checksum that the store has of the object, or why there is none that can be compared: S3 is asked by the first
+    /// call. `None` once `stop` is set.
+    pub fn checksum(&self, stop: &AtomicBool) -> Option<Result<&Checksum, &str>> {
+        loop {
+            let known = self.checksum_soon(stop);
+            if known.is_some() || stop.load(Ordering::Relaxed) {
+                return known;
+            }
+            thread::sleep(TICK / 10);
+        }
+    }
+
+    /// Does what [`Object::checksum`] does. Returns `None` also while another thread asks, which is not waited for.
+    pub fn checksum_soon(&self, stop: &AtomicBool) -> Option<Result<&Checksum, &str>> {
+        if let Some(known) = self.known_checksum() {
+            return Some(known);
+        }
+        // A child of `fork` waits for no thread of its parent.
+        let (own, other) = (process::id(), self.asking.load(Ordering::Acquire));
+        let is_mine = other != own
+            && self.asking.compare_exchange(other, own, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if !is_mine {
+            return None;
+        }
+        let _asked = Asked(&self.asking);
+        // It may have come in the meantime.
+        if self.checksum.get().is_none() {
+            let found = match self.ask_checksum(stop) {
+                Ok(checksum) => Ok(checksum),
+                Err(Problem::Stopped) => return None,
+                Err(problem) => Err(problem.to_string()),
+            };
+            let _ = self.checksum.set(found);
+        }
+        self.known_checksum()
+    }
+
+    /// Returns what [`Object::checksum`] has found, or `None` if it was not called and S3 not asked.
+    pub fn known_checksum(&self) -> Option<Result<&Checksum, &str>> {
+        self.checksum.get().map(|known| known.as_ref().map_err(String::as_str))
+    }
+
+    fn ask_checksum(&self, stop: &AtomicBool) -> Result<Checksum, Problem> {
+        let unknown = |why: &str| Problem::WrongAnswer(why.to_owned());
+        let target = &self.location.target;
+        let headers = self.ask_head(target, stop)?;
+        let checksum = Checksum::of_s3(&headers).map_err(unknown)?;
+        let Some(parts) = checksum.parts else { return Ok(checksum) };
+        // All parts but the last have one length, if those are no exception whose lengths are known then.
+        let part = |number: u64| {
+            let separator = if target.0.contains('?') { '&' } else { '?' };
+            let headers =
+                self.ask_head(&Target(format!("{}{separator}partNumber={number}", target.0)), stop)?;
+            Part::of(&headers).map(|part| part.range)
+        };
+        let other = || unknown("its parts differ in their lengths");
+        let first = part(1)?;
+        let parts = parts.of_length(first.end, self.len()).filter(|_| first.start == 0).ok_or_else(other)?;
+        let Parts { count, bytes } = parts;
+        if count > 2 && part(count - 1)? != ((count - 2) * bytes..(count - 1) * bytes) {
+            return Err(other());
+        }
+        Ok(Checksum { parts: Some(parts), ..checksum })
+    }
+
+    /// What S3 says of the version that was opened.
+    fn ask_head(&self, target: &Target, stop: &AtomicBool) -> Result<HeaderMap, Problem> {
+        let mut headers = vec![(CHECKSUM_MODE, "ENABLED".to_owned())];
+        if let Tag::Strong(etag) = &self.pin.tag {
+            headers.push((IF_MATCH, etag.clone()));
+        }
+        let mut attempts = 0;
+        let headers = self.client.pace().persist(stop, |waiting| {
+            attempts += 1;
+            match self.client.ask_head(target, &headers, waiting) {
+                Err(Fault::Again(Again { why, .. })) if attempts == CHECKSUM_ATTEMPTS => {
+                    Err(Problem::Unreliable { attempts, last: why }.into())
+                }
+                answered => answered,
+            }
+        })?;
+        let len = header(&headers, CONTENT_LENGTH.as_str()).and_then(|len| len.parse().ok());
+        let found = match Part::of(&headers) {
+            Ok(part) => part.pin,
+            Err(_) => Part::whole(&headers, len.unwrap_or_else(|| self.len()))?.pin,
+        };
+        self.pin.check(&found)?;
+        Ok(headers)
+    }
+
     /// Fills `target` with the bytes from `offset` on, and returns how many there were: fewer at the end of the object. Waits,
     /// and tries again what may succeed. Ends soon after `stop` is set. Of a read that fails, `target` may have any part.
     ///
     /// # Errors
     /// [`Problem::Changed`], [`Problem::WrongAnswer`], [`Problem::Unreliable`] and others.
     pub fn read(&self, offset: u64, target: &mut [u8], stop: &AtomicBool) -> Result<usize> {
+        self.read_with(offset, target, stop, |_| ())
+    }
+
+    /// Does what [`Object::read`] does, and calls `came` with the bytes as they come, in their order.
+    ///
+    /// # Errors
+    /// Those of [`Object::read`].
+    pub fn read_with(
+        &self,
+        offset: u64,
+        target: &mut [u8],
+        stop: &AtomicBool,
+        mut came: impl FnMut(&[u8]),
+    ) -> Result<usize> {
         let left = usize::try_from(self.len().saturating_sub(offset)).unwrap_or(usize::MAX);
         let len = left.min(target.len());
         let target = &mut target[..len];
@@ -162,7 +303,7 @@ impl Object {
         let read = client.pace().persist(stop, |waiting| {
             let before = filled;
             let range = offset + before as u64..offset + target.len() as u64;
-            self.attempt(range, &mut target[before..], &mut filled, waiting)
+            self.attempt(range, &mut target[before..], (&mut filled, &mut came), waiting)
         });
         read.map_err(|problem| {
             if let Problem::Changed(change) = &problem {
@@ -173,12 +314,12 @@ impl Object {
         Ok(len)
     }
 
-    /// One request for `range`. Adds the bytes that came to `filled`.
+    /// One request for `range`. Adds the bytes that came to `filled`, and calls `came` with them.
     fn attempt(
         &self,
         range: Range<u64>,
         target: &mut [u8],
-        filled: &mut usize,
+        (filled, came): (&mut usize, &mut dyn FnMut(&[u8])),
         waiting: &Waiting<'_>,
     ) -> Result<(), Fault> {
         let mut headers = vec![(RANGE, format!("bytes={}-{}", range.start, range.end - 1))];
@@ -202,13 +343,14 @@ impl Object {
             // The range lies in the object, whose length was compared.
             target.copy_from_slice(&whole[range.start as usize..range.end as usize]);
             *filled += target.len();
+            came(target);
             return Ok(());
         }
         let part = part_of(&answer)?;
         self.pin.check(&part.pin)?;
         part.begins(&range)?;
         let len = (part.range.end - range.start) as usize;
-        body(&client, answer, &mut target[..len], filled, waiting)?;
+        body(&client, answer, &mut target[..len], (filled, came), waiting)?;
         if part.range.end == range.end {
             return Ok(());
         }
@@ -254,6 +396,7 @@ struct First {
     pin: Pin,
     head: Vec<u8>,
     linked: Option<(Linked, Place)>,
+    headers: HeaderMap,
 }
 
 /// The version of an object, and its first bytes.
@@ -279,24 +422,24 @@ fn first(client: &Arc<Client>, location: &Location, waiting: &Waiting<'_>) -> Re
         }
         None => Ok(()),
     };
+    let headers = answer.headers.clone();
     if answer.status == 200 {
-        let headers = answer.headers.clone();
         let head = whole(&client, answer, waiting)?;
         let part = Part::whole(&headers, head.len() as u64)?;
         checked(part.pin.len)?;
-        return Ok(First { pin: part.pin, head, linked });
+        return Ok(First { pin: part.pin, head, linked, headers });
     }
     let part = part_of(&answer)?;
     checked(part.pin.len)?;
     part.begins(&(0..part.pin.len.min(HEAD_BYTES as u64)))?;
     let (mut head, mut came) = (vec![0; part.range.end as usize], 0);
-    let read = body(&client, answer, &mut head, &mut came, waiting);
+    let read = body(&client, answer, &mut head, (&mut came, &mut |_| ()), waiting);
     match read {
         // The rest is asked for by what is known of the object now.
         Err(Fault::Again(_)) if came > 0 => head.truncate(came),
         read => read?,
     }
-    Ok(First { pin: part.pin, head, linked })
+    Ok(First { pin: part.pin, head, linked, headers })
 }
 
 /// A file that an answer has whole, though a range of it was asked for: as small ones come of some servers.
@@ -341,12 +484,12 @@ fn body(
     client: &Client,
     answer: Answer,
     target: &mut [u8],
-    filled: &mut usize,
+    (filled, take): (&mut usize, &mut dyn FnMut(&[u8])),
     waiting: &Waiting<'_>,
 ) -> Result<(), Fault> {
     let (mut came, len, was_reused) = (0, target.len(), answer.was_reused());
     let is_chunked = answer.len().is_none() && !answer.ends_with_connection();
-    match answer.read_into(target, &mut came, waiting) {
+    match answer.read_into(target, &mut came, take, waiting) {
         // What TLS cannot decrypt is of the connection, not of the chunks.
         Err(error)
             if is_chunked

@@ -211,6 +211,22 @@ pub enum Error {
         /// Type, shape and BLAKE3 digest found.
         found: String,
     },
+    /// All bytes of an object came, and are not those that its store says.
+    #[error(
+        "{}: the bytes that came have the {checksum} {found}, and the store says {expected}; load it again, over https:// if the \
+         store has it",
+        path.display()
+    )]
+    ChecksumMismatch {
+        /// The URL of the object.
+        path: PathBuf,
+        /// The checksum, such as `CRC-64/NVME`.
+        checksum: &'static str,
+        /// What the store says, in base64.
+        expected: String,
+        /// What the bytes have that came.
+        found: String,
+    },
     /// A manifest of digests could not be used.
     #[error("digest manifest {}: {reason}", path.display())]
     InvalidManifest {
@@ -288,6 +304,12 @@ impl Error {
                     Some(code) => io::Error::from_raw_os_error(code),
                     None => io::Error::new(source.kind(), source.to_string()),
                 },
+            },
+            Self::ChecksumMismatch { path, checksum, expected, found } => Self::ChecksumMismatch {
+                path: path.clone(),
+                checksum,
+                expected: expected.clone(),
+                found: found.clone(),
             },
             Self::Device { device, operation, source } => {
                 Self::Device { device: device.clone(), operation, source: source.clone() }

@@ -60,10 +60,77 @@ pub struct Report {
     pub device: Option<DeviceReport>,
     /// The time by step.
     pub time: TimeReport,
+    /// The objects that were compared with the checksums of their stores, if there are objects among the files.
+    #[serde(default)]
+    pub checksums: Option<ChecksumReport>,
     /// The result of the verification, if there was one.
     pub verify: Option<VerifyReport>,
     /// Notes for the caller.
     pub notes: Vec<String>,
+}
+
+/// The objects of a load, and the checksums that their stores have of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ChecksumReport {
+    /// Objects all of whose bytes came, and have the checksum that the store says.
+    pub objects: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The checksums, such as `CRC-64/NVME`.
+    pub algorithms: Vec<String>,
+    /// The objects that were not compared.
+    pub uncompared: Vec<Uncompared>,
+}
+
+/// Objects that were not compared with a checksum, for one reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Uncompared {
+    /// The reason.
+    pub reason: String,
+    /// How many objects.
+    pub objects: usize,
+}
+
+impl ChecksumReport {
+    /// Adds an object that has the checksum of its store.
+    #[cfg(feature = "objects")]
+    pub(crate) fn add_equal(&mut self, bytes: u64, algorithm: &str) {
+        (self.objects, self.bytes) = (self.objects + 1, self.bytes + bytes);
+        add_new(&mut self.algorithms, [algorithm.to_owned()]);
+    }
+
+    /// Adds objects that were not compared.
+    pub(crate) fn add_uncompared(&mut self, reason: &str, objects: usize) {
+        match self.uncompared.iter_mut().find(|own| own.reason == reason) {
+            Some(own) => own.objects += objects,
+            None => self.uncompared.push(Uncompared { reason: reason.to_owned(), objects }),
+        }
+    }
+
+    fn merge(&mut self, later: &Self) {
+        self.objects += later.objects;
+        self.bytes += later.bytes;
+        add_new(&mut self.algorithms, later.algorithms.iter().cloned());
+        for Uncompared { reason, objects } in &later.uncompared {
+            self.add_uncompared(reason, *objects);
+        }
+    }
+}
+
+impl fmt::Display for ChecksumReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        if self.objects > 0 {
+            let (objects, bytes) = (counted(self.objects, "object", "objects"), ByteSize(self.bytes));
+            parts.push(format!("{objects}, {bytes} as the store's {} says", self.algorithms.join(" and ")));
+        }
+        for Uncompared { reason, objects } in &self.uncompared {
+            parts.push(format!("{} not compared: {reason}", counted(*objects, "object", "objects")));
+        }
+        f.write_str(&parts.join("; "))
+    }
 }
 
 /// One route's share.
@@ -323,6 +390,11 @@ impl Report {
         self.memory.arenas += later.memory.arenas;
         self.memory.arena_bytes += later.memory.arena_bytes;
         self.memory.staging_bytes = self.memory.staging_bytes.max(later.memory.staging_bytes);
+        match (&mut self.checksums, &later.checksums) {
+            (Some(checksums), Some(later)) => checksums.merge(later),
+            (checksums @ None, later) => checksums.clone_from(later),
+            (Some(_), None) => {}
+        }
         match (&mut self.device, &later.device) {
             (Some(device), Some(later)) => {
                 device.memory_bytes += later.memory_bytes;
@@ -458,6 +530,9 @@ impl fmt::Display for Report {
                 "  retries   {} short, {} interrupted",
                 self.retries.short, self.retries.interrupted
             )?;
+        }
+        if let Some(checksums) = &self.checksums {
+            writeln!(f, "  checksums {checksums}")?;
         }
         if let Some(verify) = &self.verify {
             writeln!(

@@ -138,7 +138,9 @@ fn the_first_answer_brings_the_header_and_connections_stay_open() {
     assert_eq!(server.take_requests().len(), 1);
     let options = LoadOptions::default();
     assert_is_file(&checkpoint.load(&options).unwrap(), &file);
-    let requests = server.take_requests();
+    let mut requests = server.take_requests();
+    // One of them is for the checksum.
+    requests.retain(|request| request.method == "GET");
     let bytes: usize =
         requests.iter().filter_map(|request| request.range).map(|(first, last)| last + 1 - first).sum();
     assert!(requests.iter().all(|request| request.if_match.is_some()));
@@ -402,7 +404,8 @@ fn every_fault_at_every_request_of_a_load_gives_the_file_or_an_error() {
     };
     let stores = Stores::serving(&file);
     assert_is_file(&load(&stores, 0).unwrap(), &file);
-    let requests = stores.servers[0].take_requests().len();
+    let requests = stores.servers[0].take_requests();
+    let requests = requests.iter().filter(|request| request.range.is_some()).count();
     assert!(requests >= 10, "{requests}");
     // Each fault meets each scheme at two requests.
     let cases: Vec<_> = (0..FAULTS.len() * requests)

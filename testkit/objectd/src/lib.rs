@@ -2,12 +2,14 @@
 //! style, and models as the hub of Hugging Face has them. It fails on demand. Signatures are recorded, not checked.
 #![forbid(unsafe_code)]
 
+mod checksums;
 mod faults;
 mod hub;
 mod listing;
 mod request;
 mod stream;
 
+pub use checksums::Checksums;
 pub use faults::{Fault, Faults};
 pub use request::Request;
 
@@ -52,6 +54,7 @@ struct State {
     /// Whether it closes every connection at once, as while a program restarts behind a balancer.
     is_away: AtomicBool,
     dialect: Mutex<Dialect>,
+    checksums: Mutex<Checksums>,
     generations: AtomicUsize,
     models: Mutex<BTreeMap<String, hub::Model>>,
     /// Where the hub leads to, and the token that it demands.
@@ -153,6 +156,11 @@ impl Server {
     /// Has it speak so from now on.
     pub fn speak(&self, dialect: Dialect) {
         *lock(&self.state.dialect) = dialect;
+    }
+
+    /// Says what checksums it has from now on.
+    pub fn say_checksums(&self, checksums: Checksums) {
+        *lock(&self.state.checksums) = checksums;
     }
 
     /// Puts an object at a path, such as `bucket/key`, in place of what was there.
@@ -364,12 +372,15 @@ impl State {
         fault: Option<Fault>,
     ) -> io::Result<()> {
         let whole = object.bytes.len();
-        let (mut start, mut end) =
-            request.range.map_or((0, whole), |(first, last)| (first, whole.min(last + 1)));
+        let checksums = *lock(&self.checksums);
+        let number = request.target.split_once("partNumber=").and_then(|(_, number)| number.parse().ok());
+        let part = number.and_then(|number| checksums.range(number, &object.bytes));
+        let range = request.range.or(part);
+        let (mut start, mut end) = range.map_or((0, whole), |(first, last)| (first, whole.min(last + 1)));
         if start >= end {
             return refuse(socket, "416 Range Not Satisfiable", "InvalidRange", "");
         }
-        let mut status = if request.range.is_some() { "206 Partial Content" } else { "200 OK" };
+        let mut status = if range.is_some() { "206 Partial Content" } else { "200 OK" };
         let mut etag = format!("ETag: {}\r\n", object.etag);
         let (mut length, mut extra) = (None, String::new());
         let asked = (start, end);
@@ -416,6 +427,7 @@ impl State {
         if *lock(&self.dialect) == Dialect::Google {
             extra += &format!("x-goog-generation: {}\r\n", object.generation);
         }
+        extra += &checksums.headers(*lock(&self.dialect), request, object);
         extra += &self.dated();
         if let Some(commit) = &object.commit {
             let is_wrong = lock(&self.faults).0.wrong_commit;

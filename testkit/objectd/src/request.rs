@@ -17,6 +17,8 @@ pub struct Request {
     pub if_generation_match: Option<String>,
     /// Who pays, if that is not the owner of the bucket.
     pub payer: Option<String>,
+    /// Whether the checksum of S3 is asked for.
+    pub wants_checksum: bool,
     /// Who asks.
     pub authorization: Option<String>,
 }
@@ -57,6 +59,7 @@ impl Request {
             if_match: find("if-match"),
             if_generation_match: find("x-goog-if-generation-match"),
             payer: find("x-amz-request-payer"),
+            wants_checksum: find("x-amz-checksum-mode").is_some_and(|own| own == "ENABLED"),
             authorization: find("authorization"),
         }
     }

@@ -3,7 +3,7 @@
 use super::{Connection, Waiting};
 use crate::policy::Speed;
 use ::http::{
-    HeaderMap, HeaderName, HeaderValue,
+    HeaderMap, HeaderName, HeaderValue, Method,
     header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING},
     request::Parts,
 };
@@ -56,6 +56,8 @@ enum Framing {
 #[derive(Debug)]
 pub(crate) struct Pending {
     connection: Connection,
+    /// Whether the answer has a head alone, whatever that says of a body.
+    is_head: bool,
     early: Vec<u8>,
     has_begun: bool,
     sent: Instant,
@@ -93,7 +95,8 @@ impl Pending {
     ) -> io::Result<Self> {
         connection.write_all(&head_of(request, body), waiting)?;
         let sent = Instant::now();
-        Ok(Self { connection, early: Vec::new(), has_begun: false, sent, last: sent })
+        let is_head = request.method == Method::HEAD;
+        Ok(Self { connection, is_head, early: Vec::new(), has_begun: false, sent, last: sent })
     }
 
     pub(crate) fn connection(&self) -> &Connection {
@@ -148,7 +151,7 @@ impl Pending {
                 self.early.drain(..end);
                 continue;
             }
-            let framing = framing(status, &headers)?;
+            let framing = if self.is_head { Framing::Length(0) } else { framing(status, &headers)? };
             let closes =
                 headers.get(CONNECTION).is_some_and(|own| own.as_bytes().eq_ignore_ascii_case(b"close"));
             let stays_open = !closes && framing != Framing::Close;
@@ -277,7 +280,7 @@ impl Answer {
     }
 
     /// Fills `target` with the body, whose length is that of `target`, and gives the connection back if it can be used
-    /// again. `filled` counts the bytes that came, also of a body that ends early.
+    /// again. `filled` counts the bytes that came, also of a body that ends early, and `came` is called with them, in their order.
     ///
     /// # Errors
     /// The system's; [`io::ErrorKind::UnexpectedEof`] if the body ends early; [`io::ErrorKind::TimedOut`] if it comes too
@@ -286,12 +289,16 @@ impl Answer {
         mut self,
         target: &mut [u8],
         filled: &mut usize,
+        came: &mut dyn FnMut(&[u8]),
         waiting: &Waiting<'_>,
     ) -> io::Result<Option<Connection>> {
         while *filled < target.len() {
             match self.read(&mut target[*filled..], waiting)? {
                 0 => return Err(ended_early()),
-                count => *filled += count,
+                count => {
+                    came(&target[*filled..][..count]);
+                    *filled += count;
+                }
             }
         }
         self.speed.ended(*filled as u64, self.sent, Instant::now(), waiting.mean_speed);

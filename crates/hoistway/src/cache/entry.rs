@@ -43,6 +43,8 @@ const PRESENT: u64 = u64::MAX;
 static CLAIM_MS: AtomicU64 = AtomicU64::new(10_000);
 /// How often a read looks whether another process has brought a block.
 const TICK: Duration = Duration::from_millis(10);
+/// Records that are written at once as blocks are discarded.
+const DISCARDED_BLOCKS: u64 = 4096;
 /// How often the lock of a map is tried, a millisecond each. It is held for two calls of the system.
 const LOCK_ATTEMPTS: u32 = 100;
 /// How long an entry that is opened waits for its lock. A process that evicts holds it only while it looks or removes.
@@ -76,6 +78,8 @@ pub(crate) struct Entry {
     next_owner: AtomicU64,
     /// Why nothing is written.
     refused: OnceLock<String>,
+    /// Whether its blocks are not those of the object.
+    is_discarded: AtomicBool,
     damaged_blocks: AtomicU64,
     kept_bytes: AtomicU64,
     left_out_bytes: AtomicU64,
@@ -177,6 +181,7 @@ impl Entry {
             claimed: Mutex::default(),
             next_owner: AtomicU64::new(0),
             refused,
+            is_discarded: AtomicBool::new(false),
             damaged_blocks: AtomicU64::new(0),
             kept_bytes: AtomicU64::new(0),
             left_out_bytes: AtomicU64::new(0),
@@ -390,6 +395,10 @@ impl Entry {
         }
         // After the bytes: a process that is killed in between leaves a block that is not there.
         self.put(first, &records)?;
+        if self.is_discarded.load(Ordering::SeqCst) {
+            records.fill(0);
+            self.put(first, &records)?;
+        }
         let count = records.len() as u64 / RECORD_BYTES;
         let mut claimed = lock(&self.claimed);
         claimed.retain(|block, _| !(first..first + count).contains(block));
@@ -489,6 +498,22 @@ impl Entry {
             }
         }
         None
+    }
+
+    /// Has no block from now on, and is not written to: some of its bytes are not those of the object.
+    pub(crate) fn discard(&self, why: &str) {
+        self.refuse(why);
+        if self.process != process::id() {
+            return;
+        }
+        // Before the records: what is being written is discarded by the writer then.
+        self.is_discarded.store(true, Ordering::SeqCst);
+        for block in (0..self.block_count()).step_by(DISCARDED_BLOCKS as usize) {
+            let count = DISCARDED_BLOCKS.min(self.block_count() - block);
+            if let Err(error) = self.put(block, &vec![0; (count * RECORD_BYTES) as usize]) {
+                tracing::warn!(%error, "damaged blocks of the node's cache cannot be removed");
+            }
+        }
     }
 
     /// A block is not there any more.

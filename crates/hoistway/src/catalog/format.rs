@@ -137,6 +137,14 @@ impl FileHeader {
         }
     }
 
+    /// Where the bytes of tensors begin.
+    pub(super) fn data_start(&self) -> u64 {
+        match self {
+            Self::Safetensors(header) => header.data_start,
+            Self::Gguf(gguf) => gguf.header.data_start,
+        }
+    }
+
     /// What it says about its file, and its tensors in the order of their bytes.
     pub(super) fn into_parts(self) -> Result<(FileFormat, Vec<Located>)> {
         match self {

@@ -28,7 +28,7 @@ pub(super) fn read_headers(paths: &[PathBuf], options: &OpenOptions) -> Result<V
     let open = |path: &PathBuf| {
         let source = registry::open(path, options)?;
         let header = header_of(&*source, options)?;
-        source.header_was_read();
+        source.header_was_read(header.data_start());
         Ok((source, header))
     };
     parallel::try_map(paths, PARALLEL_HEADERS, open)

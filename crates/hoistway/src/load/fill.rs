@@ -5,8 +5,6 @@ use super::{
     LoadOptions, Order,
     waves::{Ended, TargetReads, Waves},
 };
-#[cfg(feature = "objects")]
-use crate::route::ObjectNotes;
 use crate::{
     Catalog, DeviceId, Error, Report, Result,
     device::Device,
@@ -18,6 +16,8 @@ use crate::{
     source::Source,
     sys::usage::Usage,
 };
+#[cfg(feature = "objects")]
+use crate::{report::ChecksumReport, route::ObjectNotes, source::objects::ObjectSource};
 use std::{
     any::Any,
     collections::VecDeque,
@@ -135,6 +135,12 @@ impl Filling {
         {
             self.objects = ObjectNotes::of(sources);
             self.report.notes.extend(self.objects.first.iter().cloned());
+            let objects = sources.iter().filter(|source| ObjectSource::of(source).is_some()).count();
+            if objects > 0 {
+                let mut checksums = ChecksumReport::default();
+                checksums.add_uncompared("it is read into memory of the caller's", objects);
+                self.report.checksums = Some(checksums);
+            }
         }
         let waves = Waves::new(reader, reads)?;
         self.report.memory.staging_bytes = waves.staging_bytes();

@@ -6,8 +6,6 @@ use super::{
     memory_plan::{MemoryPlan, Sink},
     start::Start,
 };
-#[cfg(feature = "objects")]
-use crate::memory::Ledger;
 use crate::{
     ByteRange, Cancel, Catalog, DeviceId, Error, Result,
     memory::{Block, Promise, Slot, WriteRegion},
@@ -24,11 +22,15 @@ use crate::{
         self, Assigned, DeviceLine, Engine, EngineOwner, Failure, InCopy, Opening, Order, Placed, queue_of,
     },
 };
+#[cfg(feature = "objects")]
+use crate::{memory::Ledger, report::ChecksumReport, source::objects::ObjectSource};
 use hoistway_io::{
     cancel::Registration,
     executor::{Charge, Gate, GroupId, Operation, Patience, Reason, Submission},
     span::OwnSpan,
 };
+#[cfg(feature = "objects")]
+use hoistway_objects::Comparison;
 use std::{
     collections::VecDeque,
     io,
@@ -79,6 +81,9 @@ pub(super) struct Job {
     /// What may be taken for the node's cache.
     #[cfg(feature = "objects")]
     pub(super) ledger: Arc<Ledger>,
+    /// The objects that it reads, and what is compared with the checksums of their stores.
+    #[cfg(feature = "objects")]
+    comparisons: Vec<(Arc<dyn Source>, Option<Arc<Comparison>>)>,
     /// For each extent, whether its memory was taken from the promise.
     touched: Box<[AtomicBool]>,
     /// For each extent, whether a read has got to it: then its memory is no longer touched ahead.
@@ -152,6 +157,8 @@ impl Job {
             promise,
             #[cfg(feature = "objects")]
             ledger: Ledger::new(left_bytes),
+            #[cfg(feature = "objects")]
+            comparisons: comparisons(sources, &plan),
             touched: plan.extents().iter().map(|_| AtomicBool::new(false)).collect(),
             reached: plan.extents().iter().map(|_| AtomicBool::new(false)).collect(),
             plan,
@@ -188,6 +195,7 @@ impl Job {
             #[cfg(feature = "objects")]
             {
                 content.ledger = Some(self.ledger.clone());
+                content.comparison = self.comparison(&content.source);
             }
             let route = self.engine.takers[item].from(0).unwrap_or_default();
             let charge = Charge::of_bytes(extent.read.len());
@@ -204,6 +212,26 @@ impl Job {
         self.reads.get_or_init(|| group);
         self.engine.scheduler.seal();
         Ok(())
+    }
+
+    /// What the reads of an object are compared with.
+    #[cfg(feature = "objects")]
+    fn comparison(&self, source: &Arc<dyn Source>) -> Option<Arc<Comparison>> {
+        self.comparisons.iter().find(|(own, _)| Arc::ptr_eq(own, source))?.1.clone()
+    }
+
+    /// The objects that were compared with the checksums of their stores so far; `None` if it reads none.
+    #[cfg(feature = "objects")]
+    pub(super) fn compared(&self) -> Option<ChecksumReport> {
+        let mut report = ChecksumReport::default();
+        for (source, comparison) in &self.comparisons {
+            let Some(object) = ObjectSource::of(source) else { continue };
+            match object.compared_by(comparison.as_deref()) {
+                Ok(algorithm) => report.add_equal(source.len(), algorithm),
+                Err(reason) => report.add_uncompared(&reason, 1),
+            }
+        }
+        (!self.comparisons.is_empty()).then_some(report)
     }
 
     /// Lets the reads of the first `extents` begin.
@@ -573,6 +601,21 @@ impl EngineOwner for Job {
             source,
         }
     }
+}
+
+/// The objects that a plan reads, and their comparisons if it reads all of them.
+#[cfg(feature = "objects")]
+fn comparisons(sources: &[Arc<dyn Source>], plan: &Plan) -> Vec<(Arc<dyn Source>, Option<Arc<Comparison>>)> {
+    // Extents are in the order of their files.
+    let of_files = plan.extents().chunk_by(|one, next| one.file == next.file);
+    of_files
+        .filter_map(|extents| {
+            let source = sources.get(extents.first()?.file.index())?;
+            let object = ObjectSource::of(source)?;
+            let ranges: Vec<_> = extents.iter().map(|own| own.read.start()..own.read.end()).collect();
+            Some((source.clone(), object.comparison(&ranges).map(Arc::new)))
+        })
+        .collect()
 }
 
 /// A thread that works on a load. Its end is noticed however it ends.

@@ -65,6 +65,7 @@ impl Planned<'_> {
                 proof: None,
             }),
             time: TimeReport::default(),
+            checksums: None,
             verify: None,
             notes: catalog.notes().to_vec(),
         }
@@ -108,6 +109,7 @@ pub(super) fn add_progress(report: &mut Report, job: &Job) {
     #[cfg(feature = "objects")]
     {
         report.memory.staging_bytes += job.ledger.most_taken_bytes();
+        report.checksums = job.compared();
     }
     report.notes.extend(engine.routes.iter().flat_map(|route| route.member.notes(Stage::Over)));
     let tables = job.device_line().into_iter().flat_map(DeviceLine::slots);

@@ -299,6 +299,9 @@ pub(crate) struct ReadOp {
     /// What its load may take for the node's cache; without one, any number of bytes.
     #[cfg(feature = "objects")]
     pub(crate) ledger: Option<Arc<crate::memory::Ledger>>,
+    /// What its load compares with the checksum of the object's store.
+    #[cfg(feature = "objects")]
+    pub(crate) comparison: Option<Arc<hoistway_objects::Comparison>>,
 }
 
 /// The memory of a [`ReadOp`].
@@ -339,6 +342,8 @@ impl ReadOp {
             claims: None,
             #[cfg(feature = "objects")]
             ledger: None,
+            #[cfg(feature = "objects")]
+            comparison: None,
         }
     }
 

@@ -47,8 +47,8 @@ pub(crate) trait Source: Any + fmt::Debug + Send + Sync {
     /// The system's.
     fn read_at(&self, buffer: &mut [u8], offset: u64, cancel: &Cancel) -> io::Result<usize>;
 
-    /// Frees data that was kept for reading its header.
-    fn header_was_read(&self) {}
+    /// Frees data that was kept for reading its header, which ends at byte `end`.
+    fn header_was_read(&self, _end: u64) {}
 
     /// Fails if its bytes may be others than when it was opened. `needed` are the bytes at stake.
     ///

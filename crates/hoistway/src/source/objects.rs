@@ -9,12 +9,13 @@ use crate::{
     memory::{Grant, Ledger},
     route::ReadOp,
 };
-use hoistway_objects::{Object, Problem};
+use hoistway_objects::{Comparison, HeadSums, Object, Outcome, Problem};
 use std::{
     any::Any,
     io,
+    ops::Range,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
 };
 
 /// The name that the files of a web server's folder begin with: such folders cannot be listed.
@@ -28,6 +29,8 @@ const MAX_AHEAD_BYTES: usize = 8 << 20;
 pub(crate) struct ObjectSource {
     object: Object,
     ahead: Mutex<Ahead>,
+    /// The checksums of its header, once that was read.
+    header: OnceLock<HeadSums>,
     /// The node's cache and the object's entry in it, or why it has none although there is a cache.
     kept: Option<Result<(NodeCache, Arc<Entry>), String>>,
     extensions: Extensions,
@@ -38,6 +41,8 @@ pub(crate) struct ObjectSource {
 struct Ahead {
     start: u64,
     bytes: Vec<u8>,
+    /// The checksums of all bytes before these.
+    before: HeadSums,
 }
 
 impl std::fmt::Debug for Ahead {
@@ -60,8 +65,9 @@ pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> 
     if let Some(Ok((cache, entry))) = &kept {
         cache.keep(entry, 0, &head, None);
     }
-    let ahead = Mutex::new(Ahead { start: 0, bytes: head });
-    Ok(Arc::new(ObjectSource { object, ahead, kept, extensions: Extensions::default() }))
+    let ahead = Mutex::new(Ahead { bytes: head, ..Ahead::default() });
+    let (header, extensions) = (OnceLock::new(), Extensions::default());
+    Ok(Arc::new(ObjectSource { object, ahead, header, kept, extensions }))
 }
 
 /// The files in a folder of a store.
@@ -120,18 +126,33 @@ impl ObjectSource {
         self.kept.as_ref()?.as_ref().err().map(String::as_str)
     }
 
+    /// Frees the bytes that came before they were wanted.
+    pub(crate) fn forget_ahead(&self) {
+        if let Ok(mut ahead) = self.ahead.try_lock() {
+            *ahead = Ahead::default();
+        }
+    }
+
+    /// Begins a comparison with the store's checksum for a load that reads these ranges. `None` if they and the header are not
+    /// the whole object.
+    pub(crate) fn comparison(&self, ranges: &[Range<u64>]) -> Option<Comparison> {
+        Comparison::new(self.object.len(), self.header.get()?.clone(), ranges)
+    }
+
     /// Reads what the node's cache holds. Returns how many bytes that are. The read keeps its claims of what is missing.
     pub(crate) fn read_kept(&self, op: &mut ReadOp) -> io::Result<usize> {
         let Some(entry) = self.entry() else { return Ok(0) };
-        let target = op.buffer.target(op.progress)?;
-        let (count, claims) = entry.read_or_claim(op.progress.offset, target, &op.cancel);
+        let (target, offset) = (op.buffer.target(op.progress)?, op.progress.offset);
+        let (count, claims) = entry.read_or_claim(offset, target, &op.cancel);
+        self.compare(op.comparison.as_deref(), offset, &target[..count], &op.cancel)?;
         op.claims = claims;
         Ok(count)
     }
 
     /// Reads from the store. Returns how many bytes came.
     pub(crate) fn read_asked(&self, op: &mut ReadOp) -> io::Result<usize> {
-        self.read(op.buffer.target(op.progress)?, op.progress.offset, &op.cancel, op.ledger.as_ref())
+        let (target, offset) = (op.buffer.target(op.progress)?, op.progress.offset);
+        self.read(target, offset, &Reading::of(&op.cancel, op.ledger.as_ref(), op.comparison.as_deref()))
     }
 
     /// Reads what the read asks for, and no more for the node's cache: from the first bytes, or the store. Returns how many bytes
@@ -139,22 +160,18 @@ impl ObjectSource {
     pub(crate) fn read_plainly(&self, op: &mut ReadOp) -> io::Result<usize> {
         let (target, offset) = (op.buffer.target(op.progress)?, op.progress.offset);
         let ahead = self.ahead.try_lock().map_or(0, |ahead| ahead.copy(target, offset));
+        let comparison = op.comparison.as_deref();
         if ahead > 0 {
+            self.compare(comparison, offset, &target[..ahead], &op.cancel)?;
             return Ok(ahead);
         }
-        self.ask(target, offset, &op.cancel, op.ledger.as_ref())
+        self.ask(target, offset, &Reading::of(&op.cancel, op.ledger.as_ref(), comparison))
     }
 
-    /// Reads from the store, until `cancel` ends that. Returns how many bytes came: fewer at the end alone. Where the range begins
-    /// or ends inside of a block that the node's cache lacks, the whole block is read, if `ledger` has memory for it.
-    fn read(
-        &self,
-        buffer: &mut [u8],
-        offset: u64,
-        cancel: &Cancel,
-        ledger: Option<&Arc<Ledger>>,
-    ) -> io::Result<usize> {
-        let Some(entry) = self.entry() else { return self.ask(buffer, offset, cancel, ledger) };
+    /// Reads from the store. Returns how many bytes came: fewer at the end alone. Where the range begins or ends inside of a block
+    /// that the node's cache lacks, the whole block is read, if the ledger has memory for it.
+    fn read(&self, buffer: &mut [u8], offset: u64, reading: &Reading<'_>) -> io::Result<usize> {
+        let Some(entry) = self.entry() else { return self.ask(buffer, offset, reading) };
         let end = self.object.len().min(offset.saturating_add(buffer.len() as u64));
         let (mut at, whole_end) = (offset, entry.whole_end(end));
         while at < end {
@@ -162,7 +179,7 @@ impl ObjectSource {
             let place = &mut buffer[(at - offset) as usize..(end - offset) as usize];
             if at == block.start && block.end <= end {
                 let len = (whole_end - at) as usize;
-                self.ask(&mut place[..len], at, cancel, ledger)?;
+                self.ask(&mut place[..len], at, reading)?;
                 at = whole_end;
                 continue;
             }
@@ -170,17 +187,20 @@ impl ObjectSource {
             let block_len = block.end - block.start;
             // Its memory is freed before that of the next.
             let lacks = entry.lacks(at);
-            let memory = lacks.then(|| Whole::new(block_len, ledger)).flatten();
+            let memory = lacks.then(|| Whole::new(block_len, reading.ledger)).flatten();
             if lacks && memory.is_none() {
                 entry.note_left_out(block_len);
             }
             match memory {
                 Some(mut whole) => {
-                    self.ask(&mut whole.bytes, block.start, cancel, ledger)?;
+                    // More than the read asks for: the rest is another read's.
+                    let uncompared = Reading { comparison: None, ..*reading };
+                    self.ask(&mut whole.bytes, block.start, &uncompared)?;
                     place[..len].copy_from_slice(&whole.bytes[(at - block.start) as usize..][..len]);
+                    self.compare(reading.comparison, at, &place[..len], reading.cancel)?;
                 }
                 None => {
-                    self.ask(&mut place[..len], at, cancel, ledger)?;
+                    self.ask(&mut place[..len], at, reading)?;
                 }
             }
             at += len as u64;
@@ -188,21 +208,101 @@ impl ObjectSource {
         Ok(end.saturating_sub(offset) as usize)
     }
 
-    /// Makes one read of the store, and keeps what came.
-    fn ask(
-        &self,
-        buffer: &mut [u8],
-        offset: u64,
-        cancel: &Cancel,
-        ledger: Option<&Arc<Ledger>>,
-    ) -> io::Result<usize> {
+    /// Makes one read of the store, compares and keeps what came.
+    fn ask(&self, buffer: &mut [u8], offset: u64, reading: &Reading<'_>) -> io::Result<usize> {
+        let stop = reading.cancel.flag();
+        // The first read of an object asks for its checksum. Others go on meanwhile, and wait for it once their bytes have come.
+        let known =
+            reading.comparison.and_then(|comparison| Some((comparison, self.object.checksum_soon(stop)?)));
+        let mut piece = match known {
+            Some((comparison, Ok(checksum))) => Some(comparison.piece(checksum, offset)),
+            _ => None,
+        };
+        let read = self.object.read_with(offset, buffer, stop, |bytes| {
+            if let Some(piece) = &mut piece {
+                piece.add(bytes);
+            }
+        });
         // The error of the load has the URL and the range.
-        let read = self.object.read(offset, buffer, cancel.flag());
-        let count = read.map_err(|error| io::Error::new(error.problem.kind(), error.problem))?;
+        let count = read.map_err(|error| into_io(error.problem))?;
+        match (piece, known) {
+            (Some(piece), _) => self.compared(piece.end())?,
+            (None, None) => self.compare(reading.comparison, offset, &buffer[..count], reading.cancel)?,
+            (None, Some(_)) => {}
+        }
         if let Some(Ok((cache, entry))) = &self.kept {
-            cache.keep(entry, offset, &buffer[..count], ledger);
+            cache.keep(entry, offset, &buffer[..count], reading.ledger);
         }
         Ok(count)
+    }
+
+    /// Adds bytes that have come to a comparison with the store's checksum, if there are both.
+    fn compare(
+        &self,
+        comparison: Option<&Comparison>,
+        offset: u64,
+        bytes: &[u8],
+        cancel: &Cancel,
+    ) -> io::Result<()> {
+        let Some(comparison) = comparison else { return Ok(()) };
+        match self.object.checksum(cancel.flag()) {
+            Some(Ok(checksum)) => self.compared(comparison.add(checksum, offset, bytes)),
+            Some(Err(_)) => Ok(()),
+            None => Err(into_io(Problem::Stopped)),
+        }
+    }
+
+    /// Discards what the node's cache holds of an object whose bytes are not those of the store.
+    fn compared(&self, outcome: Result<(), Problem>) -> io::Result<()> {
+        outcome.map_err(|problem| {
+            if let Some(entry) = self.entry() {
+                entry.discard("the bytes that came have not the checksum that the store says");
+            }
+            into_io(problem)
+        })
+    }
+
+    /// The name of the checksum that a comparison has found equal, or why it has not.
+    pub(crate) fn compared_by(&self, comparison: Option<&Comparison>) -> Result<&'static str, String> {
+        let Some(comparison) = comparison else { return Err("read in part".to_owned()) };
+        match (comparison.outcome(), self.object.known_checksum()) {
+            (Outcome::Equal(algorithm), _) => Ok(algorithm.name()),
+            (Outcome::Unknown(why), _) => Err(why.to_owned()),
+            (Outcome::Pending, Some(Err(why))) => Err(why.to_owned()),
+            (Outcome::Pending, _) => Err("not all of it has come".to_owned()),
+            (Outcome::Different, _) => Err("it differs".to_owned()),
+        }
+    }
+}
+
+/// What a read of an object's store is part of.
+#[derive(Clone, Copy)]
+struct Reading<'a> {
+    cancel: &'a Cancel,
+    ledger: Option<&'a Arc<Ledger>>,
+    comparison: Option<&'a Comparison>,
+}
+
+impl<'a> Reading<'a> {
+    fn of(cancel: &'a Cancel, ledger: Option<&'a Arc<Ledger>>, comparison: Option<&'a Comparison>) -> Self {
+        Self { cancel, ledger, comparison }
+    }
+}
+
+fn into_io(problem: Problem) -> io::Error {
+    io::Error::new(problem.kind(), problem)
+}
+
+/// The error of a read that has shown that the bytes of an object are not those of its store.
+pub(crate) fn checksum_mismatch(path: &Path, error: &io::Error) -> Option<Error> {
+    match error.get_ref()?.downcast_ref()? {
+        Problem::Damaged { checksum, expected, found } => Some(Error::ChecksumMismatch {
+            path: path.to_owned(),
+            checksum,
+            expected: expected.clone(),
+            found: found.clone(),
+        }),
+        _ => None,
     }
 }
 
@@ -256,30 +356,44 @@ impl Source for ObjectSource {
         if let Ok(mut ahead) = self.ahead.try_lock() {
             let count = ahead.copy(buffer, offset);
             let end = ahead.start + ahead.bytes.len() as u64;
-            if count > 0 || offset != end || end == 0 || buffer.len() >= MAX_AHEAD_BYTES {
-                if count > 0 || buffer.is_empty() {
-                    return Ok(count);
-                }
-            } else {
-                // What reads on where the last bytes ended is a header.
+            if count > 0 || buffer.is_empty() {
+                return Ok(count);
+            }
+            // What reads on where the last bytes ended is a header.
+            if offset == end && end > 0 && buffer.len() >= MAX_AHEAD_BYTES {
+                let count = self.ask(buffer, offset, &Reading::of(cancel, None, None))?;
+                let mut before = std::mem::take(&mut ahead.before);
+                before.add(&ahead.bytes);
+                before.add(&buffer[..count]);
+                *ahead = Ahead { start: offset + count as u64, bytes: Vec::new(), before };
+                return Ok(count);
+            }
+            if offset == end && end > 0 {
                 let len = (ahead.bytes.len() * 2).clamp(buffer.len(), MAX_AHEAD_BYTES);
                 let mut bytes = vec![0; len];
                 let kept = self.entry().map_or(0, |entry| entry.read(offset, &mut bytes));
                 let count = match kept {
-                    0 => self.ask(&mut bytes, offset, cancel, None)?,
+                    0 => self.ask(&mut bytes, offset, &Reading::of(cancel, None, None))?,
                     kept => kept,
                 };
                 bytes.truncate(count);
-                *ahead = Ahead { start: offset, bytes };
+                let mut before = std::mem::take(&mut ahead.before);
+                before.add(&ahead.bytes);
+                *ahead = Ahead { start: offset, bytes, before };
                 return Ok(ahead.copy(buffer, offset));
             }
         }
-        self.ask(buffer, offset, cancel, None)
+        self.ask(buffer, offset, &Reading::of(cancel, None, None))
     }
 
-    fn header_was_read(&self) {
+    fn header_was_read(&self, end: u64) {
         if let Ok(mut ahead) = self.ahead.try_lock() {
-            *ahead = Ahead::default();
+            let Ahead { start, bytes, before: mut sums } = std::mem::take(&mut *ahead);
+            if let Some(rest) = end.checked_sub(start) {
+                let rest = usize::try_from(rest).unwrap_or(usize::MAX).min(bytes.len());
+                sums.add(&bytes[..rest]);
+                self.header.get_or_init(|| sums);
+            }
         }
     }
 
@@ -320,7 +434,7 @@ mod tests {
         let mut found = vec![0; 2_000_000];
         source.read_exactly(&mut found, 0, None, &Cancel::default()).unwrap();
         assert!(found == bytes[..found.len()] && kept() > 0);
-        source.header_was_read();
+        source.header_was_read(8);
         assert_eq!(kept(), 0);
         source.read_exactly(&mut found, 5, None, &Cancel::default()).unwrap();
         assert!(found == bytes[5..][..found.len()]);

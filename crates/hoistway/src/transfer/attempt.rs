@@ -1,6 +1,8 @@
 //! Decides the next step after an attempt of a read.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "objects")]
+use crate::source::objects::checksum_mismatch;
 use crate::{
     ByteRange, Error, Result,
     report::{Carrier, Onward},
@@ -86,6 +88,10 @@ pub(super) fn failed(member: &dyn Member, op: &ReadOp, source: io::Error) -> Err
         && let Err(changed) = op.check_unchanged()
     {
         return changed;
+    }
+    #[cfg(feature = "objects")]
+    if let Some(mismatch) = checksum_mismatch(op.source.path(), &source) {
+        return mismatch;
     }
     let range = op.part.range;
     let offset = range.start() + op.progress.filled;

@@ -89,8 +89,8 @@ impl Member for Http {
 
     fn add(&self, source: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
         match ObjectSource::of(source) {
-            Some(_) => {
-                source.header_was_read();
+            Some(object) => {
+                object.forget_ahead();
                 Ok(true)
             }
             None if self.is_named => {

@@ -60,9 +60,9 @@ impl Member for NodeCache {
     }
 
     fn add(&self, source: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
-        match ObjectSource::of(source).and_then(ObjectSource::entry) {
-            Some(_) => {
-                source.header_was_read();
+        match ObjectSource::of(source).filter(|object| object.entry().is_some()) {
+            Some(object) => {
+                object.forget_ahead();
                 Ok(true)
             }
             None if self.is_named => Err(Unavailable::new(

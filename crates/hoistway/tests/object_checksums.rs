@@ -1,0 +1,226 @@
+//! Objects that are read whole have the checksum that their store says, or the load fails.
+#![cfg(feature = "objects")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use common::{assert_is_file, devices, tensor, write_model};
+use hoistway::{
+    Checkpoint, Dtype, Error, LoadOptions, Loaded, Report, Route,
+    cache::NodeCache,
+    catalog::OpenOptions,
+    objects::StoreOptions,
+    plan::{Layout, Selection},
+};
+use objectd::{Checksums, Dialect, Fault, Faults, Server};
+use std::path::Path;
+
+const S3: &str = "s3://models/llama/model.safetensors";
+const GOOGLE: &str = "gs://models/llama/model.safetensors";
+const CHUNK: u64 = 256 << 10;
+
+/// A server with a checkpoint of a few reads, and the checkpoint.
+fn serving() -> (Server, Vec<u8>) {
+    let directory = tempfile::tempdir().unwrap();
+    let tensors = [
+        tensor("a", Dtype::U8, &[1 << 20]),
+        tensor("b", Dtype::F16, &[3, 100_003]),
+        tensor("c", Dtype::U8, &[1 << 20]),
+    ];
+    let file = write_model(&directory.path().join("model.safetensors"), &tensors, 0, 5);
+    (serve(&file), file)
+}
+
+fn serve(file: &[u8]) -> Server {
+    let server = Server::start().unwrap();
+    server.put("models/llama/model.safetensors", file);
+    server
+}
+
+fn options(server: &Server) -> OpenOptions {
+    let mut store = StoreOptions::default();
+    for (name, value) in [("endpoint", &*server.url()), ("anonymous", "true")] {
+        store.set(name, value).unwrap();
+    }
+    OpenOptions::default().store(store)
+}
+
+fn open(server: &Server, url: &str) -> Checkpoint {
+    Checkpoint::open_with(&[url], &options(server)).unwrap()
+}
+
+fn load(server: &Server, url: &str) -> hoistway::Result<Loaded> {
+    open(server, url).load(&LoadOptions::default().chunk_bytes(CHUNK))
+}
+
+/// All objects have the checksum of their store.
+fn assert_compared(report: &Report, bytes: usize, algorithm: &str) {
+    let found = report.checksums.as_ref().unwrap();
+    assert_eq!((found.objects, found.bytes), (1, bytes as u64), "{report}");
+    assert_eq!((&*found.algorithms, &*found.uncompared), (&[algorithm.to_owned()][..], &[][..]), "{report}");
+    assert!(report.to_string().contains(&format!("as the store's {algorithm} says")), "{report}");
+}
+
+fn assert_not_compared(report: &Report, why: &str) {
+    let found = report.checksums.as_ref().unwrap();
+    let reasons: Vec<_> = found.uncompared.iter().map(|own| (own.objects, &*own.reason)).collect();
+    assert!(found.objects == 0 && reasons.len() == 1 && reasons[0].0 == 1, "{report}");
+    assert!(reasons[0].1.contains(why), "{report}");
+}
+
+fn assert_differs(error: &Error, algorithm: &str) {
+    let is_of_store = matches!(error, Error::ChecksumMismatch { path, checksum, expected, found }
+        if path.ends_with("model.safetensors") && *checksum == algorithm && expected != found);
+    assert!(is_of_store, "{error:?}");
+    assert!(error.to_string().contains(algorithm), "{error}");
+}
+
+#[test]
+fn every_way_of_a_whole_load_is_compared() {
+    let (server, file) = serving();
+    for (url, dialect, algorithm) in [(S3, Dialect::S3, "CRC-64/NVME"), (GOOGLE, Dialect::Google, "CRC-32C")]
+    {
+        server.speak(dialect);
+        let checkpoint = open(&server, url);
+        for device in devices() {
+            for route in [Route::Auto, Route::Http, Route::Threads] {
+                for layout in [Layout::File, Layout::Packed, Layout::Tensor] {
+                    let load = LoadOptions::default().device(device).route(route).layout(layout);
+                    for load in [load.clone().chunk_bytes(CHUNK), load] {
+                        let loaded = checkpoint.load(&load).unwrap();
+                        assert_is_file(&loaded, &file);
+                        assert_compared(loaded.report(), file.len(), algorithm);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_bit_that_changes_on_the_way_fails_the_load_whichever_request_it_is_of() {
+    let (server, file) = serving();
+    for (url, dialect, algorithm) in [(S3, Dialect::S3, "CRC-64/NVME"), (GOOGLE, Dialect::Google, "CRC-32C")]
+    {
+        server.speak(dialect);
+        server.fail(Faults::default());
+        server.take_requests();
+        load(&server, url).unwrap();
+        let of_data = |request: &objectd::Request| request.range.is_some_and(|(first, _)| first > 0);
+        let requests = server.take_requests().iter().filter(|request| of_data(request)).count();
+        assert!(requests > 5, "{requests}");
+        for number in 1..=requests {
+            server.fail(Faults { spares_first: true, ..Faults::only(number, Fault::Flip) });
+            assert_differs(&load(&server, url).unwrap_err(), algorithm);
+        }
+        server.fail(Faults::default());
+        let loaded = load(&server, url).unwrap();
+        assert_is_file(&loaded, &file);
+    }
+}
+
+/// The header that a checkpoint was opened by is a part of what is compared, however long it is.
+#[test]
+fn a_bit_of_the_header_that_changes_fails_the_load() {
+    for text_len in [700_000, 3 << 20, 20 << 20] {
+        let header = format!(
+            r#"{{"__metadata__":{{"text":"{}"}},"a":{{"dtype":"U8","shape":[9],"data_offsets":[0,9]}}}}"#,
+            "a".repeat(text_len)
+        );
+        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), b"123456789"].concat();
+        let server = serve(&file);
+        let loaded = load(&server, S3).unwrap();
+        assert_compared(loaded.report(), file.len(), "CRC-64/NVME");
+        server.fail(Faults { spares_first: false, ..Faults::only(1, Fault::Flip) });
+        let checkpoint = open(&server, S3);
+        let metadata = checkpoint.catalog().files()[0].metadata().unwrap();
+        assert!(format!("{metadata:?}").contains('`'), "the bit is of the text");
+        let error = checkpoint.load(&LoadOptions::default()).unwrap_err();
+        assert_differs(&error, "CRC-64/NVME");
+    }
+}
+
+#[test]
+fn checksums_of_parts_are_compared_if_the_parts_have_one_length() {
+    let (server, file) = serving();
+    for part_bytes in [CHUNK as usize, 300_007, file.len(), file.len() / 2 + 1] {
+        server.fail(Faults::default());
+        server.say_checksums(Checksums::Parts(part_bytes));
+        let loaded = load(&server, S3).unwrap();
+        assert_compared(loaded.report(), file.len(), "CRC-32");
+        server.fail(Faults { spares_first: true, ..Faults::only(3, Fault::Flip) });
+        let error = load(&server, S3).unwrap_err();
+        assert_differs(&error, "CRC-32");
+    }
+    server.fail(Faults::default());
+    server.say_checksums(Checksums::UnevenParts(700_001));
+    let loaded = load(&server, S3).unwrap();
+    assert_is_file(&loaded, &file);
+    assert_not_compared(loaded.report(), "differ in their lengths");
+}
+
+#[test]
+fn a_load_of_a_part_asks_for_no_checksum_and_says_so() {
+    let (server, _) = serving();
+    let checkpoint = open(&server, S3);
+    server.take_requests();
+    let selection = Selection::all().select("a");
+    let loaded = checkpoint.load(&LoadOptions::default().selection(selection)).unwrap();
+    assert_not_compared(loaded.report(), "read in part");
+    assert!(server.take_requests().iter().all(|request| request.method == "GET"));
+    // The next load of the same checkpoint is whole.
+    let loaded = checkpoint.load(&LoadOptions::default()).unwrap();
+    assert_eq!(loaded.report().checksums.as_ref().unwrap().objects, 1);
+}
+
+#[test]
+fn a_store_without_checksums_is_read_all_the_same() {
+    let (server, file) = serving();
+    server.say_checksums(Checksums::None);
+    let web = format!("{}/models/llama/model.safetensors", server.url());
+    for (url, dialect, why) in [
+        (S3, Dialect::S3, "no checksum"),
+        (GOOGLE, Dialect::Google, "no checksum"),
+        (&*web, Dialect::S3, "no checksum that can be computed from ranges"),
+    ] {
+        server.speak(dialect);
+        let loaded = load(&server, url).unwrap();
+        assert_is_file(&loaded, &file);
+        assert_not_compared(loaded.report(), why);
+    }
+}
+
+#[test]
+fn the_nodes_cache_keeps_nothing_of_an_object_that_differs() {
+    let (server, file) = serving();
+    let folder = tempfile::tempdir().unwrap();
+    let open = |path: &Path| {
+        let cache = NodeCache::open(path, Some(1 << 30)).unwrap();
+        let checkpoint = Checkpoint::open_with(&[S3], &options(&server).cache(cache.clone())).unwrap();
+        (checkpoint, cache)
+    };
+    let load = LoadOptions::default().chunk_bytes(CHUNK);
+    server.fail(Faults { spares_first: true, ..Faults::only(4, Fault::Flip) });
+    let (checkpoint, cache) = open(folder.path());
+    assert_differs(&checkpoint.load(&load).unwrap_err(), "CRC-64/NVME");
+    drop(checkpoint);
+    cache.flush();
+    assert_eq!(cache.verify().unwrap().bytes, 0);
+    drop(cache);
+    // From the store again, and then from the cache: both are compared.
+    for route in [Route::Http, Route::NodeCache] {
+        let (checkpoint, cache) = open(folder.path());
+        let loaded = checkpoint.load(&load).unwrap();
+        assert_is_file(&loaded, &file);
+        assert_compared(loaded.report(), file.len(), "CRC-64/NVME");
+        let bytes: u64 = loaded
+            .report()
+            .carriers
+            .iter()
+            .filter(|own| own.route == route)
+            .map(|own| own.tensor_bytes)
+            .sum();
+        assert_eq!(bytes, loaded.report().tensor_bytes, "{}", loaded.report());
+        cache.flush();
+    }
+}

@@ -1,0 +1,77 @@
+//! What answers say of the checksums of objects.
+
+use crate::{Dialect, Object, Request};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use crc_fast::{
+    CrcAlgorithm::{Crc32Iscsi, Crc32IsoHdlc, Crc64Nvme},
+    checksum,
+};
+
+/// The checksums that a server has of its objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Checksums {
+    /// Those of whole objects: CRC-64/NVME in S3, CRC-32C in Google.
+    #[default]
+    Whole,
+    /// In S3 CRC-32 of parts of this many bytes, and of these checksums.
+    Parts(usize),
+    /// In S3 the same of parts that differ in their lengths: the first has so many bytes, the others two more each.
+    UnevenParts(usize),
+    /// None.
+    None,
+}
+
+impl Checksums {
+    fn parts<'a>(self, bytes: &'a [u8]) -> Vec<&'a [u8]> {
+        match self {
+            Self::Parts(len) => bytes.chunks(len.max(1)).collect(),
+            Self::UnevenParts(len) => {
+                let (mut parts, mut rest, mut len) = (Vec::new(), bytes, len.max(1));
+                while !rest.is_empty() {
+                    let (part, left) = rest.split_at(len.min(rest.len()));
+                    parts.push(part);
+                    (rest, len) = (left, len + 2);
+                }
+                parts
+            }
+            Self::Whole | Self::None => vec![bytes],
+        }
+    }
+
+    /// The range of a part that a request asks for by its number.
+    pub(crate) fn range(self, number: usize, bytes: &[u8]) -> Option<(usize, usize)> {
+        let parts = self.parts(bytes);
+        let part = parts.get(number.checked_sub(1)?)?;
+        let start: usize = parts[..number - 1].iter().map(|part| part.len()).sum();
+        Some((start, start + part.len() - 1))
+    }
+
+    /// The headers of an answer. S3 says checksums to those who ask, and not in answers with ranges.
+    pub(crate) fn headers(self, dialect: Dialect, request: &Request, object: &Object) -> String {
+        let text = |bytes: &[u8]| STANDARD.encode(bytes);
+        let short = |algorithm, bytes: &[u8]| (checksum(algorithm, bytes) as u32).to_be_bytes();
+        let bytes = &object.bytes;
+        match (dialect, self) {
+            (Dialect::Google, Self::Whole) => {
+                // The order in which it sends them is not fixed.
+                format!(
+                    "x-goog-hash: md5=AAAAAAAAAAAAAAAAAAAAAA==,crc32c={}\r\n",
+                    text(&short(Crc32Iscsi, bytes))
+                )
+            }
+            (Dialect::S3, Self::Whole) if request.wants_checksum && request.range.is_none() => {
+                let sum = text(&checksum(Crc64Nvme, bytes).to_be_bytes());
+                format!("x-amz-checksum-crc64nvme: {sum}\r\nx-amz-checksum-type: FULL_OBJECT\r\n")
+            }
+            (Dialect::S3, Self::Parts(_) | Self::UnevenParts(_))
+                if request.wants_checksum && request.range.is_none() =>
+            {
+                let parts = self.parts(bytes);
+                let sums: Vec<u8> = parts.iter().flat_map(|part| short(Crc32IsoHdlc, part)).collect();
+                let sum = text(&short(Crc32IsoHdlc, &sums));
+                format!("x-amz-checksum-crc32: {sum}-{}\r\nx-amz-checksum-type: COMPOSITE\r\n", parts.len())
+            }
+            _ => String::new(),
+        }
+    }
+}
