@@ -1,7 +1,7 @@
-"""Loads a checkpoint by URLs of every kind from servers on this machine: `python bench/demo_objects.py DIRECTORY OBJECTD`.
+"""Loads a checkpoint by URLs of every kind: `python bench/demo_objects.py DIRECTORY OBJECTD`.
 
-Each server is the program of testkit/objectd, which has the files of the directory. The command loads them, compares the tensors
-with digests of the files in the directory, and names the routes.
+Each server is the program of testkit/objectd, which has the files of the directory. The command loads them,
+compares the tensors with digests of the files in the directory, and names the routes.
 """
 
 from __future__ import annotations

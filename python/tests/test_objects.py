@@ -116,6 +116,19 @@ def test_errors_are_those_of_files_and_hold_no_secret(store: hoistway.StoreOptio
     assert bad.value.path == "s3://models/bad.safetensors"  # type: ignore[attr-defined]
 
 
+def test_a_bit_that_changes_on_the_way_is_an_error_that_names_the_object(
+    store: hoistway.StoreOptions, tmp_path: Path
+) -> None:
+    loaded = hoistway.load_file("s3://models/llama/", framework="raw", store=store)
+    found = loaded.report.as_dict()["checksums"]
+    assert (found["objects"], found["algorithms"], found["uncompared"]) == (1, ["CRC-64/NVME"], [])
+    with serving(tmp_path, "", "0", "s3", "0", "flip") as endpoint:
+        flipping: hoistway.StoreOptions = {"endpoint": endpoint, "anonymous": True}
+        with pytest.raises(errors.DigestMismatchError, match="CRC-64/NVME") as error:
+            hoistway.load_file("s3://models/llama/", framework="raw", store=flipping)
+    assert error.value.path == "s3://models/llama/model.safetensors"  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("dialect", "url", "credentials"),
     [

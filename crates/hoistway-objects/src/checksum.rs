@@ -126,6 +126,11 @@ impl Checksum {
         }
     }
 
+    /// The SHA-256 of a whole object in an answer of S3.
+    pub(crate) fn sha256_of_s3(headers: &HeaderMap) -> Option<[u8; 32]> {
+        STANDARD.decode(header(headers, "x-amz-checksum-sha256")?.trim()).ok()?.try_into().ok()
+    }
+
     /// That of a whole object in an answer of Google, also one for a range.
     ///
     /// # Errors

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! An [`Object`] is pinned by the ETag and the length of its first answer. Each later request carries `If-Match`, and the
-//! status, range, length and ETag of each answer are compared before the first byte of its body is read.
+//! status, range, length and ETag of each answer are compared before the first byte of its body is read. A [`Comparison`] computes
+//! the [`Checksum`] that its store has of it from the bytes of any reads.
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 

@@ -53,6 +53,8 @@ pub struct Object {
     changed: OnceLock<String>,
     /// The checksum that the store has of it, or why none can be compared.
     checksum: OnceLock<Result<Checksum, String>>,
+    /// The SHA-256 that the store or the hub has of it.
+    sha256: OnceLock<[u8; 32]>,
     /// The process one of whose threads asks for that; 0 if none does.
     asking: AtomicU32,
 }
@@ -96,8 +98,12 @@ impl Object {
                 let _ = checksum.set(Checksum::of_google(&headers).map_err(str::to_owned));
             }
         }
+        let sha256 = OnceLock::new();
+        if let Some(sum) = linked.as_ref().and_then(|(linked, _)| linked.sha256()) {
+            sha256.get_or_init(|| sum);
+        }
         let (changed, asking) = (OnceLock::new(), AtomicU32::new(0));
-        let object = Self { location, client, region, pin, linked, changed, checksum, asking };
+        let object = Self { location, client, region, pin, linked, changed, checksum, sha256, asking };
         if let (Tag::Date(date), false) = (&object.pin.tag, object.is_pinned() || options.unpinned) {
             let said = date.as_ref().map_or("and no date", |_| "but a date");
             return Err(failed(Problem::NoETag { said: said.into() }));
@@ -224,10 +230,20 @@ impl Object {
         self.checksum.get().map(|known| known.as_ref().map_err(String::as_str))
     }
 
+    /// Returns the SHA-256 that the store or the hub has of the object. S3 is asked by the first call of this and
+    /// [`Object::checksum`].
+    pub fn sha256(&self, stop: &AtomicBool) -> Option<[u8; 32]> {
+        self.checksum(stop)?.err()?;
+        self.sha256.get().copied()
+    }
+
     fn ask_checksum(&self, stop: &AtomicBool) -> Result<Checksum, Problem> {
         let unknown = |why: &str| Problem::WrongAnswer(why.to_owned());
         let target = &self.location.target;
         let headers = self.ask_head(target, stop)?;
+        if let Some(sum) = Checksum::sha256_of_s3(&headers) {
+            self.sha256.get_or_init(|| sum);
+        }
         let checksum = Checksum::of_s3(&headers).map_err(unknown)?;
         let Some(parts) = checksum.parts else { return Ok(checksum) };
         // All parts but the last have one length, if those are no exception whose lengths are known then.

@@ -51,6 +51,19 @@ impl Linked {
         Self { commit: text("x-repo-commit"), etag: text("x-linked-etag"), len }
     }
 
+    /// The SHA-256 of the file: that is the hash of large files.
+    pub(crate) fn sha256(&self) -> Option<[u8; 32]> {
+        let digits = self.etag.as_ref()?.strip_prefix('"')?.strip_suffix('"')?;
+        if digits.len() != 64 || !digits.bytes().all(|own| own.is_ascii_hexdigit()) {
+            return None;
+        }
+        let mut sum = [0; 32];
+        for (byte, at) in sum.iter_mut().zip((0..64).step_by(2)) {
+            *byte = u8::from_str_radix(&digits[at..at + 2], 16).ok()?;
+        }
+        Some(sum)
+    }
+
     /// Takes what a later answer of the hub says beyond this.
     fn or(self, later: Self) -> Self {
         Self {
@@ -240,6 +253,11 @@ mod tests {
         ] {
             assert!(matches!(linked.check(&other), Err(Problem::Changed(_))), "{other:?}");
         }
+        assert_eq!(linked.sha256(), None);
+        let of_sum = |text: &str| Linked { etag: Some(text.into()), ..linked.clone() }.sha256();
+        assert_eq!(of_sum(&format!("\"{}\"", "0a".repeat(32))), Some([10; 32]));
+        assert_eq!(of_sum(&format!("\"{}\"", "0g".repeat(32))), None);
+        assert_eq!(of_sum(&format!("W/\"{}\"", "0a".repeat(32))), None);
         linked.check_commit(None).unwrap();
         linked.check_commit(Some("a")).unwrap();
         Linked::default().check_commit(Some("a")).unwrap();

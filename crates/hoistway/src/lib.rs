@@ -56,7 +56,9 @@ pub use load::{
     NumaPlacement, OpenArray, Order, Progress, StreamOptions, Tensor, TensorMemory, load, load_bytes,
 };
 pub use metrics::metrics;
-pub use report::{Carrier, DeviceReport, MemoryReport, Refusal, Report, Retries, TimeReport};
+pub use report::{
+    Carrier, ChecksumReport, DeviceReport, MemoryReport, Refusal, Report, Retries, TimeReport, Uncompared,
+};
 pub use route::{DirectIo, Route, UsrbioClient};
 pub use warm::WarmReport;
 

@@ -77,7 +77,7 @@ pub struct ChecksumReport {
     pub objects: usize,
     /// Their bytes.
     pub bytes: u64,
-    /// The checksums, such as `CRC-64/NVME`.
+    /// The checksums, such as `CRC-64/NVME`, or `SHA-256` by a verification.
     pub algorithms: Vec<String>,
     /// The objects that were not compared.
     pub uncompared: Vec<Uncompared>,
@@ -107,6 +107,16 @@ impl ChecksumReport {
             Some(own) => own.objects += objects,
             None => self.uncompared.push(Uncompared { reason: reason.to_owned(), objects }),
         }
+    }
+
+    /// Adds an object that was not compared for this reason until now.
+    #[cfg(feature = "objects")]
+    pub(crate) fn add_equal_after(&mut self, reason: &str, bytes: u64, algorithm: &str) {
+        if let Some(own) = self.uncompared.iter_mut().find(|own| own.reason == reason) {
+            own.objects = own.objects.saturating_sub(1);
+        }
+        self.uncompared.retain(|own| own.objects > 0);
+        self.add_equal(bytes, algorithm);
     }
 
     fn merge(&mut self, later: &Self) {

@@ -1,6 +1,8 @@
 //! Content digests of tensors, read a second way: plain buffered reads, none of the engine's machinery.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "objects")]
+use crate::source::objects::ObjectSource;
 use crate::{
     Cancel, Checkpoint, Dtype, Error, Loaded, Result,
     catalog::{TensorEntry, TensorId},
@@ -8,6 +10,10 @@ use crate::{
     source::Source,
 };
 use serde::{Deserialize, Serialize};
+#[cfg(feature = "objects")]
+use sha2::{Digest, Sha256};
+#[cfg(feature = "objects")]
+use std::ops::Range;
 use std::{collections::BTreeMap, fmt, fs, io, ops::ControlFlow, path::Path, time::Instant};
 
 /// Bytes that are read and hashed at once.
@@ -193,6 +199,66 @@ pub(crate) fn check(
         bytes,
         seconds: started.elapsed().as_secs_f64(),
     })
+}
+
+/// Compares the objects all of whose tensors are loaded with the SHA-256 that their stores have of them, if these have no checksum
+/// that the load has compared. Returns why it has not, and the bytes of each object.
+///
+/// # Errors
+/// [`Error::ChecksumMismatch`].
+#[cfg(feature = "objects")]
+pub(crate) fn check_stores(
+    checkpoint: &Checkpoint,
+    loaded: &Loaded,
+    cancel: &Cancel,
+) -> Result<Vec<(String, u64)>> {
+    let files: Vec<_> = checkpoint.catalog().files().iter().zip(checkpoint.sources()).collect();
+    let checked = parallel::map(&files, parallel::cores(), |(file, source)| {
+        let catalog = checkpoint.catalog();
+        let Some(object) = ObjectSource::of(source).map(ObjectSource::object) else { return Ok(None) };
+        let tensors: Vec<_> = file.tensors().map(|id| catalog.tensor(id)).collect();
+        if tensors.iter().any(|entry| loaded.get(&entry.name).is_none()) {
+            return Ok(None);
+        }
+        let Some(expected) = object.sha256(cancel.flag()) else { return Ok(None) };
+        let Some(Err(reason)) = object.known_checksum() else { return Ok(None) };
+        let (mut hasher, mut at) = (Sha256::new(), 0);
+        for entry in tensors {
+            // Headers and padding are in no tensor.
+            hash_range(&***source, at..entry.bytes.start(), &mut hasher, cancel)?;
+            let tensor = loaded.get(&entry.name).ok_or_else(|| catalog.no_such_tensor(&entry.name))?;
+            hasher.update(&*tensor.bytes()?);
+            at = entry.bytes.end();
+        }
+        hash_range(&***source, at..source.len(), &mut hasher, cancel)?;
+        let found: [u8; 32] = hasher.finalize().into();
+        if found == expected {
+            return Ok(Some((reason.to_owned(), source.len())));
+        }
+        let shown = |sum: [u8; 32]| blake3::Hash::from_bytes(sum).to_hex().to_string();
+        let path = source.path().to_owned();
+        Err(Error::ChecksumMismatch {
+            path,
+            checksum: "SHA-256",
+            expected: shown(expected),
+            found: shown(found),
+        })
+    });
+    checked.into_iter().filter_map(Result::transpose).collect()
+}
+
+/// Adds bytes of a source to a hash.
+#[cfg(feature = "objects")]
+fn hash_range(source: &dyn Source, range: Range<u64>, hasher: &mut Sha256, cancel: &Cancel) -> Result<()> {
+    let mut offset = range.start;
+    let mut buffer = vec![0; STEP_BYTES.min(range.end.saturating_sub(range.start) as usize)];
+    while offset < range.end {
+        let len = buffer.len().min((range.end - offset) as usize);
+        source.read_exactly(&mut buffer[..len], offset, None, cancel)?;
+        hasher.update(&buffer[..len]);
+        offset += len as u64;
+    }
+    Ok(())
 }
 
 fn digest_of_file(

@@ -11,6 +11,7 @@ use hoistway::{
     catalog::OpenOptions,
     objects::StoreOptions,
     plan::{Layout, Selection},
+    verify::{Manifest, ManifestEntry},
 };
 use objectd::{Checksums, Dialect, Fault, Faults, Server};
 use std::path::Path;
@@ -188,6 +189,53 @@ fn a_store_without_checksums_is_read_all_the_same() {
         assert_is_file(&loaded, &file);
         assert_not_compared(loaded.report(), why);
     }
+}
+
+#[test]
+fn a_verification_compares_with_the_sha_256_of_s3_and_of_the_hub() {
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+    let (server, file) = serving();
+    server.say_checksums(Checksums::Sha256);
+    let (hub, elsewhere) = (Server::start().unwrap(), Server::start().unwrap());
+    hub.lead_to(&elsewhere);
+    hub.put_model("org/model", COMMIT);
+    hub.put_file("org/model", "model.safetensors", &file, true);
+    let on_hub = format!("hf://org/model@{COMMIT}/model.safetensors");
+    for (url, asked, sending, why) in
+        [(S3, &server, &server, "from ranges"), (&*on_hub, &hub, &elsewhere, "from ranges")]
+    {
+        let checkpoint = open(asked, url);
+        let load = LoadOptions::default().chunk_bytes(CHUNK);
+        for device in devices() {
+            let mut loaded = checkpoint.load(&load.clone().device(device)).unwrap();
+            assert_not_compared(loaded.report(), why);
+            checkpoint.verify(&mut loaded, None).unwrap();
+            assert_is_file(&loaded, &file);
+            assert_compared(loaded.report(), file.len(), "SHA-256");
+        }
+        sending.fail(Faults { spares_first: true, ..Faults::only(3, Fault::Flip) });
+        let mut loaded = checkpoint.load(&load).unwrap();
+        sending.fail(Faults::default());
+        // A second reading differs as well: the manifest of what was loaded does not.
+        let manifest = of_loaded(&loaded);
+        let error =
+            checkpoint.verify(&mut loaded, Some((Path::new("manifest.json"), &manifest))).unwrap_err();
+        assert_differs(&error, "SHA-256");
+        // A load of a part is compared with nothing.
+        let mut loaded = checkpoint.load(&load.clone().selection(Selection::all().select("a"))).unwrap();
+        checkpoint.verify(&mut loaded, None).unwrap();
+        assert_not_compared(loaded.report(), "read in part");
+    }
+}
+
+/// The digests of what a load has brought.
+fn of_loaded(loaded: &Loaded) -> Manifest {
+    let tensors = loaded.tensors().iter().map(|tensor| {
+        let digest = blake3::hash(&tensor.bytes().unwrap()).to_hex().to_string();
+        let entry = ManifestEntry { dtype: tensor.dtype(), shape: tensor.shape().to_vec(), digest };
+        (tensor.name().to_owned(), entry)
+    });
+    Manifest { algorithm: "blake3".into(), tensors: tensors.collect() }
 }
 
 #[test]

@@ -6,6 +6,7 @@ use crc_fast::{
     CrcAlgorithm::{Crc32Iscsi, Crc32IsoHdlc, Crc64Nvme},
     checksum,
 };
+use sha2::{Digest, Sha256};
 
 /// The checksums that a server has of its objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub enum Checksums {
     Parts(usize),
     /// In S3 the same of parts that differ in their lengths: the first has so many bytes, the others two more each.
     UnevenParts(usize),
+    /// In S3 SHA-256 of whole objects.
+    Sha256,
     /// None.
     None,
 }
@@ -34,7 +37,7 @@ impl Checksums {
                 }
                 parts
             }
-            Self::Whole | Self::None => vec![bytes],
+            Self::Whole | Self::Sha256 | Self::None => vec![bytes],
         }
     }
 
@@ -62,6 +65,10 @@ impl Checksums {
             (Dialect::S3, Self::Whole) if request.wants_checksum && request.range.is_none() => {
                 let sum = text(&checksum(Crc64Nvme, bytes).to_be_bytes());
                 format!("x-amz-checksum-crc64nvme: {sum}\r\nx-amz-checksum-type: FULL_OBJECT\r\n")
+            }
+            (Dialect::S3, Self::Sha256) if request.wants_checksum && request.range.is_none() => {
+                let sum = text(&Sha256::digest(bytes));
+                format!("x-amz-checksum-sha256: {sum}\r\nx-amz-checksum-type: FULL_OBJECT\r\n")
             }
             (Dialect::S3, Self::Parts(_) | Self::UnevenParts(_))
                 if request.wants_checksum && request.range.is_none() =>
