@@ -164,8 +164,8 @@ def document(results: dict[str, Any]) -> str:
         "# Loads from an object store that fails\n\n"
         f"A safetensors file of {TENSORS * TENSOR_BYTES / 1e6:.0f} MB over HTTP, from a server on the same machine "
         f"that answers one request wrongly (number {ONE} of those that may fail), or each one; requests for the first "
-        "byte of the file are spared. The server has ETags, and checksums as S3 has them. Each load is a new process, killed after "
-        f"{patience:.0f} s. Seconds compare no speeds: hoistway is built for tests. {packages}; "
+        "byte of the file are spared. The server has ETags, and checksums as S3 has them. Each load is a new process, "
+        f"killed after {patience:.0f} s. Seconds compare no speeds: hoistway is built for tests. {packages}; "
         f"{host['cores']} cores of {host['processor']}, Linux "
         f"{host['kernel']}, {host['date']}, commit {host['commit']}. Made by `bench/object_faults.py`.\n"
     )

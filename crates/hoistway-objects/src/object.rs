@@ -335,7 +335,7 @@ impl Object {
         &self,
         range: Range<u64>,
         target: &mut [u8],
-        (filled, came): (&mut usize, &mut dyn FnMut(&[u8])),
+        (filled, came): Taker<'_>,
         waiting: &Waiting<'_>,
     ) -> Result<(), Fault> {
         let mut headers = vec![(RANGE, format!("bytes={}-{}", range.start, range.end - 1))];
@@ -406,6 +406,9 @@ impl Object {
         Ok((client, answer))
     }
 }
+
+/// What counts the bytes of a body, and what is called with them as they come.
+type Taker<'a> = (&'a mut usize, &'a mut dyn FnMut(&[u8]));
 
 /// What the first request for an object brings.
 struct First {
@@ -500,7 +503,7 @@ fn body(
     client: &Client,
     answer: Answer,
     target: &mut [u8],
-    (filled, take): (&mut usize, &mut dyn FnMut(&[u8])),
+    (filled, take): Taker<'_>,
     waiting: &Waiting<'_>,
 ) -> Result<(), Fault> {
     let (mut came, len, was_reused) = (0, target.len(), answer.was_reused());

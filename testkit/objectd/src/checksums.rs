@@ -25,7 +25,7 @@ pub enum Checksums {
 }
 
 impl Checksums {
-    fn parts<'a>(self, bytes: &'a [u8]) -> Vec<&'a [u8]> {
+    fn parts(self, bytes: &[u8]) -> Vec<&[u8]> {
         match self {
             Self::Parts(len) => bytes.chunks(len.max(1)).collect(),
             Self::UnevenParts(len) => {

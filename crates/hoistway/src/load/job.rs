@@ -47,6 +47,10 @@ pub(super) const FIRST_EXTENTS: usize = 32;
 /// Reads whose memory is allocated at once afterwards: copies wait meanwhile for as long as it takes to pin a window.
 const MORE_EXTENTS: usize = 128;
 
+/// An object, and its comparison if all of it is read.
+#[cfg(feature = "objects")]
+type Compared = (Arc<dyn Source>, Option<Arc<Comparison>>);
+
 /// One load in progress.
 pub(super) struct Job {
     pub(super) catalog: Arc<Catalog>,
@@ -83,7 +87,7 @@ pub(super) struct Job {
     pub(super) ledger: Arc<Ledger>,
     /// The objects that it reads, and what is compared with the checksums of their stores.
     #[cfg(feature = "objects")]
-    comparisons: Vec<(Arc<dyn Source>, Option<Arc<Comparison>>)>,
+    comparisons: Vec<Compared>,
     /// For each extent, whether its memory was taken from the promise.
     touched: Box<[AtomicBool]>,
     /// For each extent, whether a read has got to it: then its memory is no longer touched ahead.
@@ -605,7 +609,7 @@ impl EngineOwner for Job {
 
 /// The objects that a plan reads, and their comparisons if it reads all of them.
 #[cfg(feature = "objects")]
-fn comparisons(sources: &[Arc<dyn Source>], plan: &Plan) -> Vec<(Arc<dyn Source>, Option<Arc<Comparison>>)> {
+fn comparisons(sources: &[Arc<dyn Source>], plan: &Plan) -> Vec<Compared> {
     // Extents are in the order of their files.
     let of_files = plan.extents().chunk_by(|one, next| one.file == next.file);
     of_files
