@@ -186,7 +186,7 @@ class LayerStream:
 
     def stats(self) -> dict[str, Any]:
         """Statistics: layers ``kept`` in memory and ``served``, ``bytes_read``, ``peak_bytes``, ``peak_device_bytes``,
-        ``stall_seconds``.
+        ``stall_seconds``, and ``allocations`` of memory, which layers use in turn.
         """
         if self._native is None:
             raise ClosedError("this stream is closed")

@@ -32,6 +32,7 @@ struct State {
     /// Bytes of all memory.
     bytes: u64,
     peak_bytes: u64,
+    allocations: u64,
     /// Its stream is gone: what is given back is freed.
     is_closed: bool,
 }
@@ -72,6 +73,10 @@ impl Buffers {
         lock(&self.state).peak_bytes
     }
 
+    pub(super) fn allocations(&self) -> u64 {
+        lock(&self.state).allocations
+    }
+
     /// Memory for a layer of `bytes` bytes, for which the budget has room.
     pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Result<Buffer> {
         let len = bytes.max(1);
@@ -91,6 +96,7 @@ impl Buffers {
                 gone.push(memory);
             }
             state.bytes += len;
+            state.allocations += 1;
             state.peak_bytes = state.peak_bytes.max(state.bytes);
             gone
         };

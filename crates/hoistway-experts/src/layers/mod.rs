@@ -4,7 +4,7 @@
 //! so that reading never stops; the next ones are prefetched while one computes. `plan` decides which stay, and which bytes
 //! a layer is. A pass in a fixed order is the worst case of LRU and the best one of a plan: what stays is known.
 //!
-//! On a device, layers have memory of budget bytes, which is used again after the work that has used it.
+//! Layers use memory of earlier ones again: in host memory, of those that were dropped; on a device, after the work that has used it.
 #![allow(unsafe_code)]
 
 mod device;
@@ -17,7 +17,7 @@ use crate::{Error, ReadFailure, Result};
 use device::{Buffer, Buffers};
 use hoistway::{
     ByteRange, Checkpoint, DeviceId, Dtype,
-    memory::Block,
+    memory::{Block, SpareMemory},
     read::{Batch, Priority, ReadFile, ReadRequest, Reader, Target},
 };
 use hoistway_device::Fence;
@@ -92,6 +92,8 @@ pub struct LayerStream {
     /// The layer that is next.
     next: usize,
     room: Arc<LayerRoom>,
+    /// The memory of layers in host memory.
+    memory: SpareMemory,
     /// The memory of layers on a device, if they go there.
     buffers: Option<Arc<Buffers>>,
     timeout: Duration,
@@ -118,6 +120,8 @@ pub struct LayerStats {
     pub peak_bytes: u64,
     /// Bytes that were allocated on the device at most.
     pub peak_device_bytes: u64,
+    /// How often memory was allocated. Other layers were read to memory of layers that were dropped.
+    pub allocations: u64,
 }
 
 /// A layer that is being read. Fields are dropped in this order: a batch waits for its reads.
@@ -202,6 +206,7 @@ impl LayerStream {
             pending: VecDeque::new(),
             next: 0,
             room: LayerRoom::new(options.budget_bytes),
+            memory: SpareMemory::new(options.budget_bytes),
             buffers,
             timeout: options.timeout,
             stats,
@@ -239,8 +244,12 @@ impl LayerStream {
 
     /// Its statistics.
     pub fn stats(&self) -> LayerStats {
-        let peak_device_bytes = self.buffers.as_ref().map_or(0, |buffers| buffers.peak_bytes());
-        LayerStats { peak_bytes: self.room.peak_bytes(), peak_device_bytes, ..self.stats.clone() }
+        let (peak_device_bytes, allocations) = match &self.buffers {
+            Some(buffers) => (buffers.peak_bytes(), buffers.allocations()),
+            None => (0, self.memory.allocations()),
+        };
+        let peak_bytes = self.room.peak_bytes();
+        LayerStats { peak_bytes, peak_device_bytes, allocations, ..self.stats.clone() }
     }
 
     /// Waits for a layer.
@@ -311,7 +320,8 @@ impl LayerStream {
         let mut requests = Vec::with_capacity(plan.extents.len());
         let (Some(buffers), Some(starts)) = (&self.buffers, &plan.on_device) else {
             for extent in &plan.extents {
-                let request = ReadRequest::new(file(extent.file)?, extent.bytes, Target::memory());
+                let target = Target::memory_of(&self.memory);
+                let request = ReadRequest::new(file(extent.file)?, extent.bytes, target);
                 requests.push(request.named(plan.name.clone()));
             }
             let batch = self.reader.submit(requests, priority)?;
@@ -337,7 +347,7 @@ impl LayerStream {
 
 impl Drop for LayerStream {
     fn drop(&mut self) {
-        // What callers do not hold goes now, whatever they hold.
+        // What callers do not hold goes now, whatever they hold. Spare memory of the host goes with its last owner, the stream.
         self.pending.clear();
         self.kept.clear();
         if let Some(buffers) = &self.buffers {

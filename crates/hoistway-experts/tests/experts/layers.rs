@@ -14,7 +14,7 @@ use hoistway_experts::{
     Error,
     layers::{Layer, LayerOptions, LayerSpec, LayerStream, numbered_layers},
 };
-use std::{fs, sync::Arc};
+use std::{collections::BTreeSet, fs, sync::Arc};
 
 const LAYERS: usize = 6;
 /// Blocks of a layer, as it lies in memory at most.
@@ -113,6 +113,47 @@ fn passes_bring_every_layer_within_any_budget() {
         let most = (LAYERS + 2 * (LAYERS - stats.kept)) as u64 * LAYER_BYTES;
         assert!(stats.bytes_read <= most, "{stats:?}");
     }
+}
+
+/// Where the first page of a layer is.
+fn page(layer: &Layer) -> u64 {
+    layer.tensors().map(|tensor| tensor.address() / 4096).min().unwrap()
+}
+
+#[test]
+fn layers_use_memory_of_layers_that_were_dropped() {
+    let dense = dense();
+    for (layers, ahead) in [(1, 0), (2, 1), (3, 2)] {
+        let mut stream = open(&dense, layers * LAYER_BYTES, ahead, ReaderOptions::default()).unwrap();
+        let mut pages = BTreeSet::new();
+        for number in (0..3 * LAYERS).map(|number| number % LAYERS) {
+            let layer = stream.next_layer().unwrap();
+            assert_is(&layer, number);
+            pages.insert(page(&layer));
+        }
+        let stats = stream.stats();
+        assert_eq!(stats.allocations, layers, "{stats:?}");
+        assert_eq!(stats.bytes_read, 3 * LAYERS as u64 * (6100 + 9700));
+        assert_eq!(pages.len() as u64, layers, "{pages:?}");
+    }
+}
+
+#[test]
+fn a_layer_that_is_held_keeps_its_memory_and_others_do_without() {
+    let dense = dense();
+    let mut stream = open(&dense, 3 * LAYER_BYTES, 1, ReaderOptions::default()).unwrap();
+    let mut held = stream.next_layer().unwrap();
+    for number in 1..3 * LAYERS {
+        let layer = stream.next_layer().unwrap();
+        assert_is(&layer, number % LAYERS);
+        assert_ne!(page(&layer), page(&held));
+        assert_is(&held, 0);
+        if number == LAYERS {
+            held = layer;
+        }
+    }
+    drop(stream);
+    assert_is(&held, 0);
 }
 
 /// Bytes of a layer on a device, where tensors begin at multiples of 256.

@@ -6,16 +6,16 @@
 //! written, whatever order completions come in.
 #![allow(unsafe_code)]
 
-use super::{borrowed::Borrowed, coverage::Coverage, pool::PoolPiece};
+use super::{borrowed::Borrowed, coverage::Coverage, pool::PoolPiece, spare::SparePiece};
 use crate::{ByteRange, Error, Result, device::Device};
 use hoistway_io::memory::{HUGE_PAGE_BYTES, Mapping};
 use std::{
     fmt,
     ops::Deref,
-    ptr::NonNull,
+    ptr::{self, NonNull},
     slice,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -37,6 +37,7 @@ pub(crate) struct Arena {
 pub(super) enum Backing {
     Own(Mapping),
     Pooled(PoolPiece),
+    Spare(SparePiece),
     File(Mapping),
     Borrowed(Borrowed),
     /// Set aside.
@@ -54,6 +55,7 @@ impl Arena {
         match &self.memory {
             Backing::Own(mapping) | Backing::File(mapping) => mapping.pointer(offset),
             Backing::Pooled(piece) => piece.pointer(offset),
+            Backing::Spare(piece) => piece.pointer(offset),
             Backing::Borrowed(memory) => memory.pointer(offset),
             Backing::Gone => unreachable!("an arena is asked for its memory while it is dropped"),
         }
@@ -78,7 +80,11 @@ impl Arena {
     pub(crate) fn populate_for_reading(&self, range: ByteRange) -> std::io::Result<()> {
         match &self.memory {
             Backing::File(mapping) => mapping.populate_for_reading(range),
-            Backing::Own(_) | Backing::Pooled(_) | Backing::Borrowed(_) | Backing::Gone => Ok(()),
+            Backing::Own(_)
+            | Backing::Pooled(_)
+            | Backing::Spare(_)
+            | Backing::Borrowed(_)
+            | Backing::Gone => Ok(()),
         }
     }
 
@@ -187,7 +193,8 @@ impl WriteRegion {
 /// The tensors of one arena while it is being filled.
 #[derive(Debug)]
 pub(crate) struct Fill {
-    arena: Arc<Arena>,
+    /// Regions and blocks hold it: its memory goes with the last of them.
+    arena: Weak<Arena>,
     coverage: Coverage,
 }
 
@@ -216,24 +223,27 @@ impl Fill {
                 len: write.len() as usize,
             })
             .collect();
-        Ok((Self { arena, coverage }, regions))
+        Ok((Self { arena: Arc::downgrade(&arena), coverage }, regions))
     }
 
     /// Faults memory in ahead of the writes to it.
     pub(crate) fn touch(&self, place: ByteRange) {
-        self.arena.populate(place);
+        if let Some(arena) = self.arena.upgrade() {
+            arena.populate(place);
+        }
     }
 
     /// The bytes of `region` are all written. Calls `ready` with the tag and block of each tensor that this
     /// completes.
     pub(crate) fn complete(&self, region: WriteRegion, mut ready: impl FnMut(usize, Block)) -> Result<()> {
-        if !Arc::ptr_eq(&self.arena, &region.arena) {
+        let arena = region.arena.clone();
+        if !ptr::eq(self.arena.as_ptr(), &*arena) {
             return Err(Error::Internal("a region was completed in another arena".into()));
         }
         let written = ByteRange::at(region.start as u64, region.len as u64).unwrap_or_default();
         drop(region);
         for (tag, place) in self.coverage.complete(written) {
-            ready(tag, Block::new(self.arena.clone(), place)?);
+            ready(tag, Block::new(arena.clone(), place)?);
         }
         Ok(())
     }
@@ -241,9 +251,10 @@ impl Fill {
 
 impl Drop for Fill {
     fn drop(&mut self) {
+        let Some(arena) = self.arena.upgrade() else { return };
         for place in self.coverage.unfinished() {
             // It never became a block and no longer can.
-            self.arena.retire(place);
+            arena.retire(place);
         }
     }
 }
@@ -272,7 +283,7 @@ impl Block {
     pub fn as_ptr(&self) -> *mut u8 {
         match &self.arena {
             Some(arena) => arena.pointer(self.place.start() as usize).as_ptr(),
-            None => std::ptr::without_provenance_mut(HUGE_PAGE_BYTES),
+            None => ptr::without_provenance_mut(HUGE_PAGE_BYTES),
         }
     }
 }

@@ -10,6 +10,7 @@ mod device;
 mod ledger;
 mod pool;
 mod promised;
+mod spare;
 
 pub use arena::Block;
 pub(crate) use arena::{Arena, Fill, WriteRegion};
@@ -25,6 +26,7 @@ pub use hoistway_io::sys::limits::MemoryLimit;
 pub(crate) use ledger::{Grant, Ledger};
 pub use pool::MemoryPool;
 pub(crate) use promised::Promise;
+pub use spare::SpareMemory;
 
 use crate::{Error, Result, device::Device};
 use arena::Backing;
@@ -116,6 +118,12 @@ pub(crate) fn allocate(len: u64, request: &MemoryRequest) -> Result<Arc<Arena>> 
     };
     let mapping = mapping.map_err(|source| Error::Allocation { bytes: len as u64, kind, source })?;
     Ok(Arena::new(Backing::Own(mapping), len, request.user.clone()))
+}
+
+/// An arena of `len` bytes that hold zeros, or what earlier reads left.
+pub(crate) fn take_spare(memory: &SpareMemory, len: u64) -> Result<Arc<Arena>> {
+    let len = len as usize;
+    Ok(Arena::new(Backing::Spare(memory.take(len)?), len, None))
 }
 
 /// An arena of `len` bytes that belong to the caller.

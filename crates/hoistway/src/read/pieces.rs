@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     Alignment, ByteRange, DeviceId, Error, Result,
-    memory::{self, Fill, MemoryRequest},
+    memory::{self, Fill, MemoryRequest, SpareMemory},
     plan::Runs,
     route::Buffer,
 };
@@ -45,9 +45,11 @@ pub(super) fn cut(
             let tensor = name.as_ref().map(|name| name.to_string());
             Err(Error::Truncated { path, tensor, needed: range, file_len })
         }
-        TargetKind::Memory if range.is_empty() => Ok((Place::Own, None, Vec::new())),
+        TargetKind::Memory(_) if range.is_empty() => Ok((Place::Own, None, Vec::new())),
         _ if range.is_empty() => Ok((Place::Discard, None, Vec::new())),
-        TargetKind::Memory => own(range, chunk).map(|(fill, pieces)| (Place::Own, Some(fill), pieces)),
+        TargetKind::Memory(spare) => {
+            own(range, chunk, spare.as_ref()).map(|(fill, pieces)| (Place::Own, Some(fill), pieces))
+        }
         TargetKind::Host(start) => {
             let len = packed.as_ref().map_or(range.len(), Runs::total_len);
             // SAFETY: `Target::host` passes the condition on: nothing else uses the bytes until the read has ended, and
@@ -100,12 +102,19 @@ pub(super) fn cut(
     }
 }
 
-/// Memory for `range` with room for whole blocks, and the pieces that fill it.
-fn own(range: ByteRange, chunk: u64) -> Result<(Fill, Vec<(ByteRange, Buffer)>)> {
+/// Memory for `range` with room for whole blocks, of earlier reads or fresh, and the pieces that fill it.
+fn own(
+    range: ByteRange,
+    chunk: u64,
+    spare: Option<&SpareMemory>,
+) -> Result<(Fill, Vec<(ByteRange, Buffer)>)> {
     let blocks = range
         .aligned_hull(Alignment::BLOCK)
         .ok_or_else(|| Error::Internal(format!("bytes {range} end past 2^64")))?;
-    let arena = memory::allocate(blocks.len(), &MemoryRequest::default())?;
+    let arena = match spare {
+        Some(spare) => memory::take_spare(spare, blocks.len())?,
+        None => memory::allocate(blocks.len(), &MemoryRequest::default())?,
+    };
     let parts = parts(blocks, chunk, false);
     let writes: Vec<ByteRange> = parts.iter().map(|part| relative(*part, blocks.start())).collect();
     let (fill, regions) = Fill::new(arena, [(0, relative(range, blocks.start()))], &writes)?;

@@ -5,6 +5,7 @@ use crate::{
     ByteRange, DeviceId, Error, Result,
     catalog::{OpenFile, OpenOptions},
     device::Fence,
+    memory::SpareMemory,
     plan::Runs,
     source::{Source, registry},
     sys::files,
@@ -162,7 +163,7 @@ impl fmt::Debug for OnEnd {
 pub struct Target(pub(super) TargetKind);
 
 pub(super) enum TargetKind {
-    Memory,
+    Memory(Option<SpareMemory>),
     Host(HostAddress),
     Device(DeviceId, u64),
     Scratch(DeviceId),
@@ -196,7 +197,12 @@ impl Target {
     /// Memory of the reader's, which [`Batch::take`](super::Batch::take) hands out. It lies so that direct reads need no
     /// copy.
     pub fn memory() -> Self {
-        Self(TargetKind::Memory)
+        Self(TargetKind::Memory(None))
+    }
+
+    /// As [`memory`](Self::memory), which earlier such reads had, if there is some. It comes back once the bytes are dropped.
+    pub fn memory_of(memory: &SpareMemory) -> Self {
+        Self(TargetKind::Memory(Some(memory.clone())))
     }
 
     /// The caller's memory.
@@ -241,7 +247,7 @@ impl Target {
 impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            TargetKind::Memory => f.write_str("Memory"),
+            TargetKind::Memory(_) => f.write_str("Memory"),
             TargetKind::Host(address) => write!(f, "Host({:p})", address.0),
             TargetKind::Device(device, address) => write!(f, "Device({device}, {address:#x})"),
             TargetKind::Scratch(device) => write!(f, "Scratch({device})"),
