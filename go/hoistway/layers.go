@@ -29,6 +29,10 @@ type LayerOptions struct {
 	Ahead uint64
 	// Timeout is how long a layer waits for room that the caller holds; 0 is a minute, [NoTimeout] as long as it takes.
 	Timeout time.Duration
+	// Target is the memory that layers go to. With TargetCUDA or TargetROCm, BudgetBytes bounds memory of the device.
+	Target Target
+	// Device is the number of the device.
+	Device int32
 	// Layers are the layers in the order of use; nil is those that names of tensors count (blk.N., layers.N., h.N., blocks.N.).
 	Layers []LayerSpec
 }
@@ -59,6 +63,8 @@ func OpenLayers(reader *Reader, checkpoint *Checkpoint, options LayerOptions) (*
 		timeout_ms:   timeout,
 		layers:       specs,
 		layer_count:  C.uint64_t(len(options.Layers)),
+		target:       C.int32_t(options.Target),
+		device:       C.int32_t(options.Device),
 	}
 	var layers *C.hoistway_layers
 	err = withBoth(reader, checkpoint, func(reader *C.hoistway_reader, catalog *C.hoistway_catalog) C.hoistway_status {
@@ -172,6 +178,10 @@ type LayerStats struct {
 	StallSeconds float64 `json:"stall"`
 	// PeakBytes is how many bytes were in memory at most.
 	PeakBytes uint64 `json:"peak_bytes"`
+	// PeakDeviceBytes is how many bytes were allocated on the device at most.
+	PeakDeviceBytes uint64 `json:"peak_device_bytes"`
+	// Allocations is how often memory was allocated. Other layers were read to memory of layers that were closed.
+	Allocations uint64 `json:"allocations"`
 
 	// JSON is what the library said, with members that this version of the package does not know.
 	JSON json.RawMessage `json:"-"`
@@ -211,11 +221,15 @@ type LayerTensor struct {
 	Shape []uint64
 	// GGMLType is the number of the type in ggml, or -1.
 	GGMLType int32
-	// Address is where its bytes are, for C code. It is valid until the layer is closed: a program that uses it keeps the layer,
+	// Address is where its bytes are, for C code, or for the driver of a device. It is valid until the layer is closed: a program that uses it keeps the layer,
 	// and closes it afterwards.
 	Address uintptr
 	// Bytes is how many these are.
 	Bytes uint64
+	// Target is the memory that they are in.
+	Target Target
+	// Device is the number of the device, for memory of a device.
+	Device int32
 
 	layer *handle
 	index uint64
@@ -242,6 +256,8 @@ func (l *Layer) list() error {
 			GGMLType: int32(described.ggml_type),
 			Address:  addressOf(&described.address),
 			Bytes:    uint64(described.bytes),
+			Target:   Target(described.target),
+			Device:   int32(described.device),
 			layer:    l.handle,
 			index:    uint64(index),
 		})
@@ -265,6 +281,18 @@ func (l *Layer) Tensors() []LayerTensor {
 	return l.tensors
 }
 
+// UsedBehind says that only work that is queued by now on stream uses the layer, which lies in memory of a device. It is the driver's
+// handle of a stream of the device, or nil for its legacy default stream. Later layers are then read to the memory after that work;
+// without it, after all work of the device. Call it before Close.
+func (l *Layer) UsedBehind(stream unsafe.Pointer) error {
+	pointer, err := l.handle.acquire()
+	if err != nil {
+		return err
+	}
+	defer l.handle.release()
+	return call(func() C.hoistway_status { return C.hoistway_layer_used_behind((*C.hoistway_layer)(pointer), stream) })
+}
+
 // Close gives the memory of the layer back.
 func (l *Layer) Close() error {
 	if l != nil {
@@ -273,9 +301,12 @@ func (l *Layer) Close() error {
 	return nil
 }
 
-// View calls use with the bytes of the tensor, which are valid until use returns. Nothing may write to them. The layer holds them
+// View calls use with the bytes of the tensor, which must be in memory of the host, and which are valid until use returns. Nothing may write to them. The layer holds them
 // for as long, even if it is closed meanwhile.
 func (t LayerTensor) View(use func(bytes []byte) error) error {
+	if t.Target != TargetHost {
+		return invalid("tensor %q lies in memory of a device; the host cannot view it", t.Name)
+	}
 	pointer, err := t.layer.acquire()
 	if err != nil {
 		return err

@@ -1,9 +1,10 @@
-/* Reads into memory of a CUDA device and of a ROCm device, allocated by the drivers that HOISTWAY_CUDA_DRIVER and
+/* Reads and layers into memory of a CUDA device and of a ROCm device, allocated by the drivers that HOISTWAY_CUDA_DRIVER and
  * HOISTWAY_HIP_DRIVER name. Usage: device FILE: a checkpoint of at least three tensors. */
 #define _GNU_SOURCE
 #include "check.h"
 
 #include <dlfcn.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,6 +140,115 @@ static void reads_come_after(const char *path, void *driver, int by_event) {
     free(found);
 }
 
+/* Of layers on a device, the bytes of each tensor are those that a stream to the host brings. */
+static void layers_arrive(const char *path, int target, to_host_function to_host) {
+    hoistway_catalog *catalog = NULL;
+    hoistway_reader *reader = NULL;
+    CHECK(hoistway_catalog_open(&path, 1, NULL, &catalog) == HOISTWAY_OK);
+    CHECK(hoistway_reader_create(NULL, &reader) == HOISTWAY_OK);
+    const char *names[] = {"tensor.0", "tensor.4", "tensor.3", "tensor.1", "tensor.2"};
+    hoistway_layer_spec specs[] = {{"first", names, 1}, {"second", names + 1, 2}, {"third", names + 3, 2}};
+    hoistway_layers_options options = {.size = sizeof options, .layers = specs, .layer_count = 3};
+    hoistway_layers *to_the_host = NULL, *layers = NULL;
+    /* A program with an older header gives no device. */
+    options.size = offsetof(hoistway_layers_options, target);
+    options.target = target;
+    CHECK(hoistway_layers_open(reader, catalog, &options, &to_the_host) == HOISTWAY_OK);
+    options.size = sizeof options;
+    options.budget_bytes = 5 << 20;
+    CHECK(hoistway_layers_open(reader, catalog, &options, &layers) == HOISTWAY_OK);
+    for (int pass = 0; pass < 2; pass++) {
+        for (int number = 0; number < 3; number++) {
+            hoistway_layer *layer = NULL, *expected = NULL;
+            CHECK(hoistway_layers_next(layers, &layer) == HOISTWAY_OK);
+            CHECK(hoistway_layers_next(to_the_host, &expected) == HOISTWAY_OK);
+            CHECK(strcmp(hoistway_layer_name(layer), specs[number].name) == 0);
+            CHECK(hoistway_layer_tensor_count(layer) == specs[number].tensor_count);
+            for (uint64_t index = 0; index < specs[number].tensor_count; index++) {
+                hoistway_layer_part part = {.size = sizeof part}, host = {.size = sizeof host};
+                CHECK(hoistway_layer_tensor(layer, index, &part) == HOISTWAY_OK);
+                CHECK(hoistway_layer_tensor(expected, index, &host) == HOISTWAY_OK);
+                CHECK(part.target == target && part.device == 0 && part.bytes == host.bytes);
+                CHECK(host.target == HOISTWAY_TARGET_HOST && host.device == 0);
+                CHECK((uintptr_t)part.address % 256 == 0 && strcmp(part.name, host.name) == 0);
+                unsigned char *found = malloc(part.bytes + 1);
+                CHECK(part.bytes == 0 || to_host(found, (uintptr_t)part.address, part.bytes) == 0);
+                CHECK(memcmp(found, host.address, part.bytes) == 0);
+                free(found);
+            }
+            if (pass == 0) {
+                CHECK(hoistway_layer_used_behind(layer, NULL) == HOISTWAY_OK);
+                CHECK(hoistway_layer_used_behind(expected, NULL) == HOISTWAY_OK);
+            }
+            hoistway_layer_free(layer);
+            hoistway_layer_free(expected);
+        }
+    }
+    char *stats = NULL;
+    CHECK(hoistway_layers_stats(layers, &stats) == HOISTWAY_OK && !strstr(stats, "\"peak_device_bytes\":0,"));
+    hoistway_string_free(stats);
+    CHECK(hoistway_layers_stats(to_the_host, &stats) == HOISTWAY_OK && strstr(stats, "\"peak_device_bytes\":0,"));
+    hoistway_string_free(stats);
+    hoistway_layers_free(layers);
+    hoistway_layers_free(to_the_host);
+
+    layers = NULL;
+    options.device = 99;
+    CHECK(hoistway_layers_open(reader, catalog, &options, &layers) == HOISTWAY_DEVICE && !layers);
+    options.device = -1;
+    CHECK(hoistway_layers_open(reader, catalog, &options, &layers) == HOISTWAY_INVALID_ARGUMENT && !layers);
+    options.device = 0;
+    options.target = HOISTWAY_TARGET_CALLBACK;
+    CHECK(hoistway_layers_open(reader, catalog, &options, &layers) == HOISTWAY_INVALID_ARGUMENT && !layers);
+    CHECK(hoistway_layer_used_behind(NULL, NULL) == HOISTWAY_INVALID_ARGUMENT);
+    hoistway_reader_free(reader);
+    hoistway_catalog_free(catalog);
+}
+
+/* A layer arrives in memory that an earlier one had while other streams of the device are busy: the stream that used it was named. */
+static void layers_come_after_their_stream_alone(const char *path, void *driver) {
+    int (*make_stream)(void **, unsigned) = (int (*)(void **, unsigned))dlsym(driver, "cuStreamCreate");
+    int (*finish)(void *) = (int (*)(void *))dlsym(driver, "cuStreamSynchronize");
+    int (*launch)(void *, void (*)(void *), void *) =
+        (int (*)(void *, void (*)(void *), void *))dlsym(driver, "cuLaunchHostFunc");
+    CHECK(make_stream && finish && launch);
+    hoistway_catalog *catalog = NULL;
+    hoistway_reader *reader = NULL;
+    CHECK(hoistway_catalog_open(&path, 1, NULL, &catalog) == HOISTWAY_OK);
+    CHECK(hoistway_reader_create(NULL, &reader) == HOISTWAY_OK);
+    const char *name = "tensor.3";
+    hoistway_layer_spec specs[] = {{"first", &name, 1}, {"second", &name, 1}};
+    /* Memory for one layer. */
+    hoistway_layers_options options = {.size = sizeof options, .budget_bytes = 4096, .layers = specs};
+    options.layer_count = 2;
+    options.target = HOISTWAY_TARGET_CUDA;
+    hoistway_layers *layers = NULL;
+    CHECK(hoistway_layers_open(reader, catalog, &options, &layers) == HOISTWAY_OK);
+
+    void *busy = NULL, *own = NULL;
+    CHECK(make_stream(&busy, 1) == 0 && make_stream(&own, 1) == 0);
+    hoistway_layer *layer = NULL;
+    const void *address = NULL;
+    __atomic_store_n(&gate, 0, __ATOMIC_SEQ_CST);
+    for (int number = 0; number < 3; number++) {
+        CHECK(hoistway_layers_next(layers, &layer) == HOISTWAY_OK);
+        hoistway_layer_part part = {.size = sizeof part};
+        CHECK(hoistway_layer_tensor(layer, 0, &part) == HOISTWAY_OK);
+        CHECK(number == 0 || part.address == address);
+        address = part.address;
+        if (number == 0) {
+            CHECK(launch(busy, wait_at_gate, NULL) == 0);
+        }
+        CHECK(hoistway_layer_used_behind(layer, own) == HOISTWAY_OK);
+        hoistway_layer_free(layer);
+    }
+    __atomic_store_n(&gate, 1, __ATOMIC_SEQ_CST);
+    CHECK(finish(busy) == 0);
+    hoistway_layers_free(layers);
+    hoistway_reader_free(reader);
+    hoistway_catalog_free(catalog);
+}
+
 int main(int count, char **arguments) {
     CHECK(count == 2);
     void *driver = dlopen(getenv("HOISTWAY_CUDA_DRIVER"), RTLD_NOW);
@@ -163,6 +273,8 @@ int main(int count, char **arguments) {
     reads_arrive(arguments[1], HOISTWAY_TARGET_CUDA, allocate, to_host, stream, event);
     reads_come_after(arguments[1], driver, 0);
     reads_come_after(arguments[1], driver, 1);
+    layers_arrive(arguments[1], HOISTWAY_TARGET_CUDA, to_host);
+    layers_come_after_their_stream_alone(arguments[1], driver);
 
     driver = dlopen(getenv("HOISTWAY_HIP_DRIVER"), RTLD_NOW);
     CHECK(driver);
@@ -171,6 +283,7 @@ int main(int count, char **arguments) {
     hip_to_host_async = (int (*)(void *, uint64_t, size_t, void *))dlsym(driver, "hipMemcpyDtoHAsync");
     CHECK(init && allocate && hip_to_host_async && init(0) == 0);
     reads_arrive(arguments[1], HOISTWAY_TARGET_ROCM, allocate, hip_to_host, NULL, NULL);
+    layers_arrive(arguments[1], HOISTWAY_TARGET_ROCM, hip_to_host);
     puts("ok");
     return 0;
 }

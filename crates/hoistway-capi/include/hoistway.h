@@ -373,6 +373,11 @@ typedef struct {
   const hoistway_layer_spec *layers;
   // Number of entries in `layers`.
   uint64_t layer_count;
+  // Where layers go: `HOISTWAY_TARGET_HOST`, `HOISTWAY_TARGET_CUDA` or `HOISTWAY_TARGET_ROCM`. The budget then bounds memory of
+  // the device, and each tensor begins at a multiple of 256 bytes.
+  int32_t target;
+  // Number of the device, for device memory.
+  int32_t device;
 } hoistway_layers_options;
 
 // A tensor of a layer. Its pointers are valid as long as the layer.
@@ -389,10 +394,14 @@ typedef struct {
   uint32_t dimensions;
   // Number of the element type in ggml; -1 if ggml has none.
   int32_t ggml_type;
-  // Where the tensor is in host memory.
+  // Where the tensor is: host memory, or a device pointer.
   const void *address;
   // Length of the tensor in bytes.
   uint64_t bytes;
+  // Which memory that is: `HOISTWAY_TARGET_HOST`, `HOISTWAY_TARGET_CUDA` or `HOISTWAY_TARGET_ROCM`.
+  int32_t target;
+  // Number of the device, for device memory.
+  int32_t device;
 } hoistway_layer_part;
 
 // A far tier: a second store behind the near one, for example on a shared file system. Lookups cover both. A load
@@ -910,11 +919,21 @@ hoistway_status hoistway_layer_tensor(const hoistway_layer *layer,
                                       uint64_t index,
                                       hoistway_layer_part *tensor);
 
+// Says that only work on `stream` uses a layer in device memory: a stream of the device, such as a `CUstream` or `hipStream_t`, or
+// NULL for its legacy default stream. Call it once all that work is queued, before `hoistway_layer_free`. Later layers are then read
+// to the memory after that work. Without it, they are read there after all work of the device, so the reads cannot run beside
+// work that is queued already. For a layer in host memory it does nothing. `HOISTWAY_DEVICE` if the stream cannot be
+// used, as while it is captured: reads then wait for all work of the device.
+//
+// What the caller promises:
+// `layer` must be live, `stream` NULL or a live stream of its device. Nothing else uses the bytes of the layer, now or later.
+hoistway_status hoistway_layer_used_behind(const hoistway_layer *layer, void *stream);
+
 // Frees a layer. Its memory is reused for other layers. NULL is allowed.
 //
 // What the caller promises:
 // `layer` must be NULL or come from `hoistway_layers_next`, and neither be in use nor have been freed. None of its
-// bytes may be used afterwards.
+// bytes may be used afterwards, but by work that is queued on the device already.
 void hoistway_layer_free(hoistway_layer *layer);
 
 // Makes `count` experts of a layer resident, waits for them, and leases them. Missing experts are read in parallel.

@@ -513,6 +513,9 @@ class Layer {
         return tensors;
     }
 
+    // Only work that is queued by now on `stream` uses the layer, which lies in device memory. nullptr is the legacy default stream.
+    void used_behind(void* stream) const { check(hoistway_layer_used_behind(handle_.get(), stream)); }
+
   private:
     std::unique_ptr<hoistway_layer, detail::Deleter> handle_;
 };

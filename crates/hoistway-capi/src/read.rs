@@ -44,6 +44,16 @@ pub(crate) fn device_of(target: i32, ordinal: i32) -> Option<DeviceId> {
     }
 }
 
+/// The target and the number of a device. Of the host, the number is 0.
+pub(crate) fn target_of(device: DeviceId) -> (i32, i32) {
+    let (target, ordinal) = match device {
+        DeviceId::Cuda(ordinal) => (HOISTWAY_TARGET_CUDA, ordinal),
+        DeviceId::Rocm(ordinal) => (HOISTWAY_TARGET_ROCM, ordinal),
+        _ => (HOISTWAY_TARGET_HOST, 0),
+    };
+    (target, i32::try_from(ordinal).unwrap_or(i32::MAX))
+}
+
 /// `hoistway_reader_options.flags`: do not advise huge pages for destinations of 2 MiB or more.
 pub const HOISTWAY_SMALL_PAGES: u64 = 1;
 

@@ -4,6 +4,7 @@
 use super::hoistway_experts;
 use crate::{
     handle::{check_place, held},
+    read::target_of,
     status::{Failure, call, hoistway_status},
     text,
     versioned::{self, Versioned},
@@ -13,7 +14,6 @@ use ::hoistway_experts::{
     catalog::{ExpertCatalog, Part, Unit},
     store::LeasedPart,
 };
-use hoistway::DeviceId;
 use std::{
     collections::HashMap,
     ffi::{CString, c_char, c_void},
@@ -263,15 +263,11 @@ impl Strings {
 
     /// Describes a part that is leased.
     pub(super) fn describe_leased(&self, leased: LeasedPart<'_>, slot: Option<u32>) -> hoistway_part {
-        let (target, device) = match leased.memory() {
-            DeviceId::Cuda(number) => (crate::HOISTWAY_TARGET_CUDA, number),
-            DeviceId::Rocm(number) => (crate::HOISTWAY_TARGET_ROCM, number),
-            _ => (crate::HOISTWAY_TARGET_HOST, 0),
-        };
+        let (target, device) = target_of(leased.memory());
         hoistway_part {
             address: ptr::with_exposed_provenance_mut(leased.address() as usize),
             target,
-            device: i32::try_from(device).unwrap_or(i32::MAX),
+            device,
             slot: slot.map_or(-1, i64::from),
             ..self.describe(leased.part())
         }

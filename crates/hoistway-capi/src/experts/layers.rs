@@ -5,7 +5,7 @@ use super::{some, some_timeout};
 use crate::{
     handle::{self, held},
     hoistway_catalog,
-    read::hoistway_reader,
+    read::{HOISTWAY_TARGET_HOST, device_of, hoistway_reader, target_of},
     status::{Failure, call, hoistway_status},
     text,
     versioned::{self, Versioned},
@@ -13,6 +13,7 @@ use crate::{
 use ::hoistway_experts::layers::{Layer, LayerOptions, LayerSpec, LayerStream, numbered_layers};
 use std::{
     ffi::{CString, c_char, c_void},
+    ptr,
     sync::{Mutex, PoisonError},
 };
 
@@ -59,6 +60,11 @@ pub struct hoistway_layers_options {
     pub layers: *const hoistway_layer_spec,
     /// Number of entries in `layers`.
     pub layer_count: u64,
+    /// Where layers go: `HOISTWAY_TARGET_HOST`, `HOISTWAY_TARGET_CUDA` or `HOISTWAY_TARGET_ROCM`. The budget then bounds memory of
+    /// the device, and each tensor begins at a multiple of 256 bytes.
+    pub target: i32,
+    /// Number of the device, for device memory.
+    pub device: i32,
 }
 
 // SAFETY: numbers and pointers, of which the first is the size.
@@ -83,10 +89,14 @@ pub struct hoistway_layer_part {
     pub dimensions: u32,
     /// Number of the element type in ggml; -1 if ggml has none.
     pub ggml_type: i32,
-    /// Where the tensor is in host memory.
+    /// Where the tensor is: host memory, or a device pointer.
     pub address: *const c_void,
     /// Length of the tensor in bytes.
     pub bytes: u64,
+    /// Which memory that is: `HOISTWAY_TARGET_HOST`, `HOISTWAY_TARGET_CUDA` or `HOISTWAY_TARGET_ROCM`.
+    pub target: i32,
+    /// Number of the device, for device memory.
+    pub device: i32,
 }
 
 // SAFETY: numbers and pointers, of which the first is the size.
@@ -221,6 +231,7 @@ pub unsafe extern "C" fn hoistway_layer_tensor(
             let (name, count) = (layer.layer.name(), layer.tensors.len());
             Failure::not_found(format!("there is no tensor {index}: layer '{name}' has {count}"))
         })?;
+        let (target, device) = target_of(found.device());
         let described = hoistway_layer_part {
             size: 0,
             name: name.as_ptr(),
@@ -228,11 +239,35 @@ pub unsafe extern "C" fn hoistway_layer_tensor(
             shape: found.shape().as_ptr(),
             dimensions: u32::try_from(found.shape().len()).unwrap_or(u32::MAX),
             ggml_type: found.dtype().ggml_id().and_then(|id| i32::try_from(id).ok()).unwrap_or(-1),
-            address: found.bytes().as_ptr().cast(),
-            bytes: found.bytes().len() as u64,
+            address: ptr::with_exposed_provenance(found.address() as usize),
+            bytes: found.len(),
+            target,
+            device,
         };
         // SAFETY: writable, as the caller says.
         unsafe { versioned::write(tensor, described, |tensor, size| tensor.size = size) }
+    })
+}
+
+/// Says that only work on `stream` uses a layer in device memory: a stream of the device, such as a `CUstream` or `hipStream_t`, or
+/// NULL for its legacy default stream. Call it once all that work is queued, before `hoistway_layer_free`. Later layers are then read
+/// to the memory after that work. Without it, they are read there after all work of the device, so the reads cannot run beside
+/// work that is queued already. For a layer in host memory it does nothing. `HOISTWAY_DEVICE` if the stream cannot be
+/// used, as while it is captured: reads then wait for all work of the device.
+///
+/// # Safety
+/// `layer` must be live, `stream` NULL or a live stream of its device. Nothing else uses the bytes of the layer, now or later.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hoistway_layer_used_behind(
+    layer: *const hoistway_layer,
+    stream: *mut c_void,
+) -> hoistway_status {
+    call(|| {
+        // SAFETY: live, as the caller says.
+        let layer = unsafe { held(layer, "layer")? };
+        // SAFETY: as the caller says.
+        unsafe { layer.layer.used_behind(stream.addr())? };
+        Ok(())
     })
 }
 
@@ -240,7 +275,7 @@ pub unsafe extern "C" fn hoistway_layer_tensor(
 ///
 /// # Safety
 /// `layer` must be NULL or come from [`hoistway_layers_next`], and neither be in use nor have been freed. None of its
-/// bytes may be used afterwards.
+/// bytes may be used afterwards, but by work that is queued on the device already.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_layer_free(layer: *mut hoistway_layer) {
     // SAFETY: as the caller says.
@@ -262,6 +297,11 @@ unsafe fn chosen(
     chosen.timeout = some_timeout(options.timeout_ms).unwrap_or(chosen.timeout);
     if let Some(ahead) = some(options.ahead) {
         chosen.ahead = usize::try_from(ahead).unwrap_or(usize::MAX);
+    }
+    if options.target != HOISTWAY_TARGET_HOST {
+        let (target, device) = (options.target, options.device);
+        chosen.device = device_of(target, device)
+            .ok_or_else(|| Failure::argument(format!("there is no device {device} of target {target}")))?;
     }
     if options.layers.is_null() {
         return Ok((None, chosen));
