@@ -5,7 +5,6 @@ use crate::{ByteRange, Error, Result, parallel::lock};
 use hoistway_io::memory::{Mapping, PageKind};
 use std::{
     collections::VecDeque,
-    mem,
     ptr::NonNull,
     sync::{Arc, Mutex, Weak},
 };
@@ -153,7 +152,7 @@ impl SparePiece {
 
 impl Drop for SparePiece {
     fn drop(&mut self) {
-        let (Some(memory), Some(home)) = (mem::take(&mut self.memory), self.home.upgrade()) else { return };
+        let (Some(memory), Some(home)) = (self.memory.take(), self.home.upgrade()) else { return };
         let mut state = lock(&home.state);
         state.spare.push_back(memory);
         let excess = state.excess(home.limit_bytes);
@@ -205,7 +204,7 @@ mod tests {
         let pieces = [memory.take(MIB).unwrap(), memory.take(2 * MIB).unwrap()];
         drop(pieces);
         assert_eq!(memory.bytes(), 3 * MIB as u64);
-        // Neither is long enough, and the older one makes room.
+        // Neither is long enough, and both make room.
         let long = memory.take(3 * MIB - 4096).unwrap();
         assert_eq!((memory.bytes(), memory.allocations()), (3 * MIB as u64 - 4096, 3));
         // More than the limit is given, and not kept.
