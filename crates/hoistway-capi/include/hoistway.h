@@ -927,7 +927,8 @@ hoistway_status hoistway_layer_tensor(const hoistway_layer *layer,
 //
 // What the caller promises:
 // `layer` must be live, `stream` NULL or a live stream of its device. Nothing else uses the bytes of the layer, now or later.
-hoistway_status hoistway_layer_used_behind(const hoistway_layer *layer, void *stream);
+hoistway_status hoistway_layer_used_behind(const hoistway_layer *layer,
+                                           void *stream);
 
 // Frees a layer. Its memory is reused for other layers. NULL is allowed.
 //
