@@ -10,7 +10,6 @@ use super::{
     state::{Ended, Figures, Parked, Removed, State},
     sync::{Condvar, Mutex, MutexGuard},
 };
-use crate::parallel;
 use std::{
     mem,
     panic::{self, AssertUnwindSafe},
@@ -56,7 +55,7 @@ pub(super) enum Wait {
 impl<C: Customer> Scheduler<C> {
     /// Makes a scheduler with these queues, at most 8.
     pub fn new(customer: C, limits: Limits, queues: &[QueueOptions]) -> Arc<Self> {
-        let state = Mutex::new(State::new(limits, queues, parallel::cores()));
+        let state = Mutex::new(State::new(limits, queues));
         Arc::new(Self { customer, state, watched: Condvar::new(), process: process::id() })
     }
 

@@ -109,9 +109,6 @@ pub(super) struct State<C: Customer> {
     parked: Vec<usize>,
     /// Threads that must be woken once the lock is free.
     pub(super) woken: Vec<Parked>,
-    /// Most threads that a submission wakes. Each that begins an operation wakes the next: a caller with work of its own is not held
-    /// up by threads that its processors cannot run at once.
-    woken_at_once: usize,
     next_group: u64,
     next_number: u64,
     begun: [u64; 3],
@@ -123,7 +120,7 @@ pub(super) struct State<C: Customer> {
 }
 
 impl<C: Customer> State<C> {
-    pub(super) fn new(limits: Limits, queues: &[QueueOptions], processors: usize) -> Self {
+    pub(super) fn new(limits: Limits, queues: &[QueueOptions]) -> Self {
         Self {
             queues: Queues::new(queues, Room::new(limits.in_flight)),
             accepted: Room::new(limits.accepted),
@@ -134,7 +131,6 @@ impl<C: Customer> State<C> {
             workers: Vec::new(),
             parked: Vec::new(),
             woken: Vec::new(),
-            woken_at_once: processors.max(1),
             next_group: 0,
             next_number: 0,
             begun: [0; 3],
@@ -229,7 +225,7 @@ impl<C: Customer> State<C> {
             self.queues.insert((queue, queue), group.priority, group.first + index, waiting);
             index += 1;
         }
-        self.wake(self.woken_at_once.min((index - first) as usize));
+        self.wake((index - first) as usize);
     }
 
     /// Raises the gate of a group that is bounded.
@@ -261,7 +257,7 @@ impl<C: Customer> State<C> {
                 let number = new + waiting.index;
                 self.queues.insert((queue, queue), Priority::Demand, number, waiting);
             }
-            self.wake(self.woken_at_once.min(count));
+            self.wake(count);
         }
     }
 
