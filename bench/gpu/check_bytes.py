@@ -120,7 +120,8 @@ def route(name: str) -> Check:
         ways = {carrier.route for carrier in own}
         # Processors copy what has pieces of up to 64 KiB: drivers may copy such by a processor, which a cut file would end.
         helpers = {"cached"} if name == "pinned-cache" else set()
-        is_kept = name in ways and ways <= {name} | helpers
+        bytes_by = {route: sum(each.tensor_bytes for each in own if each.route == route) for route in ways}
+        is_kept = ways <= {name} | helpers and 2 * bytes_by.get(name, 0) > sum(bytes_by.values())
         assert name in ("auto", "staged") or is_kept, f"route {name} was carried by {ways}"
         return carriers(tensors)
 

@@ -177,7 +177,7 @@ impl CopyStream {
     /// That of `queued`, and [`Error::Device`]. No such copy is under way then, or the memory is parked.
     pub fn keep<T: Send + 'static>(&self, memory: T, queued: Result<()>) -> Result<InUse<T>> {
         match queued.and_then(|()| self.mark()) {
-            Ok(ticket) => Ok(InUse::new(ticket, memory)),
+            Ok(ticket) => Ok(ticket.keep(memory)),
             Err(error) => {
                 // Some of them may be under way.
                 if !self.synchronize().is_known() {
@@ -382,6 +382,11 @@ impl CopyStream {
 }
 
 impl Ticket {
+    /// Keeps memory that the work uses until it is over.
+    pub fn keep<T: Send + 'static>(self, memory: T) -> InUse<T> {
+        InUse::new(self, memory)
+    }
+
     /// Waits until the work is done.
     pub fn wait(&self) -> Fate {
         Fate::of(self.event.wait())

@@ -16,16 +16,12 @@ pub(crate) struct Handoff<T> {
 }
 
 impl<T> Handoff<T> {
-    /// Hands an item over, or drops it once this is closed.
-    pub(crate) fn send(&self, item: T) {
-        let unsent = match &*lock(&self.sender) {
-            Some(sender) => sender.send(item).err().map(|refused| refused.0),
-            None => Some(item),
-        };
-        drop(unsent);
+    /// What hands items over, after this is closed too. `None` if it is closed already.
+    pub(crate) fn sender(&self) -> Option<Sender<T>> {
+        lock(&self.sender).clone()
     }
 
-    /// The next item. Waits for it; `None` once there is none, and it is closed.
+    /// The next item. Waits for it; `None` once there is none, it is closed, and no [sender](Handoff::sender) is left.
     pub(crate) fn next(&self) -> Option<T> {
         lock(&self.receiver).recv().ok()
     }

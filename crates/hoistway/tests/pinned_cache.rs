@@ -26,6 +26,11 @@ fn pinned() -> LoadOptions {
     to_device().route(Route::PinnedCache)
 }
 
+/// By few threads, which do not copy files in memory faster than they are pinned.
+fn few_copy() -> LoadOptions {
+    to_device().threads(2)
+}
+
 /// The share of the tensors' bytes that a route has carried.
 fn share(loaded: &Loaded, route: Route) -> f64 {
     let report = loaded.report();
@@ -45,13 +50,6 @@ fn can_pin(path: &Path) -> Option<Warm> {
     Some(Warm::make(path))
 }
 
-/// The routes that pin pages of a file: on machines with many processors, files in memory are pinned only if the route is named.
-fn routes(path: &Path) -> impl Iterator<Item = Route> {
-    let in_memory = Probe::find(&File::open(path).unwrap()) == Probe::Memory;
-    let may_be_chosen = !in_memory || hoistway_io::parallel::cores() < 8;
-    may_be_chosen.then_some(Route::Auto).into_iter().chain([Route::PinnedCache])
-}
-
 /// Folders of file systems whose pages are those of the page cache: one on a drive, and one in memory.
 fn folders() -> Vec<tempfile::TempDir> {
     [disk()].into_iter().chain(in_memory()).collect()
@@ -68,8 +66,7 @@ fn copied_from_where_it_lies(directory: &Path) {
     let devices = Devices::take();
     let (path, file) = chunky(directory);
     let Some(_warm) = can_pin(&path) else { return };
-    for route in routes(&path) {
-        let options = to_device().route(route);
+    for options in [few_copy(), pinned()] {
         let loaded = hoistway::load(&[&path], &options).unwrap();
         assert_is_file(&loaded, &file);
         // The last read of the file is short, and left to a processor.
@@ -103,7 +100,7 @@ fn copied_beside_the_device(directory: &Path) {
     let devices = Devices::take();
     let (path, file) = chunky(directory);
     let Some(_warm) = can_pin(&path) else { return };
-    for route in routes(&path) {
+    for route in [Route::Auto, Route::PinnedCache] {
         let (copies, pins) = (AtomicBool::new(false), AtomicBool::new(false));
         let script = FaultScript::new(move |_, _| {
             // However late the other gets a processor.
@@ -118,7 +115,7 @@ fn copied_beside_the_device(directory: &Path) {
             }
             None
         });
-        let options = to_device().route(route).chunk_bytes(256 << 10).faults(script);
+        let options = few_copy().route(route).chunk_bytes(256 << 10).faults(script);
         let loaded = hoistway::load(&[&path], &options).unwrap();
         assert_is_file(&loaded, &file);
         let (pinned, copied) = (share(&loaded, Route::PinnedCache), share(&loaded, Route::Cached));
@@ -130,6 +127,23 @@ fn copied_beside_the_device(directory: &Path) {
         drop(loaded);
         devices.assert_nothing_left("a load by both");
     }
+}
+
+#[test]
+fn files_in_memory_are_left_to_many_threads() {
+    let devices = Devices::take();
+    let Some(directory) = in_memory() else { return };
+    let (path, file) = chunky(directory.path());
+    let loaded = hoistway::load(&[&path], &to_device().threads(8)).unwrap();
+    assert_is_file(&loaded, &file);
+    assert_eq!(share(&loaded, Route::Cached), 1.0, "{}", loaded.report());
+    let refused = &loaded.report().refused;
+    assert!(
+        refused.iter().any(|refusal| refusal.why.reason.contains("many threads copy faster")),
+        "{refused:?}"
+    );
+    drop(loaded);
+    devices.assert_nothing_left("a load from memory by many threads");
 }
 
 #[test]
@@ -172,7 +186,7 @@ fn holes_of_files_in_memory_are_left_to_processors_and_stay_holes() {
     punch(&sparse, start as u64, (end - start) as u64);
     let blocks = || sparse.metadata().unwrap().blocks();
     let before = blocks();
-    let loaded = hoistway::load(&[&path], &to_device()).unwrap();
+    let loaded = hoistway::load(&[&path], &few_copy()).unwrap();
     assert_is_file(&loaded, &file);
     let (shown, copied) = (share(&loaded, Route::PinnedCache), share(&loaded, Route::Cached));
     assert!(shown > 0.5 && copied > 0.1, "{}", loaded.report());
@@ -200,7 +214,7 @@ fn pages_are_unpinned_where_staging_memory_cannot_be_pinned_beside_them() {
     punch(&sparse, start as u64, (end - start) as u64);
     for most in [2, 12, 20, 21, 22, 23, 24] {
         STAND_IN.set(&format!("PINNED_MIB={most}"));
-        let loaded = hoistway::load(&[&path], &to_device().chunk_bytes(1 << 20));
+        let loaded = hoistway::load(&[&path], &few_copy().chunk_bytes(1 << 20));
         STAND_IN.reset();
         let loaded = loaded.unwrap_or_else(|error| panic!("{most} MiB: {error}"));
         assert_is_file(&loaded, &file);

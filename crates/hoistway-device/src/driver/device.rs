@@ -251,7 +251,7 @@ impl<V: Vendor> DriverDevice<V> {
     }
 
     /// The caller has made the device current, and nothing uses the event.
-    fn destroy_event(&self, event: Handle) {
+    pub(super) fn destroy_event(&self, event: Handle) {
         // SAFETY: made once and destroyed once; the driver keeps what waits for it.
         let code = unsafe { (self.driver.functions.event_destroy.call)(event) };
         self.forget(code);

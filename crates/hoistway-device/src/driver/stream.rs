@@ -5,8 +5,8 @@ use super::{
     Vendor,
     device::DriverDevice,
     table::{
-        Batch, CAPTURE_UNSUPPORTED, Copy2d, EVENT_QUIET, Handle, INVALID_VALUE, MEMORY_DEVICE, MEMORY_HOST,
-        NOT_SUPPORTED, STREAM_NON_BLOCKING, SUCCESS,
+        Batch, CAPTURE_UNSUPPORTED, Copy2d, EVENT_QUIET, Handle, INVALID_HANDLE, INVALID_VALUE,
+        MEMORY_DEVICE, MEMORY_HOST, NOT_SUPPORTED, STREAM_NON_BLOCKING, SUCCESS,
     },
 };
 use crate::{
@@ -317,20 +317,30 @@ impl<V: Vendor> DriverEvent<V> {
     fn record(device: &Arc<DriverDevice<V>>, stream: Handle) -> Result<Self> {
         let functions = &device.driver.functions;
         let (create, record) = (&functions.event_create, &functions.event_record);
-        let handle = match device.spare_event() {
-            Some(spare) => spare,
-            None => {
-                let mut handle = ptr::null_mut();
-                // SAFETY: writes one handle; the device is current.
-                let make = || unsafe { (create.call)(&mut handle, EVENT_QUIET) };
-                device.call("making an event", create.name, make)?;
-                handle
+        let mut spare = device.spare_event();
+        loop {
+            let is_spare = spare.is_some();
+            let handle = match spare.take() {
+                Some(handle) => handle,
+                None => {
+                    let mut handle = ptr::null_mut();
+                    // SAFETY: writes one handle; the device is current.
+                    let make = || unsafe { (create.call)(&mut handle, EVENT_QUIET) };
+                    device.call("making an event", create.name, make)?;
+                    handle
+                }
+            };
+            // SAFETY: both are live and of this device.
+            let code = device.driver.repeat(|| unsafe { (record.call)(handle, stream) });
+            if code == SUCCESS {
+                return Ok(Self { device: device.clone(), handle });
             }
-        };
-        let event = Self { device: device.clone(), handle };
-        // SAFETY: both are live and of this device.
-        device.call("recording an event", record.name, || unsafe { (record.call)(handle, stream) })?;
-        Ok(event)
+            device.destroy_event(handle);
+            // One that was kept went with its context, if the program has reset the device since.
+            if !(is_spare && code == INVALID_HANDLE) {
+                device.check("recording an event", record.name, code)?;
+            }
+        }
     }
 }
 

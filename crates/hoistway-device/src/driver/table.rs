@@ -17,6 +17,8 @@ pub(crate) type ResultCode = c_int;
 pub(crate) const SUCCESS: ResultCode = 0;
 pub(crate) const OUT_OF_MEMORY: ResultCode = 2;
 pub(crate) const INVALID_VALUE: ResultCode = 1;
+/// What a handle names is not there, or no more.
+pub(crate) const INVALID_HANDLE: ResultCode = 400;
 pub(crate) const INVALID_CONTEXT: ResultCode = 201;
 pub(crate) const NOT_READY: ResultCode = 600;
 pub(super) const NOT_SUPPORTED: ResultCode = 801;

@@ -57,8 +57,11 @@ fn allocate_some(
 ) -> Result<Vec<Arc<DeviceArena>>> {
     let lens = plan.arenas()[range].iter();
     let Some(allocator) = lent else {
-        let allocate = || lens.map(|&len| DeviceArena::allocate(queue, len)).collect();
-        return queue.device().make_long_calls(allocate);
+        let mut arenas = Vec::new();
+        let mut allocate = |&len| DeviceArena::allocate(queue, len).map(|arena| arenas.push(arena));
+        // After an error they are freed, which may wait, in no turn.
+        let allocated = queue.device().make_long_calls(|| lens.into_iter().try_for_each(&mut allocate));
+        return allocated.map(|()| arenas);
     };
     let arenas = lens.map(|&len| {
         let memory = allocator.allocate(len)?;

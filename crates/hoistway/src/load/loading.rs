@@ -130,6 +130,7 @@ impl ThreadedLoad {
             device: copied_to,
             is_inline,
             copies_on_lanes: false,
+            copiers: options.threads.unwrap_or_else(parallel::cores),
         };
         let mut opening = Opening::new(wanted, sources, refused);
         opening.open_first(&plan)?;

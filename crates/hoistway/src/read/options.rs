@@ -132,6 +132,7 @@ impl ReaderOptions {
             device,
             is_inline: false,
             copies_on_lanes: true,
+            copiers: self.in_flight,
         }
     }
 

@@ -30,6 +30,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) is_inline: bool,
     /// Whether the thread that makes a read copies its bytes as well, so that many threads are faster than a ring.
     pub(crate) copies_on_lanes: bool,
+    /// Threads that may copy from the page cache, at most.
+    pub(crate) copiers: usize,
 }
 
 /// Why a load leaves out what needs time to set up, or threads.

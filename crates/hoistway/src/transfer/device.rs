@@ -9,12 +9,14 @@ use crate::{
     memory::{DeviceArena, Slot, SlotKind, Slots},
     plan::{Plan, Transfer},
 };
+use hoistway_device::{Ticket, drop_aside};
 use std::{
     collections::VecDeque,
     mem,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
+        mpsc::Sender,
     },
     time::{Duration, Instant},
 };
@@ -49,6 +51,7 @@ struct Counts {
 #[derive(Debug)]
 enum Sent {
     Queued(Copying),
+    Failed(Failed),
     /// The waiter queues it with others: to queue copies and to wait for them takes longer than the copies of a short slot.
     Unqueued(Unqueued),
 }
@@ -70,6 +73,16 @@ struct Unqueued {
     copied: Copied,
     transfers: Vec<Transfer>,
     addresses: Arc<[u64]>,
+    read: InCopy,
+    span: Span,
+}
+
+/// A slot whose copies could not be queued, or not all of them.
+#[derive(Debug)]
+struct Failed {
+    queue: Arc<CopyStream>,
+    copied: Copied,
+    error: hoistway_device::Error,
     read: InCopy,
 }
 
@@ -199,28 +212,41 @@ impl DeviceLine {
         let (queue, with_waiter) = (self.queue.clone(), &self.counts.with_waiter);
         let is_short =
             !self.is_inline && with_waiter.load(Ordering::Relaxed) > 0 && self.is_short(&transfers);
-        let copied = Copied { table: None, slot, _scratch: None, _arenas: arenas };
-        let unqueued = Unqueued { queue, copied, transfers, addresses, read };
-        if is_short {
-            with_waiter.fetch_add(1, Ordering::Relaxed);
-            // The waiter has no stream: a device that is lost is opened anew once no line has it.
-            return self.sent.send(Sent::Unqueued(unqueued));
-        }
-        let (scratch, counts) = (self.scratch.clone(), self.counts.clone());
+        let table = match &self.scratch {
+            Some(scratch) if !is_short => scratch.table_for(&queue, &slot, &transfers),
+            _ => Ok(None),
+        };
+        let (table, _scratch) = match table {
+            Ok(table) => (table, self.scratch.clone().filter(|_| !is_short)),
+            Err(error) => {
+                drop((slot, arenas));
+                return read.end(Err(error));
+            }
+        };
+        let copied = Copied { table, slot, _scratch, _arenas: arenas };
+        // Short ones are copied together, in a span of their own.
+        let span = if is_short { Span::none() } else { copy_span(&queue, read.part.wanted.len()) };
+        let mut unqueued = Unqueued { queue, copied, transfers, addresses, read, span };
         if self.is_inline {
             // SAFETY: the same contract.
-            if let Some(copying) = unsafe { unqueued.queue(scratch, &counts) } {
-                copying.end(&counts);
+            let queued = unsafe { unqueued.queue(&self.counts) };
+            match unqueued.kept(queued) {
+                Ok(copying) => copying.end(&self.counts),
+                Err(failed) => failed.end(),
             }
             return;
         }
-        let sent = self.sent.clone();
+        let Some(sender) = self.sent.sender() else { return drop(unqueued) };
+        with_waiter.fetch_add(1, Ordering::Relaxed);
+        if is_short {
+            return give(&sender, Sent::Unqueued(unqueued));
+        }
+        let counts = self.counts.clone();
         self.queue.device().between_long_calls(move || {
             // SAFETY: the same contract.
-            if let Some(copying) = unsafe { unqueued.queue(scratch, &counts) } {
-                counts.with_waiter.fetch_add(1, Ordering::Relaxed);
-                sent.send(Sent::Queued(copying));
-            }
+            let queued = unsafe { unqueued.queue(&counts) };
+            // It may be another's thread: it waits for nothing, and ends no read.
+            give(&sender, unqueued.kept(queued).map_or_else(Sent::Failed, Sent::Queued));
         });
     }
 
@@ -246,56 +272,60 @@ impl DeviceLine {
     }
 }
 
+/// Gives the waiter something. If there is none any more, another thread drops it, as that may wait for copies.
+fn give(waiter: &Sender<Sent>, sent: Sent) {
+    if let Err(unsent) = waiter.send(sent) {
+        drop_aside(unsent.0);
+    }
+}
+
+fn copy_span(queue: &CopyStream, bytes: u64) -> Span {
+    trace_span!("copy", track = %queue.device().info().id, bytes)
+}
+
 impl Unqueued {
-    /// Queues the copies. `None` if that fails: the read has ended then.
+    /// Queues the copies, and a mark behind them.
     ///
     /// # Safety
-    /// That of [`DeviceLine::send`].
-    unsafe fn queue(self, scratch: Option<Arc<ScratchMemory>>, counts: &Counts) -> Option<Copying> {
-        let Self { queue, copied, transfers, addresses, read } = self;
-        // SAFETY: passed on.
-        match unsafe { copied.queue(&queue, &transfers, &addresses, scratch, counts) } {
-            Ok(slots) => Some(Copying::new(&queue, slots, vec![read])),
-            Err(error) => {
-                read.end(Err(error));
-                None
-            }
+    /// That of [`DeviceLine::send`], until what [`Unqueued::kept`] returns is over.
+    unsafe fn queue(&mut self, counts: &Counts) -> hoistway_device::Result<Ticket> {
+        let Self { queue, copied, transfers, addresses, .. } = self;
+        let Copied { table, slot, _scratch: scratch, .. } = copied;
+        slot.order(queue)?;
+        let source = slot.source();
+        // SAFETY: by the contract. What the work uses is kept until it is over. Each scratch belongs to the owner of its table.
+        let transfer = |transfers: &[Transfer], scratch: Option<Scratch<'_>>| unsafe {
+            queue.transfer(source, transfers, addresses, scratch)
+        };
+        let operations = match (scratch, table) {
+            (Some(scratch), Some(table)) => transfer(transfers, Some(scratch.beside(slot, table)))?,
+            (Some(_), None) => transfer(transfers, None)?,
+            // Few enough at a time that no kernel is needed for them.
+            (None, _) => transfers
+                .chunks(CopyStream::MAX_COPIES)
+                .map(|few| transfer(few, None))
+                .sum::<Result<_, _>>()?,
+        };
+        counts.copies.fetch_add(operations, Ordering::Relaxed);
+        queue.mark()
+    }
+
+    /// What waits for the copies, or has to find out what has become of them.
+    fn kept(self, queued: hoistway_device::Result<Ticket>) -> std::result::Result<Copying, Failed> {
+        let Self { queue, copied, read, span, .. } = self;
+        match queued {
+            Ok(ticket) => Ok(Copying { slots: ticket.keep(vec![copied]), reads: vec![read], span }),
+            Err(error) => Err(Failed { queue, copied, error, read }),
         }
     }
 }
 
-impl Copied {
-    /// # Safety
-    /// That of [`DeviceLine::send`], until the result is over.
-    unsafe fn queue(
-        mut self,
-        queue: &CopyStream,
-        transfers: &[Transfer],
-        addresses: &[u64],
-        scratch: Option<Arc<ScratchMemory>>,
-        counts: &Counts,
-    ) -> Result<InUse<Vec<Self>>> {
-        if let Some(scratch) = &scratch
-            && queue.device().table_bytes(transfers)? > 0
-        {
-            self.table = Some(scratch.take_table(&self.slot)?);
-        }
-        let source = self.slot.source();
-        let queued = self.slot.order(queue).and_then(|()| {
-            // SAFETY: by the contract. What the work uses is kept until it is over. Each scratch belongs to the owner of its table.
-            let transfer = |transfers: &[Transfer], scratch: Option<Scratch<'_>>| unsafe {
-                queue.transfer(source, transfers, addresses, scratch)
-            };
-            match (&scratch, &mut self.table) {
-                (Some(scratch), Some(table)) => transfer(transfers, Some(scratch.beside(&self.slot, table))),
-                (Some(_), None) => transfer(transfers, None),
-                // Few enough at a time that no kernel is needed for them.
-                (None, _) => transfers.chunks(CopyStream::MAX_COPIES).map(|few| transfer(few, None)).sum(),
-            }
-        });
-        let queued = queued.map(|operations| _ = counts.copies.fetch_add(operations, Ordering::Relaxed));
-        self._scratch = scratch;
-        Ok(queue.keep(vec![self], queued)?)
+impl Failed {
+    /// Waits for copies that were queued before the error, and ends the read.
+    fn end(self) {
+        let Self { queue, copied, error, read } = self;
+        let kept = queue.keep(vec![copied], Err(error));
+        read.end(kept.map(drop).map_err(Error::from));
     }
 }
 
@@ -321,6 +351,10 @@ impl Waiter {
             while let Some(sent) = next {
                 match sent {
                     Sent::Queued(copying) => under_way.push_back(copying),
+                    Sent::Failed(failed) => {
+                        failed.end();
+                        self.counts.with_waiter.fetch_sub(1, Ordering::Relaxed);
+                    }
                     Sent::Unqueued(one) => unqueued.push(one),
                 }
                 next = self.sent.try_next();
@@ -331,7 +365,7 @@ impl Waiter {
                 oldest.end(&self.counts);
                 self.counts.with_waiter.fetch_sub(count as u64, Ordering::Relaxed);
                 let now = Instant::now();
-                // The device was at copies before this one, or at this one, if it had not ended yet.
+                // Until this copy ended, the device was at work. If the copy had ended before, it is not known how long ago.
                 worked += if was_over { Duration::ZERO } else { now - since };
                 since = now;
                 then(worked);
@@ -349,7 +383,10 @@ impl Waiter {
         let queued = queued.map(|copies| _ = self.counts.copies.fetch_add(copies, Ordering::Relaxed));
         let (slots, reads): (Vec<_>, Vec<_>) = unqueued.into_iter().map(|one| (one.copied, one.read)).unzip();
         match queue.keep(slots, queued) {
-            Ok(slots) => Some(Copying::new(&queue, slots, reads)),
+            Ok(slots) => {
+                let span = copy_span(&queue, reads.iter().map(|read| read.part.wanted.len()).sum());
+                Some(Copying { slots, reads, span })
+            }
             Err(error) => {
                 self.counts.with_waiter.fetch_sub(reads.len() as u64, Ordering::Relaxed);
                 end_all(reads, Err(error.into()));
@@ -370,13 +407,6 @@ impl Drop for Waiter {
 }
 
 impl Copying {
-    /// Copies that were queued on a stream.
-    fn new(queue: &CopyStream, slots: InUse<Vec<Copied>>, reads: Vec<InCopy>) -> Self {
-        let bytes = || reads.iter().map(|read| read.part.wanted.len()).sum::<u64>();
-        let span = trace_span!("copy", track = %queue.device().info().id, bytes = bytes());
-        Self { slots, reads, span }
-    }
-
     /// Waits for the copies, and ends the reads.
     fn end(self, counts: &Counts) {
         let Self { slots, reads, span } = self;
@@ -433,13 +463,16 @@ impl ScratchMemory {
         Ok(Self { allocation, table_bytes, data_bytes, host_tables, device_tables })
     }
 
-    /// A pinned table for the copies of a slot. There is one for each.
-    fn take_table(&self, slot: &Slot) -> Result<Slot> {
+    /// A pinned table for the copies of a slot, if they need one. There is one for each.
+    fn table_for(&self, queue: &CopyStream, slot: &Slot, transfers: &[Transfer]) -> Result<Option<Slot>> {
+        if queue.device().table_bytes(transfers)? == 0 {
+            return Ok(None);
+        }
         let none = || Error::Internal("there are more slots in use than tables".into());
         let tables = if slot.device_address().is_some() { &self.device_tables } else { &self.host_tables };
         let table = tables.try_take().ok_or_else(none)?;
         table.pin_if_possible()?;
-        Ok(table)
+        Ok(Some(table))
     }
 
     /// What lies beside a slot that has this table.

@@ -172,7 +172,7 @@ fn faults_of_the_driver_fail_reads_and_leave_nothing_with_the_daemon() {
         "cuStreamCreate:1=2",
         "cuMemHostRegister_v2:*=2",
         "cuMemHostRegister_v2:2=999",
-        "cuEventCreate:3=2",
+        "cuEventRecord:3=2",
         "cuEventRecord:2=700",
         "cuMemcpyHtoDAsync_v2:3=719",
         "cuEventSynchronize:2=719",

@@ -9,7 +9,7 @@ use crate::{
     ByteRange, DeviceId,
     device::Device,
     memory::{self, MemoryLimit, PinnedView, SlotKind, Slots},
-    parallel::{self, lock, thread_named},
+    parallel::{lock, thread_named},
     route::{
         Access, Buffer, CarriedRead, DirectIo, Done, Lane, ReadLane, ReadOp, Route, Unavailable,
         member::{ALONE, CacheFacts, Demand, Facts, Landing, Member, Share, Stage, Wanted},
@@ -36,7 +36,7 @@ const DEPTH: usize = 16;
 const COPYING: usize = 32;
 /// All of them, where each needs memory on the device besides.
 const WITH_SCRATCH: usize = 8;
-/// The longest window: while the driver pins one, other threads wait that call it.
+/// The longest window: while the driver pins one, copies of other threads wait.
 const LONGEST_BYTES: u64 = 128 << 20;
 /// Shorter windows take longer to pin than a processor takes to copy them.
 const SHORTEST_BYTES: u64 = 256 << 10;
@@ -51,9 +51,9 @@ const PINNED_SHARE: u64 = 4;
 const PINNED_SHARE_OF_REST: u64 = 2;
 /// How long the first page of a file system may take to be read and pinned.
 const TRIAL_TIME: Duration = Duration::from_secs(5);
-/// With so many processors, files in memory are sooner copied than pinned, which takes a call of the system for each small page: an H100
-/// with 16 processors got 13 GB/s of them by pinning, and 37 by copying.
-const MANY_CORES: usize = 8;
+/// So many threads sooner copy files in memory than one pins them, as their pages are small: an H100 with 16 processors got 13 GB/s
+/// of them by pinning, and 37 by copying.
+const MANY_COPIERS: usize = 8;
 const FIX: &str = "choose route auto or staged";
 
 /// Bytes of all windows of this process.
@@ -62,6 +62,8 @@ static PINNED_BYTES: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug)]
 struct PinnedCache {
     windows: Arc<Windows>,
+    /// Threads that may copy the same pages.
+    copiers: usize,
 }
 
 /// The windows of one load.
@@ -144,7 +146,7 @@ pub(in crate::route) fn open(
         aside,
         beyond_bytes,
     };
-    Ok(Some(Arc::new(PinnedCache { windows: Arc::new(windows) })))
+    Ok(Some(Arc::new(PinnedCache { windows: Arc::new(windows), copiers: wanted.copiers })))
 }
 
 /// Whether a device is one that copies from pages of files at the speed of its link.
@@ -231,9 +233,9 @@ impl Member for PinnedCache {
     fn add(&self, source: &Arc<dyn Source>, _: Access) -> Result<bool, Unavailable> {
         let fix = if self.windows.is_named { FIX } else { "" };
         match source.local()?.probe() {
-            Probe::Memory if !self.windows.is_named && parallel::cores() >= MANY_CORES => {
+            Probe::Memory if !self.windows.is_named && self.copiers >= MANY_COPIERS => {
                 let reason =
-                    "the file lives in memory, where many processors copy faster than a device's driver pins";
+                    "the file lives in memory, where many threads copy faster than a device's driver pins";
                 return Err(Unavailable::new(reason, ""));
             }
             Probe::Cachestat | Probe::Memory => {}
@@ -391,7 +393,8 @@ fn range_of(op: &ReadOp) -> ByteRange {
     ByteRange::at(op.progress.offset, op.progress.len as u64).unwrap_or_default()
 }
 
-/// Whether a file is in memory. The driver would map its pages one by one, and wait for those that were swapped out.
+/// Whether a file is in memory: several threads map its pages before they are pinned, as the driver would map one after the other, and
+/// wait for those that were swapped out.
 fn is_in_memory(source: &Arc<dyn Source>) -> bool {
     source.local().is_ok_and(|local| local.probe() == Probe::Memory)
 }
