@@ -18,7 +18,7 @@ use hoistway::{
     route::fault::FaultScript,
 };
 use hoistway_device::Device;
-use std::{thread, time::Duration};
+use std::{sync::mpsc, thread, time::Duration};
 
 const LEN: u64 = 1_200_003;
 
@@ -141,6 +141,39 @@ const UNCERTAIN: &str = "cuCtxPushCurrent_v2:9=201";
 
 /// Each fault of the device, at each place where it can happen: reads to it fail with a typed error or deliver, others
 /// deliver, and nothing is left.
+/// A driver makes one call at a time: while another thread pins a window, copies are left to it, of readers that go meanwhile too.
+#[test]
+fn copies_that_are_left_to_another_thread_arrive_or_fail_before_their_reader_has_gone() {
+    let devices = Devices::take();
+    let file = TestFile::new(LEN as usize);
+    for played in devices.each() {
+        for fault in [None, Some(Fault::Queue), Some(Fault::Mark)] {
+            for goes in [false, true] {
+                let device = Device::open(played.device(0)).unwrap();
+                let reader = reader(Route::Staged, DirectIo::Auto, no_faults());
+                let mut places = on_device(played);
+                // Its memory is pinned from now on.
+                submit(&reader, &file.open(), &mut places, Priority::Demand).wait().unwrap();
+                let mut places = on_device(played);
+                let (tells, hears) = mpsc::channel();
+                let batch = device.make_long_calls(|| {
+                    fault.into_iter().for_each(|fault| played.fail(fault, Some(1)));
+                    let batch = submit(&reader, &file.open(), &mut places, Priority::Demand);
+                    thread::spawn(move || tells.send((!goes).then_some(reader)));
+                    batch
+                });
+                let outcome = batch.wait_within(LONG).expect("it ends");
+                drop(hears.recv_timeout(LONG).unwrap());
+                played.reset();
+                match outcome {
+                    Ok(()) => assert_all_hold(&file, &places, &batch),
+                    Err(error) => assert!(goes || fault.is_some(), "{fault:?}: {error}"),
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn faults_of_the_device_fail_reads_to_it_alone_and_leave_nothing() {
     let devices = Devices::take();
