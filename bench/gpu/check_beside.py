@@ -136,9 +136,7 @@ def calls_wait_for_streams_in_no_order(subject: Subject) -> None:
 
 
 def a_captured_event_is_told_from_others(subject: Subject) -> str:
-    """Before a stream waits for a program's event, hoistway asks after it: no read becomes a part of a capture, which may be
-    invalidated.
-    """
+    """Before a stream waits for a program's event, hoistway asks after it: no read becomes a part of a capture."""
     _need_cuda(subject)
     call, graph, event = subject.driver.call, c_void_p(), c_void_p()
     answers = set()

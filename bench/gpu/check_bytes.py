@@ -118,7 +118,7 @@ def route(name: str) -> Check:
             if not (by_cufile and carrier.route == "threads" and carrier.tensor_bytes < BLOCK)
         ]
         ways = {carrier.route for carrier in own}
-        # Processors copy what has pieces of up to 64 KiB: drivers may copy such by a processor, which a cut file would end.
+        # Processors copy what has pieces of up to 64 KiB: a driver may do so itself, which a cut file would end.
         helpers = {"cached"} if name == "pinned-cache" else set()
         bytes_by = {route: sum(each.tensor_bytes for each in own if each.route == route) for route in ways}
         is_kept = ways <= {name} | helpers and 2 * bytes_by.get(name, 0) > sum(bytes_by.values())

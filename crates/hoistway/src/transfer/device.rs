@@ -51,7 +51,7 @@ struct Counts {
 #[derive(Debug)]
 enum Sent {
     Queued(Copying),
-    Failed(Failed),
+    Failed(Box<Failed>),
     /// The waiter queues it with others: to queue copies and to wait for them takes longer than the copies of a short slot.
     Unqueued(Unqueued),
 }
@@ -311,11 +311,11 @@ impl Unqueued {
     }
 
     /// What waits for the copies, or has to find out what has become of them.
-    fn kept(self, queued: hoistway_device::Result<Ticket>) -> std::result::Result<Copying, Failed> {
+    fn kept(self, queued: hoistway_device::Result<Ticket>) -> std::result::Result<Copying, Box<Failed>> {
         let Self { queue, copied, read, span, .. } = self;
         match queued {
             Ok(ticket) => Ok(Copying { slots: ticket.keep(vec![copied]), reads: vec![read], span }),
-            Err(error) => Err(Failed { queue, copied, error, read }),
+            Err(error) => Err(Box::new(Failed { queue, copied, error, read })),
         }
     }
 }
