@@ -96,7 +96,6 @@ impl Buffers {
                 gone.push(memory);
             }
             state.bytes += len;
-            state.allocations += 1;
             state.peak_bytes = state.peak_bytes.max(state.bytes);
             gone
         };
@@ -109,7 +108,10 @@ impl Buffers {
             other => other,
         };
         match allocated {
-            Ok(memory) => Ok(self.buffer(memory, Vec::new())),
+            Ok(memory) => {
+                lock(&self.state).allocations += 1;
+                Ok(self.buffer(memory, Vec::new()))
+            }
             Err(error) => {
                 lock(&self.state).bytes -= len;
                 Err(hoistway::Error::from(error).into())

@@ -3,7 +3,7 @@
 
 use super::device::aligned;
 use crate::{Error, Result};
-use hoistway::{Alignment, ByteRange, Catalog, DeviceId, Dtype};
+use hoistway::{ByteRange, Catalog, DeviceId, Dtype, memory::SpareMemory};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// Gaps between tensors that are read along rather than skipped.
@@ -97,9 +97,9 @@ impl LayerPlan {
         let tensors: Option<Vec<_>> = entries.iter().map(place).collect();
         let tensors =
             tensors.ok_or_else(|| Error::Internal("a tensor is in no extent of its layer".into()))?;
-        let bytes = extents.iter().try_fold(0u64, |sum, extent| {
-            sum.checked_add(extent.bytes.aligned_hull(Alignment::BLOCK)?.len())
-        });
+        let bytes = extents
+            .iter()
+            .try_fold(0u64, |sum, extent| sum.checked_add(SpareMemory::bytes_for(extent.bytes)?));
         let too_long = || Error::Internal("a layer ends past 2^64".into());
         let (mut bytes, mut on_device) = (bytes.ok_or_else(too_long)?, None);
         if !device.is_host() {

@@ -251,8 +251,13 @@ impl Fill {
 
 impl Drop for Fill {
     fn drop(&mut self) {
+        let mut unfinished = self.coverage.unfinished().peekable();
+        // Not even for a moment, or the last block would not be the last holder of its memory.
+        if unfinished.peek().is_none() {
+            return;
+        }
         let Some(arena) = self.arena.upgrade() else { return };
-        for place in self.coverage.unfinished() {
+        for place in unfinished {
             // It never became a block and no longer can.
             arena.retire(place);
         }

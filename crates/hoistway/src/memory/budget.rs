@@ -99,8 +99,8 @@ pub(crate) fn promise(fresh: u64, staging: u64, budget: Option<u64>) -> Result<P
         within(&limits, sources, fresh, needed)
     };
     match look() {
-        // What earlier loads to devices have left takes memory too.
-        Err(_) if release_idle_staging() => look(),
+        // What earlier loads to devices have left takes memory too, and so does what later reads would use.
+        Err(_) if release_idle_staging() | super::clear_spare() => look(),
         found => found,
     }
 }

@@ -28,7 +28,7 @@ pub use pool::MemoryPool;
 pub(crate) use promised::Promise;
 pub use spare::SpareMemory;
 
-use crate::{Error, Result, device::Device};
+use crate::{ByteRange, Error, Result, device::Device};
 use arena::Backing;
 use borrowed::Borrowed;
 use hoistway_io::memory::{Mapping, PageKind, Pinning};
@@ -120,9 +120,15 @@ pub(crate) fn allocate(len: u64, request: &MemoryRequest) -> Result<Arc<Arena>> 
     Ok(Arena::new(Backing::Own(mapping), len, request.user.clone()))
 }
 
-/// An arena of `len` bytes that hold zeros, or what earlier reads left.
-pub(crate) fn take_spare(memory: &SpareMemory, len: u64) -> Result<Arc<Arena>> {
-    let len = len as usize;
+/// Frees memory that is spare. Returns whether there was any.
+pub(crate) fn clear_spare() -> bool {
+    spare::clear_all()
+}
+
+/// An arena with room for the blocks of `range`, which hold zeros, or what earlier reads left.
+pub(crate) fn take_spare(memory: &SpareMemory, range: ByteRange) -> Result<Arc<Arena>> {
+    let len = SpareMemory::bytes_for(range).and_then(|len| usize::try_from(len).ok());
+    let len = len.ok_or_else(|| Error::Internal(format!("bytes {range} end past 2^64")))?;
     Ok(Arena::new(Backing::Spare(memory.take(len)?), len, None))
 }
 

@@ -1,21 +1,23 @@
 //! Memory that later reads take over from earlier ones, so that its pages are touched once.
 #![allow(unsafe_code)]
 
-use crate::{ByteRange, Error, Result, parallel::lock};
+use crate::{Alignment, ByteRange, Error, Result, parallel::lock};
 use hoistway_io::memory::{Mapping, PageKind};
 use std::{
     collections::VecDeque,
+    mem,
     ptr::NonNull,
     sync::{Arc, Mutex, Weak},
 };
 
-/// Fresh memory is a multiple of this long, so that reads of nearly one length can use it in turn.
-const GRID_BYTES: usize = 64 << 10;
+/// All that has spare memory, for those that find too little.
+static ALL: Mutex<Vec<Weak<Spares>>> = Mutex::new(Vec::new());
 
 /// Host memory that reads take over from earlier reads whose bytes were dropped.
 ///
 /// The system zeroes fresh memory, and gives it page by page as it is touched, which can take longer than the read. Memory that comes
-/// back was touched before. What is still held keeps its memory, also after the last clone of this is gone, which frees what is spare.
+/// back was touched before. Reads of one length use it in turn; it is never cut. What is still held keeps its memory, also after the last
+/// clone of this is gone, which frees what is spare. Spare memory is also freed where this process finds too little.
 ///
 /// ```
 /// # let path = std::env::temp_dir().join(format!("hoistway-doc-spare-{}", std::process::id()));
@@ -46,24 +48,17 @@ struct Spares {
 #[derive(Debug, Default)]
 struct State {
     /// Memory that nothing uses, the oldest first.
-    spare: VecDeque<Touched>,
-    /// Bytes of all memory, used or spare, that may have been touched.
+    spare: VecDeque<Mapping>,
+    /// Bytes of all memory, used or spare.
     bytes: u64,
     allocations: u64,
-}
-
-/// Memory, of which bytes at its start may have been touched.
-#[derive(Debug)]
-struct Touched {
-    mapping: Mapping,
-    bytes: usize,
 }
 
 /// Memory of one read. It is spare once it is dropped.
 #[derive(Debug)]
 pub(super) struct SparePiece {
     /// Until it is dropped.
-    memory: Option<Touched>,
+    mapping: Option<Mapping>,
     home: Weak<Spares>,
 }
 
@@ -71,70 +66,95 @@ impl SpareMemory {
     /// Makes one without memory. Spare memory is freed as far as that, together with what is used, exceeds `limit_bytes`. Reads that
     /// need more get it all the same.
     pub fn new(limit_bytes: u64) -> Self {
-        Self(Arc::new(Spares { limit_bytes, state: Mutex::default() }))
+        let spares = Arc::new(Spares { limit_bytes, state: Mutex::default() });
+        let mut all = lock(&ALL);
+        all.retain(|spares| spares.strong_count() > 0);
+        all.push(Arc::downgrade(&spares));
+        Self(spares)
     }
 
-    /// Returns the bytes of all memory, used or spare, in whole blocks of reads.
+    /// Bytes of memory for a read of `range`, with room for the blocks that it touches. Reads of one length need as many wherever they
+    /// begin, unless it is a multiple of a block. `None` if they end past 2^64.
+    pub fn bytes_for(range: ByteRange) -> Option<u64> {
+        let blocks = range.aligned_hull(Alignment::BLOCK)?;
+        if range.is_empty() || Alignment::BLOCK.divides(range.len()) {
+            return Some(blocks.len());
+        }
+        Alignment::BLOCK.up(range.len())?.checked_add(Alignment::BLOCK.bytes())
+    }
+
+    /// Returns the bytes of all memory, used or spare.
     pub fn bytes(&self) -> u64 {
         lock(&self.0.state).bytes
     }
 
-    /// Returns how often memory was allocated because none was spare that was long enough.
+    /// Returns how often memory was allocated because none of that length was spare.
     pub fn allocations(&self) -> u64 {
         lock(&self.0.state).allocations
     }
 
-    /// Takes memory for `len` bytes. They hold zeros, or what earlier reads left.
+    /// Frees spare memory. Returns its bytes.
+    pub fn clear(&self) -> u64 {
+        self.0.clear()
+    }
+
+    /// Takes `len` bytes. They hold zeros, or what earlier reads left.
     pub(super) fn take(&self, len: usize) -> Result<SparePiece> {
+        let piece = |mapping| SparePiece { mapping: Some(mapping), home: Arc::downgrade(&self.0) };
         let mut state = lock(&self.0.state);
-        // What is far longer is left to reads of that length: here its end would be given back to the system.
-        let fitting = state.spare.iter().enumerate().filter(|(_, spare)| {
-            spare.mapping.len() >= len && spare.mapping.len() / 2 <= len.max(GRID_BYTES)
-        });
-        let shortest = fitting.min_by_key(|(_, spare)| spare.mapping.len()).map(|(position, _)| position);
-        let reused = shortest.and_then(|position| state.spare.remove(position));
-        let touched = reused.as_ref().map_or(0, |spare| spare.bytes);
-        state.bytes = state.bytes.saturating_sub(touched as u64).saturating_add(len as u64);
-        state.allocations += u64::from(reused.is_none());
+        let same = state.spare.iter().position(|spare| spare.len() == len);
+        if let Some(mapping) = same.and_then(|position| state.spare.remove(position)) {
+            return Ok(piece(mapping));
+        }
+        state.bytes = state.bytes.saturating_add(len as u64);
         let excess = state.excess(self.0.limit_bytes);
         // Without the lock: the system takes its time.
         drop(state);
         drop(excess);
-        let memory = match reused {
-            Some(Touched { mapping, .. }) => {
-                if let Some(end) = ByteRange::new(len as u64, touched as u64) {
-                    // SAFETY: an arena had the memory, and was dropped: nothing refers to its bytes. Those from `len` on are not
-                    // asked for while this piece is used.
-                    unsafe { mapping.release(end) };
-                }
-                Ok(mapping)
-            }
-            None => {
-                let rounded = len.checked_next_multiple_of(GRID_BYTES).unwrap_or(len);
-                Mapping::anonymous(rounded, PageKind::TransparentHuge)
-            }
+        let allocate = || Mapping::anonymous(len, PageKind::TransparentHuge);
+        let allocated = match allocate() {
+            Err(_) if self.clear() > 0 => allocate(),
+            other => other,
         };
-        match memory {
+        let mut state = lock(&self.0.state);
+        match allocated {
             Ok(mapping) => {
-                let memory = Some(Touched { mapping, bytes: len });
-                Ok(SparePiece { memory, home: Arc::downgrade(&self.0) })
+                state.allocations += 1;
+                Ok(piece(mapping))
             }
             Err(source) => {
-                lock(&self.0.state).bytes -= len as u64;
+                state.bytes -= len as u64;
                 Err(Error::Allocation { bytes: len as u64, kind: "memory", source })
             }
         }
     }
 }
 
+/// Frees all memory of this process that is spare. Returns whether there was any.
+pub(super) fn clear_all() -> bool {
+    let all: Vec<Arc<Spares>> = lock(&ALL).iter().filter_map(Weak::upgrade).collect();
+    all.iter().fold(false, |cleared, spares| spares.clear() > 0 || cleared)
+}
+
+impl Spares {
+    fn clear(&self) -> u64 {
+        let mut state = lock(&self.state);
+        let spare = mem::take(&mut state.spare);
+        let bytes = spare.iter().map(|mapping| mapping.len() as u64).sum();
+        state.bytes -= bytes;
+        drop(state);
+        bytes
+    }
+}
+
 impl State {
     /// Takes out spare memory, the oldest first, as far as all memory exceeds `limit_bytes`.
-    fn excess(&mut self, limit_bytes: u64) -> Vec<Touched> {
+    fn excess(&mut self, limit_bytes: u64) -> Vec<Mapping> {
         let mut excess = Vec::new();
         while self.bytes > limit_bytes
             && let Some(oldest) = self.spare.pop_front()
         {
-            self.bytes -= oldest.bytes as u64;
+            self.bytes -= oldest.len() as u64;
             excess.push(oldest);
         }
         excess
@@ -143,8 +163,8 @@ impl State {
 
 impl SparePiece {
     pub(super) fn pointer(&self, offset: usize) -> NonNull<u8> {
-        match &self.memory {
-            Some(memory) => memory.mapping.pointer(offset),
+        match &self.mapping {
+            Some(mapping) => mapping.pointer(offset),
             None => unreachable!("memory is asked for while it is dropped"),
         }
     }
@@ -152,9 +172,9 @@ impl SparePiece {
 
 impl Drop for SparePiece {
     fn drop(&mut self) {
-        let (Some(memory), Some(home)) = (self.memory.take(), self.home.upgrade()) else { return };
+        let (Some(mapping), Some(home)) = (self.mapping.take(), self.home.upgrade()) else { return };
         let mut state = lock(&home.state);
-        state.spare.push_back(memory);
+        state.spare.push_back(mapping);
         let excess = state.excess(home.limit_bytes);
         drop(state);
         drop(excess);
@@ -174,28 +194,15 @@ mod tests {
         let (kept, address) = (second.pointer(0), first.pointer(0));
         assert_ne!(kept, address);
         drop(first);
-        // Lengths that differ by less than the grid share memory.
-        let third = memory.take(2 * MIB - 4096).unwrap();
+        // Of other lengths, none is.
+        let shorter = memory.take(2 * MIB - 4096).unwrap();
+        assert_ne!(shorter.pointer(0), address);
+        assert_eq!((memory.allocations(), memory.bytes()), (3, 6 * MIB as u64 - 4096));
+        let third = memory.take(2 * MIB).unwrap();
         assert_eq!(third.pointer(0), address);
-        assert_eq!((memory.allocations(), memory.bytes()), (2, 4 * MIB as u64 - 4096));
-        let fourth = memory.take(2 * MIB).unwrap();
-        assert_ne!(fourth.pointer(0), kept);
-        assert_eq!(memory.allocations(), 3);
-    }
-
-    #[test]
-    fn what_lies_past_the_end_of_a_shorter_read_is_given_back() {
-        let memory = SpareMemory::new(8 * MIB as u64);
-        let first = memory.take(2 * MIB).unwrap();
-        // SAFETY: the piece has these bytes, and nothing else refers to them.
-        let byte = |piece: &SparePiece, offset| unsafe { piece.pointer(offset).read() };
-        // SAFETY: as above.
-        unsafe { first.pointer(0).write_bytes(7, 2 * MIB) };
-        drop(first);
-        let shorter = memory.take(MIB + 4096).unwrap();
-        assert_eq!(memory.bytes(), MIB as u64 + 4096);
-        assert_eq!((byte(&shorter, 0), byte(&shorter, MIB + 4095)), (7, 7));
-        assert_eq!(byte(&shorter, 2 * MIB - 1), 0);
+        assert_eq!((memory.allocations(), memory.bytes()), (3, 6 * MIB as u64 - 4096));
+        assert_ne!(memory.take(2 * MIB).unwrap().pointer(0), kept);
+        assert_eq!(memory.allocations(), 4);
     }
 
     #[test]
@@ -204,19 +211,44 @@ mod tests {
         let pieces = [memory.take(MIB).unwrap(), memory.take(2 * MIB).unwrap()];
         drop(pieces);
         assert_eq!(memory.bytes(), 3 * MIB as u64);
-        // Neither is long enough, and both make room.
-        let long = memory.take(3 * MIB - 4096).unwrap();
-        assert_eq!((memory.bytes(), memory.allocations()), (3 * MIB as u64 - 4096, 3));
+        // Neither has that length, and both make room.
+        let long = memory.take(3 * MIB).unwrap();
+        assert_eq!((memory.bytes(), memory.allocations()), (3 * MIB as u64, 3));
         // More than the limit is given, and not kept.
         let over = memory.take(2 * MIB).unwrap();
-        assert_eq!(memory.bytes(), 5 * MIB as u64 - 4096);
+        assert_eq!(memory.bytes(), 5 * MIB as u64);
         drop(over);
-        assert_eq!(memory.bytes(), 3 * MIB as u64 - 4096);
+        assert_eq!(memory.bytes(), 3 * MIB as u64);
         drop(long);
-        // Far shorter reads leave it to others.
         let short = memory.take(MIB).unwrap();
-        assert_eq!((memory.bytes(), memory.allocations()), (4 * MIB as u64 - 4096, 5));
+        assert_eq!((memory.bytes(), memory.allocations()), (4 * MIB as u64, 5));
+        // What is held stays.
+        assert_eq!((memory.clear(), memory.clear()), (3 * MIB as u64, 0));
+        assert_eq!(memory.bytes(), MIB as u64);
         drop(memory);
         assert_eq!(short.home.strong_count(), 0);
+    }
+
+    #[test]
+    fn memory_that_cannot_be_had_frees_what_is_spare_and_does_not_count() {
+        let memory = SpareMemory::new(u64::MAX);
+        drop(memory.take(MIB).unwrap());
+        assert_eq!(memory.bytes(), MIB as u64);
+        let error = memory.take(usize::MAX >> 1).unwrap_err();
+        assert!(matches!(error, Error::Allocation { .. }), "{error}");
+        assert_eq!((memory.bytes(), memory.allocations()), (0, 1));
+    }
+
+    #[test]
+    fn reads_of_one_length_take_as_much_memory_wherever_they_begin() {
+        let bytes = |start, len| SpareMemory::bytes_for(ByteRange::at(start, len).unwrap());
+        for start in [0, 1, 4095, 4096, 5000] {
+            for (len, expected) in [(1, 8192), (4095, 8192), (4097, 12288), (0, 0)] {
+                let found = bytes(start, len).unwrap();
+                assert!(found == expected || len == 0 && found <= 4096, "{len} at {start}: {found}");
+            }
+        }
+        assert_eq!((bytes(8192, 4096), bytes(8191, 4096)), (Some(4096), Some(8192)));
+        assert_eq!(bytes(u64::MAX - 3, 2), None);
     }
 }

@@ -287,5 +287,10 @@ impl Drop for Batch {
         }
         self.cancel();
         let _ = self.wait_until(Duration::MAX, |progress| (progress.ended == self.len()).then_some(()));
+        // Lanes may hold the state a little longer; memory that was not taken is free now.
+        for read in &*self.state.reads {
+            let block = lock(&read.block).take();
+            drop(block);
+        }
     }
 }

@@ -112,7 +112,7 @@ fn own(
         .aligned_hull(Alignment::BLOCK)
         .ok_or_else(|| Error::Internal(format!("bytes {range} end past 2^64")))?;
     let arena = match spare {
-        Some(spare) => memory::take_spare(spare, blocks.len())?,
+        Some(spare) => memory::take_spare(spare, range)?,
         None => memory::allocate(blocks.len(), &MemoryRequest::default())?,
     };
     let parts = parts(blocks, chunk, false);
