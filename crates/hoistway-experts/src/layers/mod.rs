@@ -150,6 +150,9 @@ enum LayerMemory {
 }
 
 /// A layer whose bytes are in memory as long as it is held.
+///
+/// The memory is used again once it is dropped. Work that reads a layer on a device may be queued still then. Work that reads one in host
+/// memory must have ended, also where a device reads it: from memory that was pinned, or by HMM.
 #[derive(Debug)]
 pub struct Layer {
     resident: Arc<Resident>,
@@ -314,6 +317,17 @@ impl LayerStream {
     }
 
     fn start(&self, layer: usize, claim: Claim, priority: Priority) -> Result<PendingLayer> {
+        let (batch, buffer) =
+            match self.submit(layer, priority) {
+                Err(Error::Engine(
+                    hoistway::Error::MemoryBudget { .. } | hoistway::Error::Allocation { .. },
+                )) if self.memory.clear() > 0 => self.submit(layer, priority)?,
+                submitted => submitted?,
+            };
+        Ok(PendingLayer { layer, batch, buffer, claim })
+    }
+
+    fn submit(&self, layer: usize, priority: Priority) -> Result<(Batch, Option<Buffer>)> {
         let plan = &self.layers[layer];
         let file =
             |number| self.files.get(number).ok_or_else(|| Error::Internal("a layer has no file".into()));
@@ -325,7 +339,7 @@ impl LayerStream {
                 requests.push(request.named(plan.name.clone()));
             }
             let batch = self.reader.submit(requests, priority)?;
-            return Ok(PendingLayer { layer, batch, buffer: None, claim });
+            return Ok((batch, None));
         };
         let buffer = buffers.take(plan.bytes)?;
         let fences = buffer.fences();
@@ -341,7 +355,7 @@ impl LayerStream {
             requests.push(request.named(tensor.name.clone()));
         }
         let batch = self.reader.submit(requests, priority)?;
-        Ok(PendingLayer { layer, batch, buffer: Some(buffer), claim })
+        Ok((batch, Some(buffer)))
     }
 }
 
@@ -388,20 +402,34 @@ impl Layer {
 
     /// Says what uses a layer on a device through this value: work that is queued by now on `stream`, a handle of the device, 0 for the
     /// legacy default stream. Reads to its memory come after that. Otherwise they come after all work of the device, for which
-    /// a thread of the reader waits. Each clone says so for itself.
+    /// a thread of the reader waits. Each clone says so for itself. Where several streams use it, name each by a call of its own.
     ///
     /// # Errors
-    /// [`Error::Engine`] if the stream cannot be used, as while it is captured. Reads then come after all work of the device.
+    /// [`Error::InvalidOption`] if the layer is in host memory, whose use must have ended before it is dropped. [`Error::Engine`] if
+    /// the stream cannot be used, as while it is captured. Reads then come after all work of the device, whatever was said before.
     ///
     /// # Safety
-    /// It must be a live stream of the device. Nothing else uses the bytes through this value, now or later.
+    /// It must be a live stream of the device. Nothing else uses the bytes through this value, now or later, but work on streams that
+    /// are named too.
     pub unsafe fn used_behind(&self, stream: usize) -> Result<()> {
-        let Resident { memory: LayerMemory::Device(buffer), .. } = &*self.resident else { return Ok(()) };
+        let Resident { memory: LayerMemory::Device(buffer), .. } = &*self.resident else {
+            let reason = "the layer is in host memory: end all work on it before you free it";
+            return Err(Error::invalid_option("stream", format_args!("{stream:#x}"), reason));
+        };
         // SAFETY: passed on.
         let fence = unsafe { Fence::of_stream(buffer.opened(), stream) };
-        buffer.used(Some(fence.map_err(hoistway::Error::from)?));
-        self.is_told.store(true, Ordering::Relaxed);
-        Ok(())
+        match fence {
+            Ok(fence) => {
+                buffer.used(Some(fence));
+                self.is_told.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(error) => {
+                // Another stream may have been named before.
+                buffer.used(None);
+                Err(hoistway::Error::from(error).into())
+            }
+        }
     }
 
     /// Its tensors, in the order in which they were named.

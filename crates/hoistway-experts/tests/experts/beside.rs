@@ -2,14 +2,14 @@
 //! for it is not the store.
 
 use crate::{
-    kit::{LONG, Model, budget_of, bytes_of, until},
+    kit::{LONG, Model, SHORT, budget_of, bytes_of, until},
     layers,
     stand_in::{STAND_IN, Turn},
 };
 use hoistway::{DeviceId, read::ReaderOptions};
 use hoistway_device::{CopyStream, Device, DeviceMemory};
 use hoistway_experts::{
-    ExpertId,
+    Error, ExpertId,
     backing::{Backing, External, ExternalPlace},
     catalog::{Part, Unit},
     layers::LayerOptions,
@@ -194,6 +194,50 @@ fn reads_of_later_layers_come_after_the_stream_that_a_layer_was_used_on_and_afte
     CopyStream::new(&device).unwrap().read_back(earlier.address(), &mut copied).unwrap();
     assert!(copied == expected, "it saw a later layer");
     drop((stream, work, other, earlier, device, dense));
+    turn.assert_nothing_left("the stream");
+}
+
+/// A stream that cannot be named is not forgotten because another one was.
+#[test]
+fn reads_of_later_layers_come_after_all_work_if_one_of_the_streams_of_a_layer_cannot_be_used() {
+    let turn = Turn::take();
+    let dense = layers::dense();
+    let device = Device::open(DeviceId::Cuda(0)).unwrap();
+    let earlier = DeviceMemory::new(&device, layers::ON_DEVICE).unwrap();
+    let options = LayerOptions::default().device(DeviceId::Cuda(0)).timeout(LONG).ahead(0);
+    let options = options.budget_bytes(layers::ON_DEVICE);
+    let mut stream = layers::open_with(&dense, options, ReaderOptions::default()).unwrap();
+    let [named, other] = [Work::new(), Work::new()];
+
+    let layer = stream.next_layer().unwrap();
+    let gate = other.gate();
+    let tensor = layer.tensors().next().unwrap();
+    other.copy(earlier.address(), tensor.address(), tensor.len() as usize);
+    let mut copied = vec![0; tensor.len() as usize];
+    let expected = bytes_of(tensor.name(), tensor.len());
+    // SAFETY: the stream lives, and the other one is named next.
+    unsafe { layer.used_behind(named.stream.expose_provenance()) }.unwrap();
+    STAND_IN.configure("FAULTS=cuEventRecord:*=900");
+    // SAFETY: as above.
+    let error = unsafe { layer.used_behind(other.stream.expose_provenance()) }.unwrap_err();
+    STAND_IN.reset();
+    assert!(matches!(error, Error::Engine(_)), "{error}");
+    drop(layer);
+    let (sender, answers) = mpsc::channel();
+    let asking = thread::spawn(move || {
+        sender.send(stream.next_layer().unwrap()).unwrap();
+        stream
+    });
+    // A read that waits for the named stream alone is over by then.
+    let early = answers.recv_timeout(SHORT);
+    open(&gate);
+    assert!(early.is_err(), "a read did not wait for the other stream");
+    layers::assert_is(&answers.recv_timeout(LONG).unwrap(), 1);
+    let stream = asking.join().unwrap();
+    device.settle().unwrap();
+    CopyStream::new(&device).unwrap().read_back(earlier.address(), &mut copied).unwrap();
+    assert!(copied == expected, "it saw a later layer");
+    drop((stream, named, other, earlier, device, dense));
     turn.assert_nothing_left("the stream");
 }
 

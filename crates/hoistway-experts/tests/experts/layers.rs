@@ -139,6 +139,16 @@ fn layers_use_memory_of_layers_that_were_dropped() {
 }
 
 #[test]
+fn a_layer_in_host_memory_has_no_stream_that_uses_it() {
+    let dense = dense();
+    let mut stream = open(&dense, LAYER_BYTES, 0, ReaderOptions::default()).unwrap();
+    let layer = stream.next_layer().unwrap();
+    // SAFETY: 0 is the default stream, and nothing uses the layer on a device.
+    let error = unsafe { layer.used_behind(0) }.unwrap_err();
+    assert!(matches!(error, Error::InvalidOption { option: "stream", .. }), "{error}");
+}
+
+#[test]
 fn a_layer_that_is_held_keeps_its_memory_and_others_do_without() {
     let dense = dense();
     let mut stream = open(&dense, 3 * LAYER_BYTES, 1, ReaderOptions::default()).unwrap();
