@@ -29,12 +29,12 @@ type LayerOptions struct {
 	Ahead uint64
 	// Timeout is how long a layer waits for room that the caller holds; 0 is a minute, [NoTimeout] as long as it takes.
 	Timeout time.Duration
-	// Target is the memory that layers go to. With TargetCUDA or TargetROCm, BudgetBytes bounds memory of the device.
-	Target Target
-	// Device is the number of the device.
-	Device int32
 	// Layers are the layers in the order of use; nil is those that names of tensors count (blk.N., layers.N., h.N., blocks.N.).
 	Layers []LayerSpec
+	// Target is the memory that layers go to. With TargetCUDA or TargetROCm, BudgetBytes bounds memory of the device.
+	Target Target
+	// Device is the number of the device; 0 for memory of the host.
+	Device int32
 }
 
 // LayerStream goes through the layers of a model, again and again. As many as the budget holds stay in memory.
@@ -281,9 +281,10 @@ func (l *Layer) Tensors() []LayerTensor {
 	return l.tensors
 }
 
-// UsedBehind says that only work that is queued by now on stream uses the layer, which lies in memory of a device. It is the driver's
+// UsedBehind says that work that is queued by now on stream uses the layer, which lies in memory of a device. It is the driver's
 // handle of a stream of the device, or nil for its legacy default stream. Later layers are then read to the memory after that work;
-// without it, after all work of the device. Call it before Close.
+// without it, after all work of the device. Call it before Close, once for each stream that uses the layer: no other work may.
+// CodeInvalidArgument for a layer in memory of the host.
 func (l *Layer) UsedBehind(stream unsafe.Pointer) error {
 	pointer, err := l.handle.acquire()
 	if err != nil {
@@ -293,7 +294,8 @@ func (l *Layer) UsedBehind(stream unsafe.Pointer) error {
 	return call(func() C.hoistway_status { return C.hoistway_layer_used_behind((*C.hoistway_layer)(pointer), stream) })
 }
 
-// Close gives the memory of the layer back.
+// Close gives the memory of the layer back. Later layers are read to it. Work that is queued on a device may use a layer in memory of that
+// device still then. Work that reads a layer in memory of the host must have ended, also where a device reads it.
 func (l *Layer) Close() error {
 	if l != nil {
 		l.handle.close()

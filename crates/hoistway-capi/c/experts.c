@@ -307,6 +307,8 @@ static void check_layers(void) {
         }
         hoistway_layer_part past = {.size = sizeof past};
         CHECK(hoistway_layer_tensor(layer, hoistway_layer_tensor_count(layer), &past) == HOISTWAY_NOT_FOUND);
+        CHECK(hoistway_layer_used_behind(layer, NULL) == HOISTWAY_INVALID_ARGUMENT);
+        CHECK(strstr(hoistway_last_error(), "host memory"));
         hoistway_layer_free(layer);
     }
     char *words = NULL;
@@ -331,6 +333,11 @@ static void check_layers(void) {
     CHECK(hoistway_layers_next(layers, &layer) == HOISTWAY_OK && strcmp(hoistway_layer_name(layer), "second") == 0);
     hoistway_layer_free(layer);
     hoistway_layers_free(layers);
+    layers = NULL;
+    options.device = 1;
+    CHECK(hoistway_layers_open(reader, catalog, &options, &layers) == HOISTWAY_INVALID_ARGUMENT && !layers);
+    CHECK(strstr(hoistway_last_error(), "device 1"));
+    options.device = 0;
     specs[1].name = NULL;
     CHECK(hoistway_layers_open(reader, catalog, &options, &layers) == HOISTWAY_INVALID_ARGUMENT && !layers);
     specs[1] = (hoistway_layer_spec){"third", NULL, 0};

@@ -55,7 +55,12 @@ int main(int, char** arguments) {
     for (const char* name : {"blk.0", "blk.1", "blk.2", "blk.0"}) {
         experts::Layer layer = stream.next();
         check(layer.name() == name && layer.tensors().size() == 5, "layers come in their order");
-        layer.used_behind(nullptr); // Nothing, as they are in host memory.
+        try {
+            layer.used_behind(nullptr);
+            check(false, "a layer in host memory has no stream");
+        } catch (const hoistway::Error& error) {
+            check(error.status() == HOISTWAY_INVALID_ARGUMENT, "a layer in host memory says so");
+        }
     }
     check(stream.stats().find("\"served\":4") != std::string::npos, "they are counted");
     std::puts("ok");

@@ -376,7 +376,7 @@ typedef struct {
   // Where layers go: `HOISTWAY_TARGET_HOST`, `HOISTWAY_TARGET_CUDA` or `HOISTWAY_TARGET_ROCM`. The budget then bounds memory of
   // the device, and each tensor begins at a multiple of 256 bytes.
   int32_t target;
-  // Number of the device, for device memory.
+  // Number of the device, for device memory; 0 for host memory.
   int32_t device;
 } hoistway_layers_options;
 
@@ -868,7 +868,8 @@ hoistway_status hoistway_experts_part(const hoistway_experts *store,
 // memory, spread evenly over the model. The catalog may be freed afterwards. The reader may be freed too: it ends
 // once its streams are freed. `options` may be NULL. Free `layers` with `hoistway_layers_free`.
 //
-// `HOISTWAY_MEMORY` if the budget does not hold the largest layer; `HOISTWAY_INVALID_ARGUMENT` if there is no layer.
+// `HOISTWAY_MEMORY` if the budget does not hold the largest layer; `HOISTWAY_INVALID_ARGUMENT` if there is no layer, if `target`
+// is none of those above, or if `device` is set for host memory; `HOISTWAY_DEVICE` if the device cannot be opened.
 //
 // What the caller promises:
 // `reader` and `catalog` must be live, `options` NULL or readable for its size, `layers` writable.
@@ -885,7 +886,8 @@ void hoistway_layers_free(hoistway_layers *layers);
 
 // Waits for the next layer, and starts to read the layers after it. After the last layer comes the first. Free
 // `layer` with `hoistway_layer_free`, before its room is needed for others. `HOISTWAY_REFUSED` if layers that the
-// caller holds left no room within `timeout_ms`. After a failure, the next call tries the same layer.
+// caller holds left no room within `timeout_ms`; `HOISTWAY_MEMORY` if memory cannot be allocated; `HOISTWAY_DEVICE` if the device
+// fails. After a failure, the next call tries the same layer.
 //
 // What the caller promises:
 // `layers` must be live, `layer` writable.
@@ -911,7 +913,8 @@ const char *hoistway_layer_name(const hoistway_layer *layer);
 uint64_t hoistway_layer_tensor_count(const hoistway_layer *layer);
 
 // Describes the tensor at position `index` of a layer, counted from 0. `HOISTWAY_NOT_FOUND` if `index` is past the
-// last.
+// last; `HOISTWAY_INVALID_ARGUMENT` if the layer is in device memory and the structure is that of an older header, which has no
+// member that says so.
 //
 // What the caller promises:
 // `layer` must be live, `tensor` writable for its `size`.
@@ -919,14 +922,17 @@ hoistway_status hoistway_layer_tensor(const hoistway_layer *layer,
                                       uint64_t index,
                                       hoistway_layer_part *tensor);
 
-// Says that only work on `stream` uses a layer in device memory: a stream of the device, such as a `CUstream` or `hipStream_t`, or
-// NULL for its legacy default stream. Call it once all that work is queued, before `hoistway_layer_free`. Later layers are then read
-// to the memory after that work. Without it, they are read there after all work of the device, so the reads cannot run beside
-// work that is queued already. For a layer in host memory it does nothing. `HOISTWAY_DEVICE` if the stream cannot be
-// used, as while it is captured: reads then wait for all work of the device.
+// Says that work on `stream` uses a layer in device memory: a stream of the device, such as a `CUstream` or `hipStream_t`, or
+// NULL for its legacy default stream. Call it once all that work is queued, before `hoistway_layer_free`; where several streams use
+// the layer, once for each. Later layers are then read to the memory after that work. Without it, they are read there after all work
+// of the device, so the reads cannot run beside work that is queued already.
+//
+// `HOISTWAY_INVALID_ARGUMENT` if the layer is in host memory: all work on it must end before it is freed. `HOISTWAY_DEVICE` if the
+// stream cannot be used, as while it is captured: reads then wait for all work of the device, whatever was said before.
 //
 // What the caller promises:
-// `layer` must be live, `stream` NULL or a live stream of its device. Nothing else uses the bytes of the layer, now or later.
+// `layer` must be live, `stream` NULL or a live stream of its device. Nothing else uses the bytes of the layer, now or later, but work
+// on streams that are named too.
 hoistway_status hoistway_layer_used_behind(const hoistway_layer *layer,
                                            void *stream);
 
@@ -934,7 +940,9 @@ hoistway_status hoistway_layer_used_behind(const hoistway_layer *layer,
 //
 // What the caller promises:
 // `layer` must be NULL or come from `hoistway_layers_next`, and neither be in use nor have been freed. None of its
-// bytes may be used afterwards, but by work that is queued on the device already.
+// bytes may be used afterwards. For a layer in device memory, but for no other, work of that device that is queued already may still use
+// them. Work that reads a layer in host memory, also work of a device that reads memory which the caller pinned or which it shares with
+// the host, must have ended.
 void hoistway_layer_free(hoistway_layer *layer);
 
 // Makes `count` experts of a layer resident, waits for them, and leases them. Missing experts are read in parallel.

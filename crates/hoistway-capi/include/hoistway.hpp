@@ -496,7 +496,8 @@ struct LayersOptions : hoistway_layers_options {
     }
 };
 
-// A layer in memory, until it is destroyed.
+// A layer in memory, until it is destroyed. Work that is queued on a device may use a layer in device memory still then. Work that reads
+// one in host memory must have ended.
 class Layer {
   public:
     explicit Layer(hoistway_layer* layer) : handle_(layer) {}
@@ -513,7 +514,8 @@ class Layer {
         return tensors;
     }
 
-    // Only work that is queued by now on `stream` uses the layer, which lies in device memory. nullptr is the legacy default stream.
+    // Work that is queued by now on `stream` uses the layer, which lies in device memory; name each stream that does, and no other work
+    // may. nullptr is the legacy default stream. HOISTWAY_INVALID_ARGUMENT for a layer in host memory.
     void used_behind(void* stream) const { check(hoistway_layer_used_behind(handle_.get(), stream)); }
 
   private:

@@ -63,7 +63,7 @@ pub struct hoistway_layers_options {
     /// Where layers go: `HOISTWAY_TARGET_HOST`, `HOISTWAY_TARGET_CUDA` or `HOISTWAY_TARGET_ROCM`. The budget then bounds memory of
     /// the device, and each tensor begins at a multiple of 256 bytes.
     pub target: i32,
-    /// Number of the device, for device memory.
+    /// Number of the device, for device memory; 0 for host memory.
     pub device: i32,
 }
 
@@ -109,7 +109,8 @@ unsafe impl Versioned for hoistway_layer_part {
 /// memory, spread evenly over the model. The catalog may be freed afterwards. The reader may be freed too: it ends
 /// once its streams are freed. `options` may be NULL. Free `layers` with `hoistway_layers_free`.
 ///
-/// `HOISTWAY_MEMORY` if the budget does not hold the largest layer; `HOISTWAY_INVALID_ARGUMENT` if there is no layer.
+/// `HOISTWAY_MEMORY` if the budget does not hold the largest layer; `HOISTWAY_INVALID_ARGUMENT` if there is no layer, if `target`
+/// is none of those above, or if `device` is set for host memory; `HOISTWAY_DEVICE` if the device cannot be opened.
 ///
 /// # Safety
 /// `reader` and `catalog` must be live, `options` NULL or readable for its size, `layers` writable.
@@ -146,7 +147,8 @@ pub unsafe extern "C" fn hoistway_layers_free(layers: *mut hoistway_layers) {
 
 /// Waits for the next layer, and starts to read the layers after it. After the last layer comes the first. Free
 /// `layer` with `hoistway_layer_free`, before its room is needed for others. `HOISTWAY_REFUSED` if layers that the
-/// caller holds left no room within `timeout_ms`. After a failure, the next call tries the same layer.
+/// caller holds left no room within `timeout_ms`; `HOISTWAY_MEMORY` if memory cannot be allocated; `HOISTWAY_DEVICE` if the device
+/// fails. After a failure, the next call tries the same layer.
 ///
 /// # Safety
 /// `layers` must be live, `layer` writable.
@@ -211,7 +213,8 @@ pub unsafe extern "C" fn hoistway_layer_tensor_count(layer: *const hoistway_laye
 }
 
 /// Describes the tensor at position `index` of a layer, counted from 0. `HOISTWAY_NOT_FOUND` if `index` is past the
-/// last.
+/// last; `HOISTWAY_INVALID_ARGUMENT` if the layer is in device memory and the structure is that of an older header, which has no
+/// member that says so.
 ///
 /// # Safety
 /// `layer` must be live, `tensor` writable for its `size`.
@@ -232,6 +235,15 @@ pub unsafe extern "C" fn hoistway_layer_tensor(
             Failure::not_found(format!("there is no tensor {index}: layer '{name}' has {count}"))
         })?;
         let (target, device) = target_of(found.device());
+        // SAFETY: readable, as the caller says.
+        let size = unsafe { versioned::size_of_instance(tensor)? };
+        if target != HOISTWAY_TARGET_HOST && size < size_of::<hoistway_layer_part>() {
+            let name = layer.layer.name();
+            let reason = format!(
+                "layer '{name}' is in device memory, which this version of hoistway_layer_part cannot say"
+            );
+            return Err(Failure::argument(reason));
+        }
         let described = hoistway_layer_part {
             size: 0,
             name: name.as_ptr(),
@@ -249,14 +261,17 @@ pub unsafe extern "C" fn hoistway_layer_tensor(
     })
 }
 
-/// Says that only work on `stream` uses a layer in device memory: a stream of the device, such as a `CUstream` or `hipStream_t`, or
-/// NULL for its legacy default stream. Call it once all that work is queued, before `hoistway_layer_free`. Later layers are then read
-/// to the memory after that work. Without it, they are read there after all work of the device, so the reads cannot run beside
-/// work that is queued already. For a layer in host memory it does nothing. `HOISTWAY_DEVICE` if the stream cannot be
-/// used, as while it is captured: reads then wait for all work of the device.
+/// Says that work on `stream` uses a layer in device memory: a stream of the device, such as a `CUstream` or `hipStream_t`, or
+/// NULL for its legacy default stream. Call it once all that work is queued, before `hoistway_layer_free`; where several streams use
+/// the layer, once for each. Later layers are then read to the memory after that work. Without it, they are read there after all work
+/// of the device, so the reads cannot run beside work that is queued already.
+///
+/// `HOISTWAY_INVALID_ARGUMENT` if the layer is in host memory: all work on it must end before it is freed. `HOISTWAY_DEVICE` if the
+/// stream cannot be used, as while it is captured: reads then wait for all work of the device, whatever was said before.
 ///
 /// # Safety
-/// `layer` must be live, `stream` NULL or a live stream of its device. Nothing else uses the bytes of the layer, now or later.
+/// `layer` must be live, `stream` NULL or a live stream of its device. Nothing else uses the bytes of the layer, now or later, but work
+/// on streams that are named too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_layer_used_behind(
     layer: *const hoistway_layer,
@@ -275,7 +290,9 @@ pub unsafe extern "C" fn hoistway_layer_used_behind(
 ///
 /// # Safety
 /// `layer` must be NULL or come from [`hoistway_layers_next`], and neither be in use nor have been freed. None of its
-/// bytes may be used afterwards, but by work that is queued on the device already.
+/// bytes may be used afterwards. For a layer in device memory, but for no other, work of that device that is queued already may still use
+/// them. Work that reads a layer in host memory, also work of a device that reads memory which the caller pinned or which it shares with
+/// the host, must have ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hoistway_layer_free(layer: *mut hoistway_layer) {
     // SAFETY: as the caller says.
@@ -297,6 +314,12 @@ unsafe fn chosen(
     chosen.timeout = some_timeout(options.timeout_ms).unwrap_or(chosen.timeout);
     if let Some(ahead) = some(options.ahead) {
         chosen.ahead = usize::try_from(ahead).unwrap_or(usize::MAX);
+    }
+    if options.target == HOISTWAY_TARGET_HOST && options.device != 0 {
+        let device = options.device;
+        return Err(Failure::argument(format!(
+            "device {device} is set for layers in host memory; set a target too"
+        )));
     }
     if options.target != HOISTWAY_TARGET_HOST {
         let (target, device) = (options.target, options.device);
