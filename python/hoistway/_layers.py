@@ -56,7 +56,9 @@ def stream_layers(
         ...         compute(layer["model.layers.0.mlp.up_proj.weight"])
 
     As many layers as the budget holds stay in memory. The others are read again in each pass, while earlier layers
-    compute.
+    compute, to memory of layers that you have let go. Work that reads a layer in host memory must have ended before you
+    drop its tensors and ask for the next layer, also where a device reads it, as in a copy with ``non_blocking=True``
+    from memory that you pinned.
 
     Args:
         paths: What `hoistway.open` takes, or an open checkpoint.
