@@ -174,22 +174,24 @@ def test_autograd_sees_what_is_read_into_a_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "index"),
+    ("index", "rows_without_gap"),
     [
-        (1000, np.s_[3:900]),
-        (1000, np.s_[:, 100:300]),
-        (1000, np.s_[5:1000, 1:2]),
-        (1000, np.s_[17]),
+        (np.s_[3:900], 1000),
+        (np.s_[:, 100:300], 1000),
+        (np.s_[5:1000, 1:2], 1000),
+        (np.s_[17], 1000),
         # Without a gap, each run of these is a read: 307 of each row.
-        (100, np.s_[..., -1]),
-        (1000, np.s_[4:4]),
-        (1000, np.s_[100:900, 2, 3:7]),
-        (100, np.s_[:, :, 1:9]),
+        (np.s_[..., -1], 100),
+        (np.s_[4:4], 1000),
+        (np.s_[100:900, 2, 3:7], 1000),
+        (np.s_[:, :, 1:9], 100),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("gap", ["64KiB", "0B"])
-def test_parts_of_tensors(tmp_path: Path, rows: int, index: Any, gap: str) -> None:
+def test_parts_of_tensors(tmp_path: Path, index: Any, rows_without_gap: int, gap: str) -> None:
+    # With a gap, in a file that crosses chunks.
+    rows = rows_without_gap if gap == "0B" else 1000
     path = write_model(tmp_path / "m.safetensors", {"a": ("F32", [rows, 307, 11])}, padding=3)
     expected = hoistway.load_file(path)["a"][index].clone()
     target = torch.zeros_like(expected)
