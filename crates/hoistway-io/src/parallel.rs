@@ -27,10 +27,10 @@ pub fn map<T: Send, I: Sync>(items: &[I], threads: usize, work: impl Fn(&I) -> T
     map_positions(items.len(), threads, |position| work(&items[position]))
 }
 
-/// As [`map`], and calls `work` for no more items once it failed for one before them. Fails as the first item in order did.
+/// Like [`map`], but skips an item once an earlier one has failed.
 ///
 /// # Errors
-/// What `work` returns.
+/// Returns the error of the first item, in order, that failed.
 pub fn try_map<T: Send, E: Send, I: Sync>(
     items: &[I],
     threads: usize,
@@ -90,7 +90,11 @@ pub fn cores() -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::{
+        sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+        thread,
+        time::{Duration, Instant},
+    };
 
     #[test]
     fn answers_keep_the_order_of_the_items() {
@@ -114,5 +118,23 @@ mod tests {
             let all = super::try_map(&items, threads, |item| Ok::<_, ()>(item + 1));
             assert_eq!(all, Ok((1..10_001).collect()));
         }
+    }
+
+    #[test]
+    fn the_first_failure_in_order_is_told_if_a_later_item_fails_before() {
+        let later_fails = AtomicBool::new(false);
+        let work = |item: &usize| {
+            if *item == 1 {
+                later_fails.store(true, Ordering::Relaxed);
+                return Err(1);
+            }
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while !later_fails.load(Ordering::Relaxed) {
+                assert!(Instant::now() < deadline, "the other thread does not come to its item");
+                thread::yield_now();
+            }
+            Err::<(), _>(0)
+        };
+        assert_eq!(super::try_map(&[0, 1], 2, work), Err(0));
     }
 }
