@@ -170,3 +170,23 @@ fn files_of_the_hub_are_what_they_are_on_disk() {
         |path, bytes| server.put_file(MODEL, path, bytes, path.ends_with(".safetensors")),
     );
 }
+
+#[test]
+fn a_split_model_whose_other_files_are_absent_takes_few_requests() {
+    let cases = corpus::cases("gguf");
+    let case = cases.iter().find(|case| case["name"] == "a split model of 65535 files that are not there");
+    let case = case.unwrap();
+    let server = Server::start().unwrap();
+    server.speak(Dialect::S3);
+    for (name, file) in corpus::gguf_files(case) {
+        server.put(&format!("models/{name}"), &file);
+    }
+    let store = store(&[("endpoint", &server.url()), ("anonymous", "true")]);
+    let url = format!("s3://models/{}", case["open"].as_str().unwrap());
+    let found = outcome(&url, &OpenOptions::default().store(store));
+    let file = "m-00002-of-65535.gguf".to_owned();
+    assert_eq!(found, Outcome::Wrong { file, problem: "not found".into() });
+    // A few for each of the files that are asked for side by side.
+    let requests = server.take_requests().len();
+    assert!((2..1000).contains(&requests), "{requests} requests");
+}
