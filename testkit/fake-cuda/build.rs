@@ -9,7 +9,7 @@ fn main() {
     println!("cargo::rerun-if-changed=src/kernels_shim.cpp");
     let is_linux = env::var_os("CARGO_CFG_TARGET_OS").is_some_and(|system| system == "linux");
     let mut build = cc::Build::new();
-    if is_linux {
+    if env::var_os("CARGO_CFG_TARGET_ENV").is_some_and(|libc| libc == "gnu") {
         // A thread's variables without a call for each use: the calls took a third of the time of kernels. glibc keeps room
         // for the few hundred bytes of a library that is loaded late.
         build.flag("-ftls-model=initial-exec");
