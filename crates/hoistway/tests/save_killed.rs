@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::saving::{Owned, data, go_on, names, owned};
+use common::saving::{Owned, data, go_on, names};
 use hoistway::{
     Dtype, LoadOptions,
     save::{SaveOptions, Sharding, save, save_sharded},
@@ -26,11 +26,13 @@ fn disk() -> tempfile::TempDir {
 
 /// The tensors of one save: as many as `count`, and all of the same bytes.
 fn generation(number: u64, count: u64) -> Vec<Owned> {
-    let mut tensors: Vec<_> = (0..count).map(|i| owned(&format!("t{i}"), Dtype::U8, &[150_000], 0)).collect();
-    for tensor in &mut tensors {
-        tensor.bytes.fill(number as u8);
-    }
-    tensors
+    let tensor = |i| Owned {
+        name: format!("t{i}"),
+        dtype: Dtype::U8,
+        shape: vec![150_000],
+        bytes: vec![number as u8; 150_000],
+    };
+    (0..count).map(tensor).collect()
 }
 
 /// Fails unless all that is loaded from `path` is of one save, and of all its tensors. Returns which.
