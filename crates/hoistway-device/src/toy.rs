@@ -32,6 +32,13 @@ const POISON: u8 = 0xa5;
 static MEMORY_BYTES: AtomicU64 = AtomicU64::new(MEMORY);
 /// Microseconds that each batch of copies takes.
 static DELAY_US: AtomicU64 = AtomicU64::new(0);
+/// Batches of copies that were queued and have not ended, on all devices.
+static BATCHES_LEFT: AtomicU64 = AtomicU64::new(0);
+/// Threads that wait for all work of a device.
+static WAITING: AtomicU64 = AtomicU64::new(0);
+/// How many hold copies back.
+static HOLDS: Mutex<u64> = Mutex::new(0);
+static HOLDS_CHANGED: Condvar = Condvar::new();
 /// What exists on all devices.
 static STATE: Mutex<State> =
     Mutex::new(State { allocations: BTreeMap::new(), pins: BTreeMap::new(), faults: Vec::new() });
@@ -127,7 +134,46 @@ pub fn fail(fault: Fault, nth: Option<u64>) {
     State::get().faults.push(Plan { fault, nth, seen: 0 });
 }
 
-/// Takes back what was set.
+/// While it lives, no batch of copies begins.
+#[derive(Debug)]
+#[must_use]
+pub struct Held(());
+
+/// Holds back the copies of all devices that have not begun.
+pub fn hold_copies() -> Held {
+    *holds() += 1;
+    Held(())
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        *holds() -= 1;
+        HOLDS_CHANGED.notify_all();
+    }
+}
+
+fn holds() -> MutexGuard<'static, u64> {
+    HOLDS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn wait_until_none_holds() {
+    let mut holds = holds();
+    while *holds > 0 {
+        holds = HOLDS_CHANGED.wait(holds).unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+/// Counts the batches of copies that were queued and have not ended.
+pub fn batches_left() -> u64 {
+    BATCHES_LEFT.load(Ordering::Acquire)
+}
+
+/// Counts the threads that wait for all work of a device.
+pub fn waiting() -> u64 {
+    WAITING.load(Ordering::Acquire)
+}
+
+/// Takes back what was set, but for what holds copies back.
 pub fn reset() {
     set_memory_bytes(MEMORY);
     set_delay(Duration::ZERO);
@@ -325,6 +371,7 @@ impl Backend for ToyDevice {
         let (worker, lost) = (progress.clone(), self.lost.clone());
         let work = move || {
             for batch in receiver {
+                wait_until_none_holds();
                 thread::sleep(Duration::from_micros(DELAY_US.load(Ordering::Relaxed)));
                 for rows in &batch {
                     if State::strikes(Fault::Copy) {
@@ -360,7 +407,9 @@ impl Backend for ToyDevice {
         if State::strikes(Fault::Doubt) {
             return Fate::Unknown(self.refuse("waiting for its work", "a test wants it so"));
         }
+        WAITING.fetch_add(1, Ordering::AcqRel);
         self.wait_for_streams();
+        WAITING.fetch_sub(1, Ordering::AcqRel);
         Fate::Done
     }
 
@@ -390,8 +439,14 @@ impl Progress {
         self.batches().1 >= batch
     }
 
+    fn begin_one(&self) {
+        self.batches().0 += 1;
+        BATCHES_LEFT.fetch_add(1, Ordering::AcqRel);
+    }
+
     fn end_one(&self) {
         self.batches().1 += 1;
+        BATCHES_LEFT.fetch_sub(1, Ordering::AcqRel);
         self.changed.notify_all();
     }
 
@@ -485,7 +540,7 @@ impl Stream for ToyStream {
         let must_wait = rows.iter().any(|(_, must_wait)| *must_wait);
         let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
         // Before the thread can end it.
-        self.progress.batches().0 += 1;
+        self.progress.begin_one();
         let batch = rows.into_iter().map(|(rows, _)| rows).collect();
         let sent = sender.as_ref().is_some_and(|sender| sender.send(batch).is_ok());
         drop(sender);
