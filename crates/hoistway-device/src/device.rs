@@ -384,7 +384,7 @@ impl Device {
     }
 
     /// Makes calls of the driver that take long together, such as many allocations. Others that do so wait, and short calls are left
-    /// to this thread ([`Device::between_long_calls`]).
+    /// to this thread ([`Device::between_long_calls`]): `long` must neither wait for one, nor call this again.
     pub fn make_long_calls<T>(&self, long: impl FnOnce() -> T) -> T {
         self.turns.take(long)
     }

@@ -68,8 +68,11 @@ impl Drop for Turn<'_> {
             }
             drop(state);
             for short in left {
-                // It is another thread's, whose fault is none of this one. It has told the panic already.
-                drop(catch_unwind(AssertUnwindSafe(short)));
+                // It is another thread's, whose fault is none of this one. It has told the panic already, and to drop what it threw may
+                // panic too.
+                if let Err(thrown) = catch_unwind(AssertUnwindSafe(short)) {
+                    mem::forget(thrown);
+                }
             }
         }
         self.0.next.notify_all();

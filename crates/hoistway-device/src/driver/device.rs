@@ -234,6 +234,11 @@ impl<V: Vendor> DriverDevice<V> {
         self.spare_events.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
 
+    /// The spare events are gone.
+    pub(super) fn forget_spare_events(&self) {
+        self.spare_events.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     /// Takes an event back that nothing uses any more. Destroys it if there are many.
     pub(super) fn give_event_back(&self, event: Handle) {
         // A child of fork has copies, and the lock may be held in its copy for ever.

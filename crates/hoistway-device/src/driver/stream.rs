@@ -335,9 +335,11 @@ impl<V: Vendor> DriverEvent<V> {
             if code == SUCCESS {
                 return Ok(Self { device: device.clone(), handle });
             }
-            device.destroy_event(handle);
-            // One that was kept went with its context, if the program has reset the device since.
-            if !(is_spare && code == INVALID_HANDLE) {
+            if is_spare && code == INVALID_HANDLE {
+                // The program has reset the device since: all that were kept went with its context.
+                device.forget_spare_events();
+            } else {
+                device.destroy_event(handle);
                 device.check("recording an event", record.name, code)?;
             }
         }

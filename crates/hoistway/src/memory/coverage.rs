@@ -35,7 +35,8 @@ impl Coverage {
             .into_iter()
             .map(|(tag, place)| Filling { tag, place, pending: 0.into(), handed_out: false.into() })
             .collect();
-        tensors.sort_by_key(|tensor| tensor.place);
+        // A stable sort takes kilobytes of the stack.
+        tensors.sort_unstable_by_key(|tensor| (tensor.place, tensor.tag));
         let mut ascending: Vec<ByteRange> = writes.to_vec();
         ascending.sort_unstable();
 

@@ -62,7 +62,7 @@ struct Copying {
     slots: InUse<Vec<Copied>>,
     // After the slots, which are free when a read ends.
     reads: Vec<InCopy>,
-    /// From the copies' queueing to their end.
+    /// From when copies may be queued to their end.
     span: Span,
 }
 
@@ -77,13 +77,13 @@ struct Unqueued {
     span: Span,
 }
 
-/// A slot whose copies could not be queued, or not all of them.
+/// A slot whose copies could not be queued, or not all of them, and its read. When it is dropped, it waits for those that were queued, and
+/// ends the read.
 #[derive(Debug)]
 struct Failed {
     queue: Arc<CopyStream>,
-    copied: Copied,
-    error: hoistway_device::Error,
-    read: InCopy,
+    rest: Option<(Copied, hoistway_device::Error, InCopy)>,
+    _span: Span,
 }
 
 /// What the copies of one slot use. Fields are dropped in this order: the next user of the slot may need the table.
@@ -232,20 +232,21 @@ impl DeviceLine {
             let queued = unsafe { unqueued.queue(&self.counts) };
             match unqueued.kept(queued) {
                 Ok(copying) => copying.end(&self.counts),
-                Err(failed) => failed.end(),
+                Err(failed) => drop(failed),
             }
             return;
         }
         let Some(sender) = self.sent.sender() else { return drop(unqueued) };
-        with_waiter.fetch_add(1, Ordering::Relaxed);
         if is_short {
+            with_waiter.fetch_add(1, Ordering::Relaxed);
             return give(&sender, Sent::Unqueued(unqueued));
         }
         let counts = self.counts.clone();
         self.queue.device().between_long_calls(move || {
             // SAFETY: the same contract.
             let queued = unsafe { unqueued.queue(&counts) };
-            // It may be another's thread: it waits for nothing, and ends no read.
+            // It may be another's thread: it waits for no copy, and ends no read.
+            counts.with_waiter.fetch_add(1, Ordering::Relaxed);
             give(&sender, unqueued.kept(queued).map_or_else(Sent::Failed, Sent::Queued));
         });
     }
@@ -315,17 +316,17 @@ impl Unqueued {
         let Self { queue, copied, read, span, .. } = self;
         match queued {
             Ok(ticket) => Ok(Copying { slots: ticket.keep(vec![copied]), reads: vec![read], span }),
-            Err(error) => Err(Box::new(Failed { queue, copied, error, read })),
+            Err(error) => Err(Box::new(Failed { queue, rest: Some((copied, error, read)), _span: span })),
         }
     }
 }
 
-impl Failed {
-    /// Waits for copies that were queued before the error, and ends the read.
-    fn end(self) {
-        let Self { queue, copied, error, read } = self;
-        let kept = queue.keep(vec![copied], Err(error));
-        read.end(kept.map(drop).map_err(Error::from));
+impl Drop for Failed {
+    fn drop(&mut self) {
+        if let Some((copied, error, read)) = self.rest.take() {
+            let kept = self.queue.keep(vec![copied], Err(error));
+            read.end(kept.map(drop).map_err(Error::from));
+        }
     }
 }
 
@@ -352,7 +353,7 @@ impl Waiter {
                 match sent {
                     Sent::Queued(copying) => under_way.push_back(copying),
                     Sent::Failed(failed) => {
-                        failed.end();
+                        drop(failed);
                         self.counts.with_waiter.fetch_sub(1, Ordering::Relaxed);
                     }
                     Sent::Unqueued(one) => unqueued.push(one),
