@@ -122,7 +122,7 @@ def load_once(loader: str, endpoint: str, path: Path, told: Connection) -> None:
 def run(loader: str, fault: str, request: str, path: Path, patience: float) -> dict[str, Any]:
     """One load from a new server, in a process of its own that has imported everything already."""
     server = subprocess.Popen(
-        [ROOT / "target/debug/objectd", path.parent, f"{BUCKET}/", "0", "s3", "0", fault, request],
+        [ROOT / "target/debug/objectd", path.parent, f"{BUCKET}/", "0", "s3", "0", fault, request, "none"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -164,7 +164,7 @@ def document(results: dict[str, Any]) -> str:
         "# Loads from an object store that fails\n\n"
         f"A safetensors file of {TENSORS * TENSOR_BYTES / 1e6:.0f} MB over HTTP, from a server on the same machine "
         f"that answers one request wrongly (number {ONE} of those that may fail), or each one; requests for the first "
-        "byte of the file are spared. The server has ETags, and checksums as S3 has them. Each load is a new process, "
+        "byte of the file are spared. The server has ETags and no checksums. Each load is a new process, "
         f"killed after {patience:.0f} s. Seconds compare no speeds: hoistway is built for tests. {packages}; "
         f"{host['cores']} cores of {host['processor']}, Linux "
         f"{host['kernel']}, {host['date']}, commit {host['commit']}. Made by `bench/object_faults.py`.\n"

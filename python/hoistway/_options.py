@@ -135,6 +135,8 @@ class StoreOptions(TypedDict, total=False):
     """Whether tokens are sent to ``http://`` servers other than this machine."""
     requester_pays: bool
     """Whether you pay for requests to a bucket of S3 whose owner demands that."""
+    checksums: Literal["auto", "off"]
+    """Whether objects that are read whole are compared with the checksums of their stores. Default: ``"auto"``."""
 
 
 def store_texts(store: StoreOptions | None) -> dict[str, str] | None:

@@ -221,7 +221,7 @@ pub(crate) struct Paths {
     /// Endpoint and credentials of the object store of a URL, such as endpoint=URL; may be repeated
     ///
     /// Names are endpoint=URL, region=NAME, path_style=BOOL, profile=NAME, credentials_file=PATH, account=NAME, anonymous=BOOL,
-    /// unpinned=BOOL, allow_http=BOOL and requester_pays=BOOL. Keys and tokens come from the environment or files
+    /// unpinned=BOOL, allow_http=BOOL, requester_pays=BOOL and checksums=auto or off. Keys and tokens come from the environment or files
     #[arg(long, help_heading = OPENING, value_name = "NAME=VALUE")]
     pub(crate) store: Vec<String>,
     /// Keep what is read from object stores in this directory, for the next load [default: HOISTWAY_CACHE]

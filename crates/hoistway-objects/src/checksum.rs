@@ -9,6 +9,9 @@ use std::fmt;
 /// Most parts of an object of S3.
 const MAX_PARTS: u64 = 10_000;
 
+/// Most parts whose lengths are asked for.
+pub(crate) const MAX_PARTS_ASKED: u64 = 16;
+
 /// A checksum that those of an object's parts combine to, in any order of their arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Algorithm {
@@ -95,12 +98,11 @@ impl Checksum {
         self.algorithm
     }
 
-    /// That of a whole object in an answer of S3. The lengths of parts are not among what it says.
+    /// That of a whole object in an answer of S3, with its ETag. The lengths of parts are not among what it says.
     ///
     /// # Errors
     /// Why there is none that can be compared.
-    pub(crate) fn of_s3(headers: &HeaderMap) -> Result<Self, &'static str> {
-        let is_composite = header(headers, "x-amz-checksum-type").is_some_and(|own| own == "COMPOSITE");
+    pub(crate) fn of_s3(headers: &HeaderMap, etag: Option<&str>) -> Result<Self, &'static str> {
         let found = Algorithm::ALL.iter().find_map(|algorithm| {
             let text = header(headers, algorithm.header())?;
             let (value, count) = match text.split_once('-') {
@@ -111,9 +113,18 @@ impl Checksum {
             Some(Self { algorithm: *algorithm, value: algorithm.parse(value)?, parts })
         });
         let other = ["x-amz-checksum-sha256", "x-amz-checksum-sha1"];
+        let kind = header(headers, CHECKSUM_TYPE);
+        let is_full = kind.is_some_and(|own| own.trim().eq_ignore_ascii_case("FULL_OBJECT"));
         match found {
-            Some(own) if own.parts.is_none() && is_composite => {
-                Err("the store says not how many parts it has")
+            Some(own) if own.parts.is_some() && is_full => {
+                Err("the store says a checksum of parts to be of the whole object")
+            }
+            // It has no kind of parts.
+            Some(own) if own.algorithm == Algorithm::Crc64Nvme && own.parts.is_none() && kind.is_none() => {
+                Ok(own)
+            }
+            Some(own) if own.parts.is_none() && !is_of_whole(headers, etag) => {
+                Err("the store says not whether its checksum is of the whole object")
             }
             Some(own) if own.parts.is_some_and(|parts| !(1..=MAX_PARTS).contains(&parts.count)) => {
                 Err("the store says an impossible number of parts")
@@ -167,6 +178,18 @@ impl fmt::Display for Checksum {
     }
 }
 
+/// The header that says what an object's checksum is of.
+const CHECKSUM_TYPE: &str = "x-amz-checksum-type";
+
+/// Whether a checksum without a number of parts is of the whole object: the store says so, or says nothing and the object has not
+/// the ETag of one in parts. Some stores leave the number out.
+pub(crate) fn is_of_whole(headers: &HeaderMap, etag: Option<&str>) -> bool {
+    match header(headers, CHECKSUM_TYPE) {
+        Some(kind) => kind.trim().eq_ignore_ascii_case("FULL_OBJECT"),
+        None => etag.is_some_and(|etag| !etag.contains('-')),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,15 +205,18 @@ mod tests {
     #[test]
     fn checksums_of_s3_are_of_the_object_or_of_its_parts() {
         // Of "123456789".
-        let own = Checksum::of_s3(&headers(&[
-            ("x-amz-checksum-crc32c", "4waSgw=="),
-            ("x-amz-checksum-crc64nvme", "rosUhgp5mIg="),
-            ("x-amz-checksum-type", "FULL_OBJECT"),
-        ]));
+        let own = Checksum::of_s3(
+            &headers(&[
+                ("x-amz-checksum-crc32c", "4waSgw=="),
+                ("x-amz-checksum-crc64nvme", "rosUhgp5mIg="),
+                ("x-amz-checksum-type", "full_object"),
+            ]),
+            None,
+        );
         let own = own.unwrap();
         assert_eq!((own.algorithm, own.value), (Algorithm::Crc64Nvme, 0xAE8B_1486_0A79_9888));
         assert_eq!(own.to_string(), "rosUhgp5mIg=");
-        let own = Checksum::of_s3(&headers(&[("x-amz-checksum-crc32", "y/Q5Jg==-3")])).unwrap();
+        let own = Checksum::of_s3(&headers(&[("x-amz-checksum-crc32", "y/Q5Jg==-3")]), None).unwrap();
         assert_eq!((own.algorithm, own.value), (Algorithm::Crc32, 0xCBF4_3926));
         assert_eq!((own.parts, own.to_string()), (Some(Parts { count: 3, bytes: 0 }), "y/Q5Jg==-3".into()));
         for (wrong, why) in [
@@ -200,10 +226,20 @@ mod tests {
             (&[("x-amz-checksum-crc32", "y/Q5Jg==-99999")], "impossible"),
             (&[("x-amz-checksum-crc32", "y/Q5Jg==-x")], "no checksum"),
             (&[("x-amz-checksum-crc32", "y/Q5Jg==y/Q5")], "no checksum"),
-            (&[("x-amz-checksum-crc32", "y/Q5Jg=="), ("x-amz-checksum-type", "COMPOSITE")], "how many parts"),
+            (
+                &[("x-amz-checksum-crc32", "y/Q5Jg=="), ("x-amz-checksum-type", "COMPOSITE")],
+                "says not whether",
+            ),
+            (&[("x-amz-checksum-crc32", "y/Q5Jg==-3"), ("x-amz-checksum-type", "FULL_OBJECT")], "of parts"),
         ] {
-            let told = Checksum::of_s3(&headers(wrong)).unwrap_err();
+            let told = Checksum::of_s3(&headers(wrong), Some("\"a\"")).unwrap_err();
             assert!(told.contains(why), "{told}");
+        }
+        // Without a type, the ETag says whether there are parts.
+        let own = headers(&[("x-amz-checksum-crc32", "y/Q5Jg==")]);
+        assert!(Checksum::of_s3(&own, Some("\"0a\"")).is_ok());
+        for etag in [None, Some("\"0a-3\"")] {
+            assert!(Checksum::of_s3(&own, etag).unwrap_err().contains("says not whether"));
         }
     }
 

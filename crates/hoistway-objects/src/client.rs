@@ -59,7 +59,19 @@ struct Own {
     pace: Pace,
     network: Network,
     identity: Result<Option<Identity>, String>,
+    failed_head: Mutex<Option<FailedHead>>,
 }
+
+/// A question for a checksum that failed.
+#[derive(Clone, Copy, Debug)]
+enum FailedHead {
+    Refused,
+    /// Without an answer, then.
+    Silent(Instant),
+}
+
+/// How long no checksums are asked for after a question without an answer.
+const SILENT_FOR: Duration = Duration::from_secs(60);
 
 type Clients = Mutex<HashMap<(Origin, Kind, StoreOptions, bool), Arc<Client>>>;
 
@@ -111,11 +123,29 @@ impl Client {
             },
             identity: Identity::new(self.kind, &self.origin, &self.options)
                 .map_err(|problem| problem.to_string()),
+            failed_head: Mutex::default(),
         })
     }
 
     pub(crate) fn pace(&self) -> &Pace {
         &self.own().pace
+    }
+
+    /// Why checksums are not asked for, once a question has failed.
+    pub(crate) fn refuses_heads(&self) -> Option<&'static str> {
+        match *lock(&self.own().failed_head) {
+            Some(FailedHead::Refused) => Some("the store refuses to say its checksum"),
+            Some(FailedHead::Silent(then)) if then.elapsed() < SILENT_FOR => {
+                Some("the store did not say its checksum in time")
+            }
+            _ => None,
+        }
+    }
+
+    /// Notes that a question for a checksum failed.
+    pub(crate) fn note_failed_head(&self, was_refused: bool) {
+        let failed = if was_refused { FailedHead::Refused } else { FailedHead::Silent(Instant::now()) };
+        *lock(&self.own().failed_head) = Some(failed);
     }
 
     /// Sends a GET, and hands over its answer if it is a success.

@@ -86,7 +86,10 @@ pub enum Problem {
         said: String,
     },
     /// All bytes of the object have come, and are not those that the store has.
-    #[error("the bytes that came have the {checksum} {found}, and the store says {expected}; load it again")]
+    #[error(
+        "the bytes that came have the {checksum} {found}, and the store says {expected}; load it again, or, if the \
+         store's checksum is wrong, set the store option checksums=off"
+    )]
     Damaged {
         /// The name of the checksum, such as `CRC-32C`.
         checksum: &'static str,

@@ -16,9 +16,11 @@
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
+mod asking;
 mod aws_files;
 mod checksum;
 mod client;
+mod combine;
 mod comparison;
 mod credentials;
 mod error;
@@ -58,5 +60,5 @@ pub use hub::{HubCommits, HubFile, is_folder};
 pub use list::list;
 pub use location::shown;
 pub use object::{HEAD_BYTES, Object};
-pub use options::{AccessKey, Secret, StoreOptions};
+pub use options::{AccessKey, Checksums, Secret, StoreOptions};
 pub use probe::{Reached, StoreProbe};

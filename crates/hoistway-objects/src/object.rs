@@ -2,12 +2,13 @@
 
 use crate::{
     Checksum, Problem, Result, StoreOptions,
-    checksum::Parts,
+    asking::Asking,
     client::Client,
-    http::{Answer, TICK, Waiting},
-    location::{Kind, Location, Target},
+    http::{Answer, Waiting},
+    location::{Kind, Location},
+    options::Checksums,
     pace::{Again, Fault},
-    pin::{Part, Pin, Tag, header},
+    pin::{Part, Pin, Tag},
     policy::Failure,
     redirect::{self, Followed, Linked, Place},
     region::in_its_region,
@@ -15,27 +16,17 @@ use crate::{
 };
 use http::{
     HeaderMap, HeaderName,
-    header::{CONTENT_LENGTH, IF_MATCH, RANGE},
+    header::{IF_MATCH, RANGE},
 };
 use std::{
     io,
     ops::Range,
-    process,
-    sync::{
-        Arc, OnceLock, RwLock,
-        atomic::{AtomicBool, AtomicU32, Ordering},
-    },
-    thread,
+    sync::{Arc, OnceLock, RwLock, atomic::AtomicBool},
     time::Duration,
 };
 
 /// The header by which requests to Google name a generation.
 const IF_GENERATION_MATCH: HeaderName = HeaderName::from_static("x-goog-if-generation-match");
-
-/// The header by which requests to S3 ask for checksums.
-const CHECKSUM_MODE: HeaderName = HeaderName::from_static("x-amz-checksum-mode");
-/// How often a checksum is asked for.
-const CHECKSUM_ATTEMPTS: u32 = 3;
 
 /// Bytes that the first request asks for: the header of most checkpoints is among them.
 pub const HEAD_BYTES: usize = 1 << 20;
@@ -52,20 +43,11 @@ pub struct Object {
     linked: Option<(Linked, RwLock<Arc<Place>>)>,
     changed: OnceLock<String>,
     /// The checksum that the store has of it, or why none can be compared.
-    checksum: OnceLock<Result<Checksum, String>>,
-    /// The SHA-256 that the store or the hub has of it.
+    checksum: OnceLock<Result<Checksum, &'static str>>,
+    /// The SHA-256 that the hub has of it.
     sha256: OnceLock<[u8; 32]>,
-    /// The process one of whose threads asks for that; 0 if none does.
-    asking: AtomicU32,
-}
-
-/// Says that no thread asks for a checksum any more.
-struct Asked<'a>(&'a AtomicU32);
-
-impl Drop for Asked<'_> {
-    fn drop(&mut self) {
-        self.0.store(0, Ordering::Release);
-    }
+    /// What S3 was asked of its checksum.
+    asking: OnceLock<Asking>,
 }
 
 impl Object {
@@ -75,34 +57,53 @@ impl Object {
     /// [`Problem::Invalid`], [`Problem::NotFound`], [`Problem::Denied`], [`Problem::Credentials`], [`Problem::NoETag`],
     /// [`Problem::WrongAnswer`] if the server sends no ranges, and others.
     pub fn open_with_head(url: &str, options: &StoreOptions, stop: &AtomicBool) -> Result<(Self, Vec<u8>)> {
+        Self::opened(url, options, false, stop)
+    }
+
+    /// Does the same, and asks S3 for the checksum of the object beside the first request, as [`Object::ask_checksum`] does.
+    ///
+    /// # Errors
+    /// Those of [`Object::open_with_head`].
+    pub fn open_asking(url: &str, options: &StoreOptions, stop: &AtomicBool) -> Result<(Self, Vec<u8>)> {
+        Self::opened(url, options, true, stop)
+    }
+
+    fn opened(url: &str, options: &StoreOptions, asks: bool, stop: &AtomicBool) -> Result<(Self, Vec<u8>)> {
         let failed = |problem: Problem| problem.of(&crate::shown(url), None);
         let kind = Kind::of(url).map_err(failed)?;
         let options = options.resolved(kind, variable).map_err(failed)?;
         let begin = |location: Location, options: &StoreOptions| {
             let client = Client::of(&location, options);
+            let asks = asks && location.kind == Kind::S3 && options.checksums == Checksums::Auto;
+            let asked = asks.then(|| Asking::begin(&client, &location.target));
             let first = client.pace().persist(stop, |waiting| first(&client, &location, waiting))?;
-            Ok((location, client, first))
+            Ok((location, client, first, asked))
         };
-        let ((location, client, first), region) = in_its_region(url, &options, begin).map_err(failed)?;
+        let ((location, client, first, asked), region) =
+            in_its_region(url, &options, begin).map_err(failed)?;
         let First { pin, mut head, linked, headers } = first;
         let linked = linked.map(|(linked, place)| (linked, RwLock::new(Arc::new(place))));
         let checksum = OnceLock::new();
         let has_hashes = headers.contains_key("x-goog-hash");
         match location.kind {
+            _ if options.checksums == Checksums::Off => {
+                let _ = checksum.set(Err("the store option checksums is off"));
+            }
             Kind::S3 => {}
             Kind::Azure | Kind::Hub | Kind::Web if !has_hashes => {
                 let why = "the server says no checksum that can be computed from ranges";
-                let _ = checksum.set(Err(why.to_owned()));
+                let _ = checksum.set(Err(why));
             }
             _ => {
-                let _ = checksum.set(Checksum::of_google(&headers).map_err(str::to_owned));
+                let _ = checksum.set(Checksum::of_google(&headers));
             }
         }
         let sha256 = OnceLock::new();
-        if let Some(sum) = linked.as_ref().and_then(|(linked, _)| linked.sha256()) {
+        let said = linked.as_ref().and_then(|(linked, _)| linked.sha256());
+        if let Some(sum) = said.filter(|_| options.checksums == Checksums::Auto) {
             sha256.get_or_init(|| sum);
         }
-        let (changed, asking) = (OnceLock::new(), AtomicU32::new(0));
+        let (changed, asking) = (OnceLock::new(), asked.map_or_else(OnceLock::new, OnceLock::from));
         let object = Self { location, client, region, pin, linked, changed, checksum, sha256, asking };
         if let (Tag::Date(date), false) = (&object.pin.tag, object.is_pinned() || options.unpinned) {
             let said = date.as_ref().map_or("and no date", |_| "but a date");
@@ -188,104 +189,25 @@ impl Object {
         self.changed.get().map(String::as_str)
     }
 
-    /// Returns the checksum that the store has of the object, or why there is none that can be compared: S3 is asked by the first
-    /// call. `None` once `stop` is set.
-    pub fn checksum(&self, stop: &AtomicBool) -> Option<Result<&Checksum, &str>> {
-        loop {
-            let known = self.checksum_soon(stop);
-            if known.is_some() || stop.load(Ordering::Relaxed) {
-                return known;
-            }
-            thread::sleep(TICK / 10);
-        }
-    }
-
-    /// Does what [`Object::checksum`] does. Returns `None` also while another thread asks, which is not waited for.
-    pub fn checksum_soon(&self, stop: &AtomicBool) -> Option<Result<&Checksum, &str>> {
-        if let Some(known) = self.known_checksum() {
-            return Some(known);
-        }
-        // A child of `fork` waits for no thread of its parent.
-        let (own, other) = (process::id(), self.asking.load(Ordering::Acquire));
-        let is_mine = other != own
-            && self.asking.compare_exchange(other, own, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        if !is_mine {
-            return None;
-        }
-        let _asked = Asked(&self.asking);
-        // It may have come in the meantime.
+    /// Begins to ask S3 for the checksum that it has of the object, if nothing is known of one. Nothing waits for the answer.
+    pub fn ask_checksum(&self) {
         if self.checksum.get().is_none() {
-            let found = match self.ask_checksum(stop) {
-                Ok(checksum) => Ok(checksum),
-                Err(Problem::Stopped) => return None,
-                Err(problem) => Err(problem.to_string()),
-            };
-            let _ = self.checksum.set(found);
+            self.asking.get_or_init(|| Asking::begin(&self.client, &self.location.target));
         }
-        self.known_checksum()
     }
 
-    /// Returns what [`Object::checksum`] has found, or `None` if it was not called and S3 not asked.
-    pub fn known_checksum(&self) -> Option<Result<&Checksum, &str>> {
-        self.checksum.get().map(|known| known.as_ref().map_err(String::as_str))
+    /// Returns the checksum that the store has of the object, or why there is none that can be compared. `None` while S3 was not
+    /// asked, or has not answered.
+    pub fn known_checksum(&self) -> Option<Result<&Checksum, &'static str>> {
+        match self.checksum.get() {
+            Some(known) => Some(known.as_ref().map_err(|why| *why)),
+            None => self.asking.get()?.checksum(&self.pin),
+        }
     }
 
-    /// Returns the SHA-256 that the store or the hub has of the object. S3 is asked by the first call of this and
-    /// [`Object::checksum`].
-    pub fn sha256(&self, stop: &AtomicBool) -> Option<[u8; 32]> {
-        self.checksum(stop)?.err()?;
-        self.sha256.get().copied()
-    }
-
-    fn ask_checksum(&self, stop: &AtomicBool) -> Result<Checksum, Problem> {
-        let unknown = |why: &str| Problem::WrongAnswer(why.to_owned());
-        let target = &self.location.target;
-        let headers = self.ask_head(target, stop)?;
-        if let Some(sum) = Checksum::sha256_of_s3(&headers) {
-            self.sha256.get_or_init(|| sum);
-        }
-        let checksum = Checksum::of_s3(&headers).map_err(unknown)?;
-        let Some(parts) = checksum.parts else { return Ok(checksum) };
-        // All parts but the last have one length, if those are no exception whose lengths are known then.
-        let part = |number: u64| {
-            let separator = if target.0.contains('?') { '&' } else { '?' };
-            let headers =
-                self.ask_head(&Target(format!("{}{separator}partNumber={number}", target.0)), stop)?;
-            Part::of(&headers).map(|part| part.range)
-        };
-        let other = || unknown("its parts differ in their lengths");
-        let first = part(1)?;
-        let parts = parts.of_length(first.end, self.len()).filter(|_| first.start == 0).ok_or_else(other)?;
-        let Parts { count, bytes } = parts;
-        if count > 2 && part(count - 1)? != ((count - 2) * bytes..(count - 1) * bytes) {
-            return Err(other());
-        }
-        Ok(Checksum { parts: Some(parts), ..checksum })
-    }
-
-    /// What S3 says of the version that was opened.
-    fn ask_head(&self, target: &Target, stop: &AtomicBool) -> Result<HeaderMap, Problem> {
-        let mut headers = vec![(CHECKSUM_MODE, "ENABLED".to_owned())];
-        if let Tag::Strong(etag) = &self.pin.tag {
-            headers.push((IF_MATCH, etag.clone()));
-        }
-        let mut attempts = 0;
-        let headers = self.client.pace().persist(stop, |waiting| {
-            attempts += 1;
-            match self.client.ask_head(target, &headers, waiting) {
-                Err(Fault::Again(Again { why, .. })) if attempts == CHECKSUM_ATTEMPTS => {
-                    Err(Problem::Unreliable { attempts, last: why }.into())
-                }
-                answered => answered,
-            }
-        })?;
-        let len = header(&headers, CONTENT_LENGTH.as_str()).and_then(|len| len.parse().ok());
-        let found = match Part::of(&headers) {
-            Ok(part) => part.pin,
-            Err(_) => Part::whole(&headers, len.unwrap_or_else(|| self.len()))?.pin,
-        };
-        self.pin.check(&found)?;
-        Ok(headers)
+    /// Returns the SHA-256 that the store or the hub has said of the object.
+    pub fn known_sha256(&self) -> Option<[u8; 32]> {
+        self.sha256.get().copied().or_else(|| self.asking.get()?.sha256(&self.pin))
     }
 
     /// Fills `target` with the bytes from `offset` on, and returns how many there were: fewer at the end of the object. Waits,

@@ -41,6 +41,19 @@ pub struct StoreOptions {
     pub allow_http: bool,
     /// Has the caller pay for requests and transfer, as the owner of a bucket of S3 may demand.
     pub requester_pays: bool,
+    /// Whether objects are compared with the checksums that their stores have.
+    pub checksums: Checksums,
+}
+
+/// Whether objects are compared with the checksums that their stores have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Checksums {
+    /// If they are read whole, and the store says one.
+    #[default]
+    Auto,
+    /// No: stores are not asked, and what they say is not compared.
+    Off,
 }
 
 /// A key that signs requests. Its `Debug` shows no secret.
@@ -101,6 +114,7 @@ impl fmt::Debug for StoreOptions {
             .field("unpinned", &self.unpinned)
             .field("allow_http", &self.allow_http)
             .field("requester_pays", &self.requester_pays)
+            .field("checksums", &self.checksums)
             .finish()
     }
 }
@@ -124,6 +138,7 @@ impl StoreOptions {
         "unpinned",
         "allow_http",
         "requester_pays",
+        "checksums",
     ];
 
     /// Names of the options whose values are secrets.
@@ -168,6 +183,13 @@ impl StoreOptions {
             "unpinned" => self.unpinned = boolean()?,
             "allow_http" => self.allow_http = boolean()?,
             "requester_pays" => self.requester_pays = boolean()?,
+            "checksums" => {
+                self.checksums = match value {
+                    "auto" => Checksums::Auto,
+                    "off" => Checksums::Off,
+                    _ => return Err(invalid("it must be auto or off".into())),
+                };
+            }
             _ => {
                 return Err(invalid(format!(
                     "there is no such option; it must be one of {}",
@@ -190,8 +212,8 @@ impl StoreOptions {
         let first =
             |names: &[&str]| names.iter().find_map(|name| variable(name).filter(|text| !text.is_empty()));
         let own = self.clone();
-        let Self { anonymous, unpinned, allow_http, endpoint, .. } = own;
-        let base = Self { anonymous, unpinned, allow_http, ..Self::default() };
+        let Self { anonymous, unpinned, allow_http, checksums, endpoint, .. } = own;
+        let base = Self { anonymous, unpinned, allow_http, checksums, ..Self::default() };
         let resolved = match kind {
             Kind::Web => base,
             Kind::S3 => {

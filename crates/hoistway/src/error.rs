@@ -214,7 +214,7 @@ pub enum Error {
     /// All bytes of an object came, and are not those that its store says.
     #[error(
         "{}: the bytes that came have the {checksum} {found}, and the store says {expected}; load it again, over https:// if the \
-         store has it",
+         store has it, or, if the store's checksum is wrong, set the store option checksums=off",
         path.display()
     )]
     ChecksumMismatch {

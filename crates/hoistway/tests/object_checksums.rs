@@ -13,7 +13,7 @@ use hoistway::{
     plan::{Layout, Selection},
     verify::{Manifest, ManifestEntry},
 };
-use objectd::{Checksums, Dialect, Fault, Faults, Server};
+use objectd::{Checksums, Dialect, Fault, Faults, Heads, Server};
 use std::path::Path;
 
 const S3: &str = "s3://models/llama/model.safetensors";
@@ -50,8 +50,20 @@ fn open(server: &Server, url: &str) -> Checkpoint {
     Checkpoint::open_with(&[url], &options(server)).unwrap()
 }
 
+/// Opens it, and loads until the store has said its checksum, for which no load waits.
+fn open_known(server: &Server, url: &str) -> Checkpoint {
+    let checkpoint = open(server, url);
+    loop {
+        let loaded = checkpoint.load(&LoadOptions::default()).unwrap();
+        let checksums = loaded.report().checksums.as_ref().unwrap();
+        if checksums.uncompared.iter().all(|own| !own.reason.contains("had not said")) {
+            return checkpoint;
+        }
+    }
+}
+
 fn load(server: &Server, url: &str) -> hoistway::Result<Loaded> {
-    open(server, url).load(&LoadOptions::default().chunk_bytes(CHUNK))
+    open_known(server, url).load(&LoadOptions::default().chunk_bytes(CHUNK))
 }
 
 /// All objects have the checksum of their store.
@@ -82,7 +94,7 @@ fn every_way_of_a_whole_load_is_compared() {
     for (url, dialect, algorithm) in [(S3, Dialect::S3, "CRC-64/NVME"), (GOOGLE, Dialect::Google, "CRC-32C")]
     {
         server.speak(dialect);
-        let checkpoint = open(&server, url);
+        let checkpoint = open_known(&server, url);
         for device in devices() {
             for route in [Route::Auto, Route::Http, Route::Threads] {
                 for layout in [Layout::File, Layout::Packed, Layout::Tensor] {
@@ -105,17 +117,19 @@ fn a_bit_that_changes_on_the_way_fails_the_load_whichever_request_it_is_of() {
     {
         server.speak(dialect);
         server.fail(Faults::default());
+        let checkpoint = open_known(&server, url);
+        let load = || checkpoint.load(&LoadOptions::default().chunk_bytes(CHUNK));
         server.take_requests();
-        load(&server, url).unwrap();
+        load().unwrap();
         let of_data = |request: &objectd::Request| request.range.is_some_and(|(first, _)| first > 0);
         let requests = server.take_requests().iter().filter(|request| of_data(request)).count();
         assert!(requests > 5, "{requests}");
         for number in 1..=requests {
             server.fail(Faults { spares_first: true, ..Faults::only(number, Fault::Flip) });
-            assert_differs(&load(&server, url).unwrap_err(), algorithm);
+            assert_differs(&load().unwrap_err(), algorithm);
         }
         server.fail(Faults::default());
-        let loaded = load(&server, url).unwrap();
+        let loaded = load().unwrap();
         assert_is_file(&loaded, &file);
     }
 }
@@ -136,7 +150,13 @@ fn a_bit_of_the_header_that_changes_fails_the_load() {
         let checkpoint = open(&server, S3);
         let metadata = checkpoint.catalog().files()[0].metadata().unwrap();
         assert!(format!("{metadata:?}").contains('`'), "the bit is of the text");
-        let error = checkpoint.load(&LoadOptions::default()).unwrap_err();
+        // The first loads may begin before the store has said its checksum.
+        let error = loop {
+            match checkpoint.load(&LoadOptions::default()) {
+                Ok(loaded) => assert_not_compared(loaded.report(), "had not said"),
+                Err(error) => break error,
+            }
+        };
         assert_differs(&error, "CRC-64/NVME");
     }
 }
@@ -147,10 +167,11 @@ fn checksums_of_parts_are_compared_if_the_parts_have_one_length() {
     for part_bytes in [CHUNK as usize, 300_007, file.len(), file.len() / 2 + 1] {
         server.fail(Faults::default());
         server.say_checksums(Checksums::Parts(part_bytes));
-        let loaded = load(&server, S3).unwrap();
-        assert_compared(loaded.report(), file.len(), "CRC-32");
+        let checkpoint = open_known(&server, S3);
+        let load = LoadOptions::default().chunk_bytes(CHUNK);
+        assert_compared(checkpoint.load(&load).unwrap().report(), file.len(), "CRC-32");
         server.fail(Faults { spares_first: true, ..Faults::only(3, Fault::Flip) });
-        let error = load(&server, S3).unwrap_err();
+        let error = checkpoint.load(&load).unwrap_err();
         assert_differs(&error, "CRC-32");
     }
     server.fail(Faults::default());
@@ -161,9 +182,9 @@ fn checksums_of_parts_are_compared_if_the_parts_have_one_length() {
 }
 
 #[test]
-fn a_load_of_a_part_asks_for_no_checksum_and_says_so() {
+fn a_load_of_a_part_is_not_compared_and_says_so() {
     let (server, _) = serving();
-    let checkpoint = open(&server, S3);
+    let checkpoint = open_known(&server, S3);
     server.take_requests();
     let selection = Selection::all().select("a");
     let loaded = checkpoint.load(&LoadOptions::default().selection(selection)).unwrap();
@@ -204,7 +225,7 @@ fn a_verification_compares_with_the_sha_256_of_s3_and_of_the_hub() {
     for (url, asked, sending, why) in
         [(S3, &server, &server, "from ranges"), (&*on_hub, &hub, &elsewhere, "from ranges")]
     {
-        let checkpoint = open(asked, url);
+        let checkpoint = open_known(asked, url);
         let load = LoadOptions::default().chunk_bytes(CHUNK);
         for device in devices() {
             let mut loaded = checkpoint.load(&load.clone().device(device)).unwrap();
@@ -241,26 +262,40 @@ fn of_loaded(loaded: &Loaded) -> Manifest {
 #[test]
 fn the_nodes_cache_keeps_nothing_of_an_object_that_differs() {
     let (server, file) = serving();
-    let folder = tempfile::tempdir().unwrap();
-    let open = |path: &Path| {
+    let open_cached = |path: &Path| {
         let cache = NodeCache::open(path, Some(1 << 30)).unwrap();
         let checkpoint = Checkpoint::open_with(&[S3], &options(&server).cache(cache.clone())).unwrap();
         (checkpoint, cache)
     };
     let load = LoadOptions::default().chunk_bytes(CHUNK);
-    server.fail(Faults { spares_first: true, ..Faults::only(4, Fault::Flip) });
-    let (checkpoint, cache) = open(folder.path());
-    assert_differs(&checkpoint.load(&load).unwrap_err(), "CRC-64/NVME");
+    let (error, checkpoint, cache, folder) = loop {
+        let folder = tempfile::tempdir().unwrap();
+        server.fail(Faults { spares_first: true, ..Faults::only(4, Fault::Flip) });
+        let (checkpoint, cache) = open_cached(folder.path());
+        match checkpoint.load(&load) {
+            // It has begun before the store has said its checksum.
+            Ok(loaded) => assert_not_compared(loaded.report(), "had not said"),
+            Err(error) => break (error, checkpoint, cache, folder),
+        }
+    };
+    assert_differs(&error, "CRC-64/NVME");
     drop(checkpoint);
     cache.flush();
     assert_eq!(cache.verify().unwrap().bytes, 0);
     drop(cache);
-    // From the store again, and then from the cache: both are compared.
+    server.fail(Faults::default());
+    // From the store again, and then from the cache, of which nothing is asked.
     for route in [Route::Http, Route::NodeCache] {
-        let (checkpoint, cache) = open(folder.path());
+        let (checkpoint, cache) = open_cached(folder.path());
+        if route == Route::NodeCache {
+            server.take_requests();
+        }
         let loaded = checkpoint.load(&load).unwrap();
         assert_is_file(&loaded, &file);
-        assert_compared(loaded.report(), file.len(), "CRC-64/NVME");
+        if route == Route::NodeCache {
+            assert_not_compared(loaded.report(), "the node's cache");
+            assert!(server.take_requests().iter().all(|request| request.method == "GET"));
+        }
         let bytes: u64 = loaded
             .report()
             .carriers
@@ -271,4 +306,57 @@ fn the_nodes_cache_keeps_nothing_of_an_object_that_differs() {
         assert_eq!(bytes, loaded.report().tensor_bytes, "{}", loaded.report());
         cache.flush();
     }
+}
+
+#[test]
+fn a_load_waits_for_no_answer_that_hangs() {
+    let (server, file) = serving();
+    server.answer_heads(Heads::Hang);
+    let loaded = open(&server, S3).load(&LoadOptions::default()).unwrap();
+    assert_is_file(&loaded, &file);
+    let found = &loaded.report().checksums.as_ref().unwrap().uncompared;
+    assert!(found.iter().any(|own| own.reason.contains("the store")), "{found:?}");
+    // They hang until the server is dropped.
+    assert_eq!(server.heads_answered(), 0);
+}
+
+#[test]
+fn a_store_that_refuses_is_asked_once() {
+    for status in [403, 405] {
+        let (server, file) = serving();
+        server.answer_heads(Heads::Refuse(status));
+        assert_is_file(&load(&server, S3).unwrap(), &file);
+        server.take_requests();
+        let loaded = load(&server, S3).unwrap();
+        assert_not_compared(loaded.report(), "refuses");
+        assert!(server.take_requests().iter().all(|request| request.method == "GET"));
+    }
+}
+
+#[test]
+fn a_checksum_that_may_be_of_parts_is_not_compared() {
+    let (server, file) = serving();
+    server.say_checksums(Checksums::UncountedParts(CHUNK as usize));
+    let loaded = load(&server, S3).unwrap();
+    assert_is_file(&loaded, &file);
+    assert_not_compared(loaded.report(), "says not whether");
+}
+
+#[test]
+fn an_option_turns_the_comparison_off_as_its_error_says() {
+    let (server, _) = serving();
+    server.speak(Dialect::Google);
+    server.fail(Faults { spares_first: true, ..Faults::only(1, Fault::Flip) });
+    let error = open(&server, GOOGLE).load(&LoadOptions::default().chunk_bytes(CHUNK)).unwrap_err();
+    assert!(error.to_string().contains("checksums=off"), "{error}");
+    server.speak(Dialect::S3);
+    server.take_requests();
+    let mut store = StoreOptions::default();
+    for (name, value) in [("endpoint", &*server.url()), ("anonymous", "true"), ("checksums", "off")] {
+        store.set(name, value).unwrap();
+    }
+    let checkpoint = Checkpoint::open_with(&[S3], &OpenOptions::default().store(store)).unwrap();
+    let loaded = checkpoint.load(&LoadOptions::default()).unwrap();
+    assert_not_compared(loaded.report(), "is off");
+    assert!(server.take_requests().iter().all(|request| request.method == "GET"));
 }

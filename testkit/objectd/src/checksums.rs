@@ -18,6 +18,8 @@ pub enum Checksums {
     Parts(usize),
     /// In S3 the same of parts that differ in their lengths: the first has so many bytes, the others two more each.
     UnevenParts(usize),
+    /// In S3 that of [`Checksums::Parts`], said without the number of parts.
+    UncountedParts(usize),
     /// In S3 SHA-256 of whole objects.
     Sha256,
     /// None.
@@ -27,7 +29,7 @@ pub enum Checksums {
 impl Checksums {
     fn parts(self, bytes: &[u8]) -> Vec<&[u8]> {
         match self {
-            Self::Parts(len) => bytes.chunks(len.max(1)).collect(),
+            Self::Parts(len) | Self::UncountedParts(len) => bytes.chunks(len.max(1)).collect(),
             Self::UnevenParts(len) => {
                 let (mut parts, mut rest, mut len) = (Vec::new(), bytes, len.max(1));
                 while !rest.is_empty() {
@@ -70,12 +72,15 @@ impl Checksums {
                 let sum = text(&Sha256::digest(bytes));
                 format!("x-amz-checksum-sha256: {sum}\r\nx-amz-checksum-type: FULL_OBJECT\r\n")
             }
-            (Dialect::S3, Self::Parts(_) | Self::UnevenParts(_))
+            (Dialect::S3, Self::Parts(_) | Self::UncountedParts(_) | Self::UnevenParts(_))
                 if request.wants_checksum && request.range.is_none() =>
             {
                 let parts = self.parts(bytes);
                 let sums: Vec<u8> = parts.iter().flat_map(|part| short(Crc32IsoHdlc, part)).collect();
                 let sum = text(&short(Crc32IsoHdlc, &sums));
+                if let Self::UncountedParts(_) = self {
+                    return format!("x-amz-checksum-crc32: {sum}\r\nx-amz-checksum-type: COMPOSITE\r\n");
+                }
                 format!("x-amz-checksum-crc32: {sum}-{}\r\nx-amz-checksum-type: COMPOSITE\r\n", parts.len())
             }
             _ => String::new(),

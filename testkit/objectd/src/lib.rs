@@ -55,6 +55,8 @@ struct State {
     is_away: AtomicBool,
     dialect: Mutex<Dialect>,
     checksums: Mutex<Checksums>,
+    heads: Mutex<Heads>,
+    heads_answered: AtomicUsize,
     generations: AtomicUsize,
     models: Mutex<BTreeMap<String, hub::Model>>,
     /// Where the hub leads to, and the token that it demands.
@@ -83,6 +85,18 @@ pub enum Dialect {
     Google,
     /// Those of Azure: the first part of a path is the account.
     Azure,
+}
+
+/// What becomes of a HEAD.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Heads {
+    /// An answer.
+    #[default]
+    Answer,
+    /// A refusal with this status.
+    Refuse(u16),
+    /// No answer.
+    Hang,
 }
 
 /// What a server says to requests that are signed for another region.
@@ -161,6 +175,16 @@ impl Server {
     /// Says what checksums it has from now on.
     pub fn say_checksums(&self, checksums: Checksums) {
         *lock(&self.state.checksums) = checksums;
+    }
+
+    /// Says what becomes of a HEAD from now on.
+    pub fn answer_heads(&self, heads: Heads) {
+        *lock(&self.state.heads) = heads;
+    }
+
+    /// How many HEADs were answered.
+    pub fn heads_answered(&self) -> usize {
+        self.state.heads_answered.load(Ordering::Relaxed)
     }
 
     /// Puts an object at a path, such as `bucket/key`, in place of what was there.
@@ -293,6 +317,17 @@ impl State {
         let path = decoded(path.trim_start_matches('/'));
         let (faults, _) = *lock(&self.faults);
         thread::sleep(faults.latency);
+        if request.method == "HEAD" {
+            let heads = *lock(&self.heads);
+            if heads == Heads::Hang {
+                self.wait(Duration::from_secs(600));
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
+            self.heads_answered.fetch_add(1, Ordering::Relaxed);
+            if let Heads::Refuse(status) = heads {
+                return write!(socket, "HTTP/1.1 {status} Refused\r\nContent-Length: 99\r\n\r\n");
+            }
+        }
         if let Some((region, otherwise)) = &*lock(&self.region)
             && request.authorization.as_ref().is_some_and(|own| !own.contains(&format!("/{region}/s3/")))
         {

@@ -266,6 +266,11 @@ impl Entry {
         self.refusal().is_none() && !self.is_present(offset / BLOCK_BYTES)
     }
 
+    /// Whether all blocks are there.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.refusal().is_none() && self.records(0..blocks(self.len)).iter().all(|record| record.1 == PRESENT)
+    }
+
     pub(super) fn is_present(&self, block: u64) -> bool {
         self.records(block..block + 1).first().is_some_and(|record| record.1 == PRESENT)
     }

@@ -23,7 +23,11 @@ use crate::{
     },
 };
 #[cfg(feature = "objects")]
-use crate::{memory::Ledger, report::ChecksumReport, source::objects::ObjectSource};
+use crate::{
+    memory::Ledger,
+    report::ChecksumReport,
+    source::objects::{ObjectSource, compared_by},
+};
 use hoistway_io::{
     cancel::Registration,
     executor::{Charge, Gate, GroupId, Operation, Patience, Reason, Submission},
@@ -31,6 +35,8 @@ use hoistway_io::{
 };
 #[cfg(feature = "objects")]
 use hoistway_objects::Comparison;
+#[cfg(feature = "objects")]
+use std::collections::BTreeMap;
 use std::{
     collections::VecDeque,
     io,
@@ -47,9 +53,9 @@ pub(super) const FIRST_EXTENTS: usize = 32;
 /// Reads whose memory is allocated at once afterwards: copies wait meanwhile for as long as it takes to pin a window.
 const MORE_EXTENTS: usize = 128;
 
-/// An object, and its comparison if all of it is read.
+/// An object, and its comparison or why there is none.
 #[cfg(feature = "objects")]
-type Compared = (Arc<dyn Source>, Option<Arc<Comparison>>);
+type Compared = (Arc<dyn Source>, Result<Arc<Comparison>, &'static str>);
 
 /// One load in progress.
 pub(super) struct Job {
@@ -87,7 +93,7 @@ pub(super) struct Job {
     pub(super) ledger: Arc<Ledger>,
     /// The objects that it reads, and what is compared with the checksums of their stores.
     #[cfg(feature = "objects")]
-    comparisons: Vec<Compared>,
+    comparisons: BTreeMap<usize, Compared>,
     /// For each extent, whether its memory was taken from the promise.
     touched: Box<[AtomicBool]>,
     /// For each extent, whether a read has got to it: then its memory is no longer touched ahead.
@@ -199,7 +205,7 @@ impl Job {
             #[cfg(feature = "objects")]
             {
                 content.ledger = Some(self.ledger.clone());
-                content.comparison = self.comparison(&content.source);
+                content.comparison = self.comparison(extent.file.index());
             }
             let route = self.engine.takers[item].from(0).unwrap_or_default();
             let charge = Charge::of_bytes(extent.read.len());
@@ -220,19 +226,18 @@ impl Job {
 
     /// What the reads of an object are compared with.
     #[cfg(feature = "objects")]
-    fn comparison(&self, source: &Arc<dyn Source>) -> Option<Arc<Comparison>> {
-        self.comparisons.iter().find(|(own, _)| Arc::ptr_eq(own, source))?.1.clone()
+    fn comparison(&self, file: usize) -> Option<Arc<Comparison>> {
+        self.comparisons.get(&file)?.1.clone().ok()
     }
 
     /// The objects that were compared with the checksums of their stores so far; `None` if it reads none.
     #[cfg(feature = "objects")]
     pub(super) fn compared(&self) -> Option<ChecksumReport> {
         let mut report = ChecksumReport::default();
-        for (source, comparison) in &self.comparisons {
-            let Some(object) = ObjectSource::of(source) else { continue };
-            match object.compared_by(comparison.as_deref()) {
+        for (source, comparison) in self.comparisons.values() {
+            match comparison.as_deref().map_err(|why| *why).and_then(compared_by) {
                 Ok(algorithm) => report.add_equal(source.len(), algorithm),
-                Err(reason) => report.add_uncompared(&reason, 1),
+                Err(reason) => report.add_uncompared(reason, 1),
             }
         }
         (!self.comparisons.is_empty()).then_some(report)
@@ -607,17 +612,18 @@ impl EngineOwner for Job {
     }
 }
 
-/// The objects that a plan reads, and their comparisons if it reads all of them.
+/// The objects that a plan reads, by their files.
 #[cfg(feature = "objects")]
-fn comparisons(sources: &[Arc<dyn Source>], plan: &Plan) -> Vec<Compared> {
+fn comparisons(sources: &[Arc<dyn Source>], plan: &Plan) -> BTreeMap<usize, Compared> {
     // Extents are in the order of their files.
     let of_files = plan.extents().chunk_by(|one, next| one.file == next.file);
     of_files
         .filter_map(|extents| {
-            let source = sources.get(extents.first()?.file.index())?;
+            let file = extents.first()?.file.index();
+            let source = sources.get(file)?;
             let object = ObjectSource::of(source)?;
             let ranges: Vec<_> = extents.iter().map(|own| own.read.start()..own.read.end()).collect();
-            Some((source.clone(), object.comparison(&ranges).map(Arc::new)))
+            Some((file, (source.clone(), object.comparison(&ranges).map(Arc::new))))
         })
         .collect()
 }

@@ -23,6 +23,8 @@ const INDEX: &str = "model.safetensors.index.json";
 const WHOLE: &str = "model.safetensors";
 /// Bytes that are read at once of a header that goes on past the first answer: twice as many each time.
 const MAX_AHEAD_BYTES: usize = 8 << 20;
+/// Why an object is not compared whose store is slow to say its checksum.
+pub(crate) const LATE: &str = "the store had not said its checksum when the load began";
 
 /// An object.
 #[derive(Debug)]
@@ -54,7 +56,13 @@ impl std::fmt::Debug for Ahead {
 /// Opens an object by its URL.
 pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> {
     let cancel = options.cancel();
-    let opened = Object::open_with_head(url, &options.store.clone().unwrap_or_default(), cancel.flag());
+    let store = options.store.clone().unwrap_or_default();
+    // Indexes are not compared, and of what the node's cache has nothing is asked.
+    let asks = options.cache.is_none() && !url.ends_with(".json");
+    let opened = match asks {
+        true => Object::open_asking(url, &store, cancel.flag()),
+        false => Object::open_with_head(url, &store, cancel.flag()),
+    };
     let (object, head) = match opened {
         Err(error) if matches!(error.problem, Problem::Empty) => {
             return Err(empty_file(Path::new(&error.url), options));
@@ -64,6 +72,11 @@ pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> 
     let kept = options.cache.as_ref().map(|cache| Ok((cache.clone(), cache.entry(&object, &head)?)));
     if let Some(Ok((cache, entry))) = &kept {
         cache.keep(entry, 0, &head, None);
+        if !entry.is_whole() {
+            object.ask_checksum();
+        }
+    } else if kept.is_some() {
+        object.ask_checksum();
     }
     let ahead = Mutex::new(Ahead { bytes: head, ..Ahead::default() });
     let (header, extensions) = (OnceLock::new(), Extensions::default());
@@ -133,10 +146,18 @@ impl ObjectSource {
         }
     }
 
-    /// Begins a comparison with the store's checksum for a load that reads these ranges. `None` if they and the header are not
-    /// the whole object.
-    pub(crate) fn comparison(&self, ranges: &[Range<u64>]) -> Option<Comparison> {
-        Comparison::new(self.object.len(), self.header.get()?.clone(), ranges)
+    /// Begins a comparison with the store's checksum for a load that reads these ranges.
+    ///
+    /// # Errors
+    /// Why there is none. The store's answer is not waited for.
+    pub(crate) fn comparison(&self, ranges: &[Range<u64>]) -> Result<Comparison, &'static str> {
+        let (len, part) = (self.object.len(), "read in part");
+        let head = self.header.get().filter(|head| Comparison::is_whole(len, head, ranges)).ok_or(part)?;
+        if self.entry().is_some_and(|entry| entry.is_whole()) {
+            return Err("read from the node's cache, which has checksums of its own");
+        }
+        let checksum = self.object.known_checksum().ok_or(LATE)??;
+        Comparison::new(len, head.clone(), ranges, checksum.clone()).ok_or(part)
     }
 
     /// Reads what the node's cache holds. Returns how many bytes that are. The read keeps its claims of what is missing.
@@ -144,7 +165,7 @@ impl ObjectSource {
         let Some(entry) = self.entry() else { return Ok(0) };
         let (target, offset) = (op.buffer.target(op.progress)?, op.progress.offset);
         let (count, claims) = entry.read_or_claim(offset, target, &op.cancel);
-        self.compare(op.comparison.as_deref(), offset, &target[..count], &op.cancel)?;
+        self.compare(op.comparison.as_deref(), offset, &target[..count])?;
         op.claims = claims;
         Ok(count)
     }
@@ -162,7 +183,7 @@ impl ObjectSource {
         let ahead = self.ahead.try_lock().map_or(0, |ahead| ahead.copy(target, offset));
         let comparison = op.comparison.as_deref();
         if ahead > 0 {
-            self.compare(comparison, offset, &target[..ahead], &op.cancel)?;
+            self.compare(comparison, offset, &target[..ahead])?;
             return Ok(ahead);
         }
         self.ask(target, offset, &Reading::of(&op.cancel, op.ledger.as_ref(), comparison))
@@ -197,7 +218,7 @@ impl ObjectSource {
                     let uncompared = Reading { comparison: None, ..*reading };
                     self.ask(&mut whole.bytes, block.start, &uncompared)?;
                     place[..len].copy_from_slice(&whole.bytes[(at - block.start) as usize..][..len]);
-                    self.compare(reading.comparison, at, &place[..len], reading.cancel)?;
+                    self.compare(reading.comparison, at, &place[..len])?;
                 }
                 None => {
                     self.ask(&mut place[..len], at, reading)?;
@@ -211,13 +232,7 @@ impl ObjectSource {
     /// Makes one read of the store, compares and keeps what came.
     fn ask(&self, buffer: &mut [u8], offset: u64, reading: &Reading<'_>) -> io::Result<usize> {
         let stop = reading.cancel.flag();
-        // The first read of an object asks for its checksum. Others go on meanwhile, and wait for it once their bytes have come.
-        let known =
-            reading.comparison.and_then(|comparison| Some((comparison, self.object.checksum_soon(stop)?)));
-        let mut piece = match known {
-            Some((comparison, Ok(checksum))) => Some(comparison.piece(checksum, offset)),
-            _ => None,
-        };
+        let mut piece = reading.comparison.map(|comparison| comparison.piece(offset));
         let read = self.object.read_with(offset, buffer, stop, |bytes| {
             if let Some(piece) = &mut piece {
                 piece.add(bytes);
@@ -225,10 +240,8 @@ impl ObjectSource {
         });
         // The error of the load has the URL and the range.
         let count = read.map_err(|error| into_io(error.problem))?;
-        match (piece, known) {
-            (Some(piece), _) => self.compared(piece.end())?,
-            (None, None) => self.compare(reading.comparison, offset, &buffer[..count], reading.cancel)?,
-            (None, Some(_)) => {}
+        if let Some(piece) = piece {
+            self.compared(piece.end())?;
         }
         if let Some(Ok((cache, entry))) = &self.kept {
             cache.keep(entry, offset, &buffer[..count], reading.ledger);
@@ -236,20 +249,9 @@ impl ObjectSource {
         Ok(count)
     }
 
-    /// Adds bytes that have come to a comparison with the store's checksum, if there are both.
-    fn compare(
-        &self,
-        comparison: Option<&Comparison>,
-        offset: u64,
-        bytes: &[u8],
-        cancel: &Cancel,
-    ) -> io::Result<()> {
-        let Some(comparison) = comparison else { return Ok(()) };
-        match self.object.checksum(cancel.flag()) {
-            Some(Ok(checksum)) => self.compared(comparison.add(checksum, offset, bytes)),
-            Some(Err(_)) => Ok(()),
-            None => Err(into_io(Problem::Stopped)),
-        }
+    /// Adds bytes that have come to a comparison, if there is one.
+    fn compare(&self, comparison: Option<&Comparison>, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        comparison.map_or(Ok(()), |comparison| self.compared(comparison.add(offset, bytes)))
     }
 
     /// Discards what the node's cache holds of an object whose bytes are not those of the store.
@@ -261,17 +263,15 @@ impl ObjectSource {
             into_io(problem)
         })
     }
+}
 
-    /// The name of the checksum that a comparison has found equal, or why it has not.
-    pub(crate) fn compared_by(&self, comparison: Option<&Comparison>) -> Result<&'static str, String> {
-        let Some(comparison) = comparison else { return Err("read in part".to_owned()) };
-        match (comparison.outcome(), self.object.known_checksum()) {
-            (Outcome::Equal(algorithm), _) => Ok(algorithm.name()),
-            (Outcome::Unknown(why), _) => Err(why.to_owned()),
-            (Outcome::Pending, Some(Err(why))) => Err(why.to_owned()),
-            (Outcome::Pending, _) => Err("not all of it has come".to_owned()),
-            (Outcome::Different, _) => Err("it differs".to_owned()),
-        }
+/// The name of the checksum that a comparison has found equal, or why it has not.
+pub(crate) fn compared_by(comparison: &Comparison) -> Result<&'static str, &'static str> {
+    match comparison.outcome() {
+        Outcome::Equal(algorithm) => Ok(algorithm.name()),
+        Outcome::Unknown(why) => Err(why),
+        Outcome::Pending => Err("not all of it has come"),
+        Outcome::Different => Err("it differs"),
     }
 }
 

@@ -1,0 +1,184 @@
+//! The checksum that S3 has of an object: asked for beside its first request, once, by a thread of its own. Nothing waits for it.
+
+use crate::{
+    Checksum, Problem,
+    checksum::{MAX_PARTS_ASKED, Parts, is_of_whole},
+    client::Client,
+    http::Waiting,
+    location::Target,
+    pace::{Again, Fault},
+    pin::{Part, Pin, Tag, header},
+    policy::{Failure, MeanSpeed},
+};
+use http::{
+    HeaderMap, HeaderName,
+    header::{CONTENT_LENGTH, IF_MATCH},
+};
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// The header by which requests to S3 ask for checksums.
+const CHECKSUM_MODE: HeaderName = HeaderName::from_static("x-amz-checksum-mode");
+/// How long the store has for all of its answers.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A question on its way. Dropping it ends that.
+#[derive(Debug)]
+pub(crate) struct Asking(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    found: OnceLock<Result<Found, &'static str>>,
+    is_over: AtomicBool,
+}
+
+/// What the store says of one version.
+#[derive(Debug)]
+struct Found {
+    pin: Pin,
+    checksum: Result<Checksum, &'static str>,
+    sha256: Option<[u8; 32]>,
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.is_over.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Asking {
+    /// Asks, unless an earlier question to the server has failed.
+    pub(crate) fn begin(client: &Arc<Client>, target: &Target) -> Self {
+        let shared = Arc::new(Shared::default());
+        let asking = Self(shared.clone());
+        if let Some(why) = client.refuses_heads() {
+            shared.found.get_or_init(|| Err(why));
+            return asking;
+        }
+        let (client, target) = (client.clone(), target.clone());
+        let asks = move || {
+            let until = Instant::now() + PATIENCE;
+            let found = Question { client: &client, target: &target, until, is_over: &shared.is_over }.ask();
+            shared.found.get_or_init(|| found);
+        };
+        if thread::Builder::new().name("hoistway-checksum".into()).spawn(asks).is_err() {
+            asking.0.found.get_or_init(|| Err("there was no thread to ask its store for a checksum"));
+        }
+        asking
+    }
+
+    /// The checksum of a version, or why there is none. `None` while the answer is not there.
+    pub(crate) fn checksum(&self, pin: &Pin) -> Option<Result<&Checksum, &'static str>> {
+        Some(self.found(pin)?.and_then(|found| found.checksum.as_ref().map_err(|why| *why)))
+    }
+
+    /// The SHA-256 of a version, if the store has said it.
+    pub(crate) fn sha256(&self, pin: &Pin) -> Option<[u8; 32]> {
+        self.found(pin)?.ok()?.sha256
+    }
+
+    fn found(&self, pin: &Pin) -> Option<Result<&Found, &'static str>> {
+        Some(match self.0.found.get()? {
+            Ok(found) if pin.check(&found.pin).is_ok() => Ok(found),
+            Ok(_) => Err("the store said the checksum of another version"),
+            Err(why) => Err(*why),
+        })
+    }
+}
+
+struct Question<'a> {
+    client: &'a Client,
+    target: &'a Target,
+    until: Instant,
+    is_over: &'a AtomicBool,
+}
+
+impl Question<'_> {
+    fn ask(&self) -> Result<Found, &'static str> {
+        let headers = self.head(self.target, None)?;
+        let len = header(&headers, CONTENT_LENGTH.as_str()).and_then(|len| len.parse().ok());
+        let unusable = "the store's answer to HEAD cannot be used";
+        let pin = Part::whole(&headers, len.ok_or(unusable)?).map_err(|_| unusable)?.pin;
+        let etag = pin.etag();
+        let sha256 = Checksum::sha256_of_s3(&headers).filter(|_| is_of_whole(&headers, etag));
+        let checksum = Checksum::of_s3(&headers, etag).and_then(|checksum| match checksum.parts {
+            Some(parts) => Ok(Checksum { parts: Some(self.lengths(parts, &pin)?), ..checksum }),
+            None => Ok(checksum),
+        });
+        Ok(Found { pin, checksum, sha256 })
+    }
+
+    /// The length of the parts of an object, which all but the last one have.
+    fn lengths(&self, parts: Parts, pin: &Pin) -> Result<Parts, &'static str> {
+        if parts.count == 1 {
+            return Ok(Parts { bytes: pin.len, ..parts });
+        }
+        if parts.count > MAX_PARTS_ASKED {
+            return Err("it has too many parts to ask for the lengths of all");
+        }
+        let other = "its parts differ in their lengths";
+        let mut bytes = 0;
+        // What is left is the last one.
+        for number in 1..parts.count {
+            let separator = if self.target.0.contains('?') { '&' } else { '?' };
+            let target = Target(format!("{}{separator}partNumber={number}", self.target.0));
+            let headers = self.head(&target, pin.etag())?;
+            let part = Part::of(&headers).map_err(|_| "the store says not where its parts are")?;
+            if pin.check(&part.pin).is_err() {
+                return Err("the store said the checksum of another version");
+            }
+            if number == 1 {
+                bytes = part.range.end;
+            }
+            if part.range != ((number - 1) * bytes..number.saturating_mul(bytes)) {
+                return Err(other);
+            }
+        }
+        parts.of_length(bytes, pin.len).ok_or(other)
+    }
+
+    /// One attempt. Its failures slow down no other request.
+    fn head(&self, target: &Target, etag: Option<&str>) -> Result<HeaderMap, &'static str> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err("the store did not say its checksum in time");
+        }
+        let mut headers = vec![(CHECKSUM_MODE, "ENABLED".to_owned())];
+        headers.extend(etag.map(|etag| (IF_MATCH, etag.to_owned())));
+        let mean_speed = MeanSpeed::default();
+        let waiting = Waiting { stop: self.is_over, patience: left, is_new: false, mean_speed: &mean_speed };
+        self.client.ask_head(target, &headers, &waiting).map_err(|fault| match fault {
+            Fault::Final(Problem::NotFound { .. } | Problem::Refused { status: 412, .. }) => {
+                "the store said the checksum of another version"
+            }
+            Fault::Final(Problem::Stopped) => "the store was not asked for a checksum to the end",
+            // A connection that was kept may have died meanwhile.
+            Fault::Again(Again { failure: Failure::Broken, was_reused: true, .. }) => {
+                "the connection ended as the store was asked for a checksum"
+            }
+            Fault::Again(_) => {
+                self.client.note_failed_head(false);
+                "the store did not say its checksum in time"
+            }
+            Fault::Final(_) => {
+                self.client.note_failed_head(true);
+                "the store refuses to say its checksum"
+            }
+        })
+    }
+}
+
+impl Pin {
+    fn etag(&self) -> Option<&str> {
+        match &self.tag {
+            Tag::Strong(etag) => Some(etag),
+            Tag::Date(_) => None,
+        }
+    }
+}
