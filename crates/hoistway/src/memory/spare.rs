@@ -133,7 +133,7 @@ impl SpareMemory {
 /// Frees all memory of this process that is spare. Returns whether there was any.
 pub(super) fn clear_all() -> bool {
     let all: Vec<Arc<Spares>> = lock(&ALL).iter().filter_map(Weak::upgrade).collect();
-    all.iter().fold(false, |cleared, spares| spares.clear() > 0 || cleared)
+    all.iter().map(|spares| spares.clear()).sum::<u64>() > 0
 }
 
 impl Spares {
