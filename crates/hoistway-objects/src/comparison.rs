@@ -58,6 +58,8 @@ struct State {
     pieces: BTreeMap<u64, (u64, u64)>,
     covered_bytes: u64,
     outcome: Outcome,
+    /// Two checksums that should be equal.
+    difference: Option<(Checksum, u64)>,
 }
 
 /// What a comparison has come to.
@@ -117,6 +119,12 @@ impl Comparison {
         self.lock().outcome
     }
 
+    /// How the checksums differ, if they do. A read that found it out may have been made again by another route.
+    pub fn difference(&self) -> Option<Problem> {
+        let state = self.lock();
+        state.difference.as_ref().map(|(expected, found)| expected.mismatch(*found))
+    }
+
     /// Begins a piece at `offset`.
     pub fn piece(&self, offset: u64) -> Piece<'_> {
         let digest = Digest::new(self.checksum.algorithm.crc());
@@ -152,12 +160,11 @@ impl Comparison {
             if other == sum {
                 return Ok(());
             }
+            let first = Checksum { value: other, parts: None, ..checksum.clone() };
+            let problem = first.mismatch(sum);
             state.outcome = Outcome::Different;
-            return Err(Problem::Damaged {
-                checksum: checksum.algorithm.name(),
-                expected: Checksum { value: other, parts: None, ..checksum.clone() }.to_string(),
-                found: Checksum { value: sum, parts: None, ..checksum.clone() }.to_string(),
-            });
+            state.difference = Some((first, sum));
+            return Err(problem);
         }
         // Bytes that are read again are those that count.
         let old = |state: &State| {
@@ -177,16 +184,21 @@ impl Comparison {
         let pieces: Vec<_> =
             state.pieces.iter().map(|(start, (end, sum))| (*start, end - start, *sum)).collect();
         drop(state);
-        let (outcome, result) = match self.combined(&pieces) {
-            None => (Outcome::Unknown("its header is longer than the first of its parts"), Ok(())),
-            Some(found) if found == checksum.value => (Outcome::Equal(checksum.algorithm), Ok(())),
-            Some(found) => (Outcome::Different, Err(checksum.mismatch(found))),
-        };
+        let combined = self.combined(&pieces);
         let mut state = self.lock();
+        let outcome = match combined {
+            None => Outcome::Unknown("its header is longer than the first of its parts"),
+            Some(found) if found == checksum.value => Outcome::Equal(checksum.algorithm),
+            Some(found) => {
+                state.outcome = Outcome::Different;
+                state.difference = Some((checksum.clone(), found));
+                return Err(checksum.mismatch(found));
+            }
+        };
         if state.outcome == Outcome::Pending {
             state.outcome = outcome;
         }
-        result
+        Ok(())
     }
 
     /// The checksum of all pieces: their starts, lengths and checksums. `None` if a part ends within the bytes that came first.

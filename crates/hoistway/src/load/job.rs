@@ -26,7 +26,7 @@ use crate::{
 use crate::{
     memory::Ledger,
     report::ChecksumReport,
-    source::objects::{ObjectSource, compared_by},
+    source::objects::{ObjectSource, compared_by, mismatch},
 };
 use hoistway_io::{
     cancel::Registration,
@@ -382,8 +382,16 @@ impl Job {
         self.promise.touch(room.len(), || self.cancel.is_cancelled(), touch)
     }
 
-    /// Fails if the route that the caller named has not done what its name promises.
+    /// Fails if the bytes of an object are not those of its store, or the route that the caller named has not done what its name
+    /// promises.
     pub(super) fn check_kept(&self) -> Result<()> {
+        #[cfg(feature = "objects")]
+        for (source, comparison) in self.comparisons.values() {
+            let problem = comparison.as_ref().ok().and_then(|comparison| comparison.difference());
+            if let Some(error) = problem.and_then(|problem| mismatch(source.path(), &problem)) {
+                return Err(error);
+            }
+        }
         for route in &self.engine.routes {
             let Err(why) = route.name_check.check() else { continue };
             let route = route.member.route();

@@ -295,7 +295,12 @@ fn into_io(problem: Problem) -> io::Error {
 
 /// The error of a read that has shown that the bytes of an object are not those of its store.
 pub(crate) fn checksum_mismatch(path: &Path, error: &io::Error) -> Option<Error> {
-    match error.get_ref()?.downcast_ref()? {
+    mismatch(path, error.get_ref()?.downcast_ref()?)
+}
+
+/// The error of bytes that a problem says are not those of the store.
+pub(crate) fn mismatch(path: &Path, problem: &Problem) -> Option<Error> {
+    match problem {
         Problem::Damaged { checksum, expected, found } => Some(Error::ChecksumMismatch {
             path: path.to_owned(),
             checksum,
