@@ -101,19 +101,22 @@ class Delivery:
 
     def close(self) -> None:
         """Ends the load: if it is not over, for all ranks."""
-        if not self._is_over:
-            # Ctrl-C between two calls reaches the caller, who closes the load.
-            error = sys.exc_info()[1]
-            stopped = Stopped("no more tensors were taken")
-            reason = error if isinstance(error, KeyboardInterrupt) else stopped
-            with contextlib.suppress(DistributedError, Stopped, RuntimeError):
-                self._call(lambda: self._leave(reason))
-        self._end()
-        self._interruption = self._interruption or Stopped()
-        self._talker.shutdown()
-        self._reader.shutdown()
-        if self._asked is not None:
-            self._asked.checkpoint.close()
+        try:
+            if not self._is_over:
+                # Ctrl-C between two calls reaches the caller, who closes the load.
+                error = sys.exc_info()[1]
+                stopped = Stopped("no more tensors were taken")
+                reason = error if isinstance(error, KeyboardInterrupt) else stopped
+                with contextlib.suppress(DistributedError, Stopped, RuntimeError):
+                    self._call(lambda: self._leave(reason))
+        finally:
+            # The reason is raised here once more if it is Ctrl-C: the threads end all the same.
+            self._end()
+            self._interruption = self._interruption or Stopped()
+            self._talker.shutdown()
+            self._reader.shutdown()
+            if self._asked is not None:
+                self._asked.checkpoint.close()
 
     def report(self) -> DistributedReport:
         """What was done so far."""

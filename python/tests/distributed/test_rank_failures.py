@@ -475,7 +475,9 @@ def interrupted_between_calls(rank: int, path: str) -> Outcome:
         return steps(delivery)
 
     Delivery.steps = press_first  # type: ignore[method-assign]
-    return attempt(lambda: wd.load_file(path, strategy="own", timeout=20))
+    outcome = attempt(lambda: wd.load_file(path, strategy="own", timeout=20))
+    assert threading.active_count() == 1, threading.enumerate()
+    return outcome
 
 
 def test_ctrl_c_between_calls_is_told_to_other_ranks(tmp_path: Path) -> None:
