@@ -16,7 +16,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import hoistway
@@ -384,26 +384,31 @@ class Delivery:
 
     def _call(self, work: Callable[[], T]) -> T:
         """Has the thread that talks do something, and waits for it. Ctrl-C meanwhile ends the load for all ranks."""
-        future = self._talker.submit(self._in_stream, work)
+        future = None
         try:
+            future = self._talker.submit(self._in_stream, work)
             return future.result()
         except BaseException as error:
-            if not future.done():
-                self._interrupt(error, future)
+            # Ctrl-C may come before it is known whether the thread has the work.
+            if not future.done() if future is not None else isinstance(error, KeyboardInterrupt):
+                self._interrupt(error)
             raise
 
     def _in_stream(self, work: Callable[[], T]) -> T:
         with self._stream():
             return work()
 
-    def _interrupt(self, error: BaseException, future: Future[Any]) -> None:
+    def _interrupt(self, error: BaseException) -> None:
         self._interruption = error
         self._wake.set()
-        wait([future])
-        if future.exception() is None and not self._is_over:
-            with contextlib.suppress(BaseException):
-                self._talker.submit(self._leave, error).result()
+        # After what it does now.
+        with contextlib.suppress(BaseException):
+            self._talker.submit(self._leave_unless_over, error).result()
         self._end()
+
+    def _leave_unless_over(self, error: BaseException) -> None:
+        if not self._is_over:
+            self._leave(error)
 
 
 def _current_stream(device: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:

@@ -6,6 +6,7 @@ import datetime
 import faulthandler
 import multiprocessing
 import os
+import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -113,6 +114,8 @@ def _rank(
         world_size=place[1],
         timeout=datetime.timedelta(seconds=50),
     )
+    # Programs in the background ignore Ctrl-C, and so do those that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.dump_traceback_later(within - 2)
     outcome = attempt(call)
     out.send(outcome)

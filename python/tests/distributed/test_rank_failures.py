@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -486,6 +488,40 @@ def test_ctrl_c_between_calls_is_told_to_other_ranks(tmp_path: Path) -> None:
     assert (seen.error, seen.rank, seen.kind) == ("DistributedError", 0, "KeyboardInterrupt"), seen
 
 
+def interrupted_as_a_call_begins(rank: int, path: str, mark: str) -> Outcome:
+    """Rank 0 is interrupted before it knows that its thread has the work. Rank 1 reads nothing until it has ended."""
+    if rank == 0:
+        submit = ThreadPoolExecutor.submit
+        calls = itertools.count()
+
+        def submit_and_press(executor: ThreadPoolExecutor, *work: Any) -> Any:
+            future = submit(executor, *work)
+            # The second call takes a step.
+            if executor._thread_name_prefix == "hoistway-ranks" and next(calls) == 1:
+                signal.raise_signal(signal.SIGINT)
+            return future
+
+        ThreadPoolExecutor.submit = submit_and_press  # type: ignore[assignment, method-assign]
+    else:
+        read_after(mark)
+    outcome = attempt(lambda: wd.load_file(path, strategy="own", timeout=20))
+    if rank == 0:
+        Path(mark).touch()
+    assert threading.active_count() == 1, threading.enumerate()
+    return outcome
+
+
+def read_after(mark: str) -> None:
+    """Has this rank read nothing until there is a file."""
+    read = Delivery._read
+
+    def read_late(delivery: Delivery, *what: Any) -> Any:
+        until(Path(mark).exists)
+        return read(delivery, *what)
+
+    Delivery._read = read_late  # type: ignore[method-assign]
+
+
 def interrupted_when_ready(rank: int, path: str, mark: str) -> Outcome:
     """Rank 0 has read at once, rank 1 not before rank 0's load has ended."""
     if rank == 0:
@@ -500,13 +536,7 @@ def interrupted_when_ready(rank: int, path: str, mark: str) -> Outcome:
         pressed: list[bool] = []
         Link.gather_numbers = gather_and_press  # type: ignore[method-assign]
     else:
-        read = Delivery._read
-
-        def read_late(delivery: Delivery, *what: Any) -> Any:
-            until(Path(mark).exists)
-            return read(delivery, *what)
-
-        Delivery._read = read_late  # type: ignore[method-assign]
+        read_after(mark)
     outcome = attempt(lambda: wd.load_file(path, strategy="own", timeout=20))
     if rank == 0:
         Path(mark).touch()
@@ -560,9 +590,10 @@ def test_a_lack_of_threads_ends_no_wait_for_others(monkeypatch: pytest.MonkeyPat
         link.wait(SimpleNamespace(wait=lambda _: int("no number")))
 
 
-def test_ctrl_c_on_a_rank_that_waits_for_others_does_not_wait_for_them(tmp_path: Path) -> None:
-    pressed, seen = values(
-        on_ranks(interrupted_when_ready, 2, tmp_path, model(tmp_path), str(tmp_path / "mark"))
-    )
+@pytest.mark.parametrize("work", [interrupted_when_ready, interrupted_as_a_call_begins])
+def test_ctrl_c_on_a_rank_that_waits_for_others_does_not_wait_for_them(
+    work: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    pressed, seen = values(on_ranks(work, 2, tmp_path, model(tmp_path), str(tmp_path / "mark")))
     assert pressed.error == "KeyboardInterrupt", pressed
     assert (seen.error, seen.rank, seen.kind) == ("DistributedError", 0, "KeyboardInterrupt"), seen
