@@ -6,10 +6,15 @@ import re
 from typing import Any
 
 WIDE_COLUMNS = 5
+# Characters of a word that a phone's column has no room for.
+LONG_WORD = 16
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
 HEADING = re.compile(r"<th[^>]*>(.*?)</th>", re.DOTALL)
 CELL = re.compile(r"<td([^>]*)>(.*?)</td>", re.DOTALL)
+TAG = re.compile(r"<[^>]+>")
+# Where a name or a path may break: not inside a tag.
+JOINT = re.compile(r"(?<=\w)[_/](?=\w)(?![^<]*>)")
 NUMBER = re.compile(r"[\d(][\d.,×%()–\s/-]*(?: [A-Za-zµ]{1,4}(?:/s)?)?")
 
 
@@ -20,7 +25,7 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def marked(table: str) -> str:
     """A table whose cells know their columns, and whether they are numbers."""
-    headings = [re.sub(r"<[^>]+>", "", heading) for heading in HEADING.findall(table)]
+    headings = [TAG.sub("", heading) for heading in HEADING.findall(table)]
 
     def row(found: re.Match[str]) -> str:
         names = iter(headings)
@@ -32,5 +37,10 @@ def marked(table: str) -> str:
 
 def cell(found: re.Match[str], heading: str) -> str:
     """A cell with the name of its column."""
-    number = " data-number" if NUMBER.fullmatch(found[2]) else ""
-    return f'<td{found[1]}{number} data-column="{heading}">{found[2]}</td>'
+    content, kind = found[2], ""
+    if NUMBER.fullmatch(content):
+        kind = " data-number"
+    elif any(len(word) > LONG_WORD for word in TAG.sub("", content).split()):
+        kind = " data-long"
+        content = JOINT.sub(r"\g<0><wbr>", content)
+    return f'<td{found[1]}{kind} data-column="{heading}">{content}</td>'
