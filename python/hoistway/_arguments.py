@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from hoistway.errors import ArgumentError, OptionError, UnknownOptionError
+from hoistway.errors import ArgumentError, CheckpointNotFoundError, OptionError, UnknownOptionError
 
 PathType = str | os.PathLike[str]
 
@@ -43,15 +43,24 @@ def path_text(path: Any) -> str:
 
 
 def path_texts(paths: PathType | Sequence[PathType]) -> list[str]:
-    """Returns the texts of one path or of several. Raises `OptionError` if there is none."""
+    """Returns the texts of one path or of several, at least one. Raises an error for what is no path."""
+    if hasattr(paths, "get_tensor"):
+        raise ArgumentError(f"a path cannot be {paths!r}: pass a path, or call load() of the checkpoint")
     if isinstance(paths, (str, os.PathLike)) or not _is_list(paths) or hasattr(paths, "read"):
-        return [path_text(paths)]
+        return _named([path_text(paths)])
     texts = [path_text(path) for path in paths]
     if not texts:
         raise OptionError(
             f"there is nothing to load: the list of paths is empty, {paths!r}; pass at least one path"
         )
-    return texts
+    return _named(texts)
+
+
+def _named(paths: list[str]) -> list[str]:
+    """The paths, none of which is empty text."""
+    if "" in paths:
+        raise CheckpointNotFoundError("a path cannot be '': name a file, a folder or a URL", path="")
+    return paths
 
 
 def tensor_name(name: Any) -> str:

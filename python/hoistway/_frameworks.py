@@ -102,6 +102,8 @@ def device_name(device: Any, framework: str) -> str:
     """The name in hoistway of a device that is text, a number, or a `torch.device`."""
     if hasattr(device, "__index__") and not isinstance(device, bool):
         return of_number(device)
+    if isinstance(device, str) and device in _CONVERTERS:
+        raise OptionError(f"device cannot be {device!r}, which is a framework: pass framework={device!r}")
     torch: Any = sys.modules.get("torch")
     name = of_text(str(device))
     # Half imported, or replaced by a stub, it has no devices.

@@ -66,6 +66,26 @@ def test_no_paths_at_all_are_an_error(nothing: Any) -> None:
         assert isinstance(caught.value, ValueError)
 
 
+@pytest.mark.parametrize("empty", ["", ["", "m.safetensors"]], ids=repr)
+def test_an_empty_path_is_told_what_to_name(empty: Any) -> None:
+    for load in (hoistway.load_file, hoistway.open, hoistway.iter_tensors):
+        with pytest.raises(FileNotFoundError, match="a path cannot be '': name a file, a folder or a URL"):
+            load(empty)
+
+
+def test_a_checkpoint_is_no_path(model: Path) -> None:
+    with hoistway.open(model) as checkpoint:
+        with pytest.raises(TypeError, match=r"cannot be Checkpoint\(8 tensors in .*: pass a path, or call load\(\)"):
+            hoistway.load_file(checkpoint)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"a path cannot be Checkpoint\(closed\): pass a path"):
+        hoistway.load_file(checkpoint)  # type: ignore[arg-type]
+
+
+def test_a_framework_is_no_device(model: Path) -> None:
+    with pytest.raises(OptionError, match="'numpy', which is a framework: pass framework='numpy'"):
+        hoistway.load_file(model, "numpy")
+
+
 def test_paths_may_be_any_iterable(model: Path) -> None:
     assert len(hoistway.load_file(path for path in (model,))) == 8  # type: ignore[arg-type]
     assert len(hoistway.load_file((str(model),))) == 8
