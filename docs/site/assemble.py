@@ -185,6 +185,8 @@ def replaced(
     if index in known:
         return f"[{link['text']}]({target.rstrip('/')}/README.md{link['anchor'] or ''})"
     if meant in files or any(meant in file.parents for file in files):
+        if link["text"].strip("`") == meant.name:
+            return f"`{meant}`"
         return link["text"] if str(meant) in link["text"] else f"{link['text']} (`{meant}`)"
     raise SystemExit(f"{page}: nothing is at {target}")
 
