@@ -482,6 +482,13 @@ bench-many-tensors *arguments: setup
     {{ install }} --reinstall --no-deps .
     '{{ bin }}/python' bench/many_tensors.py "$@"
 
+# Measure loads of the checkpoint of `just demo` from the page cache by the drop-in for safetensors. Takes a minute.
+[group('benchmarks')]
+bench-drop-in *arguments: setup
+    @test -e .demo/model/model.safetensors || "{{ just_executable() }}" --justfile "{{ justfile() }}" demo-model
+    {{ install }} --reinstall --no-deps .
+    '{{ bin }}/python' bench/drop_in.py "$@"
+
 # Measure loads of a folder of safetensors files from an object store, beside raw sockets and a peer. Results go to bench/results.
 [group('benchmarks')]
 bench-objects folder *arguments: setup

@@ -74,11 +74,11 @@ def test_an_empty_path_is_told_what_to_name(empty: Any) -> None:
 
 
 def test_a_checkpoint_is_no_path(model: Path) -> None:
-    with hoistway.open(model) as checkpoint:
-        with pytest.raises(
-            TypeError, match=r"cannot be Checkpoint\(8 tensors in .*: pass a path, or call load\(\)"
-        ):
-            hoistway.load_file(checkpoint)  # type: ignore[arg-type]
+    checkpoint = hoistway.open(model)
+    opened = r"cannot be Checkpoint\(8 tensors in .*: pass a path, or call load\(\)"
+    with pytest.raises(TypeError, match=opened):
+        hoistway.load_file(checkpoint)  # type: ignore[arg-type]
+    checkpoint.close()
     with pytest.raises(TypeError, match=r"a path cannot be Checkpoint\(closed\): pass a path"):
         hoistway.load_file(checkpoint)  # type: ignore[arg-type]
 
