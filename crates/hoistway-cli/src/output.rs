@@ -109,7 +109,11 @@ pub(crate) fn progress_bar(total_bytes: u64) -> ProgressBar {
     }
     let bar = ProgressBar::with_draw_target(Some(total_bytes), ProgressDrawTarget::stderr());
     let template = "{bar:30} {binary_bytes}/{binary_total_bytes} {decimal_bytes_per_sec} {eta}";
-    bar.with_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()))
+    let bar = bar
+        .with_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+    // Before the first bytes have come, which may take seconds.
+    bar.tick();
+    bar
 }
 
 #[cfg(test)]
