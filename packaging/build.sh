@@ -28,6 +28,7 @@ build() {
 
     mkdir "$work/$command"
     cp "$built/hoistway" LICENSE README.md CHANGELOG.md "$work/$command/"
+    python packaging/notices.py hoistway-cli "$target" >"$work/$command/NOTICES"
     # The text is the same for all architectures.
     if [ "$arch" = "$here" ]; then
         document "$built/hoistway"
@@ -43,6 +44,7 @@ build() {
     sed -i 's|^prefix=.*|prefix=${pcfiledir}/../..|; s|^libdir=.*|libdir=${prefix}/lib|' \
         "$work/$library/lib/pkgconfig/hoistway.pc"
     cp LICENSE docs/c-abi.md "$work/$library/"
+    python packaging/notices.py hoistway-capi "$target" >"$work/$library/NOTICES"
     pack "$library"
     if command -v dpkg-deb >/dev/null; then
         packaging/debian.sh "$arch" "$work/$command" "$work/$library" dist

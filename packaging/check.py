@@ -47,6 +47,8 @@ def main() -> None:
     check_sdist(sdist)
     for tarball in tarballs:
         check_tarball(tarball)
+    for package in sorted(directory.glob("*.deb")):
+        check_debian(package)
     with tempfile.TemporaryDirectory() as place:
         model = write_model(Path(place) / "model.safetensors")
         for path in [*wheels, *tarballs]:
@@ -121,11 +123,27 @@ def check_tarball(tarball: Path) -> None:
     """A tarball has its license, and its programs and libraries are stripped and run on old distributions."""
     with tarfile.open(tarball) as archive:
         files = [member for member in archive.getmembers() if member.isfile()]
-        check(any(member.name.endswith("/LICENSE") for member in files), f"{tarball.name} lacks LICENSE")
+        for end in ("/LICENSE", "/NOTICES"):
+            check(any(member.name.endswith(end) for member in files), f"{tarball.name} lacks {end}")
         for member in files:
             data = archive.extractfile(member).read()
             if data.startswith(b"\x7fELF"):
                 check_binary(f"{tarball.name}: {member.name}", data)
+
+
+def check_debian(package: Path) -> None:
+    """A package for Debian names the crates that it is linked with, and their licenses."""
+    name = package.name.partition("_")[0]
+    with tarfile.open(
+        fileobj=io.BytesIO(subprocess.check_output(["dpkg-deb", "--fsys-tarfile", package]))
+    ) as files:
+        shown = files.extractfile(f"./usr/share/doc/{name}/copyright").read().decode()
+    for crate in ("libc", "serde_json"):
+        check(
+            re.search(rf"^Files: .*\b{crate}-\d", shown, re.MULTILINE),
+            f"{package.name} says nothing of {crate}",
+        )
+    check("Permission is hereby granted" in shown, f"{package.name} lacks the text of the MIT License")
 
 
 def check_binary(name: str, data: bytes) -> None:

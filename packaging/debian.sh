@@ -23,7 +23,8 @@ stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 umask 022
 
-# Writes what each package has, and packs it: NAME SECTION DEPENDS SUMMARY DESCRIPTION [RECOMMENDS].
+# Writes what each package has, and packs it: NAME SECTION DEPENDS SUMMARY DESCRIPTION NOTICES [RECOMMENDS].
+# NOTICES are the licenses of the crates that it is linked with.
 package() {
     local name=$1 root=$stage/$1
     local doc=$root/usr/share/doc/$name
@@ -31,7 +32,8 @@ package() {
     {
         printf 'Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\nUpstream-Name: hoistway\n\n'
         printf 'Files: *\nCopyright: 2026 The hoistway authors\nLicense: Apache-2.0\n'
-        printf ' The text of this license is in /usr/share/common-licenses/Apache-2.0.\n'
+        printf ' The text of this license is in /usr/share/common-licenses/Apache-2.0.\n\n'
+        cat "$6"
     } >"$doc/copyright"
     printf 'hoistway (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md of the project.\n\n -- %s  %s\n' \
         "$version" "$maintainer" "$date" | gzip --best --no-name >"$doc/changelog.gz"
@@ -45,7 +47,7 @@ Architecture: $arch
 Maintainer: $maintainer
 Installed-Size: $size
 Depends: $3
-${6:+Recommends: $6
+${7:+Recommends: $7
 }Section: $2
 Priority: optional
 Multi-Arch: $(test "$name" = hoistway && echo foreign || echo same)
@@ -70,7 +72,7 @@ fi
 package hoistway utils 'libc6 (>= 2.28), libgcc-s1 | libgcc1' 'load, inspect and verify model checkpoints' \
     'The command hoistway loads safetensors and GGUF checkpoints at the speed of
 the hardware, and reports the route of each byte. It also verifies and warms
-checkpoints, examines the machine, and looks after stores of KV-cache blocks.' ca-certificates
+checkpoints, examines the machine, and looks after stores of KV-cache blocks.' "$command/NOTICES" ca-certificates
 
 root=$stage/libhoistway$abi/usr/lib/$multiarch
 mkdir -p "$root"
@@ -81,7 +83,7 @@ printf 'libhoistway %s libhoistway%s (>= %s)\n' "$abi" "$abi" "$version" >"$stag
 printf 'activate-noawait ldconfig\n' >"$stage/libhoistway$abi/DEBIAN/triggers"
 package "libhoistway$abi" libs 'libc6 (>= 2.28), libgcc-s1 | libgcc1' 'C library that loads tensors from checkpoints' \
     'The library reads tensors of safetensors and GGUF checkpoints into memory of
-the caller, of the host or of a device, and opens stores of KV-cache blocks.' ca-certificates
+the caller, of the host or of a device, and opens stores of KV-cache blocks.' "$library/NOTICES" ca-certificates
 
 root=$stage/libhoistway-dev/usr
 mkdir -p "$root/include" "$root/lib/$multiarch/pkgconfig"
@@ -92,4 +94,4 @@ sed "s|^prefix=.*|prefix=/usr|; s|^libdir=.*|libdir=\${prefix}/lib/$multiarch|" 
     >"$root/lib/$multiarch/pkgconfig/hoistway.pc"
 package libhoistway-dev libdevel "libhoistway$abi (= $version)" 'C library that loads tensors from checkpoints (headers)' \
     'Headers, the static library and the file for pkg-config, to compile programs
-that use libhoistway.'
+that use libhoistway.' "$library/NOTICES"
