@@ -180,6 +180,8 @@ lint-rust: develop lint-tools
 lint-python: develop lint-tools
     '{{ bin }}/ruff' check .
     '{{ bin }}/ruff' format --check .
+    '{{ bin }}/check-jsonschema' --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+    '{{ bin }}/zizmor' --quiet --offline .github/workflows
     '{{ bin }}/python' docs/site/assemble.py target/docs/pages
     '{{ bin }}/python' testkit/snippets/snippets.py target/snippets
     '{{ bin }}/mypy' python/hoistway target/snippets testkit/snippets
