@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from sglang.srt.configs.load_config import _DEFAULT_LOAD_GROUP, LoadConfig, LoadFormat
+from sglang.srt.configs.load_config import LoadConfig, LoadFormat
 from sglang.srt.model_loader.loader import DefaultModelLoader, get_model_loader
 from sglang.srt.model_loader.weight_utils import _drop_file_cache_after_load, maybe_add_mtp_safetensors
 from sglang.srt.platforms import current_platform
-from sglang.srt.runtime_context import get_model, get_parallel
+from sglang.srt.runtime_context import get_parallel
 from sglang.srt.utils import BAR_FORMAT
 from sglang.srt.utils.runai_utils import ObjectStorageModel
 from torch import nn
@@ -22,6 +23,15 @@ from torch import nn
 from hoistway._devices import of_torch
 from hoistway.errors import FormatError, OptionError
 from hoistway.plugins._weights import Bar, Options, folder_url, is_url, weights
+
+try:
+    from sglang.srt.runtime_context import get_model
+except ImportError:
+    # SGLang before 0.5.17 has its settings in one place.
+    from sglang.srt.server_args import get_global_server_args as get_model
+
+# SGLang before 0.5.22 does not say which ranks load a model together.
+ALL_RANKS: Any = getattr(sys.modules[LoadConfig.__module__], "_DEFAULT_LOAD_GROUP", object())
 
 log = logging.getLogger("hoistway.plugins.sglang")
 
@@ -167,12 +177,15 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def _group(self, device: str) -> Any:
         """The ranks that read together; ``None`` where this one reads alone."""
-        share, ranks = self.options.share, self.load_config.load_group
+        share, ranks = self.options.share, getattr(self.load_config, "load_group", ALL_RANKS)
         if share == "none" or ranks is None or not torch.distributed.is_initialized():
             return None
+        if share == "auto" and not hasattr(self.load_config, "load_group") and get_parallel().pp_size > 1:
+            # A stage of a pipeline may load a draft model of its own: not all ranks take part in that.
+            share = "tp"
         if share == "tp":
             ranks = get_parallel().tp_group
-        elif share == "world" or ranks is _DEFAULT_LOAD_GROUP:
+        elif share == "world" or ranks is ALL_RANKS:
             ranks = get_parallel().world_group
         if ranks.world_size == 1:
             return None

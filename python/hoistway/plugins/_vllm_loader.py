@@ -21,12 +21,9 @@ from vllm.distributed.parallel_state import (
     model_parallel_is_initialized,
 )
 from vllm.logger import init_logger
-from vllm.model_executor.model_loader import DefaultModelLoader
+from vllm.model_executor.model_loader import DefaultModelLoader, weight_utils
 from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
-from vllm.model_executor.model_loader.weight_utils import (
-    enable_tqdm,
-    filter_mm_encoder_only_safetensors_files,
-)
+from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 from vllm.platforms import current_platform
 from vllm.transformers_utils.repo_utils import list_filtered_repo_files
 
@@ -95,7 +92,7 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
         finder = copy.copy(self)
         finder.load_config = self._config("mistral" if consolidated else "safetensors")
         try:
-            found: tuple[str, list[str], bool, str] = DefaultModelLoader._prepare_weights(
+            found: tuple[Any, ...] = DefaultModelLoader._prepare_weights(
                 finder, model_name_or_path, subfolder, revision, False, allow_patterns_overrides
             )
         except RuntimeError as error:
@@ -124,21 +121,22 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
         self._check_strategy()
         url = folder_url(self._stored.get(source.model_or_path, source.model_or_path))
         if url is None:
-            folder, files, _, index_file = self._prepare_weights(
+            # vLLM before 0.31 does not tell the index's name, which only --mm-encoder-only asks for.
+            folder, files, _, *index_file = self._prepare_weights(
                 source.model_or_path,
                 source.subfolder,
                 source.revision,
                 source.fall_back_to_pt,
                 source.allow_patterns_overrides,
             )
-            files, is_in_them = self._of_encoders(files, folder, index_file), None
+            files, is_in_them = self._of_encoders(files, folder, *index_file), None
             if not files:
                 raise OptionError(
                     f"mm_encoder_only leaves no file of {source.model_or_path}: all are of the language model alone"
                 )
         else:
             files, is_in_them = [_place_in_store(url, source)], self._chosen_by_index(source.model_or_path)
-        unused = source.is_unused_weight
+        unused = getattr(source, "is_unused_weight", None)
 
         def wanted(name: str) -> bool:
             return (
@@ -162,15 +160,21 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
             self.counter_before_loading_weights = time.perf_counter()
         return loaded
 
-    def _of_encoders(self, files: list[str], folder: str, index_file: str) -> list[str]:
+    def _prefixes(self) -> tuple[str, ...] | None:
+        """Those of a language model that is not to be loaded; ``None`` also in a vLLM that loads all of it."""
+        prefixes: tuple[str, ...] | None = getattr(self, "_encoder_only_lm_prefixes", None)
+        return prefixes
+
+    def _of_encoders(self, files: list[str], folder: str, index_file: str = "") -> list[str]:
         """The files without those of a language model that is not to be loaded."""
-        if self._encoder_only_lm_prefixes is None:
+        prefixes = self._prefixes()
+        if prefixes is None:
             return files
-        kept: list[str] = filter_mm_encoder_only_safetensors_files(
+        kept: list[str] = weight_utils.filter_mm_encoder_only_safetensors_files(
             files,
             folder,
             index_file,
-            self._encoder_only_lm_prefixes,
+            prefixes,
             weights_mapper=self._encoder_only_weights_mapper,
         )
         return kept
@@ -178,7 +182,7 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
     def _chosen_by_index(self, folder: str) -> Callable[[str], bool] | None:
         """Whether a weight lies in a file that is wanted, by the index that vLLM has pulled; ``None``: all do."""
         index = Path(folder, SAFE_WEIGHTS_INDEX_NAME)
-        if self._encoder_only_lm_prefixes is None or not index.is_file():
+        if self._prefixes() is None or not index.is_file():
             return None
         parts: dict[str, str] = json.loads(index.read_text())["weight_map"]
         files = [os.path.join(folder, part) for part in set(parts.values())]
@@ -188,7 +192,9 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
     def _device(self) -> str:
         """Where the parameters are, if hoistway can put tensors there."""
         config = get_current_vllm_config_or_none()
-        offloads = bool(config and config.engram_config and config.engram_config.cpu_offload)
+        # Of vLLM 0.30 and later.
+        engram = getattr(config, "engram_config", None)
+        offloads = bool(engram and engram.cpu_offload)
         # Tables that are kept on the host may be larger than the device.
         computes_there = current_platform.is_cuda() or current_platform.is_rocm()
         if not computes_there or self.load_config.device == "cpu" or offloads:

@@ -84,6 +84,32 @@ def test_a_sglang_without_what_the_loader_is_made_of_is_a_clear_error(monkeypatc
     assert other.is_checked
 
 
+def test_a_vllm_without_tiers_is_an_error_that_says_which_has_them():
+    script = """
+import sys
+sys.modules["vllm"] = None
+try:
+    import hoistway.kv.adapters.vllm
+except ImportError as error:
+    print(error)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("the tier HoistwayTier needs vLLM 0.31 or later, and this version of vLLM (")
+    assert f"It was tested with vLLM {TESTED['vllm'][1]}: install that version" in ran.stdout
+
+
+def test_an_older_sglang_keeps_the_format_in_its_arguments(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups.overrides", None)
+
+    def resolve(arguments):
+        arguments.load_format = "runai_streamer"
+
+    for chosen, kept in (("hoistway", "hoistway"), ("auto", "runai_streamer")):
+        arguments = types.SimpleNamespace(load_format=chosen)
+        sglang.keep_format(arguments, resolve)
+        assert arguments.load_format == kept
+
+
 @pytest.mark.parametrize("host", TESTED)
 def test_the_versions_that_messages_and_extras_name_are_those_that_tests_run(host):
     root = Path(__file__).parents[3]
