@@ -131,6 +131,12 @@ test-hosts *arguments: fetch-hosts develop
     printf '%s\n' plugins/test_{vllm,sglang} kv/adapters/test_adapter_{lmcache,vllm,sglang,ucm} | \
         xargs --max-procs 3 -I TESTS "{{ just_executable() }}" --justfile '{{ justfile() }}' test-host TESTS "$@"
 
+# Hours of processor time for all of them. A version's tests may fail: the table says so, and the recipe goes on.
+# Run those tests on older versions of the hosts too, or on some (vllm, sglang==0.5.21), and write docs/hosts.md.
+[group('tests')]
+test-hosts-matrix *versions: fetch-hosts develop
+    '{{ bin }}/python' testkit/hosts/matrix.py '{{ hosts_at }}-matrix' "$@"
+
 # A process for each host, as they share no environment.
 [private]
 test-host tests *arguments:

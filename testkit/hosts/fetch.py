@@ -22,7 +22,7 @@ SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") e
 
 HERE = Path(__file__).parent
 PACKAGES = HERE / "requirements.txt"
-HOSTS = VLLM, SGLANG, LMCACHE, UCM = [HERE / f"{name}.txt" for name in ("vllm", "sglang", "lmcache", "ucm")]
+HOSTS = [HERE / f"{name}.txt" for name in ("vllm", "sglang", "lmcache", "ucm")]
 
 # What LMCache asks of numba when it is imported: a compiler of kernels that the tests do not run.
 NUMBA = """
@@ -57,12 +57,23 @@ def main(to: Path) -> None:
     shutil.rmtree(to, ignore_errors=True)
     packages, downloads = to / "packages", to / "downloads"
     pip("install", "--no-deps", "--target", packages, "--requirement", PACKAGES)
-    unpack_vllm(download_vllm(downloads, packages), to / "vllm")
-    unpack_sglang(download_sglang(downloads), to / "sglang")
-    unpack_lmcache(*download_lmcache(downloads, packages), to / "lmcache")
-    unpack_ucm(download_ucm(downloads), to / "ucm")
+    for pin in HOSTS:
+        fetch(pin, downloads / pin.stem, packages, to / pin.stem)
     shutil.rmtree(downloads)
     stamp.write_text(state)
+
+
+def fetch(pin: Path, downloads: Path, packages: Path, to: Path) -> None:
+    """Unpacks what tests need of the version of a host that a file pins; the file's name begins with the host's."""
+    host = pin.stem.partition("-")[0]
+    if host == "vllm":
+        unpack_vllm(download_vllm(pin, downloads, packages), to, version_in(pin))
+    elif host == "sglang":
+        unpack_sglang(download_sglang(pin, downloads), to)
+    elif host == "lmcache":
+        unpack_lmcache(*download_lmcache(pin, downloads, packages), to)
+    else:
+        unpack_ucm(download_ucm(pin, downloads), to)
 
 
 def pip(*arguments: str | Path, **environment: str) -> None:
@@ -74,7 +85,7 @@ def pip(*arguments: str | Path, **environment: str) -> None:
     )
 
 
-def download_vllm(to: Path, packages: Path) -> Path:
+def download_vllm(pin: Path, to: Path, packages: Path) -> Path:
     """Of vLLM the sources: its wheel is seven times as large."""
     # pip asks for the metadata, and so runs the build script, which compiles nothing for no device.
     pip(
@@ -86,15 +97,15 @@ def download_vllm(to: Path, packages: Path) -> Path:
         to,
         "--require-hashes",
         "--requirement",
-        VLLM,
+        pin,
         PYTHONPATH=str(packages),
         VLLM_TARGET_DEVICE="empty",
-        VLLM_VERSION_OVERRIDE=version_in(VLLM),
+        VLLM_VERSION_OVERRIDE=version_in(pin),
     )
     return next(to.glob("vllm-*.tar.gz"))
 
 
-def download_sglang(to: Path) -> Path:
+def download_sglang(pin: Path, to: Path) -> Path:
     """Of SGLang a wheel: its releases have no sources. Which one does not matter, the Python in them is the same."""
     pip(
         "download",
@@ -106,14 +117,14 @@ def download_sglang(to: Path) -> Path:
         to,
         "--require-hashes",
         "--requirement",
-        SGLANG,
+        pin,
     )
     return next(to.glob("sglang-*.whl"))
 
 
-def download_lmcache(to: Path, packages: Path) -> tuple[Path, Path]:
+def download_lmcache(pin: Path, to: Path, packages: Path) -> tuple[Path, Path]:
     """Of LMCache a wheel, for the one compiled module that its adapters need, and the sources, for its tests."""
-    pinned = ("--no-deps", "--dest", to, "--require-hashes", "--requirement", LMCACHE)
+    pinned = ("--no-deps", "--dest", to, "--require-hashes", "--requirement", pin)
     pip("download", "--only-binary=lmcache", *pinned)
     # As with vLLM: the metadata are asked for, and nothing is compiled for them.
     pip(
@@ -127,7 +138,7 @@ def download_lmcache(to: Path, packages: Path) -> tuple[Path, Path]:
     return next(to.glob("lmcache-*.whl")), next(to.glob("lmcache-*.tar.gz"))
 
 
-def download_ucm(to: Path) -> Path:
+def download_ucm(pin: Path, to: Path) -> Path:
     """Of UCM a wheel: its releases have no sources, and the Python in all of them is the same."""
     pip(
         "download",
@@ -139,7 +150,7 @@ def download_ucm(to: Path) -> Path:
         to,
         "--require-hashes",
         "--requirement",
-        UCM,
+        pin,
     )
     return next(to.glob("uc_manager*.whl"))
 
@@ -152,7 +163,7 @@ def version_in(requirements: Path) -> str:
     return found[1]
 
 
-def unpack_vllm(archive: Path, to: Path) -> None:
+def unpack_vllm(archive: Path, to: Path, version: str) -> None:
     """Unpacks the Python, and says that it is a build for processors: vLLM reads that from its version."""
     with tarfile.open(archive) as sources:
         for member in sources.getmembers():
@@ -160,7 +171,7 @@ def unpack_vllm(archive: Path, to: Path) -> None:
             if path.parts[1:2] == ("vllm",) and path.suffix == ".py":
                 member.name = str(PurePosixPath(*path.parts[1:]))
                 sources.extract(member, to, **SAFELY)
-    version = f"{version_in(VLLM)}+cpu"
+    version = f"{version}+cpu"
     information = to / f"vllm-{version}.dist-info"
     information.mkdir()
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
