@@ -65,6 +65,7 @@ HOSTS: dict[str, tuple[str, dict[str, list[str]], list[str]]] = {
     ),
 }
 LONGEST_S = 1800
+MOST_NAMES = 4
 COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
 
 
@@ -188,7 +189,8 @@ def counted(report: Path) -> dict[str, Any]:
         elif kind.tag == "error" and not case.get("time", "").strip("0."):
             # The module itself: the last line of the traceback says why.
             lines = re.findall(r"^E +(\S.*)$", kind.text or "", re.MULTILINE)
-            cell["error"] = lines[-1] if lines else kind.get("message", "")
+            # Without the place of the module on this machine.
+            cell["error"] = re.sub(r" \(/[^)]*\)$", "", lines[-1] if lines else kind.get("message", ""))
         else:
             cell["failed"].append(name)
     return cell
@@ -235,7 +237,9 @@ def explained(cell: dict[str, Any]) -> Iterator[str]:
     for reason, count in sorted(cell.get("skipped", {}).items()):
         yield f"{count} skipped: {reason}"
     if cell.get("failed"):
-        yield f"failed: {', '.join(f'`{name}`' for name in cell['failed'])}"
+        names = [f"`{name}`" for name in cell["failed"][:MOST_NAMES]]
+        more = len(cell["failed"]) - len(names)
+        yield f"failed: {', '.join(names)}{f' and {more} others' if more else ''}"
 
 
 def ordinal(version: str) -> tuple[int, ...]:

@@ -83,8 +83,10 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
         finder = copy.copy(self)
         finder.load_config = self._config(LoadFormat.SAFETENSORS)
         try:
+            # SGLang before 0.5.20 has no patterns of models.
+            patterns = () if allow_patterns_overrides is None else (allow_patterns_overrides,)
             found: tuple[str, list[str], bool] = DefaultModelLoader._prepare_weights(
-                finder, model_name_or_path, revision, False, allow_patterns_overrides
+                finder, model_name_or_path, revision, False, *patterns
             )
         except RuntimeError as error:
             if "Cannot find any model weights" not in str(error):
@@ -115,10 +117,11 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
                 "own loader reads"
             )
         url = folder_url(self._stored.get(source.model_or_path, source.model_or_path))
+        chosen: list[str] | None = getattr(source, "allow_patterns_overrides", None)
         if url is not None:
-            if source.allow_patterns_overrides is not None:
+            if chosen is not None:
                 raise OptionError(
-                    f"the weights of {url} are chosen by patterns, {', '.join(source.allow_patterns_overrides)}, which "
+                    f"the weights of {url} are chosen by patterns, {', '.join(chosen)}, which "
                     "work for directories only: copy the model to this machine"
                 )
             files = [url]
@@ -127,7 +130,7 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
                 source.model_or_path,
                 source.revision,
                 source.fall_back_to_pt,
-                source.allow_patterns_overrides,
+                chosen,
             )
             if source.model_config is not None:
                 files = maybe_add_mtp_safetensors(
