@@ -2,12 +2,14 @@
 
 ``matrix.py DIRECTORY [HOST[==VERSION][:PART]]...`` runs the versions of ``versions.toml`` and those that ``just
 test-hosts`` runs, or those that are named. A cell of a table is a run: what did not run has none, and what is not run
-again stays as it was. ``matrix.py --tables`` writes the tables alone, of the results that are there.
+again stays as it was, and is marked if the code has changed since. ``matrix.py --tables`` writes the tables alone, of
+the results that are there.
 """
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 import re
@@ -68,6 +70,16 @@ LONGEST_S = 1800
 MOST_NAMES = 4
 COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
 
+# What a run is of, besides its tests and the host.
+ENGINES = ("vllm", "sglang", "lmcache", "ucm")
+RUNNER = ("testkit/hosts/matrix.py", "testkit/hosts/fetch.py", "testkit/hosts/requirements.txt")
+PLUGINS = ("python/hoistway/plugins", "python/hoistway/kv/adapters", "python/tests/plugins/plugin_hosts.py")
+DROP_IN = ("python/hoistway/compat", "python/hoistway/_hook")
+
+# Why a run has no counts.
+NO_START, NO_END, CRASH = "tests do not start", "tests do not end", "tests crash"
+OTHER_CODE = " (of earlier code)"
+
 
 @dataclass(frozen=True)
 class Version:
@@ -118,11 +130,26 @@ def run(version: Version, part: str, tests: list[str], at: Path) -> None:
     except (subprocess.CalledProcessError, StopIteration) as error:
         print(f"{shown}: cannot be had, and is left out: {error}", file=sys.stderr)
         return
+    code = code_of(version.host, tests)
     cell = test(version, part, tests, paths, at)
+    if not cell.get("error") and not cell["passed"] and not cell["failed"]:
+        print(f"{shown}: no test ran, and it is left out: {', '.join(cell['skipped'])}", file=sys.stderr)
+        return
+    cell["code"] = code
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     results.setdefault(version.host, {}).setdefault(version.version, {})[part] = cell
     RESULTS.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
     print(f"{shown}: {said(cell)}", flush=True)
+
+
+def code_of(host: str, tests: list[str]) -> str:
+    """What tells the code of a run from another's: plug-ins, adapters, tests, and what runs them."""
+    digest = hashlib.sha256()
+    for name in sorted([*tests, *RUNNER, *(PLUGINS if host in ENGINES else DROP_IN)]):
+        path = ROOT / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(f"{file.relative_to(ROOT).as_posix()}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def prepare(version: Version, at: Path) -> list[Path]:
@@ -137,7 +164,7 @@ def prepare(version: Version, at: Path) -> list[Path]:
         at.mkdir(parents=True, exist_ok=True)
         pin, downloads = at / f"{key}.txt", at / f"{key}-downloads"
         pin.write_text(version.requirement)
-        if version.host in {host.stem for host in fetch.HOSTS}:
+        if version.host in ENGINES:
             fetch.fetch(pin, downloads, packages, to)
         else:
             fetch.pip("install", "--no-deps", "--target", to, "--requirement", pin)
@@ -145,7 +172,7 @@ def prepare(version: Version, at: Path) -> list[Path]:
             fetch.pip("install", "--no-deps", "--target", beside, *version.beside)
         shutil.rmtree(downloads, ignore_errors=True)
         stamp.write_text(state)
-    is_engine = version.host in {host.stem for host in fetch.HOSTS}
+    is_engine = version.host in ENGINES
     return [to, *([beside] if version.beside else []), *([packages] if is_engine else [])]
 
 
@@ -158,7 +185,7 @@ def test(version: Version, part: str, tests: list[str], paths: list[Path], at: P
     command = [sys.executable, "-m", "pytest", "--basetemp", f"target/pytest-{key}", "-p", "no:cacheprovider"]
     with output.open("w") as log:
         try:
-            subprocess.run(
+            ran = subprocess.run(
                 [*command, f"--junitxml={report}", *tests],
                 cwd=ROOT,
                 # Python keeps what it compiles: sources of a host take longer to compile than to test.
@@ -169,10 +196,11 @@ def test(version: Version, part: str, tests: list[str], paths: list[Path], at: P
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return {"date": today(), "error": f"did not end within {LONGEST_S} s"}
+            return {"date": today(), "kind": NO_END, "error": f"did not end within {LONGEST_S} s"}
     shutil.rmtree(ROOT / f"target/pytest-{key}", ignore_errors=True)
     if not report.exists():
-        return {"date": today(), "error": "the tests did not start"}
+        kind = CRASH if ran.returncode < 0 else NO_START
+        return {"date": today(), "kind": kind, "error": f"pytest ended with {ran.returncode}"}
     return {"date": today(), **counted(report)}
 
 
@@ -190,6 +218,7 @@ def counted(report: Path) -> dict[str, Any]:
             # The module itself: the last line of the traceback says why.
             lines = re.findall(r"^E +(\S.*)$", kind.text or "", re.MULTILINE)
             # Without the place of the module on this machine.
+            cell["kind"] = NO_START
             cell["error"] = re.sub(r" \(/[^)]*\)$", "", lines[-1] if lines else kind.get("message", ""))
         else:
             cell["failed"].append(name)
@@ -204,10 +233,8 @@ def today() -> str:
 def said(cell: dict[str, Any]) -> str:
     """What a cell of a table says."""
     if "error" in cell:
-        return "tests do not start"
+        return str(cell["kind"])
     skipped = sum(cell["skipped"].values())
-    if not cell["passed"] and not cell["failed"]:
-        return "did not run"
     text = (
         f"{cell['passed']} tests pass"
         if not cell["failed"]
@@ -219,11 +246,15 @@ def said(cell: dict[str, Any]) -> str:
 def table(host: str, results: dict[str, Any]) -> str:
     """The table of a host: a row for each version that ran, and below it what is not plain success."""
     name, parts, _ = HOSTS[host]
+    now = {part: code_of(host, tests) for part, tests in parts.items()}
     lines = [f"| {name} | {' | '.join(parts)} |", f"|---|{'---|' * len(parts)}"]
     notes = []
     ran = results.get(host, {})
     for version in sorted(ran, key=ordinal, reverse=True):
-        cells = [said(ran[version][part]) if part in ran[version] else "" for part in parts]
+        cells = [
+            said(cell) + ("" if cell.get("code") == now[part] else OTHER_CODE) if cell else ""
+            for part, cell in ((part, ran[version].get(part)) for part in parts)
+        ]
         lines.append(f"| {version} | {' | '.join(cells)} |")
         for part in parts:
             notes += [f"* {name} {version}, {part}: {note}" for note in explained(ran[version].get(part, {}))]
@@ -257,6 +288,7 @@ def pages(results: dict[str, Any]) -> dict[Path, str]:
         "",
         "Each row is a version of a host on whose sources the tests of plug-ins and adapters ran, on the CPU and",
         "without the host's compiled kernels. A version that is not listed was not run, and neither was an empty cell.",
+        f"“{OTHER_CODE.strip(' ()')}”: plug-ins, adapters, their tests or what runs them have changed since that run.",
         f"The runs are of {' to '.join(sorted({min(dates), max(dates)}))}." if dates else "",
         "",
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,23 +14,22 @@ from sglang.srt.configs.load_config import LoadConfig, LoadFormat
 from sglang.srt.model_loader.loader import DefaultModelLoader, get_model_loader
 from sglang.srt.model_loader.weight_utils import _drop_file_cache_after_load, maybe_add_mtp_safetensors
 from sglang.srt.platforms import current_platform
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_model, get_parallel
 from sglang.srt.utils import BAR_FORMAT
 from sglang.srt.utils.runai_utils import ObjectStorageModel
 from torch import nn
 
 from hoistway._devices import of_torch
 from hoistway.errors import FormatError, OptionError
+from hoistway.plugins._versions import is_older
 from hoistway.plugins._weights import Bar, Options, folder_url, is_url, weights
 
-try:
-    from sglang.srt.runtime_context import get_model
-except ImportError:
-    # SGLang before 0.5.17 has its settings in one place.
-    from sglang.srt.server_args import get_global_server_args as get_model
-
 # SGLang before 0.5.22 does not say which ranks load a model together.
-ALL_RANKS: Any = getattr(sys.modules[LoadConfig.__module__], "_DEFAULT_LOAD_GROUP", object())
+NAMES_RANKS = "load_group" in LoadConfig.__dataclass_fields__ or not is_older("sglang", "0.5.22")
+if NAMES_RANKS:
+    from sglang.srt.configs.load_config import _DEFAULT_LOAD_GROUP as ALL_RANKS
+else:
+    ALL_RANKS = object()
 
 log = logging.getLogger("hoistway.plugins.sglang")
 
@@ -83,10 +81,8 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
         finder = copy.copy(self)
         finder.load_config = self._config(LoadFormat.SAFETENSORS)
         try:
-            # SGLang before 0.5.20 has no patterns of models.
-            patterns = () if allow_patterns_overrides is None else (allow_patterns_overrides,)
             found: tuple[str, list[str], bool] = DefaultModelLoader._prepare_weights(
-                finder, model_name_or_path, revision, False, *patterns
+                finder, model_name_or_path, revision, False, allow_patterns_overrides
             )
         except RuntimeError as error:
             if "Cannot find any model weights" not in str(error):
@@ -117,11 +113,10 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
                 "own loader reads"
             )
         url = folder_url(self._stored.get(source.model_or_path, source.model_or_path))
-        chosen: list[str] | None = getattr(source, "allow_patterns_overrides", None)
         if url is not None:
-            if chosen is not None:
+            if source.allow_patterns_overrides is not None:
                 raise OptionError(
-                    f"the weights of {url} are chosen by patterns, {', '.join(chosen)}, which "
+                    f"the weights of {url} are chosen by patterns, {', '.join(source.allow_patterns_overrides)}, which "
                     "work for directories only: copy the model to this machine"
                 )
             files = [url]
@@ -130,7 +125,7 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
                 source.model_or_path,
                 source.revision,
                 source.fall_back_to_pt,
-                chosen,
+                source.allow_patterns_overrides,
             )
             if source.model_config is not None:
                 files = maybe_add_mtp_safetensors(
@@ -180,12 +175,12 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def _group(self, device: str) -> Any:
         """The ranks that read together; ``None`` where this one reads alone."""
-        share, ranks = self.options.share, getattr(self.load_config, "load_group", ALL_RANKS)
+        share, ranks = self.options.share, self.load_config.load_group if NAMES_RANKS else ALL_RANKS
         if share == "none" or ranks is None or not torch.distributed.is_initialized():
             return None
-        if share == "auto" and not hasattr(self.load_config, "load_group") and get_parallel().pp_size > 1:
-            # A stage of a pipeline may load a draft model of its own: not all ranks take part in that.
-            share = "tp"
+        if share == "auto" and not NAMES_RANKS and get_parallel().pp_size > 1:
+            # A stage of a pipeline may load a draft model of its own, in which not all ranks take part.
+            return None
         if share == "tp":
             ranks = get_parallel().tp_group
         elif share == "world" or ranks is ALL_RANKS:

@@ -21,7 +21,7 @@ from vllm.distributed.parallel_state import (
     model_parallel_is_initialized,
 )
 from vllm.logger import init_logger
-from vllm.model_executor.model_loader import DefaultModelLoader, weight_utils
+from vllm.model_executor.model_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 from vllm.platforms import current_platform
@@ -29,7 +29,16 @@ from vllm.transformers_utils.repo_utils import list_filtered_repo_files
 
 from hoistway._devices import of_torch
 from hoistway.errors import FormatError, OptionError
+from hoistway.plugins._versions import is_older
 from hoistway.plugins._weights import Bar, Options, folder_url, weights
+
+# vLLM before 0.31 reads all files with --mm-encoder-only, and before 0.32 a model cannot say what it does not use.
+CHOOSES_FILES = not is_older("vllm", "0.31")
+ASKS_MODEL = not is_older("vllm", "0.32")
+if CHOOSES_FILES:
+    from vllm.model_executor.model_loader.weight_utils import filter_mm_encoder_only_safetensors_files
+if ASKS_MODEL and "is_unused_weight" not in DefaultModelLoader.Source.__dataclass_fields__:
+    raise ImportError("DefaultModelLoader.Source has no is_unused_weight")
 
 # Of vLLM's own hierarchy: what is logged elsewhere, vLLM does not show.
 log = init_logger("vllm.plugins.hoistway")
@@ -76,7 +85,7 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
         revision: str | None,
         fall_back_to_pt: bool,
         allow_patterns_overrides: list[str] | None,
-    ) -> tuple[str, list[str], bool, str]:
+    ) -> tuple[Any, ...]:
         """The files, downloaded if need be, as vLLM finds them; of safetensors only, whatever the model allows."""
         if os.path.isfile(model_name_or_path):
             raise FormatError(
@@ -121,22 +130,26 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
         self._check_strategy()
         url = folder_url(self._stored.get(source.model_or_path, source.model_or_path))
         if url is None:
-            # vLLM before 0.31 does not tell the index's name, which only --mm-encoder-only asks for.
-            folder, files, _, *index_file = self._prepare_weights(
+            found = self._prepare_weights(
                 source.model_or_path,
                 source.subfolder,
                 source.revision,
                 source.fall_back_to_pt,
                 source.allow_patterns_overrides,
             )
-            files, is_in_them = self._of_encoders(files, folder, *index_file), None
+            if CHOOSES_FILES:
+                folder, files, _, index_file = found
+                files = self._of_encoders(files, folder, index_file)
+            else:
+                _, files, _ = found
+            is_in_them = None
             if not files:
                 raise OptionError(
                     f"mm_encoder_only leaves no file of {source.model_or_path}: all are of the language model alone"
                 )
         else:
             files, is_in_them = [_place_in_store(url, source)], self._chosen_by_index(source.model_or_path)
-        unused = getattr(source, "is_unused_weight", None)
+        unused = source.is_unused_weight if ASKS_MODEL else None
 
         def wanted(name: str) -> bool:
             return (
@@ -160,21 +173,15 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
             self.counter_before_loading_weights = time.perf_counter()
         return loaded
 
-    def _prefixes(self) -> tuple[str, ...] | None:
-        """Those of a language model that is not to be loaded; ``None`` also in a vLLM that loads all of it."""
-        prefixes: tuple[str, ...] | None = getattr(self, "_encoder_only_lm_prefixes", None)
-        return prefixes
-
-    def _of_encoders(self, files: list[str], folder: str, index_file: str = "") -> list[str]:
+    def _of_encoders(self, files: list[str], folder: str, index_file: str) -> list[str]:
         """The files without those of a language model that is not to be loaded."""
-        prefixes = self._prefixes()
-        if prefixes is None:
+        if self._encoder_only_lm_prefixes is None:
             return files
-        kept: list[str] = weight_utils.filter_mm_encoder_only_safetensors_files(
+        kept: list[str] = filter_mm_encoder_only_safetensors_files(
             files,
             folder,
             index_file,
-            prefixes,
+            self._encoder_only_lm_prefixes,
             weights_mapper=self._encoder_only_weights_mapper,
         )
         return kept
@@ -182,7 +189,7 @@ class HoistwayModelLoader(DefaultModelLoader):  # type: ignore[misc]
     def _chosen_by_index(self, folder: str) -> Callable[[str], bool] | None:
         """Whether a weight lies in a file that is wanted, by the index that vLLM has pulled; ``None``: all do."""
         index = Path(folder, SAFE_WEIGHTS_INDEX_NAME)
-        if self._prefixes() is None or not index.is_file():
+        if not CHOOSES_FILES or self._encoder_only_lm_prefixes is None or not index.is_file():
             return None
         parts: dict[str, str] = json.loads(index.read_text())["weight_map"]
         files = [os.path.join(folder, part) for part in set(parts.values())]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 from hoistway.errors import MissingPackageError
@@ -14,45 +13,25 @@ from hoistway.plugins._weights import LOAD_FORMAT
 
 # Of the dataclass: it turns the name of a format into a member of an enumeration, which has none for formats of others.
 HOOKED = "sglang.srt.configs.load_config.LoadConfig.__post_init__"
-# What decides on a format before 0.5.20, and before 0.5.19.
-RESOLVING = "sglang.srt.arg_groups.model_path_hook.handle_load_format"
-RESOLVING_BEFORE = "sglang.srt.server_args.ServerArgs._handle_load_format"
 
 
 @cache
 def register() -> None:
     """Tells SGLang of the load format; SGLang calls it in each of its processes, by the entry point."""
     try:
+        # What nothing here uses is asked for by the loader: without it the format must not be registered.
+        from sglang.srt.arg_groups.choices import LOAD_FORMAT_CHOICES, add_load_format_choices  # noqa: PLC0415
+        from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view  # noqa: F401, PLC0415
+        from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook  # noqa: PLC0415
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
-
-        formats, add_formats = _formats()
+        from sglang.srt.runtime_context import get_model, get_parallel  # noqa: F401, PLC0415
     except ImportError as error:
         logging.getLogger(__name__).warning("%s", unfit("sglang", LOAD_FORMAT, error))
         return
-    if LOAD_FORMAT not in formats:
-        add_formats([LOAD_FORMAT])
+    if LOAD_FORMAT not in LOAD_FORMAT_CHOICES:
+        add_load_format_choices([LOAD_FORMAT])
     HookRegistry.register(HOOKED, name_to_class, HookType.AROUND)
-    try:
-        from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook  # noqa: PLC0415
-    except ImportError:
-        # SGLang before 0.5.20 has no hooks of its own there.
-        has_module = find_spec("sglang.srt.arg_groups.model_path_hook") is not None
-        resolving = RESOLVING if has_module else RESOLVING_BEFORE
-        HookRegistry.register(
-            resolving, lambda resolve, server_args: keep_format(server_args, resolve), HookType.AROUND
-        )
-    else:
-        register_resolution_hook("handle_load_format")(keep_format)
-
-
-def _formats() -> tuple[list[str], Callable[[list[str]], None]]:
-    """The formats that SGLang takes, and what adds some."""
-    try:
-        from sglang.srt.arg_groups.choices import LOAD_FORMAT_CHOICES, add_load_format_choices  # noqa: PLC0415
-    except ImportError:
-        # SGLang before 0.5.20.
-        from sglang.srt.server_args import LOAD_FORMAT_CHOICES, add_load_format_choices  # noqa: PLC0415
-    return LOAD_FORMAT_CHOICES, add_load_format_choices
+    register_resolution_hook("handle_load_format")(keep_format)
 
 
 def name_to_class(post_init: Callable[..., None], config: Any, *arguments: Any) -> None:
@@ -64,11 +43,7 @@ def name_to_class(post_init: Callable[..., None], config: Any, *arguments: Any) 
 
 def keep_format(server_args: Any, resolve: Callable[[Any], None]) -> None:
     """Keeps the format where the model is a URL: SGLang puts Run:ai's in its place, whatever the user chose."""
-    try:
-        from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view  # noqa: PLC0415
-    except ImportError:
-        # SGLang before 0.5.19 writes into the arguments themselves.
-        declare_resolution, resolving_view = _assign, _as_it_is
+    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view  # noqa: PLC0415
 
     chosen = resolving_view(server_args).load_format
     resolve(server_args)
@@ -78,14 +53,6 @@ def keep_format(server_args: Any, resolve: Callable[[Any], None]) -> None:
     )
     if is_ours and resolving_view(server_args).load_format != chosen:
         declare_resolution(server_args, __name__, load_format=chosen)
-
-
-def _as_it_is(server_args: Any) -> Any:
-    return server_args
-
-
-def _assign(server_args: Any, _by: str, *, load_format: Any) -> None:
-    server_args.load_format = load_format
 
 
 def _loader() -> Any:

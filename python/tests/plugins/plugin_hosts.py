@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import logging
 import multiprocessing
@@ -33,6 +34,15 @@ def import_host(module: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         importlib.import_module(module)
+
+
+def host_is_before(package: str, first: str) -> bool:
+    """Whether the host on the path is older than a version: tests leave nothing out for a newer one."""
+    found, limit = (
+        [int(number) for number in re.findall(r"\d+", text)[:3]]
+        for text in (importlib.metadata.version(package), first)
+    )
+    return found < limit
 
 
 def entry_points() -> dict[str, dict[str, str]]:

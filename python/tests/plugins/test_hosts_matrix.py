@@ -13,7 +13,8 @@ sys.path.append(str(Path(__file__).parents[3] / "testkit" / "hosts"))
 
 import matrix
 
-PASSED = {"date": "2026-11-27", "passed": 3, "skipped": {}, "failed": []}
+WEIGHTS, TIER = (matrix.code_of("vllm", tests) for tests in matrix.HOSTS["vllm"][1].values())
+PASSED = {"date": "2026-11-27", "passed": 3, "skipped": {}, "failed": [], "code": WEIGHTS}
 
 
 def test_the_pages_say_what_the_results_say():
@@ -22,13 +23,28 @@ def test_the_pages_say_what_the_results_say():
 
 
 def test_a_version_that_did_not_run_has_no_row_and_a_part_no_mark():
-    shown = matrix.table("vllm", {"vllm": {"0.9.1": {"weights": PASSED}, "0.10.0": {"KV tier": PASSED}}})
+    tier = {**PASSED, "code": TIER}
+    shown = matrix.table("vllm", {"vllm": {"0.9.1": {"weights": PASSED}, "0.10.0": {"KV tier": tier}}})
     assert shown.splitlines()[2:] == ["| 0.10.0 |  | 3 tests pass |", "| 0.9.1 | 3 tests pass |  |"]
+
+
+def test_a_run_of_other_code_is_marked():
+    for other in ({**PASSED, "code": "0"}, {key: PASSED[key] for key in PASSED if key != "code"}):
+        shown = matrix.table("vllm", {"vllm": {"0.9.1": {"weights": other}}})
+        assert "| 0.9.1 | 3 tests pass (of earlier code) |  |" in shown
+
+
+@pytest.mark.parametrize("kind", [matrix.NO_START, matrix.NO_END, matrix.CRASH])
+def test_what_has_no_counts_says_what_happened(kind):
+    cell = {"date": "2026-11-27", "kind": kind, "error": "why", "code": WEIGHTS}
+    shown = matrix.table("vllm", {"vllm": {"0.9.1": {"weights": cell}}})
+    assert f"| 0.9.1 | {kind} |  |" in shown
+    assert "* vLLM 0.9.1, weights: `why`" in shown
 
 
 def test_what_fails_is_named_below_the_table():
     failed = {**PASSED, "failed": ["test_a"], "skipped": {"lacks b": 2}}
-    broken = {**PASSED, "passed": 0, "error": "ImportError: no c"}
+    broken = {**PASSED, "passed": 0, "kind": matrix.NO_START, "error": "ImportError: no c", "code": TIER}
     shown = matrix.table("vllm", {"vllm": {"0.9.1": {"weights": failed, "KV tier": broken}}})
     assert "| 0.9.1 | 1 of 4 tests fail, 2 skipped | tests do not start |" in shown
     assert "* vLLM 0.9.1, weights: 2 skipped: lacks b" in shown

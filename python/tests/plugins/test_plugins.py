@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from hoistway.errors import FormatError, OptionError, RouteUnavailableError, TruncatedError
-from hoistway.plugins import sglang
+from hoistway.plugins import _versions, sglang
 from hoistway.plugins._versions import TESTED
 from hoistway.plugins._weights import Bar, Options, weights
 from plugin_hosts import entry_points, install, logged
@@ -84,9 +84,17 @@ def test_a_sglang_without_what_the_loader_is_made_of_is_a_clear_error(monkeypatc
     assert other.is_checked
 
 
-def test_a_vllm_without_tiers_is_an_error_that_says_which_has_them():
-    script = """
-import sys
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ("0.30.2", "the tier HoistwayTier needs vLLM 0.31 or later, and this version of vLLM (0.30.2) lacks"),
+        ("0.40.0", "the tier HoistwayTier needs vLLM, and this version of vLLM (0.40.0) lacks what it uses"),
+    ],
+)
+def test_a_vllm_without_tiers_is_an_error_that_says_what_is_known(found, says):
+    script = f"""
+import importlib.metadata, sys
+importlib.metadata.version = lambda package: "{found}"
 sys.modules["vllm"] = None
 try:
     import hoistway.kv.adapters.vllm
@@ -94,20 +102,49 @@ except ImportError as error:
     print(error)
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert ran.stdout.startswith("the tier HoistwayTier needs vLLM 0.31 or later, and this version of vLLM (")
+    assert ran.stdout.startswith(says)
     assert f"It was tested with vLLM {TESTED['vllm'][1]}: install that version" in ran.stdout
 
 
-def test_an_older_sglang_keeps_the_format_in_its_arguments(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups.overrides", None)
+@pytest.mark.parametrize(
+    ("found", "older"),
+    [
+        ("0.30.0", True),
+        ("0.30.1rc2.dev3+g1234", True),
+        ("0.31.0", False),
+        ("0.31.0.dev5", False),
+        ("1.0", False),
+        # What did not run, and what says nothing.
+        ("0.27.0", False),
+        ("0.0.0.dev1", False),
+        ("dev", False),
+    ],
+)
+def test_only_a_version_that_ran_is_taken_for_older(monkeypatch, found, older):
+    monkeypatch.setattr(_versions, "version", lambda package: found)
+    assert _versions.is_older("vllm", "0.31") is older
 
-    def resolve(arguments):
-        arguments.load_format = "runai_streamer"
 
-    for chosen, kept in (("hoistway", "hoistway"), ("auto", "runai_streamer")):
-        arguments = types.SimpleNamespace(load_format=chosen)
-        sglang.keep_format(arguments, resolve)
-        assert arguments.load_format == kept
+def test_without_what_the_loader_asks_sglang_registers_nothing(monkeypatch):
+    has = {
+        "arg_groups.choices": ("LOAD_FORMAT_CHOICES", "add_load_format_choices"),
+        "arg_groups.overrides": ("declare_resolution", "resolving_view"),
+        "arg_groups.resolution_hooks": ("register_resolution_hook",),
+        "plugins.hook_registry": ("HookRegistry", "HookType"),
+        "runtime_context": ("get_parallel",),
+    }
+    for module, names in has.items():
+        path = ["sglang", "srt", *module.split(".")]
+        for end in range(1, len(path)):
+            monkeypatch.setitem(sys.modules, ".".join(path[:end]), types.ModuleType(path[end - 1]))
+        found = types.ModuleType(path[-1])
+        vars(found).update(dict.fromkeys(names, None))
+        monkeypatch.setitem(sys.modules, ".".join(path), found)
+    with logged("hoistway.plugins.sglang") as lines:
+        sglang.register.__wrapped__()
+    (line,) = lines
+    assert line.startswith("load format 'hoistway' is not registered, as this version of SGLang (")
+    assert "cannot import name 'get_model'" in line
 
 
 @pytest.mark.parametrize("host", TESTED)

@@ -17,7 +17,11 @@ import_host("sglang.srt.model_loader.loader")
 
 import sglang.srt.plugins  # noqa: E402
 from hoistway.errors import FormatError, OptionError, TruncatedError  # noqa: E402
-from hoistway.plugins.sglang import HOOKED, HoistwayModelLoader, _formats, register  # noqa: E402
+from hoistway.plugins.sglang import HOOKED, HoistwayModelLoader, register  # noqa: E402
+from sglang.srt.arg_groups.choices import LOAD_FORMAT_CHOICES  # noqa: E402
+from sglang.srt.arg_groups.model_path_hook import handle_load_format  # noqa: E402
+from sglang.srt.arg_groups.overrides import resolving_view  # noqa: E402
+from sglang.srt.arg_groups.resolution_hooks import run_hook  # noqa: E402
 from sglang.srt.configs.device_config import DeviceConfig  # noqa: E402
 from sglang.srt.configs.load_config import LoadConfig  # noqa: E402
 from sglang.srt.configs.model_config import ModelConfig  # noqa: E402
@@ -30,41 +34,13 @@ from sglang.srt.distributed import (  # noqa: E402
 from sglang.srt.model_loader import get_model_loader  # noqa: E402
 from sglang.srt.model_loader.loader import DefaultModelLoader  # noqa: E402
 from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
-from sglang.srt.runtime_context import get_context, get_parallel  # noqa: E402
+from sglang.srt.runtime_context import get_context, get_model, get_parallel  # noqa: E402
 from sglang.srt.server_args import ServerArgs  # noqa: E402
 from sglang.srt.utils.runai_utils import ObjectStorageModel  # noqa: E402
 from transformers import GPT2Config, GPT2LMHeadModel  # noqa: E402
 
 pytestmark = HOST_WARNINGS
 LOG = "hoistway.plugins.sglang"
-
-
-def with_settings(**changes):
-    """Settings of SGLang's, for as long as a test wants them."""
-    try:
-        from sglang.srt.runtime_context import get_model  # noqa: PLC0415
-    except ImportError:
-        # SGLang before 0.5.17.
-        return get_context().override_server_args(**changes)
-    return get_model().override(**changes)
-
-
-def resolved_format(arguments):
-    """The format that SGLang decides on."""
-    try:
-        from sglang.srt.arg_groups import model_path_hook, overrides  # noqa: PLC0415
-    except ImportError:
-        # SGLang before 0.5.19.
-        arguments._handle_load_format()
-        return arguments.load_format
-    try:
-        from sglang.srt.arg_groups.resolution_hooks import run_hook  # noqa: PLC0415
-    except ImportError:
-        # SGLang before 0.5.20.
-        model_path_hook.handle_load_format(arguments)
-    else:
-        run_hook(model_path_hook.handle_load_format, arguments)
-    return overrides.resolving_view(arguments).load_format
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -175,12 +151,12 @@ def test_sglang_finds_the_format_by_the_entry_point():
     loader = get_model_loader(LoadConfig(load_format="hoistway"))
     assert isinstance(loader, DefaultModelLoader)
     assert type(loader) is HoistwayModelLoader
-    assert _formats()[0].count("hoistway") == 1
+    assert LOAD_FORMAT_CHOICES.count("hoistway") == 1
 
 
 def test_registering_again_changes_nothing():
     register()
-    assert _formats()[0].count("hoistway") == 1
+    assert LOAD_FORMAT_CHOICES.count("hoistway") == 1
     assert len(HookRegistry._hooks[HOOKED]) == 1
 
 
@@ -218,8 +194,9 @@ def test_a_real_model_comes_from_a_store(gpt2, tmp_path, serve):
 @pytest.mark.parametrize("load_format", ["hoistway", HoistwayModelLoader, "auto"])
 def test_a_url_keeps_the_format_that_was_chosen(load_format):
     arguments = ServerArgs(model_path="s3://models/gpt2", load_format=load_format)
+    run_hook(handle_load_format, arguments)
     expected = "runai_streamer" if load_format == "auto" else load_format
-    assert resolved_format(arguments) == expected
+    assert resolving_view(arguments).load_format == expected
 
 
 def test_weights_are_updated_from_another_place(checkpoint, tmp_path, serve):
@@ -298,7 +275,7 @@ def test_an_unknown_key_is_an_error_that_lists_the_known():
 
 def test_a_way_of_sglangs_own_reading_is_not_ignored(checkpoint):
     with (
-        with_settings(weight_loader_prefetch_checkpoints=True),
+        get_model().override(weight_loader_prefetch_checkpoints=True),
         pytest.raises(OptionError, match="weight_loader_prefetch_checkpoints"),
     ):
         load(checkpoint, Module())
@@ -336,7 +313,7 @@ def test_files_leave_the_page_cache_if_sglang_is_told_so(checkpoint, monkeypatch
     advised = []
     monkeypatch.setattr("os.posix_fadvise", lambda *call: advised.append(call[3]))
     serve()
-    with with_settings(weight_loader_drop_cache_after_load=True):
+    with get_model().override(weight_loader_drop_cache_after_load=True):
         load(checkpoint, Module())
         load("s3://checkpoint", Module())
     assert advised == [os.POSIX_FADV_DONTNEED] * 2

@@ -10,7 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from plugin_hosts import HOST_WARNINGS, import_host, in_store, install, logged, on_ranks, shared_kib
+from plugin_hosts import (
+    HOST_WARNINGS,
+    host_is_before,
+    import_host,
+    in_store,
+    install,
+    logged,
+    on_ranks,
+    shared_kib,
+)
 from safetensors.torch import save_file
 
 import_host("vllm.model_executor.model_loader")
@@ -32,21 +41,17 @@ from vllm.distributed import (  # noqa: E402
     init_distributed_environment,
     initialize_model_parallel,
 )
-from vllm.model_executor.model_loader import (  # noqa: E402
-    DefaultModelLoader,
-    get_model_loader,
-    weight_utils,
-)
+from vllm.model_executor.model_loader import DefaultModelLoader, get_model_loader  # noqa: E402
 
 pytestmark = HOST_WARNINGS
 LOG = "vllm.plugins.hoistway"
 
 encoder_only = pytest.mark.skipif(
-    not hasattr(weight_utils, "filter_mm_encoder_only_safetensors_files"),
+    host_is_before("vllm", "0.31"),
     reason="vLLM reads all files with --mm-encoder-only",
 )
 unused_weights = pytest.mark.skipif(
-    "is_unused_weight" not in DefaultModelLoader.Source.__dataclass_fields__,
+    host_is_before("vllm", "0.32"),
     reason="models cannot tell vLLM which weights they do not use",
 )
 
@@ -64,7 +69,7 @@ def plugin(tmp_path_factory):
         vllm.plugins.load_general_plugins()
         # vLLM before 0.31 looks a compiled kernel up when it builds a Llama, and calls it only when that computes.
         kernels = torch.library.Library("_C", "FRAGMENT")
-        if not hasattr(torch.ops._C, "silu_and_mul"):
+        if host_is_before("vllm", "0.31"):
             kernels.define("silu_and_mul(Tensor! out, Tensor input) -> ()")
         yield
 

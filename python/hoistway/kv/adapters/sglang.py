@@ -14,23 +14,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from sglang.srt.mem_cache.hicache_storage import (
-    HiCacheStorage,
-    HiCacheStorageConfig,
-    HiCacheStorageExtraInfo,
-    PoolHitPolicy,
-    PoolName,
-    PoolTransfer,
-    PoolTransferResult,
-)
-from sglang.srt.runtime_context import get_model
 
-from hoistway.errors import OptionError, RequestError
+from hoistway.errors import MissingPackageError, OptionError, RequestError
 from hoistway.kv import Addresses, MemoryLostError, Namespace, Store, Ticket
 from hoistway.kv._ending import log, summary
 from hoistway.kv.adapters._metrics import Exported
 from hoistway.kv.adapters._settings import Settings
 from hoistway.kv.adapters._tickets import complete, is_accepted
+from hoistway.plugins._versions import lacking
+
+try:
+    from sglang.srt.mem_cache.hicache_storage import (
+        HiCacheStorage,
+        HiCacheStorageConfig,
+        HiCacheStorageExtraInfo,
+        PoolHitPolicy,
+        PoolName,
+        PoolTransfer,
+        PoolTransferResult,
+    )
+    from sglang.srt.runtime_context import get_model
+except ImportError as error:
+    raise MissingPackageError(lacking("sglang", "the backend HiCacheHoistway", "0.5.23", error)) from error
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.pool_host import HostKVCache

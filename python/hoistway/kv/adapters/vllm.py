@@ -19,7 +19,7 @@ from hoistway.kv import Addresses, Completion, Error, Ticket
 from hoistway.kv._ending import abandon, settle_all, start_into, summary
 from hoistway.kv.adapters._settings import Settings
 from hoistway.kv.adapters._tickets import is_accepted, outcome
-from hoistway.plugins._versions import lacking
+from hoistway.plugins._versions import is_older, lacking
 
 try:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.canonical_mapping import canonical_format_id
@@ -37,9 +37,14 @@ try:
         ReqContext,
         RequestOffloadingContext,
     )
-    from vllm.v1.kv_offload.tiering import base as tiering
     from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
     from vllm.v1.kv_offload.tiering.base import JobId, JobResult, SecondaryTierManager, TransferJob
+
+    # vLLM before 0.33 has no name for it.
+    if not is_older("vllm", "0.33"):
+        from vllm.v1.kv_offload.tiering.base import TIER_LABEL
+    else:
+        TIER_LABEL = "tier"
 except ImportError as error:
     raise MissingPackageError(lacking("vllm", "the tier HoistwayTier", "0.31", error)) from error
 
@@ -49,8 +54,6 @@ if TYPE_CHECKING:
 # Of vLLM's own hierarchy: what is logged elsewhere, vLLM does not show.
 log = init_logger("vllm.hoistway.kv")
 
-# vLLM before 0.33 has no name for it.
-TIER_LABEL: str = getattr(tiering, "TIER_LABEL", "tier")
 FAILED_BLOCKS = "vllm:kv_offload_hoistway_failed_blocks"
 USED_BYTES = "vllm:kv_offload_hoistway_used_bytes"
 CAPACITY_BYTES = "vllm:kv_offload_hoistway_capacity_bytes"

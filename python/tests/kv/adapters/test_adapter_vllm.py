@@ -26,7 +26,7 @@ from adapter_hosts import (
     truncate,
     wait_until,
 )
-from plugin_hosts import HOST_WARNINGS, import_host, logged
+from plugin_hosts import HOST_WARNINGS, host_is_before, import_host, logged
 
 import_host("vllm.v1.kv_offload.tiering.spec")
 
@@ -96,7 +96,7 @@ def config_of(extra: dict[str, Any], **changes: Any) -> OffloadingConfig:
 
 def lock_of(manager: Any) -> AbstractContextManager[Any]:
     """What callers of vLLM's manager have to hold; before 0.33 nothing."""
-    return getattr(manager, "lock", None) or nullcontext()
+    return nullcontext() if host_is_before("vllm", "0.33") else manager.lock
 
 
 @dataclass
@@ -147,7 +147,7 @@ class Engine:
         """Empties vLLM's first tier."""
         with lock_of(self.manager):
             self.manager.reset_cache()
-            if hasattr(self.manager, "on_reset_flushed"):
+            if not host_is_before("vllm", "0.33"):
                 self.manager.on_reset_flushed()
         self.memory[:] = 0
 
@@ -240,8 +240,10 @@ def test_chunks_go_out_by_vllms_first_tier_and_come_back(vllm):
     for key, content in contents.items():
         assert vllm.get(key, again) == content
         # vLLM before 0.32 does not ask where a hit comes from.
-        if hasattr(vllm.manager, "get_load_source"):
-            assert vllm.manager.get_load_source(key, again).name == "DISK"
+        if not host_is_before("vllm", "0.32"):
+            from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: PLC0415
+
+            assert vllm.manager.get_load_source(key, again) is CacheHitSource.DISK
     assert vllm.get(key_of(99), again) is None
 
 
@@ -669,8 +671,9 @@ def test_metrics_are_those_that_vllm_was_told_of(tmp_path):
         vllm.put({key_of(1): bytes(CHUNK)})
         assert not vllm.load([key_of(99)], [0]).success
         stats = vllm.tier.get_stats()
-        # vLLM before 0.33 has them, and no name for both.
-        types, values = stats._types, stats._values
+        # vLLM before 0.33 has no name for both.
+        before = host_is_before("vllm", "0.33")
+        types, values = (stats._types, stats._values) if before else stats.metric_sections()
         assert values[FAILED_BLOCKS] == {("HoistwayTier", "miss"): 1}
         assert isinstance(known[FAILED_BLOCKS], OffloadingCounterMetadata)
         for name, series in values.items():
