@@ -1,10 +1,12 @@
 """Prints the copyright and the licenses of the crates that a package is linked with, as Debian writes them (DEP 5).
 
-Usage: ``notices.py PACKAGE TARGET``. The crates are those that ``cargo tree`` names; their texts come with them.
+Usage: ``notices.py PACKAGE TARGET``. The crates are those that ``cargo tree`` names, and Rust's standard library; their
+texts come with them. Fails if one has no text and none is supplied here.
 """
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import subprocess
@@ -16,18 +18,64 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 NAMES = re.compile(r"(licen[cs]e|copying|notice|copyright|unlicense)", re.IGNORECASE)
-HOLDER = re.compile(r"^\W*(copyright\s+(?:\(c\)|©|\d|[A-Z]).*\S)", re.IGNORECASE | re.MULTILINE)
-# Of these Debian has the texts, in /usr/share/common-licenses.
-APACHE = "                                 Apache License"
+CODE = {".c", ".h", ".py", ".rs", ".S"}
+# A line of who holds the copyright, and none of the license's own that speak of it.
+HOLDER = re.compile(
+    r"^\W*(copyright\s+(?:\(c\)\s+|©\s*|\d)(?![\[{<]).*[^\W_].*)$", re.IGNORECASE | re.MULTILINE
+)
+# The Apache License, with what its appendix says of how to apply it.
+APACHE = re.compile(
+    r"^[ \t]*Apache License\s+Version 2\.0, January 2004.*?END OF TERMS AND CONDITIONS"
+    r"(?:\s*APPENDIX: How to apply.*?limitations under the License\.)?",
+    re.DOTALL | re.MULTILINE,
+)
+# What a text of a license says, whichever it is.
+GRANT = re.compile(
+    r"permission\s+is\s+(?:hereby\s+)?granted|permission\s+to\s+use|redistribution\s+and\s+use|apache\s+license|"
+    r"free\s+and\s+unencumbered|creative\s+commons|unicode\s+license|mozilla\s+public|boost\s+software",
+    re.IGNORECASE,
+)
+MIT = """MIT License
+
+Copyright (c) {holders}
+
+Permission is hereby granted, free of charge, to any person obtaining a copy
+of this software and associated documentation files (the "Software"), to deal
+in the Software without restriction, including without limitation the rights
+to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+copies of the Software, and to permit persons to whom the Software is
+furnished to do so, subject to the following conditions:
+
+The above copyright notice and this permission notice shall be included in all
+copies or substantial portions of the Software.
+
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+SOFTWARE."""
+# Crates under the MIT License alone whose file with its text leads out of them.
+SUPPLIED = {"plotters": MIT, "plotters-backend": MIT, "plotters-svg": MIT}
 
 
 def main(package: str, target: str) -> None:
     """Prints a paragraph for each text, with the crates that have it."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    groups: dict[tuple[str, tuple[str, ...]], list[dict[str, Any]]] = defaultdict(list)
+    lacking = []
     for crate in linked(package, target):
-        groups[crate["license"] or "unknown", "\n\n".join(texts(crate))].append(crate)
-    for (license_name, text), crates in sorted(groups.items(), key=lambda group: group[1][0]["name"]):
-        print("\n".join(paragraph(license_name, text, crates)), end="\n\n")
+        found = tuple(texts(crate))
+        if not crate["license"] or not any(GRANT.search(text) for text in found):
+            lacking.append(f"{crate['name']}-{crate['version']}")
+        groups[crate["license"], found].append(crate)
+    if lacking:
+        sys.exit(
+            f"no license, or no text of it: {', '.join(lacking)}; supply the text in packaging/notices.py"
+        )
+    for (license_name, found), crates in sorted(groups.items(), key=lambda group: group[1][0]["name"]):
+        print("\n".join(paragraph(license_name, found, crates)), end="\n\n")
+    print("\n".join(standard_library()))
 
 
 def linked(package: str, target: str) -> Iterator[dict[str, Any]]:
@@ -60,24 +108,48 @@ def cargo(*arguments: str) -> str:
 
 
 def texts(crate: dict[str, Any]) -> Iterator[str]:
-    """The texts that a crate comes with, but for that of the Apache License."""
-    for path in sorted(Path(crate["manifest_path"]).parent.iterdir()):
-        if path.is_file() and NAMES.match(path.name):
-            text = path.read_text(errors="replace").strip("\n")
-            if APACHE.strip() not in text[:400] or "notice" in path.name.lower():
-                yield text
+    """The texts that a crate comes with, also those of code that others wrote, or the one that is supplied."""
+    root = Path(crate["manifest_path"]).parent
+    if crate["name"] in SUPPLIED and crate["license"] == "MIT":
+        yield SUPPLIED[crate["name"]].format(holders=", ".join(crate["authors"]))
+        return
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and NAMES.match(path.name) and path.suffix not in CODE:
+            yield path.read_text(errors="replace").strip("\n")
 
 
-def paragraph(license_name: str, text: str, crates: list[dict[str, Any]]) -> Iterator[str]:
-    """A paragraph on crates that have the same license with the same text."""
+def paragraph(license_name: str, found: tuple[str, ...], crates: list[dict[str, Any]]) -> Iterator[str]:
+    """A paragraph on crates that have the same license with the same texts."""
     yield "Files: " + " ".join(f"{crate['name']}-{crate['version']}/*" for crate in crates)
-    holders = HOLDER.findall(text) or sorted({author for crate in crates for author in crate["authors"]})
-    yield "Copyright: " + ("\n ".join(holders) or "the authors of the crate")
+    holders = list(dict.fromkeys(line.strip() for text in found for line in HOLDER.findall(text)))
+    holders = holders or sorted({author for crate in crates for author in crate["authors"]})
+    yield "Copyright: " + ("\n ".join(holders) or "the crate names nobody")
     yield f"License: {license_name.replace('/', ' OR ')}"
-    if "Apache-2.0" in license_name:
-        yield " The text of the Apache License 2.0 is in /usr/share/common-licenses/Apache-2.0."
-    for line in text.splitlines():
+    yield from shown(found)
+
+
+def shown(found: tuple[str, ...]) -> Iterator[str]:
+    """Texts of licenses as Debian writes them; of the Apache License, which packages have, where it is."""
+    if any(APACHE.search(text) for text in found):
+        yield " The text of the Apache License 2.0 is in /usr/share/common-licenses/Apache-2.0 of Debian, and in"
+        yield " LICENSE of hoistway's archives."
+    left = dict.fromkeys(APACHE.sub("", text).strip() for text in found)
+    for line in "\n\n".join(text for text in left if text).splitlines():
         yield f" {line.rstrip()}" if line.strip() else " ."
+
+
+def standard_library() -> Iterator[str]:
+    """A paragraph on Rust's standard library, of what the toolchain says of it and of the crates in it."""
+    found = subprocess.check_output(["rustc", "--print", "sysroot"], cwd=ROOT, text=True).strip()
+    notices = Path(found, "share/doc/rust/COPYRIGHT-library.html")
+    if not notices.is_file():
+        sys.exit(f"{notices} is missing: it has the notices of Rust's standard library")
+    page = re.sub(r"<(style|script|title)\b.*?</\1>", "", notices.read_text(), flags=re.DOTALL)
+    text = html.unescape(re.sub(r"<[^>]*>", "", page))
+    yield "Files: rust-std/*"
+    yield "Copyright: The Rust Project Developers (see https://thanks.rust-lang.org), and those that are named below"
+    yield "License: MIT OR Apache-2.0"
+    yield from shown((re.sub(r"\n\s*\n+", "\n\n", text),))
 
 
 if __name__ == "__main__":
