@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
 import torch
-from plugin_hosts import HOST_WARNINGS, import_host, in_store, install, logged, on_ranks, shared_kib
+from plugin_hosts import (
+    HOST_WARNINGS,
+    host_is_before,
+    import_host,
+    in_store,
+    install,
+    logged,
+    on_ranks,
+    shared_kib,
+)
 from safetensors.torch import save_file
 
 import_host("sglang.srt.model_loader.loader")
@@ -266,6 +276,23 @@ def test_options_reach_hoistway(checkpoint, written):
     lines = load(checkpoint, model, model_loader_extra_config=extra)
     assert torch.equal(model.given["b"], torch.arange(2000))
     assert "; threads buffered 100%" in lines[0]
+
+
+def test_ranks_of_a_pipeline_read_together_only_if_sglang_says_so(monkeypatch):
+    every, stage = (SimpleNamespace(world_size=2, cpu_group=name) for name in ("every", "stage"))
+    parallel = SimpleNamespace(pp_size=2, tp_group=stage, world_group=every)
+    monkeypatch.setattr(sys.modules[HoistwayModelLoader.__module__], "get_parallel", lambda: parallel)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+
+    def group(**extra):
+        config = LoadConfig(load_format="hoistway", model_loader_extra_config=extra)
+        return get_model_loader(config)._group("cpu")
+
+    # SGLang before 0.5.22 has no load_group: a stage's draft model would wait for ranks that do not load it.
+    assert group() == (None if host_is_before("sglang", "0.5.22") else "every")
+    assert group(share="world") == "every"
+    assert group(share="tp") == "stage"
+    assert group(share="none") is None
 
 
 def test_an_unknown_key_is_an_error_that_lists_the_known():
