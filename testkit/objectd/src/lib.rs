@@ -8,10 +8,12 @@ mod hub;
 mod listing;
 mod request;
 mod stream;
+mod uploads;
 
 pub use checksums::Checksums;
 pub use faults::{Fault, Faults};
 pub use request::Request;
+pub use uploads::{Step, WriteFault};
 
 use percent_encoding::percent_decode_str;
 use rustls::ServerConfig;
@@ -70,6 +72,7 @@ struct State {
     expired: AtomicUsize,
     /// The date that answers have, if any.
     date: Mutex<Option<String>>,
+    uploads: Mutex<uploads::Uploads>,
 }
 
 /// Where a redirect leads: the URL of a server, a path there, and that server.
@@ -209,6 +212,21 @@ impl Server {
         *lock(&self.state.date) = Some(date.to_owned());
     }
 
+    /// The bytes of the object at a path.
+    pub fn object(&self, path: &str) -> Option<Vec<u8>> {
+        lock(&self.state.objects).get(path).map(|object| object.bytes.clone())
+    }
+
+    /// The paths of the uploads that were begun, and neither completed nor aborted.
+    pub fn open_uploads(&self) -> Vec<String> {
+        lock(&self.state.uploads).open_paths()
+    }
+
+    /// Has the next `count` requests of a step of an upload fail, from now on; no step else.
+    pub fn fail_writes(&self, step: Step, count: usize, fault: WriteFault) {
+        lock(&self.state.uploads).fail(step, count, fault);
+    }
+
     /// Removes an object.
     pub fn remove(&self, path: &str) {
         lock(&self.state.objects).remove(path);
@@ -293,7 +311,10 @@ impl State {
             }
             let now = self.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
             self.most_in_flight.fetch_max(now, Ordering::Relaxed);
-            let answered = self.answer(&mut socket, &request);
+            let answered = match uploads::step_of(&request) {
+                Some(step) => self.write(&mut socket, &mut buffer, &request, step),
+                None => self.answer(&mut socket, &request),
+            };
             self.in_flight.fetch_sub(1, Ordering::Relaxed);
             if answered.is_err() {
                 break;
@@ -308,6 +329,26 @@ impl State {
         let generation = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
         lock(&self.objects)
             .insert(path.to_owned(), Arc::new(Object { bytes, etag, generation, commit: None }));
+    }
+
+    /// Refuses a request that is signed for another region. `None` if it is not.
+    fn refuse_region(&self, socket: &mut Stream, request: &Request) -> Option<io::Result<()>> {
+        let region = lock(&self.region);
+        let (region, otherwise) = region.as_ref()?;
+        if request.authorization.as_ref().is_none_or(|own| own.contains(&format!("/{region}/s3/"))) {
+            return None;
+        }
+        let header = format!("x-amz-bucket-region: {region}\r\n");
+        Some(match otherwise {
+            WrongRegion::Redirect => refuse(socket, "301 Moved Permanently", "PermanentRedirect", &header),
+            WrongRegion::Malformed => {
+                refuse(socket, "400 Bad Request", "AuthorizationHeaderMalformed", &header)
+            }
+            WrongRegion::InText => {
+                let code = format!("AuthorizationHeaderMalformed</Code><Region>{region}</Region><Code>");
+                refuse(socket, "400 Bad Request", &code, "")
+            }
+        })
     }
 
     /// Answers a request. An error closes the connection.
@@ -328,22 +369,11 @@ impl State {
                 return write!(socket, "HTTP/1.1 {status} Refused\r\nContent-Length: 99\r\n\r\n");
             }
         }
-        if let Some((region, otherwise)) = &*lock(&self.region)
-            && request.authorization.as_ref().is_some_and(|own| !own.contains(&format!("/{region}/s3/")))
-        {
-            let header = format!("x-amz-bucket-region: {region}\r\n");
-            return match otherwise {
-                WrongRegion::Redirect => {
-                    refuse(socket, "301 Moved Permanently", "PermanentRedirect", &header)
-                }
-                WrongRegion::Malformed => {
-                    refuse(socket, "400 Bad Request", "AuthorizationHeaderMalformed", &header)
-                }
-                WrongRegion::InText => {
-                    let code = format!("AuthorizationHeaderMalformed</Code><Region>{region}</Region><Code>");
-                    refuse(socket, "400 Bad Request", &code, "")
-                }
-            };
+        if let Some(refused) = self.refuse_region(socket, request) {
+            return refused;
+        }
+        if query == "uploads" || query == "uploads=" {
+            return self.list_uploads(socket, path.trim_end_matches('/'));
         }
         if query.contains("list-type=2") || query.contains("comp=list") {
             return self.list(socket, path.trim_end_matches('/'), query);

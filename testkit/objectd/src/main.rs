@@ -1,11 +1,11 @@
 //! Serves the files of a directory as objects: `objectd DIRECTORY [PREFIX] [LATENCY_MS] [DIALECT] [MB_PER_SECOND] [FAULT]
-//! [REQUEST] [CHECKSUMS]`; the rate is that of each connection, and the request that fails is the one with this number, or each of those that are
-//! not for the first byte of an object; it has no checksums if those are `none`. Their names begin with the prefix, `bucket/folder/` for instance. The dialect is `s3`, `google`,
+//! [REQUEST] [CHECKSUMS] [WRITES]`; the rate is that of each connection, and the request that fails is the one with this number, or each of those that are
+//! not for the first byte of an object; it has no checksums if those are `none`; of writes one step fails, such as `part:503`. Their names begin with the prefix, `bucket/folder/` for instance. The dialect is `s3`, `google`,
 //! `azure`, or `hub`: then they are the files of the model `org/model`, and safetensors lie on a second server. Prints its URL,
 //! and ends with its input.
 #![allow(clippy::print_stdout)]
 
-use objectd::{Checksums, Dialect, Fault, Faults, Server};
+use objectd::{Checksums, Dialect, Fault, Faults, Server, Step};
 use std::{env, fs, io, path::Path, time::Duration};
 
 /// The model of a hub, and its commit.
@@ -37,6 +37,10 @@ fn main() -> io::Result<()> {
     });
     if arguments.get(7).is_some_and(|text| text == "none") {
         server.say_checksums(Checksums::None);
+    }
+    if let Some(name) = arguments.get(8) {
+        let (step, fault) = Step::named(name).ok_or_else(|| io::Error::other("there is no such fault"))?;
+        server.fail_writes(step, usize::MAX, fault);
     }
     let elsewhere = Server::start()?;
     let is_hub = match arguments.get(3).map(String::as_str) {

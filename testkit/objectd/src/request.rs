@@ -21,6 +21,12 @@ pub struct Request {
     pub wants_checksum: bool,
     /// Who asks.
     pub authorization: Option<String>,
+    /// Bytes of its body.
+    pub body_len: usize,
+    /// The checksum of its body that it says: `x-amz-checksum-crc64nvme`, or `crc32c` of `x-goog-hash`.
+    pub checksum: Option<String>,
+    /// By which checksum the parts of an upload are compared that it begins.
+    pub checksum_algorithm: Option<String>,
 }
 
 impl Request {
@@ -43,6 +49,16 @@ impl Request {
         }
     }
 
+    /// Reads so many bytes of a body, of which `buffer` holds the first ones.
+    pub(crate) fn read_body(socket: &mut impl Read, buffer: &mut Vec<u8>, len: usize) -> io::Result<Vec<u8>> {
+        let rest = buffer.split_off(len.min(buffer.len()));
+        let mut body = std::mem::replace(buffer, rest);
+        let came = body.len();
+        body.resize(len, 0);
+        socket.read_exact(&mut body[came..])?;
+        Ok(body)
+    }
+
     fn of(request: &httparse::Request<'_, '_>) -> Self {
         let find = |name: &str| {
             let found = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name));
@@ -61,6 +77,10 @@ impl Request {
             payer: find("x-amz-request-payer"),
             wants_checksum: find("x-amz-checksum-mode").is_some_and(|own| own == "ENABLED"),
             authorization: find("authorization"),
+            body_len: find("content-length").and_then(|len| len.parse().ok()).unwrap_or(0),
+            checksum: find("x-amz-checksum-crc64nvme")
+                .or_else(|| Some(find("x-goog-hash")?.strip_prefix("crc32c=")?.to_owned())),
+            checksum_algorithm: find("x-amz-checksum-algorithm"),
         }
     }
 }
