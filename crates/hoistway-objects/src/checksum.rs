@@ -45,7 +45,7 @@ impl Algorithm {
     }
 
     /// The header with it in answers of S3.
-    fn header(self) -> &'static str {
+    pub(crate) fn header(self) -> &'static str {
         match self {
             Self::Crc64Nvme => "x-amz-checksum-crc64nvme",
             Self::Crc32c => "x-amz-checksum-crc32c",
@@ -62,7 +62,13 @@ impl Algorithm {
         value.to_be_bytes()[8 - self.len_bytes()..].to_vec()
     }
 
-    fn parse(self, text: &str) -> Option<u64> {
+    /// The value as stores say it.
+    pub(crate) fn text(self, value: u64) -> String {
+        STANDARD.encode(self.to_bytes(value))
+    }
+
+    /// The value of such a text.
+    pub(crate) fn parse(self, text: &str) -> Option<u64> {
         let bytes = STANDARD.decode(text.trim()).ok().filter(|bytes| bytes.len() == self.len_bytes())?;
         Some(bytes.iter().fold(0, |value, byte| value << 8 | u64::from(*byte)))
     }

@@ -5,6 +5,7 @@ use crate::{
     credentials::Identity,
     http::{
         Answer, Connection, IdlePool, Network, Origin, Pending, Roots, TooSlow, Waiting, have_input, send,
+        send_pieces,
     },
     location::{self, Kind, Location, Target},
     options::aws_roots,
@@ -217,6 +218,39 @@ impl Client {
         }
     }
 
+    /// Sends a request with a body, and hands over its answer if it is a success. `sent` counts the bytes of the body that the
+    /// system has taken.
+    pub(crate) fn send(
+        &self,
+        what: (Method, &Target),
+        headers: &[(HeaderName, String)],
+        body: &[&[u8]],
+        sent: &mut u64,
+        waiting: &Waiting<'_>,
+    ) -> Result<Answer, Fault> {
+        self.send_whole(what, headers, body, sent, (waiting, waiting))
+    }
+
+    /// Does the same, and waits in one way until there is a connection, and in another one from then on.
+    pub(crate) fn send_whole(
+        &self,
+        (method, target): (Method, &Target),
+        headers: &[(HeaderName, String)],
+        body: &[&[u8]],
+        sent: &mut u64,
+        (connecting, waiting): (&Waiting<'_>, &Waiting<'_>),
+    ) -> Result<Answer, Fault> {
+        let request = self.request(method, target, headers, connecting)?;
+        let connection = self.connection(connecting)?;
+        let was_reused = connection.is_reused;
+        let answer = send_pieces(connection, &request, body, sent, waiting)
+            .map_err(|error| self.fault(error, was_reused, 0, waiting))?;
+        match answer.status {
+            200..=299 => Ok(answer),
+            _ => Err(self.refusal(answer, waiting)),
+        }
+    }
+
     /// The answer to a request, and when that was sent: of the request itself, or of a second one.
     fn first_of(
         &self,
@@ -422,7 +456,8 @@ impl Client {
         }
         let is_busy = matches!(status, 429 | 503) || code.as_deref() == Some("SlowDown");
         match status {
-            _ if is_busy || is_passing || matches!(status, 408 | 500..) => {
+            // What a server does not implement it does not implement later either.
+            _ if is_busy || is_passing || matches!(status, 408 | 500 | 502..) => {
                 let failure = if is_busy { Failure::Busy(retry_after(&headers)) } else { Failure::Refused };
                 let why = format!("the server said {said}");
                 Fault::Again(Again { failure, why, was_reused: false, bytes: 0 })
@@ -441,7 +476,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 }
 
 /// The code of an error of S3, Google and Azure. Its message may hold what was signed.
-fn error_code(body: &[u8]) -> Option<String> {
+pub(crate) fn error_code(body: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(body).ok()?;
     let (_, rest) = text.split_once("<Code>")?;
     let (code, _) = rest.split_once("</Code>")?;

@@ -32,8 +32,9 @@ const MAX_CALLERS: usize = 64;
 const DEFAULT_PROFILE: &str = "default";
 const OF_CONTAINER: &str = "the role of the container (AWS_CONTAINER_CREDENTIALS_*)";
 const OF_MACHINE: &str = "the role of the machine (metadata service of EC2)";
-/// What a token of Google's may do.
+/// What a token of Google's may do: for loads, and for saves.
 const GOOGLE_SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_only";
+const GOOGLE_WRITE_SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
 
 /// Signs requests.
 #[derive(Debug)]
@@ -301,6 +302,7 @@ impl S3Caller {
             unpinned: false,
             allow_http: false,
             requester_pays: false,
+            writes: false,
             ..options.clone()
         }
     }
@@ -499,9 +501,10 @@ impl ProvideCredential for Program {
 }
 
 fn google(context: Context, services: &Services, options: &StoreOptions) -> (Scheme, String) {
+    let scope = if options.writes { GOOGLE_WRITE_SCOPE } else { GOOGLE_SCOPE };
     let (chain, missing) = match &options.credentials_file {
         Some(path) => {
-            let file = google::FileCredentialProvider::new(path).with_scope(GOOGLE_SCOPE);
+            let file = google::FileCredentialProvider::new(path).with_scope(scope);
             let missing = format!(
                 "no valid credentials for Google are in {path}, which the store option credentials_file or \
                  GOOGLE_APPLICATION_CREDENTIALS names"
@@ -509,7 +512,7 @@ fn google(context: Context, services: &Services, options: &StoreOptions) -> (Sch
             (Chain::new(services).push(format!("the file {path}"), file), missing)
         }
         None => {
-            let machine = google::VmMetadataCredentialProvider::new().with_scope(GOOGLE_SCOPE);
+            let machine = google::VmMetadataCredentialProvider::new().with_scope(scope);
             let chain = Chain::new(services).push(
                 "the file of gcloud auth application-default login",
                 google::WellKnownCredentialProvider::new(),
@@ -524,23 +527,27 @@ fn google(context: Context, services: &Services, options: &StoreOptions) -> (Sch
             (chain, missing.into())
         }
     };
-    let signer = google::RequestSigner::new("storage").with_scope(GOOGLE_SCOPE);
-    (Scheme::Google(Signing::new(context, Arc::new(Kept::new(Tokens(chain))), signer)), missing)
+    let signer = google::RequestSigner::new("storage").with_scope(scope);
+    (Scheme::Google(Signing::new(context, Arc::new(Kept::new(Tokens { chain, scope })), signer)), missing)
 }
 
 /// Exchanges the key of a service account for a token that many requests have. The signer itself would ask for one for each
 /// request.
 #[derive(Debug)]
-struct Tokens(Chain<google::Credential>);
+struct Tokens {
+    chain: Chain<google::Credential>,
+    /// What the token may do.
+    scope: &'static str,
+}
 
 impl ProvideCredential for Tokens {
     type Credential = google::Credential;
 
     async fn provide_credential(&self, context: &Context) -> reqsign_core::Result<Option<Self::Credential>> {
-        match self.0.provide_credential(context).await? {
+        match self.chain.provide_credential(context).await? {
             Some(google::Credential { service_account: Some(account), token: None, .. }) => {
                 let exchange = google::ServiceAccountTokenCredentialProvider::new(account);
-                exchange.with_scope(GOOGLE_SCOPE).provide_credential(context).await
+                exchange.with_scope(self.scope).provide_credential(context).await
             }
             found => Ok(found),
         }
@@ -1285,6 +1292,35 @@ mod tests {
         assert!(service.0.load(Ordering::Relaxed) > 0, "{callers:?}");
         for caller in callers {
             assert!(!caller.is_ok_and(|own| own == "Bearer of-the-machine"));
+        }
+    }
+
+    /// Gives a token, and notes where it was asked for.
+    #[derive(Clone, Debug, Default)]
+    struct Noting(Arc<Mutex<String>>);
+
+    impl HttpSend for Noting {
+        async fn http_send(&self, request: Request<Bytes>) -> reqsign_core::Result<Response<Bytes>> {
+            *self.0.lock().unwrap() = request.uri().to_string();
+            let body = r#"{"access_token": "a", "expires_in": 3600, "token_type": "Bearer"}"#;
+            Ok(Response::new(body.into()))
+        }
+    }
+
+    #[test]
+    fn only_saves_ask_google_for_tokens_that_may_write() {
+        for (writes, scope) in [(false, "devstorage.read_only"), (true, "devstorage.read_write")] {
+            let service = Noting::default();
+            let envs = [("HOME".to_owned(), "/nowhere".to_owned())].into();
+            let context = Context::new()
+                .with_env(StaticEnv { home_dir: None, envs })
+                .with_file_read(Files)
+                .with_http_send(service.clone());
+            let options = StoreOptions { writes, ..StoreOptions::default() };
+            let identity = Identity::within(context, Services::default(), Kind::Google, &local(), &options);
+            sign_once(&identity.unwrap().unwrap()).unwrap();
+            let asked = service.0.lock().unwrap();
+            assert!(asked.contains(scope), "{asked}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! Why an object could not be read, sorted by what the caller can do about it.
+//! Why an object could not be read or written, sorted by what the caller can do about it.
 
 use std::{fmt, io, ops::Range};
 
@@ -106,6 +106,18 @@ pub enum Problem {
         /// Why the last one failed.
         last: String,
     },
+    /// The answer to the request that completes an upload was lost, and the store does not show whether it did so.
+    #[error(
+        "it is not known whether the object is complete: {0}; load it and compare, or save it again: the name stands for the old \
+         object or for the whole new one"
+    )]
+    Doubtful(String),
+    /// An upload that failed could not be aborted.
+    #[error(
+        "the parts that were uploaded could not be removed ({0}): they are stored, and paid for, until the upload is aborted by \
+         hand or by a lifecycle rule of the bucket"
+    )]
+    LeftOpen(String),
     /// No trusted encrypted connection can be made.
     #[error("no trusted connection: {0}")]
     Tls(String),
@@ -121,7 +133,7 @@ impl Problem {
             Self::Invalid(_) => io::ErrorKind::InvalidInput,
             Self::NotFound { .. } => io::ErrorKind::NotFound,
             Self::Denied { .. } | Self::Credentials(_) => io::ErrorKind::PermissionDenied,
-            Self::Unreliable { .. } => io::ErrorKind::TimedOut,
+            Self::Unreliable { .. } | Self::Doubtful(_) | Self::LeftOpen(_) => io::ErrorKind::TimedOut,
             Self::Tls(_) => io::ErrorKind::ConnectionRefused,
             Self::Changed(_)
             | Self::WrongAnswer(_)

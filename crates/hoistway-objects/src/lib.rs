@@ -13,6 +13,9 @@
 //! An [`Object`] is pinned by the ETag and the length of its first answer. Each later request carries `If-Match`, and the
 //! status, range, length and ETag of each answer are compared before the first byte of its body is read. A [`Comparison`] computes
 //! the [`Checksum`] that its store has of it from the bytes of any reads.
+//!
+//! An [`Upload`] writes an object to S3 or Google, in parts from any threads. The store compares each with its checksum, and shows
+//! the object when it is complete.
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
@@ -42,6 +45,7 @@ mod region;
 mod renewal;
 mod services;
 mod signature;
+mod upload;
 
 /// What the fuzz target reaches. No part of the interface.
 #[cfg(fuzzing)]
@@ -62,3 +66,4 @@ pub use location::shown;
 pub use object::{HEAD_BYTES, Object};
 pub use options::{AccessKey, Checksums, Secret, StoreOptions};
 pub use probe::{Reached, StoreProbe};
+pub use upload::{Upload, Uploaded, remove};

@@ -43,6 +43,8 @@ pub struct StoreOptions {
     pub requester_pays: bool,
     /// Whether objects are compared with the checksums that their stores have.
     pub checksums: Checksums,
+    /// Whether tokens are asked for that may write.
+    pub(crate) writes: bool,
 }
 
 /// Whether objects are compared with the checksums that their stores have.
@@ -212,8 +214,8 @@ impl StoreOptions {
         let first =
             |names: &[&str]| names.iter().find_map(|name| variable(name).filter(|text| !text.is_empty()));
         let own = self.clone();
-        let Self { anonymous, unpinned, allow_http, checksums, endpoint, .. } = own;
-        let base = Self { anonymous, unpinned, allow_http, checksums, ..Self::default() };
+        let Self { anonymous, unpinned, allow_http, checksums, writes, endpoint, .. } = own;
+        let base = Self { anonymous, unpinned, allow_http, checksums, writes, ..Self::default() };
         let resolved = match kind {
             Kind::Web => base,
             Kind::S3 => {

@@ -27,6 +27,8 @@ struct State {
     in_flight: InFlightLimit,
     /// Mean time to the first byte.
     first_byte: Option<Duration>,
+    /// Whether a request has succeeded.
+    has_answered: bool,
 }
 
 /// Why an attempt brought less than all.
@@ -68,7 +70,8 @@ impl Drop for Permit<'_> {
 
 impl Pace {
     pub(crate) fn new() -> Self {
-        let state = State { in_flight: InFlightLimit::new(Instant::now()), first_byte: None };
+        let in_flight = InFlightLimit::new(Instant::now());
+        let state = State { in_flight, first_byte: None, has_answered: false };
         Self { state: Mutex::new(state), freed: Condvar::new(), mean_speed: MeanSpeed::default() }
     }
 
@@ -78,7 +81,20 @@ impl Pace {
         stop: &AtomicBool,
         mut attempt: impl FnMut(&Waiting<'_>) -> Result<T, Fault>,
     ) -> Result<T, Problem> {
-        let is_known = self.lock().first_byte.is_some();
+        self.persist_sending(stop, |waiting| (attempt(waiting), Duration::ZERO))
+    }
+
+    /// Does the same for attempts that say how long they sent: that time does not count as time without progress. The caller
+    /// limits their number.
+    pub(crate) fn persist_sending<T>(
+        &self,
+        stop: &AtomicBool,
+        mut attempt: impl FnMut(&Waiting<'_>) -> (Result<T, Fault>, Duration),
+    ) -> Result<T, Problem> {
+        let is_known = {
+            let state = self.lock();
+            state.has_answered || state.first_byte.is_some()
+        };
         let mut retry = Retry::new(Instant::now(), is_known);
         let mut was_told = false;
         let mut last = String::new();
@@ -94,12 +110,15 @@ impl Pace {
                 is_new: terms.is_new,
                 mean_speed: &self.mean_speed,
             };
-            let result = attempt(&waiting);
+            let (result, sent_for) = attempt(&waiting);
             drop(permit);
+            retry.waited(sent_for);
             let now = Instant::now();
             let Again { failure, why, was_reused, bytes } = match result {
                 Ok(done) => {
-                    self.lock().in_flight.succeeded(now);
+                    let mut state = self.lock();
+                    state.has_answered = true;
+                    state.in_flight.succeeded(now);
                     return Ok(done);
                 }
                 Err(Fault::Final(problem)) => return Err(problem),

@@ -1,7 +1,7 @@
 //! One request and its answer.
 
 use super::{Connection, Waiting};
-use crate::policy::Speed;
+use crate::policy::{MeanSpeed, Speed};
 use ::http::{
     HeaderMap, HeaderName, HeaderValue, Method,
     header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING},
@@ -19,6 +19,8 @@ const MAX_TRAILERS: usize = 100;
 const HEAD_READ: usize = 4 << 10;
 /// Bytes that are read at once of a chunked body, unless more of the chunk are left.
 const CHUNK_READ: usize = 32 << 10;
+/// Bytes of a body that are written between two looks at its speed.
+const BODY_WRITE: usize = 256 << 10;
 
 /// The answer to a request. Its body has not been read.
 #[derive(Debug)]
@@ -93,10 +95,16 @@ impl Pending {
         body: &[u8],
         waiting: &Waiting<'_>,
     ) -> io::Result<Self> {
-        connection.write_all(&head_of(request, body), waiting)?;
+        let mut head = head_of(request, body.len() as u64);
+        head.extend_from_slice(body);
+        connection.write_all(&head, waiting)?;
+        Ok(Self::sent_on(connection, request))
+    }
+
+    fn sent_on(connection: Connection, request: &Parts) -> Self {
         let sent = Instant::now();
         let is_head = request.method == Method::HEAD;
-        Ok(Self { connection, is_head, early: Vec::new(), has_begun: false, sent, last: sent })
+        Self { connection, is_head, early: Vec::new(), has_begun: false, sent, last: sent }
     }
 
     pub(crate) fn connection(&self) -> &Connection {
@@ -179,7 +187,57 @@ fn timed_out(reason: String) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, reason)
 }
 
-fn head_of(request: &Parts, body: &[u8]) -> Vec<u8> {
+/// Sends a request whose body lies in several pieces of memory, and reads the head of its answer. `sent` counts the bytes of the
+/// body that the system has taken.
+///
+/// # Errors
+/// Those of [`send`]; [`io::ErrorKind::TimedOut`] also if the server takes the body too slowly.
+pub(crate) fn send_pieces(
+    mut connection: Connection,
+    request: &Parts,
+    body: &[&[u8]],
+    sent: &mut u64,
+    waiting: &Waiting<'_>,
+) -> io::Result<Answer> {
+    let len = body.iter().map(|piece| piece.len() as u64).sum();
+    let written = connection
+        .write_all(&head_of(request, len), waiting)
+        .and_then(|()| write_body(&mut connection, body, sent, waiting));
+    let mut pending = Pending::sent_on(connection, request);
+    if let Err(error) = written {
+        let has_left = matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
+        // A server that refuses a request may leave before it has read the body, and its answer may have come.
+        return match pending.advance(waiting) {
+            Ok(Ok(answer)) if has_left => Ok(Answer { stays_open: false, ..answer }),
+            _ => Err(error),
+        };
+    }
+    loop {
+        pending = match pending.advance(waiting)? {
+            Ok(answer) => return Ok(answer),
+            Err(pending) => pending,
+        };
+    }
+}
+
+fn write_body(
+    connection: &mut Connection,
+    body: &[&[u8]],
+    sent: &mut u64,
+    waiting: &Waiting<'_>,
+) -> io::Result<()> {
+    let mut speed = Speed::new(Instant::now());
+    for part in body.iter().flat_map(|piece| piece.chunks(BODY_WRITE)) {
+        connection.write_all(part, waiting)?;
+        *sent += part.len() as u64;
+        // How fast other bodies come or go says nothing of this one: only one that hardly moves is given up.
+        let noted = speed.came(part.len() as u64, Instant::now(), &MeanSpeed::default());
+        noted.map_err(|why| timed_out(why.replace("came", "were taken")))?;
+    }
+    Ok(())
+}
+
+fn head_of(request: &Parts, body_len: u64) -> Vec<u8> {
     let target = request.uri.path_and_query().map_or("/", |target| target.as_str());
     let mut text = format!("{} {target} HTTP/1.1\r\n", request.method).into_bytes();
     if let (None, Some(authority)) = (request.headers.get(HOST), request.uri.authority()) {
@@ -190,11 +248,11 @@ fn head_of(request: &Parts, body: &[u8]) -> Vec<u8> {
             text.extend_from_slice(part);
         }
     }
-    if !body.is_empty() {
-        text.extend_from_slice(format!("content-length: {}\r\n", body.len()).as_bytes());
+    // A method that may have a body says so also of an empty one.
+    if body_len > 0 || matches!(request.method, Method::POST | Method::PUT) {
+        text.extend_from_slice(format!("content-length: {body_len}\r\n").as_bytes());
     }
     text.extend_from_slice(b"\r\n");
-    text.extend_from_slice(body);
     text
 }
 
@@ -474,10 +532,7 @@ fn reused(mut connection: Connection) -> Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        http::{Network, Origin},
-        policy::MeanSpeed,
-    };
+    use crate::http::{Network, Origin};
     use std::{
         io::{Read, Write},
         net::TcpListener,

@@ -1,4 +1,4 @@
-//! HTTP/1.1, as far as reading objects needs it. Bodies are read to where the caller says.
+//! HTTP/1.1, as far as objects need it. Bodies are read to where the caller says.
 
 mod answer;
 mod connection;
@@ -9,7 +9,7 @@ mod tls;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use answer::head;
-pub(crate) use answer::{Answer, Pending, TooSlow, send};
+pub(crate) use answer::{Answer, Pending, TooSlow, send, send_pieces};
 pub(crate) use connection::{Connection, Network, Origin, TICK, Waiting, have_input};
 pub(crate) use idle::IdlePool;
 pub(crate) use names::{addresses, is_of_this_network};
