@@ -51,12 +51,23 @@ impl<'a> ShardNames<'a> {
         if count == 1 { self.single.to_owned() } else { self.shard(1, number, count) }
     }
 
-    fn index(&self) -> String {
+    /// The name of the index.
+    pub(super) fn index(&self) -> String {
         format!("{}.index.json", self.single)
     }
 
+    /// Names for `count` shards none of which is taken.
+    #[cfg(feature = "objects")]
+    pub(super) fn free(&self, count: usize, is_taken: impl Fn(&String) -> bool) -> Result<Vec<String>> {
+        let names = |set| (1..=count).map(|number| self.shard(set, number, count)).collect::<Vec<_>>();
+        (1..=MAX_SETS)
+            .map(names)
+            .find(|names| !names.iter().any(&is_taken))
+            .ok_or_else(|| Error::Internal("there is no free name for shards".into()))
+    }
+
     /// What the name of a file begins with that may be a shard of some save of this name.
-    fn stem_of<'n>(&self, name: &'n str) -> Option<&'n str> {
+    pub(super) fn stem_of<'n>(&self, name: &'n str) -> Option<&'n str> {
         let stem = ShardName::of(name)?.stem;
         let set = stem.strip_prefix(self.stem)?;
         (set.is_empty() || set.strip_prefix("-set").is_some_and(is_set_number)).then_some(stem)
@@ -67,6 +78,18 @@ impl<'a> ShardNames<'a> {
 fn is_set_number(digits: &str) -> bool {
     let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     is_number && !digits.starts_with('0') && digits != "1"
+}
+
+/// Sets of files in one folder of a store whose names are tried.
+#[cfg(feature = "objects")]
+const MAX_SETS: usize = 100_000;
+
+/// The bytes of an index file.
+pub(super) fn index_text(weight_map: BTreeMap<&str, &str>, total_size: u64) -> io::Result<Vec<u8>> {
+    let mut text =
+        serde_json::to_vec_pretty(&IndexText { metadata: IndexMetadata { total_size }, weight_map })?;
+    text.push(b'\n');
+    Ok(text)
 }
 
 /// What an index file says.
@@ -294,11 +317,9 @@ impl<'a> Commit<'a> {
         report: &mut SaveReport,
     ) -> Result<TempFile> {
         let path = self.path(&self.names.index());
-        let text = IndexText { metadata: IndexMetadata { total_size }, weight_map };
         let mut temp = self.folder.new_temp()?;
         let write = || {
-            let mut text = serde_json::to_vec_pretty(&text)?;
-            text.push(b'\n');
+            let text = index_text(weight_map, total_size)?;
             write_all_at(temp.file()?, &mut [IoSlice::new(&text)], &mut 0, Alignment::BYTE)?;
             if self.folder.is_synced() { temp.sync() } else { Ok(()) }
         };

@@ -35,6 +35,12 @@ impl Devices {
         Ok(Self { queues })
     }
 
+    /// Whether bytes come from a device.
+    #[cfg(feature = "objects")]
+    pub(super) fn is_used(&self) -> bool {
+        !self.queues.is_empty()
+    }
+
     /// A device that staging memory may be pinned for, so that each of these copies to it; `None` if they are of several kinds.
     pub(super) fn pinning(&self) -> Option<&Arc<Device>> {
         let mut devices = self.queues.values().map(CopyStream::device);

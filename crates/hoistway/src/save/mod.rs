@@ -25,6 +25,8 @@ mod lock;
 mod options;
 mod plan;
 mod report;
+#[cfg(feature = "objects")]
+mod store;
 mod target;
 mod temp;
 mod write;
@@ -68,8 +70,12 @@ use write::Writing;
 /// `go_on` is called with the number of bytes written since the last call, from any thread, until it breaks off; for the
 /// last time before the first name is given. From there on the save completes.
 ///
+/// With the feature `objects`, `path` may be an `s3://` or `gs://` URL: the object is sent in parts of 8 MiB, several at a time,
+/// each with its checksum, and the store shows it when it is complete. `go_on` is asked all the while. What fails or is cancelled
+/// is aborted.
+///
 /// # Errors
-/// [`Error::InvalidOption`], also if `path` is a URL, and [`Error::Content`] before anything is written; [`Error::Io`],
+/// [`Error::InvalidOption`], also if `path` is a URL that nothing is saved to, and [`Error::Content`] before anything is written; [`Error::Io`],
 /// [`Error::RouteUnavailable`] if direct writes were asked for and are refused, [`Error::Device`], [`Error::Cancelled`]. The old file is still there then. [`Error::NotSynced`] if
 /// it was replaced, but that may not be on the disk.
 pub fn save(
@@ -80,7 +86,12 @@ pub fn save(
     go_on: impl Fn(u64) -> ControlFlow<()> + Sync,
 ) -> Result<SaveReport> {
     let started = Instant::now();
-    let _saving = debug_span!("save", path = %path.display(), tensors = tensors.len()).entered();
+    let _saving =
+        debug_span!("save", path = %SourceName::from(path).shown(), tensors = tensors.len()).entered();
+    #[cfg(feature = "objects")]
+    if let SourceName::Url(url) = SourceName::from(path) {
+        return store::save(&url, tensors, metadata, options, &go_on);
+    }
     options.check()?;
     let lens = content::check(tensors)?;
     let order: Vec<usize> = (0..tensors.len()).collect();
@@ -119,6 +130,10 @@ pub fn save(
 /// complete shards, an index that names these is there meanwhile. A save into a new directory that was interrupted leaves
 /// shards without an index, which [`Catalog::open`](crate::Catalog::open) refuses; the next save removes them.
 ///
+/// With the feature `objects`, `directory` may be an `s3://` or `gs://` URL. All parts of all shards are there before the first
+/// shard is shown, and the index is replaced last. Earlier files stay, and [`SaveReport::notes`] lists them; one file alone has an
+/// index too if the folder has one. Saves to one folder at the same time are not kept apart.
+///
 /// All files get what every file of the save that they replace allows, its index among them, and the owner and group of the
 /// first; otherwise as in [`save`].
 ///
@@ -133,7 +148,12 @@ pub fn save_sharded(
     go_on: impl Fn(u64) -> ControlFlow<()> + Sync,
 ) -> Result<SaveReport> {
     let started = Instant::now();
-    let _saving = debug_span!("save", path = %directory.display(), tensors = tensors.len()).entered();
+    let _saving =
+        debug_span!("save", path = %SourceName::from(directory).shown(), tensors = tensors.len()).entered();
+    #[cfg(feature = "objects")]
+    if let SourceName::Url(url) = SourceName::from(directory) {
+        return store::save_sharded(&url, tensors, metadata, sharding, options, &go_on);
+    }
     options.check()?;
     sharding.check()?;
     let lens = content::check(tensors)?;
@@ -304,6 +324,7 @@ fn final_path(path: &Path) -> Result<PathBuf> {
 /// [`Error::InvalidOption`] if it is a URL; [`Error::Io`].
 fn absolute(path: &Path) -> Result<PathBuf> {
     if let SourceName::Url(url) = SourceName::from(path) {
+        let url = url.split_once("://").map_or("", |(scheme, _)| scheme).to_owned() + "://...";
         return Err(Error::invalid_option("path", url, "files are saved on this machine; give a path of it"));
     }
     std::path::absolute(path).map_err(|source| io_error("find", path, source))

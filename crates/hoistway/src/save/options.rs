@@ -23,6 +23,12 @@ pub struct SaveOptions {
     pub alignment: u64,
     /// Threads that write. Default: by cores. A save needs memory for an extent of 4 MiB of each, and for the text of all headers.
     pub threads: Option<usize>,
+    /// Bytes that are sent to an object store at a time, at most: parts of 8 MiB, or longer ones of objects of more than 80 GB. At
+    /// least one part is. What comes from a device needs as much memory of the host. Default: 64 MiB.
+    pub in_flight: u64,
+    /// The endpoint and credentials of the object store.
+    #[cfg(feature = "objects")]
+    pub store: Option<hoistway_objects::StoreOptions>,
 }
 
 hoistway_io::setters! {
@@ -31,12 +37,26 @@ hoistway_io::setters! {
         sync: bool,
         alignment: u64,
         threads: Option<usize>,
+        in_flight: u64,
+        #[cfg(feature = "objects")]
+        store: Option<hoistway_objects::StoreOptions>,
     }
 }
 
+/// Bytes that are sent to a store at a time, unless the caller says otherwise.
+const IN_FLIGHT_BYTES: u64 = 64 << 20;
+
 impl Default for SaveOptions {
     fn default() -> Self {
-        Self { direct: DirectIo::Auto, sync: true, alignment: LEAST_ALIGNMENT, threads: None }
+        Self {
+            direct: DirectIo::Auto,
+            sync: true,
+            alignment: LEAST_ALIGNMENT,
+            threads: None,
+            in_flight: IN_FLIGHT_BYTES,
+            #[cfg(feature = "objects")]
+            store: None,
+        }
     }
 }
 
@@ -63,8 +83,9 @@ impl SaveOptions {
                 self.check()?;
             }
             "threads" => self.threads = Some(count("threads", value)?),
+            "in_flight" => self.in_flight = bytes("in_flight", value)?,
             _ => {
-                let reason = "the options are direct, sync, alignment, threads";
+                let reason = "the options are direct, sync, alignment, threads, in_flight";
                 return Err(Error::invalid_option("option", option, reason));
             }
         }

@@ -13,7 +13,7 @@ use std::{fmt, path::PathBuf, time::Instant};
 /// What one save did.
 ///
 /// [`direct_bytes`](Self::direct_bytes) and [`buffered_bytes`](Self::buffered_bytes) add up to
-/// [`file_bytes`](Self::file_bytes).
+/// [`file_bytes`](Self::file_bytes), unless the save went to an object store.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SaveReport {
@@ -33,6 +33,15 @@ pub struct SaveReport {
     pub tensor_bytes: u64,
     /// Bytes of the files that hold them: the tensors and the headers.
     pub file_bytes: u64,
+    /// Bytes that were sent to an object store, the index among them.
+    pub uploaded_bytes: u64,
+    /// Parts that objects were sent in: one of an object that one request writes.
+    pub parts: u64,
+    /// Requests to the store that failed and were repeated.
+    pub retries: u64,
+    /// The checksum by which the store compared all that was sent, such as `CRC-64/NVME`. `None` if it did not, or nothing was
+    /// sent to one.
+    pub checksum: Option<String>,
     /// Bytes that were written past the page cache.
     pub direct_bytes: u64,
     /// Bytes that were written through the page cache.
@@ -40,7 +49,7 @@ pub struct SaveReport {
     /// Bytes that passed through memory of the save's own: what direct writes do not find aligned, and what came from
     /// a device.
     pub staged_bytes: u64,
-    /// Whether the save was on the disk when it ended.
+    /// Whether the save was on the disk when it ended, or in its store.
     pub synced: bool,
     /// What would have been better, and why it was not done.
     pub refused: Vec<Refusal>,
@@ -67,6 +76,10 @@ impl SaveReport {
             tensors,
             tensor_bytes: 0,
             file_bytes: 0,
+            uploaded_bytes: 0,
+            parts: 0,
+            retries: 0,
+            checksum: None,
             direct_bytes: 0,
             buffered_bytes: 0,
             staged_bytes: 0,
@@ -95,8 +108,23 @@ impl fmt::Display for SaveReport {
             counted(self.files, "file", "files"),
             self.total_seconds,
             shown_rate(per_second),
-            if self.synced { "synced" } else { "not synced" },
+            match self.synced {
+                _ if self.parts > 0 => "stored",
+                true => "synced",
+                false => "not synced",
+            },
         )?;
+        if self.parts > 0 {
+            let compared = self.checksum.as_ref().map(|own| format!(", {own} compared by the store"));
+            writeln!(
+                f,
+                "  http     {:>10} 100.0 %  ({}, {} repeated{})",
+                ByteSize(self.uploaded_bytes).to_string(),
+                counted(self.parts as usize, "part", "parts"),
+                self.retries,
+                compared.unwrap_or_default()
+            )?;
+        }
         for (access, bytes) in [("direct", self.direct_bytes), ("buffered", self.buffered_bytes)] {
             if bytes > 0 {
                 let share = 100.0 * bytes as f64 / self.file_bytes.max(1) as f64;

@@ -1,0 +1,253 @@
+//! Saving to an object store: what is loaded again is what was saved, and what goes wrong leaves the old objects and no upload.
+#![cfg(feature = "objects")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use common::{
+    devices,
+    saving::{Owned, assert_is, data, go_on, mixed, owned, reference},
+};
+use hoistway::{
+    Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded,
+    catalog::OpenOptions,
+    objects::StoreOptions,
+    save::{SaveOptions, SaveReport, Sharding, TensorData, save, save_sharded},
+};
+use objectd::{Server, Step, WriteFault};
+use std::{
+    ops::ControlFlow,
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+const URL: &str = "s3://models/llama/model.safetensors";
+const PATH: &str = "models/llama/model.safetensors";
+const FOLDER: &str = "s3://models/llama";
+const CANARY: &str = "canary";
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(60);
+
+fn store(server: &Server) -> StoreOptions {
+    let mut store = StoreOptions::default();
+    for (name, value) in
+        [("endpoint", &*server.url()), ("access_key_id", "key"), ("secret_access_key", CANARY)]
+    {
+        store.set(name, value).unwrap();
+    }
+    store
+}
+
+fn options(server: &Server) -> SaveOptions {
+    SaveOptions::default().store(store(server))
+}
+
+fn save_to(server: &Server, tensors: &[Owned]) -> hoistway::Result<SaveReport> {
+    save(URL.as_ref(), &data(tensors), None, &options(server), go_on)
+}
+
+fn save_shards(server: &Server, tensors: &[Owned], max_shard_bytes: u64) -> hoistway::Result<SaveReport> {
+    let sharding = Sharding::default().max_shard_bytes(max_shard_bytes);
+    save_sharded(FOLDER.as_ref(), &data(tensors), None, &sharding, &options(server), go_on)
+}
+
+fn load(server: &Server, url: &str) -> Loaded {
+    let open = OpenOptions::default().store(store(server));
+    let checkpoint = Checkpoint::open_with(&[url], &open).unwrap();
+    checkpoint.load(&LoadOptions::default()).unwrap()
+}
+
+/// Five tensors of 4 MiB and one of 20 MiB.
+fn large(seed: u8) -> Vec<Owned> {
+    let mut tensors: Vec<_> =
+        (0..5).map(|number| owned(&format!("t{number}"), Dtype::F16, &[2 << 20], seed)).collect();
+    tensors.push(owned("t9", Dtype::U8, &[20 << 20], seed));
+    tensors
+}
+
+#[test]
+fn an_object_has_the_bytes_of_the_reference() {
+    let server = Server::start().unwrap();
+    for tensors in [mixed(), vec![owned("a", Dtype::F32, &[10], 1)]] {
+        let report = save_to(&server, &tensors).unwrap();
+        let expected = reference(&tensors);
+        assert!(server.object(PATH).unwrap() == expected);
+        assert_is(&load(&server, URL), &tensors);
+        let len = expected.len() as u64;
+        assert_eq!((report.file_bytes, report.uploaded_bytes), (len, len));
+        assert_eq!(report.parts, len.div_ceil(8 << 20));
+        assert_eq!(report.checksum.as_deref(), Some("CRC-64/NVME"));
+        assert_eq!(report.paths, [std::path::PathBuf::from(URL)]);
+        assert!(report.synced && report.notes.is_empty() && report.staged_bytes == 0, "{report}");
+        let text = report.to_string();
+        assert!(text.contains("http") && text.contains("stored") && !text.contains(CANARY), "{text}");
+    }
+    assert!(server.open_uploads().is_empty());
+}
+
+#[test]
+fn progress_adds_up_to_the_bytes() {
+    let (server, tensors) = (Server::start().unwrap(), mixed());
+    let told = AtomicU64::new(0);
+    let go_on = |bytes| {
+        told.fetch_add(bytes, Ordering::Relaxed);
+        ControlFlow::Continue(())
+    };
+    let report = save(URL.as_ref(), &data(&tensors), None, &options(&server), go_on).unwrap();
+    assert_eq!(told.into_inner(), report.file_bytes);
+}
+
+#[test]
+fn the_index_is_written_last_and_names_the_new_files_alone() {
+    let server = Server::start().unwrap();
+    let first = large(1);
+    let report = save_shards(&server, &first, 9 << 20).unwrap();
+    assert_eq!(report.files, 4, "{report}");
+    assert_is(&load(&server, &format!("{FOLDER}/")), &first);
+    let requests = server.take_requests();
+    let last_write = requests.iter().rev().find(|own| own.method != "GET" && own.method != "HEAD").unwrap();
+    assert!(last_write.target.contains("model.safetensors.index.json"), "{last_write:?}");
+    // All parts are there before the first object is shown.
+    let shown = requests.iter().position(|own| {
+        own.method == "PUT" && !own.target.contains("uploadId")
+            || own.target.contains("uploadId") && own.method == "POST"
+    });
+    let part = requests.iter().rposition(|own| own.target.contains("partNumber"));
+    assert!(shown > part, "{requests:?}");
+    // A second save takes other names, and the first one's files stay.
+    let second = large(2);
+    let report = save_shards(&server, &second, 9 << 20).unwrap();
+    assert!(report.paths[0].to_string_lossy().contains("model-set2-00001-of-00004"), "{report}");
+    assert!(report.notes.iter().any(|note| note.contains("4 files of an earlier save stay")), "{report}");
+    assert_is(&load(&server, &format!("{FOLDER}/")), &second);
+    // One file has an index, too, where one is.
+    let third = [owned("a", Dtype::F32, &[10], 3)];
+    let report = save_shards(&server, &third, 9 << 20).unwrap();
+    assert_eq!(report.paths.len(), 2);
+    assert_is(&load(&server, &format!("{FOLDER}/")), &third);
+    assert!(server.open_uploads().is_empty());
+}
+
+#[test]
+fn one_file_in_a_new_folder_needs_no_index() {
+    let (server, tensors) = (Server::start().unwrap(), mixed());
+    for _ in 0..2 {
+        let report = save_shards(&server, &tensors, 1 << 30).unwrap();
+        assert_eq!(report.paths, [std::path::PathBuf::from(URL)], "{report}");
+        assert_is(&load(&server, &format!("{FOLDER}/")), &tensors);
+    }
+}
+
+#[test]
+fn a_save_that_fails_leaves_the_old_object_and_no_upload() {
+    let tensors = mixed();
+    for (step, fault) in [
+        (Step::Create, WriteFault::Status(403)),
+        (Step::Part, WriteFault::Status(403)),
+        (Step::Complete, WriteFault::Status(403)),
+        (Step::Complete, WriteFault::ErrorInBody("InvalidPart")),
+    ] {
+        let server = Server::start().unwrap();
+        server.put(PATH, b"old");
+        server.fail_writes(step, usize::MAX, fault);
+        let error = save_to(&server, &tensors).unwrap_err();
+        let Error::Io { operation: "upload", path, range, .. } = &error else { panic!("{error:?}") };
+        assert_eq!(path.to_str(), Some(URL));
+        assert_eq!(range.is_some(), step == Step::Part, "{error}");
+        assert!(!format!("{error} {error:?}").contains(CANARY));
+        assert_eq!(server.object(PATH).unwrap(), b"old");
+        assert!(server.open_uploads().is_empty(), "{step:?} {fault:?}");
+    }
+}
+
+#[test]
+fn a_set_that_fails_leaves_what_was_there() {
+    let first = large(1);
+    for (step, fault) in [
+        (Step::Part, WriteFault::Status(403)),
+        (Step::Complete, WriteFault::Status(403)),
+        (Step::Put, WriteFault::Status(403)),
+    ] {
+        let server = Server::start().unwrap();
+        save_shards(&server, &first, 9 << 20).unwrap();
+        server.fail_writes(step, usize::MAX, fault);
+        save_shards(&server, &large(2), 9 << 20).unwrap_err();
+        assert!(server.open_uploads().is_empty(), "{step:?}");
+        assert_is(&load(&server, &format!("{FOLDER}/")), &first);
+        assert!(server.object("models/llama/model-set2-00001-of-00004.safetensors").is_none(), "{step:?}");
+    }
+}
+
+#[test]
+fn an_abort_that_fails_leaves_the_upload_and_not_the_object() {
+    let server = Server::start().unwrap();
+    server.fail_writes(Step::Abort, usize::MAX, WriteFault::Status(403));
+    let tensors = mixed();
+    let data = data(&tensors);
+    let refused = |bytes| if bytes > 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    let error = save(URL.as_ref(), &data, None, &options(&server), refused).unwrap_err();
+    assert!(matches!(error, Error::Cancelled), "{error}");
+    assert_eq!(server.open_uploads(), [PATH]);
+    assert!(server.object(PATH).is_none());
+}
+
+#[test]
+fn a_save_is_cancelled_while_the_store_does_not_answer() {
+    for step in [Step::Part, Step::Put] {
+        let (server, tensors) = (Server::start().unwrap(), mixed());
+        let tensors = if step == Step::Put { vec![owned("a", Dtype::U8, &[9], 1)] } else { tensors };
+        server.fail_writes(step, usize::MAX, WriteFault::Stall(Duration::from_secs(600)));
+        let begun = Instant::now();
+        let waits = |_| match server.take_requests().iter().any(|own| own.method == "PUT") {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        };
+        let error = save(URL.as_ref(), &data(&tensors), None, &options(&server), waits).unwrap_err();
+        assert!(matches!(error, Error::Cancelled), "{error}");
+        assert!(begun.elapsed() < LONG && server.open_uploads().is_empty());
+        assert!(server.object(PATH).is_none());
+    }
+}
+
+#[test]
+fn what_cannot_be_saved_to_is_said_with_what_can() {
+    let server = Server::start().unwrap();
+    let tensors = [owned("a", Dtype::F32, &[10], 1)];
+    for (url, said) in [
+        ("https://user:canary@host/m.safetensors?sig=canary", "web servers are only read"),
+        ("hf://org/model/m.safetensors", "the hub is only read"),
+        ("az://container/m.safetensors", "saving to Azure is not there yet"),
+        ("ftp://user:canary@host/m.safetensors", "s3:// or gs://"),
+        ("s3://bucket/folder/", "give the object a name"),
+    ] {
+        let error = save(url.as_ref(), &data(&tensors), None, &options(&server), go_on).unwrap_err();
+        assert!(matches!(&error, Error::InvalidOption { option: "path", .. }), "{error:?}");
+        let text = format!("{error} {error:?}");
+        assert!(text.contains(said) && !text.contains(CANARY), "{text}");
+    }
+    let direct = options(&server).direct(DirectIo::Always);
+    let error = save(URL.as_ref(), &data(&tensors), None, &direct, go_on).unwrap_err();
+    assert!(matches!(&error, Error::InvalidOption { option: "direct", .. }), "{error:?}");
+    assert!(server.take_requests().is_empty());
+}
+
+#[test]
+fn tensors_of_devices_are_saved_through_parts_that_are_bounded() {
+    let tensors = mixed();
+    for device in devices().into_iter().filter(|device| *device != DeviceId::Cpu) {
+        let server = Server::start().unwrap();
+        save_to(&server, &tensors).unwrap();
+        let open = OpenOptions::default().store(store(&server));
+        let checkpoint = Checkpoint::open_with(&[URL], &open).unwrap();
+        let loaded = checkpoint.load(&LoadOptions::default().device(device)).unwrap();
+        let there: Vec<TensorData<'_>> = loaded.tensors().iter().map(TensorData::from).collect();
+        let few = options(&server).in_flight(1);
+        let error = save("s3://models/again.safetensors".as_ref(), &there, None, &few, go_on).unwrap_err();
+        assert!(matches!(&error, Error::InvalidOption { option: "in_flight", .. }), "{error}");
+        let report =
+            save("s3://models/again.safetensors".as_ref(), &there, None, &options(&server), go_on).unwrap();
+        assert!(server.object("models/again.safetensors").unwrap() == reference(&tensors));
+        assert!(report.staged_bytes > 0);
+        assert!(server.open_uploads().is_empty());
+    }
+}
