@@ -22,7 +22,7 @@ def path_text(path: Any) -> str:
     if isinstance(path, (str, os.PathLike)):
         text = os.fspath(path)
         if isinstance(text, str):
-            if not isinstance(path, str) and re.match(r"(s3|https?):[/\\][^/]", text):
+            if not isinstance(path, str) and re.match(r"(s3|gs|az|abfss?|hf|https?):[/\\][^/]", text):
                 raise OptionError(
                     f"a path cannot be {path!r}: a path has one slash where a URL has two; pass the URL as text"
                 )

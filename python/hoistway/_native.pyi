@@ -281,7 +281,12 @@ def plan_file(
 ) -> tuple[bytes, list[tuple[int, int]], int]: ...
 def save_bytes(tensors: Sequence[Any], metadata: dict[str, str] | None) -> bytes: ...
 def save_file(
-    tensors: Sequence[Any], path: str, metadata: dict[str, str] | None, **options: Any
+    tensors: Sequence[Any],
+    path: str,
+    metadata: dict[str, str] | None,
+    *,
+    store: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> tuple[str, str]: ...
 def save_sharded(
     tensors: Sequence[Any],
@@ -290,6 +295,7 @@ def save_sharded(
     *,
     max_shard_size: int | str,
     filename: str,
+    store: Mapping[str, str] | None = None,
     **options: Any,
 ) -> tuple[str, str]: ...
 def search_libraries_in(directory: str) -> None: ...

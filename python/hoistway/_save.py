@@ -14,6 +14,7 @@ from hoistway import _native
 from hoistway._arguments import path_text, shown, tensor_name, text_by_text
 from hoistway._backing import numpy_shortfall, torch_shortfall
 from hoistway._frameworks import device_name
+from hoistway._options import StoreOptions, store_texts
 from hoistway._report import Refusal
 from hoistway._words import preformatted
 from hoistway.errors import ArgumentError, OptionError, UnsupportedDtypeError
@@ -62,12 +63,20 @@ class SaveReport:
     tensor_bytes: int
     file_bytes: int
     """Bytes of the files that hold tensors: these and the headers."""
+    uploaded_bytes: int
+    """Bytes sent to an object store, the index among them."""
+    parts: int
+    """Parts that objects were sent in: one of an object that one request writes."""
+    retries: int
+    """Requests to the store that failed and were repeated."""
+    checksum: str | None
+    """The checksum by which the store compared all that was sent, such as ``"CRC-64/NVME"``; ``None`` if it did not."""
     direct_bytes: int
     """Bytes written past the page cache."""
     buffered_bytes: int
     """Bytes written through the page cache."""
     synced: bool
-    """Whether the save was on the disk when it ended."""
+    """Whether the save was on the disk when it ended, or in its store."""
     refused: tuple[Refusal, ...]
     notes: tuple[str, ...]
     total_seconds: float
@@ -84,6 +93,10 @@ class SaveReport:
             tensors=values["tensors"],
             tensor_bytes=values["tensor_bytes"],
             file_bytes=values["file_bytes"],
+            uploaded_bytes=values["uploaded_bytes"],
+            parts=values["parts"],
+            retries=values["retries"],
+            checksum=values["checksum"],
             direct_bytes=values["direct_bytes"],
             buffered_bytes=values["buffered_bytes"],
             synced=values["synced"],
@@ -118,6 +131,8 @@ def save_file(
     sync: bool = True,
     alignment: int | str = 8,
     threads: int | None = None,
+    in_flight: int | str | None = None,
+    store: StoreOptions | None = None,
 ) -> SaveReport:
     """Saves tensors to a safetensors file, which takes its name once it is complete.
 
@@ -138,10 +153,13 @@ def save_file(
     Ctrl-C ends a save until it begins to rename the file. After that the save completes, and then
     ``KeyboardInterrupt`` is raised.
 
+    An ``s3://`` or ``gs://`` URL names an object. It is sent in parts, several at a time, each with its checksum, and
+    the store shows it when it is complete. A save that fails is aborted: no part stays in the store.
+
     Args:
         tensors: Contiguous tensors of torch (on the host or a device), numpy, jax and paddle (on the host), or
             hoistway.
-        path: The file.
+        path: The file, or an ``s3://`` or ``gs://`` URL.
         metadata: Text by text to store in the file.
         direct: Whether writes bypass the page cache. With ``"auto"`` they do if the file system allows it and the save
             is large and synced.
@@ -150,12 +168,16 @@ def save_file(
             wrong bytes, even if it replaced a complete file, and no error shows that.
         alignment: A multiple of 8; the data begins at a multiple of it. With 4096, direct reads get whole blocks when
             the file is loaded.
-        threads: Number of threads that write. Default: by cores.
+        threads: Number of threads that write. Default: by cores; 8 to a store.
+        in_flight: Limit of the bytes that are sent to a store at a time. At least one part of 8 MiB is. Default:
+            64 MiB.
+        store: Endpoint and credentials of the object store: see `StoreOptions`.
 
     Returns:
         The report of the save.
     """
-    options = {"direct": direct, "sync": sync, "alignment": alignment, "threads": threads}
+    options: dict[str, Any] = {"direct": direct, "sync": sync, "alignment": alignment, "threads": threads}
+    options |= {"in_flight": in_flight, "store": store_texts(store)}
     return save_described(_describe_all(tensors), path, metadata, **options)
 
 
@@ -182,6 +204,8 @@ def save_sharded(
     sync: bool = True,
     alignment: int | str = 8,
     threads: int | None = None,
+    in_flight: int | str | None = None,
+    store: StoreOptions | None = None,
 ) -> SaveReport:
     """Saves tensors to several safetensors files and an index, with the names and the order of Hugging Face.
 
@@ -191,10 +215,15 @@ def save_sharded(
     removes all other shards of the name ``model``. Files that an index of another name lists belong to another
     checkpoint, and stay. Files of other names that the replaced index listed stay too; the report notes them.
 
+    An ``s3://`` or ``gs://`` URL names a folder of a store. All parts of all shards are there before the first one is
+    shown, and the index is replaced last. Earlier files stay there, and the report notes them; a single file has an
+    index too if the folder has one. Saves to one folder at the same time are not kept apart.
+
     Args:
         tensors: As for `save_file`.
-        directory: Where to put the files. It is created if it does not exist. A save needs up to two descriptors for
-            each file: for many shards the limit (``ulimit -n``) may have to be raised.
+        directory: Where to put the files: a directory, or an ``s3://`` or ``gs://`` URL. A directory is created if it
+            does not exist. A save needs up to two descriptors for each file: for many shards the limit
+            (``ulimit -n``) may have to be raised.
         max_shard_size: Limit of the bytes of tensors in one file: a number, or text such as ``"5GB"``. A larger tensor
             gets a file to itself.
         filename: The name from which the names of the files are derived.
@@ -203,12 +232,15 @@ def save_sharded(
         sync: As for `save_file`.
         alignment: As for `save_file`.
         threads: As for `save_file`.
+        in_flight: As for `save_file`.
+        store: As for `save_file`.
 
     Returns:
         The report of the save, with the names of the files.
     """
     described = _describe_all(tensors)
-    options = {"direct": direct, "sync": sync, "alignment": alignment, "threads": threads}
+    options: dict[str, Any] = {"direct": direct, "sync": sync, "alignment": alignment, "threads": threads}
+    options |= {"in_flight": in_flight, "store": store_texts(store)}
     return SaveReport._from_native(
         _native.save_sharded(
             described,

@@ -56,6 +56,16 @@ pub(crate) fn open_options(
 ) -> PyResult<OpenOptions> {
     let lenient = chosen_lenient(py, lenient)?;
     let cache = py.detach(|| NodeCache::chosen(cache.as_deref(), None)).into_python(py)?;
+    let mut options = OpenOptions::default().lenient(lenient).offset(offset).store(store_options(py, store)?);
+    options.cache = cache;
+    Ok(options)
+}
+
+/// The endpoint and the credentials of a store.
+pub(crate) fn store_options(
+    py: Python<'_>,
+    store: Option<HashMap<String, String>>,
+) -> PyResult<StoreOptions> {
     let mut options = StoreOptions::default();
     for (name, value) in store.iter().flatten() {
         // Values may be secret.
@@ -66,8 +76,6 @@ pub(crate) fn open_options(
         };
         options.set(name, value).map_err(invalid).into_python(py)?;
     }
-    let mut options = OpenOptions::default().lenient(lenient).offset(offset).store(options);
-    options.cache = cache;
     Ok(options)
 }
 

@@ -1,7 +1,7 @@
 //! Saving: tensors as Python hands them over, by the address of their bytes.
 #![allow(unsafe_code)]
 
-use crate::{error::IntoPython, interruptible, process::Detached};
+use crate::{bytes::store_options, error::IntoPython, interruptible, process::Detached};
 use hoistway::{
     DeviceId, Dtype, Error,
     device::Device,
@@ -11,7 +11,11 @@ use pyo3::{
     prelude::*,
     types::{PyBytes, PyDict},
 };
-use std::{collections::BTreeMap, path::PathBuf, slice};
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::PathBuf,
+    slice,
+};
 
 /// A tensor as the package describes it, which keeps it alive meanwhile.
 #[derive(FromPyObject)]
@@ -52,15 +56,16 @@ fn data(described: &[Described]) -> hoistway::Result<Vec<TensorData<'_>>> {
 
 /// Saves tensors to one file. Says how, as JSON and for people.
 #[pyfunction]
-#[pyo3(signature = (tensors, path, metadata, **options))]
+#[pyo3(signature = (tensors, path, metadata, *, store=None, **options))]
 pub(crate) fn save_file(
     py: Python<'_>,
     tensors: Vec<Described>,
     path: PathBuf,
     metadata: Option<BTreeMap<String, String>>,
+    store: Option<HashMap<String, String>>,
     options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<(String, String)> {
-    let options = save_options(py, options)?;
+    let options = save_options(py, options)?.store(store_options(py, store)?);
     let report = interruptible(py, |go_on| {
         hoistway::save::save(&path, &data(&tensors)?, metadata.as_ref(), &options, |_| go_on())
     })?;
@@ -69,7 +74,8 @@ pub(crate) fn save_file(
 
 /// Saves tensors to shards and an index. Says how, as JSON and for people.
 #[pyfunction]
-#[pyo3(signature = (tensors, directory, metadata, *, max_shard_size, filename, **options))]
+#[pyo3(signature = (tensors, directory, metadata, *, max_shard_size, filename, store=None, **options))]
+#[expect(clippy::too_many_arguments, reason = "Python names them")]
 pub(crate) fn save_sharded(
     py: Python<'_>,
     tensors: Vec<Described>,
@@ -77,9 +83,10 @@ pub(crate) fn save_sharded(
     metadata: Option<BTreeMap<String, String>>,
     max_shard_size: &Bound<'_, PyAny>,
     filename: String,
+    store: Option<HashMap<String, String>>,
     options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<(String, String)> {
-    let options = save_options(py, options)?;
+    let options = save_options(py, options)?.store(store_options(py, store)?);
     let mut sharding = Sharding::default().file_name(filename);
     sharding.set_max_shard_size(&max_shard_size.str()?.to_string()).into_python(py)?;
     let report = interruptible(py, |go_on| {

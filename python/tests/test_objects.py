@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -233,3 +235,74 @@ def test_ctrl_c_ends_an_opening_that_waits_for_a_server(tmp_path: Path) -> None:
             output, error = child.communicate(timeout=40)
     assert child.returncode == 0, error
     assert output == "interrupted\n"
+
+
+def test_what_is_saved_to_a_store_is_loaded_from_it(tmp_path: Path) -> None:
+    tensors = {"a": np.arange(3 << 20, dtype=np.float32), "b": np.ones((5, 7), np.float16)}
+    with serving(tmp_path) as endpoint:
+        store: hoistway.StoreOptions = {
+            "endpoint": endpoint,
+            "access_key_id": "key",
+            "secret_access_key": "canary",
+        }
+        saved = hoistway.save_file(tensors, "s3://models/one.safetensors", {"format": "np"}, store=store)
+        expected = hoistway.save_file(tensors, tmp_path / "local.safetensors", {"format": "np"})
+        with hoistway.open("s3://models/one.safetensors", framework="numpy", store=store) as one:
+            assert one.metadata() == {"format": "np"}
+        sharded = hoistway.save_sharded(tensors, "s3://models/many", max_shard_size="1MB", store=store)
+        for url in ("s3://models/one.safetensors", "s3://models/many/"):
+            loaded = hoistway.load_file(url, framework="numpy", store=store)
+            assert loaded.keys() == tensors.keys()
+            for name, tensor in loaded.items():
+                assert np.array_equal(tensor, tensors[name])
+    assert saved.file_bytes == saved.uploaded_bytes == expected.file_bytes
+    assert (saved.parts, saved.retries, saved.checksum) == (2, 0, "CRC-64/NVME")
+    assert saved.synced
+    assert sharded.paths[-1] == "s3://models/many/model.safetensors.index.json"
+    assert "canary" not in str(saved) + repr(saved)
+
+
+def test_a_save_that_the_store_refuses_is_an_error_with_its_reason(tmp_path: Path) -> None:
+    tensors = {"a": np.zeros(3 << 20, np.float32)}
+    arguments = ("", "0", "s3", "0", "none", "none", "none", "part:403")
+    with serving(tmp_path, *arguments) as endpoint:
+        store: hoistway.StoreOptions = {"endpoint": endpoint, "anonymous": True}
+        with pytest.raises(PermissionError, match="status 403, AccessDenied") as error:
+            hoistway.save_file(tensors, "s3://models/m.safetensors", store=store)
+        assert uploads(endpoint) == []
+    assert error.value.filename == "s3://models/m.safetensors"
+    for url, match in [
+        ("https://host/m.safetensors", "web servers are only read"),
+        ("hf://org/model/m.safetensors", "the hub is only read"),
+        ("az://models/m.safetensors", "Azure is not there yet"),
+    ]:
+        with pytest.raises(errors.OptionError, match=match):
+            hoistway.save_file(tensors, url)
+
+
+def test_ctrl_c_ends_a_save_that_waits_for_a_store_and_aborts_its_upload(tmp_path: Path) -> None:
+    script = """
+        import signal, sys, hoistway, numpy
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            tensors = {"a": numpy.zeros(3 << 20, numpy.float32)}
+            store = {"endpoint": sys.argv[1], "anonymous": True}
+            hoistway.save_file(tensors, "s3://models/m.safetensors", store=store)
+        except KeyboardInterrupt:
+            print("interrupted")
+        """
+    arguments = ("", "0", "s3", "0", "none", "none", "none", "part:stall")
+    with serving(tmp_path, *arguments) as endpoint:
+        command = [sys.executable, "-c", textwrap.dedent(script), endpoint]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+            wait_until(lambda: uploads(endpoint) == ["m.safetensors"])
+            child.send_signal(signal.SIGINT)
+            output, error = child.communicate(timeout=60)
+        assert (child.returncode, output) == (0, "interrupted\n"), error
+        assert uploads(endpoint) == []
+
+
+def uploads(endpoint: str) -> list[str]:
+    """The keys of the uploads that are open in the bucket ``models``."""
+    with urllib.request.urlopen(f"{endpoint}/models?uploads", timeout=60) as answer:
+        return re.findall("<Key>(.*?)</Key>", answer.read().decode())
