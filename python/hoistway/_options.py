@@ -136,7 +136,8 @@ class StoreOptions(TypedDict, total=False):
     requester_pays: bool
     """Whether you pay for requests to a bucket of S3 whose owner demands that."""
     checksums: Literal["auto", "off"]
-    """Whether objects that are read whole are compared with the checksums of their stores. Default: ``"auto"``."""
+    """Whether objects that are read whole are compared with the checksums of their stores, and parts that are saved are
+    sent with checksums. Default: ``"auto"``."""
 
 
 def store_texts(store: StoreOptions | None) -> dict[str, str] | None:

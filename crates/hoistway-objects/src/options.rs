@@ -41,7 +41,7 @@ pub struct StoreOptions {
     pub allow_http: bool,
     /// Has the caller pay for requests and transfer, as the owner of a bucket of S3 may demand.
     pub requester_pays: bool,
-    /// Whether objects are compared with the checksums that their stores have.
+    /// Whether objects are compared with the checksums that their stores have, and uploads are sent with checksums.
     pub checksums: Checksums,
     /// Whether tokens are asked for that may write.
     pub(crate) writes: bool,
