@@ -270,7 +270,7 @@ def test_a_save_that_the_store_refuses_is_an_error_with_its_reason(tmp_path: Pat
         with pytest.raises(PermissionError, match="status 403, AccessDenied") as error:
             hoistway.save_file(tensors, "s3://models/m.safetensors", store=store)
         assert uploads(endpoint) == []
-    assert error.value.filename == "s3://models/m.safetensors"
+    assert error.value.path == "s3://models/m.safetensors"  # type: ignore[attr-defined]
     for url, match in [
         ("https://host/m.safetensors", "web servers are only read"),
         ("hf://org/model/m.safetensors", "the hub is only read"),

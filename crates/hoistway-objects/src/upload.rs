@@ -525,8 +525,8 @@ fn created(
         let waiting = Waiting { stop: &never, ..*waiting };
         let waits = (connecting, &waiting);
         let answer = client.send_whole((Method::POST, &target), &headers, &[], &mut 0, waits);
-        let answer = answer.inspect_err(|fault| has_stray |= is_unanswered(fault))?;
-        let body = client.body(answer, MAX_ANSWER_BYTES, &waiting)?;
+        let body = answer.and_then(|answer| client.body(answer, MAX_ANSWER_BYTES, &waiting));
+        let body = body.inspect_err(|fault| has_stray |= is_unanswered(fault))?;
         let wrong = || Problem::WrongAnswer("it does not name the upload that was asked for".into());
         let text = std::str::from_utf8(&body).map_err(|_| wrong())?;
         let created: Created = quick_xml::de::from_str(text).map_err(|_| wrong())?;

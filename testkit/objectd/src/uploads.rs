@@ -101,8 +101,7 @@ impl Uploads {
     }
 
     fn next_fault(&mut self, step: Step) -> Option<WriteFault> {
-        let (of, count, fault) = self.fault.as_mut().filter(|(of, count, _)| *of == step && *count > 0)?;
-        debug_assert_eq!(*of, step);
+        let (_, count, fault) = self.fault.as_mut().filter(|(of, count, _)| *of == step && *count > 0)?;
         *count -= 1;
         Some(*fault)
     }
