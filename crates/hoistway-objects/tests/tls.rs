@@ -1,7 +1,7 @@
 //! Encrypted connections: only to servers whose certificate this machine trusts.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-use hoistway_objects::{Object, Problem, StoreOptions};
+use hoistway_objects::{Object, Problem, StoreOptions, Upload};
 use objectd::{Fault, Faults, Server};
 use std::{
     io::{Read, Write},
@@ -70,6 +70,16 @@ fn a_server_is_trusted_if_its_root_is() {
             object.read(offset as u64, &mut found, &AtomicBool::new(false)).unwrap();
             assert!(found == bytes[offset..], "{fault:?}");
         }
+    }
+    if case == "bundle" {
+        let (bytes, stop) = (bytes.repeat(4), AtomicBool::new(false));
+        let upload = Upload::begin("s3://models/b", bytes.len() as u64, &options, &stop).unwrap();
+        for number in 0..upload.parts() {
+            let part = upload.range(number);
+            upload.send(number, &[&bytes[part.start as usize..part.end as usize]], &stop).unwrap();
+        }
+        upload.complete(&stop).unwrap();
+        assert!(server.object("models/b").unwrap() == bytes);
     }
 }
 
