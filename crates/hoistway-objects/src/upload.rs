@@ -68,8 +68,9 @@ const ABORTED_IN: Duration = Duration::from_secs(10);
 /// ```
 #[derive(Debug)]
 pub struct Upload {
+    given_url: String,
+    /// Without secrets.
     url: String,
-    shown: String,
     options: StoreOptions,
     len: u64,
     part_bytes: u64,
@@ -167,8 +168,8 @@ impl Upload {
             }
         };
         Ok(Self {
-            url: url.to_owned(),
-            shown: shown.to_owned(),
+            given_url: url.to_owned(),
+            url: shown.to_owned(),
             options,
             len,
             part_bytes,
@@ -181,7 +182,7 @@ impl Upload {
 
     /// Returns the URL without secrets.
     pub fn url(&self) -> &str {
-        &self.shown
+        &self.url
     }
 
     /// Returns how many parts there are: 1 of an object that one request writes.
@@ -213,7 +214,7 @@ impl Upload {
     /// store got other bytes, [`Problem::Unreliable`] and others.
     pub fn send(&self, number: u64, pieces: &[&[u8]], stop: &AtomicBool) -> Result<()> {
         let range = self.range(number);
-        let failed = |problem: Problem| problem.of(&self.shown, Some(range.clone()));
+        let failed = |problem: Problem| problem.of(&self.url, Some(range.clone()));
         let len: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
         if number >= self.parts() || len != range.end - range.start {
             return Err(failed(Problem::Invalid("the bytes are not those of a part".into())));
@@ -230,7 +231,7 @@ impl Upload {
                     let algorithm = algorithm_of(location.kind, options);
                     self.put(&client, &location.target, pieces, algorithm, stop)
                 };
-                in_its_region(&self.url, &self.options, put).map(|(part, _)| part)
+                in_its_region(&self.given_url, &self.options, put).map(|(part, _)| part)
             }
         };
         lock(&self.sent).insert(number, part.map_err(failed)?);
@@ -242,7 +243,7 @@ impl Upload {
     /// # Errors
     /// Those of [`Upload::send`]. The object that had the name is still there, unless the error says that this is not known.
     pub fn complete(&self, stop: &AtomicBool) -> Result<Uploaded> {
-        let failed = |problem: Problem| problem.of(&self.shown, None);
+        let failed = |problem: Problem| problem.of(&self.url, None);
         let parts: Vec<Part> = lock(&self.sent).values().cloned().collect();
         if parts.len() as u64 != self.parts() {
             return Err(failed(Problem::Invalid("not all of its parts were sent".into())));
@@ -256,7 +257,7 @@ impl Upload {
             Some(open) => self.completed(open, &parts, stop).map_err(failed)? || by_parts,
         };
         self.is_over.store(true, Ordering::Relaxed);
-        let kind = Kind::of(&self.url).map_err(failed)?;
+        let kind = Kind::of(&self.given_url).map_err(failed)?;
         let algorithm = match &self.open {
             Some(open) => open.algorithm,
             None => algorithm_of(kind, &self.options),
@@ -297,7 +298,7 @@ impl Upload {
         });
         match aborted {
             Ok(_) | Err(Problem::NotFound { .. }) => Ok(()),
-            Err(problem) => Err(Problem::LeftOpen(problem.to_string()).of(&self.shown, None)),
+            Err(problem) => Err(Problem::LeftOpen(problem.to_string()).of(&self.url, None)),
         }
     }
 
@@ -502,7 +503,6 @@ fn create(location: &Location, options: &StoreOptions, stop: &AtomicBool) -> Res
 }
 
 /// The name of a new upload, and whether an answer with another one may have been lost.
-
 fn created(
     client: &Arc<Client>,
     target: &Target,
