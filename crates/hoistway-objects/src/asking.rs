@@ -4,7 +4,7 @@ use crate::{
     Checksum, Problem,
     checksum::{MAX_PARTS_ASKED, Parts, is_of_whole},
     client::Client,
-    http::Waiting,
+    http::{End, Waiting},
     location::Target,
     pace::{Again, Fault},
     pin::{Part, Pin, Tag, header},
@@ -152,7 +152,8 @@ impl Question<'_> {
         let mut headers = vec![(CHECKSUM_MODE, "ENABLED".to_owned())];
         headers.extend(etag.map(|etag| (IF_MATCH, etag.to_owned())));
         let mean_speed = MeanSpeed::default();
-        let waiting = Waiting { stop: self.is_over, patience: left, is_new: false, mean_speed: &mean_speed };
+        let (stop, mean_speed) = (self.is_over, &mean_speed);
+        let waiting = Waiting { stop, patience: left, is_new: false, mean_speed, end: End::default() };
         self.client.ask_head(target, &headers, &waiting).map_err(|fault| match fault {
             Fault::Final(Problem::NotFound { .. } | Problem::Refused { status: 412, .. }) => {
                 "the store said the checksum of another version"

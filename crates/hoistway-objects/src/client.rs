@@ -4,8 +4,8 @@ use crate::{
     Problem, StoreOptions,
     credentials::Identity,
     http::{
-        Answer, Connection, IdlePool, Network, Origin, Pending, Roots, TooSlow, Waiting, have_input, send,
-        send_pieces,
+        Answer, Connection, IdlePool, Network, Origin, Pending, Roots, Sent, TooSlow, Waiting, have_input,
+        send, send_pieces,
     },
     location::{self, Kind, Location, Target},
     options::aws_roots,
@@ -218,33 +218,23 @@ impl Client {
         }
     }
 
-    /// Sends a request with a body, and hands over its answer if it is a success. `sent` counts the bytes of the body that the
-    /// system has taken.
+    /// Sends a request with a body, and hands over its answer if it is a success. Waits in one way until the server may have the
+    /// whole request, and in another one from then on.
     pub(crate) fn send(
-        &self,
-        what: (Method, &Target),
-        headers: &[(HeaderName, String)],
-        body: &[&[u8]],
-        sent: &mut u64,
-        waiting: &Waiting<'_>,
-    ) -> Result<Answer, Fault> {
-        self.send_whole(what, headers, body, sent, (waiting, waiting))
-    }
-
-    /// Does the same, and waits in one way until there is a connection, and in another one from then on.
-    pub(crate) fn send_whole(
         &self,
         (method, target): (Method, &Target),
         headers: &[(HeaderName, String)],
         body: &[&[u8]],
-        sent: &mut u64,
+        sent: &mut Sent,
         (connecting, waiting): (&Waiting<'_>, &Waiting<'_>),
     ) -> Result<Answer, Fault> {
         let request = self.request(method, target, headers, connecting)?;
         let connection = self.connection(connecting)?;
         let was_reused = connection.is_reused;
-        let answer = send_pieces(connection, &request, body, sent, waiting)
-            .map_err(|error| self.fault(error, was_reused, 0, waiting))?;
+        let answer =
+            send_pieces(connection, &request, body, sent, (connecting, waiting)).map_err(|error| {
+                self.fault(error, was_reused, 0, if sent.may_be_whole { waiting } else { connecting })
+            })?;
         match answer.status {
             200..=299 => Ok(answer),
             _ => Err(self.refusal(answer, waiting)),

@@ -106,12 +106,19 @@ pub enum Problem {
         /// Why the last one failed.
         last: String,
     },
-    /// The answer to the request that completes an upload was lost, and the store does not show whether it did so.
+    /// The answer to the request that writes an object, or completes its upload, did not come or was an error after which either
+    /// is possible, and the store does not show whether it did so.
     #[error(
-        "it is not known whether the object is complete: {0}; load it and compare, or save it again: the name stands for the old \
+        "it is not known whether the object was replaced: {0}; load it and compare, or save it again: the name stands for the old \
          object or for the whole new one"
     )]
     Doubtful(String),
+    /// The store shows the new object, and says a checksum of it that its bytes had not when they were sent.
+    #[error("the store has replaced the object, and what it has is damaged: {0}; save it again")]
+    StoredDamaged(String),
+    /// The answer to a request that begins an upload was lost.
+    #[error("{0}; the store may hold an upload without parts until a lifecycle rule of the bucket aborts it")]
+    MayBeOpen(String),
     /// An upload that failed could not be aborted.
     #[error(
         "the parts that were uploaded could not be removed ({0}): they are stored, and paid for, until the upload is aborted by \
@@ -133,7 +140,9 @@ impl Problem {
             Self::Invalid(_) => io::ErrorKind::InvalidInput,
             Self::NotFound { .. } => io::ErrorKind::NotFound,
             Self::Denied { .. } | Self::Credentials(_) => io::ErrorKind::PermissionDenied,
-            Self::Unreliable { .. } | Self::Doubtful(_) | Self::LeftOpen(_) => io::ErrorKind::TimedOut,
+            Self::Unreliable { .. } | Self::Doubtful(_) | Self::LeftOpen(_) | Self::MayBeOpen(_) => {
+                io::ErrorKind::TimedOut
+            }
             Self::Tls(_) => io::ErrorKind::ConnectionRefused,
             Self::Changed(_)
             | Self::WrongAnswer(_)
@@ -142,6 +151,7 @@ impl Problem {
             | Self::NoETag { .. }
             | Self::Empty
             | Self::Damaged { .. }
+            | Self::StoredDamaged(_)
             | Self::Refused { .. } => io::ErrorKind::InvalidData,
             Self::Stopped => io::ErrorKind::Other,
         }

@@ -45,6 +45,7 @@ mod region;
 mod renewal;
 mod services;
 mod signature;
+mod stop;
 mod upload;
 
 /// What the fuzz target reaches. No part of the interface.
@@ -66,4 +67,5 @@ pub use location::shown;
 pub use object::{HEAD_BYTES, Object};
 pub use options::{AccessKey, Checksums, Secret, StoreOptions};
 pub use probe::{Reached, StoreProbe};
+pub use stop::Stop;
 pub use upload::{Upload, Uploaded, remove};

@@ -2,7 +2,7 @@
 
 use crate::{
     Problem,
-    http::{TICK, Waiting},
+    http::{End, TICK, Waiting},
     policy::{Action, Failure, InFlightLimit, Limit, MeanSpeed, PROGRESS_BYTES, Retry, STALL},
 };
 use std::{
@@ -81,14 +81,15 @@ impl Pace {
         stop: &AtomicBool,
         mut attempt: impl FnMut(&Waiting<'_>) -> Result<T, Fault>,
     ) -> Result<T, Problem> {
-        self.persist_sending(stop, |waiting| (attempt(waiting), Duration::ZERO))
+        self.persist_sending(stop, None, |waiting| (attempt(waiting), Duration::ZERO))
     }
 
-    /// Does the same for attempts that say how long they sent: that time does not count as time without progress. The caller
-    /// limits their number.
+    /// Does the same, until a time at the latest, for attempts that say how long they sent: that does not count as time without
+    /// progress. The caller limits their number.
     pub(crate) fn persist_sending<T>(
         &self,
         stop: &AtomicBool,
+        until: Option<Instant>,
         mut attempt: impl FnMut(&Waiting<'_>) -> (Result<T, Fault>, Duration),
     ) -> Result<T, Problem> {
         let is_known = {
@@ -100,15 +101,16 @@ impl Pace {
         let mut last = String::new();
         loop {
             let asked = Instant::now();
-            let permit = self.enter(stop, &last)?;
+            let permit = self.enter(stop, until, &last)?;
             let now = Instant::now();
             retry.waited(now - asked);
             let terms = retry.terms(now, self.lock().first_byte);
             let waiting = Waiting {
                 stop,
-                patience: terms.patience,
+                patience: until.map_or(terms.patience, |until| terms.patience.min(left(until))),
                 is_new: terms.is_new,
                 mean_speed: &self.mean_speed,
+                end: End { at: until, after: None },
             };
             let (result, sent_for) = attempt(&waiting);
             drop(permit);
@@ -121,6 +123,10 @@ impl Pace {
                     state.in_flight.succeeded(now);
                     return Ok(done);
                 }
+                Err(Fault::Final(Problem::Stopped)) if !stop.load(Ordering::Relaxed) && is_past(until) => {
+                    let last = if last.is_empty() { "no answer came".to_owned() } else { last };
+                    return Err(late(retry.attempts() + 1, &last));
+                }
                 Err(Fault::Final(problem)) => return Err(problem),
                 Err(Fault::Again(again)) => again,
             };
@@ -129,6 +135,10 @@ impl Pace {
                 self.lock().in_flight.failed(failure, bytes as u64, now);
             }
             last = why;
+            let pause = if let Action::AskAfter(pause) = action { pause } else { Duration::ZERO };
+            if until.is_some_and(|until| now + pause >= until) {
+                return Err(late(retry.attempts(), &last));
+            }
             match action {
                 Action::Ask => {}
                 Action::AskAfter(pause) => {
@@ -169,12 +179,18 @@ impl Pace {
     }
 
     /// Waits until there may be one more request. `last` says why the last one failed.
-    fn enter(&self, stop: &AtomicBool, last: &str) -> Result<Permit<'_>, Problem> {
+    fn enter(&self, stop: &AtomicBool, until: Option<Instant>, last: &str) -> Result<Permit<'_>, Problem> {
         let begun = Instant::now();
         let mut state = self.lock();
         while !state.in_flight.begin(Instant::now()) {
             if stop.load(Ordering::Relaxed) {
                 return Err(Problem::Stopped);
+            }
+            if is_past(until) {
+                return Err(late(
+                    0,
+                    if last.is_empty() { "other requests to the server failed" } else { last },
+                ));
             }
             if begun.elapsed() >= STALL && state.in_flight.is_away(Instant::now()) {
                 let last = if last.is_empty() { "other requests to the server failed" } else { last };
@@ -191,6 +207,19 @@ impl Pace {
     }
 }
 
+fn left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now())
+}
+
+fn is_past(until: Option<Instant>) -> bool {
+    until.is_some_and(|until| left(until).is_zero())
+}
+
+/// What is said once there is no time for another attempt.
+fn late(attempts: u32, last: &str) -> Problem {
+    Problem::Unreliable { attempts, last: format!("{last}; there was no time for more attempts") }
+}
+
 /// What a read ran into, as an error says it.
 fn told(limit: Limit) -> String {
     match limit {
@@ -204,7 +233,7 @@ fn told(limit: Limit) -> String {
     }
 }
 
-fn sleep(pause: Duration, stop: &AtomicBool) -> Result<(), Problem> {
+pub(crate) fn sleep(pause: Duration, stop: &AtomicBool) -> Result<(), Problem> {
     let until = Instant::now() + pause;
     loop {
         if stop.load(Ordering::Relaxed) {

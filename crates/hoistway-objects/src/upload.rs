@@ -5,14 +5,15 @@ use crate::{
     checksum::{Algorithm, Checksum},
     client::{Client, error_code},
     combine::Combiner,
-    http::{Answer, Waiting},
+    http::{Answer, End, Sent, Waiting},
     location::{Kind, Location, Target, encoded_value},
     object::variable,
     options::Checksums,
-    pace::{Again, Fault},
+    pace::{Again, Fault, sleep},
     pin::header,
     policy::Failure,
     region::in_its_region,
+    stop::{ANSWERED_BY, COMPARED_BY, ENDED_BY, Stop},
 };
 use http::{
     HeaderMap, HeaderName, Method,
@@ -27,6 +28,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -44,19 +46,25 @@ const MAX_ANSWER_BYTES: usize = 64 << 10;
 const MAX_NAME_BYTES: usize = 4 << 10;
 /// Most attempts to send a body.
 const MAX_ATTEMPTS: u32 = 10;
-/// How long the server may take to store what was sent, and to put the parts of an object together.
+/// How long the server may take to store what was sent.
 const STORED_IN: Duration = Duration::from_secs(30);
-const COMPLETED_IN: Duration = Duration::from_secs(60);
-/// How long an upload that failed is waited for to be aborted.
-const ABORTED_IN: Duration = Duration::from_secs(10);
+/// How long the server may be silent while it puts the parts of an object together, and how long it has for that in all. Meanwhile
+/// S3 sends a blank now and then.
+const SILENT_FOR: Duration = Duration::from_secs(60);
+const COMPLETED_IN: Duration = Duration::from_secs(300);
+/// Pause before a request is sent again whose answer did not come: the server may still be doing what it asked for.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// A part that was on its way may be stored after its upload was aborted, which has to be repeated then. S3 may answer so to any
+/// number of requests.
+const MOST_ABORTS: u32 = 5;
+const ABORTED_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// An object on its way to a store. The store shows it when it is complete, in place of what had its name. An upload that is
 /// dropped before that is aborted.
 ///
 /// ```no_run
-/// use std::sync::atomic::AtomicBool;
-/// use hoistway_objects::{StoreOptions, Upload};
-/// let (bytes, stop) = (vec![7; 20 << 20], AtomicBool::new(false));
+/// use hoistway_objects::{Stop, StoreOptions, Upload};
+/// let (bytes, stop) = (vec![7; 20 << 20], Stop::default());
 /// let url = "s3://models/llama/model.safetensors";
 /// let upload = Upload::begin(url, bytes.len() as u64, &StoreOptions::default(), &stop)?;
 /// for number in 0..upload.parts() {
@@ -79,6 +87,10 @@ pub struct Upload {
     sent: Mutex<BTreeMap<u64, Part>>,
     /// Attempts that were repeated.
     repeated: AtomicU64,
+    /// Whether the store refused the checksum of an object that one request writes.
+    refuses_checksums: AtomicBool,
+    /// Whether a part may still be on its way.
+    is_part_astray: AtomicBool,
     is_over: AtomicBool,
 }
 
@@ -132,24 +144,18 @@ impl Upload {
         for_writing(url, options).map(drop).map_err(|problem| problem.of(&crate::shown(url), None))
     }
 
-    /// Begins to write an object of so many bytes. Ends soon after `stop` is set.
+    /// Begins to write an object of so many bytes. Ends soon after `stop` is set, within 5 s if the store was asked.
     ///
     /// # Errors
     /// [`Problem::Invalid`] if nothing can be written there; [`Problem::Denied`], [`Problem::Credentials`],
-    /// [`Problem::Unreliable`] and others.
-    pub fn begin(url: &str, len: u64, options: &StoreOptions, stop: &AtomicBool) -> Result<Self> {
+    /// [`Problem::Unreliable`], [`Problem::MayBeOpen`] and others.
+    pub fn begin(url: &str, len: u64, options: &StoreOptions, stop: &Stop) -> Result<Self> {
         let shown = crate::shown(url);
         let begun = Self::begun(url, &shown, len, options, stop);
         begun.map_err(|problem| problem.of(&shown, None))
     }
 
-    fn begun(
-        url: &str,
-        shown: &str,
-        len: u64,
-        options: &StoreOptions,
-        stop: &AtomicBool,
-    ) -> Result<Self, Problem> {
+    fn begun(url: &str, shown: &str, len: u64, options: &StoreOptions, stop: &Stop) -> Result<Self, Problem> {
         let options = for_writing(url, options)?;
         let location = Location::parse(url, &options)?;
         let key = location.bucket.map(|bucket| bucket.key).unwrap_or_default();
@@ -176,6 +182,8 @@ impl Upload {
             open,
             sent: Mutex::default(),
             repeated: AtomicU64::new(0),
+            refuses_checksums: AtomicBool::new(false),
+            is_part_astray: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
         })
     }
@@ -207,12 +215,14 @@ impl Upload {
     }
 
     /// Sends a part, whose bytes lie in these pieces of memory. Tries again what may succeed. Any number of threads may send
-    /// parts, in any order. Ends soon after `stop` is set.
+    /// parts, in any order. Ends soon after `stop` is set. The answer to the request that writes a whole object is waited for up
+    /// to 5 s longer, and then the store is asked what it has.
     ///
     /// # Errors
-    /// [`Problem::Invalid`] if the pieces have not the length of the part; [`Problem::Refused`], [`Problem::Damaged`] if the
-    /// store got other bytes, [`Problem::Unreliable`] and others.
-    pub fn send(&self, number: u64, pieces: &[&[u8]], stop: &AtomicBool) -> Result<()> {
+    /// [`Problem::Invalid`] if the pieces have not the length of the part; [`Problem::Refused`], also if the store got other
+    /// bytes, [`Problem::Unreliable`] and others. If one request writes the object, the one that had the name is still there,
+    /// unless the error is [`Problem::Doubtful`] or [`Problem::StoredDamaged`].
+    pub fn send(&self, number: u64, pieces: &[&[u8]], stop: &Stop) -> Result<()> {
         let range = self.range(number);
         let failed = |problem: Problem| problem.of(&self.url, Some(range.clone()));
         let len: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
@@ -238,17 +248,19 @@ impl Upload {
         Ok(())
     }
 
-    /// Has the store show the object: all parts were sent. Ends soon after `stop` is set, unless the store has been asked.
+    /// Has the store show the object: all parts were sent. Ends soon after `stop` is set. If the store was asked before, its answer
+    /// is waited for up to 5 s longer, and then it is asked what it has.
     ///
     /// # Errors
-    /// Those of [`Upload::send`]. The object that had the name is still there, unless the error says that this is not known.
-    pub fn complete(&self, stop: &AtomicBool) -> Result<Uploaded> {
+    /// Those of [`Upload::send`]. The object that had the name is still there, unless the error is [`Problem::Doubtful`] or
+    /// [`Problem::StoredDamaged`].
+    pub fn complete(&self, stop: &Stop) -> Result<Uploaded> {
         let failed = |problem: Problem| problem.of(&self.url, None);
         let parts: Vec<Part> = lock(&self.sent).values().cloned().collect();
         if parts.len() as u64 != self.parts() {
             return Err(failed(Problem::Invalid("not all of its parts were sent".into())));
         }
-        if self.open.is_some() && stop.load(Ordering::Relaxed) {
+        if self.open.is_some() && stop.is_set() {
             return Err(failed(Problem::Stopped));
         }
         let by_parts = parts.iter().all(|part| part.was_compared);
@@ -260,6 +272,7 @@ impl Upload {
         let kind = Kind::of(&self.given_url).map_err(failed)?;
         let algorithm = match &self.open {
             Some(open) => open.algorithm,
+            None if self.refuses_checksums.load(Ordering::Relaxed) => None,
             None => algorithm_of(kind, &self.options),
         };
         let compared = match (algorithm, compared) {
@@ -272,34 +285,41 @@ impl Upload {
         Ok(Uploaded { compared, repeated: self.repeated.load(Ordering::Relaxed), has_stray })
     }
 
-    /// Has the store forget the parts that were sent. No thread may be sending a part. Takes 10 s at most.
+    /// Has the store forget the parts that were sent. No thread may be sending a part. Sets `stop`, and ends within 10 s of when
+    /// that was set first.
     ///
     /// # Errors
-    /// [`Problem::LeftOpen`] if the store does not do it.
-    pub fn abort(&self) -> Result<()> {
+    /// [`Problem::LeftOpen`] if the store does not do it; [`Problem::MayBeOpen`] if it may hold another upload of this object.
+    pub fn abort(&self, stop: &Stop) -> Result<()> {
         let Some(open) = self.open.as_ref().filter(|_| !self.is_over.swap(true, Ordering::Relaxed)) else {
             return Ok(());
         };
-        let target = Target(format!("{}?uploadId={}", open.target.0, encoded_value(&open.id)));
-        let until = Instant::now() + ABORTED_IN;
-        let never = AtomicBool::new(false);
-        let aborted = open.client.pace().persist(&never, |waiting| {
-            let left = until.saturating_duration_since(Instant::now());
-            let waiting = Waiting { patience: waiting.patience.min(left), ..*waiting };
-            let late = |fault| match fault {
-                Fault::Again(Again { why, .. }) if Instant::now() >= until => {
-                    Fault::Final(Problem::Unreliable { attempts: 1, last: why })
-                }
-                fault => fault,
-            };
-            let answer = open.client.send((Method::DELETE, &target), &[], &[], &mut 0, &waiting);
-            let answer = answer.map_err(late)?;
-            open.client.body(answer, MAX_ANSWER_BYTES, &waiting).map_err(late)
-        });
-        match aborted {
-            Ok(_) | Err(Problem::NotFound { .. }) => Ok(()),
-            Err(problem) => Err(Problem::LeftOpen(problem.to_string()).of(&self.url, None)),
-        }
+        let until = stop.end();
+        let mut done = 0;
+        let aborted = loop {
+            match ask_abort(open, until) {
+                Err(Problem::NotFound { .. }) => break Ok(()),
+                Err(problem) => break Err(problem.to_string()),
+                Ok(()) => done += 1,
+            }
+            // A part that is on its way may come after it.
+            if !self.is_part_astray.load(Ordering::Relaxed) || done >= MOST_ABORTS {
+                break Ok(());
+            }
+            let pause = ABORTED_AGAIN_AFTER * done;
+            if Instant::now() + pause >= until {
+                break Err("there was no time to see whether a part came later".into());
+            }
+            thread::sleep(pause);
+        };
+        let problem = match aborted {
+            Err(why) => Problem::LeftOpen(why),
+            Ok(()) if open.has_stray => {
+                Problem::MayBeOpen("an answer to the request that begins the upload was lost".into())
+            }
+            Ok(()) => return Ok(()),
+        };
+        Err(problem.of(&self.url, None))
     }
 
     /// Writes a part, or a whole object.
@@ -309,8 +329,10 @@ impl Upload {
         target: &Target,
         pieces: &[&[u8]],
         algorithm: Option<Algorithm>,
-        stop: &AtomicBool,
+        stop: &Stop,
     ) -> Result<Part, Problem> {
+        // The store shows the object with its answer.
+        let is_whole = self.open.is_none();
         let len = pieces.iter().map(|piece| piece.len() as u64).sum();
         let sum = algorithm.map(|algorithm| {
             let mut digest = crc_fast::Digest::new(algorithm.crc());
@@ -318,15 +340,25 @@ impl Upload {
             (algorithm, digest.finalize())
         });
         let headers: Vec<_> = sum.iter().map(|(algorithm, sum)| checksum_header(*algorithm, *sum)).collect();
-        let mut attempts = 0;
-        let part = client.pace().persist_sending(stop, |waiting| {
+        let never = AtomicBool::new(false);
+        let (mut attempts, mut is_in_doubt) = (0, false);
+        let part = client.pace().persist_sending(stop.flag(), None, |waiting| {
             attempts += 1;
             let begun = Instant::now();
-            let waiting = Waiting { patience: STORED_IN, ..*waiting };
-            let mut sent = 0;
-            let answer = client.send((Method::PUT, target), &headers, pieces, &mut sent, &waiting);
-            let sent_for = if sent > 0 { begun.elapsed() } else { Duration::ZERO };
+            let sending = Waiting { patience: STORED_IN, ..*waiting };
+            let waiting = if is_whole { until_answered(&sending, stop, &never) } else { sending };
+            let mut sent = Sent::default();
+            let what = (Method::PUT, target);
+            let answer = client.send(what, &headers, pieces, &mut sent, (&sending, &waiting));
+            let sent_for = if sent.bytes > 0 { begun.elapsed() } else { Duration::ZERO };
             let part = answer.and_then(|answer| part_of(client, answer, len, sum, &waiting));
+            let part = part.and_then(|part| part.map_err(|other| wrong_sum(other, is_whole)));
+            let part = part.inspect_err(|fault| {
+                is_in_doubt |= is_whole && sent.may_be_whole && leaves_doubt(fault);
+                if !is_whole && is_unanswered(fault) {
+                    self.is_part_astray.store(true, Ordering::Relaxed);
+                }
+            });
             let part = part.map_err(refused_bytes).map_err(|fault| match fault {
                 Fault::Again(Again { why, .. }) if attempts >= MAX_ATTEMPTS => {
                     Fault::Final(Problem::Unreliable { attempts, last: why })
@@ -335,12 +367,28 @@ impl Upload {
             });
             (part, sent_for)
         });
-        self.repeated.fetch_add(u64::from(attempts.saturating_sub(1)), Ordering::Relaxed);
-        part.map_err(of_a_save)
+        self.repeated.fetch_add(u64::from(attempts.max(1) - 1), Ordering::Relaxed);
+        let problem = match part {
+            Ok(part) => return Ok(part),
+            Err(problem) => problem,
+        };
+        // As for uploads of parts.
+        if is_whole && refuses_checksums(&problem, algorithm) {
+            self.refuses_checksums.store(true, Ordering::Relaxed);
+            let part = self.put(client, target, pieces, None, stop);
+            return part.map_err(|problem| if is_in_doubt { in_doubt(problem) } else { problem });
+        }
+        match is_in_doubt {
+            true if self.is_there(client, target, sum, stop) => {
+                Ok(Part { etag: String::new(), len, sum: sum.map(|(_, sum)| sum), was_compared: true })
+            }
+            true => Err(in_doubt(problem)),
+            false => Err(of_a_save(problem)),
+        }
     }
 
     /// Completes the upload. Returns whether the store compared the whole object with its checksum.
-    fn completed(&self, open: &Open, parts: &[Part], stop: &AtomicBool) -> Result<bool, Problem> {
+    fn completed(&self, open: &Open, parts: &[Part], stop: &Stop) -> Result<bool, Problem> {
         let id = encoded_value(&open.id);
         let target = Target(format!("{}?uploadId={id}", open.target.0));
         let sum = whole_sum(open.algorithm, parts);
@@ -351,57 +399,61 @@ impl Upload {
             headers.push(checksum_header(algorithm, sum));
             headers.push((CHECKSUM_TYPE, "FULL_OBJECT".to_owned()));
         }
-        // Once it was asked, the store may have done it: the answer is waited for.
         let never = AtomicBool::new(false);
-        let (mut attempts, mut is_in_doubt) = (0, false);
-        let done = open.client.pace().persist(stop, |waiting| {
+        let (mut attempts, mut is_in_doubt, mut was_silent) = (0, false, false);
+        let until = Instant::now() + COMPLETED_IN;
+        let done = open.client.pace().persist_sending(stop.flag(), Some(until), |waiting| {
+            let begun = Instant::now();
+            if was_silent && let Err(problem) = sleep(ASKED_AGAIN_AFTER, stop.flag()) {
+                return (Err(problem.into()), Duration::ZERO);
+            }
             attempts += 1;
-            let connecting = waiting;
-            let waiting = Waiting { patience: COMPLETED_IN, stop: &never, ..*waiting };
-            let (what, waits) = ((Method::POST, &target), (connecting, &waiting));
-            let answer = open.client.send_whole(what, &headers, &[text.as_bytes()], &mut 0, waits);
+            let patience = SILENT_FOR.min(until.saturating_duration_since(Instant::now()));
+            let sending = Waiting { patience, ..*waiting };
+            let waiting = until_answered(&sending, stop, &never);
+            let mut sent = Sent::default();
+            let (what, waits) = ((Method::POST, &target), (&sending, &waiting));
+            let answer = open.client.send(what, &headers, &[text.as_bytes()], &mut sent, waits);
             let done = answer.and_then(|answer| {
                 let headers = answer.headers.clone();
-                let body = open.client.body(answer, MAX_ANSWER_BYTES, &waiting)?;
+                let body = open.client.body(answer.at_any_speed(), MAX_ANSWER_BYTES, &waiting)?;
                 completion(&headers, &body, sum)
             });
-            // A store that says an error may have done it all the same.
-            done.inspect_err(|fault| {
-                is_in_doubt |= is_unanswered(fault)
-                    || matches!(fault, Fault::Again(Again { failure: Failure::Refused, .. }));
-            })
-        });
-        self.repeated.fetch_add(attempts.max(1) - 1, Ordering::Relaxed);
-        match done {
-            // An attempt whose answer was lost may have completed it: then the store does not know the upload any more.
-            Err(problem @ (Problem::NotFound { .. } | Problem::Unreliable { .. } | Problem::Stopped))
-                if is_in_doubt =>
-            {
-                match self.is_there(open, sum) {
-                    true => Ok(true),
-                    false => Err(Problem::Doubtful(of_a_save(problem).to_string())),
+            let done = done.map_err(|fault| {
+                is_in_doubt |= sent.may_be_whole && leaves_doubt(&fault);
+                was_silent = sent.may_be_whole && is_unanswered(&fault);
+                match fault {
+                    Fault::Again(Again { why, .. }) if attempts >= MAX_ATTEMPTS => {
+                        Fault::Final(Problem::Unreliable { attempts, last: why })
+                    }
+                    fault => fault,
                 }
-            }
+            });
+            // The time for an answer has its own limit.
+            (done, begun.elapsed())
+        });
+        self.repeated.fetch_add(u64::from(attempts.max(1) - 1), Ordering::Relaxed);
+        match done {
+            // An attempt whose answer was lost may have completed it. The store does not know the upload any more then, or refuses
+            // the request for another reason.
+            Err(problem) if is_in_doubt => match self.is_there(&open.client, &open.target, sum, stop) {
+                true => Ok(true),
+                false => Err(in_doubt(problem)),
+            },
             done => done.map_err(of_a_save),
         }
     }
 
-    /// Whether the store has an object of this length and checksum under the name.
-    fn is_there(&self, open: &Open, sum: Option<(Algorithm, u64)>) -> bool {
+    /// Whether the store has the object under its name, by length and checksum.
+    fn is_there(&self, client: &Client, target: &Target, sum: Option<(Algorithm, u64)>, stop: &Stop) -> bool {
         let Some((algorithm, sum)) = sum else { return false };
-        let until = Instant::now() + ABORTED_IN;
         let never = AtomicBool::new(false);
         let asks = [(HeaderName::from_static("x-amz-checksum-mode"), "ENABLED".to_owned())];
         let asks = if algorithm == Algorithm::Crc64Nvme { &asks[..] } else { &[] };
-        let headers = open.client.pace().persist(&never, |waiting| {
-            let left = until.saturating_duration_since(Instant::now());
-            let waiting = Waiting { patience: waiting.patience.min(left), ..*waiting };
-            open.client.ask_head(&open.target, asks, &waiting).map_err(|fault| match fault {
-                Fault::Again(Again { why, .. }) if Instant::now() >= until => {
-                    Fault::Final(Problem::Unreliable { attempts: 1, last: why })
-                }
-                fault => fault,
-            })
+        let until = Instant::now() + ENDED_BY;
+        let headers = client.pace().persist_sending(&never, Some(until), |waiting| {
+            let end = End { after: Some((stop, COMPARED_BY)), ..waiting.end };
+            (client.ask_head(target, asks, &Waiting { end, ..*waiting }), Duration::ZERO)
         });
         let Ok(headers) = headers else { return false };
         let len = header(&headers, CONTENT_LENGTH.as_str()).and_then(|len| len.parse().ok());
@@ -409,27 +461,47 @@ impl Upload {
     }
 }
 
+/// Waits for an answer that says whether an object was replaced, a bounded time after a stop too.
+fn until_answered<'a>(waiting: &Waiting<'a>, stop: &'a Stop, never: &'a AtomicBool) -> Waiting<'a> {
+    Waiting { stop: never, end: End { after: Some((stop, ANSWERED_BY)), ..waiting.end }, ..*waiting }
+}
+
+/// Asks the store to abort an upload.
+fn ask_abort(open: &Open, until: Instant) -> Result<(), Problem> {
+    let target = Target(format!("{}?uploadId={}", open.target.0, encoded_value(&open.id)));
+    let never = AtomicBool::new(false);
+    open.client.pace().persist_sending(&never, Some(until), |waiting| {
+        (ask_delete(&open.client, &target, waiting), Duration::ZERO)
+    })
+}
+
+fn ask_delete(client: &Client, target: &Target, waiting: &Waiting<'_>) -> Result<(), Fault> {
+    let waits = (waiting, waiting);
+    let answer = client.send((Method::DELETE, target), &[], &[], &mut Sent::default(), waits)?;
+    client.body(answer, MAX_ANSWER_BYTES, waiting).map(drop)
+}
+
 impl Drop for Upload {
     fn drop(&mut self) {
-        if let Err(error) = self.abort() {
+        if let Err(error) = self.abort(&Stop::default()) {
             tracing::warn!("{error}");
         }
     }
 }
 
-/// Removes an object, if it is there. Ends soon after `stop` is set.
+/// Removes an object, if it is there. Sets `stop`, and ends within 10 s of when that was set first.
 ///
 /// # Errors
 /// Those of [`Upload::begin`].
-pub fn remove(url: &str, options: &StoreOptions, stop: &AtomicBool) -> Result<()> {
+pub fn remove(url: &str, options: &StoreOptions, stop: &Stop) -> Result<()> {
     let failed = |problem: Problem| problem.of(&crate::shown(url), None);
     let options = for_writing(url, options).map_err(failed)?;
+    let until = stop.end();
+    let never = AtomicBool::new(false);
     let removed = in_its_region(url, &options, |location, options| {
         let client = Client::of(&location, options);
-        client.pace().persist(stop, |waiting| {
-            let target = (Method::DELETE, &location.target);
-            let answer = client.send(target, &[], &[], &mut 0, waiting)?;
-            client.body(answer, MAX_ANSWER_BYTES, waiting)
+        client.pace().persist_sending(&never, Some(until), |waiting| {
+            (ask_delete(&client, &location.target, waiting), Duration::ZERO)
         })
     });
     match removed {
@@ -488,27 +560,36 @@ fn said_sum(algorithm: Algorithm, headers: &HeaderMap) -> Option<u64> {
 }
 
 /// Opens an upload.
-fn create(location: &Location, options: &StoreOptions, stop: &AtomicBool) -> Result<Open, Problem> {
+fn create(location: &Location, options: &StoreOptions, stop: &Stop) -> Result<Open, Problem> {
     let client = Client::of(location, options);
-    let algorithm = algorithm_of(location.kind, options);
-    let created = match created(&client, &location.target, algorithm, stop) {
-        // Some stores know no such checksums. If the request itself is wrong, this one is refused as well.
-        Err(Problem::Refused { status: 400 | 501, .. }) if algorithm == Some(Algorithm::Crc64Nvme) => {
-            created(&client, &location.target, None, stop).map(|created| (created, None))
-        }
-        created => created.map(|created| (created, algorithm)),
-    };
-    let ((id, has_stray), algorithm) = created.map_err(of_a_save)?;
-    Ok(Open { client, target: location.target.clone(), id, algorithm, has_stray })
+    let mut algorithm = algorithm_of(location.kind, options);
+    let mut has_stray = false;
+    let mut created = ask_create(&client, &location.target, algorithm, &mut has_stray, stop);
+    if created.as_ref().is_err_and(|problem| refuses_checksums(problem, algorithm)) {
+        algorithm = None;
+        created = ask_create(&client, &location.target, algorithm, &mut has_stray, stop);
+    }
+    match created {
+        Ok(id) => Ok(Open { client, target: location.target.clone(), id, algorithm, has_stray }),
+        Err(problem) if has_stray => Err(Problem::MayBeOpen(of_a_save(problem).to_string())),
+        Err(problem) => Err(of_a_save(problem)),
+    }
 }
 
-/// The name of a new upload, and whether an answer with another one may have been lost.
-fn created(
+/// Whether a store may have refused a request for its checksum: some know none of this kind. If the request itself is wrong, one
+/// without is refused as well.
+fn refuses_checksums(problem: &Problem, algorithm: Option<Algorithm>) -> bool {
+    algorithm == Some(Algorithm::Crc64Nvme) && matches!(problem, Problem::Refused { status: 400 | 501, .. })
+}
+
+/// The name of a new upload. `has_stray` is set if an answer with another one may have been lost.
+fn ask_create(
     client: &Arc<Client>,
     target: &Target,
     algorithm: Option<Algorithm>,
-    stop: &AtomicBool,
-) -> Result<(String, bool), Problem> {
+    has_stray: &mut bool,
+    stop: &Stop,
+) -> Result<String, Problem> {
     let headers = match algorithm {
         Some(Algorithm::Crc64Nvme) => vec![
             (HeaderName::from_static("x-amz-checksum-algorithm"), "CRC64NVME".to_owned()),
@@ -519,35 +600,66 @@ fn created(
     let target = Target(format!("{}?uploads=", target.0));
     // An upload whose answer is not waited for would stay open.
     let never = AtomicBool::new(false);
-    let mut has_stray = false;
-    let created = client.pace().persist(stop, |waiting| {
-        let connecting = waiting;
-        let waiting = Waiting { stop: &never, ..*waiting };
-        let waits = (connecting, &waiting);
-        let answer = client.send_whole((Method::POST, &target), &headers, &[], &mut 0, waits);
+    client.pace().persist(stop.flag(), |sending| {
+        let waiting = until_answered(sending, stop, &never);
+        let mut sent = Sent::default();
+        let what = (Method::POST, &target);
+        let answer = client.send(what, &headers, &[], &mut sent, (sending, &waiting));
         let body = answer.and_then(|answer| client.body(answer, MAX_ANSWER_BYTES, &waiting));
-        let body = body.inspect_err(|fault| has_stray |= is_unanswered(fault))?;
-        let wrong = || Problem::WrongAnswer("it does not name the upload that was asked for".into());
-        let text = std::str::from_utf8(&body).map_err(|_| wrong())?;
-        let created: Created = quick_xml::de::from_str(text).map_err(|_| wrong())?;
-        let is_name = (1..=MAX_NAME_BYTES).contains(&created.upload_id.len());
-        Ok(is_name.then_some(created.upload_id).ok_or_else(wrong)?)
-    });
-    match created {
-        Err(Problem::Unreliable { attempts, last }) if has_stray => {
-            Err(Problem::Unreliable { attempts, last: format!("{last}; an upload may have been left open") })
+        let id = body.and_then(|body| {
+            let text = std::str::from_utf8(&body).ok();
+            let created = text.and_then(|text| quick_xml::de::from_str::<Created>(text).ok());
+            let id = created.map(|own| own.upload_id).filter(|id| (1..=MAX_NAME_BYTES).contains(&id.len()));
+            let wrong = "it does not name the upload that was asked for";
+            id.ok_or_else(|| Problem::WrongAnswer(wrong.into()).into())
+        });
+        id.inspect_err(|fault| *has_stray |= sent.may_be_whole && is_unanswered(fault))
+    })
+}
+
+/// Whether a request that was sent went without an answer that can be used: what it asked for may have been done.
+fn is_unanswered(fault: &Fault) -> bool {
+    match fault {
+        Fault::Again(Again { failure, .. }) => {
+            matches!(failure, Failure::Broken | Failure::Silent | Failure::Slow)
         }
-        created => created.map(|id| (id, has_stray)),
+        Fault::Final(problem) => {
+            matches!(problem, Problem::Stopped | Problem::Tls(_) | Problem::WrongAnswer(_))
+        }
     }
 }
 
-/// Whether a request was sent, and went without an answer: what it asked for may have been done.
-fn is_unanswered(fault: &Fault) -> bool {
-    let failure = match fault {
-        Fault::Again(Again { failure, .. }) => *failure,
-        Fault::Final(_) => return false,
-    };
-    matches!(failure, Failure::Broken | Failure::Silent | Failure::Slow)
+/// Whether a store may have done what it was asked for. One that says an error of its own may have done it all the same.
+fn leaves_doubt(fault: &Fault) -> bool {
+    is_unanswered(fault) || matches!(fault, Fault::Again(Again { failure: Failure::Refused, .. }))
+}
+
+/// A problem after which either is possible.
+fn in_doubt(problem: Problem) -> Problem {
+    match problem {
+        Problem::StoredDamaged(_) | Problem::Doubtful(_) => problem,
+        problem => Problem::Doubtful(of_a_save(problem).to_string()),
+    }
+}
+
+/// A success with another checksum than that of what was sent.
+struct OtherSum {
+    algorithm: Algorithm,
+    said: u64,
+    sent: u64,
+}
+
+/// What another checksum means: a part is sent again, and a whole object is shown already.
+fn wrong_sum(other: OtherSum, is_shown: bool) -> Fault {
+    let OtherSum { algorithm, said, sent } = other;
+    let name = algorithm.name();
+    let (said, sent) = (algorithm.text(said), algorithm.text(sent));
+    if is_shown {
+        return Problem::StoredDamaged(format!("its {name} is {said}, and that of what was sent {sent}"))
+            .into();
+    }
+    let why = format!("the server said the {name} {said} of a part, and that of what was sent is {sent}");
+    Fault::Again(Again { failure: Failure::Refused, why, was_reused: false, bytes: 0 })
 }
 
 /// What the answer to a part says.
@@ -557,7 +669,7 @@ fn part_of(
     len: u64,
     sum: Option<(Algorithm, u64)>,
     waiting: &Waiting<'_>,
-) -> Result<Part, Fault> {
+) -> Result<Result<Part, OtherSum>, Fault> {
     let headers = answer.headers.clone();
     client.body(answer, MAX_ANSWER_BYTES, waiting)?;
     let etag = header(&headers, ETAG.as_str()).filter(|etag| (1..=MAX_NAME_BYTES).contains(&etag.len()));
@@ -566,9 +678,9 @@ fn part_of(
     if let (Some(said), Some((algorithm, sum))) = (said, sum)
         && said != sum
     {
-        return Err(Checksum { algorithm, value: said, parts: None }.mismatch(sum).into());
+        return Ok(Err(OtherSum { algorithm, said, sent: sum }));
     }
-    Ok(Part { etag, len, sum: sum.map(|(_, sum)| sum), was_compared: said.is_some() })
+    Ok(Ok(Part { etag, len, sum: sum.map(|(_, sum)| sum), was_compared: said.is_some() }))
 }
 
 /// Has bytes sent again that the server refuses because they changed on the way.
@@ -597,9 +709,7 @@ fn completion(headers: &HeaderMap, body: &[u8], sum: Option<(Algorithm, u64)>) -
             algorithm.parse(rest.split_once("</ChecksumCRC64NVME>")?.0)
         };
         return match said_sum(algorithm, headers).or_else(in_body) {
-            Some(said) if said != sum => {
-                Err(Checksum { algorithm, value: said, parts: None }.mismatch(sum).into())
-            }
+            Some(said) if said != sum => Err(wrong_sum(OtherSum { algorithm, said, sent: sum }, true)),
             said => Ok(said.is_some()),
         };
     }

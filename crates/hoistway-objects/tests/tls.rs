@@ -72,7 +72,7 @@ fn a_server_is_trusted_if_its_root_is() {
         }
     }
     if case == "bundle" {
-        let (bytes, stop) = (bytes.repeat(4), AtomicBool::new(false));
+        let (bytes, stop) = (bytes.repeat(4), hoistway_objects::Stop::default());
         let upload = Upload::begin("s3://models/b", bytes.len() as u64, &options, &stop).unwrap();
         for number in 0..upload.parts() {
             let part = upload.range(number);

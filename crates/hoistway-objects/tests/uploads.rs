@@ -1,10 +1,10 @@
 //! Uploads: the store has the whole object or the old one, no upload stays open, and a damaged part is sent again.
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
-use hoistway_objects::{Error, Object, Problem, StoreOptions, Upload, Uploaded};
-use objectd::{Dialect, Server, Step, WriteFault, WrongRegion};
+use hoistway_objects::{Error, Object, Problem, Stop, StoreOptions, Upload, Uploaded};
+use objectd::{Checksums, Dialect, Server, Step, WriteFault, WrongRegion};
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::AtomicBool,
     thread,
     time::{Duration, Instant},
 };
@@ -29,7 +29,7 @@ fn options(server: &Server, more: &[(&str, &str)]) -> StoreOptions {
 }
 
 fn upload(url: &str, bytes: &[u8], options: &StoreOptions) -> Result<Uploaded, Error> {
-    let stop = AtomicBool::new(false);
+    let stop = Stop::default();
     let upload = Upload::begin(url, bytes.len() as u64, options, &stop)?;
     // In an order that is not that of the object, each from two pieces.
     for number in (0..upload.parts()).rev() {
@@ -152,26 +152,79 @@ fn what_does_not_pass_is_an_error_and_the_old_object_stays() {
 #[test]
 fn an_upload_that_cannot_be_aborted_is_told() {
     let server = Server::start().unwrap();
-    let (options, stop) = (options(&server, &[]), AtomicBool::new(false));
+    let (options, stop) = (options(&server, &[]), Stop::default());
     let upload = Upload::begin(URL, LEN as u64, &options, &stop).unwrap();
     assert_eq!(server.open_uploads(), [PATH]);
     server.fail_writes(Step::Abort, usize::MAX, WriteFault::Status(403));
-    let error = upload.abort().unwrap_err();
+    let error = upload.abort(&stop).unwrap_err();
     assert!(matches!(&error.problem, Problem::LeftOpen(why) if why.contains("403")), "{error}");
     assert_eq!(server.open_uploads(), [PATH]);
     // What may pass is tried again.
     for fault in [WriteFault::Status(503), WriteFault::Reset, WriteFault::Lost] {
+        let stop = Stop::default();
         let upload = Upload::begin(URL, LEN as u64, &options, &stop).unwrap();
         server.fail_writes(Step::Abort, 1, fault);
-        upload.abort().unwrap();
+        upload.abort(&stop).unwrap();
         assert_eq!(server.open_uploads(), [PATH]);
     }
 }
 
 #[test]
+fn aborts_end_ten_seconds_after_a_stop_however_many_there_are() {
+    let server = Server::start().unwrap();
+    let (options, stop) = (options(&server, &[]), Stop::default());
+    let begin = || Upload::begin(URL, LEN as u64, &options, &stop).unwrap();
+    let uploads: Vec<_> = (0..6).map(|_| begin()).collect();
+    server.fail_writes(Step::Abort, usize::MAX, WriteFault::Stall(Duration::from_secs(600)));
+    let begun = Instant::now();
+    for upload in &uploads {
+        let error = upload.abort(&stop).unwrap_err();
+        assert!(matches!(&error.problem, Problem::LeftOpen(_)), "{error}");
+    }
+    // Six limits of ten seconds would be as long.
+    assert!(begun.elapsed() < LONG, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn an_upload_is_aborted_again_where_a_part_came_after_the_abort() {
+    let server = Server::start().unwrap();
+    server.fail_writes(Step::Part, usize::MAX, WriteFault::Stall(Duration::from_secs(600)));
+    server.then_fail_writes(Step::Abort, 2, WriteFault::PartAfter);
+    let (options, stop) = (options(&server, &[]), Stop::default());
+    let upload = Upload::begin(URL, LEN as u64, &options, &stop).unwrap();
+    let bytes = bytes(8 << 20);
+    let error = stopped_at(&server, "PUT", &stop, || upload.send(0, &[&bytes], &stop));
+    assert!(matches!(error.problem, Problem::Stopped), "{error}");
+    upload.abort(&stop).unwrap();
+    assert!(server.open_uploads().is_empty());
+}
+
+/// What comes of work that is stopped once the server has got a request of this method.
+fn stopped_at<T: Send>(
+    server: &Server,
+    method: &str,
+    stop: &Stop,
+    work: impl FnOnce() -> Result<T, Error> + Send,
+) -> Error {
+    let begun = Instant::now();
+    server.take_requests();
+    let done = thread::scope(|scope| {
+        let working = scope.spawn(|| work().map(drop));
+        while !server.take_requests().iter().any(|own| own.method == method) {
+            assert!(begun.elapsed() < LONG);
+            thread::sleep(Duration::from_millis(1));
+        }
+        stop.set();
+        working.join().unwrap()
+    });
+    assert!(begun.elapsed() < LONG, "{:?}", begun.elapsed());
+    done.unwrap_err()
+}
+
+#[test]
 fn a_stop_ends_a_part_that_is_not_answered_and_aborts_the_upload() {
     let server = Server::start().unwrap();
-    let (options, stop) = (options(&server, &[]), AtomicBool::new(false));
+    let (options, stop) = (options(&server, &[]), Stop::default());
     let bytes = bytes(LEN);
     server.fail_writes(Step::Part, usize::MAX, WriteFault::Stall(Duration::from_secs(600)));
     let begun = Instant::now();
@@ -185,7 +238,7 @@ fn a_stop_ends_a_part_that_is_not_answered_and_aborts_the_upload() {
             assert!(begun.elapsed() < LONG);
             thread::sleep(Duration::from_millis(1));
         }
-        stop.store(true, Ordering::Relaxed);
+        stop.set();
         sending.join().unwrap().unwrap_err()
     });
     assert!(matches!(error.problem, Problem::Stopped), "{error}");
@@ -195,11 +248,98 @@ fn a_stop_ends_a_part_that_is_not_answered_and_aborts_the_upload() {
 #[test]
 fn a_lost_completion_that_the_store_cannot_confirm_is_in_doubt() {
     let server = Server::start().unwrap();
-    server.say_checksums(objectd::Checksums::None);
+    server.say_checksums(Checksums::None);
     server.fail_writes(Step::Complete, 1, WriteFault::Lost);
     let error = upload(URL, &bytes(LEN), &options(&server, &[])).unwrap_err();
     assert!(matches!(&error.problem, Problem::Doubtful(_)), "{error}");
     assert!(server.open_uploads().is_empty());
+}
+
+#[test]
+fn a_lost_answer_stays_in_doubt_whatever_the_store_says_later() {
+    for (step, len) in [(Step::Put, 1000), (Step::Complete, LEN)] {
+        for checksums in [Checksums::Whole, Checksums::None] {
+            let server = Server::start().unwrap();
+            server.put(PATH, b"old");
+            server.say_checksums(checksums);
+            server.fail_writes(step, 1, WriteFault::Lost);
+            server.then_fail_writes(step, usize::MAX, WriteFault::Status(403));
+            let (bytes, done) = (bytes(len), upload(URL, &bytes(len), &options(&server, &[])));
+            assert!(server.object(PATH).unwrap() == bytes, "{step:?}");
+            match (checksums, done) {
+                (Checksums::Whole, done) => assert_eq!(done.unwrap().compared, Ok("CRC-64/NVME")),
+                (_, Err(Error { problem: Problem::Doubtful(why), .. })) => {
+                    assert!(why.contains("403"), "{why}")
+                }
+                (_, done) => panic!("{step:?}: {done:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_write_that_is_refused_leaves_no_doubt() {
+    let server = Server::start().unwrap();
+    server.say_checksums(Checksums::None);
+    for (step, len) in [(Step::Put, 1000), (Step::Complete, LEN)] {
+        server.fail_writes(step, usize::MAX, WriteFault::Status(403));
+        let error = upload(URL, &bytes(len), &options(&server, &[])).unwrap_err();
+        assert!(matches!(&error.problem, Problem::Denied { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_stop_while_the_store_may_write_the_object_is_in_doubt_soon() {
+    let long = Duration::from_secs(600);
+    for (step, fault, method) in [
+        (Step::Put, WriteFault::Stall(long), "PUT"),
+        (Step::Complete, WriteFault::Stall(long), "POST"),
+        (Step::Complete, WriteFault::Trickle(long), "POST"),
+    ] {
+        let server = Server::start().unwrap();
+        let (options, stop) = (options(&server, &[]), Stop::default());
+        let bytes = bytes(if step == Step::Put { 1000 } else { LEN });
+        let upload = Upload::begin(URL, bytes.len() as u64, &options, &stop).unwrap();
+        let send = |number| {
+            let range = upload.range(number);
+            upload.send(number, &[&bytes[range.start as usize..range.end as usize]], &stop)
+        };
+        server.fail_writes(step, usize::MAX, fault);
+        let error = match step {
+            Step::Put => stopped_at(&server, method, &stop, || send(0)),
+            _ => {
+                (0..upload.parts()).for_each(|number| send(number).unwrap());
+                stopped_at(&server, method, &stop, || upload.complete(&stop))
+            }
+        };
+        assert!(matches!(&error.problem, Problem::Doubtful(_)), "{step:?} {fault:?}: {error}");
+        assert!(upload.abort(&stop).is_ok() && server.open_uploads().is_empty());
+    }
+}
+
+#[test]
+fn a_completion_that_sends_blanks_for_long_is_waited_for() {
+    let server = Server::start().unwrap();
+    // A body of a load that comes so slowly is given up after 20 s.
+    server.fail_writes(Step::Complete, 1, WriteFault::Trickle(Duration::from_secs(23)));
+    let bytes = bytes(LEN);
+    let uploaded = upload(URL, &bytes, &options(&server, &[])).unwrap();
+    assert!(server.object(PATH).unwrap() == bytes);
+    assert_eq!(uploaded.repeated, 0);
+}
+
+#[test]
+fn a_store_that_says_another_checksum_gets_a_part_again_and_has_damaged_an_object_that_it_shows() {
+    let server = Server::start().unwrap();
+    let options = options(&server, &[]);
+    server.fail_writes(Step::Part, 1, WriteFault::OtherChecksum);
+    assert_eq!(upload(URL, &bytes(LEN), &options).unwrap().repeated, 1);
+    for (step, len) in [(Step::Put, 1000), (Step::Complete, LEN)] {
+        server.fail_writes(step, 1, WriteFault::OtherChecksum);
+        let error = upload(URL, &bytes(len), &options).unwrap_err();
+        let said = "its CRC-64/NVME is AAAAAAAAAAA=";
+        assert!(matches!(&error.problem, Problem::StoredDamaged(why) if why.contains(said)), "{error}");
+    }
 }
 
 #[test]
@@ -212,12 +352,35 @@ fn an_upload_whose_name_was_lost_is_told() {
 }
 
 #[test]
+fn an_upload_that_may_stay_open_is_told_with_whatever_fails() {
+    let server = Server::start().unwrap();
+    let options = options(&server, &[]);
+    server.fail_writes(Step::Create, usize::MAX, WriteFault::Stall(Duration::from_secs(600)));
+    let stop = Stop::default();
+    let error = stopped_at(&server, "POST", &stop, || Upload::begin(URL, LEN as u64, &options, &stop));
+    assert!(matches!(&error.problem, Problem::MayBeOpen(_)), "{error}");
+    server.fail_writes(Step::Create, 1, WriteFault::Lost);
+    server.then_fail_writes(Step::Create, usize::MAX, WriteFault::Status(403));
+    let error = Upload::begin(URL, LEN as u64, &options, &Stop::default()).unwrap_err();
+    assert!(matches!(&error.problem, Problem::MayBeOpen(why) if why.contains("403")), "{error}");
+    server.fail_writes(Step::Create, 1, WriteFault::Lost);
+    let stop = Stop::default();
+    let upload = Upload::begin(URL, LEN as u64, &options, &stop).unwrap();
+    let error = upload.abort(&stop).unwrap_err();
+    assert!(matches!(&error.problem, Problem::MayBeOpen(_)), "{error}");
+}
+
+#[test]
 fn a_store_without_checksums_takes_objects_and_that_is_told() {
     let bytes = bytes(LEN);
     let server = Server::start().unwrap();
     server.fail_writes(Step::Create, usize::MAX, WriteFault::NoChecksums);
     let uploaded = upload(URL, &bytes, &options(&server, &[])).unwrap();
     assert_eq!(uploaded.compared, Err("the store refuses checksums of uploads"));
+    server.fail_writes(Step::Put, usize::MAX, WriteFault::NoChecksums);
+    let uploaded = upload(URL, &bytes[..10], &options(&server, &[])).unwrap();
+    assert_eq!(uploaded.compared, Err("the store refuses checksums of uploads"));
+    assert!(server.object(PATH).unwrap() == bytes[..10]);
     server.fail_writes(Step::Put, usize::MAX, WriteFault::Silent);
     let uploaded = upload(URL, &bytes[..10], &options(&server, &[])).unwrap();
     assert_eq!(
@@ -244,7 +407,7 @@ fn an_object_goes_to_the_region_of_its_bucket() {
 
 #[test]
 fn what_cannot_be_written_is_said_with_what_can() {
-    let stop = AtomicBool::new(false);
+    let stop = Stop::default();
     for (url, said) in [
         (
             "https://host/a",

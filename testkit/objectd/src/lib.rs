@@ -227,6 +227,11 @@ impl Server {
         lock(&self.state.uploads).fail(step, count, fault);
     }
 
+    /// The same after the failures that were asked for before.
+    pub fn then_fail_writes(&self, step: Step, count: usize, fault: WriteFault) {
+        lock(&self.state.uploads).then_fail(step, count, fault);
+    }
+
     /// Removes an object.
     pub fn remove(&self, path: &str) {
         lock(&self.state.objects).remove(path);

@@ -9,7 +9,7 @@ use crc_fast::{
 use std::{
     collections::BTreeMap,
     io::{self, Write},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Fewest bytes of a part that is not the last.
@@ -51,6 +51,12 @@ pub enum WriteFault {
     Silent,
     /// Requests with checksums are refused.
     NoChecksums,
+    /// It is done after this time, and meanwhile the answer begins, with a blank now and then, as that of S3 to a completion.
+    Trickle(Duration),
+    /// An abort is answered as a success, and a part that was on its way comes after it.
+    PartAfter,
+    /// It is done, and the answer says another checksum.
+    OtherChecksum,
 }
 
 impl Step {
@@ -69,6 +75,7 @@ impl Step {
             "stall" => WriteFault::Stall(Duration::from_secs(600)),
             "reset" => WriteFault::Reset,
             "lost" => WriteFault::Lost,
+            "part-after" => WriteFault::PartAfter,
             status => WriteFault::Status(status.parse().ok()?),
         };
         Some((step, fault))
@@ -80,7 +87,7 @@ impl Step {
 pub(crate) struct Uploads {
     open: BTreeMap<String, Upload>,
     begun: usize,
-    fault: Option<(Step, usize, WriteFault)>,
+    faults: Vec<(Step, usize, WriteFault)>,
 }
 
 #[derive(Debug)]
@@ -97,11 +104,16 @@ impl Uploads {
     }
 
     pub(crate) fn fail(&mut self, step: Step, count: usize, fault: WriteFault) {
-        self.fault = Some((step, count, fault));
+        self.faults = vec![(step, count, fault)];
+    }
+
+    pub(crate) fn then_fail(&mut self, step: Step, count: usize, fault: WriteFault) {
+        self.faults.push((step, count, fault));
     }
 
     fn next_fault(&mut self, step: Step) -> Option<WriteFault> {
-        let (_, count, fault) = self.fault.as_mut().filter(|(of, count, _)| *of == step && *count > 0)?;
+        let mut left = self.faults.iter_mut();
+        let (_, count, fault) = left.find(|(of, count, _)| *of == step && *count > 0)?;
         *count -= 1;
         Some(*fault)
     }
@@ -174,6 +186,22 @@ impl State {
             {
                 return refuse(socket, "501 Not Implemented", "NotImplemented", "");
             }
+            Some(WriteFault::Trickle(time)) => {
+                socket.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
+                let begun = Instant::now();
+                while begun.elapsed() < time {
+                    self.wait(Duration::from_millis(100));
+                    socket.write_all(b"1\r\n \r\n")?;
+                }
+                let text = match self.written(request, step, body) {
+                    Reply::Done(_, _, text) => text,
+                    Reply::Refused(_, code) => format!("<Error><Code>{code}</Code></Error>"),
+                };
+                return write!(socket, "{:x}\r\n{text}\r\n0\r\n\r\n", text.len());
+            }
+            Some(WriteFault::PartAfter) => {
+                return socket.write_all(b"HTTP/1.1 204 No Content\r\n\r\n");
+            }
             _ => {}
         }
         let reply = self.written(request, step, body);
@@ -183,7 +211,10 @@ impl State {
         match reply {
             Reply::Done(status, headers, text) => {
                 let is_silent = fault == Some(WriteFault::Silent);
-                let headers = if is_silent { without_checksum(&headers) } else { headers };
+                let mut headers = if is_silent { without_checksum(&headers) } else { headers };
+                if fault == Some(WriteFault::OtherChecksum) {
+                    headers = without_checksum(&headers) + "x-amz-checksum-crc64nvme: AAAAAAAAAAA=\r\n";
+                }
                 write!(socket, "HTTP/1.1 {status}\r\nContent-Length: {}\r\n{headers}\r\n{text}", text.len())
             }
             Reply::Refused(status, code) => refuse(socket, status, code, ""),

@@ -37,6 +37,8 @@ pub(crate) struct Answer {
     stays_open: bool,
     sent: Instant,
     speed: Speed,
+    /// Whether the body may come at any speed.
+    may_be_slow: bool,
     /// Why the body is given up: told once the bytes that came are counted.
     too_slow: Option<TooSlow>,
 }
@@ -176,6 +178,7 @@ impl Pending {
                 stays_open,
                 sent,
                 speed,
+                may_be_slow: false,
                 too_slow: None,
             }));
         }
@@ -187,8 +190,17 @@ fn timed_out(reason: String) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, reason)
 }
 
-/// Sends a request whose body lies in several pieces of memory, and reads the head of its answer. `sent` counts the bytes of the
-/// body that the system has taken.
+/// What was sent of a request with a body.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sent {
+    /// Bytes of the body that the system has taken.
+    pub(crate) bytes: u64,
+    /// Whether the server may have all of it, so that it may do what it was asked.
+    pub(crate) may_be_whole: bool,
+}
+
+/// Sends a request whose body lies in several pieces of memory, and reads the head of its answer. Waits in the first way until
+/// the server may have the whole request, and in the second one from then on.
 ///
 /// # Errors
 /// Those of [`send`]; [`io::ErrorKind::TimedOut`] also if the server takes the body too slowly.
@@ -196,19 +208,19 @@ pub(crate) fn send_pieces(
     mut connection: Connection,
     request: &Parts,
     body: &[&[u8]],
-    sent: &mut u64,
-    waiting: &Waiting<'_>,
+    sent: &mut Sent,
+    (sending, waiting): (&Waiting<'_>, &Waiting<'_>),
 ) -> io::Result<Answer> {
-    let len = body.iter().map(|piece| piece.len() as u64).sum();
-    let written = connection
-        .write_all(&head_of(request, len), waiting)
-        .and_then(|()| write_body(&mut connection, body, sent, waiting));
+    let written = write_request(&mut connection, request, body, sent, (sending, waiting));
     let mut pending = Pending::sent_on(connection, request);
     if let Err(error) = written {
-        let has_left = matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
-        // A server that refuses a request may leave before it has read the body, and its answer may have come.
+        let has_left = matches!(
+            error.kind(),
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted
+        );
+        // A server that refuses a request may leave, or read no more, before it has the body, and its answer may have come.
         return match pending.advance(waiting) {
-            Ok(Ok(answer)) if has_left => Ok(Answer { stays_open: false, ..answer }),
+            Ok(Ok(answer)) if has_left || answer.status >= 300 => Ok(Answer { stays_open: false, ..answer }),
             _ => Err(error),
         };
     }
@@ -220,19 +232,33 @@ pub(crate) fn send_pieces(
     }
 }
 
-fn write_body(
+fn write_request(
     connection: &mut Connection,
+    request: &Parts,
     body: &[&[u8]],
-    sent: &mut u64,
-    waiting: &Waiting<'_>,
+    sent: &mut Sent,
+    (sending, waiting): (&Waiting<'_>, &Waiting<'_>),
 ) -> io::Result<()> {
-    let mut speed = Speed::new(Instant::now());
+    let len = body.iter().map(|piece| piece.len() as u64).sum();
+    let begun = Instant::now();
+    let mut speed = Speed::new(begun);
+    sent.may_be_whole = len == 0;
+    connection.write_all(&head_of(request, len), if sent.may_be_whole { waiting } else { sending })?;
     for part in body.iter().flat_map(|piece| piece.chunks(BODY_WRITE)) {
-        connection.write_all(part, waiting)?;
-        *sent += part.len() as u64;
+        if sending.is_stopped() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        sent.may_be_whole = sent.bytes + part.len() as u64 == len;
+        connection.write_all(part, if sent.may_be_whole { waiting } else { sending })?;
+        sent.bytes += part.len() as u64;
         // How fast other bodies come or go says nothing of this one: only one that hardly moves is given up.
-        let noted = speed.came(part.len() as u64, Instant::now(), &MeanSpeed::default());
-        noted.map_err(|why| timed_out(why.replace("came", "were taken")))?;
+        if speed.came(part.len() as u64, Instant::now(), &MeanSpeed::default()).is_err() {
+            let seconds = begun.elapsed().as_secs_f64();
+            let sent = sent.bytes;
+            return Err(timed_out(format!(
+                "the server takes too little: {sent} of {len} bytes in {seconds:.0} s"
+            )));
+        }
     }
     Ok(())
 }
@@ -330,6 +356,11 @@ impl Answer {
     /// Whether the end of the body is that of the connection.
     pub(crate) fn ends_with_connection(&self) -> bool {
         self.framing == Framing::Close
+    }
+
+    /// Has its body come at any speed: what sends it works meanwhile.
+    pub(crate) fn at_any_speed(self) -> Self {
+        Self { may_be_slow: true, ..self }
     }
 
     /// Whether the answer came on a connection that had carried another.
@@ -502,8 +533,10 @@ impl Answer {
             return Err(io::Error::new(io::ErrorKind::TimedOut, reason));
         }
         let count = self.connection.read(target, waiting)?;
-        let noted = self.speed.came(count as u64, Instant::now(), waiting.mean_speed);
-        self.too_slow = noted.err().map(TooSlow);
+        if !self.may_be_slow {
+            let noted = self.speed.came(count as u64, Instant::now(), waiting.mean_speed);
+            self.too_slow = noted.err().map(TooSlow);
+        }
         Ok(count)
     }
 }
@@ -532,7 +565,7 @@ fn reused(mut connection: Connection) -> Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::{Network, Origin};
+    use crate::http::{End, Network, Origin};
     use std::{
         io::{Read, Write},
         net::TcpListener,
@@ -558,7 +591,8 @@ mod tests {
         });
         let stop = AtomicBool::new(false);
         let mean_speed = MeanSpeed::default();
-        let waiting = Waiting { stop: &stop, patience, is_new: false, mean_speed: &mean_speed };
+        let waiting =
+            Waiting { stop: &stop, patience, is_new: false, mean_speed: &mean_speed, end: End::default() };
         let connection =
             Connection::open(&origin, &Network::default(), Duration::from_secs(60), &stop).unwrap();
         let request = ::http::Request::get("http://127.0.0.1/").body(()).unwrap().into_parts().0;
@@ -602,13 +636,48 @@ mod tests {
         });
         let (stop, mean_speed) = (AtomicBool::new(false), MeanSpeed::default());
         let patience = Duration::from_secs(1);
-        let waiting = Waiting { stop: &stop, patience, is_new: false, mean_speed: &mean_speed };
+        let waiting =
+            Waiting { stop: &stop, patience, is_new: false, mean_speed: &mean_speed, end: End::default() };
         let connection =
             Connection::open(&origin, &Network::default(), Duration::from_secs(60), &stop).unwrap();
         let request = ::http::Request::get("http://127.0.0.1/").body(()).unwrap().into_parts().0;
         let error = send(connection, &request, &[], &waiting).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
         server.join().unwrap();
+    }
+
+    #[test]
+    fn a_refusal_is_taken_from_a_server_that_reads_no_more() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let origin =
+            Origin { is_tls: false, host: "127.0.0.1".into(), port: listener.local_addr().unwrap().port() };
+        let (stop, mean_speed) = (AtomicBool::new(false), MeanSpeed::default());
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut socket = listener.accept().unwrap().0;
+                socket.write_all(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n").unwrap();
+                // Open until the client, which sends more than the system holds, has its answer.
+                let _ = ended.recv();
+            });
+            let patience = Duration::from_secs(1);
+            let waiting = Waiting {
+                stop: &stop,
+                patience,
+                is_new: false,
+                mean_speed: &mean_speed,
+                end: End::default(),
+            };
+            let connection =
+                Connection::open(&origin, &Network::default(), Duration::from_secs(60), &stop).unwrap();
+            let request = ::http::Request::put("http://127.0.0.1/").body(()).unwrap().into_parts().0;
+            let body = vec![0; 64 << 20];
+            let mut sent = Sent::default();
+            let answer = send_pieces(connection, &request, &[&body], &mut sent, (&waiting, &waiting));
+            drop(end);
+            assert_eq!(answer.unwrap().status, 403);
+            assert!(!sent.may_be_whole);
+        });
     }
 
     #[test]

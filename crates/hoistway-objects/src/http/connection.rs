@@ -5,7 +5,7 @@ use super::{
     proxy::{self, Proxy},
     tls::{self, Roots},
 };
-use crate::policy::MeanSpeed;
+use crate::{policy::MeanSpeed, stop::Stop};
 use rustls::{ClientConnection, Stream, pki_types::ServerName};
 use std::{
     io::{self, Read, Write},
@@ -47,6 +47,23 @@ pub(crate) struct Waiting<'a> {
     pub(crate) is_new: bool,
     /// How fast the bodies of the server come.
     pub(crate) mean_speed: &'a MeanSpeed,
+    /// What else ends it.
+    pub(crate) end: End<'a>,
+}
+
+/// When something that waits ends at the latest.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct End<'a> {
+    pub(crate) at: Option<Instant>,
+    /// So long after this was set.
+    pub(crate) after: Option<(&'a Stop, Duration)>,
+}
+
+impl End<'_> {
+    fn is_over(&self) -> bool {
+        self.at.is_some_and(|at| Instant::now() >= at)
+            || self.after.is_some_and(|(stop, time)| stop.was_set_for(time))
+    }
 }
 
 /// A connection to an origin.
@@ -80,7 +97,7 @@ impl Origin {
 
 impl Waiting<'_> {
     pub(crate) fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        self.stop.load(Ordering::Relaxed) || self.end.is_over()
     }
 
     /// Repeats what waits a tick at most, until it has a result, the caller stops it, it was patient enough, or bytes came
@@ -462,6 +479,7 @@ mod tests {
                 patience: Duration::from_secs(30),
                 is_new: false,
                 mean_speed: &mean_speed,
+                end: End::default(),
             };
             let sending = scope.spawn(move || {
                 // What is written waits for the end of the handshake.
@@ -489,6 +507,7 @@ mod tests {
             patience: Duration::from_secs(30),
             is_new: false,
             mean_speed: &mean_speed,
+            end: End::default(),
         };
         let trickle = |came: &mut bool| {
             thread::sleep(Duration::from_millis(10));

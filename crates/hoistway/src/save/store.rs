@@ -1,7 +1,8 @@
 //! Saving to an object store: parts of each file from several threads, and the index last.
 //!
 //! The store shows a file when it is complete, so a reader finds the old object or the new one. Of a set, all parts of all files are
-//! there before the first file is shown. What fails before that is aborted.
+//! there before the first file is shown. What fails before that is aborted. If it is not known whether the index was replaced, the
+//! shards that it names then stay.
 #![forbid(unsafe_code)]
 
 use super::{
@@ -19,14 +20,14 @@ use crate::{
     report::add_new,
 };
 use bytesize::ByteSize;
-use hoistway_objects::{Problem, StoreOptions, Upload, list, remove};
+use hoistway_objects::{Problem, Stop, StoreOptions, Upload, list, remove};
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     ops::ControlFlow,
     sync::{
         Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
         mpsc::{self, RecvTimeoutError},
     },
     thread,
@@ -126,26 +127,40 @@ pub(super) fn save_sharded(
     let all: Vec<_> = uploads.iter().collect();
     saving.abort_on_error(&all, || if go_on(0).is_break() { Err(Error::Cancelled) } else { Ok(()) })?;
     report.write_seconds = started.elapsed().as_secs_f64();
-    let shown = saving.abort_on_error(&all, || {
+    // Shards that the store shows, or may show. No index names them before its own request is sent.
+    let mut shown = Vec::new();
+    let done = saving.abort_on_error(&all, || {
         for upload in &uploads {
-            if upload.upload.is_one_request() {
-                saving.send_all(upload)?;
+            let sent = if upload.upload.is_one_request() { saving.send_all(upload) } else { Ok(()) };
+            let done = sent.and_then(|()| saving.show(upload, &mut report));
+            if done.as_ref().map_or_else(may_be_shown, |()| true) {
+                shown.push(upload.upload.url().to_owned());
             }
-            saving.show(upload, &mut report)?;
+            done?;
         }
-        let Some(text) = &index else { return Ok(()) };
-        let upload = saving.begin(format!("{folder}{}", names.index()), Content::Text(text))?;
-        saving.abort_on_error(&[&upload], || {
-            saving.send_all(&upload)?;
-            saving.show(&upload, &mut report)
-        })
+        Ok(())
     });
-    if let Err(error) = shown {
-        if !is_single {
-            saving.take_back(&report);
-        }
-        return Err(error);
-    }
+    let Some(text) = &index else {
+        done?;
+        saving.finish(&mut report, started);
+        return Ok(report);
+    };
+    done.map_err(|error| saving.take_back(error, &shown))?;
+    let begun = saving.begin(format!("{folder}{}", names.index()), Content::Text(text));
+    let upload = begun.map_err(|error| saving.take_back(error, &shown))?;
+    let mut may_stand = false;
+    let done = saving.abort_on_error(&[&upload], || {
+        let done = saving.send_all(&upload).and_then(|()| saving.show(&upload, &mut report));
+        may_stand = done.as_ref().is_err_and(may_be_shown);
+        done
+    });
+    done.map_err(|error| match may_stand {
+        true => and_left(
+            error,
+            &format!("the new shards stay, because the index may name them: {}", shown.join(", ")),
+        ),
+        false => saving.take_back(error, &shown),
+    })?;
     let left = old.into_iter().chain(found.iter().filter(|name| !is_single && **name == sharding.file_name));
     let left: Vec<&str> = left.map(String::as_str).collect();
     if !left.is_empty() {
@@ -179,8 +194,8 @@ struct Saving<'a> {
     store: StoreOptions,
     devices: Devices,
     go_on: GoOn<'a>,
-    /// Ends what waits for the store.
-    stop: AtomicBool,
+    /// Ends what waits for the store, and bounds what is cleaned up then.
+    stop: Stop,
     staged_bytes: AtomicU64,
 }
 
@@ -213,15 +228,15 @@ impl<'a> Saving<'a> {
             store,
             devices: Devices::of(tensors)?,
             go_on,
-            stop: AtomicBool::new(false),
+            stop: Stop::default(),
             staged_bytes: AtomicU64::new(0),
         })
     }
 
     /// The names of the objects in a folder.
     fn listed(&self, folder: &str) -> Result<BTreeSet<String>> {
-        let listed =
-            self.watched(1, || list(folder, &self.store, &self.stop).map_err(|error| failed(error, None)));
+        let listed = self
+            .watched(1, || list(folder, &self.store, self.stop.flag()).map_err(|error| failed(error, None)));
         let name = |url: String| url.rsplit('/').next().unwrap_or_default().to_owned();
         Ok(listed?.into_iter().flatten().map(name).collect())
     }
@@ -256,7 +271,7 @@ impl<'a> Saving<'a> {
                 if number >= upload.parts() {
                     return Ok(());
                 }
-                if self.stop.load(Ordering::Relaxed) {
+                if self.stop.is_set() {
                     return Err(Error::Cancelled);
                 }
                 self.send(uploading, number, &mut staging)?;
@@ -283,7 +298,7 @@ impl<'a> Saving<'a> {
         let sent = upload.send(number, &pieces, &self.stop);
         sent.map_err(|error| failed(error, Some((content, self.tensors))))?;
         if (self.go_on)(range.end - range.start).is_break() {
-            self.stop.store(true, Ordering::Relaxed);
+            self.stop.set();
             // What one request writes is shown already.
             if !upload.is_one_request() {
                 return Err(Error::Cancelled);
@@ -357,27 +372,46 @@ impl<'a> Saving<'a> {
 
     /// Does something, and aborts the uploads if it fails.
     fn abort_on_error<T>(&self, uploads: &[&Uploading<'_>], work: impl FnOnce() -> Result<T>) -> Result<T> {
-        let mut done = work();
-        if done.is_err() {
-            for uploading in uploads {
-                if let Err(left) = uploading.upload.abort() {
-                    tracing::warn!("{left}");
-                    done = done.map_err(|error| and_left(error, &left));
-                }
-            }
-        }
-        done
+        work().map_err(|error| {
+            let left = self.clean_up(uploads, |own| own.upload.abort(&self.stop));
+            if left.is_empty() { error } else { and_left(error, &left.join("; ")) }
+        })
     }
 
-    /// Removes the objects of a set that has no index.
-    fn take_back(&self, report: &SaveReport) {
-        let never = AtomicBool::new(false);
-        for path in &report.paths {
-            let url = path.to_string_lossy();
-            if let Err(error) = remove(&url, &self.store, &never) {
-                tracing::warn!("{error}; it belongs to a save that failed");
-            }
+    /// Removes the objects of a set whose index does not name them.
+    fn take_back(&self, error: Error, shown: &[String]) -> Error {
+        let left = self.clean_up(shown, |url| remove(url, &self.store, &self.stop));
+        if left.is_empty() {
+            return error;
         }
+        and_left(error, &format!("objects of this save stay that no index names: {}", left.join("; ")))
+    }
+
+    /// Cleans up side by side, all within the time that is left after a stop. Says what is left.
+    fn clean_up<T: Sync>(
+        &self,
+        what: &[T],
+        clean: impl Fn(&T) -> hoistway_objects::Result<()> + Sync,
+    ) -> Vec<String> {
+        self.stop.set();
+        let (next, left) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        let work = || {
+            while let Some(own) = what.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Err(error) = clean(own) {
+                    tracing::warn!("{error}");
+                    lock(&left).push(error.to_string());
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 1..what.len().min(CONNECTIONS) {
+                if parallel::thread_named("hoistway-upload").spawn_scoped(scope, work).is_err() {
+                    break;
+                }
+            }
+            work();
+        });
+        std::mem::take(&mut *lock(&left))
     }
 
     fn finish(&self, report: &mut SaveReport, started: Instant) {
@@ -392,7 +426,7 @@ impl<'a> Saving<'a> {
         let guarded = || {
             let done = work();
             done.map_err(|error| {
-                self.stop.store(true, Ordering::Relaxed);
+                self.stop.set();
                 let mut first = lock(&first);
                 // What stopped the others is the error to tell of, rather than that they were stopped.
                 if matches!(&*first, None | Some(Error::Cancelled)) {
@@ -428,7 +462,7 @@ impl<'a> Saving<'a> {
                     Err(RecvTimeoutError::Disconnected) => return,
                 }
                 if (self.go_on)(0).is_break() {
-                    self.stop.store(true, Ordering::Relaxed);
+                    self.stop.set();
                 }
             }
         });
@@ -461,13 +495,28 @@ fn failed(error: hoistway_objects::Error, of: Option<(&Content<'_>, &[TensorData
     }
 }
 
-/// An error, and that parts of the upload are left.
-fn and_left(error: Error, left: &hoistway_objects::Error) -> Error {
+/// Whether a store may show what was sent, for all that is known.
+fn may_be_shown(error: &Error) -> bool {
+    let Error::Io { source, .. } = error else { return false };
+    let problem = source.get_ref().and_then(|inner| inner.downcast_ref::<Problem>());
+    matches!(problem, Some(Problem::Doubtful(_) | Problem::StoredDamaged(_)))
+}
+
+/// An error, and what is left in the store.
+fn and_left(error: Error, left: &str) -> Error {
+    let told = |kind, text: String| io::Error::new(kind, format!("{text}; {left}"));
     match error {
         Error::Io { operation, path, tensor, range, source } => {
-            let source = io::Error::new(source.kind(), format!("{source}; {}", left.problem));
+            let source = told(source.kind(), source.to_string());
             Error::Io { operation, path, tensor, range, source }
         }
-        error => error,
+        Error::InvalidOption { option, value, reason } => {
+            Error::InvalidOption { option, value, reason: format!("{reason}; {left}") }
+        }
+        Error::Cancelled => Error::System {
+            operation: "cleaning up after a save that was cancelled",
+            source: io::Error::new(io::ErrorKind::TimedOut, left.to_owned()),
+        },
+        error => Error::System { operation: "saving", source: told(io::ErrorKind::Other, error.to_string()) },
     }
 }
