@@ -42,6 +42,15 @@ def path_text(path: Any) -> str:
     raise ArgumentError(f"a path cannot be {shown(path)}: pass text or an os.PathLike such as pathlib.Path")
 
 
+def is_url(path: str) -> bool:
+    """Returns whether a name is a URL rather than a path. One letter is a drive of Windows.
+
+    >>> is_url("s3://models/a.safetensors"), is_url("C://models"), is_url("./s3:/a")
+    (True, False, False)
+    """
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path) is not None
+
+
 def path_texts(paths: PathType | Sequence[PathType]) -> list[str]:
     """Returns the texts of one path or of several, at least one. Raises an error for what is no path."""
     if hasattr(paths, "get_tensor"):

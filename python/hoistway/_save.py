@@ -154,7 +154,9 @@ def save_file(
     ``KeyboardInterrupt`` is raised.
 
     An ``s3://`` or ``gs://`` URL names an object. It is sent in parts, several at a time, each with its checksum, and
-    the store shows it when it is complete. A save that fails is aborted: no part stays in the store.
+    the store shows it when it is complete. A save that fails or is interrupted is aborted, within 10 s. The error says
+    so, or after Ctrl-C a ``RuntimeWarning``, if parts or an upload may stay in the store, or if the object may have
+    been replaced all the same.
 
     Args:
         tensors: Contiguous tensors of torch (on the host or a device), numpy, jax and paddle (on the host), or
@@ -165,13 +167,14 @@ def save_file(
             is large and synced.
         sync: Whether to wait until the file is on the disk, so that it survives a power failure. Without it the file
             still survives a crash of the program. But after a power failure the file may have the right length and
-            wrong bytes, even if it replaced a complete file, and no error shows that.
+            wrong bytes, even if it replaced a complete file, and no error shows that. What is saved to a store is
+            there in any case.
         alignment: A multiple of 8; the data begins at a multiple of it. With 4096, direct reads get whole blocks when
             the file is loaded.
         threads: Number of threads that write. Default: by cores; 8 to a store.
         in_flight: Limit of the bytes that are sent to a store at a time. At least one part of 8 MiB is. Default:
             64 MiB.
-        store: Endpoint and credentials of the object store: see `StoreOptions`.
+        store: Endpoint and credentials of the object store: see `StoreOptions`. An error for a path.
 
     Returns:
         The report of the save.

@@ -30,8 +30,9 @@ mod trace;
 mod view;
 
 use hoistway::Cancel;
-use pyo3::prelude::*;
+use pyo3::{exceptions::PyRuntimeWarning, prelude::*};
 use std::{
+    ffi::CString,
     ops::ControlFlow,
     sync::{
         Mutex, PoisonError,
@@ -149,18 +150,40 @@ fn cancellable<T: Send>(
                 None => panicked(py),
             };
         };
-        let outcome = wait_for(py, receiver).inspect_err(|_| cancel.cancel());
+        let (receiver, outcome) = wait_for(py, receiver);
+        if outcome.is_err() {
+            cancel.cancel();
+        }
         // Joined here: the scope would wait with the interpreter held, and would panic after a panic.
         let _ = py.detach(|| worker.join());
-        match outcome? {
-            Some(result) => result.into_python(py),
-            None => panicked(py),
+        match outcome {
+            Ok(Some(result)) => result.into_python(py),
+            Ok(None) => panicked(py),
+            Err(interrupt) => {
+                // What came of the work meanwhile is dropped without the interpreter.
+                let late = py.detach(move || receiver.try_recv().ok().and_then(Result::err));
+                late.iter().for_each(|error| warn_of(py, error));
+                Err(interrupt)
+            }
         }
     })
 }
 
-/// Waits for what a thread sends, `None` if it ends without, and looks for Ctrl-C.
-fn wait_for<T: Send>(py: Python<'_>, mut receiver: Receiver<T>) -> PyResult<Option<T>> {
+/// Warns of what Ctrl-C leaves behind: work that was cancelled for nothing else says no more than that.
+fn warn_of(py: Python<'_>, error: &hoistway::Error) {
+    if matches!(error, hoistway::Error::Cancelled) {
+        return;
+    }
+    let text = format!("after the interrupt: {error}").replace('\0', " ");
+    let Ok(text) = CString::new(text) else { return };
+    // A filter may make an error of it; the interrupt is what is raised.
+    if let Err(raised) = PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 1) {
+        raised.write_unraisable(py, None);
+    }
+}
+
+/// Waits for what a thread sends, `None` if it ends without, and looks for Ctrl-C. Gives back what receives.
+fn wait_for<T: Send>(py: Python<'_>, mut receiver: Receiver<T>) -> (Receiver<T>, PyResult<Option<T>>) {
     loop {
         // Receivers cannot be shared, so this one is lent to the waits one by one.
         let (lent, received) = py.detach(move || {
@@ -169,9 +192,13 @@ fn wait_for<T: Send>(py: Python<'_>, mut receiver: Receiver<T>) -> PyResult<Opti
         });
         receiver = lent;
         match received {
-            Ok(result) => return Ok(Some(result)),
-            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
-            Err(RecvTimeoutError::Disconnected) => return Ok(None),
+            Ok(result) => return (receiver, Ok(Some(result))),
+            Err(RecvTimeoutError::Timeout) => {
+                if let Err(interrupt) = py.check_signals() {
+                    return (receiver, Err(interrupt));
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => return (receiver, Ok(None)),
         }
     }
 }

@@ -140,7 +140,7 @@ pub(crate) fn patiently<T: Send + 'static>(
     // After an interrupt no thread receives it.
     let thread = thread::Builder::new().name("hoistway-wait".into()).stack_size(crate::STACK_BYTES);
     thread.spawn(move || sender.send(work()))?;
-    match crate::wait_for(py, receiver)? {
+    match crate::wait_for(py, receiver).1? {
         Some(result) => Ok(result),
         None => crate::panicked(py),
     }

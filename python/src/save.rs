@@ -65,7 +65,7 @@ pub(crate) fn save_file(
     store: Option<HashMap<String, String>>,
     options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<(String, String)> {
-    let options = save_options(py, options)?.store(store_options(py, store)?);
+    let options = with_store(py, options, store)?;
     let report = interruptible(py, |go_on| {
         hoistway::save::save(&path, &data(&tensors)?, metadata.as_ref(), &options, |_| go_on())
     })?;
@@ -86,7 +86,7 @@ pub(crate) fn save_sharded(
     store: Option<HashMap<String, String>>,
     options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<(String, String)> {
-    let options = save_options(py, options)?.store(store_options(py, store)?);
+    let options = with_store(py, options, store)?;
     let mut sharding = Sharding::default().file_name(filename);
     sharding.set_max_shard_size(&max_shard_size.str()?.to_string()).into_python(py)?;
     let report = interruptible(py, |go_on| {
@@ -147,6 +147,17 @@ fn save_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>) -> PyResu
             options.set(&name, &value.str()?.to_string()).into_python(py)?;
         }
     }
+    Ok(options)
+}
+
+/// Options with those of a store, if the caller gives any.
+fn with_store(
+    py: Python<'_>,
+    arguments: Option<&Bound<'_, PyDict>>,
+    store: Option<HashMap<String, String>>,
+) -> PyResult<SaveOptions> {
+    let mut options = save_options(py, arguments)?;
+    options.store = store.map(|store| store_options(py, Some(store))).transpose()?;
     Ok(options)
 }
 

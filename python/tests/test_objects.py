@@ -302,6 +302,43 @@ def test_ctrl_c_ends_a_save_that_waits_for_a_store_and_aborts_its_upload(tmp_pat
         assert uploads(endpoint) == []
 
 
+def test_ctrl_c_warns_of_an_upload_that_stays_open(tmp_path: Path) -> None:
+    script = """
+        import signal, sys, warnings, hoistway, numpy
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with warnings.catch_warnings(record=True) as caught:
+            try:
+                tensors = {"a": numpy.zeros(3 << 20, numpy.float32)}
+                store = {"endpoint": sys.argv[1], "anonymous": True}
+                hoistway.save_file(tensors, "s3://models/m.safetensors", store=store)
+            except KeyboardInterrupt:
+                print("interrupted")
+        for one in caught:
+            print(one.category.__name__, one.message)
+        """
+    arguments = ("", "0", "s3", "0", "none", "none", "none", "part:stall,abort:403")
+    with serving(tmp_path, *arguments) as endpoint:
+        command = [sys.executable, "-c", textwrap.dedent(script), endpoint]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+            wait_until(lambda: uploads(endpoint) == ["m.safetensors"])
+            child.send_signal(signal.SIGINT)
+            output, error = child.communicate(timeout=60)
+        assert uploads(endpoint) == ["m.safetensors"]
+    assert child.returncode == 0, error
+    first, second = output.splitlines()
+    assert first == "interrupted"
+    assert second.startswith("RuntimeWarning after the interrupt: ")
+    assert "could not be removed (the server denies access" in second
+
+
+def test_options_of_a_store_are_an_error_for_a_path(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    for save in (hoistway.save_file, hoistway.save_sharded):
+        with pytest.raises(errors.OptionError, match="store"):
+            save({"a": np.zeros(3, np.float32)}, path, store={"endpoint": "http://127.0.0.1:1"})
+    assert not path.exists()
+
+
 def uploads(endpoint: str) -> list[str]:
     """The keys of the uploads that are open in the bucket ``models``."""
     with urllib.request.urlopen(f"{endpoint}/models?uploads", timeout=60) as answer:

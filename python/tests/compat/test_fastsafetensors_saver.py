@@ -278,4 +278,6 @@ def test_what_is_asked_for_is_named_in_its_own_words(tmp_path: Path) -> None:
         fst.saver.save_sharded([], base, metadata={"a": 1})
     with pytest.raises(ValueError, match="paths cannot be"):
         fst.saver.plan_shards([], [base, os.path.join(tmp_path, ".", "m")])
+    with pytest.raises(ValueError, match=r"hoistway\.save_sharded"):
+        fst.saver.plan_shards([], ["s3://models/a.safetensors"])
     assert not os.listdir(tmp_path)

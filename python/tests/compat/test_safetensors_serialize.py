@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import hoistway.compat.safetensors as drop_in
+import hoistway.compat.safetensors.numpy as drop_in_numpy
 import numpy as np
 import pytest
 import safetensors as reference
@@ -160,3 +161,12 @@ def test_addresses_without_memory_are_refused(spec: dict[str, int]) -> None:
     # The reference library reads there, and crashes.
     with pytest.raises(SafetensorError, match="'a' has 24 bytes at address"):
         drop_in.serialize({"a": drop_in.TensorSpec(**{**GOOD, **spec})})
+
+
+def test_urls_are_refused_with_what_saves_to_them() -> None:
+    array = np.zeros(3, np.float32)
+    url = "s3://models/a.safetensors"
+    with pytest.raises(SafetensorError, match=r"hoistway\.save_file"):
+        drop_in.serialize_file({"a": {"dtype": "float32", "shape": [3], "data": array.tobytes()}}, url)
+    with pytest.raises(SafetensorError, match=r"hoistway\.save_file"):
+        drop_in_numpy.save_file({"a": array}, url)

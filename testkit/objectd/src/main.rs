@@ -1,6 +1,6 @@
 //! Serves the files of a directory as objects: `objectd DIRECTORY [PREFIX] [LATENCY_MS] [DIALECT] [MB_PER_SECOND] [FAULT]
 //! [REQUEST] [CHECKSUMS] [WRITES]`; the rate is that of each connection, and the request that fails is the one with this number, or each of those that are
-//! not for the first byte of an object; it has no checksums if those are `none`; of writes one step fails, such as `part:503`. Their names begin with the prefix, `bucket/folder/` for instance. The dialect is `s3`, `google`,
+//! not for the first byte of an object; it has no checksums if those are `none`; of writes some steps fail, such as `part:503,abort:403`. Their names begin with the prefix, `bucket/folder/` for instance. The dialect is `s3`, `google`,
 //! `azure`, or `hub`: then they are the files of the model `org/model`, and safetensors lie on a second server. Prints its URL,
 //! and ends with its input.
 #![allow(clippy::print_stdout)]
@@ -39,8 +39,11 @@ fn main() -> io::Result<()> {
         server.say_checksums(Checksums::None);
     }
     if let Some(name) = arguments.get(8) {
-        let (step, fault) = Step::named(name).ok_or_else(|| io::Error::other("there is no such fault"))?;
-        server.fail_writes(step, usize::MAX, fault);
+        for name in name.split(',') {
+            let (step, fault) =
+                Step::named(name).ok_or_else(|| io::Error::other("there is no such fault"))?;
+            server.then_fail_writes(step, usize::MAX, fault);
+        }
     }
     let elsewhere = Server::start()?;
     let is_hub = match arguments.get(3).map(String::as_str) {

@@ -71,13 +71,15 @@ use write::Writing;
 /// last time before the first name is given. From there on the save completes.
 ///
 /// With the feature `objects`, `path` may be an `s3://` or `gs://` URL: the object is sent in parts of 8 MiB, several at a time,
-/// each with its checksum, and the store shows it when it is complete. `go_on` is asked all the while. What fails or is cancelled
-/// is aborted.
+/// each with its checksum, and the store shows it when it is complete. `go_on` is asked all the while, also with 0 bytes, until the
+/// object is shown. What fails or is cancelled is aborted, which takes 10 s at most after `go_on` breaks off.
 ///
 /// # Errors
 /// [`Error::InvalidOption`], also if `path` is a URL that nothing is saved to, and [`Error::Content`] before anything is written; [`Error::Io`],
-/// [`Error::RouteUnavailable`] if direct writes were asked for and are refused, [`Error::Device`], [`Error::Cancelled`]. The old file is still there then. [`Error::NotSynced`] if
-/// it was replaced, but that may not be on the disk.
+/// [`Error::RouteUnavailable`] if direct writes were asked for and are refused, [`Error::Device`], [`Error::Cancelled`]. The old file
+/// is still there then; an object may have been replaced where an [`Error::Io`] says so. [`Error::NotSynced`] if a file was replaced,
+/// but that may not be on the disk. [`Error::Io`] or [`Error::System`] in place of [`Error::Cancelled`] if something is left in the
+/// store, which it names.
 pub fn save(
     path: &Path,
     tensors: &[TensorData<'_>],
@@ -92,7 +94,7 @@ pub fn save(
     if let SourceName::Url(url) = SourceName::from(path) {
         return store::save(&url, tensors, metadata, options, &go_on);
     }
-    options.check()?;
+    options.check_for_path()?;
     let lens = content::check(tensors)?;
     let order: Vec<usize> = (0..tensors.len()).collect();
     let file = PlannedFile::new(tensors, &lens, order, metadata, options.alignment)?;
@@ -154,7 +156,7 @@ pub fn save_sharded(
     if let SourceName::Url(url) = SourceName::from(directory) {
         return store::save_sharded(&url, tensors, metadata, sharding, options, &go_on);
     }
-    options.check()?;
+    options.check_for_path()?;
     sharding.check()?;
     let lens = content::check(tensors)?;
     let shards = plan::shards(&lens, sharding.max_shard_bytes);

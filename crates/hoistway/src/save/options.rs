@@ -17,6 +17,7 @@ pub struct SaveOptions {
     /// Whether writes go past the page cache. `Auto`: where the file system allows it, if the save is synced and large.
     pub direct: DirectIo,
     /// Whether the save is on the disk when it returns, so that it survives a loss of power.
+    /// What is saved to a store always is there when it returns.
     pub sync: bool,
     /// The data begins at a multiple of this, and so does the first tensor: headers are padded with blanks. With 4096,
     /// direct reads find whole blocks. A multiple of 8, the default, up to the longest header that the format allows.
@@ -26,7 +27,7 @@ pub struct SaveOptions {
     /// Bytes that are sent to an object store at a time, at most: parts of 8 MiB, or longer ones of objects of more than 80 GB. At
     /// least one part is. What comes from a device needs as much memory of the host. Default: 64 MiB.
     pub in_flight: u64,
-    /// The endpoint and credentials of the object store.
+    /// The endpoint and credentials of the object store. An error in saves to a path.
     #[cfg(feature = "objects")]
     pub store: Option<hoistway_objects::StoreOptions>,
 }
@@ -90,6 +91,16 @@ impl SaveOptions {
             }
         }
         Ok(())
+    }
+
+    /// Fails for options that no save to a path can work with.
+    pub(super) fn check_for_path(&self) -> Result<()> {
+        #[cfg(feature = "objects")]
+        if self.store.is_some() {
+            let reason = "it is for objects: save to an s3:// or gs:// URL, or leave it out";
+            return Err(Error::invalid_option("store", "...", reason));
+        }
+        self.check()
     }
 
     /// Fails for numbers that no save can work with.

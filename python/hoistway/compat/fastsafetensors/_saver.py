@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hoistway import _native
+from hoistway._arguments import is_url
 from hoistway._save import Described, describe, save_described, written_name
 from hoistway.compat.fastsafetensors._dtypes import DType
 from hoistway.compat.fastsafetensors._framework import TensorBase, framework_of
@@ -209,6 +210,10 @@ def plan_shards(
         shard_metadata: As for `ParallelSaver`.
         header_align: As for `ParallelSaver.save`.
     """
+    if any(is_url(os.fspath(path)) for path in paths):
+        raise OptionError(
+            "paths cannot have a URL: this module saves to paths; use hoistway.save_sharded, which saves to s3:// and gs://"
+        )
     if not paths or len(set(map(os.path.abspath, paths))) != len(paths):
         raise OptionError(f"paths cannot be {list(paths)}: name at least one path, and each once")
     if not 8 <= header_align <= _LONGEST_HEADER or header_align % 8:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import hoistway
-from hoistway.compat.safetensors._errors import file_name, safetensor_error, translated
+from hoistway.compat.safetensors._errors import safetensor_error, saved_name, translated
 from hoistway.errors import OptionError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def write_file(
     tensors: Mapping[str, Any], filename: str | PathLike[str], metadata: dict[str, str] | None
 ) -> None:
     """Writes tensors to a file, which takes its name when it is whole and on the drive."""
-    path = file_name(filename)
+    path = saved_name(filename)
     check_text(tensors, metadata)
     with translated():
         hoistway.save_file(tensors, path, metadata=metadata)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hoistway import errors
+from hoistway._arguments import is_url
 
 try:
     from safetensors import SafetensorError
@@ -74,6 +75,17 @@ def file_name(filename: Any) -> str:
     return name
 
 
+def saved_name(filename: Any) -> str:
+    """The path that a file is saved by, which is no URL: what saves to a store has options of its own."""
+    name = file_name(filename)
+    if is_url(name):
+        raise safetensor_error(
+            errors.OptionError,
+            "filename cannot be a URL: this module saves to paths; use hoistway.save_file, which saves to s3:// and gs://",
+        )
+    return name
+
+
 def no_module(framework: str) -> ImportError:
     """The error of importing what is not offered."""
     return ImportError(
@@ -89,5 +101,6 @@ __all__ = [
     "file_name",
     "no_module",
     "safetensor_error",
+    "saved_name",
     "translated",
 ]

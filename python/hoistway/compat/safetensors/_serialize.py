@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hoistway import _native
 from hoistway._save import DTYPES, Described
 from hoistway.compat.safetensors._bytes import check_text, load_bytes
-from hoistway.compat.safetensors._errors import file_name, safetensor_error, translated
+from hoistway.compat.safetensors._errors import safetensor_error, saved_name, translated
 from hoistway.errors import OptionError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def serialize_file(
     metadata: dict[str, str] | None = None,
 ) -> None:
     """Writes tensors to a file. The name has the old file, whole, until the new one is."""
-    path = file_name(filename)
+    path = saved_name(filename)
     described = _described(tensor_dict, metadata)
     with translated():
         _native.save_file(described, path, metadata)
