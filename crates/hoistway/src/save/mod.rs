@@ -325,9 +325,13 @@ fn final_path(path: &Path) -> Result<PathBuf> {
 /// # Errors
 /// [`Error::InvalidOption`] if it is a URL; [`Error::Io`].
 fn absolute(path: &Path) -> Result<PathBuf> {
-    if let SourceName::Url(url) = SourceName::from(path) {
-        let url = url.split_once("://").map_or("", |(scheme, _)| scheme).to_owned() + "://...";
-        return Err(Error::invalid_option("path", url, "files are saved on this machine; give a path of it"));
+    let name = SourceName::from(path);
+    if let SourceName::Url(_) = name {
+        return Err(Error::invalid_option(
+            "path",
+            name.shown(),
+            "files are saved on this machine; give a path of it",
+        ));
     }
     std::path::absolute(path).map_err(|source| io_error("find", path, source))
 }

@@ -83,7 +83,7 @@ pub(super) fn save_sharded(
     let started = Instant::now();
     sharding.check()?;
     let folder = format!("{}/", url.trim_end_matches('/'));
-    let saving = Saving::new(&folder, tensors, options, go_on)?;
+    let saving = Saving::new(url, tensors, options, go_on)?;
     let lens = content::check(tensors)?;
     let shards = plan::shards(&lens, sharding.max_shard_bytes);
     let files = shards
