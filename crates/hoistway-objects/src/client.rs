@@ -444,11 +444,15 @@ impl Client {
         if let Some(region) = other_region.filter(|_| status != 404) {
             said = format!("{said}; the bucket is in region {region}");
         }
-        let is_busy = matches!(status, 429 | 503) || code.as_deref() == Some("SlowDown");
+        let is_busy = status == 429 || code.as_deref() == Some("SlowDown");
         match status {
             // What a server does not implement it does not implement later either.
             _ if is_busy || is_passing || matches!(status, 408 | 500 | 502..) => {
-                let failure = if is_busy { Failure::Busy(retry_after(&headers)) } else { Failure::Refused };
+                let failure = match status {
+                    _ if is_busy => Failure::Busy(retry_after(&headers)),
+                    503 => Failure::Unavailable(retry_after(&headers)),
+                    _ => Failure::Refused,
+                };
                 let why = format!("the server said {said}");
                 Fault::Again(Again { failure, why, was_reused: false, bytes: 0 })
             }

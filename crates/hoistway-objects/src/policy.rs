@@ -41,6 +41,8 @@ pub(crate) enum Failure {
     Slow,
     /// The server is too busy, and may say how long it wants to be left alone.
     Busy(Option<Duration>),
+    /// The same in the words of a proxy, which may have passed the request on before.
+    Unavailable(Option<Duration>),
     /// The server answered with another error that may pass.
     Refused,
     /// The server sent a shorter part of the range, as it may.
@@ -167,7 +169,7 @@ impl Retry {
             return Action::GiveUp(Limit::Refusals(self.refusals));
         }
         let asked = match failure {
-            Failure::Busy(asked) => asked.unwrap_or_default(),
+            Failure::Busy(asked) | Failure::Unavailable(asked) => asked.unwrap_or_default(),
             _ => Duration::ZERO,
         };
         if asked >= left {
@@ -259,7 +261,7 @@ impl InFlightLimit {
             return;
         }
         self.failing_since.get_or_insert(now);
-        let is_busy = matches!(failure, Failure::Busy(_));
+        let is_busy = matches!(failure, Failure::Busy(_) | Failure::Unavailable(_));
         let is_away = matches!(failure, Failure::Unreached | Failure::Broken | Failure::Silent);
         let may_halve =
             self.halved.is_none_or(|halved| now.saturating_duration_since(halved) >= HALVED_EVERY);

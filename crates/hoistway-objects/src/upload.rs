@@ -355,7 +355,7 @@ impl Upload {
             let part = part.and_then(|part| part.map_err(|other| wrong_sum(other, is_whole)));
             let part = part.inspect_err(|fault| {
                 is_in_doubt |= is_whole && sent.may_be_whole && leaves_doubt(fault);
-                if !is_whole && is_unanswered(fault) {
+                if !is_whole && leaves_doubt(fault) {
                     self.is_part_astray.store(true, Ordering::Relaxed);
                 }
             });
@@ -629,9 +629,11 @@ fn is_unanswered(fault: &Fault) -> bool {
     }
 }
 
-/// Whether a store may have done what it was asked for. One that says an error of its own may have done it all the same.
+/// Whether a store may have done what it was asked for. One that says an error of its own may have done it all the same, and so
+/// may one whose proxy says that it is not available.
 fn leaves_doubt(fault: &Fault) -> bool {
-    is_unanswered(fault) || matches!(fault, Fault::Again(Again { failure: Failure::Refused, .. }))
+    let is_error = |failure: &Failure| matches!(failure, Failure::Refused | Failure::Unavailable(_));
+    is_unanswered(fault) || matches!(fault, Fault::Again(Again { failure, .. }) if is_error(failure))
 }
 
 /// A problem after which either is possible.

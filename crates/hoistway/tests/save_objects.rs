@@ -196,11 +196,18 @@ fn an_index_that_may_have_been_replaced_keeps_the_shards_that_it_names() {
     let folder = format!("{FOLDER}/");
     let (first, second) = (two(1), two(2));
     // An answer is lost, and what follows it does not decide.
-    for (checksums, last) in [(Checksums::Whole, 403), (Checksums::None, 403), (Checksums::None, 500)] {
+    let (lost, unavailable) = (WriteFault::Lost, WriteFault::Unavailable);
+    for (checksums, fault, last) in [
+        (Checksums::Whole, lost, 403),
+        (Checksums::None, lost, 403),
+        (Checksums::None, lost, 500),
+        (Checksums::Whole, unavailable, 403),
+        (Checksums::None, unavailable, 403),
+    ] {
         let server = Server::start().unwrap();
         save_shards(&server, &first, 9 << 20).unwrap();
         server.say_checksums(checksums);
-        server.fail_writes(Step::Put, 1, WriteFault::Lost);
+        server.fail_writes(Step::Put, 1, fault);
         server.then_fail_writes(Step::Put, usize::MAX, WriteFault::Status(last));
         let done = save_shards(&server, &second, 9 << 20);
         match checksums {

@@ -232,6 +232,11 @@ impl Server {
         lock(&self.state.uploads).then_fail(step, count, fault);
     }
 
+    /// How many requests of a step came whole so far, with their bodies.
+    pub fn received(&self, step: Step) -> usize {
+        lock(&self.state.uploads).received(step)
+    }
+
     /// Removes an object.
     pub fn remove(&self, path: &str) {
         lock(&self.state.objects).remove(path);

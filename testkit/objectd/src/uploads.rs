@@ -41,6 +41,8 @@ pub enum WriteFault {
     Reset,
     /// It is done, and the connection ends without an answer.
     Lost,
+    /// It is done, and the answer is that of a proxy that waited for it no longer: status 503, without a code.
+    Unavailable,
     /// It is not done, and the answer has status 200 and an error of this code for a body.
     ErrorInBody(&'static str),
     /// One bit of the body is another as it comes.
@@ -88,6 +90,8 @@ pub(crate) struct Uploads {
     open: BTreeMap<String, Upload>,
     begun: usize,
     faults: Vec<(Step, usize, WriteFault)>,
+    /// The requests whose whole body has come.
+    received: Vec<Step>,
 }
 
 #[derive(Debug)]
@@ -101,6 +105,10 @@ struct Upload {
 impl Uploads {
     pub(crate) fn open_paths(&self) -> Vec<String> {
         self.open.values().map(|upload| upload.path.clone()).collect()
+    }
+
+    pub(crate) fn received(&self, step: Step) -> usize {
+        self.received.iter().filter(|own| **own == step).count()
     }
 
     pub(crate) fn fail(&mut self, step: Step, count: usize, fault: WriteFault) {
@@ -159,6 +167,7 @@ impl State {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
         let mut body = Request::read_body(socket, buffer, request.body_len)?;
+        lock(&self.uploads).received.push(step);
         if let Some(refused) = self.refuse_region(socket, request) {
             return refused;
         }
@@ -207,6 +216,9 @@ impl State {
         let reply = self.written(request, step, body);
         if fault == Some(WriteFault::Lost) {
             return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        if fault == Some(WriteFault::Unavailable) {
+            return refuse(socket, "503 Service Unavailable", "", "");
         }
         match reply {
             Reply::Done(status, headers, text) => {
