@@ -233,13 +233,13 @@ impl Upload {
             Some(open) => {
                 let id = encoded_value(&open.id);
                 let target = Target(format!("{}?partNumber={}&uploadId={id}", open.target.0, number + 1));
-                self.put(&open.client, &target, pieces, open.algorithm, stop)
+                self.put(&open.client, &target, pieces, (open.algorithm, true), stop)
             }
             None => {
                 let put = |location: Location, options: &StoreOptions| {
                     let client = Client::of(&location, options);
                     let algorithm = algorithm_of(location.kind, options);
-                    self.put(&client, &location.target, pieces, algorithm, stop)
+                    self.put(&client, &location.target, pieces, (algorithm, true), stop)
                 };
                 in_its_region(&self.given_url, &self.options, put).map(|(part, _)| part)
             }
@@ -322,13 +322,13 @@ impl Upload {
         Err(problem.of(&self.url, None))
     }
 
-    /// Writes a part, or a whole object.
+    /// Writes a part, or a whole object. Whether the store gets the checksum with it is `says_sum`.
     fn put(
         &self,
         client: &Arc<Client>,
         target: &Target,
         pieces: &[&[u8]],
-        algorithm: Option<Algorithm>,
+        (algorithm, says_sum): (Option<Algorithm>, bool),
         stop: &Stop,
     ) -> Result<Part, Problem> {
         // The store shows the object with its answer.
@@ -339,7 +339,8 @@ impl Upload {
             pieces.iter().for_each(|piece| digest.update(piece));
             (algorithm, digest.finalize())
         });
-        let headers: Vec<_> = sum.iter().map(|(algorithm, sum)| checksum_header(*algorithm, *sum)).collect();
+        let said = sum.iter().filter(|_| says_sum);
+        let headers: Vec<_> = said.map(|(algorithm, sum)| checksum_header(*algorithm, *sum)).collect();
         let never = AtomicBool::new(false);
         let (mut attempts, mut is_in_doubt) = (0, false);
         let part = client.pace().persist_sending(stop.flag(), None, |waiting| {
@@ -368,15 +369,17 @@ impl Upload {
             (part, sent_for)
         });
         self.repeated.fetch_add(u64::from(attempts.max(1) - 1), Ordering::Relaxed);
-        let problem = match part {
+        let mut problem = match part {
             Ok(part) => return Ok(part),
             Err(problem) => problem,
         };
         // As for uploads of parts.
-        if is_whole && refuses_checksums(&problem, algorithm) {
+        if is_whole && says_sum && refuses_checksums(&problem, algorithm) {
             self.refuses_checksums.store(true, Ordering::Relaxed);
-            let part = self.put(client, target, pieces, None, stop);
-            return part.map_err(|problem| if is_in_doubt { in_doubt(problem) } else { problem });
+            problem = match self.put(client, target, pieces, (algorithm, false), stop) {
+                Err(problem) if is_in_doubt => problem,
+                done => return done,
+            };
         }
         match is_in_doubt {
             true if self.is_there(client, target, sum, stop) => {
@@ -565,7 +568,11 @@ fn create(location: &Location, options: &StoreOptions, stop: &Stop) -> Result<Op
     let mut algorithm = algorithm_of(location.kind, options);
     let mut has_stray = false;
     let mut created = ask_create(&client, &location.target, algorithm, &mut has_stray, stop);
-    if created.as_ref().is_err_and(|problem| refuses_checksums(problem, algorithm)) {
+    // If the request itself is wrong, one without a checksum is refused as well.
+    let is_wrong = |problem: &Problem| matches!(problem, Problem::Refused { status: 400, .. });
+    if created.as_ref().is_err_and(|problem| {
+        refuses_checksums(problem, algorithm) || algorithm == Some(Algorithm::Crc64Nvme) && is_wrong(problem)
+    }) {
         algorithm = None;
         created = ask_create(&client, &location.target, algorithm, &mut has_stray, stop);
     }
@@ -576,10 +583,15 @@ fn create(location: &Location, options: &StoreOptions, stop: &Stop) -> Result<Op
     }
 }
 
-/// Whether a store may have refused a request for its checksum: some know none of this kind. If the request itself is wrong, one
-/// without is refused as well.
+/// Whether a store says that it refused a request for its checksum: some know none of this kind.
 fn refuses_checksums(problem: &Problem, algorithm: Option<Algorithm>) -> bool {
-    algorithm == Some(Algorithm::Crc64Nvme) && matches!(problem, Problem::Refused { status: 400 | 501, .. })
+    let codes = ["NotImplemented", "InvalidArgument", "UnsupportedHeader"];
+    let is_said = match problem {
+        Problem::Refused { status: 501, .. } => true,
+        Problem::Refused { status: 400, said } => codes.iter().any(|code| said.contains(code)),
+        _ => false,
+    };
+    is_said && algorithm == Some(Algorithm::Crc64Nvme)
 }
 
 /// The name of a new upload. `has_stray` is set if an answer with another one may have been lost.

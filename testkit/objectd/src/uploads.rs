@@ -174,6 +174,7 @@ impl State {
         match fault {
             Some(WriteFault::Status(status)) => {
                 let (status, code) = match status {
+                    400 => ("400 Bad Request", "InvalidRequest"),
                     403 => ("403 Forbidden", "AccessDenied"),
                     500 => ("500 Internal Server Error", "InternalError"),
                     _ => ("503 Slow Down", "SlowDown"),
