@@ -16,6 +16,8 @@ const CANARY: &str = "canary";
 const LEN: usize = (16 << 20) + 12_345;
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(60);
+/// Less than the time that a cleanup has. One that takes as long may fail: this machine was away.
+const FOR_CLEANUP: Duration = Duration::from_secs(9);
 
 fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 % 251) as u8).collect()
@@ -193,7 +195,7 @@ fn an_upload_is_aborted_again_where_a_part_came_after_the_abort() {
     let (options, stop) = (options(&server, &[]), Stop::default());
     let upload = Upload::begin(URL, LEN as u64, &options, &stop).unwrap();
     let bytes = bytes(8 << 20);
-    let error = stopped_at(&server, "PUT", &stop, || upload.send(0, &[&bytes], &stop));
+    let error = stopped_at(&server, Step::Part, &stop, || upload.send(0, &[&bytes], &stop));
     assert!(matches!(error.problem, Problem::Stopped), "{error}");
     assert!(!aborts(&upload) || server.open_uploads().is_empty());
 }
@@ -204,24 +206,23 @@ fn aborts(upload: &Upload) -> bool {
     match upload.abort(&Stop::default()) {
         Ok(()) => true,
         Err(error) => {
-            assert!(begun.elapsed() >= Duration::from_secs(9), "{error}");
+            assert!(begun.elapsed() >= FOR_CLEANUP, "{error}");
             false
         }
     }
 }
 
-/// What comes of work that is stopped once the server has got a request of this method.
+/// What comes of work that is stopped once the server has got all of a request of this step.
 fn stopped_at<T: Send>(
     server: &Server,
-    method: &str,
+    step: Step,
     stop: &Stop,
     work: impl FnOnce() -> Result<T, Error> + Send,
 ) -> Error {
-    let begun = Instant::now();
-    server.take_requests();
+    let (begun, before) = (Instant::now(), server.received(step));
     let done = thread::scope(|scope| {
         let working = scope.spawn(|| work().map(drop));
-        while !server.take_requests().iter().any(|own| own.method == method) {
+        while server.received(step) == before {
             assert!(begun.elapsed() < LONG);
             thread::sleep(Duration::from_millis(1));
         }
@@ -245,7 +246,7 @@ fn a_stop_ends_a_part_that_is_not_answered_and_aborts_the_upload() {
             let range = upload.range(0);
             upload.send(0, &[&bytes[..range.end as usize]], &stop)
         });
-        while !server.take_requests().iter().any(|own| own.method == "PUT") {
+        while server.received(Step::Part) == 0 {
             assert!(begun.elapsed() < LONG);
             thread::sleep(Duration::from_millis(1));
         }
@@ -253,7 +254,8 @@ fn a_stop_ends_a_part_that_is_not_answered_and_aborts_the_upload() {
         sending.join().unwrap().unwrap_err()
     });
     assert!(matches!(error.problem, Problem::Stopped), "{error}");
-    assert!(begun.elapsed() < LONG && server.open_uploads().is_empty());
+    assert!(begun.elapsed() < LONG);
+    assert!(server.open_uploads().is_empty() || begun.elapsed() >= FOR_CLEANUP);
 }
 
 #[test]
@@ -302,10 +304,10 @@ fn a_write_that_is_refused_leaves_no_doubt() {
 #[test]
 fn a_stop_while_the_store_may_write_the_object_is_in_doubt_soon() {
     let long = Duration::from_secs(600);
-    for (step, fault, method) in [
-        (Step::Put, WriteFault::Stall(long), "PUT"),
-        (Step::Complete, WriteFault::Stall(long), "POST"),
-        (Step::Complete, WriteFault::Trickle(long), "POST"),
+    for (step, fault) in [
+        (Step::Put, WriteFault::Stall(long)),
+        (Step::Complete, WriteFault::Stall(long)),
+        (Step::Complete, WriteFault::Trickle(long)),
     ] {
         let server = Server::start().unwrap();
         let (options, stop) = (options(&server, &[]), Stop::default());
@@ -317,10 +319,10 @@ fn a_stop_while_the_store_may_write_the_object_is_in_doubt_soon() {
         };
         server.fail_writes(step, usize::MAX, fault);
         let error = match step {
-            Step::Put => stopped_at(&server, method, &stop, || send(0)),
+            Step::Put => stopped_at(&server, step, &stop, || send(0)),
             _ => {
                 (0..upload.parts()).for_each(|number| send(number).unwrap());
-                stopped_at(&server, method, &stop, || upload.complete(&stop))
+                stopped_at(&server, step, &stop, || upload.complete(&stop))
             }
         };
         assert!(matches!(&error.problem, Problem::Doubtful(_)), "{step:?} {fault:?}: {error}");
@@ -368,7 +370,7 @@ fn an_upload_that_may_stay_open_is_told_with_whatever_fails() {
     let options = options(&server, &[]);
     server.fail_writes(Step::Create, usize::MAX, WriteFault::Stall(Duration::from_secs(600)));
     let stop = Stop::default();
-    let error = stopped_at(&server, "POST", &stop, || Upload::begin(URL, LEN as u64, &options, &stop));
+    let error = stopped_at(&server, Step::Create, &stop, || Upload::begin(URL, LEN as u64, &options, &stop));
     assert!(matches!(&error.problem, Problem::MayBeOpen(_)), "{error}");
     server.fail_writes(Step::Create, 1, WriteFault::Lost);
     server.then_fail_writes(Step::Create, usize::MAX, WriteFault::Status(403));
@@ -377,8 +379,10 @@ fn an_upload_that_may_stay_open_is_told_with_whatever_fails() {
     server.fail_writes(Step::Create, 1, WriteFault::Lost);
     let stop = Stop::default();
     let upload = Upload::begin(URL, LEN as u64, &options, &stop).unwrap();
+    let begun = Instant::now();
     let error = upload.abort(&stop).unwrap_err();
-    assert!(matches!(&error.problem, Problem::MayBeOpen(_)), "{error}");
+    let was_away = matches!(&error.problem, Problem::LeftOpen(_)) && begun.elapsed() >= FOR_CLEANUP;
+    assert!(was_away || matches!(&error.problem, Problem::MayBeOpen(_)), "{error}");
 }
 
 #[test]
@@ -402,6 +406,22 @@ fn a_store_without_checksums_takes_objects_and_that_is_told() {
     let uploaded = upload(URL, &bytes, &options(&server, &[("checksums", "off")])).unwrap();
     assert_eq!(uploaded.compared, Err("the store option checksums is off"));
     assert!(server.take_requests().iter().all(|own| own.checksum.is_none()));
+    assert!(server.object(PATH).unwrap() == bytes);
+}
+
+#[test]
+fn bytes_are_sent_again_without_a_checksum_only_where_that_was_refused() {
+    let (server, bytes) = (Server::start().unwrap(), bytes(10));
+    let options = options(&server, &[]);
+    server.fail_writes(Step::Put, usize::MAX, WriteFault::Status(400));
+    let error = upload(URL, &bytes, &options).unwrap_err();
+    assert!(matches!(&error.problem, Problem::Refused { status: 400, .. }), "{error}");
+    assert_eq!(server.received(Step::Put), 1);
+    // The store may still be asked for the checksum of what it has.
+    server.fail_writes(Step::Put, 1, WriteFault::NoChecksums);
+    server.then_fail_writes(Step::Put, 1, WriteFault::Lost);
+    server.then_fail_writes(Step::Put, usize::MAX, WriteFault::Status(403));
+    upload(URL, &bytes, &options).unwrap();
     assert!(server.object(PATH).unwrap() == bytes);
 }
 
