@@ -123,7 +123,7 @@ def paragraph(license_name: str, found: tuple[str, ...], crates: list[dict[str, 
     yield "Files: " + " ".join(f"{crate['name']}-{crate['version']}/*" for crate in crates)
     holders = list(dict.fromkeys(line.strip() for text in found for line in HOLDER.findall(text)))
     holders = holders or sorted({author for crate in crates for author in crate["authors"]})
-    yield "Copyright: " + ("\n ".join(holders) or "the crate names nobody")
+    yield "Copyright: " + ("\n ".join(holders) or "no holder is named")
     yield f"License: {license_name.replace('/', ' OR ')}"
     yield from shown(found)
 
