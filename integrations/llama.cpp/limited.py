@@ -19,7 +19,7 @@ from models import Shape
 
 CGROUPS = Path("/sys/fs/cgroup")
 # What a process takes beside weights: programs, the context, buffers of the graph and of the reader.
-PROCESS_BYTES = 72 << 20
+PROCESS_BYTES = 40 << 20
 # Tokens of the prompt that is evaluated at first: its experts of one layer may exceed the budget.
 PROMPT = 8
 
