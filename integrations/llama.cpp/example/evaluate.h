@@ -7,6 +7,7 @@
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
+#include <fstream>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -27,6 +28,17 @@ using context_ptr = std::unique_ptr<llama_context, context_deleter>;
 
 inline double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// The most memory that this program has had resident. Not `ru_maxrss`, which begins with what the parent had before `exec`.
+inline uint64_t peak_bytes() {
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);) {
+        if (line.rfind("VmHWM:", 0) == 0) {
+            return std::stoull(line.substr(6)) * 1024;
+        }
+    }
+    throw std::runtime_error("/proc/self/status lacks VmHWM");
 }
 
 inline void log_errors_only() {

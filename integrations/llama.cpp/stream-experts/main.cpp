@@ -60,22 +60,25 @@ settings parse(int count, char ** arguments) {
     return result;
 }
 
-// Threads that sleep while there is nothing to compute: those that spin take the processor from the reads.
-struct sleeping_threads {
-    explicit sleeping_threads(llama_context * of, int threads) : context(of) {
+// Threads that sleep while there is nothing to compute if experts are read all the time: those that spin take the processor
+// from the reads. If the budget holds all experts, they spin as llama.cpp's do: to wake them in each layer takes longer.
+struct compute_threads {
+    compute_threads(llama_context * of, int threads, bool spin) : context(of) {
         ggml_threadpool_params parameters = ggml_threadpool_params_default(threads);
-        parameters.poll = 0;
+        if (!spin) {
+            parameters.poll = 0;
+        }
         pool = ggml_threadpool_new(&parameters);
         if (pool) {
             llama_attach_threadpool(context, pool, pool);
         }
     }
-    ~sleeping_threads() {
+    ~compute_threads() {
         llama_detach_threadpool(context);
         ggml_threadpool_free(pool);
     }
-    sleeping_threads(const sleeping_threads &) = delete;
-    sleeping_threads & operator=(const sleeping_threads &) = delete;
+    compute_threads(const compute_threads &) = delete;
+    compute_threads & operator=(const compute_threads &) = delete;
 
     llama_context *   context;
     ggml_threadpool * pool = nullptr;
@@ -95,14 +98,14 @@ int main(int count, char ** arguments) try {
         context.record(wanted.trace);
     }
 
-    const sleeping_threads threads(context.get(), wanted.threads);
+    const compute_threads threads(context.get(), wanted.threads, model.holds_all_experts());
     const auto decode = [&](llama_context *, const llama_batch & batch) { return context.decode(batch); };
     const evaluation result = evaluate(context.get(), decode, wanted.tokens, start);
     rusage usage {};
     getrusage(RUSAGE_SELF, &usage);
-    std::printf("{\"load_seconds\": %.6f, %s, \"major_faults\": %ld, \"peak_bytes\": %ld, \"version\": \"%s\", "
+    std::printf("{\"load_seconds\": %.6f, %s, \"major_faults\": %ld, \"peak_bytes\": %" PRIu64 ", \"version\": \"%s\", "
                 "\"stats\": %s}\n",
-                load_seconds, as_json(result).c_str(), usage.ru_majflt, usage.ru_maxrss * 1024L, hoistway_version(),
+                load_seconds, as_json(result).c_str(), usage.ru_majflt, peak_bytes(), hoistway_version(),
                 model.stats().c_str());
     return 0;
 } catch (const std::exception & error) {

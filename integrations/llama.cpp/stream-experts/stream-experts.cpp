@@ -69,6 +69,7 @@ struct model::state {
     std::function<void(const std::string &)>          log;
     uint64_t                                          budget_bytes;
     uint64_t                                          largest_layer_bytes = 0;
+    uint64_t                                          all_layers_bytes    = 0;
     uint32_t                                          max_batch           = UINT32_MAX;
     // By layer, the number of its experts.
     std::map<uint32_t, uint32_t>                      layers {};
@@ -101,6 +102,7 @@ struct model::state {
             const uint64_t layer_bytes  = layer.experts * expert_bytes;
             const uint64_t used         = described.experts_per_token > 0 ? described.experts_per_token : layer.experts;
             largest_layer_bytes = std::max(largest_layer_bytes, layer_bytes);
+            all_layers_bytes += layer_bytes;
             if (layer_bytes > budget_bytes) {
                 max_batch = (uint32_t) std::min<uint64_t>(max_batch, budget_bytes / (used * expert_bytes));
                 if (max_batch == 0) {
@@ -164,6 +166,10 @@ std::string model::stats() const {
 
 uint32_t model::max_batch() const {
     return self->max_batch;
+}
+
+bool model::holds_all_experts() const {
+    return self->budget_bytes >= self->all_layers_bytes;
 }
 
 struct context::state {

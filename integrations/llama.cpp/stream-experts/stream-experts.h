@@ -48,6 +48,9 @@ public:
     // budget holds all experts of a layer.
     uint32_t max_batch() const;
 
+    // Whether the budget holds the experts of all layers: each is read once at most.
+    bool holds_all_experts() const;
+
 private:
     friend class context;
     struct state;

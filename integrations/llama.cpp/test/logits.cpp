@@ -140,9 +140,9 @@ int main(int count, char ** arguments) try {
     rusage usage {};
     getrusage(RUSAGE_SELF, &usage);
     std::printf("{\"loaded\": true, \"load_seconds\": %.6f, \"load_cpu_seconds\": %.6f, %s, \"progress\": %.3f, "
-                "\"progress_fell\": %s, \"major_faults\": %ld, \"minor_faults\": %ld, \"peak_bytes\": %ld}\n",
+                "\"progress_fell\": %s, \"major_faults\": %ld, \"minor_faults\": %ld, \"peak_bytes\": %" PRIu64 "}\n",
                 load_seconds, load_cpu_seconds, as_json(result).c_str(), loading.latest,
-                loading.fell ? "true" : "false", usage.ru_majflt, usage.ru_minflt, usage.ru_maxrss * 1024L);
+                loading.fell ? "true" : "false", usage.ru_majflt, usage.ru_minflt, peak_bytes());
     llama_model_free(model);
     return 0;
 } catch (const std::exception & error) {
