@@ -210,6 +210,12 @@ pub(crate) trait Stream: fmt::Debug + Send + Sync {
     /// Waits for everything queued so far.
     fn synchronize(&self) -> Result<()>;
 
+    /// Whether all work that was queued is done, and no capture has taken the stream in. Waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Device`]; then it should not be used again.
+    fn is_idle(&self) -> Result<bool>;
+
     /// Allocates memory in the order of the stream; `None` if the device cannot.
     fn allocate(&self, _len: u64) -> Result<Option<u64>> {
         Ok(None)

@@ -6,6 +6,8 @@ use crate::{
     backend::{Backend, Kind, OpenDevice, no_conversions},
     fate::Parked,
     id::kinds,
+    idle,
+    spare_streams::SpareStreams,
     stream,
     turns::Turns,
 };
@@ -67,6 +69,7 @@ pub struct Device {
     /// What it may still use of memory that others have let go.
     parked: Parked,
     turns: Turns,
+    spare_streams: SpareStreams,
 }
 
 /// The devices of all kinds that this process sees.
@@ -177,6 +180,17 @@ pub fn on_release(let_go: LetGo) {
 fn let_go(device: &Arc<Device>) {
     let keepers = KEEPERS.lock().unwrap_or_else(PoisonError::into_inner).clone();
     keepers.into_iter().for_each(|let_go| let_go(device));
+    device.spare_streams.let_go();
+}
+
+/// The devices that are open.
+pub(crate) fn open_devices() -> Vec<Arc<Device>> {
+    let started = kinds().filter(|(kind, _)| kind.is_started());
+    started
+        .flat_map(|(kind, _)| {
+            opened(kind).values().filter_map(|open| open.device.upgrade()).collect::<Vec<_>>()
+        })
+        .collect()
 }
 
 /// Lets the devices go that the process has opened, with their contexts: at once where nothing uses them, else with what
@@ -206,6 +220,7 @@ pub fn release_devices() {
         // Without the lock: to close a device waits for its work.
         drop((open, kept));
     }
+    idle::look_again();
 }
 
 fn opened(kind: &dyn Kind) -> MutexGuard<'static, BTreeMap<u32, OpenDevice>> {
@@ -261,6 +276,7 @@ impl Device {
             backend: kind.open(ordinal)?,
             parked: Parked::default(),
             turns: Turns::default(),
+            spare_streams: SpareStreams::new(),
         });
         let mut opened = opened(kind);
         let open = opened.entry(ordinal).or_default();
@@ -411,6 +427,10 @@ impl Device {
             false if converts => Err(no_conversions(self.name())),
             _ => Ok(0),
         }
+    }
+
+    pub(crate) fn spare_streams(&self) -> &SpareStreams {
+        &self.spare_streams
     }
 
     pub(crate) fn turns(&self) -> &Turns {

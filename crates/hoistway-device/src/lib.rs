@@ -21,7 +21,9 @@ mod fence;
 mod fork;
 mod hip;
 mod id;
+mod idle;
 mod memory;
+mod spare_streams;
 mod stream;
 #[cfg(feature = "toy-device")]
 pub mod toy;
@@ -42,6 +44,7 @@ pub use external::{ExternalKind, ExternalMemory, ExternalSemaphore, ExternalSign
 pub use fate::{Fate, InUse};
 pub use fence::Fence;
 pub use id::DeviceId;
+pub use idle::{keep_while_used, look_again, on_idle};
 pub use memory::{DeviceMemory, Pinned};
 pub use stream::{CopyDirection, CopyStream, HostCopy, Scratch, Ticket};
 pub use transfer::{Conversion, Element, Transfer};

@@ -5,6 +5,7 @@ use crate::{
     Device, DeviceMemory, Error, Fate, InUse, Pinned, Result, Transfer,
     backend::{Address, Event, Kernel, Segment, Stream, Work, no_conversions},
     fate::{self, Sign},
+    spare_streams,
 };
 use std::{
     any::Any,
@@ -74,12 +75,13 @@ impl CopyStream {
     /// More short pieces than this of one slot go by a kernel: a copy takes microseconds, however short.
     pub const MAX_COPIES: usize = 16;
 
-    /// A stream of this device.
+    /// A stream of this device: one that it keeps from an earlier use, or a new one.
     ///
     /// # Errors
     /// [`Error::Device`].
     pub fn new(device: &Arc<Device>) -> Result<Self> {
-        let stream = device.backend().clone().stream()?;
+        let kept = device.spare_streams().take();
+        let stream = kept.map_or_else(|| device.backend().clone().stream(), Ok)?;
         Ok(Self { bounce: Mutex::default(), stream, device: device.clone() })
     }
 
@@ -378,6 +380,12 @@ impl CopyStream {
     /// Waits for everything queued so far.
     pub fn synchronize(&self) -> Fate {
         Fate::of(self.stream.synchronize())
+    }
+}
+
+impl Drop for CopyStream {
+    fn drop(&mut self) {
+        spare_streams::keep(&self.device, &self.stream);
     }
 }
 

@@ -568,6 +568,14 @@ impl Stream for ToyStream {
         Ok(Box::new(ToyEvent { device: self.device.clone(), progress, batch }))
     }
 
+    fn is_idle(&self) -> Result<bool> {
+        self.device.check_process()?;
+        if self.device.is_lost() {
+            return Err(self.device.refuse("asking whether a stream has work", "the device is lost"));
+        }
+        Ok(self.progress.is_done(self.progress.queued()))
+    }
+
     fn synchronize(&self) -> Result<()> {
         let (progress, batch) = (self.progress.clone(), self.progress.queued());
         ToyEvent { device: self.device.clone(), progress, batch }.wait()

@@ -141,6 +141,7 @@ impl Vendor for Cuda {
         stream_create: "cuStreamCreate",
         stream_destroy: "cuStreamDestroy_v2",
         stream_synchronize: "cuStreamSynchronize",
+        stream_query: "cuStreamQuery",
         stream_wait_event: "cuStreamWaitEvent",
         event_create: "cuEventCreate",
         event_record: "cuEventRecord",

@@ -6,7 +6,7 @@ use super::{
     device::DriverDevice,
     table::{
         Batch, CAPTURE_UNSUPPORTED, Copy2d, EVENT_QUIET, Handle, INVALID_HANDLE, INVALID_VALUE,
-        MEMORY_DEVICE, MEMORY_HOST, NOT_SUPPORTED, STREAM_NON_BLOCKING, SUCCESS,
+        MEMORY_DEVICE, MEMORY_HOST, NOT_READY, NOT_SUPPORTED, STREAM_NON_BLOCKING, SUCCESS, is_not_now,
     },
 };
 use crate::{
@@ -237,6 +237,34 @@ impl<V: Vendor> Stream for DriverStream<V> {
         // SAFETY: a live stream of the current device.
         self.device
             .call("waiting for a stream", synchronize.name, || unsafe { (synchronize.call)(self.handle) })
+    }
+
+    fn is_idle(&self) -> Result<bool> {
+        const OPERATION: &str = "asking whether a stream has work";
+        let _entered = self.device.enter()?;
+        let functions = &self.device.driver.functions;
+        if let Some(ask) = &functions.stream_is_capturing {
+            let mut status = 0;
+            // SAFETY: writes one integer; the stream is this one.
+            let code = unsafe { (ask.call)(self.handle, &mut status) };
+            if is_not_now(code) {
+                V::forget_error(self.device.driver);
+                return Ok(false);
+            }
+            self.device.check(OPERATION, ask.name, code)?;
+            // To ask for its work would invalidate the capture.
+            if status != 0 {
+                return Ok(false);
+            }
+        }
+        let query = &functions.stream_query;
+        // SAFETY: a live stream of the current device.
+        let code = unsafe { (query.call)(self.handle) };
+        if code == NOT_READY || is_not_now(code) {
+            V::forget_error(self.device.driver);
+            return Ok(false);
+        }
+        self.device.check(OPERATION, query.name, code).map(|()| true)
     }
 
     fn allocate(&self, len: u64) -> Result<Option<u64>> {

@@ -141,6 +141,7 @@ common_functions! {
         stream_create(*mut Handle, c_uint);
         stream_destroy(Handle);
         stream_synchronize(Handle);
+        stream_query(Handle);
         stream_wait_event(Handle, Handle, c_uint);
         event_create(*mut Handle, c_uint);
         event_record(Handle, Handle);

@@ -109,6 +109,7 @@ impl Vendor for Hip {
         stream_create: "hipStreamCreateWithFlags",
         stream_destroy: "hipStreamDestroy",
         stream_synchronize: "hipStreamSynchronize",
+        stream_query: "hipStreamQuery",
         stream_wait_event: "hipStreamWaitEvent",
         event_create: "hipEventCreateWithFlags",
         event_record: "hipEventRecord",

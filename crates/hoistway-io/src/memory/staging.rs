@@ -6,30 +6,25 @@
 #![allow(unsafe_code)]
 
 use super::{HUGE_PAGE_BYTES, Mapping, PageKind, Pinning};
-use crate::{
-    ByteRange, Error, Result,
-    parallel::{lock, thread_named},
-};
+use crate::{ByteRange, Error, Result, parallel::lock};
 use bytesize::ByteSize;
-use hoistway_device::{Device, Pinned};
+use hoistway_device::{Device, Pinned, drop_aside, keep_while_used, look_again, on_idle, on_release};
 use std::{
     io,
     mem::ManuallyDrop,
     process,
     ptr::NonNull,
     sync::{
-        Arc, Condvar, Mutex, Once, OnceLock, PoisonError,
+        Arc, Mutex, Once, OnceLock,
         atomic::{AtomicU32, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 /// The longest segment, unless one slot is longer: the first slots of a load should not wait until all are touched.
 const SEGMENT_BYTES: usize = 32 << 20;
 /// Bytes that are kept for one device, at most: as many as a load has.
 const KEPT_BYTES: usize = 128 << 20;
-/// How long memory is kept that nothing uses.
-const IDLE_TIME: Duration = Duration::from_secs(5);
 
 /// Host memory that is pinned for a device by one call.
 #[derive(Debug)]
@@ -277,8 +272,6 @@ impl Drop for Staging {
 /// What is kept for the devices of the process.
 struct Kept {
     segments: Vec<Idle>,
-    /// Whether a thread will let them go.
-    has_thread: bool,
 }
 
 struct Idle {
@@ -286,8 +279,7 @@ struct Idle {
     since: Instant,
 }
 
-static KEPT: Mutex<Kept> = Mutex::new(Kept { segments: Vec::new(), has_thread: false });
-static LET_GO: Condvar = Condvar::new();
+static KEPT: Mutex<Kept> = Mutex::new(Kept { segments: Vec::new() });
 /// The process whose they are. A child of `fork` has none of them, and the lock may be held in its copy for ever.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
@@ -323,7 +315,8 @@ fn keep(segments: Vec<Segment>) {
     }
     static RELEASES: Once = Once::new();
     RELEASES.call_once(|| {
-        hoistway_device::on_release(|device| drop(let_go(|idle| Arc::ptr_eq(&idle.device, device))))
+        on_release(|device| drop(let_go(|idle| Arc::ptr_eq(&idle.device, device))));
+        on_idle(give_back);
     });
     let since = Instant::now();
     let mut kept = lock(&KEPT);
@@ -338,15 +331,14 @@ fn keep(segments: Vec<Segment>) {
         kept.segments.push(Idle { segment, since });
         gone.extend(kept.beyond(&device));
     }
-    if !kept.segments.is_empty() && !kept.has_thread {
-        kept.has_thread = thread_named("hoistway-idle").spawn(let_go_idle).is_ok();
-        if !kept.has_thread {
-            gone.extend(kept.segments.drain(..).map(|idle| idle.segment));
-        }
-    }
+    let is_empty = kept.segments.is_empty();
     // Without the lock: to unpin waits for the device.
     drop(kept);
     drop(gone);
+    if !is_empty && !keep_while_used() {
+        // No thread would ever let them go.
+        drop(let_go(|_| true));
+    }
 }
 
 impl Kept {
@@ -377,12 +369,14 @@ fn let_go(is_meant: impl Fn(&Segment) -> bool) -> Vec<Segment> {
         return Vec::new();
     }
     let mut kept = lock(&KEPT);
-    let gone =
+    let gone: Vec<_> =
         kept.segments.extract_if(.., |idle| is_meant(&idle.segment)).map(|idle| idle.segment).collect();
-    LET_GO.notify_all();
-    // The thread has nothing more to wait for.
-    let is_ending = |kept: &mut Kept| kept.has_thread && kept.segments.is_empty();
-    drop(LET_GO.wait_while(kept, is_ending).unwrap_or_else(PoisonError::into_inner));
+    let is_empty = kept.segments.is_empty();
+    drop(kept);
+    if is_empty && !gone.is_empty() {
+        // The thread may have nothing more to wait for.
+        look_again();
+    }
     gone
 }
 
@@ -391,23 +385,16 @@ pub fn release_idle_staging() -> bool {
     !let_go(|_| true).is_empty()
 }
 
-/// Lets go what nothing has used for long, until nothing is kept.
-fn let_go_idle() {
+/// Lets go what nothing has used for long.
+fn give_back(is_old: &dyn Fn(Instant) -> bool) -> Option<Instant> {
     let mut kept = lock(&KEPT);
-    while let Some(oldest) = kept.segments.iter().map(|idle| idle.since).min() {
-        let left = (oldest + IDLE_TIME).saturating_duration_since(Instant::now());
-        if !left.is_zero() {
-            kept = LET_GO.wait_timeout(kept, left).unwrap_or_else(PoisonError::into_inner).0;
-            continue;
-        }
-        let now = Instant::now();
-        let is_old = |idle: &mut Idle| now.saturating_duration_since(idle.since) >= IDLE_TIME;
-        let gone: Vec<_> = kept.segments.extract_if(.., is_old).map(|idle| idle.segment).collect();
-        drop(kept);
+    let gone = kept.segments.extract_if(.., |idle| is_old(idle.since)).map(|idle| idle.segment);
+    let gone: Vec<_> = gone.collect();
+    let oldest = kept.segments.iter().map(|idle| idle.since).min();
+    drop(kept);
+    if !gone.is_empty() {
         // The end of the process waits for that, so that the driver is not gone meanwhile.
-        hoistway_device::drop_aside(gone);
-        kept = lock(&KEPT);
+        drop_aside(gone);
     }
-    kept.has_thread = false;
-    LET_GO.notify_all();
+    oldest
 }

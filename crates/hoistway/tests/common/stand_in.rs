@@ -138,6 +138,7 @@ impl Vendor {
             "cuModuleGetFunction" => "hipModuleGetFunction",
             "cuModuleLoadData" => "hipModuleLoadData",
             "cuStreamCreate" => "hipStreamCreateWithFlags",
+            "cuStreamQuery" => "hipStreamQuery",
             "cuStreamSynchronize" => "hipStreamSynchronize",
             "cuStreamDestroy_v2" => "hipStreamDestroy",
             other => {

@@ -150,8 +150,18 @@ impl Stream {
         let mut jitter = Jitter::new(self.number);
         while let Some(operation) = self.next() {
             jitter.delay();
-            operation.execute(self);
-            self.queue().completed += 1;
+            match operation {
+                // Who sees the last event passed sees the stream idle.
+                Operation::Record(..) => {
+                    let mut queue = self.queue();
+                    operation.execute(self);
+                    queue.completed += 1;
+                }
+                _ => {
+                    operation.execute(self);
+                    self.queue().completed += 1;
+                }
+            }
             self.finished.notify_all();
         }
     }

@@ -11,7 +11,7 @@ use crate::{
         stream::{STREAMS, Stream},
     },
     gate,
-    status::{CONTEXT_IS_DESTROYED, Code, INVALID_HANDLE, INVALID_VALUE},
+    status::{CONTEXT_IS_DESTROYED, Code, INVALID_HANDLE, INVALID_VALUE, NOT_READY},
 };
 use std::{
     ffi::{c_char, c_int, c_uint, c_void},
@@ -61,6 +61,17 @@ extern "C" fn hipStreamSynchronize(handle: usize) -> Code {
     gate::ending_on_hip_device("hipStreamSynchronize", |context| {
         known(context, handle)?.synchronize();
         Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hipStreamQuery(handle: usize) -> Code {
+    on_stream("hipStreamQuery", handle, |context| {
+        if !known(context, handle)?.is_idle() {
+            return Err(NOT_READY);
+        }
+        // Again, since the last operation may have failed in between.
+        context.owner.health()
     })
 }
 

@@ -1,0 +1,253 @@
+//! Streams of devices that are kept for the next load, on the stand-in driver.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
+
+mod common;
+
+use common::{
+    Footprint, assert_is_file, assert_nothing_left, make_warm,
+    on_device::{chunky, disk},
+    reading::until,
+    stand_in::{Turn, Vendor},
+};
+use hoistway::{DeviceId, LoadOptions, Route};
+use hoistway_device::{CopyStream, Device, DeviceMemory};
+use std::{
+    ffi::c_void,
+    ptr,
+    sync::{Arc, mpsc},
+    time::{Duration, Instant},
+};
+
+type Handle = *mut c_void;
+
+/// What is not used for so long is let go.
+const IDLE_TIME: Duration = Duration::from_secs(5);
+
+/// Streams that were made and destroyed so far.
+fn calls(turn: &Turn, vendor: Vendor) -> [u64; 2] {
+    ["cuStreamCreate", "cuStreamDestroy_v2"]
+        .map(|function| turn.count(&format!("calls.{}", vendor.symbol(function))))
+}
+
+/// Says whether `work` ended before what it begins with may have been given back. A busy machine may let more time pass now and then.
+fn in_time(mut work: impl FnMut() -> Result<(), String>) -> bool {
+    (0..10).any(|_| {
+        hoistway_device::release_devices();
+        let begun = Instant::now();
+        let told = work();
+        let is_in_time = begun.elapsed() < IDLE_TIME;
+        assert!(told.is_ok() || !is_in_time, "{told:?}");
+        is_in_time
+    })
+}
+
+#[test]
+fn a_load_uses_the_stream_of_the_one_before_it() {
+    let turn = Turn::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    make_warm(&path);
+    for vendor in Vendor::ALL {
+        for route in [Route::Auto, Route::Staged] {
+            let options = LoadOptions::default().device(vendor.device(0)).route(route);
+            let is_shown = in_time(|| {
+                let first = hoistway::load(&[&path], &options).unwrap();
+                let before = calls(&turn, vendor);
+                // Its memory is the same whether tensors of the first are left or not.
+                let second = hoistway::load(&[&path], &options).unwrap();
+                let after = calls(&turn, vendor);
+                assert_is_file(&first, &file);
+                assert_is_file(&second, &file);
+                (before == after).then_some(()).ok_or_else(|| format!("{before:?} became {after:?}"))
+            });
+            assert!(is_shown, "{vendor:?}: loads take too long");
+        }
+    }
+    turn.assert_nothing_left("loads one after the other");
+}
+
+/// Also where tensors keep the device.
+#[test]
+fn what_is_kept_is_given_back_on_request_and_when_it_is_idle() {
+    let turn = Turn::take();
+    let directory = disk();
+    let (path, _) = chunky(directory.path());
+    make_warm(&path);
+    for vendor in Vendor::ALL {
+        let options = LoadOptions::default().device(vendor.device(0));
+        let before = Footprint::now();
+        let streams = turn.count("streams");
+        let loaded = hoistway::load(&[&path], &options).unwrap();
+        hoistway_device::release_devices();
+        assert_eq!(turn.count("streams"), streams, "{vendor:?}");
+        drop(hoistway::load(&[&path], &options).unwrap());
+        until("the stream is destroyed", || turn.count("streams") == streams);
+        drop(loaded);
+        assert_nothing_left(&before);
+    }
+    turn.assert_nothing_left("streams that were kept");
+}
+
+#[test]
+fn no_more_are_kept_than_are_of_use() {
+    let turn = Turn::take();
+    for vendor in Vendor::ALL {
+        let device = Device::open(vendor.device(0)).unwrap();
+        let streams = turn.count("streams");
+        let many: Vec<_> = (0..16).map(|_| CopyStream::new(&device).unwrap()).collect();
+        assert_eq!(turn.count("streams"), streams + 16);
+        drop(many);
+        assert!(turn.count("streams") <= streams + 4, "{vendor:?}");
+        hoistway_device::release_devices();
+        assert_eq!(turn.count("streams"), streams);
+    }
+    turn.assert_nothing_left("many streams");
+}
+
+/// What a stream waits for may be of the program, and a load that failed or was cancelled does not wait for it.
+#[test]
+fn a_stream_that_has_work_left_is_not_used() {
+    unsafe extern "C" fn wait(signal: *mut c_void) {
+        // SAFETY: the test leaks it.
+        let signal = unsafe { &*signal.cast::<std::sync::Mutex<mpsc::Receiver<()>>>() };
+        signal.lock().unwrap().recv().ok();
+    }
+    let turn = Turn::take();
+    let vendor = Vendor::Cuda;
+    let device = Device::open(vendor.device(0)).unwrap();
+    let memory = DeviceMemory::new(&device, 4).unwrap();
+    let made: unsafe extern "C" fn(*mut Handle, u32) -> i32 = turn.function("cuStreamCreate");
+    let call: unsafe extern "C" fn(Handle, unsafe extern "C" fn(*mut c_void), *mut c_void) -> i32 =
+        turn.function("cuLaunchHostFunc");
+    let destroy: unsafe extern "C" fn(Handle) -> i32 = turn.function("cuStreamDestroy_v2");
+    let (go, signal) = mpsc::channel();
+    let signal = Box::leak(Box::new(std::sync::Mutex::new(signal)));
+    let mut programs = ptr::null_mut();
+    in_context(&turn, || {
+        // SAFETY: functions of the driver, of these types.
+        unsafe {
+            assert_eq!(made(&mut programs, 1), 0);
+            assert_eq!(call(programs, wait, ptr::from_mut(signal).cast()), 0);
+        }
+    });
+    let late = CopyStream::new(&device).unwrap();
+    // SAFETY: the stream lives.
+    unsafe { late.wait_for(programs.expose_provenance()).unwrap() };
+    drop(late);
+    let [before, _] = calls(&turn, vendor);
+    let other = CopyStream::new(&device).unwrap();
+    assert_eq!(calls(&turn, vendor)[0], before + 1, "the one that waits is not used");
+    // It would wait too.
+    // SAFETY: nothing else uses the memory.
+    unsafe { other.write(memory.address(), b"copy").unwrap() };
+    go.send(()).unwrap();
+    // SAFETY: destroyed once.
+    in_context(&turn, || assert_eq!(unsafe { destroy(programs) }, 0));
+    drop((other, memory, device));
+    turn.assert_nothing_left("a stream that waited");
+}
+
+/// A program that captures streams while others wait for its events may take one in.
+#[test]
+fn a_stream_that_is_captured_is_not_used_and_its_capture_goes_on() {
+    let turn = Turn::take();
+    let vendor = Vendor::Cuda;
+    let device = Device::open(vendor.device(0)).unwrap();
+    let make: unsafe extern "C" fn(*mut Handle, u32) -> i32 = turn.function("cuStreamCreate");
+    let begin: unsafe extern "C" fn(Handle, i32) -> i32 = turn.function("cuStreamBeginCapture_v2");
+    let end: unsafe extern "C" fn(Handle, *mut Handle) -> i32 = turn.function("cuStreamEndCapture");
+    let end_graph: unsafe extern "C" fn(Handle) -> i32 = turn.function("cuGraphDestroy");
+    let destroy: unsafe extern "C" fn(Handle) -> i32 = turn.function("cuStreamDestroy_v2");
+    let (mut programs, mut graph): (Handle, Handle) = (ptr::null_mut(), ptr::null_mut());
+    // SAFETY: functions of the driver, of these types.
+    in_context(&turn, || assert_eq!(unsafe { make(&mut programs, 1) }, 0));
+    let taken = CopyStream::new(&device).unwrap();
+    // The stand-in's handles are numbers, 16 apart.
+    let handle = ptr::with_exposed_provenance_mut(programs.expose_provenance() + 16);
+    // SAFETY: as above; the stream lives.
+    in_context(&turn, || assert_eq!(unsafe { begin(handle, 2) }, 0));
+    drop(taken);
+    let [before, _] = calls(&turn, vendor);
+    let other = CopyStream::new(&device).unwrap();
+    assert_eq!(calls(&turn, vendor)[0], before + 1, "the one that is captured is not used");
+    drop(other);
+    in_context(&turn, || {
+        // SAFETY: as above; the stream is kept.
+        unsafe {
+            assert_eq!(end(handle, &mut graph), 0, "the capture is valid");
+            assert_eq!((end_graph(graph), destroy(programs)), (0, 0));
+        }
+    });
+    drop(device);
+    turn.assert_nothing_left("a capture");
+}
+
+/// A stream that does not say whether it has work is destroyed, and another serves.
+#[test]
+fn a_stream_that_does_not_answer_is_replaced() {
+    let turn = Turn::take();
+    for vendor in Vendor::ALL {
+        // What it says of one that it does not know, as after the program has reset the device, and of one that has failed.
+        let codes = match vendor {
+            Vendor::Cuda => ["cuStreamQuery:1=400", "cuStreamQuery:1=999", "cuStreamIsCapturing:1=1"],
+            Vendor::Rocm => ["cuStreamQuery:1=709", "cuStreamQuery:1=999", "cuStreamQuery:1=1"],
+        };
+        for fault in codes {
+            let is_shown = in_time(|| {
+                let device = Device::open(vendor.device(0)).unwrap();
+                drop(CopyStream::new(&device).unwrap());
+                let before = calls(&turn, vendor);
+                turn.configure(&vendor.faults(fault));
+                let stream = CopyStream::new(&device);
+                turn.configure("FAULTS=");
+                let after = calls(&turn, vendor);
+                stream.map_err(|error| error.to_string())?;
+                let is_new = after == before.map(|count| count + 1);
+                is_new.then_some(()).ok_or_else(|| format!("{before:?} became {after:?}"))
+            });
+            assert!(is_shown, "{vendor:?} {fault}");
+        }
+    }
+    turn.assert_nothing_left("streams that were replaced");
+}
+
+/// Some threads at once find streams that no other has.
+#[test]
+fn no_two_users_have_one_stream() {
+    let turn = Turn::take();
+    let device = Device::open(DeviceId::Cuda(0)).unwrap();
+    let memory = Arc::new(DeviceMemory::new(&device, 8).unwrap());
+    std::thread::scope(|scope| {
+        for number in 0..8_u8 {
+            let (device, memory) = (device.clone(), memory.clone());
+            scope.spawn(move || {
+                for _ in 0..50 {
+                    let stream = CopyStream::new(&device).unwrap();
+                    let place = memory.address() + u64::from(number);
+                    let mut byte = [0];
+                    // SAFETY: each thread has a byte of its own.
+                    unsafe { stream.write(place, &[number]).unwrap() };
+                    stream.read_back(place, &mut byte).unwrap();
+                    assert_eq!(byte, [number]);
+                }
+            });
+        }
+    });
+    drop((memory, device));
+    turn.assert_nothing_left("threads with streams");
+}
+
+/// Does something with the device's context current, as the program does.
+fn in_context(turn: &Turn, work: impl FnOnce()) {
+    let retain: unsafe extern "C" fn(*mut Handle, i32) -> i32 = turn.function("cuDevicePrimaryCtxRetain");
+    let release: unsafe extern "C" fn(i32) -> i32 = turn.function("cuDevicePrimaryCtxRelease_v2");
+    let push: unsafe extern "C" fn(Handle) -> i32 = turn.function("cuCtxPushCurrent_v2");
+    let pop: unsafe extern "C" fn(*mut Handle) -> i32 = turn.function("cuCtxPopCurrent_v2");
+    let mut context = ptr::null_mut();
+    // SAFETY: functions of the driver, of these types.
+    unsafe {
+        assert_eq!((retain(&mut context, 0), push(context)), (0, 0));
+        work();
+        assert_eq!((pop(&mut context), release(0)), (0, 0));
+    }
+}
