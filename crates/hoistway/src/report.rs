@@ -334,6 +334,9 @@ pub struct DeviceReport {
     pub scratch_bytes: u64,
     /// Copies and kernels.
     pub copies: u64,
+    /// Threads that copied from the page cache to slots.
+    #[serde(default)]
+    pub copiers: usize,
     /// Time during which the next copy to end was waited for.
     pub copy_wait_seconds: f64,
     /// Time that readers waited for a slot, all of them together: long if copies are slower than reads.
@@ -414,6 +417,7 @@ impl Report {
                 device.memory_bytes += later.memory_bytes;
                 device.scratch_bytes = device.scratch_bytes.max(later.scratch_bytes);
                 device.copies += later.copies;
+                device.copiers = device.copiers.max(later.copiers);
                 device.copy_wait_seconds += later.copy_wait_seconds;
                 device.slot_wait_seconds += later.slot_wait_seconds;
                 device.proof = device.proof.take().or_else(|| later.proof.clone());
@@ -509,6 +513,9 @@ impl fmt::Display for Report {
                 write!(f, ", converted to {dtype}")?;
             }
             write!(f, "; {}", counted(device.copies, "copy", "copies"))?;
+            if device.copiers > 0 {
+                write!(f, ", {} copied to slots", counted(device.copiers, "thread", "threads"))?;
+            }
             if device.scratch_bytes > 0 {
                 write!(f, ", scratch {}", ByteSize(device.scratch_bytes))?;
             }

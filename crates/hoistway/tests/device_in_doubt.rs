@@ -309,6 +309,8 @@ fn a_stream_whose_work_may_be_in_flight_stays_and_is_not_waited_for() {
             drop(
                 hoistway::load(&[&path], &played.staged()).unwrap_or_else(|error| panic!("{fault}: {error}")),
             );
+            // The next load would use it.
+            hoistway_device::release_devices();
             assert_eq!(streams() > before, stays, "{fault}");
             STAND_IN.reset();
         }

@@ -12,7 +12,7 @@ use common::{
     tensor, write_model,
 };
 use hoistway::{Checkpoint, DirectIo, Dtype, Error, LoadOptions, Loaded, Route, route::fault::FaultScript};
-use hoistway_io::file::Probe;
+use hoistway_io::{file::Probe, parallel::cores};
 use requirements::{Requirement, skip};
 use std::{
     fs::{File, OpenOptions},
@@ -129,11 +129,43 @@ fn copied_beside_the_device(directory: &Path) {
     }
 }
 
+/// One thread pins beside them; more than that is what the caller asks for.
+#[test]
+fn no_more_threads_copy_beside_the_device_than_half_of_the_cores() {
+    let devices = Devices::take();
+    let directory = disk();
+    let path = directory.path().join("large.safetensors");
+    let file = write_model(&path, &[tensor("t", Dtype::U8, &[65 << 20])], 0, 3);
+    let Some(_warm) = can_pin(&path) else { return };
+    for (threads, most) in [(None, (cores() / 2).max(1)), (Some(3), 3)] {
+        let copies = AtomicBool::new(false);
+        let script = FaultScript::new(move |_, _| {
+            match thread::current().name() {
+                Some("hoistway-copy") => copies.store(true, Ordering::Relaxed),
+                Some("hoistway-pages") => until("another copies", || copies.load(Ordering::Relaxed)),
+                _ => {}
+            }
+            None
+        });
+        let mut options = to_device().chunk_bytes(1 << 20).faults(script);
+        options.threads = threads;
+        let loaded = hoistway::load(&[&path], &options).unwrap();
+        assert_is_file(&loaded, &file);
+        let report = loaded.report();
+        let copiers = report.device.as_ref().unwrap().copiers;
+        assert!((1..=most).contains(&copiers), "{report}");
+        assert!(report.to_string().contains("copied to slots"), "{report}");
+        drop(loaded);
+        devices.assert_nothing_left("a load by some of the cores");
+    }
+}
+
 #[test]
 fn files_in_memory_are_left_to_many_threads() {
     let devices = Devices::take();
     let Some(directory) = in_memory() else { return };
-    let (path, file) = chunky(directory.path());
+    let path = directory.path().join("large.safetensors");
+    let file = write_model(&path, &[tensor("t", Dtype::U8, &[40 << 20])], 0, 3);
     let loaded = hoistway::load(&[&path], &to_device().threads(8)).unwrap();
     assert_is_file(&loaded, &file);
     assert_eq!(share(&loaded, Route::Cached), 1.0, "{}", loaded.report());
@@ -158,7 +190,7 @@ fn what_is_not_cached_comes_another_way_or_is_an_error() {
     make_cold(&path);
     let half = file.len() / 2;
     File::open(&path).unwrap().read_exact_at(&mut vec![0; half], 0).unwrap();
-    let loaded = hoistway::load(&[&path], &to_device()).unwrap();
+    let loaded = hoistway::load(&[&path], &few_copy()).unwrap();
     assert_is_file(&loaded, &file);
     let by_pages = share(&loaded, Route::PinnedCache);
     assert!(by_pages > 0.2 && by_pages < 1.0, "{}", loaded.report());
@@ -333,7 +365,7 @@ fn pages_that_cannot_be_pinned_are_staged_and_the_report_says_why() {
     let (path, file) = chunky(directory.path());
     let Some(_warm) = can_pin(&path) else { return };
     STAND_IN.set("PINS_READ_ONLY=0");
-    let loaded = hoistway::load(&[&path], &to_device()).unwrap();
+    let loaded = hoistway::load(&[&path], &few_copy()).unwrap();
     assert_is_file(&loaded, &file);
     let refused = &loaded.report().refused;
     let told = refused.iter().find(|refusal| refusal.what == "pinned-cache").expect("a refusal");
@@ -346,7 +378,7 @@ fn pages_that_cannot_be_pinned_are_staged_and_the_report_says_why() {
     STAND_IN.reset();
     // Its file system was tried before.
     STAND_IN.set("REFUSES_READ_ONLY=1");
-    let loaded = hoistway::load(&[&path], &to_device()).unwrap();
+    let loaded = hoistway::load(&[&path], &few_copy()).unwrap();
     assert_is_file(&loaded, &file);
     assert_eq!(share(&loaded, Route::PinnedCache), 0.0, "{}", loaded.report());
     let told =

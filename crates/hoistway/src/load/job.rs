@@ -142,7 +142,8 @@ impl Job {
             routes,
             takers,
             slots,
-            most_copiers: place.threads.copiers.1,
+            most_copiers: (place.threads.copiers_beside, place.threads.copiers.1),
+            copiers: AtomicUsize::new(0),
             #[cfg(feature = "fault-injection")]
             faults: options.faults.clone(),
         };

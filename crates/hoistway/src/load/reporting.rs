@@ -11,7 +11,7 @@ use crate::{
     route::member::Stage,
     transfer::DeviceLine,
 };
-use std::{cmp::Reverse, collections::BTreeSet};
+use std::{cmp::Reverse, collections::BTreeSet, sync::atomic::Ordering};
 
 /// What a report says before the first read.
 pub(super) struct Planned<'a> {
@@ -60,6 +60,7 @@ impl Planned<'_> {
                 memory_bytes: if is_unified { 0 } else { plan.arena_bytes() },
                 scratch_bytes: 0,
                 copies: 0,
+                copiers: 0,
                 copy_wait_seconds: 0.0,
                 slot_wait_seconds: 0.0,
                 proof: None,
@@ -125,5 +126,6 @@ pub(super) fn add_progress(report: &mut Report, job: &Job) {
     device.slot_wait_seconds = slots().chain([&engine.slots]).map(|slots| slots.waited().as_secs_f64()).sum();
     device.proof = proof;
     device.copies = line.copies();
+    device.copiers = engine.copiers.load(Ordering::Relaxed);
     device.copy_wait_seconds = line.waited().as_secs_f64();
 }

@@ -33,7 +33,7 @@ const FEW_COPIERS: usize = 8;
 impl ThreadPlan {
     /// For what the caller's thread does by itself.
     pub(super) const ALONE: Self =
-        Self { copiers: (1, 1), touchers: 0, rings: 1, depth: (1, 1), pool: 1, direct: 1 };
+        Self { copiers: (1, 1), copiers_beside: 1, touchers: 0, rings: 1, depth: (1, 1), pool: 1, direct: 1 };
 
     /// For a load of `plan`.
     pub(super) fn new(plan: &Plan, sources: &[Arc<dyn Source>], options: &LoadOptions) -> Self {
@@ -71,8 +71,11 @@ impl ThreadPlan {
             .filter_map(|source| source.as_local())
             .any(|local| block_device::queues(local.device()) > 1);
         let rings = options.rings.unwrap_or(if cores >= 8 && many_queues { 2 } else { 1 });
+        // To pin takes one thread, and an H100 with 16 processors was fed fastest by 8 more.
+        let beside = options.threads.unwrap_or(cores / 2).max(1);
         Self {
             copiers: (first.min(most_copiers()), most.min(most_copiers())),
+            copiers_beside: beside.min(most).min(most_copiers()),
             touchers: if options.pool.is_some() { 0 } else { copiers.min(2) },
             rings,
             depth: ((depth as usize).div_ceil(rings), (max_depth.min(most_depth) as usize).div_ceil(rings)),

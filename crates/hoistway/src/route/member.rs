@@ -252,6 +252,11 @@ pub(crate) trait Member: fmt::Debug + Send + Sync {
         false
     }
 
+    /// Whether it still takes reads of those that it was opened for.
+    fn goes_on(&self) -> bool {
+        true
+    }
+
     /// Its notes in a report.
     fn notes(&self, stage: Stage) -> Vec<String> {
         let _ = stage;
@@ -350,6 +355,8 @@ pub(crate) enum Landing {
 pub(crate) struct ThreadPlan {
     /// Threads that copy from the page cache, at first and at most.
     pub(crate) copiers: (usize, usize),
+    /// The most of them beside a route that has a device copy from the same pages.
+    pub(crate) copiers_beside: usize,
     /// Threads that fault memory in ahead of reads.
     pub(crate) touchers: usize,
     /// Threads with a ring each.

@@ -21,10 +21,11 @@ pub(crate) fn with_copiers(
         return work(&mut |_| ());
     };
     let (own, queues) = (&engine.routes[route], engine.queues_of(route));
-    let mut copiers = Copiers::new(own.share.threads, engine.most_copiers);
+    let mut copiers = Copiers::new(own.share.threads);
     thread::scope(|scope| {
         work(&mut |worked| {
-            for _ in 0..copiers.wanted(Instant::now(), worked, || engine.scheduler.waiting(&queues)) {
+            let waiting = || engine.scheduler.waiting(&queues);
+            for _ in 0..copiers.wanted(Instant::now(), worked, engine.most_copiers(), waiting) {
                 // As many as the system gives.
                 let _ = spawn_scoped(scope, own.member.facts().thread_name, || serve(engine, order, route));
             }
@@ -36,25 +37,31 @@ pub(crate) fn with_copiers(
 #[derive(Debug)]
 struct Copiers {
     running: usize,
-    most: usize,
     /// The beginning of an epoch, and how long the device had worked until then.
     epoch: Option<(Instant, Duration)>,
 }
 
 impl Copiers {
-    /// So many are running, and no more than `most` may.
-    fn new(running: usize, most: usize) -> Self {
-        Self { running, most, epoch: None }
+    /// So many are running.
+    fn new(running: usize) -> Self {
+        Self { running, epoch: None }
     }
 
-    /// How many threads should start at `now`, where the device has worked for `worked` in all, and `waiting` reads wait for a thread.
-    fn wanted(&mut self, now: Instant, worked: Duration, waiting: impl FnOnce() -> usize) -> usize {
+    /// How many threads should start at `now`, where the device has worked for `worked` in all, no more than `most` may run, and `waiting`
+    /// reads wait for a thread.
+    fn wanted(
+        &mut self,
+        now: Instant,
+        worked: Duration,
+        most: usize,
+        waiting: impl FnOnce() -> usize,
+    ) -> usize {
         let Some((since, before)) = self.epoch else {
             self.epoch = Some((now, worked));
             return 0;
         };
         let time = now.saturating_duration_since(since);
-        if time < EPOCH || self.running >= self.most {
+        if time < EPOCH || self.running >= most {
             return 0;
         }
         self.epoch = Some((now, worked));
@@ -66,7 +73,7 @@ impl Copiers {
         // As many as would fill the idle time, but no more than run already: others may be about to send something.
         let share = idle.as_secs_f64() / worked.as_secs_f64().max(f64::MIN_POSITIVE);
         let more = (self.running as f64 * share).ceil() as usize;
-        let more = more.min(self.running).min(self.most - self.running);
+        let more = more.min(self.running).min(most - self.running);
         self.running += more;
         more
     }
@@ -80,7 +87,7 @@ mod tests {
     fn run(copiers: &mut Copiers, busy: u32, waiting: usize) {
         let (mut now, mut worked) = (Instant::now(), Duration::ZERO);
         for _ in 0..100 {
-            copiers.wanted(now, worked, || waiting);
+            copiers.wanted(now, worked, 16, || waiting);
             now += EPOCH;
             worked += EPOCH * (busy * copiers.running as u32).min(100) / 100;
         }
@@ -89,7 +96,7 @@ mod tests {
     #[test]
     fn there_are_as_many_as_keep_the_device_busy() {
         for (busy, expected) in [(50, 2..=2), (25, 4..=4), (12, 8..=9), (5, 16..=16), (0, 16..=16)] {
-            let mut copiers = Copiers::new(2, 16);
+            let mut copiers = Copiers::new(2);
             run(&mut copiers, busy, 1000);
             assert!(expected.contains(&copiers.running), "{busy} %: {}", copiers.running);
         }
@@ -98,7 +105,7 @@ mod tests {
     #[test]
     fn there_are_no_more_than_reads_that_wait() {
         for (waiting, expected) in [(1, 2), (3, 4), (4, 8)] {
-            let mut copiers = Copiers::new(2, 16);
+            let mut copiers = Copiers::new(2);
             run(&mut copiers, 5, waiting);
             assert_eq!(copiers.running, expected);
         }

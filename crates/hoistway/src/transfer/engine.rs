@@ -10,7 +10,7 @@ use crate::{
     route::{DirectIo, ReadLane, Route, member::Landing},
 };
 use hoistway_io::executor::{Patience, QueueId, Reason, Scheduler};
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicUsize};
 
 /// Reads of pinned pages that processors help with, at least: for fewer, what they copy through has to be pinned too.
 pub(crate) const MANY_READS: usize = 64;
@@ -29,8 +29,10 @@ pub(crate) struct Engine {
     pub(crate) takers: Box<[Takers]>,
     /// Slots for routes that have none of their own.
     pub(crate) slots: Slots,
-    /// Threads that copy from the page cache, at most.
-    pub(crate) most_copiers: usize,
+    /// Threads that copy from the page cache, at most: while another route has a device copy from the same pages, and when none does.
+    pub(crate) most_copiers: (usize, usize),
+    /// Threads that have copied from the page cache.
+    pub(crate) copiers: AtomicUsize,
     #[cfg(feature = "fault-injection")]
     pub(crate) faults: Option<crate::route::fault::FaultScript>,
 }
@@ -66,6 +68,14 @@ impl Engine {
         };
         let helped = (0..route).filter(is_helped).filter(|_| self.copies_pages(route));
         helped.chain([route]).map(queue_of).collect()
+    }
+
+    /// Threads that may copy from the page cache now.
+    pub(super) fn most_copiers(&self) -> usize {
+        let (beside, alone) = self.most_copiers;
+        let views =
+            |route: &OpenRoute| route.member.facts().landing == Landing::View && route.member.goes_on();
+        if self.routes.iter().any(views) { beside } else { alone }
     }
 
     /// Whether processors copy from the page cache by this route.

@@ -26,7 +26,7 @@ use hoistway_io::{
 };
 use std::{
     io,
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -53,6 +53,9 @@ pub(crate) fn serve(engine: &Engine, order: &dyn EngineOwner, route: usize) {
     let refused = match own.member.lane(most) {
         Err(why) => Some(why),
         Ok(lane) => {
+            if engine.copies_pages(route) {
+                engine.copiers.fetch_add(1, Ordering::Relaxed);
+            }
             let lane = engine.with_faults(lane);
             let limit = match facts.connects {
                 true => InFlightLimit::by_connections(first, most),

@@ -406,7 +406,8 @@ impl Bench {
             routes: routes.into(),
             takers: (0..reads).map(|_| Takers::of(0..N)).collect(),
             slots,
-            most_copiers: 1,
+            most_copiers: (1, 1),
+            copiers: Default::default(),
             #[cfg(feature = "fault-injection")]
             faults: None,
         };

@@ -80,6 +80,9 @@ impl Member for Cached {
 
     fn share(&self, demand: &Demand<'_>) -> Share {
         let (first, _) = demand.threads.copiers;
-        Share::blocking(if self.is_beside { first.min(BESIDE) } else { first })
+        // A thread has a read, or nothing to do.
+        let first = first.min(demand.reads.max(1));
+        let beside = BESIDE.min(demand.threads.copiers_beside);
+        Share::blocking(if self.is_beside { first.min(beside) } else { first })
     }
 }

@@ -295,6 +295,13 @@ impl Member for PinnedCache {
         had || used > 0 || windows.aside.load(Ordering::Acquire) > 0
     }
 
+    fn goes_on(&self) -> bool {
+        let windows = &self.windows;
+        let has_ended =
+            windows.has_failed.load(Ordering::Relaxed) || windows.has_made_room.load(Ordering::Relaxed);
+        windows.is_named || !has_ended && windows.beyond_bytes.load(Ordering::Relaxed) == 0
+    }
+
     fn notes(&self, stage: Stage) -> Vec<String> {
         if stage != Stage::Over {
             return Vec::new();
