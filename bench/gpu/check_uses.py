@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,18 @@ from hoistway import kv
 from hoistway.compat import threefs
 
 from gpu import files
-from gpu.subject import BLOCK, DEVICE, Check, DeviceBytes, SkipError, Subject, on_threads, same_bytes
+from gpu.driver import vendor
+from gpu.subject import (
+    BLOCK,
+    DEVICE,
+    Check,
+    DeviceBytes,
+    SkipError,
+    Subject,
+    carriers,
+    on_threads,
+    same_bytes,
+)
 
 MIB = 1 << 20
 SECONDS = 60
@@ -214,6 +227,41 @@ def _model(subject: Subject) -> Path:
     return path
 
 
+# Calls of a driver that take long, or hold others up, by the names of both vendors. A small load that finds what an
+# earlier one has left makes none of them.
+LONG_CALLS = (
+    ("cuStreamCreate", "hipStreamCreateWithFlags"),
+    ("cuStreamDestroy_v2", "hipStreamDestroy"),
+    ("cuMemGetInfo_v2", "hipMemGetInfo"),
+    ("cuMemHostRegister_v2", "hipHostRegister"),
+    ("cuMemHostUnregister", "hipHostUnregister"),
+)
+# For so long hoistway keeps what nothing uses.
+KEPT_SECONDS = 5
+
+
+def a_small_load_makes_few_calls(subject: Subject) -> str:
+    """The second load of one tensor of 16 MiB uses the stream and the pinned memory of the first."""
+    path = files.write(subject.folder / "few.safetensors", {"one": ("U8", [16 << 20])})
+    names = [both[vendor().kind == "rocm"] for both in LONG_CALLS]
+    for _ in range(5):
+        gc.collect()
+        started = time.monotonic()
+        first = subject.load(path, threads=8)
+        before = {name: subject.driver.calls_of(name) for name in names}
+        if None in before.values():
+            raise SkipError("the driver does not count calls")
+        second = subject.load(path, threads=8)
+        made = {name: (subject.driver.calls_of(name) or 0) - (before[name] or 0) for name in names}
+        # Else what the first has left may be gone.
+        if time.monotonic() - started < KEPT_SECONDS:
+            assert not any(made.values()), f"{made} calls"
+            subject.must_hold(first, path)
+            subject.must_hold(second, path)
+            return carriers(second)
+    raise SkipError("loads take too long here")
+
+
 CHECKS: list[Check] = [
     kv_blocks(direct=False),
     kv_blocks(direct="prefer"),
@@ -221,4 +269,5 @@ CHECKS: list[Check] = [
     *(copy_into(route) for route in COPY_ROUTES),
     *(copier(name) for name in ("gds", "nogds", "unified")),
     nccl_with_one_rank,
+    a_small_load_makes_few_calls,
 ]

@@ -172,6 +172,15 @@ class Driver:
         else:
             self.call("hipSetDevice", self._device)
 
+    def calls_of(self, symbol: str) -> int | None:
+        """How often this function of the driver was called, if it counts calls, as the stand-in does."""
+        try:
+            count = self._library.fake_cuda_count
+        except AttributeError:
+            return None
+        count.restype = c_uint64
+        return int(count(f"calls.{symbol}".encode()))
+
     def device_count(self) -> int:
         """How many devices there are."""
         count = c_int()

@@ -164,7 +164,6 @@ fn faults_of_devices_are_typed_errors_and_leave_nothing() {
     start_threads_that_stay(&path);
     let before = Footprint::now();
     let faults = [
-        (Fault::AskMemory, Some(1)),
         (Fault::Allocate, Some(1)),
         // After what a device allocates for itself.
         (Fault::Exhaust, Some(6)),

@@ -322,6 +322,15 @@ impl Slots {
         }
     }
 
+    /// Returns whether all slots are pinned that should be.
+    pub fn are_pinned(&self) -> bool {
+        match &self.shared.memory {
+            SlotMemory::Host { pins, .. } => pins.iter().all(|pin| pin.get().is_some()),
+            SlotMemory::Staging(staging) => (0..self.shared.count).all(|slot| staging.pinned(slot).is_some()),
+            _ => true,
+        }
+    }
+
     /// Returns the memory of all slots, if it is the host's and in one piece, for a device to pin.
     pub fn host_memory(&self) -> Option<(NonNull<u8>, usize)> {
         match &self.shared.memory {

@@ -18,6 +18,9 @@ use std::{
 /// as much for conversions.
 const SCARCE_BYTES: u64 = 512 << 20;
 
+/// A load of up to so many bytes learns by allocating whether a device has room for it: to ask takes as long.
+const SMALL_BYTES: u64 = 64 << 20;
+
 /// The first arenas of a plan on a device, once it is clear that it has room for as many as there will be at once:
 /// those that the first `extents` go to, or all if memory is scarce.
 pub(super) fn allocate(
@@ -27,19 +30,29 @@ pub(super) fn allocate(
     (extents, most_bytes): (usize, u64),
 ) -> Result<Vec<Arc<DeviceArena>>> {
     let mut count = arenas_of(plan, extents);
-    if lent.is_none() {
-        let device = queue.device();
-        let (available, _) = device.memory()?;
-        let needed = plan.arena_bytes().min(most_bytes);
-        if needed > available {
-            return Err(device.too_little_memory(needed, available).into());
-        }
-        // What routes need must not take the memory of tensors that is allocated later.
-        if needed == plan.arena_bytes() && available - needed < SCARCE_BYTES {
-            count = plan.arenas().len();
-        }
+    if lent.is_some() {
+        return allocate_some(plan, queue, lent, 0..count);
     }
-    allocate_some(plan, queue, lent, 0..count)
+    let (device, all) = (queue.device(), plan.arenas().len());
+    let needed = plan.arena_bytes().min(most_bytes);
+    let available = || -> Result<u64> {
+        let (available, _) = device.memory()?;
+        let is_enough = needed <= available;
+        is_enough.then_some(available).ok_or_else(|| device.too_little_memory(needed, available).into())
+    };
+    if count == all && needed <= SMALL_BYTES {
+        let allocated = allocate_some(plan, queue, None, 0..all);
+        if matches!(allocated, Err(Error::MemoryBudget { .. })) {
+            // Says how much the whole load needs, where that is too much.
+            available()?;
+        }
+        return allocated;
+    }
+    // What routes need must not take the memory of tensors that is allocated later.
+    if available()? - needed < SCARCE_BYTES && needed == plan.arena_bytes() {
+        count = all;
+    }
+    allocate_some(plan, queue, None, 0..count)
 }
 
 /// How many arenas, from the first on, the first `extents` go to.

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     Error, Report, Result,
     device::Device,
-    memory::MemoryRequest,
+    memory::{MemoryRequest, Slots},
     metrics::{self, Outcome},
     parallel,
     plan::Plan,
@@ -131,6 +131,7 @@ impl ThreadedLoad {
             is_inline,
             copies_on_lanes: false,
             copiers: options.threads.unwrap_or_else(parallel::cores),
+            read_bytes: plan.read_bytes(),
         };
         let mut opening = Opening::new(wanted, sources, refused);
         opening.open_first(&plan)?;
@@ -172,8 +173,11 @@ impl ThreadedLoad {
             }
         };
         // Memory of the caller's is allocated by its thread.
-        let allocates_on =
-            copied_to.is_some() && options.allocator.is_none() && !is_inline && !flow.is_bounded();
+        let allocates_on = copied_to.is_some()
+            && options.allocator.is_none()
+            && !is_inline
+            && !flow.is_bounded()
+            && plan.extents().len() > FIRST_EXTENTS;
         let place = MemoryPlan {
             memory: &memory,
             device: copied_to,
@@ -274,7 +278,8 @@ impl ThreadedLoad {
         let has = |landing| job.engine.routes.iter().any(|route| route.member.facts().landing == landing);
         // Of few reads from pinned pages, most pass no slot.
         let needs_few = has(Landing::View) && job.plan.extents().len() < MANY_READS;
-        if job.device_line().is_some() && !needs_few {
+        let slots = || job.engine.slots_of_routes().chain([&job.engine.slots]);
+        if job.device_line().is_some() && !needs_few && !slots().all(Slots::are_pinned) {
             // Pinning takes time: threads do it side by side.
             let first = if has(Landing::Device) && !is_probing { 1 } else { depth + threads.copiers.0 };
             // Without these threads, reads pin their slots themselves.

@@ -32,6 +32,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) copies_on_lanes: bool,
     /// Threads that may copy from the page cache, at most.
     pub(crate) copiers: usize,
+    /// Bytes that are read in all, as far as that is known.
+    pub(crate) read_bytes: u64,
 }
 
 /// Why a load leaves out what needs time to set up, or threads.

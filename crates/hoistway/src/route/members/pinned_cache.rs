@@ -54,6 +54,12 @@ const TRIAL_TIME: Duration = Duration::from_secs(5);
 /// So many threads sooner copy files in memory than one pins them, as their pages are small: an H100 with 16 processors got 13 GB/s
 /// of them by pinning, and 37 by copying.
 const MANY_COPIERS: usize = 8;
+/// Loads of up to so many bytes are copied by processors, through staging memory that stays pinned for the next load, if there are
+/// threads enough: a window is pinned for one load.
+const SMALL_BYTES: u64 = 64 << 20;
+/// Bytes that one thread copies in less time than it takes to pin a window of a small load: an H100 took 0.9 ms for one of 16 MiB, and
+/// processors beside it copied 8 GB/s each.
+const COPIED_BYTES: u64 = 4 << 20;
 const FIX: &str = "choose route auto or staged";
 
 /// Bytes of all windows of this process.
@@ -126,6 +132,11 @@ pub(in crate::route) fn open(
         return Err(Unavailable::new(ALONE, "").into());
     }
     check(device).map_err(|reason| Unavailable::new(reason, if is_named { FIX } else { "" }))?;
+    let copied = (wanted.copiers as u64).saturating_mul(COPIED_BYTES).min(SMALL_BYTES);
+    if !is_named && wanted.read_bytes <= copied {
+        let reason = "the load is small, and its threads copy it sooner than a device's driver pins it";
+        return Err(Unavailable::new(reason, "").into());
+    }
     let share = |limit: MemoryLimit| {
         (limit.total_bytes / PINNED_SHARE).min(limit.available_bytes / PINNED_SHARE_OF_REST)
     };
