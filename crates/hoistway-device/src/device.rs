@@ -220,7 +220,9 @@ pub fn release_devices() {
         // Without the lock: to close a device waits for its work.
         drop((open, kept));
     }
-    idle::look_again();
+    // That thread may have been the last to use one, and leaves it to another thread then.
+    idle::look_again_until(deadline);
+    aside::wait(deadline);
 }
 
 fn opened(kind: &dyn Kind) -> MutexGuard<'static, BTreeMap<u32, OpenDevice>> {

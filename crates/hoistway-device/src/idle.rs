@@ -2,6 +2,7 @@
 //! anything is kept.
 #![forbid(unsafe_code)]
 
+use crate::aside;
 use std::{
     process,
     sync::{
@@ -38,7 +39,7 @@ fn idle() -> MutexGuard<'static, Idle> {
 
 /// Has `give_back` called from time to time while something is kept. It must wait for nothing.
 pub fn on_idle(give_back: GiveBack) {
-    if !is_foreign() {
+    if !claims_foreign() {
         idle().keepers.push(give_back);
     }
 }
@@ -47,7 +48,7 @@ pub fn on_idle(give_back: GiveBack) {
 /// that: then it must not be kept. The caller holds no lock that its keeper takes.
 #[must_use]
 pub fn keep_while_used() -> bool {
-    if is_foreign() {
+    if claims_foreign() {
         return false;
     }
     let mut idle = idle();
@@ -59,9 +60,15 @@ pub fn keep_while_used() -> bool {
 }
 
 /// Has the thread look at what is left, after something was given back by another. When this returns, the thread has ended if nothing
-/// is kept any more. The caller holds no lock that a keeper takes.
+/// is kept any more, or a driver has held it up for ten seconds. The caller holds no lock that a keeper takes.
 pub fn look_again() {
-    if is_foreign() {
+    look_again_until(aside::deadline());
+}
+
+/// As [`look_again`], with a deadline of the caller's.
+pub(crate) fn look_again_until(deadline: Instant) {
+    // Does not make the thread this process's: children of one that has kept nothing keep things of their own.
+    if PROCESS.load(Ordering::Acquire) != process::id() {
         return;
     }
     let mut idle = idle();
@@ -69,15 +76,30 @@ pub fn look_again() {
     let wanted = idle.changes;
     CHANGED.notify_all();
     let is_behind = |idle: &mut Idle| idle.has_thread && idle.seen < wanted;
-    drop(CHANGED.wait_while(idle, is_behind).unwrap_or_else(PoisonError::into_inner));
+    let left = deadline.saturating_duration_since(Instant::now());
+    drop(CHANGED.wait_timeout_while(idle, left, is_behind).unwrap_or_else(PoisonError::into_inner));
 }
 
-fn is_foreign() -> bool {
+/// Whether the thread is another process's. If it is none's, it is this one's from now on.
+fn claims_foreign() -> bool {
     let own = process::id();
     PROCESS.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire).is_err_and(|other| other != own)
 }
 
+/// A thread that ends by a panic of a keeper. The next that keeps something starts another.
+struct Thread;
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            idle().has_thread = false;
+            CHANGED.notify_all();
+        }
+    }
+}
+
 fn serve() {
+    let _thread = Thread;
     let mut idle = idle();
     loop {
         let (keepers, changes) = (idle.keepers.clone(), idle.changes);
@@ -99,5 +121,45 @@ fn serve() {
             }
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::panic, clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+    #[test]
+    fn a_keeper_that_panics_leaves_the_others_to_the_next_thread() {
+        static PANICS: AtomicBool = AtomicBool::new(false);
+        static LOOKS: AtomicUsize = AtomicUsize::new(0);
+        on_idle(|_| {
+            LOOKS.fetch_add(1, Ordering::Relaxed);
+            assert!(!PANICS.swap(false, Ordering::Relaxed), "as the test wants it");
+            None
+        });
+        PANICS.store(true, Ordering::Relaxed);
+        assert!(keep_while_used());
+        look_again();
+        let looks = LOOKS.load(Ordering::Relaxed);
+        assert!(!PANICS.load(Ordering::Relaxed) && looks > 0);
+        assert!(keep_while_used());
+        look_again();
+        assert!(LOOKS.load(Ordering::Relaxed) > looks, "no thread looks any more");
+    }
+
+    #[test]
+    fn a_keeper_that_hangs_is_not_waited_for_beyond_the_deadline() {
+        static GATE: Mutex<()> = Mutex::new(());
+        on_idle(|_| {
+            drop(GATE.lock().unwrap());
+            None
+        });
+        let gate = GATE.lock().unwrap();
+        assert!(keep_while_used());
+        look_again_until(Instant::now() + Duration::from_millis(1));
+        drop(gate);
+        look_again();
     }
 }

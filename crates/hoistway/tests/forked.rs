@@ -101,6 +101,18 @@ fn a_child_keeps_the_tensors_that_its_parent_drops() {
     assert_eq!(status, 0, "the child has other bytes");
 }
 
+/// To release what was never opened does not make the keeping of things its parent's.
+#[test]
+fn a_child_keeps_what_devices_use_though_its_parent_has_released_them() {
+    hoistway_device::release_devices();
+    in_forked_child(|| {
+        hoistway_device::release_devices();
+        assert!(hoistway_device::keep_while_used(), "streams and pinned memory are not kept");
+        hoistway_device::look_again();
+        in_forked_child(|| assert!(!hoistway_device::keep_while_used(), "the thread is its parent's"));
+    });
+}
+
 #[test]
 #[cfg(feature = "objects")]
 fn a_child_makes_connections_of_its_own() {
