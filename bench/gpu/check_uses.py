@@ -227,15 +227,18 @@ def _model(subject: Subject) -> Path:
     return path
 
 
-# Calls of a driver that take long, or hold others up, by the names of both vendors. A small load that finds what an
-# earlier one has left makes none of them.
-LONG_CALLS = (
-    ("cuStreamCreate", "hipStreamCreateWithFlags"),
-    ("cuStreamDestroy_v2", "hipStreamDestroy"),
-    ("cuMemGetInfo_v2", "hipMemGetInfo"),
-    ("cuMemHostRegister_v2", "hipHostRegister"),
-    ("cuMemHostUnregister", "hipHostUnregister"),
-)
+# Calls of a driver that take long, or hold others up. A small load that finds what an earlier one has left makes none of
+# them. No streams are kept for HIP.
+LONG_CALLS = {
+    "cuda": (
+        "cuStreamCreate",
+        "cuStreamDestroy_v2",
+        "cuMemGetInfo_v2",
+        "cuMemHostRegister_v2",
+        "cuMemHostUnregister",
+    ),
+    "rocm": ("hipMemGetInfo", "hipHostRegister", "hipHostUnregister"),
+}
 # For so long hoistway keeps what nothing uses.
 KEPT_SECONDS = 5
 
@@ -243,7 +246,7 @@ KEPT_SECONDS = 5
 def a_small_load_makes_few_calls(subject: Subject) -> str:
     """The second load of one tensor of 16 MiB uses the stream and the pinned memory of the first."""
     path = files.write(subject.folder / "few.safetensors", {"one": ("U8", [16 << 20])})
-    names = [both[vendor().kind == "rocm"] for both in LONG_CALLS]
+    names = LONG_CALLS[vendor().kind]
     for _ in range(5):
         gc.collect()
         started = time.monotonic()

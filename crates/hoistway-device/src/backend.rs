@@ -165,6 +165,17 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     }
 }
 
+/// What is still to come of a stream that nothing uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pending {
+    /// It is free.
+    Nothing,
+    /// Work that was queued is not done.
+    Work,
+    /// A capture of the program has taken it in, which its end would invalidate.
+    Capture,
+}
+
 /// Work of a device, done in the order in which it is queued. Dropping it does not cancel work that is in flight.
 pub(crate) trait Stream: fmt::Debug + Send + Sync {
     /// Queues work in its order, but copies of bytes in a row that follow each other in any order. Where the host's side of a
@@ -210,11 +221,14 @@ pub(crate) trait Stream: fmt::Debug + Send + Sync {
     /// Waits for everything queued so far.
     fn synchronize(&self) -> Result<()>;
 
-    /// Whether all work that was queued is done, and no capture has taken the stream in. Waits for nothing.
+    /// Whether it may be kept when nothing uses it: it finds out whether its context is still there.
+    fn can_be_kept(&self) -> bool;
+
+    /// What keeps it from being used for something else. Waits for nothing.
     ///
     /// # Errors
-    /// [`Error::Device`]; then it should not be used again.
-    fn is_idle(&self) -> Result<bool>;
+    /// [`Error::Device`], also if its context is gone; then it must not be used again.
+    fn pending(&self) -> Result<Pending>;
 
     /// Allocates memory in the order of the stream; `None` if the device cannot.
     fn allocate(&self, _len: u64) -> Result<Option<u64>> {

@@ -1,7 +1,12 @@
 //! Streams that a device keeps between uses: to make one and to destroy it takes longer than to copy a small tensor.
 #![forbid(unsafe_code)]
 
-use crate::{Device, backend::Stream, device::open_devices, drop_aside, idle};
+use crate::{
+    Device, aside,
+    backend::{Pending, Stream},
+    device::open_devices,
+    drop_aside, idle,
+};
 use std::{
     process,
     sync::{Arc, Mutex, MutexGuard, Once, PoisonError},
@@ -34,27 +39,6 @@ impl SpareStreams {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A stream without work that no capture has taken in. One that is busy stays, and one that does not say so is destroyed.
-    pub(crate) fn take(&self) -> Option<Arc<dyn Stream>> {
-        if self.process != process::id() {
-            return None;
-        }
-        let mut busy = Vec::new();
-        let taken = loop {
-            // Without the lock: this calls the driver.
-            let Some(spare) = self.pop() else { break None };
-            match spare.stream.is_idle() {
-                Ok(true) => break Some(spare.stream),
-                Ok(false) => busy.push(spare),
-                Err(error) => tracing::debug!(%error, "a stream that was kept is not used again"),
-            }
-        };
-        if !busy.is_empty() {
-            self.kept().extend(busy);
-        }
-        taken
-    }
-
     fn pop(&self) -> Option<Spare> {
         self.kept().pop()
     }
@@ -67,21 +51,70 @@ impl SpareStreams {
         self.kept().extract_if(.., |spare| is_meant(spare.since)).collect()
     }
 
+    /// Keeps streams again, but no more than it keeps in all. Returns `false` if no thread will let them go.
+    fn put_back(&self, spares: Vec<Spare>) -> bool {
+        if spares.is_empty() {
+            return true;
+        }
+        let mut kept = self.kept();
+        kept.extend(spares);
+        let beyond = kept.len().saturating_sub(MOST);
+        let beyond: Vec<_> = kept.drain(..beyond).collect();
+        // Without the lock: this calls the driver.
+        drop(kept);
+        drop(beyond);
+        idle::keep_while_used()
+    }
+
     fn oldest(&self) -> Option<Instant> {
         self.kept().iter().map(|spare| spare.since).min()
     }
 
-    /// Destroys all of them.
+    /// Destroys all of them, but for those that a capture of the program has taken in: these stay until it is over, or the device is
+    /// closed.
     pub(crate) fn let_go(&self) {
-        drop(self.take_out(|_| true));
+        self.give_back(self.take_out(|_| true));
     }
+
+    fn give_back(&self, spares: Vec<Spare>) {
+        let is_captured = |spare: &Spare| matches!(spare.stream.pending(), Ok(Pending::Capture));
+        let (captured, free): (Vec<_>, Vec<_>) = spares.into_iter().partition(is_captured);
+        drop(free);
+        let since = Instant::now();
+        // Where no thread looks after them, they stay as long as the device.
+        self.put_back(captured.into_iter().map(|spare| Spare { since, ..spare }).collect());
+    }
+}
+
+/// A stream that nothing uses, without work, and that no capture has taken in. Others stay, but for those that do not say so: these are
+/// not used again.
+pub(crate) fn take(device: &Device) -> Option<Arc<dyn Stream>> {
+    let spare = device.spare_streams();
+    if spare.process != process::id() {
+        return None;
+    }
+    let mut busy = Vec::new();
+    let taken = loop {
+        // Without the lock: this calls the driver.
+        let Some(own) = spare.pop() else { break None };
+        match own.stream.pending() {
+            Ok(Pending::Nothing) => break Some(own.stream),
+            Ok(Pending::Work | Pending::Capture) => busy.push(own),
+            Err(error) => tracing::debug!(%error, "a stream that was kept is not used again"),
+        }
+    };
+    if !busy.is_empty() && (!spare.put_back(busy) || !device.is_kept()) {
+        spare.let_go();
+    }
+    taken
 }
 
 /// Keeps a stream that its only user is about to drop, if the process keeps the device. Whether it has work left is asked when it is
 /// used again.
 pub(crate) fn keep(device: &Device, stream: &Arc<dyn Stream>) {
     let spare = device.spare_streams();
-    if Arc::strong_count(stream) > 1 || spare.process != process::id() || !device.is_kept() {
+    let is_foreign = spare.process != process::id();
+    if Arc::strong_count(stream) > 1 || is_foreign || !stream.can_be_kept() || !device.is_kept() {
         return;
     }
     static GIVES_BACK: Once = Once::new();
@@ -101,12 +134,15 @@ pub(crate) fn keep(device: &Device, stream: &Arc<dyn Stream>) {
 fn give_back(is_old: &dyn Fn(Instant) -> bool) -> Option<Instant> {
     let mut oldest: Option<Instant> = None;
     for device in open_devices() {
-        let old = device.spare_streams().take_out(is_old);
-        oldest = oldest.into_iter().chain(device.spare_streams().oldest()).min();
+        let spare = device.spare_streams();
+        let old = spare.take_out(is_old);
+        oldest = oldest.into_iter().chain(spare.oldest()).min();
+        // To destroy them may wait, and so may to close the device where this is the last that holds it. The end of the process must
+        // wait for that.
         if !old.is_empty() {
-            // To destroy them may wait, and the end of the process must wait for that. So it must where this is the last that holds the
-            // device.
-            drop_aside((old, device));
+            aside::run("hoistway-unpin", move || device.spare_streams().give_back(old));
+        } else if let Some(last) = Arc::into_inner(device) {
+            drop_aside(last);
         }
     }
     oldest

@@ -80,7 +80,7 @@ impl CopyStream {
     /// # Errors
     /// [`Error::Device`].
     pub fn new(device: &Arc<Device>) -> Result<Self> {
-        let kept = device.spare_streams().take();
+        let kept = spare_streams::take(device);
         let stream = kept.map_or_else(|| device.backend().clone().stream(), Ok)?;
         Ok(Self { bounce: Mutex::default(), stream, device: device.clone() })
     }

@@ -4,7 +4,7 @@
 
 use crate::{
     DeviceId, DeviceInfo, DriverError, Error, Fate, Result, Unavailable,
-    backend::{Address, Backend, Event, Kind, Opened, Stream, Work},
+    backend::{Address, Backend, Event, Kind, Opened, Pending, Stream, Work},
 };
 use std::{
     alloc::{self, Layout},
@@ -568,12 +568,17 @@ impl Stream for ToyStream {
         Ok(Box::new(ToyEvent { device: self.device.clone(), progress, batch }))
     }
 
-    fn is_idle(&self) -> Result<bool> {
+    fn can_be_kept(&self) -> bool {
+        true
+    }
+
+    fn pending(&self) -> Result<Pending> {
         self.device.check_process()?;
         if self.device.is_lost() {
             return Err(self.device.refuse("asking whether a stream has work", "the device is lost"));
         }
-        Ok(self.progress.is_done(self.progress.queued()))
+        let is_done = self.progress.is_done(self.progress.queued());
+        Ok(if is_done { Pending::Nothing } else { Pending::Work })
     }
 
     fn synchronize(&self) -> Result<()> {

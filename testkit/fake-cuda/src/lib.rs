@@ -26,7 +26,8 @@
 //!   `cuGraphInstantiateWithFlags` and `cuGraphLaunch`. Calls that do not go with one are refused with a code from 900 on, and
 //!   invalidate it: which ones says `execution::capture`. HIP has none.
 //! - **Contexts**: calls without one get 201. A handle of another context gets 400, one that was destroyed
-//!   too. The last release of a primary context destroys what is left in it, and counts it as leaked.
+//!   too. The last release of a primary context destroys what is left in it, and counts it as leaked. So does
+//!   `cuDevicePrimaryCtxReset_v2`, which counts nothing; then streams are given the handles of those that are gone.
 //! - **A forked child** gets 3 from every call but `cuGetErrorName` and `cuGetErrorString`. A host function
 //!   gets 800.
 //! - **Kernels** are those of the engine's `kernels.cu`, compiled for the CPU. A module's text is looked at
@@ -98,7 +99,7 @@
 //! What can be counted:
 //!
 //! - what exists: `device_bytes` and `pinned_bytes`, also of one driver's devices (`pinned_bytes.hip`), `streams`, `events`, `modules`, `graphs`, `contexts` (retains of
-//!   primary ones), `context_depth` (of the calling thread's stack), `cufile_handles`, `cufile_buffers`,
+//!   primary ones), `newest_stream` (its handle, or 0), `context_depth` (of the calling thread's stack), `cufile_handles`, `cufile_buffers`,
 //!   `external_memories`, `external_semaphores`;
 //! - what happened: `calls_under_interpreter` (by threads that held Python's interpreter), `copies`, `pageable_copies` (on streams, from
 //!   or to host memory that is not pinned), `copied_bytes`, `kernels`, `cufile_reads`, `cufile_writes`, `calls.<function>`,

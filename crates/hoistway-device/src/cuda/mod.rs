@@ -56,6 +56,7 @@ functions! {
         pointer_attribute = "cuPointerGetAttribute"(*mut c_void, c_int, u64);
     }
     optional {
+        context_id = "cuCtxGetId"(Handle, *mut u64);
         device_luid = "cuDeviceGetLuid"(*mut [u8; 8], *mut c_uint, DeviceHandle);
         copy_batch_13 = "cuMemcpyBatchAsync_v2"(
             *mut DevicePointer, *mut DevicePointer, *mut usize, usize, *mut CopyAttributes, *mut usize, usize, Handle
@@ -289,6 +290,13 @@ impl Vendor for Cuda {
     fn enter(driver: &Driver<Self>, handle: DeviceHandle, context: Handle) -> Result<DeviceHandle, Failed> {
         // SAFETY: the context is retained.
         succeeded("cuCtxPushCurrent", unsafe { (driver.own.context_push)(context) }).map(|()| handle)
+    }
+
+    fn context_id(driver: &Driver<Self>, context: Handle) -> Option<u64> {
+        let ask = driver.own.context_id?;
+        let mut id = 0;
+        // SAFETY: writes one number; the context is retained, and one that was destroyed is an error.
+        (unsafe { ask(context, &mut id) } == SUCCESS).then_some(id)
     }
 
     fn leave(driver: &Driver<Self>, _before: DeviceHandle) {

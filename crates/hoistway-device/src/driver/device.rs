@@ -182,6 +182,11 @@ impl<V: Vendor> DriverDevice<V> {
         self.enter().or_else(|_| self.enter())
     }
 
+    /// What tells its context from one that the driver has made in its place after a reset, if the driver says.
+    pub(super) fn context_id(&self) -> Option<u64> {
+        V::context_id(self.driver, self.context)
+    }
+
     /// Allocates memory by a function of the driver.
     pub(super) fn allocate_by(
         &self,

@@ -5,13 +5,14 @@ use super::{
     Vendor,
     device::DriverDevice,
     table::{
-        Batch, CAPTURE_UNSUPPORTED, Copy2d, EVENT_QUIET, Handle, INVALID_HANDLE, INVALID_VALUE,
-        MEMORY_DEVICE, MEMORY_HOST, NOT_READY, NOT_SUPPORTED, STREAM_NON_BLOCKING, SUCCESS, is_not_now,
+        Batch, CAPTURE_UNSUPPORTED, Copy2d, EVENT_QUIET, Handle, INVALID_CONTEXT, INVALID_HANDLE,
+        INVALID_VALUE, MEMORY_DEVICE, MEMORY_HOST, NOT_READY, NOT_SUPPORTED, STREAM_NON_BLOCKING, SUCCESS,
+        is_not_now,
     },
 };
 use crate::{
     Error, Fate, Result,
-    backend::{Address, Event, Stream, Work},
+    backend::{Address, Event, Pending, Stream, Work},
 };
 use std::{
     ffi::c_void,
@@ -27,6 +28,9 @@ const MOST_COPIES: usize = 4096;
 pub(super) struct DriverStream<V: Vendor> {
     device: Arc<DriverDevice<V>>,
     handle: Handle,
+    /// The context that it was made in, if the driver tells contexts apart. When the program has reset the device, the handle means
+    /// nothing, or a stream of the program.
+    context: Option<u64>,
 }
 
 // SAFETY: a stream may be used from any thread, by several at once.
@@ -37,15 +41,39 @@ unsafe impl<V: Vendor> Sync for DriverStream<V> {}
 impl<V: Vendor> DriverStream<V> {
     pub(super) fn new(device: Arc<DriverDevice<V>>) -> Result<Self> {
         let mut handle = ptr::null_mut();
-        {
+        let context = {
             let _entered = device.enter()?;
+            // Before the stream: one of a later context is not taken for one of this.
+            let context = device.context_id();
             let create = &device.driver.functions.stream_create;
             // SAFETY: writes one handle; the device is current.
             device.call("making a stream", create.name, || unsafe {
                 (create.call)(&mut handle, STREAM_NON_BLOCKING)
             })?;
+            context
+        };
+        Ok(Self { device, handle, context })
+    }
+
+    /// Whether its context is there, as far as the driver tells. The caller has made the device current.
+    fn is_alive(&self) -> bool {
+        let now = || self.device.context_id();
+        // Asks twice: what is taken for gone is not given back.
+        self.context.is_none_or(|own| now().or_else(now) == Some(own))
+    }
+
+    /// Whether a capture has taken it in; `None` if the driver says that only later. The caller has made the device current.
+    fn is_captured(&self, operation: &'static str) -> Result<Option<bool>> {
+        let Some(ask) = &self.device.driver.functions.stream_is_capturing else { return Ok(Some(false)) };
+        let mut status = 0;
+        // SAFETY: writes one integer; the stream is this one.
+        let code = unsafe { (ask.call)(self.handle, &mut status) };
+        if is_not_now(code) {
+            V::forget_error(self.device.driver);
+            return Ok(None);
         }
-        Ok(Self { device, handle })
+        self.device.check(operation, ask.name, code)?;
+        Ok(Some(status != 0))
     }
 
     /// Makes later work wait for an event. The caller has made the device current.
@@ -239,32 +267,30 @@ impl<V: Vendor> Stream for DriverStream<V> {
             .call("waiting for a stream", synchronize.name, || unsafe { (synchronize.call)(self.handle) })
     }
 
-    fn is_idle(&self) -> Result<bool> {
+    fn can_be_kept(&self) -> bool {
+        self.context.is_some()
+    }
+
+    fn pending(&self) -> Result<Pending> {
         const OPERATION: &str = "asking whether a stream has work";
         let _entered = self.device.enter()?;
-        let functions = &self.device.driver.functions;
-        if let Some(ask) = &functions.stream_is_capturing {
-            let mut status = 0;
-            // SAFETY: writes one integer; the stream is this one.
-            let code = unsafe { (ask.call)(self.handle, &mut status) };
-            if is_not_now(code) {
-                V::forget_error(self.device.driver);
-                return Ok(false);
-            }
-            self.device.check(OPERATION, ask.name, code)?;
-            // To ask for its work would invalidate the capture.
-            if status != 0 {
-                return Ok(false);
-            }
+        if !self.is_alive() {
+            return Err(self.device.error(OPERATION, ("cuCtxGetId", INVALID_CONTEXT)));
         }
-        let query = &functions.stream_query;
+        // To ask for its work would invalidate the capture.
+        match self.is_captured(OPERATION)? {
+            Some(false) => {}
+            Some(true) => return Ok(Pending::Capture),
+            None => return Ok(Pending::Work),
+        }
+        let query = &self.device.driver.functions.stream_query;
         // SAFETY: a live stream of the current device.
         let code = unsafe { (query.call)(self.handle) };
         if code == NOT_READY || is_not_now(code) {
             V::forget_error(self.device.driver);
-            return Ok(false);
+            return Ok(Pending::Work);
         }
-        self.device.check(OPERATION, query.name, code).map(|()| true)
+        self.device.check(OPERATION, query.name, code).map(|()| Pending::Nothing)
     }
 
     fn allocate(&self, len: u64) -> Result<Option<u64>> {
@@ -291,6 +317,14 @@ impl<V: Vendor> Stream for DriverStream<V> {
 impl<V: Vendor> Drop for DriverStream<V> {
     fn drop(&mut self) {
         let Ok(_entered) = self.device.enter_to_give_back() else { return };
+        if !self.is_alive() {
+            tracing::debug!(device = %self.device.info.id, "a stream is forgotten: its context is gone");
+            return;
+        }
+        if let Ok(Some(true)) = self.is_captured("giving a stream back") {
+            tracing::warn!(device = %self.device.info.id, "a stream stays: a capture has taken it in");
+            return;
+        }
         let functions = &self.device.driver.functions;
         // Work of unknown fate keeps its stream, so that this does not wait for such.
         if !V::STREAMS_OUTLIVE_HANDLES && !Fate::of(self.synchronize()).is_known() {

@@ -64,6 +64,7 @@ fn count(name: &str) -> Option<u64> {
         "pinned_bytes.cuda" => host::pinned().bytes_of(|owner| owner.is_of_cuda()),
         "pinned_bytes.hip" => host::pinned().bytes_of(|owner| !owner.is_of_cuda()),
         "streams" => STREAMS.len(),
+        "newest_stream" => STREAMS.newest().unwrap_or(0) as u64,
         "events" => EVENTS.len(),
         "modules" => MODULES.len(),
         "contexts" => context::retained(),

@@ -26,6 +26,20 @@ unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> Code {
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn cuDevicePrimaryCtxReset_v2(device: c_int) -> Code {
+    gate::initialized("cuDevicePrimaryCtxReset_v2", || context::reset_primary(ordinal(device)?))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuCtxGetId(handle: usize, place: *mut u64) -> Code {
+    gate::initialized("cuCtxGetId", || {
+        let handle = if handle == 0 { context::current_handle() } else { handle };
+        // SAFETY: the place is the caller's.
+        unsafe { put(place, context::id_of(handle)?) }
+    })
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn cuDevicePrimaryCtxGetState(
     device: c_int,
     flags: *mut c_uint,

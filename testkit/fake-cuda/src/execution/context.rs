@@ -2,7 +2,7 @@
 
 use super::{
     event, kernel,
-    stream::{self, Kind, Stream},
+    stream::{self, Kind, STREAMS, Stream},
 };
 #[cfg(windows)]
 use crate::driver::external;
@@ -16,7 +16,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-        atomic::{AtomicI32, Ordering},
+        atomic::{AtomicI32, AtomicU64, Ordering},
     },
 };
 
@@ -37,6 +37,8 @@ pub(crate) struct Context {
 /// What everything that belongs to a context knows of it.
 pub(crate) struct Owner {
     pub(crate) context: usize,
+    /// No other context has or had it.
+    pub(crate) id: u64,
     pub(crate) device: usize,
     /// The error that made the context unusable.
     sticky: AtomicI32,
@@ -68,7 +70,9 @@ thread_local! {
 
 impl Owner {
     fn new(context: usize, device: usize) -> Arc<Owner> {
-        Arc::new(Owner { context, device, sticky: AtomicI32::new(SUCCESS), streams: Mutex::default() })
+        static IDS: AtomicU64 = AtomicU64::new(1);
+        let id = IDS.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Owner { context, id, device, sticky: AtomicI32::new(SUCCESS), streams: Mutex::default() })
     }
 
     pub(crate) fn is_of_cuda(&self) -> bool {
@@ -137,8 +141,8 @@ impl Context {
         self.default_stream.get().cloned().ok_or(OPERATING_SYSTEM)
     }
 
-    /// Ends everything that belongs to the context.
-    fn destroy(&self) {
+    /// Ends everything that belongs to the context. Returns how many things these were.
+    fn destroy(&self) -> u64 {
         self.owner.synchronize();
         let streams = stream::release_all(&self.owner);
         if let Some(stream) = self.default_stream.get() {
@@ -150,8 +154,8 @@ impl Context {
             + memory::device::release_all(&self.owner)
             + memory::host::release_all(&self.owner);
         #[cfg(windows)]
-        LEAKED.add(external::release_all(&self.owner));
-        LEAKED.add(leaked);
+        let leaked = leaked + external::release_all(&self.owner);
+        leaked
     }
 }
 
@@ -206,7 +210,19 @@ pub(crate) fn release_primary(device: usize) -> Result<(), Code> {
         if primary.retained == 0 { primary.context.take() } else { None }
     };
     if let Some(context) = last {
+        LEAKED.add(context.destroy());
+    }
+    Ok(())
+}
+
+/// Destroys a device's primary context, however often it is retained. It is made anew when it is retained again, and streams are given
+/// the handles of those that are gone.
+pub(crate) fn reset_primary(device: usize) -> Result<(), Code> {
+    let context = registry().primary.get_mut(device).ok_or(INVALID_CONTEXT)?.context.take();
+    if let Some(context) = context {
+        let gone = STREAMS.handles_of(|stream| Arc::ptr_eq(&stream.owner, &context.owner));
         context.destroy();
+        STREAMS.give_again(gone);
     }
     Ok(())
 }
@@ -241,8 +257,13 @@ pub(crate) fn destroy(handle: usize) -> Result<(), Code> {
             stack.pop();
         }
     });
-    context.destroy();
+    LEAKED.add(context.destroy());
     Ok(())
+}
+
+/// What tells a context from one that had its handle before.
+pub(crate) fn id_of(handle: usize) -> Result<u64, Code> {
+    find(handle).map(|context| context.owner.id).ok_or(INVALID_CONTEXT)
 }
 
 /// The calling thread's context.

@@ -5,13 +5,16 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Things by handle. No handle is used twice, and none is an address that can be followed.
+/// Things by handle. No handle is used twice, but for those that are given out again; none is an address that can be followed.
 pub(crate) struct Table<T> {
     entries: Mutex<Entries<T>>,
 }
 
 struct Entries<T> {
     next: usize,
+    /// Come before the next.
+    again: Vec<usize>,
+    newest: Option<usize>,
     things: BTreeMap<usize, Arc<T>>,
 }
 
@@ -22,13 +25,23 @@ impl<T> Table<T> {
     /// Handles of different tables must differ, so that one kind of thing isn't taken for another, and begin
     /// where no program has memory.
     pub(crate) const fn new(first: usize) -> Table<T> {
-        Table { entries: Mutex::new(Entries { next: first, things: BTreeMap::new() }) }
+        Table {
+            entries: Mutex::new(Entries {
+                next: first,
+                again: Vec::new(),
+                newest: None,
+                things: BTreeMap::new(),
+            }),
+        }
     }
 
     pub(crate) fn insert(&self, thing: Arc<T>) -> usize {
         let mut entries = self.entries();
-        let handle = entries.next;
-        entries.next += STEP;
+        let handle = entries.again.pop().unwrap_or_else(|| {
+            entries.next += STEP;
+            entries.next - STEP
+        });
+        entries.newest = Some(handle);
         entries.things.insert(handle, thing);
         handle
     }
@@ -48,6 +61,22 @@ impl<T> Table<T> {
 
     pub(crate) fn find(&self, mut condition: impl FnMut(&T) -> bool) -> Option<usize> {
         self.entries().things.iter().find(|(_, thing)| condition(thing)).map(|(handle, _)| *handle)
+    }
+
+    /// The handle that was given out last.
+    pub(crate) fn newest(&self) -> Option<usize> {
+        self.entries().newest
+    }
+
+    /// The handles of all that meet a condition, the last first.
+    pub(crate) fn handles_of(&self, mut condition: impl FnMut(&T) -> bool) -> Vec<usize> {
+        let entries = self.entries();
+        entries.things.iter().rev().filter(|(_, thing)| condition(thing)).map(|(handle, _)| *handle).collect()
+    }
+
+    /// Has handles of things that are gone given out again, the last first.
+    pub(crate) fn give_again(&self, handles: Vec<usize>) {
+        self.entries().again.extend(handles);
     }
 
     pub(crate) fn len(&self) -> u64 {

@@ -72,6 +72,38 @@ fn the_last_release_destroys_what_is_left() {
     assert_eq!(driver.cuCtxSetCurrent(0), 0);
 }
 
+/// Whoever still has a handle of a stream has that of another then.
+#[test]
+fn a_reset_makes_the_context_anew_and_gives_handles_of_streams_out_again() {
+    let driver = Driver::new();
+    let leaked = driver.count("leaked");
+    let (mut context, mut again, mut id, mut id_again, mut other) = (0, 0, 0, 0, 0);
+    assert_eq!((driver.cuDevicePrimaryCtxRetain(&mut context, 1), driver.cuCtxSetCurrent(context)), (0, 0));
+    assert_eq!((driver.cuCtxGetId(context, &mut id), driver.cuCtxGetId(0, &mut other)), (0, 0));
+    assert_eq!(id, other);
+    let mut streams = [0; 3];
+    for stream in &mut streams {
+        assert_eq!(driver.cuStreamCreate(stream, 1), 0);
+        assert_eq!(driver.count("newest_stream"), *stream as u64);
+    }
+    assert_eq!(driver.cuDevicePrimaryCtxReset_v2(1), 0);
+    assert_eq!(driver.cuCtxGetId(context, &mut other), 201);
+    assert_eq!(driver.cuCtxPushCurrent_v2(context), 201);
+    assert_eq!(driver.cuDevicePrimaryCtxRetain(&mut again, 1), 0);
+    assert_eq!((again, driver.cuCtxGetId(context, &mut id_again)), (context, 0));
+    assert_ne!(id, id_again);
+    assert_eq!(driver.cuStreamQuery(streams[0]), 400);
+    for stream in &streams {
+        let mut next = 0;
+        assert_eq!((driver.cuStreamCreate(&mut next, 1), next), (0, *stream));
+    }
+    assert_eq!(streams.map(|stream| driver.cuStreamDestroy_v2(stream)), [0; 3]);
+    assert_eq!(driver.cuStreamCreate(&mut streams[0], 1), 0);
+    assert_eq!(driver.cuCtxSetCurrent(0), 0);
+    assert_eq!([0, 0].map(|_| driver.cuDevicePrimaryCtxRelease_v2(1)), [0, 0]);
+    assert_eq!(driver.count("leaked"), leaked + 1, "only what was left to the last release");
+}
+
 #[test]
 fn a_handle_of_another_context_is_refused() {
     let session = Session::new();

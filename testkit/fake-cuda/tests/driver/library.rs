@@ -60,6 +60,8 @@ functions! {
     cuDevicePrimaryCtxRetain(context: *mut usize, device: i32) -> i32;
     cuDevicePrimaryCtxRelease_v2(device: i32) -> i32;
     cuDevicePrimaryCtxGetState(device: i32, flags: *mut u32, active: *mut i32) -> i32;
+    cuDevicePrimaryCtxReset_v2(device: i32) -> i32;
+    cuCtxGetId(context: usize, id: *mut u64) -> i32;
     cuCtxGetCurrent(context: *mut usize) -> i32;
     cuCtxSetCurrent(context: usize) -> i32;
     cuCtxPushCurrent_v2(context: usize) -> i32;
