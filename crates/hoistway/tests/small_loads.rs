@@ -39,6 +39,8 @@ fn the_second_load_of_a_small_file_makes_one_long_call() {
     let file = write_model(&path, &[tensor("t", Dtype::U8, &[16 << 20])], 0, 4);
     make_warm(&path);
     for vendor in Vendor::ALL {
+        // Without numbers of contexts, streams are not kept.
+        let new_streams = if vendor == Vendor::Cuda { 0 } else { 1 };
         let options = hoistway::LoadOptions::default().device(vendor.device(0)).threads(8);
         // A busy machine may let what is kept be given back now and then.
         let is_shown = (0..10).any(|_| {
@@ -53,9 +55,10 @@ fn the_second_load_of_a_small_file_makes_one_long_call() {
             made.iter_mut()
                 .zip(before.iter().zip(after))
                 .for_each(|(made, (before, after))| *made = after - before);
-            let [others @ .., allocated, freed] = made;
+            let [made_streams, destroyed, others @ .., allocated, freed] = made;
             // A direct path has memory of its own on the device, which it gives back.
-            let is_right = others == [0; 4] && allocated == freed + 1;
+            let are_kept = [made_streams, destroyed] == [new_streams; 2];
+            let is_right = are_kept && others == [0; 2] && allocated == freed + 1;
             assert!(is_right || !is_in_time, "{vendor:?}: {CALLS:?} {made:?}");
             assert_is_file(&first, &file);
             assert_is_file(&second, &file);
@@ -78,10 +81,14 @@ fn a_load_is_small_for_as_many_threads_as_copy_it() {
     let path = directory.path().join("one.safetensors");
     let file = write_model(&path, &[tensor("t", Dtype::U8, &[16 << 20])], 0, 4);
     make_warm(&path);
-    for (threads, route, is_small) in
-        [(2, Route::Auto, false), (8, Route::Auto, true), (8, Route::PinnedCache, false)]
-    {
-        let options = Played::Cuda.options().threads(threads).route(route);
+    for (threads, chunk_bytes, route, is_small) in [
+        (2, 4 << 20, Route::Auto, false),
+        (8, 4 << 20, Route::Auto, true),
+        // By two reads, no more than two threads copy.
+        (8, 8 << 20, Route::Auto, false),
+        (8, 4 << 20, Route::PinnedCache, false),
+    ] {
+        let options = Played::Cuda.options().threads(threads).chunk_bytes(chunk_bytes).route(route);
         let loaded = match hoistway::load(&[&path], &options) {
             // Not every system tells what its cache holds of a file.
             Err(Error::RouteUnavailable { .. }) => continue,
@@ -95,6 +102,25 @@ fn a_load_is_small_for_as_many_threads_as_copy_it() {
         assert!(!pins || !is_small, "{report}");
     }
     devices.assert_nothing_left("loads by few and many threads");
+}
+
+/// A device that has too little memory may not tell how much it has.
+#[test]
+fn a_small_load_that_has_no_room_says_so_whatever_the_device_tells() {
+    let devices = Devices::take();
+    let directory = disk();
+    let path = directory.path().join("small.safetensors");
+    write_model(&path, &[tensor("t", Dtype::U8, &[3 << 20])], 0, 1);
+    for vendor in Vendor::ALL {
+        let options = hoistway::LoadOptions::default().device(vendor.device(0)).route(Route::Staged);
+        for tells in ["", ",cuMemGetInfo_v2:*=999"] {
+            STAND_IN.set(&vendor.faults(&format!("cuMemAlloc_v2:*=2{tells}")));
+            let error = hoistway::load(&[&path], &options).unwrap_err();
+            assert!(matches!(error, Error::MemoryBudget { .. }), "{vendor:?}{tells}: {error:?}");
+        }
+        STAND_IN.reset();
+    }
+    devices.assert_nothing_left("loads that had no room");
 }
 
 /// What a device has free is asked for a load whose memory is not allocated at once, and for what does not fit.

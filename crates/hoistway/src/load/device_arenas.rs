@@ -35,21 +35,22 @@ pub(super) fn allocate(
     }
     let (device, all) = (queue.device(), plan.arenas().len());
     let needed = plan.arena_bytes().min(most_bytes);
-    let available = || -> Result<u64> {
-        let (available, _) = device.memory()?;
+    let check = |available: u64| -> Result<u64> {
         let is_enough = needed <= available;
         is_enough.then_some(available).ok_or_else(|| device.too_little_memory(needed, available).into())
     };
     if count == all && needed <= SMALL_BYTES {
         let allocated = allocate_some(plan, queue, None, 0..all);
-        if matches!(allocated, Err(Error::MemoryBudget { .. })) {
-            // Says how much the whole load needs, where that is too much.
-            available()?;
+        // Says how much the whole load needs, where that is too much, and the device tells what it has.
+        if matches!(allocated, Err(Error::MemoryBudget { .. }))
+            && let Ok((available, _)) = device.memory()
+        {
+            check(available)?;
         }
         return allocated;
     }
     // What routes need must not take the memory of tensors that is allocated later.
-    if available()? - needed < SCARCE_BYTES && needed == plan.arena_bytes() {
+    if check(device.memory()?.0)? - needed < SCARCE_BYTES && needed == plan.arena_bytes() {
         count = all;
     }
     allocate_some(plan, queue, None, 0..count)

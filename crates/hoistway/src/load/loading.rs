@@ -131,6 +131,7 @@ impl ThreadedLoad {
             is_inline,
             copies_on_lanes: false,
             copiers: options.threads.unwrap_or_else(parallel::cores),
+            reads: plan.extents().len(),
             read_bytes: plan.read_bytes(),
         };
         let mut opening = Opening::new(wanted, sources, refused);

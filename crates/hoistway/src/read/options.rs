@@ -133,6 +133,7 @@ impl ReaderOptions {
             is_inline: false,
             copies_on_lanes: true,
             copiers: self.in_flight,
+            reads: usize::MAX,
             read_bytes: u64::MAX,
         }
     }

@@ -32,6 +32,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) copies_on_lanes: bool,
     /// Threads that may copy from the page cache, at most.
     pub(crate) copiers: usize,
+    /// Reads in all, as far as that is known.
+    pub(crate) reads: usize,
     /// Bytes that are read in all, as far as that is known.
     pub(crate) read_bytes: u64,
 }
@@ -254,7 +256,7 @@ pub(crate) trait Member: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Whether it still takes reads of those that it was opened for.
+    /// Whether it takes reads of those that it was opened for, as far as it knows now.
     fn goes_on(&self) -> bool {
         true
     }

@@ -25,7 +25,8 @@ pub(crate) fn with_copiers(
     thread::scope(|scope| {
         work(&mut |worked| {
             let waiting = || engine.scheduler.waiting(&queues);
-            for _ in 0..copiers.wanted(Instant::now(), worked, engine.most_copiers(), waiting) {
+            let most = || engine.most_copiers();
+            for _ in 0..copiers.wanted(Instant::now(), worked, most, waiting) {
                 // As many as the system gives.
                 let _ = spawn_scoped(scope, own.member.facts().thread_name, || serve(engine, order, route));
             }
@@ -53,7 +54,7 @@ impl Copiers {
         &mut self,
         now: Instant,
         worked: Duration,
-        most: usize,
+        most: impl FnOnce() -> usize,
         waiting: impl FnOnce() -> usize,
     ) -> usize {
         let Some((since, before)) = self.epoch else {
@@ -61,7 +62,11 @@ impl Copiers {
             return 0;
         };
         let time = now.saturating_duration_since(since);
-        if time < EPOCH || self.running >= most {
+        if time < EPOCH {
+            return 0;
+        }
+        let most = most();
+        if self.running >= most {
             return 0;
         }
         self.epoch = Some((now, worked));
@@ -87,7 +92,7 @@ mod tests {
     fn run(copiers: &mut Copiers, busy: u32, waiting: usize) {
         let (mut now, mut worked) = (Instant::now(), Duration::ZERO);
         for _ in 0..100 {
-            copiers.wanted(now, worked, 16, || waiting);
+            copiers.wanted(now, worked, || 16, || waiting);
             now += EPOCH;
             worked += EPOCH * (busy * copiers.running as u32).min(100) / 100;
         }

@@ -29,7 +29,8 @@ pub(crate) struct Engine {
     pub(crate) takers: Box<[Takers]>,
     /// Slots for routes that have none of their own.
     pub(crate) slots: Slots,
-    /// Threads that copy from the page cache, at most: while another route has a device copy from the same pages, and when none does.
+    /// Threads that copy from the page cache, at most: while reads wait for a route that has a device copy from the same pages, and while
+    /// none do.
     pub(crate) most_copiers: (usize, usize),
     /// Threads that have copied from the page cache.
     pub(crate) copiers: AtomicUsize,
@@ -73,9 +74,12 @@ impl Engine {
     /// Threads that may copy from the page cache now.
     pub(super) fn most_copiers(&self) -> usize {
         let (beside, alone) = self.most_copiers;
-        let views =
-            |route: &OpenRoute| route.member.facts().landing == Landing::View && route.member.goes_on();
-        if self.routes.iter().any(views) { beside } else { alone }
+        let views = |(number, route): (usize, &OpenRoute)| {
+            route.member.facts().landing == Landing::View
+                && route.member.goes_on()
+                && self.scheduler.waiting(&[queue_of(number)]) > 0
+        };
+        if self.routes.iter().enumerate().any(views) { beside } else { alone }
     }
 
     /// Whether processors copy from the page cache by this route.

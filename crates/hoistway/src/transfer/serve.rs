@@ -53,16 +53,14 @@ pub(crate) fn serve(engine: &Engine, order: &dyn EngineOwner, route: usize) {
     let refused = match own.member.lane(most) {
         Err(why) => Some(why),
         Ok(lane) => {
-            if engine.copies_pages(route) {
-                engine.copiers.fetch_add(1, Ordering::Relaxed);
-            }
             let lane = engine.with_faults(lane);
             let limit = match facts.connects {
                 true => InFlightLimit::by_connections(first, most),
                 false => InFlightLimit::by_throughput(first, most),
             };
             let limit = service(limit);
-            let mut mover = Mover::new(OwnRoute { engine, number: route, own, refused: OnceLock::new() });
+            let (copies, refused) = (OnceLock::new(), OnceLock::new());
+            let mut mover = Mover::new(OwnRoute { engine, number: route, own, copies, refused });
             let served = engine.scheduler.serve(lane, &mut mover, limit);
             match served {
                 Served::Over => None,
@@ -99,6 +97,8 @@ struct OwnRoute<'a> {
     engine: &'a Engine,
     number: usize,
     own: &'a OpenRoute,
+    /// Counted once it has a slot to copy to from the page cache.
+    copies: OnceLock<()>,
     /// Why it gives up.
     refused: OnceLock<Unavailable>,
 }
@@ -154,7 +154,12 @@ impl Ways for OwnRoute<'_> {
                     // Until copies from pages that are pinned have ended.
                     thread::sleep(Duration::from_millis(1));
                 }
-                slot => return slot,
+                slot => {
+                    if matches!(slot, Ok(Some(_))) && self.engine.copies_pages(self.number) {
+                        self.copies.get_or_init(|| _ = self.engine.copiers.fetch_add(1, Ordering::Relaxed));
+                    }
+                    return slot;
+                }
             }
         }
     }

@@ -54,11 +54,12 @@ const TRIAL_TIME: Duration = Duration::from_secs(5);
 /// So many threads sooner copy files in memory than one pins them, as their pages are small: an H100 with 16 processors got 13 GB/s
 /// of them by pinning, and 37 by copying.
 const MANY_COPIERS: usize = 8;
-/// Loads of up to so many bytes are copied by processors, through staging memory that stays pinned for the next load, if there are
-/// threads enough: a window is pinned for one load.
+/// Loads of up to so many bytes are copied by processors, if there are threads and reads enough. The staging memory that they pass is
+/// pinned for later loads too, and a window for one load.
 const SMALL_BYTES: u64 = 64 << 20;
-/// Bytes that one thread copies in less time than it takes to pin a window of a small load: an H100 took 0.9 ms for one of 16 MiB, and
-/// processors beside it copied 8 GB/s each.
+/// Bytes of a small load that one thread copies. That this takes about as long as to pin a window is assumed, and was not measured: an H100's
+/// driver took 0.9 ms to pin 16 MiB, and processors beside it 2.6 seconds for 8.65 GB by `staged`, which is 1.3 ms for so many bytes
+/// (bench/results/gpu-turns.md).
 const COPIED_BYTES: u64 = 4 << 20;
 const FIX: &str = "choose route auto or staged";
 
@@ -91,6 +92,8 @@ struct Windows {
     has_failed: AtomicBool,
     /// No more are, since staging memory could not be pinned beside them.
     has_made_room: AtomicBool,
+    /// The last could not be pinned, as no more may be at once.
+    is_full: AtomicBool,
     /// Bytes that processors copied, as no more may be pinned.
     beyond_bytes: AtomicU64,
 }
@@ -132,31 +135,18 @@ pub(in crate::route) fn open(
         return Err(Unavailable::new(ALONE, "").into());
     }
     check(device).map_err(|reason| Unavailable::new(reason, if is_named { FIX } else { "" }))?;
-    let copied = (wanted.copiers as u64).saturating_mul(COPIED_BYTES).min(SMALL_BYTES);
+    // A thread has a read, or nothing to do.
+    let copiers = wanted.copiers.min(wanted.reads) as u64;
+    let copied = copiers.saturating_mul(COPIED_BYTES).min(SMALL_BYTES);
     if !is_named && wanted.read_bytes <= copied {
-        let reason = "the load is small, and its threads copy it sooner than a device's driver pins it";
+        let reason = "the load is small, and little of it comes to each thread that may copy";
         return Err(Unavailable::new(reason, "").into());
     }
     let share = |limit: MemoryLimit| {
         (limit.total_bytes / PINNED_SHARE).min(limit.available_bytes / PINNED_SHARE_OF_REST)
     };
     let most_bytes = memory::limits().into_iter().map(share).min().unwrap_or(u64::MAX);
-    let (device, pinned, bytes) = (device.clone(), Mutex::default(), AtomicU64::new(0));
-    let (has_failed, has_made_room) = (AtomicBool::new(false), AtomicBool::new(false));
-    let aside = Arc::default();
-    let beyond_bytes = AtomicU64::new(0);
-    let windows = Windows {
-        device,
-        is_named,
-        most_bytes,
-        pinning: Mutex::default(),
-        pinned,
-        bytes,
-        has_failed,
-        has_made_room,
-        aside,
-        beyond_bytes,
-    };
+    let windows = Windows::new(device.clone(), is_named, most_bytes);
     Ok(Some(Arc::new(PinnedCache { windows: Arc::new(windows), copiers: wanted.copiers })))
 }
 
@@ -307,10 +297,9 @@ impl Member for PinnedCache {
     }
 
     fn goes_on(&self) -> bool {
-        let windows = &self.windows;
-        let has_ended =
-            windows.has_failed.load(Ordering::Relaxed) || windows.has_made_room.load(Ordering::Relaxed);
-        windows.is_named || !has_ended && windows.beyond_bytes.load(Ordering::Relaxed) == 0
+        let Windows { is_named, has_failed, has_made_room, is_full, .. } = &*self.windows;
+        *is_named
+            || [has_failed, has_made_room, is_full].iter().all(|is_over| !is_over.load(Ordering::Relaxed))
     }
 
     fn notes(&self, stage: Stage) -> Vec<String> {
@@ -366,6 +355,22 @@ impl Drop for Aside {
 }
 
 impl Windows {
+    fn new(device: Arc<Device>, is_named: bool, most_bytes: u64) -> Self {
+        Self {
+            device,
+            is_named,
+            most_bytes,
+            pinning: Mutex::default(),
+            pinned: Mutex::default(),
+            aside: Arc::default(),
+            bytes: AtomicU64::new(0),
+            has_failed: AtomicBool::new(false),
+            has_made_room: AtomicBool::new(false),
+            is_full: AtomicBool::new(false),
+            beyond_bytes: AtomicU64::new(0),
+        }
+    }
+
     /// Pins what reads of neighbouring bytes of one file want. `None` if no more may be pinned.
     fn pin(
         &self,
@@ -378,8 +383,10 @@ impl Windows {
         }
         if !self.has_room(range.len()) && !self.is_named {
             self.beyond_bytes.fetch_add(range.len(), Ordering::Relaxed);
+            self.is_full.store(true, Ordering::Relaxed);
             return Ok(None);
         }
+        self.is_full.store(false, Ordering::Relaxed);
         let window = Window::new(pin(&self.device, source, range, is_in_memory(source))?);
         let view = window.0.clone();
         self.bytes.fetch_add(view.len(), Ordering::Relaxed);
@@ -500,5 +507,32 @@ impl Lane<CarriedRead> for PinLane {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(all(test, feature = "toy-device"))]
+mod tests {
+    use super::*;
+    use crate::catalog::{Catalog, OpenOptions};
+    use std::fs;
+
+    /// What is full may have room again, when windows are unpinned.
+    #[test]
+    fn it_goes_on_when_windows_are_pinned_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("m.safetensors");
+        let header = br#"{"t":{"dtype":"U8","shape":[8192],"data_offsets":[0,8192]}}"#;
+        let len = (header.len() as u64).to_le_bytes();
+        fs::write(&path, [&len[..], header, &[1; 8192]].concat()).unwrap();
+        let (_, sources) = Catalog::open_sources(&[&path], &OpenOptions::default()).unwrap();
+        let windows = Windows::new(Device::open(DeviceId::Toy(0)).unwrap(), false, 0);
+        let mut member = PinnedCache { windows: Arc::new(windows), copiers: 1 };
+        let first = ByteRange::at(0, 4096).unwrap();
+        assert!(member.goes_on());
+        assert!(member.windows.pin(&sources[0], first).unwrap().is_none());
+        assert!(!member.goes_on(), "it is full");
+        Arc::get_mut(&mut member.windows).unwrap().most_bytes = 1 << 30;
+        assert!(member.windows.pin(&sources[0], first).unwrap().is_some());
+        assert!(member.goes_on(), "a window is pinned again");
     }
 }
