@@ -227,8 +227,8 @@ def _model(subject: Subject) -> Path:
     return path
 
 
-# Calls of a driver that take long, or hold others up. A small load that finds what an earlier one has left makes none of
-# them. No streams are kept for HIP.
+# Calls of a driver that take long, or hold others up. A small load that finds what an earlier one has left makes none
+# of them. No streams are kept for HIP.
 LONG_CALLS = {
     "cuda": (
         "cuStreamCreate",
