@@ -230,18 +230,25 @@ fn streams_that_have_work_left_are_no_more_than_are_kept() {
     });
     let streams = turn.count("streams");
     let programs_stream = programs.expose_provenance();
+    let mut waiting: Vec<_> = (0..5).map(|_| CopyStream::new(&device).unwrap()).collect();
+    for own in &waiting {
+        // SAFETY: the stream lives.
+        unsafe { own.wait_for(programs_stream).unwrap() };
+    }
+    let last = waiting.pop();
+    drop(waiting);
+    let asked = || turn.count("calls.cuStreamQuery");
+    let before = asked();
+    turn.configure("BLOCKS=cuStreamQuery");
     thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(|| {
-                for _ in 0..8 {
-                    let own = CopyStream::new(&device).unwrap();
-                    // SAFETY: the stream lives.
-                    unsafe { own.wait_for(programs_stream).unwrap() };
-                }
-            });
-        }
+        let new = scope.spawn(|| CopyStream::new(&device).unwrap());
+        until("one is out to be asked", || asked() > before);
+        // In its place.
+        drop(last);
+        turn.configure("BLOCKS=");
+        let _new = new.join().unwrap();
+        assert!(turn.count("streams") <= streams + 5, "{} streams", turn.count("streams"));
     });
-    assert!(turn.count("streams") <= streams + 4, "{} streams", turn.count("streams"));
     go.send(()).unwrap();
     // SAFETY: destroyed once.
     in_context(&turn, || assert_eq!(unsafe { destroy(programs) }, 0));
@@ -264,6 +271,7 @@ fn a_stream_that_is_captured_is_not_used_and_its_capture_goes_on() {
     // SAFETY: functions of the driver, of these types.
     in_context(&turn, || assert_eq!(unsafe { make(&mut programs, 1) }, 0));
     let taken = CopyStream::new(&device).unwrap();
+    let begun = Instant::now();
     let handle = ptr::with_exposed_provenance_mut(turn.count("newest_stream") as usize);
     // SAFETY: as above; the stream lives.
     in_context(&turn, || assert_eq!(unsafe { begin(handle, 2) }, 0));
@@ -281,7 +289,10 @@ fn a_stream_that_is_captured_is_not_used_and_its_capture_goes_on() {
             assert_eq!((end_graph(graph), destroy(programs)), (0, 0));
         }
     });
-    drop(device);
+    let again = CopyStream::new(&device).unwrap();
+    let is_same = calls(&turn, vendor)[0] == before + 1;
+    assert!(is_same || begun.elapsed() >= IDLE_TIME, "the stream stayed for later");
+    drop((again, device));
     turn.assert_nothing_left("a capture");
 }
 
