@@ -8,7 +8,8 @@ use crate::{
         operation::in_host_function,
     },
     interpreter,
-    status::{Code, NOT_INITIALIZED, NOT_PERMITTED, SUCCESS, is_sticky},
+    memory::host::Driver,
+    status::{Code, INVALID_CONTEXT, NOT_INITIALIZED, NOT_PERMITTED, SUCCESS, is_sticky},
 };
 use std::{
     cell::Cell,
@@ -23,6 +24,9 @@ use std::{
 
 /// The process that initialized the driver, or 0.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// Where a fault says that there is no context any more, and so no work of it.
+const ENTERING: [&str; 3] = ["cuCtxPushCurrent_v2", "hipGetDevice", "hipSetDevice"];
 
 /// A call that needs nothing.
 pub(crate) fn anyone(name: &'static str, body: impl FnOnce() -> Result<(), Code>) -> Code {
@@ -135,12 +139,19 @@ pub(crate) fn admit(name: &'static str) -> Result<(), Code> {
     match control().faults.strike(name) {
         None => Ok(()),
         Some(code) => {
-            let of_hip = name.starts_with("hip");
-            let context = if of_hip { context::of_hip(hip_device()) } else { context::current() };
+            let driver = if name.starts_with("hip") { Driver::Hip } else { Driver::Cuda };
+            let context = match driver {
+                Driver::Hip => context::of_hip(hip_device()),
+                Driver::Cuda => context::current(),
+            };
+            if code == INVALID_CONTEXT && ENTERING.contains(&name) {
+                context::end_work_of(driver);
+            }
             if is_sticky(code)
                 && let Ok(context) = context
             {
                 context.owner.fail(code);
+                context.owner.end_work();
             }
             Err(code)
         }

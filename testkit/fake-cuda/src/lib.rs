@@ -47,7 +47,8 @@
 //!
 //! ```c
 //! int fake_cuda_configure(const char *key_and_value);  // "KEY=VALUE"; 0, or 1 if it makes no sense
-//! void fake_cuda_reset(void);                          // back to the environment; heals all contexts, and ends
+//! void fake_cuda_reset(void);                          // back to the environment; heals all contexts without what
+//!                                                      // they had to do, and ends
 //!                                                      // what COPY_LATENCY_US and COPY_MIB_S make copies wait for
 //! uint64_t fake_cuda_count(const char *name);          // UINT64_MAX for a name that means nothing
 //! ```
@@ -87,7 +88,9 @@
 //!
 //! Setting faults replaces those set before, and counts from then on, from 1; `*` means every time, `%7` every 7th time. A call
 //! fault makes the n-th call of a function return the code and do nothing; 700 and 719 make the
-//! current context unusable as well. `copy`, `fill` and `kernel` stand for operations that a stream executes:
+//! current context unusable as well, and end its work before the call returns: nothing of it is under way then, and what waits is left
+//! out. So does 201 from `cuCtxPushCurrent_v2`, `hipGetDevice` and `hipSetDevice`, for all contexts of the driver, which stay usable.
+//! `copy`, `fill` and `kernel` stand for operations that a stream executes:
 //! the n-th does nothing, and its code makes the stream's context unusable. For cuFile's functions, codes
 //! above 5000 are cuFile's and others the driver's, passed on with 5011. Read faults concern the n-th read
 //! that is executed.

@@ -90,14 +90,22 @@ impl Control {
         self.was_reset.notify_all();
     }
 
-    /// Waits as long as the settings say that it takes to move so many bytes. A reset ends the wait.
-    pub(crate) fn wait_for_transfer(&self, bytes: u64) {
+    /// Waits as long as the settings say that it takes to move so many bytes. A reset ends the wait, and so does `is_over` once it is
+    /// asked [again](Self::wake).
+    pub(crate) fn wait_for_transfer(&self, bytes: u64, is_over: impl Fn() -> bool) {
         // The settings are read under the lock, so that the wait sees the reset that changes them.
         let resets = self.resets.lock().unwrap_or_else(PoisonError::into_inner);
         let (before, time) = (*resets, settings().transfer_time(bytes));
         if time > Duration::ZERO {
-            drop(self.was_reset.wait_timeout_while(resets, time, |resets| *resets == before));
+            let waits = |resets: &mut u64| *resets == before && !is_over();
+            drop(self.was_reset.wait_timeout_while(resets, time, waits));
         }
+    }
+
+    /// Has transfers ask whether they are over.
+    pub(crate) fn wake(&self) {
+        drop(self.resets.lock().unwrap_or_else(PoisonError::into_inner));
+        self.was_reset.notify_all();
     }
 
     fn apply_environment(&self) -> bool {

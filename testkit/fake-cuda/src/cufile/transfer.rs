@@ -144,7 +144,7 @@ impl Transfer {
         }
         // Checked for what was asked, even if less is read.
         let target = self.target().map_err(Failure::Cufile)?;
-        control().wait_for_transfer(size);
+        control().wait_for_transfer(size, || false);
         let moved = match (self.direction, self.file.is_direct) {
             (Direction::Read, false) => read_buffered(self.file.fd, &target, size, file_offset),
             (Direction::Read, true) => read_direct(self.file.fd, &target, size, file_offset),

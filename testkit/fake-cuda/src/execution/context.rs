@@ -7,7 +7,7 @@ use super::{
 #[cfg(windows)]
 use crate::driver::external;
 use crate::{
-    control::{counters::LEAKED, settings::DEVICES_MAX},
+    control::{control, counters::LEAKED, settings::DEVICES_MAX},
     memory::{self, host::Driver},
     status::{CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, OPERATING_SYSTEM, SUCCESS},
 };
@@ -15,7 +15,7 @@ use std::{
     cell::RefCell,
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak,
         atomic::{AtomicI32, AtomicU64, Ordering},
     },
 };
@@ -42,6 +42,8 @@ pub(crate) struct Owner {
     pub(crate) device: usize,
     /// The error that made the context unusable.
     sticky: AtomicI32,
+    /// How often its work was ended. Held for reading while work is done.
+    era: RwLock<u64>,
     /// Including destroyed ones that still have work to do.
     streams: Mutex<Vec<Weak<Stream>>>,
 }
@@ -72,7 +74,8 @@ impl Owner {
     fn new(context: usize, device: usize) -> Arc<Owner> {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Owner { context, id, device, sticky: AtomicI32::new(SUCCESS), streams: Mutex::default() })
+        let (sticky, era, streams) = (AtomicI32::new(SUCCESS), RwLock::default(), Mutex::default());
+        Arc::new(Owner { context, id, device, sticky, era, streams })
     }
 
     pub(crate) fn is_of_cuda(&self) -> bool {
@@ -101,6 +104,26 @@ impl Owner {
     pub(crate) fn fail(&self, code: Code) {
         // A loss means that it was unusable already.
         let _ = self.sticky.compare_exchange(SUCCESS, code, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    /// What work belongs to that streams are given now.
+    pub(super) fn era(&self) -> u64 {
+        *self.era.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does work of an era, unless that has ended.
+    pub(super) fn act(&self, era: u64, action: impl FnOnce()) {
+        let now = self.era.read().unwrap_or_else(PoisonError::into_inner);
+        if *now == era {
+            action();
+        }
+    }
+
+    /// Ends all copies, fills and kernels that were given to the context's streams so far: none is under way when this returns, and those
+    /// that wait are left out.
+    pub(crate) fn end_work(&self) {
+        *self.era.write().unwrap_or_else(PoisonError::into_inner) += 1;
+        control().wake();
     }
 
     /// Waits for all that was given to the context's streams so far.
@@ -161,15 +184,12 @@ impl Context {
 
 /// Waits for all that was given to a device so far, in whichever context.
 pub(crate) fn synchronize_device(device: usize) {
-    let contexts: Vec<_> = {
-        let registry = registry();
-        let primary = registry.primary.iter().filter_map(|primary| primary.context.as_ref());
-        let all = primary.chain(registry.created.values());
-        all.filter(|context| context.owner.device == device).cloned().collect()
-    };
-    for context in contexts {
-        context.owner.synchronize();
-    }
+    contexts(|context| context.owner.device == device).iter().for_each(|context| context.owner.synchronize());
+}
+
+/// Ends the work of all devices of a driver.
+pub(crate) fn end_work_of(driver: Driver) {
+    contexts(|context| context.owner.driver() == driver).iter().for_each(|context| context.owner.end_work());
 }
 
 /// Whether the device in a slot is CUDA's.
@@ -308,13 +328,19 @@ pub(crate) fn depth() -> u64 {
     with_stack(|stack| stack.len() as u64).unwrap_or(0)
 }
 
-/// Makes all contexts usable again.
+/// Makes all contexts usable again. What they had to do before is not done.
 pub(crate) fn heal_all() {
-    let registry = registry();
-    let primary = registry.primary.iter().filter_map(|primary| primary.context.as_ref());
-    for context in primary.chain(registry.created.values()) {
+    for context in contexts(|context| context.owner.health().is_err()) {
+        context.owner.end_work();
         context.owner.sticky.store(SUCCESS, Ordering::SeqCst);
     }
+}
+
+/// The contexts that meet a condition.
+fn contexts(is_meant: impl Fn(&Context) -> bool) -> Vec<Arc<Context>> {
+    let registry = registry();
+    let primary = registry.primary.iter().filter_map(|primary| primary.context.as_ref());
+    primary.chain(registry.created.values()).filter(|context| is_meant(context)).cloned().collect()
 }
 
 fn find(handle: usize) -> Option<Arc<Context>> {

@@ -64,8 +64,8 @@ impl Copy {
 
     /// Takes the time that the settings say. The bytes move at its end: so a source that is changed too early
     /// is seen changed.
-    pub(super) fn delay(&self) {
-        control().wait_for_transfer(self.bytes());
+    pub(super) fn delay(&self, is_over: impl Fn() -> bool) {
+        control().wait_for_transfer(self.bytes(), is_over);
         if self.source.place.is_device() != self.destination.place.is_device() {
             let is_pinned = |side: &Side| matches!(side.place, Endpoint::Pinned(_));
             costs::copy(

@@ -50,9 +50,9 @@ pub(crate) fn in_host_function() -> bool {
 }
 
 impl Operation {
-    /// Does it, or nothing if the context is unusable: but marks are passed and memory is freed in any case,
-    /// or else nothing could be waited for any more.
-    pub(super) fn execute(self, stream: &Stream) {
+    /// Does it, or nothing if the context is unusable or its work was ended since: but marks are passed and memory is freed in any
+    /// case, or else nothing could be waited for any more.
+    pub(super) fn execute(self, era: u64, stream: &Stream) {
         let owner = &stream.owner;
         match self {
             Operation::Record(event, generation) => event.pass(generation),
@@ -64,7 +64,7 @@ impl Operation {
             }
             #[cfg(windows)]
             Operation::Acquire { semaphore, value } => semaphore.acquire(value),
-            _ if owner.health().is_err() || stream.is_abandoned() => (),
+            _ if owner.health().is_err() || owner.era() != era || stream.is_abandoned() => (),
             Operation::Call { function, argument } => {
                 IN_HOST_FUNCTION.set(true);
                 // SAFETY: the caller that passed the function promised, as the driver demands, that it may be called
@@ -73,44 +73,61 @@ impl Operation {
                 IN_HOST_FUNCTION.set(false);
             }
             Operation::Copy(copy) => {
-                let kind = copy.kind();
-                perform(stream, "copy", kind, || {
-                    copy.delay();
+                let work = Work { stream, era, subject: "copy", name: copy.kind() };
+                let run = || {
                     copy.run(owner)?;
                     counters::COPIES.add(1);
                     counters::COPIED_BYTES.add(copy.bytes());
                     Ok(copy.bytes())
-                });
+                };
+                work.perform(|| copy.delay(|| owner.era() != era), run);
             }
-            Operation::Launch(launch) => perform(stream, "kernel", launch.name(), || {
-                let stored = launch.run(owner)?;
-                counters::KERNELS.add(1);
-                Ok(stored)
-            }),
+            Operation::Launch(launch) => {
+                let work = Work { stream, era, subject: "kernel", name: launch.name() };
+                let run = || {
+                    let stored = launch.run(owner)?;
+                    counters::KERNELS.add(1);
+                    Ok(stored)
+                };
+                work.perform(|| (), run);
+            }
             Operation::Fill { address, value, bytes } => {
-                perform(stream, "fill", "fill", || fill(owner, address, value, bytes));
+                let work = Work { stream, era, subject: "fill", name: "fill" };
+                work.perform(|| (), || fill(owner, address, value, bytes));
             }
         }
     }
 }
 
-/// Does something that can fail, by itself or by request, and leaves a line in the trace if it doesn't.
-fn perform(stream: &Stream, subject: &str, name: &str, action: impl FnOnce() -> Result<u64, Code>) {
-    let begin_ns = now_ns();
-    let outcome = match control().faults.strike(subject) {
-        Some(code) => Err(code),
-        None => action(),
-    };
-    match outcome {
-        Ok(bytes) => control().trace.write(&Line {
-            device: stream.owner.ordinal(),
-            stream: stream.number,
-            operation: name,
-            bytes,
-            begin_ns,
-            end_ns: now_ns(),
-        }),
-        Err(code) => stream.owner.fail(code),
+/// An operation that touches memory.
+struct Work<'a> {
+    stream: &'a Stream,
+    era: u64,
+    /// What faults call it.
+    subject: &'a str,
+    /// What the trace calls it.
+    name: &'a str,
+}
+
+impl Work<'_> {
+    /// Does it after a delay. It can fail, by itself or by request, and leaves a line in the trace if it doesn't.
+    fn perform(self, delay: impl FnOnce(), run: impl FnOnce() -> Result<u64, Code>) {
+        let (owner, begin_ns) = (&self.stream.owner, now_ns());
+        let fault = control().faults.strike(self.subject);
+        if fault.is_none() {
+            delay();
+        }
+        owner.act(self.era, || match fault.map_or_else(run, Err) {
+            Ok(bytes) => control().trace.write(&Line {
+                device: owner.ordinal(),
+                stream: self.stream.number,
+                operation: self.name,
+                bytes,
+                begin_ns,
+                end_ns: now_ns(),
+            }),
+            Err(code) => owner.fail(code),
+        });
     }
 }
 

@@ -40,7 +40,8 @@ pub(crate) enum Kind {
 
 #[derive(Default)]
 struct Queue {
-    waiting: VecDeque<Operation>,
+    /// With the eras of their context.
+    waiting: VecDeque<(u64, Operation)>,
     submitted: u64,
     completed: u64,
     /// The thread ends when nothing waits.
@@ -105,11 +106,12 @@ impl Stream {
 
     /// Queues an operation, unless the stream has ended.
     fn append(&self, operation: Operation) -> bool {
+        let era = self.owner.era();
         let mut queue = self.queue();
         if queue.closed && queue.completed == queue.submitted {
             return false;
         }
-        queue.waiting.push_back(operation);
+        queue.waiting.push_back((era, operation));
         queue.submitted += 1;
         self.arrived.notify_one();
         true
@@ -148,17 +150,17 @@ impl Stream {
 
     fn run(&self) {
         let mut jitter = Jitter::new(self.number);
-        while let Some(operation) = self.next() {
+        while let Some((era, operation)) = self.next() {
             jitter.delay();
             match operation {
                 // Who sees the last event passed sees the stream idle.
                 Operation::Record(..) => {
                     let mut queue = self.queue();
-                    operation.execute(self);
+                    operation.execute(era, self);
                     queue.completed += 1;
                 }
                 _ => {
-                    operation.execute(self);
+                    operation.execute(era, self);
                     self.queue().completed += 1;
                 }
             }
@@ -166,7 +168,7 @@ impl Stream {
         }
     }
 
-    fn next(&self) -> Option<Operation> {
+    fn next(&self) -> Option<(u64, Operation)> {
         let idle = |queue: &mut Queue| queue.waiting.is_empty() && !queue.closed;
         let queue = self.queue();
         let mut queue = self.arrived.wait_while(queue, idle).unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,6 @@
 //! Faults on request.
 
-use crate::fixture::Session;
+use crate::fixture::{ENDLESS, Session};
 use std::ffi::CString;
 
 #[test]
@@ -49,6 +49,58 @@ fn a_copy_fails_when_it_runs() {
     assert_eq!(session.cuMemcpyHtoDAsync_v2(destination, source.as_ptr(), 1, stream), 719);
     session.fake_cuda_reset();
     assert_eq!(session.download(destination, 6), b"before", "only the first of three ran");
+}
+
+/// A program may do with the memory what it likes as soon as it is told that nothing uses it, also after a reset.
+#[test]
+fn a_call_that_says_that_the_context_is_of_no_use_ends_its_work() {
+    for (fault, code, later) in [
+        ("cuEventSynchronize:1=719", 719, 719),
+        ("cuMemGetInfo_v2:1=700", 700, 700),
+        ("cuCtxPushCurrent_v2:1=201", 201, 0),
+    ] {
+        let session = Session::new();
+        let (stream, event) = (session.stream(), session.event());
+        let destination = session.upload(b"before");
+        let source = session.pinned(b"behind");
+        let gate = session.gate(stream);
+        for offset in [0, 3] {
+            let from = source[offset..].as_ptr();
+            assert_eq!(session.cuMemcpyHtoDAsync_v2(destination + offset as u64, from, 3, stream), 0);
+        }
+        assert_eq!(session.cuEventRecord(event, stream), 0);
+        session.configure(&format!("FAULTS={fault}"));
+        let (mut free, mut total) = (0, 0);
+        let told = match code {
+            719 => session.cuEventSynchronize(event),
+            700 => session.cuMemGetInfo_v2(&mut free, &mut total),
+            _ => session.cuCtxPushCurrent_v2(session.context),
+        };
+        assert_eq!(told, code, "{fault}");
+        assert_eq!(session.cuMemFreeHost(source.as_mut_ptr()), later, "{fault}");
+        session.fake_cuda_reset();
+        drop(gate);
+        assert_eq!(session.cuStreamSynchronize(stream), 0, "{fault}: a copy went on");
+        assert_eq!(session.download(destination, 6), b"before", "{fault}");
+    }
+}
+
+/// A copy that has begun is over too, without the bytes that it had still to move.
+#[test]
+fn a_copy_that_is_under_way_ends_with_the_work_of_its_context() {
+    let session = Session::new();
+    let stream = session.stream();
+    let destination = session.upload(b"before");
+    let source = session.pinned(b"behind");
+    session.configure(ENDLESS);
+    assert_eq!(session.cuMemcpyHtoDAsync_v2(destination, source.as_ptr(), 6, stream), 0);
+    session.configure("FAULTS=cuMemGetInfo_v2:1=719");
+    let (mut free, mut total) = (0, 0);
+    assert_eq!(session.cuMemGetInfo_v2(&mut free, &mut total), 719);
+    assert_eq!(session.cuStreamSynchronize(stream), 719, "nothing is waited for");
+    session.fake_cuda_reset();
+    assert_eq!(session.cuStreamSynchronize(stream), 0);
+    assert_eq!(session.download(destination, 6), b"before");
 }
 
 #[test]
