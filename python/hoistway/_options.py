@@ -54,8 +54,8 @@ class LoadOptions(TypedDict, total=False):
     """Number of threads of the route ``threads``, and most threads that copy from the page cache."""
     huge_pages: Literal["transparent", "reserved", "never"] | None
     """Huge pages: ``"transparent"`` if the system has some, ``"reserved"`` of ``vm.nr_hugepages``, or ``"never"``."""
-    numa: int | Literal["unbound", "near_storage"] | None
-    """NUMA node of memory and threads."""
+    numa: int | Literal["auto", "unbound", "near_storage"] | None
+    """NUMA node of memory and threads; by default ``"auto"``, that of the device."""
     memory_budget: int | str | None
     """Limit of host memory for the load."""
     populate: bool

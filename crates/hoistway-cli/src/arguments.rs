@@ -377,7 +377,7 @@ pub(crate) struct Tuning {
     /// [env: HOISTWAY_HUGE_PAGES]
     #[arg(long, hide_short_help = true, value_name = "KIND", value_parser = Offered(HUGE_PAGES), hide_possible_values = true)]
     pub(crate) huge_pages: Option<String>,
-    /// NUMA node of memory and threads: unbound (the default), near_storage or a number [env: HOISTWAY_NUMA]
+    /// NUMA node of memory and threads: auto (the default: the device's), unbound, near_storage or a number [env: HOISTWAY_NUMA]
     #[arg(long, hide_short_help = true, value_name = "NODE", value_parser = Offered(NODES), hide_possible_values = true)]
     pub(crate) numa: Option<String>,
     /// Limit of host memory for the load, such as 8GiB [default: what the machine and the limits of the process leave]
@@ -528,7 +528,7 @@ pub(crate) const ROUTES: &[&str] = &[
 const DTYPES: &[&str] = &["F32", "F16", "BF16"];
 const LAYOUTS: &[&str] = &["file", "packed", "tensor"];
 const HUGE_PAGES: &[&str] = &["transparent", "reserved", "never"];
-const NODES: &[&str] = &["unbound", "near_storage"];
+const NODES: &[&str] = &["auto", "unbound", "near_storage"];
 
 /// Text as help shows it: examples, then what else there is to say.
 pub(crate) fn with_notes(examples: &str, notes: &str) -> String {

@@ -48,4 +48,14 @@ pub use idle::{keep_while_used, look_again, on_idle};
 pub use memory::{DeviceMemory, Pinned};
 pub use stream::{CopyDirection, CopyStream, HostCopy, Scratch, Ticket};
 pub use transfer::{Conversion, Element, Transfer};
+
+/// The directory where Linux says what the machine has.
+#[doc(hidden)]
+pub fn sysfs() -> std::path::PathBuf {
+    #[cfg(feature = "stand-in")]
+    if let Some(path) = std::env::var_os("HOISTWAY_SYSFS") {
+        return path.into();
+    }
+    "/sys".into()
+}
 pub use unavailable::Unavailable;

@@ -310,7 +310,7 @@ pub struct MemoryReport {
     pub huge_pages: HugePages,
     /// Whether the arenas come from a pool of memory that was touched before.
     pub pooled: bool,
-    /// The NUMA node that was asked for them, if any.
+    /// The NUMA node that was asked for them, and for the load's threads, if any.
     pub numa_node: Option<u32>,
 }
 
@@ -530,11 +530,12 @@ impl fmt::Display for Report {
         }
         writeln!(
             f,
-            "  memory    {} in {}{}, staging {}",
+            "  memory    {} in {}{}, staging {}{}",
             ByteSize(self.memory.arena_bytes),
             counted(self.memory.arenas, "arena", "arenas"),
             if self.memory.pooled { " from the pool" } else { "" },
             ByteSize(self.memory.staging_bytes),
+            self.memory.numa_node.map_or_else(String::new, |node| format!(", NUMA node {node}")),
         )?;
         writeln!(
             f,

@@ -569,9 +569,9 @@ fn describe<V: Vendor>(
 
 /// The NUMA node of the device at this address of the PCI bus, if the system says.
 fn numa_node_of(pci: &str) -> Option<u32> {
-    let text = std::fs::read_to_string(format!("/sys/bus/pci/devices/{pci}/numa_node")).ok()?;
+    let path = crate::sysfs().join("bus/pci/devices").join(pci).join("numa_node");
     // -1 stands for none.
-    text.trim().parse().ok()
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 fn uuid<V: Vendor>(driver: &Driver<V>, handle: DeviceHandle) -> Result<[u8; 16], DriverError> {

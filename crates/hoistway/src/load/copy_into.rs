@@ -136,7 +136,11 @@ fn check(options: &LoadOptions) -> Result<()> {
         ("layout", (*layout != Layout::default()).then_some(layout_name), of_memory),
         ("rings", rings.map(|rings| rings.to_string()), "copy_into has one at most"),
         ("huge_pages", (*huge_pages == HugePages::Reserved).then(|| "reserved".into()), of_memory),
-        ("numa", (*numa != NumaPlacement::Unbound).then(|| "given".into()), of_memory),
+        (
+            "numa",
+            (!matches!(numa, NumaPlacement::Auto | NumaPlacement::Unbound)).then(|| "given".into()),
+            of_memory,
+        ),
         ("pool", options.pool.as_ref().map(|_| "given".into()), of_memory),
         ("allocator", options.allocator.as_ref().map(|_| "given".into()), of_memory),
         (

@@ -2,14 +2,14 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    LoadOptions, NumaPlacement, Tensor,
+    LoadOptions, Tensor,
     flow::Flow,
     job::{FIRST_EXTENTS, Job, LoadEvent, Running},
     memory_plan::{MemoryPlan, least_bytes},
     progress::{Arrival, Progress},
     reporting::{self, Planned},
     start::{NoLoad, Start},
-    threads::{no_thread, numa_node, reads_asked_for},
+    threads::{Placement, no_thread, reads_asked_for},
     waves::MOST_READS,
 };
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
     report::{Refusal, TimeReport, few_files_note},
     route::member::{Landing, ThreadPlan, Wanted},
     source::Latency,
-    sys::{numa, threads::run_on, usage::Usage},
+    sys::{threads::run_on, usage::Usage},
     transfer::{self, MANY_READS, OpenRoute, Opening},
 };
 use bytesize::ByteSize;
@@ -122,6 +122,9 @@ impl ThreadedLoad {
             && !options.route.is_past_host()
             && !flow.is_bounded();
         let is_inline = is_small || no_threads.is_some();
+        let placement = Placement::new(sources, options.numa, copied_to)?;
+        let cores = placement.cores();
+        let Placement { node: numa_node, cpus, note: far_note } = placement;
         let wanted = Wanted {
             route: options.route,
             direct: options.direct,
@@ -130,13 +133,12 @@ impl ThreadedLoad {
             device: copied_to,
             is_inline,
             copies_on_lanes: false,
-            copiers: options.threads.unwrap_or_else(parallel::cores),
+            copiers: options.threads.unwrap_or(cores),
             reads: plan.extents().len(),
             read_bytes: plan.read_bytes(),
         };
         let mut opening = Opening::new(wanted, sources, refused);
         opening.open_first(&plan)?;
-        let numa_node = numa_node(sources, options.numa, copied_to)?;
         let memory = MemoryRequest {
             pages: options.huge_pages,
             numa_node,
@@ -162,7 +164,8 @@ impl ThreadedLoad {
                 Some(budget) => too_long = Some(shorter_reads_note(chunk_bytes, longer, needed, budget)),
             }
         }
-        let threads = if is_inline { ThreadPlan::ALONE } else { ThreadPlan::new(&plan, sources, options) };
+        let threads =
+            if is_inline { ThreadPlan::ALONE } else { ThreadPlan::new(&plan, sources, options, cores) };
         let planned = Planned { catalog, plan: &plan, options, numa_node };
         let mut report = planned.report(device.as_deref());
         let (slots, staging_bytes) = match copied_to {
@@ -200,6 +203,7 @@ impl ThreadedLoad {
         })?;
         reporting::add_preparation(&mut report, &job);
         report.notes.extend(too_long);
+        report.notes.extend(far_note.filter(|_| !is_inline));
         report.notes.extend(few_files_note(reads_asked_for(options)).filter(|_| !is_inline));
         report.time.open_seconds = open_time.as_secs_f64();
         report.time.prepare_seconds = started.elapsed().as_secs_f64();
@@ -219,12 +223,10 @@ impl ThreadedLoad {
             loading.alone = Some(loading.job.enter());
             loading.run_inline();
         } else {
-            // By default threads stay where the process may run: its owner may have chosen that.
-            let threads_node = numa_node.filter(|_| options.numa != NumaPlacement::Unbound);
             if allocates_on && loading.spawn(1, "hoistway-arenas", &None, Job::admit_all).is_err() {
                 loading.job.admit_all();
             }
-            if let Err(error) = loading.spawn_all(&threads, threads_node) {
+            if let Err(error) = loading.spawn_all(&threads, &cpus) {
                 // Those that started end with the load, which begins anew.
                 loading.is_counted = true;
                 return Ok(Err(error));
@@ -246,10 +248,7 @@ impl ThreadedLoad {
     ///
     /// # Errors
     /// The system's, if it gives none of a kind that the load needs.
-    fn spawn_all(&mut self, threads: &ThreadPlan, numa_node: Option<u32>) -> io::Result<()> {
-        let cpus = numa_node
-            .and_then(|id| numa::nodes().into_iter().find(|node| node.id == id))
-            .map(|node| node.cpus);
+    fn spawn_all(&mut self, threads: &ThreadPlan, cpus: &Option<Vec<usize>>) -> io::Result<()> {
         let (job, depth) = (self.job.clone(), threads.depth.0);
         let needed: Vec<bool> =
             (0..job.engine.routes.len()).map(|route| job.engine.will_serve(route)).collect();
@@ -257,7 +256,7 @@ impl ThreadedLoad {
             |(route, needed): (&OpenRoute, &bool)| *needed && route.member.facts().cache.is_some();
         let is_probing = job.engine.routes.iter().zip(&needed).any(is_probing);
         if job.device_line().is_some() {
-            self.spawn(1, "hoistway-device", &cpus, Job::wait_for_copies)?;
+            self.spawn(1, "hoistway-device", cpus, Job::wait_for_copies)?;
         }
         let serve = |loading: &mut Self, is_cache: bool| {
             for (number, route) in job.engine.routes.iter().enumerate() {
@@ -268,7 +267,7 @@ impl ThreadedLoad {
                             job.touch_all_ahead(depth);
                         }
                     };
-                    loading.spawn(route.share.threads, route.member.facts().thread_name, &cpus, work)?;
+                    loading.spawn(route.share.threads, route.member.facts().thread_name, cpus, work)?;
                 }
             }
             io::Result::Ok(())
@@ -284,7 +283,7 @@ impl ThreadedLoad {
             // Pinning takes time: threads do it side by side.
             let first = if has(Landing::Device) && !is_probing { 1 } else { depth + threads.copiers.0 };
             // Without these threads, reads pin their slots themselves.
-            let _ = self.spawn(PINNERS, "hoistway-pin", &cpus, move |job| {
+            let _ = self.spawn(PINNERS, "hoistway-pin", cpus, move |job| {
                 for route in &job.engine.routes {
                     if let Some(slots) = route.slots() {
                         slots.pin_ahead(route.share.depth.1, || job.is_over());
@@ -295,7 +294,7 @@ impl ThreadedLoad {
         } else if has_rings && !is_probing {
             // Without this thread, reads fault their memory in themselves.
             let touch = move |job: &Job| job.touch_all_ahead(depth);
-            let _ = self.spawn(threads.touchers, "hoistway-touch", &cpus, touch);
+            let _ = self.spawn(threads.touchers, "hoistway-touch", cpus, touch);
         }
         serve(self, false)
     }

@@ -25,8 +25,11 @@ const MAX_PINNED_CHUNK_BYTES: u64 = 32 << 20;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum NumaPlacement {
-    /// Wherever the kernel puts them.
+    /// The node that the device hangs off, for a load to a device; else as [`Unbound`](Self::Unbound). Threads stay on those of the
+    /// node's processors that the caller's thread may use.
     #[default]
+    Auto,
+    /// Wherever the kernel puts them.
     Unbound,
     /// The node that the first file's drive hangs off, if it has one.
     NearStorage,
@@ -221,13 +224,14 @@ impl LoadOptions {
             "huge_pages" => self.huge_pages = named("huge_pages", value)?,
             "numa" => {
                 self.numa = match value {
+                    "auto" => NumaPlacement::Auto,
                     "unbound" => NumaPlacement::Unbound,
                     "near_storage" => NumaPlacement::NearStorage,
                     node => NumaPlacement::Node(node.parse().map_err(|_| {
                         Error::invalid_option(
                             "numa",
                             value,
-                            "it must be unbound, near_storage or the number of a node",
+                            "it must be auto, unbound, near_storage or the number of a node",
                         )
                     })?),
                 }

@@ -9,7 +9,11 @@ use crate::{
     plan::Plan,
     route::{DirectIo, Unavailable, member::ThreadPlan},
     source::{Latency, Source},
-    sys::{block_device, numa},
+    sys::{
+        block_device,
+        numa::{self, Node},
+        threads::usable,
+    },
 };
 use hoistway_io::file;
 use std::{io, sync::Arc};
@@ -35,9 +39,8 @@ impl ThreadPlan {
     pub(super) const ALONE: Self =
         Self { copiers: (1, 1), copiers_beside: 1, touchers: 0, rings: 1, depth: (1, 1), pool: 1, direct: 1 };
 
-    /// For a load of `plan`.
-    pub(super) fn new(plan: &Plan, sources: &[Arc<dyn Source>], options: &LoadOptions) -> Self {
-        let cores = parallel::cores();
+    /// For a load of `plan` on so many cores.
+    pub(super) fn new(plan: &Plan, sources: &[Arc<dyn Source>], options: &LoadOptions, cores: usize) -> Self {
         let used: Vec<&Arc<dyn Source>> = {
             let mut files: Vec<_> = plan.extents().iter().map(|extent| extent.file).collect();
             files.dedup();
@@ -114,22 +117,98 @@ pub(super) fn no_thread(error: &io::Error) -> Unavailable {
     Unavailable::new(format!("the system starts no thread: {error}"), fix)
 }
 
-/// The node that `placement` stands for on this machine.
-pub(super) fn numa_node(
-    sources: &[Arc<dyn Source>],
-    placement: NumaPlacement,
-    copied_to: Option<&Arc<Device>>,
-) -> Result<Option<u32>> {
-    match placement {
-        // Pinned memory far from the device halves the speed of copies.
-        NumaPlacement::Unbound => {
-            let near_device = copied_to.and_then(|device| device.info().numa_node);
-            Ok(near_device.filter(|_| numa::nodes().len() > 1))
+/// Where the memory of a load comes from, and its threads run.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Placement {
+    /// The node of its memory, if it is to be of one.
+    pub(super) node: Option<u32>,
+    /// The processors that its threads stay on, if not on all.
+    pub(super) cpus: Option<Vec<usize>>,
+    /// Why they do not, although its memory is on a node.
+    pub(super) note: Option<String>,
+}
+
+impl Placement {
+    /// What is asked for on this machine, for a load to a device if one is given.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOption`] if there is no such node.
+    pub(super) fn new(
+        sources: &[Arc<dyn Source>],
+        wanted: NumaPlacement,
+        copied_to: Option<&Arc<Device>>,
+    ) -> Result<Self> {
+        let own_node = |id: Option<u32>| {
+            let cpus = numa::nodes().into_iter().find(|node| Some(node.id) == id).map(|node| node.cpus);
+            Self { node: id, cpus, note: None }
+        };
+        match wanted {
+            NumaPlacement::Auto => match copied_to.and_then(|device| device.info().numa_node) {
+                Some(node) => Ok(Self::near(node, &numa::nodes(), usable)),
+                None => Ok(Self::default()),
+            },
+            NumaPlacement::Unbound => Ok(Self::default()),
+            NumaPlacement::NearStorage => Ok(own_node(
+                sources.first().and_then(|source| block_device::numa_node(source.as_local()?.device())),
+            )),
+            NumaPlacement::Node(id) => match own_node(Some(id)) {
+                Self { cpus: None, .. } => {
+                    Err(Error::invalid_option("numa", id, "this machine has no such node"))
+                }
+                own => Ok(own),
+            },
         }
-        NumaPlacement::NearStorage => {
-            Ok(sources.first().and_then(|source| block_device::numa_node(source.as_local()?.device())))
+    }
+
+    /// On the node of a device: pinned memory far from it halves the speed of copies. `usable` says which processors the process may
+    /// use, as its owner may have chosen.
+    fn near(node: u32, nodes: &[Node], usable: impl FnOnce(&[usize]) -> Vec<usize>) -> Self {
+        let own = nodes.iter().find(|own| own.id == node);
+        let Some(own) = own.filter(|_| nodes.len() > 1) else { return Self::default() };
+        let cpus = Some(usable(&own.cpus)).filter(|cpus| !cpus.is_empty());
+        let note = cpus.is_none().then(|| {
+            format!(
+                "threads ran far from the device: the process may use no processor of its NUMA node, {node}"
+            )
+        });
+        Self { node: Some(node), cpus, note }
+    }
+
+    /// How many processors its threads may use.
+    pub(super) fn cores(&self) -> usize {
+        self.cpus.as_ref().map_or_else(parallel::cores, |cpus| cpus.len().min(parallel::cores()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nodes(of: &[&[usize]]) -> Vec<Node> {
+        of.iter().zip(0..).map(|(cpus, id)| Node { id, cpus: cpus.to_vec() }).collect()
+    }
+
+    #[test]
+    fn threads_near_a_device_stay_on_what_the_process_may_use() {
+        let two = nodes(&[&[0, 1, 4, 5], &[2, 3, 6, 7]]);
+        let near = |node, allowed: &[usize]| {
+            let usable = |cpus: &[usize]| cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect();
+            Placement::near(node, &two, usable)
+        };
+        let all: Vec<usize> = (0..8).collect();
+        let expected = Placement { node: Some(1), cpus: Some(vec![2, 3, 6, 7]), note: None };
+        assert_eq!(near(1, &all), expected);
+        assert_eq!(near(0, &[0, 1, 2]).cpus, Some(vec![0, 1]));
+        let far = near(1, &[0, 1]);
+        assert_eq!((far.node, &far.cpus), (Some(1), &None));
+        assert!(far.note.unwrap().contains("NUMA node, 1"));
+        assert_eq!(near(7, &all), Placement::default(), "the system does not know the node");
+    }
+
+    #[test]
+    fn a_machine_of_one_node_changes_nothing() {
+        for nodes in [nodes(&[&[0, 1]]), Vec::new()] {
+            assert_eq!(Placement::near(0, &nodes, <[usize]>::to_vec), Placement::default());
         }
-        NumaPlacement::Node(id) if numa::nodes().iter().any(|node| node.id == id) => Ok(Some(id)),
-        NumaPlacement::Node(id) => Err(Error::invalid_option("numa", id, "this machine has no such node")),
     }
 }

@@ -6,7 +6,7 @@ use std::fs;
 
 /// The machine's nodes in order; empty if the kernel does not say.
 pub fn nodes() -> Vec<Node> {
-    let Ok(entries) = fs::read_dir("/sys/devices/system/node") else {
+    let Ok(entries) = fs::read_dir(hoistway_device::sysfs().join("devices/system/node")) else {
         return Vec::new();
     };
     let mut nodes: Vec<Node> = entries

@@ -19,3 +19,8 @@ pub fn run_on(cpus: &[usize]) {
     // SAFETY: the structure outlives the call; the previous affinity is not asked for.
     unsafe { SetThreadGroupAffinity(GetCurrentThread(), &raw const affinity, ptr::null_mut()) };
 }
+
+/// Returns `cpus`: Windows itself keeps a thread off those that its process may not use.
+pub fn usable(cpus: &[usize]) -> Vec<usize> {
+    cpus.to_vec()
+}

@@ -1,0 +1,106 @@
+//! Where loads to a device run on a machine of two NUMA nodes, which this test makes the engine see.
+#![cfg(target_os = "linux")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
+
+mod common;
+
+use common::{
+    assert_is_file, make_warm,
+    on_device::{CUDA, Devices, chunky, disk, staged},
+    reading::until,
+    stand_in::STAND_IN,
+};
+use hoistway::NumaPlacement;
+use std::{collections::BTreeSet, fs, path::Path, thread};
+
+/// A processor that no machine has.
+const ABSENT: usize = 100_000;
+
+/// The processors that threads of the load whose names begin so may use; `None` while there is no such thread.
+fn cpus_of(name: &str) -> Option<Vec<BTreeSet<usize>>> {
+    let mut found = Vec::new();
+    for task in fs::read_dir("/proc/self/task").unwrap() {
+        let path = task.unwrap().path();
+        // It may have ended.
+        let Ok(comm) = fs::read_to_string(path.join("comm")) else { continue };
+        let Ok(status) = fs::read_to_string(path.join("status")) else { continue };
+        if comm.starts_with(name) {
+            found.push(cpus_in(&status));
+        }
+    }
+    (!found.is_empty()).then_some(found)
+}
+
+fn cpus_in(status: &str) -> BTreeSet<usize> {
+    let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+    let ranges = line.trim().split(',').map(|part| part.split_once('-').unwrap_or((part, part)));
+    ranges.flat_map(|(first, last)| first.parse().unwrap()..=last.parse().unwrap()).collect()
+}
+
+fn write(root: &Path, path: &str, text: &str) {
+    let path = root.join(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+#[test]
+fn threads_and_staging_of_a_load_are_on_the_node_of_its_device() {
+    let devices = Devices::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    make_warm(&path);
+    let all = cpus_in(&fs::read_to_string("/proc/thread-self/status").unwrap());
+    let (first, last) = (*all.first().unwrap(), *all.last().unwrap());
+    if first == last {
+        eprintln!("skipped: the process may use one processor");
+        return;
+    }
+    let root = directory.path().join("sys");
+    // SAFETY: other threads of this process read the environment through the standard library, which takes turns with this.
+    #[allow(unsafe_code)]
+    unsafe {
+        std::env::set_var("HOISTWAY_SYSFS", &root);
+    }
+    let address =
+        hoistway_device::devices().unwrap().into_iter().find(|device| device.id == CUDA).unwrap().pci;
+    let node = format!("bus/pci/devices/{address}/numa_node");
+    let (auto, unbound) = (NumaPlacement::Auto, NumaPlacement::Unbound);
+    let whole: Vec<usize> = all.iter().copied().collect();
+    // Processors of the second node, the node of the device, what is asked for; where threads run, and the node of the report.
+    let cases: [(usize, &str, NumaPlacement, &[usize], Option<u32>); 6] = [
+        (last, "1", auto, &[last], Some(1)),
+        (last, "0", auto, &[first], Some(0)),
+        (last, "1", NumaPlacement::Node(0), &[first], Some(0)),
+        (last, "1", unbound, &whole, None),
+        (last, "-1", auto, &whole, None),
+        (ABSENT, "1", auto, &whole, Some(1)),
+    ];
+    write(&root, "devices/system/node/node0/cpulist", &format!("{first}\n"));
+    for (second, of_device, numa, expected, reported) in cases {
+        let case = format!("{second} {of_device} {numa:?}");
+        write(&root, "devices/system/node/node1/cpulist", &format!("{second}\n"));
+        write(&root, &node, &format!("{of_device}\n"));
+        // The device is opened anew. No copy ends before the settings are taken back.
+        STAND_IN.set("COPY_LATENCY_US=600000000");
+        // There are fewer slots than reads, so that threads wait for one.
+        let options = staged().threads(2).chunk_bytes(1 << 20).memory_budget_bytes(4 << 20).numa(numa);
+        let loaded = thread::scope(|scope| {
+            let load = scope.spawn(|| hoistway::load(&[&path], &options));
+            let expected: BTreeSet<usize> = expected.iter().copied().collect();
+            for name in ["hoistway-device", "hoistway-copy"] {
+                let is_there =
+                    || cpus_of(name).is_some_and(|found| found.iter().all(|cpus| *cpus == expected));
+                until(&format!("{case}: {name} on {expected:?}"), is_there);
+            }
+            STAND_IN.reset();
+            load.join().unwrap().unwrap()
+        });
+        assert_is_file(&loaded, &file);
+        let report = loaded.report();
+        assert_eq!(report.memory.numa_node, reported, "{case}");
+        let (text, is_far) = (report.to_string(), second == ABSENT);
+        assert_eq!(text.contains(", NUMA node "), reported.is_some(), "{text}");
+        assert_eq!(text.contains("threads ran far from the device"), is_far, "{text}");
+    }
+    devices.assert_nothing_left("loads on nodes");
+}
