@@ -32,6 +32,20 @@ CALLS = (
     "cuMemFree_v2",
     "cuMemcpyHtoDAsync_v2",
 )
+SMALL_BYTES = 16 << 20
+SMALL_THREADS = 8
+SMALL_CALLS = (
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamQuery",
+    "cuMemGetInfo_v2",
+    "cuMemHostRegister_v2",
+    "cuMemAlloc_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuCtxPushCurrent_v2",
+)
 LOAD = """
 import ctypes, json, sys, time
 import hoistway
@@ -41,7 +55,8 @@ calls = sys.argv[3].split(",")
 loads = []
 for _ in range(2):
     before = [driver.fake_cuda_count(f"calls.{name}".encode()) for name in calls]
-    loaded = hoistway.load_file(sys.argv[4:], "cuda:0", framework="raw", route=sys.argv[2])
+    threads = int(sys.argv[4]) or None
+    loaded = hoistway.load_file(sys.argv[5:], "cuda:0", framework="raw", route=sys.argv[2], threads=threads)
     report = json.loads(loaded.report._json)
     after = [driver.fake_cuda_count(f"calls.{name}".encode()) for name in calls]
     loads.append({"report": report, "calls": [new - old for old, new in zip(before, after)]})
@@ -50,7 +65,9 @@ print(json.dumps(loads))
 """
 
 
-def measure(library: Path, paths: list[str], route: str) -> list[dict]:
+def measure(
+    library: Path, paths: list[str], route: str, calls: tuple[str, ...] = CALLS, threads: int = 0
+) -> list[dict]:
     """The first and the second load of a fresh process."""
     environment = {
         **os.environ,
@@ -60,7 +77,7 @@ def measure(library: Path, paths: list[str], route: str) -> list[dict]:
         "FAKE_CUDA_POISON": "0",
         "FAKE_CUDA_MEMORY_MIB": "65536",
     }
-    command = [sys.executable, "-c", LOAD, str(library), route, ",".join(CALLS), *paths]
+    command = [sys.executable, "-c", LOAD, str(library), route, ",".join(calls), str(threads), *paths]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
@@ -95,6 +112,22 @@ def rows(library: Path, paths: list[str], place: str, routes: tuple[str, ...], r
     return lines
 
 
+def small_rows(library: Path, rounds: int) -> list[str]:
+    """Lines for both loads of one tensor, from the process whose second load took the median time."""
+    path = HERE / "data" / "simulated" / "one.safetensors"
+    if not path.exists():
+        model.write_file(path, [("one", "U8", [SMALL_BYTES], SMALL_BYTES)], 0)
+    path.read_bytes()
+    samples = [measure(library, [str(path)], "auto", SMALL_CALLS, SMALL_THREADS) for _ in range(rounds)]
+    samples.sort(key=lambda loads: loads[1]["report"]["time"]["total_seconds"])
+    lines = []
+    for name, load in zip(("first", "second"), samples[len(samples) // 2], strict=True):
+        seconds = load["report"]["time"]["total_seconds"]
+        counts = " | ".join(str(count) for count in load["calls"])
+        lines.append(f"| {name} | {1000 * seconds:.1f} | {counts} |")
+    return lines
+
+
 def main() -> None:
     """Measures what the command line says, and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -114,6 +147,7 @@ def main() -> None:
         lines += rows(arguments.library, paths, place, routes, arguments.rounds)
         if place == "tmpfs":
             shutil.rmtree(folder)
+    small = small_rows(arguments.library, arguments.rounds)
     columns = [
         "files",
         "route",
@@ -137,6 +171,15 @@ involved.
 | {" | ".join(columns)} |
 {"|---" * len(columns)}|
 {chr(10).join(lines)}
+
+## One tensor of {SMALL_BYTES >> 20} MiB
+
+From the page cache, by `auto` and `threads={SMALL_THREADS}`; calls of the driver by one load, without those that
+free the tensor.
+
+| load | simulated ms | {" | ".join(f"`{name}`" for name in SMALL_CALLS)} |
+|---|---{"|---" * len(SMALL_CALLS)}|
+{chr(10).join(small)}
 """
     arguments.output.write_text(text)
     print(text)
