@@ -193,7 +193,8 @@ def test_loads_leave_nothing_behind(model: Path) -> None:
             break
         with pytest.raises(hoistway.HoistwayError):
             hoistway.load_file(model, framework="raw", select="missing")
-    assert descriptors() == before[0]
+    # Of tests before this one some may be closed meanwhile.
+    assert descriptors() <= before[0]
     assert_threads_end(before[1])
 
 

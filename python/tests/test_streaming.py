@@ -28,7 +28,8 @@ def descriptors_and_threads() -> tuple[int, int]:
 
 
 def assert_as_before(before: tuple[int, int]) -> None:
-    assert len(os.listdir("/proc/self/fd")) == before[0]
+    # Of tests before this one some may be closed meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= before[0]
     assert_threads_end(before[1])
 
 
