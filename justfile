@@ -191,7 +191,7 @@ lint-python: develop lint-tools
     '{{ bin }}/python' docs/site/assemble.py target/docs/pages
     '{{ bin }}/python' testkit/snippets/snippets.py target/snippets
     '{{ bin }}/mypy' python/hoistway target/snippets testkit/snippets
-    '{{ bin }}/python' -m mypy.stubtest hoistway._native
+    '{{ bin }}/python' -m mypy.stubtest --mypy-config-file testkit/stubtest.ini hoistway._native
 
 # Check the Python of README and docs with basedpyright, a fork of pyright that downloads nothing as it runs.
 [group('lint')]
