@@ -82,7 +82,11 @@ demo-model:
 
 # Run all tests: Rust, the C library, NIXL, the hosts of plug-ins, Python.
 [group('tests')]
-test: prepare test-rust test-capi test-nixl test-hosts test-python
+test: prepare test-rust test-packages
+
+# Some wait for stores, daemons and ranks, others compute. Python takes the longest, and so ends the output.
+[parallel, private]
+test-packages: test-capi test-nixl test-hosts test-python
 
 # What waits for the network and what computes, side by side.
 [parallel, private]
@@ -129,7 +133,8 @@ fetch-hosts: venv
 [group('tests')]
 test-hosts *arguments: fetch-hosts develop
     printf '%s\n' plugins/test_{vllm,sglang} kv/adapters/test_adapter_{lmcache,vllm,sglang,ucm} | \
-        xargs --max-procs 3 -I TESTS "{{ just_executable() }}" --justfile '{{ justfile() }}' test-host TESTS "$@"
+        xargs --max-procs 3 -I TESTS \
+            testkit/check/whole.sh "{{ just_executable() }}" --justfile '{{ justfile() }}' test-host TESTS "$@"
 
 # Hours of processor time for all of them. A version's tests may fail: the table says so, and the recipe goes on.
 # Run those tests on older versions of the hosts too, or on some (vllm, sglang==0.5.21), and write docs/hosts.md.
@@ -160,7 +165,7 @@ demo-moe *arguments: venv capi
 [group('tests')]
 test-nixl *arguments: setup build
     integrations/nixl/build.sh target/debug/libhoistway_capi.a target/nixl
-    '{{ bin }}/pytest' integrations/nixl "$@"
+    testkit/check/whole.sh '{{ bin }}/pytest' --basetemp target/pytest-nixl integrations/nixl "$@"
 
 # Read blobs of azurite, Azure's own emulator, which checks signatures. Downloads 60 MB with npm.
 [group('tests')]
