@@ -121,7 +121,7 @@ test-rust *arguments: setup build
 # Run the tests of the Python package by pytest. Arguments choose tests: -k resume.
 [group('tests')]
 test-python *arguments: develop
-    '{{ bin }}/pytest' --numprocesses 3 --dist loadfile "$@"
+    '{{ bin }}/pytest' --numprocesses 3 --dist loadfile --no-loadscope-reorder "$@"
 
 # Download what test-hosts needs: the sources of vLLM, SGLang, LMCache and UCM, and packages that they import. 240 MB.
 [group('tests')]

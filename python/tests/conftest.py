@@ -31,6 +31,18 @@ for variable in ("HOISTWAY_CUDA_DRIVER", "HOISTWAY_CUFILE", "HOISTWAY_HIP_DRIVER
     os.environ[variable] = str(STAND_IN)
 os.environ.setdefault("FAKE_CUDA_CUFILE_MODE", "nvfs")
 
+LONGEST = [
+    "test_rank_failures.py",
+    "test_cancel.py",
+    "test_run.py",
+    "test_differential.py",
+    "test_process.py",
+    "test_safetensors_upstream.py",
+    "test_gpu_checks.py",
+    "test_fastsafetensors_ranks.py",
+]
+"""The files whose tests take the longest together: a process has all tests of a file."""
+
 BITS = {
     "F4": 4,
     "F6_E2M3": 6,
@@ -42,6 +54,12 @@ BITS = {
 }
 
 WriteModel = Callable[..., Path]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the longest files first: one that begins late leaves the other processes without work."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
 
 
 def write_model(
