@@ -18,6 +18,8 @@ llama_cpp := "bench/data/llama-cpp-python-0.3.36"
 hosts_at := justfile_directory() / "bench/data/hosts"
 # For release builds that nothing measures: more optimising takes longer than it saves.
 quick := "CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_OPT_LEVEL=2"
+# Rust tests that take their time waiting for servers that say nothing: they run beside those of Python.
+waiting := "(package(hoistway-objects) & kind(test)) | (package(hoistway) & binary(objects)) | binary(save_objects) | binary(cancel) | (package(usrbiod) & test(failing::))"
 export PYO3_PYTHON := bin / "python"
 # Python keeps what it compiles, whatever the environment says: an import of torch takes twice as long without.
 export PYTHONDONTWRITEBYTECODE := ""
@@ -82,11 +84,11 @@ demo-model:
 
 # Run all tests: Rust, the C library, NIXL, the hosts of plug-ins, Python.
 [group('tests')]
-test: prepare test-rust test-packages
+test: prepare test-computing test-packages
 
 # Some wait for stores, daemons and ranks, others compute. Python takes the longest, and so ends the output.
 [parallel, private]
-test-packages: test-capi test-nixl test-hosts test-python
+test-packages: test-waiting test-capi test-nixl test-hosts test-python
 
 # What waits for the network and what computes, side by side.
 [parallel, private]
@@ -108,6 +110,18 @@ develop: setup build
     '{{ bin }}/python' -m wheel pack --dest-dir target/develop target/develop/unpacked > target/develop.log
     {{ install }} --no-deps --reinstall target/develop/*.whl
     install target/debug/lib_native.so python/hoistway/_native.abi3.so
+
+# The Rust tests that keep the cores busy, and the doc tests.
+[private]
+test-computing: setup build
+    "{{ just_executable() }}" --justfile '{{ justfile() }}' test-rust -E 'not ({{ waiting }})'
+
+# The other Rust tests.
+[private]
+test-waiting: setup build
+    NEXTEST_TEST_THREADS="${NEXTEST_TEST_THREADS:-$((2 * $(nproc)))}" testkit/check/whole.sh \
+        '{{ bin }}/cargo-nextest' nextest run --workspace --all-features --profile waiting -E '{{ waiting }}'
+    @grep --only-matching '^skipped: .*' target/nextest/waiting/junit.xml | sort --unique || true
 
 # Run the Rust tests by cargo-nextest, two on each core, then the doc tests. Arguments choose tests: -E 'test(resume)'.
 [group('tests')]
