@@ -9,7 +9,7 @@ import sys
 import tempfile
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hoistway
@@ -74,6 +74,14 @@ def has_open(process: int, path: Path) -> bool:
     return str(path) in open_links(process)
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A model whose load takes long, which is written once."""
+    path = tmp_path_factory.mktemp("large") / "m.safetensors"
+    yield write_model(path, {f"t{i}": ("U8", [1 << 20]) for i in range(512)})
+    path.unlink()
+
+
 @pytest.mark.parametrize(
     ("work", "has_begun"),
     [
@@ -85,10 +93,9 @@ def has_open(process: int, path: Path) -> bool:
     ],
 )
 def test_ctrl_c_ends_what_is_under_way(
-    tmp_path: Path, work: str, has_begun: Callable[[int, Path], bool]
+    large: Path, work: str, has_begun: Callable[[int, Path], bool]
 ) -> None:
-    path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(512)})
-    make_cold(path)
+    make_cold(large)
     script = f"""
         import os, signal, sys, time, hoistway
         # A shell that runs the tests in the background makes them ignore it.
@@ -111,13 +118,13 @@ def test_ctrl_c_ends_what_is_under_way(
         print(len(hoistway.load_file(path, framework="raw", select="t1")))
         """
     child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script), path],
+        [sys.executable, "-c", textwrap.dedent(script), large],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     assert child.stdout.readline() == "started\n"
-    wait_until(lambda: has_begun(child.pid, path))
+    wait_until(lambda: has_begun(child.pid, large))
     child.send_signal(signal.SIGINT)
     output, errors = child.communicate(timeout=60)
     assert child.returncode == 0, errors
