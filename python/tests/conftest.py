@@ -34,6 +34,7 @@ os.environ.setdefault("FAKE_CUDA_CUFILE_MODE", "nvfs")
 LONGEST = [
     "test_rank_failures.py",
     "test_cancel.py",
+    "test_copy_into.py",
     "test_run.py",
     "test_differential.py",
     "test_process.py",
