@@ -137,10 +137,11 @@ test-rust *arguments: setup build
 test-python *arguments: develop
     '{{ bin }}/pytest' --numprocesses 3 --dist loadfile --no-loadscope-reorder "$@"
 
+# Pip need not compile the packages: Python compiles what is imported.
 # Download what test-hosts needs: the sources of vLLM, SGLang, LMCache and UCM, and packages that they import. 240 MB.
 [group('tests')]
 fetch-hosts: venv
-    '{{ bin }}/python' testkit/hosts/fetch.py '{{ hosts_at }}'
+    PIP_COMPILE=0 '{{ bin }}/python' testkit/hosts/fetch.py '{{ hosts_at }}'
 
 # The longest begin first. Those of adapters wait for their stores most of the time: three at once keep two cores busy.
 # Run the tests of plug-ins and adapters on the sources of their hosts.
