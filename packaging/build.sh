@@ -22,6 +22,7 @@ build() {
 
     maturin build --profile dist --zig --target "$target" --compatibility "manylinux_${glibc/./_}" --out dist \
         "${std_flags[@]}"
+    add_notices dist/*"_$arch.whl" "$target"
     # In a directory of its own: cargo would compile all crates anew each time that the other links.
     cargo zigbuild --profile dist --target "$target.$glibc" --target-dir "$work/target" --package hoistway-cli \
         --package hoistway-capi "${std_flags[@]}"
@@ -58,9 +59,21 @@ build_windows() {
     cargo fetch --quiet --locked --target "$windows_target"
     in_windows_root 7200 env CARGO_TARGET_DIR="$work/windows" SOURCE_DATE_EPOCH="$SOURCE_DATE_EPOCH" \
         "$work/venv/bin/maturin" build --profile dist --target "$windows_target" --out dist "${std_flags[@]}"
+    add_notices dist/*-win_amd64.whl "$windows_target"
     rm -rf "$work/unpacked"
     python -m zipfile -e dist/*-win_amd64.whl "$work/unpacked"
     in_windows_root 600 testkit/windows/package.sh "$work/unpacked" "$windows_python"
+}
+
+# Adds the notices of the crates that a wheel is linked with to its licenses: WHEEL TARGET.
+add_notices() {
+    local information
+    rm -rf "$work/unpacked"
+    python -m wheel unpack --dest "$work/unpacked" "$1"
+    information=$(echo "$work"/unpacked/*/*.dist-info)
+    python packaging/notices.py hoistway-python "$2" >"$information/licenses/NOTICES"
+    sed -i 's/^License-File: LICENSE$/&\nLicense-File: NOTICES/' "$information/METADATA"
+    python -m wheel pack --dest-dir dist "$work"/unpacked/*
 }
 
 # Writes the manual pages and the completions of a command that runs here.

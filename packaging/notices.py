@@ -132,7 +132,7 @@ def shown(found: tuple[str, ...]) -> Iterator[str]:
     """Texts of licenses as Debian writes them; of the Apache License, which packages have, where it is."""
     if any(APACHE.search(text) for text in found):
         yield " The text of the Apache License 2.0 is in /usr/share/common-licenses/Apache-2.0 of Debian, and in"
-        yield " LICENSE of hoistway's archives."
+        yield " LICENSE of hoistway's archives and wheels."
     left = dict.fromkeys(APACHE.sub("", text).strip() for text in found)
     for line in "\n\n".join(text for text in left if text).splitlines():
         yield f" {line.rstrip()}" if line.strip() else " ."
