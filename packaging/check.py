@@ -94,8 +94,20 @@ def check_wheel(wheel: Path) -> None:
     check(wheel.stat().st_size <= MOST_WHEEL_BYTES, f"{wheel.name} has more than {MOST_WHEEL_BYTES} bytes")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        for end in ("licenses/LICENSE", "entry_points.txt", ".cyclonedx.json", "hoistway/py.typed"):
+        parts = (
+            "licenses/LICENSE",
+            "licenses/NOTICES",
+            "entry_points.txt",
+            ".cyclonedx.json",
+            "hoistway/py.typed",
+        )
+        for end in parts:
             check(any(name.endswith(end) for name in names), f"{wheel.name} lacks {end}: {names}")
+        [notices] = (name for name in names if name.endswith("licenses/NOTICES"))
+        check_notices(wheel.name, archive.read(notices).decode())
+        [metadata] = (name for name in names if name.endswith(".dist-info/METADATA"))
+        listed = re.findall(r"^License-File: (.*)$", archive.read(metadata).decode(), re.MULTILINE)
+        check(listed == ["LICENSE", "NOTICES"], f"the metadata of {wheel.name} list the licenses {listed}")
         outside = [name for name in names if not name.startswith(("hoistway/", "hoistway-"))]
         check(not outside, f"{wheel.name} has files outside the package: {outside}")
         for name in names:
@@ -137,13 +149,14 @@ def check_debian(package: Path) -> None:
     with tarfile.open(
         fileobj=io.BytesIO(subprocess.check_output(["dpkg-deb", "--fsys-tarfile", package]))
     ) as files:
-        shown = files.extractfile(f"./usr/share/doc/{name}/copyright").read().decode()
+        check_notices(package.name, files.extractfile(f"./usr/share/doc/{name}/copyright").read().decode())
+
+
+def check_notices(name: str, shown: str) -> None:
+    """What an artifact says of others' code has the crates that it is linked with, and their licenses."""
     for crate in ("libc", "serde_json"):
-        check(
-            re.search(rf"^Files: .*\b{crate}-\d", shown, re.MULTILINE),
-            f"{package.name} says nothing of {crate}",
-        )
-    check("Permission is hereby granted" in shown, f"{package.name} lacks the text of the MIT License")
+        check(re.search(rf"^Files: .*\b{crate}-\d", shown, re.MULTILINE), f"{name} says nothing of {crate}")
+    check("Permission is hereby granted" in shown, f"{name} lacks the text of the MIT License")
 
 
 def check_binary(name: str, data: bytes) -> None:
