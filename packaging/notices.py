@@ -1,12 +1,13 @@
 """Prints the copyright and the licenses of the crates that a package is linked with, as Debian writes them (DEP 5).
 
-Usage: ``notices.py PACKAGE TARGET``. The crates are those that ``cargo tree`` names, and Rust's standard library; their
-texts come with them. Fails if one has no text and none is supplied here.
+Usage: ``notices.py PACKAGE TARGET``. The crates are those that ``cargo tree`` names; with them come Rust's standard
+library and, for Linux, what Zig links. Their texts come with them. Fails if one has no text and none is supplied here.
 """
 
 from __future__ import annotations
 
 import html
+import importlib.util
 import json
 import re
 import subprocess
@@ -76,6 +77,9 @@ def main(package: str, target: str) -> None:
     for (license_name, found), crates in sorted(groups.items(), key=lambda group: group[1][0]["name"]):
         print("\n".join(paragraph(license_name, found, crates)), end="\n\n")
     print("\n".join(standard_library()))
+    if "-linux-" in target:
+        print()
+        print("\n".join(linked_by_zig()))
 
 
 def linked(package: str, target: str) -> Iterator[dict[str, Any]]:
@@ -150,6 +154,23 @@ def standard_library() -> Iterator[str]:
     yield "Copyright: The Rust Project Developers (see https://thanks.rust-lang.org), and those that are named below"
     yield "License: MIT OR Apache-2.0"
     yield from shown((re.sub(r"\n\s*\n+", "\n\n", text),))
+
+
+def linked_by_zig() -> Iterator[str]:
+    """Paragraphs on what Zig links into programs and libraries: parts of its own, and LLVM's libunwind."""
+    found = importlib.util.find_spec("ziglang")
+    if found is None or found.origin is None:
+        sys.exit("the package ziglang is missing: it has the notices of what Zig links")
+    root = Path(found.origin).parent
+    yield "Files: zig/compiler_rt/*"
+    yield "Copyright: Zig contributors"
+    yield "License: MIT"
+    yield from shown(((root / "LICENSE").read_text().strip("\n"),))
+    yield ""
+    yield "Files: llvm/libunwind/*"
+    yield "Copyright: the LLVM project's contributors"
+    yield "License: Apache-2.0 WITH LLVM-exception"
+    yield from shown(((root / "lib/libunwind/LICENSE.TXT").read_text().strip("\n"),))
 
 
 if __name__ == "__main__":
