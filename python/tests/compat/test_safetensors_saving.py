@@ -17,7 +17,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from test_safetensors_differential import compare, outcome, same
+from test_safetensors_differential import compare, compares_interfaces, outcome, same
 
 MINE, THEIRS = hoistway.compat.safetensors, safetensors
 TORCH_TYPES = [
@@ -81,6 +81,7 @@ def test_memory_that_is_gone_is_not_saved(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@compares_interfaces
 def test_torch_bytes_are_the_same(tmp_path: Path) -> None:
     generator = random.Random(7)
     for round_number in range(300):
@@ -96,6 +97,7 @@ def test_torch_bytes_are_the_same(tmp_path: Path) -> None:
             assert same(MINE.torch.load_file(tmp_path / "m"), THEIRS.torch.load_file(tmp_path / "m"))
 
 
+@compares_interfaces
 def test_numpy_bytes_are_the_same(tmp_path: Path) -> None:
     generator = random.Random(8)
     for round_number in range(300):
@@ -158,6 +160,7 @@ def test_metadata_is_text(metadata: Any, tmp_path: Path) -> None:
             library.numpy.save_file({"a": np.zeros(2)}, path, metadata)
 
 
+@compares_interfaces
 @pytest.mark.parametrize(
     "array", [np.array([None]), np.array(["x"]), np.zeros(2, complex), [1], np.float32(3), SQUARE,
               np.array(["2020"], "M8[D]"), np.zeros(2, [("x", "i4")]), np.zeros(2, np.longdouble)],
@@ -215,6 +218,7 @@ class Turned(torch.nn.Module):
         self.w = torch.nn.Parameter(SQUARE.t())
 
 
+@compares_interfaces
 def test_models_are_saved_alike(tmp_path: Path) -> None:
     for model in (Tied(), Turned(), torch.nn.Linear(2, 2)):
         for metadata in (None, {"format": "pt"}, {"b.bias": "mine"}):
@@ -259,6 +263,7 @@ def loaded(library: Any, model: torch.nn.Module, path: Path, strict: bool) -> li
     return [set(names) for names in library.torch.load_model(model, path, strict=strict)]
 
 
+@compares_interfaces
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_models_are_loaded_alike(tmp_path: Path, backend: str) -> None:
     path = tmp_path / "m"

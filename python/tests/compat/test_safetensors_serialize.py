@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import safetensors as reference
 from safetensors import SafetensorError
-from test_safetensors_differential import compare, outcome
+from test_safetensors_differential import compare, compares_interfaces, outcome
 
+pytestmark = compares_interfaces
 LIBRARIES = (drop_in, reference)
 MEMORY = np.arange(240, dtype=np.uint8)
 ADDRESS = MEMORY.ctypes.data

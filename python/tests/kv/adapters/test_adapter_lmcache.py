@@ -78,8 +78,9 @@ def _stores_of_connectors(tmp_path):
 def _upstream():
     """LMCache's tests, with our client in the place of theirs."""
     module = module_at("tests", "v1", "distributed", "test_native_connector_l2_adapter.py")
-    # One of theirs that counts what it is given is made of the one that is replaced.
-    module.RecordingNativeConnector.__bases__ = (Connector,)
+    # One of theirs that counts what it is given is made of the one that is replaced; LMCache has it since 0.5.6.
+    if hasattr(module, "RecordingNativeConnector"):
+        module.RecordingNativeConnector.__bases__ = (Connector,)
     module.MockNativeConnector = Connector
     return module
 
@@ -87,10 +88,12 @@ def _upstream():
 upstream = _upstream()
 FIXTURES = ("adapter", "adapter_with_capacity", "recording_adapter", "padded_adapter")
 TESTS = [name for name in vars(upstream) if name.startswith("Test")]
-globals().update({name: getattr(upstream, name) for name in (*TESTS, *FIXTURES)})
+globals().update({name: getattr(upstream, name) for name in (*TESTS, *FIXTURES) if hasattr(upstream, name)})
 
 
 def test_upstream_tests_are_all_here():
+    if not hasattr(upstream, "RecordingNativeConnector"):
+        pytest.skip("LMCache before 0.5.6 has fewer tests of its own")
     assert len(TESTS) == 18
     assert issubclass(upstream.RecordingNativeConnector, Client)
 
