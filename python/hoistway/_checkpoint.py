@@ -635,9 +635,12 @@ class Checkpoint(Generic[T]):
                 # Importing it takes long enough to falsify the rate.
                 _bars()
             loading = self._opened.start(**options)
-            _, total = loading.progress()
-            with _callback(progress, total) as callback:
-                tensors = loading.wait(callback)
+            if progress is False:
+                tensors = loading.wait(None)
+            else:
+                _, total = loading.progress()
+                with _callback(progress, total) as callback:
+                    tensors = loading.wait(callback)
             native_report = loading.report()
         loaded: LoadedTensors[T] = LoadedTensors(native_report)
         convert(tensors, loaded)
@@ -741,12 +744,9 @@ def usrbio_directories() -> list[str] | None:
 
 
 @contextmanager
-def _callback(progress: Progress, total: int) -> Iterator[Callable[[int, int], object] | None]:
+def _callback(progress: Progress, total: int) -> Iterator[Callable[[int, int], object]]:
     """The function that a load reports its progress to. For `True` it moves a progress bar by tqdm."""
-    if progress is False:
-        yield None
-        return
-    if progress is not True:
+    if not isinstance(progress, bool):
         yield progress
         return
     with _bars()(total=total, unit="B", unit_scale=True, unit_divisor=1000) as bar:

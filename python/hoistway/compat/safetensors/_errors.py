@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hoistway import errors
 from hoistway._arguments import is_url
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 try:
     from safetensors import SafetensorError
@@ -51,13 +52,25 @@ def adopt(error: errors.HoistwayError) -> errors.HoistwayError:
     return adopted
 
 
-@contextmanager
-def translated() -> Iterator[None]:
-    """Makes errors of hoistway's in the block those of the reference library too."""
-    try:
-        yield
-    except errors.HoistwayError as error:
-        raise adopt(error) from None
+class translated:  # noqa: N801  (a block, as those of contextlib)
+    """Makes errors of hoistway's in the block those of the reference library too.
+
+    No generator, as it is entered for each tensor.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, errors.HoistwayError):
+            raise adopt(error) from None
 
 
 def safetensor_error(
