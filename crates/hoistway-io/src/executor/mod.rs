@@ -59,6 +59,8 @@ mod scheduler;
 mod state;
 mod sync;
 mod threads;
+#[cfg(test)]
+mod wake_tests;
 mod worker;
 
 pub use admission::{Bound, Limits};
@@ -67,7 +69,7 @@ pub use flight::{Flight, LostSlots, Ticket};
 pub use limit::InFlightLimit;
 pub use operation::{Cancelled, Charge, Gate, GroupId, Operation, Priority, QueueId, Submission, Whose};
 pub use queues::QueueOptions;
-pub use scheduler::{Refused, Scheduler};
+pub use scheduler::{Refused, Scheduler, Submitted};
 pub use state::Figures;
 pub use threads::Executor;
 pub use worker::{Carried, Patience, Served, Service};

@@ -427,6 +427,39 @@ fn room_for_two_wakes_two() {
 }
 
 #[test]
+fn threads_that_wake_each_other_serve_all_that_was_submitted_at_once() {
+    check(|| {
+        let scheduler = scheduler(2, 2, &[QueueOptions::default()]);
+        let model = scheduler.customer();
+        let met = Arc::new((Mutex::new(0), Condvar::new()));
+        let lanes = [0, 1].map(|_| {
+            let (scheduler, lane) = (scheduler.clone(), Meeting(None, met.clone()));
+            thread::spawn(move || {
+                let service = Service {
+                    queues: &[FIRST],
+                    limit: InFlightLimit::fixed(1),
+                    patience: Patience::UntilOver,
+                };
+                scheduler.serve(lane, &mut Stepper(scheduler.clone()), service)
+            })
+        });
+        // Neither ends before both are in a lane, and the submission wakes one thread.
+        let carry: &[Step] = &[Step::Carry];
+        let prefetch = |group| Submission {
+            priority: Priority::Prefetch,
+            ..submission(model, group, &[(FIRST, carry)])
+        };
+        let answers = scheduler.submit_all(vec![prefetch(0), prefetch(1)]);
+        assert!(answers.iter().all(Result::is_ok));
+        scheduler.seal();
+        for lane in lanes {
+            lane.join().unwrap();
+        }
+        assert_eq!(ends(&scheduler), [None, None]);
+    });
+}
+
+#[test]
 fn a_scheduler_that_is_closed_at_any_time_ends_every_group() {
     check(|| {
         let queues = [

@@ -7,7 +7,7 @@ use super::{
     flight::Flight,
     operation::{Cancelled, Charge, GroupId, QueueId, Submission, Whose},
     queues::{Chosen, Freed, Position, QueueOptions, QueueSet},
-    state::{Ended, Figures, Parked, Removed, State},
+    state::{Ended, Figures, Parked, Removed, State, Wakes},
     sync::{Condvar, Mutex, MutexGuard},
 };
 use std::{
@@ -42,6 +42,12 @@ pub struct Refused<C: Customer> {
     pub submission: Submission<C>,
 }
 
+/// The group of a submission, or why that was refused.
+pub type Submitted<C> = Result<GroupId, Box<Refused<C>>>;
+
+/// A group that was accepted, its end if it has none to wait for, and the threads that it needs.
+type Accepted<C> = (GroupId, Option<Ended<C>>, Wakes);
+
 /// What a thread does when no operation may begin.
 pub(super) enum Wait {
     /// It returns.
@@ -69,23 +75,61 @@ impl<C: Customer> Scheduler<C> {
     /// # Errors
     /// [`Reason::Full`]; [`Reason::Forked`]; the reason of [`Scheduler::close`]. [`Reason::Unserved`] if there is no such
     /// queue, no thread [watches](Scheduler::watch) events, or the scheduler was [sealed](Scheduler::seal).
-    pub fn submit(&self, submission: Submission<C>) -> Result<GroupId, Box<Refused<C>>> {
+    pub fn submit(&self, submission: Submission<C>) -> Submitted<C> {
         if self.is_foreign() {
             return Err(Box::new(Refused { reason: Reason::Forked, submission }));
         }
-        let (id, ended) = self.change(|state| {
-            if let Some(reason) = state.refusal(&submission) {
-                return Err(Box::new(Refused { reason, submission }));
+        let (id, ended, _) = self.change(|state| {
+            let accepted = self.accept(state, submission);
+            if let Ok((_, _, wakes)) = &accepted {
+                state.wake_for(*wakes);
             }
-            if submission.deadline.is_some() || submission.event.is_some() {
-                self.watched.notify_all();
-            }
-            let is_empty = submission.operations.is_empty();
-            let id = state.accept(submission);
-            Ok((id, if is_empty { state.settle(id, 0) } else { None }))
+            accepted
         })?;
         self.tell(ended);
         Ok(id)
+    }
+
+    /// Accepts groups as [`submit`](Scheduler::submit) does, one after the other, and wakes threads for all of them at once.
+    /// Each has an answer of its own.
+    pub fn submit_all(&self, submissions: Vec<Submission<C>>) -> Vec<Submitted<C>> {
+        if self.is_foreign() {
+            let refuse = |submission| Err(Box::new(Refused { reason: Reason::Forked, submission }));
+            return submissions.into_iter().map(refuse).collect();
+        }
+        let mut all_ended = Vec::new();
+        let answers = self.change(|state| {
+            let mut all_wakes = Wakes::default();
+            let mut accept = |submission| -> Submitted<C> {
+                let (id, ended, wakes) = self.accept(state, submission)?;
+                all_ended.extend(ended);
+                all_wakes = all_wakes.and(wakes);
+                Ok(id)
+            };
+            let answers = submissions.into_iter().map(&mut accept).collect();
+            state.wake_for(all_wakes);
+            answers
+        });
+        all_ended.into_iter().for_each(|ended| self.tell(Some(ended)));
+        answers
+    }
+
+    /// Accepts a group unless it is refused. Returns its end too, if it has no operations.
+    fn accept(
+        &self,
+        state: &mut State<C>,
+        submission: Submission<C>,
+    ) -> Result<Accepted<C>, Box<Refused<C>>> {
+        if let Some(reason) = state.refusal(&submission) {
+            return Err(Box::new(Refused { reason, submission }));
+        }
+        if submission.deadline.is_some() || submission.event.is_some() {
+            self.watched.notify_all();
+        }
+        let is_empty = submission.operations.is_empty();
+        let (id, wakes) = state.accept(submission);
+        let ended = if is_empty { state.settle(id, 0) } else { None };
+        Ok((id, ended, wakes))
     }
 
     /// Refuses further groups. Threads end once nothing can come to their queues any more.

@@ -84,6 +84,23 @@ impl Parked {
     }
 }
 
+/// Operations that wait for threads since a moment ago.
+///
+/// The thread that submits them wakes one thread for each that is in demand, since it is about to wait for them. It wakes one
+/// for all others, which wakes the next as it begins: whoever submits those has work of its own, and each wake may cost it its
+/// processor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wakes {
+    demand: usize,
+    others: usize,
+}
+
+impl Wakes {
+    pub(super) fn and(self, more: Self) -> Self {
+        Self { demand: self.demand + more.demand, others: self.others + more.others }
+    }
+}
+
 /// A group that has ended, with its result.
 pub(super) struct Ended<C: Customer> {
     pub(super) data: C::Group,
@@ -168,8 +185,8 @@ impl<C: Customer> State<C> {
         }
     }
 
-    /// Accepts a group that is not refused.
-    pub(super) fn accept(&mut self, submission: Submission<C>) -> GroupId {
+    /// Accepts a group that is not refused. Returns how many threads should be [woken](State::wake) for it.
+    pub(super) fn accept(&mut self, submission: Submission<C>) -> (GroupId, Wakes) {
         let Submission { group: data, mut operations, tag, priority, deadline, event, gate } = submission;
         let id = GroupId(self.next_group);
         self.next_group += 1;
@@ -201,17 +218,28 @@ impl<C: Customer> State<C> {
         };
         self.next_number += group.len;
         self.groups.insert(id, group);
-        self.release(id);
-        id
+        (id, self.let_through(id))
+    }
+
+    /// Moves operations of a group to their queues that its gate and its event let through, and wakes threads for them.
+    fn release(&mut self, id: GroupId) {
+        let wakes = self.let_through(id);
+        self.wake_for(wakes);
+    }
+
+    /// Wakes threads for operations that were let through.
+    pub(super) fn wake_for(&mut self, Wakes { demand, others }: Wakes) {
+        self.wake(demand.max(others.min(1)));
     }
 
     /// Moves operations of a group to their queues that its gate and its event let through.
-    fn release(&mut self, id: GroupId) {
-        let Some(group) = self.groups.get_mut(&id) else { return };
+    fn let_through(&mut self, id: GroupId) -> Wakes {
+        let none = Wakes::default();
+        let Some(group) = self.groups.get_mut(&id) else { return none };
         let (gate, stage) = (group.gate, group.held.front().map(|held| held.order));
         let is_in_stage = gate == Gate::Stages && group.unended > group.held.len();
         if group.event.is_some() || group.error.is_some() || is_in_stage {
-            return;
+            return none;
         }
         let may_begin = |held: &mut Operation<C::Operation>| match gate {
             Gate::Open => true,
@@ -225,7 +253,11 @@ impl<C: Customer> State<C> {
             self.queues.insert((queue, queue), group.priority, group.first + index, waiting);
             index += 1;
         }
-        self.wake((index - first) as usize);
+        let count = (index - first) as usize;
+        match group.priority {
+            Priority::Demand => Wakes { demand: count, others: 0 },
+            _ => Wakes { demand: 0, others: count },
+        }
     }
 
     /// Raises the gate of a group that is bounded.

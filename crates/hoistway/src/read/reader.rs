@@ -181,12 +181,19 @@ impl Reader {
         for (read, error) in broken {
             state.fail(read, error);
         }
+        let (mut submitted, mut submissions) =
+            (Vec::with_capacity(cuts.len()), Vec::with_capacity(cuts.len()));
         for (read, pieces, begin_by) in cuts {
             if pieces.is_empty() {
                 state.end_empty(read);
                 continue;
             }
-            match shared.scheduler.submit(self.submission(&state, read, pieces, begin_by)) {
+            submitted.push(read);
+            submissions.push(self.submission(&state, read, pieces, begin_by));
+        }
+        // At once, since each wake of a thread may cost this one its processor.
+        for (read, answer) in submitted.into_iter().zip(shared.scheduler.submit_all(submissions)) {
+            match answer {
                 Ok(group) => _ = state.read(read).group.set(group),
                 Err(refused) => {
                     let reason = refused.reason.clone();
