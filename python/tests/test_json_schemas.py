@@ -84,6 +84,9 @@ def samples(folder: Path) -> Iterator[tuple[str, Any]]:
     subprocess.run([sys.executable, "-m", "hoistway", *map(str, words)], check=True, capture_output=True)
     yield "moe-plan", printed("moe", "plan", moe, "--memory", "1GiB")
     yield "moe-plan", printed("moe", "plan", moe, "--memory", "400KiB", "--trace", trace)
+    yield "moe-pack", printed("moe", "pack", moe)
+    yield "moe-pack", printed("moe", "pack", moe, "--check")
+    yield "moe-plan", printed("moe", "plan", moe, "--memory", "1GiB")
     yield "moe-replay", printed("moe", "replay", trace, "--budget", "2c")
     yield "moe-replay", printed("moe", "replay", trace, "--budget", "2c", "--drive-rate", "1GB")
     short = ["--iterations", 1, "--warmup", 0]

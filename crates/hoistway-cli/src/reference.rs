@@ -47,7 +47,7 @@ with what the command prints:
 | `hoistway doctor` | [doctor.json](schemas/doctor.json) |
 | `hoistway cache stat`, `ls`, `verify`, `gc`, `warm` | [cache-stat.json](schemas/cache-stat.json), [cache-ls.json](schemas/cache-ls.json), [cache-verify.json](schemas/cache-verify.json), [cache-gc.json](schemas/cache-gc.json), [cache-warm.json](schemas/cache-warm.json) |
 | `hoistway kv stat`, `ls`, `verify`, `gc`, `bench` | [kv-stat.json](schemas/kv-stat.json), [kv-ls.json](schemas/kv-ls.json), [kv-verify.json](schemas/kv-verify.json), [kv-gc.json](schemas/kv-gc.json), [kv-bench.json](schemas/kv-bench.json) |
-| `hoistway moe plan`, `replay` | [moe-plan.json](schemas/moe-plan.json), [moe-replay.json](schemas/moe-replay.json) |
+| `hoistway moe plan`, `pack`, `replay` | [moe-plan.json](schemas/moe-plan.json), [moe-pack.json](schemas/moe-pack.json), [moe-replay.json](schemas/moe-replay.json) |
 | `hoistway bench read`, `headers` | [bench-read.json](schemas/bench-read.json), [bench-headers.json](schemas/bench-headers.json) |
 
 A command that fails prints its error to standard error and ends with an exit code below. `doctor`, `verify` and the commands of `kv` may have

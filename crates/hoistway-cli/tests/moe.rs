@@ -341,3 +341,98 @@ fn a_plan_that_cannot_be_made_says_why() {
     assert!(fails(4, &["plan", text(&dense), "--memory=1GiB"]).contains("no experts"));
     assert!(fails(3, &["plan", "/nonexistent.gguf", "--memory=1GiB"]).contains("/nonexistent.gguf"));
 }
+
+/// A model of four experts in a directory of its own.
+fn model_of(part_bytes: u64) -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().join("model.safetensors");
+    let names = (0..4).flat_map(|expert| ["gate", "up", "down"].map(|part| format!("{expert}.{part}_proj")));
+    let tensors: Vec<String> = names
+        .enumerate()
+        .map(|(number, name)| {
+            let start = number as u64 * part_bytes;
+            let end = start + part_bytes;
+            format!(
+                r#""model.layers.0.mlp.experts.{name}.weight":{{"dtype":"U8","shape":[{part_bytes}],"data_offsets":[{start},{end}]}}"#
+            )
+        })
+        .collect();
+    let header = format!("{{{}}}", tensors.join(","));
+    fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()).unwrap();
+    // Zeros, in a hole.
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(8 + header.len() as u64 + 12 * part_bytes).unwrap();
+    (directory, path)
+}
+
+#[test]
+fn experts_are_packed_and_a_plan_says_so() {
+    let (directory, path) = model_of(5000);
+    let pack = directory.path().join("model.safetensors.experts");
+    assert!(ok(&["pack", text(&path)]).contains("4 experts of 58.6 KiB, written and read again"));
+    assert!(pack.is_file());
+    let report = json(&["pack", text(&path), "--check", "--json"]);
+    assert_eq!((&report["path"], &report["experts"]), (&text(&pack).into(), &4.into()));
+    let plan = ["plan", text(&path), "--memory=1GiB", "--experts-per-token=1"];
+    assert!(ok(&plan).contains(&format!("note: experts are read from {}", pack.display())));
+    // A change of the model, if only of its time.
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    drop(file);
+    let said = hoistway(&plan);
+    let (shown, warned) = (String::from_utf8(said.stdout).unwrap(), String::from_utf8(said.stderr).unwrap());
+    assert!(
+        shown.contains("note: packed experts are not used") && shown.contains("pack again"),
+        "{shown}{warned}"
+    );
+    assert!(fails(4, &["pack", text(&path), "--check"]).contains("changed or copied"));
+    // Elsewhere, and damaged.
+    let elsewhere = directory.path().join("elsewhere");
+    ok(&["pack", text(&path), "--output", text(&elsewhere)]);
+    let mut bytes = fs::read(&elsewhere).unwrap();
+    bytes[4096] ^= 1;
+    fs::write(&elsewhere, bytes).unwrap();
+    let said = fails(4, &["pack", text(&path), "--output", text(&elsewhere), "--check"]);
+    assert!(said.contains("expert 0 of layer 0"), "{said}");
+    let dense = directory.path().join("dense.safetensors");
+    let header = br#"{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+    fs::write(&dense, [&(header.len() as u64).to_le_bytes()[..], header, &[0]].concat()).unwrap();
+    assert!(fails(4, &["pack", text(&dense)]).contains("has no experts"));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_pack_that_is_interrupted_leaves_nothing() {
+    use std::{process::Stdio, thread, time::Duration};
+
+    let (directory, path) = model_of(32 << 20);
+    let names = || {
+        let entries = fs::read_dir(directory.path()).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
+    };
+    let mut packing = Command::new(env!("CARGO_BIN_EXE_hoistway"))
+        .args(["moe", "pack", text(&path)])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    while names().len() == 1 && packing.try_wait().unwrap().is_none() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let killed = Command::new("kill").args(["-s", "TERM", &packing.id().to_string()]).status().unwrap();
+    let output = packing.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let mut left = names();
+    left.sort();
+    match output.status.code() {
+        Some(130) => {
+            assert!(said.contains("nothing was packed"), "{said}");
+            assert_eq!(left, ["model.safetensors"]);
+        }
+        // It was faster than the signal.
+        code => {
+            assert_eq!((code, killed.success() || said.is_empty()), (Some(0), true), "{said}");
+            assert_eq!(left, ["model.safetensors", "model.safetensors.experts"]);
+        }
+    }
+}

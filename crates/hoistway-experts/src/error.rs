@@ -49,6 +49,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A file of packed experts cannot be used for the model, or does not hold what it should.
+    #[error("{}: {reason}", path.display())]
+    InvalidPack {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The layer has no experts.
     #[error("layer {layer} has no experts{}", match range { Some((first, last)) => format!("; layers between {first} and {last} have"), None => "; nor has any other layer".into() })]
     NoSuchLayer {

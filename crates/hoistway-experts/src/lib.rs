@@ -6,6 +6,7 @@ pub mod backing;
 pub mod catalog;
 mod error;
 pub mod layers;
+pub mod pack;
 pub mod policy;
 pub mod replay;
 pub mod rows;

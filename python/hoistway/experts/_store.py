@@ -59,6 +59,7 @@ class ExpertStore:
         framework: Framework = "torch",
         top_k: int | None = None,
         profile: str | os.PathLike[str] | None = None,
+        pack: bool | str | os.PathLike[str] = True,
         batch: int | str | None = None,
         dense: int | str | None = None,
         timeout: float = 60.0,
@@ -81,6 +82,8 @@ class ExpertStore:
             framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``.
             top_k: Experts that a token uses in each layer. By default what the model says.
             profile: The recorded trace of policy ``static-profile``.
+            pack: Whether to read experts from a file that ``hoistway moe pack`` wrote: by default if one is beside the
+                model and of this model, which `stats` tells; or the path of one, which must be of this model.
             batch: With ``device_slots``: bytes beside the budget for the demand of one request.
             dense: With ``device_slots``: bytes of the budget for dense tensors.
             timeout: Seconds that requests wait for room and for reads.
@@ -92,13 +95,16 @@ class ExpertStore:
 
         Raises:
             MemoryBudgetError: The budget does not hold the largest expert.
+            FormatError: The pack at the given path cannot be used.
         """
         name = device_name(device, framework)
         check_framework(framework, name)
         if name != "cpu":
             find_libraries()
         checkpoint = opened(paths, lenient, offset, store)
-        catalog = _native.ExpertCatalog(checkpoint, top_k)
+        catalog = _native.ExpertCatalog(
+            checkpoint, top_k, pack if isinstance(pack, bool) else path_text(pack)
+        )
         native = _native.ExpertStore(
             checkpoint,
             catalog,

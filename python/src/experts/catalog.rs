@@ -2,9 +2,10 @@
 #![forbid(unsafe_code)]
 
 use crate::{checkpoint::Checkpoint, error::IntoPython};
+use hoistway_experts::pack::PackChoice;
 use pyo3::prelude::*;
 use serde_json::json;
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 /// Role, component, tensor, element type, shape and size of a part.
 type Described = (String, String, String, String, Vec<u64>, u64);
@@ -15,13 +16,28 @@ pub(crate) struct ExpertCatalog {
     pub(super) catalog: Arc<hoistway_experts::catalog::ExpertCatalog>,
 }
 
+/// Whether experts are read from a pack: from one beside the model, from none, or from that of a path.
+#[derive(FromPyObject)]
+pub(crate) enum Packs {
+    Named(bool),
+    At(PathBuf),
+}
+
 #[pymethods]
 impl ExpertCatalog {
     #[new]
-    #[pyo3(signature = (checkpoint, top_k=None))]
-    fn new(py: Python<'_>, checkpoint: &Checkpoint, top_k: Option<u32>) -> PyResult<Self> {
+    #[pyo3(signature = (checkpoint, top_k=None, pack=Packs::Named(false)))]
+    fn new(py: Python<'_>, checkpoint: &Checkpoint, top_k: Option<u32>, pack: Packs) -> PyResult<Self> {
         let checkpoint = checkpoint.shared();
-        let find = || hoistway_experts::catalog::ExpertCatalog::of_checkpoint(&checkpoint, top_k);
+        let choice = match pack {
+            Packs::Named(true) => PackChoice::Auto,
+            Packs::Named(false) => PackChoice::Never,
+            Packs::At(path) => PackChoice::At(path),
+        };
+        let find = || {
+            let found = hoistway_experts::catalog::ExpertCatalog::of_checkpoint(&checkpoint, top_k)?;
+            found.with_pack(&choice)
+        };
         Ok(Self { catalog: Arc::new(py.detach(find).into_python(py)?) })
     }
 

@@ -63,7 +63,7 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
             fields.set_item("tensor", tensor)?;
             "FormatError"
         }
-        Error::InvalidConfig { path, .. } => {
+        Error::InvalidConfig { path, .. } | Error::InvalidPack { path, .. } => {
             fields.set_item("path", path)?;
             "FormatError"
         }

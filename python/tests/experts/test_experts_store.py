@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -63,6 +66,46 @@ def test_the_catalog_has_the_facts(model: Path, stacked: Path) -> None:
     )
     assert list(ExpertCatalog.open(stacked).parts(0, 0)) == ["gate_up", "down"]
     assert ExpertCatalog.open(model, top_k=4).top_k == 4
+
+
+def packed(model: Path) -> Path:
+    """Packs the experts of a model by the command, and returns the pack."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hoistway", "moe", "pack", str(model)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "written and read again" in done.stdout
+    return model.with_name(f"{model.name}.experts")
+
+
+@pytest.mark.parametrize("backing", ["host_slots", "host_sparse"])
+@pytest.mark.parametrize("kind", ["model", "stacked"])
+def test_packed_experts_have_the_bytes_of_the_file(kind: str, backing, request) -> None:
+    model = request.getfixturevalue(kind)
+    expected = expert_bytes(model)
+    pack = packed(model)
+    with open_store(model, 4, backing=backing) as store:
+        assert store.stats()["packing"] == {"state": "used", "path": str(pack)}
+        with store.ensure(2, [5, 1]) as lease:
+            for expert, parts in lease.items():
+                assert {role: parts[role].tobytes() for role in parts} == expected[2, expert]
+    with open_store(model, 4, backing=backing, pack=False) as store:
+        assert store.stats()["packing"] == {"state": "none"}
+
+
+def test_a_pack_of_a_model_that_changed_is_refused(model: Path) -> None:
+    pack = packed(model)
+    os.utime(model, (1, 1))
+    with open_store(model, 4) as store:
+        packing = store.stats()["packing"]
+    assert packing["state"] == "refused"
+    assert packing["path"] == str(pack)
+    assert "changed or copied" in packing["reason"]
+    with pytest.raises(FormatError, match="pack again") as refused:
+        open_store(model, 4, pack=pack)
+    assert refused.value.path == pack
 
 
 @pytest.mark.parametrize("backing", ["host_slots", "host_sparse"])

@@ -25,6 +25,7 @@ use ::hoistway_experts::{
     Error,
     backing::Backing,
     catalog::ExpertCatalog,
+    pack::PackChoice,
     policy::{self, CatalogShape, LayerShape},
     store::{Store, StoreOptions},
 };
@@ -103,7 +104,8 @@ pub unsafe extern "C" fn hoistway_experts_open(
         let checkpoint = unsafe { held(catalog, "catalog")? }.checkpoint();
         // SAFETY: as the caller says.
         let Chosen { policy, experts_per_token, options } = unsafe { chosen(options)? };
-        let catalog = Arc::new(ExpertCatalog::of_checkpoint(checkpoint, experts_per_token)?);
+        let catalog = ExpertCatalog::of_checkpoint(checkpoint, experts_per_token)?;
+        let catalog = Arc::new(catalog.with_pack(&PackChoice::Auto)?);
         let shape = if catalog.experts().is_empty() {
             // A policy is asked of experts alone, so that of any other model does.
             CatalogShape::new(1, vec![LayerShape { experts: 1, expert_bytes: 0 }])
@@ -223,7 +225,9 @@ fn status_of_experts(error: &Error) -> hoistway_status {
         Error::Engine(error) => status_of(error),
         Error::Read { source, .. } => status_of(source.error()),
         Error::NoMemory { source, .. } => status_of_experts(source),
-        Error::InvalidExperts { .. } | Error::InvalidConfig { .. } => HOISTWAY_INVALID_FILE,
+        Error::InvalidExperts { .. } | Error::InvalidConfig { .. } | Error::InvalidPack { .. } => {
+            HOISTWAY_INVALID_FILE
+        }
         Error::InvalidExpert { .. } | Error::InvalidOption { .. } => HOISTWAY_INVALID_ARGUMENT,
         Error::NoSuchLayer { .. }
         | Error::NoSuchExpert { .. }

@@ -15,6 +15,8 @@ pub(crate) enum Moe {
     Replay(Replay),
     /// Plan the memory of a model: how much is left for experts, and for how many tokens that suffices
     Plan(Plan),
+    /// Pack the experts of a model into a file beside it, from which each is read by one direct read
+    Pack(Pack),
     /// Generate a synthetic trace
     Generate(Generate),
 }
@@ -122,6 +124,32 @@ counted: subtract it from --memory. A prompt uses more experts of a layer at onc
 
 A trace is replayed with the budget in token cycles. A trace of the same model in another quantization can therefore be \
 used.";
+
+#[derive(Debug, Args)]
+#[command(after_help = PACK_EXAMPLES, after_long_help = with_notes(PACK_EXAMPLES, PACK_NOTES))]
+pub(crate) struct Pack {
+    #[command(flatten)]
+    pub(super) paths: Paths,
+    /// The file to write [default: the name of the model's first file, with .experts behind it]
+    #[arg(long, value_name = "FILE")]
+    pub(super) output: Option<PathBuf>,
+    /// Write nothing: read the packed experts, and compare them with the digests of those that were packed
+    #[arg(long)]
+    pub(super) check: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+const PACK_EXAMPLES: &str = "\
+Examples:
+  hoistway moe pack models/qwen3-30b-a3b
+  hoistway moe pack models/qwen3-30b-a3b --check";
+
+const PACK_NOTES: &str = "\
+The file takes as much room as the experts do, and the model stays as it is. It takes its name once it is complete and all of it \
+was read again. Stores of experts use it if it lies beside the model under its default name, and if the model's files have the \
+lengths and the times that they had when it was written: after a change or a copy of the model, pack again.";
 
 const GENERATE_EXAMPLES: &str = "\
 Examples:

@@ -36,7 +36,7 @@ impl From<Error> for Failure {
         let code = match &error {
             Error::Engine(error) => failure::exit_code(error),
             Error::InvalidOption { .. } => 2,
-            Error::InvalidExperts { .. } | Error::InvalidConfig { .. } => 4,
+            Error::InvalidExperts { .. } | Error::InvalidConfig { .. } | Error::InvalidPack { .. } => 4,
             Error::BudgetTooSmall { .. } => 7,
             _ => 1,
         };

@@ -5,6 +5,7 @@
 mod arguments;
 mod failure;
 mod generate;
+mod pack;
 mod plan;
 mod replay;
 mod traces;
@@ -17,6 +18,7 @@ pub(crate) fn run(moe: &Moe) -> Result<(), Failure> {
     match moe {
         Moe::Replay(arguments) => replay::run(arguments),
         Moe::Plan(arguments) => plan::run(arguments),
+        Moe::Pack(arguments) => pack::run(arguments),
         Moe::Generate(arguments) => generate::run(arguments),
     }
 }

@@ -6,6 +6,7 @@ use bytesize::ByteSize;
 use hoistway::counted;
 use hoistway_experts::{
     catalog::ExpertCatalog,
+    pack::{PackChoice, Packing},
     policy::CatalogShape,
     replay::{Budget, Outcome},
 };
@@ -38,6 +39,7 @@ struct Plan {
 pub(super) fn run(arguments: &arguments::Plan) -> Result<(), Failure> {
     let checkpoint = arguments.paths.open()?;
     let catalog = ExpertCatalog::of_checkpoint(&checkpoint, arguments.experts_per_token)?;
+    let catalog = catalog.with_pack(&PackChoice::Auto)?;
     let plan = plan(&catalog, arguments)?;
     if arguments.json { output::write_json(&plan) } else { output::write_text(&plan.as_text()) }
 }
@@ -88,6 +90,13 @@ fn plan(catalog: &ExpertCatalog, arguments: &arguments::Plan) -> Result<Plan, Fa
         expected: None,
         notes: Vec::new(),
     };
+    match catalog.packing() {
+        Packing::Used { path } => plan.notes.push(format!("experts are read from {}", path.display())),
+        Packing::Refused { path, reason } => {
+            plan.notes.push(format!("packed experts are not used: {}: {reason}", path.display()));
+        }
+        _ => {}
+    }
     if let Some(path) = &arguments.trace {
         let trace = arguments.reading.open(path)?;
         let counts =

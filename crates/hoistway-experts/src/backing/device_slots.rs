@@ -94,11 +94,12 @@ impl DeviceSlots {
         Ok(Self { catalog, device, slot_bytes, slots, max_dense_bytes, slab, state, freeing })
     }
 
-    fn room(&self, unit: &Unit, slot: Option<u32>, base: u64, after: Vec<Fence>) -> Result<UnitRoom> {
+    fn room(&self, unit: usize, slot: Option<u32>, base: u64, after: Vec<Fence>) -> Result<UnitRoom> {
+        let stored = self.catalog.stored(unit)?;
         let mut next = base;
-        let mut places = Vec::with_capacity(unit.parts().len());
-        for part in unit.parts() {
-            places.push(Place::exact(next, part.bytes));
+        let mut places = Vec::with_capacity(stored.len());
+        for part in stored {
+            places.push(Place::exact(next, part));
             next = add(next, aligned(part.bytes.len())?)?;
         }
         Ok(UnitRoom { memory: self.device.id(), slot, places: places.into(), after: Some(after.into()) })
@@ -153,7 +154,7 @@ impl UnitMemory for DeviceSlots {
             // To allocate may wait for the device.
             let Some(memory) = state.prepared.remove(&unit) else { return Ok(None) };
             let memory = memory?;
-            let room = self.room(description, None, memory.address(), Vec::new())?;
+            let room = self.room(unit, None, memory.address(), Vec::new())?;
             state.dense.insert(unit, memory);
             state.dense_bytes += padded_bytes(description)?;
             return Ok(Some(room));
@@ -162,7 +163,7 @@ impl UnitMemory for DeviceSlots {
             return Err(Error::Internal("all slots are used".into()));
         };
         let base = slab.address() + u64::from(slot) * self.slot_bytes;
-        self.room(description, Some(slot), base, after).map(Some)
+        self.room(unit, Some(slot), base, after).map(Some)
     }
 
     fn prepare(&self, unit: usize) {

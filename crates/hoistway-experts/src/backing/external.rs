@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    catalog::{ExpertCatalog, Part, Unit},
+    catalog::{ExpertCatalog, Part, Stored, Unit},
     error::guarded,
 };
 use hoistway::{ByteRange, DeviceId};
@@ -232,10 +232,10 @@ impl Inner {
     }
 
     /// A place for each part of a unit, and whose memory they are in.
-    fn places(&self, unit: &Unit) -> Result<(DeviceId, Arc<[Place]>)> {
+    fn places(&self, unit: &Unit, stored: Vec<Stored>) -> Result<(DeviceId, Arc<[Place]>)> {
         let mut given = false;
         let mut memory = None;
-        let places = unit.parts().iter().map(|part| {
+        let places = unit.parts().iter().zip(stored).map(|(part, stored)| {
             let refused = |reason: &str| {
                 Error::invalid_option("external", format!("the place of '{}'", part.tensor), reason)
             };
@@ -247,7 +247,7 @@ impl Inner {
             if place.address.checked_add(part.bytes.len()).is_none() || place.address == 0 {
                 return Err(refused("it has no address"));
             }
-            Ok(Place::exact(place.address, part.bytes))
+            Ok(Place::exact(place.address, stored))
         });
         // Also of a unit of which only some parts get places.
         self.held_bytes.fetch_add(unit.bytes(), Ordering::Relaxed);
@@ -289,9 +289,10 @@ impl UnitMemory for Opened {
             let after = Some([Fence::of_device(entry.get().room.memory)].into());
             return Ok(Some(UnitRoom { after, ..entry.remove().room }));
         }
+        let stored = self.inner.catalog.stored(unit)?;
         let unit = self.inner.catalog.units().get(unit);
         let unit = unit.ok_or_else(|| Error::Internal("there is no such unit".into()))?;
-        let (memory, places) = self.inner.places(unit)?;
+        let (memory, places) = self.inner.places(unit, stored)?;
         let mut after = state.take_past(memory, &places);
         if !after.is_empty() {
             after.push(Fence::of_default_stream());
@@ -350,7 +351,7 @@ mod tests {
 
     fn room(memory: DeviceId, number: u64) -> UnitRoom {
         let bytes = ByteRange::at(0, 256).unwrap();
-        let places = [Place::exact((number + 1) * 4096, bytes)].into();
+        let places = [Place::exact((number + 1) * 4096, Stored { file: 0, bytes })].into();
         UnitRoom { memory, slot: None, places, after: None }
     }
 

@@ -7,7 +7,7 @@
 use super::{Place, UnitMemory, UnitRoom, add, blocks_of, whole_blocks};
 use crate::{
     Error, Result,
-    catalog::{ExpertCatalog, Unit},
+    catalog::{ExpertCatalog, Stored},
 };
 use hoistway::{ByteRange, DeviceId};
 use hoistway_io::{
@@ -45,8 +45,8 @@ struct SlotUse {
 impl HostSlots {
     pub(super) fn new(catalog: &Arc<ExpertCatalog>, file_lens: &[u64]) -> Result<Self> {
         let mut slot_bytes = 0;
-        for unit in catalog.experts() {
-            slot_bytes = slot_bytes.max(padded_bytes(unit)?);
+        for unit in 0..catalog.experts().len() {
+            slot_bytes = slot_bytes.max(padded_bytes(catalog, unit)?);
         }
         let experts = catalog.experts().len() as u64;
         let too_long = || Error::Internal("the slots of all experts do not fit the address space".into());
@@ -60,13 +60,14 @@ impl HostSlots {
     }
 
     /// The places of a unit's parts in memory at `base`, the start of a page.
-    fn places(&self, unit: &Unit, base: u64) -> Result<Arc<[Place]>> {
+    fn places(&self, unit: usize, base: u64) -> Result<Arc<[Place]>> {
+        let stored = self.catalog.stored(unit)?;
         let mut next = base;
-        let mut places = Vec::with_capacity(unit.parts().len());
-        for part in unit.parts() {
-            let read = blocks_of(part.bytes, self.file_lens.get(part.file).copied().unwrap_or_default())?;
-            let address = next + (part.bytes.start() - read.start());
-            places.push(Place { address, read, target: next });
+        let mut places = Vec::with_capacity(stored.len());
+        for Stored { file, bytes } in stored {
+            let read = blocks_of(bytes, self.file_lens.get(file).copied().unwrap_or_default())?;
+            let address = next + (bytes.start() - read.start());
+            places.push(Place { address, file, read, target: next });
             next = add(next, whole_blocks(read.len())?)?;
         }
         Ok(places.into())
@@ -74,10 +75,6 @@ impl HostSlots {
 
     fn slot_range(&self, slot: u32) -> ByteRange {
         ByteRange::at(u64::from(slot) * self.slot_bytes, self.slot_bytes).unwrap_or_default()
-    }
-
-    fn unit(&self, unit: usize) -> Result<&Unit> {
-        self.catalog.units().get(unit).ok_or_else(|| Error::Internal(format!("there is no unit {unit}")))
     }
 
     /// Bytes of slots that have pages, and of dense tensors.
@@ -103,20 +100,19 @@ impl UnitMemory for HostSlots {
         if unit < self.catalog.experts().len() {
             return self.slot_bytes;
         }
-        self.unit(unit).and_then(padded_bytes).unwrap_or(u64::MAX)
+        padded_bytes(&self.catalog, unit).unwrap_or(u64::MAX)
     }
 
     fn reserve(&self, unit: usize, keep_bytes: u64) -> Result<Option<UnitRoom>> {
-        let description = self.unit(unit)?;
         let mut state = lock(&self.state);
         if unit >= self.catalog.experts().len() {
-            let len = padded_bytes(description)?;
+            let len = padded_bytes(&self.catalog, unit)?;
             // Before the mapping: free slots and the tensor together may be more than the budget.
             self.give_back(&mut state, keep_bytes.saturating_sub(len));
             let kind = PageKind::TransparentHuge;
             let mapping = Mapping::anonymous(len as usize, kind).map_err(no_memory(len, "memory"))?;
             let base = mapping.pointer(0).as_ptr().expose_provenance() as u64;
-            let places = self.places(description, base)?;
+            let places = self.places(unit, base)?;
             state.dense_bytes += len;
             state.dense.insert(unit, mapping);
             return Ok(Some(UnitRoom { memory: DeviceId::Cpu, slot: None, places, after: None }));
@@ -124,8 +120,7 @@ impl UnitMemory for HostSlots {
         let slot = state.touched.first().or_else(|| state.untouched.first()).copied();
         let slot = slot.ok_or_else(|| Error::Internal("all slots are used".into()))?;
         let range = self.slot_range(slot);
-        let places =
-            self.places(description, self.slab.pointer(range.start() as usize).addr().get() as u64)?;
+        let places = self.places(unit, self.slab.pointer(range.start() as usize).addr().get() as u64)?;
         self.slab.commit(range).map_err(no_memory(range.len(), "memory"))?;
         state.touched.remove(&slot);
         state.untouched.remove(&slot);
@@ -166,10 +161,10 @@ impl fmt::Debug for HostSlots {
 }
 
 /// Bytes of all blocks that a unit's parts touch.
-fn padded_bytes(unit: &Unit) -> Result<u64> {
-    unit.parts().iter().try_fold(0, |sum, part| {
+fn padded_bytes(catalog: &ExpertCatalog, unit: usize) -> Result<u64> {
+    catalog.stored(unit)?.into_iter().try_fold(0, |sum, stored| {
         // The last block counts whole, although the file may end in it.
-        let blocks = blocks_of(part.bytes, u64::MAX)?;
+        let blocks = blocks_of(stored.bytes, u64::MAX)?;
         add(sum, blocks.len())
     })
 }

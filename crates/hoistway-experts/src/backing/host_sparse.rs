@@ -1,13 +1,14 @@
 //! Host memory in which every tensor has its whole length in address space, and slices of resident experts have pages.
 //!
 //! A tensor lies as it does in its file, modulo a block, so that direct reads go in place but for the blocks at the ends of
-//! a slice. These hold bytes of its neighbours too: they have pages as long as one of them is resident.
+//! a slice. These hold bytes of its neighbours too: they have pages as long as one of them is resident. Packed experts whose slices are
+//! whole blocks have none, as their tensors begin at a page.
 #![allow(unsafe_code)]
 
 use super::{Place, UnitMemory, UnitRoom, add, whole_blocks};
 use crate::{
     Error, Result,
-    catalog::{ExpertCatalog, Part},
+    catalog::{ExpertCatalog, Part, Stored, Unit},
 };
 use hoistway::{Alignment, ByteRange, DeviceId};
 use hoistway_io::{memory::Mapping, parallel::lock, sys::pages::page_size};
@@ -43,14 +44,19 @@ struct PageUse {
 impl HostSparse {
     pub(super) fn new(catalog: &Arc<ExpertCatalog>) -> Result<Self> {
         let (mut starts, mut end) = (HashMap::new(), 0u64);
-        for part in catalog.units().iter().flat_map(|unit| unit.parts()) {
+        for (unit, part) in
+            catalog.units().iter().flat_map(|unit| unit.parts().iter().map(move |part| (unit, part)))
+        {
             let tensor = part.tensor_bytes;
             let key = key(part);
             // A tensor without bytes begins where the next one does, and needs no place.
             if tensor.is_empty() || starts.contains_key(&key) {
                 continue;
             }
-            let skip = tensor.start() - Alignment::BLOCK.down(tensor.start());
+            let skip = match takes_pack(unit) && catalog.packed_file().is_some() {
+                true => 0,
+                false => tensor.start() - Alignment::BLOCK.down(tensor.start()),
+            };
             starts.insert(key, add(end, skip)?);
             end = add(end, whole_blocks(add(skip, tensor.len())?)?)?;
         }
@@ -93,7 +99,11 @@ impl UnitMemory for HostSparse {
 
     fn reserve(&self, unit: usize, _keep_bytes: u64) -> Result<Option<UnitRoom>> {
         let ranges = self.ranges(unit)?;
-        let parts = self.catalog.units()[unit].parts();
+        let description = &self.catalog.units()[unit];
+        let stored = match takes_pack(description) {
+            true => self.catalog.stored(unit)?,
+            false => description.parts().iter().map(Stored::of_model).collect(),
+        };
         for range in &ranges {
             self.space.commit(*range).map_err(no_memory(range.len(), "memory"))?;
         }
@@ -109,11 +119,11 @@ impl UnitMemory for HostSparse {
             }
         }
         drop(pages);
-        let place = |(range, bytes): (&ByteRange, ByteRange)| {
+        let place = |(range, stored): (&ByteRange, Stored)| {
             let address = self.space.pointer(range.start() as usize).addr().get() as u64;
-            Place::exact(address, bytes)
+            Place::exact(address, stored)
         };
-        let places = ranges.iter().zip(parts.iter().map(|part| part.bytes)).map(place).collect();
+        let places = ranges.iter().zip(stored).map(place).collect();
         Ok(Some(UnitRoom { memory: DeviceId::Cpu, slot: None, places, after: None }))
     }
 
@@ -155,6 +165,12 @@ impl fmt::Debug for HostSparse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostSparse").field("bytes", &self.space.len()).finish_non_exhaustive()
     }
+}
+
+/// Whether a unit is read from packed experts, if there are some: its slices are whole blocks, which lie in place then. Others would
+/// pass through a slot, where the model's file has them in place but for the blocks at their ends.
+fn takes_pack(unit: &Unit) -> bool {
+    unit.parts().iter().all(|part| Alignment::BLOCK.divides(part.bytes.len()))
 }
 
 fn key(part: &Part) -> TensorKey {

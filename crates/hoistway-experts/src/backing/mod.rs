@@ -18,7 +18,7 @@ pub(crate) use waits::Waits;
 
 use crate::{
     Error, Result,
-    catalog::{ExpertCatalog, Part},
+    catalog::{ExpertCatalog, Part, Stored},
     store::StoreOptions,
 };
 use device_slots::DeviceSlots;
@@ -143,6 +143,8 @@ pub(crate) struct UnitRoom {
 pub(crate) struct Place {
     /// Address of the part's first byte.
     pub(crate) address: u64,
+    /// The file that is read: its position among those of the store.
+    pub(crate) file: usize,
     /// The bytes of the file that are read: the part, and perhaps the rest of its first and last block.
     pub(crate) read: ByteRange,
     /// Address of the first byte that is read.
@@ -151,8 +153,8 @@ pub(crate) struct Place {
 
 impl Place {
     /// A place that holds the bytes of a part and no others.
-    fn exact(address: u64, bytes: ByteRange) -> Self {
-        Self { address, read: bytes, target: address }
+    fn exact(address: u64, Stored { file, bytes }: Stored) -> Self {
+        Self { address, file, read: bytes, target: address }
     }
 
     /// The addresses that are read to.

@@ -12,7 +12,10 @@ mod names;
 
 pub use builder::Builder;
 
-use crate::{Error, ExpertId, Result};
+use crate::{
+    Error, ExpertId, Result,
+    pack::{Packed, Packing},
+};
 use hoistway::{
     ByteRange, Checkpoint, Dtype,
     catalog::{Catalog, TensorEntry},
@@ -140,6 +143,24 @@ pub struct ExpertCatalog {
     /// Tensors that are cut into experts.
     stacked: Vec<Arc<str>>,
     top_k: Option<u32>,
+    /// The file that experts are read from instead of the model's, if there is one.
+    packed: Option<Packed>,
+    packing: Packing,
+}
+
+/// Where a part is read from: the model's file, or that of packed experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stored {
+    /// Position of the file among those of a store.
+    pub(crate) file: usize,
+    pub(crate) bytes: ByteRange,
+}
+
+impl Stored {
+    /// The place of a part in the model's file.
+    pub(crate) fn of_model(part: &Part) -> Self {
+        Self { file: part.file, bytes: part.bytes }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -216,8 +237,44 @@ impl ExpertCatalog {
             dense_by_name.insert(part.tensor.clone(), units.len());
             units.push(Unit { id: UnitId::Dense(number), parts: vec![part], bytes });
         }
-        let (resident, stacked) = (Vec::new(), Vec::new());
-        Self { files, units, layers, first_dense, dense_by_name, resident, stacked, top_k: None }
+        Self {
+            files,
+            units,
+            layers,
+            first_dense,
+            dense_by_name,
+            resident: Vec::new(),
+            stacked: Vec::new(),
+            top_k: None,
+            packed: None,
+            packing: Packing::None,
+        }
+    }
+
+    /// The same experts, read from a file of [packed experts](crate::pack).
+    pub(crate) fn with_packing(self, packing: Packing, packed: Option<Packed>) -> Self {
+        Self { packing, packed, ..self }
+    }
+
+    /// Whether a store reads experts from a file of [packed experts](crate::pack).
+    pub fn packing(&self) -> &Packing {
+        &self.packing
+    }
+
+    /// The file of packed experts that a store reads after the model's.
+    pub(crate) fn packed_file(&self) -> Option<&ReadFile> {
+        self.packed.as_ref().map(Packed::file)
+    }
+
+    /// Where the parts of a unit are read from.
+    pub(crate) fn stored(&self, unit: usize) -> Result<Vec<Stored>> {
+        if let Some(bytes) = self.packed.as_ref().and_then(|packed| packed.parts(unit)) {
+            let file = self.files.len();
+            return Ok(bytes.iter().map(|bytes| Stored { file, bytes: *bytes }).collect());
+        }
+        let found =
+            self.units.get(unit).ok_or_else(|| Error::Internal(format!("there is no unit {unit}")))?;
+        Ok(found.parts.iter().map(Stored::of_model).collect())
     }
 
     /// The files that parts lie in.

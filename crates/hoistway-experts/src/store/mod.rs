@@ -121,11 +121,13 @@ impl Store {
     /// the reader does not start, or there is no memory.
     pub fn open(
         catalog: Arc<ExpertCatalog>,
-        files: Vec<ReadFile>,
+        mut files: Vec<ReadFile>,
         policy: Box<dyn Policy>,
         options: &StoreOptions,
     ) -> Result<Self> {
         reading::check_files(&catalog, &files)?;
+        files.truncate(catalog.files().len());
+        files.extend(catalog.packed_file().cloned());
         let batch_bytes = batch_bytes(&catalog, options);
         let memory = options.backing.open(&catalog, &reading::lens(&files), options, batch_bytes)?;
         let entry = |(position, unit): (usize, &Unit)| Entry {
@@ -334,6 +336,7 @@ impl Store {
             StoreStats {
                 backing: options.backing.name(),
                 policy: ledger.policy_name(),
+                packing: self.door.shared.catalog.packing().clone(),
                 hits: counts.hits,
                 misses: counts.misses,
                 evictions: counts.evictions,

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Error, ReadFailure, Result,
-    backing::{UnitMemory, UnitRoom, Waits, host_view},
+    backing::{Place, UnitMemory, UnitRoom, Waits, host_view},
     catalog::{ExpertCatalog, Unit},
     error::guarded,
 };
@@ -70,7 +70,7 @@ impl ReaderIo {
         self.catalog.units().get(unit).ok_or_else(|| Error::Internal(format!("there is no unit {unit}")))
     }
 
-    /// A request for each part of a unit. `on_end` is called for each.
+    /// A request for each part of a unit, or for parts that lie together. The notice is told once all have ended.
     fn requests(
         &self,
         unit: usize,
@@ -78,27 +78,27 @@ impl ReaderIo {
         begin_by: Option<Instant>,
         notice: Notice,
     ) -> Result<Vec<ReadRequest>> {
-        let parts = self.unit(unit)?.parts();
-        let left = Arc::new((AtomicUsize::new(parts.len()), Mutex::new(Some(notice))));
-        let mut requests = Vec::with_capacity(parts.len());
-        for (part, place) in parts.iter().zip(room.places.iter()) {
-            let file = self.files.get(part.file);
-            let file = file.ok_or_else(|| Error::Internal(format!("there is no file {}", part.file)))?;
+        let description = self.unit(unit)?;
+        let reads = reads_of(description, room);
+        let left = Arc::new((AtomicUsize::new(reads.len()), Mutex::new(Some(notice))));
+        let mut requests = Vec::with_capacity(reads.len());
+        for (name, place) in reads {
+            let file = self.files.get(place.file);
+            let file = file.ok_or_else(|| Error::Internal(format!("there is no file {}", place.file)))?;
             // SAFETY: the room was reserved for this unit. It is released once the ledger was told that the unit's reads have
             // ended, or was evicted after that, and nothing is leased before. When the store goes, its loads go first, and
             // wait for their reads.
-            let target = unsafe { host_view::target(room.memory, place) };
+            let target = unsafe { host_view::target(room.memory, &place) };
             let target = target.ok_or_else(|| Error::Internal("a place has no address".into()))?;
             let left = left.clone();
-            let request =
-                ReadRequest::new(file, place.read, target).named(part.tensor.clone()).on_end(move |_| {
-                    // Acquire and release: the thread that tells the notice has seen the ends of the others.
-                    if left.0.fetch_sub(1, Ordering::AcqRel) == 1
-                        && let Some(notice) = lock(&left.1).take()
-                    {
-                        notice.tell();
-                    }
-                });
+            let request = ReadRequest::new(file, place.read, target).named(name).on_end(move |_| {
+                // Acquire and release: the thread that tells the notice has seen the ends of the others.
+                if left.0.fetch_sub(1, Ordering::AcqRel) == 1
+                    && let Some(notice) = lock(&left.1).take()
+                {
+                    notice.tell();
+                }
+            });
             let request = match &room.after {
                 Some(fences) => request.after(fences.iter().cloned()),
                 None => request,
@@ -183,6 +183,25 @@ impl Io for ReaderIo {
     fn release(&self, unit: usize, room: &UnitRoom, keep_bytes: u64) -> bool {
         self.memory.release(unit, room, keep_bytes)
     }
+}
+
+/// The reads of a unit, and what messages call each. Parts that lie one after the other in the file and in their slot are one read.
+fn reads_of(unit: &Unit, room: &UnitRoom) -> Vec<(Arc<str>, Place)> {
+    let mut reads: Vec<(Arc<str>, Place)> = Vec::with_capacity(unit.parts().len());
+    for (part, place) in unit.parts().iter().zip(room.places.iter()) {
+        // Only a slot is known to be one piece of memory.
+        if let Some((name, last)) = reads.last_mut().filter(|_| room.slot.is_some())
+            && last.file == place.file
+            && last.read.end() == place.read.start()
+            && last.target.checked_add(last.read.len()) == Some(place.target)
+            && let Some(both) = ByteRange::new(last.read.start(), place.read.end())
+        {
+            (*name, last.read) = (unit.label().into(), both);
+            continue;
+        }
+        reads.push((part.tensor.clone(), *place));
+    }
+    reads
 }
 
 /// The length of each file.

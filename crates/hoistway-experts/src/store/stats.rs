@@ -1,7 +1,7 @@
 //! Statistics of a store: counts, and changes of residency.
 #![forbid(unsafe_code)]
 
-use crate::catalog::UnitId;
+use crate::{catalog::UnitId, pack::Packing};
 use serde::Serialize;
 use std::{collections::VecDeque, time::Duration};
 
@@ -82,6 +82,8 @@ pub struct StoreStats {
     pub backing: &'static str,
     /// The policy.
     pub policy: &'static str,
+    /// Whether experts are read from a file of packed experts, and why not if there is one.
+    pub packing: Packing,
     /// Experts and tensors of requests that were resident, or being read already.
     pub hits: u64,
     /// Experts and tensors of requests that had to be read.

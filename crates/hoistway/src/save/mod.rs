@@ -276,6 +276,30 @@ impl<'a> Encoded<'a> {
     }
 }
 
+/// Writes a file of at least `len` bytes by `fill`. It takes its name once `fill` has succeeded and it is on the disk: until then,
+/// and if anything goes wrong, `path` has its earlier contents. `fill` gets the file open for reading and writing.
+///
+/// # Errors
+/// Those of `fill`; [`Error::Io`], and [`Error::NotSynced`] as in [`save`].
+#[doc(hidden)]
+pub fn write_by<E: From<Error>>(
+    path: &Path,
+    len: u64,
+    fill: impl FnOnce(&fs::File) -> Result<(), E>,
+) -> Result<(), E> {
+    let path = final_path(path)?;
+    let folder = Folder::of_file(&path, true)?;
+    folder.remove_stale_temps(&mut Vec::new());
+    let mut temp = folder.new_temp()?;
+    temp.allocate(len, &path)?;
+    fill(temp.opened()?)?;
+    temp.sync().map_err(|source| io_error("sync", &path, source))?;
+    let permissions = Permissions::replacing(std::slice::from_ref(&path)).map_err(Error::from)?;
+    permissions.give(temp.opened()?, &path, &mut Vec::new());
+    temp.persist(&path)?;
+    Ok(folder.sync_saved(&path)?)
+}
+
 /// Writes a small file as a whole: `path` has its earlier contents until all of `bytes` are on the disk. What is not a regular
 /// file, such as a pipe, is written where it is.
 ///

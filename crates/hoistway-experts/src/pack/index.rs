@@ -1,0 +1,153 @@
+//! What a pack says of itself: which model it is of, and the digest of each expert.
+//!
+//! The first block of the file has a mark, a version, and where the index is, with its digest. Experts follow, and the index, as
+//! JSON, is behind them.
+#![forbid(unsafe_code)]
+
+use super::{Layout, Unusable};
+use crate::catalog::ExpertCatalog;
+use hoistway::ByteRange;
+use hoistway_io::file::{read_exact_at, write_all_at};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::{self, File},
+    io::{self, IoSlice},
+    path::Path,
+    time::UNIX_EPOCH,
+};
+
+/// Where experts begin.
+pub(super) const DATA_START: u64 = 4096;
+const MARK: [u8; 16] = *b"hoistway.experts";
+const VERSION: u32 = 1;
+/// Longest index.
+const MAX_INDEX_BYTES: u64 = 256 << 20;
+/// Mark, version and a reserved word, place of the index, digest of the index.
+const HEAD_BYTES: usize = 16 + 8 + 16 + 32;
+
+/// The index.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Index {
+    /// The files of the model, in the order of its catalog.
+    pub(super) sources: Vec<SourceIdentity>,
+    /// The [`Layout`]'s digest.
+    pub(super) layout: String,
+    /// The BLAKE3 digest of each expert's parts, one after the other.
+    pub(super) experts: Vec<String>,
+}
+
+/// What tells a file of a model from others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SourceIdentity {
+    name: String,
+    bytes: u64,
+    /// The time of its last change, since 1970.
+    modified_seconds: i64,
+    modified_nanoseconds: u32,
+}
+
+impl SourceIdentity {
+    pub(super) fn of(path: &Path) -> io::Result<Self> {
+        let stat = fs::metadata(path)?;
+        let modified = stat.modified()?;
+        let (seconds, nanoseconds) = match modified.duration_since(UNIX_EPOCH) {
+            Ok(since) => (since.as_secs() as i64, since.subsec_nanos()),
+            Err(before) => {
+                let before = before.duration();
+                ((before.as_secs() as i64).saturating_neg(), before.subsec_nanos())
+            }
+        };
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(Self { name, bytes: stat.len(), modified_seconds: seconds, modified_nanoseconds: nanoseconds })
+    }
+
+    /// What is different in `now`, in words.
+    fn change(&self, now: &Self) -> Option<String> {
+        let name = &now.name;
+        if self.name != now.name {
+            Some(format!("it was packed from '{}', and the model is '{name}'", self.name))
+        } else if self.bytes != now.bytes {
+            Some(format!("'{name}' had {} bytes when it was packed, and has {}", self.bytes, now.bytes))
+        } else if self != now {
+            Some(format!("'{name}' was changed or copied since it was packed"))
+        } else {
+            None
+        }
+    }
+}
+
+impl Index {
+    /// Writes it behind the experts, and then the first block.
+    pub(super) fn write(&self, file: &File, start: u64) -> io::Result<()> {
+        let text = serde_json::to_vec(self)?;
+        write(file, &text, start)?;
+        let mut head = Vec::with_capacity(HEAD_BYTES);
+        head.extend(MARK);
+        head.extend(VERSION.to_le_bytes());
+        head.extend([0; 4]);
+        head.extend(start.to_le_bytes());
+        head.extend((text.len() as u64).to_le_bytes());
+        head.extend(blake3::hash(&text).as_bytes());
+        write(file, &head, 0)
+    }
+
+    /// Reads it, if it is whole.
+    pub(super) fn read(file: &File) -> Result<Self, Unusable> {
+        let refused = |reason: &str| Unusable::Refused(reason.into());
+        let len = file.metadata()?.len();
+        let mut head = [0; HEAD_BYTES];
+        if len < DATA_START {
+            return Err(refused("it holds no packed experts"));
+        }
+        read_exact_at(file, &mut head, 0)?;
+        let (mark, rest) = head.split_at(MARK.len());
+        if mark != MARK {
+            return Err(refused("it holds no packed experts"));
+        }
+        let word = |at: usize| {
+            let bytes = rest.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+            u64::from_le_bytes(bytes.unwrap_or_default())
+        };
+        let version = word(0) as u32;
+        if version != VERSION {
+            return Err(Unusable::Refused(format!(
+                "it has version {version}, and {VERSION} is known: pack again"
+            )));
+        }
+        let place = ByteRange::at(word(8), word(16)).filter(|place| place.end() <= len);
+        let place = place.filter(|place| place.start() >= DATA_START && place.len() <= MAX_INDEX_BYTES);
+        let place = place.ok_or_else(|| refused("its index does not lie in it: it was cut or damaged"))?;
+        let mut text = vec![0; place.len() as usize];
+        read_exact_at(file, &mut text, place.start())?;
+        if rest.get(24..56) != Some(blake3::hash(&text).as_bytes().as_slice()) {
+            return Err(refused("its index is damaged"));
+        }
+        serde_json::from_slice(&text)
+            .map_err(|error| Unusable::Refused(format!("its index is damaged: {error}")))
+    }
+
+    /// Fails, in words, unless it is of this model as it is now.
+    pub(super) fn compare(&self, catalog: &ExpertCatalog, layout: &Layout) -> Result<(), String> {
+        let now = super::sources(catalog)
+            .map_err(|error| format!("a file of the model cannot be looked at: {error}"))?;
+        if self.sources.len() != now.len() {
+            return Err(format!(
+                "it was packed from {} files, and the model has {}",
+                self.sources.len(),
+                now.len()
+            ));
+        }
+        if let Some(change) = self.sources.iter().zip(&now).find_map(|(then, now)| then.change(now)) {
+            return Err(format!("{change}: pack again"));
+        }
+        if self.layout != layout.digest || self.experts.len() != layout.units.len() {
+            return Err("it holds other experts than the model, or in another order: pack again".into());
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn write(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    let mut offset = offset;
+    write_all_at(file, &mut [IoSlice::new(bytes)], &mut offset, hoistway::Alignment::BYTE)
+}

@@ -1,0 +1,226 @@
+//! Packed experts: a file beside the model in which the parts of each expert lie together, and begin at blocks.
+//!
+//! In the files of a model the parts of an expert are far apart, and begin anywhere. From a pack a store reads an expert by one
+//! direct read where slots keep its parts together, and with nothing staged where tensors are stacked in memory. A pack is a copy:
+//! the model stays as it is, and does without it.
+//!
+//! [`write`](fn@write) makes a pack, [`ExpertCatalog::with_pack`] uses it if it is of this model, and [`check`] reads all of it again.
+//! `index` is what the file says of itself. A pack names the files of its model with their lengths and the times of their last
+//! changes: a model that was changed or copied since is another one.
+//!
+//! ```no_run
+//! use hoistway::{Cancel, Checkpoint};
+//! use hoistway_experts::{catalog::ExpertCatalog, pack::{self, PackChoice, PackOptions}};
+//! let checkpoint = Checkpoint::open(&["model.gguf"])?;
+//! let catalog = ExpertCatalog::of_checkpoint(&checkpoint, None)?;
+//! let path = pack::path_of(&catalog).expect("a model has a file");
+//! pack::write(&checkpoint, &catalog, &path, &PackOptions::default(), |_bytes| ())?;
+//! let catalog = catalog.with_pack(&PackChoice::Auto)?;
+//! println!("{:?}", catalog.packing());
+//! # Ok::<(), hoistway_experts::Error>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod index;
+mod write;
+
+pub use write::{PackOptions, PackReport, check, write};
+
+use crate::{
+    Error, Result,
+    catalog::{ExpertCatalog, Unit},
+};
+use hoistway::{Alignment, ByteRange, read::ReadFile};
+use index::{Index, SourceIdentity};
+use serde::Serialize;
+use std::{
+    fs::File,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// What the name of a pack adds to that of the model's first file.
+const SUFFIX: &str = ".experts";
+
+/// Whether a store reads experts from a pack.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PackChoice {
+    /// If there is one [beside the model](path_of) that is of this model. [`ExpertCatalog::packing`] says why another one is refused.
+    #[default]
+    Auto,
+    /// No.
+    Never,
+    /// From the one at this path, or it is an error.
+    At(PathBuf),
+}
+
+/// Whether experts are read from a pack.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Packing {
+    /// There is no pack, or none is wanted.
+    #[default]
+    None,
+    /// They are.
+    Used {
+        /// The pack.
+        path: PathBuf,
+    },
+    /// There is a pack, which cannot be used.
+    Refused {
+        /// The pack.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A pack that experts are read from.
+#[derive(Clone, Debug)]
+pub(crate) struct Packed {
+    file: ReadFile,
+    layout: Arc<Layout>,
+}
+
+impl Packed {
+    pub(crate) fn file(&self) -> &ReadFile {
+        &self.file
+    }
+
+    /// The places of an expert's parts, by the position of its unit.
+    pub(crate) fn parts(&self, unit: usize) -> Option<&[ByteRange]> {
+        self.layout.units.get(unit).map(|parts| &**parts)
+    }
+}
+
+/// The path of a catalog's pack: that of its first file, with `.experts` behind it. `None` for a catalog without files.
+pub fn path_of(catalog: &ExpertCatalog) -> Option<PathBuf> {
+    let mut path = catalog.files().first()?.clone().into_os_string();
+    path.push(SUFFIX);
+    Some(path.into())
+}
+
+impl ExpertCatalog {
+    /// The same experts, which a [`Store`](crate::store::Store) reads from a pack if `choice` says so and there is one of this model.
+    ///
+    /// # Errors
+    /// [`Error::InvalidPack`] if the pack that [`PackChoice::At`] names cannot be used.
+    pub fn with_pack(self, choice: &PackChoice) -> Result<Self> {
+        let path = match choice {
+            PackChoice::Never => None,
+            PackChoice::At(path) => Some(path.clone()),
+            PackChoice::Auto => path_of(&self).filter(|_| !self.experts().is_empty()),
+        };
+        let Some(path) = path else { return Ok(self.with_packing(Packing::None, None)) };
+        match open(&self, &path) {
+            Ok(packed) => Ok(self.with_packing(Packing::Used { path }, Some(packed))),
+            Err(error) if matches!(choice, PackChoice::At(_)) => Err(error.into_error(path)),
+            Err(Unusable::Missing) => Ok(self.with_packing(Packing::None, None)),
+            Err(Unusable::Refused(reason)) => {
+                tracing::warn!(path = %path.display(), reason, "packed experts are not used");
+                Ok(self.with_packing(Packing::Refused { path, reason }, None))
+            }
+        }
+    }
+}
+
+/// Why a pack is not used.
+enum Unusable {
+    Missing,
+    Refused(String),
+}
+
+impl Unusable {
+    fn into_error(self, path: PathBuf) -> Error {
+        let reason = match self {
+            Self::Missing => "there are no packed experts: make them by 'hoistway moe pack'".into(),
+            Self::Refused(reason) => reason,
+        };
+        Error::InvalidPack { path, reason }
+    }
+}
+
+impl From<io::Error> for Unusable {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::NotFound => Self::Missing,
+            _ => Self::Refused(format!("it cannot be read: {error}")),
+        }
+    }
+}
+
+/// Opens a pack, if it is one of this catalog.
+fn open(catalog: &ExpertCatalog, path: &Path) -> Result<Packed, Unusable> {
+    let file = File::open(path)?;
+    let index = Index::read(&file)?;
+    let layout = Layout::of(catalog).map_err(|error| Unusable::Refused(error.to_string()))?;
+    index.compare(catalog, &layout).map_err(Unusable::Refused)?;
+    let file = ReadFile::from_file(file, path).map_err(|error| Unusable::Refused(error.to_string()))?;
+    if file.len() < layout.end {
+        return Err(Unusable::Refused(format!(
+            "it has {} bytes, and experts up to {}",
+            file.len(),
+            layout.end
+        )));
+    }
+    Ok(Packed { file, layout: Arc::new(layout) })
+}
+
+/// Where the parts of experts lie in a pack: each begins at a block, in the order of the catalog.
+#[derive(Debug)]
+struct Layout {
+    units: Vec<Box<[ByteRange]>>,
+    end: u64,
+    /// A digest of what lies where: other experts, or the same in another order, have another one.
+    digest: String,
+}
+
+impl Layout {
+    /// # Errors
+    /// [`Error::Internal`] if the experts do not fit 64 bits.
+    fn of(catalog: &ExpertCatalog) -> Result<Self> {
+        let too_long = || Error::Internal("the experts do not fit one file".into());
+        let (mut next, mut hasher) = (index::DATA_START, blake3::Hasher::new());
+        let mut units = Vec::with_capacity(catalog.experts().len());
+        for unit in catalog.experts() {
+            digest_unit(&mut hasher, unit);
+            let mut parts = Vec::with_capacity(unit.parts().len());
+            for part in unit.parts() {
+                let place = ByteRange::at(next, part.bytes.len()).ok_or_else(too_long)?;
+                next = Alignment::BLOCK.up(place.end()).ok_or_else(too_long)?;
+                parts.push(place);
+            }
+            units.push(parts.into());
+        }
+        Ok(Self { units, end: next, digest: hasher.finalize().to_hex().to_string() })
+    }
+
+    /// Bytes of an expert with what lies between its parts.
+    fn range(&self, unit: usize) -> ByteRange {
+        let parts = self.units.get(unit).map_or(&[][..], |parts| parts);
+        let ends = parts.first().zip(parts.last());
+        ends.and_then(|(first, last)| ByteRange::new(first.start(), last.end())).unwrap_or_default()
+    }
+}
+
+fn digest_unit(hasher: &mut blake3::Hasher, unit: &Unit) {
+    let mut text = |text: &str| {
+        hasher.update(&(text.len() as u64).to_le_bytes());
+        hasher.update(text.as_bytes());
+    };
+    text(&unit.label());
+    for part in unit.parts() {
+        text(&part.tensor);
+        text(part.role.name());
+        text(&part.component);
+        text(&format!("file {} at {} of {} {:?}", part.file, part.bytes, part.dtype, part.shape));
+    }
+}
+
+/// What the files of a model are now.
+fn sources(catalog: &ExpertCatalog) -> io::Result<Vec<SourceIdentity>> {
+    catalog.files().iter().map(|path| SourceIdentity::of(path)).collect()
+}
