@@ -10,6 +10,7 @@ use super::{
     state::{Ended, Figures, Parked, Removed, State, Wakes},
     sync::{Condvar, Mutex, MutexGuard},
 };
+use crate::parallel;
 use std::{
     mem,
     panic::{self, AssertUnwindSafe},
@@ -61,7 +62,8 @@ pub(super) enum Wait {
 impl<C: Customer> Scheduler<C> {
     /// Makes a scheduler with these queues, at most 8.
     pub fn new(customer: C, limits: Limits, queues: &[QueueOptions]) -> Arc<Self> {
-        let state = Mutex::new(State::new(limits, queues));
+        let others = parallel::cores().saturating_sub(1);
+        let state = Mutex::new(State::new(limits, queues, others));
         Arc::new(Self { customer, state, watched: Condvar::new(), process: process::id() })
     }
 

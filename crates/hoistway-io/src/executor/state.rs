@@ -86,9 +86,9 @@ impl Parked {
 
 /// Operations that wait for threads since a moment ago.
 ///
-/// The thread that submits them wakes one thread for each that is in demand, since it is about to wait for them. It wakes one
-/// for all others, which wakes the next as it begins: whoever submits those has work of its own, and each wake may cost it its
-/// processor.
+/// The thread that submits them wakes a thread for each that is in demand, but no more than there are other processors: a thread
+/// beyond these would have to take the processor of the one that wakes it, before the others are awake. It wakes one thread for
+/// all operations that are not in demand, as their caller has work of its own. Each thread that begins an operation wakes the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wakes {
     demand: usize,
@@ -126,6 +126,8 @@ pub(super) struct State<C: Customer> {
     parked: Vec<usize>,
     /// Threads that must be woken once the lock is free.
     pub(super) woken: Vec<Parked>,
+    /// Threads that the thread of a submission wakes at most.
+    most_wakes: usize,
     next_group: u64,
     next_number: u64,
     begun: [u64; 3],
@@ -137,8 +139,10 @@ pub(super) struct State<C: Customer> {
 }
 
 impl<C: Customer> State<C> {
-    pub(super) fn new(limits: Limits, queues: &[QueueOptions]) -> Self {
+    /// A submission wakes `most_wakes` threads at most.
+    pub(super) fn new(limits: Limits, queues: &[QueueOptions], most_wakes: usize) -> Self {
         Self {
+            most_wakes,
             queues: Queues::new(queues, Room::new(limits.in_flight)),
             accepted: Room::new(limits.accepted),
             groups: HashMap::new(),
@@ -229,7 +233,7 @@ impl<C: Customer> State<C> {
 
     /// Wakes threads for operations that were let through.
     pub(super) fn wake_for(&mut self, Wakes { demand, others }: Wakes) {
-        self.wake(demand.max(others.min(1)));
+        self.wake(demand.min(self.most_wakes).max((demand + others).min(1)));
     }
 
     /// Moves operations of a group to their queues that its gate and its event let through.

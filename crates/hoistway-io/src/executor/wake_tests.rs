@@ -21,9 +21,9 @@ impl Customer for Nothing {
 
 const QUEUE: QueueId = QueueId(0);
 
-/// The threads of eight that groups of `operations` each wake as they are submitted together.
-fn woken(priority: Priority, operations: &[usize]) -> usize {
-    let mut state = State::<Nothing>::new(Limits::NONE, &[QueueOptions::default()]);
+/// How many of eight threads groups of so many operations wake as they are submitted together.
+fn woken(priority: Priority, operations: &[usize], most_wakes: usize) -> usize {
+    let mut state = State::<Nothing>::new(Limits::NONE, &[QueueOptions::default()], most_wakes);
     for _ in 0..8 {
         let worker = state.enlist(QueueSet::of(&[QUEUE]));
         let condvar = state.worker(worker).unwrap().condvar.clone();
@@ -42,15 +42,21 @@ fn woken(priority: Priority, operations: &[usize]) -> usize {
 
 #[test]
 fn a_submission_that_no_caller_waits_for_wakes_one_thread() {
-    assert_eq!(woken(Priority::Prefetch, &[16]), 1);
-    assert_eq!(woken(Priority::Prefetch, &[4, 4, 4]), 1);
-    assert_eq!(woken(Priority::Background, &[2, 9]), 1);
-    assert_eq!(woken(Priority::Prefetch, &[0]), 0);
+    for most_wakes in [0, 1, 63] {
+        assert_eq!(woken(Priority::Prefetch, &[16], most_wakes), 1);
+        assert_eq!(woken(Priority::Prefetch, &[4, 4, 4], most_wakes), 1);
+        assert_eq!(woken(Priority::Background, &[2, 9], most_wakes), 1);
+        assert_eq!(woken(Priority::Prefetch, &[0], most_wakes), 0);
+    }
 }
 
 #[test]
-fn a_submission_in_demand_wakes_a_thread_for_each_operation() {
-    assert_eq!(woken(Priority::Demand, &[3]), 3);
-    assert_eq!(woken(Priority::Demand, &[3, 3]), 6);
-    assert_eq!(woken(Priority::Demand, &[16]), 8);
+fn a_submission_in_demand_wakes_a_thread_for_each_operation_and_other_processor() {
+    assert_eq!(woken(Priority::Demand, &[3], 63), 3);
+    assert_eq!(woken(Priority::Demand, &[3, 3], 63), 6);
+    assert_eq!(woken(Priority::Demand, &[16], 63), 8);
+    assert_eq!(woken(Priority::Demand, &[3, 3], 1), 1);
+    assert_eq!(woken(Priority::Demand, &[3, 3], 3), 3);
+    assert_eq!(woken(Priority::Demand, &[16], 0), 1);
+    assert_eq!(woken(Priority::Demand, &[], 1), 0);
 }
