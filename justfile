@@ -395,7 +395,7 @@ test-capi-release:
 test-go *arguments:
     @for tool in go gofmt cc pkg-config; do \
         command -v "$tool" > /dev/null || { \
-            echo "test-go needs $tool: apt-get install golang gcc pkg-config, or Go from https://go.dev/dl" >&2; exit 1; }; \
+            echo "test-go needs $tool: apt-get install golang gcc pkg-config, or Go as CONTRIBUTING.md says" >&2; exit 1; }; \
     done
     {{ quick }} "{{ just_executable() }}" --justfile "{{ justfile() }}" capi '{{ justfile_directory() }}/target/capi'
     cd go/hoistway && unformatted=$(gofmt -l .) && test -z "$unformatted" || { echo "gofmt: $unformatted" >&2; exit 1; }
