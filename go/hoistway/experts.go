@@ -313,12 +313,24 @@ func (s *ExpertStore) TensorAddress(name string) (uintptr, error) {
 	return addressOf(address), err
 }
 
+// Packing says whether experts are read from a file that "hoistway moe pack" wrote beside the model.
+type Packing struct {
+	// State is "none", "used" or "refused".
+	State string `json:"state"`
+	// Path is the file, if there is one.
+	Path string `json:"path"`
+	// Reason is why it is refused.
+	Reason string `json:"reason"`
+}
+
 // ExpertStats is what a store has done since it was opened, and what it holds.
 type ExpertStats struct {
 	// Backing is the backing.
 	Backing string `json:"backing"`
 	// Policy is the policy.
 	Policy string `json:"policy"`
+	// Packing says whether experts are read from a file of packed experts.
+	Packing Packing `json:"packing"`
 	// Hits is how many experts and tensors of requests were resident, or being read already.
 	Hits uint64 `json:"hits"`
 	// Misses is how many had to be read.

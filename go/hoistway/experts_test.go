@@ -95,7 +95,7 @@ func TestExpertsAreLeasedUnderABudget(t *testing.T) {
 
 	stats, err := store.Stats()
 	check(t, err)
-	if stats.Misses != 2 || stats.Policy != "lru" || stats.Backing != "host_slots" || stats.BudgetBytes != 1<<20 || len(stats.JSON) == 0 {
+	if stats.Misses != 2 || stats.Policy != "lru" || stats.Packing.State != "none" || stats.Backing != "host_slots" || stats.BudgetBytes != 1<<20 || len(stats.JSON) == 0 {
 		t.Fatalf("%s", stats.JSON)
 	}
 	events, lost, err := store.Events()

@@ -32,7 +32,7 @@ use crate::{
 };
 use hoistway::{Alignment, ByteRange, read::ReadFile};
 use index::{Index, SourceIdentity};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::{
     fs::File,
     io,
@@ -67,11 +67,13 @@ pub enum Packing {
     /// They are.
     Used {
         /// The pack.
+        #[serde(serialize_with = "shown")]
         path: PathBuf,
     },
     /// There is a pack, which cannot be used.
     Refused {
         /// The pack.
+        #[serde(serialize_with = "shown")]
         path: PathBuf,
         /// Why.
         reason: String,
@@ -218,6 +220,11 @@ fn digest_unit(hasher: &mut blake3::Hasher, unit: &Unit) {
         text(&part.component);
         text(&format!("file {} at {} of {} {:?}", part.file, part.bytes, part.dtype, part.shape));
     }
+}
+
+/// A path as text, also one that is no Unicode.
+fn shown<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
 }
 
 /// What the files of a model are now.

@@ -46,6 +46,7 @@ hoistway_io::setters! {
 #[non_exhaustive]
 pub struct PackReport {
     /// The pack.
+    #[serde(serialize_with = "super::shown")]
     pub path: PathBuf,
     /// Experts in it.
     pub experts: usize,

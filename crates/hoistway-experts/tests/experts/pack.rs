@@ -186,6 +186,7 @@ fn without_a_pack_nothing_is_refused() {
 }
 
 #[test]
+#[cfg_attr(windows, ignore = "writes to a file that is open, which Windows does not let")]
 fn the_pack_of_a_model_that_has_changed_is_refused() {
     let model = Model::new();
     write(&model);
@@ -203,6 +204,7 @@ fn the_pack_of_a_model_that_has_changed_is_refused() {
 }
 
 #[test]
+#[cfg_attr(windows, ignore = "writes to a file that is open, which Windows does not let")]
 fn the_pack_of_another_model_is_refused() {
     let (model, other) = (Model::new(), Model::new());
     let path = write(&other);
@@ -271,6 +273,21 @@ fn a_pack_that_is_not_written_to_its_end_leaves_the_one_before() {
     let cancelled = pack::write(&model.checkpoint, &model.catalog, &path, &options, |_| cancel.cancel());
     assert!(matches!(cancelled, Err(Error::Engine(hoistway::Error::Cancelled))), "{cancelled:?}");
     assert_eq!((fs::read(&path).unwrap() == before, files(model.directory.path())), (true, count));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_path_that_is_no_text_is_shown_in_statistics() {
+    use std::os::unix::ffi::OsStrExt;
+
+    let model = Model::new();
+    let path = write(&model);
+    let odd = model.directory.path().join(std::ffi::OsStr::from_bytes(b"\xff.experts"));
+    fs::rename(path, &odd).unwrap();
+    let model = with_pack(model, &PackChoice::At(odd));
+    let stats = serde_json::to_value(model.store(&budget_of(4)).stats()).unwrap();
+    assert_eq!(stats["packing"]["state"], "used");
+    assert!(stats["packing"]["path"].as_str().unwrap().ends_with(".experts"), "{stats}");
 }
 
 #[test]
