@@ -9,7 +9,7 @@
 //! changes: a model that was changed or copied since is another one.
 //!
 //! ```no_run
-//! use hoistway::{Cancel, Checkpoint};
+//! use hoistway::Checkpoint;
 //! use hoistway_experts::{catalog::ExpertCatalog, pack::{self, PackChoice, PackOptions}};
 //! let checkpoint = Checkpoint::open(&["model.gguf"])?;
 //! let catalog = ExpertCatalog::of_checkpoint(&checkpoint, None)?;
