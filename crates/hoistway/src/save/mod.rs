@@ -159,11 +159,7 @@ pub fn save_sharded(
     options.check_for_path()?;
     sharding.check()?;
     let lens = content::check(tensors)?;
-    let shards = plan::shards(&lens, sharding.max_shard_bytes);
-    let files = shards
-        .into_iter()
-        .map(|shard| PlannedFile::new(tensors, &lens, shard, metadata, options.alignment))
-        .collect::<Result<Vec<_>, _>>()?;
+    let files = plan::files(tensors, &lens, metadata, sharding.max_shard_bytes, options.alignment)?;
     let contents: Vec<Vec<&str>> =
         files.iter().map(|file| file.tensors().map(|tensor| tensors[tensor].name).collect()).collect();
     let names = ShardNames::new(&sharding.file_name);

@@ -85,11 +85,7 @@ pub(super) fn save_sharded(
     let folder = format!("{}/", url.trim_end_matches('/'));
     let saving = Saving::new(url, tensors, options, go_on)?;
     let lens = content::check(tensors)?;
-    let shards = plan::shards(&lens, sharding.max_shard_bytes);
-    let files = shards
-        .into_iter()
-        .map(|shard| PlannedFile::new(tensors, &lens, shard, metadata, options.alignment))
-        .collect::<Result<Vec<_>, _>>()?;
+    let files = plan::files(tensors, &lens, metadata, sharding.max_shard_bytes, options.alignment)?;
     let mut report = SaveReport::new(tensors.len(), options);
     let names = ShardNames::new(&sharding.file_name);
     let found = saving.listed(&folder)?;
