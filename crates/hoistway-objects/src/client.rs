@@ -294,7 +294,7 @@ impl Client {
     /// A second request on a connection of its own, if that can be had soon.
     fn second(&self, request: &Parts, waiting: &Waiting<'_>) -> Option<Pending> {
         let connection =
-            Connection::open(&self.origin, &self.own().network, HEDGE_CONNECT, waiting.stop).ok()?;
+            Connection::open(&self.origin, &self.own().network, HEDGE_CONNECT, waiting.ends()).ok()?;
         // A handshake too: meanwhile the first one is not looked at.
         Pending::send(connection, request, &[], &Waiting { patience: HEDGE_CONNECT, ..*waiting }).ok()
     }
@@ -386,7 +386,7 @@ impl Client {
             parts.headers.insert("x-amz-request-payer", HeaderValue::from_static("requester"));
         }
         if let Some(identity) = self.identity()? {
-            identity.sign(&mut parts, waiting.stop)?;
+            identity.sign(&mut parts, waiting.ends())?;
         }
         // They need no signature.
         parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
@@ -402,7 +402,7 @@ impl Client {
             return Ok(connection);
         }
         let patience = CONNECT.min(waiting.patience);
-        Connection::open(&self.origin, &self.own().network, patience, waiting.stop).map_err(|error| {
+        Connection::open(&self.origin, &self.own().network, patience, waiting.ends()).map_err(|error| {
             match error.kind() {
                 _ if waiting.is_stopped() => Fault::Final(Problem::Stopped),
                 io::ErrorKind::InvalidData => Fault::Final(Problem::Tls(error.to_string())),
