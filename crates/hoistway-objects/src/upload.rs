@@ -568,11 +568,7 @@ fn create(location: &Location, options: &StoreOptions, stop: &Stop) -> Result<Op
     let mut algorithm = algorithm_of(location.kind, options);
     let mut has_stray = false;
     let mut created = ask_create(&client, &location.target, algorithm, &mut has_stray, stop);
-    // If the request itself is wrong, one without a checksum is refused as well.
-    let is_wrong = |problem: &Problem| matches!(problem, Problem::Refused { status: 400, .. });
-    if created.as_ref().is_err_and(|problem| {
-        refuses_checksums(problem, algorithm) || algorithm == Some(Algorithm::Crc64Nvme) && is_wrong(problem)
-    }) {
+    if created.as_ref().is_err_and(|problem| refuses_checksums(problem, algorithm)) {
         algorithm = None;
         created = ask_create(&client, &location.target, algorithm, &mut has_stray, stop);
     }

@@ -428,6 +428,10 @@ fn bytes_are_sent_again_without_a_checksum_only_where_that_was_refused() {
     let error = upload(URL, &bytes, &options).unwrap_err();
     assert!(matches!(&error.problem, Problem::Refused { status: 400, .. }), "{error}");
     assert_eq!(server.received(Step::Put), 1);
+    server.fail_writes(Step::Create, usize::MAX, WriteFault::Status(400));
+    let error = upload(URL, &self::bytes(LEN), &options).unwrap_err();
+    assert!(matches!(&error.problem, Problem::Refused { status: 400, .. }), "{error}");
+    assert_eq!(server.received(Step::Create), 1);
     // The store may still be asked for the checksum of what it has.
     server.fail_writes(Step::Put, 1, WriteFault::NoChecksums);
     server.then_fail_writes(Step::Put, 1, WriteFault::Lost);
