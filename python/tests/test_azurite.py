@@ -79,3 +79,24 @@ def test_azurite_takes_what_is_signed_and_refuses_another_key(tmp_path: Path, en
         hoistway.load_file(
             "az://models/llama/", framework="numpy", store={**store, "account_key": KEY[::-1][2:]}
         )
+
+
+def test_azurite_takes_saves_in_one_request_and_in_blocks(endpoint: str) -> None:
+    put(endpoint, "/models?restype=container", b"", {})
+    store: hoistway.StoreOptions = {"endpoint": endpoint, "account": ACCOUNT, "account_key": KEY}
+    generator = np.random.default_rng(5)
+    tensors = {name: generator.integers(0, 256, 5 << 20, np.uint8) for name in ("a", "b", "c", "d")}
+    small = {"a": tensors["a"][:1000]}
+    for saved, parts in ((small, 1), (tensors, 3)):
+        url = f"az://models/saved & co/{parts}.safetensors"
+        report = hoistway.save_file(saved, url, store=store)
+        assert report.parts == parts
+        loaded = hoistway.load_file(url, framework="numpy", store=store)
+        assert all(np.array_equal(loaded[name], saved[name]) for name in saved)
+    for _ in range(2):
+        hoistway.save_sharded(tensors, "az://models/set/", max_shard_size=11 << 20, store=store)
+        loaded = hoistway.load_file("az://models/set/", framework="numpy", store=store)
+        assert all(np.array_equal(loaded[name], tensors[name]) for name in tensors)
+    other: hoistway.StoreOptions = {**store, "account_key": KEY[::-1][2:]}
+    with pytest.raises(PermissionError, match="denies access"):
+        hoistway.save_file(small, "az://models/saved & co/1.safetensors", store=other)

@@ -17,7 +17,7 @@ use crate::{
 };
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request,
-    header::{ACCEPT_ENCODING, LOCATION, RANGE, RETRY_AFTER, USER_AGENT},
+    header::{ACCEPT_ENCODING, CONTENT_LENGTH, LOCATION, RANGE, RETRY_AFTER, USER_AGENT},
     request::Parts,
 };
 use std::{
@@ -110,6 +110,10 @@ impl Client {
         self.is_outside
     }
 
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
     pub(crate) fn origin(&self) -> &Origin {
         &self.origin
     }
@@ -171,7 +175,7 @@ impl Client {
         headers: &[(HeaderName, String)],
         waiting: &Waiting<'_>,
     ) -> Result<Answer, Fault> {
-        let request = self.request(Method::GET, target, headers, waiting)?;
+        let request = self.request(Method::GET, target, headers, 0, waiting)?;
         let begun = Instant::now();
         let connection = self.connection(waiting)?;
         let was_reused = connection.is_reused;
@@ -203,7 +207,7 @@ impl Client {
         headers: &[(HeaderName, String)],
         waiting: &Waiting<'_>,
     ) -> Result<HeaderMap, Fault> {
-        let request = self.request(Method::HEAD, target, headers, waiting)?;
+        let request = self.request(Method::HEAD, target, headers, 0, waiting)?;
         let connection = self.connection(waiting)?;
         let was_reused = connection.is_reused;
         let answer = send(connection, &request, &[], waiting)
@@ -228,7 +232,8 @@ impl Client {
         sent: &mut Sent,
         (connecting, waiting): (&Waiting<'_>, &Waiting<'_>),
     ) -> Result<Answer, Fault> {
-        let request = self.request(method, target, headers, connecting)?;
+        let len = body.iter().map(|piece| piece.len() as u64).sum();
+        let request = self.request(method, target, headers, len, connecting)?;
         let connection = self.connection(connecting)?;
         let was_reused = connection.is_reused;
         let answer =
@@ -365,6 +370,7 @@ impl Client {
         method: Method,
         target: &Target,
         headers: &[(HeaderName, String)],
+        body_len: u64,
         waiting: &Waiting<'_>,
     ) -> Result<Parts, Problem> {
         let invalid = |_| {
@@ -381,6 +387,10 @@ impl Client {
         }
         if self.kind == Kind::Azure {
             parts.headers.insert("x-ms-version", HeaderValue::from_static(AZURE_VERSION));
+            // It is signed.
+            if body_len > 0 {
+                parts.headers.insert(CONTENT_LENGTH, body_len.into());
+            }
         }
         if self.options.requester_pays {
             parts.headers.insert("x-amz-request-payer", HeaderValue::from_static("requester"));

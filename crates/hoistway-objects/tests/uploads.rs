@@ -4,6 +4,8 @@
 use hoistway_objects::{Error, Object, Problem, Stop, StoreOptions, Upload, Uploaded};
 use objectd::{Checksums, Dialect, Server, Step, WriteFault, WrongRegion};
 use std::{
+    io::{Read, Write},
+    net::TcpStream,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -91,6 +93,140 @@ fn objects_of_google_are_written_with_their_own_checksum() {
         assert_eq!(uploaded.compared, Ok("CRC-32C"));
         assert!(server.object(PATH).unwrap() == bytes, "{len}");
     }
+}
+
+const BLOB: &str = "az://models/llama/a b.safetensors";
+const BLOB_PATH: &str = "account/models/llama/a b.safetensors";
+
+fn azure() -> (Server, StoreOptions) {
+    let server = Server::start().unwrap();
+    server.speak(Dialect::Azure);
+    let mut options = StoreOptions::default();
+    let endpoint = format!("{}/account", server.url());
+    for (name, value) in [("endpoint", &*endpoint), ("account", "account"), ("account_key", "Y2FuYXJ5")] {
+        options.set(name, value).unwrap();
+    }
+    (server, options)
+}
+
+/// What comes of an upload to Azure, and of its abortion if it fails.
+fn upload_blob(bytes: &[u8], options: &StoreOptions) -> Result<Uploaded, (Error, Result<(), Error>)> {
+    let stop = Stop::default();
+    let upload = Upload::begin(BLOB, bytes.len() as u64, options, &stop).unwrap();
+    let sent = (0..upload.parts()).rev().try_for_each(|number| {
+        let range = upload.range(number);
+        upload.send(number, &[&bytes[range.start as usize..range.end as usize]], &stop)
+    });
+    sent.and_then(|()| upload.complete(&stop)).map_err(|error| (error, upload.abort(&stop)))
+}
+
+#[test]
+fn blobs_of_azure_are_written_by_one_request_or_in_blocks() {
+    let (server, options) = azure();
+    for (len, requests) in [(1, 1), (8 << 20, 1), (LEN, 4)] {
+        server.take_requests();
+        let bytes = bytes(len);
+        let uploaded = upload_blob(&bytes, &options).unwrap();
+        assert_eq!((uploaded.compared, uploaded.repeated), (Ok("CRC-64/NVME"), 0));
+        assert!(server.object(BLOB_PATH).unwrap() == bytes, "{len}");
+        let asked = server.take_requests();
+        assert_eq!(asked.len(), requests, "{asked:?}");
+        assert!(asked.iter().all(|own| own.authorization.is_some() && own.checksum.is_some()), "{asked:?}");
+    }
+    assert!(server.open_uploads().is_empty());
+    let mut without = options;
+    without.set("checksums", "off").unwrap();
+    let uploaded = upload_blob(&bytes(LEN), &without).unwrap();
+    assert_eq!(uploaded.compared, Err("the store option checksums is off"));
+    assert!(server.take_requests().iter().all(|own| own.checksum.is_none()));
+}
+
+#[test]
+fn what_may_pass_in_azure_is_tried_again() {
+    let (step_of_len, faults) = (
+        [(Step::Part, LEN), (Step::Complete, LEN), (Step::Put, 1000)],
+        [
+            WriteFault::Status(500),
+            WriteFault::Status(503),
+            WriteFault::Reset,
+            WriteFault::Lost,
+            WriteFault::Flip,
+        ],
+    );
+    for (step, len) in step_of_len {
+        for fault in faults {
+            let (server, options) = azure();
+            server.put(BLOB_PATH, b"old");
+            server.fail_writes(step, 2, fault);
+            let bytes = bytes(len);
+            let uploaded = upload_blob(&bytes, &options).unwrap();
+            assert!(server.object(BLOB_PATH).unwrap() == bytes, "{step:?} {fault:?}");
+            assert_eq!(uploaded.compared, Ok("CRC-64/NVME"), "{step:?} {fault:?}");
+            assert!(uploaded.repeated > 0 && server.open_uploads().is_empty(), "{step:?} {fault:?}");
+        }
+    }
+}
+
+#[test]
+fn blocks_of_an_upload_that_fails_stay_unseen_and_that_is_told() {
+    let (server, options) = azure();
+    server.put(BLOB_PATH, b"old");
+    for step in [Step::Part, Step::Complete] {
+        server.fail_writes(step, usize::MAX, WriteFault::Status(403));
+        let (error, aborted) = upload_blob(&bytes(LEN), &options).unwrap_err();
+        assert!(matches!(&error.problem, Problem::Denied { .. }), "{error}");
+        let left = aborted.unwrap_err();
+        assert!(matches!(&left.problem, Problem::BlocksLeft), "{left}");
+        assert!(left.to_string().contains("for a week"), "{left}");
+        assert_eq!(server.object(BLOB_PATH).unwrap(), b"old");
+    }
+    assert_eq!(server.open_uploads(), [BLOB_PATH]);
+    // The next one takes them away.
+    server.fail_writes(Step::Part, 0, WriteFault::Reset);
+    upload_blob(&bytes(LEN), &options).unwrap();
+    assert!(server.open_uploads().is_empty());
+    let upload = Upload::begin(BLOB, LEN as u64, &options, &Stop::default()).unwrap();
+    upload.abort(&Stop::default()).unwrap();
+    server.fail_writes(Step::Put, usize::MAX, WriteFault::Status(403));
+    let (error, aborted) = upload_blob(b"new", &options).unwrap_err();
+    assert!(matches!(&error.problem, Problem::Denied { .. }), "{error}");
+    aborted.unwrap();
+}
+
+#[test]
+fn a_lost_answer_of_azure_is_in_doubt_unless_the_blob_shows_what_became_of_it() {
+    for (step, len) in [(Step::Put, 1000), (Step::Complete, LEN)] {
+        let (server, options) = azure();
+        server.put(BLOB_PATH, b"old");
+        server.fail_writes(step, 1, WriteFault::Lost);
+        server.then_fail_writes(step, usize::MAX, WriteFault::Status(403));
+        upload_blob(&bytes(len), &options).unwrap();
+        assert!(server.object(BLOB_PATH).unwrap() == bytes(len), "{step:?}");
+        // The blob is that of another save, of the same length.
+        let mut other = bytes(len);
+        other[0] ^= 1;
+        server.put(BLOB_PATH, &other);
+        server.fail_writes(step, usize::MAX, WriteFault::Status(500));
+        let (error, _) = upload_blob(&bytes(len), &options).unwrap_err();
+        assert!(matches!(&error.problem, Problem::Doubtful(_)), "{step:?}: {error}");
+    }
+    let (server, options) = azure();
+    server.fail_writes(Step::Part, 1, WriteFault::OtherChecksum);
+    assert_eq!(upload_blob(&bytes(LEN), &options).unwrap().repeated, 1);
+    server.fail_writes(Step::Put, 1, WriteFault::OtherChecksum);
+    let (error, _) = upload_blob(&bytes(1000), &options).unwrap_err();
+    assert!(matches!(&error.problem, Problem::StoredDamaged(_)), "{error}");
+}
+
+#[test]
+fn blocks_that_another_program_left_are_named_as_the_reason() {
+    let (server, options) = azure();
+    let mut socket = TcpStream::connect(server.url().trim_start_matches("http://")).unwrap();
+    let target = "/account/models/llama/a%20b.safetensors?comp=block&blockid=YQ%3D%3D";
+    write!(socket, "PUT {target} HTTP/1.1\r\nContent-Length: 1\r\n\r\na").unwrap();
+    assert!(socket.read(&mut [0; 4096]).unwrap() > 0);
+    let (error, _) = upload_blob(&bytes(LEN), &options).unwrap_err();
+    assert!(error.to_string().contains("InvalidBlobOrBlock; another program"), "{error}");
 }
 
 #[test]
@@ -457,10 +593,9 @@ fn what_cannot_be_written_is_said_with_what_can() {
     for (url, said) in [
         (
             "https://host/a",
-            "web servers are only read; give a path of this machine, or an s3:// or gs:// URL",
+            "web servers are only read; give a path of this machine, or an s3://, gs:// or az:// URL",
         ),
         ("hf://org/model/a", "the hub is only read"),
-        ("az://container/a", "saving to Azure is not there yet"),
         ("ftp://host/a", "there is no such scheme"),
         ("s3://bucket/folder/", "that of a folder"),
         ("s3://bucket", "that of a folder"),

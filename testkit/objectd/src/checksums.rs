@@ -6,12 +6,13 @@ use crc_fast::{
     CrcAlgorithm::{Crc32Iscsi, Crc32IsoHdlc, Crc64Nvme},
     checksum,
 };
+use md5::Md5;
 use sha2::{Digest, Sha256};
 
 /// The checksums that a server has of its objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksums {
-    /// Those of whole objects: CRC-64/NVME in S3, CRC-32C in Google.
+    /// Those of whole objects: CRC-64/NVME in S3, CRC-32C in Google, MD5 in Azure.
     #[default]
     Whole,
     /// In S3 CRC-32 of parts of this many bytes, and of these checksums.
@@ -63,6 +64,10 @@ impl Checksums {
                     "x-goog-hash: md5=AAAAAAAAAAAAAAAAAAAAAA==,crc32c={}\r\n",
                     text(&short(Crc32Iscsi, bytes))
                 )
+            }
+            (Dialect::Azure, Self::Whole) if !object.is_of_blocks => {
+                let name = if request.range.is_none() { "Content-MD5" } else { "x-ms-blob-content-md5" };
+                format!("{name}: {}\r\n", text(&Md5::digest(bytes)))
             }
             (Dialect::S3, Self::Whole) if request.wants_checksum && request.range.is_none() => {
                 let sum = text(&checksum(Crc64Nvme, bytes).to_be_bytes());

@@ -2,6 +2,7 @@
 //! style, and models as the hub of Hugging Face has them. It fails on demand. Signatures are recorded, not checked.
 #![forbid(unsafe_code)]
 
+mod blocks;
 mod checksums;
 mod faults;
 mod hub;
@@ -120,6 +121,8 @@ struct Object {
     generation: usize,
     /// The commit of a file of a hub.
     commit: Option<String>,
+    /// Whether it was made of blocks: Azure has no checksum of it then.
+    is_of_blocks: bool,
 }
 
 impl Server {
@@ -217,7 +220,7 @@ impl Server {
         lock(&self.state.objects).get(path).map(|object| object.bytes.clone())
     }
 
-    /// The paths of the uploads that were begun, and neither completed nor aborted.
+    /// The paths of the uploads that were begun, and neither completed nor aborted; those of blobs with blocks that no list has.
     pub fn open_uploads(&self) -> Vec<String> {
         lock(&self.state.uploads).open_paths()
     }
@@ -336,9 +339,13 @@ impl State {
     }
 
     fn put(&self, path: &str, bytes: Vec<u8>, etag: String) {
+        self.put_as(path, bytes, etag, false);
+    }
+
+    fn put_as(&self, path: &str, bytes: Vec<u8>, etag: String, is_of_blocks: bool) {
         let generation = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
-        lock(&self.objects)
-            .insert(path.to_owned(), Arc::new(Object { bytes, etag, generation, commit: None }));
+        let object = Object { bytes, etag, generation, commit: None, is_of_blocks };
+        lock(&self.objects).insert(path.to_owned(), Arc::new(object));
     }
 
     /// Refuses a request that is signed for another region. `None` if it is not.
@@ -381,6 +388,9 @@ impl State {
         }
         if let Some(refused) = self.refuse_region(socket, request) {
             return refused;
+        }
+        if query.contains("comp=blocklist") {
+            return self.list_blocks(socket, &path);
         }
         if query == "uploads" || query == "uploads=" {
             return self.list_uploads(socket, path.trim_end_matches('/'));

@@ -70,9 +70,10 @@ use write::Writing;
 /// `go_on` is called with the number of bytes written since the last call, from any thread, until it breaks off; for the
 /// last time before the first name is given. From there on the save completes.
 ///
-/// With the feature `objects`, `path` may be an `s3://` or `gs://` URL: the object is sent in parts of 8 MiB, several at a time,
+/// With the feature `objects`, `path` may be an `s3://`, `gs://` or `az://` URL: the object is sent in parts of 8 MiB, several at a time,
 /// each with its checksum, and the store shows it when it is complete. `go_on` is asked all the while, also with 0 bytes, until the
-/// object is shown. What fails or is cancelled is aborted, which takes 10 s at most after `go_on` breaks off.
+/// object is shown. What fails or is cancelled is aborted, which takes 10 s at most after `go_on` breaks off; Azure keeps blocks that
+/// were sent, unseen, for a week.
 ///
 /// # Errors
 /// [`Error::InvalidOption`], also if `path` is a URL that nothing is saved to, and [`Error::Content`] before anything is written; [`Error::Io`],
@@ -132,7 +133,7 @@ pub fn save(
 /// complete shards, an index that names these is there meanwhile. A save into a new directory that was interrupted leaves
 /// shards without an index, which [`Catalog::open`](crate::Catalog::open) refuses; the next save removes them.
 ///
-/// With the feature `objects`, `directory` may be an `s3://` or `gs://` URL. All parts of all shards are there before the first
+/// With the feature `objects`, `directory` may be an `s3://`, `gs://` or `az://` URL. All parts of all shards are there before the first
 /// shard is shown, and the index is replaced last. Earlier files stay, and [`SaveReport::notes`] lists them; one file alone has an
 /// index too if the folder has one. Saves to one folder at the same time are not kept apart.
 ///
