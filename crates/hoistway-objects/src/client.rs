@@ -3,12 +3,13 @@
 use crate::{
     Problem, StoreOptions,
     credentials::Identity,
+    digest::{ASKS_RANGE_CRC, MAX_CRC_RANGE_BYTES},
     http::{
         Answer, Connection, IdlePool, Network, Origin, Pending, Roots, Sent, TooSlow, Waiting, have_input,
         send, send_pieces,
     },
     location::{self, Kind, Location, Target},
-    options::aws_roots,
+    options::{Checksums, aws_roots},
     pace::{Again, Fault, Pace},
     per_process::PerProcess,
     pin::{header, printable},
@@ -23,7 +24,11 @@ use http::{
 use std::{
     collections::HashMap,
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    ops::Range,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -35,6 +40,8 @@ const MAX_IDLE: usize = 256;
 const MAX_CLIENTS: usize = 64;
 /// The version of Azure's interface that requests have.
 const AZURE_VERSION: &str = "2021-08-06";
+/// The code by which Azure's emulator refuses a header that it does not know.
+pub(crate) const UNSUPPORTED: &str = "FeatureNotSupported";
 /// Longest text of an error.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 /// How long a connection may take to be made, over all addresses of the server.
@@ -61,6 +68,8 @@ struct Own {
     network: Network,
     identity: Result<Option<Identity>, String>,
     failed_head: Mutex<Option<FailedHead>>,
+    /// Whether the server refused to say the checksum of a range.
+    refuses_range_checksums: AtomicBool,
 }
 
 /// A question for a checksum that failed.
@@ -114,6 +123,11 @@ impl Client {
         self.kind
     }
 
+    /// Whether bytes are compared with what the server says of them.
+    pub(crate) fn compares(&self) -> bool {
+        self.options.checksums == Checksums::Auto
+    }
+
     pub(crate) fn origin(&self) -> &Origin {
         &self.origin
     }
@@ -129,6 +143,7 @@ impl Client {
             identity: Identity::new(self.kind, &self.origin, &self.options)
                 .map_err(|problem| problem.to_string()),
             failed_head: Mutex::default(),
+            refuses_range_checksums: AtomicBool::new(false),
         })
     }
 
@@ -165,6 +180,28 @@ impl Client {
             200..=299 => Ok(answer),
             _ => Err(self.refusal(answer, waiting)),
         }
+    }
+
+    /// Sends a GET for a range, and asks Azure for the checksum of a short one, unless the server has refused that.
+    pub(crate) fn get_range(
+        &self,
+        target: &Target,
+        headers: &[(HeaderName, String)],
+        range: &Range<u64>,
+        waiting: &Waiting<'_>,
+    ) -> Result<Answer, Fault> {
+        let refuses = &self.own().refuses_range_checksums;
+        let is_short = range.end - range.start <= MAX_CRC_RANGE_BYTES;
+        if self.kind == Kind::Azure && self.compares() && is_short && !refuses.load(Ordering::Relaxed) {
+            let asking = [headers, &[(ASKS_RANGE_CRC, "true".to_owned())]].concat();
+            match self.get(target, &asking, waiting) {
+                Err(Fault::Final(Problem::Refused { said, .. }))
+                    if said.ends_with(UNSUPPORTED) || said.ends_with("UnsupportedHeader") => {}
+                done => return done,
+            }
+            refuses.store(true, Ordering::Relaxed);
+        }
+        self.get(target, headers, waiting)
     }
 
     /// Sends a GET, and hands over its answer. One that is slow to come at the end of a load is asked for on a second
@@ -456,6 +493,8 @@ impl Client {
         }
         let is_busy = status == 429 || code.as_deref() == Some("SlowDown");
         match status {
+            // That of Azure's emulator, whose status is 500.
+            _ if code.as_deref() == Some(UNSUPPORTED) => Fault::Final(Problem::Refused { status, said }),
             // What a server does not implement it does not implement later either.
             _ if is_busy || is_passing || matches!(status, 408 | 500 | 502..) => {
                 let failure = match status {

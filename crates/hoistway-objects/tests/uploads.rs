@@ -142,6 +142,19 @@ fn blobs_of_azure_are_written_by_one_request_or_in_blocks() {
 }
 
 #[test]
+fn an_emulator_that_knows_no_checksums_takes_blobs_without() {
+    let (server, options) = azure();
+    for (step, len, requests) in [(Step::Put, 1000, 2), (Step::Part, LEN, 5)] {
+        server.fail_writes(step, usize::MAX, WriteFault::NoChecksums);
+        server.take_requests();
+        let uploaded = upload_blob(&bytes(len), &options).unwrap();
+        assert_eq!(uploaded.compared, Err("the store refuses checksums of uploads"));
+        assert!(server.object(BLOB_PATH).unwrap() == bytes(len));
+        assert_eq!(server.take_requests().len(), requests);
+    }
+}
+
+#[test]
 fn what_may_pass_in_azure_is_tried_again() {
     let (step_of_len, faults) = (
         [(Step::Part, LEN), (Step::Complete, LEN), (Step::Put, 1000)],

@@ -465,6 +465,12 @@ impl State {
         if start >= end {
             return refuse(socket, "416 Range Not Satisfiable", "InvalidRange", "");
         }
+        if request.wants_range_crc && matches!(checksums, Checksums::None | Checksums::BlobMd5) {
+            return refuse(socket, "500 Internal Server Error", "FeatureNotSupported", "");
+        }
+        if request.wants_range_crc && (range.is_none() || end - start > 4 << 20) {
+            return refuse(socket, "400 Bad Request", "OutOfRangeQueryParameterValue", "");
+        }
         let mut status = if range.is_some() { "206 Partial Content" } else { "200 OK" };
         let mut etag = format!("ETag: {}\r\n", object.etag);
         let (mut length, mut extra) = (None, String::new());
@@ -513,6 +519,9 @@ impl State {
             extra += &format!("x-goog-generation: {}\r\n", object.generation);
         }
         extra += &checksums.headers(*lock(&self.dialect), request, object);
+        if request.method != "HEAD" {
+            extra += &checksums.of_content(request, &object.bytes[start..end]);
+        }
         extra += &self.dated();
         if let Some(commit) = &object.commit {
             let is_wrong = lock(&self.faults).0.wrong_commit;

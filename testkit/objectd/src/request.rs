@@ -19,6 +19,8 @@ pub struct Request {
     pub payer: Option<String>,
     /// Whether the checksum of S3 is asked for.
     pub wants_checksum: bool,
+    /// Whether Azure is asked for the checksum of the range.
+    pub wants_range_crc: bool,
     /// Who asks.
     pub authorization: Option<String>,
     /// Bytes of its body.
@@ -78,6 +80,7 @@ impl Request {
             if_generation_match: find("x-goog-if-generation-match"),
             payer: find("x-amz-request-payer"),
             wants_checksum: find("x-amz-checksum-mode").is_some_and(|own| own == "ENABLED"),
+            wants_range_crc: find("x-ms-range-get-content-crc64").is_some(),
             authorization: find("authorization"),
             body_len: find("content-length").and_then(|len| len.parse().ok()).unwrap_or(0),
             checksum: find("x-amz-checksum-crc64nvme")

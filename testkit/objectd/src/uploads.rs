@@ -203,7 +203,10 @@ impl State {
             Some(WriteFault::NoChecksums)
                 if request.checksum_algorithm.is_some() || request.checksum.is_some() =>
             {
-                return refuse(socket, "501 Not Implemented", "NotImplemented", "");
+                return match *lock(&self.dialect) {
+                    Dialect::Azure => refuse(socket, "500 Internal Server Error", "FeatureNotSupported", ""),
+                    _ => refuse(socket, "501 Not Implemented", "NotImplemented", ""),
+                };
             }
             Some(WriteFault::Trickle(time)) => {
                 socket.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;

@@ -92,7 +92,7 @@ pub struct Upload {
     sent: Mutex<BTreeMap<u64, Part>>,
     /// Attempts that were repeated.
     repeated: AtomicU64,
-    /// Whether the store refused the checksum of an object that one request writes.
+    /// Whether the store refused the checksum of bytes that were sent.
     refuses_checksums: AtomicBool,
     /// Whether the store may have got bytes of a part.
     has_sent: AtomicBool,
@@ -272,8 +272,8 @@ impl Upload {
         self.is_over.store(true, Ordering::Relaxed);
         let kind = Kind::of(&self.given_url).map_err(failed)?;
         let algorithm = match &self.open {
+            _ if self.refuses_checksums.load(Ordering::Relaxed) => None,
             Some(open) => open.algorithm,
-            None if self.refuses_checksums.load(Ordering::Relaxed) => None,
             None => algorithm_of(kind, &self.options),
         };
         let compared = match (algorithm, compared) {
@@ -348,6 +348,7 @@ impl Upload {
             (algorithm, digest.finalize())
         });
         let kind = client.kind();
+        let says_sum = says_sum && !self.refuses_checksums.load(Ordering::Relaxed);
         let said = sum.iter().filter(|_| says_sum);
         let mut headers: Vec<_> =
             said.map(|(algorithm, sum)| checksum_header(kind, *algorithm, *sum)).collect();
@@ -388,7 +389,8 @@ impl Upload {
             Err(problem) => problem,
         };
         // As for uploads of parts.
-        if is_whole && says_sum && multipart::refuses_checksums(&problem, algorithm) {
+        if (is_whole || kind == Kind::Azure) && says_sum && multipart::refuses_checksums(&problem, algorithm)
+        {
             self.refuses_checksums.store(true, Ordering::Relaxed);
             problem = match self.put(client, target, pieces, (algorithm, false), stop) {
                 Err(problem) if is_in_doubt => problem,
@@ -409,7 +411,8 @@ impl Upload {
     /// Completes the upload. Returns whether the store compared the whole object with its checksum.
     fn completed(&self, open: &Open, parts: &[Part], stop: &Stop) -> Result<bool, Problem> {
         let (kind, sum) = (open.client.kind(), whole_sum(open.algorithm, parts));
-        let Completing { method, target, headers, text } = open.completing(parts, sum);
+        let says_sum = !self.refuses_checksums.load(Ordering::Relaxed);
+        let Completing { method, target, headers, text } = open.completing(parts, sum, says_sum);
         let never = AtomicBool::new(false);
         let (mut attempts, mut is_in_doubt, mut was_silent) = (0, false, false);
         let until = Instant::now() + COMPLETED_IN;
@@ -562,14 +565,15 @@ impl Open {
         Target(format!("{}?partNumber={}&uploadId={id}", self.target.0, number + 1))
     }
 
-    fn completing(&self, parts: &[Part], sum: Option<(Algorithm, u64)>) -> Completing {
+    fn completing(&self, parts: &[Part], sum: Option<(Algorithm, u64)>, says_sum: bool) -> Completing {
         let mut headers = vec![(CONTENT_TYPE, "application/xml".to_owned())];
         let kind = self.client.kind();
         if kind == Kind::Azure {
             let text = blocks::list_text(&self.id, parts.len() as u64);
             // The checksum is that of the list.
             let sum = |algorithm: Algorithm| crc_fast::checksum(algorithm.crc(), text.as_bytes());
-            headers.extend(self.algorithm.map(|own| checksum_header(kind, own, sum(own))));
+            let algorithm = self.algorithm.filter(|_| says_sum);
+            headers.extend(algorithm.map(|own| checksum_header(kind, own, sum(own))));
             let target = blocks::list_target(&self.target);
             return Completing { method: Method::PUT, target, headers, text };
         }

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     Problem, StoreOptions,
     checksum::Algorithm,
-    client::{Client, error_code},
+    client::{Client, UNSUPPORTED, error_code},
     http::Sent,
     location::{Kind, Location, Target},
     pace::{Again, Fault},
@@ -51,6 +51,7 @@ pub(super) fn create(location: &Location, options: &StoreOptions, stop: &Stop) -
 pub(super) fn refuses_checksums(problem: &Problem, algorithm: Option<Algorithm>) -> bool {
     let codes = ["NotImplemented", "InvalidArgument", "UnsupportedHeader"];
     let is_said = match problem {
+        Problem::Refused { said, .. } if said.ends_with(UNSUPPORTED) => true,
         Problem::Refused { status: 501, .. } => true,
         Problem::Refused { status: 400, said } => codes.iter().any(|code| said.contains(code)),
         _ => false,
