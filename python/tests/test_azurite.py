@@ -77,9 +77,7 @@ def test_azurite_takes_what_is_signed_and_refuses_another_key(tmp_path: Path, en
         with pytest.raises(errors.FileChangedError):
             checkpoint.get_tensor("a")
     with pytest.raises(PermissionError, match="denies access"):
-        hoistway.load_file(
-            "az://models/llama/", framework="numpy", store={**store, "account_key": OTHER_KEY}
-        )
+        hoistway.load_file("az://models/llama/", framework="numpy", store={**store, "account_key": OTHER_KEY})
 
 
 def test_azurite_takes_saves_in_one_request_and_in_blocks(endpoint: str) -> None:

@@ -156,28 +156,32 @@ fn an_emulator_that_knows_no_checksums_takes_blobs_without() {
 
 #[test]
 fn what_may_pass_in_azure_is_tried_again() {
-    let (step_of_len, faults) = (
-        [(Step::Part, LEN), (Step::Complete, LEN), (Step::Put, 1000)],
-        [
-            WriteFault::Status(500),
-            WriteFault::Status(503),
-            WriteFault::Reset,
-            WriteFault::Lost,
-            WriteFault::Flip,
-        ],
-    );
-    for (step, len) in step_of_len {
-        for fault in faults {
-            let (server, options) = azure();
-            server.put(BLOB_PATH, b"old");
-            server.fail_writes(step, 2, fault);
-            let bytes = bytes(len);
-            let uploaded = upload_blob(&bytes, &options).unwrap();
-            assert!(server.object(BLOB_PATH).unwrap() == bytes, "{step:?} {fault:?}");
-            assert_eq!(uploaded.compared, Ok("CRC-64/NVME"), "{step:?} {fault:?}");
-            assert!(uploaded.repeated > 0 && server.open_uploads().is_empty(), "{step:?} {fault:?}");
+    let faults = [
+        WriteFault::Status(500),
+        WriteFault::Status(503),
+        WriteFault::Reset,
+        WriteFault::Lost,
+        WriteFault::Flip,
+    ];
+    let passes = |step, len, fault| {
+        let (server, options) = azure();
+        server.put(BLOB_PATH, b"old");
+        server.fail_writes(step, 2, fault);
+        let bytes = bytes(len);
+        let uploaded = upload_blob(&bytes, &options).unwrap();
+        assert!(server.object(BLOB_PATH).unwrap() == bytes, "{step:?} {fault:?}");
+        assert_eq!(uploaded.compared, Ok("CRC-64/NVME"), "{step:?} {fault:?}");
+        assert!(uploaded.repeated > 0 && server.open_uploads().is_empty(), "{step:?} {fault:?}");
+    };
+    // Side by side: each waits between its attempts.
+    thread::scope(|scope| {
+        for (step, len) in [(Step::Part, LEN), (Step::Complete, LEN), (Step::Put, 1000)] {
+            for fault in faults {
+                let passes = &passes;
+                scope.spawn(move || passes(step, len, fault));
+            }
         }
-    }
+    });
 }
 
 #[test]
