@@ -212,7 +212,7 @@ fn blocks_of_an_upload_that_fails_stay_unseen_and_that_is_told() {
 
 #[test]
 fn a_lost_answer_of_azure_is_in_doubt_unless_the_blob_shows_what_became_of_it() {
-    for (step, len) in [(Step::Put, 1000), (Step::Complete, LEN)] {
+    let is_told = |step, len| {
         let (server, options) = azure();
         server.put(BLOB_PATH, b"old");
         server.fail_writes(step, 1, WriteFault::Lost);
@@ -226,7 +226,12 @@ fn a_lost_answer_of_azure_is_in_doubt_unless_the_blob_shows_what_became_of_it() 
         server.fail_writes(step, usize::MAX, WriteFault::Status(500));
         let (error, _) = upload_blob(&bytes(len), &options).unwrap_err();
         assert!(matches!(&error.problem, Problem::Doubtful(_)), "{step:?}: {error}");
-    }
+    };
+    // Side by side: each waits between its attempts.
+    thread::scope(|scope| {
+        scope.spawn(|| is_told(Step::Put, 1000));
+        scope.spawn(|| is_told(Step::Complete, LEN));
+    });
     let (server, options) = azure();
     server.fail_writes(Step::Part, 1, WriteFault::OtherChecksum);
     assert_eq!(upload_blob(&bytes(LEN), &options).unwrap().repeated, 1);
