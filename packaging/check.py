@@ -156,6 +156,9 @@ def check_notices(name: str, shown: str) -> None:
     """What an artifact says of others' code has the crates that it is linked with, and their licenses."""
     for crate in ("libc", "serde_json"):
         check(re.search(rf"^Files: .*\b{crate}-\d", shown, re.MULTILINE), f"{name} says nothing of {crate}")
+    if "win" not in name:
+        for part in ("zig/compiler_rt", "llvm/libunwind"):
+            check(re.search(rf"^Files: {part}", shown, re.MULTILINE), f"{name} says nothing of {part}")
     check("Permission is hereby granted" in shown, f"{name} lacks the text of the MIT License")
 
 

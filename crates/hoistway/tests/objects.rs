@@ -532,7 +532,7 @@ fn requests_grow_with_what_they_are_worth_and_are_bounded_by_bytes_in_flight() {
     let (path, file) = large_model(directory.path());
     // So long that threads that wait for a processor overlap all the same. One more request may ask for the checksum.
     for (options, latency_ms, bounds) in [
-        (LoadOptions::default().chunk_bytes(64 << 10), 500, 17..129),
+        (LoadOptions::default().chunk_bytes(64 << 10), 3000, 17..129),
         (LoadOptions::default().chunk_bytes(64 << 10).in_flight_bytes(256 << 10), 10, 1..6),
     ] {
         let (server, [url, _]) = serving(&path);
