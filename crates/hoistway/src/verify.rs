@@ -227,7 +227,7 @@ pub(crate) fn check_stores(
             // Headers and padding are in no tensor.
             hash_range(&***source, at..entry.bytes.start(), &mut hasher, cancel)?;
             let tensor = loaded.get(&entry.name).ok_or_else(|| catalog.no_such_tensor(&entry.name))?;
-            hasher.update(&*tensor.bytes()?);
+            hasher.update(&tensor.bytes()?);
             at = entry.bytes.end();
         }
         hash_range(&***source, at..source.len(), &mut hasher, cancel)?;
