@@ -9,7 +9,7 @@ use crate::{
     },
     interpreter,
     memory::host::Driver,
-    status::{Code, INVALID_CONTEXT, NOT_INITIALIZED, NOT_PERMITTED, SUCCESS, is_sticky},
+    status::{Code, INVALID_CONTEXT, NOT_INITIALIZED, NOT_PERMITTED, SUCCESS, ends_work},
 };
 use std::{
     cell::Cell,
@@ -147,7 +147,7 @@ pub(crate) fn admit(name: &'static str) -> Result<(), Code> {
             if code == INVALID_CONTEXT && ENTERING.contains(&name) {
                 context::end_work_of(driver);
             }
-            if is_sticky(code)
+            if ends_work(driver, code)
                 && let Ok(context) = context
             {
                 context.owner.fail(code);

@@ -1,5 +1,7 @@
 //! The driver's result codes, with the numbers of `cuda.h`.
 
+use crate::memory::host::Driver;
+
 /// A `CUresult`. A C enum could hold any number, so it isn't a Rust one.
 pub(crate) type Code = i32;
 
@@ -19,7 +21,6 @@ pub(crate) const ILLEGAL_ADDRESS: Code = 700;
 pub(crate) const CONTEXT_IS_DESTROYED: Code = 709;
 pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: Code = 712;
 pub(crate) const HOST_MEMORY_NOT_REGISTERED: Code = 713;
-pub(crate) const LAUNCH_FAILED: Code = 719;
 pub(crate) const NOT_PERMITTED: Code = 800;
 pub(crate) const NOT_SUPPORTED: Code = 801;
 pub(crate) const CAPTURE_UNSUPPORTED: Code = 900;
@@ -30,7 +31,10 @@ pub(crate) const CAPTURE_IMPLICIT: Code = 906;
 pub(crate) const CAPTURED_EVENT: Code = 907;
 pub(crate) const CAPTURE_WRONG_THREAD: Code = 908;
 
-/// Whether an error leaves its context unusable.
-pub(crate) fn is_sticky(code: Code) -> bool {
-    matches!(code, ILLEGAL_ADDRESS | LAUNCH_FAILED)
+/// Whether a call that returns this leaves its context unusable, and nothing of it under way: the codes that the engine takes so.
+pub(crate) fn ends_work(driver: Driver, code: Code) -> bool {
+    match driver {
+        Driver::Cuda => matches!(code, 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719),
+        Driver::Hip => matches!(code, 214 | 700 | 702 | 710 | 719),
+    }
 }

@@ -59,7 +59,7 @@ pub(crate) fn query(handle: usize) -> Result<(), Code> {
     }
     let is_complete = event.is_complete();
     event.owner.health()?;
-    if is_complete { Ok(()) } else { Err(NOT_READY) }
+    if is_complete { passed(&event) } else { Err(NOT_READY) }
 }
 
 #[unsafe(no_mangle)]
@@ -73,7 +73,13 @@ pub(crate) fn synchronize(handle: usize) -> Result<(), Code> {
         return Err(CAPTURED_EVENT);
     }
     event.wait(event.latest());
-    event.owner.health()
+    event.owner.health()?;
+    passed(&event)
+}
+
+/// The context that an event was recorded in may have ended, and the event with it.
+fn passed(event: &Event) -> Result<(), Code> {
+    if event.is_lost() { Err(INVALID_HANDLE) } else { Ok(()) }
 }
 
 #[unsafe(no_mangle)]

@@ -44,6 +44,8 @@ pub(crate) struct Owner {
     sticky: AtomicI32,
     /// How often its work was ended. Held for reading while work is done.
     era: RwLock<u64>,
+    /// The era of the last reset by a test, which goes on with the context as if it were new.
+    fresh: AtomicU64,
     /// Including destroyed ones that still have work to do.
     streams: Mutex<Vec<Weak<Stream>>>,
 }
@@ -74,8 +76,8 @@ impl Owner {
     fn new(context: usize, device: usize) -> Arc<Owner> {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
-        let (sticky, era, streams) = (AtomicI32::new(SUCCESS), RwLock::default(), Mutex::default());
-        Arc::new(Owner { context, id, device, sticky, era, streams })
+        let (sticky, era, fresh, streams) = Default::default();
+        Arc::new(Owner { context, id, device, sticky, era, fresh, streams })
     }
 
     pub(crate) fn is_of_cuda(&self) -> bool {
@@ -111,12 +113,18 @@ impl Owner {
         *self.era.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does work of an era, unless that has ended.
-    pub(super) fn act(&self, era: u64, action: impl FnOnce()) {
+    /// Does work of an era, unless that has ended. Returns whether it has not.
+    pub(super) fn act(&self, era: u64, action: impl FnOnce()) -> bool {
         let now = self.era.read().unwrap_or_else(PoisonError::into_inner);
         if *now == era {
             action();
         }
+        *now == era
+    }
+
+    /// Whether the context was as new since the end of an era, by a reset.
+    pub(super) fn was_reset_since(&self, era: u64) -> bool {
+        era < self.fresh.load(Ordering::SeqCst)
     }
 
     /// Ends all copies, fills and kernels that were given to the context's streams so far: none is under way when this returns, and those
@@ -330,9 +338,13 @@ pub(crate) fn depth() -> u64 {
 
 /// Makes all contexts usable again. What they had to do before is not done.
 pub(crate) fn heal_all() {
-    for context in contexts(|context| context.owner.health().is_err()) {
-        context.owner.end_work();
-        context.owner.sticky.store(SUCCESS, Ordering::SeqCst);
+    for context in contexts(|_| true) {
+        let owner = &context.owner;
+        if owner.health().is_err() {
+            owner.end_work();
+            owner.sticky.store(SUCCESS, Ordering::SeqCst);
+        }
+        owner.fresh.store(owner.era(), Ordering::SeqCst);
     }
 }
 

@@ -23,6 +23,8 @@ struct Generations {
     pending: BTreeSet<u64>,
     /// The latest that became part of a capture, and has no time.
     captured: u64,
+    /// The latest behind work that was left out.
+    lost: u64,
 }
 
 /// Destroys what a context left behind, and says how many events that were.
@@ -60,6 +62,20 @@ impl Event {
     pub(crate) fn pass(&self, generation: u64) {
         self.generations().pending.remove(&generation);
         self.passed.notify_all();
+    }
+
+    /// As [`Event::pass`], behind work that was left out: nothing says that it was done.
+    pub(super) fn lose(&self, generation: u64) {
+        let mut generations = self.generations();
+        generations.lost = generations.lost.max(generation);
+        drop(generations);
+        self.pass(generation);
+    }
+
+    /// Whether work ahead of the latest generation was left out.
+    pub(crate) fn is_lost(&self) -> bool {
+        let generations = self.generations();
+        generations.lost == generations.latest && generations.latest > 0
     }
 
     /// The latest generation: what a wait that is asked for now must wait for, however often the event is

@@ -52,10 +52,13 @@ pub(crate) fn in_host_function() -> bool {
 impl Operation {
     /// Does it, or nothing if the context is unusable or its work was ended since: but marks are passed and memory is freed in any
     /// case, or else nothing could be waited for any more.
-    pub(super) fn execute(self, era: u64, stream: &Stream) {
+    ///
+    /// Returns `false` if it was left out because its era had ended.
+    pub(super) fn execute(self, era: u64, stream: &Stream) -> bool {
         let owner = &stream.owner;
         match self {
-            Operation::Record(event, generation) => event.pass(generation),
+            // Its stream knows what was left out ahead of it.
+            Operation::Record(..) => {}
             Operation::Wait(event, generation) => event.wait(generation),
             Operation::Free(address) => {
                 if let Some(memory) = device::of_address(address) {
@@ -64,7 +67,8 @@ impl Operation {
             }
             #[cfg(windows)]
             Operation::Acquire { semaphore, value } => semaphore.acquire(value),
-            _ if owner.health().is_err() || owner.era() != era || stream.is_abandoned() => (),
+            _ if owner.era() != era => return false,
+            _ if owner.health().is_err() || stream.is_abandoned() => (),
             Operation::Call { function, argument } => {
                 IN_HOST_FUNCTION.set(true);
                 // SAFETY: the caller that passed the function promised, as the driver demands, that it may be called
@@ -80,7 +84,7 @@ impl Operation {
                     counters::COPIED_BYTES.add(copy.bytes());
                     Ok(copy.bytes())
                 };
-                work.perform(|| copy.delay(|| owner.era() != era), run);
+                return work.perform(|| copy.delay(|| owner.era() != era), run);
             }
             Operation::Launch(launch) => {
                 let work = Work { stream, era, subject: "kernel", name: launch.name() };
@@ -89,13 +93,14 @@ impl Operation {
                     counters::KERNELS.add(1);
                     Ok(stored)
                 };
-                work.perform(|| (), run);
+                return work.perform(|| (), run);
             }
             Operation::Fill { address, value, bytes } => {
                 let work = Work { stream, era, subject: "fill", name: "fill" };
-                work.perform(|| (), || fill(owner, address, value, bytes));
+                return work.perform(|| (), || fill(owner, address, value, bytes));
             }
         }
+        true
     }
 }
 
@@ -110,8 +115,9 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Does it after a delay. It can fail, by itself or by request, and leaves a line in the trace if it doesn't.
-    fn perform(self, delay: impl FnOnce(), run: impl FnOnce() -> Result<u64, Code>) {
+    /// Does it after a delay, and returns whether its era had not ended by then. It can fail, by itself or by request, and leaves a line in
+    /// the trace if it doesn't.
+    fn perform(self, delay: impl FnOnce(), run: impl FnOnce() -> Result<u64, Code>) -> bool {
         let (owner, begin_ns) = (&self.stream.owner, now_ns());
         let fault = control().faults.strike(self.subject);
         if fault.is_none() {
@@ -127,7 +133,7 @@ impl Work<'_> {
                 end_ns: now_ns(),
             }),
             Err(code) => owner.fail(code),
-        });
+        })
     }
 }
 

@@ -48,6 +48,8 @@ struct Queue {
     closed: bool,
     /// Copies and kernels that wait are left out.
     abandoned: bool,
+    /// The era of the last work that was left out because that had ended.
+    left_out: Option<u64>,
 }
 
 /// Destroys what a context left behind, and says how many streams that were.
@@ -106,8 +108,9 @@ impl Stream {
 
     /// Queues an operation, unless the stream has ended.
     fn append(&self, operation: Operation) -> bool {
-        let era = self.owner.era();
         let mut queue = self.queue();
+        // Within the lock, so that eras are in order.
+        let era = self.owner.era();
         if queue.closed && queue.completed == queue.submitted {
             return false;
         }
@@ -154,14 +157,23 @@ impl Stream {
             jitter.delay();
             match operation {
                 // Who sees the last event passed sees the stream idle.
-                Operation::Record(..) => {
+                Operation::Record(event, generation) => {
                     let mut queue = self.queue();
-                    operation.execute(era, self);
+                    let is_lost = queue.left_out.is_some_and(|era| !self.owner.was_reset_since(era));
+                    if is_lost || self.owner.era() != era {
+                        event.lose(generation);
+                    } else {
+                        event.pass(generation);
+                    }
                     queue.completed += 1;
                 }
                 _ => {
-                    operation.execute(era, self);
-                    self.queue().completed += 1;
+                    let is_left_out = !operation.execute(era, self);
+                    let mut queue = self.queue();
+                    if is_left_out {
+                        queue.left_out = Some(era);
+                    }
+                    queue.completed += 1;
                 }
             }
             self.finished.notify_all();

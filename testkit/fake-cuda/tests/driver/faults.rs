@@ -82,6 +82,10 @@ fn a_call_that_says_that_the_context_is_of_no_use_ends_its_work() {
         drop(gate);
         assert_eq!(session.cuStreamSynchronize(stream), 0, "{fault}: a copy went on");
         assert_eq!(session.download(destination, 6), b"before", "{fault}");
+        assert_eq!(session.cuEventQuery(event), 400, "{fault}: what was left out counts as done");
+        assert_eq!(session.cuEventSynchronize(event), 400, "{fault}");
+        assert_eq!(session.cuEventRecord(event, stream), 0, "{fault}");
+        assert_eq!(session.cuEventSynchronize(event), 0, "{fault}: the context is as new");
     }
 }
 
@@ -101,6 +105,41 @@ fn a_copy_that_is_under_way_ends_with_the_work_of_its_context() {
     session.fake_cuda_reset();
     assert_eq!(session.cuStreamSynchronize(stream), 0);
     assert_eq!(session.download(destination, 6), b"before");
+}
+
+/// The copies in front of an event were left out, although it was recorded after the end of the context.
+#[test]
+fn an_event_behind_copies_that_were_left_out_is_lost() {
+    let session = Session::new();
+    let (stream, event) = (session.stream(), session.event());
+    let destination = session.upload(b"before");
+    let source = session.pinned(b"behind");
+    let gate = session.gate(stream);
+    assert_eq!(session.cuMemcpyHtoDAsync_v2(destination, source.as_ptr(), 6, stream), 0);
+    session.configure("FAULTS=cuCtxPushCurrent_v2:1=201");
+    assert_eq!(session.cuCtxPushCurrent_v2(session.context), 201);
+    assert_eq!(session.cuEventRecord(event, stream), 0);
+    drop(gate);
+    assert_eq!(session.cuEventSynchronize(event), 400);
+    assert_eq!(session.cuEventQuery(event), 400);
+}
+
+/// The codes that the engine takes for the end of all work.
+#[test]
+fn calls_that_end_work_are_those_that_the_engine_knows() {
+    let session = Session::new();
+    let (mut free, mut total) = (0, 0);
+    for code in [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719] {
+        session.configure(&format!("FAULTS=cuMemGetInfo_v2:1={code}"));
+        assert_eq!(session.cuMemGetInfo_v2(&mut free, &mut total), code);
+        assert_eq!(session.cuCtxSynchronize(), code);
+        session.fake_cuda_reset();
+    }
+    for code in [1, 2, 46, 201, 400, 701, 999] {
+        session.configure(&format!("FAULTS=cuMemGetInfo_v2:1={code}"));
+        assert_eq!(session.cuMemGetInfo_v2(&mut free, &mut total), code);
+        assert_eq!(session.cuCtxSynchronize(), 0, "{code}");
+    }
 }
 
 #[test]
