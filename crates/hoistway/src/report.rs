@@ -310,7 +310,7 @@ pub struct MemoryReport {
     pub huge_pages: HugePages,
     /// Whether the arenas come from a pool of memory that was touched before.
     pub pooled: bool,
-    /// The NUMA node that was asked for them, and for the load's threads, if any.
+    /// The NUMA node that was asked for them, and for staging and the load's threads, if any. Notes say what is elsewhere.
     pub numa_node: Option<u32>,
 }
 
@@ -535,7 +535,7 @@ impl fmt::Display for Report {
             counted(self.memory.arenas, "arena", "arenas"),
             if self.memory.pooled { " from the pool" } else { "" },
             ByteSize(self.memory.staging_bytes),
-            self.memory.numa_node.map_or_else(String::new, |node| format!(", NUMA node {node}")),
+            self.memory.numa_node.map_or_else(String::new, |node| format!(", NUMA node {node} asked for")),
         )?;
         writeln!(
             f,

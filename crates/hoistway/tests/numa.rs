@@ -11,10 +11,19 @@ use common::{
     stand_in::STAND_IN,
 };
 use hoistway::NumaPlacement;
+use hoistway_io::{
+    memory::{Mapping, PageKind},
+    sys::threads::run_on,
+};
 use std::{collections::BTreeSet, fs, path::Path, thread};
 
 /// A processor that no machine has.
 const ABSENT: usize = 100_000;
+
+/// What nodes of the machine have, not those that the engine is made to see.
+fn has_memory_for_us(node: u32) -> bool {
+    Mapping::anonymous_on(4096, PageKind::Default, node).is_ok()
+}
 
 /// The processors that threads of the load whose names begin so may use; `None` while there is no such thread.
 fn cpus_of(name: &str) -> Option<Vec<BTreeSet<usize>>> {
@@ -66,26 +75,38 @@ fn threads_and_staging_of_a_load_are_on_the_node_of_its_device() {
     let node = format!("bus/pci/devices/{address}/numa_node");
     let (auto, unbound) = (NumaPlacement::Auto, NumaPlacement::Unbound);
     let whole: Vec<usize> = all.iter().copied().collect();
-    // Processors of the second node, the node of the device, what is asked for; where threads run, and the node of the report.
-    let cases: [(usize, &str, NumaPlacement, &[usize], Option<u32>); 6] = [
-        (last, "1", auto, &[last], Some(1)),
-        (last, "0", auto, &[first], Some(0)),
-        (last, "1", NumaPlacement::Node(0), &[first], Some(0)),
-        (last, "1", unbound, &whole, None),
-        (last, "-1", auto, &whole, None),
-        (ABSENT, "1", auto, &whole, Some(1)),
+    // Half of the processors each, one of which both have where their number is odd.
+    let (low, high) = (&whole[..whole.len().div_ceil(2)], &whole[whole.len() / 2..]);
+    let (node_0, node_1) = (NumaPlacement::Node(0), NumaPlacement::Node(1));
+    // Processors that the process may use, those of the second node, the node of the device, what is asked for; where threads run, and
+    // the node of the report.
+    type Case<'a> = (&'a [usize], &'a [usize], &'a str, NumaPlacement, &'a [usize], Option<u32>);
+    let cases: [Case<'_>; 9] = [
+        (&whole, high, "1", auto, high, Some(1)),
+        (&whole, high, "0", auto, low, Some(0)),
+        (&whole, high, "1", node_0, low, Some(0)),
+        (&whole, high, "1", unbound, &whole, None),
+        (&whole, high, "-1", auto, &whole, None),
+        (&whole, &[ABSENT], "1", auto, &whole, Some(1)),
+        (&[first], high, "1", node_0, &[first], Some(0)),
+        (&[first], &[last], "0", node_1, &[first], Some(1)),
+        (&[first], &[], "0", node_1, &[first], Some(1)),
     ];
-    write(&root, "devices/system/node/node0/cpulist", &format!("{first}\n"));
-    for (second, of_device, numa, expected, reported) in cases {
-        let case = format!("{second} {of_device} {numa:?}");
-        write(&root, "devices/system/node/node1/cpulist", &format!("{second}\n"));
+    let list = |cpus: &[usize]| cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",") + "\n";
+    write(&root, "devices/system/node/node0/cpulist", &list(low));
+    for (usable, second, of_device, numa, expected, reported) in cases {
+        let case = format!("{usable:?} {second:?} {of_device} {numa:?}");
+        write(&root, "devices/system/node/node1/cpulist", &list(second));
         write(&root, &node, &format!("{of_device}\n"));
         // The device is opened anew. No copy ends before the settings are taken back.
         STAND_IN.set("COPY_LATENCY_US=600000000");
         // There are fewer slots than reads, so that threads wait for one.
         let options = staged().threads(2).chunk_bytes(1 << 20).memory_budget_bytes(4 << 20).numa(numa);
         let loaded = thread::scope(|scope| {
-            let load = scope.spawn(|| hoistway::load(&[&path], &options));
+            let load = scope.spawn(|| {
+                run_on(usable);
+                hoistway::load(&[&path], &options)
+            });
             let expected: BTreeSet<usize> = expected.iter().copied().collect();
             for name in ["hoistway-device", "hoistway-copy"] {
                 let is_there =
@@ -98,9 +119,12 @@ fn threads_and_staging_of_a_load_are_on_the_node_of_its_device() {
         assert_is_file(&loaded, &file);
         let report = loaded.report();
         assert_eq!(report.memory.numa_node, reported, "{case}");
-        let (text, is_far) = (report.to_string(), second == ABSENT);
-        assert_eq!(text.contains(", NUMA node "), reported.is_some(), "{text}");
-        assert_eq!(text.contains("threads ran far from the device"), is_far, "{text}");
+        let (text, of_node) = (report.to_string(), if reported == Some(0) { low } else { second });
+        let is_far = reported.is_some() && !usable.iter().any(|cpu| of_node.contains(cpu));
+        assert_eq!(text.contains("asked for"), reported.is_some(), "{text}");
+        assert_eq!(text.contains("threads ran on any node"), is_far, "{text}");
+        let is_refused = reported.is_some_and(|node| !has_memory_for_us(node));
+        assert_eq!(text.contains("staging memory may be on any node"), is_refused, "{text}");
     }
     devices.assert_nothing_left("loads on nodes");
 }

@@ -296,6 +296,14 @@ impl Slots {
         }
     }
 
+    /// Why some of them are not on the NUMA node that was asked for.
+    pub fn off_node(&self) -> Option<String> {
+        match &self.shared.memory {
+            SlotMemory::Staging(staging) => staging.off_node(),
+            _ => None,
+        }
+    }
+
     /// Ends all waits for slots.
     pub fn close(&self) {
         self.shared.free().closed = true;

@@ -31,6 +31,8 @@ const KEPT_BYTES: usize = 128 << 20;
 struct Segment {
     device: Arc<Device>,
     node: Option<u32>,
+    /// Why it is not on that node.
+    refusal: Option<String>,
     pinned: OnceLock<Pinned>,
     /// For each slot, if it could not be pinned as a whole. None of a segment that is kept are.
     parts: Box<[OnceLock<Pinned>]>,
@@ -43,13 +45,17 @@ impl Segment {
     fn new(device: &Arc<Device>, node: Option<u32>, len: usize) -> io::Result<Self> {
         let kind = PageKind::TransparentHuge;
         // A node's refusal costs speed, no bytes.
-        let on_node = node.and_then(|node| Mapping::anonymous_on(len, kind, node).ok());
-        let mut mapping = on_node.map_or_else(|| Mapping::anonymous(len, kind), Ok)?;
+        let (mut mapping, refusal) = match node.map(|node| Mapping::anonymous_on(len, kind, node)) {
+            Some(Ok(mapping)) => (mapping, None),
+            Some(Err(error)) => (Mapping::anonymous(len, kind)?, Some(error.to_string())),
+            None => (Mapping::anonymous(len, kind)?, None),
+        };
         // A child of fork has no use for it, and a page that a read is filling must not become a copy.
         mapping.hide_from_children();
         Ok(Self {
             device: device.clone(),
             node,
+            refusal,
             pinned: OnceLock::new(),
             parts: Box::default(),
             mapping: ManuallyDrop::new(mapping),
@@ -235,6 +241,13 @@ impl Staging {
         let (segment, part) = self.places[slot];
         let segment = &self.segments[segment];
         segment.pinned.get().or_else(|| segment.parts[part].get())
+    }
+
+    /// Why some of it is not on the node that was asked for.
+    pub(super) fn off_node(&self) -> Option<String> {
+        let of = |segment: &Segment| Some((segment.node?, segment.refusal.clone()?));
+        let (node, why) = self.segments.iter().find_map(of)?;
+        Some(format!("staging memory may be on any node: the system gave none on NUMA node {node}: {why}"))
     }
 
     /// How much is pinned, and why no more is, if the system has refused some.

@@ -210,7 +210,7 @@ fn numa_nodes() -> Check {
             slower(
                 "NUMA",
                 listed.join(", "),
-                "load with numa=near_storage, or with numa=N for the node of the process that uses the tensors",
+                "load to host memory with numa=near_storage, or with numa=N for the node of the process that uses the tensors",
             )
         }
     }

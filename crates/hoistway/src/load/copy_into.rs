@@ -138,8 +138,8 @@ fn check(options: &LoadOptions) -> Result<()> {
         ("huge_pages", (*huge_pages == HugePages::Reserved).then(|| "reserved".into()), of_memory),
         (
             "numa",
-            (!matches!(numa, NumaPlacement::Auto | NumaPlacement::Unbound)).then(|| "given".into()),
-            of_memory,
+            (*numa != NumaPlacement::Auto).then(|| "given".into()),
+            "copy_into has no memory of its own, and stages on the nodes of the targets' devices",
         ),
         ("pool", options.pool.as_ref().map(|_| "given".into()), of_memory),
         ("allocator", options.allocator.as_ref().map(|_| "given".into()), of_memory),

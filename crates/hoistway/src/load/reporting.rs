@@ -119,6 +119,9 @@ pub(super) fn add_progress(report: &mut Report, job: &Job) {
     let short = slots.iter().filter(|slots| slots.why_unpinned().is_none());
     report.notes.extend(short.filter_map(|slots| slots.pinned_short()));
     report.notes.extend(unpinned_note(&slots, "to"));
+    if report.memory.numa_node.is_some() {
+        report.notes.extend(slots.iter().find_map(|slots| slots.off_node()));
+    }
     let (Some(device), Some(line)) = (&mut report.device, job.device_line()) else { return };
     report.notes.extend(line.kernels_note());
     let slots = || engine.slots_of_routes();

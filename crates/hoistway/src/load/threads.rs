@@ -15,7 +15,7 @@ use crate::{
         threads::usable,
     },
 };
-use hoistway_io::file;
+use hoistway_io::{counted, file};
 use std::{io, sync::Arc};
 
 /// Bytes in flight that saturate a local drive: bandwidth × loaded latency of a fast NVMe.
@@ -138,40 +138,60 @@ impl Placement {
         wanted: NumaPlacement,
         copied_to: Option<&Arc<Device>>,
     ) -> Result<Self> {
-        let own_node = |id: Option<u32>| {
-            let cpus = numa::nodes().into_iter().find(|node| Some(node.id) == id).map(|node| node.cpus);
-            Self { node: id, cpus, note: None }
-        };
+        let nodes = numa::nodes();
+        let listed = |id: u32| nodes.iter().find(|node| node.id == id);
         match wanted {
-            NumaPlacement::Auto => match copied_to.and_then(|device| device.info().numa_node) {
-                Some(node) => Ok(Self::near(node, &numa::nodes(), usable)),
-                None => Ok(Self::default()),
-            },
+            NumaPlacement::Auto => Ok(match copied_to.and_then(|device| device.info().numa_node) {
+                Some(id) => Self::near(id, &nodes, usable, parallel::cores()),
+                None => Self::default(),
+            }),
             NumaPlacement::Unbound => Ok(Self::default()),
-            NumaPlacement::NearStorage => Ok(own_node(
-                sources.first().and_then(|source| block_device::numa_node(source.as_local()?.device())),
-            )),
-            NumaPlacement::Node(id) => match own_node(Some(id)) {
-                Self { cpus: None, .. } => {
-                    Err(Error::invalid_option("numa", id, "this machine has no such node"))
-                }
-                own => Ok(own),
+            NumaPlacement::NearStorage => {
+                let of_drive =
+                    |source: &Arc<dyn Source>| block_device::numa_node(source.as_local()?.device());
+                let id = sources.first().and_then(of_drive);
+                let own = id.and_then(listed).map(|node| Self::on(node, usable));
+                Ok(own.unwrap_or(Self { node: id, ..Self::default() }))
+            }
+            NumaPlacement::Node(id) => match listed(id) {
+                Some(node) => Ok(Self::on(node, usable)),
+                None => Err(Error::invalid_option("numa", id, "this machine has no such node")),
             },
         }
     }
 
-    /// On the node of a device: pinned memory far from it halves the speed of copies. `usable` says which processors the process may
-    /// use, as its owner may have chosen.
-    fn near(node: u32, nodes: &[Node], usable: impl FnOnce(&[usize]) -> Vec<usize>) -> Self {
-        let own = nodes.iter().find(|own| own.id == node);
+    /// On the node of a device: pinned memory far from it halves the speed of copies. Threads stay there only if they lose no more than
+    /// half of the `cores` that they may use.
+    fn near(
+        id: u32,
+        nodes: &[Node],
+        usable: impl FnOnce(&[usize]) -> Option<Vec<usize>>,
+        cores: usize,
+    ) -> Self {
+        let own = nodes.iter().find(|own| own.id == id);
         let Some(own) = own.filter(|_| nodes.len() > 1) else { return Self::default() };
-        let cpus = Some(usable(&own.cpus)).filter(|cpus| !cpus.is_empty());
-        let note = cpus.is_none().then(|| {
-            format!(
-                "threads ran far from the device: the process may use no processor of its NUMA node, {node}"
-            )
-        });
-        Self { node: Some(node), cpus, note }
+        match Self::on(own, usable) {
+            Self { cpus: Some(cpus), .. } if cpus.len() < cores.div_ceil(2) => {
+                let few = counted(cpus.len() as u64, "processor", "processors");
+                let note = format!(
+                    "threads ran on any node: of the device's NUMA node, {id}, the process may use {few}, fewer than half of {cores}"
+                );
+                Self { node: Some(id), cpus: None, note: Some(note) }
+            }
+            near => near,
+        }
+    }
+
+    /// On a node, on those of its processors that `usable` says the process may use, as its owner may have chosen.
+    fn on(node: &Node, usable: impl FnOnce(&[usize]) -> Option<Vec<usize>>) -> Self {
+        let id = node.id;
+        let (cpus, why_not) = match usable(&node.cpus) {
+            Some(cpus) if cpus.is_empty() => (None, "the process may use no processor of NUMA node"),
+            None => (None, "the system does not say which processors the process may use of NUMA node"),
+            cpus => (cpus, ""),
+        };
+        let note = cpus.is_none().then(|| format!("threads ran on any node: {why_not} {id}"));
+        Self { node: Some(id), cpus, note }
     }
 
     /// How many processors its threads may use.
@@ -188,27 +208,56 @@ mod tests {
         of.iter().zip(0..).map(|(cpus, id)| Node { id, cpus: cpus.to_vec() }).collect()
     }
 
+    fn allowed(allowed: &[usize]) -> impl Fn(&[usize]) -> Option<Vec<usize>> {
+        move |cpus| Some(cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect())
+    }
+
     #[test]
     fn threads_near_a_device_stay_on_what_the_process_may_use() {
         let two = nodes(&[&[0, 1, 4, 5], &[2, 3, 6, 7]]);
-        let near = |node, allowed: &[usize]| {
-            let usable = |cpus: &[usize]| cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect();
-            Placement::near(node, &two, usable)
-        };
+        let near = |node, cpus: &[usize]| Placement::near(node, &two, allowed(cpus), cpus.len());
         let all: Vec<usize> = (0..8).collect();
         let expected = Placement { node: Some(1), cpus: Some(vec![2, 3, 6, 7]), note: None };
         assert_eq!(near(1, &all), expected);
         assert_eq!(near(0, &[0, 1, 2]).cpus, Some(vec![0, 1]));
         let far = near(1, &[0, 1]);
         assert_eq!((far.node, &far.cpus), (Some(1), &None));
-        assert!(far.note.unwrap().contains("NUMA node, 1"));
+        assert!(far.note.unwrap().contains("no processor of NUMA node 1"));
         assert_eq!(near(7, &all), Placement::default(), "the system does not know the node");
+    }
+
+    #[test]
+    fn threads_are_not_crowded_on_a_few_processors_near_a_device() {
+        let two = nodes(&[&[0, 1, 4, 5], &[2, 3, 6, 7]]);
+        let near = |cpus: &[usize]| Placement::near(1, &two, allowed(cpus), cpus.len());
+        assert_eq!(near(&[0, 1, 2, 3]).cpus, Some(vec![2, 3]));
+        for few in [&[0, 1, 4, 5, 2][..], &[0, 1, 2]] {
+            let far = near(few);
+            assert_eq!((far.node, &far.cpus), (Some(1), &None));
+            assert!(far.note.unwrap().contains("may use 1 processor, fewer than half of"));
+        }
+    }
+
+    #[test]
+    fn threads_on_a_node_that_is_named_stay_on_what_the_process_may_use() {
+        let node = Node { id: 3, cpus: vec![4, 5, 6] };
+        let expected = Placement { node: Some(3), cpus: Some(vec![5]), note: None };
+        assert_eq!(Placement::on(&node, allowed(&[0, 1, 5])), expected);
+        let (no_processors, memory_only) = (allowed(&[0]), Node { id: 3, cpus: Vec::new() });
+        for far in [
+            Placement::on(&node, no_processors),
+            Placement::on(&memory_only, allowed(&[4])),
+            Placement::on(&node, |_| None),
+        ] {
+            assert_eq!((far.node, &far.cpus), (Some(3), &None));
+            assert!(far.cores() > 0 && far.note.unwrap().contains("NUMA node 3"));
+        }
     }
 
     #[test]
     fn a_machine_of_one_node_changes_nothing() {
         for nodes in [nodes(&[&[0, 1]]), Vec::new()] {
-            assert_eq!(Placement::near(0, &nodes, <[usize]>::to_vec), Placement::default());
+            assert_eq!(Placement::near(0, &nodes, allowed(&[0, 1]), 2), Placement::default());
         }
     }
 }

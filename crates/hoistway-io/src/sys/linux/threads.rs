@@ -12,12 +12,10 @@ pub fn run_on(cpus: &[usize]) {
     let _ = sched_setaffinity(None, &set);
 }
 
-/// Returns those of `cpus` that this thread may run on, if the system says.
-pub fn usable(cpus: &[usize]) -> Vec<usize> {
-    let may_run = |set: &CpuSet, cpu: usize| cpu < CpuSet::MAX_CPU && set.is_set(cpu);
-    match sched_getaffinity(None) {
-        Ok(set) => cpus.iter().copied().filter(|&cpu| may_run(&set, cpu)).collect(),
-        // Machines with more processors than a set has room for.
-        Err(_) => cpus.to_vec(),
-    }
+/// Returns those of `cpus` that this thread may run on. `None` if the system does not say, as on machines with more processors than a
+/// set has room for.
+pub fn usable(cpus: &[usize]) -> Option<Vec<usize>> {
+    let set = sched_getaffinity(None).ok()?;
+    let may_run = |cpu: usize| cpu < CpuSet::MAX_CPU && set.is_set(cpu);
+    Some(cpus.iter().copied().filter(|&cpu| may_run(cpu)).collect())
 }

@@ -21,6 +21,6 @@ pub fn run_on(cpus: &[usize]) {
 }
 
 /// Returns `cpus`: Windows itself keeps a thread off those that its process may not use.
-pub fn usable(cpus: &[usize]) -> Vec<usize> {
-    cpus.to_vec()
+pub fn usable(cpus: &[usize]) -> Option<Vec<usize>> {
+    Some(cpus.to_vec())
 }
