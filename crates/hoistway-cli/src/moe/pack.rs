@@ -5,15 +5,16 @@ use crate::{failure::Failure, output};
 use bytesize::ByteSize;
 use hoistway::{Cancel, counted};
 use hoistway_experts::{
+    Error,
     catalog::ExpertCatalog,
     pack::{self, PackOptions},
 };
+use std::process;
 
 /// The exit code of a program that Ctrl-C has ended, as shells have it.
 const INTERRUPTED: u8 = 130;
 
 pub(super) fn run(arguments: &arguments::Pack) -> Result<(), Failure> {
-    let cancel = cancelled_when_interrupted()?;
     let checkpoint = arguments.paths.open()?;
     // Experts are the same, however many a token uses.
     let catalog = ExpertCatalog::of_checkpoint(&checkpoint, Some(1))?;
@@ -21,17 +22,19 @@ pub(super) fn run(arguments: &arguments::Pack) -> Result<(), Failure> {
     let path = path.filter(|_| !catalog.experts().is_empty()).ok_or_else(|| {
         Failure::told("the checkpoint has no experts: only models with experts can be packed", 4)
     })?;
-    let options = PackOptions::default().cancel(cancel.clone());
-    let passes = if arguments.check { 1 } else { 2 };
-    let bar = output::progress_bar(catalog.total_expert_bytes().saturating_mul(passes));
+    // Opening a model that does not answer ends as signals are set to end it.
+    let options = PackOptions::default().cancel(cancelled_when_interrupted()?);
+    // Once from the model, and once from the pack.
+    let bar = output::progress_bar(catalog.total_expert_bytes().saturating_mul(2));
     let done = match arguments.check {
-        true => pack::check(&catalog, &path, &options, |bytes| bar.inc(bytes)),
+        true => pack::check(&checkpoint, &catalog, &path, &options, |bytes| bar.inc(bytes)),
         false => pack::write(&checkpoint, &catalog, &path, &options, |bytes| bar.inc(bytes)),
     };
     bar.finish_and_clear();
     let report = match done {
-        Err(_) if cancel.is_cancelled() => {
-            return Err(Failure::told("interrupted: nothing was packed", INTERRUPTED));
+        Err(Error::Engine(hoistway::Error::Cancelled)) => {
+            let left = if arguments.check { "the check is not complete" } else { "nothing was packed" };
+            return Err(Failure::told(format!("interrupted: {left}"), INTERRUPTED));
         }
         done => done?,
     };
@@ -48,11 +51,16 @@ pub(super) fn run(arguments: &arguments::Pack) -> Result<(), Failure> {
     ))
 }
 
-/// A token that Ctrl-C, SIGTERM and SIGHUP cancel.
+/// A token that Ctrl-C, SIGTERM and SIGHUP cancel. The second of these ends the process.
 fn cancelled_when_interrupted() -> Result<Cancel, Failure> {
     let cancel = Cancel::default();
     let token = cancel.clone();
-    ctrlc::set_handler(move || token.cancel())
-        .map_err(|error| Failure::told(format!("cannot wait for Ctrl-C: {error}"), 1))?;
+    ctrlc::set_handler(move || {
+        if token.is_cancelled() {
+            process::exit(INTERRUPTED.into());
+        }
+        token.cancel();
+    })
+    .map_err(|error| Failure::told(format!("cannot wait for Ctrl-C: {error}"), 1))?;
     Ok(cancel)
 }

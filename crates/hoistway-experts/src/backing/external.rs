@@ -247,6 +247,8 @@ impl Inner {
             if place.address.checked_add(part.bytes.len()).is_none() || place.address == 0 {
                 return Err(refused("it has no address"));
             }
+            // Packed experts are compared with their digests, which memory of a device cannot be.
+            let stored = if place.memory.is_host() { stored } else { Stored::of_model(part) };
             Ok(Place::exact(place.address, stored))
         });
         // Also of a unit of which only some parts get places.

@@ -1,14 +1,14 @@
 //! Host memory in which every tensor has its whole length in address space, and slices of resident experts have pages.
 //!
 //! A tensor lies as it does in its file, modulo a block, so that direct reads go in place but for the blocks at the ends of
-//! a slice. These hold bytes of its neighbours too: they have pages as long as one of them is resident. Packed experts whose slices are
-//! whole blocks have none, as their tensors begin at a page.
+//! a slice. These hold bytes of its neighbours too: they have pages as long as one of them is resident. Packed experts, whose slices are
+//! whole blocks then, have none, as their tensors begin at a page.
 #![allow(unsafe_code)]
 
 use super::{Place, UnitMemory, UnitRoom, add, whole_blocks};
 use crate::{
     Error, Result,
-    catalog::{ExpertCatalog, Part, Stored, Unit},
+    catalog::{ExpertCatalog, Part, Stored},
 };
 use hoistway::{Alignment, ByteRange, DeviceId};
 use hoistway_io::{memory::Mapping, parallel::lock, sys::pages::page_size};
@@ -44,8 +44,8 @@ struct PageUse {
 impl HostSparse {
     pub(super) fn new(catalog: &Arc<ExpertCatalog>) -> Result<Self> {
         let (mut starts, mut end) = (HashMap::new(), 0u64);
-        for (unit, part) in
-            catalog.units().iter().flat_map(|unit| unit.parts().iter().map(move |part| (unit, part)))
+        let units = catalog.units().iter().enumerate();
+        for (unit, part) in units.flat_map(|(unit, parts)| parts.parts().iter().map(move |part| (unit, part)))
         {
             let tensor = part.tensor_bytes;
             let key = key(part);
@@ -53,7 +53,7 @@ impl HostSparse {
             if tensor.is_empty() || starts.contains_key(&key) {
                 continue;
             }
-            let skip = match takes_pack(unit) && catalog.packed_file().is_some() {
+            let skip = match unit < catalog.experts().len() && catalog.packed_file().is_some() {
                 true => 0,
                 false => tensor.start() - Alignment::BLOCK.down(tensor.start()),
             };
@@ -99,11 +99,7 @@ impl UnitMemory for HostSparse {
 
     fn reserve(&self, unit: usize, _keep_bytes: u64) -> Result<Option<UnitRoom>> {
         let ranges = self.ranges(unit)?;
-        let description = &self.catalog.units()[unit];
-        let stored = match takes_pack(description) {
-            true => self.catalog.stored(unit)?,
-            false => description.parts().iter().map(Stored::of_model).collect(),
-        };
+        let stored = self.catalog.stored(unit)?;
         for range in &ranges {
             self.space.commit(*range).map_err(no_memory(range.len(), "memory"))?;
         }
@@ -165,12 +161,6 @@ impl fmt::Debug for HostSparse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostSparse").field("bytes", &self.space.len()).finish_non_exhaustive()
     }
-}
-
-/// Whether a unit is read from packed experts, if there are some: its slices are whole blocks, which lie in place then. Others would
-/// pass through a slot, where the model's file has them in place but for the blocks at their ends.
-fn takes_pack(unit: &Unit) -> bool {
-    unit.parts().iter().all(|part| Alignment::BLOCK.divides(part.bytes.len()))
 }
 
 fn key(part: &Part) -> TensorKey {

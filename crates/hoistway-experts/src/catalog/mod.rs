@@ -261,6 +261,11 @@ impl ExpertCatalog {
         &self.packing
     }
 
+    /// The packed experts that a store reads.
+    pub(crate) fn packed(&self) -> Option<&Packed> {
+        self.packed.as_ref()
+    }
+
     /// The file of packed experts that a store reads after the model's.
     pub(crate) fn packed_file(&self) -> Option<&ReadFile> {
         self.packed.as_ref().map(Packed::file)

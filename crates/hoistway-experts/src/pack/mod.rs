@@ -6,7 +6,8 @@
 //!
 //! [`write`](fn@write) makes a pack, [`ExpertCatalog::with_pack`] uses it if it is of this model, and [`check`] reads all of it again.
 //! `index` is what the file says of itself. A pack names the files of its model with their lengths and the times of their last
-//! changes: a model that was changed or copied since is another one.
+//! changes: a model that was changed or copied since is another one. A store compares these with the files that it reads, some experts
+//! of the model with their digests as it is opened, and each packed expert as it is read for the first time.
 //!
 //! ```no_run
 //! use hoistway::Checkpoint;
@@ -28,16 +29,21 @@ pub use write::{PackOptions, PackReport, check, write};
 
 use crate::{
     Error, Result,
-    catalog::{ExpertCatalog, Unit},
+    backing::Backing,
+    catalog::{ExpertCatalog, Part, Unit},
 };
-use hoistway::{Alignment, ByteRange, read::ReadFile};
+use hoistway::{Alignment, ByteRange, catalog::SourceName, read::ReadFile};
+use hoistway_io::file::OpenFile;
 use index::{Index, SourceIdentity};
 use serde::{Serialize, Serializer};
 use std::{
     fs::File,
     io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// What the name of a pack adds to that of the model's first file.
@@ -85,6 +91,11 @@ pub enum Packing {
 pub(crate) struct Packed {
     file: ReadFile,
     layout: Arc<Layout>,
+    index: Arc<Index>,
+    /// Experts that were read from it as they were packed.
+    verified: Arc<[AtomicBool]>,
+    /// Whether it is an error if it cannot be used.
+    is_required: bool,
 }
 
 impl Packed {
@@ -96,11 +107,99 @@ impl Packed {
     pub(crate) fn parts(&self, unit: usize) -> Option<&[ByteRange]> {
         self.layout.units.get(unit).map(|parts| &**parts)
     }
+
+    /// Whether the bytes of an expert have to be [verified](Self::verify).
+    pub(crate) fn is_unverified(&self, unit: usize) -> bool {
+        self.verified.get(unit).is_some_and(|verified| !verified.load(Ordering::Relaxed))
+    }
+
+    /// Compares the bytes of an expert's parts, which were read, with the digest of what was packed.
+    ///
+    /// # Errors
+    /// [`hoistway::Error::Io`].
+    pub(crate) fn verify<'a>(
+        &self,
+        unit: usize,
+        parts: impl IntoIterator<Item = &'a [u8]>,
+    ) -> hoistway::Result<()> {
+        if !self.index.has(unit, &digest_of(parts)) {
+            return Err(hoistway::Error::Io {
+                operation: "verify",
+                path: self.file.path().to_owned(),
+                tensor: None,
+                range: Some(self.layout.range(unit)),
+                source: io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "the packed expert is damaged: pack again, or remove the pack",
+                ),
+            });
+        }
+        if let Some(verified) = self.verified.get(unit) {
+            verified.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
 }
 
-/// The path of a catalog's pack: that of its first file, with `.experts` behind it. `None` for a catalog without files.
+fn digest_of<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        hasher.update(part);
+    }
+    hasher.finalize()
+}
+
+/// The catalog that a store reads: without its pack if that is not of the files that the store has, or the memory does not take it.
+///
+/// # Errors
+/// [`Error::InvalidPack`] if the pack is then one that [`PackChoice::At`] named.
+pub(crate) fn for_store(
+    catalog: Arc<ExpertCatalog>,
+    files: &[ReadFile],
+    backing: &Backing,
+) -> Result<Arc<ExpertCatalog>> {
+    let Some(packed) = catalog.packed() else { return Ok(catalog) };
+    let Err(reason) = usable(&catalog, packed, files, backing) else { return Ok(catalog) };
+    let path = packed.file.path().to_owned();
+    if packed.is_required {
+        return Err(Error::InvalidPack { path, reason });
+    }
+    Ok(Arc::new(Arc::unwrap_or_clone(catalog).refusing(path, reason)))
+}
+
+/// Fails, in words, unless a store of these files may read experts from a pack to this memory.
+fn usable(
+    catalog: &ExpertCatalog,
+    packed: &Packed,
+    files: &[ReadFile],
+    backing: &Backing,
+) -> Result<(), String> {
+    let is_whole = |part: &Part| Alignment::BLOCK.divides(part.bytes.len());
+    match backing {
+        Backing::DeviceSlots(_) => {
+            return Err("experts in memory of a device cannot be compared with their digests".into());
+        }
+        Backing::HostSparse if !catalog.experts().iter().flat_map(Unit::parts).all(is_whole) => {
+            return Err(
+                "host_sparse has the model's parts in place, as their lengths are no whole blocks".into()
+            );
+        }
+        _ => {}
+    }
+    let files = files.get(..catalog.files().len()).unwrap_or(files);
+    let now: Option<Vec<_>> = files.iter().map(SourceIdentity::of).collect();
+    packed.index.compare_sources(&now.ok_or("the model's files are not of this machine")?)?;
+    write::compare_some(catalog, &packed.index, files)
+}
+
+/// The path of a catalog's pack: that of its first file, with `.experts` behind it. `None` for a catalog without files, or whose
+/// files are in an object store.
 pub fn path_of(catalog: &ExpertCatalog) -> Option<PathBuf> {
-    let mut path = catalog.files().first()?.clone().into_os_string();
+    let first = catalog.files().first()?;
+    if matches!(SourceName::from(&**first), SourceName::Url(_)) {
+        return None;
+    }
+    let mut path = first.clone().into_os_string();
     path.push(SUFFIX);
     Some(path.into())
 }
@@ -117,15 +216,17 @@ impl ExpertCatalog {
             PackChoice::Auto => path_of(&self).filter(|_| !self.experts().is_empty()),
         };
         let Some(path) = path else { return Ok(self.with_packing(Packing::None, None)) };
-        match open(&self, &path) {
+        match open(&self, &path, matches!(choice, PackChoice::At(_))) {
             Ok(packed) => Ok(self.with_packing(Packing::Used { path }, Some(packed))),
             Err(error) if matches!(choice, PackChoice::At(_)) => Err(error.into_error(path)),
             Err(Unusable::Missing) => Ok(self.with_packing(Packing::None, None)),
-            Err(Unusable::Refused(reason)) => {
-                tracing::warn!(path = %path.display(), reason, "packed experts are not used");
-                Ok(self.with_packing(Packing::Refused { path, reason }, None))
-            }
+            Err(Unusable::Refused(reason)) => Ok(self.refusing(path, reason)),
         }
+    }
+
+    fn refusing(self, path: PathBuf, reason: String) -> Self {
+        tracing::warn!(path = %path.display(), reason, "packed experts are not used");
+        self.with_packing(Packing::Refused { path, reason }, None)
     }
 }
 
@@ -145,6 +246,15 @@ impl Unusable {
     }
 }
 
+impl From<hoistway::Error> for Unusable {
+    fn from(error: hoistway::Error) -> Self {
+        match error {
+            hoistway::Error::NotFound { .. } => Self::Missing,
+            error => Self::Refused(error.to_string()),
+        }
+    }
+}
+
 impl From<io::Error> for Unusable {
     fn from(error: io::Error) -> Self {
         match error.kind() {
@@ -155,11 +265,8 @@ impl From<io::Error> for Unusable {
 }
 
 /// Opens a pack, if it is one of this catalog.
-fn open(catalog: &ExpertCatalog, path: &Path) -> Result<Packed, Unusable> {
-    let file = File::open(path)?;
-    let index = Index::read(&file)?;
-    let layout = Layout::of(catalog).map_err(|error| Unusable::Refused(error.to_string()))?;
-    index.compare(catalog, &layout).map_err(Unusable::Refused)?;
+fn open(catalog: &ExpertCatalog, path: &Path, is_required: bool) -> Result<Packed, Unusable> {
+    let (file, layout, index) = open_index(catalog, path)?;
     let file = ReadFile::from_file(file, path).map_err(|error| Unusable::Refused(error.to_string()))?;
     if file.len() < layout.end {
         return Err(Unusable::Refused(format!(
@@ -168,7 +275,21 @@ fn open(catalog: &ExpertCatalog, path: &Path) -> Result<Packed, Unusable> {
             layout.end
         )));
     }
-    Ok(Packed { file, layout: Arc::new(layout) })
+    let verified = layout.units.iter().map(|_| AtomicBool::new(false)).collect();
+    let (layout, index) = (Arc::new(layout), Arc::new(index));
+    Ok(Packed { file, layout, index, verified, is_required })
+}
+
+/// Opens a pack and reads its index, if it is one of this catalog.
+fn open_index(catalog: &ExpertCatalog, path: &Path) -> Result<(File, Layout, Index), Unusable> {
+    // What is no regular file is not opened: a pipe would keep the caller waiting.
+    let opened = OpenFile::open(path).map_err(hoistway::Error::from)?;
+    let file = opened.file()?.try_clone()?;
+    let index = Index::read(&file, catalog)?;
+    let layout = Layout::of(catalog).map_err(|error| Unusable::Refused(error.to_string()))?;
+    let now = sources(catalog).map_err(|error| Unusable::Refused(error.to_string()))?;
+    index.compare(&layout, &now).map_err(Unusable::Refused)?;
+    Ok((file, layout, index))
 }
 
 /// Where the parts of experts lie in a pack: each begins at a block, in the order of the catalog.
@@ -228,6 +349,6 @@ fn shown<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
 }
 
 /// What the files of a model are now.
-fn sources(catalog: &ExpertCatalog) -> io::Result<Vec<SourceIdentity>> {
-    catalog.files().iter().map(|path| SourceIdentity::of(path)).collect()
+fn sources(catalog: &ExpertCatalog) -> hoistway::Result<Vec<SourceIdentity>> {
+    catalog.files().iter().map(|path| SourceIdentity::at(path)).collect()
 }

@@ -2,9 +2,9 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Layout, SourceIdentity, Unusable,
+    Layout, SourceIdentity, Unusable, digest_of,
     index::{self, Index},
-    sources,
+    open_index, sources,
 };
 use crate::{
     Error, ReadFailure, Result,
@@ -15,6 +15,7 @@ use hoistway::{
     read::{Batch, Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target},
     save,
 };
+use hoistway_io::file::OpenFile;
 use serde::Serialize;
 use std::{
     collections::VecDeque,
@@ -65,7 +66,7 @@ pub struct PackReport {
 /// `progress` is told of bytes that were written, and again when they were read.
 ///
 /// # Errors
-/// [`Error::InvalidOption`] if there are no experts, or the model's files are not of this machine; [`Error::Read`] names the expert;
+/// [`Error::InvalidOption`] if there are no experts, the model's files are not of this machine, or `path` is one of them; [`Error::Read`] names the expert;
 /// [`Error::InvalidPack`] if an expert is not read as it was written; [`Error::Engine`].
 pub fn write(
     checkpoint: &Checkpoint,
@@ -78,12 +79,13 @@ pub fn write(
     if catalog.experts().is_empty() {
         return Err(Error::invalid_option("pack", path.display(), "the model has no experts"));
     }
-    let identity = identity_of(catalog)?;
     let layout = Layout::of(catalog)?;
     let files = ExpertCatalog::open_files(checkpoint);
+    refuse_model(path, &files)?;
+    let identity = identity_of(catalog, &files)?;
     let reader = reader(Route::Auto, &options.cancel)?;
     let mut file_bytes = 0;
-    save::write_by(path, layout.end, |file| -> Result<()> {
+    save::write_by(path, layout.end, catalog.files(), |file| -> Result<()> {
         let failed = |source| io_error("write", path, source);
         let mut digests = Vec::with_capacity(catalog.experts().len());
         let requests = |unit: usize| requests(catalog, &files, unit);
@@ -97,12 +99,9 @@ pub fn write(
             digests.push(hasher.finalize().to_hex().to_string());
             Ok(())
         })?;
-        if identity_of(catalog)? != identity {
-            let path = catalog.files().first().cloned().unwrap_or_default();
-            let reason = "a file of the model was changed while it was packed".into();
-            return Err(Error::InvalidPack { path, reason });
-        }
-        let index = Index { sources: identity.clone(), layout: layout.digest.clone(), experts: digests };
+        identity_of(catalog, &files)?;
+        let (sources, layout_digest) = (identity.clone(), layout.digest.clone());
+        let index = Index { sources, layout: layout_digest, experts: digests, start: layout.end };
         index.write(file, layout.end).map_err(failed)?;
         file.sync_all().map_err(|source| io_error("sync", path, source))?;
         file_bytes = file.metadata().map_err(|source| io_error("stat", path, source))?.len();
@@ -111,12 +110,13 @@ pub fn write(
     Ok(report(catalog, path, file_bytes, started))
 }
 
-/// Reads all experts of a pack of this catalog, and compares them with the digests of those that were packed. `progress` is told of
-/// bytes that were read.
+/// Reads all experts of a pack of this catalog, and those of the model, and compares both with the digests of those that were packed.
+/// `progress` is told of bytes that were read.
 ///
 /// # Errors
-/// [`Error::InvalidPack`] if it is none of this catalog, or an expert is damaged; [`Error::Read`]; [`Error::Engine`].
+/// [`Error::InvalidPack`] if it is none of this catalog, or an expert is another one; [`Error::Read`]; [`Error::Engine`].
 pub fn check(
+    checkpoint: &Checkpoint,
     catalog: &ExpertCatalog,
     path: &Path,
     options: &PackOptions,
@@ -124,13 +124,73 @@ pub fn check(
 ) -> Result<PackReport> {
     let started = Instant::now();
     let unusable = |error: Unusable| error.into_error(path.to_owned());
-    let file = File::open(path).map_err(|error| unusable(error.into()))?;
-    let index = Index::read(&file).map_err(unusable)?;
-    let layout = Layout::of(catalog)?;
-    index.compare(catalog, &layout).map_err(|reason| unusable(Unusable::Refused(reason)))?;
+    let (file, layout, index) = open_index(catalog, path).map_err(unusable)?;
+    let files = ExpertCatalog::open_files(checkpoint);
+    let identity = identity_of(catalog, &files)?;
+    index.compare(&layout, &identity).map_err(|reason| unusable(Unusable::Refused(reason)))?;
+    let model = reader(Route::Auto, &options.cancel)?;
+    let requests = |unit: usize| requests(catalog, &files, unit);
+    each_expert(&model, catalog, &options.cancel, requests, |position, parts| {
+        progress(parts.iter().map(|part| part.len() as u64).sum());
+        if index.has(position, &digest_of(parts.iter().map(|part| &**part))) {
+            return Ok(());
+        }
+        Err(Error::InvalidPack { path: path.to_owned(), reason: other_expert(catalog, position) })
+    })?;
     verify(catalog, &layout, &index, &file, path, &options.cancel, &mut progress)?;
     let file_bytes = file.metadata().map_err(|source| io_error("stat", path, source))?.len();
     Ok(report(catalog, path, file_bytes, started))
+}
+
+/// Compares the first expert of the model, one in its middle, and the last with their digests. Fails in words.
+pub(super) fn compare_some(catalog: &ExpertCatalog, index: &Index, files: &[ReadFile]) -> Result<(), String> {
+    let Some(last) = catalog.experts().len().checked_sub(1) else { return Ok(()) };
+    let mut positions = vec![0, last / 2, last];
+    positions.dedup();
+    let reader = reader(Route::Threads, &Cancel::default()).map_err(|error| error.to_string())?;
+    for position in positions {
+        let read = || -> Result<blake3::Hash> {
+            let batch = reader.submit(requests(catalog, files, position)?, Priority::Demand)?;
+            if batch.wait().is_err() {
+                let failed = (0..batch.len()).find(|read| batch.status(*read).error().is_some());
+                let unit = catalog.experts()[position].label();
+                return Err(Error::Read {
+                    unit,
+                    source: ReadFailure::of_batch(&batch, failed.unwrap_or_default()),
+                });
+            }
+            let parts: Option<Vec<_>> = (0..batch.len()).map(|read| batch.take(read)).collect();
+            let parts = parts.ok_or_else(|| Error::Internal("a read has no memory".into()))?;
+            Ok(digest_of(parts.iter().map(|part| &**part)))
+        };
+        let digest = read().map_err(|error| format!("the model cannot be compared with it: {error}"))?;
+        if !index.has(position, &digest) {
+            return Err(other_expert(catalog, position));
+        }
+    }
+    Ok(())
+}
+
+fn other_expert(catalog: &ExpertCatalog, position: usize) -> String {
+    let unit = catalog.experts().get(position).map(Unit::label).unwrap_or_default();
+    format!("{unit} of the model is not what was packed: pack again")
+}
+
+/// Fails if the pack would replace a file of the model, by whatever name.
+fn refuse_model(path: &Path, files: &[ReadFile]) -> Result<()> {
+    let found = match OpenFile::open(path).map_err(hoistway::Error::from) {
+        Ok(found) => found.identity,
+        Err(hoistway::Error::NotFound { .. }) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    let model = files.iter().find(|file| file.identity().is_some_and(|file| file.is_same_file(&found)));
+    match model {
+        None => Ok(()),
+        Some(file) => {
+            let reason = format!("it is the model's file {}: give another name", file.path().display());
+            Err(Error::invalid_option("output", path.display(), reason))
+        }
+    }
 }
 
 fn report(catalog: &ExpertCatalog, path: &Path, file_bytes: u64, started: Instant) -> PackReport {
@@ -163,14 +223,14 @@ fn verify(
     each_expert(&reader, catalog, cancel, request, |position, read| {
         let start = layout.range(position).start();
         let bytes = read.first().map_or(&[][..], |bytes| bytes);
-        let mut hasher = blake3::Hasher::new();
+        let mut parts = Vec::with_capacity(layout.units[position].len());
         for place in &layout.units[position] {
             let part = (place.start() - start) as usize..(place.end() - start) as usize;
             let part = bytes.get(part).ok_or_else(|| Error::Internal("a part was not read".into()))?;
-            hasher.update(part);
+            parts.push(part);
             progress(part.len() as u64);
         }
-        if index.experts.get(position).map(String::as_str) != Some(hasher.finalize().to_hex().as_str()) {
+        if !index.has(position, &digest_of(parts)) {
             let unit = catalog.experts().get(position).map(Unit::label).unwrap_or_default();
             let range = layout.range(position);
             let reason = format!("{unit}, at {range}, is not what was packed: pack again");
@@ -234,12 +294,18 @@ fn reader(route: Route, cancel: &Cancel) -> Result<Reader> {
     Ok(Reader::new(&options)?)
 }
 
-fn identity_of(catalog: &ExpertCatalog) -> Result<Vec<SourceIdentity>> {
-    sources(catalog).map_err(|error| {
-        let path = catalog.files().first().map(|path| path.display().to_string()).unwrap_or_default();
-        let reason = format!("only files of this machine can be packed: {error}");
-        Error::invalid_option("pack", path, reason)
-    })
+/// What the files of a model are that are read. Fails unless their paths still lead to them.
+fn identity_of(catalog: &ExpertCatalog, files: &[ReadFile]) -> Result<Vec<SourceIdentity>> {
+    let first = || catalog.files().first().cloned().unwrap_or_default();
+    let identity: Option<Vec<_>> = files.iter().map(SourceIdentity::of).collect();
+    let identity = identity.ok_or_else(|| {
+        Error::invalid_option("pack", first().display(), "only files of this machine can be packed")
+    })?;
+    if sources(catalog)? != identity {
+        let reason = "a file of the model was changed or replaced since it was opened".into();
+        return Err(Error::InvalidPack { path: first(), reason });
+    }
+    Ok(identity)
 }
 
 fn io_error(operation: &'static str, path: &Path, source: io::Error) -> Error {

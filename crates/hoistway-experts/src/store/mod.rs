@@ -44,6 +44,7 @@ use crate::{
     Error, ExpertId, Policy, Result,
     backing::UnitRoom,
     catalog::{ExpertCatalog, Unit, UnitId},
+    pack,
 };
 use hoistway::read::{ReadFile, Reader};
 use hoistway_io::parallel::lock;
@@ -112,12 +113,13 @@ impl Visits {
 }
 
 impl Store {
-    /// Opens a store over the files of a catalog, in the order of [`ExpertCatalog::files`]. Reads nothing yet.
+    /// Opens a store over the files of a catalog, in the order of [`ExpertCatalog::files`]. Reads nothing yet, but three experts if there are packed ones.
     ///
     /// A budget below the memory that one token's experts occupy is a warning, here and in the [statistics](Self::stats).
     ///
     /// # Errors
-    /// [`Error::BudgetTooSmall`]; [`Error::InvalidOption`] if a file is missing, or is another one than the catalog's; [`Error::Engine`] if a file is too short,
+    /// [`Error::BudgetTooSmall`]; [`Error::InvalidOption`] if a file is missing, or is another one than the catalog's; [`Error::InvalidPack`] if a pack is demanded that is not of the files, or not for the backing;
+    /// [`Error::Engine`] if a file is too short,
     /// the reader does not start, or there is no memory.
     pub fn open(
         catalog: Arc<ExpertCatalog>,
@@ -127,6 +129,7 @@ impl Store {
     ) -> Result<Self> {
         reading::check_files(&catalog, &files)?;
         files.truncate(catalog.files().len());
+        let catalog = pack::for_store(catalog, &files, &options.backing)?;
         files.extend(catalog.packed_file().cloned());
         let batch_bytes = batch_bytes(&catalog, options);
         let memory = options.backing.open(&catalog, &reading::lens(&files), options, batch_bytes)?;

@@ -18,8 +18,8 @@ use hoistway::{
 use hoistway_io::parallel::{STACK_BYTES, lock};
 use std::{
     sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -38,6 +38,15 @@ pub(super) struct ReaderIo {
 /// The reads of one unit.
 pub(super) struct Load {
     batch: Batch,
+    /// Why the bytes of a packed expert are not its own.
+    damage: Arc<OnceLock<ReadFailure>>,
+}
+
+/// What is left of the reads of a unit.
+struct Left {
+    reads: AtomicUsize,
+    has_failed: AtomicBool,
+    notice: Mutex<Option<Notice>>,
 }
 
 /// Why a unit could not be read, or got no room.
@@ -77,10 +86,19 @@ impl ReaderIo {
         room: &UnitRoom,
         begin_by: Option<Instant>,
         notice: Notice,
+        damage: &Arc<OnceLock<ReadFailure>>,
     ) -> Result<Vec<ReadRequest>> {
         let description = self.unit(unit)?;
         let reads = reads_of(description, room);
-        let left = Arc::new((AtomicUsize::new(reads.len()), Mutex::new(Some(notice))));
+        let left = Left {
+            reads: AtomicUsize::new(reads.len()),
+            has_failed: AtomicBool::new(false),
+            notice: Mutex::new(Some(notice)),
+        };
+        let left = Arc::new(left);
+        let is_packed = room.places.iter().any(|place| place.file == self.catalog.files().len());
+        let unverified = self.catalog.packed().filter(|packed| is_packed && packed.is_unverified(unit));
+        let unverified = unverified.map(|_| (self.catalog.clone(), room.clone()));
         let mut requests = Vec::with_capacity(reads.len());
         for (name, place) in reads {
             let file = self.files.get(place.file);
@@ -90,12 +108,23 @@ impl ReaderIo {
             // wait for their reads.
             let target = unsafe { host_view::target(room.memory, &place) };
             let target = target.ok_or_else(|| Error::Internal("a place has no address".into()))?;
-            let left = left.clone();
-            let request = ReadRequest::new(file, place.read, target).named(name).on_end(move |_| {
+            let (left, unverified, damage) = (left.clone(), unverified.clone(), damage.clone());
+            let request = ReadRequest::new(file, place.read, target).named(name).on_end(move |outcome| {
+                if outcome.is_err() {
+                    left.has_failed.store(true, Ordering::Relaxed);
+                }
                 // Acquire and release: the thread that tells the notice has seen the ends of the others.
-                if left.0.fetch_sub(1, Ordering::AcqRel) == 1
-                    && let Some(notice) = lock(&left.1).take()
+                if left.reads.fetch_sub(1, Ordering::AcqRel) != 1 {
+                    return;
+                }
+                if let Some((catalog, room)) = unverified.filter(|_| !left.has_failed.load(Ordering::Relaxed))
                 {
+                    // SAFETY: all reads of the unit have delivered, and its room is not released before the notice is told.
+                    if let Err(error) = unsafe { verify(&catalog, unit, &room) } {
+                        _ = damage.set(error.into());
+                    }
+                }
+                if let Some(notice) = lock(&left.notice).take() {
                     notice.tell();
                 }
             });
@@ -144,17 +173,18 @@ impl Io for ReaderIo {
         begin_by: Option<Instant>,
         notice: Notice,
     ) -> Result<Load, Failure> {
-        let requests = self.requests(unit, room, begin_by, notice);
+        let damage = Arc::default();
+        let requests = self.requests(unit, room, begin_by, notice, &damage);
         let requests = requests.map_err(|error| Failure::Memory(Arc::new(error)))?;
         let priority = if is_demand { Priority::Demand } else { Priority::Prefetch };
         // Threads that wait for them get the panic as an error.
         let submitted = guarded("the reader", || self.reader.submit(requests, priority));
         let submitted = submitted.map_err(|error| Failure::Memory(Arc::new(error)))?;
         let batch = submitted.map_err(|error| Failure::Read(error.into()))?;
-        Ok(Load { batch })
+        Ok(Load { batch, damage })
     }
 
-    fn outcome(&self, Load { batch }: Load) -> Ended<Failure> {
+    fn outcome(&self, Load { batch, damage }: Load) -> Ended<Failure> {
         let (mut failed, mut cancelled) = (None, None);
         for read in 0..batch.len() {
             // Its end was told a moment ago, or is about to be seen.
@@ -168,7 +198,10 @@ impl Io for ReaderIo {
         match (failed, cancelled) {
             (Some(read), _) => Ended::Failed(failure(read)),
             (None, Some(read)) => Ended::Cancelled(failure(read)),
-            (None, None) => Ended::Delivered,
+            (None, None) => match damage.get() {
+                Some(failure) => Ended::Failed(Failure::Read(failure.clone())),
+                None => Ended::Delivered,
+            },
         }
     }
 
@@ -183,6 +216,22 @@ impl Io for ReaderIo {
     fn release(&self, unit: usize, room: &UnitRoom, keep_bytes: u64) -> bool {
         self.memory.release(unit, room, keep_bytes)
     }
+}
+
+/// Compares the bytes of a packed expert with its digest.
+///
+/// # Safety
+/// All bytes of the unit were read to the room, which stays reserved meanwhile.
+unsafe fn verify(catalog: &ExpertCatalog, unit: usize, room: &UnitRoom) -> hoistway::Result<()> {
+    let (Some(packed), Some(description)) = (catalog.packed(), catalog.units().get(unit)) else {
+        return Ok(());
+    };
+    let parts = description.parts().iter().zip(room.places.iter());
+    // SAFETY: as the caller says.
+    packed.verify(
+        unit,
+        parts.filter_map(|(part, place)| unsafe { host_view::bytes(room, place, part.bytes.len()) }),
+    )
 }
 
 /// The reads of a unit, and what messages call each. Parts that lie one after the other in the file and in their slot are one read.

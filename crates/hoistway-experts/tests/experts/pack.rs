@@ -71,20 +71,32 @@ fn open(catalog: ExpertCatalog, model: &Model) -> Store {
 }
 
 #[test]
-fn every_backing_serves_packed_experts() {
+fn every_backing_serves_packed_experts_or_says_why_not() {
     let _turn = Turn::take();
     let backings = [
-        Backing::HostSlots,
-        Backing::HostSparse,
-        Backing::DeviceSlots(DeviceId::Cuda(0)),
-        Backing::DeviceSlots(DeviceId::Toy(0)),
+        (Backing::HostSlots, None),
+        (Backing::HostSparse, Some("no whole blocks")),
+        (Backing::DeviceSlots(DeviceId::Cuda(0)), Some("memory of a device")),
+        (Backing::DeviceSlots(DeviceId::Toy(0)), Some("memory of a device")),
     ];
-    for backing in backings {
+    for (backing, refused) in backings {
         let model = Model::new();
         let path = write(&model);
         let model = with_pack(model, &PackChoice::Auto);
-        assert_eq!(*model.catalog.packing(), Packing::Used { path });
-        let store = model.store(&budget_of(5).backing(backing.clone()));
+        assert_eq!(*model.catalog.packing(), Packing::Used { path: path.clone() });
+        let options = budget_of(5).backing(backing.clone());
+        let store = model.store(&options);
+        match (store.stats().packing, refused) {
+            (Packing::Used { .. }, None) => {}
+            (Packing::Refused { reason, .. }, Some(expected)) if reason.contains(expected) => {
+                let named =
+                    Arc::unwrap_or_clone(model.catalog.clone()).with_pack(&PackChoice::At(path)).unwrap();
+                let files = ExpertCatalog::open_files(&model.checkpoint);
+                let named = Store::open(Arc::new(named), files, Box::new(Lru::default()), &options);
+                assert!(matches!(&named, Err(Error::InvalidPack { .. })), "{named:?}");
+            }
+            (packing, _) => panic!("{}: {packing:?}", backing.name()),
+        }
         for token in 0..4 {
             for layer in 0..LAYERS {
                 model.assert_holds(&store.ensure(layer, &[token, (token + 3) % EXPERTS]).unwrap());
@@ -225,7 +237,7 @@ fn a_damaged_pack_is_refused_or_found_by_a_check() {
     let model = Model::new();
     let path = write(&model);
     let whole = fs::read(&path).unwrap();
-    let check = || pack::check(&model.catalog, &path, &PackOptions::default(), |_| ());
+    let check = || pack::check(&model.checkpoint, &model.catalog, &path, &PackOptions::default(), |_| ());
     assert_eq!(check().unwrap().experts, (LAYERS * EXPERTS) as usize);
 
     let changed = |at: usize| {
@@ -321,4 +333,188 @@ fn a_pack_that_is_cut_under_a_store_is_a_typed_error() {
         }
         other => panic!("{other}"),
     }
+}
+
+#[test]
+fn a_pack_that_would_replace_the_model_is_refused() {
+    let model = Model::new();
+    let write = |output: &Path| {
+        pack::write(&model.checkpoint, &model.catalog, output, &PackOptions::default(), |_| ())
+    };
+    let mut outputs = vec![model.path.clone()];
+    let hard = model.directory.path().join("hard");
+    fs::hard_link(&model.path, &hard).unwrap();
+    outputs.push(hard);
+    #[cfg(unix)]
+    {
+        let soft = model.directory.path().join("soft");
+        std::os::unix::fs::symlink(&model.path, &soft).unwrap();
+        outputs.push(soft);
+    }
+    for output in outputs {
+        let refused = write(&output);
+        assert!(matches!(&refused, Err(Error::InvalidOption { option: "output", .. })), "{refused:?}");
+    }
+    assert!(fs::read(&model.path).unwrap() == model.bytes);
+}
+
+/// Puts another model of the same layout at the path of a model, whose files stay open.
+fn replace(model: &Model) -> Checkpoint {
+    let other = model.directory.path().join("other.gguf");
+    let mut bytes = model.bytes.clone();
+    bytes.iter_mut().rev().take(1000).for_each(|byte| *byte ^= 1);
+    let_file_time_pass(&model.path);
+    fs::write(&other, bytes).unwrap();
+    fs::rename(other, &model.path).unwrap();
+    Checkpoint::open(&[&model.path]).unwrap()
+}
+
+#[test]
+#[cfg_attr(windows, ignore = "replaces a file that is open, which Windows does not let")]
+fn a_model_that_was_replaced_since_it_was_opened_is_not_packed() {
+    let model = Model::new();
+    replace(&model);
+    let path = path_of(&model);
+    let refused = pack::write(&model.checkpoint, &model.catalog, &path, &PackOptions::default(), |_| ());
+    assert!(
+        matches!(&refused, Err(Error::InvalidPack { reason, .. }) if reason.contains("replaced")),
+        "{refused:?}"
+    );
+    assert!(!path.exists());
+}
+
+#[test]
+#[cfg_attr(windows, ignore = "replaces a file that is open, which Windows does not let")]
+fn a_store_compares_a_pack_with_the_files_that_it_reads() {
+    let model = Model::new();
+    let now = replace(&model);
+    let catalog = ExpertCatalog::of_checkpoint(&now, None).unwrap();
+    pack::write(&now, &catalog, &path_of(&model), &PackOptions::default(), |_| ()).unwrap();
+    // It is that of the path, and not that of the open file.
+    let model = with_pack(model, &PackChoice::Auto);
+    assert!(matches!(model.catalog.packing(), Packing::Used { .. }));
+    let store = model.store(&budget_of(4));
+    match store.stats().packing {
+        Packing::Refused { reason, .. } => assert!(reason.contains("changed or copied"), "{reason}"),
+        packing => panic!("{packing:?}"),
+    }
+    model.assert_holds(&store.ensure(LAYERS - 1, &[EXPERTS - 1]).unwrap());
+}
+
+/// Changes the first byte of an expert in the model, and sets the time of its file back.
+fn rewritten(model: Model, expert: ExpertId) -> Model {
+    let at = model.catalog.expert(expert).unwrap().parts()[0].bytes.start() as usize;
+    let modified = fs::metadata(&model.path).unwrap().modified().unwrap();
+    let mut bytes = model.bytes.clone();
+    bytes[at] ^= 1;
+    fs::write(&model.path, &bytes).unwrap();
+    OpenOptions::new().write(true).open(&model.path).unwrap().set_modified(modified).unwrap();
+    let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
+    Model { checkpoint, bytes, ..model }
+}
+
+#[test]
+#[cfg_attr(windows, ignore = "writes to a file that is open, which Windows does not let")]
+fn other_bytes_of_the_same_length_and_time_are_found() {
+    for (expert, is_sampled) in
+        [(ExpertId { layer: 0, expert: 0 }, true), (ExpertId { layer: 0, expert: 1 }, false)]
+    {
+        let model = Model::new();
+        let path = write(&model);
+        let model = with_pack(rewritten(model, expert), &PackChoice::Auto);
+        let label = format!("expert {} of layer 0 of the model", expert.expert);
+        let error = pack::check(&model.checkpoint, &model.catalog, &path, &PackOptions::default(), |_| ());
+        assert!(
+            matches!(&error, Err(Error::InvalidPack { reason, .. }) if reason.contains(&label)),
+            "{error:?}"
+        );
+        if is_sampled {
+            let store = model.store(&budget_of(4));
+            let packing = store.stats().packing;
+            assert!(
+                matches!(&packing, Packing::Refused { reason, .. } if reason.contains(&label)),
+                "{packing:?}"
+            );
+            model.assert_holds(&store.ensure(expert.layer, &[expert.expert]).unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_damaged_expert_is_found_as_it_is_read() {
+    let model = Model::new();
+    let path = write(&model);
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[4096] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let model = with_pack(model, &PackChoice::Auto);
+    let store = model.store(&budget_of(4));
+    for _ in 0..2 {
+        match store.ensure(0, &[0]).unwrap_err() {
+            Error::Read { unit, source } => {
+                let said = source.to_string();
+                assert_eq!(unit, "expert 0 of layer 0");
+                assert!(said.contains("model.gguf.experts") && said.contains("damaged"), "{said}");
+            }
+            other => panic!("{other}"),
+        }
+    }
+    model.assert_holds(&store.ensure(0, &[1]).unwrap());
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_pipe_in_place_of_a_pack_is_refused_at_once() {
+    let model = Model::new();
+    let made = std::process::Command::new("mkfifo").arg(path_of(&model)).status().unwrap();
+    assert!(made.success());
+    let said = reason(&model);
+    assert!(said.contains("regular file"), "{said}");
+}
+
+#[test]
+#[cfg(unix)]
+fn the_pack_of_a_private_model_is_private() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let model = Model::new();
+    fs::set_permissions(&model.path, fs::Permissions::from_mode(0o600)).unwrap();
+    let path = write(&model);
+    assert_eq!(fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn a_pattern_of_the_model_leaves_its_pack_out() {
+    let model = Model::new();
+    let path = write(&model);
+    let all = Checkpoint::open(&[model.directory.path().join("model.gguf*")]).unwrap();
+    let catalog = ExpertCatalog::of_checkpoint(&all, None).unwrap();
+    assert_eq!(catalog.files(), model.catalog.files());
+    let packs = Checkpoint::open(&[model.directory.path().join("*.experts")]).unwrap_err().to_string();
+    assert!(packs.contains(&path.display().to_string()), "{packs}");
+}
+
+#[test]
+fn dense_tensors_of_whole_blocks_stay_in_place_beside_packed_experts() {
+    let directory = kit::disk();
+    let path = directory.path().join("model.safetensors");
+    let tensors: Vec<(&str, Dtype, &[u64])> = vec![
+        ("odd", Dtype::U8, &[100]),
+        ("model.layers.0.mlp.experts.gate_up_proj", Dtype::U8, &[4, 32, 128]),
+        ("model.layers.0.mlp.experts.down_proj", Dtype::U8, &[4, 32, 128]),
+        ("dense", Dtype::U8, &[2, 4096]),
+    ];
+    kit::safetensors(&path, &tensors);
+    let checkpoint = Checkpoint::open(&[&path]).unwrap();
+    let catalog = ExpertCatalog::of_checkpoint(&checkpoint, Some(1)).unwrap();
+    let beside = pack::path_of(&catalog).unwrap();
+    pack::write(&checkpoint, &catalog, &beside, &PackOptions::default(), |_| ()).unwrap();
+    let catalog = Arc::new(catalog.with_pack(&PackChoice::Auto).unwrap());
+    let options = StoreOptions::default().backing(Backing::HostSparse).timeout(LONG);
+    let files = ExpertCatalog::open_files(&checkpoint);
+    let store = Store::open(catalog, files, Box::new(Lru::default()), &options).unwrap();
+    assert!(matches!(store.stats().packing, Packing::Used { .. }));
+    let lease = store.ensure_tensors(&["dense"]).unwrap();
+    let part = lease.get(0).unwrap().parts().next().unwrap();
+    assert_eq!(part.address() % 4096, part.part().bytes.start() % 4096);
 }

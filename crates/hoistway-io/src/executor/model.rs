@@ -212,7 +212,8 @@ fn scheduler(groups: usize, most: usize, queues: &[QueueOptions]) -> Arc<Schedul
         most,
     };
     let in_flight = Bound::new(most as u64, most);
-    Scheduler::new(model, Limits { accepted: Bound::NONE, in_flight }, queues)
+    // Fewer than threads wait, so that they wake each other.
+    Scheduler::waking(model, Limits { accepted: Bound::NONE, in_flight }, queues, 1)
 }
 
 fn submission(model: &Model, group: usize, operations: &[(QueueId, &[Step])]) -> Submission<Model> {

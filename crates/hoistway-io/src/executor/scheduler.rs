@@ -43,6 +43,9 @@ pub struct Refused<C: Customer> {
     pub submission: Submission<C>,
 }
 
+/// Groups that are accepted under one lock. Threads are woken for these before the next ones are accepted.
+const GROUPS_AT_ONCE: usize = 64;
+
 /// The group of a submission, or why that was refused.
 pub type Submitted<C> = Result<GroupId, Box<Refused<C>>>;
 
@@ -62,8 +65,17 @@ pub(super) enum Wait {
 impl<C: Customer> Scheduler<C> {
     /// Makes a scheduler with these queues, at most 8.
     pub fn new(customer: C, limits: Limits, queues: &[QueueOptions]) -> Arc<Self> {
-        let others = parallel::cores().saturating_sub(1);
-        let state = Mutex::new(State::new(limits, queues, others));
+        Self::waking(customer, limits, queues, parallel::cores().saturating_sub(1))
+    }
+
+    /// The same, of which a submission wakes `most_wakes` threads at most.
+    pub(super) fn waking(
+        customer: C,
+        limits: Limits,
+        queues: &[QueueOptions],
+        most_wakes: usize,
+    ) -> Arc<Self> {
+        let state = Mutex::new(State::new(limits, queues, most_wakes));
         Arc::new(Self { customer, state, watched: Condvar::new(), process: process::id() })
     }
 
@@ -92,27 +104,30 @@ impl<C: Customer> Scheduler<C> {
         Ok(id)
     }
 
-    /// Accepts groups as [`submit`](Scheduler::submit) does, one after the other, and wakes threads for all of them at once.
+    /// Accepts groups as [`submit`](Scheduler::submit) does, one after the other, and wakes threads for 64 of them at once.
     /// Each has an answer of its own.
     pub fn submit_all(&self, submissions: Vec<Submission<C>>) -> Vec<Submitted<C>> {
         if self.is_foreign() {
             let refuse = |submission| Err(Box::new(Refused { reason: Reason::Forked, submission }));
             return submissions.into_iter().map(refuse).collect();
         }
-        let mut all_ended = Vec::new();
-        let answers = self.change(|state| {
-            let mut all_wakes = Wakes::default();
-            let mut accept = |submission| -> Submitted<C> {
-                let (id, ended, wakes) = self.accept(state, submission)?;
-                all_ended.extend(ended);
-                all_wakes = all_wakes.and(wakes);
-                Ok(id)
-            };
-            let answers = submissions.into_iter().map(&mut accept).collect();
-            state.wake_for(all_wakes);
-            answers
-        });
-        all_ended.into_iter().for_each(|ended| self.tell(Some(ended)));
+        let mut answers = Vec::with_capacity(submissions.len());
+        let mut submissions = submissions.into_iter().peekable();
+        while submissions.peek().is_some() {
+            let mut all_ended = Vec::new();
+            self.change(|state| {
+                let mut all_wakes = Wakes::default();
+                let accept = |submission| -> Submitted<C> {
+                    let (id, ended, wakes) = self.accept(state, submission)?;
+                    all_ended.extend(ended);
+                    all_wakes = all_wakes.and(wakes);
+                    Ok(id)
+                };
+                answers.extend(submissions.by_ref().take(GROUPS_AT_ONCE).map(accept));
+                state.wake_for(all_wakes);
+            });
+            all_ended.into_iter().for_each(|ended| self.tell(Some(ended)));
+        }
         answers
     }
 

@@ -277,6 +277,7 @@ impl<C: Customer> State<C> {
 
     /// Makes groups demand.
     pub(super) fn promote(&mut self, whose: Whose) {
+        let mut wakes = Wakes::default();
         for id in self.select(whose) {
             let Some(group) = self.groups.get_mut(&id).filter(|group| group.priority != Priority::Demand)
             else {
@@ -288,13 +289,13 @@ impl<C: Customer> State<C> {
             group.first = new;
             self.next_number += group.len;
             let moved = self.queues.remove(old..old + group.len);
-            let count = moved.len();
+            wakes = wakes.and(Wakes { demand: moved.len(), others: 0 });
             for (queue, waiting) in moved {
                 let number = new + waiting.index;
                 self.queues.insert((queue, queue), Priority::Demand, number, waiting);
             }
-            self.wake(count);
         }
+        self.wake_for(wakes);
     }
 
     /// Returns the groups whose deadlines have passed.

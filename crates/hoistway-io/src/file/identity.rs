@@ -44,6 +44,16 @@ impl FileIdentity {
         self.inode
     }
 
+    /// The time of its last change, in nanoseconds since 1970.
+    pub const fn modified_ns(&self) -> i128 {
+        self.modified_ns
+    }
+
+    /// Returns whether it is the same file, changed or not.
+    pub const fn is_same_file(&self, other: &Self) -> bool {
+        self.device == other.device && self.inode == other.inode
+    }
+
     /// The number of links to it.
     pub const fn links(&self) -> u64 {
         self.links

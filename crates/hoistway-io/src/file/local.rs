@@ -1,7 +1,9 @@
 //! A file of this machine: its two descriptors, and what each can do.
 #![forbid(unsafe_code)]
 
-use super::{FileSystem, FileUse, Held, OpenFile, Probe, Residency, descriptor::Descriptor, direct};
+use super::{
+    FileIdentity, FileSystem, FileUse, Held, OpenFile, Probe, Residency, descriptor::Descriptor, direct,
+};
 use crate::{Alignment, ByteRange, sys};
 use hoistway_device::Unavailable;
 use once_cell::race::OnceBox;
@@ -37,6 +39,11 @@ impl LocalFile {
         // pages.
         local.probe();
         local
+    }
+
+    /// Returns its identity when it was opened.
+    pub fn identity(&self) -> FileIdentity {
+        self.open.identity
     }
 
     /// Returns the file system that the file lies on.

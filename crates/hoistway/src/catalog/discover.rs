@@ -205,7 +205,7 @@ fn resolve_glob(path: &Path, pattern: &str) -> Result<FileSet> {
     let not_found = |reason: String| Error::NotFound { path: path.to_owned(), reason };
     let matches = glob::glob(pattern).map_err(|error| not_found(explain(&error)))?;
     let hidden_in_pattern = hidden_parts(Path::new(pattern));
-    let mut files = Vec::new();
+    let (mut files, mut packs) = (Vec::new(), Vec::new());
     for entry in matches {
         let file = entry.map_err(|error| {
             let path = error.path().to_owned();
@@ -213,15 +213,23 @@ fn resolve_glob(path: &Path, pattern: &str) -> Result<FileSet> {
         })?;
         // `*` and the like match no dot at the start of a name.
         if file.is_file() && hidden_parts(&file) <= hidden_in_pattern {
-            files.push(file);
+            let is_pack = file.extension().is_some_and(|extension| extension == "experts");
+            if is_pack { packs.push(file) } else { files.push(file) }
         }
+    }
+    let packs: Vec<_> = packs.iter().map(|pack| pack.display().to_string()).collect();
+    if files.is_empty() && !packs.is_empty() {
+        let packs = packs.join(", ");
+        return Err(not_found(format!("only packed experts match this pattern: {packs}; name the model")));
     }
     if files.is_empty() {
         return Err(not_found(
             "no file matches this pattern; hidden ones match patterns with their dot".into(),
         ));
     }
-    Ok(FileSet::without_index(files))
+    let mut set = FileSet::without_index(files);
+    set.note = (!packs.is_empty()).then(|| format!("left out, as packed experts: {}", packs.join(", ")));
+    Ok(set)
 }
 
 /// What is wrong with a pattern, and what to write instead.

@@ -72,6 +72,12 @@ impl ReadFile {
     pub fn path(&self) -> &Path {
         self.0.path()
     }
+
+    /// Its identity when it was opened. `None` if it is no file of this machine.
+    #[doc(hidden)]
+    pub fn identity(&self) -> Option<hoistway_io::file::FileIdentity> {
+        self.0.as_local().map(hoistway_io::file::LocalFile::identity)
+    }
 }
 
 /// Bytes of a file, and where they go.

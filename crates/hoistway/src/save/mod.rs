@@ -274,7 +274,8 @@ impl<'a> Encoded<'a> {
 }
 
 /// Writes a file of at least `len` bytes by `fill`. It takes its name once `fill` has succeeded and it is on the disk: until then,
-/// and if anything goes wrong, `path` has its earlier contents. `fill` gets the file open for reading and writing.
+/// and if anything goes wrong, `path` has its earlier contents. `fill` gets the file open for reading and writing. It allows
+/// no more than `path` and the files `like` do, and gets the owner and group of the first of these.
 ///
 /// # Errors
 /// Those of `fill`; [`Error::Io`], and [`Error::NotSynced`] as in [`save`].
@@ -282,6 +283,7 @@ impl<'a> Encoded<'a> {
 pub fn write_by<E: From<Error>>(
     path: &Path,
     len: u64,
+    like: &[PathBuf],
     fill: impl FnOnce(&fs::File) -> Result<(), E>,
 ) -> Result<(), E> {
     let path = final_path(path)?;
@@ -291,7 +293,8 @@ pub fn write_by<E: From<Error>>(
     temp.allocate(len, &path)?;
     fill(temp.opened()?)?;
     temp.sync().map_err(|source| io_error("sync", &path, source))?;
-    let permissions = Permissions::replacing(std::slice::from_ref(&path)).map_err(Error::from)?;
+    let like: Vec<PathBuf> = std::iter::once(&path).chain(like).cloned().collect();
+    let permissions = Permissions::replacing(&like).map_err(Error::from)?;
     permissions.give(temp.opened()?, &path, &mut Vec::new());
     temp.persist(&path)?;
     Ok(folder.sync_saved(&path)?)
