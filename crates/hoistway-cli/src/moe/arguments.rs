@@ -133,7 +133,7 @@ pub(crate) struct Pack {
     /// The file to write [default: the name of the model's first file, with .experts behind it]
     #[arg(long, value_name = "FILE")]
     pub(super) output: Option<PathBuf>,
-    /// Write nothing: read the packed experts, and compare them with the digests of those that were packed
+    /// Write nothing: read the experts of the pack and of the model, and compare both with the digests of those that were packed
     #[arg(long)]
     pub(super) check: bool,
     /// Print JSON

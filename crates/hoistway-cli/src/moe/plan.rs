@@ -91,7 +91,9 @@ fn plan(catalog: &ExpertCatalog, arguments: &arguments::Plan) -> Result<Plan, Fa
         notes: Vec::new(),
     };
     match catalog.packing() {
-        Packing::Used { path } => plan.notes.push(format!("experts are read from {}", path.display())),
+        Packing::Used { path } => {
+            plan.notes.push(format!("stores in memory of the host read experts from {}", path.display()))
+        }
         Packing::Refused { path, reason } => {
             plan.notes.push(format!("packed experts are not used: {}: {reason}", path.display()));
         }
