@@ -92,7 +92,8 @@ impl Object {
             }
             Kind::S3 => {}
             Kind::Azure | Kind::Hub | Kind::Web if !has_hashes => {
-                let why = "the server says no checksum that can be computed from ranges";
+                let why = "the server says no checksum of the whole object that can be computed from ranges; what \
+                           answers say of their own bytes is compared";
                 let _ = checksum.set(Err(why));
             }
             _ => {
@@ -299,7 +300,8 @@ impl Object {
             None => body(&client, answer, &mut target[..len], (filled, came), waiting)?,
             // Bytes count once they were compared.
             Some(digest) => {
-                body(&client, answer, &mut target[..len], (&mut 0, &mut |_| ()), waiting)?;
+                body(&client, answer, &mut target[..len], (&mut 0, &mut |_| ()), waiting)
+                    .map_err(without_progress)?;
                 digest.check(&target[..len])?;
                 *filled += len;
                 came(&target[..len]);
@@ -406,11 +408,13 @@ fn first(client: &Arc<Client>, location: &Location, waiting: &Waiting<'_>) -> Re
     let (mut head, mut came) = (vec![0; part.range.end as usize], 0);
     let read = body(&client, answer, &mut head, (&mut came, &mut |_| ()), waiting);
     match read {
-        // The rest is asked for by what is known of the object now.
-        Err(Fault::Again(_)) if came > 0 && of_content.is_none() => head.truncate(came),
-        read => read?,
+        // The rest is asked for by what is known of the object now; all of it if what came cannot be compared.
+        Err(Fault::Again(_)) if came > 0 => head.truncate(if of_content.is_none() { came } else { 0 }),
+        read => {
+            read?;
+            of_content.map_or(Ok(()), |digest| digest.check(&head))?;
+        }
     }
-    of_content.map_or(Ok(()), |digest| digest.check(&head))?;
     Ok(First { pin: part.pin, head, linked, headers, digest })
 }
 
@@ -480,6 +484,16 @@ fn body(
             client.keep(result.map_err(|error| client.fault(error, was_reused, came, waiting))?);
             Ok(())
         }
+    }
+}
+
+/// An attempt whose bytes cannot be compared, as not all of them came: they are asked for again, and are no progress.
+fn without_progress(fault: Fault) -> Fault {
+    match fault {
+        Fault::Again(Again { failure, why, was_reused, bytes }) => {
+            Fault::Again(Again { failure, why, was_reused: was_reused && bytes == 0, bytes: 0 })
+        }
+        fault => fault,
     }
 }
 
