@@ -155,8 +155,9 @@ def save_file(
 
     An ``s3://``, ``gs://`` or ``az://`` URL names an object. It is sent in parts, several at a time, each with its
     checksum, and the store shows it when it is complete. A save that fails or is interrupted is aborted, within 10 s;
-    Azure keeps what was sent, unseen, for a week. The error says so, or after Ctrl-C a ``RuntimeWarning``, if parts or
-    an upload may stay in the store, or if the object may have been replaced all the same.
+    Azure keeps what was sent, unseen, for a week, which the error, or after Ctrl-C the log, says. The error says so, or
+    after Ctrl-C a ``RuntimeWarning``, if parts or an upload may stay in the store, or if the object may have been
+    replaced all the same.
 
     Args:
         tensors: Contiguous tensors of torch (on the host or a device), numpy, jax and paddle (on the host), or

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -54,8 +55,11 @@ def store(tmp_path: Path) -> Iterator[hoistway.StoreOptions]:
         ) as server,
     ):
         try:
+            deadline = time.monotonic() + 60
             while (found := re.search(r"Running on (http://\S+)", log.read_text())) is None:
                 assert server.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.05)
             endpoint = found[1]
             ask(endpoint, "iam", "POST", Action="CreateUser", UserName="me")
             made = ask(endpoint, "iam", "POST", Action="CreateAccessKey", UserName="me")

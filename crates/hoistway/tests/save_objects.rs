@@ -146,10 +146,15 @@ fn a_set_in_azure_is_written_in_blocks_and_its_index_last() {
     for (name, value) in [("endpoint", &*endpoint), ("account", "account"), ("account_key", "Y2FuYXJ5")] {
         store.set(name, value).unwrap();
     }
-    let save = |tensors: &[Owned]| {
+    let save_set = |tensors: &[Owned]| {
         let sharding = Sharding::default().max_shard_bytes(9 << 20);
         let options = SaveOptions::default().store(store.clone());
         save_sharded("az://models/llama".as_ref(), &data(tensors), None, &sharding, &options, go_on)
+    };
+    let cancel = || {
+        let go_on = |bytes| if bytes > 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+        let options = SaveOptions::default().store(store.clone());
+        save("az://models/other.safetensors".as_ref(), &data(&large(3)), None, &options, go_on)
     };
     let load = || {
         let open = OpenOptions::default().store(store.clone());
@@ -157,7 +162,7 @@ fn a_set_in_azure_is_written_in_blocks_and_its_index_last() {
         checkpoint.load(&LoadOptions::default()).unwrap()
     };
     let first = large(1);
-    let report = save(&first).unwrap();
+    let report = save_set(&first).unwrap();
     assert_eq!((report.files, report.checksum.as_deref()), (4, Some("CRC-64/NVME")), "{report}");
     assert_is(&load(), &first);
     let requests = server.take_requests();
@@ -169,9 +174,13 @@ fn a_set_in_azure_is_written_in_blocks_and_its_index_last() {
     assert!(block.is_some() && shown > block, "{requests:?}");
     // A save that fails leaves what was there, and says that blocks stay for a while.
     server.fail_writes(Step::Complete, usize::MAX, WriteFault::Status(403));
-    let error = save(&large(2)).unwrap_err();
+    let error = save_set(&large(2)).unwrap_err();
     assert!(error.to_string().contains("for a week"), "{error}");
     assert_is(&load(), &first);
+    // One that is cancelled is no failure: Azure drops the blocks.
+    let error = cancel().unwrap_err();
+    assert!(matches!(error, Error::Cancelled), "{error}");
+    assert!(server.open_uploads().contains(&"account/models/other.safetensors".to_owned()));
 }
 
 #[test]

@@ -73,14 +73,14 @@ use write::Writing;
 /// With the feature `objects`, `path` may be an `s3://`, `gs://` or `az://` URL: the object is sent in parts of 8 MiB, several at a time,
 /// each with its checksum, and the store shows it when it is complete. `go_on` is asked all the while, also with 0 bytes, until the
 /// object is shown. What fails or is cancelled is aborted, which takes 10 s at most after `go_on` breaks off; Azure keeps blocks that
-/// were sent, unseen, for a week.
+/// were sent, unseen, for a week, which a warning in the log says.
 ///
 /// # Errors
 /// [`Error::InvalidOption`], also if `path` is a URL that nothing is saved to, and [`Error::Content`] before anything is written; [`Error::Io`],
 /// [`Error::RouteUnavailable`] if direct writes were asked for and are refused, [`Error::Device`], [`Error::Cancelled`]. The old file
 /// is still there then; an object may have been replaced where an [`Error::Io`] says so. [`Error::NotSynced`] if a file was replaced,
 /// but that may not be on the disk. [`Error::Io`] or [`Error::System`] in place of [`Error::Cancelled`] if something is left in the
-/// store, which it names.
+/// store that the store does not drop by itself, which it names.
 pub fn save(
     path: &Path,
     tensors: &[TensorData<'_>],
