@@ -14,7 +14,9 @@ use crate::{
     per_process::PerProcess,
     pin::{header, printable},
     policy::Failure,
-    redirect, region,
+    redirect,
+    refusals::Refusals,
+    region,
 };
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request,
@@ -25,10 +27,7 @@ use std::{
     collections::HashMap,
     io,
     ops::Range,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -68,8 +67,8 @@ struct Own {
     network: Network,
     identity: Result<Option<Identity>, String>,
     failed_head: Mutex<Option<FailedHead>>,
-    /// Whether the server refused to say the checksum of a range.
-    refuses_range_checksums: AtomicBool,
+    /// Whether the server refuses to say the checksum of a range.
+    refused_range_checksums: Refusals,
 }
 
 /// A question for a checksum that failed.
@@ -143,7 +142,7 @@ impl Client {
             identity: Identity::new(self.kind, &self.origin, &self.options)
                 .map_err(|problem| problem.to_string()),
             failed_head: Mutex::default(),
-            refuses_range_checksums: AtomicBool::new(false),
+            refused_range_checksums: Refusals::default(),
         })
     }
 
@@ -190,16 +189,22 @@ impl Client {
         range: &Range<u64>,
         waiting: &Waiting<'_>,
     ) -> Result<Answer, Fault> {
-        let refuses = &self.own().refuses_range_checksums;
+        let refused = &self.own().refused_range_checksums;
         let is_short = range.end - range.start <= MAX_CRC_RANGE_BYTES;
-        if self.kind == Kind::Azure && self.compares() && is_short && !refuses.load(Ordering::Relaxed) {
+        if self.kind == Kind::Azure && self.compares() && is_short && !refused.are_meant() {
             let asking = [headers, &[(ASKS_RANGE_CRC, "true".to_owned())]].concat();
-            match self.get(target, &asking, waiting) {
-                Err(Fault::Final(Problem::Refused { said, .. }))
-                    if said.ends_with(UNSUPPORTED) || said.ends_with("UnsupportedHeader") => {}
-                done => return done,
-            }
-            refuses.store(true, Ordering::Relaxed);
+            let problem = match self.get(target, &asking, waiting) {
+                Err(Fault::Final(problem)) if may_refuse_range_checksums(&problem) => problem,
+                Err(fault) => return Err(fault),
+                Ok(answer) => {
+                    refused.forget();
+                    return Ok(answer);
+                }
+            };
+            // Whether that was the reason shows without it.
+            let answer = self.get(target, headers, waiting)?;
+            refused.note(&problem);
+            return Ok(answer);
         }
         self.get(target, headers, waiting)
     }
@@ -510,6 +515,16 @@ impl Client {
             404 => Fault::Final(Problem::NotFound { said }),
             _ => Fault::Final(Problem::Refused { status, said }),
         }
+    }
+}
+
+/// Whether a server may have refused a request for the checksum of a range: servers have different answers for that.
+fn may_refuse_range_checksums(problem: &Problem) -> bool {
+    match problem {
+        Problem::Refused { status: 501, .. } => true,
+        Problem::Refused { status: 400, said } => !said.contains("Range"),
+        Problem::Refused { said, .. } => said.ends_with(UNSUPPORTED),
+        _ => false,
     }
 }
 

@@ -50,7 +50,10 @@ impl ContentDigest {
         if is_same {
             return Ok(());
         }
-        let why = format!("the bytes that came have another {name} than the server says of them");
+        let why = format!(
+            "the bytes that came have another {name} than the server says of them (if the server is wrong, set the store option \
+             checksums=off)"
+        );
         Err(Fault::Again(Again { failure: Failure::Refused, why, was_reused: false, bytes: 0 }))
     }
 }
@@ -86,6 +89,8 @@ impl WholeDigest {
     /// That of an object in an answer, also one for a range: the MD5 of Azure's blobs, and `Repr-Digest` of RFC 9530.
     pub(crate) fn of_object(kind: Kind, status: u16, headers: &HeaderMap) -> Option<Self> {
         if kind == Kind::Azure {
+            // That of other blobs is what a client once said, and stays as bytes are added.
+            header(headers, "x-ms-blob-type").filter(|kind| *kind == "BlockBlob")?;
             let name = if status == 206 { "x-ms-blob-content-md5" } else { "content-md5" };
             let bytes = STANDARD.decode(header(headers, name)?.trim()).ok()?;
             return Some(Self(Value::Md5(bytes.try_into().ok()?)));
@@ -100,6 +105,8 @@ impl WholeDigest {
             texts.flat_map(|text| text.split(',')).filter_map(|text| text.trim().split_once('=')).collect();
         let bytes = |name: &str| {
             let (_, text) = members.iter().rev().find(|(own, _)| *own == name)?;
+            // Parameters may follow (RFC 8941, 3.2).
+            let text = text.split(';').next()?.trim_end();
             STANDARD.decode(text.strip_prefix(':')?.strip_suffix(':')?).ok()
         };
         let sha512 = || Some(Value::Sha512(bytes("sha-512")?.try_into().ok()?));
@@ -178,6 +185,9 @@ mod tests {
         for wrong in ["sha-256=RK/0", "sha-256=:RK/0:", "md5=:AAAA:", "sha-256", "unixsum=:AAA=:"] {
             assert_eq!(ContentDigest::of(Kind::Web, &headers(&[("content-digest", wrong)])), None, "{wrong}");
         }
+        let with_parameters = format!("{sha256};a=1; b, sha-512=?0");
+        let found_again = ContentDigest::of(Kind::Web, &headers(&[("content-digest", &with_parameters)]));
+        assert_eq!(found_again, Some(found));
         let both = format!("unixsum=:AAA=:, {sha256}");
         let found = WholeDigest::of_object(Kind::Web, 206, &headers(&[("repr-digest", &both)])).unwrap();
         let mut hasher = found.hasher();
@@ -192,8 +202,13 @@ mod tests {
         found.check(b"abc").unwrap();
         assert!(found.check(b"abd").is_err());
         let md5 = "kAFQmDzST7DWlj99KOF/cg==";
-        let blob = headers(&[("x-ms-blob-content-md5", md5), ("content-md5", "AAAAAAAAAAAAAAAAAAAAAA==")]);
-        let found = WholeDigest::of_object(Kind::Azure, 206, &blob).unwrap();
+        let of_blob = |kind| {
+            let other = ("content-md5", "AAAAAAAAAAAAAAAAAAAAAA==");
+            let blob = headers(&[("x-ms-blob-type", kind), ("x-ms-blob-content-md5", md5), other]);
+            WholeDigest::of_object(Kind::Azure, 206, &blob)
+        };
+        assert_eq!(of_blob("AppendBlob"), None);
+        let found = of_blob("BlockBlob").unwrap();
         assert_eq!((found.name(), &*found.text()), ("MD5", "900150983cd24fb0d6963f7d28e17f72"));
         assert_eq!(WholeDigest::of_object(Kind::Azure, 206, &headers(&[("content-md5", md5)])), None);
     }

@@ -42,6 +42,7 @@ mod pin;
 mod policy;
 mod probe;
 mod redirect;
+mod refusals;
 mod region;
 mod renewal;
 mod services;

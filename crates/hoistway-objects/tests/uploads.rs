@@ -155,6 +155,45 @@ fn an_emulator_that_knows_no_checksums_takes_blobs_without() {
 }
 
 #[test]
+fn one_refusal_of_a_proxy_does_not_turn_the_checksums_of_a_blob_off() {
+    let (server, options) = azure();
+    server.fail_writes(Step::Part, 1, WriteFault::Status(501));
+    let uploaded = upload_blob(&bytes(LEN), &options).unwrap();
+    assert_eq!(uploaded.compared, Ok("CRC-64/NVME"));
+    assert!(server.object(BLOB_PATH).unwrap() == bytes(LEN));
+    // The part that was refused, two others, and the list.
+    assert_eq!(server.take_requests().iter().filter(|own| own.checksum.is_some()).count(), 4);
+}
+
+#[test]
+fn a_list_of_blocks_that_the_store_refuses_as_damaged_leaves_no_doubt() {
+    let (server, options) = azure();
+    server.put(BLOB_PATH, b"old");
+    server.fail_writes(Step::Complete, usize::MAX, WriteFault::Flip);
+    let (error, _) = upload_blob(&bytes(LEN), &options).unwrap_err();
+    let is_told =
+        matches!(&error.problem, Problem::Unreliable { last, .. } if last.contains("Crc64Mismatch"));
+    assert!(is_told, "{error}");
+    assert_eq!(server.object(BLOB_PATH).unwrap(), b"old");
+}
+
+#[test]
+fn what_another_save_to_the_same_blob_took_away_is_told() {
+    let ((server, options), stop, bytes) = (azure(), Stop::default(), bytes(LEN));
+    let first = Upload::begin(BLOB, bytes.len() as u64, &options, &stop).unwrap();
+    for number in 0..first.parts() {
+        let range = first.range(number);
+        first.send(number, &[&bytes[range.start as usize..range.end as usize]], &stop).unwrap();
+    }
+    upload_blob(&bytes, &options).unwrap();
+    let error = first.complete(&stop).unwrap_err();
+    assert!(error.to_string().contains("InvalidBlockList; another save to this name"), "{error}");
+    server.fail_writes(Step::Part, usize::MAX, WriteFault::Status(409));
+    let (error, _) = upload_blob(&bytes, &options).unwrap_err();
+    assert!(error.to_string().contains("BlockCountExceedsLimit; saves that failed"), "{error}");
+}
+
+#[test]
 fn what_may_pass_in_azure_is_tried_again() {
     let faults = [
         WriteFault::Status(500),
@@ -188,20 +227,33 @@ fn what_may_pass_in_azure_is_tried_again() {
 fn blocks_of_an_upload_that_fails_stay_unseen_and_that_is_told() {
     let (server, options) = azure();
     server.put(BLOB_PATH, b"old");
-    for step in [Step::Part, Step::Complete] {
-        server.fail_writes(step, usize::MAX, WriteFault::Status(403));
+    // A store that refused each block has none.
+    for status in [403, 404, 412] {
+        server.fail_writes(Step::Part, usize::MAX, WriteFault::Status(status));
         let (error, aborted) = upload_blob(&bytes(LEN), &options).unwrap_err();
-        assert!(matches!(&error.problem, Problem::Denied { .. }), "{error}");
-        let left = aborted.unwrap_err();
-        assert!(matches!(&left.problem, Problem::BlocksLeft), "{left}");
-        assert!(left.to_string().contains("for a week"), "{left}");
-        assert_eq!(server.object(BLOB_PATH).unwrap(), b"old");
+        assert!(error.to_string().contains(&format!("status {status}")), "{error}");
+        aborted.unwrap();
+        assert!(server.open_uploads().is_empty());
     }
+    server.fail_writes(Step::Complete, usize::MAX, WriteFault::Status(403));
+    let (error, aborted) = upload_blob(&bytes(LEN), &options).unwrap_err();
+    assert!(matches!(&error.problem, Problem::Denied { .. }), "{error}");
+    let left = aborted.unwrap_err();
+    assert!(matches!(&left.problem, Problem::BlocksLeft), "{left}");
+    assert!(left.to_string().contains("for a week"), "{left}");
+    assert_eq!(server.object(BLOB_PATH).unwrap(), b"old");
     assert_eq!(server.open_uploads(), [BLOB_PATH]);
     // The next one takes them away.
     server.fail_writes(Step::Part, 0, WriteFault::Reset);
     upload_blob(&bytes(LEN), &options).unwrap();
     assert!(server.open_uploads().is_empty());
+    // Whether a block is stored whose answer is lost shows nothing.
+    server.fail_writes(Step::Part, 1, WriteFault::Lost);
+    server.then_fail_writes(Step::Part, usize::MAX, WriteFault::Status(403));
+    let (_, aborted) = upload_blob(&bytes(LEN), &options).unwrap_err();
+    assert!(matches!(aborted.unwrap_err().problem, Problem::BlocksLeft));
+    server.fail_writes(Step::Part, 0, WriteFault::Reset);
+    upload_blob(&bytes(LEN), &options).unwrap();
     let upload = Upload::begin(BLOB, LEN as u64, &options, &Stop::default()).unwrap();
     upload.abort(&Stop::default()).unwrap();
     server.fail_writes(Step::Put, usize::MAX, WriteFault::Status(403));

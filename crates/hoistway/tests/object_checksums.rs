@@ -203,7 +203,7 @@ fn a_store_without_checksums_is_read_all_the_same() {
     for (url, dialect, why) in [
         (S3, Dialect::S3, "no checksum"),
         (GOOGLE, Dialect::Google, "no checksum"),
-        (&*web, Dialect::S3, "no checksum that can be computed from ranges"),
+        (&*web, Dialect::S3, "no checksum of the whole object that can be computed from ranges"),
     ] {
         server.speak(dialect);
         let loaded = load(&server, url).unwrap();

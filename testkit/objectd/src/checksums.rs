@@ -90,7 +90,7 @@ impl Checksums {
             }
             (Dialect::Azure, Self::Whole | Self::BlobMd5) if !object.is_of_blocks => {
                 let name = if request.range.is_none() { "Content-MD5" } else { "x-ms-blob-content-md5" };
-                format!("{name}: {}\r\n", text(&Md5::digest(bytes)))
+                format!("{name}: {}\r\nx-ms-blob-type: BlockBlob\r\n", text(&Md5::digest(bytes)))
             }
             (Dialect::S3, Self::Whole) if request.wants_checksum && request.range.is_none() => {
                 let sum = text(&checksum(Crc64Nvme, bytes).to_be_bytes());

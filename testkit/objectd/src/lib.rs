@@ -468,6 +468,12 @@ impl State {
         if request.wants_range_crc && matches!(checksums, Checksums::None | Checksums::BlobMd5) {
             return refuse(socket, "500 Internal Server Error", "FeatureNotSupported", "");
         }
+        if let (true, Some(status)) = (request.wants_range_crc, lock(&self.faults).0.range_crc_status) {
+            return match status {
+                400 => refuse(socket, "400 Bad Request", "InvalidHeaderValue", ""),
+                _ => refuse(socket, "501 Not Implemented", "NotImplemented", ""),
+            };
+        }
         if request.wants_range_crc && (range.is_none() || end - start > 4 << 20) {
             return refuse(socket, "400 Bad Request", "OutOfRangeQueryParameterValue", "");
         }
@@ -485,6 +491,8 @@ impl State {
             Some(Fault::Status(500)) => {
                 return refuse(socket, "500 Internal Server Error", "InternalError", "");
             }
+            // That of a proxy.
+            Some(Fault::Status(501)) => return refuse(socket, "501 Not Implemented", "", ""),
             Some(Fault::Status(403)) => {
                 return refuse(socket, "403 Forbidden", "AccessDenied", &self.dated());
             }

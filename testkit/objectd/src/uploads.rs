@@ -185,6 +185,11 @@ impl State {
                 let (status, code) = match status {
                     400 => ("400 Bad Request", "InvalidRequest"),
                     403 => ("403 Forbidden", "AccessDenied"),
+                    404 => ("404 Not Found", "ContainerNotFound"),
+                    409 => ("409 Conflict", "BlockCountExceedsLimit"),
+                    412 => ("412 Precondition Failed", "LeaseIdMissing"),
+                    // That of a proxy.
+                    501 => ("501 Not Implemented", ""),
                     500 => ("500 Internal Server Error", "InternalError"),
                     _ => ("503 Slow Down", "SlowDown"),
                 };

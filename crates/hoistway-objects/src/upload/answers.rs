@@ -69,14 +69,35 @@ pub(super) fn refused_bytes(fault: Fault) -> Fault {
     }
 }
 
+/// Why Azure refuses blocks and their list, by its codes.
+const REASONS: [(&str, &str); 3] = [
+    (
+        "InvalidBlobOrBlock",
+        "another program may have left blocks there whose names have another length: the store drops them after a week, or as one \
+         request writes a blob there",
+    ),
+    (
+        "InvalidBlockList",
+        "another save to this name may have ended meanwhile, and the store has dropped the blocks of this one: save it again, one at \
+         a time",
+    ),
+    (
+        "BlockCountExceedsLimit",
+        "saves that failed may have left too many blocks there: the store drops them after a week, or as one request writes a blob \
+         there",
+    ),
+];
+
 /// A problem in the words of a save.
 pub(super) fn of_a_save(problem: Problem) -> Problem {
     match problem {
         Problem::NotFound { said } => Problem::Refused { status: 404, said },
-        Problem::Refused { status, said } if said.ends_with("InvalidBlobOrBlock") => {
-            let why = "another program may have left blocks there whose names have another length: the store drops them after a \
-                       week, or as one request writes a blob there";
-            Problem::Refused { status, said: format!("{said}; {why}") }
+        Problem::Refused { status, said } => {
+            let why = REASONS.iter().find(|(code, _)| said.ends_with(code)).map(|(_, why)| *why);
+            Problem::Refused {
+                status,
+                said: why.map_or_else(|| said.clone(), |why| format!("{said}; {why}")),
+            }
         }
         problem => problem,
     }

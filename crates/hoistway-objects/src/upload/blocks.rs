@@ -2,13 +2,22 @@
 
 use crate::location::{Target, encoded_value};
 use base64::{Engine, engine::general_purpose::STANDARD};
+use std::{
+    hash::{BuildHasher, RandomState},
+    process,
+    sync::atomic::{AtomicU64, Ordering},
+    time::SystemTime,
+};
 
 /// Longest list of a blob's blocks that is read.
 pub(super) const MAX_LIST_BYTES: usize = 4 << 20;
 
-/// What the names of an upload's blocks begin with, and those of no other.
+/// What the names of an upload's blocks begin with, and those of no other. They tell after a lost answer whose blob is there, so
+/// they come from the system's randomness; a child of `fork` has another number.
 pub(super) fn new_id() -> String {
-    format!("hoistway{:016x}", fastrand::u64(..))
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let own = (process::id(), SystemTime::now(), COUNT.fetch_add(1, Ordering::Relaxed));
+    format!("hoistway{:016x}", RandomState::new().hash_one(own))
 }
 
 /// The name of a block. Those of a blob have one length, as the store demands.
@@ -48,6 +57,15 @@ pub(super) fn are_listed(list: &[u8], id: &str, count: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_uploads_do_not_repeat_with_the_seed_of_other_random_numbers() {
+        let seeded = || {
+            fastrand::seed(5);
+            new_id()
+        };
+        assert_ne!(seeded(), seeded());
+    }
 
     #[test]
     fn a_blob_is_that_of_an_upload_if_it_has_its_blocks_in_order() {

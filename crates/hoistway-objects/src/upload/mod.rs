@@ -15,6 +15,7 @@ use crate::{
     options::Checksums,
     pace::{Again, Fault, sleep},
     pin::header,
+    refusals::Refusals,
     region::in_its_region,
     stop::{ANSWERED_BY, COMPARED_BY, ENDED_BY, Stop},
 };
@@ -92,10 +93,10 @@ pub struct Upload {
     sent: Mutex<BTreeMap<u64, Part>>,
     /// Attempts that were repeated.
     repeated: AtomicU64,
-    /// Whether the store refused the checksum of bytes that were sent.
-    refuses_checksums: AtomicBool,
-    /// Whether the store may have got bytes of a part.
-    has_sent: AtomicBool,
+    /// Whether the store refuses the checksums of bytes that are sent.
+    refused_checksums: Refusals,
+    /// Whether the store has a part, or may have one.
+    may_have_parts: AtomicBool,
     /// Whether a part may still be on its way.
     is_part_astray: AtomicBool,
     is_over: AtomicBool,
@@ -183,8 +184,8 @@ impl Upload {
             open,
             sent: Mutex::default(),
             repeated: AtomicU64::new(0),
-            refuses_checksums: AtomicBool::new(false),
-            has_sent: AtomicBool::new(false),
+            refused_checksums: Refusals::default(),
+            may_have_parts: AtomicBool::new(false),
             is_part_astray: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
         })
@@ -272,7 +273,7 @@ impl Upload {
         self.is_over.store(true, Ordering::Relaxed);
         let kind = Kind::of(&self.given_url).map_err(failed)?;
         let algorithm = match &self.open {
-            _ if self.refuses_checksums.load(Ordering::Relaxed) => None,
+            _ if self.refused_checksums.are_meant() => None,
             Some(open) => open.algorithm,
             None => algorithm_of(kind, &self.options),
         };
@@ -298,7 +299,7 @@ impl Upload {
         };
         let until = stop.end();
         if open.client.kind() == Kind::Azure {
-            return match self.has_sent.load(Ordering::Relaxed) {
+            return match self.may_have_parts.load(Ordering::Relaxed) {
                 true => Err(Problem::BlocksLeft.of(&self.url, None)),
                 false => Ok(()),
             };
@@ -348,7 +349,7 @@ impl Upload {
             (algorithm, digest.finalize())
         });
         let kind = client.kind();
-        let says_sum = says_sum && !self.refuses_checksums.load(Ordering::Relaxed);
+        let says_sum = says_sum && !self.refused_checksums.are_meant();
         let said = sum.iter().filter(|_| says_sum);
         let mut headers: Vec<_> =
             said.map(|(algorithm, sum)| checksum_header(kind, *algorithm, *sum)).collect();
@@ -366,9 +367,11 @@ impl Upload {
             let what = (Method::PUT, target);
             let answer = client.send(what, &headers, pieces, &mut sent, (&sending, &waiting));
             let sent_for = if sent.bytes > 0 { begun.elapsed() } else { Duration::ZERO };
-            self.has_sent.fetch_or(sent.bytes > 0, Ordering::Relaxed);
             let part = answer.and_then(|answer| part_of(client, answer, len, sum, &waiting));
             let part = part.and_then(|part| part.map_err(|other| wrong_sum(other, is_whole)));
+            let may_be_stored =
+                part.as_ref().map_or_else(|fault| sent.may_be_whole && leaves_doubt(fault), |_| true);
+            self.may_have_parts.fetch_or(may_be_stored, Ordering::Relaxed);
             let part = part.inspect_err(|fault| {
                 is_in_doubt |= is_whole && sent.may_be_whole && leaves_doubt(fault);
                 if !is_whole && leaves_doubt(fault) {
@@ -385,17 +388,26 @@ impl Upload {
         });
         self.repeated.fetch_add(u64::from(attempts.max(1) - 1), Ordering::Relaxed);
         let mut problem = match part {
-            Ok(part) => return Ok(part),
+            Ok(part) => {
+                if says_sum {
+                    self.refused_checksums.forget();
+                }
+                return Ok(part);
+            }
             Err(problem) => problem,
         };
         // As for uploads of parts.
         if (is_whole || kind == Kind::Azure) && says_sum && multipart::refuses_checksums(&problem, algorithm)
         {
-            self.refuses_checksums.store(true, Ordering::Relaxed);
-            problem = match self.put(client, target, pieces, (algorithm, false), stop) {
-                Err(problem) if is_in_doubt => problem,
-                done => return done,
-            };
+            // Whether that was the reason shows without it.
+            match self.put(client, target, pieces, (algorithm, false), stop) {
+                Ok(part) => {
+                    self.refused_checksums.note(&problem);
+                    return Ok(part);
+                }
+                Err(later) if is_in_doubt => problem = later,
+                Err(later) => return Err(later),
+            }
         }
         match is_in_doubt {
             true => match self.is_there(client, target, &Proof::of_bytes(kind, sum, pieces), stop) {
@@ -411,7 +423,8 @@ impl Upload {
     /// Completes the upload. Returns whether the store compared the whole object with its checksum.
     fn completed(&self, open: &Open, parts: &[Part], stop: &Stop) -> Result<bool, Problem> {
         let (kind, sum) = (open.client.kind(), whole_sum(open.algorithm, parts));
-        let says_sum = !self.refuses_checksums.load(Ordering::Relaxed);
+        // A store that has compared no part may refuse the checksum of their list.
+        let says_sum = parts.iter().any(|part| part.was_compared);
         let Completing { method, target, headers, text } = open.completing(parts, sum, says_sum);
         let never = AtomicBool::new(false);
         let (mut attempts, mut is_in_doubt, mut was_silent) = (0, false, false);
@@ -437,10 +450,10 @@ impl Upload {
                     _ => multipart::completion(&headers, &body, sum),
                 }
             });
-            let done = done.map_err(refused_bytes).map_err(|fault| {
+            let done = done.map_err(|fault| {
                 is_in_doubt |= sent.may_be_whole && leaves_doubt(&fault);
                 was_silent = sent.may_be_whole && is_unanswered(&fault);
-                match fault {
+                match refused_bytes(fault) {
                     Fault::Again(Again { why, .. }) if attempts >= MAX_ATTEMPTS => {
                         Fault::Final(Problem::Unreliable { attempts, last: why })
                     }

@@ -49,7 +49,7 @@ pub(super) fn create(location: &Location, options: &StoreOptions, stop: &Stop) -
 
 /// Whether a store says that it refused a request for its checksum: some know none of this kind.
 pub(super) fn refuses_checksums(problem: &Problem, algorithm: Option<Algorithm>) -> bool {
-    let codes = ["NotImplemented", "InvalidArgument", "UnsupportedHeader"];
+    let codes = ["NotImplemented", "InvalidArgument", "UnsupportedHeader", "InvalidHeaderValue"];
     let is_said = match problem {
         Problem::Refused { said, .. } if said.ends_with(UNSUPPORTED) => true,
         Problem::Refused { status: 501, .. } => true,
