@@ -110,14 +110,14 @@ fn azure() -> (Server, StoreOptions) {
 }
 
 /// What comes of an upload to Azure, and of its abortion if it fails.
-fn upload_blob(bytes: &[u8], options: &StoreOptions) -> Result<Uploaded, (Error, Result<(), Error>)> {
+fn upload_blob(bytes: &[u8], options: &StoreOptions) -> Result<Uploaded, Box<(Error, Result<(), Error>)>> {
     let stop = Stop::default();
     let upload = Upload::begin(BLOB, bytes.len() as u64, options, &stop).unwrap();
     let sent = (0..upload.parts()).rev().try_for_each(|number| {
         let range = upload.range(number);
         upload.send(number, &[&bytes[range.start as usize..range.end as usize]], &stop)
     });
-    sent.and_then(|()| upload.complete(&stop)).map_err(|error| (error, upload.abort(&stop)))
+    sent.and_then(|()| upload.complete(&stop)).map_err(|error| Box::new((error, upload.abort(&stop))))
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn a_list_of_blocks_that_the_store_refuses_as_damaged_leaves_no_doubt() {
     let (server, options) = azure();
     server.put(BLOB_PATH, b"old");
     server.fail_writes(Step::Complete, usize::MAX, WriteFault::Flip);
-    let (error, _) = upload_blob(&bytes(LEN), &options).unwrap_err();
+    let (error, _) = *upload_blob(&bytes(LEN), &options).unwrap_err();
     let is_told =
         matches!(&error.problem, Problem::Unreliable { last, .. } if last.contains("Crc64Mismatch"));
     assert!(is_told, "{error}");
@@ -189,7 +189,7 @@ fn what_another_save_to_the_same_blob_took_away_is_told() {
     let error = first.complete(&stop).unwrap_err();
     assert!(error.to_string().contains("InvalidBlockList; another save to this name"), "{error}");
     server.fail_writes(Step::Part, usize::MAX, WriteFault::Status(409));
-    let (error, _) = upload_blob(&bytes, &options).unwrap_err();
+    let (error, _) = *upload_blob(&bytes, &options).unwrap_err();
     assert!(error.to_string().contains("BlockCountExceedsLimit; saves that failed"), "{error}");
 }
 
@@ -230,13 +230,13 @@ fn blocks_of_an_upload_that_fails_stay_unseen_and_that_is_told() {
     // A store that refused each block has none.
     for status in [403, 404, 412] {
         server.fail_writes(Step::Part, usize::MAX, WriteFault::Status(status));
-        let (error, aborted) = upload_blob(&bytes(LEN), &options).unwrap_err();
+        let (error, aborted) = *upload_blob(&bytes(LEN), &options).unwrap_err();
         assert!(error.to_string().contains(&format!("status {status}")), "{error}");
         aborted.unwrap();
         assert!(server.open_uploads().is_empty());
     }
     server.fail_writes(Step::Complete, usize::MAX, WriteFault::Status(403));
-    let (error, aborted) = upload_blob(&bytes(LEN), &options).unwrap_err();
+    let (error, aborted) = *upload_blob(&bytes(LEN), &options).unwrap_err();
     assert!(matches!(&error.problem, Problem::Denied { .. }), "{error}");
     let left = aborted.unwrap_err();
     assert!(matches!(&left.problem, Problem::BlocksLeft), "{left}");
@@ -250,14 +250,14 @@ fn blocks_of_an_upload_that_fails_stay_unseen_and_that_is_told() {
     // Whether a block is stored whose answer is lost shows nothing.
     server.fail_writes(Step::Part, 1, WriteFault::Lost);
     server.then_fail_writes(Step::Part, usize::MAX, WriteFault::Status(403));
-    let (_, aborted) = upload_blob(&bytes(LEN), &options).unwrap_err();
+    let (_, aborted) = *upload_blob(&bytes(LEN), &options).unwrap_err();
     assert!(matches!(aborted.unwrap_err().problem, Problem::BlocksLeft));
     server.fail_writes(Step::Part, 0, WriteFault::Reset);
     upload_blob(&bytes(LEN), &options).unwrap();
     let upload = Upload::begin(BLOB, LEN as u64, &options, &Stop::default()).unwrap();
     upload.abort(&Stop::default()).unwrap();
     server.fail_writes(Step::Put, usize::MAX, WriteFault::Status(403));
-    let (error, aborted) = upload_blob(b"new", &options).unwrap_err();
+    let (error, aborted) = *upload_blob(b"new", &options).unwrap_err();
     assert!(matches!(&error.problem, Problem::Denied { .. }), "{error}");
     aborted.unwrap();
 }
@@ -276,7 +276,7 @@ fn a_lost_answer_of_azure_is_in_doubt_unless_the_blob_shows_what_became_of_it() 
         other[0] ^= 1;
         server.put(BLOB_PATH, &other);
         server.fail_writes(step, usize::MAX, WriteFault::Status(500));
-        let (error, _) = upload_blob(&bytes(len), &options).unwrap_err();
+        let (error, _) = *upload_blob(&bytes(len), &options).unwrap_err();
         assert!(matches!(&error.problem, Problem::Doubtful(_)), "{step:?}: {error}");
     };
     // Side by side: each waits between its attempts.
@@ -288,7 +288,7 @@ fn a_lost_answer_of_azure_is_in_doubt_unless_the_blob_shows_what_became_of_it() 
     server.fail_writes(Step::Part, 1, WriteFault::OtherChecksum);
     assert_eq!(upload_blob(&bytes(LEN), &options).unwrap().repeated, 1);
     server.fail_writes(Step::Put, 1, WriteFault::OtherChecksum);
-    let (error, _) = upload_blob(&bytes(1000), &options).unwrap_err();
+    let (error, _) = *upload_blob(&bytes(1000), &options).unwrap_err();
     assert!(matches!(&error.problem, Problem::StoredDamaged(_)), "{error}");
 }
 
@@ -299,7 +299,7 @@ fn blocks_that_another_program_left_are_named_as_the_reason() {
     let target = "/account/models/llama/a%20b.safetensors?comp=block&blockid=YQ%3D%3D";
     write!(socket, "PUT {target} HTTP/1.1\r\nContent-Length: 1\r\n\r\na").unwrap();
     assert!(socket.read(&mut [0; 4096]).unwrap() > 0);
-    let (error, _) = upload_blob(&bytes(LEN), &options).unwrap_err();
+    let (error, _) = *upload_blob(&bytes(LEN), &options).unwrap_err();
     assert!(error.to_string().contains("InvalidBlobOrBlock; another program"), "{error}");
 }
 
