@@ -221,12 +221,11 @@ fn faults_of_the_device_fail_reads_to_it_alone_and_leave_nothing() {
                 let memory = places.pop().unwrap();
                 memory.assert_holds(file.bytes_of(memory.range), &batch, places.len());
                 let mut failed = 0;
-                for read in 0..places.len() {
+                for (read, place) in places.iter().enumerate() {
                     match batch.status(read).error() {
                         None => {
                             // Memory of a toy that is lost cannot be looked at.
                             if played.vendor().is_some() {
-                                let place = &places[read];
                                 place.assert_holds(file.bytes_of(place.range), &batch, read);
                             }
                             continue;

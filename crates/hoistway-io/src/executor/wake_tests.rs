@@ -90,7 +90,7 @@ fn a_long_submission_is_accepted_in_parts() {
     let scheduler = Scheduler::new(Counts::default(), Limits::NONE, &[QueueOptions::default()]);
     scheduler.customer().scheduler.set(Arc::downgrade(&scheduler)).unwrap();
     // A group without operations ends as its part is accepted.
-    let operations = |number: usize| usize::from(number % 64 != 0);
+    let operations = |number: usize| usize::from(!number.is_multiple_of(64));
     let all = (0..130).map(|number| submission(Priority::Demand, operations(number))).collect();
     assert!(scheduler.submit_all(all).iter().all(Result::is_ok));
     assert_eq!(*scheduler.customer().groups.lock().unwrap(), [63, 126, 127]);
