@@ -26,7 +26,6 @@ mod client;
 mod combine;
 mod comparison;
 mod credentials;
-mod digest;
 mod error;
 #[cfg(any(test, fuzzing))]
 mod fuzz;
@@ -42,7 +41,6 @@ mod pin;
 mod policy;
 mod probe;
 mod redirect;
-mod refusals;
 mod region;
 mod renewal;
 mod services;
@@ -62,7 +60,6 @@ pub mod fuzzing {
 
 pub use checksum::{Algorithm, Checksum};
 pub use comparison::{Comparison, HeadSums, Outcome, Piece};
-pub use digest::{Hasher, WholeDigest};
 pub use error::{Error, Problem, Result};
 pub use hub::{HubCommits, HubFile, is_folder};
 pub use list::list;

@@ -1,6 +1,6 @@
-//! Objects that are written: by one request, in parts, as S3 and Google have them, or in [blocks](crate::blocks).
+//! Objects that are written: by one request, or in parts, as S3 and Google have them.
 
-use super::{Dialect, Request, State, blocks::Blocks, decoded, lock, refuse, stream::Stream};
+use super::{Dialect, Request, State, decoded, lock, refuse, stream::Stream};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use crc_fast::{
     CrcAlgorithm::{Crc32Iscsi, Crc64Nvme},
@@ -88,8 +88,6 @@ impl Step {
 #[derive(Debug, Default)]
 pub(crate) struct Uploads {
     open: BTreeMap<String, Upload>,
-    /// Those of blobs of Azure, by their paths.
-    pub(crate) blocks: BTreeMap<String, Blocks>,
     begun: usize,
     faults: Vec<(Step, usize, WriteFault)>,
     /// The requests whose whole body has come.
@@ -106,9 +104,7 @@ struct Upload {
 
 impl Uploads {
     pub(crate) fn open_paths(&self) -> Vec<String> {
-        let with_blocks = self.blocks.iter().filter(|(_, own)| own.has_uncommitted());
-        let open = self.open.values().map(|upload| upload.path.clone());
-        open.chain(with_blocks.map(|(path, _)| path.clone())).collect()
+        self.open.values().map(|upload| upload.path.clone()).collect()
     }
 
     pub(crate) fn received(&self, step: Step) -> usize {
@@ -134,11 +130,6 @@ impl Uploads {
 /// What a request is of the writing of an object, if it writes.
 pub(crate) fn step_of(request: &Request) -> Option<Step> {
     let query = request.target.split_once('?').map_or("", |(_, query)| query);
-    match query.split('&').find_map(|pair| pair.strip_prefix("comp=")) {
-        Some("block") => return Some(Step::Part),
-        Some("blocklist") if request.method == "PUT" => return Some(Step::Complete),
-        _ => {}
-    }
     let is_of_upload = query.contains("uploadId=");
     match (request.method.as_str(), is_of_upload) {
         ("PUT", false) => Some(Step::Put),
@@ -152,7 +143,7 @@ pub(crate) fn step_of(request: &Request) -> Option<Step> {
 }
 
 /// How a request is answered.
-pub(crate) enum Reply {
+enum Reply {
     /// Status, headers and text.
     Done(&'static str, String, String),
     Refused(&'static str, &'static str),
@@ -185,11 +176,6 @@ impl State {
                 let (status, code) = match status {
                     400 => ("400 Bad Request", "InvalidRequest"),
                     403 => ("403 Forbidden", "AccessDenied"),
-                    404 => ("404 Not Found", "ContainerNotFound"),
-                    409 => ("409 Conflict", "BlockCountExceedsLimit"),
-                    412 => ("412 Precondition Failed", "LeaseIdMissing"),
-                    // That of a proxy.
-                    501 => ("501 Not Implemented", ""),
                     500 => ("500 Internal Server Error", "InternalError"),
                     _ => ("503 Slow Down", "SlowDown"),
                 };
@@ -208,10 +194,7 @@ impl State {
             Some(WriteFault::NoChecksums)
                 if request.checksum_algorithm.is_some() || request.checksum.is_some() =>
             {
-                return match *lock(&self.dialect) {
-                    Dialect::Azure => refuse(socket, "500 Internal Server Error", "FeatureNotSupported", ""),
-                    _ => refuse(socket, "501 Not Implemented", "NotImplemented", ""),
-                };
+                return refuse(socket, "501 Not Implemented", "NotImplemented", "");
             }
             Some(WriteFault::Trickle(time)) => {
                 socket.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
@@ -243,8 +226,7 @@ impl State {
                 let is_silent = fault == Some(WriteFault::Silent);
                 let mut headers = if is_silent { without_checksum(&headers) } else { headers };
                 if fault == Some(WriteFault::OtherChecksum) {
-                    headers = without_checksum(&headers)
-                        + "x-amz-checksum-crc64nvme: AAAAAAAAAAA=\r\nx-ms-content-crc64: AAAAAAAAAAA=\r\n";
+                    headers = without_checksum(&headers) + "x-amz-checksum-crc64nvme: AAAAAAAAAAA=\r\n";
                 }
                 write!(socket, "HTTP/1.1 {status}\r\nContent-Length: {}\r\n{headers}\r\n{text}", text.len())
             }
@@ -259,9 +241,6 @@ impl State {
             let found = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
             found.map(decoded).unwrap_or_default()
         };
-        if *lock(&self.dialect) == Dialect::Azure {
-            return self.written_to_azure(request, step, path, &value("blockid"), body);
-        }
         let is_google = *lock(&self.dialect) == Dialect::Google;
         let sum_of = |bytes: &[u8]| match is_google {
             true => STANDARD.encode((checksum(Crc32Iscsi, bytes) as u32).to_be_bytes()),
@@ -364,7 +343,7 @@ impl State {
     }
 }
 
-pub(crate) fn etag_of(bytes: &[u8]) -> String {
+fn etag_of(bytes: &[u8]) -> String {
     format!("\"{}\"", &blake3::hash(bytes).to_hex()[..32])
 }
 
@@ -379,7 +358,6 @@ fn listed(text: &str) -> Vec<(usize, String)> {
 }
 
 fn without_checksum(headers: &str) -> String {
-    let names = ["x-amz-checksum", "x-goog-hash", "x-ms-content-crc64"];
-    let is_kept = |line: &&str| !names.iter().any(|name| line.starts_with(name));
+    let is_kept = |line: &&str| !line.starts_with("x-amz-checksum") && !line.starts_with("x-goog-hash");
     headers.split_inclusive("\r\n").filter(is_kept).collect()
 }
