@@ -96,7 +96,7 @@ fn shorter_reads_note(chunk_bytes: u64, longer: u64, needed: u64, budget: u64) -
 impl ThreadedLoad {
     /// # Errors
     /// [`NoLoad::TooManyReads`] if knowing all reads takes more memory than there is.
-    pub(super) fn start(start: &Start<'_>) -> Result<Self, NoLoad> {
+    pub(super) fn start(start: &Start<'_>) -> Result<Box<Self>, NoLoad> {
         match Self::begin(start, None)? {
             Ok(loading) => Ok(loading),
             Err(error) => Self::begin(start, Some(&error))?
@@ -106,7 +106,7 @@ impl ThreadedLoad {
 
     /// Starts the load. `no_threads` says why there are none: then the caller's thread does everything. The inner error
     /// is the system's, which gives no thread.
-    fn begin(start: &Start<'_>, no_threads: Option<&io::Error>) -> Result<io::Result<Self>, NoLoad> {
+    fn begin(start: &Start<'_>, no_threads: Option<&io::Error>) -> Result<io::Result<Box<Self>>, NoLoad> {
         let (started, usage) = (Instant::now(), Usage::now());
         let _preparing = debug_span!(parent: start.span, "prepare").entered();
         let Start { catalog, sources, options, stream, open_time, .. } = *start;
@@ -207,7 +207,7 @@ impl ThreadedLoad {
         report.notes.extend(few_files_note(reads_asked_for(options)).filter(|_| !is_inline));
         report.time.open_seconds = open_time.as_secs_f64();
         report.time.prepare_seconds = started.elapsed().as_secs_f64();
-        let mut loading = Self {
+        let mut loading = Box::new(Self {
             job,
             threads: Vec::new(),
             process: std::process::id(),
@@ -218,7 +218,7 @@ impl ThreadedLoad {
             is_counted: false,
             flow,
             alone: None,
-        };
+        });
         if is_inline {
             loading.alone = Some(loading.job.enter());
             loading.run_inline();

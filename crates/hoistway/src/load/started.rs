@@ -41,7 +41,7 @@ enum Kind {
 impl Loading {
     pub(super) fn start(start: &Start<'_>) -> Result<Self> {
         let kind = match ThreadedLoad::start(start) {
-            Ok(load) => Kind::Threaded(Box::new(load)),
+            Ok(load) => Kind::Threaded(load),
             Err(NoLoad::TooManyReads(_)) if WaveLoad::takes(start) => {
                 Kind::Waves(Box::new(WaveLoad::start(start)?))
             }
