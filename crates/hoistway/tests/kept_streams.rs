@@ -161,14 +161,16 @@ fn no_more_are_kept_than_are_of_use() {
     turn.assert_nothing_left("many streams");
 }
 
+/// Work of the program on a stream: it waits for a signal.
+unsafe extern "C" fn wait(signal: *mut c_void) {
+    // SAFETY: tests leak it.
+    let signal = unsafe { &*signal.cast::<Mutex<mpsc::Receiver<()>>>() };
+    signal.lock().unwrap().recv().ok();
+}
+
 /// What a stream waits for may be of the program, and a load that failed or was cancelled does not wait for it.
 #[test]
 fn a_stream_that_has_work_left_is_not_used() {
-    unsafe extern "C" fn wait(signal: *mut c_void) {
-        // SAFETY: the test leaks it.
-        let signal = unsafe { &*signal.cast::<Mutex<mpsc::Receiver<()>>>() };
-        signal.lock().unwrap().recv().ok();
-    }
     let turn = Turn::take();
     let vendor = Vendor::Cuda;
     let device = Device::open(vendor.device(0)).unwrap();
@@ -207,11 +209,6 @@ fn a_stream_that_has_work_left_is_not_used() {
 /// Streams that wait for the program are passed over, and are no more than are kept in all.
 #[test]
 fn streams_that_have_work_left_are_no_more_than_are_kept() {
-    unsafe extern "C" fn wait(signal: *mut c_void) {
-        // SAFETY: the test leaks it.
-        let signal = unsafe { &*signal.cast::<Mutex<mpsc::Receiver<()>>>() };
-        signal.lock().unwrap().recv().ok();
-    }
     let turn = Turn::take();
     let device = Device::open(Vendor::Cuda.device(0)).unwrap();
     let make: unsafe extern "C" fn(*mut Handle, u32) -> i32 = turn.function("cuStreamCreate");

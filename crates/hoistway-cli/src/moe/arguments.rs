@@ -15,7 +15,7 @@ pub(crate) enum Moe {
     Replay(Replay),
     /// Plan the memory of a model: how much is left for experts, and for how many tokens that suffices
     Plan(Plan),
-    /// Pack the experts of a model into a file beside it, from which each is read by one direct read
+    /// Pack the experts of a model into a file beside it, from which each takes fewer reads
     Pack(Pack),
     /// Generate a synthetic trace
     Generate(Generate),

@@ -66,8 +66,8 @@ pub struct PackReport {
 /// `progress` is told of bytes that were written, and again when they were read.
 ///
 /// # Errors
-/// [`Error::InvalidOption`] if there are no experts, the model's files are not of this machine, or `path` is one of them; [`Error::Read`] names the expert;
-/// [`Error::InvalidPack`] if an expert is not read as it was written; [`Error::Engine`].
+/// [`Error::InvalidOption`] if there are no experts, the model's files are not of this machine, or `path` is one of them;
+/// [`Error::Read`] names the expert; [`Error::InvalidPack`] if an expert is not read as it was written; [`Error::Engine`].
 pub fn write(
     checkpoint: &Checkpoint,
     catalog: &ExpertCatalog,

@@ -72,7 +72,7 @@ fn the_last_release_destroys_what_is_left() {
     assert_eq!(driver.cuCtxSetCurrent(0), 0);
 }
 
-/// Whoever still has a handle of a stream has that of another then.
+/// A handle of a stream that was made before the reset is that of another stream afterwards.
 #[test]
 fn a_reset_makes_the_context_anew_and_gives_handles_of_streams_out_again() {
     let driver = Driver::new();
