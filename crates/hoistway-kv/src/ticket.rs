@@ -78,8 +78,8 @@ impl Ticket {
         !self.state.is_forked() && self.state.abort(Status::Cancelled)
     }
 
-    /// Whether nothing reads or writes the memory any more. After a time-out or a cancellation that may be later than
-    /// the end. In a child of `fork` it is not known, and `false`.
+    /// Whether nothing reads or writes the memory any more, and what keeps it has been dropped. After a time-out or a
+    /// cancellation that may be later than the end. In a child of `fork` it is not known, and `false`.
     pub fn is_released(&self) -> bool {
         !self.state.is_forked() && self.state.is_released()
     }
@@ -102,7 +102,12 @@ impl fmt::Debug for Ticket {
 pub(crate) struct Lease {
     /// The caller's: dropped with the last lease.
     _keep: KeepAlive,
+    /// Dropped after it, as fields are in their order: until then the memory counts as in use.
+    _held: Arc<Held>,
 }
+
+/// Lives until what the caller gave to keep the memory has been dropped.
+struct Held;
 
 /// One request, as its ticket, its transfers and the store's threads share it.
 pub(crate) struct TicketState {
@@ -120,7 +125,7 @@ pub(crate) struct TicketState {
     ended: Condvar,
     /// What transfers that are still to be made will clone; gone once the request has ended, or all are made.
     lease: Mutex<Option<Arc<Lease>>>,
-    memory: Weak<Lease>,
+    memory: Weak<Held>,
     /// Whether a transfer failed after which the memory may be in use for ever.
     is_lost: AtomicBool,
 }
@@ -176,7 +181,9 @@ pub(crate) struct Settled {
 
 impl TicketState {
     pub(crate) fn new(core: &Arc<Core>, options: TicketOptions) -> Arc<Self> {
-        let lease = Arc::new(Lease { _keep: options.keep });
+        let held = Arc::new(Held);
+        let memory = Arc::downgrade(&held);
+        let lease = Arc::new(Lease { _keep: options.keep, _held: held });
         let (ticket, items) = (options.id, options.items);
         let span = match options.kind {
             Kind::Load => debug_span!("kv.load", ticket, items, bytes = Empty),
@@ -208,7 +215,7 @@ impl TicketState {
                 completion: None,
             }),
             ended: Condvar::new(),
-            memory: Arc::downgrade(&lease),
+            memory,
             lease: Mutex::new(Some(lease)),
             is_lost: AtomicBool::new(false),
         })

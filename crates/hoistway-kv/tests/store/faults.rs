@@ -2,13 +2,15 @@
 
 use crate::common::*;
 use hoistway_kv::{
-    DropReason, EventKind, Route, Status, Store,
+    DropReason, EventKind, KeepAlive, Route, Status, Store,
     fault::{Fault, Gate},
 };
 use std::{
+    mem,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, Sender, channel},
     },
     time::Duration,
 };
@@ -140,6 +142,44 @@ fn a_load_that_hangs_ends_in_time_and_gives_its_memory_back_later() {
     });
 }
 
+/// An owner of memory that is dropped only when it may be.
+struct Lingers {
+    _memory: KeepAlive,
+    begins: Sender<()>,
+    may_end: Mutex<Receiver<()>>,
+}
+
+impl Drop for Lingers {
+    fn drop(&mut self) {
+        self.begins.send(()).unwrap();
+        _ = self.may_end.lock().unwrap().recv();
+    }
+}
+
+#[test]
+fn memory_is_released_once_its_owner_is_dropped() {
+    each_route(|store, script| {
+        let blocks = namespace(store);
+        let gate = Gate::new();
+        let hang = gate.clone();
+        script.set(move |_| Some(Fault::Hang(hang.clone())));
+        let ((begins, begun), (end, may_end)) = (channel(), channel());
+        let (ticket, _memory) = begin_load(&blocks, "there", SHAPE, 0..1, |request| {
+            let memory = mem::replace(&mut request.keep, KeepAlive::by_caller());
+            let owner = Lingers { _memory: memory, begins, may_end: Mutex::new(may_end) };
+            request.keep = KeepAlive::new(Arc::new(owner));
+        });
+        eventually("it hangs", || gate.came() > 0);
+        assert!(ticket.cancel());
+        gate.open();
+        begun.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert!(!ticket.is_released(), "its owner is still there");
+        end.send(()).unwrap();
+        eventually("the memory is given back", || ticket.is_released());
+        script.clear();
+    });
+}
+
 #[test]
 fn a_store_that_hangs_ends_in_time_and_its_place_is_not_reused_before_it_does() {
     each_route(|store, script| {
@@ -212,7 +252,7 @@ fn a_bad_place_of_a_full_store_costs_two_stores_at_most() {
     for number in 0..150 {
         put(&blocks, &format!("{number}"), SHAPE);
     }
-    let bad = Arc::new(std::sync::Mutex::new(None));
+    let bad = Arc::new(Mutex::new(None));
     let place = bad.clone();
     script.set(move |operation| {
         if !operation.is_write {
