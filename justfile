@@ -183,11 +183,18 @@ test-nixl *arguments: setup build
     integrations/nixl/build.sh target/debug/libhoistway_capi.a target/nixl
     testkit/check/whole.sh '{{ bin }}/pytest' --basetemp target/pytest-nixl integrations/nixl "$@"
 
-# Read blobs of azurite, Azure's own emulator, which checks signatures. Downloads 60 MB with npm.
+# Read and save blobs of azurite, Azure's own emulator, which checks signatures. Downloads 60 MB with npm.
 [group('tests')]
 test-azurite: develop
     npm install --silent --no-save --prefix target/azurite azurite@3
     AZURITE="$PWD/target/azurite/node_modules/.bin/azurite-blob" '{{ bin }}/pytest' python/tests/test_azurite.py
+
+# Save to and load from moto, a server of S3 that checks signatures. Installs it into bench/data.
+[group('tests')]
+test-s3-servers: develop
+    test -x bench/data/s3-servers/bin/python || python3 -m venv bench/data/s3-servers
+    bench/data/s3-servers/bin/pip install --quiet 'moto[server]==5.2.5'
+    MOTO_SERVER="$PWD/bench/data/s3-servers/bin/moto_server" '{{ bin }}/pytest' python/tests/test_s3_servers.py
 
 # Check format, lints, docs, types and dependencies: those of Rust and those of Python side by side.
 [group('lint'), parallel]
@@ -280,7 +287,7 @@ release-check:
     PATH='{{ bin }}':"$PATH" testkit/check/steps.sh --keep-going \
         lint pyright check-windows test windows-test docs 'fuzz 600' test-thread-orders 'soak-executor 600' 'soak-experts 600' 'soak-devices 60' 'soak-objects 1000' miri \
         test-capi-release \
-        'sanitize address' 'sanitize thread' torture-kv test-azurite test-go test-llama-cpp test-gguf-vocab dist semver gpu-pack
+        'sanitize address' 'sanitize thread' torture-kv test-azurite test-s3-servers test-go test-llama-cpp test-gguf-vocab dist semver gpu-pack
 
 # Rewrite sources in the project's format.
 [group('start')]

@@ -153,15 +153,16 @@ def save_file(
     Ctrl-C ends a save until it begins to rename the file. After that the save completes, and then
     ``KeyboardInterrupt`` is raised.
 
-    An ``s3://`` or ``gs://`` URL names an object. It is sent in parts, several at a time, each with its checksum, and
-    the store shows it when it is complete. A save that fails or is interrupted is aborted, within 10 s. The error says
-    so, or after Ctrl-C a ``RuntimeWarning``, if parts or an upload may stay in the store, or if the object may have
-    been replaced all the same.
+    An ``s3://``, ``gs://`` or ``az://`` URL names an object. It is sent in parts, several at a time, each with its
+    checksum, and the store shows it when it is complete. A save that fails or is interrupted is aborted, within 10 s;
+    Azure keeps what was sent, unseen, for a week, which the error, or after Ctrl-C the log, says. The error says so, or
+    after Ctrl-C a ``RuntimeWarning``, if parts or an upload may stay in the store, or if the object may have been
+    replaced all the same.
 
     Args:
         tensors: Contiguous tensors of torch (on the host or a device), numpy, jax and paddle (on the host), or
             hoistway.
-        path: The file, or an ``s3://`` or ``gs://`` URL.
+        path: The file, or an ``s3://``, ``gs://`` or ``az://`` URL.
         metadata: Text by text to store in the file.
         direct: Whether writes bypass the page cache. With ``"auto"`` they do if the file system allows it and the save
             is large and synced.
@@ -218,14 +219,14 @@ def save_sharded(
     removes all other shards of the name ``model``. Files that an index of another name lists belong to another
     checkpoint, and stay. Files of other names that the replaced index listed stay too; the report notes them.
 
-    An ``s3://`` or ``gs://`` URL names a folder of a store. All parts of all shards are there before the first one is
-    shown, and the index is replaced last. Earlier files stay there, and the report notes them; a single file has an
-    index too if the folder has one. Saves to one folder at the same time are not kept apart.
+    An ``s3://``, ``gs://`` or ``az://`` URL names a folder of a store. All parts of all shards are there before the
+    first one is shown, and the index is replaced last. Earlier files stay there, and the report notes them; a single
+    file has an index too if the folder has one. Saves to one folder at the same time are not kept apart.
 
     Args:
         tensors: As for `save_file`.
-        directory: Where to put the files: a directory, or an ``s3://`` or ``gs://`` URL. A directory is created if it
-            does not exist. A save needs up to two descriptors for each file: for many shards the limit
+        directory: Where to put the files: a directory, or an ``s3://``, ``gs://`` or ``az://`` URL. A directory is
+            created if it does not exist. A save needs up to two descriptors for each file: for many shards the limit
             (``ulimit -n``) may have to be raised.
         max_shard_size: Limit of the bytes of tensors in one file: a number, or text such as ``"5GB"``. A larger tensor
             gets a file to itself.

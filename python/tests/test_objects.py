@@ -275,7 +275,6 @@ def test_a_save_that_the_store_refuses_is_an_error_with_its_reason(tmp_path: Pat
     for url, match in [
         ("https://host/m.safetensors", "web servers are only read"),
         ("hf://org/model/m.safetensors", "the hub is only read"),
-        ("az://models/m.safetensors", "Azure is not there yet"),
     ]:
         with pytest.raises(errors.OptionError, match=match):
             hoistway.save_file(tensors, url)

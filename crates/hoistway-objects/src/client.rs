@@ -3,26 +3,30 @@
 use crate::{
     Problem, StoreOptions,
     credentials::Identity,
+    digest::{ASKS_RANGE_CRC, MAX_CRC_RANGE_BYTES},
     http::{
         Answer, Connection, IdlePool, Network, Origin, Pending, Roots, Sent, TooSlow, Waiting, have_input,
         send, send_pieces,
     },
     location::{self, Kind, Location, Target},
-    options::aws_roots,
+    options::{Checksums, aws_roots},
     pace::{Again, Fault, Pace},
     per_process::PerProcess,
     pin::{header, printable},
     policy::Failure,
-    redirect, region,
+    redirect,
+    refusals::Refusals,
+    region,
 };
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request,
-    header::{ACCEPT_ENCODING, LOCATION, RANGE, RETRY_AFTER, USER_AGENT},
+    header::{ACCEPT_ENCODING, CONTENT_LENGTH, LOCATION, RANGE, RETRY_AFTER, USER_AGENT},
     request::Parts,
 };
 use std::{
     collections::HashMap,
     io,
+    ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -35,6 +39,8 @@ const MAX_IDLE: usize = 256;
 const MAX_CLIENTS: usize = 64;
 /// The version of Azure's interface that requests have.
 const AZURE_VERSION: &str = "2021-08-06";
+/// The code by which Azure's emulator refuses a header that it does not know.
+pub(crate) const UNSUPPORTED: &str = "FeatureNotSupported";
 /// Longest text of an error.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 /// How long a connection may take to be made, over all addresses of the server.
@@ -61,6 +67,8 @@ struct Own {
     network: Network,
     identity: Result<Option<Identity>, String>,
     failed_head: Mutex<Option<FailedHead>>,
+    /// Whether the server refuses to say the checksum of a range.
+    refused_range_checksums: Refusals,
 }
 
 /// A question for a checksum that failed.
@@ -110,6 +118,15 @@ impl Client {
         self.is_outside
     }
 
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Whether bytes are compared with what the server says of them.
+    pub(crate) fn compares(&self) -> bool {
+        self.options.checksums == Checksums::Auto
+    }
+
     pub(crate) fn origin(&self) -> &Origin {
         &self.origin
     }
@@ -125,6 +142,7 @@ impl Client {
             identity: Identity::new(self.kind, &self.origin, &self.options)
                 .map_err(|problem| problem.to_string()),
             failed_head: Mutex::default(),
+            refused_range_checksums: Refusals::default(),
         })
     }
 
@@ -163,6 +181,34 @@ impl Client {
         }
     }
 
+    /// Sends a GET for a range, and asks Azure for the checksum of a short one, unless the server has refused that.
+    pub(crate) fn get_range(
+        &self,
+        target: &Target,
+        headers: &[(HeaderName, String)],
+        range: &Range<u64>,
+        waiting: &Waiting<'_>,
+    ) -> Result<Answer, Fault> {
+        let refused = &self.own().refused_range_checksums;
+        let is_short = range.end - range.start <= MAX_CRC_RANGE_BYTES;
+        if self.kind == Kind::Azure && self.compares() && is_short && !refused.are_meant() {
+            let asking = [headers, &[(ASKS_RANGE_CRC, "true".to_owned())]].concat();
+            let problem = match self.get(target, &asking, waiting) {
+                Err(Fault::Final(problem)) if may_refuse_range_checksums(&problem) => problem,
+                Err(fault) => return Err(fault),
+                Ok(answer) => {
+                    refused.forget();
+                    return Ok(answer);
+                }
+            };
+            // Whether that was the reason shows without it.
+            let answer = self.get(target, headers, waiting)?;
+            refused.note(&problem);
+            return Ok(answer);
+        }
+        self.get(target, headers, waiting)
+    }
+
     /// Sends a GET, and hands over its answer. One that is slow to come at the end of a load is asked for on a second
     /// connection too, and the first answer is taken.
     pub(crate) fn ask(
@@ -171,7 +217,7 @@ impl Client {
         headers: &[(HeaderName, String)],
         waiting: &Waiting<'_>,
     ) -> Result<Answer, Fault> {
-        let request = self.request(Method::GET, target, headers, waiting)?;
+        let request = self.request(Method::GET, target, headers, 0, waiting)?;
         let begun = Instant::now();
         let connection = self.connection(waiting)?;
         let was_reused = connection.is_reused;
@@ -203,7 +249,7 @@ impl Client {
         headers: &[(HeaderName, String)],
         waiting: &Waiting<'_>,
     ) -> Result<HeaderMap, Fault> {
-        let request = self.request(Method::HEAD, target, headers, waiting)?;
+        let request = self.request(Method::HEAD, target, headers, 0, waiting)?;
         let connection = self.connection(waiting)?;
         let was_reused = connection.is_reused;
         let answer = send(connection, &request, &[], waiting)
@@ -228,7 +274,8 @@ impl Client {
         sent: &mut Sent,
         (connecting, waiting): (&Waiting<'_>, &Waiting<'_>),
     ) -> Result<Answer, Fault> {
-        let request = self.request(method, target, headers, connecting)?;
+        let len = body.iter().map(|piece| piece.len() as u64).sum();
+        let request = self.request(method, target, headers, len, connecting)?;
         let connection = self.connection(connecting)?;
         let was_reused = connection.is_reused;
         let answer =
@@ -294,7 +341,7 @@ impl Client {
     /// A second request on a connection of its own, if that can be had soon.
     fn second(&self, request: &Parts, waiting: &Waiting<'_>) -> Option<Pending> {
         let connection =
-            Connection::open(&self.origin, &self.own().network, HEDGE_CONNECT, waiting.stop).ok()?;
+            Connection::open(&self.origin, &self.own().network, HEDGE_CONNECT, waiting.ends()).ok()?;
         // A handshake too: meanwhile the first one is not looked at.
         Pending::send(connection, request, &[], &Waiting { patience: HEDGE_CONNECT, ..*waiting }).ok()
     }
@@ -365,6 +412,7 @@ impl Client {
         method: Method,
         target: &Target,
         headers: &[(HeaderName, String)],
+        body_len: u64,
         waiting: &Waiting<'_>,
     ) -> Result<Parts, Problem> {
         let invalid = |_| {
@@ -381,12 +429,16 @@ impl Client {
         }
         if self.kind == Kind::Azure {
             parts.headers.insert("x-ms-version", HeaderValue::from_static(AZURE_VERSION));
+            // It is signed.
+            if body_len > 0 {
+                parts.headers.insert(CONTENT_LENGTH, body_len.into());
+            }
         }
         if self.options.requester_pays {
             parts.headers.insert("x-amz-request-payer", HeaderValue::from_static("requester"));
         }
         if let Some(identity) = self.identity()? {
-            identity.sign(&mut parts, waiting.stop)?;
+            identity.sign(&mut parts, waiting.ends())?;
         }
         // They need no signature.
         parts.headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
@@ -402,7 +454,7 @@ impl Client {
             return Ok(connection);
         }
         let patience = CONNECT.min(waiting.patience);
-        Connection::open(&self.origin, &self.own().network, patience, waiting.stop).map_err(|error| {
+        Connection::open(&self.origin, &self.own().network, patience, waiting.ends()).map_err(|error| {
             match error.kind() {
                 _ if waiting.is_stopped() => Fault::Final(Problem::Stopped),
                 io::ErrorKind::InvalidData => Fault::Final(Problem::Tls(error.to_string())),
@@ -446,6 +498,8 @@ impl Client {
         }
         let is_busy = status == 429 || code.as_deref() == Some("SlowDown");
         match status {
+            // That of Azure's emulator, whose status is 500.
+            _ if code.as_deref() == Some(UNSUPPORTED) => Fault::Final(Problem::Refused { status, said }),
             // What a server does not implement it does not implement later either.
             _ if is_busy || is_passing || matches!(status, 408 | 500 | 502..) => {
                 let failure = match status {
@@ -461,6 +515,16 @@ impl Client {
             404 => Fault::Final(Problem::NotFound { said }),
             _ => Fault::Final(Problem::Refused { status, said }),
         }
+    }
+}
+
+/// Whether a server may have refused a request for the checksum of a range: servers have different answers for that.
+fn may_refuse_range_checksums(problem: &Problem) -> bool {
+    match problem {
+        Problem::Refused { status: 501, .. } => true,
+        Problem::Refused { status: 400, said } => !said.contains("Range"),
+        Problem::Refused { said, .. } => said.ends_with(UNSUPPORTED),
+        _ => false,
     }
 }
 

@@ -125,6 +125,11 @@ pub enum Problem {
          hand or by a lifecycle rule of the bucket"
     )]
     LeftOpen(String),
+    /// An upload to Azure failed, and blocks of it were sent, which no request removes.
+    #[error(
+        "the blocks that were sent cannot be removed: the store keeps them, unseen, until the next save to this name, or for a week"
+    )]
+    BlocksLeft,
     /// No trusted encrypted connection can be made.
     #[error("no trusted connection: {0}")]
     Tls(String),
@@ -152,6 +157,7 @@ impl Problem {
             | Self::Empty
             | Self::Damaged { .. }
             | Self::StoredDamaged(_)
+            | Self::BlocksLeft
             | Self::Refused { .. } => io::ErrorKind::InvalidData,
             Self::Stopped => io::ErrorKind::Other,
         }

@@ -26,6 +26,7 @@ mod client;
 mod combine;
 mod comparison;
 mod credentials;
+mod digest;
 mod error;
 #[cfg(any(test, fuzzing))]
 mod fuzz;
@@ -41,6 +42,7 @@ mod pin;
 mod policy;
 mod probe;
 mod redirect;
+mod refusals;
 mod region;
 mod renewal;
 mod services;
@@ -60,6 +62,7 @@ pub mod fuzzing {
 
 pub use checksum::{Algorithm, Checksum};
 pub use comparison::{Comparison, HeadSums, Outcome, Piece};
+pub use digest::{Hasher, WholeDigest};
 pub use error::{Error, Problem, Result};
 pub use hub::{HubCommits, HubFile, is_folder};
 pub use list::list;

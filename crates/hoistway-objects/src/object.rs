@@ -4,6 +4,7 @@ use crate::{
     Checksum, Problem, Result, StoreOptions,
     asking::Asking,
     client::Client,
+    digest::{ContentDigest, WholeDigest},
     http::{Answer, Waiting},
     location::{Kind, Location},
     options::Checksums,
@@ -44,8 +45,8 @@ pub struct Object {
     changed: OnceLock<String>,
     /// The checksum that the store has of it, or why none can be compared.
     checksum: OnceLock<Result<Checksum, &'static str>>,
-    /// The SHA-256 that the hub has of it.
-    sha256: OnceLock<[u8; 32]>,
+    /// The digest that the hub or the first answer said of it.
+    digest: OnceLock<WholeDigest>,
     /// What S3 was asked of its checksum.
     asking: OnceLock<Asking>,
 }
@@ -81,7 +82,7 @@ impl Object {
         };
         let ((location, client, first, asked), region) =
             in_its_region(url, &options, begin).map_err(failed)?;
-        let First { pin, mut head, linked, headers } = first;
+        let First { pin, mut head, linked, headers, digest: of_answer } = first;
         let linked = linked.map(|(linked, place)| (linked, RwLock::new(Arc::new(place))));
         let checksum = OnceLock::new();
         let has_hashes = headers.contains_key("x-goog-hash");
@@ -91,20 +92,21 @@ impl Object {
             }
             Kind::S3 => {}
             Kind::Azure | Kind::Hub | Kind::Web if !has_hashes => {
-                let why = "the server says no checksum that can be computed from ranges";
+                let why = "the server says no checksum of the whole object that can be computed from ranges; what \
+                           answers say of their own bytes is compared";
                 let _ = checksum.set(Err(why));
             }
             _ => {
                 let _ = checksum.set(Checksum::of_google(&headers));
             }
         }
-        let sha256 = OnceLock::new();
-        let said = linked.as_ref().and_then(|(linked, _)| linked.sha256());
-        if let Some(sum) = said.filter(|_| options.checksums == Checksums::Auto) {
-            sha256.get_or_init(|| sum);
+        let digest = OnceLock::new();
+        let said = linked.as_ref().and_then(|(linked, _)| linked.sha256()).map(WholeDigest::sha256);
+        if let Some(sum) = said.or(of_answer).filter(|_| options.checksums == Checksums::Auto) {
+            digest.get_or_init(|| sum);
         }
         let (changed, asking) = (OnceLock::new(), asked.map_or_else(OnceLock::new, OnceLock::from));
-        let object = Self { location, client, region, pin, linked, changed, checksum, sha256, asking };
+        let object = Self { location, client, region, pin, linked, changed, checksum, digest, asking };
         if let (Tag::Date(date), false) = (&object.pin.tag, object.is_pinned() || options.unpinned) {
             let said = date.as_ref().map_or("and no date", |_| "but a date");
             return Err(failed(Problem::NoETag { said: said.into() }));
@@ -205,9 +207,10 @@ impl Object {
         }
     }
 
-    /// Returns the SHA-256 that the store or the hub has said of the object.
-    pub fn known_sha256(&self) -> Option<[u8; 32]> {
-        self.sha256.get().copied().or_else(|| self.asking.get()?.sha256(&self.pin))
+    /// Returns the digest that the store or the hub has said of the object: no checksums of parts combine to it.
+    pub fn known_digest(&self) -> Option<WholeDigest> {
+        let of_s3 = || self.asking.get()?.sha256(&self.pin).map(WholeDigest::sha256);
+        self.digest.get().cloned().or_else(of_s3)
     }
 
     /// Fills `target` with the bytes from `offset` on, and returns how many there were: fewer at the end of the object. Waits,
@@ -269,14 +272,19 @@ impl Object {
         }
         let (client, answer) = match &self.linked {
             None => {
-                let answer = self.client.get(&self.location.target, &headers, waiting).map_err(as_change)?;
+                let answer = self
+                    .client
+                    .get_range(&self.location.target, &headers, &range, waiting)
+                    .map_err(as_change)?;
                 (self.client.clone(), answer)
             }
             Some((linked, place)) => self.linked_answer(linked, place, &headers, waiting)?,
         };
+        let digest = self.content_digest(&answer);
         if answer.status == 200 {
             let headers = answer.headers.clone();
             let whole = whole(&client, answer, waiting)?;
+            digest.map_or(Ok(()), |digest| digest.check(&whole))?;
             self.pin.check(&Part::whole(&headers, whole.len() as u64)?.pin)?;
             // The range lies in the object, whose length was compared.
             target.copy_from_slice(&whole[range.start as usize..range.end as usize]);
@@ -288,12 +296,28 @@ impl Object {
         self.pin.check(&part.pin)?;
         part.begins(&range)?;
         let len = (part.range.end - range.start) as usize;
-        body(&client, answer, &mut target[..len], (filled, came), waiting)?;
+        match digest {
+            None => body(&client, answer, &mut target[..len], (filled, came), waiting)?,
+            // Bytes count once they were compared.
+            Some(digest) => {
+                body(&client, answer, &mut target[..len], (&mut 0, &mut |_| ()), waiting)
+                    .map_err(without_progress)?;
+                digest.check(&target[..len])?;
+                *filled += len;
+                came(&target[..len]);
+            }
+        }
         if part.range.end == range.end {
             return Ok(());
         }
         let why = format!("the server sent bytes up to {} of those up to {}", part.range.end, range.end);
         Err(Fault::Again(Again { failure: Failure::Part, why, was_reused: false, bytes: len }))
+    }
+
+    /// What an answer says of its own bytes, if they are compared.
+    fn content_digest(&self, answer: &Answer) -> Option<ContentDigest> {
+        let compares = self.client.compares();
+        compares.then(|| ContentDigest::of(self.location.kind, &answer.headers)).flatten()
     }
 
     /// The answer from where the hub or a web server led to. If that is not valid any more, it is asked again, for the same
@@ -338,10 +362,12 @@ struct First {
     head: Vec<u8>,
     linked: Option<(Linked, Place)>,
     headers: HeaderMap,
+    digest: Option<WholeDigest>,
 }
 
 /// The version of an object, and its first bytes.
 fn first(client: &Arc<Client>, location: &Location, waiting: &Waiting<'_>) -> Result<First, Fault> {
+    let (range, compares) = (0..HEAD_BYTES as u64, client.compares());
     let headers = [(RANGE, format!("bytes=0-{}", HEAD_BYTES - 1))];
     let empty = |fault| match fault {
         Fault::Final(Problem::Refused { status: 416, .. }) => Problem::Empty.into(),
@@ -355,7 +381,10 @@ fn first(client: &Arc<Client>, location: &Location, waiting: &Waiting<'_>) -> Re
             let linked = (location.kind == Kind::Hub || !is_there).then(|| (linked, place.clone()));
             (place.client, answer, linked)
         }
-        _ => (client.clone(), client.get(&location.target, &headers, waiting).map_err(empty)?, None),
+        _ => {
+            let answer = client.get_range(&location.target, &headers, &range, waiting).map_err(empty)?;
+            (client.clone(), answer, None)
+        }
     };
     let checked = |len: u64| match &linked {
         Some((linked, _)) => {
@@ -364,11 +393,14 @@ fn first(client: &Arc<Client>, location: &Location, waiting: &Waiting<'_>) -> Re
         None => Ok(()),
     };
     let headers = answer.headers.clone();
+    let digest = WholeDigest::of_object(location.kind, answer.status, &headers);
+    let of_content = ContentDigest::of(location.kind, &headers).filter(|_| compares);
     if answer.status == 200 {
         let head = whole(&client, answer, waiting)?;
+        of_content.map_or(Ok(()), |digest| digest.check(&head))?;
         let part = Part::whole(&headers, head.len() as u64)?;
         checked(part.pin.len)?;
-        return Ok(First { pin: part.pin, head, linked, headers });
+        return Ok(First { pin: part.pin, head, linked, headers, digest });
     }
     let part = part_of(&answer)?;
     checked(part.pin.len)?;
@@ -376,11 +408,14 @@ fn first(client: &Arc<Client>, location: &Location, waiting: &Waiting<'_>) -> Re
     let (mut head, mut came) = (vec![0; part.range.end as usize], 0);
     let read = body(&client, answer, &mut head, (&mut came, &mut |_| ()), waiting);
     match read {
-        // The rest is asked for by what is known of the object now.
-        Err(Fault::Again(_)) if came > 0 => head.truncate(came),
-        read => read?,
+        // The rest is asked for by what is known of the object now; all of it if what came cannot be compared.
+        Err(Fault::Again(_)) if came > 0 => head.truncate(if of_content.is_none() { came } else { 0 }),
+        read => {
+            read?;
+            of_content.map_or(Ok(()), |digest| digest.check(&head))?;
+        }
     }
-    Ok(First { pin: part.pin, head, linked, headers })
+    Ok(First { pin: part.pin, head, linked, headers, digest })
 }
 
 /// A file that an answer has whole, though a range of it was asked for: as small ones come of some servers.
@@ -449,6 +484,16 @@ fn body(
             client.keep(result.map_err(|error| client.fault(error, was_reused, came, waiting))?);
             Ok(())
         }
+    }
+}
+
+/// An attempt whose bytes cannot be compared, as not all of them came: they are asked for again, and are no progress.
+fn without_progress(fault: Fault) -> Fault {
+    match fault {
+        Fault::Again(Again { failure, why, was_reused, bytes }) => {
+            Fault::Again(Again { failure, why, was_reused: was_reused && bytes == 0, bytes: 0 })
+        }
+        fault => fault,
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::{
     Problem,
-    http::{Answer, Connection, Network, Origin, Roots, TICK, Waiting, send},
+    http::{Answer, Connection, Ends, Network, Origin, Roots, TICK, Waiting, send},
     location::is_aws_host,
     options::aws_roots,
     pace::{Again, Fault, Pace},
@@ -36,8 +36,9 @@ pub(crate) const PROGRAM_PATIENCE: Duration = Duration::from_secs(30);
 const CONNECT: Duration = Duration::from_secs(5);
 const METADATA_HOSTS: &[&str] = &["169.254.169.254", "metadata.google.internal"];
 
-/// Runs a future on this thread. Returns `None` soon after `stop` is set.
-pub(crate) fn block_on<T>(future: impl Future<Output = T>, stop: &AtomicBool) -> Option<T> {
+/// Runs a future on this thread. Returns `None` soon after the caller is to end.
+pub(crate) fn block_on<'a, T>(future: impl Future<Output = T>, ends: impl Into<Ends<'a>>) -> Option<T> {
+    let ends = ends.into();
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);
     let mut future = pin!(future);
@@ -45,7 +46,7 @@ pub(crate) fn block_on<T>(future: impl Future<Output = T>, stop: &AtomicBool) ->
         if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
             return Some(value);
         }
-        if stop.load(Ordering::Relaxed) {
+        if ends.are_over() {
             return None;
         }
         thread::park_timeout(TICK);

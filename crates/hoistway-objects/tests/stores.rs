@@ -105,6 +105,128 @@ fn blobs_of_azure_are_read_by_key_by_signature_and_without() {
     }
 }
 
+#[test]
+fn a_range_of_azure_with_a_flipped_bit_is_asked_for_again() {
+    let server = Server::start().unwrap();
+    server.speak(Dialect::Azure);
+    let bytes = bytes(LEN);
+    server.put("account/models/a.gguf", &bytes);
+    let endpoint = format!("{}/account", server.url());
+    let with = |checksums| {
+        let pairs = [("endpoint", &*endpoint), ("anonymous", "true"), ("checksums", checksums)];
+        options(&pairs)
+    };
+    let object = Object::open("az://models/a.gguf", &with("auto")).unwrap();
+    assert_eq!(object.known_digest().unwrap().name(), "MD5");
+    server.fail(Faults { fault: Some(Fault::Flip), only: Some(1), ..Faults::default() });
+    server.take_requests();
+    assert!(read(&object, 50, 70_000).unwrap() == bytes[50..70_050]);
+    assert_eq!(server.take_requests().len(), 2);
+    server.fail(Faults::always(Fault::Flip));
+    let error = read(&object, 50, 70_000).unwrap_err();
+    assert!(error.to_string().contains("another CRC-64/NVME"), "{error}");
+    // So does the first request for an object.
+    server.fail(Faults { fault: Some(Fault::Flip), only: Some(1), ..Faults::default() });
+    assert!(read_all("az://models/a.gguf", &with("auto")) == bytes);
+    // Where checksums are off, or the server knows none, the bytes are those that came.
+    server.fail(Faults::default());
+    server.take_requests();
+    assert!(read_all("az://models/a.gguf", &with("off")) == bytes);
+    assert!(server.take_requests().iter().all(|own| !own.wants_range_crc));
+    server.say_checksums(objectd::Checksums::None);
+    assert!(read_all("az://models/a.gguf", &with("auto")) == bytes);
+    assert_eq!(server.take_requests().iter().filter(|own| own.wants_range_crc).count(), 1);
+}
+
+#[test]
+fn a_store_that_refuses_the_checksums_of_ranges_is_read_without_and_one_refusal_of_a_proxy_changes_nothing() {
+    let server = Server::start().unwrap();
+    server.speak(Dialect::Azure);
+    let bytes = bytes(LEN);
+    server.put("account/models/a.gguf", &bytes);
+    let endpoint = format!("{}/account", server.url());
+    let options = options(&[("endpoint", &*endpoint), ("anonymous", "true")]);
+    let asked = || server.take_requests().iter().filter(|own| own.wants_range_crc).count();
+    let object = Object::open("az://models/a.gguf", &options).unwrap();
+    asked();
+    server.fail(Faults { fault: Some(Fault::Status(501)), only: Some(1), ..Faults::default() });
+    for requests in [1, 1] {
+        assert!(read(&object, 50, 70_000).unwrap() == bytes[50..70_050]);
+        assert_eq!(asked(), requests);
+    }
+    for status in [400, 501] {
+        // Another address is another server to the client.
+        let other = Server::start().unwrap();
+        other.speak(Dialect::Azure);
+        other.put("account/models/a.gguf", &bytes);
+        other.fail(Faults { range_crc_status: Some(status), ..Faults::default() });
+        let endpoint = format!("{}/account", other.url());
+        let options = self::options(&[("endpoint", &*endpoint), ("anonymous", "true")]);
+        assert!(read_all("az://models/a.gguf", &options) == bytes, "{status}");
+        assert_eq!(other.take_requests().iter().filter(|own| own.wants_range_crc).count(), 1, "{status}");
+    }
+}
+
+#[test]
+fn bytes_that_are_compared_and_never_come_whole_end_a_read() {
+    let bytes = bytes(LEN);
+    let fails = |fault, dialect| {
+        let server = Server::start().unwrap();
+        server.speak(dialect);
+        server.put("account/models/a.gguf", &bytes);
+        let (endpoint, url) = match dialect {
+            Dialect::Azure => (format!("{}/account", server.url()), "az://models/a.gguf".to_owned()),
+            _ => {
+                server.say_checksums(objectd::Checksums::Digests);
+                (String::new(), format!("{}/account/models/a.gguf", server.url()))
+            }
+        };
+        let pairs = [("endpoint", &*endpoint), ("anonymous", "true")];
+        let options = if endpoint.is_empty() { StoreOptions::default() } else { options(&pairs) };
+        // The first request tells of the object all the same.
+        server.fail(Faults { fault: Some(fault), only: Some(1), ..Faults::default() });
+        assert!(read_all(&url, &options) == bytes, "{fault:?} {dialect:?}");
+        let object = Object::open(&url, &options).unwrap();
+        server.fail(Faults::always(fault));
+        server.take_requests();
+        let error = read(&object, 50, LEN - 50).unwrap_err();
+        assert!(matches!(&error.problem, Problem::Unreliable { .. }), "{fault:?} {dialect:?}: {error}");
+        // It waits longer before each attempt.
+        let count = server.take_requests().len();
+        assert!(count < 500, "{fault:?} {dialect:?}: {count} requests");
+    };
+    // Side by side: each tries for a minute.
+    std::thread::scope(|scope| {
+        for fault in [Fault::Truncate, Fault::Reset] {
+            for dialect in [Dialect::Azure, Dialect::S3] {
+                let fails = &fails;
+                scope.spawn(move || fails(fault, dialect));
+            }
+        }
+    });
+}
+
+#[test]
+fn an_answer_of_a_web_server_with_a_digest_and_a_flipped_bit_is_asked_for_again() {
+    let (server, bytes) = (Server::start().unwrap(), bytes(LEN));
+    server.put("a.gguf", &bytes);
+    server.put("short.gguf", &bytes[..1000]);
+    server.say_checksums(objectd::Checksums::Digests);
+    let url = format!("{}/a.gguf", server.url());
+    let object = Object::open(&url, &StoreOptions::default()).unwrap();
+    assert_eq!(object.known_digest().unwrap().name(), "SHA-256");
+    server.fail(Faults { fault: Some(Fault::Flip), only: Some(1), ..Faults::default() });
+    assert!(read(&object, 50, 70_000).unwrap() == bytes[50..70_050]);
+    for name in ["a.gguf", "short.gguf"] {
+        server.fail(Faults { fault: Some(Fault::Flip), only: Some(1), ..Faults::default() });
+        let found = read_all(&format!("{}/{name}", server.url()), &StoreOptions::default());
+        assert!(found == bytes[..found.len()], "{name}");
+    }
+    server.fail(Faults::always(Fault::Flip));
+    let error = read(&object, 50, 70_000).unwrap_err();
+    assert!(error.to_string().contains("another SHA-256"), "{error}");
+}
+
 /// A hub with a model, the server that has its large files, and options for it.
 fn hub() -> (Server, Server, StoreOptions, Vec<u8>) {
     let (hub, elsewhere, bytes) = (Server::start().unwrap(), Server::start().unwrap(), bytes(LEN));

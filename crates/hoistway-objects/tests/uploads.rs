@@ -4,6 +4,8 @@
 use hoistway_objects::{Error, Object, Problem, Stop, StoreOptions, Upload, Uploaded};
 use objectd::{Checksums, Dialect, Server, Step, WriteFault, WrongRegion};
 use std::{
+    io::{Read, Write},
+    net::TcpStream,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -91,6 +93,217 @@ fn objects_of_google_are_written_with_their_own_checksum() {
         assert_eq!(uploaded.compared, Ok("CRC-32C"));
         assert!(server.object(PATH).unwrap() == bytes, "{len}");
     }
+}
+
+const BLOB: &str = "az://models/llama/a b.safetensors";
+const BLOB_PATH: &str = "account/models/llama/a b.safetensors";
+
+fn azure() -> (Server, StoreOptions) {
+    let server = Server::start().unwrap();
+    server.speak(Dialect::Azure);
+    let mut options = StoreOptions::default();
+    let endpoint = format!("{}/account", server.url());
+    for (name, value) in [("endpoint", &*endpoint), ("account", "account"), ("account_key", "Y2FuYXJ5")] {
+        options.set(name, value).unwrap();
+    }
+    (server, options)
+}
+
+/// Why an upload failed, and what came of its abortion.
+type Failed = Box<(Error, Result<(), Error>)>;
+
+/// What comes of an upload to Azure.
+fn upload_blob(bytes: &[u8], options: &StoreOptions) -> Result<Uploaded, Failed> {
+    let stop = Stop::default();
+    let upload = Upload::begin(BLOB, bytes.len() as u64, options, &stop).unwrap();
+    let sent = (0..upload.parts()).rev().try_for_each(|number| {
+        let range = upload.range(number);
+        upload.send(number, &[&bytes[range.start as usize..range.end as usize]], &stop)
+    });
+    sent.and_then(|()| upload.complete(&stop)).map_err(|error| Box::new((error, upload.abort(&stop))))
+}
+
+#[test]
+fn blobs_of_azure_are_written_by_one_request_or_in_blocks() {
+    let (server, options) = azure();
+    for (len, requests) in [(1, 1), (8 << 20, 1), (LEN, 4)] {
+        server.take_requests();
+        let bytes = bytes(len);
+        let uploaded = upload_blob(&bytes, &options).unwrap();
+        assert_eq!((uploaded.compared, uploaded.repeated), (Ok("CRC-64/NVME"), 0));
+        assert!(server.object(BLOB_PATH).unwrap() == bytes, "{len}");
+        let asked = server.take_requests();
+        assert_eq!(asked.len(), requests, "{asked:?}");
+        assert!(asked.iter().all(|own| own.authorization.is_some() && own.checksum.is_some()), "{asked:?}");
+    }
+    assert!(server.open_uploads().is_empty());
+    let mut without = options;
+    without.set("checksums", "off").unwrap();
+    let uploaded = upload_blob(&bytes(LEN), &without).unwrap();
+    assert_eq!(uploaded.compared, Err("the store option checksums is off"));
+    assert!(server.take_requests().iter().all(|own| own.checksum.is_none()));
+}
+
+#[test]
+fn an_emulator_that_knows_no_checksums_takes_blobs_without() {
+    let (server, options) = azure();
+    for (step, len, requests) in [(Step::Put, 1000, 2), (Step::Part, LEN, 5)] {
+        server.fail_writes(step, usize::MAX, WriteFault::NoChecksums);
+        server.take_requests();
+        let uploaded = upload_blob(&bytes(len), &options).unwrap();
+        assert_eq!(uploaded.compared, Err("the store refuses checksums of uploads"));
+        assert!(server.object(BLOB_PATH).unwrap() == bytes(len));
+        assert_eq!(server.take_requests().len(), requests);
+    }
+}
+
+#[test]
+fn one_refusal_of_a_proxy_does_not_turn_the_checksums_of_a_blob_off() {
+    let (server, options) = azure();
+    server.fail_writes(Step::Part, 1, WriteFault::Status(501));
+    let uploaded = upload_blob(&bytes(LEN), &options).unwrap();
+    assert_eq!(uploaded.compared, Ok("CRC-64/NVME"));
+    assert!(server.object(BLOB_PATH).unwrap() == bytes(LEN));
+    // The part that was refused, two others, and the list.
+    assert_eq!(server.take_requests().iter().filter(|own| own.checksum.is_some()).count(), 4);
+}
+
+#[test]
+fn a_list_of_blocks_that_the_store_refuses_as_damaged_leaves_no_doubt() {
+    let (server, options) = azure();
+    server.put(BLOB_PATH, b"old");
+    server.fail_writes(Step::Complete, usize::MAX, WriteFault::Flip);
+    let (error, _) = *upload_blob(&bytes(LEN), &options).unwrap_err();
+    let is_told =
+        matches!(&error.problem, Problem::Unreliable { last, .. } if last.contains("Crc64Mismatch"));
+    assert!(is_told, "{error}");
+    assert_eq!(server.object(BLOB_PATH).unwrap(), b"old");
+}
+
+#[test]
+fn what_another_save_to_the_same_blob_took_away_is_told() {
+    let ((server, options), stop, bytes) = (azure(), Stop::default(), bytes(LEN));
+    let first = Upload::begin(BLOB, bytes.len() as u64, &options, &stop).unwrap();
+    for number in 0..first.parts() {
+        let range = first.range(number);
+        first.send(number, &[&bytes[range.start as usize..range.end as usize]], &stop).unwrap();
+    }
+    upload_blob(&bytes, &options).unwrap();
+    let error = first.complete(&stop).unwrap_err();
+    assert!(error.to_string().contains("InvalidBlockList; another save to this name"), "{error}");
+    server.fail_writes(Step::Part, usize::MAX, WriteFault::Status(409));
+    let (error, _) = *upload_blob(&bytes, &options).unwrap_err();
+    assert!(error.to_string().contains("BlockCountExceedsLimit; saves that failed"), "{error}");
+}
+
+#[test]
+fn what_may_pass_in_azure_is_tried_again() {
+    let faults = [
+        WriteFault::Status(500),
+        WriteFault::Status(503),
+        WriteFault::Reset,
+        WriteFault::Lost,
+        WriteFault::Flip,
+    ];
+    let passes = |step, len, fault| {
+        let (server, options) = azure();
+        server.put(BLOB_PATH, b"old");
+        server.fail_writes(step, 2, fault);
+        let bytes = bytes(len);
+        let uploaded = upload_blob(&bytes, &options).unwrap();
+        assert!(server.object(BLOB_PATH).unwrap() == bytes, "{step:?} {fault:?}");
+        assert_eq!(uploaded.compared, Ok("CRC-64/NVME"), "{step:?} {fault:?}");
+        assert!(uploaded.repeated > 0 && server.open_uploads().is_empty(), "{step:?} {fault:?}");
+    };
+    // Side by side: each waits between its attempts.
+    thread::scope(|scope| {
+        for (step, len) in [(Step::Part, LEN), (Step::Complete, LEN), (Step::Put, 1000)] {
+            for fault in faults {
+                let passes = &passes;
+                scope.spawn(move || passes(step, len, fault));
+            }
+        }
+    });
+}
+
+#[test]
+fn blocks_of_an_upload_that_fails_stay_unseen_and_that_is_told() {
+    let (server, options) = azure();
+    server.put(BLOB_PATH, b"old");
+    // A store that refused each block has none.
+    for status in [403, 404, 412] {
+        server.fail_writes(Step::Part, usize::MAX, WriteFault::Status(status));
+        let (error, aborted) = *upload_blob(&bytes(LEN), &options).unwrap_err();
+        assert!(error.to_string().contains(&format!("status {status}")), "{error}");
+        aborted.unwrap();
+        assert!(server.open_uploads().is_empty());
+    }
+    server.fail_writes(Step::Complete, usize::MAX, WriteFault::Status(403));
+    let (error, aborted) = *upload_blob(&bytes(LEN), &options).unwrap_err();
+    assert!(matches!(&error.problem, Problem::Denied { .. }), "{error}");
+    let left = aborted.unwrap_err();
+    assert!(matches!(&left.problem, Problem::BlocksLeft), "{left}");
+    assert!(left.to_string().contains("for a week"), "{left}");
+    assert_eq!(server.object(BLOB_PATH).unwrap(), b"old");
+    assert_eq!(server.open_uploads(), [BLOB_PATH]);
+    // The next one takes them away.
+    server.fail_writes(Step::Part, 0, WriteFault::Reset);
+    upload_blob(&bytes(LEN), &options).unwrap();
+    assert!(server.open_uploads().is_empty());
+    // Whether a block is stored whose answer is lost shows nothing.
+    server.fail_writes(Step::Part, 1, WriteFault::Lost);
+    server.then_fail_writes(Step::Part, usize::MAX, WriteFault::Status(403));
+    let (_, aborted) = *upload_blob(&bytes(LEN), &options).unwrap_err();
+    assert!(matches!(aborted.unwrap_err().problem, Problem::BlocksLeft));
+    server.fail_writes(Step::Part, 0, WriteFault::Reset);
+    upload_blob(&bytes(LEN), &options).unwrap();
+    let upload = Upload::begin(BLOB, LEN as u64, &options, &Stop::default()).unwrap();
+    upload.abort(&Stop::default()).unwrap();
+    server.fail_writes(Step::Put, usize::MAX, WriteFault::Status(403));
+    let (error, aborted) = *upload_blob(b"new", &options).unwrap_err();
+    assert!(matches!(&error.problem, Problem::Denied { .. }), "{error}");
+    aborted.unwrap();
+}
+
+#[test]
+fn a_lost_answer_of_azure_is_in_doubt_unless_the_blob_shows_what_became_of_it() {
+    let is_told = |step, len| {
+        let (server, options) = azure();
+        server.put(BLOB_PATH, b"old");
+        server.fail_writes(step, 1, WriteFault::Lost);
+        server.then_fail_writes(step, usize::MAX, WriteFault::Status(403));
+        upload_blob(&bytes(len), &options).unwrap();
+        assert!(server.object(BLOB_PATH).unwrap() == bytes(len), "{step:?}");
+        // The blob is that of another save, of the same length.
+        let mut other = bytes(len);
+        other[0] ^= 1;
+        server.put(BLOB_PATH, &other);
+        server.fail_writes(step, usize::MAX, WriteFault::Status(500));
+        let (error, _) = *upload_blob(&bytes(len), &options).unwrap_err();
+        assert!(matches!(&error.problem, Problem::Doubtful(_)), "{step:?}: {error}");
+    };
+    // Side by side: each waits between its attempts.
+    thread::scope(|scope| {
+        scope.spawn(|| is_told(Step::Put, 1000));
+        scope.spawn(|| is_told(Step::Complete, LEN));
+    });
+    let (server, options) = azure();
+    server.fail_writes(Step::Part, 1, WriteFault::OtherChecksum);
+    assert_eq!(upload_blob(&bytes(LEN), &options).unwrap().repeated, 1);
+    server.fail_writes(Step::Put, 1, WriteFault::OtherChecksum);
+    let (error, _) = *upload_blob(&bytes(1000), &options).unwrap_err();
+    assert!(matches!(&error.problem, Problem::StoredDamaged(_)), "{error}");
+}
+
+#[test]
+fn blocks_that_another_program_left_are_named_as_the_reason() {
+    let (server, options) = azure();
+    let mut socket = TcpStream::connect(server.url().trim_start_matches("http://")).unwrap();
+    let target = "/account/models/llama/a%20b.safetensors?comp=block&blockid=YQ%3D%3D";
+    write!(socket, "PUT {target} HTTP/1.1\r\nContent-Length: 1\r\n\r\na").unwrap();
+    assert!(socket.read(&mut [0; 4096]).unwrap() > 0);
+    let (error, _) = *upload_blob(&bytes(LEN), &options).unwrap_err();
+    assert!(error.to_string().contains("InvalidBlobOrBlock; another program"), "{error}");
 }
 
 #[test]
@@ -428,6 +641,10 @@ fn bytes_are_sent_again_without_a_checksum_only_where_that_was_refused() {
     let error = upload(URL, &bytes, &options).unwrap_err();
     assert!(matches!(&error.problem, Problem::Refused { status: 400, .. }), "{error}");
     assert_eq!(server.received(Step::Put), 1);
+    server.fail_writes(Step::Create, usize::MAX, WriteFault::Status(400));
+    let error = upload(URL, &self::bytes(LEN), &options).unwrap_err();
+    assert!(matches!(&error.problem, Problem::Refused { status: 400, .. }), "{error}");
+    assert_eq!(server.received(Step::Create), 1);
     // The store may still be asked for the checksum of what it has.
     server.fail_writes(Step::Put, 1, WriteFault::NoChecksums);
     server.then_fail_writes(Step::Put, 1, WriteFault::Lost);
@@ -453,10 +670,9 @@ fn what_cannot_be_written_is_said_with_what_can() {
     for (url, said) in [
         (
             "https://host/a",
-            "web servers are only read; give a path of this machine, or an s3:// or gs:// URL",
+            "web servers are only read; give a path of this machine, or an s3://, gs:// or az:// URL",
         ),
         ("hf://org/model/a", "the hub is only read"),
-        ("az://container/a", "saving to Azure is not there yet"),
         ("ftp://host/a", "there is no such scheme"),
         ("s3://bucket/folder/", "that of a folder"),
         ("s3://bucket", "that of a folder"),

@@ -222,7 +222,7 @@ pub enum Error {
         path: PathBuf,
         /// The checksum, such as `CRC-64/NVME`.
         checksum: &'static str,
-        /// What the store says, in base64; a SHA-256 in hex.
+        /// What the store says, in base64; a digest such as SHA-256 in hex.
         expected: String,
         /// What the bytes have that came.
         found: String,

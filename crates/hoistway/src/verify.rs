@@ -9,9 +9,9 @@ use crate::{
     parallel, save,
     source::Source,
 };
-use serde::{Deserialize, Serialize};
 #[cfg(feature = "objects")]
-use sha2::{Digest, Sha256};
+use hoistway_objects::Hasher;
+use serde::{Deserialize, Serialize};
 #[cfg(feature = "objects")]
 use std::ops::Range;
 use std::{collections::BTreeMap, fmt, fs, io, ops::ControlFlow, path::Path, time::Instant};
@@ -201,8 +201,8 @@ pub(crate) fn check(
     })
 }
 
-/// Compares the objects all of whose tensors are loaded with the SHA-256 that their stores have of them, if these have no checksum
-/// that the load has compared. Returns why it has not, and the bytes of each object.
+/// Compares the objects all of whose tensors are loaded with the digest that their stores have of them, if these have no checksum
+/// that the load has compared. Returns why it has not, the bytes of each object, and the digest's name.
 ///
 /// # Errors
 /// [`Error::ChecksumMismatch`].
@@ -211,7 +211,7 @@ pub(crate) fn check_stores(
     checkpoint: &Checkpoint,
     loaded: &Loaded,
     cancel: &Cancel,
-) -> Result<Vec<(String, u64)>> {
+) -> Result<Vec<(String, u64, &'static str)>> {
     let files: Vec<_> = checkpoint.catalog().files().iter().zip(checkpoint.sources()).collect();
     let checked = parallel::map(&files, parallel::cores(), |(file, source)| {
         let catalog = checkpoint.catalog();
@@ -220,36 +220,30 @@ pub(crate) fn check_stores(
         if tensors.iter().any(|entry| loaded.get(&entry.name).is_none()) {
             return Ok(None);
         }
-        let Some(expected) = object.known_sha256() else { return Ok(None) };
+        let Some(expected) = object.known_digest() else { return Ok(None) };
         let Some(Err(reason)) = object.known_checksum() else { return Ok(None) };
-        let (mut hasher, mut at) = (Sha256::new(), 0);
+        let (mut hasher, mut at) = (expected.hasher(), 0);
         for entry in tensors {
             // Headers and padding are in no tensor.
             hash_range(&***source, at..entry.bytes.start(), &mut hasher, cancel)?;
             let tensor = loaded.get(&entry.name).ok_or_else(|| catalog.no_such_tensor(&entry.name))?;
-            hasher.update(&*tensor.bytes()?);
+            hasher.update(&tensor.bytes()?);
             at = entry.bytes.end();
         }
         hash_range(&***source, at..source.len(), &mut hasher, cancel)?;
-        let found: [u8; 32] = hasher.finalize().into();
-        if found == expected {
-            return Ok(Some((reason.to_owned(), source.len())));
+        let (found, checksum) = (hasher.finish(), expected.name());
+        if found == expected.text() {
+            return Ok(Some((reason.to_owned(), source.len(), checksum)));
         }
-        let shown = |sum: [u8; 32]| blake3::Hash::from_bytes(sum).to_hex().to_string();
         let path = source.path().to_owned();
-        Err(Error::ChecksumMismatch {
-            path,
-            checksum: "SHA-256",
-            expected: shown(expected),
-            found: shown(found),
-        })
+        Err(Error::ChecksumMismatch { path, checksum, expected: expected.text(), found })
     });
     checked.into_iter().filter_map(Result::transpose).collect()
 }
 
 /// Adds bytes of a source to a hash.
 #[cfg(feature = "objects")]
-fn hash_range(source: &dyn Source, range: Range<u64>, hasher: &mut Sha256, cancel: &Cancel) -> Result<()> {
+fn hash_range(source: &dyn Source, range: Range<u64>, hasher: &mut Hasher, cancel: &Cancel) -> Result<()> {
     let mut offset = range.start;
     let mut buffer = vec![0; STEP_BYTES.min(range.end.saturating_sub(range.start) as usize)];
     while offset < range.end {

@@ -203,7 +203,7 @@ fn a_store_without_checksums_is_read_all_the_same() {
     for (url, dialect, why) in [
         (S3, Dialect::S3, "no checksum"),
         (GOOGLE, Dialect::Google, "no checksum"),
-        (&*web, Dialect::S3, "no checksum that can be computed from ranges"),
+        (&*web, Dialect::S3, "no checksum of the whole object that can be computed from ranges"),
     ] {
         server.speak(dialect);
         let loaded = load(&server, url).unwrap();
@@ -213,7 +213,7 @@ fn a_store_without_checksums_is_read_all_the_same() {
 }
 
 #[test]
-fn a_verification_compares_with_the_sha_256_of_s3_and_of_the_hub() {
+fn a_verification_compares_with_the_digests_that_servers_have_of_whole_objects() {
     const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
     let (server, file) = serving();
     server.say_checksums(Checksums::Sha256);
@@ -222,9 +222,17 @@ fn a_verification_compares_with_the_sha_256_of_s3_and_of_the_hub() {
     hub.put_model("org/model", COMMIT);
     hub.put_file("org/model", "model.safetensors", &file, true);
     let on_hub = format!("hf://org/model@{COMMIT}/model.safetensors");
-    for (url, asked, sending, why) in
-        [(S3, &server, &server, "from ranges"), (&*on_hub, &hub, &elsewhere, "from ranges")]
-    {
+    let (azure, web, why) = (serve(&file), serve(&file), "from ranges");
+    azure.speak(Dialect::Azure);
+    azure.say_checksums(Checksums::BlobMd5);
+    web.say_checksums(Checksums::ObjectDigests);
+    let on_web = format!("{}/models/llama/model.safetensors", web.url());
+    for (url, asked, sending, digest) in [
+        (S3, &server, &server, "SHA-256"),
+        (&*on_hub, &hub, &elsewhere, "SHA-256"),
+        ("az://models/llama/model.safetensors", &azure, &azure, "MD5"),
+        (&*on_web, &web, &web, "SHA-256"),
+    ] {
         let checkpoint = open_known(asked, url);
         let load = LoadOptions::default().chunk_bytes(CHUNK);
         for device in devices() {
@@ -232,7 +240,7 @@ fn a_verification_compares_with_the_sha_256_of_s3_and_of_the_hub() {
             assert_not_compared(loaded.report(), why);
             checkpoint.verify(&mut loaded, None).unwrap();
             assert_is_file(&loaded, &file);
-            assert_compared(loaded.report(), file.len(), "SHA-256");
+            assert_compared(loaded.report(), file.len(), digest);
         }
         sending.fail(Faults { spares_first: true, ..Faults::only(3, Fault::Flip) });
         let mut loaded = checkpoint.load(&load).unwrap();
@@ -241,7 +249,7 @@ fn a_verification_compares_with_the_sha_256_of_s3_and_of_the_hub() {
         let manifest = of_loaded(&loaded);
         let error =
             checkpoint.verify(&mut loaded, Some((Path::new("manifest.json"), &manifest))).unwrap_err();
-        assert_differs(&error, "SHA-256");
+        assert_differs(&error, digest);
         // A load of a part is compared with nothing.
         let mut loaded = checkpoint.load(&load.clone().selection(Selection::all().select("a"))).unwrap();
         checkpoint.verify(&mut loaded, None).unwrap();

@@ -14,7 +14,7 @@ use hoistway::{
     objects::StoreOptions,
     save::{SaveOptions, SaveReport, Sharding, TensorData, save, save_sharded},
 };
-use objectd::{Checksums, Server, Step, WriteFault};
+use objectd::{Checksums, Dialect, Server, Step, WriteFault};
 use std::{
     ops::ControlFlow,
     sync::atomic::{AtomicU64, Ordering},
@@ -135,6 +135,52 @@ fn the_index_is_written_last_and_names_the_new_files_alone() {
     assert_eq!(report.paths.len(), 2);
     assert_is(&load(&server, &format!("{FOLDER}/")), &third);
     assert!(server.open_uploads().is_empty());
+}
+
+#[test]
+fn a_set_in_azure_is_written_in_blocks_and_its_index_last() {
+    let server = Server::start().unwrap();
+    server.speak(Dialect::Azure);
+    let mut store = StoreOptions::default();
+    let endpoint = format!("{}/account", server.url());
+    for (name, value) in [("endpoint", &*endpoint), ("account", "account"), ("account_key", "Y2FuYXJ5")] {
+        store.set(name, value).unwrap();
+    }
+    let save_set = |tensors: &[Owned]| {
+        let sharding = Sharding::default().max_shard_bytes(9 << 20);
+        let options = SaveOptions::default().store(store.clone());
+        save_sharded("az://models/llama".as_ref(), &data(tensors), None, &sharding, &options, go_on)
+    };
+    let cancel = || {
+        let go_on = |bytes| if bytes > 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+        let options = SaveOptions::default().store(store.clone());
+        save("az://models/other.safetensors".as_ref(), &data(&large(3)), None, &options, go_on)
+    };
+    let load = || {
+        let open = OpenOptions::default().store(store.clone());
+        let checkpoint = Checkpoint::open_with(&["az://models/llama/"], &open).unwrap();
+        checkpoint.load(&LoadOptions::default()).unwrap()
+    };
+    let first = large(1);
+    let report = save_set(&first).unwrap();
+    assert_eq!((report.files, report.checksum.as_deref()), (4, Some("CRC-64/NVME")), "{report}");
+    assert_is(&load(), &first);
+    let requests = server.take_requests();
+    let last_write = requests.iter().rev().find(|own| own.method == "PUT").unwrap();
+    assert!(last_write.target.contains("model.safetensors.index.json"), "{last_write:?}");
+    // All blocks are there before the first blob is shown.
+    let shown = requests.iter().position(|own| own.target.contains("comp=blocklist"));
+    let block = requests.iter().rposition(|own| own.target.ends_with("comp=block"));
+    assert!(block.is_some() && shown > block, "{requests:?}");
+    // A save that fails leaves what was there, and says that blocks stay for a while.
+    server.fail_writes(Step::Complete, usize::MAX, WriteFault::Status(403));
+    let error = save_set(&large(2)).unwrap_err();
+    assert!(error.to_string().contains("for a week"), "{error}");
+    assert_is(&load(), &first);
+    // One that is cancelled is no failure: Azure drops the blocks.
+    let error = cancel().unwrap_err();
+    assert!(matches!(error, Error::Cancelled), "{error}");
+    assert!(server.open_uploads().contains(&"account/models/other.safetensors".to_owned()));
 }
 
 #[test]
@@ -350,8 +396,7 @@ fn what_cannot_be_saved_to_is_said_with_what_can() {
     for (url, said) in [
         ("https://user:canary@host/m.safetensors?sig=canary", "web servers are only read"),
         ("hf://org/model/m.safetensors", "the hub is only read"),
-        ("az://container/m.safetensors", "saving to Azure is not there yet"),
-        ("ftp://user:canary@host/m.safetensors", "s3:// or gs://"),
+        ("ftp://user:canary@host/m.safetensors", "s3://, gs:// or az:// URL"),
         ("s3://bucket/folder/", "give the object a name"),
     ] {
         let error = save(url.as_ref(), &data(&tensors), None, &options(&server), go_on).unwrap_err();

@@ -6,12 +6,13 @@ use crc_fast::{
     CrcAlgorithm::{Crc32Iscsi, Crc32IsoHdlc, Crc64Nvme},
     checksum,
 };
+use md5::Md5;
 use sha2::{Digest, Sha256};
 
 /// The checksums that a server has of its objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksums {
-    /// Those of whole objects: CRC-64/NVME in S3, CRC-32C in Google.
+    /// Those of whole objects: CRC-64/NVME in S3, CRC-32C in Google, MD5 in Azure.
     #[default]
     Whole,
     /// In S3 CRC-32 of parts of this many bytes, and of these checksums.
@@ -22,6 +23,12 @@ pub enum Checksums {
     UncountedParts(usize),
     /// In S3 SHA-256 of whole objects.
     Sha256,
+    /// In Azure MD5 of blobs, and none of ranges.
+    BlobMd5,
+    /// Digests of RFC 9530, of objects and of the bytes of each answer.
+    Digests,
+    /// The same of objects alone.
+    ObjectDigests,
     /// None.
     None,
 }
@@ -39,7 +46,7 @@ impl Checksums {
                 }
                 parts
             }
-            Self::Whole | Self::Sha256 | Self::None => vec![bytes],
+            _ => vec![bytes],
         }
     }
 
@@ -49,6 +56,20 @@ impl Checksums {
         let part = parts.get(number.checked_sub(1)?)?;
         let start: usize = parts[..number - 1].iter().map(|part| part.len()).sum();
         Some((start, start + part.len() - 1))
+    }
+
+    /// The headers about the bytes of an answer alone.
+    pub(crate) fn of_content(self, request: &Request, bytes: &[u8]) -> String {
+        match self {
+            Self::Digests => {
+                format!("Content-Digest: sha-256=:{}:\r\n", STANDARD.encode(Sha256::digest(bytes)))
+            }
+            _ if request.wants_range_crc => {
+                let sum = STANDARD.encode(checksum(Crc64Nvme, bytes).to_le_bytes());
+                format!("x-ms-content-crc64: {sum}\r\n")
+            }
+            _ => String::new(),
+        }
     }
 
     /// The headers of an answer. S3 says checksums to those who ask, and not in answers with ranges.
@@ -63,6 +84,13 @@ impl Checksums {
                     "x-goog-hash: md5=AAAAAAAAAAAAAAAAAAAAAA==,crc32c={}\r\n",
                     text(&short(Crc32Iscsi, bytes))
                 )
+            }
+            (_, Self::Digests | Self::ObjectDigests) => {
+                format!("Repr-Digest: sha-256=:{}:\r\n", text(&Sha256::digest(bytes)))
+            }
+            (Dialect::Azure, Self::Whole | Self::BlobMd5) if !object.is_of_blocks => {
+                let name = if request.range.is_none() { "Content-MD5" } else { "x-ms-blob-content-md5" };
+                format!("{name}: {}\r\nx-ms-blob-type: BlockBlob\r\n", text(&Md5::digest(bytes)))
             }
             (Dialect::S3, Self::Whole) if request.wants_checksum && request.range.is_none() => {
                 let sum = text(&checksum(Crc64Nvme, bytes).to_be_bytes());

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// What is wrong with an answer to a request for a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Another status, with an error for a body: 403, 429, 500 or 503.
+    /// Another status, with an error for a body: 403, 429, 500, 501 or 503.
     Status(u16),
     /// A redirect to elsewhere, whose URL holds a secret.
     Redirect,
@@ -103,6 +103,8 @@ pub struct Faults {
     pub wrong_commit: bool,
     /// The status of an answer to a URL that has expired, if it is not 403.
     pub expired_status: Option<u16>,
+    /// The status of an answer of Azure to a request for the checksum of a range, if that is refused: 400 or 501.
+    pub range_crc_status: Option<u16>,
     /// Whether listings have a next page and do not say where.
     pub endless_listing: bool,
 }

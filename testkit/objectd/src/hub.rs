@@ -40,7 +40,7 @@ impl Server {
             );
         }
         let commit = Some(found.commit.clone());
-        let object = Object { bytes: bytes.to_vec(), etag, generation: 0, commit };
+        let object = Object { bytes: bytes.to_vec(), etag, generation: 0, commit, is_of_blocks: false };
         found.files.insert(file.to_owned(), (Arc::new(object), linked));
     }
 

@@ -2,6 +2,7 @@
 //! style, and models as the hub of Hugging Face has them. It fails on demand. Signatures are recorded, not checked.
 #![forbid(unsafe_code)]
 
+mod blocks;
 mod checksums;
 mod faults;
 mod hub;
@@ -120,6 +121,8 @@ struct Object {
     generation: usize,
     /// The commit of a file of a hub.
     commit: Option<String>,
+    /// Whether it was made of blocks: Azure has no checksum of it then.
+    is_of_blocks: bool,
 }
 
 impl Server {
@@ -217,7 +220,7 @@ impl Server {
         lock(&self.state.objects).get(path).map(|object| object.bytes.clone())
     }
 
-    /// The paths of the uploads that were begun, and neither completed nor aborted.
+    /// The paths of the uploads that were begun, and neither completed nor aborted; those of blobs with blocks that no list has.
     pub fn open_uploads(&self) -> Vec<String> {
         lock(&self.state.uploads).open_paths()
     }
@@ -336,9 +339,13 @@ impl State {
     }
 
     fn put(&self, path: &str, bytes: Vec<u8>, etag: String) {
+        self.put_as(path, bytes, etag, false);
+    }
+
+    fn put_as(&self, path: &str, bytes: Vec<u8>, etag: String, is_of_blocks: bool) {
         let generation = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
-        lock(&self.objects)
-            .insert(path.to_owned(), Arc::new(Object { bytes, etag, generation, commit: None }));
+        let object = Object { bytes, etag, generation, commit: None, is_of_blocks };
+        lock(&self.objects).insert(path.to_owned(), Arc::new(object));
     }
 
     /// Refuses a request that is signed for another region. `None` if it is not.
@@ -381,6 +388,9 @@ impl State {
         }
         if let Some(refused) = self.refuse_region(socket, request) {
             return refused;
+        }
+        if query.contains("comp=blocklist") {
+            return self.list_blocks(socket, &path);
         }
         if query == "uploads" || query == "uploads=" {
             return self.list_uploads(socket, path.trim_end_matches('/'));
@@ -455,6 +465,18 @@ impl State {
         if start >= end {
             return refuse(socket, "416 Range Not Satisfiable", "InvalidRange", "");
         }
+        if request.wants_range_crc && matches!(checksums, Checksums::None | Checksums::BlobMd5) {
+            return refuse(socket, "500 Internal Server Error", "FeatureNotSupported", "");
+        }
+        if let (true, Some(status)) = (request.wants_range_crc, lock(&self.faults).0.range_crc_status) {
+            return match status {
+                400 => refuse(socket, "400 Bad Request", "InvalidHeaderValue", ""),
+                _ => refuse(socket, "501 Not Implemented", "NotImplemented", ""),
+            };
+        }
+        if request.wants_range_crc && (range.is_none() || end - start > 4 << 20) {
+            return refuse(socket, "400 Bad Request", "OutOfRangeQueryParameterValue", "");
+        }
         let mut status = if range.is_some() { "206 Partial Content" } else { "200 OK" };
         let mut etag = format!("ETag: {}\r\n", object.etag);
         let (mut length, mut extra) = (None, String::new());
@@ -469,6 +491,8 @@ impl State {
             Some(Fault::Status(500)) => {
                 return refuse(socket, "500 Internal Server Error", "InternalError", "");
             }
+            // That of a proxy.
+            Some(Fault::Status(501)) => return refuse(socket, "501 Not Implemented", "", ""),
             Some(Fault::Status(403)) => {
                 return refuse(socket, "403 Forbidden", "AccessDenied", &self.dated());
             }
@@ -503,6 +527,9 @@ impl State {
             extra += &format!("x-goog-generation: {}\r\n", object.generation);
         }
         extra += &checksums.headers(*lock(&self.dialect), request, object);
+        if request.method != "HEAD" {
+            extra += &checksums.of_content(request, &object.bytes[start..end]);
+        }
         extra += &self.dated();
         if let Some(commit) = &object.commit {
             let is_wrong = lock(&self.faults).0.wrong_commit;

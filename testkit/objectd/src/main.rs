@@ -1,6 +1,6 @@
 //! Serves the files of a directory as objects: `objectd DIRECTORY [PREFIX] [LATENCY_MS] [DIALECT] [MB_PER_SECOND] [FAULT]
-//! [REQUEST] [CHECKSUMS] [WRITES]`; the rate is that of each connection, and the request that fails is the one with this number, or each of those that are
-//! not for the first byte of an object; it has no checksums if those are `none`; of writes some steps fail, such as `part:503,abort:403`. Their names begin with the prefix, `bucket/folder/` for instance. The dialect is `s3`, `google`,
+//! [REQUEST] [CHECKSUMS] [WRITES] [tls]`; the rate is that of each connection, and the request that fails is the one with this number, or each of those that are
+//! not for the first byte of an object; it has no checksums if those are `none`; of writes some steps fail, such as `part:503,abort:403`, unless that is `none`; with `tls` it encrypts, by a certificate in `certificates`. Their names begin with the prefix, `bucket/folder/` for instance. The dialect is `s3`, `google`,
 //! `azure`, or `hub`: then they are the files of the model `org/model`, and safetensors lie on a second server. Prints its URL,
 //! and ends with its input.
 #![allow(clippy::print_stdout)]
@@ -18,7 +18,11 @@ fn main() -> io::Result<()> {
     let prefix = arguments.get(1).map_or("", String::as_str);
     let latency =
         arguments.get(2).and_then(|text| text.parse().ok()).map_or(Duration::ZERO, Duration::from_millis);
-    let server = Server::start()?;
+    let server = if arguments.get(9).is_some_and(|text| text == "tls") {
+        Server::start_tls()?
+    } else {
+        Server::start()?
+    };
     let megabytes: Option<u64> = arguments.get(4).and_then(|text| text.parse().ok());
     let bytes_per_second = megabytes.map(|rate| rate.saturating_mul(1_000_000));
     let fault = match arguments.get(5).filter(|name| *name != "none") {
@@ -38,7 +42,7 @@ fn main() -> io::Result<()> {
     if arguments.get(7).is_some_and(|text| text == "none") {
         server.say_checksums(Checksums::None);
     }
-    if let Some(name) = arguments.get(8) {
+    if let Some(name) = arguments.get(8).filter(|name| *name != "none") {
         for name in name.split(',') {
             let (step, fault) =
                 Step::named(name).ok_or_else(|| io::Error::other("there is no such fault"))?;

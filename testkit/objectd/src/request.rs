@@ -19,14 +19,18 @@ pub struct Request {
     pub payer: Option<String>,
     /// Whether the checksum of S3 is asked for.
     pub wants_checksum: bool,
+    /// Whether Azure is asked for the checksum of the range.
+    pub wants_range_crc: bool,
     /// Who asks.
     pub authorization: Option<String>,
     /// Bytes of its body.
     pub body_len: usize,
-    /// The checksum of its body that it says: `x-amz-checksum-crc64nvme`, or `crc32c` of `x-goog-hash`.
+    /// The checksum of its body that it says: `x-amz-checksum-crc64nvme`, `x-ms-content-crc64`, or `crc32c` of `x-goog-hash`.
     pub checksum: Option<String>,
     /// By which checksum the parts of an upload are compared that it begins.
     pub checksum_algorithm: Option<String>,
+    /// What kind of blob of Azure it writes.
+    pub blob_type: Option<String>,
 }
 
 impl Request {
@@ -76,11 +80,14 @@ impl Request {
             if_generation_match: find("x-goog-if-generation-match"),
             payer: find("x-amz-request-payer"),
             wants_checksum: find("x-amz-checksum-mode").is_some_and(|own| own == "ENABLED"),
+            wants_range_crc: find("x-ms-range-get-content-crc64").is_some(),
             authorization: find("authorization"),
             body_len: find("content-length").and_then(|len| len.parse().ok()).unwrap_or(0),
             checksum: find("x-amz-checksum-crc64nvme")
+                .or_else(|| find("x-ms-content-crc64"))
                 .or_else(|| Some(find("x-goog-hash")?.strip_prefix("crc32c=")?.to_owned())),
             checksum_algorithm: find("x-amz-checksum-algorithm"),
+            blob_type: find("x-ms-blob-type"),
         }
     }
 }

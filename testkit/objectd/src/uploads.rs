@@ -1,6 +1,6 @@
-//! Objects that are written: by one request, or in parts, as S3 and Google have them.
+//! Objects that are written: by one request, in parts, as S3 and Google have them, or in [blocks](crate::blocks).
 
-use super::{Dialect, Request, State, decoded, lock, refuse, stream::Stream};
+use super::{Dialect, Request, State, blocks::Blocks, decoded, lock, refuse, stream::Stream};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use crc_fast::{
     CrcAlgorithm::{Crc32Iscsi, Crc64Nvme},
@@ -88,6 +88,8 @@ impl Step {
 #[derive(Debug, Default)]
 pub(crate) struct Uploads {
     open: BTreeMap<String, Upload>,
+    /// Those of blobs of Azure, by their paths.
+    pub(crate) blocks: BTreeMap<String, Blocks>,
     begun: usize,
     faults: Vec<(Step, usize, WriteFault)>,
     /// The requests whose whole body has come.
@@ -104,7 +106,9 @@ struct Upload {
 
 impl Uploads {
     pub(crate) fn open_paths(&self) -> Vec<String> {
-        self.open.values().map(|upload| upload.path.clone()).collect()
+        let with_blocks = self.blocks.iter().filter(|(_, own)| own.has_uncommitted());
+        let open = self.open.values().map(|upload| upload.path.clone());
+        open.chain(with_blocks.map(|(path, _)| path.clone())).collect()
     }
 
     pub(crate) fn received(&self, step: Step) -> usize {
@@ -130,6 +134,11 @@ impl Uploads {
 /// What a request is of the writing of an object, if it writes.
 pub(crate) fn step_of(request: &Request) -> Option<Step> {
     let query = request.target.split_once('?').map_or("", |(_, query)| query);
+    match query.split('&').find_map(|pair| pair.strip_prefix("comp=")) {
+        Some("block") => return Some(Step::Part),
+        Some("blocklist") if request.method == "PUT" => return Some(Step::Complete),
+        _ => {}
+    }
     let is_of_upload = query.contains("uploadId=");
     match (request.method.as_str(), is_of_upload) {
         ("PUT", false) => Some(Step::Put),
@@ -143,7 +152,7 @@ pub(crate) fn step_of(request: &Request) -> Option<Step> {
 }
 
 /// How a request is answered.
-enum Reply {
+pub(crate) enum Reply {
     /// Status, headers and text.
     Done(&'static str, String, String),
     Refused(&'static str, &'static str),
@@ -176,6 +185,11 @@ impl State {
                 let (status, code) = match status {
                     400 => ("400 Bad Request", "InvalidRequest"),
                     403 => ("403 Forbidden", "AccessDenied"),
+                    404 => ("404 Not Found", "ContainerNotFound"),
+                    409 => ("409 Conflict", "BlockCountExceedsLimit"),
+                    412 => ("412 Precondition Failed", "LeaseIdMissing"),
+                    // That of a proxy.
+                    501 => ("501 Not Implemented", ""),
                     500 => ("500 Internal Server Error", "InternalError"),
                     _ => ("503 Slow Down", "SlowDown"),
                 };
@@ -194,7 +208,10 @@ impl State {
             Some(WriteFault::NoChecksums)
                 if request.checksum_algorithm.is_some() || request.checksum.is_some() =>
             {
-                return refuse(socket, "501 Not Implemented", "NotImplemented", "");
+                return match *lock(&self.dialect) {
+                    Dialect::Azure => refuse(socket, "500 Internal Server Error", "FeatureNotSupported", ""),
+                    _ => refuse(socket, "501 Not Implemented", "NotImplemented", ""),
+                };
             }
             Some(WriteFault::Trickle(time)) => {
                 socket.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
@@ -226,7 +243,8 @@ impl State {
                 let is_silent = fault == Some(WriteFault::Silent);
                 let mut headers = if is_silent { without_checksum(&headers) } else { headers };
                 if fault == Some(WriteFault::OtherChecksum) {
-                    headers = without_checksum(&headers) + "x-amz-checksum-crc64nvme: AAAAAAAAAAA=\r\n";
+                    headers = without_checksum(&headers)
+                        + "x-amz-checksum-crc64nvme: AAAAAAAAAAA=\r\nx-ms-content-crc64: AAAAAAAAAAA=\r\n";
                 }
                 write!(socket, "HTTP/1.1 {status}\r\nContent-Length: {}\r\n{headers}\r\n{text}", text.len())
             }
@@ -241,6 +259,9 @@ impl State {
             let found = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
             found.map(decoded).unwrap_or_default()
         };
+        if *lock(&self.dialect) == Dialect::Azure {
+            return self.written_to_azure(request, step, path, &value("blockid"), body);
+        }
         let is_google = *lock(&self.dialect) == Dialect::Google;
         let sum_of = |bytes: &[u8]| match is_google {
             true => STANDARD.encode((checksum(Crc32Iscsi, bytes) as u32).to_be_bytes()),
@@ -343,7 +364,7 @@ impl State {
     }
 }
 
-fn etag_of(bytes: &[u8]) -> String {
+pub(crate) fn etag_of(bytes: &[u8]) -> String {
     format!("\"{}\"", &blake3::hash(bytes).to_hex()[..32])
 }
 
@@ -358,6 +379,7 @@ fn listed(text: &str) -> Vec<(usize, String)> {
 }
 
 fn without_checksum(headers: &str) -> String {
-    let is_kept = |line: &&str| !line.starts_with("x-amz-checksum") && !line.starts_with("x-goog-hash");
+    let names = ["x-amz-checksum", "x-goog-hash", "x-ms-content-crc64"];
+    let is_kept = |line: &&str| !names.iter().any(|name| line.starts_with(name));
     headers.split_inclusive("\r\n").filter(is_kept).collect()
 }

@@ -275,7 +275,8 @@ fn head_of(request: &Parts, body_len: u64) -> Vec<u8> {
         }
     }
     // A method that may have a body says so also of an empty one.
-    if body_len > 0 || matches!(request.method, Method::POST | Method::PUT) {
+    let is_said = request.headers.contains_key(CONTENT_LENGTH);
+    if !is_said && (body_len > 0 || matches!(request.method, Method::POST | Method::PUT)) {
         text.extend_from_slice(format!("content-length: {body_len}\r\n").as_bytes());
     }
     text.extend_from_slice(b"\r\n");

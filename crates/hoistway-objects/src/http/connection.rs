@@ -59,6 +59,26 @@ pub(crate) struct End<'a> {
     pub(crate) after: Option<(&'a Stop, Duration)>,
 }
 
+/// What ends a caller that waits: the wish to stop, or a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ends<'a> {
+    pub(crate) stop: &'a AtomicBool,
+    pub(crate) end: End<'a>,
+}
+
+impl<'a> From<&'a AtomicBool> for Ends<'a> {
+    fn from(stop: &'a AtomicBool) -> Self {
+        Self { stop, end: End::default() }
+    }
+}
+
+impl Ends<'_> {
+    /// Whether the caller waits no longer.
+    pub(crate) fn are_over(&self) -> bool {
+        self.stop.load(Ordering::Relaxed) || self.end.is_over()
+    }
+}
+
 impl End<'_> {
     fn is_over(&self) -> bool {
         self.at.is_some_and(|at| Instant::now() >= at)
@@ -95,9 +115,14 @@ impl Origin {
     }
 }
 
-impl Waiting<'_> {
+impl<'a> Waiting<'a> {
+    /// What ends it, whatever it waits for.
+    pub(crate) fn ends(&self) -> Ends<'a> {
+        Ends { stop: self.stop, end: self.end }
+    }
+
     pub(crate) fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed) || self.end.is_over()
+        self.ends().are_over()
     }
 
     /// Repeats what waits a tick at most, until it has a result, the caller stops it, it was patient enough, or bytes came
@@ -137,20 +162,22 @@ impl Waiting<'_> {
 }
 
 impl Connection {
-    /// Connects within `patience`, which the look-up of the name and all addresses of the server share, unless the caller
-    /// stops it.
-    pub(crate) fn open(
+    /// Connects within `patience`, which the look-up of the name and all addresses of the server share, unless something
+    /// ends the caller before.
+    pub(crate) fn open<'a>(
         origin: &Origin,
         network: &Network,
         patience: Duration,
-        stop: &AtomicBool,
+        ends: impl Into<Ends<'a>>,
     ) -> io::Result<Self> {
+        let ends = ends.into();
         let until = Instant::now() + patience;
+        let until = ends.end.at.map_or(until, |at| until.min(at));
         let host = origin.host.trim_start_matches('[').trim_end_matches(']');
         let proxy = proxy::of(origin)?;
         let mut socket = match &proxy {
-            None => connect_to(host, origin.port, network.is_outside, until, stop)?,
-            Some(proxy) => connect_to(&proxy.host, proxy.port, false, until, stop).map_err(|error| {
+            None => connect_to(host, origin.port, network.is_outside, until, ends)?,
+            Some(proxy) => connect_to(&proxy.host, proxy.port, false, until, ends).map_err(|error| {
                 io::Error::new(error.kind(), format!("the proxy {}:{}: {error}", proxy.host, proxy.port))
             })?,
         };
@@ -158,7 +185,7 @@ impl Connection {
         socket.set_read_timeout(Some(TICK))?;
         socket.set_write_timeout(Some(TICK))?;
         if let Some(proxy) = &proxy {
-            tunnel(&mut socket, proxy, origin, until, stop)?;
+            tunnel(&mut socket, proxy, origin, until, ends)?;
         }
         let tls = match origin.is_tls {
             true => {
@@ -293,10 +320,10 @@ fn connect_to(
     port: u16,
     is_outside: bool,
     until: Instant,
-    stop: &AtomicBool,
+    ends: Ends<'_>,
 ) -> io::Result<TcpStream> {
     let left = || until.saturating_duration_since(Instant::now());
-    let mut addresses = addresses(host, port, left(), stop)?;
+    let mut addresses = addresses(host, port, left(), ends)?;
     if is_outside && addresses.iter().any(|own| is_of_this_network(own.ip())) {
         let reason = format!("a redirect leads to {host}, a machine of this network");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
@@ -306,7 +333,7 @@ fn connect_to(
     let mut last = io::Error::new(io::ErrorKind::NotFound, "its name has no address");
     let socket = addresses.iter().enumerate().find_map(|(at, address)| {
         let share = left() / u32::try_from(addresses.len() - at).unwrap_or(u32::MAX);
-        connect(address, share, stop).map_err(|error| last = error).ok()
+        connect(address, share, ends).map_err(|error| last = error).ok()
     });
     socket.ok_or(last)
 }
@@ -317,14 +344,14 @@ fn tunnel(
     proxy: &Proxy,
     origin: &Origin,
     until: Instant,
-    stop: &AtomicBool,
+    ends: Ends<'_>,
 ) -> io::Result<()> {
     let name = format!("the proxy {}:{}", proxy.host, proxy.port);
     socket.write_all(proxy.request(origin).as_bytes())?;
     let mut head = Vec::new();
     // A byte at a time: what follows the head is of the server's.
     while !head.ends_with(b"\r\n\r\n") {
-        if stop.load(Ordering::Relaxed) {
+        if ends.are_over() {
             return Err(io::ErrorKind::Interrupted.into());
         }
         if Instant::now() >= until || head.len() >= MAX_PROXY_HEAD_BYTES {
@@ -357,9 +384,9 @@ fn tunnel(
     }
 }
 
-/// Connects to an address within `patience`, unless the caller stops it.
+/// Connects to an address within `patience`, unless something ends the caller before.
 #[cfg(target_os = "linux")]
-fn connect(address: &SocketAddr, patience: Duration, stop: &AtomicBool) -> io::Result<TcpStream> {
+fn connect(address: &SocketAddr, patience: Duration, ends: Ends<'_>) -> io::Result<TcpStream> {
     use rustix::{
         event::{PollFd, PollFlags, Timespec, poll},
         io::Errno,
@@ -372,7 +399,7 @@ fn connect(address: &SocketAddr, patience: Duration, stop: &AtomicBool) -> io::R
     match connect(&socket, address) {
         Ok(()) => {}
         Err(Errno::INPROGRESS | Errno::INTR) => loop {
-            if stop.load(Ordering::Relaxed) {
+            if ends.are_over() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -399,7 +426,7 @@ fn connect(address: &SocketAddr, patience: Duration, stop: &AtomicBool) -> io::R
 
 /// Connects to an address within `patience`. The caller cannot stop it before.
 #[cfg(not(target_os = "linux"))]
-fn connect(address: &SocketAddr, patience: Duration, _: &AtomicBool) -> io::Result<TcpStream> {
+fn connect(address: &SocketAddr, patience: Duration, _: Ends<'_>) -> io::Result<TcpStream> {
     TcpStream::connect_timeout(address, patience.max(Duration::from_millis(1)))
 }
 
@@ -439,6 +466,16 @@ mod tests {
             assert_eq!(error.kind(), io::ErrorKind::Interrupted, "{error}");
             assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
         });
+        // What cannot be stopped has its own end.
+        let (never, stop, begun) = (AtomicBool::new(false), Stop::default(), Instant::now());
+        stop.set();
+        for end in
+            [End { at: Some(begun + short), after: None }, End { at: None, after: Some((&stop, short)) }]
+        {
+            let ends = Ends { stop: &never, end };
+            Connection::open(&origin, &Network::default(), Duration::from_secs(600), ends).unwrap_err();
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     }
 
     #[test]

@@ -10,7 +10,7 @@ mod tls;
 #[cfg(any(test, fuzzing))]
 pub(crate) use answer::head;
 pub(crate) use answer::{Answer, Pending, Sent, TooSlow, send, send_pieces};
-pub(crate) use connection::{Connection, End, Network, Origin, TICK, Waiting, have_input};
+pub(crate) use connection::{Connection, End, Ends, Network, Origin, TICK, Waiting, have_input};
 pub(crate) use idle::IdlePool;
 pub(crate) use names::{addresses, is_of_this_network};
 pub(crate) use proxy::address_of as proxy_of;

@@ -1,16 +1,13 @@
 //! Addresses of servers. The system's look-up has a patience of its own, which no flag ends: so another thread waits for it,
 //! one for all connections that a load begins with.
 
-use super::TICK;
+use super::{Ends, TICK};
 use crate::per_process::PerProcess;
 use std::{
     collections::HashMap,
     io,
     net::{IpAddr, SocketAddr, ToSocketAddrs},
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -23,19 +20,19 @@ const MOST: usize = 64;
 /// A server, by its name and port.
 type Server = (String, u16);
 
-/// The addresses of a server. Ends soon after `stop` is set, and after `patience`.
-pub(crate) fn addresses(
+/// The addresses of a server. Ends soon after the caller does, and after `patience`.
+pub(crate) fn addresses<'a>(
     host: &str,
     port: u16,
     patience: Duration,
-    stop: &AtomicBool,
+    ends: impl Into<Ends<'a>>,
 ) -> io::Result<Vec<SocketAddr>> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
     }
     static NAMES: PerProcess<Names> = PerProcess::new();
     let look_up = |(host, port): &Server| (&**host, *port).to_socket_addrs().map(Vec::from_iter);
-    NAMES.get(Names::default).find((host.to_owned(), port), patience, stop, look_up)
+    NAMES.get(Names::default).find((host.to_owned(), port), patience, ends, look_up)
 }
 
 /// The look-ups of a process that are under way, or ended well a moment ago.
@@ -54,11 +51,11 @@ type Found = Result<(Vec<SocketAddr>, Instant), (io::ErrorKind, String)>;
 
 impl Names {
     /// What `look_up` finds, for all callers that ask for the server at about the same time.
-    fn find(
+    fn find<'a>(
         &self,
         server: Server,
         patience: Duration,
-        stop: &AtomicBool,
+        ends: impl Into<Ends<'a>>,
         look_up: impl FnOnce(&Server) -> io::Result<Vec<SocketAddr>> + Send + 'static,
     ) -> io::Result<Vec<SocketAddr>> {
         let mut known = lock(&self.0);
@@ -74,7 +71,7 @@ impl Names {
             }
         };
         drop(known);
-        own.wait(patience, stop)
+        own.wait(patience, ends.into())
     }
 }
 
@@ -103,14 +100,14 @@ impl LookUp {
         }
     }
 
-    fn wait(&self, patience: Duration, stop: &AtomicBool) -> io::Result<Vec<SocketAddr>> {
+    fn wait(&self, patience: Duration, ends: Ends<'_>) -> io::Result<Vec<SocketAddr>> {
         let until = Instant::now() + patience;
         let mut found = lock(&self.found);
         loop {
             match &*found {
                 Some(Ok((addresses, _))) => return Ok(addresses.clone()),
                 Some(Err((kind, error))) => return Err(io::Error::new(*kind, error.clone())),
-                None if stop.load(Ordering::Relaxed) => return Err(io::ErrorKind::Interrupted.into()),
+                None if ends.are_over() => return Err(io::ErrorKind::Interrupted.into()),
                 None if Instant::now() >= until => {
                     let reason = format!("its name was not found within {:.1} s", patience.as_secs_f64());
                     return Err(io::Error::new(io::ErrorKind::TimedOut, reason));
@@ -155,7 +152,10 @@ pub(crate) fn is_of_this_network(address: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc::{Sender, channel};
+    use std::sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Sender, channel},
+    };
 
     fn server() -> Server {
         ("store.test".to_owned(), 5)

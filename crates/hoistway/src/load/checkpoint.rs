@@ -158,8 +158,8 @@ impl Checkpoint {
     }
 
     /// Compares what `loaded` holds with `manifest` or, without one, with a second, plain reading of the files, and
-    /// adds the outcome to its report. Objects whose store has a SHA-256 of them, and which were loaded whole, are compared with
-    /// that too.
+    /// adds the outcome to its report. Objects whose store has a digest of them (SHA-256, SHA-512, MD5), and which were loaded
+    /// whole, are compared with that too.
     ///
     /// # Errors
     /// [`Error::DigestMismatch`](crate::Error::DigestMismatch) names the first tensor that differs;
@@ -181,9 +181,9 @@ impl Checkpoint {
     ) -> Result<()> {
         let report = verify::check(self, loaded, manifest, cancel)?;
         #[cfg(feature = "objects")]
-        for (reason, bytes) in verify::check_stores(self, loaded, cancel)? {
+        for (reason, bytes, digest) in verify::check_stores(self, loaded, cancel)? {
             if let Some(checksums) = &mut loaded.report_mut().checksums {
-                checksums.add_equal_after(&reason, bytes, "SHA-256");
+                checksums.add_equal_after(&reason, bytes, digest);
             }
         }
         loaded.report_mut().verify = Some(report);

@@ -70,16 +70,17 @@ use write::Writing;
 /// `go_on` is called with the number of bytes written since the last call, from any thread, until it breaks off; for the
 /// last time before the first name is given. From there on the save completes.
 ///
-/// With the feature `objects`, `path` may be an `s3://` or `gs://` URL: the object is sent in parts of 8 MiB, several at a time,
+/// With the feature `objects`, `path` may be an `s3://`, `gs://` or `az://` URL: the object is sent in parts of 8 MiB, several at a time,
 /// each with its checksum, and the store shows it when it is complete. `go_on` is asked all the while, also with 0 bytes, until the
-/// object is shown. What fails or is cancelled is aborted, which takes 10 s at most after `go_on` breaks off.
+/// object is shown. What fails or is cancelled is aborted, which takes 10 s at most after `go_on` breaks off; Azure keeps blocks that
+/// were sent, unseen, for a week, which a warning in the log says.
 ///
 /// # Errors
 /// [`Error::InvalidOption`], also if `path` is a URL that nothing is saved to, and [`Error::Content`] before anything is written; [`Error::Io`],
 /// [`Error::RouteUnavailable`] if direct writes were asked for and are refused, [`Error::Device`], [`Error::Cancelled`]. The old file
 /// is still there then; an object may have been replaced where an [`Error::Io`] says so. [`Error::NotSynced`] if a file was replaced,
 /// but that may not be on the disk. [`Error::Io`] or [`Error::System`] in place of [`Error::Cancelled`] if something is left in the
-/// store, which it names.
+/// store that the store does not drop by itself, which it names.
 pub fn save(
     path: &Path,
     tensors: &[TensorData<'_>],
@@ -132,7 +133,7 @@ pub fn save(
 /// complete shards, an index that names these is there meanwhile. A save into a new directory that was interrupted leaves
 /// shards without an index, which [`Catalog::open`](crate::Catalog::open) refuses; the next save removes them.
 ///
-/// With the feature `objects`, `directory` may be an `s3://` or `gs://` URL. All parts of all shards are there before the first
+/// With the feature `objects`, `directory` may be an `s3://`, `gs://` or `az://` URL. All parts of all shards are there before the first
 /// shard is shown, and the index is replaced last. Earlier files stay, and [`SaveReport::notes`] lists them; one file alone has an
 /// index too if the folder has one. Saves to one folder at the same time are not kept apart.
 ///
@@ -159,11 +160,7 @@ pub fn save_sharded(
     options.check_for_path()?;
     sharding.check()?;
     let lens = content::check(tensors)?;
-    let shards = plan::shards(&lens, sharding.max_shard_bytes);
-    let files = shards
-        .into_iter()
-        .map(|shard| PlannedFile::new(tensors, &lens, shard, metadata, options.alignment))
-        .collect::<Result<Vec<_>, _>>()?;
+    let files = plan::files(tensors, &lens, metadata, sharding.max_shard_bytes, options.alignment)?;
     let contents: Vec<Vec<&str>> =
         files.iter().map(|file| file.tensors().map(|tensor| tensors[tensor].name).collect()).collect();
     let names = ShardNames::new(&sharding.file_name);

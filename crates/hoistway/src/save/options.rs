@@ -97,7 +97,7 @@ impl SaveOptions {
     pub(super) fn check_for_path(&self) -> Result<()> {
         #[cfg(feature = "objects")]
         if self.store.is_some() {
-            let reason = "it is for objects: save to an s3:// or gs:// URL, or leave it out";
+            let reason = "it is for objects: save to an s3://, gs:// or az:// URL, or leave it out";
             return Err(Error::invalid_option("store", "...", reason));
         }
         self.check()

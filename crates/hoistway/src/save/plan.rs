@@ -189,8 +189,20 @@ fn header(
     Ok((header, padded))
 }
 
+/// The files of a set, of at most `max_bytes` of tensors each: of these tensors, which were checked, and have these lengths.
+pub(super) fn files(
+    tensors: &[TensorData<'_>],
+    lens: &[u64],
+    metadata: Option<&Metadata>,
+    max_bytes: u64,
+    alignment: u64,
+) -> Result<Vec<PlannedFile>, ContentError> {
+    let shards = shards(lens, max_bytes).into_iter();
+    shards.map(|shard| PlannedFile::new(tensors, lens, shard, metadata, alignment)).collect()
+}
+
 /// Gives tensors of these lengths out to files of at most `max_bytes`, in order: the positions in each file.
-pub(super) fn shards(lens: &[u64], max_bytes: u64) -> Vec<Vec<usize>> {
+fn shards(lens: &[u64], max_bytes: u64) -> Vec<Vec<usize>> {
     let mut shards = Vec::new();
     let mut current = Vec::new();
     let mut current_bytes = 0u64;

@@ -85,11 +85,7 @@ pub(super) fn save_sharded(
     let folder = format!("{}/", url.trim_end_matches('/'));
     let saving = Saving::new(url, tensors, options, go_on)?;
     let lens = content::check(tensors)?;
-    let shards = plan::shards(&lens, sharding.max_shard_bytes);
-    let files = shards
-        .into_iter()
-        .map(|shard| PlannedFile::new(tensors, &lens, shard, metadata, options.alignment))
-        .collect::<Result<Vec<_>, _>>()?;
+    let files = plan::files(tensors, &lens, metadata, sharding.max_shard_bytes, options.alignment)?;
     let mut report = SaveReport::new(tensors.len(), options);
     let names = ShardNames::new(&sharding.file_name);
     let found = saving.listed(&folder)?;
@@ -374,7 +370,13 @@ impl<'a> Saving<'a> {
     fn abort_on_error<T>(&self, uploads: &[&Uploading<'_>], work: impl FnOnce() -> Result<T>) -> Result<T> {
         work().map_err(|error| {
             let left = self.clean_up(uploads, |own| own.upload.abort(&self.stop));
-            if left.is_empty() { error } else { and_left(error, &left.join("; ")) }
+            let are_dropped_later = left.iter().all(|own| matches!(own.problem, Problem::BlocksLeft));
+            match error {
+                // No request removes blocks of Azure: that they are left is no failure, and the log says it.
+                Error::Cancelled if are_dropped_later => Error::Cancelled,
+                error if left.is_empty() => error,
+                error => and_left(error, &told(&left)),
+            }
         })
     }
 
@@ -384,22 +386,22 @@ impl<'a> Saving<'a> {
         if left.is_empty() {
             return error;
         }
-        and_left(error, &format!("objects of this save stay that no index names: {}", left.join("; ")))
+        and_left(error, &format!("objects of this save stay that no index names: {}", told(&left)))
     }
 
-    /// Cleans up side by side, all within the time that is left after a stop. Says what is left.
+    /// Cleans up side by side, all within the time that is left after a stop. Says what is left, in the log too.
     fn clean_up<T: Sync>(
         &self,
         what: &[T],
         clean: impl Fn(&T) -> hoistway_objects::Result<()> + Sync,
-    ) -> Vec<String> {
+    ) -> Vec<hoistway_objects::Error> {
         self.stop.set();
         let (next, left) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
         let work = || {
             while let Some(own) = what.get(next.fetch_add(1, Ordering::Relaxed)) {
                 if let Err(error) = clean(own) {
                     tracing::warn!("{error}");
-                    lock(&left).push(error.to_string());
+                    lock(&left).push(error);
                 }
             }
         };
@@ -493,6 +495,11 @@ fn failed(error: hoistway_objects::Error, of: Option<(&Content<'_>, &[TensorData
             Error::Io { operation: "upload", path: url.into(), tensor, range, source }
         }
     }
+}
+
+/// What is left in a store, in words.
+fn told(left: &[hoistway_objects::Error]) -> String {
+    left.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// Whether a store may show what was sent, for all that is known.

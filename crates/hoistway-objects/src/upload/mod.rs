@@ -1,28 +1,33 @@
 //! Uploads: an object is written by one request, or in parts, and the store shows it once it is complete.
 
+mod answers;
+mod blocks;
+mod multipart;
+mod sums;
+
 use crate::{
     Problem, Result, StoreOptions,
-    checksum::{Algorithm, Checksum},
-    client::{Client, error_code},
-    combine::Combiner,
+    checksum::Algorithm,
+    client::Client,
     http::{Answer, End, Sent, Waiting},
     location::{Kind, Location, Target, encoded_value},
     object::variable,
     options::Checksums,
     pace::{Again, Fault, sleep},
     pin::header,
-    policy::Failure,
+    refusals::Refusals,
     region::in_its_region,
     stop::{ANSWERED_BY, COMPARED_BY, ENDED_BY, Stop},
 };
+use answers::{OtherSum, in_doubt, is_unanswered, leaves_doubt, of_a_save, refused_bytes, wrong_sum};
+use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{
-    HeaderMap, HeaderName, Method,
+    HeaderName, Method,
     header::{CONTENT_LENGTH, CONTENT_TYPE, ETAG},
 };
-use serde::Deserialize;
+use md5::{Digest, Md5};
 use std::{
     collections::BTreeMap,
-    fmt::Write,
     ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -31,6 +36,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use sums::{CHECKSUM_TYPE, algorithm_of, checksum_header, said_sum, whole_sum};
 
 /// Bytes of a part, unless the object is so long that it would have too many. An object that is not longer is written by one
 /// request.
@@ -87,8 +93,10 @@ pub struct Upload {
     sent: Mutex<BTreeMap<u64, Part>>,
     /// Attempts that were repeated.
     repeated: AtomicU64,
-    /// Whether the store refused the checksum of an object that one request writes.
-    refuses_checksums: AtomicBool,
+    /// Whether the store refuses the checksums of bytes that are sent.
+    refused_checksums: Refusals,
+    /// Whether the store has a part, or may have one.
+    may_have_parts: AtomicBool,
     /// Whether a part may still be on its way.
     is_part_astray: AtomicBool,
     is_over: AtomicBool,
@@ -99,6 +107,7 @@ pub struct Upload {
 struct Open {
     client: Arc<Client>,
     target: Target,
+    /// In Azure, what the names of its blocks begin with.
     id: String,
     /// What parts are compared by. `None` if the store refused checksums, or the caller wants none.
     algorithm: Option<Algorithm>,
@@ -126,13 +135,6 @@ pub struct Uploaded {
     pub repeated: u64,
     /// Whether the answer to a request that begins an upload was lost: the store may hold that upload, without parts.
     pub has_stray: bool,
-}
-
-/// What the store calls an upload.
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Created {
-    upload_id: String,
 }
 
 impl Upload {
@@ -169,7 +171,7 @@ impl Upload {
         let open = match len > part_bytes {
             false => None,
             true => {
-                let create = |location: Location, options: &StoreOptions| create(&location, options, stop);
+                let create = |location: Location, options: &StoreOptions| Open::new(&location, options, stop);
                 Some(in_its_region(url, &options, create)?.0)
             }
         };
@@ -182,7 +184,8 @@ impl Upload {
             open,
             sent: Mutex::default(),
             repeated: AtomicU64::new(0),
-            refuses_checksums: AtomicBool::new(false),
+            refused_checksums: Refusals::default(),
+            may_have_parts: AtomicBool::new(false),
             is_part_astray: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
         })
@@ -231,8 +234,7 @@ impl Upload {
         }
         let part = match &self.open {
             Some(open) => {
-                let id = encoded_value(&open.id);
-                let target = Target(format!("{}?partNumber={}&uploadId={id}", open.target.0, number + 1));
+                let target = open.part_target(number);
                 self.put(&open.client, &target, pieces, (open.algorithm, true), stop)
             }
             None => {
@@ -271,8 +273,8 @@ impl Upload {
         self.is_over.store(true, Ordering::Relaxed);
         let kind = Kind::of(&self.given_url).map_err(failed)?;
         let algorithm = match &self.open {
+            _ if self.refused_checksums.are_meant() => None,
             Some(open) => open.algorithm,
-            None if self.refuses_checksums.load(Ordering::Relaxed) => None,
             None => algorithm_of(kind, &self.options),
         };
         let compared = match (algorithm, compared) {
@@ -289,12 +291,19 @@ impl Upload {
     /// that was set first.
     ///
     /// # Errors
-    /// [`Problem::LeftOpen`] if the store does not do it; [`Problem::MayBeOpen`] if it may hold another upload of this object.
+    /// [`Problem::LeftOpen`] if the store does not do it; [`Problem::MayBeOpen`] if it may hold another upload of this object;
+    /// [`Problem::BlocksLeft`] if the store cannot do it, as Azure.
     pub fn abort(&self, stop: &Stop) -> Result<()> {
         let Some(open) = self.open.as_ref().filter(|_| !self.is_over.swap(true, Ordering::Relaxed)) else {
             return Ok(());
         };
         let until = stop.end();
+        if open.client.kind() == Kind::Azure {
+            return match self.may_have_parts.load(Ordering::Relaxed) {
+                true => Err(Problem::BlocksLeft.of(&self.url, None)),
+                false => Ok(()),
+            };
+        }
         let mut done = 0;
         let aborted = loop {
             match ask_abort(open, until) {
@@ -339,8 +348,14 @@ impl Upload {
             pieces.iter().for_each(|piece| digest.update(piece));
             (algorithm, digest.finalize())
         });
+        let kind = client.kind();
+        let says_sum = says_sum && !self.refused_checksums.are_meant();
         let said = sum.iter().filter(|_| says_sum);
-        let headers: Vec<_> = said.map(|(algorithm, sum)| checksum_header(*algorithm, *sum)).collect();
+        let mut headers: Vec<_> =
+            said.map(|(algorithm, sum)| checksum_header(kind, *algorithm, *sum)).collect();
+        if is_whole && kind == Kind::Azure {
+            headers.push((HeaderName::from_static("x-ms-blob-type"), "BlockBlob".to_owned()));
+        }
         let never = AtomicBool::new(false);
         let (mut attempts, mut is_in_doubt) = (0, false);
         let part = client.pace().persist_sending(stop.flag(), None, |waiting| {
@@ -354,6 +369,9 @@ impl Upload {
             let sent_for = if sent.bytes > 0 { begun.elapsed() } else { Duration::ZERO };
             let part = answer.and_then(|answer| part_of(client, answer, len, sum, &waiting));
             let part = part.and_then(|part| part.map_err(|other| wrong_sum(other, is_whole)));
+            let may_be_stored =
+                part.as_ref().map_or_else(|fault| sent.may_be_whole && leaves_doubt(fault), |_| true);
+            self.may_have_parts.fetch_or(may_be_stored, Ordering::Relaxed);
             let part = part.inspect_err(|fault| {
                 is_in_doubt |= is_whole && sent.may_be_whole && leaves_doubt(fault);
                 if !is_whole && leaves_doubt(fault) {
@@ -370,38 +388,44 @@ impl Upload {
         });
         self.repeated.fetch_add(u64::from(attempts.max(1) - 1), Ordering::Relaxed);
         let mut problem = match part {
-            Ok(part) => return Ok(part),
+            Ok(part) => {
+                if says_sum {
+                    self.refused_checksums.forget();
+                }
+                return Ok(part);
+            }
             Err(problem) => problem,
         };
         // As for uploads of parts.
-        if is_whole && says_sum && refuses_checksums(&problem, algorithm) {
-            self.refuses_checksums.store(true, Ordering::Relaxed);
-            problem = match self.put(client, target, pieces, (algorithm, false), stop) {
-                Err(problem) if is_in_doubt => problem,
-                done => return done,
-            };
+        if (is_whole || kind == Kind::Azure) && says_sum && multipart::refuses_checksums(&problem, algorithm)
+        {
+            // Whether that was the reason shows without it.
+            match self.put(client, target, pieces, (algorithm, false), stop) {
+                Ok(part) => {
+                    self.refused_checksums.note(&problem);
+                    return Ok(part);
+                }
+                Err(later) if is_in_doubt => problem = later,
+                Err(later) => return Err(later),
+            }
         }
         match is_in_doubt {
-            true if self.is_there(client, target, sum, stop) => {
-                Ok(Part { etag: String::new(), len, sum: sum.map(|(_, sum)| sum), was_compared: true })
-            }
-            true => Err(in_doubt(problem)),
+            true => match self.is_there(client, target, &Proof::of_bytes(kind, sum, pieces), stop) {
+                Some(was_compared) => {
+                    Ok(Part { etag: String::new(), len, sum: sum.map(|(_, sum)| sum), was_compared })
+                }
+                None => Err(in_doubt(problem)),
+            },
             false => Err(of_a_save(problem)),
         }
     }
 
     /// Completes the upload. Returns whether the store compared the whole object with its checksum.
     fn completed(&self, open: &Open, parts: &[Part], stop: &Stop) -> Result<bool, Problem> {
-        let id = encoded_value(&open.id);
-        let target = Target(format!("{}?uploadId={id}", open.target.0));
-        let sum = whole_sum(open.algorithm, parts);
-        let of_s3 = sum.filter(|(algorithm, _)| *algorithm == Algorithm::Crc64Nvme);
-        let text = parts_text(open.algorithm, parts);
-        let mut headers = vec![(CONTENT_TYPE, "application/xml".to_owned())];
-        if let Some((algorithm, sum)) = of_s3 {
-            headers.push(checksum_header(algorithm, sum));
-            headers.push((CHECKSUM_TYPE, "FULL_OBJECT".to_owned()));
-        }
+        let (kind, sum) = (open.client.kind(), whole_sum(open.algorithm, parts));
+        // A store that has compared no part may refuse the checksum of their list.
+        let says_sum = parts.iter().any(|part| part.was_compared);
+        let Completing { method, target, headers, text } = open.completing(parts, sum, says_sum);
         let never = AtomicBool::new(false);
         let (mut attempts, mut is_in_doubt, mut was_silent) = (0, false, false);
         let until = Instant::now() + COMPLETED_IN;
@@ -415,17 +439,21 @@ impl Upload {
             let sending = Waiting { patience, ..*waiting };
             let waiting = until_answered(&sending, stop, &never);
             let mut sent = Sent::default();
-            let (what, waits) = ((Method::POST, &target), (&sending, &waiting));
+            let (what, waits) = ((method.clone(), &target), (&sending, &waiting));
             let answer = open.client.send(what, &headers, &[text.as_bytes()], &mut sent, waits);
             let done = answer.and_then(|answer| {
                 let headers = answer.headers.clone();
                 let body = open.client.body(answer.at_any_speed(), MAX_ANSWER_BYTES, &waiting)?;
-                completion(&headers, &body, sum)
+                match kind {
+                    // The store has compared each of its blocks.
+                    Kind::Azure => Ok(false),
+                    _ => multipart::completion(&headers, &body, sum),
+                }
             });
             let done = done.map_err(|fault| {
                 is_in_doubt |= sent.may_be_whole && leaves_doubt(&fault);
                 was_silent = sent.may_be_whole && is_unanswered(&fault);
-                match fault {
+                match refused_bytes(fault) {
                     Fault::Again(Again { why, .. }) if attempts >= MAX_ATTEMPTS => {
                         Fault::Final(Problem::Unreliable { attempts, last: why })
                     }
@@ -439,28 +467,136 @@ impl Upload {
         match done {
             // An attempt whose answer was lost may have completed it. The store does not know the upload any more then, or refuses
             // the request for another reason.
-            Err(problem) if is_in_doubt => match self.is_there(&open.client, &open.target, sum, stop) {
-                true => Ok(true),
-                false => Err(in_doubt(problem)),
-            },
+            Err(problem) if is_in_doubt => {
+                let proof = if kind == Kind::Azure {
+                    Proof::Blocks(&open.id, self.parts())
+                } else {
+                    Proof::of_sum(sum)
+                };
+                let found = self.is_there(&open.client, &open.target, &proof, stop);
+                found.ok_or_else(|| in_doubt(problem))
+            }
             done => done.map_err(of_a_save),
         }
     }
 
-    /// Whether the store has the object under its name, by length and checksum.
-    fn is_there(&self, client: &Client, target: &Target, sum: Option<(Algorithm, u64)>, stop: &Stop) -> bool {
-        let Some((algorithm, sum)) = sum else { return false };
+    /// Whether the store has the new object under its name. Hands out whether its checksum tells.
+    fn is_there(&self, client: &Client, target: &Target, proof: &Proof<'_>, stop: &Stop) -> Option<bool> {
         let never = AtomicBool::new(false);
-        let asks = [(HeaderName::from_static("x-amz-checksum-mode"), "ENABLED".to_owned())];
-        let asks = if algorithm == Algorithm::Crc64Nvme { &asks[..] } else { &[] };
         let until = Instant::now() + ENDED_BY;
-        let headers = client.pace().persist_sending(&never, Some(until), |waiting| {
+        let asked = client.pace().persist_sending(&never, Some(until), |waiting| {
             let end = End { after: Some((stop, COMPARED_BY)), ..waiting.end };
-            (client.ask_head(target, asks, &Waiting { end, ..*waiting }), Duration::ZERO)
+            (self.is_shown(client, target, proof, &Waiting { end, ..*waiting }), Duration::ZERO)
         });
-        let Ok(headers) = headers else { return false };
+        let is_sum = matches!(proof, Proof::Checksum(..));
+        asked.is_ok_and(|is_shown| is_shown).then_some(is_sum)
+    }
+
+    fn is_shown(
+        &self,
+        client: &Client,
+        target: &Target,
+        proof: &Proof<'_>,
+        waiting: &Waiting<'_>,
+    ) -> Result<bool, Fault> {
+        let asks_sum = (HeaderName::from_static("x-amz-checksum-mode"), "ENABLED".to_owned());
+        let asks: &[_] = match proof {
+            Proof::None => return Ok(false),
+            Proof::Blocks(id, count) => {
+                let answer = client.get(&blocks::committed_target(target), &[], waiting)?;
+                let list = client.body(answer, blocks::MAX_LIST_BYTES, waiting)?;
+                return Ok(blocks::are_listed(&list, id, *count));
+            }
+            Proof::Checksum(Algorithm::Crc64Nvme, _) => &[asks_sum],
+            Proof::Checksum(..) | Proof::Md5(_) => &[],
+        };
+        let headers = client.ask_head(target, asks, waiting)?;
         let len = header(&headers, CONTENT_LENGTH.as_str()).and_then(|len| len.parse().ok());
-        len == Some(self.len) && said_sum(algorithm, &headers) == Some(sum)
+        let is_same = match proof {
+            Proof::Checksum(algorithm, sum) => said_sum(client.kind(), *algorithm, &headers) == Some(*sum),
+            Proof::Md5(sum) => header(&headers, "content-md5") == Some(&**sum),
+            Proof::Blocks(..) | Proof::None => false,
+        };
+        Ok(len == Some(self.len) && is_same)
+    }
+}
+
+/// What tells a new object from the one that had its name.
+enum Proof<'a> {
+    Checksum(Algorithm, u64),
+    /// The MD5 that Azure computes of a blob that one request writes, in base64.
+    Md5(String),
+    /// The names of so many blocks.
+    Blocks(&'a str, u64),
+    None,
+}
+
+impl Proof<'_> {
+    fn of_sum(sum: Option<(Algorithm, u64)>) -> Self {
+        sum.map_or(Self::None, |(algorithm, sum)| Self::Checksum(algorithm, sum))
+    }
+
+    fn of_bytes(kind: Kind, sum: Option<(Algorithm, u64)>, pieces: &[&[u8]]) -> Self {
+        if kind != Kind::Azure {
+            return Self::of_sum(sum);
+        }
+        let mut digest = Md5::new();
+        pieces.iter().for_each(|piece| digest.update(piece));
+        Self::Md5(STANDARD.encode(digest.finalize()))
+    }
+}
+
+/// The request that completes an upload.
+struct Completing {
+    method: Method,
+    target: Target,
+    headers: Vec<(HeaderName, String)>,
+    text: String,
+}
+
+impl Open {
+    /// Opens an upload.
+    fn new(location: &Location, options: &StoreOptions, stop: &Stop) -> Result<Self, Problem> {
+        if location.kind != Kind::Azure {
+            return multipart::create(location, options, stop);
+        }
+        Ok(Self {
+            client: Client::of(location, options),
+            target: location.target.clone(),
+            id: blocks::new_id(),
+            algorithm: algorithm_of(location.kind, options),
+            has_stray: false,
+        })
+    }
+
+    /// Where a part is sent.
+    fn part_target(&self, number: u64) -> Target {
+        if self.client.kind() == Kind::Azure {
+            return blocks::block_target(&self.target, &self.id, number);
+        }
+        let id = encoded_value(&self.id);
+        Target(format!("{}?partNumber={}&uploadId={id}", self.target.0, number + 1))
+    }
+
+    fn completing(&self, parts: &[Part], sum: Option<(Algorithm, u64)>, says_sum: bool) -> Completing {
+        let mut headers = vec![(CONTENT_TYPE, "application/xml".to_owned())];
+        let kind = self.client.kind();
+        if kind == Kind::Azure {
+            let text = blocks::list_text(&self.id, parts.len() as u64);
+            // The checksum is that of the list.
+            let sum = |algorithm: Algorithm| crc_fast::checksum(algorithm.crc(), text.as_bytes());
+            let algorithm = self.algorithm.filter(|_| says_sum);
+            headers.extend(algorithm.map(|own| checksum_header(kind, own, sum(own))));
+            let target = blocks::list_target(&self.target);
+            return Completing { method: Method::PUT, target, headers, text };
+        }
+        if let Some((algorithm @ Algorithm::Crc64Nvme, sum)) = sum {
+            headers.push(checksum_header(kind, algorithm, sum));
+            headers.push((CHECKSUM_TYPE, "FULL_OBJECT".to_owned()));
+        }
+        let target = Target(format!("{}?uploadId={}", self.target.0, encoded_value(&self.id)));
+        let text = multipart::parts_text(self.algorithm, parts);
+        Completing { method: Method::POST, target, headers, text }
     }
 }
 
@@ -513,19 +649,11 @@ pub fn remove(url: &str, options: &StoreOptions, stop: &Stop) -> Result<()> {
     }
 }
 
-/// The header that says what a checksum of S3 is of.
-const CHECKSUM_TYPE: HeaderName = HeaderName::from_static("x-amz-checksum-type");
-/// The header with the checksums of Google.
-const GOOGLE_HASH: HeaderName = HeaderName::from_static("x-goog-hash");
-
 /// The options for a URL that is written.
 fn for_writing(url: &str, options: &StoreOptions) -> Result<StoreOptions, Problem> {
-    let other = "give a path of this machine, or an s3:// or gs:// URL";
+    let other = "give a path of this machine, or an s3://, gs:// or az:// URL";
     let kind = match Kind::of(url) {
-        Ok(kind @ (Kind::S3 | Kind::Google)) => kind,
-        Ok(Kind::Azure) => {
-            return Err(Problem::Invalid(format!("saving to Azure is not there yet; {other}")));
-        }
+        Ok(kind @ (Kind::S3 | Kind::Google | Kind::Azure)) => kind,
         Ok(Kind::Hub) => {
             let upload = "to upload a model to the hub, save it to a folder and run `hf upload`";
             return Err(Problem::Invalid(format!("the hub is only read; {other}; {upload}")));
@@ -534,146 +662,6 @@ fn for_writing(url: &str, options: &StoreOptions) -> Result<StoreOptions, Proble
         Err(_) => return Err(Problem::Invalid(format!("there is no such scheme; {other}"))),
     };
     options.resolved(kind, variable).map(|resolved| StoreOptions { writes: true, ..resolved })
-}
-
-/// What the bytes for a store are compared by.
-fn algorithm_of(kind: Kind, options: &StoreOptions) -> Option<Algorithm> {
-    match kind {
-        _ if options.checksums == Checksums::Off => None,
-        Kind::S3 => Some(Algorithm::Crc64Nvme),
-        Kind::Google => Some(Algorithm::Crc32c),
-        Kind::Azure | Kind::Hub | Kind::Web => None,
-    }
-}
-
-/// The header by which a request says the checksum of its body.
-fn checksum_header(algorithm: Algorithm, sum: u64) -> (HeaderName, String) {
-    match algorithm {
-        Algorithm::Crc32c => (GOOGLE_HASH, format!("crc32c={}", algorithm.text(sum))),
-        _ => (HeaderName::from_static(algorithm.header()), algorithm.text(sum)),
-    }
-}
-
-/// The checksum that an answer says.
-fn said_sum(algorithm: Algorithm, headers: &HeaderMap) -> Option<u64> {
-    match algorithm {
-        Algorithm::Crc32c => Checksum::of_google(headers).ok().map(|own| own.value),
-        _ => algorithm.parse(header(headers, algorithm.header())?),
-    }
-}
-
-/// Opens an upload.
-fn create(location: &Location, options: &StoreOptions, stop: &Stop) -> Result<Open, Problem> {
-    let client = Client::of(location, options);
-    let mut algorithm = algorithm_of(location.kind, options);
-    let mut has_stray = false;
-    let mut created = ask_create(&client, &location.target, algorithm, &mut has_stray, stop);
-    // If the request itself is wrong, one without a checksum is refused as well.
-    let is_wrong = |problem: &Problem| matches!(problem, Problem::Refused { status: 400, .. });
-    if created.as_ref().is_err_and(|problem| {
-        refuses_checksums(problem, algorithm) || algorithm == Some(Algorithm::Crc64Nvme) && is_wrong(problem)
-    }) {
-        algorithm = None;
-        created = ask_create(&client, &location.target, algorithm, &mut has_stray, stop);
-    }
-    match created {
-        Ok(id) => Ok(Open { client, target: location.target.clone(), id, algorithm, has_stray }),
-        Err(problem) if has_stray => Err(Problem::MayBeOpen(of_a_save(problem).to_string())),
-        Err(problem) => Err(of_a_save(problem)),
-    }
-}
-
-/// Whether a store says that it refused a request for its checksum: some know none of this kind.
-fn refuses_checksums(problem: &Problem, algorithm: Option<Algorithm>) -> bool {
-    let codes = ["NotImplemented", "InvalidArgument", "UnsupportedHeader"];
-    let is_said = match problem {
-        Problem::Refused { status: 501, .. } => true,
-        Problem::Refused { status: 400, said } => codes.iter().any(|code| said.contains(code)),
-        _ => false,
-    };
-    is_said && algorithm == Some(Algorithm::Crc64Nvme)
-}
-
-/// The name of a new upload. `has_stray` is set if an answer with another one may have been lost.
-fn ask_create(
-    client: &Arc<Client>,
-    target: &Target,
-    algorithm: Option<Algorithm>,
-    has_stray: &mut bool,
-    stop: &Stop,
-) -> Result<String, Problem> {
-    let headers = match algorithm {
-        Some(Algorithm::Crc64Nvme) => vec![
-            (HeaderName::from_static("x-amz-checksum-algorithm"), "CRC64NVME".to_owned()),
-            (CHECKSUM_TYPE, "FULL_OBJECT".to_owned()),
-        ],
-        _ => Vec::new(),
-    };
-    let target = Target(format!("{}?uploads=", target.0));
-    // An upload whose answer is not waited for would stay open.
-    let never = AtomicBool::new(false);
-    client.pace().persist(stop.flag(), |sending| {
-        let waiting = until_answered(sending, stop, &never);
-        let mut sent = Sent::default();
-        let what = (Method::POST, &target);
-        let answer = client.send(what, &headers, &[], &mut sent, (sending, &waiting));
-        let body = answer.and_then(|answer| client.body(answer, MAX_ANSWER_BYTES, &waiting));
-        let id = body.and_then(|body| {
-            let text = std::str::from_utf8(&body).ok();
-            let created = text.and_then(|text| quick_xml::de::from_str::<Created>(text).ok());
-            let id = created.map(|own| own.upload_id).filter(|id| (1..=MAX_NAME_BYTES).contains(&id.len()));
-            let wrong = "it does not name the upload that was asked for";
-            id.ok_or_else(|| Problem::WrongAnswer(wrong.into()).into())
-        });
-        id.inspect_err(|fault| *has_stray |= sent.may_be_whole && is_unanswered(fault))
-    })
-}
-
-/// Whether a request that was sent went without an answer that can be used: what it asked for may have been done.
-fn is_unanswered(fault: &Fault) -> bool {
-    match fault {
-        Fault::Again(Again { failure, .. }) => {
-            matches!(failure, Failure::Broken | Failure::Silent | Failure::Slow)
-        }
-        Fault::Final(problem) => {
-            matches!(problem, Problem::Stopped | Problem::Tls(_) | Problem::WrongAnswer(_))
-        }
-    }
-}
-
-/// Whether a store may have done what it was asked for. One that says an error of its own may have done it all the same, and so
-/// may one whose proxy says that it is not available.
-fn leaves_doubt(fault: &Fault) -> bool {
-    let is_error = |failure: &Failure| matches!(failure, Failure::Refused | Failure::Unavailable(_));
-    is_unanswered(fault) || matches!(fault, Fault::Again(Again { failure, .. }) if is_error(failure))
-}
-
-/// A problem after which either is possible.
-fn in_doubt(problem: Problem) -> Problem {
-    match problem {
-        Problem::StoredDamaged(_) | Problem::Doubtful(_) => problem,
-        problem => Problem::Doubtful(of_a_save(problem).to_string()),
-    }
-}
-
-/// A success with another checksum than that of what was sent.
-struct OtherSum {
-    algorithm: Algorithm,
-    said: u64,
-    sent: u64,
-}
-
-/// What another checksum means: a part is sent again, and a whole object is shown already.
-fn wrong_sum(other: OtherSum, is_shown: bool) -> Fault {
-    let OtherSum { algorithm, said, sent } = other;
-    let name = algorithm.name();
-    let (said, sent) = (algorithm.text(said), algorithm.text(sent));
-    if is_shown {
-        return Problem::StoredDamaged(format!("its {name} is {said}, and that of what was sent {sent}"))
-            .into();
-    }
-    let why = format!("the server said the {name} {said} of a part, and that of what was sent is {sent}");
-    Fault::Again(Again { failure: Failure::Refused, why, was_reused: false, bytes: 0 })
 }
 
 /// What the answer to a part says.
@@ -686,93 +674,21 @@ fn part_of(
 ) -> Result<Result<Part, OtherSum>, Fault> {
     let headers = answer.headers.clone();
     client.body(answer, MAX_ANSWER_BYTES, waiting)?;
+    let kind = client.kind();
     let etag = header(&headers, ETAG.as_str()).filter(|etag| (1..=MAX_NAME_BYTES).contains(&etag.len()));
-    let etag = etag.ok_or_else(|| Problem::WrongAnswer("it has no ETag of the part".into()))?.to_owned();
-    let said = sum.and_then(|(algorithm, _)| said_sum(algorithm, &headers));
+    let etag = match etag {
+        Some(etag) => etag.to_owned(),
+        // The names of blocks are the sender's.
+        None if kind == Kind::Azure => String::new(),
+        None => return Err(Problem::WrongAnswer("it has no ETag of the part".into()).into()),
+    };
+    let said = sum.and_then(|(algorithm, _)| said_sum(kind, algorithm, &headers));
     if let (Some(said), Some((algorithm, sum))) = (said, sum)
         && said != sum
     {
         return Ok(Err(OtherSum { algorithm, said, sent: sum }));
     }
     Ok(Ok(Part { etag, len, sum: sum.map(|(_, sum)| sum), was_compared: said.is_some() }))
-}
-
-/// Has bytes sent again that the server refuses because they changed on the way.
-fn refused_bytes(fault: Fault) -> Fault {
-    match fault {
-        Fault::Final(Problem::Refused { said, .. })
-            if ["BadDigest", "XAmzContentChecksumMismatch", "InvalidDigest"]
-                .iter()
-                .any(|code| said.ends_with(code)) =>
-        {
-            let why = format!("the server said {said}: the bytes that it got have another checksum");
-            Fault::Again(Again { failure: Failure::Refused, why, was_reused: false, bytes: 0 })
-        }
-        fault => fault,
-    }
-}
-
-/// What an answer of status 200 to the request for completion says: S3 sends the head before it begins, so that the body may be
-/// an error. Returns whether the store compared the whole object with its checksum.
-fn completion(headers: &HeaderMap, body: &[u8], sum: Option<(Algorithm, u64)>) -> Result<bool, Fault> {
-    let text = std::str::from_utf8(body).unwrap_or_default();
-    if text.contains("<CompleteMultipartUploadResult") {
-        let Some((algorithm, sum)) = sum else { return Ok(false) };
-        let in_body = || {
-            let (_, rest) = text.split_once("<ChecksumCRC64NVME>")?;
-            algorithm.parse(rest.split_once("</ChecksumCRC64NVME>")?.0)
-        };
-        return match said_sum(algorithm, headers).or_else(in_body) {
-            Some(said) if said != sum => Err(wrong_sum(OtherSum { algorithm, said, sent: sum }, true)),
-            said => Ok(said.is_some()),
-        };
-    }
-    let Some(code) = error_code(body) else {
-        return Err(Problem::WrongAnswer("it does not say whether the object is complete".into()).into());
-    };
-    let said = format!("status 200, {code}");
-    let passing = ["InternalError", "ServiceUnavailable", "SlowDown", "RequestTimeout", "OperationAborted"];
-    if passing.contains(&code.as_str()) {
-        let failure = if code == "SlowDown" { Failure::Busy(None) } else { Failure::Refused };
-        let why = format!("the server said {said}");
-        return Err(Fault::Again(Again { failure, why, was_reused: false, bytes: 0 }));
-    }
-    Err(Problem::Refused { status: 200, said }.into())
-}
-
-/// The checksum of the whole object, from those of its parts.
-fn whole_sum(algorithm: Option<Algorithm>, parts: &[Part]) -> Option<(Algorithm, u64)> {
-    let algorithm = algorithm?;
-    let mut combiner = Combiner::new(algorithm);
-    let mut sums = parts.iter().map(|part| Some((part.sum?, part.len)));
-    let (first, _) = sums.next()??;
-    let whole = sums.try_fold(first, |sum, part| {
-        let (next, len) = part?;
-        Some(combiner.combine(sum, next, len))
-    });
-    Some((algorithm, whole?))
-}
-
-/// The list of parts by which an object is completed.
-fn parts_text(algorithm: Option<Algorithm>, parts: &[Part]) -> String {
-    let mut text = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">".to_owned();
-    for (number, part) in (1..).zip(parts) {
-        let etag = quick_xml::escape::escape(&part.etag);
-        let _ = write!(text, "<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag>");
-        if let (Some(algorithm @ Algorithm::Crc64Nvme), Some(sum)) = (algorithm, part.sum) {
-            let _ = write!(text, "<ChecksumCRC64NVME>{}</ChecksumCRC64NVME>", algorithm.text(sum));
-        }
-        text += "</Part>";
-    }
-    text + "</CompleteMultipartUpload>"
-}
-
-/// A problem in the words of a save.
-fn of_a_save(problem: Problem) -> Problem {
-    match problem {
-        Problem::NotFound { said } => Problem::Refused { status: 404, said },
-        problem => problem,
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
