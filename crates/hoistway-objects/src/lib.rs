@@ -21,6 +21,8 @@
 
 mod asking;
 mod aws_files;
+#[cfg(test)]
+mod broken_bodies;
 mod checksum;
 mod client;
 mod combine;
@@ -45,6 +47,7 @@ mod redirect;
 mod refusals;
 mod region;
 mod renewal;
+mod request_size;
 mod services;
 mod signature;
 mod stop;

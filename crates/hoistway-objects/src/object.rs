@@ -13,6 +13,7 @@ use crate::{
     policy::Failure,
     redirect::{self, Followed, Linked, Place},
     region::in_its_region,
+    request_size::RequestSize,
     signature::unsigned,
 };
 use http::{
@@ -153,7 +154,7 @@ impl Object {
     }
 
     /// The client of the server that has the bytes.
-    fn data_client(&self) -> Arc<Client> {
+    pub(crate) fn data_client(&self) -> Arc<Client> {
         // A child of `fork` waits for no thread of its parent that may hold it.
         let place = self.linked.as_ref().and_then(|(_, place)| Some(place.try_read().ok()?.client.clone()));
         place.unwrap_or_else(|| self.client.clone())
@@ -240,11 +241,18 @@ impl Object {
         if target.is_empty() {
             return Ok(0);
         }
-        let client = self.data_client();
+        let (client, mut size) = (self.data_client(), RequestSize::new());
         let read = client.pace().persist(stop, |waiting| {
             let before = filled;
-            let range = offset + before as u64..offset + target.len() as u64;
-            self.attempt(range, &mut target[before..], (&mut filled, &mut came), waiting)
+            let range = size.first_of(&(offset + before as u64..offset + target.len() as u64));
+            let asked = &mut target[before..before + (range.end - range.start) as usize];
+            self.attempt(range, asked, (&mut filled, &mut came), &mut size, waiting)?;
+            if filled == target.len() {
+                return Ok(());
+            }
+            let why = "a part of the range was asked for".to_owned();
+            let bytes = filled - before;
+            Err(Fault::Again(Again { failure: Failure::Part, why, was_reused: false, bytes }))
         });
         read.map_err(|problem| {
             if let Problem::Changed(change) = &problem {
@@ -255,12 +263,14 @@ impl Object {
         Ok(len)
     }
 
-    /// One request for `range`. Adds the bytes that came to `filled`, and calls `came` with them.
+    /// One request for `range`. Adds the bytes that came to `filled`, and calls `came` with them. Tells `size` whether an answer
+    /// that is compared came whole.
     fn attempt(
         &self,
         range: Range<u64>,
         target: &mut [u8],
         (filled, came): Taker<'_>,
+        size: &mut RequestSize,
         waiting: &Waiting<'_>,
     ) -> Result<(), Fault> {
         let mut headers = vec![(RANGE, format!("bytes={}-{}", range.start, range.end - 1))];
@@ -300,8 +310,14 @@ impl Object {
             None => body(&client, answer, &mut target[..len], (filled, came), waiting)?,
             // Bytes count once they were compared.
             Some(digest) => {
-                body(&client, answer, &mut target[..len], (&mut 0, &mut |_| ()), waiting)
-                    .map_err(without_progress)?;
+                let mut discarded = 0;
+                body(&client, answer, &mut target[..len], (&mut discarded, &mut |_| ()), waiting).map_err(
+                    |fault| {
+                        size.broke_off(len as u64, discarded as u64);
+                        without_progress(fault)
+                    },
+                )?;
+                size.came_whole();
                 digest.check(&target[..len])?;
                 *filled += len;
                 came(&target[..len]);
@@ -490,8 +506,8 @@ fn body(
 /// An attempt whose bytes cannot be compared, as not all of them came: they are asked for again, and are no progress.
 fn without_progress(fault: Fault) -> Fault {
     match fault {
-        Fault::Again(Again { failure, why, was_reused, bytes }) => {
-            Fault::Again(Again { failure, why, was_reused: was_reused && bytes == 0, bytes: 0 })
+        Fault::Again(Again { why, bytes: 1.., .. }) => {
+            Fault::Again(Again { failure: Failure::BrokenOff, why, was_reused: false, bytes: 0 })
         }
         fault => fault,
     }

@@ -3,7 +3,7 @@
 use crate::{
     Problem,
     http::{End, TICK, Waiting},
-    policy::{Action, Failure, InFlightLimit, Limit, MeanSpeed, PROGRESS_BYTES, Retry, STALL},
+    policy::{Action, Failure, InFlightLimit, Limit, Limits, MeanSpeed, PROGRESS_BYTES, Retry, STALL},
 };
 use std::{
     sync::{
@@ -29,6 +29,8 @@ struct State {
     first_byte: Option<Duration>,
     /// Whether a request has succeeded.
     has_answered: bool,
+    /// Those of the reads that begin.
+    limits: Limits,
 }
 
 /// Why an attempt brought less than all.
@@ -71,7 +73,7 @@ impl Drop for Permit<'_> {
 impl Pace {
     pub(crate) fn new() -> Self {
         let in_flight = InFlightLimit::new(Instant::now());
-        let state = State { in_flight, first_byte: None, has_answered: false };
+        let state = State { in_flight, first_byte: None, has_answered: false, limits: Limits::default() };
         Self { state: Mutex::new(state), freed: Condvar::new(), mean_speed: MeanSpeed::default() }
     }
 
@@ -92,11 +94,11 @@ impl Pace {
         until: Option<Instant>,
         mut attempt: impl FnMut(&Waiting<'_>) -> (Result<T, Fault>, Duration),
     ) -> Result<T, Problem> {
-        let is_known = {
+        let (is_known, limits) = {
             let state = self.lock();
-            state.has_answered || state.first_byte.is_some()
+            (state.has_answered || state.first_byte.is_some(), state.limits)
         };
-        let mut retry = Retry::new(Instant::now(), is_known);
+        let mut retry = Retry::new(Instant::now(), is_known, limits);
         let mut was_told = false;
         let mut last = String::new();
         loop {
@@ -155,6 +157,12 @@ impl Pace {
                 }
             }
         }
+    }
+
+    /// Has reads that begin later end sooner.
+    #[cfg(test)]
+    pub(crate) fn limit(&self, limits: Limits) {
+        self.lock().limits = limits;
     }
 
     /// How long a request that ends a load is waited for before it is asked a second time.

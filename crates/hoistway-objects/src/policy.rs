@@ -10,7 +10,7 @@ use std::{
 /// A read fails when fewer than [`PROGRESS_BYTES`] have come in this time and it is not complete.
 pub(crate) const STALL: Duration = Duration::from_secs(60);
 /// The same for a server that never answered this process: its address may be wrong.
-pub(crate) const UNREACHED: Duration = Duration::from_secs(10);
+const UNREACHED: Duration = Duration::from_secs(10);
 /// Bytes that are progress.
 pub(crate) const PROGRESS_BYTES: u64 = 256 << 10;
 /// Answers in a row with an error that may pass.
@@ -28,6 +28,22 @@ const LAST_PATIENCE: Duration = Duration::from_secs(30);
 const HEDGE_FACTOR: f64 = 4.0;
 const LEAST_HEDGE: Duration = Duration::from_millis(100);
 
+/// What bounds the attempts of a read. Those of reads are the defaults; tests have shorter ones.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Time without progress.
+    pub(crate) stall: Duration,
+    /// The same for a server that never answered.
+    pub(crate) unreached: Duration,
+    pub(crate) longest_pause: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { stall: STALL, unreached: UNREACHED, longest_pause: LONGEST_PAUSE }
+    }
+}
+
 /// Why an attempt brought less than all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
@@ -39,6 +55,8 @@ pub(crate) enum Failure {
     Silent,
     /// The body came much more slowly than those of other requests.
     Slow,
+    /// The body ended early, and what came of it was discarded: it could only be compared whole.
+    BrokenOff,
     /// The server is too busy, and may say how long it wants to be left alone.
     Busy(Option<Duration>),
     /// The same in the words of a proxy, which may have passed the request on before.
@@ -93,10 +111,11 @@ pub(crate) struct Retry {
     is_after_failure: bool,
     /// Whether the server answered this process before.
     is_known: bool,
+    limits: Limits,
 }
 
 impl Retry {
-    pub(crate) fn new(now: Instant, is_known: bool) -> Self {
+    pub(crate) fn new(now: Instant, is_known: bool, limits: Limits) -> Self {
         Self {
             since: now,
             bytes: 0,
@@ -106,6 +125,7 @@ impl Retry {
             silent: 0,
             is_after_failure: false,
             is_known,
+            limits,
         }
     }
 
@@ -129,7 +149,7 @@ impl Retry {
 
     /// Time that is left without progress.
     fn left(&self, now: Instant) -> Duration {
-        STALL.saturating_sub(now.saturating_duration_since(self.since))
+        self.limits.stall.saturating_sub(now.saturating_duration_since(self.since))
     }
 
     /// What follows an attempt that ended at `now` with a failure and brought so many bytes. `was_reused` says whether its
@@ -152,7 +172,7 @@ impl Retry {
         }
         self.is_known |= failure != Failure::Unreached;
         self.is_after_failure = failure != Failure::Part;
-        let most = if self.is_known { STALL } else { UNREACHED };
+        let most = if self.is_known { self.limits.stall } else { self.limits.unreached };
         let left = most.saturating_sub(now.saturating_duration_since(self.since));
         if left.is_zero() {
             return Action::GiveUp(Limit::Time(most));
@@ -175,7 +195,7 @@ impl Retry {
         if asked >= left {
             return Action::GiveUp(Limit::LeftAlone(asked));
         }
-        let span = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10)).min(LONGEST_PAUSE);
+        let span = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10)).min(self.limits.longest_pause);
         // The last attempt begins before the end, with time for an answer.
         Action::AskAfter(span.mul_f64(luck).max(asked).min(left / 2).max(asked))
     }
@@ -435,7 +455,7 @@ mod tests {
     fn simulate(len: u64, deeds: &[Deed], mut pooled: usize, is_known: bool, luck: f64) -> End {
         let begun = Instant::now();
         let (mut now, mut left, mut attempts) = (begun, len, 0);
-        let mut retry = Retry::new(now, is_known);
+        let mut retry = Retry::new(now, is_known, Limits::default());
         // The fastest attempt takes this long.
         let trip = Duration::from_millis(1);
         let mut has_failed = false;
@@ -500,7 +520,7 @@ mod tests {
             luck in 0.01f64..1.0,
         ) {
             let begun = Instant::now();
-            let (mut now, mut retry) = (begun, Retry::new(begun, true));
+            let (mut now, mut retry) = (begun, Retry::new(begun, true, Limits::default()));
             let failure = match away {
                 Deed::Refuse => Failure::Unreached,
                 Deed::Reset => Failure::Broken,
@@ -552,10 +572,12 @@ mod tests {
     fn a_server_that_wants_to_be_left_alone_for_long_is_not_waited_for() {
         let now = Instant::now();
         let long = Duration::from_secs(3600);
-        let action = Retry::new(now, true).failed(Failure::Busy(Some(long)), false, 0, now, 0.5);
+        let action =
+            Retry::new(now, true, Limits::default()).failed(Failure::Busy(Some(long)), false, 0, now, 0.5);
         assert_eq!(action, Action::GiveUp(Limit::LeftAlone(long)));
         let short = Duration::from_secs(7);
-        let action = Retry::new(now, true).failed(Failure::Busy(Some(short)), false, 0, now, 0.5);
+        let action =
+            Retry::new(now, true, Limits::default()).failed(Failure::Busy(Some(short)), false, 0, now, 0.5);
         assert_eq!(action, Action::AskAfter(short));
     }
 

@@ -168,45 +168,6 @@ fn a_store_that_refuses_the_checksums_of_ranges_is_read_without_and_one_refusal_
 }
 
 #[test]
-fn bytes_that_are_compared_and_never_come_whole_end_a_read() {
-    let bytes = bytes(LEN);
-    let fails = |fault, dialect| {
-        let server = Server::start().unwrap();
-        server.speak(dialect);
-        server.put("account/models/a.gguf", &bytes);
-        let (endpoint, url) = match dialect {
-            Dialect::Azure => (format!("{}/account", server.url()), "az://models/a.gguf".to_owned()),
-            _ => {
-                server.say_checksums(objectd::Checksums::Digests);
-                (String::new(), format!("{}/account/models/a.gguf", server.url()))
-            }
-        };
-        let pairs = [("endpoint", &*endpoint), ("anonymous", "true")];
-        let options = if endpoint.is_empty() { StoreOptions::default() } else { options(&pairs) };
-        // The first request tells of the object all the same.
-        server.fail(Faults { fault: Some(fault), only: Some(1), ..Faults::default() });
-        assert!(read_all(&url, &options) == bytes, "{fault:?} {dialect:?}");
-        let object = Object::open(&url, &options).unwrap();
-        server.fail(Faults::always(fault));
-        server.take_requests();
-        let error = read(&object, 50, LEN - 50).unwrap_err();
-        assert!(matches!(&error.problem, Problem::Unreliable { .. }), "{fault:?} {dialect:?}: {error}");
-        // It waits longer before each attempt.
-        let count = server.take_requests().len();
-        assert!(count < 500, "{fault:?} {dialect:?}: {count} requests");
-    };
-    // Side by side: each tries for a minute.
-    std::thread::scope(|scope| {
-        for fault in [Fault::Truncate, Fault::Reset] {
-            for dialect in [Dialect::Azure, Dialect::S3] {
-                let fails = &fails;
-                scope.spawn(move || fails(fault, dialect));
-            }
-        }
-    });
-}
-
-#[test]
 fn an_answer_of_a_web_server_with_a_digest_and_a_flipped_bit_is_asked_for_again() {
     let (server, bytes) = (Server::start().unwrap(), bytes(LEN));
     server.put("a.gguf", &bytes);

@@ -13,6 +13,8 @@ pub enum Fault {
     RedirectWithin,
     /// The connection ends in the middle of the body.
     Truncate,
+    /// The connection ends after so many bytes of a longer body.
+    TruncateAfter(usize),
     /// The connection is reset in the middle of the body.
     Reset,
     /// A shorter range than was asked for, and a head that says so: a part that RFC 9110 (15.3.7) allows.

@@ -559,6 +559,10 @@ impl State {
                 socket.write_all(&object.bytes[start..middle])?;
                 Err(io::ErrorKind::ConnectionAborted.into())
             }
+            Some(Fault::TruncateAfter(most)) if most < end - start => {
+                socket.write_all(&object.bytes[start..start + most])?;
+                Err(io::ErrorKind::ConnectionAborted.into())
+            }
             Some(Fault::Reset) => {
                 socket.write_all(&object.bytes[start..middle])?;
                 // What was sent and not read makes the system send a reset.
