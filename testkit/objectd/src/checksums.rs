@@ -8,6 +8,7 @@ use crc_fast::{
 };
 use md5::Md5;
 use sha2::{Digest, Sha256};
+use std::sync::OnceLock;
 
 /// The checksums that a server has of its objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +32,24 @@ pub enum Checksums {
     ObjectDigests,
     /// None.
     None,
+}
+
+/// Digests of a whole object, in Base64. Each answer says them, and they are computed once: that of a large object takes a
+/// server of a test longer than all the rest.
+#[derive(Debug, Default)]
+pub(crate) struct Digests {
+    md5: OnceLock<String>,
+    sha256: OnceLock<String>,
+}
+
+impl Object {
+    fn md5(&self) -> &str {
+        self.digests.md5.get_or_init(|| STANDARD.encode(Md5::digest(&self.bytes)))
+    }
+
+    fn sha256(&self) -> &str {
+        self.digests.sha256.get_or_init(|| STANDARD.encode(Sha256::digest(&self.bytes)))
+    }
 }
 
 impl Checksums {
@@ -86,18 +105,18 @@ impl Checksums {
                 )
             }
             (_, Self::Digests | Self::ObjectDigests) => {
-                format!("Repr-Digest: sha-256=:{}:\r\n", text(&Sha256::digest(bytes)))
+                format!("Repr-Digest: sha-256=:{}:\r\n", object.sha256())
             }
             (Dialect::Azure, Self::Whole | Self::BlobMd5) if !object.is_of_blocks => {
                 let name = if request.range.is_none() { "Content-MD5" } else { "x-ms-blob-content-md5" };
-                format!("{name}: {}\r\nx-ms-blob-type: BlockBlob\r\n", text(&Md5::digest(bytes)))
+                format!("{name}: {}\r\nx-ms-blob-type: BlockBlob\r\n", object.md5())
             }
             (Dialect::S3, Self::Whole) if request.wants_checksum && request.range.is_none() => {
                 let sum = text(&checksum(Crc64Nvme, bytes).to_be_bytes());
                 format!("x-amz-checksum-crc64nvme: {sum}\r\nx-amz-checksum-type: FULL_OBJECT\r\n")
             }
             (Dialect::S3, Self::Sha256) if request.wants_checksum && request.range.is_none() => {
-                let sum = text(&Sha256::digest(bytes));
+                let sum = object.sha256();
                 format!("x-amz-checksum-sha256: {sum}\r\nx-amz-checksum-type: FULL_OBJECT\r\n")
             }
             (Dialect::S3, Self::Parts(_) | Self::UncountedParts(_) | Self::UnevenParts(_))

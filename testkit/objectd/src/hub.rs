@@ -1,6 +1,6 @@
 //! Models as the hub of Hugging Face has them: a commit, its files, and another server that has the large ones.
 
-use super::{Object, Request, Server, State, lock, refuse, stream::Stream};
+use super::{Object, Request, Server, State, checksums::Digests, lock, refuse, stream::Stream};
 use sha2::{Digest, Sha256};
 use std::{
     collections::BTreeMap,
@@ -40,7 +40,8 @@ impl Server {
             );
         }
         let commit = Some(found.commit.clone());
-        let object = Object { bytes: bytes.to_vec(), etag, generation: 0, commit, is_of_blocks: false };
+        let (bytes, digests) = (bytes.to_vec(), Digests::default());
+        let object = Object { bytes, etag, generation: 0, commit, is_of_blocks: false, digests };
         found.files.insert(file.to_owned(), (Arc::new(object), linked));
     }
 

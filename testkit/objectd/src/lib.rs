@@ -16,6 +16,7 @@ pub use faults::{Fault, Faults};
 pub use request::Request;
 pub use uploads::{Step, WriteFault};
 
+use checksums::Digests;
 use percent_encoding::percent_decode_str;
 use rustls::ServerConfig;
 use std::{
@@ -123,6 +124,7 @@ struct Object {
     commit: Option<String>,
     /// Whether it was made of blocks: Azure has no checksum of it then.
     is_of_blocks: bool,
+    digests: Digests,
 }
 
 impl Server {
@@ -344,7 +346,8 @@ impl State {
 
     fn put_as(&self, path: &str, bytes: Vec<u8>, etag: String, is_of_blocks: bool) {
         let generation = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
-        let object = Object { bytes, etag, generation, commit: None, is_of_blocks };
+        let digests = Digests::default();
+        let object = Object { bytes, etag, generation, commit: None, is_of_blocks, digests };
         lock(&self.objects).insert(path.to_owned(), Arc::new(object));
     }
 
