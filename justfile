@@ -525,10 +525,11 @@ bench-drop-in *arguments: setup
     {{ install }} --reinstall --no-deps .
     '{{ bin }}/python' bench/drop_in.py "$@"
 
-# Measure loads of a folder of safetensors files from an object store, beside raw sockets and a peer. Results go to bench/results.
+# Measure loads of a folder of safetensors files from an object store that is near, encrypts, is far, or has a cache before it,
+# beside raw sockets and peers. Takes 15 minutes a gigabyte. Needs root. Results go to bench/results.
 [group('benchmarks')]
 bench-objects folder *arguments: setup
-    {{ install }} -r bench/requirements.txt runai-model-streamer-s3==0.17.0
+    {{ install }} -r bench/requirements.txt -r bench/object-stores.txt
     {{ install }} --reinstall --no-deps .
     cargo build --quiet --release --package objectd
     '{{ bin }}/python' bench/objects.py --output bench/results "$@"
@@ -536,7 +537,7 @@ bench-objects folder *arguments: setup
 # See what loaders make of an object store that fails: right bytes, wrong ones, an error, or no end. Results go to bench/results.
 [group('benchmarks')]
 bench-object-faults *arguments: develop
-    {{ install }} -r bench/requirements.txt runai-model-streamer-s3==0.17.0 s3torchconnector==1.5.0
+    {{ install }} -r bench/requirements.txt -r bench/object-stores.txt
     '{{ bin }}/python' bench/object_faults.py --output bench/results "$@"
 
 # Measure reads from a stand-in of 3FS beside fastsafetensor-3fs-reader. Needs root and /dev/fuse; takes five minutes.

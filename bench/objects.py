@@ -1,30 +1,34 @@
-"""Loads from an object store beside raw sockets and a peer: `python bench/objects.py FOLDER` with safetensors files.
+"""Loads from an object store beside raw sockets and peers: `python bench/objects.py FOLDER` with safetensors files.
 
-A server of this repository (testkit/objectd) has the files in memory, waits `--latency` before each answer, and sends
-`--rate` on a connection; with `--tls` it encrypts by TLS 1.3. Each load is a new process that has touched as much
-memory as it will need; loaders run in turn, and each load is compared with the files. Another process for each load
-has touched nothing: the most memory that it had, less what it had before and less the tensors, is what a load takes
-beside them. Raw sockets read ranges into memory, some connections at a time, and are what the server and this machine
-can do. It needs `cargo build --release --package objectd`, and for the peer runai-model-streamer-s3.
+A server of this repository (testkit/objectd) has the files in memory. Each load is a new process that has touched as
+much memory as it will need; loaders run in turn, and each load is compared with the files. Another process for each
+load has touched nothing: the most memory that it had, less what it had before and less the tensors, is what a load
+takes beside them. Raw sockets read ranges into memory, some connections at a time, and are what the server and this
+machine can do. It needs `cargo build --release --package objectd` and, for the peers, boto3, obstore,
+runai-model-streamer-s3, and s3torchconnector. The case `cache` empties the page cache before each load, as root.
 """
 
 from __future__ import annotations
 
 import argparse
 import http.client
-import importlib.util
+import importlib
 import json
 import math
 import mmap
 import os
 import resource
+import shutil
 import ssl
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,54 +65,206 @@ def _huge(length: int) -> mmap.mmap:
     return memory
 
 
-def _raw(folder: str, names: list[str], connections: int) -> Iterator[tuple[str, object]]:
-    """Whole files, in ranges of which each connection reads one after the other."""
+def _ranges(
+    names: list[str],
+    length_of: Callable[[str], int],
+    connections: int,
+    read: Callable[[str, int, memoryview], None],
+) -> Iterator[tuple[str, object]]:
+    """Whole files, in ranges of which each thread reads one after the other by `read(name, start, into)`."""
     import torch  # noqa: PLC0415
 
-    scheme, host = os.environ["AWS_ENDPOINT_URL"].split("://")
-    if scheme == "https":
-        context = ssl.create_default_context(cafile=CERTIFICATE)
-        asked = [http.client.HTTPSConnection(host, context=context) for _ in range(connections)]
-    else:
-        asked = [http.client.HTTPConnection(host) for _ in range(connections)]
     kept: dict[str, torch.Tensor] = {}
-    ranges: list[tuple[str, memoryview, int, int]] = []
+    ranges: list[tuple[str, int, memoryview]] = []
     for name in names:
-        asked[0].request("GET", f"/{BUCKET}/{folder}/{name}", headers={"Range": "bytes=0-0"})
-        answer = asked[0].getresponse()
-        answer.read()
-        length = int(answer.headers["Content-Range"].split("/")[1])
+        length = length_of(name)
         memory = memoryview(_huge(length))
         kept[name] = torch.frombuffer(memory, dtype=torch.uint8)
-        starts = range(0, length, RAW_BYTES)
-        ranges += [(name, memory, start, min(start + RAW_BYTES, length)) for start in starts]
-
-    def work(number: int) -> None:
-        for name, memory, start, end in ranges[number::connections]:
-            headers = {"Range": f"bytes={start}-{end - 1}"}
-            asked[number].request("GET", f"/{BUCKET}/{folder}/{name}", headers=headers)
-            answer = asked[number].getresponse()
-            at = start
-            while at < end:
-                got = answer.readinto(memory[at:end])
-                if not got:
-                    raise SystemExit("an answer is short")
-                at += got
-            answer.read()
-
+        ranges += [(name, start, memory[start : start + RAW_BYTES]) for start in range(0, length, RAW_BYTES)]
     with ThreadPoolExecutor(connections) as threads:
-        list(threads.map(work, range(connections)))
+        list(threads.map(lambda one: read(*one), ranges))
     yield from kept.items()
 
 
-LOADERS = {
-    "hoistway": lambda folder, names: _hoistway(folder),
-    "raw sockets, 16 connections": lambda folder, names: _raw(folder, names, 16),
-    "raw sockets, 32 connections": lambda folder, names: _raw(folder, names, 32),
-    "raw sockets, 64 connections": lambda folder, names: _raw(folder, names, 64),
-    "runai, concurrency 4": lambda folder, names: _runai(folder, names, 4),
-    "runai, default": lambda folder, names: _runai(folder, names, 8),
-    "runai, concurrency 32": lambda folder, names: _runai(folder, names, 32),
+def _fill(memory: memoryview, read_into: Callable[[memoryview], int | None]) -> None:
+    """Reads until the memory is full."""
+    at = 0
+    while at < len(memory):
+        got = read_into(memory[at:])
+        if not got:
+            raise SystemExit("an answer is short")
+        at += got
+
+
+def _raw(folder: str, names: list[str], connections: int) -> Iterator[tuple[str, object]]:
+    scheme, host = os.environ["AWS_ENDPOINT_URL"].split("://")
+    context = ssl.create_default_context(cafile=CERTIFICATE)
+    each = threading.local()
+
+    def ask(name: str, start: int, end: int) -> http.client.HTTPResponse:
+        if not hasattr(each, "connection"):
+            secure = scheme == "https"
+            each.connection = (
+                http.client.HTTPSConnection(host, context=context)
+                if secure
+                else http.client.HTTPConnection(host)
+            )
+        each.connection.request(
+            "GET", f"/{BUCKET}/{folder}/{name}", headers={"Range": f"bytes={start}-{end - 1}"}
+        )
+        return each.connection.getresponse()
+
+    def length_of(name: str) -> int:
+        answer = ask(name, 0, 1)
+        answer.read()
+        return int(answer.headers["Content-Range"].split("/")[1])
+
+    def read(name: str, start: int, into: memoryview) -> None:
+        answer = ask(name, start, start + len(into))
+        _fill(into, answer.readinto)
+        answer.read()
+
+    yield from _ranges(names, length_of, connections, read)
+
+
+def _boto3(folder: str, names: list[str], connections: int) -> Iterator[tuple[str, object]]:
+    import boto3  # noqa: PLC0415
+    from botocore.config import Config  # noqa: PLC0415
+
+    client = boto3.client(
+        "s3", config=Config(max_pool_connections=connections, s3={"addressing_style": "path"})
+    )
+
+    def length_of(name: str) -> int:
+        return int(client.head_object(Bucket=BUCKET, Key=f"{folder}/{name}")["ContentLength"])
+
+    def read(name: str, start: int, into: memoryview) -> None:
+        span = f"bytes={start}-{start + len(into) - 1}"
+        _fill(into, client.get_object(Bucket=BUCKET, Key=f"{folder}/{name}", Range=span)["Body"].readinto)
+
+    yield from _ranges(names, length_of, connections, read)
+
+
+def _obstore(folder: str, names: list[str], connections: int) -> Iterator[tuple[str, object]]:
+    import obstore  # noqa: PLC0415
+    from obstore.store import S3Store  # noqa: PLC0415
+
+    store = S3Store(
+        BUCKET,
+        endpoint=os.environ["AWS_ENDPOINT_URL"],
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": True},
+    )
+
+    def length_of(name: str) -> int:
+        return int(obstore.head(store, f"{folder}/{name}")["size"])
+
+    def read(name: str, start: int, into: memoryview) -> None:
+        into[:] = memoryview(obstore.get_range(store, f"{folder}/{name}", start=start, length=len(into)))
+
+    yield from _ranges(names, length_of, connections, read)
+
+
+def _s3torch(folder: str, names: list[str]) -> Iterator[tuple[str, object]]:
+    from s3torchconnector import S3Checkpoint, S3ClientConfig  # noqa: PLC0415
+    from safetensors.torch import load  # noqa: PLC0415
+
+    config = S3ClientConfig(force_path_style=True)
+    checkpoint = S3Checkpoint(
+        region="us-east-1", endpoint=os.environ["AWS_ENDPOINT_URL"], s3client_config=config
+    )
+    for name in names:
+        with checkpoint.reader(f"s3://{BUCKET}/{folder}/{name}") as reader:
+            yield from load(reader.read()).items()
+
+
+def _from_folder(folder: Path) -> Iterator[tuple[str, object]]:
+    import hoistway  # noqa: PLC0415
+
+    yield from hoistway.load_file(folder).items()
+
+
+LOADERS: dict[str, Callable[[Path, list[str]], Iterator[tuple[str, object]]]] = {
+    "hoistway": lambda files, names: _hoistway(files.name),
+    **{
+        f"raw sockets, {count} connections": lambda files, names, count=count: _raw(files.name, names, count)
+        for count in (4, 16, 32, 64)
+    },
+    **{
+        f"runai-model-streamer, concurrency {count}": lambda files, names, count=count: _runai(
+            files.name, names, count
+        )
+        for count in (4, 32)
+    },
+    **{
+        f"boto3, {count} connections": lambda files, names, count=count: _boto3(files.name, names, count)
+        for count in (16, 64)
+    },
+    **{
+        f"obstore, {count} connections": lambda files, names, count=count: _obstore(files.name, names, count)
+        for count in (16, 64)
+    },
+    "s3torchconnector": lambda files, names: _s3torch(files.name, names),
+    "hoistway, and writes an empty cache": lambda files, names: _hoistway(files.name),
+    "hoistway, from the cache": lambda files, names: _hoistway(files.name),
+    "hoistway, the files in a folder": lambda files, names: _from_folder(files),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """How the server answers, and who loads from it."""
+
+    title: str
+    loaders: tuple[str, ...]
+    latency_ms: int = 0
+    connection_mb_s: int = 0
+    tls: bool = False
+    cached: bool = False
+
+
+CASES = {
+    "near": Case(
+        "Near, HTTP",
+        (
+            "hoistway",
+            "raw sockets, 4 connections",
+            "raw sockets, 16 connections",
+            "runai-model-streamer, concurrency 4",
+            "boto3, 16 connections",
+            "obstore, 16 connections",
+            "s3torchconnector",
+        ),
+    ),
+    "tls": Case(
+        "Near, TLS 1.3",
+        ("hoistway", "raw sockets, 4 connections", "raw sockets, 16 connections", "boto3, 16 connections"),
+        tls=True,
+    ),
+    "far": Case(
+        "Far, HTTP",
+        (
+            "hoistway",
+            "raw sockets, 32 connections",
+            "raw sockets, 64 connections",
+            "runai-model-streamer, concurrency 4",
+            "runai-model-streamer, concurrency 32",
+            "boto3, 64 connections",
+            "obstore, 64 connections",
+        ),
+        latency_ms=30,
+        connection_mb_s=90,
+    ),
+    "cache": Case(
+        "Near, HTTP, with the node's cache",
+        (
+            "hoistway",
+            "hoistway, and writes an empty cache",
+            "hoistway, from the cache",
+            "hoistway, the files in a folder",
+        ),
+        cached=True,
+    ),
 }
 
 
@@ -120,13 +276,13 @@ def _status(name: str) -> int:
 
 def measure_memory(loader: str, files: Path, names: list[str], total: int) -> None:
     """One load; prints how much more memory than that of the tensors it took."""
-    for module in ("hoistway", "runai_model_streamer"):
-        if loader.startswith(module[:5]) and importlib.util.find_spec(module):
+    for module in ("hoistway", "runai_model_streamer", "boto3", "obstore", "s3torchconnector"):
+        if module.startswith(loader[:5]):
             importlib.import_module(module)
     before = _status("VmRSS")
     # The most memory counts from now on.
     Path("/proc/self/clear_refs").write_text("5")
-    kept = dict(LOADERS[loader](files.name, names))
+    kept = dict(LOADERS[loader](files, names))
     print(json.dumps({"extra_bytes": _status("VmHWM") - before - total, "tensors": len(kept)}))
 
 
@@ -140,6 +296,7 @@ def measure(loader: str, endpoint: str, files: Path, what: str) -> None:
         AWS_ACCESS_KEY_ID="key",
         AWS_SECRET_ACCESS_KEY="secret",
         AWS_REGION="us-east-1",
+        AWS_DEFAULT_REGION="us-east-1",
         AWS_EC2_METADATA_DISABLED="true",
         AWS_CA_BUNDLE=str(CERTIFICATE),
     )
@@ -152,7 +309,7 @@ def measure(loader: str, endpoint: str, files: Path, what: str) -> None:
     torch.empty(2 * total, dtype=torch.uint8)[::4096] = 1
     torch.frombuffer(_huge(2 * total), dtype=torch.uint8)[::4096] = 1
     before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-    kept = dict(LOADERS[loader](files.name, names))
+    kept = dict(LOADERS[loader](files, names))
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
     for name in names:
         if name in kept:
@@ -169,19 +326,64 @@ def measure(loader: str, endpoint: str, files: Path, what: str) -> None:
     print(json.dumps({"rate": total / 1e9 / seconds, "cpu": cpu * 1e9 / total}))
 
 
+def run(loader: str, case: Case, endpoint: str, files: Path, cache: Path) -> dict[str, float]:
+    """The time of a load, and the memory of another."""
+    found: dict[str, float] = {}
+    environment = dict(os.environ)
+    environment.pop("HOISTWAY_CACHE", None)
+    if "cache" in loader:
+        environment["HOISTWAY_CACHE"] = str(cache)
+    for what in ("time", "memory"):
+        if "empty cache" in loader:
+            shutil.rmtree(cache, ignore_errors=True)
+        if case.cached:
+            os.sync()
+            Path("/proc/sys/vm/drop_caches").write_text("3")
+        command = [sys.executable, __file__, str(files), "--measure", loader, endpoint, what]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+        found |= json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def loads_of(
+    case: Case, files: Path, server: Path, rounds: int, cache: Path
+) -> dict[str, list[dict[str, float]]]:
+    """What the loaders of a case took, each `rounds` times, in turn."""
+    latency, rate = str(case.latency_ms), str(case.connection_mb_s)
+    serving = subprocess.Popen(
+        [
+            *(server, files, f"{BUCKET}/{files.name}/", latency, "s3", rate),
+            *("none", "0", "whole", "none", "tls" if case.tls else "plain"),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert serving.stdout is not None
+    endpoint = serving.stdout.readline().strip()
+    order = list(case.loaders)
+    found: dict[str, list[dict[str, float]]] = {loader: [] for loader in order}
+    try:
+        if case.cached:
+            # The first load of a round may be that from the cache.
+            run("hoistway, and writes an empty cache", case, endpoint, files, cache)
+        for number in range(rounds):
+            for loader in order[number % len(order) :] + order[: number % len(order)]:
+                found[loader].append(run(loader, case, endpoint, files, cache))
+    finally:
+        serving.terminate()
+        serving.wait()
+    return found
+
+
 def main() -> None:
-    """Measures, and prints a table."""
+    """Measures, and prints tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--latency", type=int, default=0, help="milliseconds before each answer")
-    parser.add_argument("--rate", type=int, default=0, help="MB/s of one connection; 0: as fast as it can")
-    parser.add_argument("--tls", action="store_true", help="encrypt, by TLS 1.3")
+    parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES))
     parser.add_argument("--server", type=Path, default=ROOT / "target/release/objectd")
-    parser.add_argument("--loaders", nargs="*", help="beginnings of the names of loaders; all if left out")
-    parser.add_argument(
-        "--output", type=Path, help="directory for objects.json and objects.md, or objects-tls.…"
-    )
+    parser.add_argument("--output", type=Path, help="directory for objects.json and objects.md")
     parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     files = arguments.folder.resolve()
@@ -189,78 +391,69 @@ def main() -> None:
         loader, endpoint, what = arguments.measure
         measure(loader, endpoint, files, what)
         return
-    server = subprocess.Popen(
-        [
-            arguments.server,
-            files,
-            f"{BUCKET}/{files.name}/",
-            str(arguments.latency),
-            "s3",
-            str(arguments.rate),
-            *("none", "0", "whole", "none", "tls" if arguments.tls else "plain"),
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stdout is not None
-    endpoint = server.stdout.readline().strip()
-    has_peer = importlib.util.find_spec("runai_model_streamer_s3") is not None
-    chosen = tuple(arguments.loaders or LOADERS)
-    order = [loader for loader in LOADERS if loader.startswith(chosen)]
-    order = [loader for loader in order if has_peer or not loader.startswith("runai")]
-    found: dict[str, list[dict[str, float]]] = {loader: [] for loader in order}
-    for number in range(arguments.rounds):
-        for loader in order[number % len(order) :] + order[: number % len(order)]:
-            run = {}
-            for what in ("time", "memory"):
-                command = [sys.executable, __file__, str(files), "--measure", loader, endpoint, what]
-                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-                run |= json.loads(done.stdout.splitlines()[-1])
-            found[loader].append(run)
-    server.terminate()
-    packages = ("hoistway", "runai-model-streamer", "torch") if has_peer else ("hoistway", "torch")
-    results = {
+    packages = ("hoistway", "boto3", "obstore", "runai-model-streamer", "s3torchconnector", "torch")
+    results: dict[str, Any] = {
         "host": machine(files, packages),
         "bytes": sum(path.stat().st_size for path in files.glob("*.safetensors")),
-        "latency_ms": arguments.latency,
-        "connection_mb_s": arguments.rate,
-        "tls": arguments.tls,
-        "loads": found,
+        "cases": {},
     }
+    with tempfile.TemporaryDirectory(dir=files.parent, prefix="objects-cache-") as temporary:
+        for name in arguments.cases:
+            cache = Path(temporary) / "cache"
+            loads = loads_of(CASES[name], files, arguments.server, arguments.rounds, cache)
+            results["cases"][name] = loads
     text = document(results)
     print(text)
     if arguments.output:
         arguments.output.mkdir(parents=True, exist_ok=True)
-        name = "objects-tls" if arguments.tls else "objects"
-        (arguments.output / f"{name}.json").write_text(json.dumps(results, indent=1) + "\n")
-        (arguments.output / f"{name}.md").write_text(text)
+        (arguments.output / "objects.json").write_text(json.dumps(results, indent=1) + "\n")
+        (arguments.output / "objects.md").write_text(text)
 
 
 def document(results: dict[str, Any]) -> str:
     """Tells the results as a page."""
-    host, loads = results["host"], results["loads"]
+    host = results["host"]
+    versions = ", ".join(
+        f"{name} {version}" for name, version in host["packages"].items() if name != "hoistway"
+    )
+    rounds = len(next(iter(next(iter(results["cases"].values())).values())))
+    text = (
+        "# Loads from an object store, beside raw sockets and peers\n\n"
+        f"{results['bytes'] / 1e9:.2f} GB from a server on the same machine. Each load is a new process; medians of "
+        f"{rounds}, loaders in turn. Server and loader share the processor: {host['cores']} cores of "
+        f"{host['processor']}, Linux {host['kernel']}, {host['file_system']}, {host['date']}, commit {host['commit']}, "
+        f"{versions}. Memory beside the tensors is the most of a process during a load, less what it had before "
+        "and less the tensors.\n"
+    )
+    for name, loads in results["cases"].items():
+        text += section(CASES[name], loads)
+    return text
+
+
+def section(case: Case, loads: dict[str, list[dict[str, float]]]) -> str:
+    """The table of a case."""
     rates = {loader: statistics.median(run["rate"] for run in runs) for loader, runs in loads.items()}
     limit = max((rate for loader, rate in rates.items() if loader.startswith("raw")), default=math.nan)
-    rate = f"{results['connection_mb_s']} MB/s" if results["connection_mb_s"] else "as fast as it can"
-    protocol, rounds = "TLS 1.3" if results["tls"] else "HTTP", len(next(iter(loads.values())))
-    case = f" at {results['latency_ms']} ms and {rate} a connection" if results["connection_mb_s"] else ""
-    text = (
-        f"# Loads from an object store{case}, beside raw sockets and a peer\n\n"
-        f"{results['bytes'] / 1e9:.2f} GB over {protocol} from a server on the same machine, which waits "
-        f"{results['latency_ms']} ms before each answer and sends {rate} on a connection. Each load is a new process; "
-        f"medians of {rounds}, loaders in turn. Server and loader share the processor: {host['cores']} cores of "
-        f"{host['processor']}, Linux {host['kernel']}, {host['date']}, commit {host['commit']}.\n\n"
-        "| loader | GB/s | of the best raw sockets | slowest and fastest | CPU s a GB | memory beside the tensors |\n"
+    text = f"\n## {case.title}\n"
+    if case.connection_mb_s:
+        text += (
+            f"The server waits {case.latency_ms} ms before each answer, and sends {case.connection_mb_s} MB/s on a "
+            "connection.\n"
+        )
+    if case.cached:
+        text += "The page cache is empty before each load. The last line is a load of the files without a server.\n"
+    text += (
+        "\n| loader | GB/s | of the best raw sockets | slowest and fastest | CPU s a GB | memory beside the tensors |\n"
         "|---|---|---|---|---|---|\n"
     )
     for loader, runs in loads.items():
         each = sorted(run["rate"] for run in runs)
         cpu = statistics.median(run["cpu"] for run in runs)
         extra = statistics.median(run["extra_bytes"] for run in runs) / (1 << 20)
+        of_limit = "" if math.isnan(limit) else f"{rates[loader] / limit:.2f}"
         text += (
-            f"| {loader} | {rates[loader]:.2f} | {rates[loader] / limit:.2f} "
-            f"| {each[0]:.2f}–{each[-1]:.2f} | {cpu:.2f} | {extra:.0f} MiB |\n"
+            f"| {loader} | {rates[loader]:.2f} | {of_limit} | {each[0]:.2f}–{each[-1]:.2f} | {cpu:.2f} "
+            f"| {extra:.0f} MiB |\n"
         )
     return text
 
