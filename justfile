@@ -406,10 +406,12 @@ test-go *arguments:
             echo "test-go needs $tool: apt-get install golang gcc pkg-config, or Go as CONTRIBUTING.md says" >&2; exit 1; }; \
     done
     {{ quick }} "{{ just_executable() }}" --justfile "{{ justfile() }}" capi '{{ justfile_directory() }}/target/capi'
+    cargo build --quiet --package fake-cuda
     cd go/hoistway && unformatted=$(gofmt -l .) && test -z "$unformatted" || { echo "gofmt: $unformatted" >&2; exit 1; }
     cd go/hoistway && \
         export PKG_CONFIG_PATH='{{ justfile_directory() }}/target/capi/lib/pkgconfig' \
-            LD_LIBRARY_PATH='{{ justfile_directory() }}/target/capi/lib' && \
+            LD_LIBRARY_PATH='{{ justfile_directory() }}/target/capi/lib' \
+            HOISTWAY_CUDA_DRIVER='{{ justfile_directory() }}/target/debug/libfake_cuda.so' && \
         go vet ./... && go test -race "$@" ./...
 
 # Write the C header again, after changes of the C ABI.
