@@ -18,6 +18,7 @@ use hoistway::{
 };
 use hoistway_device::{Device, DeviceMemory};
 use std::{
+    ffi::c_void,
     sync::{Arc, Weak},
     thread,
     time::{Duration, Instant},
@@ -151,6 +152,33 @@ fn nothing_of_a_device_that_the_program_has_reset_is_in_doubt() {
     drop((device, same));
     assert_is_file(&hoistway::load(&[&path], &options).unwrap(), &file);
     devices.assert_nothing_left("the device was opened anew");
+}
+
+/// Others may keep the context of a device that seems lost, as cuFile does.
+#[test]
+fn nothing_of_a_lost_device_stays_in_a_context_that_others_keep() {
+    let devices = Devices::take();
+    let retain: unsafe extern "C" fn(*mut *mut c_void, i32) -> i32 =
+        STAND_IN.function("cuDevicePrimaryCtxRetain");
+    let release: unsafe extern "C" fn(i32) -> i32 = STAND_IN.function("cuDevicePrimaryCtxRelease_v2");
+    let device = Device::open(Vendor::Cuda.device(0)).unwrap();
+    // SAFETY: of this signature in the driver, which the device has started.
+    #[allow(unsafe_code)]
+    unsafe {
+        assert_eq!(retain(&mut std::ptr::null_mut(), 0), 0);
+    }
+    device.set_aside(());
+    STAND_IN.configure("FAULTS=cuCtxPushCurrent_v2:*=201");
+    device.regain().unwrap();
+    assert!(device.is_lost());
+    STAND_IN.reset();
+    drop(device);
+    devices.assert_nothing_left("the device was let go");
+    // SAFETY: of this signature in the driver; it was retained above.
+    #[allow(unsafe_code)]
+    unsafe {
+        assert_eq!(release(0), 0);
+    }
 }
 
 /// A device with parked memory that the program has reset is opened anew by whatever uses it next, also by a reader that has used

@@ -385,9 +385,18 @@ impl<V: Vendor> Backend for DriverDevice<V> {
             Err(error @ Error::OutOfMemory { .. }) => return Fate::Unknown(error),
             Err(error) => return Fate::of(Err(error)),
         };
+        let _entered = match self.enter() {
+            Ok(entered) => entered,
+            Err(error) => {
+                // It was not freed. The context may live on, as where a library keeps one that does not answer.
+                fences.push(fence);
+                return Fate::of(Err(error));
+            }
+        };
         let free = &self.driver.functions.free;
         // SAFETY: allocated, and freed once.
-        let fate = self.free_by("waiting for its work", free.name, || unsafe { (free.call)(fence) });
+        let freed = self.call("waiting for its work", free.name, || unsafe { (free.call)(fence) });
+        let fate = Fate::of(freed);
         match &fate {
             // If there is none now, the next wait looks for it.
             Fate::Done => _ = self.keep_fences(&mut fences),
