@@ -96,9 +96,9 @@ func TestExpertsAreLeasedInMemoryOfADevice(t *testing.T) {
 	path, _ := writeGGUF(t)
 	file, err := os.ReadFile(path)
 	check(t, err)
-	options := ExpertOptions{Backing: "device_slots", Target: TargetCUDA, BudgetBytes: 1 << 20}
+	options := ExpertOptions{Backing: "device_slots", Target: TargetCUDA, BudgetBytes: 60_000, HostLevelBytes: 1 << 20}
 	store := openExperts(t, path, options)
-	for turn := uint32(0); turn < 16; turn++ {
+	for turn := uint32(0); turn < 48; turn++ {
 		lease, err := store.Ensure(turn%3, []uint32{turn % 8, (turn + 3) % 8})
 		check(t, err)
 		for position := 0; position < lease.Len(); position++ {
@@ -112,4 +112,11 @@ func TestExpertsAreLeasedInMemoryOfADevice(t *testing.T) {
 		}
 		check(t, lease.Close())
 	}
+	stats, err := store.Stats()
+	check(t, err)
+	if stats.HostLevel == nil || stats.HostLevel.Hits == 0 || stats.HostLevel.HeldBytes > 1<<20 {
+		t.Fatalf("%s", stats.JSON)
+	}
+	_, err = OpenExperts(open(t, path), ExpertOptions{HostLevelBytes: 1 << 20})
+	hasCode(t, err, CodeInvalidArgument)
 }

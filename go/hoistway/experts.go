@@ -53,6 +53,9 @@ type ExpertOptions struct {
 	Target Target
 	// Device is the number of the device.
 	Device int32
+	// HostLevelBytes is, with "device_slots", bytes of pinned host memory beside the budget, which evicted experts stay in, and are
+	// copied from rather than read; 0 is none.
+	HostLevelBytes uint64
 }
 
 // ExpertStore reads experts and dense tensors as they are used, and evicts them when a budget says so.
@@ -79,6 +82,7 @@ func OpenExperts(checkpoint *Checkpoint, options ExpertOptions) (*ExpertStore, e
 		experts_per_token:   C.uint32_t(options.ExpertsPerToken),
 		target:              C.int32_t(options.Target),
 		device:              C.int32_t(options.Device),
+		host_level_bytes:    C.uint64_t(options.HostLevelBytes),
 	}
 	for _, one := range []struct {
 		place      **C.char
@@ -323,6 +327,22 @@ type Packing struct {
 	Reason string `json:"reason"`
 }
 
+// HostLevelStats is what the second level of a device's slots holds, and what it has done.
+type HostLevelStats struct {
+	// HeldBytes is how many bytes of pinned host memory it holds.
+	HeldBytes uint64 `json:"held_bytes"`
+	// Experts is how many experts are in it.
+	Experts uint64 `json:"experts"`
+	// Hits is how many experts were copied from it to the device, rather than read.
+	Hits uint64 `json:"hits"`
+	// BytesCopied is how many bytes these have.
+	BytesCopied uint64 `json:"bytes_copied"`
+	// Saved is how many evicted experts were copied to it.
+	Saved uint64 `json:"saved"`
+	// Failed is how many evicted experts could not be copied to it, and have to be read again.
+	Failed uint64 `json:"failed"`
+}
+
 // ExpertStats is what a store has done since it was opened, and what it holds.
 type ExpertStats struct {
 	// Backing is the backing.
@@ -333,7 +353,7 @@ type ExpertStats struct {
 	Packing Packing `json:"packing"`
 	// Hits is how many experts and tensors of requests were resident, or being read already.
 	Hits uint64 `json:"hits"`
-	// Misses is how many had to be read.
+	// Misses is how many had to be read, or copied from the second level.
 	Misses uint64 `json:"misses"`
 	// HitRate is the share of hits, between 0 and 1.
 	HitRate float64 `json:"hit_rate"`
@@ -357,6 +377,8 @@ type ExpertStats struct {
 	UsedBytes uint64 `json:"used_bytes"`
 	// HeldBytes is how many bytes of memory the backing holds, also of free slots.
 	HeldBytes uint64 `json:"held_bytes"`
+	// HostLevel is the second level of "device_slots" in host memory, beside that; nil if there is none.
+	HostLevel *HostLevelStats `json:"host_level"`
 	// Resident is how many experts and tensors are resident.
 	Resident uint64 `json:"resident"`
 	// BudgetBytes is the budget.

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "check.h"
 
+#include <stddef.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -176,6 +177,26 @@ static void check_device(void) {
     hoistway_part part = part_of(lease, 1, 1);
     CHECK(part.target == HOISTWAY_TARGET_CUDA && part.device == 0 && part.address && part.slot >= 0);
     hoistway_lease_free(lease);
+    hoistway_experts_free(store);
+
+    /* What was evicted comes back from host memory. A program with an older header has no such member. */
+    options.host_level_bytes = 1 << 20;
+    store = open_store(&options);
+    for (int turn = 0; turn < 2; turn++) {
+        uint32_t experts[] = {2, 6};
+        uint64_t evicted = 0;
+        hoistway_lease_free(ensure(store, 1, 2, 6));
+        CHECK(hoistway_experts_evict(store, 1, experts, 2, &evicted) == HOISTWAY_OK && evicted == 2);
+    }
+    char *stats = NULL;
+    CHECK(hoistway_experts_stats(store, &stats) == HOISTWAY_OK && strstr(stats, "\"hits\":2,"));
+    hoistway_string_free(stats);
+    hoistway_experts_free(store);
+    store = NULL;
+    options.host_level_bytes = 1;
+    CHECK(hoistway_experts_open(catalog, &options, &store) == HOISTWAY_INVALID_ARGUMENT && !store);
+    options.size = offsetof(hoistway_experts_options, host_level_bytes);
+    CHECK(hoistway_experts_open(catalog, &options, &store) == HOISTWAY_OK && store);
     hoistway_experts_free(store);
 }
 

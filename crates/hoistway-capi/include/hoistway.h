@@ -273,6 +273,9 @@ typedef struct {
   int32_t device;
   // Must be 0.
   uint32_t reserved;
+  // With "device_slots": bytes of pinned host memory beside the budget, which evicted experts stay in, and are copied from rather
+  // than read; 0 for none.
+  uint64_t host_level_bytes;
 } hoistway_experts_options;
 
 // The model of a store of experts.

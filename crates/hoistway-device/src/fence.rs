@@ -4,7 +4,7 @@
 use crate::{CopyStream, Device, DeviceId, Result, backend::Event, fate};
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Condvar, Mutex, PoisonError},
 };
 
 /// What comes before copies. Clones are the same.
@@ -20,6 +20,31 @@ enum Kind {
     Marked(Mutex<Box<dyn Event>>),
     /// All work of the device.
     Device { device: DeviceId, is_passed: Mutex<bool> },
+    /// Work of hoistway that another thread makes and waits for.
+    Gated(Arc<Latch>),
+}
+
+#[derive(Default)]
+struct Latch {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+}
+
+/// Opens a [fence](Fence::gated) when it is dropped.
+#[derive(Debug)]
+pub struct Gate(Arc<Latch>);
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        *self.0.is_open.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.0.opened.notify_all();
+    }
+}
+
+impl fmt::Debug for Latch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Latch")
+    }
 }
 
 impl Fence {
@@ -57,6 +82,13 @@ impl Fence {
         Self(Arc::new(Kind::Device { device, is_passed: Mutex::new(false) }))
     }
 
+    /// Lies behind work that another thread makes, which drops the gate once that has ended. The thread that asks for copies waits
+    /// for that.
+    pub fn gated() -> (Self, Gate) {
+        let latch = Arc::<Latch>::default();
+        (Self(Arc::new(Kind::Gated(latch.clone()))), Gate(latch))
+    }
+
     /// Whether it lies behind what was queued until now, also if it was made before: nothing waits for it yet.
     pub fn covers_now(&self) -> bool {
         match &*self.0 {
@@ -72,12 +104,13 @@ impl Fence {
             // The thread that holds the lock may wait for the driver.
             Kind::Marked(event) => event.try_lock().is_ok_and(|event| fate::is_over(&**event)),
             Kind::Device { is_passed, .. } => is_passed.try_lock().is_ok_and(|is_passed| *is_passed),
+            Kind::Gated(latch) => *latch.is_open.lock().unwrap_or_else(PoisonError::into_inner),
         }
     }
 
     /// Whether the stream waits for it, rather than the thread that asks.
     pub fn is_queued(&self) -> bool {
-        !matches!(*self.0, Kind::Device { .. })
+        !matches!(*self.0, Kind::Device { .. } | Kind::Gated(_))
     }
 
     /// Makes later copies of `copies` wait for it.
@@ -101,6 +134,11 @@ impl Fence {
                     Device::open(*device)?.settle()?;
                     *is_passed = true;
                 }
+                Ok(())
+            }
+            Kind::Gated(latch) => {
+                let is_open = latch.is_open.lock().unwrap_or_else(PoisonError::into_inner);
+                drop(latch.opened.wait_while(is_open, |is_open| !*is_open));
                 Ok(())
             }
         }
@@ -127,6 +165,7 @@ impl fmt::Debug for Kind {
             Self::OfCaller(_) => "OfCaller",
             Self::Marked(_) => "Marked",
             Self::Device { .. } => "Device",
+            Self::Gated(_) => "Gated",
         })
     }
 }

@@ -42,7 +42,7 @@ pub use driver::library::search_libraries_in;
 pub use error::{DriverError, Error, FREE_MEMORY, Result};
 pub use external::{ExternalKind, ExternalMemory, ExternalSemaphore, ExternalSignal};
 pub use fate::{Fate, InUse};
-pub use fence::Fence;
+pub use fence::{Fence, Gate};
 pub use id::DeviceId;
 pub use idle::{keep_while_used, look_again, on_idle};
 pub use memory::{DeviceMemory, Pinned};

@@ -62,6 +62,7 @@ class ExpertStore:
         pack: bool | str | os.PathLike[str] = True,
         batch: int | str | None = None,
         dense: int | str | None = None,
+        host_level: int | str | None = None,
         timeout: float = 60.0,
         events: int = 0,
         lenient: bool | None = None,
@@ -86,6 +87,8 @@ class ExpertStore:
                 model and of this model, which `stats` tells; or the path of one, which must be of this model.
             batch: With ``device_slots``: bytes beside the budget for the demand of one request.
             dense: With ``device_slots``: bytes of the budget for dense tensors.
+            host_level: With ``device_slots``: bytes of pinned host memory beside the budget, which evicted experts
+                stay in. One that is requested again is copied from there, rather than read.
             timeout: Seconds that requests wait for room and for reads.
             events: Changes of residency that are kept for `take_events`.
             lenient: As in `hoistway.open`.
@@ -115,6 +118,7 @@ class ExpertStore:
             profile=None if profile is None else path_text(profile),
             batch=batch,
             dense=dense,
+            host_level=host_level,
             timeout=timeout,
             events=events,
             **reader_options(options),

@@ -302,6 +302,9 @@ fn store_options(
             "backing" => backing = Some(value.extract()?),
             "device" => device = value.extract::<String>()?.parse::<DeviceId>().into_python(py)?,
             "batch" => options.batch_bytes = Some(bytes_of("batch", &value).into_python(py)?),
+            "host_level" => {
+                options.host_level_bytes = Some(bytes_of("host_level", &value).into_python(py)?);
+            }
             "dense" => options.dense_bytes = Some(bytes_of("dense", &value).into_python(py)?),
             "timeout" => options.timeout = seconds("timeout", value.extract()?).into_python(py)?,
             "events" => options.events = value.extract()?,

@@ -517,6 +517,27 @@ def test_leases_may_outlive_the_interpreter(model: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_evicted_experts_of_a_device_stay_in_host_memory(model: Path, stand_in) -> None:
+    expected = expert_bytes(model)
+    store = open_store(model, 4, device="cuda:0", host_level="64MiB")
+    for turn in range(2):
+        for layer in LAYERS:
+            for expert in range(EXPERTS):
+                with store.ensure(layer, [expert]) as lease:
+                    leased = lease[expert]
+                    assert {part: leased[part].tobytes() for part in leased} == expected[layer, expert]
+                    del leased
+        if turn == 0:
+            bytes_read = store.stats()["bytes_read"]
+    stats = store.stats()
+    level = stats["host_level"]
+    assert (stats["bytes_read"], level["hits"]) == (bytes_read, len(expected))
+    assert level["held_bytes"] <= 64 << 20 and level["failed"] == 0
+    store.close()
+    with pytest.raises(OptionError, match="host_level"):
+        open_store(model, 4, host_level="64MiB")
+
+
 def test_a_device_has_slots(model: Path, stand_in) -> None:
     expected = expert_bytes(model)
     store = open_store(model, 4, device="cuda:0")

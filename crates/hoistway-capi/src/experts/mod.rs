@@ -76,6 +76,9 @@ pub struct hoistway_experts_options {
     pub device: i32,
     /// Must be 0.
     pub reserved: u32,
+    /// With "device_slots": bytes of pinned host memory beside the budget, which evicted experts stay in, and are copied from rather
+    /// than read; 0 for none.
+    pub host_level_bytes: u64,
 }
 
 // SAFETY: numbers and pointers, of which the first is the size.
@@ -198,6 +201,7 @@ unsafe fn chosen<'a>(options: *const hoistway_experts_options) -> Result<Chosen<
     }
     chosen.batch_bytes = some(options.batch_bytes);
     chosen.dense_bytes = some(options.dense_bytes);
+    chosen.host_level_bytes = some(options.host_level_bytes);
     chosen.events = usize::try_from(options.events).unwrap_or(usize::MAX);
     let experts_per_token = (options.experts_per_token > 0).then_some(options.experts_per_token);
     Ok(Chosen { policy, experts_per_token, options: chosen })

@@ -1,11 +1,11 @@
 //! Memory of a device in slots of equal length, in one allocation. Dense tensors have allocations of their own.
 //!
 //! Slots and dense tensors together take no more than the budget and the demand of one request: a share is set apart for
-//! dense tensors, and slots take the rest.
+//! dense tensors, and slots take the rest. A second level in host memory is beside the budget.
 #![forbid(unsafe_code)]
 
 use super::{
-    Place, UnitMemory, UnitRoom, add,
+    HostLevel, Place, UnitMemory, UnitRoom, add,
     uses::{Use, Uses},
     waits::Waits,
 };
@@ -40,8 +40,10 @@ pub(super) struct DeviceSlots {
     slots: u32,
     /// Bytes that dense tensors may have at a time.
     max_dense_bytes: u64,
+    /// Before the slots that it copies from and to.
+    level: Option<HostLevel>,
     /// `None` if there is no slot.
-    slab: Option<DeviceMemory>,
+    slab: Option<Arc<DeviceMemory>>,
     state: Mutex<SlotUse>,
     /// To free memory waits for all work of the device.
     freeing: Waits,
@@ -82,16 +84,28 @@ impl DeviceSlots {
         let max_dense_bytes = all_bytes.saturating_sub(u64::from(slots) * slot_bytes);
         let slab = match slots {
             0 => None,
-            _ => Some(
-                DeviceMemory::new(&device, u64::from(slots) * slot_bytes).map_err(hoistway::Error::from)?,
-            ),
+            _ => {
+                let slab = DeviceMemory::new(&device, u64::from(slots) * slot_bytes);
+                Some(Arc::new(slab.map_err(hoistway::Error::from)?))
+            }
+        };
+        let level = match (options.host_level_bytes, &slab) {
+            (Some(bytes), Some(slab)) => {
+                Some(HostLevel::new(slab, slot_bytes, catalog.experts().len(), bytes)?)
+            }
+            (Some(bytes), None) => {
+                let reason =
+                    "no expert has a slot on the device: the model has none, or the budget is too small";
+                return Err(Error::invalid_option("host_level_bytes", bytes, reason));
+            }
+            (None, _) => None,
         };
         let state = Mutex::new(SlotUse {
             free: (0..slots).map(|slot| (slot, Vec::new())).collect(),
             ..SlotUse::default()
         });
         let (catalog, freeing) = (catalog.clone(), Waits::default());
-        Ok(Self { catalog, device, slot_bytes, slots, max_dense_bytes, slab, state, freeing })
+        Ok(Self { catalog, device, slot_bytes, slots, max_dense_bytes, level, slab, state, freeing })
     }
 
     fn room(&self, unit: usize, slot: Option<u32>, base: u64, after: Vec<Fence>) -> Result<UnitRoom> {
@@ -177,7 +191,7 @@ impl UnitMemory for DeviceSlots {
 
     /// Waits for nothing: kernels that were queued before leases ended may still read these bytes, and a copy of unknown fate may
     /// still write to them, but what is read to the slot next comes after them.
-    fn release(&self, unit: usize, room: &UnitRoom, _keep_bytes: u64) -> bool {
+    fn release(&self, unit: usize, room: &UnitRoom, keep_bytes: u64) -> bool {
         let mut state = lock(&self.state);
         let Use { fences: mut after, has_others } = state.uses.take(unit);
         let Some(slot) = room.slot else {
@@ -201,8 +215,21 @@ impl UnitMemory for DeviceSlots {
             // Nothing used what was read, or was to be read.
             after = before.to_vec();
         }
+        if let (Some(level), Some(first)) = (&self.level, room.places.first()) {
+            if keep_bytes == 0 {
+                // The store is gone, but for its leases.
+                level.dropped(unit);
+            } else {
+                let len = self.unit(unit).and_then(padded_bytes).unwrap_or(self.slot_bytes);
+                after = level.evicted(unit, first.address, len, after);
+            }
+        }
         state.free.insert(slot, after);
         true
+    }
+
+    fn level(&self) -> Option<&HostLevel> {
+        self.level.as_ref()
     }
 
     fn held_bytes(&self) -> u64 {

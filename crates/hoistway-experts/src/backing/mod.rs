@@ -7,6 +7,7 @@
 
 mod device_slots;
 mod external;
+mod host_level;
 mod host_slots;
 mod host_sparse;
 pub(crate) mod host_view;
@@ -14,6 +15,8 @@ mod uses;
 mod waits;
 
 pub use external::{External, ExternalPlace};
+pub use host_level::HostLevelStats;
+pub(crate) use host_level::{Fetched, HostLevel};
 pub(crate) use waits::Waits;
 
 use crate::{
@@ -64,6 +67,12 @@ impl Backing {
         options: &StoreOptions,
         batch_bytes: u64,
     ) -> Result<Arc<dyn UnitMemory>> {
+        if let Some(bytes) = options.host_level_bytes
+            && !matches!(self, Self::DeviceSlots(_))
+        {
+            let reason = format!("it is of slots on a device, and the backing is {}", self.name());
+            return Err(Error::invalid_option("host_level_bytes", bytes, reason));
+        }
         Ok(match self {
             Self::HostSparse => Arc::new(HostSparse::new(catalog)?),
             Self::HostSlots => Arc::new(HostSlots::new(catalog, file_lens)?),
@@ -112,6 +121,11 @@ pub(crate) trait UnitMemory: fmt::Debug + Send + Sync {
     /// A lease of a unit has ended, whose bytes work of the device may still use that comes before `fence`; before anything
     /// that is queued later, if there is none.
     fn used(&self, _unit: usize, _fence: Option<&Fence>) {}
+
+    /// The second level of its memory, if it has one.
+    fn level(&self) -> Option<&HostLevel> {
+        None
+    }
 
     /// Gives back memory that no unit has, until it holds no more than `keep_bytes`, if it can.
     fn trim(&self, _keep_bytes: u64) {}

@@ -81,6 +81,10 @@ pub(super) enum Status<F> {
 pub(super) enum Ended<F> {
     /// All bytes are in their place.
     Delivered,
+    /// All bytes are in their place, and came from a second level.
+    Copied,
+    /// They are not in the second level any more, and have to be read.
+    Again,
     /// A read was cancelled, or did not begin by its deadline.
     Cancelled(F),
     /// A read failed.
@@ -336,10 +340,12 @@ impl<F: Clone> Ledger<F> {
         let Phase::Loading { is_demand, is_cancelled, has_deadline } = self.units[unit].phase else { return };
         let pins = self.units[unit].pins;
         match ended {
-            Ended::Delivered => {
+            Ended::Delivered | Ended::Copied => {
                 let state = &mut self.units[unit];
                 state.phase = Phase::Resident;
-                self.counts.bytes_read += state.entry.bytes;
+                if matches!(ended, Ended::Delivered) {
+                    self.counts.bytes_read += state.entry.bytes;
+                }
                 self.events.push(unit, Change::Resident);
                 match state.entry.expert {
                     Some(expert) => {
@@ -350,6 +356,12 @@ impl<F: Clone> Ledger<F> {
                     }
                     None => _ = self.dense.insert((state.last_used, unit)),
                 }
+            }
+            Ended::Again => {
+                // As late as this, a deadline would only drop it.
+                self.units[unit].phase = Phase::Loading { is_demand, is_cancelled: false, has_deadline: false };
+                commands.push(Command::Start { unit, is_demand, begin_by: None });
+                return;
             }
             // Another request wants it by now, which cancelled nothing and has no deadline.
             Ended::Cancelled(_) if pins > 0 && (is_cancelled || has_deadline) => {

@@ -42,7 +42,7 @@ pub use stats::{Change, ResidencyEvent, StoreStats};
 
 use crate::{
     Error, ExpertId, Policy, Result,
-    backing::UnitRoom,
+    backing::{HostLevel, UnitRoom},
     catalog::{ExpertCatalog, Unit, UnitId},
     pack,
 };
@@ -350,6 +350,7 @@ impl Store {
                 peak_bytes: counts.peak_bytes,
                 used_bytes: ledger.used(),
                 held_bytes: monitor.io().memory().held_bytes(),
+                host_level: monitor.io().memory().level().map(HostLevel::stats),
                 resident: ledger.resident(),
                 budget_bytes: ledger.budget(),
                 token_cycle_bytes,

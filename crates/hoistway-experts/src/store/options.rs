@@ -20,6 +20,9 @@ pub struct StoreOptions {
     /// Bytes of the budget that are set apart for dense tensors where the backing allocates all slots at once, which take the
     /// rest. By default those of all dense tensors, but no more than an eighth of the budget.
     pub dense_bytes: Option<u64>,
+    /// With [`Backing::DeviceSlots`]: bytes of pinned host memory beside the budget, which evicted experts stay in. One that is
+    /// requested again is copied from there, rather than read. Allocated and pinned at the start. By default none.
+    pub host_level_bytes: Option<u64>,
     /// How long requests wait for room and for reads.
     pub timeout: Duration,
     /// Changes of residency that are kept until [`Store::take_events`](super::Store::take_events) asks for them; 0 keeps
@@ -35,6 +38,7 @@ hoistway_io::setters! {
         backing: Backing,
         batch_bytes: Option<u64>,
         dense_bytes: Option<u64>,
+        host_level_bytes: Option<u64>,
         timeout: Duration,
         events: usize,
         reader: ReaderOptions,
@@ -48,6 +52,7 @@ impl Default for StoreOptions {
             backing: Backing::default(),
             batch_bytes: None,
             dense_bytes: None,
+            host_level_bytes: None,
             timeout: Duration::from_secs(60),
             events: 0,
             // Slots are not advised: what is committed is what is used.

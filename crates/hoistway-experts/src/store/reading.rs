@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Error, ReadFailure, Result,
-    backing::{Place, UnitMemory, UnitRoom, Waits, host_view},
+    backing::{Fetched, Place, UnitMemory, UnitRoom, Waits, host_view},
     catalog::{ExpertCatalog, Unit},
     error::guarded,
 };
@@ -35,11 +35,21 @@ pub(super) struct ReaderIo {
     preparing: Waits,
 }
 
-/// The reads of one unit.
+/// What brings the bytes of one unit.
 pub(super) struct Load {
-    batch: Batch,
-    /// Why the bytes of a packed expert are not its own.
-    damage: Arc<OnceLock<ReadFailure>>,
+    unit: usize,
+    way: Way,
+}
+
+enum Way {
+    /// Reads.
+    Read {
+        batch: Batch,
+        /// Why the bytes of a packed expert are not its own.
+        damage: Arc<OnceLock<ReadFailure>>,
+    },
+    /// A copy from the second level, and how it ended.
+    Fetch(Arc<Mutex<Option<Fetched>>>),
 }
 
 /// What is left of the reads of a unit.
@@ -77,6 +87,22 @@ impl ReaderIo {
 
     fn unit(&self, unit: usize) -> Result<&Unit> {
         self.catalog.units().get(unit).ok_or_else(|| Error::Internal(format!("there is no unit {unit}")))
+    }
+
+    /// Starts to copy a unit from the second level. Gives the notice back if it is not there.
+    fn fetch(&self, unit: usize, room: &UnitRoom, notice: Notice) -> Result<Load, Option<Notice>> {
+        let Some(level) = self.memory.level().filter(|_| unit < self.catalog.experts().len()) else {
+            return Err(Some(notice));
+        };
+        let (fetched, notice) = (Arc::new(Mutex::new(None)), Arc::new(Mutex::new(Some(notice))));
+        let (outcome, told) = (fetched.clone(), notice.clone());
+        let is_fetched = level.fetch(unit, room, move |ended| {
+            *lock(&outcome) = Some(ended);
+            if let Some(notice) = lock(&told).take() {
+                notice.tell();
+            }
+        });
+        if is_fetched { Ok(Load { unit, way: Way::Fetch(fetched) }) } else { Err(lock(&notice).take()) }
     }
 
     /// A request for each part of a unit, or for parts that lie together. The notice is told once all have ended.
@@ -173,6 +199,13 @@ impl Io for ReaderIo {
         begin_by: Option<Instant>,
         notice: Notice,
     ) -> Result<Load, Failure> {
+        let notice = match self.fetch(unit, room, notice) {
+            Ok(load) => return Ok(load),
+            Err(notice) => notice,
+        };
+        let notice = notice.ok_or_else(|| {
+            Failure::Memory(Arc::new(Error::Internal("the notice of a load is gone".into())))
+        })?;
         let damage = Arc::default();
         let requests = self.requests(unit, room, begin_by, notice, &damage);
         let requests = requests.map_err(|error| Failure::Memory(Arc::new(error)))?;
@@ -181,40 +214,66 @@ impl Io for ReaderIo {
         let submitted = guarded("the reader", || self.reader.submit(requests, priority));
         let submitted = submitted.map_err(|error| Failure::Memory(Arc::new(error)))?;
         let batch = submitted.map_err(|error| Failure::Read(error.into()))?;
-        Ok(Load { batch, damage })
+        Ok(Load { unit, way: Way::Read { batch, damage } })
     }
 
-    fn outcome(&self, Load { batch, damage }: Load) -> Ended<Failure> {
-        let (mut failed, mut cancelled) = (None, None);
-        for read in 0..batch.len() {
-            // Its end was told a moment ago, or is about to be seen.
-            match batch.wait_read(read, Duration::MAX) {
-                ReadStatus::Delivered => {}
-                ReadStatus::Failed(hoistway::Error::Cancelled) => cancelled = cancelled.or(Some(read)),
-                ReadStatus::Failed(_) | ReadStatus::Pending => failed = failed.or(Some(read)),
-            }
-        }
-        let failure = |read| Failure::Read(ReadFailure::of_batch(&batch, read));
-        match (failed, cancelled) {
-            (Some(read), _) => Ended::Failed(failure(read)),
-            (None, Some(read)) => Ended::Cancelled(failure(read)),
-            (None, None) => match damage.get() {
-                Some(failure) => Ended::Failed(Failure::Read(failure.clone())),
-                None => Ended::Delivered,
+    fn outcome(&self, Load { unit, way }: Load) -> Ended<Failure> {
+        let ended = match way {
+            Way::Read { batch, damage } => outcome_of_reads(&batch, &damage),
+            Way::Fetch(fetched) => match lock(&fetched).take() {
+                Some(Fetched::Copied) => Ended::Copied,
+                Some(Fetched::Gone) | None => Ended::Again,
+                Some(Fetched::Failed(error)) => {
+                    Ended::Failed(Failure::Read(hoistway::Error::from(error).into()))
+                }
             },
+        };
+        if matches!(ended, Ended::Delivered | Ended::Copied)
+            && let Some(level) = self.memory.level()
+            && unit < self.catalog.experts().len()
+        {
+            level.delivered(unit);
         }
+        ended
     }
 
     fn cancel(&self, load: &Load) {
-        load.batch.cancel();
+        // A copy from the second level is short.
+        if let Way::Read { batch, .. } = &load.way {
+            batch.cancel();
+        }
     }
 
     fn promote(&self, load: &Load) {
-        load.batch.promote();
+        if let Way::Read { batch, .. } = &load.way {
+            batch.promote();
+        }
     }
 
     fn release(&self, unit: usize, room: &UnitRoom, keep_bytes: u64) -> bool {
         self.memory.release(unit, room, keep_bytes)
+    }
+}
+
+/// How reads ended, which have all ended or are about to.
+fn outcome_of_reads(batch: &Batch, damage: &OnceLock<ReadFailure>) -> Ended<Failure> {
+    let (mut failed, mut cancelled) = (None, None);
+    for read in 0..batch.len() {
+        // Its end was told a moment ago, or is about to be seen.
+        match batch.wait_read(read, Duration::MAX) {
+            ReadStatus::Delivered => {}
+            ReadStatus::Failed(hoistway::Error::Cancelled) => cancelled = cancelled.or(Some(read)),
+            ReadStatus::Failed(_) | ReadStatus::Pending => failed = failed.or(Some(read)),
+        }
+    }
+    let failure = |read| Failure::Read(ReadFailure::of_batch(batch, read));
+    match (failed, cancelled) {
+        (Some(read), _) => Ended::Failed(failure(read)),
+        (None, Some(read)) => Ended::Cancelled(failure(read)),
+        (None, None) => match damage.get() {
+            Some(failure) => Ended::Failed(Failure::Read(failure.clone())),
+            None => Ended::Delivered,
+        },
     }
 }
 

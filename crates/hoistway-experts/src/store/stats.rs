@@ -1,7 +1,7 @@
 //! Statistics of a store: counts, and changes of residency.
 #![forbid(unsafe_code)]
 
-use crate::{catalog::UnitId, pack::Packing};
+use crate::{backing::HostLevelStats, catalog::UnitId, pack::Packing};
 use serde::Serialize;
 use std::{collections::VecDeque, time::Duration};
 
@@ -86,7 +86,7 @@ pub struct StoreStats {
     pub packing: Packing,
     /// Experts and tensors of requests that were resident, or being read already.
     pub hits: u64,
-    /// Experts and tensors of requests that had to be read.
+    /// Experts and tensors of requests that had to be read, or copied from a second level.
     pub misses: u64,
     /// Experts and tensors that were evicted.
     pub evictions: u64,
@@ -103,8 +103,11 @@ pub struct StoreStats {
     pub peak_bytes: u64,
     /// Bytes that are resident or being read.
     pub used_bytes: u64,
-    /// Bytes of memory that the backing holds, also of free slots: the budget and one request's demand at most.
+    /// Bytes of memory that the backing holds, also of free slots: the budget and one request's demand at most. The second level is
+    /// beside that.
     pub held_bytes: u64,
+    /// The second level in host memory, if there is one.
+    pub host_level: Option<HostLevelStats>,
     /// Experts and tensors that are resident.
     pub resident: usize,
     /// The budget.

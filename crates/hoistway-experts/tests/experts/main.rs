@@ -13,6 +13,7 @@ mod catalog;
 mod faults;
 mod kit;
 mod layers;
+mod levels;
 mod pack;
 #[cfg(target_os = "linux")]
 mod resident;

@@ -1,0 +1,340 @@
+//! The second level in pinned host memory: what is copied rather than read, its bound, its order, and faults of both copies.
+
+use crate::{
+    kit::{EXPERTS, LAYERS, LONG, Model, SLICE_BYTES, scripted, until},
+    stand_in::{Turn, Vendor},
+};
+use hoistway::DeviceId;
+use hoistway_device::{Device, toy};
+use hoistway_experts::{
+    Error,
+    backing::{Backing, HostLevelStats},
+    store::{Store, StoreOptions},
+};
+use proptest::prelude::*;
+use std::{
+    collections::VecDeque,
+    env, thread,
+    time::{Duration, Instant},
+};
+
+/// What an expert takes on a device: three parts, each of whole multiples of 256 bytes.
+const SLOT_BYTES: u64 = 3 * SLICE_BYTES.next_multiple_of(256);
+const ALL: u32 = LAYERS * EXPERTS;
+
+/// Slots for as many experts on a device, and in its second level.
+fn levels(device: DeviceId, slots: u64, host_slots: u64) -> StoreOptions {
+    StoreOptions::default()
+        .budget_bytes(slots * SLOT_BYTES)
+        .batch_bytes(0)
+        .dense_bytes(0)
+        .host_level_bytes(host_slots * SLOT_BYTES + 1)
+        .timeout(LONG)
+        .backing(Backing::DeviceSlots(device))
+}
+
+fn level_of(store: &Store) -> HostLevelStats {
+    store.stats().host_level.expect("it has a second level")
+}
+
+/// Leases one of all experts, counted through the layers, and looks at its bytes.
+fn look_at(model: &Model, store: &Store, number: u32) {
+    model.assert_holds(&store.ensure(number / EXPERTS, &[number % EXPERTS]).unwrap());
+}
+
+#[test]
+fn an_evicted_expert_is_copied_rather_than_read() {
+    let turn = Turn::take();
+    toy::reset();
+    let before = toy::in_use();
+    for device in [DeviceId::Cuda(0), DeviceId::Rocm(1), DeviceId::Toy(0)] {
+        let model = Model::new();
+        let (options, script) = scripted(levels(device, 4, ALL.into()), |_, _| None);
+        let store = model.store(&options);
+        (0..ALL).for_each(|number| look_at(&model, &store, number));
+        let (reads, bytes_read) = (script.reads(), store.stats().bytes_read);
+        for pass in 1..=3 {
+            (0..ALL).for_each(|number| look_at(&model, &store, number));
+            let (stats, level) = (store.stats(), level_of(&store));
+            assert_eq!((script.reads(), stats.bytes_read), (reads, bytes_read), "nothing is read again");
+            // In a fixed order, LRU finds nothing resident on the device.
+            assert_eq!(level.hits, u64::from(pass * ALL));
+            assert_eq!((level.bytes_copied, level.failed), (level.hits * SLOT_BYTES, 0));
+            assert!(level.saved <= ALL.into(), "bytes never change, so none is saved twice: {level:?}");
+            assert_eq!(level.held_bytes, u64::from(ALL) * SLOT_BYTES);
+            assert!(stats.held_bytes <= stats.budget_bytes, "the second level is beside the budget");
+        }
+        drop((store, model));
+        turn.assert_nothing_left(&device.to_string());
+        assert_eq!(toy::in_use(), before, "{device}");
+    }
+}
+
+/// Prefetches come from the second level, too, and tickets that are dropped on the way change nothing.
+#[test]
+fn prefetches_and_tickets_come_from_the_second_level() {
+    let _turn = Turn::take();
+    let model = Model::new();
+    let (options, script) = scripted(levels(DeviceId::Cuda(0), 8, ALL.into()), |_, _| None);
+    let store = model.store(&options);
+    (0..ALL).for_each(|number| look_at(&model, &store, number));
+    let reads = script.reads();
+    store.prefetch(0, &[0, 1], None).unwrap();
+    until("the prefetches", || level_of(&store).hits == 2);
+    drop(store.ensure_async(1, &[2, 3, 4]).unwrap());
+    model.assert_holds(&store.ensure(0, &[0, 1]).unwrap());
+    model.assert_holds(&store.ensure(1, &[4, 3]).unwrap());
+    let stats = store.stats();
+    assert_eq!((stats.useful_prefetches, script.reads()), (2, reads), "{stats:?}");
+}
+
+#[test]
+fn a_second_level_that_cannot_be_is_refused() {
+    let _turn = Turn::take();
+    let model = Model::new();
+    let mut options = levels(DeviceId::Cuda(0), 4, 4);
+    for wrong in [
+        options.clone().host_level_bytes(SLOT_BYTES - 1),
+        options.clone().host_level_bytes(0),
+        options.clone().backing(Backing::HostSlots),
+        options.clone().backing(Backing::HostSparse),
+    ] {
+        let error = model.open(&wrong).unwrap_err();
+        assert!(matches!(error, Error::InvalidOption { option: "host_level_bytes", .. }), "{error:?}");
+    }
+    options.host_level_bytes = None;
+    assert_eq!(model.store(&options).stats().host_level, None);
+}
+
+/// An expert that could not be saved is read again.
+#[test]
+fn faults_of_either_copy_serve_no_other_bytes() {
+    let turn = Turn::take();
+    for vendor in Vendor::ALL {
+        let model = Model::new();
+        let store = model.store(&levels(vendor.device(0), 2, 6));
+        let all = || (0..ALL).for_each(|number| look_at(&model, &store, number));
+        turn.configure(&vendor.faults("cuMemcpyDtoHAsync_v2:*=1"));
+        for number in 0..2 {
+            drop(store.ensure(0, &[number]).unwrap());
+        }
+        assert_eq!(store.evict(0, &[0, 1]).unwrap(), 2);
+        until("both failures", || level_of(&store).failed == 2);
+        turn.reset();
+        let read = store.stats().bytes_read;
+        look_at(&model, &store, 0);
+        assert!(store.stats().bytes_read > read && level_of(&store).hits == 0);
+        all();
+
+        // Resident is what came last: the first expert of the second level's four comes back by a copy.
+        let number = ALL - 3;
+        turn.configure(&vendor.faults("cuMemcpyHtoDAsync_v2:*=1"));
+        let error = store.ensure(number / EXPERTS, &[number % EXPERTS]).unwrap_err();
+        let Error::Read { source, .. } = &error else { panic!("{error:?}") };
+        assert!(matches!(source.error(), hoistway::Error::Device { .. }), "{error:?}");
+        turn.reset();
+        let hits = level_of(&store).hits;
+        look_at(&model, &store, number);
+        assert_eq!(level_of(&store).hits, hits + 1);
+
+        // HIP's streams stay after a wait that has failed.
+        if vendor == Vendor::Rocm {
+            drop((store, model));
+            turn.assert_nothing_left("HIP");
+            continue;
+        }
+        // It is not known whether copies have ended.
+        let failed = level_of(&store).failed;
+        let in_doubt =
+            "cuEventSynchronize:*=999,cuStreamSynchronize:*=999,cuEventQuery:*=999,cuMemFree_v2:*=999";
+        (0..2).for_each(|expert| drop(store.ensure(0, &[expert]).unwrap()));
+        turn.configure(&vendor.faults(in_doubt));
+        assert_eq!(store.evict(0, &[0, 1]).unwrap(), 2);
+        until("both doubts", || level_of(&store).failed == failed + 2);
+        turn.reset();
+        Device::open(vendor.device(0)).unwrap().regain().unwrap();
+        (0..2).for_each(|_| all());
+        assert_eq!(level_of(&store).failed, failed + 2);
+        drop((store, model));
+        turn.assert_nothing_left("CUDA");
+    }
+}
+
+/// A slow copy to the second level: what is read to its slot comes after it.
+#[test]
+fn a_slot_is_read_to_once_its_expert_is_saved() {
+    let turn = Turn::take();
+    let model = Model::new();
+    let store = model.store(&levels(DeviceId::Cuda(0), 1, 4));
+    turn.configure("COPY_LATENCY_US=20000");
+    for number in [0, 1, 2, 0, 3, 1, 2, 0] {
+        look_at(&model, &store, number);
+    }
+    turn.reset();
+    assert_eq!(level_of(&store).hits, 4);
+}
+
+/// A store may go at any time.
+#[test]
+fn a_store_goes_while_experts_are_saved() {
+    let turn = Turn::take();
+    let model = Model::new();
+    for count in 0..8 {
+        let store = model.store(&levels(DeviceId::Cuda(0), 4, 8));
+        (0..4 + count).for_each(|number| drop(store.ensure(0, &[number % EXPERTS]).unwrap()));
+        turn.configure("COPY_LATENCY_US=5000");
+        let lease = store.ensure(1, &[0]).unwrap();
+        store.evict(0, &[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
+        drop(store.ensure_async(0, &[0]).unwrap());
+        drop(store);
+        model.assert_holds(&lease);
+        drop(lease);
+        turn.reset();
+    }
+    // An open file keeps what cuFile knows of it.
+    drop(model);
+    turn.assert_nothing_left("stores");
+}
+
+/// Both levels as they should be, by lists.
+#[derive(Default)]
+struct Expected {
+    slots: usize,
+    host_slots: usize,
+    /// On the device, the least recently used first.
+    resident: VecDeque<u32>,
+    /// In the second level and on the device, the one that came first first.
+    both: VecDeque<u32>,
+    /// In the second level alone, the one that was evicted first first.
+    evicted: VecDeque<u32>,
+    reads: u64,
+    hits: u64,
+    saved: u64,
+}
+
+fn take(list: &mut VecDeque<u32>, number: u32) -> bool {
+    let position = list.iter().position(|other| *other == number);
+    position.is_some_and(|position| list.remove(position).is_some())
+}
+
+impl Expected {
+    fn ensure(&mut self, number: u32) {
+        if take(&mut self.resident, number) {
+            return self.resident.push_back(number);
+        }
+        if self.resident.len() == self.slots
+            && let Some(victim) = self.resident.front().copied()
+        {
+            self.evict(victim);
+        }
+        if take(&mut self.evicted, number) {
+            self.hits += 1;
+            self.both.push_back(number);
+        } else {
+            self.reads += 1;
+        }
+        self.resident.push_back(number);
+    }
+
+    fn evict(&mut self, number: u32) {
+        if !take(&mut self.resident, number) {
+            return;
+        }
+        if !take(&mut self.both, number) {
+            self.saved += 1;
+            if self.both.len() + self.evicted.len() == self.host_slots {
+                let _ = self.both.pop_front().or_else(|| self.evicted.pop_front());
+            }
+        }
+        self.evicted.push_back(number);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn both_levels_hold_what_they_should(
+        slots in 1..5_usize,
+        host_slots in 1..9_usize,
+        steps in proptest::collection::vec((0..12_u32, prop::bool::weighted(0.2)), 1..60),
+    ) {
+        let _turn = Turn::take();
+        toy::reset();
+        let model = Model::new();
+        let store = model.store(&levels(DeviceId::Toy(0), slots as u64, host_slots as u64));
+        let mut expected = Expected { slots, host_slots, ..Expected::default() };
+        let bytes = 3 * SLICE_BYTES;
+        for (number, is_evicted) in steps {
+            if is_evicted {
+                store.evict(number / EXPERTS, &[number % EXPERTS]).unwrap();
+                expected.evict(number);
+            } else {
+                look_at(&model, &store, number);
+                expected.ensure(number);
+            }
+            let (stats, level) = (store.stats(), level_of(&store));
+            prop_assert_eq!(stats.resident, expected.resident.len());
+            prop_assert_eq!(stats.bytes_read, expected.reads * bytes);
+            prop_assert_eq!(level.hits, expected.hits);
+            prop_assert_eq!(level.experts, expected.both.len() + expected.evicted.len());
+            prop_assert_eq!(level.held_bytes, host_slots as u64 * SLOT_BYTES);
+        }
+        until("the last copies", || level_of(&store).saved == expected.saved);
+    }
+}
+
+#[test]
+#[ignore = "takes 10 seconds, or as many as HOISTWAY_SOAK_SECONDS says: just soak-experts"]
+fn soak_of_two_levels() {
+    let seconds = env::var("HOISTWAY_SOAK_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    let end = Instant::now() + Duration::from_secs(seconds.unwrap_or(10));
+    let mut seed = 0;
+    while Instant::now() < end {
+        round(seed, 400);
+        seed += 1;
+    }
+    eprintln!("{seed} rounds");
+}
+
+#[test]
+fn threads_share_two_levels() {
+    (0..2).for_each(|seed| round(seed, 60));
+}
+
+/// Threads that use one store, on a device that is late at times.
+fn round(seed: u64, steps: u64) {
+    let turn = Turn::take();
+    let model = Model::new();
+    let mut random = fastrand::Rng::with_seed(seed);
+    let vendor = Vendor::ALL[random.usize(0..2)];
+    let (slots, host_slots) = (random.u64(3..9), random.u64(1..20));
+    let store = model.store(&levels(vendor.device(0), slots, host_slots));
+    turn.configure(&format!("JITTER_US={}", random.u32(0..300)));
+    thread::scope(|scope| {
+        for thread in 0..4 {
+            let (store, model) = (&store, &model);
+            scope.spawn(move || work(store, model, fastrand::Rng::with_seed(seed * 4 + thread), steps));
+        }
+    });
+    turn.reset();
+    let (stats, level) = (store.stats(), level_of(&store));
+    assert!(stats.held_bytes <= stats.budget_bytes && level.experts as u64 <= host_slots, "{stats:?}");
+    eprintln!("seed {seed}, {vendor:?}: {slots} and {host_slots} slots, {} misses, {level:?}", stats.misses);
+    (0..ALL).for_each(|number| look_at(&model, &store, number));
+    drop((store, model));
+    turn.assert_nothing_left("a round");
+}
+
+fn work(store: &Store, model: &Model, mut random: fastrand::Rng, steps: u64) {
+    for _ in 0..steps {
+        let layer = random.u32(0..LAYERS);
+        let experts: Vec<u32> = (0..random.usize(1..3)).map(|_| random.u32(0..EXPERTS)).collect();
+        match random.u32(0..12) {
+            0 => _ = store.evict(layer, &experts).unwrap(),
+            1 => store.prefetch(layer, &experts, None).unwrap(),
+            2 => drop(store.ensure_async(layer, &experts).unwrap()),
+            _ => model.assert_holds(&store.ensure(layer, &experts).unwrap()),
+        }
+    }
+}
