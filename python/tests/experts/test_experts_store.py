@@ -532,7 +532,8 @@ def test_evicted_experts_of_a_device_stay_in_host_memory(model: Path, stand_in) 
     stats = store.stats()
     level = stats["host_level"]
     assert (stats["bytes_read"], level["hits"]) == (bytes_read, len(expected))
-    assert level["held_bytes"] <= 64 << 20 and level["failed"] == 0
+    assert level["held_bytes"] <= 64 << 20
+    assert level["failed"] == 0
     store.close()
     with pytest.raises(OptionError, match="host_level"):
         open_store(model, 4, host_level="64MiB")

@@ -209,6 +209,9 @@ impl UnitMemory for DeviceSlots {
             let fence = shared.unwrap_or_else(|| Fence::of_device(self.device.id()));
             state.shared = Some(fence.clone());
             after = vec![fence];
+            // A read that ended early has not waited for the save of what the slot had before, which may not be queued yet.
+            let before = room.after.iter().flat_map(|before| before.iter());
+            after.extend(before.filter(|fence| !fence.is_queued() && !fence.is_passed()).cloned());
         } else if let Some(before) = &room.after
             && after.is_empty()
         {

@@ -359,7 +359,8 @@ impl<F: Clone> Ledger<F> {
             }
             Ended::Again => {
                 // As late as this, a deadline would only drop it.
-                self.units[unit].phase = Phase::Loading { is_demand, is_cancelled: false, has_deadline: false };
+                self.units[unit].phase =
+                    Phase::Loading { is_demand, is_cancelled: false, has_deadline: false };
                 commands.push(Command::Start { unit, is_demand, begin_by: None });
                 return;
             }
