@@ -1,4 +1,4 @@
-//! Where loads to a device run on a machine of two NUMA nodes, which this test makes the engine see.
+//! Where loads to a device and saves from one run on a machine of two NUMA nodes, which this test makes the engine see.
 #![cfg(target_os = "linux")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
@@ -10,12 +10,15 @@ use common::{
     reading::until,
     stand_in::STAND_IN,
 };
-use hoistway::NumaPlacement;
+use hoistway::{
+    LoadOptions, NumaPlacement,
+    save::{SaveOptions, TensorData},
+};
 use hoistway_io::{
     memory::{Mapping, PageKind},
     sys::threads::run_on,
 };
-use std::{collections::BTreeSet, fs, path::Path, thread};
+use std::{collections::BTreeSet, fs, ops::ControlFlow, path::Path, thread};
 
 /// A processor that no machine has.
 const ABSENT: usize = 100_000;
@@ -50,6 +53,64 @@ fn write(root: &Path, path: &str, text: &str) {
     let path = root.join(path);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, text).unwrap();
+}
+
+/// Has the engine see two nodes, of the first and the second half of these processors, and the device at the second.
+fn see_two_nodes(root: &Path, cpus: &[usize]) -> BTreeSet<usize> {
+    let list = |cpus: &[usize]| cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",") + "\n";
+    let (low, high) = (&cpus[..cpus.len().div_ceil(2)], &cpus[cpus.len() / 2..]);
+    // SAFETY: other threads of this process read the environment through the standard library, which takes turns with this.
+    #[allow(unsafe_code)]
+    unsafe {
+        std::env::set_var("HOISTWAY_SYSFS", root);
+    }
+    let address =
+        hoistway_device::devices().unwrap().into_iter().find(|device| device.id == CUDA).unwrap().pci;
+    write(root, "devices/system/node/node0/cpulist", &list(low));
+    write(root, "devices/system/node/node1/cpulist", &list(high));
+    write(root, &format!("bus/pci/devices/{address}/numa_node"), "1\n");
+    high.iter().copied().collect()
+}
+
+#[test]
+fn threads_of_a_save_are_on_the_node_of_its_device() {
+    let devices = Devices::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    let all: Vec<usize> =
+        cpus_in(&fs::read_to_string("/proc/thread-self/status").unwrap()).into_iter().collect();
+    if all.len() == 1 {
+        eprintln!("skipped: the process may use one processor");
+        return;
+    }
+    let near = see_two_nodes(&directory.path().join("sys"), &all);
+    // The device is opened anew.
+    STAND_IN.set("COPY_LATENCY_US=0");
+    let loaded = hoistway::load(&[&path], &LoadOptions::default().device(CUDA)).unwrap();
+    let data: Vec<TensorData<'_>> = loaded.tensors().iter().map(TensorData::from).collect();
+    let to = directory.path().join("saved.safetensors");
+    let own = cpus_in(&fs::read_to_string("/proc/thread-self/status").unwrap());
+    // No copy ends before the settings are taken back.
+    STAND_IN.configure("COPY_LATENCY_US=600000000");
+    let report = thread::scope(|scope| {
+        let save = scope.spawn(|| {
+            let options = SaveOptions::default().sync(false);
+            let report = hoistway::save::save(&to, &data, None, &options, |_| ControlFlow::Continue(()));
+            let left = cpus_in(&fs::read_to_string("/proc/thread-self/status").unwrap());
+            assert_eq!(left, own, "the caller's thread stays where it is");
+            report
+        });
+        until("threads of the save near the device", || {
+            cpus_of("hoistway-save").is_some_and(|found| found.iter().all(|cpus| *cpus == near))
+        });
+        STAND_IN.reset();
+        save.join().unwrap().unwrap()
+    });
+    assert!(!report.notes.iter().any(|note| note.contains("any node")), "{report}");
+    assert_is_file(&hoistway::load(&[&to], &LoadOptions::default()).unwrap(), &file);
+    drop(data);
+    drop(loaded);
+    devices.assert_nothing_left("a save");
 }
 
 #[test]

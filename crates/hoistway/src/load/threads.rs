@@ -117,15 +117,15 @@ pub(super) fn no_thread(error: &io::Error) -> Unavailable {
     Unavailable::new(format!("the system starts no thread: {error}"), fix)
 }
 
-/// Where the memory of a load comes from, and its threads run.
+/// Where the memory of a load or a save comes from, and its threads run.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Placement {
+pub(crate) struct Placement {
     /// The node of its memory, if it is to be of one.
-    pub(super) node: Option<u32>,
+    pub(crate) node: Option<u32>,
     /// The processors that its threads stay on, if not on all.
-    pub(super) cpus: Option<Vec<usize>>,
+    pub(crate) cpus: Option<Vec<usize>>,
     /// Why they do not, although its memory is on a node.
-    pub(super) note: Option<String>,
+    pub(crate) note: Option<String>,
 }
 
 impl Placement {
@@ -141,10 +141,9 @@ impl Placement {
         let nodes = numa::nodes();
         let listed = |id: u32| nodes.iter().find(|node| node.id == id);
         match wanted {
-            NumaPlacement::Auto => Ok(match copied_to.and_then(|device| device.info().numa_node) {
-                Some(id) => Self::near(id, &nodes, usable, parallel::cores()),
-                None => Self::default(),
-            }),
+            NumaPlacement::Auto => {
+                Ok(copied_to.map_or_else(Self::default, |device| Self::near_device(device)))
+            }
             NumaPlacement::Unbound => Ok(Self::default()),
             NumaPlacement::NearStorage => {
                 let of_drive =
@@ -158,6 +157,12 @@ impl Placement {
                 None => Err(Error::invalid_option("numa", id, "this machine has no such node")),
             },
         }
+    }
+
+    /// What is best for copies between the host and a device.
+    pub(crate) fn near_device(device: &Device) -> Self {
+        let near = |id| Self::near(id, &numa::nodes(), usable, parallel::cores());
+        device.info().numa_node.map_or_else(Self::default, near)
     }
 
     /// On the node of a device: pinned memory far from it halves the speed of copies. Threads stay there only if they lose no more than

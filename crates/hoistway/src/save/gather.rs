@@ -49,6 +49,13 @@ impl Devices {
         devices.all(|device| kind(device) == kind(first)).then_some(first)
     }
 
+    /// A device of the one NUMA node that all of them hang off; `None` if they are of several.
+    pub(super) fn nearest(&self) -> Option<&Arc<Device>> {
+        let mut devices = self.queues.values().map(CopyStream::device);
+        let first = devices.next()?;
+        devices.all(|device| device.info().numa_node == first.info().numa_node).then_some(first)
+    }
+
     /// Fills `into` with the bytes of `range` of a file.
     pub(super) fn gather(
         &self,

@@ -12,10 +12,12 @@ use super::{
 };
 use crate::{
     Alignment, ByteRange, DirectIo, Error, Refusal, Result,
+    load::Placement,
     memory::{Slot, SlotKind, Slots, unpinned_note},
     parallel::{self, lock},
     report::add_new,
     route::Unavailable,
+    sys::threads::run_on,
 };
 use hoistway_io::{
     executor::{
@@ -57,6 +59,8 @@ pub(super) struct Writing<'a> {
     devices: Devices,
     /// Why what comes from devices passes memory that is not pinned, if it does.
     unpinned: OnceLock<String>,
+    /// Why threads do not stay near the devices, although these are of one node.
+    far: OnceLock<String>,
     direct_bytes: AtomicU64,
     buffered_bytes: AtomicU64,
     staged_bytes: AtomicU64,
@@ -137,6 +141,7 @@ impl<'a> Writing<'a> {
             go_on,
             devices,
             unpinned: OnceLock::new(),
+            far: OnceLock::new(),
             direct_bytes: zero(),
             buffered_bytes: zero(),
             staged_bytes: zero(),
@@ -172,19 +177,36 @@ impl<'a> Writing<'a> {
             None => SlotKind::Host,
         };
         let slots = Slots::new(threads, EXTENT_BYTES as usize, kind)?;
+        let near =
+            self.devices.nearest().map_or_else(Placement::default, |near| Placement::near_device(near));
+        if let Some(note) = near.note {
+            let _ = self.far.set(note);
+        }
         let serve = || {
             let service =
                 Service { queues: &[FILES], limit: InFlightLimit::fixed(1), patience: Patience::UntilOver };
             scheduler.serve(NoLane::default(), &mut Writer { writing: self, slots: &slots }, service);
         };
-        thread::scope(|scope| {
-            for _ in 1..threads {
-                // As many as the system gives; this one works in any case.
-                if parallel::thread_named("hoistway-save").spawn_scoped(scope, serve).is_err() {
-                    break;
-                }
+        let cpus = near.cpus.as_deref();
+        let serve_near = || {
+            if let Some(cpus) = cpus {
+                run_on(cpus);
             }
             serve();
+        };
+        thread::scope(|scope| {
+            let mut started = 0;
+            // The caller's thread stays where it is, so it works only where its own place is as good.
+            let others = if cpus.is_some() { threads } else { threads.saturating_sub(1) };
+            while started < others
+                && parallel::thread_named("hoistway-save").spawn_scoped(scope, serve_near).is_ok()
+            {
+                started += 1;
+            }
+            // As many as the system gives; this one works in any case where there is none.
+            if cpus.is_none() || started == 0 {
+                serve();
+            }
         });
         if let Some(note) = unpinned_note(&[&slots], "from") {
             let _ = self.unpinned.set(note);
@@ -219,6 +241,7 @@ impl<'a> Writing<'a> {
         report.buffered_bytes += self.buffered_bytes.load(Ordering::Relaxed);
         report.staged_bytes += self.staged_bytes.load(Ordering::Relaxed);
         add_new(&mut report.notes, self.unpinned.get().cloned());
+        add_new(&mut report.notes, self.far.get().cloned());
     }
 
     fn write(&self, target: &Target, extent: ByteRange, slots: &Slots) -> Result<()> {
