@@ -245,11 +245,11 @@ impl Shared {
             match kind {
                 JobKind::Save(gate) => {
                     let is_usable = !in_doubt.contains(&slot) || !self.memory.device.is_in_doubt();
-                    let fate = match is_usable {
-                        true => self.run(&mut stream, CopyDirection::ToHost, copy, &after),
-                        false => {
-                            Fate::Unknown(hoistway_device::Error::Internal("its slot is in doubt".into()))
-                        }
+                    let fate = if is_usable {
+                        self.run(&mut stream, CopyDirection::ToHost, copy, &after)
+                    } else {
+                        let why = "an earlier copy may still write to its slot in host memory";
+                        Fate::Unknown(hoistway_device::Error::Internal(why.into()))
                     };
                     if fate.is_known() {
                         in_doubt.remove(&slot);
