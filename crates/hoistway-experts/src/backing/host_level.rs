@@ -378,7 +378,10 @@ impl BothSides {
     fn new(slab: &Arc<DeviceMemory>, len: u64) -> Result<Self> {
         let device = slab.device();
         let no_memory = |source| hoistway::Error::Allocation { bytes: len, kind: "memory", source };
-        let mut host = Mapping::anonymous(len as usize, PageKind::TransparentHuge).map_err(no_memory)?;
+        let (bytes, kind) = (len as usize, PageKind::TransparentHuge);
+        // A node's refusal costs speed, no bytes.
+        let near = device.info().numa_node.and_then(|node| Mapping::anonymous_on(bytes, kind, node).ok());
+        let mut host = near.map_or_else(|| Mapping::anonymous(bytes, kind), Ok).map_err(no_memory)?;
         host.hide_from_children();
         // SAFETY: it is unmapped after it was unpinned.
         let pinned = unsafe { Pinned::new(device, host.pointer(0).as_ptr(), host.len()) };
