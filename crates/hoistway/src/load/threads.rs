@@ -138,8 +138,8 @@ impl Placement {
         wanted: NumaPlacement,
         copied_to: Option<&Arc<Device>>,
     ) -> Result<Self> {
-        let nodes = numa::nodes();
-        let listed = |id: u32| nodes.iter().find(|node| node.id == id);
+        // The system takes ten calls to list its nodes: not for each load of a small tensor.
+        let listed = |id: u32| numa::nodes().into_iter().find(|node| node.id == id);
         match wanted {
             NumaPlacement::Auto => {
                 Ok(copied_to.map_or_else(Self::default, |device| Self::near_device(device)))
@@ -149,11 +149,11 @@ impl Placement {
                 let of_drive =
                     |source: &Arc<dyn Source>| block_device::numa_node(source.as_local()?.device());
                 let id = sources.first().and_then(of_drive);
-                let own = id.and_then(listed).map(|node| Self::on(node, usable));
+                let own = id.and_then(listed).map(|node| Self::on(&node, usable));
                 Ok(own.unwrap_or(Self { node: id, ..Self::default() }))
             }
             NumaPlacement::Node(id) => match listed(id) {
-                Some(node) => Ok(Self::on(node, usable)),
+                Some(node) => Ok(Self::on(&node, usable)),
                 None => Err(Error::invalid_option("numa", id, "this machine has no such node")),
             },
         }
