@@ -623,9 +623,18 @@ class Checkpoint(Generic[T]):
         return {**self._options, **{name: value for name, value in request.items() if value is not None}}
 
     def _load(self, request: Mapping[str, Any], progress: Progress = False) -> LoadedTensors[T]:
+        tensors, native_report = self._load_native(request, progress)
+        loaded: LoadedTensors[T] = LoadedTensors(native_report)
+        self._convert(tensors, loaded)
+        return loaded
+
+    def _load_native(
+        self, request: Mapping[str, Any], progress: Progress = False
+    ) -> tuple[list[Tensor], _native.Report]:
+        """Loads tensors, and leaves it to the caller to convert them."""
         options = self._merged(request)
         # Before anything is read: a missing framework is an error before the load, not after it.
-        convert = self._convert
+        _ = self._convert
         self._check_packages(request)
         tensors: list[Tensor]
         if self._is_mapped(options):
@@ -642,10 +651,8 @@ class Checkpoint(Generic[T]):
                 with _callback(progress, total) as callback:
                     tensors = loading.wait(callback)
             native_report = loading.report()
-        loaded: LoadedTensors[T] = LoadedTensors(native_report)
-        convert(tensors, loaded)
         self._note(native_report)
-        return loaded
+        return tensors, native_report
 
     def _note(self, report: _native.Report) -> None:
         _totals.note(report, is_first=self._report is None)

@@ -103,6 +103,16 @@ impl Checkpoint {
         Ok((entry.dtype.name(), PyTuple::new(py, &*entry.shape)?, entry.dtype.block_len()))
     }
 
+    /// Fails if the file of a tensor has changed since it was opened.
+    fn check_unchanged(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        let catalog = self.checkpoint.catalog();
+        let check = || match catalog.find(name) {
+            Some(tensor) => self.checkpoint.check_unchanged(tensor),
+            None => Err(catalog.no_such_tensor(name)),
+        };
+        py.detach(check).into_python(py)
+    }
+
     /// The files, in order.
     fn files(&self) -> Vec<&OsStr> {
         self.checkpoint.catalog().files().iter().map(|file| file.source.as_path().as_os_str()).collect()

@@ -4,7 +4,7 @@
 use super::{LoadOptions, Loaded, Loading, OpenArray, StreamOptions, Tensor, mapped, start::Start};
 use crate::{
     Cancel, Catalog, Error, Result, Route,
-    catalog::{FileId, OpenOptions, gguf::ArrayValues},
+    catalog::{FileId, OpenOptions, TensorId, gguf::ArrayValues},
     metrics, parallel,
     read::ReadFile,
     source::{Bytes, Source, SourceName, registry},
@@ -113,6 +113,18 @@ impl Checkpoint {
             (Some(first), Some(options)) => registry::read_beside(&first.source, file, most_bytes, options),
             _ => Ok(None),
         }
+    }
+
+    /// Fails if the file of a tensor was truncated, rewritten or replaced since it was opened, as a load of the tensor would.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`]; [`Error::Changed`]; [`Error::Io`]; [`Error::InvalidOption`] if there is no such tensor.
+    pub fn check_unchanged(&self, tensor: TensorId) -> Result<()> {
+        let Some(entry) = self.catalog.tensors().get(tensor.index()) else {
+            let reason = format!("the checkpoint has {} tensors", self.catalog.tensors().len());
+            return Err(Error::invalid_option("tensor", tensor.index(), reason));
+        };
+        self.source(entry.file).check_unchanged(entry.bytes, |_| Some(entry.name.to_string()))
     }
 
     pub(crate) fn sources(&self) -> &[Arc<dyn Source>] {

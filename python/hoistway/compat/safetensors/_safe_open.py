@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hoistway._checkpoint import Checkpoint, LoadedTensors
+from hoistway.compat.safetensors._ahead import ReadAhead
 from hoistway.compat.safetensors._errors import adopt, file_name, safetensor_error, translated
 from hoistway.compat.safetensors._index import Cut, is_plain, strict_cut, torch_cut
 from hoistway.compat.safetensors._reports import Account
@@ -161,11 +162,14 @@ class _File:
         if self.checkpoint._opened.key_values() is not None:
             raise safetensor_error(FormatError, f"{path} is a GGUF file, not one of safetensors", path=path)
         self._account = Account(path)
+        self._ahead = ReadAhead(self.checkpoint, self._account.add) if self._may_read_ahead() else None
 
     def __del__(self) -> None:
         # A file that could not be opened has none.
         if (account := getattr(self, "_account", None)) is not None:
             account.close()
+        if (ahead := getattr(self, "_ahead", None)) is not None:
+            ahead.close()
 
     def check(self, name: Any) -> None:
         """Whether there is a tensor of this name."""
@@ -178,16 +182,29 @@ class _File:
     def info(self, name: str) -> tuple[str, tuple[int, ...]]:
         """Element type and shape of a tensor."""
         self.check(name)
-        return self.checkpoint.get_dtype(name), tuple(self.checkpoint.get_shape(name))
+        dtype, shape, _ = self.checkpoint._info(name)
+        return dtype, shape
 
     def load(self, name: str, ranges: list[tuple[int, int]] | None) -> Any:
         """Loads a tensor, or ranges of its dimensions."""
+        if ranges is None and self._ahead is not None:
+            with translated():
+                if (tensor := self._ahead.take(name)) is not None:
+                    converted: dict[str, Any] = {}
+                    self.checkpoint._convert([tensor], converted)
+                    return converted[name]
         slices = None if ranges is None else {name: ranges}
         return self._load({"select": [name], "slices": slices})[name]
 
     def load_all(self) -> LoadedTensors:
         """Loads all tensors."""
         return self._load({})
+
+    def _may_read_ahead(self) -> bool:
+        """Whether more than the tensors that are asked for may be in memory for a while."""
+        options = self.checkpoint._options
+        has_budget = options.get("memory_budget") or os.environ.get("HOISTWAY_MEMORY_BUDGET")
+        return options["device"] == "cpu" and not has_budget
 
     def _load(self, request: Mapping[str, Any]) -> LoadedTensors:
         with translated():
