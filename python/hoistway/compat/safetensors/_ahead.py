@@ -79,14 +79,20 @@ class ReadAhead:
         window = self._windows.pop(name, None)
         if window is None:
             return False
+        window_bytes = sum(window.values())
         _open_files[id(self)] = self
-        waiting_bytes = sum(file.waiting_bytes for file in list(_open_files.values()))
-        if waiting_bytes + sum(window.values()) > MOST_WAITING_BYTES:
+        # Before it is compared with the limit: threads that read other files do the same.
+        self.waiting_bytes += window_bytes
+        if sum(file.waiting_bytes for file in list(_open_files.values())) > MOST_WAITING_BYTES:
+            self.waiting_bytes -= window_bytes
             del window[name]
             return False
         try:
             tensors, report = self._checkpoint._load_native({"select": list(window)})
-        except HoistwayError:
+        except BaseException as error:
+            self.waiting_bytes -= window_bytes
+            if not isinstance(error, HoistwayError):
+                raise
             # The load of the tensor alone says what is wrong, if anything is with this one.
             self._windows = {}
             return False
@@ -94,7 +100,6 @@ class ReadAhead:
         for other in window:
             self._windows.pop(other, None)
         self._waiting.update((tensor.name, tensor) for tensor in tensors)
-        self.waiting_bytes += sum(tensor.nbytes for tensor in tensors)
         return True
 
     def _divided(self) -> dict[str, dict[str, int]]:
