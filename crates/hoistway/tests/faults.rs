@@ -357,6 +357,23 @@ fn a_file_rewritten_with_its_modification_time_set_back_is_noticed() {
 }
 
 #[test]
+fn whether_a_file_was_cut_is_told_without_a_load() {
+    let _turn = turn();
+    let model = model();
+    let file = writer(&model);
+    let checkpoint = Checkpoint::open(&[&model.path]).unwrap();
+    let tensor = checkpoint.catalog().find("odd").unwrap();
+    checkpoint.check_unchanged(tensor).unwrap();
+    file.set_len(9).unwrap();
+    match checkpoint.check_unchanged(tensor).unwrap_err() {
+        Error::Truncated { path, tensor: Some(name), file_len: 9, .. } => {
+            assert_eq!((path, name.as_str()), (model.path.clone(), "odd"));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
 fn a_file_replaced_while_it_is_read_is_read_to_its_end() {
     let _turn = turn();
     for (options, warm) in lanes() {
