@@ -15,12 +15,16 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PATCHES = HERE / "patches"
+INCLUDE = HERE.parent.parent / "crates/hoistway-capi/include"
 SOURCES = (
-    HERE / "hoistway-weights.cpp",
-    HERE / "hoistway-weights.h",
-    HERE.parent.parent / "crates/hoistway-capi/include/hoistway.h",
+    *sorted(HERE.glob("hoistway-*.cpp")),
+    *sorted(HERE.glob("hoistway-*.h")),
+    INCLUDE / "hoistway.h",
+    INCLUDE / "hoistway.hpp",
 )
 LOADER = "src/llama-model-loader.cpp"
+# Ollama's build finds sources by itself.
+LIST_OF_SOURCES = "src/CMakeLists.txt"
 # After Ollama's own patches, which are applied in the order of their names.
 OLLAMA_PATCH = "005-hoistway-weights.patch"
 
@@ -53,7 +57,7 @@ def main() -> int:
 
 
 def add_to_llama_cpp(tree: Path, check: bool) -> None:
-    """Patches the loader and copies the sources beside it."""
+    """Patches llama.cpp and copies the sources beside its own."""
     if (tree / "vendor/llama.cpp" / LOADER).is_file():
         tree = tree / "vendor/llama.cpp"
     patch, changed = fitting_patch(tree)
@@ -82,9 +86,8 @@ def add_to_ollama(checkout: Path, llama_cpp: Path | None, check: bool) -> None:
                 f"there is no patch named after llama.cpp {version}, which this Ollama builds; "
                 "give its source tree with --llama-cpp, and a patch that fits is looked for"
             )
-    # Ollama's build finds the source by itself: only the loader's part is needed.
     sections = re.split(r"(?m)^(?=--- a/)", patch.read_text())
-    text = next(section for section in sections if section.startswith(f"--- a/{LOADER}"))
+    text = "".join(section for section in sections if not section.startswith(f"--- a/{LIST_OF_SOURCES}"))
     target = compat / OLLAMA_PATCH
     if target.is_file() and target.read_text() == text:
         print(f"{patch.name}: already in {target}")

@@ -49,6 +49,11 @@ class Build:
         return self.folder / "stream-experts/stream-experts"
 
     @property
+    def llama_server(self) -> Path:
+        """llama.cpp's server, which `build_server` builds."""
+        return self.folder / "bin/llama-server"
+
+    @property
     def stand_in(self) -> Path:
         """A library with hoistway's functions and plain reads, for what hoistway itself does not do."""
         return self.folder / "libstand-in.so"
@@ -70,6 +75,13 @@ def build(patched: bool) -> Build:
     quietly([*configure, f"-DLLAMA_SOURCE={source}", f"-DHOISTWAY={HOISTWAY}"])
     quietly(["cmake", "--build", folder])
     return Build(folder)
+
+
+def build_server() -> Build:
+    """Builds the patched sources with llama.cpp's server, which takes longer than all others together."""
+    built = build(patched=True)
+    quietly(["cmake", "--build", built.folder, "--target", "llama-server"])
+    return built
 
 
 def patched_tree() -> Path:

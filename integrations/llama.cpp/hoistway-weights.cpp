@@ -5,7 +5,8 @@
 
 #include "hoistway-weights.h"
 
-#include "hoistway.h"
+#include "hoistway-experts.h"
+#include "hoistway-library.h"
 
 #include "ggml-backend.h"
 #include "ggml.h"
@@ -15,23 +16,12 @@
 #include <chrono>
 #include <cinttypes>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <string>
 #include <unordered_set>
 #include <utility>
 #include <vector>
-
-#ifdef _WIN32
-#    define WIN32_LEAN_AND_MEAN
-#    ifndef NOMINMAX
-#        define NOMINMAX
-#    endif
-#    include <windows.h>
-#else
-#    include <dlfcn.h>
-#endif
 
 namespace {
 
@@ -46,45 +36,6 @@ constexpr const char * CUDA_DRIVER = "nvcuda.dll";
 #else
 constexpr const char * CUDA_DRIVER = "libcuda.so.1";
 #endif
-
-// A shared library, which stays loaded: it may have threads.
-class shared_library {
-public:
-    explicit shared_library(const char * name) {
-#ifdef _WIN32
-        handle = (void *) LoadLibraryA(name);
-        if (!handle) {
-            error = "LoadLibrary failed with error " + std::to_string(GetLastError());
-        }
-#else
-        handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-        if (!handle) {
-            const char * message = dlerror();
-            error = message ? message : "dlopen failed";
-        }
-#endif
-    }
-
-    // Of several functions, the first that is missing makes the error.
-    template <typename function> void find(const char * name, function & pointer) {
-        if (!handle) {
-            return;
-        }
-#ifdef _WIN32
-        pointer = (function) (void *) GetProcAddress((HMODULE) handle, name);
-#else
-        pointer = (function) dlsym(handle, name);
-#endif
-        if (!pointer && error.empty()) {
-            error = std::string("it has no function ") + name;
-        }
-    }
-
-    std::string error;
-
-private:
-    void * handle = nullptr;
-};
 
 // The functions of hoistway that are used here.
 struct hoistway_library {
@@ -108,12 +59,12 @@ struct hoistway_library {
 
 private:
     static std::unique_ptr<const hoistway_library> load() {
-        const char * name = std::getenv("LLAMA_WEIGHT_SOURCE");
-        if (!name || !*name) {
+        const char * name = hoistway_library_name();
+        if (!name) {
             return nullptr;
         }
         auto library = std::make_unique<hoistway_library>();
-        shared_library file(name);
+        hoistway_shared_library file(name);
         file.find("hoistway_abi_version",   library->abi_version);
         file.find("hoistway_version",       library->version);
         file.find("hoistway_last_error",    library->last_error);
@@ -147,7 +98,7 @@ int cuda_ordinal(const char * pci_bus_id) {
         bool usable                               = false;
 
         driver() {
-            shared_library file(CUDA_DRIVER);
+            hoistway_shared_library file(CUDA_DRIVER);
             file.find("cuDeviceGetCount", count);
             file.find("cuDeviceGet", get);
             file.find("cuDeviceGetByPCIBusId", by_pci_bus_id);
@@ -276,6 +227,7 @@ struct hoistway_weights::state {
 
 hoistway_weights::hoistway_weights(size_t & size_done, size_t size_data, llama_progress_callback progress,
                                    void * progress_data) {
+    hoistway_experts_load::check_before_reading();
     if (const hoistway_library * library = hoistway_library::find()) {
         self.reset(new state { library, size_done, size_data, progress, progress_data });
     }
@@ -284,6 +236,11 @@ hoistway_weights::hoistway_weights(size_t & size_done, size_t size_data, llama_p
 hoistway_weights::~hoistway_weights() = default;
 
 void hoistway_weights::add(ggml_tensor * tensor, int file, size_t offset) {
+    if (self && hoistway_experts_load::holds(tensor)) {
+        self->delivered.insert(tensor);
+        self->size_done += ggml_nbytes(tensor);
+        return;
+    }
     if (!self || !tensor->buffer || !tensor->data || file < 0 || ggml_nbytes(tensor) == 0) {
         return;
     }

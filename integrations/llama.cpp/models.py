@@ -32,6 +32,10 @@ MIDDLE = Shape(layers=8, width=1024, experts=64, experts_used=4, expert_width=51
 """873 MB."""
 
 
+DENSE = replace(SMALL, experts=0, experts_used=0)
+"""Without experts, 5 MB."""
+
+
 def of_size(megabytes: int) -> Shape:
     """`MIDDLE` with as many layers as make about so many megabytes."""
     return replace(MIDDLE, layers=max(2, round((megabytes - 18) / 107)))
@@ -51,6 +55,7 @@ def make(
     quantization: str = "Q8_0",
     router: str = "float32",
     without: str = "",
+    tokenizer: bool = False,
 ) -> Path:
     """Makes a model unless it is there; its path, or that of its first file.
 
@@ -62,6 +67,7 @@ def make(
         quantization: What ggml calls the type of the large weights.
         router: What numpy calls the type of the routers.
         without: Norms whose names have this in them are left out.
+        tokenizer: Whether the model has tokens as text, which servers ask for.
     """
     if path.exists():
         return path
@@ -69,8 +75,13 @@ def make(
         return made[0]
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=path.parent) as folder:
-        writer = gguf.GGUFWriter(Path(folder) / path.name, "qwen3moe", split_max_size=split_bytes)
+        writer = gguf.GGUFWriter(Path(folder) / path.name, architecture(shape), split_max_size=split_bytes)
         describe(writer, shape)
+        if tokenizer:
+            add_tokens(writer, shape.vocabulary)
+        else:
+            writer.add_tokenizer_model("no_vocab")
+            writer.add_vocab_size(shape.vocabulary)
         kind = gguf.GGMLQuantizationType[quantization]
         add_tensors(writer, shape, tied=tied, kind=kind, router_type=router, without=without)
         writer.write_header_to_file()
@@ -81,6 +92,11 @@ def make(
         for file in sorted(Path(folder).iterdir(), reverse=True):
             first = file.rename(path.parent / file.name)
     return first
+
+
+def architecture(shape: Shape) -> str:
+    """What llama.cpp calls a model of this shape."""
+    return "qwen3moe" if shape.experts else "qwen3"
 
 
 def describe(writer: gguf.GGUFWriter, shape: Shape) -> None:
@@ -95,11 +111,25 @@ def describe(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_value_length(HEAD_SIZE)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10000.0)
-    writer.add_expert_count(shape.experts)
-    writer.add_expert_used_count(shape.experts_used)
-    writer.add_expert_feed_forward_length(shape.expert_width)
-    writer.add_tokenizer_model("no_vocab")
-    writer.add_vocab_size(shape.vocabulary)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.experts_used)
+        writer.add_expert_feed_forward_length(shape.expert_width)
+
+
+def add_tokens(writer: gguf.GGUFWriter, count: int) -> None:
+    """Writes as many tokens: bytes and words of no meaning, none of which ends a text."""
+    kind = gguf.TokenType
+    special = [("<unk>", kind.UNKNOWN), ("<s>", kind.CONTROL), ("</s>", kind.CONTROL)]
+    tokens = [*special, *((f"<0x{byte:02X}>", kind.BYTE) for byte in range(256))]
+    tokens += [(f"\u2581w{number}", kind.NORMAL) for number in range(count - len(tokens))]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([text for text, _ in tokens])
+    writer.add_token_scores([-float(number) for number in range(len(tokens))])
+    writer.add_token_types([int(kind) for _, kind in tokens])
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
 
 
 def add_tensors(
@@ -138,6 +168,11 @@ def add_tensors(
         quantized(f"{prefix}attn_output.weight", width, HEADS * HEAD_SIZE)
         ones(f"{prefix}attn_k_norm.weight", HEAD_SIZE)
         ones(f"{prefix}attn_q_norm.weight", HEAD_SIZE)
+        if not shape.experts:
+            quantized(f"{prefix}ffn_gate.weight", shape.expert_width, width)
+            quantized(f"{prefix}ffn_down.weight", width, shape.expert_width)
+            quantized(f"{prefix}ffn_up.weight", shape.expert_width, width)
+            continue
         router = random.standard_normal((shape.experts, width), dtype=np.float32) / np.float32(np.sqrt(width))
         writer.add_tensor(f"{prefix}ffn_gate_inp.weight", router.astype(router_type))
         quantized(f"{prefix}ffn_gate_exps.weight", shape.experts, shape.expert_width, width)

@@ -11,26 +11,19 @@
 // way. Processors only: tensors of experts lie in memory of the host.
 #pragma once
 
+#include "hoistway-streaming.h"
 #include "user-model.h"
-#include "hoistway.hpp"
 
 #include "llama.h"
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 
 namespace stream_experts {
 
-struct options {
-    // Memory for experts, in bytes. A batch may exceed it by the experts that it uses in one layer.
-    uint64_t budget_bytes = 0;
-    // What is evicted: a policy of docs/moe-replay.md, or empty for the default.
-    std::string policy;
-    // Gets lines that say what is done in another way than was asked for. On stderr unless set.
-    std::function<void(const std::string & line)> log;
-};
+// The budget, the policy, and where lines go that say what is done in another way than was asked for: stderr unless set.
+using options = hoistway_streaming::options;
 
 // A model without the weights of its experts. Throws std::runtime_error, or hoistway::Error.
 class model {
@@ -60,7 +53,7 @@ private:
 // A context of a model, which must outlive it. One thread at a time may use it.
 class context {
 public:
-    // Takes `cb_eval` and `abort_callback` for itself, and cuts `n_ubatch` to what the budget allows, which it logs.
+    // Calls `cb_eval` and `abort_callback` in addition to its own, and cuts `n_ubatch` to what the budget allows, which it logs.
     context(const model & of, llama_context_params parameters);
     ~context();
 

@@ -1,0 +1,228 @@
+"""Streams experts in a patched llama.cpp, as HOISTWAY_EXPERTS_BUDGET asks it to: in a program, and in llama.cpp's server."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.error import HTTPError
+
+import build
+import models
+import pytest
+from build import Build
+from server import Server, completion, inherited
+from test_llama_cpp import made, run
+
+PROMPT = [1, 300, 1700, 42, 999, 1024, 7, 512]
+# Of a layer of the small model, whose 32 experts take 3.4 MB, each budget holds all experts, or some. The largest holds all layers.
+BUDGETS = ["20MiB", "4MiB", "1258291"]
+
+
+@pytest.fixture(scope="session")
+def stock() -> Build:
+    return build.build(patched=False)
+
+
+@pytest.fixture(scope="session")
+def patched() -> Build:
+    return build.build(patched=True)
+
+
+@pytest.fixture(scope="session")
+def with_server() -> Build:
+    return build.build_server()
+
+
+@pytest.fixture(scope="session")
+def small() -> Path:
+    return made("small")
+
+
+@pytest.fixture(scope="session")
+def small_with_tokens() -> Path:
+    return models.make(build.DATA / "models/small-tokens.gguf", models.SMALL, tokenizer=True)
+
+
+def streaming(budget: str) -> dict[str, str | Path]:
+    """The environment that asks for it."""
+    return {"LLAMA_WEIGHT_SOURCE": build.LIBRARY, "HOISTWAY_EXPERTS_BUDGET": budget}
+
+
+def tokens_at_a_time(log: str) -> str:
+    """To how many tokens batches were cut; 64 if they were not."""
+    cut = re.search(r"hoistway: batches are cut from \d+ to (\d+) tokens", log)
+    return cut[1] if cut else "64"
+
+
+class TestProgram:
+    """Any program that loads a model by llama.cpp's usual call."""
+
+    @pytest.mark.parametrize("name", ["small", "split", "tied", "q4_0"])
+    @pytest.mark.parametrize("budget", BUDGETS)
+    def test_logits_are_those_of_a_stock_load(
+        self, stock: Build, patched: Build, name: str, budget: str
+    ) -> None:
+        model = made(name)
+        done = run(patched.logits, model, "--tokens", "48", **streaming(budget))
+        at_a_time = tokens_at_a_time(done.log)
+        assert (at_a_time == "64") == (budget != BUDGETS[-1])
+        expected = run(stock.logits, model, "--tokens", "48", "--ubatch", at_a_time).result
+        assert done.result["hash"] == expected["hash"]
+        assert done.result["tokens"] == expected["tokens"]
+
+    def test_a_mapped_load_maps_nothing_and_says_so(self, stock: Build, patched: Build, small: Path) -> None:
+        expected = run(stock.logits, small).result["hash"]
+        done = run(patched.logits, small, "--mode", "mmap", **streaming("4MiB"))
+        assert done.result["hash"] == expected
+        assert "read into memory, not mapped" in done.log
+
+    @pytest.mark.parametrize("policy", ["lru", "arc"])
+    def test_the_policy_is_the_environments(
+        self, stock: Build, patched: Build, small: Path, policy: str
+    ) -> None:
+        expected = run(stock.logits, small).result["hash"]
+        done = run(patched.logits, small, HOISTWAY_EXPERTS_POLICY=policy, **streaming("4MiB"))
+        assert done.result["hash"] == expected
+        assert f'"policy":"{policy}"' in done.log.replace(" ", "")
+
+    def test_a_model_without_experts_is_loaded_and_said(self, stock: Build, patched: Build) -> None:
+        model = models.make(build.DATA / "models/dense.gguf", models.DENSE)
+        done = run(patched.logits, model, **streaming("4MiB"))
+        assert done.result["hash"] == run(stock.logits, model).result["hash"]
+        assert "the model has no experts" in done.log
+
+    def test_a_file_that_is_missing_bytes_is_refused(
+        self, patched: Build, small: Path, tmp_path: Path
+    ) -> None:
+        cut = tmp_path / "cut.gguf"
+        cut.write_bytes(small.read_bytes()[:-100_000])
+        assert "cut.gguf" in self.refused(patched, cut, **streaming("4MiB"))
+
+    def test_a_router_of_doubles_is_refused(self, patched: Build) -> None:
+        model = models.make(build.DATA / "models/f64.gguf", models.SMALL, router="float64")
+        said = self.refused(patched, model, **streaming("4MiB"))
+        assert "blk.0.ffn_gate_inp.weight has the type F64" in said
+
+    @pytest.mark.parametrize(
+        ("budget", "reason"),
+        [
+            ("0.3MiB", "that one token uses in layer 0"),
+            ("much", "HOISTWAY_EXPERTS_BUDGET=much is no size"),
+            ("0", "HOISTWAY_EXPERTS_BUDGET=0 is no size"),
+            ("4GiB per model", "is no size"),
+        ],
+    )
+    def test_a_budget_that_cannot_be_met_is_an_error(
+        self, patched: Build, small: Path, budget: str, reason: str
+    ) -> None:
+        assert reason in self.refused(patched, small, **streaming(budget))
+
+    def test_an_unknown_policy_is_an_error(self, patched: Build, small: Path) -> None:
+        said = self.refused(patched, small, HOISTWAY_EXPERTS_POLICY="random", **streaming("4MiB"))
+        assert "ewma2" in said
+
+    def test_without_a_library_the_budget_is_an_error(self, patched: Build, small: Path) -> None:
+        said = self.refused(patched, small, HOISTWAY_EXPERTS_BUDGET="4MiB")
+        assert "LLAMA_WEIGHT_SOURCE does not name hoistway's library" in said
+        library = "/nonexistent/libhoistway.so"
+        said = self.refused(patched, small, HOISTWAY_EXPERTS_BUDGET="4MiB", LLAMA_WEIGHT_SOURCE=library)
+        assert f"LLAMA_WEIGHT_SOURCE={library} cannot be used" in said
+
+    def test_experts_of_a_device_are_refused(self, patched: Build, small: Path) -> None:
+        said = self.refused(patched, small, "--device", **streaming("4MiB"))
+        assert "experts are streamed to memory of the host alone" in said
+
+    def test_weights_that_are_to_be_checked_are_refused(self, patched: Build, small: Path) -> None:
+        said = self.refused(patched, small, "--check", **streaming("4MiB"))
+        assert "all weights are to be checked: choose one" in said
+
+    @staticmethod
+    def refused(patched: Build, model: Path, *options: str, **environment: str | Path) -> str:
+        """What the program said as llama.cpp did not load the model."""
+        done = subprocess.run(
+            [patched.logits, *options, model],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=inherited() | {name: str(value) for name, value in environment.items()},
+        )
+        assert done.returncode == 1 or '"loaded": false' in done.stdout, done.stderr[-3000:]
+        assert "hoistway: read" not in done.stderr
+        return done.stderr
+
+
+class TestServer:
+    """llama.cpp's server, with the flags that Ollama gives it."""
+
+    @pytest.mark.parametrize("budget", BUDGETS)
+    def test_tokens_are_those_of_stock(
+        self, stock: Build, with_server: Build, small_with_tokens: Path, budget: str
+    ) -> None:
+        with Server(with_server, small_with_tokens, **streaming(budget)) as streamed:
+            tokens = streamed.complete(PROMPT, 48)
+        ubatch = ("--ubatch-size", tokens_at_a_time(streamed.log))
+        with Server(with_server, small_with_tokens, *ubatch, libraries=stock.folder / "bin") as unpatched:
+            expected = unpatched.complete(PROMPT, 48)
+        assert tokens == expected
+        assert "hoistway" not in unpatched.log
+        stats = streamed.stats()
+        assert stats["misses"] > 0
+        assert stats["peak_bytes"] <= stats["budget_bytes"] + stats["largest_batch_bytes"]
+
+    def test_what_slots_compute_together_stays_within_the_budget(
+        self, with_server: Build, small_with_tokens: Path
+    ) -> None:
+        prompts = [[1, *range(first, first + 24)] for first in (300, 600, 900, 1200)]
+        with (
+            Server(with_server, small_with_tokens, slots=4, **streaming(BUDGETS[-1])) as server,
+            ThreadPoolExecutor(len(prompts)) as threads,
+        ):
+            answers = list(threads.map(lambda prompt: server.complete(prompt, 24), prompts))
+        assert len(answers) == len(prompts)
+        stats = server.stats()
+        assert stats["largest_batch_bytes"] <= stats["budget_bytes"]
+        assert stats["peak_bytes"] <= stats["budget_bytes"] + stats["largest_batch_bytes"]
+
+    def test_memory_is_the_budget_and_what_a_model_without_experts_takes(self, with_server: Build) -> None:
+        shape = models.of_size(232)
+        model = models.make(build.DATA / "models/server.gguf", shape, tokenizer=True)
+        experts = shape.layers * shape.experts * models.expert_bytes(shape)
+        with Server(with_server, model, "--load-mode", "none") as resident:
+            expected = resident.complete(PROMPT, 16)
+            resident_bytes = resident.peak_bytes()
+        with Server(with_server, model, **streaming("40MiB")) as streamed:
+            assert streamed.complete(PROMPT, 16) == expected
+            streamed_bytes = streamed.peak_bytes()
+        stats = streamed.stats()
+        # The store has threads and memory of its own.
+        limit = resident_bytes - experts + stats["budget_bytes"] + stats["largest_batch_bytes"] + (32 << 20)
+        assert streamed_bytes <= limit
+        assert limit < resident_bytes
+
+    def test_a_read_that_fails_is_an_answer_and_the_server_goes_on(
+        self, with_server: Build, small_with_tokens: Path, tmp_path: Path
+    ) -> None:
+        shrinks = tmp_path / "shrinks.gguf"
+        shutil.copy(small_with_tokens, shrinks)
+        with Server(with_server, shrinks, **streaming(BUDGETS[-1])) as server:
+            whole = server.complete(PROMPT, 8)
+            os.truncate(shrinks, 100_000)
+            with pytest.raises(HTTPError) as failed:
+                server.post("/completion", completion(PROMPT, 64))
+            assert failed.value.code == 500
+            failed.value.close()
+            with pytest.raises(HTTPError) as again:
+                server.post("/completion", completion(PROMPT, 64))
+            again.value.close()
+        assert len(whole) == 8
+        assert re.search(r"the batch has no result: expert \d+ of layer \d+ could not be read", server.log)
+
+    def test_memory_is_not_locked_and_streamed(self, with_server: Build, small_with_tokens: Path) -> None:
+        said = Server(
+            with_server, small_with_tokens, "--load-mode", "mlock", **streaming("4MiB")
+        ).refused()
+        assert "weights are to be locked in memory: choose one" in said
