@@ -21,6 +21,9 @@
 
 namespace {
 
+// llama.cpp's server shows warnings of its libraries alone, unless it is asked for more.
+#define HOISTWAY_SAY LLAMA_LOG_WARN
+
 using hoistway_clock = std::chrono::steady_clock;
 
 constexpr const char * BUDGET = "HOISTWAY_EXPERTS_BUDGET";
@@ -42,7 +45,7 @@ struct streamed_model {
 
     void log_stats() const {
         try {
-            LLAMA_LOG_INFO("hoistway: experts: %s\n", experts.get_store().stats().c_str());
+            HOISTWAY_SAY("hoistway: experts: %s\n", experts.get_store().stats().c_str());
         } catch (const std::exception & error) {
             LLAMA_LOG_WARN("hoistway: experts: no statistics: %s\n", error.what());
         }
@@ -210,7 +213,7 @@ hoistway_experts_load::hoistway_experts_load(const std::string & path, const std
     options.policy            = value_of(POLICY) ? value_of(POLICY) : "";
     options.experts_per_token = experts_per_token(parameters);
     if (!parameters.no_alloc) {
-        options.log = [](const std::string & line) { LLAMA_LOG_WARN("hoistway: %s\n", line.c_str()); };
+        options.log = [](const std::string & line) { HOISTWAY_SAY("hoistway: %s\n", line.c_str()); };
     }
     hoistway_load_experts_functions();
     if (path.empty()) {
@@ -222,7 +225,7 @@ hoistway_experts_load::hoistway_experts_load(const std::string & path, const std
     try {
         model.reset(new streamed_model { { catalog, options } });
     } catch (const hoistway_streaming::no_experts &) {
-        LLAMA_LOG_WARN("hoistway: the model has no experts, which %s could limit: all weights are loaded\n", BUDGET);
+        HOISTWAY_SAY("hoistway: the model has no experts, which %s could limit: all weights are loaded\n", BUDGET);
         return;
     }
     hoistway_streaming::refuse_doubles(catalog);
@@ -236,14 +239,14 @@ hoistway_experts_load::hoistway_experts_load(const std::string & path, const std
         // A mapping would read all of the file ahead.
         parameters.load_mode = LLAMA_LOAD_MODE_NONE;
         if (!parameters.no_alloc) {
-            LLAMA_LOG_INFO("hoistway: weights beside the experts are read into memory, not mapped\n");
+            HOISTWAY_SAY("hoistway: weights beside the experts are read into memory, not mapped\n");
         }
     }
     if (!parameters.no_alloc) {
         const hoistway_experts_model described = model->experts.get_store().describe();
-        LLAMA_LOG_INFO("hoistway: %llu experts, %.1f MiB, stay on the drive; %.1f MiB of them in memory at a time\n",
-                       (unsigned long long) described.experts, described.expert_bytes / 1048576.0,
-                       options.budget_bytes / 1048576.0);
+        HOISTWAY_SAY("hoistway: %llu experts, %.1f MiB, stay on the drive; %.1f MiB of them in memory at a time\n",
+                     (unsigned long long) described.experts, described.expert_bytes / 1048576.0,
+                     options.budget_bytes / 1048576.0);
     }
     self.reset(new state { std::move(model), current_load });
     current_load = &self->model;

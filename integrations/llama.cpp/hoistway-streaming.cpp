@@ -132,7 +132,15 @@ void experts::check_placed() const {
 
 evaluation::evaluation(const experts & of, llama_context_params & parameters)
     : owner(of), callers(parameters.cb_eval), callers_data(parameters.cb_eval_user_data) {
-    const uint32_t most = of.max_batch();
+    uint32_t most = of.max_batch();
+    if (most != UINT32_MAX && parameters.n_seq_max > 1) {
+        // llama.cpp computes one token more than n_ubatch if each is of another sequence.
+        most -= 1;
+        if (most == 0) {
+            throw std::runtime_error("the budget of " + mib(of.chosen.budget_bytes) +
+                                     " holds the experts of one token in a layer, and several sequences are computed together");
+        }
+    }
     if (parameters.n_ubatch == 0) {
         parameters.n_ubatch = parameters.n_batch;
     }

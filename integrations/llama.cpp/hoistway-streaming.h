@@ -98,7 +98,7 @@ private:
 class evaluation {
 public:
     // Takes `cb_eval` and `abort_callback`, and calls those of the caller in addition. Cuts `n_ubatch` to what the budget
-    // allows, which it logs. `of` must outlive it.
+    // allows, which it logs. `of` must outlive it. Throws std::runtime_error if the budget is too small for several sequences.
     evaluation(const experts & of, llama_context_params & parameters);
 
     evaluation(const evaluation &) = delete;

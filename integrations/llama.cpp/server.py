@@ -44,7 +44,9 @@ class Server:
         self._command = [
             str(built.llama_server),
             *("--model", str(model), "--host", "127.0.0.1", "--port", "0", "--no-webui", "--offline"),
-            *("-c", str(256 * slots), "-np", str(slots), "--threads", "1", "--poll", "0", *options),
+            *("-c", str(256 * slots), "-np", str(slots), "--no-jinja", "--chat-template", "chatml"),
+            *("-b", "512", "-ub", "512", "--context-shift", "--keep", "4", "--flash-attn", "auto"),
+            *("--threads", "1", "--poll", "0", *options),
         ]
         self._environment = inherited() | {name: str(value) for name, value in environment.items()}
         if libraries:

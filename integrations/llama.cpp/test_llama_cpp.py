@@ -48,7 +48,8 @@ class Run:
 
 def run(program: Path, model: Path, *options: str, **environment: str | Path) -> Run:
     """Runs a program on a model."""
-    inherited = {name: value for name, value in os.environ.items() if name != "LLAMA_WEIGHT_SOURCE"}
+    names = ("LLAMA_WEIGHT_SOURCE", "HOISTWAY_EXPERTS_BUDGET", "HOISTWAY_EXPERTS_POLICY")
+    inherited = {name: value for name, value in os.environ.items() if name not in names}
     done = subprocess.run(
         [program, *options, model],
         check=False,
@@ -394,10 +395,18 @@ class TestStreamedExperts:
 class TestApply:
     """The script that patches a tree."""
 
+    CHANGED = (
+        "CMakeLists.txt",
+        "llama-context.cpp",
+        "llama-context.h",
+        "llama-model-loader.cpp",
+        "llama.cpp",
+    )
+
     @pytest.fixture
     def source(self, stock: Build, tmp_path: Path) -> Path:
         (tmp_path / "src").mkdir()
-        for name in ("llama-model-loader.cpp", "CMakeLists.txt"):
+        for name in self.CHANGED:
             shutil.copy(build.DATA / "stock/src" / name, tmp_path / "src")
         return tmp_path
 
@@ -435,7 +444,7 @@ class TestApply:
         environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(other.parent)}
         subprocess.run(["git", "apply", patch], check=True, cwd=other, env=environment)
         self.apply(source)
-        for name in ("llama-model-loader.cpp", "CMakeLists.txt"):
+        for name in self.CHANGED:
             assert (source / "src" / name).read_text() == (other / "src" / name).read_text()
 
     def test_lines_keep_their_endings(self, source: Path) -> None:
@@ -461,7 +470,7 @@ class TestApply:
         assert done.returncode == 1
         assert "is no source tree of llama.cpp" in done.stderr
 
-    def test_ollama_gets_sources_and_the_loaders_patch(self, source: Path, tmp_path: Path) -> None:
+    def test_ollama_gets_sources_and_the_patch(self, source: Path, tmp_path: Path) -> None:
         checkout = tmp_path / "ollama"
         compat = checkout / "llama/compat"
         compat.mkdir(parents=True)
@@ -471,9 +480,16 @@ class TestApply:
         assert sorted(path.name for path in compat.iterdir()) == [
             "005-hoistway-weights.patch",
             "compat.cmake",
+            "hoistway-experts.cpp",
+            "hoistway-experts.h",
+            "hoistway-library.cpp",
+            "hoistway-library.h",
+            "hoistway-streaming.cpp",
+            "hoistway-streaming.h",
             "hoistway-weights.cpp",
             "hoistway-weights.h",
             "hoistway.h",
+            "hoistway.hpp",
         ]
         assert "CMakeLists" not in (compat / "005-hoistway-weights.patch").read_text()
         before = self.contents(checkout)
@@ -488,3 +504,4 @@ class TestApply:
         patch = compat / "005-hoistway-weights.patch"
         subprocess.run(["git", "apply", patch], check=True, cwd=source, env=environment)
         assert "hoistway_weights" in (source / "src/llama-model-loader.cpp").read_text()
+        assert "hoistway_experts_load" in (source / "src/llama.cpp").read_text()

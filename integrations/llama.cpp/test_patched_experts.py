@@ -187,6 +187,14 @@ class TestServer:
         assert stats["largest_batch_bytes"] <= stats["budget_bytes"]
         assert stats["peak_bytes"] <= stats["budget_bytes"] + stats["largest_batch_bytes"]
 
+    def test_a_budget_of_one_token_is_refused_for_several_slots(
+        self, with_server: Build, small_with_tokens: Path
+    ) -> None:
+        with Server(with_server, small_with_tokens, **streaming("0.6MiB")) as server:
+            assert len(server.complete(PROMPT, 4)) == 4
+        said = Server(with_server, small_with_tokens, slots=2, **streaming("0.6MiB")).refused()
+        assert "several sequences are computed together" in said
+
     def test_memory_is_the_budget_and_what_a_model_without_experts_takes(self, with_server: Build) -> None:
         shape = models.of_size(232)
         model = models.make(build.DATA / "models/server.gguf", shape, tokenizer=True)
