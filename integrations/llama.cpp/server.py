@@ -72,9 +72,9 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends it as Ctrl-C does."""
+        """Ends it, and waits until it has said what it has done."""
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(signal.SIGTERM)
         self._wait()
 
     def refused(self) -> str:
@@ -119,8 +119,6 @@ class Server:
             stderr=subprocess.STDOUT,
             text=True,
             env=self._environment,
-            # Of a shell's job in the background it would not get Ctrl-C.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()

@@ -1,4 +1,4 @@
-"""Streams experts in a patched llama.cpp, as HOISTWAY_EXPERTS_BUDGET asks it to: in a program, and in llama.cpp's server."""
+"""Streams experts in a patched llama.cpp, as HOISTWAY_EXPERTS_BUDGET asks: in a program, and in its server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from server import Server, completion, inherited
 from test_llama_cpp import made, run
 
 PROMPT = [1, 300, 1700, 42, 999, 1024, 7, 512]
-# Of a layer of the small model, whose 32 experts take 3.4 MB, each budget holds all experts, or some. The largest holds all layers.
+# The small model has 32 experts of 104 kB in each of 4 layers. The budgets hold all layers, a layer, and less.
 BUDGETS = ["20MiB", "4MiB", "1258291"]
 
 
@@ -79,6 +79,16 @@ class TestProgram:
         done = run(patched.logits, small, "--mode", "mmap", **streaming("4MiB"))
         assert done.result["hash"] == expected
         assert "read into memory, not mapped" in done.log
+
+    @pytest.mark.parametrize("budget", ["4MiB", "20MiB"])
+    def test_a_callback_of_the_program_sees_what_it_sees_without(
+        self, stock: Build, patched: Build, small: Path, budget: str
+    ) -> None:
+        expected = run(stock.logits, small, "--watch", "--tokens", "16").result
+        done = run(patched.logits, small, "--watch", "--tokens", "16", **streaming(budget)).result
+        assert expected["watched_nodes"] > 0
+        for what in ("hash", "watched_nodes", "watched_hash"):
+            assert done[what] == expected[what]
 
     @pytest.mark.parametrize("policy", ["lru", "arc"])
     def test_the_policy_is_the_environments(
@@ -230,7 +240,5 @@ class TestServer:
         assert re.search(r"the batch has no result: expert \d+ of layer \d+ could not be read", server.log)
 
     def test_memory_is_not_locked_and_streamed(self, with_server: Build, small_with_tokens: Path) -> None:
-        said = Server(
-            with_server, small_with_tokens, "--load-mode", "mlock", **streaming("4MiB")
-        ).refused()
+        said = Server(with_server, small_with_tokens, "--load-mode", "mlock", **streaming("4MiB")).refused()
         assert "weights are to be locked in memory: choose one" in said
