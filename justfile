@@ -479,7 +479,7 @@ bench-llama-cpp *arguments: venv capi
     {{ install }} -r integrations/llama.cpp/requirements.txt
     '{{ bin }}/python' bench/llama_cpp.py "$@"
 
-# Needs root. Takes ten minutes, and builds llama.cpp at first.
+# Needs root. Takes fifteen minutes, and builds llama.cpp at first.
 # Measure a mixture of experts that is larger than memory, by mmap and by hoistway, under limits of memory.
 [group('benchmarks')]
 bench-experts *arguments: venv capi

@@ -1,7 +1,7 @@
 """Measures a mixture of experts that is larger than memory: by mmap, as llama.cpp does, and by hoistway.
 
 Every run is a process of its own under a control group's limit of memory, on the processor only. The file is put out
-of the page cache before, ways run in turn, each round beginning with another one, and the drive's limit runs before
+of the page cache before, ways run in turn, hoistway's with a pack and without, each round beginning with another one, and the drive's limit runs before
 each round.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ import models  # noqa: E402
 DEPTHS = (12, 6, 3)
 # Matrices of an expert.
 PARTS = 3
+PACKED = "hoistway with a pack"
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def main() -> None:
     os.environ["OMP_WAIT_POLICY"] = "passive"
     shape = models.MIDDLE
     model = models.make(build.DATA / "models/middle.gguf", shape)
+    packed = pack(model)
     stock = build.build(patched=False)
     document: dict[str, Any] = {
         "machine": machine(model, ("gguf",)),
@@ -79,28 +82,46 @@ def main() -> None:
     for turn in range(arguments.rounds):
         results = [limit_of_drive(model, shape, depth) for depth in DEPTHS]
         for case in CASES:
-            ways = ["hoistway", case.peer]
+            ways = ["hoistway", PACKED, case.peer]
             for way in ways if turn % 2 == 0 else reversed(ways):
-                put_into_state([str(model)], "cold")
+                path = packed if way == PACKED else model
+                put_into_state([str(path), *map(str, path.parent.glob(f"{path.name}.*"))], "cold")
                 results.append(
-                    {"case": case.name, "way": way, **run(case, way, stock, model, arguments.threads)}
+                    {"case": case.name, "way": way, **run(case, way, stock, path, arguments.threads)}
                 )
         for result in results:
             document["results"].append({"round": turn, **result})
             print(json.dumps({key: value for key, value in result.items() if key != "tokens"}), flush=True)
         (arguments.output / "experts.json").write_text(json.dumps(document, indent=1) + "\n")
         (arguments.output / "experts.md").write_text(tables(document))
+    shutil.rmtree(packed.parent)
+
+
+def pack(model: Path) -> Path:
+    """The same file elsewhere, with a pack beside it; that of before is made again."""
+    folder = model.parent / "packed"
+    folder.mkdir(exist_ok=True)
+    for file in folder.iterdir():
+        file.unlink()
+    os.link(model, folder / model.name)
+    command = [sys.executable, "-m", "hoistway", "moe", "pack", folder / model.name]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return folder / model.name
 
 
 def run(case: Case, way: str, stock: build.Build, model: Path, threads: int) -> dict[str, Any]:
     """One run from a cold file."""
     limit = case.limit_mib << 20 if case.limit_mib else None
     options: dict[str, Any] = {"limit": limit, "tokens": case.tokens, "threads": threads}
-    if way != "hoistway":
+    if way == case.peer:
         return limited.run_stock(stock, model, mode=way, **options)
     everything = model.stat().st_size
     budget = limited.budget_of(limit, model, models.MIDDLE) if limit else everything
-    return limited.run_streamed(stock, model, budget=budget, **options)
+    result = limited.run_streamed(stock, model, budget=budget, **options)
+    state = result["stats"]["packing"]["state"]
+    if (state == "none") != (way == "hoistway"):
+        raise SystemExit(f"{way}: the store says of a pack: {result['stats']['packing']}")
+    return result
 
 
 def limit_of_drive(model: Path, shape: models.Shape, depth: int) -> dict[str, Any]:
@@ -151,10 +172,19 @@ def tables(document: dict[str, Any]) -> str:
     lines += [row(results, case, drive) for case in CASES]
     lines += [
         "",
+        "With a pack beside the model, which `hoistway moe pack` makes:",
+        "",
+        "| limit | tokens/s | against without | first token | without | CPU seconds | without |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [packed_row(results, case) for case in CASES]
+    lines += [
+        "",
         "`read a token` counts the prompt as one token. `waiting` is what was read by the time that the model "
         "waited for experts, and its share of the direct reads above with as many in flight as a layer lacks parts. "
         "`peak` is hoistway's process, all included. Without a limit, the last half of 200 tokens counts, when most "
-        "experts have been read; `none` is llama.cpp's load into memory.",
+        "experts have been read; `none` is llama.cpp's load into memory. `CPU seconds` are those of the process. With a pack "
+        "they include the comparison of each expert with its digest, as it is read for the first time.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -180,6 +210,25 @@ def row(results: list[dict[str, Any]], case: Case, drive: dict[int, float]) -> s
         f"{median(s['bytes_per_token'] for s in stats) / 2**20:.1f} MiB",
         f"{median(rates):.2f} GB/s, {median(rates) / drive[depth]:.0%} of {depth} in flight",
         f"{median(result['peak_bytes'] for result in own.values()) / 2**20:.0f} MiB",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def packed_row(results: list[dict[str, Any]], case: Case) -> str:
+    """One case's row of the ways with a pack and without."""
+    own, without = by_round(results, case, PACKED), by_round(results, case, "hoistway")
+    if any(result.get("killed") for result in (*own.values(), *without.values())):
+        return f"| {case.title} | killed | | | | | |"
+    against = median(speed(case, own[turn]) / speed(case, without[turn]) for turn in own)
+    cells = [
+        case.title,
+        spread([speed(case, result) for result in own.values()]),
+        f"**{against:.2f}×**",
+        *(
+            f"{median(result['first_token_seconds'] for result in way.values()):.2f} s"
+            for way in (own, without)
+        ),
+        *(spread([result["cpu_seconds"] for result in way.values()]) for way in (own, without)),
     ]
     return f"| {' | '.join(cells)} |"
 

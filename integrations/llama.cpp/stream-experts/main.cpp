@@ -103,9 +103,11 @@ int main(int count, char ** arguments) try {
     const evaluation result = evaluate(context.get(), decode, wanted.tokens, start);
     rusage usage {};
     getrusage(RUSAGE_SELF, &usage);
-    std::printf("{\"load_seconds\": %.6f, %s, \"major_faults\": %ld, \"peak_bytes\": %" PRIu64 ", \"version\": \"%s\", "
-                "\"stats\": %s}\n",
-                load_seconds, as_json(result).c_str(), usage.ru_majflt, peak_bytes(), hoistway_version(),
+    const double cpu_seconds = (double) (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+                               (double) (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
+    std::printf("{\"load_seconds\": %.6f, %s, \"cpu_seconds\": %.6f, \"major_faults\": %ld, \"peak_bytes\": %" PRIu64
+                ", \"version\": \"%s\", \"stats\": %s}\n",
+                load_seconds, as_json(result).c_str(), cpu_seconds, usage.ru_majflt, peak_bytes(), hoistway_version(),
                 model.stats().c_str());
     return 0;
 } catch (const std::exception & error) {
