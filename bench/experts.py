@@ -1,8 +1,8 @@
 """Measures a mixture of experts that is larger than memory: by mmap, as llama.cpp does, and by hoistway.
 
 Every run is a process of its own under a control group's limit of memory, on the processor only. The file is put out
-of the page cache before, ways run in turn, hoistway's with a pack and without, each round beginning with another one, and the drive's limit runs before
-each round.
+of the page cache before, ways run in turn, hoistway's with a pack and without, each round beginning with another one,
+and the drive's limit runs before each round.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ def tables(document: dict[str, Any]) -> str:
         "`read a token` counts the prompt as one token. `waiting` is what was read by the time that the model "
         "waited for experts, and its share of the direct reads above with as many in flight as a layer lacks parts. "
         "`peak` is hoistway's process, all included. Without a limit, the last half of 200 tokens counts, when most "
-        "experts have been read; `none` is llama.cpp's load into memory. `CPU seconds` are those of the process. With a pack "
-        "they include the comparison of each expert with its digest, as it is read for the first time.",
+        "experts have been read; `none` is llama.cpp's load into memory. `CPU seconds` are those of the process. With "
+        "a pack they include the comparison of each expert with its digest, as it is read for the first time.",
     ]
     return "\n".join(lines) + "\n"
 

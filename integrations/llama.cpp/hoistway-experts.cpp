@@ -291,11 +291,16 @@ hoistway_experts_context::hoistway_experts_context(std::unique_ptr<state> made) 
 hoistway_experts_context::~hoistway_experts_context() = default;
 
 std::unique_ptr<hoistway_experts_context>
-hoistway_experts_context::of(const std::vector<std::pair<std::string, ggml_tensor *>> & tensors,
+hoistway_experts_context::of(const std::vector<std::pair<std::string, ggml_tensor *>> & tensors, bool is_causal,
                              llama_context_params & parameters) {
     for (const auto & [name, tensor] : tensors) {
         if (auto model = model_of(tensor)) {
             const hoistway_streaming::experts & experts = model->experts;
+            const bool is_cut = experts.max_batch() != UINT32_MAX;
+            if (is_cut && (!is_causal || parameters.attention_type == LLAMA_ATTENTION_TYPE_NON_CAUSAL)) {
+                throw std::runtime_error(std::string(BUDGET) + " is less than a layer's experts, and this model computes all of a "
+                                                               "prompt at once: enlarge it");
+            }
             std::unique_ptr<state> made(new state { std::move(model), { experts, parameters } });
             return std::unique_ptr<hoistway_experts_context>(new hoistway_experts_context(std::move(made)));
         }

@@ -43,9 +43,10 @@ private:
 // What a context does with streamed experts.
 class hoistway_experts_context {
 public:
-    // Changes the parameters of a context. Returns nullptr if no experts of the model are streamed.
+    // Changes the parameters of a context of a model. Returns nullptr if no experts of the model are streamed. Throws
+    // std::runtime_error if the budget is too small.
     static std::unique_ptr<hoistway_experts_context> of(const std::vector<std::pair<std::string, ggml_tensor *>> & tensors,
-                                                        llama_context_params & parameters);
+                                                        bool is_causal, llama_context_params & parameters);
     ~hoistway_experts_context();
 
     // Sets what llama.cpp is to call in place of a callback of the caller.

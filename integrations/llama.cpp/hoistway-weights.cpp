@@ -236,12 +236,14 @@ hoistway_weights::hoistway_weights(size_t & size_done, size_t size_data, llama_p
 hoistway_weights::~hoistway_weights() = default;
 
 void hoistway_weights::add(ggml_tensor * tensor, int file, size_t offset) {
-    if (self && hoistway_experts_load::holds(tensor)) {
-        self->delivered.insert(tensor);
+    if (!self) {
+        return;
+    }
+    if (hoistway_experts_load::holds(tensor)) {
         self->size_done += ggml_nbytes(tensor);
         return;
     }
-    if (!self || !tensor->buffer || !tensor->data || file < 0 || ggml_nbytes(tensor) == 0) {
+    if (!tensor->buffer || !tensor->data || file < 0 || ggml_nbytes(tensor) == 0) {
         return;
     }
     if (tensor->buffer != self->latest.first) {
@@ -302,7 +304,7 @@ bool hoistway_weights::read() {
 }
 
 bool hoistway_weights::delivered(const ggml_tensor * tensor) const {
-    return self && self->delivered.count(tensor) > 0;
+    return hoistway_experts_load::holds(tensor) || (self && self->delivered.count(tensor) > 0);
 }
 
 #endif

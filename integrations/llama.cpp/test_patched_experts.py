@@ -131,6 +131,11 @@ class TestProgram:
     ) -> None:
         assert reason in self.refused(patched, small, **streaming(budget))
 
+    def test_prompts_that_are_not_cut_need_a_budget_of_a_layer(self, patched: Build, small: Path) -> None:
+        assert run(patched.logits, small, "--at-once", **streaming(BUDGETS[1])).result["loaded"]
+        said = self.failed(patched, small, "--at-once", **streaming(BUDGETS[-1]))
+        assert "less than a layer's experts, and this model computes all of a prompt at once" in said
+
     def test_an_unknown_policy_is_an_error(self, patched: Build, small: Path) -> None:
         said = self.refused(patched, small, HOISTWAY_EXPERTS_POLICY="random", **streaming("4MiB"))
         assert "ewma2" in said
@@ -152,7 +157,14 @@ class TestProgram:
 
     @staticmethod
     def refused(patched: Build, model: Path, *options: str, **environment: str | Path) -> str:
-        """What the program said as llama.cpp did not load the model."""
+        """What the program said as llama.cpp did not load the model, of which it read no weights."""
+        said = TestProgram.failed(patched, model, *options, **environment)
+        assert "hoistway: read" not in said
+        return said
+
+    @staticmethod
+    def failed(patched: Build, model: Path, *options: str, **environment: str | Path) -> str:
+        """What the program said as llama.cpp refused something."""
         done = subprocess.run(
             [patched.logits, *options, model],
             check=False,
@@ -161,7 +173,6 @@ class TestProgram:
             env=inherited() | {name: str(value) for name, value in environment.items()},
         )
         assert done.returncode == 1 or '"loaded": false' in done.stdout, done.stderr[-3000:]
-        assert "hoistway: read" not in done.stderr
         return done.stderr
 
 

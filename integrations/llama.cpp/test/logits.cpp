@@ -24,6 +24,7 @@ struct options {
     bool                 check        = false;
     bool                 device       = false;
     bool                 watch        = false;
+    bool                 at_once      = false;
     float                cancel_at    = -1;
     unsigned long long   touch        = 0;
     int                  tokens       = 8;
@@ -56,6 +57,8 @@ options parse(int count, char ** arguments) {
             result.device = true;
         } else if (argument == "--watch") {
             result.watch = true;
+        } else if (argument == "--at-once") {
+            result.at_once = true;
         } else if (argument == "--cancel-at") {
             result.cancel_at = std::strtof(value(), nullptr);
         } else if (argument == "--touch") {
@@ -72,7 +75,7 @@ options parse(int count, char ** arguments) {
     }
     if (!result.model) {
         fail("usage: logits [--mode none|mmap|dio] [--repack] [--check] [--device] [--watch] "
-             "[--cancel-at PART] [--touch BYTES] [--tokens COUNT] [--threads COUNT] [--ubatch TOKENS] MODEL");
+             "[--at-once] [--cancel-at PART] [--touch BYTES] [--tokens COUNT] [--threads COUNT] [--ubatch TOKENS] MODEL");
     }
     return result;
 }
@@ -165,7 +168,13 @@ int main(int count, char ** arguments) try {
         context_parameters.cb_eval           = watching::on_node;
         context_parameters.cb_eval_user_data = &watched;
     }
+    if (wanted.at_once) {
+        context_parameters.attention_type = LLAMA_ATTENTION_TYPE_NON_CAUSAL;
+    }
     context_ptr context(llama_init_from_model(model, context_parameters));
+    if (!context) {
+        fail("llama.cpp made no context");
+    }
     const evaluation result = evaluate(context.get(), llama_decode, wanted.tokens, start);
     context.reset();
 
