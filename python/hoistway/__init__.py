@@ -8,40 +8,69 @@ Examples:
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
-from hoistway import _logging, _native, _totals, errors
-from hoistway._checkpoint import Checkpoint, LoadedTensors, TensorSlice, load_file
-from hoistway._doctor import Checks, doctor
-from hoistway._layers import Layer, LayerStream, stream_layers
-from hoistway._memory import MemoryLimit, memory_limits
-from hoistway._metadata import MetadataArray
-from hoistway._metrics import MetricsCollector, metrics
+from hoistway import _native, _start, errors
 from hoistway._native import MemoryPool, Tensor
-from hoistway._one_shot import iter_tensors, load
-from hoistway._options import LoadOptions, ReaderOptions, StoreOptions
-from hoistway._reader import Reader, Reading
-from hoistway._report import Carrier, Refusal, Report
-from hoistway._save import SaveReport, save, save_file, save_sharded
-from hoistway._stream import TensorStream
-from hoistway._trace import trace
 from hoistway.errors import HoistwayError
+
+# As type checkers know it: the module `typing` is not imported.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from hoistway._checkpoint import Checkpoint, LoadedTensors, TensorSlice, load_file
+    from hoistway._doctor import Checks, doctor
+    from hoistway._layers import Layer, LayerStream, stream_layers
+    from hoistway._memory import MemoryLimit, memory_limits
+    from hoistway._metadata import MetadataArray
+    from hoistway._metrics import MetricsCollector, metrics
+    from hoistway._one_shot import iter_tensors, load
+    from hoistway._options import LoadOptions, ReaderOptions, StoreOptions
+    from hoistway._reader import Reader, Reading
+    from hoistway._report import Carrier, Refusal, Report
+    from hoistway._save import SaveReport, save, save_file, save_sharded
+    from hoistway._stream import TensorStream
+    from hoistway._trace import trace
+
+    open = Checkpoint  # noqa: A001  (the name that people look for, as in gzip.open)
 
 __version__: str = _native.version()
 
-_logging.start()
-_totals.start()
+_start.start()
 
 _SUBPACKAGES = ("compat", "distributed", "experts", "kv", "plugins")
 
-open = Checkpoint  # noqa: A001  (the name that people look for, as in gzip.open)
+_MODULES = {
+    "_checkpoint": ("Checkpoint", "LoadedTensors", "TensorSlice", "load_file"),
+    "_doctor": ("Checks", "doctor"),
+    "_layers": ("Layer", "LayerStream", "stream_layers"),
+    "_memory": ("MemoryLimit", "memory_limits"),
+    "_metadata": ("MetadataArray",),
+    "_metrics": ("MetricsCollector", "metrics"),
+    "_one_shot": ("iter_tensors", "load"),
+    "_options": ("LoadOptions", "ReaderOptions", "StoreOptions"),
+    "_reader": ("Reader", "Reading"),
+    "_report": ("Carrier", "Refusal", "Report"),
+    "_save": ("SaveReport", "save", "save_file", "save_sharded"),
+    "_stream": ("TensorStream",),
+    "_trace": ("trace",),
+}
+"""The public names of each module. It is imported when one of them is first used: the command uses none."""
+
+_HOMES = {name: (module, name) for module, names in _MODULES.items() for name in names}
+_HOMES["open"] = ("_checkpoint", "Checkpoint")
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a subpackage when it is first used: some of them need torch."""
+    """Imports what defines a public name, or a subpackage, when it is first used. Some subpackages need torch."""
+    import importlib  # noqa: PLC0415  (not needed by the command)
+
     if name in _SUBPACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in _HOMES:
+        module, defined = _HOMES[name]
+        value = getattr(importlib.import_module(f"{__name__}.{module}"), defined)
+        globals()[name] = value
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from hoistway.errors import ArgumentError, CheckpointNotFoundError, OptionError, UnknownOptionError
@@ -132,7 +131,12 @@ def refuse_unknown(
     hoistway.errors.UnknownOptionError: option cannot be 'rout': did you mean 'route'? (the options are route, layout)
     """
     elsewhere = elsewhere or {}
-    for unknown in sorted(set(given) - set(known)):
+    unknowns = sorted(set(given) - set(known))
+    if not unknowns:
+        return
+    from difflib import get_close_matches  # noqa: PLC0415  (for errors only)
+
+    for unknown in unknowns:
         if unknown in elsewhere:
             hint = elsewhere[unknown]
         elif nearest := get_close_matches(unknown, [*known, *elsewhere, *near], n=1):

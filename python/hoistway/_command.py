@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _signal
 import os
-import signal
 import sys
 
 from hoistway import _native
@@ -18,8 +18,9 @@ def main() -> int:
 
         run.main(sys.argv[2:])
     # As in a program without Python: Ctrl-C ends the process at once, unless whatever started it ignores Ctrl-C.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # The module `signal` would import `enum`, which takes longer than all of this.
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     _open_standard_streams()
     find_libraries()
     return _native.run_command([sys.executable, "-m", "hoistway"], sys.argv[1:])

@@ -5,17 +5,16 @@ This module translates between names of torch and names of hoistway.
 
 from __future__ import annotations
 
-import importlib.util
-import operator
 import os
-import re
 import sys
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 from hoistway import _native
 from hoistway.errors import OptionError
+
+# As type checkers know it: the command starts sooner without the module `typing`, and without others.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _KINDS = {1: "cpu", 2: "cuda", 10: "rocm", 13: "cuda"}
 """Kinds of devices by their numbers in DLPack. The last is managed memory of CUDA."""
@@ -23,11 +22,12 @@ _KINDS = {1: "cpu", 2: "cuda", 10: "rocm", 13: "cuda"}
 
 def package_directories(name: str) -> list[str]:
     """The folder of an installed package, imported or not."""
-    try:
-        spec = importlib.util.find_spec(name)
-    except ValueError:
-        # The module of this name does not say where it is from.
-        return []
+    if name in sys.modules:
+        spec = getattr(sys.modules[name], "__spec__", None)
+    else:
+        # As importlib.util.find_spec, whose import takes longer than this.
+        finders = (find for finder in sys.meta_path if (find := getattr(finder, "find_spec", None)))
+        spec = next(filter(None, (find(name, None) for find in finders)), None)
     return list(spec.submodule_search_locations or []) if spec else []
 
 
@@ -43,22 +43,40 @@ def of_torch(torch: Any, kind: str, ordinal: int) -> str:
 
 def of_number(number: Any) -> str:
     """The device of a number alone: of the kind that torch is built for, imported or not; else of CUDA."""
+    import operator  # noqa: PLC0415
+
+    return f"{_kind()}:{operator.index(number)}"
+
+
+def _kind() -> str:
     torch = sys.modules.get("torch")
-    kind = torch_kind(torch) if hasattr(torch, "version") else _installed_kind()
-    return f"{kind}:{operator.index(number)}"
+    return torch_kind(torch) if hasattr(torch, "version") else _installed_kind()
 
 
-@cache
+_installed: str | None = None
+"""What `_installed_kind` has found."""
+
+
 def _installed_kind() -> str:
     """As `torch_kind`, for the installed torch, from its version file."""
-    for directory in package_directories("torch"):
-        try:
-            text = Path(directory, "version.py").read_text()
-        except OSError:
-            continue
-        if re.search(r"^hip\b[^=]*=\s*['\"]", text, re.MULTILINE):
-            return "rocm"
-    return "cuda"
+    global _installed  # noqa: PLW0603
+    if _installed is None:
+        _installed = "rocm" if any(map(_is_for_rocm, package_directories("torch"))) else "cuda"
+    return _installed
+
+
+def _is_for_rocm(torch: str) -> bool:
+    try:
+        with open(os.path.join(torch, "version.py"), encoding="utf-8", errors="replace") as file:
+            lines = file.readlines()
+    except OSError:
+        return False
+    # One is `hip: Optional[str] = '7.0'`, or has `None`.
+    assignments = (line.partition("=") for line in lines)
+    return any(
+        name.partition(":")[0].strip() == "hip" and value.lstrip()[:1] in ("'", '"')
+        for name, _, value in assignments
+    )
 
 
 def of_torchs_text(kind: str, ordinal: int) -> str:
@@ -98,13 +116,20 @@ def to_torch(torch: Any, name: str) -> str:
     return "cuda" + colon + ordinal
 
 
-@cache
+_has_told = False
+"""Whether `find_libraries` was called."""
+
+
 def find_libraries() -> None:
-    """Tells the engine where Python packages keep the libraries of device vendors."""
+    """Tells the engine where Python packages keep the libraries of device vendors, once."""
+    global _has_told  # noqa: PLW0603
+    if _has_told:
+        return
     packages = {"nvidia": ("cu13/lib", "cufile/lib"), "_rocm_sdk_core": ("lib",)}
-    if of_number(0).startswith("rocm"):
+    if _kind() == "rocm":
         packages["torch"] = ("lib",)
     for package, directories in packages.items():
         for root in package_directories(package):
             for directory in directories:
                 _native.search_libraries_in(os.path.join(root, directory))
+    _has_told = True

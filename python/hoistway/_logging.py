@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import sys
 import traceback
 from threading import Thread
@@ -36,25 +35,22 @@ class _Stderr(logging.Handler):
             self.handleError(record)
 
 
-def start() -> None:
-    """Sends the engine's events to ``logging``."""
-    logging.addLevelName(5, "TRACE")
-    wanted = os.environ.get("HOISTWAY_LOG")
+logging.addLevelName(5, "TRACE")
+# Again: handlers are closed by what `logging` registers as it is imported, and what is registered last runs first.
+atexit.register(_native.stop_log)
+
+
+def start(wanted: str) -> None:
+    """Sends the events that ``HOISTWAY_LOG`` names to ``logging``."""
     try:
-        _native.start_log(wanted or None)
+        _native.start_log(wanted)
     except ValueError as error:
         _native.start_log(None)
         logger.warning("HOISTWAY_LOG=%s is ignored: %s", wanted, error)
-        wanted = None
-    if wanted:
-        # The variable chooses: the logger lets through all that it names.
-        logger.setLevel(1)
-        logger.addHandler(_Stderr())
-    atexit.register(_native.stop_log)
-    if sys.platform != "win32":
-        os.register_at_fork(
-            before=_native.pause_log, after_in_parent=_native.resume_log, after_in_child=_native.reset_log
-        )
+        return
+    # The variable chooses: the logger lets through all that it names.
+    logger.setLevel(1)
+    logger.addHandler(_Stderr())
 
 
 def hand_over_soon() -> None:

@@ -36,9 +36,7 @@ _totals: _Totals | None = None
 
 
 def start() -> None:
-    """Keeps totals and shows them at the end, if ``HOISTWAY_REPORT`` asks for it."""
-    if os.environ.get("HOISTWAY_REPORT", "") in ("", "0"):
-        return
+    """Keeps totals and shows them at the end."""
     _begin()
     atexit.register(_show)
     # A child counts its loads and prints its line. It prints none if it ends by `os._exit`.
