@@ -9,7 +9,6 @@ Examples:
 from __future__ import annotations
 
 from hoistway import _native, _start, errors
-from hoistway._native import MemoryPool, Tensor
 from hoistway.errors import HoistwayError
 
 # As type checkers know it: the module `typing` is not imported.
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from hoistway._memory import MemoryLimit, memory_limits
     from hoistway._metadata import MetadataArray
     from hoistway._metrics import MetricsCollector, metrics
+    from hoistway._native import MemoryPool, Tensor
     from hoistway._one_shot import iter_tensors, load
     from hoistway._options import LoadOptions, ReaderOptions, StoreOptions
     from hoistway._reader import Reader, Reading
@@ -46,6 +46,7 @@ _MODULES = {
     "_memory": ("MemoryLimit", "memory_limits"),
     "_metadata": ("MetadataArray",),
     "_metrics": ("MetricsCollector", "metrics"),
+    "_native": ("MemoryPool", "Tensor"),
     "_one_shot": ("iter_tensors", "load"),
     "_options": ("LoadOptions", "ReaderOptions", "StoreOptions"),
     "_reader": ("Reader", "Reading"),
@@ -67,6 +68,9 @@ def __getattr__(name: str) -> Any:
     if name in _SUBPACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _HOMES:
+        # On a thread of the caller: Python before 3.13 takes the thread that imports `threading` for the main one, and
+        # the engine would import it on its own.
+        importlib.import_module(f"{__name__}._logging")
         module, defined = _HOMES[name]
         value = getattr(importlib.import_module(f"{__name__}.{module}"), defined)
         globals()[name] = value
@@ -88,6 +92,8 @@ def release_devices() -> None:
     The call waits for a device that may still use hoistway's memory. After Ctrl-C the release goes on without the
     caller.
     """
+    import threading  # noqa: F401, PLC0415  (before the engine imports it for an event; see `__getattr__`)
+
     _native.release_devices()
 
 

@@ -115,3 +115,13 @@ def test_the_first_event_brings_logging(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "HOISTWAY_ROUT is not one of hoistway's" in done.stderr
+
+
+def test_an_event_of_the_engine_leaves_the_main_thread_as_it_is() -> None:
+    """The engine's thread imports `logging` for an event, and Python takes the importer of `threading` for the main."""
+    code = (
+        "import os; os.environ['HOISTWAY_ROUT'] = 'auto'; import hoistway; assert 'threading' not in sys.modules; "
+        "hoistway.doctor(); import threading; assert threading.main_thread() is threading.current_thread()"
+    )
+    imported = imported_by(code)
+    assert "hoistway._doctor" in imported
