@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 /// Fewer bytes may be in use at once, and are copied into the cache.
+#[cfg(any(test, target_arch = "x86_64"))]
 const MIN_PAST_CACHE_BYTES: usize = 128 << 10;
 
 /// Copies `len` bytes.
