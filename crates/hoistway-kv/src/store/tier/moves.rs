@@ -207,13 +207,16 @@ impl Moves {
         (state.backlog_blocks, state.backlog_bytes)
     }
 
-    pub(super) fn close(&self) {
+    /// Has no more batches begin. Returns how many blocks wait to be written then: what a batch gives up later is still counted.
+    pub(super) fn close(&self) -> u64 {
         let mut state = lock(&self.state);
         state.is_closed = true;
+        let unwritten = state.backlog_blocks;
         let dropped = (mem::take(&mut state.to_far), mem::take(&mut state.to_near));
         drop(state);
         drop(dropped);
         self.changed.notify_all();
+        unwritten
     }
 
     pub(super) fn are_stuck(&self) -> bool {
@@ -401,8 +404,7 @@ impl Tier {
 
     /// Moves no more blocks. Says how many wait to be written, which the near tier alone has.
     pub(crate) fn stop_moves(&self) -> u64 {
-        self.moves.close();
-        self.moves.backlog().0
+        self.moves.close()
     }
 
     /// Blocks that were acknowledged after [`Tier::stop_moves`].
