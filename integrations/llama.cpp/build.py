@@ -49,6 +49,11 @@ class Build:
         return self.folder / "stream-experts/stream-experts"
 
     @property
+    def beside(self) -> Path:
+        """Opens a catalog, linked statically with the patch's files too; of the patched build alone."""
+        return self.folder / "beside"
+
+    @property
     def llama_server(self) -> Path:
         """llama.cpp's server, which `build_server` builds."""
         return self.folder / "bin/llama-server"

@@ -18,6 +18,7 @@
 #include <fstream>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 
 namespace {
 
@@ -30,6 +31,7 @@ constexpr const char * BUDGET = "HOISTWAY_EXPERTS_BUDGET";
 constexpr const char * POLICY = "HOISTWAY_EXPERTS_POLICY";
 // A server that is killed has no end to report at.
 constexpr std::chrono::seconds STATS_INTERVAL { 60 };
+constexpr uint64_t MOST_BYTES = INT64_MAX;
 // Addresses that ggml counts with before tensors get theirs: nothing is there.
 void * const NOWHERE = reinterpret_cast<void *>(uintptr_t { 0x1000 });
 
@@ -62,19 +64,47 @@ const char * value_of(const char * name) {
 
 // The bytes that a text such as "4GiB" says.
 uint64_t bytes_of(const std::string & text) {
-    static const std::pair<const char *, double> UNITS[] = {
-        { "", 1 },      { "B", 1 },        { "KB", 1e3 },     { "MB", 1e6 },     { "GB", 1e9 },
-        { "TB", 1e12 }, { "KiB", 0x1p10 }, { "MiB", 0x1p20 }, { "GiB", 0x1p30 }, { "TiB", 0x1p40 },
+    static const std::pair<const char *, uint64_t> UNITS[] = {
+        { "", 1 },
+        { "B", 1 },
+        { "KB", 1000 },
+        { "MB", 1000000 },
+        { "GB", 1000000000 },
+        { "TB", 1000000000000 },
+        { "KiB", uint64_t { 1 } << 10 },
+        { "MiB", uint64_t { 1 } << 20 },
+        { "GiB", uint64_t { 1 } << 30 },
+        { "TiB", uint64_t { 1 } << 40 },
     };
-    size_t digits = 0;
-    while (digits < text.size() && (std::strchr("0123456789.", text[digits]))) {
-        ++digits;
+    const auto digits_from = [&](size_t begin) {
+        size_t end = begin;
+        while (end < text.size() && text[end] >= '0' && text[end] <= '9') {
+            ++end;
+        }
+        return text.substr(begin, end - begin);
+    };
+    const std::string whole = digits_from(0);
+    std::string fraction;
+    size_t unit_begin = whole.size();
+    if (unit_begin < text.size() && text[unit_begin] == '.') {
+        fraction = digits_from(unit_begin + 1);
+        unit_begin += 1 + fraction.size();
     }
-    const double number = std::strtod(text.substr(0, digits).c_str(), nullptr);
-    const std::string unit = text.substr(digits);
     for (const auto & [name, factor] : UNITS) {
-        if (unit == name && number * factor >= 1 && number * factor < 9e18) {
-            return (uint64_t) (number * factor);
+        if (text.substr(unit_begin) != name || whole.empty() || (fraction.empty() && text.find('.') != std::string::npos)) {
+            continue;
+        }
+        uint64_t bytes = 0;
+        for (const char digit : whole) {
+            bytes = bytes > MOST_BYTES / 10 ? MOST_BYTES : bytes * 10 + (uint64_t) (digit - '0');
+        }
+        // From the last digit on, so that nothing is rounded before the end.
+        uint64_t rest = 0;
+        for (size_t i = fraction.size(); i-- > 0;) {
+            rest = ((uint64_t) (fraction[i] - '0') * factor + rest) / 10;
+        }
+        if (bytes <= (MOST_BYTES - rest) / factor && bytes * factor + rest >= 1) {
+            return bytes * factor + rest;
         }
     }
     throw std::runtime_error(std::string(BUDGET) + "=" + text + " is no size: give one such as 4GiB");
@@ -152,6 +182,7 @@ const char * buffer_name(ggml_backend_buffer_type_t) {
 
 ggml_backend_buffer_t make_buffer(ggml_backend_buffer_type_t type, size_t bytes) {
     if (!current_load || !*current_load) {
+        LLAMA_LOG_ERROR("hoistway: adapters of experts cannot be loaded with %s\n", BUDGET);
         return nullptr;
     }
     ggml_backend_buffer_i calls {};
@@ -198,11 +229,14 @@ std::shared_ptr<streamed_model> model_of(const ggml_tensor * tensor) {
 
 struct hoistway_experts_load::state {
     std::shared_ptr<streamed_model>   model;
-    std::shared_ptr<streamed_model> * before = nullptr;
+    std::shared_ptr<streamed_model> * before = std::exchange(current_load, nullptr);
+
+    ~state() { current_load = before; }
 };
 
 hoistway_experts_load::hoistway_experts_load(const std::string & path, const std::vector<std::string> & splits, bool is_file,
-                                             llama_model_params & parameters) {
+                                             llama_model_params & parameters)
+    : self(new state) {
     const char * budget = value_of(BUDGET);
     if (!budget || parameters.vocab_only || (path.empty() && !is_file)) {
         // Without a path or a file, the program gives the weights itself.
@@ -248,15 +282,11 @@ hoistway_experts_load::hoistway_experts_load(const std::string & path, const std
                      (unsigned long long) described.experts, described.expert_bytes / 1048576.0,
                      options.budget_bytes / 1048576.0);
     }
-    self.reset(new state { std::move(model), current_load });
+    self->model  = std::move(model);
     current_load = &self->model;
 }
 
-hoistway_experts_load::~hoistway_experts_load() {
-    if (self) {
-        current_load = self->before;
-    }
-}
+hoistway_experts_load::~hoistway_experts_load() = default;
 
 ggml_backend_buffer_type_t hoistway_experts_load::buffer_type(const ggml_tensor * tensor, ggml_backend_buffer_type_t chosen) {
     if (!current_load || !(*current_load)->experts.layer_of(tensor->name)) {
@@ -292,7 +322,7 @@ hoistway_experts_context::~hoistway_experts_context() = default;
 
 std::unique_ptr<hoistway_experts_context>
 hoistway_experts_context::of(const std::vector<std::pair<std::string, ggml_tensor *>> & tensors, bool is_causal,
-                             llama_context_params & parameters) {
+                             bool rolls_back, llama_context_params & parameters) {
     for (const auto & [name, tensor] : tensors) {
         if (auto model = model_of(tensor)) {
             const hoistway_streaming::experts & experts = model->experts;
@@ -302,6 +332,12 @@ hoistway_experts_context::of(const std::vector<std::pair<std::string, ggml_tenso
                                                                "prompt at once: enlarge it");
             }
             std::unique_ptr<state> made(new state { std::move(model), { experts, parameters } });
+            // llama.cpp ends the process if a batch does not hold one token more than the states that it keeps.
+            if (is_cut && rolls_back && parameters.n_rs_seq > 0 && parameters.n_ubatch <= parameters.n_rs_seq + 1) {
+                throw std::runtime_error(std::string(BUDGET) + " allows batches of " + std::to_string(parameters.n_ubatch) +
+                                         " tokens, and drafts of this model need " +
+                                         std::to_string(uint64_t { parameters.n_rs_seq } + 2) + ": enlarge it");
+            }
             return std::unique_ptr<hoistway_experts_context>(new hoistway_experts_context(std::move(made)));
         }
     }
@@ -310,6 +346,21 @@ hoistway_experts_context::of(const std::vector<std::pair<std::string, ggml_tenso
 
 void hoistway_experts_context::chain_abort(ggml_abort_callback & callback, void *& data) {
     self->evaluation.chain_abort(callback, data);
+}
+
+bool hoistway_experts_context::takes(uint32_t tokens, bool is_causal, uint32_t ubatch) const {
+    // llama.cpp would end the process.
+    if (is_causal || tokens <= ubatch) {
+        return true;
+    }
+    LLAMA_LOG_ERROR("hoistway: the batch has no result: its %u tokens are computed at once, as those of images are, and batches "
+                    "have up to %u; they are not cut if %s holds all experts of a layer\n",
+                    tokens, ubatch, BUDGET);
+    return false;
+}
+
+void hoistway_experts_context::refuse_training() {
+    throw std::runtime_error(std::string("experts stay on the drive: train without ") + BUDGET);
 }
 
 bool hoistway_experts_context::end() {
@@ -326,6 +377,8 @@ bool hoistway_experts_context::end() {
         std::rethrow_exception(failure);
     } catch (const std::exception & error) {
         LLAMA_LOG_ERROR("hoistway: the batch has no result: %s\n", error.what());
+    } catch (...) {
+        LLAMA_LOG_ERROR("hoistway: the batch has no result: an exception without a text\n");
     }
     return false;
 }

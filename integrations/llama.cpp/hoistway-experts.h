@@ -6,6 +6,7 @@
 #include "ggml-backend.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -44,13 +45,19 @@ private:
 class hoistway_experts_context {
 public:
     // Changes the parameters of a context of a model. Returns nullptr if no experts of the model are streamed. Throws
-    // std::runtime_error if the budget is too small.
+    // std::runtime_error if the budget is too small. `rolls_back` if the model keeps the last `n_rs_seq` tokens' states.
     static std::unique_ptr<hoistway_experts_context> of(const std::vector<std::pair<std::string, ggml_tensor *>> & tensors,
-                                                        bool is_causal, llama_context_params & parameters);
+                                                        bool is_causal, bool rolls_back, llama_context_params & parameters);
     ~hoistway_experts_context();
 
     // Sets what llama.cpp is to call in place of a callback of the caller.
     void chain_abort(ggml_abort_callback & callback, void *& data);
+
+    // Whether a batch can be computed; if not, the log says why. Those without causal attention are computed at once.
+    bool takes(uint32_t tokens, bool is_causal, uint32_t ubatch) const;
+
+    // Throws std::runtime_error: training computes graphs by itself, and would read experts that are not in memory.
+    [[noreturn]] static void refuse_training();
 
     // A graph has been computed. False if it has no result, as experts could not be read; the log says why.
     bool end();

@@ -220,27 +220,55 @@ void evaluation::check(const ggml_tensor & node) const {
         if (found == owner.placed.end()) {
             continue;
         }
-        if (!multiplies || found->second != layer || node.src[2] != ids) {
+        if (!multiplies || found->second != layer || !are_leased(node.src[2])) {
             throw std::runtime_error("'" + std::string(node.name) + "' uses '" + source->name +
                                      "' before the router's choice was seen: this model cannot be streamed");
         }
     }
 }
 
-// Leases the experts that the router has chosen for all tokens of the batch. Those of the layer before have been used.
-void evaluation::lease_chosen(const ggml_tensor & node) {
-    lease.reset();
-    bytes.resize(ggml_nbytes(&node));
+// Whether a tensor names the experts that are leased: the router's choice itself, or ggml's copy of it for the processor, if the
+// router ran on a device. Copies are made before the nodes that use them are asked for. Their names are a convention, so that
+// what is in them is compared too.
+bool evaluation::are_leased(const ggml_tensor * named) const {
+    if (!named || !ids) {
+        return false;
+    }
+    if (named == ids) {
+        return true;
+    }
+    const std::string name = named->name;
+    const size_t end   = name.rfind('#');
+    const size_t begin = end == std::string::npos || end == 0 ? std::string::npos : name.rfind('#', end - 1);
+    if (begin == std::string::npos || name.substr(begin + 1, end - begin - 1) != ids->name || named->op != GGML_OP_NONE ||
+        named->type != GGML_TYPE_I32 || !ggml_are_same_shape(named, ids) || !named->buffer ||
+        !ggml_backend_buffer_is_host(named->buffer)) {
+        return false;
+    }
+    return choice_of(*named) == chosen;
+}
+
+// The experts that a router's choice names, of one token after the other. Its rows may be those of a longer tensor, of which it is
+// a view.
+std::vector<uint32_t> evaluation::choice_of(const ggml_tensor & node) {
+    std::vector<uint8_t> bytes(ggml_nbytes(&node));
     ggml_backend_tensor_get(&node, bytes.data(), 0, bytes.size());
-    // Rows are those of a longer tensor, of which the node is a view.
-    chosen.clear();
+    std::vector<uint32_t> experts;
+    experts.reserve((size_t) (node.ne[0] * node.ne[1]));
     for (int64_t token = 0; token < node.ne[1]; ++token) {
         for (int64_t place = 0; place < node.ne[0]; ++place) {
             int32_t expert = 0;
             std::memcpy(&expert, bytes.data() + token * node.nb[1] + place * node.nb[0], sizeof expert);
-            chosen.push_back((uint32_t) expert);
+            experts.push_back((uint32_t) expert);
         }
     }
+    return experts;
+}
+
+// Leases the experts that the router has chosen for all tokens of the batch. Those of the layer before have been used.
+void evaluation::lease_chosen(const ggml_tensor & node) {
+    lease.reset();
+    chosen   = choice_of(node);
     distinct = chosen;
     std::sort(distinct.begin(), distinct.end());
     distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());

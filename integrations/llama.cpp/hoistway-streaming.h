@@ -119,6 +119,8 @@ private:
 
     std::optional<uint32_t> chosen_layer(const ggml_tensor & node) const;
     void check(const ggml_tensor & node) const;
+    bool are_leased(const ggml_tensor * named) const;
+    static std::vector<uint32_t> choice_of(const ggml_tensor & node);
     void lease_chosen(const ggml_tensor & node);
     void tell_of_large_batch(uint32_t number, int64_t tokens);
 
@@ -134,7 +136,6 @@ private:
     hoistway::experts::Lease         lease {};
     uint32_t                         layer        = UINT32_MAX;
     const ggml_tensor *              ids          = nullptr;
-    std::vector<uint8_t>             bytes {};
     std::vector<uint32_t>            chosen {};
     std::vector<uint32_t>            distinct {};
     std::exception_ptr               failure {};

@@ -124,6 +124,12 @@ class TestProgram:
             ("much", "HOISTWAY_EXPERTS_BUDGET=much is no size"),
             ("0", "HOISTWAY_EXPERTS_BUDGET=0 is no size"),
             ("4GiB per model", "is no size"),
+            ("1.2.3MiB", "is no size"),
+            ("4.MiB", "is no size"),
+            (".5GiB", "is no size"),
+            ("0.0000000001KiB", "is no size"),
+            ("9223372036854775808", "is no size"),
+            ("8388608TiB", "is no size"),
         ],
     )
     def test_a_budget_that_cannot_be_met_is_an_error(
@@ -135,6 +141,57 @@ class TestProgram:
         assert run(patched.logits, small, "--at-once", **streaming(BUDGETS[1])).result["loaded"]
         said = self.failed(patched, small, "--at-once", **streaming(BUDGETS[-1]))
         assert "less than a layer's experts, and this model computes all of a prompt at once" in said
+
+    @pytest.mark.parametrize(
+        ("budget", "budget_bytes"),
+        [
+            ("4194305", 4194305),
+            ("4.5MB", 4500000),
+            ("4.00000095367431640625MiB", (4 << 20) + 1),
+            ("4.00000095367431640624MiB", 4 << 20),
+        ],
+    )
+    def test_all_digits_of_a_budget_count(
+        self, patched: Build, small: Path, budget: str, budget_bytes: int
+    ) -> None:
+        done = run(patched.logits, small, **streaming(budget))
+        assert f'"budget_bytes":{budget_bytes},' in done.log.replace(" ", "")
+
+    @pytest.mark.parametrize("budget", BUDGETS)
+    def test_an_image_needs_a_budget_of_a_layer(
+        self, stock: Build, patched: Build, small: Path, budget: str
+    ) -> None:
+        if budget == BUDGETS[-1]:
+            said = self.failed(patched, small, "--image", **streaming(budget))
+            assert "the batch has no result: its 8 tokens are computed at once" in said
+        else:
+            expected = run(stock.logits, small, "--image").result["hash"]
+            assert run(patched.logits, small, "--image", **streaming(budget)).result["hash"] == expected
+
+    def test_training_is_refused(self, patched: Build, small: Path) -> None:
+        assert "train without HOISTWAY_EXPERTS_BUDGET" in self.failed(
+            patched, small, "--train", **streaming("20MiB")
+        )
+
+    @pytest.mark.parametrize("budget", BUDGETS)
+    def test_contexts_in_turn_and_another_load_compute_the_same(
+        self, patched: Build, small: Path, budget: str
+    ) -> None:
+        done = run(patched.logits, small, "--again", "--tokens", "16", **streaming(budget))
+        assert done.log.count("stay on the drive") == 2
+
+    @pytest.mark.parametrize("budget", BUDGETS)
+    def test_a_router_on_a_device_chooses_experts_of_the_processor(
+        self, stock: Build, patched: Build, small: Path, budget: str
+    ) -> None:
+        options = ("--device", "--cpu-moe", "--tokens", "16")
+        done = run(patched.logits, small, *options, **streaming(budget))
+        ubatch = ("--ubatch", tokens_at_a_time(done.log))
+        assert done.result["hash"] == run(stock.logits, small, *options, *ubatch).result["hash"]
+        assert re.search(r"CUDA0.* buffer size", done.log)
+
+    def test_a_program_may_be_linked_with_the_library_too(self, patched: Build, small: Path) -> None:
+        assert run(patched.beside, small).result["tensors"] > 0
 
     def test_an_unknown_policy_is_an_error(self, patched: Build, small: Path) -> None:
         said = self.refused(patched, small, HOISTWAY_EXPERTS_POLICY="random", **streaming("4MiB"))

@@ -25,6 +25,10 @@ struct options {
     bool                 device       = false;
     bool                 watch        = false;
     bool                 at_once      = false;
+    bool                 cpu_moe      = false;
+    bool                 image        = false;
+    bool                 train        = false;
+    bool                 again        = false;
     float                cancel_at    = -1;
     unsigned long long   touch        = 0;
     int                  tokens       = 8;
@@ -59,6 +63,14 @@ options parse(int count, char ** arguments) {
             result.watch = true;
         } else if (argument == "--at-once") {
             result.at_once = true;
+        } else if (argument == "--cpu-moe") {
+            result.cpu_moe = true;
+        } else if (argument == "--image") {
+            result.image = true;
+        } else if (argument == "--train") {
+            result.train = true;
+        } else if (argument == "--again") {
+            result.again = true;
         } else if (argument == "--cancel-at") {
             result.cancel_at = std::strtof(value(), nullptr);
         } else if (argument == "--touch") {
@@ -75,7 +87,7 @@ options parse(int count, char ** arguments) {
     }
     if (!result.model) {
         fail("usage: logits [--mode none|mmap|dio] [--repack] [--check] [--device] [--watch] "
-             "[--at-once] [--cancel-at PART] [--touch BYTES] [--tokens COUNT] [--threads COUNT] [--ubatch TOKENS] MODEL");
+             "[--at-once] [--cpu-moe] [--image] [--train] [--again] [--cancel-at PART] [--touch BYTES] [--tokens COUNT] [--threads COUNT] [--ubatch TOKENS] MODEL");
     }
     return result;
 }
@@ -125,6 +137,19 @@ struct watching {
     }
 };
 
+// Evaluates in two more contexts of a model, token by token in turn.
+void expect_again(llama_model & model, const llama_context_params & parameters, int tokens, uint64_t hash) {
+    const context_ptr other(llama_init_from_model(&model, parameters));
+    const context_ptr context(llama_init_from_model(&model, parameters));
+    const auto in_turn = [&](llama_context * first, llama_batch batch) {
+        const int code = llama_decode(other.get(), batch);
+        return code == 0 ? llama_decode(first, batch) : code;
+    };
+    if (evaluate(context.get(), in_turn, tokens, std::chrono::steady_clock::now()).hash != hash) {
+        fail("another context computes something else");
+    }
+}
+
 double cpu_seconds() {
     rusage usage {};
     getrusage(RUSAGE_SELF, &usage);
@@ -148,6 +173,13 @@ int main(int count, char ** arguments) try {
     model_parameters.check_tensors               = wanted.check;
     model_parameters.progress_callback           = progress::update;
     model_parameters.progress_callback_user_data = &loading;
+    const llama_model_tensor_buft_override experts_on_processor[] = {
+        { "\\.ffn_(up|down|gate)_exps", ggml_backend_cpu_buffer_type() },
+        { nullptr, nullptr },
+    };
+    if (wanted.cpu_moe) {
+        model_parameters.tensor_buft_overrides = experts_on_processor;
+    }
     if (wanted.touch > 0) {
         touch(wanted.touch);
     }
@@ -175,7 +207,23 @@ int main(int count, char ** arguments) try {
     if (!context) {
         fail("llama.cpp made no context");
     }
+    if (wanted.image) {
+        // As llama.cpp's programs do for the tokens of an image.
+        llama_set_causal_attn(context.get(), false);
+    }
+    if (wanted.train) {
+        llama_opt_params training {};
+        training.param_filter = llama_opt_param_filter_all;
+        llama_opt_init(context.get(), model, training);
+    }
     const evaluation result = evaluate(context.get(), llama_decode, wanted.tokens, start);
+    if (wanted.again) {
+        expect_again(*model, context_parameters, wanted.tokens, result.hash);
+        context.reset();
+        llama_model_free(model);
+        model = llama_model_load_from_file(wanted.model, model_parameters);
+        expect_again(*model, context_parameters, wanted.tokens, result.hash);
+    }
     context.reset();
 
     rusage usage {};
