@@ -118,6 +118,8 @@ def run(case: Case, way: str, stock: build.Build, model: Path, threads: int) -> 
     everything = model.stat().st_size
     budget = limited.budget_of(limit, model, models.MIDDLE) if limit else everything
     result = limited.run_streamed(stock, model, budget=budget, **options)
+    if result.get("killed"):
+        return result
     state = result["stats"]["packing"]["state"]
     if (state == "none") != (way == "hoistway"):
         raise SystemExit(f"{way}: the store says of a pack: {result['stats']['packing']}")

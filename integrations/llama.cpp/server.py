@@ -86,18 +86,23 @@ class Server:
 
     def complete(self, prompt: list[int], count: int) -> list[int]:
         """Returns the most probable tokens after a prompt."""
-        answer = self.post("/completion", completion(prompt, count))
-        tokens = answer["tokens"]
-        assert len(tokens) == count
-        return list(tokens)
+        return self.complete_together([prompt], count)[0]
 
-    def post(self, path: str, question: dict[str, Any]) -> dict[str, Any]:
+    def complete_together(self, prompts: list[list[int]], count: int) -> list[list[int]]:
+        """Returns the most probable tokens after prompts of one request, which the slots begin together."""
+        question = completion(prompts[0] if len(prompts) == 1 else prompts, count)
+        answers = self.post("/completion", question)
+        tokens = [answer["tokens"] for answer in (answers if isinstance(answers, list) else [answers])]
+        assert [len(of_prompt) for of_prompt in tokens] == [count] * len(prompts)
+        return tokens
+
+    def post(self, path: str, question: dict[str, Any]) -> Any:
         """Returns an answer; an HTTPError if it is one."""
         request = urllib.request.Request(
             self._address + path, json.dumps(question).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
-            return dict(json.load(answer))
+            return json.load(answer)
 
     def stats(self) -> dict[str, Any]:
         """What its store of experts has done; said at the end."""
@@ -145,7 +150,7 @@ class Server:
             self._process.stdout.close()
 
 
-def completion(prompt: list[int], count: int) -> dict[str, Any]:
+def completion(prompt: list[int] | list[list[int]], count: int) -> dict[str, Any]:
     """A question for the most probable tokens."""
     return {
         "prompt": prompt,
