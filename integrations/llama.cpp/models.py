@@ -94,6 +94,26 @@ def make(
     return first
 
 
+def make_adapter(path: Path, shape: Shape, *, of_experts: bool) -> Path:
+    """Makes an adapter (LoRA) of the first layer: of its experts, or of its attention."""
+    random = np.random.default_rng(9)
+    rank = 4
+    writer = gguf.GGUFWriter(path, architecture(shape))
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, 8.0)
+    name = "blk.0.ffn_gate_exps.weight" if of_experts else "blk.0.attn_q.weight"
+    stack = (shape.experts,) if of_experts else ()
+    rows = shape.expert_width if of_experts else HEADS * HEAD_SIZE
+    writer.add_tensor(f"{name}.lora_a", random.standard_normal((*stack, rank, shape.width), dtype=np.float32))
+    writer.add_tensor(f"{name}.lora_b", random.standard_normal((*stack, rows, rank), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def architecture(shape: Shape) -> str:
     """What llama.cpp calls a model of this shape."""
     return "qwen3moe" if shape.experts else "qwen3"

@@ -172,6 +172,18 @@ class TestProgram:
             patched, small, "--train", **streaming("20MiB")
         )
 
+    def test_adapters_are_those_of_other_weights(
+        self, stock: Build, patched: Build, small: Path, tmp_path: Path
+    ) -> None:
+        attention = models.make_adapter(tmp_path / "attention.gguf", models.SMALL, of_experts=False)
+        expected = run(stock.logits, small, "--adapter", str(attention)).result["hash"]
+        done = run(patched.logits, small, "--adapter", str(attention), **streaming("4MiB"))
+        assert done.result["hash"] == expected
+        assert expected != run(stock.logits, small).result["hash"]
+        experts = models.make_adapter(tmp_path / "experts.gguf", models.SMALL, of_experts=True)
+        said = self.failed(patched, small, "--adapter", str(experts), **streaming("4MiB"))
+        assert "adapters of experts cannot be loaded with HOISTWAY_EXPERTS_BUDGET" in said
+
     @pytest.mark.parametrize("budget", BUDGETS)
     def test_contexts_in_turn_and_another_load_compute_the_same(
         self, patched: Build, small: Path, budget: str

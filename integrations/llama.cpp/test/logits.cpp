@@ -19,6 +19,7 @@ namespace {
 
 struct options {
     const char *         model        = nullptr;
+    const char *         adapter      = nullptr;
     std::string          mode         = "none";
     bool                 repack       = false;
     bool                 check        = false;
@@ -65,6 +66,8 @@ options parse(int count, char ** arguments) {
             result.at_once = true;
         } else if (argument == "--cpu-moe") {
             result.cpu_moe = true;
+        } else if (argument == "--adapter") {
+            result.adapter = value();
         } else if (argument == "--image") {
             result.image = true;
         } else if (argument == "--train") {
@@ -87,7 +90,7 @@ options parse(int count, char ** arguments) {
     }
     if (!result.model) {
         fail("usage: logits [--mode none|mmap|dio] [--repack] [--check] [--device] [--watch] "
-             "[--at-once] [--cpu-moe] [--image] [--train] [--again] [--cancel-at PART] [--touch BYTES] [--tokens COUNT] [--threads COUNT] [--ubatch TOKENS] MODEL");
+             "[--at-once] [--cpu-moe] [--adapter FILE] [--image] [--train] [--again] [--cancel-at PART] [--touch BYTES] [--tokens COUNT] [--threads COUNT] [--ubatch TOKENS] MODEL");
     }
     return result;
 }
@@ -206,6 +209,13 @@ int main(int count, char ** arguments) try {
     context_ptr context(llama_init_from_model(model, context_parameters));
     if (!context) {
         fail("llama.cpp made no context");
+    }
+    if (wanted.adapter) {
+        llama_adapter_lora * adapter = llama_adapter_lora_init(model, wanted.adapter);
+        float scale = 1;
+        if (!adapter || llama_set_adapters_lora(context.get(), &adapter, 1, &scale) != 0) {
+            fail("the adapter cannot be used");
+        }
     }
     if (wanted.image) {
         // As llama.cpp's programs do for the tokens of an image.
