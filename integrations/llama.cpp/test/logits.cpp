@@ -90,7 +90,8 @@ options parse(int count, char ** arguments) {
     }
     if (!result.model) {
         fail("usage: logits [--mode none|mmap|dio] [--repack] [--check] [--device] [--watch] "
-             "[--at-once] [--cpu-moe] [--adapter FILE] [--image] [--train] [--again] [--cancel-at PART] [--touch BYTES] [--tokens COUNT] [--threads COUNT] [--ubatch TOKENS] MODEL");
+             "[--at-once] [--cpu-moe] [--adapter FILE] [--image] [--train] [--again] [--cancel-at PART] [--touch BYTES] "
+             "[--tokens COUNT] [--threads COUNT] [--ubatch TOKENS] MODEL");
     }
     return result;
 }
