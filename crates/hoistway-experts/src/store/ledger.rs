@@ -357,7 +357,13 @@ impl<F: Clone> Ledger<F> {
                     None => _ = self.dense.insert((state.last_used, unit)),
                 }
             }
+            // Nobody wants it any more.
+            Ended::Again if is_cancelled && pins == 0 => {
+                self.counts.dropped_prefetches += u64::from(!is_demand);
+                self.vacate(unit, commands);
+            }
             Ended::Again => {
+                let is_demand = is_demand || pins > 0;
                 // As late as this, a deadline would only drop it.
                 self.units[unit].phase =
                     Phase::Loading { is_demand, is_cancelled: false, has_deadline: false };

@@ -46,6 +46,8 @@ const UNITS: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Delivers,
+    /// Is not in a second level at first, and then delivers.
+    IsGone,
     Fails,
 }
 
@@ -86,6 +88,7 @@ struct ToyLoad(Mutex<Option<ToyEnd>>);
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ToyEnd {
     Delivered,
+    Gone,
     Failed,
     Cancelled,
 }
@@ -96,6 +99,8 @@ struct Disk {
     changed: Condvar,
     rooms: Mutex<Rooms>,
     fates: Vec<Fate>,
+    /// Units that were found gone.
+    gone: Mutex<BTreeSet<usize>>,
 }
 
 #[derive(Default)]
@@ -109,7 +114,13 @@ struct Rooms {
 impl Disk {
     fn new(fates: &[Fate]) -> Arc<Self> {
         let (queue, rooms) = (Mutex::new((VecDeque::new(), false)), Mutex::default());
-        Arc::new(Self { queue, changed: Condvar::new(), rooms, fates: fates.to_vec() })
+        Arc::new(Self {
+            queue,
+            changed: Condvar::new(),
+            rooms,
+            fates: fates.to_vec(),
+            gone: Mutex::default(),
+        })
     }
 
     fn serve(&self) {
@@ -122,7 +133,8 @@ impl Disk {
             drop(queue);
             thread::yield_now();
             let end = match self.fates[unit] {
-                Fate::Delivers => {
+                Fate::IsGone if self.gone.lock().unwrap().insert(unit) => ToyEnd::Gone,
+                Fate::Delivers | Fate::IsGone => {
                     let mut rooms = self.rooms.lock().unwrap();
                     assert!(rooms.reserved.contains(&unit), "{unit} is read into memory that was given back");
                     rooms.filled.insert(unit);
@@ -189,6 +201,7 @@ impl Io for ToyIo {
         let end = load.0.lock().unwrap().expect("a load is settled that has not ended");
         match end {
             ToyEnd::Delivered => Ended::Delivered,
+            ToyEnd::Gone => Ended::Again,
             ToyEnd::Failed => Ended::Failed("failed"),
             ToyEnd::Cancelled => Ended::Cancelled("cancelled"),
         }
@@ -334,4 +347,20 @@ fn a_failure_reaches_all_who_wait_and_no_other() {
     const ONE_FAILS: &[Fate] = &[Fate::Delivers, Fate::Fails, Fate::Delivers, Fate::Delivers];
     let fails: fn(&Model) = |model| assert_eq!(lease(model, &[0, 1]), Err(1));
     check(ONE_FAILS, 2 * COST, vec![fails, fails, |model| lease(model, &[0, 2]).unwrap()]);
+}
+
+#[test]
+fn what_a_second_level_has_lost_is_read_or_given_up() {
+    const SOME_GONE: &[Fate] = &[Fate::IsGone, Fate::Delivers, Fate::IsGone, Fate::Delivers];
+    let prefetches: fn(&Model) = |model| {
+        model.change(|ledger, commands| ledger.prefetch(&[0, 2], None, commands));
+        thread::yield_now();
+        model.change(|ledger, commands| ledger.cancel_prefetches(|_| true, commands));
+    };
+    let gives_up: fn(&Model) = |model| {
+        let id = model.change(|ledger, commands| ledger.request(vec![2], commands)).unwrap();
+        thread::yield_now();
+        model.change(|ledger, commands| ledger.release(id, commands));
+    };
+    check(SOME_GONE, 8 * COST, vec![prefetches, gives_up, |model| lease(model, &[0, 1]).unwrap()]);
 }

@@ -184,6 +184,7 @@ impl Play {
         let ended = match how {
             0 => Ended::Cancelled("cancelled"),
             1 => Ended::Failed("failed"),
+            2 => Ended::Again,
             _ => {
                 self.filled.insert(unit);
                 Ended::Delivered
@@ -334,6 +335,31 @@ fn a_request_for_what_was_cancelled_has_it_read_again() {
     play.end(0, 7);
     let id = *play.held.keys().next().unwrap();
     assert_eq!(play.ledger.status(id), Status::Ready);
+}
+
+/// What a second level has lost is read again for those who want it, and as urgently as they do.
+#[test]
+fn what_a_second_level_has_lost_is_read_if_it_is_wanted() {
+    let mut play = Play::new(80, EXPERTS);
+    let again = |play: &mut Play| {
+        let mut commands = Vec::new();
+        play.loading.remove(&0);
+        play.ledger.ended(0, Ended::Again, &mut commands);
+        play.carry_out(commands.clone());
+        commands
+    };
+    let start = |is_demand| vec![Command::Start { unit: 0, is_demand, begin_by: None }];
+    play.apply(|ledger, commands| ledger.prefetch(&[0], None, commands));
+    assert_eq!(again(&mut play), start(false));
+    play.apply(|ledger, commands| ledger.cancel_prefetches(|_| true, commands));
+    play.request([0].into());
+    assert_eq!(again(&mut play), start(true), "it was cancelled, and is wanted since");
+    play.release(0);
+    assert_eq!(again(&mut play), [Command::Release { unit: 0 }], "nobody wants it");
+    play.apply(|ledger, commands| ledger.prefetch(&[0], None, commands));
+    play.apply(|ledger, commands| ledger.cancel_prefetches(|_| true, commands));
+    assert_eq!(again(&mut play), [Command::Release { unit: 0 }]);
+    assert_eq!((play.ledger.used(), play.ledger.counts().dropped_prefetches), (0, 1));
 }
 
 #[test]
