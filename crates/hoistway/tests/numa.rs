@@ -11,14 +11,20 @@ use common::{
     stand_in::STAND_IN,
 };
 use hoistway::{
-    LoadOptions, NumaPlacement,
-    save::{SaveOptions, TensorData},
+    Dtype, LoadOptions, NumaPlacement,
+    save::{SaveOptions, TensorBytes, TensorData},
 };
 use hoistway_io::{
     memory::{Mapping, PageKind},
     sys::threads::run_on,
 };
-use std::{collections::BTreeSet, fs, ops::ControlFlow, path::Path, thread};
+use std::{
+    collections::BTreeSet,
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    thread,
+};
 
 /// A processor that no machine has.
 const ABSENT: usize = 100_000;
@@ -55,21 +61,54 @@ fn write(root: &Path, path: &str, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// Has the engine see two nodes, of the first and the second half of these processors, and the device at the second.
-fn see_two_nodes(root: &Path, cpus: &[usize]) -> BTreeSet<usize> {
-    let list = |cpus: &[usize]| cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",") + "\n";
-    let (low, high) = (&cpus[..cpus.len().div_ceil(2)], &cpus[cpus.len() / 2..]);
-    // SAFETY: other threads of this process read the environment through the standard library, which takes turns with this.
-    #[allow(unsafe_code)]
-    unsafe {
-        std::env::set_var("HOISTWAY_SYSFS", root);
+/// Two nodes that the engine is made to see.
+struct Nodes {
+    root: PathBuf,
+    /// The file that says which one the device is at.
+    of_device: String,
+}
+
+impl Nodes {
+    fn new(root: PathBuf) -> Self {
+        // SAFETY: other threads of this process read the environment through the standard library, which takes turns with this.
+        #[allow(unsafe_code)]
+        unsafe {
+            std::env::set_var("HOISTWAY_SYSFS", &root);
+        }
+        let devices = hoistway_device::devices().unwrap();
+        let address = devices.into_iter().find(|device| device.id == CUDA).unwrap().pci;
+        Self { root, of_device: format!("bus/pci/devices/{address}/numa_node") }
     }
-    let address =
-        hoistway_device::devices().unwrap().into_iter().find(|device| device.id == CUDA).unwrap().pci;
-    write(root, "devices/system/node/node0/cpulist", &list(low));
-    write(root, "devices/system/node/node1/cpulist", &list(high));
-    write(root, &format!("bus/pci/devices/{address}/numa_node"), "1\n");
-    high.iter().copied().collect()
+
+    /// The processors of each, and the node of the device.
+    fn set(&self, first: &[usize], second: &[usize], of_device: &str) {
+        for (node, cpus) in [first, second].into_iter().enumerate() {
+            let list = cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",") + "\n";
+            write(&self.root, &format!("devices/system/node/node{node}/cpulist"), &list);
+        }
+        write(&self.root, &self.of_device, &format!("{of_device}\n"));
+    }
+}
+
+/// The first and the second half, which share one processor where their number is odd.
+fn halves(cpus: &[usize]) -> (&[usize], &[usize]) {
+    (&cpus[..cpus.len().div_ceil(2)], &cpus[cpus.len() / 2..])
+}
+
+/// Copies do not end until this is dropped, also by a panic.
+struct Held;
+
+impl Held {
+    fn new() -> Self {
+        STAND_IN.configure("COPY_LATENCY_US=600000000");
+        Self
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        STAND_IN.reset();
+    }
 }
 
 #[test]
@@ -83,31 +122,40 @@ fn threads_of_a_save_are_on_the_node_of_its_device() {
         eprintln!("skipped: the process may use one processor");
         return;
     }
-    let near = see_two_nodes(&directory.path().join("sys"), &all);
+    let (low, high) = halves(&all);
+    Nodes::new(directory.path().join("sys")).set(low, high, "1");
     // The device is opened anew.
     STAND_IN.set("COPY_LATENCY_US=0");
     let loaded = hoistway::load(&[&path], &LoadOptions::default().device(CUDA)).unwrap();
-    let data: Vec<TensorData<'_>> = loaded.tensors().iter().map(TensorData::from).collect();
+    let mut data: Vec<TensorData<'_>> = loaded.tensors().iter().map(TensorData::from).collect();
     let to = directory.path().join("saved.safetensors");
     let own = cpus_in(&fs::read_to_string("/proc/thread-self/status").unwrap());
-    // No copy ends before the settings are taken back.
-    STAND_IN.configure("COPY_LATENCY_US=600000000");
-    let report = thread::scope(|scope| {
-        let save = scope.spawn(|| {
-            let options = SaveOptions::default().sync(false);
-            let report = hoistway::save::save(&to, &data, None, &options, |_| ControlFlow::Continue(()));
-            let left = cpus_in(&fs::read_to_string("/proc/thread-self/status").unwrap());
-            assert_eq!(left, own, "the caller's thread stays where it is");
-            report
+    let save_on = |data: &[TensorData<'_>], expected: &[usize]| {
+        let expected: BTreeSet<usize> = expected.iter().copied().collect();
+        let report = thread::scope(|scope| {
+            let held = Held::new();
+            let save = scope.spawn(|| {
+                let options = SaveOptions::default().sync(false);
+                let report = hoistway::save::save(&to, data, None, &options, |_| ControlFlow::Continue(()));
+                let left = cpus_in(&fs::read_to_string("/proc/thread-self/status").unwrap());
+                assert_eq!(left, own, "the caller's thread stays where it is");
+                report
+            });
+            until("threads of the save where they should be", || {
+                cpus_of("hoistway-save").is_some_and(|found| found.iter().all(|cpus| *cpus == expected))
+            });
+            drop(held);
+            save.join().unwrap().unwrap()
         });
-        until("threads of the save near the device", || {
-            cpus_of("hoistway-save").is_some_and(|found| found.iter().all(|cpus| *cpus == near))
-        });
-        STAND_IN.reset();
-        save.join().unwrap().unwrap()
-    });
-    assert!(!report.notes.iter().any(|note| note.contains("any node")), "{report}");
+        assert!(!report.notes.iter().any(|note| note.contains("any node")), "{report}");
+    };
+    save_on(&data, high);
     assert_is_file(&hoistway::load(&[&to], &LoadOptions::default()).unwrap(), &file);
+    // As many bytes of the host's.
+    let len = data.iter().map(|tensor| tensor.bytes.len()).sum::<u64>();
+    let (of_host, shape) = (vec![7; len as usize], [len]);
+    data.push(TensorData::new("of the host", Dtype::U8, &shape, TensorBytes::Host(&of_host)));
+    save_on(&data, &all);
     drop(data);
     drop(loaded);
     devices.assert_nothing_left("a save");
@@ -125,19 +173,10 @@ fn threads_and_staging_of_a_load_are_on_the_node_of_its_device() {
         eprintln!("skipped: the process may use one processor");
         return;
     }
-    let root = directory.path().join("sys");
-    // SAFETY: other threads of this process read the environment through the standard library, which takes turns with this.
-    #[allow(unsafe_code)]
-    unsafe {
-        std::env::set_var("HOISTWAY_SYSFS", &root);
-    }
-    let address =
-        hoistway_device::devices().unwrap().into_iter().find(|device| device.id == CUDA).unwrap().pci;
-    let node = format!("bus/pci/devices/{address}/numa_node");
+    let nodes = Nodes::new(directory.path().join("sys"));
     let (auto, unbound) = (NumaPlacement::Auto, NumaPlacement::Unbound);
     let whole: Vec<usize> = all.iter().copied().collect();
-    // Half of the processors each, one of which both have where their number is odd.
-    let (low, high) = (&whole[..whole.len().div_ceil(2)], &whole[whole.len() / 2..]);
+    let (low, high) = halves(&whole);
     let (node_0, node_1) = (NumaPlacement::Node(0), NumaPlacement::Node(1));
     // Processors that the process may use, those of the second node, the node of the device, what is asked for; where threads run, and
     // the node of the report.
@@ -153,17 +192,15 @@ fn threads_and_staging_of_a_load_are_on_the_node_of_its_device() {
         (&[first], &[last], "0", node_1, &[first], Some(1)),
         (&[first], &[], "0", node_1, &[first], Some(1)),
     ];
-    let list = |cpus: &[usize]| cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",") + "\n";
-    write(&root, "devices/system/node/node0/cpulist", &list(low));
     for (usable, second, of_device, numa, expected, reported) in cases {
         let case = format!("{usable:?} {second:?} {of_device} {numa:?}");
-        write(&root, "devices/system/node/node1/cpulist", &list(second));
-        write(&root, &node, &format!("{of_device}\n"));
-        // The device is opened anew. No copy ends before the settings are taken back.
-        STAND_IN.set("COPY_LATENCY_US=600000000");
+        nodes.set(low, second, of_device);
+        // The device is opened anew.
+        STAND_IN.set("COPY_LATENCY_US=0");
         // There are fewer slots than reads, so that threads wait for one.
         let options = staged().threads(2).chunk_bytes(1 << 20).memory_budget_bytes(4 << 20).numa(numa);
         let loaded = thread::scope(|scope| {
+            let held = Held::new();
             let load = scope.spawn(|| {
                 run_on(usable);
                 hoistway::load(&[&path], &options)
@@ -174,7 +211,7 @@ fn threads_and_staging_of_a_load_are_on_the_node_of_its_device() {
                     || cpus_of(name).is_some_and(|found| found.iter().all(|cpus| *cpus == expected));
                 until(&format!("{case}: {name} on {expected:?}"), is_there);
             }
-            STAND_IN.reset();
+            drop(held);
             load.join().unwrap().unwrap()
         });
         assert_is_file(&loaded, &file);

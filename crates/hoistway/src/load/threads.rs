@@ -200,7 +200,7 @@ impl Placement {
     }
 
     /// How many processors its threads may use.
-    pub(super) fn cores(&self) -> usize {
+    pub(crate) fn cores(&self) -> usize {
         self.cpus.as_ref().map_or_else(parallel::cores, |cpus| cpus.len().min(parallel::cores()))
     }
 }

@@ -169,16 +169,15 @@ impl<'a> Writing<'a> {
             scheduler.submit(group).map_err(|refused| Error::from(refused.reason.clone()))?;
         }
         scheduler.seal();
+        let near = self.placement();
         // Writes wait more than they compute, and a few in flight keep a drive busy.
-        let threads = self.options.threads.unwrap_or_else(|| (2 * parallel::cores()).clamp(4, 16));
+        let threads = self.options.threads.unwrap_or_else(|| (2 * near.cores()).clamp(4, 16));
         let threads = threads.min(steps);
         let kind = match self.devices.pinning() {
             Some(device) => SlotKind::Pinned(device, device.info().numa_node),
             None => SlotKind::Host,
         };
         let slots = Slots::new(threads, EXTENT_BYTES as usize, kind)?;
-        let near =
-            self.devices.nearest().map_or_else(Placement::default, |near| Placement::near_device(near));
         if let Some(note) = near.note {
             let _ = self.far.set(note);
         }
@@ -212,6 +211,16 @@ impl<'a> Writing<'a> {
             let _ = self.unpinned.set(note);
         }
         mem::replace(&mut *lock(&scheduler.customer().result), Ok(()))
+    }
+
+    /// Where its threads run: near the devices if most bytes come from these, and else where the system has them run.
+    fn placement(&self) -> Placement {
+        let bytes = |tensor: &TensorData<'_>| u128::from(tensor.bytes.len());
+        let of_devices = |tensor: &&TensorData<'_>| matches!(tensor.bytes, TensorBytes::Device(_));
+        let all: u128 = self.tensors.iter().map(bytes).sum();
+        let copied: u128 = self.tensors.iter().filter(of_devices).map(bytes).sum();
+        let nearest = self.devices.nearest().filter(|_| 2 * copied > all);
+        nearest.map_or_else(Placement::default, |near| Placement::near_device(near))
     }
 
     /// The writes of a file, and its sync if one is asked for.
