@@ -113,6 +113,11 @@ impl Fence {
         !matches!(*self.0, Kind::Device { .. } | Kind::Gated(_))
     }
 
+    /// Whether it is [gated](Self::gated).
+    pub fn is_gate(&self) -> bool {
+        matches!(*self.0, Kind::Gated(_))
+    }
+
     /// Makes later copies of `copies` wait for it.
     ///
     /// # Errors

@@ -211,7 +211,9 @@ impl UnitMemory for DeviceSlots {
             after = vec![fence];
             // A read that ended early has not waited for the save of what the slot had before, which may not be queued yet.
             let before = room.after.iter().flat_map(|before| before.iter());
-            after.extend(before.filter(|fence| !fence.is_queued() && !fence.is_passed()).cloned());
+            let is_left = |fence: &&Fence| !fence.is_queued() && !fence.is_passed() && !after.contains(fence);
+            let left: Vec<Fence> = before.filter(is_left).cloned().collect();
+            after.extend(left);
         } else if let Some(before) = &room.after
             && after.is_empty()
         {
@@ -233,6 +235,15 @@ impl UnitMemory for DeviceSlots {
 
     fn level(&self) -> Option<&HostLevel> {
         self.level.as_ref()
+    }
+
+    fn trim(&self, keep_bytes: u64) {
+        // No request comes any more that could want an expert again.
+        if keep_bytes == 0
+            && let Some(level) = &self.level
+        {
+            level.close();
+        }
     }
 
     fn held_bytes(&self) -> u64 {

@@ -1,12 +1,14 @@
 //! The second level of slots on a device: pinned host memory that evicted experts stay in, up to a bound.
 //!
-//! One thread saves evicted experts and fetches those that are requested again, in the order in which it is asked. So what is
-//! fetched was saved before, and a slot is not filled with another expert before the last fetch from it. What is read to a slot of
-//! the device next waits until its expert is saved. A fetched expert keeps its host slot until another needs it: bytes never
-//! change, so its next eviction copies nothing.
+//! One thread saves evicted experts and fetches those that are requested again. Of one host slot it does so in the order in which
+//! it is asked: what is fetched was saved before, and a slot is not filled with another expert before the last fetch from it. What is
+//! read to a slot of the device next waits until its expert is saved. A save only reads bytes, so it comes after no work that reads
+//! them too; a fetch begins once the work that has used its slot of the device has ended, and other jobs go first until then.
+//! Prefetches come last. A fetched expert keeps its host slot until another needs it: bytes never change, so its next eviction copies
+//! nothing.
 #![allow(unsafe_code)]
 
-use super::UnitRoom;
+use super::{UnitRoom, Waits};
 use crate::{Error, Result};
 use hoistway_device::{CopyDirection, CopyStream, Device, DeviceMemory, Fate, Fence, Gate, HostCopy, Pinned};
 use hoistway_io::{
@@ -16,12 +18,16 @@ use hoistway_io::{
 use serde::Serialize;
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
-    fmt,
+    fmt, io,
     mem::ManuallyDrop,
     process,
     sync::{Arc, Condvar, Mutex, PoisonError},
     thread::JoinHandle,
+    time::{Duration, Instant},
 };
+
+/// How often the device is asked whether the work has ended that fetches come after, where nothing else is to do.
+const ASK_EVERY: Duration = Duration::from_micros(200);
 
 /// What a second level holds, and what it has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -48,6 +54,8 @@ pub(crate) enum Fetched {
     Copied,
     /// They are not in the second level: they could not be saved.
     Gone,
+    /// It was cancelled, or had not begun by its deadline.
+    Cancelled,
     /// The device's error.
     Failed(hoistway_device::Error),
 }
@@ -61,16 +69,16 @@ pub(crate) struct HostLevel {
 }
 
 struct Shared {
-    /// Both sides of copies, together: those of unknown fate may use either.
-    memory: Arc<BothSides>,
+    device: Arc<Device>,
+    /// The address of the first host slot. The thread has the memory, and gives it back as it ends.
+    base: usize,
     slot_bytes: u64,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// The memory that copies use.
+/// The memory that copies use, both sides together: those of unknown fate may use either.
 struct BothSides {
-    device: Arc<Device>,
     host: ManuallyDrop<Mapping>,
     pinned: Option<Pinned>,
     _slab: Arc<DeviceMemory>,
@@ -88,6 +96,9 @@ struct State {
     /// Slots that a copy of unknown fate may still write to.
     in_doubt: Vec<u32>,
     jobs: VecDeque<Job>,
+    /// Fences of jobs that threads of their own wait for, and whether these have ended.
+    asked: Vec<(Fence, bool)>,
+    /// Whether the thread has ended, or is about to.
     is_closed: bool,
     stats: HostLevelStats,
 }
@@ -114,7 +125,53 @@ struct Job {
 enum JobKind {
     /// Opens the gate once the copy has ended.
     Save(Gate),
-    Fetch(Box<dyn FnOnce(Fetched) + Send>),
+    Fetch(Fetch),
+}
+
+struct Fetch {
+    reply: Reply,
+    /// Bytes of the unit's parts.
+    bytes: u64,
+    is_demand: bool,
+    begin_by: Option<Instant>,
+}
+
+/// Tells how a fetch ended, once. One that is dropped tells that the unit is gone.
+struct Reply(Option<Box<dyn FnOnce(Fetched) + Send>>);
+
+impl Reply {
+    fn tell(mut self, ended: Fetched) {
+        if let Some(end) = self.0.take() {
+            end(ended);
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if let Some(end) = self.0.take() {
+            end(Fetched::Gone);
+        }
+    }
+}
+
+impl Job {
+    /// The fetch, if it is one of `unit`.
+    fn fetch_of(&mut self, unit: usize) -> Option<&mut Fetch> {
+        match &mut self.kind {
+            JobKind::Fetch(fetch) if self.unit == unit => Some(fetch),
+            _ => None,
+        }
+    }
+
+    fn is_prefetch(&self) -> bool {
+        matches!(self.kind, JobKind::Fetch(Fetch { is_demand: false, .. }))
+    }
+
+    fn is_late(&self) -> bool {
+        let JobKind::Fetch(Fetch { begin_by: Some(deadline), .. }) = &self.kind else { return false };
+        *deadline < Instant::now()
+    }
 }
 
 impl HostLevel {
@@ -127,15 +184,16 @@ impl HostLevel {
         }
         let held_bytes = slots * slot_bytes;
         let memory = Arc::new(BothSides::new(slab, held_bytes)?);
+        let base = memory.host.pointer(0).as_ptr().expose_provenance();
         let state = State {
             free: (0..slots as u32).rev().collect(),
             stats: HostLevelStats { held_bytes, ..HostLevelStats::default() },
             ..State::default()
         };
-        let shared = Shared { memory, slot_bytes, state: Mutex::new(state), changed: Condvar::new() };
-        let shared = Arc::new(shared);
+        let (device, state) = (slab.device().clone(), Mutex::new(state));
+        let shared = Arc::new(Shared { device, base, slot_bytes, state, changed: Condvar::new() });
         let works = shared.clone();
-        let thread = thread_named("hoistway-level").spawn(move || works.work());
+        let thread = thread_named("hoistway-level").spawn(move || works.work(memory));
         let thread = thread.map_err(|source| {
             let (bytes, kind) = (hoistway_io::parallel::STACK_BYTES as u64, "a thread's stack");
             hoistway::Error::Allocation { bytes, kind, source }
@@ -151,44 +209,82 @@ impl HostLevel {
         state.turn(unit, false);
     }
 
-    /// Starts to copy a unit to its room on the device. `end` is called once that has ended. Returns `false` if the unit is not
-    /// here.
+    /// Starts to copy a unit to its room on the device. `end` is called once that has ended, without a lock of the level. Returns
+    /// `false` if the unit is not here, and drops `end` then.
     pub(crate) fn fetch(
         &self,
         unit: usize,
         room: &UnitRoom,
+        is_demand: bool,
+        begin_by: Option<Instant>,
         end: impl FnOnce(Fetched) + Send + 'static,
     ) -> bool {
         let Some(first) = room.places.first() else { return false };
+        let bytes = room.places.iter().map(|place| place.read.len()).sum();
         let mut state = lock(&self.shared.state);
+        if state.is_closed {
+            return false;
+        }
         let Some(&Entry { slot, len, .. }) = state.entries.get(&unit) else { return false };
         let copy = self.shared.copy(slot, first.address, len);
         let after = room.after.iter().flat_map(|fences| fences.iter().cloned()).collect();
-        state.jobs.push_back(Job { unit, copy, slot, after, kind: JobKind::Fetch(Box::new(end)) });
+        let fetch = Fetch { reply: Reply(Some(Box::new(end))), bytes, is_demand, begin_by };
+        state.jobs.push_back(Job { unit, copy, slot, after, kind: JobKind::Fetch(fetch) });
         self.shared.changed.notify_one();
         true
     }
 
+    /// Ends the fetch of a unit, if it has not begun.
+    pub(crate) fn cancel(&self, unit: usize) {
+        let job = {
+            let mut state = lock(&self.shared.state);
+            let position = state.jobs.iter_mut().position(|job| job.fetch_of(unit).is_some());
+            // Others of its slot may be done now.
+            self.shared.changed.notify_one();
+            position.and_then(|position| state.jobs.remove(position))
+        };
+        if let Some(Job { kind: JobKind::Fetch(fetch), .. }) = job {
+            fetch.reply.tell(Fetched::Cancelled);
+        }
+    }
+
+    /// The fetch of a unit comes before prefetches from now on, and has no deadline.
+    pub(crate) fn promote(&self, unit: usize) {
+        let mut state = lock(&self.shared.state);
+        if let Some(fetch) = state.jobs.iter_mut().find_map(|job| job.fetch_of(unit)) {
+            (fetch.is_demand, fetch.begin_by) = (true, None);
+        }
+    }
+
+    /// Saves and fetches nothing more: what has not begun is dropped, the thread ends, and the host memory is given back once it
+    /// has. Waits for nothing.
+    pub(crate) fn close(&self) {
+        drop(self.shared.close());
+    }
+
     /// A unit has lost its slot at `address` on the device, whose next use comes after `after`. Has it saved first, if it is whole
-    /// and not here. Returns what the next use comes after then. Waits for nothing.
+    /// and not here: that comes after nothing, as what `after` stands for has filled the slot before, or reads it too. Returns what
+    /// the next use comes after then. Waits for nothing.
     pub(super) fn evicted(&self, unit: usize, address: u64, len: u64, mut after: Vec<Fence>) -> Vec<Fence> {
         let mut state = lock(&self.shared.state);
-        if !state.whole.remove(&unit) || state.turn(unit, true) {
+        if !state.whole.remove(&unit) || state.is_closed || state.turn(unit, true) {
             return after;
         }
-        if !state.in_doubt.is_empty() && !self.shared.memory.device.is_in_doubt() {
+        if !state.in_doubt.is_empty() && !self.shared.device.is_in_doubt() {
             let back = std::mem::take(&mut state.in_doubt);
             state.free.extend(back);
         }
-        let Some(slot) = state.take_slot() else { return after };
+        let Some(slot) = state.take_slot() else {
+            state.stats.failed += 1;
+            return after;
+        };
         let turn = state.next_turn(true);
         state.entries.insert(unit, Entry { slot, len, turn });
         state.order.insert(turn, unit);
         let (fence, gate) = Fence::gated();
         let copy = self.shared.copy(slot, address, len);
-        state.jobs.push_back(Job { unit, copy, slot, after: after.clone(), kind: JobKind::Save(gate) });
+        state.jobs.push_back(Job { unit, copy, slot, after: Vec::new(), kind: JobKind::Save(gate) });
         self.shared.changed.notify_one();
-        // It saves nothing where it cannot wait for these, and opens its gate then.
         after.push(fence);
         after
     }
@@ -212,13 +308,7 @@ impl Drop for HostLevel {
         if self.process != process::id() {
             return;
         }
-        let jobs = {
-            let mut state = lock(&self.shared.state);
-            state.is_closed = true;
-            std::mem::take(&mut state.jobs)
-        };
-        self.shared.changed.notify_all();
-        drop(jobs);
+        self.close();
         if let Some(thread) = self.thread.take() {
             // A panic was reported where it happened.
             _ = thread.join();
@@ -229,31 +319,42 @@ impl Drop for HostLevel {
 impl Shared {
     /// The copy between a host slot and a slot of the device, whichever way it goes.
     fn copy(&self, slot: u32, device: u64, len: u64) -> HostCopy {
-        let start = (u64::from(slot) * self.slot_bytes) as usize;
-        let host = self.memory.host.pointer(start).as_ptr().expose_provenance();
+        let host = self.base + (u64::from(slot) * self.slot_bytes) as usize;
         HostCopy { host, device, len: len.min(self.slot_bytes) as usize }
     }
 
-    /// Makes copies until the level is dropped.
-    fn work(&self) {
+    /// Takes no more jobs. Returns those that have not begun: to drop them opens their gates, and tells of units that are gone.
+    fn close(&self) -> VecDeque<Job> {
+        let mut state = lock(&self.state);
+        state.is_closed = true;
+        self.changed.notify_all();
+        std::mem::take(&mut state.jobs)
+    }
+
+    /// Makes copies until the level is closed.
+    fn work(self: &Arc<Self>, memory: Arc<BothSides>) {
+        // Threads that wait for all work of the device. What is dropped before this is waited for by nothing.
+        let waits = Waits::default();
+        let _closing = Closing(self);
+        let held = memory;
         let mut stream = None;
         // The slots that hold what their entries say, as far as jobs were done.
         let mut saved = HashSet::new();
         // Those that a copy of unknown fate may still write to.
         let mut in_doubt = HashSet::new();
-        while let Some(Job { unit, copy, slot, after, kind }) = self.next() {
+        while let Some(Job { unit, copy, slot, after, kind }) = self.next(&waits) {
             match kind {
                 JobKind::Save(gate) => {
-                    let is_usable = !in_doubt.contains(&slot) || !self.memory.device.is_in_doubt();
-                    let fate = if is_usable {
-                        self.run(&mut stream, CopyDirection::ToHost, copy, &after)
-                    } else {
+                    if !in_doubt.is_empty() && !self.device.is_in_doubt() {
+                        in_doubt.clear();
+                    }
+                    let fate = if in_doubt.contains(&slot) {
                         let why = "an earlier copy may still write to its slot in host memory";
                         Fate::Unknown(hoistway_device::Error::Internal(why.into()))
-                    };
-                    if fate.is_known() {
-                        in_doubt.remove(&slot);
                     } else {
+                        self.run(&held, &mut stream, CopyDirection::ToHost, copy, &after)
+                    };
+                    if !fate.is_known() {
                         in_doubt.insert(slot);
                     }
                     if matches!(fate, Fate::Done) {
@@ -270,14 +371,14 @@ impl Shared {
                     }
                     drop(gate);
                 }
-                JobKind::Fetch(end) if !saved.contains(&slot) => end(Fetched::Gone),
-                JobKind::Fetch(end) => {
-                    let fate = self.run(&mut stream, CopyDirection::ToDevice, copy, &after);
-                    end(match fate.result() {
+                JobKind::Fetch(fetch) if !saved.contains(&slot) => fetch.reply.tell(Fetched::Gone),
+                JobKind::Fetch(Fetch { reply, bytes, .. }) => {
+                    let fate = self.run(&held, &mut stream, CopyDirection::ToDevice, copy, &after);
+                    reply.tell(match fate.result() {
                         Ok(()) => {
                             let stats = &mut lock(&self.state).stats;
                             stats.hits += 1;
-                            stats.bytes_copied += copy.len as u64;
+                            stats.bytes_copied += bytes;
                             Fetched::Copied
                         }
                         Err(error) => Fetched::Failed(error),
@@ -287,29 +388,96 @@ impl Shared {
         }
     }
 
-    /// Waits for a job. `None` once the level is dropped.
-    fn next(&self) -> Option<Job> {
+    /// Waits for a job. `None` once the level is closed.
+    fn next(self: &Arc<Self>, waits: &Waits) -> Option<Job> {
         let mut state = lock(&self.state);
         loop {
             if state.is_closed {
                 return None;
             }
-            if let Some(job) = state.jobs.pop_front() {
+            if let Some(late) = state.jobs.iter().position(Job::is_late) {
+                let job = state.jobs.remove(late);
+                drop(state);
+                if let Some(Job { kind: JobKind::Fetch(fetch), .. }) = job {
+                    fetch.reply.tell(Fetched::Cancelled);
+                }
+                state = lock(&self.state);
+                continue;
+            }
+            let Choice { job, has_to_ask } = self.choose(&mut state, waits);
+            if let Some(job) = job.and_then(|position| state.jobs.remove(position)) {
                 return Some(job);
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = if has_to_ask {
+                let woken = self.changed.wait_timeout(state, ASK_EVERY);
+                woken.unwrap_or_else(PoisonError::into_inner).0
+            } else {
+                self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+            };
         }
+    }
+
+    /// Chooses the first job that may be done now, a prefetch only if there is no other. What each waits for comes before it, so
+    /// the first of all waits at most for the device.
+    fn choose(self: &Arc<Self>, state: &mut State, waits: &Waits) -> Choice {
+        let State { jobs, asked, .. } = state;
+        let mut choice = Choice { job: None, has_to_ask: false };
+        let mut slots = HashSet::new();
+        asked.retain(|(fence, _)| jobs.iter().any(|job| job.after.contains(fence)));
+        for (position, job) in jobs.iter().enumerate() {
+            let is_first = slots.insert(job.slot);
+            if !is_first || (choice.job.is_some() && job.is_prefetch()) {
+                continue;
+            }
+            let mut is_ready = true;
+            for fence in job.after.iter().filter(|fence| !fence.is_passed()) {
+                if fence.is_gate() {
+                    is_ready = false;
+                } else if fence.is_queued() {
+                    // What a device that is lost refuses is told by the copy.
+                    is_ready &= self.device.is_lost();
+                    choice.has_to_ask = true;
+                } else if let Some((_, has_ended)) = asked.iter().find(|asked| asked.0 == *fence) {
+                    is_ready &= *has_ended;
+                } else {
+                    let has_ended = !self.wait_beside(waits, fence);
+                    asked.push((fence.clone(), has_ended));
+                    is_ready &= has_ended;
+                }
+            }
+            if is_ready {
+                choice.job = Some(position);
+                if !job.is_prefetch() {
+                    break;
+                }
+            }
+        }
+        choice
+    }
+
+    /// Has a thread of its own wait for all work of the device. Returns `false` if the system has none.
+    fn wait_beside(self: &Arc<Self>, waits: &Waits, fence: &Fence) -> bool {
+        let (shared, fence) = (self.clone(), fence.clone());
+        let wait = move || {
+            // What fails here fails again where the copy is made, which tells of it.
+            _ = CopyStream::new(&shared.device).and_then(|stream| fence.order(&stream));
+            let mut state = lock(&shared.state);
+            state.asked.iter_mut().filter(|asked| asked.0 == fence).for_each(|asked| asked.1 = true);
+            shared.changed.notify_one();
+        };
+        waits.start(wait).is_ok()
     }
 
     /// Makes a copy behind these fences, and waits for its end.
     fn run(
         &self,
+        memory: &Arc<BothSides>,
         kept: &mut Option<CopyStream>,
         direction: CopyDirection,
         copy: HostCopy,
         after: &[Fence],
     ) -> Fate {
-        let stream = match kept.take().map_or_else(|| CopyStream::new(&self.memory.device), Ok) {
+        let stream = match kept.take().map_or_else(|| CopyStream::new(&self.device), Ok) {
             Ok(stream) => stream,
             Err(error) => return Fate::Failed(error),
         };
@@ -325,9 +493,28 @@ impl Shared {
         if fate.is_known() {
             *kept = Some(stream);
         } else {
-            stream.park(self.memory.clone());
+            stream.park(memory.clone());
         }
         fate
+    }
+}
+
+/// The job to do next, if there is one, and whether others wait for work of which only the device can tell.
+struct Choice {
+    job: Option<usize>,
+    has_to_ask: bool,
+}
+
+/// Closes the level as its thread ends, however that comes.
+struct Closing<'a>(&'a Shared);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        drop(self.0.close());
+        let mut state = lock(&self.0.state);
+        state.entries.clear();
+        state.order.clear();
+        state.stats.held_bytes = 0;
     }
 }
 
@@ -347,12 +534,18 @@ impl State {
         true
     }
 
-    /// A slot for another unit. `None` if a copy of unknown fate may write to each.
+    /// A slot for another unit. `None` if each is to be fetched from, which may have to wait for work of the caller's, or a copy of
+    /// unknown fate may write to it.
     fn take_slot(&mut self) -> Option<u32> {
         if let Some(slot) = self.free.pop() {
             return Some(slot);
         }
-        let (_, unit) = self.order.pop_first()?;
+        let fetched =
+            |slot: u32| self.jobs.iter().any(|job| job.slot == slot && matches!(job.kind, JobKind::Fetch(_)));
+        let idle = |unit: &usize| self.entries.get(unit).is_some_and(|entry| !fetched(entry.slot));
+        let (turn, unit) =
+            self.order.iter().find(|(_, unit)| idle(unit)).map(|(turn, unit)| (*turn, *unit))?;
+        self.order.remove(&turn);
         self.entries.remove(&unit).map(|entry| entry.slot)
     }
 
@@ -379,14 +572,19 @@ impl BothSides {
         let device = slab.device();
         let no_memory = |source| hoistway::Error::Allocation { bytes: len, kind: "memory", source };
         let (bytes, kind) = (len as usize, PageKind::TransparentHuge);
-        // A node's refusal costs speed, no bytes.
-        let near = device.info().numa_node.and_then(|node| Mapping::anonymous_on(bytes, kind, node).ok());
+        let near = device.info().numa_node.and_then(|node| {
+            let mapping = Mapping::anonymous_on(bytes, kind, node);
+            let refused = |error: &io::Error| {
+                tracing::warn!(bytes, node, %error, "the second level is not on the NUMA node of its device: copies are slower");
+            };
+            mapping.inspect_err(refused).ok()
+        });
         let mut host = near.map_or_else(|| Mapping::anonymous(bytes, kind), Ok).map_err(no_memory)?;
         host.hide_from_children();
         // SAFETY: it is unmapped after it was unpinned.
         let pinned = unsafe { Pinned::new(device, host.pointer(0).as_ptr(), host.len()) };
         let pinned = Some(pinned.map_err(hoistway::Error::from)?);
-        Ok(Self { device: device.clone(), host: ManuallyDrop::new(host), pinned, _slab: slab.clone() })
+        Ok(Self { host: ManuallyDrop::new(host), pinned, _slab: slab.clone() })
     }
 }
 
@@ -403,5 +601,54 @@ impl Drop for BothSides {
 impl fmt::Debug for HostLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HostLevel").field("slot_bytes", &self.shared.slot_bytes).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic)]
+mod tests {
+    use super::*;
+    use crate::backing::Place;
+    use hoistway::{ByteRange, DeviceId};
+    use std::sync::mpsc;
+
+    const SLOT: u64 = 256;
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn wait_for(fences: &[Fence]) {
+        let end = Instant::now() + LONG;
+        while !fences.iter().all(Fence::is_passed) {
+            assert!(Instant::now() < end, "a gate stays shut");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_thread_that_panics_opens_its_gates_and_tells_of_what_is_gone() {
+        let device = Device::open(DeviceId::Toy(0)).unwrap();
+        let slab = Arc::new(DeviceMemory::new(&device, 4 * SLOT).unwrap());
+        let level = HostLevel::new(&slab, SLOT, 4, 4 * SLOT).unwrap();
+        let read = ByteRange::at(0, SLOT).unwrap();
+        let place = Place { address: slab.address(), file: 0, read, target: slab.address() };
+        let (memory, places) = (device.id(), Arc::from([place]));
+        let room = UnitRoom { memory, slot: Some(0), places, after: Some(Arc::default()) };
+        (0..2).for_each(|unit| level.delivered(unit));
+        wait_for(&level.evicted(0, slab.address(), SLOT, Vec::new()));
+
+        let (go, goes) = mpsc::channel::<()>();
+        let (ends, ended) = mpsc::channel();
+        let panics = move |_| {
+            _ = goes.recv();
+            panic!("as a test asks for");
+        };
+        assert!(level.fetch(0, &room, true, None, panics));
+        let gates = level.evicted(1, slab.address() + SLOT, SLOT, Vec::new());
+        assert!(gates.len() == 1 && level.fetch(0, &room, true, None, move |end| ends.send(end).unwrap()));
+        go.send(()).unwrap();
+        assert!(matches!(ended.recv_timeout(LONG), Ok(Fetched::Gone)));
+        wait_for(&gates);
+        assert!(!level.fetch(0, &room, true, None, |_| panic!("it was refused")));
+        level.delivered(2);
+        assert!(level.evicted(2, slab.address(), SLOT, Vec::new()).is_empty(), "nothing is saved any more");
     }
 }

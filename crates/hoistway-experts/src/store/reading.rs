@@ -90,13 +90,20 @@ impl ReaderIo {
     }
 
     /// Starts to copy a unit from the second level. Gives the notice back if it is not there.
-    fn fetch(&self, unit: usize, room: &UnitRoom, notice: Notice) -> Result<Load, Option<Notice>> {
+    fn fetch(
+        &self,
+        unit: usize,
+        room: &UnitRoom,
+        is_demand: bool,
+        begin_by: Option<Instant>,
+        notice: Notice,
+    ) -> Result<Load, Option<Notice>> {
         let Some(level) = self.memory.level().filter(|_| unit < self.catalog.experts().len()) else {
             return Err(Some(notice));
         };
         let (fetched, notice) = (Arc::new(Mutex::new(None)), Arc::new(Mutex::new(Some(notice))));
         let (outcome, told) = (fetched.clone(), notice.clone());
-        let is_fetched = level.fetch(unit, room, move |ended| {
+        let is_fetched = level.fetch(unit, room, is_demand, begin_by, move |ended| {
             *lock(&outcome) = Some(ended);
             if let Some(notice) = lock(&told).take() {
                 notice.tell();
@@ -199,7 +206,7 @@ impl Io for ReaderIo {
         begin_by: Option<Instant>,
         notice: Notice,
     ) -> Result<Load, Failure> {
-        let notice = match self.fetch(unit, room, notice) {
+        let notice = match self.fetch(unit, room, is_demand, begin_by, notice) {
             Ok(load) => return Ok(load),
             Err(notice) => notice,
         };
@@ -223,6 +230,9 @@ impl Io for ReaderIo {
             Way::Fetch(fetched) => match lock(&fetched).take() {
                 Some(Fetched::Copied) => Ended::Copied,
                 Some(Fetched::Gone) | None => Ended::Again,
+                Some(Fetched::Cancelled) => {
+                    Ended::Cancelled(Failure::Read(hoistway::Error::Cancelled.into()))
+                }
                 Some(Fetched::Failed(error)) => {
                     Ended::Failed(Failure::Read(hoistway::Error::from(error).into()))
                 }
@@ -238,15 +248,16 @@ impl Io for ReaderIo {
     }
 
     fn cancel(&self, load: &Load) {
-        // A copy from the second level is short.
-        if let Way::Read { batch, .. } = &load.way {
-            batch.cancel();
+        match &load.way {
+            Way::Read { batch, .. } => batch.cancel(),
+            Way::Fetch(_) => self.memory.level().into_iter().for_each(|level| level.cancel(load.unit)),
         }
     }
 
     fn promote(&self, load: &Load) {
-        if let Way::Read { batch, .. } = &load.way {
-            batch.promote();
+        match &load.way {
+            Way::Read { batch, .. } => batch.promote(),
+            Way::Fetch(_) => self.memory.level().into_iter().for_each(|level| level.promote(load.unit)),
         }
     }
 

@@ -25,16 +25,16 @@ use std::{
 type Handle = *mut c_void;
 
 /// A stream of the program's on the first device, in no order with the default one, and the context that it is of.
-struct Work {
+pub(crate) struct Work {
     context: Handle,
-    stream: Handle,
+    pub(crate) stream: Handle,
 }
 
 /// What a stream waits for.
-type Gate = Arc<(Mutex<bool>, Condvar)>;
+pub(crate) type Gate = Arc<(Mutex<bool>, Condvar)>;
 
 impl Work {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let retain: unsafe extern "C" fn(*mut Handle, i32) -> i32 =
             STAND_IN.function("cuDevicePrimaryCtxRetain");
         let create: unsafe extern "C" fn(*mut Handle, u32) -> i32 = STAND_IN.function("cuStreamCreate");
@@ -60,7 +60,7 @@ impl Work {
     }
 
     /// Holds the stream up until the gate is opened.
-    fn gate(&self) -> Gate {
+    pub(crate) fn gate(&self) -> Gate {
         unsafe extern "C" fn wait(gate: Handle) {
             // SAFETY: given away below, once.
             let gate = unsafe { Arc::from_raw(gate.cast::<(Mutex<bool>, Condvar)>().cast_const()) };
@@ -77,7 +77,7 @@ impl Work {
     }
 
     /// Queues a copy on the device.
-    fn copy(&self, to: u64, of: u64, len: usize) {
+    pub(crate) fn copy(&self, to: u64, of: u64, len: usize) {
         let copy: unsafe extern "C" fn(u64, u64, usize, Handle) -> i32 =
             STAND_IN.function("cuMemcpyDtoDAsync_v2");
         // SAFETY: of this signature in the driver; the memory outlives the copy.
@@ -101,7 +101,7 @@ fn copies() -> u64 {
     ["calls.cuMemcpyHtoDAsync_v2", "calls.cuMemcpyBatchAsync"].map(|call| STAND_IN.count(call)).iter().sum()
 }
 
-fn open(gate: &Gate) {
+pub(crate) fn open(gate: &Gate) {
     *gate.0.lock().unwrap() = true;
     gate.1.notify_all();
 }

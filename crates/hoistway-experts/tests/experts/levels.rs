@@ -1,11 +1,12 @@
 //! The second level in pinned host memory: what is copied rather than read, its bound, its order, and faults of both copies.
 
 use crate::{
+    beside::{self, Work},
     kit::{EXPERTS, LAYERS, LONG, Model, SLICE_BYTES, scripted, until},
     stand_in::{Turn, Vendor},
 };
 use hoistway::DeviceId;
-use hoistway_device::{Device, toy};
+use hoistway_device::{CopyStream, Device, DeviceMemory, toy};
 use hoistway_experts::{
     Error,
     backing::{Backing, HostLevelStats},
@@ -59,7 +60,7 @@ fn an_evicted_expert_is_copied_rather_than_read() {
             assert_eq!((script.reads(), stats.bytes_read), (reads, bytes_read), "nothing is read again");
             // In a fixed order, LRU finds nothing resident on the device.
             assert_eq!(level.hits, u64::from(pass * ALL));
-            assert_eq!((level.bytes_copied, level.failed), (level.hits * SLOT_BYTES, 0));
+            assert_eq!((level.bytes_copied, level.failed), (level.hits * 3 * SLICE_BYTES, 0));
             assert!(level.saved <= ALL.into(), "bytes never change, so none is saved twice: {level:?}");
             assert_eq!(level.held_bytes, u64::from(ALL) * SLOT_BYTES);
             assert!(stats.held_bytes <= stats.budget_bytes, "the second level is beside the budget");
@@ -172,6 +173,178 @@ fn a_slot_is_read_to_once_its_expert_is_saved() {
     }
     turn.reset();
     assert_eq!(level_of(&store).hits, 4);
+}
+
+/// Leases one of the first layer's experts, looks at its bytes, and releases it behind a stream.
+fn look_behind(model: &Model, store: &Store, number: u32, work: &Work) {
+    let lease = store.ensure(0, &[number]).unwrap();
+    model.assert_holds(&lease);
+    // SAFETY: the stream lives.
+    unsafe { lease.release_behind(work.stream.expose_provenance()) }.unwrap();
+}
+
+/// A stream that is held up until the caller has got other experts.
+#[test]
+fn work_that_uses_an_expert_keeps_only_fetches_to_its_slot_waiting() {
+    let turn = Turn::take();
+    let model = Model::new();
+    let store = model.store(&levels(DeviceId::Cuda(0), 2, 8));
+    let device = Device::open(DeviceId::Cuda(0)).unwrap();
+    let seen = DeviceMemory::new(&device, SLICE_BYTES).unwrap();
+    let [idle, busy] = [Work::new(), Work::new()];
+    // The first free slot is taken: the last of these has the second.
+    look_behind(&model, &store, 0, &idle);
+    store.evict(0, &[0]).unwrap();
+    until("the first to be saved", || level_of(&store).saved == 1);
+    look_behind(&model, &store, 1, &idle);
+    let lease = store.ensure(0, &[2]).unwrap();
+    let part = lease.get(0).unwrap().parts().next().unwrap();
+    let (address, range) = (part.address(), part.part().bytes);
+    store.evict(0, &[1]).unwrap();
+    until("the second to be saved", || level_of(&store).saved == 2);
+
+    let gate = busy.gate();
+    busy.copy(seen.address(), address, SLICE_BYTES as usize);
+    // SAFETY: the stream lives.
+    unsafe { lease.release_behind(busy.stream.expose_provenance()) }.unwrap();
+    store.evict(0, &[2]).unwrap();
+    until("one to be saved that is being used", || level_of(&store).saved == 3);
+    look_behind(&model, &store, 1, &idle);
+    let waits = store.ensure_async(0, &[0]).unwrap();
+    store.evict(0, &[1]).unwrap();
+    look_behind(&model, &store, 1, &idle);
+    assert_eq!(level_of(&store).hits, 2, "a fetch to the slot did not wait");
+    beside::open(&gate);
+    let lease = waits.wait().unwrap();
+    model.assert_holds(&lease);
+    device.settle().unwrap();
+    let mut bytes = vec![0; SLICE_BYTES as usize];
+    CopyStream::new(&device).unwrap().read_back(seen.address(), &mut bytes).unwrap();
+    assert!(bytes == model.bytes[range.start() as usize..range.end() as usize], "it saw another expert");
+    drop((lease, store, idle, busy, seen, device, model));
+    turn.assert_nothing_left("the store");
+}
+
+/// An expert is not saved to a place that another is copied from once a stream allows that.
+#[test]
+fn a_save_waits_for_no_fetch() {
+    let turn = Turn::take();
+    let model = Model::new();
+    let store = model.store(&levels(DeviceId::Cuda(0), 2, 1));
+    let [idle, busy] = [Work::new(), Work::new()];
+    look_behind(&model, &store, 0, &idle);
+    let lease = store.ensure(0, &[1]).unwrap();
+    let gate = busy.gate();
+    // SAFETY: the stream lives.
+    unsafe { lease.release_behind(busy.stream.expose_provenance()) }.unwrap();
+    store.evict(0, &[1]).unwrap();
+    until("the first to be saved", || level_of(&store).saved == 1);
+    let waits = store.ensure_async(0, &[1]).unwrap();
+    store.evict(0, &[0]).unwrap();
+    look_behind(&model, &store, 2, &idle);
+    let level = level_of(&store);
+    assert_eq!((level.saved, level.failed, level.hits), (1, 1, 0));
+    beside::open(&gate);
+    model.assert_holds(&waits.wait().unwrap());
+    assert_eq!(level_of(&store).hits, 1);
+    drop((store, idle, busy, model));
+    turn.assert_nothing_left("the store");
+}
+
+/// All work of the device is waited for beside the thread that copies.
+#[test]
+fn work_that_was_not_named_keeps_only_fetches_to_its_slot_waiting() {
+    let _turn = Turn::take();
+    let model = Model::new();
+    let store = model.store(&levels(DeviceId::Cuda(0), 2, 8));
+    let [idle, busy] = [Work::new(), Work::new()];
+    look_behind(&model, &store, 0, &idle);
+    store.evict(0, &[0]).unwrap();
+    until("the first to be saved", || level_of(&store).saved == 1);
+    look_behind(&model, &store, 1, &idle);
+    let lease = store.ensure(0, &[2]).unwrap();
+    let gate = busy.gate();
+    drop(lease);
+    store.evict(0, &[2]).unwrap();
+    until("one to be saved that is being used", || level_of(&store).saved == 2);
+    let waits = store.ensure_async(0, &[0]).unwrap();
+    store.evict(0, &[1]).unwrap();
+    look_behind(&model, &store, 1, &idle);
+    assert_eq!(level_of(&store).hits, 1);
+    beside::open(&gate);
+    model.assert_holds(&waits.wait().unwrap());
+}
+
+#[test]
+fn fetches_that_have_not_begun_are_cancelled_dropped_when_late_and_promoted() {
+    let _turn = Turn::take();
+    let model = Model::new();
+    let store = model.store(&levels(DeviceId::Cuda(0), 4, 8));
+    let [idle, busy] = [Work::new(), Work::new()];
+    look_behind(&model, &store, 0, &idle);
+    store.evict(0, &[0]).unwrap();
+    until("the first to be saved", || level_of(&store).saved == 1);
+    (1..4).for_each(|number| look_behind(&model, &store, number, &idle));
+    let lease = store.ensure(0, &[4]).unwrap();
+    let gate = busy.gate();
+    // SAFETY: the stream lives.
+    unsafe { lease.release_behind(busy.stream.expose_provenance()) }.unwrap();
+    store.evict(0, &[4]).unwrap();
+    let dropped = |count| until("the prefetch to be dropped", || store.stats().dropped_prefetches == count);
+    store.prefetch(0, &[0], None).unwrap();
+    store.cancel_before(1);
+    dropped(1);
+    store.prefetch(0, &[0], Some(Instant::now() + Duration::from_millis(1))).unwrap();
+    dropped(2);
+    drop(store.ensure_async(0, &[0]).unwrap());
+    store.prefetch(0, &[0], Some(Instant::now() + LONG)).unwrap();
+    let ticket = store.ensure_async(0, &[0]).unwrap();
+    assert_eq!(level_of(&store).hits, 0);
+    beside::open(&gate);
+    model.assert_holds(&ticket.wait().unwrap());
+    let stats = store.stats();
+    assert_eq!((stats.dropped_prefetches, stats.useful_prefetches, level_of(&store).hits), (2, 1, 1));
+}
+
+/// A request finds an expert in the second level that turns out not to have been saved.
+#[test]
+fn an_expert_that_is_requested_before_its_save_has_failed_is_read() {
+    let turn = Turn::take();
+    for vendor in Vendor::ALL {
+        let model = Model::new();
+        let store = model.store(&levels(vendor.device(0), 2, 8));
+        look_at(&model, &store, 0);
+        look_at(&model, &store, 1);
+        let read = store.stats().bytes_read;
+        turn.configure(&format!("BLOCKS={}", vendor.symbol("cuMemcpyDtoHAsync_v2")));
+        store.evict(0, &[0]).unwrap();
+        let ticket = store.ensure_async(0, &[0]).unwrap();
+        assert_eq!(store.stats().bytes_read, read);
+        turn.configure(&vendor.faults("cuMemcpyDtoHAsync_v2:*=1"));
+        turn.configure("BLOCKS=");
+        let lease = ticket.wait().unwrap();
+        turn.reset();
+        model.assert_holds(&lease);
+        let level = level_of(&store);
+        assert_eq!((level.failed, level.saved, level.hits), (1, 0, 0));
+        assert!(store.stats().bytes_read > read);
+    }
+}
+
+#[test]
+fn a_lease_that_outlives_its_store_keeps_no_second_level() {
+    let turn = Turn::take();
+    let model = Model::new();
+    let store = model.store(&levels(DeviceId::Cuda(0), 2, 8));
+    look_at(&model, &store, 0);
+    let lease = store.ensure(0, &[1]).unwrap();
+    let unpinned = || turn.count("calls.cuMemHostUnregister");
+    let before = unpinned();
+    drop(store);
+    until("the second level to be given back", || unpinned() > before);
+    model.assert_holds(&lease);
+    drop((lease, model));
+    turn.assert_nothing_left("the store");
 }
 
 /// A store may go at any time.
