@@ -1,4 +1,4 @@
-//! Tests of reads that compare digests, over servers that break bodies off.
+//! Tests of reads that compare digests, over servers that break bodies off or pause in them.
 
 use crate::{HEAD_BYTES, Object, Problem, StoreOptions, policy::Limits};
 use objectd::{Checksums, Dialect, Fault, Faults, Server};
@@ -53,6 +53,50 @@ fn a_read_over_a_server_that_breaks_each_body_off_asks_for_less() {
             }
         }
     });
+}
+
+#[test]
+fn a_read_waits_longer_for_bodies_that_pause() {
+    let bytes = bytes();
+    let reads = |dialect| {
+        let (server, url, options) = serving(dialect, &bytes);
+        let object = Object::open(&url, &options).unwrap();
+        // The first attempt waits for a second.
+        server.fail(Faults::always(Fault::StallInside(Duration::from_millis(1500))));
+        let mut found = vec![0; LEN - 50];
+        object
+            .read(50, &mut found, &AtomicBool::new(false))
+            .unwrap_or_else(|error| panic!("{dialect:?}: {error}"));
+        assert!(found == bytes[50..], "{dialect:?}");
+    };
+    thread::scope(|scope| {
+        for dialect in [Dialect::Azure, Dialect::S3] {
+            let reads = &reads;
+            scope.spawn(move || reads(dialect));
+        }
+    });
+}
+
+#[test]
+fn a_read_asks_for_all_again_once_answers_say_no_digests() {
+    let bytes = bytes();
+    let (server, url, options) = serving(Dialect::S3, &bytes);
+    let object = Object::open(&url, &options).unwrap();
+    server.fail(Faults::always(Fault::TruncateAfter(70_000)));
+    server.take_requests();
+    let (mut found, mut is_first) = (vec![0; LEN - 50], true);
+    let came = |_: &[u8]| {
+        if std::mem::take(&mut is_first) {
+            server.say_checksums(Checksums::None);
+            server.fail(Faults::default());
+        }
+    };
+    object.read_with(50, &mut found, &AtomicBool::new(false), came).unwrap();
+    assert!(found == bytes[50..]);
+    let asked: Vec<_> = server.take_requests().iter().filter_map(|own| own.range).collect();
+    // A short one that was compared, one as short without a digest, and the rest.
+    let (first, last) = asked[asked.len() - 1];
+    assert!(first > 70_050 && first < 300_000 && last == LEN - 1, "{asked:?}");
 }
 
 #[test]

@@ -385,7 +385,8 @@ impl Client {
             io::ErrorKind::TimedOut => Failure::Silent,
             _ => Failure::Broken,
         };
-        Fault::Again(Again { failure, why: format!("{}: {error}", self.origin.url()), was_reused, bytes })
+        let again = Again::of(failure, format!("{}: {error}", self.origin.url()));
+        Fault::Again(Again { was_reused, bytes, ..again })
     }
 
     /// Who signs requests, if they are signed.
@@ -461,7 +462,7 @@ impl Client {
                 io::ErrorKind::InvalidInput => Fault::Final(Problem::Invalid(error.to_string())),
                 _ => {
                     let why = format!("{} cannot be reached: {error}", self.origin.url());
-                    Fault::Again(Again { failure: Failure::Unreached, why, was_reused: false, bytes: 0 })
+                    Fault::Again(Again::of(Failure::Unreached, why))
                 }
             }
         })
@@ -508,7 +509,7 @@ impl Client {
                     _ => Failure::Refused,
                 };
                 let why = format!("the server said {said}");
-                Fault::Again(Again { failure, why, was_reused: false, bytes: 0 })
+                Fault::Again(Again::of(failure, why))
             }
             300..=399 => Fault::Final(Problem::Redirected { said }),
             401 | 403 => Fault::Final(Problem::Denied { said }),

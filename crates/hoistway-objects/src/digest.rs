@@ -54,7 +54,7 @@ impl ContentDigest {
             "the bytes that came have another {name} than the server says of them (if the server is wrong, set the store option \
              checksums=off)"
         );
-        Err(Fault::Again(Again { failure: Failure::Refused, why, was_reused: false, bytes: 0 }))
+        Err(Fault::Again(Again::of(Failure::Refused, why)))
     }
 }
 

@@ -250,9 +250,8 @@ impl Object {
             if filled == target.len() {
                 return Ok(());
             }
-            let why = "a part of the range was asked for".to_owned();
             let bytes = filled - before;
-            Err(Fault::Again(Again { failure: Failure::Part, why, was_reused: false, bytes }))
+            Err(Fault::Again(Again { bytes, ..Again::of(Failure::Part, String::new()) }))
         });
         read.map_err(|problem| {
             if let Problem::Changed(change) = &problem {
@@ -263,8 +262,8 @@ impl Object {
         Ok(len)
     }
 
-    /// One request for `range`. Adds the bytes that came to `filled`, and calls `came` with them. Tells `size` whether an answer
-    /// that is compared came whole.
+    /// One request for `range`. Adds the bytes that came to `filled`, and calls `came` with them. Tells `size` how the answer
+    /// ended.
     fn attempt(
         &self,
         range: Range<u64>,
@@ -291,6 +290,10 @@ impl Object {
             Some((linked, place)) => self.linked_answer(linked, place, &headers, waiting)?,
         };
         let digest = self.content_digest(&answer);
+        // To ask for less is of use only where the answer has what was asked for, and is discarded unless it is whole.
+        if digest.is_none() || answer.status == 200 {
+            *size = RequestSize::new();
+        }
         if answer.status == 200 {
             let headers = answer.headers.clone();
             let whole = whole(&client, answer, waiting)?;
@@ -311,12 +314,8 @@ impl Object {
             // Bytes count once they were compared.
             Some(digest) => {
                 let mut discarded = 0;
-                body(&client, answer, &mut target[..len], (&mut discarded, &mut |_| ()), waiting).map_err(
-                    |fault| {
-                        size.broke_off(len as u64, discarded as u64);
-                        without_progress(fault)
-                    },
-                )?;
+                let read = body(&client, answer, &mut target[..len], (&mut discarded, &mut |_| ()), waiting);
+                read.map_err(|fault| without_progress(fault, size, len))?;
                 size.came_whole();
                 digest.check(&target[..len])?;
                 *filled += len;
@@ -327,7 +326,7 @@ impl Object {
             return Ok(());
         }
         let why = format!("the server sent bytes up to {} of those up to {}", part.range.end, range.end);
-        Err(Fault::Again(Again { failure: Failure::Part, why, was_reused: false, bytes: len }))
+        Err(Fault::Again(Again { bytes: len, ..Again::of(Failure::Part, why) }))
     }
 
     /// What an answer says of its own bytes, if they are compared.
@@ -504,10 +503,11 @@ fn body(
 }
 
 /// An attempt whose bytes cannot be compared, as not all of them came: they are asked for again, and are no progress.
-fn without_progress(fault: Fault) -> Fault {
+fn without_progress(fault: Fault, size: &mut RequestSize, asked: usize) -> Fault {
     match fault {
-        Fault::Again(Again { why, bytes: 1.., .. }) => {
-            Fault::Again(Again { failure: Failure::BrokenOff, why, was_reused: false, bytes: 0 })
+        Fault::Again(Again { failure, why, bytes: discarded @ 1.., .. }) => {
+            let failure = size.ended_early(failure, asked as u64, discarded as u64);
+            Fault::Again(Again { discarded, ..Again::of(failure, why) })
         }
         fault => fault,
     }

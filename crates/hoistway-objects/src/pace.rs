@@ -46,11 +46,20 @@ pub(crate) enum Fault {
 #[derive(Debug)]
 pub(crate) struct Again {
     pub(crate) failure: Failure,
+    /// Empty if all came that was asked for.
     pub(crate) why: String,
     /// Whether its connection had carried another answer.
     pub(crate) was_reused: bool,
-    /// Bytes that came all the same.
+    /// Bytes that came all the same, and those that came and were discarded: they could not be compared.
     pub(crate) bytes: usize,
+    pub(crate) discarded: usize,
+}
+
+impl Again {
+    /// One that brought nothing.
+    pub(crate) fn of(failure: Failure, why: String) -> Self {
+        Self { failure, why, was_reused: false, bytes: 0, discarded: 0 }
+    }
 }
 
 impl From<Problem> for Fault {
@@ -118,7 +127,7 @@ impl Pace {
             drop(permit);
             retry.waited(sent_for);
             let now = Instant::now();
-            let Again { failure, why, was_reused, bytes } = match result {
+            let Again { failure, why, was_reused, bytes, discarded } = match result {
                 Ok(done) => {
                     let mut state = self.lock();
                     state.has_answered = true;
@@ -132,11 +141,14 @@ impl Pace {
                 Err(Fault::Final(problem)) => return Err(problem),
                 Err(Fault::Again(again)) => again,
             };
+            retry.discarded(discarded as u64);
             let action = retry.failed(failure, was_reused, bytes as u64, now, fastrand::f64());
             if !was_reused {
                 self.lock().in_flight.failed(failure, bytes as u64, now);
             }
-            last = why;
+            if !why.is_empty() {
+                last = why;
+            }
             let pause = if let Action::AskAfter(pause) = action { pause } else { Duration::ZERO };
             if until.is_some_and(|until| now + pause >= until) {
                 return Err(late(retry.attempts(), &last));
@@ -234,6 +246,12 @@ fn told(limit: Limit) -> String {
         Limit::Time(time) => {
             format!("less than {} KiB came in {} s", PROGRESS_BYTES >> 10, time.as_secs())
         }
+        Limit::Comparison(time) => format!(
+            "less than {} KiB could be compared in {} s, as answers ended early (with the store option checksums=off, a read \
+             goes on after the last byte that came)",
+            PROGRESS_BYTES >> 10,
+            time.as_secs()
+        ),
         Limit::Refusals(count) => format!("the server answered so {count} times in a row"),
         Limit::LeftAlone(time) => {
             format!("it wants to be asked again after {} s, which is too long", time.as_secs())
@@ -252,5 +270,39 @@ pub(crate) fn sleep(pause: Duration, stop: &AtomicBool) -> Result<(), Problem> {
             return Ok(());
         }
         thread::sleep(left.min(TICK));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The error of a read whose attempts end so.
+    fn error(limits: Limits, mut ends: Vec<Again>) -> String {
+        let pace = Pace::new();
+        pace.limit(limits);
+        ends.reverse();
+        let attempt = |_: &Waiting<'_>| Err::<(), _>(Fault::Again(ends.pop().unwrap()));
+        pace.persist(&AtomicBool::new(false), attempt).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_came_is_told_from_what_could_be_compared() {
+        let none = Limits { stall: Duration::ZERO, unreached: Duration::ZERO, ..Limits::default() };
+        let again = |discarded| Again { discarded, ..Again::of(Failure::BrokenOff, "it was cut".into()) };
+        let few = error(none, vec![again(1000)]);
+        assert!(few.contains("it was cut; less than 256 KiB came in"), "{few}");
+        let many = error(none, vec![again(1 << 20)]);
+        assert!(many.contains("it was cut; less than 256 KiB could be compared in"), "{many}");
+        assert!(many.contains("checksums=off"), "{many}");
+    }
+
+    #[test]
+    fn a_part_that_came_whole_is_no_reason() {
+        let part = Again { bytes: 1, ..Again::of(Failure::Part, String::new()) };
+        let long = Failure::Busy(Some(Duration::from_secs(3600)));
+        let cut = Again::of(Failure::Broken, "it was cut".into());
+        let told = error(Limits::default(), vec![cut, part, Again::of(long, String::new())]);
+        assert!(told.contains("it was cut; it wants to be asked again after 3600 s"), "{told}");
     }
 }

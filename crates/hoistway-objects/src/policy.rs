@@ -7,7 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A read fails when fewer than [`PROGRESS_BYTES`] have come in this time and it is not complete.
+/// A read fails when fewer than [`PROGRESS_BYTES`] have come in this time and it is not complete. Bytes that were discarded, as
+/// they could not be compared, do not count.
 pub(crate) const STALL: Duration = Duration::from_secs(60);
 /// The same for a server that never answered this process: its address may be wrong.
 const UNREACHED: Duration = Duration::from_secs(10);
@@ -55,7 +56,8 @@ pub(crate) enum Failure {
     Silent,
     /// The body came much more slowly than those of other requests.
     Slow,
-    /// The body ended early, and what came of it was discarded: it could only be compared whole.
+    /// The body ended early, and what came of it was discarded: it could only be compared whole. A body that fell silent or was
+    /// slow is [`Failure::Silent`] or [`Failure::Slow`] then too, without bytes.
     BrokenOff,
     /// The server is too busy, and may say how long it wants to be left alone.
     Busy(Option<Duration>),
@@ -63,7 +65,7 @@ pub(crate) enum Failure {
     Unavailable(Option<Duration>),
     /// The server answered with another error that may pass.
     Refused,
-    /// The server sent a shorter part of the range, as it may.
+    /// A part of the range came whole: one that was asked for, or a shorter one, as servers may send it.
     Part,
 }
 
@@ -80,6 +82,8 @@ pub(crate) enum Action {
 pub(crate) enum Limit {
     /// Too few bytes came in this time.
     Time(Duration),
+    /// Enough bytes came in this time, and too few of them could be compared.
+    Comparison(Duration),
     /// The server answered with errors so many times in a row.
     Refusals(u32),
     /// The server wants to be left alone for longer than a read waits.
@@ -101,6 +105,8 @@ pub(crate) struct Retry {
     /// When the last [`PROGRESS_BYTES`] were complete, and the bytes since.
     since: Instant,
     bytes: u64,
+    /// Bytes since that came and could not be compared.
+    discarded: u64,
     /// Attempts that failed since.
     attempts: u32,
     /// Attempts in a row that brought nothing; of these, errors that the server answered with, and silent ones.
@@ -119,6 +125,7 @@ impl Retry {
         Self {
             since: now,
             bytes: 0,
+            discarded: 0,
             attempts: 0,
             failures: 0,
             refusals: 0,
@@ -132,6 +139,11 @@ impl Retry {
     /// Time that passed while the read waited for its turn does not count.
     pub(crate) fn waited(&mut self, time: Duration) {
         self.since += time;
+    }
+
+    /// Notes bytes of the attempt that ends which came and could not be compared.
+    pub(crate) fn discarded(&mut self, bytes: u64) {
+        self.discarded += bytes;
     }
 
     /// How many attempts failed since there was progress.
@@ -164,18 +176,22 @@ impl Retry {
     ) -> Action {
         self.bytes += bytes;
         if self.bytes >= PROGRESS_BYTES {
-            (self.since, self.bytes, self.attempts) = (now, 0, 0);
+            (self.since, self.bytes, self.discarded, self.attempts) = (now, 0, 0, 0);
         }
         self.attempts += u32::from(failure != Failure::Part);
         if bytes > 0 {
-            (self.failures, self.refusals, self.silent) = (0, 0, 0);
+            (self.failures, self.refusals) = (0, 0);
+            // The next body may pause for as long as one that came whole.
+            self.silent = if failure == Failure::Part { self.silent.saturating_sub(1) } else { 0 };
         }
         self.is_known |= failure != Failure::Unreached;
         self.is_after_failure = failure != Failure::Part;
         let most = if self.is_known { self.limits.stall } else { self.limits.unreached };
         let left = most.saturating_sub(now.saturating_duration_since(self.since));
         if left.is_zero() {
-            return Action::GiveUp(Limit::Time(most));
+            let came = self.bytes + self.discarded;
+            let limit = if came < PROGRESS_BYTES { Limit::Time(most) } else { Limit::Comparison(most) };
+            return Action::GiveUp(limit);
         }
         // What was kept may have died meanwhile, which tells nothing of the server.
         let was_dead = was_reused && bytes == 0 && matches!(failure, Failure::Broken | Failure::Silent);
@@ -274,9 +290,12 @@ impl InFlightLimit {
         }
     }
 
-    /// Notes that a request failed.
+    /// Notes that a request failed, or brought a part of what is wanted.
     pub(crate) fn failed(&mut self, failure: Failure, bytes: u64, now: Instant) {
-        if bytes > 0 || failure == Failure::Part {
+        if failure == Failure::Part {
+            return self.succeeded(now);
+        }
+        if bytes > 0 {
             self.failing_since = None;
             return;
         }
@@ -579,6 +598,18 @@ mod tests {
         let action =
             Retry::new(now, true, Limits::default()).failed(Failure::Busy(Some(short)), false, 0, now, 0.5);
         assert_eq!(action, Action::AskAfter(short));
+    }
+
+    #[test]
+    fn parts_that_come_whole_count_as_answers() {
+        let now = Instant::now();
+        let mut limit = InFlightLimit::new(now);
+        (0..100).for_each(|_| assert!(limit.begin(now)));
+        limit.failed(Failure::Broken, 0, now);
+        (limit.in_flight, limit.peak, limit.hedges) = (1, (100, now), 0.5);
+        (0..49).for_each(|_| limit.failed(Failure::Part, 1, now));
+        assert!(limit.limit_at(now) > 99.0, "{limit:?}");
+        assert!(limit.begin_hedge(now), "{limit:?}");
     }
 
     #[test]

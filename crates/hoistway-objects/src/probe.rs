@@ -114,7 +114,7 @@ impl StoreProbe {
                 // Kept for a moment, so that the connection finds it.
                 addresses(host, origin.port, LOOK_UP, stop).map_err(|error| {
                     let why = format!("{} cannot be reached: {error}", origin.url());
-                    Fault::Again(Again { failure: Failure::Unreached, why, was_reused: false, bytes: 0 })
+                    Fault::Again(Again::of(Failure::Unreached, why))
                 })?;
             }
             let (begun, sent) = (Instant::now(), Timestamp::now());

@@ -392,7 +392,7 @@ fn ask(request: Request<Bytes>, stop: &AtomicBool) -> std::result::Result<Respon
                 _ if waiting.is_stopped() => Problem::Stopped.into(),
                 // It is not there.
                 Failure::Unreached | Failure::Silent if is_metadata => Problem::Credentials(why).into(),
-                _ => Fault::Again(Again { failure, why, was_reused: false, bytes: 0 }),
+                _ => Fault::Again(Again::of(failure, why)),
             }
         };
         let connection = Connection::open(&origin, &network, CONNECT.min(patience), stop)
@@ -404,7 +404,7 @@ fn ask(request: Request<Bytes>, stop: &AtomicBool) -> std::result::Result<Respon
         if matches!(status, 429 | 500..) {
             let why = format!("{} answered with status {status}", origin.url());
             refused = Some(response);
-            return Err(Fault::Again(Again { failure: Failure::Refused, why, was_reused: false, bytes: 0 }));
+            return Err(Fault::Again(Again::of(Failure::Refused, why)));
         }
         Ok(response)
     });

@@ -474,7 +474,10 @@ fn soak_of_loads_over_servers_that_fail_at_random() {
             Ok(loaded) => assert_is_file(&loaded, &file),
             Err(error) => {
                 let told = error.to_string();
-                assert!(told.contains("KiB came in") || told.contains("times in a row"), "{url}: {error:?}");
+                assert!(
+                    told.contains("less than 256 KiB") || told.contains("times in a row"),
+                    "{url}: {error:?}"
+                );
                 failed.lock().unwrap().push(told);
             }
         }

@@ -40,6 +40,8 @@ pub enum Checksums {
 pub(crate) struct Digests {
     md5: OnceLock<String>,
     sha256: OnceLock<String>,
+    crc32c: OnceLock<String>,
+    crc64: OnceLock<String>,
 }
 
 impl Object {
@@ -49,6 +51,15 @@ impl Object {
 
     fn sha256(&self) -> &str {
         self.digests.sha256.get_or_init(|| STANDARD.encode(Sha256::digest(&self.bytes)))
+    }
+
+    fn crc32c(&self) -> &str {
+        let compute = || STANDARD.encode((checksum(Crc32Iscsi, &self.bytes) as u32).to_be_bytes());
+        self.digests.crc32c.get_or_init(compute)
+    }
+
+    fn crc64(&self) -> &str {
+        self.digests.crc64.get_or_init(|| STANDARD.encode(checksum(Crc64Nvme, &self.bytes).to_be_bytes()))
     }
 }
 
@@ -93,16 +104,11 @@ impl Checksums {
 
     /// The headers of an answer. S3 says checksums to those who ask, and not in answers with ranges.
     pub(crate) fn headers(self, dialect: Dialect, request: &Request, object: &Object) -> String {
-        let text = |bytes: &[u8]| STANDARD.encode(bytes);
-        let short = |algorithm, bytes: &[u8]| (checksum(algorithm, bytes) as u32).to_be_bytes();
-        let bytes = &object.bytes;
+        let crc32 = |bytes: &[u8]| (checksum(Crc32IsoHdlc, bytes) as u32).to_be_bytes();
         match (dialect, self) {
             (Dialect::Google, Self::Whole) => {
                 // The order in which it sends them is not fixed.
-                format!(
-                    "x-goog-hash: md5=AAAAAAAAAAAAAAAAAAAAAA==,crc32c={}\r\n",
-                    text(&short(Crc32Iscsi, bytes))
-                )
+                format!("x-goog-hash: md5=AAAAAAAAAAAAAAAAAAAAAA==,crc32c={}\r\n", object.crc32c())
             }
             (_, Self::Digests | Self::ObjectDigests) => {
                 format!("Repr-Digest: sha-256=:{}:\r\n", object.sha256())
@@ -112,7 +118,7 @@ impl Checksums {
                 format!("{name}: {}\r\nx-ms-blob-type: BlockBlob\r\n", object.md5())
             }
             (Dialect::S3, Self::Whole) if request.wants_checksum && request.range.is_none() => {
-                let sum = text(&checksum(Crc64Nvme, bytes).to_be_bytes());
+                let sum = object.crc64();
                 format!("x-amz-checksum-crc64nvme: {sum}\r\nx-amz-checksum-type: FULL_OBJECT\r\n")
             }
             (Dialect::S3, Self::Sha256) if request.wants_checksum && request.range.is_none() => {
@@ -122,9 +128,9 @@ impl Checksums {
             (Dialect::S3, Self::Parts(_) | Self::UncountedParts(_) | Self::UnevenParts(_))
                 if request.wants_checksum && request.range.is_none() =>
             {
-                let parts = self.parts(bytes);
-                let sums: Vec<u8> = parts.iter().flat_map(|part| short(Crc32IsoHdlc, part)).collect();
-                let sum = text(&short(Crc32IsoHdlc, &sums));
+                let parts = self.parts(&object.bytes);
+                let sums: Vec<u8> = parts.iter().flat_map(|part| crc32(part)).collect();
+                let sum = STANDARD.encode(crc32(&sums));
                 if let Self::UncountedParts(_) = self {
                     return format!("x-amz-checksum-crc32: {sum}\r\nx-amz-checksum-type: COMPOSITE\r\n");
                 }

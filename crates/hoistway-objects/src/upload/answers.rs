@@ -51,7 +51,7 @@ pub(super) fn wrong_sum(other: OtherSum, is_shown: bool) -> Fault {
             .into();
     }
     let why = format!("the server said the {name} {said} of a part, and that of what was sent is {sent}");
-    Fault::Again(Again { failure: Failure::Refused, why, was_reused: false, bytes: 0 })
+    Fault::Again(Again::of(Failure::Refused, why))
 }
 
 /// Has bytes sent again that the server refuses because they changed on the way.
@@ -63,7 +63,7 @@ pub(super) fn refused_bytes(fault: Fault) -> Fault {
                 .any(|code| said.ends_with(code)) =>
         {
             let why = format!("the server said {said}: the bytes that it got have another checksum");
-            Fault::Again(Again { failure: Failure::Refused, why, was_reused: false, bytes: 0 })
+            Fault::Again(Again::of(Failure::Refused, why))
         }
         fault => fault,
     }

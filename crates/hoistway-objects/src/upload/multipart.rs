@@ -121,7 +121,7 @@ pub(super) fn completion(
     if passing.contains(&code.as_str()) {
         let failure = if code == "SlowDown" { Failure::Busy(None) } else { Failure::Refused };
         let why = format!("the server said {said}");
-        return Err(Fault::Again(Again { failure, why, was_reused: false, bytes: 0 }));
+        return Err(Fault::Again(Again::of(failure, why)));
     }
     Err(Problem::Refused { status: 200, said }.into())
 }
