@@ -581,6 +581,10 @@ class Checkpoint(Generic[T]):
             wanted[name] = Wanted(name, dtype, kept(shape), raw, nbytes)
         return wanted
 
+    def _check_framework(self) -> None:
+        """Fails if the framework is missing."""
+        _ = self._convert
+
     def _check_packages(self, request: Mapping[str, Any]) -> None:
         """Fails if the framework needs a missing package for the type of a tensor of the load."""
         lacking = types_without_package(self._framework[0])
@@ -593,7 +597,7 @@ class Checkpoint(Generic[T]):
     def _start(self, request: Mapping[str, Any], order: Order, max_in_flight: int | str | None) -> Tensors:
         merged = self._merged(request)
         # Before anything is read: a missing framework is an error before the load, not after it.
-        _ = self._convert
+        self._check_framework()
         self._check_packages(request)
         if self._is_mapped(merged):
             return Mapped(*self._opened.map(**merged))
@@ -634,7 +638,7 @@ class Checkpoint(Generic[T]):
         """Loads tensors, and leaves it to the caller to convert them."""
         options = self._merged(request)
         # Before anything is read: a missing framework is an error before the load, not after it.
-        _ = self._convert
+        self._check_framework()
         self._check_packages(request)
         tensors: list[Tensor]
         if self._is_mapped(options):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from threading import Lock
+from threading import RLock
 from typing import NamedTuple
 
 from hoistway import _native
@@ -29,7 +29,8 @@ class Account:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._lock = Lock()
+        # A signal handler that loads from the file may interrupt a thread that has it.
+        self._lock = RLock()
         self._native: _native.Report | None = None
         _recent.append(self)
 

@@ -165,11 +165,11 @@ class _File:
         self._ahead = ReadAhead(self.checkpoint, self._account.add) if self._may_read_ahead() else None
 
     def __del__(self) -> None:
-        # A file that could not be opened has none.
-        if (account := getattr(self, "_account", None)) is not None:
-            account.close()
+        # A file that could not be opened has none. What waits goes first: a handler of the log may raise.
         if (ahead := getattr(self, "_ahead", None)) is not None:
             ahead.close()
+        if (account := getattr(self, "_account", None)) is not None:
+            account.close()
 
     def check(self, name: Any) -> None:
         """Whether there is a tensor of this name."""
@@ -187,7 +187,9 @@ class _File:
 
     def load(self, name: str, ranges: list[tuple[int, int]] | None) -> Any:
         """Loads a tensor, or ranges of its dimensions."""
-        if ranges is None and self._ahead is not None:
+        if self._ahead is not None and ranges is not None:
+            self._ahead.skip(name)
+        elif self._ahead is not None:
             with translated():
                 if (tensor := self._ahead.take(name)) is not None:
                     converted: dict[str, Any] = {}
