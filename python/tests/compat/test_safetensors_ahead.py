@@ -190,6 +190,22 @@ def test_what_waits_beside_dropped_tensors_takes_no_more_memory_than_the_limit(t
         assert resident() - before < 112 << 20
 
 
+def test_misaligned_tensors_count_with_the_memory_that_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_ahead, "_in_memory", {})
+    # Aligned and misaligned in turn: the former keep their distances, and the latter are copied behind them.
+    shapes = [("U8", [64 << 10]) if number % 2 else ("F32", [16 << 10]) for number in range(200)]
+    tensors = dict(zip((f"t{number:03}" for number in range(200)), shapes, strict=True))
+    path = write_model(tmp_path / "m", {"first": ("U8", [1]), **tensors})
+    with safe_open(path, "np") as file:
+        file.get_tensor("first")
+        file.get_tensor("t000")
+        window = file._file._ahead._state.windows["t000"]
+        assert window.memory_bytes == 14 << 20
+        assert _ahead.waiting_bytes() > 16 << 20
+
+
 def test_a_tensor_that_is_read_in_part_is_not_read_ahead(small: Path, loads: list[list[str]]) -> None:
     with safe_open(small, "pt") as file:
         file.get_slice(NAMES[5])[:7]

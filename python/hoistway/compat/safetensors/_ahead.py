@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -127,6 +128,10 @@ class ReadAhead:
         except HoistwayError as error:
             _logger.debug("%d tensors are read one by one, as together they fail: %s", len(names), error)
             return
+        if not self._checkpoint._is_mapped(self._checkpoint._options):
+            # More than the tensors have in the file, where many are misaligned there, and copied to another place.
+            arena_bytes: int = json.loads(report.json())["memory"]["arena_bytes"]
+            _in_memory[window] = max(window.memory_bytes, arena_bytes // BLOCK_BYTES * BLOCK_BYTES)
         self._count(report)
         # Not those that were asked for in part meanwhile.
         window.waiting = {tensor.name: tensor for tensor in tensors if tensor.name in window.names}
