@@ -68,8 +68,8 @@ def __getattr__(name: str) -> Any:
     if name in _SUBPACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _HOMES:
-        # On a thread of the caller: Python before 3.13 takes the thread that imports `threading` for the main one, and
-        # the engine would import it on its own.
+        # In the command's process, where an import of the package does not. On a thread of the caller: Python before
+        # 3.13 takes the thread that imports `threading` for the main one, and the engine would import it on its own.
         importlib.import_module(f"{__name__}._logging")
         module, defined = _HOMES[name]
         value = getattr(importlib.import_module(f"{__name__}.{module}"), defined)

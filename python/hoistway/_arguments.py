@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pathlib  # noqa: F401  (paths of the engine's errors are of its type)
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from hoistway.errors import ArgumentError, CheckpointNotFoundError, OptionError, UnknownOptionError
@@ -134,8 +136,6 @@ def refuse_unknown(
     unknowns = sorted(set(given) - set(known))
     if not unknowns:
         return
-    from difflib import get_close_matches  # noqa: PLC0415  (for errors only)
-
     for unknown in unknowns:
         if unknown in elsewhere:
             hint = elsewhere[unknown]

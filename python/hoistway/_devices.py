@@ -27,7 +27,11 @@ def package_directories(name: str) -> list[str]:
     else:
         # As importlib.util.find_spec, whose import takes longer than this.
         finders = (find for finder in sys.meta_path if (find := getattr(finder, "find_spec", None)))
-        spec = next(filter(None, (find(name, None) for find in finders)), None)
+        try:
+            spec = next(filter(None, (find(name, None) for find in finders)), None)
+        except ValueError:
+            # A finder may raise it for a module that does not say where it is from.
+            return []
     return list(spec.submodule_search_locations or []) if spec else []
 
 

@@ -36,12 +36,15 @@ class _Stderr(logging.Handler):
 
 
 logging.addLevelName(5, "TRACE")
-# Again: handlers are closed by what `logging` registers as it is imported, and what is registered last runs first.
+# After the import of `logging`, which registers what closes handlers: what is registered last runs first.
 atexit.register(_native.stop_log)
 
 
-def start(wanted: str) -> None:
-    """Sends the events that ``HOISTWAY_LOG`` names to ``logging``."""
+def start(wanted: str | None) -> None:
+    """Sends events to ``logging``: those that ``HOISTWAY_LOG`` names, else warnings."""
+    if not wanted:
+        _native.start_log(None)
+        return
     try:
         _native.start_log(wanted)
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable
 from itertools import islice
 
@@ -38,8 +39,6 @@ def listed(tensors: Iterable[tuple[str, str, str]], count: int) -> str:
     >>> listed([("a<b", "F32", "[2]")], 1)
     '<table><tr><th>tensor</th><th>dtype</th><th>shape</th></tr><tr><td>a&lt;b</td><td>F32</td><td>[2]</td></tr></table>'
     """
-    import html  # noqa: PLC0415  (for notebooks only)
-
     rows = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in tensor) + "</tr>"
         for tensor in islice(tensors, _MOST_ROWS)
@@ -54,8 +53,6 @@ def preformatted(text: str) -> str:
     >>> preformatted("a < b")
     '<pre>a &lt; b</pre>'
     """
-    import html  # noqa: PLC0415
-
     return f"<pre>{html.escape(text)}</pre>"
 
 
