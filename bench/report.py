@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bar_chart import drawn
 from chart import OURS, PEER, draw
-from first_chart import drawn
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from first_chart import drawn
+from bar_chart import drawn
 
 from gpu import targets
 from gpu.targets import MIB, host_extra_bytes, is_in_state, right_results, seconds_by_setting

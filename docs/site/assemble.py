@@ -27,7 +27,7 @@ FENCE = re.compile(r"^( *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 TABS = re.compile(r"^<!-- tabs -->\n(.*?)^<!-- end of tabs -->$", re.MULTILINE | re.DOTALL)
 TAB = re.compile(r"^\*\*(.+)\*\*$", re.MULTILINE)
-FIRST_CHARTS = re.compile(r"^!\[[^\]]*\]\((bench/results/(?:first|gpu-third)\.svg)\)$", re.MULTILINE)
+BAR_CHARTS = re.compile(r"^!\[[^\]]*\]\((bench/results/(?:first|gpu-third)\.svg)\)$", re.MULTILINE)
 # What the pages look like; beside this file.
 LOOK = ("logo.svg", "style.css")
 
@@ -148,7 +148,7 @@ def matches(file: PurePosixPath, pattern: str) -> bool:
 
 def prose(text: str, page: PurePosixPath, known: set[PurePosixPath], files: set[PurePosixPath]) -> str:
     """Turns links to what is no page into text, outside blocks of code; and the first screen into the site's."""
-    text = FIRST_CHARTS.sub(lambda chart: inlined(chart[1]), text)
+    text = BAR_CHARTS.sub(lambda chart: inlined(chart[1]), text)
     text = TABS.sub(lambda region: tabs(region[1]), text)
     parts = FENCE.split(text)
     for index in range(0, len(parts), 2):

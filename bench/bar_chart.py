@@ -1,4 +1,4 @@
-"""The chart of README's first screen: a bar for each package, legible on a phone, by day and by night."""
+"""Bar charts for README: a bar for each package, legible on a phone, by day and by night."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def drawn(title: str, rates: Mapping[str, float], limit: tuple[str, float]) -> s
     scale = (WIDTH - NUMBER_WIDTH) / max(*rates.values(), limit_rate)
     end = limit_rate * scale
     lines = [
-        '<svg xmlns="http://www.w3.org/2000/svg" class="first-chart" role="img"'
+        '<svg xmlns="http://www.w3.org/2000/svg" class="bar-chart" role="img"'
         f' width="560" height="{height * 560 // WIDTH}" viewBox="0 0 {WIDTH} {height}">',
         f"  <title>{title}</title>",
         f"  <style>{STYLE}  </style>",
