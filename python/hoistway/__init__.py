@@ -55,21 +55,21 @@ _MODULES = {
     "_stream": ("TensorStream",),
     "_trace": ("trace",),
 }
-"""The public names of each module. It is imported when one of them is first used: the command uses none."""
+"""The public names of each module. In the command's process, which uses none, it is imported when one is first used."""
 
 _HOMES = {name: (module, name) for module, names in _MODULES.items() for name in names}
 _HOMES["open"] = ("_checkpoint", "Checkpoint")
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what defines a public name, or a subpackage, when it is first used. Some subpackages need torch."""
+    """Imports a subpackage when it is first used, as some need torch; in the command's process, public names too."""
     import importlib  # noqa: PLC0415  (not needed by the command)
 
     if name in _SUBPACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _HOMES:
-        # In the command's process, where an import of the package does not. On a thread of the caller: Python before
-        # 3.13 takes the thread that imports `threading` for the main one, and the engine would import it on its own.
+        # On a thread of the caller: Python before 3.13 takes the thread that imports `threading` for the main one, and
+        # the engine would import it on its own.
         importlib.import_module(f"{__name__}._logging")
         module, defined = _HOMES[name]
         value = getattr(importlib.import_module(f"{__name__}.{module}"), defined)
@@ -136,3 +136,9 @@ __all__ = [
     "stream_layers",
     "trace",
 ]
+
+if not _start.is_command():
+    # At once: a program may give up the right to read these files, and a child that is forked while another thread
+    # imports one of them could never import it.
+    for _name in _HOMES:
+        __getattr__(_name)

@@ -12,7 +12,7 @@ from hoistway import _native
 def start() -> None:
     """Has the engine queue its events for ``logging``, and keeps totals if ``HOISTWAY_REPORT`` asks for them."""
     wanted = os.environ.get("HOISTWAY_LOG")
-    if not wanted and _is_command():
+    if not wanted and is_command():
         # `logging` takes as long to import as all that the command needs: the first event brings it.
         _native.start_log(None)
         atexit.register(_native.stop_log)
@@ -32,7 +32,7 @@ def start() -> None:
         _totals.start()
 
 
-def _is_command() -> bool:
+def is_command() -> bool:
     """Whether this process is the command, as its script or as ``python -m hoistway``."""
     name = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
     if name == "-m":

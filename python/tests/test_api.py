@@ -455,16 +455,14 @@ def test_types_that_a_framework_lacks(tmp_path: Path) -> None:
 def test_a_file_without_permission_is_a_permission_error(model: Path) -> None:
     done = run(
         """
-        import errno, os, pathlib, sys
+        import errno, os, sys
         import hoistway, hoistway.compat.safetensors
         path = sys.argv[1]
-        # What a load imports is imported while this user may read it.
-        hoistway.load_file(path, framework="raw")
-        tensors = hoistway.load(hoistway.save({}), framework="raw")
         os.chmod(path, 0)
         os.chmod(os.path.dirname(path), 0o500)
         if os.getuid() == 0:
             os.setuid(65534)
+        tensors = hoistway.load(hoistway.save({}), framework="raw")
         for start in (
             lambda: hoistway.load_file(path, framework="raw"),
             lambda: hoistway.save_file(tensors, path + "2"),
