@@ -62,16 +62,6 @@ def run(program: Path, model: Path, *options: str, **environment: str | Path) ->
 
 
 @pytest.fixture(scope="session")
-def stock() -> Build:
-    return build.build(patched=False)
-
-
-@pytest.fixture(scope="session")
-def patched() -> Build:
-    return build.build(patched=True)
-
-
-@pytest.fixture(scope="session")
 def library() -> Path:
     return build.LIBRARY
 
@@ -81,11 +71,6 @@ def library() -> Path:
 )
 def model(request: pytest.FixtureRequest) -> Path:
     return made(request.param)
-
-
-@pytest.fixture(scope="session")
-def small() -> Path:
-    return made("small")
 
 
 @pytest.fixture(scope="session")

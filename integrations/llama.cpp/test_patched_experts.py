@@ -22,23 +22,8 @@ BUDGETS = ["20MiB", "4MiB", "1258291"]
 
 
 @pytest.fixture(scope="session")
-def stock() -> Build:
-    return build.build(patched=False)
-
-
-@pytest.fixture(scope="session")
-def patched() -> Build:
-    return build.build(patched=True)
-
-
-@pytest.fixture(scope="session")
 def with_server() -> Build:
     return build.build_server()
-
-
-@pytest.fixture(scope="session")
-def small() -> Path:
-    return made("small")
 
 
 @pytest.fixture(scope="session")

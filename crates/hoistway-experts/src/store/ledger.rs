@@ -357,7 +357,7 @@ impl<F: Clone> Ledger<F> {
                     None => _ = self.dense.insert((state.last_used, unit)),
                 }
             }
-            // Nobody wants it any more.
+            // No lease and no request wants the unit any more.
             Ended::Again if is_cancelled && pins == 0 => {
                 self.counts.dropped_prefetches += u64::from(!is_demand);
                 self.vacate(unit, commands);

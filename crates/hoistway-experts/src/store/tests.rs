@@ -355,7 +355,7 @@ fn what_a_second_level_has_lost_is_read_if_it_is_wanted() {
     play.request([0].into());
     assert_eq!(again(&mut play), start(true), "it was cancelled, and is wanted since");
     play.release(0);
-    assert_eq!(again(&mut play), [Command::Release { unit: 0 }], "nobody wants it");
+    assert_eq!(again(&mut play), [Command::Release { unit: 0 }], "no request wants it");
     play.apply(|ledger, commands| ledger.prefetch(&[0], None, commands));
     play.apply(|ledger, commands| ledger.cancel_prefetches(|_| true, commands));
     assert_eq!(again(&mut play), [Command::Release { unit: 0 }]);
