@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections import deque
 from threading import Lock
 
 from hoistway import _native
@@ -14,20 +15,39 @@ from hoistway._words import counted, in_words, rate_in_words
 
 class _Totals:
     def __init__(self) -> None:
-        self.lock = Lock()
-        self.files = 0
-        self.loads: _native.Report | None = None
+        self._pending: deque[tuple[_native.Report, bool]] = deque()
+        self._lock = Lock()
+        self._files = 0
+        self._loads: _native.Report | None = None
+
+    def add(self, report: _native.Report, *, is_first: bool) -> None:
+        """Adds a load; the first from a checkpoint also counts its files."""
+        self._pending.append((report, is_first))
+        self._count()
+
+    def _count(self) -> None:
+        # Never waits: the thread that has the lock may be this one, interrupted by a signal handler or a `__del__` that
+        # loads. What it adds meanwhile is counted by the holder of the lock, or by the next caller.
+        while self._pending and self._lock.acquire(blocking=False):
+            try:
+                while self._pending:
+                    report, is_first = self._pending.popleft()
+                    self._files += Report._from_native(report).files if is_first else 0
+                    self._loads = report if self._loads is None else self._loads.merged(report)
+            finally:
+                self._lock.release()
 
     def line(self) -> str:
         """The line."""
-        with self.lock:
-            if self.loads is None:
-                return "hoistway: no checkpoint was loaded"
-            report = Report._from_native(self.loads)
+        self._count()
+        if self._loads is None:
+            return "hoistway: no checkpoint was loaded"
+        report = Report._from_native(self._loads)
         rate = rate_in_words(report.tensor_bytes / max(report.total_seconds, 1e-9))
         return (
             f"hoistway: {counted(report.tensors, 'tensor')}, {in_words(report.tensor_bytes)} "
-            f"from {counted(self.files, 'file')} in {report.total_seconds:.2f} s of loading ({rate}): {report.shares()}"
+            f"from {counted(self._files, 'file')} in {report.total_seconds:.2f} s of loading ({rate}): "
+            f"{report.shares()}"
         )
 
 
@@ -46,11 +66,8 @@ def start() -> None:
 
 def note(report: _native.Report, *, is_first: bool) -> None:
     """Adds a load; the first from a checkpoint also counts its files."""
-    if _totals is None:
-        return
-    with _totals.lock:
-        _totals.files += Report._from_native(report).files if is_first else 0
-        _totals.loads = report if _totals.loads is None else _totals.loads.merged(report)
+    if _totals is not None:
+        _totals.add(report, is_first=is_first)
 
 
 def _begin() -> None:

@@ -220,6 +220,38 @@ def test_a_signal_with_a_handler_does_not_disturb(tmp_path: Path) -> None:
     assert seen
 
 
+def test_a_signal_handler_may_load_while_a_load_is_counted(model: Path) -> None:
+    done = run(
+        """
+        import signal, sys
+        from types import SimpleNamespace
+        import hoistway
+        from hoistway import _totals
+
+        report = _totals.Report
+
+        def interrupted(native):
+            _totals.Report = report
+            signal.raise_signal(signal.SIGUSR1)
+            return report._from_native(native)
+
+        def load(*_):
+            hoistway.load_file(sys.argv[1], framework="raw")
+
+        signal.signal(signal.SIGUSR1, load)
+        _totals.Report = SimpleNamespace(_from_native=interrupted)
+        load()
+        assert _totals.Report is report, "no signal came"
+        """,
+        model,
+        HOISTWAY_REPORT="1",
+    )
+    assert done.returncode == 0, done.stderr
+    count = 2 * len(hoistway.open(model).keys())
+    assert f"hoistway: {count} tensors" in done.stderr
+    assert " from 2 files in " in done.stderr
+
+
 def test_without_threads_files_are_loaded_and_saved() -> None:
     """A user who may start no thread: the caller's thread does the work."""
     program = """
