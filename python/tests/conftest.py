@@ -163,6 +163,15 @@ class StandIn:
         hoistway.release_devices()
         assert self.library.fake_cuda_configure(setting.encode()) == 0, setting
 
+    def lend(self, size: int) -> tuple[int, int, Lent]:
+        """Memory of the first device, as torch's allocator would lend it: address, stream, and owner."""
+        context, address = ctypes.c_void_p(), ctypes.c_uint64()
+        assert self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert self.library.cuCtxPushCurrent_v2(context) == 0
+        assert self.library.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+        assert self.library.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
+        return address.value, 0, Lent(self.library, address.value)
+
     def count(self, name: str) -> int:
         """How many of these there are."""
         return self.library.fake_cuda_count(name.encode())
@@ -171,6 +180,26 @@ class StandIn:
         """How many of these there are once devices that nothing uses are released."""
         hoistway.release_devices()
         return self.count(name)
+
+
+class Lent:
+    """Memory of a device that an allocator gave."""
+
+    alive = 0
+
+    def __init__(self, library: ctypes.CDLL, address: int) -> None:
+        self.library, self.address = library, address
+        Lent.alive += 1
+
+    def __del__(self) -> None:
+        Lent.alive -= 1
+        context = ctypes.c_void_p()
+        self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+        self.library.cuCtxPushCurrent_v2(context)
+        assert self.library.cuMemFree_v2(ctypes.c_uint64(self.address)) == 0
+        self.library.cuCtxPopCurrent_v2(ctypes.byref(context))
+        self.library.cuDevicePrimaryCtxRelease_v2(0)
+        self.library.cuDevicePrimaryCtxRelease_v2(0)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import hoistway
 import numpy as np
 import pytest
 import torch
-from conftest import STAND_IN, StandIn, make_cold, run, write_model
+from conftest import STAND_IN, Lent, StandIn, make_cold, run, write_model
 from hoistway import _devices, errors
 from hoistway.compat.safetensors._target import check_device
 
@@ -274,40 +274,14 @@ def test_a_rocm_device_refuses_what_it_lacks(model: Path, stand_in: StandIn) -> 
         hoistway.load_file(model, "rocm", framework="raw", dtype="float32")
 
 
-class Lent:
-    """Memory of a device that an allocator gave."""
-
-    alive = 0
-
-    def __init__(self, library: ctypes.CDLL, address: int) -> None:
-        self.library, self.address = library, address
-        Lent.alive += 1
-
-    def __del__(self) -> None:
-        Lent.alive -= 1
-        context = ctypes.c_void_p()
-        self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
-        self.library.cuCtxPushCurrent_v2(context)
-        assert self.library.cuMemFree_v2(ctypes.c_uint64(self.address)) == 0
-        self.library.cuCtxPopCurrent_v2(ctypes.byref(context))
-        self.library.cuDevicePrimaryCtxRelease_v2(0)
-        self.library.cuDevicePrimaryCtxRelease_v2(0)
-
-
 def test_memory_of_torch_is_used_and_given_back(
     model: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = stand_in.library
     sizes = []
 
     def allocate(size: int) -> tuple[int, int, Any]:
-        context, address = ctypes.c_void_p(), ctypes.c_uint64()
-        assert library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-        assert library.cuCtxPushCurrent_v2(context) == 0
-        assert library.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
-        assert library.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
         sizes.append(size)
-        return address.value, 0, Lent(library, address.value)
+        return stand_in.lend(size)
 
     monkeypatch.setattr("hoistway._checkpoint.torch_allocator", lambda _device: allocate)
     expected = hoistway.load_file(model, framework="raw")

@@ -7,7 +7,8 @@ A comment above a block says what the page does not show::
     -->
     <!-- snippet: needs a GPU -->
 
-The first is code that comes before the block. A block with the second is checked, but not run.
+The first is code that comes before the block. The second says what a machine may lack: `test_snippets.py` puts
+something in its place, or lists the block with the reason why it does not run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("*.md", "docs/**/*.md", "bench/*.md")
@@ -32,7 +35,7 @@ def main() -> None:
     folder.mkdir(parents=True)
     for page in pages():
         name = re.sub(r"\W", "_", str(page.relative_to(ROOT).with_suffix("")))
-        (folder / f"{name}.py").write_text(module(page, is_run=False))
+        (folder / f"{name}.py").write_text(module(page))
 
 
 def pages() -> list[Path]:
@@ -41,12 +44,29 @@ def pages() -> list[Path]:
     return [page for page in found if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
-def module(page: Path, *, is_run: bool) -> str:
-    """The code of a page: all of it, or what can be run anywhere."""
+class Need(NamedTuple):
+    """What a block of a page needs."""
+
+    page: Path
+    line: int
+    what: str
+
+
+def needs() -> Iterator[Need]:
+    """The needs of all blocks that have any."""
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        for block in BLOCK.finditer(text):
+            if what := _need(block):
+                yield Need(page, text.count("\n", 0, block.start()) + 1, what)
+
+
+def module(page: Path, *, lacks: Collection[str] = ()) -> str:
+    """The code of a page, without the blocks that need what the machine lacks."""
     text = page.read_text(encoding="utf-8")
     lines = [""] * text.count("\n")
     for block in BLOCK.finditer(text):
-        if is_run and block["note"]:
+        if _need(block) in lacks:
             continue
         for part in ("before", "shown"):
             if block[part]:
@@ -56,6 +76,10 @@ def module(page: Path, *, is_run: bool) -> str:
     # Pages use a name again for another thing. Their first line is a title.
     lines[0] = "# mypy: allow-redefinition"
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _need(block: re.Match[str]) -> str:
+    return (block["note"] or "").strip().removeprefix(":").strip().removeprefix("needs ")
 
 
 if __name__ == "__main__":
