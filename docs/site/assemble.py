@@ -27,6 +27,9 @@ FENCE = re.compile(r"^( *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 TABS = re.compile(r"^<!-- tabs -->\n(.*?)^<!-- end of tabs -->$", re.MULTILINE | re.DOTALL)
 TAB = re.compile(r"^\*\*(.+)\*\*$", re.MULTILINE)
+ITEM = re.compile(r"(?:[*-]|\d+\.) +(?=\S)")
+# What begins a list within a paragraph: other numbers are the text's own.
+FIRST_ITEM = re.compile(r"(?:[*-]|1\.) ")
 BAR_CHARTS = re.compile(r"^!\[[^\]]*\]\((bench/results/(?:first|gpu-third)\.svg)\)$", re.MULTILINE)
 # What the pages look like; beside this file.
 LOOK = ("logo.svg", "style.css")
@@ -148,12 +151,39 @@ def matches(file: PurePosixPath, pattern: str) -> bool:
 
 def prose(text: str, page: PurePosixPath, known: set[PurePosixPath], files: set[PurePosixPath]) -> str:
     """Turns links to what is no page into text, outside blocks of code; and the first screen into the site's."""
+    text = lists(text)
     text = BAR_CHARTS.sub(lambda chart: inlined(chart[1]), text)
     text = TABS.sub(lambda region: tabs(region[1]), text)
     parts = FENCE.split(text)
     for index in range(0, len(parts), 2):
         parts[index] = LINK.sub(lambda link: replaced(link, page, known, files), parts[index])
     return "".join(parts)
+
+
+def lists(text: str) -> str:
+    """Lists as Python-Markdown wants them: after a blank line, and four blanks before what belongs to an item."""
+    lines: list[str] = []
+    width = 0
+    has_parts = is_code = False
+    for line in text.split("\n"):
+        is_fence = line.lstrip().startswith("```")
+        if is_code:
+            is_code = not is_fence
+        else:
+            is_code = is_fence
+            before = lines[-1].strip() if lines else ""
+            item = ITEM.match(line)
+            if item and (width > 0 or not before or FIRST_ITEM.match(line)):
+                if before and (width == 0 or has_parts):
+                    lines.append("")
+                width, has_parts = len(item[0]), False
+            elif not line:
+                has_parts = True
+            elif not line.startswith(" ") and (not before or line.startswith(("#", "|", "```"))):
+                width = 0
+        is_inside = width > 0 and line.startswith(" " * width)
+        lines.append(" " * 4 + line[width:] if is_inside else line)
+    return "\n".join(lines)
 
 
 def inlined(chart: str) -> str:
