@@ -22,6 +22,7 @@ from hoistway._frameworks import (
     Raw,
     T,
     Torch,
+    cause_of,
     check_framework,
     check_packages,
     converter,
@@ -773,5 +774,7 @@ def _bars() -> Any:
     try:
         from tqdm.auto import tqdm  # noqa: PLC0415
     except ImportError as error:
-        raise MissingPackageError("progress=True needs tqdm; install it or give a callable") from error
+        raise MissingPackageError("progress=True needs tqdm; install it or give a callable") from cause_of(
+            error, "tqdm"
+        )
     return tqdm

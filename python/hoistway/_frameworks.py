@@ -118,6 +118,11 @@ def device_name(device: Any, framework: str) -> str:
     return name
 
 
+def cause_of(error: ImportError, package: str) -> ImportError | None:
+    """The error of an import, unless it only says that the package is missing."""
+    return None if error.name == package else error
+
+
 def torch_allocator(device: str) -> Callable[[int], tuple[int, int, Any]]:
     """A function that allocates with the caching allocator of torch, on the stream that is current now."""
     try:
@@ -125,7 +130,7 @@ def torch_allocator(device: str) -> Callable[[int], tuple[int, int, Any]]:
     except ImportError as error:
         raise MissingPackageError(
             "allocator 'torch' needs torch; install it or leave the allocator out"
-        ) from error
+        ) from cause_of(error, "torch")
 
     on = to_torch(torch, device)
     stream = torch.cuda.current_stream(on)
@@ -150,7 +155,7 @@ def _torch() -> Converter:
     except ImportError as error:
         raise MissingPackageError(
             "framework 'torch' needs torch; install it or choose framework='numpy' or 'raw'"
-        ) from error
+        ) from cause_of(error, "torch")
     # Pairs of F4 are one element of torch's.
     names = {**ELEMENT_TYPES, "F4": "float4_e2m1fn_x2"}
     types = {dtype: getattr(torch, name) for dtype, name in names.items() if hasattr(torch, name)}
@@ -175,7 +180,7 @@ def _numpy() -> Converter:
     except ImportError as error:
         raise MissingPackageError(
             "framework 'numpy' needs numpy; install it or choose another framework"
-        ) from error
+        ) from cause_of(error, "numpy")
     own = set(ELEMENT_TYPES) - {"BF16", "F4", *_NARROW_TYPES}
     dtypes = {dtype: np.dtype(ELEMENT_TYPES[dtype]) for dtype in own}
 
@@ -248,7 +253,7 @@ def _jax() -> Converter:
     except ImportError as error:
         raise MissingPackageError(
             "framework 'jax' needs jax; install it or choose another framework"
-        ) from error
+        ) from cause_of(error, "jax")
     shared = {"BOOL", "U8", "I8", "U16", "I16", "F16", "BF16", "U32", "I32", "F32", "C64"}
     to_numpy = _numpy()
     host = jax.devices("cpu")[0]
@@ -278,7 +283,7 @@ def _paddle() -> Converter:
     except ImportError as error:
         raise MissingPackageError(
             "framework 'paddle' needs paddle; install it or choose another framework"
-        ) from error
+        ) from cause_of(error, "paddle")
     views = {dtype: getattr(paddle, name) for dtype, name in _NARROW_TYPES.items() if dtype in PADDLE_TYPES}
 
     def to_paddle(tensors: Sequence[Tensor], into: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from hoistway import _native
+from hoistway._frameworks import cause_of
 from hoistway.errors import MissingPackageError, StoreClosedError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class MetricsCollector(Collector):  # type: ignore[misc, unused-ignore]
         except ImportError as error:
             raise MissingPackageError(
                 "MetricsCollector needs the package prometheus_client; install it"
-            ) from error
+            ) from cause_of(error, "prometheus_client")
         # A registry that lives as long as the process must not keep a store open.
         self._stores = [weakref.ref(store) for store in stores]
 

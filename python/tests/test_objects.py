@@ -111,6 +111,8 @@ def test_errors_are_those_of_files_and_hold_no_secret(store: hoistway.StoreOptio
         hoistway.load_file("s3://models/bad.safetensors", framework="raw", store=store)
     with pytest.raises(errors.OptionError, match="store cannot be 'colour'") as option:
         hoistway.load_file("s3://models/llama/", framework="raw", store={"colour": "canary"})  # type: ignore[typeddict-unknown-key]
+    with pytest.raises(errors.OptionError, match=r"no such option \(did you mean 'endpoint'\?\)"):
+        hoistway.load_file("s3://models/llama/", framework="raw", store={"endpiont": "canary"})  # type: ignore[typeddict-unknown-key]
     with pytest.raises(errors.RouteUnavailableError) as route:
         hoistway.load_file("s3://models/llama/", framework="raw", store=store, route="cached")
     for error in (missing, bad, option, route):

@@ -41,6 +41,7 @@ def test_without_torch_the_error_says_what_to_do(model: Path) -> None:
             hoistway.load_file(sys.argv[1])
         except ImportError as error:
             assert "framework='numpy'" in str(error)
+            assert error.__suppress_context__, "one error is one traceback"
         else:
             raise SystemExit("no error")
         print(hoistway.load_file(sys.argv[1], framework="numpy")["embed"].shape)

@@ -132,13 +132,14 @@ impl Location {
             Kind::Google => {
                 let (bucket, key) = bucket_and_key(rest, "gs")?;
                 let endpoint = options.endpoint.as_deref().unwrap_or("https://storage.googleapis.com");
-                let (origin, base) = web(endpoint)?;
+                let (origin, base) = endpoint_of(endpoint)?;
                 Ok(Self::of_bucket(kind, url, origin, format!("{}/{bucket}", trimmed(&base)), bucket, key))
             }
             Kind::Azure => Self::in_azure(url, scheme, rest, options),
             Kind::Hub => {
                 let repository = Repository::parse(url)?;
-                let (origin, base) = web(options.endpoint.as_deref().unwrap_or("https://huggingface.co"))?;
+                let (origin, base) =
+                    endpoint_of(options.endpoint.as_deref().unwrap_or("https://huggingface.co"))?;
                 let target = Target(format!("{}{}", trimmed(&base), repository.file_path()));
                 let file = Self::of_file(kind, repository.url(), origin, target);
                 Ok(Self { commit: repository.commit().map(str::to_owned), ..file })
@@ -163,7 +164,7 @@ impl Location {
             Some(endpoint) => endpoint.clone(),
             None => format!("https://s3.{region}.{}", aws_domain(region)),
         };
-        let (origin, base) = web(&endpoint)?;
+        let (origin, base) = endpoint_of(&endpoint)?;
         let base = trimmed(&base);
         let by_default = options.endpoint.is_some() || bucket.contains('.');
         let (origin, path) = match options.path_style.unwrap_or(by_default) {
@@ -229,7 +230,7 @@ impl Location {
                 );
             }
         };
-        let (origin, base) = web(&endpoint)?;
+        let (origin, base) = endpoint_of(&endpoint)?;
         let path = format!("{}/{container}", trimmed(&base));
         let account = account.map(str::to_owned);
         Ok(Self { account, ..Self::of_bucket(Kind::Azure, url, origin, path, container, key) })
@@ -329,6 +330,14 @@ pub(crate) fn encoded_value(value: &str) -> String {
 /// The path of an endpoint, before which others begin.
 fn trimmed(base: &str) -> &str {
     base.trim_end_matches('/')
+}
+
+/// As [`web`], of a store's endpoint, which the caller's URL does not show.
+fn endpoint_of(endpoint: &str) -> Result<(Origin, String), Problem> {
+    web(endpoint).map_err(|problem| match problem {
+        Problem::Invalid(reason) => Problem::Invalid(format!("the endpoint of the store is wrong: {reason}")),
+        other => other,
+    })
 }
 
 /// Takes an `http` or `https` URL apart into the server, and path and query.
@@ -507,6 +516,19 @@ mod tests {
         ] {
             let problem = Location::parse(url, &StoreOptions::default()).unwrap_err().to_string();
             assert!(problem.starts_with(told), "{problem}");
+        }
+    }
+
+    #[test]
+    fn an_endpoint_that_is_no_url_is_told_from_the_url_of_the_object() {
+        let options =
+            StoreOptions { endpoint: Some("storage.example:9000".into()), ..StoreOptions::default() };
+        for url in ["s3://models/a", "gs://models/a", "az://models/a", "hf://org/model/a"] {
+            let problem = Location::parse(url, &options).unwrap_err().to_string();
+            assert!(
+                problem.starts_with("the endpoint of the store is wrong: the URL storage.example:9000"),
+                "{problem}"
+            );
         }
     }
 

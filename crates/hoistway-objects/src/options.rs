@@ -193,8 +193,12 @@ impl StoreOptions {
                 };
             }
             _ => {
+                let distance = |name: &&str| strsim::osa_distance(option, name);
+                let nearest =
+                    Self::NAMES.iter().copied().min_by_key(distance).filter(|name| distance(name) <= 2);
                 return Err(invalid(format!(
-                    "there is no such option; it must be one of {}",
+                    "there is no such option{}; it must be one of {}",
+                    nearest.map_or(String::new(), |name| format!(" (did you mean '{name}'?)")),
                     Self::NAMES.join(", ")
                 )));
             }

@@ -459,12 +459,23 @@ fn selections_choose_and_unknown_names_are_errors() {
     assert_eq!(names(Selection::all().select("scalar").select("od*")), ["scalar", "odd"]);
     assert_eq!(names(Selection::all().exclude("small.*").exclude("large")).len(), 5);
     assert_eq!(names(Selection::all().filter(|tensor| tensor.dtype == Dtype::F64)), ["small.F64", "scalar"]);
-    let selection = Selection::all().select("larg");
-    match hoistway::load(&[&path], &LoadOptions::default().selection(selection)).unwrap_err() {
-        Error::NoSuchTensor { pattern, nearest } => {
-            assert_eq!((pattern.as_str(), nearest.as_deref()), ("larg", Some("large")));
+    for (asked, meant) in [
+        ("larg", Some("large")),
+        ("lagre", Some("large")),
+        ("odf", Some("odd")),
+        ("sacla*", Some("scalar")),
+        ("samll.F6?", Some("small.F64")),
+        ("medium", None),
+        ("*", None),
+    ] {
+        let selection = Selection::all().select(asked).exclude("*");
+        let loaded = hoistway::load(&[&path], &LoadOptions::default().selection(selection));
+        match loaded {
+            Err(Error::NoSuchTensor { pattern, nearest }) => {
+                assert_eq!((pattern.as_str(), nearest.as_deref()), (asked, meant));
+            }
+            other => assert!(other.is_ok() && asked == "*", "{asked}"),
         }
-        other => panic!("{other:?}"),
     }
 }
 

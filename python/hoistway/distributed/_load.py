@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hoistway._arguments import PathType
 from hoistway._checkpoint import Checkpoint, LoadedTensors
 from hoistway._devices import to_torch
-from hoistway._frameworks import device_name
+from hoistway._frameworks import cause_of, device_name
 from hoistway._options import LoadOptions, StoreOptions
 from hoistway.distributed._catalog import read_catalog
 from hoistway.distributed._delivery import Delivery, Request
@@ -22,7 +22,7 @@ from hoistway.distributed._memory import running_kernel
 from hoistway.distributed._report import DistributedReport
 from hoistway.distributed._sizes import size_in_bytes
 from hoistway.distributed._wants import codes_of
-from hoistway.errors import OptionError
+from hoistway.errors import MissingPackageError, OptionError
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -285,7 +285,12 @@ def _deliver(
             },
         )
 
-    import torch  # noqa: PLC0415
+    try:
+        import torch  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingPackageError("hoistway.distributed needs torch; install it") from cause_of(
+            error, "torch"
+        )
 
     on = to_torch(torch, name)
     return Delivery(Link(group, on, timeout if timeout > 0 else SECONDS), on, prepare)

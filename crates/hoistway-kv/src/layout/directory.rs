@@ -90,6 +90,11 @@ pub(super) fn expect(disk: &dyn Disk, root: &Path, layout: LayoutKind) -> Result
     let path = root.join(SUPERBLOCK);
     let no_store = |reason: String| Error::NotAStore { path: root.to_owned(), reason };
     let bytes = disk.read_file(&path, PAGE).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound
+            if disk.list(root).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) =>
+        {
+            no_store("there is no such directory".into())
+        }
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => no_store("it has no file STORE".into()),
         _ => failed("reading", &path)(error),
     })?;

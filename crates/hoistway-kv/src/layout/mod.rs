@@ -69,9 +69,9 @@ fn check_room(options: &StoreOptions) -> Result<()> {
     if total <= min_free {
         return Err(Error::InvalidOption {
             option: "min_free_bytes",
-            value: min_free.to_string(),
+            value: ByteSize(min_free).to_string(),
             reason: format!(
-                "nothing could be stored: the file system of {} has {} in all",
+                "that much of the drive stays free, so nothing could be stored: the file system of {} has {} in all",
                 options.root.display(),
                 ByteSize(total)
             ),

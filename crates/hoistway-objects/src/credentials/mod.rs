@@ -234,7 +234,7 @@ impl Identity {
 
     fn no_credentials(&self) -> Problem {
         Problem::Credentials(match self.services.refusal() {
-            Some(refusal) => format!("no credentials were given: {refusal}"),
+            Some(refusal) => format!("{}; {refusal}", self.missing),
             None => self.missing.clone(),
         })
     }
@@ -429,6 +429,7 @@ mod tests {
         let problem = sign_once(&identity).unwrap_err();
         assert!(
             matches!(&problem, Problem::Credentials(text) if text.contains("answered with status 403")
+                && text.contains("set AWS_ACCESS_KEY_ID")
                 && text.contains("http://127.0.0.1:") && !text.contains("canary")),
             "{problem:?}"
         );

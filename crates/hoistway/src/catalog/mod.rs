@@ -268,10 +268,40 @@ impl Catalog {
             .iter()
             .map(|tensor| &tensor.name)
             .filter(|name| name.contains(pattern) || common_ends(name, pattern) * 2 > pattern.len())
-            .max_by_key(|name| (common_ends(name, pattern), std::cmp::Reverse(name.len())));
+            .max_by_key(|name| (common_ends(name, pattern), std::cmp::Reverse(name.len())))
+            .or_else(|| self.misspelt(pattern));
         Error::NoSuchTensor { pattern: pattern.to_owned(), nearest: nearest.map(|name| name.to_string()) }
     }
+
+    /// The name that is meant by one with a typo: a letter too many, too few, wrong, or in its neighbour's place. Of a glob
+    /// pattern, what is before its first wildcard counts.
+    fn misspelt(&self, pattern: &str) -> Option<&Arc<str>> {
+        let literal = pattern.split(['*', '?', '[']).next().unwrap_or_default();
+        let most_edits = if literal.len() < SHORT_NAME { 1 } else { 2 };
+        if literal.len() <= most_edits || literal.len() > LONGEST_TYPO {
+            return None;
+        }
+        let edits = |name: &Arc<str>| {
+            let part = match literal.len() == pattern.len() {
+                true if name.len().abs_diff(literal.len()) > most_edits => return None,
+                true => name,
+                false => name.get(..literal.len())?,
+            };
+            Some(strsim::osa_distance(literal, part)).filter(|edits| *edits <= most_edits)
+        };
+        self.tensors
+            .iter()
+            .filter_map(|tensor| Some((edits(&tensor.name)?, &tensor.name)))
+            .min_by_key(|(edits, name)| (*edits, name.len()))
+            .map(|(_, name)| name)
+    }
 }
+
+/// A shorter name differs by one edit at most from the one that it stands for.
+const SHORT_NAME: usize = 8;
+
+/// Longer names are compared by their ends only: the number of edits takes the product of both lengths to count.
+const LONGEST_TYPO: usize = 128;
 
 /// Bytes that two names share at their beginning and end.
 fn common_ends(a: &str, b: &str) -> usize {
