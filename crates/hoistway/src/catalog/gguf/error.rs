@@ -73,7 +73,9 @@ pub enum GgufError {
         version: u32,
     },
     /// The file ends before its header does, or the header claims more than the file has.
-    #[error("{part} needs {needed} bytes from byte {offset} on, but the file ends at {file_len}")]
+    #[error(
+        "{part} needs {needed} bytes from byte {offset} on, but the file ends at {file_len}: it is truncated, or its header is damaged"
+    )]
     PastEnd {
         /// What needs them.
         part: HeaderPart,
