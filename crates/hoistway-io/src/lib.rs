@@ -14,6 +14,7 @@ pub mod file;
 pub mod lane;
 pub mod memory;
 pub mod parallel;
+mod placement;
 mod refusal;
 mod setters;
 pub mod span;
@@ -22,5 +23,6 @@ pub mod sys;
 mod units;
 
 pub use error::{Error, Result};
+pub use placement::Placement;
 pub use refusal::Refusal;
 pub use units::{Alignment, ByteRange, counted};

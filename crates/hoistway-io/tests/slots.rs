@@ -83,3 +83,14 @@ fn shared_slots_that_cannot_be_pinned_are_short_beside_those_that_can() {
     drop((first, third, slots));
     hoistway_device::release_devices();
 }
+
+/// A node's refusal costs speed, no bytes, and is told.
+#[test]
+fn slots_on_a_node_that_is_not_there_are_on_any() {
+    let slots = Slots::new(2, 4096, SlotKind::HostOn(900)).unwrap();
+    let mut slot = slots.try_take().unwrap();
+    slot.as_mut_slice().fill(7);
+    let note = slots.off_node().unwrap();
+    assert!(note.contains("any node") && note.contains("NUMA node 900"), "{note}");
+    assert_eq!(Slots::new(2, 4096, SlotKind::Host).unwrap().off_node(), None);
+}

@@ -206,6 +206,11 @@ pub struct StoreReport {
     pub proofs: Vec<String>,
     /// Better routes, and why they were not used.
     pub refused: Vec<Refusal>,
+    /// The NUMA node that the pinned memory was asked for on which bytes of devices pass through; the threads that move them stay on
+    /// its processors, unless a note says why not. `None` before a device is used, and where the system does not say.
+    pub numa_node: Option<u32>,
+    /// What is slower than it could be for where memory is and threads run.
+    pub notes: Vec<String>,
     /// What the store warned of on its own, such as a directory that other users can change: the first 64 warnings.
     pub warnings: Vec<String>,
     /// How the far tier works.

@@ -104,6 +104,9 @@ fn as_text(
     for refused in &report.refused {
         let _ = writeln!(text, "not used: {}: {}", refused.what, refused.why);
     }
+    for note in &report.notes {
+        let _ = writeln!(text, "note: {note}");
+    }
     for warning in &report.warnings {
         let _ = writeln!(text, "warning: {warning}");
     }

@@ -44,6 +44,23 @@ impl Mapping {
         Self::allocated(len, kind, Some(node))
     }
 
+    /// As [`anonymous_on`](Self::anonymous_on), or of pages of any node where the system refuses that one, with its error: a node's
+    /// refusal costs speed, no bytes.
+    ///
+    /// # Errors
+    /// The system's, if it has no memory.
+    pub fn anonymous_near(
+        len: usize,
+        kind: PageKind,
+        node: Option<u32>,
+    ) -> io::Result<(Self, Option<io::Error>)> {
+        match node.map(|node| Self::anonymous_on(len, kind, node)) {
+            Some(Ok(mapping)) => Ok((mapping, None)),
+            Some(Err(error)) => Ok((Self::anonymous(len, kind)?, Some(error))),
+            None => Ok((Self::anonymous(len, kind)?, None)),
+        }
+    }
+
     fn allocated(len: usize, kind: PageKind, node: Option<u32>) -> io::Result<Self> {
         let overflow = || io::Error::from(io::ErrorKind::OutOfMemory);
         if kind == PageKind::ReservedHuge {

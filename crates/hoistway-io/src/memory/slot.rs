@@ -40,6 +40,8 @@ pub struct Slots {
 pub enum SlotKind<'a> {
     /// Host memory.
     Host,
+    /// Host memory on a NUMA node, or where the system has some.
+    HostOn(u32),
     /// Host memory that is pinned for a device as slots are first used, many slots by one call, and kept for later slots. On the
     /// node that is given.
     Pinned(&'a Arc<Device>, Option<u32>),
@@ -126,6 +128,8 @@ enum SlotMemory {
         pins: Box<[OnceLock<Pinned>]>,
         device: Option<Arc<Device>>,
         backing: Backing,
+        /// Why it is not on the NUMA node that was asked for.
+        off_node: Option<String>,
         /// Why no more of them can be pinned. Held while the driver pins, which it does for one thread at a time.
         limit: Mutex<Option<String>>,
     },
@@ -179,21 +183,23 @@ impl Slots {
         };
         let bytes = count.saturating_mul(slot_bytes);
         let too_short = |memory| Error::Internal(format!("{memory} is too short for its slots"));
-        let host = |backing, device: Option<&Arc<Device>>| SlotMemory::Host {
+        let host = |(backing, off_node), device: Option<&Arc<Device>>| SlotMemory::Host {
             pins: (0..if device.is_some() { count } else { 0 }).map(|_| OnceLock::new()).collect(),
             device: device.cloned(),
             backing,
+            off_node,
             limit: Mutex::default(),
         };
         let memory = match kind {
-            SlotKind::Host => host(Self::own_memory(bytes)?, None),
+            SlotKind::Host => host(Self::own_memory(bytes, None)?, None),
+            SlotKind::HostOn(node) => host(Self::own_memory(bytes, Some(node))?, None),
             SlotKind::Pinned(device, node) => {
                 SlotMemory::Staging(Staging::new(device, node, count, slot_bytes)?)
             }
             SlotKind::Shared { memory, .. } if memory.len() < bytes => {
                 return Err(too_short("shared memory"));
             }
-            SlotKind::Shared { memory, device } => host(Backing::Shared(memory.clone()), device),
+            SlotKind::Shared { memory, device } => host((Backing::Shared(memory.clone()), None), device),
             SlotKind::Device(buffer) if buffer.len() < bytes as u64 => {
                 return Err(too_short("a buffer of a device"));
             }
@@ -215,12 +221,14 @@ impl Slots {
         Ok(Self { shared: Arc::new(inner) })
     }
 
-    fn own_memory(bytes: usize) -> Result<Backing> {
-        let mut mapping = Mapping::anonymous(bytes, PageKind::TransparentHuge)
+    /// Memory, and why it is not on the node.
+    fn own_memory(bytes: usize, node: Option<u32>) -> Result<(Backing, Option<String>)> {
+        let (mut mapping, refusal) = Mapping::anonymous_near(bytes, PageKind::TransparentHuge, node)
             .map_err(|source| Error::Allocation { bytes: bytes as u64, kind: "staging memory", source })?;
         // A child of fork has no use for them, and a page that a read is filling must not become a copy.
         mapping.hide_from_children();
-        Ok(Backing::Own(mapping))
+        let off_node = node.zip(refusal).map(|(node, error)| staging::off_node(node, &error.to_string()));
+        Ok((Backing::Own(mapping), off_node))
     }
 
     /// Takes a free slot, if there is one now.
@@ -300,6 +308,7 @@ impl Slots {
     pub fn off_node(&self) -> Option<String> {
         match &self.shared.memory {
             SlotMemory::Staging(staging) => staging.off_node(),
+            SlotMemory::Host { off_node, .. } => off_node.clone(),
             _ => None,
         }
     }
@@ -686,7 +695,7 @@ impl Slot {
         let SlotsInner { memory, slot_bytes, unpinned, .. } = &*self.shared;
         let pinned = match memory {
             SlotMemory::Staging(staging) if unpinned.get().is_none() => staging.pin(self.index),
-            SlotMemory::Host { pins, device: Some(device), backing, limit }
+            SlotMemory::Host { pins, device: Some(device), backing, limit, .. }
                 if pins[self.index].get().is_none() =>
             {
                 let start = backing.pointer(self.index * slot_bytes).as_ptr();

@@ -44,12 +44,8 @@ struct Segment {
 impl Segment {
     fn new(device: &Arc<Device>, node: Option<u32>, len: usize) -> io::Result<Self> {
         let kind = PageKind::TransparentHuge;
-        // A node's refusal costs speed, no bytes.
-        let (mut mapping, refusal) = match node.map(|node| Mapping::anonymous_on(len, kind, node)) {
-            Some(Ok(mapping)) => (mapping, None),
-            Some(Err(error)) => (Mapping::anonymous(len, kind)?, Some(error.to_string())),
-            None => (Mapping::anonymous(len, kind)?, None),
-        };
+        let (mut mapping, refusal) = Mapping::anonymous_near(len, kind, node)?;
+        let refusal = refusal.map(|error| error.to_string());
         // A child of fork has no use for it, and a page that a read is filling must not become a copy.
         mapping.hide_from_children();
         Ok(Self {
@@ -130,6 +126,11 @@ pub(super) struct Staging {
     slot_bytes: usize,
     /// Held while the driver pins: it does so for one thread at a time.
     limit: Mutex<Limit>,
+}
+
+/// What a report says of staging memory for which the system refused a node.
+pub(super) fn off_node(node: u32, why: &str) -> String {
+    format!("staging memory may be on any node: the system gave none on NUMA node {node}: {why}")
 }
 
 /// How much the system lets be pinned.
@@ -247,7 +248,7 @@ impl Staging {
     pub(super) fn off_node(&self) -> Option<String> {
         let of = |segment: &Segment| Some((segment.node?, segment.refusal.clone()?));
         let (node, why) = self.segments.iter().find_map(of)?;
-        Some(format!("staging memory may be on any node: the system gave none on NUMA node {node}: {why}"))
+        Some(off_node(node, &why))
     }
 
     /// How much is pinned, and why no more is, if the system has refused some.

@@ -14,15 +14,15 @@ use hoistway_device::{
     self as device, CopyDirection, CopyStream, Device, DeviceId, DirectBuffer, Fate, HostCopy, Pinned,
     Unavailable,
 };
-use hoistway_io::{direct_path::DirectProof, memory::release_idle_staging, parallel::lock};
+use hoistway_io::{Placement, direct_path::DirectProof, memory::release_idle_staging, parallel::lock};
 use std::{
     any::Any,
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     io,
     mem::{self, Discriminant},
     path::{Path, PathBuf},
     ptr,
-    sync::{Arc, Mutex, MutexGuard, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, Weak},
 };
 
 /// Host memory that bytes of devices pass through, if the options do not say: less than 64 MiB.
@@ -47,6 +47,8 @@ pub(super) struct DeviceSide {
     /// The pool as it is pinned, by kind of devices: each has a driver of its own. `None` where the platform pins no memory. Locked
     /// while the driver pins it, which takes long.
     pinned: Mutex<HashMap<Discriminant<DeviceId>, Option<Pinned>>>,
+    /// Where the pool is, and the threads that use it: near the device that came first.
+    near: OnceLock<Placement>,
     // Unpinned before it is unmapped: after `pinned`.
     pool: Mutex<Option<Arc<Staging>>>,
 }
@@ -61,6 +63,8 @@ struct State {
     queues: HashMap<(u64, DeviceId), Arc<CopyStream>>,
     /// How many workers there were, ever.
     workers: u64,
+    /// Devices on other NUMA nodes than the pool, and these.
+    far: BTreeMap<DeviceId, u32>,
 }
 
 impl DeviceSide {
@@ -80,7 +84,33 @@ impl DeviceSide {
         let (regions, state, pinned) = (Mutex::default(), Mutex::default(), Mutex::default());
         // No more than was asked for, in whole slots.
         let staging_bytes = staging_bytes.map_or(STAGING_BYTES, |bytes| bytes / DEVICE_BYTES * DEVICE_BYTES);
-        Ok(Self { direct, root, refusals, regions, staging_bytes, state, pinned, pool: Mutex::new(None) })
+        let (near, pool) = (OnceLock::new(), Mutex::new(None));
+        Ok(Self { direct, root, refusals, regions, staging_bytes, state, pinned, near, pool })
+    }
+
+    /// Chooses where threads run, and the memory is, that bytes of devices pass through. It is chosen once: for the device that
+    /// comes first, as far as it is known which that is.
+    ///
+    /// # Errors
+    /// The device's, if it cannot be used.
+    pub(super) fn place(&self, first: Option<DeviceId>) -> device::Result<&Placement> {
+        if let Some(near) = self.near.get() {
+            return Ok(near);
+        }
+        let device = first.map(|id| self.device(id)).transpose()?;
+        let near = device.map_or_else(Placement::default, |device| Placement::near_device(&device));
+        Ok(self.near.get_or_init(|| near))
+    }
+
+    /// The NUMA node of that memory, if it is to be of one, and what users should know of it.
+    pub(super) fn placed(&self) -> (Option<u32>, Vec<String>) {
+        let Some(Placement { node, note, .. }) = self.near.get() else { return (None, Vec::new()) };
+        let off_node = lock(&self.pool).as_ref().and_then(|pool| pool.slots().off_node());
+        let far: Vec<(DeviceId, u32)> = self.lock().far.iter().map(|(id, own)| (*id, *own)).collect();
+        let far = far.into_iter().zip(node.iter().cycle()).map(|((id, own), near)| {
+            format!("{id} is on NUMA node {own}, but its bytes pass memory of node {near}")
+        });
+        (*node, note.iter().cloned().chain(off_node).chain(far).collect())
     }
 
     /// The memory that bytes pass through; not pinned yet.
@@ -89,8 +119,19 @@ impl DeviceSide {
         if let Some(pool) = &*pool {
             return Ok(pool.clone());
         }
-        let made = Arc::new(Staging::new(self.staging_bytes, STAGING_SLOT_BYTES)?);
+        let node = self.near.get().and_then(|near| near.node);
+        let made = Arc::new(Staging::new(self.staging_bytes, STAGING_SLOT_BYTES, node)?);
         Ok(pool.insert(made).clone())
+    }
+
+    /// Notes that a device is used whose node is not that of the pool.
+    fn note_far(&self, device: &Device) {
+        let (near, own) = (self.near.get().and_then(|near| near.node), device.info().numa_node);
+        if let (Some(near), Some(own)) = (near, own)
+            && near != own
+        {
+            self.lock().far.insert(device.id(), own);
+        }
     }
 
     /// Makes memory of a device known to the direct path, if it may take that. Otherwise the report says why not.
@@ -485,6 +526,7 @@ impl DeviceLane {
                 self.side.forget_lost();
                 self.side.unpin_lost();
                 let queue = Arc::new(CopyStream::new(&Device::open(id)?)?);
+                self.side.note_far(queue.device());
                 let earlier = self.side.lock().queues.insert((self.worker, id), queue.clone());
                 drop(earlier);
                 queue

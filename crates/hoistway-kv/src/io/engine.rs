@@ -15,7 +15,7 @@ use super::{
 use crate::{DirectPath, Error, Priority, Result, Route};
 use hoistway_device::{DeviceId, Unavailable};
 use hoistway_io::{
-    Refusal,
+    Placement, Refusal,
     executor::{
         self, Bound, Carried, Charge, Executor, InFlightLimit, Limits, Patience, QueueOptions, Scheduler,
         Served, Service, Submission, Whose,
@@ -98,6 +98,10 @@ pub(crate) struct IoReport {
     pub(crate) proofs: Vec<String>,
     /// What would have been better, and why it is not used.
     pub(crate) refused: Vec<Refusal>,
+    /// The NUMA node of the memory that bytes of devices pass through, if it is to be of one.
+    pub(crate) numa_node: Option<u32>,
+    /// What users should know of it.
+    pub(crate) notes: Vec<String>,
 }
 
 /// What would have been better, and why it is not used.
@@ -169,7 +173,7 @@ impl IoEngine {
         )?);
         let staging_bytes = options.staging_bytes.unwrap_or(DEFAULT_BOUNCE_BYTES);
         let staging =
-            Arc::new(Staging::new(staging_bytes, SLOT_BYTES).map_err(failed("getting memory for"))?);
+            Arc::new(Staging::new(staging_bytes, SLOT_BYTES, None).map_err(failed("getting memory for"))?);
         let default = if route == Route::IoUring { DEFAULT_RINGS } else { DEFAULT_THREADS };
         let workers = options.threads.unwrap_or(default).clamp(1, MAX_THREADS);
         let bounce_bytes = staging.len();
@@ -187,11 +191,12 @@ impl IoEngine {
         }
         for jobs in joined(jobs, |job| self.side.may_move(job)) {
             if jobs.iter().any(concerns_devices) {
-                match self.devices() {
+                match self.devices(device_of(&jobs)) {
                     Ok((scheduler, staging)) => {
                         let is_direct = jobs.iter().any(|job| self.side.may_move(job));
                         submit(&scheduler, jobs, Some(&Ours { staging: &staging, is_direct }));
                     }
+                    Err(Error::Device(error)) => reject(jobs, Failure::Device(error)),
                     Err(error) => reject(jobs, Failure::Io(io::Error::other(error.to_string()))),
                 }
             } else {
@@ -202,22 +207,23 @@ impl IoEngine {
     }
 
     /// What serves devices, with threads that are started if they are not. Jobs are submitted once the lock is free: their
-    /// ends may submit others.
-    fn devices(&self) -> Result<(Arc<Scheduler<Mover>>, Arc<Staging>)> {
+    /// ends may submit others. They run near the device that comes first.
+    fn devices(&self, first: Option<DeviceId>) -> Result<(Arc<Scheduler<Mover>>, Arc<Staging>)> {
         let mut devices = lock(&self.devices);
         let group = match &mut *devices {
             Some(group) => group,
-            none => none.insert(self.start_devices()?),
+            none => none.insert(self.start_devices(first)?),
         };
         Ok((group.executor.scheduler().clone(), group.staging.clone()))
     }
 
-    fn start_devices(&self) -> Result<Group> {
+    fn start_devices(&self, first: Option<DeviceId>) -> Result<Group> {
+        let near = self.side.place(first)?;
         let failed =
             |source| Error::Io { operation: "getting memory for", path: self.options.root.clone(), source };
         let pool = self.side.pool().map_err(failed)?;
         let workers = self.options.threads.unwrap_or(DEVICE_WORKERS).clamp(1, MAX_THREADS);
-        Group::start(&self.options, self.route, workers, pool, Some(&self.side), &self.refusals)
+        Group::start(&self.options, self.route, workers, pool, Some((&self.side, near)), &self.refusals)
     }
 
     /// Ends the jobs with this tag that have not begun, or are between two steps, and says how many.
@@ -249,13 +255,22 @@ impl IoEngine {
         let refused = self.refusals.lock().clone();
         let threads = self.hosts.workers;
         let proofs = self.side.proofs();
-        IoReport { route: self.route, threads, bounce_bytes: self.bounce_bytes, proofs, refused }
+        let (numa_node, notes) = self.side.placed();
+        let (route, bounce_bytes) = (self.route, self.bounce_bytes);
+        IoReport { route, threads, bounce_bytes, proofs, refused, numa_node, notes }
     }
 
     /// Whether this is a copy in a child of fork, which has none of the threads.
     fn is_childs(&self) -> bool {
         self.process != std::process::id()
     }
+}
+
+/// A device that jobs concern: one of their memory, or else the one whose event they wait for.
+fn device_of(jobs: &[Job]) -> Option<DeviceId> {
+    let mut pieces = jobs.iter().flat_map(|job| &job.parts).flat_map(|part| &part.pieces);
+    let of_memory = pieces.find_map(|piece| (!piece.device.is_host()).then_some(piece.device));
+    of_memory.or_else(DeviceId::only_in_process)
 }
 
 fn reject(jobs: Vec<Job>, failure: Failure) {
@@ -356,7 +371,7 @@ impl Group {
         route: Route,
         workers: usize,
         staging: Arc<Staging>,
-        side: Option<&Arc<DeviceSide>>,
+        devices: Option<(&Arc<DeviceSide>, &Placement)>,
         refusals: &Arc<Refusals>,
     ) -> Result<Self> {
         let depth = if route == Route::IoUring { RING_DEPTH } else { 1 };
@@ -368,14 +383,15 @@ impl Group {
             QueueOptions { slots: None, hands_over_to: vec![STAGED] },
             QueueOptions { slots: Some(staging.count()), hands_over_to: Vec::new() },
         ];
-        let scheduler = Scheduler::new(Mover { side: side.cloned() }, limits, &queues);
+        let side = devices.map(|(side, _)| side.clone());
+        let scheduler = Scheduler::new(Mover { side }, limits, &queues);
         // Threads that have started end when this is dropped, also by an error below.
         let group = Self { executor: Executor::new(scheduler), staging: staging.clone(), workers };
         let shared = Arc::new(Shared { staging, refusals: refusals.clone(), late_files: Arc::default() });
         for number in 0..workers {
-            group.start_worker(options, route, number, &shared, side)?;
+            group.start_worker(options, route, number, &shared, devices)?;
         }
-        if side.is_some() {
+        if devices.is_some() {
             let failed =
                 |source| Error::Io { operation: "starting a thread for", path: options.root.clone(), source };
             group.executor.spawn_watcher("hoistway-kv-event").map_err(failed)?;
@@ -389,9 +405,10 @@ impl Group {
         route: Route,
         number: usize,
         shared: &Arc<Shared>,
-        side: Option<&Arc<DeviceSide>>,
+        devices: Option<(&Arc<DeviceSide>, &Placement)>,
     ) -> Result<()> {
-        let devices = side.map(|side| DeviceLane::new(side.clone(), shared.staging.clone()));
+        let near = devices.map(|(_, near)| near.clone()).unwrap_or_default();
+        let devices = devices.map(|(side, _)| DeviceLane::new(side.clone(), shared.staging.clone()));
         let kind = if devices.is_some() { "dev" } else { "io" };
         let is_ring = route == Route::IoUring;
         let worker = Worker { shared: shared.clone(), is_ring, devices };
@@ -399,6 +416,7 @@ impl Group {
         let faults = options.faults.clone();
         let (started, result) = mpsc::channel();
         let work = move |scheduler: &Arc<Scheduler<Mover>>| {
+            near.bind();
             let serve = |lane: Way| {
                 let _ = started.send(Ok(()));
                 #[cfg(feature = "fault-injection")]

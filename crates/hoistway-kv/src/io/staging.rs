@@ -23,11 +23,13 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    /// At least one slot, of `slot_len` bytes each: a multiple of [`BLOCK_LEN`](crate::format::BLOCK_LEN).
-    pub(super) fn new(bytes: u64, slot_len: usize) -> io::Result<Self> {
+    /// At least one slot, of `slot_len` bytes each: a multiple of [`BLOCK_LEN`](crate::format::BLOCK_LEN). On a NUMA node, if one is
+    /// given.
+    pub(super) fn new(bytes: u64, slot_len: usize, node: Option<u32>) -> io::Result<Self> {
         let count = bytes.div_ceil(slot_len as u64).max(1);
         let count = u32::try_from(count).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        let slots = Slots::new(count as usize, slot_len, SlotKind::Host).map_err(io::Error::other)?;
+        let kind = node.map_or(SlotKind::Host, SlotKind::HostOn);
+        let slots = Slots::new(count as usize, slot_len, kind).map_err(io::Error::other)?;
         Ok(Self { slots, slot_len, count, lost: AtomicU32::new(0) })
     }
 
@@ -123,7 +125,7 @@ mod tests {
 
     #[test]
     fn leases_are_disjoint_runs_of_whole_slots() {
-        let staging = Staging::new(8 * 4096, 4096).unwrap();
+        let staging = Staging::new(8 * 4096, 4096, None).unwrap();
         let scattered: Vec<Lease> = (0..8).map(|_| staging.try_take(1).unwrap()).collect();
         assert!(staging.try_take(1).is_none());
         drop(scattered);
@@ -141,7 +143,7 @@ mod tests {
 
     #[test]
     fn slots_that_are_set_aside_are_not_given_out_until_they_come_back() {
-        let staging = Arc::new(Staging::new(4 * 4096, 4096).unwrap());
+        let staging = Arc::new(Staging::new(4 * 4096, 4096, None).unwrap());
         let (kept, lost) = (staging.try_take(2).unwrap(), staging.try_take(2).unwrap());
         let aside = staging.set_aside(lost, 2);
         assert_eq!((staging.len(), staging.count()), (2 * 4096, 4));

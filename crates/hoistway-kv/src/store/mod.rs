@@ -292,6 +292,8 @@ impl Store {
             bounced_bytes: core.metrics.bounced_bytes(),
             proofs: transfers.proofs,
             refused: transfers.refused,
+            numa_node: transfers.numa_node,
+            notes: transfers.notes,
             warnings: lock(&core.warnings).clone(),
             far: self.inner.tier.as_ref().map(|tier| tier.report()),
         })

@@ -8,6 +8,11 @@ mod stand_in;
 #[allow(unreachable_pub, dead_code, unused_qualifications, missing_docs)]
 mod device_memory;
 
+#[cfg(target_os = "linux")]
+#[path = "../../../hoistway/tests/common/nodes.rs"]
+#[allow(unreachable_pub, dead_code, missing_docs)]
+mod nodes;
+
 use crate::{
     common::*,
     damage::{files, flip},
@@ -417,4 +422,68 @@ fn buffers_of_a_device_are_lent_and_given_back() {
         drop((store, blocks));
         stand_in.assert_nothing_left("buffers");
     }
+}
+
+/// Threads and memory that bytes of devices pass, on a machine of two NUMA nodes, which this test makes the engine see.
+#[cfg(target_os = "linux")]
+#[test]
+fn threads_and_memory_are_on_the_node_of_the_device_that_comes_first() {
+    use nodes::{ABSENT, Nodes, cpus_of, halves, has_memory_for_us, own_cpus};
+
+    let turn = Turn::take();
+    let machine = tempfile::tempdir().unwrap();
+    let own = own_cpus();
+    let all: Vec<usize> = own.iter().copied().collect();
+    if all.len() == 1 {
+        eprintln!("skipped: the process may use one processor");
+        return;
+    }
+    let (low, high) = halves(&all);
+    let [first, second] = [0, 1].map(|ordinal| Vendor::Cuda.device(ordinal));
+    let nodes = Nodes::new(machine.path().into(), second);
+    let shape = Shape::of(2, 65536);
+    let is_ok = |statuses: &[Status]| statuses.iter().all(|status| *status == Status::Ok);
+    // Processors of the second node, the node of the device; where threads run, and the node of the report.
+    let cases: [(&[usize], &str, &[usize], Option<u32>); 4] = [
+        (high, "1", high, Some(1)),
+        (high, "0", low, Some(0)),
+        (high, "-1", &all, None),
+        (&[ABSENT], "1", &all, Some(1)),
+    ];
+    for (of_second, of_device, expected, node) in cases {
+        nodes.set(low, of_second, of_device);
+        nodes.put(first, "0");
+        // Devices are opened anew.
+        turn.set("COPY_LATENCY_US=0");
+        let root = tempfile::tempdir().unwrap();
+        let store = Store::open(options(&root)).unwrap();
+        let blocks = namespace(&store);
+        let report = store.report().unwrap();
+        assert_eq!((report.numa_node, report.notes), (None, Vec::new()), "no device was used yet");
+
+        let rows = Rows::new(&store, shape, false);
+        assert!(is_ok(&rows.store(&blocks, "a")) && is_ok(&rows.load(&blocks, "a")));
+        let expected = expected.iter().copied().collect();
+        assert!(cpus_of("hoistway-kv-dev").unwrap().iter().all(|cpus| *cpus == expected), "{of_device}");
+        assert!(cpus_of("hoistway-kv-io").unwrap().iter().all(|cpus| *cpus == own), "{of_device}");
+        assert_eq!(own_cpus(), own, "the caller's thread stays where it is");
+        let report = store.report().unwrap();
+        assert_eq!(report.numa_node, node, "{of_device}");
+        let has = |text: &str| report.notes.iter().any(|note| note.contains(text));
+        assert_eq!(has("threads ran on any node"), of_second == [ABSENT], "{report:?}");
+        let is_refused = node.is_some_and(|node| !has_memory_for_us(node));
+        assert_eq!(has("staging memory may be on any node"), is_refused, "{report:?}");
+
+        // A device that comes later is told of.
+        let memory = Arc::new(DeviceMemory::of(Vendor::Cuda, 0, &bytes_of("b", 0, 4096)));
+        let item = Item::new(key("b"), 0, vec![memory.piece(0, 4096)]);
+        let request = Request::new(vec![item], KeepAlive::new(Arc::clone(&memory) as _));
+        // SAFETY: the request keeps the memory, and nothing writes to it before the ticket has ended.
+        assert!(is_ok(&end(&unsafe { blocks.store(request) }.unwrap()).items));
+        let notes = store.report().unwrap().notes;
+        let is_told = notes.iter().any(|note| note.starts_with("cuda:0 is on NUMA node 0, but"));
+        assert_eq!(is_told, node == Some(1), "{notes:?}");
+        store.close(LONG).unwrap();
+    }
+    turn.assert_nothing_left("stores on nodes");
 }

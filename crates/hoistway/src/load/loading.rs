@@ -9,7 +9,7 @@ use super::{
     progress::{Arrival, Progress},
     reporting::{self, Planned},
     start::{NoLoad, Start},
-    threads::{Placement, no_thread, reads_asked_for},
+    threads::{no_thread, placement, reads_asked_for},
     waves::MOST_READS,
 };
 use crate::{
@@ -26,6 +26,7 @@ use crate::{
     transfer::{self, MANY_READS, OpenRoute, Opening},
 };
 use bytesize::ByteSize;
+use hoistway_io::Placement;
 use std::{
     io,
     sync::Arc,
@@ -122,9 +123,9 @@ impl ThreadedLoad {
             && !options.route.is_past_host()
             && !flow.is_bounded();
         let is_inline = is_small || no_threads.is_some();
-        let placement = Placement::new(sources, options.numa, copied_to)?;
-        let cores = placement.cores();
-        let Placement { node: numa_node, cpus, note: far_note } = placement;
+        let near = placement(sources, options.numa, copied_to)?;
+        let cores = near.cores();
+        let Placement { node: numa_node, cpus, note: far_note } = near;
         let wanted = Wanted {
             route: options.route,
             direct: options.direct,

@@ -34,4 +34,3 @@ pub use options::{DeviceAllocator, LoadOptions, NumaPlacement};
 pub use progress::{Arrival, Progress};
 pub use started::Loading;
 pub use tensor::{Loaded, Tensor, TensorMemory};
-pub(crate) use threads::Placement;

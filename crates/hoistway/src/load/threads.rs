@@ -9,13 +9,9 @@ use crate::{
     plan::Plan,
     route::{DirectIo, Unavailable, member::ThreadPlan},
     source::{Latency, Source},
-    sys::{
-        block_device,
-        numa::{self, Node},
-        threads::usable,
-    },
+    sys::{block_device, numa},
 };
-use hoistway_io::{counted, file};
+use hoistway_io::{Placement, file};
 use std::{io, sync::Arc};
 
 /// Bytes in flight that saturate a local drive: bandwidth × loaded latency of a fast NVMe.
@@ -117,152 +113,31 @@ pub(super) fn no_thread(error: &io::Error) -> Unavailable {
     Unavailable::new(format!("the system starts no thread: {error}"), fix)
 }
 
-/// Where the memory of a load or a save comes from, and its threads run.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Placement {
-    /// The node of its memory, if it is to be of one.
-    pub(crate) node: Option<u32>,
-    /// The processors that its threads stay on, if not on all.
-    pub(crate) cpus: Option<Vec<usize>>,
-    /// Why they do not, although its memory is on a node.
-    pub(crate) note: Option<String>,
-}
-
-impl Placement {
-    /// What is asked for on this machine, for a load to a device if one is given.
-    ///
-    /// # Errors
-    /// [`Error::InvalidOption`] if there is no such node.
-    pub(super) fn new(
-        sources: &[Arc<dyn Source>],
-        wanted: NumaPlacement,
-        copied_to: Option<&Arc<Device>>,
-    ) -> Result<Self> {
-        // The system takes ten calls to list its nodes: not for each load of a small tensor.
-        let listed = |id: u32| numa::nodes().into_iter().find(|node| node.id == id);
-        match wanted {
-            NumaPlacement::Auto => {
-                Ok(copied_to.map_or_else(Self::default, |device| Self::near_device(device)))
-            }
-            NumaPlacement::Unbound => Ok(Self::default()),
-            NumaPlacement::NearStorage => {
-                let of_drive =
-                    |source: &Arc<dyn Source>| block_device::numa_node(source.as_local()?.device());
-                let id = sources.first().and_then(of_drive);
-                let own = id.and_then(listed).map(|node| Self::on(&node, usable));
-                Ok(own.unwrap_or(Self { node: id, ..Self::default() }))
-            }
-            NumaPlacement::Node(id) => match listed(id) {
-                Some(node) => Ok(Self::on(&node, usable)),
-                None => Err(Error::invalid_option("numa", id, "this machine has no such node")),
-            },
+/// Where a load gets its memory and runs its threads, as asked for on this machine; near a device if it is to that.
+///
+/// # Errors
+/// [`Error::InvalidOption`] if there is no such node.
+pub(super) fn placement(
+    sources: &[Arc<dyn Source>],
+    wanted: NumaPlacement,
+    copied_to: Option<&Arc<Device>>,
+) -> Result<Placement> {
+    // The system takes ten calls to list its nodes: not for each load of a small tensor.
+    let listed = |id: u32| numa::nodes().into_iter().find(|node| node.id == id);
+    match wanted {
+        NumaPlacement::Auto => {
+            Ok(copied_to.map_or_else(Placement::default, |device| Placement::near_device(device)))
         }
-    }
-
-    /// What is best for copies between the host and a device.
-    pub(crate) fn near_device(device: &Device) -> Self {
-        let near = |id| Self::near(id, &numa::nodes(), usable, parallel::cores());
-        device.info().numa_node.map_or_else(Self::default, near)
-    }
-
-    /// On the node of a device: pinned memory far from it halves the speed of copies. Threads stay there only if they lose no more than
-    /// half of the `cores` that they may use.
-    fn near(
-        id: u32,
-        nodes: &[Node],
-        usable: impl FnOnce(&[usize]) -> Option<Vec<usize>>,
-        cores: usize,
-    ) -> Self {
-        let own = nodes.iter().find(|own| own.id == id);
-        let Some(own) = own.filter(|_| nodes.len() > 1) else { return Self::default() };
-        match Self::on(own, usable) {
-            Self { cpus: Some(cpus), .. } if cpus.len() < cores.div_ceil(2) => {
-                let few = counted(cpus.len() as u64, "processor", "processors");
-                let note = format!(
-                    "threads ran on any node: of the device's NUMA node, {id}, the process may use {few}, fewer than half of {cores}"
-                );
-                Self { node: Some(id), cpus: None, note: Some(note) }
-            }
-            near => near,
+        NumaPlacement::Unbound => Ok(Placement::default()),
+        NumaPlacement::NearStorage => {
+            let of_drive = |source: &Arc<dyn Source>| block_device::numa_node(source.as_local()?.device());
+            let id = sources.first().and_then(of_drive);
+            let own = id.and_then(listed).map(|node| Placement::on(&node));
+            Ok(own.unwrap_or(Placement { node: id, ..Placement::default() }))
         }
-    }
-
-    /// On a node, on those of its processors that `usable` says the process may use, as its owner may have chosen.
-    fn on(node: &Node, usable: impl FnOnce(&[usize]) -> Option<Vec<usize>>) -> Self {
-        let id = node.id;
-        let (cpus, why_not) = match usable(&node.cpus) {
-            Some(cpus) if cpus.is_empty() => (None, "the process may use no processor of NUMA node"),
-            None => (None, "the system does not say which processors the process may use of NUMA node"),
-            cpus => (cpus, ""),
-        };
-        let note = cpus.is_none().then(|| format!("threads ran on any node: {why_not} {id}"));
-        Self { node: Some(id), cpus, note }
-    }
-
-    /// How many processors its threads may use.
-    pub(crate) fn cores(&self) -> usize {
-        self.cpus.as_ref().map_or_else(parallel::cores, |cpus| cpus.len().min(parallel::cores()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn nodes(of: &[&[usize]]) -> Vec<Node> {
-        of.iter().zip(0..).map(|(cpus, id)| Node { id, cpus: cpus.to_vec() }).collect()
-    }
-
-    fn allowed(allowed: &[usize]) -> impl Fn(&[usize]) -> Option<Vec<usize>> {
-        move |cpus| Some(cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect())
-    }
-
-    #[test]
-    fn threads_near_a_device_stay_on_what_the_process_may_use() {
-        let two = nodes(&[&[0, 1, 4, 5], &[2, 3, 6, 7]]);
-        let near = |node, cpus: &[usize]| Placement::near(node, &two, allowed(cpus), cpus.len());
-        let all: Vec<usize> = (0..8).collect();
-        let expected = Placement { node: Some(1), cpus: Some(vec![2, 3, 6, 7]), note: None };
-        assert_eq!(near(1, &all), expected);
-        assert_eq!(near(0, &[0, 1, 2]).cpus, Some(vec![0, 1]));
-        let far = near(1, &[0, 1]);
-        assert_eq!((far.node, &far.cpus), (Some(1), &None));
-        assert!(far.note.unwrap().contains("no processor of NUMA node 1"));
-        assert_eq!(near(7, &all), Placement::default(), "the system does not know the node");
-    }
-
-    #[test]
-    fn threads_are_not_crowded_on_a_few_processors_near_a_device() {
-        let two = nodes(&[&[0, 1, 4, 5], &[2, 3, 6, 7]]);
-        let near = |cpus: &[usize]| Placement::near(1, &two, allowed(cpus), cpus.len());
-        assert_eq!(near(&[0, 1, 2, 3]).cpus, Some(vec![2, 3]));
-        for few in [&[0, 1, 4, 5, 2][..], &[0, 1, 2]] {
-            let far = near(few);
-            assert_eq!((far.node, &far.cpus), (Some(1), &None));
-            assert!(far.note.unwrap().contains("may use 1 processor, fewer than half of"));
-        }
-    }
-
-    #[test]
-    fn threads_on_a_node_that_is_named_stay_on_what_the_process_may_use() {
-        let node = Node { id: 3, cpus: vec![4, 5, 6] };
-        let expected = Placement { node: Some(3), cpus: Some(vec![5]), note: None };
-        assert_eq!(Placement::on(&node, allowed(&[0, 1, 5])), expected);
-        let (no_processors, memory_only) = (allowed(&[0]), Node { id: 3, cpus: Vec::new() });
-        for far in [
-            Placement::on(&node, no_processors),
-            Placement::on(&memory_only, allowed(&[4])),
-            Placement::on(&node, |_| None),
-        ] {
-            assert_eq!((far.node, &far.cpus), (Some(3), &None));
-            assert!(far.cores() > 0 && far.note.unwrap().contains("NUMA node 3"));
-        }
-    }
-
-    #[test]
-    fn a_machine_of_one_node_changes_nothing() {
-        for nodes in [nodes(&[&[0, 1]]), Vec::new()] {
-            assert_eq!(Placement::near(0, &nodes, allowed(&[0, 1]), 2), Placement::default());
-        }
+        NumaPlacement::Node(id) => match listed(id) {
+            Some(node) => Ok(Placement::on(&node)),
+            None => Err(Error::invalid_option("numa", id, "this machine has no such node")),
+        },
     }
 }

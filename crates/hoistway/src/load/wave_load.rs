@@ -8,7 +8,7 @@ use super::{
     progress::{Arrival, Progress},
     reporting::Planned,
     start::Start,
-    threads::Placement,
+    threads::placement,
     waves::MOST_READS,
 };
 use crate::{
@@ -55,7 +55,7 @@ impl WaveLoad {
         let Start { catalog, sources, options, stream, open_time, .. } = *start;
         let requests = options.selection.resolve(catalog)?;
         let plan = Plan::without_reads(catalog, &requests, &start.plan_options(options.chunk_bytes))?;
-        let numa_node = Placement::new(sources, options.numa, None)?.node;
+        let numa_node = placement(sources, options.numa, None)?.node;
         let (pages, pool) = (options.huge_pages, options.pool.clone());
         let memory = MemoryRequest { pages, numa_node, pool, user: None };
         let mut reader = reader_options(options, false)?;

@@ -10,6 +10,7 @@ use crate::{
     device::{CopyStream, Device},
     memory::{DevicePart, Slot},
 };
+use hoistway_io::Placement;
 use std::{collections::BTreeMap, mem, sync::Arc};
 
 /// Queues of copies from the devices that tensors are on.
@@ -49,8 +50,19 @@ impl Devices {
         devices.all(|device| kind(device) == kind(first)).then_some(first)
     }
 
+    /// Where threads run that save these tensors: near the devices if most bytes come from these, and else where the system has them
+    /// run.
+    pub(super) fn placement(&self, tensors: &[TensorData<'_>]) -> Placement {
+        let bytes = |tensor: &TensorData<'_>| u128::from(tensor.bytes.len());
+        let of_devices = |tensor: &&TensorData<'_>| matches!(tensor.bytes, TensorBytes::Device(_));
+        let all: u128 = tensors.iter().map(bytes).sum();
+        let copied: u128 = tensors.iter().filter(of_devices).map(bytes).sum();
+        let nearest = self.nearest().filter(|_| 2 * copied > all);
+        nearest.map_or_else(Placement::default, |near| Placement::near_device(near))
+    }
+
     /// A device of the one NUMA node that all of them hang off; `None` if they are of several.
-    pub(super) fn nearest(&self) -> Option<&Arc<Device>> {
+    fn nearest(&self) -> Option<&Arc<Device>> {
         let mut devices = self.queues.values().map(CopyStream::device);
         let first = devices.next()?;
         devices.all(|device| device.info().numa_node == first.info().numa_node).then_some(first)

@@ -20,6 +20,7 @@ use crate::{
     report::add_new,
 };
 use bytesize::ByteSize;
+use hoistway_io::Placement;
 use hoistway_objects::{Problem, Stop, StoreOptions, Upload, list, remove};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -189,6 +190,8 @@ struct Saving<'a> {
     options: &'a SaveOptions,
     store: StoreOptions,
     devices: Devices,
+    /// Where its threads run.
+    near: Placement,
     go_on: GoOn<'a>,
     /// Ends what waits for the store, and bounds what is cleaned up then.
     stop: Stop,
@@ -218,11 +221,13 @@ impl<'a> Saving<'a> {
             let reason = "objects are sent over the network; direct writes are for files: leave it at auto";
             return Err(Error::invalid_option("direct", "always", reason));
         }
+        let devices = Devices::of(tensors)?;
         Ok(Self {
             tensors,
             options,
             store,
-            devices: Devices::of(tensors)?,
+            near: devices.placement(tensors),
+            devices,
             go_on,
             stop: Stop::default(),
             staged_bytes: AtomicU64::new(0),
@@ -419,6 +424,7 @@ impl<'a> Saving<'a> {
     fn finish(&self, report: &mut SaveReport, started: Instant) {
         report.staged_bytes = self.staged_bytes.load(Ordering::Relaxed);
         report.synced = true;
+        add_new(&mut report.notes, self.near.note.clone());
         report.finish(started);
     }
 
@@ -444,6 +450,7 @@ impl<'a> Saving<'a> {
             for _ in 0..threads {
                 let (sender, guarded) = (sender.clone(), &guarded);
                 let body = move || {
+                    self.near.bind();
                     let _ = sender.send(guarded());
                 };
                 // As many as the system gives.

@@ -12,12 +12,10 @@ use super::{
 };
 use crate::{
     Alignment, ByteRange, DirectIo, Error, Refusal, Result,
-    load::Placement,
     memory::{Slot, SlotKind, Slots, unpinned_note},
     parallel::{self, lock},
     report::add_new,
     route::Unavailable,
-    sys::threads::run_on,
 };
 use hoistway_io::{
     executor::{
@@ -169,7 +167,7 @@ impl<'a> Writing<'a> {
             scheduler.submit(group).map_err(|refused| Error::from(refused.reason.clone()))?;
         }
         scheduler.seal();
-        let near = self.placement();
+        let near = self.devices.placement(self.tensors);
         // Writes wait more than they compute, and a few in flight keep a drive busy.
         let threads = self.options.threads.unwrap_or_else(|| (2 * near.cores()).clamp(4, 16));
         let threads = threads.min(steps);
@@ -178,32 +176,29 @@ impl<'a> Writing<'a> {
             None => SlotKind::Host,
         };
         let slots = Slots::new(threads, EXTENT_BYTES as usize, kind)?;
-        if let Some(note) = near.note {
-            let _ = self.far.set(note);
+        if let Some(note) = &near.note {
+            let _ = self.far.set(note.clone());
         }
         let serve = || {
             let service =
                 Service { queues: &[FILES], limit: InFlightLimit::fixed(1), patience: Patience::UntilOver };
             scheduler.serve(NoLane::default(), &mut Writer { writing: self, slots: &slots }, service);
         };
-        let cpus = near.cpus.as_deref();
         let serve_near = || {
-            if let Some(cpus) = cpus {
-                run_on(cpus);
-            }
+            near.bind();
             serve();
         };
         thread::scope(|scope| {
             let mut started = 0;
             // The caller's thread stays where it is, so it works only where its own place is as good.
-            let others = if cpus.is_some() { threads } else { threads.saturating_sub(1) };
+            let others = if near.cpus.is_some() { threads } else { threads.saturating_sub(1) };
             while started < others
                 && parallel::thread_named("hoistway-save").spawn_scoped(scope, serve_near).is_ok()
             {
                 started += 1;
             }
             // As many as the system gives; this one works in any case where there is none.
-            if cpus.is_none() || started == 0 {
+            if near.cpus.is_none() || started == 0 {
                 serve();
             }
         });
@@ -211,16 +206,6 @@ impl<'a> Writing<'a> {
             let _ = self.unpinned.set(note);
         }
         mem::replace(&mut *lock(&scheduler.customer().result), Ok(()))
-    }
-
-    /// Where its threads run: near the devices if most bytes come from these, and else where the system has them run.
-    fn placement(&self) -> Placement {
-        let bytes = |tensor: &TensorData<'_>| u128::from(tensor.bytes.len());
-        let of_devices = |tensor: &&TensorData<'_>| matches!(tensor.bytes, TensorBytes::Device(_));
-        let all: u128 = self.tensors.iter().map(bytes).sum();
-        let copied: u128 = self.tensors.iter().filter(of_devices).map(bytes).sum();
-        let nearest = self.devices.nearest().filter(|_| 2 * copied > all);
-        nearest.map_or_else(Placement::default, |near| Placement::near_device(near))
     }
 
     /// The writes of a file, and its sync if one is asked for.

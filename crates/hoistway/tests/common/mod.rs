@@ -11,6 +11,8 @@
 
 pub mod child;
 pub mod gguf;
+#[cfg(target_os = "linux")]
+pub mod nodes;
 pub mod on_device;
 pub mod reading;
 pub mod saving;

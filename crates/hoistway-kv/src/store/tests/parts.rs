@@ -481,6 +481,8 @@ impl Transfers for OneThread {
             route: Route::Threads,
             threads: 1,
             bounce_bytes: 0,
+            numa_node: None,
+            notes: Vec::new(),
             proofs: Vec::new(),
             refused: Vec::new(),
         }
