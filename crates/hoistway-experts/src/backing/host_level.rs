@@ -1,9 +1,10 @@
 //! The second level of slots on a device: pinned host memory that evicted experts stay in, up to a bound.
 //!
-//! One thread saves evicted experts and fetches those that are requested again. Of one host slot it does so in the order in which
-//! it is asked: what is fetched was saved before, and a slot is not filled with another expert before the last fetch from it. What is
+//! One thread saves evicted experts, and another fetches those that are requested again, each on a stream of its own: a bus carries as
+//! much one way while it carries the other. Jobs of one host slot are done one by one, in the order in which they are asked for: what is
+//! fetched was saved before, and a slot is not filled with another expert before the last fetch from it has ended. What is
 //! read to a slot of the device next waits until its expert is saved. A save only reads bytes, so it comes after no work that reads
-//! them too; a fetch begins once the work that has used its slot of the device has ended, and other jobs go first until then.
+//! them too; a fetch begins once the work that has used its slot of the device has ended, and other fetches go first until then.
 //! Prefetches come last. A fetched expert keeps its host slot until another needs it: bytes never change, so its next eviction copies
 //! nothing.
 #![allow(unsafe_code)]
@@ -18,7 +19,7 @@ use hoistway_io::{
 use serde::Serialize;
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
-    fmt, io,
+    fmt,
     mem::ManuallyDrop,
     process,
     sync::{Arc, Condvar, Mutex, PoisonError},
@@ -60,17 +61,17 @@ pub(crate) enum Fetched {
     Failed(hoistway_device::Error),
 }
 
-/// The second level of a device's slots. Dropping it ends its thread, which ends the copy that it is making.
+/// The second level of a device's slots. Dropping it ends its threads, which end the copies that they are making.
 pub(crate) struct HostLevel {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-    /// The process that has the thread.
+    threads: Vec<JoinHandle<()>>,
+    /// The process that has the threads.
     process: u32,
 }
 
 struct Shared {
     device: Arc<Device>,
-    /// The address of the first host slot. The thread has the memory, and gives it back as it ends.
+    /// The address of the first host slot. The threads have the memory, and the last gives it back as it ends.
     base: usize,
     slot_bytes: u64,
     state: Mutex<State>,
@@ -96,10 +97,15 @@ struct State {
     /// Slots that a copy of unknown fate may still write to.
     in_doubt: Vec<u32>,
     jobs: VecDeque<Job>,
+    /// The host slots that jobs are using which have begun: of the save, and of the fetch.
+    in_use: [Option<u32>; 2],
+    /// The host slots that hold what their entries say, as far as jobs were done.
+    saved: HashSet<u32>,
     /// Fences of jobs that threads of their own wait for, and whether these have ended.
     asked: Vec<(Fence, bool)>,
-    /// Whether the thread has ended, or is about to.
+    /// Whether the threads have ended, or are about to.
     is_closed: bool,
+    threads: usize,
     stats: HostLevelStats,
 }
 
@@ -156,6 +162,13 @@ impl Drop for Reply {
 }
 
 impl Job {
+    fn direction(&self) -> CopyDirection {
+        match self.kind {
+            JobKind::Save(_) => CopyDirection::ToHost,
+            JobKind::Fetch(_) => CopyDirection::ToDevice,
+        }
+    }
+
     /// The fetch, if it is one of `unit`.
     fn fetch_of(&mut self, unit: usize) -> Option<&mut Fetch> {
         match &mut self.kind {
@@ -192,13 +205,23 @@ impl HostLevel {
         };
         let (device, state) = (slab.device().clone(), Mutex::new(state));
         let shared = Arc::new(Shared { device, base, slot_bytes, state, changed: Condvar::new() });
-        let works = shared.clone();
-        let thread = thread_named("hoistway-level").spawn(move || works.work(memory));
+        let mut level = Self { shared, threads: Vec::new(), process: process::id() };
+        level.start("hoistway-evict", CopyDirection::ToHost, memory.clone())?;
+        level.start("hoistway-fetch", CopyDirection::ToDevice, memory)?;
+        Ok(level)
+    }
+
+    /// Starts the thread that copies in one direction.
+    fn start(&mut self, name: &str, direction: CopyDirection, memory: Arc<BothSides>) -> Result<()> {
+        let works = self.shared.clone();
+        lock(&works.state).threads += 1;
+        let thread = thread_named(name).spawn(move || works.work(direction, memory));
         let thread = thread.map_err(|source| {
             let (bytes, kind) = (hoistway_io::parallel::STACK_BYTES as u64, "a thread's stack");
             hoistway::Error::Allocation { bytes, kind, source }
         })?;
-        Ok(Self { shared, thread: Some(thread), process: process::id() })
+        self.threads.push(thread);
+        Ok(())
     }
 
     /// All bytes of a unit are on the device.
@@ -230,7 +253,7 @@ impl HostLevel {
         let after = room.after.iter().flat_map(|fences| fences.iter().cloned()).collect();
         let fetch = Fetch { reply: Reply(Some(Box::new(end))), bytes, is_demand, begin_by };
         state.jobs.push_back(Job { unit, copy, slot, after, kind: JobKind::Fetch(fetch) });
-        self.shared.changed.notify_one();
+        self.shared.changed.notify_all();
         true
     }
 
@@ -240,7 +263,7 @@ impl HostLevel {
             let mut state = lock(&self.shared.state);
             let position = state.jobs.iter_mut().position(|job| job.fetch_of(unit).is_some());
             // Others of its slot may be done now.
-            self.shared.changed.notify_one();
+            self.shared.changed.notify_all();
             position.and_then(|position| state.jobs.remove(position))
         };
         if let Some(Job { kind: JobKind::Fetch(fetch), .. }) = job {
@@ -256,8 +279,8 @@ impl HostLevel {
         }
     }
 
-    /// Saves and fetches nothing more: what has not begun is dropped, the thread ends, and the host memory is given back once it
-    /// has. Waits for nothing.
+    /// Saves and fetches nothing more: what has not begun is dropped, the threads end, and the host memory is given back once they
+    /// have. Waits for nothing.
     pub(crate) fn close(&self) {
         drop(self.shared.close());
     }
@@ -284,7 +307,7 @@ impl HostLevel {
         let (fence, gate) = Fence::gated();
         let copy = self.shared.copy(slot, address, len);
         state.jobs.push_back(Job { unit, copy, slot, after: Vec::new(), kind: JobKind::Save(gate) });
-        self.shared.changed.notify_one();
+        self.shared.changed.notify_all();
         after.push(fence);
         after
     }
@@ -304,12 +327,12 @@ impl HostLevel {
 
 impl Drop for HostLevel {
     fn drop(&mut self) {
-        // A child of fork has no such thread, and the lock may be held in its copy for ever.
+        // A child of fork has no such threads, and the lock may be held in its copy for ever.
         if self.process != process::id() {
             return;
         }
         self.close();
-        if let Some(thread) = self.thread.take() {
+        for thread in self.threads.drain(..) {
             // A panic was reported where it happened.
             _ = thread.join();
         }
@@ -331,18 +354,16 @@ impl Shared {
         std::mem::take(&mut state.jobs)
     }
 
-    /// Makes copies until the level is closed.
-    fn work(self: &Arc<Self>, memory: Arc<BothSides>) {
+    /// Makes copies of one direction until the level is closed.
+    fn work(self: &Arc<Self>, direction: CopyDirection, memory: Arc<BothSides>) {
         // Threads that wait for all work of the device. What is dropped before this is waited for by nothing.
         let waits = Waits::default();
         let _closing = Closing(self);
         let held = memory;
         let mut stream = None;
-        // The slots that hold what their entries say, as far as jobs were done.
-        let mut saved = HashSet::new();
-        // Those that a copy of unknown fate may still write to.
+        // Host slots that a save of unknown fate may still write to.
         let mut in_doubt = HashSet::new();
-        while let Some(Job { unit, copy, slot, after, kind }) = self.next(&waits) {
+        while let Some(Job { unit, copy, slot, after, kind }) = self.next(direction, &waits) {
             match kind {
                 JobKind::Save(gate) => {
                     if !in_doubt.is_empty() && !self.device.is_in_doubt() {
@@ -352,28 +373,34 @@ impl Shared {
                         let why = "an earlier copy may still write to its slot in host memory";
                         Fate::Unknown(hoistway_device::Error::Internal(why.into()))
                     } else {
-                        self.run(&held, &mut stream, CopyDirection::ToHost, copy, &after)
+                        self.run(&held, &mut stream, direction, copy, &after)
                     };
                     if !fate.is_known() {
                         in_doubt.insert(slot);
                     }
                     if matches!(fate, Fate::Done) {
-                        saved.insert(slot);
-                        lock(&self.state).stats.saved += 1;
+                        let mut state = lock(&self.state);
+                        state.saved.insert(slot);
+                        state.stats.saved += 1;
                     } else {
                         tracing::warn!(
                             unit,
                             ?fate,
                             "an evicted expert was not saved, and will be read again"
                         );
-                        saved.remove(&slot);
                         lock(&self.state).lose(unit, slot, fate.is_known());
                     }
+                    // Before the other thread is told to look.
                     drop(gate);
+                    self.end_use(direction);
                 }
-                JobKind::Fetch(fetch) if !saved.contains(&slot) => fetch.reply.tell(Fetched::Gone),
+                JobKind::Fetch(fetch) if !lock(&self.state).saved.contains(&slot) => {
+                    self.end_use(direction);
+                    fetch.reply.tell(Fetched::Gone);
+                }
                 JobKind::Fetch(Fetch { reply, bytes, .. }) => {
-                    let fate = self.run(&held, &mut stream, CopyDirection::ToDevice, copy, &after);
+                    let fate = self.run(&held, &mut stream, direction, copy, &after);
+                    self.end_use(direction);
                     reply.tell(match fate.result() {
                         Ok(()) => {
                             let stats = &mut lock(&self.state).stats;
@@ -388,8 +415,14 @@ impl Shared {
         }
     }
 
-    /// Waits for a job. `None` once the level is closed.
-    fn next(self: &Arc<Self>, waits: &Waits) -> Option<Job> {
+    /// Ends the use of a host slot, so that the next job of it may begin.
+    fn end_use(&self, direction: CopyDirection) {
+        lock(&self.state).in_use[direction as usize] = None;
+        self.changed.notify_all();
+    }
+
+    /// Waits for a job of this direction, and begins to use its host slot. `None` once the level is closed.
+    fn next(self: &Arc<Self>, direction: CopyDirection, waits: &Waits) -> Option<Job> {
         let mut state = lock(&self.state);
         loop {
             if state.is_closed {
@@ -404,8 +437,9 @@ impl Shared {
                 state = lock(&self.state);
                 continue;
             }
-            let Choice { job, has_to_ask } = self.choose(&mut state, waits);
+            let Choice { job, has_to_ask } = self.choose(&mut state, direction, waits);
             if let Some(job) = job.and_then(|position| state.jobs.remove(position)) {
+                state.in_use[direction as usize] = Some(job.slot);
                 return Some(job);
             }
             state = if has_to_ask {
@@ -417,16 +451,16 @@ impl Shared {
         }
     }
 
-    /// Chooses the first job that may be done now, a prefetch only if there is no other. What each waits for comes before it, so
-    /// the first of all waits at most for the device.
-    fn choose(self: &Arc<Self>, state: &mut State, waits: &Waits) -> Choice {
-        let State { jobs, asked, .. } = state;
+    /// Chooses the first job of this direction that may be done now, a prefetch only if there is no other. What each waits for comes
+    /// before it, so the first of all waits at most for the device.
+    fn choose(self: &Arc<Self>, state: &mut State, direction: CopyDirection, waits: &Waits) -> Choice {
+        let State { jobs, asked, in_use, .. } = state;
         let mut choice = Choice { job: None, has_to_ask: false };
-        let mut slots = HashSet::new();
+        let mut slots: HashSet<u32> = in_use.iter().flatten().copied().collect();
         asked.retain(|(fence, _)| jobs.iter().any(|job| job.after.contains(fence)));
         for (position, job) in jobs.iter().enumerate() {
             let is_first = slots.insert(job.slot);
-            if !is_first || (choice.job.is_some() && job.is_prefetch()) {
+            if !is_first || job.direction() != direction || (choice.job.is_some() && job.is_prefetch()) {
                 continue;
             }
             let mut is_ready = true;
@@ -463,7 +497,7 @@ impl Shared {
             _ = CopyStream::new(&shared.device).and_then(|stream| fence.order(&stream));
             let mut state = lock(&shared.state);
             state.asked.iter_mut().filter(|asked| asked.0 == fence).for_each(|asked| asked.1 = true);
-            shared.changed.notify_one();
+            shared.changed.notify_all();
         };
         waits.start(wait).is_ok()
     }
@@ -486,9 +520,9 @@ impl Shared {
             *kept = Some(stream);
             return Fate::Failed(error);
         }
-        // SAFETY: the slot is pinned, and no other job uses it meanwhile, as they are done one by one. The unit's place on the
-        // device is allocated; nothing else writes to it before its gate opens, or before the end of the fetch is told. Where the
-        // fate is unknown, both are parked.
+        // SAFETY: the slot is pinned, and no other job uses it meanwhile, as those of one slot are done one by one. The unit's place
+        // on the device is allocated; nothing else writes to it before its gate opens, or before the end of the fetch is told. Where
+        // the fate is unknown, both are parked.
         let fate = unsafe { stream.run(direction, &[copy]) };
         if fate.is_known() {
             *kept = Some(stream);
@@ -505,16 +539,19 @@ struct Choice {
     has_to_ask: bool,
 }
 
-/// Closes the level as its thread ends, however that comes.
+/// Closes the level as one of its threads ends, however that comes.
 struct Closing<'a>(&'a Shared);
 
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
         drop(self.0.close());
         let mut state = lock(&self.0.state);
-        state.entries.clear();
-        state.order.clear();
-        state.stats.held_bytes = 0;
+        state.threads -= 1;
+        if state.threads == 0 {
+            state.entries.clear();
+            state.order.clear();
+            state.stats.held_bytes = 0;
+        }
     }
 }
 
@@ -534,8 +571,8 @@ impl State {
         true
     }
 
-    /// A slot for another unit. `None` if each is to be fetched from, which may have to wait for work of the caller's, or a copy of
-    /// unknown fate may write to it.
+    /// A slot for another unit, which a fetch that has begun may still read. `None` if each is to be fetched from, which may have to
+    /// wait for work of the caller's, or a copy of unknown fate may write to it.
     fn take_slot(&mut self) -> Option<u32> {
         if let Some(slot) = self.free.pop() {
             return Some(slot);
@@ -552,6 +589,7 @@ impl State {
     /// A unit was not saved to its slot.
     fn lose(&mut self, unit: usize, slot: u32, is_known: bool) {
         self.stats.failed += 1;
+        self.saved.remove(&slot);
         // Another unit may have the slot in the meantime, which is saved to it later.
         if self.entries.get(&unit).is_none_or(|entry| entry.slot != slot) {
             return;
@@ -572,14 +610,11 @@ impl BothSides {
         let device = slab.device();
         let no_memory = |source| hoistway::Error::Allocation { bytes: len, kind: "memory", source };
         let (bytes, kind) = (len as usize, PageKind::TransparentHuge);
-        let near = device.info().numa_node.and_then(|node| {
-            let mapping = Mapping::anonymous_on(bytes, kind, node);
-            let refused = |error: &io::Error| {
-                tracing::warn!(bytes, node, %error, "the second level is not on the NUMA node of its device: copies are slower");
-            };
-            mapping.inspect_err(refused).ok()
-        });
-        let mut host = near.map_or_else(|| Mapping::anonymous(bytes, kind), Ok).map_err(no_memory)?;
+        let node = device.info().numa_node;
+        let (mut host, refusal) = Mapping::anonymous_near(bytes, kind, node).map_err(no_memory)?;
+        if let Some(error) = refusal {
+            tracing::warn!(bytes, node, %error, "the second level is not on the NUMA node of its device: copies are slower");
+        }
         host.hide_from_children();
         // SAFETY: it is unmapped after it was unpinned.
         let pinned = unsafe { Pinned::new(device, host.pointer(0).as_ptr(), host.len()) };
@@ -624,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_panics_opens_its_gates_and_tells_of_what_is_gone() {
+    fn a_thread_that_panics_opens_gates_and_tells_of_what_is_gone() {
         let device = Device::open(DeviceId::Toy(0)).unwrap();
         let slab = Arc::new(DeviceMemory::new(&device, 4 * SLOT).unwrap());
         let level = HostLevel::new(&slab, SLOT, 4, 4 * SLOT).unwrap();

@@ -331,6 +331,85 @@ fn an_expert_that_is_requested_before_its_save_has_failed_is_read() {
     }
 }
 
+/// A store of three experts on its device whose second level has the first two.
+fn with_two_saved(model: &Model, device: DeviceId) -> Store {
+    let store = model.store(&levels(device, 3, 2));
+    (0..3).for_each(|number| look_at(model, &store, number));
+    for number in 0..2 {
+        store.evict(0, &[number]).unwrap();
+        until("an expert to be saved", || level_of(&store).saved == u64::from(number) + 1);
+    }
+    store
+}
+
+/// Lets calls of one function of the driver wait until this is dropped.
+struct Blocked<'a>(&'a Turn);
+
+impl<'a> Blocked<'a> {
+    fn new(turn: &'a Turn, vendor: Vendor, function: &str) -> Self {
+        turn.configure(&format!("BLOCKS={}", vendor.symbol(function)));
+        Self(turn)
+    }
+}
+
+impl Drop for Blocked<'_> {
+    fn drop(&mut self) {
+        self.0.configure("BLOCKS=");
+    }
+}
+
+/// A bus carries as much one way while it carries the other. A slot of the second level is not filled before what is fetched from
+/// it is on the device.
+#[test]
+fn experts_are_saved_while_one_is_fetched_but_not_to_where_it_is_fetched_from() {
+    let turn = Turn::take();
+    for vendor in Vendor::ALL {
+        let model = Model::new();
+        let store = with_two_saved(&model, vendor.device(0));
+        look_at(&model, &store, 3);
+        let calls = format!("calls.{}", vendor.symbol("cuMemcpyHtoDAsync_v2"));
+        let before = turn.count(&calls);
+        let blocked = Blocked::new(&turn, vendor, "cuMemcpyHtoDAsync_v2");
+        let fetch = store.ensure_async(0, &[0]).unwrap();
+        until("the fetch to have begun", || turn.count(&calls) > before);
+        // The second level has room for the one where the first is fetched from, and for the other beside it.
+        store.evict(0, &[2]).unwrap();
+        store.evict(0, &[3]).unwrap();
+        until("one to be saved", || level_of(&store).saved == 3);
+        drop(blocked);
+        model.assert_holds(&fetch.wait().unwrap());
+        until("the other to be saved", || level_of(&store).saved == 4);
+        let hits = level_of(&store).hits;
+        (2..4).for_each(|number| look_at(&model, &store, number));
+        assert_eq!((level_of(&store).hits, level_of(&store).failed), (hits + 2, 0));
+        drop((store, model));
+        turn.assert_nothing_left("saved beside a fetch");
+    }
+}
+
+/// An expert is not fetched before it is in the second level.
+#[test]
+fn experts_are_fetched_while_one_is_saved_but_not_from_where_it_is_saved_to() {
+    let turn = Turn::take();
+    for vendor in Vendor::ALL {
+        let model = Model::new();
+        let store = with_two_saved(&model, vendor.device(0));
+        let blocked = Blocked::new(&turn, vendor, "cuMemcpyDtoHAsync_v2");
+        // Its slot of the second level has had the first.
+        store.evict(0, &[2]).unwrap();
+        let waits = store.ensure_async(0, &[2]).unwrap();
+        let lease = store.ensure(0, &[1]).unwrap();
+        assert_eq!(level_of(&store).hits, 1);
+        drop(blocked);
+        model.assert_holds(&waits.wait().unwrap());
+        model.assert_holds(&lease);
+        let level = level_of(&store);
+        assert_eq!((level.saved, level.hits, level.failed), (3, 2, 0));
+        drop((lease, store, model));
+        turn.assert_nothing_left("fetched beside a save");
+    }
+}
+
 #[test]
 fn a_lease_that_outlives_its_store_keeps_no_second_level() {
     let turn = Turn::take();
@@ -481,13 +560,17 @@ fn round(seed: u64, steps: u64) {
     let model = Model::new();
     let mut random = fastrand::Rng::with_seed(seed);
     let vendor = Vendor::ALL[random.usize(0..2)];
-    let (slots, host_slots) = (random.u64(3..9), random.u64(1..20));
+    // Few experts and few host slots, so that one is often filled while it was just fetched from, or else many.
+    let (layers, host_slots) =
+        if random.bool() { (1, random.u64(1..4)) } else { (LAYERS, random.u64(1..20)) };
+    let slots = random.u64(3..if layers == 1 { 5 } else { 9 });
     let store = model.store(&levels(vendor.device(0), slots, host_slots));
     turn.configure(&format!("JITTER_US={}", random.u32(0..300)));
     thread::scope(|scope| {
         for thread in 0..4 {
             let (store, model) = (&store, &model);
-            scope.spawn(move || work(store, model, fastrand::Rng::with_seed(seed * 4 + thread), steps));
+            let random = fastrand::Rng::with_seed(seed * 4 + thread);
+            scope.spawn(move || work(store, model, layers, random, steps));
         }
     });
     turn.reset();
@@ -499,9 +582,9 @@ fn round(seed: u64, steps: u64) {
     turn.assert_nothing_left("a round");
 }
 
-fn work(store: &Store, model: &Model, mut random: fastrand::Rng, steps: u64) {
+fn work(store: &Store, model: &Model, layers: u32, mut random: fastrand::Rng, steps: u64) {
     for _ in 0..steps {
-        let layer = random.u32(0..LAYERS);
+        let layer = random.u32(0..layers);
         let experts: Vec<u32> = (0..random.usize(1..3)).map(|_| random.u32(0..EXPERTS)).collect();
         match random.u32(0..12) {
             0 => _ = store.evict(layer, &experts).unwrap(),
