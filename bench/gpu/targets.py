@@ -54,8 +54,13 @@ COMPARISONS = (
         "kv_blocks", "load device", "load host", "KV blocks of 64 KiB loaded, of the host's rate", 0.9
     ),
     Comparison("save", "save", "writes", "save from the device, of the drive's writes", 0.9),
+    Comparison(
+        "kv_large_blocks", "store device", "writes", "KV blocks of 1 MiB stored, of the drive's writes", 0.9
+    ),
+    Comparison("kv_large_blocks", "load device", "reads", "KV blocks of 1 MiB loaded, of direct reads", 0.9),
     Comparison("layers", "layers", "load", "layers one after the other, of a load of all", None),
     Comparison("experts", "experts", "load", "experts as they are chosen, of a load of all", None),
+    Comparison("second_level", "experts", "link", "experts from the second level, of pinned copies", None),
 )
 
 

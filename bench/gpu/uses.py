@@ -31,6 +31,8 @@ BLOCK = 64 << 10
 # What KV requests have under way, as in a cache of a server.
 REQUEST_BYTES, REQUESTS = 32 * MIB, 4
 WRITE_BYTES, WRITERS = 4 * MIB, 8
+READERS = 8
+LAYERS, EXPERTS, TOP = 4, 32, 4
 TURNS = 3
 
 Side = dict[str, Any]
@@ -137,20 +139,39 @@ def one_tensor(setting: Setting) -> Sides:
 
 def kv_blocks(setting: Setting) -> Sides:
     """Blocks of 64 KiB between the drive and the device, and between the drive and the host."""
+    for _, name, side in _kv(setting, BLOCK, {"host": "cpu", "device": device()}):
+        yield name, side
+
+
+def kv_large_blocks(setting: Setting) -> Sides:
+    """Blocks of 1 MiB between the drive and the device, and as many bytes that the drive writes and reads directly."""
+    path = setting.folder / "plain"
+    for size, name, side in _kv(setting, MIB, {"device": device()}):
+        yield name, side
+        if name.startswith("store"):
+            with timed() as plain:
+                _write(path, size)
+            yield "writes", plain | {"bytes": size}
+        else:
+            read = host.device([str(path)], READERS)
+            yield "reads", {"seconds": read["seconds"], "bytes": read["bytes"]}
+            path.unlink()
+
+
+def _kv(setting: Setting, block: int, places: dict[str, str]) -> Iterator[tuple[int, str, Side]]:
+    """Stores and loads, from and to memory of each place: their bytes, which of them it was, and what it took."""
     from hoistway import kv  # noqa: PLC0415
 
-    count = setting.bytes // 8 // BLOCK
-    places = np.random.default_rng(0).permutation(count)
-    on_device, on_host = setting.driver.allocate(count * BLOCK), setting.driver.pinned(count * BLOCK)
+    count = max(REQUESTS, setting.bytes // 8 // block)
+    order = np.random.default_rng(0).permutation(count)
+    on_device, on_host = setting.driver.allocate(count * block), setting.driver.pinned(count * block)
     on_host[:] = 1
-    each = max(1, min(REQUEST_BYTES // BLOCK, count // REQUESTS))
+    start = {"host": on_host.ctypes.data, "device": on_device}
+    each = max(1, min(REQUEST_BYTES // block, count // REQUESTS))
     for turn in range(2):
-        for side_name, start, where in (
-            ("host", on_host.ctypes.data, "cpu"),
-            ("device", on_device, device()),
-        ):
-            root = setting.folder / f"kv-{side_name}-{turn}"
-            store = kv.Store(root, capacity=max(4 * count * BLOCK, 256 * MIB), min_free=0)
+        for name, where in places.items():
+            root = setting.folder / f"kv-{name}-{turn}"
+            store = kv.Store(root, capacity=max(4 * count * block, 256 * MIB), min_free=0)
             try:
                 blocks = store.namespace(model="bench")
                 for move in ("store", "load"):
@@ -159,9 +180,9 @@ def kv_blocks(setting: Setting) -> Sides:
                     with timed() as side:
                         pending: list[Any] = []
                         for first in range(0, count, each):
-                            some = places[first : first + each]
+                            some = order[first : first + each]
                             addresses = kv.Addresses(
-                                [[start + int(place) * BLOCK] for place in some], [BLOCK], device=where
+                                [[start[name] + int(place) * block] for place in some], [block], device=where
                             )
                             keys = [f"{place}" for place in some]
                             pending.append(getattr(blocks, move)(keys, addresses))
@@ -169,7 +190,7 @@ def kv_blocks(setting: Setting) -> Sides:
                                 _done(pending.pop(0))
                         while pending:
                             _done(pending.pop(0))
-                    yield f"{move} {side_name}", side | {"bytes": count * BLOCK}
+                    yield count * block, f"{move} {name}", side | {"bytes": count * block}
             finally:
                 store.close()
                 shutil.rmtree(root, ignore_errors=True)
@@ -231,39 +252,77 @@ def layers(setting: Setting) -> Sides:
 
 def experts(setting: Setting) -> Sides:
     """Experts in slots of the device, of which a third fits: how many bytes a second are read to it."""
-    from hoistway.experts import ExpertStore  # noqa: PLC0415
-
-    layer_count, expert_count, top = 4, 32, 4
-    side_length = max(64, int((setting.bytes / 8 / layer_count / expert_count / 3 / 2) ** 0.5) // 64 * 64)
-    tensors = {
-        f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight": ("BF16", [side_length, side_length])
-        for layer in range(layer_count)
-        for expert in range(expert_count)
-        for part in ("gate", "up", "down")
-    }
-    path = str(files.write(setting.folder / "experts.safetensors", tensors))
-    expert_bytes = 3 * 2 * side_length**2
-    budget = layer_count * expert_count * expert_bytes // 3
-    generator = np.random.default_rng(0)
-    store = ExpertStore.open(
-        path, budget=budget, device=device(), framework=setting.framework, top_k=top, policy="lru"
-    )
-    with store:
+    path, expert_bytes = _moe(setting)
+    with _experts(setting, path, expert_bytes) as store:
         before = store.stats()["bytes_read"]
         with timed() as side:
-            for _ in range(16):
-                for layer in range(layer_count):
-                    chosen = [int(expert) for expert in generator.permutation(expert_count)[:top]]
-                    with store.ensure(layer, chosen):
-                        pass
+            _tokens(store, 16)
             setting.driver.synchronize()
         yield "experts", side | {"bytes": store.stats()["bytes_read"] - before}
     yield "load", setting.load([path])
 
 
+def second_level(setting: Setting) -> Sides:
+    """Experts that come from pinned host memory while others are evicted, and the link's rate for as many bytes."""
+    path, expert_bytes = _moe(setting)
+    with _experts(setting, path, expert_bytes, host_level=LAYERS * EXPERTS * expert_bytes) as store:
+        for layer in range(LAYERS):
+            for first in range(0, EXPERTS, TOP):
+                with store.ensure(layer, list(range(first, first + TOP))):
+                    pass
+        before = store.stats()["host_level"]["bytes_copied"]
+        with timed() as side:
+            _tokens(store, 16)
+            setting.driver.synchronize()
+        copied = store.stats()["host_level"]["bytes_copied"] - before
+    yield "experts", side | {"bytes": copied}
+    yield "link", pinned_copies(copied, by_slots=False)
+
+
+def _moe(setting: Setting) -> tuple[str, int]:
+    """A mixture of experts of an eighth of the model's size, and the bytes of an expert."""
+    length = max(64, int((setting.bytes / 8 / LAYERS / EXPERTS / 3 / 2) ** 0.5) // 64 * 64)
+    tensors = {
+        f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight": ("BF16", [length, length])
+        for layer in range(LAYERS)
+        for expert in range(EXPERTS)
+        for part in ("gate", "up", "down")
+    }
+    return str(files.write(setting.folder / "experts.safetensors", tensors)), 3 * 2 * length**2
+
+
+def _experts(setting: Setting, path: str, expert_bytes: int, **options: Any) -> Any:
+    from hoistway.experts import ExpertStore  # noqa: PLC0415
+
+    budget = LAYERS * EXPERTS * expert_bytes // 3
+    own = {"device": device(), "framework": setting.framework, "top_k": TOP, "policy": "lru"}
+    return ExpertStore.open(path, budget=budget, **own, **options)
+
+
+def _tokens(store: Any, count: int) -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(count):
+        for layer in range(LAYERS):
+            chosen = [int(expert) for expert in generator.permutation(EXPERTS)[:TOP]]
+            with store.ensure(layer, chosen):
+                pass
+
+
 USES: dict[str, Callable[[Setting], Sides]] = {
     use.__name__: use
-    for use in (first_load, conversion, pieces, large_model, one_tensor, kv_blocks, save, layers, experts)
+    for use in (
+        first_load,
+        conversion,
+        pieces,
+        large_model,
+        one_tensor,
+        kv_blocks,
+        save,
+        kv_large_blocks,
+        layers,
+        experts,
+        second_level,
+    )
 }
 
 
