@@ -115,6 +115,16 @@ impl CopyStream {
         unsafe { self.stream.wait_for(stream) }
     }
 
+    /// Makes later copies wait for what was queued so far on another stream of the device, and for what that waits for.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn follow(&self, other: &Self) -> Result<()> {
+        let event = other.stream.mark()?;
+        // SAFETY: an event of this value, for which the driver waits although it be destroyed.
+        unsafe { self.stream.wait_for_event(event.handle()) }
+    }
+
     /// Makes later copies wait for what is queued so far on the legacy default stream, and so on every stream that is in
     /// order with it.
     ///

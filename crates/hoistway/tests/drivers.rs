@@ -12,14 +12,15 @@ use common::{
     tensor, write_model,
 };
 use hoistway::{
-    Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Route, TensorMemory,
+    Checkpoint, DeviceAllocator, DeviceId, DirectIo, Dtype, Error, LoadOptions, Route, TensorMemory,
+    memory::LentMemory,
     plan::{Layout, Selection, TensorSlice},
     route::fault::{Fault, FaultScript},
     save::{SaveOptions, TensorData, save as save_file},
 };
 use hoistway_device::{CopyStream, Device, DeviceMemory, Fence};
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     ffi::c_void,
     fs,
     ops::ControlFlow,
@@ -470,6 +471,110 @@ fn copies_overlap_with_reads() {
         let during = copies.iter().filter(|copy| copy["end_ns"].as_u64().unwrap() < last_read).count();
         assert!(copies.len() >= 24 && during * 4 >= copies.len(), "{during} of {} copies", copies.len());
     }
+}
+
+/// The bus carries the bytes of a slot while a kernel works on those of the one before: they are on different streams. Copies alone
+/// share one.
+#[test]
+fn conversions_take_two_streams_in_turn() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let path = directory.path().join("halves.safetensors");
+    write_model(&path, &[tensor("t", Dtype::F16, &[8 << 20])], 0, 3);
+    for vendor in Vendor::ALL {
+        for dtype in [None, Some(Dtype::F32)] {
+            let trace = directory.path().join(format!("{vendor:?} {dtype:?}.jsonl"));
+            stand_in.set(&format!("TRACE={}", trace.display()));
+            let mut options = staged(vendor).chunk_bytes(1 << 20);
+            options.dtype = dtype;
+            drop(hoistway::load(&[&path], &options).unwrap());
+            stand_in.reset();
+            let lines = fs::read_to_string(&trace).unwrap();
+            let mut slots: BTreeMap<u64, usize> = BTreeMap::new();
+            for line in lines.lines() {
+                let line: serde_json::Value = serde_json::from_str(line).unwrap();
+                if line["op"] == "h2d" && line["bytes"].as_u64().unwrap() > 64 << 10 {
+                    *slots.entry(line["stream"].as_u64().unwrap()).or_default() += 1;
+                }
+            }
+            let counts: Vec<usize> = slots.into_values().collect();
+            match dtype {
+                None => assert_eq!(counts.len(), 1, "{vendor:?}: {counts:?}"),
+                Some(_) => assert!(matches!(counts[..], [8..=9, 8..=9]), "{vendor:?}: {counts:?}"),
+            }
+        }
+    }
+    stand_in.assert_nothing_left("conversions");
+}
+
+/// Both streams come after the work that may still use memory which an allocator lends.
+#[test]
+fn conversions_wait_for_what_still_uses_memory_that_is_lent() {
+    static GATE: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+    unsafe extern "C" fn wait(_: *mut c_void) {
+        drop(GATE.1.wait_while(GATE.0.lock().unwrap(), |is_open| !*is_open).unwrap());
+    }
+    type Handle = *mut c_void;
+    let stand_in = Turn::take();
+    let directory = disk();
+    let path = directory.path().join("halves.safetensors");
+    write_model(&path, &[tensor("t", Dtype::F16, &[8 << 20])], 0, 3);
+    let options = staged(Vendor::Cuda).chunk_bytes(1 << 20).dtype(Dtype::F32);
+    let plain = hoistway::load(&[&path], &options).unwrap();
+    let expected = plain.get("t").unwrap().bytes().unwrap().into_owned();
+    drop(plain);
+
+    let push: unsafe extern "C" fn(Handle) -> i32 = stand_in.function("cuCtxPushCurrent_v2");
+    let pop: unsafe extern "C" fn(*mut Handle) -> i32 = stand_in.function("cuCtxPopCurrent_v2");
+    let retain: unsafe extern "C" fn(*mut Handle, i32) -> i32 = stand_in.function("cuDevicePrimaryCtxRetain");
+    let release: unsafe extern "C" fn(i32) -> i32 = stand_in.function("cuDevicePrimaryCtxRelease_v2");
+    let make: unsafe extern "C" fn(*mut Handle, u32) -> i32 = stand_in.function("cuStreamCreate");
+    let destroy: unsafe extern "C" fn(Handle) -> i32 = stand_in.function("cuStreamDestroy_v2");
+    let launch: unsafe extern "C" fn(Handle, unsafe extern "C" fn(Handle), Handle) -> i32 =
+        stand_in.function("cuLaunchHostFunc");
+    let fill: unsafe extern "C" fn(u64, u8, usize, usize) -> i32 = stand_in.function("cuMemsetD8Async");
+    let device = Device::open(DeviceId::Cuda(0)).unwrap();
+    let [mut context, mut stream]: [Handle; 2] = [ptr::null_mut(); 2];
+    // SAFETY: functions of the driver, of these types; all handles live until they are destroyed.
+    unsafe {
+        assert_eq!((retain(&mut context, 0), push(context)), (0, 0));
+        assert_eq!((make(&mut stream, 1), launch(stream, wait, ptr::null_mut())), (0, 0));
+        assert_eq!(pop(&mut context), 0);
+    }
+    let (of_context, of_stream) = (context.expose_provenance(), stream.expose_provenance());
+    let allocate = move |bytes| {
+        let memory = DeviceMemory::new(&device, bytes)?;
+        let address = memory.address();
+        // SAFETY: as above.
+        unsafe {
+            assert_eq!(push(ptr::with_exposed_provenance_mut(of_context)), 0);
+            assert_eq!(fill(address, 0xEE, bytes as usize, of_stream), 0);
+            assert_eq!(pop(&mut ptr::null_mut()), 0);
+        }
+        Ok(LentMemory::new(address, of_stream, Box::new(memory)))
+    };
+    // SAFETY: the memory lies on the device, nothing but the fill uses it, and `LentMemory` owns it.
+    let options = options.allocator(unsafe { DeviceAllocator::new(allocate) });
+    let (launched, run) = (STAND_IN.count("calls.cuLaunchKernel"), STAND_IN.count("kernels"));
+    let loaded = thread::scope(|scope| {
+        let load = scope.spawn(|| hoistway::load(&[&path], &options).unwrap());
+        until("kernels on both streams", || STAND_IN.count("calls.cuLaunchKernel") >= launched + 4);
+        // Time for kernels to run that do not wait.
+        let end = Instant::now() + Duration::from_millis(200);
+        while Instant::now() < end && STAND_IN.count("kernels") == run {
+            thread::sleep(Duration::from_millis(1));
+        }
+        *GATE.0.lock().unwrap() = true;
+        GATE.1.notify_all();
+        load.join().unwrap()
+    });
+    assert!(*loaded.get("t").unwrap().bytes().unwrap() == expected[..], "the fill came after the conversion");
+    drop((loaded, options));
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!((push(context), destroy(stream), pop(&mut context), release(0)), (0, 0, 0, 0));
+    }
+    stand_in.assert_nothing_left("memory that was lent");
 }
 
 fn monotonic_ns() -> u64 {

@@ -143,6 +143,7 @@ impl DeviceArenas {
         let needed = self.arenas_of[last];
         if needed > there {
             let arenas = allocate_some(plan, self.line.queue(), self.lent.as_ref(), there..needed)?;
+            self.line.bring_up()?;
             let before = self.addresses();
             let addresses =
                 before.iter().copied().chain(arenas.iter().map(|arena| arena.address())).collect();

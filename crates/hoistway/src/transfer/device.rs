@@ -25,13 +25,16 @@ use tracing::{Span, trace_span};
 /// Copies of fewer bytes are short: the default chunk is not.
 const SHORT_BYTES: u64 = 4 << 20;
 
-/// Copies to one device on one stream.
+/// Copies to one device, on one stream, or on two in turn where kernels run: the bus carries the bytes of a slot while a kernel works
+/// on those of the one before.
 #[derive(Debug)]
 pub(crate) struct DeviceLine {
     /// Copies that were queued, oldest first. Dropped before everything that they use.
     sent: Arc<Handoff<Sent>>,
     scratch: Option<Arc<ScratchMemory>>,
     queue: Arc<CopyStream>,
+    /// The other stream, and how many slots were sent.
+    second: Option<(Arc<CopyStream>, AtomicU64)>,
     /// Whether the thread that queues copies also waits for them.
     is_inline: bool,
     counts: Arc<Counts>,
@@ -152,16 +155,39 @@ impl Needs {
 }
 
 impl DeviceLine {
-    /// A line of copies from so many slots as `counts` says, with what the plan needs for each.
+    /// A line of copies from so many slots as `counts` says, with what the plan needs for each. They come after what `queue` waits for.
     pub(crate) fn new(queue: CopyStream, counts: SlotCounts, needs: &Needs, is_inline: bool) -> Result<Self> {
         let scratch = match needs.table_bytes {
             0 => None,
             _ => Some(Arc::new(ScratchMemory::new(&queue, counts, needs)?)),
         };
-        Ok(Self { sent: Arc::default(), scratch, queue: Arc::new(queue), is_inline, counts: Arc::default() })
+        let second = match scratch.is_some() && !is_inline {
+            true => Some((Arc::new(CopyStream::new(queue.device())?), AtomicU64::new(0))),
+            false => None,
+        };
+        let (sent, queue, counts) = (Arc::default(), Arc::new(queue), Arc::default());
+        let line = Self { sent, scratch, queue, second, is_inline, counts };
+        line.bring_up()?;
+        Ok(line)
     }
 
-    /// The stream of the copies.
+    /// Has all copies come after what the first stream waits for, such as memory that was allocated in its order.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub(crate) fn bring_up(&self) -> Result<()> {
+        self.second.iter().try_for_each(|(second, _)| Ok(second.follow(&self.queue)?))
+    }
+
+    /// The stream of the next copies.
+    fn next_queue(&self) -> &Arc<CopyStream> {
+        match &self.second {
+            Some((second, sent)) if sent.fetch_add(1, Ordering::Relaxed) % 2 == 1 => second,
+            _ => &self.queue,
+        }
+    }
+
+    /// The first stream of the copies.
     pub(crate) fn queue(&self) -> &CopyStream {
         &self.queue
     }
@@ -209,7 +235,7 @@ impl DeviceLine {
         (addresses, arenas): (Arc<[u64]>, Vec<Arc<DeviceArena>>),
         read: InCopy,
     ) {
-        let (queue, with_waiter) = (self.queue.clone(), &self.counts.with_waiter);
+        let (queue, with_waiter) = (self.next_queue().clone(), &self.counts.with_waiter);
         let is_short =
             !self.is_inline && with_waiter.load(Ordering::Relaxed) > 0 && self.is_short(&transfers);
         let table = match &self.scratch {
