@@ -163,6 +163,14 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     fn external(&self) -> Result<&dyn External, Unavailable> {
         Err(no_external())
     }
+
+    /// Its address space, which memory is mapped into by the caller.
+    ///
+    /// # Errors
+    /// Why memory cannot be mapped so.
+    fn virtual_memory(&self) -> Result<&dyn Virtual, Unavailable> {
+        Err(no_virtual_memory())
+    }
 }
 
 /// What is still to come of a stream that nothing uses.
@@ -337,6 +345,69 @@ pub(crate) trait External {
     unsafe fn wait(&self, stream: *mut c_void, semaphore: usize, value: u64) -> Result<()>;
 }
 
+/// Address space of a device, and memory that is mapped into it, by granules.
+pub(crate) trait Virtual {
+    /// Bytes of a granule, a power of two: what is reserved, allocated and mapped is a multiple of it.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    fn granule(&self) -> Result<u64>;
+
+    /// Reserves addresses, which begin at a granule. They have no memory.
+    ///
+    /// # Errors
+    /// [`Error::Device`]; [`Error::OutOfMemory`] if there are no addresses left.
+    fn reserve(&self, len: u64) -> Result<u64>;
+
+    /// Gives addresses back.
+    ///
+    /// # Errors
+    /// [`Error::Device`], [`Error::Forked`].
+    ///
+    /// # Safety
+    /// `reserve` has returned them, nothing is mapped there, and they are given back once.
+    unsafe fn unreserve(&self, address: u64, len: u64) -> Result<()>;
+
+    /// Allocates memory without an address, and returns its handle.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Device`].
+    fn create(&self, len: u64) -> Result<u64>;
+
+    /// Frees memory that `create` made.
+    ///
+    /// # Errors
+    /// [`Error::Device`], [`Error::Forked`].
+    ///
+    /// # Safety
+    /// It is freed once, and was unmapped.
+    unsafe fn destroy(&self, memory: u64) -> Result<()>;
+
+    /// Maps all of some memory. The device may not use it until [`Virtual::allow`] was called.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    ///
+    /// # Safety
+    /// The memory is `len` bytes long and not mapped; the addresses are reserved and nothing is mapped there.
+    unsafe fn map(&self, memory: u64, address: u64, len: u64) -> Result<()>;
+
+    /// Lets the device read and write what is mapped.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    ///
+    /// # Safety
+    /// Memory is mapped there.
+    unsafe fn allow(&self, address: u64, len: u64) -> Result<()>;
+
+    /// Unmaps memory. Waits for no work of the device. If it is unknown whether that was done, it may be tried again.
+    ///
+    /// # Safety
+    /// `map` has mapped it there, and no work of the device uses it any more.
+    unsafe fn unmap(&self, address: u64, len: u64) -> Fate;
+}
+
 /// A place in memory.
 #[derive(Clone, Copy, Debug)]
 pub enum Address {
@@ -402,6 +473,11 @@ fn no_direct_path() -> Unavailable {
 /// Why devices of a kind import nothing of other interfaces.
 pub(crate) fn no_external() -> Unavailable {
     Unavailable::new("devices of this kind import no memory of other interfaces", "")
+}
+
+/// Why devices of a kind have no memory that is mapped.
+pub(crate) fn no_virtual_memory() -> Unavailable {
+    Unavailable::new("memory of devices of this kind is not mapped by hoistway", "use slots")
 }
 
 /// The error of a device whose kind has no kernels, and cannot convert.

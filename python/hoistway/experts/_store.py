@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, Unpack
 
-Backing = Literal["host_slots", "host_sparse", "device_slots"]
+Backing = Literal["host_slots", "host_sparse", "device_slots", "device_sparse"]
 
 
 class ResidencyEvent(NamedTuple):
@@ -63,6 +63,7 @@ class ExpertStore:
         batch: int | str | None = None,
         dense: int | str | None = None,
         host_level: int | str | None = None,
+        pad: bool = False,
         timeout: float = 60.0,
         events: int = 0,
         lenient: bool | None = None,
@@ -78,7 +79,8 @@ class ExpertStore:
                 may exceed it by its own demand, one at a time.
             policy: What says which experts are evicted: one of `policies`.
             backing: Where experts lie: ``"host_slots"``, the default for the host; ``"host_sparse"``, at their place
-                in the stacked tensor; ``"device_slots"``, the default for a device.
+                in the stacked tensor; ``"device_slots"``, the default for a device; ``"device_sparse"``, at their
+                place in the stacked tensor on a CUDA device.
             device: ``"cpu"``, ``"cuda:1"``, ``"rocm:0"``, a number, or a device of torch's.
             framework: Whose tensors to return: ``"torch"``, ``"numpy"``, ``"jax"``, ``"paddle"``, or ``"raw"``.
             top_k: Experts that a token uses in each layer. By default what the model says.
@@ -89,6 +91,9 @@ class ExpertStore:
             dense: With ``device_slots``: bytes of the budget for dense tensors.
             host_level: With ``device_slots``: bytes of pinned host memory beside the budget, which evicted experts
                 stay in. One that is requested again is copied from there, rather than read.
+            pad: With ``device_sparse``: whether slices of experts are padded to whole granules of the device, 2 MiB
+                today. Each takes the padded length of the budget, and is `tensor_stride` bytes behind the one before.
+                By default such slices are refused.
             timeout: Seconds that requests wait for room and for reads.
             events: Changes of residency that are kept for `take_events`.
             lenient: As in `hoistway.open`.
@@ -119,6 +124,7 @@ class ExpertStore:
             batch=batch,
             dense=dense,
             host_level=host_level,
+            pad=pad,
             timeout=timeout,
             events=events,
             **reader_options(options),
@@ -211,10 +217,14 @@ class ExpertStore:
         return described, lost
 
     def tensor_address(self, name: str) -> int | None:
-        """With the backing ``host_sparse`` the address of a stacked tensor: expert ``e`` lies ``e`` slices further.
-        Only slices of leased experts may be read.
+        """With the backings ``host_sparse`` and ``device_sparse`` the address of a stacked tensor: expert ``e`` lies
+        ``e`` times `tensor_stride` further. Only slices of leased experts may be read.
         """
         return self._opened.tensor_address(name)
+
+    def tensor_stride(self, name: str) -> int | None:
+        """With the same backings, the bytes from one expert of a stacked tensor to the next."""
+        return self._opened.tensor_stride(name)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the store was opened, and its contents."""

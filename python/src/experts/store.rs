@@ -160,9 +160,14 @@ impl ExpertStore {
         Ok((described.collect(), lost))
     }
 
-    /// The address of the first byte of a stacked tensor, with the backing `host_sparse`.
+    /// The address of the first byte of a stacked tensor, with the backings `host_sparse` and `device_sparse`.
     fn tensor_address(&self, py: Python<'_>, name: &str) -> PyResult<Option<u64>> {
         Ok(self.store.get(py)?.tensor_address(name))
+    }
+
+    /// Bytes from one expert of a stacked tensor to the next.
+    fn tensor_stride(&self, py: Python<'_>, name: &str) -> PyResult<Option<u64>> {
+        Ok(self.store.get(py)?.tensor_stride(name))
     }
 
     /// What it has done and holds, as JSON.
@@ -305,6 +310,7 @@ fn store_options(
             "host_level" => {
                 options.host_level_bytes = Some(bytes_of("host_level", &value).into_python(py)?);
             }
+            "pad" => options.pad_slices = value.extract()?,
             "dense" => options.dense_bytes = Some(bytes_of("dense", &value).into_python(py)?),
             "timeout" => options.timeout = seconds("timeout", value.extract()?).into_python(py)?,
             "events" => options.events = value.extract()?,
@@ -321,11 +327,12 @@ fn backing_of(name: Option<&str>, device: DeviceId) -> hoistway::Result<Backing>
         (None | Some("host_slots"), true) => return Ok(Backing::HostSlots),
         (Some("host_sparse"), true) => return Ok(Backing::HostSparse),
         (None | Some("device_slots"), false) => return Ok(Backing::DeviceSlots(device)),
+        (Some("device_sparse"), false) => return Ok(Backing::DeviceSparse(device)),
         (Some("host_slots" | "host_sparse"), false) => {
             format!("it is host memory, and the device is {device}")
         }
-        (Some("device_slots"), true) => "it is memory of a device: name one".into(),
-        _ => "it must be one of host_slots, host_sparse, device_slots".into(),
+        (Some("device_slots" | "device_sparse"), true) => "it is memory of a device: name one".into(),
+        _ => "it must be one of host_slots, host_sparse, device_slots, device_sparse".into(),
     };
     let value = name.unwrap_or_default().to_owned();
     Err(hoistway::Error::InvalidOption { option: "backing", value, reason })

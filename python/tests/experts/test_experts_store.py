@@ -539,6 +539,37 @@ def test_evicted_experts_of_a_device_stay_in_host_memory(model: Path, stand_in) 
         open_store(model, 4, host_level="64MiB")
 
 
+@pytest.mark.parametrize("pad", [False, True])
+def test_a_device_has_stacked_tensors_in_address_space(pad: bool, tmp_path: Path, stand_in) -> None:
+    granule = 2 << 20
+    slice_bytes = granule - 7 if pad else granule
+    path = tmp_path / "model.safetensors"
+    name = "model.layers.0.mlp.experts.down_proj"
+    weights = np.random.default_rng(0).integers(0, 256, (3, slice_bytes), dtype=np.uint8)
+    gate_up = np.zeros((3, granule), dtype=np.uint8)
+    hoistway.save_file({name: weights, "model.layers.0.mlp.experts.gate_up_proj": gate_up}, path)
+    options = {"budget": 2 * 2 * granule, "backing": "device_sparse", "framework": "raw"}
+    if pad:
+        with pytest.raises(OptionError, match=f"{slice_bytes} bytes of tensor .* granules of {granule} bytes"):
+            ExpertStore.open(path, device="cuda:0", **options)
+    with ExpertStore.open(path, device="cuda:0", pad=pad, **options) as store:
+        base = store.tensor_address(name)
+        assert store.tensor_stride(name) == granule
+        for expert in (0, 1, 2, 0):
+            with store.ensure(0, [expert]) as lease:
+                leased = lease[expert]["down"]
+                assert leased.data_ptr == base + expert * granule
+                assert leased.tobytes() == weights[expert].tobytes()
+                del leased
+        stats = store.stats()
+        assert stats["backing"] == "device_sparse"
+        assert stats["held_bytes"] <= 2 * 2 * granule
+    with pytest.raises(OptionError, match="memory of a device"):
+        ExpertStore.open(path, **options)
+    del store, lease
+    gc.collect()
+
+
 def test_a_device_has_slots(model: Path, stand_in) -> None:
     expected = expert_bytes(model)
     store = open_store(model, 4, device="cuda:0")

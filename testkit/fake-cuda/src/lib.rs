@@ -19,6 +19,9 @@
 //!   is the legacy one: in order with streams that were made without `CU_STREAM_NON_BLOCKING`. Pinned sources are read when the stream gets to them, pageable ones at once.
 //!   A copy to pageable memory returns when it is done.
 //!   Copies that one call gives to a stream are made in the opposite order, since there is none to count on.
+//! - **Mapped memory** (`cuMemCreate`, `cuMemAddressReserve`, `cuMemMap`) comes by granules of 2 MiB, of the current context's device,
+//!   one block at one place. It cannot be used before `cuMemSetAccess`, and is poison whenever it is mapped. To unmap waits for
+//!   nothing: what streams have yet to do there is error 700, and counted. None of it goes with a context.
 //! - **Errors in a stream** (out of bounds, no longer pinned, or asked for) make the context unusable. From
 //!   then on its calls report the error, copies, kernels and host functions don't run, and whatever ends or
 //!   frees something does so before it reports the error.
@@ -77,6 +80,7 @@
 //! | `PINS_READ_ONLY` | 1 | whether devices say that they pin memory that cannot be written |
 //! | `PINNED_MIB` | 262144 | host memory that may be pinned for all devices; beyond that, `cuMemHostRegister` fails with 2 |
 //! | `REFUSES_READ_ONLY` | 0 | 1 makes that fail with 801, whatever the device says |
+//! | `MAPS` | 1 | 0 for devices whose memory cannot be mapped: the attribute is 0, and the functions fail with 801 |
 //! | `POOLS` | 1 | 0 makes `cuMemAllocAsync` and `cuMemFreeAsync` fail with 801, and those of HIP |
 //! | `FAULTS` | | `function:nth=code`, by commas; see below |
 //! | `TRACE` | | file to which each executed copy, fill and kernel appends a line of JSON, or a folder where each process has one |
@@ -103,10 +107,11 @@
 //!
 //! - what exists: `device_bytes` and `pinned_bytes`, also of one driver's devices (`pinned_bytes.hip`), `streams`, `events`, `modules`, `graphs`, `contexts` (retains of
 //!   primary ones), `newest_stream` (its handle, or 0), `context_depth` (of the calling thread's stack), `cufile_handles`, `cufile_buffers`,
-//!   `external_memories`, `external_semaphores`;
+//!   `external_memories`, `external_semaphores`, `reserved` (ranges of addresses), `blocks` (handles of memory) and `mapped`;
 //! - what happened: `calls_under_interpreter` (by threads that held Python's interpreter), `copies`, `pageable_copies` (on streams, from
 //!   or to host memory that is not pinned), `copied_bytes`, `kernels`, `cufile_reads`, `cufile_writes`, `calls.<function>`,
-//!   `leaked` (what was destroyed only with its context or with the last `cuFileDriverClose`), and `destroyed_in_use` (fences of
+//!   `leaked` (what was destroyed only with its context or with the last `cuFileDriverClose`), `unmapped_in_use` (calls of `cuMemUnmap` of what a
+//!   stream had yet to copy or fill), and `destroyed_in_use` (fences of
 //!   D3D12 that a stream had yet to wait for).
 
 #![cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "cuFile is an interface of Linux"))]

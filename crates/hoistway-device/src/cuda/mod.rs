@@ -12,10 +12,11 @@ mod descriptor;
 mod external;
 mod kernels;
 mod machine;
+mod virtual_memory;
 
 use crate::{
     DeviceId, Error, Finding, Result, Unavailable,
-    backend::{Direct, External, Opened},
+    backend::{Direct, External, Opened, Virtual},
     driver::{
         Driver, Failed, Slot, Traits, Vendor, Words,
         device::DriverDevice,
@@ -73,6 +74,8 @@ pub(crate) struct Own {
     functions: Functions,
     /// Else the name of the first that it lacks.
     external: Result<external::Functions, &'static str>,
+    /// The same of functions that map memory.
+    virtual_memory: Result<virtual_memory::Functions, &'static str>,
 }
 
 impl Deref for Own {
@@ -106,6 +109,8 @@ enum Attribute {
     ComputeMinor = 76,
     PageableMemoryAccess = 88,
     UsesHostPageTables = 100,
+    VirtualMemory = 102,
+    GpuDirectRdmaOfMapped = 110,
     ReadOnlyHostRegister = 113,
     MemoryPools = 115,
     GpuDirectRdma = 116,
@@ -204,7 +209,11 @@ impl Vendor for Cuda {
     }
 
     fn find(library: &Library) -> Result<Own, &'static str> {
-        Ok(Own { functions: Functions::find(library)?, external: external::Functions::find(library) })
+        Ok(Own {
+            functions: Functions::find(library)?,
+            external: external::Functions::find(library),
+            virtual_memory: virtual_memory::Functions::find(library),
+        })
     }
 
     fn version_text(version: i32) -> String {
@@ -241,13 +250,7 @@ impl Vendor for Cuda {
     }
 
     fn describe(driver: &Driver<Self>, handle: DeviceHandle) -> Result<Traits, Failed> {
-        let attribute = |attribute: Attribute| {
-            let mut value = 0;
-            // SAFETY: writes one integer.
-            let code = unsafe { (driver.own.device_attribute)(&mut value, attribute as c_int, handle) };
-            // Attributes that an older driver does not know are those of features that it does not have.
-            if code == SUCCESS { u32::try_from(value).unwrap_or(0) } else { 0 }
-        };
+        let attribute = |asked| attribute(driver, handle, asked);
         let luid = driver.own.device_luid.and_then(|get| {
             let (mut luid, mut mask) = ([0; 8], 0);
             // SAFETY: writes 8 bytes and one integer.
@@ -356,6 +359,10 @@ impl Vendor for Cuda {
         external::functions(device).map(|_| device as &dyn External)
     }
 
+    fn virtual_memory(device: &CudaDevice) -> Result<&dyn Virtual, Unavailable> {
+        virtual_memory::functions(device).map(|_| device as &dyn Virtual)
+    }
+
     fn may_have_direct_path() -> Result<(), Unavailable> {
         machine::may_have_direct_path()
     }
@@ -377,6 +384,15 @@ impl CudaDevice {
         }
         Ok(())
     }
+}
+
+/// An attribute of a device; 0 if the driver does not know it.
+fn attribute(driver: &Driver<Cuda>, handle: DeviceHandle, asked: Attribute) -> u32 {
+    let mut value = 0;
+    // SAFETY: writes one integer.
+    let code = unsafe { (driver.own.device_attribute)(&mut value, asked as c_int, handle) };
+    // Attributes that an older driver does not know are those of features that it does not have.
+    if code == SUCCESS { u32::try_from(value).unwrap_or(0) } else { 0 }
 }
 
 fn succeeded(function: &'static str, code: ResultCode) -> Result<(), Failed> {

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     DeviceInfo, DriverError, Error, Fate, Finding, Result, Unavailable, aside,
-    backend::{Backend, Direct, Event, External, Kind, Opened, Stream},
+    backend::{Backend, Direct, Event, External, Kind, Opened, Stream, Virtual},
 };
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -198,13 +198,24 @@ impl<V: Vendor> DriverDevice<V> {
         let mut address = 0;
         let bytes = usize::try_from(len.max(1)).unwrap_or(usize::MAX);
         let code = self.driver.repeat(|| allocate(&mut address, bytes));
+        self.check_memory("allocating memory", function, code, len)?;
+        Ok(address)
+    }
+
+    /// As [`DriverDevice::check`], of a call that may find too little memory for `needed` bytes.
+    pub(crate) fn check_memory(
+        &self,
+        operation: &'static str,
+        function: &'static str,
+        code: ResultCode,
+        needed: u64,
+    ) -> Result<()> {
         if code == OUT_OF_MEMORY {
             V::forget_error(self.driver);
             let (available, _) = self.memory().unwrap_or_default();
-            return Err(Error::OutOfMemory { device: self.info.id.to_string(), needed: len, available });
+            return Err(Error::OutOfMemory { device: self.info.id.to_string(), needed, available });
         }
-        self.check("allocating memory", function, code)?;
-        Ok(address)
+        self.check(operation, function, code)
     }
 
     /// Frees memory by a function of the driver.
@@ -433,6 +444,10 @@ impl<V: Vendor> Backend for DriverDevice<V> {
 
     fn external(&self) -> Result<&dyn External, Unavailable> {
         V::external(self)
+    }
+
+    fn virtual_memory(&self) -> Result<&dyn Virtual, Unavailable> {
+        V::virtual_memory(self)
     }
 }
 

@@ -14,7 +14,7 @@ pub(crate) mod table;
 
 use crate::{
     DeviceId, DriverError, Finding, Unavailable,
-    backend::{Direct, External, Opened, no_external},
+    backend::{Direct, External, Opened, Virtual, no_external, no_virtual_memory},
     fork::Once,
 };
 use device::DriverDevice;
@@ -171,6 +171,14 @@ pub(crate) trait Vendor: fmt::Debug + Sized + Send + Sync + 'static {
     /// Why it imports none.
     fn external(_device: &DriverDevice<Self>) -> Result<&dyn External, Unavailable> {
         Err(no_external())
+    }
+
+    /// The address space of a device.
+    ///
+    /// # Errors
+    /// Why memory cannot be mapped into it.
+    fn virtual_memory(_device: &DriverDevice<Self>) -> Result<&dyn Virtual, Unavailable> {
+        Err(no_virtual_memory())
     }
 
     /// Checks whether this machine may have a direct path from files to devices. Opens no library.

@@ -4,11 +4,7 @@
 //! dense tensors, and slots take the rest. A second level in host memory is beside the budget.
 #![forbid(unsafe_code)]
 
-use super::{
-    HostLevel, Place, UnitMemory, UnitRoom, add,
-    uses::{Use, Uses},
-    waits::Waits,
-};
+use super::{HostLevel, Place, UnitMemory, UnitRoom, add, uses::Uses, waits::Waits};
 use crate::{
     Error, Result,
     catalog::{ExpertCatalog, Unit},
@@ -55,8 +51,6 @@ struct SlotUse {
     free: BTreeMap<u32, Vec<Fence>>,
     /// Work that has used units since they were read.
     uses: Uses,
-    /// An event behind all work of the device, if none is pending.
-    shared: Option<Fence>,
     dense: HashMap<usize, DeviceMemory>,
     /// Memory that was allocated for dense tensors, or why there is none.
     prepared: HashMap<usize, Result<DeviceMemory>>,
@@ -193,7 +187,7 @@ impl UnitMemory for DeviceSlots {
     /// still write to them, but what is read to the slot next comes after them.
     fn release(&self, unit: usize, room: &UnitRoom, keep_bytes: u64) -> bool {
         let mut state = lock(&self.state);
-        let Use { fences: mut after, has_others } = state.uses.take(unit);
+        let mut after = state.uses.take_fences(unit, room, &self.device);
         let Some(slot) = room.slot else {
             if let Some(memory) = state.dense.remove(&unit) {
                 // Without a thread the memory is freed here.
@@ -203,23 +197,6 @@ impl UnitMemory for DeviceSlots {
             }
             return true;
         };
-        if has_others || self.device.is_in_doubt() {
-            // One wait serves all slots that become free before it begins.
-            let shared = state.shared.take().filter(Fence::covers_now);
-            let fence = shared.unwrap_or_else(|| Fence::of_device(self.device.id()));
-            state.shared = Some(fence.clone());
-            after = vec![fence];
-            // A read that ended early has not waited for the save of what the slot had before, which may not be queued yet.
-            let before = room.after.iter().flat_map(|before| before.iter());
-            let is_left = |fence: &&Fence| !fence.is_queued() && !fence.is_passed() && !after.contains(fence);
-            let left: Vec<Fence> = before.filter(is_left).cloned().collect();
-            after.extend(left);
-        } else if let Some(before) = &room.after
-            && after.is_empty()
-        {
-            // Nothing used what was read, or was to be read.
-            after = before.to_vec();
-        }
         if let (Some(level), Some(first)) = (&self.level, room.places.first()) {
             if keep_bytes == 0 {
                 // The store is gone, but for its leases.
@@ -267,10 +244,10 @@ fn dense_share(catalog: &ExpertCatalog, options: &StoreOptions, slot_bytes: u64)
 }
 
 /// Bytes of a unit's parts, each beginning where kernels like it.
-fn padded_bytes(unit: &Unit) -> Result<u64> {
+pub(super) fn padded_bytes(unit: &Unit) -> Result<u64> {
     unit.parts().iter().try_fold(0, |sum, part| add(sum, aligned(part.bytes.len())?))
 }
 
-fn aligned(bytes: u64) -> Result<u64> {
+pub(super) fn aligned(bytes: u64) -> Result<u64> {
     PART_ALIGNMENT.up(bytes).ok_or_else(|| Error::Internal(format!("{bytes} bytes do not fit 64 bits")))
 }

@@ -155,6 +155,10 @@ impl UnitMemory for HostSparse {
         let start = self.starts.get(&key(part))?;
         Some(self.space.pointer(*start as usize).addr().get() as u64)
     }
+
+    fn tensor_stride(&self, part: &Part) -> Option<u64> {
+        self.starts.get(&key(part)).map(|_| part.bytes.len())
+    }
 }
 
 impl fmt::Debug for HostSparse {

@@ -1,11 +1,12 @@
 //! Backings: the memory of resident bytes. One trait, a file for each kind of memory.
 //!
 //! [`Backing`] is what callers choose, `UnitMemory` what each kind implements. A store asks for room for a unit, reads into
-//! it, and gives it back once nothing uses the unit any more. `host_sparse` keeps stacked tensors whole in address space,
-//! `host_slots` and `device_slots` have slots of equal length, and `external` is memory of the caller's. To add a kind, add
-//! a file and a variant.
+//! it, and gives it back once nothing uses the unit any more. `host_sparse` and `device_sparse` keep stacked tensors whole in
+//! address space, `host_slots` and `device_slots` have slots of equal length, and `external` is memory of the caller's. To add a
+//! kind, add a file and a variant.
 
 mod device_slots;
+mod device_sparse;
 mod external;
 mod host_level;
 mod host_slots;
@@ -25,6 +26,7 @@ use crate::{
     store::StoreOptions,
 };
 use device_slots::DeviceSlots;
+use device_sparse::DeviceSparse;
 use hoistway::{Alignment, ByteRange, DeviceId};
 use hoistway_device::Fence;
 use host_slots::HostSlots;
@@ -44,6 +46,11 @@ pub enum Backing {
     HostSlots,
     /// Memory of a device in slots of equal length, in one allocation.
     DeviceSlots(DeviceId),
+    /// Memory of a CUDA device in which each stacked tensor has its whole length in address space, and only the slices of resident
+    /// experts have memory, which is mapped by granules of the device, of 2 MiB today. Expert `e` lies at `base + e * stride`, so
+    /// kernels that take a stacked tensor need no change. Slices that are no whole granules are refused, unless
+    /// [padded](StoreOptions::pad_slices).
+    DeviceSparse(DeviceId),
     /// Memory of the caller's.
     External(External),
 }
@@ -55,6 +62,7 @@ impl Backing {
             Self::HostSparse => "host_sparse",
             Self::HostSlots => "host_slots",
             Self::DeviceSlots(_) => "device_slots",
+            Self::DeviceSparse(_) => "device_sparse",
             Self::External(_) => "external",
         }
     }
@@ -73,10 +81,17 @@ impl Backing {
             let reason = format!("it is of slots on a device, and the backing is {}", self.name());
             return Err(Error::invalid_option("host_level_bytes", bytes, reason));
         }
+        if options.pad_slices && !matches!(self, Self::DeviceSparse(_)) {
+            let reason = format!("it is of device_sparse, and the backing is {}", self.name());
+            return Err(Error::invalid_option("pad_slices", true, reason));
+        }
         Ok(match self {
             Self::HostSparse => Arc::new(HostSparse::new(catalog)?),
             Self::HostSlots => Arc::new(HostSlots::new(catalog, file_lens)?),
             Self::DeviceSlots(device) => Arc::new(DeviceSlots::new(catalog, *device, options, batch_bytes)?),
+            Self::DeviceSparse(device) => {
+                Arc::new(DeviceSparse::new(catalog, *device, options.pad_slices, options.budget_bytes)?)
+            }
             Self::External(external) => Arc::new(external.open(catalog)),
         })
     }
@@ -135,6 +150,11 @@ pub(crate) trait UnitMemory: fmt::Debug + Send + Sync {
 
     /// The address of the first byte of a part's tensor, if tensors are whole in address space.
     fn tensor_address(&self, _part: &Part) -> Option<u64> {
+        None
+    }
+
+    /// Bytes from one slice of that tensor to the next.
+    fn tensor_stride(&self, _part: &Part) -> Option<u64> {
         None
     }
 }

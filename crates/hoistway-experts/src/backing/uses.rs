@@ -1,7 +1,8 @@
 //! Work of devices that still uses units after their last lease.
 #![forbid(unsafe_code)]
 
-use hoistway_device::Fence;
+use super::UnitRoom;
+use hoistway_device::{Device, Fence};
 use std::collections::HashMap;
 
 /// Fences that are remembered for a unit. For one that stays resident and is leased again and again, all work of the device is
@@ -10,7 +11,11 @@ const MOST_FENCES: usize = 16;
 
 /// Uses of units since they were read.
 #[derive(Debug, Default)]
-pub(super) struct Uses(HashMap<usize, Use>);
+pub(super) struct Uses {
+    units: HashMap<usize, Use>,
+    /// An event behind all work of the device, if none is pending.
+    shared: Option<Fence>,
+}
 
 /// The uses of one unit.
 #[derive(Debug, Default)]
@@ -24,7 +29,7 @@ pub(super) struct Use {
 impl Uses {
     /// A lease of a unit has ended. Its uses come before `fence`; they are not named if there is none.
     pub(super) fn note(&mut self, unit: usize, fence: Option<&Fence>) {
-        let uses = self.0.entry(unit).or_default();
+        let uses = self.units.entry(unit).or_default();
         match fence {
             Some(fence) if !uses.has_others && uses.fences.len() < MOST_FENCES => {
                 uses.fences.push(fence.clone());
@@ -39,6 +44,30 @@ impl Uses {
 
     /// The uses of a unit, which are forgotten.
     pub(super) fn take(&mut self, unit: usize) -> Use {
-        self.0.remove(&unit).unwrap_or_default()
+        self.units.remove(&unit).unwrap_or_default()
+    }
+
+    /// What comes before the next use of a unit's room, on a device: kernels that were queued before leases ended may still read
+    /// its bytes, and a copy of unknown fate may still write to them. The uses are forgotten.
+    pub(super) fn take_fences(&mut self, unit: usize, room: &UnitRoom, device: &Device) -> Vec<Fence> {
+        let Use { fences: mut after, has_others } = self.take(unit);
+        if has_others || device.is_in_doubt() {
+            // One wait serves all rooms that become free before it begins.
+            let shared = self.shared.take().filter(Fence::covers_now);
+            let fence = shared.unwrap_or_else(|| Fence::of_device(device.id()));
+            self.shared = Some(fence.clone());
+            after = vec![fence];
+            // A read that ended early has not waited for the save of what the room had before, which may not be queued yet.
+            let before = room.after.iter().flat_map(|before| before.iter());
+            let is_left = |fence: &&Fence| !fence.is_queued() && !fence.is_passed() && !after.contains(fence);
+            let left: Vec<Fence> = before.filter(is_left).cloned().collect();
+            after.extend(left);
+        } else if let Some(before) = &room.after
+            && after.is_empty()
+        {
+            // Nothing used what was read, or was to be read.
+            after = before.to_vec();
+        }
+        after
     }
 }

@@ -176,7 +176,7 @@ fn usable(
 ) -> Result<(), String> {
     let is_whole = |part: &Part| Alignment::BLOCK.divides(part.bytes.len());
     match backing {
-        Backing::DeviceSlots(_) => {
+        Backing::DeviceSlots(_) | Backing::DeviceSparse(_) => {
             return Err("experts in memory of a device cannot be compared with their digests".into());
         }
         Backing::HostSparse if !catalog.experts().iter().flat_map(Unit::parts).all(is_whole) => {

@@ -43,7 +43,7 @@ pub use stats::{Change, ResidencyEvent, StoreStats};
 use crate::{
     Error, ExpertId, Policy, Result,
     backing::{HostLevel, UnitRoom},
-    catalog::{ExpertCatalog, Unit, UnitId},
+    catalog::{ExpertCatalog, Part, Unit, UnitId},
     pack,
 };
 use hoistway::read::{ReadFile, Reader};
@@ -365,13 +365,22 @@ impl Store {
         })
     }
 
-    /// The address of the first byte of a stacked tensor, with [`Backing::HostSparse`](crate::backing::Backing::HostSparse):
-    /// expert `e` lies `e` slices further. Only slices of leased experts may be read. `None` for other backings, and if no
-    /// expert has a part in a tensor of this name.
+    /// The address of the first byte of a stacked tensor, with [`Backing::HostSparse`](crate::backing::Backing::HostSparse) and
+    /// [`Backing::DeviceSparse`](crate::backing::Backing::DeviceSparse): expert `e` lies `e` [strides](Self::tensor_stride)
+    /// further. Only slices of leased experts may be read. `None` for other backings, and if no expert has a part in a tensor of
+    /// this name.
     pub fn tensor_address(&self, name: &str) -> Option<u64> {
-        let Shared { monitor, catalog, .. } = &*self.door.shared;
-        let part = catalog.units().iter().flat_map(Unit::parts).find(|part| &*part.tensor == name)?;
-        monitor.io().memory().tensor_address(part)
+        self.door.shared.monitor.io().memory().tensor_address(self.part_of(name)?)
+    }
+
+    /// Bytes from one expert of a stacked tensor to the next: those of a slice, and its
+    /// [padding](crate::store::StoreOptions::pad_slices). `None` where [`tensor_address`](Self::tensor_address) is.
+    pub fn tensor_stride(&self, name: &str) -> Option<u64> {
+        self.door.shared.monitor.io().memory().tensor_stride(self.part_of(name)?)
+    }
+
+    fn part_of(&self, tensor: &str) -> Option<&Part> {
+        self.door.shared.catalog.units().iter().flat_map(Unit::parts).find(|part| &*part.tensor == tensor)
     }
 
     fn positions(&self, layer: u32, experts: &[u32]) -> Result<Vec<usize>> {

@@ -23,6 +23,9 @@ pub struct StoreOptions {
     /// With [`Backing::DeviceSlots`]: bytes of pinned host memory beside the budget, which evicted experts stay in. One that is
     /// requested again is copied from there, rather than read. Allocated and pinned at the start. By default none.
     pub host_level_bytes: Option<u64>,
+    /// With [`Backing::DeviceSparse`]: whether slices of experts are padded to whole granules of the device. Each takes the padded
+    /// length of the budget, and kernels have to be given that as the stride. By default not: such slices are refused.
+    pub pad_slices: bool,
     /// How long requests wait for room and for reads.
     pub timeout: Duration,
     /// Changes of residency that are kept until [`Store::take_events`](super::Store::take_events) asks for them; 0 keeps
@@ -39,6 +42,7 @@ hoistway_io::setters! {
         batch_bytes: Option<u64>,
         dense_bytes: Option<u64>,
         host_level_bytes: Option<u64>,
+        pad_slices: bool,
         timeout: Duration,
         events: usize,
         reader: ReaderOptions,
@@ -53,6 +57,7 @@ impl Default for StoreOptions {
             batch_bytes: None,
             dense_bytes: None,
             host_level_bytes: None,
+            pad_slices: false,
             timeout: Duration::from_secs(60),
             events: 0,
             // Slots are not advised: what is committed is what is used.

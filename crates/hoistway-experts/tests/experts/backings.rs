@@ -60,11 +60,21 @@ fn every_backing_serves_the_same_bytes() {
         Backing::DeviceSlots(DeviceId::Cuda(0)),
         Backing::DeviceSlots(DeviceId::Rocm(0)),
         Backing::DeviceSlots(DeviceId::Toy(0)),
+        Backing::DeviceSparse(DeviceId::Cuda(0)),
         external().0,
     ];
     for backing in backings {
         let model = Model::new();
-        let store = model.store(&budget(5, backing.clone()));
+        let options = match backing {
+            // Each of three parts takes a granule.
+            Backing::DeviceSparse(_) => StoreOptions::default()
+                .budget_bytes(5 * 3 * (2 << 20))
+                .backing(backing.clone())
+                .pad_slices(true)
+                .timeout(LONG),
+            _ => budget(5, backing.clone()),
+        };
+        let store = model.store(&options);
         for token in 0..4 {
             for layer in 0..LAYERS {
                 let experts = [token, (token + 3) % EXPERTS];

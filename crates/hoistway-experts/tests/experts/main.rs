@@ -19,4 +19,5 @@ mod pack;
 mod resident;
 mod rows;
 mod soak;
+mod sparse;
 mod store;

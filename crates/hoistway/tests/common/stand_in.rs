@@ -76,11 +76,10 @@ impl StandIn {
     /// What exists on the devices and must be gone when nothing uses them. Contexts that cuFile has met stay.
     pub fn leftovers(&self) -> Vec<(&'static str, u64)> {
         hoistway_device::release_devices();
-        ["device_bytes", "pinned_bytes", "streams", "events", "modules", "cufile_handles", "cufile_buffers"]
-            .into_iter()
-            .map(|name| (name, self.count(name)))
-            .filter(|(_, count)| *count > 0)
-            .collect()
+        let of_memory = ["device_bytes", "pinned_bytes", "reserved", "blocks", "mapped"];
+        let others = ["streams", "events", "modules", "cufile_handles", "cufile_buffers"];
+        let counts = of_memory.into_iter().chain(others).map(|name| (name, self.count(name)));
+        counts.filter(|(_, count)| *count > 0).collect()
     }
 
     /// A function of the driver, for tests that play another user of it.

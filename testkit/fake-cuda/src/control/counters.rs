@@ -37,6 +37,8 @@ pub(crate) static KERNELS: Counter = Counter::new();
 pub(crate) static LEAKED: Counter = Counter::new();
 /// Fences that were destroyed while a stream had yet to wait for them.
 pub(crate) static DESTROYED_IN_USE: Counter = Counter::new();
+/// Memory that was unmapped while a stream had yet to use it.
+pub(crate) static UNMAPPED_IN_USE: Counter = Counter::new();
 pub(crate) static CUFILE_READS: Counter = Counter::new();
 pub(crate) static CUFILE_WRITES: Counter = Counter::new();
 

@@ -4,7 +4,7 @@ use super::{control, counters};
 use crate::{
     execution::{capture::GRAPHS, context, event::EVENTS, kernel::MODULES, stream::STREAMS},
     gate,
-    memory::{device, host},
+    memory::{device, host, mapped},
     status::{Code, INVALID_VALUE, NOT_INITIALIZED, SUCCESS},
 };
 use std::ffi::{CStr, c_char};
@@ -83,6 +83,10 @@ fn count(name: &str) -> Option<u64> {
         "external_memories" | "external_semaphores" => 0,
         "leaked" => counters::LEAKED.get(),
         "destroyed_in_use" => counters::DESTROYED_IN_USE.get(),
+        "reserved" => mapped::counts().0,
+        "mapped" => mapped::counts().1,
+        "blocks" => mapped::BLOCKS.len(),
+        "unmapped_in_use" => counters::UNMAPPED_IN_USE.get(),
         #[cfg(target_os = "linux")]
         "cufile_handles" => FILES.len(),
         #[cfg(target_os = "linux")]

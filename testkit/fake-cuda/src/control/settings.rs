@@ -40,6 +40,8 @@ pub(crate) struct Settings {
     /// The nodes of its adapter that each device has, a bit each.
     pub(crate) luid_nodes: u32,
     pub(crate) pools: bool,
+    /// Whether memory can be mapped into address space.
+    pub(crate) maps: bool,
     /// Whether it pins memory that cannot be written.
     pub(crate) pins_read_only: bool,
     /// Whether it refuses to, whatever it says.
@@ -87,6 +89,7 @@ impl Default for Settings {
             luids: true,
             luid_nodes: 1,
             pools: true,
+            maps: true,
             pins_read_only: true,
             refuses_read_only: false,
             cufile_mode: CufileMode::Compat,
@@ -136,6 +139,7 @@ impl Settings {
             "LUIDS" => self.luids = switch(value)?,
             "LUID_NODES" => self.luid_nodes = number(value, u32::MAX.into())? as u32,
             "POOLS" => self.pools = switch(value)?,
+            "MAPS" => self.maps = switch(value)?,
             "REFUSES_READ_ONLY" => self.refuses_read_only = switch(value)?,
             "PINS_READ_ONLY" => self.pins_read_only = switch(value)?,
             "CUFILE_MODE" => self.cufile_mode = mode(value)?,

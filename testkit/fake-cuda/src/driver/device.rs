@@ -156,6 +156,7 @@ fn attribute(attribute: c_int, device: usize) -> c_int {
     const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
     const PAGEABLE_MEMORY_ACCESS: c_int = 88;
     const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: c_int = 100;
+    const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: c_int = 102;
     const READ_ONLY_HOST_REGISTER_SUPPORTED: c_int = 113;
     const MEMORY_POOLS_SUPPORTED: c_int = 115;
     const GPU_DIRECT_RDMA_SUPPORTED: c_int = 116;
@@ -170,6 +171,7 @@ fn attribute(attribute: c_int, device: usize) -> c_int {
         PCI_BUS_ID => device as c_int + 1,
         COMPUTE_CAPABILITY_MAJOR => 9,
         MEMORY_POOLS_SUPPORTED => settings.pools.into(),
+        VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED => settings.maps.into(),
         READ_ONLY_HOST_REGISTER_SUPPORTED => settings.pins_read_only.into(),
         _ => 0,
     }

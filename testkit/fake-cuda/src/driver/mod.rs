@@ -9,6 +9,7 @@ pub(crate) mod event;
 #[cfg(windows)]
 pub(crate) mod external;
 mod host_memory;
+mod mapped;
 pub(crate) mod memory;
 pub(crate) mod module;
 pub(crate) mod pointer;

@@ -14,6 +14,7 @@ use crate::{
 use std::{
     cell::RefCell,
     collections::BTreeMap,
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak,
         atomic::{AtomicI32, AtomicU64, Ordering},
@@ -193,6 +194,14 @@ impl Context {
 /// Waits for all that was given to a device so far, in whichever context.
 pub(crate) fn synchronize_device(device: usize) {
     contexts(|context| context.owner.device == device).iter().for_each(|context| context.owner.synchronize());
+}
+
+/// Whether streams of a device have yet to copy from or to a range of its memory, or to fill it.
+pub(crate) fn has_work_with(device: usize, range: Range<u64>) -> bool {
+    let has_work = |context: &Arc<Context>| {
+        context.owner.live_streams().iter().any(|stream| stream.has_work_with(&range))
+    };
+    contexts(|context| context.owner.device == device).iter().any(has_work)
 }
 
 /// Ends the work of all devices of a driver.

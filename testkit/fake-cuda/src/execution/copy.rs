@@ -58,6 +58,16 @@ impl Copy {
         }
     }
 
+    /// Where it begins in memory of devices, and how far it goes.
+    pub(super) fn device_ranges(&self) -> [Option<(u64, u64)>; 2] {
+        [&self.source, &self.destination].map(|side| match side.place {
+            Endpoint::Device(address) | Endpoint::AnyDevice(address) => {
+                Some((address, (side.pitch * self.rows.saturating_sub(1) + self.width) as u64))
+            }
+            _ => None,
+        })
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         self.width as u64 * self.rows as u64
     }

@@ -9,7 +9,7 @@ use crate::{
     status::{Code, ILLEGAL_ADDRESS},
     system::now_ns,
 };
-use std::{cell::Cell, ffi::c_void, sync::Arc};
+use std::{cell::Cell, ffi::c_void, ops::Range, sync::Arc};
 
 /// `CUhostFn`.
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
@@ -50,6 +50,16 @@ pub(crate) fn in_host_function() -> bool {
 }
 
 impl Operation {
+    /// Whether it copies from or to a range of a device's memory, or fills it.
+    pub(super) fn touches(&self, range: &Range<u64>) -> bool {
+        let overlaps = |(start, len): (u64, u64)| start < range.end && start + len > range.start;
+        match self {
+            Self::Copy(copy) => copy.device_ranges().into_iter().flatten().any(overlaps),
+            Self::Fill { address, bytes, .. } => overlaps((*address, *bytes)),
+            _ => false,
+        }
+    }
+
     /// Does it, or nothing if the context is unusable or its work was ended since: but marks are passed and memory is freed in any
     /// case, or else nothing could be waited for any more.
     ///

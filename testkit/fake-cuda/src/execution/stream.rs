@@ -5,6 +5,7 @@ use crate::control::settings;
 use std::{
     collections::VecDeque,
     io,
+    ops::Range,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -131,6 +132,11 @@ impl Stream {
     pub(crate) fn is_idle(&self) -> bool {
         let queue = self.queue();
         queue.completed == queue.submitted
+    }
+
+    /// Whether it has yet to copy from or to a range of the device's memory, or to fill it.
+    pub(super) fn has_work_with(&self, range: &Range<u64>) -> bool {
+        self.queue().waiting.iter().any(|(_, operation)| operation.touches(range))
     }
 
     /// Ends the stream after what was pushed so far.

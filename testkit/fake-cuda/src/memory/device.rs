@@ -45,10 +45,20 @@ struct State {
 
 struct Allocation {
     bytes: u64,
+    kind: Kind,
     /// The pages in the window that only this allocation uses, with those that keep its neighbours away.
     reserved: Range<u64>,
     owner: Arc<Owner>,
     leaving: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Allocated,
+    /// Mapped, and perhaps not yet for use.
+    Mapped {
+        is_allowed: bool,
+    },
 }
 
 /// A live allocation, as found by an address in it.
@@ -113,18 +123,10 @@ impl DeviceMemory {
     /// nothing greater: so that no code comes to rely on more than the driver promises.
     pub(crate) fn allocate(&self, owner: &Arc<Owner>, bytes: u64, alignment: u64) -> Result<u64, Code> {
         let settings = settings();
-        let capacity = settings.memory_bytes;
         if bytes == 0 {
             return Err(INVALID_VALUE);
         }
-        let mut state = self.state();
-        // The driver, too, waits for memory that is about to be free before it gives up.
-        while state.used.saturating_add(bytes) > capacity {
-            if state.used - state.leaving + bytes.min(capacity + 1) > capacity {
-                return Err(OUT_OF_MEMORY);
-            }
-            state = self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        let mut state = self.with_room(bytes)?;
         state.serial += 1;
         let stagger = match settings.alignment {
             0 => alignment * (2 * (state.serial % (PAGE / alignment / 2)) + 1),
@@ -140,6 +142,7 @@ impl DeviceMemory {
         let address = self.window.address(offset).next_multiple_of(wanted) + stagger;
         let allocation = Allocation {
             bytes,
+            kind: Kind::Allocated,
             reserved: offset..offset + reserved,
             owner: Arc::clone(owner),
             leaving: false,
@@ -153,11 +156,76 @@ impl DeviceMemory {
         Ok(address)
     }
 
+    /// Waits until there is room for `bytes`, if what is about to be free makes it: the driver, too, does so before it gives up.
+    fn with_room(&self, bytes: u64) -> Result<MutexGuard<'_, State>, Code> {
+        let capacity = settings().memory_bytes;
+        let mut state = self.state();
+        while state.used.saturating_add(bytes) > capacity {
+            if state.used - state.leaving + bytes.min(capacity + 1) > capacity {
+                return Err(OUT_OF_MEMORY);
+            }
+            state = self.freed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(state)
+    }
+
+    /// Takes memory that has no address yet.
+    pub(super) fn charge(&self, bytes: u64) -> Result<(), Code> {
+        self.with_room(bytes)?.used += bytes;
+        Ok(())
+    }
+
+    /// Gives it back.
+    pub(super) fn discharge(&self, bytes: u64) {
+        self.state().used -= bytes;
+        self.freed.notify_all();
+    }
+
+    /// Takes addresses, a multiple of `alignment`, and returns the first, and what of the window they take.
+    pub(super) fn reserve(&self, bytes: u64, alignment: u64) -> Result<(u64, Range<u64>), Code> {
+        // Pages beside it keep its neighbours away.
+        let len = bytes.checked_add(2 * alignment).ok_or(OUT_OF_MEMORY)?;
+        let offset = self.state().free.take(len).ok_or(OUT_OF_MEMORY)?;
+        Ok((self.window.address(offset).next_multiple_of(alignment), offset..offset + len))
+    }
+
+    pub(super) fn unreserve(&self, range: Range<u64>) {
+        self.state().free.give(range.start, range.end - range.start);
+    }
+
+    /// Puts memory at addresses that are reserved and have none.
+    pub(super) fn map(&self, owner: &Arc<Owner>, address: u64, bytes: u64) -> Result<(), Code> {
+        let offset = self.window.offset(address).ok_or(INVALID_VALUE)?;
+        self.window.provide(offset, bytes).map_err(|_| OUT_OF_MEMORY)?;
+        let (kind, owner) = (Kind::Mapped { is_allowed: false }, Arc::clone(owner));
+        let allocation = Allocation { bytes, kind, reserved: offset..offset + bytes, owner, leaving: false };
+        self.state().live.insert(address, allocation);
+        if settings().poison {
+            self.poison(address, bytes);
+        }
+        Ok(())
+    }
+
+    /// Lets the device use memory that was mapped.
+    pub(super) fn allow(&self, address: u64) {
+        if let Some(allocation) = self.state().live.get_mut(&address) {
+            allocation.kind = Kind::Mapped { is_allowed: true };
+        }
+    }
+
+    /// Takes memory away from its addresses. What it held is lost, which programs must not count on.
+    pub(super) fn unmap(&self, address: u64) {
+        let Some(allocation) = self.state().live.remove(&address) else { return };
+        let Range { start, end } = allocation.reserved;
+        self.window.discard(start, end - start);
+    }
+
     /// Says that an allocation is going to be freed: from now on no other call may.
     pub(crate) fn announce_release(&self, address: u64) -> Result<(), Code> {
         let mut state = self.state();
-        let allocation =
-            state.live.get_mut(&address).filter(|allocation| !allocation.leaving).ok_or(INVALID_VALUE)?;
+        let may_leave =
+            |allocation: &&mut Allocation| !allocation.leaving && allocation.kind == Kind::Allocated;
+        let allocation = state.live.get_mut(&address).filter(may_leave).ok_or(INVALID_VALUE)?;
         allocation.leaving = true;
         state.leaving += allocation.bytes;
         Ok(())
@@ -178,7 +246,10 @@ impl DeviceMemory {
     }
 
     fn release_all(&self, owner: &Arc<Owner>) -> u64 {
-        let owned = |allocation: &Allocation| Arc::ptr_eq(&allocation.owner, owner);
+        // What is mapped is no context's.
+        let owned = |allocation: &Allocation| {
+            Arc::ptr_eq(&allocation.owner, owner) && allocation.kind == Kind::Allocated
+        };
         let addresses: Vec<u64> =
             self.state().live.iter().filter(|entry| owned(entry.1)).map(|entry| *entry.0).collect();
         for address in &addresses {
@@ -191,6 +262,9 @@ impl DeviceMemory {
     pub(crate) fn find(&self, address: u64) -> Option<Found> {
         let state = self.state();
         let (start, allocation) = state.live.range(..=address).next_back()?;
+        if allocation.kind == (Kind::Mapped { is_allowed: false }) {
+            return None;
+        }
         (address - start < allocation.bytes).then(|| Found {
             start: *start,
             bytes: allocation.bytes,

@@ -2,5 +2,6 @@
 
 pub(crate) mod device;
 pub(crate) mod host;
+pub(crate) mod mapped;
 mod ranges;
 mod window;
