@@ -88,6 +88,12 @@ def experts_on_the_device(subject: Subject) -> str:
     return _expert_leases(subject)
 
 
+def experts_in_address_space(subject: Subject) -> str:
+    """Leases of a store that maps stacked tensors by granules, with padding: the bytes of each at its stride."""
+    _need_cuda(subject)
+    return _expert_leases(subject, backing="device_sparse", pad=True, budget=8 << 20)
+
+
 def reads_come_after_queued_work(subject: Subject) -> None:
     """A read to memory that queued work still uses.
 
@@ -339,7 +345,7 @@ def _kv_round_trip(subject: Subject) -> None:
     loaded.free()
 
 
-def _expert_leases(subject: Subject) -> str:
+def _expert_leases(subject: Subject, **options: Any) -> str:
     """Leases of all experts twice, with room for a few."""
     path = subject.folder / "experts.safetensors"
     if not path.exists():
@@ -351,8 +357,8 @@ def _expert_leases(subject: Subject) -> str:
         files.write(path, parts)
     wanted = files.read(path)
     leases = 0
-    budget = {"budget": 4 * 451_072, "batch": 2 * 451_072, "dense": 0}
-    with experts.ExpertStore.open(path, device=DEVICE, framework="raw", **budget) as store:
+    options = options or {"budget": 4 * 451_072, "batch": 2 * 451_072, "dense": 0}
+    with experts.ExpertStore.open(path, device=DEVICE, framework="raw", **options) as store:
         for layer in (0, 1, 0, 1):
             for first in range(0, 8, 2):
                 with store.ensure(layer, [first, first + 1]) as lease:
@@ -362,6 +368,9 @@ def _expert_leases(subject: Subject) -> str:
                             name = tensor.name
                             data = wanted[name].data[expert * size : (expert + 1) * size]
                             same_bytes(tensor.tobytes(), data, f"{name}, expert {expert}")
+                            base, stride = store.tensor_address(name), store.tensor_stride(name)
+                            if base is not None and stride is not None:
+                                assert tensor.data_ptr == base + expert * stride, f"{name}, expert {expert}"
                     leases += 1
     return f"{leases} leases"
 
@@ -380,6 +389,7 @@ CHECKS: list[Check] = [
     captures_stay_valid,
     others_go_on_while_tensors_are_dropped,
     experts_on_the_device,
+    experts_in_address_space,
     reads_come_after_queued_work,
     calls_wait_for_streams_in_no_order,
     a_captured_event_is_told_from_others,

@@ -60,6 +60,7 @@ COMPARISONS = (
     Comparison("kv_large_blocks", "load device", "reads", "KV blocks of 1 MiB loaded, of direct reads", 0.9),
     Comparison("layers", "layers", "load", "layers one after the other, of a load of all", None),
     Comparison("experts", "experts", "load", "experts as they are chosen, of a load of all", None),
+    Comparison("experts", "mapped", "experts", "experts mapped at their stride, of those in slots", None),
     Comparison("second_level", "experts", "link", "experts from the second level, of pinned copies", None),
 )
 

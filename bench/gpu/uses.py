@@ -33,6 +33,7 @@ REQUEST_BYTES, REQUESTS = 32 * MIB, 4
 WRITE_BYTES, WRITERS = 4 * MIB, 8
 READERS = 8
 LAYERS, EXPERTS, TOP = 4, 32, 4
+GRANULE_BYTES = 2 << 20
 TURNS = 3
 
 Side = dict[str, Any]
@@ -251,14 +252,26 @@ def layers(setting: Setting) -> Sides:
 
 
 def experts(setting: Setting) -> Sides:
-    """Experts in slots of the device, of which a third fits: how many bytes a second are read to it."""
+    """Experts in slots of the device and in its address space, of which a third fits: bytes read a second."""
     path, expert_bytes = _moe(setting)
-    with _experts(setting, path, expert_bytes) as store:
-        before = store.stats()["bytes_read"]
-        with timed() as side:
-            _tokens(store, 16)
-            setting.driver.synchronize()
-        yield "experts", side | {"bytes": store.stats()["bytes_read"] - before}
+    # Parts that are no whole granules are padded to one.
+    is_padded = expert_bytes // 3 % GRANULE_BYTES != 0
+    mapped_bytes = 3 * GRANULE_BYTES if is_padded else expert_bytes
+    backings: dict[str, dict[str, Any]] = {
+        "experts": {"backing": "device_slots"},
+        "mapped": {
+            "backing": "device_sparse",
+            "budget": LAYERS * EXPERTS // 3 * mapped_bytes,
+            "pad": is_padded,
+        },
+    }
+    for name, options in backings.items():
+        with _experts(setting, path, expert_bytes, **options) as store:
+            before = store.stats()["bytes_read"]
+            with timed() as side:
+                _tokens(store, 16)
+                setting.driver.synchronize()
+            yield name, side | {"bytes": store.stats()["bytes_read"] - before}
     yield "load", setting.load([path])
 
 
@@ -282,6 +295,9 @@ def second_level(setting: Setting) -> Sides:
 def _moe(setting: Setting) -> tuple[str, int]:
     """A mixture of experts of an eighth of the model's size, and the bytes of an expert."""
     length = max(64, int((setting.bytes / 8 / LAYERS / EXPERTS / 3 / 2) ** 0.5) // 64 * 64)
+    if length >= 1024:
+        # Parts are whole granules.
+        length -= length % 1024
     tensors = {
         f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight": ("BF16", [length, length])
         for layer in range(LAYERS)
@@ -292,11 +308,12 @@ def _moe(setting: Setting) -> tuple[str, int]:
 
 
 def _experts(setting: Setting, path: str, expert_bytes: int, **options: Any) -> Any:
+    """A store of experts, of which a third fits if the options do not say otherwise."""
     from hoistway.experts import ExpertStore  # noqa: PLC0415
 
-    budget = LAYERS * EXPERTS * expert_bytes // 3
     own = {"device": device(), "framework": setting.framework, "top_k": TOP, "policy": "lru"}
-    return ExpertStore.open(path, budget=budget, **own, **options)
+    own["budget"] = LAYERS * EXPERTS * expert_bytes // 3
+    return ExpertStore.open(path, **own | options)
 
 
 def _tokens(store: Any, count: int) -> None:

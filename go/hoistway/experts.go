@@ -26,7 +26,8 @@ const (
 
 // ExpertOptions say how to open a store of experts. Zero values are defaults.
 type ExpertOptions struct {
-	// Backing is "host_slots", "host_sparse" or "device_slots"; "" is "host_slots".
+	// Backing is "host_slots", "host_sparse", "device_slots" or "device_sparse"; "" is "host_slots". With "device_sparse", slices of
+	// experts must be whole granules of the CUDA device, of 2 MiB today.
 	Backing string
 	// Policy is "ewma2", "lru", "slru", "lfu" or "arc"; "" is "ewma2".
 	Policy string
@@ -49,7 +50,7 @@ type ExpertOptions struct {
 	InFlight uint64
 	// ExpertsPerToken is how many experts a token uses in each layer; 0 is what the headers or config.json say.
 	ExpertsPerToken uint32
-	// Target is, with "device_slots", TargetCUDA or TargetROCm.
+	// Target is, with "device_slots", TargetCUDA or TargetROCm; with "device_sparse", TargetCUDA.
 	Target Target
 	// Device is the number of the device.
 	Device int32
@@ -302,8 +303,8 @@ func (s *ExpertStore) EvictTensors(names ...string) (uint64, error) {
 	return uint64(*evicted), err
 }
 
-// TensorAddress returns where a tensor lies in address space, with the backing "host_sparse": expert e of a stacked tensor lies e
-// slices further. Only what is leased may be read there. The space lives as long as the store and its leases.
+// TensorAddress returns where a tensor lies in address space, with the backings "host_sparse" and "device_sparse": expert e of a
+// stacked tensor lies e slices further. Only what is leased may be read there. The space lives as long as the store and its leases.
 func (s *ExpertStore) TensorAddress(name string) (uintptr, error) {
 	names, err := newStrings("the name", name)
 	if err != nil {

@@ -172,6 +172,10 @@ static void check_device(void) {
         return;
     }
     options.target = HOISTWAY_TARGET_CUDA;
+    options.backing = "device_sparse";
+    CHECK(hoistway_experts_open(catalog, &options, &store) == HOISTWAY_INVALID_ARGUMENT && !store);
+    CHECK(strstr(hoistway_last_error(), "granules of 2097152 bytes"));
+    options.backing = "device_slots";
     store = open_store(&options);
     hoistway_lease *lease = ensure(store, 1, 2, 6);
     hoistway_part part = part_of(lease, 1, 1);

@@ -242,7 +242,8 @@ typedef struct {
 typedef struct {
   // `sizeof(hoistway_experts_options)`.
   uint64_t size;
-  // "host_slots", "host_sparse" or "device_slots"; NULL for "host_slots".
+  // "host_slots", "host_sparse", "device_slots" or "device_sparse"; NULL for "host_slots". With "device_sparse", slices of
+  // experts must be whole granules of the CUDA device, of 2 MiB today.
   const char *backing;
   // "ewma2", "lru", "slru", "lfu" or "arc"; NULL for "ewma2".
   const char *policy;
@@ -267,9 +268,9 @@ typedef struct {
   uint64_t in_flight;
   // Experts that a token uses in each layer; 0 for the number in the headers or in `config.json`.
   uint32_t experts_per_token;
-  // With "device_slots": `HOISTWAY_TARGET_CUDA` or `HOISTWAY_TARGET_ROCM`; else 0.
+  // With "device_slots": `HOISTWAY_TARGET_CUDA` or `HOISTWAY_TARGET_ROCM`; with "device_sparse" the first; else 0.
   int32_t target;
-  // With "device_slots": number of the device.
+  // With "device_slots" and "device_sparse": number of the device.
   int32_t device;
   // Must be 0.
   uint32_t reserved;
@@ -815,8 +816,8 @@ hoistway_status hoistway_experts_evict_tensors(const hoistway_experts *store,
                                                uint64_t count,
                                                uint64_t *evicted);
 
-// Sets `address` to the start of a tensor in the address space of the backing "host_sparse". In a stacked tensor,
-// expert `e` begins `e` slices later. Only slices of leased experts may be read. The address space is the library's,
+// Sets `address` to the start of a tensor in the address space of the backings "host_sparse" and "device_sparse". In a
+// stacked tensor, expert `e` begins `e` slices later. Only slices of leased experts may be read. The address space is the library's,
 // and is valid as long as the store and its leases. `HOISTWAY_NOT_FOUND` for other backings, for a tensor without
 // bytes, and if there is no such tensor.
 //

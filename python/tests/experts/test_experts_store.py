@@ -550,7 +550,9 @@ def test_a_device_has_stacked_tensors_in_address_space(pad: bool, tmp_path: Path
     hoistway.save_file({name: weights, "model.layers.0.mlp.experts.gate_up_proj": gate_up}, path)
     options = {"budget": 2 * 2 * granule, "backing": "device_sparse", "framework": "raw"}
     if pad:
-        with pytest.raises(OptionError, match=f"{slice_bytes} bytes of tensor .* granules of {granule} bytes"):
+        with pytest.raises(
+            OptionError, match=f"{slice_bytes} bytes of tensor .* granules of {granule} bytes"
+        ):
             ExpertStore.open(path, device="cuda:0", **options)
     with ExpertStore.open(path, device="cuda:0", pad=pad, **options) as store:
         base = store.tensor_address(name)

@@ -45,7 +45,8 @@ pub struct hoistway_experts {
 pub struct hoistway_experts_options {
     /// `sizeof(hoistway_experts_options)`.
     pub size: u64,
-    /// "host_slots", "host_sparse" or "device_slots"; NULL for "host_slots".
+    /// "host_slots", "host_sparse", "device_slots" or "device_sparse"; NULL for "host_slots". With "device_sparse", slices of
+    /// experts must be whole granules of the CUDA device, of 2 MiB today.
     pub backing: *const c_char,
     /// "ewma2", "lru", "slru", "lfu" or "arc"; NULL for "ewma2".
     pub policy: *const c_char,
@@ -70,9 +71,9 @@ pub struct hoistway_experts_options {
     pub in_flight: u64,
     /// Experts that a token uses in each layer; 0 for the number in the headers or in `config.json`.
     pub experts_per_token: u32,
-    /// With "device_slots": `HOISTWAY_TARGET_CUDA` or `HOISTWAY_TARGET_ROCM`; else 0.
+    /// With "device_slots": `HOISTWAY_TARGET_CUDA` or `HOISTWAY_TARGET_ROCM`; with "device_sparse" the first; else 0.
     pub target: i32,
-    /// With "device_slots": number of the device.
+    /// With "device_slots" and "device_sparse": number of the device.
     pub device: i32,
     /// Must be 0.
     pub reserved: u32,
@@ -167,18 +168,18 @@ unsafe fn chosen<'a>(options: *const hoistway_experts_options) -> Result<Chosen<
     chosen.backing = match backing.unwrap_or("host_slots") {
         "host_slots" => Backing::HostSlots,
         "host_sparse" => Backing::HostSparse,
-        "device_slots" => {
-            let device = device_of(options.target, options.device);
-            Backing::DeviceSlots(device.ok_or_else(|| {
+        name @ ("device_slots" | "device_sparse") => {
+            let device = device_of(options.target, options.device).ok_or_else(|| {
                 Failure::argument(format!(
-                    "the backing device_slots needs a CUDA or ROCm device: there is no device {} of target {}",
+                    "the backing {name} needs a device: there is no device {} of target {}",
                     options.device, options.target
                 ))
-            })?)
+            })?;
+            if name == "device_slots" { Backing::DeviceSlots(device) } else { Backing::DeviceSparse(device) }
         }
         other => {
             let reason = format!(
-                "there is no backing '{other}': it must be one of host_slots, host_sparse and device_slots"
+                "there is no backing '{other}': it must be one of host_slots, host_sparse, device_slots and device_sparse"
             );
             return Err(Failure::argument(reason));
         }
