@@ -242,6 +242,12 @@ advisories: lint-tools
 check-windows:
     testkit/windows/check.sh
 
+# Takes 430 MB in target for Debian's compiler, and downloads the sources of llama.cpp, at first; then seconds.
+# Compile hoistway's files for llama.cpp, and those that the patch changes, for Windows. Links nothing and installs nothing.
+[group('windows')]
+check-windows-llama-cpp: venv
+    PATH='{{ bin }}':"$PATH" testkit/windows/check_llama_cpp.sh
+
 # Needs root and Debian's apt. Takes five minutes and 2.5 GB, in ~/.cache/hoistway/windows.
 # Set up what windows-test runs in: a Debian of its own with Wine 10 and mingw, and Python for Windows. Installs nothing.
 [group('windows')]
