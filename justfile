@@ -404,19 +404,19 @@ test-capi-release:
     {{ quick }} cargo test --quiet --package hoistway-capi --test installed -- --ignored
 
 # Needs Go 1.19 or later, a C compiler and pkg-config. Not part of `test`, as not every machine has Go.
-# Build the C library into target/capi, vet the Go package, and run its tests with the race detector.
+# Install the C library as other tests have it, with the stand-in driver, vet the Go package, and run its tests with the race detector.
 [group('tests')]
-test-go *arguments:
+test-go *arguments: venv rust
     @for tool in go gofmt cc pkg-config; do \
         command -v "$tool" > /dev/null || { \
             echo "test-go needs $tool: apt-get install golang gcc pkg-config, or Go as CONTRIBUTING.md says" >&2; exit 1; }; \
     done
-    {{ quick }} "{{ just_executable() }}" --justfile "{{ justfile() }}" capi '{{ justfile_directory() }}/target/capi'
-    cargo build --quiet --package fake-cuda
+    cargo build --quiet --workspace --all-features --lib
+    BUILT='{{ justfile_directory() }}/target/debug' crates/hoistway-capi/install.sh '{{ justfile_directory() }}/target/capi/go'
     cd go/hoistway && unformatted=$(gofmt -l .) && test -z "$unformatted" || { echo "gofmt: $unformatted" >&2; exit 1; }
     cd go/hoistway && \
-        export PKG_CONFIG_PATH='{{ justfile_directory() }}/target/capi/lib/pkgconfig' \
-            LD_LIBRARY_PATH='{{ justfile_directory() }}/target/capi/lib' \
+        export PKG_CONFIG_PATH='{{ justfile_directory() }}/target/capi/go/lib/pkgconfig' \
+            LD_LIBRARY_PATH='{{ justfile_directory() }}/target/capi/go/lib' \
             HOISTWAY_CUDA_DRIVER='{{ justfile_directory() }}/target/debug/libfake_cuda.so' && \
         go vet ./... && go test -race "$@" ./...
 

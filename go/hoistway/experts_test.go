@@ -144,7 +144,7 @@ func TestWhatAStoreRefusesIsATypedError(t *testing.T) {
 	path, _ := writeGGUF(t)
 	checkpoint := open(t, path)
 	for _, options := range []ExpertOptions{
-		{Backing: "paper"}, {Policy: "none\x00"}, {Route: "mapped"}, {Timeout: -1}, {Backing: "device_slots"},
+		{Backing: "paper"}, {Policy: "none\x00"}, {Route: "mapped"}, {Timeout: -1}, {Backing: "device_slots"}, {Backing: "device_sparse"},
 	} {
 		_, err := OpenExperts(checkpoint, options)
 		hasCode(t, err, CodeInvalidArgument)
