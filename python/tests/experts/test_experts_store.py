@@ -572,6 +572,38 @@ def test_a_device_has_stacked_tensors_in_address_space(pad: bool, tmp_path: Path
     gc.collect()
 
 
+@pytest.mark.parametrize("backing", ["device_slots", "device_sparse"])
+def test_a_child_of_fork_lets_memory_of_a_device_alone(backing: str, model: Path, stand_in) -> None:
+    done = run(
+        """
+        import gc, os, sys
+        from hoistway.experts import ExpertStore
+        pad = sys.argv[2] == "device_sparse"
+        options = {"device": "cuda:0", "framework": "raw", "backing": sys.argv[2], "pad": pad}
+        store = ExpertStore.open(sys.argv[1], budget="24MiB", **options)
+        store.ensure(0, [2]).release()
+        # What was evicted has its memory still.
+        assert store.evict(0, [2]) == 1
+        lease = store.ensure(0, [1])
+        before = lease[1]["gate"].tobytes()
+        store.ensure_tensors(["model.embed.weight"]).release()
+        assert store.evict_tensors(["model.embed.weight"]) == 1
+        child = os.fork()
+        if child == 0:
+            del lease, store
+            gc.collect()
+            sys.exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert lease[1]["gate"].tobytes() == before
+        lease.release()
+        assert list(store.ensure(0, [2])) == [2]
+        """,
+        model,
+        backing,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_device_has_slots(model: Path, stand_in) -> None:
     expected = expert_bytes(model)
     store = open_store(model, 4, device="cuda:0")

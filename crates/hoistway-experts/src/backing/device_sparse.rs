@@ -136,7 +136,7 @@ impl DeviceSparse {
             if stride != len && !is_padded {
                 return Err(off_granule(unit, part, &device, granule, stride));
             }
-            if (part.bytes.start() - part.tensor_bytes.start()) % len != 0 {
+            if !(part.bytes.start() - part.tensor_bytes.start()).is_multiple_of(len) {
                 let reason =
                     format!("{} is no slice of its length of tensor '{}'", unit.label(), part.tensor);
                 return Err(Error::invalid_option("backing", "device_sparse", reason));

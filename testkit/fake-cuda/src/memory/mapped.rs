@@ -89,7 +89,7 @@ pub(crate) fn map(owner: &Arc<Owner>, address: u64, bytes: u64, handle: usize) -
         return Err(INVALID_VALUE);
     }
     let (start, space) = spaces.range_mut(..=address).next_back().ok_or(INVALID_VALUE)?;
-    let end = address.checked_add(bytes).filter(|_| address % GRANULE == 0).ok_or(INVALID_VALUE)?;
+    let end = address.checked_add(bytes).filter(|_| address.is_multiple_of(GRANULE)).ok_or(INVALID_VALUE)?;
     let is_free =
         space.mapped.range(..end).next_back().is_none_or(|(first, other)| first + other.bytes <= address);
     if end > start + space.bytes || !is_free || space.device != block.device {
@@ -128,7 +128,7 @@ fn find(spaces: &BTreeMap<u64, Space>, address: u64, bytes: u64) -> Option<&Arc<
 }
 
 fn check_granules(bytes: u64) -> Result<(), Code> {
-    if bytes > 0 && bytes % GRANULE == 0 { Ok(()) } else { Err(INVALID_VALUE) }
+    if bytes > 0 && bytes.is_multiple_of(GRANULE) { Ok(()) } else { Err(INVALID_VALUE) }
 }
 
 fn memory(device: usize) -> Result<&'static DeviceMemory, Code> {
