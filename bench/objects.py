@@ -11,6 +11,7 @@ runai-model-streamer-s3, and s3torchconnector. The case `cache` empties the page
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import importlib
 import json
@@ -39,6 +40,8 @@ BUCKET = "models"
 CERTIFICATE = ROOT / "testkit/objectd/certificates/root.pem"
 # Of one request of a raw socket.
 RAW_BYTES = 16 << 20
+# In which a loop gets tensors.
+ORDERS = ("arrival", "file")
 
 
 def _hoistway(folder: str, **options: Any) -> Iterator[tuple[str, object]]:
@@ -188,6 +191,17 @@ def _from_folder(folder: Path) -> Iterator[tuple[str, object]]:
     yield from hoistway.load_file(folder).items()
 
 
+def _first_tensor(folder: str, order: str) -> float:
+    """Seconds from when the headers are there until a loop has its first tensor."""
+    import hoistway  # noqa: PLC0415
+
+    with hoistway.open(f"s3://{BUCKET}/{folder}/") as checkpoint:
+        started = time.perf_counter()
+        with checkpoint.iter_tensors(order=order) as tensors:
+            next(tensors)
+            return time.perf_counter() - started
+
+
 LOADERS: dict[str, Callable[[Path, list[str]], Iterator[tuple[str, object]]]] = {
     "hoistway": lambda files, names: _hoistway(files.name),
     **{
@@ -316,6 +330,9 @@ def measure(loader: str, endpoint: str, files: Path, what: str) -> None:
     # A virtual machine may have to get pages from its host first: that time is not measured. Huge pages are others.
     torch.empty(2 * total, dtype=torch.uint8)[::4096] = 1
     torch.frombuffer(_huge(2 * total), dtype=torch.uint8)[::4096] = 1
+    if what == "first":
+        print(json.dumps({order: _first_tensor(files.name, order) for order in ORDERS}))
+        return
     before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     kept = dict(LOADERS[loader](files, names))
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
@@ -375,12 +392,22 @@ def _fill_cache(endpoint: str, files: Path, cache: Path) -> None:
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
-def loads_of(
-    case: Case, files: Path, server: Path, rounds: int, caches: Path
-) -> dict[str, list[dict[str, float]]]:
-    """What the loaders of a case took, each `rounds` times, in turn."""
+def first_tensors(case: Case, files: Path, server: Path, rounds: int) -> list[dict[str, float]]:
+    """Seconds until the first tensor of a loop by each order, `rounds` times, each in a new process."""
+    found = []
+    with serving(case, files, server) as endpoint:
+        for _ in range(rounds):
+            command = [sys.executable, __file__, str(files), "--measure", "hoistway", endpoint, "first"]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=_environment())
+            found.append(json.loads(done.stdout.splitlines()[-1]))
+    return found
+
+
+@contextlib.contextmanager
+def serving(case: Case, files: Path, server: Path) -> Iterator[str]:
+    """The URL of a server with the files."""
     latency, rate = str(case.latency_ms), str(case.connection_mb_s)
-    serving = subprocess.Popen(
+    process = subprocess.Popen(
         [
             *(server, files, f"{BUCKET}/{files.name}/", latency, "s3", rate),
             *("none", "0", "whole", "none", "tls" if case.tls else "plain"),
@@ -389,19 +416,26 @@ def loads_of(
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert serving.stdout is not None
-    endpoint = serving.stdout.readline().strip()
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def loads_of(
+    case: Case, files: Path, server: Path, rounds: int, caches: Path
+) -> dict[str, list[dict[str, float]]]:
+    """What the loaders of a case took, each `rounds` times, in turn."""
     order = list(case.loaders)
     found: dict[str, list[dict[str, float]]] = {loader: [] for loader in order}
-    try:
+    with serving(case, files, server) as endpoint:
         if case.cached:
             _fill_cache(endpoint, files, caches / "full")
         for number in range(rounds):
             for loader in order[number % len(order) :] + order[: number % len(order)]:
                 found[loader].append(run(loader, case, endpoint, files, caches))
-    finally:
-        serving.terminate()
-        serving.wait()
     return found
 
 
@@ -430,6 +464,8 @@ def main() -> None:
         for name in arguments.cases:
             loads = loads_of(CASES[name], files, arguments.server, arguments.rounds, Path(temporary))
             results["cases"][name] = loads
+            if CASES[name].latency_ms:
+                results["first"] = first_tensors(CASES[name], files, arguments.server, arguments.rounds)
     text = document(results)
     print(text)
     if arguments.output:
@@ -456,6 +492,21 @@ def document(results: dict[str, Any]) -> str:
     )
     for name, loads in results["cases"].items():
         text += section(CASES[name], loads)
+        if CASES[name].latency_ms and "first" in results:
+            text += first_line(CASES[name], results["first"])
+    return text
+
+
+def first_line(case: Case, runs: list[dict[str, float]]) -> str:
+    """A line for each order of a loop's tensors."""
+    text = "\nhoistway's first tensor of a loop, from when the headers were there:\n\n"
+    for order in ORDERS:
+        each = sorted(run[order] * 1000 for run in runs)
+        waits = statistics.median(each) / case.latency_ms
+        text += (
+            f'* `order="{order}"`: {statistics.median(each):.0f} ms ({each[0]:.0f}–{each[-1]:.0f}), as long as '
+            f"{waits:.1f} waits for an answer\n"
+        )
     return text
 
 

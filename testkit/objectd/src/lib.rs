@@ -51,6 +51,8 @@ struct State {
     most_in_flight: AtomicUsize,
     in_flight: AtomicUsize,
     is_over: AtomicBool,
+    /// Answers with longer bodies wait.
+    longest_answer: Mutex<Option<usize>>,
     /// How often connections were forgotten. Older ones are dead: what comes on them is not answered.
     forgotten: AtomicUsize,
     /// Requests that came on dead connections.
@@ -294,6 +296,11 @@ impl Server {
         }
     }
 
+    /// Has answers to requests for ranges wait that have more bytes, until it says another bound.
+    pub fn hold_longer_answers(&self, than: Option<usize>) {
+        *lock(&self.state.longest_answer) = than;
+    }
+
     /// Connections that are open.
     pub fn open_connections(&self) -> usize {
         lock(&self.state.connections).len()
@@ -479,6 +486,12 @@ impl State {
         }
         if request.wants_range_crc && (range.is_none() || end - start > 4 << 20) {
             return refuse(socket, "400 Bad Request", "OutOfRangeQueryParameterValue", "");
+        }
+        while range.is_some() && lock(&self.longest_answer).is_some_and(|most| end - start > most) {
+            if self.is_over.load(Ordering::Relaxed) {
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
+            thread::sleep(Duration::from_millis(10));
         }
         let mut status = if range.is_some() { "206 Partial Content" } else { "200 OK" };
         let mut etag = format!("ETag: {}\r\n", object.etag);

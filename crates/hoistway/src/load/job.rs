@@ -210,7 +210,9 @@ impl Job {
             }
             let route = self.engine.takers[item].from(0).unwrap_or_default();
             let charge = Charge::of_bytes(extent.read.len());
-            Operation { queue: queue_of(route), charge, order: item as u64, content }
+            // What is read first is within what may be read.
+            let order = if self.plan.first().contains(&item) { 0 } else { item as u64 };
+            Operation { queue: queue_of(route), charge, order, content }
         };
         let operations = self.plan.extents().iter().zip(buffers).enumerate().map(operation).collect();
         let gate = match self.admitted.load(Ordering::Relaxed) {

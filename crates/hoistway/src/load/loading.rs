@@ -3,7 +3,7 @@
 
 use super::{
     LoadOptions, Tensor,
-    flow::Flow,
+    flow::{Flow, Order},
     job::{FIRST_EXTENTS, Job, LoadEvent, Running},
     memory_plan::{MemoryPlan, least_bytes},
     progress::{Arrival, Progress},
@@ -164,6 +164,10 @@ impl ThreadedLoad {
                 None => (chunk_bytes, plan, flow) = (longer, other, other_flow),
                 Some(budget) => too_long = Some(shorter_reads_note(chunk_bytes, longer, needed, budget)),
             }
+        }
+        if let Some(step) = opening.first_step().filter(|_| chunk_bytes > options.chunk_bytes) {
+            plan.hasten_first(step, stream.order == Order::File, flow.admitted());
+            flow = Flow::new(&plan, stream);
         }
         let threads =
             if is_inline { ThreadPlan::ALONE } else { ThreadPlan::new(&plan, sources, options, cores) };

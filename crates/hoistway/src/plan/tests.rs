@@ -259,6 +259,7 @@ proptest! {
             .prop_flat_map(|tensors| { let count = tensors.len(); (Just(tensors), wishes(count)) }),
         padding in 0..70usize,
         options in options(),
+        (is_in_order, within, shift, pieces) in (any::<bool>(), 0..40usize, 0..4u32, 1..5u64),
     ) {
         let (catalog, file) = model(&tensors, padding);
         let mut requests = Vec::new();
@@ -286,8 +287,21 @@ proptest! {
                 Err(error) => prop_assert!(false, "{}", error),
             }
         }
-        let plan = Plan::new(&catalog, &requests, &options).unwrap();
+        let mut plan = Plan::new(&catalog, &requests, &options).unwrap();
         check(&plan, &catalog, &file, &requests, &options);
+        let Some(position) = plan.first_tensor(is_in_order, within) else { return Ok(()) };
+        let (bytes, extents) = (plan.tensors()[position].runs.get(0), plan.extents().len());
+        let step = Alignment::new(options.block.bytes() << shift).unwrap();
+        plan.cut_apart(position, step, step.bytes() * pieces);
+        check(&plan, &catalog, &file, &requests, &options);
+        // What is read first is the tensor, with what shares a step of its ends.
+        let first = plan.first();
+        let hull = bytes.aligned_hull(step).unwrap();
+        prop_assert!(plan.extents().len() >= extents);
+        let read: Vec<_> = plan.extents()[first].iter().filter(|extent| extent.tensors.contains(&position)).collect();
+        let delivered: u64 = read.iter().map(|extent| extent.wanted.intersection(bytes).unwrap().len()).sum();
+        prop_assert_eq!(delivered, bytes.len());
+        prop_assert!(read.iter().all(|extent| hull.contains(extent.read)));
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::{Access, DirectIo, Progress, ReadLane, ReadOp, Route, Unavailable, UsrbioClient};
 use crate::{
-    ByteRange, Error,
+    Alignment, ByteRange, Error,
     device::{Device, DeviceId},
     memory::Slots,
     report::Refusal,
@@ -99,6 +99,9 @@ pub(crate) struct Facts {
     /// The length that its reads should be a multiple of, if it has an opinion. The only fact that changes: with the files
     /// that are made ready.
     pub(crate) chunk_bytes: Option<u64>,
+    /// Where the reads of the tensor that comes first begin and end, at multiples of this, if others take so long that they should
+    /// be apart from them and made before them.
+    pub(crate) first_step: Option<Alignment>,
     /// Lanes of a reader, at most. The reads in flight are divided among them.
     pub(crate) most_lanes: usize,
 }
@@ -115,6 +118,7 @@ impl Facts {
             cache: None,
             connects: false,
             chunk_bytes: None,
+            first_step: None,
             most_lanes: usize::MAX,
         }
     }

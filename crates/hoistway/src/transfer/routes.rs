@@ -151,6 +151,11 @@ impl<'a> Opening<'a> {
         }
     }
 
+    /// Where the reads of the tensor that comes first are cut apart from others, if a route wants that.
+    pub(crate) fn first_step(&self) -> Option<Alignment> {
+        self.routes.iter().find_map(|route| route.member.facts().first_step)
+    }
+
     /// Bytes of host memory that routes which read into slots of their own need at least: one slot each.
     pub(crate) fn least_shared_bytes(&self, plan: &Plan) -> u64 {
         let page = sys::pages::page_size() as u64;

@@ -3,6 +3,7 @@
 
 use super::object_notes::ObjectNotes;
 use crate::{
+    Alignment,
     route::{
         Access, ReadLane, Route, Unavailable,
         member::{Demand, Facts, Files, Member, Share, Stage, Wanted},
@@ -24,8 +25,13 @@ const DEPTH: (usize, usize) = (16, 128);
 /// up, and a load would be over before it had tried more of them.
 const FAR_DEPTH: usize = 64;
 const FAR: Duration = Duration::from_millis(5);
+/// The same, at least, where there is less to read than that many requests for: a connection more brings it sooner.
+const LEAST_FAR_REQUEST_BYTES: u64 = 4 << 20;
 /// Lengths of requests are multiples of this: of a block of the node's cache.
-const REQUEST_STEP: u64 = 256 << 10;
+const REQUEST_STEP: Alignment = match Alignment::new(256 << 10) {
+    Some(step) => step,
+    None => Alignment::BLOCK,
+};
 /// Requests in flight of a load on the caller's thread.
 const INLINE_DEPTH: usize = 8;
 
@@ -36,6 +42,8 @@ struct Http {
     /// Requests in flight at first, and bytes of each.
     first_depth: usize,
     request_bytes: u64,
+    /// Whether the server is far.
+    is_far: bool,
     notes: ObjectNotes,
 }
 
@@ -56,23 +64,27 @@ pub(in crate::route) fn open(
     let first_bytes: Vec<_> = objects.iter().map(|object| object.object().first_byte()).collect();
     let is_far = first_bytes.into_iter().flatten().any(|time| time >= FAR);
     let lens: Vec<u64> = objects.iter().map(|object| object.len()).collect();
-    let (first_depth, request_bytes) =
-        if is_far { (FAR_DEPTH, far_request_bytes(&lens)) } else { (DEPTH.0, REQUEST_BYTES) };
+    let (first_depth, request_bytes) = if is_far {
+        (FAR_DEPTH, far_request_bytes(&lens, wanted.read_bytes))
+    } else {
+        (DEPTH.0, REQUEST_BYTES)
+    };
     let (has_device, notes) = (wanted.device.is_some(), ObjectNotes::of_route(wanted, files));
-    Ok(Some(Arc::new(Http { is_named, has_device, first_depth, request_bytes, notes })))
+    Ok(Some(Arc::new(Http { is_named, has_device, first_depth, request_bytes, is_far, notes })))
 }
 
-/// The length of requests to a far server for objects of these lengths: as few rounds of those that may be in flight at first as
-/// can be, all of one length. Between rounds all wait for the server at once, and a last round of few takes as long as one of many.
-fn far_request_bytes(lens: &[u64]) -> u64 {
+/// The length of requests to a far server for so many bytes of objects of these lengths: as few rounds of those that may be in flight
+/// at first as can be, all of one length. Between rounds all wait for the server at once, and a last round of few takes as long as one
+/// of many.
+fn far_request_bytes(lens: &[u64], read_bytes: u64) -> u64 {
     let in_flight = FAR_DEPTH as u64;
-    let total = lens.iter().fold(0u64, |sum, len| sum.saturating_add(*len));
+    let total = lens.iter().fold(0u64, |sum, len| sum.saturating_add(*len)).min(read_bytes);
     // The last request of each object is cut short.
     let cut_short = (lens.len() as u64).min(in_flight / 2);
     let rounds = total.div_ceil((in_flight - cut_short) * FAR_REQUEST_BYTES).max(1);
-    let even = total.div_ceil(rounds * in_flight - cut_short).checked_next_multiple_of(REQUEST_STEP);
-    // Shorter ones than usual cost the server more requests, and gain nothing.
-    even.unwrap_or(FAR_REQUEST_BYTES).clamp(REQUEST_BYTES, FAR_REQUEST_BYTES)
+    let even = REQUEST_STEP.up(total.div_ceil(rounds * in_flight - cut_short));
+    // Shorter ones cost the server more requests, and gain little.
+    even.unwrap_or(FAR_REQUEST_BYTES).clamp(LEAST_FAR_REQUEST_BYTES, FAR_REQUEST_BYTES)
 }
 
 impl Member for Http {
@@ -82,6 +94,7 @@ impl Member for Http {
             connects: true,
             // A device has its reads in pinned slots, and many of them.
             chunk_bytes: (!self.has_device).then_some(self.request_bytes),
+            first_step: (self.is_far && !self.has_device).then_some(REQUEST_STEP),
             most_lanes: 1,
             ..Facts::of(Route::Http, THREAD)
         }
@@ -181,7 +194,7 @@ mod tests {
                     let lens = vec![total / objects; objects as usize];
                     let raw = seconds(requests(&lens, REQUEST_BYTES), InFlightLimit::fixed(48), link);
                     let limit = InFlightLimit::by_connections(FAR_DEPTH, DEPTH.1);
-                    let cut = seconds(requests(&lens, far_request_bytes(&lens)), limit, link);
+                    let cut = seconds(requests(&lens, far_request_bytes(&lens, u64::MAX)), limit, link);
                     assert!(
                         raw / cut >= 0.85,
                         "{total} bytes of {objects} over {link}: {cut} s, raw {raw} s"
@@ -198,18 +211,19 @@ mod tests {
             (&[550_000_000, 550_000_000], 128),
             (&[1_000_000_000], 64),
             (&[500_000_000, 500_000_000], 64),
-            (&[500_000_000], 60),
-            (&[32_000_000], 4),
+            (&[500_000_000], 64),
+            (&[32_000_000], 8),
             (&[10 << 30], 704),
         ] {
-            let count = requests(lens, far_request_bytes(lens)).len();
+            let count = requests(lens, far_request_bytes(lens, u64::MAX)).len();
             assert!(count <= expected && count * 100 >= expected * 95, "{lens:?}: {count} requests");
         }
         for lens in [&[][..], &[1], &[u64::MAX, u64::MAX], &[1000; 5000]] {
-            let bytes = far_request_bytes(lens);
-            assert!(
-                (REQUEST_BYTES..=FAR_REQUEST_BYTES).contains(&bytes) && bytes.is_multiple_of(REQUEST_STEP)
-            );
+            let bytes = far_request_bytes(lens, u64::MAX);
+            let bounds = LEAST_FAR_REQUEST_BYTES..=FAR_REQUEST_BYTES;
+            assert!(bounds.contains(&bytes) && REQUEST_STEP.divides(bytes));
         }
+        // A load of a part asks for that, however long the object is.
+        assert_eq!(requests(&[100_000_000], far_request_bytes(&[10 << 30], 100_000_000)).len(), 24);
     }
 }
