@@ -2,10 +2,12 @@
 
 package hoistway
 
+// #include <stdlib.h>
 // #include <hoistway.h>
 import "C"
 
 import (
+	"strings"
 	"unsafe"
 )
 
@@ -43,6 +45,7 @@ type Option func(*openOptions)
 type openOptions struct {
 	lenient bool
 	offset  uint64
+	store   []string
 }
 
 // Lenient takes files that break the specification of their format where no harm comes of it.
@@ -55,9 +58,15 @@ func AtOffset(offset uint64) Option {
 	return func(options *openOptions) { options.offset = offset }
 }
 
+// StoreOption sets an option of object stores, such as "endpoint", "region", "access_key_id" or "anonymous" with "true";
+// docs/objects.md lists them. What no option says comes from the environment. Errors do not show the value.
+func StoreOption(name, value string) Option {
+	return func(options *openOptions) { options.store = append(options.store, name, value) }
+}
+
 // Open reads the headers behind paths: safetensors and GGUF files, *.safetensors.index.json, directories, glob patterns, and
-// URLs of object stores and web servers, whose endpoint and credentials come from the environment. A split GGUF is opened by
-// any of its files. It reads no tensor.
+// URLs of object stores and web servers, whose endpoint and credentials come from [StoreOption] or the environment. A split
+// GGUF is opened by any of its files. It reads no tensor.
 func Open(paths []string, options ...Option) (*Checkpoint, error) {
 	var asked openOptions
 	for _, option := range options {
@@ -75,6 +84,12 @@ func Open(paths []string, options ...Option) (*Checkpoint, error) {
 		return nil, err
 	}
 	defer names.free()
+	store, err := newStoreOptions(asked.store)
+	if err != nil {
+		return nil, err
+	}
+	defer store.free()
+	chosen.store, chosen.store_count = store.first, C.uint64_t(store.count)
 	var catalog *C.hoistway_catalog
 	err = call(func() C.hoistway_status {
 		return C.hoistway_catalog_open(names.first(), C.uint64_t(len(names)), &chosen, &catalog)
@@ -93,6 +108,39 @@ func Open(paths []string, options ...Option) (*Checkpoint, error) {
 		return nil, err
 	}
 	return checkpoint, nil
+}
+
+// storeOptions are options of object stores in C memory: Go memory may not be passed within a structure.
+type storeOptions struct {
+	first *C.hoistway_store_option
+	count int
+	texts cStrings
+}
+
+// newStoreOptions copies names and values, in turn.
+func newStoreOptions(named []string) (storeOptions, error) {
+	for index, text := range named {
+		// The value may be a secret.
+		if strings.IndexByte(text, 0) >= 0 {
+			return storeOptions{}, invalid("the store option %q, or its value, has a zero byte", named[index-index%2])
+		}
+	}
+	texts, err := newStrings("a store option", named...)
+	if err != nil || len(named) == 0 {
+		return storeOptions{}, err
+	}
+	count := len(named) / 2
+	memory := C.calloc(C.size_t(count), C.sizeof_hoistway_store_option)
+	options := storeOptions{(*C.hoistway_store_option)(memory), count, texts}
+	for index, list := 0, unsafe.Slice(options.first, count); index < count; index++ {
+		list[index].name, list[index].value = texts[2*index], texts[2*index+1]
+	}
+	return options, nil
+}
+
+func (o storeOptions) free() {
+	o.texts.free()
+	C.free(unsafe.Pointer(o.first))
 }
 
 // list copies the descriptions of the tensors.
