@@ -189,12 +189,15 @@ test-azurite: develop
     npm install --silent --no-save --prefix target/azurite azurite@3
     AZURITE="$PWD/target/azurite/node_modules/.bin/azurite-blob" '{{ bin }}/pytest' python/tests/test_azurite.py
 
-# Save to and load from moto, a server of S3 that checks signatures. Installs it into bench/data.
+# Save to and load from moto and s3s-fs, servers of S3 that check signatures. Installs them into bench/data and target/tools.
 [group('tests')]
 test-s3-servers: develop
     test -x bench/data/s3-servers/bin/python || python3 -m venv bench/data/s3-servers
     bench/data/s3-servers/bin/pip install --quiet 'moto[server]==5.2.5'
-    MOTO_SERVER="$PWD/bench/data/s3-servers/bin/moto_server" '{{ bin }}/pytest' python/tests/test_s3_servers.py
+    test -x target/tools/bin/s3s-fs || \
+        cargo install --quiet --locked --debug --root target/tools s3s-fs --version 0.14.1 --features binary
+    MOTO_SERVER="$PWD/bench/data/s3-servers/bin/moto_server" S3S_FS="$PWD/target/tools/bin/s3s-fs" \
+        '{{ bin }}/pytest' python/tests/test_s3_servers.py python/tests/test_s3s_fs.py
 
 # Check format, lints, docs, types and dependencies: those of Rust and those of Python side by side.
 [group('lint'), parallel]
