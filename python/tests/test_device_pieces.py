@@ -15,8 +15,14 @@ from device_work import Array
 from hoistway import kv
 
 COUNT, SIZE = 1000, 16 << 10
-# Each of these gives a stream something to copy.
-COPIES = ("cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpy2DAsync_v2", "cuMemcpyBatchAsync")
+# Each of these gives a stream something to copy; from the device to itself, what was read there directly.
+COPIES = (
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemcpy2DAsync_v2",
+    "cuMemcpyBatchAsync",
+)
 MIB = 1 << 20
 
 
