@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 from collections import deque
-from threading import Lock
+from threading import RLock
 
 from hoistway import _native
 from hoistway._report import Report
@@ -16,7 +16,8 @@ from hoistway._words import counted, in_words, rate_in_words
 class _Totals:
     def __init__(self) -> None:
         self._pending: deque[tuple[_native.Report, bool]] = deque()
-        self._lock = Lock()
+        self._lock = RLock()
+        self._is_counting = False
         self._files = 0
         self._loads: _native.Report | None = None
 
@@ -26,20 +27,40 @@ class _Totals:
         self._count()
 
     def _count(self) -> None:
-        # Never waits: the thread that has the lock may be this one, interrupted by a signal handler or a `__del__` that
-        # loads. What it adds meanwhile is counted by the holder of the lock, or by the next caller.
-        while self._pending and self._lock.acquire(blocking=False):
+        # Never waits: what holds the lock may be interrupted by a signal handler that waits for another thread's load.
+        # What is added meanwhile is counted by the holder of the lock, which looks again after it let go. A handler that
+        # raises may leave the lock held, by the main thread: that one can still take it, and makes the line.
+        while self._pending:
+            is_held = False
             try:
-                while self._pending:
-                    report, is_first = self._pending.popleft()
-                    self._files += Report._from_native(report).files if is_first else 0
-                    self._loads = report if self._loads is None else self._loads.merged(report)
+                is_held = self._lock.acquire(blocking=False)
+                if not is_held or self._is_counting:
+                    return
+                self._count_pending()
             finally:
-                self._lock.release()
+                if is_held:
+                    self._lock.release()
+
+    def _count_pending(self) -> None:
+        # A signal handler or a `__del__` may load meanwhile, in this thread: what it adds is counted here.
+        try:
+            self._is_counting = True
+            while self._pending:
+                report, is_first = self._pending[0]
+                files = self._files + (Report._from_native(report).files if is_first else 0)
+                self._loads = report if self._loads is None else self._loads.merged(report)
+                self._files = files
+                self._pending.popleft()
+        finally:
+            self._is_counting = False
 
     def line(self) -> str:
         """The line."""
-        self._count()
+        with self._lock:
+            self._count()
+            return self._line()
+
+    def _line(self) -> str:
         if self._loads is None:
             return "hoistway: no checkpoint was loaded"
         report = Report._from_native(self._loads)

@@ -253,6 +253,55 @@ def test_a_signal_handler_may_load_while_a_load_is_counted(model: Path) -> None:
     assert " from 2 files in " in done.stderr
 
 
+@pytest.mark.parametrize("where", ["as the lock is taken", "in the midst of it"])
+def test_what_a_signal_handler_interrupts_is_counted_all_the_same(model: Path, where: str) -> None:
+    done = run(
+        """
+        import signal, sys, threading
+        from types import SimpleNamespace
+        import hoistway
+        from hoistway import _totals
+
+        def load():
+            hoistway.load_file(sys.argv[1], framework="raw")
+
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        class Lock:
+            def acquire(self, blocking=True):
+                assert lock.acquire(blocking=blocking)
+                signal.raise_signal(signal.SIGUSR1)
+
+        signal.signal(signal.SIGUSR1, interrupt)
+        totals, report = _totals._totals, _totals.Report
+        lock = totals._lock
+        if sys.argv[2] == "as the lock is taken":
+            totals._lock = Lock()
+        else:
+            _totals.Report = SimpleNamespace(_from_native=lambda _: signal.raise_signal(signal.SIGUSR1))
+        try:
+            load()
+        except KeyboardInterrupt:
+            totals._lock, _totals.Report = lock, report
+        else:
+            raise AssertionError("no signal came")
+        other = threading.Thread(target=load)
+        other.start()
+        other.join()
+        load()
+        assert not totals._pending
+        """,
+        model,
+        where,
+        HOISTWAY_REPORT="1",
+    )
+    assert done.returncode == 0, done.stderr
+    count = 3 * len(hoistway.open(model).keys())
+    assert f"hoistway: {count} tensors" in done.stderr
+    assert " from 3 files in " in done.stderr
+
+
 def test_without_threads_files_are_loaded_and_saved() -> None:
     """A user who may start no thread: the caller's thread does the work."""
     program = """
