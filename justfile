@@ -214,6 +214,7 @@ lint: lint-rust lint-python && advisories
 [private]
 lint-rust: develop lint-tools
     cargo fmt --all --check
+    cargo update --workspace --locked --quiet --manifest-path fuzz/Cargo.toml
     cargo clippy --quiet --workspace --all-targets --all-features -- -D warnings
     testkit/api-listings/document.sh --after-clippy
     target/debug/api-listings
