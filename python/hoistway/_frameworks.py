@@ -120,7 +120,8 @@ def device_name(device: Any, framework: str) -> str:
 
 def cause_of(error: ImportError, package: str) -> ImportError | None:
     """The error of an import, unless it only says that the package is missing."""
-    return None if error.name == package else error
+    # One that is there and fails, for want of a library or of a name of its own, has its name in the error too.
+    return None if isinstance(error, ModuleNotFoundError) and error.name == package else error
 
 
 def torch_allocator(device: str) -> Callable[[int], tuple[int, int, Any]]:

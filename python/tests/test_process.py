@@ -52,6 +52,26 @@ def test_without_torch_the_error_says_what_to_do(model: Path) -> None:
     assert "(1000, 64)" in done.stdout
 
 
+def test_a_torch_that_fails_as_it_is_imported_says_why(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("from torch import lost\n")
+    done = run(
+        """
+        import sys, traceback, hoistway
+        sys.path.insert(0, sys.argv[2])
+        try:
+            hoistway.load_file(sys.argv[1])
+        except hoistway.errors.MissingPackageError as error:
+            assert "lost" in "".join(traceback.format_exception(error)), error
+        else:
+            raise SystemExit("no error")
+        """,
+        model,
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_other_threads_run_during_a_load(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {"a": ("U8", [3 << 20])})
     # What the load reads comes from threads of this process.
