@@ -28,8 +28,8 @@ class _Totals:
 
     def _count(self) -> None:
         # Never waits: what holds the lock may be interrupted by a signal handler that waits for another thread's load.
-        # What is added meanwhile is counted by the holder of the lock, which looks again after it let go. A handler that
-        # raises may leave the lock held, by the main thread: that one can still take it, and makes the line.
+        # What is added meanwhile is counted by the holder, which looks again after it let go. A handler that raises may
+        # leave the lock held, by the main thread: that one can still take it, and makes the line.
         while self._pending:
             is_held = False
             try:
