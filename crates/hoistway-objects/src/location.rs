@@ -80,7 +80,7 @@ pub(crate) struct Bucket {
 /// assert_eq!(hoistway_objects::shown("s3://bucket/what?"), "s3://bucket/what?");
 /// ```
 pub fn shown(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let Some((scheme, rest)) = url.split_once("://") else { return without_scheme(url).to_owned() };
     let is_key = matches!(scheme, "s3" | "gs");
     let end = if is_key { rest.len() } else { rest.find(['?', '#']).unwrap_or(rest.len()) };
     let rest = &rest[..end];
@@ -94,6 +94,16 @@ pub fn shown(url: &str) -> String {
     let is_port = port.bytes().all(|byte| byte.is_ascii_digit()) || authority.ends_with(']');
     let users_end = authority.rfind('@').or_else(|| rest.rfind('@').filter(|_| !is_port));
     format!("{scheme}://{}", &rest[users_end.map_or(0, |end| end + 1)..])
+}
+
+/// As [`shown`], of what may be a URL whose scheme was left out, or the path of one.
+fn without_scheme(url: &str) -> &str {
+    if url.starts_with('/') {
+        return url;
+    }
+    let start = url.rfind('@').map_or(0, |end| end + 1);
+    // If an '@' comes later, either may be a part of a secret.
+    url.get(start..url.find(['?', '#']).unwrap_or(url.len())).unwrap_or_default()
 }
 
 impl Kind {
@@ -162,6 +172,11 @@ impl Location {
         let region = region(options);
         let endpoint = match &options.endpoint {
             Some(endpoint) => endpoint.clone(),
+            None if !is_label(region) => {
+                return Err(Problem::Invalid(format!(
+                    "the region {region:?} is none of AWS's: its name has letters, digits and '-' alone"
+                )));
+            }
             None => format!("https://s3.{region}.{}", aws_domain(region)),
         };
         let (origin, base) = endpoint_of(&endpoint)?;
@@ -223,6 +238,11 @@ impl Location {
         }
         let endpoint = match (&options.endpoint, account) {
             (Some(endpoint), _) => endpoint.clone(),
+            (None, Some(account)) if !is_label(account) => {
+                return invalid(format!(
+                    "the account {account:?} is none of Azure's: its name has letters, digits and '-' alone"
+                ));
+            }
             (None, Some(account)) => format!("https://{account}.blob.{suffix}"),
             (None, None) => {
                 return invalid(
@@ -255,10 +275,13 @@ fn hub_file_of_page(origin: &Origin, target: &str) -> Option<String> {
 fn azure_host(host: &str) -> Option<(&str, &'static str)> {
     let (account, rest) = host.split_once('.')?;
     let suffix = rest.strip_prefix("dfs.").or_else(|| rest.strip_prefix("blob."))?;
-    let is_account =
-        !account.is_empty() && account.bytes().all(|own| own.is_ascii_alphanumeric() || own == b'-');
-    let suffix = AZURE_SUFFIXES.iter().find(|own| **own == suffix).filter(|_| is_account)?;
+    let suffix = AZURE_SUFFIXES.iter().find(|own| **own == suffix).filter(|_| is_label(account))?;
     Some((account, suffix))
+}
+
+/// Whether a name can be one part of a host's name.
+fn is_label(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|own| own.is_ascii_alphanumeric() || own == b'-')
 }
 
 /// Whether a host is that of an account of Azure.
@@ -485,6 +508,13 @@ mod tests {
             ("abfs://models@mine/a?sig=canary", "abfs://models@mine/a"),
             ("gs://models/a?b", "gs://models/a?b"),
             ("hf://org/model@main/a", "hf://org/model@main/a"),
+            ("key:canary@host:9000/a", "host:9000/a"),
+            ("https:/key:can@ary@host", "host"),
+            ("host/a?sig=canary", "host/a"),
+            ("host/a#canary", "host/a"),
+            ("key:can?ary@host", ""),
+            ("host?sig=can@ary", ""),
+            ("/a@b/c?d", "/a@b/c?d"),
         ] {
             assert_eq!(shown(url), expected);
         }
@@ -530,6 +560,35 @@ mod tests {
                 "{problem}"
             );
         }
+    }
+
+    #[test]
+    fn an_endpoint_without_a_scheme_is_told_without_its_secrets() {
+        for endpoint in ["key:canary@host:9000", "host:9000?sig=canary", "key:can?ary@host", "host#canary"] {
+            let options = StoreOptions { endpoint: Some(endpoint.into()), ..StoreOptions::default() };
+            assert!(!format!("{options:?}").contains("ary"), "{options:?}");
+            for url in ["s3://models/a", "gs://models/a", "az://models/a", "hf://org/model/a"] {
+                let problem = Location::parse(url, &options).unwrap_err().to_string();
+                assert!(problem.contains("endpoint") && !problem.contains("ary"), "{problem}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_region_or_account_that_makes_no_host_is_named_and_no_endpoint() {
+        for region in ["eu west", "eu/west", ""] {
+            let mut options = StoreOptions { region: Some(region.into()), ..StoreOptions::default() };
+            let problem = Location::parse("s3://models/a", &options).unwrap_err().to_string();
+            assert!(problem.starts_with(&format!("the region {region:?} ")), "{problem}");
+            assert!(!problem.contains("endpoint"), "{problem}");
+            // Other stores have names of their own.
+            options.endpoint = Some("http://store:9000".into());
+            assert!(Location::parse("s3://models/a", &options).is_ok());
+        }
+        let options = StoreOptions { account: Some("my acct".into()), ..StoreOptions::default() };
+        let problem = Location::parse("az://models/a", &options).unwrap_err().to_string();
+        assert!(problem.starts_with("the account \"my acct\" "), "{problem}");
+        assert!(!problem.contains("endpoint"), "{problem}");
     }
 
     #[test]

@@ -196,6 +196,9 @@ impl StoreOptions {
                 let distance = |name: &&str| strsim::osa_distance(option, name);
                 let nearest =
                     Self::NAMES.iter().copied().min_by_key(distance).filter(|name| distance(name) <= 2);
+                // As other tools call it: `endpoint_url`, `aws_session_token`.
+                let within = || Self::NAMES.iter().copied().filter(|name| option.contains(name));
+                let nearest = nearest.or_else(|| within().max_by_key(|name| name.len()));
                 return Err(invalid(format!(
                     "there is no such option{}; it must be one of {}",
                     nearest.map_or(String::new(), |name| format!(" (did you mean '{name}'?)")),
@@ -447,6 +450,22 @@ mod tests {
             assert!(caller.contains(told) && !caller.contains("canary"), "{url}: {caller}");
         }
         assert!(with(&[]).caller("ftp://a").is_err());
+    }
+
+    #[test]
+    fn a_wrong_name_gets_the_one_that_is_meant() {
+        for (wrong, meant) in [
+            ("endpont", Some("endpoint")),
+            ("endpoint_url", Some("endpoint")),
+            ("aws_session_token", Some("session_token")),
+            ("aws_region", Some("region")),
+            ("colour", None),
+        ] {
+            let told = StoreOptions::default().set(wrong, "canary").unwrap_err().to_string();
+            let hint = meant.map(|name| format!("did you mean '{name}'?"));
+            assert_eq!(told.contains("did you mean"), hint.is_some(), "{told}");
+            assert!(told.contains(&hint.unwrap_or_default()), "{told}");
+        }
     }
 
     #[test]
