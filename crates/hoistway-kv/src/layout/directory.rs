@@ -91,7 +91,7 @@ pub(super) fn expect(disk: &dyn Disk, root: &Path, layout: LayoutKind) -> Result
     let no_store = |reason: String| Error::NotAStore { path: root.to_owned(), reason };
     let bytes = disk.read_file(&path, PAGE).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound
-            if disk.list(root).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) =>
+            if disk.file_system(root).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) =>
         {
             no_store("there is no such directory".into())
         }
