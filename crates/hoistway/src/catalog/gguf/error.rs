@@ -74,7 +74,8 @@ pub enum GgufError {
     },
     /// The file ends before its header does, or the header claims more than the file has.
     #[error(
-        "{part} needs {needed} bytes from byte {offset} on, but the file ends at {file_len}: it is truncated, or its header is damaged"
+        "{part} needs {needed} bytes from byte {offset} on, but the file ends at {file_len}: it is truncated, or its header \
+         is damaged; copy or download it again"
     )]
     PastEnd {
         /// What needs them.
