@@ -9,7 +9,8 @@ use common::{
     write_model,
 };
 use hoistway::{
-    Arrival, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded, Route, StreamOptions,
+    Arrival, Catalog, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded, Route,
+    StreamOptions,
     catalog::{FormatError, index::IndexError},
     memory::{HugePages, MemoryPool},
     plan::{Layout, PlanError, Selection, TensorSlice},
@@ -477,6 +478,19 @@ fn selections_choose_and_unknown_names_are_errors() {
             other => assert!(other.is_ok() && asked == "*", "{asked}"),
         }
     }
+}
+
+#[test]
+fn a_typo_is_found_among_many_names_of_its_length() {
+    let directory = disk();
+    let path = directory.path().join("many.safetensors");
+    let names = (0..10_000).map(|number| format!("experts.{number:05}.w")).chain(["zz.router.bias".into()]);
+    let tensors = names.map(|name| format!(r#""{name}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#));
+    let header = format!("{{{}}}", tensors.collect::<Vec<_>>().join(","));
+    fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()).unwrap();
+    let catalog = Catalog::open(&[&path]).unwrap();
+    let told = catalog.no_such_tensor("zz.ruoter.bais").to_string();
+    assert!(told.contains("did you mean 'zz.router.bias'"), "{told}");
 }
 
 #[test]

@@ -275,23 +275,26 @@ impl Catalog {
 
     /// The name that is meant by one with a typo: a letter too many, too few, wrong, or in its neighbour's place. Of a glob
     /// pattern, what is before its first wildcard counts.
-    fn misspelt(&self, pattern: &str) -> Option<&Arc<str>> {
+    fn misspelt<'a>(&'a self, pattern: &str) -> Option<&'a Arc<str>> {
         let literal = pattern.split(['*', '?', '[']).next().unwrap_or_default();
         let most_edits = if literal.len() < SHORT_NAME { 1 } else { 2 };
         if literal.len() <= most_edits || literal.len() > LONGEST_TYPO {
             return None;
         }
-        let edits = |name: &Arc<str>| {
-            let part = match literal.len() == pattern.len() {
-                true if name.len().abs_diff(literal.len()) > most_edits => return None,
-                true => name,
-                false => name.get(..literal.len())?,
-            };
-            Some(strsim::osa_distance(literal, part)).filter(|edits| *edits <= most_edits)
+        let compared = |name: &'a Arc<str>| match literal.len() == pattern.len() {
+            true => (name.len().abs_diff(literal.len()) <= most_edits).then_some(&**name),
+            false => name.get(..literal.len()),
         };
+        let letters = Letters::of(literal);
+        // An edit takes one character, of up to four bytes.
+        let most_lacking = if literal.is_ascii() { most_edits } else { 4 * most_edits };
         self.tensors
             .iter()
-            .filter_map(|tensor| Some((edits(&tensor.name)?, &tensor.name)))
+            .filter_map(|tensor| Some((compared(&tensor.name)?, &tensor.name)))
+            .filter(|(part, _)| letters.lacking_in(part) <= most_lacking)
+            .take(MOST_COMPARED)
+            .map(|(part, name)| (strsim::osa_distance(literal, part), name))
+            .filter(|(edits, _)| *edits <= most_edits)
             .min_by_key(|(edits, name)| (*edits, name.len()))
             .map(|(_, name)| name)
     }
@@ -302,6 +305,40 @@ const SHORT_NAME: usize = 8;
 
 /// Longer names are compared by their ends only: the number of edits takes the product of both lengths to count.
 const LONGEST_TYPO: usize = 128;
+
+/// Names that have nearly the letters of another, and that are compared with it. Programs look up names to learn whether
+/// they are there, and a checkpoint may have a hundred thousand.
+const MOST_COMPARED: usize = 2048;
+
+/// How often each byte is in a name of at most [`LONGEST_TYPO`] bytes.
+struct Letters {
+    counts: [u8; 256],
+    len: usize,
+}
+
+impl Letters {
+    fn of(name: &str) -> Self {
+        let mut counts = [0_u8; 256];
+        for byte in name.bytes() {
+            counts[usize::from(byte)] = counts[usize::from(byte)].saturating_add(1);
+        }
+        Self { counts, len: name.len() }
+    }
+
+    /// How many of them another name lacks: at least as many letters are other ones.
+    fn lacking_in(&self, other: &str) -> usize {
+        let mut counts = self.counts;
+        let mut lacking = self.len;
+        for byte in other.bytes() {
+            let left = &mut counts[usize::from(byte)];
+            if *left > 0 {
+                *left -= 1;
+                lacking -= 1;
+            }
+        }
+        lacking
+    }
+}
 
 /// Bytes that two names share at their beginning and end.
 fn common_ends(a: &str, b: &str) -> usize {
