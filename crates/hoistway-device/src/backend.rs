@@ -353,11 +353,11 @@ pub(crate) trait Virtual {
     /// [`Error::Device`].
     fn granule(&self) -> Result<u64>;
 
-    /// Reserves addresses, which begin at a granule. They have no memory.
+    /// Reserves addresses, which begin at a multiple of the granule. They have no memory.
     ///
     /// # Errors
     /// [`Error::Device`]; [`Error::OutOfMemory`] if there are no addresses left.
-    fn reserve(&self, len: u64) -> Result<u64>;
+    fn reserve(&self, len: u64, granule: u64) -> Result<u64>;
 
     /// Gives addresses back.
     ///
@@ -386,7 +386,7 @@ pub(crate) trait Virtual {
     /// Maps all of some memory. The device may not use it until [`Virtual::allow`] was called.
     ///
     /// # Errors
-    /// [`Error::Device`].
+    /// [`Error::OutOfMemory`], [`Error::Device`].
     ///
     /// # Safety
     /// The memory is `len` bytes long and not mapped; the addresses are reserved and nothing is mapped there.
@@ -395,7 +395,7 @@ pub(crate) trait Virtual {
     /// Lets the device read and write what is mapped.
     ///
     /// # Errors
-    /// [`Error::Device`].
+    /// [`Error::OutOfMemory`], [`Error::Device`].
     ///
     /// # Safety
     /// Memory is mapped there.

@@ -43,7 +43,8 @@ impl AddressSpace {
     /// # Errors
     /// [`Error::DeviceUnavailable`] if memory of the device cannot be mapped; [`Error::OutOfMemory`], [`Error::Device`].
     pub fn reserve(device: &Arc<Device>, len: u64) -> Result<Arc<Self>> {
-        let address = virtual_memory(device)?.reserve(len)?;
+        let calls = virtual_memory(device)?;
+        let address = calls.reserve(len, calls.granule()?)?;
         Ok(Arc::new(Self { device: device.clone(), address, len }))
     }
 
@@ -62,11 +63,15 @@ impl AddressSpace {
         self.len == 0
     }
 
-    /// Maps a block at `offset`, a multiple of the granule.
+    /// Maps a block at `offset`, a multiple of the granule, and takes it. No work may use it until [`Mapped::allow`] was called.
     ///
     /// # Errors
-    /// [`Error::Device`], also if something is mapped there. Then the block is freed.
-    pub fn map(self: &Arc<Self>, offset: u64, block: DeviceBlock) -> Result<Mapped> {
+    /// [`Error::OutOfMemory`]; [`Error::Device`], also if something is mapped there; [`Error::Internal`] without a block, or if it
+    /// does not fit. Then the block is not taken.
+    pub fn map(self: &Arc<Self>, offset: u64, taken: &mut Option<DeviceBlock>) -> Result<Mapped> {
+        let Some(block) = &*taken else {
+            return Err(Error::Internal("no block was to be mapped".into()));
+        };
         let fits = offset.checked_add(block.len).is_some_and(|end| end <= self.len);
         if !fits || !Arc::ptr_eq(&self.device, &block.device) {
             return Err(Error::Internal("a block was to be mapped outside its address space".into()));
@@ -75,11 +80,7 @@ impl AddressSpace {
         let calls = virtual_memory(&self.device)?;
         // SAFETY: the block is not mapped, or it would be in a `Mapped`. The driver refuses addresses where something is.
         unsafe { calls.map(block.memory, address, len)? };
-        // What is mapped is unmapped again if this fails.
-        let mapped = Mapped { space: self.clone(), offset, block: Some(block) };
-        // SAFETY: mapped above.
-        unsafe { calls.allow(address, len)? };
-        Ok(mapped)
+        Ok(Mapped { space: self.clone(), offset, block: taken.take() })
     }
 }
 
@@ -137,10 +138,22 @@ impl Mapped {
         self.block.is_none()
     }
 
+    /// Lets its device, and no other, read and write the block.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], [`Error::Device`]. It stays mapped, and this may be tried again.
+    pub fn allow(&self) -> Result<()> {
+        if self.is_empty() {
+            return Err(Error::Internal("a block was unmapped before it was used".into()));
+        }
+        // SAFETY: mapped by `map`.
+        unsafe { virtual_memory(&self.space.device)?.allow(self.address(), self.len()) }
+    }
+
     /// Unmaps the block, and returns it. Waits for nothing: the device fails work that uses the block and has not ended.
     ///
     /// # Errors
-    /// [`Error::Device`]. Then it is [mapped still](Mapped::is_empty) and may be tried again, unless the device is lost.
+    /// [`Error::Device`]. Then it is mapped still, and may be tried again.
     pub fn unmap(&mut self) -> Result<DeviceBlock> {
         let calls = virtual_memory(&self.space.device)?;
         let Some(block) = self.block.take() else {
@@ -149,8 +162,10 @@ impl Mapped {
         // SAFETY: mapped by `map`, and unmapped once. No work uses it, as the caller says; the device fails such work.
         match unsafe { calls.unmap(self.address(), block.len) } {
             Fate::Done => Ok(block),
-            Fate::Failed(error) => Err(error),
-            Fate::Unknown(error) => {
+            // A child of fork has a copy, which is the parent's to unmap.
+            Fate::Failed(Error::Forked) => Err(Error::Forked),
+            // A block that is mapped is not freed, whatever has become of its device.
+            Fate::Failed(error) | Fate::Unknown(error) => {
                 self.block = Some(block);
                 Err(error)
             }

@@ -18,7 +18,7 @@ use crate::{
     DeviceId, Error, Finding, Result, Unavailable,
     backend::{Direct, External, Opened, Virtual},
     driver::{
-        Driver, Failed, Slot, Traits, Vendor, Words,
+        Driver, Failed, Mapping, Slot, Traits, Vendor, Words,
         device::DriverDevice,
         images::Image,
         library::functions,
@@ -269,6 +269,12 @@ impl Vendor for Cuda {
             uses_host_page_tables: attribute(Attribute::UsesHostPageTables) != 0,
             pins_read_only: attribute(Attribute::ReadOnlyHostRegister) != 0,
         })
+    }
+
+    fn mapping(driver: &Driver<Self>, handle: DeviceHandle) -> Option<Mapping> {
+        let has = |asked| attribute(driver, handle, asked) != 0;
+        has(Attribute::VirtualMemory)
+            .then(|| Mapping { has_gpudirect_rdma: has(Attribute::GpuDirectRdmaOfMapped) })
     }
 
     fn kernels(architecture: &str) -> Vec<Image> {

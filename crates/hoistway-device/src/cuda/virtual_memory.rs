@@ -1,7 +1,7 @@
 //! Address space of a CUDA device, and memory that is mapped into it. Signatures and numbers are those of `cuda.h`, CUDA 12.0.
 #![allow(unsafe_code)]
 
-use super::{Attribute, CudaDevice, attribute};
+use super::CudaDevice;
 use crate::{
     Error, Fate, Result, Unavailable,
     backend::Virtual,
@@ -68,9 +68,9 @@ pub(super) struct Access {
     flags: c_int,
 }
 
-/// The functions, or why they are not there.
+/// The functions, or why they are not there. Asks the driver nothing.
 pub(super) fn functions(device: &CudaDevice) -> Result<&Functions, Unavailable> {
-    if attribute(device.driver, device.handle, Attribute::VirtualMemory) == 0 {
+    if device.mapping.is_none() {
         return Err(Unavailable::new("its driver maps no memory into address space", "use slots"));
     }
     found(&device.driver.own.virtual_memory)
@@ -100,12 +100,12 @@ impl Virtual for CudaDevice {
         })
     }
 
-    fn reserve(&self, len: u64) -> Result<u64> {
+    fn reserve(&self, len: u64, granule: u64) -> Result<u64> {
         let functions = self.virtual_functions()?;
         let _entered = self.enter()?;
-        let (mut address, bytes) = (0, bytes_of(len));
-        // SAFETY: writes one address. Any alignment and place will do.
-        let code = self.driver.repeat(|| unsafe { (functions.reserve)(&mut address, bytes, 0, 0, 0) });
+        let (mut address, bytes, alignment) = (0, bytes_of(len), bytes_of(granule));
+        // SAFETY: writes one address. Any place will do.
+        let code = self.driver.repeat(|| unsafe { (functions.reserve)(&mut address, bytes, alignment, 0, 0) });
         self.check_memory("reserving addresses", "cuMemAddressReserve", code, len)?;
         Ok(address)
     }
@@ -139,9 +139,8 @@ impl Virtual for CudaDevice {
         let functions = self.virtual_functions()?;
         let _entered = self.enter()?;
         // SAFETY: passed on; all of the memory.
-        self.call("mapping memory", "cuMemMap", || unsafe {
-            (functions.map)(address, bytes_of(len), 0, memory, 0)
-        })
+        let code = self.driver.repeat(|| unsafe { (functions.map)(address, bytes_of(len), 0, memory, 0) });
+        self.check_memory("mapping memory", "cuMemMap", code, len)
     }
 
     unsafe fn allow(&self, address: u64, len: u64) -> Result<()> {
@@ -149,9 +148,8 @@ impl Virtual for CudaDevice {
         let _entered = self.enter()?;
         let access = Access { location: self.location(), flags: READ_WRITE };
         // SAFETY: passed on; the structure is that of the header.
-        self.call("mapping memory", "cuMemSetAccess", || unsafe {
-            (functions.set_access)(address, bytes_of(len), &access, 1)
-        })
+        let code = self.driver.repeat(|| unsafe { (functions.set_access)(address, bytes_of(len), &access, 1) });
+        self.check_memory("mapping memory", "cuMemSetAccess", code, len)
     }
 
     unsafe fn unmap(&self, address: u64, len: u64) -> Fate {
@@ -188,7 +186,7 @@ impl CudaDevice {
 
     /// Memory that files may be read to directly, where the device can do that.
     fn properties(&self) -> Properties {
-        let has_gpudirect_rdma = attribute(self.driver, self.handle, Attribute::GpuDirectRdmaOfMapped) != 0;
+        let has_gpudirect_rdma = self.mapping.is_some_and(|mapping| mapping.has_gpudirect_rdma);
         Properties {
             kind: ON_DEVICE,
             handle_kinds: 0,

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::{
-    Driver, Failed, Relaxed, Vendor,
+    Driver, Failed, Mapping, Relaxed, Vendor,
     kernels::KernelsOnce,
     stream::{self, DriverStream},
     table::{
@@ -38,6 +38,7 @@ pub(crate) struct DriverDevice<V: Vendor> {
     context: Handle,
     pub(crate) info: DeviceInfo,
     pub(crate) uuid: [u8; 16],
+    pub(crate) mapping: Option<Mapping>,
     pub(super) kernels: KernelsOnce,
     /// Whether the driver has refused to queue several copies by one call.
     pub(super) has_no_batches: AtomicBool,
@@ -141,6 +142,7 @@ impl<V: Vendor> DriverDevice<V> {
         let handle = handle(driver, ordinal)?;
         let info = describe(driver, ordinal, handle)?;
         let uuid = uuid(driver, handle)?;
+        let mapping = V::mapping(driver, handle);
         let context = V::retain(driver, handle).map_err(|failed| driver.error(failed))?;
         let (kernels, has_no_batches, is_lost, fences, spare_events) = Default::default();
         Ok(Self {
@@ -149,6 +151,7 @@ impl<V: Vendor> DriverDevice<V> {
             context,
             info,
             uuid,
+            mapping,
             kernels,
             has_no_batches,
             is_lost,

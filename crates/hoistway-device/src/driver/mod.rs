@@ -68,6 +68,13 @@ pub(crate) struct Traits {
     pub(crate) uses_host_page_tables: bool,
 }
 
+/// How memory of a device is mapped into address space. It is asked as the device is opened: a child of `fork` may ask nothing.
+#[derive(Clone, Copy)]
+pub(crate) struct Mapping {
+    /// Whether files may be read to such memory directly.
+    pub(crate) has_gpudirect_rdma: bool,
+}
+
 /// A call that failed: the function, and what it returned.
 pub(crate) type Failed = (&'static str, ResultCode);
 
@@ -121,6 +128,11 @@ pub(crate) trait Vendor: fmt::Debug + Sized + Send + Sync + 'static {
 
     /// Describes a device.
     fn describe(driver: &Driver<Self>, handle: DeviceHandle) -> Result<Traits, Failed>;
+
+    /// How memory of a device is mapped into address space; `None` if it is not.
+    fn mapping(_driver: &Driver<Self>, _handle: DeviceHandle) -> Option<Mapping> {
+        None
+    }
 
     /// The images of the kernels for a device of this architecture, best first; none if it has no kernels.
     fn kernels(architecture: &str) -> Vec<Image>;

@@ -56,10 +56,11 @@ struct Memory {
 /// A tensor: its file, its bytes there, and its name.
 type TensorKey = (usize, ByteRange, Arc<str>);
 
-/// Where a tensor lies in the space, and how far its slices are apart.
+/// Where a tensor lies in the space, how long its slices are, and how far apart.
 #[derive(Clone, Copy, Debug)]
 struct Stack {
     start: u64,
+    len: u64,
     stride: u64,
 }
 
@@ -74,6 +75,8 @@ struct State {
     leaving: Vec<Leaving>,
     /// Memory without addresses.
     spare: Vec<DeviceBlock>,
+    /// Memory of dense tensors that no unit has.
+    unwanted: Vec<DeviceMemory>,
     /// Threads that give memory back.
     giving_back: usize,
     /// Experts whose memory threads are unmapping.
@@ -85,6 +88,7 @@ struct State {
     keep_bytes: u64,
     /// Work that has used units since they were read.
     uses: Uses,
+    next_leaving: u64,
 }
 
 #[derive(Debug)]
@@ -97,6 +101,7 @@ enum Prepared {
 /// Memory that no unit has, and that work of the device may still use.
 #[derive(Debug)]
 struct Leaving {
+    number: u64,
     /// The expert at whose addresses it lies.
     unit: usize,
     /// Whether it is all of the expert's memory.
@@ -142,13 +147,23 @@ impl DeviceSparse {
                 return Err(Error::invalid_option("backing", "device_sparse", reason));
             }
             (used, padded) = (add(used, len)?, add(padded, stride)?);
-            if let Entry::Vacant(vacant) = tensors.entry(key(part)) {
-                vacant.insert(Stack { start: end, stride });
-                let slices = part.tensor_bytes.len().div_ceil(len);
-                let whole = slices
-                    .checked_mul(stride)
-                    .ok_or_else(|| Error::Internal("a tensor does not fit 64 bits".into()))?;
-                end = add(end, whole)?;
+            match tensors.entry(key(part)) {
+                Entry::Vacant(vacant) => {
+                    vacant.insert(Stack { start: end, len, stride });
+                    let slices = part.tensor_bytes.len().div_ceil(len);
+                    let whole = slices
+                        .checked_mul(stride)
+                        .ok_or_else(|| Error::Internal("a tensor does not fit 64 bits".into()))?;
+                    end = add(end, whole)?;
+                }
+                Entry::Occupied(occupied) if occupied.get().len != len => {
+                    let (unit, tensor, other) = (unit.label(), &part.tensor, occupied.get().len);
+                    let reason = format!(
+                        "{unit} has {len} bytes of tensor '{tensor}', and another expert {other}: slices of a tensor have one length"
+                    );
+                    return Err(Error::invalid_option("backing", "device_sparse", reason));
+                }
+                Entry::Occupied(_) => {}
             }
         }
         if padded > used {
@@ -171,8 +186,7 @@ impl DeviceSparse {
 
     /// Gives memory back on a thread if more is held than `state` lets be kept.
     fn trim_aside(&self, state: &mut State) {
-        let has_free = !state.spare.is_empty() || !state.leaving.is_empty();
-        if state.held_bytes <= state.keep_bytes || !has_free || state.is_trimming {
+        if state.held_bytes <= state.keep_bytes || !state.has_free() || state.is_trimming {
             return;
         }
         state.is_trimming = true;
@@ -185,17 +199,10 @@ impl DeviceSparse {
 
     /// Frees a dense tensor on a thread, as that waits for the device.
     fn free_aside(&self, state: &mut State, dense: DeviceMemory) {
-        let (memory, len) = (self.memory.clone(), dense.len());
-        state.giving_back += 1;
-        let freed = move || {
-            drop(dense);
-            memory.gave_back(len);
-        };
-        if self.threads.start(freed).is_err() {
-            // It was freed here.
-            state.giving_back -= 1;
-            state.held_bytes = state.held_bytes.saturating_sub(len);
-        }
+        state.unwanted.push(dense);
+        let memory = self.memory.clone();
+        // Where there is no thread, the next unit that is prepared frees it.
+        _ = self.threads.start(move || memory.free_unwanted());
     }
 }
 
@@ -207,28 +214,37 @@ impl UnitMemory for DeviceSparse {
     fn reserve(&self, unit: usize, keep_bytes: u64) -> Result<Option<UnitRoom>> {
         let mut state = self.memory.state();
         state.keep_bytes = keep_bytes;
-        // To map memory calls the driver, and may wait for the device.
-        let Some(prepared) = state.prepared.remove(&unit) else { return Ok(None) };
-        let (room, prepared) = match prepared? {
-            Prepared::Dense(dense) => {
-                let room = self.memory.dense_room(unit, dense.address())?;
-                (room, Prepared::Dense(dense))
-            }
-            Prepared::Expert(mapped, after) => {
-                let room = self.memory.expert_room(unit, after)?;
-                (room, Prepared::Expert(mapped, Vec::new()))
-            }
+        let prepared = match state.prepared.remove(&unit) {
+            Some(prepared) => prepared?,
+            None => match state.take_back(unit) {
+                Some(prepared) => prepared,
+                // To map memory calls the driver, and may wait for the device.
+                None => return Ok(None),
+            },
         };
-        match prepared {
-            Prepared::Dense(dense) => drop(state.dense.insert(unit, dense)),
-            Prepared::Expert(mapped, _) => drop(state.experts.insert(unit, mapped)),
+        let room = match &prepared {
+            Prepared::Dense(dense) => self.memory.dense_room(unit, dense.address()),
+            Prepared::Expert(_, after) => self.memory.expert_room(unit, after.clone()),
+        };
+        match room {
+            Ok(room) => {
+                state.keep(unit, prepared);
+                Ok(Some(room))
+            }
+            Err(error) => {
+                state.leave(unit, prepared);
+                Err(error)
+            }
         }
-        Ok(Some(room))
     }
 
     fn prepare(&self, unit: usize) {
+        self.memory.free_unwanted();
         let prepared = self.memory.prepare(unit);
-        self.memory.state().prepared.insert(unit, prepared);
+        let mut state = self.memory.state();
+        if let Some(Ok(before)) = state.prepared.insert(unit, prepared) {
+            state.leave(unit, before);
+        }
     }
 
     fn used(&self, unit: usize, fence: Option<&Fence>) {
@@ -240,7 +256,7 @@ impl UnitMemory for DeviceSparse {
         state.keep_bytes = keep_bytes;
         let fences = state.uses.take_fences(unit, room, &self.memory.device);
         if let Some(mapped) = state.experts.remove(&unit) {
-            state.leaving.push(Leaving { unit, is_whole: true, mapped, fences });
+            state.push_leaving(unit, true, mapped, fences);
         } else if let Some(dense) = state.dense.remove(&unit) {
             self.free_aside(&mut state, dense);
         }
@@ -265,6 +281,46 @@ impl UnitMemory for DeviceSparse {
 
     fn tensor_stride(&self, part: &Part) -> Option<u64> {
         self.memory.tensors.get(&key(part)).map(|stack| stack.stride)
+    }
+}
+
+impl State {
+    /// Whether there is memory that no unit has.
+    fn has_free(&self) -> bool {
+        !self.spare.is_empty() || !self.unwanted.is_empty() || !self.leaving.is_empty()
+    }
+
+    /// The memory of an expert that was evicted, which still lies at its addresses. Reads come to it after what has used it.
+    fn take_back(&mut self, unit: usize) -> Option<Prepared> {
+        let place = self.leaving.iter().position(|leaving| leaving.unit == unit && leaving.is_whole)?;
+        let Leaving { mapped, fences, .. } = self.leaving.remove(place);
+        Some(Prepared::Expert(mapped, fences))
+    }
+
+    /// A unit has memory from now on.
+    fn keep(&mut self, unit: usize, prepared: Prepared) {
+        match prepared {
+            Prepared::Dense(dense) => self.unwanted.extend(self.dense.insert(unit, dense)),
+            Prepared::Expert(mapped, _) => {
+                if let Some(before) = self.experts.insert(unit, mapped) {
+                    self.push_leaving(unit, false, before, Vec::new());
+                }
+            }
+        }
+    }
+
+    /// No unit has this memory. To drop it would wait for the device, so that is left to who prepares the next unit.
+    fn leave(&mut self, unit: usize, prepared: Prepared) {
+        match prepared {
+            Prepared::Dense(dense) => self.unwanted.push(dense),
+            Prepared::Expert(mapped, fences) => self.push_leaving(unit, true, mapped, fences),
+        }
+    }
+
+    fn push_leaving(&mut self, unit: usize, is_whole: bool, mapped: Vec<Mapped>, fences: Vec<Fence>) {
+        let number = self.next_leaving;
+        self.next_leaving += 1;
+        self.leaving.push(Leaving { number, unit, is_whole, mapped, fences });
     }
 }
 
@@ -317,7 +373,7 @@ impl Memory {
     /// Where a part that has bytes lies in the space.
     fn offset(&self, part: &Part) -> Result<u64> {
         let stack = self.tensors.get(&key(part));
-        let Stack { start, stride } = stack.ok_or_else(|| Error::Internal("a part has no place".into()))?;
+        let Stack { start, stride, .. } = stack.ok_or_else(|| Error::Internal("a part has no place".into()))?;
         let slice = (part.bytes.start() - part.tensor_bytes.start()) / part.bytes.len();
         Ok(start + slice * stride)
     }
@@ -329,12 +385,11 @@ impl Memory {
         }
         loop {
             let mut state = self.state();
+            if let Some(prepared) = state.take_back(unit) {
+                return Ok(prepared);
+            }
             if let Some(place) = state.leaving.iter().position(|leaving| leaving.unit == unit) {
                 let leaving = state.leaving.remove(place);
-                if leaving.is_whole {
-                    // It has its own memory still, which reads come to after what has used it.
-                    return Ok(Prepared::Expert(leaving.mapped, leaving.fences));
-                }
                 self.make_spare(state, leaving)?;
             } else if state.unmapping.contains(&unit) {
                 drop(self.given_back.wait(state).unwrap_or_else(PoisonError::into_inner));
@@ -344,30 +399,30 @@ impl Memory {
         }
         let mut mapped = Vec::new();
         for part in self.unit(unit)?.parts().iter().filter(|part| !part.bytes.is_empty()) {
-            match self.map(part) {
-                Ok(part) => mapped.push(part),
-                Err(error) => {
-                    // Nothing has used it.
-                    let leaving = Leaving { unit, is_whole: false, mapped, fences: Vec::new() };
-                    self.state().leaving.push(leaving);
-                    return Err(error);
-                }
+            if let Err(error) = self.map(part, &mut mapped) {
+                // Nothing has used it. It is unmapped as its memory or its addresses are needed.
+                self.state().push_leaving(unit, false, mapped, Vec::new());
+                return Err(error);
             }
         }
         Ok(Prepared::Expert(mapped, Vec::new()))
     }
 
-    fn map(&self, part: &Part) -> Result<Mapped> {
+    /// Maps memory for a part. What is in `mapped` is mapped, and counted, also if this fails.
+    fn map(&self, part: &Part, mapped: &mut Vec<Mapped>) -> Result<()> {
         let space = self.space.as_ref().ok_or_else(|| Error::Internal("there is no address space".into()))?;
         let (len, offset) = (padded_to(self.granule, part.bytes.len())?, self.offset(part)?);
-        let block = match self.claim(len, true)? {
-            Some(block) => block,
-            None => self.made(len, || DeviceBlock::new(&self.device, len))?,
+        let mut block = match self.claim(len, true)? {
+            Some(block) => Some(block),
+            None => Some(self.made(len, || DeviceBlock::new(&self.device, len))?),
         };
-        space.map(offset, block).map_err(|error| {
-            self.forget(len);
-            hoistway::Error::from(error).into()
-        })
+        let part = self.with_memory(|| space.map(offset, &mut block));
+        // It was not taken if that failed.
+        self.state().spare.extend(block);
+        let part = part?;
+        let allowed = self.with_memory(|| part.allow());
+        mapped.push(part);
+        allowed
     }
 
     /// Memory for a dense tensor.
@@ -397,23 +452,24 @@ impl Memory {
         }
     }
 
-    /// Allocates memory that was claimed. If the device has none, all that no unit has is given back first.
-    fn made<T>(&self, len: u64, make: impl Fn() -> hoistway_device::Result<T>) -> Result<T> {
-        let made = loop {
+    /// Makes calls that need memory of the device, until it has some: all that no unit has is given back first.
+    fn with_memory<T>(&self, mut make: impl FnMut() -> hoistway_device::Result<T>) -> Result<T> {
+        loop {
             match make() {
                 Err(error @ hoistway_device::Error::OutOfMemory { .. }) => {
-                    match self.give_some_back(self.state()) {
-                        Ok(Gave::Some) => {}
-                        Ok(Gave::Nothing(state)) => {
-                            drop(state);
-                            break Err(hoistway::Error::from(error).into());
-                        }
-                        Err(error) => break Err(error),
+                    if let Gave::Nothing(state) = self.give_some_back(self.state())? {
+                        drop(state);
+                        return Err(hoistway::Error::from(error).into());
                     }
                 }
-                other => break other.map_err(|error| hoistway::Error::from(error).into()),
+                other => return other.map_err(|error| hoistway::Error::from(error).into()),
             }
-        };
+        }
+    }
+
+    /// Allocates memory that was claimed.
+    fn made<T>(&self, len: u64, make: impl Fn() -> hoistway_device::Result<T>) -> Result<T> {
+        let made = self.with_memory(make);
         if made.is_err() {
             self.forget(len);
         }
@@ -424,6 +480,19 @@ impl Memory {
     fn forget(&self, len: u64) {
         let mut state = self.state();
         state.held_bytes = state.held_bytes.saturating_sub(len);
+    }
+
+    /// Frees memory of dense tensors that no unit has.
+    fn free_unwanted(&self) {
+        let mut state = self.state();
+        while let Some(dense) = state.unwanted.pop() {
+            state.giving_back += 1;
+            drop(state);
+            let len = dense.len();
+            drop(dense);
+            self.gave_back(len);
+            state = self.state();
+        }
     }
 
     /// Memory that a thread gave back is gone.
@@ -446,24 +515,40 @@ impl Memory {
             self.gave_back(len);
             return Ok(Gave::Some);
         }
+        if !state.unwanted.is_empty() {
+            drop(state);
+            self.free_unwanted();
+            return Ok(Gave::Some);
+        }
         let started = Instant::now();
         while !state.leaving.is_empty() {
-            let place = |is_meant: fn(&Fence) -> bool| {
-                state.leaving.iter().position(|leaving| leaving.fences.iter().all(is_meant))
+            let fences: Vec<(u64, Vec<Fence>)> =
+                state.leaving.iter().map(|leaving| (leaving.number, leaving.fences.clone())).collect();
+            // To ask for the state of a fence calls the driver, which may take as long as other calls of it do.
+            drop(state);
+            let first = |is_meant: fn(&Fence) -> bool| {
+                fences.iter().find(|(_, fences)| fences.iter().all(is_meant)).map(|(number, _)| *number)
             };
             // To wait for all work of the device takes no less than to wait for a stream.
-            let (unused, on_streams) = (place(Fence::is_passed), place(Fence::is_queued));
+            let unused = first(Fence::is_passed);
+            let on_streams = if unused.is_none() { first(Fence::is_queued) } else { None };
             if unused.is_none() && on_streams.is_some() && started.elapsed() < PATIENCE {
                 // Until some stream, whichever it is, has used what it was to use.
-                drop(state);
                 thread::sleep(PAUSE);
                 state = self.state();
                 continue;
             }
-            let leaving = state.leaving.remove(unused.or(on_streams).unwrap_or(0));
-            return self.make_spare(state, leaving).map(|()| Gave::Some);
+            let oldest = fences.first().map(|(number, _)| *number);
+            drop(fences);
+            state = self.state();
+            let chosen = unused.or(on_streams).or(oldest);
+            // Another thread may have taken it meanwhile.
+            if let Some(place) = state.leaving.iter().position(|leaving| Some(leaving.number) == chosen) {
+                let leaving = state.leaving.remove(place);
+                return self.make_spare(state, leaving).map(|()| Gave::Some);
+            }
         }
-        if !state.spare.is_empty() {
+        if !state.spare.is_empty() || !state.unwanted.is_empty() {
             return Ok(Gave::Some);
         }
         if state.giving_back > 0 {
@@ -480,17 +565,13 @@ impl Memory {
         state.unmapping.push(unit);
         drop(state);
         let mut outcome = self.wait_for(&leaving.fences);
-        let (mut spare, mut lost) = (Vec::new(), 0);
+        let mut spare = Vec::new();
         if outcome.is_ok() {
             leaving.fences.clear();
             leaving.mapped.retain_mut(|mapped| {
-                let len = mapped.len();
                 match mapped.unmap() {
                     Ok(block) => spare.push(block),
-                    Err(error) => {
-                        lost += if mapped.is_empty() { len } else { 0 };
-                        outcome = Err(error);
-                    }
+                    Err(error) => outcome = Err(error),
                 }
                 !mapped.is_empty()
             });
@@ -503,7 +584,7 @@ impl Memory {
             state.leaving.push(leaving);
         }
         drop(state);
-        self.gave_back(lost);
+        self.gave_back(0);
         outcome.map_err(|error| hoistway::Error::from(error).into())
     }
 
@@ -532,8 +613,7 @@ impl Memory {
     fn trim(&self) {
         loop {
             let mut state = self.state();
-            let has_free = !state.spare.is_empty() || !state.leaving.is_empty();
-            if state.held_bytes <= state.keep_bytes || !has_free {
+            if state.held_bytes <= state.keep_bytes || !state.has_free() {
                 state.is_trimming = false;
                 return;
             }
@@ -595,7 +675,7 @@ fn off_granule(unit: &Unit, part: &Part, device: &Device, granule: Alignment, pa
     let (device, granule) = (device.id(), granule.bytes());
     let reason = format!(
         "{unit} has {len} bytes of tensor '{tensor}', and memory of {device} is mapped by granules of {granule} bytes; use \
-         device_slots, or pad slices: each of this tensor takes {padded} bytes then"
+         device_slots, or pad slices (pad_slices; in Python pad): each of this tensor takes {padded} bytes then"
     );
     Error::invalid_option("backing", "device_sparse", reason)
 }

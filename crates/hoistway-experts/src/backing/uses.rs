@@ -13,7 +13,7 @@ const MOST_FENCES: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct Uses {
     units: HashMap<usize, Use>,
-    /// An event behind all work of the device, if none is pending.
+    /// The last fence of all work of the device. It serves every room that becomes free before its wait begins.
     shared: Option<Fence>,
 }
 

@@ -30,6 +30,11 @@ impl Waits {
         Ok(())
     }
 
+    /// Whether this process has the threads: a child of `fork` does not.
+    pub(crate) fn are_own(&self) -> bool {
+        self.process == std::process::id()
+    }
+
     /// Waits until all that was started is done.
     pub(crate) fn wait(&self) {
         let threads = std::mem::take(&mut *lock(&self.threads));
@@ -42,7 +47,7 @@ impl Waits {
 
 impl Drop for Waits {
     fn drop(&mut self) {
-        if self.process == std::process::id() {
+        if self.are_own() {
             self.wait();
         } else {
             std::mem::forget(std::mem::take(&mut self.threads));

@@ -23,6 +23,7 @@
 //! # Ok::<(), hoistway_experts::Error>(())
 //! ```
 
+mod crew;
 mod guard;
 mod lease;
 mod ledger;

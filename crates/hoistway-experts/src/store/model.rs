@@ -171,7 +171,7 @@ impl Io for ToyIo {
         Ok(Some(()))
     }
 
-    fn prepare(&self, unit: usize, notice: Notice) -> Result<(), &'static str> {
+    fn prepare(&self, unit: usize, _: bool, notice: Notice) -> Result<(), &'static str> {
         let disk = self.0.clone();
         let prepare = move || {
             assert!(disk.rooms.lock().unwrap().prepared.insert(unit), "{unit} is prepared already");

@@ -30,7 +30,10 @@ pub(super) trait Io: Send + Sync {
     fn reserve(&self, unit: usize, keep_bytes: u64) -> Result<Option<Self::Room>, Self::Failure>;
 
     /// Begins to prepare a unit, without a wait. `notice` is told once that is done.
-    fn prepare(&self, unit: usize, notice: Notice) -> Result<(), Self::Failure>;
+    fn prepare(&self, unit: usize, is_demand: bool, notice: Notice) -> Result<(), Self::Failure>;
+
+    /// A request waits for a unit that is being prepared.
+    fn hasten(&self, _unit: usize) {}
 
     /// Starts to read a unit into its room. Called without the store's lock. `notice` is told once, when all of its reads have
     /// ended; it may be told at once.
@@ -402,9 +405,11 @@ impl<I: Io> Monitor<I> {
             Command::Cancel { unit } => self.cancel(state, unit),
             Command::Promote { unit } => match state.loads.get_mut(&unit) {
                 Some((_, Loading::Reading(load))) => self.io.promote(load),
-                Some((_, Loading::Preparing(asked) | Loading::Submitting { asked, .. })) => {
+                Some((_, Loading::Preparing(asked))) => {
                     asked.is_demand = true;
+                    self.io.hasten(unit);
                 }
+                Some((_, Loading::Submitting { asked, .. })) => asked.is_demand = true,
                 None => {}
             },
             Command::Release { unit } => {
@@ -436,7 +441,8 @@ impl<I: Io> Monitor<I> {
                 Loading::Submitting { asked, has_ended: false }
             }
             None => {
-                self.io.prepare(unit, Notice { signal: self.signal.clone(), unit, load: number })?;
+                let notice = Notice { signal: self.signal.clone(), unit, load: number };
+                self.io.prepare(unit, asked.is_demand, notice)?;
                 Loading::Preparing(asked)
             }
         };

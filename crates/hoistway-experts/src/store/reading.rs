@@ -2,12 +2,13 @@
 #![allow(unsafe_code)]
 
 use super::{
+    crew::Crew,
     ledger::Ended,
     monitor::{Io, Notice},
 };
 use crate::{
     Error, ReadFailure, Result,
-    backing::{Fetched, Place, UnitMemory, UnitRoom, Waits, host_view},
+    backing::{Fetched, Place, UnitMemory, UnitRoom, host_view},
     catalog::{ExpertCatalog, Unit},
     error::guarded,
 };
@@ -32,7 +33,7 @@ pub(super) struct ReaderIo {
     catalog: Arc<ExpertCatalog>,
     memory: Arc<dyn UnitMemory>,
     /// Threads that prepare units, which use the memory.
-    preparing: Waits,
+    preparing: Crew,
 }
 
 /// What brings the bytes of one unit.
@@ -74,7 +75,7 @@ impl ReaderIo {
         catalog: Arc<ExpertCatalog>,
         memory: Arc<dyn UnitMemory>,
     ) -> Self {
-        Self { reader, files, catalog, memory, preparing: Waits::default() }
+        Self { reader, files, catalog, memory, preparing: Crew::default() }
     }
 
     pub(super) fn reader(&self) -> &Arc<Reader> {
@@ -183,7 +184,7 @@ impl Io for ReaderIo {
         self.memory.reserve(unit, keep_bytes).map_err(|error| Failure::Memory(Arc::new(error)))
     }
 
-    fn prepare(&self, unit: usize, notice: Notice) -> Result<(), Failure> {
+    fn prepare(&self, unit: usize, is_demand: bool, notice: Notice) -> Result<(), Failure> {
         let memory = self.memory.clone();
         let prepare = move || {
             memory.prepare(unit);
@@ -191,11 +192,15 @@ impl Io for ReaderIo {
             drop(memory);
             notice.tell();
         };
-        self.preparing.start(prepare).map_err(|source| {
+        self.preparing.start(unit, is_demand, prepare).map_err(|source| {
             let (bytes, kind) = (STACK_BYTES as u64, "a thread's stack");
             let error = hoistway::Error::Allocation { bytes, kind, source };
             Failure::Memory(Arc::new(error.into()))
         })
+    }
+
+    fn hasten(&self, unit: usize) {
+        self.preparing.promote(unit);
     }
 
     fn start(
