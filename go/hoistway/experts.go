@@ -303,8 +303,8 @@ func (s *ExpertStore) EvictTensors(names ...string) (uint64, error) {
 	return uint64(*evicted), err
 }
 
-// TensorAddress returns where a tensor lies in address space, with the backings "host_sparse" and "device_sparse": expert e of a
-// stacked tensor lies e slices further. Only what is leased may be read there. The space lives as long as the store and its leases.
+// TensorAddress returns where a tensor lies in address space, with the backings "host_sparse" (all tensors) and "device_sparse"
+// (stacked tensors): expert e of a stacked tensor lies e slices further. Only what is leased may be read there. The space lives as long as the store and its leases.
 func (s *ExpertStore) TensorAddress(name string) (uintptr, error) {
 	names, err := newStrings("the name", name)
 	if err != nil {

@@ -816,10 +816,10 @@ hoistway_status hoistway_experts_evict_tensors(const hoistway_experts *store,
                                                uint64_t count,
                                                uint64_t *evicted);
 
-// Sets `address` to the start of a tensor in the address space of the backings "host_sparse" and "device_sparse". In a
-// stacked tensor, expert `e` begins `e` slices later. Only slices of leased experts may be read. The address space is the library's,
-// and is valid as long as the store and its leases. `HOISTWAY_NOT_FOUND` for other backings, for a tensor without
-// bytes, and if there is no such tensor.
+// Sets `address` to the start of a tensor in the address space of the backings "host_sparse" (all tensors) and "device_sparse"
+// (stacked tensors). In a stacked tensor, expert `e` begins `e` slices later. Only slices of leased experts may be read. The
+// address space is the library's, and is valid as long as the store and its leases. `HOISTWAY_NOT_FOUND` for other backings and
+// tensors, for a tensor without bytes, and if there is no such tensor.
 //
 // What the caller promises:
 // `store` must be live, `name` a string, `address` writable.

@@ -436,7 +436,8 @@ class Store {
         return evicted;
     }
 
-    // Returns the address of a tensor with the backing "host_sparse"; nullptr if it has none.
+    // Returns the address of a tensor with the backing "host_sparse", or of a stacked tensor with "device_sparse"; nullptr if it has
+    // none.
     void* tensor_address(const std::string& name) const {
         void* address = nullptr;
         hoistway_status status = hoistway_experts_tensor_address(handle_.get(), name.c_str(), &address);

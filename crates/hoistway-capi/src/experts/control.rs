@@ -189,10 +189,10 @@ pub unsafe extern "C" fn hoistway_experts_evict_tensors(
     })
 }
 
-/// Sets `address` to the start of a tensor in the address space of the backings "host_sparse" and "device_sparse". In a
-/// stacked tensor, expert `e` begins `e` slices later. Only slices of leased experts may be read. The address space is the library's,
-/// and is valid as long as the store and its leases. `HOISTWAY_NOT_FOUND` for other backings, for a tensor without
-/// bytes, and if there is no such tensor.
+/// Sets `address` to the start of a tensor in the address space of the backings "host_sparse" (all tensors) and "device_sparse"
+/// (stacked tensors). In a stacked tensor, expert `e` begins `e` slices later. Only slices of leased experts may be read. The
+/// address space is the library's, and is valid as long as the store and its leases. `HOISTWAY_NOT_FOUND` for other backings and
+/// tensors, for a tensor without bytes, and if there is no such tensor.
 ///
 /// # Safety
 /// `store` must be live, `name` a string, `address` writable.
@@ -207,7 +207,7 @@ pub unsafe extern "C" fn hoistway_experts_tensor_address(
         let (store, name) = unsafe { (held(store, "store of experts")?, text::required(name, "name")?) };
         let found = store.store.tensor_address(name).ok_or_else(|| {
             Failure::not_found(format!(
-                "tensor '{name}' has no address: with the backings host_sparse and device_sparse, tensors have one"
+                "tensor '{name}' has no address: with the backing host_sparse tensors have one, and with device_sparse stacked tensors"
             ))
         })?;
         // SAFETY: writable, as the caller says.

@@ -170,8 +170,9 @@ unsafe fn chosen<'a>(options: *const hoistway_experts_options) -> Result<Chosen<
         "host_sparse" => Backing::HostSparse,
         name @ ("device_slots" | "device_sparse") => {
             let device = device_of(options.target, options.device).ok_or_else(|| {
+                let kinds = if name == "device_slots" { "CUDA or ROCm device" } else { "CUDA device" };
                 Failure::argument(format!(
-                    "the backing {name} needs a device: there is no device {} of target {}",
+                    "the backing {name} needs a {kinds}: there is no device {} of target {}",
                     options.device, options.target
                 ))
             })?;

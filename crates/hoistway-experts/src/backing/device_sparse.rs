@@ -675,7 +675,7 @@ fn off_granule(unit: &Unit, part: &Part, device: &Device, granule: Alignment, pa
     let (device, granule) = (device.id(), granule.bytes());
     let reason = format!(
         "{unit} has {len} bytes of tensor '{tensor}', and memory of {device} is mapped by granules of {granule} bytes; use \
-         device_slots, or pad slices (pad_slices; in Python pad): each of this tensor takes {padded} bytes then"
+         device_slots, or from Rust (pad_slices) and Python (pad) pad slices: each of this tensor takes {padded} bytes then"
     );
     Error::invalid_option("backing", "device_sparse", reason)
 }

@@ -399,15 +399,15 @@ fn a_place_whose_wait_did_not_tell_comes_back_with_a_later_one() {
 }
 
 /// Calls of a function of the driver that do not begin as long as this lives.
-struct Blocked(&'static str);
+pub(crate) struct Blocked(&'static str);
 
 impl Blocked {
-    fn new(function: &'static str) -> Self {
+    pub(crate) fn new(function: &'static str) -> Self {
         STAND_IN.configure(&format!("BLOCKS={function}"));
         Self(function)
     }
 
-    fn calls(&self) -> u64 {
+    pub(crate) fn calls(&self) -> u64 {
         STAND_IN.count(&format!("calls.{}", self.0))
     }
 }

@@ -1,19 +1,24 @@
 //! Stacked tensors in the address space of a device: what is mapped, when it is taken away, and what becomes of failures.
 
 use crate::{
-    beside::{Gate, Work, open},
-    kit::{self, LONG, Model, SHORT, until},
+    beside::{Blocked, Gate, Work, open},
+    kit::{self, LONG, Lru, Model, SHORT, until},
     stand_in::{STAND_IN, Turn},
 };
-use hoistway::{Checkpoint, DeviceId, Dtype, Route, read::ReaderOptions};
+use hoistway::{ByteRange, Checkpoint, DeviceId, Dtype, Route, read::ReaderOptions};
 use hoistway_device::{CopyStream, Device, DeviceMemory, Fence};
 use hoistway_experts::{
     Error, ExpertId,
     backing::Backing,
-    catalog::ExpertCatalog,
+    catalog::{ExpertCatalog, Part},
     store::{Store, StoreOptions},
 };
-use std::{collections::VecDeque, fs, sync::Arc, thread};
+use std::{
+    collections::VecDeque,
+    fs,
+    sync::{Arc, mpsc},
+    thread,
+};
 
 const GRANULE: u64 = 2 << 20;
 const LAYERS: u32 = 2;
@@ -145,7 +150,8 @@ fn devices_that_cannot_map_memory_are_refused_with_a_reason() {
     refused(DeviceId::Toy(0));
     STAND_IN.set("MAPS=0");
     assert!(refused(DEVICE).contains("maps no memory"));
-    STAND_IN.reset();
+    // It is asked as the device is opened.
+    STAND_IN.set("MAPS=1");
     drop(model.store(&options(2)));
     drop(model);
     turn.assert_nothing_left("the stores");
@@ -324,6 +330,24 @@ fn failures_of_the_driver_are_errors_and_the_store_serves_on() {
     model.assert_holds(&store.ensure(0, &[1]).unwrap());
     drop(store);
     assert_eq!(blocks(), 0, "memory that was not unmapped at first");
+    // What got no access and cannot be unmapped is counted as long as it is there, and serves later.
+    let store = model.store(&options(2));
+    STAND_IN.configure("FAULTS=cuMemSetAccess:*=999,cuMemUnmap:*=999");
+    for round in 0..2 {
+        for expert in 0..EXPERTS {
+            let error = store.ensure(0, &[expert]).unwrap_err();
+            assert!(matches!(error, Error::NoMemory { .. }), "{error:?}");
+            assert_within(&store);
+            assert!(store.stats().held_bytes >= blocks() * GRANULE, "round {round}: {:?}", store.stats());
+        }
+    }
+    STAND_IN.reset();
+    for expert in 0..EXPERTS {
+        model.assert_holds(&store.ensure(0, &[expert]).unwrap());
+        assert_within(&store);
+    }
+    drop(store);
+    assert_eq!(blocks(), 0, "memory that had no access");
     // Nor does a store end that cannot unmap its memory: the device keeps that until it tells.
     let store = model.store(&options(1));
     drop(store.ensure(0, &[0]).unwrap());
@@ -353,6 +377,108 @@ fn a_device_without_memory_is_an_error_of_the_request() {
     // What no expert needs is given back where the device has no more, although the budget would hold it.
     assert_eq!(store.evict(0, &[0]).unwrap(), 1);
     model.assert_holds(&store.ensure(0, &[2]).unwrap());
+    drop((store, model));
+    turn.assert_nothing_left("the store");
+}
+
+#[test]
+fn a_device_without_memory_to_map_by_gets_what_no_expert_needs() {
+    let turn = Turn::take();
+    let model = model();
+    for function in ["cuMemMap", "cuMemSetAccess"] {
+        let store = model.store(&options(4));
+        let refuse = || STAND_IN.configure(&format!("FAULTS={function}:1=2"));
+        refuse();
+        let error = store.ensure(0, &[0]).unwrap_err();
+        let Error::NoMemory { source, .. } = &error else { panic!("{error:?}") };
+        assert!(matches!(**source, Error::Engine(hoistway::Error::MemoryBudget { .. })), "{error:?}");
+        STAND_IN.reset();
+        model.assert_holds(&store.ensure(0, &[0]).unwrap());
+        assert_eq!(store.evict(0, &[0]).unwrap(), 1);
+        refuse();
+        model.assert_holds(&store.ensure(0, &[1]).unwrap());
+        STAND_IN.reset();
+        drop(store);
+        assert_eq!(blocks(), 0, "{function}");
+    }
+    drop(model);
+    turn.assert_nothing_left("the stores");
+}
+
+#[test]
+fn slices_of_one_tensor_have_one_length() {
+    let turn = Turn::take();
+    let model = model();
+    let whole = model.catalog.expert(ExpertId { layer: 0, expert: 0 }).unwrap().parts()[0].clone();
+    let mut builder = ExpertCatalog::builder();
+    builder.file(&model.path);
+    // The second expert's slice is half as long, and lies where its own length puts it.
+    for (expert, granules) in [(0, 2), (1, 1)] {
+        let start = whole.tensor_bytes.start() + u64::from(expert) * 2 * GRANULE;
+        let bytes = ByteRange::at(start, granules * GRANULE).unwrap();
+        builder = builder.expert(ExpertId { layer: 0, expert }, vec![Part { bytes, ..whole.clone() }]);
+    }
+    let catalog = Arc::new(builder.top_k(1).build().unwrap());
+    let files = ExpertCatalog::open_files(&model.checkpoint);
+    let error = Store::open(catalog, files, Box::new(Lru::default()), &options(4)).unwrap_err();
+    assert!(matches!(error, Error::InvalidOption { option: "backing", .. }), "{error:?}");
+    assert!(error.to_string().contains("one length"), "{error}");
+    drop(model);
+    turn.assert_nothing_left("the catalog");
+}
+
+/// To ask what a stream has done calls the driver, too.
+#[test]
+fn a_driver_that_does_not_answer_keeps_no_other_caller_waiting() {
+    let turn = Turn::take();
+    for function in ["cuEventQuery", "cuMemUnmap"] {
+        let model = model();
+        let store = Arc::new(model.store(&options(2)));
+        let work = Work::new();
+        let lease = store.ensure(0, &[0]).unwrap();
+        let other = store.ensure(0, &[1]).unwrap();
+        // SAFETY: the stream lives.
+        unsafe { lease.release_behind(work.stream.expose_provenance()) }.unwrap();
+        let (sender, answers) = mpsc::channel();
+        let (answer, ticket) = {
+            let blocked = Blocked::new(function);
+            let before = blocked.calls();
+            let ticket = store.ensure_async(1, &[3]).unwrap();
+            until("the driver to be called", || blocked.calls() > before);
+            let asked = store.clone();
+            thread::spawn(move || {
+                drop(other);
+                _ = asked.stats();
+                _ = asked.is_resident(ExpertId { layer: 0, expert: 1 });
+                _ = sender.send(asked.evict(0, &[1]).unwrap());
+            });
+            (answers.recv_timeout(LONG), ticket)
+        };
+        assert_eq!(answer.ok(), Some(1), "{function}");
+        model.assert_holds(&ticket.wait().unwrap());
+        until("the thread to end", || Arc::strong_count(&store) == 1);
+        drop((store, work, model));
+        turn.assert_nothing_left("the store");
+    }
+}
+
+#[test]
+fn an_expert_that_has_its_memory_still_waits_for_no_other() {
+    let turn = Turn::take();
+    let model = model();
+    let store = model.store(&options(6));
+    drop(store.ensure(0, &[0]).unwrap());
+    assert_eq!(store.evict(0, &[0]).unwrap(), 1);
+    let blocked = Blocked::new("cuMemCreate");
+    let before = blocked.calls();
+    // As many as there are threads for.
+    let tickets: Vec<_> = (0..EXPERTS).map(|expert| store.ensure_async(1, &[expert]).unwrap()).collect();
+    until("the driver to be called", || blocked.calls() > before);
+    model.assert_holds(&store.ensure(0, &[0]).unwrap());
+    drop(blocked);
+    for ticket in tickets {
+        model.assert_holds(&ticket.wait().unwrap());
+    }
     drop((store, model));
     turn.assert_nothing_left("the store");
 }
