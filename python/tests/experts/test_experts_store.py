@@ -601,7 +601,9 @@ def test_a_child_of_fork_lets_memory_of_a_device_alone(backing: str, model: Path
         model,
         backing,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    # The child has nothing to say: it asks the driver for nothing.
+    assert [line for line in done.stderr.splitlines() if "padded to granules" not in line] == []
 
 
 def test_a_device_has_slots(model: Path, stand_in) -> None:

@@ -105,7 +105,8 @@ impl Virtual for CudaDevice {
         let _entered = self.enter()?;
         let (mut address, bytes, alignment) = (0, bytes_of(len), bytes_of(granule));
         // SAFETY: writes one address. Any place will do.
-        let code = self.driver.repeat(|| unsafe { (functions.reserve)(&mut address, bytes, alignment, 0, 0) });
+        let code =
+            self.driver.repeat(|| unsafe { (functions.reserve)(&mut address, bytes, alignment, 0, 0) });
         self.check_memory("reserving addresses", "cuMemAddressReserve", code, len)?;
         Ok(address)
     }
@@ -148,7 +149,8 @@ impl Virtual for CudaDevice {
         let _entered = self.enter()?;
         let access = Access { location: self.location(), flags: READ_WRITE };
         // SAFETY: passed on; the structure is that of the header.
-        let code = self.driver.repeat(|| unsafe { (functions.set_access)(address, bytes_of(len), &access, 1) });
+        let code =
+            self.driver.repeat(|| unsafe { (functions.set_access)(address, bytes_of(len), &access, 1) });
         self.check_memory("mapping memory", "cuMemSetAccess", code, len)
     }
 

@@ -373,7 +373,8 @@ impl Memory {
     /// Where a part that has bytes lies in the space.
     fn offset(&self, part: &Part) -> Result<u64> {
         let stack = self.tensors.get(&key(part));
-        let Stack { start, stride, .. } = stack.ok_or_else(|| Error::Internal("a part has no place".into()))?;
+        let Stack { start, stride, .. } =
+            stack.ok_or_else(|| Error::Internal("a part has no place".into()))?;
         let slice = (part.bytes.start() - part.tensor_bytes.start()) / part.bytes.len();
         Ok(start + slice * stride)
     }
