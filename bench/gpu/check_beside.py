@@ -370,7 +370,8 @@ def _expert_leases(subject: Subject, **options: Any) -> str:
                             same_bytes(tensor.tobytes(), data, f"{name}, expert {expert}")
                             base, stride = store.tensor_address(name), store.tensor_stride(name)
                             if options.get("backing") == "device_sparse":
-                                assert base is not None and stride is not None, name
+                                assert base is not None, name
+                                assert stride is not None, name
                             if base is not None and stride is not None:
                                 assert tensor.data_ptr == base + expert * stride, f"{name}, expert {expert}"
                     leases += 1
