@@ -229,6 +229,59 @@ fn what_is_not_cached_comes_another_way_or_is_an_error() {
     devices.assert_nothing_left("a load of a file that is half cached");
 }
 
+/// Pages that go after a read was given to the thread that pins, which found them in the page cache, and before it pins them.
+#[test]
+fn pages_that_are_evicted_before_they_are_pinned_come_another_way_or_are_an_error() {
+    let devices = Devices::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    let routes = [Route::Auto, Route::PinnedCache];
+    for (route, window) in routes.into_iter().flat_map(|route| [(route, 1), (route, 2)]) {
+        let Some(warm) = can_pin(&path) else { return };
+        let (warm, seen) = (Arc::new(Mutex::new(Some(warm))), Arc::new(AtomicUsize::new(0)));
+        let (own_path, own_warm, own_seen) = (path.clone(), warm.clone(), seen.clone());
+        let script = FaultScript::new(|_, _| None).before_reads(move || {
+            let pins = thread::current().name() == Some("hoistway-pages");
+            if pins && own_seen.fetch_add(1, Ordering::Relaxed) + 1 == window {
+                drop(own_warm.lock().unwrap().take());
+                // What is pinned already stays, and so does the folio that it ends in.
+                evict(&own_path, if window == 1 { 0 } else { 20 << 20 });
+            }
+        });
+        // Half of the reads are pinned at once.
+        let options = few_copy().route(route).chunk_bytes(1 << 20).faults(script);
+        let loaded = hoistway::load(&[&path], &options);
+        assert!(warm.lock().unwrap().is_none(), "{route}: nothing was evicted before window {window}");
+        match (route, loaded) {
+            (Route::Auto, Ok(loaded)) => {
+                assert_is_file(&loaded, &file);
+                let report = loaded.report();
+                let pinned = share(&loaded, Route::PinnedCache);
+                // The reads of the window came by routes that the report names.
+                assert!(pinned < 0.9 && (window == 1 || pinned > 0.1), "{report}");
+            }
+            (Route::PinnedCache, Err(Error::RouteUnavailable { route: named, path: Some(of), why })) => {
+                assert_eq!((named, of), (route, path.clone()));
+                assert!(why.reason.contains("the page cache does not hold all of bytes "), "{why}");
+                assert!(why.reason.contains("(tensor 't"), "{why}");
+            }
+            (_, other) => panic!("{route}, window {window}: {other:?}"),
+        }
+        devices.assert_nothing_left("a load whose pages were evicted");
+    }
+}
+
+/// Drops a file from the page cache, until it says that it holds nothing of the file from `start` on.
+fn evict(path: &Path, start: u64) {
+    let file = File::open(path).unwrap();
+    let (probe, len) = (Probe::find(&file), file.metadata().unwrap().len());
+    let held = |end| probe.cached_bytes(&file, end).unwrap();
+    until("the pages are out of the page cache", || {
+        make_cold(path);
+        held(len) == held(start)
+    });
+}
+
 /// A page that is pinned in a hole would have to be made: it takes memory that the file does not have.
 #[test]
 fn holes_of_files_in_memory_are_left_to_processors_and_stay_holes() {

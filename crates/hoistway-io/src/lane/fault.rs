@@ -60,13 +60,20 @@ impl Fault {
 #[derive(Clone)]
 pub struct FaultScript {
     decide: Arc<dyn Fn(u64, u64) -> Option<Fault> + Send + Sync>,
+    before: Option<Arc<dyn Fn() + Send + Sync>>,
     reads: Arc<AtomicU64>,
 }
 
 impl FaultScript {
     /// A script that asks `decide(number, offset)` for each read.
     pub fn new(decide: impl Fn(u64, u64) -> Option<Fault> + Send + Sync + 'static) -> Self {
-        Self { decide: Arc::new(decide), reads: Arc::default() }
+        Self { decide: Arc::new(decide), before: None, reads: Arc::default() }
+    }
+
+    /// Calls `act` on the thread of a lane before the lane makes reads that it was given.
+    #[must_use]
+    pub fn before_reads(self, act: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { before: Some(Arc::new(act)), ..self }
     }
 
     /// Reads that were made under this script.
@@ -134,6 +141,9 @@ impl<T: Spoil> Lane<T> for FaultyLane<T> {
 
     fn submit_and_wait(&mut self, done: &mut Vec<Done<T>>) -> io::Result<()> {
         let before = done.len();
+        if let Some(act) = &self.script.before {
+            act();
+        }
         self.lane.submit_and_wait(done)?;
         for Done { op, result } in &mut done[before..] {
             let number = self.script.reads.fetch_add(1, Ordering::Relaxed);

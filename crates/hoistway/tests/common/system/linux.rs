@@ -73,6 +73,9 @@ pub struct Warm {
     len: usize,
 }
 
+// SAFETY: the mapping is the process's, and any thread may unmap it.
+unsafe impl Send for Warm {}
+
 impl Warm {
     pub fn make(path: &Path) -> Self {
         let file = File::open(path).unwrap();
