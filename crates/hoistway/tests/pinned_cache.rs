@@ -262,7 +262,8 @@ fn pages_that_are_evicted_before_they_are_pinned_come_another_way_or_are_an_erro
             }
             (Route::PinnedCache, Err(Error::RouteUnavailable { route: named, path: Some(of), why })) => {
                 assert_eq!((named, of), (route, path.clone()));
-                assert!(why.reason.contains("the page cache does not hold all of bytes "), "{why}");
+                // The last read is short, and fails first where processors get to it before.
+                assert!(why.reason.contains("the page cache does not hold "), "{why}");
                 assert!(why.reason.contains("(tensor 't"), "{why}");
             }
             (_, other) => panic!("{route}, window {window}: {other:?}"),
