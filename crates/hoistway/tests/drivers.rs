@@ -500,7 +500,11 @@ fn conversions_take_two_streams_in_turn() {
             let counts: Vec<usize> = slots.into_values().collect();
             match dtype {
                 None => assert_eq!(counts.len(), 1, "{vendor:?}: {counts:?}"),
-                Some(_) => assert!(matches!(counts[..], [8..=9, 8..=9]), "{vendor:?}: {counts:?}"),
+                // The last extent is a few bytes long, and took one of 17 turns.
+                Some(_) => {
+                    let is_in_turn = matches!(counts[..], [7..=9, 7..=9]) && counts[0] + counts[1] == 16;
+                    assert!(is_in_turn, "{vendor:?}: {counts:?}");
+                }
             }
         }
     }
@@ -513,6 +517,14 @@ fn conversions_wait_for_what_still_uses_memory_that_is_lent() {
     static GATE: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
     unsafe extern "C" fn wait(_: *mut c_void) {
         drop(GATE.1.wait_while(GATE.0.lock().unwrap(), |is_open| !*is_open).unwrap());
+    }
+    /// Also after a panic, so that the load ends.
+    struct Opens;
+    impl Drop for Opens {
+        fn drop(&mut self) {
+            *GATE.0.lock().unwrap() = true;
+            GATE.1.notify_all();
+        }
     }
     type Handle = *mut c_void;
     let stand_in = Turn::take();
@@ -557,6 +569,7 @@ fn conversions_wait_for_what_still_uses_memory_that_is_lent() {
     let options = options.allocator(unsafe { DeviceAllocator::new(allocate) });
     let (launched, run) = (STAND_IN.count("calls.cuLaunchKernel"), STAND_IN.count("kernels"));
     let loaded = thread::scope(|scope| {
+        let opens = Opens;
         let load = scope.spawn(|| hoistway::load(&[&path], &options).unwrap());
         until("kernels on both streams", || STAND_IN.count("calls.cuLaunchKernel") >= launched + 4);
         // Time for kernels to run that do not wait.
@@ -564,8 +577,7 @@ fn conversions_wait_for_what_still_uses_memory_that_is_lent() {
         while Instant::now() < end && STAND_IN.count("kernels") == run {
             thread::sleep(Duration::from_millis(1));
         }
-        *GATE.0.lock().unwrap() = true;
-        GATE.1.notify_all();
+        drop(opens);
         load.join().unwrap()
     });
     assert!(*loaded.get("t").unwrap().bytes().unwrap() == expected[..], "the fill came after the conversion");

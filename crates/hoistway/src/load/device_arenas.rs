@@ -142,8 +142,9 @@ impl DeviceArenas {
         let there = self.addresses().len();
         let needed = self.arenas_of[last];
         if needed > there {
-            let arenas = allocate_some(plan, self.line.queue(), self.lent.as_ref(), there..needed)?;
-            self.line.bring_up()?;
+            let lent = self.lent.as_ref();
+            let allocate = |queue: &_| allocate_some(plan, queue, lent, there..needed);
+            let arenas = self.line.allocate(lent.is_some(), allocate)?;
             let before = self.addresses();
             let addresses =
                 before.iter().copied().chain(arenas.iter().map(|arena| arena.address())).collect();

@@ -68,7 +68,7 @@ impl DeviceShare {
     }
 
     fn device(&self) -> &Arc<Device> {
-        self.line.queue().device()
+        self.line.device()
     }
 
     /// The route past the host.
@@ -104,7 +104,7 @@ impl DeviceShare {
 
     /// Has later copies wait for a fence.
     pub(super) fn come_after(&self, fence: &Fence) -> Result<()> {
-        Ok(fence.order(self.line.queue())?)
+        self.line.come_after(fence)
     }
 
     /// A free slot, on the device if it is for a read past the host. `None` if none is free.

@@ -4,7 +4,7 @@
 use super::order::InCopy;
 use crate::{
     Alignment, Error, Result,
-    device::{CopyStream, Device, DeviceMemory, InUse, Scratch},
+    device::{CopyStream, Device, DeviceMemory, Fence, InUse, Scratch},
     handoff::Handoff,
     memory::{DeviceArena, Slot, SlotKind, Slots},
     plan::{Plan, Transfer},
@@ -162,7 +162,7 @@ impl DeviceLine {
             _ => Some(Arc::new(ScratchMemory::new(&queue, counts, needs)?)),
         };
         let second = match scratch.is_some() && !is_inline {
-            true => Some((Arc::new(CopyStream::new(queue.device())?), AtomicU64::new(0))),
+            true => another(&queue),
             false => None,
         };
         let (sent, queue, counts) = (Arc::default(), Arc::new(queue), Arc::default());
@@ -171,11 +171,41 @@ impl DeviceLine {
         Ok(line)
     }
 
+    /// The device of the copies.
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        self.queue.device()
+    }
+
+    /// Has later copies come after what a fence stands for.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub(crate) fn come_after(&self, fence: &Fence) -> Result<()> {
+        let second = self.second.iter().map(|(second, _)| second);
+        [&self.queue].into_iter().chain(second).try_for_each(|queue| Ok(fence.order(queue)?))
+    }
+
+    /// Allocates what is copied to. If that is ordered, later copies come after what `allocate` has the stream wait for.
+    ///
+    /// # Errors
+    /// Those of `allocate`, and [`Error::Device`].
+    pub(crate) fn allocate<T>(
+        &self,
+        is_ordered: bool,
+        allocate: impl FnOnce(&CopyStream) -> Result<T>,
+    ) -> Result<T> {
+        let allocated = allocate(&self.queue)?;
+        if is_ordered {
+            self.bring_up()?;
+        }
+        Ok(allocated)
+    }
+
     /// Has all copies come after what the first stream waits for, such as memory that was allocated in its order.
     ///
     /// # Errors
     /// [`Error::Device`].
-    pub(crate) fn bring_up(&self) -> Result<()> {
+    fn bring_up(&self) -> Result<()> {
         self.second.iter().try_for_each(|(second, _)| Ok(second.follow(&self.queue)?))
     }
 
@@ -185,11 +215,6 @@ impl DeviceLine {
             Some((second, sent)) if sent.fetch_add(1, Ordering::Relaxed) % 2 == 1 => second,
             _ => &self.queue,
         }
-    }
-
-    /// The first stream of the copies.
-    pub(crate) fn queue(&self) -> &CopyStream {
-        &self.queue
     }
 
     /// Bytes of pinned memory beside the slots.
@@ -297,6 +322,15 @@ impl DeviceLine {
     pub(crate) fn close(&self) {
         self.sent.close();
     }
+}
+
+/// Another stream of the device, on which nothing was sent. `None` if it has none: copies share one then, and are slower.
+fn another(queue: &CopyStream) -> Option<(Arc<CopyStream>, AtomicU64)> {
+    let made = CopyStream::new(queue.device());
+    if let Err(error) = &made {
+        tracing::warn!(%error, "there is one stream for copies and kernels, which take turns");
+    }
+    Some((Arc::new(made.ok()?), AtomicU64::new(0)))
 }
 
 /// Gives the waiter something. If there is none any more, another thread drops it, as that may wait for copies.
