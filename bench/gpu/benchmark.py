@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from gpu import files
-from gpu.data import Model, copy_in_memory
+from gpu.data import Model, copy_in_memory, fits_memory, sparse_model
 from gpu.environment import Environment
-from gpu.loaders import LOADERS
+from gpu.loaders import LOADERS, UnavailableError
 from gpu.process import Child, ChildError, Deadline
 from gpu.uses import USES
 
@@ -84,12 +84,15 @@ class Benchmark:
         models: tuple[Model, Model | None],
         deadline: Deadline,
         why_no_torch: str | None,
+        *,
+        device_bytes: int,
     ) -> None:
         model, large = models
         self._environment = environment
         self._work = work
         self._deadline = deadline
         self._why_no_torch = why_no_torch
+        self._device_bytes = device_bytes
         self._model, self._large = model, large
         self._paths = {"drive": (model.paths, model.tiny)}
         self._seconds: dict[tuple[str, str], float] = {}
@@ -157,35 +160,58 @@ class Benchmark:
         """Measures a use of hoistway beside what it is held against."""
         told: dict[str, Any] = {"sides": {}, "error": None, "is_failure": False}
         self.document["uses"][use] = told
-        model = self._large if use == "large_model" else self._model
-        if model is None:
-            told["error"] = "there is too little memory or room on the disk for a model of twice the size"
-        for _ in range(PROCESSES.get(use, 1)):
-            if told["error"] is not None:
-                break
-            if self._deadline.left() < LEAST_SECONDS:
-                told["error"] = "no time was left"
-                break
-            files.make_warm(model.paths)
-            folder = Path(tempfile.mkdtemp(prefix="uses-", dir=Path(model.tiny).parent))
-            command = ["-m", "gpu.uses", use, "--folder", str(folder)]
-            command += [] if self._why_no_torch else ["--torch"]
-            child = Child(self._environment, self._work, *command, *model.paths)
-            try:
-                answer = child.answer(min(LOAD_SECONDS, self._deadline.left()))
-            except ChildError as error:
-                answer = {"error": str(error), "is_failure": self._deadline.left() > 0}
-            finally:
-                child.end(patience=20)
-                shutil.rmtree(folder, ignore_errors=True)
-            for side, measured in answer.pop("sides", {}).items():
-                told["sides"].setdefault(side, []).extend(measured)
-            told |= answer
+        folder = Path(tempfile.mkdtemp(prefix="uses-", dir=Path(self._model.tiny).parent))
+        try:
+            paths = self._paths_for(use, folder)
+            for _ in range(PROCESSES.get(use, 1)):
+                if told["error"] is None:
+                    self._run_in_process(use, paths, folder, told)
+        except UnavailableError as error:
+            told["error"] = str(error)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
         for side, measured in told["sides"].items():
             speeds = ", ".join(f"{each['bytes'] / each['seconds'] / 1e9:.2f}" for each in measured)
             print(f"{use:<16} {side:<26} {speeds} GB/s", flush=True)
         if told["error"] is not None:
             print(f"{use:<16} not measured: {told['error']}", flush=True)
+
+    def _paths_for(self, use: str, folder: Path) -> list[str]:
+        """The files of a use's model: that of the run, or a larger one."""
+        if use == "largest_model":
+            size = 4 * self._model.bytes()
+            # The page cache holds it once, beside what is there already.
+            if not fits_memory(size, 2 * size, self._device_bytes):
+                raise UnavailableError(
+                    "memory, or that of the device, is too small for a model of four times the size"
+                )
+            return sparse_model(folder / "model", size)
+        model = self._large if use == "large_model" else self._model
+        if model is None:
+            raise UnavailableError(
+                "there is too little memory or room on the disk for a model of twice the size"
+            )
+        return model.paths
+
+    def _run_in_process(self, use: str, paths: list[str], folder: Path, told: dict[str, Any]) -> None:
+        if self._deadline.left() < LEAST_SECONDS:
+            told["error"] = "no time was left"
+            return
+        files.make_warm(paths)
+        own = Path(tempfile.mkdtemp(dir=folder))
+        command = ["-m", "gpu.uses", use, "--folder", str(own)]
+        command += [] if self._why_no_torch else ["--torch"]
+        child = Child(self._environment, self._work, *command, *paths)
+        try:
+            answer = child.answer(min(LOAD_SECONDS, self._deadline.left()))
+        except ChildError as error:
+            answer = {"error": str(error), "is_failure": self._deadline.left() > 0}
+        finally:
+            child.end(patience=20)
+            shutil.rmtree(own, ignore_errors=True)
+        for side, measured in answer.pop("sides", {}).items():
+            told["sides"].setdefault(side, []).extend(measured)
+        told |= answer
 
     def _run_case(self, case: Case, turn: int) -> None:
         if case.state == "memory" and self._memory is None:

@@ -279,7 +279,9 @@ def more_than_is_free(subject: Subject) -> str:
     path = _model(subject)
     subject.load(path)
     gc.collect()
-    large = files.write_sparse(subject.folder / "sparse.safetensors", 1024 * MIB)
+    large = files.write_sparse(
+        subject.folder / "sparse.safetensors", {"large": ("U8", [1024 * MIB], 1024 * MIB)}
+    )
     ballast = subject.driver.allocate(subject.free_bytes() - 512 * MIB)
     try:
         free, read, started = subject.free_bytes(), _bytes_read(), time.perf_counter()

@@ -49,6 +49,19 @@ class Model:
         return sum(os.path.getsize(path) for path in self.paths)
 
 
+def sparse_model(folder: Path, size: int) -> list[str]:
+    """Files of a model whose tensors are zeros without blocks on the drive: only the headers are written."""
+    write, model.write_file = model.write_file, _write_sparse
+    try:
+        return [str(path) for path in model.transformer(folder, size, SHARDS)]
+    finally:
+        model.write_file = write
+
+
+def _write_sparse(path: Path, tensors: list[tuple[str, str, list[int], int]], _seed: int) -> None:
+    files.write_sparse(path, {name: (dtype, shape, size) for name, dtype, shape, size in tensors})
+
+
 def _written_and_summed(path: str, plan: tuple[Path, list, int] | None) -> int:
     if plan is not None:
         model.write_file(*plan)
@@ -88,7 +101,12 @@ def place(asked: Path | None, default: Path, needed: int) -> Place:
 
 def has_room_for(folder: Path, size: int, device_bytes: int) -> bool:
     """Whether another model of that size fits the disk, the page cache beside all others, and the device."""
-    return _free_bytes(folder) > 2 * size and _memory_available() > 3 * size and device_bytes > 1.2 * size
+    return _free_bytes(folder) > 2 * size and fits_memory(size, 3 * size, device_bytes)
+
+
+def fits_memory(size: int, needed: int, device_bytes: int) -> bool:
+    """Whether so many bytes of memory are available, and a model of that size fits the device."""
+    return _memory_available() > needed and device_bytes > 1.2 * size
 
 
 def copy_in_memory(model_paths: list[str], tiny: str, needed: int) -> tuple[Place | None, str]:

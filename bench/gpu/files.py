@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,12 +69,17 @@ def write_stored(path: Path, tensors: dict[str, Stored], *, padding: int | None 
     return path
 
 
-def write_sparse(path: Path, size: int) -> Path:
-    """A file with one tensor of so many bytes, none of which is on the drive."""
-    entry = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
-    text = json.dumps({"large": entry}).encode()
+def write_sparse(path: Path, tensors: dict[str, tuple[str, list[int], int]]) -> Path:
+    """A file of (dtype, shape, bytes) tensors, none of which is on the drive."""
+    header = {}
+    end = 0
+    for name, (dtype, shape, size) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
     path.write_bytes(struct.pack("<Q", len(text)) + text)
-    os.truncate(path, 8 + len(text) + size)
+    os.truncate(path, 8 + len(text) + end)
     return path
 
 
@@ -92,14 +98,18 @@ def read(path: Path) -> dict[str, Stored]:
 
 def make_warm(paths: list[str], part: float = 1.0) -> float | None:
     """Brings files into the page cache, or the first part of each; returns how much is there afterwards."""
-    for path in paths:
-        with open(path, "rb", buffering=0) as file:
-            left = int(os.path.getsize(path) * part)
-            # Reading ahead, as programs do: the page cache then consists of large folios.
-            buffer = bytearray(CHUNK)
-            while left > 0 and (count := file.readinto(memoryview(buffer)[: min(left, CHUNK)])):
-                left -= count
+    with ThreadPoolExecutor(min(len(paths), len(os.sched_getaffinity(0)))) as pool:
+        list(pool.map(lambda path: _read(path, part), paths))
     return cached_part(paths)
+
+
+def _read(path: str, part: float) -> None:
+    with open(path, "rb", buffering=0) as file:
+        left = int(os.path.getsize(path) * part)
+        # Reading ahead, as programs do: the page cache then consists of large folios.
+        buffer = bytearray(CHUNK)
+        while left > 0 and (count := file.readinto(memoryview(buffer)[: min(left, CHUNK)])):
+            left -= count
 
 
 def make_cold(paths: list[str]) -> float | None:

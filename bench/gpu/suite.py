@@ -128,7 +128,9 @@ def run(
         failures += [check["name"] for check in checks.done if check["outcome"] == "fail"]
         write(document, arguments.output)
     if model is not None:
-        benchmark = Benchmark(own, work, (model, large), deadline, machine["torch"])
+        benchmark = Benchmark(
+            own, work, (model, large), deadline, machine["torch"], device_bytes=machine["gpu"]["memory_bytes"]
+        )
         document["benchmark"] = benchmark.document
         try:
             benchmark.run(arguments.rounds, lambda: write(document, arguments.output))

@@ -46,6 +46,7 @@ COMPARISONS = (
     Comparison("conversion", "later", "plain", "later conversions, of a plain load", 0.9),
     Comparison("pieces", "1MiB", "4MiB", "pieces of 1 MiB, of the rate of 4 MiB", 0.85),
     Comparison("large_model", "load", "link", "a model of twice the size, of pinned copies", 0.95),
+    Comparison("largest_model", "load", "link", "a model of four times the size, of pinned copies", 0.95),
     Comparison("one_tensor", "tensor", "link", "one tensor of 16 MiB, of the link's rate", 0.6),
     Comparison(
         "kv_blocks", "store device", "store host", "KV blocks of 64 KiB stored, of the host's rate", 0.9

@@ -111,6 +111,11 @@ def large_model(setting: Setting) -> Sides:
         yield "link", pinned_copies(setting.bytes, by_slots=False)
 
 
+def largest_model(setting: Setting) -> Sides:
+    """The same with a model of four times the size."""
+    yield from large_model(setting)
+
+
 def one_tensor(setting: Setting) -> Sides:
     """A tensor of 16 MiB, and the link's rate for pinned memory of that size."""
     import hoistway  # noqa: PLC0415
@@ -339,6 +344,7 @@ USES: dict[str, Callable[[Setting], Sides]] = {
         layers,
         experts,
         second_level,
+        largest_model,
     )
 }
 
