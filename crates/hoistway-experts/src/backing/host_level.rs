@@ -1,12 +1,12 @@
 //! The second level of slots on a device: pinned host memory that evicted experts stay in, up to a bound.
 //!
-//! One thread saves evicted experts, and another fetches those that are requested again, each on a stream of its own: a bus carries as
-//! much one way while it carries the other. Jobs of one host slot are done one by one, in the order in which they are asked for: what is
-//! fetched was saved before, and a slot is not filled with another expert before the last fetch from it has ended. What is
-//! read to a slot of the device next waits until its expert is saved. A save only reads bytes, so it comes after no work that reads
-//! them too; a fetch begins once the work that has used its slot of the device has ended, and other fetches go first until then.
-//! Prefetches come last. A fetched expert keeps its host slot until another needs it: bytes never change, so its next eviction copies
-//! nothing.
+//! One thread saves evicted experts, and another fetches those that are requested again, each on a stream of its own, as a bus may
+//! carry bytes both ways at once; what that gains was not measured. Jobs of one host slot are done one by one, in the order in which
+//! they are asked for: what is fetched was saved before, and a slot is not filled with another expert before the last fetch from it has
+//! ended. What is read to a slot of the device next waits until its expert is saved. A save only reads bytes, so it comes after no work
+//! that reads them too; a fetch begins once the work that has used its slot of the device has ended, and other fetches go first until
+//! then. Prefetches come last. A fetched expert keeps its host slot until another needs it: bytes never change, so its next eviction
+//! copies nothing.
 #![allow(unsafe_code)]
 
 use super::{UnitRoom, Waits};
@@ -217,6 +217,7 @@ impl HostLevel {
         lock(&works.state).threads += 1;
         let thread = thread_named(name).spawn(move || works.work(direction, memory));
         let thread = thread.map_err(|source| {
+            lock(&self.shared.state).threads -= 1;
             let (bytes, kind) = (hoistway_io::parallel::STACK_BYTES as u64, "a thread's stack");
             hoistway::Error::Allocation { bytes, kind, source }
         })?;
@@ -430,6 +431,8 @@ impl Shared {
             }
             if let Some(late) = state.jobs.iter().position(Job::is_late) {
                 let job = state.jobs.remove(late);
+                // Others of its slot may be done now, by the other thread too.
+                self.changed.notify_all();
                 drop(state);
                 if let Some(Job { kind: JobKind::Fetch(fetch), .. }) = job {
                     fetch.reply.tell(Fetched::Cancelled);
@@ -685,5 +688,48 @@ mod tests {
         assert!(!level.fetch(0, &room, true, None, |_| panic!("it was refused")));
         level.delivered(2);
         assert!(level.evicted(2, slab.address(), SLOT, Vec::new()).is_empty(), "nothing is saved any more");
+    }
+
+    /// A save waits behind the late fetch of its host slot, which the other thread ends.
+    #[test]
+    fn the_end_of_a_late_fetch_is_told_to_the_thread_of_the_next_job_of_its_slot() {
+        let device = Device::open(DeviceId::Toy(0)).unwrap();
+        let shared =
+            Shared { device, base: 0, slot_bytes: SLOT, state: Mutex::default(), changed: Condvar::new() };
+        let shared = Arc::new(shared);
+        let (ends, ended) = mpsc::channel();
+        let (fetch_fence, fetch_gate) = Fence::gated();
+        let (_, save_gate) = Fence::gated();
+        let begin_by = Instant::now() + Duration::from_millis(100);
+        let end = move |end| ends.send(end).unwrap();
+        let fetch = Fetch {
+            reply: Reply(Some(Box::new(end))),
+            bytes: SLOT,
+            is_demand: false,
+            begin_by: Some(begin_by),
+        };
+        let copy = || shared.copy(0, 0, SLOT);
+        let (late, save) = (JobKind::Fetch(fetch), JobKind::Save(save_gate));
+        // As is left where the save of the first expert fails, and another is evicted before the fetch has begun.
+        lock(&shared.state).jobs = VecDeque::from([
+            Job { unit: 0, copy: copy(), slot: 0, after: vec![fetch_fence], kind: late },
+            Job { unit: 1, copy: copy(), slot: 0, after: Vec::new(), kind: save },
+        ]);
+        let (found, finds) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let job = shared.next(CopyDirection::ToHost, &Waits::default());
+                found.send(job.map(|job| job.unit)).unwrap();
+            });
+            // The thread of saves has begun to wait.
+            std::thread::sleep(Duration::from_millis(200));
+            let fetching = scope.spawn(|| shared.next(CopyDirection::ToDevice, &Waits::default()).is_none());
+            let found = finds.recv_timeout(LONG);
+            let told = ended.recv_timeout(LONG);
+            drop(shared.close());
+            assert!(fetching.join().unwrap());
+            assert!(matches!((found, told), (Ok(Some(1)), Ok(Fetched::Cancelled))));
+        });
+        drop(fetch_gate);
     }
 }
