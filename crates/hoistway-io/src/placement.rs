@@ -9,6 +9,7 @@ use crate::{
     },
 };
 use hoistway_device::Device;
+use std::io;
 
 /// Where the memory of a load, a save or a store comes from, and its threads run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,10 +35,18 @@ impl Placement {
     }
 
     /// Keeps this thread on its processors, if there are such.
-    pub fn bind(&self) {
-        if let Some(cpus) = &self.cpus {
-            run_on(cpus);
-        }
+    ///
+    /// # Errors
+    /// The system's, which may forbid it: the thread runs where it did.
+    pub fn bind(&self) -> io::Result<()> {
+        self.cpus.as_ref().map_or(Ok(()), |cpus| run_on(cpus))
+    }
+
+    /// What a report says where the system did not let a thread be [bound](Self::bind).
+    pub fn unbound(error: &io::Error) -> String {
+        format!(
+            "threads ran on any node: the system does not let them stay on the processors of one: {error}"
+        )
     }
 
     /// How many processors its threads may use.

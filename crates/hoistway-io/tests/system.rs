@@ -102,12 +102,13 @@ fn the_machine_is_a_limit_of_memory() {
 #[test]
 fn a_thread_runs_on_the_cores_of_a_node() {
     let cpus = numa::nodes().first().map_or(vec![0], |node| node.cpus.clone());
-    threads::run_on(&cpus);
+    threads::run_on(&cpus).unwrap();
     let usable = threads::usable(&cpus).unwrap();
     assert_eq!(threads::usable(&usable).as_ref(), Some(&usable));
     assert_eq!(threads::usable(&[]), Some(Vec::new()));
     if cfg!(target_os = "linux") {
-        threads::run_on(&usable[..1]);
+        threads::run_on(&usable[..1]).unwrap();
+        assert!(threads::run_on(&[]).is_err());
         assert_eq!(threads::usable(&cpus).as_deref(), Some(&usable[..1]));
     }
     let numbers: Vec<_> = machine::kernel_release().split('.').take(2).map(str::parse::<u32>).collect();

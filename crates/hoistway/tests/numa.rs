@@ -134,7 +134,7 @@ fn threads_and_staging_of_a_load_are_on_the_node_of_its_device() {
         let loaded = thread::scope(|scope| {
             let held = Held::new();
             let load = scope.spawn(|| {
-                run_on(usable);
+                run_on(usable).unwrap();
                 hoistway::load(&[&path], &options)
             });
             let expected: BTreeSet<usize> = expected.iter().copied().collect();

@@ -9,7 +9,7 @@ use super::{
     progress::{Arrival, Progress},
     reporting::{self, Planned},
     start::{NoLoad, Start},
-    threads::{no_thread, placement, reads_asked_for},
+    threads::{no_affinity, no_thread, placement, reads_asked_for},
     waves::MOST_READS,
 };
 use crate::{
@@ -318,8 +318,8 @@ impl ThreadedLoad {
             let subscriber = dispatcher::get_default(Clone::clone);
             let body = move || {
                 let _running = running;
-                if let Some(cpus) = cpus {
-                    run_on(&cpus);
+                if let Some(Err(error)) = cpus.map(|cpus| run_on(&cpus)) {
+                    job.tally().refuse(Refusal::new("a NUMA node's processors", None, no_affinity(&error)));
                 }
                 match subscriber.is::<NoSubscriber>() {
                     true => work(&job),

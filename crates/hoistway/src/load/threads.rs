@@ -113,6 +113,12 @@ pub(super) fn no_thread(error: &io::Error) -> Unavailable {
     Unavailable::new(format!("the system starts no thread: {error}"), fix)
 }
 
+/// Why threads do not stay on the processors that were chosen for them, and what to do.
+pub(super) fn no_affinity(error: &io::Error) -> Unavailable {
+    let fix = "allow sched_setaffinity in the container's seccomp profile";
+    Unavailable::new(Placement::unbound(error), if cfg!(windows) { "" } else { fix })
+}
+
 /// Where a load gets its memory and runs its threads, as asked for on this machine; near a device if it is to that.
 ///
 /// # Errors

@@ -27,7 +27,7 @@ use std::{
     io,
     ops::ControlFlow,
     sync::{
-        Mutex,
+        Mutex, OnceLock,
         atomic::{AtomicU64, AtomicUsize, Ordering},
         mpsc::{self, RecvTimeoutError},
     },
@@ -192,6 +192,8 @@ struct Saving<'a> {
     devices: Devices,
     /// Where its threads run.
     near: Placement,
+    /// Why a thread does not stay there.
+    unbound: OnceLock<String>,
     go_on: GoOn<'a>,
     /// Ends what waits for the store, and bounds what is cleaned up then.
     stop: Stop,
@@ -227,6 +229,7 @@ impl<'a> Saving<'a> {
             options,
             store,
             near: devices.placement(tensors),
+            unbound: OnceLock::new(),
             devices,
             go_on,
             stop: Stop::default(),
@@ -425,6 +428,7 @@ impl<'a> Saving<'a> {
         report.staged_bytes = self.staged_bytes.load(Ordering::Relaxed);
         report.synced = true;
         add_new(&mut report.notes, self.near.note.clone());
+        add_new(&mut report.notes, self.unbound.get().cloned());
         report.finish(started);
     }
 
@@ -450,7 +454,9 @@ impl<'a> Saving<'a> {
             for _ in 0..threads {
                 let (sender, guarded) = (sender.clone(), &guarded);
                 let body = move || {
-                    self.near.bind();
+                    if let Err(error) = self.near.bind() {
+                        let _ = self.unbound.set(Placement::unbound(&error));
+                    }
                     let _ = sender.send(guarded());
                 };
                 // As many as the system gives.

@@ -18,6 +18,7 @@ use crate::{
     route::Unavailable,
 };
 use hoistway_io::{
+    Placement,
     executor::{
         Charge, Customer, Flight, Gate, Handler, InFlightLimit, Limits, Next, Operation, Patience, QueueId,
         QueueOptions, Reason, Scheduler, Service, Submission,
@@ -185,7 +186,9 @@ impl<'a> Writing<'a> {
             scheduler.serve(NoLane::default(), &mut Writer { writing: self, slots: &slots }, service);
         };
         let serve_near = || {
-            near.bind();
+            if let Err(error) = near.bind() {
+                let _ = self.far.set(Placement::unbound(&error));
+            }
             serve();
         };
         thread::scope(|scope| {

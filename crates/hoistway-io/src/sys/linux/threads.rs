@@ -2,14 +2,18 @@
 #![forbid(unsafe_code)]
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::io;
 
-/// Keeps this thread on `cpus`. Best effort: a container may forbid it.
-pub fn run_on(cpus: &[usize]) {
+/// Keeps this thread on `cpus`.
+///
+/// # Errors
+/// The system's: a container may forbid it.
+pub fn run_on(cpus: &[usize]) -> io::Result<()> {
     let mut set = CpuSet::new();
     for &cpu in cpus.iter().filter(|&&cpu| cpu < CpuSet::MAX_CPU) {
         set.set(cpu);
     }
-    let _ = sched_setaffinity(None, &set);
+    Ok(sched_setaffinity(None, &set)?)
 }
 
 /// Returns those of `cpus` that this thread may run on. `None` if the system does not say, as on machines with more processors than a
