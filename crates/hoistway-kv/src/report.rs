@@ -206,8 +206,9 @@ pub struct StoreReport {
     pub proofs: Vec<String>,
     /// Better routes, and why they were not used.
     pub refused: Vec<Refusal>,
-    /// The NUMA node that the pinned memory was asked for on which bytes of devices pass through; the threads that move them stay on
-    /// its processors, unless a note says why not. `None` before a device is used, and where the system does not say.
+    /// The NUMA node that the pinned memory was asked for on which bytes of devices pass through; the threads that move these stay on
+    /// its processors, unless a note says why not. `None` before a request needs that memory, where the system does not say, and where the
+    /// first such request had no memory of a device, of which a note tells once a device is used.
     pub numa_node: Option<u32>,
     /// What is slower than it could be for where memory is and threads run.
     pub notes: Vec<String>,

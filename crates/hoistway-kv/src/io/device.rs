@@ -21,7 +21,7 @@ use std::{
     io,
     mem::{self, Discriminant},
     path::{Path, PathBuf},
-    ptr,
+    ptr::{self, NonNull},
     sync::{Arc, Mutex, MutexGuard, OnceLock, Weak},
 };
 
@@ -47,10 +47,22 @@ pub(super) struct DeviceSide {
     /// The pool as it is pinned, by kind of devices: each has a driver of its own. `None` where the platform pins no memory. Locked
     /// while the driver pins it, which takes long.
     pinned: Mutex<HashMap<Discriminant<DeviceId>, Option<Pinned>>>,
-    /// Where the pool is, and the threads that use it: near the device that came first.
-    near: OnceLock<Placement>,
+    /// Where the pool is, and the threads that use it: chosen for the first request that needs it.
+    near: OnceLock<Near>,
+    /// Locked while the pool gets its memory; no driver is called meanwhile.
+    placing: Mutex<()>,
     // Unpinned before it is unmapped: after `pinned`.
     pool: Mutex<Option<Arc<Staging>>>,
+}
+
+/// Where bytes of devices pass through the host's memory.
+#[derive(Debug)]
+struct Near {
+    place: Placement,
+    /// Whether it was chosen for a device.
+    is_of_device: bool,
+    /// Why a thread does not stay there.
+    unbound: OnceLock<String>,
 }
 
 #[derive(Debug, Default)]
@@ -63,7 +75,7 @@ struct State {
     queues: HashMap<(u64, DeviceId), Arc<CopyStream>>,
     /// How many workers there were, ever.
     workers: u64,
-    /// Devices on other NUMA nodes than the pool, and these.
+    /// Devices on NUMA nodes of which the pool is not, and these.
     far: BTreeMap<DeviceId, u32>,
 }
 
@@ -84,52 +96,69 @@ impl DeviceSide {
         let (regions, state, pinned) = (Mutex::default(), Mutex::default(), Mutex::default());
         // No more than was asked for, in whole slots.
         let staging_bytes = staging_bytes.map_or(STAGING_BYTES, |bytes| bytes / DEVICE_BYTES * DEVICE_BYTES);
-        let (near, pool) = (OnceLock::new(), Mutex::new(None));
-        Ok(Self { direct, root, refusals, regions, staging_bytes, state, pinned, near, pool })
+        let (near, placing, pool) = (OnceLock::new(), Mutex::default(), Mutex::new(None));
+        Ok(Self { direct, root, refusals, regions, staging_bytes, state, pinned, near, placing, pool })
     }
 
-    /// Chooses where threads run, and the memory is, that bytes of devices pass through. It is chosen once: for the device that
-    /// comes first, as far as it is known which that is.
+    /// Chooses where threads run, and gets the memory there, that bytes of devices pass through. It is chosen once: near a device of the
+    /// first job that needs it. On a thread of its own, as it may open the device, which may take long.
     ///
     /// # Errors
-    /// The device's, if it cannot be used.
-    pub(super) fn place(&self, first: Option<DeviceId>) -> device::Result<&Placement> {
+    /// The device's, if it cannot be opened: the next job chooses then. [`Failure::Io`] if there is no memory.
+    fn place(&self, job: &Transfer, pool: &Staging) -> std::result::Result<&Near, Failure> {
         if let Some(near) = self.near.get() {
             return Ok(near);
         }
-        let device = first.map(|id| self.device(id)).transpose()?;
-        let near = device.map_or_else(Placement::default, |device| Placement::near_device(&device));
-        Ok(self.near.get_or_init(|| near))
+        let mut pieces = job.parts.iter().flat_map(|part| &part.pieces);
+        let first = pieces.find(|piece| !piece.device.is_host());
+        let device = first.map(|piece| self.device(piece.device)).transpose().map_err(Failure::Device)?;
+        let _placing = lock(&self.placing);
+        if let Some(near) = self.near.get() {
+            return Ok(near);
+        }
+        let is_of_device = device.is_some();
+        let place = device.map_or_else(Placement::default, |device| Placement::near_device(&device));
+        pool.get_memory(place.node).map_err(Failure::Io)?;
+        Ok(self.near.get_or_init(|| Near { place, is_of_device, unbound: OnceLock::new() }))
     }
 
     /// The NUMA node of that memory, if it is to be of one, and what users should know of it.
     pub(super) fn placed(&self) -> (Option<u32>, Vec<String>) {
-        let Some(Placement { node, note, .. }) = self.near.get() else { return (None, Vec::new()) };
-        let off_node = lock(&self.pool).as_ref().and_then(|pool| pool.slots().off_node());
+        let Some(Near { place, unbound, .. }) = self.near.get() else { return (None, Vec::new()) };
+        let pool = lock(&self.pool).clone();
+        let off_node = pool.and_then(|pool| pool.slots()?.off_node());
         let far: Vec<(DeviceId, u32)> = self.lock().far.iter().map(|(id, own)| (*id, *own)).collect();
-        let far = far.into_iter().zip(node.iter().cycle()).map(|((id, own), near)| {
-            format!("{id} is on NUMA node {own}, but its bytes pass memory of node {near}")
+        let far = far.into_iter().map(|(id, own)| match place.node {
+            Some(node) => format!(
+                "{id} is on NUMA node {own}, but those of its bytes that are staged pass memory that was asked for on node {node}"
+            ),
+            None => format!(
+                "{id} is on NUMA node {own}, but those of its bytes that are staged pass memory of any node, by threads on any: the \
+                 first request that needed them had no memory of a device"
+            ),
         });
-        (*node, note.iter().cloned().chain(off_node).chain(far).collect())
+        let notes = place.note.iter().chain(unbound.get()).cloned();
+        (place.node, notes.chain(off_node).chain(far).collect())
     }
 
-    /// The memory that bytes pass through; not pinned yet.
+    /// What bytes pass through; it has no memory before the first job that needs it.
     pub(super) fn pool(&self) -> io::Result<Arc<Staging>> {
         let mut pool = lock(&self.pool);
         if let Some(pool) = &*pool {
             return Ok(pool.clone());
         }
-        let node = self.near.get().and_then(|near| near.node);
-        let made = Arc::new(Staging::new(self.staging_bytes, STAGING_SLOT_BYTES, node)?);
+        let made = Arc::new(Staging::without_memory(self.staging_bytes, STAGING_SLOT_BYTES)?);
         Ok(pool.insert(made).clone())
     }
 
     /// Notes that a device is used whose node is not that of the pool.
     fn note_far(&self, device: &Device) {
-        let (near, own) = (self.near.get().and_then(|near| near.node), device.info().numa_node);
-        if let (Some(near), Some(own)) = (near, own)
-            && near != own
-        {
+        let (Some(near), Some(own)) = (self.near.get(), device.info().numa_node) else { return };
+        let is_far = match near.place.node {
+            Some(node) => node != own,
+            None => !near.is_of_device && Placement::near_device(device).node.is_some(),
+        };
+        if is_far {
             self.lock().far.insert(device.id(), own);
         }
     }
@@ -331,7 +360,7 @@ impl DeviceSide {
         self.unpin_lost();
         let mut all = lock(&self.pinned);
         let kind = mem::discriminant(&device.id());
-        if let (false, Some((memory, len))) = (all.contains_key(&kind), pool.slots().host_memory()) {
+        if let (false, Some((memory, len))) = (all.contains_key(&kind), host_memory(pool)) {
             // SAFETY: this has the pool, which stays mapped until it is dropped, after `pinned`.
             let pin = || unsafe { Pinned::new(device, memory.as_ptr(), len) };
             let pinned = match pin() {
@@ -376,6 +405,11 @@ impl DeviceSide {
     fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
+}
+
+/// The memory of a pool, if it has some.
+fn host_memory(pool: &Staging) -> Option<(NonNull<u8>, usize)> {
+    pool.slots()?.host_memory()
 }
 
 /// Whether a region has all these bytes, and the device is there that has them.
@@ -461,6 +495,8 @@ pub(super) struct DeviceLane {
     side: Arc<DeviceSide>,
     pool: Arc<Staging>,
     worker: u64,
+    /// Whether its thread was put where the pool is.
+    is_placed: bool,
 }
 
 impl Drop for DeviceLane {
@@ -478,7 +514,23 @@ impl DeviceLane {
         let worker = state.workers;
         state.workers += 1;
         drop(state);
-        Self { side, pool, worker }
+        Self { side, pool, worker, is_placed: false }
+    }
+
+    /// Sees to it that the pool has memory, and that this thread runs near it.
+    ///
+    /// # Errors
+    /// Why it has none.
+    pub(super) fn place(&mut self, job: &Transfer) -> std::result::Result<(), Failure> {
+        if self.is_placed {
+            return Ok(());
+        }
+        let near = self.side.place(job, &self.pool)?;
+        if let Err(error) = near.place.bind() {
+            let _ = near.unbound.set(Placement::unbound(&error));
+        }
+        self.is_placed = true;
+        Ok(())
     }
 
     pub(super) fn side(&self) -> &DeviceSide {

@@ -15,7 +15,7 @@ use super::{
 use crate::{DirectPath, Error, Priority, Result, Route};
 use hoistway_device::{DeviceId, Unavailable};
 use hoistway_io::{
-    Placement, Refusal,
+    Refusal,
     executor::{
         self, Bound, Carried, Charge, Executor, InFlightLimit, Limits, Patience, QueueOptions, Scheduler,
         Served, Service, Submission, Whose,
@@ -173,7 +173,7 @@ impl IoEngine {
         )?);
         let staging_bytes = options.staging_bytes.unwrap_or(DEFAULT_BOUNCE_BYTES);
         let staging =
-            Arc::new(Staging::new(staging_bytes, SLOT_BYTES, None).map_err(failed("getting memory for"))?);
+            Arc::new(Staging::new(staging_bytes, SLOT_BYTES).map_err(failed("getting memory for"))?);
         let default = if route == Route::IoUring { DEFAULT_RINGS } else { DEFAULT_THREADS };
         let workers = options.threads.unwrap_or(default).clamp(1, MAX_THREADS);
         let bounce_bytes = staging.len();
@@ -191,12 +191,11 @@ impl IoEngine {
         }
         for jobs in joined(jobs, |job| self.side.may_move(job)) {
             if jobs.iter().any(concerns_devices) {
-                match self.devices(device_of(&jobs)) {
+                match self.devices() {
                     Ok((scheduler, staging)) => {
                         let is_direct = jobs.iter().any(|job| self.side.may_move(job));
                         submit(&scheduler, jobs, Some(&Ours { staging: &staging, is_direct }));
                     }
-                    Err(Error::Device(error)) => reject(jobs, Failure::Device(error)),
                     Err(error) => reject(jobs, Failure::Io(io::Error::other(error.to_string()))),
                 }
             } else {
@@ -206,24 +205,23 @@ impl IoEngine {
         }
     }
 
-    /// What serves devices, with threads that are started if they are not. Jobs are submitted once the lock is free: their
-    /// ends may submit others. They run near the device that comes first.
-    fn devices(&self, first: Option<DeviceId>) -> Result<(Arc<Scheduler<Mover>>, Arc<Staging>)> {
+    /// What serves devices, with threads that are started if they are not; no driver is called. Jobs are submitted once the lock is
+    /// free: their ends may submit others.
+    fn devices(&self) -> Result<(Arc<Scheduler<Mover>>, Arc<Staging>)> {
         let mut devices = lock(&self.devices);
         let group = match &mut *devices {
             Some(group) => group,
-            none => none.insert(self.start_devices(first)?),
+            none => none.insert(self.start_devices()?),
         };
         Ok((group.executor.scheduler().clone(), group.staging.clone()))
     }
 
-    fn start_devices(&self, first: Option<DeviceId>) -> Result<Group> {
-        let near = self.side.place(first)?;
+    fn start_devices(&self) -> Result<Group> {
         let failed =
             |source| Error::Io { operation: "getting memory for", path: self.options.root.clone(), source };
         let pool = self.side.pool().map_err(failed)?;
         let workers = self.options.threads.unwrap_or(DEVICE_WORKERS).clamp(1, MAX_THREADS);
-        Group::start(&self.options, self.route, workers, pool, Some((&self.side, near)), &self.refusals)
+        Group::start(&self.options, self.route, workers, pool, Some(&self.side), &self.refusals)
     }
 
     /// Ends the jobs with this tag that have not begun, or are between two steps, and says how many.
@@ -264,13 +262,6 @@ impl IoEngine {
     fn is_childs(&self) -> bool {
         self.process != std::process::id()
     }
-}
-
-/// A device that jobs concern: one of their memory, or else the one whose event they wait for.
-fn device_of(jobs: &[Job]) -> Option<DeviceId> {
-    let mut pieces = jobs.iter().flat_map(|job| &job.parts).flat_map(|part| &part.pieces);
-    let of_memory = pieces.find_map(|piece| (!piece.device.is_host()).then_some(piece.device));
-    of_memory.or_else(DeviceId::only_in_process)
 }
 
 fn reject(jobs: Vec<Job>, failure: Failure) {
@@ -371,7 +362,7 @@ impl Group {
         route: Route,
         workers: usize,
         staging: Arc<Staging>,
-        devices: Option<(&Arc<DeviceSide>, &Placement)>,
+        devices: Option<&Arc<DeviceSide>>,
         refusals: &Arc<Refusals>,
     ) -> Result<Self> {
         let depth = if route == Route::IoUring { RING_DEPTH } else { 1 };
@@ -383,7 +374,7 @@ impl Group {
             QueueOptions { slots: None, hands_over_to: vec![STAGED] },
             QueueOptions { slots: Some(staging.count()), hands_over_to: Vec::new() },
         ];
-        let side = devices.map(|(side, _)| side.clone());
+        let side = devices.cloned();
         let scheduler = Scheduler::new(Mover { side }, limits, &queues);
         // Threads that have started end when this is dropped, also by an error below.
         let group = Self { executor: Executor::new(scheduler), staging: staging.clone(), workers };
@@ -405,10 +396,9 @@ impl Group {
         route: Route,
         number: usize,
         shared: &Arc<Shared>,
-        devices: Option<(&Arc<DeviceSide>, &Placement)>,
+        devices: Option<&Arc<DeviceSide>>,
     ) -> Result<()> {
-        let near = devices.map(|(_, near)| near.clone()).unwrap_or_default();
-        let devices = devices.map(|(side, _)| DeviceLane::new(side.clone(), shared.staging.clone()));
+        let devices = devices.map(|side| DeviceLane::new(side.clone(), shared.staging.clone()));
         let kind = if devices.is_some() { "dev" } else { "io" };
         let is_ring = route == Route::IoUring;
         let worker = Worker { shared: shared.clone(), is_ring, devices };
@@ -416,7 +406,6 @@ impl Group {
         let faults = options.faults.clone();
         let (started, result) = mpsc::channel();
         let work = move |scheduler: &Arc<Scheduler<Mover>>| {
-            near.bind();
             let serve = |lane: Way| {
                 let _ = started.send(Ok(()));
                 #[cfg(feature = "fault-injection")]

@@ -7,7 +7,7 @@ use hoistway_io::memory::{Slot, SlotKind, Slots};
 use std::{
     io,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -15,7 +15,8 @@ use std::{
 /// The slots.
 #[derive(Debug)]
 pub(super) struct Staging {
-    slots: Slots,
+    /// Once there is memory for them.
+    slots: OnceLock<Slots>,
     slot_len: usize,
     count: u32,
     /// Slots that were set aside.
@@ -23,14 +24,29 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    /// At least one slot, of `slot_len` bytes each: a multiple of [`BLOCK_LEN`](crate::format::BLOCK_LEN). On a NUMA node, if one is
-    /// given.
-    pub(super) fn new(bytes: u64, slot_len: usize, node: Option<u32>) -> io::Result<Self> {
+    /// At least one slot, of `slot_len` bytes each: a multiple of [`BLOCK_LEN`](crate::format::BLOCK_LEN).
+    pub(super) fn new(bytes: u64, slot_len: usize) -> io::Result<Self> {
+        let staging = Self::without_memory(bytes, slot_len)?;
+        staging.get_memory(None)?;
+        Ok(staging)
+    }
+
+    /// The same, but none can be taken before there is memory for them.
+    pub(super) fn without_memory(bytes: u64, slot_len: usize) -> io::Result<Self> {
         let count = bytes.div_ceil(slot_len as u64).max(1);
         let count = u32::try_from(count).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        let kind = node.map_or(SlotKind::Host, SlotKind::HostOn);
-        let slots = Slots::new(count as usize, slot_len, kind).map_err(io::Error::other)?;
-        Ok(Self { slots, slot_len, count, lost: AtomicU32::new(0) })
+        Ok(Self { slots: OnceLock::new(), slot_len, count, lost: AtomicU32::new(0) })
+    }
+
+    /// Gets memory for them, unless they have it; on a NUMA node, if one is given.
+    pub(super) fn get_memory(&self, node: Option<u32>) -> io::Result<()> {
+        if self.slots.get().is_none() {
+            let kind = node.map_or(SlotKind::Host, SlotKind::HostOn);
+            let slots = Slots::new(self.count as usize, self.slot_len, kind).map_err(io::Error::other)?;
+            // Another thread may have been first.
+            let _ = self.slots.set(slots);
+        }
+        Ok(())
     }
 
     /// Slots, also those that are lost.
@@ -43,9 +59,9 @@ impl Staging {
         u64::from(self.count.saturating_sub(self.lost.load(Ordering::Relaxed))) * self.slot_len as u64
     }
 
-    /// All of its memory, for a device to know.
-    pub(super) fn slots(&self) -> &Slots {
-        &self.slots
+    /// All of its memory, for a device to know, once it has some.
+    pub(super) fn slots(&self) -> Option<&Slots> {
+        self.slots.get()
     }
 
     /// Slots for so many bytes.
@@ -55,7 +71,8 @@ impl Staging {
 
     /// So many slots; `None` if fewer are free.
     pub(super) fn try_take(&self, count: u32) -> Option<Lease> {
-        let mut slots: Vec<Slot> = (0..count).map_while(|_| self.slots.try_take()).collect();
+        let all = self.slots.get()?;
+        let mut slots: Vec<Slot> = (0..count).map_while(|_| all.try_take()).collect();
         if slots.len() < count as usize {
             return None;
         }
@@ -125,7 +142,7 @@ mod tests {
 
     #[test]
     fn leases_are_disjoint_runs_of_whole_slots() {
-        let staging = Staging::new(8 * 4096, 4096, None).unwrap();
+        let staging = Staging::new(8 * 4096, 4096).unwrap();
         let scattered: Vec<Lease> = (0..8).map(|_| staging.try_take(1).unwrap()).collect();
         assert!(staging.try_take(1).is_none());
         drop(scattered);
@@ -143,7 +160,7 @@ mod tests {
 
     #[test]
     fn slots_that_are_set_aside_are_not_given_out_until_they_come_back() {
-        let staging = Arc::new(Staging::new(4 * 4096, 4096, None).unwrap());
+        let staging = Arc::new(Staging::new(4 * 4096, 4096).unwrap());
         let (kept, lost) = (staging.try_take(2).unwrap(), staging.try_take(2).unwrap());
         let aside = staging.set_aside(lost, 2);
         assert_eq!((staging.len(), staging.count()), (2 * 4096, 4));

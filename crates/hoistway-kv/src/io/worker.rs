@@ -274,6 +274,12 @@ impl Worker {
                     transfer.put_step_back(step);
                     return Next::HandOver(flight, STAGED, Charge { bytes, slots });
                 }
+                if let Some(devices) = &mut self.devices
+                    && let Err(failure) = devices.place(&transfer)
+                {
+                    transfer.fail(failure);
+                    return end(flight);
+                }
                 let Some(lease) = self.shared.staging.try_take(granted) else {
                     transfer.put_step_back(step);
                     return Next::PutBack(flight);

@@ -367,6 +367,30 @@ fn a_device_that_was_lost_is_opened_anew() {
     stand_in.assert_nothing_left("the device that was lost");
 }
 
+/// Callers, and those that cancel, do not wait for it.
+#[test]
+fn a_device_is_opened_by_the_threads_that_use_it() {
+    let stand_in = Turn::take();
+    let directory = disk();
+    let engine = start(direct(directory.path(), Route::Auto, DirectPath::Off)).unwrap();
+    let file = new_file(directory.path(), "data");
+    let programs = Programs::new();
+    hoistway_device::release_devices();
+    let opens = Blocked::new("cuDevicePrimaryCtxRetain");
+    let before = opens.calls();
+    let (done, ended) = outcome();
+    let parts = parts_of(vec![Piece::new(Programs::ID, programs.address, 4096)]);
+    engine.submit(vec![Job { tag: 7, ..job(Direction::Write, &file, parts, done) }]);
+    until("the device to be opened", || opens.calls() > before);
+    engine.cancel(7);
+    engine.report();
+    assert!(ended.try_recv().is_err());
+    drop(opens);
+    ended.recv_timeout(PATIENCE).unwrap();
+    drop((engine, programs));
+    stand_in.assert_nothing_left("a device that is opened");
+}
+
 /// What was registered with it is not known to the one that is opened anew.
 #[test]
 fn a_device_that_was_lost_with_registered_memory_is_opened_anew() {
