@@ -57,9 +57,11 @@ impl Shown {
         let mut shown = serde_json::json!({
             "stats": stats, "report": report, "namespaces": namespaces, "writers": writers
         });
-        // It would be that of this command, which stores nothing. Each writer has its own.
+        // They would be those of this command, which stores nothing and uses no device. Each writer has its own.
         if let Some(report) = shown["report"].as_object_mut() {
-            report.remove("durability");
+            for of_this_command in ["durability", "numa_node", "notes"] {
+                report.remove(of_this_command);
+            }
         }
         shown
     }
@@ -103,9 +105,6 @@ fn as_text(
     }
     for refused in &report.refused {
         let _ = writeln!(text, "not used: {}: {}", refused.what, refused.why);
-    }
-    for note in &report.notes {
-        let _ = writeln!(text, "note: {note}");
     }
     for warning in &report.warnings {
         let _ = writeln!(text, "warning: {warning}");
