@@ -281,7 +281,7 @@ def experts(setting: Setting) -> Sides:
 
 
 def second_level(setting: Setting) -> Sides:
-    """Experts that come from pinned host memory while others are evicted, and the link's rate for as many bytes."""
+    """Experts that come from pinned host memory, and the link's rate for as many bytes."""
     path, expert_bytes = _moe(setting)
     with _experts(setting, path, expert_bytes, host_level=LAYERS * EXPERTS * expert_bytes) as store:
         for layer in range(LAYERS):

@@ -448,11 +448,11 @@ fn threads_and_memory_are_on_the_node_of_the_device_that_comes_first() {
     let shape = Shape::of(2, 65536);
     let is_ok = |statuses: &[Status]| statuses.iter().all(|status| *status == Status::Ok);
     // Processors of the second node, the node of the device; where threads run, and the node of the report.
-    let cases: [(&[usize], &str, &[usize], Option<u32>); 4] = [
+    let cases = [
         (high, "1", high, Some(1)),
         (high, "0", low, Some(0)),
-        (high, "-1", &all, None),
-        (&[ABSENT], "1", &all, Some(1)),
+        (high, "-1", &all[..], None),
+        (&[ABSENT][..], "1", &all[..], Some(1)),
     ];
     for (of_second, of_device, expected, node) in cases {
         nodes.set(low, of_second, of_device);
