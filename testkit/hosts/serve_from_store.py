@@ -68,7 +68,18 @@ def main() -> None:
 
 
 def answers(python: Path, model: str, environment: dict[str, str]) -> tuple[list[Answer], str]:
-    """What a server of a model answers to the prompts, and its log."""
+    """What a server of a model answers to the prompts, and its log. Starts it once more if another took its port."""
+    for attempt in range(2):
+        found, log = answers_once(python, model, environment)
+        if found is not None:
+            return found, log
+        if attempt == 1 or "address already in use" not in log.lower():
+            break
+    sys.exit(f"the server of {model} did not start:\n{log[-4000:]}")
+
+
+def answers_once(python: Path, model: str, environment: dict[str, str]) -> tuple[list[Answer] | None, str]:
+    """The same of one start; no answers if the server did not start."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -83,15 +94,13 @@ def answers(python: Path, model: str, environment: dict[str, str]) -> tuple[list
         url = f"http://127.0.0.1:{port}"
         try:
             ready = wait_until_ready(server, f"{url}/health", time.perf_counter())
-            found = [] if ready is None else [completed(url, prompt) for prompt in PROMPTS]
+            found = None if ready is None else [completed(url, prompt) for prompt in PROMPTS]
         finally:
             end(server)
             output.seek(0)
             log = output.read()
             if sys.exc_info()[0] is not None:
                 print(log[-4000:], file=sys.stderr)
-    if ready is None:
-        sys.exit(f"the server of {model} did not start:\n{log[-4000:]}")
     return found, log
 
 
