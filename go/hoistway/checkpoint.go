@@ -131,6 +131,10 @@ func newStoreOptions(named []string) (storeOptions, error) {
 	}
 	count := len(named) / 2
 	memory := C.calloc(C.size_t(count), C.sizeof_hoistway_store_option)
+	if memory == nil {
+		texts.free()
+		return storeOptions{}, newError(CodeMemory, "there is no memory for the store options")
+	}
 	options := storeOptions{(*C.hoistway_store_option)(memory), count, texts}
 	for index, list := 0, unsafe.Slice(options.first, count); index < count; index++ {
 		list[index].name, list[index].value = texts[2*index], texts[2*index+1]
