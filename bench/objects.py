@@ -330,8 +330,8 @@ def measure(loader: str, endpoint: str, files: Path, what: str) -> None:
     # A virtual machine may have to get pages from its host first: that time is not measured. Huge pages are others.
     torch.empty(2 * total, dtype=torch.uint8)[::4096] = 1
     torch.frombuffer(_huge(2 * total), dtype=torch.uint8)[::4096] = 1
-    if what == "first":
-        print(json.dumps({order: _first_tensor(files.name, order) for order in ORDERS}))
+    if what in ORDERS:
+        print(json.dumps(_first_tensor(files.name, what)))
         return
     before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     kept = dict(LOADERS[loader](files, names))
@@ -392,14 +392,17 @@ def _fill_cache(endpoint: str, files: Path, cache: Path) -> None:
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
-def first_tensors(case: Case, files: Path, server: Path, rounds: int) -> list[dict[str, float]]:
-    """Seconds until the first tensor of a loop by each order, `rounds` times, each in a new process."""
-    found = []
+def first_tensors(case: Case, files: Path, server: Path, rounds: int) -> dict[str, list[float]]:
+    """Seconds until the first tensor of a loop by each order, `rounds` times in turn, each in a new process."""
+    found: dict[str, list[float]] = {order: [] for order in ORDERS}
     with serving(case, files, server) as endpoint:
-        for _ in range(rounds):
-            command = [sys.executable, __file__, str(files), "--measure", "hoistway", endpoint, "first"]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=_environment())
-            found.append(json.loads(done.stdout.splitlines()[-1]))
+        for number in range(rounds):
+            for order in ORDERS if number % 2 == 0 else reversed(ORDERS):
+                command = [sys.executable, __file__, str(files), "--measure", "hoistway", endpoint, order]
+                done = subprocess.run(
+                    command, stdout=subprocess.PIPE, text=True, check=True, env=_environment()
+                )
+                found[order].append(json.loads(done.stdout.splitlines()[-1]))
     return found
 
 
@@ -459,13 +462,15 @@ def main() -> None:
         "host": machine(files, packages),
         "bytes": sum(path.stat().st_size for path in files.glob("*.safetensors")),
         "cases": {},
+        "first": {},
     }
     with tempfile.TemporaryDirectory(dir=files.parent, prefix="objects-cache-") as temporary:
         for name in arguments.cases:
             loads = loads_of(CASES[name], files, arguments.server, arguments.rounds, Path(temporary))
             results["cases"][name] = loads
             if CASES[name].latency_ms:
-                results["first"] = first_tensors(CASES[name], files, arguments.server, arguments.rounds)
+                first = first_tensors(CASES[name], files, arguments.server, arguments.rounds)
+                results["first"][name] = first
     text = document(results)
     print(text)
     if arguments.output:
@@ -492,16 +497,16 @@ def document(results: dict[str, Any]) -> str:
     )
     for name, loads in results["cases"].items():
         text += section(CASES[name], loads)
-        if CASES[name].latency_ms and "first" in results:
-            text += first_line(CASES[name], results["first"])
+        if name in results.get("first", {}):
+            text += first_line(CASES[name], results["first"][name])
     return text
 
 
-def first_line(case: Case, runs: list[dict[str, float]]) -> str:
+def first_line(case: Case, runs: dict[str, list[float]]) -> str:
     """A line for each order of a loop's tensors."""
     text = "\nhoistway's first tensor of a loop, from when the headers were there:\n\n"
     for order in ORDERS:
-        each = sorted(run[order] * 1000 for run in runs)
+        each = sorted(seconds * 1000 for seconds in runs[order])
         waits = statistics.median(each) / case.latency_ms
         text += (
             f'* `order="{order}"`: {statistics.median(each):.0f} ms ({each[0]:.0f}–{each[-1]:.0f}), as long as '
