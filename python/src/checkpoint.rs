@@ -139,18 +139,23 @@ impl Checkpoint {
     }
 
     /// Starts a load whose tensors are handed out in an order, `arrival` or `file`, at most so many bytes ahead of who
-    /// takes them. Not for route `mapped`.
-    #[pyo3(signature = (*, order="arrival", max_in_flight=None, **options))]
+    /// takes them. Without either, its owner waits for all of them. Not for route `mapped`.
+    #[pyo3(signature = (*, order=None, max_in_flight=None, **options))]
     fn start(
         &self,
         py: Python<'_>,
-        order: &str,
+        order: Option<&str>,
         max_in_flight: Option<&Bound<'_, PyAny>>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Loading> {
         let options = load_options(py, options)?;
-        let stream = stream_options(order, max_in_flight).into_python(py)?;
-        let loading = py.detach(|| self.checkpoint.stream(&options, &stream)).into_python(py)?;
+        let is_loop = order.is_some() || max_in_flight.is_some();
+        let stream = stream_options(order.unwrap_or("arrival"), max_in_flight).into_python(py)?;
+        let start = || match is_loop {
+            true => self.checkpoint.stream(&options, &stream),
+            false => self.checkpoint.start(&options),
+        };
+        let loading = py.detach(start).into_python(py)?;
         Ok(Loading::new(loading))
     }
 

@@ -209,11 +209,11 @@ impl Checkpoint {
     /// # Errors
     /// Any [`Error`](crate::Error) that can be known before the first byte moves.
     pub fn start(&self, options: &LoadOptions) -> Result<Loading> {
-        self.stream(options, &StreamOptions::default())
+        self.begin(options, &StreamOptions::default(), false)
     }
 
-    /// Like [`Checkpoint::start`], for callers that take tensors one by one: in the order of the checkpoint, or under a bound
-    /// of memory.
+    /// Like [`Checkpoint::start`], for callers that take tensors one by one: in the order of the checkpoint, under a bound
+    /// of memory, or as they become complete. From a server far away, the first of them is asked for before the others.
     ///
     /// ```no_run
     /// use hoistway::{Checkpoint, LoadOptions, Order, StreamOptions};
@@ -229,10 +229,14 @@ impl Checkpoint {
     /// # Errors
     /// Those of [`Checkpoint::start`].
     pub fn stream(&self, options: &LoadOptions, stream: &StreamOptions) -> Result<Loading> {
+        self.begin(options, stream, true)
+    }
+
+    fn begin(&self, options: &LoadOptions, stream: &StreamOptions, is_loop: bool) -> Result<Loading> {
         let (catalog, sources, open_time) = (&self.catalog, &*self.sources, self.take_open_time());
         let (device, route) = (options.device, options.route.name());
         let span = debug_span!("load", files = sources.len(), %device, route);
-        Loading::start(&Start { catalog, sources, options, stream, open_time, span: &span })
+        Loading::start(&Start { catalog, sources, options, stream, is_loop, open_time, span: &span })
             .inspect_err(metrics::count_unbegun)
     }
 

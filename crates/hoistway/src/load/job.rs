@@ -36,7 +36,7 @@ use hoistway_io::{
 #[cfg(feature = "objects")]
 use hoistway_objects::Comparison;
 #[cfg(feature = "objects")]
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 use std::{
     collections::VecDeque,
     io,
@@ -210,9 +210,7 @@ impl Job {
             }
             let route = self.engine.takers[item].from(0).unwrap_or_default();
             let charge = Charge::of_bytes(extent.read.len());
-            // What is read first is within what may be read.
-            let order = if self.plan.first().contains(&item) { 0 } else { item as u64 };
-            Operation { queue: queue_of(route), charge, order, content }
+            Operation { queue: queue_of(route), charge, order: item as u64, content }
         };
         let operations = self.plan.extents().iter().zip(buffers).enumerate().map(operation).collect();
         let gate = match self.admitted.load(Ordering::Relaxed) {
@@ -626,14 +624,17 @@ impl EngineOwner for Job {
 /// The objects that a plan reads, by their files.
 #[cfg(feature = "objects")]
 fn comparisons(sources: &[Arc<dyn Source>], plan: &Plan) -> BTreeMap<usize, Compared> {
-    // Extents are in the order of their files.
-    let of_files = plan.extents().chunk_by(|one, next| one.file == next.file);
+    // What comes first need not be of the first file.
+    let mut of_files: BTreeMap<usize, Vec<Range<u64>>> = BTreeMap::new();
+    for extent in plan.extents() {
+        let ranges = of_files.entry(extent.file.index()).or_default();
+        ranges.push(extent.read.start()..extent.read.end());
+    }
     of_files
-        .filter_map(|extents| {
-            let file = extents.first()?.file.index();
+        .into_iter()
+        .filter_map(|(file, ranges)| {
             let source = sources.get(file)?;
             let object = ObjectSource::of(source)?;
-            let ranges: Vec<_> = extents.iter().map(|own| own.read.start()..own.read.end()).collect();
             Some((file, (source.clone(), object.comparison(&ranges).map(Arc::new))))
         })
         .collect()

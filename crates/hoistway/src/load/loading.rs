@@ -15,7 +15,7 @@ use super::{
 use crate::{
     Error, Report, Result,
     device::Device,
-    memory::{MemoryRequest, Slots},
+    memory::{self, MemoryRequest, Slots},
     metrics::{self, Outcome},
     parallel,
     plan::Plan,
@@ -165,9 +165,20 @@ impl ThreadedLoad {
                 Some(budget) => too_long = Some(shorter_reads_note(chunk_bytes, longer, needed, budget)),
             }
         }
-        if let Some(step) = opening.first_step().filter(|_| chunk_bytes > options.chunk_bytes) {
-            plan.hasten_first(step, stream.order == Order::File, flow.admitted());
-            flow = Flow::new(&plan, stream);
+        // Fewer reads fit into a bound that the caller gave: what comes first would wait for short ones, and all else too.
+        let hastens = start.is_loop
+            && chunk_bytes > options.chunk_bytes
+            && options.in_flight_bytes.is_none()
+            && !flow.is_bounded();
+        if let Some((step, files)) = opening.first_step().filter(|_| hastens) {
+            let slot_bytes = plan.slot_bytes(&start.plan_options(chunk_bytes));
+            let needed = least_bytes(&plan, fresh_bytes(&plan, &flow), slot_bytes, &opening)
+                .saturating_add(opening.least_shared_bytes(&plan))
+                .saturating_add(memory::budget::bookkeeping_bytes(Plan::MORE_READS));
+            if options.memory_budget_bytes.is_none_or(|budget| needed <= budget) {
+                plan.hasten_first(step, stream.order == Order::File, |file| files[file.index()]);
+                flow = Flow::new(&plan, stream);
+            }
         }
         let threads =
             if is_inline { ThreadPlan::ALONE } else { ThreadPlan::new(&plan, sources, options, cores) };

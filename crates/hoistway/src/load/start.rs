@@ -21,6 +21,8 @@ pub(super) struct Start<'a> {
     pub(super) sources: &'a [Arc<dyn Source>],
     pub(super) options: &'a LoadOptions,
     pub(super) stream: &'a StreamOptions,
+    /// Whether its owner takes tensors one by one, and waits for the first.
+    pub(super) is_loop: bool,
     /// How long opening the checkpoint took.
     pub(super) open_time: Duration,
     /// That of the load.

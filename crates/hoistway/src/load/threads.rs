@@ -39,6 +39,7 @@ impl ThreadPlan {
     pub(super) fn new(plan: &Plan, sources: &[Arc<dyn Source>], options: &LoadOptions, cores: usize) -> Self {
         let used: Vec<&Arc<dyn Source>> = {
             let mut files: Vec<_> = plan.extents().iter().map(|extent| extent.file).collect();
+            files.sort_unstable();
             files.dedup();
             files.into_iter().map(|file| &sources[file.index()]).collect()
         };

@@ -236,8 +236,6 @@ pub struct Plan {
     pub(crate) arenas: Vec<u64>,
     pub(crate) tensors: Vec<PlannedTensor>,
     pub(crate) extents: Vec<Extent>,
-    /// Those that are read before all others, as positions; none unless [`Plan::hasten_first`] says so.
-    first: Range<usize>,
 }
 
 /// One tensor, or part of one, and its place.
@@ -363,7 +361,7 @@ impl Plan {
         let laid_out = Self::laid_out(catalog, requests, options, may_make)?;
         let extents = extents::cut(&laid_out, catalog, options)?;
         let layout::LaidOut { arenas, tensors, .. } = laid_out;
-        Ok(Self { arenas, tensors, extents, first: 0..0 })
+        Ok(Self { arenas, tensors, extents })
     }
 
     /// Like [`Plan::new`], without reads, each of which takes memory: a part of a tensor may be of millions of runs.
@@ -374,7 +372,7 @@ impl Plan {
     ) -> Result<Self, PlanError> {
         let may_make = |_: &[layout::Wanted]| Ok::<(), PlanError>(());
         let layout::LaidOut { arenas, tensors, .. } = Self::laid_out(catalog, requests, options, may_make)?;
-        Ok(Self { arenas, tensors, extents: Vec::new(), first: 0..0 })
+        Ok(Self { arenas, tensors, extents: Vec::new() })
     }
 
     fn laid_out<E: From<PlanError>>(
@@ -434,14 +432,10 @@ impl Plan {
         &self.tensors
     }
 
-    /// The reads, in file order.
+    /// The reads, in the order in which they begin: that of the files. Only a load that hastens a tensor has the reads of that
+    /// before all others.
     pub fn extents(&self) -> &[Extent] {
         &self.extents
-    }
-
-    /// The extents that are read before all others, as positions.
-    pub(crate) fn first(&self) -> Range<usize> {
-        self.first.clone()
     }
 
     /// Bytes of all planned tensors in their files.

@@ -151,9 +151,10 @@ impl<'a> Opening<'a> {
         }
     }
 
-    /// Where the reads of the tensor that comes first are cut apart from others, if a route wants that.
-    pub(crate) fn first_step(&self) -> Option<Alignment> {
-        self.routes.iter().find_map(|route| route.member.facts().first_step)
+    /// Where the reads of the tensor that comes first are cut apart from others, and for each file whether they may be, if a route
+    /// wants that.
+    pub(crate) fn first_step(&self) -> Option<(Alignment, &[bool])> {
+        self.routes.iter().find_map(|route| Some((route.member.facts().first_step?, &*route.files)))
     }
 
     /// Bytes of host memory that routes which read into slots of their own need at least: one slot each.
@@ -352,6 +353,7 @@ impl<'a> Opening<'a> {
     fn files_of(&self, plan: &Plan, whole_blocks: bool) -> Vec<usize> {
         let extents = plan.extents().iter().filter(|extent| !whole_blocks || Plan::is_whole_blocks(extent));
         let mut files: Vec<usize> = extents.map(|extent| extent.file.index()).collect();
+        files.sort_unstable();
         files.dedup();
         files.retain(|&file| !self.is_served_alone(file));
         files
