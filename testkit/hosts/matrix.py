@@ -93,6 +93,10 @@ class Version:
 
 def main(arguments: list[str]) -> None:
     """Runs what is named, and writes the tables."""
+    if not arguments or (
+        any(argument.startswith("-") for argument in arguments) and arguments != ["--tables"]
+    ):
+        raise SystemExit(__doc__)
     if arguments != ["--tables"]:
         at = Path(arguments[0]).resolve()
         for version in versions():
