@@ -99,8 +99,8 @@ def test_each_use_is_measured_and_judged(tmp_path: Path) -> None:
     }
     # The cases were not measured here.
     uses = {what: told for what, told in lines.items() if " to GPU: " not in what}
-    assert len(uses) == 15
-    assert len(lines) == 26
+    assert len(uses) == 16
+    assert len(lines) == 27
     for what, (measured, verdict) in uses.items():
         assert measured, f"{what}: {verdict}"
         assert verdict == "met" or verdict.startswith(("missed by", "measured")), verdict
