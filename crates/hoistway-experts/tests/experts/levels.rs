@@ -175,6 +175,13 @@ fn a_slot_is_read_to_once_its_expert_is_saved() {
     assert_eq!(level_of(&store).hits, 4);
 }
 
+/// Uses the first expert behind a stream, and evicts it to the second level.
+fn save_first(model: &Model, store: &Store, idle: &Work) {
+    look_behind(model, store, 0, idle);
+    store.evict(0, &[0]).unwrap();
+    until("the first to be saved", || level_of(store).saved == 1);
+}
+
 /// Leases one of the first layer's experts, looks at its bytes, and releases it behind a stream.
 fn look_behind(model: &Model, store: &Store, number: u32, work: &Work) {
     let lease = store.ensure(0, &[number]).unwrap();
@@ -193,9 +200,7 @@ fn work_that_uses_an_expert_keeps_only_fetches_to_its_slot_waiting() {
     let seen = DeviceMemory::new(&device, SLICE_BYTES).unwrap();
     let [idle, busy] = [Work::new(), Work::new()];
     // The first free slot is taken: the last of these has the second.
-    look_behind(&model, &store, 0, &idle);
-    store.evict(0, &[0]).unwrap();
-    until("the first to be saved", || level_of(&store).saved == 1);
+    save_first(&model, &store, &idle);
     look_behind(&model, &store, 1, &idle);
     let lease = store.ensure(0, &[2]).unwrap();
     let part = lease.get(0).unwrap().parts().next().unwrap();
@@ -258,9 +263,7 @@ fn work_that_was_not_named_keeps_only_fetches_to_its_slot_waiting() {
     let model = Model::new();
     let store = model.store(&levels(DeviceId::Cuda(0), 2, 8));
     let [idle, busy] = [Work::new(), Work::new()];
-    look_behind(&model, &store, 0, &idle);
-    store.evict(0, &[0]).unwrap();
-    until("the first to be saved", || level_of(&store).saved == 1);
+    save_first(&model, &store, &idle);
     look_behind(&model, &store, 1, &idle);
     let lease = store.ensure(0, &[2]).unwrap();
     let gate = busy.gate();
@@ -281,9 +284,7 @@ fn fetches_that_have_not_begun_are_cancelled_dropped_when_late_and_promoted() {
     let model = Model::new();
     let store = model.store(&levels(DeviceId::Cuda(0), 4, 8));
     let [idle, busy] = [Work::new(), Work::new()];
-    look_behind(&model, &store, 0, &idle);
-    store.evict(0, &[0]).unwrap();
-    until("the first to be saved", || level_of(&store).saved == 1);
+    save_first(&model, &store, &idle);
     (1..4).for_each(|number| look_behind(&model, &store, number, &idle));
     let lease = store.ensure(0, &[4]).unwrap();
     let gate = busy.gate();
