@@ -361,7 +361,7 @@ impl Direct for CudaDevice {
     }
 
     unsafe fn deregister(&self, address: u64) {
-        if let (Ok(cufile), Ok(_entered)) = (CuFile::get(), self.enter()) {
+        if let (Ok(cufile), Ok(_entered)) = (CuFile::get(), self.enter_to_give_back()) {
             // SAFETY: registered once, deregistered once; no request is in flight.
             unsafe { (cufile.functions.deregister_buffer)(address) };
         }

@@ -7,8 +7,9 @@ use super::{
     kernels::KernelsOnce,
     stream::{self, DriverStream},
     table::{
-        DeviceHandle, DevicePointer, Function, HOST_REGISTER_PORTABLE, HOST_REGISTER_READ_ONLY, Handle,
-        INVALID_CONTEXT, NOT_READY, OUT_OF_MEMORY, ResultCode, SUCCESS, is_not_now,
+        DeviceHandle, DevicePointer, Function, HOST_MEMORY_NOT_REGISTERED, HOST_REGISTER_PORTABLE,
+        HOST_REGISTER_READ_ONLY, Handle, INVALID_CONTEXT, NOT_READY, OUT_OF_MEMORY, ResultCode, SUCCESS,
+        is_not_now,
     },
 };
 use crate::{
@@ -181,7 +182,7 @@ impl<V: Vendor> DriverDevice<V> {
 
     /// As [`DriverDevice::enter`], to give something back. Asks twice: what is not given back stays as long as any part of the
     /// process uses the device.
-    pub(super) fn enter_to_give_back(&self) -> Result<Entered<V>> {
+    pub(crate) fn enter_to_give_back(&self) -> Result<Entered<V>> {
         self.enter().or_else(|_| self.enter())
     }
 
@@ -229,7 +230,7 @@ impl<V: Vendor> DriverDevice<V> {
         free: impl FnMut() -> ResultCode,
     ) -> Fate {
         // A child of fork has nothing to free.
-        Fate::of(self.enter().and_then(|_entered| self.call(operation, function, free)))
+        Fate::of(self.enter_to_give_back().and_then(|_entered| self.call(operation, function, free)))
     }
 
     fn fences(&self) -> MutexGuard<'_, Vec<DevicePointer>> {
@@ -371,11 +372,20 @@ impl<V: Vendor> Backend for DriverDevice<V> {
     unsafe fn unpin(&self, memory: *mut u8) -> bool {
         // A context that cannot be entered is gone, and its pins with it.
         let Ok(_entered) = self.enter_to_give_back() else { return true };
-        // SAFETY: the caller has pinned it, and unpins it once.
-        let code =
-            self.driver.repeat(|| unsafe { (self.driver.functions.host_unregister.call)(memory.cast()) });
+        let unregister = || {
+            // SAFETY: the caller has pinned it, and unpins it once.
+            self.driver.repeat(|| unsafe { (self.driver.functions.host_unregister.call)(memory.cast()) })
+        };
+        let may_be_pinned =
+            |code| !matches!(code, SUCCESS | HOST_MEMORY_NOT_REGISTERED) && !V::ends_work(code);
+        let mut code = unregister();
+        if may_be_pinned(code) && !is_not_now(code) {
+            // Addresses that stay registered cannot be pinned again, whatever is mapped there then.
+            self.forget(code);
+            code = unregister();
+        }
         self.forget(code);
-        !is_not_now(code)
+        !may_be_pinned(code)
     }
 
     fn stream(self: Arc<Self>) -> Result<Arc<dyn Stream>> {
@@ -482,7 +492,7 @@ impl<V: Vendor> Drop for DriverDevice<V> {
             // SAFETY: allocated, and freed once. If it fails, the end of the context frees it.
             _ = self.free_by("closing it", free.name, || unsafe { (free.call)(fence) });
         }
-        if let Ok(_entered) = self.enter() {
+        if let Ok(_entered) = self.enter_to_give_back() {
             while let Some(event) = self.spare_event() {
                 self.destroy_event(event);
             }

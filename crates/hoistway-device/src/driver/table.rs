@@ -21,6 +21,8 @@ pub(crate) const INVALID_VALUE: ResultCode = 1;
 pub(crate) const INVALID_HANDLE: ResultCode = 400;
 pub(crate) const INVALID_CONTEXT: ResultCode = 201;
 pub(crate) const NOT_READY: ResultCode = 600;
+/// Memory of the host was not pinned, or is no more.
+pub(super) const HOST_MEMORY_NOT_REGISTERED: ResultCode = 713;
 pub(super) const NOT_SUPPORTED: ResultCode = 801;
 /// A stream is captured, which what was asked for does not go with.
 pub(super) const CAPTURE_UNSUPPORTED: ResultCode = 900;
@@ -102,6 +104,13 @@ macro_rules! common_functions {
         pub(crate) struct Symbols {
             $(pub(crate) $name: &'static str,)*
             $(pub(crate) $extra: &'static str,)*
+        }
+
+        #[cfg(feature = "stand-in")]
+        impl Symbols {
+            pub(crate) fn names(&self) -> Vec<&'static str> {
+                vec![$(self.$name,)* $(self.$extra,)*]
+            }
         }
 
         impl Functions {
