@@ -8,8 +8,9 @@ use common::{
     on_device::{chunky, disk},
     reading::until,
     stand_in::{Turn, Vendor},
+    tensor, write_model,
 };
-use hoistway::{DeviceId, LoadOptions, Route};
+use hoistway::{DeviceId, Dtype, LoadOptions, Route};
 use hoistway_device::{CopyStream, Device, DeviceMemory};
 use std::{
     ffi::c_void,
@@ -81,6 +82,52 @@ fn no_stream_is_kept_where_the_driver_does_not_number_contexts() {
     turn.assert_nothing_left("streams that were not kept");
 }
 
+/// The program goes on with the device, whose context has the same handle then. What hoistway had there may be the program's.
+#[test]
+fn a_device_that_the_program_has_reset_and_uses_again_is_opened_anew() {
+    let turn = Turn::take();
+    let reset: unsafe extern "C" fn(i32) -> i32 = turn.function("cuDevicePrimaryCtxReset_v2");
+    let directory = disk();
+    let path = directory.path().join("halves.safetensors");
+    let tensors: Vec<_> = (0..4).map(|i| tensor(&format!("t{i}"), Dtype::Bf16, &[1 << 20])).collect();
+    let file = write_model(&path, &tensors, 0, 3);
+    let options = LoadOptions::default().device(Vendor::Cuda.device(0));
+    let converting = options.clone().dtype(Dtype::F32);
+    let changing = [
+        "cuMemFree_v2",
+        "cuMemHostUnregister",
+        "cuStreamDestroy_v2",
+        "cuEventRecord",
+        "cuEventDestroy_v2",
+        "cuModuleUnload",
+        "cuLaunchKernel",
+    ];
+    let changes = || changing.map(|function| (function, turn.count(&format!("calls.{function}"))));
+    // What meets it first: a wait for all of its work, a load, or its release.
+    for meets in ["wait", "load", "release"] {
+        let device = Device::open(Vendor::Cuda.device(0)).unwrap();
+        // Leaves fences, events, kernels, streams and pinned memory for the next.
+        drop(hoistway::load(&[&path], &converting).unwrap());
+        let event = CopyStream::new(&device).unwrap().mark().unwrap();
+        // SAFETY: a function of the driver, of this type; nothing is under way.
+        assert_eq!(unsafe { reset(0) }, 0);
+        in_context(&turn, || {
+            let before = changes();
+            match meets {
+                "wait" => device.settle().unwrap(),
+                "load" => _ = hoistway::load(&[&path], &converting).unwrap_err(),
+                _ => hoistway_device::release_devices(),
+            }
+            drop(event);
+            drop(device);
+            assert_eq!(changes(), before, "{meets}");
+            assert_is_file(&hoistway::load(&[&path], &options).unwrap(), &file);
+        });
+        hoistway_device::release_devices();
+    }
+    turn.assert_nothing_left("a device that was reset");
+}
+
 /// The program's next stream may have the handle of one that was kept.
 #[test]
 fn a_stream_of_the_program_after_a_reset_is_neither_used_nor_destroyed() {
@@ -108,10 +155,9 @@ fn a_stream_of_the_program_after_a_reset_is_neither_used_nor_destroyed() {
             let before = asked();
             match meets {
                 "use" => {
-                    let own = CopyStream::new(&device).unwrap();
-                    assert_eq!(calls(&turn, Vendor::Cuda), [made + 1, destroyed]);
-                    assert_ne!(turn.count("newest_stream"), handle);
-                    drop(own);
+                    CopyStream::new(&device).unwrap_err();
+                    assert!(device.is_lost());
+                    assert_eq!(calls(&turn, Vendor::Cuda), [made, destroyed]);
                 }
                 "release" => hoistway_device::release_devices(),
                 "end" => drop(stream),

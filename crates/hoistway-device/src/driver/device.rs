@@ -37,6 +37,9 @@ pub(crate) struct DriverDevice<V: Vendor> {
     pub(crate) driver: &'static Driver<V>,
     pub(crate) handle: DeviceHandle,
     context: Handle,
+    /// What tells it from a context that is made in its place, with the same handle, once the program has reset the device. `None`
+    /// if the driver does not say.
+    context_id: Option<u64>,
     pub(crate) info: DeviceInfo,
     pub(crate) uuid: [u8; 16],
     pub(crate) mapping: Option<Mapping>,
@@ -145,11 +148,14 @@ impl<V: Vendor> DriverDevice<V> {
         let uuid = uuid(driver, handle)?;
         let mapping = V::mapping(driver, handle);
         let context = V::retain(driver, handle).map_err(|failed| driver.error(failed))?;
+        // Before anything is made in it: what belongs to a later context is not taken for a part of this.
+        let context_id = V::context_id(driver, context);
         let (kernels, has_no_batches, is_lost, fences, spare_events) = Default::default();
         Ok(Self {
             driver,
             handle,
             context,
+            context_id,
             info,
             uuid,
             mapping,
@@ -167,17 +173,27 @@ impl<V: Vendor> DriverDevice<V> {
             return Err(Error::Forked);
         }
         let relaxed = self.driver.relax();
-        let entered = V::enter(self.driver, self.handle, self.context);
-        let before = entered.map_err(|failed| {
-            if failed.1 == INVALID_CONTEXT {
-                // The program has reset the device, which ends its work and frees its memory.
-                self.is_lost.store(true, Ordering::Relaxed);
-                let source = DriverError { ends_work: true, ..self.driver.error(failed) };
-                return device_error::<V>(self.info.ordinal, "entering its context", source);
-            }
-            self.error("entering its context", failed)
-        })?;
-        Ok(Entered { before, relaxed })
+        let before =
+            V::enter(self.driver, self.handle, self.context).map_err(|failed| self.cannot_enter(failed))?;
+        let entered = Entered { before, relaxed };
+        // Else the handle is that of another context, where addresses, events and streams of this one mean nothing, or something of
+        // the program's. A driver that fails to say is asked again at the next call.
+        let now = self.context_id.and_then(|_| V::context_id(self.driver, self.context));
+        if now.is_some() && now != self.context_id {
+            return Err(self.cannot_enter(("cuCtxGetId", INVALID_CONTEXT)));
+        }
+        Ok(entered)
+    }
+
+    fn cannot_enter(&self, failed: Failed) -> Error {
+        const OPERATION: &str = "entering its context";
+        if failed.1 != INVALID_CONTEXT {
+            return self.error(OPERATION, failed);
+        }
+        // The program has reset the device, which ends its work and frees its memory.
+        self.is_lost.store(true, Ordering::Relaxed);
+        let source = DriverError { ends_work: true, ..self.driver.error(failed) };
+        device_error::<V>(self.info.ordinal, OPERATION, source)
     }
 
     /// As [`DriverDevice::enter`], to give something back. Asks twice: what is not given back stays as long as any part of the
@@ -186,9 +202,9 @@ impl<V: Vendor> DriverDevice<V> {
         self.enter().or_else(|_| self.enter())
     }
 
-    /// What tells its context from one that the driver has made in its place after a reset, if the driver says.
-    pub(super) fn context_id(&self) -> Option<u64> {
-        V::context_id(self.driver, self.context)
+    /// Whether a later context is told from its own.
+    pub(super) fn tells_contexts_apart(&self) -> bool {
+        self.context_id.is_some()
     }
 
     /// Allocates memory by a function of the driver.

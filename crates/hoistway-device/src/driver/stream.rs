@@ -5,9 +5,8 @@ use super::{
     Vendor,
     device::DriverDevice,
     table::{
-        Batch, CAPTURE_UNSUPPORTED, Copy2d, EVENT_QUIET, Handle, INVALID_CONTEXT, INVALID_HANDLE,
-        INVALID_VALUE, MEMORY_DEVICE, MEMORY_HOST, NOT_READY, NOT_SUPPORTED, STREAM_NON_BLOCKING, SUCCESS,
-        is_not_now,
+        Batch, CAPTURE_UNSUPPORTED, Copy2d, EVENT_QUIET, Handle, INVALID_HANDLE, INVALID_VALUE,
+        MEMORY_DEVICE, MEMORY_HOST, NOT_READY, NOT_SUPPORTED, STREAM_NON_BLOCKING, SUCCESS, is_not_now,
     },
 };
 use crate::{
@@ -28,9 +27,6 @@ const MOST_COPIES: usize = 4096;
 pub(super) struct DriverStream<V: Vendor> {
     device: Arc<DriverDevice<V>>,
     handle: Handle,
-    /// The context that it was made in, if the driver tells contexts apart. When the program has reset the device, the handle means
-    /// nothing, or a stream of the program.
-    context: Option<u64>,
 }
 
 // SAFETY: a stream may be used from any thread, by several at once.
@@ -41,25 +37,15 @@ unsafe impl<V: Vendor> Sync for DriverStream<V> {}
 impl<V: Vendor> DriverStream<V> {
     pub(super) fn new(device: Arc<DriverDevice<V>>) -> Result<Self> {
         let mut handle = ptr::null_mut();
-        let context = {
+        {
             let _entered = device.enter()?;
-            // Before the stream: one of a later context is not taken for one of this.
-            let context = device.context_id();
             let create = &device.driver.functions.stream_create;
             // SAFETY: writes one handle; the device is current.
             device.call("making a stream", create.name, || unsafe {
                 (create.call)(&mut handle, STREAM_NON_BLOCKING)
             })?;
-            context
-        };
-        Ok(Self { device, handle, context })
-    }
-
-    /// Whether its context is there, as far as the driver tells. The caller has made the device current.
-    fn is_alive(&self) -> bool {
-        let now = || self.device.context_id();
-        // Asks twice: what is taken for gone is not given back.
-        self.context.is_none_or(|own| now().or_else(now) == Some(own))
+        }
+        Ok(Self { device, handle })
     }
 
     /// Whether a capture has taken it in; `None` if the driver says that only later. The caller has made the device current.
@@ -268,15 +254,12 @@ impl<V: Vendor> Stream for DriverStream<V> {
     }
 
     fn can_be_kept(&self) -> bool {
-        self.context.is_some()
+        self.device.tells_contexts_apart()
     }
 
     fn pending(&self) -> Result<Pending> {
         const OPERATION: &str = "asking whether a stream has work";
         let _entered = self.device.enter()?;
-        if !self.is_alive() {
-            return Err(self.device.error(OPERATION, ("cuCtxGetId", INVALID_CONTEXT)));
-        }
         // To ask for its work would invalidate the capture.
         match self.is_captured(OPERATION)? {
             Some(false) => {}
@@ -316,11 +299,8 @@ impl<V: Vendor> Stream for DriverStream<V> {
 
 impl<V: Vendor> Drop for DriverStream<V> {
     fn drop(&mut self) {
+        // Where its context is gone, the handle means nothing, or a stream of the program.
         let Ok(_entered) = self.device.enter_to_give_back() else { return };
-        if !self.is_alive() {
-            tracing::debug!(device = %self.device.info.id, "a stream is forgotten: its context is gone");
-            return;
-        }
         if let Ok(Some(true)) = self.is_captured("giving a stream back") {
             tracing::warn!(device = %self.device.info.id, "a stream stays: a capture has taken it in");
             return;
