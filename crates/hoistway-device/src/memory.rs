@@ -110,6 +110,8 @@ impl Allocation {
 }
 
 /// Host memory that a device copies from and to without the driver's help.
+///
+/// Where the driver refuses to unpin it, it may be pinned still: see [`Pinned::unpin`]. Dropping it does not tell.
 #[derive(Debug)]
 pub struct Pinned {
     device: Arc<Device>,
@@ -124,7 +126,7 @@ impl Pinned {
     /// [`Error::Device`](crate::Error::Device).
     ///
     /// # Safety
-    /// `memory` must stay mapped until the result is dropped.
+    /// `memory` must stay mapped until the result was [unpinned](Self::unpin).
     pub unsafe fn new(device: &Arc<Device>, memory: *mut u8, len: usize) -> Result<Self> {
         // SAFETY: passed on.
         unsafe { Self::pin(device, memory, len, false) }
@@ -166,6 +168,11 @@ impl Pinned {
         let memory = std::ptr::with_exposed_provenance_mut(pinned.address);
         // SAFETY: pinned by `new`, still mapped by its promise, and unpinned once.
         unsafe { device.backend().unpin(memory) }
+    }
+
+    /// Unpins pieces of some memory, all of them whatever becomes of one. `false` if one may be pinned still.
+    pub fn unpin_all(pieces: impl IntoIterator<Item = Self>) -> bool {
+        pieces.into_iter().fold(true, |are_unpinned, piece| piece.unpin() && are_unpinned)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
 };
 use std::{
     any::Any,
-    ptr,
+    mem, ptr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -424,8 +424,8 @@ impl Ticket {
 /// Pinned memory that bytes pass which lie where a device may not, or may at any later time, reach them.
 #[derive(Debug)]
 struct Bounce {
-    /// Before the memory, which it unpins. `None` where the platform pins none, or no more.
-    _pinned: Option<Pinned>,
+    /// `None` where the platform pins none, or no more.
+    pinned: Option<Pinned>,
     /// Whether the platform pins memory, and no more now.
     is_short: bool,
     memory: Vec<u8>,
@@ -434,7 +434,7 @@ struct Bounce {
 impl Bounce {
     fn new(device: &Arc<Device>, len: usize) -> Result<Self> {
         let (mut memory, mut is_short) = (vec![0; len], false);
-        // SAFETY: the memory is dropped after it, or never.
+        // SAFETY: the memory is dropped after it was unpinned, or never.
         let pinned = match unsafe { Pinned::new(device, memory.as_mut_ptr(), memory.len()) } {
             Err(error) if error.is_unsupported() => None,
             Err(error @ Error::Allocation { .. }) => {
@@ -444,7 +444,7 @@ impl Bounce {
             }
             pinned => Some(pinned?),
         };
-        Ok(Self { _pinned: pinned, is_short, memory })
+        Ok(Self { pinned, is_short, memory })
     }
 
     /// Copies between its first bytes and the device's at these places, each an address and a length: no more than it has. If that
@@ -474,6 +474,15 @@ impl Bounce {
                 stream.park(self);
                 Err(error)
             }
+        }
+    }
+}
+
+impl Drop for Bounce {
+    fn drop(&mut self) {
+        // Memory that may be pinned still keeps its address, so that no other memory gets it.
+        if !self.pinned.take().is_none_or(Pinned::unpin) {
+            mem::forget(mem::take(&mut self.memory));
         }
     }
 }

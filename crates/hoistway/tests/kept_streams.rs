@@ -128,6 +128,40 @@ fn a_device_that_the_program_has_reset_and_uses_again_is_opened_anew() {
     turn.assert_nothing_left("a device that was reset");
 }
 
+/// What is pinned next would lie at an address that is pinned already.
+#[test]
+fn memory_that_the_driver_does_not_unpin_keeps_its_address() {
+    let turn = Turn::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    let options = LoadOptions::default().device(Vendor::Cuda.device(0)).route(Route::Staged);
+    let load = || assert_is_file(&hoistway::load(&[&path], &options).unwrap(), &file);
+    // Neither code says that the context is gone.
+    for fault in ["cuCtxPushCurrent_v2:*=999", "cuMemHostUnregister:*=999", "cuCtxPushCurrent_v2:*=46"] {
+        let device = Device::open(Vendor::Cuda.device(0)).unwrap();
+        let memory = DeviceMemory::new(&device, 1 << 20).unwrap();
+        let read_back = || {
+            let stream = CopyStream::new(&device).unwrap();
+            stream.read_back(memory.address(), &mut vec![0; 1 << 20]).unwrap();
+            stream
+        };
+        let stream = read_back();
+        load();
+        turn.configure(&format!("FAULTS={fault}"));
+        // The device stays open, as something uses it.
+        drop(stream);
+        hoistway_device::release_devices();
+        turn.configure("FAULTS=");
+        assert!(turn.count("pinned_bytes") > 0, "{fault}");
+        for _ in 0..3 {
+            drop(read_back());
+            load();
+            hoistway_device::release_devices();
+        }
+    }
+    turn.assert_nothing_left("contexts whose memory was not unpinned");
+}
+
 /// The program's next stream may have the handle of one that was kept.
 #[test]
 fn a_stream_of_the_program_after_a_reset_is_neither_used_nor_destroyed() {

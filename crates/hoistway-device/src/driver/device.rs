@@ -386,14 +386,18 @@ impl<V: Vendor> Backend for DriverDevice<V> {
     }
 
     unsafe fn unpin(&self, memory: *mut u8) -> bool {
-        // A context that cannot be entered is gone, and its pins with it.
-        let Ok(_entered) = self.enter_to_give_back() else { return true };
+        let _entered = match self.enter_to_give_back() {
+            Ok(entered) => entered,
+            // A context that is gone took its pins with it. One that cannot be entered for another reason may live on.
+            Err(error) => return !error.leaves_doubt(),
+        };
         let unregister = || {
             // SAFETY: the caller has pinned it, and unpins it once.
             self.driver.repeat(|| unsafe { (self.driver.functions.host_unregister.call)(memory.cast()) })
         };
-        let may_be_pinned =
-            |code| !matches!(code, SUCCESS | HOST_MEMORY_NOT_REGISTERED) && !V::ends_work(code);
+        let may_be_pinned = |code| {
+            !matches!(code, SUCCESS | HOST_MEMORY_NOT_REGISTERED | INVALID_CONTEXT) && !V::ends_work(code)
+        };
         let mut code = unregister();
         if may_be_pinned(code) && !is_not_now(code) {
             // Addresses that stay registered cannot be pinned again, whatever is mapped there then.

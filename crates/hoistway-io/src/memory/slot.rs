@@ -124,10 +124,9 @@ struct SlotsInner {
 #[derive(Debug)]
 enum SlotMemory {
     Host {
-        // Unpinned before it is unmapped: fields are dropped in this order.
         pins: Box<[OnceLock<Pinned>]>,
         device: Option<Arc<Device>>,
-        backing: Backing,
+        backing: Arc<Backing>,
         /// Why it is not on the NUMA node that was asked for.
         off_node: Option<String>,
         /// Why no more of them can be pinned. Held while the driver pins, which it does for one thread at a time.
@@ -143,6 +142,16 @@ enum SlotMemory {
     /// The pages that each slot shows.
     #[cfg(target_os = "linux")]
     Views(Box<[Mutex<Option<Shown>>]>),
+}
+
+impl Drop for SlotMemory {
+    fn drop(&mut self) {
+        let Self::Host { pins, backing, .. } = self else { return };
+        if !Pinned::unpin_all(pins.iter_mut().filter_map(OnceLock::take)) {
+            // Memory that may be pinned still keeps its address, so that no other memory gets it.
+            mem::forget(backing.clone());
+        }
+    }
 }
 
 /// Bytes of a view that a slot shows.
@@ -186,7 +195,7 @@ impl Slots {
         let host = |(backing, off_node), device: Option<&Arc<Device>>| SlotMemory::Host {
             pins: (0..if device.is_some() { count } else { 0 }).map(|_| OnceLock::new()).collect(),
             device: device.cloned(),
-            backing,
+            backing: Arc::new(backing),
             off_node,
             limit: Mutex::default(),
         };
@@ -443,7 +452,10 @@ impl Slot {
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         let len = self.shared.slot_bytes;
         let start = match &self.shared.memory {
-            SlotMemory::Host { backing: Backing::Own(mapping), .. } => mapping.pointer(self.index * len),
+            SlotMemory::Host { backing, .. } => match &**backing {
+                Backing::Own(mapping) => mapping.pointer(self.index * len),
+                Backing::Shared(_) => return &mut [],
+            },
             SlotMemory::Staging(staging) => staging.pointer(self.index),
             _ => return &mut [],
         };
@@ -485,9 +497,10 @@ impl Slot {
     }
 
     fn shared_backing(&self) -> Option<&Arc<dyn SharedMemory>> {
-        match &self.shared.memory {
-            SlotMemory::Host { backing: Backing::Shared(memory), .. } => Some(memory),
-            _ => None,
+        let SlotMemory::Host { backing, .. } = &self.shared.memory else { return None };
+        match &**backing {
+            Backing::Own(_) => None,
+            Backing::Shared(memory) => Some(memory),
         }
     }
 
@@ -699,7 +712,7 @@ impl Slot {
                 if pins[self.index].get().is_none() =>
             {
                 let start = backing.pointer(self.index * slot_bytes).as_ptr();
-                // SAFETY: the memory is unmapped after the pins are dropped.
+                // SAFETY: it is unmapped after it was unpinned.
                 let pin = || unsafe { Pinned::new(device, start, *slot_bytes) };
                 // Only the slot's owner gets here: no other thread has pinned it in the meantime.
                 pin_one(pins, limit, pin).map(|pinned| match pinned {

@@ -108,9 +108,7 @@ impl Drop for Segment {
     fn drop(&mut self) {
         // Memory that may be pinned still keeps its address, so that no other memory gets it.
         let pinned = self.parts.iter_mut().chain([&mut self.pinned]).filter_map(OnceLock::take);
-        // All of them, whatever becomes of one.
-        let still_pinned = pinned.map(Pinned::unpin).filter(|is_unpinned| !is_unpinned).count();
-        if still_pinned == 0 {
+        if Pinned::unpin_all(pinned) {
             // SAFETY: dropped once, and not used again.
             unsafe { ManuallyDrop::drop(&mut self.mapping) };
         }

@@ -51,7 +51,6 @@ pub(super) struct DeviceSide {
     near: OnceLock<Near>,
     /// Locked while the pool gets its memory; no driver is called meanwhile.
     placing: Mutex<()>,
-    // Unpinned before it is unmapped: after `pinned`.
     pool: Mutex<Option<Arc<Staging>>>,
 }
 
@@ -361,7 +360,7 @@ impl DeviceSide {
         let mut all = lock(&self.pinned);
         let kind = mem::discriminant(&device.id());
         if let (false, Some((memory, len))) = (all.contains_key(&kind), host_memory(pool)) {
-            // SAFETY: this has the pool, which stays mapped until it is dropped, after `pinned`.
+            // SAFETY: this has the pool, which it drops after it has unpinned it, or never.
             let pin = || unsafe { Pinned::new(device, memory.as_ptr(), len) };
             let pinned = match pin() {
                 // What loads have left pinned counts too.
@@ -385,7 +384,15 @@ impl DeviceSide {
     /// Lets devices go that are lost and had the pool pinned. May wait while another thread pins it.
     fn unpin_lost(&self) {
         let is_lost = |pinned: &Option<Pinned>| pinned.as_ref().is_some_and(|own| own.device().is_lost());
-        lock(&self.pinned).retain(|_, pinned| !is_lost(pinned));
+        let lost: Vec<_> = lock(&self.pinned).extract_if(|_, pinned| is_lost(pinned)).collect();
+        self.unpin_all(lost.into_iter().filter_map(|(_, pinned)| pinned));
+    }
+
+    fn unpin_all(&self, pinned: impl Iterator<Item = Pinned>) {
+        if !Pinned::unpin_all(pinned) {
+            // Memory that may be pinned still keeps its address, so that no other memory gets it.
+            mem::forget(lock(&self.pool).clone());
+        }
     }
 
     /// Lets devices go that are lost, and what was registered with them.
@@ -404,6 +411,13 @@ impl DeviceSide {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
+    }
+}
+
+impl Drop for DeviceSide {
+    fn drop(&mut self) {
+        let pinned = self.pinned.get_mut().map(mem::take).unwrap_or_default();
+        self.unpin_all(pinned.into_values().flatten());
     }
 }
 
