@@ -94,8 +94,10 @@ pub enum Error {
         unit: String,
     },
     /// A batch does not fit the memory that was set apart, however much is evicted.
-    #[error("the batch needs {} and there is memory for {}; ask for fewer experts at a time", ByteSize(*needed), ByteSize(*capacity))]
+    #[error("the batch needs {} and there is memory for {}; {}", ByteSize(*needed), ByteSize(*capacity), too_large(*is_dense))]
     BatchTooLarge {
+        /// Whether it is of dense tensors, which have a share of the budget.
+        is_dense: bool,
         /// Bytes that the batch needs.
         needed: u64,
         /// Bytes that there is memory for.
@@ -190,6 +192,15 @@ impl Error {
         reason: impl Into<String>,
     ) -> Self {
         Self::InvalidOption { option, value: value.to_string(), reason: reason.into() }
+    }
+}
+
+/// What to do about [`Error::BatchTooLarge`].
+const fn too_large(is_dense: bool) -> &'static str {
+    if is_dense {
+        "ask for fewer tensors at a time, or set more of the budget apart for them"
+    } else {
+        "ask for fewer experts at a time"
     }
 }
 

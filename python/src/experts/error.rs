@@ -86,5 +86,23 @@ fn exception(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         Error::InvalidOption { .. } => "OptionError",
         _ => "HoistwayError",
     };
-    named(class, py, &error.to_string(), &fields)
+    let text = match error {
+        Error::InvalidOption { option, value, reason } => {
+            Error::InvalidOption { option: keyword(option), value: value.clone(), reason: reason.clone() }
+                .to_string()
+        }
+        other => other.to_string(),
+    };
+    named(class, py, &text, &fields)
+}
+
+/// What Python calls an option of a store.
+fn keyword(option: &'static str) -> &'static str {
+    match option {
+        "batch_bytes" => "batch",
+        "dense_bytes" => "dense",
+        "host_level_bytes" => "host_level",
+        "pad_slices" => "pad",
+        other => other,
+    }
 }

@@ -4,7 +4,11 @@
 //! dense tensors, and slots take the rest. A second level in host memory is beside the budget.
 #![forbid(unsafe_code)]
 
-use super::{HostLevel, Place, UnitMemory, UnitRoom, add, uses::Uses, waits::Waits};
+use super::{
+    HostLevel, Place, UnitMemory, UnitRoom, add,
+    dense_memory::DenseMemory,
+    uses::Uses,
+};
 use crate::{
     Error, Result,
     catalog::{ExpertCatalog, Unit},
@@ -34,15 +38,14 @@ pub(super) struct DeviceSlots {
     device: Arc<Device>,
     slot_bytes: u64,
     slots: u32,
-    /// Bytes that dense tensors may have at a time.
-    max_dense_bytes: u64,
+    /// The largest budget that there is memory for.
+    max_budget_bytes: u64,
+    dense_memory: DenseMemory,
     /// Before the slots that it copies from and to.
     level: Option<HostLevel>,
     /// `None` if there is no slot.
     slab: Option<Arc<DeviceMemory>>,
     state: Mutex<SlotUse>,
-    /// To free memory waits for all work of the device.
-    freeing: Waits,
 }
 
 #[derive(Debug, Default)]
@@ -54,8 +57,6 @@ struct SlotUse {
     dense: HashMap<usize, DeviceMemory>,
     /// Memory that was allocated for dense tensors, or why there is none.
     prepared: HashMap<usize, Result<DeviceMemory>>,
-    /// Bytes of dense tensors.
-    dense_bytes: u64,
 }
 
 impl DeviceSlots {
@@ -75,12 +76,18 @@ impl DeviceSlots {
         let slab_bytes = all_bytes.saturating_sub(dense_bytes);
         let affordable = slab_bytes.checked_div(slot_bytes).unwrap_or_default();
         let slots = affordable.min(catalog.experts().len() as u64) as u32;
-        let max_dense_bytes = all_bytes.saturating_sub(u64::from(slots) * slot_bytes);
+        let all_slots = u64::from(slots) * slot_bytes;
+        let dense_memory = DenseMemory::new(&device, all_bytes.saturating_sub(all_slots));
+        let max_budget_bytes = match slots as usize {
+            all if all == catalog.experts().len() => u64::MAX,
+            // Slots take a request's demand too, which is beside the budget.
+            _ => all_slots.max(options.budget_bytes),
+        };
         let slab = match slots {
             0 => None,
             _ => {
-                let slab = DeviceMemory::new(&device, u64::from(slots) * slot_bytes);
-                Some(Arc::new(slab.map_err(hoistway::Error::from)?))
+                let slab = DeviceMemory::new(&device, all_slots);
+                Some(Arc::new(slab.map_err(|error| no_room(error, "set a smaller budget"))?))
             }
         };
         let level = match (options.host_level_bytes, &slab) {
@@ -98,8 +105,8 @@ impl DeviceSlots {
             free: (0..slots).map(|slot| (slot, Vec::new())).collect(),
             ..SlotUse::default()
         });
-        let (catalog, freeing) = (catalog.clone(), Waits::default());
-        Ok(Self { catalog, device, slot_bytes, slots, max_dense_bytes, level, slab, state, freeing })
+        let catalog = catalog.clone();
+        Ok(Self { catalog, device, slot_bytes, slots, max_budget_bytes, dense_memory, level, slab, state })
     }
 
     fn room(&self, unit: usize, slot: Option<u32>, base: u64, after: Vec<Fence>) -> Result<UnitRoom> {
@@ -111,20 +118,6 @@ impl DeviceSlots {
             next = add(next, aligned(part.bytes.len())?)?;
         }
         Ok(UnitRoom { memory: self.device.id(), slot, places: places.into(), after: Some(after.into()) })
-    }
-
-    /// Memory for a dense tensor. If the device has none, this waits for what is being freed.
-    fn allocate(&self, unit: usize) -> Result<DeviceMemory> {
-        let len = padded_bytes(self.unit(unit)?)?;
-        let allocate = || DeviceMemory::new(&self.device, len.max(1));
-        let memory = match allocate() {
-            Err(hoistway_device::Error::OutOfMemory { .. }) => {
-                self.freeing.wait();
-                allocate()
-            }
-            other => other,
-        };
-        Ok(memory.map_err(hoistway::Error::from)?)
     }
 
     fn unit(&self, unit: usize) -> Result<&Unit> {
@@ -145,18 +138,14 @@ impl UnitMemory for DeviceSlots {
     }
 
     fn max_dense_bytes(&self) -> u64 {
-        self.max_dense_bytes
+        self.dense_memory.max_bytes()
     }
 
     fn max_budget_bytes(&self) -> u64 {
-        if self.slots as usize == self.catalog.experts().len() {
-            return u64::MAX;
-        }
-        u64::from(self.slots) * self.slot_bytes
+        self.max_budget_bytes
     }
 
     fn reserve(&self, unit: usize, _keep_bytes: u64) -> Result<Option<UnitRoom>> {
-        let description = self.unit(unit)?;
         let mut state = lock(&self.state);
         if unit >= self.catalog.experts().len() {
             // To allocate may wait for the device.
@@ -164,7 +153,6 @@ impl UnitMemory for DeviceSlots {
             let memory = memory?;
             let room = self.room(unit, None, memory.address(), Vec::new())?;
             state.dense.insert(unit, memory);
-            state.dense_bytes += padded_bytes(description)?;
             return Ok(Some(room));
         }
         let (Some(slab), Some((slot, after))) = (&self.slab, state.free.pop_first()) else {
@@ -175,7 +163,10 @@ impl UnitMemory for DeviceSlots {
     }
 
     fn prepare(&self, unit: usize) {
-        let memory = self.allocate(unit);
+        let memory = self.unit(unit).and_then(padded_bytes).and_then(|len| {
+            let allocated = self.dense_memory.allocate(len);
+            allocated.map_err(|error| no_room(error, "evict tensors (evict_tensors)"))
+        });
         lock(&self.state).prepared.insert(unit, memory);
     }
 
@@ -190,10 +181,8 @@ impl UnitMemory for DeviceSlots {
         let mut after = state.uses.take_fences(unit, room, &self.device);
         let Some(slot) = room.slot else {
             if let Some(memory) = state.dense.remove(&unit) {
-                // Without a thread the memory is freed here.
-                _ = self.freeing.start(move || drop(memory));
-                let len = self.cost_bytes(unit);
-                state.dense_bytes = state.dense_bytes.saturating_sub(len);
+                drop(state);
+                self.dense_memory.free(memory);
             }
             return true;
         };
@@ -225,8 +214,17 @@ impl UnitMemory for DeviceSlots {
 
     fn held_bytes(&self) -> u64 {
         let slab = u64::from(self.slots) * self.slot_bytes;
-        slab.saturating_add(lock(&self.state).dense_bytes)
+        slab.saturating_add(self.dense_memory.held_bytes())
     }
+}
+
+/// Why there is no memory of the device; `remedy` is what else to do than to free memory of others.
+fn no_room(error: hoistway_device::Error, remedy: &str) -> Error {
+    let mut error = hoistway::Error::from(error);
+    if let hoistway::Error::MemoryBudget { fix, .. } = &mut error {
+        *fix = format!("free memory of the device, or {remedy}");
+    }
+    error.into()
 }
 
 /// Bytes of the budget that are set apart for dense tensors.

@@ -5,6 +5,7 @@
 //! address space, `host_slots` and `device_slots` have slots of equal length, and `external` is memory of the caller's. To add a
 //! kind, add a file and a variant.
 
+mod dense_memory;
 mod device_slots;
 mod device_sparse;
 mod external;
@@ -75,11 +76,16 @@ impl Backing {
         options: &StoreOptions,
         batch_bytes: u64,
     ) -> Result<Arc<dyn UnitMemory>> {
-        if let Some(bytes) = options.host_level_bytes
-            && !matches!(self, Self::DeviceSlots(_))
-        {
-            let reason = format!("it is of slots on a device, and the backing is {}", self.name());
-            return Err(Error::invalid_option("host_level_bytes", bytes, reason));
+        let of_slots = [
+            ("host_level_bytes", options.host_level_bytes),
+            ("dense_bytes", options.dense_bytes),
+            ("batch_bytes", options.batch_bytes),
+        ];
+        for (option, bytes) in of_slots {
+            if let (Some(bytes), false) = (bytes, matches!(self, Self::DeviceSlots(_))) {
+                let reason = format!("it is of slots on a device, and the backing is {}", self.name());
+                return Err(Error::invalid_option(option, bytes, reason));
+            }
         }
         if options.pad_slices && !matches!(self, Self::DeviceSparse(_)) {
             let reason = format!("it is of device_sparse, and the backing is {}", self.name());

@@ -267,7 +267,8 @@ impl Store {
         let monitor = self.door.shared.monitor()?;
         let memory = monitor.io().memory();
         if budget_bytes > memory.max_budget_bytes() {
-            let reason = format!("{} bytes were allocated for slots at the start", memory.max_budget_bytes());
+            let most = memory.max_budget_bytes();
+            let reason = format!("memory was allocated at the start, for a budget of {most} bytes at most");
             return Err(Error::invalid_option("budget", budget_bytes, reason));
         }
         check_budget(largest.as_ref(), budget_bytes)?;
@@ -436,8 +437,9 @@ impl Store {
             });
             taken.map_err(|refusal| match refusal {
                 Refusal::TooLarge { needed } => {
-                    let (slots, dense) = (memory.max_budget_bytes(), memory.max_dense_bytes());
-                    Error::BatchTooLarge { needed, capacity: if is_dense { dense } else { slots } }
+                    let slots = || (memory.max_experts() as u64).saturating_mul(memory.cost_bytes(0));
+                    let capacity = if is_dense { memory.max_dense_bytes() } else { slots() };
+                    Error::BatchTooLarge { is_dense, needed, capacity }
                 }
                 Refusal::Closed => self.door.shared.closed(ledger),
             })

@@ -145,7 +145,8 @@ fn slots_on_a_device_bound_a_request() {
         .backing(Backing::DeviceSlots(DeviceId::Toy(0)));
     let store = model.store(&options);
     let error = store.ensure(0, &[0, 1, 2, 3, 4]).unwrap_err();
-    assert!(matches!(error, Error::BatchTooLarge { .. }), "{error:?}");
+    let Error::BatchTooLarge { is_dense: false, capacity, .. } = error else { panic!("{error:?}") };
+    assert_eq!(capacity, 4 * slot);
     assert_eq!(store.stats().tokens, 0, "a request that was refused is no visit");
     let lease = store.ensure(0, &[0, 1, 2, 3]).unwrap();
     model.assert_holds(&lease);
@@ -195,6 +196,7 @@ fn a_device_without_memory_is_an_error_at_opening() {
     let error = model.open(&budget(4, Backing::DeviceSlots(DeviceId::Toy(0)))).unwrap_err();
     toy::reset();
     assert!(matches!(error, Error::Engine(hoistway::Error::MemoryBudget { .. })), "{error:?}");
+    assert!(error.to_string().contains("set a smaller budget"), "{error}");
     let error = model.open(&budget(4, Backing::DeviceSlots(DeviceId::Toy(99)))).unwrap_err();
     assert!(matches!(error, Error::Engine(hoistway::Error::DeviceUnavailable { .. })), "{error:?}");
 }
@@ -297,6 +299,39 @@ fn memory_that_no_expert_has_does_not_add_to_the_budget() {
     assert!(stats.held_bytes <= stats.budget_bytes, "{stats:?}");
 }
 
+/// They would be ignored.
+#[test]
+fn options_of_slots_on_a_device_are_refused_elsewhere() {
+    let _turn = Turn::take();
+    let model = Model::new();
+    let (external, _) = external();
+    for backing in [Backing::HostSlots, Backing::HostSparse, external] {
+        let options = budget(5, backing);
+        for (refused, name) in [
+            (options.clone().dense_bytes(1), "dense_bytes"),
+            (options.clone().batch_bytes(0), "batch_bytes"),
+            (options.clone().host_level_bytes(1 << 20), "host_level_bytes"),
+        ] {
+            let error = model.open(&refused).unwrap_err();
+            assert!(matches!(error, Error::InvalidOption { option, .. } if option == name), "{error:?}");
+        }
+    }
+}
+
+#[test]
+fn the_budget_that_a_store_on_a_device_was_opened_with_can_be_set_again() {
+    let _turn = Turn::take();
+    let model = Model::new();
+    let options = budget(5, Backing::DeviceSlots(DeviceId::Toy(0))).dense_bytes(8192).batch_bytes(0);
+    let store = model.store(&options);
+    for bytes in [options.budget_bytes, options.budget_bytes - 1, options.budget_bytes] {
+        store.set_budget(bytes).unwrap();
+    }
+    let error = store.set_budget(options.budget_bytes + 1).unwrap_err();
+    assert!(matches!(error, Error::InvalidOption { option: "budget", .. }), "{error:?}");
+    model.assert_holds(&store.ensure(0, &[0, 1]).unwrap());
+}
+
 #[test]
 fn dense_tensors_on_a_device_have_a_share_of_the_budget() {
     let _turn = Turn::take();
@@ -307,7 +342,7 @@ fn dense_tensors_on_a_device_have_a_share_of_the_budget() {
     assert!(matches!(error, Error::InvalidOption { option: "dense_bytes", .. }), "{error:?}");
     let store = model.store(&options.clone().dense_bytes(0).batch_bytes(0));
     let error = store.ensure_tensors(&names).unwrap_err();
-    assert!(matches!(error, Error::BatchTooLarge { .. }), "{error:?}");
+    assert!(matches!(error, Error::BatchTooLarge { is_dense: true, .. }), "{error:?}");
     let store = model.store(&options.dense_bytes(30_000));
     let lease = store.ensure_tensors(&names).unwrap();
     model.assert_holds(&lease);

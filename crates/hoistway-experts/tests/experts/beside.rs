@@ -126,7 +126,7 @@ fn reads_to_a_place_of_the_callers_come_after_the_stream_that_its_lease_was_rele
     let bytes: u64 = expert(0).parts().iter().map(|part| part.bytes.len().next_multiple_of(256)).sum();
     let device = Device::open(DeviceId::Cuda(0)).unwrap();
     let [memory, earlier] = [(); 2].map(|()| Arc::new(DeviceMemory::new(&device, bytes).unwrap()));
-    let options = budget_of(1).budget_bytes(expert(0).bytes()).batch_bytes(0).backing(one_place(&memory));
+    let options = budget_of(1).budget_bytes(expert(0).bytes()).backing(one_place(&memory));
     let store = model.store(&options);
     let work = Work::new();
     let mut first = vec![0; expert(0).parts()[0].bytes.len() as usize];
@@ -274,6 +274,37 @@ fn a_dense_tensor_that_waits_for_memory_keeps_no_other_caller_waiting() {
     let lease = asks.join().unwrap().wait().unwrap();
     model.assert_holds(&lease);
     drop((lease, store, work, full, device, model));
+    turn.assert_nothing_left("the store");
+}
+
+/// To free memory waits for the device, and the next tensor for that, rather than take more than the share.
+#[test]
+fn dense_tensors_that_a_busy_device_has_not_freed_count() {
+    let turn = Turn::take();
+    let model = Model::new();
+    let [one, other] = ["blk.0.attn_q.weight", "blk.1.attn_q.weight"];
+    let options = budget_of(2).backing(Backing::DeviceSlots(DeviceId::Cuda(0)));
+    let options = options.dense_bytes(6000).batch_bytes(0);
+    let store = model.store(&options);
+    drop(store.ensure_tensors(&[one]).unwrap());
+    let device_bytes = || STAND_IN.count("device_bytes");
+    let before = (device_bytes(), store.stats().held_bytes);
+    let blocked = Blocked::new("cuMemFree_v2");
+    let frees = blocked.calls();
+    let ticket = store.ensure_tensors_async(&[other]).unwrap();
+    until("the first to be freed", || blocked.calls() > frees);
+    let (sender, answers) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(move || sender.send(ticket.wait()).unwrap());
+        // One that waits for nothing is over by then.
+        let early = answers.recv_timeout(SHORT);
+        let after = (device_bytes(), store.stats().held_bytes);
+        drop(blocked);
+        assert!(early.is_err(), "it did not wait");
+        assert_eq!(after, before);
+        model.assert_holds(&answers.recv_timeout(LONG).unwrap().unwrap());
+    });
+    drop((store, model));
     turn.assert_nothing_left("the store");
 }
 
