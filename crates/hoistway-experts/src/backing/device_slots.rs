@@ -7,7 +7,7 @@
 use super::{
     HostLevel, Place, UnitMemory, UnitRoom, add,
     dense_memory::DenseMemory,
-    uses::Uses,
+    uses::{Uses, passed},
 };
 use crate::{
     Error, Result,
@@ -171,7 +171,9 @@ impl UnitMemory for DeviceSlots {
     }
 
     fn used(&self, unit: usize, fence: Option<&Fence>) {
-        lock(&self.state).uses.note(unit, fence);
+        let full = lock(&self.state).uses.full(unit);
+        let passed = passed(full);
+        lock(&self.state).uses.note(unit, fence, &passed);
     }
 
     /// Waits for nothing: kernels that were queued before leases ended may still read these bytes, and a copy of unknown fate may

@@ -9,7 +9,7 @@
 use super::{
     Place, UnitMemory, UnitRoom, add,
     device_slots::{aligned, padded_bytes},
-    uses::Uses,
+    uses::{Uses, passed},
     waits::Waits,
 };
 use crate::{
@@ -248,7 +248,9 @@ impl UnitMemory for DeviceSparse {
     }
 
     fn used(&self, unit: usize, fence: Option<&Fence>) {
-        self.memory.state().uses.note(unit, fence);
+        let full = self.memory.state().uses.full(unit);
+        let passed = passed(full);
+        self.memory.state().uses.note(unit, fence, &passed);
     }
 
     fn release(&self, unit: usize, room: &UnitRoom, keep_bytes: u64) -> bool {

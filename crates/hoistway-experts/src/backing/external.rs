@@ -3,7 +3,7 @@
 
 use super::{
     Place, UnitMemory, UnitRoom,
-    uses::{Use, Uses},
+    uses::{Use, Uses, passed},
     waits::Waits,
 };
 use crate::{
@@ -128,6 +128,10 @@ struct Past {
 
 impl Drop for Opened {
     fn drop(&mut self) {
+        // A child of fork has no such thread, and no thread that unlocks the copy.
+        if !self.waits.are_own() {
+            return;
+        }
         self.waits.wait();
         let left: BTreeSet<DeviceId> =
             lock(&self.inner.state).in_doubt.values().map(|doubt| doubt.room.memory).collect();
@@ -169,9 +173,6 @@ impl State {
 
     fn add_past(&mut self, room: &UnitRoom, fences: &[Fence]) {
         let count = |all: &[Past]| all.iter().filter(|past| past.memory == room.memory).count();
-        if count(&self.past) > MOST_PAST {
-            self.past.retain(|past| !past.fences.iter().all(Fence::is_passed));
-        }
         if count(&self.past) > MOST_PAST {
             self.past.retain(|past| past.memory != room.memory);
             self.past.push(Past {
@@ -305,9 +306,19 @@ impl UnitMemory for Opened {
 
     fn used(&self, unit: usize, fence: Option<&Fence>) {
         // The default stream is waited for in any case.
-        if fence.is_some() {
-            lock(&self.inner.state).uses.note(unit, fence);
+        if fence.is_none() {
+            return;
         }
+        let state = lock(&self.inner.state);
+        let mut asked = state.uses.full(unit);
+        if state.past.len() > MOST_PAST / 2 {
+            asked.extend(state.past.iter().flat_map(|past| past.fences.iter().cloned()));
+        }
+        drop(state);
+        let passed = passed(asked);
+        let mut state = lock(&self.inner.state);
+        state.past.retain(|past| !past.fences.iter().all(|fence| passed.contains(fence)));
+        state.uses.note(unit, fence, &passed);
     }
 
     fn release(&self, unit: usize, room: &UnitRoom, _keep_bytes: u64) -> bool {

@@ -9,7 +9,7 @@
 //! copies nothing.
 #![allow(unsafe_code)]
 
-use super::{UnitRoom, Waits};
+use super::{UnitRoom, Waits, uses};
 use crate::{Error, Result};
 use hoistway_device::{CopyDirection, CopyStream, Device, DeviceMemory, Fate, Fence, Gate, HostCopy, Pinned};
 use hoistway_io::{
@@ -426,6 +426,14 @@ impl Shared {
     fn next(self: &Arc<Self>, direction: CopyDirection, waits: &Waits) -> Option<Job> {
         let mut state = lock(&self.state);
         loop {
+            let asked = state.queued(direction);
+            let mut passed = Vec::new();
+            if !asked.is_empty() {
+                // To ask calls the driver, which may take as long as other calls of it do.
+                drop(state);
+                passed = uses::passed(asked);
+                state = lock(&self.state);
+            }
             if state.is_closed {
                 return None;
             }
@@ -440,7 +448,7 @@ impl Shared {
                 state = lock(&self.state);
                 continue;
             }
-            let Choice { job, has_to_ask } = self.choose(&mut state, direction, waits);
+            let Choice { job, has_to_ask } = self.choose(&mut state, direction, &passed, waits);
             if let Some(job) = job.and_then(|position| state.jobs.remove(position)) {
                 state.in_use[direction as usize] = Some(job.slot);
                 return Some(job);
@@ -455,8 +463,14 @@ impl Shared {
     }
 
     /// Chooses the first job of this direction that may be done now, a prefetch only if there is no other. What each waits for comes
-    /// before it, so the first of all waits at most for the device.
-    fn choose(self: &Arc<Self>, state: &mut State, direction: CopyDirection, waits: &Waits) -> Choice {
+    /// before it, so the first of all waits at most for the device. Of fences that streams wait for, these are known to be passed.
+    fn choose(
+        self: &Arc<Self>,
+        state: &mut State,
+        direction: CopyDirection,
+        passed: &[Fence],
+        waits: &Waits,
+    ) -> Choice {
         let State { jobs, asked, in_use, .. } = state;
         let mut choice = Choice { job: None, has_to_ask: false };
         let mut slots: HashSet<u32> = in_use.iter().flatten().copied().collect();
@@ -467,7 +481,9 @@ impl Shared {
                 continue;
             }
             let mut is_ready = true;
-            for fence in job.after.iter().filter(|fence| !fence.is_passed()) {
+            let is_passed =
+                |fence: &Fence| if fence.is_queued() { passed.contains(fence) } else { fence.is_passed() };
+            for fence in job.after.iter().filter(|fence| !is_passed(fence)) {
                 if fence.is_gate() {
                     is_ready = false;
                 } else if fence.is_queued() {
@@ -559,6 +575,12 @@ impl Drop for Closing<'_> {
 }
 
 impl State {
+    /// The fences that copies of this direction come after and that streams wait for.
+    fn queued(&self, direction: CopyDirection) -> Vec<Fence> {
+        let jobs = self.jobs.iter().filter(|job| job.direction() == direction);
+        jobs.flat_map(|job| &job.after).filter(|fence| fence.is_queued()).cloned().collect()
+    }
+
     fn next_turn(&mut self, is_evicted: bool) -> Turn {
         self.turns += 1;
         (is_evicted, self.turns)

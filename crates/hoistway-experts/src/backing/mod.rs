@@ -140,7 +140,7 @@ pub(crate) trait UnitMemory: fmt::Debug + Send + Sync {
     fn release(&self, unit: usize, room: &UnitRoom, keep_bytes: u64) -> bool;
 
     /// A lease of a unit has ended, whose bytes work of the device may still use that comes before `fence`; before anything
-    /// that is queued later, if there is none.
+    /// that is queued later, if there is none. Called without the store's lock: it may ask the driver.
     fn used(&self, _unit: usize, _fence: Option<&Fence>) {}
 
     /// The second level of its memory, if it has one.

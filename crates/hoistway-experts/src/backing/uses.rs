@@ -5,8 +5,8 @@ use super::UnitRoom;
 use hoistway_device::{Device, Fence};
 use std::collections::HashMap;
 
-/// Fences that are remembered for a unit. For one that stays resident and is leased again and again, all work of the device is
-/// waited for in their place.
+/// Fences that are remembered for a unit. If there are more that have not been passed, all work of the device is waited for in their
+/// place.
 const MOST_FENCES: usize = 16;
 
 /// Uses of units since they were read.
@@ -27,9 +27,17 @@ pub(super) struct Use {
 }
 
 impl Uses {
-    /// A lease of a unit has ended. Its uses come before `fence`; they are not named if there is none.
-    pub(super) fn note(&mut self, unit: usize, fence: Option<&Fence>) {
+    /// The fences of a unit, if it has as many as are remembered. Those that were [passed](passed) make room for others.
+    pub(super) fn full(&self, unit: usize) -> Vec<Fence> {
+        let full = self.units.get(&unit).filter(|uses| uses.fences.len() >= MOST_FENCES);
+        full.map(|uses| uses.fences.clone()).unwrap_or_default()
+    }
+
+    /// A lease of a unit has ended. Its uses come before `fence`; they are not named if there is none. Earlier fences of it that were
+    /// passed are forgotten.
+    pub(super) fn note(&mut self, unit: usize, fence: Option<&Fence>, passed: &[Fence]) {
         let uses = self.units.entry(unit).or_default();
+        uses.fences.retain(|earlier| !passed.contains(earlier));
         match fence {
             Some(fence) if !uses.has_others && uses.fences.len() < MOST_FENCES => {
                 uses.fences.push(fence.clone());
@@ -69,5 +77,37 @@ impl Uses {
             after = before.to_vec();
         }
         after
+    }
+}
+
+/// Those of some fences that were passed. It asks the driver, which may take long: no lock must be held.
+pub(super) fn passed(fences: Vec<Fence>) -> Vec<Fence> {
+    fences.into_iter().filter(Fence::is_passed).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One that stays resident and is leased again and again.
+    #[test]
+    fn fences_that_were_passed_make_room_for_others() {
+        let mut uses = Uses::default();
+        let note = |uses: &mut Uses, fence: &Fence| {
+            let passed = passed(uses.full(0));
+            uses.note(0, Some(fence), &passed);
+        };
+        for _ in 0..10 * MOST_FENCES {
+            let (fence, gate) = Fence::gated();
+            note(&mut uses, &fence);
+            drop(gate);
+        }
+        let Use { fences, has_others } = uses.take(0);
+        assert!(!has_others && !fences.is_empty() && fences.len() <= MOST_FENCES);
+        // Those that were not are not forgotten.
+        let gates: Vec<_> = (0..=MOST_FENCES).map(|_| Fence::gated()).collect();
+        gates.iter().for_each(|(fence, _)| note(&mut uses, fence));
+        let Use { fences, has_others } = uses.take(0);
+        assert!(has_others && fences.is_empty());
     }
 }
