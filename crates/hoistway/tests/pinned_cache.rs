@@ -332,6 +332,22 @@ fn pages_are_unpinned_where_staging_memory_cannot_be_pinned_beside_them() {
     }
 }
 
+/// The first load that tries a file system meets that moment.
+#[test]
+fn a_moment_without_memory_to_pin_says_nothing_of_the_file_system() {
+    let devices = Devices::take();
+    let directory = disk();
+    let (path, file) = chunky(directory.path());
+    let Some(_warm) = can_pin(&path) else { return };
+    STAND_IN.set("PINNED_MIB=0");
+    hoistway::load(&[&path], &pinned()).unwrap_err();
+    STAND_IN.reset();
+    let loaded = hoistway::load(&[&path], &pinned()).unwrap();
+    assert_is_file(&loaded, &file);
+    drop(loaded);
+    devices.assert_nothing_left("loads that pin pages");
+}
+
 fn punch(file: &File, start: u64, len: u64) {
     try_to_punch(file, start, len).unwrap();
 }

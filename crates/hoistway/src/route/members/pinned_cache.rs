@@ -197,7 +197,12 @@ fn try_file_system(device: &Arc<Device>, source: &Arc<dyn Source>) -> Result<(),
     let verdict = match hears.recv_timeout(TRIAL_TIME) {
         Ok(Ok(())) => Ok(()),
         Ok(Err(hoistway_io::Error::Device(error))) => {
-            Err(format!("pages of its file system cannot be pinned: {error}"))
+            let refused = Err(format!("pages of its file system cannot be pinned: {error}"));
+            // It may be this moment: the next load tries again.
+            if matches!(error, hoistway_device::Error::Allocation { .. }) || device.is_lost() {
+                return refused;
+            }
+            refused
         }
         // It may be this file or this moment: the load finds out.
         Ok(Err(_)) => return Ok(()),
