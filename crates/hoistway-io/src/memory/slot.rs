@@ -240,6 +240,11 @@ impl Slots {
         Ok((Backing::Own(mapping), off_node))
     }
 
+    /// Drops free slots for good, as many as there are up to `count`.
+    pub fn withdraw(&self, count: usize) {
+        (0..count).map_while(|_| self.try_take()).for_each(Slot::withdraw);
+    }
+
     /// Takes a free slot, if there is one now.
     pub fn try_take(&self) -> Option<Slot> {
         let index = self.shared.free().slots.pop()?;

@@ -7,7 +7,7 @@ use crate::{
     device::CopyStream,
     memory::{DeviceArena, DeviceBlock, DeviceFill, Slot},
     plan::{ArenaPlaces, Plan, Target, Transfer, arena_places},
-    transfer::{DeviceLine, InCopy, Needs, SlotCounts},
+    transfer::{DeviceLine, InCopy, Needs, ScratchMemory},
 };
 use std::{
     ops::Range,
@@ -99,13 +99,13 @@ pub(super) struct DeviceArenas {
 }
 
 impl DeviceArenas {
-    /// Lays the arenas of `plan` out on the device of `queue`. Extents come in as many slots as `counts` says.
+    /// Lays the arenas of `plan` out on the device of `queue`. `scratch` is for the slots that extents come in.
     pub(super) fn new(
         queue: CopyStream,
         plan: &Plan,
         arenas: Vec<Arc<DeviceArena>>,
         lent: Option<DeviceAllocator>,
-        counts: SlotCounts,
+        scratch: Option<ScratchMemory>,
         needs: &Needs,
         is_inline: bool,
     ) -> Result<Self> {
@@ -132,7 +132,7 @@ impl DeviceArenas {
             most
         });
         let arenas_of = arenas_of.collect();
-        let line = DeviceLine::new(queue, counts, needs, is_inline)?;
+        let line = DeviceLine::new(queue, scratch, is_inline)?;
         Ok(Self { line, fills, addresses: RwLock::new(addresses), lent, arenas_of })
     }
 

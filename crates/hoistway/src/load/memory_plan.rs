@@ -11,7 +11,7 @@ use crate::{
     memory::{self, Arena, Fill, MemoryRequest, Promise, SlotKind, Slots, WriteRegion},
     plan::{ArenaPlaces, Extent, Plan, Target, arena_places},
     route::{Buffer, member::ThreadPlan},
-    transfer::{Needs, Opening, Room},
+    transfer::{Needs, Opening, Room, ScratchMemory},
 };
 use std::sync::Arc;
 
@@ -140,10 +140,42 @@ impl MemoryPlan<'_> {
         let lent = options.allocator.clone();
         let arenas = device_arenas::allocate(plan, &queue, lent.as_ref(), (self.admitted, self.most_bytes))?;
         opening.open_others(plan, room)?;
-        let counts = opening.slot_counts(slots.count());
-        let arenas = DeviceArenas::new(queue, plan, arenas, lent, counts, &room.needs, self.is_inline)?;
+        let scratch = scratch(&queue, room, opening, slots)?;
+        let arenas = DeviceArenas::new(queue, plan, arenas, lent, scratch, &room.needs, self.is_inline)?;
         let buffers = plan.extents().iter().map(|_| Buffer::SLOT);
         Ok((Sink::Device(Box::new(arenas)), buffers.collect()))
+    }
+}
+
+/// What kernels need beside the slots. Where the device has too little memory, the load does without routes that need more of it, and
+/// then with fewer slots.
+fn scratch(
+    queue: &CopyStream,
+    room: &Room<'_>,
+    opening: &mut Opening<'_>,
+    slots: &Slots,
+) -> Result<Option<ScratchMemory>> {
+    let mut count = slots.count();
+    loop {
+        match ScratchMemory::new(queue, opening.slot_counts(count), &room.needs) {
+            Err(error @ Error::MemoryBudget { .. }) => {
+                if opening.drop_one_of_device(&error) {
+                    continue;
+                }
+                if count <= 1 {
+                    return Err(error);
+                }
+                let rest = count.div_ceil(2);
+                slots.withdraw(count - rest);
+                count = rest;
+            }
+            scratch => {
+                if count < slots.count() {
+                    opening.note_few_slots(count);
+                }
+                return scratch;
+            }
+        }
     }
 }
 

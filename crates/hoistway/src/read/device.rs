@@ -13,7 +13,7 @@ use crate::{
         registry::NotOpened,
     },
     source::Source,
-    transfer::{DeviceLine, Needs, SlotCounts},
+    transfer::DeviceLine,
 };
 use std::sync::{Arc, Mutex};
 
@@ -56,9 +56,8 @@ impl DeviceShare {
             None => Slots::new(count, slot_bytes, SlotKind::Pinned(&device, node))?,
         };
         let direct = DirectRoute::open(&options.wanted(Some(&device)));
-        let needs = Needs { slot_bytes: options.chunk_bytes, table_bytes: 0 };
         Ok(Arc::new(Self {
-            line: DeviceLine::new(queue, SlotCounts::default(), &needs, false)?,
+            line: DeviceLine::new(queue, None, false)?,
             slots,
             direct,
             slot_count: count,

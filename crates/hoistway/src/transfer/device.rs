@@ -100,7 +100,7 @@ struct Copied {
 
 /// Memory beside the slots, for what kernels work on.
 #[derive(Debug)]
-struct ScratchMemory {
+pub(crate) struct ScratchMemory {
     /// A table for each slot, those of slots in host memory first, whose bytes come again after all tables.
     allocation: DeviceMemory,
     table_bytes: u64,
@@ -155,12 +155,9 @@ impl Needs {
 }
 
 impl DeviceLine {
-    /// A line of copies from so many slots as `counts` says, with what the plan needs for each. They come after what `queue` waits for.
-    pub(crate) fn new(queue: CopyStream, counts: SlotCounts, needs: &Needs, is_inline: bool) -> Result<Self> {
-        let scratch = match needs.table_bytes {
-            0 => None,
-            _ => Some(Arc::new(ScratchMemory::new(&queue, counts, needs)?)),
-        };
+    /// A line of copies from slots, with what the plan needs beside each. They come after what `queue` waits for.
+    pub(crate) fn new(queue: CopyStream, scratch: Option<ScratchMemory>, is_inline: bool) -> Result<Self> {
+        let scratch = scratch.map(Arc::new);
         let second = match scratch.is_some() && !is_inline {
             true => another(&queue),
             false => None,
@@ -508,11 +505,18 @@ impl Drop for DeviceLine {
 }
 
 impl ScratchMemory {
-    fn new(
+    /// What a plan needs beside so many slots; `None` if no kernel works on them.
+    ///
+    /// # Errors
+    /// [`Error::MemoryBudget`] if the device has too little memory for so many; others of the device.
+    pub(crate) fn new(
         queue: &CopyStream,
         SlotCounts { host, device }: SlotCounts,
         &Needs { slot_bytes, table_bytes }: &Needs,
-    ) -> Result<Self> {
+    ) -> Result<Option<Self>> {
+        if table_bytes == 0 {
+            return Ok(None);
+        }
         let data_bytes = slot_bytes.next_multiple_of(256);
         let len = table_bytes
             .saturating_mul((host + device) as u64)
@@ -521,7 +525,7 @@ impl ScratchMemory {
         let kind = SlotKind::Pinned(queue.device(), queue.device().info().numa_node);
         let host_tables = Slots::new(host, table_bytes as usize, kind)?;
         let device_tables = Slots::new(device, table_bytes as usize, kind)?;
-        Ok(Self { allocation, table_bytes, data_bytes, host_tables, device_tables })
+        Ok(Some(Self { allocation, table_bytes, data_bytes, host_tables, device_tables }))
     }
 
     /// A pinned table for the copies of a slot, if they need one. There is one for each.

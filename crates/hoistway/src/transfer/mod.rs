@@ -17,7 +17,7 @@ mod serve;
 pub(crate) mod tests;
 
 pub(crate) use copiers::with_copiers;
-pub(crate) use device::{DeviceLine, Needs, SlotCounts};
+pub(crate) use device::{DeviceLine, Needs, ScratchMemory};
 pub(crate) use engine::{Engine, MANY_READS};
 pub(crate) use handler::{After, Mover, Ways, not_cached};
 pub(crate) use order::{EngineOwner, Failure, InCopy, Order, Placed, Reads};

@@ -123,13 +123,15 @@ pub(crate) struct Opening<'a> {
     /// How each file is read, once that was asked.
     access: Vec<Option<Access>>,
     routes: Vec<OpenRoute>,
+    /// How many of them were opened first.
+    first: usize,
     refused: Vec<Refusal>,
 }
 
 impl<'a> Opening<'a> {
     /// `refused` is what was refused before.
     pub(crate) fn new(wanted: Wanted<'a>, sources: &'a [Arc<dyn Source>], refused: Vec<Refusal>) -> Self {
-        Self { wanted, sources, access: vec![None; sources.len()], routes: Vec::new(), refused }
+        Self { wanted, sources, access: vec![None; sources.len()], routes: Vec::new(), first: 0, refused }
     }
 
     /// Opens the routes that say how long reads should be.
@@ -219,6 +221,7 @@ impl<'a> Opening<'a> {
                 Unavailable::new("switched off by the option direct=never", ""),
             );
         }
+        self.first = self.routes.len();
         for entry in registry::readers().filter(|entry| !entry.is_first) {
             let before = self.routes.len();
             self.open(entry, plan)?;
@@ -227,6 +230,24 @@ impl<'a> Opening<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Drops one of the other routes whose slots need memory of the device, unless the caller named it. Returns whether there was one.
+    pub(crate) fn drop_one_of_device(&mut self, why: &Error) -> bool {
+        let is_meant = |route: &OpenRoute| {
+            matches!(route.member.facts().landing, Landing::Device | Landing::View)
+                && !self.wanted.names(route.member.route())
+        };
+        let Some(position) = self.routes.iter().skip(self.first).rposition(is_meant) else { return false };
+        let route = self.routes.remove(self.first + position);
+        self.refuse(route.member.route().name(), None, Unavailable::new(why.to_string(), ""));
+        true
+    }
+
+    /// Notes that so few slots of the order's own are used, as the device has no memory for more.
+    pub(crate) fn note_few_slots(&mut self, slots: usize) {
+        let reason = format!("the device has memory beside {slots} of them, which kernels need");
+        self.refuse("more slots", None, Unavailable::new(reason, ""));
     }
 
     /// The routes, for each extent those that take it, and what was refused.

@@ -4,8 +4,8 @@
 #![allow(unsafe_code)]
 
 use super::{
-    DeviceLine, Engine, EngineOwner, Failure, InCopy, Needs, OpenRoute, Order, Placed, SlotCounts, queue_of,
-    routes::Takers, scheduler, serve,
+    DeviceLine, Engine, EngineOwner, Failure, InCopy, OpenRoute, Order, Placed, queue_of, routes::Takers,
+    scheduler, serve,
 };
 use crate::{
     ByteRange, Cancel, DeviceId, Error, Result,
@@ -546,8 +546,7 @@ fn copies_that_no_thread_waits_for_any_more_do_not_keep_their_order() {
     let device = Device::open(DeviceId::Toy(0)).unwrap();
     let queue = CopyStream::new(&device).unwrap();
     let slots = Slots::new(SLOTS, LEN as usize, SlotKind::Pinned(&device, None)).unwrap();
-    let needs = Needs { slot_bytes: LEN, table_bytes: 0 };
-    let line = DeviceLine::new(queue, SlotCounts::default(), &needs, false).unwrap();
+    let line = DeviceLine::new(queue, None, false).unwrap();
     let memory = DeviceMemory::new(&device, LEN).unwrap();
     let waiter = line.waiter();
     let bench = Bench::with([POOL], SLOTS, Panics::AsCopiesEnd, slots, Some((line, memory)));
