@@ -15,10 +15,10 @@ pub struct StoreOptions {
     /// The memory that they lie in.
     pub backing: Backing,
     /// Bytes beside the budget that are allocated at the start where the backing allocates all slots at once, for the demand
-    /// of one request. By default that of one token in one layer, or of 8 experts if that is not known.
+    /// of one request. By default that of one token in one layer, or of 8 experts if that is not known. Other backings refuse it.
     pub batch_bytes: Option<u64>,
     /// Bytes of the budget that are set apart for dense tensors where the backing allocates all slots at once, which take the
-    /// rest. By default those of all dense tensors, but no more than an eighth of the budget.
+    /// rest. By default those of all dense tensors, but no more than an eighth of the budget. Other backings refuse it.
     pub dense_bytes: Option<u64>,
     /// With [`Backing::DeviceSlots`]: bytes of pinned host memory beside the budget, which evicted experts stay in. One that is
     /// requested again is copied from there, rather than read. Allocated and pinned at the start. By default none.
