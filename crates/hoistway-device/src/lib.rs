@@ -53,6 +53,13 @@ pub use spare_memory::SpareMemory;
 pub use stream::{CopyDirection, CopyStream, HostCopy, Scratch, Ticket};
 pub use transfer::{Conversion, Element, Transfer};
 
+/// The names of all functions of drivers, and of libraries beside them, that are called.
+#[cfg(feature = "stand-in")]
+#[doc(hidden)]
+pub fn driver_functions() -> Vec<&'static str> {
+    [cuda::function_names(), hip::function_names()].concat()
+}
+
 /// The directory where Linux says what the machine has.
 #[doc(hidden)]
 pub fn sysfs() -> std::path::PathBuf {
