@@ -186,11 +186,11 @@ fn memory_that_the_program_still_reads_is_not_written() {
     let mut loading = stream(&path, Vendor::Cuda);
     let first = next(&mut loading).unwrap().unwrap();
     let (name, address) = (first.name().to_owned(), first.address());
+    // These stay, so that nothing waits for the device. After a panic they go once the gate is open.
+    let mut held = Vec::new();
     let work = Work::new();
     work.copy(copied.address(), address, LEN);
     drop(first);
-    // These stay, so that nothing waits for the device.
-    let mut held = Vec::new();
     while held.len() < TENSORS / 2 {
         held.push(next(&mut loading).unwrap().unwrap());
     }
