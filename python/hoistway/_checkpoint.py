@@ -400,8 +400,9 @@ class Checkpoint(Generic[T]):
             max_in_flight: Limit on the bytes of tensors in flight, a number or text such as ``"1GiB"``. Tensors in
                 flight are being loaded, or loaded and not yet delivered, or the one delivered last. A caller that drops
                 each tensor before the next one stays within this limit, except for the huge pages at the ends of
-                tensors. A tensor larger than the limit is loaded alone. A pool, or the reserve of huge pages, must
-                still have room for all tensors. Targets of ``copy_into`` do not count. Default: no limit.
+                tensors, and for two pieces of a device's memory, which are kept for the next tensors. A tensor larger
+                than the limit is loaded alone. A pool, or the reserve of huge pages, must still have room for all
+                tensors. Targets of ``copy_into`` do not count. Default: no limit.
             copy_into: The caller's memory to read tensors into. Either a mapping from names of tensors to targets, or
                 a function that is called with name, type and shape of each tensor and returns a target or ``None``.
                 A target is a tensor of torch, an array of numpy, a writable buffer, or an object with a CUDA array

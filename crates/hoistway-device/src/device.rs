@@ -7,6 +7,7 @@ use crate::{
     fate::Parked,
     id::kinds,
     idle,
+    spare_memory::SpareMemory,
     spare_streams::SpareStreams,
     stream,
     turns::Turns,
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 /// Drops what is kept for a device between uses.
@@ -70,6 +71,8 @@ pub struct Device {
     parked: Parked,
     turns: Turns,
     spare_streams: SpareStreams,
+    /// What streams of tensors keep for their next ones.
+    spare_memory: Mutex<Vec<Weak<SpareMemory>>>,
 }
 
 /// The devices of all kinds that this process sees.
@@ -279,6 +282,7 @@ impl Device {
             parked: Parked::default(),
             turns: Turns::default(),
             spare_streams: SpareStreams::new(),
+            spare_memory: Mutex::default(),
         });
         let mut opened = opened(kind);
         let open = opened.entry(ordinal).or_default();
@@ -433,6 +437,19 @@ impl Device {
 
     pub(crate) fn spare_streams(&self) -> &SpareStreams {
         &self.spare_streams
+    }
+
+    pub(crate) fn add_spare_memory(&self, spare: &Arc<SpareMemory>) {
+        let mut all = self.spare_memory.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|spare| spare.strong_count() > 0);
+        all.push(Arc::downgrade(spare));
+    }
+
+    /// Frees the memory that streams of tensors keep for their next ones. Returns whether there was any.
+    pub fn let_go_of_spare_memory(&self) -> bool {
+        let all = self.spare_memory.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let let_go = |spare: Weak<SpareMemory>| spare.upgrade().is_some_and(|spare| spare.let_go());
+        all.into_iter().map(let_go).fold(false, |any, this| any | this)
     }
 
     pub(crate) fn turns(&self) -> &Turns {

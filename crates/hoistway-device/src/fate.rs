@@ -257,17 +257,9 @@ mod tests {
     use super::*;
     use crate::{
         CopyDirection, CopyStream, DeviceId, DeviceMemory, HostCopy, Pinned, release_devices,
-        toy::{self, Fault},
+        toy::{self, Fault, turn},
     };
     use std::sync::Weak;
-
-    /// The toys, to oneself: what is set is the process's.
-    fn turn() -> MutexGuard<'static, ()> {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        toy::reset();
-        turn
-    }
 
     /// A stream, and a copy to queue on it.
     struct Copier {

@@ -24,6 +24,7 @@ mod id;
 mod idle;
 mod mapped;
 mod memory;
+mod spare_memory;
 mod spare_streams;
 mod stream;
 #[cfg(feature = "toy-device")]
@@ -48,8 +49,16 @@ pub use id::DeviceId;
 pub use idle::{keep_while_used, look_again, on_idle};
 pub use mapped::{AddressSpace, DeviceBlock, Mapped};
 pub use memory::{DeviceMemory, Pinned};
+pub use spare_memory::SpareMemory;
 pub use stream::{CopyDirection, CopyStream, HostCopy, Scratch, Ticket};
 pub use transfer::{Conversion, Element, Transfer};
+
+/// The names of all functions of drivers, and of libraries beside them, that are called.
+#[cfg(feature = "stand-in")]
+#[doc(hidden)]
+pub fn driver_functions() -> Vec<&'static str> {
+    [cuda::function_names(), hip::function_names()].concat()
+}
 
 /// The directory where Linux says what the machine has.
 #[doc(hidden)]

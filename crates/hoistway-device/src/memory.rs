@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    Device, Fate, Result,
+    Device, Error, Fate, Result,
     backend::{Backend, Stream},
 };
 use std::sync::Arc;
@@ -36,7 +36,12 @@ impl DeviceMemory {
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Device`](crate::Error::Device).
     pub fn new(device: &Arc<Device>, len: u64) -> Result<Self> {
-        let address = device.backend().allocate(len)?;
+        let address = match device.backend().allocate(len) {
+            Err(Error::OutOfMemory { .. }) if device.let_go_of_spare_memory() => {
+                device.backend().allocate(len)?
+            }
+            allocated => allocated?,
+        };
         Ok(Self::of(device, address, len, None))
     }
 

@@ -173,6 +173,15 @@ pub fn waiting() -> u64 {
     WAITING.load(Ordering::Acquire)
 }
 
+/// The toys, to oneself: what is set is the process's.
+#[cfg(test)]
+pub(crate) fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    reset();
+    turn
+}
+
 /// Takes back what was set, but for what holds copies back.
 pub fn reset() {
     set_memory_bytes(MEMORY);

@@ -125,6 +125,18 @@ const POINTER_MEMORY_TYPE: c_int = 2;
 /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
 const POINTER_DEVICE_ORDINAL: c_int = 9;
 
+/// The names of all functions of the driver and of cuFile that are called.
+#[cfg(feature = "stand-in")]
+pub(crate) fn function_names() -> Vec<&'static str> {
+    let own = [
+        Functions::NAMES,
+        cufile::Functions::NAMES,
+        virtual_memory::Functions::NAMES,
+        if cfg!(windows) { external::Functions::NAMES } else { &[] },
+    ];
+    [Cuda::SYMBOLS.names(), own.concat()].concat()
+}
+
 impl Vendor for Cuda {
     type Own = Own;
 

@@ -27,6 +27,10 @@ macro_rules! functions {
         }
 
         impl Functions {
+            /// The names of all.
+            #[cfg(feature = "stand-in")]
+            pub(crate) const NAMES: &[&str] = &[$($symbol,)* $($extra_symbol,)*];
+
             /// The functions of a library that stays loaded for the life of the process; else the name of one that it
             /// lacks.
             pub(super) fn find(library: &libloading::Library) -> std::result::Result<Self, &'static str> {

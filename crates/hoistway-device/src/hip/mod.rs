@@ -87,6 +87,12 @@ pub(crate) struct PointerAttributes {
     _flags: c_uint,
 }
 
+/// The names of all functions of the runtime that are called.
+#[cfg(feature = "stand-in")]
+pub(crate) fn function_names() -> Vec<&'static str> {
+    [Hip::SYMBOLS.names(), Functions::NAMES.to_vec()].concat()
+}
+
 impl Vendor for Hip {
     type Own = Functions;
 

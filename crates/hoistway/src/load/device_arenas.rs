@@ -4,7 +4,7 @@
 use super::DeviceAllocator;
 use crate::{
     ByteRange, Error, Result,
-    device::CopyStream,
+    device::{CopyStream, SpareMemory},
     memory::{DeviceArena, DeviceBlock, DeviceFill, Slot},
     plan::{ArenaPlaces, Plan, Target, Transfer, arena_places},
     transfer::{DeviceLine, InCopy, Needs, ScratchMemory},
@@ -21,17 +21,25 @@ const SCARCE_BYTES: u64 = 512 << 20;
 /// A load of up to so many bytes learns by allocating whether a device has room for it: to ask takes as long.
 const SMALL_BYTES: u64 = 64 << 20;
 
+/// Where arenas have their memory from.
+pub(super) enum ArenaSource {
+    Own,
+    /// Of arenas before them, as far as those have gone.
+    Reused(Arc<SpareMemory>),
+    Lent(DeviceAllocator),
+}
+
 /// The first arenas of a plan on a device, once it is clear that it has room for as many as there will be at once:
 /// those that the first `extents` go to, or all if memory is scarce.
 pub(super) fn allocate(
     plan: &Plan,
     queue: &CopyStream,
-    lent: Option<&DeviceAllocator>,
+    source: &ArenaSource,
     (extents, most_bytes): (usize, u64),
 ) -> Result<Vec<Arc<DeviceArena>>> {
     let mut count = arenas_of(plan, extents);
-    if lent.is_some() {
-        return allocate_some(plan, queue, lent, 0..count);
+    if matches!(source, ArenaSource::Lent(_)) {
+        return allocate_some(plan, queue, source, 0..count);
     }
     let (device, all) = (queue.device(), plan.arenas().len());
     let needed = plan.arena_bytes().min(most_bytes);
@@ -40,7 +48,7 @@ pub(super) fn allocate(
         is_enough.then_some(available).ok_or_else(|| device.too_little_memory(needed, available).into())
     };
     if count == all && needed <= SMALL_BYTES {
-        let allocated = allocate_some(plan, queue, None, 0..all);
+        let allocated = allocate_some(plan, queue, source, 0..all);
         // Says how much the whole load needs, where that is too much, and the device tells what it has.
         if matches!(allocated, Err(Error::MemoryBudget { .. }))
             && let Ok((available, _)) = device.memory()
@@ -49,11 +57,15 @@ pub(super) fn allocate(
         }
         return allocated;
     }
+    let mut available = device.memory()?.0;
+    if available < needed && device.let_go_of_spare_memory() {
+        available = device.memory()?.0;
+    }
     // What routes need must not take the memory of tensors that is allocated later.
-    if check(device.memory()?.0)? - needed < SCARCE_BYTES && needed == plan.arena_bytes() {
+    if check(available)? - needed < SCARCE_BYTES && needed == plan.arena_bytes() {
         count = all;
     }
-    allocate_some(plan, queue, None, 0..count)
+    allocate_some(plan, queue, source, 0..count)
 }
 
 /// How many arenas, from the first on, the first `extents` go to.
@@ -66,13 +78,19 @@ fn arenas_of(plan: &Plan, extents: usize) -> usize {
 fn allocate_some(
     plan: &Plan,
     queue: &CopyStream,
-    lent: Option<&DeviceAllocator>,
+    source: &ArenaSource,
     range: Range<usize>,
 ) -> Result<Vec<Arc<DeviceArena>>> {
     let lens = plan.arenas()[range].iter();
-    let Some(allocator) = lent else {
+    let ArenaSource::Lent(allocator) = source else {
         let mut arenas = Vec::new();
-        let mut allocate = |&len| DeviceArena::allocate(queue, len).map(|arena| arenas.push(arena));
+        let mut allocate = |&len| {
+            let arena = match source {
+                ArenaSource::Reused(spare) => DeviceArena::reused(queue, len, spare),
+                _ => DeviceArena::allocate(queue, len),
+            };
+            arena.map(|arena| arenas.push(arena))
+        };
         // After an error they are freed, which may wait, in no turn.
         let allocated = queue.device().make_long_calls(|| lens.into_iter().try_for_each(&mut allocate));
         return allocated.map(|()| arenas);
@@ -93,7 +111,7 @@ pub(super) struct DeviceArenas {
     fills: Vec<DeviceFill>,
     /// Of the arenas that there are so far, or were.
     addresses: RwLock<Arc<[u64]>>,
-    lent: Option<DeviceAllocator>,
+    source: ArenaSource,
     /// For each extent, how many arenas it and those before it go to. Empty if all arenas were there from the start.
     arenas_of: Box<[usize]>,
 }
@@ -104,7 +122,7 @@ impl DeviceArenas {
         queue: CopyStream,
         plan: &Plan,
         arenas: Vec<Arc<DeviceArena>>,
-        lent: Option<DeviceAllocator>,
+        source: ArenaSource,
         scratch: Option<ScratchMemory>,
         needs: &Needs,
         is_inline: bool,
@@ -121,6 +139,11 @@ impl DeviceArenas {
         let fills = fills.collect::<Result<Vec<_>>>()?;
         let addresses = arenas.iter().map(|arena| arena.address()).collect();
         let is_complete = arenas.len() == plan.arenas().len();
+        let source = match source {
+            // No arena comes after these.
+            ArenaSource::Reused(_) if is_complete => ArenaSource::Own,
+            source => source,
+        };
         for (fill, arena) in fills.iter().zip(arenas) {
             fill.set_arena(arena);
         }
@@ -133,7 +156,7 @@ impl DeviceArenas {
         });
         let arenas_of = arenas_of.collect();
         let line = DeviceLine::new(queue, scratch, is_inline)?;
-        Ok(Self { line, fills, addresses: RwLock::new(addresses), lent, arenas_of })
+        Ok(Self { line, fills, addresses: RwLock::new(addresses), source, arenas_of })
     }
 
     /// Allocates what the first `extents` of `plan` go to, as far as it is not there. On the thread of the load's owner.
@@ -142,9 +165,9 @@ impl DeviceArenas {
         let there = self.addresses().len();
         let needed = self.arenas_of[last];
         if needed > there {
-            let lent = self.lent.as_ref();
-            let allocate = |queue: &_| allocate_some(plan, queue, lent, there..needed);
-            let arenas = self.line.allocate(lent.is_some(), allocate)?;
+            let is_lent = matches!(self.source, ArenaSource::Lent(_));
+            let allocate = |queue: &_| allocate_some(plan, queue, &self.source, there..needed);
+            let arenas = self.line.allocate(is_lent, allocate)?;
             let before = self.addresses();
             let addresses =
                 before.iter().copied().chain(arenas.iter().map(|arena| arena.address())).collect();
@@ -152,8 +175,24 @@ impl DeviceArenas {
             for (fill, arena) in self.fills[there..].iter().zip(arenas) {
                 fill.set_arena(arena);
             }
+            if needed == plan.arenas().len() {
+                self.keep_no_more();
+            }
         }
         Ok(())
+    }
+
+    /// What is kept of memory for the next arenas, if any is. A thread serves it.
+    pub(super) fn spare(&self) -> Option<&Arc<SpareMemory>> {
+        match &self.source {
+            ArenaSource::Reused(spare) => Some(spare),
+            _ => None,
+        }
+    }
+
+    /// No arena comes after those that there are.
+    pub(super) fn keep_no_more(&self) {
+        self.spare().into_iter().for_each(|spare| spare.close());
     }
 
     /// A copy, so that no lock is held while the device works.

@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     ByteRange, Cancel, Catalog, DeviceId, Error, Result,
+    device::SpareMemory,
     memory::{Block, Promise, Slot, WriteRegion},
     parallel::lock,
     plan::{Extent, Plan, Target},
@@ -327,6 +328,19 @@ impl Job {
         self.is_read.load(Ordering::Acquire) || self.cancel.is_cancelled()
     }
 
+    /// What is kept of a device's memory for the next tensors, if any is.
+    pub(super) fn spare_memory(&self) -> Option<&Arc<SpareMemory>> {
+        match &self.sink {
+            Sink::Device(arenas) => arenas.spare(),
+            Sink::Host(_) => None,
+        }
+    }
+
+    /// Waits for the work that uses memory of tensors that were dropped, until no other tensor needs it.
+    pub(super) fn serve_spare_memory(&self) {
+        self.spare_memory().into_iter().for_each(|spare| spare.serve());
+    }
+
     /// The way to the device, if one is the target.
     pub(super) fn device_line(&self) -> Option<&DeviceLine> {
         match &self.sink {
@@ -429,6 +443,7 @@ impl Job {
         if let Some(line) = self.device_line() {
             line.close();
         }
+        self.spare_memory().into_iter().for_each(|spare| spare.close());
         self.posted.notify_all();
     }
 

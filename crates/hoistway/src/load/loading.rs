@@ -207,6 +207,7 @@ impl ThreadedLoad {
             threads: &threads,
             is_inline,
             admitted: if allocates_on { FIRST_EXTENTS } else { flow.admitted() },
+            is_bounded: flow.is_bounded(),
             most_bytes: flow.most_bytes(),
             fresh_bytes: fresh_bytes(&plan, &flow),
         };
@@ -239,6 +240,12 @@ impl ThreadedLoad {
             loading.alone = Some(loading.job.enter());
             loading.run_inline();
         } else {
+            if loading.job.spare_memory().is_some()
+                && loading.spawn(1, "hoistway-spare", &None, Job::serve_spare_memory).is_err()
+            {
+                // Memory is freed as tensors are dropped, then.
+                loading.job.spare_memory().into_iter().for_each(|spare| spare.close());
+            }
             if allocates_on && loading.spawn(1, "hoistway-arenas", &None, Job::admit_all).is_err() {
                 loading.job.admit_all();
             }

@@ -3,11 +3,11 @@
 
 use super::{
     LoadOptions,
-    device_arenas::{self, DeviceArenas},
+    device_arenas::{self, ArenaSource, DeviceArenas},
 };
 use crate::{
     Error, Result,
-    device::{CopyStream, Device},
+    device::{CopyStream, Device, SpareMemory},
     memory::{self, Arena, Fill, MemoryRequest, Promise, SlotKind, Slots, WriteRegion},
     plan::{ArenaPlaces, Extent, Plan, Target, arena_places},
     route::{Buffer, member::ThreadPlan},
@@ -39,6 +39,8 @@ pub(super) struct MemoryPlan<'a> {
     pub(super) is_inline: bool,
     /// How many extents may be read before the owner of the load takes any tensor.
     pub(super) admitted: usize,
+    /// Whether reads wait for the owner of the load to take tensors.
+    pub(super) is_bounded: bool,
     /// Bytes of tensors in memory at once.
     pub(super) most_bytes: u64,
     /// Those of them that are of host memory, and that the machine must find now.
@@ -137,11 +139,16 @@ impl MemoryPlan<'_> {
         };
         let queue = CopyStream::new(device)?;
         // Before what routes need on the device, which a route that chooses can do without.
-        let lent = options.allocator.clone();
-        let arenas = device_arenas::allocate(plan, &queue, lent.as_ref(), (self.admitted, self.most_bytes))?;
+        let source = match &options.allocator {
+            Some(allocator) => ArenaSource::Lent(allocator.clone()),
+            // Tensors are dropped while others are still to come.
+            None if self.is_bounded && !self.is_inline => ArenaSource::Reused(SpareMemory::new(device)),
+            None => ArenaSource::Own,
+        };
+        let arenas = device_arenas::allocate(plan, &queue, &source, (self.admitted, self.most_bytes))?;
         opening.open_others(plan, room)?;
         let scratch = scratch(&queue, room, opening, slots)?;
-        let arenas = DeviceArenas::new(queue, plan, arenas, lent, scratch, &room.needs, self.is_inline)?;
+        let arenas = DeviceArenas::new(queue, plan, arenas, source, scratch, &room.needs, self.is_inline)?;
         let buffers = plan.extents().iter().map(|_| Buffer::SLOT);
         Ok((Sink::Device(Box::new(arenas)), buffers.collect()))
     }

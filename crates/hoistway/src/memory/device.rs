@@ -5,14 +5,14 @@
 use super::coverage::Coverage;
 use crate::{
     ByteRange, Error, Result,
-    device::{CopyStream, Device, DeviceMemory},
+    device::{CopyStream, Device, DeviceMemory, SpareMemory},
     parallel::lock,
 };
 use std::{
     any::Any,
     fmt,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Weak,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -25,6 +25,7 @@ pub(crate) struct DeviceArena {
 
 enum DeviceBacking {
     Own(DeviceMemory),
+    Reused(Reused),
     /// Memory of someone else's, kept as long as its owner lives.
     Lent {
         device: Arc<Device>,
@@ -36,7 +37,25 @@ impl fmt::Debug for DeviceBacking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Own(allocation) => allocation.fmt(f),
+            Self::Reused(reused) => reused.memory.fmt(f),
             Self::Lent { memory, .. } => memory.fmt(f),
+        }
+    }
+}
+
+/// Memory that goes back to its stream, while that keeps some for its next arenas.
+struct Reused {
+    device: Arc<Device>,
+    address: u64,
+    /// Until this is dropped.
+    memory: Option<DeviceMemory>,
+    spare: Weak<SpareMemory>,
+}
+
+impl Drop for Reused {
+    fn drop(&mut self) {
+        if let (Some(memory), Some(spare)) = (self.memory.take(), self.spare.upgrade()) {
+            spare.give_back(memory);
         }
     }
 }
@@ -70,6 +89,17 @@ impl DeviceArena {
         Ok(Arc::new(Self { memory: DeviceBacking::Own(DeviceMemory::new(queue.device(), len)?) }))
     }
 
+    /// Memory that `spare` has, or that is allocated, and that it gets once the arena is dropped.
+    pub(crate) fn reused(queue: &CopyStream, len: u64, spare: &Arc<SpareMemory>) -> Result<Arc<Self>> {
+        let memory = match spare.take(len) {
+            Some(memory) => memory,
+            None => DeviceMemory::new(queue.device(), len)?,
+        };
+        let (device, address, spare) = (queue.device().clone(), memory.address(), Arc::downgrade(spare));
+        let reused = Reused { device, address, memory: Some(memory), spare };
+        Ok(Arc::new(Self { memory: DeviceBacking::Reused(reused) }))
+    }
+
     pub(crate) fn lent(queue: &CopyStream, memory: LentMemory) -> Arc<Self> {
         Arc::new(Self { memory: DeviceBacking::Lent { device: queue.device().clone(), memory } })
     }
@@ -78,6 +108,7 @@ impl DeviceArena {
     pub(crate) fn address(&self) -> u64 {
         match &self.memory {
             DeviceBacking::Own(allocation) => allocation.address(),
+            DeviceBacking::Reused(reused) => reused.address,
             DeviceBacking::Lent { memory, .. } => memory.address,
         }
     }
@@ -85,6 +116,7 @@ impl DeviceArena {
     fn device(&self) -> &Arc<Device> {
         match &self.memory {
             DeviceBacking::Own(allocation) => allocation.device(),
+            DeviceBacking::Reused(reused) => &reused.device,
             DeviceBacking::Lent { device, .. } => device,
         }
     }
@@ -158,7 +190,7 @@ impl DeviceBlock {
     /// hoistway's own.
     pub fn lent_by(&self) -> Option<(&(dyn Any + Send + Sync), u64)> {
         match &self.arena.memory {
-            DeviceBacking::Own(_) => None,
+            DeviceBacking::Own(_) | DeviceBacking::Reused(_) => None,
             DeviceBacking::Lent { memory, .. } => Some((&*memory.owner, self.place.start())),
         }
     }
