@@ -142,16 +142,6 @@ def test_ctrl_c_ends_a_wait_and_leaves_no_error_behind(model: Path) -> None:
         from hoistway.errors import MemoryBudgetError
         signal.signal(signal.SIGINT, signal.default_int_handler)
         layers = hoistway.stream_layers(sys.argv[1], budget=int(sys.argv[2]), framework="numpy", timeout=1)
-        held = layers.next_layer()["model.layers.0.up"]
-        print("started", flush=True)
-        try:
-            while True:
-                try:
-                    layers.next_layer()
-                except MemoryBudgetError:
-                    pass
-        except KeyboardInterrupt:
-            print("interrupted")
         def is_waiting():
             for name in glob.glob("/proc/self/task/*/comm"):
                 try:
@@ -161,6 +151,19 @@ def test_ctrl_c_ends_a_wait_and_leaves_no_error_behind(model: Path) -> None:
                 except OSError:
                     pass
             return False
+        held = layers.next_layer()["model.layers.0.up"]
+        # The thread that waited for it may not have ended yet, and must not be taken for one of the loop.
+        while is_waiting():
+            time.sleep(0.01)
+        print("started", flush=True)
+        try:
+            while True:
+                try:
+                    layers.next_layer()
+                except MemoryBudgetError:
+                    pass
+        except KeyboardInterrupt:
+            print("interrupted")
         # The wait goes on without a caller, and ends with an error that no one asks for.
         while is_waiting():
             time.sleep(0.01)
