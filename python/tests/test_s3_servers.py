@@ -16,6 +16,7 @@ import hoistway
 import numpy as np
 import pytest
 from hoistway import errors
+from server_conformance import assert_loads_are_those_of_disk
 
 MOTO = os.environ.get("MOTO_SERVER")
 REGION = "us-east-1"
@@ -32,11 +33,14 @@ POLICY = {
 pytestmark = pytest.mark.skipif(MOTO is None, reason="MOTO_SERVER does not name the program moto_server")
 
 
-def ask(url: str, service: str, method: str, **fields: str) -> str:
+def ask(url: str, service: str, method: str, body: bytes | None = None, **fields: str) -> str:
     """Sends a request without a signature that counts."""
-    body = urllib.parse.urlencode({**fields, "Version": "2010-05-08"}).encode() if fields else None
     scope = f"Credential=none/20260101/{REGION}/{service}/aws4_request"
     headers = {"Authorization": f"AWS4-HMAC-SHA256 {scope}, SignedHeaders=host, Signature=none"}
+    if body is not None:
+        headers["Content-Type"] = "application/octet-stream"
+    elif fields:
+        body = urllib.parse.urlencode({**fields, "Version": "2010-05-08"}).encode()
     request = urllib.request.Request(url, data=body, headers=headers, method=method)
     with urllib.request.urlopen(request, timeout=60) as answer:
         return answer.read().decode()
@@ -94,6 +98,19 @@ def test_moto_takes_what_is_signed_and_has_it_again(store: hoistway.StoreOptions
     for _ in range(2):
         hoistway.save_sharded(whole, "s3://models/set/", max_shard_size=11 << 20, store=store)
         assert_same(hoistway.load_file("s3://models/set/", framework="numpy", store=store), whole)
+
+
+def test_loads_from_moto_are_those_of_disk(tmp_path: Path, store: hoistway.StoreOptions) -> None:
+    def put(name: str, data: bytes) -> None:
+        # So many requests are not checked.
+        for url, method, body in (
+            ("moto-api/reset-auth", "POST", b"inf"),
+            (f"models/{name}", "PUT", data),
+            ("moto-api/reset-auth", "POST", b"0"),
+        ):
+            ask(f"{store['endpoint']}/{url}", "s3", method, body)
+
+    assert_loads_are_those_of_disk(tmp_path / "corpus", put, "s3://models/", store)
 
 
 def test_moto_refuses_another_key_and_a_save_that_it_denies_leaves_nothing(

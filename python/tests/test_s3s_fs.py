@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import write_model
 from hoistway import errors
+from server_conformance import assert_loads_are_those_of_disk
 
 S3S_FS = os.environ.get("S3S_FS")
 TENSORS = {"a": ("F32", [1000, 1003]), "b": ("U8", [5])}
@@ -75,6 +76,14 @@ def test_objects_come_by_signed_requests_alone(store: hoistway.StoreOptions, buc
                 hoistway.load_file(url, framework="numpy", store=options)
     with pytest.raises(errors.CheckpointNotFoundError):
         hoistway.load_file("s3://models/none.safetensors", framework="numpy", store=store)
+
+
+def test_loads_are_those_of_disk(tmp_path: Path, store: hoistway.StoreOptions, bucket: Path) -> None:
+    def put(name: str, data: bytes) -> None:
+        (bucket / name).parent.mkdir(exist_ok=True)
+        (bucket / name).write_bytes(data)
+
+    assert_loads_are_those_of_disk(tmp_path / "corpus", put, "s3://models/", store)
 
 
 def test_an_object_that_is_replaced_is_noticed_without_preconditions(store: hoistway.StoreOptions) -> None:
