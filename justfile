@@ -212,7 +212,7 @@ test-s3-servers: develop demo-model
 # Load from nginx, a web server, over encrypted connections. Needs it and openssl: apt-get install nginx openssl.
 [group('tests')]
 test-nginx: develop demo-model
-    program="${NGINX_PROGRAM:-/usr/sbin/nginx}" && for tool in "$program" openssl; do \
+    @program="${NGINX_PROGRAM:-/usr/sbin/nginx}" && for tool in "$program" openssl; do \
         command -v "$tool" > /dev/null || { echo "test-nginx needs $tool: apt-get install nginx openssl" >&2; exit 1; }; \
     done && NGINX_PROGRAM="$program" '{{ bin }}/pytest' python/tests/test_nginx.py
 

@@ -164,11 +164,12 @@ def test_a_server_of_another_authority_or_name_is_refused(
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_file_that_is_replaced_or_removed_after_its_header_was_read_is_noticed(
+def test_a_file_that_is_replaced_or_removed_during_a_load_is_noticed(
     server: Server, model: Path, *, is_gone: bool
 ) -> None:
     url = put(server, "changing.safetensors", model.read_bytes())
     with hoistway.open(url, framework="raw") as checkpoint:
+        assert checkpoint.get_tensor("b").tobytes() == load(str(model))["b"]
         if is_gone:
             (server.root / "changing.safetensors").unlink()
         else:
