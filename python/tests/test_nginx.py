@@ -34,6 +34,7 @@ http {{
     fastcgi_temp_path {folder}/temporary;
     uwsgi_temp_path {folder}/temporary;
     scgi_temp_path {folder}/temporary;
+    limit_conn_zone $binary_remote_addr zone=each:1m;
     server {{
         listen 127.0.0.1:{port} ssl http2;
         ssl_protocols TLSv1.2 TLSv1.3;
@@ -45,6 +46,7 @@ http {{
         location /whole/ {{ max_ranges 0; }}
         location /without-etags/ {{ etag off; }}
         location /brief/ {{ keepalive_requests 2; }}
+        location /few/ {{ limit_conn each 2; limit_rate 20m; }}
         location /denied/ {{ deny all; }}
     }}
 }}
@@ -145,6 +147,13 @@ def test_servers_that_compress_or_close_connections_give_the_same(
     put(server, f"{place}/model.safetensors", model.read_bytes())
     for _ in range(5):
         assert load(f"{server.url}{place}/") == load(str(model))
+
+
+def test_a_server_that_refuses_a_third_connection_gives_the_same(server: Server, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "large.safetensors", {name: ("U8", [8 << 20]) for name in "abcde"})
+    url = put(server, "few/large.safetensors", path.read_bytes())
+    is_same = load(url) == load(str(path))
+    assert is_same
 
 
 def test_a_server_of_another_authority_or_name_is_refused(
