@@ -10,6 +10,7 @@
 #include <charconv>
 #include <cstdio>
 #include <deque>
+#include <limits>
 #include <stdexcept>
 #include <tuple>
 
@@ -42,8 +43,21 @@ constexpr Text TEXTS[] = {
 };
 struct Number {
     const char* name;
-    std::uint64_t hoistway_kv_options::*option;
-    std::uint64_t hoistway_kv_description::*field;
+    std::uint64_t hoistway_kv_options::*option = nullptr;
+    std::uint64_t hoistway_kv_description::*field = nullptr;
+    std::uint32_t hoistway_kv_description::*count = nullptr;
+
+    void set(kv::Options& options, kv::Description& description, std::uint64_t value) const {
+        if (option) {
+            options.*option = value;
+        } else if (field) {
+            description.*field = value;
+        } else if (value <= std::numeric_limits<std::uint32_t>::max()) {
+            description.*count = static_cast<std::uint32_t>(value);
+        } else {
+            throw std::invalid_argument("the parameter " + std::string(name) + " is too large: " + std::to_string(value));
+        }
+    }
 };
 constexpr Number NUMBERS[] = {
     {"capacity_bytes", &hoistway_kv_options::capacity_bytes, nullptr},
@@ -52,9 +66,20 @@ constexpr Number NUMBERS[] = {
     {"io_threads", &hoistway_kv_options::io_threads, nullptr},
     {"max_in_flight_bytes", &hoistway_kv_options::max_in_flight_bytes, nullptr},
     {"timeout_ms", &hoistway_kv_options::timeout_ms, nullptr},
+    {"partial_timeout_ms", &hoistway_kv_options::partial_timeout_ms, nullptr},
     {"scrub_bytes_per_second", &hoistway_kv_options::scrub_bytes_per_second, nullptr},
     {"namespace.ttl_ms", nullptr, &hoistway_kv_description::ttl_ms},
     {"namespace.quota_bytes", nullptr, &hoistway_kv_description::quota_bytes},
+    {"namespace.layers", nullptr, nullptr, &hoistway_kv_description::layers},
+    {"namespace.kv_heads", nullptr, nullptr, &hoistway_kv_description::kv_heads},
+    {"namespace.head_dim", nullptr, nullptr, &hoistway_kv_description::head_dim},
+    {"namespace.block_tokens", nullptr, nullptr, &hoistway_kv_description::block_tokens},
+    {"namespace.tensor_rank", nullptr, nullptr, &hoistway_kv_description::tensor_rank},
+    {"namespace.tensor_ranks", nullptr, nullptr, &hoistway_kv_description::tensor_ranks},
+    {"namespace.pipeline_rank", nullptr, nullptr, &hoistway_kv_description::pipeline_rank},
+    {"namespace.pipeline_ranks", nullptr, nullptr, &hoistway_kv_description::pipeline_ranks},
+    {"namespace.context_rank", nullptr, nullptr, &hoistway_kv_description::context_rank},
+    {"namespace.context_ranks", nullptr, nullptr, &hoistway_kv_description::context_ranks},
 };
 
 // The store and the namespace that the parameters name. Those that are empty are defaults.
@@ -93,7 +118,7 @@ struct Opened {
                 if (error != std::errc() || end != value.data() + value.size()) {
                     throw std::invalid_argument("the parameter " + name + " is no number: " + value);
                 }
-                (number.option ? options.*number.option : description.*number.field) = parsed;
+                number.set(options, description, parsed);
                 return;
             }
         }
@@ -152,6 +177,11 @@ template <typename Work> nixl_status_t guarded(const char* what, Work&& work) no
     }
 }
 
+// The key of an object: the name that the caller gave it, or its number.
+std::string key_of(const nixlBlobDesc& object) {
+    return object.metaInfo.empty() ? std::to_string(object.devId) : object.metaInfo;
+}
+
 hoistway_kv_piece piece_of(nixl_mem_t mem, const nixlBasicDesc& memory) {
     void* address = reinterpret_cast<void*>(memory.addr);
     return mem == VRAM_SEG ? kv::cuda(static_cast<int>(memory.devId), address, memory.len)
@@ -173,7 +203,7 @@ class Engine final : public nixlBackendEngine {
         return guarded("registering memory", [&] {
             auto registered = std::make_unique<Registered>(mem);
             if (mem == OBJ_SEG) {
-                registered->key = memory.metaInfo.empty() ? std::to_string(memory.devId) : memory.metaInfo;
+                registered->key = key_of(memory);
             } else if (mem == VRAM_SEG) {
                 registered->region.emplace(opened_.store.add(piece_of(mem, memory)));
             } else if (mem != DRAM_SEG) {
@@ -276,9 +306,10 @@ class Engine final : public nixlBackendEngine {
 
     nixl_status_t queryMem(const nixl_reg_dlist_t& objects, std::vector<nixl_query_resp_t>& answers) const override {
         return guarded("looking objects up", [&] {
+            std::deque<std::string> names;
             std::vector<hoistway_kv_key> keys;
             for (int index = 0; index < objects.descCount(); ++index) {
-                keys.push_back(kv::key(objects[index].metaInfo));
+                keys.push_back(kv::key(names.emplace_back(key_of(objects[index]))));
             }
             answers.clear();
             for (bool is_there : opened_.blocks.lookup(keys)) {

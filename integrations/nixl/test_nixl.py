@@ -166,6 +166,23 @@ def test_another_agent_finds_what_this_one_stored(agent: Agent, tmp_path: Path) 
         reader.move("WRITE", [("b", 0, block(2))])
 
 
+def test_ranks_have_blocks_of_their_own(tmp_path: Path) -> None:
+    ranks = [
+        Agent(tmp_path / "store", **{"namespace.tensor_rank": rank, "namespace.tensor_ranks": "2"})
+        for rank in ("0", "1")
+    ]
+    ranks[0].move("WRITE", [("a", 0, block(1))])
+    assert [rank.found("a") for rank in ranks] == [[True], [False]]
+
+
+def test_an_object_without_a_name_is_looked_up_by_its_number(agent: Agent) -> None:
+    agent.numbers[""] = 7
+    agent.nixl.register_memory([(0, 1 << 30, 7, "")], "OBJ", ["HOISTWAY"])
+    agent.move("WRITE", [("", 0, block(1))])
+    answers = agent.nixl.query_memory([(0, 0, number, "") for number in (7, 8)], "HOISTWAY", "OBJ")
+    assert [answer is not None for answer in answers] == [True, False]
+
+
 def test_releasing_a_transfer_ends_it(agent: Agent) -> None:
     transfers = [agent.begin("WRITE", [(f"block {number}", 0, block(number))]) for number in range(8)]
     for transfer in transfers:
@@ -179,6 +196,8 @@ def test_releasing_a_transfer_ends_it(agent: Agent) -> None:
     [
         ({"capacity": "1"}, "there is no parameter capacity"),
         ({"capacity_bytes": "1 GiB"}, "is no number: 1 GiB"),
+        ({"namespace.layers": str(1 << 32)}, "namespace.layers is too large"),
+        ({"namespace.tensor_rank": "2", "namespace.tensor_ranks": "2"}, "tensor_parallel cannot be (2, 2)"),
         ({"durability": "perhaps"}, "durability cannot be perhaps"),
         ({"root": ""}, "root is NULL"),
     ],
