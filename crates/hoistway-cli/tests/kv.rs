@@ -298,6 +298,8 @@ fn blocks_of_a_process_that_runs_stay_its_own() {
     assert!(stored.ok("ls", &["--namespace", &first]).contains("mine"));
     let said = stored.fails(1, "rm", &["--namespace", &first, "mine"]);
     assert!(said.contains("mine stayed"), "{said}");
+    let said = stored.fails(1, "rm", &["--namespace", &first, "--all"]);
+    assert!(said.contains("4 blocks stayed"), "{said}");
     assert_eq!(get(&namespace, b"mine", &[5]), Some(vec![b"bytes".to_vec()]));
 }
 

@@ -1,33 +1,43 @@
 //! `hoistway kv rm`.
 
-use super::arguments;
+use super::{arguments, opened::for_each_block};
 use crate::{failure::Failure, output};
-use hoistway_kv::Error;
+use hoistway_kv::{Error, NamespaceId, Store};
+use std::ops::ControlFlow;
 
 pub(super) fn run(arguments: &arguments::Remove) -> Result<(), Failure> {
     let keys = arguments.keys.iter().map(|key| bytes_of(key, arguments)).collect::<Result<Vec<_>, _>>()?;
     let store = arguments.root.tend(None)?;
     let namespace = store.existing_namespace(arguments.namespace)?;
     let removed = if arguments.all { namespace.clear()? } else { namespace.delete(&keys)? };
-    let left = if arguments.all { Vec::new() } else { namespace.lookup(&keys)? };
+    let left = if arguments.all {
+        let left = count(&store, arguments.namespace)?;
+        if left == 0 { Vec::new() } else { vec![blocks(left)] }
+    } else {
+        let keys = arguments.keys.iter().zip(namespace.lookup(&keys)?);
+        keys.filter(|(_, is_left)| *is_left).map(|(key, _)| key.clone()).collect()
+    };
     store.close(None)?;
-    let noun = if removed == 1 { "block" } else { "blocks" };
-    output::write_text(&format!("{removed} {noun} removed"))?;
-    match arguments
-        .keys
-        .iter()
-        .zip(left)
-        .filter(|(_, is_left)| *is_left)
-        .map(|(key, _)| key.as_str())
-        .collect::<Vec<_>>()
-    {
-        left if left.is_empty() => Ok(()),
-        left => {
-            let message =
-                format!("{} stayed: only the process that stored a block can remove it", left.join(", "));
-            Err(Failure::told(message, 1))
-        }
+    output::write_text(&format!("{} removed", blocks(removed)))?;
+    if left.is_empty() {
+        return Ok(());
     }
+    let left = left.join(", ");
+    Err(Failure::told(format!("{left} stayed: only the process that stored a block can remove it"), 1))
+}
+
+fn blocks(count: usize) -> String {
+    format!("{count} {}", if count == 1 { "block" } else { "blocks" })
+}
+
+/// Blocks of a namespace.
+fn count(store: &Store, namespace: NamespaceId) -> Result<usize, Error> {
+    let mut count = 0;
+    for_each_block(store, |block| {
+        count += usize::from(block.namespace == namespace);
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(count)
 }
 
 fn bytes_of(key: &str, arguments: &arguments::Remove) -> Result<Vec<u8>, Error> {
