@@ -84,7 +84,11 @@ class _Job:
 
 
 class HoistwayTier(SecondaryTierManager):  # type: ignore[misc]
-    """Chunks in a KV store. Nothing here waits for the drive, but for `drain_jobs` and `shutdown`."""
+    """Chunks in a KV store.
+
+    Only `drain_jobs` and `shutdown` wait for the drive. With layout ``files``, calls also wait for the file system to
+    say what is there; with a far tier of that layout they do so for at most its ``lookup_timeout``.
+    """
 
     medium: ClassVar[Medium] = Medium.STORAGE
 
@@ -147,12 +151,16 @@ class HoistwayTier(SecondaryTierManager):  # type: ignore[misc]
         self._next_stats = 0.0
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """Whether a chunk is there. The answer is from memory, so there is nothing to ask for again."""
+        """Whether a chunk is there. Events tell of one that is not any more."""
         if key in self._lost.get(req_context.req_id, ()):
             return LookupResult.MISS
         if self._blocks.lookup([key])[0]:
             return LookupResult.HIT
-        return LookupResult.RETRY if key in self._storing else LookupResult.MISS
+        if key in self._storing:
+            return LookupResult.RETRY
+        if self._announced and self._blocks.fingerprint(key) in self._announced:
+            self._recall([key])
+        return LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Starts to store those chunks that are not there yet."""
