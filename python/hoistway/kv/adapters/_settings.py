@@ -54,15 +54,15 @@ class Settings:
         """
         known = STORE | {"namespace", "checkpoint"} | set(own)
         _check(options, known, where)
-        namespace = options.get("namespace") or {}
-        if not isinstance(namespace, Mapping):
-            raise OptionError(f"namespace in {where} is an object of names and values, not {namespace!r}")
+        namespace = _object(options.get("namespace"), f"namespace in {where}")
         _check(namespace, NAMESPACE, f"namespace in {where}")
+        if "other" in namespace:
+            namespace["other"] = _object(namespace["other"], f"other of namespace in {where}")
         store = {name: value for name, value in options.items() if name in STORE and value is not None}
         checkpoint = options.get("checkpoint")
         if checkpoint is not None and not isinstance(checkpoint, str):
             raise OptionError(f"checkpoint in {where} is the path of the weights, not {checkpoint!r}")
-        return cls(store, dict(namespace), checkpoint)
+        return cls(store, namespace, checkpoint)
 
     @property
     def is_read_only(self) -> bool:
@@ -135,6 +135,14 @@ class Settings:
 def texts(values: Mapping[str, Any]) -> dict[str, str]:
     """Values as the text that tells namespaces apart."""
     return {str(name): value if isinstance(value, str) else repr(value) for name, value in values.items()}
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{where} is an object of names and values, not {value!r}")
+    return dict(value)
 
 
 def _check(options: Mapping[str, Any], known: Collection[str], where: str) -> None:

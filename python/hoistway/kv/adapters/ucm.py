@@ -109,6 +109,7 @@ class HoistwayTask(Task):  # type: ignore[misc]
     """A dump or a load under way: requests of one or several stores."""
 
     tickets: list[Ticket]
+    is_load: bool
 
 
 @dataclass
@@ -274,7 +275,7 @@ class HoistwayStore(UcmKVStoreBaseV1):  # type: ignore[misc]
         if not bad:
             return
         message = f"of {len(statuses)} shards: {summary(bad)}"
-        if all(status in _GONE for status in bad):
+        if task.is_load and all(status in _GONE for status in bad):
             raise StoreNotFoundError(message)
         if any(status == "timed_out" or status.startswith("io:") for status in bad):
             raise StoreUnhealthyError(message)
@@ -318,7 +319,7 @@ class HoistwayStore(UcmKVStoreBaseV1):  # type: ignore[misc]
             raise RequestError(
                 f"there are {len(block_ids)} blocks, {len(shard_index)} shards, and memory of {len(rows)}"
             )
-        task = HoistwayTask([])
+        task = HoistwayTask([], is_load=start is Namespace.load)
         if self._is_read_only and start is Namespace.store:
             return task
         try:
@@ -387,7 +388,7 @@ class _Geometry:
         if shard and block % shard:
             raise OptionError(f"block_size cannot be {block}: it is no multiple of shard_size, {shard}")
         # Only memory of a device is announced so.
-        device, buffers, ordinal = "cpu", [], int(config.get("device_id", -1))
+        device, buffers, ordinal = "cpu", [], _ordinal(config)
         if config.get("gpu_kv_buffer_addrs") and ordinal >= 0 and _has_cuda():
             device = of_number(ordinal)
             ranges = zip(config["gpu_kv_buffer_addrs"], config["gpu_kv_buffer_sizes"], strict=True)
@@ -412,6 +413,12 @@ class _Geometry:
                 f"addresses of {found.shape} make no shards of {len(self.sizes)} tensors, as tensor_size_list has them"
             )
         return _Rows(addresses=found, sizes=self.sizes, device=self.device)
+
+
+def _ordinal(config: Mapping[str, Any]) -> int:
+    """The number of the device, or -1 for none."""
+    ordinal = config.get("device_id")
+    return -1 if ordinal is None else int(ordinal)
 
 
 def _ended(end: Callable[[list[Ticket]], T], tickets: list[Ticket]) -> T:
@@ -462,7 +469,7 @@ def _options(config: Mapping[str, Any], stores: int) -> dict[str, Any]:
     if config.get("timeout_ms"):
         options["timeout"] = int(config["timeout_ms"]) / 1000
     if config.get("posix_capacity_gb"):
-        options["capacity"] = int(config["posix_capacity_gb"]) * _GIB // stores
+        options["capacity"] = int(float(config["posix_capacity_gb"]) * _GIB) // stores
     own = config.get("hoistway") or {}
     if not isinstance(own, Mapping):
         raise OptionError(f"hoistway is an object of names and values, not {own!r}")

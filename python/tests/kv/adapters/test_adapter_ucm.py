@@ -377,6 +377,14 @@ def test_blocks_of_another_shape_are_not_delivered(opened):
     assert opened().lookup(ids) == [True]
 
 
+def test_a_shard_that_is_longer_than_those_before_is_not_stored(opened):
+    store = opened(tensor_size_list=None, shard_size=65536, block_size=131072)
+    (block,) = block_ids(1)
+    store.wait(store.dump([block], [0], [[torch.zeros(1024, dtype=torch.uint8)]]))
+    with pytest.raises(RuntimeError, match="mismatch"):
+        store.wait(store.dump([block], [1], [[torch.zeros(65536, dtype=torch.uint8)]]))
+
+
 def test_blocks_of_other_weights_at_the_same_path_are_not_found(opened):
     path, ids = opened.root / "llama", block_ids(1)
     for seed, expected in ((0, False), (1, False), (0, True)):
@@ -498,6 +506,8 @@ def test_a_request_that_makes_no_sense_is_refused(store):
     [
         ({"storage_backends": []}, "storage_backends"),
         ({"hoistway": {"capacty": 1}}, "'capacty' in hoistway"),
+        ({"hoistway": {"namespace": []}}, "namespace in hoistway is an object"),
+        ({"hoistway": {"namespace": {"other": "x"}}}, "other of namespace in hoistway is an object"),
         ({"shard_size": 4096, "block_size": 5000}, "block_size cannot be 5000"),
         ({"use_direct": "maybe"}, "maybe"),
         ({"useDirect": "maybe"}, "maybe"),
@@ -511,9 +521,12 @@ def test_what_cannot_be_is_said_when_the_store_is_made(opened, changes, message)
         opened(**changes)
 
 
-def test_ucms_own_options_are_the_stores(opened):
-    store = opened(posix_capacity_gb=3, timeout_ms=5000, use_direct=False, hoistway={"capacity": None})
-    assert store._stores[0].stats()["capacity_bytes"] == 3 << 30
+@pytest.mark.parametrize(("gib", "capacity"), [(3, 3 << 30), (0.5, 1 << 29), ("2.5", 5 << 29)])
+def test_ucms_own_options_are_the_stores(opened, gib, capacity):
+    store = opened(
+        posix_capacity_gb=gib, device_id=None, timeout_ms=5000, use_direct=False, hoistway={"capacity": None}
+    )
+    assert store._stores[0].stats()["capacity_bytes"] == capacity
     assert store._stores[0].report()["direct"] == "off"
 
 
