@@ -1199,7 +1199,8 @@ hoistway_status hoistway_kv_lookup_reverse(const hoistway_kv_namespace *blocks,
                                            uint64_t count,
                                            uint64_t *index);
 
-// Removes blocks that this process stored. Sets `removed` to their number. Blocks of other processes stay.
+// Removes blocks, and sets `removed` to their number. With the layout "segments", blocks of other processes stay; with
+// "files" they are removed too.
 //
 // What the caller promises:
 // `blocks` must be live, `keys` be `count` keys, `removed` writable.

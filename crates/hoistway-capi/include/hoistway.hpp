@@ -713,7 +713,7 @@ class Namespace {
         return index;
     }
 
-    // Removes blocks that this process stored. Returns how many.
+    // Removes blocks; with the layout "segments" those that this process stored. Returns how many.
     std::uint64_t remove(const std::vector<hoistway_kv_key>& keys) const {
         std::uint64_t removed = 0;
         check(hoistway_kv_delete(handle_.get(), keys.data(), keys.size(), &removed));

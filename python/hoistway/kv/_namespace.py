@@ -147,11 +147,17 @@ class Namespace:
         return self._native.pin(keys)
 
     def delete(self, keys: Sequence[Key]) -> int:
-        """Removes blocks, as far as this process stored them and they are not pinned. Says how many."""
+        """Removes blocks that are not pinned, and says how many.
+
+        With layout ``segments`` those that this process stored; with ``files`` also those of other processes and hosts.
+        """
         return self._native.delete(keys)
 
     def clear(self) -> int:
-        """Removes all blocks of the namespace, as far as this process stored them and they are not pinned."""
+        """Removes all blocks of the namespace that are not pinned, and says how many.
+
+        With layout ``segments`` those that this process stored; with ``files`` also those of other processes and hosts.
+        """
         return self._native.clear()
 
     def __repr__(self) -> str:

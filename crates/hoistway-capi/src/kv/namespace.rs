@@ -205,7 +205,8 @@ pub unsafe extern "C" fn hoistway_kv_lookup_reverse(
     }
 }
 
-/// Removes blocks that this process stored. Sets `removed` to their number. Blocks of other processes stay.
+/// Removes blocks, and sets `removed` to their number. With the layout "segments", blocks of other processes stay; with
+/// "files" they are removed too.
 ///
 /// # Safety
 /// `blocks` must be live, `keys` be `count` keys, `removed` writable.

@@ -380,10 +380,10 @@ pub(crate) trait Administration: Send + Sync {
     /// The namespaces that there are, with their descriptions.
     fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>>;
 
-    /// Removes blocks of this process that are not pinned. Returns how many.
+    /// Removes blocks that are not pinned: those of this process, or, if all processes own all blocks, any. Returns how many.
     fn delete(&self, namespace: NamespaceId, blocks: &[(&[u8], Fingerprint)]) -> Result<usize>;
 
-    /// Removes all blocks of this process in a namespace that are not pinned. Returns how many.
+    /// Removes all blocks of a namespace that are not pinned, as [`Layout::delete`]. Returns how many.
     fn clear(&self, namespace: NamespaceId) -> Result<usize>;
 
     /// Evicts blocks of this process that are not pinned, until as many bytes are free for others. Returns how many bytes

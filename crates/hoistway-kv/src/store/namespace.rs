@@ -342,7 +342,9 @@ impl Namespace {
         Ok(PinGuard::new(self.core(), blocks.into_iter().map(|(_, fingerprint)| fingerprint)))
     }
 
-    /// Removes the blocks that this process stored and that are not pinned. Returns how many.
+    /// Removes blocks that this process has not pinned. Returns how many. In layout
+    /// [`Segments`](crate::LayoutKind::Segments) those that this process stored; in layout
+    /// [`Files`](crate::LayoutKind::Files) also those of other processes and hosts.
     ///
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::ReadOnly`], [`Error::Io`], [`Error::Closed`].
@@ -356,7 +358,9 @@ impl Namespace {
         }
     }
 
-    /// Removes all blocks of the namespace that this process stored and that are not pinned. Returns how many.
+    /// Removes all blocks of the namespace that this process has not pinned. Returns how many. In layout
+    /// [`Segments`](crate::LayoutKind::Segments) those that this process stored; in layout
+    /// [`Files`](crate::LayoutKind::Files) also those of other processes and hosts.
     ///
     /// # Errors
     /// [`Error::ReadOnly`], [`Error::Io`], [`Error::Closed`].
