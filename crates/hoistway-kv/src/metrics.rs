@@ -31,7 +31,7 @@ use std::{
 /// Everything that a store counts.
 pub(crate) struct Metrics {
     namespaces: Mutex<BTreeMap<NamespaceId, Arc<NamespaceCounters>>>,
-    described: Mutex<BTreeMap<NamespaceId, NamespaceDescription>>,
+    described: Mutex<BTreeMap<NamespaceId, NamespaceInfo>>,
     dropped: Family<Reason, Counter>,
     ended: Family<Ended, Counter>,
     seconds: Family<Phase, Histogram, fn() -> Histogram>,
@@ -315,7 +315,13 @@ impl Metrics {
     /// alone.
     pub(crate) fn describe(&self, namespace: NamespaceId, description: &str) {
         let description = serde_json::from_str(description).unwrap_or_default();
-        lock(&self.described).insert(namespace, description);
+        lock(&self.described).insert(namespace, NamespaceInfo::of(namespace, description));
+    }
+
+    /// Forgets a namespace that was closed, and what was counted of it.
+    pub(crate) fn forget(&self, namespace: NamespaceId) {
+        lock(&self.namespaces).remove(&namespace);
+        lock(&self.described).remove(&namespace);
     }
 
     pub(crate) fn looked_up(&self, namespace: &NamespaceCounters, keys: usize, found: usize, begin: Instant) {
@@ -410,8 +416,8 @@ impl Metrics {
         let store = (Cow::from("store"), Cow::from(root.display().to_string()));
         let registry = &mut Registry::with_prefix_and_labels("hoistway_kv", [store].into_iter());
         let infos = Family::<NamespaceInfo, Gauge>::default();
-        for (namespace, description) in lock(&self.described).iter() {
-            infos.get_or_create(&NamespaceInfo::of(*namespace, description.clone())).set(1);
+        for info in lock(&self.described).values() {
+            infos.get_or_create(info).set(1);
         }
         let help = "What namespaces are, by the label that other metrics have";
         register(registry, "namespace_info", help, infos);

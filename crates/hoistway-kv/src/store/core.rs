@@ -232,6 +232,9 @@ impl Core {
             }
             let forgotten = self.layout.close_namespace(*id);
             let is_open = !matches!(forgotten, Ok(true));
+            if !is_open {
+                self.metrics.forget(*id);
+            }
             if let Err(error) = forgotten {
                 closed = Err(error);
             }

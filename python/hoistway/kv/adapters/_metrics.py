@@ -6,7 +6,6 @@ import logging
 import sys
 import threading
 import weakref
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from hoistway._metrics import families
@@ -37,7 +36,7 @@ class Exported:
         """Starts to export, if the host has imported prometheus_client by the time that there is something to tell."""
         self._store = store
         self.root = store.root
-        self._counted: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        self._counted: dict[tuple[str, ...], float] = {}
         self._is_closed = threading.Event()
         # The thread must not keep a store whose adapter was dropped.
         threading.Thread(
@@ -50,16 +49,17 @@ class Exported:
             return
         found = list(families(self._store.metrics()))
         with _lock:
+            last, self._counted = self._counted, {}
             for family in found:
                 if family.type in ("counter", "gauge"):
                     for sample in family.samples:
-                        self._copy(family, sample)
+                        self._copy(family, sample, last)
 
     def close(self) -> None:
         """Ends it. What was exported stays as it is: a counter never goes back."""
         self._is_closed.set()
 
-    def _copy(self, family: Any, sample: Sample) -> None:
+    def _copy(self, family: Any, sample: Sample, last: dict[tuple[str, ...], float]) -> None:
         if sample.name.endswith("_created"):
             return
         labels = sample.labels
@@ -70,7 +70,9 @@ class Exported:
             return
         # Processes of the host may share the metric, so it is told what came since the last time.
         key = (family.name, *labels.values())
-        series.inc(sample.value - self._counted[key])
+        counted = last.get(key, 0.0)
+        # That of a namespace begins anew if it was closed meanwhile.
+        series.inc(sample.value - (counted if counted <= sample.value else 0.0))
         self._counted[key] = sample.value
 
 

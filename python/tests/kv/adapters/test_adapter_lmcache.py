@@ -10,6 +10,7 @@ import select
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from plugin_hosts import HOST_WARNINGS, import_host
 import_host("lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter")
 
 from hoistway.errors import OptionError  # noqa: E402
+from hoistway.kv.adapters._metrics import Exported  # noqa: E402
 from hoistway.kv.adapters.lmcache import Client  # noqa: E402
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter  # noqa: E402
 from lmcache.v1.distributed.l2_adapters.config import (  # noqa: E402
@@ -336,6 +338,27 @@ def test_prometheus_gets_the_stores_metrics(client):
     for _ in range(2):
         do(client, client.submit_batch_get(["a"], [memoryview(bytearray(5000))]))
         assert_exported(client._exported, client._store)
+
+
+def test_a_counter_that_begins_anew_goes_on_in_prometheus(client):
+    samples = {"a": 3.0}
+
+    def metrics() -> str:
+        lines = [f'hoistway_kv_test_total{{of="{name}"}} {value}' for name, value in samples.items()]
+        return "\n".join(
+            ["# HELP hoistway_kv_test Of a test.", "# TYPE hoistway_kv_test counter", *lines, "# EOF\n"]
+        )
+
+    exported = Exported(SimpleNamespace(metrics=metrics, root="none"))
+    exported.update()
+    samples["a"] = 2.0
+    exported.update()
+    del samples["a"]
+    exported.update()
+    samples["a"] = 4.0
+    exported.update()
+    assert 'hoistway_kv_test_total{of="a"} 9.0\n' in generate_latest().decode()
+    exported.close()
 
 
 def test_metrics_are_exported_now_and_then(tmp_path, monkeypatch):
