@@ -85,6 +85,23 @@ impl NamespaceDescription {
     pub fn id(&self) -> Result<NamespaceId> {
         Ok(NamespaceId::of_description(&self.to_json()?))
     }
+
+    /// An error if it cannot be meant.
+    pub(crate) fn check(&self) -> Result<()> {
+        let ranks = [
+            ("tensor_parallel", self.tensor_parallel),
+            ("pipeline_parallel", self.pipeline_parallel),
+            ("context_parallel", self.context_parallel),
+        ];
+        for (option, rank) in ranks {
+            if let Some(Rank { rank, size }) = rank.filter(|Rank { rank, size }| rank >= size) {
+                let value = format!("({rank}, {size})");
+                let reason = format!("{size} ranks have numbers below {size}, from 0");
+                return Err(Error::InvalidOption { option, value, reason });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Identities of namespaces depend on this context, so it keeps the name that the project had when it was set.
@@ -194,6 +211,16 @@ mod tests {
         ids.dedup();
         assert_eq!(ids.len(), 9);
         assert_eq!(base.id().unwrap(), base.clone().id().unwrap());
+    }
+
+    #[test]
+    fn a_rank_is_one_of_its_ranks() {
+        let of = |rank, size| NamespaceDescription::default().pipeline_parallel(Rank { rank, size }).check();
+        assert!(of(0, 1).is_ok() && of(4, 5).is_ok());
+        for (rank, size) in [(5, 2), (2, 2), (0, 0)] {
+            let error = of(rank, size).unwrap_err().to_string();
+            assert!(error.contains(&format!("pipeline_parallel cannot be ({rank}, {size})")), "{error}");
+        }
     }
 
     #[test]

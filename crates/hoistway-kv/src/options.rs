@@ -171,7 +171,7 @@ pub struct FarOptions {
     pub lookup_timeout: Duration,
     /// Most bytes that blocks which wait to be written take in the near tier. The oldest are dropped when there are more.
     pub backlog_bytes: u64,
-    /// Host memory for blocks that move between the tiers.
+    /// Host memory for blocks that move between the tiers: of each shard its length and 4 KiB.
     pub staging_bytes: u64,
     /// Faults between the far store and its disk, for tests.
     #[cfg(feature = "fault-injection")]
@@ -243,7 +243,7 @@ pub struct StoreOptions {
     pub route: Route,
     /// Whether devices are read from and written to directly.
     pub direct: DirectPath,
-    /// Threads that move bytes. Default: 4; 8 for the route `threads`.
+    /// Threads that move bytes, at most 256. Default: 4; 8 for the route `threads`.
     pub io_threads: Option<usize>,
     /// Host memory of the store's own, through which pass blocks that are not aligned; once a device is used, as much again,
     /// pinned, for what does not move directly. At least [`LEAST_STAGING_BYTES`](Self::LEAST_STAGING_BYTES). Default: 64 MiB.

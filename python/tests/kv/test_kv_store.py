@@ -380,6 +380,7 @@ def test_errors_have_types_and_say_what_to_do(store_root: Path, tmp_path: Path) 
         ({"capacity": "1GiB", "max_in_flight": 0}, "max_in_flight cannot be 0: nothing could be moved"),
         ({"capacity": "1GiB", "staging": 1}, "staging cannot be 1: it is at least 8 MiB"),
         ({"capacity": "1GiB", "io_threads": 0}, "io_threads cannot be 0: no thread would move bytes"),
+        ({"capacity": "1GiB", "io_threads": 257}, "io_threads cannot be 257: it is at most 256"),
         ({"capacity": "1GiB", "far": {"root": "far", "staging": 0}}, "far.staging cannot be 0: .*"),
         ({"capacity": "1GiB", "far": {"root": "far", "backlog": 0}}, "far.backlog cannot be 0: .*"),
     ],

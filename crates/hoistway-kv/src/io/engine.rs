@@ -39,7 +39,7 @@ const SLOT_BYTES: usize = 64 << 10;
 const DEFAULT_RINGS: usize = 4;
 /// Threads of route `threads` by default: each makes one request at a time.
 const DEFAULT_THREADS: usize = 8;
-const MAX_THREADS: usize = 256;
+pub(crate) const MAX_THREADS: usize = 256;
 /// Threads that serve devices by default: each has copies to wait for.
 const DEVICE_WORKERS: usize = 4;
 /// Requests that a ring holds.

@@ -19,7 +19,7 @@ mod transfers;
 mod worker;
 
 pub(crate) use device::Region as DeviceRegion;
-pub(crate) use engine::{IoEngine, IoOptions, IoReport};
+pub(crate) use engine::{IoEngine, IoOptions, IoReport, MAX_THREADS};
 pub(crate) use transfers::Transfers;
 
 use crate::{KeepAlive, Piece, Priority, disk::FileRef};

@@ -45,10 +45,10 @@ use self::{
     unreadable::Unreadable,
 };
 use crate::{
-    BlockEntry, BlockPage, Completion, Error, Event, Evicted, Fingerprint, Key, NamespaceDescription,
-    NamespaceId, NamespaceOptions, Owner, Result, Stats, StoreAccess, StoreOptions, StoreReport, Verified,
-    WriterStats,
-    io::{IoEngine, IoOptions, Transfers},
+    BlockEntry, BlockPage, Completion, DirectPath, Error, Event, Evicted, Fingerprint, Key,
+    NamespaceDescription, NamespaceId, NamespaceOptions, Owner, Result, Stats, StoreAccess, StoreOptions,
+    StoreReport, Verified, WriterStats,
+    io::{IoEngine, IoOptions, MAX_THREADS, Transfers},
     layout::{self, Layout},
     metrics::Metrics,
 };
@@ -185,12 +185,14 @@ impl Store {
     /// Opens a namespace. Opening one again sets its options anew.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Closed`].
+    /// [`Error::InvalidOption`] if a rank of the description is not below their number; [`Error::Io`],
+    /// [`Error::Closed`].
     pub fn namespace(
         &self,
         description: &NamespaceDescription,
         options: NamespaceOptions,
     ) -> Result<Namespace> {
+        description.check()?;
         self.opened_namespace(description.id()?, &description.to_json()?, options)
     }
 
@@ -337,6 +339,7 @@ impl Store {
     /// [`Error::Io`], [`Error::Closed`].
     pub fn maintain_now(&self) -> Result<()> {
         self.core().check_open()?;
+        self.inner.tier.iter().for_each(|tier| tier.close_namespaces());
         let closed = self.core().close_namespaces();
         let maintained = self.core().layout.maintain().and(closed);
         self.core().note_notices();
@@ -429,8 +432,12 @@ fn check(options: &StoreOptions) -> Result<()> {
     if options.max_in_flight_bytes == 0 {
         return invalid("max_in_flight_bytes", &0, "nothing could be moved");
     }
-    if options.io_threads == Some(0) {
-        return invalid("io_threads", &0, "no thread would move bytes");
+    match options.io_threads {
+        Some(0) => return invalid("io_threads", &0, "no thread would move bytes"),
+        Some(threads) if threads > MAX_THREADS => {
+            return invalid("io_threads", &threads, &format!("it is at most {MAX_THREADS}"));
+        }
+        _ => {}
     }
     if let Some(bytes) = options.staging_bytes
         && bytes < StoreOptions::LEAST_STAGING_BYTES
@@ -443,6 +450,10 @@ fn check(options: &StoreOptions) -> Result<()> {
         return invalid("capacity_bytes", &0, "nothing could be stored");
     }
     let Some(far) = &options.far else { return Ok(()) };
+    if options.direct == DirectPath::Require {
+        let reason = "bytes between a far tier and a device pass host memory: use prefer, or no far tier";
+        return invalid("direct", &"require", reason);
+    }
     let seconds = |time: Duration| format!("{} s", time.as_secs_f64());
     if far.timeout.is_zero() || far.timeout > LONGEST_TIMEOUT {
         return invalid("far.timeout", &seconds(far.timeout), "it is more than 0 seconds, and at most a day");

@@ -2,8 +2,8 @@
 
 use crate::common::*;
 use hoistway_kv::{
-    Error, EventKind, FarOptions, FarPolicy, LayoutKind, NamespaceOptions, Status, Store, StoreAccess,
-    StoreOptions, Ticket,
+    DirectPath, Error, EventKind, FarOptions, FarPolicy, LayoutKind, NamespaceOptions, Status, Store,
+    StoreAccess, StoreOptions, Ticket,
     fault::{Fault, Gate},
 };
 use std::{
@@ -70,6 +70,26 @@ fn deleted_blocks_are_in_no_tier() {
         store.close(LONG).unwrap();
         assert_eq!(tiers.open_far().stats().unwrap().blocks, 0);
     });
+}
+
+#[test]
+fn namespaces_without_blocks_come_and_go_in_both_tiers() {
+    for policy in [FarPolicy::WriteThrough, FarPolicy::WriteBack] {
+        let tiers = Tiers::new();
+        let store = tiers.open("near", tiers.far(LayoutKind::Segments).policy(policy));
+        for number in 0..3 {
+            let description = model(&format!("model {number}"));
+            let blocks = store.namespace(&description, NamespaceOptions::default()).unwrap();
+            put(&blocks, "a", SHAPE);
+            eventually("it is written", || far_stats(&store).written_blocks == number + 1);
+            assert_eq!(blocks.delete(&["a"]).unwrap(), 1);
+        }
+        eventually("the near tier has them no more", || store.namespaces().unwrap().is_empty());
+        eventually("nothing is kept of them", || store.stats().unwrap().namespaces.is_empty());
+        assert!(!store.metrics().unwrap().contains("model=\"model 1\""));
+        let is_far_empty = || far_stats(&store).store.is_some_and(|far| far.namespaces.is_empty());
+        eventually("nor has the far one", is_far_empty);
+    }
 }
 
 #[test]
@@ -285,13 +305,20 @@ fn options_of_the_far_tier_that_cannot_be_are_an_error() {
         assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");
         assert!(error.to_string().contains(reason), "{error}");
     };
-    refused(FarOptions::new(tiers.path("far")), "capacity");
+    refused(FarOptions::new(tiers.path("far")), "far.capacity");
+    refused(good.clone().min_free_bytes(u64::MAX), "far.min_free");
     refused(good.clone().timeout(Duration::ZERO), "far.timeout");
     refused(good.clone().timeout(Duration::MAX), "far.timeout");
     refused(good.clone().lookup_timeout(Duration::MAX), "far.lookup_timeout");
     refused(good.clone().staging_bytes(0), "far.staging_bytes");
-    refused(good.policy(FarPolicy::WriteBack).backlog_bytes(0), "far.backlog_bytes");
+    refused(good.clone().policy(FarPolicy::WriteBack).backlog_bytes(0), "far.backlog_bytes");
     refused(far_options(&tiers.path("near"), LayoutKind::Segments), "another store than the near one");
+    let near = near_options(&tiers.path("near"), good.clone()).direct(DirectPath::Require);
+    let error = Store::open(near).unwrap_err();
+    assert!(matches!(error, Error::InvalidOption { option: "direct", .. }), "{error:?}");
+    let inside = tiers.path("near").join("far");
+    fs::create_dir(&inside).unwrap();
+    refused(far_options(&inside, LayoutKind::Segments), "far.root");
     fs::write(tiers.path("far").join("STORE"), b"something else").unwrap();
     let error = Store::open(near_options(&tiers.path("near"), tiers.far(LayoutKind::Segments))).unwrap_err();
     assert!(matches!(error, Error::NotAStore { .. }), "{error:?}");
@@ -344,7 +371,7 @@ fn shards_of_several_requests_are_written_whole() {
     each_far_layout(|tiers, far| {
         // Room for one block at a time in each of the two threads.
         let shape = Shape { shards: 4, len: 70_000, skew: 0, pieces: 1 };
-        let far = far.policy(FarPolicy::WriteBack).staging_bytes(2 * 4 * 70_000);
+        let far = far.policy(FarPolicy::WriteBack).staging_bytes(2 * 4 * (70_000 + 4096));
         let store = tiers.open("near", far);
         let blocks = namespace(&store);
         let keys: Vec<String> = (0..12).map(|number| format!("block {number}")).collect();

@@ -3,8 +3,9 @@
 
 mod parts;
 
+use super::gate::Charge;
 use crate::{
-    Completion, DropReason, Error, EventKind, FarOptions, Item, KeepAlive, Key, Namespace,
+    Completion, DropReason, Error, EventKind, FarOptions, FarPolicy, Item, KeepAlive, Key, Namespace,
     NamespaceDescription, NamespaceOptions, Notify, Piece, Priority, Request, Status, Store, StoreOptions,
     Ticket, io::Direction,
 };
@@ -115,14 +116,43 @@ fn eventually(what: &str, mut happens: impl FnMut() -> bool) {
 
 /// A store with a far tier, and a block in both.
 fn bench_with_far() -> Bench {
-    let bench = bench(|options| {
-        let root = options.root.join("far");
-        std::fs::create_dir(&root).unwrap();
-        options.far = Some(FarOptions::new(root).capacity_bytes(64 << 20).min_free_bytes(0));
-    });
+    let bench = bench_before_far(FarPolicy::WriteThrough);
     bench.put("a");
     assert_eq!(bench.store.stats().unwrap().far.unwrap().written_blocks, 1);
     bench
+}
+
+fn bench_before_far(policy: FarPolicy) -> Bench {
+    bench(|options| {
+        let root = options.root.join("far");
+        options.root.push("near");
+        [&root, &options.root].into_iter().for_each(|root| std::fs::create_dir(root).unwrap());
+        options.far = Some(FarOptions::new(root).capacity_bytes(64 << 20).min_free_bytes(0).policy(policy));
+    })
+}
+
+#[test]
+fn blocks_wait_in_the_backlog_while_a_tier_is_busy() {
+    let bench = bench_before_far(FarPolicy::WriteBack);
+    let far = || bench.store.stats().unwrap().far.unwrap();
+    eventually("the far tier is open", || far().is_up);
+    let far_store = bench.store.inner.tier.as_ref().unwrap().far_store().unwrap();
+    let (near_gate, far_gate) = (&bench.store.core().gate, &far_store.core().gate);
+
+    let loads = 3 << 14;
+    assert!(near_gate.take_loads(Priority::Background, loads));
+    bench.put("a");
+    eventually("it cannot be read", || bench.store.stats().unwrap().dropped.busy > 0);
+    (0..loads).for_each(|_| near_gate.load_ended());
+    eventually("it is written", || far().written_blocks == 1);
+
+    let all = Charge::of(u64::MAX);
+    assert!(far_gate.take_store([all].into_iter()));
+    bench.put("b");
+    eventually("it is refused", || far_store.stats().unwrap().dropped.busy > 0);
+    far_gate.store_ended(all);
+    eventually("it is written", || far().written_blocks == 2);
+    assert_eq!((far().unwritten_blocks, far().failures), (0, 0));
 }
 
 #[test]

@@ -191,8 +191,9 @@ impl Behind {
     ) -> Result<usize> {
         let tier = &self.tier;
         let paused = tier.moves.pause(tier.options.timeout);
-        tier.moves.forget(self.id(), is_gone);
-        let removed = near()?;
+        // Those that wait to be written are pinned, and let go here.
+        let let_go = tier.moves.forget(self.id(), is_gone);
+        let removed = near().inspect_err(|_| add(&tier.counters.unwritten_blocks, let_go))?;
         let unavailable = || Error::FarUnavailable { path: tier.root().to_path_buf() };
         let far = self.far().filter(|_| paused.is_some()).ok_or_else(unavailable)?;
         let of_far = tier.within_timeout(move || remove(&far)).ok_or_else(unavailable)??;

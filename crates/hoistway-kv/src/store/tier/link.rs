@@ -196,6 +196,12 @@ impl Tier {
                 let value = root.display().to_string();
                 return Err(Error::InvalidOption { option: "far", value, reason }.into());
             }
+            Ok(_) if is_below(root, &self.core.root) => {
+                let reason =
+                    "the capacity of the near tier is that of all files below its directory: choose another directory".into();
+                let value = root.display().to_string();
+                return Err(Error::InvalidOption { option: "far.root", value, reason }.into());
+            }
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(NotOpened::NoDirectory),
             Err(source) => {
@@ -208,7 +214,7 @@ impl Tier {
         }
         // What was there a moment ago may be unmounted by now.
         let creation = if was_open { Creation::Nothing } else { Creation::Store };
-        Ok(Store::open(StoreOptions { creation, ..link.options.clone() })?)
+        Ok(Store::open(StoreOptions { creation, ..link.options.clone() }).map_err(of_far)?)
     }
 
     fn connect(&self) {
@@ -364,6 +370,28 @@ impl fmt::Display for NotOpened {
             Self::Failed(error) => return error.fmt(f),
         })
     }
+}
+
+/// The same error with the option's name among those of the near store.
+fn of_far(error: Error) -> Error {
+    match error {
+        Error::InvalidOption { option, value, reason } => {
+            let option = match option {
+                "capacity_bytes" => "far.capacity_bytes",
+                "layout" => "far.layout",
+                "min_free_bytes" => "far.min_free_bytes",
+                other => other,
+            };
+            Error::InvalidOption { option, value, reason }
+        }
+        other => other,
+    }
+}
+
+/// Whether a directory lies in another one, as far as that can be said.
+fn is_below(directory: &Path, parent: &Path) -> bool {
+    let whole = |path: &Path| fs::canonicalize(path).ok();
+    whole(directory).zip(whole(parent)).is_some_and(|(directory, parent)| directory.starts_with(parent))
 }
 
 /// What tells a directory from another one of the same name.

@@ -12,7 +12,8 @@ pub(crate) use behind::Behind;
 use self::{link::Link, load::Loads, moves::Moves};
 use super::{Core, Namespace};
 use crate::{
-    EventKind, FarOptions, FarReport, FarStats, Key, NamespaceId, Result, Stats, StoreAccess, StoreOptions,
+    DirectPath, EventKind, FarOptions, FarReport, FarStats, Key, NamespaceId, Result, Stats, StoreAccess,
+    StoreOptions,
 };
 use crossbeam_channel::{Receiver, Sender};
 use hoistway_io::parallel::{lock, thread_named};
@@ -40,6 +41,8 @@ const MOST_STATISTICS_ASKED: usize = 4;
 const BYTES_IN_TIME: u64 = 64 << 20;
 /// Time between looks at deadlines.
 const TICK: Duration = Duration::from_millis(20);
+/// Time between looks at namespaces that are not open any more.
+const NAMESPACE_ROUND: Duration = Duration::from_millis(500);
 
 /// The far tier of a store.
 pub(crate) struct Tier {
@@ -95,6 +98,7 @@ impl Tier {
     /// Those of options that no later attempt can make right.
     pub(crate) fn start(core: &Arc<Core>, options: &FarOptions) -> Result<Arc<Self>> {
         let near = &core.options;
+        let new = StoreOptions::new(&options.root);
         let store = StoreOptions {
             capacity_bytes: options.capacity_bytes,
             min_free_bytes: options.min_free_bytes,
@@ -103,11 +107,15 @@ impl Tier {
             durability: options.durability,
             eviction: near.eviction,
             route: near.route,
+            // Regions of the caller's memory are known to the near store alone.
+            direct: DirectPath::Off,
             verify: near.verify,
             for_upkeep: near.for_upkeep,
+            // What is in the staging memory may be stored.
+            max_in_flight_bytes: new.max_in_flight_bytes.max(options.staging_bytes),
             #[cfg(feature = "fault-injection")]
             faults: options.faults.clone(),
-            ..StoreOptions::new(&options.root)
+            ..new
         };
         let (lookups, to_look_up) = crossbeam_channel::bounded(LOOKERS);
         let tier = Arc::new(Self {
@@ -161,6 +169,16 @@ impl Tier {
         behind
     }
 
+    /// Lets go of namespaces of which there are no handles any more and no blocks to be moved, so that both stores may close
+    /// them.
+    pub(crate) fn close_namespaces(&self) {
+        let mut namespaces = lock(&self.namespaces);
+        // A handle is made with the lock held, or from another one.
+        let unused: Vec<_> = namespaces.extract_if(.., |_, behind| Arc::strong_count(behind) == 1).collect();
+        drop(namespaces);
+        drop(unused);
+    }
+
     /// Time that a transfer of this many bytes may take.
     fn longest(&self, bytes: u64) -> Duration {
         let parts = u32::try_from(bytes / BYTES_IN_TIME).unwrap_or(u32::MAX);
@@ -185,6 +203,11 @@ impl Tier {
 
     fn note(&self, kind: EventKind, reason: &str) {
         self.core.events.note(kind, None, format!("far tier {}: {reason}", self.root().display()));
+    }
+
+    #[cfg(test)]
+    pub(crate) fn far_store(&self) -> Option<crate::Store> {
+        self.link.store()
     }
 
     pub(crate) fn root(&self) -> &Path {
@@ -295,10 +318,15 @@ impl Tier {
         }
     }
 
-    /// Ends what takes too long.
+    /// Ends what takes too long, and lets go of namespaces that are not open any more.
     fn watch(self: &Arc<Self>) {
+        let mut looked = Instant::now();
         while !self.is_closing() {
             thread::sleep(TICK);
+            if looked.elapsed() >= NAMESPACE_ROUND {
+                looked = Instant::now();
+                self.close_namespaces();
+            }
             self.end_late_loads(Instant::now());
             self.end_late_stores(Instant::now());
             self.note_late_moves(Instant::now());

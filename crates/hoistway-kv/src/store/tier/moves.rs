@@ -5,13 +5,13 @@
 
 use super::{Behind, MOVERS, Stored, TICK, Tier, add};
 use crate::{
-    Buffer, BufferItem, Completion, Error, FarOptions, FarPolicy, Key, Lend, Namespace, NamespaceId, Piece,
-    PinGuard, Priority, Status, Transfer, TransferOptions, buffer::sealed::Piecewise,
-    store::requests::StoreUnderWay, ticket::TicketState,
+    Buffer, BufferItem, Completion, DropReason, Error, FarOptions, FarPolicy, Key, Lend, Namespace,
+    NamespaceId, Piece, PinGuard, Priority, Status, Transfer, TransferOptions, buffer::sealed::Piecewise,
+    format::BLOCK_LEN, store::requests::StoreUnderWay, ticket::TicketState,
 };
 use hoistway_io::parallel::lock;
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque, btree_map::Entry},
     mem,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
@@ -26,6 +26,9 @@ const MOST_ATTEMPTS: u32 = 4;
 
 /// Blocks that wait to be written, whatever their size.
 const MOST_BACKLOG_BLOCKS: u64 = 1 << 20;
+
+/// Blocks that a thread moves together: far fewer than a store loads at a time.
+const MOST_BATCH_BLOCKS: usize = 1 << 13;
 
 /// The tier that a block moves to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,7 +69,7 @@ enum Moved {
     Exists,
     /// The block is gone, or its memory is short: a later load or store may try again.
     Skipped,
-    /// There is no room in the staging memory now.
+    /// There is no room in the staging memory, or a tier has too much to do.
     Later,
     /// It is larger than the staging memory.
     TooLarge,
@@ -119,7 +122,7 @@ impl State {
 
     /// Whether blocks are to be written that the far tier can take now.
     fn can_write(&self) -> bool {
-        self.by_namespace.values().any(|(behind, blocks)| *blocks > 0 && behind.far().is_some())
+        self.by_namespace.values().any(|(behind, _)| behind.far().is_some())
     }
 
     fn forget(&mut self, moved: &Move) {
@@ -128,8 +131,12 @@ impl State {
             To::Far => {
                 self.backlog_blocks -= 1;
                 self.backlog_bytes -= moved.pinned_bytes;
-                if let Some((_, blocks)) = self.by_namespace.get_mut(&moved.behind.id()) {
-                    *blocks -= 1;
+                if let Entry::Occupied(mut of) = self.by_namespace.entry(moved.behind.id()) {
+                    of.get_mut().1 -= 1;
+                    // It keeps the namespace open.
+                    if of.get().1 == 0 {
+                        of.remove();
+                    }
                 }
             }
             To::Near => self.promotion_bytes -= moved.bytes,
@@ -167,8 +174,13 @@ struct Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        self.budget.fetch_sub(self.buffer.len() as u64, Ordering::Relaxed);
+        self.budget.fetch_sub(staged_bytes(self.buffer.len() as u64), Ordering::Relaxed);
     }
+}
+
+/// Bytes of the budget that a shard takes: its buffer begins at a multiple of a block, wherever its allocation does.
+fn staged_bytes(len: u64) -> u64 {
+    len.saturating_add(BLOCK_LEN)
 }
 
 impl Lend for Staged {}
@@ -213,8 +225,9 @@ impl Moves {
         state.is_closed = true;
         let unwritten = state.backlog_blocks;
         let dropped = (mem::take(&mut state.to_far), mem::take(&mut state.to_near));
+        let namespaces = mem::take(&mut state.by_namespace);
         drop(state);
-        drop(dropped);
+        drop((dropped, namespaces));
         self.changed.notify_all();
         unwritten
     }
@@ -245,8 +258,8 @@ impl Moves {
         Some(paused)
     }
 
-    /// Moves no blocks of a namespace that `is_gone` names.
-    pub(super) fn forget(&self, namespace: NamespaceId, is_gone: impl Fn(&Key) -> bool) {
+    /// Moves no blocks of a namespace that `is_gone` names. Returns how many of them were to be written to the far tier.
+    pub(super) fn forget(&self, namespace: NamespaceId, is_gone: impl Fn(&Key) -> bool) -> u64 {
         let mut state = lock(&self.state);
         let is_gone = |moved: &Move| moved.behind.id() == namespace && is_gone(&moved.key);
         let (gone_far, to_far) = mem::take(&mut state.to_far).into_iter().partition(is_gone);
@@ -255,11 +268,12 @@ impl Moves {
         let (gone_far, gone_near): (VecDeque<_>, VecDeque<_>) = (gone_far, gone_near);
         gone_far.iter().chain(&gone_near).for_each(|moved| state.forget(moved));
         drop(state);
-        drop((gone_far, gone_near));
+        drop(gone_near);
+        gone_far.len() as u64
     }
 
     fn stage(&self, len: u64) -> Option<Staged> {
-        let take = |used: u64| used.checked_add(len).filter(|used| *used <= self.staging_bytes);
+        let take = |used: u64| used.checked_add(staged_bytes(len)).filter(|used| *used <= self.staging_bytes);
         self.staged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
         // At most the budget, which is memory that this process is to have.
         Some(Staged { buffer: Buffer::zeroed(usize::try_from(len).ok()?), budget: self.staged.clone() })
@@ -439,8 +453,9 @@ impl Tier {
             let queue = if writes { &mut state.to_far } else { &mut state.to_near };
             let (mut batch, mut bytes) = (Vec::<Move>::new(), 0_u64);
             while let Some(next) = queue.front() {
-                bytes = bytes.saturating_add(next.bytes);
-                let fits = bytes <= moves.staging_bytes / MOVERS as u64;
+                // A store counts a transfer for at least that much.
+                bytes = bytes.saturating_add(next.bytes.max(BLOCK_LEN));
+                let fits = bytes <= moves.staging_bytes / MOVERS as u64 && batch.len() < MOST_BATCH_BLOCKS;
                 let joins = |first: &Move| Arc::ptr_eq(&first.behind, &next.behind) && fits;
                 if !batch.first().is_none_or(joins) {
                     break;
@@ -502,6 +517,7 @@ impl Tier {
                 read.and_then(|(transfer, options)| self.store(moved, transfer, &options, target))
             })
             .collect();
+        let mut waits = false;
         for (moved, write) in batch.into_iter().zip(writes) {
             self.begin_step(number, &moved);
             let outcome = write.and_then(|transfer| {
@@ -511,10 +527,17 @@ impl Tier {
                     Some(Status::Exists) => Moved::Exists,
                     // The far store was given up if it was cancelled.
                     Some(Status::Io(_) | Status::TimedOut | Status::Cancelled) => moved.failure_of(To::Far),
+                    Some(Status::Dropped(DropReason::Busy)) => Moved::Later,
                     Some(status) => Moved::Refused(*status),
                 })
             });
-            self.moved(moved, outcome.unwrap_or_else(|outcome| outcome));
+            let outcome = outcome.unwrap_or_else(|outcome| outcome);
+            waits |= outcome == Moved::Later;
+            self.moved(moved, outcome);
+        }
+        if waits {
+            // Others have the staging memory, or the tier's time, and give it back.
+            thread::sleep(TICK);
         }
     }
 
@@ -538,8 +561,8 @@ impl Tier {
             None => None,
             Some(expires) => Some(expires.duration_since(SystemTime::now()).map_err(|_| Moved::Skipped)?),
         };
-        let bytes = info.shards.iter().fold(0_u64, |sum, shard| sum.saturating_add(shard.len));
-        if bytes > self.moves.staging_bytes {
+        let staged = info.shards.iter().fold(0_u64, |sum, shard| sum.saturating_add(staged_bytes(shard.len)));
+        if staged > self.moves.staging_bytes {
             return Err(Moved::TooLarge);
         }
         let mut items = Vec::with_capacity(info.shards.len());
@@ -571,6 +594,7 @@ impl Tier {
             Some(Status::Io(_) | Status::TimedOut | Status::Cancelled) => {
                 return Err(moved.failure_of(To::Near));
             }
+            Some(Status::Dropped(DropReason::Busy)) => return Err(Moved::Later),
             Some(_) => return Err(Moved::Skipped),
         }
         let items = (0..)
@@ -614,10 +638,7 @@ impl Tier {
         let mut refusal = None;
         let mut state = lock(&self.moves.state);
         if outcome == Moved::Later && moved.to == To::Far && !state.is_closed {
-            // Others have the staging memory, and give it back.
-            state.to_far.push_back(moved);
-            drop(state);
-            return thread::sleep(TICK);
+            return state.to_far.push_back(moved);
         }
         state.forget(&moved);
         if moved.to == To::Far {
