@@ -246,7 +246,9 @@ impl Worker {
     fn limits(&self) -> Limits {
         // Where all is lost, the scheduler finds that out.
         let bounce_bytes = self.shared.staging.len().clamp(BLOCK_LEN, STEP_BYTES + BLOCK_LEN);
-        Limits { step_bytes: STEP_BYTES, segments: STEP_SEGMENTS, bounce_bytes }
+        // What a device does not take after all, it passes through memory of ours.
+        let step_bytes = if self.devices.is_some() { STEP_BYTES.min(bounce_bytes) } else { STEP_BYTES };
+        Limits { step_bytes, segments: STEP_SEGMENTS, bounce_bytes }
     }
 
     /// Begins the next step of a transfer.

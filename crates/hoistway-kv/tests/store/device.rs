@@ -225,6 +225,26 @@ fn the_memory_that_blocks_pass_can_be_set() {
 }
 
 #[test]
+fn blocks_that_a_device_does_not_take_pass_the_least_memory() {
+    let stand_in = Turn::take();
+    let root = tempfile::tempdir().unwrap();
+    let options = options(&root).staging_bytes(StoreOptions::LEAST_STAGING_BYTES);
+    if !has_direct_files(&options) {
+        return;
+    }
+    let store = Store::open(options).unwrap();
+    let blocks = namespace(&store);
+    let rows = Rows::new(&store, Shape::of(1, 8 << 20), true);
+    assert!(rows.region.as_ref().is_some_and(Region::is_direct), "{:?}", store.report().unwrap().refused);
+    assert!(all(&rows.store(&blocks, "a"), Status::Ok));
+    let directly = carried(&store, Carrier::Gds);
+    assert!(directly.1 >= 8 << 20);
+    stand_in.set("FAULTS=cuFileRead:1=5034");
+    assert!(all(&rows.load(&blocks, "a"), Status::Ok));
+    assert_eq!(carried(&store, Carrier::Gds), directly, "it is read by way of the host");
+}
+
+#[test]
 fn what_has_to_go_directly_does_or_fails() {
     let _turn = Turn::take();
     let root = tempfile::tempdir().unwrap();

@@ -17,7 +17,7 @@ use crate::{
     index::Existing,
 };
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     fs::Metadata,
     io,
     path::{Path, PathBuf},
@@ -29,6 +29,8 @@ use std::{
 const SLICE: Duration = Duration::from_millis(10);
 /// Between two scans that a request waits for lies this many times the duration of the last scan.
 const LOOK_SHARE: u32 = 10;
+/// Files that were cut short, and cannot be removed, which are remembered; further ones do not count.
+const MOST_CUT_SHORT: usize = 4096;
 
 /// The look that is under way.
 #[derive(Debug, Default)]
@@ -46,6 +48,8 @@ pub(super) struct Scan {
     ended: Option<Instant>,
     /// How long the last one took.
     took: Duration,
+    /// Files that were cut short, and are there still: each counts once.
+    cut_short: HashSet<PathBuf>,
 }
 
 impl Scan {
@@ -60,6 +64,11 @@ impl Scan {
 
     pub(super) fn generation(&self) -> u8 {
         self.generation
+    }
+
+    /// Whether this file was not seen before that was cut short and cannot be removed.
+    fn is_first_cut_short(&mut self, path: &Path) -> bool {
+        self.cut_short.len() < MOST_CUT_SHORT && self.cut_short.insert(path.to_owned())
     }
 }
 
@@ -274,9 +283,11 @@ impl Shared {
         let is_whole = namespace.tree.is_bare() || (len.is_multiple_of(page) && len > page);
         if !is_whole {
             // Files have their length before they have their name.
-            self.observed.corrupt();
             let removed = self.writer.as_ref().map(|_| std::fs::remove_file(&file.path));
-            tracing::warn!(path = %file.path.display(), len, ?removed, "a file of a block was cut short");
+            if matches!(removed, Some(Ok(()))) || lock(&self.scan).is_first_cut_short(&file.path) {
+                self.observed.corrupt();
+                tracing::warn!(path = %file.path.display(), len, ?removed, "a file of a block was cut short");
+            }
             return;
         }
         let key = file.key.as_deref().unwrap_or_default();

@@ -1,10 +1,10 @@
 //! What layout `files` does beyond what all layouts do.
 #![forbid(unsafe_code)]
 
-use super::{Files, Timing, checksum, find::FileId, names};
+use super::{Files, Timing, checksum, find::FileId, lock, names};
 use crate::{
     DropReason, Durability, EventKind, Fingerprint, Key, NamespaceDescription, NamespaceId, NamespaceOptions,
-    StoreOptions,
+    StoreAccess, StoreOptions,
     layout::{
         Administration, Layout, Lookup, Reservation,
         conformance::{
@@ -166,6 +166,19 @@ fn files_that_were_cut_short_are_removed_when_a_store_is_opened() {
     let again = Files::open(&bench.options).unwrap();
     assert!(!path.exists());
     assert_eq!((again.usage().blocks, again.usage().corrupt_blocks), (0, 1));
+}
+
+#[test]
+fn a_reader_counts_a_file_that_was_cut_short_once() {
+    let bench = bench();
+    assert_eq!(bench.store("a", &[bytes("a", 5000)]), Stored::Committed);
+    fs::OpenOptions::new().write(true).open(file_of(&bench, "a")).unwrap().set_len(0).unwrap();
+    let reader = Files::open(&bench.options.clone().access(StoreAccess::Read)).unwrap();
+    for _ in 0..3 {
+        lock(&reader.shared.scan).repeat();
+        reader.shared.scan_now();
+    }
+    assert_eq!(reader.usage().corrupt_blocks, 1);
 }
 
 #[test]
