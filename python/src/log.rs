@@ -80,9 +80,10 @@ pub(crate) fn resume_log() {
     Log::resume(&LOG.load_full());
 }
 
-/// Forgets what the parent process had queued, after a fork.
+/// Forgets what the parent process had queued, after a fork, and leaves its timeline to it.
 #[pyfunction]
 pub(crate) fn reset_log() {
+    crate::trace::timeline().leave_to_parent();
     LOG.store(Arc::default());
 }
 

@@ -158,6 +158,14 @@ impl Timeline {
         Ok(Recording(Some((shared.clone(), number))))
     }
 
+    /// Leaves what is recorded to the parent, in a child of `fork`. To be called before anything else there: the registry of
+    /// `tracing_subscriber` has locks, which a thread of the parent may have had, and this has the child make no spans.
+    pub fn leave_to_parent(&self) {
+        if ![NONE, process::id()].contains(&self.0.process.load(Ordering::Acquire)) {
+            tracing::callsite::rebuild_interest_cache();
+        }
+    }
+
     /// Has subscribers send what they see.
     fn connect(&self) -> io::Result<()> {
         self.0.is_over.store(false, Ordering::Release);
@@ -235,8 +243,12 @@ impl Shared {
     }
 
     fn is_recording(&self) -> bool {
+        self.is_recorder() && !self.is_over.load(Ordering::Acquire)
+    }
+
+    fn is_recorder(&self) -> bool {
         let recorder = self.process.load(Ordering::Acquire);
-        recorder != NONE && recorder == process::id() && !self.is_over.load(Ordering::Acquire)
+        recorder != NONE && recorder == process::id()
     }
 
     /// Records nothing any more.
@@ -246,7 +258,7 @@ impl Shared {
     }
 
     fn finish(&self, number: u64) -> io::Result<()> {
-        if self.process.load(Ordering::Acquire) != process::id() {
+        if !self.is_recorder() {
             return Ok(());
         }
         let ended = self.lock().take_if(|recorded| recorded.number == number);
@@ -448,20 +460,13 @@ impl<S> Filter<S> for WhileRecording {
     }
 
     fn callsite_enabled(&self, metadata: &'static Metadata<'static>) -> Interest {
-        // Whether a child of `fork` records is asked each time.
-        match self.0.process.load(Ordering::Acquire) {
-            NONE => Interest::never(),
-            _ if !is_own(metadata) => Interest::never(),
-            _ => Interest::sometimes(),
-        }
+        // A child of `fork` that does not ask anew is told each time that nothing is recorded.
+        if self.0.is_recorder() && is_own(metadata) { Interest::sometimes() } else { Interest::never() }
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
         self.0.is_connected.store(true, Ordering::Release);
-        match self.0.process.load(Ordering::Acquire) {
-            NONE => Some(LevelFilter::OFF),
-            _ => Some(LevelFilter::TRACE),
-        }
+        Some(if self.0.is_recorder() { LevelFilter::TRACE } else { LevelFilter::OFF })
     }
 }
 
@@ -487,6 +492,24 @@ mod tests {
             }
             Ok(())
         }
+    }
+
+    /// Spans that no layer wants have a place in the registry all the same, unless their callsites are switched off.
+    #[test]
+    fn a_child_of_fork_makes_no_spans() {
+        let timeline = Timeline::new();
+        let subscriber = tracing_subscriber::registry().with(timeline.layer());
+        tracing::subscriber::with_default(subscriber, || {
+            let span = || tracing::debug_span!(target: "hoistway", "load");
+            let recording = timeline.record_to(|| Ok(Box::new(io::sink()))).unwrap();
+            assert!(!span().is_disabled());
+            // As a child of the process that records has it.
+            timeline.0.process.store(process::id() + 1, Ordering::Release);
+            timeline.leave_to_parent();
+            assert!(span().is_disabled());
+            timeline.0.process.store(process::id(), Ordering::Release);
+            recording.finish().unwrap();
+        });
     }
 
     #[test]
