@@ -26,7 +26,7 @@ use hoistway::{
         Access,
         fault::{Fault, FaultScript},
     },
-    save::{SaveOptions, Sharding, save, save_sharded},
+    save::{SaveOptions, Sharding, save, save_sharded, write_whole},
 };
 use saving::{Owned, assert_is, data, go_on, mixed, names, owned, reference};
 use stand_in::Turn;
@@ -258,6 +258,18 @@ fn what_is_saved_is_loaded_by_every_route() {
         assert_eq!((names(folder.path()), names(&set)), before);
         assert_is(&load(&file, &by(Route::Overlapped)), &generations[1]);
         assert_is(&load(&set, &by(Route::Overlapped)), &generations[1]);
+    }
+}
+
+/// Manifests, traces and tables of benchmarks are written so.
+#[test]
+fn small_files_are_written_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("manifest.json");
+    for text in [&b"longer than the next"[..], b"shorter", b""] {
+        write_whole(&path, text).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), text);
+        assert_eq!(names(folder.path()), ["manifest.json"]);
     }
 }
 

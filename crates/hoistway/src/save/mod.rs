@@ -36,17 +36,18 @@ pub use options::{SaveOptions, Sharding};
 pub use report::SaveReport;
 
 use crate::{
-    ByteRange, Dtype, Error, Result,
+    Alignment, ByteRange, Dtype, Error, Result,
     catalog::{SourceName, safetensors::Metadata},
     sys::permissions::Permissions,
 };
 use commit::{Commit, ShardNames};
 use folder::Folder;
+use hoistway_io::file::write_all_at;
 use plan::PlannedFile;
 use std::{
     collections::VecDeque,
     fs,
-    io::{self, Write},
+    io::{self, IoSlice},
     ops::ControlFlow,
     path::{Path, PathBuf},
     time::Instant,
@@ -313,7 +314,8 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     }
     let path = final_path(path)?;
     let mut temp = Folder::of_file(&path, true)?.new_temp()?;
-    temp.opened()?.write_all(bytes).and_then(|()| temp.sync()).map_err(failed)?;
+    let written = write_all_at(temp.opened()?, &mut [IoSlice::new(bytes)], &mut 0, Alignment::BYTE);
+    written.and_then(|()| temp.sync()).map_err(failed)?;
     let permissions = Permissions::replacing(std::slice::from_ref(&path))?;
     permissions.give(temp.opened()?, &path, &mut Vec::new());
     temp.persist(&path)
