@@ -66,7 +66,10 @@ class Recording:
 
 @final
 class MemoryPool:
-    """Host memory that loads reuse for tensors. It is touched once, when the pool is made."""
+    """Host memory that loads reuse for tensors. It is touched once, when the pool is made.
+
+    A child of `fork` keeps the tensors in it, and needs a pool of its own for its loads.
+    """
 
     def __new__(cls, size: int | str) -> MemoryPool: ...
     @property

@@ -12,6 +12,8 @@ use pyo3::{exceptions::PyTypeError, prelude::*, types::PyDict};
 use std::{io, ops::Range, time::Duration};
 
 /// Host memory that loads reuse for tensors. It is touched once, when the pool is made.
+///
+/// A child of `fork` keeps the tensors in it, and needs a pool of its own for its loads.
 #[pyclass(frozen, module = "hoistway")]
 pub(crate) struct MemoryPool {
     pub(crate) pool: hoistway::memory::MemoryPool,

@@ -250,8 +250,8 @@ pub enum Error {
     /// The caller cancelled the load, the read or the save, or the read did not begin by its deadline.
     #[error("the load, read or save was cancelled")]
     Cancelled,
-    /// A load or reader was started before this process was forked off; its threads live in the parent.
-    #[error("this load or reader was started before fork(); start it again in this process")]
+    /// A load, reader or pool of memory was made before this process was forked off; its threads and locks are the parent's.
+    #[error("this load, reader or pool is of the time before fork(); make it anew in this process")]
     Forked,
     /// A promise that the code makes to itself was broken. Please report it.
     #[error("internal error, please report it: {0}")]

@@ -6,14 +6,21 @@ mod common;
 use common::{
     assert_is_file, mixed_model,
     reading::{Gate, LONG, until},
+    tensor, write_model,
 };
-use hoistway::{Arrival, Checkpoint, Error, LoadOptions, Route, route::fault::FaultScript};
+use hoistway::{
+    Arrival, ByteRange, Checkpoint, Dtype, Error, LoadOptions, Route,
+    memory::{MemoryPool, SpareMemory},
+    read::{Priority, ReadFile, ReadRequest, Reader, ReaderOptions, Target},
+    route::fault::FaultScript,
+};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    thread,
 };
 
 /// Runs `work` in a child, and fails unless that ends well and in time.
@@ -99,6 +106,71 @@ fn a_child_keeps_the_tensors_that_its_parent_drops() {
         unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) == child }
     });
     assert_eq!(status, 0, "the child has other bytes");
+}
+
+/// Threads of the parent have any lock of the engine as it forks.
+#[test]
+fn a_child_never_waits_for_a_thread_of_its_parent() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = directory.path().join("small.safetensors");
+    let file = write_model(&path, &[tensor("small", Dtype::U8, &[1000])], 3, 7);
+    let (checkpoint, pool) = (Checkpoint::open(&[&path]).unwrap(), MemoryPool::new(64 << 20).unwrap());
+    let in_pool = LoadOptions::default().pool(pool.clone());
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    assert_is_file(&checkpoint.load(&in_pool).unwrap(), &file);
+                }
+            });
+        }
+        let forked = catch_unwind(AssertUnwindSafe(|| {
+            for _ in 0..50 {
+                let mut pooled = Some(checkpoint.load(&in_pool).unwrap());
+                in_forked_child(|| {
+                    assert_is_file(&pooled.take().unwrap(), &file);
+                    assert_is_file(&checkpoint.load(&LoadOptions::default()).unwrap(), &file);
+                });
+            }
+        }));
+        is_over.store(true, Ordering::Relaxed);
+        forked.unwrap();
+    });
+    assert_eq!(pool.free_bytes(), pool.capacity_bytes());
+}
+
+#[test]
+fn memory_that_is_lent_again_is_the_parents() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (path, file) = mixed_model(directory.path());
+    let pool = MemoryPool::new(64 << 20).unwrap();
+    let in_pool = LoadOptions::default().pool(pool.clone());
+    let (opened, spare) = (ReadFile::open(&path).unwrap(), SpareMemory::new(1 << 20));
+    let read = |memory: &SpareMemory| {
+        let told = |error: &Error| error.to_string();
+        let reader = Reader::new(&ReaderOptions::default()).unwrap();
+        let request = ReadRequest::new(&opened, ByteRange::at(0, 100).unwrap(), Target::memory_of(memory));
+        let batch = reader.submit([request], Priority::Demand).map_err(|error| told(&error))?;
+        batch.wait().map_err(told)?;
+        Ok::<_, String>(batch.take(0).unwrap())
+    };
+    let mut held = Some((hoistway::load(&[&path], &in_pool).unwrap(), read(&spare).unwrap()));
+    in_forked_child(|| {
+        let (loaded, block) = held.take().unwrap();
+        assert_is_file(&loaded, &file);
+        assert_eq!(block[..], file[..100]);
+        let error = hoistway::load(&[&path], &in_pool).unwrap_err();
+        assert!(matches!(error, Error::Forked), "{error}");
+        assert_eq!((pool.free_bytes(), spare.bytes(), spare.clear()), (0, 0, 0));
+        assert_eq!(read(&spare).map(|_| ()), Err(Error::Forked.to_string()));
+        assert_eq!(read(&SpareMemory::new(1 << 20)).unwrap()[..], file[..100]);
+        let own = LoadOptions::default().pool(MemoryPool::new(64 << 20).unwrap());
+        assert_is_file(&hoistway::load(&[&path], &own).unwrap(), &file);
+    });
+    drop(held);
+    assert_eq!((pool.free_bytes(), spare.allocations()), (pool.capacity_bytes(), 1));
+    assert!(spare.clear() > 0);
 }
 
 /// To release what was never opened does not make the keeping of things its parent's.

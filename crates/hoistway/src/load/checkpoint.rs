@@ -12,7 +12,10 @@ use crate::{
 };
 use std::{
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tracing::debug_span;
@@ -42,8 +45,8 @@ pub struct Checkpoint {
     /// What files beside its own are opened with. `None` if it was named by a URL that names one file and no folder, and may be
     /// signed for that file alone.
     beside: Option<OpenOptions>,
-    /// How long opening took, until a report has said so.
-    open_time: Arc<Mutex<Duration>>,
+    /// How long opening took, in nanoseconds, until a report has said so. No lock, which a child of `fork` could wait for.
+    open_time: Arc<AtomicU64>,
 }
 
 impl Checkpoint {
@@ -77,7 +80,7 @@ impl Checkpoint {
     ) -> Self {
         // What each file can do is found out ahead of loads, side by side.
         parallel::map(&sources, PARALLEL_PROBES, |source| _ = source.as_local());
-        let open_time = Arc::new(Mutex::new(started.elapsed()));
+        let open_time = Arc::new(AtomicU64::new(started.elapsed().as_nanos() as u64));
         Self { catalog: Arc::new(catalog), sources: sources.into(), beside, open_time }
     }
 
@@ -87,7 +90,7 @@ impl Checkpoint {
     }
 
     pub(super) fn take_open_time(&self) -> Duration {
-        std::mem::take(&mut *self.open_time.lock().unwrap_or_else(PoisonError::into_inner))
+        Duration::from_nanos(self.open_time.swap(0, Ordering::Relaxed))
     }
 
     /// A file of the catalog, for reads by a [`Reader`](crate::read::Reader) rather than by a load. `None` if the file

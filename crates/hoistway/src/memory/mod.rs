@@ -152,3 +152,31 @@ pub(crate) fn map_file(file: &File, len: u64) -> Result<Arc<Arena>> {
     })?;
     Ok(Arena::new(Backing::File(mapping), len as usize, None))
 }
+
+/// Runs `work` in a child of `fork`, and fails unless that ends well within a minute.
+#[cfg(all(test, unix))]
+#[allow(unsafe_code)]
+fn in_child(work: impl FnOnce()) {
+    use std::{
+        panic::{AssertUnwindSafe, catch_unwind},
+        thread,
+        time::{Duration, Instant},
+    };
+    // SAFETY: the child runs `work` alone, and leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let ended_well = catch_unwind(AssertUnwindSafe(work)).is_ok();
+        // SAFETY: ends the child without running what belongs to the parent.
+        unsafe { libc::_exit(i32::from(!ended_well)) };
+    }
+    let (mut status, deadline) = (-1, Instant::now() + Duration::from_secs(60));
+    // SAFETY: a child of this test, and a place for its status.
+    while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } != child {
+        if Instant::now() > deadline {
+            // SAFETY: a child of this test, which was not waited for.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(status, 0, "the child failed");
+}

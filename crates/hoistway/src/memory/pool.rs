@@ -4,14 +4,18 @@
 //! models keeps a pool.
 #![forbid(unsafe_code)]
 
-use crate::{ByteRange, Error, Result, parallel};
+use crate::{
+    ByteRange, Error, Result,
+    parallel::{self, lock},
+};
 use bytesize::ByteSize;
 use hoistway_io::memory::{HUGE_PAGE_BYTES, Mapping, PageKind};
 use std::{
     collections::BTreeMap,
     io::ErrorKind,
+    process,
     ptr::NonNull,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 /// Memory that one thread touches at a time.
@@ -19,7 +23,8 @@ const TOUCH_BYTES: usize = 32 << 20;
 
 /// A region of host memory of fixed size, already touched, from which loads take their arenas.
 ///
-/// A piece comes back when the last tensor on it is dropped. Clones share the region.
+/// A piece comes back when the last tensor on it is dropped. Clones share the region. A child of `fork` keeps the tensors of its parent,
+/// and needs a pool of its own for its loads: in that of its parent no byte is free for it.
 ///
 /// ```
 /// use hoistway::{LoadOptions, memory::MemoryPool};
@@ -36,6 +41,8 @@ pub struct MemoryPool {
 #[derive(Debug)]
 struct PoolMemory {
     mapping: Mapping,
+    /// The process whose loads take pieces.
+    process: u32,
     /// Start and length of each free piece; neighbours are merged.
     free: Mutex<BTreeMap<usize, usize>>,
 }
@@ -59,7 +66,7 @@ impl MemoryPool {
             touched => touched.map_err(failed)?,
         }
         let free = if len > 0 { BTreeMap::from([(0, len)]) } else { BTreeMap::new() };
-        Ok(Self { shared: Arc::new(PoolMemory { mapping, free: Mutex::new(free) }) })
+        Ok(Self { shared: Arc::new(PoolMemory { mapping, process: process::id(), free: Mutex::new(free) }) })
     }
 
     /// Size of the whole pool in bytes.
@@ -69,13 +76,16 @@ impl MemoryPool {
 
     /// Bytes that no load holds.
     pub fn free_bytes(&self) -> u64 {
-        self.shared.free().values().map(|&len| len as u64).sum()
+        self.shared.free().map_or(0, |free| free.values().map(|&len| len as u64).sum())
     }
 
     /// Takes the first piece of `len` bytes.
+    ///
+    /// # Errors
+    /// [`Error::MemoryBudget`], [`Error::Forked`].
     pub(super) fn take(&self, len: usize) -> Result<PoolPiece> {
         let needed = len.checked_next_multiple_of(HUGE_PAGE_BYTES).unwrap_or(usize::MAX);
-        let mut free = self.shared.free();
+        let mut free = self.shared.free().ok_or(Error::Forked)?;
         let Some((&start, &found)) = free.iter().find(|(_, found)| **found >= needed) else {
             let largest = free.values().copied().max().unwrap_or(0);
             return Err(Error::MemoryBudget {
@@ -95,9 +105,9 @@ impl MemoryPool {
 }
 
 impl PoolMemory {
-    fn free(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
-        // Every update leaves the map consistent, so a panic elsewhere does not spoil it.
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The free pieces. `None` in a child of `fork`: a thread of its parent may have had the lock.
+    fn free(&self) -> Option<MutexGuard<'_, BTreeMap<usize, usize>>> {
+        (self.process == process::id()).then(|| lock(&self.free))
     }
 }
 
@@ -118,7 +128,7 @@ impl PoolPiece {
 
 impl Drop for PoolPiece {
     fn drop(&mut self) {
-        let mut free = self.shared.free();
+        let Some(mut free) = self.shared.free() else { return };
         let (mut start, mut len) = (self.start, self.len);
         if let Some((&before, &before_len)) = free.range(..start).next_back()
             && before + before_len == start
@@ -144,6 +154,23 @@ fn touch(mapping: &Mapping) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The child neither waits for the lock, which no thread of it has, nor says that its parent's piece is free.
+    #[test]
+    #[cfg(unix)]
+    fn a_child_of_fork_takes_no_lock_of_its_parents() {
+        let pool = MemoryPool::new(1).unwrap();
+        let mut piece = Some(pool.take(1).unwrap());
+        let held = lock(&pool.shared.free);
+        super::super::in_child(|| {
+            drop(piece.take());
+            assert_eq!(pool.free_bytes(), 0);
+            assert!(matches!(pool.take(1), Err(Error::Forked)));
+        });
+        drop(held);
+        drop(piece);
+        assert_eq!(pool.free_bytes(), pool.capacity_bytes());
+    }
 
     #[test]
     fn pieces_come_back_and_merge() {

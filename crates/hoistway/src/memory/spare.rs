@@ -2,22 +2,24 @@
 #![allow(unsafe_code)]
 
 use crate::{Alignment, ByteRange, Error, Result, parallel::lock};
+use arc_swap::ArcSwapOption;
 use hoistway_io::memory::{Mapping, PageKind};
 use std::{
     collections::VecDeque,
-    mem,
+    mem, process,
     ptr::NonNull,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
-/// All that has spare memory, for those that find too little.
-static ALL: Mutex<Vec<Weak<Spares>>> = Mutex::new(Vec::new());
+/// All that has spare memory, for those that find too little. No lock, which a child of `fork` could wait for.
+static ALL: ArcSwapOption<Vec<Weak<Spares>>> = ArcSwapOption::const_empty();
 
 /// Host memory that reads take over from earlier reads whose bytes were dropped.
 ///
 /// The system zeroes fresh memory, and gives it page by page as it is touched, which can take longer than the read. Memory that comes
 /// back was touched before. Reads of one length use it in turn; it is never cut. What is still held keeps its memory, also after the last
-/// clone of this is gone, which frees what is spare. Spare memory is also freed where this process finds too little.
+/// clone of this is gone, which frees what is spare. Spare memory is also freed where this process finds too little. A child of `fork`
+/// keeps what its parent holds, and needs spare memory of its own for its reads.
 ///
 /// ```
 /// # let path = std::env::temp_dir().join(format!("hoistway-doc-spare-{}", std::process::id()));
@@ -42,6 +44,8 @@ pub struct SpareMemory(Arc<Spares>);
 #[derive(Debug)]
 struct Spares {
     limit_bytes: u64,
+    /// The process whose reads take memory.
+    process: u32,
     state: Mutex<State>,
 }
 
@@ -66,10 +70,11 @@ impl SpareMemory {
     /// Makes one without memory. Spare memory is freed as far as that, together with what is used, exceeds `limit_bytes`. Reads that
     /// need more get it all the same.
     pub fn new(limit_bytes: u64) -> Self {
-        let spares = Arc::new(Spares { limit_bytes, state: Mutex::default() });
-        let mut all = lock(&ALL);
-        all.retain(|spares| spares.strong_count() > 0);
-        all.push(Arc::downgrade(&spares));
+        let spares = Arc::new(Spares { limit_bytes, process: process::id(), state: Mutex::default() });
+        ALL.rcu(|all| {
+            let all = all.iter().flat_map(|all| all.iter()).filter(|spares| spares.strong_count() > 0);
+            Some(Arc::new(all.cloned().chain([Arc::downgrade(&spares)]).collect()))
+        });
         Self(spares)
     }
 
@@ -85,12 +90,12 @@ impl SpareMemory {
 
     /// Returns the bytes of all memory, used or spare.
     pub fn bytes(&self) -> u64 {
-        lock(&self.0.state).bytes
+        self.0.state().map_or(0, |state| state.bytes)
     }
 
     /// Returns how often memory was allocated because none of that length was spare.
     pub fn allocations(&self) -> u64 {
-        lock(&self.0.state).allocations
+        self.0.state().map_or(0, |state| state.allocations)
     }
 
     /// Frees spare memory. Returns its bytes.
@@ -99,9 +104,12 @@ impl SpareMemory {
     }
 
     /// Takes `len` bytes. They hold zeros, or what earlier reads left.
+    ///
+    /// # Errors
+    /// [`Error::Allocation`], [`Error::Forked`].
     pub(super) fn take(&self, len: usize) -> Result<SparePiece> {
         let piece = |mapping| SparePiece { mapping: Some(mapping), home: Arc::downgrade(&self.0) };
-        let mut state = lock(&self.0.state);
+        let mut state = self.0.state().ok_or(Error::Forked)?;
         let same = state.spare.iter().position(|spare| spare.len() == len);
         if let Some(mapping) = same.and_then(|position| state.spare.remove(position)) {
             return Ok(piece(mapping));
@@ -116,7 +124,7 @@ impl SpareMemory {
             Err(_) if self.clear() > 0 => allocate(),
             other => other,
         };
-        let mut state = lock(&self.0.state);
+        let mut state = self.0.state().ok_or(Error::Forked)?;
         match allocated {
             Ok(mapping) => {
                 state.allocations += 1;
@@ -132,13 +140,19 @@ impl SpareMemory {
 
 /// Frees all memory of this process that is spare. Returns whether there was any.
 pub(super) fn clear_all() -> bool {
-    let all: Vec<Arc<Spares>> = lock(&ALL).iter().filter_map(Weak::upgrade).collect();
-    all.iter().map(|spares| spares.clear()).sum::<u64>() > 0
+    let all = ALL.load_full();
+    let all = all.iter().flat_map(|all| all.iter()).filter_map(Weak::upgrade);
+    all.map(|spares| spares.clear()).sum::<u64>() > 0
 }
 
 impl Spares {
+    /// What it has. `None` in a child of `fork`: a thread of its parent may have had the lock.
+    fn state(&self) -> Option<MutexGuard<'_, State>> {
+        (self.process == process::id()).then(|| lock(&self.state))
+    }
+
     fn clear(&self) -> u64 {
-        let mut state = lock(&self.state);
+        let Some(mut state) = self.state() else { return 0 };
         let spare = mem::take(&mut state.spare);
         let bytes = spare.iter().map(|mapping| mapping.len() as u64).sum();
         state.bytes -= bytes;
@@ -173,7 +187,7 @@ impl SparePiece {
 impl Drop for SparePiece {
     fn drop(&mut self) {
         let (Some(mapping), Some(home)) = (self.mapping.take(), self.home.upgrade()) else { return };
-        let mut state = lock(&home.state);
+        let Some(mut state) = home.state() else { return };
         state.spare.push_back(mapping);
         let excess = state.excess(home.limit_bytes);
         drop(state);
@@ -203,6 +217,25 @@ mod tests {
         assert_eq!((memory.allocations(), memory.bytes()), (3, 6 * MIB as u64 - 4096));
         assert_ne!(memory.take(2 * MIB).unwrap().pointer(0), kept);
         assert_eq!(memory.allocations(), 4);
+    }
+
+    /// The child waits for none: no thread of it has the lock.
+    #[test]
+    #[cfg(unix)]
+    fn a_child_of_fork_takes_no_lock_of_its_parents() {
+        let memory = SpareMemory::new(MIB as u64);
+        let mut piece = Some(memory.take(MIB).unwrap());
+        let held = lock(&memory.0.state);
+        super::super::in_child(|| {
+            drop(piece.take());
+            assert_eq!((memory.bytes(), memory.allocations(), memory.clear()), (0, 0, 0));
+            assert!(matches!(memory.take(MIB), Err(Error::Forked)));
+            drop(SpareMemory::new(MIB as u64).take(MIB).unwrap());
+            clear_all();
+        });
+        drop(held);
+        drop(piece);
+        assert_eq!(memory.clear(), MIB as u64);
     }
 
     #[test]

@@ -4,12 +4,13 @@
 
 use super::{Extensions, Latency, Source, local::Local};
 use crate::{ByteRange, Cancel, catalog::OpenFile, route::OpenMount, sys::files};
+use arc_swap::ArcSwapOption;
 use hoistway_io::file::{FileIdentity, FileSystem, FileSystemKind, LocalFile};
 use std::{
     any::Any,
     io,
     path::Path,
-    sync::{Arc, PoisonError, RwLock, mpsc},
+    sync::{Arc, mpsc},
 };
 
 /// DeepSeek's 3FS, mounted by FUSE.
@@ -22,9 +23,8 @@ pub(crate) struct ThreeFs {
     local: Arc<Local>,
     /// Tells the thread that closes the file that its turn has come.
     held: Option<mpsc::Sender<()>>,
-    /// The 3FS that it was last read from by USRBIO. A child of `fork` can read it, also if a thread of its parent was
-    /// about to.
-    mount: RwLock<Option<Arc<OpenMount>>>,
+    /// The 3FS that it was last read from by USRBIO. No lock, which a child of `fork` could wait for.
+    mount: ArcSwapOption<OpenMount>,
 }
 
 /// Takes a file that lies on a 3FS.
@@ -38,7 +38,7 @@ pub(super) fn take(open: &Arc<OpenFile>, filesystem: FileSystem) -> Option<Arc<d
 impl ThreeFs {
     pub(super) fn new(open: Arc<OpenFile>) -> Self {
         let local = Arc::new(Local::new(open, THREEFS));
-        Self { local, held: None, mount: RwLock::default() }
+        Self { local, held: None, mount: ArcSwapOption::empty() }
     }
 
     /// The source as a file on a 3FS, if it is one.
@@ -59,15 +59,11 @@ impl ThreeFs {
 
     /// Keeps a mount open as long as this file: the next load finds it so.
     pub(crate) fn keep_mount(&self, mount: &Arc<OpenMount>) {
-        let mut kept = self.mount.write().unwrap_or_else(PoisonError::into_inner);
-        let before = kept.replace(mount.clone());
-        drop(kept);
-        // To close a mount takes time.
-        drop(before);
+        self.mount.store(Some(mount.clone()));
     }
 
     fn mount(&self) -> Option<Arc<OpenMount>> {
-        self.mount.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.mount.load_full()
     }
 }
 
