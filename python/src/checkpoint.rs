@@ -9,7 +9,7 @@ use crate::{
     interruptible,
     key_values::{self, KeyValues},
     loading::Loading,
-    options::{fill_options, load_options, order_of, stream_options},
+    options::{fill_options, load_options, map_options, order_of, stream_options},
     process::Detached,
     report::NativeReport,
     tensor::{Tensor, quantized_shape},
@@ -205,9 +205,15 @@ impl Checkpoint {
         py: Python<'_>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<(Vec<Tensor>, NativeReport)> {
-        let mut options = load_options(py, options)?;
+        let mut options = map_options(py, options)?;
         options.route = Route::Mapped;
-        let loaded = py.detach(|| self.checkpoint.load(&options)).into_python(py)?;
+        let loaded = if options.populate {
+            let cancel = Cancel::default();
+            options.cancel = Some(cancel.clone());
+            cancellable(py, &cancel, || self.checkpoint.load(&options))?
+        } else {
+            py.detach(|| self.checkpoint.load(&options)).into_python(py)?
+        };
         let report = NativeReport { report: loaded.report().clone() };
         Ok((loaded.into_tensors().into_iter().map(Tensor::from).collect(), report))
     }

@@ -70,13 +70,25 @@ pub(crate) fn load_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>
 
 /// The same for a load into memory of the caller's: what the environment says of memory of hoistway's own is about others.
 pub(crate) fn fill_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>) -> PyResult<LoadOptions> {
-    let LoadOptions { device, layout, rings, huge_pages, numa, populate, .. } = LoadOptions::default();
+    let LoadOptions { device, rings, populate, .. } = LoadOptions::default();
+    let mut options = without_memory(py)?;
+    options.rings = rings;
+    changed(options.device(device).populate(populate), arguments, py)
+}
+
+/// The same for a mapping, which allocates none.
+pub(crate) fn map_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>) -> PyResult<LoadOptions> {
+    changed(without_memory(py)?, arguments, py)
+}
+
+/// The environment's options, without those about memory that is allocated.
+fn without_memory(py: Python<'_>) -> PyResult<LoadOptions> {
+    let LoadOptions { layout, huge_pages, numa, .. } = LoadOptions::default();
     let mut options = LoadOptions::from_env().into_python(py)?;
     if options.huge_pages == HugePages::Reserved {
         options.huge_pages = huge_pages;
     }
-    options.rings = rings;
-    changed(options.device(device).layout(layout).numa(numa).populate(populate), arguments, py)
+    Ok(options.layout(layout).numa(numa))
 }
 
 fn changed(

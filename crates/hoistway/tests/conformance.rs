@@ -9,8 +9,8 @@ use common::{
     write_model,
 };
 use hoistway::{
-    Arrival, Catalog, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded, Route,
-    StreamOptions,
+    Arrival, Cancel, Catalog, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded,
+    NumaPlacement, Route, StreamOptions,
     catalog::{FormatError, index::IndexError},
     memory::{HugePages, MemoryPool},
     plan::{Layout, PlanError, Selection, TensorSlice},
@@ -323,6 +323,11 @@ fn mapped_tensors_are_the_file_and_outlive_everything() {
         for populate in [false, true] {
             let options = LoadOptions::default().route(Route::Mapped).populate(populate);
             if (file.len() - 40_005).is_multiple_of(4) {
+                let cancel = Cancel::default();
+                let ended = options.clone().cancel(cancel.clone());
+                assert_is_file(&hoistway::load(&[&path], &ended).unwrap(), &file);
+                cancel.cancel();
+                assert!(matches!(hoistway::load(&[&path], &ended), Err(Error::Cancelled)));
                 let loaded = hoistway::load(&[&path], &options).unwrap();
                 assert_is_file(&loaded, &file);
                 assert_eq!(sum(&loaded, Route::Mapped), 40_005);
@@ -363,6 +368,9 @@ fn numbers_that_no_load_can_work_with_are_refused() {
         LoadOptions::default().chunk_bytes(1 << 40),
         LoadOptions::default().chunk_bytes(5000),
         LoadOptions::default().populate(true),
+        mapped().layout(Layout::Packed),
+        mapped().huge_pages(HugePages::Reserved),
+        mapped().numa(NumaPlacement::Node(0)),
     ] {
         let error = hoistway::load(&[&path], &options).unwrap_err();
         assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");
@@ -530,11 +538,11 @@ fn pooled_and_huge_and_bound_memory_hold_the_same_bytes() {
         assert!(pool.free_bytes() < pool.capacity_bytes());
     }
     assert_eq!(pool.free_bytes(), pool.capacity_bytes(), "dropped tensors give their memory back");
-    let bound = LoadOptions::default().numa(hoistway::NumaPlacement::Node(0));
+    let bound = LoadOptions::default().numa(NumaPlacement::Node(0));
     for options in [bound, LoadOptions::default().huge_pages(HugePages::Never)] {
         assert_is_file(&hoistway::load(&[&path], &options).unwrap(), &file);
     }
-    let no_node = LoadOptions::default().numa(hoistway::NumaPlacement::Node(999));
+    let no_node = LoadOptions::default().numa(NumaPlacement::Node(999));
     assert!(matches!(hoistway::load(&[&path], &no_node), Err(Error::InvalidOption { option: "numa", .. })));
 }
 
@@ -608,6 +616,8 @@ fn what_a_load_knows_of_its_reads_is_part_of_its_budget() {
     let mut loading = checkpoint.start(&in_waves).unwrap();
     loading.cancel();
     assert!(matches!(loading.find_map(Result::err), Some(Error::Cancelled)));
+    assert!(loading.next().is_none(), "an error ends it");
+    assert!(matches!(loading.wait(), Err(Error::Cancelled)), "nothing partial is delivered");
     drop(checkpoint.start(&in_waves).unwrap());
     let mut loading = checkpoint.start(&in_waves).unwrap();
     writer.set_len(len / 2).unwrap();
@@ -619,7 +629,8 @@ fn what_a_load_knows_of_its_reads_is_part_of_its_budget() {
         other => panic!("{other:?}"),
     }
     assert_eq!(loading.progress().tensors_done, 0);
-    drop(loading);
+    assert!(loading.next().is_none() && loading.next_arrived().is_none(), "an error ends it");
+    assert!(matches!(loading.wait(), Err(Error::Cancelled)), "nothing partial is delivered");
     writer.set_len(len).unwrap();
     match hoistway::load(&[&path], &options.memory_budget_bytes(4 << 20)).unwrap_err() {
         Error::MemoryBudget { needed, available, limit_name, .. } => {

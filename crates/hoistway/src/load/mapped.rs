@@ -8,7 +8,7 @@ use crate::{
     memory::{self, Arena, Block},
     metrics::{self, Outcome},
     parallel,
-    plan::{Extent, Layout, Plan, PlanOptions, PlannedTensor, Target, TensorRequest},
+    plan::{Extent, Layout, Plan, PlannedTensor, Target, TensorRequest},
     report::{Carrier, MemoryReport, Onward, Report, TimeReport},
     route::{Access, Route, Unavailable},
     source::Source,
@@ -29,15 +29,15 @@ pub(super) fn map(
 ) -> Result<Loaded> {
     let (started, usage) = (Instant::now(), Usage::now());
     options.check()?;
+    go_on(options)?;
     let requests = options.selection.resolve(catalog)?;
-    let plan =
-        Plan::new(catalog, &requests, &PlanOptions { layout: Layout::File, ..options.plan_options() })?;
+    let plan = Plan::new(catalog, &requests, &options.plan_options())?;
     refuse_copies(catalog, &plan, options)?;
     let mut arenas = vec![None; sources.len()];
     let tensors = views(catalog, sources, &requests, &plan, &mut arenas, options.route)?;
     let prepared = started.elapsed();
     if options.populate {
-        populate(&plan, catalog, sources, &arenas)?;
+        populate(&plan, catalog, sources, &arenas, options)?;
     }
     let (total, now) = (started.elapsed(), Usage::now());
     let time = TimeReport {
@@ -156,8 +156,10 @@ fn populate(
     catalog: &Catalog,
     sources: &[Arc<dyn Source>],
     arenas: &[Option<Arc<Arena>>],
+    options: &LoadOptions,
 ) -> Result<()> {
     let read_in = |extent: &Extent| {
+        go_on(options)?;
         let Some(arena) = &arenas[extent.file.index()] else {
             return Ok(());
         };
@@ -173,5 +175,12 @@ fn populate(
             source,
         })
     };
-    parallel::map(plan.extents(), parallel::cores(), read_in).into_iter().collect()
+    parallel::try_map(plan.extents(), parallel::cores(), read_in).map(drop)
+}
+
+fn go_on(options: &LoadOptions) -> Result<()> {
+    match &options.cancel {
+        Some(cancel) if cancel.is_cancelled() => Err(Error::Cancelled),
+        _ => Ok(()),
+    }
 }

@@ -325,21 +325,40 @@ impl LoadOptions {
                 format!("route {} bypasses the page cache; choose another route", self.route),
             );
         }
+        if self.route.is_mapping() {
+            self.check_mapping()?;
+        }
         match (self.device, &self.pool, &self.allocator) {
             (device, Some(_), _) if !device.is_host() => refuse(
                 "pool",
                 &"a pool",
                 format!("it is host memory, and the target is {}; leave it out", self.device),
             ),
-            (_, Some(_), _) if self.route.is_mapping() => {
-                refuse("pool", &"a pool", format!("route {} allocates no memory", self.route))
-            }
             (DeviceId::Cpu, _, Some(_)) => refuse(
                 "allocator",
                 &"an allocator",
                 "it gives memory of a device, and the target is cpu; name one, such as device=cuda".into(),
             ),
             _ => Ok(()),
+        }
+    }
+
+    /// Fails for what was asked of memory: a mapping allocates none.
+    fn check_mapping(&self) -> Result<()> {
+        let is_placed = !matches!(self.numa, NumaPlacement::Auto | NumaPlacement::Unbound);
+        let given = [
+            ("pool", self.pool.is_some(), "a pool"),
+            ("layout", self.layout == Layout::Packed, "packed"),
+            ("layout", self.layout == Layout::Tensor, "tensor"),
+            ("huge_pages", self.huge_pages == HugePages::Reserved, "reserved"),
+            ("numa", is_placed, "given"),
+        ];
+        match given.into_iter().find(|(_, is_given, _)| *is_given) {
+            None => Ok(()),
+            Some((option, _, value)) => {
+                let reason = format!("route {} allocates no memory", self.route);
+                Err(Error::invalid_option(option, value, reason))
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use super::{
     start::{NoLoad, Start},
     wave_load::WaveLoad,
 };
-use crate::{Report, Result};
+use crate::{Error, Report, Result};
 use hoistway_io::span::OwnSpan;
 use std::time::Duration;
 
@@ -27,6 +27,8 @@ use std::time::Duration;
 /// ```
 pub struct Loading {
     kind: Kind,
+    /// Whether it was told of an error, which ends it.
+    has_failed: bool,
     /// Until the load is dropped.
     _span: OwnSpan,
 }
@@ -47,7 +49,7 @@ impl Loading {
             }
             Err(NoLoad::TooManyReads(error) | NoLoad::Failed(error)) => return Err(error),
         };
-        Ok(Self { kind, _span: start.span.clone().into() })
+        Ok(Self { kind, has_failed: false, _span: start.span.clone().into() })
     }
 
     /// The next tensor to become complete, waiting no longer than `timeout`.
@@ -60,6 +62,9 @@ impl Loading {
 
     /// The next tensor to hand out that is complete already. Never waits, and never tells of errors.
     pub fn next_arrived(&mut self) -> Option<Tensor> {
+        if self.has_failed {
+            return None;
+        }
         match &mut self.kind {
             Kind::Threaded(load) => load.next_arrived(),
             Kind::Waves(load) => load.next_arrived(),
@@ -67,22 +72,28 @@ impl Loading {
     }
 
     fn advance(&mut self, timeout: Option<Duration>) -> Result<Arrival> {
-        match &mut self.kind {
+        if self.has_failed {
+            return Ok(Arrival::Finished);
+        }
+        let arrival = match &mut self.kind {
             Kind::Threaded(load) => load.advance(timeout),
             Kind::Waves(load) => load.advance(timeout),
-        }
+        };
+        self.has_failed = arrival.is_err();
+        arrival
     }
 
     /// Waits for all tensors that were not handed out yet.
     ///
     /// # Errors
-    /// Whatever ended the load.
+    /// Whatever ended the load; [`Error::Cancelled`] if the caller was told that before.
     pub fn wait(mut self) -> Result<Loaded> {
         let mut tensors = Vec::with_capacity(self.progress().tensors_total);
         loop {
             match self.advance(None)? {
                 Arrival::Tensor(tensor) => tensors.push(tensor),
                 Arrival::Pending => {}
+                Arrival::Finished if self.has_failed => return Err(Error::Cancelled),
                 Arrival::Finished => return Ok(self.into_loaded(tensors)),
             }
         }
