@@ -49,7 +49,7 @@ use std::{
     fs,
     io::{self, IoSlice},
     ops::ControlFlow,
-    path::{Path, PathBuf},
+    path::{Path, PathBuf, is_separator},
     time::Instant,
 };
 use target::Target;
@@ -338,6 +338,11 @@ fn final_path(path: &Path) -> Result<PathBuf> {
             }
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
                 return Err(io_error("stat", &path, source));
+            }
+            // What is there is a regular file, and the system finds none by a name that ends so.
+            Err(_) if path.as_os_str().to_string_lossy().ends_with(is_separator) => {
+                let reason = "it ends as the name of a folder does: name a file in it";
+                return Err(Error::invalid_option("path", path.display(), reason));
             }
             Ok(_) | Err(_) => return Ok(path),
         }

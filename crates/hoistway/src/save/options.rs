@@ -3,9 +3,12 @@
 
 use crate::{
     DirectIo, Error, Result,
-    catalog::safetensors::MAX_HEADER_BYTES,
+    catalog::{safetensors::MAX_HEADER_BYTES, shard_name::ShardName},
     environment::{self, bytes, count, named},
 };
+
+/// Characters that names of files do not have.
+const NOT_IN_NAMES: &[char] = if cfg!(windows) { &['/', '\\', ':', '\0'] } else { &['/', '\0'] };
 
 /// Data begins at multiples of this: the reference implementation's.
 const LEAST_ALIGNMENT: u64 = 8;
@@ -157,7 +160,11 @@ impl Sharding {
             return Err(Error::invalid_option("max_shard_size", 0, "no tensor fits a shard of no bytes"));
         }
         match self.file_name.strip_suffix(".safetensors") {
-            Some(stem) if !stem.is_empty() && !stem.contains(['/', '\0']) => Ok(()),
+            Some(stem) if stem.starts_with('.') || ShardName::of(&self.file_name).is_some() => {
+                let reason = "loads of a folder take it for a hidden file, or for one of several shards";
+                Err(Error::invalid_option("filename", &self.file_name, reason))
+            }
+            Some(stem) if !stem.is_empty() && !stem.contains(NOT_IN_NAMES) => Ok(()),
             _ => {
                 let reason = "it must be a name such as model.safetensors, without folders";
                 Err(Error::invalid_option("filename", &self.file_name, reason))
@@ -185,9 +192,20 @@ mod tests {
             let error = SaveOptions::default().set(option, value).unwrap_err().to_string();
             assert!(error.contains(said), "{error}");
         }
-        for name in ["model.bin", ".safetensors", "a/model.safetensors", ""] {
-            let sharding = Sharding { file_name: name.into(), ..Sharding::default() };
-            assert!(sharding.check().is_err(), "{name}");
+        let check = |name: &str| Sharding { file_name: name.into(), ..Sharding::default() }.check();
+        for (name, said) in [
+            ("model.bin", "a name such as"),
+            (".safetensors", "a name such as"),
+            ("a/model.safetensors", "a name such as"),
+            ("", "a name such as"),
+            (".model.safetensors", "hidden"),
+            ("model-00001-of-00002.safetensors", "several shards"),
+        ] {
+            let error = check(name).unwrap_err().to_string();
+            assert!(error.contains(said), "{name}: {error}");
+        }
+        for name in [r"other\model.safetensors", "c:model.safetensors"] {
+            assert_eq!(check(name).is_err(), cfg!(windows), "{name}");
         }
         assert!(Sharding::default().set_max_shard_size("0").is_err());
     }
