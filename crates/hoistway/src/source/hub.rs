@@ -72,11 +72,33 @@ impl Source for Cached {
         self.file.check_identity(needed)
     }
 
+    fn caveat(&self) -> Option<String> {
+        self.file.caveat()
+    }
+
+    fn inner(&self) -> Option<&Arc<dyn Source>> {
+        Some(&self.file)
+    }
+
     fn as_local(&self) -> Option<&LocalFile> {
         self.file.as_local()
     }
 
     fn extensions(&self) -> &Extensions {
         self.file.extensions()
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::source::threefs::ThreeFs;
+
+    #[test]
+    fn a_file_in_the_cache_is_on_the_file_system_of_the_cache() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let threefs: Arc<dyn Source> = Arc::new(ThreeFs::new(OpenFile::open(file.path()).unwrap().into()));
+        let cached: Arc<dyn Source> = Arc::new(Cached { file: threefs, url: "hf://a/b/c".into() });
+        assert_eq!(ThreeFs::of(&cached).unwrap().absolute_path(), file.path());
     }
 }

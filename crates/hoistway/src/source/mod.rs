@@ -23,7 +23,12 @@ pub use name::SourceName;
 use crate::{ByteRange, Cancel, Error, Result, Route, catalog::gguf::ByteSource};
 use hoistway_device::Unavailable;
 use hoistway_io::file::{LocalFile, Residency};
-use std::{any::Any, fmt, io, path::Path, sync::LazyLock};
+use std::{
+    any::Any,
+    fmt, io,
+    path::Path,
+    sync::{Arc, LazyLock},
+};
 
 /// One open file of a checkpoint.
 pub(crate) trait Source: Any + fmt::Debug + Send + Sync {
@@ -64,6 +69,11 @@ pub(crate) trait Source: Any + fmt::Debug + Send + Sync {
 
     /// What keeps a rewrite of it from being noticed for certain, for reports.
     fn caveat(&self) -> Option<String> {
+        None
+    }
+
+    /// The source of which it is another name.
+    fn inner(&self) -> Option<&Arc<dyn Source>> {
         None
     }
 

@@ -43,7 +43,7 @@ impl ThreeFs {
 
     /// The source as a file on a 3FS, if it is one.
     pub(crate) fn of(source: &Arc<dyn Source>) -> Option<&Self> {
-        let source: &dyn Any = &**source;
+        let source: &dyn Any = &**source.inner().unwrap_or(source);
         source.downcast_ref()
     }
 
