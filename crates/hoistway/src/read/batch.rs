@@ -93,7 +93,7 @@ impl Batch {
 
     /// Bytes that were asked for.
     pub fn bytes_total(&self) -> u64 {
-        self.state.reads.iter().map(|read| read.range.len()).sum()
+        self.state.reads.iter().fold(0, |sum, read| sum.saturating_add(read.range.len()))
     }
 
     /// How far a read has got. One that does not exist is pending for ever.
