@@ -8,7 +8,7 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from hoistway import _native, _totals
@@ -301,13 +301,18 @@ class Checkpoint(Generic[T]):
             store=store_texts(store),
             cache=None if cache is None else os.fspath(cache),
         )
+        self._converter: Converter | None = None
         self._metadata: Mapping[str, Any] | None = None
         self._report: _native.Report | None = None
 
-    @cached_property
+    @property
     def _convert(self) -> Converter:
-        # Not when the checkpoint is opened: looking at it needs no framework.
-        return converter(*self._framework)
+        # Not when the checkpoint is opened: looking at it needs no framework. Before Python 3.12, `cached_property`
+        # has one lock for all checkpoints, held while a framework is imported: loads of other threads and of
+        # children of `fork` would wait for it.
+        if self._converter is None:
+            self._converter = converter(*self._framework)
+        return self._converter
 
     def keys(self) -> list[str]:
         """Names of the tensors, in the order of the checkpoint."""
