@@ -170,6 +170,45 @@ def test_a_child_of_fork_loads_by_itself(model: Path) -> None:
     assert done.returncode == 7, done.stderr
 
 
+def test_no_load_waits_for_a_framework_that_another_imports(model: Path) -> None:
+    done = run(
+        """
+        import importlib.util, os, signal, sys, threading, hoistway
+
+        begun, go_on = threading.Event(), threading.Event()
+
+        class Slow:
+            def find_spec(self, name, path, target=None):
+                return importlib.util.spec_from_loader(name, self) if name == "numpy" else None
+
+            def create_module(self, spec):
+                return None
+
+            def exec_module(self, module):
+                begun.set()
+                go_on.wait()
+                raise ImportError
+
+        def load(framework):
+            hoistway.load_file(sys.argv[1], framework=framework)
+
+        sys.meta_path.insert(0, Slow())
+        slow = threading.Thread(target=load, args=["numpy"], daemon=True)
+        slow.start()
+        assert begun.wait(60)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            load("raw")
+            os._exit(7)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os._exit(status)
+        """,
+        model,
+    )
+    assert done.returncode == 7, (done.returncode, done.stderr)
+
+
 def test_a_load_under_way_is_refused_to_a_child_of_fork(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(16)})
     done = run(
