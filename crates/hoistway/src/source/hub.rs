@@ -76,6 +76,7 @@ impl Source for Cached {
         self.file.caveat()
     }
 
+    #[cfg(target_os = "linux")]
     fn inner(&self) -> Option<&Arc<dyn Source>> {
         Some(&self.file)
     }

@@ -23,12 +23,9 @@ pub use name::SourceName;
 use crate::{ByteRange, Cancel, Error, Result, Route, catalog::gguf::ByteSource};
 use hoistway_device::Unavailable;
 use hoistway_io::file::{LocalFile, Residency};
-use std::{
-    any::Any,
-    fmt, io,
-    path::Path,
-    sync::{Arc, LazyLock},
-};
+#[cfg(target_os = "linux")]
+use std::sync::Arc;
+use std::{any::Any, fmt, io, path::Path, sync::LazyLock};
 
 /// One open file of a checkpoint.
 pub(crate) trait Source: Any + fmt::Debug + Send + Sync {
@@ -73,6 +70,7 @@ pub(crate) trait Source: Any + fmt::Debug + Send + Sync {
     }
 
     /// The source of which it is another name.
+    #[cfg(target_os = "linux")]
     fn inner(&self) -> Option<&Arc<dyn Source>> {
         None
     }
