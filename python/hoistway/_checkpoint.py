@@ -357,13 +357,7 @@ class Checkpoint(Generic[T]):
         return TensorSlice(self, name, dtype, list(shape))
 
     def _part(self, name: str, index: Any) -> Part:
-        dtype, shape, block_len = self._info(name)
-        packing = None
-        if block_len > 1:
-            packing = f"its elements lie in blocks of {block_len}"
-        elif dtype == "F4" and self._is_torch:
-            packing = "torch packs pairs of F4 elements"
-        return Part(name, index, shape, packing)
+        return Part(name, index, self._info(name), is_torch=self._is_torch)
 
     def load(
         self,

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from hoistway import _native
 from hoistway._arguments import PathType, path_texts, tensor_names
 from hoistway._checkpoint import Checkpoint, usrbio_directories
-from hoistway._frameworks import Converter, Framework, check_packages, converter, types_without_package
+from hoistway._frameworks import (
+    Converter,
+    Framework,
+    check_packages,
+    converter,
+    is_torch,
+    types_without_package,
+)
 from hoistway._options import ReaderOptions, StoreOptions, store_texts
 from hoistway._slices import Part
 from hoistway._words import counted
@@ -56,7 +63,7 @@ class Reader:
         **options: Unpack[ReaderOptions],
     ) -> None:
         self._convert = converter(framework)
-        self._is_torch = framework in ("torch", "pt")
+        self._is_torch = is_torch(framework)
         self._lacking = types_without_package(framework)
         self._checkpoint = opened(paths, lenient, offset, store)
         self._native: _native.Reader | None = _native.Reader(self._checkpoint, **reader_options(options))
@@ -156,10 +163,9 @@ class Reader:
         )
 
     def _part(self, name: str, index: Any) -> Part:
-        dtype, shape, _ = self._checkpoint.info(name)
-        packing = "torch packs pairs of F4 elements" if dtype == "F4" and self._is_torch else None
-        part = Part(name, index, shape, packing)
-        whole = [(0, size) for size in shape]
+        info = self._checkpoint.info(name)
+        part = Part(name, index, info, is_torch=self._is_torch)
+        whole = [(0, size) for size in info[1]]
         if part.ranges[1:] != whole[1 : len(part.ranges)]:
             raise SliceError(
                 f"a reader reads ranges of the first dimension of tensor {name!r}; load other slices by "

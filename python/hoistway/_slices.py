@@ -13,7 +13,16 @@ from hoistway.errors import OptionError, SliceError
 class Part:
     """An index into a tensor: the ranges to read, and the steps to apply to the result."""
 
-    def __init__(self, name: str, index: Any, shape: Sequence[int], packing: str | None) -> None:
+    def __init__(
+        self, name: str, index: Any, info: tuple[str, Sequence[int], int], *, is_torch: bool
+    ) -> None:
+        """``info`` is the type of the tensor, its shape, and the length of its blocks."""
+        dtype, shape, block_len = info
+        packing = None
+        if block_len > 1:
+            packing = f"its elements lie in blocks of {block_len}"
+        elif dtype == "F4" and is_torch:
+            packing = "torch packs pairs of F4 elements"
         self._name = name
         # Of a packed type one sees bytes, or pairs of elements: steps would take those.
         self._unit_steps = None if packing is None else (len(shape) - 1, packing)

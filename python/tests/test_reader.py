@@ -17,6 +17,7 @@ from hoistway.errors import (
     TensorNotFoundError,
     WaitTimeoutError,
 )
+from write import File, Tensor
 
 
 @pytest.fixture
@@ -52,6 +53,17 @@ def test_a_range_reads_its_own_bytes(reader) -> None:
     reading = reader.submit(["embed"], slices={"embed": slice(10, 20)})
     reading.wait()
     assert reading.report()["delivered_bytes"] == reading.progress()[1] == 10 * 64 * 4
+
+
+def test_steps_take_no_parts_of_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(File((), [Tensor("q", [4, 64], "Q8_0", data=bytes(4 * 68))]).to_bytes())
+    for framework in ("numpy", "raw"):
+        with hoistway.Reader(path, framework=framework) as reader:
+            with pytest.raises(SliceError, match="its elements lie in blocks of 32"):
+                reader.read("q", slices={"q": (slice(None), slice(None, None, 2))})
+    with hoistway.Reader(path, framework="numpy") as reader:
+        assert reader.read("q", slices={"q": slice(None, None, 2)})["q"].shape == (2, 68)
 
 
 def test_slices_of_other_dimensions_are_refused(reader) -> None:
