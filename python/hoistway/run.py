@@ -32,13 +32,16 @@ on set the options of loads."""
 def environment() -> dict[str, str]:
     """The variables that make Python processes use the drop-in, added to those of this process."""
     added = dict(os.environ, HOISTWAY_SAFETENSORS="1")
-    paths = [path for path in added.get("PYTHONPATH", "").split(os.pathsep) if path and path != HOOK]
+    before = added.get("PYTHONPATH")
+    # An empty entry among others is the working directory.
+    paths = [path for path in before.split(os.pathsep) if path != HOOK] if before else []
     added["PYTHONPATH"] = os.pathsep.join([HOOK, *paths])
     return added
 
 
 def _isolating_flag(command: list[str]) -> str | None:
-    """The flag by which a Python in the command, such as that of ``env python -I``, ignores the environment."""
+    """The flag by which a Python in the command, such as that of ``env python -I``, does not import the hook."""
+    command = [*_interpreter(command[0]), *command]
     is_python = re.compile(r"python[0-9.]*(\.exe)?").fullmatch
     start = next((at for at, word in enumerate(command) if is_python(os.path.basename(word))), len(command))
     words = iter(command[start + 1 :])
@@ -46,7 +49,7 @@ def _isolating_flag(command: list[str]) -> str | None:
         if not word.startswith("-") or word.startswith("--") or word == "-":
             return None
         for letter in word[1:]:
-            if letter in "IE":
+            if letter in "IES":
                 return f"-{letter}"
             # What follows is the flag's own.
             if letter in "cm":
@@ -56,6 +59,19 @@ def _isolating_flag(command: list[str]) -> str | None:
                     next(words, None)
                 break
     return None
+
+
+def _interpreter(program: str) -> list[str]:
+    """The interpreter that the first line of a script names, with its flags."""
+    path = shutil.which(program)
+    if path is None:
+        return []
+    try:
+        with open(path, "rb") as script:
+            line = script.readline(4096)
+    except OSError:
+        return []
+    return os.fsdecode(line[2:]).split() if line.startswith(b"#!") else []
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -68,6 +84,9 @@ def main(arguments: list[str]) -> NoReturn:
         variables["HOISTWAY_REPORT"] = "1"
         arguments = arguments[1:]
     command = arguments[1:] if arguments[:1] == ["--"] else arguments
+    if command is arguments and command and command[0].startswith("-"):
+        print(f"hoistway.run: '{command[0]}' is no option\n\n{USAGE}", file=sys.stderr)
+        raise SystemExit(2)
     if not command:
         print(USAGE, file=sys.stderr)
         raise SystemExit(2)
@@ -76,8 +95,8 @@ def main(arguments: list[str]) -> NoReturn:
         command = [sys.executable, *command]
     if flag := _isolating_flag(command):
         print(
-            f"hoistway.run: {flag} makes Python ignore PYTHONPATH, through which hoistway replaces safetensors, so the "
-            "program uses safetensors: leave the flag out, or call install() of hoistway.compat.safetensors",
+            f"hoistway.run: {flag} keeps Python from importing what replaces safetensors by hoistway, so the program "
+            "uses safetensors: leave the flag out, or call install() of hoistway.compat.safetensors",
             file=sys.stderr,
         )
     sys.stdout.flush()

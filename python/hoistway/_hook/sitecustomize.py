@@ -64,7 +64,12 @@ class _Loader(importlib.abc.Loader):
                 "HOISTWAY_SAFETENSORS=1 asks for hoistway in the place of safetensors, but "
                 f"{sys.executable} cannot import it: {error}; install hoistway there, or unset the variable"
             ) from error
-        drop_in.install()
+        install = getattr(drop_in, "install", None)
+        if install is None:
+            # The program imports the drop-in itself, which has come to its import of safetensors.
+            drop_in._is_awaited = True  # type: ignore[attr-defined]
+        else:
+            install()
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
 

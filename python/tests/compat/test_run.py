@@ -110,6 +110,7 @@ def test_so_do_the_processes_that_it_starts(model: Path) -> None:
         (["-W", "ignore", "-Xutf8", "-BE"], "-E"),
         (["-X", "IE", "-B"], None),
         (["-XI"], None),
+        (["-uS"], "-S"),
         (["-u"], None),
     ],
 )
@@ -119,7 +120,16 @@ def test_a_python_that_ignores_the_environment_is_told_of(flags: list[str], flag
     if flag is None:
         assert not done.stderr
     else:
-        assert f"hoistway.run: {flag} makes Python ignore PYTHONPATH" in done.stderr
+        assert f"hoistway.run: {flag} keeps Python from importing what replaces safetensors" in done.stderr
+
+
+def test_flags_in_the_first_line_of_a_script_are_told_of(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text(f"#!{sys.executable} -E\nprint('it ran')\n")
+    script.chmod(0o755)
+    done = start("--", str(script))
+    assert done.stdout == "it ran\n"
+    assert "hoistway.run: -E keeps Python from importing what replaces safetensors" in done.stderr
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -160,6 +170,27 @@ def test_a_program_that_looks_for_safetensors_first_loads_with_hoistway(model: P
     assert done.stdout.startswith("hoistway."), done.stderr
 
 
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "from hoistway.compat.safetensors import safe_open",
+        "import hoistway.compat.safetensors; hoistway.compat.safetensors.install()",
+        "from hoistway.compat.safetensors.numpy import load_file",
+    ],
+)
+def test_a_program_may_import_the_drop_in_itself(model: Path, imports: str) -> None:
+    done = start("--", sys.executable, "-c", f"{imports}\n{PROGRAM}", str(model))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("hoistway.")
+
+
+def test_an_empty_entry_of_the_path_stays_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "/elsewhere"]))
+    assert run.environment()["PYTHONPATH"] == os.pathsep.join([run.HOOK, "", "/elsewhere"])
+    monkeypatch.setenv("PYTHONPATH", "")
+    assert run.environment()["PYTHONPATH"] == run.HOOK
+
+
 def test_a_python_without_hoistway_says_so(tmp_path: Path) -> None:
     (tmp_path / "safetensors").mkdir()
     (tmp_path / "safetensors" / "__init__.py").write_text("")
@@ -191,7 +222,12 @@ def test_a_hook_that_is_there_already_is_not_added_twice(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("command", "said", "code"),
-    [((), "usage:", 2), (("--",), "usage:", 2), (("--", "no-such-program"), "cannot be run", 3)],
+    [
+        ((), "usage:", 2),
+        (("--",), "usage:", 2),
+        (("--repot", "--", "true"), "'--repot' is no option", 2),
+        (("--", "no-such-program"), "cannot be run", 3),
+    ],
 )
 def test_what_cannot_be_run_is_said(command: tuple[str, ...], said: str, code: int) -> None:
     done = start(*command)

@@ -33,3 +33,7 @@ __all__ = [
     "serialize_file",
     "uninstall",
 ]
+
+if globals().pop("_is_awaited", False):
+    # Safetensors was imported on the way, in a program of `hoistway run`.
+    install()
