@@ -113,10 +113,17 @@ class TensorStream(Iterator[tuple[str, T]], Generic[T]):
         return _merged(self._sources)
 
     def close(self) -> None:
-        """Ends the load, if it has not ended by itself."""
-        self._tensors.close()
+        """Ends the load, if it has not ended by itself. Any thread may do so: one that waits for a tensor gets
+        `CancelledError`.
+        """
         for source in self._sources:
             source.cancel()
+        try:
+            self._tensors.close()
+        except ValueError:
+            # What runs in another thread, or below a signal handler, ends by itself now.
+            if not self._tensors.gi_running:
+                raise
 
     def __enter__(self) -> Self:
         return self

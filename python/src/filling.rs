@@ -4,16 +4,13 @@
 use crate::{
     error::IntoPython,
     error::exception_of,
-    process::{Attached, Detached},
+    process::{Attached, Detached, Stepwise},
     report::NativeReport,
     tick,
 };
 use hoistway::{Checkpoint, DeviceId, Error, FillTarget, Filled, LoadOptions, Order, plan::Selection};
-use pyo3::{exceptions::PyRuntimeError, prelude::*};
-use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError, TryLockError},
-};
+use pyo3::prelude::*;
+use std::collections::HashMap;
 
 /// Names of tensors, each with the device, address, size and owner of the memory that it goes to.
 pub(crate) type Targets = HashMap<String, (String, u64, u64, Py<PyAny>)>;
@@ -21,7 +18,7 @@ pub(crate) type Targets = HashMap<String, (String, u64, u64, Py<PyAny>)>;
 /// A load into memory that its caller keeps alive and leaves alone until it has ended.
 #[pyclass(frozen, module = "hoistway")]
 pub(crate) struct Filling {
-    state: Mutex<State>,
+    state: Stepwise<State>,
 }
 
 struct State {
@@ -71,17 +68,7 @@ impl Filling {
         // SAFETY: passed on.
         let fill = || unsafe { checkpoint.fill(&memory, &options, order) };
         let filling = py.detach(fill).into_python(py)?;
-        Ok(Self { state: Mutex::new(State { filling: Detached::new(filling), names, owners }) })
-    }
-
-    fn lock(&self) -> PyResult<MutexGuard<'_, State>> {
-        match self.state.try_lock() {
-            Ok(state) => Ok(state),
-            Err(TryLockError::Poisoned(poisoned)) => Ok(PoisonError::into_inner(poisoned)),
-            Err(TryLockError::WouldBlock) => {
-                Err(PyRuntimeError::new_err("another thread is waiting for this load"))
-            }
-        }
+        Ok(Self { state: Stepwise::new(State { filling: Detached::new(filling), names, owners }) })
     }
 }
 
@@ -91,26 +78,26 @@ impl Filling {
     /// `patience` seconds. Whatever goes wrong ends it.
     #[pyo3(signature = (patience=None))]
     fn next(&self, py: Python<'_>, patience: Option<f64>) -> PyResult<Option<Vec<String>>> {
-        let mut state = self.lock()?;
-        let State { filling, names, .. } = &mut *state;
         let ended = loop {
+            let mut state = self.state.lock(py)?;
+            let State { filling, names, .. } = &mut *state;
             match py.detach(|| filling.next_within(tick(patience))) {
                 Ok(Filled::Target(number)) => {
                     return Ok(Some(names.get(number).cloned().into_iter().collect()));
                 }
                 Ok(Filled::Finished) => return Ok(Some(Vec::new())),
-                Ok(Filled::Pending) => {
-                    if let Err(interrupted) = py.check_signals() {
-                        break interrupted;
-                    }
-                    if patience.is_some() {
-                        return Ok(None);
-                    }
-                }
+                Ok(Filled::Pending) => {}
                 Err(error) => break exception_of(py, error),
             }
+            drop(state);
+            if let Err(interrupted) = self.state.between(py) {
+                break interrupted;
+            }
+            if patience.is_some() {
+                return Ok(None);
+            }
         };
-        if let Err(error) = state.end(py) {
+        if let Err(error) = self.state.lock(py)?.end(py) {
             ended.set_cause(py, Some(exception_of(py, &error)));
         }
         Err(ended)
@@ -118,12 +105,12 @@ impl Filling {
 
     /// Cancels the load, and waits until no write to the targets is in flight.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        self.lock()?.end(py).into_python(py)
+        self.state.lock(py)?.end(py).into_python(py)
     }
 
     /// What was done so far.
     fn report(&self, py: Python<'_>) -> PyResult<NativeReport> {
-        let mut state = self.lock()?;
+        let mut state = self.state.lock(py)?;
         let filling = &mut *state.filling;
         Ok(NativeReport { report: py.detach(|| filling.report()) })
     }
@@ -131,7 +118,7 @@ impl Filling {
 
 impl Drop for Filling {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         // Reads that end may take a while, and other Python threads should not have to wait for them.
         if let Err(error) = Python::attach(|py| state.end(py)) {
             tracing::warn!(%error, "what owns the memory is kept, as it is not known whether a device still writes to it");

@@ -1,18 +1,21 @@
 //! A load in progress, waited for without holding the interpreter.
 
-use crate::{TICK, error::IntoPython, process::Detached, report::NativeReport, tensor::Tensor, tick};
-use hoistway::{Arrival, Report};
-use pyo3::{exceptions::PyRuntimeError, prelude::*};
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError, TryLockError},
-    time::Instant,
+use crate::{
+    TICK,
+    error::IntoPython,
+    process::{Detached, Stepwise},
+    report::NativeReport,
+    tensor::Tensor,
+    tick,
 };
+use hoistway::{Arrival, Error, Report};
+use pyo3::prelude::*;
+use std::time::Instant;
 
 /// A load in progress.
 #[pyclass(frozen, module = "hoistway")]
 pub(crate) struct Loading {
-    // Python objects are shared between threads; a load has one owner at a time.
-    state: Mutex<State>,
+    state: Stepwise<State>,
 }
 
 enum State {
@@ -38,31 +41,31 @@ impl State {
 
 impl Loading {
     pub(crate) fn new(loading: hoistway::Loading) -> Self {
-        Self { state: Mutex::new(State::Running(Box::new(loading))) }
+        Self { state: Stepwise::new(State::Running(Box::new(loading))) }
     }
 
-    /// The load, if no other thread is waiting for it.
-    fn lock(&self) -> PyResult<MutexGuard<'_, State>> {
-        match self.state.try_lock() {
-            Ok(state) => Ok(state),
-            Err(TryLockError::Poisoned(poisoned)) => Ok(PoisonError::into_inner(poisoned)),
-            Err(TryLockError::WouldBlock) => {
-                Err(PyRuntimeError::new_err("another thread is waiting for this load"))
-            }
-        }
-    }
-
-    /// Works on the running load. Whatever goes wrong, Ctrl-C and callbacks included, ends it.
-    fn with_running<T>(
+    /// Takes a step of the running load. Whatever goes wrong ends it.
+    fn step<T: Send>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut hoistway::Loading) -> PyResult<T>,
+        step: impl FnOnce(&mut hoistway::Loading) -> hoistway::Result<T> + Send,
     ) -> PyResult<T> {
-        let mut state = self.lock()?;
+        let mut state = self.state.lock(py)?;
         let State::Running(loading) = &mut *state else {
-            return Err(PyRuntimeError::new_err("this load has ended"));
+            return Err(Error::Cancelled).into_python(py);
         };
-        work(loading).inspect_err(|_| state.end(py))
+        let loading = &mut **loading;
+        let stepped = py.detach(|| step(loading)).into_python(py);
+        stepped.inspect_err(|_| state.end(py))
+    }
+
+    /// Ends the load if something went wrong between its steps: Ctrl-C, or a callback.
+    fn ended_by<T>(&self, py: Python<'_>, result: PyResult<T>) -> PyResult<T> {
+        result.inspect_err(|_| {
+            if let Ok(mut state) = self.state.lock(py) {
+                state.end(py);
+            }
+        })
     }
 }
 
@@ -72,54 +75,59 @@ impl Loading {
     /// are no more; `None` if there is none after `patience` seconds.
     #[pyo3(signature = (most=1, patience=None))]
     fn next(&self, py: Python<'_>, most: usize, patience: Option<f64>) -> PyResult<Option<Vec<Tensor>>> {
-        self.with_running(py, |loading| {
-            loop {
-                let arrival = py.detach(|| loading.next_within(tick(patience))).into_python(py)?;
-                py.check_signals()?;
-                match arrival {
+        loop {
+            let arrived = self.step(py, |loading| {
+                Ok(match loading.next_within(tick(patience))? {
                     Arrival::Tensor(tensor) => {
                         let others =
                             std::iter::from_fn(|| loading.next_arrived()).take(most.saturating_sub(1));
-                        let tensors = std::iter::once(tensor).chain(others);
-                        return Ok(Some(tensors.map(Tensor::from).collect()));
+                        Some(std::iter::once(tensor).chain(others).collect())
                     }
-                    Arrival::Pending if patience.is_some() => return Ok(None),
-                    Arrival::Pending => {}
-                    Arrival::Finished => return Ok(Some(Vec::new())),
+                    Arrival::Pending => None,
+                    Arrival::Finished => Some(Vec::new()),
+                })
+            })?;
+            // An interrupt drops them.
+            let arrived: Option<Detached<Vec<_>>> = arrived.map(Detached::new);
+            self.ended_by(py, self.state.between(py))?;
+            match arrived {
+                Some(tensors) => {
+                    return Ok(Some(tensors.into_inner().into_iter().map(Tensor::from).collect()));
                 }
+                None if patience.is_some() => return Ok(None),
+                None => {}
             }
-        })
+        }
     }
 
     /// All tensors that were not handed out yet, in the order of the checkpoint. Calls `progress(bytes_done, bytes_total)` now and then.
     #[pyo3(signature = (progress=None))]
     fn wait(&self, py: Python<'_>, progress: Option<Py<PyAny>>) -> PyResult<Vec<Tensor>> {
-        self.with_running(py, |loading| {
-            // An interrupt drops them.
-            let mut tensors = Detached::new(Vec::new());
-            let mut told = u64::MAX;
-            loop {
-                let finished = py.detach(|| drain(loading, &mut tensors)).into_python(py)?;
-                py.check_signals()?;
-                if let Some(progress) = &progress {
-                    let state = loading.progress();
-                    if state.bytes_done != told {
-                        told = state.bytes_done;
-                        progress.call1(py, (state.bytes_done, state.bytes_total))?;
-                    }
-                }
-                if finished {
-                    // The same order in every process: code that iterates a dictionary on many ranks relies on it.
-                    tensors.sort_by_key(hoistway::Tensor::id);
-                    return Ok(tensors.into_inner().into_iter().map(Tensor::from).collect());
-                }
+        // An interrupt drops them.
+        let mut tensors = Detached::new(Vec::new());
+        let mut told = u64::MAX;
+        loop {
+            let arrived = &mut *tensors;
+            let (finished, state) =
+                self.step(py, |loading| Ok((drain(loading, arrived)?, loading.progress())))?;
+            self.ended_by(py, self.state.between(py))?;
+            if let Some(progress) = &progress
+                && state.bytes_done != told
+            {
+                told = state.bytes_done;
+                self.ended_by(py, progress.call1(py, (state.bytes_done, state.bytes_total)))?;
             }
-        })
+            if finished {
+                // The same order in every process: code that iterates a dictionary on many ranks relies on it.
+                tensors.sort_by_key(hoistway::Tensor::id);
+                return Ok(tensors.into_inner().into_iter().map(Tensor::from).collect());
+            }
+        }
     }
 
     /// What was loaded so far, in bytes, and in all.
-    fn progress(&self) -> PyResult<(u64, u64)> {
-        Ok(match &*self.lock()? {
+    fn progress(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        Ok(match &*self.state.lock(py)? {
             State::Running(loading) => (loading.progress().bytes_done, loading.progress().bytes_total),
             State::Ended(report) => {
                 let done = report.carriers.iter().map(|carrier| carrier.tensor_bytes).sum();
@@ -130,13 +138,13 @@ impl Loading {
 
     /// Ends the load early and waits for its threads.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        self.lock()?.end(py);
+        self.state.lock(py)?.end(py);
         Ok(())
     }
 
     /// What the load did.
     fn report(&self, py: Python<'_>) -> PyResult<NativeReport> {
-        let report = match &mut *self.lock()? {
+        let report = match &mut *self.state.lock(py)? {
             // It may ask a device's library what it has counted.
             State::Running(loading) => {
                 let loading = &mut **loading;
@@ -151,9 +159,8 @@ impl Loading {
 impl Drop for Loading {
     fn drop(&mut self) {
         // Threads that end may take a while, and other Python threads should not have to wait for them.
-        if let Ok(state) = self.state.get_mut()
-            && matches!(state, State::Running(_))
-        {
+        let state = self.state.get_mut();
+        if matches!(state, State::Running(_)) {
             Python::attach(|py| state.end(py));
         }
     }

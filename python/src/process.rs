@@ -1,15 +1,27 @@
 //! Objects that belong to the process that opened them, and may take a while to end.
 #![allow(unsafe_code)]
 
-use crate::{error::named, holder::holds_interpreter};
-use pyo3::{ffi, prelude::*, types::PyDict};
+use crate::{
+    error::{IntoPython, named},
+    holder::holds_interpreter,
+};
+use hoistway::Error;
+use pyo3::{ffi, prelude::*, sync::MutexExt, types::PyDict};
 use std::{
     mem::ManuallyDrop,
     ops::{Deref, DerefMut},
     process,
-    sync::mpsc,
+    sync::{
+        Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
     thread,
+    time::Duration,
 };
+
+/// How long a thread that takes step after step leaves a state to those that wait for it.
+const TURN: Duration = Duration::from_millis(1);
 
 /// A part of a store or reader, which a child of `fork` cannot use.
 pub(crate) struct Tied<T> {
@@ -86,6 +98,57 @@ impl<T: Send> Owned<T> {
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<&T> {
         self.0.get(py)
     }
+
+    /// The part, if this is the process that it belongs to.
+    pub(crate) fn here(&self) -> Option<&T> {
+        Some(&self.0.part).filter(|_| self.0.process == process::id())
+    }
+}
+
+/// A state that threads work on in short steps, so that each lets the others in: one that waits for a load, and those that
+/// ask for its report meanwhile. Signal handlers, which may ask too, run [`between`](Self::between) steps.
+pub(crate) struct Stepwise<T> {
+    state: Mutex<T>,
+    /// Threads that wait for their turn.
+    waiting: AtomicUsize,
+    process: u32,
+}
+
+impl<T> Stepwise<T> {
+    pub(crate) fn new(state: T) -> Self {
+        Self { state: Mutex::new(state), waiting: AtomicUsize::new(0), process: process::id() }
+    }
+
+    /// The state, once no other thread works on it.
+    pub(crate) fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, T>> {
+        match self.state.try_lock() {
+            Ok(state) => Ok(state),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            // The thread that has it is none of this process.
+            Err(TryLockError::WouldBlock) if self.process != process::id() => {
+                Err(forked(py).unwrap_or_else(|broken| broken))
+            }
+            Err(TryLockError::WouldBlock) => {
+                self.waiting.fetch_add(1, Ordering::Relaxed);
+                let state = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+                Ok(state)
+            }
+        }
+    }
+
+    /// Called between two steps, without the state: looks for Ctrl-C, and lets other threads in.
+    pub(crate) fn between(&self, py: Python<'_>) -> PyResult<()> {
+        py.check_signals()?;
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            py.detach(|| thread::sleep(TURN));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        self.state.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// An object of Python's that any thread may drop: it is let go at once. That of `Py` alone would wait for the next call of
@@ -139,7 +202,8 @@ pub(crate) fn patiently<T: Send + 'static>(
     let (sender, receiver) = mpsc::sync_channel(1);
     // After an interrupt no thread receives it.
     let thread = thread::Builder::new().name("hoistway-wait".into()).stack_size(crate::STACK_BYTES);
-    thread.spawn(move || sender.send(work()))?;
+    let started = thread.spawn(move || sender.send(work()));
+    started.map_err(|source| Error::System { operation: "starting a thread", source }).into_python(py)?;
     match crate::wait_for(py, receiver).1? {
         Some(result) => Ok(result),
         None => crate::panicked(py),

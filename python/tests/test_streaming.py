@@ -7,12 +7,20 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import hoistway
 import pytest
 from conftest import StandIn, assert_threads_end, make_cold, run, same_bytes, thread_count, write_model
-from hoistway.errors import FileChangedError, OptionError, TruncatedError, UnsupportedDtypeError
+from hoistway.errors import (
+    CancelledError,
+    FileChangedError,
+    OptionError,
+    TruncatedError,
+    UnsupportedDtypeError,
+)
+from python_server import Server
 
 MANY = {f"t{number:03}": ("U8", [(1 << 20) + number * 1001]) for number in range(64)}
 
@@ -47,6 +55,53 @@ def test_every_tensor_comes_once_and_whole(many: Path, route: str, order: str, m
     assert all(data == expected[name].tobytes() for name, data in given)
     assert stream.report.tensors == len(MANY)
     assert stream.report.route == route
+
+
+@pytest.mark.parametrize("has_targets", [False, True])
+def test_a_signal_handler_may_ask_for_the_report(many: Path, has_targets: bool) -> None:
+    script = """
+        import signal, sys
+        import hoistway, numpy as np
+        asked = []
+        signal.signal(signal.SIGALRM, lambda *_: asked.append(stream.report.tensors))
+        with hoistway.open(sys.argv[1], framework="numpy") as checkpoint:
+            targets = {name: np.zeros(checkpoint.get_shape(name), np.uint8) for name in checkpoint.keys()}
+            copy_into = targets if sys.argv[2] == "True" else None
+            stream = checkpoint.iter_tensors(copy_into=copy_into, max_in_flight="2MiB")
+            signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+            count = sum(1 for _ in stream)
+            while not asked:
+                signal.pause()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        print(count)
+        """
+    done = run(script, many, has_targets)
+    assert done.stdout == f"{len(MANY)}\n", done.stderr
+
+
+@pytest.mark.parametrize("has_targets", [False, True])
+def test_another_thread_may_watch_a_stream_and_end_it(tmp_path: Path, has_targets: bool) -> None:
+    server = Server(write_model(tmp_path / "model.safetensors", {"a": ("U8", [3_000_000])}).read_bytes())
+    ended: list[Exception] = []
+
+    def read_all() -> None:
+        try:
+            list(stream)
+        except Exception as error:
+            ended.append(error)
+
+    with hoistway.open(f"http://127.0.0.1:{server.port}/model.safetensors", framework="numpy") as checkpoint:
+        copy_into = {"a": bytearray(3_000_000)} if has_targets else None
+        server.trouble = "silent"
+        stream = checkpoint.iter_tensors(copy_into=copy_into)
+        thread = threading.Thread(target=read_all)
+        thread.start()
+        assert server.met.wait(60)
+        assert stream.report.tensors in (0, 1)
+        stream.close()
+        thread.join(60)
+    server.close()
+    assert [type(error) for error in ended] == [CancelledError]
 
 
 @pytest.mark.parametrize("layout", ["file", "packed", "tensor"])
