@@ -187,7 +187,7 @@ type LayerStats struct {
 	JSON json.RawMessage `json:"-"`
 }
 
-// Stats tells what the stream has done. It waits for a call of Next under way.
+// Stats tells what the stream has done. It does not wait for a call of Next under way.
 func (s *LayerStream) Stats() (*LayerStats, error) {
 	pointer, err := s.held().acquire()
 	if err != nil {

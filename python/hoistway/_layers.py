@@ -196,7 +196,12 @@ class LayerStream:
         return stats
 
     def close(self) -> None:
-        """Ends the reads, and frees the memory of layers whose tensors you do not hold."""
+        """Ends the reads, and frees the memory of layers whose tensors you do not hold.
+
+        A thread that waits for room gets `CancelledError`.
+        """
+        if self._native is not None:
+            self._native.stop()
         if self._current is not None:
             self._current._release()
             self._current = None

@@ -8,13 +8,21 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import hoistway
 import numpy as np
 import pytest
 from conftest import write_model
-from hoistway.errors import ForkedError, MemoryBudgetError, OptionError, StorageError, TensorNotFoundError
+from hoistway.errors import (
+    CancelledError,
+    ForkedError,
+    MemoryBudgetError,
+    OptionError,
+    StorageError,
+    TensorNotFoundError,
+)
 from interrupting import threads_of, wait_until
 
 LAYER = 64 << 10
@@ -96,6 +104,27 @@ def test_tensors_outlive_the_stream(model: Path) -> None:
     assert held.tobytes() == expected
     with pytest.raises(ValueError, match="read-only"):
         held[0] = 0
+
+
+def test_statistics_do_not_wait_for_a_wait_and_closing_ends_it(model: Path) -> None:
+    layers = stream(model, 1.5, timeout=3600)
+    held = layers.next_layer()["model.layers.0.up"]
+    ended: list[type[BaseException]] = []
+
+    def wait() -> None:
+        try:
+            layers.next_layer()
+        except CancelledError as error:
+            ended.append(type(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    wait_until(lambda: "hoistway-wait" in threads_of(os.getpid()))
+    assert layers.stats()["served"] == 1
+    layers.close()
+    thread.join(60)
+    assert ended == [CancelledError]
+    assert held.nbytes == LAYER // 2
 
 
 def test_an_order_of_ones_own(model: Path) -> None:

@@ -898,7 +898,8 @@ void hoistway_layers_free(hoistway_layers *layers);
 hoistway_status hoistway_layers_next(const hoistway_layers *layers,
                                      hoistway_layer **layer);
 
-// Sets `json` to statistics of a stream of layers. Free it with `hoistway_string_free`.
+// Sets `json` to statistics of a stream of layers. Free it with `hoistway_string_free`. Does not wait for a call of
+// `hoistway_layers_next` under way.
 //
 // What the caller promises:
 // `layers` must be live, `json` writable.

@@ -13,7 +13,7 @@ use hoistway::{
     DeviceId,
     read::{Reader, ReaderOptions},
 };
-use hoistway_experts::layers::{self, Layer, LayerOptions, LayerSpec, LayerTensor};
+use hoistway_experts::layers::{self, Layer, LayerOptions, LayerSpec, LayerTensor, LayerWatch};
 use pyo3::{prelude::*, types::PyDict};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -23,9 +23,20 @@ pub(crate) struct LayerStream {
     stream: Owned<Arc<Shared>>,
 }
 
+impl Drop for LayerStream {
+    fn drop(&mut self) {
+        // A thread that waits, as after an interrupt, would keep the memory.
+        if let Some(shared) = self.stream.here() {
+            shared.watch.stop();
+        }
+    }
+}
+
 /// The state that a stream and the threads that wait for its layers share.
 struct Shared {
     stream: Mutex<layers::LayerStream>,
+    /// For who must not wait for the stream.
+    watch: LayerWatch,
     /// A layer whose wait was interrupted: it is the next one.
     waited_for: Mutex<Option<Layer>>,
     /// The layer that was handed out last, which its tensors hold too.
@@ -60,10 +71,11 @@ impl LayerStream {
             let reader = Arc::new(Reader::new(&reader)?);
             layers::LayerStream::new(&checkpoint, &reader, &specs, &options)
         };
-        let stream = Mutex::new(py.detach(open).into_python(py)?);
+        let stream = py.detach(open).into_python(py)?;
         Ok(Self {
             stream: Owned::new(Arc::new(Shared {
-                stream,
+                watch: stream.watch(),
+                stream: Mutex::new(stream),
                 waited_for: Mutex::default(),
                 handed_out: Mutex::default(),
             })),
@@ -122,10 +134,16 @@ impl LayerStream {
         told.into_python(py)
     }
 
+    /// Ends a wait for room, whichever thread waits.
+    fn stop(&self, py: Python<'_>) -> PyResult<()> {
+        self.stream.get(py)?.watch.stop();
+        Ok(())
+    }
+
     /// What it has done, as JSON.
     fn stats(&self, py: Python<'_>) -> PyResult<String> {
         let shared = self.stream.get(py)?;
-        let stats = py.detach(|| lock(&shared.stream).stats());
+        let stats = shared.watch.stats();
         let mut values = serde_json::to_value(&stats).into_python(py)?;
         if let Some(values) = values.as_object_mut() {
             values.insert("stall_seconds".into(), stats.stall.as_secs_f64().into());

@@ -10,7 +10,7 @@ use crate::{
     text,
     versioned::{self, Versioned},
 };
-use ::hoistway_experts::layers::{Layer, LayerOptions, LayerSpec, LayerStream, numbered_layers};
+use ::hoistway_experts::layers::{Layer, LayerOptions, LayerSpec, LayerStream, LayerWatch, numbered_layers};
 use std::{
     ffi::{CString, c_char, c_void},
     ptr,
@@ -20,6 +20,8 @@ use std::{
 /// A stream of the layers of a model, which begins again after the last layer.
 pub struct hoistway_layers {
     stream: Mutex<LayerStream>,
+    /// For who must not wait for the stream.
+    watch: LayerWatch,
 }
 
 /// A layer in memory, until it is freed.
@@ -129,7 +131,7 @@ pub unsafe extern "C" fn hoistway_layers_open(
         let checkpoint = catalog.checkpoint();
         let specs = specs.unwrap_or_else(|| numbered_layers(checkpoint.catalog()));
         let stream = LayerStream::new(checkpoint, reader.shared(), &specs, &options)?;
-        Ok(hoistway_layers { stream: Mutex::new(stream) })
+        Ok(hoistway_layers { watch: stream.watch(), stream: Mutex::new(stream) })
     };
     // SAFETY: writable, as the caller says.
     unsafe { handle::make(layers, open) }
@@ -172,7 +174,8 @@ pub unsafe extern "C" fn hoistway_layers_next(
     unsafe { handle::make(layer, next) }
 }
 
-/// Sets `json` to statistics of a stream of layers. Free it with `hoistway_string_free`.
+/// Sets `json` to statistics of a stream of layers. Free it with `hoistway_string_free`. Does not wait for a call of
+/// `hoistway_layers_next` under way.
 ///
 /// # Safety
 /// `layers` must be live, `json` writable.
@@ -184,7 +187,7 @@ pub unsafe extern "C" fn hoistway_layers_stats(
     call(|| {
         // SAFETY: live, as the caller says.
         let layers = unsafe { held(layers, "stream of layers")? };
-        let stats = layers.stream.lock().unwrap_or_else(PoisonError::into_inner).stats();
+        let stats = layers.watch.stats();
         let mut told = serde_json::to_value(&stats)?;
         told["stall"] = stats.stall.as_secs_f64().into();
         // SAFETY: writable, as the caller says.

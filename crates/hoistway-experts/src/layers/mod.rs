@@ -21,13 +21,14 @@ use hoistway::{
     read::{Batch, Priority, ReadFile, ReadRequest, Reader, Target},
 };
 use hoistway_device::Fence;
+use hoistway_io::parallel::lock;
 use plan::{LayerPlan, PlannedTensor, Residency};
 use room::{Claim, LayerRoom};
 use serde::Serialize;
 use std::{
     collections::{HashMap, VecDeque},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -97,7 +98,16 @@ pub struct LayerStream {
     /// The memory of layers on a device, if they go there.
     buffers: Option<Arc<Buffers>>,
     timeout: Duration,
-    stats: LayerStats,
+    stats: Arc<Mutex<LayerStats>>,
+}
+
+/// Tells what a stream of layers has done while another thread waits for its next layer, and ends such a wait.
+#[derive(Clone, Debug)]
+pub struct LayerWatch {
+    room: Arc<LayerRoom>,
+    memory: SpareMemory,
+    buffers: Option<Arc<Buffers>>,
+    stats: Arc<Mutex<LayerStats>>,
 }
 
 /// Statistics of a stream of layers.
@@ -212,7 +222,7 @@ impl LayerStream {
             memory: SpareMemory::new(options.budget_bytes),
             buffers,
             timeout: options.timeout,
-            stats,
+            stats: Arc::new(Mutex::new(stats)),
         })
     }
 
@@ -224,8 +234,8 @@ impl LayerStream {
     /// The next layer, behind the last of which the first comes again. Starts to read the layers after it.
     ///
     /// # Errors
-    /// [`Error::Read`]; [`Error::NoRoom`] if callers hold layers until the timeout; [`Error::Engine`]. The layer is next
-    /// again then.
+    /// [`Error::Read`]; [`Error::NoRoom`] if callers hold layers until the timeout; [`Error::Engine`], also after
+    /// [`LayerWatch::stop`]. The layer is next again then.
     pub fn next_layer(&mut self) -> Result<Layer> {
         let layer = self.next;
         let resident = match self.kept.get(&layer) {
@@ -241,18 +251,23 @@ impl LayerStream {
         let next = (layer + 1) % self.layers.len();
         self.read_ahead(next)?;
         self.next = next;
-        self.stats.served += 1;
+        lock(&self.stats).served += 1;
         Ok(Layer::of(resident))
     }
 
     /// Its statistics.
     pub fn stats(&self) -> LayerStats {
-        let (peak_device_bytes, allocations) = match &self.buffers {
-            Some(buffers) => (buffers.peak_bytes(), buffers.allocations()),
-            None => (0, self.memory.allocations()),
-        };
-        let peak_bytes = self.room.peak_bytes();
-        LayerStats { peak_bytes, peak_device_bytes, allocations, ..self.stats.clone() }
+        self.watch().stats()
+    }
+
+    /// What other threads may use while this one waits.
+    pub fn watch(&self) -> LayerWatch {
+        LayerWatch {
+            room: self.room.clone(),
+            memory: self.memory.clone(),
+            buffers: self.buffers.clone(),
+            stats: self.stats.clone(),
+        }
     }
 
     /// Waits for a layer.
@@ -270,7 +285,7 @@ impl LayerStream {
         };
         let PendingLayer { batch, buffer, claim, .. } = pending;
         let is_whole = batch.wait().is_ok();
-        self.stats.stall += asked.elapsed();
+        lock(&self.stats).stall += asked.elapsed();
         let plan = self.layers[layer].clone();
         if !is_whole {
             let failed = (0..batch.len()).find(|read| batch.status(*read).error().is_some());
@@ -281,14 +296,14 @@ impl LayerStream {
         }
         let memory = match buffer {
             Some(buffer) => {
-                self.stats.bytes_read += batch.bytes_total();
+                lock(&self.stats).bytes_read += batch.bytes_total();
                 buffer.filled();
                 LayerMemory::Device(buffer)
             }
             None => {
                 let blocks: Option<Vec<Block>> = (0..batch.len()).map(|read| batch.take(read)).collect();
                 let blocks = blocks.ok_or_else(|| Error::Internal("a read has no memory".into()))?;
-                self.stats.bytes_read += blocks.iter().map(|block| block.len() as u64).sum::<u64>();
+                lock(&self.stats).bytes_read += blocks.iter().map(|block| block.len() as u64).sum::<u64>();
                 LayerMemory::Host(blocks)
             }
         };
@@ -356,6 +371,23 @@ impl LayerStream {
         }
         let batch = self.reader.submit(requests, priority)?;
         Ok((batch, Some(buffer)))
+    }
+}
+
+impl LayerWatch {
+    /// The statistics of the stream. Does not wait for a layer that another thread waits for.
+    pub fn stats(&self) -> LayerStats {
+        let (peak_device_bytes, allocations) = match &self.buffers {
+            Some(buffers) => (buffers.peak_bytes(), buffers.allocations()),
+            None => (0, self.memory.allocations()),
+        };
+        let peak_bytes = self.room.peak_bytes();
+        LayerStats { peak_bytes, peak_device_bytes, allocations, ..lock(&self.stats).clone() }
+    }
+
+    /// Ends waits for room: [`LayerStream::next_layer`] fails with [`hoistway::Error::Cancelled`] where it would wait, now and later.
+    pub fn stop(&self) {
+        self.room.stop();
     }
 }
 

@@ -20,6 +20,7 @@ pub(super) struct LayerRoom {
 struct Used {
     bytes: u64,
     peak_bytes: u64,
+    is_stopped: bool,
 }
 
 /// Bytes of a budget, until it is dropped.
@@ -46,7 +47,7 @@ impl LayerRoom {
     /// Claims bytes, and waits for them no longer than `timeout`.
     ///
     /// # Errors
-    /// [`Error::NoRoom`].
+    /// [`Error::NoRoom`]; [`hoistway::Error::Cancelled`] once it is stopped.
     pub(super) fn claim(self: &Arc<Self>, bytes: u64, timeout: Duration) -> Result<Claim> {
         let asked = Instant::now();
         let mut used = lock(&self.used);
@@ -54,12 +55,21 @@ impl LayerRoom {
             if let Some(claim) = self.take(&mut used, bytes) {
                 return Ok(claim);
             }
+            if used.is_stopped {
+                return Err(hoistway::Error::Cancelled.into());
+            }
             let Some(left) = timeout.checked_sub(asked.elapsed()).filter(|left| !left.is_zero()) else {
                 let (leased, budget) = (used.bytes, self.budget);
                 return Err(Error::NoRoom { needed: bytes, leased, budget, waited: asked.elapsed() });
             };
             used = self.freed.wait_timeout(used, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Lets no claim wait any more.
+    pub(super) fn stop(&self) {
+        lock(&self.used).is_stopped = true;
+        self.freed.notify_all();
     }
 
     fn take(self: &Arc<Self>, used: &mut Used, bytes: u64) -> Option<Claim> {

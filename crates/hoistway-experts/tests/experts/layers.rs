@@ -14,7 +14,7 @@ use hoistway_experts::{
     Error,
     layers::{Layer, LayerOptions, LayerSpec, LayerStream, numbered_layers},
 };
-use std::{collections::BTreeSet, fs, sync::Arc};
+use std::{collections::BTreeSet, fs, sync::Arc, thread, time::Duration};
 
 const LAYERS: usize = 6;
 /// Blocks of a layer, as it lies in memory at most.
@@ -299,6 +299,22 @@ fn layers_that_are_held_end_the_stream_with_an_error_and_not_with_more_memory() 
     }
     drop(held);
     assert_is(&stream.next_layer().unwrap(), 2);
+}
+
+#[test]
+fn a_wait_for_room_can_be_watched_and_ended() {
+    let dense = dense();
+    let options = LayerOptions::default().budget_bytes(LAYER_BYTES).ahead(0).timeout(Duration::MAX);
+    let mut stream = open_with(&dense, options, ReaderOptions::default()).unwrap();
+    let watch = stream.watch();
+    let held = stream.next_layer().unwrap();
+    let waiting = thread::spawn(move || stream.next_layer().map(drop));
+    // Neither waits for the other thread, whether it has come to its wait or not.
+    assert_eq!(watch.stats().served, 1);
+    watch.stop();
+    let error = waiting.join().unwrap().unwrap_err();
+    assert!(matches!(error, Error::Engine(hoistway::Error::Cancelled)), "{error:?}");
+    assert_is(&held, 0);
 }
 
 #[test]
