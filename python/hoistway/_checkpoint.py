@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from hoistway import _native, _totals
@@ -48,7 +49,7 @@ from hoistway._stream import (
 )
 from hoistway._targets import CopyInto, Target, Wanted, chosen, filled, mark_as_written
 from hoistway._words import counted, in_words, listed, preformatted
-from hoistway.errors import ClosedError, MissingPackageError, OptionError, TargetError
+from hoistway.errors import ClosedError, MissingPackageError, OptionError, SliceError, TargetError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -277,7 +278,6 @@ class Checkpoint(Generic[T]):
         name = device_name(chosen, framework)
         check_framework(framework, name)
         self._framework = framework, name
-        self._is_torch = is_torch(framework)
         self._options: dict[str, Any] = {"device": name, "pool": pool, **options}
         if allocator == "torch" and name == "cpu":
             raise OptionError(
@@ -291,8 +291,8 @@ class Checkpoint(Generic[T]):
             find_libraries()
         self._options["usrbio_directories"] = usrbio_directories()
         check_names(options)
-        if offset is not None and not 0 <= offset < 1 << 64:
-            raise OptionError(f"offset cannot be {offset}: it must be a number of bytes")
+        if offset is not None and (not hasattr(offset, "__index__") or not 0 <= offset < 1 << 64):
+            raise OptionError(f"offset cannot be {offset!r}: it must be a number of bytes")
         _native.check_options(**self._options)
         self._native: _native.Checkpoint | None = _native.Checkpoint(
             path_texts(paths),
@@ -304,6 +304,8 @@ class Checkpoint(Generic[T]):
         self._converter: Converter | None = None
         self._metadata: Mapping[str, Any] | None = None
         self._report: _native.Report | None = None
+        # A signal handler that loads may interrupt a thread that has it.
+        self._noting = RLock()
 
     @property
     def _convert(self) -> Converter:
@@ -357,7 +359,7 @@ class Checkpoint(Generic[T]):
         return TensorSlice(self, name, dtype, list(shape))
 
     def _part(self, name: str, index: Any) -> Part:
-        return Part(name, index, self._info(name), is_torch=self._is_torch)
+        return Part(name, index, self._info(name), is_torch=is_torch(self._framework[0]))
 
     def load(
         self,
@@ -371,10 +373,11 @@ class Checkpoint(Generic[T]):
     ) -> LoadedTensors[T]:
         """Loads tensors; see `load_file` for the arguments."""
         request, parts = self._request(select, exclude, slices, pool, options)
+        for part in parts.values():
+            part.check_framework(self._framework[0])
         tensors = self._load(request, progress)
         for name, part in parts.items():
-            if name in tensors:
-                tensors[name] = part.finish(tensors[name])
+            tensors[name] = part.finish(tensors[name])
         return tensors
 
     def iter_tensors(
@@ -401,15 +404,16 @@ class Checkpoint(Generic[T]):
                 each tensor before the next one stays within this limit, except for the huge pages at the ends of
                 tensors, and for two pieces of a device's memory, which are kept for the next tensors. A tensor larger
                 than the limit is loaded alone. A pool, or the reserve of huge pages, must still have room for all
-                tensors. Targets of ``copy_into`` do not count. Default: no limit.
+                tensors. Targets of ``copy_into`` and mapped tensors do not count. Default: no limit.
             copy_into: The caller's memory to read tensors into. Either a mapping from names of tensors to targets, or
                 a function that is called with name, type and shape of each tensor and returns a target or ``None``.
                 A target is a tensor of torch, an array of numpy, a writable buffer, or an object with a CUDA array
                 interface. It must be contiguous, with the type and shape of its tensor or slice, and must not be used
-                or resized until it is delivered. Tensors without a target are loaded into memory of hoistway. Autograd
-                sees a target of torch as changed in place. Options for the memory of tensors apply to those without a
-                target; if all tensors have one, such options are errors, unless they come from the checkpoint or the
-                environment. After an error, the contents of targets that were not delivered are undefined.
+                or resized until it is delivered. Targets of tensors that are not selected are left alone. Tensors
+                without a target are loaded into memory of hoistway. Autograd sees a target of torch as changed in
+                place. Options for the memory of tensors apply to those without a target; if all tensors have one, such
+                options are errors, unless they come from the checkpoint or the environment. After an error, the
+                contents of targets that were not delivered are undefined.
             pool: As in `load_file`.
             options: As in `load_file`.
 
@@ -430,6 +434,9 @@ class Checkpoint(Generic[T]):
         if targets and not rest:
             filling = self._fill(targets, request, order, is_all=True)
             return TensorStream(filled(filling, targets), [filling], self._note)
+        for name, part in parts.items():
+            if name not in targets:
+                part.check_framework(self._framework[0])
         most = BATCH if max_in_flight is None else 1
         tensors = self._start(request, order, max_in_flight)
         if not targets:
@@ -561,6 +568,12 @@ class Checkpoint(Generic[T]):
             "pool": pool,
             **options,
         }
+        if parts:
+            selection = {name: request[name] for name in ("select", "exclude")}
+            read = {name for name, *_ in self._opened.planned(**selection)}
+            for name in parts:
+                if name not in read:
+                    raise SliceError(f"there is a slice of tensor {name!r}, which is not read", tensor=name)
         return request, parts
 
     def _check_existence(self, names: Iterable[str]) -> None:
@@ -660,8 +673,10 @@ class Checkpoint(Generic[T]):
         return tensors, native_report
 
     def _note(self, report: _native.Report) -> None:
-        _totals.note(report, is_first=self._report is None)
-        self._report = report if self._report is None else self._report.merged(report)
+        with self._noting:
+            is_first = self._report is None
+            self._report = report if self._report is None else self._report.merged(report)
+        _totals.note(report, is_first=is_first)
 
 
 class TensorSlice(Generic[T]):
@@ -692,6 +707,7 @@ class TensorSlice(Generic[T]):
 
     def __getitem__(self, index: Any) -> T:
         part = self._checkpoint._part(self._name, index)
+        part.check_framework(self._checkpoint._framework[0])
         request = {"select": [self._name], "slices": {self._name: part.ranges}}
         finished: T = part.finish(self._checkpoint._load(request)[self._name])
         return finished

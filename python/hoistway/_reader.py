@@ -63,7 +63,7 @@ class Reader:
         **options: Unpack[ReaderOptions],
     ) -> None:
         self._convert = converter(framework)
-        self._is_torch = is_torch(framework)
+        self._framework = framework
         self._lacking = types_without_package(framework)
         self._checkpoint = opened(paths, lenient, offset, store)
         self._native: _native.Reader | None = _native.Reader(self._checkpoint, **reader_options(options))
@@ -141,7 +141,7 @@ class Reader:
         return Reading(self._native.submit(wanted, priority, begin_by), self._convert, parts)
 
     def close(self) -> None:
-        """Ends the threads of the reader, once no `Reading` needs them."""
+        """Ends the threads of the reader, once no `Reading` is left."""
         self._native = None
 
     def __enter__(self) -> Self:
@@ -164,7 +164,8 @@ class Reader:
 
     def _part(self, name: str, index: Any) -> Part:
         info = self._checkpoint.info(name)
-        part = Part(name, index, info, is_torch=self._is_torch)
+        part = Part(name, index, info, is_torch=is_torch(self._framework))
+        part.check_framework(self._framework)
         whole = [(0, size) for size in info[1]]
         if part.ranges[1:] != whole[1 : len(part.ranges)]:
             raise SliceError(
@@ -186,12 +187,14 @@ class Reading(Iterator[tuple[str, Any]]):
         self._native: _native.Reading | None = native
         self._convert = convert
         self._parts = parts
+        # What was read, and could not be converted.
+        self._kept: list[_native.Tensor] = []
 
     def __len__(self) -> int:
         return len(self._opened)
 
     def __next__(self) -> tuple[str, Any]:
-        tensor = self._opened.next()
+        tensor = self._kept.pop(0) if self._kept else self._opened.next()
         if tensor is None:
             raise StopIteration
         (named,) = self._converted([tensor]).items()
@@ -202,8 +205,12 @@ class Reading(Iterator[tuple[str, Any]]):
 
         Raises:
             WaitTimeoutError: They were not read within ``timeout`` seconds. The reads go on.
+            UnsupportedDtypeError: The framework has no type for one of them. Iterating gives the others.
         """
-        return self._converted(self._opened.wait(timeout))
+        self._kept.extend(self._opened.wait(timeout))
+        converted = self._converted(self._kept)
+        self._kept.clear()
+        return converted
 
     def done(self) -> bool:
         """Whether all reads have ended, with or without an error."""
@@ -229,6 +236,7 @@ class Reading(Iterator[tuple[str, Any]]):
     def close(self) -> None:
         """Cancels reads that have not begun, and waits for the others. Delivered tensors stay valid."""
         self._native = None
+        self._kept.clear()
 
     def __repr__(self) -> str:
         if self._native is None:

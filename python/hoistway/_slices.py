@@ -6,7 +6,6 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from hoistway import _native
 from hoistway.errors import OptionError, SliceError
 
 
@@ -85,10 +84,15 @@ class Part:
         then = [*self._then, *[slice(None)] * (len(shape) - len(self._then))]
         return tuple(size for size, item in zip(shape, then, strict=True) if item != 0)
 
+    def check_framework(self, framework: str) -> None:
+        """Fails if tensors of the framework cannot be indexed, and `finish` would have to."""
+        if framework == "raw" and not self._is_range:
+            raise OptionError("framework 'raw' takes slices of step 1 only, no integers")
+
     def finish(self, tensor: Any) -> Any:
         """Drops the dimensions that were indexed with integers, and applies steps."""
-        if all(item == slice(None, None, 1) for item in self._then):
-            return tensor
-        if isinstance(tensor, _native.Tensor):
-            raise OptionError("framework 'raw' takes slices of step 1 only, no integers")
-        return tensor[tuple(self._then)]
+        return tensor if self._is_range else tensor[tuple(self._then)]
+
+    @property
+    def _is_range(self) -> bool:
+        return all(item == slice(None, None, 1) for item in self._then)

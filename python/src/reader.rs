@@ -68,7 +68,8 @@ impl Reader {
             tensors.push(tensor);
         }
         let batch = py.detach(|| reader.submit(requests, priority)).into_python(py)?;
-        Ok(Reading { batch: Owned::new(batch), tensors, told: AtomicUsize::new(0) })
+        let (batch, reader) = (Owned::new(batch), Owned::new(reader));
+        Ok(Reading { batch, _reader: reader, tensors, told: AtomicUsize::new(0) })
     }
 }
 
@@ -120,6 +121,8 @@ struct Described {
 pub(crate) struct Reading {
     /// Dropping it cancels what has not begun, and waits for the rest.
     batch: Owned<Batch>,
+    /// After the batch, whose reads end with the threads of the reader.
+    _reader: Owned<Arc<hoistway::read::Reader>>,
     tensors: Vec<Described>,
     /// Reads whose end `next` has told.
     told: AtomicUsize,

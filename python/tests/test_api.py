@@ -504,3 +504,10 @@ def test_a_tilde_in_a_path_of_ours_is_the_home(model: Path, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     assert sorted(os.listdir(home)) == ["argument", "variable"]
     assert os.listdir(folder) == []
+
+
+def test_what_is_not_read_has_no_slice(model: Path) -> None:
+    with hoistway.open(model, framework="numpy") as checkpoint:
+        for options in ({"select": "embed"}, {"exclude": "ids"}):
+            with pytest.raises(SliceError, match="slice of tensor 'ids', which is not read"):
+                checkpoint.load(slices={"ids": 0}, **options)

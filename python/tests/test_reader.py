@@ -15,6 +15,7 @@ from hoistway.errors import (
     OptionError,
     SliceError,
     TensorNotFoundError,
+    UnsupportedDtypeError,
     WaitTimeoutError,
 )
 from write import File, Tensor
@@ -59,11 +60,43 @@ def test_steps_take_no_parts_of_blocks(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(File((), [Tensor("q", [4, 64], "Q8_0", data=bytes(4 * 68))]).to_bytes())
     for framework in ("numpy", "raw"):
-        with hoistway.Reader(path, framework=framework) as reader:
-            with pytest.raises(SliceError, match="its elements lie in blocks of 32"):
-                reader.read("q", slices={"q": (slice(None), slice(None, None, 2))})
+        reader = hoistway.Reader(path, framework=framework)
+        with pytest.raises(SliceError, match="its elements lie in blocks of 32"):
+            reader.read("q", slices={"q": (slice(None), slice(None, None, 2))})
     with hoistway.Reader(path, framework="numpy") as reader:
         assert reader.read("q", slices={"q": slice(None, None, 2)})["q"].shape == (2, 68)
+
+
+def test_what_is_read_outlives_the_reader(model: Path, expected) -> None:
+    names = list(expected)
+    assert list(hoistway.Reader(model, framework="numpy").submit(names).wait()) == names
+    with hoistway.Reader(model, framework="numpy", in_flight=1) as reader:
+        later = reader.prefetch(names)
+    assert later.wait()["embed"].tobytes() == expected["embed"].tobytes()
+
+
+def test_a_tensor_that_cannot_be_converted_costs_no_other(tmp_path: Path) -> None:
+    tensors = {"a": ("F32", [4]), "b": ("F6_E2M3", [4]), "c": ("U8", [4])}
+    path = write_model(tmp_path / "model.safetensors", tensors)
+    reading = hoistway.Reader(path, framework="torch").submit(list(tensors))
+    for _ in range(2):
+        with pytest.raises(UnsupportedDtypeError, match="F6_E2M3"):
+            reading.wait()
+    found = [next(reading)[0]]
+    with pytest.raises(UnsupportedDtypeError, match="F6_E2M3"):
+        next(reading)
+    assert [*found, *(name for name, _ in reading)] == ["a", "c"]
+
+
+def test_raw_tensors_are_not_indexed(model: Path) -> None:
+    for index in (0, slice(None, None, 2)):
+        reader = hoistway.Reader(model, framework="raw")
+        with pytest.raises(OptionError, match="'raw' takes slices of step 1"):
+            reader.submit(["embed"], slices={"embed": index})
+        with hoistway.open(model, framework="raw") as checkpoint:
+            with pytest.raises(OptionError, match="'raw' takes slices of step 1"):
+                checkpoint.load(slices={"embed": index})
+            assert checkpoint.report is None
 
 
 def test_slices_of_other_dimensions_are_refused(reader) -> None:
