@@ -259,6 +259,6 @@ fn doctor(
     store: Option<std::collections::HashMap<String, String>>,
 ) -> PyResult<String> {
     let options = bytes::open_options(py, Some(false), 0, store, None)?;
-    let checks = py.detach(|| hoistway::doctor::examine_with(&paths, &options));
+    let checks = process::patiently(py, move || hoistway::doctor::examine_with(&paths, &options))?;
     serde_json::to_string(&checks).into_python(py)
 }

@@ -1,7 +1,10 @@
 //! Options, memory pools and allocators, as Python hands them over.
 #![allow(unsafe_code)]
 
-use crate::{error::IntoPython, process::Attached};
+use crate::{
+    error::IntoPython,
+    process::{Attached, patiently},
+};
 use hoistway::{
     DeviceAllocator, Error, LoadOptions, Order, StreamOptions,
     memory::{HugePages, LentMemory},
@@ -24,7 +27,8 @@ impl MemoryPool {
     #[new]
     fn new(py: Python<'_>, size: &Bound<'_, PyAny>) -> PyResult<Self> {
         let bytes = bytes_of("size", size).into_python(py)?;
-        let pool = py.detach(|| hoistway::memory::MemoryPool::new(bytes)).into_python(py)?;
+        // After Ctrl-C, what was being touched is touched and freed without the caller.
+        let pool = patiently(py, move || hoistway::memory::MemoryPool::new(bytes))?.into_python(py)?;
         Ok(Self { pool })
     }
 

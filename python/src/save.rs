@@ -131,7 +131,11 @@ pub(crate) fn plan_file<'py>(
     });
     let layout = layout.into_python(py)?;
     let ranges = layout.tensors.iter().map(|range| (range.start(), range.end())).collect();
-    Ok((PyBytes::new(py, &layout.header), ranges, layout.len))
+    let header = PyBytes::new_with(py, layout.header.len(), |bytes| {
+        bytes.copy_from_slice(&layout.header);
+        Ok(())
+    })?;
+    Ok((header, ranges, layout.len))
 }
 
 fn dtype_named(name: &str) -> hoistway::Result<Dtype> {

@@ -74,8 +74,12 @@ impl Tensor {
 
     /// A copy of the bytes in host memory.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let bytes = py.detach(|| self.tensor.bytes()).into_python(py)?;
-        Ok(PyBytes::new(py, &bytes))
+        // Not by `PyBytes::new`, which panics where memory is short.
+        let bytes = Detached::new(py.detach(|| self.tensor.bytes()).into_python(py)?);
+        PyBytes::new_with(py, bytes.len(), |copy| {
+            py.detach(|| copy.copy_from_slice(&bytes));
+            Ok(())
+        })
     }
 
     /// The bytes as a flat array of `uint8`, for `numpy.asarray`.

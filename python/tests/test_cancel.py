@@ -40,6 +40,7 @@ CALLS = {
     "read by http": "hoistway.Reader(checkpoint, framework='numpy', route='http').read(['large'])",
     "manifest": "checkpoint.manifest()",
     "stream_layers": "list(layers)",
+    "doctor": "hoistway.doctor(url)",
 }
 
 

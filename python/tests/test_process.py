@@ -399,3 +399,20 @@ def test_work_that_panics_beside_the_look_for_ctrl_c_is_an_error(is_cancellable:
 
     with pytest.raises(hoistway.errors.HoistwayError, match="the work panicked"):
         _native.panic_at_work(is_cancellable)
+
+
+def test_a_copy_of_bytes_that_has_no_room_is_a_memory_error(tmp_path: Path) -> None:
+    script = """
+        import resource, sys
+        import hoistway
+        tensor = hoistway.load_file(sys.argv[1], framework="raw", route="threads")["a"]
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20),) * 2)
+        try:
+            tensor.tobytes()
+        except MemoryError:
+            print("no room")
+        """
+    done = run(script, write_model(tmp_path / "model.safetensors", {"a": ("U8", [64 << 20])}))
+    assert done.stdout == "no room\n", done.stderr
