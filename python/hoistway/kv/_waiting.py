@@ -28,7 +28,8 @@ class Waiting:
 
     def __init__(self, native: _native.KvStore) -> None:
         self._native = native
-        self._lock = threading.Lock()
+        # A signal handler may interrupt a thread that has it.
+        self._lock = threading.RLock()
         self._awaited: dict[int, list[asyncio.Future[Completion]]] = {}
         self._watching: Counter[asyncio.AbstractEventLoop] = Counter()
         self._undrained: dict[int, Completion] = {}

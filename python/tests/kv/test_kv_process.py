@@ -318,3 +318,19 @@ def test_no_thread_is_left_of_a_closed_store(open_store: OpenStore) -> None:
         done.wait(0.01)
     else:
         raise AssertionError("threads are left")
+
+
+def test_a_signal_handler_may_drain_a_store(store_root: Path) -> None:
+    done = run(
+        """
+        import signal, sys
+        from hoistway import kv
+        store = kv.Store(sys.argv[1], capacity="16MiB")
+        # What a signal interrupts, which cannot be hit on purpose.
+        with store._waiting._lock:
+            signal.signal(signal.SIGALRM, lambda *_: print(store.drain_completions()))
+            signal.raise_signal(signal.SIGALRM)
+        """,
+        store_root,
+    )
+    assert done.stdout == "[]\n", done.stderr
