@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from hoistway._checkpoint import Checkpoint
 from hoistway._frameworks import Framework, check_packages, converter, types_without_package
 from hoistway._options import ReaderOptions, StoreOptions
 from hoistway._reader import opened, reader_options
+from hoistway.errors import SliceError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -64,7 +66,10 @@ class Rows:
         Raises:
             SliceError: The table has no such row.
         """
-        tensor = self._native.gather([int(row) for row in rows])
+        numbers = [operator.index(row) for row in rows]
+        if numbers and min(numbers) < 0:
+            raise SliceError(f"there is no row {min(numbers)}: rows are counted from 0")
+        tensor = self._native.gather(numbers)
         converted: dict[str, Any] = {}
         self._convert([tensor], converted)
         return converted.pop(tensor.name)

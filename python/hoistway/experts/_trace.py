@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ class TraceWriter:
     """Writes a trace as JSON lines: one for the model, then one for each token's visit of a layer.
 
     Args:
-        path: The file, which is replaced.
+        path: The file. An older trace of that name is replaced, and no other file.
         experts_per_token: Experts that a token uses in each layer.
         layers: Number of experts, and bytes of one expert, of each layer that has experts.
         model: The name of the model.
@@ -42,6 +43,7 @@ class TraceWriter:
                 for layer, (experts, expert_bytes) in sorted(layers.items())
             ],
         }
+        _refuse_others(path_text(path))
         self._file = open(path_text(path), "w", encoding="utf-8")  # noqa: SIM115  (closed by `close`)
         self._write(header)
 
@@ -94,3 +96,17 @@ class TraceWriter:
     def _write(self, line: Mapping[str, object]) -> None:
         # A trace has finite numbers alone.
         self._file.write(json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n")
+
+
+def _refuse_others(path: str) -> None:
+    """Fails if a file is there that is no trace, such as a model."""
+    if not os.path.isfile(path):
+        return
+    with open(path, "rb") as file:
+        begins = file.read(64)
+    if begins and not b"".join(begins.split()).startswith(
+        (b'{"hoistway_trace":', b"#route_trace", b"turn,phase,")
+    ):
+        raise FileExistsError(
+            errno.EEXIST, "it is there already, and is not a trace; choose another name", path
+        )

@@ -158,6 +158,17 @@ def test_buffers_of_encoders_have_their_room_before_they_are_written(tmp_path: P
     assert min(allocated) >= 1 << 20
 
 
+def test_the_error_of_an_encoder_that_looks_at_its_buffers_comes_through(tmp_path: Path) -> None:
+    def fail(work: list[tuple[memoryview, Any]]) -> None:
+        # The traceback keeps them.
+        seen = [memoryview(buffer) for buffer, _ in work]
+        raise ZeroDivisionError(len(seen))
+
+    entries = [WriteEntry(name, fst.DType.U8, [100], 100) for name in "ab"]
+    with pytest.raises(ZeroDivisionError):
+        fst.ParallelSaver(num_shards=1, fill=fail).save_entries(entries, str(tmp_path / "m"))
+
+
 def test_an_encoder_that_fails_leaves_nothing(tmp_path: Path) -> None:
     def fail(work: list[tuple[memoryview, Any]]) -> None:
         raise ZeroDivisionError

@@ -137,8 +137,20 @@ def test_what_was_imported_after_the_installation_is_put_back_wherever_it_is(
     assert module.read is ORIGINALS["safetensors.torch", "load_file"]
 
 
-@pytest.mark.parametrize("packages", [(), ("mine",)])
-def test_safetensors_itself_is_replaced_whatever_is_named(packages: tuple[str, ...], model: Path) -> None:
+def test_the_end_of_an_inner_block_brings_the_options_of_the_outer_back(model: Path) -> None:
+    def route() -> str:
+        return safetensors.torch.load_file(model).report.route
+
+    with drop_in.install(route="mapped"):
+        with drop_in.install(route="threads"):
+            assert route() == "threads"
+        assert route() == "mapped"
+
+
+@pytest.mark.parametrize("packages", [(), ("mine",), "mine"])
+def test_safetensors_itself_is_replaced_whatever_is_named(
+    packages: str | tuple[str, ...], model: Path
+) -> None:
     with drop_in.install(packages=packages):
         assert issubclass(safetensors.safe_open, drop_in.safe_open)
         assert safetensors.torch.load_file(model).report.tensors == 8

@@ -326,6 +326,16 @@ def test_policies_are_listed_and_a_profile_is_a_trace(model: Path, tmp_path: Pat
         open_store(model, 4, policy="static-profile", profile=trace)
 
 
+def test_a_trace_replaces_no_other_file(model: Path) -> None:
+    before = model.read_bytes()
+    with pytest.raises(FileExistsError, match="is not a trace"):
+        TraceWriter(model, experts_per_token=1, layers={})
+    assert model.read_bytes() == before
+    trace = model.with_name("trace.jsonl")
+    for _ in range(2):
+        TraceWriter(trace, experts_per_token=1, layers={}).close()
+
+
 def test_rows_are_gathered_in_the_order_in_which_they_are_named(model: Path) -> None:
     expected = hoistway.load_file(model, framework="numpy")["model.embed.weight"].view(np.uint32)
     table = Rows(model, "model.embed.weight", framework="numpy")
@@ -336,6 +346,10 @@ def test_rows_are_gathered_in_the_order_in_which_they_are_named(model: Path) -> 
     assert table.gather([]).shape == (0, HIDDEN)
     with pytest.raises(SliceError, match="there is no row 33"):
         table.gather([33])
+    with pytest.raises(SliceError, match="there is no row -1"):
+        table.gather([-1])
+    with pytest.raises(TypeError):
+        table.gather([1.7])  # type: ignore[list-item]
     with pytest.raises(TensorNotFoundError):
         Rows(model, "nothing", framework="numpy")
 

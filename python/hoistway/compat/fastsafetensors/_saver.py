@@ -11,7 +11,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -432,16 +432,17 @@ def _filled(entries: Sequence[WriteEntry], fill: Fill, directory: str) -> Iterat
             file.truncate(max(length, 1))
         else:
             os.posix_fallocate(file.fileno(), 0, max(length, 1))
-        with mmap.mmap(file.fileno(), max(length, 1)) as memory, memoryview(memory) as view:
+        memory = mmap.mmap(file.fileno(), max(length, 1))
+        view = memoryview(memory)
+        with _given_back(memory.close), _given_back(view.release):
             work = [
                 (view[offsets[entry.name] : offsets[entry.name] + entry.nbytes], entry)
                 for entry in sorted(entries, key=lambda entry: -entry.nbytes)
             ]
-            try:
-                fill(work)
-            finally:
+            with ExitStack() as given:
                 for buffer, _ in work:
-                    buffer.release()
+                    given.enter_context(_given_back(buffer.release))
+                fill(work)
             # The mapping outlives what is yielded, so nothing else has to keep it.
             address = ctypes.addressof(ctypes.c_char.from_buffer(view))
             yield {
@@ -456,3 +457,15 @@ def _filled(entries: Sequence[WriteEntry], fill: Fill, directory: str) -> Iterat
                 )
                 for entry in entries
             }
+
+
+@contextmanager
+def _given_back(give_back: Callable[[], None]) -> Iterator[None]:
+    """Gives memory back at the end. After an error, whose traceback may hold what looks at it, it goes with that."""
+    try:
+        yield
+    except BaseException:
+        with suppress(BufferError):
+            give_back()
+        raise
+    give_back()

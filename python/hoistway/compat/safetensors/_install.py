@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from threading import RLock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -42,10 +42,11 @@ class PassedOn(NamedTuple):
 
 
 class Installation:
-    """The result of `install`. As a context manager it is undone at the end, unless it had been done before."""
+    """The result of `install`. As a context manager it is undone at the end; of a second one, the options are."""
 
-    def __init__(self, is_first: bool) -> None:
+    def __init__(self, is_first: bool, options_before: dict[str, Any]) -> None:
         self._is_first = is_first
+        self._options_before = options_before
 
     @property
     def passed_on(self) -> list[PassedOn]:
@@ -63,9 +64,13 @@ class Installation:
     ) -> None:
         if self._is_first:
             uninstall()
+            return
+        with _lock:
+            if _replaced:
+                safe_open._options = self._options_before
 
 
-def install(*, packages: tuple[str, ...] = HOSTS, **options: Unpack[LoadOptions]) -> Installation:
+def install(*, packages: str | Iterable[str] = HOSTS, **options: Unpack[LoadOptions]) -> Installation:
     """Makes programs that load and save with safetensors do it with hoistway.
 
     The functions of safetensors are replaced in safetensors itself, and wherever loaded modules of ``packages`` have
@@ -73,7 +78,7 @@ def install(*, packages: tuple[str, ...] = HOSTS, **options: Unpack[LoadOptions]
     does not know goes to safetensors as before, see `Installation.passed_on`.
 
     Args:
-        packages: Where to look for functions that are bound already, besides safetensors itself.
+        packages: Names of packages that may have bound functions already, besides safetensors itself.
         options: Options of all loads by the drop-in until `uninstall`, for instance ``route``; see `LoadOptions`.
             Those of a second call take the place of the first's.
     """
@@ -81,16 +86,17 @@ def install(*, packages: tuple[str, ...] = HOSTS, **options: Unpack[LoadOptions]
     _native.check_options(**options)
     with _lock:
         is_first = not _replaced
+        before = safe_open._options
         safe_open._options = dict(options)
         if is_first:
             _passed_on.clear()
             _replaced.extend(_replacements())
-        roots = {"safetensors", *packages}
+        roots = {"safetensors", *([packages] if isinstance(packages, str) else packages)}
         _swap(
             {id(original): replacement for original, replacement in _replaced},
             lambda module: module.partition(".")[0] in roots,
         )
-        return Installation(is_first)
+        return Installation(is_first, before)
 
 
 def uninstall() -> None:
