@@ -103,17 +103,21 @@ fn warm(arguments: &CacheWarm) -> Result<(), Failure> {
         report = pass(&checkpoint, &cache)?;
     }
     let lacking = from_store(&report);
-    if arguments.json {
-        return output::write_json(&json!({
-            "tensor_bytes": report.tensor_bytes, "lacking_bytes": lacking, "notes": report.notes
-        }));
-    }
     let bytes = ByteSize(report.tensor_bytes);
-    if lacking == 0 {
-        return output::write_text(&format!("all {bytes} are in the cache"));
+    let written = if arguments.json {
+        output::write_json(&json!({
+            "tensor_bytes": report.tensor_bytes, "lacking_bytes": lacking, "notes": report.notes
+        }))
+    } else if lacking == 0 {
+        output::write_text(&format!("all {bytes} are in the cache"))
+    } else {
+        output::write_text(&report.notes.iter().map(|note| format!("note: {note}\n")).collect::<String>())
+    };
+    // A reader that stops early still gets the verdict.
+    if lacking > 0 {
+        return Err(Failure::told(format!("the cache does not hold {} of {bytes}", ByteSize(lacking)), 1));
     }
-    let notes: String = report.notes.iter().map(|note| format!("\n  note: {note}")).collect();
-    output::write_text(&format!("the cache does not hold {} of {bytes}{notes}", ByteSize(lacking)))
+    written
 }
 
 /// Bytes of tensors that came from the store.

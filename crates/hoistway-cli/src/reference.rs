@@ -50,8 +50,8 @@ with what the command prints:
 | `hoistway moe plan`, `pack`, `replay` | [moe-plan.json](schemas/moe-plan.json), [moe-pack.json](schemas/moe-pack.json), [moe-replay.json](schemas/moe-replay.json) |
 | `hoistway bench read`, `headers` | [bench-read.json](schemas/bench-read.json), [bench-headers.json](schemas/bench-headers.json) |
 
-A command that fails prints its error to standard error and ends with an exit code below. `doctor`, `verify` and the commands of `kv` may have
-printed their object before that.
+A command that fails prints its error to standard error and ends with an exit code below. `doctor`, `verify`, `cache warm` and the commands of `kv`
+may have printed their object before that.
 ";
 
 #[test]

@@ -6,6 +6,8 @@ use std::{fmt::Write, ops::ControlFlow};
 
 pub(crate) fn run(arguments: &arguments::Verify) -> Result<(), Failure> {
     let expected = arguments.against.as_deref().map(Manifest::read).transpose()?;
+    // Before all is read.
+    arguments.save.as_deref().map(Manifest::check_place).transpose()?;
     let checkpoint = arguments.paths.open()?;
     let total = checkpoint.catalog().tensors().iter().map(|tensor| tensor.bytes.len()).sum();
     let bar = output::progress_bar(total);

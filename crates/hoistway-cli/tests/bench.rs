@@ -311,6 +311,7 @@ fn what_cannot_be_measured_is_an_error_of_its_own_kind() {
         (&["--chunk-sizes=5000B"], 2, "multiple of 4096"),
         (&["--chunk-sizes=8", "--buffer-sizes=4"], 2, "larger than every buffer"),
         (&["--num-processes=0"], 2, "at least one process has to read"),
+        (&["--chunk-sizes=0"], 2, "a chunk has at least one byte"),
         (&["--device=gpu"], 2, "cuda:N"),
         (&["--device=cuda", "--download-only"], 2, "cannot be used with"),
         (&["--chunk-sizes=1028", "--buffer-sizes=2048"], 2, "up to 1.0 GiB"),

@@ -379,6 +379,23 @@ fn one_thing_is_not_called_several() {
 }
 
 #[test]
+fn a_manifest_replaces_no_other_file() {
+    let model = Model::new();
+    let before = fs::read(&model.path).unwrap();
+    let said = fails(5, &["verify", "--save", model.path.to_str().unwrap()], &model.path);
+    assert!(said.contains("it is there already, and is not a manifest"), "{said}");
+    assert!(fs::read(&model.path).unwrap() == before);
+    let manifest = model.in_directory("manifest.json");
+    for _ in 0..2 {
+        ok(&["verify", "--save", manifest.to_str().unwrap()], &model.path);
+    }
+    // As other programs write it.
+    let value: Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
+    fs::write(&manifest, value.to_string()).unwrap();
+    ok(&["verify", "--save", manifest.to_str().unwrap()], &model.path);
+}
+
+#[test]
 fn a_damaged_tensor_is_found_by_its_digest() {
     let model = Model::new();
     let manifest = model.in_directory("manifest.json");
@@ -993,6 +1010,11 @@ fn the_cache_of_the_node_is_filled_shown_checked_and_emptied() {
         (vec!["doctor", "s3://models/none"], 1, "no such object"),
         (vec!["cache", "stat"], 2, "name its directory with --cache or HOISTWAY_CACHE"),
         (vec!["cache", "stat", "--cache", cache], 0, "0 objects, 0 B of"),
+        (
+            vec!["cache", "warm", "--cache", cache, "--cache-bytes", "1", "s3://models/llama/"],
+            1,
+            "does not hold 3.0 MiB",
+        ),
         (vec!["cache", "warm", "--cache", cache, "s3://models/llama/"], 0, "are in the cache"),
         (vec!["load", "--report", "--cache", cache, "s3://models/llama/"], 0, "node-cache"),
         (vec!["load", "--route", "node-cache", "--cache", cache, "s3://models/llama/"], 0, "from 1 file"),

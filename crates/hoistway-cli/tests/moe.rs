@@ -251,6 +251,14 @@ fn a_plan_says_what_is_left_to_experts() {
     assert!(ok(&["plan", text(&path), &little]).contains("below one token's cycle"));
     let other = directory.path().join("other.csv");
     ok(&["generate", "zipf", "--tokens=5", "--output", text(&other)]);
+    let file = directory.path().join("model");
+    fs::write(&file, [7; 100]).unwrap();
+    assert!(fails(5, &["generate", "zipf", "--output", text(&file)]).contains("is not a trace"));
+    assert!(
+        fails(5, &["replay", text(&other), "--budget=2c", "--policy=lru", "--chart", text(&file)])
+            .contains("is not a chart")
+    );
+    assert_eq!(fs::read(&file).unwrap(), [7; 100]);
     assert!(ok(&["plan", text(&path), &memory, "--trace", text(&other)]).contains("other layers or experts"));
 }
 

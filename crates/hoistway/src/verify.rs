@@ -107,11 +107,21 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Writes the manifest as JSON. A file of that name has its earlier contents until the new ones are on the disk.
+    /// Fails if a file is there that is no manifest, which [`Manifest::write`] does not replace.
     ///
     /// # Errors
     /// [`Error::Io`].
+    #[doc(hidden)]
+    pub fn check_place(path: &Path) -> Result<()> {
+        save::refuse_others(path, "a manifest", &["{\"algorithm\":"])
+    }
+
+    /// Writes the manifest as JSON. An older manifest of that name has its contents until the new ones are on the disk.
+    ///
+    /// # Errors
+    /// [`Error::Io`], also if there is another file of that name.
     pub fn write(&self, path: &Path) -> Result<()> {
+        Self::check_place(path)?;
         let text = serde_json::to_string_pretty(self);
         let text = text.map_err(|error| manifest_io("write", path, error.into()))? + "\n";
         save::write_whole(path, text.as_bytes())

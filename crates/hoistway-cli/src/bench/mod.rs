@@ -114,6 +114,10 @@ fn combinations(arguments: &Read, backend: &'static str) -> hoistway::Result<Vec
     let Read { buffer_sizes, chunk_sizes, num_processes, runs, device, .. } = arguments;
     let mode = runs.mode;
     let mut combinations = Vec::new();
+    if chunk_sizes.contains(&0) {
+        let (value, reason) = ("0".to_owned(), "a chunk has at least one byte".to_owned());
+        return Err(Error::InvalidOption { option: "chunk-sizes", value, reason });
+    }
     for &processes in mode.of(num_processes) {
         if processes == 0 {
             let (value, reason) = ("0".to_owned(), "at least one process has to read".to_owned());

@@ -11,7 +11,7 @@ pub(crate) use heat_map::{Cell, HeatMap};
 pub(crate) use lines::{Line, Lines};
 
 use crate::failure::Failure;
-use hoistway::save::write_whole;
+use hoistway::save::{refuse_others, write_whole};
 use plotters::{
     coord::Shift,
     prelude::*,
@@ -79,6 +79,7 @@ impl Figure {
     pub(crate) fn write(&self, path: &Path) -> Result<(), Failure> {
         let mut svg = String::new();
         self.draw(&mut svg).map_err(io::Error::other).map_err(Failure::output)?;
+        refuse_others(path, "a chart", &["<svg", "<?xml"])?;
         Ok(write_whole(path, svg.as_bytes())?)
     }
 

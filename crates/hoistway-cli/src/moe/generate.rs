@@ -2,7 +2,7 @@
 
 use super::arguments;
 use crate::{failure::Failure, output};
-use hoistway::save::write_whole;
+use hoistway::save::{refuse_others, write_whole};
 use hoistway_experts::trace::Synthetic;
 
 pub(super) fn run(arguments: &arguments::Generate) -> Result<(), Failure> {
@@ -22,6 +22,9 @@ pub(super) fn run(arguments: &arguments::Generate) -> Result<(), Failure> {
     trace.write(arguments.format, &mut text).map_err(Failure::output)?;
     match &arguments.output {
         None => output::write(&text),
-        Some(path) => Ok(write_whole(path, &text)?),
+        Some(path) => {
+            refuse_others(path, "a trace", &["{\"hoistway_trace\":", "#route_trace", "turn,phase,"])?;
+            Ok(write_whole(path, &text)?)
+        }
     }
 }

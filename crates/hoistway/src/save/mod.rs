@@ -47,7 +47,7 @@ use plan::PlannedFile;
 use std::{
     collections::VecDeque,
     fs,
-    io::{self, IoSlice},
+    io::{self, IoSlice, Read},
     ops::ControlFlow,
     path::{Path, PathBuf, is_separator},
     time::Instant,
@@ -299,6 +299,29 @@ pub fn write_by<E: From<Error>>(
     permissions.give(temp.opened()?, &path, &mut Vec::new());
     temp.persist(&path)?;
     Ok(folder.sync_saved(&path)?)
+}
+
+/// Fails if there is a file with contents that begin otherwise than `beginnings` say, white space aside: so that a path which was
+/// meant for something else, as by a glob of a shell, costs no file.
+///
+/// # Errors
+/// [`Error::Io`].
+#[doc(hidden)]
+pub fn refuse_others(path: &Path, what: &str, beginnings: &[&str]) -> Result<()> {
+    /// More than any beginning has, with white space.
+    const LOOKED_AT: u64 = 64;
+    if !fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0) {
+        return Ok(());
+    }
+    let mut begins = Vec::new();
+    let file = fs::File::open(path).map_err(|source| io_error("open", path, source))?;
+    file.take(LOOKED_AT).read_to_end(&mut begins).map_err(|source| io_error("read", path, source))?;
+    begins.retain(|byte| !byte.is_ascii_whitespace());
+    if beginnings.iter().any(|beginning| begins.starts_with(beginning.as_bytes())) {
+        return Ok(());
+    }
+    let why = format!("it is there already, and is not {what}; choose another name");
+    Err(io_error("replace", path, io::Error::new(io::ErrorKind::AlreadyExists, why)))
 }
 
 /// Writes a small file as a whole: `path` has its earlier contents until all of `bytes` are on the disk. What is not a regular
