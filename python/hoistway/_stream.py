@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
+from inspect import GEN_RUNNING, getgeneratorstate
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol
 
@@ -122,7 +123,7 @@ class TensorStream(Iterator[tuple[str, T]], Generic[T]):
             self._tensors.close()
         except ValueError:
             # What runs in another thread, or below a signal handler, ends by itself now.
-            if not self._tensors.gi_running:
+            if getgeneratorstate(self._tensors) != GEN_RUNNING:
                 raise
 
     def __enter__(self) -> Self:

@@ -40,11 +40,31 @@ pub(crate) fn exception_of(py: Python<'_>, error: &Error) -> PyErr {
 
 /// The same with another message, which says what the error kept from being done.
 pub(crate) fn exception_saying(py: Python<'_>, error: &Error, message: &str) -> PyErr {
-    exception(py, error, message).unwrap_or_else(|broken| broken)
+    Description::of(py, error, message).and_then(Description::exception).unwrap_or_else(|broken| broken)
 }
 
-fn exception(py: Python<'_>, error: &Error, message: &str) -> PyResult<PyErr> {
-    let fields = PyDict::new(py);
+/// What an exception is made of. Describing an error runs no code of Python's, as making the exception does, which signal handlers
+/// may interrupt.
+pub(crate) struct Description<'py> {
+    class: &'static str,
+    message: String,
+    fields: Bound<'py, PyDict>,
+}
+
+impl<'py> Description<'py> {
+    pub(crate) fn of(py: Python<'py>, error: &Error, message: &str) -> PyResult<Self> {
+        let fields = PyDict::new(py);
+        let class = class_of(error, &fields)?;
+        Ok(Self { class, message: message.to_owned(), fields })
+    }
+
+    pub(crate) fn exception(self) -> PyResult<PyErr> {
+        named(self.class, self.fields.py(), &self.message, &self.fields)
+    }
+}
+
+/// The class of the exception for an error, whose fields are added to `fields`.
+fn class_of(error: &Error, fields: &Bound<'_, PyDict>) -> PyResult<&'static str> {
     let set_path = |path: &PathBuf| match SourceName::from(&**path) {
         // A path of Python's would make one slash of two.
         SourceName::Url(url) => fields.set_item("path", url),
@@ -158,7 +178,7 @@ fn exception(py: Python<'_>, error: &Error, message: &str) -> PyResult<PyErr> {
         Error::Forked => "ForkedError",
         _ => "HoistwayError",
     };
-    named(class, py, message, &fields)
+    Ok(class)
 }
 
 /// The class of an error of the system's or of a store's.

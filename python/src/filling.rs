@@ -3,7 +3,7 @@
 
 use crate::{
     error::IntoPython,
-    error::exception_of,
+    error::{Description, exception_of},
     process::{Attached, Detached, Stepwise},
     report::NativeReport,
     tick,
@@ -87,7 +87,12 @@ impl Filling {
                 }
                 Ok(Filled::Finished) => return Ok(Some(Vec::new())),
                 Ok(Filled::Pending) => {}
-                Err(error) => break exception_of(py, error),
+                Err(error) => {
+                    let described = Description::of(py, error, &error.to_string());
+                    // Before code of Python's runs, and signal handlers with it, which may ask for the report.
+                    drop(state);
+                    break described.and_then(Description::exception).unwrap_or_else(|broken| broken);
+                }
             }
             drop(state);
             if let Err(interrupted) = self.state.between(py) {
@@ -97,7 +102,8 @@ impl Filling {
                 return Ok(None);
             }
         };
-        if let Err(error) = self.state.lock(py)?.end(py) {
+        let is_over = self.state.lock(py)?.end(py);
+        if let Err(error) = is_over {
             ended.set_cause(py, Some(exception_of(py, &error)));
         }
         Err(ended)
@@ -105,7 +111,8 @@ impl Filling {
 
     /// Cancels the load, and waits until no write to the targets is in flight.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        self.state.lock(py)?.end(py).into_python(py)
+        let is_over = self.state.lock(py)?.end(py);
+        is_over.into_python(py)
     }
 
     /// What was done so far.

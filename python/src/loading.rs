@@ -55,8 +55,13 @@ impl Loading {
             return Err(Error::Cancelled).into_python(py);
         };
         let loading = &mut **loading;
-        let stepped = py.detach(|| step(loading)).into_python(py);
-        stepped.inspect_err(|_| state.end(py))
+        let stepped = py.detach(|| step(loading));
+        if stepped.is_err() {
+            state.end(py);
+        }
+        // Before code of Python's runs, and signal handlers with it, which may ask for the report.
+        drop(state);
+        stepped.into_python(py)
     }
 
     /// Ends the load if something went wrong between its steps: Ctrl-C, or a callback.

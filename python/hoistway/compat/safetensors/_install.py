@@ -44,7 +44,7 @@ class PassedOn(NamedTuple):
 class Installation:
     """The result of `install`. As a context manager it is undone at the end; of a second one, the options are."""
 
-    def __init__(self, is_first: bool, options_before: dict[str, Any]) -> None:
+    def __init__(self, is_first: bool, options_before: Mapping[str, Any]) -> None:
         self._is_first = is_first
         self._options_before = options_before
 
