@@ -903,7 +903,8 @@ hoistway_status hoistway_layers_next(const hoistway_layers *layers,
 //
 // What the caller promises:
 // `layers` must be live, `json` writable.
-hoistway_status hoistway_layers_stats(const hoistway_layers *layers, char **json);
+hoistway_status hoistway_layers_stats(const hoistway_layers *layers,
+                                      char **json);
 
 // Returns the name of a layer; an empty string if `layer` is NULL. The string is valid as long as the layer.
 //
