@@ -26,8 +26,9 @@ has_std() {
 
 # Where this machine gets its packages from; nothing on a machine without apt.
 debian_mirror() {
+    # A system has one of these files or both. sed fails for one that is missing.
     sed -n 's/^URIs: *//p; s/^deb .*\(http[^ ]*\) .*/\1/p' /etc/apt/sources.list.d/debian.sources \
-        /etc/apt/sources.list 2>/dev/null | head -1
+        /etc/apt/sources.list 2>/dev/null | head -1 || true
 }
 
 # Unpacks packages of Debian below debian_at.
