@@ -7,7 +7,7 @@ use super::{
     room::Room,
     unique,
 };
-use crate::{Cancel, parallel::lock};
+use crate::{Cancel, parallel::lock, sys::files};
 use crc_fast::{CrcAlgorithm, checksum};
 use hoistway_io::{
     Alignment,
@@ -43,12 +43,15 @@ const PRESENT: u64 = u64::MAX;
 static CLAIM_MS: AtomicU64 = AtomicU64::new(10_000);
 /// How often a read looks whether another process has brought a block.
 const TICK: Duration = Duration::from_millis(10);
-/// Records that are written at once as blocks are discarded.
-const DISCARDED_BLOCKS: u64 = 4096;
+/// Records that are read or written at once where it is about all blocks.
+const RECORDS_AT_ONCE: u64 = 4096;
 /// How often the lock of a map is tried, a millisecond each. It is held for two calls of the system.
 const LOCK_ATTEMPTS: u32 = 100;
 /// How long an entry that is opened waits for its lock. A process that evicts holds it only while it looks or removes.
 const OPEN_PATIENCE: Duration = Duration::from_secs(1);
+
+/// An object has an entry that is so many times as long as the drive, but none that is longer.
+const MOST_DRIVES: u64 = 16;
 
 /// The names of an entry's files.
 pub(super) const DATA: &str = "data";
@@ -161,7 +164,8 @@ impl Entry {
         };
         let ((data, data_refusal), (map, map_refusal)) = (part(DATA)?, part(MAP)?);
         let read_only = data_refusal.or(map_refusal);
-        if data.metadata()?.len() != padded(len) || map.metadata()?.len() != blocks(len) * RECORD_BYTES {
+        let lens = [data.metadata()?.len(), map.metadata()?.len()];
+        if lens != [padded(len), blocks(len) * RECORD_BYTES] || is_too_long(len, folder) {
             return Err(invalid());
         }
         let lock_refusal = lock_in_use(&data, folder)?;
@@ -190,6 +194,9 @@ impl Entry {
 
     /// Makes an entry with no block. Another process may make it at the same time.
     fn create(room: &Room, folder: &Path, url: &str, len: u64) -> io::Result<()> {
+        if is_too_long(len, &room.objects()) {
+            return Err(io::Error::other(format!("it is longer than {MOST_DRIVES} times the drive")));
+        }
         let new = unique(&room.temporary());
         let make = || -> io::Result<()> {
             private_folders().create(&new)?;
@@ -256,9 +263,18 @@ impl Entry {
         if end >= self.len { self.len } else { end / BLOCK_BYTES * BLOCK_BYTES }
     }
 
-    /// Blocks of the object.
-    pub(super) fn block_count(&self) -> u64 {
-        blocks(self.len)
+    /// All blocks of the object, some at a time.
+    fn pieces(&self) -> impl Iterator<Item = Range<u64>> {
+        let count = blocks(self.len);
+        (0..count).step_by(RECORDS_AT_ONCE as usize).map(move |at| at..count.min(at + RECORDS_AT_ONCE))
+    }
+
+    /// The blocks that are there.
+    pub(super) fn present_blocks(&self) -> impl Iterator<Item = u64> {
+        self.pieces().flat_map(|piece| {
+            let present = piece.clone().zip(self.records(piece)).filter(|(_, record)| record.1 == PRESENT);
+            present.map(|(block, _)| block)
+        })
     }
 
     /// Whether a block is not there and would be kept.
@@ -268,7 +284,8 @@ impl Entry {
 
     /// Whether all blocks are there.
     pub(crate) fn is_whole(&self) -> bool {
-        self.refusal().is_none() && self.records(0..blocks(self.len)).iter().all(|record| record.1 == PRESENT)
+        let are_present = |piece| self.records(piece).iter().all(|record| record.1 == PRESENT);
+        self.refusal().is_none() && self.pieces().all(are_present)
     }
 
     pub(super) fn is_present(&self, block: u64) -> bool {
@@ -513,9 +530,12 @@ impl Entry {
         }
         // Before the records: what is being written is discarded by the writer then.
         self.is_discarded.store(true, Ordering::SeqCst);
-        for block in (0..self.block_count()).step_by(DISCARDED_BLOCKS as usize) {
-            let count = DISCARDED_BLOCKS.min(self.block_count() - block);
-            if let Err(error) = self.put(block, &vec![0; (count * RECORD_BYTES) as usize]) {
+        for piece in self.pieces() {
+            let Range { start, end } = piece.clone();
+            if self.records(piece).iter().all(|record| *record == (0, 0)) {
+                continue;
+            }
+            if let Err(error) = self.put(start, &vec![0; ((end - start) * RECORD_BYTES) as usize]) {
                 tracing::warn!(%error, "damaged blocks of the node's cache cannot be removed");
             }
         }
@@ -598,6 +618,12 @@ fn blocks(len: u64) -> u64 {
     len.div_ceil(BLOCK_BYTES)
 }
 
+/// Whether an object is too long for a drive. Its parts may be kept where the whole has no room, but a server may say any length, and
+/// many file systems take sparse files of any length.
+fn is_too_long(len: u64, folder: &Path) -> bool {
+    files::space(folder).is_ok_and(|space| len / MOST_DRIVES > space.total_bytes)
+}
+
 /// The length of the file with the bytes: direct transfers take whole sectors.
 pub(super) fn padded(len: u64) -> u64 {
     Alignment::BLOCK.up(len).unwrap_or(len)
@@ -625,4 +651,45 @@ fn read_all(file: &File, place: &mut [u8], offset: u64) -> io::Result<usize> {
         }
     }
     Ok(filled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn room(directory: &Path) -> Room {
+        let room = Room::new(directory, None);
+        [room.objects(), room.temporary()].iter().for_each(|folder| fs::create_dir(folder).unwrap());
+        room
+    }
+
+    #[test]
+    fn an_object_much_longer_than_the_drive_has_no_entry() {
+        let directory = tempfile::tempdir().unwrap();
+        let room = room(directory.path());
+        let more = (files::space(directory.path()).unwrap().total_bytes + 1).saturating_mul(MOST_DRIVES);
+        for len in [more, 9_000_000_000_000_000_000, u64::MAX] {
+            let error = Entry::open(&room, "entry", "https://example.org/entry", len).unwrap_err();
+            assert!(error.to_string().contains("times the drive"), "{error}");
+        }
+        let is_empty = |folder: PathBuf| fs::read_dir(folder).unwrap().next().is_none();
+        assert!(is_empty(room.objects()) && is_empty(room.temporary()));
+    }
+
+    #[test]
+    fn an_entry_is_whole_once_the_last_of_its_blocks_is_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let room = room(directory.path());
+        // A sparse file, with records that are looked at in more than one piece.
+        let count = RECORDS_AT_ONCE + 3;
+        let entry =
+            Entry::open(&room, "entry", "https://example.org/entry", count * BLOCK_BYTES - 9).unwrap();
+        for block in (0..count).rev() {
+            assert!(!entry.is_whole() && !entry.is_present(block));
+            entry.put(block, &record(0, PRESENT)).unwrap();
+        }
+        assert!(entry.is_whole() && entry.present_blocks().eq(0..count));
+        entry.discard("for the test");
+        assert_eq!(entry.present_blocks().count(), 0);
+    }
 }

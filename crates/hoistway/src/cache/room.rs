@@ -223,10 +223,8 @@ impl Room {
                 }
                 Err(source) => return Err(io_error("open", &listed.folder, source)),
             };
-            for block in 0..entry.block_count() {
-                if entry.is_present(block) {
-                    found.bytes += entry.read(block * BLOCK_BYTES, &mut bytes) as u64;
-                }
+            for block in entry.present_blocks() {
+                found.bytes += entry.read(block * BLOCK_BYTES, &mut bytes) as u64;
             }
             let (damaged, ..) = entry.counts();
             if damaged > 0 {
