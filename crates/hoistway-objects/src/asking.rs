@@ -1,4 +1,4 @@
-//! The checksum that S3 has of an object: asked for beside its first request, once, by a thread of its own. Nothing waits for it.
+//! The checksum that S3 has of an object: asked for beside its first request, once, by a thread of its own.
 
 use crate::{
     Checksum, Problem,
@@ -27,6 +27,8 @@ use std::{
 const CHECKSUM_MODE: HeaderName = HeaderName::from_static("x-amz-checksum-mode");
 /// How long the store has for all of its answers.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How often who waits for the answer looks whether it is there.
+const TICK: Duration = Duration::from_millis(1);
 
 /// A question on its way. Dropping it ends that.
 #[derive(Debug)]
@@ -71,6 +73,13 @@ impl Asking {
             asking.0.found.get_or_init(|| Err("there was no thread to ask its store for a checksum"));
         }
         asking
+    }
+
+    /// Waits for the answer, but not beyond `until`, nor long after `stop` is set.
+    pub(crate) fn wait(&self, until: Instant, stop: &AtomicBool) {
+        while self.0.found.get().is_none() && Instant::now() < until && !stop.load(Ordering::Relaxed) {
+            thread::sleep(TICK);
+        }
     }
 
     /// The checksum of a version, or why there is none. `None` while the answer is not there.
@@ -136,7 +145,7 @@ impl Question<'_> {
             if number == 1 {
                 bytes = part.range.end;
             }
-            if part.range != ((number - 1) * bytes..number.saturating_mul(bytes)) {
+            if part.range != ((number - 1).saturating_mul(bytes)..number.saturating_mul(bytes)) {
                 return Err(other);
             }
         }

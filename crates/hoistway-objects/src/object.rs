@@ -24,7 +24,7 @@ use std::{
     io,
     ops::Range,
     sync::{Arc, OnceLock, RwLock, atomic::AtomicBool},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// The header by which requests to Google name a generation.
@@ -49,7 +49,7 @@ pub struct Object {
     /// The digest that the hub or the first answer said of it.
     digest: OnceLock<WholeDigest>,
     /// What S3 was asked of its checksum.
-    asking: OnceLock<Asking>,
+    asking: Option<Asking>,
 }
 
 impl Object {
@@ -62,7 +62,8 @@ impl Object {
         Self::opened(url, options, false, stop)
     }
 
-    /// Does the same, and asks S3 for the checksum of the object beside the first request, as [`Object::ask_checksum`] does.
+    /// Does the same, and asks S3 for the checksum of the object beside the first request. Opening it does not
+    /// wait for the answer.
     ///
     /// # Errors
     /// Those of [`Object::open_with_head`].
@@ -106,7 +107,7 @@ impl Object {
         if let Some(sum) = said.or(of_answer).filter(|_| options.checksums == Checksums::Auto) {
             digest.get_or_init(|| sum);
         }
-        let (changed, asking) = (OnceLock::new(), asked.map_or_else(OnceLock::new, OnceLock::from));
+        let (changed, asking) = (OnceLock::new(), asked);
         let object = Self { location, client, region, pin, linked, changed, checksum, digest, asking };
         if let (Tag::Date(date), false) = (&object.pin.tag, object.is_pinned() || options.unpinned) {
             let said = date.as_ref().map_or("and no date", |_| "but a date");
@@ -192,10 +193,10 @@ impl Object {
         self.changed.get().map(String::as_str)
     }
 
-    /// Begins to ask S3 for the checksum that it has of the object, if nothing is known of one. Nothing waits for the answer.
-    pub fn ask_checksum(&self) {
-        if self.checksum.get().is_none() {
-            self.asking.get_or_init(|| Asking::begin(&self.client, &self.location.target));
+    /// Waits until S3 has said the checksum of the object, if it was asked, but not beyond `until`. Ends soon after `stop` is set.
+    pub fn wait_for_checksum(&self, until: Instant, stop: &AtomicBool) {
+        if let (None, Some(asking)) = (self.checksum.get(), &self.asking) {
+            asking.wait(until, stop);
         }
     }
 
@@ -204,13 +205,13 @@ impl Object {
     pub fn known_checksum(&self) -> Option<Result<&Checksum, &'static str>> {
         match self.checksum.get() {
             Some(known) => Some(known.as_ref().map_err(|why| *why)),
-            None => self.asking.get()?.checksum(&self.pin),
+            None => self.asking.as_ref()?.checksum(&self.pin),
         }
     }
 
     /// Returns the digest that the store or the hub has said of the object: no checksums of parts combine to it.
     pub fn known_digest(&self) -> Option<WholeDigest> {
-        let of_s3 = || self.asking.get()?.sha256(&self.pin).map(WholeDigest::sha256);
+        let of_s3 = || self.asking.as_ref()?.sha256(&self.pin).map(WholeDigest::sha256);
         self.digest.get().cloned().or_else(of_s3)
     }
 

@@ -109,20 +109,6 @@ impl ChecksumReport {
         }
     }
 
-    /// Adds an object that was not compared for this reason until now.
-    #[cfg(feature = "objects")]
-    pub(crate) fn add_equal_after(&mut self, reason: &str, bytes: u64, algorithm: &str) {
-        // The store may have said it only after the load had begun.
-        let reason = [reason, crate::source::objects::LATE]
-            .into_iter()
-            .find(|reason| self.uncompared.iter().any(|own| own.reason == *reason));
-        if let Some(own) = self.uncompared.iter_mut().find(|own| Some(&*own.reason) == reason) {
-            own.objects = own.objects.saturating_sub(1);
-        }
-        self.uncompared.retain(|own| own.objects > 0);
-        self.add_equal(bytes, algorithm);
-    }
-
     fn merge(&mut self, later: &Self) {
         self.objects += later.objects;
         self.bytes += later.bytes;

@@ -1,8 +1,6 @@
 //! Content digests of tensors, read a second way: plain buffered reads, none of the engine's machinery.
 #![forbid(unsafe_code)]
 
-#[cfg(feature = "objects")]
-use crate::source::objects::ObjectSource;
 use crate::{
     Cancel, Checkpoint, Dtype, Error, Loaded, Result,
     catalog::{TensorEntry, TensorId},
@@ -10,10 +8,13 @@ use crate::{
     source::Source,
 };
 #[cfg(feature = "objects")]
-use hoistway_objects::Hasher;
-use serde::{Deserialize, Serialize};
+use crate::{
+    report::ChecksumReport,
+    source::objects::{CHECKSUM_PATIENCE, ObjectSource, PART, compared_by, mismatch},
+};
 #[cfg(feature = "objects")]
-use std::ops::Range;
+use hoistway_objects::{Comparison, HeadSums};
+use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt, fs, io, ops::ControlFlow, path::Path, time::Instant};
 
 /// Bytes that are read and hashed at once.
@@ -211,8 +212,8 @@ pub(crate) fn check(
     })
 }
 
-/// Compares the objects all of whose tensors are loaded with the digest that their stores have of them, if these have no checksum
-/// that the load has compared. Returns why it has not, the bytes of each object, and the digest's name.
+/// Compares the objects all of whose tensors are loaded with what their stores say of them: their checksum, which is waited for, or
+/// their digest. Returns what was compared.
 ///
 /// # Errors
 /// [`Error::ChecksumMismatch`].
@@ -221,46 +222,83 @@ pub(crate) fn check_stores(
     checkpoint: &Checkpoint,
     loaded: &Loaded,
     cancel: &Cancel,
-) -> Result<Vec<(String, u64, &'static str)>> {
+) -> Result<ChecksumReport> {
+    let until = Instant::now() + CHECKSUM_PATIENCE;
     let files: Vec<_> = checkpoint.catalog().files().iter().zip(checkpoint.sources()).collect();
     let checked = parallel::map(&files, parallel::cores(), |(file, source)| {
-        let catalog = checkpoint.catalog();
         let Some(object) = ObjectSource::of(source).map(ObjectSource::object) else { return Ok(None) };
-        let tensors: Vec<_> = file.tensors().map(|id| catalog.tensor(id)).collect();
-        if tensors.iter().any(|entry| loaded.get(&entry.name).is_none()) {
-            return Ok(None);
+        let tensors: Vec<_> = file.tensors().map(|id| checkpoint.catalog().tensor(id)).collect();
+        let is_loaded = |entry: &&TensorEntry| loaded.get(&entry.name).is_some();
+        match tensors.iter().filter(|entry| is_loaded(entry)).count() {
+            0 => return Ok(None),
+            count if count < tensors.len() => return Ok(Some((source.len(), Err(PART)))),
+            _ => {}
         }
-        let Some(expected) = object.known_digest() else { return Ok(None) };
-        let Some(Err(reason)) = object.known_checksum() else { return Ok(None) };
-        let (mut hasher, mut at) = (expected.hasher(), 0);
-        for entry in tensors {
-            // Headers and padding are in no tensor.
-            hash_range(&***source, at..entry.bytes.start(), &mut hasher, cancel)?;
-            let tensor = loaded.get(&entry.name).ok_or_else(|| catalog.no_such_tensor(&entry.name))?;
-            hasher.update(&tensor.bytes()?);
-            at = entry.bytes.end();
-        }
-        hash_range(&***source, at..source.len(), &mut hasher, cancel)?;
-        let (found, checksum) = (hasher.finish(), expected.name());
-        if found == expected.text() {
-            return Ok(Some((reason.to_owned(), source.len(), checksum)));
-        }
-        let path = source.path().to_owned();
-        Err(Error::ChecksumMismatch { path, checksum, expected: expected.text(), found })
+        object.wait_for_checksum(until, cancel.flag());
+        let compared = match (object.known_checksum(), object.known_digest()) {
+            (Some(Ok(checksum)), _) => {
+                let (len, whole) = (source.len(), 0..source.len());
+                let compared = Comparison::new(len, HeadSums::default(), &[whole], checksum.clone());
+                let Some(compared) = compared else { return Ok(Some((len, Err(PART)))) };
+                let mut piece = compared.piece(0);
+                for_all_bytes(&***source, &tensors, loaded, cancel, |bytes| piece.add(bytes))?;
+                if let Err(problem) = piece.end() {
+                    let other =
+                        |problem| Error::Internal(format!("a checksum cannot be compared: {problem}"));
+                    return Err(mismatch(source.path(), &problem).unwrap_or_else(|| other(problem)));
+                }
+                compared_by(&compared)
+            }
+            (_, Some(expected)) => {
+                let mut hasher = expected.hasher();
+                for_all_bytes(&***source, &tensors, loaded, cancel, |bytes| hasher.update(bytes))?;
+                let (found, checksum) = (hasher.finish(), expected.name());
+                if found != expected.text() {
+                    let path = source.path().to_owned();
+                    return Err(Error::ChecksumMismatch { path, checksum, expected: expected.text(), found });
+                }
+                Ok(checksum)
+            }
+            (Some(Err(reason)), None) => Err(reason),
+            (None, None) => Err("the store did not say its checksum in time"),
+        };
+        Ok(Some((source.len(), compared)))
     });
-    checked.into_iter().filter_map(Result::transpose).collect()
+    let mut report = ChecksumReport::default();
+    for object in checked {
+        match object? {
+            Some((bytes, Ok(checksum))) => report.add_equal(bytes, checksum),
+            Some((_, Err(reason))) => report.add_uncompared(reason, 1),
+            None => {}
+        }
+    }
+    Ok(report)
 }
 
-/// Adds bytes of a source to a hash.
+/// Calls `came` with the bytes of a file in their order: those of its tensors are those that were loaded.
 #[cfg(feature = "objects")]
-fn hash_range(source: &dyn Source, range: Range<u64>, hasher: &mut Hasher, cancel: &Cancel) -> Result<()> {
-    let mut offset = range.start;
-    let mut buffer = vec![0; STEP_BYTES.min(range.end.saturating_sub(range.start) as usize)];
-    while offset < range.end {
-        let len = buffer.len().min((range.end - offset) as usize);
-        source.read_exactly(&mut buffer[..len], offset, None, cancel)?;
-        hasher.update(&buffer[..len]);
-        offset += len as u64;
+fn for_all_bytes(
+    source: &dyn Source,
+    tensors: &[&TensorEntry],
+    loaded: &Loaded,
+    cancel: &Cancel,
+    mut came: impl FnMut(&[u8]),
+) -> Result<()> {
+    let mut buffer = vec![0; STEP_BYTES];
+    let mut at = 0;
+    let ends = tensors.iter().map(|entry| (entry.bytes.start(), Some(entry))).chain([(source.len(), None)]);
+    for (end, entry) in ends {
+        // Headers and padding are in no tensor.
+        while at < end {
+            let len = buffer.len().min((end - at) as usize);
+            source.read_exactly(&mut buffer[..len], at, None, cancel)?;
+            came(&buffer[..len]);
+            at += len as u64;
+        }
+        if let Some(tensor) = entry.and_then(|entry| loaded.get(&entry.name)) {
+            came(&tensor.bytes()?);
+            at += tensor.len_bytes();
+        }
     }
     Ok(())
 }

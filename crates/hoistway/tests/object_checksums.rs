@@ -267,42 +267,33 @@ fn of_loaded(loaded: &Loaded) -> Manifest {
     Manifest { algorithm: "blake3".into(), tensors: tensors.collect() }
 }
 
+/// Opens it with a cache.
+fn open_cached(server: &Server, folder: &Path) -> (Checkpoint, NodeCache) {
+    let cache = NodeCache::open(folder, Some(1 << 30)).unwrap();
+    (Checkpoint::open_with(&[S3], &options(server).cache(cache.clone())).unwrap(), cache)
+}
+
+/// A load by a process that has an empty cache waits for what the store says.
 #[test]
 fn the_nodes_cache_keeps_nothing_of_an_object_that_differs() {
     let (server, file) = serving();
-    let open_cached = |path: &Path| {
-        let cache = NodeCache::open(path, Some(1 << 30)).unwrap();
-        let checkpoint = Checkpoint::open_with(&[S3], &options(&server).cache(cache.clone())).unwrap();
-        (checkpoint, cache)
-    };
     let load = LoadOptions::default().chunk_bytes(CHUNK);
-    let (error, checkpoint, cache, folder) = loop {
-        let folder = tempfile::tempdir().unwrap();
-        server.fail(Faults { spares_first: true, ..Faults::only(4, Fault::Flip) });
-        let (checkpoint, cache) = open_cached(folder.path());
-        match checkpoint.load(&load) {
-            // It has begun before the store has said its checksum.
-            Ok(loaded) => assert_not_compared(loaded.report(), "had not said"),
-            Err(error) => break (error, checkpoint, cache, folder),
-        }
-    };
-    assert_differs(&error, "CRC-64/NVME");
+    let folder = tempfile::tempdir().unwrap();
+    server.fail(Faults { spares_first: true, ..Faults::only(4, Fault::Flip) });
+    let (checkpoint, cache) = open_cached(&server, folder.path());
+    assert_differs(&checkpoint.load(&load).unwrap_err(), "CRC-64/NVME");
     drop(checkpoint);
     cache.flush();
     assert_eq!(cache.verify().unwrap().bytes, 0);
     drop(cache);
     server.fail(Faults::default());
-    // From the store again, and then from the cache, of which nothing is asked.
+    // From the store again, and then from the cache.
     for route in [Route::Http, Route::NodeCache] {
-        let (checkpoint, cache) = open_cached(folder.path());
-        if route == Route::NodeCache {
-            server.take_requests();
-        }
+        let (checkpoint, cache) = open_cached(&server, folder.path());
         let loaded = checkpoint.load(&load).unwrap();
         assert_is_file(&loaded, &file);
-        if route == Route::NodeCache {
-            assert_not_compared(loaded.report(), "the node's cache");
-            assert!(server.take_requests().iter().all(|request| request.method == "GET"));
+        if route == Route::Http {
+            assert_compared(loaded.report(), file.len(), "CRC-64/NVME");
         }
         // The first may read from the cache what it has just kept there.
         let by_route = |own: &&Carrier| own.route == route;
@@ -310,6 +301,133 @@ fn the_nodes_cache_keeps_nothing_of_an_object_that_differs() {
         let least = if route == Route::Http { 1 } else { loaded.report().tensor_bytes };
         assert!(bytes >= least, "{}", loaded.report());
         cache.flush();
+    }
+}
+
+/// Loads until the store has said its checksum when the load begins: those that fill no cache wait for nothing.
+fn until_known(load: impl Fn() -> hoistway::Result<Loaded>) -> hoistway::Result<Loaded> {
+    loop {
+        let loaded = load();
+        let is_late = |loaded: &Loaded| loaded.report().to_string().contains("had not said");
+        if !loaded.as_ref().is_ok_and(is_late) {
+            return loaded;
+        }
+    }
+}
+
+#[test]
+fn what_comes_from_the_store_is_compared_whatever_the_nodes_cache_holds() {
+    let (server, file) = serving();
+    let folder = tempfile::tempdir().unwrap();
+    let load = LoadOptions::default().chunk_bytes(CHUNK);
+    let fill = || {
+        let (checkpoint, cache) = open_cached(&server, folder.path());
+        assert_is_file(&checkpoint.load(&load).unwrap(), &file);
+        cache.flush();
+    };
+    for route in [Route::Auto, Route::Http, Route::Threads, Route::NodeCache] {
+        fill();
+        let (checkpoint, _cache) = open_cached(&server, folder.path());
+        let loaded = until_known(|| checkpoint.load(&load.clone().route(route))).unwrap();
+        assert_is_file(&loaded, &file);
+        assert_compared(loaded.report(), file.len(), "CRC-64/NVME");
+        if [Route::Http, Route::Threads].contains(&route) {
+            let failing = Faults { spares_first: true, ..Faults::only(3, Fault::Flip) };
+            let flipped = || {
+                server.fail(failing);
+                checkpoint.load(&load.clone().route(route))
+            };
+            assert_differs(&until_known(flipped).unwrap_err(), "CRC-64/NVME");
+            server.fail(Faults::default());
+        }
+    }
+}
+
+/// Blocks with checksums of their own that are not those of the object: a load that was not compared may have left them.
+#[test]
+fn a_cache_that_has_kept_other_bytes_fails_one_load_and_is_filled_again() {
+    let (server, file) = serving();
+    let folder = tempfile::tempdir().unwrap();
+    let load = LoadOptions::default().chunk_bytes(CHUNK);
+    {
+        let cache = NodeCache::open(folder.path(), Some(1 << 30)).unwrap();
+        let mut store = StoreOptions::default();
+        for (name, value) in [("endpoint", &*server.url()), ("anonymous", "true"), ("checksums", "off")] {
+            store.set(name, value).unwrap();
+        }
+        server.fail(Faults { spares_first: true, ..Faults::only(4, Fault::Flip) });
+        let options = OpenOptions::default().store(store).cache(cache.clone());
+        Checkpoint::open_with(&[S3], &options).unwrap().load(&load).unwrap();
+        cache.flush();
+        server.fail(Faults::default());
+    }
+    let load_cached = || {
+        let (checkpoint, cache) = open_cached(&server, folder.path());
+        let loaded = checkpoint.load(&load);
+        cache.flush();
+        loaded
+    };
+    assert_differs(&until_known(load_cached).unwrap_err(), "CRC-64/NVME");
+    assert_is_file(&load_cached().unwrap(), &file);
+    let loaded = until_known(load_cached).unwrap();
+    assert_is_file(&loaded, &file);
+    assert_compared(loaded.report(), file.len(), "CRC-64/NVME");
+}
+
+/// A load of what the cache holds whole waits for no store. If a block is damaged then, it is not kept as the store sends it.
+#[test]
+fn what_a_late_answer_leaves_uncompared_is_not_kept() {
+    loop {
+        let (server, file) = serving();
+        let folder = tempfile::tempdir().unwrap();
+        let load = LoadOptions::default().chunk_bytes(CHUNK);
+        let (checkpoint, cache) = open_cached(&server, folder.path());
+        checkpoint.load(&load).unwrap();
+        cache.flush();
+        drop(checkpoint);
+        let entry = std::fs::read_dir(folder.path().join("objects")).unwrap().next().unwrap().unwrap().path();
+        let mut bytes = std::fs::read(entry.join("data")).unwrap();
+        bytes[2_000_000] ^= 1;
+        std::fs::write(entry.join("data"), bytes).unwrap();
+        server.answer_heads(Heads::Hold);
+        let (checkpoint, cache) = open_cached(&server, folder.path());
+        let loaded = checkpoint.load(&load).unwrap();
+        cache.flush();
+        assert_is_file(&loaded, &file);
+        server.answer_heads(Heads::Answer);
+        // A slow machine may have waited for it all the same.
+        if loaded.report().to_string().contains("is not kept in the node's cache") {
+            assert!(cache.verify().unwrap().bytes < file.len() as u64);
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_verification_makes_up_for_a_load_that_was_not_compared() {
+    let load = LoadOptions::default().chunk_bytes(CHUNK);
+    for (checksums, algorithm) in [(Checksums::Whole, "CRC-64/NVME"), (Checksums::Parts(1 << 20), "CRC-32")] {
+        // On a machine so slow that the store has had its time by then, once more.
+        let (server, file, checkpoint, mut loaded, mut flipped) = loop {
+            let (server, file) = serving();
+            server.say_checksums(checksums);
+            server.answer_heads(Heads::Hold);
+            let checkpoint = open(&server, S3);
+            let loaded = checkpoint.load(&load).unwrap();
+            server.fail(Faults { spares_first: true, ..Faults::only(3, Fault::Flip) });
+            let flipped = checkpoint.load(&load).unwrap();
+            server.fail(Faults::default());
+            server.answer_heads(Heads::Answer);
+            if [&loaded, &flipped].iter().all(|loaded| loaded.report().to_string().contains("had not said")) {
+                break (server, file, checkpoint, loaded, flipped);
+            }
+        };
+        let manifest = of_loaded(&flipped);
+        let manifest = Some((Path::new("manifest.json"), &manifest));
+        assert_differs(&checkpoint.verify(&mut flipped, manifest).unwrap_err(), algorithm);
+        checkpoint.verify(&mut loaded, None).unwrap();
+        assert_compared(loaded.report(), file.len(), algorithm);
+        assert!(server.heads_answered() > 0);
     }
 }
 

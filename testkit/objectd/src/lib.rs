@@ -104,6 +104,8 @@ pub enum Heads {
     Refuse(u16),
     /// No answer.
     Hang,
+    /// No answer until they are answered in another way.
+    Hold,
 }
 
 /// What a server says to requests that are signed for another region.
@@ -386,6 +388,9 @@ impl State {
         let (faults, _) = *lock(&self.faults);
         thread::sleep(faults.latency);
         if request.method == "HEAD" {
+            while *lock(&self.heads) == Heads::Hold && !self.is_over.load(Ordering::Relaxed) {
+                self.wait(Duration::from_millis(20));
+            }
             let heads = *lock(&self.heads);
             if heads == Heads::Hang {
                 self.wait(Duration::from_secs(600));

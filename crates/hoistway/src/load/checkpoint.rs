@@ -173,11 +173,12 @@ impl Checkpoint {
     }
 
     /// Compares what `loaded` holds with `manifest` or, without one, with a second, plain reading of the files, and
-    /// adds the outcome to its report. Objects whose store has a digest of them (SHA-256, SHA-512, MD5), and which were loaded
-    /// whole, are compared with that too.
+    /// adds the outcome to its report. Objects that were loaded whole, and that the load has not compared with what their
+    /// stores say of them, are compared now: with a checksum (CRC) or a digest (SHA-256, SHA-512, MD5).
     ///
     /// # Errors
     /// [`Error::DigestMismatch`](crate::Error::DigestMismatch) names the first tensor that differs;
+    /// [`Error::ChecksumMismatch`](crate::Error::ChecksumMismatch) names an object that differs from what its store says;
     /// [`Error::InvalidManifest`](crate::Error::InvalidManifest) if the manifest lacks a tensor;
     /// [`Error::InvalidOption`](crate::Error::InvalidOption) if a tensor was loaded in part.
     pub fn verify(&self, loaded: &mut Loaded, manifest: Option<(&Path, &Manifest)>) -> Result<()> {
@@ -196,10 +197,8 @@ impl Checkpoint {
     ) -> Result<()> {
         let report = verify::check(self, loaded, manifest, cancel)?;
         #[cfg(feature = "objects")]
-        for (reason, bytes, digest) in verify::check_stores(self, loaded, cancel)? {
-            if let Some(checksums) = &mut loaded.report_mut().checksums {
-                checksums.add_equal_after(&reason, bytes, digest);
-            }
+        if loaded.report().checksums.as_ref().is_some_and(|checksums| !checksums.uncompared.is_empty()) {
+            loaded.report_mut().checksums = Some(verify::check_stores(self, loaded, cancel)?);
         }
         loaded.report_mut().verify = Some(report);
         Ok(())

@@ -27,7 +27,7 @@ use crate::{
 use crate::{
     memory::Ledger,
     report::ChecksumReport,
-    source::objects::{ObjectSource, compared_by, mismatch},
+    source::objects::{CHECKSUM_PATIENCE, ObjectSource, compared_by, is_kept, mismatch},
 };
 use hoistway_io::{
     cancel::Registration,
@@ -136,6 +136,8 @@ impl Job {
         let (slots, promise, left_bytes) = place.slots(&plan, &needs, &opening, options)?;
         let (sink, buffers) = place.sink(&plan, &room, &mut opening, options, &slots)?;
         let Assigned { routes, takers, access, refused } = opening.assign(&plan)?;
+        #[cfg(feature = "objects")]
+        let comparisons = comparisons(sources, &plan, &cancel);
         let engine = Engine {
             chosen: (options.route, options.direct),
             scheduler: transfer::scheduler(routes.len()),
@@ -170,7 +172,7 @@ impl Job {
             #[cfg(feature = "objects")]
             ledger: Ledger::new(left_bytes),
             #[cfg(feature = "objects")]
-            comparisons: comparisons(sources, &plan),
+            comparisons,
             touched: plan.extents().iter().map(|_| AtomicBool::new(false)).collect(),
             reached: plan.extents().iter().map(|_| AtomicBool::new(false)).collect(),
             plan,
@@ -207,7 +209,10 @@ impl Job {
             #[cfg(feature = "objects")]
             {
                 content.ledger = Some(self.ledger.clone());
-                content.comparison = self.comparison(extent.file.index());
+                if let Some((_, comparison)) = self.comparisons.get(&file) {
+                    content.is_kept = is_kept(comparison);
+                    content.comparison = comparison.clone().ok();
+                }
             }
             let route = self.engine.takers[item].from(0).unwrap_or_default();
             let charge = Charge::of_bytes(extent.read.len());
@@ -224,12 +229,6 @@ impl Job {
         self.reads.get_or_init(|| group);
         self.engine.scheduler.seal();
         Ok(())
-    }
-
-    /// What the reads of an object are compared with.
-    #[cfg(feature = "objects")]
-    fn comparison(&self, file: usize) -> Option<Arc<Comparison>> {
-        self.comparisons.get(&file)?.1.clone().ok()
     }
 
     /// The objects that were compared with the checksums of their stores so far; `None` if it reads none.
@@ -638,7 +637,8 @@ impl EngineOwner for Job {
 
 /// The objects that a plan reads, by their files.
 #[cfg(feature = "objects")]
-fn comparisons(sources: &[Arc<dyn Source>], plan: &Plan) -> BTreeMap<usize, Compared> {
+fn comparisons(sources: &[Arc<dyn Source>], plan: &Plan, cancel: &Cancel) -> BTreeMap<usize, Compared> {
+    let until = Instant::now() + CHECKSUM_PATIENCE;
     // What comes first need not be of the first file.
     let mut of_files: BTreeMap<usize, Vec<Range<u64>>> = BTreeMap::new();
     for extent in plan.extents() {
@@ -650,7 +650,7 @@ fn comparisons(sources: &[Arc<dyn Source>], plan: &Plan) -> BTreeMap<usize, Comp
         .filter_map(|(file, ranges)| {
             let source = sources.get(file)?;
             let object = ObjectSource::of(source)?;
-            Some((file, (source.clone(), object.comparison(&ranges).map(Arc::new))))
+            Some((file, (source.clone(), object.comparison(&ranges, until, cancel).map(Arc::new))))
         })
         .collect()
 }

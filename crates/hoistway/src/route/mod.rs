@@ -302,6 +302,9 @@ pub(crate) struct ReadOp {
     /// What its load compares with the checksum of the object's store.
     #[cfg(feature = "objects")]
     pub(crate) comparison: Option<Arc<hoistway_objects::Comparison>>,
+    /// Whether the node's cache keeps what comes.
+    #[cfg(feature = "objects")]
+    pub(crate) is_kept: bool,
 }
 
 /// The memory of a [`ReadOp`].
@@ -344,6 +347,8 @@ impl ReadOp {
             ledger: None,
             #[cfg(feature = "objects")]
             comparison: None,
+            #[cfg(feature = "objects")]
+            is_kept: true,
         }
     }
 

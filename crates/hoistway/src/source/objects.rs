@@ -16,6 +16,7 @@ use std::{
     ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock},
+    time::{Duration, Instant},
 };
 
 /// The name that the files of a web server's folder begin with: such folders cannot be listed.
@@ -23,8 +24,14 @@ const INDEX: &str = "model.safetensors.index.json";
 const WHOLE: &str = "model.safetensors";
 /// Bytes that are read at once of a header that goes on past the first answer: twice as many each time.
 const MAX_AHEAD_BYTES: usize = 8 << 20;
+/// How long what needs the store's checksum waits for those of all objects.
+pub(crate) const CHECKSUM_PATIENCE: Duration = Duration::from_secs(2);
+/// Why an object is not compared some of whose bytes are not read.
+pub(crate) const PART: &str = "read in part";
 /// Why an object is not compared whose store is slow to say its checksum.
-pub(crate) const LATE: &str = "the store had not said its checksum when the load began";
+const LATE: &str = "the store had not said its checksum when the load began";
+/// The same, if there is a cache of the node's.
+const LATE_UNKEPT: &str = "the store had not said its checksum when the load began; what came from it is not kept in the node's cache";
 
 /// An object.
 #[derive(Debug)]
@@ -57,11 +64,10 @@ impl std::fmt::Debug for Ahead {
 pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> {
     let cancel = options.cancel();
     let store = options.store.clone().unwrap_or_default();
-    // Indexes are not compared, and of what the node's cache has nothing is asked.
-    let asks = options.cache.is_none() && !url.ends_with(".json");
-    let opened = match asks {
-        true => Object::open_asking(url, &store, cancel.flag()),
-        false => Object::open_with_head(url, &store, cancel.flag()),
+    // Indexes are not compared.
+    let opened = match url.ends_with(".json") {
+        true => Object::open_with_head(url, &store, cancel.flag()),
+        false => Object::open_asking(url, &store, cancel.flag()),
     };
     let (object, head) = match opened {
         Err(error) if matches!(error.problem, Problem::Empty) => {
@@ -72,11 +78,6 @@ pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> 
     let kept = options.cache.as_ref().map(|cache| Ok((cache.clone(), cache.entry(&object, &head)?)));
     if let Some(Ok((cache, entry))) = &kept {
         cache.keep(entry, 0, &head, None);
-        if !entry.is_whole() {
-            object.ask_checksum();
-        }
-    } else if kept.is_some() {
-        object.ask_checksum();
     }
     let ahead = Mutex::new(Ahead { bytes: head, ..Ahead::default() });
     let (header, extensions) = (OnceLock::new(), Extensions::default());
@@ -146,18 +147,25 @@ impl ObjectSource {
         }
     }
 
-    /// Begins a comparison with the store's checksum for a load that reads these ranges.
+    /// Begins a comparison with the store's checksum for a load that reads these ranges. A load that fills the node's cache waits
+    /// for the store's answer, until `until` at the latest.
     ///
     /// # Errors
-    /// Why there is none. The store's answer is not waited for.
-    pub(crate) fn comparison(&self, ranges: &[Range<u64>]) -> Result<Comparison, &'static str> {
-        let (len, part) = (self.object.len(), "read in part");
-        let head = self.header.get().filter(|head| Comparison::is_whole(len, head, ranges)).ok_or(part)?;
-        if self.entry().is_some_and(|entry| entry.is_whole()) {
-            return Err("read from the node's cache, which has checksums of its own");
+    /// Why there is none.
+    pub(crate) fn comparison(
+        &self,
+        ranges: &[Range<u64>],
+        until: Instant,
+        cancel: &Cancel,
+    ) -> Result<Comparison, &'static str> {
+        let len = self.object.len();
+        let head = self.header.get().filter(|head| Comparison::is_whole(len, head, ranges)).ok_or(PART)?;
+        if self.entry().is_some_and(|entry| entry.refusal().is_none() && !entry.is_whole()) {
+            self.object.wait_for_checksum(until, cancel.flag());
         }
-        let checksum = self.object.known_checksum().ok_or(LATE)??;
-        Comparison::new(len, head.clone(), ranges, checksum.clone()).ok_or(part)
+        let late = if self.entry().is_some() { LATE_UNKEPT } else { LATE };
+        let checksum = self.object.known_checksum().ok_or(late)??;
+        Comparison::new(len, head.clone(), ranges, checksum.clone()).ok_or(PART)
     }
 
     /// Reads what the node's cache holds. Returns how many bytes that are. The read keeps its claims of what is missing.
@@ -173,7 +181,8 @@ impl ObjectSource {
     /// Reads from the store. Returns how many bytes came.
     pub(crate) fn read_asked(&self, op: &mut ReadOp) -> io::Result<usize> {
         let (target, offset) = (op.buffer.target(op.progress)?, op.progress.offset);
-        self.read(target, offset, &Reading::of(&op.cancel, op.ledger.as_ref(), op.comparison.as_deref()))
+        let (cancel, ledger, comparison) = (&op.cancel, op.ledger.as_ref(), op.comparison.as_deref());
+        self.read(target, offset, &Reading { cancel, ledger, comparison, is_kept: op.is_kept })
     }
 
     /// Reads what the read asks for, and no more for the node's cache: from the first bytes, or the store. Returns how many bytes
@@ -181,18 +190,20 @@ impl ObjectSource {
     pub(crate) fn read_plainly(&self, op: &mut ReadOp) -> io::Result<usize> {
         let (target, offset) = (op.buffer.target(op.progress)?, op.progress.offset);
         let ahead = self.ahead.try_lock().map_or(0, |ahead| ahead.copy(target, offset));
-        let comparison = op.comparison.as_deref();
+        let (cancel, ledger, comparison) = (&op.cancel, op.ledger.as_ref(), op.comparison.as_deref());
         if ahead > 0 {
             self.compare(comparison, offset, &target[..ahead])?;
             return Ok(ahead);
         }
-        self.ask(target, offset, &Reading::of(&op.cancel, op.ledger.as_ref(), comparison))
+        self.ask(target, offset, &Reading { cancel, ledger, comparison, is_kept: op.is_kept })
     }
 
     /// Reads from the store. Returns how many bytes came: fewer at the end alone. Where the range begins or ends inside of a block
     /// that the node's cache lacks, the whole block is read, if the ledger has memory for it.
     fn read(&self, buffer: &mut [u8], offset: u64, reading: &Reading<'_>) -> io::Result<usize> {
-        let Some(entry) = self.entry() else { return self.ask(buffer, offset, reading) };
+        let Some(entry) = self.entry().filter(|_| reading.is_kept) else {
+            return self.ask(buffer, offset, reading);
+        };
         let end = self.object.len().min(offset.saturating_add(buffer.len() as u64));
         let (mut at, whole_end) = (offset, entry.whole_end(end));
         while at < end {
@@ -243,7 +254,9 @@ impl ObjectSource {
         if let Some(piece) = piece {
             self.compared(piece.end())?;
         }
-        if let Some(Ok((cache, entry))) = &self.kept {
+        if let Some(Ok((cache, entry))) = &self.kept
+            && reading.is_kept
+        {
             cache.keep(entry, offset, &buffer[..count], reading.ledger);
         }
         Ok(count)
@@ -275,17 +288,26 @@ pub(crate) fn compared_by(comparison: &Comparison) -> Result<&'static str, &'sta
     }
 }
 
+/// Whether what a load reads is kept in the node's cache, by its comparison: bytes that should have been compared and are not
+/// would count as right from then on.
+pub(crate) fn is_kept<T>(comparison: &Result<T, &'static str>) -> bool {
+    !matches!(comparison, Err(LATE_UNKEPT))
+}
+
 /// What a read of an object's store is part of.
 #[derive(Clone, Copy)]
 struct Reading<'a> {
     cancel: &'a Cancel,
     ledger: Option<&'a Arc<Ledger>>,
     comparison: Option<&'a Comparison>,
+    /// Whether the node's cache keeps what comes.
+    is_kept: bool,
 }
 
 impl<'a> Reading<'a> {
-    fn of(cancel: &'a Cancel, ledger: Option<&'a Arc<Ledger>>, comparison: Option<&'a Comparison>) -> Self {
-        Self { cancel, ledger, comparison }
+    /// A read that belongs to no load.
+    fn alone(cancel: &'a Cancel) -> Self {
+        Self { cancel, ledger: None, comparison: None, is_kept: true }
     }
 }
 
@@ -366,7 +388,7 @@ impl Source for ObjectSource {
             }
             // What reads on where the last bytes ended is a header.
             if offset == end && end > 0 && buffer.len() >= MAX_AHEAD_BYTES {
-                let count = self.ask(buffer, offset, &Reading::of(cancel, None, None))?;
+                let count = self.ask(buffer, offset, &Reading::alone(cancel))?;
                 let mut before = std::mem::take(&mut ahead.before);
                 before.add(&ahead.bytes);
                 before.add(&buffer[..count]);
@@ -378,7 +400,7 @@ impl Source for ObjectSource {
                 let mut bytes = vec![0; len];
                 let kept = self.entry().map_or(0, |entry| entry.read(offset, &mut bytes));
                 let count = match kept {
-                    0 => self.ask(&mut bytes, offset, &Reading::of(cancel, None, None))?,
+                    0 => self.ask(&mut bytes, offset, &Reading::alone(cancel))?,
                     kept => kept,
                 };
                 bytes.truncate(count);
@@ -388,7 +410,7 @@ impl Source for ObjectSource {
                 return Ok(ahead.copy(buffer, offset));
             }
         }
-        self.ask(buffer, offset, &Reading::of(cancel, None, None))
+        self.ask(buffer, offset, &Reading::alone(cancel))
     }
 
     fn header_was_read(&self, end: u64) {
