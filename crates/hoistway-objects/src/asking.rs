@@ -1,4 +1,5 @@
-//! The checksum that S3 has of an object: asked for beside its first request, once, by a thread of its own.
+//! The checksum that S3 has of an object: asked for beside its first request, once, by a few threads of its
+//! server's own.
 
 use crate::{
     Checksum, Problem,
@@ -15,8 +16,10 @@ use http::{
     header::{CONTENT_LENGTH, IF_MATCH},
 };
 use std::{
+    collections::VecDeque,
+    panic::{self, AssertUnwindSafe},
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -29,6 +32,8 @@ const CHECKSUM_MODE: HeaderName = HeaderName::from_static("x-amz-checksum-mode")
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How often who waits for the answer looks whether it is there.
 const TICK: Duration = Duration::from_millis(1);
+/// Questions that one server has at once: as many as objects are opened at once.
+const MAX_ASKED: usize = 16;
 
 /// A question on its way. Dropping it ends that.
 #[derive(Debug)]
@@ -63,15 +68,21 @@ impl Asking {
             shared.found.get_or_init(|| Err(why));
             return asking;
         }
-        let (client, target) = (client.clone(), target.clone());
-        let asks = move || {
-            let until = Instant::now() + PATIENCE;
-            let found = Question { client: &client, target: &target, until, is_over: &shared.is_over }.ask();
-            shared.found.get_or_init(|| found);
-        };
-        if thread::Builder::new().name("hoistway-checksum".into()).spawn(asks).is_err() {
-            asking.0.found.get_or_init(|| Err("there was no thread to ask its store for a checksum"));
+        let mut questions = client.questions().lock();
+        questions.waiting.push_back((target.clone(), shared));
+        if questions.threads < MAX_ASKED {
+            let client = client.clone();
+            let asks = move || client.questions().ask_all(&client);
+            let started = thread::Builder::new().name("hoistway-checksum".into()).spawn(asks).is_ok();
+            questions.threads += usize::from(started);
         }
+        // Without a thread of its own it is another's, if there is one.
+        if questions.threads == 0 {
+            for (_, own) in questions.waiting.drain(..) {
+                own.found.get_or_init(|| Err("there was no thread to ask its store for a checksum"));
+            }
+        }
+        drop(questions);
         asking
     }
 
@@ -101,6 +112,40 @@ impl Asking {
     }
 }
 
+/// The questions of one server.
+#[derive(Debug, Default)]
+pub(crate) struct Questions(Mutex<Queue>);
+
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: VecDeque<(Target, Arc<Shared>)>,
+    /// The threads that ask, which end when nothing waits.
+    threads: usize,
+}
+
+impl Questions {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask_all(&self, client: &Client) {
+        while let Some((target, shared)) = self.next() {
+            let until = Instant::now() + PATIENCE;
+            let question = Question { client, target: &target, until, is_over: &shared.is_over };
+            // A panic must not cost the server one of its threads.
+            let found = panic::catch_unwind(AssertUnwindSafe(|| question.ask()));
+            shared.found.get_or_init(|| found.unwrap_or(Err("the answer of its store cannot be used")));
+        }
+    }
+
+    fn next(&self) -> Option<(Target, Arc<Shared>)> {
+        let mut queue = self.lock();
+        let next = queue.waiting.pop_front();
+        queue.threads -= usize::from(next.is_none());
+        next
+    }
+}
+
 struct Question<'a> {
     client: &'a Client,
     target: &'a Target,
@@ -110,6 +155,10 @@ struct Question<'a> {
 
 impl Question<'_> {
     fn ask(&self) -> Result<Found, &'static str> {
+        // Another question may have failed while this one waited.
+        if let Some(why) = self.client.refuses_heads() {
+            return Err(why);
+        }
         let headers = self.head(self.target, None)?;
         let len = header(&headers, CONTENT_LENGTH.as_str()).and_then(|len| len.parse().ok());
         let unusable = "the store's answer to HEAD cannot be used";

@@ -2,6 +2,7 @@
 
 use crate::{
     Problem, StoreOptions,
+    asking::Questions,
     credentials::Identity,
     digest::{ASKS_RANGE_CRC, MAX_CRC_RANGE_BYTES},
     http::{
@@ -67,6 +68,7 @@ struct Own {
     network: Network,
     identity: Result<Option<Identity>, String>,
     failed_head: Mutex<Option<FailedHead>>,
+    questions: Questions,
     /// Whether the server refuses to say the checksum of a range.
     refused_range_checksums: Refusals,
 }
@@ -142,12 +144,18 @@ impl Client {
             identity: Identity::new(self.kind, &self.origin, &self.options)
                 .map_err(|problem| problem.to_string()),
             failed_head: Mutex::default(),
+            questions: Questions::default(),
             refused_range_checksums: Refusals::default(),
         })
     }
 
     pub(crate) fn pace(&self) -> &Pace {
         &self.own().pace
+    }
+
+    /// The questions for checksums.
+    pub(crate) fn questions(&self) -> &Questions {
+        &self.own().questions
     }
 
     /// Why checksums are not asked for, once a question has failed.

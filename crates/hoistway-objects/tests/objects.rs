@@ -2,7 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic)]
 
 use hoistway_objects::{Error, HEAD_BYTES, Object, Problem, StoreOptions, list};
-use objectd::{Fault, Faults, Server, WrongRegion};
+use objectd::{Fault, Faults, Heads, Server, WrongRegion};
 use std::{
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -491,5 +491,33 @@ fn a_bucket_of_another_region_is_read_there_unless_a_region_is_named() {
         };
         let elsewhere = server.take_requests().iter().filter(|own| !is_there(own)).count();
         assert_eq!(elsewhere, 1, "the region is remembered");
+    }
+}
+
+/// Objects that are opened at once, as the shards of a model are, and a store that is slow to say checksums.
+#[test]
+fn a_server_is_asked_for_a_few_checksums_at_a_time() {
+    const OBJECTS: usize = 60;
+    const MOST: usize = 16;
+    let server = Server::start().unwrap();
+    for number in 0..OBJECTS {
+        server.put(&format!("models/{number}"), &bytes(1000 + number));
+    }
+    server.answer_heads(Heads::Hold);
+    let options = options(&server);
+    let objects: Vec<_> = (0..OBJECTS)
+        .map(|number| {
+            let url = format!("s3://models/{number}");
+            Object::open_asking(&url, &options, &AtomicBool::new(false)).unwrap().0
+        })
+        .collect();
+    let heads = server.take_requests().into_iter().filter(|request| request.method == "HEAD").count();
+    assert!(heads <= MOST, "{heads}");
+    server.answer_heads(Heads::Answer);
+    for object in &objects {
+        object.wait_for_checksum(Instant::now() + Duration::from_secs(60), &AtomicBool::new(false));
+        // On a slow machine the store may have had its time.
+        let known = object.known_checksum().unwrap();
+        assert!(known.is_ok() || known.is_err_and(|why| why.contains("in time")), "{known:?}");
     }
 }
