@@ -7,6 +7,7 @@ use crate::{
     client::Client,
     location::{Kind, Location, Target, encoded_path, encoded_value},
     object::variable,
+    redirect::{self, Followed},
 };
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
@@ -245,7 +246,12 @@ fn model(repository: &Repository, options: &StoreOptions, stop: &AtomicBool) -> 
     let base = location.target.0.strip_suffix(&repository.file_path()).unwrap_or_default();
     let target = Target(format!("{base}{}", repository.model_path()));
     let body = client.pace().persist(stop, |waiting| {
-        let answer = client.get(&target, &[], waiting)?;
+        // A model that was renamed is led on from, by the hub itself.
+        let Followed { answer, place, .. } = redirect::follow(&client, &target, &[], waiting)?;
+        if place.was_redirected {
+            let to = place.client.origin().url();
+            return Err(Problem::Redirected { said: format!("to {to}, which is another server") }.into());
+        }
         client.body(answer, MAX_MODEL_BYTES, waiting)
     })?;
     let wrong = || Problem::WrongAnswer("it does not describe a model".into());

@@ -290,6 +290,16 @@ fn short_files_that_the_hub_sends_whole_are_read_at_any_place() {
 }
 
 #[test]
+fn a_model_that_was_renamed_is_found_by_its_former_name() {
+    let (hub, _elsewhere, options, bytes) = hub();
+    hub.rename_model("org/model", "new/name");
+    let names = listed("hf://org/model", &options).unwrap();
+    assert!(names.iter().all(|name| name.contains(COMMIT)), "{names:?}");
+    let file = names.iter().find(|name| name.ends_with("model.safetensors")).unwrap();
+    assert!(read_all(file, &options) == bytes);
+}
+
+#[test]
 fn files_of_one_opening_are_of_one_commit() {
     let (hub, _elsewhere, options, _) = hub();
     let (stop, mut commits) = (AtomicBool::new(false), HubCommits::default());

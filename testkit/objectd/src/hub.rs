@@ -26,6 +26,15 @@ impl Server {
         lock(&self.state.models).insert(name.to_owned(), model);
     }
 
+    /// Renames a model, and leads on from its former name.
+    pub fn rename_model(&self, name: &str, new: &str) {
+        let mut models = lock(&self.state.models);
+        if let Some(model) = models.remove(name) {
+            models.insert(new.to_owned(), model);
+        }
+        lock(&self.state.renamed).insert(name.to_owned(), new.to_owned());
+    }
+
     /// Puts a file of a model. One that is `linked` lies on the server that [`Server::lead_to`] names.
     pub fn put_file(&self, model: &str, file: &str, bytes: &[u8], linked: bool) {
         let sum: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -87,6 +96,10 @@ impl State {
         let [org, model, verb, revision, ref file @ ..] = parts[..] else {
             return missing(socket, "RepoNotFound");
         };
+        if let Some(new) = lock(&self.renamed).get(&format!("{org}/{model}")) {
+            let to = path.replacen(&format!("{org}/{model}"), new, 1);
+            return refuse(socket, "307 Temporary Redirect", "", &format!("Location: /{to}\r\n"));
+        }
         let Some(found) = models.get(&format!("{org}/{model}")) else {
             return missing(socket, "RepoNotFound");
         };

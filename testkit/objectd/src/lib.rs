@@ -65,6 +65,8 @@ struct State {
     heads_answered: AtomicUsize,
     generations: AtomicUsize,
     models: Mutex<BTreeMap<String, hub::Model>>,
+    /// The new names of models.
+    renamed: Mutex<BTreeMap<String, String>>,
     /// Where the hub leads to, and the token that it demands.
     leads_to: Mutex<Option<(String, Arc<State>)>>,
     token: Mutex<Option<String>>,
