@@ -1,7 +1,7 @@
 //! What the shared files of AWS's tools say of a profile besides its keys: region, endpoint, and who gives credentials.
 //! <https://docs.aws.amazon.com/sdkref/latest/guide/file-format.html>
 
-use std::{collections::HashMap, path::PathBuf};
+use std::{collections::HashMap, path::PathBuf, time::SystemTime};
 
 /// Settings of one profile.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -29,23 +29,40 @@ pub(crate) struct Role {
 /// Settings of sections. Those of a nested section are named `outer.inner`.
 type Sections = HashMap<String, HashMap<String, String>>;
 
+/// The state of the shared files, which is another one once they were written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FilesState([Option<(PathBuf, SystemTime, u64)>; 2]);
+
+impl FilesState {
+    /// That of the files that the environment names.
+    pub(crate) fn now(variable: impl Fn(&str) -> Option<String>) -> Self {
+        Self(paths(variable).map(|path| {
+            let (path, file) = path.and_then(|path| Some((path.clone(), std::fs::metadata(path).ok()?)))?;
+            Some((path, file.modified().ok()?, file.len()))
+        }))
+    }
+}
+
+/// The files that the environment names: the one with settings, and the one with keys.
+fn paths(variable: impl Fn(&str) -> Option<String>) -> [Option<PathBuf>; 2] {
+    let home = || variable("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
+    let files = [("AWS_CONFIG_FILE", ".aws/config"), ("AWS_SHARED_CREDENTIALS_FILE", ".aws/credentials")];
+    files.map(|(name, default)| match variable(name).filter(|path| !path.is_empty()) {
+        Some(path) => match path.strip_prefix("~/") {
+            Some(below) => Some(home()?.join(below)),
+            None => Some(path.into()),
+        },
+        None => Some(home()?.join(default)),
+    })
+}
+
 impl Profile {
     /// The settings of a profile in the files that the environment names.
     pub(crate) fn find(profile: &str, variable: impl Fn(&str) -> Option<String>) -> Self {
-        let home = || variable("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
-        let file = |name: &str, default: &str| {
-            let named = variable(name).filter(|path| !path.is_empty());
-            let path = match named {
-                Some(path) => match path.strip_prefix("~/") {
-                    Some(below) => home()?.join(below),
-                    None => path.into(),
-                },
-                None => home()?.join(default),
-            };
-            Some(sections(&String::from_utf8_lossy(&std::fs::read(path).ok()?)))
-        };
-        let config = file("AWS_CONFIG_FILE", ".aws/config").unwrap_or_default();
-        let credentials = file("AWS_SHARED_CREDENTIALS_FILE", ".aws/credentials").unwrap_or_default();
+        let [config, credentials] = paths(variable).map(|path| {
+            let text = path.and_then(|path| std::fs::read(path).ok()).unwrap_or_default();
+            sections(&String::from_utf8_lossy(&text))
+        });
         Self::of(profile, &config, &credentials)
     }
 

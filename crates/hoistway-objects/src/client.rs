@@ -3,6 +3,7 @@
 use crate::{
     Problem, StoreOptions,
     asking::Questions,
+    aws_files::FilesState,
     credentials::Identity,
     digest::{ASKS_RANGE_CRC, MAX_CRC_RANGE_BYTES},
     http::{
@@ -10,6 +11,7 @@ use crate::{
         send, send_pieces,
     },
     location::{self, Kind, Location, Target},
+    object::variable,
     options::{Checksums, aws_roots},
     pace::{Again, Fault, Pace},
     per_process::PerProcess,
@@ -57,6 +59,7 @@ pub(crate) struct Client {
     options: StoreOptions,
     /// Whether it lies outside of this machine's network.
     is_outside: bool,
+    roots: Roots,
     own: PerProcess<Own>,
 }
 
@@ -84,7 +87,24 @@ enum FailedHead {
 /// How long no checksums are asked for after a question without an answer.
 const SILENT_FOR: Duration = Duration::from_secs(60);
 
-type Clients = Mutex<HashMap<(Origin, Kind, StoreOptions, bool), Arc<Client>>>;
+/// Clients, each with the surroundings that it was made in.
+type Clients = Mutex<HashMap<(Origin, Kind, StoreOptions, bool), (Surroundings, Arc<Client>)>>;
+
+/// What clients of S3 have of this machine. Where that changes, objects that are opened from then on have a client of their own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Surroundings {
+    roots: Roots,
+    files: FilesState,
+}
+
+impl Surroundings {
+    fn of(kind: Kind) -> Self {
+        match kind {
+            Kind::S3 => Self { roots: aws_roots(), files: FilesState::now(variable) },
+            _ => Self { roots: Roots::Machine, files: FilesState::default() },
+        }
+    }
+}
 
 impl Client {
     /// The client for a location. `options` are resolved.
@@ -103,15 +123,19 @@ impl Client {
         static CLIENTS: PerProcess<Clients> = PerProcess::new();
         let mut clients = lock(CLIENTS.get(Mutex::default));
         let key = (origin, kind, options, is_outside);
-        if let Some(client) = clients.get(&key) {
+        let surroundings = Surroundings::of(kind);
+        if let Some((made_in, client)) = clients.get(&key)
+            && *made_in == surroundings
+        {
             return client.clone();
         }
         if clients.len() >= MAX_CLIENTS {
             clients.clear();
         }
         let (origin, kind, options, is_outside) = key.clone();
-        let client = Arc::new(Self { kind, origin, options, is_outside, own: PerProcess::new() });
-        clients.insert(key, client.clone());
+        let (roots, own) = (surroundings.roots.clone(), PerProcess::new());
+        let client = Arc::new(Self { kind, origin, options, is_outside, roots, own });
+        clients.insert(key, (surroundings, client.clone()));
         client
     }
 
@@ -137,10 +161,7 @@ impl Client {
         self.own.get(|| Own {
             idle: IdlePool::new(MAX_IDLE, IDLE),
             pace: Pace::new(),
-            network: Network {
-                roots: if self.kind == Kind::S3 { aws_roots() } else { Roots::Machine },
-                is_outside: self.is_outside,
-            },
+            network: Network { roots: self.roots.clone(), is_outside: self.is_outside },
             identity: Identity::new(self.kind, &self.origin, &self.options)
                 .map_err(|problem| problem.to_string()),
             failed_head: Mutex::default(),

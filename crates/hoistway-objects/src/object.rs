@@ -533,7 +533,35 @@ fn as_change(fault: Fault) -> Fault {
     }
 }
 
-/// A variable of the environment.
+/// A variable of the environment. Services may have no `HOME`: the system knows it.
 pub(crate) fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok()
+    let of_system = || std::env::home_dir()?.into_os_string().into_string().ok();
+    of_environment(name, |name| std::env::var(name).ok(), of_system)
+}
+
+fn of_environment(
+    name: &str,
+    get: impl Fn(&str) -> Option<String>,
+    home: impl Fn() -> Option<String>,
+) -> Option<String> {
+    match get(name).filter(|text| name != "HOME" || !text.is_empty()) {
+        None if name == "HOME" => home(),
+        found => found,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_home_that_the_environment_lacks_is_the_systems() {
+        let home = || Some("/home/of/passwd".to_owned());
+        let of = |name: &str, value: Option<&str>| of_environment(name, |_| value.map(str::to_owned), home);
+        assert_eq!(of("HOME", Some("/mine")).as_deref(), Some("/mine"));
+        for unset in [None, Some("")] {
+            assert_eq!(of("HOME", unset).as_deref(), Some("/home/of/passwd"));
+        }
+        assert_eq!((of("AWS_PROFILE", None), of("AWS_PROFILE", Some(""))), (None, Some(String::new())));
+    }
 }

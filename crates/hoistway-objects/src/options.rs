@@ -1,6 +1,6 @@
 //! Where a store is, and who asks.
 
-use crate::{Error, Problem, aws_files::Profile, http::Roots, hub, location::Kind, shown};
+use crate::{Error, Problem, aws_files::Profile, http::Roots, hub, location::Kind, object::variable, shown};
 use std::fmt;
 
 /// What tells a store and its caller. What is not set comes from the environment, as the stores' own tools have it.
@@ -292,7 +292,7 @@ impl StoreOptions {
     pub fn caller(&self, url: &str) -> Result<String, Error> {
         let failed = |problem: Problem| problem.of(&shown(url), None);
         let kind = Kind::of(url).map_err(failed)?;
-        let resolved = self.resolved(kind, |name| std::env::var(name).ok()).map_err(failed)?;
+        let resolved = self.resolved(kind, variable).map_err(failed)?;
         if kind == Kind::Web {
             return Ok("no credentials: URLs of web servers carry none".into());
         }
@@ -343,9 +343,9 @@ impl StoreOptions {
 
 /// The roots that servers of S3 have: those of `AWS_CA_BUNDLE`, if that is set.
 pub(crate) fn aws_roots() -> Roots {
-    let bundle = std::env::var("AWS_CA_BUNDLE").ok().filter(|path| !path.is_empty());
-    bundle.map_or(Roots::Machine, |path| match (path.strip_prefix("~/"), std::env::var("HOME")) {
-        (Some(below), Ok(home)) => Roots::File(format!("{home}/{below}")),
+    let bundle = variable("AWS_CA_BUNDLE").filter(|path| !path.is_empty());
+    bundle.map_or(Roots::Machine, |path| match (path.strip_prefix("~/"), variable("HOME")) {
+        (Some(below), Some(home)) => Roots::File(format!("{home}/{below}")),
         _ => Roots::File(path),
     })
 }

@@ -3,7 +3,7 @@
 
 use hoistway_objects::{Error, HEAD_BYTES, HubCommits, HubFile, Object, Problem, StoreOptions, list};
 use objectd::{Dialect, Fault, Faults, Server};
-use std::sync::atomic::AtomicBool;
+use std::{process::Command, sync::atomic::AtomicBool};
 
 const LEN: usize = HEAD_BYTES + 700_001;
 const CANARY: &str = "canary";
@@ -297,6 +297,41 @@ fn a_model_that_was_renamed_is_found_by_its_former_name() {
     assert!(names.iter().all(|name| name.contains(COMMIT)), "{names:?}");
     let file = names.iter().find(|name| name.ends_with("model.safetensors")).unwrap();
     assert!(read_all(file, &options) == bytes);
+}
+
+/// Set for the process that asks.
+const KEYS: &str = "HOISTWAY_TEST_KEYS";
+
+#[test]
+fn keys_of_the_shared_files_are_read_again_once_the_files_were_written() {
+    let name = "keys_of_the_shared_files_are_read_again_once_the_files_were_written";
+    let Some(keys) = std::env::var_os(KEYS) else {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", name]).env(KEYS, path("credentials"));
+        for name in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"] {
+            child.env_remove(name);
+        }
+        child.env("AWS_SHARED_CREDENTIALS_FILE", path("credentials"));
+        let output = child.env("AWS_CONFIG_FILE", path("config")).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    };
+    let server = Server::start().unwrap();
+    server.put("models/a", b"bytes");
+    let options = options(&[("endpoint", &server.url())]);
+    for key in ["FIRST", "SECOND-KEY"] {
+        let text = format!("[default]\naws_access_key_id = {key}\naws_secret_access_key = {CANARY}\n");
+        std::fs::write(&keys, text).unwrap();
+        server.take_requests();
+        Object::open("s3://models/a", &options).unwrap();
+        let signed = server.take_requests();
+        let is_by_key = |own: &objectd::Request| {
+            own.authorization.as_ref().is_some_and(|own| own.contains(&format!("Credential={key}/")))
+        };
+        assert!(!signed.is_empty() && signed.iter().all(is_by_key), "{key}: {signed:?}");
+    }
 }
 
 #[test]

@@ -3,7 +3,9 @@
 use super::{Identity, Scheme, Signing, Turns, chain::Chain, of_machine, profiles::AwsProfiles};
 use crate::{
     Problem, StoreOptions,
+    aws_files::FilesState,
     location::{aws_partition, region},
+    object::variable,
     per_process::PerProcess,
     renewal::Kept,
     services::Services,
@@ -30,6 +32,9 @@ pub(super) struct Caller {
     turns: Arc<Turns>,
 }
 
+/// Callers, each with the state of the files that it was found in.
+type Callers = Mutex<HashMap<StoreOptions, (FilesState, Arc<Caller>)>>;
+
 impl Caller {
     pub(super) fn new(
         context: &Context,
@@ -43,19 +48,22 @@ impl Caller {
 
     /// Returns the caller of this process for the options, and makes it if there is none.
     pub(super) fn shared(options: &StoreOptions) -> Result<Arc<Self>, Problem> {
-        static CALLERS: PerProcess<Mutex<HashMap<StoreOptions, Arc<Caller>>>> = PerProcess::new();
+        static CALLERS: PerProcess<Callers> = PerProcess::new();
         let services = Services::default();
         let context = of_machine(&services);
         let key = Self::key(&context, &services, options);
         let mut callers = CALLERS.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(caller) = callers.get(&key) {
+        let files = FilesState::now(variable);
+        if let Some((found_in, caller)) = callers.get(&key)
+            && *found_in == files
+        {
             return Ok(caller.clone());
         }
         if callers.len() >= MAX_CALLERS {
             callers.clear();
         }
         let caller = Arc::new(Self::new(&context, services, options)?);
-        callers.insert(key, caller.clone());
+        callers.insert(key, (files, caller.clone()));
         Ok(caller)
     }
 

@@ -7,6 +7,7 @@ use rustls::{
 };
 use std::{
     collections::HashMap,
+    ffi::OsString,
     io,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -21,14 +22,21 @@ pub(crate) enum Roots {
     File(String),
 }
 
+/// The variables that name roots of this machine.
+const NAMES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
+
+/// Configurations by their roots, and what the variables said then.
+type Configs = Mutex<HashMap<(Roots, [Option<OsString>; 2]), Arc<ClientConfig>>>;
+
 /// The configuration of connections that trust these roots.
 ///
 /// # Errors
 /// [`io::ErrorKind::InvalidData`] if there are none.
 pub(super) fn config(roots: &Roots) -> io::Result<Arc<ClientConfig>> {
-    static CONFIGS: PerProcess<Mutex<HashMap<Roots, Arc<ClientConfig>>>> = PerProcess::new();
+    static CONFIGS: PerProcess<Configs> = PerProcess::new();
     let mut configs = CONFIGS.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(config) = configs.get(roots) {
+    let key = (roots.clone(), NAMES.map(std::env::var_os));
+    if let Some(config) = configs.get(&key) {
         return Ok(config.clone());
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -37,16 +45,15 @@ pub(super) fn config(roots: &Roots) -> io::Result<Arc<ClientConfig>> {
         .map_err(io::Error::other)?
         .with_root_certificates(store(roots)?)
         .with_no_client_auth();
-    Ok(configs.entry(roots.clone()).or_insert(Arc::new(config)).clone())
+    Ok(configs.entry(key).or_insert(Arc::new(config)).clone())
 }
 
 fn store(roots: &Roots) -> io::Result<RootCertStore> {
     let (certificates, source, problems) = match roots {
         Roots::Machine => {
             let found = rustls_native_certs::load_native_certs();
-            let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"]
-                .into_iter()
-                .filter_map(|name| Some(format!("{name} ({})", std::env::var(name).ok()?)));
+            let named =
+                NAMES.into_iter().filter_map(|name| Some(format!("{name} ({})", std::env::var(name).ok()?)));
             let named = named.collect::<Vec<_>>().join(" and ");
             let problems: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
             (found.certs, named, problems)
