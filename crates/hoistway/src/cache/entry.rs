@@ -342,9 +342,10 @@ impl Entry {
             let block = self.block_at(at);
             let place = &mut target[(at - offset) as usize..(reach - offset) as usize];
             let whole = reach / BLOCK_BYTES * BLOCK_BYTES;
-            let count = if at == block.start && whole > at {
+            let (count, asked) = if at == block.start && whole > at {
                 let place = &mut place[..(whole - at) as usize];
-                self.read_blocks(at, place, &records[(at / BLOCK_BYTES - first) as usize..])
+                let records = &records[(at / BLOCK_BYTES - first) as usize..];
+                (self.read_blocks(at, place, records), place.len())
             } else {
                 let record = &records[(at / BLOCK_BYTES - first) as usize..][..1];
                 let mut bytes = AlignedBytes::new(padded(block.end - block.start) as usize);
@@ -353,12 +354,13 @@ impl Entry {
                 let part = bytes.as_slice().get((at - block.start) as usize..).unwrap_or_default();
                 let len = wanted.end.saturating_sub(wanted.start) as usize;
                 place[..len].copy_from_slice(&part[..len]);
-                len
+                (len, (block.end.min(reach) - at) as usize)
             };
-            if count == 0 {
+            at += count as u64;
+            // The next one is damaged, and was counted.
+            if count < asked {
                 break;
             }
-            at += count as u64;
         }
         (at - offset) as usize
     }
@@ -674,6 +676,26 @@ mod tests {
         }
         let is_empty = |folder: PathBuf| fs::read_dir(folder).unwrap().next().is_none();
         assert!(is_empty(room.objects()) && is_empty(room.temporary()));
+    }
+
+    #[test]
+    fn a_damaged_block_is_counted_once_wherever_a_read_begins() {
+        let directory = tempfile::tempdir().unwrap();
+        let room = room(directory.path());
+        for (number, offset) in
+            [0, 9, BLOCK_BYTES, 2 * BLOCK_BYTES, 2 * BLOCK_BYTES + 9].into_iter().enumerate()
+        {
+            let bytes = vec![7; 4 * BLOCK_BYTES as usize];
+            let key = number.to_string();
+            let entry = Entry::open(&room, &key, "https://example.org/entry", bytes.len() as u64).unwrap();
+            entry.write(0, &bytes).unwrap();
+            let data = File::options().write(true).open(room.objects().join(&key).join(DATA)).unwrap();
+            let mut at = 2 * BLOCK_BYTES + 100;
+            write_all_at(&data, &mut [IoSlice::new(b"damage")], &mut at, Alignment::BYTE).unwrap();
+            let mut found = vec![0; bytes.len() - offset as usize];
+            let count = entry.read(offset, &mut found) as u64;
+            assert_eq!((offset + count, entry.counts().0), (offset.max(2 * BLOCK_BYTES), 1), "{offset}");
+        }
     }
 
     #[test]
