@@ -69,6 +69,14 @@ pub struct AccessKey {
     pub token: Option<String>,
 }
 
+impl AccessKey {
+    /// Without white space around it, which secrets that were read from files often have.
+    fn trimmed(&self) -> Self {
+        let trim = |text: &String| text.trim().to_owned();
+        Self { id: trim(&self.id), secret: trim(&self.secret), token: self.token.as_ref().map(trim) }
+    }
+}
+
 /// A text that `Debug` does not show.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Secret(String);
@@ -328,11 +336,11 @@ impl StoreOptions {
             Some(key) if key.id.is_empty() || key.secret.is_empty() => {
                 invalid("the store options access_key_id and secret_access_key are given together")
             }
-            Some(key) => Ok(Some(key.clone())),
+            Some(key) => Ok(Some(key.trimmed())),
             None if self.anonymous || self.profile.is_some() => Ok(None),
             None => match (first(&["AWS_ACCESS_KEY_ID"]), first(&["AWS_SECRET_ACCESS_KEY"])) {
                 (Some(id), Some(secret)) => {
-                    Ok(Some(AccessKey { id, secret, token: first(&["AWS_SESSION_TOKEN"]) }))
+                    Ok(Some(AccessKey { id, secret, token: first(&["AWS_SESSION_TOKEN"]) }.trimmed()))
                 }
                 (None, None) => Ok(None),
                 _ => invalid("only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set"),
@@ -377,6 +385,23 @@ mod tests {
         let mut options = StoreOptions::default();
         pairs.iter().for_each(|(name, value)| options.set(name, value).unwrap());
         options
+    }
+
+    #[test]
+    fn white_space_around_keys_is_no_part_of_them() {
+        let of_files = |name: &str| match name {
+            "AWS_ACCESS_KEY_ID" => Some("id\n".to_owned()),
+            "AWS_SECRET_ACCESS_KEY" => Some(" secret\r\n".to_owned()),
+            "AWS_SESSION_TOKEN" => Some("token\n".to_owned()),
+            _ => None,
+        };
+        let key = AccessKey { id: "id".into(), secret: "secret".into(), token: Some("token".into()) };
+        let given = AccessKey { id: "id\n".into(), token: Some(" token".into()), ..key.clone() };
+        for options in
+            [StoreOptions::default(), StoreOptions { access_key: Some(given), ..StoreOptions::default() }]
+        {
+            assert!(options.resolved(Kind::S3, of_files).unwrap().access_key == Some(key.clone()));
+        }
     }
 
     #[test]

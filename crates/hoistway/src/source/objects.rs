@@ -97,6 +97,10 @@ pub(super) fn list_web(url: &str, options: &OpenOptions) -> Result<Vec<PathBuf>>
     match open(&format!("{url}{INDEX}"), options) {
         Ok(_) => Ok(vec![folder.beside(INDEX)]),
         Err(Error::NotFound { .. }) => Ok(vec![folder.beside(WHOLE)]),
+        // S3 says so of what is missing, to those who may not list.
+        Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
+            Ok(vec![folder.beside(WHOLE)])
+        }
         Err(error) => Err(error),
     }
 }
