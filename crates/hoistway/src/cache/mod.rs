@@ -52,8 +52,13 @@ pub struct NodeCache(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    room: Arc<Room>,
     writer: Writer,
+}
+
+impl Inner {
+    fn room(&self) -> &Room {
+        self.writer.room()
+    }
 }
 
 /// Options are equal that name the same cache.
@@ -103,15 +108,15 @@ impl NodeCache {
                 "it holds a cache of another version of hoistway; name another directory, or remove this one",
             ));
         }
-        let room = Arc::new(Room::new(root, max_bytes));
+        let inner = Inner { writer: Writer::of(root, max_bytes) };
         // A cache that was made ready and is not written to has them already.
-        for folder in [room.objects(), room.temporary()] {
+        for folder in [inner.room().objects(), inner.room().temporary()] {
             match make_private(&folder) {
                 Err(error) if !is_read_only(&error) => return Err(failed("create a folder in")(error)),
                 _ => {}
             }
         }
-        Ok(Self(Arc::new(Inner { writer: Writer::new(room.clone()), room })))
+        Ok(Self(Arc::new(inner)))
     }
 
     /// Opens the cache in `directory`, or the one that `HOISTWAY_CACHE` names; `None` if neither is there. It takes
@@ -137,7 +142,7 @@ impl NodeCache {
 
     /// Returns its directory.
     pub fn directory(&self) -> &Path {
-        self.0.room.root()
+        self.0.room().root()
     }
 
     /// Returns the bytes that it may take of the drive now.
@@ -145,7 +150,7 @@ impl NodeCache {
     /// # Errors
     /// [`Error::Io`].
     pub fn max_bytes(&self) -> Result<u64> {
-        let room = &self.0.room;
+        let room = self.0.room();
         let taken = room.entries()?.iter().map(|entry| entry.taken_bytes).sum();
         room.limit(taken).map_err(|source| io_error("look at the space of", room.root(), source))
     }
@@ -155,7 +160,7 @@ impl NodeCache {
     /// # Errors
     /// [`Error::Io`].
     pub fn entries(&self) -> Result<Vec<CacheEntry>> {
-        self.0.room.entries()
+        self.0.room().entries()
     }
 
     /// Reads every block and compares it with its checksum. Those that are damaged are removed.
@@ -163,7 +168,7 @@ impl NodeCache {
     /// # Errors
     /// [`Error::Io`].
     pub fn verify(&self) -> Result<Verified> {
-        self.0.room.verify()
+        self.0.room().verify()
     }
 
     /// Evicts entries that are not in use, least recently used first, until it takes no more than `max_bytes`, or than it
@@ -172,7 +177,7 @@ impl NodeCache {
     /// # Errors
     /// [`Error::Io`].
     pub fn collect(&self, max_bytes: Option<u64>) -> Result<Collected> {
-        self.0.room.collect(max_bytes)
+        self.0.room().collect(max_bytes)
     }
 
     /// Sets how long a block of a cache is waited for that this process has claimed and does not bring. For tests.
@@ -193,7 +198,7 @@ impl NodeCache {
             object.identity().ok_or("nothing that the server says tells its version for certain")?;
         let identity = format!("{identity}\n{}", blake3::hash(head).to_hex());
         let key = blake3::hash(identity.as_bytes()).to_hex()[..32].to_owned();
-        let opened = Entry::open(&self.0.room, &key, object.url(), object.len());
+        let opened = Entry::open(self.0.room(), &key, object.url(), object.len());
         opened.map(Arc::new).map_err(|error| format!("the entry in the cache cannot be opened: {error}"))
     }
 
@@ -206,7 +211,7 @@ impl NodeCache {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.writer.flush(Some(LAST_WRITES));
+        self.writer.close(LAST_WRITES);
     }
 }
 

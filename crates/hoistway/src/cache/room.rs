@@ -7,6 +7,7 @@ use super::{
     io_error, unique,
 };
 use crate::{Result, parallel::lock, sys::files};
+use bytesize::ByteSize;
 use hoistway_io::file::{try_lock, unlock};
 use serde::Serialize;
 use std::{
@@ -119,6 +120,22 @@ impl Room {
         let has_room = taken + bytes <= limit;
         *before_look = ahead.min(limit.saturating_sub(taken)).saturating_sub(bytes);
         Ok(has_room)
+    }
+
+    /// Why there is no room, and what would make some.
+    pub(super) fn why_full(&self) -> String {
+        let space = files::space(&self.root);
+        match (self.max_bytes, space) {
+            (Some(bytes), _) => {
+                format!("what it holds is in use, and its limit of {} has no room for more", ByteSize(bytes))
+            }
+            (None, Ok(space)) => format!(
+                "a tenth of its drive stays free, which has {} free of {}: HOISTWAY_CACHE_BYTES sets another limit",
+                ByteSize(space.free_bytes),
+                ByteSize(space.total_bytes)
+            ),
+            (None, Err(_)) => "what it holds is in use, and there is no room for more".to_owned(),
+        }
     }
 
     /// The entries, the one that was used last first.

@@ -13,8 +13,13 @@ use crate::{
 use std::{
     collections::VecDeque,
     ops::Range,
+    path::{Path, PathBuf},
     process,
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, PoisonError, TryLockError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -22,6 +27,8 @@ use std::{
 const BACKLOG_BYTES: u64 = 64 << 20;
 /// Blocks that are written at once.
 const UNIT_BLOCKS: u64 = 8;
+/// How often the lock of the caches that are open is tried, a millisecond each. It is held for a look at a few names.
+const LOCK_ATTEMPTS: u32 = 1000;
 const UNIT_BYTES: usize = (UNIT_BLOCKS * BLOCK_BYTES) as usize;
 
 /// The blocks of one cache that wait to be written. The thread that writes them ends when there are none.
@@ -34,7 +41,9 @@ pub(super) struct Writer {
 
 #[derive(Debug)]
 struct Shared {
-    room: Arc<Room>,
+    room: Room,
+    /// Openings that have not ended.
+    openings: AtomicUsize,
     state: Mutex<State>,
     drained: Condvar,
 }
@@ -59,10 +68,58 @@ struct Blocks {
     grant: Option<Grant>,
 }
 
+/// What openings of a cache have in common that share a backlog: their process, the directory as it was named and where that
+/// leads, and the limit.
+type Opening = (u32, PathBuf, Option<PathBuf>, Option<u64>);
+
+/// The caches that are open, or still written to.
+static OPEN: Mutex<Vec<(Opening, Weak<Shared>)>> = Mutex::new(Vec::new());
+
 impl Writer {
-    pub(super) fn new(room: Arc<Room>) -> Self {
-        let shared = Shared { room, state: Mutex::default(), drained: Condvar::new() };
-        Self { shared: Arc::new(shared), process: process::id() }
+    /// The writer of a cache: one for all of its openings in this process.
+    pub(super) fn of(root: &Path, max_bytes: Option<u64>) -> Self {
+        let make = || {
+            let room = Room::new(root, max_bytes);
+            let (openings, state) = (AtomicUsize::new(0), Mutex::default());
+            Arc::new(Shared { room, openings, state, drained: Condvar::new() })
+        };
+        let opening = (process::id(), root.to_owned(), std::path::absolute(root).ok(), max_bytes);
+        // A thread of its parent may hold it in a child of `fork`, which then has one for each opening.
+        let mut attempts = 0..LOCK_ATTEMPTS;
+        let mut open = loop {
+            match OPEN.try_lock() {
+                Ok(open) => break open,
+                Err(TryLockError::Poisoned(open)) => break open.into_inner(),
+                Err(TryLockError::WouldBlock) if attempts.next().is_none() => {
+                    return Self::opened(make());
+                }
+                Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        open.retain(|(_, shared)| shared.strong_count() > 0);
+        let known = open.iter().find(|(own, _)| *own == opening).and_then(|(_, shared)| shared.upgrade());
+        let shared = known.unwrap_or_else(make);
+        if open.iter().all(|(own, _)| *own != opening) {
+            open.push((opening, Arc::downgrade(&shared)));
+        }
+        Self::opened(shared)
+    }
+
+    fn opened(shared: Arc<Shared>) -> Self {
+        shared.openings.fetch_add(1, Ordering::Relaxed);
+        Self { shared, process: process::id() }
+    }
+
+    /// Ends this opening. The last one waits until all is written, no longer than `timeout`.
+    pub(super) fn close(&self, timeout: Duration) {
+        if self.shared.openings.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.flush(Some(timeout));
+        }
+    }
+
+    /// The room of its cache.
+    pub(super) fn room(&self) -> &Room {
+        &self.shared.room
     }
 
     /// Keeps the whole blocks of `bytes` that are not there.
@@ -181,7 +238,7 @@ impl Shared {
             let written = match self.room.make(bytes.len() as u64) {
                 Ok(true) if entry.is_removed() => Err("its entry was removed while it was open".to_owned()),
                 Ok(true) => entry.write(blocks.start, bytes).map_err(|error| error.to_string()),
-                Ok(false) => Err("what it holds is in use, and there is no room for more".to_owned()),
+                Ok(false) => Err(self.room.why_full()),
                 Err(error) => Err(error.to_string()),
             };
             match written {
@@ -198,20 +255,37 @@ mod tests {
     use super::*;
 
     #[test]
+    fn openings_of_a_cache_share_its_writer() {
+        let (directory, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let of = |directory: &tempfile::TempDir, most| Writer::of(directory.path(), most);
+        let first = of(&directory, Some(5));
+        let is_same = |own: &Writer| Arc::ptr_eq(&own.shared, &first.shared);
+        let again: Vec<_> = (0..9).map(|_| of(&directory, Some(5))).collect();
+        assert!(again.iter().all(is_same));
+        assert!(![of(&directory, Some(6)), of(&directory, None), of(&other, Some(5))].iter().any(is_same));
+        drop(again);
+        assert!(is_same(&of(&directory, Some(5))));
+        // Kept no longer than it is open, or written to.
+        let weak = Arc::downgrade(&first.shared);
+        drop(first);
+        assert!(weak.upgrade().is_none());
+    }
+
+    #[test]
     fn what_earlier_loads_have_left_waiting_is_part_of_the_budget_of_later_ones() {
         let directory = tempfile::tempdir().unwrap();
-        let room = Arc::new(Room::new(directory.path(), Some(1 << 30)));
+        let writer = Writer::of(directory.path(), Some(1 << 30));
+        let room = writer.room();
         [room.objects(), room.temporary()].iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
-        let writer = Writer::new(room.clone());
         let bytes = vec![7; UNIT_BYTES];
         let is_kept = |earlier_bytes, limit_bytes| {
-            let entry = Entry::open(&room, "entry", "https://example.org/entry", UNIT_BYTES as u64).unwrap();
+            let entry = Entry::open(room, "entry", "https://example.org/entry", UNIT_BYTES as u64).unwrap();
             lock(&writer.shared.state).bytes = earlier_bytes;
             writer.keep(&Arc::new(entry), 0, &bytes, Some(&Ledger::new(limit_bytes)));
             writer.flush(None);
             let left = std::mem::take(&mut lock(&writer.shared.state).bytes);
             assert_eq!(left, earlier_bytes, "what was taken is given back");
-            let entry = Entry::open(&room, "entry", "https://example.org/entry", UNIT_BYTES as u64).unwrap();
+            let entry = Entry::open(room, "entry", "https://example.org/entry", UNIT_BYTES as u64).unwrap();
             let is_kept = entry.is_present(0);
             drop(entry);
             std::fs::remove_dir_all(room.objects()).unwrap();
