@@ -63,6 +63,19 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], object] | bool
 Select = str | Iterable[str] | Callable[[str], bool]
 
+_noting = RLock()
+"""Has the reports of all checkpoints, for a moment. A signal handler that loads may interrupt a thread that holds it."""
+
+
+def _begin_in_child() -> None:
+    # A thread that the child lacks may hold it.
+    global _noting  # noqa: PLW0603
+    _noting = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_in_child)
+
 
 class LoadedTensors(dict[str, T], Generic[T]):
     """Tensors by name, with the report of the load."""
@@ -304,8 +317,6 @@ class Checkpoint(Generic[T]):
         self._converter: Converter | None = None
         self._metadata: Mapping[str, Any] | None = None
         self._report: _native.Report | None = None
-        # A signal handler that loads may interrupt a thread that has it.
-        self._noting = RLock()
 
     @property
     def _convert(self) -> Converter:
@@ -673,7 +684,7 @@ class Checkpoint(Generic[T]):
         return tensors, native_report
 
     def _note(self, report: _native.Report) -> None:
-        with self._noting:
+        with _noting:
             is_first = self._report is None
             self._report = report if self._report is None else self._report.merged(report)
         _totals.note(report, is_first=is_first)

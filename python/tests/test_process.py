@@ -209,6 +209,38 @@ def test_no_load_waits_for_a_framework_that_another_imports(model: Path) -> None
     assert done.returncode == 7, (done.returncode, done.stderr)
 
 
+def test_a_child_of_fork_waits_for_no_report_of_its_parent(model: Path) -> None:
+    done = run(
+        """
+        import os, signal, sys, threading, hoistway
+        from hoistway import _checkpoint
+
+        begun, end = threading.Event(), threading.Event()
+
+        def note():
+            with _checkpoint._noting:
+                begun.set()
+                end.wait()
+
+        thread = threading.Thread(target=note)
+        checkpoint = hoistway.open(sys.argv[1], framework="raw")
+        thread.start()
+        assert begun.wait(60)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            checkpoint.load()
+            os._exit(7)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        end.set()
+        thread.join()
+        os._exit(status)
+        """,
+        model,
+    )
+    assert done.returncode == 7, (done.returncode, done.stderr)
+
+
 def test_a_load_under_way_is_refused_to_a_child_of_fork(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(16)})
     done = run(
