@@ -64,7 +64,7 @@ Progress = Callable[[int, int], object] | bool
 Select = str | Iterable[str] | Callable[[str], bool]
 
 _noting = RLock()
-"""Has the reports of all checkpoints, for a moment. A signal handler that loads may interrupt a thread that holds it."""
+"""Guards the reports of all checkpoints, for a moment. A signal handler that loads may interrupt its holder."""
 
 
 def _begin_in_child() -> None:
