@@ -62,6 +62,14 @@ impl<V: Vendor> DriverStream<V> {
         Ok(Some(status != 0))
     }
 
+    /// Waits for its work. The caller has made the device current.
+    fn wait(&self) -> Result<()> {
+        let synchronize = &self.device.driver.functions.stream_synchronize;
+        // SAFETY: a live stream of the current device.
+        self.device
+            .call("waiting for a stream", synchronize.name, || unsafe { (synchronize.call)(self.handle) })
+    }
+
     /// Makes later work wait for an event. The caller has made the device current.
     ///
     /// # Safety
@@ -247,10 +255,7 @@ impl<V: Vendor> Stream for DriverStream<V> {
 
     fn synchronize(&self) -> Result<()> {
         let _entered = self.device.enter()?;
-        let synchronize = &self.device.driver.functions.stream_synchronize;
-        // SAFETY: a live stream of the current device.
-        self.device
-            .call("waiting for a stream", synchronize.name, || unsafe { (synchronize.call)(self.handle) })
+        self.wait()
     }
 
     fn can_be_kept(&self) -> bool {
@@ -307,7 +312,7 @@ impl<V: Vendor> Drop for DriverStream<V> {
         }
         let functions = &self.device.driver.functions;
         // Work of unknown fate keeps its stream, so that this does not wait for such.
-        if !V::STREAMS_OUTLIVE_HANDLES && !Fate::of(self.synchronize()).is_known() {
+        if !V::STREAMS_OUTLIVE_HANDLES && !Fate::of(self.wait()).is_known() {
             tracing::warn!(device = %self.device.info.id, "a stream stays: its work may be in flight");
             return;
         }
