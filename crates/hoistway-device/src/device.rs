@@ -7,7 +7,7 @@ use crate::{
     fate::Parked,
     id::kinds,
     idle,
-    spare_memory::SpareMemory,
+    reused_memory::{ReusedMemory, Wanting},
     spare_streams::SpareStreams,
     stream,
     turns::Turns,
@@ -72,7 +72,7 @@ pub struct Device {
     turns: Turns,
     spare_streams: SpareStreams,
     /// What streams of tensors keep for their next ones.
-    spare_memory: Mutex<Vec<Weak<SpareMemory>>>,
+    reused_memory: Mutex<Vec<Weak<ReusedMemory>>>,
 }
 
 /// The devices of all kinds that this process sees.
@@ -282,7 +282,7 @@ impl Device {
             parked: Parked::default(),
             turns: Turns::default(),
             spare_streams: SpareStreams::new(),
-            spare_memory: Mutex::default(),
+            reused_memory: Mutex::default(),
         });
         let mut opened = opened(kind);
         let open = opened.entry(ordinal).or_default();
@@ -439,17 +439,42 @@ impl Device {
         &self.spare_streams
     }
 
-    pub(crate) fn add_spare_memory(&self, spare: &Arc<SpareMemory>) {
-        let mut all = self.spare_memory.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|spare| spare.strong_count() > 0);
-        all.push(Arc::downgrade(spare));
+    pub(crate) fn add_reused_memory(&self, reused: &Arc<ReusedMemory>) {
+        let mut all = self.reused_memory.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|reused| reused.strong_count() > 0);
+        all.push(Arc::downgrade(reused));
     }
 
-    /// Frees the memory that streams of tensors keep for their next ones. Returns whether there was any.
-    pub fn let_go_of_spare_memory(&self) -> bool {
-        let all = self.spare_memory.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let let_go = |spare: Weak<SpareMemory>| spare.upgrade().is_some_and(|spare| spare.let_go());
-        all.into_iter().map(let_go).fold(false, |any, this| any | this)
+    /// Frees the memory that streams of tensors keep for their next ones. They keep none as long as the result lives, which is empty if
+    /// there are no such streams.
+    fn make_room(&self) -> Vec<Wanting> {
+        let all = self.reused_memory.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let wanting: Vec<_> = all.iter().filter_map(|reused| reused.upgrade()?.want()).collect();
+        wanting.iter().for_each(Wanting::let_go);
+        wanting
+    }
+
+    /// Allocates memory, once more without what streams of tensors keep for their next ones if the device has too little. To free that
+    /// waits for its work, so no [turn](Self::make_long_calls) may be held.
+    ///
+    /// # Errors
+    /// Those of `allocate`.
+    pub fn with_room<T>(&self, mut allocate: impl FnMut() -> Result<T>) -> Result<T> {
+        let allocated = allocate();
+        if !matches!(allocated, Err(Error::OutOfMemory { .. })) {
+            return allocated;
+        }
+        let wanting = self.make_room();
+        if wanting.is_empty() { allocated } else { allocate() }
+    }
+
+    /// Bytes of its memory that are free, `needed` at least if it takes no more than what streams of tensors keep for their next ones.
+    ///
+    /// # Errors
+    /// Those of [`Device::memory`].
+    pub fn free_bytes_for(&self, needed: u64) -> Result<u64> {
+        let (free, _) = self.memory()?;
+        if free >= needed || self.make_room().is_empty() { Ok(free) } else { Ok(self.memory()?.0) }
     }
 
     pub(crate) fn turns(&self) -> &Turns {

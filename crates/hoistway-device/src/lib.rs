@@ -24,7 +24,7 @@ mod id;
 mod idle;
 mod mapped;
 mod memory;
-mod spare_memory;
+mod reused_memory;
 mod spare_streams;
 mod stream;
 #[cfg(feature = "toy-device")]
@@ -49,7 +49,7 @@ pub use id::DeviceId;
 pub use idle::{keep_while_used, look_again, on_idle};
 pub use mapped::{AddressSpace, DeviceBlock, Mapped};
 pub use memory::{DeviceMemory, Pinned};
-pub use spare_memory::SpareMemory;
+pub use reused_memory::ReusedMemory;
 pub use stream::{CopyDirection, CopyStream, HostCopy, Scratch, Ticket};
 pub use transfer::{Conversion, Element, Transfer};
 

@@ -99,7 +99,8 @@ impl DeviceBlock {
     /// # Errors
     /// [`Error::DeviceUnavailable`] if memory of the device cannot be mapped; [`Error::OutOfMemory`], [`Error::Device`].
     pub fn new(device: &Arc<Device>, len: u64) -> Result<Self> {
-        let memory = virtual_memory(device)?.create(len)?;
+        let calls = virtual_memory(device)?;
+        let memory = device.with_room(|| calls.create(len))?;
         Ok(Self { device: device.clone(), memory, len })
     }
 

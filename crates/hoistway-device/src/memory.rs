@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    Device, Error, Fate, Result,
+    Device, Fate, Result,
     backend::{Backend, Stream},
 };
 use std::sync::Arc;
@@ -36,13 +36,15 @@ impl DeviceMemory {
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Device`](crate::Error::Device).
     pub fn new(device: &Arc<Device>, len: u64) -> Result<Self> {
-        let address = match device.backend().allocate(len) {
-            Err(Error::OutOfMemory { .. }) if device.let_go_of_spare_memory() => {
-                device.backend().allocate(len)?
-            }
-            allocated => allocated?,
-        };
-        Ok(Self::of(device, address, len, None))
+        device.with_room(|| Self::as_it_is(device, len))
+    }
+
+    /// The same, from what the device has free as it is: see [`Device::with_room`].
+    ///
+    /// # Errors
+    /// Those of [`DeviceMemory::new`].
+    pub fn as_it_is(device: &Arc<Device>, len: u64) -> Result<Self> {
+        Ok(Self::of(device, device.backend().allocate(len)?, len, None))
     }
 
     fn of(device: &Arc<Device>, address: u64, len: u64, stream: Option<Arc<dyn Stream>>) -> Self {
@@ -52,7 +54,7 @@ impl DeviceMemory {
 
     /// Allocates `len` bytes, aligned to 256, in the order of `stream` where the device can do that.
     pub(crate) fn ordered(device: &Arc<Device>, len: u64, stream: &Arc<dyn Stream>) -> Result<Self> {
-        match stream.allocate(len)? {
+        match device.with_room(|| stream.allocate(len))? {
             Some(address) => Ok(Self::of(device, address, len, Some(stream.clone()))),
             None => Self::new(device, len),
         }

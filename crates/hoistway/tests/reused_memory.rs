@@ -15,7 +15,7 @@ use hoistway::{
     Arrival, Checkpoint, Dtype, Error, LoadOptions, Loading, Order, Route, StreamOptions, Tensor,
     plan::Layout,
 };
-use hoistway_device::{CopyStream, Device, DeviceMemory};
+use hoistway_device::{CopyStream, Device, DeviceBlock, DeviceMemory, ReusedMemory};
 use std::{
     collections::HashSet,
     ffi::c_void,
@@ -32,10 +32,19 @@ const IN_FLIGHT: u64 = 8;
 /// Pieces of memory that are kept.
 const KEPT: u64 = 2;
 
+/// Tensors of one length, and long ones before others that fill hardly more than half of their memory.
+fn lens_of_models() -> [Vec<u64>; 2] {
+    [vec![LEN; TENSORS], [vec![2 * LEN; 24], vec![LEN + 4096; 40]].concat()]
+}
+
 fn model(directory: &Path) -> (PathBuf, Vec<u8>) {
+    model_of(directory, &[LEN; TENSORS])
+}
+
+fn model_of(directory: &Path, lens: &[u64]) -> (PathBuf, Vec<u8>) {
     let path = directory.join("model.safetensors");
     let tensors: Vec<TestTensor> =
-        (0..TENSORS).map(|at| tensor(&format!("t{at}"), Dtype::U8, &[LEN])).collect();
+        lens.iter().enumerate().map(|(at, &len)| tensor(&format!("t{at:02}"), Dtype::U8, &[len])).collect();
     let file = write_model(&path, &tensors, 0, 3);
     make_warm(&path);
     (path, file)
@@ -73,15 +82,17 @@ fn go_through(path: &Path, vendor: Vendor, file: &[u8], mut each: impl FnMut(u64
         each(address);
         count += 1;
     }
-    assert_eq!(count, TENSORS);
+    assert_eq!(count, loading.progress().tensors_total);
 }
 
 #[test]
 fn memory_is_used_again_and_little_of_it_is_kept() {
     let turn = Turn::take();
     let directory = disk();
-    let (path, file) = model(directory.path());
-    for vendor in Vendor::ALL {
+    for (vendor, lens) in
+        Vendor::ALL.into_iter().flat_map(|vendor| lens_of_models().map(|lens| (vendor, lens)))
+    {
+        let (path, file) = model_of(directory.path(), &lens);
         // What the device keeps for itself is there before.
         let device = Device::open(vendor.device(0)).unwrap();
         let before = vendor.count("device_bytes");
@@ -90,10 +101,10 @@ fn memory_is_used_again_and_little_of_it_is_kept() {
             let mut addresses = HashSet::new();
             go_through(&path, vendor, &file, |address| {
                 let held = vendor.count("device_bytes") - before;
-                assert!(held <= (IN_FLIGHT + KEPT) * LEN, "{vendor:?}: {held} are held");
+                assert!(held <= IN_FLIGHT * LEN + KEPT * lens[0], "{vendor:?}: {held} are held");
                 addresses.insert(address);
             });
-            addresses.len() + 8 <= TENSORS
+            addresses.len() + 8 <= lens.len()
         });
         drop(device);
         turn.assert_nothing_left(&format!("{vendor:?}"));
@@ -298,14 +309,59 @@ fn a_wait_that_does_not_tell_and_a_device_that_is_lost_leave_nothing() {
 fn what_is_kept_is_no_reason_to_have_too_little_memory() {
     let turn = Turn::take();
     let directory = disk();
-    let (path, file) = model(directory.path());
-    for vendor in Vendor::ALL {
+    for (vendor, lens) in
+        Vendor::ALL.into_iter().flat_map(|vendor| lens_of_models().map(|lens| (vendor, lens)))
+    {
+        let (path, file) = model_of(directory.path(), &lens);
         // As much as the stream needs without what it keeps, and what the device keeps for itself.
         turn.set(&format!("MEMORY_MIB={}", IN_FLIGHT + 1));
         go_through(&path, vendor, &file, |_| ());
         turn.reset();
         turn.assert_nothing_left(&format!("{vendor:?}"));
     }
+}
+
+#[test]
+fn what_is_kept_makes_room_for_memory_of_every_kind() {
+    const MIB: u64 = 1 << 20;
+    let turn = Turn::take();
+    let device = Device::open(Vendor::Cuda.device(0)).unwrap();
+    let stream = CopyStream::new(&device).unwrap();
+    let reused = ReusedMemory::new(&device, u64::MAX);
+    turn.set("MEMORY_MIB=8");
+    let keep = || reused.give_back(DeviceMemory::new(&device, 6 * MIB).unwrap());
+    keep();
+    drop(DeviceMemory::new(&device, 4 * MIB).unwrap());
+    keep();
+    drop(stream.allocate_scratch(4 * MIB).unwrap());
+    keep();
+    drop(DeviceBlock::new(&device, 4 * MIB).unwrap());
+    keep();
+    let free = device.free_bytes_for(4 * MIB).unwrap();
+    assert!(free >= 4 * MIB, "{free} are free");
+    turn.reset();
+    drop((reused, stream, device));
+    turn.assert_nothing_left("what was kept");
+}
+
+/// What is kept of the memory of a stream waits for the program, the end of the stream does not.
+#[test]
+fn a_stream_ends_while_the_program_reads_a_tensor_that_it_dropped() {
+    let turn = Turn::take();
+    let directory = disk();
+    let (path, _) = model(directory.path());
+    let mut loading = stream(&path, Vendor::Cuda);
+    // These stay, so that nothing waits for the device. After a panic they go once the gate is open.
+    let mut held = Vec::new();
+    let work = Work::new();
+    drop(next(&mut loading).unwrap());
+    while let Some(tensor) = next(&mut loading).unwrap() {
+        held.push(tensor);
+    }
+    assert_eq!(held.len(), TENSORS - 1);
+    work.open();
+    drop((work, held, loading));
+    turn.assert_nothing_left("the stream");
 }
 
 /// A child of `fork` has copies of what its parent keeps.

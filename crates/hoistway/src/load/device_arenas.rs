@@ -4,7 +4,7 @@
 use super::DeviceAllocator;
 use crate::{
     ByteRange, Error, Result,
-    device::{CopyStream, SpareMemory},
+    device::{CopyStream, ReusedMemory},
     memory::{DeviceArena, DeviceBlock, DeviceFill, Slot},
     plan::{ArenaPlaces, Plan, Target, Transfer, arena_places},
     transfer::{DeviceLine, InCopy, Needs, ScratchMemory},
@@ -25,7 +25,7 @@ const SMALL_BYTES: u64 = 64 << 20;
 pub(super) enum ArenaSource {
     Own,
     /// Of arenas before them, as far as those have gone.
-    Reused(Arc<SpareMemory>),
+    Reused(Arc<ReusedMemory>),
     Lent(DeviceAllocator),
 }
 
@@ -57,10 +57,7 @@ pub(super) fn allocate(
         }
         return allocated;
     }
-    let mut available = device.memory()?.0;
-    if available < needed && device.let_go_of_spare_memory() {
-        available = device.memory()?.0;
-    }
+    let available = device.free_bytes_for(needed)?;
     // What routes need must not take the memory of tensors that is allocated later.
     if check(available)? - needed < SCARCE_BYTES && needed == plan.arena_bytes() {
         count = all;
@@ -81,21 +78,24 @@ fn allocate_some(
     source: &ArenaSource,
     range: Range<usize>,
 ) -> Result<Vec<Arc<DeviceArena>>> {
-    let lens = plan.arenas()[range].iter();
+    let lens = &plan.arenas()[range];
     let ArenaSource::Lent(allocator) = source else {
-        let mut arenas = Vec::new();
-        let mut allocate = |&len| {
-            let arena = match source {
-                ArenaSource::Reused(spare) => DeviceArena::reused(queue, len, spare),
-                _ => DeviceArena::allocate(queue, len),
-            };
-            arena.map(|arena| arenas.push(arena))
+        let mut arenas = Vec::with_capacity(lens.len());
+        let mut allocate_rest = || {
+            for &len in &lens[arenas.len()..] {
+                arenas.push(match source {
+                    ArenaSource::Reused(reused) => DeviceArena::reused(queue, len, reused)?,
+                    _ => DeviceArena::allocate(queue, len)?,
+                });
+            }
+            Ok(())
         };
-        // After an error they are freed, which may wait, in no turn.
-        let allocated = queue.device().make_long_calls(|| lens.into_iter().try_for_each(&mut allocate));
-        return allocated.map(|()| arenas);
+        // What waits for the device does so in no turn: to make room for the rest, and to free these after an error.
+        let device = queue.device();
+        device.with_room(|| device.make_long_calls(&mut allocate_rest))?;
+        return Ok(arenas);
     };
-    let arenas = lens.map(|&len| {
+    let arenas = lens.iter().map(|&len| {
         let memory = allocator.allocate(len)?;
         // SAFETY: the maker of the allocator has promised that the stream is one of the device's.
         unsafe { queue.wait_for(memory.stream)? };
@@ -183,16 +183,16 @@ impl DeviceArenas {
     }
 
     /// What is kept of memory for the next arenas, if any is. A thread serves it.
-    pub(super) fn spare(&self) -> Option<&Arc<SpareMemory>> {
+    pub(super) fn reused(&self) -> Option<&Arc<ReusedMemory>> {
         match &self.source {
-            ArenaSource::Reused(spare) => Some(spare),
+            ArenaSource::Reused(reused) => Some(reused),
             _ => None,
         }
     }
 
     /// No arena comes after those that there are.
     pub(super) fn keep_no_more(&self) {
-        self.spare().into_iter().for_each(|spare| spare.close());
+        self.reused().into_iter().for_each(|reused| reused.close());
     }
 
     /// A copy, so that no lock is held while the device works.

@@ -33,7 +33,8 @@ pub struct StreamOptions {
     pub order: Order,
     /// Most bytes of tensors that were read, or are being read, and not handed out yet, with the one that was handed out
     /// last. A tensor that is larger is loaded alone, with no more of its neighbours than the reads at its ends bring.
-    /// On a device, up to two pieces of memory of tensors that were dropped are kept besides, for the next ones.
+    /// On a device, up to two pieces of memory of tensors that were dropped are kept besides, of at most half as many bytes, for the next
+    /// ones. Those may get memory that is up to a sixteenth longer than they are.
     /// Reserved huge pages are taken for all tensors at once nevertheless. Default: no bound.
     pub max_in_flight_bytes: Option<u64>,
 }
@@ -134,6 +135,11 @@ impl Flow {
     /// Whether the load has to wait for its owner now and then.
     pub(super) fn is_bounded(&self) -> bool {
         self.limit < u64::MAX
+    }
+
+    /// Bytes of tensors that are in memory at once, beside one that is longer. `None` if reads wait for nobody.
+    pub(super) fn bound(&self) -> Option<u64> {
+        self.is_bounded().then_some(self.limit)
     }
 
     /// Bytes of tensors that are in memory at once while their owner keeps none, at most.

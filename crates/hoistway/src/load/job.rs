@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     ByteRange, Cancel, Catalog, DeviceId, Error, Result,
-    device::SpareMemory,
+    device::ReusedMemory,
     memory::{Block, Promise, Slot, WriteRegion},
     parallel::lock,
     plan::{Extent, Plan, Target},
@@ -327,17 +327,17 @@ impl Job {
         self.is_read.load(Ordering::Acquire) || self.cancel.is_cancelled()
     }
 
-    /// What is kept of a device's memory for the next tensors, if any is.
-    pub(super) fn spare_memory(&self) -> Option<&Arc<SpareMemory>> {
+    /// What is kept of a device's memory for the next tensors, if any is. A thread serves it.
+    pub(super) fn reused_memory(&self) -> Option<&Arc<ReusedMemory>> {
         match &self.sink {
-            Sink::Device(arenas) => arenas.spare(),
+            Sink::Device(arenas) => arenas.reused(),
             Sink::Host(_) => None,
         }
     }
 
-    /// Waits for the work that uses memory of tensors that were dropped, until no other tensor needs it.
-    pub(super) fn serve_spare_memory(&self) {
-        self.spare_memory().into_iter().for_each(|spare| spare.serve());
+    fn close_device(&self) {
+        self.device_line().into_iter().for_each(|line| line.close());
+        self.reused_memory().into_iter().for_each(|reused| reused.close());
     }
 
     /// The way to the device, if one is the target.
@@ -439,10 +439,7 @@ impl Job {
             tracing::debug!(error, "load failed");
         }
         self.engine.close();
-        if let Some(line) = self.device_line() {
-            line.close();
-        }
-        self.spare_memory().into_iter().for_each(|spare| spare.close());
+        self.close_device();
         self.posted.notify_all();
     }
 
@@ -610,9 +607,7 @@ impl Order for Job {
             Err(_) if self.cancel.is_cancelled() => {}
             Err(failure) => self.fail(failure.into()),
         }
-        if let Some(line) = self.device_line() {
-            line.close();
-        }
+        self.close_device();
     }
 }
 

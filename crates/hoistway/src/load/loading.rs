@@ -33,7 +33,7 @@ use std::{
     thread::JoinHandle,
     time::{Duration, Instant},
 };
-use tracing::{debug_span, dispatcher, subscriber::NoSubscriber};
+use tracing::{Dispatch, debug_span, dispatcher, subscriber::NoSubscriber};
 
 /// Loads of local files that read no more than this run on the caller's thread: starting others would take longer.
 const INLINE_BYTES: u64 = 1 << 20;
@@ -50,6 +50,8 @@ const THREADS: &str = "threads of the load's own";
 pub(super) struct ThreadedLoad {
     job: Arc<Job>,
     threads: Vec<JoinHandle<()>>,
+    /// It frees what is kept of a device's memory, which waits for the device, and for nothing that the load has still to do.
+    reuser: Option<JoinHandle<()>>,
     process: u32,
     report: Report,
     started: Instant,
@@ -83,6 +85,14 @@ fn refused_before(
         refused.extend(options.route.unified_refusal(device.name()));
     }
     Ok(refused)
+}
+
+/// Does work of a thread for a caller that has this subscriber.
+fn as_of(subscriber: &Dispatch, work: impl FnOnce()) {
+    match subscriber.is::<NoSubscriber>() {
+        true => work(),
+        false => dispatcher::with_default(subscriber, work),
+    }
 }
 
 /// Says why reads are not as long as is best for the storage.
@@ -207,7 +217,7 @@ impl ThreadedLoad {
             threads: &threads,
             is_inline,
             admitted: if allocates_on { FIRST_EXTENTS } else { flow.admitted() },
-            is_bounded: flow.is_bounded(),
+            bound: flow.bound(),
             most_bytes: flow.most_bytes(),
             fresh_bytes: fresh_bytes(&plan, &flow),
         };
@@ -227,6 +237,7 @@ impl ThreadedLoad {
         let mut loading = Box::new(Self {
             job,
             threads: Vec::new(),
+            reuser: None,
             process: std::process::id(),
             report,
             started,
@@ -240,12 +251,7 @@ impl ThreadedLoad {
             loading.alone = Some(loading.job.enter());
             loading.run_inline();
         } else {
-            if loading.job.spare_memory().is_some()
-                && loading.spawn(1, "hoistway-spare", &None, Job::serve_spare_memory).is_err()
-            {
-                // Memory is freed as tensors are dropped, then.
-                loading.job.spare_memory().into_iter().for_each(|spare| spare.close());
-            }
+            loading.spawn_reuser();
             if allocates_on && loading.spawn(1, "hoistway-arenas", &None, Job::admit_all).is_err() {
                 loading.job.admit_all();
             }
@@ -339,10 +345,7 @@ impl ThreadedLoad {
                 if let Some(Err(error)) = cpus.map(|cpus| run_on(&cpus)) {
                     job.tally().refuse(Refusal::new("a NUMA node's processors", None, no_affinity(&error)));
                 }
-                match subscriber.is::<NoSubscriber>() {
-                    true => work(&job),
-                    false => dispatcher::with_default(&subscriber, || work(&job)),
-                }
+                as_of(&subscriber, || work(&job));
             };
             match parallel::thread_named(name).spawn(body) {
                 Ok(thread) => self.threads.push(thread),
@@ -355,6 +358,25 @@ impl ThreadedLoad {
             }
         }
         Ok(())
+    }
+
+    /// Starts the thread that waits for the work which uses memory of tensors that were dropped, if the load keeps any. It is not among
+    /// those whose end is that of the load.
+    fn spawn_reuser(&mut self) {
+        let Some(reused) = self.job.reused_memory().cloned() else { return };
+        let name = "hoistway-reuse";
+        let subscriber = dispatcher::get_default(Clone::clone);
+        let serves = reused.clone();
+        let body = move || as_of(&subscriber, || serves.serve());
+        match parallel::thread_named(name).spawn(body) {
+            Ok(thread) => self.reuser = Some(thread),
+            Err(error) => {
+                // Memory is freed as tensors are dropped, then.
+                reused.close();
+                let what = format!("{THREADS} (0 of 1 named {name} were started)");
+                self.job.tally().refuse(Refusal::new(what, None, no_thread(&error)));
+            }
+        }
     }
 
     /// The next tensor to hand out that is complete already. Never waits, and never tells of errors.
@@ -481,11 +503,15 @@ impl Drop for ThreadedLoad {
     fn drop(&mut self) {
         if self.process != std::process::id() {
             // A child of fork has neither the threads nor a consistent copy of what they were doing.
-            std::mem::forget(self.threads.drain(..).collect::<Vec<_>>());
+            std::mem::forget(self.threads.drain(..).chain(self.reuser.take()).collect::<Vec<_>>());
             return;
         }
         self.cancel();
         self.finish();
+        if let Some(reuser) = self.reuser.take() {
+            // A panic has been told, and has closed what it served.
+            let _ = reuser.join();
+        }
         // Its caller may have all tensors without having asked for its end.
         let is_whole = self.job.tensors_done() == self.job.plan.tensors().len();
         self.count(if is_whole { Outcome::Ok } else { Outcome::Cancelled });

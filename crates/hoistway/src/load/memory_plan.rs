@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    device::{CopyStream, Device, SpareMemory},
+    device::{CopyStream, Device, ReusedMemory},
     memory::{self, Arena, Fill, MemoryRequest, Promise, SlotKind, Slots, WriteRegion},
     plan::{ArenaPlaces, Extent, Plan, Target, arena_places},
     route::{Buffer, member::ThreadPlan},
@@ -22,6 +22,9 @@ pub(super) enum Sink {
     /// A device.
     Device(Box<DeviceArenas>),
 }
+
+/// Which part of its bound a stream keeps of a device's memory for its next tensors, at most.
+const KEPT_PART: u64 = 2;
 
 /// The memory that a load goes to and passes through.
 pub(super) struct MemoryPlan<'a> {
@@ -39,8 +42,8 @@ pub(super) struct MemoryPlan<'a> {
     pub(super) is_inline: bool,
     /// How many extents may be read before the owner of the load takes any tensor.
     pub(super) admitted: usize,
-    /// Whether reads wait for the owner of the load to take tensors.
-    pub(super) is_bounded: bool,
+    /// The bound of a load whose reads wait for its owner to take tensors.
+    pub(super) bound: Option<u64>,
     /// Bytes of tensors in memory at once.
     pub(super) most_bytes: u64,
     /// Those of them that are of host memory, and that the machine must find now.
@@ -141,9 +144,11 @@ impl MemoryPlan<'_> {
         // Before what routes need on the device, which a route that chooses can do without.
         let source = match &options.allocator {
             Some(allocator) => ArenaSource::Lent(allocator.clone()),
-            // Tensors are dropped while others are still to come.
-            None if self.is_bounded && !self.is_inline => ArenaSource::Reused(SpareMemory::new(device)),
-            None => ArenaSource::Own,
+            None => match self.bound.filter(|_| !self.is_inline) {
+                // Tensors are dropped while others are still to come.
+                Some(bound) => ArenaSource::Reused(ReusedMemory::new(device, bound / KEPT_PART)),
+                None => ArenaSource::Own,
+            },
         };
         let arenas = device_arenas::allocate(plan, &queue, &source, (self.admitted, self.most_bytes))?;
         opening.open_others(plan, room)?;

@@ -5,7 +5,7 @@
 use super::coverage::Coverage;
 use crate::{
     ByteRange, Error, Result,
-    device::{CopyStream, Device, DeviceMemory, SpareMemory},
+    device::{self, CopyStream, Device, DeviceMemory, ReusedMemory},
     parallel::lock,
 };
 use std::{
@@ -49,13 +49,13 @@ struct Reused {
     address: u64,
     /// Until this is dropped.
     memory: Option<DeviceMemory>,
-    spare: Weak<SpareMemory>,
+    source: Weak<ReusedMemory>,
 }
 
 impl Drop for Reused {
     fn drop(&mut self) {
-        if let (Some(memory), Some(spare)) = (self.memory.take(), self.spare.upgrade()) {
-            spare.give_back(memory);
+        if let (Some(memory), Some(source)) = (self.memory.take(), self.source.upgrade()) {
+            source.give_back(memory);
         }
     }
 }
@@ -85,18 +85,23 @@ impl fmt::Debug for LentMemory {
 }
 
 impl DeviceArena {
-    pub(crate) fn allocate(queue: &CopyStream, len: u64) -> Result<Arc<Self>> {
-        Ok(Arc::new(Self { memory: DeviceBacking::Own(DeviceMemory::new(queue.device(), len)?) }))
+    /// From what the device has free as it is: see [`Device::with_room`].
+    pub(crate) fn allocate(queue: &CopyStream, len: u64) -> Result<Arc<Self>, device::Error> {
+        Ok(Arc::new(Self { memory: DeviceBacking::Own(DeviceMemory::as_it_is(queue.device(), len)?) }))
     }
 
-    /// Memory that `spare` has, or that is allocated, and that it gets once the arena is dropped.
-    pub(crate) fn reused(queue: &CopyStream, len: u64, spare: &Arc<SpareMemory>) -> Result<Arc<Self>> {
-        let memory = match spare.take(len) {
+    /// Memory that `source` has, or that is allocated as above, and that `source` gets once the arena is dropped.
+    pub(crate) fn reused(
+        queue: &CopyStream,
+        len: u64,
+        source: &Arc<ReusedMemory>,
+    ) -> Result<Arc<Self>, device::Error> {
+        let memory = match source.take(len) {
             Some(memory) => memory,
-            None => DeviceMemory::new(queue.device(), len)?,
+            None => DeviceMemory::as_it_is(queue.device(), len)?,
         };
-        let (device, address, spare) = (queue.device().clone(), memory.address(), Arc::downgrade(spare));
-        let reused = Reused { device, address, memory: Some(memory), spare };
+        let (device, address, source) = (queue.device().clone(), memory.address(), Arc::downgrade(source));
+        let reused = Reused { device, address, memory: Some(memory), source };
         Ok(Arc::new(Self { memory: DeviceBacking::Reused(reused) }))
     }
 
