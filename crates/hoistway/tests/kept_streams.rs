@@ -66,6 +66,23 @@ fn a_load_uses_the_stream_of_the_one_before_it() {
     turn.assert_nothing_left("loads one after the other");
 }
 
+/// HIP's has work to wait for. A driver that refuses a call once does not keep it for good.
+#[test]
+fn a_stream_is_given_back_although_an_entry_was_refused() {
+    let turn = Turn::take();
+    for function in ["hipGetDevice", "hipSetDevice"] {
+        for nth in 1..=4 {
+            let device = Device::open(Vendor::Rocm.device(0)).unwrap();
+            let stream = CopyStream::new(&device).unwrap();
+            turn.configure(&format!("FAULTS={function}:{nth}=999"));
+            drop(stream);
+            turn.reset();
+            drop(device);
+            turn.assert_nothing_left(&format!("{function}:{nth}"));
+        }
+    }
+}
+
 /// A stream may be the program's once it has reset the device, and then only the number of its context tells.
 #[test]
 fn no_stream_is_kept_where_the_driver_does_not_number_contexts() {
