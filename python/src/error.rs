@@ -40,27 +40,11 @@ pub(crate) fn exception_of(py: Python<'_>, error: &Error) -> PyErr {
 
 /// The same with another message, which says what the error kept from being done.
 pub(crate) fn exception_saying(py: Python<'_>, error: &Error, message: &str) -> PyErr {
-    Description::of(py, error, message).and_then(Description::exception).unwrap_or_else(|broken| broken)
-}
-
-/// What an exception is made of. Describing an error runs no code of Python's, as making the exception does, which signal handlers
-/// may interrupt.
-pub(crate) struct Description<'py> {
-    class: &'static str,
-    message: String,
-    fields: Bound<'py, PyDict>,
-}
-
-impl<'py> Description<'py> {
-    pub(crate) fn of(py: Python<'py>, error: &Error, message: &str) -> PyResult<Self> {
+    let exception = || {
         let fields = PyDict::new(py);
-        let class = class_of(error, &fields)?;
-        Ok(Self { class, message: message.to_owned(), fields })
-    }
-
-    pub(crate) fn exception(self) -> PyResult<PyErr> {
-        named(self.class, self.fields.py(), &self.message, &self.fields)
-    }
+        named(class_of(error, &fields)?, py, message, &fields)
+    };
+    exception().unwrap_or_else(|broken| broken)
 }
 
 /// The class of the exception for an error, whose fields are added to `fields`.

@@ -2,8 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    error::IntoPython,
-    error::{Description, exception_of},
+    error::{IntoPython, exception_of},
     process::{Attached, Detached, Stepwise},
     report::NativeReport,
     tick,
@@ -28,15 +27,22 @@ struct State {
     owners: Vec<Attached>,
 }
 
+/// What an ended load leaves.
+struct Ended {
+    cancelled: Result<(), Error>,
+    _owners: Vec<Attached>,
+}
+
 impl State {
-    /// Ends it, and lets the owners go: at once if nothing writes to their memory any more, else when the devices tell so.
-    fn end(&mut self, py: Python<'_>) -> Result<(), Error> {
-        let ended = py.detach(|| self.filling.cancel());
-        let owners = std::mem::take(&mut self.owners);
-        if ended.is_err() && !owners.is_empty() {
-            self.filling.set_aside(owners);
+    /// Ends it, and returns the owners if nothing writes to their memory any more; else they go when the devices tell so. Code of
+    /// Python's runs when they are dropped, which may ask for the report: the caller gives the state back first.
+    fn end(&mut self, py: Python<'_>) -> Ended {
+        let cancelled = py.detach(|| self.filling.cancel());
+        let mut owners = std::mem::take(&mut self.owners);
+        if cancelled.is_err() && !owners.is_empty() {
+            self.filling.set_aside(std::mem::take(&mut owners));
         }
-        ended
+        Ended { cancelled, _owners: owners }
     }
 }
 
@@ -78,20 +84,19 @@ impl Filling {
     /// `patience` seconds. Whatever goes wrong ends it.
     #[pyo3(signature = (patience=None))]
     fn next(&self, py: Python<'_>, patience: Option<f64>) -> PyResult<Option<Vec<String>>> {
-        let ended = loop {
+        let failed = loop {
             let mut state = self.state.lock(py)?;
             let State { filling, names, .. } = &mut *state;
-            match py.detach(|| filling.next_within(tick(patience))) {
+            match py.detach(|| filling.next_or_failure(tick(patience))) {
                 Ok(Filled::Target(number)) => {
                     return Ok(Some(names.get(number).cloned().into_iter().collect()));
                 }
                 Ok(Filled::Finished) => return Ok(Some(Vec::new())),
                 Ok(Filled::Pending) => {}
                 Err(error) => {
-                    let described = Description::of(py, error, &error.to_string());
                     // Before code of Python's runs, and signal handlers with it, which may ask for the report.
                     drop(state);
-                    break described.and_then(Description::exception).unwrap_or_else(|broken| broken);
+                    break exception_of(py, &error);
                 }
             }
             drop(state);
@@ -102,17 +107,17 @@ impl Filling {
                 return Ok(None);
             }
         };
-        let is_over = self.state.lock(py)?.end(py);
-        if let Err(error) = is_over {
-            ended.set_cause(py, Some(exception_of(py, &error)));
+        let ended = self.state.lock(py)?.end(py);
+        if let Err(error) = &ended.cancelled {
+            failed.set_cause(py, Some(exception_of(py, error)));
         }
-        Err(ended)
+        Err(failed)
     }
 
     /// Cancels the load, and waits until no write to the targets is in flight.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        let is_over = self.state.lock(py)?.end(py);
-        is_over.into_python(py)
+        let Ended { cancelled, _owners } = self.state.lock(py)?.end(py);
+        cancelled.into_python(py)
     }
 
     /// What was done so far.
@@ -127,7 +132,7 @@ impl Drop for Filling {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         // Reads that end may take a while, and other Python threads should not have to wait for them.
-        if let Err(error) = Python::attach(|py| state.end(py)) {
+        if let Err(error) = Python::attach(|py| state.end(py).cancelled) {
             tracing::warn!(%error, "what owns the memory is kept, as it is not known whether a device still writes to it");
         }
     }

@@ -25,17 +25,17 @@ enum State {
 }
 
 impl State {
-    /// Ends a load that is still running, and waits for its threads.
-    fn end(&mut self, py: Python<'_>) {
-        if let Self::Running(loading) = self {
-            let loading = &mut **loading;
-            let report = Box::new(py.detach(|| {
-                loading.cancel();
-                loading.report()
-            }));
-            let ended = std::mem::replace(self, Self::Ended(report));
-            py.detach(|| drop(ended));
-        }
+    /// Ends a load that is still running, and waits for its threads. Returns what is left of it, which the caller drops once it has
+    /// given the state back: that may let objects of Python's go, and run their code.
+    #[must_use]
+    fn end(&mut self, py: Python<'_>) -> Option<Detached<Self>> {
+        let Self::Running(loading) = self else { return None };
+        let loading = &mut **loading;
+        let report = Box::new(py.detach(|| {
+            loading.cancel();
+            loading.report()
+        }));
+        Some(Detached::new(std::mem::replace(self, Self::Ended(report))))
     }
 }
 
@@ -56,20 +56,18 @@ impl Loading {
         };
         let loading = &mut **loading;
         let stepped = py.detach(|| step(loading));
-        if stepped.is_err() {
-            state.end(py);
-        }
+        let ended = if stepped.is_err() { state.end(py) } else { None };
         // Before code of Python's runs, and signal handlers with it, which may ask for the report.
         drop(state);
+        drop(ended);
         stepped.into_python(py)
     }
 
     /// Ends the load if something went wrong between its steps: Ctrl-C, or a callback.
     fn ended_by<T>(&self, py: Python<'_>, result: PyResult<T>) -> PyResult<T> {
         result.inspect_err(|_| {
-            if let Ok(mut state) = self.state.lock(py) {
-                state.end(py);
-            }
+            let ended = self.state.lock(py).map(|mut state| state.end(py));
+            drop(ended);
         })
     }
 }
@@ -143,7 +141,8 @@ impl Loading {
 
     /// Ends the load early and waits for its threads.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        self.state.lock(py)?.end(py);
+        let ended = self.state.lock(py)?.end(py);
+        drop(ended);
         Ok(())
     }
 
@@ -166,7 +165,7 @@ impl Drop for Loading {
         // Threads that end may take a while, and other Python threads should not have to wait for them.
         let state = self.state.get_mut();
         if matches!(state, State::Running(_)) {
-            Python::attach(|py| state.end(py));
+            Python::attach(|py| drop(state.end(py)));
         }
     }
 }

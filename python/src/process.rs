@@ -6,11 +6,12 @@ use crate::{
     holder::holds_interpreter,
 };
 use hoistway::Error;
-use pyo3::{ffi, prelude::*, sync::MutexExt, types::PyDict};
+use pyo3::{exceptions::PyRuntimeError, ffi, prelude::*, sync::MutexExt, types::PyDict};
 use std::{
     mem::ManuallyDrop,
     ops::{Deref, DerefMut},
     process,
+    ptr,
     sync::{
         Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicUsize, Ordering},
@@ -106,9 +107,12 @@ impl<T: Send> Owned<T> {
 }
 
 /// A state that threads work on in short steps, so that each lets the others in: one that waits for a load, and those that
-/// ask for its report meanwhile. Signal handlers, which may ask too, run [`between`](Self::between) steps.
+/// ask for its report meanwhile. Signal handlers, which may ask too, run [`between`](Self::between) steps. No step should run code of
+/// Python's, as one that lets objects go does.
 pub(crate) struct Stepwise<T> {
     state: Mutex<T>,
+    /// The [`thread_mark`] of the thread that has the state, or 0.
+    holder: AtomicUsize,
     /// Threads that wait for their turn.
     waiting: AtomicUsize,
     process: u32,
@@ -116,25 +120,31 @@ pub(crate) struct Stepwise<T> {
 
 impl<T> Stepwise<T> {
     pub(crate) fn new(state: T) -> Self {
-        Self { state: Mutex::new(state), waiting: AtomicUsize::new(0), process: process::id() }
+        let (holder, waiting) = Default::default();
+        Self { state: Mutex::new(state), holder, waiting, process: process::id() }
     }
 
-    /// The state, once no other thread works on it.
-    pub(crate) fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, T>> {
-        match self.state.try_lock() {
-            Ok(state) => Ok(state),
-            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+    /// The state, once no other thread works on it. Fails in a thread that works on it already, further up.
+    pub(crate) fn lock(&self, py: Python<'_>) -> PyResult<Held<'_, T>> {
+        let state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             // The thread that has it is none of this process.
             Err(TryLockError::WouldBlock) if self.process != process::id() => {
-                Err(forked(py).unwrap_or_else(|broken| broken))
+                return Err(forked(py).unwrap_or_else(|broken| broken));
+            }
+            Err(TryLockError::WouldBlock) if self.holder.load(Ordering::Relaxed) == thread_mark() => {
+                return Err(PyRuntimeError::new_err("this load is in use by the call that this one runs in"));
             }
             Err(TryLockError::WouldBlock) => {
                 self.waiting.fetch_add(1, Ordering::Relaxed);
                 let state = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
                 self.waiting.fetch_sub(1, Ordering::Relaxed);
-                Ok(state)
+                state
             }
-        }
+        };
+        self.holder.store(thread_mark(), Ordering::Relaxed);
+        Ok(Held { state, holder: &self.holder })
     }
 
     /// Called between two steps, without the state: looks for Ctrl-C, and lets other threads in.
@@ -149,6 +159,38 @@ impl<T> Stepwise<T> {
     pub(crate) fn get_mut(&mut self) -> &mut T {
         self.state.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A state that this thread works on.
+pub(crate) struct Held<'a, T> {
+    state: MutexGuard<'a, T>,
+    holder: &'a AtomicUsize,
+}
+
+impl<T> Deref for Held<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.state
+    }
+}
+
+impl<T> DerefMut for Held<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.state
+    }
+}
+
+impl<T> Drop for Held<'_, T> {
+    fn drop(&mut self) {
+        self.holder.store(0, Ordering::Relaxed);
+    }
+}
+
+/// A number other than 0 that no other living thread has.
+fn thread_mark() -> usize {
+    thread_local! { static MARK: u8 = const { 0 }; }
+    MARK.with(|mark| ptr::from_ref(mark).addr())
 }
 
 /// An object of Python's that any thread may drop: it is let go at once. That of `Py` alone would wait for the next call of

@@ -79,6 +79,31 @@ def test_a_signal_handler_may_ask_for_the_report(many: Path, has_targets: bool) 
     assert done.stdout == f"{len(MANY)}\n", done.stderr
 
 
+@pytest.mark.parametrize("how", ["the end", "close"])
+def test_code_that_runs_as_targets_go_may_ask_for_the_report(many: Path, how: str) -> None:
+    script = """
+        import sys, weakref
+        import hoistway, numpy as np
+        asked = []
+        def ask():
+            stream.close()
+            asked.append(stream.report.tensors)
+        def target(name, dtype, shape):
+            array = np.empty(shape, np.uint8)
+            weakref.finalize(array, ask)
+            return array
+        stream = hoistway.iter_tensors(sys.argv[1], framework="numpy", copy_into=target)
+        if sys.argv[2] == "close":
+            stream.close()
+        else:
+            for name, tensor in stream:
+                del tensor
+        print(len(asked))
+        """
+    done = run(script, many, how)
+    assert done.stdout == f"{len(MANY)}\n", done.stderr
+
+
 @pytest.mark.parametrize("has_targets", [False, True])
 def test_another_thread_may_watch_a_stream_and_end_it(tmp_path: Path, has_targets: bool) -> None:
     server = Server(write_model(tmp_path / "model.safetensors", {"a": ("U8", [3_000_000])}).read_bytes())

@@ -165,6 +165,19 @@ impl Filling {
         })
     }
 
+    /// Does what [`Filling::next_within`] does. The caller shares an error with it.
+    #[doc(hidden)]
+    pub fn next_or_failure(&mut self, timeout: Duration) -> Result<Filled, Arc<Error>> {
+        self.advance(timeout).map_err(|stopped| match stopped {
+            Stopped::Cancelled => Error::Cancelled.into(),
+            Stopped::Forked => Error::Forked.into(),
+            Stopped::By(read) => {
+                let error = self.waves.as_ref().and_then(|waves| waves.shared_error(read));
+                error.unwrap_or_else(|| Error::Cancelled.into())
+            }
+        })
+    }
+
     /// Does what [`Filling::next_within`] does. An error ends the load, and is given away.
     pub(super) fn next_or_end(&mut self, timeout: Duration) -> Result<Filled> {
         self.advance(timeout).map_err(|stopped| match stopped {
