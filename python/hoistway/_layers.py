@@ -172,13 +172,18 @@ class LayerStream:
         Raises:
             MemoryBudgetError: Tensors that you hold left no room until the timeout. The next call tries the same layer.
         """
-        if self._native is None:
-            raise ClosedError("this stream is closed")
-        self._give_back()
-        name, tensors = self._native.next()
+        native = self._opened
+        self._release_current()
+        native.give_back(self._stream)
+        name, tensors = native.next()
         self._next = (self._next + 1) % len(self._names)
-        self._current = Layer(name, tensors, self._convert)
-        return self._current
+        layer = self._current = Layer(name, tensors, self._convert)
+        if self._native is None:
+            # The traceback holds these names.
+            del native, tensors
+            self._release_current()
+            raise ClosedError("this stream was closed while a layer was waited for")
+        return layer
 
     def __iter__(self) -> Iterator[Layer]:
         # No name here may hold a layer: the caller decides how long it lives.
@@ -190,23 +195,21 @@ class LayerStream:
         """Statistics: layers ``kept`` in memory and ``served``, ``bytes_read``, ``peak_bytes``, ``peak_device_bytes``,
         ``stall_seconds``, and ``allocations`` of memory, which layers use in turn.
         """
-        if self._native is None:
-            raise ClosedError("this stream is closed")
-        stats: dict[str, Any] = json.loads(self._native.stats())
+        stats: dict[str, Any] = json.loads(self._opened.stats())
         return stats
 
     def close(self) -> None:
         """Ends the reads, and frees the memory of layers whose tensors you do not hold.
 
-        A thread that waits for room gets `CancelledError`.
+        A thread that waits for room gets `CancelledError`, one that waits for a read gets `ClosedError` after it.
         """
-        if self._native is not None:
-            self._native.stop()
-        if self._current is not None:
-            self._current._release()
-            self._current = None
+        native, self._native = self._native, None
+        if native is not None:
+            native.stop()
+        self._release_current()
         # Memory of a device is freed after all work there.
-        self._native = self._stream_owner = None
+        del native
+        self._stream_owner = None
 
     def __enter__(self) -> Self:
         return self
@@ -224,12 +227,18 @@ class LayerStream:
             return "LayerStream(closed)"
         return f"LayerStream({counted(len(self._names), 'layer')})"
 
-    def _give_back(self) -> None:
-        if self._current is not None:
-            self._current._release()
-            self._current = None
-            if self._native is not None:
-                self._native.give_back(self._stream)
+    @property
+    def _opened(self) -> _native.LayerStream:
+        # Another thread may close it in between.
+        native = self._native
+        if native is None:
+            raise ClosedError("this stream is closed")
+        return native
+
+    def _release_current(self) -> None:
+        current, self._current = self._current, None
+        if current is not None:
+            current._release()
 
 
 def _handle(stream: Any, framework: str, device: str) -> int | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from hoistway import _native
@@ -188,13 +190,15 @@ class Reading(Iterator[tuple[str, Any]]):
         self._convert = convert
         self._parts = parts
         # What was read, and could not be converted.
-        self._kept: list[_native.Tensor] = []
+        self._kept: deque[_native.Tensor] = deque()
 
     def __len__(self) -> int:
         return len(self._opened)
 
     def __next__(self) -> tuple[str, Any]:
-        tensor = self._kept.pop(0) if self._kept else self._opened.next()
+        tensor = next(self._taken(), None)
+        if tensor is None:
+            tensor = self._opened.next()
         if tensor is None:
             raise StopIteration
         (named,) = self._converted([tensor]).items()
@@ -207,10 +211,13 @@ class Reading(Iterator[tuple[str, Any]]):
             WaitTimeoutError: They were not read within ``timeout`` seconds. The reads go on.
             UnsupportedDtypeError: The framework has no type for one of them. Iterating gives the others.
         """
-        self._kept.extend(self._opened.wait(timeout))
-        converted = self._converted(self._kept)
-        self._kept.clear()
-        return converted
+        read = self._opened.wait(timeout)
+        tensors = [*self._taken(), *read]
+        try:
+            return self._converted(tensors)
+        except BaseException:
+            self._kept.extendleft(reversed(tensors))
+            raise
 
     def done(self) -> bool:
         """Whether all reads have ended, with or without an error."""
@@ -242,6 +249,12 @@ class Reading(Iterator[tuple[str, Any]]):
         if self._native is None:
             return "Reading(closed)"
         return f"Reading({self._native.ended()} of {counted(len(self._native), 'tensor')} ended)"
+
+    def _taken(self) -> Iterator[_native.Tensor]:
+        """Takes what is kept, of which each tensor goes to one of the threads that ask."""
+        with suppress(IndexError):
+            while True:
+                yield self._kept.popleft()
 
     @property
     def _opened(self) -> _native.Reading:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from inspect import GEN_RUNNING, getgeneratorstate
+from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from itertools import islice
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol
 
 from hoistway._frameworks import T
 from hoistway._report import Report
 from hoistway._words import counted
+from hoistway.errors import CancelledError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -29,6 +31,8 @@ BATCH = 256
 
 PATIENCE = 0.001
 """Seconds to wait for one of two loads before polling the other."""
+
+CANCELLED = "the stream was closed before its end"
 
 PENDING: tuple[str, Any] = ("", None)
 """The object that iterators with patience yield while there is no tensor yet."""
@@ -55,16 +59,19 @@ class Mapped:
     """Tensors that are mapped already."""
 
     def __init__(self, tensors: Sequence[_native.Tensor], report: _native.Report) -> None:
-        self._tensors = deque(tensors)
+        self._tensors: deque[_native.Tensor] | None = deque(tensors)
         self._report = report
 
     def next(self, most: int, patience: float | None = None) -> list[_native.Tensor]:
         """The next tensors of the checkpoint."""
-        return [self._tensors.popleft() for _ in range(min(most, len(self._tensors)))]
+        tensors = self._tensors
+        if tensors is None:
+            raise CancelledError(CANCELLED)
+        return [tensors.popleft() for _ in range(min(most, len(tensors)))]
 
     def cancel(self) -> None:
         """Drops the mapping."""
-        self._tensors.clear()
+        self._tensors = None
 
     def report(self) -> _native.Report:
         """The report of the mapping."""
@@ -86,6 +93,9 @@ class TensorStream(Iterator[tuple[str, T]], Generic[T]):
     ) -> None:
         self._sources = sources
         self._given = 0
+        self._is_over = False
+        # The thread that closed it before its end.
+        self._closed_by: int | None = None
         # No method of this object: a cycle would keep a load that was left until the next collection.
         self._tensors = _until_end(tensors, sources, note)
 
@@ -94,8 +104,16 @@ class TensorStream(Iterator[tuple[str, T]], Generic[T]):
         self._given += 1
         try:
             return next(self._tensors)
+        except StopIteration as end:
+            self._given -= 1
+            self._is_over = self._is_over or end.value is not None
+            # A loop of another thread than that which closed it would seem to have had all tensors.
+            if not self._is_over and self._closed_by not in (None, get_ident()):
+                raise CancelledError(CANCELLED) from None
+            raise
         except BaseException:
             self._given -= 1
+            self._is_over = getgeneratorstate(self._tensors) == GEN_CLOSED
             raise
 
     def __repr__(self) -> str:
@@ -114,17 +132,23 @@ class TensorStream(Iterator[tuple[str, T]], Generic[T]):
         return _merged(self._sources)
 
     def close(self) -> None:
-        """Ends the load, if it has not ended by itself. Any thread may do so: one that waits for a tensor gets
-        `CancelledError`.
+        """Ends the load, if it has not ended by itself. Any thread may do so: another that waits for a tensor, or asks for
+        one later, gets `CancelledError`. In the thread that closes it, loops over the stream end.
         """
+        if self._closed_by is None and getgeneratorstate(self._tensors) != GEN_CLOSED:
+            self._closed_by = get_ident()
         for source in self._sources:
             source.cancel()
-        try:
-            self._tensors.close()
-        except ValueError:
+        while True:
+            try:
+                self._tensors.close()
+                return
+            except ValueError as error:
+                if "already executing" not in str(error):
+                    raise
             # What runs in another thread, or below a signal handler, ends by itself now.
-            if getgeneratorstate(self._tensors) != GEN_RUNNING:
-                raise
+            if getgeneratorstate(self._tensors) == GEN_RUNNING:
+                return
 
     def __enter__(self) -> Self:
         return self
@@ -142,13 +166,15 @@ def _until_end(
     tensors: Generator[tuple[str, Any], None, None],
     sources: Sequence[Source],
     note: Callable[[_native.Report], None],
-) -> Generator[tuple[str, Any], None, None]:
+) -> Generator[tuple[str, Any], None, bool]:
+    """Returns whether there were all tensors; a generator that is closed returns nothing."""
     try:
         yield from tensors
         note(_merged(sources))
     finally:
         for source in sources:
             source.cancel()
+    return True
 
 
 def _merged(sources: Sequence[Source]) -> _native.Report:

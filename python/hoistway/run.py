@@ -40,8 +40,7 @@ def environment() -> dict[str, str]:
 
 
 def _isolating_flag(command: list[str]) -> str | None:
-    """The flag by which a Python in the command, such as that of ``env python -I``, does not import the hook."""
-    command = [*_interpreter(command[0]), *command]
+    """The flag by which the first Python in the command, as in ``env python -I``, does not import the hook."""
     is_python = re.compile(r"python[0-9.]*(\.exe)?").fullmatch
     start = next((at for at, word in enumerate(command) if is_python(os.path.basename(word))), len(command))
     words = iter(command[start + 1 :])
@@ -93,7 +92,7 @@ def main(arguments: list[str]) -> NoReturn:
     # Windows names scripts among programs, and starts none by its name.
     if command[0].endswith(".py") and (sys.platform == "win32" or shutil.which(command[0]) is None):
         command = [sys.executable, *command]
-    if flag := _isolating_flag(command):
+    if flag := _isolating_flag(_interpreter(command[0])) or _isolating_flag(command):
         print(
             f"hoistway.run: {flag} keeps Python from importing what replaces safetensors by hoistway, so the program "
             "uses safetensors: leave the flag out, or call install() of hoistway.compat.safetensors",

@@ -50,7 +50,14 @@ impl NativeArray {
     /// All strings as bytes.
     fn byte_strings<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let strings = self.read(py, OpenArray::byte_strings)?;
-        PyList::new(py, strings.iter().map(|string| PyBytes::new(py, string)))
+        let bytes_of = |string: &Vec<u8>| {
+            // Not by `PyBytes::new`, which panics where memory is short.
+            PyBytes::new_with(py, string.len(), |copy| {
+                copy.copy_from_slice(string);
+                Ok(())
+            })
+        };
+        PyList::new(py, strings.iter().map(bytes_of).collect::<PyResult<Vec<_>>>()?)
     }
 
     /// All arrays of an array of arrays.

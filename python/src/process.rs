@@ -10,8 +10,7 @@ use pyo3::{exceptions::PyRuntimeError, ffi, prelude::*, sync::MutexExt, types::P
 use std::{
     mem::ManuallyDrop,
     ops::{Deref, DerefMut},
-    process,
-    ptr,
+    process, ptr,
     sync::{
         Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicUsize, Ordering},

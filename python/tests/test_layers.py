@@ -17,6 +17,7 @@ import pytest
 from conftest import write_model
 from hoistway.errors import (
     CancelledError,
+    ClosedError,
     ForkedError,
     MemoryBudgetError,
     OptionError,
@@ -117,6 +118,8 @@ def test_statistics_do_not_wait_for_a_wait_and_closing_ends_it(model: Path) -> N
         except CancelledError as error:
             ended.append(type(error))
 
+    # That of the first layer may be listed for a moment more.
+    wait_until(lambda: "hoistway-wait" not in threads_of(os.getpid()))
     thread = threading.Thread(target=wait)
     thread.start()
     wait_until(lambda: "hoistway-wait" in threads_of(os.getpid()))
@@ -125,6 +128,40 @@ def test_statistics_do_not_wait_for_a_wait_and_closing_ends_it(model: Path) -> N
     thread.join(60)
     assert ended == [CancelledError]
     assert held.nbytes == LAYER // 2
+
+
+def test_a_stream_that_is_closed_during_a_read_hands_out_no_layer(model: Path) -> None:
+    layers = stream(model, 2)
+    native = layers._native
+
+    class Closing:
+        def __getattr__(self, name: str) -> object:
+            return getattr(native, name)
+
+        def next(self) -> object:
+            found = native.next()
+            layers.close()
+            return found
+
+    layers._native = Closing()
+    with pytest.raises(ClosedError, match="while a layer was waited for"):
+        layers.next_layer()
+    assert layers._current is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_of_fork_closes_its_copy(model: Path) -> None:
+    with stream(model, 2) as layers:
+        layers.next_layer()
+        child = os.fork()
+        if child == 0:
+            try:
+                layers.close()
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert layers.next_layer().name == "model.layers.1"
 
 
 def test_an_order_of_ones_own(model: Path) -> None:

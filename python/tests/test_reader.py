@@ -88,6 +88,20 @@ def test_a_tensor_that_cannot_be_converted_costs_no_other(tmp_path: Path) -> Non
     assert [*found, *(name for name, _ in reading)] == ["a", "c"]
 
 
+def test_waits_at_one_time_hand_each_tensor_out_once(reader) -> None:
+    reading = reader.prefetch(["embed", "ids"])
+    convert, others = reading._convert, []
+
+    def meanwhile(tensors, converted) -> None:
+        reading._convert = convert
+        others.append(reading.wait())
+        convert(tensors, converted)
+
+    reading._convert = meanwhile
+    assert sorted(reading.wait()) == ["embed", "ids"]
+    assert others == [{}]
+
+
 def test_raw_tensors_are_not_indexed(model: Path) -> None:
     for index in (0, slice(None, None, 2)):
         reader = hoistway.Reader(model, framework="raw")

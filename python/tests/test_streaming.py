@@ -129,6 +129,45 @@ def test_another_thread_may_watch_a_stream_and_end_it(tmp_path: Path, has_target
     assert [type(error) for error in ended] == [CancelledError]
 
 
+@pytest.mark.parametrize("route", ["threads", "mapped"])
+def test_a_loop_that_another_thread_ends_does_not_seem_complete(many: Path, route: str) -> None:
+    is_closed, has_some = threading.Event(), threading.Event()
+    taken: list[str] = []
+    ended: list[Exception] = []
+
+    def read_all() -> None:
+        try:
+            for name, _ in stream:
+                taken.append(name)
+                if len(taken) == 3:
+                    has_some.set()
+                    assert is_closed.wait(60)
+        except Exception as error:
+            ended.append(error)
+
+    stream = hoistway.iter_tensors(many, framework="raw", route=route, max_in_flight="4MiB")
+    thread = threading.Thread(target=read_all)
+    thread.start()
+    assert has_some.wait(60)
+    stream.close()
+    is_closed.set()
+    thread.join(60)
+    assert [type(error) for error in ended] == [CancelledError]
+    assert len(taken) < len(MANY)
+    # In this thread, which knows.
+    assert list(stream) == []
+
+
+@pytest.mark.parametrize("route", ["threads", "mapped"])
+def test_closing_after_the_end_takes_nothing_back(many: Path, route: str) -> None:
+    stream = hoistway.iter_tensors(many, framework="raw", route=route)
+    assert len(list(stream)) == len(MANY)
+    thread = threading.Thread(target=stream.close)
+    thread.start()
+    thread.join(60)
+    assert list(stream) == []
+
+
 @pytest.mark.parametrize("layout", ["file", "packed", "tensor"])
 def test_a_bound_holds_for_every_layout(many: Path, layout: str) -> None:
     make_cold(many)

@@ -68,6 +68,10 @@ class _Loader(importlib.abc.Loader):
         if install is None:
             # The program imports the drop-in itself, which has come to its import of safetensors.
             drop_in._is_awaited = True  # type: ignore[attr-defined]
+            # In another thread it may have come to its end meanwhile, without having seen that.
+            install = getattr(drop_in, "install", None)
+            if install is not None and drop_in.__dict__.pop("_is_awaited", False):
+                install()
         else:
             install()
         if self._finder in sys.meta_path:

@@ -26,9 +26,7 @@ pub(crate) struct LayerStream {
 impl Drop for LayerStream {
     fn drop(&mut self) {
         // A thread that waits, as after an interrupt, would keep the memory.
-        if let Some(shared) = self.stream.here() {
-            shared.watch.stop();
-        }
+        self.stop();
     }
 }
 
@@ -134,10 +132,11 @@ impl LayerStream {
         told.into_python(py)
     }
 
-    /// Ends a wait for room, whichever thread waits.
-    fn stop(&self, py: Python<'_>) -> PyResult<()> {
-        self.stream.get(py)?.watch.stop();
-        Ok(())
+    /// Ends a wait for room, whichever thread waits. A child of `fork` has none to end.
+    fn stop(&self) {
+        if let Some(shared) = self.stream.here() {
+            shared.watch.stop();
+        }
     }
 
     /// What it has done, as JSON.

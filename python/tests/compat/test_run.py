@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import hoistway
 import pytest
@@ -130,6 +132,39 @@ def test_flags_in_the_first_line_of_a_script_are_told_of(tmp_path: Path) -> None
     done = start("--", str(script))
     assert done.stdout == "it ran\n"
     assert "hoistway.run: -E keeps Python from importing what replaces safetensors" in done.stderr
+
+
+def test_flags_of_a_python_that_a_script_starts_are_told_of(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text(f"#!{sys.executable}\nimport os, sys\nos.execv(sys.argv[1], sys.argv[1:])\n")
+    script.chmod(0o755)
+    done = start("--", str(script), sys.executable, "-I", "-c", "print('it ran')")
+    assert done.stdout == "it ran\n"
+    assert "hoistway.run: -I keeps Python from importing what replaces safetensors" in done.stderr
+
+
+def test_a_drop_in_that_ends_its_import_meanwhile_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: list[str] = []
+
+    class DropIn(ModuleType):
+        """Ends its import between two looks at it."""
+
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__("install", lambda: installed.append(name))
+            super().__setattr__(name, value)
+
+    monkeypatch.delenv("HOISTWAY_SAFETENSORS", raising=False)
+    monkeypatch.setitem(sys.modules, "hoistway.compat.safetensors", DropIn("hoistway.compat.safetensors"))
+    path = Path(hoistway.__file__).parent / "_hook" / "sitecustomize.py"
+    spec = importlib.util.spec_from_file_location("hook", path)
+    assert spec is not None
+    assert spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    hook._Loader(SimpleNamespace(exec_module=lambda module: None), None).exec_module(
+        ModuleType("safetensors")
+    )
+    assert installed == ["_is_awaited"]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

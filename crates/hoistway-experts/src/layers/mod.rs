@@ -393,9 +393,10 @@ impl LayerWatch {
 
 impl Drop for LayerStream {
     fn drop(&mut self) {
-        // What callers do not hold goes now, whatever they hold. Spare memory of the host goes with its last owner, the stream.
+        // What callers do not hold goes now, whatever they hold: layers, or a watch.
         self.pending.clear();
         self.kept.clear();
+        self.memory.retire();
         if let Some(buffers) = &self.buffers {
             buffers.close();
         }

@@ -56,6 +56,8 @@ struct State {
     /// Bytes of all memory, used or spare.
     bytes: u64,
     allocations: u64,
+    /// Nothing stays spare.
+    is_retired: bool,
 }
 
 /// Memory of one read. It is spare once it is dropped.
@@ -103,6 +105,14 @@ impl SpareMemory {
         self.0.clear()
     }
 
+    /// Frees spare memory, and from now on memory that comes back.
+    pub fn retire(&self) {
+        if let Some(mut state) = self.0.state() {
+            state.is_retired = true;
+        }
+        self.clear();
+    }
+
     /// Takes `len` bytes. They hold zeros, or what earlier reads left.
     ///
     /// # Errors
@@ -115,7 +125,7 @@ impl SpareMemory {
             return Ok(piece(mapping));
         }
         state.bytes = state.bytes.saturating_add(len as u64);
-        let excess = state.excess(self.0.limit_bytes);
+        let excess = state.excess(&self.0);
         // Without the lock: the system takes its time.
         drop(state);
         drop(excess);
@@ -162,10 +172,10 @@ impl Spares {
 }
 
 impl State {
-    /// Takes out spare memory, the oldest first, as far as all memory exceeds `limit_bytes`.
-    fn excess(&mut self, limit_bytes: u64) -> Vec<Mapping> {
+    /// Takes out spare memory, the oldest first, as far as all memory exceeds the limit.
+    fn excess(&mut self, spares: &Spares) -> Vec<Mapping> {
         let mut excess = Vec::new();
-        while self.bytes > limit_bytes
+        while (self.is_retired || self.bytes > spares.limit_bytes)
             && let Some(oldest) = self.spare.pop_front()
         {
             self.bytes -= oldest.len() as u64;
@@ -189,7 +199,7 @@ impl Drop for SparePiece {
         let (Some(mapping), Some(home)) = (self.mapping.take(), self.home.upgrade()) else { return };
         let Some(mut state) = home.state() else { return };
         state.spare.push_back(mapping);
-        let excess = state.excess(home.limit_bytes);
+        let excess = state.excess(&home);
         drop(state);
         drop(excess);
     }
@@ -200,6 +210,17 @@ mod tests {
     use super::*;
 
     const MIB: usize = 1 << 20;
+
+    #[test]
+    fn nothing_stays_spare_once_it_is_retired() {
+        let memory = SpareMemory::new(8 * MIB as u64);
+        let (first, second) = (memory.take(2 * MIB).unwrap(), memory.take(MIB).unwrap());
+        drop(first);
+        memory.retire();
+        assert_eq!((memory.bytes(), memory.allocations()), (MIB as u64, 2));
+        drop(second);
+        assert_eq!((memory.bytes(), memory.allocations()), (0, 2));
+    }
 
     #[test]
     fn memory_that_comes_back_is_taken_again() {
