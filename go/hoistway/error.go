@@ -35,7 +35,7 @@ const (
 	CodeDevice Code = C.HOISTWAY_DEVICE
 	// CodeMemory is a lack of memory, or a budget that is too small.
 	CodeMemory Code = C.HOISTWAY_MEMORY
-	// CodeCancelled is a call that its context cancelled.
+	// CodeCancelled is a call that its context cancelled, or Close.
 	CodeCancelled Code = C.HOISTWAY_CANCELLED
 	// CodeInternal is a defect of hoistway. Please report it.
 	CodeInternal Code = C.HOISTWAY_INTERNAL

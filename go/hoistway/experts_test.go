@@ -269,6 +269,28 @@ func TestLayersMayBeNamed(t *testing.T) {
 	hasCode(t, err, CodeMemory)
 }
 
+func TestClosingEndsAWaitForRoom(t *testing.T) {
+	path, _ := writeGGUF(t)
+	checkpoint, reader := open(t, path), newReader(t, ReaderOptions{})
+	layers, err := OpenLayers(reader, checkpoint, LayerOptions{
+		BudgetBytes: 3 * 4096,
+		Timeout:     NoTimeout,
+		Layers:      []LayerSpec{{"first", []string{"blk.0.attn_q.weight"}}, {"second", []string{"blk.2.attn_q.weight"}}},
+	})
+	check(t, err)
+	layer, err := layers.Next()
+	check(t, err)
+	ended := make(chan error)
+	go func() {
+		_, err := layers.Next()
+		ended <- err
+	}()
+	check(t, layers.Close())
+	// It is closed already where the goroutine is late.
+	hasCode(t, <-ended, CodeCancelled, CodeClosed)
+	check(t, layer.Close())
+}
+
 func TestDurationsBecomeMilliseconds(t *testing.T) {
 	for duration, expected := range map[time.Duration]uint64{
 		0: 0, time.Nanosecond: 1, time.Millisecond: 1, 1500 * time.Microsecond: 2, NoTimeout: ^uint64(0),

@@ -125,8 +125,13 @@ func newSpecs(layers []LayerSpec) (*C.hoistway_layer_spec, func(), error) {
 	return (*C.hoistway_layer_spec)(place), free, nil
 }
 
-// Close ends the stream. Layers that the caller holds stay.
+// Close ends the stream. Layers that the caller holds stay. A call of Next that waits for their room fails with CodeCancelled. One
+// that waits for a read goes on, and the stream ends as it returns.
 func (s *LayerStream) Close() error {
+	if pointer, err := s.held().acquire(); err == nil {
+		C.hoistway_layers_stop((*C.hoistway_layers)(pointer))
+		s.handle.release()
+	}
 	s.held().close()
 	return nil
 }

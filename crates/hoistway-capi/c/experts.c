@@ -358,6 +358,13 @@ static void check_layers(void) {
     CHECK(hoistway_layers_next(layers, &layer) == HOISTWAY_OK && strcmp(hoistway_layer_name(layer), "second") == 0);
     hoistway_layer_free(layer);
     hoistway_layers_free(layers);
+    options.timeout_ms = UINT64_MAX;
+    CHECK(hoistway_layers_open(reader, catalog, &options, &layers) == HOISTWAY_OK);
+    CHECK(hoistway_layers_next(layers, &layer) == HOISTWAY_OK);
+    CHECK(hoistway_layers_stop(layers) == HOISTWAY_OK);
+    CHECK(hoistway_layers_next(layers, &none) == HOISTWAY_CANCELLED && !none);
+    hoistway_layer_free(layer);
+    hoistway_layers_free(layers);
     layers = NULL;
     options.device = 1;
     CHECK(hoistway_layers_open(reader, catalog, &options, &layers) == HOISTWAY_INVALID_ARGUMENT && !layers);

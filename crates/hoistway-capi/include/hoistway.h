@@ -898,6 +898,13 @@ void hoistway_layers_free(hoistway_layers *layers);
 hoistway_status hoistway_layers_next(const hoistway_layers *layers,
                                      hoistway_layer **layer);
 
+// Ends waits for room: `hoistway_layers_next` fails with `HOISTWAY_CANCELLED` where it would wait for layers that the caller has to
+// free, also where another thread waits already. A wait for a read goes on. Free the stream once no thread uses it.
+//
+// What the caller promises:
+// `layers` must be live.
+hoistway_status hoistway_layers_stop(const hoistway_layers *layers);
+
 // Sets `json` to statistics of a stream of layers. Free it with `hoistway_string_free`. Does not wait for a call of
 // `hoistway_layers_next` under way.
 //

@@ -539,6 +539,11 @@ class Layers {
         return Layer(layer);
     }
 
+    // Ends waits for room, also of other threads: next() throws where it would wait for layers that the caller holds.
+    void stop() const {
+        check(hoistway_layers_stop(handle_.get()));
+    }
+
     std::string stats() const {
         return detail::text([&](char** json) { return hoistway_layers_stats(handle_.get(), json); });
     }

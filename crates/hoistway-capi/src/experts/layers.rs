@@ -174,6 +174,20 @@ pub unsafe extern "C" fn hoistway_layers_next(
     unsafe { handle::make(layer, next) }
 }
 
+/// Ends waits for room: `hoistway_layers_next` fails with `HOISTWAY_CANCELLED` where it would wait for layers that the caller has to
+/// free, also where another thread waits already. A wait for a read goes on. Free the stream once no thread uses it.
+///
+/// # Safety
+/// `layers` must be live.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hoistway_layers_stop(layers: *const hoistway_layers) -> hoistway_status {
+    call(|| {
+        // SAFETY: live, as the caller says.
+        unsafe { held(layers, "stream of layers")? }.watch.stop();
+        Ok(())
+    })
+}
+
 /// Sets `json` to statistics of a stream of layers. Free it with `hoistway_string_free`. Does not wait for a call of
 /// `hoistway_layers_next` under way.
 ///
