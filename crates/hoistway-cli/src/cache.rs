@@ -110,6 +110,8 @@ fn warm(arguments: &CacheWarm) -> Result<(), Failure> {
         }))
     } else if lacking == 0 {
         output::write_text(&format!("all {bytes} are in the cache"))
+    } else if report.notes.is_empty() {
+        Ok(())
     } else {
         output::write_text(&report.notes.iter().map(|note| format!("note: {note}\n")).collect::<String>())
     };

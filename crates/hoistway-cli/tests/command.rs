@@ -391,8 +391,14 @@ fn a_manifest_replaces_no_other_file() {
     }
     // As other programs write it.
     let value: Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
-    fs::write(&manifest, value.to_string()).unwrap();
-    ok(&["verify", "--save", manifest.to_str().unwrap()], &model.path);
+    let reversed = format!("{{ \"tensors\": {}, \"algorithm\": {} }}", value["tensors"], value["algorithm"]);
+    for text in [value.to_string(), reversed] {
+        fs::write(&manifest, text).unwrap();
+        ok(&["verify", "--save", manifest.to_str().unwrap()], &model.path);
+    }
+    fs::write(&manifest, "{\"tensors\": 3}").unwrap();
+    let said = fails(5, &["verify", "--save", manifest.to_str().unwrap()], &model.path);
+    assert!(said.contains("is not a manifest"), "{said}");
 }
 
 #[test]

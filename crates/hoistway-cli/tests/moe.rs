@@ -259,6 +259,15 @@ fn a_plan_says_what_is_left_to_experts() {
             .contains("is not a chart")
     );
     assert_eq!(fs::read(&file).unwrap(), [7; 100]);
+    let chart = ["replay", text(&other), "--budget=2c", "--policy=lru", "--chart", text(&file)];
+    fs::write(&file, "<?xml version=\"1.0\"?><project/>").unwrap();
+    assert!(fails(5, &chart).contains("is not a chart"));
+    // Before the trace is looked at.
+    assert!(
+        fails(5, &["replay", "none.csv", "--budget=2c", "--chart", text(&file)]).contains("is not a chart")
+    );
+    fs::write(&file, "<?xml version=\"1.0\"?>\n<svg/>").unwrap();
+    ok(&chart);
     assert!(ok(&["plan", text(&path), &memory, "--trace", text(&other)]).contains("other layers or experts"));
 }
 

@@ -114,7 +114,14 @@ impl Manifest {
     /// [`Error::Io`].
     #[doc(hidden)]
     pub fn check_place(path: &Path) -> Result<()> {
-        save::refuse_others(path, "a manifest", &["{\"algorithm\":"])
+        // Whose members may be in any order. Of other files this reads no more than their beginning is JSON.
+        let is_read = || {
+            let file = fs::File::open(path).map(io::BufReader::new);
+            file.is_ok_and(|file| serde_json::from_reader::<_, Self>(file).is_ok())
+        };
+        save::refuse_others(path, "a manifest", |begins| {
+            begins.starts_with(b"{\"algorithm\":") || (begins.starts_with(b"{") && is_read())
+        })
     }
 
     /// Writes the manifest as JSON. An older manifest of that name has its contents until the new ones are on the disk.

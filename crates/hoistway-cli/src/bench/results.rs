@@ -23,7 +23,16 @@ pub(crate) struct Output {
 impl Output {
     /// Creates the directory. A benchmark that could not write its results fails before it measures.
     pub(crate) fn prepare(&self) -> Result<(), Failure> {
-        self.output_dir.as_ref().map_or(Ok(()), fs::create_dir_all).map_err(Failure::output)
+        let Some(directory) = &self.output_dir else { return Ok(()) };
+        fs::create_dir_all(directory).map_err(Failure::output)?;
+        // Which charts there will be depends on what is measured.
+        for entry in fs::read_dir(directory).map_err(Failure::output)? {
+            let path = entry.map_err(Failure::output)?.path();
+            if path.extension().is_some_and(|extension| extension == "svg") {
+                Figure::check_place(&path)?;
+            }
+        }
+        Ok(())
     }
 
     /// Writes `<name>_raw.csv`, `<name>_summary.csv` and the figures into the directory.

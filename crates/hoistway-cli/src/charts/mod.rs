@@ -75,11 +75,19 @@ impl Figure {
         Self { title, columns: 1, scale: Scale::Own, panels: vec![panel] }
     }
 
+    /// Fails if a file is there that is no chart, which [`write`](Self::write) does not replace.
+    pub(crate) fn check_place(path: &Path) -> hoistway::Result<()> {
+        refuse_others(path, "a chart", |begins| {
+            let is_svg = || begins.windows(4).any(|window| window == b"<svg");
+            begins.starts_with(b"<svg") || (begins.starts_with(b"<?xml") && is_svg())
+        })
+    }
+
     /// Writes the figure as SVG.
     pub(crate) fn write(&self, path: &Path) -> Result<(), Failure> {
         let mut svg = String::new();
         self.draw(&mut svg).map_err(io::Error::other).map_err(Failure::output)?;
-        refuse_others(path, "a chart", &["<svg", "<?xml"])?;
+        Self::check_place(path)?;
         Ok(write_whole(path, svg.as_bytes())?)
     }
 

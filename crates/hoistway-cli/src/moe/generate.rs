@@ -23,7 +23,10 @@ pub(super) fn run(arguments: &arguments::Generate) -> Result<(), Failure> {
     match &arguments.output {
         None => output::write(&text),
         Some(path) => {
-            refuse_others(path, "a trace", &["{\"hoistway_trace\":", "#route_trace", "turn,phase,"])?;
+            refuse_others(path, "a trace", |begins| {
+                let beginnings = ["{\"hoistway_trace\":", "#route_trace", "turn,phase,"];
+                beginnings.iter().any(|beginning| begins.starts_with(beginning.as_bytes()))
+            })?;
             Ok(write_whole(path, &text)?)
         }
     }

@@ -29,6 +29,8 @@ struct Row<'a> {
 }
 
 pub(super) fn run(arguments: &arguments::Replay) -> Result<(), Failure> {
+    // Before all is replayed.
+    arguments.chart.as_deref().map(Figure::check_place).transpose()?;
     let trace = arguments.reading.open(&arguments.trace)?;
     let mut replay = arguments.reading.replay(&trace)?;
     let mut policies: Vec<&str> = arguments.policy.iter().map(String::as_str).collect();

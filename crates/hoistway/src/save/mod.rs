@@ -301,15 +301,14 @@ pub fn write_by<E: From<Error>>(
     Ok(folder.sync_saved(&path)?)
 }
 
-/// Fails if there is a file with contents that begin otherwise than `beginnings` say, white space aside: so that a path which was
-/// meant for something else, as by a glob of a shell, costs no file.
+/// Fails if there is a file with other contents: so that a path which was meant for something else, as by a glob of a shell, costs
+/// no file. `is_one` looks at how the contents begin, without white space.
 ///
 /// # Errors
 /// [`Error::Io`].
 #[doc(hidden)]
-pub fn refuse_others(path: &Path, what: &str, beginnings: &[&str]) -> Result<()> {
-    /// More than any beginning has, with white space.
-    const LOOKED_AT: u64 = 64;
+pub fn refuse_others(path: &Path, what: &str, is_one: impl FnOnce(&[u8]) -> bool) -> Result<()> {
+    const LOOKED_AT: u64 = 1024;
     if !fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0) {
         return Ok(());
     }
@@ -317,7 +316,7 @@ pub fn refuse_others(path: &Path, what: &str, beginnings: &[&str]) -> Result<()>
     let file = fs::File::open(path).map_err(|source| io_error("open", path, source))?;
     file.take(LOOKED_AT).read_to_end(&mut begins).map_err(|source| io_error("read", path, source))?;
     begins.retain(|byte| !byte.is_ascii_whitespace());
-    if beginnings.iter().any(|beginning| begins.starts_with(beginning.as_bytes())) {
+    if is_one(&begins) {
         return Ok(());
     }
     let why = format!("it is there already, and is not {what}; choose another name");
