@@ -17,6 +17,10 @@
 #![cfg(windows)]
 #![allow(missing_docs, unsafe_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "common/bytes.rs"]
+#[allow(unreachable_pub, reason = "other tests share it")]
+mod bytes;
+
 #[path = "common/saving.rs"]
 #[allow(dead_code, unreachable_pub, reason = "other tests use the rest")]
 mod saving;
@@ -25,6 +29,7 @@ mod saving;
 #[allow(dead_code, unreachable_pub, reason = "other tests use the rest")]
 mod cuda;
 
+use bytes::noise;
 use fake_dstorage::stand_in::{self, Turn};
 use hoistway::{
     ByteRange, Carrier, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded, Route,
@@ -34,7 +39,7 @@ use hoistway::{
 };
 use saving::{Owned, assert_is, mixed, owned, reference};
 use std::{
-    fs,
+    fs, mem,
     os::windows::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
@@ -725,7 +730,7 @@ fn the_stand_in_shows_imported_bytes_to_those_alone_who_wait() {
         let memory = import(kind, buffer.len()).unwrap();
         let runtime = Runtime::get().unwrap();
         let file = Arc::new(runtime.open_file(&path).unwrap());
-        let mut queue = runtime.queue_to(&graphics, 1, Duration::from_secs(60)).unwrap();
+        let mut queue = runtime.queue_to(&graphics, 1, Duration::from_secs(60), mem::forget).unwrap();
         let target = Target::Buffer { buffer: buffer.clone(), offset: 0 };
         // SAFETY: nothing else uses the buffer.
         unsafe { queue.push((), Read { file, offset: 0, target, len: content.len() }) };

@@ -5,6 +5,10 @@
 #![cfg(windows)]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "common/bytes.rs"]
+#[allow(unreachable_pub, reason = "other tests share it")]
+mod bytes;
+
 #[path = "common/saving.rs"]
 #[allow(dead_code, unreachable_pub, reason = "other tests use the rest")]
 mod saving;
@@ -17,6 +21,7 @@ mod corpus;
 #[allow(dead_code, unreachable_pub, reason = "other tests use the rest")]
 mod stand_in;
 
+use bytes::noise;
 use hoistway::{
     ByteRange, Carrier, Checkpoint, DeviceId, DirectIo, Dtype, Error, LoadOptions, Loaded, Route,
     catalog::{FormatError, OpenOptions},

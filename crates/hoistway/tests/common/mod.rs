@@ -9,6 +9,7 @@
     clippy::print_stderr
 )]
 
+mod bytes;
 pub mod child;
 pub mod gguf;
 #[cfg(target_os = "linux")]
@@ -19,6 +20,7 @@ pub mod saving;
 pub mod stand_in;
 pub mod system;
 
+pub use bytes::noise;
 use hoistway::{DeviceId, DirectIo, Dtype, Loaded, Route};
 use requirements::{Requirement, skip};
 use std::{
@@ -45,13 +47,6 @@ pub struct TestTensor {
 
 pub fn tensor(name: &str, dtype: Dtype, shape: &[u64]) -> TestTensor {
     TestTensor { name: name.into(), dtype, shape: shape.to_vec() }
-}
-
-/// Bytes that depend on a seed and their place. The hash is compiled with optimisations: a loop over megabytes is not.
-pub fn noise(seed: &[u8], len: u64) -> Vec<u8> {
-    let mut bytes = vec![0; len as usize];
-    blake3::Hasher::new().update(seed).finalize_xof().fill(&mut bytes);
-    bytes
 }
 
 /// Writes a safetensors file whose byte `i` is a function of `i` and `seed`; `padding` blanks follow the header.
