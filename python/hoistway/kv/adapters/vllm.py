@@ -145,16 +145,20 @@ class HoistwayTier(SecondaryTierManager):  # type: ignore[misc]
         self._lost: dict[str, set[OffloadKey]] = {}
         # What events have told of, by the store's names.
         self._announced: dict[str, OffloadKey] = {}
+        # Of these they have told that they are gone. Those in a far tier may come back with it.
+        self._recalled: dict[str, None] = {}
         self._is_closed = False
         self._failures: Counter[str] = Counter()
         self._seen: Counter[str] = Counter()
         self._next_stats = 0.0
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """Whether a chunk is there. Events tell of one that is not any more."""
+        """Whether a chunk is there. Events tell of one that is not any more, and of one that is again."""
         if key in self._lost.get(req_context.req_id, ()):
             return LookupResult.MISS
         if self._blocks.lookup([key])[0]:
+            if self._recalled and self._blocks.fingerprint(key) in self._recalled:
+                self._tell_stored([key])
             return LookupResult.HIT
         if key in self._storing:
             return LookupResult.RETRY
@@ -274,17 +278,26 @@ class HoistwayTier(SecondaryTierManager):  # type: ignore[misc]
         if self._events is None:
             return
         found = [key for key, is_there in zip(keys, self._blocks.lookup(keys), strict=True) if is_there]
-        for key in found:
-            self._announced[self._blocks.fingerprint(key)] = key
+        self._tell_stored(found)
+
+    def _tell_stored(self, keys: list[OffloadKey]) -> None:
+        for key in keys:
+            name = self._blocks.fingerprint(key)
+            self._recalled.pop(name, None)
+            self._announced[name] = key
             if len(self._announced) > _MOST_ANNOUNCED:
                 del self._announced[next(iter(self._announced))]
-        self._tell(found, removed=False)
+        self._tell(keys, removed=False)
 
     def _recall(self, keys: list[OffloadKey]) -> None:
         """Tells of what is gone."""
         if self._events is not None:
             for key in keys:
-                self._announced.pop(self._blocks.fingerprint(key), None)
+                name = self._blocks.fingerprint(key)
+                if self._announced.pop(name, None) is not None:
+                    self._recalled[name] = None
+                    if len(self._recalled) > _MOST_ANNOUNCED:
+                        del self._recalled[next(iter(self._recalled))]
             self._tell(keys, removed=True)
 
     def _recall_evicted(self) -> None:

@@ -477,6 +477,27 @@ def test_a_lookup_tells_that_a_chunk_was_removed(tmp_path):
         assert (event.keys, event.removed) == ([key_of(1)], True)
 
 
+def test_a_chunk_that_comes_back_with_its_far_tier_is_told_of_again(tmp_path, monkeypatch):
+    with engine(tmp_path / "kv", {"events": True}, enable_kv_events=True) as vllm:
+        assert vllm.store([key_of(1)], [0]).success
+        list(vllm.tier.take_events())
+        # As lookups are while a far tier is down.
+        blocks = vllm.tier._blocks
+        absent = SimpleNamespace(lookup=lambda keys: [False] * len(keys), fingerprint=blocks.fingerprint)
+        with monkeypatch.context() as far_is_down:
+            far_is_down.setattr(vllm.tier, "_blocks", absent)
+            assert vllm.tier.lookup(key_of(1), CONTEXT) is MISS
+            (event,) = vllm.tier.take_events()
+            assert (event.keys, event.removed) == ([key_of(1)], True)
+        assert {vllm.tier.lookup(key_of(1), CONTEXT) for _ in range(2)} == {HIT}
+        (event,) = vllm.tier.take_events()
+        assert (event.keys, event.removed) == ([key_of(1)], False)
+        vllm.tier._blocks.delete([key_of(1)])
+        assert vllm.tier.lookup(key_of(1), CONTEXT) is MISS
+        (event,) = vllm.tier.take_events()
+        assert (event.keys, event.removed) == ([key_of(1)], True)
+
+
 def test_a_store_for_reading_takes_nothing_and_says_no_error(tmp_path):
     with engine(tmp_path / "kv") as before:
         before.memory[0] = 5
