@@ -469,7 +469,13 @@ def _options(config: Mapping[str, Any], stores: int) -> dict[str, Any]:
     if config.get("timeout_ms"):
         options["timeout"] = int(config["timeout_ms"]) / 1000
     if config.get("posix_capacity_gb"):
-        options["capacity"] = int(float(config["posix_capacity_gb"]) * _GIB) // stores
+        try:
+            capacity = int(float(config["posix_capacity_gb"]) * _GIB)
+        except (OverflowError, TypeError, ValueError):
+            raise OptionError(
+                f"posix_capacity_gb is a number of GiB, not {config['posix_capacity_gb']!r}"
+            ) from None
+        options["capacity"] = capacity // stores
     own = config.get("hoistway") or {}
     if not isinstance(own, Mapping):
         raise OptionError(f"hoistway is an object of names and values, not {own!r}")

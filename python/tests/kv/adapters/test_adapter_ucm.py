@@ -514,6 +514,8 @@ def test_a_request_that_makes_no_sense_is_refused(store):
         ({"useDirect": True, "use_direct": False}, "useDirect is True, and use_direct False"),
         ({"usedirect": True}, "'usedirect' in ucm_connector_config means nothing"),
         ({"posix_capcity_gb": 1}, "'posix_capcity_gb' in ucm_connector_config means nothing"),
+        ({"posix_capacity_gb": "inf"}, "posix_capacity_gb is a number of GiB, not 'inf'"),
+        ({"posix_capacity_gb": "x"}, "posix_capacity_gb is a number of GiB, not 'x'"),
     ],
 )
 def test_what_cannot_be_is_said_when_the_store_is_made(opened, changes, message):
