@@ -17,7 +17,7 @@ use crate::{
     index::Existing,
 };
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, VecDeque},
     fs::Metadata,
     io,
     path::{Path, PathBuf},
@@ -48,8 +48,8 @@ pub(super) struct Scan {
     ended: Option<Instant>,
     /// How long the last one took.
     took: Duration,
-    /// Files that were cut short, and are there still: each counts once.
-    cut_short: HashSet<PathBuf>,
+    /// Files that were cut short, and the generation of the look that has seen them last: each counts once.
+    cut_short: HashMap<PathBuf, u8>,
 }
 
 impl Scan {
@@ -66,9 +66,22 @@ impl Scan {
         self.generation
     }
 
+    #[cfg(test)]
+    pub(super) fn cut_short(&self) -> usize {
+        self.cut_short.len()
+    }
+
     /// Whether this file was not seen before that was cut short and cannot be removed.
     fn is_first_cut_short(&mut self, path: &Path) -> bool {
-        self.cut_short.len() < MOST_CUT_SHORT && self.cut_short.insert(path.to_owned())
+        if let Some(seen) = self.cut_short.get_mut(path) {
+            *seen = self.generation;
+            return false;
+        }
+        let has_room = self.cut_short.len() < MOST_CUT_SHORT;
+        if has_room {
+            self.cut_short.insert(path.to_owned(), self.generation);
+        }
+        has_room
     }
 }
 
@@ -262,6 +275,9 @@ impl Shared {
         // Who came or went meanwhile may have done what was not seen.
         scan.ended = (!others.as_ref().is_ok_and(|have_changed| *have_changed)).then(Instant::now);
         let (generation, first_new, is_partial) = (scan.generation, scan.first_new, scan.is_partial);
+        if !is_partial {
+            scan.cut_short.retain(|_, seen| *seen == generation);
+        }
         drop(scan);
         if is_partial || others.is_err() {
             return;

@@ -179,6 +179,11 @@ fn a_reader_counts_a_file_that_was_cut_short_once() {
         reader.shared.scan_now();
     }
     assert_eq!(reader.usage().corrupt_blocks, 1);
+    assert_eq!(lock(&reader.shared.scan).cut_short(), 1);
+    fs::remove_file(file_of(&bench, "a")).unwrap();
+    lock(&reader.shared.scan).repeat();
+    reader.shared.scan_now();
+    assert_eq!(lock(&reader.shared.scan).cut_short(), 0);
 }
 
 #[test]
