@@ -2,7 +2,7 @@
 
 use super::{arguments, opened::for_each_block};
 use crate::{failure::Failure, output};
-use hoistway_kv::{Error, NamespaceId, Store};
+use hoistway_kv::{Error, LayoutKind, NamespaceId, Store};
 use std::ops::ControlFlow;
 
 pub(super) fn run(arguments: &arguments::Remove) -> Result<(), Failure> {
@@ -17,13 +17,17 @@ pub(super) fn run(arguments: &arguments::Remove) -> Result<(), Failure> {
         let keys = arguments.keys.iter().zip(namespace.lookup(&keys)?);
         keys.filter(|(_, is_left)| *is_left).map(|(key, _)| key.clone()).collect()
     };
+    let why = match store.report()?.layout {
+        LayoutKind::Files => "stored meanwhile, or pinned",
+        _ => "only the process that stored a block can remove it",
+    };
     store.close(None)?;
     output::write_text(&format!("{} removed", blocks(removed)))?;
     if left.is_empty() {
         return Ok(());
     }
     let left = left.join(", ");
-    Err(Failure::told(format!("{left} stayed: only the process that stored a block can remove it"), 1))
+    Err(Failure::told(format!("{left} stayed: {why}"), 1))
 }
 
 fn blocks(count: usize) -> String {
