@@ -198,6 +198,7 @@ def test_releasing_a_transfer_ends_it(agent: Agent) -> None:
         ({"capacity_bytes": "1 GiB"}, "is no number: 1 GiB"),
         ({"namespace.layers": str(1 << 32)}, "namespace.layers is too large"),
         ({"namespace.tensor_rank": "2", "namespace.tensor_ranks": "2"}, "tensor_parallel cannot be (2, 2)"),
+        ({"namespace.tensor_rank": "1"}, "tensor_parallel cannot be (1, 0)"),
         ({"durability": "perhaps"}, "durability cannot be perhaps"),
         ({"root": ""}, "root is NULL"),
     ],

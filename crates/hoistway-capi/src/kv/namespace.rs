@@ -358,7 +358,8 @@ unsafe fn description_of(
     let word = |text: *const c_char| unsafe {
         Ok::<_, Failure>(text::borrow(text, "the description of a namespace")?.unwrap_or_default().to_owned())
     };
-    let rank = |rank: u32, size: u32| (size > 0).then_some(Rank { rank, size });
+    // A rank without their number is one that cannot be.
+    let rank = |rank: u32, size: u32| (size > 0 || rank > 0).then_some(Rank { rank, size });
     let mut description = NamespaceDescription::default()
         .model(word(given.model)?)
         .dtype(word(given.dtype)?)
