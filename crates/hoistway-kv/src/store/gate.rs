@@ -85,12 +85,23 @@ impl Gate {
     /// Admits a request to load `count` blocks, unless too many loads have not ended. Each of its blocks counts until
     /// [`Gate::load_ended`]. Returns whether it was admitted.
     pub(crate) fn take_loads(&self, priority: Priority, count: usize) -> bool {
-        let most = if priority == Priority::Demand { MOST_LOADS } else { MOST_LOADS - MOST_LOADS / 4 };
+        let most = most_loads(priority);
         let with = |loads: usize| {
             let sum = loads.saturating_add(count);
             (loads == 0 || sum <= most).then_some(sum)
         };
         self.loads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with).is_ok()
+    }
+
+    /// Whether a load of one block would be admitted now.
+    pub(crate) fn may_load(&self, priority: Priority) -> bool {
+        self.loads.load(Ordering::Relaxed) < most_loads(priority)
+    }
+
+    /// Whether a store of this transfer would be admitted now.
+    pub(crate) fn may_store(&self, charge: Charge) -> bool {
+        let stores = lock(&self.state).stores;
+        stores == 0 || stores.saturating_add(charge.0) <= self.limit
     }
 
     /// A load has ended.
@@ -165,6 +176,10 @@ impl Gate {
     pub(crate) fn waiting_loads(&self) -> usize {
         lock(&self.state).waiting_loads
     }
+}
+
+fn most_loads(priority: Priority) -> usize {
+    if priority == Priority::Demand { MOST_LOADS } else { MOST_LOADS - MOST_LOADS / 4 }
 }
 
 impl State {

@@ -218,14 +218,10 @@ impl Namespace {
         };
         if let Some(far) = &self.far {
             // Other shards of a block may come with other requests: it counts as if all were as long as these.
-            let len_of = |group: &Group| {
+            let stored = |(group, shape): (&Group, &Shape)| {
                 let longest = group.items.iter().map(|item| item.len).max().unwrap_or(0);
-                u64::from(options.shards).saturating_mul(longest)
-            };
-            let stored = |(group, shape): (&Group, &Shape)| Stored {
-                key: group.key.clone(),
-                bytes: len_of(group),
-                pinned_bytes: shape.block_bytes(options.shards),
+                let pinned_bytes = shape.block_bytes(options.shards);
+                Stored::new(group.key.clone(), options.shards, longest, pinned_bytes)
             };
             let blocks = groups.iter().zip(&shapes).map(stored).collect();
             far.set_last_step(&ticket, blocks, options.under_way.clone());
@@ -239,6 +235,16 @@ impl Namespace {
             let _ = self.core().placement.send(Message::Task(task));
         }
         Ok(Ticket::new(ticket))
+    }
+
+    /// Whether a load of a block would be admitted just now.
+    pub(crate) fn may_load(&self, priority: Priority) -> bool {
+        self.core().gate.may_load(priority)
+    }
+
+    /// Whether a store of a block would be admitted just now.
+    pub(crate) fn may_store(&self, bytes: u64) -> bool {
+        self.core().gate.may_store(Charge::of(bytes))
     }
 
     /// Ends what is there already. The rest is taken whole, or refused if others leave it no room.

@@ -73,6 +73,22 @@ fn deleted_blocks_are_in_no_tier() {
 }
 
 #[test]
+fn a_block_that_a_pin_keeps_from_being_deleted_is_counted_as_unwritten() {
+    let tiers = Tiers::new();
+    fs::remove_dir(tiers.path("far")).unwrap();
+    let store = tiers.open("near", tiers.far(LayoutKind::Segments).policy(FarPolicy::WriteBack));
+    let blocks = namespace(&store);
+    put(&blocks, "a", SHAPE);
+    put(&blocks, "b", SHAPE);
+    let _pin = blocks.pin(&["a"]).unwrap();
+    let error = blocks.delete(&["a", "b"]).unwrap_err();
+    assert!(matches!(error, Error::FarUnavailable { .. }), "{error:?}");
+    assert_eq!(blocks.lookup(&["a", "b"]).unwrap(), [true, false]);
+    let stats = far_stats(&store);
+    assert_eq!((stats.backlog_blocks, stats.unwritten_blocks), (0, 1));
+}
+
+#[test]
 fn namespaces_without_blocks_come_and_go_in_both_tiers() {
     for policy in [FarPolicy::WriteThrough, FarPolicy::WriteBack] {
         let tiers = Tiers::new();
@@ -319,6 +335,7 @@ fn options_of_the_far_tier_that_cannot_be_are_an_error() {
     let inside = tiers.path("near").join("far");
     fs::create_dir(&inside).unwrap();
     refused(far_options(&inside, LayoutKind::Segments), "far.root");
+    refused(far_options(tiers.root.path(), LayoutKind::Segments), "the near tier is there");
     fs::write(tiers.path("far").join("STORE"), b"something else").unwrap();
     let error = Store::open(near_options(&tiers.path("near"), tiers.far(LayoutKind::Segments))).unwrap_err();
     assert!(matches!(error, Error::NotAStore { .. }), "{error:?}");
@@ -401,4 +418,61 @@ fn a_block_larger_than_the_staging_memory_is_counted_and_said() {
     let events = store.events();
     assert!(events.iter().any(|event| event.reason.contains("larger than the staging memory")), "{events:?}");
     store.close(LONG).unwrap();
+}
+
+/// Blocks of which the staging memory has room for few are read once each, in their order.
+#[test]
+fn blocks_of_many_small_shards_wait_until_the_staging_memory_has_room() {
+    const BLOCKS: u64 = 64;
+    let shape = Shape { shards: 64, len: 64, skew: 0, pieces: 1 };
+    let tiers = Tiers::new();
+    fs::remove_dir(tiers.path("far")).unwrap();
+    let far = tiers.far(LayoutKind::Segments).policy(FarPolicy::WriteBack);
+    // Two blocks fit into each thread's half.
+    let far = far.staging_bytes(2 * 2 * 64 * (64 + 4096));
+    let (reads, near) = (Arc::new(AtomicU64::new(0)), Script::default());
+    let counted = reads.clone();
+    near.set(move |operation| {
+        counted.fetch_add(u64::from(!operation.is_write), Ordering::Relaxed);
+        None
+    });
+    let store = Store::open(near_options(&tiers.path("near"), far).faults(near.faults())).unwrap();
+    let blocks = namespace(&store);
+    for number in 0..BLOCKS {
+        put(&blocks, &format!("block {number}"), shape);
+    }
+    assert_eq!(far_stats(&store).backlog_blocks, BLOCKS);
+    reads.store(0, Ordering::Relaxed);
+    fs::create_dir(tiers.path("far")).unwrap();
+    eventually("all are written", || far_stats(&store).written_blocks == BLOCKS);
+    let reads = reads.load(Ordering::Relaxed);
+    // A header of each, and its shards.
+    assert!(reads <= BLOCKS * (1 + 64), "{reads} reads");
+    store.close(LONG).unwrap();
+}
+
+/// A far tier whose writes never end, and keep all the staging memory, is given up.
+#[test]
+fn closing_ends_though_no_staging_memory_comes_back() {
+    let tiers = Tiers::new();
+    let far = tiers.far(LayoutKind::Segments).policy(FarPolicy::WriteBack);
+    let far = far.timeout(Duration::from_millis(500)).staging_bytes(2 * (70_000 + 4096));
+    let store = tiers.open("near", far);
+    let gate = Gate::new();
+    let hang = gate.clone();
+    tiers.script.set(move |operation| operation.is_write.then(|| Fault::Hang(hang.clone())));
+    put(&namespace(&store), "a", SHAPE);
+    eventually("it is given up", || {
+        store.events().iter().any(|event| event.reason.contains("no staging memory comes back"))
+    });
+    assert!(far_stats(&store).outages > 0);
+    let closing = {
+        let store = store.clone();
+        thread::spawn(move || store.close(None))
+    };
+    eventually("closing ends", || closing.is_finished());
+    let closed = closing.join().unwrap();
+    assert!(matches!(closed, Err(Error::NotWrittenBack { blocks: 1, .. })), "{closed:?}");
+    tiers.script.clear();
+    gate.open();
 }

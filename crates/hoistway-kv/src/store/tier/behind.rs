@@ -193,7 +193,19 @@ impl Behind {
         let paused = tier.moves.pause(tier.options.timeout);
         // Those that wait to be written are pinned, and let go here.
         let let_go = tier.moves.forget(self.id(), is_gone);
-        let removed = near().inspect_err(|_| add(&tier.counters.unwritten_blocks, let_go))?;
+        let removed = near();
+        // Those that are there still are written no more: nothing was removed, or others have pinned them.
+        let left = match &removed {
+            Err(_) => let_go.len(),
+            Ok(_) if let_go.is_empty() => 0,
+            Ok(_) => {
+                let keys: Vec<_> = let_go.iter().map(Key::as_bytes).collect();
+                let found = self.near.contains(&keys).unwrap_or_default();
+                found.into_iter().filter(|is_there| *is_there).count()
+            }
+        };
+        add(&tier.counters.unwritten_blocks, left as u64);
+        let removed = removed?;
         let unavailable = || Error::FarUnavailable { path: tier.root().to_path_buf() };
         let far = self.far().filter(|_| paused.is_some()).ok_or_else(unavailable)?;
         let of_far = tier.within_timeout(move || remove(&far)).ok_or_else(unavailable)??;

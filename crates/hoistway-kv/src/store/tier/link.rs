@@ -202,6 +202,12 @@ impl Tier {
                 let value = root.display().to_string();
                 return Err(Error::InvalidOption { option: "far.root", value, reason }.into());
             }
+            Ok(_) if is_below(&self.core.root, root) => {
+                let reason =
+                    "the capacity of the far tier is that of all files below its directory, and the near tier is there: choose another directory".into();
+                let value = root.display().to_string();
+                return Err(Error::InvalidOption { option: "far.root", value, reason }.into());
+            }
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(NotOpened::NoDirectory),
             Err(source) => {

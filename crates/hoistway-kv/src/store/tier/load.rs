@@ -1,7 +1,7 @@
 //! Loads from the far tier into the memory of the caller.
 #![allow(unsafe_code, reason = "the memory of the caller is handed on, with its lease")]
 
-use super::{Behind, LOADERS, TICK, Tier, add};
+use super::{Behind, LOADERS, TICK, Tier, add, moves::staged_bytes};
 use crate::{
     Completion, Item, KeepAlive, Request, Status,
     store::{group::Group, load::LoadOptions},
@@ -266,13 +266,15 @@ impl Tier {
                 settled.push(Settled { item: item.item, status, bytes });
             }
             if is_whole {
-                loaded.push((group.key.clone(), group.len_bytes()));
+                let staged = group.items.iter().map(|item| staged_bytes(item.len));
+                let staged = staged.fold(0, u64::saturating_add);
+                loaded.push((group.key.clone(), group.len_bytes(), staged));
             }
         }
         options.ticket.settle(settled, Some(started));
         if self.options.promote && self.stores() {
-            for (key, bytes) in loaded {
-                self.promote(&behind, key, bytes);
+            for (key, bytes, staged_bytes) in loaded {
+                self.promote(&behind, key, bytes, staged_bytes);
             }
         }
     }

@@ -67,8 +67,18 @@ pub(crate) struct Stored {
     pub(crate) key: Key,
     /// Bytes of its shards.
     pub(crate) bytes: u64,
+    /// What they take of the staging memory.
+    pub(crate) staged_bytes: u64,
     /// Bytes that it takes in the near tier.
     pub(crate) pinned_bytes: u64,
+}
+
+impl Stored {
+    /// A block of so many shards, of which none is longer than this.
+    pub(crate) fn new(key: Key, shards: u32, longest: u64, pinned_bytes: u64) -> Self {
+        let all = |bytes: u64| u64::from(shards).saturating_mul(bytes);
+        Self { key, bytes: all(longest), staged_bytes: all(moves::staged_bytes(longest)), pinned_bytes }
+    }
 }
 
 type LookUp = Box<dyn FnOnce() + Send>;

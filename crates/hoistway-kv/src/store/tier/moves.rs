@@ -30,6 +30,9 @@ const MOST_BACKLOG_BLOCKS: u64 = 1 << 20;
 /// Blocks that a thread moves together: far fewer than a store loads at a time.
 const MOST_BATCH_BLOCKS: usize = 1 << 13;
 
+/// Time for which no block has room, after which that is an event.
+const LONG_WAIT: Duration = Duration::from_secs(1);
+
 /// The tier that a block moves to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum To {
@@ -43,6 +46,8 @@ struct Move {
     behind: Arc<Behind>,
     key: Key,
     bytes: u64,
+    /// What it takes of the staging memory, at most.
+    staged_bytes: u64,
     attempts: u32,
     /// Keeps the block in the near tier until it is written to the far one.
     _pin: Option<PinGuard>,
@@ -59,6 +64,11 @@ impl Move {
     fn failure_of(&self, to: To) -> Moved {
         if self.to == to { Moved::Failed } else { Moved::Skipped }
     }
+
+    /// What there is no room in, as [`Move::failure_of`].
+    fn lack_of(&self, to: To) -> Lack {
+        if self.to == to { Lack::Far } else { Lack::Near }
+    }
 }
 
 /// What became of a move.
@@ -69,14 +79,32 @@ enum Moved {
     Exists,
     /// The block is gone, or its memory is short: a later load or store may try again.
     Skipped,
-    /// There is no room in the staging memory, or a tier has too much to do.
-    Later,
+    /// There is no room for it now.
+    Later(Lack),
     /// It is larger than the staging memory.
     TooLarge,
     /// The target does not take it.
     Refused(Status),
     /// The far tier failed.
     Failed,
+}
+
+/// What a block waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lack {
+    /// Staging memory, or room in the far tier, which that tier's reads and writes give back.
+    Far,
+    /// Room in the near tier.
+    Near,
+}
+
+/// Writes to the far tier that all have no room, one after the other.
+#[derive(Clone, Copy)]
+struct Waiting {
+    since: Instant,
+    /// When it counts as a failure.
+    fails: Instant,
+    is_said: bool,
 }
 
 pub(super) struct Moves {
@@ -108,6 +136,10 @@ struct State {
     paused: usize,
     /// Whether the last write was refused, so that an event is noted once.
     is_refusing: bool,
+    /// Since when all writes have no room.
+    waiting: Option<Waiting>,
+    /// Threads whose block has no room, and that wait before the next attempt.
+    pauses: usize,
     late: VecDeque<(Instant, Weak<WriteThrough>)>,
     /// Blocks that were to be written after it was closed.
     too_late: u64,
@@ -117,7 +149,12 @@ struct State {
 impl State {
     /// Whether all threads take a step that took too long, and may never come back.
     fn is_stuck(&self) -> bool {
-        self.steps.values().filter(|late_from| late_from.is_none()).count() >= MOVERS
+        self.late_steps() >= MOVERS
+    }
+
+    /// Steps that took too long, and have not ended.
+    fn late_steps(&self) -> usize {
+        self.steps.values().filter(|late_from| late_from.is_none()).count()
     }
 
     /// Whether blocks are to be written that the far tier can take now.
@@ -179,7 +216,7 @@ impl Drop for Staged {
 }
 
 /// Bytes of the budget that a shard takes: its buffer begins at a multiple of a block, wherever its allocation does.
-fn staged_bytes(len: u64) -> u64 {
+pub(super) fn staged_bytes(len: u64) -> u64 {
     len.saturating_add(BLOCK_LEN)
 }
 
@@ -258,8 +295,8 @@ impl Moves {
         Some(paused)
     }
 
-    /// Moves no blocks of a namespace that `is_gone` names. Returns how many of them were to be written to the far tier.
-    pub(super) fn forget(&self, namespace: NamespaceId, is_gone: impl Fn(&Key) -> bool) -> u64 {
+    /// Moves no blocks of a namespace that `is_gone` names. Returns those of them that were to be written to the far tier.
+    pub(super) fn forget(&self, namespace: NamespaceId, is_gone: impl Fn(&Key) -> bool) -> Vec<Key> {
         let mut state = lock(&self.state);
         let is_gone = |moved: &Move| moved.behind.id() == namespace && is_gone(&moved.key);
         let (gone_far, to_far) = mem::take(&mut state.to_far).into_iter().partition(is_gone);
@@ -269,7 +306,13 @@ impl Moves {
         gone_far.iter().chain(&gone_near).for_each(|moved| state.forget(moved));
         drop(state);
         drop(gone_near);
-        gone_far.len() as u64
+        gone_far.into_iter().map(|moved| moved.key).collect()
+    }
+
+    /// Whether a block may be read now, as far as staging memory goes. One that may need more than there is may try.
+    fn has_room(&self, staged_bytes: u64) -> bool {
+        let used = self.staged.load(Ordering::Relaxed);
+        staged_bytes > self.staging_bytes || used.saturating_add(staged_bytes) <= self.staging_bytes
     }
 
     fn stage(&self, len: u64) -> Option<Staged> {
@@ -298,7 +341,7 @@ impl Tier {
     pub(super) fn write(
         &self,
         behind: &Arc<Behind>,
-        Stored { key, bytes, pinned_bytes }: Stored,
+        Stored { key, bytes, staged_bytes, pinned_bytes }: Stored,
         through: Option<Arc<WriteThrough>>,
     ) {
         if let Some(through) = &through {
@@ -334,6 +377,7 @@ impl Tier {
             behind,
             key,
             bytes,
+            staged_bytes,
             attempts: 0,
             _pin: pin,
             pinned_bytes,
@@ -359,7 +403,7 @@ impl Tier {
     }
 
     /// Has a block of the far tier stored in the near one, unless too many wait for that.
-    pub(super) fn promote(&self, behind: &Arc<Behind>, key: Key, bytes: u64) {
+    pub(super) fn promote(&self, behind: &Arc<Behind>, key: Key, bytes: u64, staged_bytes: u64) {
         let mut state = lock(&self.moves.state);
         let sum = state.promotion_bytes.saturating_add(bytes);
         if state.is_closed || sum > self.moves.staging_bytes {
@@ -378,6 +422,7 @@ impl Tier {
             behind,
             key,
             bytes,
+            staged_bytes,
             attempts: 0,
             _pin: None,
             pinned_bytes: 0,
@@ -442,6 +487,9 @@ impl Tier {
         let moves = &self.moves;
         let mut state = lock(&moves.state);
         while !state.is_closed {
+            if state.backlog_blocks == 0 || !self.link.is_up() {
+                state.waiting = None;
+            }
             let is_idle = state.to_far.is_empty() && state.to_near.is_empty();
             if is_idle || state.paused > 0 || !self.link.is_up() {
                 let time = if state.backlog_blocks > 0 { TICK } else { TICK * 10 };
@@ -453,8 +501,7 @@ impl Tier {
             let queue = if writes { &mut state.to_far } else { &mut state.to_near };
             let (mut batch, mut bytes) = (Vec::<Move>::new(), 0_u64);
             while let Some(next) = queue.front() {
-                // A store counts a transfer for at least that much.
-                bytes = bytes.saturating_add(next.bytes.max(BLOCK_LEN));
+                bytes = bytes.saturating_add(next.staged_bytes);
                 let fits = bytes <= moves.staging_bytes / MOVERS as u64 && batch.len() < MOST_BATCH_BLOCKS;
                 let joins = |first: &Move| Arc::ptr_eq(&first.behind, &next.behind) && fits;
                 if !batch.first().is_none_or(joins) {
@@ -490,7 +537,7 @@ impl Tier {
         (0..late).for_each(|_| self.failed("moving a block", &"its file system does not answer"));
     }
 
-    fn move_batch(&self, number: u64, batch: Vec<Move>) {
+    fn move_batch(&self, number: u64, mut batch: Vec<Move>) {
         let Some((to, behind)) = batch.first().map(|first| (first.to, first.behind.clone())) else { return };
         let Some(far) = behind.far() else {
             self.put_back(batch);
@@ -502,13 +549,16 @@ impl Tier {
             To::Far => (near, &far),
             To::Near => (&far, near),
         };
-        let reads: Vec<_> = batch
-            .iter()
-            .map(|moved| {
-                self.begin_step(number, moved);
-                self.read(moved, source, target)
-            })
-            .collect();
+        let mut reads = Vec::with_capacity(batch.len());
+        for moved in &batch {
+            self.begin_step(number, moved);
+            reads.push(self.read(moved, source, target));
+            // Those after it wait, too: the oldest are moved first.
+            if matches!(reads.last(), Some(Err(Moved::Later(_)))) {
+                break;
+            }
+        }
+        let untried = batch.split_off(reads.len());
         let writes: Vec<_> = batch
             .iter()
             .zip(reads)
@@ -517,7 +567,7 @@ impl Tier {
                 read.and_then(|(transfer, options)| self.store(moved, transfer, &options, target))
             })
             .collect();
-        let mut waits = false;
+        let (mut lack, mut waiting, mut is_any_moved) = (None, Vec::new(), false);
         for (moved, write) in batch.into_iter().zip(writes) {
             self.begin_step(number, &moved);
             let outcome = write.and_then(|transfer| {
@@ -527,18 +577,73 @@ impl Tier {
                     Some(Status::Exists) => Moved::Exists,
                     // The far store was given up if it was cancelled.
                     Some(Status::Io(_) | Status::TimedOut | Status::Cancelled) => moved.failure_of(To::Far),
-                    Some(Status::Dropped(DropReason::Busy)) => Moved::Later,
+                    Some(Status::Dropped(DropReason::Busy)) => Moved::Later(moved.lack_of(To::Far)),
                     Some(status) => Moved::Refused(*status),
                 })
             });
             let outcome = outcome.unwrap_or_else(|outcome| outcome);
-            waits |= outcome == Moved::Later;
+            if let Moved::Later(of) = outcome {
+                lack.get_or_insert((of, self.longest(moved.bytes)));
+                if to == To::Far {
+                    waiting.push(moved);
+                    continue;
+                }
+            }
+            is_any_moved = true;
             self.moved(moved, outcome);
         }
-        if waits {
-            // Others have the staging memory, or the tier's time, and give it back.
-            thread::sleep(TICK);
+        waiting.extend(untried);
+        self.wait_for_room(to, waiting, lack, is_any_moved);
+    }
+
+    /// Queues blocks again that have no room, as the oldest, and waits a little if there is a lack of room. After long it
+    /// counts as a failure of the far tier, unless the near one is busy.
+    fn wait_for_room(&self, to: To, blocks: Vec<Move>, lack: Option<(Lack, Duration)>, is_any_moved: bool) {
+        let (mut given_up, mut is_first, mut fails) = (Vec::new(), false, false);
+        let mut state = lock(&self.moves.state);
+        if state.is_closed {
+            blocks.iter().for_each(|moved| state.forget(moved));
+            given_up = blocks;
+        } else {
+            let queue = match to {
+                To::Far => &mut state.to_far,
+                To::Near => &mut state.to_near,
+            };
+            blocks.into_iter().rev().for_each(|moved| queue.push_front(moved));
         }
+        if to == To::Far && is_any_moved {
+            state.waiting = None;
+        } else if to == To::Far
+            && let Some((lack, longest)) = lack
+        {
+            let now = Instant::now();
+            // What other threads move just now has its own time, and may have all the memory.
+            let is_alone = state.running <= state.pauses + state.late_steps() + 1;
+            let new = Waiting { since: now, fails: now + longest, is_said: false };
+            let waiting = state.waiting.get_or_insert(new);
+            is_first = now - waiting.since >= LONG_WAIT && !mem::replace(&mut waiting.is_said, true);
+            fails = lack == Lack::Far && is_alone && waiting.fails <= now;
+            if fails || lack == Lack::Near {
+                waiting.fails = now + longest;
+            }
+        }
+        state.pauses += usize::from(lack.is_some());
+        drop(state);
+        self.count_dropped(&given_up);
+        drop(given_up);
+        let Some((lack, _)) = lack else { return };
+        if is_first {
+            self.event(match lack {
+                Lack::Far => "blocks wait to be written: reads and writes before them do not end".into(),
+                Lack::Near => "blocks wait to be written: the near tier has too many loads open".into(),
+            });
+        }
+        if fails {
+            self.failed("moving a block", &"no staging memory comes back");
+        }
+        // Others have the staging memory, or the tier's time, and give it back.
+        thread::sleep(TICK);
+        lock(&self.moves.state).pauses -= 1;
     }
 
     /// Begins to read a block.
@@ -548,6 +653,16 @@ impl Tier {
         source: &Namespace,
         target: &Namespace,
     ) -> Result<(Transfer<Staged>, TransferOptions), Moved> {
+        // First, as it asks no drive.
+        if !source.may_load(Priority::Background) {
+            return Err(Moved::Later(moved.lack_of(To::Near)));
+        }
+        if !target.may_store(moved.bytes) {
+            return Err(Moved::Later(moved.lack_of(To::Far)));
+        }
+        if !self.moves.has_room(moved.staged_bytes) {
+            return Err(Moved::Later(Lack::Far));
+        }
         if target.contains(&[moved.key.as_bytes()]).is_ok_and(|found| found == [true]) {
             return Err(Moved::Exists);
         }
@@ -567,7 +682,7 @@ impl Tier {
         }
         let mut items = Vec::with_capacity(info.shards.len());
         for (number, shard) in (0_u32..).zip(&info.shards) {
-            let memory = self.moves.stage(shard.len).ok_or(Moved::Later)?;
+            let memory = self.moves.stage(shard.len).ok_or(Moved::Later(Lack::Far))?;
             items.push(BufferItem::new(moved.key.clone(), number, memory));
         }
         let options = TransferOptions {
@@ -594,8 +709,11 @@ impl Tier {
             Some(Status::Io(_) | Status::TimedOut | Status::Cancelled) => {
                 return Err(moved.failure_of(To::Near));
             }
-            Some(Status::Dropped(DropReason::Busy)) => return Err(Moved::Later),
+            Some(Status::Dropped(DropReason::Busy)) => return Err(Moved::Later(moved.lack_of(To::Near))),
             Some(_) => return Err(Moved::Skipped),
+        }
+        if !target.may_store(moved.bytes) {
+            return Err(Moved::Later(moved.lack_of(To::Far)));
         }
         let items = (0..)
             .zip(memory)
@@ -637,9 +755,6 @@ impl Tier {
         }
         let mut refusal = None;
         let mut state = lock(&self.moves.state);
-        if outcome == Moved::Later && moved.to == To::Far && !state.is_closed {
-            return state.to_far.push_back(moved);
-        }
         state.forget(&moved);
         if moved.to == To::Far {
             match outcome {
@@ -681,6 +796,10 @@ impl Tier {
             }
         }
         drop(state);
+        self.count_dropped(&dropped);
+    }
+
+    fn count_dropped(&self, dropped: &[Move]) {
         let unwritten = dropped.iter().filter(|moved| moved.to == To::Far).count() as u64;
         add(&self.counters.unwritten_blocks, unwritten);
         add(&self.counters.unpromoted_blocks, dropped.len() as u64 - unwritten);
