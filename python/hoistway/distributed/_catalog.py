@@ -6,9 +6,10 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hoistway._lazy import lazy
 
 if TYPE_CHECKING:
     from hoistway._checkpoint import Checkpoint
@@ -82,17 +83,17 @@ class Catalog:
         element = self.elements[entry.dtype]
         return elements * element.nbytes // element.per
 
-    @cached_property
+    @lazy
     def whole_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shape of each tensor's bytes."""
         return tuple(self.bytes_shape(tensor) for tensor in range(len(self.entries)))
 
-    @cached_property
+    @lazy
     def nbytes(self) -> tuple[int, ...]:
         """Bytes of each tensor."""
         return tuple(map(prod, self.whole_shapes))
 
-    @cached_property
+    @lazy
     def digest(self) -> str:
         """Of names, types and shapes."""
         digest = hashlib.sha256()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
+from hoistway._lazy import lazy
 from hoistway.distributed._catalog import Catalog
 
 NOTHING, WHOLE = 255, 254
@@ -65,7 +65,7 @@ class Wants:
         unit = entry.unit if dim == len(entry.shape) - 1 else 1
         return Part(dim, *shard(entry.shape[dim], unit, rank, self.ranks))
 
-    @cached_property
+    @lazy
     def alike(self) -> Sequence[int]:
         """For each tensor the first one of its type and shape that each rank wants as much of: what is found out about
         that one, which costs much more than looking it up, holds for all of them.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from functools import cached_property
 from typing import Any
 
 from hoistway import _native
 from hoistway._checkpoint import usrbio_directories
+from hoistway._lazy import lazy
 from hoistway.compat.threefs._interface import FileReaderInterface
 from hoistway.errors import RouteUnavailableError
 
@@ -39,7 +39,7 @@ class _Reader(FileReaderInterface):
         """Length of the buffer, and how many bytes are in flight at most."""
         return self._buffer_size
 
-    @cached_property
+    @lazy
     def _own_buffer(self) -> ctypes.Array[ctypes.c_char]:
         # Holds the mapping, of which only what is written takes memory.
         return (ctypes.c_char * self._buffer_size).from_buffer(mmap.mmap(-1, self._buffer_size))
