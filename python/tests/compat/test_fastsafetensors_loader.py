@@ -63,6 +63,18 @@ def test_tensors_are_those_of_the_files(files: list[str]) -> None:
     assert buffer.report.tensors == len(expected)
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+def test_mapped_files_are_converted(
+    files: list[str], monkeypatch: pytest.MonkeyPatch, is_named: bool
+) -> None:
+    if not is_named:
+        monkeypatch.setenv("HOISTWAY_ROUTE", "mapped")
+    options = {"route": "mapped"} if is_named else {}
+    buffer = loaded(files[:1], dtype=fst.DType.F16, **options)
+    assert buffer.report.route == "mapped"
+    assert same_bytes(buffer.get_tensor("a"), hoistway.load_file(files[:1], route="auto")["a"].half())
+
+
 def test_reports_are_logged_where_that_is_asked_for(
     files: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

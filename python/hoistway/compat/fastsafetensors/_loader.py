@@ -260,10 +260,11 @@ class SafeTensorsFileLoader:
             return {}
         for name, frame, _ in wanted:
             self._check_type(name, frame.dtype)
-        # What is converted is to go at once.
-        extra = {} if dtype is DType.AUTO else {"layout": "tensor", **self.options}
-        with self.open(list(own), **extra) as checkpoint:
-            loaded = checkpoint.load(select=self._keep)
+        with self.open(list(own)) as checkpoint:
+            # What is converted is to go at once. A mapping has no such memory.
+            is_freed = dtype is not DType.AUTO and not checkpoint._is_mapped(self.options)
+            is_open = not self.options.get("layout")
+            loaded = checkpoint.load(select=self._keep, layout="tensor" if is_freed and is_open else None)
         self._report = loaded.report
         _logger.log(self._log_level, "%s", self._report)
         tensors: dict[str, TensorBase] = {}
