@@ -178,8 +178,11 @@ fn what_cannot_be_saved_is_refused_before_anything_is_written() {
     assert!(not_there, "{error:?}");
     let error = save_to(directory.path(), &twice[..1], &SaveOptions::default()).unwrap_err();
     assert!(error.to_string().contains("not a regular file"), "{error}");
-    let error = save_to(&directory.path().join("new/"), &twice[..1], &SaveOptions::default()).unwrap_err();
-    assert!(error.to_string().contains("name a file in it"), "{error}");
+    for folder in ["new/", "new/."] {
+        let error =
+            save_to(&directory.path().join(folder), &twice[..1], &SaveOptions::default()).unwrap_err();
+        assert!(error.to_string().contains("name a file in it"), "{folder}: {error}");
+    }
     // Nothing is saved there, with object stores or without.
     for url in ["https://host/model.safetensors", "toy:///model.safetensors"] {
         for saved in [

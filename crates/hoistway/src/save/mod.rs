@@ -347,7 +347,16 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
 fn final_path(path: &Path) -> Result<PathBuf> {
     /// As many links in a row as the kernel follows.
     const MAX_LINKS: usize = 40;
-    let mut path = absolute(path)?;
+    let ends_as_folder = |path: &Path| {
+        let text = path.as_os_str().to_string_lossy();
+        text.strip_suffix('.').unwrap_or(&text).ends_with(is_separator)
+    };
+    let given = path;
+    let mut path = absolute(given)?;
+    if ends_as_folder(given) && !ends_as_folder(&path) {
+        // `absolute` leaves out a dot at the end.
+        path.push(".");
+    }
     for _ in 0..MAX_LINKS {
         match fs::symlink_metadata(&path) {
             Ok(stat) if stat.is_symlink() => {
@@ -362,7 +371,7 @@ fn final_path(path: &Path) -> Result<PathBuf> {
                 return Err(io_error("stat", &path, source));
             }
             // What is there is a regular file, and the system finds none by a name that ends so.
-            Err(_) if path.as_os_str().to_string_lossy().ends_with(is_separator) => {
+            Err(_) if ends_as_folder(&path) => {
                 let reason = "it ends as the name of a folder does: name a file in it";
                 return Err(Error::invalid_option("path", path.display(), reason));
             }

@@ -160,8 +160,12 @@ impl Sharding {
             return Err(Error::invalid_option("max_shard_size", 0, "no tensor fits a shard of no bytes"));
         }
         match self.file_name.strip_suffix(".safetensors") {
-            Some(stem) if stem.starts_with('.') || ShardName::of(&self.file_name).is_some() => {
-                let reason = "loads of a folder take it for a hidden file, or for one of several shards";
+            Some(stem) if stem.starts_with('.') => {
+                let reason = "loads of a folder leave out hidden files";
+                Err(Error::invalid_option("filename", &self.file_name, reason))
+            }
+            Some(_) if self.is_one_of_several() => {
+                let reason = "loads of a folder take it for one of several shards";
                 Err(Error::invalid_option("filename", &self.file_name, reason))
             }
             Some(stem) if !stem.is_empty() && !stem.contains(NOT_IN_NAMES) => Ok(()),
@@ -170,6 +174,11 @@ impl Sharding {
                 Err(Error::invalid_option("filename", &self.file_name, reason))
             }
         }
+    }
+
+    /// Whether the name is that of a shard beside which others are missed.
+    fn is_one_of_several(&self) -> bool {
+        ShardName::of(&self.file_name).is_some_and(|shard| (shard.number, shard.count) != (1, 1))
     }
 }
 
@@ -200,10 +209,12 @@ mod tests {
             ("", "a name such as"),
             (".model.safetensors", "hidden"),
             ("model-00001-of-00002.safetensors", "several shards"),
+            ("model-00002-of-00001.safetensors", "several shards"),
         ] {
             let error = check(name).unwrap_err().to_string();
             assert!(error.contains(said), "{name}: {error}");
         }
+        check("model-00001-of-00001.safetensors").unwrap();
         for name in [r"other\model.safetensors", "c:model.safetensors"] {
             assert_eq!(check(name).is_err(), cfg!(windows), "{name}");
         }
