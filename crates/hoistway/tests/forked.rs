@@ -57,18 +57,21 @@ fn a_load_under_way_is_the_parents_and_the_child_loads_by_itself() {
         };
         let by_route = LoadOptions::default().route(route).chunk_bytes(64 << 10);
         let options = by_route.clone().faults(held);
-        let mut loading = checkpoint.start(&options).unwrap();
+        let mut held = Some(checkpoint.start(&options).unwrap());
         until("a read begins", || reads.load(Ordering::Relaxed) > 0);
         in_forked_child(|| {
+            let mut loading = held.take().unwrap();
             let next = loading.next_within(LONG);
             assert!(matches!(next, Err(Error::Forked)), "{:?}", next.err());
             assert_eq!(loading.report().tensor_bytes, loading.progress().bytes_total);
             loading.cancel();
+            let waited = loading.wait();
+            assert!(matches!(waited, Err(Error::Forked)), "{:?}", waited.err());
             assert_is_file(&checkpoint.load(&by_route).unwrap(), &file);
             assert_is_file(&hoistway::load(&[&path], &by_route).unwrap(), &file);
         });
         gate.open();
-        let mut tensors = Vec::new();
+        let (mut loading, mut tensors) = (held.take().unwrap(), Vec::new());
         while let Arrival::Tensor(tensor) = loading.next_within(LONG).unwrap() {
             tensors.push(tensor);
         }

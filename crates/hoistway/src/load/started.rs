@@ -27,8 +27,8 @@ use std::time::Duration;
 /// ```
 pub struct Loading {
     kind: Kind,
-    /// Whether it was told of an error, which ends it.
-    has_failed: bool,
+    /// What is said after an error was told, which ends it.
+    failed: Option<Error>,
     /// Until the load is dropped.
     _span: OwnSpan,
 }
@@ -49,7 +49,7 @@ impl Loading {
             }
             Err(NoLoad::TooManyReads(error) | NoLoad::Failed(error)) => return Err(error),
         };
-        Ok(Self { kind, has_failed: false, _span: start.span.clone().into() })
+        Ok(Self { kind, failed: None, _span: start.span.clone().into() })
     }
 
     /// The next tensor to become complete, waiting no longer than `timeout`.
@@ -62,7 +62,7 @@ impl Loading {
 
     /// The next tensor to hand out that is complete already. Never waits, and never tells of errors.
     pub fn next_arrived(&mut self) -> Option<Tensor> {
-        if self.has_failed {
+        if self.failed.is_some() {
             return None;
         }
         match &mut self.kind {
@@ -72,30 +72,36 @@ impl Loading {
     }
 
     fn advance(&mut self, timeout: Option<Duration>) -> Result<Arrival> {
-        if self.has_failed {
+        if self.failed.is_some() {
             return Ok(Arrival::Finished);
         }
         let arrival = match &mut self.kind {
             Kind::Threaded(load) => load.advance(timeout),
             Kind::Waves(load) => load.advance(timeout),
         };
-        self.has_failed = arrival.is_err();
+        self.failed = arrival.as_ref().err().map(|error| match error {
+            Error::Forked => Error::Forked,
+            _ => Error::Cancelled,
+        });
         arrival
     }
 
     /// Waits for all tensors that were not handed out yet.
     ///
     /// # Errors
-    /// Whatever ended the load; [`Error::Cancelled`] if the caller was told that before.
+    /// Whatever ended the load; [`Error::Cancelled`] if the caller was told that before, or [`Error::Forked`] if that was it.
     pub fn wait(mut self) -> Result<Loaded> {
         let mut tensors = Vec::with_capacity(self.progress().tensors_total);
         loop {
             match self.advance(None)? {
                 Arrival::Tensor(tensor) => tensors.push(tensor),
                 Arrival::Pending => {}
-                Arrival::Finished if self.has_failed => return Err(Error::Cancelled),
-                Arrival::Finished => return Ok(self.into_loaded(tensors)),
+                Arrival::Finished => break,
             }
+        }
+        match self.failed.take() {
+            Some(error) => Err(error),
+            None => Ok(self.into_loaded(tensors)),
         }
     }
 
