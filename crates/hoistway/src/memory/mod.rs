@@ -170,8 +170,14 @@ fn in_child(work: impl FnOnce()) {
         unsafe { libc::_exit(i32::from(!ended_well)) };
     }
     let (mut status, deadline) = (-1, Instant::now() + Duration::from_secs(60));
-    // SAFETY: a child of this test, and a place for its status.
-    while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } != child {
+    assert!(child > 0, "fork: {}", std::io::Error::last_os_error());
+    loop {
+        // SAFETY: a child of this test, and a place for its status.
+        let ended = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
+        assert!(ended >= 0, "waitpid: {}", std::io::Error::last_os_error());
+        if ended == child {
+            break;
+        }
         if Instant::now() > deadline {
             // SAFETY: a child of this test, which was not waited for.
             unsafe { libc::kill(child, libc::SIGKILL) };
