@@ -184,3 +184,32 @@ fn go_on(options: &LoadOptions) -> Result<()> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Cancel, Checkpoint};
+    use std::fs;
+
+    #[test]
+    fn a_load_that_is_cancelled_reads_nothing_more_in() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("one.safetensors");
+        let header = br#"{"a":{"dtype":"U8","shape":[4096],"data_offsets":[0,4096]}}"#;
+        let length = (header.len() as u64).to_le_bytes();
+        fs::write(&path, [&length[..], header, &[7; 4096]].concat()).unwrap();
+        let checkpoint = Checkpoint::open(&[&path]).unwrap();
+        let (catalog, sources) = (checkpoint.catalog(), checkpoint.sources());
+        let cancel = Cancel::default();
+        let options = LoadOptions::default().route(Route::Mapped).populate(true).cancel(cancel.clone());
+        let requests = options.selection.resolve(catalog).unwrap();
+        let plan = Plan::new(catalog, &requests, &options.plan_options()).unwrap();
+        let mut arenas = vec![None; sources.len()];
+        let tensors = views(catalog, sources, &requests, &plan, &mut arenas, options.route).unwrap();
+        populate(&plan, catalog, sources, &arenas, &options).unwrap();
+        assert_eq!(tensors[0].bytes().unwrap()[..], [7; 4096]);
+        cancel.cancel();
+        let ended = populate(&plan, catalog, sources, &arenas, &options);
+        assert!(matches!(ended, Err(Error::Cancelled)), "{ended:?}");
+    }
+}
