@@ -626,7 +626,7 @@ class Checkpoint(Generic[T]):
         self._check_framework()
         self._check_packages(request)
         if self._is_mapped(merged):
-            return Mapped(*self._opened.map(**merged))
+            return Mapped(*self._opened.map(**self._merged_for_mapping(request)))
         return self._opened.start(order=order, max_in_flight=max_in_flight, **merged)
 
     def _fill(
@@ -652,6 +652,21 @@ class Checkpoint(Generic[T]):
         """The options of one load. They win over those of the checkpoint."""
         return {**self._options, **{name: value for name, value in request.items() if value is not None}}
 
+    def _merged_for_mapping(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The same for a mapping, which allocates no memory. Options for memory are kept, and so refused by the engine,
+        only if they were given where the route was, or later: others are for loads by other routes.
+        """
+        merged = self._merged(request)
+        given = {name: value for name, value in request.items() if value is not None}
+        if "route" not in given:
+            given = merged if self._options.get("route") else {}
+        others = {
+            name: value
+            for name, value in merged.items()
+            if name not in _PLACES and (name, value) != ("huge_pages", "reserved")
+        }
+        return {**others, **given}
+
     def _load(self, request: Mapping[str, Any], progress: Progress = False) -> LoadedTensors[T]:
         tensors, native_report = self._load_native(request, progress)
         loaded: LoadedTensors[T] = LoadedTensors(native_report)
@@ -668,7 +683,7 @@ class Checkpoint(Generic[T]):
         self._check_packages(request)
         tensors: list[Tensor]
         if self._is_mapped(options):
-            tensors, native_report = self._opened.map(**options)
+            tensors, native_report = self._opened.map(**self._merged_for_mapping(request))
         else:
             if progress is True:
                 # Importing it takes long enough to falsify the rate.
@@ -757,6 +772,9 @@ _ELSEWHERE = {
 
 _ARGUMENTS = ("select", "exclude", "slices", "pool", "lenient", "offset", "store", "cache")
 """Arguments that are not options, but may be misspelt too."""
+
+_PLACES = {"layout", "numa"}
+"""Options for memory that a mapping does not allocate. A pool is refused whoever named it."""
 
 _OWN_MEMORY = {"device", "pool", "allocator", "layout", "rings", "numa", "populate"}
 """Options for the memory of tensors without a target."""

@@ -7,7 +7,7 @@ use crate::{
 };
 use hoistway::{
     DeviceAllocator, Error, LoadOptions, Order, StreamOptions,
-    memory::{HugePages, LentMemory},
+    memory::LentMemory,
     plan::{Selection, TensorSlice},
     read::ReaderOptions,
 };
@@ -75,24 +75,14 @@ pub(crate) fn load_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>
 /// The same for a load into memory of the caller's: what the environment says of memory of hoistway's own is about others.
 pub(crate) fn fill_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>) -> PyResult<LoadOptions> {
     let LoadOptions { device, rings, populate, .. } = LoadOptions::default();
-    let mut options = without_memory(py)?;
+    let mut options = LoadOptions::from_env().into_python(py)?.without_memory();
     options.rings = rings;
     changed(options.device(device).populate(populate), arguments, py)
 }
 
 /// The same for a mapping, which allocates none.
 pub(crate) fn map_options(py: Python<'_>, arguments: Option<&Bound<'_, PyDict>>) -> PyResult<LoadOptions> {
-    changed(without_memory(py)?, arguments, py)
-}
-
-/// The environment's options, without those about memory that is allocated.
-fn without_memory(py: Python<'_>) -> PyResult<LoadOptions> {
-    let LoadOptions { layout, huge_pages, numa, .. } = LoadOptions::default();
-    let mut options = LoadOptions::from_env().into_python(py)?;
-    if options.huge_pages == HugePages::Reserved {
-        options.huge_pages = huge_pages;
-    }
-    Ok(options.layout(layout).numa(numa))
+    changed(LoadOptions::from_env().into_python(py)?.without_memory(), arguments, py)
 }
 
 fn changed(

@@ -11,6 +11,7 @@ import pickle
 import sys
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import hoistway
 import numpy as np
@@ -389,6 +390,27 @@ def test_named_routes_carry_the_data_or_fail(model: Path) -> None:
     assert same_bytes(mapped["embed"], hoistway.load_file(model)["embed"])
     with hoistway.open(model, route="mapped") as checkpoint:
         assert {name for name, _ in checkpoint} == set(checkpoint.keys())
+
+
+@pytest.mark.parametrize(("option", "value"), [("layout", "packed"), ("numa", 0), ("huge_pages", "reserved")])
+def test_options_for_memory_are_refused_by_mapped_only_where_the_route_was_named(
+    model: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: object
+) -> None:
+    of_memory: dict[str, Any] = {option: value}
+    refused = pytest.raises(OptionError, match=f"{option} cannot be '{value}': route mapped allocates no")
+    with refused:
+        hoistway.load_file(model, route="mapped", **of_memory)
+    with refused, hoistway.open(model, route="mapped") as checkpoint:
+        checkpoint.load(**of_memory)
+    with refused, hoistway.open(model, route="mapped", **of_memory) as checkpoint:
+        list(checkpoint)
+    with hoistway.open(model, **of_memory) as checkpoint:
+        assert checkpoint.load(route="mapped").report.route == "mapped"
+        assert dict(checkpoint.iter_tensors(route="mapped")).keys() == set(checkpoint.keys())
+    monkeypatch.setenv("HOISTWAY_ROUTE", "mapped")
+    assert hoistway.load_file(model, **of_memory).report.route == "mapped"
+    with hoistway.open(model, **of_memory) as checkpoint:
+        assert checkpoint.load().report.route == "mapped"
 
 
 def test_shards_by_index_directory_glob_and_list(tmp_path: Path) -> None:

@@ -99,11 +99,17 @@ fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> hoistway::Result<Load
 
 fn options(arguments: &arguments::Load) -> hoistway::Result<LoadOptions> {
     let mut options = LoadOptions::from_env()?;
+    if let Some(route) = &arguments.route {
+        options.set("route", route)?;
+    }
+    if options.route == Route::Mapped {
+        // What the environment says of it is for loads that allocate memory; an argument is an error.
+        options = options.without_memory();
+    }
     let tuning = &arguments.tuning;
     let named = [
         ("device", &arguments.device),
         ("dtype", &arguments.dtype),
-        ("route", &arguments.route),
         ("direct", &arguments.direct),
         ("usrbio", &arguments.usrbio),
         ("layout", &arguments.layout),

@@ -355,6 +355,17 @@ fn a_mapped_load_says_that_nothing_was_read() {
     assert!(line.ends_with(" s: nothing is read until it is used\n"), "{line}");
     let line = ok(&["load", "--route", "mapped", "--populate"], &path);
     assert!(line.starts_with("1 tensor, 4.0 KiB from 1 file in ") && line.ends_with("/s)\n"), "{line}");
+    // What the environment says of memory is for loads that allocate any.
+    let of_memory =
+        [("HOISTWAY_LAYOUT", "packed"), ("HOISTWAY_NUMA", "0"), ("HOISTWAY_HUGE_PAGES", "reserved")];
+    for (arguments, route) in [(&["load", "--route", "mapped"][..], "auto"), (&["load"], "mapped")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hoistway"));
+        command.envs(of_memory).env("HOISTWAY_ROUTE", route).args(arguments).arg(&path);
+        let output = command.output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    }
+    let said = fails(2, &["load", "--route", "mapped", "--layout", "packed"], &path);
+    assert!(said.contains("layout cannot be 'packed'"), "{said}");
 }
 
 #[test]

@@ -375,6 +375,10 @@ fn numbers_that_no_load_can_work_with_are_refused() {
         let error = hoistway::load(&[&path], &options).unwrap_err();
         assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");
     }
+    for (numa, said) in [(NumaPlacement::Node(3), "'3'"), (NumaPlacement::NearStorage, "'near_storage'")] {
+        let error = hoistway::load(&[&path], &mapped().numa(numa)).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("numa cannot be {said}")), "{error}");
+    }
 }
 
 #[test]

@@ -138,7 +138,7 @@ fn check(options: &LoadOptions) -> Result<()> {
         ("huge_pages", (*huge_pages == HugePages::Reserved).then(|| "reserved".into()), of_memory),
         (
             "numa",
-            (*numa != NumaPlacement::Auto).then(|| "given".into()),
+            (*numa != NumaPlacement::Auto).then(|| numa.text()),
             "copy_into has no memory of its own, and stages on the nodes of the targets' devices",
         ),
         ("pool", options.pool.as_ref().map(|_| "given".into()), of_memory),

@@ -37,6 +37,18 @@ pub enum NumaPlacement {
     Node(u32),
 }
 
+impl NumaPlacement {
+    /// As options name it.
+    pub(super) fn text(self) -> String {
+        match self {
+            Self::Auto => "auto".into(),
+            Self::Unbound => "unbound".into(),
+            Self::NearStorage => "near_storage".into(),
+            Self::Node(node) => node.to_string(),
+        }
+    }
+}
+
 /// How to load. The default is right for almost everyone.
 ///
 /// ```
@@ -248,6 +260,17 @@ impl LoadOptions {
         Ok(())
     }
 
+    /// Drops what the environment says of memory that is allocated, for a load that allocates none.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn without_memory(mut self) -> Self {
+        let Self { layout, huge_pages, numa, .. } = Self::default();
+        if self.huge_pages == HugePages::Reserved {
+            self.huge_pages = huge_pages;
+        }
+        self.layout(layout).numa(numa)
+    }
+
     /// Fails for numbers that no load can work with.
     pub(super) fn check(&self) -> Result<()> {
         for (option, value) in [("rings", self.rings), ("threads", self.threads)] {
@@ -346,12 +369,13 @@ impl LoadOptions {
     /// Fails for what was asked of memory: a mapping allocates none.
     fn check_mapping(&self) -> Result<()> {
         let is_placed = !matches!(self.numa, NumaPlacement::Auto | NumaPlacement::Unbound);
+        let numa = self.numa.text();
         let given = [
             ("pool", self.pool.is_some(), "a pool"),
             ("layout", self.layout == Layout::Packed, "packed"),
             ("layout", self.layout == Layout::Tensor, "tensor"),
             ("huge_pages", self.huge_pages == HugePages::Reserved, "reserved"),
-            ("numa", is_placed, "given"),
+            ("numa", is_placed, numa.as_str()),
         ];
         match given.into_iter().find(|(_, is_given, _)| *is_given) {
             None => Ok(()),
