@@ -46,8 +46,14 @@ static IS_COMMAND: AtomicBool = AtomicBool::new(false);
 /// hoistway warns of and informs of is sent. A `ValueError` says which directive has no meaning.
 #[pyfunction]
 pub(crate) fn start_log(directives: Option<&str>) -> PyResult<()> {
-    let filter = EnvFilter::try_new(directives.unwrap_or("hoistway=info"))
-        .map_err(|error| PyValueError::new_err(error.to_string()))?;
+    let wanted = directives.unwrap_or("hoistway=info");
+    if wanted.contains('[') {
+        let why = "a directive names a span, such as [load], and events alone are logged";
+        return Err(PyValueError::new_err(why));
+    }
+    let filter = EnvFilter::try_new(wanted).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    // A child of `fork` would make spans in the registry, which has locks, and which a thread of its parent may have had.
+    let filter = hoistway_trace::events_alone(filter);
     let queue = Queue { least_of_command: if directives.is_some() { Level::TRACE } else { Level::ERROR } };
     // One that was set before stays.
     let _ = tracing::subscriber::set_global_default(

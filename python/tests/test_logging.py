@@ -70,6 +70,11 @@ def test_a_variable_without_meaning_is_named_and_ignored(model: Path) -> None:
     assert "load failed" not in text
 
 
+def test_directives_that_name_spans_are_none(model: Path) -> None:
+    text = run("fail(sys.argv[1])", model, HOISTWAY_LOG="hoistway[load]=debug")
+    assert text.startswith("HOISTWAY_LOG=hoistway[load]=debug is ignored: a directive names a span")
+
+
 def test_a_misspelt_variable_is_named(model: Path) -> None:
     text = run("fail(sys.argv[1])", model, HOISTWAY_ROUT="threads")
     assert (

@@ -51,6 +51,7 @@ use tracing::{
 };
 use tracing_subscriber::{
     Layer,
+    filter::{FilterExt as _, filter_fn},
     layer::{Context, Filter},
     registry::LookupSpan,
 };
@@ -159,9 +160,13 @@ impl Timeline {
     }
 
     /// Leaves what is recorded to the parent, in a child of `fork`. To be called before anything else there: the registry of
-    /// `tracing_subscriber` has locks, which a thread of the parent may have had, and this has the child make no spans.
+    /// `tracing_subscriber` has locks, which a thread of the parent may have had. After this the child makes no spans for the
+    /// timeline. That is enough in programs whose only subscriber is the one with its layer, and whose other layers want no spans.
     pub fn leave_to_parent(&self) {
-        if ![NONE, process::id()].contains(&self.0.process.load(Ordering::Acquire)) {
+        // A thread of the parent may have ended a recording, and not yet have told the callsites.
+        let recorder = self.0.process.load(Ordering::Acquire);
+        let was_used = recorder != NONE || self.0.number.load(Ordering::Acquire) != 0;
+        if was_used && recorder != process::id() {
             tracing::callsite::rebuild_interest_cache();
         }
     }
@@ -446,6 +451,18 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Recorder {
     }
 }
 
+/// Returns a filter that lets through the events that `filter` does, and no span: for layers beside a timeline's that make
+/// nothing of spans, so that a child of `fork` need not make any.
+#[doc(hidden)]
+pub fn events_alone<S>(filter: impl Filter<S> + 'static) -> impl Filter<S>
+where
+    S: 'static,
+{
+    // Without its level, what no one wants would cost as much as what is logged.
+    filter
+        .and(filter_fn(|metadata: &Metadata<'_>| !metadata.is_span()).with_max_level_hint(LevelFilter::TRACE))
+}
+
 /// Wants all spans of hoistway's crates while something is recorded, and none otherwise.
 struct WhileRecording(Arc<Shared>);
 
@@ -474,7 +491,7 @@ impl<S> Filter<S> for WhileRecording {
 mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, Sender, channel};
-    use tracing_subscriber::layer::SubscriberExt as _;
+    use tracing_subscriber::{Registry, layer::SubscriberExt as _};
 
     /// Says that it is flushed for the last time, and waits until it may be.
     struct Blocking(Sender<()>, Receiver<()>, bool);
@@ -508,6 +525,31 @@ mod tests {
             timeline.leave_to_parent();
             assert!(span().is_disabled());
             timeline.0.process.store(process::id(), Ordering::Release);
+            recording.finish().unwrap();
+
+            let recording = timeline.record_to(|| Ok(Box::new(io::sink()))).unwrap();
+            assert!(!span().is_disabled());
+            // As a child has it whose parent ends the recording at that moment.
+            timeline.0.process.store(NONE, Ordering::Release);
+            timeline.leave_to_parent();
+            assert!(span().is_disabled());
+            drop(recording);
+        });
+    }
+
+    #[test]
+    fn a_layer_of_events_alone_has_no_spans_made() {
+        let timeline = Timeline::new();
+        let filter = events_alone::<Registry>(LevelFilter::DEBUG);
+        assert_eq!(filter.max_level_hint(), Some(LevelFilter::DEBUG));
+        let events = tracing_subscriber::fmt::layer().with_writer(io::sink).with_filter(filter);
+        let subscriber = tracing_subscriber::registry().with(events).with(timeline.layer());
+        tracing::subscriber::with_default(subscriber, || {
+            assert!(tracing::debug_span!(target: "hoistway", "load").is_disabled());
+            assert!(tracing::enabled!(target: "hoistway", tracing::Level::DEBUG));
+            assert!(!tracing::enabled!(target: "hoistway", tracing::Level::TRACE));
+            let recording = timeline.record_to(|| Ok(Box::new(io::sink()))).unwrap();
+            assert!(!tracing::debug_span!(target: "hoistway", "load").is_disabled());
             recording.finish().unwrap();
         });
     }
