@@ -179,7 +179,11 @@ impl Pinned {
 
     /// Unpins pieces of some memory, all of them whatever becomes of one. `false` if one may be pinned still.
     pub fn unpin_all(pieces: impl IntoIterator<Item = Self>) -> bool {
-        pieces.into_iter().fold(true, |are_unpinned, piece| piece.unpin() && are_unpinned)
+        let mut are_unpinned = true;
+        for piece in pieces {
+            are_unpinned &= piece.unpin();
+        }
+        are_unpinned
     }
 }
 
