@@ -4,10 +4,8 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
 #[path = "../../hoistway/tests/common/child.rs"]
-#[allow(dead_code)]
 mod child;
 #[path = "../../hoistway/tests/common/gguf.rs"]
-#[allow(dead_code)]
 mod gguf;
 #[path = "experts/kit.rs"]
 #[allow(dead_code)]
@@ -248,7 +246,7 @@ fn read(files: &Files, vendor: Vendor) -> Act {
         // SAFETY: within the memory, which outlives the reader.
         let target = unsafe { Target::device(device.id(), memory.address() + 3) };
         let request = ReadRequest::new(&ReadFile::open(&path).map_err(text)?, range, target);
-        reader.submit([request], Priority::Demand).map_err(text)?.wait().map_err(|error| text(&*error))?;
+        reader.submit([request], Priority::Demand).map_err(text)?.wait().map_err(text)?;
         let mut found = vec![0; LEN as usize];
         let copies = CopyStream::new(&device).map_err(text)?;
         copies.read_back(memory.address() + 3, &mut found).map_err(text)?;
