@@ -9,6 +9,12 @@ windows_root=$windows_at/root-1
 # CPython for Windows, with what tests of the package need.
 windows_python=$windows_at/python-1
 windows_target=x86_64-pc-windows-gnu
+# Test programs that run on Windows; docs/windows.md says why others do not.
+windows_programs=()
+for program in runtime directstorage executor lanes slots system headers gguf_corpus windows conformance gguf toy_device \
+    faults reader reader_faults streams experts replay trace command moe bench; do
+    windows_programs+=(--test "$program")
+done
 
 # Runs a command there, for at most so many seconds, with standard output and errors of the caller. The repository and the folders
 # of cargo and rustup are at their usual paths; everything else that the command writes is lost, and all that it starts ends

@@ -18,12 +18,7 @@ packages=(--locked "${std_flags[@]}" --target "$windows_target" --all-features)
 for package in fake-cuda hoistway hoistway-{capi,cli,device,directstorage,experts,io,python}; do
     packages+=(--package "$package")
 done
-# Test programs that run on Windows; docs/windows.md says why others do not.
-programs=(--lib --bins)
-for program in runtime directstorage executor lanes slots system headers gguf_corpus windows conformance gguf toy_device \
-    faults reader reader_faults streams experts replay trace command moe bench; do
-    programs+=(--test "$program")
-done
+programs=(--lib --bins "${windows_programs[@]}")
 models=(target/windows/large target/windows/many)
 test -e .demo/model/model.safetensors && models+=(.demo/model)
 

@@ -159,8 +159,11 @@ fn routes_of_other_systems_are_refused_where_they_are_named() {
     }
 }
 
+/// Names and contents.
+type Files = Vec<(String, Vec<u8>)>;
+
 /// Checkpoints of the corpora and generated ones: their files, the one that is opened, and where it begins.
-fn checkpoints() -> Vec<(Vec<(String, Vec<u8>)>, String, u64)> {
+fn checkpoints() -> Vec<(Files, String, u64)> {
     let gguf = corpus::cases("gguf");
     let gguf = gguf.iter().map(|case| {
         (corpus::gguf_files(case), case["open"].as_str().unwrap().to_owned(), corpus::gguf_offset(case))
@@ -274,7 +277,7 @@ fn small_files_are_written_whole() {
     for text in [&b"longer than the next"[..], b"shorter", b""] {
         write_whole(&path, text).unwrap();
         assert_eq!(fs::read(&path).unwrap(), text);
-        assert_eq!(names(folder.path()), ["manifest.json"]);
+        assert_eq!(names(folder.path()), ["manifest.json".to_owned()].into());
     }
 }
 
