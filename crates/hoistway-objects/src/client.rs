@@ -2,7 +2,7 @@
 
 use crate::{
     Problem, StoreOptions,
-    asking::Questions,
+    asking::{IN_TIME, Questions, REFUSES, Unsaid},
     aws_files::FilesState,
     credentials::Identity,
     digest::{ASKS_RANGE_CRC, MAX_CRC_RANGE_BYTES},
@@ -180,12 +180,10 @@ impl Client {
     }
 
     /// Why checksums are not asked for, once a question has failed.
-    pub(crate) fn refuses_heads(&self) -> Option<&'static str> {
+    pub(crate) fn refuses_heads(&self) -> Option<Unsaid> {
         match *lock(&self.own().failed_head) {
-            Some(FailedHead::Refused) => Some("the store refuses to say its checksum"),
-            Some(FailedHead::Silent(then)) if then.elapsed() < SILENT_FOR => {
-                Some("the store did not say its checksum in time")
-            }
+            Some(FailedHead::Refused) => Some(REFUSES),
+            Some(FailedHead::Silent(then)) if then.elapsed() < SILENT_FOR => Some(IN_TIME),
             _ => None,
         }
     }

@@ -63,6 +63,7 @@ pub mod fuzzing {
     }
 }
 
+pub use asking::Unsaid;
 pub use checksum::{Algorithm, Checksum};
 pub use comparison::{Comparison, HeadSums, Outcome, Piece};
 pub use digest::{Hasher, WholeDigest};

@@ -2,7 +2,7 @@
 
 use crate::{
     Checksum, Problem, Result, StoreOptions,
-    asking::Asking,
+    asking::{Asking, Unsaid, ask_now},
     client::Client,
     digest::{ContentDigest, WholeDigest},
     http::{Answer, Waiting},
@@ -193,6 +193,25 @@ impl Object {
         self.changed.get().map(String::as_str)
     }
 
+    /// Has S3 asked for the checksum of the object before others that nobody waits for, if it was to be asked.
+    pub fn hurry_checksum(&self) {
+        if let (None, Some(asking)) = (self.checksum.get(), &self.asking) {
+            asking.hurry(&self.client);
+        }
+    }
+
+    /// Asks S3 again for the checksum of the object and its digest, and waits for the answer until `until`. Ends soon after
+    /// `stop` is set. `None` if S3 was not asked before.
+    pub fn ask_again(
+        &self,
+        until: Instant,
+        stop: &AtomicBool,
+    ) -> Option<(Result<Checksum, Unsaid>, Option<WholeDigest>)> {
+        self.asking.as_ref()?;
+        let (checksum, sha256) = ask_now(&self.client, &self.location.target, &self.pin, until, stop);
+        Some((checksum, sha256.map(WholeDigest::sha256)))
+    }
+
     /// Waits until S3 has said the checksum of the object, if it was asked, but not beyond `until`. Ends soon after `stop` is set.
     pub fn wait_for_checksum(&self, until: Instant, stop: &AtomicBool) {
         if let (None, Some(asking)) = (self.checksum.get(), &self.asking) {
@@ -202,9 +221,9 @@ impl Object {
 
     /// Returns the checksum that the store has of the object, or why there is none that can be compared. `None` while S3 was not
     /// asked, or has not answered.
-    pub fn known_checksum(&self) -> Option<Result<&Checksum, &'static str>> {
+    pub fn known_checksum(&self) -> Option<Result<&Checksum, Unsaid>> {
         match self.checksum.get() {
-            Some(known) => Some(known.as_ref().map_err(|why| *why)),
+            Some(known) => Some(known.as_ref().map_err(|why| Unsaid::Never(why))),
             None => self.asking.as_ref()?.checksum(&self.pin),
         }
     }

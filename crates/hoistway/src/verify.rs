@@ -13,12 +13,17 @@ use crate::{
     source::objects::{CHECKSUM_PATIENCE, ObjectSource, PART, compared_by, mismatch},
 };
 #[cfg(feature = "objects")]
-use hoistway_objects::{Comparison, HeadSums};
+use hoistway_objects::{Checksum, Comparison, HeadSums, Object, Unsaid, WholeDigest};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt, fs, io, ops::ControlFlow, path::Path, time::Instant};
+#[cfg(feature = "objects")]
+use std::{sync::Arc, time::Duration};
 
 /// Bytes that are read and hashed at once.
 const STEP_BYTES: usize = 1 << 20;
+/// How long a verification waits for the checksums of stores that have not said them in time for the load.
+#[cfg(feature = "objects")]
+const STORE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The tensors of a checkpoint, with digests of their bytes.
 ///
@@ -199,6 +204,8 @@ pub(crate) fn check(
         if found == expected {
             return Ok(tensor.len_bytes());
         }
+        #[cfg(feature = "objects")]
+        discard_kept(&checkpoint.sources()[entry.file.index()]);
         let path = catalog.file(entry.file).source.as_path().to_owned();
         let (expected, found) = (expected.to_string(), found.to_string());
         Err(Error::DigestMismatch { tensor: tensor.name().to_owned(), path, expected, found })
@@ -230,7 +237,7 @@ pub(crate) fn check_stores(
     loaded: &Loaded,
     cancel: &Cancel,
 ) -> Result<ChecksumReport> {
-    let until = Instant::now() + CHECKSUM_PATIENCE;
+    let begun = Instant::now();
     let files: Vec<_> = checkpoint.catalog().files().iter().zip(checkpoint.sources()).collect();
     let checked = parallel::map(&files, parallel::cores(), |(file, source)| {
         let Some(object) = ObjectSource::of(source).map(ObjectSource::object) else { return Ok(None) };
@@ -241,33 +248,33 @@ pub(crate) fn check_stores(
             count if count < tensors.len() => return Ok(Some((source.len(), Err(PART)))),
             _ => {}
         }
-        object.wait_for_checksum(until, cancel.flag());
-        let compared = match (object.known_checksum(), object.known_digest()) {
-            (Some(Ok(checksum)), _) => {
+        let compared = match said_by(object, begun, cancel) {
+            (Ok(checksum), _) => {
                 let (len, whole) = (source.len(), 0..source.len());
-                let compared = Comparison::new(len, HeadSums::default(), &[whole], checksum.clone());
+                let compared = Comparison::new(len, HeadSums::default(), &[whole], checksum);
                 let Some(compared) = compared else { return Ok(Some((len, Err(PART)))) };
                 let mut piece = compared.piece(0);
                 for_all_bytes(&***source, &tensors, loaded, cancel, |bytes| piece.add(bytes))?;
                 if let Err(problem) = piece.end() {
+                    discard_kept(source);
                     let other =
                         |problem| Error::Internal(format!("a checksum cannot be compared: {problem}"));
                     return Err(mismatch(source.path(), &problem).unwrap_or_else(|| other(problem)));
                 }
-                compared_by(&compared)
+                compared_by(compared.outcome())
             }
             (_, Some(expected)) => {
                 let mut hasher = expected.hasher();
                 for_all_bytes(&***source, &tensors, loaded, cancel, |bytes| hasher.update(bytes))?;
                 let (found, checksum) = (hasher.finish(), expected.name());
                 if found != expected.text() {
+                    discard_kept(source);
                     let path = source.path().to_owned();
                     return Err(Error::ChecksumMismatch { path, checksum, expected: expected.text(), found });
                 }
                 Ok(checksum)
             }
-            (Some(Err(reason)), None) => Err(reason),
-            (None, None) => Err("the store did not say its checksum in time"),
+            (Err(why), None) => Err(why.reason()),
         };
         Ok(Some((source.len(), compared)))
     });
@@ -280,6 +287,38 @@ pub(crate) fn check_stores(
         }
     }
     Ok(report)
+}
+
+/// What the store says of an object: the answer to what it was asked as that was opened or, if there is none, to another question, for
+/// which it has more time.
+#[cfg(feature = "objects")]
+fn said_by(
+    object: &Object,
+    begun: Instant,
+    cancel: &Cancel,
+) -> (Result<Checksum, Unsaid>, Option<WholeDigest>) {
+    object.hurry_checksum();
+    object.wait_for_checksum(begun + CHECKSUM_PATIENCE, cancel.flag());
+    match object.known_checksum() {
+        Some(Ok(checksum)) => (Ok(checksum.clone()), None),
+        Some(Err(why @ Unsaid::Never(_))) => (Err(why), object.known_digest()),
+        late => match (object.known_digest(), object.ask_again(begun + STORE_PATIENCE, cancel.flag())) {
+            (_, Some((Ok(checksum), _))) => (Ok(checksum), None),
+            (known, Some((Err(why), digest))) => (Err(why), known.or(digest)),
+            (known, None) => {
+                let none = Unsaid::Never("the store was not asked for its checksum");
+                (late.and_then(Result::err).map_or(Err(none), Err), known)
+            }
+        },
+    }
+}
+
+/// Discards what the node's cache holds of a file whose bytes were found to be wrong.
+#[cfg(feature = "objects")]
+fn discard_kept(source: &Arc<dyn Source>) {
+    if let Some(object) = ObjectSource::of(source) {
+        object.discard_kept("a verification has found that its bytes are not those of the store");
+    }
 }
 
 /// Calls `came` with the bytes of a file in their order: those of its tensors are those that were loaded.

@@ -14,7 +14,10 @@ use hoistway::{
     verify::{Manifest, ManifestEntry},
 };
 use objectd::{Checksums, Dialect, Fault, Faults, Heads, Server};
-use std::path::Path;
+use std::{
+    path::Path,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 const S3: &str = "s3://models/llama/model.safetensors";
 const GOOGLE: &str = "gs://models/llama/model.safetensors";
@@ -374,32 +377,101 @@ fn a_cache_that_has_kept_other_bytes_fails_one_load_and_is_filled_again() {
     assert_compared(loaded.report(), file.len(), "CRC-64/NVME");
 }
 
-/// A load of what the cache holds whole waits for no store. If a block is damaged then, it is not kept as the store sends it.
-#[test]
-fn what_a_late_answer_leaves_uncompared_is_not_kept() {
+/// Opens it with a cache, as another process does: it knows nothing of what the store did before.
+fn open_anew(server: &Server, folder: &Path) -> (Checkpoint, NodeCache) {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let mut store = StoreOptions::default();
+    let key = format!("key{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+    for (name, value) in
+        [("endpoint", &*server.url()), ("access_key_id", &key), ("secret_access_key", "canary")]
+    {
+        store.set(name, value).unwrap();
+    }
+    let cache = NodeCache::open(folder, Some(1 << 30)).unwrap();
+    (Checkpoint::open_with(&[S3], &OpenOptions::default().store(store).cache(cache.clone())).unwrap(), cache)
+}
+
+/// Loads as another process does, until the store's answer came in time: on a slow machine not the first time.
+fn load_anew(server: &Server, folder: &Path) -> hoistway::Result<Loaded> {
     loop {
+        let (checkpoint, cache) = open_anew(server, folder);
+        let loaded = checkpoint.load(&LoadOptions::default().chunk_bytes(CHUNK));
+        cache.flush();
+        if loaded.as_ref().map_or(true, |loaded| loaded.report().checksums.as_ref().unwrap().objects > 0) {
+            return loaded;
+        }
+    }
+}
+
+fn kept_bytes(folder: &Path) -> u64 {
+    NodeCache::open(folder, Some(1 << 30)).unwrap().verify().unwrap().bytes
+}
+
+#[test]
+fn what_was_kept_uncompared_is_compared_by_the_next_loads_until_one_has_read_all_of_it_from_the_cache() {
+    for refusal in [Heads::Hold, Heads::Refuse(403)] {
         let (server, file) = serving();
         let folder = tempfile::tempdir().unwrap();
-        let load = LoadOptions::default().chunk_bytes(CHUNK);
-        let (checkpoint, cache) = open_cached(&server, folder.path());
-        checkpoint.load(&load).unwrap();
-        cache.flush();
-        drop(checkpoint);
-        let entry = std::fs::read_dir(folder.path().join("objects")).unwrap().next().unwrap().unwrap().path();
-        let mut bytes = std::fs::read(entry.join("data")).unwrap();
-        bytes[2_000_000] ^= 1;
-        std::fs::write(entry.join("data"), bytes).unwrap();
-        server.answer_heads(Heads::Hold);
-        let (checkpoint, cache) = open_cached(&server, folder.path());
-        let loaded = checkpoint.load(&load).unwrap();
-        cache.flush();
-        assert_is_file(&loaded, &file);
-        server.answer_heads(Heads::Answer);
-        // A slow machine may have waited for it all the same.
-        if loaded.report().to_string().contains("is not kept in the node's cache") {
-            assert!(cache.verify().unwrap().bytes < file.len() as u64);
-            return;
+        server.answer_heads(refusal);
+        server.fail(Faults { spares_first: true, ..Faults::only(4, Fault::Flip) });
+        {
+            let (checkpoint, cache) = open_anew(&server, folder.path());
+            let loaded = checkpoint.load(&LoadOptions::default().chunk_bytes(CHUNK)).unwrap();
+            assert_not_compared(loaded.report(), "its checksum");
+            cache.flush();
         }
+        server.fail(Faults::default());
+        assert_eq!(kept_bytes(folder.path()), file.len() as u64);
+        // It counts as right for none of these.
+        server.answer_heads(Heads::Answer);
+        assert_differs(&load_anew(&server, folder.path()).unwrap_err(), "CRC-64/NVME");
+        assert_eq!(kept_bytes(folder.path()), 0);
+        // It is filled again, and then compared as the cache holds it.
+        let by_cache = |loaded: &Loaded| {
+            let own = |own: &&Carrier| own.route == Route::NodeCache;
+            loaded.report().carriers.iter().filter(own).map(|own| own.tensor_bytes).sum::<u64>()
+        };
+        loop {
+            let loaded = load_anew(&server, folder.path()).unwrap();
+            assert_is_file(&loaded, &file);
+            if by_cache(&loaded) == loaded.report().tensor_bytes {
+                break;
+            }
+        }
+        // Then it waits for no store.
+        server.answer_heads(Heads::Hold);
+        let (checkpoint, _cache) = open_anew(&server, folder.path());
+        let loaded = checkpoint.load(&LoadOptions::default().chunk_bytes(CHUNK)).unwrap();
+        assert_is_file(&loaded, &file);
+        assert_eq!(by_cache(&loaded), loaded.report().tensor_bytes, "{}", loaded.report());
+        assert_not_compared(loaded.report(), "an earlier load has compared");
+        server.answer_heads(Heads::Answer);
+    }
+}
+
+/// A verification that finds wrong bytes leaves none of them in the node's cache.
+#[test]
+fn a_verification_discards_what_the_nodes_cache_holds_of_wrong_bytes() {
+    for against_store in [true, false] {
+        let (server, _) = serving();
+        let folder = tempfile::tempdir().unwrap();
+        server.answer_heads(if against_store { Heads::Hold } else { Heads::Refuse(403) });
+        server.fail(Faults { spares_first: true, ..Faults::only(4, Fault::Flip) });
+        let (checkpoint, cache) = open_anew(&server, folder.path());
+        let mut loaded = checkpoint.load(&LoadOptions::default().chunk_bytes(CHUNK)).unwrap();
+        cache.flush();
+        assert!(kept_bytes(folder.path()) > 0);
+        server.fail(Faults::default());
+        server.answer_heads(if against_store { Heads::Answer } else { Heads::Refuse(403) });
+        let manifest = of_loaded(&loaded);
+        let manifest = against_store.then(|| (Path::new("manifest.json"), &manifest));
+        match checkpoint.verify(&mut loaded, manifest).unwrap_err() {
+            // The store is asked again, and has more time.
+            error if against_store => assert_differs(&error, "CRC-64/NVME"),
+            error => assert!(matches!(error, Error::DigestMismatch { .. }), "{error:?}"),
+        }
+        cache.flush();
+        assert_eq!(kept_bytes(folder.path()), 0);
     }
 }
 
@@ -407,21 +479,16 @@ fn what_a_late_answer_leaves_uncompared_is_not_kept() {
 fn a_verification_makes_up_for_a_load_that_was_not_compared() {
     let load = LoadOptions::default().chunk_bytes(CHUNK);
     for (checksums, algorithm) in [(Checksums::Whole, "CRC-64/NVME"), (Checksums::Parts(1 << 20), "CRC-32")] {
-        // On a machine so slow that the store has had its time by then, once more.
-        let (server, file, checkpoint, mut loaded, mut flipped) = loop {
-            let (server, file) = serving();
-            server.say_checksums(checksums);
-            server.answer_heads(Heads::Hold);
-            let checkpoint = open(&server, S3);
-            let loaded = checkpoint.load(&load).unwrap();
-            server.fail(Faults { spares_first: true, ..Faults::only(3, Fault::Flip) });
-            let flipped = checkpoint.load(&load).unwrap();
-            server.fail(Faults::default());
-            server.answer_heads(Heads::Answer);
-            if [&loaded, &flipped].iter().all(|loaded| loaded.report().to_string().contains("had not said")) {
-                break (server, file, checkpoint, loaded, flipped);
-            }
-        };
+        let (server, file) = serving();
+        server.say_checksums(checksums);
+        server.answer_heads(Heads::Hold);
+        let checkpoint = open(&server, S3);
+        let mut loaded = checkpoint.load(&load).unwrap();
+        server.fail(Faults { spares_first: true, ..Faults::only(3, Fault::Flip) });
+        let mut flipped = checkpoint.load(&load).unwrap();
+        server.fail(Faults::default());
+        // However late it is: a verification asks the store again.
+        server.answer_heads(Heads::Answer);
         let manifest = of_loaded(&flipped);
         let manifest = Some((Path::new("manifest.json"), &manifest));
         assert_differs(&checkpoint.verify(&mut flipped, manifest).unwrap_err(), algorithm);

@@ -57,6 +57,8 @@ const MOST_DRIVES: u64 = 16;
 pub(super) const DATA: &str = "data";
 const MAP: &str = "map";
 pub(super) const META: &str = "meta.json";
+/// The mark of an entry that a load has compared with the store's checksum: the digest of the map that it had then.
+const PROVEN: &str = "proven";
 
 /// An entry's description of its object.
 #[derive(Debug, Serialize, Deserialize)]
@@ -69,6 +71,7 @@ pub(super) struct Meta {
 #[derive(Debug)]
 pub(crate) struct Entry {
     len: u64,
+    folder: PathBuf,
     data: File,
     direct: Option<File>,
     /// Whether direct reads were refused after all.
@@ -86,6 +89,17 @@ pub(crate) struct Entry {
     damaged_blocks: AtomicU64,
     kept_bytes: AtomicU64,
     left_out_bytes: AtomicU64,
+}
+
+/// What an entry holds of its object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holds {
+    Nothing,
+    Part,
+    /// All blocks, and no load has compared them with the store's checksum. The digest is of their checksums.
+    Unproven(blake3::Hash),
+    /// All blocks, as a load has compared them.
+    Proven,
 }
 
 /// The owner of a claim.
@@ -177,6 +191,7 @@ impl Entry {
         }
         Ok(Self {
             len,
+            folder: folder.to_owned(),
             data,
             direct,
             is_buffered: AtomicBool::new(false),
@@ -282,10 +297,36 @@ impl Entry {
         self.refusal().is_none() && !self.is_present(offset / BLOCK_BYTES)
     }
 
-    /// Whether all blocks are there.
-    pub(crate) fn is_whole(&self) -> bool {
-        let are_present = |piece| self.records(piece).iter().all(|record| record.1 == PRESENT);
-        self.refusal().is_none() && self.pieces().all(are_present)
+    /// What it holds now.
+    pub(crate) fn holds(&self) -> Holds {
+        let (mut digest, mut is_whole, mut is_empty) = (blake3::Hasher::new(), true, true);
+        for piece in self.pieces() {
+            for (sum, state) in self.records(piece) {
+                (is_whole, is_empty) = (is_whole && state == PRESENT, is_empty && state != PRESENT);
+                digest.update(&sum.to_le_bytes());
+            }
+        }
+        let digest = digest.finalize();
+        match (is_whole, is_empty) {
+            // An object of no block.
+            (true, true) | (false, true) => Holds::Nothing,
+            (false, false) => Holds::Part,
+            (true, false) => match fs::read(self.folder.join(PROVEN)) {
+                Ok(mark) if mark == digest.as_bytes() => Holds::Proven,
+                _ => Holds::Unproven(digest),
+            },
+        }
+    }
+
+    /// All of it has the checksum that the store says, if it still holds what had `digest` then. A block that is written later is
+    /// covered by the mark if it has the same bytes.
+    pub(crate) fn prove(&self, digest: blake3::Hash) {
+        if self.process == process::id()
+            && matches!(self.holds(), Holds::Unproven(own) if own == digest)
+            && let Err(error) = fs::write(self.folder.join(PROVEN), digest.as_bytes())
+        {
+            tracing::debug!(%error, "an entry of the node's cache cannot be marked as compared");
+        }
     }
 
     pub(super) fn is_present(&self, block: u64) -> bool {
@@ -621,9 +662,10 @@ fn blocks(len: u64) -> u64 {
 }
 
 /// Whether an object is too long for a drive. Its parts may be kept where the whole has no room, but a server may say any length, and
-/// many file systems take sparse files of any length.
+/// many file systems take sparse files of any length. A file system that says no length has any.
 fn is_too_long(len: u64, folder: &Path) -> bool {
-    files::space(folder).is_ok_and(|space| len / MOST_DRIVES > space.total_bytes)
+    let is_less = |bytes: u64| bytes > 0 && len / MOST_DRIVES > bytes;
+    files::space(folder).is_ok_and(|space| is_less(space.total_bytes))
 }
 
 /// The length of the file with the bytes: direct transfers take whole sectors.
@@ -699,6 +741,37 @@ mod tests {
     }
 
     #[test]
+    fn a_mark_is_of_the_bytes_that_were_compared() {
+        let directory = tempfile::tempdir().unwrap();
+        let room = room(directory.path());
+        let open = || Entry::open(&room, "entry", "https://example.org/entry", 3 * BLOCK_BYTES).unwrap();
+        let entry = open();
+        let bytes = vec![7; 3 * BLOCK_BYTES as usize];
+        let unproven = || match entry.holds() {
+            Holds::Unproven(digest) => digest,
+            other => panic!("{other:?}"),
+        };
+        entry.write(0, &bytes).unwrap();
+        let first = unproven();
+        let other = vec![8; BLOCK_BYTES as usize];
+        entry.write(1, &other).unwrap();
+        // It is of other bytes by now.
+        entry.prove(first);
+        let second = unproven();
+        entry.prove(second);
+        assert_eq!((entry.holds(), open().holds()), (Holds::Proven, Holds::Proven));
+        // A block that was lost and is written again as it was.
+        entry.invalidate(1);
+        assert_eq!(entry.holds(), Holds::Part);
+        entry.write(1, &other).unwrap();
+        assert_eq!(entry.holds(), Holds::Proven);
+        entry.write(2, &other).unwrap();
+        assert!(unproven() != second);
+        entry.discard("for the test");
+        assert_eq!(entry.holds(), Holds::Nothing);
+    }
+
+    #[test]
     fn an_entry_is_whole_once_the_last_of_its_blocks_is_there() {
         let directory = tempfile::tempdir().unwrap();
         let room = room(directory.path());
@@ -707,10 +780,12 @@ mod tests {
         let entry =
             Entry::open(&room, "entry", "https://example.org/entry", count * BLOCK_BYTES - 9).unwrap();
         for block in (0..count).rev() {
-            assert!(!entry.is_whole() && !entry.is_present(block));
+            assert!(!entry.is_present(block));
+            let expected = if block == count - 1 { Holds::Nothing } else { Holds::Part };
+            assert_eq!(entry.holds(), expected);
             entry.put(block, &record(0, PRESENT)).unwrap();
         }
-        assert!(entry.is_whole() && entry.present_blocks().eq(0..count));
+        assert!(matches!(entry.holds(), Holds::Unproven(_)) && entry.present_blocks().eq(0..count));
         entry.discard("for the test");
         assert_eq!(entry.present_blocks().count(), 0);
     }

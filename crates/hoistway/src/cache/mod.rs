@@ -13,7 +13,7 @@ mod entry;
 mod room;
 mod writer;
 
-pub(crate) use entry::{Claims, Entry};
+pub(crate) use entry::{Claims, Entry, Holds};
 pub use room::{CacheEntry, Collected, Verified};
 
 use crate::{Error, Result, environment, memory::Ledger};

@@ -27,7 +27,7 @@ use crate::{
 use crate::{
     memory::Ledger,
     report::ChecksumReport,
-    source::objects::{CHECKSUM_PATIENCE, ObjectSource, compared_by, is_kept, mismatch},
+    source::objects::{CHECKSUM_PATIENCE, Comparing, ObjectSource, ToCompare, compared_by, mismatch},
 };
 use hoistway_io::{
     cancel::Registration,
@@ -35,7 +35,6 @@ use hoistway_io::{
     span::OwnSpan,
 };
 #[cfg(feature = "objects")]
-use hoistway_objects::Comparison;
 #[cfg(feature = "objects")]
 use std::{collections::BTreeMap, ops::Range};
 use std::{
@@ -56,7 +55,7 @@ const MORE_EXTENTS: usize = 128;
 
 /// An object, and its comparison or why there is none.
 #[cfg(feature = "objects")]
-type Compared = (Arc<dyn Source>, Result<Arc<Comparison>, &'static str>);
+type Compared = (Arc<dyn Source>, Result<Arc<Comparing>, &'static str>);
 
 /// One load in progress.
 pub(super) struct Job {
@@ -210,7 +209,6 @@ impl Job {
             {
                 content.ledger = Some(self.ledger.clone());
                 if let Some((_, comparison)) = self.comparisons.get(&file) {
-                    content.is_kept = is_kept(comparison);
                     content.comparison = comparison.clone().ok();
                 }
             }
@@ -236,7 +234,8 @@ impl Job {
     pub(super) fn compared(&self) -> Option<ChecksumReport> {
         let mut report = ChecksumReport::default();
         for (source, comparison) in self.comparisons.values() {
-            match comparison.as_deref().map_err(|why| *why).and_then(compared_by) {
+            let outcome = comparison.as_ref().map(|comparing| comparing.outcome()).map_err(|why| *why);
+            match outcome.and_then(compared_by) {
                 Ok(algorithm) => report.add_equal(source.len(), algorithm),
                 Err(reason) => report.add_uncompared(reason, 1),
             }
@@ -640,14 +639,16 @@ fn comparisons(sources: &[Arc<dyn Source>], plan: &Plan, cancel: &Cancel) -> BTr
         let ranges = of_files.entry(extent.file.index()).or_default();
         ranges.push(extent.read.start()..extent.read.end());
     }
-    of_files
-        .into_iter()
-        .filter_map(|(file, ranges)| {
-            let source = sources.get(file)?;
-            let object = ObjectSource::of(source)?;
-            Some((file, (source.clone(), object.comparison(&ranges, until, cancel).map(Arc::new))))
-        })
-        .collect()
+    let objects = of_files.into_iter().filter_map(|(file, ranges)| {
+        let source = sources.get(file)?;
+        Some((file, source, ObjectSource::of(source)?.to_compare(ranges)))
+    });
+    // All are asked for before the first is waited for.
+    let objects: Vec<_> = objects.collect();
+    let compare = |(file, source, own): (usize, &Arc<dyn Source>, Result<ToCompare<'_>, &'static str>)| {
+        (file, (source.clone(), own.and_then(|own| own.begin(until, cancel)).map(Arc::new)))
+    };
+    objects.into_iter().map(compare).collect()
 }
 
 /// A thread that works on a load. Its end is noticed however it ends.

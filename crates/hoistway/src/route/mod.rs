@@ -301,10 +301,7 @@ pub(crate) struct ReadOp {
     pub(crate) ledger: Option<Arc<crate::memory::Ledger>>,
     /// What its load compares with the checksum of the object's store.
     #[cfg(feature = "objects")]
-    pub(crate) comparison: Option<Arc<hoistway_objects::Comparison>>,
-    /// Whether the node's cache keeps what comes.
-    #[cfg(feature = "objects")]
-    pub(crate) is_kept: bool,
+    pub(crate) comparison: Option<Arc<crate::source::objects::Comparing>>,
 }
 
 /// The memory of a [`ReadOp`].
@@ -347,8 +344,6 @@ impl ReadOp {
             ledger: None,
             #[cfg(feature = "objects")]
             comparison: None,
-            #[cfg(feature = "objects")]
-            is_kept: true,
         }
     }
 

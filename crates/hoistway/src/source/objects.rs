@@ -4,18 +4,21 @@
 use super::{Extensions, Latency, Source, SourceName};
 use crate::{
     ByteRange, Cancel, Error, Result,
-    cache::{Entry, NodeCache},
+    cache::{Entry, Holds, NodeCache},
     catalog::{OpenOptions, empty_file},
     memory::{Grant, Ledger},
     route::ReadOp,
 };
-use hoistway_objects::{Comparison, HeadSums, Object, Outcome, Problem};
+use hoistway_objects::{Comparison, HeadSums, Object, Outcome, Problem, Unsaid};
 use std::{
     any::Any,
     io,
     ops::Range,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock},
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -30,8 +33,8 @@ pub(crate) const CHECKSUM_PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) const PART: &str = "read in part";
 /// Why an object is not compared whose store is slow to say its checksum.
 const LATE: &str = "the store had not said its checksum when the load began";
-/// The same, if there is a cache of the node's.
-const LATE_UNKEPT: &str = "the store had not said its checksum when the load began; what came from it is not kept in the node's cache";
+/// The same, if that was not waited for.
+const PROVEN: &str = "the store had not said its checksum when the load began; an earlier load has compared what the node's cache holds";
 
 /// An object.
 #[derive(Debug)]
@@ -151,25 +154,25 @@ impl ObjectSource {
         }
     }
 
-    /// Begins a comparison with the store's checksum for a load that reads these ranges. A load that fills the node's cache waits
-    /// for the store's answer, until `until` at the latest.
+    /// What a load that reads these ranges compares with the store's checksum. If the load has to wait for that, the store is asked
+    /// for it before others.
     ///
     /// # Errors
-    /// Why there is none.
-    pub(crate) fn comparison(
-        &self,
-        ranges: &[Range<u64>],
-        until: Instant,
-        cancel: &Cancel,
-    ) -> Result<Comparison, &'static str> {
+    /// Why nothing is compared.
+    pub(crate) fn to_compare(&self, ranges: Vec<Range<u64>>) -> Result<ToCompare<'_>, &'static str> {
         let len = self.object.len();
-        let head = self.header.get().filter(|head| Comparison::is_whole(len, head, ranges)).ok_or(PART)?;
-        if self.entry().is_some_and(|entry| entry.refusal().is_none() && !entry.is_whole()) {
-            self.object.wait_for_checksum(until, cancel.flag());
+        let head = self.header.get().filter(|head| Comparison::is_whole(len, head, &ranges)).ok_or(PART)?;
+        let holds = self.entry().map(|entry| entry.holds());
+        let waits = match holds {
+            None | Some(Holds::Proven) => false,
+            // Nothing of it is kept, or comes from there.
+            Some(Holds::Nothing) => self.entry().is_some_and(|entry| entry.refusal().is_none()),
+            Some(Holds::Part | Holds::Unproven(_)) => true,
+        };
+        if waits {
+            self.object.hurry_checksum();
         }
-        let late = if self.entry().is_some() { LATE_UNKEPT } else { LATE };
-        let checksum = self.object.known_checksum().ok_or(late)??;
-        Comparison::new(len, head.clone(), ranges, checksum.clone()).ok_or(PART)
+        Ok(ToCompare { source: self, head, ranges, holds, waits })
     }
 
     /// Reads what the node's cache holds. Returns how many bytes that are. The read keeps its claims of what is missing.
@@ -177,7 +180,9 @@ impl ObjectSource {
         let Some(entry) = self.entry() else { return Ok(0) };
         let (target, offset) = (op.buffer.target(op.progress)?, op.progress.offset);
         let (count, claims) = entry.read_or_claim(offset, target, &op.cancel);
-        self.compare(op.comparison.as_deref(), offset, &target[..count])?;
+        if let Some(comparing) = op.comparison.as_deref() {
+            self.compared(comparing, comparing.comparison.add(offset, &target[..count]))?;
+        }
         op.claims = claims;
         Ok(count)
     }
@@ -186,7 +191,7 @@ impl ObjectSource {
     pub(crate) fn read_asked(&self, op: &mut ReadOp) -> io::Result<usize> {
         let (target, offset) = (op.buffer.target(op.progress)?, op.progress.offset);
         let (cancel, ledger, comparison) = (&op.cancel, op.ledger.as_ref(), op.comparison.as_deref());
-        self.read(target, offset, &Reading { cancel, ledger, comparison, is_kept: op.is_kept })
+        self.read(target, offset, &Reading { cancel, ledger, comparison, is_kept: true })
     }
 
     /// Reads what the read asks for, and no more for the node's cache: from the first bytes, or the store. Returns how many bytes
@@ -199,7 +204,7 @@ impl ObjectSource {
             self.compare(comparison, offset, &target[..ahead])?;
             return Ok(ahead);
         }
-        self.ask(target, offset, &Reading { cancel, ledger, comparison, is_kept: op.is_kept })
+        self.ask(target, offset, &Reading { cancel, ledger, comparison, is_kept: true })
     }
 
     /// Reads from the store. Returns how many bytes came: fewer at the end alone. Where the range begins or ends inside of a block
@@ -247,7 +252,7 @@ impl ObjectSource {
     /// Makes one read of the store, compares and keeps what came.
     fn ask(&self, buffer: &mut [u8], offset: u64, reading: &Reading<'_>) -> io::Result<usize> {
         let stop = reading.cancel.flag();
-        let mut piece = reading.comparison.map(|comparison| comparison.piece(offset));
+        let mut piece = reading.comparison.map(|comparing| comparing.of_store().piece(offset));
         let read = self.object.read_with(offset, buffer, stop, |bytes| {
             if let Some(piece) = &mut piece {
                 piece.add(bytes);
@@ -255,8 +260,8 @@ impl ObjectSource {
         });
         // The error of the load has the URL and the range.
         let count = read.map_err(|error| into_io(error.problem))?;
-        if let Some(piece) = piece {
-            self.compared(piece.end())?;
+        if let (Some(comparing), Some(piece)) = (reading.comparison, piece) {
+            self.compared(comparing, piece.end())?;
         }
         if let Some(Ok((cache, entry))) = &self.kept
             && reading.is_kept
@@ -266,25 +271,104 @@ impl ObjectSource {
         Ok(count)
     }
 
-    /// Adds bytes that have come to a comparison, if there is one.
-    fn compare(&self, comparison: Option<&Comparison>, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        comparison.map_or(Ok(()), |comparison| self.compared(comparison.add(offset, bytes)))
+    /// Adds bytes that have come from the store to a comparison, if there is one.
+    fn compare(&self, comparing: Option<&Comparing>, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let Some(comparing) = comparing else { return Ok(()) };
+        self.compared(comparing, comparing.of_store().add(offset, bytes))
     }
 
-    /// Discards what the node's cache holds of an object whose bytes are not those of the store.
-    fn compared(&self, outcome: Result<(), Problem>) -> io::Result<()> {
+    /// Marks what the node's cache holds of an object, if all of that has the checksum of the store, and discards it if the bytes
+    /// that came have not.
+    fn compared(&self, comparing: &Comparing, outcome: Result<(), Problem>) -> io::Result<()> {
+        if let (Some(entry), Some(digest)) = (self.entry(), comparing.unproven)
+            && !comparing.has_asked.load(Ordering::Relaxed)
+            && matches!(comparing.comparison.outcome(), Outcome::Equal(_))
+        {
+            entry.prove(digest);
+        }
         outcome.map_err(|problem| {
-            if let Some(entry) = self.entry() {
-                entry.discard("the bytes that came have not the checksum that the store says");
-            }
+            self.discard_kept("the bytes that came have not the checksum that the store says");
             into_io(problem)
         })
+    }
+
+    /// Discards what the node's cache holds of it: bytes that came may be from there, and are not those of the store.
+    pub(crate) fn discard_kept(&self, why: &str) {
+        if let Some(entry) = self.entry() {
+            entry.discard(why);
+        }
+    }
+}
+
+/// An object that a load reads whole.
+pub(crate) struct ToCompare<'a> {
+    source: &'a ObjectSource,
+    head: &'a HeadSums,
+    ranges: Vec<Range<u64>>,
+    /// What the node's cache holds, if there is one.
+    holds: Option<Holds>,
+    /// Whether the load waits for the store's answer: what it has kept, or keeps, counts as right once it was compared.
+    waits: bool,
+}
+
+impl ToCompare<'_> {
+    /// Begins the comparison, once the store has said its checksum. That is waited for until `until` at the latest.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn begin(self, until: Instant, cancel: &Cancel) -> Result<Comparing, &'static str> {
+        let object = &self.source.object;
+        if self.waits {
+            object.wait_for_checksum(until, cancel.flag());
+        }
+        let late = if self.holds == Some(Holds::Proven) { PROVEN } else { LATE };
+        let checksum = match object.known_checksum() {
+            Some(Ok(checksum)) => checksum.clone(),
+            Some(Err(Unsaid::Late(_))) if self.holds == Some(Holds::Proven) => return Err(PROVEN),
+            Some(Err(why)) => return Err(why.reason()),
+            None => return Err(late),
+        };
+        let comparison =
+            Comparison::new(object.len(), self.head.clone(), &self.ranges, checksum).ok_or(PART)?;
+        let unproven = match self.holds {
+            Some(Holds::Unproven(digest)) => Some(digest),
+            _ => None,
+        };
+        Ok(Comparing { comparison, unproven, has_asked: AtomicBool::new(false) })
+    }
+}
+
+/// What a load compares of one object.
+#[derive(Debug)]
+pub(crate) struct Comparing {
+    comparison: Comparison,
+    /// The digest of what the node's cache holds, if that is whole and not proven.
+    unproven: Option<blake3::Hash>,
+    /// Whether bytes have come from the store.
+    has_asked: AtomicBool,
+}
+
+impl Comparing {
+    /// The comparison, for bytes of the store.
+    fn of_store(&self) -> &Comparison {
+        self.has_asked.store(true, Ordering::Relaxed);
+        &self.comparison
+    }
+
+    /// How the checksums differ, if they do.
+    pub(crate) fn difference(&self) -> Option<Problem> {
+        self.comparison.difference()
+    }
+
+    /// What it has come to.
+    pub(crate) fn outcome(&self) -> Outcome {
+        self.comparison.outcome()
     }
 }
 
 /// The name of the checksum that a comparison has found equal, or why it has not.
-pub(crate) fn compared_by(comparison: &Comparison) -> Result<&'static str, &'static str> {
-    match comparison.outcome() {
+pub(crate) fn compared_by(outcome: Outcome) -> Result<&'static str, &'static str> {
+    match outcome {
         Outcome::Equal(algorithm) => Ok(algorithm.name()),
         Outcome::Unknown(why) => Err(why),
         Outcome::Pending => Err("not all of it has come"),
@@ -292,24 +376,18 @@ pub(crate) fn compared_by(comparison: &Comparison) -> Result<&'static str, &'sta
     }
 }
 
-/// Whether what a load reads is kept in the node's cache, by its comparison: bytes that should have been compared and are not
-/// would count as right from then on.
-pub(crate) fn is_kept<T>(comparison: &Result<T, &'static str>) -> bool {
-    !matches!(comparison, Err(LATE_UNKEPT))
-}
-
 /// What a read of an object's store is part of.
 #[derive(Clone, Copy)]
 struct Reading<'a> {
     cancel: &'a Cancel,
     ledger: Option<&'a Arc<Ledger>>,
-    comparison: Option<&'a Comparison>,
+    comparison: Option<&'a Comparing>,
     /// Whether the node's cache keeps what comes.
     is_kept: bool,
 }
 
 impl<'a> Reading<'a> {
-    /// A read that belongs to no load.
+    /// A read that belongs to no load: of a header.
     fn alone(cancel: &'a Cancel) -> Self {
         Self { cancel, ledger: None, comparison: None, is_kept: true }
     }
@@ -414,7 +492,8 @@ impl Source for ObjectSource {
                 return Ok(ahead.copy(buffer, offset));
             }
         }
-        self.ask(buffer, offset, &Reading::alone(cancel))
+        // Such as the second read of a verification.
+        self.ask(buffer, offset, &Reading { is_kept: false, ..Reading::alone(cancel) })
     }
 
     fn header_was_read(&self, end: u64) {
