@@ -1,7 +1,7 @@
 //! What the shared files of AWS's tools say of a profile besides its keys: region, endpoint, and who gives credentials.
 //! <https://docs.aws.amazon.com/sdkref/latest/guide/file-format.html>
 
-use std::{collections::HashMap, path::PathBuf, time::SystemTime};
+use std::{collections::HashMap, fs::Metadata, path::PathBuf, time::SystemTime};
 
 /// Settings of one profile.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -31,16 +31,28 @@ type Sections = HashMap<String, HashMap<String, String>>;
 
 /// The state of the shared files, which is another one once they were written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FilesState([Option<(PathBuf, SystemTime, u64)>; 2]);
+pub(crate) struct FilesState([Option<(PathBuf, SystemTime, u64, [i64; 3])>; 2]);
 
 impl FilesState {
     /// That of the files that the environment names.
     pub(crate) fn now(variable: impl Fn(&str) -> Option<String>) -> Self {
         Self(paths(variable).map(|path| {
             let (path, file) = path.and_then(|path| Some((path.clone(), std::fs::metadata(path).ok()?)))?;
-            Some((path, file.modified().ok()?, file.len()))
+            Some((path, file.modified().ok()?, file.len(), change(&file)))
         }))
     }
+}
+
+/// What tells a file that was replaced or written from the one before, also where length and date are as they were.
+#[cfg(unix)]
+fn change(file: &Metadata) -> [i64; 3] {
+    use std::os::unix::fs::MetadataExt;
+    [file.ino().cast_signed(), file.ctime(), file.ctime_nsec()]
+}
+
+#[cfg(not(unix))]
+fn change(_: &Metadata) -> [i64; 3] {
+    [0; 3]
 }
 
 /// The files that the environment names: the one with settings, and the one with keys.

@@ -69,12 +69,34 @@ struct Own {
     idle: IdlePool,
     pace: Pace,
     network: Network,
-    identity: Result<Option<Identity>, String>,
+    identity: Mutex<Known>,
     failed_head: Mutex<Option<FailedHead>>,
     questions: Questions,
     /// Whether the server refuses to say the checksum of a range.
     refused_range_checksums: Refusals,
 }
+
+/// Who asks, and the files that say so.
+#[derive(Debug)]
+struct Known {
+    identity: Result<Option<Arc<Identity>>, String>,
+    files: FilesState,
+    /// When it was found anew, since the files were written.
+    renewed: Option<Instant>,
+}
+
+impl Known {
+    fn of(client: &Client, files: FilesState, renewed: Option<Instant>) -> Self {
+        let identity = Identity::new(client.kind, &client.origin, &client.options);
+        let identity = identity.map(|own| own.map(Arc::new)).map_err(|problem| problem.to_string());
+        Self { identity, files, renewed }
+    }
+}
+
+/// How long requests that keys were refused are asked again after new keys were read: they may have been sent before.
+const RENEWED_FOR: Duration = Duration::from_secs(10);
+/// The codes of S3's errors about keys that hold no longer.
+const OLD_KEYS: [&str; 2] = ["ExpiredToken", "InvalidAccessKeyId"];
 
 /// A question for a checksum that failed.
 #[derive(Clone, Copy, Debug)]
@@ -121,9 +143,10 @@ impl Client {
 
     fn at(origin: Origin, kind: Kind, options: StoreOptions, is_outside: bool) -> Arc<Self> {
         static CLIENTS: PerProcess<Clients> = PerProcess::new();
-        let mut clients = lock(CLIENTS.get(Mutex::default));
         let key = (origin, kind, options, is_outside);
+        // Not while others wait: the files may lie on a slow file system.
         let surroundings = Surroundings::of(kind);
+        let mut clients = lock(CLIENTS.get(Mutex::default));
         if let Some((made_in, client)) = clients.get(&key)
             && *made_in == surroundings
         {
@@ -162,8 +185,7 @@ impl Client {
             idle: IdlePool::new(MAX_IDLE, IDLE),
             pace: Pace::new(),
             network: Network { roots: self.roots.clone(), is_outside: self.is_outside },
-            identity: Identity::new(self.kind, &self.origin, &self.options)
-                .map_err(|problem| problem.to_string()),
+            identity: Mutex::new(Known::of(self, Surroundings::of(self.kind).files, None)),
             failed_head: Mutex::default(),
             questions: Questions::default(),
             refused_range_checksums: Refusals::default(),
@@ -417,11 +439,22 @@ impl Client {
     }
 
     /// Who signs requests, if they are signed.
-    pub(crate) fn identity(&self) -> Result<Option<&Identity>, Problem> {
-        match &self.own().identity {
-            Ok(identity) => Ok(identity.as_ref()),
-            Err(reason) => Err(Problem::Invalid(reason.clone())),
+    pub(crate) fn identity(&self) -> Result<Option<Arc<Identity>>, Problem> {
+        lock(&self.own().identity).identity.clone().map_err(Problem::Invalid)
+    }
+
+    /// Reads the keys of the shared AWS files again, if these were written since. Returns whether a request whose keys were refused
+    /// may have others now.
+    fn renews_keys(&self) -> bool {
+        if self.kind != Kind::S3 || self.options.anonymous || self.options.access_key.is_some() {
+            return false;
         }
+        let files = FilesState::now(variable);
+        let mut known = lock(&self.own().identity);
+        if known.files != files {
+            *known = Known::of(self, files, Some(Instant::now()));
+        }
+        known.renewed.is_some_and(|renewed| renewed.elapsed() < RENEWED_FOR)
     }
 
     /// Sends a request without credentials on a new connection, and hands over the answer, which may be a refusal.
@@ -523,6 +556,9 @@ impl Client {
         }
         if let Some(region) = other_region.filter(|_| status != 404) {
             said = format!("{said}; the bucket is in region {region}");
+        }
+        if code.as_ref().is_some_and(|code| OLD_KEYS.contains(&&**code)) && self.renews_keys() {
+            return Fault::Again(Again::of(Failure::Refused, format!("the server said {said}")));
         }
         let is_busy = status == 429 || code.as_deref() == Some("SlowDown");
         match status {

@@ -518,6 +518,6 @@ fn a_server_is_asked_for_a_few_checksums_at_a_time() {
         object.wait_for_checksum(Instant::now() + Duration::from_secs(60), &AtomicBool::new(false));
         // On a slow machine the store may have had its time.
         let known = object.known_checksum().unwrap();
-        assert!(known.is_ok() || known.is_err_and(|why| why.contains("in time")), "{known:?}");
+        assert!(known.is_ok() || known.is_err_and(|why| why.reason().contains("in time")), "{known:?}");
     }
 }

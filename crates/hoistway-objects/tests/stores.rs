@@ -332,6 +332,18 @@ fn keys_of_the_shared_files_are_read_again_once_the_files_were_written() {
         };
         assert!(!signed.is_empty() && signed.iter().all(is_by_key), "{key}: {signed:?}");
     }
+    // Also for an object that is open, once its key is refused.
+    let long = bytes(3 << 20);
+    server.put("models/long", &long);
+    let write = |key: &str| {
+        let text = format!("[default]\naws_access_key_id = {key}\naws_secret_access_key = {CANARY}\n");
+        std::fs::write(&keys, text).unwrap();
+    };
+    let object = Object::open("s3://models/long", &options).unwrap();
+    server.refuse_key("SECOND-KEY");
+    assert!(matches!(read(&object, 2 << 20, 9).unwrap_err().problem, Problem::Denied { .. }));
+    write("THIRD");
+    assert_eq!(read(&object, 2 << 20, 9).unwrap(), long[2 << 20..][..9]);
 }
 
 #[test]

@@ -62,6 +62,8 @@ struct State {
     dialect: Mutex<Dialect>,
     checksums: Mutex<Checksums>,
     heads: Mutex<Heads>,
+    /// The key that is refused.
+    refused_key: Mutex<Option<String>>,
     heads_answered: AtomicUsize,
     generations: AtomicUsize,
     models: Mutex<BTreeMap<String, hub::Model>>,
@@ -194,6 +196,11 @@ impl Server {
     /// Says what becomes of a HEAD from now on.
     pub fn answer_heads(&self, heads: Heads) {
         *lock(&self.state.heads) = heads;
+    }
+
+    /// Refuses requests that are signed with this key from now on.
+    pub fn refuse_key(&self, id: &str) {
+        *lock(&self.state.refused_key) = Some(id.to_owned());
     }
 
     /// How many HEADs were answered.
@@ -402,6 +409,12 @@ impl State {
             if let Heads::Refuse(status) = heads {
                 return write!(socket, "HTTP/1.1 {status} Refused\r\nContent-Length: 99\r\n\r\n");
             }
+        }
+        let is_of = |key: &String| {
+            request.authorization.as_ref().is_some_and(|own| own.contains(&format!("Credential={key}/")))
+        };
+        if lock(&self.refused_key).as_ref().is_some_and(is_of) {
+            return refuse(socket, "403 Forbidden", "InvalidAccessKeyId", "");
         }
         if let Some(refused) = self.refuse_region(socket, request) {
             return refused;
