@@ -10,8 +10,10 @@ use crate::{
     memory::{Grant, Ledger},
     parallel::{lock, thread_named},
 };
+use hoistway_io::file::FileIdentity;
 use std::{
     collections::VecDeque,
+    fs::File,
     ops::Range,
     path::{Path, PathBuf},
     process,
@@ -68,9 +70,9 @@ struct Blocks {
     grant: Option<Grant>,
 }
 
-/// What openings of a cache have in common that share a backlog: their process, the directory as it was named and where that
-/// leads, and the limit.
-type Opening = (u32, PathBuf, Option<PathBuf>, Option<u64>);
+/// What openings of a cache have in common that share a backlog: their process, the directory as it was named, where that leads and
+/// which one it is (its device and inode, where these can be had), and the limit.
+type Opening = (u32, PathBuf, Option<PathBuf>, Option<(u64, u64)>, Option<u64>);
 
 /// The caches that are open, or still written to.
 static OPEN: Mutex<Vec<(Opening, Weak<Shared>)>> = Mutex::new(Vec::new());
@@ -83,7 +85,9 @@ impl Writer {
             let (openings, state) = (AtomicUsize::new(0), Mutex::default());
             Arc::new(Shared { room, openings, state, drained: Condvar::new() })
         };
-        let opening = (process::id(), root.to_owned(), std::path::absolute(root).ok(), max_bytes);
+        let identity = File::open(root).and_then(|folder| FileIdentity::of(&folder)).ok();
+        let identity = identity.map(|own| (own.device(), own.inode()));
+        let opening = (process::id(), root.to_owned(), std::path::absolute(root).ok(), identity, max_bytes);
         // A thread of its parent may hold it in a child of `fork`, which then has one for each opening.
         let mut attempts = 0..LOCK_ATTEMPTS;
         let mut open = loop {
@@ -98,11 +102,13 @@ impl Writer {
         };
         open.retain(|(_, shared)| shared.strong_count() > 0);
         let known = open.iter().find(|(own, _)| *own == opening).and_then(|(_, shared)| shared.upgrade());
-        let shared = known.unwrap_or_else(make);
-        if open.iter().all(|(own, _)| *own != opening) {
+        Self::opened(known.unwrap_or_else(|| {
+            let shared = make();
+            // One that ended a moment ago may still be there.
+            open.retain(|(own, _)| *own != opening);
             open.push((opening, Arc::downgrade(&shared)));
-        }
-        Self::opened(shared)
+            shared
+        }))
     }
 
     fn opened(shared: Arc<Shared>) -> Self {
