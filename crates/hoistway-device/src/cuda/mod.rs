@@ -313,11 +313,11 @@ impl Vendor for Cuda {
         succeeded("cuCtxPushCurrent", unsafe { (driver.own.context_push)(context) }).map(|()| handle)
     }
 
-    fn context_id(driver: &Driver<Self>, context: Handle) -> Option<u64> {
-        let ask = driver.own.context_id?;
+    fn context_id(driver: &Driver<Self>, context: Handle) -> Result<Option<u64>, Failed> {
+        let Some(ask) = driver.own.context_id else { return Ok(None) };
         let mut id = 0;
         // SAFETY: writes one number; the context is retained, and one that was destroyed is an error.
-        (unsafe { ask(context, &mut id) } == SUCCESS).then_some(id)
+        succeeded("cuCtxGetId", unsafe { ask(context, &mut id) }).map(|()| Some(id))
     }
 
     fn leave(driver: &Driver<Self>, _before: DeviceHandle) {

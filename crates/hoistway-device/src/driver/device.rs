@@ -38,7 +38,7 @@ pub(crate) struct DriverDevice<V: Vendor> {
     pub(crate) handle: DeviceHandle,
     context: Handle,
     /// What tells it from a context that is made in its place, with the same handle, once the program has reset the device. `None`
-    /// if the driver does not say.
+    /// if the driver did not say when it was opened.
     context_id: Option<u64>,
     pub(crate) info: DeviceInfo,
     pub(crate) uuid: [u8; 16],
@@ -149,7 +149,7 @@ impl<V: Vendor> DriverDevice<V> {
         let mapping = V::mapping(driver, handle);
         let context = V::retain(driver, handle).map_err(|failed| driver.error(failed))?;
         // Before anything is made in it: what belongs to a later context is not taken for a part of this.
-        let context_id = V::context_id(driver, context);
+        let context_id = V::context_id(driver, context).unwrap_or_default();
         let (kernels, has_no_batches, is_lost, fences, spare_events) = Default::default();
         Ok(Self {
             driver,
@@ -176,11 +176,13 @@ impl<V: Vendor> DriverDevice<V> {
         let before =
             V::enter(self.driver, self.handle, self.context).map_err(|failed| self.cannot_enter(failed))?;
         let entered = Entered { before, relaxed };
-        // Else the handle is that of another context, where addresses, events and streams of this one mean nothing, or something of
-        // the program's. A driver that fails to say is asked again at the next call.
-        let now = self.context_id.and_then(|_| V::context_id(self.driver, self.context));
-        if now.is_some() && now != self.context_id {
-            return Err(self.cannot_enter(("cuCtxGetId", INVALID_CONTEXT)));
+        if self.context_id.is_some() {
+            // In another context under this handle, addresses, events and streams of this one mean nothing, or something of the
+            // program's. So nothing is done where the driver does not say which it is.
+            let now = V::context_id(self.driver, self.context).map_err(|failed| self.cannot_enter(failed))?;
+            if now != self.context_id {
+                return Err(self.cannot_enter(("cuCtxGetId", INVALID_CONTEXT)));
+            }
         }
         Ok(entered)
     }

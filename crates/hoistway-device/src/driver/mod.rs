@@ -146,10 +146,10 @@ pub(crate) trait Vendor: fmt::Debug + Sized + Send + Sync + 'static {
     /// Makes a device current on this thread, and returns what [`Vendor::leave`] needs to undo that.
     fn enter(driver: &Driver<Self>, handle: DeviceHandle, context: Handle) -> Result<DeviceHandle, Failed>;
 
-    /// A number that no other context of the process has or had, although they may have one handle. `None` if the driver does not
-    /// say.
-    fn context_id(_driver: &Driver<Self>, _context: Handle) -> Option<u64> {
-        None
+    /// A number that no other context of the process has or had, although they may have one handle. `None` if the driver numbers
+    /// none.
+    fn context_id(_driver: &Driver<Self>, _context: Handle) -> Result<Option<u64>, Failed> {
+        Ok(None)
     }
 
     /// Makes current what was before.
