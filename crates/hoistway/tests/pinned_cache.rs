@@ -334,18 +334,43 @@ fn pages_are_unpinned_where_staging_memory_cannot_be_pinned_beside_them() {
 
 /// The first load that tries a file system meets that moment.
 #[test]
-fn a_moment_without_memory_to_pin_says_nothing_of_the_file_system() {
+fn a_moment_in_which_nothing_can_be_pinned_says_nothing_of_the_file_system() {
     let devices = Devices::take();
     let directory = disk();
     let (path, file) = chunky(directory.path());
     let Some(_warm) = can_pin(&path) else { return };
-    STAND_IN.set("PINNED_MIB=0");
-    hoistway::load(&[&path], &pinned()).unwrap_err();
-    STAND_IN.reset();
+    // No memory, no reason, and a device that is not available.
+    for moment in ["PINNED_MIB=0", "FAULTS=cuMemHostRegister_v2:*=999", "FAULTS=cuMemHostRegister_v2:*=46"] {
+        STAND_IN.set(moment);
+        hoistway::load(&[&path], &pinned()).unwrap_err();
+        STAND_IN.reset();
+    }
     let loaded = hoistway::load(&[&path], &pinned()).unwrap();
     assert_is_file(&loaded, &file);
     drop(loaded);
     devices.assert_nothing_left("loads that pin pages");
+}
+
+/// What an error advises helps.
+#[test]
+fn conversions_that_the_device_has_no_memory_for_say_what_to_do() {
+    let devices = Devices::take();
+    let directory = disk();
+    let path = directory.path().join("singles.safetensors");
+    let tensors: Vec<TestTensor> =
+        (0..20).map(|i| tensor(&format!("t{i}"), Dtype::F32, &[2 << 20])).collect();
+    write_model(&path, &tensors, 0, 2);
+    let Some(_warm) = can_pin(&path) else { return };
+    // 80 MiB of tensors.
+    STAND_IN.set("MEMORY_MIB=110");
+    let named = pinned().dtype(Dtype::Bf16);
+    let error = hoistway::load(&[&path], &named).unwrap_err().to_string();
+    assert!(error.contains("set a smaller memory_budget, or use route=auto"), "{error}");
+    for options in [named.memory_budget_bytes(16 << 20), few_copy().dtype(Dtype::Bf16)] {
+        hoistway::load(&[&path], &options).unwrap();
+    }
+    STAND_IN.reset();
+    devices.assert_nothing_left("loads that convert");
 }
 
 fn punch(file: &File, start: u64, len: u64) {

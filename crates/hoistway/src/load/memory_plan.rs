@@ -170,11 +170,14 @@ fn scratch(
     let mut count = slots.count();
     loop {
         match ScratchMemory::new(queue, opening.slot_counts(count), &room.needs) {
-            Err(error @ Error::MemoryBudget { .. }) => {
+            Err(mut error @ Error::MemoryBudget { .. }) => {
                 if opening.drop_one_of_device(&error) {
                     continue;
                 }
                 if count <= 1 {
+                    if let Error::MemoryBudget { fix, .. } = &mut error {
+                        *fix = opening.how_to_need_less().into();
+                    }
                     return Err(error);
                 }
                 let rest = count.div_ceil(2);
@@ -182,10 +185,13 @@ fn scratch(
                 count = rest;
             }
             scratch => {
-                if count < slots.count() {
-                    opening.note_few_slots(count);
-                }
-                return scratch;
+                let few = (count < slots.count()).then(|| {
+                    format!(
+                        "conversions use {count} of {} slots: the device has no memory for more",
+                        slots.count()
+                    )
+                });
+                return scratch.map(|scratch| scratch.map(|scratch| scratch.with_note(few)));
             }
         }
     }

@@ -124,6 +124,7 @@ pub(super) fn add_progress(report: &mut Report, job: &Job) {
     }
     let (Some(device), Some(line)) = (&mut report.device, job.device_line()) else { return };
     report.notes.extend(line.kernels_note());
+    report.notes.extend(line.scratch_note());
     let slots = || engine.slots_of_routes();
     device.scratch_bytes = line.scratch_bytes() + slots().map(Slots::device_bytes).sum::<u64>();
     device.slot_wait_seconds = slots().chain([&engine.slots]).map(|slots| slots.waited().as_secs_f64()).sum();

@@ -109,6 +109,7 @@ pub(crate) struct ScratchMemory {
     host_tables: Slots,
     /// As many as slots on the device.
     device_tables: Slots,
+    note: Option<String>,
 }
 
 /// Waits for the copies of a line.
@@ -232,6 +233,11 @@ impl DeviceLine {
     /// What a report says of how the kernels were loaded that it needs, if anything.
     pub(crate) fn kernels_note(&self) -> Option<String> {
         self.scratch.as_ref().and_then(|_| self.queue.device().kernels_note())
+    }
+
+    /// What a report says of the memory beside the slots, if anything.
+    pub(crate) fn scratch_note(&self) -> Option<String> {
+        self.scratch.as_ref().and_then(|scratch| scratch.note.clone())
     }
 
     /// Copies and kernels that were queued.
@@ -525,7 +531,12 @@ impl ScratchMemory {
         let kind = SlotKind::Pinned(queue.device(), queue.device().info().numa_node);
         let host_tables = Slots::new(host, table_bytes as usize, kind)?;
         let device_tables = Slots::new(device, table_bytes as usize, kind)?;
-        Ok(Some(Self { allocation, table_bytes, data_bytes, host_tables, device_tables }))
+        Ok(Some(Self { allocation, table_bytes, data_bytes, host_tables, device_tables, note: None }))
+    }
+
+    /// The same, with a note for reports.
+    pub(crate) fn with_note(self, note: Option<String>) -> Self {
+        Self { note, ..self }
     }
 
     /// A pinned table for the copies of a slot, if they need one. There is one for each.

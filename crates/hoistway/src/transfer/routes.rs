@@ -87,6 +87,11 @@ fn takes(member: &dyn Member, files: &[bool], plan: &Plan, extent: &Extent) -> b
         && (facts.landing != Landing::View || plan.transfers(extent).iter().all(is_long))
 }
 
+/// Whether slots of a member need memory of the device beside them.
+fn needs_device_memory(member: &dyn Member) -> bool {
+    matches!(member.facts().landing, Landing::Device | Landing::View)
+}
+
 /// Whether a copy is so long that the driver surely leaves it to the device: a processor that copied from pages of a file
 /// would be ended by one that was cut.
 fn is_long(copy: &Transfer) -> bool {
@@ -235,8 +240,7 @@ impl<'a> Opening<'a> {
     /// Drops one of the other routes whose slots need memory of the device, unless the caller named it. Returns whether there was one.
     pub(crate) fn drop_one_of_device(&mut self, why: &Error) -> bool {
         let is_meant = |route: &OpenRoute| {
-            matches!(route.member.facts().landing, Landing::Device | Landing::View)
-                && !self.wanted.names(route.member.route())
+            needs_device_memory(&*route.member) && !self.wanted.names(route.member.route())
         };
         let Some(position) = self.routes.iter().skip(self.first).rposition(is_meant) else { return false };
         let route = self.routes.remove(self.first + position);
@@ -244,10 +248,14 @@ impl<'a> Opening<'a> {
         true
     }
 
-    /// Notes that so few slots of the order's own are used, as the device has no memory for more.
-    pub(crate) fn note_few_slots(&mut self, slots: usize) {
-        let reason = format!("the device has memory beside {slots} of them, which kernels need");
-        self.refuse("more slots", None, Unavailable::new(reason, ""));
+    /// What to do where the device has too little memory beside one slot of the order's own.
+    pub(crate) fn how_to_need_less(&self) -> &'static str {
+        // Those that are left after `drop_one_of_device` were named.
+        if self.routes.iter().skip(self.first).any(|route| needs_device_memory(&*route.member)) {
+            "free memory of the device, set a smaller memory_budget, or use route=auto"
+        } else {
+            "free memory of the device, or set a smaller memory_budget"
+        }
     }
 
     /// The routes, for each extent those that take it, and what was refused.

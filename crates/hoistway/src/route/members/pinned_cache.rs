@@ -194,25 +194,34 @@ fn try_file_system(device: &Arc<Device>, source: &Arc<dyn Source>) -> Result<(),
     thread_named("hoistway-trial")
         .spawn(trial)
         .map_err(|error| format!("no thread can be started to try it: {error}"))?;
-    let verdict = match hears.recv_timeout(TRIAL_TIME) {
-        Ok(Ok(())) => Ok(()),
+    let (verdict, is_lasting) = match hears.recv_timeout(TRIAL_TIME) {
+        Ok(Ok(())) => (Ok(()), true),
         Ok(Err(hoistway_io::Error::Device(error))) => {
-            let refused = Err(format!("pages of its file system cannot be pinned: {error}"));
-            // It may be this moment: the next load tries again.
-            if matches!(error, hoistway_device::Error::Allocation { .. }) || device.is_lost() {
-                return refused;
-            }
-            refused
+            let reason = format!("pages of its file system cannot be pinned: {error}");
+            (Err(reason), refuses_for_good(&error))
         }
         // It may be this file or this moment: the load finds out.
-        Ok(Err(_)) => return Ok(()),
+        Ok(Err(_)) => (Ok(()), false),
         Err(_) => {
             let waited = TRIAL_TIME.as_secs();
-            Err(format!("its file system took longer than {waited} seconds to give a page to be pinned"))
+            let reason =
+                format!("its file system took longer than {waited} seconds to give a page to be pinned");
+            (Err(reason), true)
         }
     };
-    known().get_or_insert_default().insert(key, verdict.clone());
+    // Else the next load tries again.
+    if is_lasting {
+        known().get_or_insert_default().insert(key, verdict.clone());
+    }
     verdict
+}
+
+/// Whether a driver that fails to pin pages says that of the pages, rather than of the moment.
+fn refuses_for_good(error: &hoistway_device::Error) -> bool {
+    const INVALID_VALUE: i32 = 1;
+    let is_of_pages =
+        matches!(error, hoistway_device::Error::Device { source, .. } if source.code == INVALID_VALUE);
+    is_of_pages || error.is_unsupported()
 }
 
 fn pin(
