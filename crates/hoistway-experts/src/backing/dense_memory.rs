@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::waits::Waits;
+use crate::error::guarded;
 use hoistway_device::{Device, DeviceMemory, Error, Result};
 use hoistway_io::parallel::lock;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -109,8 +110,11 @@ impl Inner {
             };
             drop(state);
             let len = memory.len();
-            drop(memory);
-            self.forget(len);
+            // A request may wait for this thread. After a panic the memory counts as used.
+            match guarded("freeing memory of a device", || drop(memory)) {
+                Ok(()) => self.forget(len),
+                Err(error) => tracing::error!(%error, len, "memory of a device may not have been freed"),
+            }
         }
     }
 }
