@@ -199,6 +199,10 @@ fn memory_that_the_driver_does_not_unpin_keeps_its_address() {
             hoistway_device::release_devices();
         }
     }
+    // Where something else of the process keeps the context, what was not given back is there still.
+    let reset: unsafe extern "C" fn(i32) -> i32 = turn.function("cuDevicePrimaryCtxReset_v2");
+    // SAFETY: a function of the driver, of this type; nothing is under way.
+    assert_eq!(unsafe { reset(0) }, 0);
     turn.assert_nothing_left("contexts whose memory was not unpinned");
 }
 
