@@ -31,14 +31,22 @@ type Sections = HashMap<String, HashMap<String, String>>;
 
 /// The state of the shared files, which is another one once they were written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct FilesState([Option<(PathBuf, SystemTime, u64, [i64; 3])>; 2]);
+pub(crate) struct FilesState([Option<FileState>; 2]);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct FileState {
+    path: PathBuf,
+    modified: SystemTime,
+    len: u64,
+    change: [i64; 3],
+}
 
 impl FilesState {
     /// That of the files that the environment names.
     pub(crate) fn now(variable: impl Fn(&str) -> Option<String>) -> Self {
         Self(paths(variable).map(|path| {
             let (path, file) = path.and_then(|path| Some((path.clone(), std::fs::metadata(path).ok()?)))?;
-            Some((path, file.modified().ok()?, file.len(), change(&file)))
+            Some(FileState { path, modified: file.modified().ok()?, len: file.len(), change: change(&file) })
         }))
     }
 }
