@@ -493,7 +493,8 @@ fn a_pattern_of_the_model_leaves_its_pack_out() {
     let catalog = ExpertCatalog::of_checkpoint(&all, None).unwrap();
     assert_eq!(catalog.files(), model.catalog.files());
     let packs = Checkpoint::open(&[model.directory.path().join("*.experts")]).unwrap_err().to_string();
-    assert!(packs.contains(&path.display().to_string()), "{packs}");
+    // With the separators of the system, unlike the path of the test.
+    assert!(packs.contains(path.file_name().unwrap().to_str().unwrap()), "{packs}");
 }
 
 #[test]
