@@ -432,7 +432,7 @@ def test_memory_in_doubt_is_an_error_of_the_storage(store):
         lost=lambda: True,
         wait=lambda: SimpleNamespace(statuses=["io:5"]),
     )
-    task = HoistwayTask([ticket])
+    task = HoistwayTask([ticket], is_load=True)
     assert store.check(task)
     with pytest.raises(StoreUnhealthyError, match="1 io:5"):
         store.wait(task)
@@ -459,7 +459,7 @@ def test_a_wait_that_is_interrupted_ends_the_task(store, interrupt):
     ticket.interrupts = [interrupt()]
     timer = released_later(ticket)
     with pytest.raises(interrupt):
-        store.wait(HoistwayTask([ticket]))
+        store.wait(HoistwayTask([ticket], is_load=True))
     assert ticket.is_cancelled
     assert ticket.is_released
     timer.join()
