@@ -774,7 +774,7 @@ _ARGUMENTS = ("select", "exclude", "slices", "pool", "lenient", "offset", "store
 """Arguments that are not options, but may be misspelt too."""
 
 _PLACES = {"layout", "numa"}
-"""Options for memory that a mapping does not allocate. A pool is refused whoever named it."""
+"""Options for memory that a mapping does not allocate. A pool is always refused."""
 
 _OWN_MEMORY = {"device", "pool", "allocator", "layout", "rings", "numa", "populate"}
 """Options for the memory of tensors without a target."""

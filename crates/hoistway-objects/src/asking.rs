@@ -116,7 +116,7 @@ impl Asking {
         asking
     }
 
-    /// Has the question asked before those that nobody waits for.
+    /// Moves the question to the front of the queue, before those that no load waits for.
     pub(crate) fn hurry(&self, client: &Client) {
         if self.process == process::id() && self.shared.found.get().is_none() {
             client.questions().hurry(&self.shared);
@@ -204,7 +204,7 @@ impl Questions {
         let mut queue = self.lock();
         loop {
             match queue.hurried.pop_front().or_else(|| queue.waiting.pop_front()) {
-                // Nobody wants the answer any more.
+                // The object was dropped: no load uses the answer.
                 Some((_, shared)) if shared.is_over.load(Ordering::Relaxed) => {
                     shared.found.get_or_init(|| Err(ENDED));
                 }

@@ -193,7 +193,7 @@ impl Object {
         self.changed.get().map(String::as_str)
     }
 
-    /// Has S3 asked for the checksum of the object before others that nobody waits for, if it was to be asked.
+    /// Moves the request for the checksum to the front of the queue, if it was to be sent: a load waits for it.
     pub fn hurry_checksum(&self) {
         if let (None, Some(asking)) = (self.checksum.get(), &self.asking) {
             asking.hurry(&self.client);

@@ -50,7 +50,7 @@ const LOCK_ATTEMPTS: u32 = 100;
 /// How long an entry that is opened waits for its lock. A process that evicts holds it only while it looks or removes.
 const OPEN_PATIENCE: Duration = Duration::from_secs(1);
 
-/// An object has an entry that is so many times as long as the drive, but none that is longer.
+/// An object gets no entry if it is more than so many times as long as the drive.
 const MOST_DRIVES: u64 = 16;
 
 /// The names of an entry's files.

@@ -137,7 +137,7 @@ impl Flow {
         self.limit < u64::MAX
     }
 
-    /// Bytes of tensors that are in memory at once, beside one that is longer. `None` if reads wait for nobody.
+    /// Bytes of tensors that are in memory at once, beside one that is longer. `None` if there is no bound.
     pub(super) fn bound(&self) -> Option<u64> {
         self.is_bounded().then_some(self.limit)
     }
