@@ -48,11 +48,6 @@ impl Cancel {
         wakers.into_iter().flat_map(BTreeMap::into_values).for_each(|wake| wake());
     }
 
-    /// The same as [`cancel`](Self::cancel).
-    pub fn stop(&self) {
-        self.cancel();
-    }
-
     /// Returns whether the work is to end.
     pub fn is_cancelled(&self) -> bool {
         self.0.is_cancelled.load(Ordering::SeqCst)

@@ -15,7 +15,7 @@ mod common;
 use common::{reading::until, tensor, write_model};
 use hoistway::{
     Cancel, Checkpoint, Dtype, Error, FillTarget, LoadOptions, Loaded, Result, Route, StreamOptions,
-    catalog::{OpenOptions, Stop},
+    catalog::OpenOptions,
     objects::StoreOptions,
     plan::Selection,
     read::{Priority, ReadRequest, Reader, ReaderOptions, Target},
@@ -317,12 +317,12 @@ fn an_opening_is_ended() {
                 continue;
             }
             assert_soon(url, trouble, || {
-                let (server, stop) = (Remote::serving(), Stop::default());
+                let (server, cancel) = (Remote::serving(), Cancel::default());
                 // A connection, which is of no use afterwards.
                 Checkpoint::open_with(&[URL], &options(&server)).unwrap();
-                let options = options(&server).stop(stop.clone());
+                let options = options(&server).cancel(cancel.clone());
                 let open = || Checkpoint::open_with(&[url], &options).map(drop);
-                ended(url, trouble, &server, open, || stop.stop())
+                ended(url, trouble, &server, open, || cancel.cancel())
             });
         }
     }

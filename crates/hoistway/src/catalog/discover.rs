@@ -254,7 +254,7 @@ fn resolve_index(path: &Path, options: &OpenOptions) -> Result<FileSet> {
     let len = source.len();
     let len_in_memory = usize::try_from(len).ok().filter(|_| len <= MAX_INDEX_BYTES);
     let mut text = vec![0; len_in_memory.ok_or_else(|| invalid(IndexError::TooLarge { len }))?];
-    open::unchanged(&*source, source.read_exactly(&mut text, 0, None, &options.cancel()))?;
+    open::unchanged(&*source, source.read_exactly(&mut text, 0, None, &options.cancel_token()))?;
     let index = Index::parse(&text).map_err(invalid)?;
     let name = SourceName::from(source.path());
     index.check_names(&name).map_err(invalid)?;

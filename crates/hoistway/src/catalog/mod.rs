@@ -22,7 +22,7 @@ pub(crate) use hoistway_io::file::OpenFile;
 pub(crate) use open::empty_file;
 pub(crate) use open::gguf_error;
 pub use open::header_texts;
-pub use options::{OpenOptions, Stop};
+pub use options::OpenOptions;
 
 use crate::{
     ByteRange, Dtype, Error, Result,

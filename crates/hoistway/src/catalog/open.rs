@@ -97,7 +97,7 @@ pub(super) fn with_siblings(
             let path = left_over.display();
             return Err(Error::Internal(format!("{path} is not among the files of its own model")));
         }
-        complete.extend(checked_model(part, in_order, &options.cancel())?);
+        complete.extend(checked_model(part, in_order, &options.cancel_token())?);
     }
     Ok(complete)
 }
@@ -168,7 +168,7 @@ pub(crate) fn empty_file(path: &Path, options: &OpenOptions) -> Error {
 }
 
 fn read_gguf(source: &dyn Source, options: &OpenOptions) -> Result<FileHeader> {
-    let cancel = options.cancel();
+    let cancel = options.cancel_token();
     let parsed = Gguf::parse(&source.until(&cancel), options);
     let parsed = parsed.map_err(|problem| gguf_error(source, problem, &cancel));
     parsed.map(FileHeader::from)
@@ -178,13 +178,13 @@ fn read_gguf(source: &dyn Source, options: &OpenOptions) -> Result<FileHeader> {
 fn is_gguf(source: &dyn Source, options: &OpenOptions) -> Result<bool> {
     let mut magic = [0; gguf::MAGIC.len()];
     if options.offset == 0 && source.len() >= magic.len() as u64 {
-        source.read_exactly(&mut magic, 0, None, &options.cancel())?;
+        source.read_exactly(&mut magic, 0, None, &options.cancel_token())?;
     }
     Ok(options.offset > 0 || magic == gguf::MAGIC)
 }
 
 fn read_safetensors(source: &dyn Source, options: &OpenOptions) -> Result<Header> {
-    let text = safetensors_text(source, &options.cancel())?;
+    let text = safetensors_text(source, &options.cancel_token())?;
     Header::parse_with(&text, source.len(), options).map_err(|problem| invalid(source.path(), problem))
 }
 

@@ -7,9 +7,6 @@ use crate::{Cancel, Result, environment};
 #[cfg(feature = "objects")]
 use hoistway_objects::StoreOptions;
 
-/// Ends an opening that waits for a server.
-pub type Stop = Cancel;
-
 /// How headers are found and how strictly they are taken.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -26,7 +23,7 @@ pub struct OpenOptions {
     #[cfg(feature = "objects")]
     pub cache: Option<NodeCache>,
     /// Ends the opening before it is done.
-    pub stop: Option<Stop>,
+    pub cancel: Option<Cancel>,
 }
 
 hoistway_io::setters! {
@@ -37,14 +34,14 @@ hoistway_io::setters! {
         store: Option<StoreOptions>,
         #[cfg(feature = "objects")]
         cache: Option<NodeCache>,
-        stop: Option<Stop>,
+        cancel: Option<Cancel>,
     }
 }
 
 impl OpenOptions {
     /// What ends the opening.
-    pub(crate) fn cancel(&self) -> Cancel {
-        self.stop.clone().unwrap_or_default()
+    pub(crate) fn cancel_token(&self) -> Cancel {
+        self.cancel.clone().unwrap_or_default()
     }
 
     /// The defaults, changed by `HOISTWAY_LENIENT` (`true` or `false`), `HOISTWAY_CACHE` and `HOISTWAY_CACHE_BYTES`. An offset

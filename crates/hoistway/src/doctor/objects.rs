@@ -31,7 +31,7 @@ const CLOCK_REFUSED: u64 = 900;
 
 /// What the store of a URL answers.
 pub(super) fn checks(url: &str, options: &OpenOptions) -> Vec<Check> {
-    let cancel = options.cancel();
+    let cancel = options.cancel_token();
     let shown = hoistway_objects::shown(url);
     let name = |what: &str| format!("{shown}: {what}");
     let broken = |what: &str, finding: String, fix: &str| Check {

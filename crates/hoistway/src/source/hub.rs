@@ -21,7 +21,7 @@ struct Cached {
 /// Opens a file of a model by its URL.
 pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> {
     let store = options.store.clone().unwrap_or_default();
-    match HubFile::find(url, &store, options.cancel().flag()).map_err(objects::failed("open"))? {
+    match HubFile::find(url, &store, options.cancel_token().flag()).map_err(objects::failed("open"))? {
         HubFile { url, cached: None } => objects::open(&url, options),
         HubFile { url, cached: Some(path) } => {
             Ok(Arc::new(Cached { file: registry::of_file(OpenFile::open(&path)?)?, url: url.into() }))
@@ -31,7 +31,7 @@ pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> 
 
 /// Names of one opening, those of models on the hub with their commit.
 pub(super) fn pinned(names: &[&Path], options: &OpenOptions) -> Result<Vec<PathBuf>> {
-    let (store, stop) = (options.store.clone().unwrap_or_default(), options.cancel());
+    let (store, stop) = (options.store.clone().unwrap_or_default(), options.cancel_token());
     let mut commits = HubCommits::default();
     let pin = |name: &&Path| match SourceName::from(*name) {
         SourceName::Url(url) if url.starts_with("hf://") => {

@@ -65,7 +65,7 @@ impl std::fmt::Debug for Ahead {
 
 /// Opens an object by its URL.
 pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> {
-    let cancel = options.cancel();
+    let cancel = options.cancel_token();
     let store = options.store.clone().unwrap_or_default();
     // Indexes are not compared.
     let opened = match url.ends_with(".json") {
@@ -90,7 +90,7 @@ pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> 
 /// The files in a folder of a store.
 pub(super) fn list(url: &str, options: &OpenOptions) -> Result<Vec<PathBuf>> {
     let listed =
-        hoistway_objects::list(url, &options.store.clone().unwrap_or_default(), options.cancel().flag());
+        hoistway_objects::list(url, &options.store.clone().unwrap_or_default(), options.cancel_token().flag());
     Ok(listed.map_err(failed("list"))?.into_iter().map(PathBuf::from).collect())
 }
 

@@ -128,7 +128,7 @@ pub(crate) fn read_beside(
         Error::InvalidFile { path: source.path().to_owned(), problem }
     };
     let mut text = vec![0; len_in_memory.ok_or_else(too_long)?];
-    let read = source.read_exactly(&mut text, 0, None, &options.cancel());
+    let read = source.read_exactly(&mut text, 0, None, &options.cancel_token());
     source.check_unchanged(ByteRange::default(), |_| None)?;
     read.map(|()| Some(text))
 }

@@ -16,7 +16,7 @@ const STRICT: OpenOptions = OpenOptions {
     store: None,
     #[cfg(feature = "objects")]
     cache: None,
-    stop: None,
+    cancel: None,
 };
 const LENIENT: OpenOptions = OpenOptions { lenient: true, ..STRICT };
 const F32: u32 = 0;
