@@ -1,4 +1,4 @@
-//! Which blocks go: the fronts of all shards' queues, oldest first.
+//! Which blocks go: the fronts of all partitions' queues, oldest first.
 #![forbid(unsafe_code)]
 
 use super::{
@@ -6,7 +6,7 @@ use super::{
     entry::{Candidates, Heat, PlacedBlock, Removed, SegmentWorth, Want},
     eviction::{MAX_USES, Queue},
     lock,
-    node::{LaneId, Mark, Node},
+    node::{ListId, Mark, Node},
 };
 use std::{
     cmp::Reverse,
@@ -15,7 +15,7 @@ use std::{
 };
 
 /// The front of a queue: when its first block came there, and whose it is.
-type Front = Reverse<(u64, usize, LaneId)>;
+type Front = Reverse<(u64, usize, ListId)>;
 
 /// Bytes that have still to go.
 struct Rest(u64);
@@ -65,12 +65,12 @@ impl Index {
     }
 
     fn evict_expired(&self, from: Candidates, now: u32, rest: &mut Rest, removed: &mut Vec<Removed>) {
-        for shard in &self.shared.shards {
+        for partition in &self.shared.partitions {
             if rest.is_done() {
                 return;
             }
             let before = removed.len();
-            let mut shard = lock(shard);
+            let mut partition = lock(partition);
             let may_go = |entry: &Entry, node: &Node| {
                 let is_in = match from {
                     Candidates::Anywhere => true,
@@ -78,7 +78,7 @@ impl Index {
                 };
                 entry.is_own() && is_in && !node.is(Mark::Held)
             };
-            shard.expire(now, usize::MAX, may_go, removed);
+            partition.expire(now, usize::MAX, may_go, removed);
             removed[before..].iter().for_each(|gone| rest.less(gone));
         }
     }
@@ -101,37 +101,38 @@ impl Index {
         let mut steps = fronts.blocks.saturating_mul(u64::from(MAX_USES) + 2);
         while steps > 0 && !is_done(rests) {
             let wanted = rules.policy.next(fronts.slot_bytes[0], fronts.slot_bytes[1]);
-            let Some((queue, Reverse((stamp, number, lane)))) = fronts.pop(wanted) else { return };
-            let mut shard = lock(&self.shared.shards[number]);
-            let key = shard.lanes.get(lane).key;
+            let Some((queue, Reverse((stamp, number, list)))) = fronts.pop(wanted) else { return };
+            let mut partition = lock(&self.shared.partitions[number]);
+            let key = partition.lists.get(list).key;
             if !key.is_in(from) || namespace.is_some_and(|wanted| key.namespace != wanted) {
-                // The lane is another one by now.
+                // The list is another one by now.
                 continue;
             }
-            let Some((front, newest)) = shard.front(lane, queue) else { continue };
+            let Some((front, newest)) = partition.front(list, queue) else { continue };
             steps -= 1;
             if newest != stamp {
-                fronts.push(queue, (newest, number, lane));
+                fronts.push(queue, (newest, number, list));
                 continue;
             }
-            let slot_bytes = shard.nodes.get(front).slot_bytes();
+            let slot_bytes = partition.nodes.get(front).slot_bytes();
             fronts.slot_bytes[queue as usize] = fronts.slot_bytes[queue as usize].saturating_sub(slot_bytes);
-            match shard.examine(rules, front) {
+            match partition.examine(rules, front) {
                 Some(gone) => {
                     rests.iter_mut().for_each(|rest| rest.less(&gone));
                     removed.push(gone);
                 }
                 None => {
-                    let node = shard.nodes.get(front);
+                    let node = partition.nodes.get(front);
                     fronts.slot_bytes[node.queue() as usize] += slot_bytes;
-                    let is_only = shard.front(lane, node.queue()).is_some_and(|(first, _)| first == front);
+                    let is_only =
+                        partition.front(list, node.queue()).is_some_and(|(first, _)| first == front);
                     if node.queue() != queue && is_only {
-                        fronts.push(node.queue(), (node.stamp(), number, lane));
+                        fronts.push(node.queue(), (node.stamp(), number, list));
                     }
                 }
             }
-            if let Some((_, next)) = shard.front(lane, queue) {
-                fronts.push(queue, (next, number, lane));
+            if let Some((_, next)) = partition.front(list, queue) {
+                fronts.push(queue, (next, number, list));
             }
         }
     }
@@ -153,17 +154,17 @@ impl Index {
 
     fn fronts(&self, from: Candidates, namespace: Option<u16>) -> Fronts {
         let mut fronts = Fronts::default();
-        for (number, shard) in self.shared.shards.iter().enumerate() {
-            let shard = lock(shard);
-            for (id, lane) in shard.lanes.iter() {
-                if !lane.key.is_in(from) || namespace.is_some_and(|wanted| lane.key.namespace != wanted) {
+        for (number, partition) in self.shared.partitions.iter().enumerate() {
+            let partition = lock(partition);
+            for (id, list) in partition.lists.iter() {
+                if !list.key.is_in(from) || namespace.is_some_and(|wanted| list.key.namespace != wanted) {
                     continue;
                 }
                 for queue in [Queue::Probation, Queue::Protected] {
-                    let list = &lane.queues[queue as usize];
-                    fronts.slot_bytes[queue as usize] += list.slot_bytes;
-                    fronts.blocks += list.blocks;
-                    if let Some((_, stamp)) = shard.front(id, queue) {
+                    let linked = &list.queues[queue as usize];
+                    fronts.slot_bytes[queue as usize] += linked.slot_bytes;
+                    fronts.blocks += linked.blocks;
+                    if let Some((_, stamp)) = partition.front(id, queue) {
                         fronts.push(queue, (stamp, number, id));
                     }
                 }
@@ -183,14 +184,14 @@ impl Index {
         }
         let ages = self.ages();
         let mut segments = HashMap::<u32, Sum>::new();
-        self.shared.step_through(|shard, ids| {
+        self.shared.step_through(|partition, ids| {
             for id in ids {
-                let node = shard.nodes.get(id);
-                // Held ones are own, and may be in no lane any more.
+                let node = partition.nodes.get(id);
+                // Held ones are own, and may be in no list any more.
                 if node.is(Mark::Held) {
                     segments.entry(node.slot().segment).or_default().is_in_use = true;
                 }
-                if !node.is(Mark::Visible) || !shard.is_own(id) {
+                if !node.is(Mark::Visible) || !partition.is_own(id) {
                     continue;
                 }
                 let sum = segments.entry(node.slot().segment).or_default();
@@ -215,10 +216,10 @@ impl Index {
     /// The own blocks in segments for which `is_it`, by their places. Looks at all blocks.
     pub(crate) fn placed(&self, is_it: impl Fn(u32) -> bool) -> Vec<PlacedBlock> {
         let mut placed = Vec::new();
-        self.shared.step_through(|shard, ids| {
+        self.shared.step_through(|partition, ids| {
             for id in ids {
-                let node = shard.nodes.get(id);
-                if node.is(Mark::Visible) && shard.is_own(id) && is_it(node.slot().segment) {
+                let node = partition.nodes.get(id);
+                if node.is(Mark::Visible) && partition.is_own(id) && is_it(node.slot().segment) {
                     placed.push(PlacedBlock {
                         fingerprint: node.fingerprint,
                         sequence: node.sequence(),
@@ -236,8 +237,8 @@ impl Index {
     pub(crate) fn heat(&self, blocks: &[PlacedBlock]) -> Vec<Option<Heat>> {
         let ages = self.ages();
         let heat = |block: &PlacedBlock| {
-            let shard = self.shared.lock_of(&block.fingerprint);
-            let node = shard.nodes.get(shard.find_placed(block)?);
+            let partition = self.shared.lock_of(&block.fingerprint);
+            let node = partition.nodes.get(partition.find_placed(block)?);
             Some(if node.is(Mark::Pinned) {
                 Heat::Pinned
             } else if node.is(Mark::Held) {
@@ -254,11 +255,11 @@ impl Index {
     /// Evicts these blocks, unless they are pinned or read, whatever the policy says of them.
     pub(crate) fn evict_placed(&self, blocks: &[PlacedBlock]) -> Vec<Removed> {
         let evict = |block: &PlacedBlock| {
-            let mut shard = self.shared.lock_of(&block.fingerprint);
-            let id = shard.find_placed(block)?;
-            let node = shard.nodes.get(id);
+            let mut partition = self.shared.lock_of(&block.fingerprint);
+            let id = partition.find_placed(block)?;
+            let node = partition.nodes.get(id);
             let may_go = !node.is(Mark::Pinned) && !node.is(Mark::Held);
-            may_go.then(|| shard.evict(id))
+            may_go.then(|| partition.evict(id))
         };
         blocks.iter().filter_map(evict).collect()
     }
@@ -267,10 +268,10 @@ impl Index {
     pub(crate) fn remove_placed(&self, blocks: &[PlacedBlock]) -> (Vec<Removed>, Vec<PlacedBlock>) {
         let (mut removed, mut pinned) = (Vec::new(), Vec::new());
         for block in blocks {
-            let mut shard = self.shared.lock_of(&block.fingerprint);
-            match shard.find_placed(block) {
-                Some(id) if shard.is_pinned(id) => pinned.push(*block),
-                Some(id) => removed.push(shard.remove(id)),
+            let mut partition = self.shared.lock_of(&block.fingerprint);
+            match partition.find_placed(block) {
+                Some(id) if partition.is_pinned(id) => pinned.push(*block),
+                Some(id) => removed.push(partition.remove(id)),
                 None => {}
             }
         }
@@ -279,11 +280,11 @@ impl Index {
 
     /// Holds a block as a reader does, which is no use of it.
     pub(crate) fn hold(&self, block: &PlacedBlock) -> Option<(Entry, ReadHold)> {
-        let number = self.shared.shard_of(&block.fingerprint);
-        let mut shard = lock(&self.shared.shards[number]);
-        let node = shard.find_placed(block)?;
-        shard.hold(node);
-        Some((shard.entry(node), ReadHold { shared: Arc::clone(&self.shared), shard: number, node }))
+        let number = self.shared.partition_of(&block.fingerprint);
+        let mut partition = lock(&self.shared.partitions[number]);
+        let node = partition.find_placed(block)?;
+        partition.hold(node);
+        Some((partition.entry(node), ReadHold { shared: Arc::clone(&self.shared), partition: number, node }))
     }
 
     /// Gives a block another place, and takes a use from it, as the policy does with what it lets stay. The block as it
@@ -291,11 +292,11 @@ impl Index {
     pub(crate) fn relocate(&self, block: &PlacedBlock, entry: &Entry) -> Option<Removed> {
         let rules = &self.shared.rules;
         let stamp = rules.tick();
-        let mut shard = self.shared.lock_of(&block.fingerprint);
-        let node = *shard.nodes.get(shard.find_placed(block)?);
-        let inserted = shard.insert(rules, block.fingerprint, entry, Existing::Replace, stamp);
+        let mut partition = self.shared.lock_of(&block.fingerprint);
+        let node = *partition.nodes.get(partition.find_placed(block)?);
+        let inserted = partition.insert(rules, block.fingerprint, entry, Existing::Replace, stamp);
         let Inserted::Replaced(removed) = inserted else { return None };
-        shard.inherit(rules, &node);
+        partition.inherit(rules, &node);
         Some(removed)
     }
 
@@ -323,7 +324,7 @@ impl Ages {
 }
 
 impl Fronts {
-    fn push(&mut self, queue: Queue, front: (u64, usize, LaneId)) {
+    fn push(&mut self, queue: Queue, front: (u64, usize, ListId)) {
         self.heaps[queue as usize].push(Reverse(front));
     }
 

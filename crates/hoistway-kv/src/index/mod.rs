@@ -1,19 +1,19 @@
 //! What is where, in memory: which blocks there are, and which of them go when room is needed. It does no I/O and asks
 //! no clock: time is an argument, in seconds since 1970.
 //!
-//! Blocks are spread over shards by their fingerprints, each under a lock that is held for a moment; whatever goes
-//! over all blocks goes in small steps. Eviction is nevertheless that of one queue: all shards stamp what they put in
+//! Blocks are spread over partitions by their fingerprints, each under a lock that is held for a moment; whatever goes
+//! over all blocks goes in small steps. Eviction is nevertheless that of one queue: all partitions stamp what they put in
 //! their queues from one clock, and the oldest of their fronts is next.
 #![forbid(unsafe_code)]
 
 mod entry;
 mod evict;
 mod eviction;
-mod lane;
+mod eviction_list;
 mod node;
+mod partition;
 mod quota;
 mod recent;
-mod shard;
 #[cfg(test)]
 mod tests;
 
@@ -26,8 +26,8 @@ pub(crate) use recent::Recent;
 use crate::{Admission, Eviction, Fingerprint};
 use hoistway_io::parallel::{self, lock};
 use node::{Mark, NONE, NodeId};
+use partition::{Partition, Rules};
 use quota::Namespaces;
-use shard::{Rules, Shard};
 use std::{
     collections::HashSet,
     fmt,
@@ -37,9 +37,9 @@ use std::{
     },
 };
 
-/// Shards of an index: enough for many threads, few enough to look at the front of each.
-const SHARDS: usize = 64;
-/// Keys that are sorted by shard at a time, so that a lock is taken for several, and their memory is fetched at once.
+/// Partitions of an index: enough for many threads, few enough to look at the front of each.
+const PARTITIONS: usize = 64;
+/// Keys that are sorted by partition at a time, so that a lock is taken for several, and their memory is fetched at once.
 const BATCH: usize = 1024;
 /// Keys that are too few to be sorted.
 const FEW: usize = 16;
@@ -64,7 +64,7 @@ pub(crate) struct Index {
 }
 
 struct Shared {
-    shards: Box<[Mutex<Shard>]>,
+    partitions: Box<[Mutex<Partition>]>,
     rules: Rules,
     admission: Admission,
     /// Slots of removed blocks whose last reader is done.
@@ -77,7 +77,7 @@ struct Shared {
 /// While it lives, the slot of the own block that was found is not used for another. It holds no lock.
 pub(crate) struct ReadHold {
     shared: Arc<Shared>,
-    shard: usize,
+    partition: usize,
     /// [`NONE`] for blocks of others, whose slots are not ours to keep.
     node: NodeId,
 }
@@ -85,13 +85,13 @@ pub(crate) struct ReadHold {
 impl Index {
     /// An empty one.
     pub(crate) fn new(options: IndexOptions) -> Self {
-        Self::with_shards(options, SHARDS)
+        Self::with_partitions(options, PARTITIONS)
     }
 
-    /// `shards`: a power of two, at most [`SHARDS`].
-    fn with_shards(options: IndexOptions, shards: usize) -> Self {
+    /// `partitions`: a power of two, at most [`PARTITIONS`].
+    fn with_partitions(options: IndexOptions, partitions: usize) -> Self {
         let shared = Shared {
-            shards: (0..shards).map(|_| Mutex::new(Shard::new())).collect(),
+            partitions: (0..partitions).map(|_| Mutex::new(Partition::new())).collect(),
             rules: Rules {
                 policy: eviction::policy(options.eviction),
                 namespaces: Namespaces::default(),
@@ -107,10 +107,10 @@ impl Index {
 
     /// Whether a block is there. No use: that is [`Index::touch`].
     pub(crate) fn contains(&self, fingerprint: &Fingerprint, now: u32) -> bool {
-        let mut shard = self.shared.lock_of(fingerprint);
-        let is_there = shard.contains(fingerprint, now);
+        let mut partition = self.shared.lock_of(fingerprint);
+        let is_there = partition.contains(fingerprint, now);
         if !is_there && self.shared.admission == Admission::SecondTouch {
-            shard.miss(fingerprint, now);
+            partition.miss(fingerprint, now);
         }
         is_there
     }
@@ -130,39 +130,39 @@ impl Index {
             return;
         }
         for (blocks, found) in blocks.chunks(BATCH).zip(found.chunks_mut(BATCH)) {
-            let shard_of = |block| self.shared.shard_of(fingerprint(block));
-            // A counting sort by shard. After it, `ends[shard]` is the end of the shard's part of `order`.
-            let mut ends = [0u16; SHARDS + 1];
+            let partition_of = |block| self.shared.partition_of(fingerprint(block));
+            // A counting sort by partition. After it, `ends[partition]` is the end of the partition's part of `order`.
+            let mut ends = [0u16; PARTITIONS + 1];
             for block in blocks {
-                ends[shard_of(block) + 1] += 1;
+                ends[partition_of(block) + 1] += 1;
             }
-            for shard in 0..SHARDS {
-                ends[shard + 1] += ends[shard];
+            for partition in 0..PARTITIONS {
+                ends[partition + 1] += ends[partition];
             }
             let mut order = [0u16; BATCH];
             for (number, block) in blocks.iter().enumerate() {
-                let end = &mut ends[shard_of(block)];
+                let end = &mut ends[partition_of(block)];
                 order[usize::from(*end)] = number as u16;
                 *end += 1;
             }
             let mut start = 0;
             let mut candidates = [NONE; BATCH];
-            for (number, shard) in self.shared.shards.iter().enumerate() {
+            for (number, partition) in self.shared.partitions.iter().enumerate() {
                 let part = &order[start..usize::from(ends[number])];
                 start += part.len();
                 if part.is_empty() {
                     continue;
                 }
-                let mut shard = lock(shard);
+                let mut partition = lock(partition);
                 let fingerprint = |block: &u16| fingerprint(&blocks[usize::from(*block)]);
                 for (candidate, block) in candidates.iter_mut().zip(part) {
-                    *candidate = shard.candidate(fingerprint(block));
+                    *candidate = partition.candidate(fingerprint(block));
                 }
                 for (candidate, block) in candidates.iter().zip(part) {
                     let fingerprint = fingerprint(block);
-                    let is_there = shard.contains_candidate(*candidate, fingerprint, now);
+                    let is_there = partition.contains_candidate(*candidate, fingerprint, now);
                     if !is_there && self.shared.admission == Admission::SecondTouch {
-                        shard.miss(fingerprint, now);
+                        partition.miss(fingerprint, now);
                     }
                     if let Some(found) = found.get_mut(usize::from(*block)) {
                         *found = is_there;
@@ -174,40 +174,40 @@ impl Index {
 
     /// Finds a block to read it: a use of it.
     pub(crate) fn get(&self, fingerprint: &Fingerprint, now: u32) -> Lookup {
-        let number = self.shared.shard_of(fingerprint);
-        let mut shard = lock(&self.shared.shards[number]);
-        let Some(id) = shard.find(fingerprint) else {
+        let number = self.shared.partition_of(fingerprint);
+        let mut partition = lock(&self.shared.partitions[number]);
+        let Some(id) = partition.find(fingerprint) else {
             if self.shared.admission == Admission::SecondTouch {
-                shard.miss(fingerprint, now);
+                partition.miss(fingerprint, now);
             }
             return Lookup::Miss;
         };
-        let entry = shard.entry(id);
+        let entry = partition.entry(id);
         if entry.is_expired(now) {
             return Lookup::Expired;
         }
-        shard.used(&self.shared.rules, id);
+        partition.used(&self.shared.rules, id);
         let node = if entry.is_own() {
-            shard.hold(id);
+            partition.hold(id);
             id
         } else {
             NONE
         };
-        Lookup::Found(entry, ReadHold { shared: Arc::clone(&self.shared), shard: number, node })
+        Lookup::Found(entry, ReadHold { shared: Arc::clone(&self.shared), partition: number, node })
     }
 
     /// What is known of a block, whether its time is over or not. No use, no hold.
     pub(crate) fn peek(&self, fingerprint: &Fingerprint) -> Option<Entry> {
-        let shard = self.shared.lock_of(fingerprint);
-        shard.find(fingerprint).map(|id| shard.entry(id))
+        let partition = self.shared.lock_of(fingerprint);
+        partition.find(fingerprint).map(|id| partition.entry(id))
     }
 
     /// Changes what the layout knows of a block: flags, slot, sequence and expiry. All else stays as it was. Whether the
     /// block is there.
     pub(crate) fn amend(&self, fingerprint: &Fingerprint, change: impl FnOnce(&mut Entry)) -> bool {
-        let mut shard = self.shared.lock_of(fingerprint);
-        let found = shard.find(fingerprint);
-        found.map(|id| shard.amend(id, change)).is_some()
+        let mut partition = self.shared.lock_of(fingerprint);
+        let found = partition.find(fingerprint);
+        found.map(|id| partition.amend(id, change)).is_some()
     }
 
     /// Takes a block in. A batch that belongs together, such as a prefix, is best inserted from its tail to its head, as
@@ -225,21 +225,21 @@ impl Index {
     ) -> Vec<Removed> {
         let rules = &self.shared.rules;
         let first = rules.clock.fetch_add(blocks.len() as u64, Ordering::Relaxed);
-        let shards = self.shared.shards.len();
+        let partitions = self.shared.partitions.len();
         // Nearly as many for each, and some more.
-        let some = blocks.len() / shards + blocks.len() / shards / 8;
-        let mut of_shards: Vec<_> = (0..shards).map(|_| Vec::with_capacity(some)).collect();
+        let some = blocks.len() / partitions + blocks.len() / partitions / 8;
+        let mut of_partitions: Vec<_> = (0..partitions).map(|_| Vec::with_capacity(some)).collect();
         for (stamp, block) in (first..).zip(blocks) {
-            of_shards[self.shared.shard_of(&entry(block).0)].push((stamp, block));
+            of_partitions[self.shared.partition_of(&entry(block).0)].push((stamp, block));
         }
-        let parts: Vec<_> = self.shared.shards.iter().zip(of_shards).collect();
+        let parts: Vec<_> = self.shared.partitions.iter().zip(of_partitions).collect();
         let threads = if blocks.len() < MANY { 1 } else { parallel::cores() };
-        let replaced = parallel::map(&parts, threads, |(shard, blocks)| {
-            let mut shard = lock(shard);
-            shard.reserve(blocks.len());
+        let replaced = parallel::map(&parts, threads, |(partition, blocks)| {
+            let mut partition = lock(partition);
+            partition.reserve(blocks.len());
             let inserted = blocks.iter().map(|(stamp, block)| {
                 let (fingerprint, entry) = entry(block);
-                shard.insert(rules, fingerprint, &entry, Existing::Replace, *stamp)
+                partition.insert(rules, fingerprint, &entry, Existing::Replace, *stamp)
             });
             let replaced = inserted.filter_map(|inserted| match inserted {
                 Inserted::Replaced(removed) => Some(removed),
@@ -261,21 +261,22 @@ impl Index {
         fingerprint: &Fingerprint,
         is_it: impl FnOnce(&Entry, bool) -> bool,
     ) -> Option<Removed> {
-        let mut shard = self.shared.lock_of(fingerprint);
-        let id = shard.find(fingerprint)?;
-        is_it(&shard.entry(id), shard.is_pinned(id)).then(|| shard.remove(id))
+        let mut partition = self.shared.lock_of(fingerprint);
+        let id = partition.find(fingerprint)?;
+        is_it(&partition.entry(id), partition.is_pinned(id)).then(|| partition.remove(id))
     }
 
     /// Removes all blocks for which `is_it`, which is told whether they are pinned: a cleared namespace, a segment that
     /// is given up, what a writer had that is gone. Blocks that come meanwhile may stay.
     pub(crate) fn remove_all(&self, is_it: impl Fn(&Fingerprint, &Entry, bool) -> bool) -> Vec<Removed> {
         let mut removed = Vec::new();
-        self.shared.step_through(|shard, ids| {
+        self.shared.step_through(|partition, ids| {
             for id in ids {
-                let node = shard.nodes.get(id);
-                if node.is(Mark::Visible) && is_it(&node.fingerprint, &shard.entry(id), node.is(Mark::Pinned))
+                let node = partition.nodes.get(id);
+                if node.is(Mark::Visible)
+                    && is_it(&node.fingerprint, &partition.entry(id), node.is(Mark::Pinned))
                 {
-                    removed.push(shard.remove(id));
+                    removed.push(partition.remove(id));
                 }
             }
         });
@@ -287,10 +288,10 @@ impl Index {
     pub(crate) fn touch(&self, blocks: &[Fingerprint]) -> Vec<Fingerprint> {
         let mut foreign = Vec::new();
         for fingerprint in blocks.iter().rev() {
-            let mut shard = self.shared.lock_of(fingerprint);
-            if let Some(id) = shard.find(fingerprint) {
-                shard.used(&self.shared.rules, id);
-                if !shard.is_own(id) {
+            let mut partition = self.shared.lock_of(fingerprint);
+            if let Some(id) = partition.find(fingerprint) {
+                partition.used(&self.shared.rules, id);
+                if !partition.is_own(id) {
                     foreign.push(*fingerprint);
                 }
             }
@@ -301,9 +302,9 @@ impl Index {
     /// Keeps a block from being evicted or expired until as many unpins, if it is there; says whether it is. If it is
     /// replaced, or removed and inserted again, it is still pinned.
     pub(crate) fn pin(&self, fingerprint: &Fingerprint) -> bool {
-        let mut shard = self.shared.lock_of(fingerprint);
-        let found = shard.find(fingerprint);
-        found.map(|id| shard.pin(id)).is_some()
+        let mut partition = self.shared.lock_of(fingerprint);
+        let found = partition.find(fingerprint);
+        found.map(|id| partition.pin(id)).is_some()
     }
 
     /// Undoes a pin.
@@ -314,12 +315,12 @@ impl Index {
     /// Removes blocks whose time is over, at most `most` own ones, and tells which. Once a second is often enough.
     pub(crate) fn expired(&self, now: u32, most: usize) -> Vec<Removed> {
         let mut removed = Vec::new();
-        for shard in &self.shared.shards {
+        for partition in &self.shared.partitions {
             if removed.len() >= most {
                 break;
             }
             let left = most - removed.len();
-            lock(shard).expire(now, left, |_, _| true, &mut removed);
+            lock(partition).expire(now, left, |_, _| true, &mut removed);
         }
         removed
     }
@@ -368,8 +369,8 @@ impl Index {
     /// How much it has, of a namespace or in all.
     pub(crate) fn totals(&self, namespace: Option<u16>) -> Totals {
         let mut totals = Totals::default();
-        for shard in &self.shared.shards {
-            lock(shard).totals(&mut totals, |number| namespace.is_none_or(|wanted| wanted == number));
+        for partition in &self.shared.partitions {
+            lock(partition).totals(&mut totals, |number| namespace.is_none_or(|wanted| wanted == number));
         }
         totals
     }
@@ -379,20 +380,20 @@ impl Index {
     pub(crate) fn list(&self, cursor: u64, most: usize, into: &mut Vec<(Fingerprint, Entry)>) -> Option<u64> {
         let end = into.len().saturating_add(most.max(1));
         let (mut number, mut first) = ((cursor >> 32) as usize, cursor as NodeId);
-        while let Some(shard) = self.shared.shards.get(number) {
-            let shard = lock(shard);
-            let last = shard.nodes.end().min(first.saturating_add(STEP));
+        while let Some(partition) = self.shared.partitions.get(number) {
+            let partition = lock(partition);
+            let last = partition.nodes.end().min(first.saturating_add(STEP));
             for id in first..last {
-                let node = shard.nodes.get(id);
+                let node = partition.nodes.get(id);
                 if !node.is(Mark::Visible) {
                     continue;
                 }
                 if into.len() == end {
                     return Some((number as u64) << 32 | u64::from(id));
                 }
-                into.push((node.fingerprint, shard.entry(id)));
+                into.push((node.fingerprint, partition.entry(id)));
             }
-            if last == shard.nodes.end() {
+            if last == partition.nodes.end() {
                 (number, first) = (number + 1, 0);
             } else {
                 first = last;
@@ -419,32 +420,33 @@ impl Index {
 
     /// Bytes of memory that it takes.
     pub(crate) fn heap_bytes(&self) -> u64 {
-        let of_shards = self.shared.shards.len() * size_of::<Mutex<Shard>>();
-        let in_shards: usize = self.shared.shards.iter().map(|shard| lock(shard).heap_bytes()).sum();
-        (of_shards + in_shards) as u64
+        let of_partitions = self.shared.partitions.len() * size_of::<Mutex<Partition>>();
+        let in_partitions: usize =
+            self.shared.partitions.iter().map(|partition| lock(partition).heap_bytes()).sum();
+        (of_partitions + in_partitions) as u64
     }
 }
 
 impl Shared {
-    fn shard_of(&self, fingerprint: &Fingerprint) -> usize {
-        usize::from(fingerprint.as_bytes()[0]) & (self.shards.len() - 1)
+    fn partition_of(&self, fingerprint: &Fingerprint) -> usize {
+        usize::from(fingerprint.as_bytes()[0]) & (self.partitions.len() - 1)
     }
 
-    fn lock_of(&self, fingerprint: &Fingerprint) -> MutexGuard<'_, Shard> {
-        lock(&self.shards[self.shard_of(fingerprint)])
+    fn lock_of(&self, fingerprint: &Fingerprint) -> MutexGuard<'_, Partition> {
+        lock(&self.partitions[self.partition_of(fingerprint)])
     }
 
     /// Goes through all nodes, a few at a time under a lock.
-    fn step_through(&self, mut step: impl FnMut(&mut Shard, std::ops::Range<NodeId>)) {
+    fn step_through(&self, mut step: impl FnMut(&mut Partition, std::ops::Range<NodeId>)) {
         #[cfg(test)]
         self.walks.fetch_add(1, Ordering::Relaxed);
-        for shard in &self.shards {
+        for partition in &self.partitions {
             let mut first = 0;
             loop {
-                let mut shard = lock(shard);
-                let end = shard.nodes.end();
+                let mut partition = lock(partition);
+                let end = partition.nodes.end();
                 let last = end.min(first + STEP);
-                step(&mut shard, first..last);
+                step(&mut partition, first..last);
                 if last == end {
                     break;
                 }
@@ -459,7 +461,7 @@ impl Drop for ReadHold {
         if self.node == NONE {
             return;
         }
-        let freed = lock(&self.shared.shards[self.shard]).release(self.node);
+        let freed = lock(&self.shared.partitions[self.partition]).release(self.node);
         if let Some(slot) = freed {
             lock(&self.shared.freed).push(slot);
         }
@@ -468,7 +470,7 @@ impl Drop for ReadHold {
 
 impl fmt::Debug for ReadHold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadHold").field("shard", &self.shard).field("node", &self.node).finish()
+        f.debug_struct("ReadHold").field("partition", &self.partition).field("node", &self.node).finish()
     }
 }
 

@@ -7,20 +7,20 @@ use super::{
 };
 use crate::{Fingerprint, format::BLOCK_LEN};
 
-/// Number of a node in its shard.
+/// Number of a node in its partition.
 pub(super) type NodeId = u32;
 /// No node.
 pub(super) const NONE: NodeId = u32::MAX;
-/// Number of a lane in its shard.
-pub(super) type LaneId = u16;
+/// Number of a list in its partition.
+pub(super) type ListId = u16;
 
-/// What is known of a block, packed: owner, namespace and class are the lane's.
+/// What is known of a block, packed: owner, namespace and class are the list's.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node {
     pub(super) fingerprint: Fingerprint,
     sequence: u64,
-    /// When it came to the back of its queue, by the index's clock (48 bits), and its lane (16 bits).
-    stamp_and_lane: u64,
+    /// When it came to the back of its queue, by the index's clock (48 bits), and its list (16 bits).
+    stamp_and_list: u64,
     slot: Slot,
     payload_len_low: u32,
     slot_blocks: u32,
@@ -55,12 +55,12 @@ pub(super) enum Mark {
 }
 
 impl Node {
-    pub(super) fn new(fingerprint: Fingerprint, entry: &Entry, lane: LaneId) -> Self {
+    pub(super) fn new(fingerprint: Fingerprint, entry: &Entry, list: ListId) -> Self {
         let payload_len = entry.payload_len.min(MAX_PAYLOAD_LEN);
         Self {
             fingerprint,
             sequence: entry.sequence,
-            stamp_and_lane: u64::from(lane),
+            stamp_and_list: u64::from(list),
             slot: entry.slot,
             payload_len_low: payload_len as u32,
             slot_blocks: u32::try_from(entry.slot_bytes.div_ceil(BLOCK_LEN)).unwrap_or(u32::MAX),
@@ -78,7 +78,7 @@ impl Node {
         Self {
             fingerprint: Fingerprint([0; 16]),
             sequence: 0,
-            stamp_and_lane: 0,
+            stamp_and_list: 0,
             slot,
             payload_len_low: 0,
             slot_blocks: 0,
@@ -91,7 +91,7 @@ impl Node {
         }
     }
 
-    /// The entry, where owner, namespace and class are those of its lane.
+    /// The entry, where owner, namespace and class are those of its list.
     pub(super) fn entry(&self, owner: u16, namespace: u16, class: u8) -> Entry {
         Entry {
             owner,
@@ -130,16 +130,16 @@ impl Node {
         u64::from(self.payload_len_high) << 32 | u64::from(self.payload_len_low)
     }
 
-    pub(super) fn lane(&self) -> LaneId {
-        self.stamp_and_lane as LaneId
+    pub(super) fn list(&self) -> ListId {
+        self.stamp_and_list as ListId
     }
 
     pub(super) fn stamp(&self) -> u64 {
-        self.stamp_and_lane >> LaneId::BITS
+        self.stamp_and_list >> ListId::BITS
     }
 
     pub(super) fn set_stamp(&mut self, stamp: u64) {
-        self.stamp_and_lane = stamp << LaneId::BITS | u64::from(self.lane());
+        self.stamp_and_list = stamp << ListId::BITS | u64::from(self.list());
     }
 
     pub(super) fn is_expired(&self, now: u32) -> bool {
@@ -249,13 +249,13 @@ mod tests {
         #[test]
         fn a_node_says_what_the_entry_said(
             owner: u16, namespace: u16, class: u8, flags: u8, segment: u32, slot: u32, slot_blocks: u32,
-            payload_len in 0..=MAX_PAYLOAD_LEN, sequence: u64, expires: u32, lane: u16, stamp in 0u64..1 << 48,
+            payload_len in 0..=MAX_PAYLOAD_LEN, sequence: u64, expires: u32, list: u16, stamp in 0u64..1 << 48,
         ) {
             let entry = Entry {
                 owner, namespace, class, flags, slot: Slot { segment, slot },
                 slot_bytes: u64::from(slot_blocks) * BLOCK_LEN, payload_len, sequence, expires,
             };
-            let mut node = Node::new(Fingerprint([7; 16]), &entry, lane);
+            let mut node = Node::new(Fingerprint([7; 16]), &entry, list);
             node.set_stamp(stamp);
             node.set_uses(2);
             node.set_queue(Queue::Protected);
@@ -263,7 +263,7 @@ mod tests {
             node.mark(Mark::Pinned);
             node.unmark(Mark::Held);
             prop_assert_eq!(node.entry(owner, namespace, class), entry);
-            prop_assert_eq!((node.lane(), node.stamp(), node.uses()), (lane, stamp, 2));
+            prop_assert_eq!((node.list(), node.stamp(), node.uses()), (list, stamp, 2));
             prop_assert_eq!(node.queue(), Queue::Protected);
             prop_assert!(node.is(Mark::Pinned) && node.is(Mark::Visible) && !node.is(Mark::Held));
         }

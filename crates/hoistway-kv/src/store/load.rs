@@ -294,7 +294,7 @@ impl BlockLoad {
             Err(Failure::Io(error)) if self.is_given_up(&error) => {
                 let path = self.found.place.file.path().display();
                 let reason = format!("reading {path} failed again: {error}");
-                self.condemn(reason);
+                self.invalidate(reason);
                 self.end(Status::Io(libc::EIO), started);
             }
             Err(failure) => {
@@ -387,7 +387,7 @@ impl BlockLoad {
         };
         let statuses = self.items.iter().zip(&judged).map(status_of).collect();
         if let Some(reason) = damage {
-            self.condemn(reason);
+            self.invalidate(reason);
         }
         self.finish(statuses, started);
     }
@@ -396,12 +396,12 @@ impl BlockLoad {
         if !self.is_still_there() {
             return self.end(Status::Miss, started);
         }
-        self.condemn(reason);
+        self.invalidate(reason);
         self.end(Status::Corrupt, started);
     }
 
     /// Invalidates the block, before the request ends: a later lookup does not find it.
-    fn condemn(&self, reason: String) {
+    fn invalidate(&self, reason: String) {
         self.core.layout.invalidate(&self.found);
         let file = self.found.place.file.path();
         self.core.events.note_damage(file, self.options.namespace, &self.key, reason);

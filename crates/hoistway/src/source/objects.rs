@@ -89,8 +89,11 @@ pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> 
 
 /// The files in a folder of a store.
 pub(super) fn list(url: &str, options: &OpenOptions) -> Result<Vec<PathBuf>> {
-    let listed =
-        hoistway_objects::list(url, &options.store.clone().unwrap_or_default(), options.cancel_token().flag());
+    let listed = hoistway_objects::list(
+        url,
+        &options.store.clone().unwrap_or_default(),
+        options.cancel_token().flag(),
+    );
     Ok(listed.map_err(failed("list"))?.into_iter().map(PathBuf::from).collect())
 }
 

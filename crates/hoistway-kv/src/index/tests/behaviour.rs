@@ -181,7 +181,7 @@ fn a_quota_tells_what_has_to_go() {
 
 #[test]
 fn more_owners_than_there_are_numbers_for_are_refused() {
-    let index = Index::with_shards(S3FIFO, 1);
+    let index = Index::with_partitions(S3FIFO, 1);
     let mut refused = 0;
     for number in 0..70_000u64 {
         let entry = Entry { owner: 1 + (number % 2) as u16, namespace: (number / 2) as u16, ..block(number) };

@@ -15,7 +15,7 @@ fn a_block_takes_at_most_110_bytes() {
         while number < 3 * blocks {
             index.insert(fingerprint(number), &block(number), Existing::Replace);
             number += 1;
-            if index.totals_of_first_shard() > blocks / 64 {
+            if index.totals_of_first_partition() > blocks / 64 {
                 let want = Want { from: Candidates::Anywhere, bytes: 64 * (64 << 10) };
                 index.evict(&want, 1);
             }
@@ -27,10 +27,10 @@ fn a_block_takes_at_most_110_bytes() {
 }
 
 impl Index {
-    /// How many blocks one shard has: a quick guess at how many there are.
-    fn totals_of_first_shard(&self) -> u64 {
+    /// How many blocks one partition has: a quick guess at how many there are.
+    fn totals_of_first_partition(&self) -> u64 {
         let mut totals = super::super::Totals::default();
-        super::super::lock(&self.shared.shards[0]).totals(&mut totals, |_| true);
+        super::super::lock(&self.shared.partitions[0]).totals(&mut totals, |_| true);
         totals.own_blocks
     }
 }

@@ -19,7 +19,7 @@ struct Block {
 /// The plain one. Time is the same for all that happens in one step, and another in the next.
 struct Model {
     eviction: Eviction,
-    shards: usize,
+    partitions: usize,
     blocks: HashMap<Fingerprint, (Entry, Block)>,
     pins: HashMap<Fingerprint, u32>,
     /// Own blocks that are not pinned: on probation, and protected.
@@ -29,20 +29,20 @@ struct Model {
 }
 
 impl Model {
-    fn new(eviction: Eviction, shards: usize) -> Self {
+    fn new(eviction: Eviction, partitions: usize) -> Self {
         Self {
             eviction,
-            shards,
+            partitions,
             blocks: HashMap::new(),
             pins: HashMap::new(),
             queues: Default::default(),
-            ghosts: (0..shards).map(|_| Recent::default()).collect(),
+            ghosts: (0..partitions).map(|_| Recent::default()).collect(),
             quotas: [u64::MAX; 3],
         }
     }
 
-    fn shard(&self, fingerprint: &Fingerprint) -> usize {
-        usize::from(fingerprint.as_bytes()[0]) % self.shards
+    fn partition(&self, fingerprint: &Fingerprint) -> usize {
+        usize::from(fingerprint.as_bytes()[0]) % self.partitions
     }
 
     fn unlink(&mut self, fingerprint: &Fingerprint) -> Option<usize> {
@@ -57,8 +57,8 @@ impl Model {
 
     fn insert(&mut self, fingerprint: Fingerprint, entry: Entry) -> bool {
         let replaced = self.remove(&fingerprint);
-        let shard = self.shard(&fingerprint);
-        let is_remembered = self.ghosts[shard].remove(&fingerprint);
+        let partition = self.partition(&fingerprint);
+        let is_remembered = self.ghosts[partition].remove(&fingerprint);
         self.blocks.insert(fingerprint, (entry, Block::default()));
         if entry.is_own() && !self.pins.contains_key(&fingerprint) {
             let queue = usize::from(is_remembered || self.eviction == Eviction::Lru);
@@ -139,7 +139,7 @@ impl Model {
             })
             .map(|(fingerprint, (entry, _))| (*fingerprint, *entry))
             .collect();
-        // All of a shard's go.
+        // All of a partition's go.
         while !expired.is_empty() {
             let Some(next) = said.as_slice().first() else {
                 assert_eq!(rest, 0, "{expired:?} should have gone");
@@ -202,9 +202,9 @@ impl Model {
             if block.holds == 0 && (self.eviction == Eviction::Lru || block.uses == 0) {
                 self.remove(&fingerprint);
                 if queue == 0 {
-                    let shard = self.shard(&fingerprint);
-                    let left = self.blocks.keys().filter(|other| self.shard(other) == shard).count();
-                    self.ghosts[shard].insert(&fingerprint, (), (left / 2).max(64));
+                    let partition = self.partition(&fingerprint);
+                    let left = self.blocks.keys().filter(|other| self.partition(other) == partition).count();
+                    self.ghosts[partition].insert(&fingerprint, (), (left / 2).max(64));
                 }
                 goes.push(fingerprint);
                 return Some(entry);
@@ -277,11 +277,11 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(eviction: Eviction, shards: usize) -> Self {
+    fn new(eviction: Eviction, partitions: usize) -> Self {
         let options = IndexOptions { eviction, admission: Admission::Always };
         Self {
-            index: Index::with_shards(options, shards),
-            model: Model::new(eviction, shards),
+            index: Index::with_partitions(options, partitions),
+            model: Model::new(eviction, partitions),
             holds: Vec::new(),
             later: Vec::new(),
             now: 1000,
@@ -456,9 +456,9 @@ impl Pair {
     /// An unpinned block goes to the back of the queue that it was in.
     fn relink(&mut self, key: Fingerprint) {
         let queue = {
-            let shard = lock_shard(&self.index, &key);
-            let id = shard.find(&key).expect("it is there");
-            shard.nodes.get(id).queue() as usize
+            let partition = lock_partition(&self.index, &key);
+            let id = partition.find(&key).expect("it is there");
+            partition.nodes.get(id).queue() as usize
         };
         self.model.queues[queue].push_back(key);
     }
@@ -489,15 +489,15 @@ impl Pair {
     }
 }
 
-fn lock_shard<'a>(
+fn lock_partition<'a>(
     index: &'a Index,
     key: &Fingerprint,
-) -> std::sync::MutexGuard<'a, super::super::shard::Shard> {
+) -> std::sync::MutexGuard<'a, super::super::partition::Partition> {
     index.shared.lock_of(key)
 }
 
-fn agrees(eviction: Eviction, shards: usize, operations: Vec<Operation>) {
-    let mut pair = Pair::new(eviction, shards);
+fn agrees(eviction: Eviction, partitions: usize, operations: Vec<Operation>) {
+    let mut pair = Pair::new(eviction, partitions);
     for operation in operations {
         pair.carry_out(operation);
     }
@@ -509,17 +509,17 @@ proptest! {
 
     #[test]
     fn s3fifo_is_that_of_a_plain_index(
-        shards in prop_oneof![Just(1usize), Just(4)],
+        partitions in prop_oneof![Just(1usize), Just(4)],
         operations in proptest::collection::vec(operation(), 1..250),
     ) {
-        agrees(Eviction::S3Fifo, shards, operations);
+        agrees(Eviction::S3Fifo, partitions, operations);
     }
 
     #[test]
     fn lru_is_that_of_a_plain_index(
-        shards in prop_oneof![Just(1usize), Just(4)],
+        partitions in prop_oneof![Just(1usize), Just(4)],
         operations in proptest::collection::vec(operation(), 1..250),
     ) {
-        agrees(Eviction::Lru, shards, operations);
+        agrees(Eviction::Lru, partitions, operations);
     }
 }

@@ -88,7 +88,7 @@ impl Writer {
     /// Gives up a block whose record may be on the disk: until a tombstone is there, the slot stays as it is.
     fn withdraw(&self, mut block: Ready) {
         block.token.end = ClaimEnd::Used;
-        self.bury_later(block.record.fingerprint, &own_entry(&block.record), Reuse::Now);
+        self.tombstone_later(block.record.fingerprint, &own_entry(&block.record), Reuse::Now);
     }
 
     /// Waits until the data of blocks is on the disk, where it has to be before they are committed; one answer each.
@@ -159,7 +159,7 @@ impl Writer {
             }
             Inserted::Replaced(_) | Inserted::New | Inserted::Kept(_) => {}
             Inserted::Refused => {
-                self.bury_later(record.fingerprint, &entry, Reuse::Now);
+                self.tombstone_later(record.fingerprint, &entry, Reuse::Now);
                 return Err(Error::InvalidRequest("there are too many namespaces for the index".into()));
             }
         }

@@ -149,13 +149,13 @@ impl Writer {
     /// Has the blocks of draining segments go. Waits for no sync: the lock of the store may be held.
     pub(super) fn empty_draining(&self, blocks: &[PlacedBlock]) {
         let pinned = Mutex::new(Vec::new());
-        let buried = self.bury_unsynced(|| {
+        let written = self.tombstone_unsynced(|| {
             let (gone, stay) = self.shared.index.remove_placed(blocks);
             lock(&pinned).extend(stay);
             self.shared.observed.evicted(&gone);
             gone
         });
-        if let Err(error) = buried {
+        if let Err(error) = written {
             // Records of a segment that is not there say nothing.
             tracing::debug!(%error, "blocks go with their segment");
         }
@@ -198,7 +198,7 @@ impl Writer {
             _ => {}
         }
         lock(&self.slots).remove(number);
-        lock(&self.unburied).retain(|gone| gone.slot.segment != number);
+        lock(&self.missing_tombstones).retain(|gone| gone.slot.segment != number);
         self.shared.forget_segment(0, number);
         self.is_full.store(false, Ordering::Release);
         self.removed.fetch_add(1, Ordering::AcqRel);

@@ -14,7 +14,6 @@
 #![forbid(unsafe_code)]
 
 mod allocate;
-mod bury;
 mod checkpoint;
 mod claim;
 mod commit;
@@ -39,6 +38,7 @@ mod slots;
 mod sweep;
 #[cfg(test)]
 mod tests;
+mod tombstone;
 mod writer;
 
 use super::steady::Steady;
@@ -340,7 +340,7 @@ impl Segments {
     fn invalidate_token(&self, token: &FoundToken) {
         if token.entry.is_own() {
             if let Some(writer) = self.own_writer() {
-                writer.condemn(&token.fingerprint, token.entry.sequence);
+                writer.invalidate(&token.fingerprint, token.entry.sequence);
             }
         } else {
             let is_it =

@@ -175,7 +175,7 @@ impl Writer {
             room_changed: Condvar::new(),
             logged: Mutex::new(replayed.namespaces.keys().copied().collect()),
             is_gone: AtomicBool::new(false),
-            unburied: Mutex::default(),
+            missing_tombstones: Mutex::default(),
             unsynced_tombstones: Mutex::default(),
             releasing: Mutex::default(),
             publishing: RwLock::default(),

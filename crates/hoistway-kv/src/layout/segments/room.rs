@@ -214,7 +214,7 @@ impl Writer {
         self.is_refused.store(false, Ordering::Release);
         let collected = self.collect();
         let now = self.shared.steady_now();
-        let buried = self.bury(|| {
+        let written = self.tombstone(|| {
             let expired = self.shared.index.expired(now, 4096);
             self.shared.observed.expired(&expired);
             expired
@@ -226,7 +226,7 @@ impl Writer {
         self.empty_draining(&draining);
         self.finish_draining()?;
         let kept = self.keep_limits();
-        let full = [collected, buried.map(drop)].into_iter().find_map(Result::err);
+        let full = [collected, written.map(drop)].into_iter().find_map(Result::err);
         if let Some(error) = full {
             // The log has no room for what is gone. A segment can go without it.
             if is_full(&error)

@@ -274,7 +274,7 @@ impl Slots {
     }
 
     /// Records that the tombstone of a retired run's block is on the disk.
-    pub(super) fn buried(&mut self, slot: Slot) {
+    pub(super) fn tombstone_written(&mut self, slot: Slot) {
         if let Some((_, waiting)) = self.retired.get_mut(&slot) {
             waiting.for_tombstone = false;
             self.release(slot);

@@ -332,7 +332,7 @@ impl Writer {
         let hot: Vec<PlacedBlock> = hot.map(|(block, _)| *block).collect();
         // Where the log takes no records, no block goes in vain.
         self.carry_over(&hot, stretch)?;
-        self.bury(|| {
+        self.tombstone(|| {
             let gone = self.shared.index.evict_placed(&stretch.blocks);
             self.shared.observed.evicted(&gone);
             gone
@@ -392,7 +392,7 @@ impl Writer {
             let gone = index.evict_placed(&blocks);
             self.shared.observed.evicted(&gone);
             self.shared.gone(&gone);
-            gone.iter().for_each(|gone| self.bury_later(gone.fingerprint, &gone.entry, gone.reuse));
+            gone.iter().for_each(|gone| self.tombstone_later(gone.fingerprint, &gone.entry, gone.reuse));
         }
         for Moved { block, entry, .. } in there {
             lock(&self.slots).end_claim(entry.slot, entry.slot_bytes, ClaimEnd::Used);
@@ -405,7 +405,7 @@ impl Writer {
                     lock(&self.slots).retire(before.entry.slot, before.entry.slot_bytes, waiting);
                 }
                 // The record may be on the disk.
-                None => self.bury_later(block.fingerprint, &entry, Reuse::Now),
+                None => self.tombstone_later(block.fingerprint, &entry, Reuse::Now),
             }
         }
         appended

@@ -13,7 +13,6 @@
 
 use super::{
     Shared,
-    bury::Unburied,
     checkpoint::Checkpoints,
     claim::Pending,
     failed, lock,
@@ -23,6 +22,7 @@ use super::{
     segment::Segment,
     slots::Slots,
     sweep::Sweep,
+    tombstone::MissingTombstone,
 };
 use crate::{
     Durability, Error, EventKind, Fingerprint, Result,
@@ -80,7 +80,7 @@ pub(super) struct Writer {
     /// Whether its directory has moved away, so that blocks written there are lost.
     pub(super) is_gone: AtomicBool,
     /// Blocks that are gone, but not for the disk.
-    pub(super) unburied: Mutex<Vec<Unburied>>,
+    pub(super) missing_tombstones: Mutex<Vec<MissingTombstone>>,
     /// Blocks that are gone, but whose tombstones may not be on the disk. None is stored again before that. With the number
     /// of a record after the tombstone; `u64::MAX` until it is written.
     pub(super) unsynced_tombstones: Mutex<HashMap<Fingerprint, u64>>,
@@ -188,7 +188,7 @@ impl Writer {
                 lock(&self.slots).remove(*number);
                 self.shared.forget_segment(0, *number);
             }
-            lock(&self.unburied).retain(|gone| !missing.contains(&gone.slot.segment));
+            lock(&self.missing_tombstones).retain(|gone| !missing.contains(&gone.slot.segment));
             let directory = self.directory.display();
             let (count, blocks) = (missing.len(), gone.len());
             let reason =

@@ -51,7 +51,7 @@ pub(super) struct State {
     pub(super) commits_fail: bool,
     /// Whether the owner of all places has given them to others since they were found.
     pub(super) has_moved: bool,
-    pub(super) condemned: u64,
+    pub(super) invalidated: u64,
     /// Claims that were given up after a write to their places failed.
     pub(super) failed: u64,
     /// Whether all blocks are another process's.
@@ -249,7 +249,7 @@ impl Layout for Slots {
         let (block, _) = found.token.downcast_ref::<(Fingerprint, Block)>().unwrap();
         let mut state = lock(&self.state);
         state.blocks.remove(block);
-        state.condemned += 1;
+        state.invalidated += 1;
     }
 
     fn touch(&self, _: &[Fingerprint]) {}
@@ -311,7 +311,7 @@ impl Administration for Slots {
 
     fn usage(&self) -> Usage {
         let state = lock(&self.state);
-        Usage { blocks: state.blocks.len() as u64, corrupt_blocks: state.condemned, ..Usage::default() }
+        Usage { blocks: state.blocks.len() as u64, corrupt_blocks: state.invalidated, ..Usage::default() }
     }
 
     fn observed(&self) -> &Observed {

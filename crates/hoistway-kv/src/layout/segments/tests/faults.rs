@@ -229,7 +229,7 @@ fn what_is_deleted_while_its_segment_goes_does_not_come_back() {
 }
 
 #[test]
-fn what_was_condemned_before_it_was_deleted_does_not_come_back() {
+fn what_was_invalidated_before_it_was_deleted_does_not_come_back() {
     let bench = Bench::new();
     let store = bench.open();
     bench.put_all(&store, &["a"]);
@@ -258,7 +258,7 @@ fn logs_and_checkpoints_stay_short() {
 }
 
 #[test]
-fn who_condemns_a_block_does_not_wait_for_a_log_that_changes() {
+fn who_invalidates_a_block_does_not_wait_for_a_log_that_changes() {
     let bench = Bench::new();
     let store = bench.open();
     bench.put_all(&store, &["a"]);

@@ -253,7 +253,7 @@ fn a_writer_that_always_writes_gives_up_room_as_well() {
         let mut claims = Vec::new();
         for region in writer.regions(&segments) {
             let Some(block) = region.blocks.first() else { continue };
-            writer.bury(|| rich.shared.index.evict_placed(std::slice::from_ref(block))).unwrap();
+            writer.tombstone(|| rich.shared.index.evict_placed(std::slice::from_ref(block))).unwrap();
             let key = format!("{round} {}", region.segment);
             if let Reservation::Claimed(claim) = bench.reserve(&rich, &key).unwrap() {
                 claims.push(claim);

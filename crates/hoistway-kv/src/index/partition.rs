@@ -4,7 +4,7 @@
 use super::{
     entry::{Entry, Existing, Inserted, PlacedBlock, Removed, Reuse, Slot, Totals},
     eviction::{Fate, OnUse, Policy, Queue},
-    lane::{LaneKey, Lanes},
+    eviction_list::{EvictionLists, ListKey},
     node::{Mark, NONE, Node, NodeId, Nodes},
     quota::Namespaces,
     recent::Recent,
@@ -16,7 +16,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// What the shards share.
+/// What the partitions share.
 pub(super) struct Rules {
     pub(super) policy: &'static dyn Policy,
     pub(super) namespaces: Namespaces,
@@ -37,11 +37,11 @@ const LEAST_REMEMBERED: usize = 64;
 /// Instead of a time: the block was not only asked for, but there to be stored.
 const OFFERED: u32 = 0;
 
-pub(super) struct Shard {
+pub(super) struct Partition {
     /// Nodes by fingerprint, with 32 bits of it, so that no node is fetched that is not meant.
     table: HashTable<(NodeId, u32)>,
     pub(super) nodes: Nodes,
-    pub(super) lanes: Lanes,
+    pub(super) lists: EvictionLists,
     /// How many read a node.
     holds: HashMap<NodeId, u32>,
     /// By fingerprint, as a pin outlives the block that it was meant for if that is damaged, and written anew.
@@ -56,12 +56,12 @@ pub(super) struct Shard {
     swept: u32,
 }
 
-impl Shard {
+impl Partition {
     pub(super) fn new() -> Self {
         Self {
             table: HashTable::new(),
             nodes: Nodes::new(),
-            lanes: Lanes::default(),
+            lists: EvictionLists::default(),
             holds: HashMap::new(),
             pins: HashMap::new(),
             ghosts: Recent::default(),
@@ -82,14 +82,14 @@ impl Shard {
         self.find(fingerprint).is_some_and(|id| !self.nodes.get(id).is_expired(now))
     }
 
-    /// The only node that a fingerprint's may be, unless two have the same tag: [`Shard::contains_candidate`] sees to
+    /// The only node that a fingerprint's may be, unless two have the same tag: [`Partition::contains_candidate`] sees to
     /// that. To ask for all of a batch's first lets their nodes be fetched from memory at the same time.
     pub(super) fn candidate(&self, fingerprint: &Fingerprint) -> NodeId {
         let tag = fingerprint.tag();
         self.table.find(hash(fingerprint), |(_, other)| *other == tag).map_or(NONE, |(id, _)| *id)
     }
 
-    /// As [`Shard::contains`], with what [`Shard::candidate`] said.
+    /// As [`Partition::contains`], with what [`Partition::candidate`] said.
     pub(super) fn contains_candidate(&self, candidate: NodeId, fingerprint: &Fingerprint, now: u32) -> bool {
         if candidate == NONE {
             return false;
@@ -100,7 +100,7 @@ impl Shard {
 
     pub(super) fn entry(&self, id: NodeId) -> Entry {
         let node = self.nodes.get(id);
-        let key = self.lanes.get(node.lane()).key;
+        let key = self.lists.get(node.list()).key;
         node.entry(key.owner, key.namespace, key.class)
     }
 
@@ -112,7 +112,7 @@ impl Shard {
     }
 
     pub(super) fn is_own(&self, id: NodeId) -> bool {
-        self.lanes.get(self.nodes.get(id).lane()).key.is_own()
+        self.lists.get(self.nodes.get(id).list()).key.is_own()
     }
 
     /// Makes the table large enough for so many blocks more.
@@ -133,12 +133,12 @@ impl Shard {
         if let (Some(id), Existing::Keep) = (found, existing) {
             return Inserted::Kept(self.entry(id));
         }
-        let key = LaneKey { owner: entry.owner, namespace: entry.namespace, class: entry.class };
-        let Some(lane) = self.lanes.of(key, || rules.namespaces.of(entry.namespace)) else {
+        let key = ListKey { owner: entry.owner, namespace: entry.namespace, class: entry.class };
+        let Some(list) = self.lists.of(key, || rules.namespaces.of(entry.namespace)) else {
             return Inserted::Refused;
         };
-        let node = Node::new(fingerprint, entry, lane);
-        self.lanes.enter(&node);
+        let node = Node::new(fingerprint, entry, list);
+        self.lists.enter(&node);
         let replaced = found.map(|id| self.remove(id));
         let id = self.nodes.insert(node);
         let nodes = &self.nodes;
@@ -154,7 +154,7 @@ impl Shard {
         if self.pins.contains_key(&fingerprint) {
             self.nodes.get_mut(id).mark(Mark::Pinned);
         } else if key.is_own() {
-            self.lanes.link(&mut self.nodes, id, queue, stamp);
+            self.lists.link(&mut self.nodes, id, queue, stamp);
         }
         replaced.map_or(Inserted::New, Inserted::Replaced)
     }
@@ -166,8 +166,8 @@ impl Shard {
         if let Ok(found) = self.table.find_entry(hash(&node.fingerprint), |(other, _)| *other == id) {
             found.remove();
         }
-        self.lanes.unlink(&mut self.nodes, id);
-        self.lanes.leave(&node);
+        self.lists.unlink(&mut self.nodes, id);
+        self.lists.leave(&node);
         let reuse = if node.is(Mark::Held) {
             self.nodes.get_mut(id).unmark(Mark::Visible);
             Reuse::Later
@@ -195,8 +195,8 @@ impl Shard {
             OnUse::MoveToBack => {
                 if node.is(Mark::Linked) {
                     let queue = node.queue();
-                    self.lanes.unlink(&mut self.nodes, id);
-                    self.lanes.link(&mut self.nodes, id, queue, rules.tick());
+                    self.lists.unlink(&mut self.nodes, id);
+                    self.lists.link(&mut self.nodes, id, queue, rules.tick());
                 }
             }
         }
@@ -231,7 +231,7 @@ impl Shard {
         let node = self.nodes.get_mut(id);
         node.mark(Mark::Pinned);
         *self.pins.entry(node.fingerprint).or_insert(0) += 1;
-        self.lanes.unlink(&mut self.nodes, id);
+        self.lists.unlink(&mut self.nodes, id);
     }
 
     /// Undoes a pin. A block that is not pinned any more is as if it had just come.
@@ -248,7 +248,7 @@ impl Shard {
         node.unmark(Mark::Pinned);
         let queue = node.queue();
         if is_own {
-            self.lanes.link(&mut self.nodes, id, queue, rules.tick());
+            self.lists.link(&mut self.nodes, id, queue, rules.tick());
         }
     }
 
@@ -269,8 +269,8 @@ impl Shard {
         let (queue, uses) = rules.policy.carried(before.queue(), before.uses());
         self.nodes.get_mut(id).set_uses(uses);
         if self.nodes.get(id).is(Mark::Linked) {
-            self.lanes.unlink(&mut self.nodes, id);
-            self.lanes.link(&mut self.nodes, id, queue, rules.tick());
+            self.lists.unlink(&mut self.nodes, id);
+            self.lists.link(&mut self.nodes, id, queue, rules.tick());
         } else {
             self.nodes.get_mut(id).set_queue(queue);
         }
@@ -289,8 +289,8 @@ impl Shard {
             Fate::Evict => return Some(self.remove(id)),
             Fate::EvictAndRemember => return Some(self.evict(id)),
         };
-        self.lanes.unlink(&mut self.nodes, id);
-        self.lanes.link(&mut self.nodes, id, kept_in, rules.tick());
+        self.lists.unlink(&mut self.nodes, id);
+        self.lists.link(&mut self.nodes, id, kept_in, rules.tick());
         None
     }
 
@@ -354,28 +354,28 @@ impl Shard {
     }
 
     pub(super) fn totals(&self, totals: &mut Totals, is_wanted: impl Fn(u16) -> bool) {
-        for (_, lane) in self.lanes.iter().filter(|(_, lane)| is_wanted(lane.key.namespace)) {
-            if lane.key.is_own() {
-                totals.own_blocks += lane.blocks;
-                totals.own_slot_bytes += lane.slot_bytes;
-                totals.own_payload_bytes += lane.payload_bytes;
+        for (_, list) in self.lists.iter().filter(|(_, list)| is_wanted(list.key.namespace)) {
+            if list.key.is_own() {
+                totals.own_blocks += list.blocks;
+                totals.own_slot_bytes += list.slot_bytes;
+                totals.own_payload_bytes += list.payload_bytes;
             } else {
-                totals.foreign_blocks += lane.blocks;
-                totals.foreign_payload_bytes += lane.payload_bytes;
+                totals.foreign_blocks += list.blocks;
+                totals.foreign_payload_bytes += list.payload_bytes;
             }
         }
     }
 
-    /// The front of a queue of a lane: its node and stamp.
-    pub(super) fn front(&self, lane: u16, queue: Queue) -> Option<(NodeId, u64)> {
-        let front = self.lanes.get(lane).queues[queue as usize].front;
+    /// The front of a queue of a list: its node and stamp.
+    pub(super) fn front(&self, list: u16, queue: Queue) -> Option<(NodeId, u64)> {
+        let front = self.lists.get(list).queues[queue as usize].front;
         (front != NONE).then(|| (front, self.nodes.get(front).stamp()))
     }
 
     pub(super) fn heap_bytes(&self) -> usize {
         self.table.allocation_size()
             + self.nodes.heap_bytes()
-            + self.lanes.heap_bytes()
+            + self.lists.heap_bytes()
             + self.holds.capacity() * (size_of::<(NodeId, u32)>() + 1)
             + self.pins.capacity() * (size_of::<(Fingerprint, u32)>() + 1)
             + self.ghosts.heap_bytes()
@@ -383,7 +383,7 @@ impl Shard {
     }
 }
 
-/// Fingerprints are hashes: eight bytes of one are as good as any. The first eight choose the shard, and tags.
+/// Fingerprints are hashes: eight bytes of one are as good as any. The first eight choose the partition, and tags.
 fn hash(fingerprint: &Fingerprint) -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&fingerprint.as_bytes()[8..]);

@@ -1,24 +1,24 @@
-//! Lanes: the blocks of one owner, namespace and class in a shard, in queues.
+//! Eviction lists: the blocks of one owner, namespace and class in a partition, in queues.
 #![forbid(unsafe_code)]
 
 use super::{
     entry::Candidates,
     eviction::Queue,
-    node::{LaneId, Mark, NONE, Node, NodeId, Nodes},
+    node::{ListId, Mark, NONE, Node, NodeId, Nodes},
     quota::NamespaceUse,
 };
 use hashbrown::HashMap;
 use std::sync::{Arc, atomic::Ordering};
 
-/// What the blocks of a lane have in common.
+/// What the blocks of a list have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct LaneKey {
+pub(super) struct ListKey {
     pub(super) owner: u16,
     pub(super) namespace: u16,
     pub(super) class: u8,
 }
 
-impl LaneKey {
+impl ListKey {
     pub(super) fn is_own(self) -> bool {
         self.owner == 0
     }
@@ -35,20 +35,20 @@ impl LaneKey {
 
 /// A queue: a list through the nodes, in the order of their stamps.
 #[derive(Debug)]
-pub(super) struct List {
+pub(super) struct LinkedQueue {
     pub(super) front: NodeId,
     back: NodeId,
     pub(super) blocks: u64,
     pub(super) slot_bytes: u64,
 }
 
-impl Default for List {
+impl Default for LinkedQueue {
     fn default() -> Self {
         Self { front: NONE, back: NONE, blocks: 0, slot_bytes: 0 }
     }
 }
 
-impl List {
+impl LinkedQueue {
     fn push_back(&mut self, nodes: &mut Nodes, id: NodeId, stamp: u64) {
         let back = std::mem::replace(&mut self.back, id);
         if back == NONE {
@@ -79,12 +79,12 @@ impl List {
     }
 }
 
-/// A lane.
+/// A list.
 #[derive(Debug)]
-pub(super) struct Lane {
-    pub(super) key: LaneKey,
+pub(super) struct EvictionList {
+    pub(super) key: ListKey,
     /// By [`Queue`]. Blocks of others, and pinned ones, are in none.
-    pub(super) queues: [List; 2],
+    pub(super) queues: [LinkedQueue; 2],
     /// All its blocks, also those in no queue.
     pub(super) blocks: u64,
     pub(super) slot_bytes: u64,
@@ -92,29 +92,29 @@ pub(super) struct Lane {
     namespace: Arc<NamespaceUse>,
 }
 
-/// The lanes of a shard, by number. A lane without blocks gives its number back.
+/// The lists of a partition, by number. A list without blocks gives its number back.
 #[derive(Debug, Default)]
-pub(super) struct Lanes {
-    lanes: Vec<Lane>,
-    by_key: HashMap<LaneKey, LaneId>,
-    free: Vec<LaneId>,
+pub(super) struct EvictionLists {
+    lists: Vec<EvictionList>,
+    by_key: HashMap<ListKey, ListId>,
+    free: Vec<ListId>,
 }
 
-impl Lanes {
-    /// The lane for blocks of this key, or `None` if there is no number for it any more.
+impl EvictionLists {
+    /// The list for blocks of this key, or `None` if there is no number for it any more.
     pub(super) fn of(
         &mut self,
-        key: LaneKey,
+        key: ListKey,
         namespace: impl FnOnce() -> Arc<NamespaceUse>,
-    ) -> Option<LaneId> {
+    ) -> Option<ListId> {
         if let Some(&id) = self.by_key.get(&key) {
             return Some(id);
         }
         let id = match self.free.pop() {
             Some(id) => id,
-            None => LaneId::try_from(self.lanes.len()).ok()?,
+            None => ListId::try_from(self.lists.len()).ok()?,
         };
-        let lane = Lane {
+        let list = EvictionList {
             key,
             queues: Default::default(),
             blocks: 0,
@@ -122,64 +122,64 @@ impl Lanes {
             payload_bytes: 0,
             namespace: namespace(),
         };
-        match self.lanes.get_mut(usize::from(id)) {
-            Some(free) => *free = lane,
-            None => self.lanes.push(lane),
+        match self.lists.get_mut(usize::from(id)) {
+            Some(free) => *free = list,
+            None => self.lists.push(list),
         }
         self.by_key.insert(key, id);
         Some(id)
     }
 
-    pub(super) fn get(&self, id: LaneId) -> &Lane {
-        &self.lanes[usize::from(id)]
+    pub(super) fn get(&self, id: ListId) -> &EvictionList {
+        &self.lists[usize::from(id)]
     }
 
     /// Those that have blocks, with their numbers.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (LaneId, &Lane)> {
-        self.lanes
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ListId, &EvictionList)> {
+        self.lists
             .iter()
             .enumerate()
-            .filter(|(_, lane)| lane.blocks > 0)
-            .map(|(id, lane)| (id as LaneId, lane))
+            .filter(|(_, list)| list.blocks > 0)
+            .map(|(id, list)| (id as ListId, list))
     }
 
     /// Counts a block in.
     pub(super) fn enter(&mut self, node: &Node) {
-        let lane = &mut self.lanes[usize::from(node.lane())];
-        lane.blocks += 1;
-        lane.slot_bytes += node.slot_bytes();
-        lane.payload_bytes += node.payload_len();
-        if lane.key.is_own() {
-            lane.namespace.own_bytes.fetch_add(node.slot_bytes(), Ordering::Relaxed);
+        let list = &mut self.lists[usize::from(node.list())];
+        list.blocks += 1;
+        list.slot_bytes += node.slot_bytes();
+        list.payload_bytes += node.payload_len();
+        if list.key.is_own() {
+            list.namespace.own_bytes.fetch_add(node.slot_bytes(), Ordering::Relaxed);
         } else {
-            lane.namespace.enter(lane.key.owner, node.slot_bytes());
+            list.namespace.enter(list.key.owner, node.slot_bytes());
         }
     }
 
-    /// Counts a block out. The lane may be gone afterwards.
+    /// Counts a block out. The list may be gone afterwards.
     pub(super) fn leave(&mut self, node: &Node) {
-        let id = node.lane();
-        let lane = &mut self.lanes[usize::from(id)];
-        lane.blocks -= 1;
-        lane.slot_bytes -= node.slot_bytes();
-        lane.payload_bytes -= node.payload_len();
-        if lane.key.is_own() {
-            lane.namespace.own_bytes.fetch_sub(node.slot_bytes(), Ordering::Relaxed);
+        let id = node.list();
+        let list = &mut self.lists[usize::from(id)];
+        list.blocks -= 1;
+        list.slot_bytes -= node.slot_bytes();
+        list.payload_bytes -= node.payload_len();
+        if list.key.is_own() {
+            list.namespace.own_bytes.fetch_sub(node.slot_bytes(), Ordering::Relaxed);
         } else {
-            lane.namespace.leave(lane.key.owner, node.slot_bytes());
+            list.namespace.leave(list.key.owner, node.slot_bytes());
         }
-        if lane.blocks == 0 {
-            self.by_key.remove(&lane.key);
+        if list.blocks == 0 {
+            self.by_key.remove(&list.key);
             self.free.push(id);
         }
     }
 
-    /// Puts a block at the back of a queue of its lane.
+    /// Puts a block at the back of a queue of its list.
     pub(super) fn link(&mut self, nodes: &mut Nodes, id: NodeId, queue: Queue, stamp: u64) {
         let node = nodes.get_mut(id);
         node.set_queue(queue);
         node.mark(Mark::Linked);
-        self.lanes[usize::from(node.lane())].queues[queue as usize].push_back(nodes, id, stamp);
+        self.lists[usize::from(node.list())].queues[queue as usize].push_back(nodes, id, stamp);
     }
 
     /// Takes a block out of its queue, if it is in one.
@@ -189,13 +189,13 @@ impl Lanes {
             return;
         }
         node.unmark(Mark::Linked);
-        let (lane, queue) = (node.lane(), node.queue());
-        self.lanes[usize::from(lane)].queues[queue as usize].remove(nodes, id);
+        let (list, queue) = (node.list(), node.queue());
+        self.lists[usize::from(list)].queues[queue as usize].remove(nodes, id);
     }
 
     pub(super) fn heap_bytes(&self) -> usize {
-        self.lanes.capacity() * size_of::<Lane>()
-            + self.by_key.capacity() * (size_of::<(LaneKey, LaneId)>() + 1)
-            + self.free.capacity() * size_of::<LaneId>()
+        self.lists.capacity() * size_of::<EvictionList>()
+            + self.by_key.capacity() * (size_of::<(ListKey, ListId)>() + 1)
+            + self.free.capacity() * size_of::<ListId>()
     }
 }

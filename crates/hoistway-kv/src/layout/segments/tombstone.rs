@@ -12,7 +12,7 @@ use tracing::debug_span;
 
 /// A block that is gone, but not for the disk.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Unburied {
+pub(super) struct MissingTombstone {
     pub(super) fingerprint: Fingerprint,
     pub(super) sequence: u64,
     pub(super) slot: Slot,
@@ -22,7 +22,7 @@ impl Writer {
     /// Evicts blocks; how many went.
     pub(super) fn evict(&self, want: &Want) -> Result<Vec<Removed>> {
         let _evicting = debug_span!("kv.evict", bytes = want.bytes).entered();
-        self.bury(|| {
+        self.tombstone(|| {
             let evicted = self.shared.index.evict(want, self.shared.steady_now());
             self.shared.observed.evicted(&evicted);
             evicted
@@ -35,12 +35,12 @@ impl Writer {
         let Some(namespace) = self.shared.namespaces.known(namespace) else { return Ok(0) };
         let is_it =
             |entry: &Entry, is_pinned: bool| entry.is_own() && entry.namespace == namespace && !is_pinned;
-        let removed = self.bury(|| {
+        let removed = self.tombstone(|| {
             let index = &self.shared.index;
             blocks.iter().filter_map(|(_, fingerprint)| index.remove_if(fingerprint, is_it)).collect()
         })?;
         if removed.len() < blocks.len() {
-            self.bury_all()?;
+            self.tombstone_all()?;
         }
         self.sync_tombstones()?;
         Ok(removed.len())
@@ -50,31 +50,31 @@ impl Writer {
     pub(super) fn clear(&self, namespace: NamespaceId) -> Result<usize> {
         self.check_open()?;
         let Some(namespace) = self.shared.namespaces.known(namespace) else { return Ok(0) };
-        let removed = self.bury(|| {
+        let removed = self.tombstone(|| {
             let index = &self.shared.index;
             index.remove_all(|_, entry, is_pinned| {
                 entry.is_own() && entry.namespace == namespace && !is_pinned
             })
         })?;
-        self.bury_all()?;
+        self.tombstone_all()?;
         self.sync_tombstones()?;
         Ok(removed.len())
     }
 
     /// Makes a damaged block of this process a miss.
-    pub(super) fn condemn(&self, fingerprint: &Fingerprint, sequence: u64) {
+    pub(super) fn invalidate(&self, fingerprint: &Fingerprint, sequence: u64) {
         let is_it = |entry: &Entry, _| entry.is_own() && entry.sequence == sequence;
-        // Held all the while: who buries what is gone finds it there. The disk is not waited for under it.
-        let mut unburied = lock(&self.unburied);
+        // Held all the while: who writes missing tombstones finds it there. The disk is not waited for under it.
+        let mut missing = lock(&self.missing_tombstones);
         if let Some(gone) = self.shared.index.remove_if(fingerprint, is_it) {
-            self.retire_unburied(&gone.entry, gone.reuse);
-            unburied.push(Unburied { fingerprint: *fingerprint, sequence, slot: gone.entry.slot });
+            self.retire_without_tombstone(&gone.entry, gone.reuse);
+            missing.push(MissingTombstone { fingerprint: *fingerprint, sequence, slot: gone.entry.slot });
             self.shared.gone(&[gone]);
         }
     }
 
     /// Removes blocks, and writes down that they are gone, which frees their slots. If that fails, it is tried again later.
-    pub(super) fn bury(&self, remove: impl FnOnce() -> Vec<Removed>) -> Result<Vec<Removed>> {
+    pub(super) fn tombstone(&self, remove: impl FnOnce() -> Vec<Removed>) -> Result<Vec<Removed>> {
         // Until those are noted whose tombstones are missing: a thread that waits for publishers knows that what is not
         // found any more stays away.
         let _publishing = self.publishing.read().unwrap_or_else(PoisonError::into_inner);
@@ -88,8 +88,8 @@ impl Writer {
             sequence: gone.entry.sequence,
         };
         let tombstones: Vec<Change> = removed.iter().map(tombstone).collect();
-        let buried = self.append_tombstones(&tombstones);
-        match buried {
+        let written = self.append_tombstones(&tombstones);
+        match written {
             Ok(()) => {
                 let mut slots = lock(&self.slots);
                 for gone in &removed {
@@ -100,7 +100,9 @@ impl Writer {
                 Ok(removed)
             }
             Err(error) => {
-                removed.iter().for_each(|gone| self.bury_later(gone.fingerprint, &gone.entry, gone.reuse));
+                removed
+                    .iter()
+                    .for_each(|gone| self.tombstone_later(gone.fingerprint, &gone.entry, gone.reuse));
                 Err(error)
             }
         }
@@ -134,16 +136,16 @@ impl Writer {
 
     /// Evicts blocks before their room is needed.
     pub(super) fn evict_before_need(&self, want: &Want) -> Result<()> {
-        self.bury_unsynced(|| {
+        self.tombstone_unsynced(|| {
             let evicted = self.shared.index.evict(want, self.shared.steady_now());
             self.shared.observed.evicted(&evicted);
             evicted
         })
     }
 
-    /// As [`Writer::bury`], but waits for no sync. Places are free once a sync of the log, such as that of the next commit,
+    /// As [`Writer::tombstone`], but waits for no sync. Places are free once a sync of the log, such as that of the next commit,
     /// covers the tombstones of their blocks.
-    pub(super) fn bury_unsynced(&self, remove: impl FnOnce() -> Vec<Removed>) -> Result<()> {
+    pub(super) fn tombstone_unsynced(&self, remove: impl FnOnce() -> Vec<Removed>) -> Result<()> {
         let _publishing = self.publishing.read().unwrap_or_else(PoisonError::into_inner);
         let removed = remove();
         if removed.is_empty() {
@@ -158,12 +160,14 @@ impl Writer {
         match self.append_unsynced(&tombstones) {
             Ok(end) => {
                 // Before they wait for the sync, which may have ended by then.
-                removed.iter().for_each(|gone| self.retire_unburied(&gone.entry, gone.reuse));
+                removed.iter().for_each(|gone| self.retire_without_tombstone(&gone.entry, gone.reuse));
                 lock(&self.releasing).extend(removed.iter().map(|gone| (end, gone.entry.slot)));
                 Ok(())
             }
             Err(error) => {
-                removed.iter().for_each(|gone| self.bury_later(gone.fingerprint, &gone.entry, gone.reuse));
+                removed
+                    .iter()
+                    .for_each(|gone| self.tombstone_later(gone.fingerprint, &gone.entry, gone.reuse));
                 Err(error)
             }
         }
@@ -177,7 +181,7 @@ impl Writer {
         let free: Vec<Slot> = releasing.drain(..count).map(|(_, slot)| slot).collect();
         drop(releasing);
         let mut slots = lock(&self.slots);
-        free.into_iter().for_each(|slot| slots.buried(slot));
+        free.into_iter().for_each(|slot| slots.tombstone_written(slot));
     }
 
     /// Waits until tombstones are on the disk, if any may not be.
@@ -193,12 +197,16 @@ impl Writer {
     }
 
     /// Keeps the place of a block that is gone until the disk knows.
-    pub(super) fn bury_later(&self, fingerprint: Fingerprint, gone: &Entry, reuse: Reuse) {
-        self.retire_unburied(gone, reuse);
-        lock(&self.unburied).push(Unburied { fingerprint, sequence: gone.sequence, slot: gone.slot });
+    pub(super) fn tombstone_later(&self, fingerprint: Fingerprint, gone: &Entry, reuse: Reuse) {
+        self.retire_without_tombstone(gone, reuse);
+        lock(&self.missing_tombstones).push(MissingTombstone {
+            fingerprint,
+            sequence: gone.sequence,
+            slot: gone.slot,
+        });
     }
 
-    fn retire_unburied(&self, gone: &Entry, reuse: Reuse) {
+    fn retire_without_tombstone(&self, gone: &Entry, reuse: Reuse) {
         let waiting = Waiting { for_tombstone: true, for_readers: reuse == Reuse::Later };
         lock(&self.slots).retire(gone.slot, gone.slot_bytes, waiting);
     }
@@ -209,38 +217,40 @@ impl Writer {
         for slot in self.shared.index.freed() {
             lock(&self.slots).unread(slot);
         }
-        if lock(&self.unburied).is_empty() {
+        if lock(&self.missing_tombstones).is_empty() {
             return Ok(());
         }
         let _publishing = self.publishing.read().unwrap_or_else(PoisonError::into_inner);
-        self.bury_rest()
+        self.write_missing_tombstones()
     }
 
     /// Sees to it that no block that is not found any more comes back after a crash.
-    fn bury_all(&self) -> Result<()> {
+    fn tombstone_all(&self) -> Result<()> {
         // With this lock held, no other thread is about to write a tombstone.
         let _alone = self.publishing.write().unwrap_or_else(PoisonError::into_inner);
-        self.bury_rest()?;
+        self.write_missing_tombstones()?;
         self.sync_removed()
     }
 
     /// Writes tombstones that could not be written before.
-    fn bury_rest(&self) -> Result<()> {
-        let unburied = std::mem::take(&mut *lock(&self.unburied));
-        if unburied.is_empty() {
+    fn write_missing_tombstones(&self) -> Result<()> {
+        let missing = std::mem::take(&mut *lock(&self.missing_tombstones));
+        if missing.is_empty() {
             return Ok(());
         }
-        let tombstone =
-            |gone: &Unburied| Change::Tombstone { fingerprint: gone.fingerprint, sequence: gone.sequence };
-        let tombstones: Vec<Change> = unburied.iter().map(tombstone).collect();
-        let buried = self.append_tombstones(&tombstones);
-        match buried {
+        let tombstone = |gone: &MissingTombstone| Change::Tombstone {
+            fingerprint: gone.fingerprint,
+            sequence: gone.sequence,
+        };
+        let tombstones: Vec<Change> = missing.iter().map(tombstone).collect();
+        let written = self.append_tombstones(&tombstones);
+        match written {
             Ok(()) => {
                 let mut slots = lock(&self.slots);
-                unburied.iter().for_each(|gone| slots.buried(gone.slot));
+                missing.iter().for_each(|gone| slots.tombstone_written(gone.slot));
             }
-            Err(_) => lock(&self.unburied).extend(unburied),
+            Err(_) => lock(&self.missing_tombstones).extend(missing),
         }
-        buried
+        written
     }
 }
