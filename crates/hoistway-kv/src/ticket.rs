@@ -99,7 +99,7 @@ impl fmt::Debug for Ticket {
 }
 
 /// Permission to touch the memory of a request: held by whatever does, or is about to.
-pub(crate) struct Lease {
+pub(crate) struct MemoryLease {
     /// The caller's: dropped with the last lease.
     _keep: KeepAlive,
     /// Dropped after it, as fields are in their order: until then the memory counts as in use.
@@ -124,7 +124,7 @@ pub(crate) struct TicketState {
     progress: Mutex<Progress>,
     ended: Condvar,
     /// What transfers that are still to be made will clone; gone once the request has ended, or all are made.
-    lease: Mutex<Option<Arc<Lease>>>,
+    lease: Mutex<Option<Arc<MemoryLease>>>,
     memory: Weak<Held>,
     /// Whether a transfer failed after which the memory may be in use for ever.
     is_lost: AtomicBool,
@@ -183,7 +183,7 @@ impl TicketState {
     pub(crate) fn new(core: &Arc<Core>, options: TicketOptions) -> Arc<Self> {
         let held = Arc::new(Held);
         let memory = Arc::downgrade(&held);
-        let lease = Arc::new(Lease { _keep: options.keep, _held: held });
+        let lease = Arc::new(MemoryLease { _keep: options.keep, _held: held });
         let (ticket, items) = (options.id, options.items);
         let span = match options.kind {
             Kind::Load => debug_span!("kv.load", ticket, items, bytes = Empty),
@@ -235,7 +235,7 @@ impl TicketState {
     }
 
     /// For a transfer of this request; `None` if it has ended, and its memory is not to be touched any more.
-    pub(crate) fn lease(&self) -> Option<Arc<Lease>> {
+    pub(crate) fn lease(&self) -> Option<Arc<MemoryLease>> {
         lock(&self.lease).clone()
     }
 

@@ -11,7 +11,7 @@ use crate::{
     pace::{Again, Fault},
     pin::{Part, Pin, Tag},
     policy::Failure,
-    redirect::{self, Followed, Linked, Place},
+    redirect::{self, FilePlace, Followed, Linked},
     region::in_its_region,
     request_size::RequestSize,
     signature::unsigned,
@@ -42,7 +42,7 @@ pub struct Object {
     region: Option<String>,
     pin: Pin,
     /// What the hub or a web server said of the file, and where it led to.
-    linked: Option<(Linked, RwLock<Arc<Place>>)>,
+    linked: Option<(Linked, RwLock<Arc<FilePlace>>)>,
     changed: OnceLock<String>,
     /// The checksum that the store has of it, or why none can be compared.
     checksum: OnceLock<Result<Checksum, &'static str>>,
@@ -360,7 +360,7 @@ impl Object {
     fn linked_answer(
         &self,
         linked: &Linked,
-        place: &RwLock<Arc<Place>>,
+        place: &RwLock<Arc<FilePlace>>,
         headers: &[(HeaderName, String)],
         waiting: &Waiting<'_>,
     ) -> Result<(Arc<Client>, Answer), Fault> {
@@ -395,7 +395,7 @@ type Taker<'a> = (&'a mut usize, &'a mut dyn FnMut(&[u8]));
 struct First {
     pin: Pin,
     head: Vec<u8>,
-    linked: Option<(Linked, Place)>,
+    linked: Option<(Linked, FilePlace)>,
     headers: HeaderMap,
     digest: Option<WholeDigest>,
 }

@@ -22,7 +22,7 @@ const MAX_REDIRECT_BYTES: usize = 64 << 10;
 
 /// Where the bytes of a file are.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct FilePlace {
     pub(crate) client: Arc<Client>,
     pub(crate) target: Target,
     /// Whether another server than the hub has them, by a URL that is signed and expires.
@@ -40,7 +40,7 @@ pub(crate) struct Linked {
 /// The answer at the end of redirects.
 pub(crate) struct Followed {
     pub(crate) answer: Answer,
-    pub(crate) place: Place,
+    pub(crate) place: FilePlace,
     pub(crate) linked: Linked,
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn follow(
     headers: &[(HeaderName, String)],
     waiting: &Waiting<'_>,
 ) -> Result<Followed, Fault> {
-    let mut place = Place { client: hub.clone(), target: target.clone(), was_redirected: false };
+    let mut place = FilePlace { client: hub.clone(), target: target.clone(), was_redirected: false };
     let mut linked = Linked::default();
     for _ in 0..=MOST {
         let answer = place.client.ask(&place.target, headers, waiting)?;
@@ -137,19 +137,19 @@ pub(crate) fn follow(
 }
 
 /// Where a redirect leads.
-fn next(place: Place, location: &str, stop: &AtomicBool) -> Result<Place, Problem> {
+fn next(place: FilePlace, location: &str, stop: &AtomicBool) -> Result<FilePlace, Problem> {
     let refused = |why: &str| {
         let to = printable(&redirect_target(location));
         Err(Problem::Redirected { said: format!("to {to}, {why}") })
     };
     if location.starts_with('/') && !location.starts_with("//") {
-        return Ok(Place { target: Target(location.to_owned()), ..place });
+        return Ok(FilePlace { target: Target(location.to_owned()), ..place });
     }
     let Ok((origin, target)) = web(location) else { return refused("which is not the URL of a web server") };
     let target = Target(target);
     let from = place.client.origin();
     if *from == origin {
-        return Ok(Place { target, ..place });
+        return Ok(FilePlace { target, ..place });
     }
     if from.is_tls && !origin.is_tls {
         return refused("without encryption");
@@ -159,7 +159,7 @@ fn next(place: Place, location: &str, stop: &AtomicBool) -> Result<Place, Proble
     if is_outside && is_named_of_this_network(&origin) {
         return refused("a machine of this network");
     }
-    Ok(Place { client: Client::of_redirect(origin, is_outside), target, was_redirected: true })
+    Ok(FilePlace { client: Client::of_redirect(origin, is_outside), target, was_redirected: true })
 }
 
 /// Where a redirect leads, without what may be secret: it is a URL, or the path of one on the same server.
@@ -197,9 +197,13 @@ fn is_named_of_this_network(origin: &Origin) -> bool {
 mod tests {
     use super::*;
 
-    fn from(url: &str) -> Place {
+    fn from(url: &str) -> FilePlace {
         let (origin, target) = web(url).unwrap();
-        Place { client: Client::of_redirect(origin, false), target: Target(target), was_redirected: false }
+        FilePlace {
+            client: Client::of_redirect(origin, false),
+            target: Target(target),
+            was_redirected: false,
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    HostLevel, Place, UnitMemory, UnitRoom, add,
+    HostLevel, PartPlace, UnitMemory, UnitRoom, add,
     dense_memory::DenseMemory,
     uses::{Uses, passed},
 };
@@ -114,7 +114,7 @@ impl DeviceSlots {
         let mut next = base;
         let mut places = Vec::with_capacity(stored.len());
         for part in stored {
-            places.push(Place::exact(next, part));
+            places.push(PartPlace::exact(next, part));
             next = add(next, aligned(part.bytes.len())?)?;
         }
         Ok(UnitRoom { memory: self.device.id(), slot, places: places.into(), after: Some(after.into()) })

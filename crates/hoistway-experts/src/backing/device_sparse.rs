@@ -7,7 +7,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Place, UnitMemory, UnitRoom, add,
+    PartPlace, UnitMemory, UnitRoom, add,
     device_slots::{aligned, padded_bytes},
     uses::{Uses, passed},
     waits::Waits,
@@ -348,7 +348,7 @@ impl Memory {
         parts.try_fold(0, |sum, part| add(sum, padded_to(self.granule, part.bytes.len())?))
     }
 
-    fn room(&self, places: Vec<Place>, after: Vec<Fence>) -> UnitRoom {
+    fn room(&self, places: Vec<PartPlace>, after: Vec<Fence>) -> UnitRoom {
         let memory = self.device.id();
         UnitRoom { memory, slot: None, places: places.into(), after: Some(after.into()) }
     }
@@ -356,7 +356,7 @@ impl Memory {
     fn dense_room(&self, unit: usize, base: u64) -> Result<UnitRoom> {
         let (mut next, mut places) = (base, Vec::new());
         for stored in self.catalog.stored(unit)? {
-            places.push(Place::exact(next, stored));
+            places.push(PartPlace::exact(next, stored));
             next = add(next, aligned(stored.bytes.len())?)?;
         }
         Ok(self.room(places, Vec::new()))
@@ -367,7 +367,7 @@ impl Memory {
         let mut places = Vec::new();
         for (part, stored) in self.unit(unit)?.parts().iter().zip(self.catalog.stored(unit)?) {
             let offset = if part.bytes.is_empty() { 0 } else { self.offset(part)? };
-            places.push(Place::exact(base + offset, stored));
+            places.push(PartPlace::exact(base + offset, stored));
         }
         Ok(self.room(places, after))
     }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::{
-    Place, UnitMemory, UnitRoom,
+    PartPlace, UnitMemory, UnitRoom,
     uses::{Use, Uses, passed},
     waits::Waits,
 };
@@ -148,10 +148,10 @@ impl State {
     }
 
     /// The fences that reads to places on a device come after.
-    fn take_past(&mut self, memory: DeviceId, places: &[Place]) -> Vec<Fence> {
+    fn take_past(&mut self, memory: DeviceId, places: &[PartPlace]) -> Vec<Fence> {
         let (mut found, mut left) = (Vec::new(), Vec::new());
         for past in std::mem::take(&mut self.past) {
-            let overlapping = |place: &&Place| {
+            let overlapping = |place: &&PartPlace| {
                 past.memory == memory && place.addresses().intersection(past.addresses).is_some()
             };
             let Some(place) = places.iter().find(overlapping) else {
@@ -181,7 +181,7 @@ impl State {
                 fences: vec![Fence::of_device(room.memory)],
             });
         }
-        let past = |place: &Place| Past {
+        let past = |place: &PartPlace| Past {
             memory: room.memory,
             addresses: place.addresses(),
             fences: fences.to_vec(),
@@ -233,7 +233,7 @@ impl Inner {
     }
 
     /// A place for each part of a unit, and whose memory they are in.
-    fn places(&self, unit: &Unit, stored: Vec<Stored>) -> Result<(DeviceId, Arc<[Place]>)> {
+    fn places(&self, unit: &Unit, stored: Vec<Stored>) -> Result<(DeviceId, Arc<[PartPlace]>)> {
         let mut given = false;
         let mut memory = None;
         let places = unit.parts().iter().zip(stored).map(|(part, stored)| {
@@ -250,11 +250,11 @@ impl Inner {
             }
             // Packed experts are compared with their digests, which memory of a device cannot be.
             let stored = if place.memory.is_host() { stored } else { Stored::of_model(part) };
-            Ok(Place::exact(place.address, stored))
+            Ok(PartPlace::exact(place.address, stored))
         });
         // Also of a unit of which only some parts get places.
         self.held_bytes.fetch_add(unit.bytes(), Ordering::Relaxed);
-        match places.collect::<Result<Arc<[Place]>>>() {
+        match places.collect::<Result<Arc<[PartPlace]>>>() {
             Ok(places) => Ok((memory.unwrap_or_default(), places)),
             Err(error) => {
                 // The parts before have places that nothing uses.
@@ -364,7 +364,7 @@ mod tests {
 
     fn room(memory: DeviceId, number: u64) -> UnitRoom {
         let bytes = ByteRange::at(0, 256).unwrap();
-        let places = [Place::exact((number + 1) * 4096, Stored { file: 0, bytes })].into();
+        let places = [PartPlace::exact((number + 1) * 4096, Stored { file: 0, bytes })].into();
         UnitRoom { memory, slot: None, places, after: None }
     }
 

@@ -668,7 +668,7 @@ impl fmt::Debug for HostLevel {
 #[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use super::*;
-    use crate::backing::Place;
+    use crate::backing::PartPlace;
     use hoistway::{ByteRange, DeviceId};
     use std::sync::mpsc;
 
@@ -689,7 +689,7 @@ mod tests {
         let slab = Arc::new(DeviceMemory::new(&device, 4 * SLOT).unwrap());
         let level = HostLevel::new(&slab, SLOT, 4, 4 * SLOT).unwrap();
         let read = ByteRange::at(0, SLOT).unwrap();
-        let place = Place { address: slab.address(), file: 0, read, target: slab.address() };
+        let place = PartPlace { address: slab.address(), file: 0, read, target: slab.address() };
         let (memory, places) = (device.id(), Arc::from([place]));
         let room = UnitRoom { memory, slot: Some(0), places, after: Some(Arc::default()) };
         (0..2).for_each(|unit| level.delivered(unit));

@@ -4,7 +4,7 @@
 //! read brings a part to its final place, with no piece of it staged.
 #![allow(unsafe_code)]
 
-use super::{Place, UnitMemory, UnitRoom, add, blocks_of, whole_blocks};
+use super::{PartPlace, UnitMemory, UnitRoom, add, blocks_of, whole_blocks};
 use crate::{
     Error, Result,
     catalog::{ExpertCatalog, Stored},
@@ -60,14 +60,14 @@ impl HostSlots {
     }
 
     /// The places of a unit's parts in memory at `base`, the start of a page.
-    fn places(&self, unit: usize, base: u64) -> Result<Arc<[Place]>> {
+    fn places(&self, unit: usize, base: u64) -> Result<Arc<[PartPlace]>> {
         let stored = self.catalog.stored(unit)?;
         let mut next = base;
         let mut places = Vec::with_capacity(stored.len());
         for Stored { file, bytes } in stored {
             let read = blocks_of(bytes, self.file_lens.get(file).copied().unwrap_or_default())?;
             let address = next + (bytes.start() - read.start());
-            places.push(Place { address, file, read, target: next });
+            places.push(PartPlace { address, file, read, target: next });
             next = add(next, whole_blocks(read.len())?)?;
         }
         Ok(places.into())

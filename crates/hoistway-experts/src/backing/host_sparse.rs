@@ -5,7 +5,7 @@
 //! whole blocks then, have none, as their tensors begin at a page.
 #![allow(unsafe_code)]
 
-use super::{Place, UnitMemory, UnitRoom, add, whole_blocks};
+use super::{PartPlace, UnitMemory, UnitRoom, add, whole_blocks};
 use crate::{
     Error, Result,
     catalog::{ExpertCatalog, Part, Stored},
@@ -117,7 +117,7 @@ impl UnitMemory for HostSparse {
         drop(pages);
         let place = |(range, stored): (&ByteRange, Stored)| {
             let address = self.space.pointer(range.start() as usize).addr().get() as u64;
-            Place::exact(address, stored)
+            PartPlace::exact(address, stored)
         };
         let places = ranges.iter().zip(stored).map(place).collect();
         Ok(Some(UnitRoom { memory: DeviceId::Cpu, slot: None, places, after: None }))

@@ -1,7 +1,7 @@
 //! Host memory of units: where reads go, and the bytes that leases show.
 #![allow(unsafe_code)]
 
-use super::{Place, UnitRoom};
+use super::{PartPlace, UnitRoom};
 use hoistway::{DeviceId, read::Target};
 use std::{
     ptr::{self, NonNull},
@@ -13,7 +13,7 @@ use std::{
 /// # Safety
 /// The place must be of a room that was reserved and is not released before the read has ended, and nothing else may use
 /// its bytes until then.
-pub(crate) unsafe fn target(memory: DeviceId, place: &Place) -> Option<Target> {
+pub(crate) unsafe fn target(memory: DeviceId, place: &PartPlace) -> Option<Target> {
     if memory.is_host() {
         let start = NonNull::new(ptr::with_exposed_provenance_mut(place.target as usize))?;
         // SAFETY: the room has as many bytes as the place reads, and is initialised memory; the rest is the caller's promise.
@@ -28,7 +28,7 @@ pub(crate) unsafe fn target(memory: DeviceId, place: &Place) -> Option<Target> {
 ///
 /// # Safety
 /// The room must be of a unit whose reads have delivered all bytes, and must stay reserved for `'a`.
-pub(crate) unsafe fn bytes<'a>(room: &UnitRoom, place: &Place, len: u64) -> Option<&'a [u8]> {
+pub(crate) unsafe fn bytes<'a>(room: &UnitRoom, place: &PartPlace, len: u64) -> Option<&'a [u8]> {
     if !room.memory.is_host() {
         return None;
     }

@@ -173,14 +173,14 @@ pub(crate) struct UnitRoom {
     /// The number of the slot, if it is one.
     pub(crate) slot: Option<u32>,
     /// A place for each part of the unit.
-    pub(crate) places: Arc<[Place]>,
+    pub(crate) places: Arc<[PartPlace]>,
     /// The fences that reads to it come after. `None` means the work on the legacy default stream of the device.
     pub(crate) after: Option<Arc<[Fence]>>,
 }
 
 /// The place of one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct PartPlace {
     /// Address of the part's first byte.
     pub(crate) address: u64,
     /// The file that is read: its position among those of the store.
@@ -191,7 +191,7 @@ pub(crate) struct Place {
     pub(crate) target: u64,
 }
 
-impl Place {
+impl PartPlace {
     /// A place that holds the bytes of a part and no others.
     fn exact(address: u64, Stored { file, bytes }: Stored) -> Self {
         Self { address, file, read: bytes, target: address }

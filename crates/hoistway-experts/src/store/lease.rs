@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::{
-    Shared,
+    StoreShared,
     ledger::RequestId,
     monitor::{Monitor, NotReady},
     reading::{Failure, ReaderIo},
@@ -56,7 +56,7 @@ pub struct LeasedPart<'a> {
 /// A request of the ledger, which ends as this is dropped.
 #[derive(Debug)]
 pub(super) struct Held {
-    shared: Arc<Shared>,
+    shared: Arc<StoreShared>,
     id: RequestId,
     /// Positions in the catalog, in the order in which the caller named them.
     units: Vec<usize>,
@@ -68,7 +68,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    pub(super) fn new(shared: Arc<Shared>, id: RequestId, units: Vec<usize>) -> Self {
+    pub(super) fn new(shared: Arc<StoreShared>, id: RequestId, units: Vec<usize>) -> Self {
         let (was_shown, fence) = (AtomicBool::new(false), None);
         Self { shared, id, units, asked: Instant::now(), was_shown, fence }
     }

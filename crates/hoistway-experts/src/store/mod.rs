@@ -23,7 +23,6 @@
 //! # Ok::<(), hoistway_experts::Error>(())
 //! ```
 
-mod crew;
 mod guard;
 mod lease;
 mod ledger;
@@ -31,6 +30,7 @@ mod ledger;
 mod model;
 mod monitor;
 mod options;
+mod prepare_threads;
 mod reading;
 mod stats;
 mod sync;
@@ -81,11 +81,11 @@ pub struct Store {
 /// The state that the clones of a store share, without its leases.
 #[derive(Debug)]
 struct Door {
-    shared: Arc<Shared>,
+    shared: Arc<StoreShared>,
 }
 
 /// The state that a store and its leases share.
-pub(crate) struct Shared {
+pub(crate) struct StoreShared {
     monitor: Monitor<ReaderIo>,
     catalog: Arc<ExpertCatalog>,
     options: StoreOptions,
@@ -158,7 +158,7 @@ impl Store {
         let monitor = Monitor::new(ledger, ReaderIo::new(reader, files, catalog.clone(), memory));
         let (options, visits) = (options.clone(), Mutex::default());
         let process = std::process::id();
-        let shared = Shared { monitor, catalog, options, visits, process, largest, token_cycle_bytes };
+        let shared = StoreShared { monitor, catalog, options, visits, process, largest, token_cycle_bytes };
         Ok(Self { door: Arc::new(Door { shared: Arc::new(shared) }) })
     }
 
@@ -263,7 +263,7 @@ impl Store {
     /// # Errors
     /// [`Error::BudgetTooSmall`]; [`Error::InvalidOption`] if the backing has less memory; [`Error::Closed`].
     pub fn set_budget(&self, budget_bytes: u64) -> Result<()> {
-        let Shared { largest, token_cycle_bytes, .. } = &*self.door.shared;
+        let StoreShared { largest, token_cycle_bytes, .. } = &*self.door.shared;
         let monitor = self.door.shared.monitor()?;
         let memory = monitor.io().memory();
         if budget_bytes > memory.max_budget_bytes() {
@@ -331,7 +331,7 @@ impl Store {
 
     /// Its statistics. A child of `fork` learns only the backing.
     pub fn stats(&self) -> StoreStats {
-        let Shared { options, .. } = &*self.door.shared;
+        let StoreShared { options, .. } = &*self.door.shared;
         let Ok(monitor) = self.door.shared.monitor() else {
             return StoreStats { backing: options.backing.name(), ..StoreStats::default() };
         };
@@ -467,7 +467,7 @@ impl Drop for Door {
     }
 }
 
-impl Shared {
+impl StoreShared {
     /// The store's lock and reads. Fails in a child of `fork`, where threads that it lacks may hold the lock.
     fn monitor(&self) -> Result<&Monitor<ReaderIo>> {
         if self.process != std::process::id() {
@@ -487,9 +487,9 @@ impl Shared {
     }
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for StoreShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("options", &self.options).finish_non_exhaustive()
+        f.debug_struct("StoreShared").field("options", &self.options).finish_non_exhaustive()
     }
 }
 

@@ -2,13 +2,13 @@
 #![allow(unsafe_code)]
 
 use super::{
-    crew::Crew,
     ledger::Ended,
     monitor::{Io, Notice},
+    prepare_threads::PrepareThreads,
 };
 use crate::{
     Error, ReadFailure, Result,
-    backing::{Fetched, Place, UnitMemory, UnitRoom, host_view},
+    backing::{Fetched, PartPlace, UnitMemory, UnitRoom, host_view},
     catalog::{ExpertCatalog, Unit},
     error::guarded,
 };
@@ -33,7 +33,7 @@ pub(super) struct ReaderIo {
     catalog: Arc<ExpertCatalog>,
     memory: Arc<dyn UnitMemory>,
     /// Threads that prepare units, which use the memory.
-    preparing: Crew,
+    preparing: PrepareThreads,
 }
 
 /// What brings the bytes of one unit.
@@ -75,7 +75,7 @@ impl ReaderIo {
         catalog: Arc<ExpertCatalog>,
         memory: Arc<dyn UnitMemory>,
     ) -> Self {
-        Self { reader, files, catalog, memory, preparing: Crew::default() }
+        Self { reader, files, catalog, memory, preparing: PrepareThreads::default() }
     }
 
     pub(super) fn reader(&self) -> &Arc<Reader> {
@@ -310,8 +310,8 @@ unsafe fn verify(catalog: &ExpertCatalog, unit: usize, room: &UnitRoom) -> hoist
 }
 
 /// The reads of a unit, and what messages call each. Parts that lie one after the other in the file and in their slot are one read.
-fn reads_of(unit: &Unit, room: &UnitRoom) -> Vec<(Arc<str>, Place)> {
-    let mut reads: Vec<(Arc<str>, Place)> = Vec::with_capacity(unit.parts().len());
+fn reads_of(unit: &Unit, room: &UnitRoom) -> Vec<(Arc<str>, PartPlace)> {
+    let mut reads: Vec<(Arc<str>, PartPlace)> = Vec::with_capacity(unit.parts().len());
     for (part, place) in unit.parts().iter().zip(room.places.iter()) {
         // Only a slot is known to be one piece of memory.
         if let Some((name, last)) = reads.last_mut().filter(|_| room.slot.is_some())

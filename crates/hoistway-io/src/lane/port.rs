@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::{Done, FileRead, Lane, ReadsFile};
-use crate::sys::port::{Place, Port, Started, Transfer};
+use crate::sys::port::{Port, Started, Transfer, TransferState};
 use hoistway_device::Unavailable;
 use std::{
     fmt, io,
@@ -16,7 +16,7 @@ use std::{
 pub struct PortLane<T: ReadsFile> {
     port: Port,
     /// One for each operation that may be in flight. Never moved.
-    places: Vec<Place>,
+    places: Vec<TransferState>,
     in_flight: Vec<Option<(T, Transfer)>>,
     free: Vec<usize>,
     /// Operations that ended before the system had them.
@@ -35,7 +35,7 @@ impl<T: ReadsFile> PortLane<T> {
             .map_err(|error| Unavailable::new(format!("no completion port can be made: {error}"), ""))?;
         Ok(Self {
             port,
-            places: (0..depth).map(|_| Place::default()).collect(),
+            places: (0..depth).map(|_| TransferState::default()).collect(),
             in_flight: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
             rejected: Vec::new(),

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod file;
-mod late;
+mod lazy_file;
 mod opening;
 mod real;
 #[cfg(test)]
@@ -12,7 +12,7 @@ pub(crate) mod simulated;
 mod stuck;
 
 pub(crate) use file::{DataFile, FileAccess};
-pub(crate) use late::FileRef;
+pub(crate) use lazy_file::LazyFile;
 pub(crate) use opening::{expect_directory, is_unexpected_kind, open_regular};
 pub(crate) use real::RealDisk;
 #[cfg(feature = "fault-injection")]

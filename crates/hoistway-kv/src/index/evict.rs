@@ -18,9 +18,9 @@ use std::{
 type Front = Reverse<(u64, usize, ListId)>;
 
 /// Bytes that have still to go.
-struct Rest(u64);
+struct BytesToEvict(u64);
 
-impl Rest {
+impl BytesToEvict {
     fn is_done(&self) -> bool {
         self.0 == 0
     }
@@ -52,11 +52,11 @@ impl Index {
     /// slots of all evicted blocks are free.
     pub(crate) fn evict(&self, want: &Want, now: u32) -> Vec<Removed> {
         let mut removed = Vec::new();
-        let mut rest = Rest(want.bytes);
+        let mut rest = BytesToEvict(want.bytes);
         self.evict_expired(want.from, now, &mut rest, &mut removed);
         if want.from == Candidates::Anywhere {
             for (namespace, excess) in self.shared.rules.namespaces.over_quota() {
-                let mut excess = Rest(excess);
+                let mut excess = BytesToEvict(excess);
                 self.evict_fronts(want.from, Some(namespace), &mut [&mut rest, &mut excess], &mut removed);
             }
         }
@@ -64,7 +64,7 @@ impl Index {
         removed
     }
 
-    fn evict_expired(&self, from: Candidates, now: u32, rest: &mut Rest, removed: &mut Vec<Removed>) {
+    fn evict_expired(&self, from: Candidates, now: u32, rest: &mut BytesToEvict, removed: &mut Vec<Removed>) {
         for partition in &self.shared.partitions {
             if rest.is_done() {
                 return;
@@ -88,10 +88,10 @@ impl Index {
         &self,
         from: Candidates,
         namespace: Option<u16>,
-        rests: &mut [&mut Rest],
+        rests: &mut [&mut BytesToEvict],
         removed: &mut Vec<Removed>,
     ) {
-        let is_done = |rests: &[&mut Rest]| rests.iter().any(|rest| rest.is_done());
+        let is_done = |rests: &[&mut BytesToEvict]| rests.iter().any(|rest| rest.is_done());
         if is_done(rests) {
             return;
         }

@@ -60,10 +60,10 @@ pub(crate) struct IndexOptions {
 /// The index. Its clones are the same one.
 #[derive(Clone)]
 pub(crate) struct Index {
-    shared: Arc<Shared>,
+    shared: Arc<IndexShared>,
 }
 
-struct Shared {
+struct IndexShared {
     partitions: Box<[Mutex<Partition>]>,
     rules: Rules,
     admission: Admission,
@@ -76,7 +76,7 @@ struct Shared {
 
 /// While it lives, the slot of the own block that was found is not used for another. It holds no lock.
 pub(crate) struct ReadHold {
-    shared: Arc<Shared>,
+    shared: Arc<IndexShared>,
     partition: usize,
     /// [`NONE`] for blocks of others, whose slots are not ours to keep.
     node: NodeId,
@@ -90,7 +90,7 @@ impl Index {
 
     /// `partitions`: a power of two, at most [`PARTITIONS`].
     fn with_partitions(options: IndexOptions, partitions: usize) -> Self {
-        let shared = Shared {
+        let shared = IndexShared {
             partitions: (0..partitions).map(|_| Mutex::new(Partition::new())).collect(),
             rules: Rules {
                 policy: eviction::policy(options.eviction),
@@ -427,7 +427,7 @@ impl Index {
     }
 }
 
-impl Shared {
+impl IndexShared {
     fn partition_of(&self, fingerprint: &Fingerprint) -> usize {
         usize::from(fingerprint.as_bytes()[0]) & (self.partitions.len() - 1)
     }

@@ -5,8 +5,8 @@ use super::{
     AwaitedEvent, Checksums, Direction, Failure, Job,
     engine::Refusals,
     join::DEVICE_BYTES,
-    plan::{Content, DevicePieces, Place, Step},
-    staging::{Lease, Staging},
+    plan::{Content, DevicePieces, SpanMemory, Step},
+    staging::{Staging, StagingLease},
     transfer::Transfer,
 };
 use crate::{DirectPath, Error, Piece, Result, disk::DataFile, format::BLOCK_LEN};
@@ -563,7 +563,7 @@ impl DeviceLane {
         &self,
         direction: Direction,
         step: &Step,
-        lease: &Lease,
+        lease: &StagingLease,
     ) -> std::result::Result<(), Box<FailedCopies>> {
         let direction = match direction {
             Direction::Read => CopyDirection::ToDevice,
@@ -685,14 +685,14 @@ fn pieces(step: &Step) -> Vec<DevicePiece> {
 }
 
 /// The copies that a step needs, by device, in the order of the file; neighbours together.
-fn copies(step: &Step, lease: &Lease) -> Vec<(DeviceId, Vec<HostCopy>)> {
+fn copies(step: &Step, lease: &StagingLease) -> Vec<(DeviceId, Vec<HostCopy>)> {
     let mut all: Vec<(DeviceId, Vec<HostCopy>)> = Vec::new();
     for span in &step.spans {
         let Content::Payload { mut address, device: id, .. } = span.content else { continue };
         if id.is_host() {
             continue;
         }
-        let Place::Bounced(at) = span.place else { continue };
+        let SpanMemory::Bounced(at) = span.place else { continue };
         let place = all.iter().position(|(other, _)| *other == id).unwrap_or_else(|| {
             all.push((id, Vec::new()));
             all.len() - 1

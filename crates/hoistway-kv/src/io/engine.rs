@@ -10,7 +10,7 @@ use super::{
     operation::Operation,
     staging::Staging,
     transfer::Transfer,
-    worker::{Mover, Party, STAGED, Shared, WAITING, Worker},
+    worker::{Mover, Party, STAGED, WAITING, Worker, WorkersShared},
 };
 use crate::{DirectPath, Error, Priority, Result, Route};
 use hoistway_device::{DeviceId, Unavailable};
@@ -378,7 +378,8 @@ impl Group {
         let scheduler = Scheduler::new(Mover { side }, limits, &queues);
         // Threads that have started end when this is dropped, also by an error below.
         let group = Self { executor: Executor::new(scheduler), staging: staging.clone(), workers };
-        let shared = Arc::new(Shared { staging, refusals: refusals.clone(), late_files: Arc::default() });
+        let shared =
+            Arc::new(WorkersShared { staging, refusals: refusals.clone(), lazy_files: Arc::default() });
         for number in 0..workers {
             group.start_worker(options, route, number, &shared, devices)?;
         }
@@ -395,7 +396,7 @@ impl Group {
         options: &IoOptions,
         route: Route,
         number: usize,
-        shared: &Arc<Shared>,
+        shared: &Arc<WorkersShared>,
         devices: Option<&Arc<DeviceSide>>,
     ) -> Result<()> {
         let devices = devices.map(|side| DeviceLane::new(side.clone(), shared.staging.clone()));

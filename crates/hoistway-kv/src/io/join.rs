@@ -3,7 +3,7 @@
 
 use super::{Header, Job};
 use crate::{
-    disk::FileRef,
+    disk::LazyFile,
     format::{BLOCK_LEN, HEADER_LEN},
 };
 use hoistway_device::DeviceId;
@@ -114,7 +114,7 @@ fn pieces(job: &Job) -> usize {
 
 /// Whether a job has its bytes in a file that stays open.
 fn is_kept(job: &Job) -> bool {
-    matches!(job.file, FileRef::Kept(_))
+    matches!(job.file, LazyFile::Open(_))
 }
 
 /// The devices whose memory a job has.
@@ -125,7 +125,7 @@ fn devices(job: &Job) -> impl Iterator<Item = DeviceId> {
 /// Whether jobs differ in nothing but their bytes.
 fn are_alike(one: &Job, other: &Job) -> bool {
     let is_same_file = match (&one.file, &other.file) {
-        (FileRef::Kept(one), FileRef::Kept(other)) => Arc::ptr_eq(one, other),
+        (LazyFile::Open(one), LazyFile::Open(other)) => Arc::ptr_eq(one, other),
         _ => false,
     };
     // Who joins whom asks for one device's event and copies.

@@ -3,8 +3,8 @@
 
 use super::{
     checksum::{PartSum, RunSum},
-    plan::{Content, Place, Span, Step},
-    staging::Lease,
+    plan::{Content, Span, SpanMemory, Step},
+    staging::StagingLease,
 };
 use crate::format::HEADER_LEN;
 use hoistway_device::DeviceId;
@@ -14,7 +14,7 @@ use std::{ops::Range, ptr, slice};
 const CHUNK_BYTES: usize = 16 << 10;
 
 /// The memory of bytes `range` of a step, in order.
-pub(super) fn segments(step: &Step, lease: &Lease, range: Range<u64>) -> Vec<libc::iovec> {
+pub(super) fn segments(step: &Step, lease: &StagingLease, range: Range<u64>) -> Vec<libc::iovec> {
     let mut segments: Vec<libc::iovec> = Vec::with_capacity(step.spans.len().min(64));
     let mut add = |address: *mut u8, len: usize| match segments.last_mut() {
         Some(last) if last.iov_base.addr() + last.iov_len == address.addr() => last.iov_len += len,
@@ -27,13 +27,13 @@ pub(super) fn segments(step: &Step, lease: &Lease, range: Range<u64>) -> Vec<lib
         if start < end {
             let (skipped, len) = (start - position, end - start);
             match (span.place, span.content) {
-                (Place::Bounced(at), _) => {
+                (SpanMemory::Bounced(at), _) => {
                     lease.runs(at + skipped, len).for_each(|(address, len)| add(address, len));
                 }
-                (Place::InPlace, Content::Payload { address, .. }) => {
+                (SpanMemory::InPlace, Content::Payload { address, .. }) => {
                     add(pointer(address + skipped), len as usize);
                 }
-                (Place::InPlace, Content::Header(_) | Content::Padding) => {}
+                (SpanMemory::InPlace, Content::Header(_) | Content::Padding) => {}
             }
         }
         position += span.len;
@@ -96,11 +96,11 @@ enum Towards {
 ///
 /// # Safety
 /// The pieces of host memory must be readable, and nothing may write to them or to the lease meanwhile.
-pub(super) unsafe fn gather(step: &Step, lease: &Lease, sums: &mut [PartSum]) {
+pub(super) unsafe fn gather(step: &Step, lease: &StagingLease, sums: &mut [PartSum]) {
     // SAFETY: passed on.
     unsafe { copy_and_sum(step, lease, sums, Towards::Ours) };
     for Span { content, len, place } in &step.spans {
-        if let (Content::Padding, Place::Bounced(at)) = (content, place) {
+        if let (Content::Padding, SpanMemory::Bounced(at)) = (content, place) {
             // SAFETY: memory of the lease, which is ours.
             lease.runs(*at, *len).for_each(|(address, len)| unsafe { address.write_bytes(0, len) });
         }
@@ -111,25 +111,25 @@ pub(super) unsafe fn gather(step: &Step, lease: &Lease, sums: &mut [PartSum]) {
 ///
 /// # Safety
 /// The pieces of host memory must be writable, and nothing else may use them or the lease meanwhile.
-pub(super) unsafe fn scatter(step: &Step, lease: &Lease, sums: &mut [PartSum]) {
+pub(super) unsafe fn scatter(step: &Step, lease: &StagingLease, sums: &mut [PartSum]) {
     // SAFETY: passed on.
     unsafe { copy_and_sum(step, lease, sums, Towards::Callers) };
 }
 
 /// # Safety
 /// As for [`gather`] and [`scatter`].
-unsafe fn copy_and_sum(step: &Step, lease: &Lease, sums: &mut [PartSum], towards: Towards) {
+unsafe fn copy_and_sum(step: &Step, lease: &StagingLease, sums: &mut [PartSum], towards: Towards) {
     let mut summing = Summing::new(sums);
     for Span { content, len, place } in &step.spans {
         let &Content::Payload { part, start, address, device } = content else { continue };
         summing.at(part, start);
         match place {
-            Place::InPlace if summing.is_on() => {
+            SpanMemory::InPlace if summing.is_on() => {
                 // SAFETY: the caller's memory, of this length, which the transfer may read.
                 summing.update(unsafe { slice::from_raw_parts(pointer(address), *len as usize) });
             }
-            Place::InPlace => {}
-            Place::Bounced(at) => {
+            SpanMemory::InPlace => {}
+            SpanMemory::Bounced(at) => {
                 let mut theirs = pointer(address);
                 for (ours, len) in lease.runs(*at, *len) {
                     let mut done = 0;
@@ -162,7 +162,7 @@ unsafe fn copy_and_sum(step: &Step, lease: &Lease, sums: &mut [PartSum], towards
 }
 
 /// Puts the header of a member into its place in the lease. It is cut or filled up with zeros to its length.
-pub(super) fn put_header(step: &Step, lease: &Lease, member: usize, header: &[u8]) {
+pub(super) fn put_header(step: &Step, lease: &StagingLease, member: usize, header: &[u8]) {
     for (address, range) in header_runs(step, lease, member) {
         let bytes = header.get(range.start..).unwrap_or(&[]);
         let count = bytes.len().min(range.len());
@@ -175,7 +175,7 @@ pub(super) fn put_header(step: &Step, lease: &Lease, member: usize, header: &[u8
 }
 
 /// The header of a member that a step has read.
-pub(super) fn header(step: &Step, lease: &Lease, member: usize) -> Vec<u8> {
+pub(super) fn header(step: &Step, lease: &StagingLease, member: usize) -> Vec<u8> {
     let mut header = Vec::with_capacity(HEADER_LEN);
     for (address, range) in header_runs(step, lease, member) {
         // SAFETY: inside the run, which is memory of the lease: the step that holds it has ended.
@@ -185,11 +185,11 @@ pub(super) fn header(step: &Step, lease: &Lease, member: usize) -> Vec<u8> {
 }
 
 /// The memory of a member's header, with which of its bytes are there.
-fn header_runs(step: &Step, lease: &Lease, member: usize) -> Vec<(*mut u8, Range<usize>)> {
+fn header_runs(step: &Step, lease: &StagingLease, member: usize) -> Vec<(*mut u8, Range<usize>)> {
     let mut runs = Vec::new();
     let mut position = 0;
     for span in step.spans.iter().filter(|span| span.content == Content::Header(member)) {
-        let Place::Bounced(at) = span.place else { continue };
+        let SpanMemory::Bounced(at) = span.place else { continue };
         for (address, len) in lease.runs(at, span.len) {
             runs.push((address, position..position + len));
             position += len;

@@ -22,7 +22,7 @@ pub(crate) use device::Region as DeviceRegion;
 pub(crate) use engine::{IoEngine, IoOptions, IoReport, MAX_THREADS};
 pub(crate) use transfers::Transfers;
 
-use crate::{KeepAlive, Piece, Priority, disk::FileRef};
+use crate::{KeepAlive, Piece, Priority, disk::LazyFile};
 use hoistway_device::DeviceId;
 pub(crate) use hoistway_io::lane::Direction;
 use hoistway_io::{executor::Reason, file::Access};
@@ -92,7 +92,7 @@ pub(crate) struct Job {
     pub(crate) tag: u64,
     pub(crate) direction: Direction,
     pub(crate) priority: Priority,
-    pub(crate) file: FileRef,
+    pub(crate) file: LazyFile,
     pub(crate) header: Header,
     pub(crate) parts: Vec<Part>,
     /// Whether CRC-32C of each part is computed.

@@ -4,7 +4,7 @@
 use super::{
     Direction, Failure, memory,
     plan::Step,
-    staging::Lease,
+    staging::StagingLease,
     transfer::{Kept, Transfer},
 };
 use crate::disk::DataFile;
@@ -22,7 +22,7 @@ pub(super) struct Operation {
     pub(super) kept: Kept,
     /// The step that it has taken.
     pub(super) step: Option<Step>,
-    pub(super) lease: Lease,
+    pub(super) lease: StagingLease,
     /// Of the step that a lane has.
     carried: Option<Carried>,
 }
@@ -55,7 +55,7 @@ pub(super) enum Attempted {
 impl Operation {
     pub(super) fn new(transfer: &Arc<Transfer>) -> Self {
         let (transfer, kept) = (transfer.clone(), transfer.kept());
-        Self { transfer, kept, step: None, lease: Lease::default(), carried: None }
+        Self { transfer, kept, step: None, lease: StagingLease::default(), carried: None }
     }
 
     /// Aims the first attempt at its step.

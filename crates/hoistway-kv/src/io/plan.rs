@@ -67,7 +67,7 @@ pub(super) enum Content {
 
 /// Which memory takes part in the read or write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum SpanMemory {
     /// The caller's.
     InPlace,
     /// Ours, from this byte of the step's on.
@@ -79,7 +79,7 @@ pub(super) enum Place {
 pub(super) struct Span {
     pub(super) content: Content,
     pub(super) len: u64,
-    pub(super) place: Place,
+    pub(super) place: SpanMemory,
 }
 
 impl Span {
@@ -89,7 +89,7 @@ impl Span {
             *start += len;
             *address += len;
         }
-        if let Place::Bounced(at) = &mut rest.place {
+        if let SpanMemory::Bounced(at) = &mut rest.place {
             *at += len;
         }
         (Self { len, ..self }, rest)
@@ -97,7 +97,7 @@ impl Span {
 
     /// Whether a device moves it.
     fn is_devices(&self) -> bool {
-        self.place == Place::InPlace
+        self.place == SpanMemory::InPlace
             && matches!(self.content, Content::Payload { device, .. } if device != DeviceId::Cpu)
     }
 }
@@ -130,7 +130,7 @@ impl Step {
     /// Bytes of the caller's that go by way of our memory.
     pub(super) fn bounced_payload(&self) -> u64 {
         let bounced = |span: &&Span| {
-            matches!(span.place, Place::Bounced(_)) && matches!(span.content, Content::Payload { .. })
+            matches!(span.place, SpanMemory::Bounced(_)) && matches!(span.content, Content::Payload { .. })
         };
         self.spans.iter().filter(bounced).map(|span| span.len).sum()
     }
@@ -146,7 +146,7 @@ impl Step {
     /// Whether bytes of devices go by way of our memory.
     pub(super) fn bounces_devices(&self) -> bool {
         self.spans.iter().any(|span| {
-            matches!(span.place, Place::Bounced(_))
+            matches!(span.place, SpanMemory::Bounced(_))
                 && matches!(span.content, Content::Payload { device, .. } if device != DeviceId::Cpu)
         })
     }
@@ -155,7 +155,7 @@ impl Step {
     pub(super) fn bounced(&self) -> Self {
         let mut step = Self::new(self.offset, false);
         for span in &self.spans {
-            step.push(Span { place: Place::Bounced(0), ..*span });
+            step.push(Span { place: SpanMemory::Bounced(0), ..*span });
         }
         step
     }
@@ -234,7 +234,7 @@ impl Step {
     }
 
     fn ends_bounced(&self) -> bool {
-        matches!(self.spans.last(), Some(Span { place: Place::Bounced(_), .. }))
+        matches!(self.spans.last(), Some(Span { place: SpanMemory::Bounced(_), .. }))
     }
 
     /// Where the next bounced span goes.
@@ -245,8 +245,8 @@ impl Step {
 
     fn push(&mut self, mut span: Span) {
         match &mut span.place {
-            Place::InPlace => self.in_place += 1,
-            Place::Bounced(at) => {
+            SpanMemory::InPlace => self.in_place += 1,
+            SpanMemory::Bounced(at) => {
                 *at = self.bounce_cursor();
                 self.runs += usize::from(!self.ends_bounced());
                 self.bounced = *at + span.len;
@@ -257,15 +257,15 @@ impl Step {
     }
 
     /// How many bytes more, of which kind, it may take.
-    fn room(&self, place: Place, limits: &Limits) -> u64 {
-        let is_new_segment = place == Place::InPlace || !self.ends_bounced();
+    fn room(&self, place: SpanMemory, limits: &Limits) -> u64 {
+        let is_new_segment = place == SpanMemory::InPlace || !self.ends_bounced();
         if is_new_segment && self.in_place + self.runs >= limits.segments {
             return 0;
         }
         let bytes = limits.step_bytes.saturating_sub(self.len);
         match place {
-            Place::InPlace => bytes,
-            Place::Bounced(_) => bytes.min(limits.bounce_bytes.saturating_sub(self.bounce_cursor())),
+            SpanMemory::InPlace => bytes,
+            SpanMemory::Bounced(_) => bytes.min(limits.bounce_bytes.saturating_sub(self.bounce_cursor())),
         }
     }
 
@@ -283,8 +283,8 @@ impl Step {
             }
         }
         let ends = self.spans.iter().filter_map(|span| match span.place {
-            Place::Bounced(at) => Some(at + span.len),
-            Place::InPlace => None,
+            SpanMemory::Bounced(at) => Some(at + span.len),
+            SpanMemory::InPlace => None,
         });
         self.bounced = ends.max().unwrap_or(0);
     }
@@ -373,7 +373,7 @@ impl Wanted<'_> {
             if offset < end {
                 return Err("two parts overlap");
             }
-            let bounced = |content, len| Span { content, len, place: Place::Bounced(0) };
+            let bounced = |content, len| Span { content, len, place: SpanMemory::Bounced(0) };
             if offset > end
                 && offset - end <= self.gap
                 && !spans.is_empty()
@@ -413,11 +413,11 @@ impl Wanted<'_> {
             }
             let content =
                 Content::Payload { part: index, start, address: piece.address, device: piece.device };
-            let whole = Span { content, len: piece.len, place: Place::Bounced(0) };
+            let whole = Span { content, len: piece.len, place: SpanMemory::Bounced(0) };
             let mut offset = part.offset + start;
             let (head, rest) = whole.split(self.before_in_place(offset, piece).min(piece.len));
             let (mut middle, tail) = rest.split(self.in_place_len(rest.len));
-            middle.place = Place::InPlace;
+            middle.place = SpanMemory::InPlace;
             for span in [head, middle, tail].into_iter().filter(|span| span.len > 0) {
                 spans.push_back((offset, span));
                 offset += span.len;
@@ -426,7 +426,7 @@ impl Wanted<'_> {
         }
         let padding = end - part.offset - part.len;
         if padding > 0 {
-            let span = Span { content: Content::Padding, len: padding, place: Place::Bounced(0) };
+            let span = Span { content: Content::Padding, len: padding, place: SpanMemory::Bounced(0) };
             spans.push_back((part.offset + part.len, span));
         }
         Ok(Some(end))
@@ -555,7 +555,7 @@ mod tests {
                             }).unwrap();
                             prop_assert_eq!((piece.address + left, piece.device), (address, device));
                             prop_assert!(left + span.len <= piece.len);
-                            if span.place == Place::InPlace {
+                            if span.place == SpanMemory::InPlace {
                                 let (memory, unit) = match device {
                                     DeviceId::Cpu => (grid.memory, grid.offset),
                                     _ => (BLOCK_LEN, BLOCK_LEN),
@@ -566,13 +566,13 @@ mod tests {
                             }
                         }
                     }
-                    if let Place::Bounced(at) = span.place {
+                    if let SpanMemory::Bounced(at) = span.place {
                         prop_assert!(!step.is_devices);
                         let next = if follows_bounced { ours } else { ours.next_multiple_of(BLOCK_LEN) };
                         prop_assert_eq!(at, next);
                         ours = at + span.len;
                     }
-                    follows_bounced = span.place != Place::InPlace;
+                    follows_bounced = span.place != SpanMemory::InPlace;
                     offset += span.len;
                 }
                 prop_assert_eq!(step.bounced, ours);

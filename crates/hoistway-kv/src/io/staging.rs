@@ -70,7 +70,7 @@ impl Staging {
     }
 
     /// So many slots; `None` if fewer are free.
-    pub(super) fn try_take(&self, count: u32) -> Option<Lease> {
+    pub(super) fn try_take(&self, count: u32) -> Option<StagingLease> {
         let all = self.slots.get()?;
         let mut slots: Vec<Slot> = (0..count).map_while(|_| all.try_take()).collect();
         if slots.len() < count as usize {
@@ -78,11 +78,11 @@ impl Staging {
         }
         // Neighbours become one run.
         slots.sort_unstable_by_key(Slot::index);
-        Some(Lease { slots, slot_len: self.slot_len })
+        Some(StagingLease { slots, slot_len: self.slot_len })
     }
 
     /// Sets a lease aside, as a device may go on using its slots. `count` of them count as lost until the result is dropped.
-    pub(super) fn set_aside(self: &Arc<Self>, lease: Lease, count: u32) -> SetAside {
+    pub(super) fn set_aside(self: &Arc<Self>, lease: StagingLease, count: u32) -> SetAside {
         self.lost.fetch_add(count, Ordering::Relaxed);
         SetAside { _lease: lease, count, staging: self.clone() }
     }
@@ -91,7 +91,7 @@ impl Staging {
 /// Slots that a device may go on using.
 #[derive(Debug)]
 pub(super) struct SetAside {
-    _lease: Lease,
+    _lease: StagingLease,
     count: u32,
     staging: Arc<Staging>,
 }
@@ -104,12 +104,12 @@ impl Drop for SetAside {
 
 /// Some slots, to oneself. They go back when it is dropped.
 #[derive(Debug, Default)]
-pub(super) struct Lease {
+pub(super) struct StagingLease {
     slots: Vec<Slot>,
     slot_len: usize,
 }
 
-impl Lease {
+impl StagingLease {
     /// Bytes of its slots.
     pub(super) fn len(&self) -> u64 {
         (self.slots.len() * self.slot_len) as u64
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn leases_are_disjoint_runs_of_whole_slots() {
         let staging = Staging::new(8 * 4096, 4096).unwrap();
-        let scattered: Vec<Lease> = (0..8).map(|_| staging.try_take(1).unwrap()).collect();
+        let scattered: Vec<StagingLease> = (0..8).map(|_| staging.try_take(1).unwrap()).collect();
         assert!(staging.try_take(1).is_none());
         drop(scattered);
         let lease = staging.try_take(8).unwrap();

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     KeepAlive, Priority,
-    disk::{DataFile, FileRef},
+    disk::{DataFile, LazyFile},
     format::HEADER_LEN,
 };
 use hoistway_io::{
@@ -35,7 +35,7 @@ pub(super) type Kept = Arc<Vec<KeepAlive>>;
 /// Jobs that were taken on together. They differ in nothing but their bytes.
 pub(super) struct Transfer {
     pub(super) direction: Direction,
-    pub(super) file: FileRef,
+    pub(super) file: LazyFile,
     pub(super) checksums: Checksums,
     /// Those of all jobs.
     pub(super) parts: Vec<Part>,
@@ -102,7 +102,7 @@ struct State {
     bounced_bytes: u64,
     failure: Option<Failure>,
     started: Option<Instant>,
-    late: Option<LateFile>,
+    permit: Option<LazyFilePermit>,
     /// Groups of operations that have not ended.
     groups: usize,
     helpers: Option<Helpers>,
@@ -116,9 +116,9 @@ struct Helpers {
 
 /// One of the files that are open for single transfers.
 #[derive(Debug)]
-pub(super) struct LateFile(Arc<AtomicUsize>);
+pub(super) struct LazyFilePermit(Arc<AtomicUsize>);
 
-impl LateFile {
+impl LazyFilePermit {
     /// `None` if there are `most`.
     pub(super) fn open(count: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
         let one_more = |open| (open < most).then_some(open + 1);
@@ -127,7 +127,7 @@ impl LateFile {
     }
 }
 
-impl Drop for LateFile {
+impl Drop for LazyFilePermit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -173,7 +173,7 @@ impl Transfer {
             bounced_bytes: 0,
             failure: None,
             started: None,
-            late: None,
+            permit: None,
             groups: 1,
             helpers: None,
         };
@@ -243,10 +243,10 @@ impl Transfer {
     }
 
     /// Its file is open, and these are its steps.
-    pub(super) fn open(&self, file: Arc<DataFile>, late: Option<LateFile>, steps: VecDeque<Step>) {
+    pub(super) fn open(&self, file: Arc<DataFile>, permit: Option<LazyFilePermit>, steps: VecDeque<Step>) {
         let mut state = self.state();
         state.undone = steps.len();
-        (state.file, state.late, state.steps) = (Some(file), late, steps);
+        (state.file, state.permit, state.steps) = (Some(file), permit, steps);
     }
 
     /// A further group of operations carries out steps.
@@ -446,8 +446,8 @@ impl Transfer {
     /// several, the failure of one is not that of the others.
     pub(super) fn end(&self) -> Vec<Job> {
         let mut state = self.state();
-        let (file, late, kept, done) =
-            (state.file.take(), state.late.take(), state.kept.take(), mem::take(&mut state.done));
+        let (file, permit, kept, done) =
+            (state.file.take(), state.permit.take(), state.kept.take(), mem::take(&mut state.done));
         let (headers, mut carried) = (mem::take(&mut state.headers), mem::take(&mut state.carried));
         let make_headers = mem::take(&mut state.make_headers);
         let (started, mut bounced_bytes) = (state.started, state.bounced_bytes);
@@ -461,7 +461,7 @@ impl Transfer {
             if failure.is_some() { vec![None; self.parts.len()] } else { state.sums(&self.parts, mem::take) };
         drop(state);
         // Who learns of the end may begin with another.
-        drop((file, late, helpers));
+        drop((file, permit, helpers));
         // An operation that is never dropped holds it still: the system or a device may use the memory.
         let kept = match kept.map(Arc::try_unwrap) {
             Some(Err(_)) => {

@@ -8,8 +8,8 @@ use super::{
     memory,
     operation::{Attempted, Operation},
     plan::{DevicePieces, Limits, Step},
-    staging::{Lease, Staging},
-    transfer::{LateFile, Transfer},
+    staging::{Staging, StagingLease},
+    transfer::{LazyFilePermit, Transfer},
 };
 use crate::{disk::DataFile, format::BLOCK_LEN};
 use hoistway_io::{
@@ -31,7 +31,7 @@ const STEP_SEGMENTS: usize = 512;
 /// Operations that carry out steps of one transfer at a time.
 const MOST_OPERATIONS: usize = 4;
 /// Files that are open for single transfers: half as many as descriptors.
-const MOST_LATE_FILES: usize = 128;
+const MOST_LAZY_FILES: usize = 128;
 
 /// The store as a customer of the scheduler.
 pub(super) struct Mover {
@@ -100,16 +100,16 @@ impl Mover {
 
 /// What all threads of an engine share that serve the same queues.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct WorkersShared {
     pub(super) staging: Arc<Staging>,
     pub(super) refusals: Arc<Refusals>,
     /// Files that are open for single transfers.
-    pub(super) late_files: Arc<AtomicUsize>,
+    pub(super) lazy_files: Arc<AtomicUsize>,
 }
 
 /// One thread of several.
 pub(super) struct Worker {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<WorkersShared>,
     pub(super) is_ring: bool,
     /// Of threads that serve devices.
     pub(super) devices: Option<DeviceLane>,
@@ -185,7 +185,7 @@ impl Handler<Mover> for Worker {
         if flight.ticket().priority() != Priority::Demand && transfer.has_steps() {
             // What callers wait for goes between two steps.
             let charge = Charge { bytes: next_bytes(&flight), ..flight.ticket().charge() };
-            flight.content.lease = Lease::default();
+            flight.content.lease = StagingLease::default();
             return Next::HandOver(flight, if charge.slots > 0 { STAGED } else { WAITING }, charge);
         }
         self.go_on(flight, &file)
@@ -212,8 +212,10 @@ impl Worker {
         if let Some(file) = transfer.opened() {
             return Ok(file);
         }
-        let late = match transfer.file.is_late() {
-            true => Some(LateFile::open(&self.shared.late_files, MOST_LATE_FILES).ok_or(NotOpen::Later)?),
+        let permit = match transfer.file.is_lazy() {
+            true => {
+                Some(LazyFilePermit::open(&self.shared.lazy_files, MOST_LAZY_FILES).ok_or(NotOpen::Later)?)
+            }
             false => None,
         };
         let scheduler = flight.ticket().scheduler();
@@ -239,7 +241,7 @@ impl Worker {
         {
             devices.side().note_unaligned(&file);
         }
-        transfer.open(file.clone(), late, steps);
+        transfer.open(file.clone(), permit, steps);
         Ok(file)
     }
 
@@ -269,7 +271,7 @@ impl Worker {
             if flight.content.lease.len() < step.bounced {
                 let slots = self.shared.staging.slots_for(step.bounced);
                 let Charge { bytes, slots: granted } = flight.ticket().charge();
-                flight.content.lease = Lease::default();
+                flight.content.lease = StagingLease::default();
                 if slots > granted {
                     // As many as any step needs, so that it does not wait again.
                     let slots = slots.max(self.shared.staging.slots_for(transfer.most_bounced()));

@@ -566,7 +566,7 @@ pub(crate) fn all_blocks_are_listed_with_their_keys(open: Open) {
 }
 
 /// Flips a bit of a block where it lies.
-fn flip(bench: &Bench, key: &str, offset: impl FnOnce(&super::Place) -> u64) {
+fn flip(bench: &Bench, key: &str, offset: impl FnOnce(&super::BlockPlace) -> u64) {
     let name = Key::new(key.as_bytes()).unwrap();
     let fingerprint = Fingerprint::of(bench.namespace, key.as_bytes());
     let Lookup::Found(found) = bench.layout().find(bench.namespace, &name, fingerprint) else {

@@ -1,7 +1,7 @@
 //! Where blocks lie on storage. A [`Layout`] gives out places, says what is where, and makes written blocks visible;
 //! it moves no payload itself.
 //!
-//! A store goes: [`Layout::reserve`], then shards and header are written to the [`Place`] (by `io`), then
+//! A store goes: [`Layout::reserve`], then shards and header are written to the [`BlockPlace`] (by `io`), then
 //! [`Layout::commit`]. A load goes: [`Layout::find`], then header and shards are read from the place, then
 //! [`Layout::check`] says whether they are the block's, with the checksums to compare.
 //!
@@ -24,7 +24,7 @@ pub(crate) use trust::warning;
 use crate::{
     DropReason, Error, Fingerprint, Key, LayoutKind, NamespaceId, NamespaceOptions, Result, StoreAccess,
     StoreOptions, WriterStats,
-    disk::{Disk, FileRef, RealDisk},
+    disk::{Disk, LazyFile, RealDisk},
     format::{
         BLOCK_LEN, HEADER_LEN, PAGE, ShardTable, expiry_seconds, expiry_time, header::BlockHeader,
         now_seconds, superblock::Superblock,
@@ -128,8 +128,8 @@ impl NewBlock {
 
 /// The place of a block's bytes.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
-    pub(crate) file: FileRef,
+pub(crate) struct BlockPlace {
+    pub(crate) file: LazyFile,
     /// Offset of the header, [`HEADER_LEN`] bytes; `None` if this layout has none. Where there is one, it is just before
     /// the payload, or just behind the last shard.
     pub(crate) header: Option<u64>,
@@ -145,7 +145,7 @@ pub(crate) struct Place {
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) block: NewBlock,
-    pub(crate) place: Place,
+    pub(crate) place: BlockPlace,
     pub(crate) writer: Uuid,
     /// The sequence number of the block among its writer's blocks; never used twice.
     pub(crate) sequence: u64,
@@ -211,7 +211,7 @@ pub(crate) struct Written {
 /// processes may do so, which [`Layout::check`] and [`Layout::is_still_there`] find out.
 #[derive(Debug)]
 pub(crate) struct Found {
-    pub(crate) place: Place,
+    pub(crate) place: BlockPlace,
     /// Whether its place cannot get other bytes as long as this lives, whatever other processes do.
     pub(crate) is_held: bool,
     /// Whether a sync covers its bytes, or nothing tells whether they are right. A power cut may have changed those of

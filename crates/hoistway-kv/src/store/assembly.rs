@@ -6,7 +6,7 @@ use crate::{
     Fingerprint, Key, NamespaceId, Status,
     format::{Shard, ShardTable},
     io::Failure,
-    layout::{Claim, Layout, NewBlock, Place, Written},
+    layout::{BlockPlace, Claim, Layout, NewBlock, Written},
 };
 use hoistway_io::parallel::lock;
 use std::{
@@ -94,7 +94,7 @@ pub(crate) struct Assembly {
     pub(crate) key: Key,
     pub(crate) fingerprint: Fingerprint,
     shards: u32,
-    place: Place,
+    place: BlockPlace,
     progress: Mutex<Progress>,
 }
 
@@ -172,7 +172,7 @@ impl Assembly {
     }
 
     /// Where it is written to.
-    pub(crate) fn place(&self) -> &Place {
+    pub(crate) fn place(&self) -> &BlockPlace {
         &self.place
     }
 

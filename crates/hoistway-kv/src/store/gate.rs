@@ -111,13 +111,13 @@ impl Gate {
 
     /// Whether a store of these transfers may wait for its turn: it may unless others leave it no room. If so, each of
     /// them counts until [`Gate::store_ended`].
-    pub(crate) fn take_store(&self, charges: impl Iterator<Item = Charge>) -> bool {
+    pub(crate) fn admit_store(&self, charges: impl Iterator<Item = Charge>) -> bool {
         let sum = charges.fold(0, |sum: u64, charge| sum.saturating_add(charge.0));
         let mut state = lock(&self.state);
-        let taken = state.stores.saturating_add(sum);
-        let fits = state.stores == 0 || taken <= self.limit;
+        let total = state.stores.saturating_add(sum);
+        let fits = state.stores == 0 || total <= self.limit;
         if fits {
-            state.stores = taken;
+            state.stores = total;
         }
         fits
     }

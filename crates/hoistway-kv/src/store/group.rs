@@ -3,7 +3,7 @@
 
 use crate::{
     Error, Fingerprint, Item, Key, NamespaceId, Piece, Result, Status, format::MAX_SHARDS, io::Part,
-    layout::Place, ticket::Settled,
+    layout::BlockPlace, ticket::Settled,
 };
 use std::{collections::HashMap, mem};
 
@@ -45,7 +45,7 @@ impl GroupItem {
     }
 
     /// Where its bytes are in a file, with its pieces, which it has no more then; `None` if the place cannot have them.
-    pub(crate) fn take_part(&mut self, place: &Place) -> Option<Part> {
+    pub(crate) fn take_part(&mut self, place: &BlockPlace) -> Option<Part> {
         let offset = place.stride.checked_mul(u64::from(self.shard))?.checked_add(place.payload)?;
         let is_there = self.shard < place.shards && self.len <= place.stride;
         (is_there && offset.checked_add(place.stride).is_some()).then(|| Part {

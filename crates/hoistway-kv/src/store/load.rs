@@ -13,7 +13,7 @@ use crate::{
     io::{Checksums, Direction, Failure, Header, Job, Outcome},
     layout::{Found, Lookup, Verdict},
     metrics::NamespaceCounters,
-    ticket::{Lease, Settled, TicketState},
+    ticket::{MemoryLease, Settled, TicketState},
 };
 use std::{io::ErrorKind, sync::Arc, time::Instant};
 
@@ -121,7 +121,7 @@ pub(crate) struct WaitingLoad {
     options: Arc<LoadOptions>,
     group: Group,
     charge: Charge,
-    lease: Arc<Lease>,
+    lease: Arc<MemoryLease>,
     admitted: Admitted,
 }
 
@@ -256,7 +256,7 @@ struct BlockLoad {
     read_items: usize,
     admitted: Admitted,
     /// Loads the block if it turns out to be gone or damaged, and the lease of the memory for that.
-    far: Option<(Arc<Behind>, Arc<Lease>)>,
+    far: Option<(Arc<Behind>, Arc<MemoryLease>)>,
 }
 
 /// What is known of an item when its bytes are there.

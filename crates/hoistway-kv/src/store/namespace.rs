@@ -7,7 +7,7 @@ use super::{
     gate::Charge,
     group::{Group, group},
     load::{self, LoadOptions},
-    placement::{self, Shape, StoreBlock, StoreTask, Taken},
+    placement::{self, AdmittedStore, Shape, StoreBlock, StoreTask},
     tier::{Behind, Stored},
     verify,
 };
@@ -247,7 +247,7 @@ impl Namespace {
         self.core().gate.may_store(Charge::of(bytes))
     }
 
-    /// Ends what is there already. The rest is taken whole, or refused if others leave it no room.
+    /// Ends what is there already. The rest is admitted whole, or refused if others leave it no room.
     fn admit(
         &self,
         groups: Vec<Group>,
@@ -260,13 +260,17 @@ impl Namespace {
         core.layout.contains(self.id, &blocks, &mut found);
         let charges =
             groups.iter().zip(&found).filter(|(_, exists)| !**exists).map(|(group, _)| charge(group));
-        let is_taken = core.gate.take_store(charges);
+        let is_admitted = core.gate.admit_store(charges);
         let (mut admitted, mut settled) = (VecDeque::with_capacity(groups.len()), Vec::new());
         for ((group, shape), exists) in groups.into_iter().zip(shapes).zip(found) {
             let status = if exists {
                 Status::Exists
-            } else if is_taken {
-                admitted.push_back(StoreBlock { taken: Taken::new(core, charge(&group)), group, shape });
+            } else if is_admitted {
+                admitted.push_back(StoreBlock {
+                    admitted: AdmittedStore::new(core, charge(&group)),
+                    group,
+                    shape,
+                });
                 continue;
             } else {
                 Status::Dropped(DropReason::Busy)

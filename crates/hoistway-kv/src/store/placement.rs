@@ -53,7 +53,7 @@ pub(crate) struct StoreOptions {
     pub(crate) under_way: Arc<StoreUnderWay>,
 }
 
-/// A request to store, which the gate has taken.
+/// A request to store, which the gate has admitted.
 pub(crate) struct StoreTask {
     pub(crate) options: Arc<StoreOptions>,
     pub(crate) blocks: VecDeque<StoreBlock>,
@@ -61,7 +61,7 @@ pub(crate) struct StoreTask {
 
 /// A block of a request to store.
 pub(crate) struct StoreBlock {
-    pub(crate) taken: Taken,
+    pub(crate) admitted: AdmittedStore,
     pub(crate) group: Group,
     pub(crate) shape: Shape,
 }
@@ -82,20 +82,20 @@ impl Shape {
     }
 }
 
-/// Part of a store that was taken. Counts for the gate until it has been written, or is given up.
-pub(crate) struct Taken {
+/// Part of a store that was admitted. Counts for the gate until it has been written, or is given up.
+pub(crate) struct AdmittedStore {
     core: Arc<Core>,
     charge: Charge,
 }
 
-impl Taken {
-    /// Of a store that [`Gate::take_store`](super::Gate::take_store) has taken.
+impl AdmittedStore {
+    /// Of a store that [`Gate::admit_store`](super::Gate::admit_store) has admitted.
     pub(crate) fn new(core: &Arc<Core>, charge: Charge) -> Self {
         Self { core: core.clone(), charge }
     }
 }
 
-impl Drop for Taken {
+impl Drop for AdmittedStore {
     fn drop(&mut self) {
         self.core.gate.store_ended(self.charge);
     }
@@ -184,14 +184,14 @@ impl Placement<'_> {
     /// The write of a block's shards, if there is anything to write. So many bytes of the request's blocks follow.
     fn place(&mut self, block: StoreBlock, following: u64) -> Option<(Charge, Waiting)> {
         let (core, options) = (self.core, self.options);
-        let StoreBlock { taken, mut group, shape } = block;
+        let StoreBlock { admitted, mut group, shape } = block;
         loop {
             let assembly = match core.assemblies.get(group.fingerprint) {
                 Some(assembly) => assembly,
                 None => match self.reserve(&group, shape, following) {
                     Ok(assembly) => assembly,
                     Err(status) => {
-                        drop(taken);
+                        drop(admitted);
                         refuse(core, options, group.items.into_iter().map(|item| (item, status)));
                         return None;
                     }
@@ -204,12 +204,12 @@ impl Placement<'_> {
                 }
                 Joined::Write { items, others, part } => {
                     if items.is_empty() {
-                        drop(taken);
+                        drop(admitted);
                         refuse(core, options, others);
                         return None;
                     }
                     refuse(core, options, others);
-                    return write(core, options, assembly, taken, items, part);
+                    return write(core, options, assembly, admitted, items, part);
                 }
             }
         }
@@ -338,7 +338,7 @@ fn write(
     core: &Arc<Core>,
     options: &Arc<StoreOptions>,
     assembly: Arc<Assembly>,
-    taken: Taken,
+    admitted: AdmittedStore,
     items: Vec<GroupItem>,
     part: Share,
 ) -> Option<(Charge, Waiting)> {
@@ -348,11 +348,11 @@ fn write(
     let parts: Option<Vec<_>> = write.items.iter_mut().map(|item| item.take_part(&place)).collect();
     let (Some(parts), Some(lease)) = (parts, ticket.lease()) else {
         // The request has ended meanwhile; or the place is not what was asked for, which the layout would have to answer for.
-        drop(taken);
+        drop(admitted);
         write.failed(Status::Mismatch, None);
         return None;
     };
-    let charge = taken.charge;
+    let charge = admitted.charge;
     let header = match (part, place.header) {
         (Share::Last, Some(offset)) => Header::Write { offset, make: write.make_header() },
         _ => Header::None,
@@ -371,7 +371,7 @@ fn write(
         keep: KeepAlive::new(lease),
         done: Box::new(move |outcome| {
             // First, so that who learns of the end finds room for more.
-            drop(taken);
+            drop(admitted);
             write.core.left(charge);
             write.core.note_outcome(Direction::Write, &outcome);
             write.options.ticket.transferred(&outcome);

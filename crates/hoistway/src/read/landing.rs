@@ -4,7 +4,7 @@
 use super::{
     SinkError,
     device::DeviceShare,
-    state::{BatchState, Place, ReadState},
+    state::{BatchState, Destination, ReadState},
 };
 use crate::{
     Alignment, ByteRange, DeviceId, Error, Result,
@@ -44,7 +44,7 @@ impl Order for BatchState {
 
     fn onward(&self, item: usize) -> Onward {
         match self.read(item).place {
-            Place::Device { .. } => Onward::ToDevice,
+            Destination::Device { .. } => Onward::ToDevice,
             _ => Onward::Stay,
         }
     }
@@ -66,7 +66,7 @@ impl Order for BatchState {
 
     fn past_host(&self, part: &Part) -> Option<Arc<DirectRoute>> {
         let read = self.read(part.item);
-        let Place::Device { line, is_direct: true, .. } = &read.place else { return None };
+        let Destination::Device { line, is_direct: true, .. } = &read.place else { return None };
         let line = line.upgrade()?;
         let direct = line.direct().filter(|direct| direct.is_open())?;
         let is_cut_short = direct.member.facts().grain == Grain::InWholeBlocks
@@ -76,7 +76,9 @@ impl Order for BatchState {
 
     fn take_slot(&self, item: usize, past_host: Option<&DirectRoute>) -> Result<Option<Option<Slot>>> {
         match &self.read(item).place {
-            Place::Device { device, line, .. } => held(line, *device)?.slot(past_host.is_some()).map(Some),
+            Destination::Device { device, line, .. } => {
+                held(line, *device)?.slot(past_host.is_some()).map(Some)
+            }
             _ => Ok(None),
         }
     }
@@ -84,9 +86,9 @@ impl Order for BatchState {
     fn begins(&self, part: &mut Part, buffer: &mut Buffer, facts: &Facts, access: Access) -> Result<()> {
         let read = self.read(part.item);
         let (is_shared, is_direct) = (facts.landing == Landing::Shared, access == Access::Direct);
-        let is_owned = matches!(read.place, Place::Own);
+        let is_owned = matches!(read.place, Destination::Own);
         let is_in_place = match (&*buffer, &read.place) {
-            (Buffer::InPlace(_) | Buffer::Through { .. }, Place::Own) => !is_shared,
+            (Buffer::InPlace(_) | Buffer::Through { .. }, Destination::Own) => !is_shared,
             (Buffer::InPlace(region) | Buffer::Through { region, .. }, _) => {
                 read.packed.is_none()
                     && !is_shared
@@ -105,7 +107,7 @@ impl Order for BatchState {
         let read = self.read(part.item);
         match read.place {
             // It would have used the bytes by the end of the read.
-            Place::Sink(_) => check(),
+            Destination::Sink(_) => check(),
             _ => read.check_first(check),
         }
     }
@@ -117,7 +119,7 @@ impl Order for BatchState {
             Buffer::InPlace(_) => return Ok(Placed::Here(0)),
             Buffer::Through { .. } => {
                 // Memory of the reader's own holds whole blocks, all of which were read.
-                let is_owned = matches!(read.place, Place::Own);
+                let is_owned = matches!(read.place, Destination::Own);
                 let (skip, len) = if is_owned { (0, part.range.len()) } else { (skip, wanted.len()) };
                 let all = ByteRange::at(skip, len).unwrap_or_default();
                 match &read.packed {
@@ -134,8 +136,8 @@ impl Order for BatchState {
             Buffer::Staged { .. } => {
                 let mut slot = buffer.take_slot()?;
                 match &read.place {
-                    Place::Device { .. } => return Ok(Placed::InSlot(slot)),
-                    Place::Sink(sink) => {
+                    Destination::Device { .. } => return Ok(Placed::InSlot(slot)),
+                    Destination::Sink(sink) => {
                         let bytes = bytes_of(&mut slot, skip, wanted.len())?;
                         let position = wanted.start() - read.range.start();
                         let sink = lock(sink).clone();
@@ -146,8 +148,8 @@ impl Order for BatchState {
                             .unwrap_or_else(|_| Err("it panicked".into()))
                             .map_err(|source| sink_error(read, wanted, source))?;
                     }
-                    Place::Discard => {}
-                    Place::Own | Place::Borrowed => {
+                    Destination::Discard => {}
+                    Destination::Own | Destination::Borrowed => {
                         return Err(Error::Internal("a piece has no place".into()));
                     }
                 }
@@ -158,7 +160,7 @@ impl Order for BatchState {
 
     fn copy_on(&self, mut slot: Slot, read: InCopy) {
         let (part, state) = (read.part, self.read(read.part.item));
-        let Place::Device { device, line, address, is_spread, .. } = &state.place else {
+        let Destination::Device { device, line, address, is_spread, .. } = &state.place else {
             drop(slot);
             return read.end(Err(Error::Internal("a piece has no device".into())));
         };

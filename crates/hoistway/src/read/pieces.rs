@@ -5,7 +5,7 @@ use super::{
     ReadRequest,
     device::DeviceShare,
     request::TargetKind,
-    state::{Place, ReadState},
+    state::{Destination, ReadState},
 };
 use crate::{
     Alignment, ByteRange, DeviceId, Error, Result,
@@ -40,15 +40,15 @@ pub(super) fn cut(
     let with_slots = |parts: Vec<ByteRange>| parts.into_iter().map(|part| (part, Buffer::SLOT)).collect();
     let placed = match target.0 {
         // Nothing has a place then, so nothing is read.
-        _ if usable.is_err() => usable.map(|()| (Place::Discard, None, Vec::new())),
+        _ if usable.is_err() => usable.map(|()| (Destination::Discard, None, Vec::new())),
         _ if range.end() > file_len => {
             let tensor = name.as_ref().map(|name| name.to_string());
             Err(Error::Truncated { path, tensor, needed: range, file_len })
         }
-        TargetKind::Memory(_) if range.is_empty() => Ok((Place::Own, None, Vec::new())),
-        _ if range.is_empty() => Ok((Place::Discard, None, Vec::new())),
+        TargetKind::Memory(_) if range.is_empty() => Ok((Destination::Own, None, Vec::new())),
+        _ if range.is_empty() => Ok((Destination::Discard, None, Vec::new())),
         TargetKind::Memory(spare) => {
-            own(range, chunk, spare.as_ref()).map(|(fill, pieces)| (Place::Own, Some(fill), pieces))
+            own(range, chunk, spare.as_ref()).map(|(fill, pieces)| (Destination::Own, Some(fill), pieces))
         }
         TargetKind::Host(start) => {
             let len = packed.as_ref().map_or(range.len(), Runs::total_len);
@@ -67,7 +67,7 @@ pub(super) fn cut(
             let writes: Vec<ByteRange> = parts.iter().map(|part| place(*part)).collect();
             Fill::new(arena, [(0, place(range))], &writes).map(|(fill, regions)| {
                 let regions = regions.into_iter().map(Buffer::InPlace);
-                (Place::Borrowed, Some(fill), parts.into_iter().zip(regions).collect())
+                (Destination::Borrowed, Some(fill), parts.into_iter().zip(regions).collect())
             })
         }
         TargetKind::Device(_, address) if address.checked_add(range.len()).is_none() => {
@@ -77,19 +77,19 @@ pub(super) fn cut(
         TargetKind::Device(device, address) => line(device).map(|(line, is_direct)| {
             let parts = with_slots(device_parts(range, chunk, is_direct.then_some(file_len)));
             let (line, is_spread) = (Arc::downgrade(&line), packed.is_none());
-            (Place::Device { device, line, address, is_spread, is_direct }, None, parts)
+            (Destination::Device { device, line, address, is_spread, is_direct }, None, parts)
         }),
         TargetKind::Scratch(device) => line(device).and_then(|(line, is_direct)| {
             let address = line.scratch()?;
             let parts = with_slots(device_parts(range, chunk, is_direct.then_some(file_len)));
             let line = Arc::downgrade(&line);
-            Ok((Place::Device { device, line, address, is_spread: false, is_direct }, None, parts))
+            Ok((Destination::Device { device, line, address, is_spread: false, is_direct }, None, parts))
         }),
         TargetKind::Sink(sink) => {
-            let place = Place::Sink(Mutex::new(Some(sink)));
+            let place = Destination::Sink(Mutex::new(Some(sink)));
             Ok((place, None, with_slots(parts(range, chunk, false))))
         }
-        TargetKind::Discard => Ok((Place::Discard, None, with_slots(parts(range, chunk, false)))),
+        TargetKind::Discard => Ok((Destination::Discard, None, with_slots(parts(range, chunk, false)))),
     };
     match placed {
         Ok((place, fill, pieces)) => {
@@ -98,7 +98,9 @@ pub(super) fn cut(
             state.fences = fences.into_iter().filter(|fence| !fence.is_queued()).collect();
             Ok(Cut { state, pieces, begin_by })
         }
-        Err(error) => Err(Box::new((ReadState::new(file, range, name, on_end, Place::Discard, None), error))),
+        Err(error) => {
+            Err(Box::new((ReadState::new(file, range, name, on_end, Destination::Discard, None), error)))
+        }
     }
 }
 

@@ -56,7 +56,7 @@ pub(super) struct BatchState {
 }
 
 /// Where the bytes of a read go.
-pub(super) enum Place {
+pub(super) enum Destination {
     /// Memory of the reader's, with room for whole blocks, that the caller takes.
     Own,
     /// The caller's memory.
@@ -70,7 +70,7 @@ pub(super) enum Place {
     Discard,
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for Destination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Own => "Own",
@@ -88,7 +88,7 @@ pub(super) struct ReadState {
     pub(super) file: ReadFile,
     pub(super) range: ByteRange,
     pub(super) name: Option<Arc<str>>,
-    pub(super) place: Place,
+    pub(super) place: Destination,
     /// What its pieces are parts of, if they are parts of memory.
     fill: Option<Fill>,
     /// Which of its bytes go to memory of the caller's, if not all.
@@ -119,7 +119,7 @@ impl ReadState {
         range: ByteRange,
         name: Option<Arc<str>>,
         on_end: Option<OnEnd>,
-        place: Place,
+        place: Destination,
         fill: Option<Fill>,
     ) -> Self {
         let (group, error) = (OnceLock::new(), OnceLock::new());
@@ -156,7 +156,7 @@ impl ReadState {
     pub(super) fn complete(&self, region: WriteRegion) -> Result<()> {
         match &self.fill {
             Some(fill) => fill.complete(region, |_, block| {
-                if matches!(self.place, Place::Own) {
+                if matches!(self.place, Destination::Own) {
                     *lock(&self.block) = Some(block);
                 }
             }),
@@ -219,7 +219,7 @@ impl BatchState {
         read.file.0.check_unchanged(read.range, |_| read.name())?;
         let route = self.chosen.0;
         // The name of a route past the host is a promise.
-        let is_promised = matches!(read.place, Place::Device { is_direct: true, .. });
+        let is_promised = matches!(read.place, Destination::Device { is_direct: true, .. });
         for (direct, name_check) in self.direct.iter().filter(|_| is_promised) {
             if direct.member.route() == route
                 && let Err(why) = name_check.look()
@@ -250,7 +250,7 @@ impl BatchState {
 
     /// A read of no bytes ends.
     pub(super) fn end_empty(&self, read: usize) {
-        if matches!(self.reads[read].place, Place::Own) {
+        if matches!(self.reads[read].place, Destination::Own) {
             *lock(&self.reads[read].block) = Some(Block::empty());
         }
         self.end_read(read);
@@ -261,7 +261,7 @@ impl BatchState {
         if state.error.get().is_some() {
             *lock(&state.block) = None;
         }
-        if let Place::Sink(sink) = &state.place {
+        if let Destination::Sink(sink) = &state.place {
             let sink = lock(sink).take();
             contain(|| drop(sink));
         }

@@ -56,9 +56,9 @@ unsafe impl Sync for PortFile {}
 
 /// The system's state of a transfer in flight. It must not move until the transfer ends.
 #[derive(Default)]
-pub struct Place(UnsafeCell<OVERLAPPED>);
+pub struct TransferState(UnsafeCell<OVERLAPPED>);
 
-impl Place {
+impl TransferState {
     /// Returns its address, which tells transfers from each other.
     pub fn address(&self) -> usize {
         self.0.get().addr()
@@ -106,7 +106,7 @@ impl Port {
         file: &File,
         bytes: &mut [u8],
         offset: u64,
-        place: &Place,
+        place: &TransferState,
     ) -> io::Result<Started> {
         let opened = self.handle_of(file)?;
         let len = transfer::most(&opened.file, bytes.as_ptr(), bytes.len(), offset);
@@ -184,7 +184,7 @@ impl Transfer {
     ///
     /// # Errors
     /// The system's.
-    pub fn result(&self, place: &Place) -> io::Result<usize> {
+    pub fn result(&self, place: &TransferState) -> io::Result<usize> {
         let mut count = 0;
         let handle = self.0.file.as_raw_handle();
         // SAFETY: the handle is open, and the structure is that of a transfer that has ended.
@@ -195,7 +195,7 @@ impl Transfer {
     }
 
     /// Asks the system to end it, which may still take time.
-    pub fn cancel(&self, place: &Place) {
+    pub fn cancel(&self, place: &TransferState) {
         // SAFETY: the handle is open, and the structure is only compared.
         unsafe { CancelIoEx(self.0.file.as_raw_handle(), place.0.get()) };
     }

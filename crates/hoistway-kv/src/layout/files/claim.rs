@@ -1,13 +1,13 @@
 //! Places for new blocks: files that do not have their final name yet.
 #![forbid(unsafe_code)]
 
-use super::{Shared, lock, namespaces::Namespace, writer::Writer};
+use super::{FilesShared, lock, namespaces::Namespace, writer::Writer};
 use crate::{
     DropReason, Error, Result,
-    disk::{Disk, Extend, FileAccess, FileRef, expect_directory, metadata},
+    disk::{Disk, Extend, FileAccess, LazyFile, expect_directory, metadata},
     format::{MAX_SHARDS, PAGE, header::MAX_SHARD_LEN, now_seconds},
     index::MAX_SLOT_BYTES,
-    layout::{Claim, NewBlock, Place, Reservation},
+    layout::{BlockPlace, Claim, NewBlock, Reservation},
 };
 use rustix::io::Errno;
 use std::{
@@ -22,7 +22,7 @@ use std::{
 /// A file that a block is written to.
 #[derive(Debug)]
 pub(super) struct FileClaim {
-    shared: Arc<Shared>,
+    shared: Arc<FilesShared>,
     pub(super) namespace: Arc<Namespace>,
     fingerprint: crate::Fingerprint,
     /// The file that is being written, as soon as there is one.
@@ -49,7 +49,7 @@ impl Drop for FileClaim {
     }
 }
 
-impl Shared {
+impl FilesShared {
     /// Removes files of blocks that were given up.
     pub(super) fn sweep(&self) {
         let given_up = std::mem::take(&mut *lock(&self.given_up));
@@ -113,7 +113,7 @@ impl Shared {
             return Ok(Reservation::Dropped(DropReason::NoRoom));
         };
         let header = (!is_bare).then_some(payload_len);
-        let place = Place { file, header, payload: 0, stride, shards: block.shards };
+        let place = BlockPlace { file, header, payload: 0, stride, shards: block.shards };
         Ok(Reservation::Claimed(Claim {
             block,
             place,
@@ -151,7 +151,7 @@ impl Shared {
     }
 
     /// Makes the file, with all the room that it needs. `None` if there is not enough.
-    fn create(&self, writer: &Writer, claim: &mut FileClaim, file_len: u64) -> Result<Option<FileRef>> {
+    fn create(&self, writer: &Writer, claim: &mut FileClaim, file_len: u64) -> Result<Option<LazyFile>> {
         let mut temporary = writer.temporary();
         let mut made = self.disk.open(&temporary, FileAccess::CreateNew);
         if made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
@@ -170,7 +170,7 @@ impl Shared {
             allocated = file.allocate(file_len, Extend::Yes);
         }
         match allocated {
-            Ok(()) => Ok(Some(FileRef::made(temporary))),
+            Ok(()) => Ok(Some(LazyFile::made(temporary))),
             Err(error) if is_full(&error) => Ok(None),
             Err(error) => Err(super::failed("allocating", &temporary)(error)),
         }

@@ -1,7 +1,7 @@
 //! Blocks that are whole take their names.
 #![forbid(unsafe_code)]
 
-use super::{Shared, checksum, claim::FileClaim, failed, find::FileId, lock, names::Tree};
+use super::{FilesShared, checksum, claim::FileClaim, failed, find::FileId, lock, names::Tree};
 use crate::{
     Durability, Error, EventKind, Result,
     disk::{Disk, FileAccess, expect_directory, metadata, open_regular},
@@ -20,7 +20,7 @@ use std::{
 /// Threads that wait for the disk at the same time.
 const SYNC_THREADS: usize = 16;
 
-impl Shared {
+impl FilesShared {
     /// Data is on the disk before a block has its name, and names before it is told that they are.
     pub(super) fn commit(&self, blocks: Vec<Written>) -> Vec<Result<()>> {
         let mut results = map(&blocks, SYNC_THREADS, |block| self.finish(block));

@@ -1,13 +1,13 @@
 //! Blocks that are looked for, and whether what is there is what was stored.
 #![forbid(unsafe_code)]
 
-use super::{MOST_ABSENT, Shared, checksum, lock, names::Tree, namespaces::Namespace};
+use super::{FilesShared, MOST_ABSENT, checksum, lock, names::Tree, namespaces::Namespace};
 use crate::{
     Error, Fingerprint, Key, NamespaceId, Result,
-    disk::{Disk, FileAccess, FileRef, metadata, open_regular},
+    disk::{Disk, FileAccess, LazyFile, metadata, open_regular},
     format::{BLOCK_LEN, Invalid, PAGE, Shard, ShardTable, expiry_seconds, header::BlockHeader, now_seconds},
     index::{self, Entry, Existing, Inserted, ReadHold, Slot},
-    layout::{Found, Lookup, Place, Verdict},
+    layout::{BlockPlace, Found, Lookup, Verdict},
 };
 use std::{
     fs::{File, Metadata},
@@ -61,7 +61,7 @@ struct FileFound {
     _hold: Option<ReadHold>,
 }
 
-impl Shared {
+impl FilesShared {
     pub(super) fn find(&self, namespace: NamespaceId, key: &Key, fingerprint: Fingerprint) -> Lookup {
         let Some(namespace) = self.namespaces.get(namespace) else { return Lookup::Miss };
         let now = now_seconds();
@@ -117,12 +117,12 @@ impl Shared {
         entry: Entry,
         path: PathBuf,
         metadata: &Metadata,
-    ) -> io::Result<Place> {
+    ) -> io::Result<BlockPlace> {
         let len = metadata.len();
         if namespace.tree.is_bare() {
             let stride = len.checked_next_multiple_of(BLOCK_LEN).unwrap_or(len);
-            let file = FileRef::found(path, metadata);
-            return Ok(Place { file, header: None, payload: 0, stride, shards: 1 });
+            let file = LazyFile::found(path, metadata);
+            return Ok(BlockPlace { file, header: None, payload: 0, stride, shards: 1 });
         }
         // A file that was cut short has no page there, or another one.
         let header = len.div_ceil(BLOCK_LEN).saturating_sub(1) * BLOCK_LEN;
@@ -132,8 +132,8 @@ impl Shared {
             self.index.amend(&fingerprint, |entry| entry.slot.segment = shards);
         }
         let stride = (header / u64::from(shards.max(1))) / BLOCK_LEN * BLOCK_LEN;
-        let file = FileRef::found(path, metadata);
-        Ok(Place { file, header: Some(header), payload: 0, stride, shards })
+        let file = LazyFile::found(path, metadata);
+        Ok(BlockPlace { file, header: Some(header), payload: 0, stride, shards })
     }
 
     pub(super) fn check(&self, found: &Found, key: &Key, header: &[u8]) -> Verdict {

@@ -1,7 +1,7 @@
 //! A store whose directory is emptied, replaced or unmounted while processes use it.
 #![forbid(unsafe_code)]
 
-use super::{FileId, Shared, failed, lock, names};
+use super::{FileId, FilesShared, failed, lock, names};
 use crate::{
     EventKind, LayoutKind, Result,
     disk::{RealDisk, metadata},
@@ -52,7 +52,7 @@ fn superblock(root: &Path) -> Result<Option<FileId>> {
     }
 }
 
-impl Shared {
+impl FilesShared {
     /// Forgets all blocks if the store's directory is not what was opened, and goes on with the one that is there: makes
     /// a store where there is none, on the same file system as before. Fails, and is tried again, where that may not be.
     pub(super) fn heal(&self) -> Result<()> {

@@ -102,12 +102,12 @@ const MOST_ABSENT: usize = 64 << 10;
 /// The layout.
 #[derive(Debug)]
 pub(crate) struct Files {
-    shared: Arc<Shared>,
+    shared: Arc<FilesShared>,
 }
 
 /// The state that claims, and blocks that are being read, keep alive.
 #[derive(Debug)]
-struct Shared {
+struct FilesShared {
     root: PathBuf,
     /// When it was opened.
     started: Instant,
@@ -176,7 +176,7 @@ impl Files {
         let index = Index::new(IndexOptions { eviction: options.eviction, admission: options.admission });
         let lock_domain = writer::lock_domain(&root);
         let opened = heal::Opened::at(&disk, &root)?;
-        let mut shared = Shared {
+        let mut shared = FilesShared {
             root,
             started: (timing.clock)(),
             opened: Mutex::new(opened),
@@ -349,7 +349,7 @@ impl Sharing for Files {
     }
 }
 
-impl Shared {
+impl FilesShared {
     /// This process's directory, if it may write.
     fn writer(&self) -> Result<&Writer> {
         self.writer.as_ref().ok_or_else(|| Error::ReadOnly { path: self.root.clone() })
@@ -477,7 +477,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for FilesShared {
     fn drop(&mut self) {
         self.end();
     }

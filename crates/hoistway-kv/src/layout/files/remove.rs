@@ -1,11 +1,11 @@
 //! Removes blocks on request: some blocks, or all of a namespace.
 #![forbid(unsafe_code)]
 
-use super::{Shared, failed, namespaces::Namespace, scan};
+use super::{FilesShared, failed, namespaces::Namespace, scan};
 use crate::{Durability, Error, Fingerprint, NamespaceId, Result, disk::Disk};
 use std::{collections::BTreeSet, io, path::Path, sync::Arc};
 
-impl Shared {
+impl FilesShared {
     pub(super) fn delete(&self, namespace: NamespaceId, blocks: &[(&[u8], Fingerprint)]) -> Result<usize> {
         self.writer()?;
         let Some(namespace) = self.namespaces.get(namespace) else { return Ok(0) };

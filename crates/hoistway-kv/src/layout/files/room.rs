@@ -1,7 +1,7 @@
 //! The room of blocks, and eviction where it is short.
 #![forbid(unsafe_code)]
 
-use super::{Shared, lock, namespaces::Namespace};
+use super::{FilesShared, lock, namespaces::Namespace};
 use crate::{
     DropReason, Error, Result, StoreOptions,
     disk::Disk,
@@ -142,7 +142,7 @@ impl Room {
     }
 }
 
-impl Shared {
+impl FilesShared {
     /// Takes room for a block of a namespace, and evicts others for it. Why there is none, else.
     pub(super) fn take_room(&self, namespace: u16, bytes: u64) -> Result<(), DropReason> {
         if bytes.saturating_add(self.room.overhead()) > self.room.capacity {

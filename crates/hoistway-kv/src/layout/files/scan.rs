@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Shared, failed,
+    FilesShared, failed,
     liveness::Liveness,
     lock,
     names::{Named, Tree},
@@ -143,7 +143,7 @@ fn entries(directory: &Path) -> Result<Vec<std::fs::DirEntry>> {
     }
 }
 
-impl Shared {
+impl FilesShared {
     /// Looks at everything.
     pub(super) fn scan_all(&self) -> Result<()> {
         self.listen()?;

@@ -8,7 +8,7 @@ use super::{
     root::{Charges, Limits, RootLock},
     segment::Segment,
     shares::Given,
-    slots::Taken,
+    slots::UsedSlots,
     writer::Writer,
 };
 use crate::{
@@ -210,7 +210,7 @@ impl Writer {
             Ok(segment) => {
                 self.shared.taken.fetch_add(new.len, Ordering::Relaxed);
                 self.shared.know_segment(0, &segment);
-                lock(&self.slots).add(segment, &Taken::none(new.head.slots), 0);
+                lock(&self.slots).add(segment, &UsedSlots::none(new.head.slots), 0);
                 Ok(true)
             }
             Err(error) => {

@@ -6,7 +6,7 @@ use crate::{
     DropReason, Error, Fingerprint, Result,
     format::{self, HEADER_LEN, MAX_SHARDS, header::MAX_SHARD_LEN, record::MAX_PAYLOAD_LEN},
     index::{Candidates, MAX_SLOT_BYTES, Slot, Want},
-    layout::{Claim, NewBlock, Place, Reservation, RoomWait},
+    layout::{BlockPlace, Claim, NewBlock, Reservation, RoomWait},
 };
 use std::{
     collections::{HashMap, HashSet},
@@ -122,7 +122,7 @@ impl Writer {
             end: ClaimEnd::Unused,
             segment,
         };
-        let place = Place {
+        let place = BlockPlace {
             file: Arc::clone(&token.segment.data).into(),
             header: Some(offset),
             payload: offset + HEADER_LEN as u64,

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Shared, WriterDirectory, failed, lock,
+    SegmentsShared, WriterDirectory, failed, lock,
     names::{self, WriterFile},
     replay::{Position, list, replay},
     segment::Segment,
@@ -127,7 +127,7 @@ enum Step {
 
 impl Followed {
     /// Looks for writers that came or went, and reads what all of them have written.
-    pub(super) fn follow(&self, shared: &Shared, own_id: Option<Uuid>) -> Result<()> {
+    pub(super) fn follow(&self, shared: &SegmentsShared, own_id: Option<Uuid>) -> Result<()> {
         let _changing = lock(&self.changing);
         let mut directories = match shared.root.writers() {
             // The store's directory was removed, and theirs with it.
@@ -171,7 +171,7 @@ impl Followed {
     /// again. One that has left the list may have done so unread.
     pub(super) fn still_has(
         &self,
-        shared: &Shared,
+        shared: &SegmentsShared,
         writer: Uuid,
         fingerprint: &Fingerprint,
         sequence: u64,
@@ -218,7 +218,7 @@ impl Follower {
     }
 
     /// Does what is done a few times a second.
-    fn round(&mut self, shared: &Shared) -> Result<()> {
+    fn round(&mut self, shared: &SegmentsShared) -> Result<()> {
         self.retry.round();
         if let Some(hole) = &mut self.hole {
             hole.rounds = hole.rounds.saturating_add(1);
@@ -229,7 +229,7 @@ impl Follower {
     }
 
     /// Forgets all that it had. Its number may be another's from now on.
-    fn end(&mut self, shared: &Shared) {
+    fn end(&mut self, shared: &SegmentsShared) {
         self.has_ended = true;
         shared.forget_owner(self.owner);
     }
@@ -239,7 +239,7 @@ impl Follower {
         self.position.is_some() && self.hole.is_none()
     }
 
-    fn catch_up(&mut self, shared: &Shared) -> Result<()> {
+    fn catch_up(&mut self, shared: &SegmentsShared) -> Result<()> {
         if self.has_ended {
             return Ok(());
         }
@@ -259,7 +259,7 @@ impl Follower {
     }
 
     /// Reads all that the directory says, unless that has failed too often just now.
-    fn start_over(&mut self, shared: &Shared) -> Result<()> {
+    fn start_over(&mut self, shared: &SegmentsShared) -> Result<()> {
         // Until it has been read, nothing says what its log is read on from.
         self.position = None;
         if !self.retry.is_due() {
@@ -275,7 +275,7 @@ impl Follower {
         read
     }
 
-    fn read_directory(&mut self, shared: &Shared) -> Result<()> {
+    fn read_directory(&mut self, shared: &SegmentsShared) -> Result<()> {
         let replay = || replay(&*shared.disk, &self.directory.path, self.directory.id);
         let mut replayed = replay();
         for _ in 1..MOST_ATTEMPTS {
@@ -318,7 +318,7 @@ impl Follower {
     }
 
     /// Reads the log that it is at to its end.
-    fn read_on(&mut self, shared: &Shared) -> Result<Step> {
+    fn read_on(&mut self, shared: &SegmentsShared) -> Result<Step> {
         let Some(position) = &mut self.position else { return Ok(Step::Astray) };
         let path = self.directory.path.join(names::log(position.log));
         // Looked for first: whatever is written to this log is written before there is another.
@@ -387,7 +387,7 @@ impl Follower {
     }
 
     /// Says that records of its log cannot be read.
-    fn note_damage(&mut self, shared: &Shared, records: u64) {
+    fn note_damage(&mut self, shared: &SegmentsShared, records: u64) {
         if records == 0 {
             return;
         }
@@ -404,7 +404,7 @@ impl Follower {
         );
     }
 
-    fn apply(&mut self, shared: &Shared, change: &Change) -> Result<()> {
+    fn apply(&mut self, shared: &SegmentsShared, change: &Change) -> Result<()> {
         match change {
             Change::Head { .. } => {}
             Change::Namespace { number, id } => drop(self.namespaces.insert(*number, *id)),
@@ -422,7 +422,7 @@ impl Follower {
     }
 
     /// Takes in a block, unless we have it, or cannot make sense of it.
-    fn take_in(&mut self, shared: &Shared, block: &BlockRecord) -> Result<()> {
+    fn take_in(&mut self, shared: &SegmentsShared, block: &BlockRecord) -> Result<()> {
         let owner = self.owner;
         // Whatever becomes of this one, those before it are gone.
         if let Some(before) = block.sequence.checked_sub(1) {
@@ -454,7 +454,7 @@ impl Follower {
     }
 
     /// Opens a segment, if it has not been opened before.
-    fn knows_segment(&mut self, shared: &Shared, number: u32) -> Result<bool> {
+    fn knows_segment(&mut self, shared: &SegmentsShared, number: u32) -> Result<bool> {
         if shared.segment(self.owner, number).is_some() {
             return Ok(true);
         }
@@ -482,7 +482,7 @@ impl Follower {
     }
 
     /// Tries again to open segments that could not be opened, and takes in their blocks.
-    fn retry_unopened(&mut self, shared: &Shared) -> Result<()> {
+    fn retry_unopened(&mut self, shared: &SegmentsShared) -> Result<()> {
         self.unopened.values_mut().for_each(Retry::round);
         let due = |(number, retry): (&u32, &Retry)| retry.is_due().then_some(*number);
         let due: Vec<u32> = self.unopened.iter().filter_map(due).collect();
@@ -501,7 +501,7 @@ impl Follower {
     }
 
     /// Forgets segments that were given up: as long as they are open, the disk keeps them.
-    fn forget_removed(&mut self, shared: &Shared) -> Result<()> {
+    fn forget_removed(&mut self, shared: &SegmentsShared) -> Result<()> {
         let files = match list(&*shared.disk, &self.directory.path) {
             Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Vec::new(),
             files => files?,

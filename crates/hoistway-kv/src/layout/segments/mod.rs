@@ -44,7 +44,7 @@ mod writer;
 use super::steady::Steady;
 use super::{Administration, Observed, Sharing, Usage, Verdict, Written};
 use super::{
-    Claim, Found, Layout, Listed, Lookup, NewBlock, Place, Reservation, RoomWait,
+    BlockPlace, Claim, Found, Layout, Listed, Lookup, NewBlock, Reservation, RoomWait,
     directory::{self, WriterDirectory, failed},
     list_blocks,
 };
@@ -87,7 +87,7 @@ const PAGE_OF_BLOCKS: usize = 4096;
 /// The layout.
 #[derive(Debug)]
 pub(crate) struct Segments {
-    shared: Arc<Shared>,
+    shared: Arc<SegmentsShared>,
     /// The writer of this process and its options; `None` if the store was opened for reading only.
     access: Option<WriteAccess>,
     followed: Followed,
@@ -119,7 +119,7 @@ struct Surroundings {
 }
 
 /// The state that all parts of the layout share.
-struct Shared {
+struct SegmentsShared {
     disk: Arc<dyn Disk>,
     root: Root,
     index: Index,
@@ -189,7 +189,7 @@ impl Segments {
         let creation = if writes { options.creation } else { Creation::Nothing };
         let root = Root::open(Arc::clone(&disk), &options.root, creation, surroundings.monotonic.clone())?;
         let (eviction, admission) = (options.eviction, options.admission);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SegmentsShared {
             disk,
             root,
             index: Index::new(IndexOptions { eviction, admission }),
@@ -405,7 +405,7 @@ impl Layout for Segments {
         };
         let Some(segment) = self.shared.segment(entry.owner, entry.slot.segment) else { return Lookup::Miss };
         let Some(offset) = segment.head.offset(entry.slot.slot) else { return Lookup::Miss };
-        let place = Place {
+        let place = BlockPlace {
             file: Arc::clone(&segment.data).into(),
             header: Some(offset),
             payload: offset + HEADER_LEN as u64,
@@ -642,7 +642,7 @@ impl Sharing for Segments {
     }
 }
 
-impl Shared {
+impl SegmentsShared {
     /// Counts the bytes that all files take, for a process that has no limits to keep.
     fn count_taken(&self) -> Result<()> {
         let charges = self.root.charges(&Limits { capacity: 0, min_free: 0 })?;
@@ -717,9 +717,9 @@ impl Shared {
     }
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for SegmentsShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("root", &self.root.path).field("index", &self.index).finish()
+        f.debug_struct("SegmentsShared").field("root", &self.root.path).field("index", &self.index).finish()
     }
 }
 

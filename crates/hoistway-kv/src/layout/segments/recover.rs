@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Shared, WriterDirectory,
+    SegmentsShared, WriterDirectory,
     checkpoint::{Checkpoints, remove_logs},
     claim::Pending,
     failed,
@@ -14,7 +14,7 @@ use super::{
     room::is_full,
     root::Limits,
     segment::Segment,
-    slots::{Slots, Taken, Waiting},
+    slots::{Slots, UsedSlots, Waiting},
     writer::{COUNT_BITS, Writer, own_entry},
 };
 use crate::{
@@ -93,7 +93,7 @@ pub(super) const LEAST_PART: u64 = 8;
 
 impl Writer {
     /// Takes over the directory of a writer that is gone, or makes one. Also says how many blocks were lost.
-    pub(super) fn open(shared: Arc<Shared>, options: &WriterOptions) -> Result<(Arc<Self>, u64)> {
+    pub(super) fn open(shared: Arc<SegmentsShared>, options: &WriterOptions) -> Result<(Arc<Self>, u64)> {
         let limits = options.limits;
         let mut unusable = HashSet::new();
         let recovered = loop {
@@ -118,7 +118,11 @@ impl Writer {
 
     /// The state from which a process goes on whose directory is gone. Its numbers go on, so that none of the blocks
     /// that are still read, or come to be committed, is taken for another one.
-    pub(super) fn restart(shared: Arc<Shared>, options: &WriterOptions, before: &Self) -> Result<Arc<Self>> {
+    pub(super) fn restart(
+        shared: Arc<SegmentsShared>,
+        options: &WriterOptions,
+        before: &Self,
+    ) -> Result<Arc<Self>> {
         let (directory, lease) = make_directory(&shared)?;
         let mut recovered = Recovered::read(&shared, options, directory, lease)?;
         let next_segment = before.next_segment.load(Ordering::Acquire);
@@ -129,7 +133,11 @@ impl Writer {
         Ok(writer)
     }
 
-    fn of(shared: Arc<Shared>, options: &WriterOptions, recovered: Recovered) -> Result<(Arc<Self>, u64)> {
+    fn of(
+        shared: Arc<SegmentsShared>,
+        options: &WriterOptions,
+        recovered: Recovered,
+    ) -> Result<(Arc<Self>, u64)> {
         let Recovered { directory, lease, epoch, proven_from, replayed, segments, order, lost, start, log } =
             recovered;
         let limits = options.limits;
@@ -289,7 +297,7 @@ struct Recovered {
 
 impl Recovered {
     fn read(
-        shared: &Shared,
+        shared: &SegmentsShared,
         options: &WriterOptions,
         directory: WriterDirectory,
         lease: Box<dyn DiskFile>,
@@ -330,7 +338,7 @@ impl Recovered {
 
 /// Brings a part of a log to the disk that may be in memory only. Where a sync failed before, another one alone would
 /// not: the system may take for clean what the disk never got.
-fn write_again(shared: &Shared, directory: &WriterDirectory, range: &LogRange) -> Result<()> {
+fn write_again(shared: &SegmentsShared, directory: &WriterDirectory, range: &LogRange) -> Result<()> {
     let path = directory.path.join(names::log(range.log));
     let file = shared.disk.open(&path, FileAccess::ReadWrite).map_err(failed("opening", &path))?;
     let mut chunk = vec![0; CHUNK];
@@ -349,7 +357,7 @@ fn write_again(shared: &Shared, directory: &WriterDirectory, range: &LogRange) -
 
 /// The directory of a writer that is gone, the one with most, and its lease. Those that cannot be leased are `unusable`, too.
 fn adopt(
-    shared: &Shared,
+    shared: &SegmentsShared,
     limits: &Limits,
     unusable: &mut HashSet<Uuid>,
 ) -> Result<Option<(WriterDirectory, Box<dyn DiskFile>)>> {
@@ -380,7 +388,7 @@ fn adopt(
 }
 
 /// A new directory, and its lease.
-fn make_directory(shared: &Shared) -> Result<(WriterDirectory, Box<dyn DiskFile>)> {
+fn make_directory(shared: &SegmentsShared) -> Result<(WriterDirectory, Box<dyn DiskFile>)> {
     // Another process may hold it for long.
     let locked = match shared.root.lock() {
         Err(Error::TimedOut { .. }) => None,
@@ -403,7 +411,7 @@ fn make_directory(shared: &Shared) -> Result<(WriterDirectory, Box<dyn DiskFile>
 
 /// A new directory, and its lease; `None` if a process that has the lock of the root, and takes directories over, was faster
 /// to make that lease, to lock it, or to remove the directory.
-fn try_make_directory(shared: &Shared) -> Result<Option<(WriterDirectory, Box<dyn DiskFile>)>> {
+fn try_make_directory(shared: &SegmentsShared) -> Result<Option<(WriterDirectory, Box<dyn DiskFile>)>> {
     let id = (shared.surroundings.new_id)();
     let directory = WriterDirectory::new(&shared.root.path, id);
     let path = &directory.path;
@@ -429,7 +437,7 @@ struct OwnSegment {
     /// Bytes that its file had.
     len: u64,
     /// The slots that have blocks.
-    taken: Taken,
+    taken: UsedSlots,
     blocks: u32,
 }
 
@@ -461,7 +469,7 @@ struct OwnSegments {
 }
 
 impl OwnSegments {
-    fn open(shared: &Shared, limits: &Limits, directory: &WriterDirectory) -> Result<Self> {
+    fn open(shared: &SegmentsShared, limits: &Limits, directory: &WriterDirectory) -> Result<Self> {
         let mut segments = Self { whole: BTreeMap::new(), damaged: HashSet::new(), highest: 0 };
         for file in list(&*shared.disk, &directory.path)? {
             let WriterFile::Segment(number) = file else { continue };
@@ -490,7 +498,7 @@ impl OwnSegments {
                             .map_err(failed("making room for", &path))?;
                         segment.sync().map_err(failed("syncing", &path))?;
                     }
-                    let taken = Taken::none(segment.head.slots);
+                    let taken = UsedSlots::none(segment.head.slots);
                     segments.whole.insert(number, OwnSegment { segment, len, taken, blocks: 0 });
                 }
                 Err(why) => {
@@ -505,7 +513,7 @@ impl OwnSegments {
 
     /// Removes segments without blocks. One that was left behind when it could not be synced may be in memory only, and
     /// nothing tells which those are.
-    fn remove_unused(&mut self, shared: &Shared, directory: &WriterDirectory) -> Result<()> {
+    fn remove_unused(&mut self, shared: &SegmentsShared, directory: &WriterDirectory) -> Result<()> {
         for (number, _) in self.whole.extract_if(.., |_, segment| segment.blocks == 0) {
             let path = directory.path.join(names::segment(number));
             shared.disk.remove(&path).map_err(failed("removing", &path))?;
@@ -515,7 +523,7 @@ impl OwnSegments {
 }
 
 /// Removes files that never were whole, and logs that no checkpoint needs.
-fn remove_leftovers(shared: &Shared, directory: &WriterDirectory, replayed: &Replayed) -> Result<()> {
+fn remove_leftovers(shared: &SegmentsShared, directory: &WriterDirectory, replayed: &Replayed) -> Result<()> {
     let listing = shared.disk.list(&directory.path).map_err(failed("listing", &directory.path))?;
     let files: Vec<WriterFile> = listing.iter().map(|file| WriterFile::parse(&file.name)).collect();
     for (file, _) in listing.iter().zip(&files).filter(|(_, kind)| **kind == WriterFile::Temporary) {
@@ -563,7 +571,7 @@ fn sift(replayed: &Replayed, segments: &mut OwnSegments) -> (Vec<usize>, u64) {
 
 /// Fills the index and the slots; whether there are blocks without checksums.
 fn take_in(
-    shared: &Shared,
+    shared: &SegmentsShared,
     slots: &mut Slots,
     segments: OwnSegments,
     blocks: &[BlockRecord],

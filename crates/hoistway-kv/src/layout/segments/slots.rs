@@ -59,7 +59,7 @@ struct OwnSegment {
 
 /// Slots of a segment that have blocks, a bit each.
 #[derive(Clone, Debug)]
-pub(super) struct Taken(Vec<u64>);
+pub(super) struct UsedSlots(Vec<u64>);
 
 /// The events that a run waits for before it is used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +85,7 @@ pub(super) enum ClaimEnd {
 
 impl Slots {
     /// Takes in a segment with so many blocks; those of its slots that are not `taken` are free.
-    pub(super) fn add(&mut self, segment: Arc<Segment>, taken: &Taken, blocks: u32) {
+    pub(super) fn add(&mut self, segment: Arc<Segment>, taken: &UsedSlots, blocks: u32) {
         let head = segment.head;
         let free = taken.gaps(head.slots);
         let used = head.slots - free.values().sum::<u32>();
@@ -477,7 +477,7 @@ impl OwnSegment {
     }
 }
 
-impl Taken {
+impl UsedSlots {
     /// None of so many slots.
     pub(super) fn none(slots: u32) -> Self {
         Self(vec![0; (slots as usize).div_ceil(64)])
@@ -530,7 +530,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_map_of_slots_says_what_was_taken(runs in proptest::collection::vec((0..300_u32, 1..150_u32), 0..12)) {
-            let mut taken = Taken::none(450);
+            let mut taken = UsedSlots::none(450);
             let mut plain = [false; 450];
             for (slot, len) in runs {
                 let run = &mut plain[slot as usize..(slot + len) as usize];

@@ -12,7 +12,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    Shared,
+    SegmentsShared,
     checkpoint::Checkpoints,
     claim::Pending,
     failed, lock,
@@ -50,7 +50,7 @@ pub(super) const COUNT_BITS: u32 = 40;
 
 /// The directory of this process.
 pub(super) struct Writer {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SegmentsShared>,
     pub(super) id: Uuid,
     pub(super) directory: PathBuf,
     pub(super) epoch: u32,

@@ -148,7 +148,7 @@ fn blocks_wait_in_the_backlog_while_a_tier_is_busy() {
     eventually("it is written", || far().written_blocks == 1);
 
     let all = Charge::of(u64::MAX);
-    assert!(far_gate.take_store([all].into_iter()));
+    assert!(far_gate.admit_store([all].into_iter()));
     bench.put("b");
     eventually("it is said that it cannot be written", || is_said("blocks wait to be written"));
     far_gate.store_ended(all);

@@ -7,7 +7,7 @@ use crate::{
     format::{HEADER_LEN, ShardTable, header::BlockHeader},
     io::{Carrier, Checksums, DeviceRegion, Direction, Failure, Header, IoReport, Job, Outcome, Transfers},
     layout::{
-        Administration, Claim, Found, Layout, Listed, Lookup, NewBlock, Observed, Place, Reservation,
+        Administration, BlockPlace, Claim, Found, Layout, Listed, Lookup, NewBlock, Observed, Reservation,
         RoomWait, Sharing, Usage, Verdict, Written,
     },
 };
@@ -164,7 +164,7 @@ impl Layout for Slots {
             return Ok(Reservation::Full);
         };
         state.claimed.insert(block.fingerprint, slot);
-        let place = Place {
+        let place = BlockPlace {
             file: self.file.clone().into(),
             header: Some(slot),
             payload: slot + HEADER_LEN as u64,
@@ -225,7 +225,7 @@ impl Layout for Slots {
         if block.expires.is_some_and(|expires| expires <= SystemTime::now()) {
             return Lookup::Expired;
         }
-        let place = Place {
+        let place = BlockPlace {
             file: self.file.clone().into(),
             header: Some(block.slot),
             payload: block.slot + HEADER_LEN as u64,

@@ -5,7 +5,7 @@ use super::{Stored, Tier, add};
 use crate::{
     BlockInfo, Error, FarPolicy, Key, Namespace, NamespaceId, NamespaceOptions, Result, Status, Store,
     store::{group::Group, load::LoadOptions, requests::StoreUnderWay},
-    ticket::{LastStep, Lease, TicketState},
+    ticket::{LastStep, MemoryLease, TicketState},
 };
 use std::sync::{
     Arc, PoisonError, RwLock,
@@ -110,7 +110,7 @@ impl Behind {
         self: &Arc<Self>,
         options: &Arc<LoadOptions>,
         groups: Vec<Group>,
-        lease: Arc<Lease>,
+        lease: Arc<MemoryLease>,
         absent: Status,
     ) {
         self.tier.load(self, options, groups, lease, absent);

@@ -5,7 +5,7 @@ use super::{Behind, LOADERS, TICK, Tier, add, moves::staged_bytes};
 use crate::{
     Completion, Item, KeepAlive, Request, Status,
     store::{group::Group, load::LoadOptions},
-    ticket::{Lease, Settled},
+    ticket::{MemoryLease, Settled},
 };
 use hoistway_io::parallel::lock;
 use std::{
@@ -59,7 +59,7 @@ struct Load {
     behind: Arc<Behind>,
     options: Arc<LoadOptions>,
     groups: Vec<Group>,
-    lease: Arc<Lease>,
+    lease: Arc<MemoryLease>,
     /// What items end as that the far tier lacks, too.
     absent: Status,
 }
@@ -131,7 +131,7 @@ impl Tier {
         behind: &Arc<Behind>,
         options: &Arc<LoadOptions>,
         groups: Vec<Group>,
-        lease: Arc<Lease>,
+        lease: Arc<MemoryLease>,
         absent: Status,
     ) {
         let (behind, options) = (behind.clone(), options.clone());

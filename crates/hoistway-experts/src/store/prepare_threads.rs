@@ -19,7 +19,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// Threads, which end once nothing is left to do. Dropping this waits for what they do, and forgets what they have not begun.
 #[derive(Default)]
-pub(super) struct Crew {
+pub(super) struct PrepareThreads {
     threads: Waits,
     queue: Arc<Mutex<Queue>>,
 }
@@ -34,7 +34,7 @@ struct Queue {
     at_others: usize,
 }
 
-impl Crew {
+impl PrepareThreads {
     /// Has `job` done for a unit, without a wait.
     ///
     /// # Errors
@@ -83,7 +83,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for PrepareThreads {
     fn drop(&mut self) {
         // In a child of fork, no thread unlocks the copy.
         if self.threads.are_own() {
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn few_threads_do_all_and_demand_comes_first() {
-        let crew = Crew::default();
+        let threads = PrepareThreads::default();
         let (began, starts) = mpsc::channel();
         let (open, gate) = mpsc::channel::<()>();
         let gate = Arc::new(Mutex::new(gate));
@@ -156,31 +156,31 @@ mod tests {
             }
         };
         for unit in 0..20 {
-            crew.start(unit, false, job(unit)).unwrap();
+            threads.start(unit, false, job(unit)).unwrap();
         }
         // Two are under way, whatever else waits.
         let mut first = [starts.recv().unwrap(), starts.recv().unwrap()];
         first.sort_unstable();
         assert_eq!(first, [0, 1]);
         // Demand has threads still.
-        crew.start(100, true, job(100)).unwrap();
+        threads.start(100, true, job(100)).unwrap();
         assert_eq!(starts.recv().unwrap(), 100);
-        crew.promote(19);
+        threads.promote(19);
         assert_eq!(starts.recv().unwrap(), 19);
-        crew.start(101, true, job(101)).unwrap();
-        crew.promote(18);
+        threads.start(101, true, job(101)).unwrap();
+        threads.promote(18);
         drop(open);
         let rest: Vec<usize> = (0..18).map(|_| starts.recv().unwrap()).collect();
         let place = |unit| rest.iter().position(|other| *other == unit).unwrap();
         // Each thread takes one of them before any other.
         assert!(place(101) < MOST && place(18) < MOST, "{rest:?}");
-        drop(crew);
+        drop(threads);
         assert!(most.1.load(Ordering::SeqCst) <= MOST);
     }
 
     #[test]
-    fn what_has_not_begun_is_forgotten_with_the_crew() {
-        let crew = Crew::default();
+    fn what_has_not_begun_is_forgotten_with_the_threads() {
+        let threads = PrepareThreads::default();
         let (began, starts) = mpsc::channel();
         let (open, gate) = mpsc::channel::<()>();
         let gate = Arc::new(Mutex::new(gate));
@@ -190,13 +190,13 @@ mod tests {
                 began.send(unit).unwrap();
                 _ = lock(&gate).recv();
             };
-            crew.start(unit, false, job).unwrap();
+            threads.start(unit, false, job).unwrap();
         }
         drop(began);
         starts.recv().unwrap();
         starts.recv().unwrap();
-        let queue = crew.queue.clone();
-        let dropped = std::thread::spawn(move || drop(crew));
+        let queue = threads.queue.clone();
+        let dropped = std::thread::spawn(move || drop(threads));
         while !lock(&queue).others.is_empty() {
             std::thread::yield_now();
         }
@@ -207,12 +207,12 @@ mod tests {
 
     #[test]
     fn a_panic_ends_no_thread() {
-        let crew = Crew::default();
+        let threads = PrepareThreads::default();
         let (told, hear) = mpsc::channel();
         for unit in 0..2 * MOST {
-            crew.start(unit, true, || panic!("of a test")).unwrap();
+            threads.start(unit, true, || panic!("of a test")).unwrap();
         }
-        crew.start(99, true, move || told.send(()).unwrap()).unwrap();
+        threads.start(99, true, move || told.send(()).unwrap()).unwrap();
         hear.recv().unwrap();
     }
 }

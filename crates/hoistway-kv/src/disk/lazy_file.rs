@@ -13,16 +13,16 @@ use std::{
 
 /// A file that bytes are to be moved to or from.
 #[derive(Clone, Debug)]
-pub(crate) enum FileRef {
+pub(crate) enum LazyFile {
     /// One of few, which stays open.
-    Kept(Arc<DataFile>),
-    /// One of many files: it is open only while a caller holds the result of [`FileRef::open`].
-    Late(Arc<LateFile>),
+    Open(Arc<DataFile>),
+    /// One of many files: it is open only while a caller holds the result of [`LazyFile::open`].
+    Unopened(Arc<UnopenedFile>),
 }
 
 /// A file that is opened when it is needed.
 #[derive(Debug)]
-pub(crate) struct LateFile {
+pub(crate) struct UnopenedFile {
     path: PathBuf,
     access: FileAccess,
     /// Which file it was when it was looked for.
@@ -46,47 +46,47 @@ impl Identity {
     }
 }
 
-impl FileRef {
+impl LazyFile {
     /// A file that is read later, if it is still the one that was found.
     pub(crate) fn found(path: PathBuf, metadata: &Metadata) -> Self {
-        Self::late(path, FileAccess::Read, Some(Identity::of(metadata)))
+        Self::unopened(path, FileAccess::Read, Some(Identity::of(metadata)))
     }
 
     /// A file that is written later. Its name is unique, so no other process uses it.
     pub(crate) fn made(path: PathBuf) -> Self {
-        Self::late(path, FileAccess::ReadWrite, None)
+        Self::unopened(path, FileAccess::ReadWrite, None)
     }
 
-    fn late(path: PathBuf, access: FileAccess, expected: Option<Identity>) -> Self {
-        Self::Late(Arc::new(LateFile { path, access, expected, opened: Mutex::default() }))
+    fn unopened(path: PathBuf, access: FileAccess, expected: Option<Identity>) -> Self {
+        Self::Unopened(Arc::new(UnopenedFile { path, access, expected, opened: Mutex::default() }))
     }
 
     pub(crate) fn path(&self) -> &Path {
         match self {
-            Self::Kept(file) => file.path(),
-            Self::Late(file) => &file.path,
+            Self::Open(file) => file.path(),
+            Self::Unopened(file) => &file.path,
         }
     }
 
-    pub(crate) fn is_late(&self) -> bool {
-        matches!(self, Self::Late(_))
+    pub(crate) fn is_lazy(&self) -> bool {
+        matches!(self, Self::Unopened(_))
     }
 
-    /// Returns the open file. A late file is closed when the last holder of the returned handle drops it.
+    /// Returns the open file. A lazy file is closed when the last holder of the returned handle drops it.
     ///
     /// # Errors
     /// The system's; [`io::ErrorKind::NotFound`] also if another file has the name by now.
     pub(crate) fn open(&self) -> io::Result<Arc<DataFile>> {
-        let late = match self {
-            Self::Kept(file) => return Ok(Arc::clone(file)),
-            Self::Late(late) => late,
+        let unopened = match self {
+            Self::Open(file) => return Ok(Arc::clone(file)),
+            Self::Unopened(unopened) => unopened,
         };
-        let mut opened = lock(&late.opened);
+        let mut opened = lock(&unopened.opened);
         if let Some(file) = opened.upgrade() {
             return Ok(file);
         }
-        let file = Arc::new(DataFile::open(&late.path, late.access)?);
-        if let Some(expected) = late.expected
+        let file = Arc::new(DataFile::open(&unopened.path, unopened.access)?);
+        if let Some(expected) = unopened.expected
             && Identity::of(&file.buffered().metadata()?) != expected
         {
             return Err(io::ErrorKind::NotFound.into());
@@ -96,9 +96,9 @@ impl FileRef {
     }
 }
 
-impl From<Arc<DataFile>> for FileRef {
+impl From<Arc<DataFile>> for LazyFile {
     fn from(file: Arc<DataFile>) -> Self {
-        Self::Kept(file)
+        Self::Open(file)
     }
 }
 
@@ -108,17 +108,17 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_late_file_is_open_while_a_handle_to_it_lives() {
+    fn a_lazy_file_is_open_while_a_handle_to_it_lives() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         fs::write(&path, "bytes").unwrap();
-        let late = FileRef::found(path.clone(), &path.metadata().unwrap());
-        let (one, two) = (late.open().unwrap(), late.open().unwrap());
+        let file = LazyFile::found(path.clone(), &path.metadata().unwrap());
+        let (one, two) = (file.open().unwrap(), file.open().unwrap());
         assert!(Arc::ptr_eq(&one, &two));
         let open = Arc::downgrade(&one);
         drop((one, two));
         assert!(open.upgrade().is_none());
-        assert_eq!(late.open().unwrap().path(), path);
+        assert_eq!(file.open().unwrap().path(), path);
     }
 
     #[test]
@@ -126,12 +126,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         fs::write(&path, "bytes").unwrap();
-        let late = FileRef::found(path.clone(), &path.metadata().unwrap());
+        let file = LazyFile::found(path.clone(), &path.metadata().unwrap());
         let other = directory.path().join("other");
         fs::write(&other, "other").unwrap();
         fs::rename(&other, &path).unwrap();
-        assert_eq!(late.open().unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(file.open().unwrap_err().kind(), io::ErrorKind::NotFound);
         fs::remove_file(&path).unwrap();
-        assert_eq!(late.open().unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(file.open().unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }
