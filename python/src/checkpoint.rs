@@ -64,7 +64,7 @@ impl Checkpoint {
     ) -> PyResult<Self> {
         let options = open_options(py, lenient, offset, store, cache)?;
         let cancel = Cancel::default();
-        let options = options.stop(cancel.clone());
+        let options = options.cancel(cancel.clone());
         let open = || hoistway::Checkpoint::open_with(&paths, &options);
         let is_url = |path: &PathBuf| matches!(SourceName::from(path.as_path()), SourceName::Url(_));
         // Only a server is waited for long enough that it matters.
