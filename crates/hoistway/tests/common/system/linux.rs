@@ -67,7 +67,8 @@ pub fn write_all_at(file: &File, bytes: &[u8], offset: u64) {
     file.write_all_at(bytes, offset).unwrap();
 }
 
-/// A file in the page cache. Pages that are mapped and locked stay there, whatever else happens on the machine.
+/// A file in the page cache. Single pages that are mapped and locked stay there, whatever else happens on the machine. Folios of
+/// several pages do not: if memory is short, the kernel splits them, which unmaps the pages of a file, and then evicts these.
 pub struct Warm {
     start: *mut c_void,
     len: usize,
@@ -80,6 +81,7 @@ impl Warm {
     pub fn make(path: &Path) -> Self {
         let file = File::open(path).unwrap();
         let len = file.metadata().unwrap().len() as usize;
+        read_by_pages(&file);
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: a new mapping at an address of the kernel's choice, which nothing reads.
         let start = unsafe { mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, &file, 0) }.unwrap();
@@ -94,5 +96,18 @@ impl Drop for Warm {
     fn drop(&mut self) {
         // SAFETY: mapped by `make`, unmapped once.
         unsafe { mm::munmap(self.start, self.len) }.unwrap();
+    }
+}
+
+/// Brings a file into the page cache as single pages, as far as it is not there: of one in memory, or that others map.
+fn read_by_pages(file: &File) {
+    drop_from_cache(file);
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Random).unwrap();
+    let (mut piece, mut offset) = (vec![0; 1 << 20], 0);
+    loop {
+        match file.read_at(&mut piece, offset).unwrap() {
+            0 => break,
+            read => offset += read as u64,
+        }
     }
 }
