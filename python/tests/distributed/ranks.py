@@ -114,6 +114,8 @@ def _rank(
         world_size=place[1],
         timeout=datetime.timedelta(seconds=50),
     )
+    # A rank that ends before all others are connected breaks the connections that they are making.
+    dist.barrier()
     # Programs in the background ignore Ctrl-C, and so do those that they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.dump_traceback_later(within - 2)
