@@ -45,7 +45,7 @@ class Waiting:
             return
         if self._given_up:
             # No event loop may watch any more.
-            with self._lock:
+            with self._guarded():
                 self._take()
         if len(self._undrained) >= MOST_UNDRAINED:
             raise RequestError(
@@ -54,7 +54,7 @@ class Waiting:
 
     def drain(self) -> list[Completion]:
         """Completions that are not awaited."""
-        with self._lock:
+        with self._guarded():
             self._take()
             undrained, self._undrained = self._undrained, {}
         return list(undrained.values())
@@ -63,7 +63,7 @@ class Waiting:
         """How a request ended, once it has."""
         loop = asyncio.get_running_loop()
         number = ticket.id
-        with self._lock:
+        with self._guarded():
             self._given_up.discard(number)
             self._take()
             if (completion := self._undrained.pop(number, None)) is not None:
@@ -79,7 +79,7 @@ class Waiting:
         try:
             return await future
         finally:
-            with self._lock:
+            with self._guarded():
                 futures = self._awaited.get(number, [])
                 if future in futures:
                     futures.remove(future)
@@ -92,7 +92,7 @@ class Waiting:
 
     def forget(self, ticket: _native.KvTicket) -> None:
         """Drops the completion of a request whose ticket the caller never got."""
-        with self._lock:
+        with self._guarded():
             if self._undrained.pop(ticket.id, None) is None:
                 self._give_up(ticket)
 
@@ -101,8 +101,13 @@ class Waiting:
         if ticket.poll() is not None:
             self._settled.append((time.monotonic() + PATIENCE, ticket.id))
 
+    def _guarded(self) -> threading.RLock:
+        # A child of fork is refused the store, and not left to wait for a thread that it lacks.
+        self._native.event_fd()
+        return self._lock
+
     def _readable(self) -> None:
-        with self._lock:
+        with self._guarded():
             self._take()
 
     def _take(self) -> None:

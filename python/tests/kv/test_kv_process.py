@@ -204,16 +204,35 @@ def test_nothing_is_kept_of_a_wait_for_what_was_drained(store: kv.Store, blocks:
 def test_a_child_of_fork_is_refused_the_store(store_root: Path) -> None:
     done = run(
         """
-        import os, sys, hoistway.kv as kv
+        import asyncio, os, signal, sys, threading, hoistway.kv as kv
         store = kv.Store(sys.argv[1], capacity="256MiB", min_free=0)
         blocks = store.namespace(model="test")
         ticket = blocks.store(["a"], [b"x" * 5000])
+        unasked = blocks.store(["b"], [b"x" * 5000])
         ticket.wait(30)
         pins = blocks.pin(["a"])
+        begun, end = threading.Event(), threading.Event()
+
+        def drain():
+            with store._waiting._lock:
+                begun.set()
+                end.wait()
+
+        thread = threading.Thread(target=drain)
+        thread.start()
+        begun.wait()
+        store._waiting._given_up.add(0)
+
+        async def ask_for_the_end():
+            await unasked
+
         child = os.fork()
         if child == 0:
+            signal.alarm(60)
             asks = [
                 lambda: blocks.lookup(["a"]), lambda: blocks.load(["a"], [bytearray(5000)]), store.stats,
+                lambda: blocks.load(["a"], [bytearray(5000)], notify=True), store.drain_completions,
+                lambda: asyncio.run(ask_for_the_end()),
                 store.event_fd, store.close, ticket.wait, ticket.done, pins.release,
             ]
             for ask in asks:
@@ -223,7 +242,7 @@ def test_a_child_of_fork_is_refused_the_store(store_root: Path) -> None:
                     assert "open it again" in str(error)
                 else:
                     raise SystemExit("no error")
-            del blocks, ticket, pins, asks, ask
+            del blocks, ticket, unasked, pins, asks, ask
             with kv.Store(sys.argv[1], access="read") as own:
                 found = bytearray(5000)
                 assert own.namespace(model="test").load(["a"], [found]).wait(30).ok
@@ -231,6 +250,8 @@ def test_a_child_of_fork_is_refused_the_store(store_root: Path) -> None:
             del store
             sys.exit(7)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        end.set()
+        thread.join()
         assert blocks.lookup(["a"]) == [True], "the parent goes on"
         store.close()
         sys.exit(code)
