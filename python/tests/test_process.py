@@ -241,6 +241,47 @@ def test_a_child_of_fork_waits_for_no_report_of_its_parent(model: Path) -> None:
     assert done.returncode == 7, (done.returncode, done.stderr)
 
 
+def test_a_child_of_fork_waits_for_no_thread_that_loads_from_its_file(model: Path) -> None:
+    done = run(
+        """
+        import os, signal, sys, threading
+        from hoistway.compat import safetensors
+        from hoistway.compat.safetensors import _reports
+
+        with safetensors.safe_open(sys.argv[1], "numpy") as file:
+            first, *others = file.keys()
+            file.get_tensor(first)
+            begun, end = threading.Event(), threading.Event()
+
+            # The sum so far, to which a thread adds for long.
+            class Report:
+                def merged(self, report):
+                    begun.set()
+                    end.wait()
+                    return report
+
+            (account,) = _reports._recent
+            account._native = Report()
+            thread = threading.Thread(target=account.add, args=(None,))
+            thread.start()
+            assert begun.wait(60)
+            child = os.fork()
+            if child == 0:
+                signal.alarm(60)
+                account._native = None
+                for name in others:
+                    file.get_tensor(name)
+                os._exit(7)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            end.set()
+            thread.join()
+        os._exit(status)
+        """,
+        model,
+    )
+    assert done.returncode == 7, (done.returncode, done.stderr)
+
+
 def test_a_load_under_way_is_refused_to_a_child_of_fork(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {f"t{i}": ("U8", [1 << 20]) for i in range(16)})
     done = run(

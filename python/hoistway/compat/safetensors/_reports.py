@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections import deque
 from threading import RLock
@@ -15,6 +16,19 @@ from hoistway._words import in_words, rate_in_words
 logger = logging.getLogger("hoistway.files")
 
 _REMEMBERED = 64
+
+_adding = RLock()
+"""Guards the sums of all files, for a moment. A signal handler that loads may interrupt its holder."""
+
+
+def _begin_in_child() -> None:
+    # A thread that the child lacks may hold it.
+    global _adding  # noqa: PLW0603
+    _adding = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_in_child)
 
 
 class FileReport(NamedTuple):
@@ -29,14 +43,12 @@ class Account:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        # A signal handler that loads from the file may interrupt a thread that has it.
-        self._lock = RLock()
         self._native: _native.Report | None = None
         _recent.append(self)
 
     def add(self, report: _native.Report) -> None:
         """Counts a load that was completed."""
-        with self._lock:
+        with _adding:
             self._native = report if self._native is None else self._native.merged(report)
 
     def close(self) -> None:
