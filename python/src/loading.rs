@@ -51,11 +51,10 @@ impl Loading {
         step: impl FnOnce(&mut hoistway::Loading) -> hoistway::Result<T> + Send,
     ) -> PyResult<T> {
         let mut state = self.state.lock(py)?;
-        let State::Running(loading) = &mut *state else {
-            return Err(Error::Cancelled).into_python(py);
+        let stepped = match &mut *state {
+            State::Running(loading) => py.detach(|| step(loading)),
+            State::Ended(_) => Err(Error::Cancelled),
         };
-        let loading = &mut **loading;
-        let stepped = py.detach(|| step(loading));
         let ended = if stepped.is_err() { state.end(py) } else { None };
         // Before code of Python's runs, and signal handlers with it, which may ask for the report.
         drop(state);

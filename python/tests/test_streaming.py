@@ -79,6 +79,28 @@ def test_a_signal_handler_may_ask_for_the_report(many: Path, has_targets: bool) 
     assert done.stdout == f"{len(MANY)}\n", done.stderr
 
 
+def test_code_that_runs_as_an_error_is_made_may_ask_for_the_report(
+    many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    class Error(CancelledError):
+        """Stands for a signal handler, which runs as an error is made too."""
+
+        def __init__(self, *arguments: object, **fields: object) -> None:
+            super().__init__(*arguments, **fields)
+            asked.append(stream.report.tensors)
+
+    with hoistway.open(many, framework="raw") as checkpoint:
+        stream = checkpoint.iter_tensors()
+        (loading,) = stream._sources
+        stream.close()
+        monkeypatch.setattr(hoistway.errors, "CancelledError", Error)
+        with pytest.raises(Error):
+            loading.next()  # type: ignore[attr-defined]
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("how", ["the end", "close"])
 def test_code_that_runs_as_targets_go_may_ask_for_the_report(many: Path, how: str) -> None:
     script = """
