@@ -174,13 +174,16 @@ class LayerStream:
         """
         native = self._opened
         self._release_current()
-        native.give_back(self._stream)
-        name, tensors = native.next()
+        try:
+            native.give_back(self._stream)
+            name, tensors = native.next()
+        finally:
+            # The traceback of an error that is kept holds the names here.
+            del native
         self._next = (self._next + 1) % len(self._names)
         layer = self._current = Layer(name, tensors, self._convert)
         if self._native is None:
-            # The traceback holds these names.
-            del native, tensors
+            del tensors
             self._release_current()
             raise ClosedError("this stream was closed while a layer was waited for")
         return layer

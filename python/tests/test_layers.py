@@ -87,6 +87,19 @@ def test_a_tensor_that_is_held_stays_and_takes_room(model: Path) -> None:
     assert layers.next_layer().name == "model.layers.1"
 
 
+def test_an_error_that_is_kept_keeps_no_closed_stream(model: Path) -> None:
+    layers = stream(model, 1.5, timeout=0.2)
+    native = layers._native
+    references = sys.getrefcount(native)
+    held = list(layers.next_layer().values())
+    with pytest.raises(MemoryBudgetError, match="no room") as kept:
+        layers.next_layer()
+    layers.close()
+    assert sys.getrefcount(native) == references - 1
+    assert kept.value.__traceback__ is not None
+    assert len(held) > 0
+
+
 def test_a_layer_is_given_back_as_the_stream_goes_on(model: Path) -> None:
     layers = stream(model, 1.5)
     first = layers.next_layer()
