@@ -451,6 +451,31 @@ fn blocks_of_many_small_shards_wait_until_the_staging_memory_has_room() {
     store.close(LONG).unwrap();
 }
 
+/// A block that waits while another one is written is no failure of the far tier, however long that write takes.
+#[test]
+fn a_wait_for_a_slow_write_is_no_failure_of_the_far_tier() {
+    let tiers = Tiers::new();
+    let far = tiers.far(LayoutKind::Segments).policy(FarPolicy::WriteBack);
+    let store = tiers.open("near", far.timeout(Duration::from_secs(120)).staging_bytes(2 * (70_000 + 4096)));
+    let (gate, writes) = (Gate::new(), Arc::new(AtomicU64::new(0)));
+    let (hang, counted) = (gate.clone(), writes.clone());
+    tiers.script.set(move |operation| {
+        (operation.is_write && counted.fetch_add(1, Ordering::Relaxed) == 0)
+            .then(|| Fault::Hang(hang.clone()))
+    });
+    let blocks = namespace(&store);
+    put(&blocks, "a", SHAPE);
+    eventually("the first is being written", || writes.load(Ordering::Relaxed) > 0);
+    put(&blocks, "b", SHAPE);
+    // Without room for the second one, this was an event after a second.
+    thread::sleep(Duration::from_secs(2));
+    gate.open();
+    eventually("both are written", || far_stats(&store).written_blocks == 2);
+    let events = store.events();
+    assert!(events.iter().all(|event| event.kind != EventKind::FarFailed), "{events:?}");
+    store.close(LONG).unwrap();
+}
+
 /// A far tier whose writes never end, and keep all the staging memory, is given up.
 #[test]
 fn closing_ends_though_no_staging_memory_comes_back() {

@@ -618,11 +618,12 @@ impl Tier {
         {
             let now = Instant::now();
             // What other threads move just now has its own time, and may have all the memory.
-            let is_alone = state.running <= state.pauses + state.late_steps() + 1;
+            let is_stuck = lack == Lack::Near || state.running <= state.pauses + state.late_steps() + 1;
             let new = Waiting { since: now, fails: now + longest, is_said: false };
             let waiting = state.waiting.get_or_insert(new);
-            is_first = now - waiting.since >= LONG_WAIT && !mem::replace(&mut waiting.is_said, true);
-            fails = lack == Lack::Far && is_alone && waiting.fails <= now;
+            let is_long = is_stuck && now - waiting.since >= LONG_WAIT;
+            is_first = is_long && !mem::replace(&mut waiting.is_said, true);
+            fails = lack == Lack::Far && is_stuck && waiting.fails <= now;
             if fails || lack == Lack::Near {
                 waiting.fails = now + longest;
             }
