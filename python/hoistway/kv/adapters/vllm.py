@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -65,6 +65,8 @@ _GONE = frozenset({"miss", "expired", "corrupt", "mismatch"})
 _STATS_EVERY_S = 1.0
 # Chunks that events have told of, and that are remembered for when they are evicted.
 _MOST_ANNOUNCED = 1 << 20
+# Chunks that they have told are gone, and that are remembered for when they are found again.
+_MOST_RECALLED = 1 << 16
 
 
 @dataclass
@@ -144,9 +146,9 @@ class HoistwayTier(SecondaryTierManager):  # type: ignore[misc]
         # What a request could not load. It is not told of a hit again, or it would ask for ever.
         self._lost: dict[str, set[OffloadKey]] = {}
         # What events have told of, by the store's names.
-        self._announced: dict[str, OffloadKey] = {}
-        # Of these they have told that they are gone. Those in a far tier may come back with it.
-        self._recalled: dict[str, None] = {}
+        self._announced: OrderedDict[str, OffloadKey] = OrderedDict()
+        # Of these they have told that they are gone. A far tier that is back, or another process, may have them.
+        self._recalled: OrderedDict[str, None] = OrderedDict()
         self._is_closed = False
         self._failures: Counter[str] = Counter()
         self._seen: Counter[str] = Counter()
@@ -286,7 +288,7 @@ class HoistwayTier(SecondaryTierManager):  # type: ignore[misc]
             self._recalled.pop(name, None)
             self._announced[name] = key
             if len(self._announced) > _MOST_ANNOUNCED:
-                del self._announced[next(iter(self._announced))]
+                self._announced.popitem(last=False)
         self._tell(keys, removed=False)
 
     def _recall(self, keys: list[OffloadKey]) -> None:
@@ -296,8 +298,8 @@ class HoistwayTier(SecondaryTierManager):  # type: ignore[misc]
                 name = self._blocks.fingerprint(key)
                 if self._announced.pop(name, None) is not None:
                     self._recalled[name] = None
-                    if len(self._recalled) > _MOST_ANNOUNCED:
-                        del self._recalled[next(iter(self._recalled))]
+                    if len(self._recalled) > _MOST_RECALLED:
+                        self._recalled.popitem(last=False)
             self._tell(keys, removed=True)
 
     def _recall_evicted(self) -> None:

@@ -498,6 +498,22 @@ def test_a_chunk_that_comes_back_with_its_far_tier_is_told_of_again(tmp_path, mo
         assert (event.keys, event.removed) == ([key_of(1)], True)
 
 
+def test_events_remember_the_last_chunks_that_are_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr("hoistway.kv.adapters.vllm._MOST_RECALLED", 4)
+    keys = [key_of(number) for number in range(8)]
+    with engine(tmp_path / "kv", {"events": True}, enable_kv_events=True) as vllm:
+        for key in keys:
+            assert vllm.store([key], [0]).success
+        vllm.tier._blocks.delete(keys)
+        assert {vllm.tier.lookup(key, CONTEXT) for key in keys} == {MISS}
+        list(vllm.tier.take_events())
+        # As another process does.
+        stores = [vllm.tier._blocks.store([key], [bytes(vllm.tier.block_size_bytes)]) for key in keys]
+        assert all(ticket.wait(60).ok for ticket in stores)
+        assert {vllm.tier.lookup(key, CONTEXT) for key in keys} == {HIT}
+        assert [event.keys for event in vllm.tier.take_events()] == [[key] for key in keys[4:]]
+
+
 def test_a_store_for_reading_takes_nothing_and_says_no_error(tmp_path):
     with engine(tmp_path / "kv") as before:
         before.memory[0] = 5
