@@ -171,15 +171,22 @@ impl Io for ToyIo {
         Ok(Some(()))
     }
 
-    fn prepare(&self, unit: usize, _: bool, notice: Notice) -> Result<(), &'static str> {
+    fn prepare(
+        &self,
+        unit: usize,
+        _: bool,
+        then: impl FnOnce() + Send + 'static,
+    ) -> Result<(), &'static str> {
         let disk = self.0.clone();
         let prepare = move || {
             assert!(disk.rooms.lock().unwrap().prepared.insert(unit), "{unit} is prepared already");
-            notice.tell();
+            then();
         };
         drop(thread::spawn(prepare));
         Ok(())
     }
+
+    fn end_preparing(&self) {}
 
     fn start(
         &self,

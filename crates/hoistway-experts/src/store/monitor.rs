@@ -1,8 +1,8 @@
 //! The store's lock, and how threads wait: carries out what the ledger says, and tells it which reads have ended.
 //!
 //! Reads end on threads of the reader. These take no lock but that of the [`Signal`], so that a caller may cancel and wait for
-//! reads while it has the store's. Whichever caller looks next settles what has ended. Reads are submitted without the store's
-//! lock, since that may call the driver of a device and wait for it, and by the caller alone that starts them: a driver that
+//! reads while it has the store's. Whichever caller looks next settles what has ended. Threads that prepare units look
+//! themselves, so that their reads begin at once. Reads are submitted without the store's lock, since that may call the driver of a device and wait for it, and by the caller alone that starts them: a driver that
 //! does not answer keeps no other waiting.
 #![forbid(unsafe_code)]
 
@@ -12,25 +12,34 @@ use super::{
 };
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, PoisonError},
+    ops::Deref,
+    sync::{Arc, PoisonError, Weak},
     time::Instant,
 };
 
 /// The interface that reads units, and gives them memory.
-pub(super) trait Io: Send + Sync {
+pub(super) trait Io: Send + Sync + 'static {
     /// Why a read failed.
-    type Failure: Clone;
+    type Failure: Clone + Send;
     /// Reads of one unit. Dropping it waits for what is under way.
-    type Load;
+    type Load: Send;
     /// The memory of one unit.
-    type Room: Clone;
+    type Room: Clone + Send;
 
     /// Takes room for a unit. Gives back memory that no unit has first, if more than `keep_bytes` were held otherwise. `None` if
     /// the unit has to be prepared first.
     fn reserve(&self, unit: usize, keep_bytes: u64) -> Result<Option<Self::Room>, Self::Failure>;
 
-    /// Begins to prepare a unit, without a wait. `notice` is told once that is done.
-    fn prepare(&self, unit: usize, is_demand: bool, notice: Notice) -> Result<(), Self::Failure>;
+    /// Begins to prepare a unit on another thread, which calls `then` once that is done.
+    fn prepare(
+        &self,
+        unit: usize,
+        is_demand: bool,
+        then: impl FnOnce() + Send + 'static,
+    ) -> Result<(), Self::Failure>;
+
+    /// Waits for threads that prepare units. Nothing is prepared any more.
+    fn end_preparing(&self);
 
     /// A request waits for a unit that is being prepared.
     fn hasten(&self, _unit: usize) {}
@@ -126,11 +135,39 @@ impl Signal {
 }
 
 /// A store without its door.
-pub(super) struct Monitor<I: Io> {
+pub(super) struct Monitor<I: Io>(Arc<Core<I>>);
+
+impl<I: Io> Monitor<I> {
+    pub(super) fn new(ledger: Ledger<I::Failure>, io: I) -> Self {
+        let rooms = std::iter::repeat_with(|| None).take(ledger.unit_count()).collect();
+        let (loads, unsubmitted) = (HashMap::new(), Vec::new());
+        let state = Mutex::new(StoreState { ledger, loads, rooms, unsubmitted, next_load: 0 });
+        Self(Arc::new_cyclic(|own| Core { state, signal: Arc::default(), io, own: own.clone() }))
+    }
+}
+
+impl<I: Io> Deref for Monitor<I> {
+    type Target = Core<I>;
+
+    fn deref(&self) -> &Core<I> {
+        &self.0
+    }
+}
+
+impl<I: Io> Drop for Monitor<I> {
+    fn drop(&mut self) {
+        // They may have the core, and would wait for themselves if they dropped it.
+        self.0.io.end_preparing();
+    }
+}
+
+/// What threads that prepare units share with callers.
+pub(super) struct Core<I: Io> {
     // Before what reads: loads wait for their reads as they are dropped.
     state: Mutex<StoreState<I>>,
     signal: Arc<Signal>,
     io: I,
+    own: Weak<Self>,
 }
 
 /// A request, and the rooms of its units if all of them are resident.
@@ -189,14 +226,7 @@ pub(super) enum NotReady<F> {
     Failed(usize, F),
 }
 
-impl<I: Io> Monitor<I> {
-    pub(super) fn new(ledger: Ledger<I::Failure>, io: I) -> Self {
-        let rooms = std::iter::repeat_with(|| None).take(ledger.unit_count()).collect();
-        let (loads, unsubmitted) = (HashMap::new(), Vec::new());
-        let state = Mutex::new(StoreState { ledger, loads, rooms, unsubmitted, next_load: 0 });
-        Self { state, signal: Arc::default(), io }
-    }
-
+impl<I: Io> Core<I> {
     pub(super) fn io(&self) -> &I {
         &self.io
     }
@@ -442,7 +472,14 @@ impl<I: Io> Monitor<I> {
             }
             None => {
                 let notice = Notice { signal: self.signal.clone(), unit, load: number };
-                self.io.prepare(unit, asked.is_demand, notice)?;
+                let own = self.own.clone();
+                let then = move || {
+                    notice.tell();
+                    if let Some(core) = own.upgrade() {
+                        core.look(|_| ());
+                    }
+                };
+                self.io.prepare(unit, asked.is_demand, then)?;
                 Loading::Preparing(asked)
             }
         };

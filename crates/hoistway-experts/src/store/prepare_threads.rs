@@ -17,7 +17,7 @@ const MOST_OTHERS: usize = 2;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads, which end once nothing is left to do. Dropping this waits for what they do, and forgets what they have not begun.
+/// Threads, which end once nothing is left to do. Dropping this [ends](Self::end) them.
 #[derive(Default)]
 pub(super) struct PrepareThreads {
     threads: Waits,
@@ -32,6 +32,8 @@ struct Queue {
     threads: usize,
     /// Those that are at one of `others`.
     at_others: usize,
+    /// Whether nothing is begun any more.
+    is_over: bool,
 }
 
 impl PrepareThreads {
@@ -46,6 +48,9 @@ impl PrepareThreads {
         job: impl FnOnce() + Send + 'static,
     ) -> io::Result<()> {
         let mut queue = lock(&self.queue);
+        if queue.is_over {
+            return Ok(());
+        }
         let line = if is_demand { &mut queue.demand } else { &mut queue.others };
         line.push_back((unit, Box::new(job)));
         if queue.threads == MOST || !is_demand && queue.at_others == MOST_OTHERS {
@@ -81,17 +86,24 @@ impl PrepareThreads {
             }
         }
     }
+
+    /// Waits for what the threads do, and forgets what they have not begun. What is started after that is dropped.
+    pub(super) fn end(&self) {
+        // In a child of fork, no thread unlocks the copy.
+        if self.threads.are_own() {
+            let mut queue = lock(&self.queue);
+            queue.is_over = true;
+            let left = (std::mem::take(&mut queue.demand), std::mem::take(&mut queue.others));
+            drop(queue);
+            drop(left);
+            self.threads.wait();
+        }
+    }
 }
 
 impl Drop for PrepareThreads {
     fn drop(&mut self) {
-        // In a child of fork, no thread unlocks the copy.
-        if self.threads.are_own() {
-            let mut queue = lock(&self.queue);
-            let left = (std::mem::take(&mut queue.demand), std::mem::take(&mut queue.others));
-            drop(queue);
-            drop(left);
-        }
+        self.end();
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) struct ReaderIo {
     files: Vec<ReadFile>,
     catalog: Arc<ExpertCatalog>,
     memory: Arc<dyn UnitMemory>,
-    /// Threads that prepare units, which use the memory.
+    /// Threads that prepare units, which use the memory and the store.
     preparing: PrepareThreads,
 }
 
@@ -184,19 +184,26 @@ impl Io for ReaderIo {
         self.memory.reserve(unit, keep_bytes).map_err(|error| Failure::Memory(Arc::new(error)))
     }
 
-    fn prepare(&self, unit: usize, is_demand: bool, notice: Notice) -> Result<(), Failure> {
+    fn prepare(
+        &self,
+        unit: usize,
+        is_demand: bool,
+        then: impl FnOnce() + Send + 'static,
+    ) -> Result<(), Failure> {
         let memory = self.memory.clone();
         let prepare = move || {
             memory.prepare(unit);
-            // The receiver of the notice may drop the store, and the store then waits for this thread only.
-            drop(memory);
-            notice.tell();
+            then();
         };
         self.preparing.start(unit, is_demand, prepare).map_err(|source| {
             let (bytes, kind) = (STACK_BYTES as u64, "a thread's stack");
             let error = hoistway::Error::Allocation { bytes, kind, source };
             Failure::Memory(Arc::new(error.into()))
         })
+    }
+
+    fn end_preparing(&self) {
+        self.preparing.end();
     }
 
     fn hasten(&self, unit: usize) {

@@ -272,6 +272,22 @@ fn an_expert_that_is_requested_again_before_its_memory_is_needed_keeps_it() {
 }
 
 #[test]
+fn what_is_requested_and_prefetched_is_read_without_another_call() {
+    let turn = Turn::take();
+    let model = model();
+    let (options, script) = kit::scripted(options(4), |_, _| None);
+    let store = model.store(&options);
+    let ticket = store.ensure_async(1, &[0, 1]).unwrap();
+    until("the parts of both to be read", || script.reads() >= 4);
+    let lease = ticket.wait().unwrap();
+    let before = script.reads();
+    store.prefetch(0, &[2], None).unwrap();
+    until("the parts of the third to be read", || script.reads() >= before + 2);
+    drop((lease, store, model));
+    turn.assert_nothing_left("the store");
+}
+
+#[test]
 fn a_smaller_budget_and_a_dropped_store_give_memory_back() {
     let turn = Turn::take();
     let model = model();
