@@ -116,7 +116,13 @@ struct UnitState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Absent,
-    Loading { is_demand: bool, is_cancelled: bool, has_deadline: bool },
+    Loading {
+        is_demand: bool,
+        is_cancelled: bool,
+        /// Whether it was prefetched again since it was cancelled.
+        is_wanted: bool,
+        begin_by: Option<Instant>,
+    },
     Resident,
 }
 
@@ -294,28 +300,57 @@ impl<F: Clone> Ledger<F> {
         commands: &mut Vec<Command>,
     ) {
         for &unit in units {
-            let cost = self.units[unit].entry.cost;
-            if self.units[unit].phase != Phase::Absent || !self.queue.is_empty() {
+            let state = &self.units[unit];
+            let is_leaving = state.pins == 0
+                && matches!(state.phase, Phase::Loading { is_cancelled: true, is_wanted: false, .. });
+            if !is_leaving && state.phase != Phase::Absent || !self.queue.is_empty() {
                 continue;
             }
-            let demand = self.demand_of(&[unit]);
-            let is_possible = self.unused_bytes.saturating_add(cost) <= self.limits.budget / PREFETCH_SHARE
-                && self.has_dense_room_for(demand);
-            while is_possible
-                && !self.has_room_for(demand)
-                && let Some(victim) = self.victim(|state| !state.is_unused, false)
-            {
-                self.evict(victim, commands);
-            }
-            if !is_possible || !self.has_room_for(demand) {
+            let was_unused = state.is_unused;
+            let more_bytes = if was_unused { 0 } else { state.entry.cost };
+            let has_share =
+                self.unused_bytes.saturating_add(more_bytes) <= self.limits.budget / PREFETCH_SHARE;
+            // What is being cancelled has its room still.
+            if !has_share || !is_leaving && !self.make_prefetch_room(unit, commands) {
                 self.counts.refused_prefetches += 1;
                 continue;
             }
             self.counts.prefetches += 1;
             self.units[unit].is_unused = true;
-            self.unused_bytes += cost;
-            self.start(unit, false, begin_by, commands);
+            self.unused_bytes += more_bytes;
+            if is_leaving {
+                self.counts.dropped_prefetches += u64::from(was_unused);
+                self.units[unit].phase =
+                    Phase::Loading { is_demand: false, is_cancelled: true, is_wanted: true, begin_by };
+            } else {
+                self.start(unit, false, begin_by, commands);
+            }
         }
+    }
+
+    /// Evicts experts for a prefetch, but what was prefetched before, if that makes room enough.
+    fn make_prefetch_room(&mut self, unit: usize, commands: &mut Vec<Command>) -> bool {
+        let demand = self.demand_of(&[unit]);
+        let may_go =
+            |state: &UnitState| is_evictable(state) && !state.is_unused && state.entry.expert.is_some();
+        if !self.has_room_for(demand) {
+            let (bytes, experts) = self
+                .units
+                .iter()
+                .filter(|state| may_go(state))
+                .fold((0, 0), |(bytes, experts), state| (bytes + state.entry.cost, experts + 1));
+            let has_bytes = (self.used - bytes).saturating_add(demand.bytes) <= self.limits.budget;
+            let has_slots = self.experts - experts + demand.experts <= self.limits.max_experts;
+            if !has_bytes || !has_slots || !self.has_dense_room_for(demand) {
+                return false;
+            }
+        }
+        while !self.has_room_for(demand)
+            && let Some(victim) = self.victim(may_go, false)
+        {
+            self.evict(victim, commands);
+        }
+        self.has_room_for(demand)
     }
 
     /// Cancels prefetches that have not begun, of units for which `is_meant` is true.
@@ -325,19 +360,23 @@ impl<F: Clone> Ledger<F> {
         commands: &mut Vec<Command>,
     ) {
         for (unit, state) in self.units.iter_mut().enumerate() {
-            if let Phase::Loading { is_demand: false, is_cancelled, .. } = &mut state.phase
+            if let Phase::Loading { is_demand: false, is_cancelled, is_wanted, .. } = &mut state.phase
                 && state.pins == 0
                 && is_meant(state.entry)
-                && !std::mem::replace(is_cancelled, true)
             {
-                commands.push(Command::Cancel { unit });
+                *is_wanted = false;
+                if !std::mem::replace(is_cancelled, true) {
+                    commands.push(Command::Cancel { unit });
+                }
             }
         }
     }
 
     /// The reads of a unit have ended.
     pub(super) fn ended(&mut self, unit: usize, ended: Ended<F>, commands: &mut Vec<Command>) {
-        let Phase::Loading { is_demand, is_cancelled, has_deadline } = self.units[unit].phase else { return };
+        let Phase::Loading { is_demand, is_cancelled, is_wanted, begin_by } = self.units[unit].phase else {
+            return;
+        };
         let pins = self.units[unit].pins;
         match ended {
             Ended::Delivered | Ended::Copied => {
@@ -357,24 +396,23 @@ impl<F: Clone> Ledger<F> {
                     None => _ = self.dense.insert((state.last_used, unit)),
                 }
             }
+            Ended::Again | Ended::Cancelled(_) if is_wanted => {
+                self.read(unit, false, begin_by, commands);
+                return;
+            }
             // No lease and no request wants the unit any more.
             Ended::Again if is_cancelled && pins == 0 => {
                 self.counts.dropped_prefetches += u64::from(!is_demand);
                 self.vacate(unit, commands);
             }
             Ended::Again => {
-                let is_demand = is_demand || pins > 0;
                 // As late as this, a deadline would only drop it.
-                self.units[unit].phase =
-                    Phase::Loading { is_demand, is_cancelled: false, has_deadline: false };
-                commands.push(Command::Start { unit, is_demand, begin_by: None });
+                self.read(unit, is_demand || pins > 0, None, commands);
                 return;
             }
             // Another request wants it by now, which cancelled nothing and has no deadline.
-            Ended::Cancelled(_) if pins > 0 && (is_cancelled || has_deadline) => {
-                self.units[unit].phase =
-                    Phase::Loading { is_demand: true, is_cancelled: false, has_deadline: false };
-                commands.push(Command::Start { unit, is_demand: true, begin_by: None });
+            Ended::Cancelled(_) if pins > 0 && (is_cancelled || begin_by.is_some()) => {
+                self.read(unit, true, None, commands);
                 return;
             }
             Ended::Cancelled(failure) => {
@@ -549,10 +587,11 @@ impl<F: Clone> Ledger<F> {
     /// A request that is admitted uses a unit, which a prefetch may be reading.
     fn use_unit(&mut self, unit: usize, commands: &mut Vec<Command>) {
         let state = &mut self.units[unit];
-        if let Phase::Loading { is_demand, is_cancelled: false, .. } = &mut state.phase
-            && !std::mem::replace(is_demand, true)
-        {
-            commands.push(Command::Promote { unit });
+        if let Phase::Loading { is_demand, is_cancelled, is_wanted, .. } = &mut state.phase {
+            *is_wanted = false;
+            if !*is_cancelled && !std::mem::replace(is_demand, true) {
+                commands.push(Command::Promote { unit });
+            }
         }
         if std::mem::take(&mut state.is_unused) {
             self.unused_bytes -= state.entry.cost;
@@ -572,15 +611,20 @@ impl<F: Clone> Ledger<F> {
         begin_by: Option<Instant>,
         commands: &mut Vec<Command>,
     ) {
-        let state = &mut self.units[unit];
-        let has_deadline = begin_by.is_some();
-        state.phase = Phase::Loading { is_demand, is_cancelled: false, has_deadline };
+        let state = &self.units[unit];
         self.used += state.entry.cost;
         match state.entry.expert {
             Some(_) => self.experts += 1,
             None => self.dense_bytes += state.entry.cost,
         }
         self.counts.peak_bytes = self.counts.peak_bytes.max(self.used);
+        self.read(unit, is_demand, begin_by, commands);
+    }
+
+    /// Has a unit read into the room that it has.
+    fn read(&mut self, unit: usize, is_demand: bool, begin_by: Option<Instant>, commands: &mut Vec<Command>) {
+        self.units[unit].phase =
+            Phase::Loading { is_demand, is_cancelled: false, is_wanted: false, begin_by };
         commands.push(Command::Start { unit, is_demand, begin_by });
     }
 

@@ -249,7 +249,7 @@ impl Store {
     }
 
     /// Drops prefetches of layers before `layer` that have not begun. These include prefetches of the next token's first
-    /// layers: make those after the call.
+    /// layers: make those after the call. An expert has begun once the reads of all its parts have.
     pub fn cancel_before(&self, layer: u32) {
         let Ok(monitor) = self.door.shared.monitor() else { return };
         monitor.change(|ledger, commands| {

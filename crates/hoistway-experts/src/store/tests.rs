@@ -7,7 +7,10 @@ use super::{
 };
 use crate::policy::{ExpertId, Policy};
 use proptest::prelude::*;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Instant,
+};
 
 const EXPERTS: usize = 12;
 const UNITS: usize = EXPERTS + 3;
@@ -335,6 +338,56 @@ fn a_request_for_what_was_cancelled_has_it_read_again() {
     play.end(0, 7);
     let id = *play.held.keys().next().unwrap();
     assert_eq!(play.ledger.status(id), Status::Ready);
+}
+
+#[test]
+fn a_prefetch_of_what_was_cancelled_has_it_read_again_as_late_as_it_allows() {
+    let mut play = Play::new(80, EXPERTS);
+    let deadline = Some(Instant::now());
+    let prefetch = |play: &mut Play, begin_by| {
+        play.apply(|ledger, commands| ledger.prefetch(&[3], begin_by, commands));
+    };
+    let cancel =
+        |play: &mut Play| play.apply(|ledger, commands| ledger.cancel_prefetches(|_| true, commands));
+    let end = |play: &mut Play| {
+        let mut commands = Vec::new();
+        play.loading.remove(&3);
+        play.ledger.ended(3, Ended::Cancelled("cancelled"), &mut commands);
+        play.carry_out(commands.clone());
+        commands
+    };
+    prefetch(&mut play, None);
+    cancel(&mut play);
+    prefetch(&mut play, deadline);
+    assert_eq!(end(&mut play), [Command::Start { unit: 3, is_demand: false, begin_by: deadline }]);
+    let counts = play.ledger.counts();
+    assert_eq!((counts.prefetches, counts.dropped_prefetches, counts.refused_prefetches), (2, 1, 0));
+    // Cancelled again, or used since and given up, it is not read.
+    cancel(&mut play);
+    prefetch(&mut play, None);
+    cancel(&mut play);
+    assert_eq!(end(&mut play), [Command::Release { unit: 3 }]);
+    prefetch(&mut play, None);
+    cancel(&mut play);
+    prefetch(&mut play, None);
+    play.request([3].into());
+    play.release(0);
+    assert_eq!(end(&mut play), [Command::Release { unit: 3 }]);
+    assert_eq!(play.ledger.used(), 0);
+}
+
+#[test]
+fn a_prefetch_that_gets_no_room_evicts_nothing() {
+    // Only the smallest expert may go, and the next one needs more than that leaves.
+    let mut play = Play::new(80, EXPERTS);
+    for units in [&[0][..], &[1, 7, 8, 9]] {
+        ready(&mut play, units);
+    }
+    play.release(0);
+    play.apply(|ledger, commands| ledger.prefetch(&[10], None, commands));
+    let counts = play.ledger.counts();
+    assert_eq!((counts.refused_prefetches, counts.evictions), (1, 0));
+    assert!(play.ledger.is_resident(0));
 }
 
 /// What a second level has lost is read again for those who want it, and as urgently as they do.
