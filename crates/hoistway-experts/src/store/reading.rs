@@ -316,18 +316,19 @@ unsafe fn verify(catalog: &ExpertCatalog, unit: usize, room: &UnitRoom) -> hoist
     )
 }
 
-/// The reads of a unit, and what messages call each. Parts that lie one after the other in the file and in their slot are one read.
+/// The reads of a unit, each with the tensor that it begins with. Parts that lie one after the other in the file and in their slot
+/// are one read.
 fn reads_of(unit: &Unit, room: &UnitRoom) -> Vec<(Arc<str>, PartPlace)> {
     let mut reads: Vec<(Arc<str>, PartPlace)> = Vec::with_capacity(unit.parts().len());
     for (part, place) in unit.parts().iter().zip(room.places.iter()) {
         // Only a slot is known to be one piece of memory.
-        if let Some((name, last)) = reads.last_mut().filter(|_| room.slot.is_some())
+        if let Some((_, last)) = reads.last_mut().filter(|_| room.slot.is_some())
             && last.file == place.file
             && last.read.end() == place.read.start()
             && last.target.checked_add(last.read.len()) == Some(place.target)
             && let Some(both) = ByteRange::new(last.read.start(), place.read.end())
         {
-            (*name, last.read) = (unit.label().into(), both);
+            last.read = both;
             continue;
         }
         reads.push((part.tensor.clone(), *place));

@@ -4,7 +4,7 @@ use crate::{
     kit::{self, EXPERTS, LAYERS, LONG, Lru, Model, budget_of, let_file_time_pass, scripted},
     stand_in::Turn,
 };
-use hoistway::{Cancel, Checkpoint, DeviceId, Dtype};
+use hoistway::{Cancel, Checkpoint, DeviceId, Dtype, route::fault::Fault};
 use hoistway_experts::{
     Error, ExpertId,
     backing::Backing,
@@ -18,7 +18,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -129,6 +129,26 @@ fn a_packed_expert_is_one_read_and_takes_fewer_blocks() {
     let (packed, packed_bytes) = reads_of_an_expert(&PackChoice::Auto);
     assert_eq!((apart, packed), (3, 1));
     assert!(packed_bytes <= apart_bytes, "{packed_bytes} {apart_bytes}");
+}
+
+#[test]
+fn an_error_of_a_read_for_several_tensors_names_the_first() {
+    let model = Model::new();
+    write(&model);
+    let model = with_pack(model, &PackChoice::Auto);
+    // Opening reads three experts.
+    let fails = Arc::new(AtomicBool::new(false));
+    let is_failing = fails.clone();
+    let (options, _) =
+        scripted(budget_of(4), move |_, _| is_failing.load(Ordering::Relaxed).then_some(Fault::Broken));
+    let store = model.store(&options);
+    fails.store(true, Ordering::Relaxed);
+    let error = store.ensure(1, &[3]).unwrap_err();
+    let Error::Read { unit, source } = &error else { panic!("{error:?}") };
+    assert_eq!(unit, "expert 3 of layer 1");
+    let hoistway::Error::Io { tensor, .. } = source.error() else { panic!("{error:?}") };
+    let parts = model.catalog.expert(ExpertId { layer: 1, expert: 3 }).unwrap().parts();
+    assert_eq!(tensor.as_deref(), Some(&*parts[0].tensor));
 }
 
 /// A model whose slices are whole blocks that begin within a block of the file.
