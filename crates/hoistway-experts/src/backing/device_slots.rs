@@ -78,10 +78,13 @@ impl DeviceSlots {
         let slots = affordable.min(catalog.experts().len() as u64) as u32;
         let all_slots = u64::from(slots) * slot_bytes;
         let dense_memory = DenseMemory::new(&device, all_bytes.saturating_sub(all_slots));
-        let max_budget_bytes = match slots as usize {
-            all if all == catalog.experts().len() => u64::MAX,
+        let has_all_experts = slots as usize == catalog.experts().len();
+        let has_all_dense = all_dense_bytes(catalog)? <= dense_memory.max_bytes();
+        let max_budget_bytes = match (has_all_experts, has_all_dense) {
+            (true, true) => u64::MAX,
+            (true, false) => all_bytes,
             // Slots take a request's demand too, which is beside the budget.
-            _ => all_slots.max(options.budget_bytes),
+            (false, _) => all_slots.max(options.budget_bytes),
         };
         let slab = match slots {
             0 => None,
@@ -239,8 +242,11 @@ fn dense_share(catalog: &ExpertCatalog, options: &StoreOptions, slot_bytes: u64)
         }
         return Ok(chosen);
     }
-    let all = catalog.dense().iter().try_fold(0, |sum, unit| add(sum, padded_bytes(unit)?))?;
-    Ok(all.min(options.budget_bytes / DENSE_SHARE).min(most))
+    Ok(all_dense_bytes(catalog)?.min(options.budget_bytes / DENSE_SHARE).min(most))
+}
+
+fn all_dense_bytes(catalog: &ExpertCatalog) -> Result<u64> {
+    catalog.dense().iter().try_fold(0, |sum, unit| add(sum, padded_bytes(unit)?))
 }
 
 /// Bytes of a unit's parts, each beginning where kernels like it.

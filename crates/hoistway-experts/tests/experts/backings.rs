@@ -333,6 +333,25 @@ fn the_budget_that_a_store_on_a_device_was_opened_with_can_be_set_again() {
 }
 
 #[test]
+fn a_budget_beyond_what_dense_tensors_may_take_is_refused_although_all_experts_have_slots() {
+    let _turn = Turn::take();
+    let model = Model::new();
+    let padded = |bytes: u64| bytes.next_multiple_of(256);
+    let slot: u64 = model.catalog.experts()[0].parts().iter().map(|part| padded(part.bytes.len())).sum();
+    let slots = slot * model.catalog.experts().len() as u64;
+    let dense: u64 = model.catalog.dense().iter().map(|unit| padded(unit.bytes())).sum();
+    let options = |dense| {
+        let options = StoreOptions::default().batch_bytes(0).backing(Backing::DeviceSlots(DeviceId::Toy(0)));
+        options.budget_bytes(slots + dense).dense_bytes(dense)
+    };
+    let store = model.store(&options(dense - 1));
+    store.set_budget(slots + dense - 1).unwrap();
+    let error = store.set_budget(slots + dense).unwrap_err();
+    assert!(matches!(error, Error::InvalidOption { option: "budget", .. }), "{error:?}");
+    model.store(&options(dense)).set_budget(u64::MAX).unwrap();
+}
+
+#[test]
 fn dense_tensors_on_a_device_have_a_share_of_the_budget() {
     let _turn = Turn::take();
     let model = Model::new();
