@@ -109,8 +109,8 @@ impl UnitMemory for HostSlots {
             let len = padded_bytes(&self.catalog, unit)?;
             // Before the mapping: free slots and the tensor together may be more than the budget.
             self.give_back(&mut state, keep_bytes.saturating_sub(len));
-            let kind = PageKind::TransparentHuge;
-            let mapping = Mapping::anonymous(len as usize, kind).map_err(no_memory(len, "memory"))?;
+            let mapping = Mapping::anonymous(len as usize, PageKind::HugeWithin);
+            let mapping = mapping.map_err(no_memory(len, "memory"))?;
             let base = mapping.pointer(0).as_ptr().expose_provenance() as u64;
             let places = self.places(unit, base)?;
             state.dense_bytes += len;

@@ -10,8 +10,11 @@ pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// The pages of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageKind {
-    /// Advised to be transparent huge pages.
+    /// Advised to be transparent huge pages. The last one may be in memory as a whole, though only a part of it is used.
     TransparentHuge,
+    /// Advised to be transparent huge pages, but for the end that fills none: no more is in memory than was asked for. Each mapping is
+    /// an area of its own then.
+    HugeWithin,
     /// From the system's reserve of huge pages (`vm.nr_hugepages`).
     ReservedHuge,
     /// Whatever the system does by itself.
@@ -77,6 +80,10 @@ impl Mapping {
         let _ = pages.advise_huge();
         let misaligned = pages.start().addr().get() % HUGE_PAGE_BYTES;
         let skip = if misaligned == 0 { 0 } else { HUGE_PAGE_BYTES - misaligned };
+        let whole = len - len % HUGE_PAGE_BYTES;
+        if kind == PageKind::HugeWithin && whole < len {
+            let _ = pages.refuse_huge(skip + whole..len + HUGE_PAGE_BYTES);
+        }
         Ok(Self { pages, skip, len })
     }
 
@@ -166,5 +173,36 @@ impl Mapping {
         let end = usize::try_from(range.end()).unwrap_or(usize::MAX);
         assert!(end <= self.len, "range {range} of a mapping of {} bytes", self.len);
         self.skip + usize::try_from(range.start()).unwrap_or(end)..self.skip + end
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn no_more_is_in_memory_than_was_asked_for() {
+        const UNUSED: usize = 1 << 20;
+        let len = 2 * HUGE_PAGE_BYTES - UNUSED;
+        let mut resident = [0u8; UNUSED / 4096];
+        let mut mappings = Vec::new();
+        for _ in 0..8 {
+            let mut mapping = Mapping::anonymous(len, PageKind::HugeWithin).unwrap();
+            mapping.fill_with_zeros();
+            // The rest of the last huge page, as far as it is in these pages.
+            let rest = UNUSED.min(HUGE_PAGE_BYTES - mapping.skip);
+            // SAFETY: behind its length the mapping has pages of the length of a huge one, but for those before it. There is a
+            // byte for each page.
+            let result = unsafe {
+                let end = mapping.pages.start().add(mapping.skip + len);
+                libc::mincore(end.as_ptr().cast(), rest, resident.as_mut_ptr())
+            };
+            assert_eq!(result, 0);
+            let pages = resident.iter().filter(|page| **page & 1 != 0).count();
+            assert_eq!(pages, 0, "{} bytes before it", mapping.skip);
+            mappings.push(mapping);
+        }
     }
 }

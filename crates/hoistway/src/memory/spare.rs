@@ -129,7 +129,7 @@ impl SpareMemory {
         // Without the lock: the system takes its time.
         drop(state);
         drop(excess);
-        let allocate = || Mapping::anonymous(len, PageKind::TransparentHuge);
+        let allocate = || Mapping::anonymous(len, PageKind::HugeWithin);
         let allocated = match allocate() {
             Err(_) if self.clear() > 0 => allocate(),
             other => other,

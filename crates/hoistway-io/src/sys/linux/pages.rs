@@ -120,6 +120,14 @@ impl Pages {
         self.advise(0..self.len, Advice::LinuxHugepage)
     }
 
+    /// Asks for small pages in `range`, which begins at a page.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn refuse_huge(&self, range: Range<usize>) -> io::Result<()> {
+        self.advise(range, Advice::LinuxNoHugepage)
+    }
+
     /// Faults the pages of `range` in, writable, without changing their bytes.
     ///
     /// # Errors

@@ -158,6 +158,14 @@ impl Pages {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    /// Asks for small pages in `range`.
+    ///
+    /// # Errors
+    /// Never: Windows makes no others.
+    pub fn refuse_huge(&self, _range: Range<usize>) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Faults the pages of `range` in, writable, without changing their bytes.
     ///
     /// # Errors
