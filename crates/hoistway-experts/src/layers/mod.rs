@@ -272,18 +272,24 @@ impl LayerStream {
 
     /// Waits for a layer.
     fn read(&mut self, layer: usize) -> Result<Resident> {
-        let asked = Instant::now();
-        let pending = match self.pending.pop_front() {
-            Some(pending) if pending.layer == layer => pending,
-            other => {
-                // Layers that were prefetched in another order are dropped.
-                drop(other);
-                self.pending.clear();
-                let claim = self.room.claim(self.layers[layer].bytes, self.timeout)?;
-                self.start(layer, claim, Priority::Demand)?
+        // Layers that were prefetched in another order are dropped.
+        let ahead = self.pending.pop_front().filter(|pending| pending.layer == layer);
+        if let Some(ahead) = ahead {
+            match self.finish(ahead) {
+                // Layers that have been dropped since have left some.
+                Err(error) if lacks_memory(&error) => {}
+                finished => return finished,
             }
-        };
-        let PendingLayer { batch, buffer, claim, .. } = pending;
+        }
+        self.pending.clear();
+        let claim = self.room.claim(self.layers[layer].bytes, self.timeout)?;
+        self.finish(self.start(layer, claim, Priority::Demand)?)
+    }
+
+    /// Waits for a layer that is being read.
+    fn finish(&self, pending: PendingLayer) -> Result<Resident> {
+        let PendingLayer { layer, batch, buffer, claim } = pending;
+        let asked = Instant::now();
         let is_whole = batch.wait().is_ok();
         lock(&self.stats).stall += asked.elapsed();
         let plan = self.layers[layer].clone();
@@ -322,9 +328,7 @@ impl LayerStream {
             match self.start(layer, claim, Priority::Prefetch) {
                 Ok(pending) => self.pending.push_back(pending),
                 // Others have the memory now. If it is lacking later too, the layer that needs it says so.
-                Err(Error::Engine(hoistway::Error::MemoryBudget { .. })) if self.buffers.is_some() => {
-                    return Ok(());
-                }
+                Err(error) if lacks_memory(&error) => return Ok(()),
                 Err(error) => return Err(error),
             }
         }
@@ -332,13 +336,10 @@ impl LayerStream {
     }
 
     fn start(&self, layer: usize, claim: Claim, priority: Priority) -> Result<PendingLayer> {
-        let (batch, buffer) =
-            match self.submit(layer, priority) {
-                Err(Error::Engine(
-                    hoistway::Error::MemoryBudget { .. } | hoistway::Error::Allocation { .. },
-                )) if self.memory.clear() > 0 => self.submit(layer, priority)?,
-                submitted => submitted?,
-            };
+        let (batch, buffer) = match self.submit(layer, priority) {
+            Err(error) if lacks_memory(&error) && self.memory.clear() > 0 => self.submit(layer, priority)?,
+            submitted => submitted?,
+        };
         Ok(PendingLayer { layer, batch, buffer, claim })
     }
 
@@ -401,6 +402,16 @@ impl Drop for LayerStream {
             buffers.close();
         }
     }
+}
+
+/// Whether a layer got no memory.
+fn lacks_memory(error: &Error) -> bool {
+    let source = match error {
+        Error::Engine(source) => source,
+        Error::Read { source, .. } => source.error(),
+        _ => return false,
+    };
+    matches!(source, hoistway::Error::MemoryBudget { .. } | hoistway::Error::Allocation { .. })
 }
 
 /// The layers that are left of one pass.
@@ -556,5 +567,47 @@ impl<'a> LayerTensor<'a> {
             TensorPlace::Host(bytes) => bytes.as_ptr().expose_provenance() as u64,
             TensorPlace::Device(_, address) => address,
         }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use std::{fs, io::Write};
+
+    /// A layer of 128 TiB, which fills all addresses.
+    const ENDLESS: u64 = 1 << 47;
+
+    #[test]
+    fn a_layer_that_found_no_memory_as_it_was_read_ahead_is_read_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.safetensors");
+        let header = r#"{"layers.0.w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"layers.1.w":{"dtype":"U8","shape":[4],"data_offsets":[4,8]}}"#;
+        let mut file = fs::File::create(&path).unwrap();
+        file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+        file.write_all(header.as_bytes()).unwrap();
+        file.write_all(b"thisthat").unwrap();
+        drop(file);
+        let checkpoint = Checkpoint::open(&[&path]).unwrap();
+        let reader = Arc::new(Reader::new(&hoistway::read::ReaderOptions::default()).unwrap());
+        let layers = numbered_layers(checkpoint.catalog());
+        let options = LayerOptions::default().budget_bytes(2 * 8192);
+        let mut stream = LayerStream::new(&checkpoint, &reader, &layers, &options).unwrap();
+        drop(stream.next_layer().unwrap());
+        // In memory, where a file may have any length.
+        let endless = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+        endless.as_file().set_len(ENDLESS).unwrap();
+        let endless = ReadFile::open(endless.path()).unwrap();
+        let all = ByteRange::new(0, ENDLESS).unwrap();
+        let request = ReadRequest::new(&endless, all, Target::memory_of(&stream.memory));
+        let batch = reader.submit(vec![request], Priority::Prefetch).unwrap();
+        assert!(matches!(batch.wait(), Err(hoistway::Error::Allocation { .. })));
+        stream.pending.clear();
+        let claim = stream.room.claim(8192, Duration::ZERO).unwrap();
+        stream.pending.push_back(PendingLayer { layer: 1, batch, buffer: None, claim });
+        let layer = stream.next_layer().unwrap();
+        assert_eq!(layer.tensor("layers.1.w").unwrap().bytes(), b"that");
     }
 }
