@@ -164,8 +164,9 @@ class ExpertStore:
         return leased_tensors(self._opened.ensure_tensors(listed), listed, self._convert)
 
     def observe(self, layer: int, experts: Iterable[tuple[int, float]]) -> None:
-        """Tells the policy what the router of a layer chose for one token, with its weights. Call it at each visit of
-        the layer, before `ensure`: from the first call on, requests for this layer tell the policy nothing.
+        """Tells the policy what the router of a layer chose, with its weights. Call it at each visit of the layer,
+        before `ensure`: from the first call on, requests for this layer tell the policy nothing. The choices of several
+        tokens, as of a prompt, follow one another in one call.
         """
         self._opened.observe(layer, list(experts))
 

@@ -329,14 +329,13 @@ class _Layer:
     def observe(
         self, chosen: Sequence[Sequence[int]], weights: Sequence[Sequence[float]], experts: int
     ) -> list[int]:
-        """Tells the policy what was chosen, token by token, and returns the experts of all, in order."""
-        distinct: set[int] = set()
-        for token, token_weights in zip(chosen, weights, strict=True):
-            # Numbers behind the last expert mean none.
-            visit = [own for own in zip(token, token_weights, strict=True) if own[0] < experts]
-            distinct.update(expert for expert, _ in visit)
+        """Tells the policy what was chosen, one token after the other, and returns the experts of all, in order."""
+        pairs = (zip(*token, strict=True) for token in zip(chosen, weights, strict=True))
+        # Numbers behind the last expert mean none.
+        visit = [(expert, weight) for token in pairs for expert, weight in token if expert < experts]
+        if visit:
             self.store.observe(self.number, visit)
-        return sorted(distinct)
+        return sorted({expert for expert, _ in visit})
 
     def waves(self, experts: Sequence[int]) -> list[Sequence[int]]:
         """Experts as requests of which two are within half of the budget, or those of one token."""

@@ -112,6 +112,8 @@ def test_tokens_and_logits_are_those_of_eager(directory: Path, batch: int) -> No
         assert stats["held_bytes"] <= budget + stats["largest_batch_bytes"]
         assert stats["peak_bytes"] <= budget + stats["largest_batch_bytes"]
         assert stats["misses"] > 0
+        # The prompt is one visit of each layer.
+        assert stats["tokens"] == TOKENS
         if experts == 2:
             assert stats["evictions"] > 0
 
