@@ -41,6 +41,7 @@ CALLS = {
     "manifest": "checkpoint.manifest()",
     "stream_layers": "list(layers)",
     "doctor": "hoistway.doctor(url)",
+    "experts": "hoistway.experts.ExpertCatalog.open(checkpoint)",
 }
 
 
@@ -88,7 +89,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 SCRIPT = """
     import signal, sys
     import numpy as np
-    import hoistway
+    import hoistway, hoistway.experts
     signal.signal(signal.SIGINT, signal.default_int_handler)
     url = sys.argv[1]
     checkpoint = hoistway.open(url, framework="numpy")

@@ -1,7 +1,7 @@
 //! The experts of a checkpoint.
 #![forbid(unsafe_code)]
 
-use crate::{checkpoint::Checkpoint, error::IntoPython};
+use crate::{checkpoint::Checkpoint, error::IntoPython, process::patiently};
 use hoistway_experts::pack::PackChoice;
 use pyo3::prelude::*;
 use serde_json::json;
@@ -34,11 +34,12 @@ impl ExpertCatalog {
             Packs::Named(false) => PackChoice::Never,
             Packs::At(path) => PackChoice::At(path),
         };
-        let find = || {
+        // A server may be asked for the model's configuration.
+        let find = move || {
             let found = hoistway_experts::catalog::ExpertCatalog::of_checkpoint(&checkpoint, top_k)?;
             found.with_pack(&choice)
         };
-        Ok(Self { catalog: Arc::new(py.detach(find).into_python(py)?) })
+        Ok(Self { catalog: Arc::new(patiently(py, find)?.into_python(py)?) })
     }
 
     /// Layers, sizes and names, as JSON.

@@ -7,7 +7,7 @@ use crate::{
     checkpoint::Checkpoint,
     error::IntoPython,
     options::{bytes_of, reader_options, seconds},
-    process::Owned,
+    process::{Owned, patiently},
     tensor::Tensor,
     view::{KeptTensor, Place},
 };
@@ -66,8 +66,8 @@ impl ExpertStore {
         let input = PolicyInput { shape: &shape, profile: profile.as_ref(), future: None };
         let policy = policy::by_name(&policy.name, input).into_python(py)?;
         let timeout = options.timeout;
-        let open = || Store::open(catalog, Catalog::open_files(&checkpoint), policy, &options);
-        Ok(Self { store: Owned::new(py.detach(open).into_python(py)?), timeout })
+        let open = move || Store::open(catalog, Catalog::open_files(&checkpoint), policy, &options);
+        Ok(Self { store: Owned::new(patiently(py, open)?.into_python(py)?), timeout })
     }
 
     /// Starts to make experts of a layer resident.
