@@ -16,14 +16,15 @@ use hoistway_experts::{
     Error, ExpertId,
     backing::Backing,
     catalog::{ExpertCatalog as Catalog, UnitId},
-    policy::{self, CatalogShape, PolicyInput, Profile},
+    policy::{self, CatalogShape, LayerShape, PolicyInput, Profile},
     store::{Change, LeasedPart, Store, StoreOptions, Ticket},
     trace::{Trace, TraceOptions},
 };
 use pyo3::{prelude::*, types::PyDict};
 use std::{
+    fmt::Display,
     ops::Range,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -53,16 +54,14 @@ impl ExpertStore {
     ) -> PyResult<Self> {
         let (options, policy) = store_options(py, options)?;
         let (checkpoint, catalog) = (checkpoint.shared(), catalog.catalog.clone());
-        let shape = CatalogShape::try_from(&*catalog).into_python(py)?;
-        let profile = match &policy.profile {
-            Some(path) => {
-                // Its sizes do not matter: the catalog says those.
-                let options = TraceOptions { expert_bytes: Some(1) };
-                let trace = py.detach(|| Trace::open(path, &options)).into_python(py)?;
-                Some(Profile::new(&shape, trace.visits().map(|visit| (visit.layer, visit.experts))))
-            }
-            None => None,
+        let shape = if catalog.experts().is_empty() {
+            // A policy is asked of experts alone, so that of any other model does.
+            CatalogShape::new(1, vec![LayerShape { experts: 1, expert_bytes: 0 }])
+        } else {
+            CatalogShape::try_from(&*catalog)
         };
+        let shape = shape.into_python(py)?;
+        let profile = policy.profile.as_deref().map(|path| profile_of(py, path, &shape)).transpose()?;
         let input = PolicyInput { shape: &shape, profile: profile.as_ref(), future: None };
         let policy = policy::by_name(&policy.name, input).into_python(py)?;
         let timeout = options.timeout;
@@ -281,6 +280,25 @@ fn kept(leased: LeasedPart<'_>, ticket: &Arc<Owned<Ticket>>) -> Tensor {
     unsafe { KeptTensor::new(name, part.dtype, shape, place, true, ticket.clone()) }.into()
 }
 
+/// What a recorded trace says of the experts of a model.
+fn profile_of(py: Python<'_>, path: &Path, shape: &CatalogShape) -> PyResult<Profile> {
+    // Its sizes do not matter: the catalog says those.
+    let options = TraceOptions { expert_bytes: Some(1) };
+    let trace = py.detach(|| Trace::open(path, &options)).into_python(py)?;
+    // A trace may lack layers, and experts that no token used.
+    let experts_of = |layer: usize| shape.layers().get(layer).map_or(0, |layer| layer.experts);
+    let mut layers = trace.shape().layers().iter().enumerate();
+    if let Some((layer, _)) = layers.find(|(layer, own)| own.experts > experts_of(*layer)) {
+        let reason = format!("it is a trace of another model: this one has fewer experts in layer {layer}");
+        return Err(invalid_option("profile", path.display(), reason)).into_python(py);
+    }
+    Ok(Profile::new(shape, trace.visits().map(|visit| (visit.layer, visit.experts))))
+}
+
+fn invalid_option(option: &'static str, value: impl Display, reason: String) -> hoistway::Error {
+    hoistway::Error::InvalidOption { option, value: value.to_string(), reason }
+}
+
 /// A policy by name, and the trace of `static-profile`.
 struct PolicyChoice {
     name: String,
@@ -316,6 +334,10 @@ fn store_options(
             "events" => options.events = value.extract()?,
             _ => reader.set_item(name, value)?,
         }
+    }
+    if let Some(profile) = policy.profile.as_ref().filter(|_| policy.name != "static-profile") {
+        let reason = format!("policy {} has no use for it: leave it out", policy.name);
+        return Err(invalid_option("profile", profile.display(), reason)).into_python(py);
     }
     options.reader = reader_options(options.reader, Some(&reader), py)?;
     options.backing = backing_of(backing.as_deref(), device).into_python(py)?;
