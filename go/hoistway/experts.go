@@ -64,8 +64,8 @@ type ExpertStore struct {
 	handle *handle
 }
 
-// OpenExperts opens a store of what a checkpoint describes, and reads nothing yet. The checkpoint may be closed. A model without
-// experts has dense tensors alone.
+// OpenExperts opens a store of what a checkpoint describes, and reads nothing yet, but three experts if there are packed ones. The
+// checkpoint may be closed. A model without experts has dense tensors alone.
 func OpenExperts(checkpoint *Checkpoint, options ExpertOptions) (*ExpertStore, error) {
 	timeout, err := milliseconds("the timeout", options.Timeout)
 	if err != nil {

@@ -715,8 +715,9 @@ hoistway_status hoistway_catalog_find(const hoistway_catalog *catalog,
                                       const char *name,
                                       hoistway_tensor *tensor);
 
-// Opens a store of the model that a catalog describes. It reads no tensor yet. A model without experts has only dense
-// tensors. The catalog may be freed afterwards. `options` may be NULL. Free `store` with `hoistway_experts_free`.
+// Opens a store of the model that a catalog describes. It reads no tensor yet, but three experts if there are packed
+// ones. A model without experts has only dense tensors. The catalog may be freed afterwards. `options` may be NULL. Free
+// `store` with `hoistway_experts_free`.
 //
 // `HOISTWAY_MEMORY` if the budget does not hold the largest expert; `HOISTWAY_INVALID_FILE` if a tensor has the name
 // of an expert but not its form, or if an expert lacks a tensor. In a child of `fork`, requests fail: open a store

@@ -12,6 +12,7 @@ from hoistway._arguments import PathType
 from hoistway._checkpoint import Checkpoint
 from hoistway._options import StoreOptions
 from hoistway._reader import opened
+from hoistway.experts._arguments import number_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -88,9 +89,10 @@ class ExpertCatalog:
         Raises:
             ExpertNotFoundError: There is no such expert.
         """
+        parts = self._handle.parts(number_of("layer", layer), number_of("expert", expert))
         return {
             part_name(role, component): (tensor, dtype, tuple(shape), size)
-            for role, component, tensor, dtype, shape, size in self._handle.parts(layer, expert)
+            for role, component, tensor, dtype, shape, size in parts
         }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hoistway import _native
@@ -16,6 +15,7 @@ from hoistway._frameworks import Converter, Framework, check_framework, converte
 from hoistway._options import ReaderOptions, StoreOptions
 from hoistway._reader import opened, reader_options
 from hoistway.errors import ClosedError
+from hoistway.experts._arguments import number_of
 from hoistway.experts._catalog import ExpertCatalog
 from hoistway.experts._lease import Lease, LeasedTensors, Ticket, leased_tensors
 
@@ -71,7 +71,7 @@ class ExpertStore:
         store: StoreOptions | None = None,
         **options: Unpack[ReaderOptions],
     ) -> Self:
-        """Opens a store. Reads headers alone.
+        """Opens a store. Reads headers alone, and three experts if there are packed ones.
 
         Args:
             paths: What `hoistway.open` takes, or an open checkpoint.
@@ -150,7 +150,7 @@ class ExpertStore:
 
     def ensure_async(self, layer: int, experts: Iterable[int]) -> Ticket:
         """Like `ensure`, without waiting: the ticket says which experts are ready."""
-        listed = list(dict.fromkeys(index(expert) for expert in experts))
+        layer, listed = number_of("layer", layer), list(dict.fromkeys(_numbers(experts)))
         return Ticket(self._opened.ensure(layer, listed), layer, listed, self._convert)
 
     def ensure_tensors(self, names: str | Iterable[str]) -> LeasedTensors:
@@ -168,7 +168,8 @@ class ExpertStore:
         before `ensure`: from the first call on, requests for this layer tell the policy nothing. The choices of several
         tokens, as of a prompt, follow one another in one call.
         """
-        self._opened.observe(layer, list(experts))
+        visit = [(number_of("expert", expert), weight) for expert, weight in experts]
+        self._opened.observe(number_of("layer", layer), visit)
 
     def prefetch(self, layer: int, experts: Iterable[int], deadline: float | None = None) -> None:
         """Starts to read experts that will probably be requested. A hint, for which demand does not wait.
@@ -178,11 +179,11 @@ class ExpertStore:
             experts: The experts.
             deadline: Seconds after which a read that has not begun is dropped.
         """
-        self._opened.prefetch(layer, list(experts), deadline)
+        self._opened.prefetch(number_of("layer", layer), _numbers(experts), deadline)
 
     def cancel_before(self, layer: int) -> None:
         """Drops prefetches of layers before this one that have not begun."""
-        self._opened.cancel_before(layer)
+        self._opened.cancel_before(number_of("layer", layer))
 
     def set_budget(self, budget: int | str) -> None:
         """Sets the budget, and evicts what exceeds it and is not leased.
@@ -194,7 +195,7 @@ class ExpertStore:
 
     def is_resident(self, layer: int, expert: int) -> bool:
         """Whether an expert is in memory."""
-        return self._opened.is_resident(layer, expert)
+        return self._opened.is_resident(number_of("layer", layer), number_of("expert", expert))
 
     def is_tensor_resident(self, name: str) -> bool:
         """Whether a dense tensor is in memory."""
@@ -202,7 +203,7 @@ class ExpertStore:
 
     def evict(self, layer: int, experts: Iterable[int]) -> int:
         """Evicts experts that are in memory and not leased; says how many."""
-        return self._opened.evict(layer, list(experts))
+        return self._opened.evict(number_of("layer", layer), _numbers(experts))
 
     def evict_tensors(self, names: str | Iterable[str]) -> int:
         """Evicts dense tensors that are in memory and not leased; says how many."""
@@ -258,6 +259,10 @@ class ExpertStore:
         if self._native is None:
             raise ClosedError("this store is closed")
         return self._native
+
+
+def _numbers(experts: Iterable[int]) -> list[int]:
+    return [number_of("expert", expert) for expert in experts]
 
 
 def policies() -> dict[str, str]:

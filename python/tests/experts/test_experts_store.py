@@ -304,6 +304,36 @@ def test_a_file_that_shrinks_leases_nothing(model: Path) -> None:
     assert not store.is_resident(2, 1)
 
 
+@pytest.mark.parametrize("number", [-1, 1 << 32, 1 << 80])
+def test_numbers_that_no_layer_or_expert_can_have_are_not_found(model: Path, number: int) -> None:
+    store = open_store(model, 4)
+    for ask in [
+        lambda: store.ensure(number, [0]),
+        lambda: store.ensure(0, [number]),
+        lambda: store.prefetch(number, [0]),
+        lambda: store.prefetch(0, [number]),
+        lambda: store.observe(number, [(0, 1.0)]),
+        lambda: store.observe(0, [(number, 1.0)]),
+        lambda: store.evict(number, [0]),
+        lambda: store.evict(0, [number]),
+        lambda: store.is_resident(number, 0),
+        lambda: store.is_resident(0, number),
+        lambda: store.cancel_before(number),
+        lambda: store.catalog.parts(number, 0),
+        lambda: store.catalog.parts(0, number),
+    ]:
+        with pytest.raises(ExpertNotFoundError, match=f"{number}"):
+            ask()
+
+
+def test_a_model_without_experts_has_dense_tensors_alone(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "dense.safetensors", {"a": ("U8", [300]), "b": ("U8", [500])})
+    with ExpertStore.open(path, budget="1MiB", framework="raw") as store:
+        assert store.catalog.layers == {}
+        with store.ensure_tensors(["a", "b"]) as lease:
+            assert lease["b"].shape == (500,)
+
+
 def test_policies_are_listed_and_a_profile_is_a_trace(model: Path, tmp_path: Path) -> None:
     assert next(iter(policies())) == "ewma2"
     trace = tmp_path / "trace.jsonl"
@@ -314,13 +344,24 @@ def test_policies_are_listed_and_a_profile_is_a_trace(model: Path, tmp_path: Pat
     for policy in policies():
         if policy == "belady":
             continue
-        store = open_store(model, 4.5, policy=policy, profile=trace)
+        has_profile = policy == "static-profile"
+        if not has_profile:
+            with pytest.raises(OptionError, match="has no use for it"):
+                open_store(model, 4.5, policy=policy, profile=trace)
+        store = open_store(model, 4.5, policy=policy, profile=trace if has_profile else None)
         assert store.stats()["policy"] == policy
         for expert in (3, 4, 0, 1, 2, 5, 6):
             store.ensure(0, [expert]).release()
-        if policy == "static-profile":
+        if has_profile:
             assert store.is_resident(0, 3)
             assert store.is_resident(0, 4)
+    other = tmp_path / "other.jsonl"
+    layers = dict.fromkeys(range(32), (EXPERTS, EXPERT_BYTES))
+    with TraceWriter(other, experts_per_token=TOP_K, layers=layers, model="other") as writer:
+        for layer in layers:
+            writer.visit(layer, [3, 4], [0.5, 0.5], step=0)
+    with pytest.raises(OptionError, match="another model"):
+        open_store(model, 4, policy="static-profile", profile=other)
     trace.write_text(trace.read_text() + '{"step": 99, "layer": 77, "experts": [1]}\n')
     with pytest.raises(FormatError, match="22"):
         open_store(model, 4, policy="static-profile", profile=trace)

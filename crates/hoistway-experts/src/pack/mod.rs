@@ -130,7 +130,7 @@ impl Packed {
                 range: Some(self.layout.range(unit)),
                 source: io::Error::new(
                     io::ErrorKind::InvalidData,
-                    "the packed expert is damaged: pack again, or remove the pack",
+                    "the packed expert is damaged: pack again or remove the pack, then open the store again",
                 ),
             });
         }
