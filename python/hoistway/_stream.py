@@ -133,7 +133,8 @@ class TensorStream(Iterator[tuple[str, T]], Generic[T]):
 
     def close(self) -> None:
         """Ends the load, if it has not ended by itself. Any thread may do so: another that waits for a tensor, or asks
-        for one later, gets `CancelledError`. In the thread that closes it, loops over the stream end.
+        for one later, gets `CancelledError`, even if it had the last one. In the thread that closes it, loops over the
+        stream end.
         """
         if self._closed_by is None and getgeneratorstate(self._tensors) != GEN_CLOSED:
             self._closed_by = get_ident()

@@ -114,8 +114,11 @@ impl Filling {
         Err(failed)
     }
 
-    /// Cancels the load, and waits until no write to the targets is in flight.
+    /// Cancels the load, and waits until no write to the targets is in flight. A child of `fork` has none to wait for.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        if !self.state.is_own() {
+            return Ok(());
+        }
         let Ended { cancelled, _owners } = self.state.lock(py)?.end(py);
         cancelled.into_python(py)
     }

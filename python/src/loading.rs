@@ -138,8 +138,11 @@ impl Loading {
         })
     }
 
-    /// Ends the load early and waits for its threads.
+    /// Ends the load early and waits for its threads. A child of `fork` has none to wait for.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        if !self.state.is_own() {
+            return Ok(());
+        }
         let ended = self.state.lock(py)?.end(py);
         drop(ended);
         Ok(())

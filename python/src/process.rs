@@ -123,13 +123,18 @@ impl<T> Stepwise<T> {
         Self { state: Mutex::new(state), holder, waiting, process: process::id() }
     }
 
+    /// Whether this process has the threads that work on it: a child of `fork` does not.
+    pub(crate) fn is_own(&self) -> bool {
+        self.process == process::id()
+    }
+
     /// The state, once no other thread works on it. Fails in a thread that works on it already, further up.
     pub(crate) fn lock(&self, py: Python<'_>) -> PyResult<Held<'_, T>> {
         let state = match self.state.try_lock() {
             Ok(state) => state,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             // The thread that has it is none of this process.
-            Err(TryLockError::WouldBlock) if self.process != process::id() => {
+            Err(TryLockError::WouldBlock) if !self.is_own() => {
                 return Err(forked(py).unwrap_or_else(|broken| broken));
             }
             Err(TryLockError::WouldBlock) if self.holder.load(Ordering::Relaxed) == thread_mark() => {

@@ -190,6 +190,38 @@ def test_closing_after_the_end_takes_nothing_back(many: Path, route: str) -> Non
     assert list(stream) == []
 
 
+@pytest.mark.parametrize("has_targets", [False, True])
+def test_a_child_of_fork_closes_a_stream_that_a_thread_of_its_parent_waits_for(
+    tmp_path: Path, has_targets: bool
+) -> None:
+    path = write_model(tmp_path / "model.safetensors", {"a": ("U8", [3_000_000])})
+    script = """
+        import os, signal, sys, threading
+        import hoistway
+        sys.path.insert(0, sys.argv[3])
+        from python_server import Server
+        server = Server(open(sys.argv[1], "rb").read())
+        checkpoint = hoistway.open(f"http://127.0.0.1:{server.port}/model.safetensors", framework="numpy")
+        server.trouble = "silent"
+        copy_into = {"a": bytearray(3_000_000)} if sys.argv[2] == "True" else None
+        stream = checkpoint.iter_tensors(copy_into=copy_into)
+        threading.Thread(target=list, args=[stream], daemon=True).start()
+        assert server.met.wait(60)
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(60)
+                with stream:
+                    pass
+                os._exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        print("closed", flush=True)
+        os._exit(0)
+        """
+    done = run(script, path, has_targets, Path(__file__).parent)
+    assert done.stdout == "closed\n", done.stderr
+
+
 @pytest.mark.parametrize("layout", ["file", "packed", "tensor"])
 def test_a_bound_holds_for_every_layout(many: Path, layout: str) -> None:
     make_cold(many)
