@@ -251,6 +251,14 @@ fn headers_are_read_in_batches() {
         (0..10).map(|number| directory.path().join(format!("{number}.safetensors"))).collect();
     paths.iter().for_each(|path| write_model(path));
     let output_dir = directory.path().join("results");
+    fs::create_dir(&output_dir).unwrap();
+    // Only charts of the benchmark's own names are replaced, or refused.
+    fs::write(output_dir.join("logo.svg"), "<!DOCTYPE svg><svg/>").unwrap();
+    let chart = output_dir.join("headers_per_second.svg");
+    fs::write(&chart, "a text").unwrap();
+    let refused = hoistway("headers").arg("--output-dir").arg(&output_dir).args(&paths).output().unwrap();
+    assert_eq!(refused.status.code(), Some(5), "{}", String::from_utf8_lossy(&refused.stderr));
+    fs::remove_file(&chart).unwrap();
     let output = hoistway("headers")
         .args(["--batch-sizes=3,100", "--num-threads=1,4", "--iterations=2", "--json", "--output-dir"])
         .arg(&output_dir)

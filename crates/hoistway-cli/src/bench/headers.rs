@@ -38,7 +38,7 @@ struct Summary {
 
 pub(super) fn run(arguments: &Headers) -> Result<(), Failure> {
     let files = arguments.files.resolve()?;
-    arguments.output.prepare()?;
+    arguments.output.prepare(&["headers_per_second"])?;
     let (mut measurements, mut summaries) = (Vec::new(), Vec::new());
     let runs = &arguments.runs;
     for &batch_size in runs.mode.of(&arguments.batch_sizes) {

@@ -56,7 +56,7 @@ fn read(arguments: &Read, program: &[OsString]) -> Result<(), Failure> {
             self::combinations(arguments, name)?.into_iter().map(|combination| (options, combination)),
         );
     }
-    arguments.output.prepare()?;
+    arguments.output.prepare(&["throughput_by_", "heatmap_"])?;
     let mut measurements = Vec::new();
     let mut failed = None;
     for (options, combination) in combinations {

@@ -21,15 +21,17 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Creates the directory. A benchmark that could not write its results fails before it measures.
-    pub(crate) fn prepare(&self) -> Result<(), Failure> {
+    /// Creates the directory. A benchmark that could not write its results fails before it measures. The names of its charts begin
+    /// with one of these.
+    pub(crate) fn prepare(&self, charts: &[&str]) -> Result<(), Failure> {
         let Some(directory) = &self.output_dir else { return Ok(()) };
         fs::create_dir_all(directory).map_err(Failure::output)?;
         // Which charts there will be depends on what is measured.
         for entry in fs::read_dir(directory).map_err(Failure::output)? {
-            let path = entry.map_err(Failure::output)?.path();
-            if path.extension().is_some_and(|extension| extension == "svg") {
-                Figure::check_place(&path)?;
+            let entry = entry.map_err(Failure::output)?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.ends_with(".svg") && charts.iter().any(|chart| name.starts_with(chart)) {
+                Figure::check_place(&entry.path())?;
             }
         }
         Ok(())

@@ -18,7 +18,7 @@ pub(super) fn run(arguments: &arguments::Remove) -> Result<(), Failure> {
         keys.filter(|(_, is_left)| *is_left).map(|(key, _)| key.clone()).collect()
     };
     let why = match store.report()?.layout {
-        LayoutKind::Files => "stored meanwhile, or pinned",
+        LayoutKind::Files => "stored meanwhile",
         _ => "only the process that stored a block can remove it",
     };
     store.close(None)?;

@@ -56,7 +56,7 @@ impl Combination {
 
 pub(super) fn run(arguments: &arguments::Bench) -> Result<(), Failure> {
     let combinations = combinations(arguments)?;
-    arguments.output.prepare()?;
+    arguments.output.prepare(&["kv_throughput"])?;
     fs::create_dir_all(&arguments.directory).map_err(|source| made(&arguments.directory, &source))?;
     files::remove_when_interrupted()
         .map_err(|error| Failure::told(format!("cannot wait for Ctrl-C: {error}"), 1))?;
