@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <stdexcept>
@@ -112,7 +113,12 @@ uint64_t bytes_of(const std::string & text) {
 
 void refuse_other_formats(const std::string & path) {
     char magic[4] = {};
-    std::ifstream(path, std::ios::binary).read(magic, sizeof magic);
+    // Paths are UTF-8, also on Windows.
+    std::ifstream file(std::filesystem::u8path(path), std::ios::binary);
+    if (!file) {
+        throw std::runtime_error("cannot open " + path);
+    }
+    file.read(magic, sizeof magic);
     if (std::memcmp(magic, "GGUF", sizeof magic) != 0) {
         throw std::runtime_error(path + " is no GGUF file");
     }

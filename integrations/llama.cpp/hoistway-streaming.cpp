@@ -37,6 +37,8 @@ hoistway::experts::Options store_options(const options & options) {
     chosen.backing = "host_sparse";
     chosen.experts_per_token = options.experts_per_token;
     chosen.policy  = options.policy.empty() ? nullptr : options.policy.c_str();
+    // A prompt may want all experts of a layer at once, and a drive may be slow. Nothing holds experts while that is waited for.
+    chosen.timeout_ms = UINT64_MAX;
     return chosen;
 }
 
