@@ -285,6 +285,8 @@ func TestClosingEndsAWaitForRoom(t *testing.T) {
 		_, err := layers.Next()
 		ended <- err
 	}()
+	// Nothing tells that the goroutine waits for room.
+	time.Sleep(50 * time.Millisecond)
 	check(t, layers.Close())
 	// It is closed already where the goroutine is late.
 	hasCode(t, <-ended, CodeCancelled, CodeClosed)
