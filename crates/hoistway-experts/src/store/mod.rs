@@ -119,7 +119,7 @@ impl Store {
     /// A budget below the memory that one token's experts occupy is a warning, here and in the [statistics](Self::stats).
     ///
     /// # Errors
-    /// [`Error::BudgetTooSmall`]; [`Error::InvalidOption`] if a file is missing, or is another one than the catalog's; [`Error::InvalidPack`] if a pack is demanded that is not of the files, or not for the backing;
+    /// [`Error::BudgetTooSmall`]; [`Error::InvalidOption`] if a file is missing, or is none of the catalog's; [`Error::InvalidPack`] if a pack is demanded that is not of the files, or not for the backing;
     /// [`Error::Engine`] if a file is too short,
     /// the reader does not start, or there is no memory.
     pub fn open(
@@ -129,7 +129,6 @@ impl Store {
         options: &StoreOptions,
     ) -> Result<Self> {
         reading::check_files(&catalog, &files)?;
-        files.truncate(catalog.files().len());
         let catalog = pack::for_store(catalog, &files, &options.backing)?;
         files.extend(catalog.packed_file().cloned());
         let batch_bytes = batch_bytes(&catalog, options);

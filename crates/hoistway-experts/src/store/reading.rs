@@ -343,6 +343,11 @@ pub(super) fn lens(files: &[ReadFile]) -> Vec<u64> {
 
 /// Fails unless the files are those of the catalog, in its order, and every part lies in its file.
 pub(super) fn check_files(catalog: &ExpertCatalog, files: &[ReadFile]) -> Result<()> {
+    let known = catalog.files().len();
+    if files.len() > known {
+        let reason = format!("the catalog has {known} files: give no others");
+        return Err(Error::invalid_option("files", files.len(), reason));
+    }
     for (position, (file, path)) in files.iter().zip(catalog.files()).enumerate() {
         if file.path() != path {
             let (found, path) = (file.path().display(), path.display());
