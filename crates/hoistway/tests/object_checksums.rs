@@ -17,6 +17,7 @@ use objectd::{Checksums, Dialect, Fault, Faults, Heads, Server};
 use std::{
     path::Path,
     sync::atomic::{AtomicUsize, Ordering},
+    time::{Duration, Instant},
 };
 
 const S3: &str = "s3://models/llama/model.safetensors";
@@ -53,16 +54,23 @@ fn open(server: &Server, url: &str) -> Checkpoint {
     Checkpoint::open_with(&[url], &options(server)).unwrap()
 }
 
+/// Tries again what depends on how fast the machine is, for as long as the slowest may take.
+fn eventually<T>(attempt: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    let mut attempts =
+        std::iter::repeat_with(attempt).take_while(|_| begun.elapsed() < Duration::from_secs(120));
+    attempts.find_map(|own| own).expect("no attempt had it")
+}
+
 /// Opens it, and loads until the store has said its checksum, for which no load waits.
 fn open_known(server: &Server, url: &str) -> Checkpoint {
     let checkpoint = open(server, url);
-    loop {
+    eventually(|| {
         let loaded = checkpoint.load(&LoadOptions::default()).unwrap();
         let checksums = loaded.report().checksums.as_ref().unwrap();
-        if checksums.uncompared.iter().all(|own| !own.reason.contains("had not said")) {
-            return checkpoint;
-        }
-    }
+        checksums.uncompared.iter().all(|own| !own.reason.contains("had not said")).then_some(())
+    });
+    checkpoint
 }
 
 fn load(server: &Server, url: &str) -> hoistway::Result<Loaded> {
@@ -137,15 +145,20 @@ fn a_bit_that_changes_on_the_way_fails_the_load_whichever_request_it_is_of() {
     }
 }
 
+/// A file whose header has a text.
+fn with_text(len: usize) -> Vec<u8> {
+    let header = format!(
+        r#"{{"__metadata__":{{"text":"{}"}},"a":{{"dtype":"U8","shape":[9],"data_offsets":[0,9]}}}}"#,
+        "a".repeat(len)
+    );
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), b"123456789"].concat()
+}
+
 /// The header that a checkpoint was opened by is a part of what is compared, however long it is.
 #[test]
 fn a_bit_of_the_header_that_changes_fails_the_load() {
     for text_len in [700_000, 3 << 20, 20 << 20] {
-        let header = format!(
-            r#"{{"__metadata__":{{"text":"{}"}},"a":{{"dtype":"U8","shape":[9],"data_offsets":[0,9]}}}}"#,
-            "a".repeat(text_len)
-        );
-        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), b"123456789"].concat();
+        let file = with_text(text_len);
         let server = serve(&file);
         let loaded = load(&server, S3).unwrap();
         assert_compared(loaded.report(), file.len(), "CRC-64/NVME");
@@ -154,12 +167,10 @@ fn a_bit_of_the_header_that_changes_fails_the_load() {
         let metadata = checkpoint.catalog().files()[0].metadata().unwrap();
         assert!(format!("{metadata:?}").contains('`'), "the bit is of the text");
         // The first loads may begin before the store has said its checksum.
-        let error = loop {
-            match checkpoint.load(&LoadOptions::default()) {
-                Ok(loaded) => assert_not_compared(loaded.report(), "had not said"),
-                Err(error) => break error,
-            }
-        };
+        let error = eventually(|| {
+            let loaded = checkpoint.load(&LoadOptions::default());
+            loaded.map(|loaded| assert_not_compared(loaded.report(), "had not said")).err()
+        });
         assert_differs(&error, "CRC-64/NVME");
     }
 }
@@ -340,6 +351,11 @@ fn a_cache_that_has_kept_other_bytes_fails_one_load_and_is_filled_again() {
 
 /// Opens it with a cache, as another process does: it knows nothing of what the store did before.
 fn open_anew(server: &Server, folder: &Path) -> (Checkpoint, NodeCache) {
+    open_anew_within(server, folder, 1 << 30)
+}
+
+/// The same, with so many bytes for the cache.
+fn open_anew_within(server: &Server, folder: &Path, most: u64) -> (Checkpoint, NodeCache) {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let mut store = StoreOptions::default();
     let key = format!("key{}", NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -348,7 +364,7 @@ fn open_anew(server: &Server, folder: &Path) -> (Checkpoint, NodeCache) {
     {
         store.set(name, value).unwrap();
     }
-    let cache = NodeCache::open(folder, Some(1 << 30)).unwrap();
+    let cache = NodeCache::open(folder, Some(most)).unwrap();
     (Checkpoint::open_with(&[S3], &OpenOptions::default().store(store).cache(cache.clone())).unwrap(), cache)
 }
 
@@ -364,15 +380,14 @@ fn load_anew_by(
     route: Route,
     faults: Option<Faults>,
 ) -> hoistway::Result<Loaded> {
-    loop {
+    eventually(|| {
         let (checkpoint, cache) = open_anew(server, folder);
         faults.iter().for_each(|faults| server.fail(*faults));
         let loaded = checkpoint.load(&LoadOptions::default().chunk_bytes(CHUNK).route(route));
         cache.flush();
-        if loaded.as_ref().map_or(true, |loaded| loaded.report().checksums.as_ref().unwrap().objects > 0) {
-            return loaded;
-        }
-    }
+        let is_uncompared = |loaded: &Loaded| loaded.report().checksums.as_ref().unwrap().objects == 0;
+        (!loaded.as_ref().is_ok_and(is_uncompared)).then_some(loaded)
+    })
 }
 
 fn kept_bytes(folder: &Path) -> u64 {
@@ -399,25 +414,78 @@ fn what_was_kept_uncompared_is_compared_by_the_next_loads_until_one_has_read_all
         assert_differs(&load_anew(&server, folder.path()).unwrap_err(), "CRC-64/NVME");
         assert_eq!(kept_bytes(folder.path()), 0);
         // It is filled again, and then compared as the cache holds it.
-        let by_cache = |loaded: &Loaded| {
-            let own = |own: &&Carrier| own.route == Route::NodeCache;
-            loaded.report().carriers.iter().filter(own).map(|own| own.tensor_bytes).sum::<u64>()
-        };
-        loop {
-            let loaded = load_anew(&server, folder.path()).unwrap();
-            assert_is_file(&loaded, &file);
-            if by_cache(&loaded) == loaded.report().tensor_bytes {
-                break;
-            }
-        }
+        load_anew_from_cache(&server, folder.path(), &file);
         // Then it waits for no store.
-        server.answer_heads(Heads::Hold);
-        let (checkpoint, _cache) = open_anew(&server, folder.path());
-        let loaded = checkpoint.load(&LoadOptions::default().chunk_bytes(CHUNK)).unwrap();
+        let loaded = load_unsaid(&server, folder.path());
         assert_is_file(&loaded, &file);
         assert_eq!(by_cache(&loaded), loaded.report().tensor_bytes, "{}", loaded.report());
-        assert_not_compared(loaded.report(), "an earlier load has compared");
-        server.answer_heads(Heads::Answer);
+        assert_not_compared(loaded.report(), PROVEN);
+    }
+}
+
+/// Why a load is not compared that waits for no store: what the node's cache holds is proven.
+const PROVEN: &str = "an earlier load has compared";
+
+/// The bytes of tensors that the node's cache brought.
+fn by_cache(loaded: &Loaded) -> u64 {
+    let own = |own: &&Carrier| own.route == Route::NodeCache;
+    loaded.report().carriers.iter().filter(own).map(|own| own.tensor_bytes).sum()
+}
+
+/// Loads as other processes do, until all has come from the cache, and was compared.
+fn load_anew_from_cache(server: &Server, folder: &Path, file: &[u8]) {
+    eventually(|| {
+        let loaded = load_anew(server, folder).unwrap();
+        assert_is_file(&loaded, file);
+        (by_cache(&loaded) == loaded.report().tensor_bytes).then_some(())
+    });
+}
+
+/// Loads as another process does while the store does not say its checksum.
+fn load_unsaid(server: &Server, folder: &Path) -> Loaded {
+    server.answer_heads(Heads::Hold);
+    let (checkpoint, cache) = open_anew(server, folder);
+    let loaded = checkpoint.load(&LoadOptions::default().chunk_bytes(CHUNK)).unwrap();
+    cache.flush();
+    server.answer_heads(Heads::Answer);
+    loaded
+}
+
+/// What of a header has come from the store says nothing of the blocks that the node's cache has of it.
+#[test]
+fn a_header_that_came_from_the_store_proves_nothing_that_the_nodes_cache_holds() {
+    for text_len in [2 << 20, 12 << 20] {
+        let file = with_text(text_len);
+        let server = serve(&file);
+        let folder = eventually(|| {
+            let folder = tempfile::tempdir().unwrap();
+            // It keeps nothing itself.
+            let (first, _cache) = open_anew_within(&server, folder.path(), 1);
+            server.answer_heads(Heads::Hold);
+            server.fail(Faults::every(1, Fault::Flip));
+            let (second, cache) = open_anew(&server, folder.path());
+            server.fail(Faults::default());
+            let metadata = second.catalog().files()[0].metadata().unwrap();
+            assert!(format!("{metadata:?}").contains('`'), "the bit is of the text");
+            let loaded = second.load(&LoadOptions::default().chunk_bytes(CHUNK)).unwrap();
+            assert_not_compared(loaded.report(), "its checksum");
+            cache.flush();
+            assert_eq!(kept_bytes(folder.path()), file.len() as u64);
+            server.answer_heads(Heads::Answer);
+            let loaded = first.load(&LoadOptions::default().chunk_bytes(CHUNK)).unwrap();
+            assert_eq!(by_cache(&loaded), loaded.report().tensor_bytes, "{}", loaded.report());
+            // The store's answer may come late on a slow machine.
+            let is_compared = loaded.report().checksums.as_ref().unwrap().objects > 0;
+            is_compared.then_some(folder)
+        });
+        let later = load_unsaid(&server, folder.path());
+        let found = &later.report().checksums.as_ref().unwrap().uncompared;
+        assert!(found.len() == 1 && !found[0].reason.contains(PROVEN), "{found:?}");
+        assert_differs(&load_anew(&server, folder.path()).unwrap_err(), "CRC-64/NVME");
+        // Once the header comes from the cache, too, all of it is proven.
+        load_anew_from_cache(&server, folder.path(), &file);
+        load_anew_from_cache(&server, folder.path(), &file);
+        assert_not_compared(load_unsaid(&server, folder.path()).report(), PROVEN);
     }
 }
 

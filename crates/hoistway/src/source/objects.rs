@@ -43,6 +43,10 @@ pub(crate) struct ObjectSource {
     ahead: Mutex<Ahead>,
     /// The checksums of its header, once that was read.
     header: OnceLock<HeadSums>,
+    /// What the node's cache held as the header was read from there; empty if the first bytes have all of it.
+    header_held: OnceLock<Holds>,
+    /// Whether some of the header after the first bytes has come from the store.
+    has_asked_header: AtomicBool,
     /// The node's cache and the object's entry in it, or why it has none although there is a cache.
     kept: Option<Result<(NodeCache, Arc<Entry>), String>>,
     extensions: Extensions,
@@ -83,8 +87,15 @@ pub(super) fn open(url: &str, options: &OpenOptions) -> Result<Arc<dyn Source>> 
         cache.keep(entry, 0, &head, None);
     }
     let ahead = Mutex::new(Ahead { bytes: head, ..Ahead::default() });
-    let (header, extensions) = (OnceLock::new(), Extensions::default());
-    Ok(Arc::new(ObjectSource { object, ahead, header, kept, extensions }))
+    Ok(Arc::new(ObjectSource {
+        object,
+        ahead,
+        header: OnceLock::new(),
+        header_held: OnceLock::new(),
+        has_asked_header: AtomicBool::new(false),
+        kept,
+        extensions: Extensions::default(),
+    }))
 }
 
 /// The files in a folder of a store.
@@ -252,6 +263,20 @@ impl ObjectSource {
         Ok(end.saturating_sub(offset) as usize)
     }
 
+    /// Reads on in the header: what the node's cache holds of it or, if that is nothing, from the store. The first bytes always come
+    /// from there.
+    fn read_header(&self, buffer: &mut [u8], offset: u64, cancel: &Cancel) -> io::Result<usize> {
+        if let Some(entry) = self.entry() {
+            self.header_held.get_or_init(|| entry.holds());
+            let count = entry.read(offset, buffer);
+            if count > 0 {
+                return Ok(count);
+            }
+        }
+        self.has_asked_header.store(true, Ordering::Relaxed);
+        self.ask(buffer, offset, &Reading::alone(cancel))
+    }
+
     /// Makes one read of the store, compares and keeps what came.
     fn ask(&self, buffer: &mut [u8], offset: u64, reading: &Reading<'_>) -> io::Result<usize> {
         let stop = reading.cancel.flag();
@@ -333,11 +358,14 @@ impl ToCompare<'_> {
         };
         let comparison =
             Comparison::new(object.len(), self.head.clone(), &self.ranges, checksum).ok_or(PART)?;
+        // A header that came from the cache tells of the blocks that it had then.
+        let is_of_cache = |holds| self.source.header_held.get().is_none_or(|held| *held == holds);
         let unproven = match self.holds {
-            Some(Holds::Unproven(digest)) => Some(digest),
+            Some(holds @ Holds::Unproven(digest)) if is_of_cache(holds) => Some(digest),
             _ => None,
         };
-        Ok(Comparing { comparison, unproven, has_asked: AtomicBool::new(false) })
+        let has_asked = AtomicBool::new(self.source.has_asked_header.load(Ordering::Relaxed));
+        Ok(Comparing { comparison, unproven, has_asked })
     }
 }
 
@@ -473,7 +501,7 @@ impl Source for ObjectSource {
             }
             // What reads on where the last bytes ended is a header.
             if offset == end && end > 0 && buffer.len() >= MAX_AHEAD_BYTES {
-                let count = self.ask(buffer, offset, &Reading::alone(cancel))?;
+                let count = self.read_header(buffer, offset, cancel)?;
                 let mut before = std::mem::take(&mut ahead.before);
                 before.add(&ahead.bytes);
                 before.add(&buffer[..count]);
@@ -483,11 +511,7 @@ impl Source for ObjectSource {
             if offset == end && end > 0 {
                 let len = (ahead.bytes.len() * 2).clamp(buffer.len(), MAX_AHEAD_BYTES);
                 let mut bytes = vec![0; len];
-                let kept = self.entry().map_or(0, |entry| entry.read(offset, &mut bytes));
-                let count = match kept {
-                    0 => self.ask(&mut bytes, offset, &Reading::alone(cancel))?,
-                    kept => kept,
-                };
+                let count = self.read_header(&mut bytes, offset, cancel)?;
                 bytes.truncate(count);
                 let mut before = std::mem::take(&mut ahead.before);
                 before.add(&ahead.bytes);
