@@ -24,6 +24,9 @@ const STEP_BYTES: usize = 1 << 20;
 /// How long a verification waits for the checksums of stores that have not said them in time for the load.
 #[cfg(feature = "objects")]
 const STORE_PATIENCE: Duration = Duration::from_secs(30);
+/// Objects whose checksums a verification asks for at once.
+#[cfg(feature = "objects")]
+const ASKED_AT_ONCE: usize = 16;
 
 /// The tensors of a checkpoint, with digests of their bytes.
 ///
@@ -238,23 +241,32 @@ pub(crate) fn check_stores(
     cancel: &Cancel,
 ) -> Result<ChecksumReport> {
     let begun = Instant::now();
-    let files: Vec<_> = checkpoint.catalog().files().iter().zip(checkpoint.sources()).collect();
-    let checked = parallel::map(&files, parallel::cores(), |(file, source)| {
-        let Some(object) = ObjectSource::of(source).map(ObjectSource::object) else { return Ok(None) };
+    let files = checkpoint.catalog().files().iter().zip(checkpoint.sources());
+    let objects = files.filter_map(|(file, source)| {
+        let object = ObjectSource::of(source)?.object();
         let tensors: Vec<_> = file.tensors().map(|id| checkpoint.catalog().tensor(id)).collect();
-        let is_loaded = |entry: &&TensorEntry| loaded.get(&entry.name).is_some();
-        match tensors.iter().filter(|entry| is_loaded(entry)).count() {
-            0 => return Ok(None),
-            count if count < tensors.len() => return Ok(Some((source.len(), Err(PART)))),
-            _ => {}
+        let loaded = tensors.iter().filter(|entry| loaded.get(&entry.name).is_some()).count();
+        let is_whole = loaded == tensors.len();
+        (loaded > 0).then_some((source, object, tensors, is_whole))
+    });
+    let objects: Vec<_> = objects.collect();
+    // Before the first is compared: that may take longer than all stores have.
+    let said = parallel::map(&objects, ASKED_AT_ONCE, |(_, object, _, is_whole)| {
+        is_whole.then(|| said_by(object, begun, cancel))
+    });
+    let objects: Vec<_> = objects.into_iter().zip(said).collect();
+    let checked = parallel::map(&objects, parallel::cores(), |((source, _, tensors, _), said)| {
+        if cancel.is_cancelled() {
+            return Err(Error::Cancelled);
         }
-        let compared = match said_by(object, begun, cancel) {
-            (Ok(checksum), _) => {
+        let compared = match said {
+            None => Err(PART),
+            Some((Ok(checksum), _)) => {
                 let (len, whole) = (source.len(), 0..source.len());
-                let compared = Comparison::new(len, HeadSums::default(), &[whole], checksum);
-                let Some(compared) = compared else { return Ok(Some((len, Err(PART)))) };
+                let compared = Comparison::new(len, HeadSums::default(), &[whole], checksum.clone());
+                let Some(compared) = compared else { return Ok((len, Err(PART))) };
                 let mut piece = compared.piece(0);
-                for_all_bytes(&***source, &tensors, loaded, cancel, |bytes| piece.add(bytes))?;
+                for_all_bytes(&***source, tensors, loaded, cancel, |bytes| piece.add(bytes))?;
                 if let Err(problem) = piece.end() {
                     discard_kept(source);
                     let other =
@@ -263,9 +275,9 @@ pub(crate) fn check_stores(
                 }
                 compared_by(compared.outcome())
             }
-            (_, Some(expected)) => {
+            Some((_, Some(expected))) => {
                 let mut hasher = expected.hasher();
-                for_all_bytes(&***source, &tensors, loaded, cancel, |bytes| hasher.update(bytes))?;
+                for_all_bytes(&***source, tensors, loaded, cancel, |bytes| hasher.update(bytes))?;
                 let (found, checksum) = (hasher.finish(), expected.name());
                 if found != expected.text() {
                     discard_kept(source);
@@ -274,16 +286,15 @@ pub(crate) fn check_stores(
                 }
                 Ok(checksum)
             }
-            (Err(why), None) => Err(why.reason()),
+            Some((Err(why), None)) => Err(why.reason()),
         };
-        Ok(Some((source.len(), compared)))
+        Ok((source.len(), compared))
     });
     let mut report = ChecksumReport::default();
     for object in checked {
         match object? {
-            Some((bytes, Ok(checksum))) => report.add_equal(bytes, checksum),
-            Some((_, Err(reason))) => report.add_uncompared(reason, 1),
-            None => {}
+            (bytes, Ok(checksum)) => report.add_equal(bytes, checksum),
+            (_, Err(reason)) => report.add_uncompared(reason, 1),
         }
     }
     Ok(report)

@@ -6,7 +6,7 @@ mod common;
 
 use common::{assert_is_file, devices, tensor, write_model};
 use hoistway::{
-    Carrier, Checkpoint, Dtype, Error, LoadOptions, Loaded, Report, Route,
+    Cancel, Carrier, Checkpoint, Dtype, Error, LoadOptions, Loaded, Report, Route,
     cache::NodeCache,
     catalog::OpenOptions,
     objects::StoreOptions,
@@ -536,6 +536,65 @@ fn a_verification_makes_up_for_a_load_that_was_not_compared() {
         assert_compared(loaded.report(), file.len(), algorithm);
         assert!(server.heads_answered() > 0);
     }
+}
+
+/// What comes to be compared last has as much time as the first: all stores are asked before that begins.
+#[test]
+fn a_verification_asks_for_all_checksums_before_it_compares() {
+    const SHARDS: usize = 100;
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start().unwrap();
+    for number in 0..SHARDS {
+        let file = write_model(
+            &directory.path().join("model.safetensors"),
+            &[tensor(&format!("t{number}"), Dtype::U8, &[9])],
+            0,
+            5,
+        );
+        server.put(&format!("models/set/{number}.safetensors"), &file);
+    }
+    server.answer_heads(Heads::Hold);
+    let checkpoint = open(&server, "s3://models/set/");
+    // Until none of the questions of its opening waits.
+    let mut loaded = eventually(|| {
+        let loaded = checkpoint.load(&LoadOptions::default()).unwrap();
+        let uncompared = &loaded.report().checksums.as_ref().unwrap().uncompared;
+        (uncompared.len() == 1 && uncompared[0].reason.contains("in time")).then_some(loaded)
+    });
+    server.answer_heads(Heads::Answer);
+    server.take_requests();
+    // The loaded bytes are not read again, and the headers are as each is compared.
+    let manifest = of_loaded(&loaded);
+    checkpoint.verify(&mut loaded, Some((Path::new("manifest.json"), &manifest))).unwrap();
+    assert_eq!(loaded.report().checksums.as_ref().unwrap().objects, SHARDS, "{}", loaded.report());
+    let is_head: Vec<_> = server.take_requests().iter().map(|own| own.method == "HEAD").collect();
+    assert!(is_head.len() > SHARDS && is_head[..SHARDS].iter().all(|own| *own), "{is_head:?}");
+}
+
+/// A question that ends because the caller does is none that the store has not answered.
+#[test]
+fn a_verification_that_is_cancelled_as_it_asks_is_cancelled() {
+    let (server, _) = serving();
+    server.answer_heads(Heads::Hold);
+    let checkpoint = open(&server, S3);
+    let mut loaded = checkpoint.load(&LoadOptions::default()).unwrap();
+    let manifest = of_loaded(&loaded);
+    let manifest = Some((Path::new("manifest.json"), &manifest));
+    let cancel = Cancel::default();
+    let verified = std::thread::scope(|scope| {
+        let verifying = scope.spawn(|| checkpoint.verify_until(&cancel, &mut loaded, manifest));
+        // That of the opening, and that of the verification.
+        let heads = || server.take_requests().iter().filter(|own| own.method == "HEAD").count();
+        let mut came = 0;
+        eventually(|| {
+            came += heads();
+            (came > 1).then_some(())
+        });
+        cancel.cancel();
+        verifying.join().unwrap()
+    });
+    assert!(matches!(verified, Err(Error::Cancelled)), "{verified:?}");
+    assert!(loaded.report().verify.is_none());
 }
 
 #[test]
