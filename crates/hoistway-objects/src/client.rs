@@ -7,8 +7,8 @@ use crate::{
     credentials::Identity,
     digest::{ASKS_RANGE_CRC, MAX_CRC_RANGE_BYTES},
     http::{
-        Answer, Connection, IdlePool, Network, Origin, Pending, Roots, Sent, TooSlow, Waiting, have_input,
-        send, send_pieces,
+        Answer, Connection, Ends, IdlePool, Network, Origin, Pending, Roots, Sent, TooSlow, Waiting,
+        have_input, send, send_pieces,
     },
     location::{self, Kind, Location, Target},
     object::variable,
@@ -95,8 +95,8 @@ impl Known {
 
 /// How long requests that keys were refused are asked again after new keys were read: they may have been sent before.
 const RENEWED_FOR: Duration = Duration::from_secs(10);
-/// The codes of S3's errors about keys that hold no longer.
-const OLD_KEYS: [&str; 2] = ["ExpiredToken", "InvalidAccessKeyId"];
+/// The codes of S3's errors about keys that hold no longer, or that were read while their file was written.
+const OLD_KEYS: [&str; 4] = ["ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"];
 
 /// A question for a checksum that failed.
 #[derive(Clone, Copy, Debug)]
@@ -444,17 +444,27 @@ impl Client {
     }
 
     /// Reads the keys of the shared AWS files again, if these were written since. Returns whether a request whose keys were refused
-    /// may have others now.
-    fn renews_keys(&self) -> bool {
+    /// may have others now. Files that are only half written may name no keys, or lead to another caller: nothing of them is taken.
+    fn renews_keys(&self, ends: Ends<'_>) -> bool {
         if self.kind != Kind::S3 || self.options.anonymous || self.options.access_key.is_some() {
             return false;
         }
         let files = FilesState::now(variable);
-        let mut known = lock(&self.own().identity);
-        if known.files != files {
-            *known = Known::of(self, files, Some(Instant::now()));
+        let refused = {
+            let known = lock(&self.own().identity);
+            if known.files == files {
+                return known.renewed.is_some_and(|renewed| renewed.elapsed() < RENEWED_FOR);
+            }
+            known.identity.clone()
+        };
+        // Not while others wait: a service may be asked.
+        let new = Known::of(self, files, Some(Instant::now()));
+        let (Ok(Some(asked)), Ok(Some(refused))) = (&new.identity, &refused) else { return false };
+        let is_same = asked.giver(ends).is_ok_and(|giver| giver == refused.last_giver());
+        if is_same {
+            *lock(&self.own().identity) = new;
         }
-        known.renewed.is_some_and(|renewed| renewed.elapsed() < RENEWED_FOR)
+        is_same
     }
 
     /// Sends a request without credentials on a new connection, and hands over the answer, which may be a refusal.
@@ -557,7 +567,7 @@ impl Client {
         if let Some(region) = other_region.filter(|_| status != 404) {
             said = format!("{said}; the bucket is in region {region}");
         }
-        if code.as_ref().is_some_and(|code| OLD_KEYS.contains(&&**code)) && self.renews_keys() {
+        if code.as_ref().is_some_and(|code| OLD_KEYS.contains(&&**code)) && self.renews_keys(waiting.ends()) {
             return Fault::Again(Again::of(Failure::Refused, format!("the server said {said}")));
         }
         let is_busy = status == 429 || code.as_deref() == Some("SlowDown");

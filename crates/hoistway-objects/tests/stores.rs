@@ -3,7 +3,13 @@
 
 use hoistway_objects::{Error, HEAD_BYTES, HubCommits, HubFile, Object, Problem, StoreOptions, list};
 use objectd::{Dialect, Fault, Faults, Server};
-use std::{process::Command, sync::atomic::AtomicBool};
+use std::{
+    io::{Read, Write},
+    net::TcpListener,
+    process::Command,
+    sync::atomic::AtomicBool,
+    thread,
+};
 
 const LEN: usize = HEAD_BYTES + 700_001;
 const CANARY: &str = "canary";
@@ -310,6 +316,7 @@ fn keys_of_the_shared_files_are_read_again_once_the_files_were_written() {
         let path = |name: &str| folder.path().join(name);
         let mut child = Command::new(std::env::current_exe().unwrap());
         child.args(["--exact", name]).env(KEYS, path("credentials"));
+        child.env("AWS_CONTAINER_CREDENTIALS_FULL_URI", role_of_a_container());
         for name in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"] {
             child.env_remove(name);
         }
@@ -321,29 +328,70 @@ fn keys_of_the_shared_files_are_read_again_once_the_files_were_written() {
     let server = Server::start().unwrap();
     server.put("models/a", b"bytes");
     let options = options(&[("endpoint", &server.url())]);
-    for key in ["FIRST", "SECOND-KEY"] {
+    let write = |key: &str| {
         let text = format!("[default]\naws_access_key_id = {key}\naws_secret_access_key = {CANARY}\n");
         std::fs::write(&keys, text).unwrap();
-        server.take_requests();
-        Object::open("s3://models/a", &options).unwrap();
+    };
+    let assert_signed_by = |key: &str| {
         let signed = server.take_requests();
         let is_by_key = |own: &objectd::Request| {
             own.authorization.as_ref().is_some_and(|own| own.contains(&format!("Credential={key}/")))
         };
         assert!(!signed.is_empty() && signed.iter().all(is_by_key), "{key}: {signed:?}");
+    };
+    for key in ["FIRST", "SECOND-KEY"] {
+        write(key);
+        server.take_requests();
+        Object::open("s3://models/a", &options).unwrap();
+        assert_signed_by(key);
     }
     // Also for an object that is open, once its key is refused.
     let long = bytes(3 << 20);
     server.put("models/long", &long);
-    let write = |key: &str| {
-        let text = format!("[default]\naws_access_key_id = {key}\naws_secret_access_key = {CANARY}\n");
-        std::fs::write(&keys, text).unwrap();
-    };
     let object = Object::open("s3://models/long", &options).unwrap();
     server.refuse_key("SECOND-KEY");
     assert!(matches!(read(&object, 2 << 20, 9).unwrap_err().problem, Problem::Denied { .. }));
     write("THIRD");
     assert_eq!(read(&object, 2 << 20, 9).unwrap(), long[2 << 20..][..9]);
+    // Files that are about to be written make it no other caller, and do it no harm for longer than that.
+    server.refuse_key("THIRD");
+    let config = std::env::var_os("AWS_CONFIG_FILE").unwrap();
+    for (keys_text, config_text) in [("", ""), ("", "[default]\ncredential_process = \"/opt/rot")] {
+        std::fs::write(&keys, keys_text).unwrap();
+        std::fs::write(&config, config_text).unwrap();
+        server.take_requests();
+        let problem = read(&object, 2 << 20, 9).unwrap_err().problem;
+        assert!(matches!(problem, Problem::Denied { .. }), "{problem:?}");
+        assert_signed_by("THIRD");
+        if config_text.is_empty() {
+            Object::open("s3://models/a", &options).unwrap();
+            assert_signed_by("POD");
+        }
+    }
+    std::fs::write(&config, "[default]\n").unwrap();
+    write("FOURTH-KEY");
+    server.take_requests();
+    assert_eq!(read(&object, 2 << 20, 9).unwrap(), long[2 << 20..][..9]);
+}
+
+/// Serves credentials as a container has them, for as long as this process runs, and returns their URL.
+fn role_of_a_container() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/role", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for mut socket in listener.incoming().map_while(Result::ok) {
+            let _ = socket.read(&mut [0; 4096]);
+            let body = format!(
+                r#"{{"AccessKeyId":"POD","SecretAccessKey":"{CANARY}","Token":"t","Expiration":"2999-01-01T00:00:00Z"}}"#
+            );
+            let _ = write!(
+                socket,
+                "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+                body.len()
+            );
+        }
+    });
+    url
 }
 
 #[test]

@@ -21,7 +21,7 @@ use reqsign_aws_v4 as aws;
 use reqsign_azure_storage::Credential as AzureCredential;
 use reqsign_core::{Context, OsEnv, ProvideCredential, SignRequest, SignRequestDyn, SigningCredential};
 use std::{
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 
@@ -194,11 +194,16 @@ impl Identity {
 
     /// Asks for credentials as a request does, and returns which provider gave them; `None` if the options or the environment
     /// hold them.
-    pub(crate) fn giver(&self, stop: &AtomicBool) -> Result<Option<String>, Problem> {
+    pub(crate) fn giver<'a>(&self, ends: impl Into<Ends<'a>>) -> Result<Option<String>, Problem> {
         let invalid = |_| Problem::Invalid("no request can be signed".into());
         let mut request = Request::get("https://localhost/").body(()).map_err(invalid)?.into_parts().0;
-        self.sign(&mut request, stop)?;
-        Ok(self.services.giver())
+        self.sign(&mut request, ends)?;
+        Ok(self.last_giver())
+    }
+
+    /// The same of the credentials that requests had last.
+    pub(crate) fn last_giver(&self) -> Option<String> {
+        self.services.giver()
     }
 
     fn sign_by<P: ProvideCredential<Credential: SigningCredential>>(
@@ -250,7 +255,12 @@ mod tests {
     use super::{s3::OF_CONTAINER, testing::*, *};
     use crate::{AccessKey, http::End};
     use reqsign_core::StaticEnv;
-    use std::{net::TcpListener, sync::atomic::Ordering, thread, time::Duration};
+    use std::{
+        net::TcpListener,
+        sync::atomic::{AtomicBool, Ordering},
+        thread,
+        time::Duration,
+    };
 
     #[test]
     fn tokens_are_not_sent_without_encryption_unless_that_is_asked_for() {
