@@ -1,7 +1,8 @@
 //! What the shared files of AWS's tools say of a profile besides its keys: region, endpoint, and who gives credentials.
 //! <https://docs.aws.amazon.com/sdkref/latest/guide/file-format.html>
 
-use std::{collections::HashMap, fs::Metadata, path::PathBuf, time::SystemTime};
+use crate::file_state::FileState;
+use std::{collections::HashMap, path::PathBuf};
 
 /// Settings of one profile.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -33,34 +34,11 @@ type Sections = HashMap<String, HashMap<String, String>>;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FilesState([Option<FileState>; 2]);
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct FileState {
-    path: PathBuf,
-    modified: SystemTime,
-    len: u64,
-    change: [i64; 3],
-}
-
 impl FilesState {
     /// That of the files that the environment names.
     pub(crate) fn now(variable: impl Fn(&str) -> Option<String>) -> Self {
-        Self(paths(variable).map(|path| {
-            let (path, file) = path.and_then(|path| Some((path.clone(), std::fs::metadata(path).ok()?)))?;
-            Some(FileState { path, modified: file.modified().ok()?, len: file.len(), change: change(&file) })
-        }))
+        Self(paths(variable).map(|path| path.map(FileState::of)))
     }
-}
-
-/// What tells a file that was replaced or written from the one before, also where length and date are as they were.
-#[cfg(unix)]
-fn change(file: &Metadata) -> [i64; 3] {
-    use std::os::unix::fs::MetadataExt;
-    [file.ino().cast_signed(), file.ctime(), file.ctime_nsec()]
-}
-
-#[cfg(not(unix))]
-fn change(_: &Metadata) -> [i64; 3] {
-    [0; 3]
 }
 
 /// The files that the environment names: the one with settings, and the one with keys.

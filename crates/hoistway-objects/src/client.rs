@@ -112,7 +112,7 @@ const SILENT_FOR: Duration = Duration::from_secs(60);
 /// Clients, each with the surroundings that it was made in.
 type Clients = Mutex<HashMap<(Origin, Kind, StoreOptions, bool), (Surroundings, Arc<Client>)>>;
 
-/// What clients of S3 have of this machine. Where that changes, objects that are opened from then on have a client of their own.
+/// What clients have of this machine, and clients of S3 of its shared files. Where that changes, objects that are opened from then on have a client of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Surroundings {
     roots: Roots,
@@ -123,7 +123,7 @@ impl Surroundings {
     fn of(kind: Kind) -> Self {
         match kind {
             Kind::S3 => Self { roots: aws_roots(), files: FilesState::now(variable) },
-            _ => Self { roots: Roots::Machine, files: FilesState::default() },
+            _ => Self { roots: Roots::of_machine(), files: FilesState::default() },
         }
     }
 }

@@ -30,6 +30,7 @@ mod comparison;
 mod credentials;
 mod digest;
 mod error;
+mod file_state;
 #[cfg(any(test, fuzzing))]
 mod fuzz;
 mod http;

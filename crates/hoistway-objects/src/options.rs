@@ -352,9 +352,9 @@ impl StoreOptions {
 /// The roots that servers of S3 have: those of `AWS_CA_BUNDLE`, if that is set.
 pub(crate) fn aws_roots() -> Roots {
     let bundle = variable("AWS_CA_BUNDLE").filter(|path| !path.is_empty());
-    bundle.map_or(Roots::Machine, |path| match (path.strip_prefix("~/"), variable("HOME")) {
-        (Some(below), Some(home)) => Roots::File(format!("{home}/{below}")),
-        _ => Roots::File(path),
+    bundle.map_or_else(Roots::of_machine, |path| match (path.strip_prefix("~/"), variable("HOME")) {
+        (Some(below), Some(home)) => Roots::of_file(format!("{home}/{below}")),
+        _ => Roots::of_file(path),
     })
 }
 

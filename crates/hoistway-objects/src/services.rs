@@ -380,7 +380,7 @@ fn ask(request: Request<Bytes>, stop: &AtomicBool) -> std::result::Result<Respon
     let origin = origin_of(&request);
     let is_metadata = METADATA_HOSTS.contains(&&*origin.host);
     let (parts, body) = request.into_parts();
-    let roots = if is_aws_host(&origin.host) { aws_roots() } else { Roots::Machine };
+    let roots = if is_aws_host(&origin.host) { aws_roots() } else { Roots::of_machine() };
     let network = Network { roots, is_outside: false };
     let mut refused = None;
     let answered = Pace::new().persist(stop, |waiting| {

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-/// Roots are read once in a process: each case has its own.
+/// What the variables name is of a process: each case has its own.
 const CASE: &str = "HOISTWAY_TEST_CASE";
 
 #[test]
@@ -80,6 +80,43 @@ fn a_server_is_trusted_if_its_root_is() {
         }
         upload.complete(&stop).unwrap();
         assert!(server.object("models/b").unwrap() == bytes);
+    }
+}
+
+/// Whoever opens an object trusts what the file has then, also if it was written under its name.
+#[test]
+fn roots_are_read_again_once_their_file_was_written() {
+    let name = "roots_are_read_again_once_their_file_was_written";
+    let Some(path) = std::env::var_os(CASE) else {
+        for variable in ["SSL_CERT_FILE", "AWS_CA_BUNDLE"] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("roots.pem");
+            let mut child = Command::new(std::env::current_exe().unwrap());
+            for name in
+                ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "SSL_CERT_DIR", "AWS_CA_BUNDLE"]
+            {
+                child.env_remove(name);
+            }
+            child.args(["--exact", name]).env(CASE, &path).env(variable, &path);
+            let output = child.output().unwrap();
+            assert!(output.status.success(), "{variable}: {}", String::from_utf8_lossy(&output.stdout));
+        }
+        return;
+    };
+    let server = Server::start_tls().unwrap();
+    server.put("models/a", b"bytes");
+    let mut options = StoreOptions::default();
+    for (name, value) in [("endpoint", &*server.url()), ("anonymous", "true")] {
+        options.set(name, value).unwrap();
+    }
+    let root = std::fs::read_to_string(Server::ROOT).unwrap();
+    for is_trusted in [true, false, true] {
+        std::fs::write(&path, if is_trusted { &root } else { "no certificate" }).unwrap();
+        let opened = Object::open("s3://models/a", &options);
+        assert_eq!(opened.is_ok(), is_trusted, "{opened:?}");
+        if let Err(error) = opened {
+            assert!(matches!(error.problem, Problem::Tls(_)), "{error:?}");
+        }
     }
 }
 

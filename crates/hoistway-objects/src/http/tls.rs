@@ -1,32 +1,52 @@
 //! Which certificates are trusted.
 
-use crate::per_process::PerProcess;
+use crate::{file_state::FileState, per_process::PerProcess};
 use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{CertificateDer, pem::PemObject},
 };
 use std::{
     collections::HashMap,
-    ffi::OsString,
-    io,
+    env, io,
+    path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Whose roots are trusted.
+/// Whose roots are trusted, and what they were like: others count once the files that have them were written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) enum Roots {
-    /// Those of this machine, or of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
-    #[default]
-    Machine,
-    /// Those of a file, as `AWS_CA_BUNDLE` names one for servers of AWS and what speaks its protocol.
-    File(String),
+pub(crate) struct Roots {
+    /// A file that has them, as `AWS_CA_BUNDLE` names one for servers of AWS and what speaks its protocol. Without one they are
+    /// those of this machine, or of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+    bundle: Option<String>,
+    /// What the variables name.
+    files: Vec<FileState>,
+}
+
+impl Roots {
+    /// Those of this machine.
+    pub(crate) fn of_machine() -> Self {
+        let file = env::var_os(FILE).map(PathBuf::from);
+        let folders = env::var_os(FOLDERS);
+        let folders = folders.iter().flat_map(env::split_paths);
+        Self { bundle: None, files: file.into_iter().chain(folders).map(FileState::of).collect() }
+    }
+
+    /// Those of a file.
+    pub(crate) fn of_file(path: String) -> Self {
+        let files = vec![FileState::of(PathBuf::from(&path))];
+        Self { bundle: Some(path), files }
+    }
 }
 
 /// The variables that name roots of this machine.
-const NAMES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
+const FILE: &str = "SSL_CERT_FILE";
+const FOLDERS: &str = "SSL_CERT_DIR";
 
-/// Configurations by their roots, and what the variables said then.
-type Configs = Mutex<HashMap<(Roots, [Option<OsString>; 2]), Arc<ClientConfig>>>;
+/// Configurations that are kept.
+const MAX_CONFIGS: usize = 16;
+
+/// Configurations by their roots.
+type Configs = Mutex<HashMap<Roots, Arc<ClientConfig>>>;
 
 /// The configuration of connections that trust these roots.
 ///
@@ -35,8 +55,7 @@ type Configs = Mutex<HashMap<(Roots, [Option<OsString>; 2]), Arc<ClientConfig>>>
 pub(super) fn config(roots: &Roots) -> io::Result<Arc<ClientConfig>> {
     static CONFIGS: PerProcess<Configs> = PerProcess::new();
     let mut configs = CONFIGS.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-    let key = (roots.clone(), NAMES.map(std::env::var_os));
-    if let Some(config) = configs.get(&key) {
+    if let Some(config) = configs.get(roots) {
         return Ok(config.clone());
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -45,20 +64,24 @@ pub(super) fn config(roots: &Roots) -> io::Result<Arc<ClientConfig>> {
         .map_err(io::Error::other)?
         .with_root_certificates(store(roots)?)
         .with_no_client_auth();
-    Ok(configs.entry(key).or_insert(Arc::new(config)).clone())
+    if configs.len() >= MAX_CONFIGS {
+        configs.clear();
+    }
+    Ok(configs.entry(roots.clone()).or_insert(Arc::new(config)).clone())
 }
 
 fn store(roots: &Roots) -> io::Result<RootCertStore> {
-    let (certificates, source, problems) = match roots {
-        Roots::Machine => {
+    let (certificates, source, problems) = match &roots.bundle {
+        None => {
             let found = rustls_native_certs::load_native_certs();
-            let named =
-                NAMES.into_iter().filter_map(|name| Some(format!("{name} ({})", std::env::var(name).ok()?)));
+            let named = [FILE, FOLDERS]
+                .into_iter()
+                .filter_map(|name| Some(format!("{name} ({})", env::var(name).ok()?)));
             let named = named.collect::<Vec<_>>().join(" and ");
             let problems: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
             (found.certs, named, problems)
         }
-        Roots::File(path) => {
+        Some(path) => {
             let (mut certificates, mut problems) = (Vec::new(), Vec::new());
             match CertificateDer::pem_file_iter(path) {
                 Ok(found) => found.for_each(|own| match own {
@@ -99,7 +122,7 @@ mod tests {
     fn a_file_without_certificates_is_named_with_what_is_wrong() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("none.pem");
-        let roots = Roots::File(path.to_string_lossy().into_owned());
+        let roots = Roots::of_file(path.to_string_lossy().into_owned());
         for content in [None, Some("no certificate")] {
             if let Some(content) = content {
                 std::fs::write(&path, content).unwrap();
