@@ -82,7 +82,11 @@ pub struct Piece<'a> {
     whole: &'a Comparison,
     start: u64,
     at: u64,
+    /// The checksum of what has come before the bytes of `digest`.
+    known: u64,
     digest: Digest,
+    digest_bytes: u64,
+    combiner: Combiner,
     failed: Option<Problem>,
 }
 
@@ -127,8 +131,10 @@ impl Comparison {
 
     /// Begins a piece at `offset`.
     pub fn piece(&self, offset: u64) -> Piece<'_> {
-        let digest = Digest::new(self.checksum.algorithm.crc());
-        Piece { whole: self, start: offset, at: offset, digest, failed: None }
+        let algorithm = self.checksum.algorithm;
+        let (digest, combiner) = (Digest::new(algorithm.crc()), Combiner::new(algorithm));
+        let (start, at) = (offset, offset);
+        Piece { whole: self, start, at, known: EMPTY, digest, digest_bytes: 0, combiner, failed: None }
     }
 
     /// Adds a piece whose bytes have come already.
@@ -248,12 +254,39 @@ impl Piece<'_> {
             let left = self.whole.next_cut(self.at) - self.at;
             let count = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
             self.digest.update(&bytes[..count]);
+            self.digest_bytes += count as u64;
             self.at += count as u64;
             bytes = &bytes[count..];
             if count as u64 == left {
                 self.flush();
             }
         }
+    }
+
+    /// Adds bytes that follow those so far, and whose CRC-64/NVME was computed already: where the store's checksum is one, too, it
+    /// is not computed again.
+    pub fn add_checked(&mut self, bytes: &[u8], crc64: u64) {
+        let (len, left) = (bytes.len() as u64, self.whole.next_cut(self.at) - self.at);
+        let is_known = self.whole.checksum.algorithm == Algorithm::Crc64Nvme;
+        if !is_known || len > left || self.at < self.whole.head.len {
+            return self.add(bytes);
+        }
+        let before = self.sum();
+        self.known = self.combiner.combine(before, crc64, len);
+        self.at += len;
+        if len == left {
+            self.flush();
+        }
+    }
+
+    /// The checksum of what has come since the start.
+    fn sum(&mut self) -> u64 {
+        if self.digest_bytes > 0 {
+            self.known = self.combiner.combine(self.known, self.digest.finalize(), self.digest_bytes);
+            self.digest.reset();
+            self.digest_bytes = 0;
+        }
+        self.known
     }
 
     /// Ends it: there is no more.
@@ -269,9 +302,11 @@ impl Piece<'_> {
     fn flush(&mut self) {
         let range = self.start..self.at;
         if !range.is_empty() && self.failed.is_none() {
-            self.failed = self.whole.put(range, self.digest.finalize()).err();
+            let sum = self.sum();
+            self.failed = self.whole.put(range, sum).err();
         }
         self.digest.reset();
+        (self.known, self.digest_bytes) = (EMPTY, 0);
         self.start = self.at;
     }
 }
@@ -315,6 +350,7 @@ mod tests {
             order in any::<u64>(),
             step in 1usize..300,
             number in 0usize..6,
+            checked in 1usize..6,
             flip in any::<Option<prop::sample::Index>>(),
         ) {
             let (mut came, algorithm) = (bytes(len), Algorithm::ALL[number % 3]);
@@ -333,7 +369,11 @@ mod tests {
             for range in &ranges {
                 prop_assert_eq!(own.outcome(), Outcome::Pending);
                 let mut piece = own.piece(range.start);
-                came[range.start as usize..range.end as usize].chunks(step).for_each(|part| piece.add(part));
+                let parts = came[range.start as usize..range.end as usize].chunks(step);
+                parts.zip((0..5).cycle()).for_each(|(part, number)| match number % checked {
+                    0 => piece.add_checked(part, checksum(Algorithm::Crc64Nvme.crc(), part)),
+                    _ => piece.add(part),
+                });
                 results.push(piece.end());
             }
             let (last, others) = results.split_last().unwrap();
@@ -344,6 +384,19 @@ mod tests {
             }
             prop_assert_eq!(last.is_ok(), flip.is_none());
         }
+    }
+
+    #[test]
+    fn a_checksum_that_was_computed_already_is_not_computed_again() {
+        let came = bytes(100);
+        let expected = whole(Algorithm::Crc64Nvme, &came);
+        let own = Comparison::new(100, head(&came[..10]), &[10..100], expected).unwrap();
+        let mut piece = own.piece(10);
+        piece.add(&came[10..30]);
+        // Other bytes, with the checksum of the right ones.
+        piece.add_checked(&[7; 70], checksum(Algorithm::Crc64Nvme.crc(), &came[30..]));
+        piece.end().unwrap();
+        assert_eq!(own.outcome(), Outcome::Equal(Algorithm::Crc64Nvme));
     }
 
     #[test]

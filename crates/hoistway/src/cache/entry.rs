@@ -340,17 +340,19 @@ impl Entry {
 
     /// Fills `target` with the bytes from `offset` on, and returns how many are there. What another process is about to bring
     /// is waited for, until `cancel` ends that or its claim ends. What is missing then is for the caller to bring, who keeps the
-    /// claims until the read has ended.
+    /// claims until the read has ended. Calls `came` with the bytes in their order, and with the checksum of those that are a whole
+    /// block.
     pub(crate) fn read_or_claim(
         self: &Arc<Self>,
         offset: u64,
         target: &mut [u8],
         cancel: &Cancel,
+        mut came: impl FnMut(&[u8], Option<u64>),
     ) -> (usize, Option<Claims>) {
         let owner = Owner::Read(self.next_owner.fetch_add(1, Ordering::Relaxed));
         let (mut filled, mut came_at) = (0, None);
         loop {
-            filled += self.read(offset + filled as u64, &mut target[filled..]);
+            filled += self.read_checked(offset + filled as u64, &mut target[filled..], &mut came);
             let rest = offset + filled as u64..self.len.min(offset + target.len() as u64);
             if rest.is_empty() || self.refusal().is_some() {
                 return (filled, None);
@@ -370,6 +372,16 @@ impl Entry {
 
     /// Fills `target` with the bytes from `offset` on, as far as their blocks are there and have the right checksums.
     pub(crate) fn read(&self, offset: u64, target: &mut [u8]) -> usize {
+        self.read_checked(offset, target, &mut |_, _| ())
+    }
+
+    /// The same, with what [`Entry::read_or_claim`] calls.
+    fn read_checked(
+        &self,
+        offset: u64,
+        target: &mut [u8],
+        came: &mut impl FnMut(&[u8], Option<u64>),
+    ) -> usize {
         let end = self.len.min(offset.saturating_add(target.len() as u64));
         if offset >= end {
             return 0;
@@ -386,15 +398,22 @@ impl Entry {
             let (count, asked) = if at == block.start && whole > at {
                 let place = &mut place[..(whole - at) as usize];
                 let records = &records[(at / BLOCK_BYTES - first) as usize..];
-                (self.read_blocks(at, place, records), place.len())
+                let count = self.read_blocks(at, place, records);
+                let blocks = place[..count].chunks(BLOCK_BYTES as usize);
+                blocks.zip(records).for_each(|(block, record)| came(block, Some(record.0)));
+                (count, place.len())
             } else {
                 let record = &records[(at / BLOCK_BYTES - first) as usize..][..1];
                 let mut bytes = AlignedBytes::new(padded(block.end - block.start) as usize);
-                let came = self.read_blocks(block.start, bytes.as_mut_slice(), record) as u64;
-                let wanted = at..block.start.saturating_add(came).min(block.end).min(reach);
+                let right = self.read_blocks(block.start, bytes.as_mut_slice(), record) as u64;
+                let wanted = at..block.start.saturating_add(right).min(block.end).min(reach);
                 let part = bytes.as_slice().get((at - block.start) as usize..).unwrap_or_default();
                 let len = wanted.end.saturating_sub(wanted.start) as usize;
                 place[..len].copy_from_slice(&part[..len]);
+                came(
+                    &place[..len],
+                    (at == block.start && len as u64 == block.end - at).then_some(record[0].0),
+                );
                 (len, (block.end.min(reach) - at) as usize)
             };
             at += count as u64;
@@ -737,6 +756,31 @@ mod tests {
             let mut found = vec![0; bytes.len() - offset as usize];
             let count = entry.read(offset, &mut found) as u64;
             assert_eq!((offset + count, entry.counts().0), (offset.max(2 * BLOCK_BYTES), 1), "{offset}");
+        }
+    }
+
+    #[test]
+    fn a_read_tells_the_checksums_of_whole_blocks_and_its_bytes_in_their_order() {
+        let directory = tempfile::tempdir().unwrap();
+        let room = room(directory.path());
+        let len = 3 * BLOCK_BYTES + 99;
+        let entry = Arc::new(Entry::open(&room, "entry", "https://example.org/entry", len).unwrap());
+        let mut bytes: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
+        bytes.resize(padded(len) as usize, 0);
+        entry.write(0, &bytes).unwrap();
+        for (start, end) in [(0, len), (9, len), (BLOCK_BYTES, 2 * BLOCK_BYTES + 9), (9, 99), (len - 9, len)]
+        {
+            let (mut target, mut found, mut whole) = (vec![0; (end - start) as usize], Vec::new(), 0);
+            let (count, claims) = entry.read_or_claim(start, &mut target, &Cancel::default(), |came, sum| {
+                assert!(sum.is_none_or(|sum| sum == checksum_of(came)));
+                whole += u64::from(sum.is_some());
+                found.extend_from_slice(came);
+            });
+            let expected = &bytes[start as usize..end as usize];
+            assert!(count == expected.len() && claims.is_none() && found == expected && target == expected);
+            let blocks = (0..4).filter(|block| (start..=end).contains(&(block * BLOCK_BYTES)));
+            let blocks = blocks.filter(|block| end >= len.min((block + 1) * BLOCK_BYTES));
+            assert_eq!(whole, blocks.count() as u64, "{start}..{end}");
         }
     }
 

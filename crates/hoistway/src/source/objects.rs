@@ -193,9 +193,16 @@ impl ObjectSource {
     pub(crate) fn read_kept(&self, op: &mut ReadOp) -> io::Result<usize> {
         let Some(entry) = self.entry() else { return Ok(0) };
         let (target, offset) = (op.buffer.target(op.progress)?, op.progress.offset);
-        let (count, claims) = entry.read_or_claim(offset, target, &op.cancel);
-        if let Some(comparing) = op.comparison.as_deref() {
-            self.compared(comparing, comparing.comparison.add(offset, &target[..count]))?;
+        let comparing = op.comparison.as_deref();
+        let mut piece = comparing.map(|comparing| comparing.comparison.piece(offset));
+        let (count, claims) =
+            entry.read_or_claim(offset, target, &op.cancel, |bytes, crc64| match (&mut piece, crc64) {
+                (Some(piece), Some(crc64)) => piece.add_checked(bytes, crc64),
+                (Some(piece), None) => piece.add(bytes),
+                (None, _) => {}
+            });
+        if let (Some(comparing), Some(piece)) = (comparing, piece) {
+            self.compared(comparing, piece.end())?;
         }
         op.claims = claims;
         Ok(count)
