@@ -52,17 +52,25 @@ impl Caller {
         let services = Services::default();
         let context = of_machine(&services);
         let key = Self::key(&context, &services, options);
-        let mut callers = CALLERS.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        let callers = || CALLERS.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        let known = |callers: &HashMap<_, (FilesState, Arc<Self>)>, files: &FilesState| {
+            let known = callers.get(&key).filter(|(found_in, _)| found_in == files);
+            known.map(|(_, caller)| caller.clone())
+        };
+        // The files are looked at while no other waits: they may lie on a slow file system.
         let files = FilesState::now(variable);
-        if let Some((found_in, caller)) = callers.get(&key)
-            && *found_in == files
-        {
-            return Ok(caller.clone());
+        if let Some(caller) = known(&callers(), &files) {
+            return Ok(caller);
+        }
+        let caller = Arc::new(Self::new(&context, services, options)?);
+        let mut callers = callers();
+        // Another thread may have made it in the meantime.
+        if let Some(caller) = known(&callers, &files) {
+            return Ok(caller);
         }
         if callers.len() >= MAX_CALLERS {
             callers.clear();
         }
-        let caller = Arc::new(Self::new(&context, services, options)?);
         callers.insert(key, (files, caller.clone()));
         Ok(caller)
     }
