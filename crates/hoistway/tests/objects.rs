@@ -778,6 +778,13 @@ fn a_folder_holds_what_a_directory_would() {
         let name = |file: &str| SourceName::Url(format!("{base}/{folder}{file}"));
         assert_eq!(names(&format!("{base}/{folder}")), [name("a.safetensors"), name("b.safetensors")]);
     }
+    // Servers deny an index that is not there to who may not list.
+    let file = server.object("models/plain/a.safetensors").unwrap();
+    server.put("models/single/model.safetensors", &file);
+    server.fail(Faults::only(1, Fault::Status(403)));
+    let single = format!("{}/models/single/", server.url());
+    assert_eq!(names(&single), [SourceName::Url(format!("{single}model.safetensors"))]);
+    server.fail(Faults::default());
     let index = br#"{"weight_map": {"a": "./a.safetensors", "b": ".//b.safetensors"}}"#;
     server.put("models/sharded/model.safetensors.index.json", index);
     let plain = ["a", "b"].map(|name| SourceName::Url(format!("s3://models/sharded/{name}.safetensors")));
