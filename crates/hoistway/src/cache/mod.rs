@@ -52,6 +52,8 @@ pub struct NodeCache(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
+    /// As it was named.
+    directory: PathBuf,
     writer: Writer,
 }
 
@@ -108,7 +110,7 @@ impl NodeCache {
                 "it holds a cache of another version of hoistway; name another directory, or remove this one",
             ));
         }
-        let inner = Inner { writer: Writer::of(root, max_bytes) };
+        let inner = Inner { directory: root.to_owned(), writer: Writer::of(root, max_bytes) };
         // A cache that was made ready and is not written to has them already.
         for folder in [inner.room().objects(), inner.room().temporary()] {
             match make_private(&folder) {
@@ -142,7 +144,7 @@ impl NodeCache {
 
     /// Returns its directory.
     pub fn directory(&self) -> &Path {
-        self.0.room().root()
+        &self.0.directory
     }
 
     /// Returns the bytes that it may take of the drive now.

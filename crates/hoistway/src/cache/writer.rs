@@ -13,9 +13,9 @@ use crate::{
 use hoistway_io::file::FileIdentity;
 use std::{
     collections::VecDeque,
-    fs::File,
+    fs::{self, File},
     ops::Range,
-    path::{Path, PathBuf},
+    path::{self, Path, PathBuf},
     process,
     sync::{
         Arc, Condvar, Mutex, PoisonError, TryLockError, Weak,
@@ -70,9 +70,9 @@ struct Blocks {
     grant: Option<Grant>,
 }
 
-/// What openings of a cache have in common that share a backlog: their process, the directory as it was named, where that leads and
-/// which one it is (its device and inode, where these can be had), and the limit.
-type Opening = (u32, PathBuf, Option<PathBuf>, Option<(u64, u64)>, Option<u64>);
+/// What openings of a cache have in common that share a backlog: their process, the directory by its own name, which one it is (its
+/// device and inode, where these can be had), and the limit.
+type Opening = (u32, PathBuf, Option<(u64, u64)>, Option<u64>);
 
 /// The caches that are open, or still written to.
 static OPEN: Mutex<Vec<(Opening, Weak<Shared>)>> = Mutex::new(Vec::new());
@@ -80,14 +80,17 @@ static OPEN: Mutex<Vec<(Opening, Weak<Shared>)>> = Mutex::new(Vec::new());
 impl Writer {
     /// The writer of a cache: one for all of its openings in this process.
     pub(super) fn of(root: &Path, max_bytes: Option<u64>) -> Self {
+        // One that was named by a link, or from where the process is.
+        let own = fs::canonicalize(root).or_else(|_| path::absolute(root));
+        let root = own.unwrap_or_else(|_| root.to_owned());
         let make = || {
-            let room = Room::new(root, max_bytes);
+            let room = Room::new(&root, max_bytes);
             let (openings, state) = (AtomicUsize::new(0), Mutex::default());
             Arc::new(Shared { room, openings, state, drained: Condvar::new() })
         };
-        let identity = File::open(root).and_then(|folder| FileIdentity::of(&folder)).ok();
+        let identity = File::open(&root).and_then(|folder| FileIdentity::of(&folder)).ok();
         let identity = identity.map(|own| (own.device(), own.inode()));
-        let opening = (process::id(), root.to_owned(), std::path::absolute(root).ok(), identity, max_bytes);
+        let opening = (process::id(), root.clone(), identity, max_bytes);
         // A thread of its parent may hold it in a child of `fork`, which then has one for each opening.
         let mut attempts = 0..LOCK_ATTEMPTS;
         let mut open = loop {
@@ -264,10 +267,17 @@ mod tests {
     fn openings_of_a_cache_share_its_writer() {
         let (directory, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let of = |directory: &tempfile::TempDir, most| Writer::of(directory.path(), most);
+        // By another name, which the room does not depend on.
+        let above = directory.path().parent().unwrap();
+        let name = directory.path().file_name().unwrap();
+        let other_name = other.path().join("..").join(name);
+        let by_other_name = Writer::of(&other_name, Some(5));
+        assert_eq!(by_other_name.room().root(), fs::canonicalize(above).unwrap().join(name));
         let first = of(&directory, Some(5));
         let is_same = |own: &Writer| Arc::ptr_eq(&own.shared, &first.shared);
         let again: Vec<_> = (0..9).map(|_| of(&directory, Some(5))).collect();
-        assert!(again.iter().all(is_same));
+        assert!(again.iter().all(is_same) && is_same(&by_other_name));
+        drop(by_other_name);
         assert!(![of(&directory, Some(6)), of(&directory, None), of(&other, Some(5))].iter().any(is_same));
         drop(again);
         assert!(is_same(&of(&directory, Some(5))));
@@ -282,7 +292,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let writer = Writer::of(directory.path(), Some(1 << 30));
         let room = writer.room();
-        [room.objects(), room.temporary()].iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
+        [room.objects(), room.temporary()].iter().for_each(|folder| fs::create_dir(folder).unwrap());
         let bytes = vec![7; UNIT_BYTES];
         let is_kept = |earlier_bytes, limit_bytes| {
             let entry = Entry::open(room, "entry", "https://example.org/entry", UNIT_BYTES as u64).unwrap();
@@ -294,8 +304,8 @@ mod tests {
             let entry = Entry::open(room, "entry", "https://example.org/entry", UNIT_BYTES as u64).unwrap();
             let is_kept = entry.is_present(0);
             drop(entry);
-            std::fs::remove_dir_all(room.objects()).unwrap();
-            std::fs::create_dir(room.objects()).unwrap();
+            fs::remove_dir_all(room.objects()).unwrap();
+            fs::create_dir(room.objects()).unwrap();
             is_kept
         };
         let (unit, block) = (UNIT_BYTES as u64, BLOCK_BYTES);
