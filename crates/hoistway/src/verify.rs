@@ -328,7 +328,7 @@ fn said_by(
 #[cfg(feature = "objects")]
 fn discard_kept(source: &Arc<dyn Source>) {
     if let Some(object) = ObjectSource::of(source) {
-        object.discard_kept("a verification has found that its bytes are not those of the store");
+        object.discard_unproven("a verification has found that its bytes are not those of the store");
     }
 }
 

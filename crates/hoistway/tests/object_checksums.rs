@@ -489,6 +489,27 @@ fn a_header_that_came_from_the_store_proves_nothing_that_the_nodes_cache_holds()
     }
 }
 
+/// What is proven holds no wrong bytes: those that came are of the store, or were compared with something else.
+#[test]
+fn a_cache_that_is_proven_keeps_what_it_holds_whatever_comes_from_the_store() {
+    let (server, file) = serving();
+    let folder = tempfile::tempdir().unwrap();
+    load_anew_from_cache(&server, folder.path(), &file);
+    let flip = Faults::every(1, Fault::Flip);
+    let error = load_anew_by(&server, folder.path(), Route::Http, Some(flip)).unwrap_err();
+    assert_differs(&error, "CRC-64/NVME");
+    server.fail(Faults::default());
+    assert_eq!(kept_bytes(folder.path()), file.len() as u64);
+    let mut loaded = load_unsaid(&server, folder.path());
+    assert_not_compared(loaded.report(), PROVEN);
+    let mut other = of_loaded(&loaded);
+    other.tensors.values_mut().for_each(|own| own.digest = "0".repeat(64));
+    let (checkpoint, _cache) = open_anew(&server, folder.path());
+    let error = checkpoint.verify(&mut loaded, Some((Path::new("manifest.json"), &other))).unwrap_err();
+    assert!(matches!(error, Error::DigestMismatch { .. }), "{error:?}");
+    assert_eq!(kept_bytes(folder.path()), file.len() as u64);
+}
+
 /// A verification that finds wrong bytes leaves none of them in the node's cache.
 #[test]
 fn a_verification_discards_what_the_nodes_cache_holds_of_wrong_bytes() {

@@ -592,6 +592,11 @@ impl Entry {
         }
         // Before the records: what is being written is discarded by the writer then.
         self.is_discarded.store(true, Ordering::SeqCst);
+        self.lose_blocks();
+    }
+
+    /// Has no block now.
+    pub(crate) fn lose_blocks(&self) {
         for piece in self.pieces() {
             let Range { start, end } = piece.clone();
             if self.records(piece).iter().all(|record| *record == (0, 0)) {

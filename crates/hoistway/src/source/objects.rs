@@ -322,13 +322,25 @@ impl ObjectSource {
             entry.prove(digest);
         }
         outcome.map_err(|problem| {
-            self.discard_kept("the bytes that came have not the checksum that the store says");
+            let why = "the bytes that came have not the checksum that the store says";
+            match comparing.has_asked.load(Ordering::Relaxed) {
+                true => self.discard_unproven(why),
+                false => self.discard_kept(why),
+            }
             into_io(problem)
         })
     }
 
-    /// Discards what the node's cache holds of it: bytes that came may be from there, and are not those of the store.
-    pub(crate) fn discard_kept(&self, why: &str) {
+    /// Discards what the node's cache holds of it, if that is not proven: bytes that came may be from there, and are not those of
+    /// the store.
+    pub(crate) fn discard_unproven(&self, why: &str) {
+        if self.entry().is_some_and(|entry| entry.holds() != Holds::Proven) {
+            self.discard_kept(why);
+        }
+    }
+
+    /// Discards what the node's cache holds of it.
+    fn discard_kept(&self, why: &str) {
         if let Some(entry) = self.entry() {
             entry.discard(why);
         }
@@ -564,6 +576,48 @@ impl Source for ObjectSource {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hoistway_objects::StoreOptions;
+
+    #[test]
+    fn a_load_waits_for_the_checksum_of_what_a_cache_holds_or_keeps_unproven() {
+        let server = objectd::Server::start().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let mut store = StoreOptions::default();
+        for (name, value) in [("endpoint", &*server.url()), ("anonymous", "true")] {
+            store.set(name, value).unwrap();
+        }
+        let opened = |url: &str, cache: Option<&NodeCache>| {
+            let options =
+                OpenOptions { cache: cache.cloned(), ..OpenOptions::default().store(store.clone()) };
+            let source = open(url, &options).unwrap();
+            source.header_was_read(8);
+            cache.iter().for_each(|cache| cache.flush());
+            source
+        };
+        let to_compare = |source: &Arc<dyn Source>| {
+            let object = ObjectSource::of(source).unwrap();
+            let whole = object.to_compare(vec![8..object.len()]).unwrap();
+            (whole.holds, whole.waits)
+        };
+        let (long, short) = ("s3://models/long", "s3://models/short");
+        server.put("models/long", &vec![7; 3_000_000]);
+        server.put("models/short", &[7; 3_000]);
+        assert_eq!(to_compare(&opened(long, None)), (None, false));
+        // One without room keeps nothing.
+        let full = folder.path().join("full");
+        let full = NodeCache::open(full, Some(1)).unwrap();
+        assert_eq!(to_compare(&opened(long, Some(&full))), (Some(Holds::Nothing), false));
+        let cache = NodeCache::open(folder.path().join("cache"), Some(1 << 30)).unwrap();
+        let source = opened(long, Some(&cache));
+        assert_eq!(to_compare(&source), (Some(Holds::Part), true));
+        let object = ObjectSource::of(&source).unwrap();
+        object.entry().unwrap().lose_blocks();
+        assert_eq!(to_compare(&source), (Some(Holds::Nothing), true));
+        let source = opened(short, Some(&cache));
+        let (Some(Holds::Unproven(digest)), true) = to_compare(&source) else { panic!() };
+        ObjectSource::of(&source).unwrap().entry().unwrap().prove(digest);
+        assert_eq!(to_compare(&source), (Some(Holds::Proven), false));
+    }
 
     #[test]
     fn the_first_bytes_are_kept_for_the_header_alone() {
