@@ -84,15 +84,17 @@ pub fn shown(url: &str) -> String {
     let is_key = matches!(scheme, "s3" | "gs");
     let end = if is_key { rest.len() } else { rest.find(['?', '#']).unwrap_or(rest.len()) };
     let rest = &rest[..end];
-    // An account of Azure and a revision of the hub follow an '@'.
-    if matches!(scheme, "abfs" | "abfss" | "hf") {
-        return format!("{scheme}://{rest}");
-    }
     let (authority, _) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let (before, host) = authority.rsplit_once('@').unwrap_or(("", authority));
     // What stands where a port does and is none may be the beginning of a password with a '/'.
-    let port = authority.rsplit_once(':').map_or("", |(_, port)| port);
-    let is_port = port.bytes().all(|byte| byte.is_ascii_digit()) || authority.ends_with(']');
-    let users_end = authority.rfind('@').or_else(|| rest.rfind('@').filter(|_| !is_port));
+    let port = host.rsplit_once(':').map_or("", |(_, port)| port);
+    let is_port = port.bytes().all(|byte| byte.is_ascii_digit()) || host.ends_with(']');
+    // A container of Azure comes before an '@', and a revision of the hub after one.
+    let is_container = matches!(scheme, "abfs" | "abfss") && !before.contains(['@', ':']);
+    let users_end = match is_port {
+        true => authority.rfind('@').filter(|_| !is_container),
+        false => rest.rfind('@'),
+    };
     format!("{scheme}://{}", &rest[users_end.map_or(0, |end| end + 1)..])
 }
 
@@ -506,7 +508,14 @@ mod tests {
             ("http://[::1]/a@b", "http://[::1]/a@b"),
             ("az://models/a?sig=canary", "az://models/a"),
             ("abfs://models@mine/a?sig=canary", "abfs://models@mine/a"),
+            ("abfs://models@me:canary@mine/a", "abfs://mine/a"),
+            ("abfs://models@me:can/ary@mine/a", "abfs://mine/a"),
+            ("abfss://me:canary@mine/a", "abfss://mine/a"),
+            ("abfs://models@mine:80/a@b", "abfs://models@mine:80/a@b"),
+            ("https://me@you:can/ary@host/a", "https://host/a"),
             ("gs://models/a?b", "gs://models/a?b"),
+            ("hf://canary@org/model@main/a", "hf://org/model@main/a"),
+            ("hf://me:can/ary@org/model", "hf://org/model"),
             ("hf://org/model@main/a", "hf://org/model@main/a"),
             ("key:canary@host:9000/a", "host:9000/a"),
             ("https:/key:can@ary@host", "host"),

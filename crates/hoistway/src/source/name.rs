@@ -39,6 +39,13 @@ impl SourceName {
         }
     }
 
+    /// The URL, as [`SourceName::shown`] has it, that a path stands for which has one slash after a scheme.
+    pub(crate) fn mistyped_url(&self) -> Option<String> {
+        let Self::Path(path) = self else { return None };
+        let (scheme, rest) = path.to_str()?.split_once(":/")?;
+        SCHEMES.contains(&scheme).then(|| shown(&format!("{scheme}://{rest}")))
+    }
+
     /// Whether it is the URL of a web server with a query. Such a URL, which may be signed, names one file: no index of
     /// others, and no folder.
     pub(crate) fn has_query(&self) -> bool {
@@ -81,6 +88,9 @@ impl fmt::Display for SourceName {
     }
 }
 
+/// The schemes of URLs that stores have.
+const SCHEMES: [&str; 8] = ["https", "http", "s3", "gs", "az", "abfs", "abfss", "hf"];
+
 /// The scheme of a URL. One letter is a drive of Windows.
 pub(super) fn scheme_of(text: &str) -> Option<&str> {
     let (scheme, _) = text.split_once("://")?;
@@ -111,6 +121,19 @@ mod tests {
             ("models/what?.gguf", "models/what?.gguf"),
         ] {
             assert_eq!(SourceName::from(Path::new(name)).shown(), shown);
+        }
+    }
+
+    #[test]
+    fn a_path_with_a_scheme_is_a_url_that_lacks_a_slash() {
+        for (text, expected) in [
+            ("https:/host/a.gguf?sig=canary", Some("https://host/a.gguf")),
+            ("s3:/bucket/a.gguf", Some("s3://bucket/a.gguf")),
+            ("s3://bucket/a.gguf", None),
+            ("models:/a.gguf", None),
+            ("/models/https:/a.gguf", None),
+        ] {
+            assert_eq!(SourceName::from(Path::new(text)).mistyped_url().as_deref(), expected);
         }
     }
 
