@@ -897,22 +897,28 @@ fn doctor_asks_no_server_for_a_model_that_the_cache_of_the_hub_has() {
     fs::write(cache.join("models--org--model/refs/main"), commit).unwrap();
     fs::copy(&model.path, snapshot.join("model.safetensors")).unwrap();
     let closed = ClosedPort::new();
-    let doctor = |offline: &str, url: &str| {
+    let run = |command: &str, offline: &str, url: &str| {
         let output = Command::new(env!("CARGO_BIN_EXE_hoistway"))
             .env("HF_HUB_CACHE", &cache)
             .env("HF_ENDPOINT", closed.url())
             .env("HF_HUB_OFFLINE", offline)
-            .args(["doctor", url])
+            .args([command, url])
             .output()
             .unwrap();
-        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+        (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
     };
+    let doctor = |offline: &str, url: &str| run("doctor", offline, url);
     let pinned = format!("hf://org/model@{commit}/model.safetensors");
     for (offline, url) in [("1", "hf://org/model"), ("1", &pinned), ("0", &pinned)] {
         let (code, text) = doctor(offline, url);
         assert!(code == Some(0) && text.contains("is on this machine"), "{offline} {url}: {text}");
         assert!(!text.contains("server"), "{offline} {url}: {text}");
     }
+    // A file that is damaged is told by its name on this machine.
+    let file = snapshot.join("model.safetensors");
+    fs::write(&file, &fs::read(&file).unwrap()[..100]).unwrap();
+    let (code, text) = run("load", "1", &pinned);
+    assert!(code != Some(0) && text.contains(&format!("{}: ", file.display())), "{text}");
     let (code, text) = doctor("1", "hf://org/other");
     assert!(code == Some(1) && text.contains("unset HF_HUB_OFFLINE"), "{text}");
     assert!(!text.contains("127.0.0.1"), "{text}");

@@ -26,7 +26,7 @@ pub enum Problem {
     #[error("{0}")]
     Invalid(String),
     /// There is no such object.
-    #[error("there is no such object ({said}); the URL of a folder ends with '/'")]
+    #[error("there is no such object ({said})")]
     NotFound {
         /// What the server said.
         said: String,

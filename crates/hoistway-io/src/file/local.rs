@@ -10,6 +10,7 @@ use once_cell::race::OnceBox;
 use std::{
     fs::File,
     io,
+    path::Path,
     sync::{Arc, Mutex},
 };
 
@@ -39,6 +40,11 @@ impl LocalFile {
         // pages.
         local.probe();
         local
+    }
+
+    /// Returns where it lies.
+    pub fn absolute_path(&self) -> &Path {
+        self.open.absolute_path()
     }
 
     /// Returns its identity when it was opened.

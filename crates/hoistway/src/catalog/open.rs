@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     ByteRange, Cancel, Error, Result, parallel,
-    source::{Source, registry},
+    source::{Source, SourceName, registry},
 };
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -135,7 +135,18 @@ fn checked_model(part: Part, model: Vec<Opened>, cancel: &Cancel) -> Result<Vec<
 /// # Errors
 /// [`Error::InvalidFile`]; [`Error::Changed`], [`Error::Truncated`], [`Error::Io`].
 pub(super) fn header_of(source: &dyn Source, options: &OpenOptions) -> Result<FileHeader> {
-    unchanged(source, parsed_header(source, options))
+    let header = parsed_header(source, options).map_err(|error| match (error, source.as_local()) {
+        // A file of the hub's cache: the one of this machine is wrong, and not the one that its name means.
+        (Error::InvalidFile { problem, .. }, Some(file)) if is_url(source) => {
+            Error::InvalidFile { path: file.absolute_path().to_owned(), problem }
+        }
+        (error, _) => error,
+    });
+    unchanged(source, header)
+}
+
+fn is_url(source: &dyn Source) -> bool {
+    matches!(SourceName::from(source.path()), SourceName::Url(_))
 }
 
 /// What was found in a source, unless that has changed: a file that is being written may say anything.
