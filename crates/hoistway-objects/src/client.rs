@@ -26,12 +26,13 @@ use http::{
     header::{ACCEPT_ENCODING, CONTENT_LENGTH, LOCATION, RANGE, RETRY_AFTER, USER_AGENT},
     request::Parts,
 };
+use reqsign_core::time::Timestamp;
 use std::{
     collections::HashMap,
     io,
     ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 /// How long a connection is kept that is not used, and then closed.
@@ -432,6 +433,8 @@ impl Client {
         let failure = match error.kind() {
             io::ErrorKind::TimedOut if inner.is_some_and(|inner| inner.is::<TooSlow>()) => Failure::Slow,
             io::ErrorKind::TimedOut => Failure::Silent,
+            // A server that has never spoken HTTP may be another one than was meant.
+            io::ErrorKind::InvalidData if !self.pace().is_known() => Failure::Unreached,
             _ => Failure::Broken,
         };
         let again = Again::of(failure, format!("{}: {error}", self.origin.url()));
@@ -586,6 +589,10 @@ impl Client {
             }
             300..=399 => Fault::Final(Problem::Redirected { said }),
             401 | 403 => Fault::Final(Problem::Denied { said }),
+            // The hub says what is missing.
+            404 if self.kind != Kind::Hub => {
+                Fault::Final(Problem::NotFound { said: format!("{said}; the URL of a folder ends with '/'") })
+            }
             404 => Fault::Final(Problem::NotFound { said }),
             _ => Fault::Final(Problem::Refused { status, said }),
         }
@@ -603,8 +610,14 @@ fn may_refuse_range_checksums(problem: &Problem) -> bool {
 }
 
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds: u64 = header(headers, RETRY_AFTER.as_str())?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds))
+    let text = header(headers, RETRY_AFTER.as_str())?.trim();
+    match text.parse() {
+        Ok(seconds) => Some(Duration::from_secs(seconds)),
+        Err(_) => {
+            let date = Timestamp::parse_rfc2822(text).ok()?.as_system_time();
+            Some(date.duration_since(SystemTime::now()).unwrap_or_default())
+        }
+    }
 }
 
 /// The code of an error of S3, Google and Azure. Its message may hold what was signed.
@@ -618,4 +631,44 @@ pub(crate) fn error_code(body: &[u8]) -> Option<String> {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::header::HeaderValue;
+
+    #[test]
+    fn a_server_that_never_spoke_http_may_be_a_wrong_one() {
+        let origin = Origin { is_tls: false, host: "no.http.example".into(), port: 80 };
+        let client = Client::of_redirect(origin, false);
+        let (stop, mean_speed) =
+            (std::sync::atomic::AtomicBool::new(false), crate::policy::MeanSpeed::default());
+        let patience = Duration::from_secs(1);
+        let waiting = Waiting {
+            stop: &stop,
+            patience,
+            is_new: false,
+            mean_speed: &mean_speed,
+            end: crate::http::End::default(),
+        };
+        let failure = || match client.fault(io::ErrorKind::InvalidData.into(), false, 0, &waiting) {
+            Fault::Again(again) => again.failure,
+            fault => panic!("{fault:?}"),
+        };
+        assert_eq!(failure(), Failure::Unreached);
+        client.pace().note_first_byte(Duration::ZERO);
+        assert_eq!(failure(), Failure::Broken);
+    }
+
+    #[test]
+    fn a_time_to_wait_is_in_seconds_or_a_date() {
+        let of = |text: &str| {
+            retry_after(&[(RETRY_AFTER, HeaderValue::from_str(text).unwrap())].into_iter().collect())
+        };
+        assert_eq!(of(" 7 "), Some(Duration::from_secs(7)));
+        assert_eq!(of("Sun, 06 Nov 1994 08:49:37 GMT"), Some(Duration::ZERO));
+        assert!(of("Tue, 31 Dec 2999 23:59:59 GMT").is_some_and(|own| own > Duration::from_secs(1 << 30)));
+        assert_eq!(of("soon"), None);
+    }
 }

@@ -86,6 +86,12 @@ impl Pace {
         Self { state: Mutex::new(state), freed: Condvar::new(), mean_speed: MeanSpeed::default() }
     }
 
+    /// Whether the server has answered.
+    pub(crate) fn is_known(&self) -> bool {
+        let state = self.lock();
+        state.has_answered || state.first_byte.is_some()
+    }
+
     /// Tries until an attempt succeeds, or trying again is of no use.
     pub(crate) fn persist<T>(
         &self,
@@ -103,10 +109,7 @@ impl Pace {
         until: Option<Instant>,
         mut attempt: impl FnMut(&Waiting<'_>) -> (Result<T, Fault>, Duration),
     ) -> Result<T, Problem> {
-        let (is_known, limits) = {
-            let state = self.lock();
-            (state.has_answered || state.first_byte.is_some(), state.limits)
-        };
+        let (is_known, limits) = (self.is_known(), self.lock().limits);
         let mut retry = Retry::new(Instant::now(), is_known, limits);
         let mut was_told = false;
         let mut last = String::new();

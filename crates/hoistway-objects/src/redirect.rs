@@ -142,10 +142,13 @@ fn next(place: FilePlace, location: &str, stop: &AtomicBool) -> Result<FilePlace
         let to = printable(&redirect_target(location));
         Err(Problem::Redirected { said: format!("to {to}, {why}") })
     };
-    if location.starts_with('/') && !location.starts_with("//") {
-        return Ok(FilePlace { target: Target(location.to_owned()), ..place });
+    if !location.starts_with("//") && !has_scheme(location) {
+        let target = beside(&place.target.0, location);
+        return Ok(FilePlace { target: Target(target), ..place });
     }
-    let Ok((origin, target)) = web(location) else { return refused("which is not the URL of a web server") };
+    let scheme = if place.client.origin().is_tls { "https:" } else { "http:" };
+    let url = if location.starts_with("//") { format!("{scheme}{location}") } else { location.to_owned() };
+    let Ok((origin, target)) = web(&url) else { return refused("which is not the URL of a web server") };
     let target = Target(target);
     let from = place.client.origin();
     if *from == origin {
@@ -160,6 +163,38 @@ fn next(place: FilePlace, location: &str, stop: &AtomicBool) -> Result<FilePlace
         return refused("a machine of this network");
     }
     Ok(FilePlace { client: Client::of_redirect(origin, is_outside), target, was_redirected: true })
+}
+
+/// Whether a reference is a URL rather than a path.
+fn has_scheme(reference: &str) -> bool {
+    let end = reference.find(['/', '?', '#']).unwrap_or(reference.len());
+    reference[..end].contains(':')
+}
+
+/// The path that a reference means which begins with a slash, or is of a file beside that of `base` (RFC 3986, 5.2).
+fn beside(base: &str, reference: &str) -> String {
+    let reference = &reference[..reference.find('#').unwrap_or(reference.len())];
+    let base = &base[..base.find('?').unwrap_or(base.len())];
+    let (path, query) = reference.split_at(reference.find('?').unwrap_or(reference.len()));
+    let folder = match path {
+        "" => return format!("{base}{query}"),
+        path if path.starts_with('/') => "",
+        _ => &base[..=base.rfind('/').unwrap_or(0)],
+    };
+    let whole = format!("{folder}{path}");
+    let mut parts = Vec::new();
+    for part in whole.split('/').skip(1) {
+        match part {
+            "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    // What ends with dots is a folder.
+    if whole.ends_with("/.") || whole.ends_with("/..") {
+        parts.push("");
+    }
+    format!("/{}{query}", parts.join("/"))
 }
 
 /// Where a redirect leads, without what may be secret: it is a URL, or the path of one on the same server.
@@ -212,6 +247,12 @@ mod tests {
         for (location, expected, was_redirected) in [
             ("/api/b?c=d", "https://hub.example /api/b?c=d", false),
             ("https://hub.example/b", "https://hub.example /b", false),
+            ("b?c=d", "https://hub.example /b?c=d", false),
+            ("../b/./c#d", "https://hub.example /b/c", false),
+            ("?c=d/../e", "https://hub.example /a?c=d/../e", false),
+            ("/b/c/../d/..", "https://hub.example /b/", false),
+            ("//hub.example/b", "https://hub.example /b", false),
+            ("//cdn.example/b?sig=canary", "https://cdn.example /b?sig=canary", true),
             ("https://cdn.example/b?sig=canary", "https://cdn.example /b?sig=canary", true),
         ] {
             let place = next(from(hub), location, &AtomicBool::new(true)).unwrap();
@@ -234,7 +275,8 @@ mod tests {
             "https://100.64.0.1/b",
             "https://[64:ff9b::10.0.0.1]/b",
             "https://me:canary@cdn.example/b",
-            "//cdn.example/b?sig=canary",
+            "//127.0.0.1/b?sig=canary",
+            "//me:canary@cdn.example/b",
             "ftp://cdn.example/b?sig=canary",
         ] {
             let problem = next(from(hub), location, &AtomicBool::new(true)).unwrap_err();
