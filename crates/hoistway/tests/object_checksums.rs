@@ -147,9 +147,13 @@ fn a_bit_that_changes_on_the_way_fails_the_load_whichever_request_it_is_of() {
 
 /// A file whose header has a text.
 fn with_text(len: usize) -> Vec<u8> {
+    with_text_of("a", len)
+}
+
+fn with_text_of(letter: &str, len: usize) -> Vec<u8> {
     let header = format!(
         r#"{{"__metadata__":{{"text":"{}"}},"a":{{"dtype":"U8","shape":[9],"data_offsets":[0,9]}}}}"#,
-        "a".repeat(len)
+        letter.repeat(len)
     );
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), b"123456789"].concat()
 }
@@ -486,6 +490,25 @@ fn a_header_that_came_from_the_store_proves_nothing_that_the_nodes_cache_holds()
         load_anew_from_cache(&server, folder.path(), &file);
         load_anew_from_cache(&server, folder.path(), &file);
         assert_not_compared(load_unsaid(&server, folder.path()).report(), PROVEN);
+    }
+}
+
+/// No comparison would come to it.
+#[test]
+fn a_header_that_is_invalid_is_not_left_in_the_nodes_cache() {
+    for text_len in [2 << 20, 12 << 20] {
+        // A flipped bit makes quotation marks of these.
+        let file = with_text_of("#", text_len);
+        let server = serve(&file);
+        let folder = tempfile::tempdir().unwrap();
+        let cache = NodeCache::open(folder.path(), Some(1 << 30)).unwrap();
+        let open = || Checkpoint::open_with(&[S3], &options(&server).cache(cache.clone()));
+        server.fail(Faults::every(1, Fault::Flip));
+        let error = open().unwrap_err();
+        assert!(matches!(error, Error::InvalidFile { .. }), "{error:?}");
+        cache.flush();
+        server.fail(Faults::default());
+        open().unwrap();
     }
 }
 

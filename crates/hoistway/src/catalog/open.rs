@@ -27,7 +27,11 @@ type Opened = (Arc<dyn Source>, FileHeader);
 pub(super) fn read_headers(paths: &[PathBuf], options: &OpenOptions) -> Result<Vec<Opened>> {
     let open = |path: &PathBuf| {
         let source = registry::open(path, options)?;
-        let header = header_of(&*source, options)?;
+        let header = header_of(&*source, options).inspect_err(|error| {
+            if matches!(error, Error::InvalidFile { .. }) {
+                source.header_is_invalid();
+            }
+        })?;
         source.header_was_read(header.data_start());
         Ok((source, header))
     };

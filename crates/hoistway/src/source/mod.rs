@@ -52,6 +52,9 @@ pub(crate) trait Source: Any + fmt::Debug + Send + Sync {
     /// Frees data that was kept for reading its header, which ends at byte `end`.
     fn header_was_read(&self, _end: u64) {}
 
+    /// Forgets what was kept of its header, which is invalid.
+    fn header_is_invalid(&self) {}
+
     /// Fails if its bytes may be others than when it was opened. `needed` are the bytes at stake.
     ///
     /// # Errors

@@ -553,6 +553,13 @@ impl Source for ObjectSource {
         }
     }
 
+    fn header_is_invalid(&self) {
+        // The next opening takes it from the store.
+        if self.header_held.get().is_some() {
+            self.discard_unproven("its header is not valid");
+        }
+    }
+
     fn version(&self) -> Option<&str> {
         Some(self.object.version().unwrap_or_default())
     }
