@@ -34,7 +34,7 @@ fn missing() -> Failure {
 }
 
 fn opened(choice: &CacheChoice) -> Result<NodeCache, Failure> {
-    NodeCache::chosen(choice.cache.as_deref(), choice.cache_bytes)?.ok_or_else(missing)
+    NodeCache::chosen_existing(choice.cache.as_deref(), choice.cache_bytes)?.ok_or_else(missing)
 }
 
 fn stat(choice: &CacheChoice) -> Result<(), Failure> {

@@ -28,6 +28,8 @@ use std::{
 };
 use writer::Writer;
 
+/// The file that marks a cache.
+const MARKER: &str = "format";
 /// The contents of a directory's marker.
 const FORMAT: &str = "hoistway cache 1\n";
 /// The same format, as marked by versions from before the project's renaming.
@@ -86,7 +88,7 @@ impl NodeCache {
             return Err(invalid("name a directory"));
         }
         make_private(root).map_err(failed("create"))?;
-        let marker = root.join("format");
+        let marker = root.join(MARKER);
         let read = || read_marker(&marker).map_err(failed("open the cache"));
         let mut format = read()?;
         if !format.is_written() {
@@ -127,19 +129,20 @@ impl NodeCache {
     /// # Errors
     /// Those of [`NodeCache::open`], and [`Error::InvalidOption`] if the size is none.
     pub fn chosen(directory: Option<&Path>, max_bytes: Option<u64>) -> Result<Option<Self>> {
-        let (mut directory, mut most) = (directory.map(Path::to_owned), max_bytes);
-        let variables = [("HOISTWAY_CACHE", "cache"), ("HOISTWAY_CACHE_BYTES", "cache_bytes")];
-        environment::apply(&variables, |option, value| {
-            match option {
-                "cache" if directory.is_none() && !value.is_empty() => directory = Some(value.into()),
-                "cache_bytes" if most.is_none() && !value.is_empty() => {
-                    most = Some(environment::bytes(option, value)?)
-                }
-                _ => {}
-            }
-            Ok(())
-        })?;
-        directory.map(|path| Self::open(environment::with_home(&path), most)).transpose()
+        choice(directory, max_bytes)?.map(|(directory, most)| Self::open(directory, most)).transpose()
+    }
+
+    /// Like [`NodeCache::chosen`], for those who look at what is there: no cache is made.
+    ///
+    /// # Errors
+    /// Those of [`NodeCache::chosen`], and [`Error::InvalidOption`] if there is no cache.
+    pub fn chosen_existing(directory: Option<&Path>, max_bytes: Option<u64>) -> Result<Option<Self>> {
+        let Some((directory, most)) = choice(directory, max_bytes)? else { return Ok(None) };
+        if !directory.join(MARKER).exists() {
+            let reason = "there is no cache in it";
+            return Err(Error::invalid_option("cache", directory.display(), reason));
+        }
+        Self::open(directory, most).map(Some)
     }
 
     /// Returns its directory.
@@ -209,6 +212,23 @@ impl NodeCache {
     pub(crate) fn keep(&self, entry: &Arc<Entry>, offset: u64, bytes: &[u8], ledger: Option<&Arc<Ledger>>) {
         self.0.writer.keep(entry, offset, bytes, ledger);
     }
+}
+
+/// The directory of a cache and its limit, as they are given or as the environment names them.
+fn choice(directory: Option<&Path>, max_bytes: Option<u64>) -> Result<Option<(PathBuf, Option<u64>)>> {
+    let (mut directory, mut most) = (directory.map(Path::to_owned), max_bytes);
+    let variables = [("HOISTWAY_CACHE", "cache"), ("HOISTWAY_CACHE_BYTES", "cache_bytes")];
+    environment::apply(&variables, |option, value| {
+        match option {
+            "cache" if directory.is_none() && !value.is_empty() => directory = Some(value.into()),
+            "cache_bytes" if most.is_none() && !value.is_empty() => {
+                most = Some(environment::bytes(option, value)?)
+            }
+            _ => {}
+        }
+        Ok(())
+    })?;
+    Ok(directory.map(|path| (environment::with_home(&path), most)))
 }
 
 impl Drop for Inner {
