@@ -8,7 +8,7 @@ import math
 import os
 import pickle
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import corpus
@@ -26,6 +26,7 @@ from hoistway.errors import (
     TruncatedError,
     UnsupportedDtypeError,
 )
+from hoistway.experts import ExpertStore, Rows
 from python_server import Server
 from write import KINDS, TYPES, Array, File, Tensor
 
@@ -460,6 +461,9 @@ def test_selections_iteration_and_reports(every_type: tuple[Path, list[Tensor]])
 
 def test_types_to_come_are_listed_and_can_be_left_out(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", Tensor("new", [32], 99, data=bytes(64)), filled("old", [8]))
+    with hoistway.Reader(path, framework="raw") as reader:
+        with pytest.raises(UnsupportedDtypeError, match="99"):
+            reader.read("new")
     with hoistway.open(path, framework="numpy") as checkpoint:
         assert checkpoint.keys() == ["new", "old"]
         assert checkpoint.get_shape("new") == [32]
@@ -478,6 +482,27 @@ def test_elements_of_the_other_byte_order_are_refused(tmp_path: Path) -> None:
         for name in ("numbers", "blocks"):
             with pytest.raises(UnsupportedDtypeError, match="big-endian"):
                 checkpoint.get_tensor(name)
+        with hoistway.Reader(checkpoint, framework="numpy") as reader:
+            assert reader.read("bytes")["bytes"].tobytes() == tensors[0].data
+            for wanted in ("numbers", ["bytes", "blocks"]):
+                with pytest.raises(UnsupportedDtypeError, match="big-endian"):
+                    reader.read(wanted)
+            with pytest.raises(UnsupportedDtypeError, match="big-endian") as caught:
+                reader.read("numbers", slices={"numbers": slice(2, 4)})
+            assert caught.value.tensor == "numbers"
+
+
+def test_all_that_reads_tensors_refuses_the_other_byte_order(tmp_path: Path) -> None:
+    weights = [filled(f"blk.0.ffn_{part}_exps.weight", [2, 64, 64]) for part in ("gate", "up", "down")]
+    path = write(tmp_path / "m.gguf", filled("blk.0.attn_q.weight", [4, 8]), *weights, order=">")
+    doors: list[Callable[[], object]] = [
+        lambda: hoistway.stream_layers(path, framework="numpy", budget="1MiB"),
+        lambda: Rows(path, "blk.0.attn_q.weight", framework="numpy"),
+        lambda: ExpertStore.open(path, budget="1MiB", framework="numpy", top_k=1),
+    ]
+    for door in doors:
+        with pytest.raises(UnsupportedDtypeError, match="big-endian"):
+            door()
 
 
 def split_model(directory: Path, stem: str = "m", count: int = 3) -> tuple[list[Path], list[Tensor]]:

@@ -184,6 +184,64 @@ static void check_sinks(void) {
     }
 }
 
+static void put(FILE *file, uint64_t number, int bytes) {
+    while (bytes-- > 0) {
+        fputc((int)(number >> 8 * bytes & 255), file);
+    }
+}
+
+/* Writes a big-endian GGUF file: 8 numbers, and 32 single bytes. */
+static void write_big_endian(const char *path) {
+    const char *names[] = {"numbers", "bytes"};
+    const uint32_t types[] = {0, 24};
+    const uint64_t lengths[] = {8, 32};
+    FILE *file = fopen(path, "wb");
+    CHECK(file && fwrite("GGUF", 1, 4, file) == 4);
+    put(file, 3, 4);
+    put(file, 2, 8);
+    put(file, 0, 8);
+    for (int index = 0; index < 2; index++) {
+        put(file, strlen(names[index]), 8);
+        fputs(names[index], file);
+        put(file, 1, 4);
+        put(file, lengths[index], 8);
+        put(file, types[index], 4);
+        put(file, (uint64_t)index * 32, 8);
+    }
+    while (ftell(file) % 32 != 0) {
+        fputc(0, file);
+    }
+    for (int byte = 0; byte < 64; byte++) {
+        fputc(byte, file);
+    }
+    CHECK(fclose(file) == 0);
+}
+
+/* Numbers in the other byte order would not be the tensor's. */
+static void check_byte_order(const char *beside) {
+    hoistway_catalog *little = catalog;
+    char written[4096];
+    CHECK(snprintf(written, sizeof written, "%s.gguf", beside) < (int)sizeof written);
+    write_big_endian(written);
+    const char *path = written;
+    CHECK(hoistway_catalog_open(&path, 1, NULL, &catalog) == HOISTWAY_OK);
+    for (uint64_t index = 0; index < 2; index++) {
+        hoistway_tensor tensor = tensor_at(index);
+        unsigned char bytes[32];
+        hoistway_read read = read_of(&tensor, bytes);
+        hoistway_batch *batch = NULL;
+        bool is_number = strcmp(tensor.name, "numbers") == 0;
+        hoistway_status status = hoistway_batch_submit(reader, &read, 1, HOISTWAY_DEMAND, &batch);
+        CHECK(status == (is_number ? HOISTWAY_INVALID_ARGUMENT : HOISTWAY_OK));
+        CHECK(!is_number || strstr(hoistway_last_error(), "big-endian"));
+        CHECK(is_number || (hoistway_batch_wait(batch, UINT64_MAX, NULL, NULL) == HOISTWAY_OK && bytes[31] == 63));
+        hoistway_batch_free(batch);
+    }
+    hoistway_catalog_free(catalog);
+    remove(path);
+    catalog = little;
+}
+
 static void check_wrong_arguments(void) {
     hoistway_tensor tensor = tensor_at(0);
     hoistway_read good = read_of(&tensor, malloc(tensor.bytes)), bad;
@@ -378,6 +436,7 @@ int main(int count, char **arguments) {
         CHECK(hoistway_reader_create(round == 0 ? NULL : &options, &reader) == HOISTWAY_OK);
         check_host_reads();
         check_sinks();
+        check_byte_order(arguments[1]);
         check_wrong_arguments();
         check_later_versions();
         check_cancel();

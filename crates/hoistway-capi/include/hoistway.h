@@ -619,7 +619,8 @@ typedef int32_t (*hoistway_sink)(void *context, uint64_t position, const void *b
 typedef struct {
   // `sizeof(hoistway_read)`, the same for all reads of a batch.
   uint64_t size;
-  // The catalog that has the file, or NULL. The read gets the file whose header was read, or fails.
+  // The catalog that has the file, or NULL. The read gets the file whose header was read, or fails. It is refused if its range has
+  // bytes of a tensor that is big-endian, unless of single bytes, or of a type that is not known.
   const hoistway_catalog *catalog;
   // With a catalog: the number of the file.
   uint64_t file;

@@ -7,7 +7,7 @@ use crate::{
     system, text,
     versioned::{self, Versioned},
 };
-use hoistway::{Catalog, Checkpoint, catalog::OpenOptions, read::ReadFile};
+use hoistway::{ByteRange, Catalog, Checkpoint, catalog::OpenOptions, read::ReadFile};
 use std::{
     ffi::{CString, c_char},
     path::Path,
@@ -195,10 +195,14 @@ impl hoistway_catalog {
         self.checkpoint.catalog()
     }
 
-    /// One of its files, as it was when its header was read.
-    pub(crate) fn file(&self, number: u64) -> Option<ReadFile> {
-        let id = self.catalog().file_ids().nth(usize::try_from(number).ok()?)?;
-        self.checkpoint.read_file(id)
+    /// One of its files, as it was when its header was read, if the tensors that have bytes in `range` can be read.
+    pub(crate) fn file(&self, number: u64, range: ByteRange) -> Result<Option<ReadFile>, Failure> {
+        let Some(id) = usize::try_from(number).ok().and_then(|number| self.catalog().file_ids().nth(number))
+        else {
+            return Ok(None);
+        };
+        self.catalog().check_readable_range(id, range).map_err(hoistway::Error::from)?;
+        Ok(self.checkpoint.read_file(id))
     }
 
     /// Describes a tensor to the caller.

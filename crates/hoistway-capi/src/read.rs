@@ -127,7 +127,8 @@ pub type hoistway_progress =
 pub struct hoistway_read {
     /// `sizeof(hoistway_read)`, the same for all reads of a batch.
     pub size: u64,
-    /// The catalog that has the file, or NULL. The read gets the file whose header was read, or fails.
+    /// The catalog that has the file, or NULL. The read gets the file whose header was read, or fails. It is refused if its range has
+    /// bytes of a tensor that is big-endian, unless of single bytes, or of a type that is not known.
     pub catalog: *const hoistway_catalog,
     /// With a catalog: the number of the file.
     pub file: u64,
@@ -508,7 +509,8 @@ unsafe fn request(
     // SAFETY: a live catalog and a path, as the caller says.
     let file = match unsafe { (read.catalog.as_ref(), text::borrow_path(read.path)?) } {
         (Some(catalog), _) => {
-            catalog.file(read.file).ok_or_else(|| wrong(&format!("its catalog has no file {}", read.file)))?
+            let file = catalog.file(read.file, range)?;
+            file.ok_or_else(|| wrong(&format!("its catalog has no file {}", read.file)))?
         }
         (None, Some(path)) => files.by_path(path)?,
         (None, None) if read.fd < 0 => return Err(wrong("it has no catalog, no path and no descriptor")),

@@ -50,10 +50,12 @@ impl Rows {
     /// The rows of a tensor: what lies under each index of its slowest dimension.
     ///
     /// # Errors
-    /// [`Error::Engine`] if there is no such tensor; [`Error::InvalidOption`] if it has no rows of whole bytes.
+    /// [`Error::Engine`] if there is no such tensor, or it is big-endian or of an unknown type; [`Error::InvalidOption`] if it has no
+    /// rows of whole bytes.
     pub fn of_tensor(reader: &Arc<Reader>, checkpoint: &Checkpoint, name: &str) -> Result<Self> {
         let catalog = checkpoint.catalog();
         let id = catalog.find(name).ok_or_else(|| catalog.no_such_tensor(name))?;
+        catalog.check_readable([id]).map_err(hoistway::Error::from)?;
         let entry = catalog.tensor(id);
         let no_rows = || {
             let reason =

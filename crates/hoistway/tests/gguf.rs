@@ -11,7 +11,7 @@ use common::{
     tensor, write_gguf, write_model,
 };
 use hoistway::{
-    Catalog, Checkpoint, Dtype, Error, GgmlType, LoadOptions, Loaded, Route,
+    ByteRange, Catalog, Checkpoint, Dtype, Error, GgmlType, LoadOptions, Loaded, Route,
     catalog::{
         FormatError, OpenOptions,
         gguf::{ArrayValues, GgufError, Value},
@@ -310,6 +310,12 @@ fn what_has_no_meaning_in_memory_is_listed_but_not_loaded() {
         matches!(&found, Error::Plan(PlanError::ByteOrder { tensor, count: 2, .. }) if tensor == "wide"),
         "{found:?}"
     );
+    // Ranges of the file too, as C reads them: a byte of `wide`, and the bytes of `a` alone.
+    let catalog = checkpoint.catalog();
+    let [wide, a] = ["wide", "a"].map(|name| catalog.tensor(catalog.find(name).unwrap()).clone());
+    let last = ByteRange::new(wide.bytes.end() - 1, a.bytes.end()).unwrap();
+    assert!(matches!(catalog.check_readable_range(wide.file, last), Err(PlanError::ByteOrder { .. })));
+    assert_eq!(catalog.check_readable_range(a.file, a.bytes), Ok(()));
     let single = LoadOptions::default().selection(Selection::all().select("a"));
     assert!(*checkpoint.load(&single).unwrap().get("a").unwrap().bytes().unwrap() == *bytes("a"));
 }

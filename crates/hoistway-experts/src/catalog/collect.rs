@@ -8,8 +8,9 @@ use super::{
 };
 use crate::{Error, ExpertId, Result};
 use hoistway::{
-    ByteRange, Catalog, Dtype,
-    catalog::{FileFormat, TensorEntry},
+    ByteRange, Catalog,
+    catalog::{FileFormat, TensorEntry, TensorId},
+    plan::PlanError,
 };
 use std::{
     collections::{BTreeMap, HashMap},
@@ -25,16 +26,16 @@ const SMALL_BYTES: u64 = 4096;
 /// The experts of a checkpoint, without the number that a token uses.
 ///
 /// # Errors
-/// [`Error::InvalidExperts`].
+/// [`Error::InvalidExperts`]; [`Error::Engine`] if experts are big-endian or of an unknown type.
 pub(super) fn collect(catalog: &Catalog) -> Result<ExpertCatalog> {
     let mut collected = Collected::default();
-    for entry in catalog.tensors() {
-        collected.add(catalog, entry)?;
+    for id in catalog.ids() {
+        collected.add(catalog, id)?;
     }
-    let Collected { experts, dense, resident, stacked, .. } = collected;
+    let Collected { experts, dense, resident, stacked, unreadable, .. } = collected;
     let experts = checked(catalog, experts)?;
     let mut found = ExpertCatalog::new(paths(catalog), experts, dense);
-    (found.resident, found.stacked) = (resident, stacked);
+    (found.resident, found.stacked, found.unreadable) = (resident, stacked, unreadable);
     Ok(found)
 }
 
@@ -44,6 +45,7 @@ struct Collected {
     dense: Vec<Part>,
     resident: Vec<u32>,
     stacked: Vec<Arc<str>>,
+    unreadable: HashMap<Arc<str>, PlanError>,
     /// The components that there are, so that parts share their names.
     components: HashMap<String, Arc<str>>,
     /// Parts of all experts.
@@ -51,14 +53,15 @@ struct Collected {
 }
 
 impl Collected {
-    fn add(&mut self, catalog: &Catalog, entry: &TensorEntry) -> Result<()> {
+    fn add(&mut self, catalog: &Catalog, id: TensorId) -> Result<()> {
+        let entry = catalog.tensor(id);
         let name = match catalog.file(entry.file).format {
             FileFormat::Gguf(_) => Name::of_gguf(&entry.name),
             _ => Name::of_safetensors(&entry.name),
         };
         let Some(name) = name else {
             let component = self.component("");
-            self.dense.push(whole(entry, Role::Dense, component));
+            self.push_dense(catalog, id, whole(entry, Role::Dense, component));
             return Ok(());
         };
         let invalid = |reason: String| invalid(catalog, entry, reason);
@@ -77,12 +80,10 @@ impl Collected {
         let is_small = !names::is_payload(name.component) && slice_bytes < SMALL_BYTES;
         if is_small || names::stays_resident(name.component) {
             self.resident.push(self.dense.len() as u32);
-            self.dense.push(whole(entry, name.role, component));
+            self.push_dense(catalog, id, whole(entry, name.role, component));
             return Ok(());
         }
-        if let Dtype::UnknownGgml(_) = entry.dtype {
-            return Err(invalid(format!("is of type {}, whose size is not known", entry.dtype)));
-        }
+        catalog.check_readable([id]).map_err(hoistway::Error::from)?;
         // A header of a few bytes can claim any number of them.
         if slice_bytes == 0 {
             return Err(invalid("gives experts no bytes".into()));
@@ -118,6 +119,14 @@ impl Collected {
         }
         self.stacked.push(entry.name.clone());
         Ok(())
+    }
+
+    /// A model may have dense tensors that its runtime reads itself: only a store that reads one refuses it.
+    fn push_dense(&mut self, catalog: &Catalog, id: TensorId, part: Part) {
+        if let Err(error) = catalog.check_readable([id]) {
+            self.unreadable.insert(part.tensor.clone(), error);
+        }
+        self.dense.push(part);
     }
 
     fn push(&mut self, catalog: &Catalog, id: ExpertId, part: Part) -> Result<()> {

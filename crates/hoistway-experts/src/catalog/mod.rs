@@ -19,6 +19,7 @@ use crate::{
 use hoistway::{
     ByteRange, Checkpoint, Dtype,
     catalog::{Catalog, TensorEntry},
+    plan::PlanError,
     read::ReadFile,
 };
 use std::{collections::HashMap, fmt, ops::Range, path::PathBuf, sync::Arc};
@@ -142,6 +143,8 @@ pub struct ExpertCatalog {
     resident: Vec<u32>,
     /// Tensors that are cut into experts.
     stacked: Vec<Arc<str>>,
+    /// Dense tensors that no store reads, and why.
+    unreadable: HashMap<Arc<str>, PlanError>,
     top_k: Option<u32>,
     /// The file that experts are read from instead of the model's, if there is one.
     packed: Option<Packed>,
@@ -180,7 +183,8 @@ impl ExpertCatalog {
     /// `*.expert_used_count` or a `config.json` beside the files says it, if one is there; also in an object store.
     ///
     /// # Errors
-    /// [`Error::InvalidExperts`], [`Error::InvalidConfig`], [`Error::InvalidOption`].
+    /// [`Error::InvalidExperts`], [`Error::InvalidConfig`], [`Error::InvalidOption`]; [`Error::Engine`] if experts are big-endian or
+    /// of an unknown type.
     pub fn of_checkpoint(checkpoint: &Checkpoint, top_k: Option<u32>) -> Result<Self> {
         if top_k == Some(0) {
             return Err(Error::invalid_option("top_k", 0, "a token uses one expert at least"));
@@ -245,6 +249,7 @@ impl ExpertCatalog {
             dense_by_name,
             resident: Vec::new(),
             stacked: Vec::new(),
+            unreadable: HashMap::new(),
             top_k: None,
             packed: None,
             packing: Packing::None,
@@ -383,8 +388,11 @@ impl ExpertCatalog {
         position.ok_or(Error::NoSuchExpert { layer, expert, experts })
     }
 
-    /// Position of a dense tensor among all units.
+    /// Position of a dense tensor among all units, if a store can read it.
     pub(crate) fn dense_position(&self, name: &str) -> Result<usize> {
+        if let Some(error) = self.unreadable.get(name) {
+            return Err(hoistway::Error::from(error.clone()).into());
+        }
         let position = self.dense_by_name.get(name).copied();
         position.ok_or_else(|| {
             let is_expert = self.stacked.iter().any(|stacked| &**stacked == name);

@@ -188,7 +188,7 @@ impl LayerStream {
     ///
     /// # Errors
     /// [`Error::BudgetTooSmall`] if the budget does not hold the largest layer; [`Error::InvalidOption`] if there is no layer,
-    /// or one has no tensor; [`Error::Engine`] if there is no such tensor.
+    /// or one has no tensor; [`Error::Engine`] if there is no such tensor, or it is big-endian or of an unknown type.
     pub fn new(
         checkpoint: &Checkpoint,
         reader: &Arc<Reader>,

@@ -76,11 +76,12 @@ impl LayerPlan {
         if spec.tensors.is_empty() {
             return Err(Error::invalid_option("layers", &spec.name, "the layer has no tensor"));
         }
-        let mut entries = Vec::with_capacity(spec.tensors.len());
+        let mut ids = Vec::with_capacity(spec.tensors.len());
         for name in &spec.tensors {
-            let id = catalog.find(name).ok_or_else(|| catalog.no_such_tensor(name))?;
-            entries.push(catalog.tensor(id));
+            ids.push(catalog.find(name).ok_or_else(|| catalog.no_such_tensor(name))?);
         }
+        catalog.check_readable(ids.iter().copied()).map_err(hoistway::Error::from)?;
+        let entries: Vec<_> = ids.into_iter().map(|id| catalog.tensor(id)).collect();
         let mut pieces: Vec<Extent> =
             entries.iter().map(|entry| Extent { file: entry.file.index(), bytes: entry.bytes }).collect();
         pieces.sort_unstable_by_key(|piece| (piece.file, piece.bytes));

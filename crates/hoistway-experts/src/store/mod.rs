@@ -198,7 +198,8 @@ impl Store {
     /// least recently first.
     ///
     /// # Errors
-    /// [`Error::NoSuchTensor`], and those of [`ensure`](Self::ensure).
+    /// [`Error::NoSuchTensor`]; [`Error::Engine`] if a tensor is big-endian or of an unknown type; and those of
+    /// [`ensure`](Self::ensure).
     pub fn ensure_tensors<S: AsRef<str>>(&self, names: &[S]) -> Result<Lease> {
         leased(self.request(self.tensor_positions(names)?, |_| ())?)
     }
@@ -206,7 +207,7 @@ impl Store {
     /// Like [`ensure_tensors`](Self::ensure_tensors), and does not wait.
     ///
     /// # Errors
-    /// [`Error::NoSuchTensor`], [`Error::BatchTooLarge`], [`Error::Closed`].
+    /// [`Error::NoSuchTensor`], [`Error::Engine`], [`Error::BatchTooLarge`], [`Error::Closed`].
     pub fn ensure_tensors_async<S: AsRef<str>>(&self, names: &[S]) -> Result<Ticket> {
         let (request, _) = self.request(self.tensor_positions(names)?, |_| ())?;
         Ok(Ticket::new(request))

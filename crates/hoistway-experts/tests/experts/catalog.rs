@@ -2,15 +2,21 @@
 
 use crate::{
     gguf,
-    kit::{EXPERTS, LAYERS, Model, SLICE_BYTES, add, disk, safetensors},
+    kit::{EXPERTS, LAYERS, Lru, Model, SLICE_BYTES, add, bytes_of, disk, safetensors},
 };
-use hoistway::{ByteRange, Checkpoint, Dtype};
+use hoistway::{
+    ByteRange, Checkpoint, Dtype,
+    read::{Reader, ReaderOptions},
+};
 use hoistway_experts::{
     Error, ExpertId, Result,
     catalog::{ExpertCatalog, Part, Role, UnitId},
+    layers::{LayerOptions, LayerStream, numbered_layers},
+    rows::Rows,
+    store::{Store, StoreOptions},
 };
 use proptest::prelude::*;
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
 fn of(path: &Path) -> Result<ExpertCatalog> {
     ExpertCatalog::of_checkpoint(&Checkpoint::open(&[path]).unwrap(), None)
@@ -53,6 +59,59 @@ fn experts_of_a_gguf_model_are_slices_of_stacked_tensors() {
         ["blk.0.ffn_gate_exps.bias", "blk.1.ffn_gate_exps.bias", "blk.2.ffn_gate_exps.bias"]
     );
     assert_eq!(catalog.dense().len(), 1 + 2 * LAYERS as usize);
+}
+
+/// Whether an operation refuses tensors that are big-endian or of an unknown type.
+fn is_refused<T: std::fmt::Debug>(found: Result<T>) -> bool {
+    use hoistway::{Error::Plan, plan::PlanError};
+    matches!(&found, Err(Error::Engine(Plan(PlanError::ByteOrder { .. } | PlanError::UnknownType { .. }))))
+}
+
+#[test]
+fn what_has_no_meaning_in_memory_is_refused_by_all_that_reads_tensors() {
+    const I8: u32 = 24;
+    let directory = disk();
+    let reader = Arc::new(Reader::new(&ReaderOptions::default()).unwrap());
+    let model = |name: &str, big_endian: bool, type_id: u32| {
+        let mut writer = gguf::Writer { big_endian, ..gguf::Writer::default() };
+        for role in ["gate", "up", "down"] {
+            add(&mut writer, &format!("blk.0.ffn_{role}_exps.weight"), I8, &[2, 64, 96]);
+        }
+        writer = writer.tensor("blk.0.attn_q.weight", &[8], type_id, vec![7; 32]);
+        add(&mut writer, "blk.0.bytes", I8, &[32]);
+        let path = directory.path().join(name);
+        fs::write(&path, writer.finish()).unwrap();
+        Checkpoint::open(&[&path]).unwrap()
+    };
+    for checkpoint in [model("big.gguf", true, 0), model("unknown.gguf", false, 97)] {
+        assert!(is_refused(Rows::of_tensor(&reader, &checkpoint, "blk.0.attn_q.weight")));
+        let rows = Rows::of_tensor(&reader, &checkpoint, "blk.0.bytes").unwrap();
+        assert_eq!(rows.gather(&[0]).unwrap().row(0), Some(&bytes_of("blk.0.bytes", 32)[..1]));
+        let layers = numbered_layers(checkpoint.catalog());
+        assert!(is_refused(LayerStream::new(&checkpoint, &reader, &layers, &LayerOptions::default())));
+        // Experts of single bytes are as they are in memory, and so is what lies beside the tensor that is refused.
+        let catalog = Arc::new(ExpertCatalog::of_checkpoint(&checkpoint, Some(1)).unwrap());
+        let files = ExpertCatalog::open_files(&checkpoint);
+        let options = StoreOptions::default().budget_bytes(1 << 20);
+        let store = Store::open(catalog, files, Box::new(Lru::default()), &options).unwrap();
+        assert!(is_refused(store.ensure_tensors(&["blk.0.attn_q.weight"])));
+        assert!(is_refused(store.ensure_tensors_async(&["blk.0.bytes", "blk.0.attn_q.weight"])));
+        let lease = store.ensure_tensors(&["blk.0.bytes"]).unwrap();
+        let found = lease.units().next().unwrap().parts().next().unwrap().bytes().unwrap().to_vec();
+        assert_eq!(found, bytes_of("blk.0.bytes", 32));
+        assert!(store.ensure(0, &[1]).is_ok());
+    }
+    // Experts themselves.
+    for (big_endian, type_id) in [(true, 1), (false, 97)] {
+        let mut writer = gguf::Writer { big_endian, ..gguf::Writer::default() };
+        for role in ["gate", "up", "down"] {
+            let name = format!("blk.0.ffn_{role}_exps.weight");
+            writer = writer.tensor(&name, &[96, 64, 2], type_id, bytes_of(&name, 2 * 96 * 64 * 2));
+        }
+        let path = directory.path().join("experts.gguf");
+        fs::write(&path, writer.finish()).unwrap();
+        assert!(is_refused(of(&path)), "{big_endian} {type_id}");
+    }
 }
 
 #[test]

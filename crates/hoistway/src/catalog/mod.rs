@@ -26,10 +26,12 @@ pub use options::OpenOptions;
 
 use crate::{
     ByteRange, Dtype, Error, Result,
+    plan::PlanError,
     source::{Source, registry},
 };
 use build::Builder;
 use discover::FileSet;
+use gguf::ByteOrder;
 use safetensors::Metadata;
 use std::{
     collections::{HashMap, HashSet},
@@ -226,6 +228,50 @@ impl Catalog {
     /// The file at a position that this catalog gave out.
     pub fn file(&self, id: FileId) -> &FileEntry {
         &self.files[id.index()]
+    }
+
+    /// Fails for tensors whose bytes do not mean in memory what their type says: those of big-endian files, unless their
+    /// elements are single bytes, and those of types that are not known. Whatever hands out bytes of tensors asks this first.
+    ///
+    /// # Errors
+    /// [`PlanError::ByteOrder`], [`PlanError::UnknownType`], with the first such tensor and how many there are.
+    pub fn check_readable(
+        &self,
+        tensors: impl IntoIterator<Item = TensorId, IntoIter: Clone>,
+    ) -> Result<(), PlanError> {
+        let is_unknown = |entry: &&TensorEntry| matches!(entry.dtype, Dtype::UnknownGgml(_));
+        let is_reversed = |entry: &&TensorEntry| {
+            let is_single_bytes = (entry.dtype.block_len(), entry.dtype.block_bits()) == (1, 8);
+            let header = self.file(entry.file).gguf();
+            !is_single_bytes && header.is_some_and(|header| header.byte_order == ByteOrder::Big)
+        };
+        let entries = tensors.into_iter().map(|id| self.tensor(id));
+        let first = entries.clone().find(|entry| is_unknown(entry) || is_reversed(entry));
+        let Some(TensorEntry { name, dtype, file, .. }) = first else { return Ok(()) };
+        let tensor = name.to_string();
+        Err(match *dtype {
+            Dtype::UnknownGgml(id) => PlanError::UnknownType {
+                tensor,
+                path: self.file(*file).source.as_path().to_owned(),
+                id,
+                count: entries.filter(is_unknown).count(),
+            },
+            dtype => PlanError::ByteOrder { tensor, dtype, count: entries.filter(is_reversed).count() },
+        })
+    }
+
+    /// [`check_readable`](Self::check_readable) for the tensors that have bytes in a range of a file.
+    ///
+    /// # Errors
+    /// Those of [`check_readable`](Self::check_readable).
+    #[doc(hidden)]
+    pub fn check_readable_range(&self, file: FileId, range: ByteRange) -> Result<(), PlanError> {
+        let Range { start, end } = self.file(file).tensors;
+        // In the order of their bytes.
+        let tensors = &self.tensors[start as usize..end as usize];
+        let first = tensors.partition_point(|entry| entry.bytes.end() <= range.start());
+        let count = tensors[first..].partition_point(|entry| entry.bytes.start() < range.end());
+        self.check_readable((start as usize + first..start as usize + first + count).map(tensor_id))
     }
 
     /// The `__metadata__` of all files; where two files disagree on an entry, the first one's stands.

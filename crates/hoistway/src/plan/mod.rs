@@ -22,7 +22,7 @@ pub(crate) use transfer::packed;
 
 use crate::{
     Alignment, ByteRange, Catalog, Dtype,
-    catalog::{FileId, TensorEntry, TensorId, gguf::ByteOrder},
+    catalog::{FileId, TensorId},
 };
 #[doc(hidden)]
 pub use hoistway_device::Transfer;
@@ -187,30 +187,6 @@ pub enum PlanError {
 /// Says how many tensors have the same problem as the one that is named.
 fn others(count: usize, what: &str) -> String {
     if count > 1 { format!(", and {count} tensors in all are of {what}") } else { String::new() }
-}
-
-/// Fails for tensors whose bytes would mean nothing in memory.
-fn check_readable(catalog: &Catalog, requests: &[TensorRequest]) -> Result<(), PlanError> {
-    let is_unknown = |entry: &&TensorEntry| matches!(entry.dtype, Dtype::UnknownGgml(_));
-    let is_reversed = |entry: &&TensorEntry| {
-        let is_single_bytes = (entry.dtype.block_len(), entry.dtype.block_bits()) == (1, 8);
-        let header = catalog.file(entry.file).gguf();
-        !is_single_bytes && header.is_some_and(|header| header.byte_order == ByteOrder::Big)
-    };
-    let entries = || requests.iter().map(|request| catalog.tensor(request.tensor));
-    for entry in entries() {
-        let tensor = || entry.name.to_string();
-        if let Dtype::UnknownGgml(id) = entry.dtype {
-            let count = entries().filter(is_unknown).count();
-            let path = catalog.file(entry.file).source.as_path().to_owned();
-            return Err(PlanError::UnknownType { tensor: tensor(), path, id, count });
-        }
-        if is_reversed(&entry) {
-            let count = entries().filter(is_reversed).count();
-            return Err(PlanError::ByteOrder { tensor: tensor(), dtype: entry.dtype, count });
-        }
-    }
-    Ok(())
 }
 
 /// Sizes come from files, which may lie as far as a sparse file can: no plan may exhaust memory by itself.
@@ -388,7 +364,7 @@ impl Plan {
             let PlanOptions { chunk_bytes, block, .. } = *options;
             return Err(PlanError::Chunk { chunk_bytes, block: block.bytes() }.into());
         }
-        check_readable(catalog, requests)?;
+        catalog.check_readable(requests.iter().map(|request| request.tensor))?;
         let mut seen = HashSet::with_capacity(requests.len());
         let mut wanted = Vec::with_capacity(requests.len());
         for request in requests {
