@@ -33,6 +33,9 @@ use std::{
     sync::Arc,
 };
 
+/// Path, length, version of an object, and device, inode and modification time of a file of this machine.
+type FileFacts<'a> = (&'a OsStr, u64, Option<&'a str>, Option<(u64, u64, i128)>);
+
 /// Name, element type, shape, shape of the bytes of quantised elements, and size in bytes.
 type Planned = (String, Cow<'static, str>, Vec<u64>, Option<Vec<u64>>, u64);
 
@@ -118,12 +121,15 @@ impl Checkpoint {
         self.checkpoint.catalog().files().iter().map(|file| file.source.as_path().as_os_str()).collect()
     }
 
-    /// Of each file the name, the length, and the version if it is an object; see `hoistway::Checkpoint::version`.
-    fn file_facts(&self) -> Vec<(&OsStr, u64, Option<&str>)> {
+    /// Of each file the name, the length, the version if it is an object (see `hoistway::Checkpoint::version`), and of a file of
+    /// this machine the device, the inode and the modification time, as they were when it was opened.
+    fn file_facts(&self) -> Vec<FileFacts<'_>> {
         let catalog = self.checkpoint.catalog();
         let facts = |id| {
             let file = catalog.file(id);
-            (file.source.as_path().as_os_str(), file.len, self.checkpoint.version(id))
+            let identity = self.checkpoint.read_file(id).and_then(|file| file.identity());
+            let identity = identity.map(|file| (file.device(), file.inode(), file.modified_ns()));
+            (file.source.as_path().as_os_str(), file.len, self.checkpoint.version(id), identity)
         };
         catalog.file_ids().map(facts).collect()
     }

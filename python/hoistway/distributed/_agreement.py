@@ -39,7 +39,9 @@ def compare(notes: Sequence[dict[str, Any]]) -> None:
         raise DistributedError(f"the ranks differ in {subject}: {views}")
 
 
-def compare_files(hosts: Sequence[str], identities: Sequence[Sequence[tuple[str, str, bool]]]) -> None:
+def compare_files(
+    hosts: Sequence[str], identities: Sequence[Sequence[tuple[Sequence[str], str, bool]]]
+) -> None:
     """Fails if ranks found different files in one place: one was replaced while they opened it.
 
     A path is a place of a host. An object is compared by its number among the files: a URL of a hub's branch leads to
@@ -47,10 +49,12 @@ def compare_files(hosts: Sequence[str], identities: Sequence[Sequence[tuple[str,
     """
     seen: dict[tuple[str, str | int], tuple[int, str]] = {}
     for rank, (host, files) in enumerate(zip(hosts, identities, strict=True)):
-        for number, (place, identity, is_global) in enumerate(files):
-            key = ("", number) if is_global else (host, place)
-            first, known = seen.setdefault(key, (rank, identity))
-            if known != identity:
+        for number, (places, identity, is_global) in enumerate(files):
+            place = places[0]
+            keys: list[tuple[str, str | int]] = [("", number)] if is_global else [(host, at) for at in places]
+            known = [seen.setdefault(key, (rank, identity)) for key in keys]
+            first = next((rank for rank, other in known if other != identity), None)
+            if first is not None:
                 raise DistributedError(
                     f"the ranks differ in the file {place}: it was replaced or rewritten after rank {first} opened "
                     f"it or rank {rank} did",

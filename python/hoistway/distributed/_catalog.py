@@ -44,8 +44,8 @@ class File(NamedTuple):
     name: str
     """Without directories, in which ranks may differ."""
     nbytes: int
-    identity: tuple[str, str, bool]
-    """Its path without links, or its URL; its version; and whether the two mean the same on all hosts."""
+    identity: tuple[tuple[str, ...], str, bool]
+    """Its path, also without links, or its URL; which file was opened; and whether these mean the same on all hosts."""
 
 
 class Element(NamedTuple):
@@ -112,14 +112,14 @@ def read_catalog(checkpoint: Checkpoint) -> Catalog:
     )
 
 
-def _file(path: str, nbytes: int, version: str | None) -> File:
+def _file(path: str, nbytes: int, version: str | None, opened: tuple[int, int, int] | None) -> File:
     name = os.path.basename(path)
     if version is not None:
         # Paths of the hub have the commit; a file in its cache has no other version.
-        return File(name, nbytes, (path, path if path.startswith("hf://") else version, True))
-    status = os.stat(path)
-    found = f"{status.st_dev} {status.st_ino} {status.st_mtime_ns}"
-    return File(name, nbytes, (os.path.realpath(path), found, False))
+        return File(name, nbytes, ((path,), path if path.startswith("hf://") else version, True))
+    # Another file may have taken the name by now: what was opened counts. Links may lead elsewhere on another rank.
+    places = (os.path.abspath(path), os.path.realpath(path))
+    return File(name, nbytes, (places, " ".join(map(str, opened or ())), False))
 
 
 def _entry(name: str, dtype: str, shape: tuple[int, ...], block_len: int) -> Entry:

@@ -221,22 +221,44 @@ def test_the_failure_of_one_rank_is_the_error_of_all(tmp_path: Path) -> None:
             assert "/b/m.safetensors" in seen.message
 
 
-def replaced(rank: int, path: str) -> Outcome:
-    def select(name: str) -> bool:
-        # Asked after the file was looked at. The other has the same size and tensors.
-        if rank == 0 and name == "t00":
+def replaced(rank: int, path: str, moment: str) -> Outcome:
+    """Rank 0 puts another file, of the same size and tensors, or a link to one, where ``path`` was, once it has opened that."""
+
+    def replace() -> None:
+        if rank == 0 and os.path.lexists(path + ".new"):
             os.replace(path + ".new", path)
+
+    def select(name: str) -> bool:
+        if moment == "selection":
+            replace()
         return True
 
+    read_catalog = _load.read_catalog
+
+    def read_catalog_of_replaced(checkpoint: Any) -> Any:
+        if moment == "opened":
+            replace()
+        return read_catalog(checkpoint)
+
+    _load.read_catalog = read_catalog_of_replaced
     if rank == 1:
-        until(lambda: not os.path.exists(path + ".new"))
-    return attempt(lambda: wd.load_file(path, select=select, timeout=20))
+        until(lambda: not os.path.lexists(path + ".new"))
+    return attempt(lambda: wd.load_file(path, select=select, strategy="share", timeout=20))
 
 
-def test_a_file_that_is_replaced_between_two_ranks_is_noticed(tmp_path: Path) -> None:
-    path = model(tmp_path)
-    os.rename(model(tmp_path, "m.safetensors.other"), path + ".new")
-    for outcome in values(on_ranks(replaced, 2, tmp_path, path)):
+@pytest.mark.parametrize("moment", ["opened", "selection"])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_file_that_is_replaced_between_two_ranks_is_noticed(
+    tmp_path: Path, moment: str, is_link: bool
+) -> None:
+    path, other = model(tmp_path), model(tmp_path, "m.safetensors.other")
+    if is_link:
+        os.rename(path, path + ".first")
+        os.symlink(path + ".first", path)
+        os.symlink(other, path + ".new")
+    else:
+        os.rename(other, path + ".new")
+    for outcome in values(on_ranks(replaced, 2, tmp_path, path, moment)):
         assert outcome.error == "DistributedError"
         assert f"the ranks differ in the file {path}" in outcome.message
 
@@ -268,8 +290,8 @@ def on_another_host(rank: int, path: str) -> int:
 
     def file_of_this_host(*facts: Any) -> _catalog.File:
         found = file(*facts)
-        place, identity, is_global = found.identity
-        return found._replace(identity=(place, f"{identity} of {rank}", is_global))
+        places, identity, is_global = found.identity
+        return found._replace(identity=(places, f"{identity} of {rank}", is_global))
 
     _catalog._file = file_of_this_host
     _load._this_node = lambda: f"host {rank}"
