@@ -71,7 +71,7 @@ impl KeptTensor {
             // SAFETY: `new` was promised that these are initialised bytes as long as the owner lives, which `self` holds.
             return Ok(Cow::Borrowed(unsafe { slice::from_raw_parts(start, len) }));
         }
-        let mut bytes = vec![0; len];
+        let mut bytes = hoistway::memory::zeroed(self.len_bytes, "memory for a copy of a tensor")?;
         let mut copy = || -> Result<(), Error> {
             CopyStream::new(&Device::open(self.device)?)?.read_back(self.address, &mut bytes)
         };

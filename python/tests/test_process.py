@@ -474,18 +474,60 @@ def test_work_that_panics_beside_the_look_for_ctrl_c_is_an_error(is_cancellable:
         _native.panic_at_work(is_cancellable)
 
 
-def test_a_copy_of_bytes_that_has_no_room_is_a_memory_error(tmp_path: Path) -> None:
+LIMITED = """
+import os, resource, sys
+import hoistway
+def leave(mib):
+    # Of the address space.
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (mib << 20),) * 2)
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_a_copy_of_bytes_that_has_no_room_is_a_memory_error(tmp_path: Path, device: str) -> None:
     script = """
-        import resource, sys
-        import hoistway
-        tensor = hoistway.load_file(sys.argv[1], framework="raw", route="threads")["a"]
-        with open("/proc/self/statm") as file:
-            used = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20),) * 2)
-        try:
-            tensor.tobytes()
-        except MemoryError:
-            print("no room")
-        """
-    done = run(script, write_model(tmp_path / "model.safetensors", {"a": ("U8", [64 << 20])}))
+tensor = hoistway.load_file(sys.argv[1], sys.argv[2], framework="raw", route="threads")["a"]
+leave(16)
+try:
+    tensor.tobytes()
+except MemoryError:
+    print("no room")
+"""
+    path = write_model(tmp_path / "model.safetensors", {"a": ("U8", [64 << 20])})
+    done = run(LIMITED + script, path, device)
     assert done.stdout == "no room\n", done.stderr
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.safetensors.index.json"])
+def test_a_header_that_has_no_room_is_a_memory_error(tmp_path: Path, name: str) -> None:
+    script = """
+leave(24)
+try:
+    hoistway.open(sys.argv[1], framework="raw")
+except MemoryError as error:
+    print(error)
+"""
+    text = b'{"weight_map":{}}' if name.endswith("json") else b"{}"
+    text = text.ljust(64 << 20)
+    (tmp_path / name).write_bytes(text if name.endswith("json") else len(text).to_bytes(8, "little") + text)
+    done = run(LIMITED + script, tmp_path / name)
+    assert "cannot allocate 64.0 MiB of memory for a" in done.stdout, done.stderr
+
+
+def test_a_verification_holds_no_copy_of_a_whole_tensor_of_a_device(tmp_path: Path) -> None:
+    script = """
+from hoistway import _native
+def peak(*options):
+    arguments = ["load", sys.argv[1], "--device", "cuda:0", "--route", "threads", "--json", *options]
+    assert _native.run_command(["hoistway"], arguments) == 0
+    # Not that of `getrusage`, which is also the peak of the process that started this one.
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) >> 10 for line in file if line.startswith("VmHWM"))
+before = peak()
+print(peak("--verify") - before, file=sys.stderr)
+"""
+    path = write_model(tmp_path / "model.safetensors", {"a": ("U8", [192 << 20])})
+    done = run(LIMITED + script, path)
+    assert int(done.stderr) < 96, done.stderr

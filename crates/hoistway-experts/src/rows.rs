@@ -21,7 +21,7 @@ use hoistway::{
     ByteRange, Checkpoint,
     read::{Priority, ReadFile, ReadRequest, Reader, Target},
 };
-use std::{io, ptr::NonNull, sync::Arc};
+use std::{ptr::NonNull, sync::Arc};
 
 /// Longest read of rows that follow one another.
 const MAX_RUN_BYTES: u64 = 1 << 20;
@@ -114,7 +114,8 @@ impl Rows {
         let mut distinct = rows.to_vec();
         distinct.sort_unstable();
         distinct.dedup();
-        let mut bytes = self.memory(distinct.len())?;
+        let len = (distinct.len() as u64).saturating_mul(self.row_bytes);
+        let mut bytes = hoistway::memory::zeroed(len, "memory for rows")?;
         let runs = self.runs(&distinct);
         let mut requests = Vec::with_capacity(runs.len());
         let mut rest = bytes.as_mut_slice();
@@ -138,19 +139,6 @@ impl Rows {
         let start = |row: &u64| distinct.binary_search(row).unwrap_or_default() * row_bytes;
         let starts = rows.iter().map(start).collect();
         Ok(Gathered { bytes, row_bytes, starts })
-    }
-
-    fn memory(&self, rows: usize) -> Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        let wanted = (rows as u64).saturating_mul(self.row_bytes);
-        let len = usize::try_from(wanted).unwrap_or(usize::MAX);
-        bytes.try_reserve_exact(len).map_err(|_| hoistway::Error::Allocation {
-            bytes: wanted,
-            kind: "memory for rows",
-            source: io::ErrorKind::OutOfMemory.into(),
-        })?;
-        bytes.resize(len, 0);
-        Ok(bytes)
     }
 
     /// The bytes of rows, which are in order and in the table, as reads.

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::{
-    Cancel, Checkpoint, Dtype, Error, Loaded, Result,
+    Cancel, Checkpoint, Dtype, Error, Loaded, Result, Tensor, TensorMemory,
     catalog::{TensorEntry, TensorId},
     parallel, save,
     source::Source,
@@ -192,7 +192,9 @@ pub(crate) fn check(
             return Err(Error::invalid_option("verify", tensor.name(), reason));
         }
         let describe = |digest| ManifestEntry { dtype: entry.dtype, shape: entry.shape.to_vec(), digest };
-        let found = describe(blake3::hash(&tensor.bytes()?).to_hex().to_string());
+        let mut hasher = blake3::Hasher::new();
+        for_bytes_of(tensor, |bytes| _ = hasher.update(bytes))?;
+        let found = describe(hasher.finalize().to_hex().to_string());
         let go_on = |_| ControlFlow::Continue(());
         let expected = match manifest {
             None => describe(digest_of_file(checkpoint.source(entry.file), entry, cancel, &go_on)?),
@@ -353,9 +355,18 @@ fn for_all_bytes(
             at += len as u64;
         }
         if let Some(tensor) = entry.and_then(|entry| loaded.get(&entry.name)) {
-            came(&tensor.bytes()?);
+            for_bytes_of(tensor, &mut came)?;
             at += tensor.len_bytes();
         }
+    }
+    Ok(())
+}
+
+/// Calls `came` with the bytes of a tensor in their order. Those of a device are not in host memory all at once.
+fn for_bytes_of(tensor: &Tensor, mut came: impl FnMut(&[u8])) -> Result<()> {
+    match tensor.memory() {
+        TensorMemory::Host(block) => came(block),
+        TensorMemory::Device(block) => block.read_back_in_steps(STEP_BYTES, came)?,
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use super::{
     index::{Index, IndexError, MAX_INDEX_BYTES},
     open, shard_name,
 };
-use crate::{Error, Result, source::registry};
+use crate::{Error, Result, memory, source::registry};
 use std::{
     collections::HashSet,
     fs,
@@ -256,8 +256,10 @@ fn resolve_index(path: &Path, options: &OpenOptions) -> Result<FileSet> {
     let invalid = |problem| Error::InvalidIndex { path: path.to_owned(), problem };
     let source = registry::open(path, options)?;
     let len = source.len();
-    let len_in_memory = usize::try_from(len).ok().filter(|_| len <= MAX_INDEX_BYTES);
-    let mut text = vec![0; len_in_memory.ok_or_else(|| invalid(IndexError::TooLarge { len }))?];
+    if len > MAX_INDEX_BYTES {
+        return Err(invalid(IndexError::TooLarge { len }));
+    }
+    let mut text = memory::zeroed(len, "memory for an index")?;
     open::unchanged(&*source, source.read_exactly(&mut text, 0, None, &options.cancel_token()))?;
     let index = Index::parse(&text).map_err(invalid)?;
     let name = SourceName::from(source.path());

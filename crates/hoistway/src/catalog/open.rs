@@ -8,11 +8,12 @@ use super::{
     safetensors::{self, Header, HeaderError, LENGTH_PREFIX_BYTES},
 };
 use crate::{
-    ByteRange, Cancel, Error, Result, parallel,
+    ByteRange, Cancel, Error, Result, memory, parallel,
     source::{Source, SourceName, registry},
 };
 use std::{
     collections::{HashMap, HashSet, VecDeque},
+    io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -223,8 +224,7 @@ fn safetensors_text(source: &dyn Source, cancel: &Cancel) -> Result<Vec<u8>> {
             None => invalid(path, problem),
         }
     })?;
-    let too_large = |_| invalid(path, HeaderError::TooLarge { header_len });
-    let mut text = vec![0; usize::try_from(header_len).map_err(too_large)?];
+    let mut text = memory::zeroed(header_len, "memory for a header")?;
     source.read_exactly(&mut text, LENGTH_PREFIX_BYTES, None, cancel)?;
     Ok(text)
 }
@@ -237,6 +237,9 @@ fn invalid(path: &Path, problem: impl Into<FormatError>) -> Error {
 pub(crate) fn gguf_error(of: &dyn Source, problem: GgufError, cancel: &Cancel) -> Error {
     match problem {
         GgufError::Io { .. } if cancel.is_cancelled() => Error::Cancelled,
+        GgufError::Io { range, source } if source.kind() == io::ErrorKind::OutOfMemory => {
+            Error::Allocation { bytes: range.len(), kind: "memory for a part of a header", source }
+        }
         GgufError::Io { range, source } => of.read_error(range, None, source),
         problem => invalid(of.path(), problem),
     }

@@ -83,7 +83,8 @@ impl Tensor {
     /// memory of a device.
     ///
     /// # Errors
-    /// [`Error::Device`](crate::Error::Device) if the device fails; never if they are in host memory.
+    /// [`Error::Device`](crate::Error::Device) if the device fails, [`Error::Allocation`](crate::Error::Allocation) if there is no memory
+    /// for the copy; never if they are in host memory.
     pub fn bytes(&self) -> Result<Cow<'_, [u8]>> {
         match &self.memory {
             TensorMemory::Host(block) => Ok(Cow::Borrowed(block)),

@@ -4,7 +4,7 @@
 
 use super::coverage::Coverage;
 use crate::{
-    ByteRange, Error, Result,
+    ByteRange, Result,
     device::{self, CopyStream, Device, DeviceMemory, ReusedMemory},
     parallel::lock,
 };
@@ -213,14 +213,27 @@ impl DeviceBlock {
     /// A copy of the bytes in host memory.
     ///
     /// # Errors
-    /// [`Error::Device`], [`Error::Forked`].
+    /// [`Error::Device`], [`Error::Allocation`], [`Error::Forked`].
     pub fn read_back(&self) -> Result<Vec<u8>> {
-        let len = usize::try_from(self.len()).map_err(|_| Error::Internal("a block is too long".into()))?;
-        let mut bytes = vec![0; len];
-        if len > 0 {
+        let mut bytes = super::zeroed(self.len(), "memory for a copy of a tensor")?;
+        if !bytes.is_empty() {
             CopyStream::new(self.device())?.read_back(self.address(), &mut bytes)?;
         }
         Ok(bytes)
+    }
+
+    /// Calls `came` with copies of the bytes in host memory, `step` of them at a time.
+    pub(crate) fn read_back_in_steps(&self, step: usize, mut came: impl FnMut(&[u8])) -> Result<()> {
+        let mut buffer = vec![0; step.min(usize::try_from(self.len()).unwrap_or(step))];
+        let copies = CopyStream::new(self.device())?;
+        let mut at = 0;
+        while at < self.len() {
+            let len = buffer.len().min(usize::try_from(self.len() - at).unwrap_or(step));
+            copies.read_back(self.address() + at, &mut buffer[..len])?;
+            came(&buffer[..len]);
+            at += len as u64;
+        }
+        Ok(())
     }
 }
 

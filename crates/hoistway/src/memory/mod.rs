@@ -54,6 +54,15 @@ pub(crate) fn unpinned_note(slots: &[&Slots], way: &str) -> Option<String> {
     Some(format!("{what}, so copies {way} the device are slow: {why}"))
 }
 
+/// Makes `len` zero bytes.
+///
+/// # Errors
+/// [`Error::Allocation`].
+#[doc(hidden)]
+pub fn zeroed(len: u64, kind: &'static str) -> Result<Vec<u8>> {
+    hoistway_io::memory::zeroed(len).map_err(|source| Error::Allocation { bytes: len, kind, source })
+}
+
 /// The pages of arenas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -5,6 +5,7 @@ use super::{Source, SourceName, local::Local, name::scheme_of};
 use crate::{
     ByteRange, Error, Result,
     catalog::{FormatError, OpenFile, OpenOptions},
+    memory,
 };
 use hoistway_io::file::FileSystem;
 use std::{
@@ -122,12 +123,11 @@ pub(crate) fn read_beside(
         opened => opened?,
     };
     let len = source.len();
-    let len_in_memory = usize::try_from(len).ok().filter(|_| len <= most_bytes);
-    let too_long = || {
+    if len > most_bytes {
         let problem = FormatError::TooLong { len, most: most_bytes };
-        Error::InvalidFile { path: source.path().to_owned(), problem }
-    };
-    let mut text = vec![0; len_in_memory.ok_or_else(too_long)?];
+        return Err(Error::InvalidFile { path: source.path().to_owned(), problem });
+    }
+    let mut text = memory::zeroed(len, "memory for a small file")?;
     let read = source.read_exactly(&mut text, 0, None, &options.cancel_token());
     source.check_unchanged(ByteRange::default(), |_| None)?;
     read.map(|()| Some(text))

@@ -3,7 +3,7 @@
 
 use super::{ByteOrder, GgufError, HeaderPart, MAX_HEADER_BYTES, MAX_STRING_BYTES, MAX_TEXT_BYTES};
 use crate::ByteRange;
-use hoistway_io::file;
+use hoistway_io::{file, memory};
 use std::{fs::File, io};
 
 /// Bytes that are read at once. So few where the smallest of files must need several windows.
@@ -190,14 +190,14 @@ impl<'a> Reader<'a> {
 
     /// The next `len` bytes, which must be there.
     fn bytes(&mut self, len: u64) -> Result<Vec<u8>, GgufError> {
-        let len_in_memory = usize::try_from(len).unwrap_or(usize::MAX);
-        let mut bytes = Vec::new();
-        if len <= WINDOW_BYTES {
-            bytes.extend_from_slice(self.buffered(len_in_memory)?);
+        let bytes = if len <= WINDOW_BYTES {
+            self.buffered(usize::try_from(len).unwrap_or(usize::MAX))?.to_vec()
         } else {
-            bytes.resize(len_in_memory, 0);
+            let range = ByteRange::at(self.position, len).unwrap_or_default();
+            let mut bytes = zeroed(len, range)?;
             read(self.source, &mut bytes, self.position)?;
-        }
+            bytes
+        };
         self.position += len;
         Ok(bytes)
     }
@@ -242,6 +242,11 @@ impl<'a> Reader<'a> {
 }
 
 /// Fills `buffer` from a source.
+/// Memory for `len` elements that the bytes `range` hold.
+pub(super) fn zeroed<T: Clone + Default>(len: u64, range: ByteRange) -> Result<Vec<T>, GgufError> {
+    memory::zeroed(len).map_err(|source| GgufError::Io { range, source })
+}
+
 pub(super) fn read(source: &dyn ByteSource, buffer: &mut [u8], offset: u64) -> Result<(), GgufError> {
     let range = ByteRange::at(offset, buffer.len() as u64).unwrap_or_default();
     source.read_exact_at(buffer, offset).map_err(|source| GgufError::Io { range, source })

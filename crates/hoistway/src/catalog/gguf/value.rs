@@ -3,7 +3,7 @@
 
 use super::{
     ByteOrder, ByteSource, GgufError, HeaderPart,
-    reader::{Reader, read},
+    reader::{Reader, read, zeroed},
 };
 use crate::ByteRange;
 use std::{collections::HashMap, fmt, sync::Arc};
@@ -233,10 +233,12 @@ impl Array {
         macro_rules! numbers {
             ($variant:ident, $number:ty) => {{
                 let bytes = self.read_bytes(source)?;
-                let (numbers, _) = bytes.as_chunks::<{ size_of::<$number>() }>();
-                ArrayValues::$variant(
-                    numbers.iter().map(|&number| <$number>::from_le_bytes(number)).collect(),
-                )
+                let (stored, _) = bytes.as_chunks::<{ size_of::<$number>() }>();
+                let mut numbers: Vec<$number> = zeroed(stored.len() as u64, self.bytes)?;
+                for (number, stored) in numbers.iter_mut().zip(stored) {
+                    *number = <$number>::from_le_bytes(*stored);
+                }
+                ArrayValues::$variant(numbers)
             }};
         }
         Ok(match self.element {
@@ -265,7 +267,7 @@ impl Array {
     pub fn read_bytes(&self, source: &dyn ByteSource) -> Result<Vec<u8>, GgufError> {
         self.number_width()?;
         // The range was in the file when the array was found: what is allocated here was there once.
-        let mut bytes = vec![0; usize::try_from(self.bytes.len()).unwrap_or(usize::MAX)];
+        let mut bytes = zeroed(self.bytes.len(), self.bytes)?;
         self.read_into(source, &mut bytes)?;
         Ok(bytes)
     }
