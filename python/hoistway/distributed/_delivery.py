@@ -31,7 +31,7 @@ from hoistway.distributed._memory import check_memory, memory_note, needed_bytes
 from hoistway.distributed._plan import Plan, check_window, make_plan, overlapping, part_bytes
 from hoistway.distributed._report import DistributedReport
 from hoistway.distributed._wants import NOTHING, Wants
-from hoistway.errors import CancelledError, DistributedError, OptionError, RouteUnavailableError
+from hoistway.errors import CancelledError, DistributedError, ForkedError, OptionError, RouteUnavailableError
 
 if TYPE_CHECKING:
     from hoistway import _native
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WAITING, READY, FAILED = range(3)
+
+INTERRUPTED_SECONDS = 10.0
+"""How long a rank waits after Ctrl-C for the others, to tell them of it. A second Ctrl-C ends that."""
+GIVING_UP_SECONDS = 8.0
+"""How long the thread that talks to the ranks may take to give up, if its backend lets it: for a look and roll calls."""
 
 
 class Request(NamedTuple):
@@ -75,6 +80,8 @@ class Delivery:
         self._node_link: Link | None = None
         self._next_step = 0
         self._is_over = False
+        self._is_stuck = False
+        self._process = os.getpid()
         self._seconds: float | None = None
         self._stream: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._asked: Request | None = None
@@ -84,6 +91,7 @@ class Delivery:
             self._asked = prepare()
         except BaseException as failure:
             error = failure
+        self._hurry_after(error)
         try:
             self._call(lambda: self._agree(error))
         except BaseException:
@@ -100,11 +108,16 @@ class Delivery:
         return self._request.checkpoint.files()
 
     def close(self) -> None:
-        """Ends the load: if it is not over, for all ranks."""
+        """Ends the load: if it is not over, for all ranks. In a child of ``fork``, for the child alone."""
+        if self._process != os.getpid():
+            # The threads and the connections to the other ranks are the parent's.
+            self._is_over = True
+            return
         try:
             if not self._is_over:
                 # Ctrl-C between two calls reaches the caller, who closes the load.
                 error = sys.exc_info()[1]
+                self._hurry_after(error)
                 stopped = Stopped("no more tensors were taken")
                 reason = error if isinstance(error, KeyboardInterrupt) else stopped
                 with contextlib.suppress(DistributedError, Stopped, RuntimeError):
@@ -113,7 +126,7 @@ class Delivery:
             # The reason is raised here once more if it is Ctrl-C: the threads end all the same.
             self._end()
             self._interruption = self._interruption or Stopped()
-            self._talker.shutdown()
+            self._talker.shutdown(wait=not self._is_stuck)
             self._reader.shutdown()
             if self._asked is not None:
                 self._asked.checkpoint.close()
@@ -384,6 +397,10 @@ class Delivery:
 
     def _call(self, work: Callable[[], T]) -> T:
         """Has the thread that talks do something, and waits for it. Ctrl-C meanwhile ends the load for all ranks."""
+        if self._process != os.getpid():
+            raise ForkedError(
+                "this load began before fork(): it is its parent's; begin a load in this process"
+            )
         future = None
         try:
             future = self._talker.submit(self._in_stream, work)
@@ -401,10 +418,27 @@ class Delivery:
     def _interrupt(self, error: BaseException) -> None:
         self._interruption = error
         self._wake.set()
-        # After what it does now.
-        with contextlib.suppress(BaseException):
-            self._talker.submit(self._leave_unless_over, error).result()
+        self._hurry_after(error)
+        told: Future[None] | None = None
+        try:
+            # After what it does now.
+            told = self._talker.submit(self._leave_unless_over, error)
+            told.result(INTERRUPTED_SECONDS + GIVING_UP_SECONDS)
+        except KeyboardInterrupt:
+            self._link.give_up_within(0)
+            with contextlib.suppress(BaseException):
+                assert told is not None
+                told.result(GIVING_UP_SECONDS)
+        except BaseException:
+            # The error that is told is the caller's.
+            pass
+        self._is_stuck = told is not None and not told.done()
         self._end()
+
+    def _hurry_after(self, error: BaseException | None) -> None:
+        """Limits how long this rank waits for others, which may come much later, once its caller wants to end."""
+        if isinstance(error, KeyboardInterrupt):
+            self._link.give_up_within(INTERRUPTED_SECONDS)
 
     def _leave_unless_over(self, error: BaseException) -> None:
         if not self._is_over:

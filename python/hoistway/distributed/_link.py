@@ -54,6 +54,8 @@ class Link:
         around: The link of the group that this one is a part of, whose ranks errors name.
     """
 
+    _gives_up_at = float("inf")
+
     def __init__(self, group: Any, device: str, timeout: float, around: Link | None = None) -> None:
         import torch.distributed as dist  # noqa: PLC0415
 
@@ -131,6 +133,10 @@ class Link:
         else:
             self.wait(work)
 
+    def give_up_within(self, seconds: float) -> None:
+        """Lets this rank wait for others no longer than that, where the backend lets it look: with gloo."""
+        self._gives_up_at = min(self._gives_up_at, time.monotonic() + seconds)
+
     def name_roll(self, roll: str) -> None:
         """Sets the name under which ranks call the roll: the same on all of them, and not used before."""
         self._roll = roll
@@ -180,7 +186,7 @@ class Link:
 
     def _wait_and_look(self, work: Any) -> None:
         deadline = time.monotonic() + self.timeout
-        while (left := deadline - time.monotonic()) > LOOK_SECONDS:
+        while (left := min(deadline, self._around._gives_up_at) - time.monotonic()) > LOOK_SECONDS:
             try:
                 work.wait(timedelta(seconds=LOOK_SECONDS))
             except RuntimeError:
@@ -191,7 +197,17 @@ class Link:
                 return
             if self._around._is_broken():
                 raise RuntimeError("another rank found the group broken")
+        if self._around._gives_up_at < deadline:
+            self._abort()
         work.wait(timedelta(seconds=max(left, 0.001)))
+
+    def _abort(self) -> None:
+        """Closes the connections of gloo, if this torch can: other ranks shall fail rather than wait for this one."""
+        import torch  # noqa: PLC0415
+
+        abort = getattr(self._group._get_backend(torch.device("cpu")), "abort", None)
+        if abort is not None:
+            abort()
 
     def _is_broken(self) -> bool:
         """Whether any rank said so."""

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from hoistway import distributed as wd
 from hoistway.distributed import _catalog, _delivery, _link, _load
 from hoistway.distributed._delivery import Delivery
 from hoistway.distributed._link import Link
-from hoistway.errors import DistributedError
+from hoistway.errors import DistributedError, ForkedError
 from interrupting import interrupt_main_when
 from ranks import Outcome, attempt, on_ranks, values
 
@@ -222,7 +222,7 @@ def test_the_failure_of_one_rank_is_the_error_of_all(tmp_path: Path) -> None:
 
 
 def replaced(rank: int, path: str, moment: str) -> Outcome:
-    """Rank 0 puts another file, of the same size and tensors, or a link to one, where ``path`` was, once it has opened that."""
+    """Rank 0 puts another file of the same size and tensors, or a link to it, where ``path`` was, once that is open."""
 
     def replace() -> None:
         if rank == 0 and os.path.lexists(path + ".new"):
@@ -563,6 +563,72 @@ def interrupted_when_ready(rank: int, path: str, mark: str) -> Outcome:
     if rank == 0:
         Path(mark).touch()
     return outcome
+
+
+def interrupted_alone(rank: int, path: str, mark: str, presses: int) -> Outcome:
+    """Rank 1 comes only after rank 0's load has ended."""
+    if rank == 1:
+        until(Path(mark).exists)
+        return attempt(lambda: wd.load_file(path, timeout=20))
+    _delivery.INTERRUPTED_SECONDS = 0.1 if presses == 1 else 1000.0
+    result = Future.result
+
+    def result_and_press(future: Future[Any], timeout: float | None = None) -> Any:
+        if presses == 2 and timeout is not None and timeout > 1000:
+            signal.raise_signal(signal.SIGINT)
+        return result(future, timeout)
+
+    Future.result = result_and_press  # type: ignore[assignment, method-assign]
+    interrupt_main_when("result_and_press")
+    outcome = attempt(lambda: wd.load_file(path, timeout=1000))
+    Path(mark).touch()
+    until(lambda: threading.active_count() == 1)
+    return outcome
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_does_not_wait_for_a_rank_that_comes_much_later(tmp_path: Path, presses: int) -> None:
+    outcomes = values(
+        on_ranks(interrupted_alone, 2, tmp_path, model(tmp_path), str(tmp_path / "mark"), presses)
+    )
+    assert [outcome.error for outcome in outcomes] == ["KeyboardInterrupt", "DistributedError"], outcomes
+
+
+def forked(_rank: int, path: str, what: str) -> tuple[int, int]:
+    """How a child ends that uses an iterator of its parent, and how many tensors the parent gets after that."""
+    tensors = wd.iter_tensors(path, max_in_flight="4MiB")
+    next(tensors)
+    child = os.fork()
+    if child == 0:
+        try:
+            if what == "next":
+                with pytest.raises(ForkedError):
+                    next(tensors)
+            elif what == "close":
+                tensors.close()
+            del tensors
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = None
+
+    def has_ended() -> bool:
+        nonlocal status
+        ended, status = os.waitpid(child, os.WNOHANG)
+        return ended == child
+
+    try:
+        until(has_ended)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    assert status is not None
+    return os.waitstatus_to_exitcode(status), sum(1 for _ in tensors)
+
+
+@pytest.mark.parametrize("what", ["next", "close", "drop"])
+def test_a_child_of_fork_leaves_its_parents_iterator_alone(tmp_path: Path, what: str) -> None:
+    assert values(on_ranks(forked, 1, tmp_path, model(tmp_path), what)) == [(0, 23)]
 
 
 def test_a_store_that_does_not_answer_keeps_no_rank_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
