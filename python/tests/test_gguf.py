@@ -461,9 +461,8 @@ def test_selections_iteration_and_reports(every_type: tuple[Path, list[Tensor]])
 
 def test_types_to_come_are_listed_and_can_be_left_out(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", Tensor("new", [32], 99, data=bytes(64)), filled("old", [8]))
-    with hoistway.Reader(path, framework="raw") as reader:
-        with pytest.raises(UnsupportedDtypeError, match="99"):
-            reader.read("new")
+    with hoistway.Reader(path, framework="raw") as reader, pytest.raises(UnsupportedDtypeError, match="99"):
+        reader.read("new")
     with hoistway.open(path, framework="numpy") as checkpoint:
         assert checkpoint.keys() == ["new", "old"]
         assert checkpoint.get_shape("new") == [32]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hoistway._lazy import lazy
+from hoistway.errors import SliceError, UnsupportedDtypeError
 
 if TYPE_CHECKING:
     from hoistway._checkpoint import Checkpoint
@@ -102,12 +104,20 @@ class Catalog:
         return digest.hexdigest()
 
 
-def read_catalog(checkpoint: Checkpoint) -> Catalog:
-    """The catalog of an open checkpoint."""
-    entries = tuple(_entry(name, *checkpoint._opened.info(name)) for name in checkpoint._opened.keys())  # noqa: SIM118
+def read_entries(checkpoint: Checkpoint) -> tuple[Entry, ...]:
+    """The tensors of an open checkpoint."""
+    return tuple(_entry(name, *checkpoint._opened.info(name)) for name in checkpoint._opened.keys())  # noqa: SIM118
+
+
+def read_catalog(checkpoint: Checkpoint, entries: tuple[Entry, ...], wanted: Sequence[bool]) -> Catalog:
+    """The catalog of an open checkpoint, of whose tensors this rank wants some.
+
+    Raises:
+        UnsupportedDtypeError: A tensor that is wanted cannot be loaded.
+    """
     return Catalog(
         entries,
-        _elements(checkpoint, entries),
+        _elements(checkpoint, entries, wanted),
         tuple(_file(*facts) for facts in checkpoint._opened.file_facts()),
     )
 
@@ -128,23 +138,34 @@ def _entry(name: str, dtype: str, shape: tuple[int, ...], block_len: int) -> Ent
     return Entry(name, dtype, tuple(shape) or (1,), unit, not shape, row_dim)
 
 
-def _elements(checkpoint: Checkpoint, entries: Sequence[Entry]) -> dict[str, Element]:
+def _elements(checkpoint: Checkpoint, entries: Sequence[Entry], wanted: Sequence[bool]) -> dict[str, Element]:
     """How the framework holds each type, learnt by loading as good as nothing of one tensor of each."""
-    samples: dict[str, Entry] = {}
-    for entry in entries:
-        known = samples.get(entry.dtype)
-        if known is None or _worth(entry) > _worth(known):
-            samples[entry.dtype] = entry
-    slices = {entry.name: _sample(entry) for entry in samples.values() if not entry.is_scalar}
+    samples: dict[str, tuple[tuple[bool, bool, bool], Entry]] = {}
+    for entry, is_wanted in zip(entries, wanted, strict=True):
+        worth = (is_wanted, *_worth(entry))
+        if entry.dtype not in samples or worth > samples[entry.dtype][0]:
+            samples[entry.dtype] = worth, entry
+    elements = _sampled(checkpoint, [entry for (is_wanted, *_), entry in samples.values() if is_wanted])
+    for (is_wanted, *_), entry in samples.values():
+        if not is_wanted:
+            # Other ranks may want such a tensor. If it cannot be loaded, they fail, and it counts as without bytes.
+            with suppress(UnsupportedDtypeError, SliceError):
+                elements.update(_sampled(checkpoint, [entry]))
+            elements.setdefault(entry.dtype, Element(None, 0, 1))
+    return elements
+
+
+def _sampled(checkpoint: Checkpoint, samples: Sequence[Entry]) -> dict[str, Element]:
     if not samples:
         return {}
-    tensors = checkpoint.load(select=[entry.name for entry in samples.values()], slices=slices)
+    slices = {entry.name: _sample(entry) for entry in samples if not entry.is_scalar}
+    tensors = checkpoint.load(select=[entry.name for entry in samples], slices=slices)
     elements = {}
-    for dtype, entry in samples.items():
+    for entry in samples:
         tensor = tensors[entry.name]
         size = tensor.element_size()
         is_sampled = entry.unit > 1 and entry.shape[-1] >= entry.unit
-        elements[dtype] = (
+        elements[entry.dtype] = (
             Element(tensor.dtype, tensor.shape[-1] * size, entry.unit)
             if is_sampled
             else Element(tensor.dtype, size, 1)

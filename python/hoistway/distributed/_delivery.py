@@ -44,7 +44,7 @@ WAITING, READY, FAILED = range(3)
 INTERRUPTED_SECONDS = 10.0
 """How long a rank waits after Ctrl-C for the others, to tell them of it. A second Ctrl-C ends that."""
 GIVING_UP_SECONDS = 8.0
-"""How long the thread that talks to the ranks may take to give up, if its backend lets it: for a look and roll calls."""
+"""How long the thread that talks to the ranks may take to give up, if its backend lets it: a look and roll calls."""
 
 
 class Request(NamedTuple):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from hoistway._arguments import tensor_names
+from hoistway.distributed._wants import WHOLE
 from hoistway.errors import OptionError, TensorNotFoundError
 
 Shards = Mapping[str, int | None] | Callable[[str, tuple[int, ...]], int | None]
@@ -148,6 +149,11 @@ def shard_dims(
             raise OptionError(
                 f"tensor {name!r} of shape {list(shape)} cannot be cut along dimension {shard!r}: dimensions are "
                 "counted from 0, and None leaves a tensor whole",
+                tensor=name,
+            )
+        if shard is not None and shard >= WHOLE:
+            raise OptionError(
+                f"tensor {name!r} cannot be cut along dimension {shard}: only the first {WHOLE} can be",
                 tensor=name,
             )
     return dims

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Generator, Hashable, Iterable, Sequence
+from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +15,7 @@ from hoistway._checkpoint import Checkpoint, LoadedTensors
 from hoistway._devices import to_torch
 from hoistway._frameworks import cause_of, device_name
 from hoistway._options import LoadOptions, StoreOptions
-from hoistway.distributed._catalog import read_catalog
+from hoistway.distributed._catalog import read_catalog, read_entries
 from hoistway.distributed._delivery import Delivery, Request
 from hoistway.distributed._filters import Select, Shards, shard_dims, wanted_names
 from hoistway.distributed._link import Link
@@ -259,17 +260,18 @@ def _deliver(
     def prepare() -> Request:
         if strategy not in ("auto", "own", "share"):
             raise OptionError(f"strategy cannot be {strategy!r}: it must be one of auto, own, share")
-        if not timeout > 0:
+        if not (isinstance(timeout, Real) and timeout > 0):
             raise OptionError(f"timeout cannot be {timeout!r}: it must be a number of seconds")
         most_bytes = size_in_bytes("max_in_flight", max_in_flight)
         checkpoint = Checkpoint(paths, device=name, **checkpoint_options, **options)
-        catalog = read_catalog(checkpoint)
-        names = [entry.name for entry in catalog.entries]
-        shapes = [() if entry.is_scalar else entry.shape for entry in catalog.entries]
+        entries = read_entries(checkpoint)
+        names = [entry.name for entry in entries]
+        shapes = [() if entry.is_scalar else entry.shape for entry in entries]
+        wanted = wanted_names(names, select, exclude)
         return Request(
             checkpoint=checkpoint,
-            catalog=catalog,
-            codes=codes_of(wanted_names(names, select, exclude), shard_dims(names, shapes, shards)),
+            catalog=read_catalog(checkpoint, entries, wanted),
+            codes=codes_of(wanted, shard_dims(names, shapes, shards)),
             strategy=strategy,
             window_bytes=most_bytes // 3,
             is_one_step=caller == "load_file",
@@ -293,7 +295,8 @@ def _deliver(
         )
 
     on = to_torch(torch, name)
-    return Delivery(Link(group, on, timeout if timeout > 0 else SECONDS), on, prepare)
+    seconds = timeout if isinstance(timeout, Real) and timeout > 0 else SECONDS
+    return Delivery(Link(group, on, seconds), on, prepare)
 
 
 def _dtype_name(dtype: Any) -> str | None:

@@ -10,6 +10,7 @@ from hoistway._lazy import lazy
 from hoistway.distributed._catalog import Catalog
 
 NOTHING, WHOLE = 255, 254
+"""Smaller numbers are dimensions."""
 
 
 class Part(NamedTuple):

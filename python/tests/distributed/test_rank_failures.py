@@ -228,25 +228,23 @@ def replaced(rank: int, path: str, moment: str) -> Outcome:
         if rank == 0 and os.path.lexists(path + ".new"):
             os.replace(path + ".new", path)
 
-    def select(name: str) -> bool:
-        if moment == "selection":
-            replace()
-        return True
-
     read_catalog = _load.read_catalog
 
-    def read_catalog_of_replaced(checkpoint: Any) -> Any:
+    def read_catalog_of_replaced(*arguments: Any) -> Any:
         if moment == "opened":
             replace()
-        return read_catalog(checkpoint)
+        catalog = read_catalog(*arguments)
+        if moment == "compared":
+            replace()
+        return catalog
 
     _load.read_catalog = read_catalog_of_replaced
     if rank == 1:
         until(lambda: not os.path.lexists(path + ".new"))
-    return attempt(lambda: wd.load_file(path, select=select, strategy="share", timeout=20))
+    return attempt(lambda: wd.load_file(path, strategy="share", timeout=20))
 
 
-@pytest.mark.parametrize("moment", ["opened", "selection"])
+@pytest.mark.parametrize("moment", ["opened", "compared"])
 @pytest.mark.parametrize("is_link", [False, True])
 def test_a_file_that_is_replaced_between_two_ranks_is_noticed(
     tmp_path: Path, moment: str, is_link: bool

@@ -290,6 +290,48 @@ def outside(rank: int, path: str) -> list[Any]:
     return [loaded.report.rank, loaded.report.ranks, loaded["t"].shape[0]]
 
 
+def with_types_left_out(rank: int, path: str, big: str, many: str) -> list[Any]:
+    """Rank 1 wants nothing of type F32, of which rank 0 does."""
+    outcomes = [
+        attempt(lambda arguments=arguments: sorted(wd.load_file(path, timeout=40, **arguments)))
+        for arguments in (
+            {"exclude": ["f6", "f64"]},
+            {"select": ["u8", "f32"] if rank == 0 else "u8", "strategy": "share"},
+            {"select": "f6"},
+        )
+    ]
+    outcomes.append(attempt(lambda: sorted(wd.load_file(big, select="bytes*", timeout=40))))
+    outcomes.append(attempt(lambda: sorted(wd.load_file(big, timeout=40))))
+    outcomes.append(attempt(lambda: wd.load_file(many, shards={"a": 254}, timeout=40)))
+    outcomes.append(attempt(lambda: wd.load_file(path, timeout="5")))  # type: ignore[arg-type]
+    return [outcome.value or (outcome.error, outcome.message) for outcome in outcomes]
+
+
+def test_types_that_cannot_be_loaded_may_be_left_out(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.safetensors",
+        {"f6": ("F6_E2M3", [4]), "u8": ("U8", [4]), "f32": ("F32", [1000, 1000]), "f64": ("F64", [4])},
+    )
+    big = tmp_path / "big.gguf"
+    tensors = [Tensor("numbers", [8], "F32", data=bytes(32)), Tensor("bytes", [32], "I8", data=bytes(32))]
+    big.write_bytes(File([], tensors, order=">").to_bytes())
+    many = write_model(tmp_path / "many.safetensors", {"a": ("U8", [1] * 260 + [4])})
+    for rank, outcomes in enumerate(
+        values(on_ranks(with_types_left_out, 2, tmp_path, str(path), str(big), str(many)))
+    ):
+        excluded, selected, wanted, single_bytes, reversed_, dimension, timeout = outcomes
+        assert excluded == ["f32", "u8"]
+        assert selected == (["f32", "u8"] if rank == 0 else ["u8"])
+        assert wanted[0] == "UnsupportedDtypeError"
+        assert "'f6'" in wanted[1]
+        assert single_bytes == ["bytes"]
+        assert reversed_[0] == "UnsupportedDtypeError"
+        assert "'numbers'" in reversed_[1]
+        assert dimension[0] == "OptionError"
+        assert "254" in dimension[1]
+        assert timeout[0] == "OptionError"
+
+
 def test_a_group_may_be_a_part_of_the_ranks(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.safetensors", {"t": ("BF16", [9, 8])})
     apart, first, second = values(on_ranks(outside, 3, tmp_path, str(path)))
