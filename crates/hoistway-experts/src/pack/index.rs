@@ -17,7 +17,7 @@ use std::{
 
 /// Where experts begin.
 pub(super) const DATA_START: u64 = 4096;
-const MARK: [u8; 16] = *b"hoistway.experts";
+pub(super) const MARK: [u8; 16] = *b"hoistway.experts";
 const VERSION: u32 = 1;
 /// The most that the index has of an expert, of a file, and beside these.
 const EXPERT_BYTES: u64 = 128;

@@ -67,7 +67,8 @@ pub struct PackReport {
 ///
 /// # Errors
 /// [`Error::InvalidOption`] if there are no experts, the model's files are not of this machine, or `path` is one of them;
-/// [`Error::Read`] names the expert; [`Error::InvalidPack`] if an expert is not read as it was written; [`Error::Engine`].
+/// [`Error::Read`] names the expert; [`Error::InvalidPack`] if an expert is not read as it was written; [`Error::Engine`], also if
+/// another file than a pack has the name.
 pub fn write(
     checkpoint: &Checkpoint,
     catalog: &ExpertCatalog,
@@ -82,6 +83,7 @@ pub fn write(
     let layout = Layout::of(catalog)?;
     let files = ExpertCatalog::open_files(checkpoint);
     refuse_model(path, &files)?;
+    save::refuse_others(path, "a file of packed experts", |begin| begin.starts_with(&index::MARK))?;
     let identity = identity_of(catalog, &files)?;
     let reader = reader(Route::Auto, &options.cancel)?;
     let mut file_bytes = 0;

@@ -506,6 +506,25 @@ fn the_pack_of_a_private_model_is_private() {
 }
 
 #[test]
+fn a_pack_replaces_nothing_but_a_pack() {
+    let model = Model::new();
+    let other = model.directory.path().join("other.safetensors");
+    kit::safetensors(&other, &[("a", Dtype::U8, &[4096])]);
+    let before = fs::read(&other).unwrap();
+    let write_to =
+        |path: &Path| pack::write(&model.checkpoint, &model.catalog, path, &PackOptions::default(), |_| ());
+    let error = write_to(&other).unwrap_err().to_string();
+    assert!(error.contains("is not a file of packed experts; choose another name"), "{error}");
+    assert_eq!(fs::read(&other).unwrap(), before);
+    // An empty file, as of `mktemp`, and an earlier pack.
+    let empty = model.directory.path().join("empty");
+    fs::write(&empty, "").unwrap();
+    for _ in 0..2 {
+        write_to(&empty).unwrap();
+    }
+}
+
+#[test]
 fn a_pattern_of_the_model_leaves_its_pack_out() {
     let model = Model::new();
     let path = write(&model);

@@ -5,7 +5,7 @@ use super::*;
 use crate::{
     Dtype, GgmlType,
     catalog::{
-        gguf::{self, Gguf, GgufTensor},
+        gguf::{self, ByteOrder, Gguf, GgufTensor},
         safetensors::Header,
     },
 };
